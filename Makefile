@@ -1,0 +1,99 @@
+# Every target works from a fresh clone with nothing but Python >= 3.11: it makes its own .venv and keeps to this folder.
+#
+#   PYTHON=...         the interpreter .venv is made with (default: the first one found that is new enough)
+#   ARGS=...           more arguments for pytest:  make test ARGS="-k onsager"
+#   JAX_PLATFORMS=...  cpu unless you say otherwise:  make bench JAX_PLATFORMS=cuda
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+OUT    := out
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+# One stamp per set of packages; a set is installed again when pyproject.toml changes.
+MADE := $(VENV)/.made
+DEMO := $(VENV)/.installed-demo
+DEV  := $(VENV)/.installed-dev
+
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
+
+JAX_PLATFORMS ?= cpu
+export JAX_PLATFORMS
+
+# Nothing from outside comes in, and nothing is left outside.
+unexport PYTHONPATH PYTHONHOME
+export PYTHONNOUSERSITE := 1
+PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
+export PIP_CACHE_DIR
+export PIP_NO_INPUT := 1
+export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/.cache/pyright
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
+export MPLBACKEND := Agg
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test validate bench lint format clean distclean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (under out/)
+	$(BIN)/jaxsmi run deep-attention --out $(OUT)
+	@echo
+	@echo "The results lie in $(OUT)/:"
+	@find $(OUT) -type f | sort | sed 's/^/  /'
+
+test: $(DEV)  ## doctests, then the test suite (minutes, CPU)
+	JAX_ENABLE_X64=1 $(PYTEST) -q --doctest-modules jaxsmi
+	$(PYTEST) -q $(ARGS)
+
+validate: $(DEV)  ## the slow tests: physics at full size, published figures
+	$(PYTEST) -q -m "slow and not gpu" $(ARGS)
+
+bench: $(DEV)  ## the benchmarks, into out/benchmarks.json
+	@mkdir -p $(OUT)
+	$(PYTEST) benchmarks --benchmark-only --benchmark-json=$(OUT)/benchmarks.json $(ARGS)
+
+lint: $(DEV)  ## ruff (rules and format) and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pyright
+
+format: $(DEV)  ## let ruff format the code and mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove caches and build products (out/ and .venv stay)
+	rm -rf build dist *.egg-info .benchmarks .coverage htmlcov .pytest_cache .ruff_cache .cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove .venv
+	rm -rf $(VENV)
+
+# A Python without ensurepip cannot make a working venv (Debian keeps it in a package of its own): look further.
+$(MADE):
+	@found=; for python in $(CANDIDATES); do \
+	    if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	    then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	    echo "jaxsmi needs Python 3.11 or newer, with its venv and ensurepip modules. Tried: $(CANDIDATES)." >&2; \
+	    echo "Install one (on Debian and Ubuntu: python3 and python3-venv), or name it: make PYTHON=/path/to/python3" >&2; \
+	    exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$($$found --version)"; \
+	$$found -m venv --clear $(VENV)
+	@touch $@
+
+$(DEMO): pyproject.toml $(MADE)
+	@echo "Installing jaxsmi for the demo (a minute or two, the first time)"
+	$(PIP) install --quiet -e '.[plot,data]'
+	@touch $@
+
+# The development set contains the demo's.
+$(DEV): pyproject.toml $(MADE)
+	@echo "Installing jaxsmi and the development tools (a minute or two, the first time)"
+	$(PIP) install --quiet -e '.[all,dev]'
+	@touch $(DEMO) $@

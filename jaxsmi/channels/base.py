@@ -1,0 +1,226 @@
+r"""What an output channel is: p(y|z) seen through one Gaussian of fields.
+
+Equations here [TCDKZ25, spec section 2 and 5]; ω, z (P, M), V (P, P) shared by the M tokens:
+
+    Z_out(y; ω, V) = ∫ Π_m N(z_m; ω_m, V) p(y|z) dz
+    g  = ∂_ω log Z_out = V^{-1} (E[z|y,ω,V] - ω)                                   (P, M)
+    ∂g = ∂²_ω log Z_out = V^{-1} Cov[z|y] V^{-1} - V^{-1} ⊗ I_M                    (P, M, P, M)
+    response(Q) = E Σ_m g_m g_mᵀ,  ω = Q^{1/2} ξ, z = ω + V^{1/2} η, y ~ p(y|z)    (P, P)
+    d response(Q)[dQ] = E Σ_{m,n} ∂g_{mn} dQ ∂g_{mn}ᵀ
+
+A channel with a closed-form log Z_out needs to say nothing else (`ClosedFormChannel`): g, ∂g come by autodiff.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsmi.integrate import randomised_gaussians
+from jaxsmi.types import Array, check, positive_definite, theory_dtype
+
+__all__ = ["AbstractChannel", "ClosedFormChannel", "NoInference", "Posterior", "Response", "sqrt_psd"]
+
+
+class Posterior(eqx.Module):
+    """Posterior of the fields of one sample (or, with a leading axis, of a batch).
+
+    `log_partition`: log Z_out; `g` (P, M); `dg` (P, M, P, M); `ess`: effective number of integration nodes (inf for closed
+    forms); `error`, `dg_error`: estimated errors of g and dg relative to 1 + max|g| and 1 + max|dg|.
+    """
+
+    log_partition: Array
+    g: Array
+    dg: Array
+    ess: Array
+    error: Array
+    dg_error: Array
+
+    def mean(self, omega: Array, V: Array) -> Array:
+        """Posterior mean of the fields, E[z|y] = ω + V g (one sample)."""
+        return omega + V @ self.g
+
+
+class Response(eqx.Module):
+    """State evolution's output side at one overlap.
+
+    `mean` (P, P): E Σ_m g gᵀ; `replicas` (R, P, P): the same from each randomisation of the outer points, whose spread is
+    the statistical error; `jacobian` (P, P, P, P): d mean_{ab} / d Q_{cd}; `log_partition`: E log Z_out and its replicas
+    (R,); `error`: largest accepted error of an inner integral; `inaccurate`: fraction of samples whose inner integral
+    missed its tolerance.
+    """
+
+    mean: Array
+    replicas: Array
+    jacobian: Array
+    log_partition: Array
+    error: Array
+    inaccurate: Array
+
+
+def sqrt_psd(Q: Array) -> Array:
+    """Symmetric square root of a positive semi-definite matrix; negative rounding is cut at zero."""
+    values, vectors = jnp.linalg.eigh(0.5 * (Q + Q.T))
+    safe = jnp.where(values > 0.0, values, 1.0)
+    return (vectors * jnp.where(values > 0.0, jnp.sqrt(safe), 0.0)) @ vectors.T
+
+
+class AbstractChannel(eqx.Module):
+    """p(y|z) for fields z (P, M). A channel draws labels, and says what a label tells about the fields."""
+
+    indices: eqx.AbstractVar[int]
+    tokens: eqx.AbstractVar[int]
+
+    @property
+    @abc.abstractmethod
+    def noise_size(self) -> int:
+        """How many standard normals a label needs beyond its fields (0 when noiseless)."""
+
+    @abc.abstractmethod
+    def label(self, fields: Array, noise: Array) -> Array:
+        """The label of one sample from its fields (P, M) and `noise` (noise_size,) standard normals."""
+
+    @abc.abstractmethod
+    def check_labels(self, labels: Array) -> None:
+        """Raise a ValueError where concrete labels (N, ...) are outside the channel's range."""
+
+    @abc.abstractmethod
+    def statistic(self, labels: Array) -> Array:
+        """What `respond` needs of the labels (N, ...), computed once per dataset."""
+
+    @abc.abstractmethod
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Any = None) -> Posterior:
+        """Posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
+
+    def posterior(self, y: Any, omega: Any, V: Any, key: Any = None) -> Posterior:
+        r"""Posterior of the fields of one sample: log Z_out, g = V^{-1}(E[z|y] - ω), ∂g, with its error.
+
+        Arguments: `y` one label; `omega` (P, M); `V` (P, P) positive definite; `key` for channels that sample.
+        Raises: ValueError for wrong shapes, non-finite numbers, a V that is not positive definite, a y out of range.
+        Cost: microseconds for closed forms; see the channel for the others. Source: [TCDKZ25], spec section 2.
+        """
+        dtype = theory_dtype()
+        y, omega, V = jnp.asarray(y), jnp.asarray(omega, dtype), jnp.asarray(V, dtype)
+        P, M = self.indices, self.tokens
+        check(omega.shape == (P, M), "omega", omega, f"an array of shape (indices, tokens) = {(P, M)}")
+        check(V.shape == (P, P), "V", V, f"an array of shape (indices, indices) = {(P, P)}")
+        check(jnp.all(jnp.isfinite(omega)), "omega", omega, "finite numbers")
+        check(jnp.all(jnp.isfinite(V)), "V", V, "finite numbers")
+        check(jnp.max(jnp.abs(V - V.T)) <= 1e-8 * jnp.max(jnp.abs(V)), "V", V, "a symmetric matrix")
+        check(positive_definite(V), "V", V, "a positive definite covariance")
+        self.check_labels(y[None])
+        batch = _respond(self, self.statistic(y[None]), omega[None], V, key)
+        return jax.tree.map(lambda x: x[0], batch)
+
+    def response(
+        self, Q: Array, V: Array, *, key: Array, samples: int, randomisations: int, tangents: bool = True
+    ) -> Response:
+        r"""E Σ_m g_m g_mᵀ over ω ~ N(0, Q ⊗ I), z ~ N(ω, V ⊗ I), y ~ p(y|z), on common random numbers.
+
+        Arguments: `Q`, `V` (P, P) with Q + V the second moment of the signal; `samples` points (a power of two) in each
+        of `randomisations` independent shifts of one lattice. Returns a `Response`; `jacobian` from the identity
+        d response = E Σ ∂g dQ ∂gᵀ (zeros unless `tangents`). The points depend on the key alone, so that Q ↦ response(Q)
+        is one smooth map. NaN where Q or V is not finite or V is not positive definite.
+        Cost: samples × randomisations posteriors. Source: [TCDKZ25], spec section 5.
+        """
+        P, M = self.indices, self.tokens
+        count = samples * randomisations
+        points = randomised_gaussians(key, samples, randomisations, 2 * P * M + self.noise_size).reshape(count, -1)
+        xi, eta = (points[:, k * P * M : (k + 1) * P * M].reshape(count, P, M) for k in range(2))
+        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi)
+        # a lower triangular root keeps each index on its own coordinates of the lattice
+        fields = omega + jnp.einsum("pq,nqm->npm", jnp.linalg.cholesky(V), eta)
+        labels = jax.vmap(self.label)(fields, points[:, 2 * P * M :])
+        inner_key = jax.random.fold_in(key, 1)
+        post = self.respond(self.statistic(labels), omega, V, inner_key)
+        g = post.g.reshape(randomisations, samples, P, M)
+        replicas = jnp.einsum("rspm,rsqm->rpq", g, g) / samples
+        jacobian = jnp.zeros((P, P, P, P), g.dtype)
+        if tangents:
+            jacobian = jnp.einsum("samcn,sbmdn->abcd", post.dg, post.dg) / count
+        log_partition = jnp.mean(post.log_partition.reshape(randomisations, samples), axis=1)
+        missed = post.error > self.tolerated
+        error = jnp.max(jnp.where(missed, 0.0, post.error))
+        return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, jnp.mean(missed))
+
+    @property
+    @abc.abstractmethod
+    def tolerated(self) -> Array:
+        """The error of g that counts as accurate (infinite for closed forms)."""
+
+
+@eqx.filter_jit
+def _respond(channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: Any) -> Posterior:
+    return channel.respond(statistic, omega, V, key)
+
+
+class ClosedFormChannel(AbstractChannel):
+    """A channel given by its log-partition for one sample; g, ∂g and the free entropy follow by autodiff."""
+
+    @abc.abstractmethod
+    def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """log Z_out for one sample: statistic of its label, omega (P, M), V (P, P)."""
+
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Any = None) -> Posterior:
+        """Batch posterior; memory bounded by mapping over blocks of 4096 samples."""
+
+        def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+            y, w = sample
+            value, g = jax.value_and_grad(self.log_partition, argnums=1)(y, w, V)
+            return value, g, jax.jacfwd(jax.grad(self.log_partition, argnums=1), argnums=1)(y, w, V)
+
+        value, g, dg = lax.map(one, (statistic, omega), batch_size=min(4096, omega.shape[0]))
+        zero = jnp.zeros_like(value)
+        rounding = zero + jnp.finfo(value.dtype).eps
+        return Posterior(value, g, dg, zero + jnp.inf, rounding, rounding)
+
+    @property
+    def tolerated(self) -> Array:
+        """Closed forms are exact."""
+        return jnp.asarray(jnp.inf)
+
+
+class NoInference(AbstractChannel):
+    """The channel of a link that can be sampled and trained but has no posterior: inference refuses, with the remedy."""
+
+    link: Any
+    indices: int = eqx.field(static=True)
+    tokens: int = eqx.field(static=True)
+    name: str = eqx.field(static=True)
+
+    @property
+    def noise_size(self) -> int:
+        """Noiseless."""
+        return 0
+
+    def label(self, fields: Array, noise: Array) -> Array:
+        """link(fields)."""
+        return self.link(fields)
+
+    def check_labels(self, labels: Array) -> None:
+        """Nothing is known about the range."""
+
+    def _refuse(self) -> ValueError:
+        return ValueError(
+            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be sampled and trained, but "
+            "not inferred. Allowed: the same link with noise > 0 (its channel is then integrated numerically), a "
+            "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)."
+        )
+
+    def statistic(self, labels: Array) -> Array:
+        """Refuses."""
+        raise self._refuse()
+
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Any = None) -> Posterior:
+        """Refuses."""
+        raise self._refuse()
+
+    @property
+    def tolerated(self) -> Array:
+        """Refuses."""
+        raise self._refuse()

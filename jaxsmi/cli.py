@@ -1,0 +1,374 @@
+"""The command line: `jaxsmi run | gamp | state-evolution`. A human table, or with `--json` one JSON object, on stdout.
+
+A command is one function: it adds its flags to a parser and returns what to do with them; `COMMANDS` lists them. A
+model is one line of `MODELS`. No equation lives here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+import jaxsmi as smi
+from jaxsmi import plotting, storage
+from jaxsmi.types import Result, Solution, check
+
+__all__ = ["main"]
+
+# Name on the command line: how to make it, and its flags with their defaults.
+MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "deep-attention": (smi.DeepAttention, {"depth": 2, "tokens": 2, "skip": 1.0, "ranks": 1, "beta": 1.0}),
+    "phase-retrieval": (smi.links.phase_retrieval, {}),
+    "sign": (smi.links.sign, {}),
+    "sign-product": (smi.links.sign_product, {"factors": 2}),
+    "linear": (smi.links.linear, {"noise": 0.1}),
+}
+_FLAGS: dict[str, dict[str, Any]] = {
+    "depth": {"type": int, "help": "attention layers"},
+    "tokens": {"type": int, "help": "tokens in a sequence"},
+    "skip": {"type": float, "nargs": "+", "help": "strength of the skip connection, one number or one for each layer"},
+    "ranks": {"type": int, "nargs": "+", "help": "rank of the layers, one number or one for each layer"},
+    "beta": {"type": float, "help": "inverse temperature of the softmax"},
+    "factors": {"type": int, "help": "factors in the product"},
+    "noise": {"type": float, "help": "variance of the label noise"},
+}
+
+
+@dataclasses.dataclass
+class Report:
+    """What a command found: `data` for JSON, `text` for the reader, and for --out the figure and the solutions."""
+
+    data: dict[str, Any]
+    text: str
+    draw: Callable[[Any], None]
+    solutions: Any
+
+
+def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
+    """Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution."""
+    _add_gamp(parser)
+    parser.add_argument("--samples", type=int, default=2048, help="samples of the outer average of state evolution")
+    parser.add_argument("--randomisations", type=int, default=4, help="independent repetitions, for the error bars")
+    parser.add_argument("--points", type=int, default=13, help="values of alpha on the curve of state evolution")
+
+    def execute(arguments: argparse.Namespace) -> Report:
+        check(arguments.points >= 2, "--points", arguments.points, "at least 2")
+        model = _model(arguments)
+        learned, found = _learn(model, arguments)
+        settings = {name: getattr(arguments, name) for name in ("samples", "randomisations")}
+        # A random start has cosine² of about 1/D, and the cosine² of GAMP is what state evolution calls Q.
+        with _timed() as seconds:
+            theory = smi.state_evolution(
+                model,
+                arguments.alpha,
+                key=_theory_key(arguments),
+                q0=1.0 / arguments.dimension,
+                progress=_progress(arguments),
+                **settings,
+            )
+        grid = np.linspace(0.1, max(1.3, arguments.alpha), arguments.points)
+        with _timed() as curve_seconds:
+            curve = _curve(model, grid, arguments, settings)
+
+        rows = [
+            [name, *_row(learned, p), _with_error(theory, p)]
+            for p, name in enumerate(storage.index_names(model, model.indices))
+        ]
+        unfinished = ", ".join(f"{float(point.alpha):.4g}" for point in curve if not point.converged)
+        text = [
+            _setting(arguments),
+            _table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
+            _outcome("GAMP", learned, found["seconds"]),
+            _outcome("State evolution", theory, seconds[0]),
+            f"Curve against alpha: {len(curve)} points, {curve_seconds[0]:.1f} s."
+            + (f" Not converged at alpha = {unfinished}." if unfinished else ""),
+        ]
+        data = {
+            "gamp": found,
+            "state_evolution": _plain(theory) | {"seconds": seconds[0]},
+            "curve": [_plain(point) for point in curve],
+        }
+
+        def draw(figure: Any) -> None:
+            figure.set_size_inches(9, 3.8)
+            left, right = figure.subplots(1, 2, sharey=True)
+            plotting.overlap_against_iteration(learned, theory, left)
+            plotting.overlap_against_alpha(curve, learned, right, legend=False)
+
+        return Report(data, "\n".join(text), draw, {"gamp": learned, "trajectory": theory, "curve": curve})
+
+    return execute
+
+
+def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
+    """Draw a teacher and a data set, and learn it by generalised approximate message passing."""
+    _add_gamp(parser)
+
+    def execute(arguments: argparse.Namespace) -> Report:
+        model = _model(arguments)
+        learned, found = _learn(model, arguments)
+        rows = [[name, *_row(learned, p)] for p, name in enumerate(storage.index_names(model, model.indices))]
+        text = [
+            _setting(arguments),
+            _table(["", "cosine", "cosine²", "Q"], rows),
+            f"Prediction error: {float(learned.error):.4g}.",
+            _outcome("GAMP", learned, found["seconds"]),
+        ]
+
+        def draw(figure: Any) -> None:
+            plotting.overlap_against_iteration(learned, ax=figure.subplots())
+
+        return Report(found, "\n".join(text), draw, learned)
+
+    return execute
+
+
+def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
+    """Overlaps in the limit of large dimension, at one or several alphas, each starting from the one before."""
+    parser.add_argument("--alpha", type=float, nargs="+", required=True, help="sample complexities N/D")
+    parser.add_argument(
+        "--q0", type=float, default=argparse.SUPPRESS, help="start every alpha from this overlap instead"
+    )
+    parser.add_argument("--samples", type=int, default=4096, help="samples of the outer average")
+    parser.add_argument("--randomisations", type=int, default=8, help="independent repetitions, for the error bars")
+    parser.add_argument("--max-steps", type=int, default=200, help="step budget")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="stop at this fixed-point residual")
+
+    def execute(arguments: argparse.Namespace) -> Report:
+        model = _model(arguments)
+        settings = {name: getattr(arguments, name) for name in ("samples", "randomisations", "max_steps", "tolerance")}
+        with _timed() as seconds:
+            curve = _curve(model, sorted(set(arguments.alpha)), arguments, settings, getattr(arguments, "q0", None))
+        rows = [
+            [
+                f"{float(point.alpha):g}",
+                *(_with_error(point, p) for p in range(model.indices)),
+                f"{float(point.error):.4g}",
+                f"{int(point.steps)}",
+                _code(point),
+            ]
+            for point in curve
+        ]
+        text = [
+            _setting(arguments),
+            _table(["alpha", *storage.index_names(model, model.indices), "error", "steps", "result"], rows),
+            *dict.fromkeys(f"{_code(point)}: {point.message}" for point in curve),
+            f"{seconds[0]:.1f} s.",
+        ]
+        data = {"curve": [_plain(point) for point in curve], "seconds": seconds[0]}
+
+        def draw(figure: Any) -> None:
+            plotting.overlap_against_alpha(curve, ax=figure.subplots())
+
+        return Report(data, "\n".join(text), draw, curve)
+
+    return execute
+
+
+COMMANDS = (run, gamp, state_evolution)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Arguments: `argv`, the words after `jaxsmi` (those of the shell if left out).
+
+    Returns: the exit code: 0, 2 for an argument out of range, 130 when interrupted. A run that did not converge is no
+    error: its report says so.
+
+    Raises SystemExit, from argparse, for `--help` and for words it cannot read.
+    """
+    arguments = _parser().parse_args(argv)
+    jax.config.update("jax_enable_x64", True)  # the library leaves that to programs, and this is one
+    try:
+        _prepare(arguments)
+        report = arguments.execute(arguments)
+        files = _write(report, arguments)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"jaxsmi {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"jaxsmi {arguments.command}: interrupted", file=sys.stderr)
+        return 130
+    if arguments.json:
+        data = {"command": arguments.command, "settings": _settings(arguments), **report.data, "files": files}
+        print(json.dumps(storage.parameters(data), allow_nan=False))
+    else:
+        print("\n".join([report.text, *(f"Written: {file}" for file in files)]))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    def add(parent: Any, name: str, words: str) -> argparse.ArgumentParser:
+        formatter = argparse.ArgumentDefaultsHelpFormatter
+        return parent.add_parser(name, help=words, description=words, formatter_class=formatter)
+
+    parser = argparse.ArgumentParser(prog="jaxsmi", description="Sequence multi-index models and deep attention.")
+    parser.add_argument("--version", action="version", version=f"jaxsmi {storage.version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        child = add(commands, command.__name__.replace("_", "-"), command.__doc__ or "")
+        child.add_argument("model", choices=MODELS, help="the model (its flags are below)")
+        for flag, words in _FLAGS.items():
+            owners = [f"{name}: {flags[flag]}" for name, (_, flags) in MODELS.items() if flag in flags]
+            words = words | {"help": f"{words['help']} ({', '.join(owners)})"}
+            child.add_argument(f"--{flag}", default=argparse.SUPPRESS, **words)
+        child.set_defaults(execute=command(child))
+        child.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
+        child.add_argument(
+            "--out", type=pathlib.Path, default=argparse.SUPPRESS, help="write figure, netCDF and table here"
+        )
+        child.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+        child.add_argument("--quiet", action="store_true", help="no progress bars")
+    return parser
+
+
+def _add_gamp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--alpha", type=float, default=1.2, help="sample complexity N/D")
+    parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
+    parser.add_argument("--max-steps", type=int, default=100, help="step budget of GAMP")
+    parser.add_argument("--tolerance", type=float, default=1e-6, help="stop GAMP at this residual")
+    parser.add_argument("--damping", type=float, default=0.0, help="damping of GAMP; only undamped runs follow theory")
+
+
+def _model(arguments: argparse.Namespace) -> Any:
+    return MODELS[arguments.model][0](**_flags(arguments))
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The model's own flags, with defaults; a flag of another model is an error."""
+    flags = dict(MODELS[arguments.model][1])
+    for flag in _FLAGS:
+        if hasattr(arguments, flag):
+            if flag not in flags:
+                own = ", ".join(f"--{own}" for own in flags) or "none"
+                raise ValueError(f"--{flag} is no flag of {arguments.model}; its own: {own}.")
+            value = getattr(arguments, flag)
+            flags[flag] = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return flags
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything that decides the numbers."""
+    aside = {"command", "execute", "out", "json", "quiet", *_FLAGS}
+    return {name: value for name, value in vars(arguments).items() if name not in aside} | _flags(arguments)
+
+
+def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[str, Any]]:
+    data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
+    with _timed() as seconds:
+        data = model.sample(data_key, dimension=arguments.dimension, alpha=arguments.alpha)
+        solution = smi.gamp(
+            model,
+            data,
+            key=start_key,
+            max_steps=arguments.max_steps,
+            tolerance=arguments.tolerance,
+            damping=arguments.damping,
+            progress=_progress(arguments),
+        )
+        jax.block_until_ready(solution.overlap)
+    last = {name: solution.trajectory[name][-1] for name in ("cosine", "teacher_overlap")}
+    return solution, _plain(solution) | last | {"seconds": seconds[0]}
+
+
+def _theory_key(arguments: argparse.Namespace) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(arguments.seed), 2)
+
+
+def _curve(
+    model: Any, alphas: Any, arguments: argparse.Namespace, settings: dict[str, Any], q0: float | None = None
+) -> list[Solution]:
+    """State evolution in ascending alpha; without `q0` each point starts near the one before: the branch from below."""
+    curve: list[Solution] = []
+    start: Any = q0
+    for alpha in tqdm(alphas, desc="alpha", disable=not _progress(arguments)):
+        curve.append(smi.state_evolution(model, alpha, key=_theory_key(arguments), q0=start, **settings))
+        if q0 is None and bool(curve[-1].converged):
+            # A small step towards half-learned: unlearned indices must be able to grow, recovered ones need V > 0.
+            overlap, moment = curve[-1].overlap, curve[-1].overlap + curve[-1].covariance
+            start = overlap + 0.05 * (0.5 * moment - overlap)
+    return curve
+
+
+def _progress(arguments: argparse.Namespace) -> bool:
+    return sys.stderr.isatty() and not arguments.quiet
+
+
+@contextlib.contextmanager
+def _timed() -> Iterator[list[float]]:
+    begin, seconds = time.perf_counter(), [0.0]
+    yield seconds
+    seconds[0] = time.perf_counter() - begin
+
+
+def _plain(solution: Solution) -> dict[str, Any]:
+    names = ("kind", "alpha", "overlap", "stderr", "covariance", "error", "steps", "residual", "converged", "message")
+    return {name: getattr(solution, name) for name in names} | {"result": _code(solution)}
+
+
+def _code(solution: Solution) -> str:
+    return Result(int(solution.result)).name
+
+
+def _outcome(name: str, solution: Solution, seconds: float) -> str:
+    return f"{name}: {int(solution.steps)} steps, {seconds:.1f} s. {solution.message}"
+
+
+def _row(solution: Solution, p: int) -> list[str]:
+    cosine = solution.trajectory["cosine"][-1, p]
+    return [f"{cosine:.4f}", f"{cosine**2:.4f}", f"{float(solution.overlap[p, p]):.4f}"]
+
+
+def _with_error(solution: Solution, p: int) -> str:
+    return f"{float(solution.overlap[p, p]):.4f} ± {float(solution.stderr[p, p]):.4f}"
+
+
+def _setting(arguments: argparse.Namespace) -> str:
+    settings = _settings(arguments)
+    return settings.pop("model") + ": " + ", ".join(f"{name} {_short(value)}" for name, value in settings.items())
+
+
+def _short(value: Any) -> str:
+    return " ".join(map(_short, value)) if isinstance(value, list) else f"{value:g}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = ["  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+    return "\n".join(["", *(line.rstrip() for line in lines), ""])
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    """Find out before the work, not after it, that its results cannot be written."""
+    if hasattr(arguments, "out"):
+        plotting.require()
+        storage.require()
+        arguments.out.mkdir(parents=True, exist_ok=True)
+
+
+def _write(report: Report, arguments: argparse.Namespace) -> list[str]:
+    """Figure, netCDF and table, named after the command; returns their paths."""
+    if not hasattr(arguments, "out"):
+        return []
+    from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
+
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    report.draw(figure)
+    made = {"command": arguments.command, "settings": _settings(arguments)}
+    paths = [arguments.out / f"{arguments.command}{ending}" for ending in (".png", ".nc", ".txt")]
+    plotting.savefig(figure, paths[0], **made)
+    storage.save(report.solutions, paths[1], **made)
+    paths[2].write_text(report.text + "\n", encoding="utf-8")
+    return [str(path) for path in paths]

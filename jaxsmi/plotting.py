@@ -1,0 +1,214 @@
+"""Figures of overlaps: axes in, axes out. Theory is a line with its error band, message passing is markers.
+
+The one relation used here: for a Bayes-optimal run, cosine² = Q/ρ with ρ the second moment of the signal, so that
+cos² of a GAMP run is laid over the overlap of state evolution.
+
+matplotlib is imported only when a function here is called; it comes with `pip install 'jaxsmi[plot]'`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxsmi.storage import from_xarray, index_names, provenance
+from jaxsmi.types import Solution, check
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["overlap_against_alpha", "overlap_against_iteration", "savefig"]
+
+# Okabe and Ito's palette (told apart with any colour vision); the markers tell the indices apart in grey.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_METADATA = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
+
+
+def require() -> ModuleType:
+    """matplotlib.pyplot, or an ImportError that says how to install it."""
+    try:
+        import matplotlib.pyplot
+    except ImportError as error:
+        raise ImportError("matplotlib is needed to plot. Install it with: pip install 'jaxsmi[plot]'") from error
+    return matplotlib.pyplot
+
+
+def overlap_against_alpha(
+    theory: xarray.Dataset | Solution | Iterable[Solution] | None = None,
+    gamp: xarray.Dataset | Solution | Iterable[Solution] | None = None,
+    ax: Axes | None = None,
+    *,
+    names: list[str] | None = None,
+    bands: float = 2.0,
+    legend: bool = True,
+) -> Axes:
+    """The overlaps of all indices against α: state evolution as lines with error bands, GAMP as markers.
+
+    Arguments: `theory`, of which Q/ρ is drawn, and `gamp`, of which cos² is drawn (Q without a teacher): each a curve
+    from `storage.stack`, a Solution, or several; `ax`, new if left out; `names` of the indices; `bands`, half width of
+    the error band in standard errors; `legend`, whether to draw one.
+
+    Returns: the axes.
+
+    Raises ValueError without any solution, ImportError (with the remedy) without matplotlib.
+    """
+    theory, gamp, names = _read(theory, gamp, names)
+    ax = _axes(ax)
+    for p in range(len(names)):
+        if theory:
+            alpha, overlap, stderr = np.array([_end(solution, p) for solution in theory]).T
+            ax.plot(alpha, overlap, marker=".", markersize=4, color=_colour(p))
+            ax.fill_between(
+                alpha, overlap - bands * stderr, overlap + bands * stderr, color=_colour(p), alpha=0.2, lw=0
+            )
+        if gamp:
+            alpha, overlap, _ = np.array([_end(solution, p) for solution in gamp]).T
+            ax.plot(alpha, overlap, **_markers(p))
+    ax.set_xlabel(r"sample complexity $\alpha = N/D$")
+    return _finished(ax, "overlap", names, theory, gamp, legend)
+
+
+def overlap_against_iteration(
+    gamp: xarray.Dataset | Solution | None = None,
+    theory: xarray.Dataset | Solution | None = None,
+    ax: Axes | None = None,
+    *,
+    quantity: str = "cosine",
+    names: list[str] | None = None,
+    legend: bool = True,
+) -> Axes:
+    """How each index is learned: a GAMP run as markers on the trajectory of state evolution.
+
+    Arguments: `gamp` and `theory`, solutions with a history; `ax`, new if left out; `quantity`: "cosine" draws cos²
+    of GAMP (it needs a teacher) on Q/ρ of state evolution, "overlap" draws Q of both; `names` of the indices;
+    `legend`, whether to draw one.
+
+    Returns: the axes.
+
+    Raises ValueError without any solution or for another quantity, ImportError (with the remedy) without matplotlib.
+    """
+    check(quantity in ("cosine", "overlap"), "quantity", quantity, "'cosine' or 'overlap'")
+    theory, gamp, names = _read(theory, gamp, names)
+    ax = _axes(ax)
+    for p in range(len(names)):
+        for solution in theory:
+            past = solution.trajectory
+            scale = _second_moment(solution)[p] if quantity == "cosine" else 1.0
+            ax.plot(past["step"], past["overlap"][:, p, p] / scale, color=_colour(p))
+        for solution in gamp:
+            past = solution.trajectory
+            values = past["cosine"][:, p] ** 2 if quantity == "cosine" else past["overlap"][:, p, p]
+            ax.plot(past["step"], values, **_markers(p))
+    ax.set_xlim(left=0)
+    ax.set_xlabel("iteration")
+    return _finished(ax, "squared cosine" if quantity == "cosine" else "overlap", names, theory, gamp, legend)
+
+
+def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | None = None, **attributes: Any) -> None:
+    """Save a figure with its provenance inside the file, as JSON under "Description" (PDF: "Subject").
+
+    Arguments: `figure`; `path`, ending in .png, .svg or .pdf; `solution`, whose model, key and outcome are added to the
+    versions and the time; keyword arguments are added too.
+
+    Raises ValueError for another ending.
+
+    Example (to read it back): `json.loads(PIL.Image.open("out/run.png").text["Description"])`.
+    """
+    ending = pathlib.Path(path).suffix.lower()
+    check(ending in _METADATA, "path", str(path), "a name ending in " + ", ".join(_METADATA))
+    made = provenance(solution, **attributes)
+    figure.savefig(path, dpi=160, metadata={_METADATA[ending]: json.dumps(made), "Creator": f"jaxsmi {made['jaxsmi']}"})
+
+
+def _end(solution: Solution, p: int) -> tuple[float, float, float]:
+    """alpha, overlap divided by the second moment of the signal, and its standard error, for index p."""
+    alpha = float(solution.alpha)
+    if solution.kind == "gamp" and np.isfinite(cosine := solution.trajectory["cosine"][-1, p]):
+        return alpha, float(cosine) ** 2, 0.0
+    scale = _second_moment(solution)[p]
+    return alpha, float(solution.overlap[p, p]) / scale, float(solution.stderr[p, p]) / scale
+
+
+def _second_moment(solution: Solution) -> np.ndarray:
+    """ρ of each index: V + Q in theory. A GAMP run only approaches that, so its overlap is left as it is."""
+    if solution.kind == "gamp":
+        return np.ones(np.shape(solution.overlap)[0])
+    return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))
+
+
+def _read(theory: Any, gamp: Any, names: list[str] | None) -> tuple[list[Solution], list[Solution], list[str]]:
+    """Both as lists of solutions, and the names of the indices: from the file, or from the model of a solution."""
+    files = [item for item in (theory, gamp) if hasattr(item, "dims")]
+    theory, gamp = _solutions(theory), _solutions(gamp)
+    solutions = theory + gamp
+    check(len(solutions) > 0, "theory, gamp", "no solution", "at least one in one of the two")
+    if names is None and files:
+        names = [str(name) for name in files[0]["name"].values]
+    elif names is None:
+        model = next((solution.model for solution in solutions if solution.model is not None), None)
+        names = index_names(model, np.shape(solutions[0].overlap)[0])
+    return theory, gamp, names
+
+
+def _solutions(item: Any) -> list[Solution]:
+    if item is None:
+        return []
+    if isinstance(item, Solution):
+        return [item]
+    if hasattr(item, "dims"):  # an xarray.Dataset, recognised without importing xarray
+        points = [item.isel(alpha=point) for point in range(item.sizes["alpha"])] if "alpha" in item.dims else [item]
+        return [from_xarray(point) for point in points]
+    return sorted(item, key=lambda solution: float(solution.alpha))
+
+
+def _colour(p: int) -> str:
+    return _COLOURS[p % len(_COLOURS)]
+
+
+def _markers(p: int, colour: str | None = None) -> dict[str, Any]:
+    """Hollow markers without a line, drawn whole at the limits of the axes."""
+    return {
+        "color": colour or _colour(p),
+        "marker": _MARKERS[p % len(_MARKERS)],
+        "markersize": 5,
+        "markerfacecolor": "none",
+        "markeredgewidth": 1.2,
+        "linestyle": "none",
+        "zorder": 3,
+        "clip_on": False,
+    }
+
+
+def _finished(ax: Axes, ordinate: str, names: list[str], theory: list, gamp: list, legend: bool) -> Axes:
+    """Limits, and the legend above the axes, where it hides nothing."""
+    ax.set_ylabel(ordinate)
+    ax.set_ylim(-0.03, 1.05)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, lw=0.6)
+    if legend:
+        from matplotlib.lines import Line2D
+
+        handles = []
+        for p, name in enumerate(names):
+            style = _markers(p) if gamp else {"color": _colour(p)}
+            handles.append(Line2D([], [], label=name, **style | {"linestyle": "-" if theory else "none"}))
+        if theory and gamp:
+            handles += [
+                Line2D([], [], label="state evolution", color="0.4"),
+                Line2D([], [], label="GAMP", **_markers(0, "0.4")),
+            ]
+        ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize="small")
+    return ax
+
+
+def _axes(ax: Axes | None) -> Axes:
+    return ax if ax is not None else require().subplots(figsize=(5, 3.6), layout="constrained")[1]

@@ -1,0 +1,217 @@
+"""Array vocabulary, result codes, and the two containers that everything passes around: `Dataset` and `Solution`.
+
+Letters used in array annotations everywhere: N samples, D dimension, M tokens, P indices, T recorded steps.
+No equation lives here except the two definitions α = N/D and cosine = |w·w*| / (‖w‖ ‖w*‖).
+"""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = [
+    "Array",
+    "Bool",
+    "Dataset",
+    "Float",
+    "Int",
+    "PRNGKeyArray",
+    "Result",
+    "Solution",
+    "check",
+    "concrete",
+    "positive_definite",
+    "theory_dtype",
+]
+
+
+class Result(enum.IntEnum):
+    """What became of a run. A code travels through `jit` and `vmap`; `Result(code).remedy` is the sentence to read.
+
+    `RECOVERED` is success of a special kind: the iteration reached the branch on which V falls geometrically to zero.
+    """
+
+    SUCCESS = 0
+    RECOVERED = 1
+    MAX_STEPS = 2
+    DIVERGED = 3
+    NONFINITE = 4
+    INVALID = 5
+    INACCURATE = 6
+
+    @property
+    def remedy(self) -> str:
+        """One sentence: what happened and what to do about it."""
+        return _REMEDIES[self]
+
+
+_REMEDIES = {
+    Result.SUCCESS: "Converged.",
+    Result.RECOVERED: "Perfect recovery: V falls geometrically to zero, the overlap is that of the signal with itself.",
+    Result.MAX_STEPS: "The step budget ran out before the tolerance was met: raise max_steps, or loosen tolerance; "
+    "close to a threshold convergence is slow.",
+    Result.DIVERGED: "The iteration diverged: try damping=0.3 or more, precision='outer', a smaller start (init=1e-3), "
+    "or a larger dimension.",
+    Result.NONFINITE: "A non-finite number appeared: check that inputs and labels are finite, that labels are float64 "
+    "and come from this model, and try damping.",
+    Result.INVALID: "An argument was outside its range (found inside a compiled function, so reported as NaN): "
+    "call the function outside jit to learn which.",
+    Result.INACCURATE: "The inner integral could not meet its tolerance within its node budget: raise the channel's "
+    "max_nodes, or loosen its tolerance.",
+}
+
+
+def concrete(value: Any) -> bool:
+    """True where `value` is known now (not a tracer), so that it can be checked and reported by a ValueError."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def check(condition: Any, name: str, came: Any, allowed: str) -> None:
+    """Raise a ValueError naming the argument, what came and what is allowed; silent where `condition` is traced."""
+    if concrete(condition) and not bool(np.all(np.asarray(condition))):
+        shown = repr(came) if not hasattr(came, "shape") or np.size(came) <= 8 else f"an array of shape {came.shape}"
+        raise ValueError(f"{name}: got {shown}; allowed: {allowed}.")
+
+
+def positive_definite(V: Array) -> Array:
+    """Whether a symmetric matrix is positive definite (a traced or concrete boolean)."""
+    return jnp.all(jnp.linalg.eigvalsh(0.5 * (V + V.T)) > 0.0)
+
+
+_warned = False
+
+
+def theory_dtype() -> Any:
+    """float64 where JAX has it enabled; otherwise float32, with one warning: theory in float32 has large errors."""
+    global _warned
+    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        return jnp.float64
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "jaxsmi: channels and fixed points are meant for float64, which is off. Call "
+            "jax.config.update('jax_enable_x64', True) at the start of the program; until then errors below about 1e-3 "
+            "are not reached, and reported errors are floored there.",
+            stacklevel=3,
+        )
+    return jnp.float32
+
+
+class Dataset(eqx.Module):
+    """Inputs, labels and, for synthetic data, the teacher that made them.
+
+    Arguments: `inputs` (N, M, D), float32 or float64; `labels` (N, ...), float64 for noiseless attention; `teacher`
+    (P, D) or None for a user's own data (errors are then NaN).
+
+    Raises ValueError for an `inputs` that is not (N, M, D), a number of labels other than N, or non-finite entries.
+
+    Example:
+    >>> import jax.numpy as jnp, jaxsmi as smi
+    >>> smi.Dataset(jnp.ones((6, 1, 3)), jnp.ones((6,))).alpha
+    2.0
+    """
+
+    inputs: Float[Array, "N M D"]
+    labels: Float[Array, "N ..."]
+    teacher: Float[Array, "P D"] | None = None
+
+    def __init__(self, inputs: Any, labels: Any, teacher: Any = None):
+        inputs, labels = jnp.asarray(inputs), jnp.asarray(labels)
+        teacher = None if teacher is None else jnp.asarray(teacher)
+        check(inputs.ndim == 3, "inputs", inputs, "an array of shape (samples N, tokens M, dimension D)")
+        check(
+            labels.ndim >= 1 and labels.shape[0] == inputs.shape[0],
+            "labels",
+            labels,
+            f"an array with one row per sample: ({inputs.shape[0]}, ...)",
+        )
+        check(min(inputs.shape) >= 1, "inputs", inputs, "at least one sample, one token and one dimension")
+        if concrete((inputs, labels)):
+            # jnp reductions: no copy of a large array to the host
+            check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
+            check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
+        if teacher is not None:
+            check(
+                teacher.ndim == 2 and teacher.shape[1] == inputs.shape[2],
+                "teacher",
+                teacher,
+                f"an array of shape (indices P, {inputs.shape[2]})",
+            )
+        self.inputs, self.labels, self.teacher = inputs, labels, teacher
+
+    @property
+    def samples(self) -> int:
+        """N, the number of samples."""
+        return self.inputs.shape[0]
+
+    @property
+    def dimension(self) -> int:
+        """D, the dimension of a token."""
+        return self.inputs.shape[2]
+
+    @property
+    def alpha(self) -> float:
+        """Sample complexity α = N/D as realised."""
+        return self.samples / self.dimension
+
+
+class Solution(eqx.Module):
+    """What a solver returns: the overlap it ended at, how sure it is, and how it got there.
+
+    `overlap` (P, P): state evolution: Q; GAMP: Q = Ŵ Ŵᵀ/D. `stderr` (P, P): statistical standard error of `overlap`
+    from the outer average (zero for GAMP, which is one run). `error`: prediction error of the plug-in predictor
+    (NaN without a teacher). `alpha`: N/D. `steps`: steps taken. `residual`: the last fixed-point residual. `rho`:
+    spectral radius of the map at the fixed point (NaN where not computed). `result`: a `Result` code. `history`: arrays
+    with a leading axis of recorded steps (NaN after the last step). `covariance` (P, P): V, the covariance of the
+    fields that is left. `weights` (P, D): the estimate (None in theory). `state`: what is needed to continue a run.
+    `model`, `key`: the problem and the randomness, kept so that a file or a figure can say how it was made.
+    """
+
+    overlap: Array
+    stderr: Array
+    error: Array
+    alpha: Array
+    steps: Array
+    residual: Array
+    result: Array
+    history: Mapping[str, Any]
+    covariance: Array
+    rho: Array
+    weights: Array | None = None
+    state: Any = None
+    model: Any = None
+    key: Any = None
+    kind: str = eqx.field(static=True, default="state_evolution")
+
+    @property
+    def converged(self) -> Array:
+        """True where the run ended at a fixed point: codes SUCCESS and RECOVERED."""
+        return (self.result == Result.SUCCESS) | (self.result == Result.RECOVERED)
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code (outside jit and vmap)."""
+        return Result(int(self.result)).remedy
+
+    @property
+    def trajectory(self) -> dict[str, np.ndarray]:
+        """`history` as NumPy arrays cut after the last recorded step (outside jit and vmap)."""
+        recorded = np.isfinite(np.asarray(self.history["step"]))
+        return {name: np.asarray(value)[recorded] for name, value in self.history.items()}
+
+    def to_xarray(self, **attributes: Any) -> xarray.Dataset:
+        """As an xarray.Dataset with provenance; keyword arguments are added to its attributes. Needs the extra `data`."""
+        from jaxsmi.storage import to_xarray  # lazily: the one import that reaches up
+
+        return to_xarray(self, **attributes)
