@@ -12,6 +12,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,6 +43,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "beta": {"type": float, "help": "inverse temperature of the softmax"},
     "factors": {"type": int, "help": "factors in the product"},
     "noise": {"type": float, "help": "variance of the label noise"},
+}
+_OUTPUT: dict[str, dict[str, Any]] = {
+    "out": {"type": pathlib.Path, "help": "write figure, netCDF and table to this folder"},
+    "json": {"action": "store_true", "help": "print one JSON object instead of the table"},
+    "quiet": {"action": "store_true", "help": "no progress bars"},
 }
 
 
@@ -163,7 +169,7 @@ def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         text = [
             _setting(arguments),
             _table(["alpha", *storage.index_names(model, model.indices), "error", "steps", "result"], rows),
-            *dict.fromkeys(f"{_code(point)}: {point.message}" for point in curve),
+            *dict.fromkeys(_wrapped(f"{_code(point)}: {point.message}") for point in curve),
             f"{seconds[0]:.1f} s.",
         ]
         data = {"curve": [_plain(point) for point in curve], "seconds": seconds[0]}
@@ -210,27 +216,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    def add(parent: Any, name: str, words: str) -> argparse.ArgumentParser:
-        formatter = argparse.ArgumentDefaultsHelpFormatter
-        return parent.add_parser(name, help=words, description=words, formatter_class=formatter)
-
     parser = argparse.ArgumentParser(prog="jaxsmi", description="Sequence multi-index models and deep attention.")
     parser.add_argument("--version", action="version", version=f"jaxsmi {storage.version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        child = add(commands, command.__name__.replace("_", "-"), command.__doc__ or "")
-        child.add_argument("model", choices=MODELS, help="the model (its flags are below)")
-        for flag, words in _FLAGS.items():
-            owners = [f"{name}: {flags[flag]}" for name, (_, flags) in MODELS.items() if flag in flags]
-            words = words | {"help": f"{words['help']} ({', '.join(owners)})"}
-            child.add_argument(f"--{flag}", default=argparse.SUPPRESS, **words)
-        child.set_defaults(execute=command(child))
-        child.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
-        child.add_argument(
-            "--out", type=pathlib.Path, default=argparse.SUPPRESS, help="write figure, netCDF and table here"
+        name = command.__name__.replace("_", "-")
+        child = commands.add_parser(
+            name,
+            usage=f"jaxsmi {name} MODEL [flags]",
+            help=command.__doc__,
+            description=command.__doc__,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        child.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-        child.add_argument("--quiet", action="store_true", help="no progress bars")
+        child.add_argument("model", metavar="MODEL", choices=MODELS, help=" | ".join(MODELS))
+        own = child.add_argument_group("the model's own flags")
+        for flag, settings in _FLAGS.items():
+            owners = [f"{model}: {flags[flag]}" for model, (_, flags) in MODELS.items() if flag in flags]
+            words = f"{settings['help']} ({', '.join(owners)})"
+            own.add_argument(
+                f"--{flag}", default=argparse.SUPPRESS, metavar=flag[0].upper(), **settings | {"help": words}
+            )
+        child.set_defaults(execute=command(child), out=None, json=False, quiet=False)
+        child.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
+        # suppressed, so that the help does not show an empty default for them
+        for flag, settings in _OUTPUT.items():
+            child.add_argument(f"--{flag}", default=argparse.SUPPRESS, **settings)
     return parser
 
 
@@ -261,8 +271,9 @@ def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that decides the numbers."""
-    aside = {"command", "execute", "out", "json", "quiet", *_FLAGS}
-    return {name: value for name, value in vars(arguments).items() if name not in aside} | _flags(arguments)
+    aside = {"command", "execute", "model", *_OUTPUT, *_FLAGS}
+    rest = {name: value for name, value in vars(arguments).items() if name not in aside}
+    return {"model": arguments.model, **_flags(arguments), **rest}
 
 
 def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[str, Any]]:
@@ -323,7 +334,11 @@ def _code(solution: Solution) -> str:
 
 
 def _outcome(name: str, solution: Solution, seconds: float) -> str:
-    return f"{name}: {int(solution.steps)} steps, {seconds:.1f} s. {solution.message}"
+    return _wrapped(f"{name}: {int(solution.steps)} steps, {seconds:.1f} s. {solution.message}")
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent="  ")
 
 
 def _row(solution: Solution, p: int) -> list[str]:
@@ -337,7 +352,7 @@ def _with_error(solution: Solution, p: int) -> str:
 
 def _setting(arguments: argparse.Namespace) -> str:
     settings = _settings(arguments)
-    return settings.pop("model") + ": " + ", ".join(f"{name} {_short(value)}" for name, value in settings.items())
+    return _wrapped(settings.pop("model") + ": " + ", ".join(f"{name} {_short(it)}" for name, it in settings.items()))
 
 
 def _short(value: Any) -> str:
@@ -352,7 +367,7 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 def _prepare(arguments: argparse.Namespace) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
-    if hasattr(arguments, "out"):
+    if arguments.out:
         plotting.require()
         storage.require()
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -360,7 +375,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 def _write(report: Report, arguments: argparse.Namespace) -> list[str]:
     """Figure, netCDF and table, named after the command; returns their paths."""
-    if not hasattr(arguments, "out"):
+    if not arguments.out:
         return []
     from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
 

@@ -4,8 +4,8 @@ Equations here:
 
 * the trapezoidal rule on a box, ∫ φ(t) f(t) dt ≈ h^d Σ_k φ(t_k) f(t_k): for a smooth f the error falls faster than any
   power of h [TW14];
-* rank-one lattice rules, x_k = frac(k z/N + shift), mapped to Gaussians by t = Φ^{-1}(x) [CKN06]; a random shift makes the
-  rule unbiased, and independent shifts give its standard error;
+* Sobol nets with a random linear scramble and digital shift, mapped to Gaussians by t = Φ^{-1}(x) [M98]: unbiased, and
+  independent randomisations give a standard error;
 * effective number of nodes, ESS = (Σ w)² / Σ w².
 
 `self_refining_moments` is the heart: the first two moments of a posterior, one integral per sample, on nodes that are
@@ -15,6 +15,7 @@ fields goes through it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,13 +28,7 @@ from jax.scipy.special import ndtri
 
 from jaxsmi.types import Array, theory_dtype
 
-# Generating vector of an embedded (base 2) lattice sequence for up to 2^20 points [CKN06], first 32 dimensions.
-_GENERATOR = np.array(
-    [1, 182667, 469891, 498753, 110745, 446247, 250185, 118627, 245333, 283199, 408519, 391023, 246327, 126539, 399185,
-     461527, 300343, 69681, 516695, 436179, 106383, 238523, 413283, 70841, 47719, 300129, 113029, 123925, 410745,
-     211325, 17489, 511893],
-    dtype=np.uint32,
-)  # fmt: skip
+_BITS = 20  # a net has at most 2^20 points
 # Half-width of the trapezoidal box in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5), and that of a second
 # family of rules for the rare samples whose posterior reaches the edge of the first.
 _HALF_WIDTH, _WIDE = 5.5, 9.0
@@ -43,35 +38,67 @@ _NODES_PER_AXIS = {
     2: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
     3: (20, 28, 40, 56, 80, 100, 128, 160),
 }
-_LATTICE_SIZES = tuple(2**k for k in range(11, 21))
+_NETS = 8  # independent randomisations of the net used above three dimensions: their spread is the error
+_NET_SIZES = tuple(_NETS * 2**k for k in range(8, 18))
 
 
-def uniform_lattice(index: Array, size: Array | int, dimension: int, shift: Array) -> Array:
-    """Points frac(index·z/size + shift) of a rank-one lattice of `size` = 2^k <= 2^20 points: (n, dimension) in [0, 1).
+@functools.cache
+def _directions(dimension: int) -> np.ndarray:
+    """Sobol direction numbers (dimension, 20), uint32, read off SciPy's generator."""
+    from scipy.stats import qmc  # here: importing scipy.stats takes a second
 
-    Arguments: `index` (n,) integers below `size`; `shift` (dimension,), uniform in [0, 1). Source: [CKN06].
+    columns = []
+    for k in range(_BITS):  # the Gray code of 2^(k+1) - 1 is 2^k: that point is the k-th direction number
+        point = qmc.Sobol(dimension, scramble=False, bits=32).fast_forward(2 ** (k + 1) - 1).random(1)[0]
+        columns.append((point * 2.0**32).astype(np.uint32))
+    return np.stack(columns, axis=1)
+
+
+class Net(eqx.Module):
+    """One randomisation of a Sobol net: a random linear scramble and a digital shift [M98].
+
+    Averages over its first 2^k points are unbiased; independent nets give independent averages.
     """
-    if dimension > len(_GENERATOR):
-        raise ValueError(f"dimension: got {dimension}; allowed: at most {len(_GENERATOR)} Gaussian variables per sample.")
-    # unsigned products wrap modulo 2^32, a multiple of every allowed size
-    residue = (index.astype(jnp.uint32)[:, None] * jnp.asarray(_GENERATOR[:dimension])) % jnp.asarray(size, jnp.uint32)
-    return (residue.astype(shift.dtype) / size + shift) % 1.0
+
+    directions: Array
+    shift: Array
+
+    def __init__(self, key: Array, dimension: int):
+        scramble_key, shift_key = jax.random.split(key)
+        lower = jnp.tril(jax.random.bits(scramble_key, (dimension, 32, 32), jnp.uint8) & 1, -1)
+        lower = (lower | jnp.eye(32, dtype=jnp.uint8)).astype(jnp.uint32)
+        place = jnp.uint32(1) << jnp.arange(31, -1, -1, dtype=jnp.uint32)  # bit of each row, the most significant first
+        masks = jnp.sum(lower * place, axis=-1, dtype=jnp.uint32)
+        parity = lax.population_count(masks[:, None, :] & jnp.asarray(_directions(dimension))[:, :, None]) & 1
+        self.directions = jnp.sum(parity * place, axis=-1, dtype=jnp.uint32)
+        self.shift = jax.random.bits(shift_key, (dimension,), jnp.uint32)
+
+    def uniforms(self, index: Array) -> Array:
+        """Points (n, dimension) in (0, 1) at integer positions `index` (n,) below 2^20."""
+        index = index.astype(jnp.uint32)[:, None]
+        x = jnp.broadcast_to(self.shift, (index.shape[0], self.shift.shape[0]))
+        for k in range(_BITS):
+            x = x ^ (self.directions[:, k] * ((index >> k) & 1))
+        dtype = theory_dtype()
+        return jnp.minimum((x.astype(dtype) + 0.5) / 2.0**32, 1.0 - jnp.finfo(dtype).eps)
+
+    def gaussians(self, index: Array) -> Array:
+        """Standard Gaussian points Φ^{-1}(x), (n, dimension)."""
+        return ndtri(self.uniforms(index))
 
 
-def gaussian_lattice(index: Array, size: Array | int, dimension: int, shift: Array) -> Array:
-    """Standard Gaussian points Φ^{-1}(x) on a shifted rank-one lattice, (n, dimension). Source: [CKN06]."""
-    tiny = float(jnp.finfo(shift.dtype).eps) / 4
-    return ndtri(jnp.clip(uniform_lattice(index, size, dimension, shift), tiny, 1.0 - 2 * tiny))
+def nets(key: Array, randomisations: int, dimension: int) -> Net:
+    """Independent randomisations of one net, stacked along a leading axis."""
+    return jax.vmap(lambda k: Net(k, dimension))(jax.random.split(key, randomisations))
 
 
 def randomised_gaussians(key: Array, samples: int, randomisations: int, dimension: int) -> Array:
-    """Independent random shifts of one Gaussian lattice: (randomisations, samples, dimension).
+    """Independent randomisations of a Gaussian net: (randomisations, samples, dimension).
 
     Averages over the middle axis are independent and unbiased, so that their spread is an honest standard error.
     `samples` must be a power of two, at most 2^20. The points depend on `key` alone: common random numbers.
     """
-    shifts = jax.random.uniform(key, (randomisations, dimension), dtype=theory_dtype())
-    return jax.vmap(lambda s: gaussian_lattice(jnp.arange(samples), samples, dimension, s))(shifts)
+    return jax.vmap(lambda net: net.gaussians(jnp.arange(samples)))(nets(key, randomisations, dimension))
 
 
 def power_of_two(count: int) -> int:
@@ -105,14 +132,14 @@ class Budget(eqx.Module):
     tolerance: Array = eqx.field(converter=jnp.asarray)
     max_nodes: int = eqx.field(static=True)
 
-    def __init__(self, tolerance: Any = 1e-3, max_nodes: int = 2**20):
+    def __init__(self, tolerance: Any, max_nodes: int = 2**20):
         if max_nodes < 2**11:
             raise ValueError(f"max_nodes: got {max_nodes}; allowed: at least {2**11} nodes per sample.")
         self.tolerance, self.max_nodes = jnp.asarray(tolerance, dtype=float), max_nodes
 
 
 class _Rule(eqx.Module):
-    """The family of rules used in `dimension` inner variables: trapezoidal up to three, a Gaussian lattice above.
+    """The family of rules used in `dimension` inner variables: trapezoidal up to three, a Gaussian net above.
 
     Levels run over `sizes` in the narrow box and then, for samples whose posterior reaches its edge, in the wide one.
     """
@@ -124,7 +151,7 @@ class _Rule(eqx.Module):
 
     def __init__(self, dimension: int, max_nodes: int):
         self.dimension = dimension
-        table = _NODES_PER_AXIS.get(dimension, _LATTICE_SIZES)
+        table = _NODES_PER_AXIS.get(dimension, _NET_SIZES)
         sizes = tuple(s for s in table if self.count(s) <= max_nodes)
         wide = tuple(s for s in sizes[2:]) if self.trapezoid else ()
         self.sizes, self.narrow = sizes + wide, len(sizes)
@@ -132,67 +159,83 @@ class _Rule(eqx.Module):
 
     @property
     def trapezoid(self) -> bool:
+        """Whether the rule is a trapezoidal one (else a net)."""
         return self.dimension in _NODES_PER_AXIS
+
+    @property
+    def groups(self) -> int:
+        """Interleaved parts of the rule whose disagreement gives the error: two half-grids, or randomisations of a net."""
+        return 2 if self.trapezoid else _NETS
 
     def count(self, size: int) -> int:
         """Nodes of the enclosing box, at trace time: what `max_nodes` bounds."""
         return size**self.dimension if self.trapezoid else size
 
     def rows(self, level: Array) -> Array:
-        """How many nodes inside the ball |t| <= R lie in the lattice rows up to each: the index of a node finds its row.
+        """How many nodes of one group lie inside the ball |t| <= R in the rows up to each: an index finds its row there.
 
         A row is a line of nodes along the last axis. Dropping the corners of the box saves 21 % of the nodes in two
         dimensions and 48 % in three, at the price of a tail e^{-R²/2} that the error estimate includes.
         """
+        size = jnp.asarray(self.sizes)[level]
         if not self.trapezoid:
-            return jnp.asarray(self.sizes)[level][None]
-        size, half_width = jnp.asarray(self.sizes)[level], jnp.asarray(self.half_widths)[level]
+            return size[None] // self.groups
+        half_width = jnp.asarray(self.half_widths, theory_dtype())[level]
         row = jnp.arange(max(self.sizes) ** (self.dimension - 1))
         step = 2 * half_width / size
         radius = half_width**2
         for k in range(self.dimension - 1):
             radius = radius - (((row // size**k) % size + 0.5) * step - half_width) ** 2
-        # columns run symmetrically about the centre, size being even
-        per_row = 2 * jnp.floor(jnp.sqrt(jnp.maximum(radius, 0.0)) / step + 0.5).astype(int)
+        # columns run symmetrically about the centre (size is even), and alternate between the two groups
+        per_row = jnp.floor(jnp.sqrt(jnp.maximum(radius, 0.0)) / step + 0.5).astype(int)
         return jnp.cumsum(jnp.where(row < size ** (self.dimension - 1), per_row, 0))
 
-    def nodes(self, index: Array, level: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
-        """Nodes t (n, d), log-weights (n,), coset sign (n,) of the half-rule, and the weight of the cut-off tail (n,)."""
+    def nodes(self, index: Array, group: Array, level: Array, rows: Array, net: Net) -> tuple[Array, Array, Array]:
+        """Nodes t (n, d) of a group, their log-weights (n,), and the weight of the cut-off tail (n,)."""
         dtype = theory_dtype()
         size = jnp.asarray(self.sizes)[level]
         inside = index < rows[-1]
         if not self.trapezoid:
-            shift = jnp.full((self.dimension,), 0.5, dtype)
-            t = gaussian_lattice(index, size, self.dimension, shift)
-            log_weight = -jnp.log(size.astype(dtype)) * jnp.ones(index.shape, dtype)
-            coset, tail = 1.0 - 2.0 * (index % 2), jnp.zeros(index.shape, dtype)
+            t = jax.tree.map(lambda x: x[group], net).gaussians(index)
+            log_weight = jnp.full(index.shape, -jnp.log(size.astype(dtype)))
+            tail = jnp.zeros(index.shape, dtype)
         else:
             half_width = jnp.asarray(self.half_widths, dtype)[level]
             step = 2 * half_width / size
             row = jnp.minimum(jnp.searchsorted(rows, index, side="right"), rows.shape[0] - 1)
             before = jnp.where(row > 0, rows[row - 1], 0)
-            column = (size - (rows[row] - before)) // 2 + index - before
-            digits = [*((row // size**k) % size for k in range(self.dimension - 1)), column]
+            digits = [(row // size**k) % size for k in range(self.dimension - 1)]
+            first = size // 2 - (rows[row] - before)
+            parity = (sum(digits) + first + group) % 2  # chequerboard: a group holds the nodes of one parity
+            digits.append(first + 2 * (index - before) + parity)
             t = jnp.stack([(digit + 0.5) * step - half_width for digit in digits], axis=1).astype(dtype)
             square = jnp.sum(t * t, axis=1)
             log_weight = -0.5 * square + self.dimension * (jnp.log(step) - 0.5 * np.log(2 * np.pi))
-            coset = 1.0 - 2.0 * (sum(digits) % 2)
             # mass beyond R per weight in the last shell is 1/(R h); it enters second moments times R²
             tail = jnp.where(square > (half_width - step) ** 2, half_width / step, 0.0)
-        return t, jnp.where(inside, log_weight, -1e300), coset.astype(dtype), tail.astype(dtype)
+        return t, jnp.where(inside, log_weight, -1e300), tail.astype(dtype)
 
-    def trust(self, difference: Array) -> Array:
-        """Error of the full rule, given its difference to the half-rule on one coset.
+    def error(self, full: Array, parts: Array) -> Array:
+        """Error of the full rule (S,) from its value (S, F) and those of its groups (G, S, F), relative to 1 + max|full|.
 
-        Trapezoidal sums of analytic integrands converge so fast that the error is near the square of that of the coset
-        with half the nodes; the power 1.5 is the one that held on all brute-force cases. Lattices: the difference.
+        Trapezoidal sums of analytic integrands converge so fast that the error is about the square of that of half the
+        nodes; the power 1.5 is the one that held in all brute-force comparisons. Nets: two standard errors.
         """
-        return jnp.where(difference < 1.0, difference**1.5, difference) if self.trapezoid else difference
+        scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
+        if self.trapezoid:
+            error = jnp.max(jnp.abs(parts - full), axis=(0, -1)) / scale
+            error = jnp.where(error < 1.0, error**1.5, error)
+        else:
+            variance = jnp.sum((parts - full) ** 2, axis=0) / (self.groups * (self.groups - 1))
+            error = 2.0 * jnp.sqrt(jnp.max(variance, axis=-1)) / scale
+        return jnp.where(jnp.isfinite(error), error, jnp.inf)
 
 
-def _block_shape() -> tuple[int, int]:
+def _block_shape(trapezoid: bool) -> tuple[int, int]:
     """Samples and nodes worked on at once: cache-sized on a CPU, occupancy-sized on an accelerator."""
-    return (32, 256) if jax.default_backend() == "cpu" else (512, 2048)
+    if jax.default_backend() == "cpu":
+        return (16, 512)
+    return (512, 2048) if trapezoid else (64, 16384)
 
 
 def self_refining_moments(
@@ -219,99 +262,90 @@ def self_refining_moments(
     see. Memory is bounded by the block, whatever N. Forward-mode differentiable; not reverse-mode (trip counts are dynamic).
     Cost: (nodes) × (one integrand + about (K+1)²/2 multiply-adds per branch).
     """
-    size_of_block, chunk = _block_shape()
     total = jax.tree.leaves(samples)[0].shape[0]
-    S = min(size_of_block, total)
     K = inner + outer
     rule = _Rule(inner, budget.max_nodes)
+    net = nets(jax.random.key(0), rule.groups, inner)
     narrow, last = rule.narrow, len(rule.sizes) - 1
+    size_of_block, chunk = _block_shape(rule.trapezoid)
+    S = min(size_of_block, total)
     dtype = theory_dtype()
-    upper_in = [(i, j) for i in range(inner) for j in range(i, inner)]
-    upper_out = [(i, j) for i in range(outer) for j in range(i, outer)]
+    pairs_in = [(i, j) for i in range(inner) for j in range(i, inner)]
+    pairs_out = [(i, j) for i in range(outer) for j in range(i, outer)]
+    quadratic = 1 + inner + len(pairs_in)
+    columns = quadratic + outer * (1 + inner) + len(pairs_out) + 2  # .. + tail + sum of squared weights
 
-    def chunk_sums(block: Any, index: Array, level: Array, rows: Array) -> tuple[Array, Array]:
-        t, log_node, coset, tail = rule.nodes(index, level, rows)
+    def chunk_sums(block: Any, index: Array, group: Array, level: Array, rows: Array) -> tuple[Array, Array]:
+        """Sums over one chunk of nodes of w × (1, t, tt; r, r t; r r; tail; w), the largest log-weight taken out."""
+        t, log_node, tail = rule.nodes(index, group, level, rows, net)
         factor, branches = integrand(block, t)
         branches = [(ell + log_node, residuals) for ell, residuals in branches]
         top = jnp.max(jnp.stack([jnp.max(ell, axis=1) for ell, _ in branches]), axis=0)
         top = lax.stop_gradient(jnp.maximum(top, -1e290))
         weights = [factor * jnp.exp(ell - top[:, None]) for ell, _ in branches]
+        residuals = [r for _, r in branches]
 
-        def total_of(terms: list[Array], features: Array) -> Array:
-            return jnp.dot(sum(terms[1:], terms[0]), features, precision="highest")
+        def total_of(terms: list[Array], features: list[Array]) -> Array:
+            return jnp.dot(sum(terms[1:], terms[0]), jnp.stack(features, axis=1), precision="highest")
 
-        def both(features: list[Array]) -> Array:  # (n, 2F): over all nodes, and signed by coset
-            stacked = jnp.stack(features, axis=1)
-            return jnp.concatenate([stacked, stacked * coset[:, None]], axis=1)
-
-        one = jnp.ones_like(coset)
-        linear = both([one, *t.T])
-        quadratic = both([one, *t.T, *(t[:, i] * t[:, j] for i, j in upper_in)])
-        sums = [total_of(weights, jnp.concatenate([quadratic, tail[:, None]], axis=1))]
+        one = jnp.ones_like(tail)
+        sums = [total_of(weights, [one, *t.T, *(t[:, i] * t[:, j] for i, j in pairs_in)])]
         for m in range(outer):
-            sums.append(total_of([w * r[m] for w, (_, r) in zip(weights, branches, strict=True)], linear))
-        for m, n in upper_out:
-            sums.append(total_of([w * r[m] * r[n] for w, (_, r) in zip(weights, branches, strict=True)], both([one])))
+            sums.append(total_of([w * r[m] for w, r in zip(weights, residuals, strict=True)], [one, *t.T]))
+        for m, n in pairs_out:
+            sums.append(total_of([w * r[m] * r[n] for w, r in zip(weights, residuals, strict=True)], [one]))
+        sums.append(total_of(weights, [tail]))
         squares = sum(jnp.sum(w * w, axis=1) for w in weights)
-        return top, jnp.concatenate([*sums, squares[:, None]], axis=1)
+        return top, jnp.concatenate([*sums, squares[:, None]], axis=1)  # pyright: ignore[reportOptionalSubscript]
 
-    columns = 2 * (1 + inner + len(upper_in)) + 1 + 2 * outer * (1 + inner) + 2 * len(upper_out) + 1
-
-    def unpack(sums: Array, half: bool) -> tuple[Array, Array, Array]:
-        """Mass, mean and covariance of τ, from all nodes or from those of one coset."""
-
-        def take(position: int, width: int) -> Array:
-            full, signed = sums[:, position : position + width], sums[:, position + width : position + 2 * width]
-            return full + signed if half else full
-
-        quadratic = take(0, 1 + inner + len(upper_in))
-        mass, offset = quadratic[:, 0], 2 * (1 + inner + len(upper_in)) + 1
-        mean, second = [quadratic[:, 1 + i] for i in range(inner)], {}
-        for k, (i, j) in enumerate(upper_in):
-            second[i, j] = quadratic[:, 1 + inner + k]
+    def moments(sums: Array) -> tuple[Array, Array]:
+        """Mean (.., K) and covariance (.., K, K) of τ from sums (.., columns)."""
+        mass, offset, second = sums[..., 0], quadratic, {}
+        mean = [sums[..., 1 + i] for i in range(inner)]
+        for k, (i, j) in enumerate(pairs_in):
+            second[i, j] = sums[..., 1 + inner + k]
         for m in range(outer):
-            cross = take(offset, 1 + inner)
-            offset += 2 * (1 + inner)
-            mean.append(cross[:, 0])
-            second.update({(i, inner + m): cross[:, 1 + i] for i in range(inner)})
-        for m, n in upper_out:
-            second[inner + m, inner + n] = take(offset, 1)[:, 0]
-            offset += 2
-        mean = jnp.stack(mean, axis=1) / mass[:, None]
-        second = jnp.stack([second[min(i, j), max(i, j)] for i in range(K) for j in range(K)], axis=1)
-        covariance = second.reshape(-1, K, K) / mass[:, None, None] - mean[:, :, None] * mean[:, None, :]
-        return mass, mean, covariance
+            mean.append(sums[..., offset])
+            second.update({(i, inner + m): sums[..., offset + 1 + i] for i in range(inner)})
+            offset += 1 + inner
+        for k, (m, n) in enumerate(pairs_out):
+            second[inner + m, inner + n] = sums[..., offset + k]
+        mean = jnp.stack(mean, axis=-1) / mass[..., None]
+        second = jnp.stack([second[min(i, j), max(i, j)] for i in range(K) for j in range(K)], axis=-1)
+        second = second.reshape(*mass.shape, K, K) / mass[..., None, None]
+        return mean, second - mean[..., :, None] * mean[..., None, :]
 
     def solve_block(block: Any, level: Array, rows: Array) -> tuple[Moments, Array]:
+        steps = -(-rows[-1] // chunk)
+        is_square = jnp.arange(columns) == columns - 1  # scales twice when the largest log-weight changes
+
         def merge(step: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             top, sums = carry
-            new_top, new_sums = chunk_sums(block, step * chunk + jnp.arange(chunk), level, rows)
-            both_top = jnp.maximum(top, new_top)
-            scale, new_scale = jnp.exp(top - both_top)[:, None], jnp.exp(new_top - both_top)[:, None]
-            is_square = jnp.arange(columns) == columns - 1  # the sum of squared weights scales twice
-            scale, new_scale = (jnp.where(is_square, x * x, x) for x in (scale, new_scale))
-            return both_top, sums * scale + new_sums * new_scale
+            group = step // steps
+            index = (step - group * steps) * chunk + jnp.arange(chunk)
+            new_top, new = chunk_sums(block, index, group, level, rows)
+            both = jnp.maximum(top, new_top)
+            scale, new_scale = (
+                jnp.where(is_square, x * x, x) for x in (jnp.exp(top - both)[:, None], jnp.exp(new_top - both)[:, None])
+            )
+            return both, (sums * scale).at[group].add(new * new_scale)
 
-        steps = -(-rows[-1] // chunk)
-        initial = (jnp.full((S,), -1e300, dtype), jnp.zeros((S, columns), dtype))
-        top, sums = lax.fori_loop(0, steps, merge, initial)
-        mass, mean, covariance = unpack(sums, half=False)
-        _, half_mean, half_covariance = unpack(sums, half=True)
-        g, dg = respond(mean, covariance)
-        half_g, half_dg = respond(half_mean, half_covariance)
-        tail = sums[:, 2 * (1 + inner + len(upper_in))] / mass
+        initial = (jnp.full((S,), -1e300, dtype), jnp.zeros((rule.groups, S, columns), dtype))
+        top, parts = lax.fori_loop(0, rule.groups * steps, merge, initial)
+        sums = jnp.sum(parts, axis=0)
+        g, dg = respond(*moments(sums))
+        part_mean, part_covariance = moments(parts.reshape(rule.groups * S, columns))
+        part_g, part_dg = respond(part_mean, part_covariance)
 
-        def relative(a: Array, b: Array) -> Array:
-            a, b = a.reshape(S, -1), b.reshape(S, -1)
-            difference = jnp.max(jnp.abs(a - b), axis=1) / (1.0 + jnp.max(jnp.abs(a), axis=1))
-            return jnp.where(jnp.isfinite(difference), difference, jnp.inf)
+        def error_of(full: Array, part: Array) -> Array:
+            return rule.error(full.reshape(S, -1), part.reshape(rule.groups, S, -1))
 
-        error = relative(g, half_g)
-        dg_error = jnp.maximum(error, relative(dg, half_dg))
-        ess = mass**2 / sums[:, -1]
-        nodes = jnp.full((S,), rows[-1])
-        errors = (rule.trust(x) + tail for x in (error, dg_error))
-        return Moments(top + jnp.log(mass), g, dg, ess, *errors, nodes), tail
+        mass, tail = sums[:, 0], sums[:, -2] / sums[:, 0]
+        error = error_of(g, part_g)
+        dg_error = jnp.maximum(error, error_of(dg, part_dg))
+        nodes = jnp.full((S,), rule.groups * rows[-1])
+        found = Moments(top + jnp.log(mass), g, dg, mass**2 / sums[:, -1], error + tail, dg_error + tail, nodes)
+        return found, tail
 
     def level_pass(carry: tuple[Array, Array, Moments]) -> tuple[Array, Array, Moments]:
         level, due, store = carry

@@ -72,7 +72,7 @@ def overlap_against_alpha(
             )
         if gamp:
             alpha, overlap, _ = np.array([_end(solution, p) for solution in gamp]).T
-            ax.plot(alpha, overlap, **_markers(p))
+            ax.plot(alpha, overlap, **_markers(p, size=8))
     ax.set_xlabel(r"sample complexity $\alpha = N/D$")
     return _finished(ax, "overlap", names, theory, gamp, legend)
 
@@ -99,11 +99,15 @@ def overlap_against_iteration(
     check(quantity in ("cosine", "overlap"), "quantity", quantity, "'cosine' or 'overlap'")
     theory, gamp, names = _read(theory, gamp, names)
     ax = _axes(ax)
+    last = max((solution.trajectory["step"][-1] for solution in gamp), default=0)
     for p in range(len(names)):
         for solution in theory:
             past = solution.trajectory
             scale = _second_moment(solution)[p] if quantity == "cosine" else 1.0
-            ax.plot(past["step"], past["overlap"][:, p, p] / scale, color=_colour(p))
+            step, overlap = past["step"], past["overlap"][:, p, p] / scale
+            if bool(solution.converged) and step[-1] < last:  # it stays where it ended
+                step, overlap = np.append(step, last), np.append(overlap, overlap[-1])
+            ax.plot(step, overlap, color=_colour(p))
         for solution in gamp:
             past = solution.trajectory
             values = past["cosine"][:, p] ** 2 if quantity == "cosine" else past["overlap"][:, p, p]
@@ -174,12 +178,12 @@ def _colour(p: int) -> str:
     return _COLOURS[p % len(_COLOURS)]
 
 
-def _markers(p: int, colour: str | None = None) -> dict[str, Any]:
+def _markers(p: int, colour: str | None = None, size: float = 5) -> dict[str, Any]:
     """Hollow markers without a line, drawn whole at the limits of the axes."""
     return {
         "color": colour or _colour(p),
         "marker": _MARKERS[p % len(_MARKERS)],
-        "markersize": 5,
+        "markersize": size,
         "markerfacecolor": "none",
         "markeredgewidth": 1.2,
         "linestyle": "none",
@@ -206,7 +210,14 @@ def _finished(ax: Axes, ordinate: str, names: list[str], theory: list, gamp: lis
                 Line2D([], [], label="state evolution", color="0.4"),
                 Line2D([], [], label="GAMP", **_markers(0, "0.4")),
             ]
-        ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize="small")
+        ax.legend(
+            handles=handles,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=2 if len(names) in (2, 3) else 3,
+            frameon=False,
+            fontsize="small",
+        )
     return ax
 
 

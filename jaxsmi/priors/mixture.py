@@ -23,6 +23,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsmi.types import Array, Float
 
@@ -33,8 +34,12 @@ def symmetric(a: Array) -> Array:
     return 0.5 * (a + jnp.swapaxes(a, -1, -2))
 
 
+_TRAPEZOID = {1: (1024, 9.0), 2: (128, 8.5), 3: (48, 7.5)}  # P: nodes per axis, standard deviations spanned
+_CHUNK = 512  # nodes at a time: small enough for the cache
+
+
 class Mixture(eqx.Module):
-    """Σ_k π_k N(μ_k, S_k) in R^P, as log weights, means and covariances."""
+    """Σ_k π_k N(μ_k, S_k) in R^P, as log weights, means and covariances; the same for w and -w."""
 
     log_weight: Float[Array, " K"]
     mean: Float[Array, "K P"]
@@ -66,60 +71,80 @@ class Mixture(eqx.Module):
         return log_partition, likeliest + shift, covariance
 
 
-def _nodes(indices: int, member: Array, center: Array, width: Array) -> tuple[Array, Array]:
-    """Nodes (n, P) and weights (n,) for N(0, I_P): P <= 3: a trapezoid rule per axis, P > 3: a Kronecker sequence.
+def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
+    """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, where `root` is Q̂^{1/2}; n is a multiple of the chunk.
 
-    The trapezoid nodes ξ = center + width·sinh(t) are dense where the posterior switches between components and still
-    span the Gaussian. `member` numbers the component, each of which takes its own stretch of the Kronecker sequence.
+    P <= 3: a tensor trapezoid rule for each component, of nodes ξ = center + width·sinh(t), which are dense where the
+    posterior switches between components and still span the Gaussian. P > 3: a Kronecker sequence over (ξ, component).
     """
+    components, indices = mixture.mean.shape
+    mean = mixture.mean @ root
+    covariance = root @ mixture.covariance @ root + jnp.eye(indices, dtype=root.dtype)
+    spread = jnp.linalg.cholesky(covariance)
     if indices > 3:
-        count = max(64, 2**18 // 4**indices)
-        root = 2.0
-        for _ in range(64):  # the root above one of x^(P+1) = x + 1 spreads the points evenly in P dimensions
-            root = (1.0 + root) ** (1.0 / (indices + 1))
-        step = root ** -jnp.arange(1.0, indices + 1, dtype=center.dtype)
-        number = member * count + jnp.arange(count, dtype=center.dtype)
-        half = jax.scipy.special.ndtri(jnp.mod(0.5 + number[:, None] * step, 1.0))
-        return jnp.concatenate([half, -half]), jnp.full(2 * count, 0.5 / count, dtype=center.dtype)
-    count, reach = {1: (1024, 9.0), 2: (128, 8.5), 3: (40, 7.0)}[indices]
-    t = jnp.linspace(-1.0, 1.0, count, dtype=center.dtype)[:, None] * jnp.arcsinh((reach + jnp.abs(center)) / width)
-    axis = center + width * jnp.sinh(t)
-    weight = jnp.exp(-0.5 * axis**2) * jnp.cosh(t)
-    weight = weight / jnp.sum(weight, axis=0)
-    grid = jnp.stack(jnp.meshgrid(*axis.T, indexing="ij"), axis=-1).reshape(-1, indices)
-    weights = math.prod(jnp.meshgrid(*weight.T, indexing="ij")).reshape(-1)  # pyright: ignore
-    return grid, weights
+        return _sequence(jnp.exp(mixture.log_weight), mean, spread)
+    count, reach = _TRAPEZOID[indices]
+
+    def rule(mean: Array, spread: Array, turn: Array) -> tuple[Array, Array]:
+        if indices == 1:
+            center = -mean / spread[0]  # b = 0, where Rademacher switches sign
+            center = jnp.where(jnp.abs(center) < 40.0, center, 0.0)  # beyond, its weight underflows
+            width = 1.0 / jnp.sqrt(spread[0] ** 2 + root[0] ** 2)
+        else:
+            spread = spread @ turn
+            center, width = jnp.zeros_like(mean), 3.0 / jnp.linalg.norm(spread, axis=0)
+        t = jnp.linspace(-1.0, 1.0, count, dtype=root.dtype)[:, None] * jnp.arcsinh((reach + jnp.abs(center)) / width)
+        xi = center + width * jnp.sinh(t)
+        weight = jnp.exp(-0.5 * xi**2) * jnp.cosh(t)
+        weight = weight / jnp.sum(weight, axis=0)
+        xi = xi / jnp.sqrt(jnp.sum(weight * xi**2, axis=0))  # the second moment is exact, however sharp the nodes
+        grid = jnp.stack(jnp.meshgrid(*xi.T, indexing="ij"), axis=-1).reshape(-1, indices)
+        return mean + grid @ spread.T, math.prod(jnp.meshgrid(*weight.T, indexing="ij")).reshape(-1)
+
+    # axes turned to those of w, along which Bernoulli–Gauss has its narrow bands
+    left, _, right = jnp.linalg.svd(jnp.linalg.solve(spread, root @ mixture.covariance))
+    u, weight = jax.vmap(rule)(mean, spread, left @ right)
+    return u.reshape(-1, indices), (jnp.exp(mixture.log_weight)[:, None] * weight).reshape(-1)
+
+
+def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
+    """2^(22-P) nodes: the components share a Kronecker sequence in P dimensions, half by weight, half evenly; ±u each."""
+    (components, indices), count = mean.shape, 2 ** (21 - mean.shape[1])
+    root = 2.0
+    for _ in range(64):  # the root above one of x^(P+1) = x + 1: its inverse powers spread the points evenly
+        root = (1.0 + root) ** (1.0 / (indices + 1))
+    step = np.array([int(2**32 * root ** -(p + 1)) for p in range(indices)], dtype=np.uint32)
+    point = jnp.arange(1, count + 1, dtype=jnp.uint32)[:, None] * step  # modulo 2^32 by overflow
+    point = jnp.clip((point.astype(mean.dtype) + 0.5) / 2**32, 1e-10, 1.0 - jnp.finfo(mean.dtype).eps)
+    xi = jax.scipy.special.ndtri(point)
+    share = jnp.cumsum(0.5 * weight + 0.5 / components)
+    member = jnp.searchsorted(share[:-1], (jnp.arange(count, dtype=mean.dtype) + 0.5) / count)
+    taken = jnp.bincount(member, length=components)
+    # the second moment of each component's nodes is made exact, where there are enough of them
+    moment = jax.ops.segment_sum(xi[:, :, None] * xi[:, None, :], member, components)
+    moment = jnp.where(taken[:, None, None] > 4 * indices, moment / taken[:, None, None], jnp.eye(indices, dtype=mean.dtype))
+    factor = spread @ jnp.linalg.inv(jnp.linalg.cholesky(moment))
+    u = mean[member] + jnp.einsum("npq,nq->np", factor[member], xi)
+    weight = 0.5 * weight[member] / taken[member]
+    return jnp.concatenate([u, -u]), jnp.concatenate([weight, weight])
 
 
 @eqx.filter_custom_jvp
 @eqx.filter_jit
 def average(mixture: Mixture, Qhat: Array, extra: Any, *, function: Callable, drift: Callable | None) -> Array:
     """E function(mixture, b, Q̂, extra) over b = Q̂w + Q̂^{1/2}ξ; `drift`, where known, is Itô's formula for it."""
-    indices = Qhat.shape[0]
     eigenvalue, vector = jnp.linalg.eigh(Qhat)
     root = (vector * jnp.sqrt(jnp.maximum(eigenvalue, 0.0))) @ vector.T
+    u, weights = _nodes(mixture, root)
 
-    def one(member: Array) -> Array:
-        # u = Q̂^{-1/2}b is N(root μ, I + root S root) in this component
-        mean, covariance = mixture.mean[member] @ root, root @ mixture.covariance[member] @ root
-        spread = jnp.linalg.cholesky(jnp.eye(indices, dtype=root.dtype) + covariance)
-        if indices == 1:
-            center = -mean / spread[0]  # b = 0, where Rademacher switches sign
-            center = jnp.where(jnp.abs(center) < 40.0, center, 0.0)  # else its weight underflows
-            width = 1.0 / jnp.sqrt(spread[0] ** 2 + root[0] ** 2)
-        else:
-            # the axes turned to those of w, along which Bernoulli–Gauss has its narrow bands
-            turn, _, back = jnp.linalg.svd(
-                jax.scipy.linalg.solve_triangular(spread, root @ mixture.covariance[member], lower=True)
-            )
-            spread = spread @ turn @ back
-            center, width = jnp.zeros_like(mean), 3.0 / jnp.linalg.norm(spread, axis=0)
-        xi, weights = _nodes(indices, member, center, width)
-        b = (mean + xi @ spread.T) @ root
+    def add(total, chunk):
+        b, weight = chunk
         values = jax.vmap(lambda field: function(mixture, field, Qhat, extra))(b)
-        return jnp.exp(mixture.log_weight[member]) * jnp.tensordot(weights, values, 1)
+        return total + jnp.tensordot(weight, values, 1), None
 
-    return jnp.sum(jax.lax.map(one, jnp.arange(mixture.log_weight.shape[0])), axis=0)
+    chunks = (u @ root).reshape(-1, _CHUNK, len(Qhat)), weights.reshape(-1, _CHUNK)
+    shape = jax.eval_shape(lambda: function(mixture, u[0], Qhat, extra))
+    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), chunks)[0]
 
 
 @average.def_jvp

@@ -1,0 +1,55 @@
+"""Solutions made by hand, for the tests of what stores and draws them."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsmi.types import Dataset, Result, Solution
+
+
+class Layers(eqx.Module):
+    """Stands for a model with layers."""
+
+    skip: jax.Array
+    ranks: tuple = eqx.field(static=True, default=(1, 1))
+
+
+def solution(kind="state_evolution", alpha=1.2, steps=7, recorded=10, result=Result.SUCCESS, moment=1.0, key=None):
+    """Two layers whose overlaps rise geometrically, with `recorded - steps` empty rows of history."""
+    step = np.arange(1.0, recorded + 1)
+    overlap = moment * np.array([np.diag([1 - 0.9**t, 1 - 0.5**t]) for t in step])
+    overlap[:, 0, 1] = overlap[:, 1, 0] = 0.01
+    history = {
+        "step": step,
+        "overlap": overlap,
+        "covariance": moment * np.eye(2) - overlap,
+        "residual": 0.5**step,
+    }
+    if kind == "gamp":
+        history["cosine"] = np.sqrt(np.diagonal(overlap, axis1=1, axis2=2) / moment)
+        history["loudest"] = np.arange(3.0) + step[:, None]  # what a user asked to record
+    for values in history.values():
+        values[steps:] = np.nan
+    return Solution(
+        overlap=jnp.asarray(overlap[steps - 1]),
+        stderr=jnp.asarray(np.full((2, 2), 0.01 if kind != "gamp" else 0.0)),
+        error=jnp.asarray(0.25),
+        alpha=jnp.asarray(alpha),
+        steps=jnp.asarray(steps),
+        residual=jnp.asarray(0.5**steps),
+        result=jnp.asarray(int(result)),
+        history={name: jnp.asarray(values) for name, values in history.items()},
+        covariance=jnp.asarray(history["covariance"][steps - 1]),
+        rho=jnp.asarray(0.5),
+        weights=jnp.arange(8.0).reshape(2, 4) if kind == "gamp" else None,
+        model=Layers(jnp.array([1.0, 0.5])),
+        key=jax.random.key(3) if key is None else key,
+        kind=kind,
+    )
+
+
+def data(teacher=True):
+    """Six samples of two tokens in four dimensions, with matrices as labels."""
+    inputs = np.arange(48.0).reshape(6, 2, 4)
+    return Dataset(inputs, inputs @ inputs.transpose(0, 2, 1), np.ones((2, 4)) if teacher else None)

@@ -1,0 +1,150 @@
+"""The command line: one JSON object or a table on stdout, files where asked for, words instead of tracebacks."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jaxsmi import cli, storage
+
+QUICK = {
+    "gamp": ["--dimension", "300", "--alpha", "2", "--noise", "0.5"],
+    "state-evolution": ["--alpha", "2", "0.5", "--noise", "0.5", "--samples", "256", "--randomisations", "2"],
+    "run": [
+        "--dimension",
+        "300",
+        "--alpha",
+        "2",
+        "--noise",
+        "0.5",
+        "--samples",
+        "256",
+        "--randomisations",
+        "2",
+        "--points",
+        "3",
+    ],
+}
+
+
+def linear_overlap(alpha, noise):
+    """The root of q = Q̂/(1+Q̂), Q̂ = α/(1-q+Δ): q² - (1+α+Δ) q + α = 0."""
+    b = 1 + alpha + noise
+    return (b - math.sqrt(b * b - 4 * alpha)) / 2
+
+
+def finite(value):
+    if isinstance(value, dict):
+        return all(map(finite, value.values()))
+    if isinstance(value, list):
+        return all(map(finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def call(capsys, *words):
+    code = cli.main([str(word) for word in words])
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_state_evolution_prints_one_json_object(capsys):
+    code, out, err = call(capsys, "state-evolution", "linear", *QUICK["state-evolution"], "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)  # fails if anything else is there
+    assert finite(found)
+    assert found["settings"]["noise"] == 0.5
+    assert [point["alpha"] for point in found["curve"]] == [0.5, 2.0]
+    for point in found["curve"]:
+        assert point["result"] == "SUCCESS"
+        assert point["converged"] is True
+        # the channel is a closed form without statistical error; 1e-4 is the tolerance of the fixed point
+        assert point["overlap"][0][0] == pytest.approx(linear_overlap(point["alpha"], 0.5), abs=2e-4)
+
+
+def test_gamp_agrees_with_theory_and_is_the_same_again(capsys):
+    code, out, _ = call(capsys, "gamp", "linear", *QUICK["gamp"], "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["converged"] is True
+    # cos² fluctuates by about 2 √((1-q)/D) = 0.09 (q = 0.72); three of those
+    assert found["cosine"][0] ** 2 == pytest.approx(linear_overlap(2, 0.5), abs=0.2)
+    again = json.loads(call(capsys, "gamp", "linear", *QUICK["gamp"], "--json")[1])
+    assert again["overlap"] == found["overlap"]
+    other = json.loads(call(capsys, "gamp", "linear", *QUICK["gamp"], "--json", "--seed", 1)[1])
+    assert other["overlap"] != found["overlap"]
+
+
+@pytest.mark.parametrize("command", list(QUICK))
+def test_files_hold_what_was_printed(capsys, tmp_path, command):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("h5py")
+    folder = tmp_path / "new" / "out"
+    code, out, err = call(capsys, command, "linear", *QUICK[command], "--out", folder)
+    assert (code, err) == (0, "")
+    assert sorted(path.name for path in folder.iterdir()) == [f"{command}.{ending}" for ending in ("nc", "png", "txt")]
+    table = (folder / f"{command}.txt").read_text(encoding="utf-8")
+    assert out.startswith(table.rstrip("\n"))
+    group = {"run": "gamp"}.get(command)
+    stored = storage.load(folder / f"{command}.nc", group)
+    settings = json.loads(stored.attrs["settings"])
+    assert settings["model"] == "linear"
+    assert settings["noise"] == 0.5
+    for overlap in np.ravel(stored["overlap"]):
+        assert f"{overlap:.4f}" in table
+    if command == "run":
+        assert storage.load(folder / "run.nc", "curve").sizes["alpha"] == 3
+
+
+def test_an_unfinished_run_is_no_error_but_says_so(capsys):
+    words = ["gamp", "linear", *QUICK["gamp"], "--max-steps", 2]
+    code, out, _ = call(capsys, *words, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["result"] == "MAX_STEPS"
+    assert found["converged"] is False
+    assert "raise max_steps" in found["message"]
+    assert "raise max_steps" in " ".join(call(capsys, *words)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["gamp", "linear", "--alpha", "-1"], "alpha"),
+        (["gamp", "linear", "--dimension", "0"], "dimension"),
+        (["state-evolution", "deep-attention", "--depth", "0", "--alpha", "1"], "depth"),
+        (["state-evolution", "linear", "--alpha", "0.5", "nan"], "alpha"),
+        (["state-evolution", "sign", "--alpha", "1", "--depth", "2"], "--depth"),
+        (["run", "linear", "--points", "1"], "--points"),
+    ],
+)
+def test_an_argument_out_of_range_is_named(capsys, words, name):
+    code, out, err = call(capsys, *words, "--json")
+    assert code == 2
+    assert out == ""
+    assert name in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_path_that_cannot_be_written_is_found_before_the_work(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = call(capsys, "run", "deep-attention", "--out", tmp_path / "file")
+    assert code == 2
+    assert "file" in err
+
+
+@pytest.mark.parametrize("command", ["", *QUICK])
+def test_help(capsys, command):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command.split(), "--help"])
+    assert stop.value.code == 0
+    assert "usage: jaxsmi" in capsys.readouterr().out
+
+
+def test_flags_reach_the_model():
+    arguments = cli._parser().parse_args(
+        ["gamp", "deep-attention", "--depth", "3", "--skip", "1", "0.5", "2", "--ranks", "1"]
+    )
+    assert cli._flags(arguments) == {"depth": 3, "tokens": 2, "skip": [1.0, 0.5, 2.0], "ranks": 1, "beta": 1.0}
+    assert cli._model(arguments).indices == 3

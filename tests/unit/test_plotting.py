@@ -1,0 +1,98 @@
+"""The points that are drawn are the numbers of the solutions, and a figure carries its provenance."""
+
+import json
+import sys
+import xml.etree.ElementTree as xml
+
+import numpy as np
+import pytest
+import synthetic
+
+from jaxsmi import plotting, storage
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+
+
+@pytest.fixture
+def ax():
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
+
+
+def drawn(ax, marker):
+    """Ordinates of the lines with (GAMP) or without (theory) hollow markers, in the order of the indices."""
+    return [line.get_ydata() for line in ax.lines if (line.get_linestyle() == "None") == marker]
+
+
+def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
+    theory, gamp = synthetic.solution(moment=4.0), synthetic.solution("gamp", moment=4.0)
+    assert plotting.overlap_against_iteration(gamp, theory, ax) is ax
+    for p in range(2):
+        np.testing.assert_allclose(drawn(ax, True)[p], gamp.trajectory["cosine"][:, p] ** 2)
+        np.testing.assert_allclose(drawn(ax, False)[p], theory.trajectory["overlap"][:, p, p] / 4.0)
+        np.testing.assert_allclose(drawn(ax, True)[p], drawn(ax, False)[p])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "layer 1",
+        "layer 2",
+        "state evolution",
+        "GAMP",
+    ]
+
+
+def test_overlaps_are_drawn_as_they_are(ax):
+    gamp = synthetic.solution("gamp", moment=4.0)
+    plotting.overlap_against_iteration(gamp, ax=ax, quantity="overlap", names=["one", "two"], legend=False)
+    np.testing.assert_allclose(drawn(ax, True)[1], gamp.trajectory["overlap"][:, 1, 1])
+    assert ax.get_legend() is None
+
+
+@pytest.mark.parametrize("form", ["list", "generator", "file"])
+def test_a_curve_has_its_error_band(ax, form):
+    solutions = [synthetic.solution(alpha=alpha, steps=steps) for alpha, steps in [(0.9, 8), (0.3, 4), (0.6, 6)]]
+    gamp = synthetic.solution("gamp")
+    curve = {"list": solutions, "generator": iter(solutions)}.get(form)
+    if form == "file":
+        pytest.importorskip("h5py")
+        curve = storage.stack(solutions)
+    plotting.overlap_against_alpha(curve, gamp, ax, bands=3.0)
+    for p in range(2):
+        expected = [float(solutions[i].overlap[p, p]) for i in (1, 2, 0)]
+        np.testing.assert_allclose(drawn(ax, False)[p], expected)
+        np.testing.assert_allclose(drawn(ax, True)[p], [gamp.trajectory["cosine"][-1, p] ** 2])
+        band = ax.collections[p].get_paths()[0].vertices
+        at = band[np.isclose(band[:, 0], 0.6), 1]
+        np.testing.assert_allclose([at.min(), at.max()], [expected[1] - 0.03, expected[1] + 0.03])
+    assert ax.get_legend().get_texts()[0].get_text() == "layer 1"
+
+
+def test_bad_input_is_named(ax, tmp_path):
+    with pytest.raises(ValueError, match="quantity: got 'loss'"):
+        plotting.overlap_against_iteration(synthetic.solution("gamp"), ax=ax, quantity="loss")
+    with pytest.raises(ValueError, match="theory, gamp: got 'no solution'"):
+        plotting.overlap_against_alpha([], ax=ax)
+    with pytest.raises(ValueError, match=r"path: got .*\.jpg"):
+        plotting.savefig(ax.figure, tmp_path / "a.jpg")
+
+
+def test_without_matplotlib_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxsmi\[plot\]'"):
+        plotting.overlap_against_iteration(synthetic.solution("gamp"))
+
+
+def test_a_figure_says_how_it_was_made(ax, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    solution = synthetic.solution()
+    plotting.overlap_against_iteration(theory=solution, ax=ax)
+    for ending in ("png", "svg", "pdf"):
+        plotting.savefig(ax.figure, tmp_path / f"a.{ending}", solution, seed=3, note="α")
+    in_svg = next(xml.parse(tmp_path / "a.svg").iter("{http://purl.org/dc/elements/1.1/}description")).text
+    for words in (image.open(tmp_path / "a.png").text["Description"], in_svg):
+        made = json.loads(words)
+        assert made["seed"] == 3
+        assert made["note"] == "α"
+        assert made["model_parameters"]["skip"] == [1.0, 0.5]
+        assert made["key"] == [0, 3]
+    assert b"model_parameters" in (tmp_path / "a.pdf").read_bytes()
