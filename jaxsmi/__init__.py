@@ -1,0 +1,28 @@
+"""jaxsmi: solvable models of learning with attention in high dimension, solved in JAX.
+
+Message passing (`gamp`), its exact asymptotics (`state_evolution`), and the models, links, priors and channels they share.
+Importing starts no device and sets no flag; theory is meant for float64: jax.config.update("jax_enable_x64", True).
+"""
+
+from jaxsmi import models, priors
+from jaxsmi.evolution import state_evolution
+from jaxsmi.message_passing import gamp
+from jaxsmi.models import AbstractIndexModel, DeepAttention, Estimate, MultiIndex, align, generalization_error, links
+from jaxsmi.types import Dataset, Result, Solution
+
+__all__ = [
+    "AbstractIndexModel",
+    "Dataset",
+    "DeepAttention",
+    "Estimate",
+    "MultiIndex",
+    "Result",
+    "Solution",
+    "align",
+    "gamp",
+    "generalization_error",
+    "links",
+    "models",
+    "priors",
+    "state_evolution",
+]

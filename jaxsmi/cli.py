@@ -38,8 +38,12 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 _FLAGS: dict[str, dict[str, Any]] = {
     "depth": {"type": int, "help": "attention layers"},
     "tokens": {"type": int, "help": "tokens in a sequence"},
-    "skip": {"type": float, "nargs": "+", "help": "strength of the skip connection, one number or one for each layer"},
-    "ranks": {"type": int, "nargs": "+", "help": "rank of the layers, one number or one for each layer"},
+    "skip": {
+        "type": float,
+        "nargs": "+",
+        "help": "strength of the skip connection: one number, or one for each hidden layer",
+    },
+    "ranks": {"type": int, "nargs": "+", "help": "rank of the layers: one number, or one for each"},
     "beta": {"type": float, "help": "inverse temperature of the softmax"},
     "factors": {"type": int, "help": "factors in the product"},
     "noise": {"type": float, "help": "variance of the label noise"},
@@ -64,8 +68,10 @@ class Report:
 def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution."""
     _add_gamp(parser)
-    parser.add_argument("--samples", type=int, default=2048, help="samples of the outer average of state evolution")
-    parser.add_argument("--randomisations", type=int, default=4, help="independent repetitions, for the error bars")
+    parser.add_argument("--samples", type=int, default=4096, help="points of the outer average of state evolution")
+    parser.add_argument(
+        "--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar"
+    )
     parser.add_argument("--points", type=int, default=13, help="values of alpha on the curve of state evolution")
 
     def execute(arguments: argparse.Namespace) -> Report:
@@ -80,6 +86,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
                 arguments.alpha,
                 key=_theory_key(arguments),
                 q0=1.0 / arguments.dimension,
+                newton=False,
                 progress=_progress(arguments),
                 **settings,
             )
@@ -146,10 +153,12 @@ def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     parser.add_argument(
         "--q0", type=float, default=argparse.SUPPRESS, help="start every alpha from this overlap instead"
     )
-    parser.add_argument("--samples", type=int, default=4096, help="samples of the outer average")
-    parser.add_argument("--randomisations", type=int, default=8, help="independent repetitions, for the error bars")
-    parser.add_argument("--max-steps", type=int, default=200, help="step budget")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="stop at this fixed-point residual")
+    parser.add_argument("--samples", type=int, default=8192, help="points of the outer average")
+    parser.add_argument(
+        "--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar"
+    )
+    parser.add_argument("--max-steps", type=int, default=300, help="step budget")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="stop at this distance from the fixed point")
 
     def execute(arguments: argparse.Namespace) -> Report:
         model = _model(arguments)
@@ -232,10 +241,8 @@ def _parser() -> argparse.ArgumentParser:
         own = child.add_argument_group("the model's own flags")
         for flag, settings in _FLAGS.items():
             owners = [f"{model}: {flags[flag]}" for model, (_, flags) in MODELS.items() if flag in flags]
-            words = f"{settings['help']} ({', '.join(owners)})"
-            own.add_argument(
-                f"--{flag}", default=argparse.SUPPRESS, metavar=flag[0].upper(), **settings | {"help": words}
-            )
+            shown: dict[str, Any] = {"help": f"{settings['help']} ({', '.join(owners)})", "metavar": flag[0].upper()}
+            own.add_argument(f"--{flag}", default=argparse.SUPPRESS, **(settings | shown))
         child.set_defaults(execute=command(child), out=None, json=False, quiet=False)
         child.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
         # suppressed, so that the help does not show an empty default for them
@@ -248,7 +255,7 @@ def _add_gamp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alpha", type=float, default=1.2, help="sample complexity N/D")
     parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
     parser.add_argument("--max-steps", type=int, default=100, help="step budget of GAMP")
-    parser.add_argument("--tolerance", type=float, default=1e-6, help="stop GAMP at this residual")
+    parser.add_argument("--tolerance", type=float, default=1e-5, help="stop GAMP at this change of a weight")
     parser.add_argument("--damping", type=float, default=0.0, help="damping of GAMP; only undamped runs follow theory")
 
 
@@ -303,13 +310,13 @@ def _curve(
 ) -> list[Solution]:
     """State evolution in ascending alpha; without `q0` each point starts near the one before: the branch from below."""
     curve: list[Solution] = []
-    start: Any = q0
+    start: dict[str, Any] = {} if q0 is None else {"q0": q0}
     for alpha in tqdm(alphas, desc="alpha", disable=not _progress(arguments)):
-        curve.append(smi.state_evolution(model, alpha, key=_theory_key(arguments), q0=start, **settings))
+        curve.append(smi.state_evolution(model, alpha, key=_theory_key(arguments), **start, **settings))
         if q0 is None and bool(curve[-1].converged):
             # A small step towards half-learned: unlearned indices must be able to grow, recovered ones need V > 0.
-            overlap, moment = curve[-1].overlap, curve[-1].overlap + curve[-1].covariance
-            start = overlap + 0.05 * (0.5 * moment - overlap)
+            overlap, second_moment = curve[-1].overlap, curve[-1].overlap + curve[-1].covariance
+            start = {"q0": overlap + 0.05 * (0.5 * second_moment - overlap)}
     return curve
 
 

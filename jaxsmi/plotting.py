@@ -61,20 +61,20 @@ def overlap_against_alpha(
 
     Raises ValueError without any solution, ImportError (with the remedy) without matplotlib.
     """
-    theory, gamp, names = _read(theory, gamp, names)
+    lines, runs, names = _read(theory, gamp, names)
     ax = _axes(ax)
     for p in range(len(names)):
-        if theory:
-            alpha, overlap, stderr = np.array([_end(solution, p) for solution in theory]).T
+        if lines:
+            alpha, overlap, stderr = np.array([_end(solution, p) for solution in lines]).T
             ax.plot(alpha, overlap, marker=".", markersize=4, color=_colour(p))
             ax.fill_between(
                 alpha, overlap - bands * stderr, overlap + bands * stderr, color=_colour(p), alpha=0.2, lw=0
             )
-        if gamp:
-            alpha, overlap, _ = np.array([_end(solution, p) for solution in gamp]).T
+        if runs:
+            alpha, overlap, _ = np.array([_end(solution, p) for solution in runs]).T
             ax.plot(alpha, overlap, **_markers(p, size=8))
     ax.set_xlabel(r"sample complexity $\alpha = N/D$")
-    return _finished(ax, "overlap", names, theory, gamp, legend)
+    return _finished(ax, "overlap", names, lines, runs, legend)
 
 
 def overlap_against_iteration(
@@ -97,24 +97,24 @@ def overlap_against_iteration(
     Raises ValueError without any solution or for another quantity, ImportError (with the remedy) without matplotlib.
     """
     check(quantity in ("cosine", "overlap"), "quantity", quantity, "'cosine' or 'overlap'")
-    theory, gamp, names = _read(theory, gamp, names)
+    lines, runs, names = _read(theory, gamp, names)
     ax = _axes(ax)
-    last = max((solution.trajectory["step"][-1] for solution in gamp), default=0)
+    last = max((solution.trajectory["step"][-1] for solution in runs), default=0)
     for p in range(len(names)):
-        for solution in theory:
+        for solution in lines:
             past = solution.trajectory
             scale = _second_moment(solution)[p] if quantity == "cosine" else 1.0
             step, overlap = past["step"], past["overlap"][:, p, p] / scale
             if bool(solution.converged) and step[-1] < last:  # it stays where it ended
                 step, overlap = np.append(step, last), np.append(overlap, overlap[-1])
             ax.plot(step, overlap, color=_colour(p))
-        for solution in gamp:
+        for solution in runs:
             past = solution.trajectory
             values = past["cosine"][:, p] ** 2 if quantity == "cosine" else past["overlap"][:, p, p]
             ax.plot(past["step"], values, **_markers(p))
     ax.set_xlim(left=0)
     ax.set_xlabel("iteration")
-    return _finished(ax, "squared cosine" if quantity == "cosine" else "overlap", names, theory, gamp, legend)
+    return _finished(ax, "squared cosine" if quantity == "cosine" else "overlap", names, lines, runs, legend)
 
 
 def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | None = None, **attributes: Any) -> None:
@@ -203,8 +203,9 @@ def _finished(ax: Axes, ordinate: str, names: list[str], theory: list, gamp: lis
 
         handles = []
         for p, name in enumerate(names):
-            style = _markers(p) if gamp else {"color": _colour(p)}
-            handles.append(Line2D([], [], label=name, **style | {"linestyle": "-" if theory else "none"}))
+            style: dict[str, Any] = _markers(p) if gamp else {"color": _colour(p)}
+            handles.append(Line2D([], [], label=name, **style))
+            handles[-1].set_linestyle("-" if theory else "none")
         if theory and gamp:
             handles += [
                 Line2D([], [], label="state evolution", color="0.4"),

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi.types import Dataset, Result, Solution, check
@@ -76,8 +77,8 @@ def parameters(value: Any) -> Any:
     if isinstance(value, (list, tuple, set)):
         return [parameters(entry) for entry in value]
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return parameters(jax.random.key_data(value))
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return parameters(_key_data(value))
         if value.size > _LISTED:
             return f"array of shape {value.shape}, {value.dtype}"
         return parameters(np.asarray(value).tolist())
@@ -222,13 +223,13 @@ def from_xarray(dataset: xarray.Dataset, model: Any = None) -> Solution:
         past = dataset[recorded].dropna("step", how="all")  # a curve pads its shorter histories with NaN
         history = {str(name).removeprefix("history_"): past[name].values for name in recorded}
         history["step"] = past["step"].values.astype(float)
-    key = dataset["key"].values if "key" in dataset else None
+    # left as NumPy arrays: JAX would halve the precision of what is only to be looked at, where x64 is off
+    stored: dict[str, Any] = {name: dataset[name].values for name in (*_SCALARS, *_MATRICES, "alpha")}
+    stored |= {name: dataset[name].values for name in ("weights", "key") if name in dataset}
     return Solution(
-        **{name: dataset[name].values for name in (*_SCALARS, *_MATRICES, "alpha")},
-        weights=dataset["weights"].values if "weights" in dataset else None,
+        **stored,
         history=history,
         model=model,
-        key=key,
         kind=str(dataset.attrs.get("kind", "state_evolution")),
     )
 
@@ -267,7 +268,7 @@ def save(item: Any, path: str | os.PathLike[str], **attributes: Any) -> None:
     """
     xarray = require()
     if isinstance(item, Mapping) and not isinstance(item, xarray.Dataset):
-        root = xarray.Dataset(attrs=_attributes(**{"groups": ", ".join(item)} | attributes))
+        root = xarray.Dataset(attrs=_attributes(None, groups=", ".join(item), **attributes))
         root.to_netcdf(path, engine="h5netcdf")
         for group, part in item.items():
             _dataset(part, **attributes).to_netcdf(path, group=group, mode="a", engine="h5netcdf")
@@ -316,7 +317,7 @@ def _data_to_xarray(data: Dataset, **attributes: Any) -> xarray.Dataset:
     if data.teacher is not None:
         variables["teacher"] = (("index", "dimension"), np.asarray(data.teacher))
     coordinates = {"alpha": ((), data.alpha)}
-    return _annotated(require().Dataset(variables, coordinates, _attributes(**{"kind": "dataset"} | attributes)))
+    return _annotated(require().Dataset(variables, coordinates, _attributes(None, kind="dataset", **attributes)))
 
 
 def _dimensions(name: str, shape: tuple[int, ...], indices: int) -> list[str]:
@@ -345,5 +346,5 @@ def _device(solution: Solution | None) -> str:
 
 
 def _key_data(key: Any) -> Any:
-    typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(key) if typed else key

@@ -1,0 +1,21 @@
+"""Output channels: what a label says about its fields. base.py states the equations that all share."""
+
+from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
+from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel, NoInference, Posterior, Response
+from jaxsmi.channels.closed_form import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
+from jaxsmi.channels.sampled import SampledChannel
+
+__all__ = [
+    "AbstractChannel",
+    "ClosedFormChannel",
+    "DeepAttentionChannel",
+    "LinearChannel",
+    "ModulusChannel",
+    "NoInference",
+    "Posterior",
+    "Response",
+    "SampledChannel",
+    "SignChannel",
+    "SignProductChannel",
+    "SingleAttentionChannel",
+]

@@ -20,8 +20,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.scipy.linalg import solve_triangular
 
-from jaxsmi.integrate import randomised_gaussians
+from jaxsmi.integrate import Moments, randomised_gaussians
 from jaxsmi.types import Array, check, positive_definite, theory_dtype
 
 __all__ = ["AbstractChannel", "ClosedFormChannel", "NoInference", "Posterior", "Response", "sqrt_psd"]
@@ -68,6 +69,21 @@ def sqrt_psd(Q: Array) -> Array:
     values, vectors = jnp.linalg.eigh(0.5 * (Q + Q.T))
     safe = jnp.where(values > 0.0, values, 1.0)
     return (vectors * jnp.where(values > 0.0, jnp.sqrt(safe), 0.0)) @ vectors.T
+
+
+def unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Array, Array]:
+    """g (S, P, M) = L^{-ᵀ}⟨τ⟩ and ∂g (S, P, M, P, M) = L^{-ᵀ}(Cov τ - I)L^{-1} from moments of τ = L^{-1}(z - ω)."""
+    P, M = L.shape[0], tokens
+    inverse = solve_triangular(L, jnp.eye(P, dtype=L.dtype), lower=True)
+    centred = (covariance - jnp.eye(P * M, dtype=L.dtype)).reshape(-1, P, M, P, M)
+    g = jnp.einsum("qp,sqm->spm", inverse, mean.reshape(-1, P, M))
+    return g, jnp.einsum("ap,sambn,bq->spmqn", inverse, centred, inverse)
+
+
+def as_posterior(moments: Moments, shape: tuple[int, ...]) -> Posterior:
+    """A batch Posterior from integrated moments."""
+    m = moments
+    return Posterior(m.log_mass, m.g.reshape(shape), m.dg, m.ess, m.error, m.dg_error)
 
 
 class AbstractChannel(eqx.Module):
@@ -138,9 +154,10 @@ class AbstractChannel(eqx.Module):
         labels = jax.vmap(self.label)(fields, points[:, 2 * P * M :])
         inner_key = jax.random.fold_in(key, 1)
         post = self.respond(self.statistic(labels), omega, V, inner_key)
-        g = post.g.reshape(randomisations, samples, P, M)
-        replicas = jnp.einsum("rspm,rsqm->rpq", g, g) / samples
-        jacobian = jnp.zeros((P, P, P, P), g.dtype)
+        outer = jnp.einsum("npm,nqm->npq", post.g, post.g).reshape(randomisations, samples, P, P)
+        curvature = -jnp.einsum("npmqm->npq", post.dg).reshape(randomisations, samples, P, P)
+        replicas = _controlled(outer, outer - curvature)
+        jacobian = jnp.zeros((P, P, P, P), outer.dtype)
         if tangents:
             jacobian = jnp.einsum("samcn,sbmdn->abcd", post.dg, post.dg) / count
         log_partition = jnp.mean(post.log_partition.reshape(randomisations, samples), axis=1)
@@ -183,6 +200,20 @@ class ClosedFormChannel(AbstractChannel):
     def tolerated(self) -> Array:
         """Closed forms are exact."""
         return jnp.asarray(jnp.inf)
+
+
+def _controlled(values: Array, control: Array) -> Array:
+    """Means (R, ...) of values (R, n, ...) with a control variate of mean zero (E Σ g gᵀ = -E Σ ∂g, so their difference).
+
+    The coefficient of each randomisation is regressed on the others, which keeps the mean unbiased. Where the two are
+    equivalent (linear channel) the result is exact.
+    """
+    mean, control_mean = jnp.mean(values, axis=1), jnp.mean(control, axis=1)
+    covariance = jnp.mean((values - mean[:, None]) * (control - control_mean[:, None]), axis=1)
+    variance = jnp.mean((control - control_mean[:, None]) ** 2, axis=1)
+    covariance, variance = (jnp.sum(x, axis=0) - x for x in (covariance, variance))
+    slope = jnp.where(variance > 0.0, covariance / jnp.where(variance > 0.0, variance, 1.0), 0.0)
+    return mean - lax.stop_gradient(slope) * control_mean
 
 
 class NoInference(AbstractChannel):

@@ -302,15 +302,15 @@ class _Discrete(AbstractPrior):
 
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """Q = E[f fᵀ] by quadrature; see `AbstractPrior.overlap`."""
-        return overlap(self._mixture(len(Qhat := _precision(Qhat))), Qhat)
+        return overlap(self, _precision(Qhat))
 
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """V = E[C] by quadrature; see `AbstractPrior.mmse`."""
-        return mmse(self._mixture(len(Qhat := _precision(Qhat))), Qhat)
+        return mmse(self, _precision(Qhat))
 
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
         """Φ_w = E log Z_w by quadrature; see `AbstractPrior.free_entropy`."""
-        return free_entropy(self._mixture(len(Qhat := _precision(Qhat))), Qhat)
+        return free_entropy(self, _precision(Qhat))
 
 
 def _supports(indices: int) -> Array:

@@ -16,6 +16,7 @@ Palomar, IEEE Trans. Inf. Theory 55, 2009). It holds at Q̂ = 0, at singular Q̂
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from jaxsmi.types import Array, Float
 
@@ -131,93 +133,103 @@ def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
 
 @eqx.filter_custom_jvp
 @eqx.filter_jit
-def average(mixture: Mixture, Qhat: Array, extra: Any, *, function: Callable, drift: Callable | None) -> Array:
-    """E function(mixture, b, Q̂, extra) over b = Q̂w + Q̂^{1/2}ξ; `drift`, where known, is Itô's formula for it."""
+def average(prior: Any, Qhat: Array, *, function: Callable, drift: Callable | None = None) -> Array:
+    """E function(prior, b, Q̂) over b = Q̂w + Q̂^{1/2}ξ; `drift` (..., P, P), where known, is its derivative in Q̂."""
+    mixture = prior._mixture(len(Qhat))
     eigenvalue, vector = jnp.linalg.eigh(Qhat)
     root = (vector * jnp.sqrt(jnp.maximum(eigenvalue, 0.0))) @ vector.T
     u, weights = _nodes(mixture, root)
 
     def add(total, chunk):
         b, weight = chunk
-        values = jax.vmap(lambda field: function(mixture, field, Qhat, extra))(b)
+        values = jax.vmap(lambda field: function(prior, field, Qhat))(b)
         return total + jnp.tensordot(weight, values, 1), None
 
+    shape = jax.eval_shape(lambda: function(prior, u[0], Qhat))
     chunks = (u @ root).reshape(-1, _CHUNK, len(Qhat)), weights.reshape(-1, _CHUNK)
-    shape = jax.eval_shape(lambda: function(mixture, u[0], Qhat, extra))
     return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), chunks)[0]
 
 
 @average.def_jvp
-def _average_jvp(primals, tangents, *, function, drift):
-    """Itô's formula in Q̂, the score of b in the parameters of the mixture: again averages, so any order exists."""
-    mixture, Qhat, extra = primals
-
-    def full(primal, tangent):
-        return jax.tree.map(lambda p, t: jnp.zeros_like(p) if t is None else t, primal, tangent)
-
-    def along_mixture(m, b, Q, given):
-        inner, dm = given
-        value, change = jax.jvp(lambda m: (function(m, b, Q, inner), m.respond(b, Q)[0]), (m,), (dm,))
-        return change[0] + value[0] * change[1]
-
-    def along_Qhat(m, b, Q, given):
-        inner, dQ = given
-        if drift is not None:
-            return drift(m, b, Q, dQ)
-        at = lambda b: function(m, b, Q, inner)
-        _, ageing = jax.jvp(lambda Q: function(m, b, Q, inner), (Q,), (dQ,))
-        _, carried = jax.jvp(at, (b,), (dQ @ m.respond(b, Q)[1],))
-        return ageing + carried + 0.5 * jnp.einsum("...pq,pq->...", jax.jacfwd(jax.jacfwd(at))(b), dQ)
-
-    def along_extra(m, b, Q, given):
-        inner, change = given
-        return jax.jvp(lambda e: function(m, b, Q, e), (inner,), (change,))[1]
-
-    value = average(mixture, Qhat, extra, function=function, drift=drift)
+def _average_jvp(primals, tangents, *, function, drift=None):
+    """Averages again, so that every order exists, and free of the tangents, so that reverse mode keeps this rule."""
+    (prior, Qhat), (d_prior, d_Qhat) = primals, tangents
+    value = average(prior, Qhat, function=function, drift=drift)
     total = jnp.zeros_like(value)
-    for primal, tangent, rule in zip(primals, tangents, (along_mixture, along_Qhat, along_extra), strict=True):
-        if jax.tree.leaves(tangent):
-            total += average(mixture, Qhat, (extra, full(primal, tangent)), function=rule, drift=None)
+    if d_Qhat is not None:
+        slope = average(prior, Qhat, function=drift or _generator(function))
+        total += jnp.einsum("...pq,pq->...", slope, d_Qhat)
+    if jax.tree.leaves(d_prior):
+        filled = jax.tree.map(lambda p, t: jnp.zeros_like(p) if t is None else t, prior, d_prior)
+        total += average(prior, Qhat, function=_score(function)) @ ravel_pytree(filled)[0]
     return value, total
 
 
-def free_entropy(mixture: Mixture, Qhat: Array) -> Array:
-    """E log Z_w; its derivative is ½ E fᵀ dQ̂ f."""
-    return average(mixture, Qhat, None, function=_log_partition, drift=_energy)
+@functools.cache
+def _generator(function: Callable) -> Callable:
+    """Itô's formula for a function of (prior, b, Q̂): its coefficients of dQ̂, (..., P, P)."""
+
+    def generator(prior, b, Qhat):
+        slope, ageing = jax.jacfwd(function, argnums=(1, 2))(prior, b, Qhat)
+        curvature = jax.jacfwd(jax.jacfwd(function, argnums=1), argnums=1)(prior, b, Qhat)
+        return ageing + slope[..., :, None] * _respond(prior, b, Qhat)[1] + 0.5 * curvature
+
+    return generator
 
 
-def overlap(mixture: Mixture, Qhat: Array) -> Array:
-    """E f fᵀ; its derivative is E C dQ̂ C."""
-    return average(mixture, Qhat, None, function=_outer, drift=_gain)
+@functools.cache
+def _score(function: Callable) -> Callable:
+    """∂h + h ∂ log Z_w in the parameters of the prior, (..., n): the law of b is N(0, Q̂) Z_w(b, Q̂)."""
+
+    def score(prior, b, Qhat):
+        parameters, restore = ravel_pytree(prior)
+        change = jax.jacfwd(lambda x: function(restore(x), b, Qhat))(parameters)
+        log_change = jax.jacfwd(lambda x: _respond(restore(x), b, Qhat)[0])(parameters)
+        return change + function(prior, b, Qhat)[..., None] * log_change
+
+    return score
 
 
-def mmse(mixture: Mixture, Qhat: Array) -> Array:
-    """E C; its derivative is -E C dQ̂ C."""
-    return average(mixture, Qhat, None, function=_covariance, drift=_loss)
+def _respond(prior: Any, b: Array, Qhat: Array) -> tuple[Array, Array, Array]:
+    return prior._mixture(len(b)).respond(b, Qhat)
 
 
-def _log_partition(mixture, b, Qhat, _):
-    return mixture.respond(b, Qhat)[0]
+def _log_partition(prior, b, Qhat):
+    return _respond(prior, b, Qhat)[0]
 
 
-def _energy(mixture, b, Qhat, dQhat):
-    f = mixture.respond(b, Qhat)[1]
-    return 0.5 * f @ dQhat @ f
+def _half_outer(prior, b, Qhat):
+    return 0.5 * _outer(prior, b, Qhat)
 
 
-def _outer(mixture, b, Qhat, _):
-    f = mixture.respond(b, Qhat)[1]
+def _outer(prior, b, Qhat):
+    f = _respond(prior, b, Qhat)[1]
     return jnp.outer(f, f)
 
 
-def _covariance(mixture, b, Qhat, _):
-    return mixture.respond(b, Qhat)[2]
+def _covariance(prior, b, Qhat):
+    return _respond(prior, b, Qhat)[2]
 
 
-def _gain(mixture, b, Qhat, dQhat):
-    C = mixture.respond(b, Qhat)[2]
-    return C @ dQhat @ C
+def _covariance_twice(prior, b, Qhat):
+    C = _respond(prior, b, Qhat)[2]
+    return jnp.einsum("ip,jq->ijpq", C, C)
 
 
-def _loss(mixture, b, Qhat, dQhat):
-    return -_gain(mixture, b, Qhat, dQhat)
+def _minus_covariance_twice(prior, b, Qhat):
+    return -_covariance_twice(prior, b, Qhat)
+
+
+def free_entropy(prior: Any, Qhat: Array) -> Array:
+    """E log Z_w; its derivative is ½ E fᵀ dQ̂ f."""
+    return average(prior, Qhat, function=_log_partition, drift=_half_outer)
+
+
+def overlap(prior: Any, Qhat: Array) -> Array:
+    """E f fᵀ; its derivative is E C dQ̂ C."""
+    return average(prior, Qhat, function=_outer, drift=_covariance_twice)
+
+
+def mmse(prior: Any, Qhat: Array) -> Array:
+    """E C; its derivative is -E C dQ̂ C."""
+    return average(prior, Qhat, function=_covariance, drift=_minus_covariance_twice)

@@ -1,0 +1,290 @@
+r"""Generalised approximate message passing: one engine for every model.
+
+Equations here [Rangan11; TCDKZ25, Algorithm 1; spec section 4], one step for signal W, covariance C of what is left of it:
+
+    V = C,   ω = sensing.forward(W) - V g_old                  (Onsager term)
+    g = channel.respond(y, ω, V)
+    A = sensing.precision(g)                                   ("outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state")
+    b = sensing.adjoint(g) + A W
+    W, C = prior.posterior(b, A)                               (then damping)
+
+Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from tqdm.auto import tqdm
+
+from jaxsmi.models.base import prediction_error
+from jaxsmi.types import Array, Dataset, Result, Solution, check, theory_dtype
+
+PRECISIONS = ("outer", "divergence", "state")
+
+
+class GampState(eqx.Module):
+    """State after a step: `weights` Ŵ (P, D), `covariance` C (P, P), `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P),
+    `step`; what `record` functions see, and what `state=` continues from.
+    """
+
+    weights: Array
+    covariance: Array
+    g: Array
+    omega: Array
+    precision: Array
+    step: Array
+
+
+class _Carry(eqx.Module):
+    state: GampState
+    residual: Array
+    ratio: Array
+    steady: Array
+    inaccurate: Array
+    result: Array
+    history: dict[str, Any]
+
+
+class _Problem(eqx.Module):
+    model: Any
+    data: Dataset
+    statistic: Array
+    side: tuple[Array, Array]
+    damping: Array
+    tolerance: Array
+    key: Array
+    record: Callable | None
+    precision: str = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+    every: int = eqx.field(static=True)
+
+    def observe(self, state: GampState, residual: Array, inaccurate: Array) -> dict[str, Any]:
+        """What goes into the history at one step."""
+        D = self.data.dimension
+        Q = state.weights @ state.weights.T / D
+        cross, cosine = jnp.full(Q.shape, jnp.nan), jnp.full(Q.shape[:1], jnp.nan)
+        if self.data.teacher is not None:
+            cross = state.weights @ self.data.teacher.T / D
+            cosine = self.model.cosines(cross, Q, self.data.teacher @ self.data.teacher.T / D)
+        seen = {
+            "step": state.step.astype(Q.dtype),
+            "overlap": Q,
+            "teacher_overlap": cross,
+            "cosine": cosine,
+            "covariance": state.covariance,
+            "residual": residual,
+            "inaccurate": inaccurate,
+        }
+        if self.record is not None:
+            seen["record"] = self.record(state)
+        return seen
+
+    def step(self, state: GampState) -> tuple[GampState, Array]:
+        """One step, before damping decides nothing but itself; and the fraction of samples integrated inaccurately."""
+        model, sensing = self.model, self.model.sensing(self.data)
+        V = state.covariance
+        omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", V, state.g)
+        post = model.channel.respond(self.statistic, omega, V, jax.random.fold_in(self.key, state.step))
+        if self.precision == "outer":
+            A = sensing.outer_precision(post.g)
+        elif self.precision == "divergence":
+            A = sensing.divergence_precision(post.dg)
+        else:
+            S = model.prior.second_moment(model.indices)
+            response = model.channel.response(S - V, V, key=self.key, samples=512, randomisations=4, tangents=False)
+            A = sensing.alpha * response.mean
+        b = sensing.adjoint(post.g) + A @ state.weights
+        weights, covariance = model.prior.posterior(b + self.side[1], A + self.side[0])
+        weights = (1.0 - self.damping) * weights + self.damping * state.weights
+        covariance = (1.0 - self.damping) * covariance + self.damping * state.covariance
+        inaccurate = jnp.mean((post.error > model.channel.tolerated).astype(weights.dtype))
+        return GampState(weights, covariance, post.g, omega, A, state.step + 1), inaccurate
+
+
+def gamp(
+    model: Any,
+    data: Dataset,
+    *,
+    key: Array | None = None,
+    max_steps: int = 100,
+    tolerance: Any = 1e-5,
+    damping: Any = 0.0,
+    precision: str = "outer",
+    init: Any = 1e-3,
+    side_information: Any = 0.0,
+    record: Callable[[GampState], Any] | None = None,
+    record_every: int = 1,
+    state: GampState | None = None,
+    progress: bool = False,
+) -> Solution:
+    r"""Bayes-optimal message passing on a dataset (module docstring): learns W from inputs and labels.
+
+    Arguments: `model`; `data`: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or without
+    a teacher; `key`: for the start (and channels that sample); `max_steps`; `tolerance` on the root-mean-square change of
+    an entry of Ŵ in a step; `damping` in [0, 1) of Ŵ and C (0 follows state evolution step by step); `precision`: "outer"
+    (positive semi-definite, the default), "divergence" or "state"; `init`: size of a random start (1e-3: uninformative; keep
+    it small, see below), "informed" (the posterior mean given the teacher seen with side information 0.99), or weights (P, D);
+    `side_information` λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what that says; `record`: any
+    function of a `GampState`, kept in history["record"]; `record_every` steps; `state`: continue from `solution.state`.
+
+    A start of order one with C = S, or C from ∂g, ends overconfident with the first layer unlearned: start tiny, undamped.
+
+    Returns: a `Solution` with `weights` Ŵ, `overlap` Q = ŴŴᵀ/D, `covariance` C, `error` (plug-in, NaN without a teacher),
+    `state`, and `history` with "step", "overlap", "teacher_overlap" M, "cosine", "covariance", "residual", "inaccurate".
+    Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED, NONFINITE, INACCURATE; a diverged run keeps its history.
+    Raises: ValueError outside jit for arguments out of range, shapes that do not fit, labels the channel cannot produce.
+    Cost: per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)).
+    Source: [Rangan11], [TCDKZ25], spec section 4.
+    Example:
+    >>> import jax, jaxsmi as smi
+    >>> model, key = smi.links.linear(0.1), jax.random.key(0)
+    >>> sol = smi.gamp(model, model.sample(key, dimension=200, alpha=3.0), key=key)
+    >>> bool(sol.converged), bool(sol.overlap[0, 0] > 0.8)
+    (True, True)
+    """
+    P, D, N, M, dtype = model.indices, data.dimension, data.samples, model.tokens, theory_dtype()
+    key = jax.random.key(0) if key is None else key
+    check(max_steps >= 1, "max_steps", max_steps, "an integer >= 1")
+    check(record_every >= 1, "record_every", record_every, "an integer >= 1")
+    damping, tolerance = jnp.asarray(damping, dtype), jnp.asarray(tolerance, dtype)
+    check((damping >= 0) & (damping < 1), "damping", damping, "a number in [0, 1)")
+    check(tolerance > 0, "tolerance", tolerance, "a positive number")
+    check(precision in PRECISIONS, "precision", precision, f"one of {PRECISIONS}")
+    strength = jnp.asarray(side_information, dtype)
+    check((strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)")
+    _ = model.channel.tolerated  # refuses models without inference
+    model.sensing(data)  # checks the shapes
+    model.channel.check_labels(data.labels)
+    start_key, side_key, run_key = jax.random.split(key, 3)
+    teacher = data.teacher
+    S = model.prior.second_moment(P)
+    side, informed = (jnp.zeros((P, P), dtype), jnp.zeros((P, D), dtype)), isinstance(init, str)
+    uses_side = not isinstance(side_information, (int, float)) or side_information != 0
+    if uses_side or informed:
+        check(teacher is not None, "data.teacher", None, "a teacher, for side information or an informed start")
+    if informed:
+        check(init == "informed", "init", init, "a positive number, 'informed', or an array (P, D)")
+    if uses_side:
+        side = model.prior.side_information(side_key, teacher, strength)
+    if state is None:
+        if informed or uses_side:
+            seen = model.prior.side_information(side_key, teacher, jnp.asarray(0.99, dtype)) if informed else side
+            weights, covariance = model.prior.posterior(seen[1], seen[0])
+        else:
+            init = jnp.asarray(init, dtype)
+            check(init.shape in ((), (P, D)), "init", init, f"a positive number, 'informed', or an array {(P, D)}")
+            check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
+            weights = init * jax.random.normal(start_key, (P, D), dtype) if init.ndim == 0 else init
+            covariance = S
+        nothing = jnp.zeros((N, P, M), dtype)
+        state = GampState(weights, covariance, nothing, nothing, jnp.zeros((P, P), dtype), jnp.zeros((), int))
+    else:
+        check(state.weights.shape == (P, D), "state", state.weights, f"the state of a run with weights {(P, D)}")
+        check(state.g.shape == (N, P, M), "state", state.g, f"the state of a run on {N} samples")
+    statistic = _statistic(model.channel, data.labels)
+    problem = _Problem(
+        model, data, statistic, side, damping, tolerance, run_key, record, precision, max_steps, record_every
+    )
+    carry = _begin(problem, state)
+    if not progress:
+        return _finish(problem, _advance(problem, carry, carry.state.step + max_steps), key)
+    first, stretch = int(carry.state.step), 2
+    with tqdm(total=max_steps, desc=f"GAMP, D={D}, N={N}", leave=False) as bar:
+        for until in range(stretch, max_steps + stretch, stretch):
+            carry = _advance(problem, carry, first + min(until, max_steps))
+            bar.update(int(carry.state.step) - first - bar.n)
+            bar.set_postfix(C=" ".join(f"{c:.4f}" for c in jnp.diagonal(carry.state.covariance)))
+            if int(carry.result) >= 0:
+                break
+    return _finish(problem, carry, key)
+
+
+@eqx.filter_jit
+def _statistic(channel: Any, labels: Array) -> Array:
+    return channel.statistic(labels)
+
+
+@eqx.filter_jit
+def _begin(problem: _Problem, state: GampState) -> _Carry:
+    dtype, slots = theory_dtype(), problem.max_steps // problem.every + 1
+    nan, zero = jnp.asarray(jnp.nan, dtype), jnp.zeros((), int)
+    seen = problem.observe(state, nan, jnp.zeros((), dtype))
+
+    def buffer(x: Array) -> Array:
+        x = jnp.asarray(x)
+        x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(dtype)  # so that NaN can mark what was not recorded
+        return jnp.full((slots, *x.shape), jnp.nan, x.dtype).at[0].set(x)
+
+    return _Carry(state, nan + jnp.inf, nan, zero, jnp.zeros((), dtype), zero - 1, jax.tree.map(buffer, seen))
+
+
+@eqx.filter_jit
+def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
+    model = problem.model
+    largest = jnp.trace(model.prior.second_moment(model.indices))
+    origin = carry.history["step"][0].astype(int)
+
+    def body(c: _Carry) -> _Carry:
+        new, inaccurate = problem.step(c.state)
+        residual = jnp.sqrt(jnp.mean((new.weights - c.state.weights) ** 2))
+        size = jnp.sum(new.weights**2) / problem.data.dimension
+        left, before = jnp.trace(new.covariance), jnp.trace(c.state.covariance)
+        ratio = left / before
+        falling = (left < 1e-3 * largest) & (ratio < 0.98) & (jnp.abs(ratio - c.ratio) < 0.1)
+        steady = jnp.where(falling, c.steady + 1, 0)
+        # a noiseless channel whose V falls along a ray for ten steps, or has fallen to rounding, is perfect recovery
+        recovered = (steady >= 10) if model.channel.noise_size == 0 else False
+        recovered = recovered | (left < 1e-12 * largest)
+        finite = jnp.all(jnp.isfinite(new.weights)) & jnp.all(jnp.isfinite(new.covariance))
+        done = new.step - origin
+        code = jnp.where(done >= problem.max_steps, Result.MAX_STEPS, -1)
+        ended = jnp.where(inaccurate > 0.01, Result.INACCURATE, Result.SUCCESS)
+        code = jnp.where(residual <= problem.tolerance, ended, code)
+        code = jnp.where(recovered, Result.RECOVERED, code)
+        code = jnp.where(size > 10.0 * largest, Result.DIVERGED, code)
+        code = jnp.where(finite, code, Result.NONFINITE).astype(c.result.dtype)
+        # a non-finite step is not taken: the state stays the last finite one
+        state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, c.state)
+        state = eqx.tree_at(lambda s: s.step, state, new.step)
+        slot = jnp.where(done % problem.every == 0, done // problem.every, problem.max_steps + 1)
+        seen = problem.observe(new, residual, inaccurate)
+        history = jax.tree.map(lambda h, x: h.at[slot].set(x, mode="drop"), c.history, seen)
+        return _Carry(state, residual, ratio, steady, inaccurate, code, history)
+
+    return lax.while_loop(lambda c: (c.result < 0) & (c.state.step < until), body, carry)
+
+
+@eqx.filter_jit
+def _finish(problem: _Problem, carry: _Carry, key: Array) -> Solution:
+    state, D, P = carry.state, problem.data.dimension, problem.model.indices
+    Q = state.weights @ state.weights.T / D
+    error = jnp.asarray(jnp.nan, Q.dtype)
+    if problem.data.teacher is not None:
+        teacher = problem.data.teacher
+        error = prediction_error(
+            problem.model, Q, key=jax.random.fold_in(problem.key, 1), cross=state.weights @ teacher.T / D,
+            second_moment=teacher @ teacher.T / D, samples=2048,
+        ).value  # fmt: skip
+    return Solution(
+        overlap=Q,
+        stderr=jnp.zeros((P, P), Q.dtype),
+        error=error,
+        alpha=jnp.asarray(problem.data.alpha, Q.dtype),
+        steps=state.step,
+        residual=carry.residual,
+        result=carry.result,
+        history=carry.history,
+        covariance=state.covariance,
+        rho=jnp.asarray(jnp.nan, Q.dtype),
+        weights=state.weights,
+        state=state,
+        model=problem.model,
+        key=key,
+        kind="gamp",
+    )

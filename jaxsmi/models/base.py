@@ -1,0 +1,232 @@
+r"""What every index model can do: draw data, predict, and measure an estimate up to the model's symmetries.
+
+Equations here [TCDKZ25, spec sections 1, 4, 5]:
+
+    Z = W* x/√D (P, M),   y = link(Z) (+ noise),   α = N/D
+    cosine_p = |M_pp| / √(Q_pp ρ_p),   M = Ŵ W*ᵀ/D,   Q = Ŵ Ŵᵀ/D,   ρ = W* W*ᵀ/D
+    plug-in error:  E ‖link(z) - link(ω)‖²,        (z, ω) Gaussian with covariance [[ρ, Mᵀ], [M, Q]]
+    Bayes error:    E ‖link(z) - E[link(z)|ω]‖² = ½ E ‖link(z) - link(z')‖²,   z, z' independent given ω
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsmi.channels.base import AbstractChannel, sqrt_psd
+from jaxsmi.integrate import power_of_two, randomised_gaussians
+from jaxsmi.priors import AbstractPrior
+from jaxsmi.sensing import IndexSensing
+from jaxsmi.types import Array, Dataset, check, theory_dtype
+
+SYMMETRIES = ("none", "sign", "signed permutation", "rotation")
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error; `float(estimate)` is the number."""
+
+    value: Array
+    stderr: Array
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
+class Symmetry(NamedTuple):
+    """A block of indices, and what can be done to its rows of W without changing any label."""
+
+    indices: tuple[int, ...]
+    kind: str
+
+
+class AbstractIndexModel(eqx.Module):
+    """A sequence multi-index model: prior on W (P, D), fields Z = W x/√D (P, M), channel p(y|Z)."""
+
+    prior: eqx.AbstractVar[AbstractPrior]
+    channel: eqx.AbstractVar[AbstractChannel]
+    symmetry: eqx.AbstractVar[tuple[Symmetry, ...]]
+
+    @property
+    def indices(self) -> int:
+        """P, the number of indices."""
+        return self.channel.indices
+
+    @property
+    def tokens(self) -> int:
+        """M, the number of tokens."""
+        return self.channel.tokens
+
+    @abc.abstractmethod
+    def link(self, fields: Array) -> Array:
+        """The noiseless label of one sample from its fields (P, M)."""
+
+    def sensing(self, data: Dataset) -> IndexSensing:
+        """How the signal is seen through the inputs of `data`."""
+        check(data.inputs.shape[1] == self.tokens, "data.inputs", data.inputs, f"(N, {self.tokens}, D): M tokens a sample")
+        if data.teacher is not None:
+            check(data.teacher.shape[0] == self.indices, "data.teacher", data.teacher, f"({self.indices}, D): P rows")
+        return IndexSensing(data.inputs)
+
+    def sample(self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None) -> Dataset:
+        r"""Draw a teacher, N = round(α D) inputs with iid N(0, 1) entries, and their labels.
+
+        Arguments: `dimension` D; `alpha` = N/D > 0; `dtype` of the inputs (labels stay float64); `teacher` (P, D) to reuse.
+        Returns: a `Dataset`. Raises: ValueError for D < 1, α <= 0, or a teacher of the wrong shape.
+        Example:
+        >>> import jax, jaxsmi as smi
+        >>> smi.links.sign().sample(jax.random.key(0), dimension=50, alpha=2.0).inputs.shape
+        (100, 1, 50)
+        """
+        check(isinstance(dimension, (int, np.integer)) and dimension >= 1, "dimension", dimension, "an integer D >= 1")
+        check(np.isfinite(alpha) and alpha > 0, "alpha", alpha, "a positive number N/D")
+        samples = max(round(float(alpha) * dimension), 1)
+        teacher_key, input_key, noise_key = jax.random.split(key, 3)
+        theory = theory_dtype()
+        if teacher is None:
+            teacher = self.prior.sample(teacher_key, self.indices, dimension)
+        teacher = jnp.asarray(teacher, theory)
+        check(teacher.shape == (self.indices, dimension), "teacher", teacher, f"shape {(self.indices, dimension)}")
+        inputs = jax.random.normal(input_key, (samples, self.tokens, dimension), dtype or theory)
+        noise = jax.random.normal(noise_key, (samples, self.channel.noise_size), theory)
+        return Dataset(inputs, _labels(self.channel, inputs, teacher, noise), teacher)
+
+    def predict(self, solution: Any, inputs: Any) -> Array:
+        r"""Labels of new inputs by the plug-in predictor link(Ŵ x/√D).
+
+        Arguments: `solution` with `weights` (P, D), or the weights themselves; `inputs` (N, M, D). Returns (N, ...).
+        Raises: ValueError for a solution of theory (it has no weights) or inputs of the wrong shape.
+        """
+        weights, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
+        check(weights is not None, "solution", "a solution without weights", "the solution of gamp or train")
+        shape = (self.tokens, weights.shape[-1])
+        check(inputs.ndim == 3 and inputs.shape[1:] == shape, "inputs", inputs, f"an array of shape (N, *{shape})")
+        return jax.vmap(self.link)(IndexSensing(inputs).forward(weights))
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Cosine similarity (P,) of each index from M, Q and ρ (P, P), up to the symmetries; 0 for a zero estimate."""
+        scale = jnp.sqrt(jnp.maximum(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)), 1e-300))
+        table = jnp.abs(cross) / scale
+        values = jnp.diagonal(cross) / jnp.diagonal(scale)
+        for block, kind in self.symmetry:
+            rows = jnp.asarray(block)
+            if kind == "sign":
+                values = values.at[rows].set(jnp.abs(values[rows]))
+            elif kind == "signed permutation":
+                orders = jnp.asarray(list(itertools.permutations(block)))
+                best = orders[jnp.argmax(jnp.sum(table[rows, orders], axis=1))]
+                values = values.at[rows].set(table[rows, best])
+            elif kind == "rotation":  # cosines of the principal angles between the two row spaces
+                whitened = _inverse_root(Q[jnp.ix_(rows, rows)]) @ cross[jnp.ix_(rows, rows)]
+                whitened = whitened @ _inverse_root(rho[jnp.ix_(rows, rows)])
+                values = values.at[rows].set(jnp.linalg.svd(whitened, compute_uv=False))
+        return values
+
+
+@eqx.filter_jit
+def _labels(channel: AbstractChannel, inputs: Array, teacher: Array, noise: Array) -> Array:
+    return jax.vmap(channel.label)(IndexSensing(inputs).forward(teacher), noise)
+
+
+def _inverse_root(matrix: Array) -> Array:
+    values, vectors = jnp.linalg.eigh(matrix)
+    scale = jnp.where(values > 1e-14 * values[-1], 1.0 / jnp.sqrt(jnp.maximum(values, 1e-300)), 0.0)
+    return (vectors * scale) @ vectors.T
+
+
+def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
+    r"""Bring an estimate onto a teacher by the model's symmetries: sign, permutation, rotation within a layer.
+
+    Minimises ‖R Ŵ - W*‖_F over the group: signs of M_pp; the best signed permutation; Procrustes R = U Vᵀ of M_bᵀ.
+    Arguments: `estimate`, `teacher` (P, D); `model`. Returns: the aligned estimate (P, D).
+    Raises: ValueError where the shapes differ from each other or from P. Cost: O(P² D). Source: spec section 4.
+    Example:
+    >>> import jax, jax.numpy as jnp, jaxsmi as smi
+    >>> W = jax.random.normal(jax.random.key(0), (2, 5))
+    >>> bool(jnp.allclose(smi.align(-W, W, smi.DeepAttention(2, 2)), W))
+    True
+    """
+    estimate, teacher = jnp.asarray(estimate), jnp.asarray(teacher)
+    check(teacher.ndim == 2 and teacher.shape[0] == model.indices, "teacher", teacher, f"({model.indices}, D)")
+    check(estimate.shape == teacher.shape, "estimate", estimate, f"the teacher's shape {teacher.shape}")
+    cross = estimate @ teacher.T
+    for block, kind in model.symmetry:
+        rows = np.asarray(block)
+        part = cross[np.ix_(rows, rows)]
+        if kind == "sign":
+            estimate = estimate.at[rows].multiply(jnp.where(jnp.diagonal(part) < 0, -1.0, 1.0)[:, None])
+        elif kind == "signed permutation":
+            from scipy.optimize import linear_sum_assignment
+
+            taken, goal = linear_sum_assignment(-np.abs(np.asarray(part)))
+            signs = jnp.where(part[taken, goal] < 0, -1.0, 1.0)[:, None]
+            estimate = estimate.at[rows[goal]].set(estimate[rows[taken]] * signs)
+        elif kind == "rotation":
+            u, _, vt = jnp.linalg.svd(part.T, full_matrices=False)
+            estimate = estimate.at[rows].set((u @ vt) @ estimate[rows])
+    return estimate
+
+
+def prediction_error(
+    model: AbstractIndexModel,
+    Q: Array,
+    *,
+    key: Array,
+    cross: Array | None = None,
+    second_moment: Array | None = None,
+    bayes: bool = False,
+    samples: int = 4096,
+    randomisations: int = 8,
+) -> Estimate:
+    """Prediction error at given overlaps (module docstring), by randomised nets. `cross` M defaults to Q, ρ to the prior's."""
+    P, M = model.indices, model.tokens
+    rho = model.prior.second_moment(P) if second_moment is None else second_moment
+    cross = Q if cross is None else cross
+    points = randomised_gaussians(key, samples, randomisations, (3 if bayes else 2) * P * M)
+    parts = points.reshape(randomisations, samples, -1, P, M)
+    # z = ω-part + rest: with ω = Q^{1/2} ξ, z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
+    inverse = _inverse_root(Q)
+    rest = sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
+    omega = jnp.einsum("pq,rsqm->rspm", sqrt_psd(Q), parts[:, :, 0])
+    mean = jnp.einsum("pq,rsqm->rspm", cross.T @ inverse, parts[:, :, 0])
+    link = jax.vmap(jax.vmap(model.link))
+    labels = link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, 1]))
+    other = link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, 2])) if bayes else link(omega)
+    squared = jnp.sum((labels - other).reshape(randomisations, samples, -1) ** 2, axis=-1) * (0.5 if bayes else 1.0)
+    each = jnp.mean(squared, axis=1)
+    return Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(randomisations))
+
+
+_prediction_error = eqx.filter_jit(prediction_error)
+
+
+def generalization_error(
+    model: AbstractIndexModel, overlap: Any, *, key: Array, predictor: str = "plug-in", samples: int = 32768
+) -> Estimate:
+    r"""Prediction error on a new input at overlap Q, without label noise.
+
+    plug-in: E ‖link(z) - link(ω)‖²;  bayes: E ‖link(z) - E[link(z)|ω]‖²;  ω ~ N(0, Q), z ~ N(ω, S - Q) for each token.
+    Arguments: `overlap` (P, P) (or a Solution), 0 ⪯ Q ⪯ S, S the prior's second moment; `predictor` "plug-in" or "bayes".
+    Returns: an `Estimate` (value, stderr). Raises: ValueError for a wrong shape or predictor, or Q outside that range.
+    Cost: `samples` links. Source: [TCDKZ25], spec section 5.
+    Example:
+    >>> import jax, jaxsmi as smi
+    >>> round(float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=jax.random.key(0))), 3)
+    0.25
+    """
+    P = model.indices
+    Q = jnp.asarray(getattr(overlap, "overlap", overlap), theory_dtype())
+    Q = Q * jnp.eye(P) if Q.ndim == 0 else Q
+    check(Q.shape == (P, P), "overlap", Q, f"an array of shape {(P, P)}")
+    check(predictor in ("plug-in", "bayes"), "predictor", predictor, "'plug-in' or 'bayes'")
+    check(jnp.all(jnp.isfinite(Q)), "overlap", Q, "finite numbers")
+    spare = jnp.linalg.eigvalsh(model.prior.second_moment(P) - Q)
+    check(jnp.all(spare > -1e-9) & jnp.all(jnp.linalg.eigvalsh(Q) > -1e-9), "overlap", Q, "0 ⪯ Q ⪯ second moment")
+    return _prediction_error(
+        model, Q, key=key, bayes=predictor == "bayes", samples=power_of_two(samples // 8), randomisations=8
+    )

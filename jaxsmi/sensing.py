@@ -1,0 +1,61 @@
+r"""How a signal becomes fields, and back: forward and adjoint, exactly transposes of each other.
+
+Index family: signal W (P, D), inputs x (N, M, D):
+    forward   Z_μ = W x_μᵀ/√D                          (N, P, M)
+    adjoint   Σ_μ g_μ x_μ/√D                           (P, D)
+    precision A = (1/D) Σ_μ Σ_m g_μm g_μmᵀ = α ⟨Σ_m g gᵀ⟩   (P, P), or -(1/D) Σ_μ Σ_m ∂g_μm/∂ω_μm
+Source: [TCDKZ25], spec section 4.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from jaxsmi.types import Array, theory_dtype
+
+
+class IndexSensing(eqx.Module):
+    """Fields of the index family. Inputs may be float32: products are then float32 at highest precision, sums of theory
+    float64. Memory beyond the inputs: O(N P M + P D). Cost of forward or adjoint: one pass over N·M·D numbers.
+    """
+
+    inputs: Array
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return self.inputs.shape[0]
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.inputs.shape[2]
+
+    @property
+    def alpha(self) -> float:
+        """N/D."""
+        return self.samples / self.dimension
+
+    def forward(self, W: Array) -> Array:
+        """Fields (N, P, M) of the signal (P, D)."""
+        N, M, D = self.inputs.shape
+        flat = jnp.matmul(self.inputs.reshape(N * M, D), W.T.astype(self.inputs.dtype), precision="highest")
+        return jnp.swapaxes(flat.reshape(N, M, -1), 1, 2).astype(theory_dtype()) / jnp.sqrt(float(D))
+
+    def adjoint(self, g: Array) -> Array:
+        """Σ_μ g_μ x_μ/√D (P, D) of per-sample vectors (N, P, M)."""
+        N, M, D = self.inputs.shape
+        flat = jnp.swapaxes(g, 1, 2).reshape(N * M, -1).astype(self.inputs.dtype)
+        return jnp.matmul(flat.T, self.inputs.reshape(N * M, D), precision="highest").astype(theory_dtype()) / jnp.sqrt(
+            float(D)
+        )
+
+    def outer_precision(self, g: Array) -> Array:
+        """(1/D) Σ_μ Σ_m g gᵀ (P, P): positive semi-definite."""
+        return jnp.einsum("npm,nqm->pq", g, g) / self.dimension
+
+    def divergence_precision(self, dg: Array) -> Array:
+        """-(1/D) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
+        A = -jnp.einsum("npmqm->pq", dg) / self.dimension
+        return 0.5 * (A + A.T)
