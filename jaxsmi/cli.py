@@ -73,6 +73,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
         "--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar"
     )
     parser.add_argument("--points", type=int, default=13, help="values of alpha on the curve of state evolution")
+    parser.add_argument("--curve-steps", type=int, default=50, help="step budget of each of them")
 
     def execute(arguments: argparse.Namespace) -> Report:
         check(arguments.points >= 2, "--points", arguments.points, "at least 2")
@@ -90,9 +91,10 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
                 progress=_progress(arguments),
                 **settings,
             )
-        grid = np.linspace(0.1, max(1.3, arguments.alpha), arguments.points)
+        top = max(1.3, arguments.alpha * arguments.points / (arguments.points - 0.5))
+        grid = (np.arange(arguments.points) + 0.5) / arguments.points * top
         with _timed() as curve_seconds:
-            curve = _curve(model, grid, arguments, settings)
+            curve = _curve(model, grid, arguments, settings | {"max_steps": arguments.curve_steps, "tolerance": 1e-3})
 
         rows = [
             [name, *_row(learned, p), _with_error(theory, p)]
@@ -105,7 +107,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
             _outcome("GAMP", learned, found["seconds"]),
             _outcome("State evolution", theory, seconds[0]),
             f"Curve against alpha: {len(curve)} points, {curve_seconds[0]:.1f} s."
-            + (f" Not converged at alpha = {unfinished}." if unfinished else ""),
+            + (f" Not converged (crosses) at alpha = {unfinished}." if unfinished else ""),
         ]
         data = {
             "gamp": found,
@@ -297,8 +299,8 @@ def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[st
             progress=_progress(arguments),
         )
         jax.block_until_ready(solution.overlap)
-    last = {name: solution.trajectory[name][-1] for name in ("cosine", "teacher_overlap")}
-    return solution, _plain(solution) | last | {"seconds": seconds[0]}
+    found = {"cosine": plotting.final_cosines(solution), "seconds": seconds[0]}
+    return solution, _plain(solution) | found
 
 
 def _theory_key(arguments: argparse.Namespace) -> jax.Array:
@@ -314,9 +316,8 @@ def _curve(
     for alpha in tqdm(alphas, desc="alpha", disable=not _progress(arguments)):
         curve.append(smi.state_evolution(model, alpha, key=_theory_key(arguments), **start, **settings))
         if q0 is None and bool(curve[-1].converged):
-            # A small step towards half-learned: unlearned indices must be able to grow, recovered ones need V > 0.
-            overlap, second_moment = curve[-1].overlap, curve[-1].overlap + curve[-1].covariance
-            start = {"q0": overlap + 0.05 * (0.5 * second_moment - overlap)}
+            # Not quite there: unlearned indices must be able to grow, and V > 0 where they are recovered.
+            start = {"q0": 0.995 * curve[-1].overlap + 0.03 * curve[-1].covariance}
     return curve
 
 
@@ -349,7 +350,7 @@ def _wrapped(text: str) -> str:
 
 
 def _row(solution: Solution, p: int) -> list[str]:
-    cosine = solution.trajectory["cosine"][-1, p]
+    cosine = plotting.final_cosines(solution)[p]
     return [f"{cosine:.4f}", f"{cosine**2:.4f}", f"{float(solution.overlap[p, p]):.4f}"]
 
 

@@ -6,7 +6,8 @@ Equations here:
   power of h [TW14];
 * Sobol nets with a random linear scramble and digital shift, mapped to Gaussians by t = Φ^{-1}(x) [M98]: unbiased, and
   independent randomisations give a standard error;
-* effective number of nodes, ESS = (Σ w)² / Σ w².
+* effective number of nodes, ESS = (Σ w)² / Σ w²;
+* control variates: E x = E[x - β d] for any d of mean zero, β = Cov(x, d)/Var(d).
 
 `self_refining_moments` is the heart: the first two moments of a posterior, one integral per sample, on nodes that are
 doubled for those samples whose own error estimate asks for it. Everything else in the library that integrates over
@@ -99,6 +100,17 @@ def randomised_gaussians(key: Array, samples: int, randomisations: int, dimensio
     `samples` must be a power of two, at most 2^20. The points depend on `key` alone: common random numbers.
     """
     return jax.vmap(lambda net: net.gaussians(jnp.arange(samples)))(nets(key, randomisations, dimension))
+
+
+def covariance_and_variance(values: Array, control: Array, axis: int) -> tuple[Array, Array]:
+    """Cov(x, d) and Var(d) along an axis: their quotient is the coefficient of a control variate."""
+    centred = control - jnp.mean(control, axis=axis, keepdims=True)
+    return jnp.mean(values * centred, axis=axis), jnp.mean(centred**2, axis=axis)
+
+
+def quotient(numerator: Array, denominator: Array) -> Array:
+    """numerator/denominator, zero where the denominator is not positive."""
+    return jnp.where(denominator > 0.0, numerator / jnp.where(denominator > 0.0, denominator, 1.0), 0.0)
 
 
 def power_of_two(count: int) -> int:
@@ -367,7 +379,9 @@ def self_refining_moments(
             wider = narrow + jnp.maximum(level - 2, 0)
             at_edge = (tail > 0.5 * budget.tolerance) & (level < narrow) & (narrow <= last)
             next_due = jnp.where(at_edge, wider, jnp.where(level >= end, last + 1, finer))
-            next_due = jnp.where(met, last + 1, next_due)
+            # not-a-number went in, or the posterior lies outside even the wide box: no rule will help
+            hopeless = ~jnp.isfinite(new.log_mass) | ((tail > 0.5 * budget.tolerance) & (level >= narrow))
+            next_due = jnp.where(met | hopeless, last + 1, next_due)
             store = jax.tree.map(lambda old, x: old.at[which].set(x, mode="drop"), store, new)
             return due.at[which].set(next_due, mode="drop"), store
 

@@ -2,13 +2,21 @@ r"""Generalised approximate message passing: one engine for every model.
 
 Equations here [Rangan11; TCDKZ25, Algorithm 1; spec section 4], one step for signal W, covariance C of what is left of it:
 
-    V = C,   ω = sensing.forward(W) - V g_old                  (Onsager term)
+    V = C,   ω = sensing.forward(W) - O g_old                  (Onsager term, O = ∂W/∂b averaged over coordinates; = C)
     g = channel.respond(y, ω, V)
-    A = sensing.precision(g)                                   ("outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state")
+    A = sensing.precision(g)      ("controlled", "outer": (1/D) Σ g gᵀ, "divergence": -(1/D) Σ ∂g, "state": the theory's)
     b = sensing.adjoint(g) + A W
     W, C = prior.posterior(b, A)                               (then damping)
 
-Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
+Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history. A random start breaks
+this: its overlap M is √D times off its norm, and at finite D the mismatch grows with the signal. Calibration restores it.
+Theory says b = A W* + A^{1/2} ξ, so that b bᵀ/D = A + A S A. Along each eigenvector u of A (eigenvalue a, s = uᵀSu) the data
+say T = uᵀb bᵀu/(aD) - 1 instead of a s, with standard error √(2/D) (1 + a s). Where the two differ by more than three of
+these, b = m W* + a^{1/2} ξ with m² = a T/s is rescaled to a sufficient statistic of the same form:
+
+    A → a' = T/s along u,   b → (a'/a)^{1/2} b,   O = C (a'/a)^{1/2}.
+
+At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped GAMP follows state evolution step by step.
 """
 
 from __future__ import annotations
@@ -25,16 +33,17 @@ from tqdm.auto import tqdm
 from jaxsmi.models.base import prediction_error
 from jaxsmi.types import Array, Dataset, Result, Solution, check, theory_dtype
 
-PRECISIONS = ("outer", "divergence", "state")
+PRECISIONS = ("controlled", "outer", "divergence", "state")
 
 
 class GampState(eqx.Module):
-    """State after a step: `weights` Ŵ (P, D), `covariance` C (P, P), `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P),
-    `step`; what `record` functions see, and what `state=` continues from.
+    """State after a step: `weights` Ŵ (P, D), `covariance` C (P, P), `onsager` O (P, P), `g` (N, P, M), `omega` (N, P, M),
+    `precision` A (P, P), `step`; what `record` functions see, and what `state=` continues from.
     """
 
     weights: Array
     covariance: Array
+    onsager: Array
     g: Array
     omega: Array
     precision: Array
@@ -61,6 +70,7 @@ class _Problem(eqx.Module):
     key: Array
     record: Callable | None
     precision: str = eqx.field(static=True)
+    calibrate: bool = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
     every: int = eqx.field(static=True)
 
@@ -85,13 +95,28 @@ class _Problem(eqx.Module):
             seen["record"] = self.record(state)
         return seen
 
+    def calibration(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """The calibrated A (P, P) and the matrix (P, P) that rescales b (module docstring)."""
+        D = b.shape[1]
+        a, vectors = jnp.linalg.eigh(A)
+        s = jnp.einsum("pk,pq,qk->k", vectors, self.model.prior.second_moment(A.shape[0]), vectors)
+        positive = a > 0.0
+        a = jnp.where(positive, a, 1.0)
+        T = jnp.sum((vectors.T @ b) ** 2, axis=1) / (a * D) - 1.0
+        deviation = (T - a * s) / (jnp.sqrt(2.0 / D) * (1.0 + a * s))
+        significant = jnp.where(jnp.abs(deviation) > 3.0, 1.0 - 9.0 / deviation**2, 0.0)
+        ratio = jnp.where(positive, jnp.maximum(1.0 + significant * (T / (a * s) - 1.0), 0.0), 1.0)
+        return (vectors * jnp.where(positive, a * ratio, 0.0)) @ vectors.T, (vectors * jnp.sqrt(ratio)) @ vectors.T
+
     def step(self, state: GampState) -> tuple[GampState, Array]:
-        """One step, before damping decides nothing but itself; and the fraction of samples integrated inaccurately."""
+        """One step, and the fraction of samples whose posterior was integrated inaccurately."""
         model, sensing = self.model, self.model.sensing(self.data)
         V = state.covariance
-        omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", V, state.g)
+        omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", state.onsager, state.g)
         post = model.channel.respond(self.statistic, omega, V, jax.random.fold_in(self.key, state.step))
-        if self.precision == "outer":
+        if self.precision == "controlled":
+            A = sensing.controlled_precision(post.g, post.dg)
+        elif self.precision == "outer":
             A = sensing.outer_precision(post.g)
         elif self.precision == "divergence":
             A = sensing.divergence_precision(post.dg)
@@ -100,11 +125,13 @@ class _Problem(eqx.Module):
             response = model.channel.response(S - V, V, key=self.key, samples=512, randomisations=4, tangents=False)
             A = sensing.alpha * response.mean
         b = sensing.adjoint(post.g) + A @ state.weights
-        weights, covariance = model.prior.posterior(b + self.side[1], A + self.side[0])
-        weights = (1.0 - self.damping) * weights + self.damping * state.weights
-        covariance = (1.0 - self.damping) * covariance + self.damping * state.covariance
+        calibrated, rescale = self.calibration(b, A) if self.calibrate else (A, jnp.eye(A.shape[0], dtype=A.dtype))
+        weights, covariance = model.prior.posterior(rescale @ b + self.side[1], calibrated + self.side[0])
+        new = (weights, covariance, covariance @ rescale)
+        old = (state.weights, state.covariance, state.onsager)
+        mixed = jax.tree.map(lambda x, y: (1.0 - self.damping) * x + self.damping * y, new, old)
         inaccurate = jnp.mean((post.error > model.channel.tolerated).astype(weights.dtype))
-        return GampState(weights, covariance, post.g, omega, A, state.step + 1), inaccurate
+        return GampState(*mixed, post.g, omega, calibrated, state.step + 1), inaccurate
 
 
 def gamp(
@@ -115,7 +142,8 @@ def gamp(
     max_steps: int = 100,
     tolerance: Any = 1e-5,
     damping: Any = 0.0,
-    precision: str = "outer",
+    precision: str = "controlled",
+    calibrate: bool = True,
     init: Any = 1e-3,
     side_information: Any = 0.0,
     record: Callable[[GampState], Any] | None = None,
@@ -127,8 +155,9 @@ def gamp(
 
     Arguments: `model`; `data`: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or without
     a teacher; `key`: for the start (and channels that sample); `max_steps`; `tolerance` on the root-mean-square change of
-    an entry of Ŵ in a step; `damping` in [0, 1) of Ŵ and C (0 follows state evolution step by step); `precision`: "outer"
-    (positive semi-definite, the default), "divergence" or "state"; `init`: size of a random start (1e-3: uninformative; keep
+    an entry of Ŵ in a step; `damping` in [0, 1) of Ŵ and C (0 follows state evolution step by step); `precision`:
+    "controlled" (the default, see sensing.py), "outer", "divergence" or "state" (of state evolution at the current V); `calibrate`: see above (False: the textbook algorithm);
+    `init`: size of a random start (1e-3: uninformative; keep
     it small, see below), "informed" (the posterior mean given the teacher seen with side information 0.99), or weights (P, D);
     `side_information` λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what that says; `record`: any
     function of a `GampState`, kept in history["record"]; `record_every` steps; `state`: continue from `solution.state`.
@@ -183,14 +212,15 @@ def gamp(
             weights = init * jax.random.normal(start_key, (P, D), dtype) if init.ndim == 0 else init
             covariance = S
         nothing = jnp.zeros((N, P, M), dtype)
-        state = GampState(weights, covariance, nothing, nothing, jnp.zeros((P, P), dtype), jnp.zeros((), int))
+        state = GampState(weights, covariance, covariance, nothing, nothing, jnp.zeros((P, P), dtype), jnp.zeros((), int))
     else:
         check(state.weights.shape == (P, D), "state", state.weights, f"the state of a run with weights {(P, D)}")
         check(state.g.shape == (N, P, M), "state", state.g, f"the state of a run on {N} samples")
     statistic = _statistic(model.channel, data.labels)
     problem = _Problem(
-        model, data, statistic, side, damping, tolerance, run_key, record, precision, max_steps, record_every
-    )
+        model, data, statistic, side, damping, tolerance, run_key, record, precision, bool(calibrate), max_steps,
+        record_every,
+    )  # fmt: skip
     carry = _begin(problem, state)
     if not progress:
         return _finish(problem, _advance(problem, carry, carry.state.step + max_steps), key)

@@ -9,6 +9,7 @@ matplotlib is imported only when a function here is called; it comes with `pip i
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterable
@@ -53,6 +54,8 @@ def overlap_against_alpha(
 ) -> Axes:
     """The overlaps of all indices against α: state evolution as lines with error bands, GAMP as markers.
 
+    Points of theory that did not converge are crosses.
+
     Arguments: `theory`, of which Q/ρ is drawn, and `gamp`, of which cos² is drawn (Q without a teacher): each a curve
     from `storage.stack`, a Solution, or several; `ax`, new if left out; `names` of the indices; `bands`, half width of
     the error band in standard errors; `legend`, whether to draw one.
@@ -66,7 +69,11 @@ def overlap_against_alpha(
     for p in range(len(names)):
         if lines:
             alpha, overlap, stderr = np.array([_end(solution, p) for solution in lines]).T
-            ax.plot(alpha, overlap, marker=".", markersize=4, color=_colour(p))
+            crosses = [i for i, solution in enumerate(lines) if not bool(solution.converged)]
+            dots = [i for i in range(len(lines)) if i not in crosses]
+            ax.plot(alpha, overlap, color=_colour(p), marker=".", markersize=5, markevery=dots)
+            if crosses:
+                ax.plot(alpha[crosses], overlap[crosses], color=_colour(p), marker="x", markersize=5, linestyle="none")
             ax.fill_between(
                 alpha, overlap - bands * stderr, overlap + bands * stderr, color=_colour(p), alpha=0.2, lw=0
             )
@@ -111,10 +118,17 @@ def overlap_against_iteration(
         for solution in runs:
             past = solution.trajectory
             values = past["cosine"][:, p] ** 2 if quantity == "cosine" else past["overlap"][:, p, p]
-            ax.plot(past["step"], values, **_markers(p))
+            ax.plot(past["step"], values, markevery=math.ceil(len(values) / 40), **_markers(p))
     ax.set_xlim(left=0)
     ax.set_xlabel("iteration")
     return _finished(ax, "squared cosine" if quantity == "cosine" else "overlap", names, lines, runs, legend)
+
+
+def final_cosines(solution: Solution) -> np.ndarray:
+    """The last finite cosine of each index in the history of a GAMP run; NaN without a teacher."""
+    cosines = solution.trajectory["cosine"]
+    finite = cosines[np.all(np.isfinite(cosines), axis=1)]
+    return finite[-1] if len(finite) else cosines[-1]
 
 
 def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | None = None, **attributes: Any) -> None:
@@ -136,7 +150,7 @@ def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | N
 def _end(solution: Solution, p: int) -> tuple[float, float, float]:
     """alpha, overlap divided by the second moment of the signal, and its standard error, for index p."""
     alpha = float(solution.alpha)
-    if solution.kind == "gamp" and np.isfinite(cosine := solution.trajectory["cosine"][-1, p]):
+    if solution.kind == "gamp" and np.isfinite(cosine := final_cosines(solution)[p]):
         return alpha, float(cosine) ** 2, 0.0
     scale = _second_moment(solution)[p]
     return alpha, float(solution.overlap[p, p]) / scale, float(solution.stderr[p, p]) / scale

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-from jaxsmi.integrate import Moments, randomised_gaussians
+from jaxsmi.integrate import Moments, covariance_and_variance, quotient, randomised_gaussians
 from jaxsmi.types import Array, check, positive_definite, theory_dtype
 
 __all__ = ["AbstractChannel", "ClosedFormChannel", "NoInference", "Posterior", "Response", "sqrt_psd"]
@@ -208,12 +208,9 @@ def _controlled(values: Array, control: Array) -> Array:
     The coefficient of each randomisation is regressed on the others, which keeps the mean unbiased. Where the two are
     equivalent (linear channel) the result is exact.
     """
-    mean, control_mean = jnp.mean(values, axis=1), jnp.mean(control, axis=1)
-    covariance = jnp.mean((values - mean[:, None]) * (control - control_mean[:, None]), axis=1)
-    variance = jnp.mean((control - control_mean[:, None]) ** 2, axis=1)
-    covariance, variance = (jnp.sum(x, axis=0) - x for x in (covariance, variance))
-    slope = jnp.where(variance > 0.0, covariance / jnp.where(variance > 0.0, variance, 1.0), 0.0)
-    return mean - lax.stop_gradient(slope) * control_mean
+    covariance, variance = (jnp.sum(x, 0) - x for x in covariance_and_variance(values, control, axis=1))
+    slope = lax.stop_gradient(quotient(covariance, variance))
+    return jnp.mean(values, axis=1) - slope * jnp.mean(control, axis=1)
 
 
 class NoInference(AbstractChannel):

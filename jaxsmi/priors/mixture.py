@@ -17,7 +17,6 @@ Palomar, IEEE Trans. Inf. Theory 55, 2009). It holds at Q̂ = 0, at singular Q̂
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,48 +28,86 @@ from jax.flatten_util import ravel_pytree
 
 from jaxsmi.types import Array, Float
 
-__all__ = ["Mixture", "average", "free_entropy", "mmse", "overlap", "symmetric"]
-
-
-def symmetric(a: Array) -> Array:
-    return 0.5 * (a + jnp.swapaxes(a, -1, -2))
+__all__ = ["Mixture", "average", "free_entropy", "mmse", "overlap", "posterior", "square_root", "symmetric"]
 
 
 _TRAPEZOID = {1: (1024, 9.0), 2: (128, 8.5), 3: (48, 7.5)}  # P: nodes per axis, standard deviations spanned
+_MEMORY = 2**22  # numbers that the posterior of one batch of columns may hold
 _CHUNK = 512  # nodes at a time: small enough for the cache
 
 
+def symmetric(a: Array) -> Array:
+    """Half of a + aᵀ."""
+    return 0.5 * (a + jnp.swapaxes(a, -1, -2))
+
+
+@jax.custom_jvp
+def square_root(a: Array) -> Array:
+    """Symmetric square root of a PSD matrix, zero where rounding made it negative."""
+    eigenvalue, vector = jnp.linalg.eigh(a)
+    return (vector * jnp.sqrt(jnp.maximum(eigenvalue, 0.0))) @ vector.T
+
+
+@square_root.defjvp
+def _square_root_jvp(primals, tangents):
+    """r dr + dr r = da, for equal eigenvalues too, which the derivative of eigh does not allow."""
+    eigenvalue, vector = jnp.linalg.eigh(primals[0])
+    root = jnp.sqrt(jnp.maximum(eigenvalue, 0.0))
+    total = root[:, None] + root
+    change = vector.T @ symmetric(tangents[0]) @ vector
+    change = jnp.where(total > 0.0, change / jnp.where(total > 0.0, total, 1.0), 0.0)
+    return (vector * root) @ vector.T, vector @ change @ vector.T
+
+
 class Mixture(eqx.Module):
-    """Σ_k π_k N(μ_k, S_k) in R^P, as log weights, means and covariances; the same for w and -w."""
+    """Σ_k π_k N(μ_k, L_k L_kᵀ) in R^P, as log π_k, μ_k and L_k; the same for w and -w."""
 
     log_weight: Float[Array, " K"]
     mean: Float[Array, "K P"]
-    covariance: Float[Array, "K P P"]
+    factor: Float[Array, "K P P"]
 
+    @property
+    def covariance(self) -> Float[Array, "K P P"]:
+        """S_k = L_k L_kᵀ."""
+        return self.factor @ jnp.swapaxes(self.factor, 1, 2)
+
+    @eqx.filter_jit
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
-        """log Z_w, posterior mean f and posterior covariance C at one field b.
+        """log Z_w, posterior mean f and posterior covariance C at one field b; NaN where the integral diverges.
 
         Component k: log π_k - ½ log det(I + S_k A) + ½ (b - Aμ_k)ᵀ C_k (b - Aμ_k) + b·μ_k - ½ μ_kᵀAμ_k, with
-        C_k = (I + S_k A)^{-1} S_k and posterior mean m_k = μ_k + C_k (b - Aμ_k): nothing is inverted but I + S_k A.
+        C_k = (I + S_k A)^{-1} S_k and posterior mean m_k = μ_k + C_k (b - Aμ_k). With I + LᵀAL = KKᵀ and H = K^{-1}Lᵀ,
+        C_k = HᵀH; C_k itself times a large b would cancel where A is nearly singular, H does not.
         """
-        gain = jnp.eye(b.shape[0], dtype=b.dtype) + self.covariance @ A
-        spread = symmetric(jnp.linalg.solve(gain, self.covariance))
-        sign, log_det = jnp.linalg.slogdet(gain)
-        log_det = jnp.where(sign > 0, log_det, jnp.nan)  # beyond the domain: the integral diverges
-        pull = b - self.mean @ A
-        push = jnp.einsum("kpq,kq->kp", spread, pull)
-        log_term = self.log_weight - 0.5 * log_det + 0.5 * jnp.sum(pull * push, axis=1)
+        transposed = jnp.swapaxes(self.factor, 1, 2)
+        gain = jnp.linalg.cholesky(jnp.eye(b.shape[0], dtype=b.dtype) + transposed @ A @ self.factor)
+        half = jax.scipy.linalg.solve_triangular(gain, transposed, lower=True)
+        log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(gain, axis1=1, axis2=2)), axis=1)
+        pull = jnp.einsum("kpq,kq->kp", half, b - self.mean @ A)
+        log_term = self.log_weight - 0.5 * log_det + 0.5 * jnp.sum(pull**2, axis=1)
         log_term += jnp.sum(self.mean * (b - 0.5 * self.mean @ A), axis=1)
         log_partition = jax.nn.logsumexp(log_term)
         weight = jnp.exp(log_term - log_partition)
         # Differences from the likeliest component keep C accurate relative to itself when it is exponentially small.
-        center = self.mean + push
+        center = self.mean + jnp.einsum("kpq,kp->kq", half, pull)
         likeliest = center[jnp.argmax(log_term)]
         offset = center - likeliest
         shift = weight @ offset
         offset = offset - shift
-        covariance = jnp.einsum("k,kpq->pq", weight, spread) + jnp.einsum("k,kp,kq->pq", weight, offset, offset)
+        covariance = jnp.einsum("k,krp,krq->pq", weight, half, half) + jnp.einsum("k,kp,kq->pq", weight, offset, offset)
         return log_partition, likeliest + shift, covariance
+
+
+@eqx.filter_jit
+def posterior(mixture: Mixture, b: Array, A: Array) -> tuple[Array, Array]:
+    """Posterior means (P, D) of the columns of b, and the average of their covariances (P, P)."""
+    respond = lambda column: mixture.respond(column, A)[1:]
+    batch = max(1, _MEMORY // mixture.factor.size)
+    if b.shape[1] <= batch:
+        mean, covariance = jax.vmap(respond, in_axes=1)(b)
+    else:
+        mean, covariance = jax.lax.map(respond, b.T, batch_size=batch)
+    return mean.T, jnp.mean(covariance, axis=0)
 
 
 def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
@@ -79,7 +116,7 @@ def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
     P <= 3: a tensor trapezoid rule for each component, of nodes ξ = center + width·sinh(t), which are dense where the
     posterior switches between components and still span the Gaussian. P > 3: a Kronecker sequence over (ξ, component).
     """
-    components, indices = mixture.mean.shape
+    indices = mixture.mean.shape[1]
     mean = mixture.mean @ root
     covariance = root @ mixture.covariance @ root + jnp.eye(indices, dtype=root.dtype)
     spread = jnp.linalg.cholesky(covariance)
@@ -101,30 +138,34 @@ def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
         weight = weight / jnp.sum(weight, axis=0)
         xi = xi / jnp.sqrt(jnp.sum(weight * xi**2, axis=0))  # the second moment is exact, however sharp the nodes
         grid = jnp.stack(jnp.meshgrid(*xi.T, indexing="ij"), axis=-1).reshape(-1, indices)
-        return mean + grid @ spread.T, math.prod(jnp.meshgrid(*weight.T, indexing="ij")).reshape(-1)
+        weights = functools.reduce(jnp.multiply.outer, weight.T)
+        return mean + grid @ spread.T, weights.reshape(-1)
 
-    # axes turned to those of w, along which Bernoulli–Gauss has its narrow bands
-    left, _, right = jnp.linalg.svd(jnp.linalg.solve(spread, root @ mixture.covariance))
-    u, weight = jax.vmap(rule)(mean, spread, left @ right)
+    # axes turned to those of w, the best known first, along which Bernoulli–Gauss has its narrow bands
+    seen = jnp.linalg.solve(spread, root @ mixture.covariance)
+    order = jnp.argsort(-jnp.linalg.norm(seen, axis=1), axis=1)
+    turn = jnp.linalg.qr(jnp.take_along_axis(seen, order[:, None, :], axis=2))[0]
+    u, weight = jax.vmap(rule)(mean, spread, turn)
     return u.reshape(-1, indices), (jnp.exp(mixture.log_weight)[:, None] * weight).reshape(-1)
 
 
 def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
-    """2^(22-P) nodes: the components share a Kronecker sequence in P dimensions, half by weight, half evenly; ±u each."""
+    """2^(22-P) nodes ±u: the components share a Kronecker sequence in P dimensions, half by weight, half evenly."""
     (components, indices), count = mean.shape, 2 ** (21 - mean.shape[1])
     root = 2.0
     for _ in range(64):  # the root above one of x^(P+1) = x + 1: its inverse powers spread the points evenly
         root = (1.0 + root) ** (1.0 / (indices + 1))
     step = np.array([int(2**32 * root ** -(p + 1)) for p in range(indices)], dtype=np.uint32)
     point = jnp.arange(1, count + 1, dtype=jnp.uint32)[:, None] * step  # modulo 2^32 by overflow
-    point = jnp.clip((point.astype(mean.dtype) + 0.5) / 2**32, 1e-10, 1.0 - jnp.finfo(mean.dtype).eps)
+    point = jnp.clip((point.astype(mean.dtype) + 0.5) / 2.0**32, 1e-10, 1.0 - jnp.finfo(mean.dtype).eps)
     xi = jax.scipy.special.ndtri(point)
     share = jnp.cumsum(0.5 * weight + 0.5 / components)
     member = jnp.searchsorted(share[:-1], (jnp.arange(count, dtype=mean.dtype) + 0.5) / count)
     taken = jnp.bincount(member, length=components)
     # the second moment of each component's nodes is made exact, where there are enough of them
     moment = jax.ops.segment_sum(xi[:, :, None] * xi[:, None, :], member, components)
-    moment = jnp.where(taken[:, None, None] > 4 * indices, moment / taken[:, None, None], jnp.eye(indices, dtype=mean.dtype))
+    number = taken[:, None, None]
+    moment = jnp.where(number > 4 * indices, moment / number, jnp.eye(indices, dtype=mean.dtype))
     factor = spread @ jnp.linalg.inv(jnp.linalg.cholesky(moment))
     u = mean[member] + jnp.einsum("npq,nq->np", factor[member], xi)
     weight = 0.5 * weight[member] / taken[member]
@@ -136,8 +177,7 @@ def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
 def average(prior: Any, Qhat: Array, *, function: Callable, drift: Callable | None = None) -> Array:
     """E function(prior, b, Q̂) over b = Q̂w + Q̂^{1/2}ξ; `drift` (..., P, P), where known, is its derivative in Q̂."""
     mixture = prior._mixture(len(Qhat))
-    eigenvalue, vector = jnp.linalg.eigh(Qhat)
-    root = (vector * jnp.sqrt(jnp.maximum(eigenvalue, 0.0))) @ vector.T
+    root = square_root(Qhat)
     u, weights = _nodes(mixture, root)
 
     def add(total, chunk):

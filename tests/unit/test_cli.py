@@ -24,6 +24,8 @@ QUICK = {
         "2",
         "--points",
         "3",
+        "--curve-steps",
+        "300",
     ],
 }
 
@@ -97,7 +99,7 @@ def test_files_hold_what_was_printed(capsys, tmp_path, command):
 
 
 def test_an_unfinished_run_is_no_error_but_says_so(capsys):
-    words = ["gamp", "linear", *QUICK["gamp"], "--max-steps", 2]
+    words = ["gamp", "linear", *QUICK["gamp"], "--damping", 0.99]
     code, out, _ = call(capsys, *words, "--json")
     found = json.loads(out)
     assert code == 0
@@ -113,7 +115,7 @@ def test_an_unfinished_run_is_no_error_but_says_so(capsys):
         (["gamp", "linear", "--alpha", "-1"], "alpha"),
         (["gamp", "linear", "--dimension", "0"], "dimension"),
         (["state-evolution", "deep-attention", "--depth", "0", "--alpha", "1"], "depth"),
-        (["state-evolution", "linear", "--alpha", "0.5", "nan"], "alpha"),
+        (["state-evolution", "linear", "--alpha", "nan"], "alpha"),
         (["state-evolution", "sign", "--alpha", "1", "--depth", "2"], "--depth"),
         (["run", "linear", "--points", "1"], "--points"),
     ],

@@ -1,5 +1,6 @@
 """The points that are drawn are the numbers of the solutions, and a figure carries its provenance."""
 
+import dataclasses
 import json
 import sys
 import xml.etree.ElementTree as xml
@@ -9,6 +10,7 @@ import pytest
 import synthetic
 
 from jaxsmi import plotting, storage
+from jaxsmi.types import Result
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -21,18 +23,19 @@ def ax():
     return Figure().subplots()
 
 
-def drawn(ax, marker):
-    """Ordinates of the lines with (GAMP) or without (theory) hollow markers, in the order of the indices."""
-    return [line.get_ydata() for line in ax.lines if (line.get_linestyle() == "None") == marker]
+def drawn(ax, kind):
+    """Ordinates of the lines of theory, the hollow markers of GAMP, or the crosses, in the order of the indices."""
+    kinds = {("-", False): "theory", ("None", False): "gamp", ("None", True): "crosses"}
+    return [line.get_ydata() for line in ax.lines if kinds[line.get_linestyle(), line.get_marker() == "x"] == kind]
 
 
 def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
     theory, gamp = synthetic.solution(moment=4.0), synthetic.solution("gamp", moment=4.0)
     assert plotting.overlap_against_iteration(gamp, theory, ax) is ax
     for p in range(2):
-        np.testing.assert_allclose(drawn(ax, True)[p], gamp.trajectory["cosine"][:, p] ** 2)
-        np.testing.assert_allclose(drawn(ax, False)[p], theory.trajectory["overlap"][:, p, p] / 4.0)
-        np.testing.assert_allclose(drawn(ax, True)[p], drawn(ax, False)[p])
+        np.testing.assert_allclose(drawn(ax, "gamp")[p], gamp.trajectory["cosine"][:, p] ** 2)
+        np.testing.assert_allclose(drawn(ax, "theory")[p], theory.trajectory["overlap"][:, p, p] / 4.0)
+        np.testing.assert_allclose(drawn(ax, "gamp")[p], drawn(ax, "theory")[p])
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "layer 1",
         "layer 2",
@@ -44,7 +47,7 @@ def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
 def test_overlaps_are_drawn_as_they_are(ax):
     gamp = synthetic.solution("gamp", moment=4.0)
     plotting.overlap_against_iteration(gamp, ax=ax, quantity="overlap", names=["one", "two"], legend=False)
-    np.testing.assert_allclose(drawn(ax, True)[1], gamp.trajectory["overlap"][:, 1, 1])
+    np.testing.assert_allclose(drawn(ax, "gamp")[1], gamp.trajectory["overlap"][:, 1, 1])
     assert ax.get_legend() is None
 
 
@@ -59,12 +62,36 @@ def test_a_curve_has_its_error_band(ax, form):
     plotting.overlap_against_alpha(curve, gamp, ax, bands=3.0)
     for p in range(2):
         expected = [float(solutions[i].overlap[p, p]) for i in (1, 2, 0)]
-        np.testing.assert_allclose(drawn(ax, False)[p], expected)
-        np.testing.assert_allclose(drawn(ax, True)[p], [gamp.trajectory["cosine"][-1, p] ** 2])
+        np.testing.assert_allclose(drawn(ax, "theory")[p], expected)
+        np.testing.assert_allclose(drawn(ax, "gamp")[p], [gamp.trajectory["cosine"][-1, p] ** 2])
         band = ax.collections[p].get_paths()[0].vertices
         at = band[np.isclose(band[:, 0], 0.6), 1]
         np.testing.assert_allclose([at.min(), at.max()], [expected[1] - 0.03, expected[1] + 0.03])
     assert ax.get_legend().get_texts()[0].get_text() == "layer 1"
+
+
+def test_what_did_not_converge_is_a_cross(ax):
+    solutions = [synthetic.solution(alpha=0.3), synthetic.solution(alpha=0.6, steps=5, result=Result.MAX_STEPS)]
+    plotting.overlap_against_alpha(solutions, ax=ax)
+    for p in range(2):
+        np.testing.assert_allclose(drawn(ax, "crosses")[p], [solutions[1].overlap[p, p]])
+
+
+def test_a_converged_trajectory_stays_where_it_ended(ax):
+    gamp, theory = synthetic.solution("gamp", steps=9), synthetic.solution(steps=5)
+    plotting.overlap_against_iteration(gamp, theory, ax)
+    np.testing.assert_allclose(drawn(ax, "theory")[0][-2:], theory.overlap[0, 0])
+    unfinished = synthetic.solution(steps=5, result=Result.MAX_STEPS)
+    other = plotting.overlap_against_iteration(gamp, unfinished, ax.figure.add_subplot())
+    assert len(drawn(other, "theory")[0]) == 5
+
+
+def test_a_run_that_broke_ends_at_its_last_finite_cosine(ax):
+    gamp = synthetic.solution("gamp", result=Result.NONFINITE)
+    broken = gamp.history["cosine"].at[6].set(np.nan)
+    gamp = dataclasses.replace(gamp, history={**gamp.history, "cosine": broken})
+    plotting.overlap_against_alpha(gamp=gamp, ax=ax)
+    np.testing.assert_allclose(drawn(ax, "gamp")[0], broken[5, 0] ** 2)
 
 
 def test_bad_input_is_named(ax, tmp_path):

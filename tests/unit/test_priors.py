@@ -1,0 +1,462 @@
+"""The iid priors against exact values, independent quadratures and Monte-Carlo; tolerances say where they come from."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from jaxsmi.priors import AbstractPrior, BernoulliGauss, Gaussian, Rademacher, mixture
+
+jax.config.update("jax_enable_x64", True)
+
+COVARIANCE = np.array([[1.5, 0.6], [0.6, 0.8]])
+SINGULAR = np.array([[1.0, 2.0], [2.0, 4.0]])
+PRIORS = {
+    "gaussian": Gaussian(),
+    "covariance": Gaussian(COVARIANCE),
+    "singular": Gaussian(SINGULAR),
+    "rademacher": Rademacher(),
+    "sparse": BernoulliGauss(0.3),
+}
+MIXTURES = ["rademacher", "sparse"]
+QHAT = np.array([[1.4, 0.5], [0.5, 0.6]])
+DIRECTION = np.array([[0.3, 0.2], [0.2, -0.4]])
+QUANTITIES = ["overlap", "mmse", "free_entropy"]
+
+
+@pytest.fixture(params=PRIORS)
+def prior(request) -> AbstractPrior:
+    return PRIORS[request.param]
+
+
+@pytest.fixture(params=MIXTURES)
+def discrete(request) -> AbstractPrior:
+    return PRIORS[request.param]
+
+
+def z_scores(samples: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Of the mean over the last axis; exact agreement counts as zero."""
+    error = np.std(samples, axis=-1) / np.sqrt(samples.shape[-1])
+    difference = np.mean(samples, axis=-1) - expected
+    return np.where(np.abs(difference) < 1e-12, 0.0, difference / np.maximum(error, 1e-300))
+
+
+def outer(a, b):
+    return np.einsum("pi,qi->pqi", np.asarray(a), np.asarray(b))
+
+
+def slope(function, x, step):
+    """Central difference of order four."""
+    near, far = (function(x + s) - function(x - s) for s in (step, 2 * step))
+    return (8 * near - far) / (12 * step)
+
+
+@eqx.filter_jit
+def averages(prior, Qhat):
+    """The three averages: one compilation for each kind of prior and P."""
+    return {name: getattr(prior, name)(Qhat) for name in QUANTITIES}
+
+
+@eqx.filter_jit
+def derivatives(prior, Qhat):
+    """One in reverse mode, one forward."""
+    return {"free_entropy": jax.grad(prior.free_entropy)(Qhat), "overlap": jax.jacfwd(prior.overlap)(Qhat)}
+
+
+@eqx.filter_jit
+def differentiated(prior, b, A):
+    """Posterior mean and covariance of each column by automatic differentiation of log Z."""
+    return jax.vmap(lambda b: (jax.grad(prior.log_partition)(b, A), jax.hessian(prior.log_partition)(b, A)), 1)(b)
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_sample_moments(prior):
+    W = prior.sample(jax.random.key(1), 2, 40_000)
+    assert W.shape == (2, 40_000)
+    assert W.dtype == jnp.float64
+    # |z| < 4.5 for about 20 numbers: one false alarm in 10^4
+    assert np.max(np.abs(z_scores(np.asarray(W), 0.0))) < 4.5
+    assert np.max(np.abs(z_scores(outer(W, W), prior.second_moment(2)))) < 4.5
+
+
+def test_sample_laws():
+    assert set(np.unique(Rademacher().sample(jax.random.key(0), 3, 50))) == {-1.0, 1.0}
+    W = np.asarray(BernoulliGauss(0.3).sample(jax.random.key(0), 1, 40_000))
+    assert abs(z_scores(W != 0.0, 0.3)[0]) < 4.5
+    assert abs(z_scores(W[:, W[0] != 0.0] ** 2, 1 / 0.3)[0]) < 4.5
+    np.testing.assert_allclose(W[:, :9], BernoulliGauss(0.3).sample(jax.random.key(0), 1, 40_000)[:, :9])
+    np.testing.assert_allclose(
+        Gaussian(SINGULAR).sample(jax.random.key(0), 2, 9) @ np.ones(9), [1, 2] * np.ones(2), atol=99
+    )
+
+
+@pytest.mark.parametrize(("name", "expected"), [("covariance", COVARIANCE), ("singular", SINGULAR)])
+def test_second_moment_of_gaussian(name, expected):
+    np.testing.assert_allclose(PRIORS[name].second_moment(2), expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("prior", [Gaussian(), Rademacher(), BernoulliGauss(0.2)])
+@pytest.mark.parametrize("indices", [1, 3])
+def test_unit_second_moment(prior, indices):
+    np.testing.assert_allclose(prior.second_moment(indices), np.eye(indices), atol=1e-14)
+
+
+# --- one field --------------------------------------------------------------------------------------------------------
+
+
+def test_log_partition_exact():
+    b, A = np.array([0.7, -1.2]), QHAT
+    signs = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
+    boltzmann = np.mean([np.exp(w @ b - 0.5 * w @ A @ w) for w in signs])
+    np.testing.assert_allclose(Rademacher().log_partition(b, A), np.log(boltzmann), rtol=1e-13)
+    precision = np.linalg.inv(COVARIANCE) + A
+    gaussian = 0.5 * b @ np.linalg.solve(precision, b) - 0.5 * np.linalg.slogdet(np.eye(2) + COVARIANCE @ A)[1]
+    np.testing.assert_allclose(Gaussian(COVARIANCE).log_partition(b, A), gaussian, rtol=1e-13)
+    density, field, a = 0.3, 1.7, 0.9
+    weight = lambda w: np.exp(field * w - 0.5 * a * w**2 - 0.5 * density * w**2) * np.sqrt(density / (2 * np.pi))
+    sparse = 1 - density + density * quad(weight, -30, 30, epsabs=0, epsrel=1e-12)[0]
+    np.testing.assert_allclose(BernoulliGauss(density).log_partition([field], [[a]]), np.log(sparse), rtol=1e-11)
+
+
+@pytest.mark.parametrize("A", [QHAT, np.zeros((2, 2)), np.diag([0.0, 2.0])], ids=["full", "zero", "singular"])
+def test_posterior_is_derivative_of_log_partition(prior, A):
+    b = np.array([[0.3, -2.0, 1.1], [0.8, 0.5, -0.4]])
+    f, C = prior.posterior(b, A)
+    gradient, hessian = differentiated(prior, b, A)
+    np.testing.assert_allclose(f, gradient.T, atol=1e-12)
+    np.testing.assert_allclose(C, np.mean(hessian, axis=0), atol=1e-12)
+    np.testing.assert_allclose(C, C.T, atol=1e-14)
+
+
+def test_rademacher_posterior_is_tanh():
+    b = np.array([[-30.0, 0.2, 2.0]])
+    f, C = Rademacher().posterior(b, [[0.4]])
+    np.testing.assert_allclose(f, np.tanh(b), rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(C[0, 0], np.mean(np.cosh(b) ** -2.0), rtol=1e-13)
+    # far from zero C is relative to itself, not to one
+    np.testing.assert_allclose(Rademacher().posterior([[200.0]], [[0.4]])[1], [[4 * np.exp(-400.0)]], rtol=1e-12)
+
+
+def test_posterior_with_large_nearly_singular_precision():
+    # b²C cancels to 1e-16 · b² = 1e-4 where C is formed first
+    scale = 1e6
+    log_partition = Gaussian().log_partition(np.full(2, scale), scale * np.ones((2, 2)))
+    exact = scale**2 / (1 + 2 * scale) - 0.5 * np.log(1 + 2 * scale)
+    np.testing.assert_allclose(log_partition, exact, rtol=1e-13)
+
+
+def test_log_partition_diverges_to_nan():
+    assert np.isnan(Gaussian().log_partition(np.zeros(2), -2.0 * np.eye(2)))
+    assert np.isnan(BernoulliGauss(0.5).log_partition(np.zeros(1), -np.eye(1)))
+    assert np.isfinite(Rademacher().log_partition(np.zeros(1), -2.0 * np.eye(1)))
+
+
+def test_posterior_in_batches(monkeypatch):
+    discrete = PRIORS["sparse"]
+    b = jax.random.normal(jax.random.key(0), (2, 12))
+    parts = [discrete.posterior(b[:, i : i + 3], QHAT) for i in range(0, 12, 3)]
+    monkeypatch.setattr(mixture, "_MEMORY", 16 * 5)  # five columns at a time, two left over
+    f, C = discrete.posterior(b, QHAT)
+    np.testing.assert_allclose(f, jnp.concatenate([part[0] for part in parts], axis=1), atol=1e-15)
+    np.testing.assert_allclose(C, np.mean([part[1] for part in parts], axis=0), atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["covariance", "sparse"])
+def test_posterior_keeps_the_precision_of_its_inputs(name):
+    prior = PRIORS[name]
+    b = jax.random.normal(jax.random.key(0), (2, 3))
+    low = prior.posterior(b.astype(jnp.float32), QHAT.astype(np.float32))
+    high = prior.posterior(b, QHAT)
+    assert low[0].dtype == low[1].dtype == jnp.float32
+    np.testing.assert_allclose(low[0], high[0], atol=1e-5)
+
+
+# --- averages ---------------------------------------------------------------------------------------------------------
+
+
+def fields(prior, Qhat, count):
+    """w and b = Q̂w + Q̂^{1/2}ξ, by a Cholesky factor."""
+    W = np.asarray(prior.sample(jax.random.key(3), 2, count))
+    noise = np.random.default_rng(4).standard_normal(W.shape)
+    return W, Qhat @ W + np.linalg.cholesky(Qhat) @ noise
+
+
+def test_nishimori(prior):
+    W, b = fields(prior, QHAT, 40_000)
+    f, C = prior.posterior(b, QHAT)
+    expected = averages(prior, QHAT)
+    assert np.max(np.abs(z_scores(outer(f, f) - outer(f, W), 0.0))) < 4.5
+    assert np.max(np.abs(z_scores(outer(f, f), expected["overlap"]))) < 4.5
+    assert np.max(np.abs(z_scores(outer(f - W, f - W), expected["mmse"]))) < 4.5
+    np.testing.assert_allclose(C, expected["mmse"], atol=0.02)  # 4.5 standard errors at most
+    log_partition = jax.vmap(prior.log_partition, (1, None))(b, QHAT)
+    assert np.abs(z_scores(np.asarray(log_partition), expected["free_entropy"])) < 4.5
+
+
+def test_overlap_and_mmse_sum_to_second_moment(prior):
+    # the mixtures' rule at this Q̂ is accurate to 1e-13; both are averages of different functions
+    value = averages(prior, QHAT)
+    np.testing.assert_allclose(value["overlap"] + value["mmse"], prior.second_moment(2), atol=1e-12)
+
+
+@pytest.mark.parametrize("Q", [QHAT, np.diag([0.0, 2.0]), 1e6 * np.ones((2, 2))], ids=["full", "singular", "large"])
+@pytest.mark.parametrize("name", ["gaussian", "covariance"])
+def test_gaussian_closed_forms(name, Q):
+    covariance = np.eye(2) if name == "gaussian" else COVARIANCE
+    left = np.linalg.inv(np.linalg.inv(covariance) + Q)
+    value = averages(PRIORS[name], Q)
+    np.testing.assert_allclose(value["mmse"], left, atol=1e-9)
+    np.testing.assert_allclose(value["overlap"], covariance - left, atol=1e-9)
+    free = 0.5 * np.trace(covariance @ Q) - 0.5 * np.linalg.slogdet(np.eye(2) + covariance @ Q)[1]
+    np.testing.assert_allclose(value["free_entropy"], free, rtol=1e-13)
+
+
+@pytest.mark.parametrize("qhat", [1e-3, 0.5, 4.0, 60.0, 1000.0])
+def test_rademacher_mmse_by_adaptive_quadrature(qhat):
+    # 1 - E tanh²(q̂ + √q̂ ξ) = e^{-q̂/2} E sech(√q̂ ξ): no cancellation, so relative accuracy down to e^{-500}
+    density = lambda b: np.exp(-0.5 * b**2 / qhat) / np.sqrt(2 * np.pi * qhat) / np.cosh(b)
+    end = min(60.0, 14 * np.sqrt(qhat))
+    half = sum(quad(density, *ends, epsabs=0, epsrel=1e-12)[0] for ends in ((0, end / 9), (end / 9, end)))
+    value = averages(Rademacher(), np.array([[qhat]]))
+    np.testing.assert_allclose(value["mmse"][0, 0], 2 * np.exp(-0.5 * qhat) * half, rtol=1e-10)
+    tanh = lambda x: np.tanh(qhat + np.sqrt(qhat) * x) ** 2 * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+    np.testing.assert_allclose(value["overlap"][0, 0], quad(tanh, -12, 12, limit=200)[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize("qhat", [1e-3, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize("density", [0.02, 0.5])
+def test_sparse_mmse_by_adaptive_quadrature(density, qhat):
+    # V = ρ/(ρ+q̂) + E[r(1-r)m²] with r = P(w≠0|b), m = b/(ρ+q̂), in units u = b/√q̂
+    wide = np.sqrt(1 + qhat / density)
+
+    def excess(u):
+        spike = (1 - density) * np.exp(-0.5 * u**2)
+        slab = density * np.exp(-0.5 * (u / wide) ** 2) / wide
+        return spike * slab / (spike + slab) * qhat * u**2 / (density + qhat) ** 2 / np.sqrt(2 * np.pi)
+
+    ends = [0, 1, 2, 3, 4, 5, 6, 8, 12]
+    total = 2 * sum(quad(excess, *pair, epsabs=0, epsrel=1e-12)[0] for pair in itertools.pairwise(ends))
+    value = averages(BernoulliGauss(density), np.array([[qhat]]))
+    np.testing.assert_allclose(value["mmse"][0, 0], density / (density + qhat) + total, rtol=1e-10)
+    np.testing.assert_allclose(value["overlap"], 1 - value["mmse"], atol=1e-12)
+
+
+@pytest.mark.parametrize("qhat", [0.0, 1.0, 1e4])
+def test_fully_dense_is_gaussian(qhat):
+    sparse, gaussian = (averages(prior, qhat * np.eye(1)) for prior in (BernoulliGauss(1.0), Gaussian()))
+    for name in QUANTITIES:
+        np.testing.assert_allclose(sparse[name], gaussian[name], rtol=1e-12, atol=1e-14)
+
+
+def test_rank_one_precision_against_one_dimension():
+    # b_1 = b_2 = b sees only s = w_1 + w_2 = 2, 0, 0, -2, through b = q̂s + √q̂ ξ
+    qhat = 2.3
+
+    def integrand(b, power):
+        weight = np.exp(2 * b - 2 * qhat), 2.0, np.exp(-2 * b - 2 * qhat)
+        f = (weight[0] - weight[2]) / sum(weight)
+        return np.exp(-0.5 * b**2 / qhat) / np.sqrt(2 * np.pi * qhat) * 0.25 * sum(weight) * f**power
+
+    exact = quad(integrand, -40, 40, args=(2,), epsabs=1e-13, limit=200)[0]
+    overlap = averages(Rademacher(), qhat * np.ones((2, 2)))["overlap"]
+    np.testing.assert_allclose(overlap, np.full((2, 2), exact), atol=1e-9)
+
+
+# the largest error of Q over all Q̂, from the docstring; off-diagonal entries vanish
+@pytest.mark.parametrize(
+    ("name", "indices", "tolerance"),
+    [("rademacher", 2, 2e-10), ("sparse", 2, 4e-9), ("sparse", 3, 2e-5), ("rademacher", 4, 2e-4)],
+)
+def test_diagonal_precision_factorises(name, indices, tolerance):
+    overlap = (lambda *at: averages(*at)["overlap"]) if indices == 2 else eqx.filter_jit(type(PRIORS[name]).overlap)
+    for scale in (1.0, 12.0):
+        diagonal = scale * np.array([1.0, 0.5, 2.0, 1.3])[:indices]
+        expected = [float(averages(PRIORS[name], np.array([[q]]))["overlap"][0, 0]) for q in diagonal]
+        np.testing.assert_allclose(overlap(PRIORS[name], np.diag(diagonal)), np.diag(expected), atol=tolerance)
+
+
+def test_limits(discrete):
+    for indices in (1, 2):
+        nothing = averages(discrete, np.zeros((indices, indices)))
+        np.testing.assert_allclose(nothing["overlap"], 0.0, atol=1e-30)
+        np.testing.assert_allclose(nothing["mmse"], np.eye(indices), rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(nothing["free_entropy"], 0.0, atol=1e-13)
+        np.testing.assert_allclose(averages(discrete, 1e8 * np.eye(indices))["overlap"], np.eye(indices), atol=1e-7)
+
+
+def test_mutual_information_saturates():
+    # ½q̂ - Φ is the information between w and b: log 2 for a sign
+    np.testing.assert_allclose(
+        50.0 - averages(Rademacher(), 100.0 * np.eye(1))["free_entropy"], np.log(2.0), rtol=1e-12
+    )
+
+
+# --- derivatives: rules against finite differences of the values ------------------------------------------------------
+
+
+def test_derivatives_against_finite_differences(prior):
+    exact = derivatives(prior, QHAT)
+    for name in exact:
+        along = lambda t: averages(prior, QHAT + t * DIRECTION)[name]  # noqa: B023
+        change = np.einsum("...pq,pq->...", exact[name], DIRECTION)
+        np.testing.assert_allclose(change, slope(along, 0.0, 1e-2), atol=1e-6)  # step^4
+
+
+def test_gradient_of_free_entropy_is_half_the_overlap(prior):
+    # with the test above: finite differences of Φ_w are Q/2 too
+    half = 0.5 * averages(prior, QHAT)["overlap"]
+    np.testing.assert_allclose(derivatives(prior, QHAT)["free_entropy"], half, atol=1e-13)
+
+
+def test_derivatives_where_nothing_is_known(prior):
+    exact, moment = derivatives(prior, np.zeros((2, 2))), prior.second_moment(2)
+    change = np.einsum("ijpq,pq->ij", exact["overlap"], DIRECTION)
+    np.testing.assert_allclose(change, moment @ DIRECTION @ moment, atol=1e-12)
+    np.testing.assert_allclose(exact["free_entropy"], 0.0, atol=1e-30)
+
+
+def test_derivatives_at_singular_precision(discrete):
+    exact = derivatives(discrete, np.diag([0.0, 2.0]))
+    jacobian = exact["overlap"]
+    assert all(np.all(np.isfinite(value)) for value in exact.values())
+    np.testing.assert_allclose(jacobian[0, 0, 0, 0], 1.0, atol=1e-10)  # the unlearned index: E[w²]²
+    one = derivatives(discrete, 2.0 * np.eye(1))["overlap"][0, 0, 0, 0]
+    np.testing.assert_allclose(jacobian[1, 1, 1, 1], one, atol=1e-10)
+    V = averages(discrete, 2.0 * np.eye(1))["mmse"][0, 0]  # Q_01 grows as V_00 V_11 Q̂_01
+    np.testing.assert_allclose(jacobian[0, 1, 0, 1] + jacobian[0, 1, 1, 0], V, atol=1e-10)
+
+
+def test_derivative_of_mmse_in_both_modes():
+    prior, Qhat = PRIORS["rademacher"], 0.8 * np.eye(1)
+    V = lambda Qhat: prior.mmse(Qhat)[0, 0]
+    forward, reverse = jax.jit(lambda Qhat: (jax.jacfwd(V)(Qhat), jax.jacrev(V)(Qhat)))(Qhat)
+    np.testing.assert_allclose(forward, reverse, rtol=1e-14)
+    along = lambda q: averages(prior, q * np.eye(1))["mmse"][0, 0]
+    np.testing.assert_allclose(forward[0, 0], slope(along, 0.8, 1e-2), rtol=1e-6)
+
+
+def test_second_derivatives():
+    prior = PRIORS["sparse"]
+    second = jax.jit(jax.grad(jax.grad(lambda q: prior.overlap(q * jnp.eye(1))[0, 0])))
+    first = lambda q: derivatives(prior, q * np.eye(1))["overlap"][0, 0, 0, 0]
+    np.testing.assert_allclose(second(0.0), -2.0, rtol=1e-12)  # q = q̂ - q̂² + ..
+    np.testing.assert_allclose(second(0.8), slope(first, 0.8, 1e-2), rtol=1e-6)
+
+
+def test_known_derivative_is_ito_s_formula():
+    @jax.jit
+    def both(b):
+        general = mixture._generator(mixture._outer)(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
+        known = mixture._covariance_twice(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
+        return [jnp.einsum("ijpq,pq->ij", coefficient, DIRECTION) for coefficient in (general, known)]
+
+    np.testing.assert_allclose(*both(jnp.array([0.4, -1.1])), atol=1e-12)
+
+
+def test_derivative_in_the_density():
+    names = ["overlap", "free_entropy"]
+    value = lambda prior, name: jnp.sum(getattr(prior, name)(3.0 * jnp.eye(1)))
+    derivative = eqx.filter_jit(lambda prior: [jax.grad(value)(prior, name).density for name in names])
+    for i, name in enumerate(names):
+        along = lambda density: np.sum(averages(BernoulliGauss(density), 3.0 * np.eye(1))[name])  # noqa: B023
+        np.testing.assert_allclose(derivative(BernoulliGauss(0.2))[i], slope(along, 0.2, 1e-3), rtol=1e-6)
+        one_sided = (3 * along(1.0) - 4 * along(0.999) + along(0.998)) / 0.002
+        np.testing.assert_allclose(derivative(BernoulliGauss(1.0))[i], one_sided, atol=1e-5)  # step^2
+
+
+def test_derivative_in_the_covariance():
+    # at the identity all eigenvalues are equal, where the derivative of eigh does not exist
+    @jax.jit
+    def function(t):
+        values = averages(Gaussian(jnp.eye(2) + t * DIRECTION), jnp.asarray(QHAT))
+        return jnp.stack([jnp.sum(values["overlap"] * DIRECTION), values["free_entropy"]])
+
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(function))(0.0), slope(function, 0.0, 1e-2), rtol=1e-6)
+
+
+# --- transforms -------------------------------------------------------------------------------------------------------
+
+
+def test_jit_is_eager_and_vmap_is_loop():
+    prior = PRIORS["sparse"]
+    batch = np.array([0.0, 0.7, 30.0])[:, None, None]
+    mapped = jax.vmap(lambda Qhat: prior.overlap(Qhat))(batch)
+    np.testing.assert_allclose(mapped, [averages(prior, Qhat)["overlap"] for Qhat in batch], atol=1e-14)
+    densities = jax.vmap(lambda density: BernoulliGauss(density).posterior(jnp.ones((1, 2)), batch[1])[0])
+    loop = [BernoulliGauss(density).posterior(jnp.ones((1, 2)), batch[1])[0] for density in (0.2, 0.5)]
+    np.testing.assert_allclose(densities(jnp.array([0.2, 0.5])), loop, atol=1e-15)
+
+
+def test_new_parameters_do_not_retrace():
+    traces = []
+
+    @eqx.filter_jit
+    def mean(prior):
+        traces.append(None)
+        return prior.posterior(jnp.ones((1, 1)), jnp.eye(1))[0]
+
+    values = [float(mean(BernoulliGauss(density))[0, 0]) for density in (0.1, 0.4, 1)]
+    assert len(traces) == 1
+    assert values[0] != values[1]
+
+
+def test_side_information():
+    W = jax.random.rademacher(jax.random.key(0), (2, 40_000), jnp.float64)
+    A, b = Rademacher().side_information(jax.random.key(1), W, 0.75)
+    np.testing.assert_allclose(A, 3.0 * np.eye(2))
+    # b is a field of precision A: mean A w, covariance A
+    noise = np.asarray(b - A @ W)
+    assert np.max(np.abs(z_scores(noise * np.asarray(W), 0.0))) < 4.5
+    assert np.max(np.abs(z_scores(outer(noise, noise), A))) < 4.5
+    for added in Rademacher().side_information(jax.random.key(1), W, 0.0):
+        np.testing.assert_array_equal(added, 0.0)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda: BernoulliGauss(0.0), "density"),
+        (lambda: BernoulliGauss(1.2), "density"),
+        (lambda: BernoulliGauss(np.nan), "density"),
+        (lambda: BernoulliGauss([0.1, 0.2]), "density"),
+        (lambda: Gaussian(np.ones(3)), "covariance"),
+        (lambda: Gaussian([[1.0, 0.3], [0.2, 1.0]]), "covariance"),
+        (lambda: Gaussian(np.diag([1.0, -1e-3])), "covariance"),
+        (lambda: Gaussian(np.diag([1.0, np.inf])), "covariance"),
+        (lambda: Gaussian(COVARIANCE).overlap(np.eye(3)), "indices"),
+        (lambda: Gaussian(COVARIANCE).second_moment(3), "indices"),
+        (lambda: Rademacher().second_moment(9), "indices"),
+        (lambda: BernoulliGauss(0.5).overlap(np.eye(9)), "indices"),
+        (lambda: Rademacher().sample(jax.random.key(0), 0, 5), "indices"),
+        (lambda: Gaussian().sample(jax.random.key(0), 1, 0), "dimension"),
+        (lambda: Gaussian().overlap(np.ones((2, 3))), "Qhat"),
+        (lambda: Rademacher().free_entropy(2.0), "Qhat"),
+        (lambda: Gaussian().posterior(np.ones(3), np.eye(1)), "b"),
+        (lambda: Gaussian().posterior(np.ones((1, 3)), np.eye(2)), "A"),
+        (lambda: Gaussian().log_partition(np.ones((1, 3)), np.eye(1)), "b"),
+        (lambda: Gaussian().log_partition(np.ones(1), np.eye(2)), "A"),
+        (lambda: Gaussian().side_information(jax.random.key(0), np.ones((1, 3)), 1.0), "strength"),
+        (lambda: Gaussian().side_information(jax.random.key(0), np.ones((1, 3)), -0.1), "strength"),
+        (lambda: Gaussian().side_information(jax.random.key(0), np.ones(3), 0.1), "W"),
+    ],
+)
+def test_errors_name_the_argument(call, names):
+    with pytest.raises(ValueError, match=rf"(?s)^{names}: got .*allowed: "):
+        call()
+
+
+def test_traced_parameters_raise_nothing():
+    value = jax.jit(lambda density: BernoulliGauss(density).log_partition(jnp.ones(1), jnp.eye(1)))(-0.5)
+    assert np.isnan(value)
+    W = jnp.ones((1, 3))
+    b = jax.jit(lambda strength: Gaussian().side_information(jax.random.key(0), W, strength)[1])(2.0)
+    assert not np.any(np.isfinite(b))
