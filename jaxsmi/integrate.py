@@ -227,6 +227,13 @@ class _Rule(eqx.Module):
             tail = jnp.where(square > (half_width - step) ** 2, half_width / step, 0.0)
         return t, jnp.where(inside, log_weight, -1e300), tail.astype(dtype)
 
+    def stride(self, error: Array, tolerance: Array) -> Array:
+        """Levels to go up: two where a grid resolves nothing yet; for nets as many doublings as N^(-0.7) asks for."""
+        if self.trapezoid:
+            return jnp.where(error > 1.0, 2, 1)
+        doublings = jnp.ceil(jnp.log2(jnp.maximum(error / tolerance, 1.0)) / 0.7)
+        return jnp.clip(jnp.nan_to_num(doublings, posinf=4.0), 1, 4).astype(int)
+
     def error(self, full: Array, parts: Array) -> Array:
         """Error of the full rule (S,) from its value (S, F) and those of its groups (G, S, F), relative to 1 + max|full|.
 
@@ -375,7 +382,7 @@ def self_refining_moments(
             # far from the goal: skip a level; at the edge of the box: go to the wide one; out of levels: keep the
             # error for the caller to see
             end = jnp.where(level < narrow, narrow - 1, last)
-            finer = jnp.minimum(level + jnp.where(new.error > 1.0, 2, 1), end)
+            finer = jnp.minimum(level + rule.stride(jnp.maximum(new.error, 0.1 * new.dg_error), budget.tolerance), end)
             wider = narrow + jnp.maximum(level - 2, 0)
             at_edge = (tail > 0.5 * budget.tolerance) & (level < narrow) & (narrow <= last)
             next_due = jnp.where(at_edge, wider, jnp.where(level >= end, last + 1, finer))

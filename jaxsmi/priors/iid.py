@@ -176,8 +176,9 @@ class AbstractPrior(eqx.Module):
         Example:
         >>> import jax.numpy as jnp
         >>> from jaxsmi.priors import Gaussian
-        >>> Gaussian().posterior(jnp.array([[2.0, 4.0]]), jnp.eye(1))
-        (Array([[1., 2.]], dtype=...), Array([[0.5]], dtype=...))
+        >>> mean, covariance = Gaussian().posterior(jnp.array([[2.0, 4.0]]), jnp.eye(1))
+        >>> print(mean.round(3), covariance.round(3))
+        [[1. 2.]] [[0.5]]
 
         Cost: components × P² D time; memory about 2^22 numbers at a time. Source: [TCDKZ25, section 3].
         """

@@ -142,7 +142,7 @@ def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
         return mean + grid @ spread.T, weights.reshape(-1)
 
     # axes turned to those of w, the best known first, along which Bernoulli–Gauss has its narrow bands
-    seen = jnp.linalg.solve(spread, root @ mixture.covariance)
+    seen = jax.scipy.linalg.solve_triangular(spread, root @ mixture.covariance, lower=True)
     order = jnp.argsort(-jnp.linalg.norm(seen, axis=1), axis=1)
     turn = jnp.linalg.qr(jnp.take_along_axis(seen, order[:, None, :], axis=2))[0]
     u, weight = jax.vmap(rule)(mean, spread, turn)

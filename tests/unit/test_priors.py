@@ -1,12 +1,14 @@
 """The iid priors against exact values, independent quadratures and Monte-Carlo; tolerances say where they come from."""
 
 import itertools
+import re
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
 from scipy.integrate import quad
 
 from jaxsmi.priors import AbstractPrior, BernoulliGauss, Gaussian, Rademacher, mixture
@@ -16,14 +18,13 @@ jax.config.update("jax_enable_x64", True)
 COVARIANCE = np.array([[1.5, 0.6], [0.6, 0.8]])
 SINGULAR = np.array([[1.0, 2.0], [2.0, 4.0]])
 PRIORS = {
-    "gaussian": Gaussian(),
     "covariance": Gaussian(COVARIANCE),
     "singular": Gaussian(SINGULAR),
     "rademacher": Rademacher(),
     "sparse": BernoulliGauss(0.3),
 }
 MIXTURES = ["rademacher", "sparse"]
-QHAT = np.array([[1.4, 0.5], [0.5, 0.6]])
+QHAT = jnp.array([[1.4, 0.5], [0.5, 0.6]])
 DIRECTION = np.array([[0.3, 0.2], [0.2, -0.4]])
 QUANTITIES = ["overlap", "mmse", "free_entropy"]
 
@@ -65,6 +66,11 @@ def averages(prior, Qhat):
 def derivatives(prior, Qhat):
     """One in reverse mode, one forward."""
     return {"free_entropy": jax.grad(prior.free_entropy)(Qhat), "overlap": jax.jacfwd(prior.overlap)(Qhat)}
+
+
+@eqx.filter_jit
+def columns(prior, b, A):
+    return jax.vmap(prior.log_partition, (1, None))(b, A), *prior.posterior(b, A)
 
 
 @eqx.filter_jit
@@ -114,6 +120,7 @@ def test_log_partition_exact():
     b, A = np.array([0.7, -1.2]), QHAT
     signs = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
     boltzmann = np.mean([np.exp(w @ b - 0.5 * w @ A @ w) for w in signs])
+    b, A = jnp.asarray(b), jnp.asarray(A)
     np.testing.assert_allclose(Rademacher().log_partition(b, A), np.log(boltzmann), rtol=1e-13)
     precision = np.linalg.inv(COVARIANCE) + A
     gaussian = 0.5 * b @ np.linalg.solve(precision, b) - 0.5 * np.linalg.slogdet(np.eye(2) + COVARIANCE @ A)[1]
@@ -121,12 +128,16 @@ def test_log_partition_exact():
     density, field, a = 0.3, 1.7, 0.9
     weight = lambda w: np.exp(field * w - 0.5 * a * w**2 - 0.5 * density * w**2) * np.sqrt(density / (2 * np.pi))
     sparse = 1 - density + density * quad(weight, -30, 30, epsabs=0, epsrel=1e-12)[0]
-    np.testing.assert_allclose(BernoulliGauss(density).log_partition([field], [[a]]), np.log(sparse), rtol=1e-11)
+    np.testing.assert_allclose(
+        BernoulliGauss(density).log_partition(jnp.array([field]), jnp.array([[a]])), np.log(sparse), rtol=1e-11
+    )
 
 
-@pytest.mark.parametrize("A", [QHAT, np.zeros((2, 2)), np.diag([0.0, 2.0])], ids=["full", "zero", "singular"])
+@pytest.mark.parametrize(
+    "A", [QHAT, jnp.zeros((2, 2)), jnp.diag(jnp.array([0.0, 2.0]))], ids=["full", "zero", "singular"]
+)
 def test_posterior_is_derivative_of_log_partition(prior, A):
-    b = np.array([[0.3, -2.0, 1.1], [0.8, 0.5, -0.4]])
+    b = jnp.array([[0.3, -2.0, 1.1], [0.8, 0.5, -0.4]])
     f, C = prior.posterior(b, A)
     gradient, hessian = differentiated(prior, b, A)
     np.testing.assert_allclose(f, gradient.T, atol=1e-12)
@@ -135,26 +146,26 @@ def test_posterior_is_derivative_of_log_partition(prior, A):
 
 
 def test_rademacher_posterior_is_tanh():
-    b = np.array([[-30.0, 0.2, 2.0]])
-    f, C = Rademacher().posterior(b, [[0.4]])
+    b, A = jnp.array([[-30.0, 0.2, 2.0]]), jnp.array([[0.4]])
+    f, C = Rademacher().posterior(b, A)
     np.testing.assert_allclose(f, np.tanh(b), rtol=1e-14, atol=1e-15)
     np.testing.assert_allclose(C[0, 0], np.mean(np.cosh(b) ** -2.0), rtol=1e-13)
     # far from zero C is relative to itself, not to one
-    np.testing.assert_allclose(Rademacher().posterior([[200.0]], [[0.4]])[1], [[4 * np.exp(-400.0)]], rtol=1e-12)
+    np.testing.assert_allclose(Rademacher().posterior(jnp.array([[200.0]]), A)[1], [[4 * np.exp(-400.0)]], rtol=1e-12)
 
 
 def test_posterior_with_large_nearly_singular_precision():
     # b²C cancels to 1e-16 · b² = 1e-4 where C is formed first
     scale = 1e6
-    log_partition = Gaussian().log_partition(np.full(2, scale), scale * np.ones((2, 2)))
+    log_partition = Gaussian().log_partition(jnp.full(2, scale), scale * jnp.ones((2, 2)))
     exact = scale**2 / (1 + 2 * scale) - 0.5 * np.log(1 + 2 * scale)
     np.testing.assert_allclose(log_partition, exact, rtol=1e-13)
 
 
 def test_log_partition_diverges_to_nan():
-    assert np.isnan(Gaussian().log_partition(np.zeros(2), -2.0 * np.eye(2)))
-    assert np.isnan(BernoulliGauss(0.5).log_partition(np.zeros(1), -np.eye(1)))
-    assert np.isfinite(Rademacher().log_partition(np.zeros(1), -2.0 * np.eye(1)))
+    assert np.isnan(Gaussian().log_partition(jnp.zeros(2), -2.0 * jnp.eye(2)))
+    assert np.isnan(BernoulliGauss(0.5).log_partition(jnp.zeros(1), -jnp.eye(1)))
+    assert np.isfinite(Rademacher().log_partition(jnp.zeros(1), -2.0 * jnp.eye(1)))
 
 
 def test_posterior_in_batches(monkeypatch):
@@ -171,7 +182,7 @@ def test_posterior_in_batches(monkeypatch):
 def test_posterior_keeps_the_precision_of_its_inputs(name):
     prior = PRIORS[name]
     b = jax.random.normal(jax.random.key(0), (2, 3))
-    low = prior.posterior(b.astype(jnp.float32), QHAT.astype(np.float32))
+    low = prior.posterior(b.astype(jnp.float32), QHAT.astype(jnp.float32))
     high = prior.posterior(b, QHAT)
     assert low[0].dtype == low[1].dtype == jnp.float32
     np.testing.assert_allclose(low[0], high[0], atol=1e-5)
@@ -184,18 +195,17 @@ def fields(prior, Qhat, count):
     """w and b = Q̂w + Q̂^{1/2}ξ, by a Cholesky factor."""
     W = np.asarray(prior.sample(jax.random.key(3), 2, count))
     noise = np.random.default_rng(4).standard_normal(W.shape)
-    return W, Qhat @ W + np.linalg.cholesky(Qhat) @ noise
+    return W, jnp.asarray(Qhat @ W + np.linalg.cholesky(Qhat) @ noise)
 
 
 def test_nishimori(prior):
     W, b = fields(prior, QHAT, 40_000)
-    f, C = prior.posterior(b, QHAT)
+    log_partition, f, C = columns(prior, b, QHAT)
     expected = averages(prior, QHAT)
     assert np.max(np.abs(z_scores(outer(f, f) - outer(f, W), 0.0))) < 4.5
     assert np.max(np.abs(z_scores(outer(f, f), expected["overlap"]))) < 4.5
     assert np.max(np.abs(z_scores(outer(f - W, f - W), expected["mmse"]))) < 4.5
     np.testing.assert_allclose(C, expected["mmse"], atol=0.02)  # 4.5 standard errors at most
-    log_partition = jax.vmap(prior.log_partition, (1, None))(b, QHAT)
     assert np.abs(z_scores(np.asarray(log_partition), expected["free_entropy"])) < 4.5
 
 
@@ -206,11 +216,11 @@ def test_overlap_and_mmse_sum_to_second_moment(prior):
 
 
 @pytest.mark.parametrize("Q", [QHAT, np.diag([0.0, 2.0]), 1e6 * np.ones((2, 2))], ids=["full", "singular", "large"])
-@pytest.mark.parametrize("name", ["gaussian", "covariance"])
-def test_gaussian_closed_forms(name, Q):
-    covariance = np.eye(2) if name == "gaussian" else COVARIANCE
+@pytest.mark.parametrize("covariance", [None, COVARIANCE], ids=["identity", "covariance"])
+def test_gaussian_closed_forms(covariance, Q):
+    value = averages(Gaussian(covariance), Q)
+    covariance = np.eye(2) if covariance is None else covariance
     left = np.linalg.inv(np.linalg.inv(covariance) + Q)
-    value = averages(PRIORS[name], Q)
     np.testing.assert_allclose(value["mmse"], left, atol=1e-9)
     np.testing.assert_allclose(value["overlap"], covariance - left, atol=1e-9)
     free = 0.5 * np.trace(covariance @ Q) - 0.5 * np.linalg.slogdet(np.eye(2) + covariance @ Q)[1]
@@ -271,7 +281,14 @@ def test_rank_one_precision_against_one_dimension():
 # the largest error of Q over all Q̂, from the docstring; off-diagonal entries vanish
 @pytest.mark.parametrize(
     ("name", "indices", "tolerance"),
-    [("rademacher", 2, 2e-10), ("sparse", 2, 4e-9), ("sparse", 3, 2e-5), ("rademacher", 4, 2e-4)],
+    [
+        ("rademacher", 2, 2e-10),
+        ("sparse", 2, 4e-9),
+        pytest.param("sparse", 3, 2e-5, marks=pytest.mark.slow),
+        pytest.param("rademacher", 3, 3e-6, marks=pytest.mark.slow),
+        ("rademacher", 4, 2e-4),
+        pytest.param("sparse", 4, 2e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_diagonal_precision_factorises(name, indices, tolerance):
     overlap = (lambda *at: averages(*at)["overlap"]) if indices == 2 else eqx.filter_jit(type(PRIORS[name]).overlap)
@@ -352,11 +369,11 @@ def test_second_derivatives():
 def test_known_derivative_is_ito_s_formula():
     @jax.jit
     def both(b):
-        general = mixture._generator(mixture._outer)(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
-        known = mixture._covariance_twice(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
-        return [jnp.einsum("ijpq,pq->ij", coefficient, DIRECTION) for coefficient in (general, known)]
+        general = mixture._generator(mixture._log_partition)(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
+        return general, mixture._half_outer(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
 
-    np.testing.assert_allclose(*both(jnp.array([0.4, -1.1])), atol=1e-12)
+    general, known = both(jnp.array([0.4, -1.1]))
+    np.testing.assert_allclose(np.sum(general * DIRECTION), np.sum(known * DIRECTION), rtol=1e-12)
 
 
 def test_derivative_in_the_density():
@@ -385,7 +402,7 @@ def test_derivative_in_the_covariance():
 
 def test_jit_is_eager_and_vmap_is_loop():
     prior = PRIORS["sparse"]
-    batch = np.array([0.0, 0.7, 30.0])[:, None, None]
+    batch = jnp.array([0.0, 0.7, 30.0])[:, None, None]
     mapped = jax.vmap(lambda Qhat: prior.overlap(Qhat))(batch)
     np.testing.assert_allclose(mapped, [averages(prior, Qhat)["overlap"] for Qhat in batch], atol=1e-14)
     densities = jax.vmap(lambda density: BernoulliGauss(density).posterior(jnp.ones((1, 2)), batch[1])[0])
@@ -432,26 +449,28 @@ def test_side_information():
         (lambda: Gaussian([[1.0, 0.3], [0.2, 1.0]]), "covariance"),
         (lambda: Gaussian(np.diag([1.0, -1e-3])), "covariance"),
         (lambda: Gaussian(np.diag([1.0, np.inf])), "covariance"),
-        (lambda: Gaussian(COVARIANCE).overlap(np.eye(3)), "indices"),
+        (lambda: Gaussian(COVARIANCE).overlap(jnp.eye(3)), "indices"),
         (lambda: Gaussian(COVARIANCE).second_moment(3), "indices"),
         (lambda: Rademacher().second_moment(9), "indices"),
-        (lambda: BernoulliGauss(0.5).overlap(np.eye(9)), "indices"),
+        (lambda: BernoulliGauss(0.5).overlap(jnp.eye(9)), "indices"),
         (lambda: Rademacher().sample(jax.random.key(0), 0, 5), "indices"),
         (lambda: Gaussian().sample(jax.random.key(0), 1, 0), "dimension"),
-        (lambda: Gaussian().overlap(np.ones((2, 3))), "Qhat"),
+        (lambda: Gaussian().overlap(jnp.ones((2, 3))), "Qhat"),
         (lambda: Rademacher().free_entropy(2.0), "Qhat"),
-        (lambda: Gaussian().posterior(np.ones(3), np.eye(1)), "b"),
-        (lambda: Gaussian().posterior(np.ones((1, 3)), np.eye(2)), "A"),
-        (lambda: Gaussian().log_partition(np.ones((1, 3)), np.eye(1)), "b"),
-        (lambda: Gaussian().log_partition(np.ones(1), np.eye(2)), "A"),
-        (lambda: Gaussian().side_information(jax.random.key(0), np.ones((1, 3)), 1.0), "strength"),
-        (lambda: Gaussian().side_information(jax.random.key(0), np.ones((1, 3)), -0.1), "strength"),
-        (lambda: Gaussian().side_information(jax.random.key(0), np.ones(3), 0.1), "W"),
+        (lambda: Gaussian().posterior(jnp.ones(3), jnp.eye(1)), "b"),
+        (lambda: Gaussian().posterior(jnp.ones((1, 3)), jnp.eye(2)), "A"),
+        (lambda: Gaussian().log_partition(jnp.ones((1, 3)), jnp.eye(1)), "b"),
+        (lambda: Gaussian().log_partition(jnp.ones(1), jnp.eye(2)), "A"),
+        (lambda: Gaussian().side_information(jax.random.key(0), jnp.ones((1, 3)), 1.0), "strength"),
+        (lambda: Gaussian().side_information(jax.random.key(0), jnp.ones((1, 3)), -0.1), "strength"),
+        (lambda: Gaussian().side_information(jax.random.key(0), jnp.ones(3), 0.1), "W"),
     ],
 )
 def test_errors_name_the_argument(call, names):
-    with pytest.raises(ValueError, match=rf"(?s)^{names}: got .*allowed: "):
+    with pytest.raises((ValueError, TypeCheckError)) as caught:  # the shape checker, where it is on, speaks first
         call()
+    if isinstance(caught.value, ValueError):
+        assert re.match(rf"(?s){names}: got .*allowed: ", str(caught.value))
 
 
 def test_traced_parameters_raise_nothing():

@@ -1,0 +1,18 @@
+"""What all test rooms share: double precision, and the folder of reference values."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+
+REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"  # beside the project, not in it
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of reference values; the test is skipped where it is absent."""
+    if not REFERENCE.is_dir():
+        pytest.skip("no reference data: the folder ../shared/reference is not beside the project")
+    return REFERENCE

@@ -1,0 +1,268 @@
+"""State evolution against closed forms, known thresholds, and identities of the theory.
+
+Statistical comparisons are z-scores: difference over standard error. Where a test says 5 standard errors, a correct library
+fails it by chance less than once in 10^4 runs of the file (the keys are fixed: it fails always or never), and the standard
+error is asserted to be small enough that an error of a factor of two could not hide in it.
+"""
+
+import csv
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+
+import jax.numpy as jnp
+
+import jaxsmi as smi
+from jaxsmi import Result
+
+EPS = float(np.finfo(float).eps)
+
+
+def code(solution):
+    return Result(int(solution.result))
+
+
+def z_scores(values, target=0.0):
+    """Mean of independent values (leading axis) minus target, in standard errors, and that standard error."""
+    values = np.asarray(values)
+    stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    return (values.mean(axis=0) - target) / stderr, stderr
+
+
+@functools.lru_cache(maxsize=None)
+def attention():
+    return smi.DeepAttention(depth=2, tokens=2, skip=1.0)
+
+
+# Closed forms -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "newton"), [(1, True), (3, False)])
+def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
+    """q = q̂/(1 + q̂), q̂ = αM/(1 - q + Δ): fixed point, and with newton=False every step on the way to it.
+
+    The control variate makes the outer average of this channel exact, so that 64 points do.
+    """
+    for alpha in (0.2, 1.0, 2.5):
+        for noise in (0.01, 0.3, 2.0):
+            solution = smi.state_evolution(
+                smi.links.linear(noise, tokens=tokens), alpha, key=jax.random.key(3), samples=64, tolerance=1e-11,
+                max_steps=1000, newton=newton, q0=0.01,
+            )  # fmt: skip
+            load = alpha * tokens
+            b = 1.0 + noise + load
+            q = 2.0 * load / (b + np.sqrt(b * b - 4.0 * load))  # the root of q² - b q + αM below one
+            assert code(solution) == Result.SUCCESS
+            assert abs(float(solution.overlap[0, 0]) - q) < 1e-8
+            assert float(solution.stderr[0, 0]) < 1e-10
+            if not newton:
+                overlaps, expected = solution.trajectory["overlap"][:, 0, 0], [0.01]
+                for _ in overlaps[1:]:
+                    qhat = load / (1.0 - expected[-1] + noise)
+                    expected.append(qhat / (1.0 + qhat))
+                assert len(overlaps) > 5
+                np.testing.assert_allclose(overlaps, expected, rtol=0, atol=1e-10)
+
+
+# Thresholds ---------------------------------------------------------------------------------------------------------------
+
+
+def test_phase_retrieval_weak_and_perfect_recovery():
+    """Weak recovery at 1/2, GAMP's perfect recovery at 1.128, each approached from both sides.
+
+    2^16 outer points: the slope at zero has a standard error of 0.3 %, so that the threshold of the sampled map sits at
+    0.500 ± 0.0015; overlaps are compared with zero and one in their own standard errors.
+    """
+    run = functools.partial(
+        smi.state_evolution, smi.links.phase_retrieval(), key=jax.random.key(1), q0=1e-3, samples=2**16
+    )
+    below, above = run(0.48), run(0.52)
+    assert code(below) == code(above) == Result.SUCCESS
+    assert float(below.overlap[0, 0]) < 1e-4 + 3 * float(below.stderr[0, 0])
+    assert float(below.stderr[0, 0]) < 1e-3
+    assert float(above.overlap[0, 0]) > 4 * float(above.stderr[0, 0])
+
+    below, above = run(1.10), run(1.15)
+    assert code(below) == Result.SUCCESS
+    assert float(below.stderr[0, 0]) < 0.005
+    assert float(below.overlap[0, 0]) < 1.0 - 20 * float(below.stderr[0, 0])
+    assert code(above) == Result.RECOVERED
+    assert float(above.overlap[0, 0]) == 1.0
+    assert float(above.error) == 0.0
+    # perfect recovery is a stable fixed point already from α = 1: informed at 1.10
+    assert code(run(1.10, q0=0.999)) == Result.RECOVERED
+
+
+@pytest.mark.parametrize(
+    ("model", "slope"),
+    [(smi.links.phase_retrieval(), 2.0), (smi.DeepAttention(1, 2), 6.0), (smi.DeepAttention(1, 3), 12.0)],
+    ids=["phase retrieval", "attention, 2 tokens", "attention, 3 tokens"],
+)
+def test_slope_at_zero_overlap_is_the_inverse_threshold(model, slope):
+    """d response/dQ at 0 is 1/α_c: 2 for phase retrieval, M(M+1) for one attention layer; also response(Q)/Q for Q → 0."""
+    channel, tiny = model.channel, 1e-10
+
+    @jax.jit
+    def at(key):
+        Q = tiny * jnp.eye(1)
+        return channel.response(Q, jnp.eye(1) - Q, key=key, samples=2**12, randomisations=4)
+
+    found = [at(key) for key in jax.random.split(jax.random.key(5), 8)]
+    for per_key in ([f.jacobian[0, 0, 0, 0] for f in found], [f.mean[0, 0] / tiny for f in found]):
+        z, stderr = z_scores(per_key, slope)
+        assert abs(z) < 5
+        assert stderr < 0.01 * slope
+
+
+def test_binary_perceptron_first_order_transition():
+    """Rademacher prior, y = sign z: spinodal at 1.493. At 1.6 all starts recover; at 1.4 only the informed one does."""
+    run = functools.partial(
+        smi.state_evolution, smi.links.sign(smi.priors.Rademacher()), key=jax.random.key(0), samples=2**13
+    )
+    for start in (1e-3, 0.99):
+        recovered = run(1.6, q0=start)
+        assert code(recovered) == Result.RECOVERED
+        assert float(recovered.overlap[0, 0]) == 1.0
+    assert code(run(1.4, q0=0.99)) == Result.RECOVERED
+    uninformed = run(1.4)
+    assert code(uninformed) == Result.SUCCESS
+    assert 0.5 < float(uninformed.overlap[0, 0]) < 0.99
+
+
+def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous():
+    """One key, one map: both starts end at one fixed point, to the tolerance of the solver and not only statistically."""
+    for model, alpha, starts in ((smi.links.phase_retrieval(), 0.8, (1e-3, 0.9)), (attention(), 0.5, (0.05, 0.5))):
+        low, high = (
+            smi.state_evolution(model, alpha, key=jax.random.key(2), q0=q0, samples=1024, tolerance=1e-6) for q0 in starts
+        )
+        assert code(low) == code(high) == Result.SUCCESS
+        np.testing.assert_allclose(low.overlap, high.overlap, rtol=0, atol=3e-6)
+
+
+# Identities ---------------------------------------------------------------------------------------------------------------
+
+# Overlaps inside the cone, with off-diagonals; h: step of the central difference. A label that jumps (sign) turns a
+# difference of common random numbers into a rare large number of size 1/h: a larger step keeps its variance finite.
+CASES = {
+    "linear": (lambda: smi.links.linear(0.2), [[0.4]], 1e-4, 2**10),
+    "phase retrieval": (smi.links.phase_retrieval, [[0.4]], 1e-4, 2**13),
+    "sign": (smi.links.sign, [[0.5]], 4e-2, 2**13),
+    "sign product": (lambda: smi.links.sign_product(2), [[0.5, 0.2], [0.2, 0.6]], 4e-2, 2**11),
+    "one attention layer": (lambda: smi.DeepAttention(1, 3), [[0.6]], 1e-4, 2**12),
+    "two attention layers": (attention, [[0.3, 0.1], [0.1, 0.7]], 1e-4, 2**7),
+}
+KEYS = 16
+
+
+@functools.lru_cache(maxsize=None)
+def directional(name):
+    """Per key: d response[dQ] from the identity, by differences; ½ tr(response dQ), d E log Z[dQ] by differences."""
+    make, Q, h, samples = CASES[name]
+    channel, Q = make().channel, jnp.asarray(Q)
+    P = Q.shape[0]
+    dQ = jnp.asarray([[1.0]]) if P == 1 else jnp.asarray([[0.7, -0.4], [-0.4, 0.5]])
+
+    @jax.jit
+    def at(Q, key):
+        return channel.response(Q, jnp.eye(P) - Q, key=key, samples=samples, randomisations=2)
+
+    rows = []
+    for key in jax.random.split(jax.random.key(11), KEYS):
+        here, up, down = at(Q, key), at(Q + h * dQ, key), at(Q - h * dQ, key)
+        identity = jnp.einsum("abcd,cd->ab", here.jacobian, dQ)
+        difference = (up.mean - down.mean) / (2 * h)
+        half = 0.5 * jnp.sum(here.mean * dQ)
+        entropy = (jnp.mean(up.log_partition) - jnp.mean(down.log_partition)) / (2 * h)
+        rows.append((identity, difference, half, entropy))
+    return tuple(np.stack([np.asarray(row[k]) for row in rows]) for k in range(4))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_jacobian_identity(name):
+    """d response[dQ] = E Σ ∂g dQ ∂gᵀ against central differences of the map, in standard errors over independent keys."""
+    identity, difference, _, _ = directional(name)
+    spread = (identity - difference).std(axis=0, ddof=1) / np.sqrt(KEYS)
+    error = np.abs((identity - difference).mean(axis=0))
+    size = np.abs(identity.mean(axis=0)).max()
+    # differences: h² third derivatives (2e-3 relative at the largest h), rounding eps/h
+    assert (error < 5 * spread + 2e-3 * size).all()
+    assert spread.max() < 0.06 * size
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_response_is_the_gradient_of_the_free_entropy(name):
+    """d E[log Z_out]/dQ = response/2: the output term of the replica free entropy generates state evolution."""
+    _, _, half, entropy = directional(name)
+    spread = (half - entropy).std(ddof=1) / np.sqrt(KEYS)
+    assert abs((half - entropy).mean()) < 5 * spread + 2e-3 * abs(half.mean())
+    assert spread < 0.06 * abs(half.mean())
+
+
+@pytest.mark.parametrize(("depth", "tokens"), [(1, 2), (1, 3), (2, 2)])
+def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens):
+    """V → 0: the label fixes M linear combinations of the fields, tr(V · response) = M, whatever the shape of V."""
+    model = smi.DeepAttention(depth, tokens)
+    shape = jnp.asarray([[0.5]]) if depth == 1 else jnp.asarray([[5.0, 0.1], [0.1, 0.05]])
+    V = 1e-8 * shape
+    respond = jax.jit(
+        lambda V, key: model.channel.response(
+            jnp.eye(depth) - V, V, key=key, samples=64, randomisations=8, tangents=False
+        )
+    )
+    found = respond(V, jax.random.key(8))
+    z, stderr = z_scores(np.einsum("pq,rqp->r", np.asarray(V), np.asarray(found.replicas)), tokens)
+    # samples whose sign copies overlap are a fraction of order √V_max = 2e-4
+    assert abs(z) * stderr < 5 * stderr + 1e-3
+    assert stderr < 0.02
+    assert float(found.inaccurate) <= 0.01
+
+
+# Two-layer attention ------------------------------------------------------------------------------------------------------
+
+
+def test_two_layer_attention_follows_the_published_curve(reference):
+    """α = 0.5: Q11 = 0 (below its threshold at 0.72), Q22 on BO_2w.csv, good to 0.015 there."""
+    with open(reference / "smi" / "BO_2w.csv") as file:
+        table = np.array([[float(row[name]) for name in ("alpha", "Q22")] for row in csv.DictReader(file)])
+    published = np.interp(0.5, table[:, 0], table[:, 1])
+    solution = smi.state_evolution(attention(), 0.5, key=jax.random.key(0), q0=0.05, samples=1024)
+    assert code(solution) == Result.SUCCESS
+    assert abs(float(solution.overlap[1, 1]) - published) < 0.03 + 3 * float(solution.stderr[1, 1])
+    assert abs(float(solution.overlap[0, 0])) < 1e-3 + 3 * float(solution.stderr[0, 0])
+    assert abs(float(solution.overlap[0, 1])) < 1e-3 + 3 * float(solution.stderr[0, 1])
+    assert float(solution.stderr[1, 1]) < 0.03
+    assert float(solution.rho) < 1.0
+
+
+# Error bars ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "alpha"),
+    [(smi.links.phase_retrieval(), 0.8), (smi.links.sign(), 1.5)],
+    ids=["phase retrieval", "sign"],
+)
+def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
+    """χ² of independent runs about their mean, each in units of its own reported error.
+
+    With 16 nets a run the error has 15 degrees of freedom, and E z² = 15/13. The 10^-3 quantiles of χ² with 23 degrees of
+    freedom are 7.5 and 49.7; times 15/13 and with the kurtosis of Student's t, 8 and 65. An error bar off by a factor 1.7
+    either way falls outside.
+    """
+    runs = [
+        smi.state_evolution(model, alpha, key=key, q0=0.3, samples=2**11, randomisations=16, tolerance=1e-5)
+        for key in jax.random.split(jax.random.key(21), 24)
+    ]
+    assert all(code(run) == Result.SUCCESS for run in runs)
+    values, errors = (np.array([float(x) for x in row]) for row in zip(*((r.overlap[0, 0], r.stderr[0, 0]) for r in runs)))
+    weight = 1.0 / np.mean(errors**2)
+    chi2 = np.sum((values - values.mean()) ** 2) * weight
+    assert 8 < chi2 < 65
+    # no bias: sixteen times the points agree with the mean of the runs
+    fine = smi.state_evolution(model, alpha, key=jax.random.key(99), q0=0.3, samples=2**15, randomisations=16)
+    spread = np.hypot(values.std(ddof=1) / np.sqrt(len(runs)), float(fine.stderr[0, 0]))
+    assert abs(values.mean() - float(fine.overlap[0, 0])) < 5 * spread

@@ -1,0 +1,231 @@
+"""Bad input: a ValueError before tracing that names the argument, what came and what is allowed; under jit NaN and a code."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+
+KEY = jax.random.key(0)
+NAN = float("nan")
+LINEAR, SIGN, MODULUS = smi.links.linear(0.5), smi.links.sign(), smi.links.phase_retrieval()
+ATTENTION = smi.DeepAttention(depth=2, tokens=2)
+SINGLE = smi.DeepAttention(depth=1, tokens=2)
+INPUTS = np.random.default_rng(0).standard_normal((6, 1, 5))
+PAIRS = np.random.default_rng(1).standard_normal((6, 2, 5))
+GOOD = np.array([[0.6, 0.4], [0.3, 0.7]])
+ATTENTION_LABELS = np.tile(GOOD, (6, 1, 1))
+DATA = smi.Dataset(INPUTS, np.ones((6, 1)), np.ones((1, 5)))
+ONE, TWO, EYE = np.zeros((1, 1)), np.zeros((2, 2)), np.eye(2)
+
+
+def first(z):
+    return z[0, 0]
+
+
+def two_rows(z):
+    return z[0, 0] + z[1, 0]
+
+
+def gamp(model, inputs, labels, teacher=None, **options):
+    return smi.gamp(model, smi.Dataset(inputs, labels, teacher), key=KEY, **options)
+
+
+def evolve(model=LINEAR, alpha=1.0, **options):
+    return smi.state_evolution(model, alpha, key=KEY, **options)
+
+
+# (the argument the message must name, the call)
+BAD = [
+    # models
+    ("depth", lambda: smi.DeepAttention(depth=0, tokens=2)),
+    ("depth", lambda: smi.DeepAttention(depth=1.5, tokens=2)),
+    ("tokens", lambda: smi.DeepAttention(depth=2, tokens=1)),
+    ("skip", lambda: smi.DeepAttention(depth=2, tokens=2, skip=-0.1)),
+    ("skip", lambda: smi.DeepAttention(depth=2, tokens=2, skip=NAN)),
+    ("skip", lambda: smi.DeepAttention(depth=2, tokens=2, skip=[1.0, 1.0])),
+    ("beta", lambda: smi.DeepAttention(depth=2, tokens=2, beta=0.0)),
+    ("beta", lambda: smi.DeepAttention(depth=2, tokens=2, beta=[1.0, 2.0])),
+    ("ranks", lambda: smi.DeepAttention(depth=2, tokens=2, ranks=0)),
+    ("ranks", lambda: smi.DeepAttention(depth=2, tokens=2, ranks=(1, 1, 1))),
+    ("max_nodes", lambda: smi.DeepAttention(depth=2, tokens=2, max_nodes=10)),
+    ("indices", lambda: smi.MultiIndex(first, indices=0, noise=0.1)),
+    ("tokens", lambda: smi.MultiIndex(first, indices=1, tokens=0, noise=0.1)),
+    ("noise", lambda: smi.MultiIndex(first, indices=1, noise=-0.1)),
+    ("noise", lambda: smi.MultiIndex(first, indices=1, noise=NAN)),
+    ("symmetry", lambda: smi.MultiIndex(first, indices=1, symmetry=[((0,), "mirror")])),
+    ("symmetry", lambda: smi.MultiIndex(first, indices=1, symmetry=[((1,), "sign")])),
+    ("noise", lambda: smi.links.linear(-1.0)),
+    ("tokens", lambda: smi.links.linear(0.1, tokens=0)),
+    ("k", lambda: smi.links.sign_product(0)),
+    ("k", lambda: smi.links.product(0)),
+    # data
+    ("dimension", lambda: LINEAR.sample(KEY, dimension=0, alpha=1.0)),
+    ("alpha", lambda: LINEAR.sample(KEY, dimension=5, alpha=0.0)),
+    ("alpha", lambda: LINEAR.sample(KEY, dimension=5, alpha=NAN)),
+    ("teacher", lambda: LINEAR.sample(KEY, dimension=5, alpha=1.0, teacher=np.ones((2, 5)))),
+    ("inputs", lambda: smi.Dataset(np.ones((6, 5)), np.ones(6))),
+    ("inputs", lambda: smi.Dataset(np.full((6, 1, 5), np.inf), np.ones(6))),
+    ("inputs", lambda: smi.Dataset(np.ones((6, 0, 5)), np.ones(6))),
+    ("labels", lambda: smi.Dataset(INPUTS, np.ones(5))),
+    ("labels", lambda: smi.Dataset(INPUTS, np.full(6, np.nan))),
+    ("teacher", lambda: smi.Dataset(INPUTS, np.ones(6), np.ones((1, 4)))),
+    # gamp
+    ("inputs", lambda: gamp(ATTENTION, INPUTS, ATTENTION_LABELS)),  # one token instead of two
+    ("teacher", lambda: gamp(LINEAR, INPUTS, np.ones((6, 1)), np.ones((2, 5)))),
+    ("labels", lambda: gamp(ATTENTION, PAIRS, 1.01 * ATTENTION_LABELS)),  # rows that do not sum to one
+    ("labels", lambda: gamp(ATTENTION, PAIRS, np.tile([[1.5, -0.5], [0.3, 0.7]], (6, 1, 1)))),
+    ("labels", lambda: gamp(ATTENTION, PAIRS, ATTENTION_LABELS.astype(np.float32))),
+    ("labels", lambda: gamp(ATTENTION, PAIRS, np.ones((6, 2)))),
+    ("labels", lambda: gamp(SIGN, INPUTS, np.full(6, 0.5))),
+    ("labels", lambda: gamp(MODULUS, INPUTS, -np.ones(6))),
+    ("labels", lambda: gamp(LINEAR, INPUTS, np.ones(6))),
+    ("max_steps", lambda: smi.gamp(LINEAR, DATA, key=KEY, max_steps=0)),
+    ("record_every", lambda: smi.gamp(LINEAR, DATA, key=KEY, record_every=0)),
+    ("damping", lambda: smi.gamp(LINEAR, DATA, key=KEY, damping=1.0)),
+    ("tolerance", lambda: smi.gamp(LINEAR, DATA, key=KEY, tolerance=0.0)),
+    ("precision", lambda: smi.gamp(LINEAR, DATA, key=KEY, precision="inner")),
+    ("side_information", lambda: smi.gamp(LINEAR, DATA, key=KEY, side_information=1.0)),
+    ("side_information", lambda: smi.gamp(LINEAR, DATA, key=KEY, side_information=NAN)),
+    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init="cold")),
+    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init=np.ones((2, 5)))),
+    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init=NAN)),
+    ("teacher", lambda: gamp(LINEAR, INPUTS, np.ones((6, 1)), init="informed")),
+    ("teacher", lambda: gamp(LINEAR, INPUTS, np.ones((6, 1)), side_information=0.1)),
+    # state evolution and errors
+    ("alpha", lambda: evolve(alpha=0.0)),
+    ("alpha", lambda: evolve(alpha=-1.0)),
+    ("alpha", lambda: evolve(alpha=NAN)),
+    ("alpha", lambda: evolve(alpha=[0.5, 1.0])),
+    ("q0", lambda: evolve(q0=1.5)),
+    ("q0", lambda: evolve(q0=-0.5)),
+    ("q0", lambda: evolve(q0=NAN)),
+    ("q0", lambda: evolve(q0=np.ones((2, 2)))),
+    ("samples", lambda: evolve(samples=4)),
+    ("randomisations", lambda: evolve(randomisations=1)),
+    ("max_steps", lambda: evolve(max_steps=0)),
+    ("tolerance", lambda: evolve(tolerance=-1e-4)),
+    ("overlap", lambda: smi.generalization_error(ATTENTION, np.eye(3), key=KEY)),
+    ("overlap", lambda: smi.generalization_error(ATTENTION, 1.2, key=KEY)),
+    ("overlap", lambda: smi.generalization_error(ATTENTION, -0.2, key=KEY)),
+    ("overlap", lambda: smi.generalization_error(ATTENTION, NAN, key=KEY)),
+    ("predictor", lambda: smi.generalization_error(ATTENTION, 0.5, key=KEY, predictor="best")),
+    # one posterior
+    ("omega", lambda: ATTENTION.channel.posterior(GOOD, ONE, EYE)),
+    ("omega", lambda: ATTENTION.channel.posterior(GOOD, np.full((2, 2), np.nan), EYE)),
+    ("V", lambda: ATTENTION.channel.posterior(GOOD, TWO, np.eye(3))),
+    ("V", lambda: ATTENTION.channel.posterior(GOOD, TWO, np.full((2, 2), np.inf))),
+    ("V", lambda: ATTENTION.channel.posterior(GOOD, TWO, np.zeros((2, 2)))),
+    ("V", lambda: ATTENTION.channel.posterior(GOOD, TWO, np.array([[1.0, 2.0], [2.0, 1.0]]))),
+    ("V", lambda: ATTENTION.channel.posterior(GOOD, TWO, np.array([[1.0, 0.2], [0.1, 1.0]]))),
+    ("labels", lambda: ATTENTION.channel.posterior(0.9 * GOOD, TWO, EYE)),
+    ("labels", lambda: SINGLE.channel.posterior(np.full((2, 2), np.nan), np.zeros((1, 2)), np.eye(1))),
+    ("labels", lambda: SIGN.channel.posterior(0.0, ONE, np.eye(1))),
+    ("labels", lambda: MODULUS.channel.posterior(-1.0, ONE, np.eye(1))),
+    ("labels", lambda: LINEAR.channel.posterior(np.array([np.inf]), ONE, np.eye(1))),
+    ("labels", lambda: smi.MultiIndex(first, indices=1, noise=0.1).channel.posterior(np.ones(2), ONE, np.eye(1))),
+    # predictions, alignment, the network
+    ("solution", lambda: LINEAR.predict(smi.Solution(*[None] * 10), INPUTS)),
+    ("inputs", lambda: ATTENTION.predict(np.ones((2, 5)), INPUTS)),
+    ("inputs", lambda: LINEAR.predict(np.ones((1, 5)), INPUTS[:, :, :4])),
+    ("estimate", lambda: smi.align(np.ones((2, 4)), np.ones((2, 5)), ATTENTION)),
+    ("teacher", lambda: smi.align(np.ones((3, 5)), np.ones((3, 5)), ATTENTION)),
+    ("weights", lambda: ATTENTION.network(np.ones((3, 5)), np.ones((2, 5)))),
+    ("x", lambda: ATTENTION.network(np.ones((2, 5)), np.ones((3, 5)))),
+    # arguments that no public function may let through
+    ("link", lambda: smi.MultiIndex(two_rows, indices=1, noise=0.1)),
+    ("link", lambda: smi.MultiIndex(lambda z: z @ jnp.ones(3), indices=1)),
+    ("teacher", lambda: smi.Dataset(INPUTS, np.ones(6), np.full((1, 5), np.nan))),
+    ("teacher", lambda: LINEAR.sample(KEY, dimension=5, alpha=1.0, teacher=np.full((1, 5), np.nan))),
+    ("inputs", lambda: LINEAR.predict(np.ones((1, 5)), np.full((6, 1, 5), np.nan))),
+    ("solution", lambda: LINEAR.predict(np.ones((2, 5)), INPUTS)),
+    ("estimate", lambda: smi.align(np.full((2, 5), np.nan), np.ones((2, 5)), ATTENTION)),
+    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init=-1e-3)),
+    ("q0", lambda: evolve(ATTENTION, q0=np.array([[0.5, 0.3], [0.0, 0.5]]))),
+    ("tolerance", lambda: smi.DeepAttention(depth=2, tokens=2, tolerance=-1e-3)),
+    ("tolerance", lambda: smi.MultiIndex(first, indices=1, noise=0.1, tolerance=NAN)),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), BAD, ids=[f"{i}-{name}" for i, (name, _) in enumerate(BAD)])
+def test_bad_input_is_refused_by_name(name, call):
+    with pytest.raises(ValueError, match="got") as caught:
+        call()
+    message = str(caught.value)
+    assert "allowed:" in message.lower()
+    assert name in message.split(":")[0].replace(".", " ").split(), message
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        smi.links.product(2),
+        smi.links.sign_product(3),
+        smi.links.square_plus_sign_parity(),
+        smi.MultiIndex(first, indices=1),
+        smi.DeepAttention(depth=2, tokens=2, ranks=(1, 2)),
+    ],
+    ids=["product", "sign product of three", "staircase", "noiseless link", "rank two"],
+)
+def test_links_without_inference_sample_but_refuse_it_with_the_remedy(model):
+    data = model.sample(KEY, dimension=6, alpha=2.0)
+    assert data.labels.shape[0] == 12
+    assert model.predict(data.teacher, data.inputs).shape == data.labels.shape
+    for call in (
+        lambda: smi.gamp(model, data, key=KEY),
+        lambda: smi.state_evolution(model, 1.0, key=KEY),
+        lambda: model.channel.posterior(data.labels[0], np.zeros((model.indices, model.tokens)), np.eye(model.indices)),
+    ):
+        with pytest.raises(ValueError, match=r"noise > 0"):
+            call()
+
+
+def evolution(alpha):
+    return smi.state_evolution(LINEAR, alpha, key=KEY, samples=16, randomisations=2, max_steps=20)
+
+
+def test_alpha_out_of_range_under_jit_and_vmap_is_a_code():
+    sol = jax.jit(evolution)(-1.0)
+    assert int(sol.result) == smi.Result.INVALID
+    assert "outside jit" in sol.message
+    sol = jax.vmap(evolution)(jnp.asarray([-1.0, 1.0, NAN, 0.0, jnp.inf]))
+    bad = np.array([True, False, True, True, True])
+    np.testing.assert_array_equal(sol.result == smi.Result.INVALID, bad)
+    for value in (sol.overlap, sol.covariance, sol.stderr):
+        np.testing.assert_array_equal(np.isnan(value[:, 0, 0]), bad)
+    np.testing.assert_array_equal(np.isnan(sol.error), bad)
+    # q̂ = α/(1 - q + Δ), q = q̂/(1 + q̂): at α = 1, Δ = 1/2 the fixed point is 1/2; the bad neighbours do not touch it
+    np.testing.assert_allclose(sol.overlap[1, 0, 0], 0.5, atol=1e-4)
+
+
+@pytest.mark.parametrize("q0", [-0.5, 1.5, NAN])
+def test_starting_overlap_out_of_range_under_jit_is_a_code(q0):
+    run = jax.jit(lambda q: smi.state_evolution(LINEAR, 1.0, key=KEY, q0=q, samples=16, randomisations=2, max_steps=20))
+    sol = run(q0)
+    assert np.isnan(sol.overlap).all()
+    assert int(sol.result) in (smi.Result.INVALID, smi.Result.NONFINITE)
+
+
+def test_posterior_under_vmap_is_nan_where_V_is_bad():
+    channel = smi.MultiIndex(lambda z: z[0], indices=1, noise=0.1).channel
+    labels, V = jnp.asarray([1.0]), jnp.asarray([1.0, 0.0, -1.0, NAN]).reshape(4, 1, 1)
+    post = jax.vmap(lambda v: channel.posterior(labels, jnp.full((1, 1), 0.3), v))(V)
+    np.testing.assert_array_equal(np.isnan(post.g[:, 0, 0]), [False, True, True, True])
+
+
+def test_a_diverging_run_keeps_its_history_and_says_what_to_do():
+    """Textbook GAMP with the divergence and a huge start: the size of the estimate leaves its range."""
+    model = smi.links.phase_retrieval()
+    data = model.sample(KEY, dimension=60, alpha=3.0)
+    sol = smi.gamp(model, data, key=KEY, init=30.0, precision="divergence", calibrate=False, max_steps=40)
+    assert int(sol.result) in (smi.Result.DIVERGED, smi.Result.NONFINITE)
+    assert not bool(sol.converged)
+    assert "damping" in sol.message
+    assert len(sol.trajectory["step"]) >= 1
+    assert np.isfinite(sol.trajectory["overlap"][0]).all()
+
+
+def test_every_code_has_a_remedy():
+    assert all(len(code.remedy) > 5 for code in smi.Result)
+    assert len({code.remedy for code in smi.Result}) == len(smi.Result)
