@@ -69,9 +69,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
     """Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution."""
     _add_gamp(parser)
     parser.add_argument("--samples", type=int, default=4096, help="points of the outer average of state evolution")
-    parser.add_argument(
-        "--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar"
-    )
+    parser.add_argument("--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar")
     parser.add_argument("--points", type=int, default=13, help="values of alpha on the curve of state evolution")
     parser.add_argument("--curve-steps", type=int, default=50, help="step budget of each of them")
 
@@ -152,13 +150,9 @@ def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
 def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Overlaps in the limit of large dimension, at one or several alphas, each starting from the one before."""
     parser.add_argument("--alpha", type=float, nargs="+", required=True, help="sample complexities N/D")
-    parser.add_argument(
-        "--q0", type=float, default=argparse.SUPPRESS, help="start every alpha from this overlap instead"
-    )
+    parser.add_argument("--q0", type=float, default=argparse.SUPPRESS, help="start every alpha from this overlap instead")
     parser.add_argument("--samples", type=int, default=8192, help="points of the outer average")
-    parser.add_argument(
-        "--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar"
-    )
+    parser.add_argument("--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar")
     parser.add_argument("--max-steps", type=int, default=300, help="step budget")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="stop at this distance from the fixed point")
 

@@ -105,7 +105,8 @@ def state_evolution(
     static = (max_steps, bool(newton))
     if not progress:
         return _finish(problem, _run(problem, Q0, tolerance, static, None, None))
-    state, stretch = None, 4
+    state: Any = None
+    stretch = 4
     with tqdm(total=max_steps, desc=f"state evolution, α={float(alpha):g}", leave=False) as bar:
         for until in range(stretch, max_steps + stretch, stretch):
             state = _run(problem, Q0, tolerance, static, min(until, max_steps), state)

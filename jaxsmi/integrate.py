@@ -273,10 +273,11 @@ def self_refining_moments(
         mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   ⟨τ⟩, ⟨ττᵀ⟩ under the normalised weight,   τ = (t, r_s(t)) ∈ R^{inner+outer}.
 
     Arguments: `integrand(block, t)`: for a block of S samples and nodes t (n, inner), the positive factor f (S, n) and one
-    (ℓ (S, n), [r_1 .. r_outer]) per branch. `samples`: pytree with leading axis N. `respond(mean (S, K), covariance (S, K, K))` -> (g, dg), the
-    quantities whose error counts. `budget`: tolerance and largest rule. `start`: level to begin with (scalar).
+    (ℓ (S, n), [r_1 .. r_outer]) per branch. `samples`: pytree with leading axis N. `respond(mean (S, K), covariance
+    (S, K, K))` -> (g, dg), the quantities whose error counts. `budget`: tolerance and largest rule. `start`: level to
+    begin with (scalar).
 
-    Each level is compared with its own half-rule (every second node), which costs nothing. Samples that miss the
+    The groups of each rule (half-grids, randomised nets) are compared with the whole, at no cost. Samples that miss the
     tolerance go on to the next level, alone; those that still miss it at the last keep their error, for the caller to
     see. Memory is bounded by the block, whatever N. Forward-mode differentiable; not reverse-mode (trip counts are dynamic).
     Cost: (nodes) × (one integrand + about (K+1)²/2 multiply-adds per branch).
@@ -314,8 +315,8 @@ def self_refining_moments(
         for m, n in pairs_out:
             sums.append(total_of([w * r[m] * r[n] for w, r in zip(weights, residuals, strict=True)], [one]))
         sums.append(total_of(weights, [tail]))
-        squares = sum(jnp.sum(w * w, axis=1) for w in weights)
-        return top, jnp.concatenate([*sums, squares[:, None]], axis=1)  # pyright: ignore[reportOptionalSubscript]
+        squares = jnp.sum(jnp.stack([jnp.sum(w * w, axis=1) for w in weights]), axis=0)
+        return top, jnp.concatenate([*sums, squares[:, None]], axis=1)
 
     def moments(sums: Array) -> tuple[Array, Array]:
         """Mean (.., K) and covariance (.., K, K) of τ from sums (.., columns)."""

@@ -131,7 +131,8 @@ class _Problem(eqx.Module):
         old = (state.weights, state.covariance, state.onsager)
         mixed = jax.tree.map(lambda x, y: (1.0 - self.damping) * x + self.damping * y, new, old)
         inaccurate = jnp.mean((post.error > model.channel.tolerated).astype(weights.dtype))
-        return GampState(*mixed, post.g, omega, calibrated, state.step + 1), inaccurate
+        weights, covariance, onsager = mixed
+        return GampState(weights, covariance, onsager, post.g, omega, calibrated, state.step + 1), inaccurate
 
 
 def gamp(
@@ -156,9 +157,9 @@ def gamp(
     Arguments: `model`; `data`: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or without
     a teacher; `key`: for the start (and channels that sample); `max_steps`; `tolerance` on the root-mean-square change of
     an entry of Ŵ in a step; `damping` in [0, 1) of Ŵ and C (0 follows state evolution step by step); `precision`:
-    "controlled" (the default, see sensing.py), "outer", "divergence" or "state" (of state evolution at the current V); `calibrate`: see above (False: the textbook algorithm);
-    `init`: size of a random start (1e-3: uninformative; keep
-    it small, see below), "informed" (the posterior mean given the teacher seen with side information 0.99), or weights (P, D);
+    "controlled" (the default, see sensing.py), "outer", "divergence" or "state" (of state evolution at the current V);
+    `calibrate`: see above (False: the textbook algorithm); `init`: size of a random start (1e-3: uninformative; keep it
+    small, see below), "informed" (the posterior mean given the teacher seen with side information 0.99), or weights (P, D);
     `side_information` λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what that says; `record`: any
     function of a `GampState`, kept in history["record"]; `record_every` steps; `state`: continue from `solution.state`.
 
@@ -227,7 +228,7 @@ def gamp(
     first, stretch = int(carry.state.step), 2
     with tqdm(total=max_steps, desc=f"GAMP, D={D}, N={N}", leave=False) as bar:
         for until in range(stretch, max_steps + stretch, stretch):
-            carry = _advance(problem, carry, first + min(until, max_steps))
+            carry = _advance(problem, carry, jnp.asarray(first + min(until, max_steps)))
             bar.update(int(carry.state.step) - first - bar.n)
             bar.set_postfix(C=" ".join(f"{c:.4f}" for c in jnp.diagonal(carry.state.covariance)))
             if int(carry.result) >= 0:

@@ -74,9 +74,7 @@ def overlap_against_alpha(
             ax.plot(alpha, overlap, color=_colour(p), marker=".", markersize=5, markevery=dots)
             if crosses:
                 ax.plot(alpha[crosses], overlap[crosses], color=_colour(p), marker="x", markersize=5, linestyle="none")
-            ax.fill_between(
-                alpha, overlap - bands * stderr, overlap + bands * stderr, color=_colour(p), alpha=0.2, lw=0
-            )
+            ax.fill_between(alpha, overlap - bands * stderr, overlap + bands * stderr, color=_colour(p), alpha=0.2, lw=0)
         if runs:
             alpha, overlap, _ = np.array([_end(solution, p) for solution in runs]).T
             ax.plot(alpha, overlap, **_markers(p, size=8))

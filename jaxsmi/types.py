@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ _REMEDIES = {
 
 def concrete(value: Any) -> bool:
     """True where `value` is known now (not a tracer), so that it can be checked and reported by a ValueError."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
 def check(condition: Any, name: str, came: Any, allowed: str) -> None:

@@ -183,7 +183,7 @@ def prediction_error(
     samples: int = 4096,
     randomisations: int = 8,
 ) -> Estimate:
-    """Prediction error at given overlaps (module docstring), by randomised nets. `cross` M defaults to Q, ρ to the prior's."""
+    """Prediction error at given overlaps, by randomised nets. `cross` M defaults to Q, `second_moment` ρ to the prior's."""
     P, M = model.indices, model.tokens
     rho = model.prior.second_moment(P) if second_moment is None else second_moment
     cross = Q if cross is None else cross

@@ -79,7 +79,7 @@ class DeepAttention(AbstractIndexModel):
         if widths[-1] > 1:
             link = jax.tree_util.Partial(_link, widths, self.skip, self.beta)
             name = f"DeepAttention with ranks {widths} (rank above one in the last layer)"
-            self.channel = NoInference(link, sum(widths), tokens, name)
+            self.channel = NoInference(link=link, indices=sum(widths), tokens=tokens, name=name)
         elif depth == 1:
             self.channel = SingleAttentionChannel(tokens, self.beta)
         else:

@@ -69,7 +69,7 @@ class MultiIndex(AbstractIndexModel):
             check(all(0 <= i < indices for i in block), "symmetry", tuple(block), f"indices from 0 to {indices - 1}")
         self.symmetry = tuple(Symmetry(tuple(block), kind) for block, kind in symmetry)
         if channel is None and log_likelihood is None and concrete(noise) and float(noise) == 0.0:
-            channel = NoInference(self._link, indices, tokens, f"{self.name} (noise=0)")
+            channel = NoInference(link=self._link, indices=indices, tokens=tokens, name=f"{self.name} (noise=0)")
         if channel is None:
             likelihood = None if log_likelihood is None else jax.tree_util.Partial(log_likelihood)
             budget = Budget(default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes)

@@ -163,9 +163,7 @@ class AbstractPrior(eqx.Module):
         check(b.ndim == 1, "b", b, "an array of shape (indices P,)")
         return self._cast(b, A).respond(b, A)[0]
 
-    def posterior(
-        self, b: Float[Array, "P D"], A: Float[Array, "P P"]
-    ) -> tuple[Float[Array, "P D"], Float[Array, "P P"]]:
+    def posterior(self, b: Float[Array, "P D"], A: Float[Array, "P P"]) -> tuple[Float[Array, "P D"], Float[Array, "P P"]]:
         """Input side of GAMP: posterior means of all columns, and their covariance averaged over the columns.
 
         f_i = ∂_b log Z_w(b_i, A),  C = (1/D) Σ_i ∂_b f(b_i, A)

@@ -97,9 +97,7 @@ def test_sample_laws():
     assert abs(z_scores(W != 0.0, 0.3)[0]) < 4.5
     assert abs(z_scores(W[:, W[0] != 0.0] ** 2, 1 / 0.3)[0]) < 4.5
     np.testing.assert_allclose(W[:, :9], BernoulliGauss(0.3).sample(jax.random.key(0), 1, 40_000)[:, :9])
-    np.testing.assert_allclose(
-        Gaussian(SINGULAR).sample(jax.random.key(0), 2, 9) @ np.ones(9), [1, 2] * np.ones(2), atol=99
-    )
+    np.testing.assert_allclose(Gaussian(SINGULAR).sample(jax.random.key(0), 2, 9) @ np.ones(9), [1, 2] * np.ones(2), atol=99)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("covariance", COVARIANCE), ("singular", SINGULAR)])
@@ -133,9 +131,7 @@ def test_log_partition_exact():
     )
 
 
-@pytest.mark.parametrize(
-    "A", [QHAT, jnp.zeros((2, 2)), jnp.diag(jnp.array([0.0, 2.0]))], ids=["full", "zero", "singular"]
-)
+@pytest.mark.parametrize("A", [QHAT, jnp.zeros((2, 2)), jnp.diag(jnp.array([0.0, 2.0]))], ids=["full", "zero", "singular"])
 def test_posterior_is_derivative_of_log_partition(prior, A):
     b = jnp.array([[0.3, -2.0, 1.1], [0.8, 0.5, -0.4]])
     f, C = prior.posterior(b, A)
@@ -309,9 +305,7 @@ def test_limits(discrete):
 
 def test_mutual_information_saturates():
     # ½q̂ - Φ is the information between w and b: log 2 for a sign
-    np.testing.assert_allclose(
-        50.0 - averages(Rademacher(), 100.0 * np.eye(1))["free_entropy"], np.log(2.0), rtol=1e-12
-    )
+    np.testing.assert_allclose(50.0 - averages(Rademacher(), 100.0 * np.eye(1))["free_entropy"], np.log(2.0), rtol=1e-12)
 
 
 # --- derivatives: rules against finite differences of the values ------------------------------------------------------
