@@ -68,7 +68,7 @@ class Report:
 def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution."""
     _add_gamp(parser)
-    parser.add_argument("--samples", type=int, default=4096, help="points of the outer average of state evolution")
+    parser.add_argument("--samples", type=int, default=2048, help="points of the outer average of state evolution")
     parser.add_argument("--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar")
     parser.add_argument("--points", type=int, default=13, help="values of alpha on the curve of state evolution")
     parser.add_argument("--curve-steps", type=int, default=50, help="step budget of each of them")

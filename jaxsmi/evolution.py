@@ -98,6 +98,7 @@ def state_evolution(
     check(q0.shape in ((), (P, P)), "q0", q0, f"a number or an array of shape {(P, P)}")
     Q0 = q0 * S if q0.ndim == 0 else q0
     check(jnp.all(jnp.isfinite(Q0)), "q0", q0, "finite numbers")
+    check(jnp.max(jnp.abs(Q0 - Q0.T)) <= 1e-10, "q0", q0, "a symmetric matrix")
     check(jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12), "q0", q0, "a positive semi-definite overlap")
     check(jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0), "q0", q0, "an overlap below the second moment: V = S - q0 > 0")
     each = power_of_two(max(samples // randomisations, 2))

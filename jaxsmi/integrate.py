@@ -225,7 +225,7 @@ class _Rule(eqx.Module):
             log_weight = -0.5 * square + self.dimension * (jnp.log(step) - 0.5 * np.log(2 * np.pi))
             # mass beyond R per weight in the last shell is 1/(R h); it enters second moments times R²
             tail = jnp.where(square > (half_width - step) ** 2, half_width / step, 0.0)
-        return t, jnp.where(inside, log_weight, -1e300), tail.astype(dtype)
+        return t, jnp.where(inside, log_weight, _nothing(dtype)), tail.astype(dtype)
 
     def stride(self, error: Array, tolerance: Array) -> Array:
         """Levels to go up: two where a grid resolves nothing yet; for nets as many doublings as N^(-0.7) asks for."""
@@ -247,7 +247,13 @@ class _Rule(eqx.Module):
         else:
             variance = jnp.sum((parts - full) ** 2, axis=0) / (self.groups * (self.groups - 1))
             error = 2.0 * jnp.sqrt(jnp.max(variance, axis=-1)) / scale
-        return jnp.where(jnp.isfinite(error), error, jnp.inf)
+        floor = jnp.sqrt(jnp.finfo(full.dtype).eps)  # no estimate is trusted below half the digits
+        return jnp.where(jnp.isfinite(error), jnp.maximum(error, floor), jnp.inf)
+
+
+def _nothing(dtype: Any) -> Any:
+    """The logarithm of no weight: finite, so that differences of two of them are not NaN."""
+    return jnp.finfo(dtype).min / 4
 
 
 def _block_shape(trapezoid: bool) -> tuple[int, int]:
@@ -301,7 +307,7 @@ def self_refining_moments(
         factor, branches = integrand(block, t)
         branches = [(ell + log_node, residuals) for ell, residuals in branches]
         top = jnp.max(jnp.stack([jnp.max(ell, axis=1) for ell, _ in branches]), axis=0)
-        top = lax.stop_gradient(jnp.maximum(top, -1e290))
+        top = lax.stop_gradient(jnp.maximum(top, _nothing(top.dtype) / 2))
         weights = [factor * jnp.exp(ell - top[:, None]) for ell, _ in branches]
         residuals = [r for _, r in branches]
 
@@ -350,7 +356,7 @@ def self_refining_moments(
             )
             return both, (sums * scale).at[group].add(new * new_scale)
 
-        initial = (jnp.full((S,), -1e300, dtype), jnp.zeros((rule.groups, S, columns), dtype))
+        initial = (jnp.full((S,), _nothing(dtype), dtype), jnp.zeros((rule.groups, S, columns), dtype))
         top, parts = lax.fori_loop(0, rule.groups * steps, merge, initial)
         sums = jnp.sum(parts, axis=0)
         g, dg = respond(*moments(sums))

@@ -210,6 +210,7 @@ def gamp(
             init = jnp.asarray(init, dtype)
             check(init.shape in ((), (P, D)), "init", init, f"a positive number, 'informed', or an array {(P, D)}")
             check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
+            check(init.ndim > 0 or init >= 0, "init", init, "a size that is not negative")
             weights = init * jax.random.normal(start_key, (P, D), dtype) if init.ndim == 0 else init
             covariance = S
         nothing = jnp.zeros((N, P, M), dtype)

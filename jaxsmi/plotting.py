@@ -77,7 +77,7 @@ def overlap_against_alpha(
             ax.fill_between(alpha, overlap - bands * stderr, overlap + bands * stderr, color=_colour(p), alpha=0.2, lw=0)
         if runs:
             alpha, overlap, _ = np.array([_end(solution, p) for solution in runs]).T
-            ax.plot(alpha, overlap, **_markers(p, size=8))
+            ax.plot(alpha, overlap, **_markers(p, size=8.0))
     ax.set_xlabel(r"sample complexity $\alpha = N/D$")
     return _finished(ax, "overlap", names, lines, runs, legend)
 
@@ -190,7 +190,7 @@ def _colour(p: int) -> str:
     return _COLOURS[p % len(_COLOURS)]
 
 
-def _markers(p: int, colour: str | None = None, size: float = 5) -> dict[str, Any]:
+def _markers(p: int, colour: str | None = None, size: float = 5.0) -> dict[str, Any]:
     """Hollow markers without a line, drawn whole at the limits of the axes."""
     return {
         "color": colour or _colour(p),

@@ -207,7 +207,7 @@ def from_xarray(dataset: xarray.Dataset, model: Any = None) -> Solution:
     Arguments: `dataset`, of one solution (`curve.isel(alpha=0)` takes one out of a curve); `model`, which a file
     describes but cannot rebuild.
 
-    Returns: a Solution without the state that continues a run, with NumPy arrays.
+    Returns: a Solution without the state that continues a run.
 
     Raises ValueError for a Dataset with more than one alpha.
     """
@@ -223,9 +223,8 @@ def from_xarray(dataset: xarray.Dataset, model: Any = None) -> Solution:
         past = dataset[recorded].dropna("step", how="all")  # a curve pads its shorter histories with NaN
         history = {str(name).removeprefix("history_"): past[name].values for name in recorded}
         history["step"] = past["step"].values.astype(float)
-    # left as NumPy arrays: JAX would halve the precision of what is only to be looked at, where x64 is off
-    stored: dict[str, Any] = {name: dataset[name].values for name in (*_SCALARS, *_MATRICES, "alpha")}
-    stored |= {name: dataset[name].values for name in ("weights", "key") if name in dataset}
+    names = (*_SCALARS, *_MATRICES, "alpha", *(name for name in ("weights", "key") if name in dataset))
+    stored: dict[str, Any] = {name: jnp.asarray(dataset[name].values) for name in names}
     return Solution(
         **stored,
         history=history,

@@ -149,6 +149,7 @@ class Dataset(eqx.Module):
                 teacher,
                 f"an array of shape (indices P, {inputs.shape[2]})",
             )
+            check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
         self.inputs, self.labels, self.teacher = inputs, labels, teacher
 
     @property

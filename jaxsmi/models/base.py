@@ -105,7 +105,9 @@ class AbstractIndexModel(eqx.Module):
         weights, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
         check(weights is not None, "solution", "a solution without weights", "the solution of gamp or train")
         shape = (self.tokens, weights.shape[-1])
+        check(weights.shape[:-1] == (self.indices,), "solution", weights, f"weights of shape ({self.indices}, D)")
         check(inputs.ndim == 3 and inputs.shape[1:] == shape, "inputs", inputs, f"an array of shape (N, *{shape})")
+        check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
         return jax.vmap(self.link)(IndexSensing(inputs).forward(weights))
 
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
@@ -154,6 +156,8 @@ def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
     estimate, teacher = jnp.asarray(estimate), jnp.asarray(teacher)
     check(teacher.ndim == 2 and teacher.shape[0] == model.indices, "teacher", teacher, f"({model.indices}, D)")
     check(estimate.shape == teacher.shape, "estimate", estimate, f"the teacher's shape {teacher.shape}")
+    check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
+    check(jnp.all(jnp.isfinite(estimate)), "estimate", estimate, "finite numbers")
     cross = estimate @ teacher.T
     for block, kind in model.symmetry:
         rows = np.asarray(block)

@@ -63,6 +63,11 @@ class MultiIndex(AbstractIndexModel):
         check(noise.shape == () and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
         self.name = name or getattr(link, "__name__", type(link).__name__)
         self._link = link if isinstance(link, eqx.Module) else jax.tree_util.Partial(link)
+        try:
+            jax.eval_shape(self._link, jax.ShapeDtypeStruct((indices, tokens), float))
+        except Exception as failure:
+            allowed = f"a JAX function of an array of shape {(indices, tokens)}"
+            raise ValueError(f"link: got {self.name}, which fails on its fields ({failure}); allowed: {allowed}.") from failure
         self.prior = Gaussian() if prior is None else prior
         for block, kind in symmetry:
             check(kind in SYMMETRIES, "symmetry", kind, f"one of {SYMMETRIES}")

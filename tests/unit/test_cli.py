@@ -145,8 +145,6 @@ def test_help(capsys, command):
 
 
 def test_flags_reach_the_model():
-    arguments = cli._parser().parse_args(
-        ["gamp", "deep-attention", "--depth", "3", "--skip", "1", "0.5", "--ranks", "1"]
-    )
+    arguments = cli._parser().parse_args(["gamp", "deep-attention", "--depth", "3", "--skip", "1", "0.5", "--ranks", "1"])
     assert cli._flags(arguments) == {"depth": 3, "tokens": 2, "skip": [1.0, 0.5], "ranks": 1, "beta": 1.0}
     assert cli._model(arguments).indices == 3

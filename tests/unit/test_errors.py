@@ -24,10 +24,6 @@ def first(z):
     return z[0, 0]
 
 
-def two_rows(z):
-    return z[0, 0] + z[1, 0]
-
-
 def gamp(model, inputs, labels, teacher=None, **options):
     return smi.gamp(model, smi.Dataset(inputs, labels, teacher), key=KEY, **options)
 
@@ -134,7 +130,7 @@ BAD = [
     ("weights", lambda: ATTENTION.network(np.ones((3, 5)), np.ones((2, 5)))),
     ("x", lambda: ATTENTION.network(np.ones((2, 5)), np.ones((3, 5)))),
     # arguments that no public function may let through
-    ("link", lambda: smi.MultiIndex(two_rows, indices=1, noise=0.1)),
+    ("link", lambda: smi.MultiIndex(lambda z: z @ jnp.ones(3), indices=1, noise=0.1)),
     ("link", lambda: smi.MultiIndex(lambda z: z @ jnp.ones(3), indices=1)),
     ("teacher", lambda: smi.Dataset(INPUTS, np.ones(6), np.full((1, 5), np.nan))),
     ("teacher", lambda: LINEAR.sample(KEY, dimension=5, alpha=1.0, teacher=np.full((1, 5), np.nan))),
@@ -142,7 +138,7 @@ BAD = [
     ("solution", lambda: LINEAR.predict(np.ones((2, 5)), INPUTS)),
     ("estimate", lambda: smi.align(np.full((2, 5), np.nan), np.ones((2, 5)), ATTENTION)),
     ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init=-1e-3)),
-    ("q0", lambda: evolve(ATTENTION, q0=np.array([[0.5, 0.3], [0.0, 0.5]]))),
+    ("q0", lambda: evolve(ATTENTION, q0=np.array([[0.5, 0.3], [0.0, 0.5]]), samples=16, max_steps=1)),
     ("tolerance", lambda: smi.DeepAttention(depth=2, tokens=2, tolerance=-1e-3)),
     ("tolerance", lambda: smi.MultiIndex(first, indices=1, noise=0.1, tolerance=NAN)),
 ]

@@ -115,10 +115,9 @@ def test_unit_second_moment(prior, indices):
 
 
 def test_log_partition_exact():
-    b, A = np.array([0.7, -1.2]), QHAT
+    b, A = jnp.array([0.7, -1.2]), QHAT
     signs = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
     boltzmann = np.mean([np.exp(w @ b - 0.5 * w @ A @ w) for w in signs])
-    b, A = jnp.asarray(b), jnp.asarray(A)
     np.testing.assert_allclose(Rademacher().log_partition(b, A), np.log(boltzmann), rtol=1e-13)
     precision = np.linalg.inv(COVARIANCE) + A
     gaussian = 0.5 * b @ np.linalg.solve(precision, b) - 0.5 * np.linalg.slogdet(np.eye(2) + COVARIANCE @ A)[1]

@@ -1,0 +1,133 @@
+"""Message passing at finite size against its own theory: state evolution step by step, Nishimori identities, recovery."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+
+import jax.numpy as jnp
+
+import jaxsmi as smi
+from jaxsmi import Result
+
+DIMENSION, SEEDS, STEPS = 4000, 6, 6
+# (model, α, side information λ)
+PROBLEMS = {
+    "linear": (lambda: smi.links.linear(0.3), 1.2, 0.1),
+    "phase retrieval": (smi.links.phase_retrieval, 1.0, 0.2),
+}
+
+
+def code(solution):
+    return Result(int(solution.result))
+
+
+@functools.lru_cache(maxsize=None)
+def runs(name, calibrate):
+    """Q, M and C (seeds, steps + 1) of undamped runs from side information.
+
+    The teacher's norm is set to √D exactly: its fluctuation, √(2/D), would be the largest part of the spread of the seeds.
+    """
+    make, alpha, strength = PROBLEMS[name]
+    model, found = make(), []
+    for key in jax.random.split(jax.random.key(17), SEEDS):
+        teacher_key, data_key, run_key = jax.random.split(key, 3)
+        teacher = jax.random.normal(teacher_key, (1, DIMENSION))
+        teacher *= np.sqrt(DIMENSION) / jnp.linalg.norm(teacher)
+        data = model.sample(data_key, dimension=DIMENSION, alpha=alpha, dtype=jnp.float32, teacher=teacher)
+        history = smi.gamp(
+            model, data, key=run_key, side_information=strength, calibrate=calibrate, max_steps=STEPS, tolerance=1e-12
+        ).trajectory
+        found.append([history[k][:, 0, 0] for k in ("overlap", "teacher_overlap", "covariance")])
+    return np.array(found).transpose(1, 0, 2)
+
+
+@functools.lru_cache(maxsize=None)
+def theory(name):
+    """Q^t: Q <- overlap(α response(Q) + λ/(1-λ)); the standard error of 2^17 points is far below that of the seeds."""
+    make, alpha, strength = PROBLEMS[name]
+    model, eye = make(), jnp.eye(1)
+
+    @jax.jit
+    def step(Q, key):
+        found = model.channel.response(Q, eye - Q, key=key, samples=2**14, randomisations=8, tangents=False)
+        return model.prior.overlap(alpha * found.mean + strength / (1 - strength) * eye)
+
+    overlaps = [model.prior.overlap(strength / (1 - strength) * eye)]
+    for _ in range(STEPS):
+        overlaps.append(step(overlaps[-1], jax.random.key(1)))
+    return np.array(overlaps)[:, 0, 0]
+
+
+def assert_agrees(values, target, stderr_below):
+    """Mean over seeds within 6 standard errors of the target at every step.
+
+    Student's t with 5 degrees of freedom exceeds 6 with probability 2e-3 a comparison; the few dozen comparisons here are
+    strongly correlated along a run. The finite-size shift, of order 1/D, is below 1e-3. The standard error itself must be
+    small: an error of a percent in the recursion grows to several of them.
+    """
+    stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    assert (np.abs(values.mean(axis=0) - target) < 6 * stderr + 1e-3).all(), (values.mean(axis=0) - target) / stderr
+    assert stderr.max() < stderr_below
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
+    """Overlap with itself, with the teacher, and what is left: Q^t, Q^t, 1 - Q^t of the recursion at every step."""
+    Q, M, C = runs(name, calibrate)
+    expected = theory(name)
+    assert Q.shape == (SEEDS, STEPS + 1)
+    assert_agrees(Q, expected, 0.02)
+    assert_agrees(M, expected, 0.02)
+    assert_agrees(C[:, 1:], 1 - expected[1:], 0.02)
+    assert np.allclose(C[:, 0], 1 - expected[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_nishimori_identities_along_the_run(name, calibrate):
+    """Q = M and C = 1 - Q, without theory: differences within one run, whose spread is smaller than that of Q itself."""
+    Q, M, C = runs(name, calibrate)
+    assert_agrees(Q - M, 0.0, 0.01)
+    assert_agrees(C + Q - 1, 0.0, 0.02)
+
+
+def test_noiseless_linear_measurements_above_one_give_the_teacher_back():
+    """α = 1.5: V falls to zero; the estimate is the teacher to the accuracy at which the run says so."""
+    model, key = smi.links.linear(), jax.random.key(0)
+    data = model.sample(key, dimension=400, alpha=1.5)
+    solution = smi.gamp(model, data, key=key, max_steps=200)
+    assert code(solution) == Result.RECOVERED or float(solution.covariance[0, 0]) < 1e-8
+    left = float(jnp.mean((solution.weights - data.teacher) ** 2))
+    # stated covariance and true error are the same quantity; sample to sample a factor of a few at this size
+    assert left < max(10 * float(solution.covariance[0, 0]), 1e-6)
+    assert float(solution.trajectory["cosine"][-1, 0]) > 1 - 1e-6
+    new = model.sample(jax.random.key(1), dimension=400, alpha=0.1, teacher=data.teacher)
+    np.testing.assert_allclose(model.predict(solution, new.inputs), new.labels[:, 0], atol=1e-2)
+
+
+def test_two_layer_attention_learns_at_small_size():
+    """D = 300, α = 1.5, default settings from a random start: the last layer is learned."""
+    model, key = smi.DeepAttention(2, 2), jax.random.key(0)
+    data = model.sample(key, dimension=300, alpha=1.5)
+    solution = smi.gamp(model, data, key=key, max_steps=60)
+    assert float(solution.trajectory["cosine"][-1, 1]) > 0.98
+    assert bool(jnp.all(jnp.isfinite(solution.weights)))
+
+
+def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
+    """A start thirty times too large, believed to be the truth: refused after the first step, with what led there."""
+    model, key = smi.links.linear(0.1), jax.random.key(0)
+    data = model.sample(key, dimension=300, alpha=0.5)
+    solution = smi.gamp(model, data, key=key, init=30.0, calibrate=False)
+    assert code(solution) in (Result.DIVERGED, Result.NONFINITE)
+    assert not bool(solution.converged)
+    history = solution.trajectory
+    assert len(history["step"]) == int(solution.steps) + 1 < 100
+    np.testing.assert_array_equal(history["step"], np.arange(len(history["step"])))
+    assert np.isfinite(history["overlap"][0]).all()
+    assert "damping" in solution.message

@@ -1,0 +1,283 @@
+"""Models: network and link agree, data, predictions, alignment up to every symmetry, and errors known exactly."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+from jaxsmi.models.base import prediction_error
+from jaxsmi.sensing import IndexSensing
+
+KEY = jax.random.key(0)
+ATTENTION = smi.DeepAttention(depth=2, tokens=2)
+
+ZOO = [  # depth, tokens, skip, ranks, beta
+    (1, 2, 1.0, 1, 1.0),
+    (1, 4, 1.0, 3, 2.0),
+    (2, 2, 1.0, 1, 1.0),
+    (2, 2, 0.0, 1, 1.0),
+    (2, 3, 0.4, 2, 0.7),
+    (2, 5, 2.5, (1, 3), 3.0),
+    (3, 2, [1.0, 0.3], 1, 1.0),
+    (3, 4, [0.0, 2.0], (2, 1, 3), 1.5),
+    (4, 3, [0.5, 1.0, 1.5], (1, 2, 1, 1), 0.5),
+]
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_network_on_inputs_equals_link_on_fields(case):
+    depth, tokens, skip, ranks, beta = case
+    model = smi.DeepAttention(depth, tokens, skip, ranks, beta)
+    D = 17
+    rng = np.random.default_rng(depth * tokens)
+    W, x = jnp.asarray(rng.standard_normal((model.indices, D))), jnp.asarray(rng.standard_normal((3, tokens, D)))
+    fields = IndexSensing(x).forward(W)
+    assert fields.shape == (3, model.indices, tokens)
+    by_link = jax.vmap(model.link)(fields)
+    by_network = jax.vmap(lambda one: model.network(W, one))(x)
+    np.testing.assert_allclose(by_link, by_network, rtol=0, atol=1e-12)  # the promise; rounding of some 1e3 operations
+    np.testing.assert_allclose(by_network.sum(-1), 1.0, atol=1e-13)
+    np.testing.assert_allclose(model.predict(W, x), by_network, rtol=0, atol=1e-12)
+
+
+def test_network_against_the_equations_in_numpy():
+    """Written out once with explicit sums, so that network and link cannot share a mistake."""
+    c, beta, D = 0.4, 0.7, 5
+    rng = np.random.default_rng(3)
+    W, x = rng.standard_normal((3, D)), rng.standard_normal((2, D))  # ranks 2 and 1, two tokens
+
+    def attention(X, w):
+        weights = np.empty((2, 2))
+        for i in range(2):
+            scores = [beta * sum((w[p] @ X[i]) * (w[p] @ X[j]) for p in range(len(w))) / D for j in range(2)]
+            weights[i] = np.exp(scores) / np.sum(np.exp(scores))
+        return weights
+
+    first = attention(x, W[:2])
+    X = np.stack([c * x[i] + first[i, 0] * x[0] + first[i, 1] * x[1] for i in range(2)])
+    model = smi.DeepAttention(2, 2, c, (2, 1), beta)
+    np.testing.assert_allclose(model.network(W, x), attention(X, W[2:]), rtol=0, atol=1e-14)
+
+
+def test_sample_shapes_alpha_and_precisions():
+    data = ATTENTION.sample(KEY, dimension=40, alpha=1.3, dtype=jnp.float32)
+    assert data.inputs.shape == (52, 2, 40)
+    assert data.inputs.dtype == jnp.float32
+    assert data.labels.shape == (52, 2, 2)
+    assert data.labels.dtype == jnp.float64
+    assert data.teacher.shape == (2, 40)
+    assert data.teacher.dtype == jnp.float64
+    assert data.alpha == pytest.approx(1.3)
+    # the labels are those of the network on the float32 inputs, to the float32 products of 40 terms
+    labels = jax.vmap(lambda x: ATTENTION.network(data.teacher, x))(data.inputs.astype(jnp.float64))
+    np.testing.assert_allclose(data.labels, labels, atol=3e-5)
+
+
+def test_sample_is_made_of_standard_normals():
+    data = smi.links.linear(0.25, tokens=2).sample(KEY, dimension=200, alpha=2.0)
+    flat = np.asarray(data.inputs).ravel()  # 160,000 entries: standard errors 2.5e-3 of the mean, 3.5e-3 of the variance
+    assert abs(flat.mean()) < 4 * 2.5e-3
+    assert abs(flat.var() - 1) < 4 * 3.5e-3
+    noise = data.labels - IndexSensing(data.inputs).forward(data.teacher)[:, 0]
+    assert noise.shape == (400, 2)
+    # 800 draws of variance 1/4: its relative standard error is √(2/800) = 0.05
+    assert abs(np.var(noise) / 0.25 - 1) < 4 * 0.05
+    fields = np.asarray(IndexSensing(data.inputs).forward(data.teacher))
+    assert abs(fields.var() - 1) < 4 * np.hypot(np.sqrt(2 / 800), np.sqrt(2 / 200))  # Z has the norm of W*/√D
+
+
+def test_sample_reuses_a_teacher_and_depends_on_the_key():
+    model = smi.links.sign(smi.priors.Rademacher())
+    one = model.sample(KEY, dimension=30, alpha=1.0)
+    np.testing.assert_array_equal(np.abs(one.teacher), 1.0)
+    again = model.sample(KEY, dimension=30, alpha=1.0)
+    np.testing.assert_array_equal(one.inputs, again.inputs)
+    other = model.sample(jax.random.key(1), dimension=30, alpha=2.0, teacher=one.teacher)
+    np.testing.assert_array_equal(other.teacher, one.teacher)
+    assert not np.array_equal(other.inputs[:30], one.inputs)
+    np.testing.assert_array_equal(other.labels, np.where(other.inputs[:, 0] @ one.teacher[0] >= 0, 1.0, -1.0))
+
+
+def test_sparse_teachers():
+    model = smi.links.phase_retrieval(prior=smi.priors.BernoulliGauss(0.3))
+    teacher = np.asarray(model.sample(KEY, dimension=2000, alpha=0.01).teacher)
+    # 2000 coin tosses of 0.3: standard error 0.0102
+    assert abs(np.mean(teacher != 0) - 0.3) < 4 * 0.0102
+
+
+LINKS = {  # the ready-made links against the formulas of their names
+    "linear": (smi.links.linear(0.0, tokens=3), lambda z: z[0]),
+    "sign": (smi.links.sign(), lambda z: np.sign(z[0, 0])),
+    "modulus": (smi.links.phase_retrieval(), lambda z: abs(z[0, 0])),
+    "square": (smi.links.phase_retrieval(squared=True), lambda z: z[0, 0] ** 2),
+    "sign product": (smi.links.sign_product(3), lambda z: np.sign(z[0, 0] * z[1, 0] * z[2, 0])),
+    "product": (smi.links.product(3), lambda z: z[0, 0] * z[1, 0] * z[2, 0]),
+    "staircase": (smi.links.square_plus_sign_parity(), lambda z: z[0, 0] ** 2 + np.sign(z[0, 0] * z[1, 0] * z[2, 0])),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_ready_made_links(name):
+    model, formula = LINKS[name]
+    for z in np.random.default_rng(0).standard_normal((5, model.indices, model.tokens)):
+        np.testing.assert_allclose(model.link(jnp.asarray(z)), formula(z), rtol=1e-14)
+        noiseless = model.channel.label(jnp.asarray(z), jnp.zeros(model.channel.noise_size))
+        np.testing.assert_allclose(noiseless, formula(z), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [*(model for model, _ in LINKS.values()), ATTENTION, smi.DeepAttention(2, 3, ranks=(2, 3))],
+    ids=[*LINKS, "attention", "attention of rank above one"],
+)
+def test_declared_symmetries_leave_every_label_unchanged(model):
+    """What `align` may do to an estimate must not change what it predicts."""
+    rng = np.random.default_rng(1)
+    z = rng.standard_normal((4, model.indices, model.tokens))
+    labels = jax.vmap(model.link)(jnp.asarray(z))
+    for block, kind in model.symmetry:
+        rows, moved = np.array(block), []
+        if kind == "rotation":
+            rotation = np.linalg.qr(rng.standard_normal((len(rows), len(rows))))[0]
+            moved.append(np.einsum("pq,nqm->npm", rotation, z[:, rows]))
+        if kind in ("sign", "signed permutation"):
+            for signs in itertools.product((1.0, -1.0), repeat=len(rows)):
+                moved.append(z[:, rows] * np.array(signs)[None, :, None])
+        if kind in ("signed permutation", "permutation"):
+            moved.append(z[:, rows[::-1]])
+        for part in moved:
+            other = z.copy()
+            other[:, rows] = part
+            np.testing.assert_allclose(jax.vmap(model.link)(jnp.asarray(other)), labels, atol=1e-12)
+
+
+def free(indices, symmetry):
+    return smi.MultiIndex(lambda z: jnp.sum(z**2), indices=indices, symmetry=symmetry)
+
+
+ROTATION = np.linalg.qr(np.random.default_rng(5).standard_normal((3, 3)))[0]
+TURNED = {
+    "none": (free(3, []), np.eye(3)),
+    "sign": (free(3, [((0,), "sign"), ((2,), "sign")]), np.diag([-1.0, 1.0, -1.0])),
+    "signed permutation": (
+        free(3, [((0, 1, 2), "signed permutation")]),
+        np.array([[0.0, -1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]]),
+    ),
+    "rotation": (free(3, [((0, 1, 2), "rotation")]), ROTATION),
+    "layers": (
+        smi.DeepAttention(2, 2, ranks=(2, 1)),
+        np.block([[np.linalg.qr(ROTATION[:2, :2])[0], np.zeros((2, 1))], [np.zeros((1, 2)), -np.eye(1)]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_align_undoes_every_symmetry(name):
+    model, turn = TURNED[name]
+    rng = np.random.default_rng(6)
+    teacher = rng.standard_normal((3, 50))
+    noisy = teacher + 0.2 * rng.standard_normal((3, 50))
+    aligned = smi.align(turn @ noisy, teacher, model)
+    if name in ("rotation", "layers"):  # Procrustes turns the noise as well: no worse than undoing the turn
+        assert np.linalg.norm(aligned - teacher) <= np.linalg.norm(noisy - teacher) + 1e-12
+        np.testing.assert_allclose(smi.align(turn @ teacher, teacher, model), teacher, atol=1e-12)
+    else:
+        np.testing.assert_allclose(aligned, noisy, atol=1e-12)
+    # lengths and angles of the estimate are kept
+    np.testing.assert_allclose(np.linalg.svd(aligned)[1], np.linalg.svd(noisy)[1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_cosines_do_not_see_the_symmetry(name):
+    model, turn = TURNED[name]
+    rng = np.random.default_rng(7)
+    teacher = rng.standard_normal((3, 400))
+    estimate = 0.3 * (teacher + 0.5 * rng.standard_normal((3, 400)))
+    rho = teacher @ teacher.T / 400
+
+    def cosines(W):
+        return np.asarray(model.cosines(jnp.asarray(W @ teacher.T / 400), jnp.asarray(W @ W.T / 400), jnp.asarray(rho)))
+
+    np.testing.assert_allclose(cosines(turn @ estimate), cosines(estimate), atol=1e-10)
+    np.testing.assert_allclose(cosines(turn @ teacher), 1.0, atol=1e-10)
+    # w·(w + n/2)/(|w||w + n/2|) = 1/√1.25 up to O(1/√400); principal angles are somewhat larger
+    np.testing.assert_allclose(cosines(estimate), 1 / np.sqrt(1.25), atol=0.1)
+    assert np.all(cosines(np.zeros((3, 400))) == 0.0)
+
+
+@pytest.mark.parametrize("predictor", ["plug-in", "bayes"])
+@pytest.mark.parametrize("q", [0.0, 0.3, 1.0])
+def test_error_of_the_linear_link_is_exact(predictor, q):
+    """Both predictors of z are ω: E (z - ω)² = 1 - q for each token."""
+    model = smi.links.linear(0.4, tokens=2)
+    found = smi.generalization_error(model, q, key=KEY, predictor=predictor, samples=4096)
+    # nets integrate a quadratic to about 1e-3; the reported error must cover it
+    assert abs(float(found) - 2 * (1 - q)) <= 4 * float(found.stderr) + 1e-9
+    assert float(found.stderr) < 5e-3
+
+
+def test_error_of_phase_retrieval_with_the_square_is_exact():
+    """y = z²: plug-in E(z² - ω²)² = 3 + 3q² - 2(q + 2q²), Bayes E Var(z²|ω) = 2 v² + 4 q v, v = 1 - q."""
+    model, q = smi.links.phase_retrieval(squared=True), 0.6
+    v = 1 - q
+    plug_in = smi.generalization_error(model, q, key=KEY)
+    bayes = smi.generalization_error(model, q, key=KEY, predictor="bayes")
+    assert abs(float(plug_in) - (3 + 3 * q**2 - 2 * (q + 2 * q**2))) < 5 * float(plug_in.stderr)
+    assert abs(float(bayes) - (2 * v**2 + 4 * q * v)) < 5 * float(bayes.stderr)
+    assert float(plug_in.stderr) < 0.02  # so that a factor of two is seen
+    assert float(bayes.stderr) < 0.02
+
+
+def test_bayes_is_at_most_plug_in_and_vanishes_at_full_overlap():
+    Q = np.array([[0.5, 0.1], [0.1, 0.8]])
+    plug_in = smi.generalization_error(ATTENTION, Q, key=KEY, samples=8192)
+    bayes = smi.generalization_error(ATTENTION, Q, key=KEY, predictor="bayes", samples=8192)
+    assert float(bayes) < float(plug_in)
+    for predictor in ("plug-in", "bayes"):
+        full = smi.generalization_error(ATTENTION, 1.0, key=KEY, predictor=predictor, samples=8192)
+        np.testing.assert_allclose(float(full), 0.0, atol=1e-12)
+
+
+def test_stderr_of_the_error_is_honest():
+    """z-scores against E(y - ŷ)² = 4 P(signs differ) = 4 arccos(√q)/π."""
+    model, q = smi.links.sign(), 0.5
+    # plug-in: corr(z, ω) = √q
+    exact = 4 * np.arccos(np.sqrt(q)) / np.pi
+    run = jax.jit(lambda key: prediction_error(model, jnp.full((1, 1), q), key=key, samples=256))
+    values, errors = jax.vmap(run)(jax.random.split(KEY, 40))
+    scores = (values - exact) / errors
+    # Student's t of 7 degrees of freedom: standard deviation 1.18; of 40 draws between 0.75 and 1.7 (4 standard errors)
+    assert 0.75 < np.sqrt(np.mean(scores**2)) < 1.7
+    assert abs(np.mean(scores)) < 4 * 1.18 / np.sqrt(40)
+
+
+def test_error_with_a_teacher_uses_its_norm_and_cross_overlap():
+    """Linear link: E(z - ω̂)² = ρ - 2M + Q for the plug-in predictor."""
+    Q, M, rho = 0.5, 0.4, 1.2
+    found = prediction_error(
+        smi.links.linear(0.1), jnp.full((1, 1), Q), key=KEY, cross=jnp.full((1, 1), M), second_moment=jnp.full((1, 1), rho)
+    )
+    assert abs(float(found) - (rho - 2 * M + Q)) < 5 * float(found.stderr) + 1e-9
+    assert float(found.stderr) < 0.01
+
+
+def test_forward_and_adjoint_are_transposes():
+    x = jax.random.normal(KEY, (7, 2, 5))
+    W, g = jax.random.normal(KEY, (3, 5)), jax.random.normal(jax.random.key(1), (7, 3, 2))
+    sensing = IndexSensing(x)
+    np.testing.assert_allclose(jnp.vdot(sensing.forward(W), g), jnp.vdot(W, sensing.adjoint(g)), rtol=1e-13)
+    by_hand = np.einsum("pd,nmd->npm", W, x) / np.sqrt(5)
+    np.testing.assert_allclose(sensing.forward(W), by_hand, atol=1e-13)
+    assert sensing.alpha == 7 / 5
+
+
+def test_models_are_pytrees_whose_numbers_are_arrays():
+    leaves = [x for x in jax.tree.leaves(ATTENTION) if eqx.is_array(x)]
+    assert any(leaf is ATTENTION.beta for leaf in leaves)
+    assert any(leaf is ATTENTION.skip for leaf in leaves)
+    assert ATTENTION.indices == 2
+    assert ATTENTION.depth == 2
