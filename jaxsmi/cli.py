@@ -85,6 +85,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
                 arguments.alpha,
                 key=_theory_key(arguments),
                 q0=1.0 / arguments.dimension,
+                side_information=1.0 / arguments.dimension,  # what chance keeps telling about a layer not learned yet
                 newton=False,
                 progress=_progress(arguments),
                 **settings,

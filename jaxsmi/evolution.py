@@ -25,6 +25,7 @@ from jaxsmi.types import Array, Result, Solution, check, theory_dtype
 class _Problem(eqx.Module):
     model: Any
     alpha: Array
+    side: Array
     key: Array
     samples: int = eqx.field(static=True)
     randomisations: int = eqx.field(static=True)
@@ -40,11 +41,12 @@ class _Problem(eqx.Module):
         response = self.model.channel.response(
             S - V, V, key=self.key, samples=self.samples, randomisations=self.randomisations
         )
-        Qhat = self.alpha * 0.5 * (response.mean + response.mean.T)
+        side = self.side * jnp.eye(V.shape[0], dtype=V.dtype)
+        Qhat = self.alpha * 0.5 * (response.mean + response.mean.T) + side
         value, pull = jax.linearize(prior.mmse, Qhat)
         # dV_out = pull(α d response[dQ]), dQ = -dV
         J = -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(self.alpha * response.jacobian)
-        replicas = value + jax.vmap(lambda R: pull(self.alpha * 0.5 * (R + R.T) - Qhat))(response.replicas)
+        replicas = value + jax.vmap(lambda R: pull(self.alpha * 0.5 * (R + R.T) + side - Qhat))(response.replicas)
         return fixed_point.Evaluation(value, J, replicas, (response.inaccurate, response.error))
 
 
@@ -59,6 +61,7 @@ def state_evolution(
     max_steps: int = 300,
     tolerance: Any = 1e-4,
     newton: bool = True,
+    side_information: Any = 0.0,
     progress: bool = False,
 ) -> Solution:
     r"""Bayes-optimal state evolution: the overlap GAMP reaches at α = N/D, with its error bar and its trajectory.
@@ -69,7 +72,8 @@ def state_evolution(
     two calls with one key differ smoothly; `q0`: starting overlap, a number (times the second moment S) or (P, P), inside
     0 ⪯ Q ⪯ S; small is uninformed, near S informed; `samples`: outer points in all, split over `randomisations`
     independent nets, whose spread gives the standard error; `tolerance` on the distance to the fixed point, residual/(1-ρ);
-    `newton=False`: the plain undamped trajectory to the end; `progress`: a bar on stderr (not under jit).
+    `newton=False`: the plain undamped trajectory to the end; `side_information` λ in [0, 1): as in `gamp`, adds λ/(1-λ) to
+    Q̂ (λ = 1/D: what chance tells a run of dimension D about a direction not learned yet); `progress`: a bar on stderr (not under jit).
 
     Returns: a `Solution` with `overlap`, `stderr` (statistical, carried through the map), `covariance` V, `error` (plug-in),
     `rho` (spectral radius of the map), `result` (SUCCESS, RECOVERED, MAX_STEPS, INACCURATE, NONFINITE, INVALID), and
@@ -101,8 +105,11 @@ def state_evolution(
     check(jnp.max(jnp.abs(Q0 - Q0.T)) <= 1e-10, "q0", q0, "a symmetric matrix")
     check(jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12), "q0", q0, "a positive semi-definite overlap")
     check(jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0), "q0", q0, "an overlap below the second moment: V = S - q0 > 0")
+    Q0 = jnp.where(jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12), Q0, jnp.nan)  # under jit: NaN and a code
+    strength = jnp.asarray(side_information, dtype)
+    check((strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)")
     each = power_of_two(max(samples // randomisations, 2))
-    problem = _Problem(model, alpha, key, each, randomisations)
+    problem = _Problem(model, alpha, strength / (1.0 - strength), key, each, randomisations)
     static = (max_steps, bool(newton))
     if not progress:
         return _finish(problem, _run(problem, Q0, tolerance, static, None, None))

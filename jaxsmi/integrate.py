@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import ndtri
 
-from jaxsmi.types import Array, theory_dtype
+from jaxsmi.types import Array, check, theory_dtype
 
 _BITS = 20  # a net has at most 2^20 points
 # Half-width of the trapezoidal box in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5), and that of a second
@@ -148,6 +148,7 @@ class Budget(eqx.Module):
         if max_nodes < 2**11:
             raise ValueError(f"max_nodes: got {max_nodes}; allowed: at least {2**11} nodes per sample.")
         self.tolerance, self.max_nodes = jnp.asarray(tolerance, dtype=float), max_nodes
+        check(self.tolerance > 0, "tolerance", tolerance, "a positive number")
 
 
 class _Rule(eqx.Module):

@@ -284,7 +284,8 @@ def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
         # a non-finite step is not taken: the state stays the last finite one
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, c.state)
         state = eqx.tree_at(lambda s: s.step, state, new.step)
-        slot = jnp.where(done % problem.every == 0, done // problem.every, problem.max_steps + 1)
+        kept = (done % problem.every == 0) & finite
+        slot = jnp.where(kept, done // problem.every, problem.max_steps + 1)
         seen = problem.observe(new, residual, inaccurate)
         history = jax.tree.map(lambda h, x: h.at[slot].set(x, mode="drop"), c.history, seen)
         return _Carry(state, residual, ratio, steady, inaccurate, code, history)

@@ -210,7 +210,7 @@ class Solution(eqx.Module):
     def trajectory(self) -> dict[str, np.ndarray]:
         """`history` as NumPy arrays cut after the last recorded step (outside jit and vmap)."""
         recorded = np.isfinite(np.asarray(self.history["step"]))
-        return {name: np.asarray(value)[recorded] for name, value in self.history.items()}
+        return jax.tree.map(lambda value: np.asarray(value)[recorded], dict(self.history))
 
     def to_xarray(self, **attributes: Any) -> xarray.Dataset:
         """As an xarray.Dataset with provenance; keyword arguments are added to its attributes. Needs the extra `data`."""

@@ -92,6 +92,7 @@ class AbstractIndexModel(eqx.Module):
             teacher = self.prior.sample(teacher_key, self.indices, dimension)
         teacher = jnp.asarray(teacher, theory)
         check(teacher.shape == (self.indices, dimension), "teacher", teacher, f"shape {(self.indices, dimension)}")
+        check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
         inputs = jax.random.normal(input_key, (samples, self.tokens, dimension), dtype or theory)
         noise = jax.random.normal(noise_key, (samples, self.channel.noise_size), theory)
         return Dataset(inputs, _labels(self.channel, inputs, teacher, noise), teacher)

@@ -67,7 +67,9 @@ class MultiIndex(AbstractIndexModel):
             jax.eval_shape(self._link, jax.ShapeDtypeStruct((indices, tokens), float))
         except Exception as failure:
             allowed = f"a JAX function of an array of shape {(indices, tokens)}"
-            raise ValueError(f"link: got {self.name}, which fails on its fields ({failure}); allowed: {allowed}.") from failure
+            raise ValueError(
+                f"link: got {self.name}, which fails on its fields ({failure}); allowed: {allowed}."
+            ) from failure
         self.prior = Gaussian() if prior is None else prior
         for block, kind in symmetry:
             check(kind in SYMMETRIES, "symmetry", kind, f"one of {SYMMETRIES}")

@@ -1,0 +1,246 @@
+"""jit, vmap, forward derivatives, precision, continuation and batches leave the answers alone; one program for all numbers."""
+
+import contextlib
+import logging
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+from jaxsmi.sensing import IndexSensing
+
+KEY = jax.random.key(0)
+CHEAP = {"samples": 64, "randomisations": 2, "max_steps": 25}
+
+
+@contextlib.contextmanager
+def compilations():
+    """Names of what is compiled inside the block."""
+    seen, logger = [], logging.getLogger("jax._src.interpreters.pxla")
+
+    class Recorder(logging.Handler):
+        def emit(self, record):
+            if "Compiling" in record.getMessage():
+                seen.append(record.getMessage().split()[1])
+
+    recorder, level, propagate = Recorder(), logger.level, logger.propagate
+    logger.addHandler(recorder)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield seen
+    finally:
+        logger.removeHandler(recorder)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def numbers(sol):
+    return {
+        "overlap": sol.overlap,
+        "stderr": sol.stderr,
+        "error": sol.error,
+        "steps": sol.steps,
+        "result": sol.result,
+        "covariance": sol.covariance,
+        "rho": sol.rho,
+    }
+
+
+def evolve(alpha):
+    return smi.state_evolution(smi.links.sign(), alpha, key=KEY, **CHEAP)
+
+
+def test_state_evolution_under_jit_and_vmap():
+    alphas = jnp.asarray([0.5, 1.3, 3.0])
+    eager = [numbers(evolve(alpha)) for alpha in alphas]
+    jitted = jax.jit(evolve)
+    vmapped = numbers(jax.vmap(evolve)(alphas))
+    for i, alpha in enumerate(alphas):
+        compiled = numbers(jitted(alpha))
+        for name, value in eager[i].items():
+            # the same sums in another order, through a contracting iteration of 25 steps
+            np.testing.assert_allclose(compiled[name], value, rtol=0, atol=1e-10, err_msg=name)
+            np.testing.assert_allclose(vmapped[name][i], value, rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda: (smi.links.linear(0.1), 0.7), lambda: (smi.links.linear(0.7), 1.9)),
+        (lambda: (smi.links.sign(), 0.7), lambda: (smi.links.sign(), 1.9)),
+        (lambda: (smi.DeepAttention(1, 2, beta=1.0), 0.7), lambda: (smi.DeepAttention(1, 2, beta=2.0), 1.9)),
+    ],
+    ids=["noise", "alpha", "beta"],
+)
+def test_one_compilation_of_state_evolution(first, second):
+    options = {"samples": 16, "randomisations": 2, "max_steps": 7}
+    model, alpha = first()
+    jax.block_until_ready(smi.state_evolution(model, alpha, key=KEY, **options).overlap)
+    model, alpha = second()
+    with compilations() as seen:
+        jax.block_until_ready(smi.state_evolution(model, alpha, key=jax.random.key(1), **options).overlap)
+    assert not [name for name in seen if "_run" in name or "_finish" in name], seen
+
+
+@pytest.fixture(scope="module")
+def deep_response():
+    """response of the two-layer channel as a compiled function of skip, beta and Q, and how often it was traced."""
+    traced = []
+
+    @eqx.filter_jit
+    def run(skip, beta, Q):
+        traced.append(0)
+        channel = smi.DeepAttention(2, 2, skip, beta=beta, tolerance=1e-7).channel
+        return channel.response(Q, jnp.eye(2) - Q, key=KEY, samples=16, randomisations=2, tangents=False).mean
+
+    return run, traced
+
+
+def test_one_compilation_of_the_deep_channel():
+    """Two skips and two betas, given as numbers: one program for the posterior."""
+    y = jnp.asarray([[0.6, 0.4], [0.3, 0.7]])
+    # six samples: a shape no other test has, so that the first call compiles
+    statistic, omega = jnp.asarray([[0.5, -0.3]] * 6), jnp.zeros((6, 2, 2))
+    respond = eqx.filter_jit(lambda channel, V: channel.respond(statistic, omega, V).g)
+    with compilations() as seen:
+        jax.block_until_ready(respond(smi.DeepAttention(2, 2, 1.0).channel, jnp.eye(2)))
+    assert seen  # the counter counts
+    with compilations() as seen:
+        for skip, beta in ((0.3, 1.0), (2.0, 1.7)):
+            jax.block_until_ready(respond(smi.DeepAttention(2, 2, skip, beta=beta).channel, 0.5 * jnp.eye(2)))
+    assert not [name for name in seen if "lambda" in name], seen
+    model = smi.DeepAttention(2, 2, 1.0)
+    jax.block_until_ready(model.channel.posterior(y, omega[0], jnp.eye(2)).g)
+    with compilations() as seen:
+        jax.block_until_ready(smi.DeepAttention(2, 2, 0.4).channel.posterior(y, omega[0], 0.7 * jnp.eye(2)).g)
+    assert not [name for name in seen if "_respond" in name], seen
+
+
+def test_tangent_of_the_response_of_a_closed_form():
+    """Phase retrieval: jvp against a central difference on common random numbers, and against E Σ ∂g dQ ∂gᵀ."""
+    channel = smi.links.phase_retrieval().channel
+
+    @jax.jit
+    def response(q):
+        Q = q * jnp.eye(1)
+        found = channel.response(Q, jnp.eye(1) - Q, key=KEY, samples=2048, randomisations=4)
+        return found.mean[0, 0], found.jacobian[0, 0, 0, 0]
+
+    q, h = 0.4, 1e-5
+    slope = jax.jvp(lambda q: response(q)[0], (q,), (1.0,))[1]
+    difference = (response(q + h)[0] - response(q - h)[0]) / (2 * h)
+    # h² × third derivative and eps/h: 1e-8 of a slope of order one. The control variate's slope is held fixed by the
+    # jvp and moves in the difference: its effect is its change times a mean of 1e-4
+    np.testing.assert_allclose(slope, difference, rtol=2e-3)
+    np.testing.assert_allclose(response(q)[1], difference, rtol=0.05)  # another estimator of it: statistical error
+
+
+def test_tangent_of_the_deep_response_with_respect_to_skip_and_overlap(deep_response):
+    run, traced = deep_response
+    Q, direction = jnp.diag(jnp.asarray([0.3, 0.5])), jnp.asarray([[0.2, 0.1], [0.1, -0.3]])
+    one = jnp.asarray(1.0)
+    at = (one, one, Q)
+    tangents = (jnp.asarray(0.7), jnp.asarray(0.0), direction)
+    value, slope = jax.jvp(run, at, tangents)
+    h = 1e-4
+    up, down = (run(one + s * h * tangents[0], one, Q + s * h * direction) for s in (1, -1))
+    difference = (up - down) / (2 * h)
+    # noise of the inner integrals 1e-7/h = 1e-3 of each, averaged over 32 samples; the control variate as above
+    assert float(jnp.max(jnp.abs(slope))) > 0.05
+    np.testing.assert_allclose(slope, difference, atol=0.03 * float(jnp.max(jnp.abs(difference))))
+    assert np.isfinite(value).all()
+    before = len(traced)
+    run(jnp.asarray(0.4), jnp.asarray(1.3), 0.5 * Q)
+    run(jnp.asarray(1.4), jnp.asarray(0.8), 0.7 * Q)
+    assert len(traced) == before
+
+
+# GAMP -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def problem():
+    model = smi.links.linear(0.3)
+    return model, model.sample(KEY, dimension=50, alpha=2.0)
+
+
+def run(problem, **options):
+    return smi.gamp(*problem, key=KEY, tolerance=1e-14, **{"max_steps": 6, **options})
+
+
+def test_a_continued_run_equals_an_uninterrupted_one(problem):
+    whole = run(problem, max_steps=6)
+    half = run(problem, max_steps=3)
+    rest = run(problem, max_steps=3, state=half.state)
+    assert int(half.state.step) == 3
+    assert int(rest.state.step) == 6
+    np.testing.assert_allclose(rest.weights, whole.weights, rtol=0, atol=1e-12)  # the same operations
+    np.testing.assert_allclose(rest.covariance, whole.covariance, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(rest.trajectory["step"], [3, 4, 5, 6])
+    np.testing.assert_allclose(rest.trajectory["overlap"][1:], whole.trajectory["overlap"][4:], atol=1e-12)
+
+
+def test_record_keeps_any_function_of_the_state(problem):
+    sol = run(problem, record=lambda state: {"norm": jnp.sum(state.weights**2), "step": state.step}, record_every=2)
+    np.testing.assert_array_equal(sol.trajectory["step"], [0, 2, 4, 6])
+    record = sol.history["record"]
+    np.testing.assert_array_equal(np.asarray(record["step"]), [0, 2, 4, 6])
+    np.testing.assert_allclose(record["norm"] / 50, sol.trajectory["overlap"][:, 0, 0], rtol=1e-12)
+    np.testing.assert_allclose(record["norm"][-1], jnp.sum(sol.weights**2), rtol=1e-12)
+
+
+def test_progress_bar_changes_nothing(problem, capsys):
+    plain, bar = run(problem), run(problem, progress=True)
+    np.testing.assert_allclose(bar.weights, plain.weights, rtol=0, atol=1e-12)
+    assert capsys.readouterr().out == ""  # it is on stderr
+
+
+def test_gamp_under_jit(problem):
+    model, data = problem
+
+    @jax.jit
+    def weights(labels):
+        return smi.gamp(model, smi.Dataset(data.inputs, labels, data.teacher), key=KEY, tolerance=1e-14, max_steps=6).weights
+
+    np.testing.assert_allclose(weights(data.labels), run(problem).weights, rtol=0, atol=1e-11)
+
+
+def test_float32_inputs_agree_with_float64(problem):
+    model, data = problem
+    double, single = run(problem), run((model, smi.Dataset(data.inputs.astype(jnp.float32), data.labels, data.teacher)))
+    assert single.weights.dtype == jnp.float64
+    # inputs rounded to 6e-8, products of 100 samples: a few 1e-6, amplified by six steps
+    np.testing.assert_allclose(single.weights, double.weights, atol=1e-3)
+    np.testing.assert_allclose(single.overlap, double.overlap, atol=1e-3)
+    forward = IndexSensing(data.inputs.astype(jnp.float32)).forward(data.teacher)
+    assert forward.dtype == jnp.float64
+    np.testing.assert_allclose(forward, IndexSensing(data.inputs).forward(data.teacher), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model", [smi.links.phase_retrieval(), smi.DeepAttention(2, 2, tolerance=1e-4)], ids=["closed form", "deep attention"]
+)
+def test_posteriors_do_not_depend_on_their_batch(model):
+    """Alone, in a batch of 20, and in another order."""
+    channel = model.channel
+    rng = np.random.default_rng(0)
+    shape = (model.indices, model.tokens)
+    omega, fields = rng.standard_normal((2, 20, *shape))
+    labels = jax.vmap(lambda z: channel.label(z, jnp.zeros(0)))(jnp.asarray(fields))
+    statistic = jax.jit(channel.statistic)(labels)
+    V = 0.3 * jnp.eye(model.indices)
+    respond = jax.jit(lambda s, w: channel.respond(s, w, V))
+    together = respond(statistic, jnp.asarray(omega))
+    order = rng.permutation(20)
+    shuffled = respond(statistic[order], jnp.asarray(omega[order]))
+    alone = channel.posterior(labels[7], omega[7], V)
+    for name in ("log_partition", "g", "dg"):
+        value = getattr(together, name)
+        scale = float(jnp.max(jnp.abs(value)))
+        # only the order of sums differs; u comes out of the inversion with the same rounding
+        np.testing.assert_allclose(getattr(shuffled, name), value[order], rtol=0, atol=1e-11 * scale)
+        np.testing.assert_allclose(getattr(alone, name), value[7], rtol=0, atol=1e-9 * scale)

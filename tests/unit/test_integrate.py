@@ -1,0 +1,250 @@
+"""Self-refining integration against Gaussian posteriors known exactly, honest errors, and unbiased nets."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxsmi.integrate import (
+    Budget,
+    covariance_and_variance,
+    level_for_width,
+    nets,
+    power_of_two,
+    quotient,
+    randomised_gaussians,
+    self_refining_moments,
+)
+
+KEY = jax.random.key(0)
+
+
+def plain(mean, covariance):
+    """The response is the moments themselves."""
+    return mean, covariance
+
+
+@eqx.filter_jit
+def gaussian_posterior(centre, width, budget, start=None, slope=None):
+    """Prior N(0, 1) in each t, likelihood exp(-(t - centre)²/(2 width²)); one residual r = slope·t where a slope is given."""
+    inner = centre.shape[1]
+
+    def integrand(block, t):
+        c, w = block
+        value = sum(-0.5 * ((t[:, i] - c[:, i, None]) / w[:, i, None]) ** 2 for i in range(inner))
+        residuals = [] if slope is None else [t @ slope + 0.0 * value]
+        return jnp.ones_like(value), [(value, residuals)]
+
+    return self_refining_moments(
+        integrand, (centre, width), plain, inner=inner, outer=0 if slope is None else 1, budget=budget, start=start
+    )
+
+
+def exact(centre, width):
+    """log mass (N,), mean (N, d) and variances (N, d) of that posterior."""
+    variance = width**2 / (1 + width**2)
+    log_mass = np.sum(-0.5 * centre**2 / (1 + width**2) + 0.5 * np.log(variance), axis=1)
+    return log_mass, centre / (1 + width**2), variance
+
+
+def draw(inner, count, narrow, wide, seed=0):
+    """Centres drawn with the prior and the likelihood's width, which is log-uniform between `narrow` and `wide`."""
+    rng = np.random.default_rng(seed)
+    width = np.exp(rng.uniform(np.log(narrow), np.log(wide), (count, inner)))
+    return rng.standard_normal((count, inner)) * np.sqrt(1 + width**2), width
+
+
+def relative_errors(found, centre, width):
+    _, mean, variance = exact(centre, width)
+    covariance = variance[:, :, None] * np.eye(variance.shape[1])
+    return (
+        np.abs(found.g - mean).max(axis=1) / (1 + np.abs(mean).max(axis=1)),
+        np.abs(found.dg - covariance).max(axis=(1, 2)) / (1 + variance.max(axis=1)),
+    )
+
+
+# inner variables, narrowest and widest likelihood, tolerance. The step of the finest rule: 1.3e-3 in one variable, 1e-2 in
+# two, 0.1 in three; nets reach their tolerance by importance sampling
+CASES = [(1, 1e-3, 3.0, 1e-6), (2, 1e-2, 3.0, 1e-5), (3, 0.1, 3.0, 1e-3), (4, 0.3, 3.0, 2e-2)]
+
+
+@pytest.mark.parametrize(("inner", "narrow", "wide", "tolerance"), CASES)
+def test_gaussian_posteriors_and_honest_errors(inner, narrow, wide, tolerance):
+    centre, width = draw(inner, 64 if inner < 3 else 16, narrow, wide)
+    found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(tolerance))
+    error, dg_error = relative_errors(found, centre, width)
+    assert np.mean(found.error <= tolerance) >= 0.95  # what was asked for was reached
+    # below 3e-8 it is the mass outside the box that counts
+    assert np.mean(error <= 3 * np.maximum(found.error, 3e-8)) >= 0.95
+    assert np.mean(dg_error <= 3 * np.maximum(found.dg_error, 3e-7)) >= 0.95
+    accepted = np.asarray(found.error) <= tolerance
+    assert np.all(error[accepted] <= 3 * tolerance)
+    assert np.all(dg_error[accepted] <= 30 * tolerance)
+    np.testing.assert_allclose(found.log_mass[accepted], exact(centre, width)[0][accepted], atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("inner", [1, 2])
+def test_narrow_posteriors_are_refined(inner):
+    """Nodes grow as the likelihood narrows, down to 1e-3 in one variable (step 1.3e-3 at the finest)."""
+    width = np.repeat(np.array([1.0, 0.1, 0.03, 0.01])[:, None], inner, axis=1)
+    if inner == 1:
+        width = np.concatenate([width, [[2e-3]]])
+    centre = 0.37 + 0.0 * width
+    found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(1e-6, 2**22))
+    assert np.all(np.diff(found.nodes) >= 0)
+    assert found.nodes[-1] >= (0.03 if inner == 2 else 1) * found.nodes[0] / width[-1, 0] ** inner / 100
+    assert found.nodes[-1] > 8 * found.nodes[0]
+    assert bool(jnp.all(found.error <= 1e-6))
+    error, _ = relative_errors(found, centre, width)
+    assert np.all(error <= 3e-6)
+    # number of nodes that carry the posterior: √(4π) widths over the step, for each variable
+    assert np.all(np.asarray(found.ess) >= 32)
+
+
+def test_an_exhausted_budget_is_reported():
+    """Width 1e-3 in two variables needs 5e7 nodes: 2^11 are allowed. The error says so, whatever the answer is."""
+    centre = np.array([[0.4, -0.3], [0.4, -0.3], [0.01, 0.02]])
+    width = np.array([[1e-3, 1e-3], [1.0, 1.0], [1e-4, 1e-4]])
+    found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(1e-4, 2**11))
+    error, dg_error = relative_errors(found, centre, width)
+    missed = (np.asarray(found.error) > 1e-4) | (np.asarray(found.dg_error) > 1e-3) | (np.asarray(found.ess) < 32)
+    np.testing.assert_array_equal(missed, [True, False, True])
+    assert error[1] <= 3e-4
+    assert dg_error[1] <= 3e-3
+    assert np.all(np.asarray(found.nodes) <= 2**11)
+
+
+def test_posteriors_outside_the_narrow_box_go_to_the_wide_one():
+    """Narrow box: 5.5 standard deviations; wide: 9. Beyond that the tail is reported."""
+    centre = np.array([[0.0], [6.0], [7.5], [-7.0], [14.0]])
+    width = np.full_like(centre, 0.3)
+    found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(1e-6))
+    error, _ = relative_errors(found, centre, width)
+    assert np.all(error[:4] <= 3e-6)
+    assert np.all(np.asarray(found.error)[:4] <= 1e-6)
+    assert found.error[4] > 1e-6  # its mean is at 12.8
+    np.testing.assert_allclose(found.log_mass[:4], exact(centre, width)[0][:4], atol=1e-5)
+
+
+def test_not_a_number_ends_at_once():
+    centre = np.array([[np.nan, 0.0], [0.3, 0.2]])
+    found = gaussian_posterior(jnp.asarray(centre), jnp.full((2, 2), 0.5), Budget(1e-6))
+    assert bool(jnp.isnan(found.g[0]).all())
+    assert not found.error[0] <= 1e-6
+    assert found.nodes[0] <= 32**2  # the first rule, no other
+    error, _ = relative_errors(found, centre, np.full((2, 2), 0.5))
+    assert error[1] <= 3e-6
+
+
+def test_residuals_enter_the_moments():
+    """τ = (t, r), r = a·t: its covariance is (I, a)ᵀ Cov (I, a)."""
+    slope = np.array([0.5, -2.0])
+    centre, width = draw(2, 8, 0.3, 2.0, seed=3)
+    found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(1e-7), None, jnp.asarray(slope))
+    _, mean, variance = exact(centre, width)
+    carry = np.concatenate([np.eye(2), slope[None]])
+    np.testing.assert_allclose(found.g, mean @ carry.T, atol=1e-6)
+    covariance = np.einsum("ai,ni,bi->nab", carry, variance, carry)
+    np.testing.assert_allclose(found.dg, covariance, atol=1e-5)
+
+
+def test_two_branches_are_summed():
+    """Copies at ±c: two peaks; a factor e^{0.3 t} tilts them."""
+
+    def integrand(block, t):
+        c, w = block
+        branches = [(-0.5 * ((t[:, 0] - s * c[:, :1]) / w[:, :1]) ** 2, []) for s in (1, -1)]
+        return jnp.exp(0.3 * t[:, 0]) + 0.0 * branches[0][0], branches
+
+    c, w = 0.8, 0.4
+    found = self_refining_moments(
+        integrand, (jnp.full((1, 1), c), jnp.full((1, 1), w)), plain, inner=1, outer=0, budget=Budget(1e-8)
+    )
+    t = np.linspace(-12, 12, 200001)
+    likelihood = np.exp(-0.5 * ((t - c) / w) ** 2) + np.exp(-0.5 * ((t + c) / w) ** 2)
+    p = np.exp(-0.5 * t**2 + 0.3 * t) / np.sqrt(2 * np.pi) * likelihood
+    mass = p.sum() * (t[1] - t[0])
+    mean = np.sum(p * t) / p.sum()
+    np.testing.assert_allclose(found.log_mass[0], np.log(mass), atol=1e-7)
+    np.testing.assert_allclose(found.g[0, 0], mean, atol=1e-7)
+    np.testing.assert_allclose(found.dg[0, 0, 0], np.sum(p * t * t) / p.sum() - mean**2, atol=1e-6)
+
+
+def test_the_answer_does_not_depend_on_the_batch():
+    centre, width = draw(2, 37, 0.03, 2.0, seed=4)
+    budget = Budget(1e-4)
+    together = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), budget)
+    order = np.random.default_rng(0).permutation(37)
+    shuffled = gaussian_posterior(jnp.asarray(centre[order]), jnp.asarray(width[order]), budget)
+    np.testing.assert_allclose(shuffled.g, np.asarray(together.g)[order], atol=1e-13)  # the order of sums
+    np.testing.assert_array_equal(shuffled.nodes, np.asarray(together.nodes)[order])
+
+
+def test_levels_follow_the_width():
+    """The narrower the feature the later the level; spacing at most 2.6 widths (11/32 = 0.34 at the first)."""
+    budget = Budget(1e-3)
+    levels = [int(level_for_width(2, budget, jnp.asarray(w))) for w in (1.0, 0.132, 0.05, 0.01, 1e-9)]
+    assert levels[0] == 0
+    assert levels[1] == 1  # 11/32 > 2.6 × 0.132 >= 11/48
+    assert levels == sorted(levels)
+    assert int(level_for_width(4, budget, jnp.asarray(1e-9))) == 0
+
+
+def test_budget_is_checked():
+    with pytest.raises(ValueError, match="max_nodes"):
+        Budget(1e-3, 100)
+
+
+# Nets -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 6])
+def test_nets_are_unbiased_and_their_errors_honest(dimension):
+    """E sin(a·x + 1/2) = sin(1/2) exp(-|a|²/2) in z-scores over 40 keys of 8 randomisations each."""
+    a = 1.2 / np.sqrt(dimension) * np.ones(dimension)
+    exact_value = np.sin(0.5) * np.exp(-0.5 * a @ a)
+    sampled = jax.jit(lambda key: jnp.mean(jnp.sin(randomised_gaussians(key, 64, 8, dimension) @ a + 0.5), axis=1))
+    means = jax.vmap(sampled)(jax.random.split(KEY, 40))  # (40, 8)
+    error = np.std(means, axis=1, ddof=1) / np.sqrt(8)
+    scores = (np.mean(means, axis=1) - exact_value) / error
+    # Student's t of seven degrees of freedom has standard deviation √(7/5) = 1.18
+    assert abs(np.mean(scores)) < 4 * 1.18 / np.sqrt(40)
+    assert 0.7 < np.sqrt(np.mean(scores**2)) < 1.9
+    pooled = np.asarray(means).ravel() - exact_value
+    assert abs(pooled.mean()) < 4 * pooled.std() / np.sqrt(320)
+    # plain Monte-Carlo would have √(Var/512), the variance of sin here being about 0.45; a net must beat it
+    assert np.mean(error) < 0.7 * np.sqrt(0.45 / 512)
+
+
+def test_nets_are_standard_normals():
+    points = np.asarray(randomised_gaussians(KEY, 1024, 8, 4)).reshape(-1, 4)
+    assert np.isfinite(points).all()
+    np.testing.assert_allclose(points.mean(0), 0.0, atol=0.01)  # plain Monte-Carlo: 0.011
+    np.testing.assert_allclose(np.cov(points.T), np.eye(4), atol=0.03)  # plain: 0.016
+
+
+def test_each_coordinate_of_a_net_is_evenly_spread():
+    """A (0, m, 1)-net: each of 256 cells of each axis holds one of 256 points, after any scrambling."""
+    uniforms = jax.vmap(lambda net: net.uniforms(jnp.arange(256)))(nets(KEY, 3, 5))
+    cells = np.sort(np.floor(256 * np.asarray(uniforms)).astype(int), axis=1)
+    np.testing.assert_array_equal(cells, np.broadcast_to(np.arange(256)[None, :, None], cells.shape))
+
+
+def test_same_key_same_points():
+    one, two = (randomised_gaussians(KEY, 32, 2, 3) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one[:, :16], randomised_gaussians(KEY, 16, 2, 3))  # nested
+    assert not np.allclose(one, randomised_gaussians(jax.random.key(1), 32, 2, 3))
+    assert not np.allclose(one[0], one[1])
+
+
+def test_control_variates():
+    rng = np.random.default_rng(0)
+    control = rng.standard_normal((4000, 2))
+    values = np.array([3.0, -2.0]) * control + 0.1 * rng.standard_normal((4000, 2))
+    covariance, variance = covariance_and_variance(jnp.asarray(values), jnp.asarray(control), axis=0)
+    np.testing.assert_allclose(quotient(covariance, variance), [3.0, -2.0], atol=4 * 0.1 / np.sqrt(4000))
+    np.testing.assert_allclose(variance, control.var(0), rtol=1e-12)
+    np.testing.assert_array_equal(quotient(jnp.asarray([1.0, 2.0]), jnp.asarray([0.0, 4.0])), [0.0, 0.5])
+    assert [power_of_two(n) for n in (1, 2, 3, 1000, 1024, 10**9)] == [1, 2, 4, 1024, 1024, 2**20]
