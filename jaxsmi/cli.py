@@ -32,7 +32,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "deep-attention": (smi.DeepAttention, {"depth": 2, "tokens": 2, "skip": 1.0, "ranks": 1, "beta": 1.0}),
     "phase-retrieval": (smi.links.phase_retrieval, {}),
     "sign": (smi.links.sign, {}),
-    "sign-product": (smi.links.sign_product, {"factors": 2}),
+    "sign-product": (lambda factors: smi.links.sign_product(factors), {"factors": 2}),
     "linear": (smi.links.linear, {"noise": 0.1}),
 }
 _FLAGS: dict[str, dict[str, Any]] = {

@@ -73,9 +73,11 @@ def state_evolution(
     0 ⪯ Q ⪯ S; small is uninformed, near S informed; `samples`: outer points in all, split over `randomisations`
     independent nets, whose spread gives the standard error; `tolerance` on the distance to the fixed point, residual/(1-ρ);
     `newton=False`: the plain undamped trajectory to the end; `side_information` λ in [0, 1): as in `gamp`, adds λ/(1-λ) to
-    Q̂ (λ = 1/D: what chance tells a run of dimension D about a direction not learned yet); `progress`: a bar on stderr (not under jit).
+    Q̂ (λ = 1/D: what chance tells a run of dimension D about a direction not learned yet);
+    `progress`: a bar on stderr (not under jit).
 
-    Returns: a `Solution` with `overlap`, `stderr` (statistical, carried through the map), `covariance` V, `error` (plug-in),
+    Returns: a `Solution` with `overlap`, `stderr` (statistical, carried through the map; NaN where not converged),
+    `covariance` V, `error` (plug-in),
     `rho` (spectral radius of the map), `result` (SUCCESS, RECOVERED, MAX_STEPS, INACCURATE, NONFINITE, INVALID), and
     `history` with one entry a step ("step", "overlap", "covariance", "residual"); Newton steps, which end it, included.
     Raises: ValueError outside jit for α <= 0, a q0 out of range, a model without inference; inside: NaN and INVALID.
@@ -89,7 +91,7 @@ def state_evolution(
     """
     dtype, P = theory_dtype(), model.indices
     alpha = jnp.asarray(alpha, dtype)
-    check(alpha.ndim == 0, "alpha", alpha, "a number N/D (use vmap, or smi.sweep, for many)")
+    check(alpha.ndim == 0, "alpha", alpha, "a number N/D (use vmap for many)")
     check(jnp.isfinite(alpha) & (alpha > 0), "alpha", alpha, "a finite number > 0")
     check(randomisations >= 2, "randomisations", randomisations, "at least 2: their spread is the error bar")
     check(samples >= 2 * randomisations, "samples", samples, "at least two points a randomisation")
@@ -105,10 +107,13 @@ def state_evolution(
     check(jnp.max(jnp.abs(Q0 - Q0.T)) <= 1e-10, "q0", q0, "a symmetric matrix")
     check(jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12), "q0", q0, "a positive semi-definite overlap")
     check(jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0), "q0", q0, "an overlap below the second moment: V = S - q0 > 0")
-    Q0 = jnp.where(jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12), Q0, jnp.nan)  # under jit: NaN and a code
     strength = jnp.asarray(side_information, dtype)
     check((strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)")
     each = power_of_two(max(samples // randomisations, 2))
+    # outside jit these hold; inside, a bad value becomes a bad alpha: NaN and the code INVALID
+    allowed = jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12) & jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0) & (tolerance > 0)
+    allowed = allowed & jnp.all(jnp.isfinite(Q0)) & (strength >= 0) & (strength < 1)
+    alpha = jnp.where(allowed, alpha, jnp.nan)
     problem = _Problem(model, alpha, strength / (1.0 - strength), key, each, randomisations)
     static = (max_steps, bool(newton))
     if not progress:
@@ -117,7 +122,7 @@ def state_evolution(
     stretch = 4
     with tqdm(total=max_steps, desc=f"state evolution, α={float(alpha):g}", leave=False) as bar:
         for until in range(stretch, max_steps + stretch, stretch):
-            state = _run(problem, Q0, tolerance, static, min(until, max_steps), state)
+            state = _run(problem, Q0, tolerance, static, jnp.asarray(min(until, max_steps)), state)
             bar.update(int(state.step) - bar.n)
             bar.set_postfix(Q=" ".join(f"{q:.4f}" for q in jnp.diagonal(S - state.V)))
             if int(state.result) >= 0:
@@ -131,7 +136,7 @@ def _run(problem: _Problem, Q0: Array, tolerance: Array, static: tuple[int, bool
     S = problem.second_moment
     return fixed_point.solve(
         problem.map_of, S - Q0, S, max_steps=max_steps, tolerance=tolerance, newton=newton,
-        geometric=problem.model.channel.noise_size == 0, until=until, state=state,
+        geometric=problem.model.channel.noiseless, until=until, state=state,
     )  # fmt: skip
 
 
@@ -154,7 +159,7 @@ def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
 
     return Solution(
         overlap=masked(S - V),
-        stderr=masked(jnp.where(recovered, 0.0, stderr)),
+        stderr=masked(jnp.where(recovered, 0.0, jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr))),
         error=masked(jnp.where(recovered, 0.0, error.value)),
         alpha=problem.alpha,
         steps=end.step,

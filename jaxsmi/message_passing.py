@@ -141,7 +141,7 @@ def gamp(
     *,
     key: Array | None = None,
     max_steps: int = 100,
-    tolerance: Any = 1e-5,
+    tolerance: Any = 1e-4,
     damping: Any = 0.0,
     precision: str = "controlled",
     calibrate: bool = True,
@@ -155,8 +155,8 @@ def gamp(
     r"""Bayes-optimal message passing on a dataset (module docstring): learns W from inputs and labels.
 
     Arguments: `model`; `data`: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or without
-    a teacher; `key`: for the start (and channels that sample); `max_steps`; `tolerance` on the root-mean-square change of
-    an entry of Ŵ in a step; `damping` in [0, 1) of Ŵ and C (0 follows state evolution step by step); `precision`:
+    a teacher; `key`: for the start (and channels that sample); `max_steps`; `tolerance` on the change of Ŵ in a step
+    (before damping) relative to Ŵ; `damping` in [0, 1) of Ŵ and C (0 follows state evolution step by step); `precision`:
     "controlled" (the default, see sensing.py), "outer", "divergence" or "state" (of state evolution at the current V);
     `calibrate`: see above (False: the textbook algorithm); `init`: size of a random start (1e-3: uninformative; keep it
     small, see below), "informed" (the posterior mean given the teacher seen with side information 0.99), or weights (P, D);
@@ -206,9 +206,12 @@ def gamp(
         if informed or uses_side:
             seen = model.prior.side_information(side_key, teacher, jnp.asarray(0.99, dtype)) if informed else side
             weights, covariance = model.prior.posterior(seen[1], seen[0])
+            if not informed:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even links
+                weights = weights + jnp.asarray(init, dtype) * jax.random.normal(start_key, (P, D), dtype)
         else:
             init = jnp.asarray(init, dtype)
             check(init.shape in ((), (P, D)), "init", init, f"a positive number, 'informed', or an array {(P, D)}")
+            check((init > 0) | (init.ndim > 0), "init", init, "a positive number (0 is a fixed point of even links)")
             check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
             check(init.ndim > 0 or init >= 0, "init", init, "a size that is not negative")
             weights = init * jax.random.normal(start_key, (P, D), dtype) if init.ndim == 0 else init
@@ -261,6 +264,7 @@ def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
     model = problem.model
     largest = jnp.trace(model.prior.second_moment(model.indices))
     origin = carry.history["step"][0].astype(int)
+    start_norm = jnp.sqrt(jnp.trace(carry.history["overlap"][0]))
 
     def body(c: _Carry) -> _Carry:
         new, inaccurate = problem.step(c.state)
@@ -271,13 +275,15 @@ def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
         falling = (left < 1e-3 * largest) & (ratio < 0.98) & (jnp.abs(ratio - c.ratio) < 0.1)
         steady = jnp.where(falling, c.steady + 1, 0)
         # a noiseless channel whose V falls along a ray for ten steps, or has fallen to rounding, is perfect recovery
-        recovered = (steady >= 10) if model.channel.noise_size == 0 else False
-        recovered = recovered | (left < 1e-12 * largest)
+        recovered = model.channel.noiseless & ((steady >= 10) | (left < 1e-12 * largest))
         finite = jnp.all(jnp.isfinite(new.weights)) & jnp.all(jnp.isfinite(new.covariance))
         done = new.step - origin
         code = jnp.where(done >= problem.max_steps, Result.MAX_STEPS, -1)
         ended = jnp.where(inaccurate > 0.01, Result.INACCURATE, Result.SUCCESS)
-        code = jnp.where(residual <= problem.tolerance, ended, code)
+        # the change that an undamped step would have made, relative to Ŵ; or Ŵ has shrunk away: nothing is learned
+        norm = jnp.sqrt(jnp.mean(new.weights**2))
+        still = residual / (1.0 - problem.damping) <= problem.tolerance * norm
+        code = jnp.where(still | (norm <= 0.01 * start_norm), ended, code)
         code = jnp.where(recovered, Result.RECOVERED, code)
         code = jnp.where(size > 10.0 * largest, Result.DIVERGED, code)
         code = jnp.where(finite, code, Result.NONFINITE).astype(c.result.dtype)
@@ -304,6 +310,16 @@ def _finish(problem: _Problem, carry: _Carry, key: Array) -> Solution:
             problem.model, Q, key=jax.random.fold_in(problem.key, 1), cross=state.weights @ teacher.T / D,
             second_moment=teacher @ teacher.T / D, samples=2048,
         ).value  # fmt: skip
+    # V falling to zero is recovery only if the estimate reproduces the labels; else the run was overconfident
+    fields = problem.model.sensing(problem.data).forward(state.weights)
+    labels = problem.data.labels
+    misfit = jnp.mean((jax.vmap(problem.model.link)(fields) - labels) ** 2)
+    overconfident = (carry.result == Result.RECOVERED) & ~(misfit < 0.05 * jnp.mean((labels - jnp.mean(labels, 0)) ** 2))
+    code = jnp.where(overconfident, Result.DIVERGED, carry.result)
+    valid = (problem.damping >= 0) & (problem.damping < 1) & (problem.tolerance > 0)
+    code = jnp.where(valid, code, Result.INVALID)
+    lost = ~valid | (code == Result.NONFINITE)
+    Q, error = (jnp.where(lost, jnp.nan, x) for x in (Q, error))
     return Solution(
         overlap=Q,
         stderr=jnp.zeros((P, P), Q.dtype),
@@ -311,7 +327,7 @@ def _finish(problem: _Problem, carry: _Carry, key: Array) -> Solution:
         alpha=jnp.asarray(problem.data.alpha, Q.dtype),
         steps=state.step,
         residual=carry.residual,
-        result=carry.result,
+        result=code,
         history=carry.history,
         covariance=state.covariance,
         rho=jnp.asarray(jnp.nan, Q.dtype),

@@ -68,7 +68,7 @@ def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array
     A, x, M = [list(row) for row in A], list(right), len(A)
     pivots = []
     for k in range(M):
-        pivots.append(1.0 / A[k][k])
+        pivots.append(1.0 / jnp.maximum(A[k][k], 1e-100))  # zero where c = 0 and two tokens agree: weight zero there
         for i in range(k + 1, M):
             factor = A[i][k] * pivots[k]
             A[i] = A[i][: k + 1] + [A[i][j] - factor * A[k][j] for j in range(k + 1, M)]
@@ -171,10 +171,19 @@ class _AttentionLabels(AbstractChannel):
             labels.dtype == jnp.float64,
             "labels",
             labels.dtype.name,
-            "float64 (a float32 softmax cannot be inverted: errors of 4e-5 to 3e-3)",
+            "float64, by jax.config.update('jax_enable_x64', True) (a float32 softmax cannot be inverted)",
         )
         check(jnp.all(labels > 0.0), "labels", labels, "strictly positive attention weights (none underflowed to zero)")
         check(jnp.all(jnp.abs(jnp.sum(labels, -1) - 1.0) < 1e-8), "labels", labels, "rows of y that sum to one")
+
+    def observe(self, fields: Array, noise: Array) -> Array:
+        """u = h_L itself: exact where labels would underflow."""
+        return last_fields(fields, self.ranks, self.skip, self.beta)[0]
+
+    @property
+    def noiseless(self) -> Array:
+        """Always."""
+        return jnp.asarray(True)
 
     def statistic(self, labels: Array) -> Array:
         """u (N, M), up to a sign for each sample."""
@@ -256,7 +265,7 @@ class DeepAttentionChannel(_AttentionLabels):
         start = level_for_width((P - 1) * M, self.budget, width)
         moments = self_refining_moments(
             integrand, (statistic, omega), lambda *tau: unwhiten(L, M, *tau), inner=(P - 1) * M, outer=M,
-            budget=self.budget, start=start,
+            budget=self.budget, start=start, key=key,
         )  # fmt: skip
         log_norm = M * (jnp.log(L[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi))
         post = as_posterior(moments, omega.shape)

@@ -101,6 +101,15 @@ class AbstractChannel(eqx.Module):
     def label(self, fields: Array, noise: Array) -> Array:
         """The label of one sample from its fields (P, M) and `noise` (noise_size,) standard normals."""
 
+    @property
+    @abc.abstractmethod
+    def noiseless(self) -> Array:
+        """Whether the label is a function of the fields alone (a traced or concrete boolean)."""
+
+    def observe(self, fields: Array, noise: Array) -> Array:
+        """The statistic of a label drawn from fields (P, M): that of `label`, unless a channel knows a more direct way."""
+        return self.statistic(self.label(fields, noise)[None])[0]
+
     @abc.abstractmethod
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError where concrete labels (N, ...) are outside the channel's range."""
@@ -131,7 +140,8 @@ class AbstractChannel(eqx.Module):
         check(positive_definite(V), "V", V, "a positive definite covariance")
         self.check_labels(y[None])
         batch = _respond(self, self.statistic(y[None]), omega[None], V, key)
-        return jax.tree.map(lambda x: x[0], batch)
+        valid = jnp.all(jnp.isfinite(omega)) & jnp.all(jnp.isfinite(V)) & positive_definite(V)
+        return jax.tree.map(lambda x: jnp.where(valid, x[0], jnp.nan), batch)
 
     def response(
         self, Q: Array, V: Array, *, key: Array, samples: int, randomisations: int, tangents: bool = True
@@ -139,7 +149,7 @@ class AbstractChannel(eqx.Module):
         r"""E Σ_m g_m g_mᵀ over ω ~ N(0, Q ⊗ I), z ~ N(ω, V ⊗ I), y ~ p(y|z), on common random numbers.
 
         Arguments: `Q`, `V` (P, P) with Q + V the second moment of the signal; `samples` points (a power of two) in each
-        of `randomisations` independent shifts of one lattice. Returns a `Response`; `jacobian` from the identity
+        of `randomisations` independent scrambles of one net. Returns a `Response`; `jacobian` from the identity
         d response = E Σ ∂g dQ ∂gᵀ (zeros unless `tangents`). The points depend on the key alone, so that Q ↦ response(Q)
         is one smooth map. NaN where Q or V is not finite or V is not positive definite.
         Cost: samples × randomisations posteriors. Source: [TCDKZ25], spec section 5.
@@ -151,9 +161,9 @@ class AbstractChannel(eqx.Module):
         omega = jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi)
         # a lower triangular root keeps each index on its own coordinates of the lattice
         fields = omega + jnp.einsum("pq,nqm->npm", jnp.linalg.cholesky(V), eta)
-        labels = jax.vmap(self.label)(fields, points[:, 2 * P * M :])
+        statistic = jax.vmap(self.observe)(fields, points[:, 2 * P * M :])
         inner_key = jax.random.fold_in(key, 1)
-        post = self.respond(self.statistic(labels), omega, V, inner_key)
+        post = self.respond(statistic, omega, V, inner_key)
         outer = jnp.einsum("npm,nqm->npq", post.g, post.g).reshape(randomisations, samples, P, P)
         curvature = -jnp.einsum("npmqm->npq", post.dg).reshape(randomisations, samples, P, P)
         replicas = _controlled(outer, outer - curvature)
@@ -225,6 +235,11 @@ class NoInference(AbstractChannel):
     def noise_size(self) -> int:
         """Noiseless."""
         return 0
+
+    @property
+    def noiseless(self) -> Array:
+        """Always."""
+        return jnp.asarray(True)
 
     def label(self, fields: Array, noise: Array) -> Array:
         """link(fields)."""

@@ -44,12 +44,22 @@ class SampledChannel(AbstractChannel):
         return int(np.prod(self.label_shape))
 
     @property
+    def noiseless(self) -> Array:
+        """Never: without noise this channel is not used."""
+        return jnp.asarray(False)
+
+    @property
     def tolerated(self) -> Array:
         """The tolerance of the integral."""
         return self.budget.tolerance
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """link(z) + √Δ ξ."""
+        """link(z) + √Δ ξ. A user's likelihood has no sampler, and is refused rather than sampled from another law."""
+        if self.log_likelihood is not None:
+            raise ValueError(
+                "model: got a log_likelihood=, which says how likely a label is but not how to draw one; sampling and state "
+                "evolution are not possible. Allowed: noise= for Gaussian label noise; gamp on your own data."
+            )
         return self.link(fields) + jnp.sqrt(self.noise) * noise.reshape(self.label_shape)
 
     def check_labels(self, labels: Array) -> None:
@@ -86,6 +96,6 @@ class SampledChannel(AbstractChannel):
         start = level_for_width(P * M, self.budget, width) if self.log_likelihood is None else None
         moments = self_refining_moments(
             integrand, (statistic, omega), lambda *tau: unwhiten(L, M, *tau), inner=P * M, outer=0,
-            budget=self.budget, start=start,
+            budget=self.budget, start=start, analytic=False, key=key,
         )  # fmt: skip
         return as_posterior(moments, omega.shape)

@@ -25,7 +25,7 @@ from jaxsmi.priors import AbstractPrior
 from jaxsmi.sensing import IndexSensing
 from jaxsmi.types import Array, Dataset, check, theory_dtype
 
-SYMMETRIES = ("none", "sign", "signed permutation", "rotation")
+SYMMETRIES = ("none", "sign", "signed permutation", "even signed permutation", "rotation")
 
 
 class Estimate(NamedTuple):
@@ -120,10 +120,15 @@ class AbstractIndexModel(eqx.Module):
             rows = jnp.asarray(block)
             if kind == "sign":
                 values = values.at[rows].set(jnp.abs(values[rows]))
-            elif kind == "signed permutation":
+            elif kind.endswith("signed permutation"):
                 orders = jnp.asarray(list(itertools.permutations(block)))
                 best = orders[jnp.argmax(jnp.sum(table[rows, orders], axis=1))]
-                values = values.at[rows].set(table[rows, best])
+                chosen = table[rows, best]
+                if kind.startswith("even"):  # an odd number of flips changes the label: the least certain row pays
+                    odd = jnp.prod(jnp.where(cross[rows, best] < 0.0, -1.0, 1.0)) < 0.0
+                    worst = jnp.argmin(chosen)
+                    chosen = chosen.at[worst].multiply(jnp.where(odd, -1.0, 1.0))
+                values = values.at[rows].set(chosen)
             elif kind == "rotation":  # cosines of the principal angles between the two row spaces
                 whitened = _inverse_root(Q[jnp.ix_(rows, rows)]) @ cross[jnp.ix_(rows, rows)]
                 whitened = whitened @ _inverse_root(rho[jnp.ix_(rows, rows)])
@@ -165,11 +170,15 @@ def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
         part = cross[np.ix_(rows, rows)]
         if kind == "sign":
             estimate = estimate.at[rows].multiply(jnp.where(jnp.diagonal(part) < 0, -1.0, 1.0)[:, None])
-        elif kind == "signed permutation":
+        elif kind.endswith("signed permutation"):
             from scipy.optimize import linear_sum_assignment
 
             taken, goal = linear_sum_assignment(-np.abs(np.asarray(part)))
-            signs = jnp.where(part[taken, goal] < 0, -1.0, 1.0)[:, None]
+            signs = jnp.where(part[taken, goal] < 0, -1.0, 1.0)
+            if kind.startswith("even"):  # an odd number of flips changes the label: the least certain row pays
+                worst = jnp.argmin(jnp.abs(part[taken, goal]))
+                signs = signs.at[worst].multiply(jnp.prod(signs))
+            signs = signs[:, None]
             estimate = estimate.at[rows[goal]].set(estimate[rows[taken]] * signs)
         elif kind == "rotation":
             u, _, vt = jnp.linalg.svd(part.T, full_matrices=False)
@@ -232,6 +241,12 @@ def generalization_error(
     check(jnp.all(jnp.isfinite(Q)), "overlap", Q, "finite numbers")
     spare = jnp.linalg.eigvalsh(model.prior.second_moment(P) - Q)
     check(jnp.all(spare > -1e-9) & jnp.all(jnp.linalg.eigvalsh(Q) > -1e-9), "overlap", Q, "0 ⪯ Q ⪯ second moment")
+    valid = jnp.all(spare > -1e-9) & jnp.all(jnp.linalg.eigvalsh(Q) > -1e-9)
     return _prediction_error(
-        model, Q, key=key, bayes=predictor == "bayes", samples=power_of_two(samples // 8), randomisations=8
+        model,
+        jnp.where(valid, Q, jnp.nan),
+        key=key,
+        bayes=predictor == "bayes",
+        samples=power_of_two(samples // 8),
+        randomisations=8,
     )

@@ -111,7 +111,7 @@ def sign_product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
     channel = SignProductChannel() if k == 2 else None
     return MultiIndex(
         _sign_of_product, indices=k, prior=prior, channel=channel,
-        symmetry=[(tuple(range(k)), "signed permutation")], name=f"sign_product({k})",
+        symmetry=[(tuple(range(k)), "even signed permutation")], name=f"sign_product({k})",
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
     check(isinstance(k, int) and k >= 1, "k", k, "an integer number of factors >= 1")
     return MultiIndex(
         _product, indices=k, prior=prior,
-        symmetry=[(tuple(range(k)), "signed permutation")], name=f"product({k})",
+        symmetry=[(tuple(range(k)), "even signed permutation")], name=f"product({k})",
     )  # fmt: skip
 
 

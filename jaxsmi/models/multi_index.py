@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsmi.channels import AbstractChannel, NoInference, SampledChannel
 from jaxsmi.integrate import Budget
@@ -25,7 +26,8 @@ class MultiIndex(AbstractIndexModel):
     Arguments: `link`: array (P, M) -> array, any JAX function (an equinox Module keeps its arrays differentiable);
     `indices` P; `tokens` M; `noise`: label variance Δ >= 0; `prior`: of the rows of W (default: iid N(0, 1));
     `log_likelihood`: log p(y|Z) as a function of (y, Z), instead of Gaussian noise; `channel`: an exact channel, if known;
-    `symmetry`: what leaves every label unchanged, as pairs (indices, "sign" | "signed permutation" | "rotation");
+    `symmetry`: what leaves every label unchanged, as pairs (indices, "sign" | "signed permutation" | "even signed
+    permutation" | "rotation");
     `tolerance`, `max_nodes`: of the numerical channel (error of g relative to 1 + max|g|).
 
     A noiseless link without a channel samples and trains; `gamp` and `state_evolution` refuse it and say what to do.
@@ -57,8 +59,8 @@ class MultiIndex(AbstractIndexModel):
         tolerance: Any = None,
         max_nodes: int = 2**20,
     ):
-        check(isinstance(indices, int) and indices >= 1, "indices", indices, "an integer P >= 1")
-        check(isinstance(tokens, int) and tokens >= 1, "tokens", tokens, "an integer M >= 1")
+        check(isinstance(indices, (int, np.integer)) and indices >= 1, "indices", indices, "an integer P >= 1")
+        check(isinstance(tokens, (int, np.integer)) and tokens >= 1, "tokens", tokens, "an integer M >= 1")
         noise = jnp.asarray(noise, float)
         check(noise.shape == () and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
         self.name = name or getattr(link, "__name__", type(link).__name__)

@@ -190,9 +190,7 @@ def test_sign_product_with_nearly_equal_indices(correlation):
     root = np.sqrt(1 - correlation**2)
     omega = np.random.default_rng(3).standard_normal((6, 2)) * 0.7
     omega[0] = 0.0
-    post = respond(
-        CLOSED["sign product"], jnp.asarray([1.0, -1.0] * 3), jnp.asarray(omega[:, :, None]), jnp.asarray(V)
-    )
+    post = respond(CLOSED["sign product"], jnp.asarray([1.0, -1.0] * 3), jnp.asarray(omega[:, :, None]), jnp.asarray(V))
     for n, (a, b) in enumerate(omega):
         y = 1.0 if n % 2 == 0 else -1.0
         total = 0.0

@@ -130,7 +130,9 @@ def test_ready_made_links(name):
 
 
 ODD = pytest.mark.xfail(reason="one sign flip turns the sign of a product: only even numbers of flips are symmetries")
-SYMMETRIC = [pytest.param(model, id=n, marks=[ODD] if "product" in n or "stair" in n else []) for n, (model, _) in LINKS.items()]
+SYMMETRIC = [
+    pytest.param(model, id=n, marks=[ODD] if "product" in n or "stair" in n else []) for n, (model, _) in LINKS.items()
+]
 
 
 @pytest.mark.parametrize(
