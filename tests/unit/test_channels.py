@@ -1,5 +1,6 @@
 """Channels against quadratures written here in NumPy, finite differences, Nishimori identities and stored brute-force values."""
 
+import itertools
 import json
 from functools import cache
 
@@ -198,7 +199,7 @@ def test_sign_product_with_nearly_equal_indices(correlation):
             turn = a - b / correlation  # where the mean of z_2 given z_1 changes sign
             cuts = [0.0, *(turn + root * np.linspace(-12, 12, 25)), side * 12.0]
             cuts = np.unique(np.clip(cuts, *sorted((0.0, side * 12.0))))
-            for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+            for low, high in itertools.pairwise(cuts):
                 z, w = gauss_legendre(low, high, 40)
                 density = np.exp(-0.5 * (z - a) ** 2) / np.sqrt(2 * np.pi)
                 total += np.sum(w * density * np.exp(log_ndtr(side * y * (b + correlation * (z - a)) / root)))
@@ -225,7 +226,7 @@ def test_closed_forms_are_normalised(name):
     each = jax.jit(jax.vmap(channel.log_partition, (0, None, None)))
     total = np.exp(logsumexp(np.asarray(each(jnp.asarray(statistic), jnp.asarray(omega), jnp.asarray(V))) + log_w))
     np.testing.assert_allclose(total, 1.0, atol=1e-9)  # the tail beyond 8 standard deviations is 1e-15, the rule 1e-10
-    assert M == omega.shape[1]
+    assert omega.shape[1] == M
 
 
 def first(z):
@@ -377,7 +378,7 @@ def test_deep_attention_when_all_of_V_vanishes():
         distances.append(np.median(distance))
     # the first correction is of order √ε: each step of 100 in ε gains 10 until the inner tolerance
     assert distances[0] < 0.2
-    for coarse, fine in zip(distances[:-1], distances[1:], strict=True):
+    for coarse, fine in itertools.pairwise(distances):
         assert fine < max(0.2 * coarse, 3e-5), distances
 
 

@@ -42,7 +42,7 @@ def imported_rooms(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "jaxsmi":
-                    yield (alias.name.split(".") + ["__init__"])[1], node.lineno
+                    yield ([*alias.name.split("."), "__init__"])[1], node.lineno
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             parts = (node.module or "").split(".")
