@@ -144,7 +144,7 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     r"""log P(x > -a, x' > -b) for standard Gaussians of correlation ρ.
 
     = log ∫_0^∞ φ(s - a) Φ((b + ρ (s - a))/√(1-ρ²)) ds. The integrand is log-concave: bisection finds its mode on s >= 0 and,
-    on either side, where it has fallen by e^{-40}; 64 Gauss-Legendre nodes on each side do the rest.
+    on either side, where it has fallen by e^{-40}; 64 Gauss-Legendre nodes on each panel do the rest.
     """
     root = jnp.sqrt(1.0 - rho**2)
 
@@ -168,13 +168,16 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     goal = log_integrand(mode, *fixed) - 40.0
     high = bisect(lambda s: log_integrand(s, *fixed) > goal, mode, mode + 10.0)
     low = bisect(lambda s: log_integrand(s, *fixed) < goal, zero, mode)
-    panels = []
-    for start, end in ((low, mode), (mode, high)):
-        start, end = jax.lax.stop_gradient((start, end))
-        s = 0.5 * (end + start) + 0.5 * (end - start) * jnp.asarray(_NODES)
-        values = jax.vmap(lambda x: log_integrand(x, a, b, rho, root))(s)
-        panels.append(logsumexp(values, b=0.5 * (end - start) * jnp.asarray(_WEIGHTS)))
-    return jnp.logaddexp(*panels) - 0.5 * jnp.log(2 * jnp.pi)
+    # panels meet at the mode, and around the step of Φ, which is narrow where the correlation is strong
+    slow = jnp.where(jnp.abs(fixed[2]) > 1e-3, fixed[2], 1e-3)
+    turn, width = fixed[0] - fixed[1] / slow, 12.0 * fixed[3] / jnp.abs(slow)
+    cuts = jnp.sort(jnp.clip(jnp.stack([low, mode, high, turn - width, turn + width]), low, high))
+    cuts = jax.lax.stop_gradient(cuts)
+    half = 0.5 * (cuts[1:] - cuts[:-1])[:, None]
+    s = (0.5 * (cuts[1:] + cuts[:-1])[:, None] + half * jnp.asarray(_NODES)).ravel()
+    weights = (half * jnp.asarray(_WEIGHTS)).ravel()
+    values = jax.vmap(lambda x: log_integrand(x, a, b, rho, root))(s)
+    return logsumexp(values, b=weights) - 0.5 * jnp.log(2 * jnp.pi)
 
 
 class SignProductChannel(ClosedFormChannel):
