@@ -50,7 +50,7 @@ test: $(DEV)  ## doctests, then the test suite (minutes, CPU)
 	$(PYTEST) -q $(ARGS)
 
 validate: $(DEV)  ## the slow tests: physics at full size, published figures
-	$(PYTEST) -q tests -m "not gpu" $(ARGS)
+	$(PYTEST) -q -m "slow and not gpu" $(ARGS)
 
 bench: $(DEV)  ## the benchmarks, into out/benchmarks.json
 	@mkdir -p $(OUT)

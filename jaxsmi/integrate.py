@@ -74,18 +74,21 @@ class Net(eqx.Module):
         self.directions = jnp.sum(parity * place, axis=-1, dtype=jnp.uint32)
         self.shift = jax.random.bits(shift_key, (dimension,), jnp.uint32)
 
-    def uniforms(self, index: Array) -> Array:
-        """Points (n, dimension) in (0, 1) at integer positions `index` (n,) below 2^20."""
-        index = index.astype(jnp.uint32)[:, None]
-        x = jnp.broadcast_to(self.shift, (index.shape[0], self.shift.shape[0]))
+    def uniforms(self, start: Any, count: int) -> Array:
+        """The `count` points (count, dimension) in (0, 1) from position `start` on: a power of two, and a multiple of it."""
+        base = self.shift
         for k in range(_BITS):
-            x = x ^ (self.directions[:, k] * ((index >> k) & 1))
+            base = base ^ (self.directions[:, k] * ((jnp.asarray(start, jnp.uint32) >> k) & 1))
+        index = jnp.arange(count, dtype=jnp.uint32)
+        x = jnp.broadcast_to(base[:, None], (base.shape[0], count))
+        for k in range(count.bit_length() - 1):
+            x = x ^ (self.directions[:, k, None] * ((index >> k) & 1))
         dtype = theory_dtype()
-        return jnp.minimum((x.astype(dtype) + 0.5) / 2.0**32, 1.0 - jnp.finfo(dtype).eps)
+        return jnp.minimum((x.astype(dtype) + 0.5) / 2.0**32, 1.0 - jnp.finfo(dtype).eps).T
 
-    def gaussians(self, index: Array) -> Array:
-        """Standard Gaussian points Φ^{-1}(x), (n, dimension)."""
-        return ndtri(self.uniforms(index))
+    def gaussians(self, start: Any, count: int) -> Array:
+        """Standard Gaussian points Φ^{-1}(x), (count, dimension)."""
+        return ndtri(self.uniforms(start, count).T).T  # the long axis last while computing
 
 
 def nets(key: Array, randomisations: int, dimension: int) -> Net:
@@ -99,7 +102,7 @@ def randomised_gaussians(key: Array, samples: int, randomisations: int, dimensio
     Averages over the middle axis are independent and unbiased, so that their spread is an honest standard error.
     `samples` must be a power of two, at most 2^20. The points depend on `key` alone: common random numbers.
     """
-    return jax.vmap(lambda net: net.gaussians(jnp.arange(samples)))(nets(key, randomisations, dimension))
+    return jax.vmap(lambda net: net.gaussians(0, samples))(nets(key, randomisations, dimension))
 
 
 def covariance_and_variance(values: Array, control: Array, axis: int) -> tuple[Array, Array]:
@@ -204,13 +207,16 @@ class _Rule(eqx.Module):
         per_row = jnp.floor(jnp.sqrt(jnp.maximum(radius, 0.0)) / step + 0.5).astype(int)
         return jnp.cumsum(jnp.where(row < size ** (self.dimension - 1), per_row, 0))
 
-    def nodes(self, index: Array, group: Array, level: Array, rows: Array, net: Net) -> tuple[Array, Array, Array]:
-        """Nodes t (n, d) of a group, their log-weights (n,), and the weight of the cut-off tail (n,)."""
+    def nodes(
+        self, start: Array, count: int, group: Array, level: Array, rows: Array, net: Net
+    ) -> tuple[Array, Array, Array]:
+        """`count` nodes t (n, d) of a group, their log-weights (n,), and the weight of the cut-off tail (n,)."""
+        index = start + jnp.arange(count)
         dtype = theory_dtype()
         size = jnp.asarray(self.sizes)[level]
         inside = index < rows[-1]
         if not self.trapezoid:
-            t = jax.tree.map(lambda x: x[group], net).gaussians(index)
+            t = jax.tree.map(lambda x: x[group], net).gaussians(start, count)
             log_weight = jnp.full(index.shape, -jnp.log(size.astype(dtype)))
             tail = jnp.zeros(index.shape, dtype)
         else:
@@ -230,11 +236,11 @@ class _Rule(eqx.Module):
         return t, jnp.where(inside, log_weight, _nothing(dtype)), tail.astype(dtype)
 
     def stride(self, error: Array, tolerance: Array) -> Array:
-        """Levels to go up: two where a grid resolves nothing yet; for nets as many doublings as N^(-0.7) asks for."""
+        """Levels to go up: two where a grid resolves nothing yet; for nets as many doublings as N^(-0.9) asks for."""
         if self.trapezoid:
             return jnp.where(error > 1.0, 2, 1)
-        doublings = jnp.ceil(jnp.log2(jnp.maximum(error / tolerance, 1.0)) / 0.7)
-        return jnp.clip(jnp.nan_to_num(doublings, posinf=4.0), 1, 4).astype(int)
+        doublings = jnp.ceil(jnp.log2(jnp.maximum(error / tolerance, 1.0)) / 0.9)
+        return jnp.clip(jnp.nan_to_num(doublings, posinf=5.0), 1, 5).astype(int)
 
     def error(self, full: Array, parts: Array) -> Array:
         """Error of the full rule (S,) from its value (S, F) and those of its groups (G, S, F), relative to 1 + max|full|.
@@ -262,7 +268,7 @@ def _nothing(dtype: Any) -> Any:
 def _block_shape(trapezoid: bool) -> tuple[int, int]:
     """Samples and nodes worked on at once: cache-sized on a CPU, occupancy-sized on an accelerator."""
     if jax.default_backend() == "cpu":
-        return (16, 512)
+        return (16, 512) if trapezoid else (64, 256)  # a net's points cost more to make: share them among more samples
     return (512, 2048) if trapezoid else (64, 16384)
 
 
@@ -307,9 +313,9 @@ def self_refining_moments(
     quadratic = 1 + inner + len(pairs_in)
     columns = quadratic + outer * (1 + inner) + len(pairs_out) + 2  # .. + tail + sum of squared weights
 
-    def chunk_sums(block: Any, index: Array, group: Array, level: Array, rows: Array) -> tuple[Array, Array]:
+    def chunk_sums(block: Any, start: Array, group: Array, level: Array, rows: Array) -> tuple[Array, Array]:
         """Sums over one chunk of nodes of w × (1, t, tt; r, r t; r r; tail; w), the largest log-weight taken out."""
-        t, log_node, tail = rule.nodes(index, group, level, rows, net)
+        t, log_node, tail = rule.nodes(start, chunk, group, level, rows, net)
         factor, branches = integrand(block, t)
         branches = [(ell + log_node, residuals) for ell, residuals in branches]
         top = jnp.max(jnp.stack([jnp.max(ell, axis=1) for ell, _ in branches]), axis=0)
@@ -351,19 +357,22 @@ def self_refining_moments(
         steps = -(-rows[-1] // chunk)
         is_square = jnp.arange(columns) == columns - 1  # scales twice when the largest log-weight changes
 
-        def merge(step: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            top, sums = carry
-            group = step // steps
-            index = (step - group * steps) * chunk + jnp.arange(chunk)
-            new_top, new = chunk_sums(block, index, group, level, rows)
-            both = jnp.maximum(top, new_top)
-            scale, new_scale = (
-                jnp.where(is_square, x * x, x) for x in (jnp.exp(top - both)[:, None], jnp.exp(new_top - both)[:, None])
-            )
-            return both, (sums * scale).at[group].add(new * new_scale)
+        def rescaled(top: Array, sums: Array, to: Array) -> Array:
+            scale = jnp.exp(top - to)[:, None]
+            return sums * jnp.where(is_square, scale * scale, scale)
 
-        initial = (jnp.full((S,), _nothing(dtype), dtype), jnp.zeros((rule.groups, S, columns), dtype))
-        top, parts = lax.fori_loop(0, rule.groups * steps, merge, initial)
+        def group_sums(group: Array) -> tuple[Array, Array]:
+            def merge(step: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+                top, sums = carry
+                new_top, new = chunk_sums(block, step * chunk, group, level, rows)
+                both = jnp.maximum(top, new_top)
+                return both, rescaled(top, sums, both) + rescaled(new_top, new, both)
+
+            return lax.fori_loop(0, steps, merge, (jnp.full((S,), _nothing(dtype), dtype), jnp.zeros((S, columns), dtype)))
+
+        tops, parts = lax.map(group_sums, jnp.arange(rule.groups))
+        top = jnp.max(tops, axis=0)
+        parts = jax.vmap(rescaled, in_axes=(0, 0, None))(tops, parts, top)
         sums = jnp.sum(parts, axis=0)
         g, dg = respond(*moments(sums))
         part_mean, part_covariance = moments(parts.reshape(rule.groups * S, columns))

@@ -206,12 +206,12 @@ def gamp(
         if informed or uses_side:
             seen = model.prior.side_information(side_key, teacher, jnp.asarray(0.99, dtype)) if informed else side
             weights, covariance = model.prior.posterior(seen[1], seen[0])
-            if not informed:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even links
+            if not informed:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
                 weights = weights + jnp.asarray(init, dtype) * jax.random.normal(start_key, (P, D), dtype)
         else:
             init = jnp.asarray(init, dtype)
             check(init.shape in ((), (P, D)), "init", init, f"a positive number, 'informed', or an array {(P, D)}")
-            check((init > 0) | (init.ndim > 0), "init", init, "a positive number (0 is a fixed point of even links)")
+            check((init > 0) | (init.ndim > 0), "init", init, "a positive number (0 is a fixed point of an even label)")
             check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
             check(init.ndim > 0 or init >= 0, "init", init, "a size that is not negative")
             weights = init * jax.random.normal(start_key, (P, D), dtype) if init.ndim == 0 else init

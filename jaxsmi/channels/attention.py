@@ -57,7 +57,7 @@ def mixing(h: Components, skip: Array, beta: Array) -> list[list[Array]]:
     """A = c I + σ_β(hᵀh), M×M."""
     scores = gram(h)
     if len(scores) == 2:  # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as fast
-        stay = [jax.nn.sigmoid(beta * (scores[i][i] - scores[i][1 - i])) for i in range(2)]
+        stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (scores[i][i] - scores[i][1 - i])) for i in range(2)]
         return [[stay[0] + skip, 1.0 - stay[0]], [1.0 - stay[1], stay[1] + skip]]
     A = row_softmax(scores, beta)
     return [[entry + skip if i == j else entry for j, entry in enumerate(row)] for i, row in enumerate(A)]

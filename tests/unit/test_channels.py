@@ -379,7 +379,7 @@ def test_deep_attention_when_all_of_V_vanishes():
         assert fine < max(0.2 * coarse, 3e-5), distances
 
 
-OVERLAPS = [(0.0, 0.0), (0.0, 0.5), (0.5, 0.95), (0.9, 0.995), (0.5, 0.998)]
+OVERLAPS = [(0.0, 0.5), (0.5, 0.95), (0.9, 0.995), (0.5, 0.998)]
 
 
 @pytest.mark.parametrize("diagonal", OVERLAPS)

@@ -237,7 +237,7 @@ def test_nets_are_standard_normals():
 
 def test_each_coordinate_of_a_net_is_evenly_spread():
     """A (0, m, 1)-net: each of 256 cells of each axis holds one of 256 points, after any scrambling."""
-    uniforms = jax.vmap(lambda net: net.uniforms(jnp.arange(256)))(nets(KEY, 3, 5))
+    uniforms = jax.vmap(lambda net: net.uniforms(0, 256))(nets(KEY, 3, 5))
     cells = np.sort(np.floor(256 * np.asarray(uniforms)).astype(int), axis=1)
     np.testing.assert_array_equal(cells, np.broadcast_to(np.arange(256)[None, :, None], cells.shape))
 
