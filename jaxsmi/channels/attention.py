@@ -68,7 +68,8 @@ def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array
     A, x, M = [list(row) for row in A], list(right), len(A)
     pivots = []
     for k in range(M):
-        pivots.append(1.0 / jnp.maximum(A[k][k], 1e-100))  # zero where c = 0 and two tokens agree: weight zero there
+        # zero where c = 0 and two tokens agree: weight zero there
+        pivots.append(1.0 / jnp.maximum(A[k][k], 1e-100 if A[k][k].dtype == jnp.float64 else 1e-15))
         for i in range(k + 1, M):
             factor = A[i][k] * pivots[k]
             A[i] = A[i][: k + 1] + [A[i][j] - factor * A[k][j] for j in range(k + 1, M)]
@@ -236,16 +237,17 @@ class DeepAttentionChannel(_AttentionLabels):
     def respond(self, statistic: Array, omega: Array, V: Array, key: Any = None) -> Posterior:
         """Batch posterior from u (N, M), omega (N, P, M), V (P, P)."""
         P, M = self.indices, self.tokens
-        L = jnp.linalg.cholesky(V)
+        chol = jnp.linalg.cholesky(V)
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[tuple[Array, list[Array]]]]:
             u, w = block  # (S, M), (S, P, M)
+            L, skip, beta = (x.astype(t.dtype) for x in (chol, self.skip, self.beta))
             rows = t.T.reshape(P - 1, M, -1)  # t_{p,m} at the n nodes
             deviation = jnp.einsum("pq,qmn->pmn", L[:-1, :-1], rows)
             z = [[w[:, p, m, None] + deviation[p, m] for m in range(M)] for p in range(P - 1)]
             ends = np.cumsum(self.ranks[:-1])
             blocks = [z[end - rank : end] for end, rank in zip(ends, self.ranks[:-1], strict=True)]
-            matrices = inner_matrices(blocks, self.skip, self.beta)
+            matrices = inner_matrices(blocks, skip, beta)
             # Z_L = ±u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u
             scale = 1.0 / L[-1, -1]
             v, jacobian = [u[:, m, None] * scale for m in range(M)], 1.0
@@ -261,12 +263,14 @@ class DeepAttentionChannel(_AttentionLabels):
             return jacobian, branches  # pyright: ignore[reportReturnType]
 
         # narrowest feature in t: the width of the last block's conditional, in units of the widest inner field
-        width = L[-1, -1] / jnp.max(jnp.diagonal(L)[:-1])
+        width = chol[-1, -1] / jnp.max(jnp.diagonal(chol)[:-1])
+        # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance is no loss
+        single = jnp.finfo(jnp.float32).eps <= 0.01 * self.budget.tolerance * chol[-1, -1] ** 2
         start = level_for_width((P - 1) * M, self.budget, width)
         moments = self_refining_moments(
-            integrand, (statistic, omega), lambda *tau: unwhiten(L, M, *tau), inner=(P - 1) * M, outer=M,
-            budget=self.budget, start=start, key=key,
+            integrand, (statistic, omega), lambda *tau: unwhiten(chol, M, *tau), inner=(P - 1) * M, outer=M,
+            budget=self.budget, start=start, key=key, single=single,
         )  # fmt: skip
-        log_norm = M * (jnp.log(L[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi))
+        log_norm = M * (jnp.log(chol[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi))
         post = as_posterior(moments, omega.shape)
         return eqx.tree_at(lambda p: p.log_partition, post, post.log_partition - log_norm)
