@@ -3,6 +3,7 @@
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
 from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel, NoInference, Posterior, Response
 from jaxsmi.channels.closed_form import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
+from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
 from jaxsmi.channels.sampled import SampledChannel
 
 __all__ = [
@@ -13,9 +14,12 @@ __all__ = [
     "ModulusChannel",
     "NoInference",
     "Posterior",
+    "ProductChannel",
     "Response",
     "SampledChannel",
     "SignChannel",
     "SignProductChannel",
     "SingleAttentionChannel",
+    "SquarePlusSignParityChannel",
+    "TripleSignChannel",
 ]

@@ -25,7 +25,8 @@ from jaxsmi.types import Array, check
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
-def _check_shape(labels: Array, shape: tuple[int, ...]) -> None:
+def check_label_shape(labels: Array, shape: tuple[int, ...]) -> None:
+    """Raise unless labels are finite and of shape (N, *shape)."""
     shown = ", ".join(["N", *map(str, shape)]) + ("," if not shape else "")
     check(labels.shape[1:] == shape, "labels", labels, f"an array of shape ({shown})")
     check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
@@ -57,7 +58,7 @@ class LinearChannel(ClosedFormChannel):
 
     def check_labels(self, labels: Array) -> None:
         """Finite numbers of shape (N, M)."""
-        _check_shape(labels, (self.tokens,))
+        check_label_shape(labels, (self.tokens,))
 
     def statistic(self, labels: Array) -> Array:
         """The labels themselves."""
@@ -91,7 +92,7 @@ class SignChannel(ClosedFormChannel):
 
     def check_labels(self, labels: Array) -> None:
         """±1, shape (N,)."""
-        _check_shape(labels, ())
+        check_label_shape(labels, ())
         check(jnp.all(jnp.abs(labels) == 1.0), "labels", labels, "only +1 and -1")
 
     def statistic(self, labels: Array) -> Array:
@@ -126,7 +127,7 @@ class ModulusChannel(ClosedFormChannel):
 
     def check_labels(self, labels: Array) -> None:
         """Non-negative numbers, shape (N,)."""
-        _check_shape(labels, ())
+        check_label_shape(labels, ())
         check(jnp.all(labels >= 0.0), "labels", labels, "non-negative numbers")
 
     def statistic(self, labels: Array) -> Array:
@@ -202,7 +203,7 @@ class SignProductChannel(ClosedFormChannel):
 
     def check_labels(self, labels: Array) -> None:
         """±1, shape (N,)."""
-        _check_shape(labels, ())
+        check_label_shape(labels, ())
         check(jnp.all(jnp.abs(labels) == 1.0), "labels", labels, "only +1 and -1")
 
     def statistic(self, labels: Array) -> Array:

@@ -5,9 +5,9 @@
 | linear(noise) | z + √Δ ξ | closed form |
 | sign() | sign z | closed form |
 | phase_retrieval() | |z| or z² | closed form |
-| sign_product(k) | sign(z_1 .. z_k) | k = 1, 2 |
-| product(k) | z_1 .. z_k | none yet: samples and trains |
-| square_plus_sign_parity() | z_1² + sign(z_1 z_2 z_3) | none yet: samples and trains |
+| sign_product(k) | sign(z_1 .. z_k) | k = 1, 2, 3 |
+| product(k) | z_1 .. z_k | k = 1, 2 (others sample and train) |
+| square_plus_sign_parity() | z_1² + sign(z_1 z_2 z_3) | exact |
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxsmi.channels import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
+from jaxsmi.channels import (
+    LinearChannel,
+    ModulusChannel,
+    ProductChannel,
+    SignChannel,
+    SignProductChannel,
+    SquarePlusSignParityChannel,
+    TripleSignChannel,
+)
+from jaxsmi.integrate import Budget
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.priors import AbstractPrior
 from jaxsmi.types import Array, check
@@ -97,7 +106,7 @@ def phase_retrieval(squared: bool = False, prior: AbstractPrior | None = None) -
 
 
 def sign_product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
-    """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 2. Source: [TDDZLK24], spec section 7.
+    """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 3. Source: [TDDZLK24], spec section 7.
 
     Arguments: `k` >= 1, the number of factors. Raises: ValueError for k < 1.
     Example:
@@ -108,7 +117,7 @@ def sign_product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
     check(isinstance(k, int) and k >= 1, "k", k, "an integer number of factors >= 1")
     if k == 1:
         return sign(prior)
-    channel = SignProductChannel() if k == 2 else None
+    channel = {2: SignProductChannel(), 3: TripleSignChannel()}.get(k)
     return MultiIndex(
         _sign_of_product, indices=k, prior=prior, channel=channel,
         symmetry=[(tuple(range(k)), "even signed permutation")], name=f"sign_product({k})",
@@ -116,7 +125,7 @@ def sign_product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
 
 
 def product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
-    """Product of k fields, y = z_1 z_2 .. z_k; samples and trains. Source: [TDDZLK24], spec section 7.
+    """Product of k fields, y = z_1 z_2 .. z_k. Inference for k <= 2. Source: [TDDZLK24], spec section 7.
 
     Arguments: `k` >= 1. Raises: ValueError for k < 1.
     Example:
@@ -125,14 +134,17 @@ def product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
     2
     """
     check(isinstance(k, int) and k >= 1, "k", k, "an integer number of factors >= 1")
+    if k == 1:
+        return linear(0.0, prior=prior)
+    channel = ProductChannel(Budget(1e-6)) if k == 2 else None
     return MultiIndex(
-        _product, indices=k, prior=prior,
+        _product, indices=k, prior=prior, channel=channel,
         symmetry=[(tuple(range(k)), "even signed permutation")], name=f"product({k})",
     )  # fmt: skip
 
 
 def square_plus_sign_parity(prior: AbstractPrior | None = None) -> MultiIndex:
-    """The staircase example y = z_1² + sign(z_1 z_2 z_3); samples and trains. Source: [TDDZLK24], spec section 7.
+    """The staircase example y = z_1² + sign(z_1 z_2 z_3). Source: [TDDZLK24], spec section 7.
 
     Example:
     >>> import jaxsmi as smi
@@ -140,6 +152,6 @@ def square_plus_sign_parity(prior: AbstractPrior | None = None) -> MultiIndex:
     3
     """
     return MultiIndex(
-        _square_plus_sign_parity, indices=3, prior=prior,
+        _square_plus_sign_parity, indices=3, prior=prior, channel=SquarePlusSignParityChannel(),
         symmetry=[((0,), "sign"), ((1, 2), "signed permutation")], name="square_plus_sign_parity",
     )  # fmt: skip
