@@ -10,12 +10,14 @@ Equations here [Rangan11; TCDKZ25, Algorithm 1; spec section 4], one step for si
 
 Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history. A random start breaks
 this: its overlap M is √D times off its norm, and at finite D the mismatch grows with the signal. Calibration restores it.
-Theory says b = A W* + A^{1/2} ξ, so that b bᵀ/D = A + A S A. Along each eigenvector u of A (eigenvalue a, s = uᵀSu) the data
-say T = uᵀb bᵀu/(aD) - 1 instead of a s, with standard error √(2/D) (1 + a s). Where the two differ by more than three of
-these, b = m W* + a^{1/2} ξ with m² = a T/s is rescaled to a sufficient statistic of the same form:
+Theory says b = A W* + A^{1/2} ξ. What holds off the Nishimori line too is b = m W* + n^{1/2} ξ, along each eigenvector u of
+A (eigenvalue a, s = uᵀSu), with noise n = uᵀ(Σ g gᵀ/D)u. The data say T = uᵀb bᵀu/(nD) - 1 for the signal-to-noise ratio
+m²s/n instead of a s, with standard error √(2/D)(1 + a s). Where the two differ by more than three of these, b is rescaled to
+a sufficient statistic of the assumed form:
 
-    A → a' = T/s along u,   b → (a'/a)^{1/2} b,   O = C (a'/a)^{1/2}.
+    A → a' = T/s along u (at least a/10⁴: T may be negative),   b → (a'/n)^{1/2} b,   O = C (a'/n)^{1/2}.
 
+Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a is the better noise: n → (n + a·as)/(1 + as).
 At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped GAMP follows state evolution step by step.
 """
 
@@ -95,18 +97,22 @@ class _Problem(eqx.Module):
             seen["record"] = self.record(state)
         return seen
 
-    def calibration(self, b: Array, A: Array) -> tuple[Array, Array]:
+    def calibration(self, b: Array, A: Array, noise: Array) -> tuple[Array, Array]:
         """The calibrated A (P, P) and the matrix (P, P) that rescales b (module docstring)."""
         D = b.shape[1]
         a, vectors = jnp.linalg.eigh(A)
         s = jnp.einsum("pk,pq,qk->k", vectors, self.model.prior.second_moment(A.shape[0]), vectors)
-        positive = a > 0.0
-        a = jnp.where(positive, a, 1.0)
-        T = jnp.sum((vectors.T @ b) ** 2, axis=1) / (a * D) - 1.0
+        n = jnp.einsum("pk,pq,qk->k", vectors, noise, vectors)
+        positive = (a > 0.0) & (n > 0.0)
+        a, n = jnp.where(positive, a, 1.0), jnp.where(positive, n, 1.0)
+        n = (n + a * a * s) / (1.0 + a * s)
+        T = jnp.sum((vectors.T @ b) ** 2, axis=1) / (n * D) - 1.0
         deviation = (T - a * s) / (jnp.sqrt(2.0 / D) * (1.0 + a * s))
         significant = jnp.where(jnp.abs(deviation) > 3.0, 1.0 - 9.0 / deviation**2, 0.0)
-        ratio = jnp.where(positive, jnp.maximum(1.0 + significant * (T / (a * s) - 1.0), 0.0), 1.0)
-        return (vectors * jnp.where(positive, a * ratio, 0.0)) @ vectors.T, (vectors * jnp.sqrt(ratio)) @ vectors.T
+        new = jnp.maximum(a + significant * (T / s - a), 1e-4 * a)
+        scale = jnp.where(significant > 0.0, jnp.sqrt(new / n), 1.0)
+        new = jnp.where(positive, new, 0.0)
+        return (vectors * new) @ vectors.T, (vectors * jnp.where(positive, scale, 1.0)) @ vectors.T
 
     def step(self, state: GampState) -> tuple[GampState, Array]:
         """One step, and the fraction of samples whose posterior was integrated inaccurately."""
@@ -125,7 +131,11 @@ class _Problem(eqx.Module):
             response = model.channel.response(S - V, V, key=self.key, samples=512, randomisations=4, tangents=False)
             A = sensing.alpha * response.mean
         b = sensing.adjoint(post.g) + A @ state.weights
-        calibrated, rescale = self.calibration(b, A) if self.calibrate else (A, jnp.eye(A.shape[0], dtype=A.dtype))
+        calibrated, rescale = (
+            self.calibration(b, A, sensing.outer_precision(post.g))
+            if self.calibrate
+            else (A, jnp.eye(A.shape[0], dtype=A.dtype))
+        )
         weights, covariance = model.prior.posterior(rescale @ b + self.side[1], calibrated + self.side[0])
         new = (weights, covariance, covariance @ rescale)
         old = (state.weights, state.covariance, state.onsager)
@@ -283,7 +293,7 @@ def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
         # the change that an undamped step would have made, relative to Ŵ; or Ŵ has shrunk away: nothing is learned
         norm = jnp.sqrt(jnp.mean(new.weights**2))
         still = residual / (1.0 - problem.damping) <= problem.tolerance * norm
-        code = jnp.where(still | (norm <= 0.01 * start_norm), ended, code)
+        code = jnp.where(still | (norm <= 1e-5 * start_norm), ended, code)
         code = jnp.where(recovered, Result.RECOVERED, code)
         code = jnp.where(size > 10.0 * largest, Result.DIVERGED, code)
         code = jnp.where(finite, code, Result.NONFINITE).astype(c.result.dtype)

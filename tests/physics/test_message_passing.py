@@ -130,3 +130,15 @@ def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
     np.testing.assert_array_equal(history["step"], np.arange(len(history["step"])))
     assert np.isfinite(history["overlap"][0]).all()
     assert "damping" in solution.message
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_start_off_the_nishimori_line_is_not_taken_for_signal(seed):
+    """Two seeds on which noise of the first steps, taken for signal (or for none at all), ended the run elsewhere."""
+    model, key = smi.DeepAttention(2, 2), jax.random.key(seed)
+    data = model.sample(key, dimension=1000, alpha=0.5)
+    solution = smi.gamp(model, data, key=jax.random.fold_in(key, 1), max_steps=40)
+    overlap = np.diagonal(solution.trajectory["overlap"], axis1=1, axis2=2)
+    assert overlap[3].max() < 1e-3  # still tiny: the start is forgotten before the overlap grows
+    assert solution.trajectory["cosine"][-1, 1] > 0.8
+    assert np.abs(solution.trajectory["covariance"] - (np.eye(2) - solution.trajectory["overlap"])).max() < 0.15

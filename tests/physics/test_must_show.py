@@ -113,6 +113,14 @@ def learn(dimension, alpha, seed, **kwargs):
     return solution, history["cosine"][-1], np.asarray(Q[-1]), mismatch, nishimori, seconds
 
 
+@pytest.mark.parametrize("seed", range(4, 11))
+def test_gamp_learns_both_layers_on_more_seeds(seed):
+    """As below, where the teacher's norms may be less typical and the last digits take a few iterations more."""
+    solution, cosine, _, _, _, _ = learn(1000, 1.2, seed)
+    assert bool(solution.converged)
+    assert (cosine >= 0.98).all()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_gamp_learns_both_layers(seed):
     """D = 1000, α = 1.2, default settings, uninformative start: at most 60 iterations and 2 minutes."""
@@ -126,7 +134,7 @@ def test_gamp_learns_both_layers(seed):
     assert seconds <= 120
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(6))
 def test_gamp_learns_the_last_layer_first(seed):
     """D = 1000, α = 0.5: Q22 on state evolution within 0.1, layer 1 unlearned (a random cosine is 1/√D = 0.03)."""
     _, theory, _ = evolve(0.5)
