@@ -8,7 +8,9 @@ from jaxsmi import models, priors
 from jaxsmi.evolution import state_evolution
 from jaxsmi.message_passing import gamp
 from jaxsmi.models import AbstractIndexModel, DeepAttention, Estimate, MultiIndex, align, generalization_error, links
-from jaxsmi.types import Dataset, Result, Solution
+from jaxsmi.potential import free_entropy
+from jaxsmi.thresholds import recovery_threshold, weak_recovery
+from jaxsmi.types import Dataset, Result, Solution, Threshold
 
 __all__ = [
     "AbstractIndexModel",
@@ -18,11 +20,15 @@ __all__ = [
     "MultiIndex",
     "Result",
     "Solution",
+    "Threshold",
     "align",
+    "free_entropy",
     "gamp",
     "generalization_error",
     "links",
     "models",
     "priors",
+    "recovery_threshold",
     "state_evolution",
+    "weak_recovery",
 ]

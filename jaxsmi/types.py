@@ -30,6 +30,7 @@ __all__ = [
     "PRNGKeyArray",
     "Result",
     "Solution",
+    "Threshold",
     "check",
     "concrete",
     "positive_definite",
@@ -217,3 +218,31 @@ class Solution(eqx.Module):
         from jaxsmi.storage import to_xarray  # lazily: the one import that reaches up
 
         return to_xarray(self, **attributes)
+
+
+class Threshold(eqx.Module):
+    """A critical sample complexity, with its error bar and what is learned there.
+
+    `alpha`: α_c (0: learned at any α > 0; inf: never at first order); `stderr`: its standard error; `replicas` (R,): α_c of each
+    independent randomisation; `subspace` (P, P): the positive semi-definite direction of growth, of unit trace (zero where
+    α_c is infinite); `overlap` (P, P): Q just below the threshold; `result`: a `Result` code.
+    """
+
+    alpha: Array
+    stderr: Array
+    replicas: Array
+    subspace: Array
+    overlap: Array
+    result: Array
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code (outside jit and vmap)."""
+        return Result(int(self.result)).remedy
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
+        from scipy.stats import t  # here: importing scipy.stats takes a second
+
+        half = float(t.ppf(0.5 + 0.5 * confidence, max(np.size(self.replicas) - 1, 1))) * float(self.stderr)
+        return float(self.alpha) - half, float(self.alpha) + half

@@ -156,6 +156,11 @@ class _AttentionLabels(AbstractChannel):
     beta: eqx.AbstractVar[Array]
 
     @property
+    def visible(self) -> int:
+        """Combinations of the fields that a label fixes: u (M,), up to its sign."""
+        return self.tokens
+
+    @property
     def noise_size(self) -> int:
         """Noiseless."""
         return 0

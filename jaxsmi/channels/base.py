@@ -143,6 +143,19 @@ class AbstractChannel(eqx.Module):
         valid = jnp.all(jnp.isfinite(omega)) & jnp.all(jnp.isfinite(V)) & positive_definite(V)
         return jax.tree.map(lambda x: jnp.where(valid, x[0], jnp.nan), batch)
 
+    def draw(self, Q: Array, V: Array, *, key: Array, samples: int, randomisations: int) -> Posterior:
+        """Posteriors of samples × randomisations labels drawn at overlap Q (see `response`), randomisation by randomisation."""
+        P, M = self.indices, self.tokens
+        count = samples * randomisations
+        points = randomised_gaussians(key, samples, randomisations, 2 * P * M + self.noise_size).reshape(count, -1)
+        xi, eta = (points[:, k * P * M : (k + 1) * P * M].reshape(count, P, M) for k in range(2))
+        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi)
+        # a lower triangular root keeps each index on its own coordinates of the lattice
+        fields = omega + jnp.einsum("pq,nqm->npm", jnp.linalg.cholesky(V), eta)
+        statistic = jax.vmap(self.observe)(fields, points[:, 2 * P * M :])
+        inner_key = jax.random.fold_in(key, 1)
+        return self.respond(statistic, omega, V, inner_key)
+
     def response(
         self, Q: Array, V: Array, *, key: Array, samples: int, randomisations: int, tangents: bool = True
     ) -> Response:
@@ -154,16 +167,8 @@ class AbstractChannel(eqx.Module):
         is one smooth map. NaN where Q or V is not finite or V is not positive definite.
         Cost: samples × randomisations posteriors. Source: [TCDKZ25], spec section 5.
         """
-        P, M = self.indices, self.tokens
-        count = samples * randomisations
-        points = randomised_gaussians(key, samples, randomisations, 2 * P * M + self.noise_size).reshape(count, -1)
-        xi, eta = (points[:, k * P * M : (k + 1) * P * M].reshape(count, P, M) for k in range(2))
-        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi)
-        # a lower triangular root keeps each index on its own coordinates of the lattice
-        fields = omega + jnp.einsum("pq,nqm->npm", jnp.linalg.cholesky(V), eta)
-        statistic = jax.vmap(self.observe)(fields, points[:, 2 * P * M :])
-        inner_key = jax.random.fold_in(key, 1)
-        post = self.respond(statistic, omega, V, inner_key)
+        P, count = self.indices, samples * randomisations
+        post = self.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
         outer = jnp.einsum("npm,nqm->npq", post.g, post.g).reshape(randomisations, samples, P, P)
         curvature = -jnp.einsum("npmqm->npq", post.dg).reshape(randomisations, samples, P, P)
         replicas = _controlled(outer, outer - curvature)

@@ -112,6 +112,11 @@ class ModulusChannel(ClosedFormChannel):
     tokens: int = eqx.field(static=True, default=1)
 
     @property
+    def visible(self) -> int:
+        """The field itself is fixed by a label, up to its sign."""
+        return 1
+
+    @property
     def noise_size(self) -> int:
         """Noiseless."""
         return 0

@@ -63,6 +63,11 @@ class ProductChannel(_Noiseless):
     def __init__(self, budget: Budget):
         self.budget, self.indices, self.tokens = budget, 2, 1
 
+    @property
+    def visible(self) -> int:
+        """One combination of the fields is fixed by a label."""
+        return 1
+
     def label(self, fields: Array, noise: Array) -> Array:
         """z_1 z_2."""
         return fields[0, 0] * fields[1, 0]

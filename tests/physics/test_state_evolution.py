@@ -128,6 +128,7 @@ def test_binary_perceptron_first_order_transition():
     assert 0.5 < float(uninformed.overlap[0, 0]) < 0.99
 
 
+@pytest.mark.slow
 def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous():
     """One key, one map: both starts end at one fixed point, to the tolerance of the solver and not only statistically."""
     for model, alpha, starts in ((smi.links.phase_retrieval(), 0.8, (1e-3, 0.9)), (attention(), 0.5, (0.05, 0.5))):
@@ -176,7 +177,7 @@ def directional(name):
     return tuple(np.stack([np.asarray(row[k]) for row in rows]) for k in range(4))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CASES])
 def test_jacobian_identity(name):
     """d response[dQ] = E Σ ∂g dQ ∂gᵀ against central differences of the map, in standard errors over independent keys."""
     identity, difference, _, _ = directional(name)

@@ -382,7 +382,7 @@ def test_deep_attention_when_all_of_V_vanishes():
 OVERLAPS = [(0.0, 0.5), (0.5, 0.95), (0.9, 0.995), (0.5, 0.998)]
 
 
-@pytest.mark.parametrize("diagonal", OVERLAPS)
+@pytest.mark.parametrize("diagonal", [pytest.param(q, marks=[pytest.mark.slow] * (q != (0.5, 0.95))) for q in OVERLAPS])
 def test_deep_attention_reports_its_error(diagonal):
     """The default rule against one of tolerance 1e-8 (three orders below), 300 samples at each overlap."""
     omega, _, statistic, V = drawn_at(deep(), np.diag(diagonal), 300, seed=9)
