@@ -9,7 +9,8 @@ from jaxsmi.evolution import state_evolution
 from jaxsmi.message_passing import gamp
 from jaxsmi.models import AbstractIndexModel, DeepAttention, Estimate, MultiIndex, align, generalization_error, links
 from jaxsmi.potential import free_entropy
-from jaxsmi.thresholds import recovery_threshold, weak_recovery
+from jaxsmi.thresholds import recovery_threshold, staircase, weak_recovery
+from jaxsmi.transitions import FirstOrder, first_order
 from jaxsmi.types import Dataset, Result, Solution, Threshold
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "Dataset",
     "DeepAttention",
     "Estimate",
+    "FirstOrder",
     "MultiIndex",
     "Result",
     "Solution",
     "Threshold",
     "align",
+    "first_order",
     "free_entropy",
     "gamp",
     "generalization_error",
@@ -29,6 +32,7 @@ __all__ = [
     "models",
     "priors",
     "recovery_threshold",
+    "staircase",
     "state_evolution",
     "weak_recovery",
 ]

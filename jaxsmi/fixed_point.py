@@ -7,7 +7,8 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 * Newton polish V + (I - J)^{-1} r, taken only where the iteration already contracts (ρ < 1);
 * ρ by a shifted power iteration from the identity: J maps positive matrices to positive matrices, its leading
   eigenvalue is real with a positive eigenvector, and the shift kills oscillation between blocks;
-* error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ.
+* error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ;
+* implicit derivative: dV = (I - J)^{-1} ∂_θ F dθ. At a marginal fixed point I - J is singular: NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from jaxsmi.types import Array, Result
 
@@ -114,11 +117,13 @@ def solve(
         distance = residual / jnp.maximum(1.0 - rho, 1e-6)
         polished = s.V + resolvent(found.jacobian, residual_matrix)
         polished = 0.5 * (polished + polished.T)
-        # only where the map contracts, the residual falls, and the answer is a covariance of about this size
+        # only where the map contracts, the residual falls, and the answer is a covariance of about this size next to V: the
+        # Jacobian has statistical errors, which near a spinodal would throw a longer step onto another branch
         root = jnp.linalg.cholesky(s.V)
         whitened = jax.scipy.linalg.solve_triangular(root, polished, lower=True)
         whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
         sane = jnp.min(jnp.linalg.eigvalsh(whitened)) > 0.3
+        sane = sane & (jnp.max(jnp.abs(polished - s.V)) < 0.05 * jnp.max(scale))
         inside = jnp.min(jnp.linalg.eigvalsh(scale - polished)) > -1e-3 * largest
         take = newton & (rho < 0.98) & (residual < s.residual) & sane & inside & jnp.all(jnp.isfinite(polished))
         values, vectors = jnp.linalg.eigh(scale - jnp.where(take, polished, found.value))
@@ -147,3 +152,105 @@ def propagated_error(J: Array, replicas: Array) -> Array:
     R = replicas.shape[0]
     moved = jax.vmap(lambda d: resolvent(J, d))(replicas - jnp.mean(replicas, axis=0))
     return jnp.sqrt(jnp.sum(moved**2, axis=0) / (R * (R - 1)))
+
+
+def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array) -> Array:
+    """Jacobian (P, P, P, P) of the map as computed, on its own random points: what differences with common numbers see.
+
+    In the directions of the null space of Q, where fields are of size √Q and the points' own slope is all noise, the
+    map's stated Jacobian takes its place.
+    """
+    values, vectors = jnp.linalg.eigh(0.5 * (Q + Q.T))
+    roots = jnp.sqrt(jnp.maximum(values, 0.0))
+    stated = map_of(V).jacobian
+    rows, columns = np.triu_indices(len(values))
+
+    def along(pair: tuple[Array, Array]) -> Array:
+        i, j = pair
+        outer = vectors[:, i][:, None] * vectors[:, j]
+        X = 0.5 * (outer + outer.T)
+        moved = jax.jvp(lambda x: map_of(x).value, (V,), (X,))[1]
+        return jnp.where(roots[i] + roots[j] > 0.1, 0.5 * (moved + moved.T), apply(stated, X))
+
+    found = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
+    table = jnp.zeros((*Q.shape, *Q.shape), V.dtype).at[rows, columns].set(found).at[columns, rows].set(found)
+    return jnp.einsum("ijab,ci,dj->abcd", table, vectors, vectors)
+
+
+def numbers_of(tree: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+    """The floating point arrays of a tree, and the function that puts others in their place."""
+    floats, rest = eqx.partition(tree, eqx.is_inexact_array)
+    leaves, structure = jax.tree.flatten(floats)
+    return leaves, lambda new: eqx.combine(jax.tree.unflatten(structure, new), rest)
+
+
+def differentiable(
+    solve: Callable[[Any, Any], Any],
+    push: Callable[[Any, Any, Any, Any], Any],
+    parameters: Any,
+    context: Any,
+    prepare: Callable[[Any, Any, Any], Any] = lambda parameters, context, answer: answer,
+) -> Any:
+    """`solve(parameters, context)` with the derivative `push(parameters, context, prepared, directions)`: its tangents.
+
+    `prepare(parameters, context, answer)` is called once, and `push` once for every number of `parameters` that is
+    differentiated: reverse mode works where these functions run loops whose length depends on the data (which JAX
+    differentiates forwards only). First derivatives only: a second one is NaN. Everything traced that the functions need
+    is in `context`, which is held fixed.
+    """
+    leaves, _ = numbers_of(parameters)
+    kept, static = eqx.partition((parameters, context), eqx.is_array)
+    context_leaves, structure = jax.tree.flatten(kept)
+
+    def both(leaves: list[Array], context_leaves: list[Array]) -> tuple[Any, Any]:
+        parameters, context = eqx.combine(jax.tree.unflatten(structure, context_leaves), static)
+        return numbers_of(parameters)[1](leaves), context
+
+    def primal(leaves: list[Array], context_leaves: list[Array]) -> Any:
+        return solve(*both(leaves, context_leaves))
+
+    def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        (leaves, context_leaves), (directions, _) = primals, tangents
+        out = wrapped(leaves, context_leaves)
+        moving, fixed = eqx.partition(out, eqx.is_inexact_array)
+        total = jax.tree.map(jnp.zeros_like, moving)
+        held = lax.stop_gradient(leaves)
+        parameters, context = both(held, context_leaves)
+        moves = any(not isinstance(direction, SymbolicZero) for direction in directions)
+        prepared = prepare(parameters, context, lax.stop_gradient(out)) if moves else None
+        for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
+            if isinstance(direction, SymbolicZero):
+                continue  # nobody asks how the answer depends on this array
+
+            def along(unit: Array, position: int = position) -> Any:
+                units = [unit if k == position else jnp.zeros_like(x) for k, x in enumerate(held)]
+                return push(parameters, context, prepared, units)
+
+            basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
+            columns = _first_order_only(lax.map(along, basis), leaves)
+            total = jax.tree.map(lambda t, c, d=direction: t + jnp.tensordot(jnp.ravel(d), c, axes=1), total, columns)
+        tangent_of_fixed = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
+        return out, eqx.combine(total, tangent_of_fixed)
+
+    wrapped = jax.custom_jvp(primal)
+    wrapped.defjvp(rule, symbolic_zeros=True)
+    frozen = [lax.stop_gradient(x) if eqx.is_inexact_array(x) else x for x in context_leaves]
+    return wrapped(leaves, frozen)
+
+
+def derivative(function: Callable[[Any], Any], parameters: Any, directions: list[Array]) -> Any:
+    """Tangents of the floating point part of `function(parameters)` along `directions`, one for each of its arrays."""
+    leaves, put = numbers_of(parameters)
+    return jax.jvp(lambda x: eqx.filter(function(put(x)), eqx.is_inexact_array), (leaves,), (directions,))[1]
+
+
+@jax.custom_jvp
+def _first_order_only(tree: Any, leaves: list[Array]) -> Any:
+    return tree
+
+
+@_first_order_only.defjvp
+def _refuse(primals: Any, tangents: Any) -> Any:
+    tree, _ = primals
+    moved = sum(jnp.sum(x) for x in tangents[1])
+    return tree, jax.tree.map(lambda x: jnp.nan * moved + jnp.zeros_like(x), tree)

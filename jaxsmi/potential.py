@@ -53,12 +53,13 @@ def free_entropy(
     check(inside, "overlap", Q, "0 ⪯ Q, and Q below the second moment of the prior")
     each = power_of_two(max(samples // randomisations, 2))
     valid = inside & jnp.isfinite(alpha) & (alpha > 0)
-    found = _free_entropy(model, alpha, jnp.where(inside, Q, 0.5 * S), key, each, randomisations)
+    found = potential_at(model, alpha, jnp.where(inside, Q, 0.5 * S), key, each, randomisations)
     return Estimate(jnp.where(valid, found.value, jnp.nan), jnp.where(valid, found.stderr, jnp.nan))
 
 
 @eqx.filter_jit
-def _free_entropy(model: Any, alpha: Array, Q: Array, key: Array, samples: int, randomisations: int) -> Estimate:
+def potential_at(model: Any, alpha: Array, Q: Array, key: Array, samples: int, randomisations: int) -> Estimate:
+    """`free_entropy` without its checks, `samples` points in each of `randomisations` nets."""
     S = model.prior.second_moment(model.indices)
     response = model.channel.response(Q, S - Q, key=key, samples=samples, randomisations=randomisations, tangents=False)
     Qhat = alpha * 0.5 * (response.mean + response.mean.T)

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -33,6 +34,7 @@ __all__ = [
     "Threshold",
     "check",
     "concrete",
+    "frozen",
     "positive_definite",
     "theory_dtype",
 ]
@@ -51,6 +53,7 @@ class Result(enum.IntEnum):
     NONFINITE = 4
     INVALID = 5
     INACCURATE = 6
+    MARGINAL = 7
 
     @property
     def remedy(self) -> str:
@@ -71,6 +74,8 @@ _REMEDIES = {
     "call the function outside jit to learn which.",
     Result.INACCURATE: "The inner integral could not meet its tolerance within its node budget: raise the channel's "
     "max_nodes, or loosen its tolerance.",
+    Result.MARGINAL: "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where derivatives are "
+    "infinite and error bars large; move α, or ask weak_recovery or staircase for the threshold itself.",
 }
 
 
@@ -84,6 +89,11 @@ def check(condition: Any, name: str, came: Any, allowed: str) -> None:
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
         shown = repr(came) if not hasattr(came, "shape") or np.size(came) <= 8 else f"an array of shape {came.shape}"
         raise ValueError(f"{name}: got {shown}; allowed: {allowed}.")
+
+
+def frozen(tree: Any) -> Any:
+    """The tree, its numbers held constant under differentiation."""
+    return jax.tree.map(lambda x: lax.stop_gradient(x) if eqx.is_inexact_array(x) else x, tree)
 
 
 def positive_definite(V: Array) -> Array:

@@ -200,14 +200,16 @@ def prediction_error(
     """Prediction error at given overlaps, by randomised nets. `cross` M defaults to Q, `second_moment` ρ to the prior's."""
     P, M = model.indices, model.tokens
     rho = model.prior.second_moment(P) if second_moment is None else second_moment
-    cross = Q if cross is None else cross
     points = randomised_gaussians(key, samples, randomisations, (3 if bayes else 2) * P * M)
     parts = points.reshape(randomisations, samples, -1, P, M)
-    # z = ω-part + rest: with ω = Q^{1/2} ξ, z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
-    inverse = _inverse_root(Q)
-    rest = sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
-    omega = jnp.einsum("pq,rsqm->rspm", sqrt_psd(Q), parts[:, :, 0])
-    mean = jnp.einsum("pq,rsqm->rspm", cross.T @ inverse, parts[:, :, 0])
+    root = sqrt_psd(Q)
+    if cross is None and second_moment is None:  # z = Q^{1/2} ξ + (S - Q)^{1/2} η, whose derivative in Q is regular
+        into, rest = root, sqrt_psd(rho - Q)
+    else:  # with ω = Q^{1/2} ξ, z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
+        cross, inverse = Q if cross is None else cross, _inverse_root(Q)
+        into, rest = cross.T @ inverse, sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
+    omega = jnp.einsum("pq,rsqm->rspm", root, parts[:, :, 0])
+    mean = jnp.einsum("pq,rsqm->rspm", into, parts[:, :, 0])
     link = jax.vmap(jax.vmap(model.link))
     labels = link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, 1]))
     other = link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, 2])) if bayes else link(omega)

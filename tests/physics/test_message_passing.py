@@ -71,7 +71,7 @@ def assert_agrees(values, target, stderr_below):
     assert stderr.max() < stderr_below
 
 
-@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("calibrate", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
     """Overlap with itself, with the teacher, and what is left: Q^t, Q^t, 1 - Q^t of the recursion at every step."""
@@ -84,7 +84,7 @@ def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
     assert np.allclose(C[:, 0], 1 - expected[0], atol=1e-12)
 
 
-@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("calibrate", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_nishimori_identities_along_the_run(name, calibrate):
     """Q = M and C = 1 - Q, without theory: differences within one run, whose spread is smaller than that of Q itself."""
@@ -132,7 +132,7 @@ def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
     assert "damping" in solution.message
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_a_start_off_the_nishimori_line_is_not_taken_for_signal(seed):
     """Two seeds on which noise of the first steps, taken for signal (or for none at all), ended the run elsewhere."""
     model, key = smi.DeepAttention(2, 2), jax.random.key(seed)

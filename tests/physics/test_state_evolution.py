@@ -38,7 +38,7 @@ def attention():
 # Closed forms -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tokens", "newton"), [(1, True), (3, False)])
+@pytest.mark.parametrize(("tokens", "newton"), [(1, True), pytest.param(3, False, marks=pytest.mark.slow)])
 def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
     """q = q̂/(1 + q̂), q̂ = αM/(1 - q + Δ): fixed point, and with newton=False every step on the way to it.
 
@@ -189,7 +189,7 @@ def test_jacobian_identity(name):
     assert spread.max() < 0.06 * size
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CASES])
 def test_response_is_the_gradient_of_the_free_entropy(name):
     """d E[log Z_out]/dQ = response/2: the output term of the replica free entropy generates state evolution."""
     _, _, half, entropy = directional(name)
@@ -198,7 +198,7 @@ def test_response_is_the_gradient_of_the_free_entropy(name):
     assert spread < 0.06 * abs(half.mean())
 
 
-@pytest.mark.parametrize(("depth", "tokens"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(("depth", "tokens"), [(1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens):
     """V → 0: the label fixes M linear combinations of the fields, tr(V · response) = M, whatever the shape of V."""
     model = smi.DeepAttention(depth, tokens)
@@ -237,7 +237,7 @@ def test_two_layer_attention_follows_the_published_curve(reference):
 
 @pytest.mark.parametrize(
     ("model", "alpha"),
-    [(smi.links.phase_retrieval(), 0.8), (smi.links.sign(), 1.5)],
+    [(smi.links.phase_retrieval(), 0.8), pytest.param(smi.links.sign(), 1.5, marks=pytest.mark.slow)],
     ids=["phase retrieval", "sign"],
 )
 def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):

@@ -34,6 +34,7 @@ def test_weak_recovery_at_its_exact_values(name):
     np.testing.assert_allclose(found.subspace, subspace, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_staircase_link_learns_its_first_index_first():
     found = smi.weak_recovery(smi.links.square_plus_sign_parity(), key=KEY, samples=2**12)
     assert abs(float(found.alpha) - 0.57517) < 4 * float(found.stderr) + 5e-6
@@ -61,6 +62,7 @@ def test_two_layers_learn_the_last_one_first():
     np.testing.assert_allclose(found.subspace, np.diag([0.0, 1.0]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_threshold_scales_with_the_prior():
     """A signal of variance v sees fields of variance v: the label of phase retrieval scales, the threshold does not."""
     model = smi.links.phase_retrieval(prior=smi.priors.Gaussian(jnp.asarray([[4.0]])))
@@ -119,6 +121,7 @@ def test_derivative_with_respect_to_the_inverse_temperature():
     assert abs(float(slope)) < 1e-10
 
 
+@pytest.mark.slow
 def test_derivative_with_respect_to_noise():
     """A noisy link, by autodiff in both modes, against central differences with the same key (which share all points)."""
 

@@ -445,7 +445,7 @@ DEEPER = {
 }
 
 
-@pytest.mark.parametrize("name", DEEPER)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "three layers")) for n in DEEPER])
 def test_deeper_and_wider_attention_against_brute_force(name):
     ranks, tokens, skip, nodes, tolerance = DEEPER[name]
     model = smi.DeepAttention(len(ranks), tokens, skip, ranks, BETA, tolerance=tolerance)

@@ -23,7 +23,7 @@ FLOORS = [  # a room may import from its own floor and from lower ones, never in
     {"sensing", "priors", "channels"},
     {"models"},
     {"message_passing", "evolution", "potential", "training"},
-    {"sgd", "thresholds"},
+    {"sgd", "thresholds", "transitions", "search"},
     {"sweeps", "storage", "plotting"},
     {"figures"},
     {"cli"},

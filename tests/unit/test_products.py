@@ -16,6 +16,7 @@ CHANNELS = {
     "square plus parity": SquarePlusSignParityChannel(),
     "triple sign": TripleSignChannel(),
 }
+HEAVY = [pytest.param(n, marks=[pytest.mark.slow] * (n == "square plus parity")) for n in CHANNELS]
 V_THREE = np.array([[0.7, 0.35, -0.2], [0.35, 0.4, 0.1], [-0.2, 0.1, 0.9]])
 
 
@@ -70,7 +71,7 @@ def nodes_of(name, y, omega, V):
     return np.concatenate(points), np.concatenate(logs)
 
 
-@pytest.mark.parametrize("name", CHANNELS)
+@pytest.mark.parametrize("name", HEAVY)
 @pytest.mark.parametrize("shrink", [1.0, 0.01])
 def test_against_brute_force(name, shrink):
     channel = CHANNELS[name]
@@ -93,7 +94,7 @@ def test_against_brute_force(name, shrink):
         np.testing.assert_allclose(post.dg[n, :, 0, :, 0], dg, atol=atol * (1 + np.abs(dg).max()), rtol=0)
 
 
-@pytest.mark.parametrize("name", CHANNELS)
+@pytest.mark.parametrize("name", HEAVY)
 def test_g_and_dg_are_derivatives(name):
     channel, h = CHANNELS[name], 1e-5
     V = jnp.asarray(covariance_of(channel))

@@ -1,0 +1,223 @@
+r"""First-order transitions: two branches of fixed points, which of them is optimal, and where each ends.
+
+Equations here [spec sections 5 and 6], V = S - Q, Φ the free entropy of `potential`:
+
+* uninformed branch: state evolution from a small overlap, followed upwards in α; informed branch: from Q near S, followed
+  downwards. Where they differ there is hysteresis;
+* spinodal: the α at which the informed branch appears; algorithmic threshold: the α at which the uninformed branch ends,
+  so that GAMP reaches the informed one; information-theoretic: Φ(informed) = Φ(uninformed) in between;
+* noiseless labels, a continuous prior, Q = S: Φ = ∞, so that perfect recovery is optimal wherever it is stable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from tqdm.auto import tqdm
+
+from jaxsmi.integrate import power_of_two
+from jaxsmi.potential import potential_at
+from jaxsmi.thresholds import Branch, check_problem
+from jaxsmi.types import Array, Result, Threshold, check, frozen
+
+_SMALL, _NEAR = 1e-3, (1e-6, 1e-3)  # starts: Q = _SMALL S, and V = _NEAR S
+_APART, _TINY = 0.02, 1e-4  # V that differ by more (of the larger one, and in all) are of two branches
+_TIP = 1e-6  # V/S that stands for Q = S
+_SCRAMBLES, _HALVINGS = 4, 9
+
+
+class FirstOrder(eqx.Module):
+    """A first-order transition, or its absence.
+
+    `kind`: "first order" or "none"; `algorithmic`, `information_theoretic`, `spinodal`: a `Threshold` each, None where
+    there is none; `alpha` (K,), `uninformed` and `informed` (K, P, P): the hysteresis curves they were read from.
+    """
+
+    kind: str = eqx.field(static=True)
+    algorithmic: Threshold | None
+    information_theoretic: Threshold | None
+    spinodal: Threshold | None
+    alpha: Array
+    uninformed: Array
+    informed: Array
+
+
+def _problem(model: Any, alpha: Array, key: Array, samples: int, randomisations: int) -> Branch:
+    P = model.indices
+    eye = jnp.eye(P, dtype=model.prior.second_moment(P).dtype)
+    return Branch(model, eye, alpha, key, samples, randomisations)
+
+
+def _up(problem: Branch, V: Array, steps: int) -> tuple[Array, Array]:
+    """The uninformed branch from V, never started from Q = 0 or V = 0, which are fixed points however unstable."""
+    S = problem.model.prior.second_moment(problem.model.indices)
+    unlearned, learned = jnp.trace(S - V) < _SMALL * jnp.trace(S), jnp.trace(V) < _SMALL * jnp.trace(S)
+    V = jnp.where(unlearned, (1.0 - _SMALL) * S, jnp.where(learned, _NEAR[1] * S, V))
+    end = problem.fixed_point(V, steps, 1e-5)
+    return end.V, end.result
+
+
+def _down(problem: Branch, V: Array, steps: int) -> tuple[Array, Array]:
+    """The informed branch from V, or from next to V = 0: as near as the basin of Q = S may ask for, and, where too few
+    samples see a V so small, from farther away."""
+    S = problem.model.prior.second_moment(problem.model.indices)
+    near, far = (problem.fixed_point(V + start * S, steps, 1e-2 * start) for start in _NEAR)
+    recovered = near.result == Result.RECOVERED
+    return jnp.where(recovered, near.V, far.V), jnp.where(recovered, near.result, far.result)
+
+
+def _apart(V: Array, W: Array) -> Array:
+    return jnp.max(jnp.abs(V - W)) > jnp.maximum(_APART * jnp.maximum(jnp.max(jnp.abs(V)), jnp.max(jnp.abs(W))), _TINY)
+
+
+@eqx.filter_jit
+def _follow(problem: Branch, V: Array, upwards: bool, steps: int) -> tuple[Array, Array]:
+    return (_up if upwards else _down)(problem, V, steps)
+
+
+@eqx.filter_jit
+def _edges(
+    model: Any, bracket: tuple[Any, ...], samples: int, steps: int, perfect: bool, appears: bool
+) -> tuple[Array, Array, Array]:
+    """(algorithmic, information-theoretic, spinodal) of each key, by bisection in α between the given ends.
+
+    `perfect`: the informed branch is Q = S; `appears`: it starts between the ends given for the spinodal.
+    """
+    (a0, a1), (s0, s1), V_low, V_end, V_over, keys = bracket
+    S = model.prior.second_moment(model.indices)
+    continuous = hasattr(model.prior, "covariance")
+
+    def bisect(lower: Array, upper: Array, above: Any) -> Array:
+        def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            middle = 0.5 * (ends[0] + ends[1])
+            up = above(middle)
+            return jnp.where(up, ends[0], middle), jnp.where(up, middle, ends[1])
+
+        lower, upper = lax.fori_loop(0, _HALVINGS, halve, (lower, upper))
+        return 0.5 * (lower + upper)
+
+    def one(key: Array) -> tuple[Array, Array, Array]:
+        def problem(alpha: Array) -> Branch:
+            return _problem(model, alpha, key, samples, _SCRAMBLES)
+
+        def gone(alpha: Array) -> Array:
+            low, _ = _up(problem(alpha), V_end, steps)
+            return jnp.sum((low - V_over) ** 2) < jnp.sum((low - V_end) ** 2)
+
+        def informed(alpha: Array) -> tuple[Array, Array]:
+            V, code = _down(problem(alpha), jnp.zeros_like(S), steps)
+            return V, (code == Result.SUCCESS) | (code == Result.RECOVERED)
+
+        def exists(alpha: Array) -> Array:
+            low, (high, fixed) = _up(problem(alpha), V_low, steps)[0], informed(alpha)
+            return _apart(low, high) & fixed
+
+        def wins(alpha: Array) -> Array:
+            low, _ = _up(problem(alpha), V_low, steps)
+            ordinary = potential_at(model, alpha, S - low, key, samples, _SCRAMBLES).value
+            if not perfect:
+                high, fixed = informed(alpha)
+                return (
+                    fixed
+                    & _apart(low, high)
+                    & (potential_at(model, alpha, S - high, key, samples, _SCRAMBLES).value > ordinary)
+                )
+            # at Q = S the first two terms of Φ are minus the entropy of the prior, whatever a large Q̂
+            large = jnp.eye(len(S), dtype=S.dtype) / _TIP
+            entropy = model.prior.free_entropy(large) - 0.5 * jnp.sum(S * large)
+            response = model.channel.response(
+                (1 - _TIP) * S, _TIP * S, key=key, samples=samples, randomisations=_SCRAMBLES, tangents=False
+            )
+            return continuous | (entropy + alpha * jnp.mean(response.log_partition) > ordinary)
+
+        spinodal = bisect(s0, s1, exists) if appears else s0
+        algorithmic = bisect(a0, a1, gone)
+        first = jnp.where(appears, spinodal, s1)
+        optimal = spinodal if perfect and continuous and appears else bisect(first, algorithmic, wins)
+        return algorithmic, optimal, spinodal
+
+    return lax.map(one, keys)
+
+
+def first_order(
+    model: Any,
+    *,
+    key: Array,
+    alpha_min: float = 0.1,
+    alpha_max: float = 5.0,
+    points: int = 40,
+    samples: int = 2**16,
+    replicas: int = 8,
+    max_steps: int = 3000,
+    progress: bool = False,
+) -> FirstOrder:
+    r"""Algorithmic, information-theoretic and spinodal thresholds of a first-order transition, with its hysteresis curves.
+
+    Arguments: `model`: any index model with a channel; `alpha_min`, `alpha_max`, `points`: geometric grid on which the
+    branches are followed (a transition narrower than its spacing is not seen); `samples` in all, split over `replicas`
+    independent bisections, whose spread is the error bar; `max_steps` of each fixed point: near the algorithmic threshold
+    α_a the iteration takes about |α - α_a|^{-1/2} steps.
+    Returns: a `FirstOrder`; kind "none" and None for the thresholds where the branches agree everywhere. A spinodal of 0
+    says that the informed branch still exists at alpha_min. A transition that is not over at alpha_max: its algorithmic
+    threshold is inf. Raises: ValueError for an empty range, a model without inference, or a prior with a mean.
+    Cost: about 2·points fixed points, then about 30 of them a replica. Source: spec sections 5 and 6.
+    Example:
+    >>> import jax, jaxsmi as smi
+    >>> smi.first_order(smi.links.linear(0.1), key=jax.random.key(0), points=6, samples=2**9).kind
+    'none'
+    """
+    check_problem(model, samples, replicas)
+    check(0 < alpha_min < alpha_max < np.inf, "alpha_max", (alpha_min, alpha_max), "0 < alpha_min < alpha_max, finite")
+    check(points >= 3, "points", points, "at least 3")
+    model, P = frozen(model), model.indices
+    S = model.prior.second_moment(P)
+    grid = np.geomspace(alpha_min, alpha_max, points)
+    each = power_of_two(max(samples // (replicas * _SCRAMBLES), 2))
+    steps = int(max_steps)
+    curves: dict[bool, list[Array]] = {}
+    perfect = np.zeros(points, bool)
+    with tqdm(total=2 * points + 1, desc="first-order transition", leave=False, disable=not progress) as bar:
+        for upwards in (True, False):
+            V, found = (1.0 - _SMALL) * S, []
+            for k, alpha in enumerate(grid):
+                problem = _problem(model, jnp.asarray(alpha, S.dtype), key, each * replicas, _SCRAMBLES)
+                # the informed start is next to Q = S at every α
+                V, code = _follow(problem, V if upwards else jnp.zeros_like(S), upwards, steps)
+                found.append(V)
+                perfect[k] = int(code) == Result.RECOVERED
+                bar.update()
+            curves[upwards] = found
+        apart = np.asarray([bool(_apart(v, w)) for v, w in zip(curves[True], curves[False], strict=True)])
+        overlaps = [S - jnp.stack(curves[upwards]) for upwards in (True, False)]
+        if not apart.any():
+            return FirstOrder("none", None, None, None, jnp.asarray(grid), *overlaps)
+        low, high = np.flatnonzero(apart)[[0, -1]]
+        # the algorithmic end lies in (grid[high], next); the spinodal in (previous, grid[low])
+        over, appears = bool(high + 1 < points), bool(low > 0)
+        ends = [grid[high], grid[high + 1] if over else grid[high]], [grid[low - 1] if appears else 0.0, grid[low]]
+        keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
+        bracket = (
+            *(tuple(jnp.asarray(e, S.dtype) for e in pair) for pair in ends),
+            curves[True][max(int(low) - 1, 0)], curves[True][high], curves[False][min(int(high) + 1, points - 1)], keys,
+        )  # fmt: skip
+        found = _edges(model, bracket, each, steps, bool(perfect[apart].all()), appears)
+        bar.update()
+
+    def threshold(values: Array, informed: bool, known: bool = True) -> Threshold:
+        mean = jnp.mean(values)
+        place = int(np.argmin(np.abs(grid - float(mean))))
+        Q = overlaps[int(informed)][place]
+        values = values if known else jnp.full_like(values, jnp.inf)
+        stderr = jnp.std(values, ddof=1) / np.sqrt(replicas) if known else jnp.zeros(())
+        grows = overlaps[1][place] - overlaps[0][place]
+        return Threshold(jnp.mean(values), stderr, values, grows / jnp.trace(grows), Q, jnp.asarray(Result.SUCCESS))
+
+    return FirstOrder(
+        "first order", threshold(found[0], False, bool(over)), threshold(found[1], True), threshold(found[2], True),
+        jnp.asarray(grid), *overlaps,
+    )  # fmt: skip
