@@ -9,6 +9,7 @@ from jaxsmi.evolution import state_evolution
 from jaxsmi.message_passing import gamp
 from jaxsmi.models import AbstractIndexModel, DeepAttention, Estimate, MultiIndex, align, generalization_error, links
 from jaxsmi.potential import free_entropy
+from jaxsmi.search import Search, search_threshold
 from jaxsmi.thresholds import recovery_threshold, staircase, weak_recovery
 from jaxsmi.transitions import FirstOrder, first_order
 from jaxsmi.types import Dataset, Result, Solution, Threshold
@@ -21,6 +22,7 @@ __all__ = [
     "FirstOrder",
     "MultiIndex",
     "Result",
+    "Search",
     "Solution",
     "Threshold",
     "align",
@@ -32,6 +34,7 @@ __all__ = [
     "models",
     "priors",
     "recovery_threshold",
+    "search_threshold",
     "staircase",
     "state_evolution",
     "weak_recovery",

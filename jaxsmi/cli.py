@@ -1,4 +1,4 @@
-"""The command line: `jaxsmi run | gamp | state-evolution`. A human table, or with `--json` one JSON object, on stdout.
+"""The command line: `jaxsmi run | gamp | state-evolution | threshold`. A table, or with `--json` one JSON object, on stdout.
 
 A command is one function: it adds its flags to a parser and returns what to do with them; `COMMANDS` lists them. A
 model is one line of `MODELS`. No equation lives here.
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 import jaxsmi as smi
 from jaxsmi import plotting, storage
-from jaxsmi.types import Result, Solution, check
+from jaxsmi.types import Result, Solution, Threshold, check
 
 __all__ = ["main"]
 
@@ -33,6 +33,8 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "phase-retrieval": (smi.links.phase_retrieval, {}),
     "sign": (smi.links.sign, {}),
     "sign-product": (lambda factors: smi.links.sign_product(factors), {"factors": 2}),
+    "product": (smi.links.product, {}),
+    "square-plus-sign-parity": (smi.links.square_plus_sign_parity, {}),
     "linear": (smi.links.linear, {"noise": 0.1}),
 }
 _FLAGS: dict[str, dict[str, Any]] = {
@@ -188,7 +190,90 @@ def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     return execute
 
 
-COMMANDS = (run, gamp, state_evolution)
+def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
+    """Thresholds in the order of learning, for one model or against one of its parameters."""
+    parser.add_argument("--vary", default=argparse.SUPPRESS, metavar="FLAG", help="a flag of the model, e.g. skip")
+    parser.add_argument("--values", type=float, nargs="+", default=argparse.SUPPRESS, help="values of that flag")
+    parser.add_argument("--alpha-max", type=float, default=5.0, help="look no further than this")
+    parser.add_argument("--first", action="store_true", help="weak recovery alone, not the whole staircase")
+    parser.add_argument("--samples", type=int, default=8192, help="samples in all, for each threshold")
+    parser.add_argument("--replicas", type=int, default=16, help="parts of the samples, whose spread is the error bar")
+
+    def execute(arguments: argparse.Namespace) -> Report:
+        vary, values = getattr(arguments, "vary", None), getattr(arguments, "values", None)
+        if (vary is None) != (values is None):
+            raise ValueError("--vary and --values go together: got one of the two.")
+        flags = _flags(arguments)
+        if vary is not None and vary not in flags:
+            raise ValueError(f"--vary: got {vary!r}; allowed: a flag of {arguments.model}: {', '.join(flags) or 'none'}.")
+        integral = vary is not None and _FLAGS[vary]["type"] is int
+        if integral and any(value != int(value) for value in values or []):
+            raise ValueError(f"--values: got {values}; allowed: whole numbers, for --vary {vary}.")
+        make = MODELS[arguments.model][0]
+        settings = {"samples": arguments.samples, "key": _theory_key(arguments)}
+        stairs: list[list[Threshold]] = []
+        model: Any = None
+        with _timed() as seconds:
+            for value in tqdm(sorted(values) if values else [None], desc=vary, disable=not _progress(arguments)):
+                own = {} if vary is None or value is None else {vary: int(value) if integral else value}
+                model = make(**(flags | own))
+                if arguments.first:
+                    stairs.append([smi.weak_recovery(model, randomisations=arguments.replicas, **settings)])
+                else:
+                    near = stairs[-1] if stairs and not integral else None
+                    found = smi.staircase(
+                        model, replicas=arguments.replicas, alpha_max=arguments.alpha_max, guess=near, **settings
+                    )
+                    stairs.append(found)
+        shown = sorted(values) if values else [None]
+        rows = [
+            [*([] if value is None else [f"{value:g}"]), f"{k + 1}", *_stair(step)]
+            for value, steps in zip(shown, stairs, strict=True)
+            for k, step in enumerate(steps)
+        ]
+        header = [*([] if vary is None else [vary]), "step", "alpha", "learned there", "overlap there", "result"]
+        nothing = [] if rows else [f"Nothing is learned from labels alone up to alpha = {arguments.alpha_max:g}."]
+        met = {Result(int(step.result)) for steps in stairs for step in steps}
+        text = [
+            _setting(arguments),
+            *([_table(header, rows)] if rows else nothing),
+            *(_wrapped(f"{code.name}: {code.remedy}") for code in sorted(met)),
+            f"{seconds[0]:.1f} s.",
+        ]
+        names = ("alpha", "stderr", "replicas", "subspace", "overlap", "message")
+        data = {
+            "thresholds": [
+                {
+                    "value": value,
+                    "steps": [
+                        {n: getattr(t, n) for n in names} | {"never": bool(np.isinf(t.alpha)), "result": _name(t)}
+                        for t in steps
+                    ],
+                }
+                for value, steps in zip(shown, stairs, strict=True)
+            ],
+            "seconds": seconds[0],
+        }
+
+        def draw(figure: Any) -> None:
+            plotting.thresholds_against(stairs, values and shown, figure.subplots(), parameter=vary or arguments.model)
+
+        kept = storage.thresholds(stairs, vary or "model", values and shown) if arguments.out and rows else {}
+        return Report(data, "\n".join(text), draw if rows else lambda figure: None, kept)
+
+    return execute
+
+
+def _name(step: Threshold) -> str:
+    return Result(int(step.result)).name
+
+
+def _stair(step: Threshold) -> list[str]:
+    low, high = (" ".join(f"{x:.3g}" for x in np.diagonal(np.asarray(M))) for M in (step.subspace, step.overlap))
+    return [f"{float(step.alpha):.4f} ± {float(step.stderr):.4f}", low, high, _name(step)]
+
+
+COMMANDS = (run, gamp, state_evolution, threshold)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

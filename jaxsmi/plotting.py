@@ -12,21 +12,21 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxsmi.storage import from_xarray, index_names, provenance
-from jaxsmi.types import Solution, check
+from jaxsmi.types import Solution, Threshold, check
 
 if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["overlap_against_alpha", "overlap_against_iteration", "savefig"]
+__all__ = ["overlap_against_alpha", "overlap_against_iteration", "savefig", "thresholds_against"]
 
 # Okabe and Ito's palette (told apart with any colour vision); the markers tell the indices apart in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -120,6 +120,34 @@ def overlap_against_iteration(
     ax.set_xlim(left=0)
     ax.set_xlabel("iteration")
     return _finished(ax, "squared cosine" if quantity == "cosine" else "overlap", names, lines, runs, legend)
+
+
+def thresholds_against(
+    stairs: Sequence[Sequence[Threshold]], values: Any = None, ax: Axes | None = None, *, parameter: str = "parameter"
+) -> Axes:
+    """Thresholds in the order of learning against a parameter of the model, with 95 % confidence intervals.
+
+    Arguments: `stairs`: for each value of the parameter, its list of Thresholds; `values` of the parameter (their numbers if
+    left out); `ax`, new if left out; `parameter`, its name on the axis. Returns: the axes.
+    Raises ValueError without any threshold, ImportError (with the remedy) without matplotlib.
+    """
+    check(any(len(s) for s in stairs), "stairs", "no threshold", "at least one")
+    ax = _axes(ax)
+    x = np.arange(len(stairs)) if values is None else np.asarray(values, float)
+    for step in range(max(len(s) for s in stairs)):
+        here = [(v, s[step]) for v, s in zip(x, stairs, strict=True) if len(s) > step]
+        alpha = np.array([float(t.alpha) for _, t in here])
+        half = np.array([float(t.alpha) - t.interval()[0] for _, t in here])
+        at, style = [v for v, _ in here], _markers(step) | {"linestyle": "-" if len(here) > 1 else "none"}
+        ax.plot(at, alpha, label=f"threshold {step + 1}", **style)
+        ax.errorbar(at, alpha, np.nan_to_num(half), fmt="none", ecolor=_colour(step), capsize=2)
+    ax.set_xlabel(parameter)
+    ax.set_ylabel(r"critical sample complexity $\alpha_c$")
+    ax.set_ylim(bottom=0)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, lw=0.6)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize="small")
+    return ax
 
 
 def final_cosines(solution: Solution) -> np.ndarray:

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsmi.types import Dataset, Result, Solution, check
+from jaxsmi.types import Dataset, Result, Solution, Threshold, check
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["from_xarray", "index_names", "load", "parameters", "provenance", "save", "stack", "to_xarray"]
+__all__ = ["from_xarray", "index_names", "load", "parameters", "provenance", "save", "stack", "thresholds", "to_xarray"]
 
 _MEANINGS = {
     "overlap": "overlap Q of the estimate with itself",
@@ -251,6 +251,33 @@ def stack(solutions: Iterable[Solution], **attributes: Any) -> xarray.Dataset:
     datasets = [to_xarray(dataclasses.replace(solution, weights=None)) for solution in solutions]
     curve = xarray.concat(datasets, dim="alpha", data_vars="all", join="outer", combine_attrs="drop_conflicts")
     return _annotated(curve.sortby("alpha").assign_attrs(_attributes(**attributes)))
+
+
+def thresholds(
+    stairs: Sequence[Sequence[Threshold]], parameter: str = "parameter", values: Any = None, **attributes: Any
+) -> xarray.Dataset:
+    """Staircases along a parameter as one dataset, padded with NaN where a staircase has fewer steps.
+
+    Arguments: `stairs`: for each value of the parameter, its list of Thresholds; `parameter`, its name; `values`, its values.
+
+    Returns: alpha, stderr and result (parameter, step), replicas (parameter, step, replica), subspace and overlap
+    (parameter, step, index, other). Raises ValueError where there is no threshold at all, ImportError without xarray.
+    """
+    xarray = require()
+    check(any(len(s) for s in stairs), "stairs", "no threshold", "at least one")
+    steps = max(len(s) for s in stairs)
+    data = {}
+    dimensions = {"alpha": (), "stderr": (), "result": (), "replicas": ("replica",)}
+    dimensions |= dict.fromkeys(("subspace", "overlap"), ("index", "other"))
+    for name, extra in dimensions.items():
+        shape = next(np.shape(getattr(t, name)) for s in stairs for t in s)
+        table = np.full((len(stairs), steps, *shape), np.nan)
+        for i, s in enumerate(stairs):
+            for j, t in enumerate(s):
+                table[i, j] = np.asarray(getattr(t, name))
+        data[name] = ((parameter, "step", *extra), table)
+    coordinates = {parameter: np.arange(len(stairs)) if values is None else np.asarray(values), "step": np.arange(steps) + 1}
+    return xarray.Dataset(data, coordinates, _attributes(**attributes))
 
 
 def save(item: Any, path: str | os.PathLike[str], **attributes: Any) -> None:

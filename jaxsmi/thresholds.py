@@ -368,6 +368,7 @@ def staircase(
     samples: int = 2**14,
     replicas: int = 16,
     guess: list[Threshold] | None = None,
+    steps: int | None = None,
     progress: bool = False,
 ) -> list[Threshold]:
     r"""Thresholds in the order of learning, with the subspace learned at each and the overlap just below it.
@@ -376,7 +377,7 @@ def staircase(
 
     Arguments: `model`: any index model with a channel and a prior of mean zero; `alpha_max`: how far to look; `samples` in
     all, split over `replicas` independent searches for the root, whose spread is the error bar; `guess`: the stairs of a
-    model nearby (saves the scan in α, e.g. along a curve or a search); `progress`: a bar on stderr.
+    model nearby (saves the scan in α, e.g. along a curve or a search); `steps`: stop after so many; `progress`: a bar on stderr.
     Returns: a list of `Threshold` with α <= alpha_max, shorter than P where several indices are learned together or some
     never; directions that labels tell as soon as others are known belong to the step that makes them known. `alpha` and
     `replicas` are differentiable, forwards and backwards (once), in every array of the model; overlap and subspace are held.
@@ -401,7 +402,7 @@ def staircase(
     U = _directions_of(np.asarray(lax.stop_gradient(first.subspace)))
     S = held.prior.second_moment(P)
     bar = tqdm(total=P, initial=U.shape[1], desc="staircase: directions learned", leave=False, disable=not progress)
-    while U.shape[1] < P:
+    while U.shape[1] < P and (steps is None or len(stairs) < steps):
         basis = jnp.asarray(U, S.dtype)
         near = guesses[len(stairs)] if len(guesses) > len(stairs) else None
         found = _next(held, basis, alpha, alpha_max, jax.random.fold_in(key, 7 + len(stairs)), samples, near)
