@@ -444,7 +444,9 @@ def _setting(arguments: argparse.Namespace) -> str:
 
 
 def _short(value: Any) -> str:
-    return " ".join(map(_short, value)) if isinstance(value, list) else f"{value:g}"
+    if isinstance(value, list):
+        return " ".join(map(_short, value))
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -138,7 +138,8 @@ def thresholds_against(
         here = [(v, s[step]) for v, s in zip(x, stairs, strict=True) if len(s) > step]
         alpha = np.array([float(t.alpha) for _, t in here])
         half = np.array([float(t.alpha) - t.interval()[0] for _, t in here])
-        at, style = [v for v, _ in here], _markers(step) | {"linestyle": "-" if len(here) > 1 else "none"}
+        at = [v for v, _ in here]
+        style: dict[str, Any] = _markers(step) | {"linestyle": "-" if len(here) > 1 else "none"}
         ax.plot(at, alpha, label=f"threshold {step + 1}", **style)
         ax.errorbar(at, alpha, np.nan_to_num(half), fmt="none", ecolor=_colour(step), capsize=2)
     ax.set_xlabel(parameter)

@@ -1,0 +1,231 @@
+"""The staircase, first-order transitions, and the derivatives of fixed points and thresholds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+from jaxsmi import Result, fixed_point
+
+KEY = jax.random.key(0)
+
+
+def report(stairs):
+    for step in stairs:
+        print(f"{float(step.alpha):.5f} ± {float(step.stderr):.5f}", np.diagonal(step.subspace).round(3), step.message)
+
+
+# Derivatives of fixed points ------------------------------------------------------------------------------------------------
+
+
+def linear_overlap(alpha, noise):
+    """q of q = q̂/(1 + q̂), q̂ = α/(1 - q + Δ): a quadratic."""
+    b = alpha + 1 + noise
+    return (b - jnp.sqrt(b**2 - 4 * alpha)) / 2
+
+
+def test_implicit_derivatives_of_the_linear_channel():
+    """Both modes, in α and noise, under jit and vmap, against the closed form; its tolerance is the solver's."""
+
+    def overlap(noise, alpha):
+        return smi.state_evolution(smi.links.linear(noise), alpha, key=KEY, q0=0.3, samples=2**9, tolerance=1e-8).overlap[
+            0, 0
+        ]
+
+    exact = jax.grad(linear_overlap, (0, 1))(1.3, 0.5)
+    backwards = jax.grad(overlap, (0, 1))(0.5, 1.3)
+    np.testing.assert_allclose(backwards, exact[::-1], rtol=1e-5)
+    np.testing.assert_allclose(jax.jvp(overlap, (0.5, 1.3), (1.0, 0.0))[1], exact[1], rtol=1e-5)
+    many = jax.jit(jax.vmap(jax.grad(overlap, 1), (None, 0)))(0.5, jnp.asarray([0.8, 1.3]))
+    np.testing.assert_allclose(many[1], exact[0], rtol=1e-5)
+    assert np.isnan(
+        jax.jvp(lambda a: jax.jvp(lambda b: overlap(0.5, b), (a,), (1.0,))[1], (1.3,), (1.0,))[1]
+    )  # first order only
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["phase retrieval", "two layers"])
+def test_implicit_derivatives_against_differences(name):
+    """In α, and in the skip strength, with common random numbers."""
+
+    def overlap(parameters):
+        model = smi.links.phase_retrieval() if name == "phase retrieval" else smi.DeepAttention(2, 2, skip=parameters[1])
+        alpha, settings = parameters[0], {"q0": 0.3, "samples": 2**13, "tolerance": 1e-7}
+        return smi.state_evolution(model, alpha, key=KEY, **settings).overlap[-1, -1]
+
+    at = jnp.asarray([0.8, 0.0] if name == "phase retrieval" else [0.5, 1.0])
+    slope = jax.grad(overlap)(at)
+    for k, h in enumerate([2e-3, 2e-2] if name == "two layers" else [2e-3]):
+        step = jnp.zeros(2).at[k].set(h)
+        difference = float(overlap(at + step) - overlap(at - step)) / (2 * h)
+        print(f"{name}: d/dx{k} {float(slope[k]):.5f}, central difference {difference:.5f}")
+        # central differences: h²; the fixed point of a finite sample: 1 % of slack in its own slope
+        np.testing.assert_allclose(slope[k], difference, rtol=0.02)
+
+
+def test_no_derivative_at_a_marginal_or_unfinished_fixed_point():
+    def overlap(alpha, **kwargs):
+        return smi.state_evolution(smi.links.phase_retrieval(), alpha, key=KEY, samples=2**9, **kwargs).overlap[0, 0]
+
+    assert np.isnan(jax.grad(lambda a: overlap(a, max_steps=2))(0.8))
+    assert float(jax.grad(lambda a: overlap(a, q0=0.9))(1.5)) == 0.0  # perfect recovery: Q = 1 whatever α
+    # z → ω + noise of variance z: a linear map of V with slope exactly one is marginal, whatever the solver thinks of it
+    V = jnp.eye(1)
+    J = jnp.ones((1, 1, 1, 1))
+    assert not np.isfinite(fixed_point.resolvent(J, V)).any()
+
+
+# Staircase ------------------------------------------------------------------------------------------------------------------
+
+
+def test_indices_learned_together_are_one_step():
+    stairs = smi.staircase(smi.links.sign_product(2), key=KEY, samples=2**9)
+    assert len(stairs) == 1
+    np.testing.assert_allclose(stairs[0].alpha, np.pi**2 / 4, rtol=1e-6)
+
+
+def test_nothing_to_climb():
+    assert smi.staircase(smi.links.sign_product(3), key=KEY, samples=2**8) == []
+    assert smi.staircase(smi.links.phase_retrieval(), key=KEY, samples=2**9, alpha_max=0.3) == []
+
+
+def _sign_then_pair(z):
+    return jnp.tanh(2 * z[0, 0]) + 0.5 * z[0, 0] * z[1, 0]
+
+
+@pytest.mark.slow
+def test_what_a_label_tells_once_the_rest_is_known_is_learned_with_it():
+    """y = tanh 2 z1 + z1 z2/2: z1 is learned at any α > 0, and z2 with it (E[z2|y, ω1] ≠ 0)."""
+    model = smi.MultiIndex(_sign_then_pair, indices=2, noise=0.3)
+    stairs = smi.staircase(model, key=KEY, samples=2**12)
+    report(stairs)
+    assert len(stairs) == 1
+    assert float(stairs[0].alpha) == 0.0
+    np.testing.assert_allclose(np.linalg.matrix_rank(np.asarray(stairs[0].subspace)), 2)
+
+
+@pytest.mark.slow
+def test_the_second_step_of_the_parity_link():
+    """0.57517 for z1, then π²/4 for (z2, z3) with z1 known (spec section 7)."""
+    stairs = smi.staircase(smi.links.square_plus_sign_parity(), key=KEY, samples=2**13)
+    report(stairs)
+    first, second = stairs
+    assert abs(float(first.alpha) - 0.57517) < 3 * float(first.stderr) + 5e-6
+    assert abs(float(second.alpha) - np.pi**2 / 4) < min(3 * float(second.stderr) + 1e-3, 0.01 * np.pi**2 / 4)
+    np.testing.assert_allclose(first.subspace, np.diag([1, 0, 0]), atol=1e-6)
+    np.testing.assert_allclose(second.subspace, np.diag([0, 0.5, 0.5]), atol=1e-3)
+    np.testing.assert_allclose(second.overlap, np.diag([1, 0, 0]), atol=1e-3)
+
+
+@pytest.mark.slow
+def test_two_layers_climb_two_steps():
+    """0.186 ± 0.002 and 0.719 ± 0.006 by independent quadratures (spec section 7); standard errors at most 0.003."""
+    stairs = smi.staircase(smi.DeepAttention(2, 2), key=KEY)
+    report(stairs)
+    first, second = stairs
+    for step, (value, error) in zip(stairs, [(0.186, 0.002), (0.719, 0.006)], strict=True):
+        assert Result(int(step.result)) == Result.SUCCESS
+        assert float(step.stderr) <= 0.003
+        assert abs(float(step.alpha) - value) < 3 * np.hypot(error, float(step.stderr))
+    np.testing.assert_allclose(first.subspace, np.diag([0, 1]), atol=1e-6)
+    np.testing.assert_allclose(second.subspace, np.diag([1, 0]), atol=1e-3)
+    assert 0.95 < float(second.overlap[1, 1]) < 0.99
+
+
+@pytest.mark.slow
+def test_a_guess_saves_the_scan_and_changes_nothing():
+    settings = {"key": KEY, "samples": 2**12}
+    stairs = smi.staircase(smi.DeepAttention(2, 2), **settings)
+    near = smi.staircase(smi.DeepAttention(2, 2, skip=1.1), **settings)
+    again = smi.staircase(smi.DeepAttention(2, 2), guess=near, **settings)
+    # roots are found to 1e-4 in log α λ, whose slope is at least two here
+    np.testing.assert_allclose(again[1].replicas, stairs[1].replicas, rtol=2e-4)
+
+
+@pytest.mark.slow
+def test_derivative_of_the_second_threshold():
+    """d(first layer's threshold)/d(skip) by autodiff against central differences with common random numbers."""
+    near = smi.staircase(smi.DeepAttention(2, 2, skip=2.0), key=KEY, samples=2**12)
+
+    def threshold(skip):
+        return smi.staircase(smi.DeepAttention(2, 2, skip=skip), key=KEY, samples=2**12, guess=near)[1].alpha
+
+    h = 0.1
+    slope, difference = float(jax.grad(threshold)(2.0)), float(threshold(2 + h) - threshold(2 - h)) / (2 * h)
+    print(f"autodiff {slope:.6f}, central difference {difference:.6f}")
+    np.testing.assert_allclose(slope, difference, rtol=0.02)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="alpha_max"):
+        smi.staircase(smi.links.sign_product(2), key=KEY, alpha_max=0.0)
+    with pytest.raises(ValueError, match="noiseless link"):
+        smi.staircase(smi.links.product(3), key=KEY)
+    with pytest.raises(ValueError, match="alpha_max"):
+        smi.first_order(smi.links.sign(), key=KEY, alpha_min=2.0, alpha_max=1.0)
+    with pytest.raises(ValueError, match="target"):
+        smi.search_threshold(smi.links.linear, 0.1, key=KEY, target=-1.0)
+    with pytest.raises(ValueError, match="start"):
+        smi.search_threshold(smi.links.linear, np.nan, key=KEY)
+
+
+# First order ----------------------------------------------------------------------------------------------------------------
+
+
+def test_no_transition_where_learning_is_continuous():
+    found = smi.first_order(smi.links.linear(0.1), key=KEY, points=5, samples=2**9)
+    assert found.kind == "none"
+    assert found.algorithmic is None
+    np.testing.assert_allclose(found.informed, found.uninformed, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_binary_perceptron():
+    """Information-theoretic 1.249, GAMP 1.493 (spec section 7)."""
+    model = smi.links.sign(smi.priors.Rademacher())
+    found = smi.first_order(model, key=KEY, alpha_min=0.8, alpha_max=2.0, points=12)
+    print(
+        found.information_theoretic.alpha,
+        found.information_theoretic.stderr,
+        found.algorithmic.alpha,
+        found.algorithmic.stderr,
+    )
+    assert found.kind == "first order"
+    for threshold, value in ((found.information_theoretic, 1.249), (found.algorithmic, 1.493)):
+        assert abs(float(threshold.alpha) - value) < 0.01
+        assert abs(float(threshold.alpha) - value) < 3 * float(threshold.stderr) + 1e-3  # printed to three digits
+    assert float(found.spinodal.alpha) == 0.0  # the informed branch exists at alpha_min already
+
+
+@pytest.mark.slow
+def test_phase_retrieval_recovers_by_a_jump():
+    """Perfect recovery is stable and optimal above 1, and reached by GAMP above 1.128 (spec section 7)."""
+    found = smi.first_order(smi.links.phase_retrieval(), key=KEY, alpha_min=0.7, alpha_max=1.6, points=12)
+    print(found.spinodal.alpha, found.information_theoretic.alpha, found.algorithmic.alpha, found.algorithmic.stderr)
+    assert abs(float(found.algorithmic.alpha) - 1.128) < 3 * float(found.algorithmic.stderr) + 1e-3
+    # V falls by 1/α a step: the informed start, V = 1e-6, is in the basin of Q = 1 from 1 + √V on
+    assert abs(float(found.spinodal.alpha) - 1.0) < 0.01
+    np.testing.assert_allclose(found.information_theoretic.alpha, found.spinodal.alpha, rtol=1e-3)
+
+
+# Search ---------------------------------------------------------------------------------------------------------------------
+
+
+def _even(z):
+    return jnp.abs(z[0, 0])
+
+
+@pytest.mark.slow
+def test_search_prescribes_a_threshold():
+    """The noise at which |z| + noise is learned at α = 1: unique, as noise delays learning."""
+    found = smi.search_threshold(
+        lambda p: smi.MultiIndex(_even, indices=1, noise=jnp.exp(p)), jnp.log(0.3), key=KEY, target=1.0, samples=2**10
+    )
+    print(np.exp(found.parameters), found.threshold.alpha, found.steps, found.message)
+    assert Result(int(found.result)) == Result.SUCCESS
+    np.testing.assert_allclose(found.threshold.alpha, 1.0, rtol=2e-3)
+    direct = smi.weak_recovery(
+        smi.MultiIndex(_even, indices=1, noise=float(np.exp(found.parameters))), key=KEY, samples=2**10
+    )
+    np.testing.assert_allclose(direct.alpha, found.threshold.alpha, rtol=1e-6)
