@@ -22,7 +22,10 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+QUICK = ("phase retrieval", "sign of a product", "one layer, 2 tokens")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in EXACT])
 def test_weak_recovery_at_its_exact_values(name):
     model, alpha, subspace = EXACT[name]
     samples = 2**10 if name == "sign of a product" else 2**13  # exact there, whatever the samples
@@ -42,7 +45,7 @@ def test_staircase_link_learns_its_first_index_first():
 
 
 def test_parity_of_three_signs_is_never_learned():
-    found = smi.weak_recovery(smi.links.sign_product(3), key=KEY, samples=2**9)
+    found = smi.weak_recovery(smi.links.sign_product(3), key=KEY, samples=2**8)
     assert np.isposinf(float(found.alpha))
     assert not np.any(np.asarray(found.subspace))
 
@@ -111,6 +114,7 @@ def test_many_indices_are_an_operator():
     np.testing.assert_allclose(_applied(jnp.asarray(G), X), 4 / np.pi**2 * X, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_derivative_with_respect_to_the_inverse_temperature():
     """One attention layer is seen through u alone: its threshold does not depend on β, its derivative is zero."""
 

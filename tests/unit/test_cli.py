@@ -148,3 +148,45 @@ def test_flags_reach_the_model():
     arguments = cli._parser().parse_args(["gamp", "deep-attention", "--depth", "3", "--skip", "1", "0.5", "--ranks", "1"])
     assert cli._flags(arguments) == {"depth": 3, "tokens": 2, "skip": [1.0, 0.5], "ranks": 1, "beta": 1.0}
     assert cli._model(arguments).indices == 3
+
+
+STAIRS = ["threshold", "sign-product", "--samples", 256]
+
+
+def test_thresholds_hold_together_in_print_and_files(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("h5py")
+    code, out, err = call(capsys, *STAIRS, "--out", tmp_path)
+    assert (code, err) == (0, "")
+    assert "2.4674" in out  # π²/4, exact for this link
+    stored = storage.load(tmp_path / "threshold.nc")
+    np.testing.assert_allclose(stored["alpha"], [[math.pi**2 / 4]], rtol=1e-6)
+    assert stored["replicas"].shape == (1, 1, 16)
+    assert (tmp_path / "threshold.png").stat().st_size > 5000
+
+
+def test_a_threshold_that_is_never_reached_says_so(capsys):
+    code, out, _ = call(capsys, *STAIRS, "--first", "--vary", "factors", "--values", 3, 2, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert finite(found)
+    two, three = (entry["steps"][0] for entry in found["thresholds"])
+    assert two["alpha"] == pytest.approx(math.pi**2 / 4)
+    assert three["never"] is True
+    assert two["never"] is False
+    assert "Nothing is learned" in call(capsys, *STAIRS, "--factors", 3)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--vary", "skip", "--values", "1"], "--vary"),
+        (["--vary", "factors"], "--values"),
+        (["--vary", "factors", "--values", "2.5"], "--values"),
+        (["--alpha-max", "-1"], "alpha_max"),
+    ],
+)
+def test_a_wrong_parameter_of_a_threshold_is_named(capsys, words, name):
+    code, _, err = call(capsys, *STAIRS, *words)
+    assert code == 2
+    assert name in err

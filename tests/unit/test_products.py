@@ -16,7 +16,7 @@ CHANNELS = {
     "square plus parity": SquarePlusSignParityChannel(),
     "triple sign": TripleSignChannel(),
 }
-HEAVY = [pytest.param(n, marks=[pytest.mark.slow] * (n == "square plus parity")) for n in CHANNELS]
+HEAVY = [pytest.param(n, marks=[pytest.mark.slow] * (n != "product")) for n in CHANNELS]
 V_THREE = np.array([[0.7, 0.35, -0.2], [0.35, 0.4, 0.1], [-0.2, 0.1, 0.9]])
 
 
