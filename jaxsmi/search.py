@@ -4,7 +4,7 @@ Equations here, for a model built from parameters p and the threshold α_c(p) of
 
     minimise log α_c(p),  or ½ (log α_c(p) - log target)²,
 
-by a quasi-Newton iteration (optax) on the derivative of `thresholds`. One key for all p: the function is smooth in p, and
+by a quasi-Newton iteration (optax) on the derivative of `thresholds`, scaled so that the first step has length 0.2. One key for all p: the function is smooth in p, and
 what is found is the optimum of that sample, off the true one by about stderr(α_c') / α_c''.
 """
 
@@ -62,7 +62,7 @@ def search_threshold(
     strength positive and makes one unit of it a sensible step); `start`: parameters, a number, an array or a tree of them;
     `step`: which threshold of the staircase, 0 for weak recovery; `target`: the α wanted, None to minimise; `alpha_max`,
     `samples`, `replicas` as in `staircase`; `optimizer`: any optax optimiser, by default L-BFGS with steps of at most 0.3;
-    `max_steps` evaluations at most; `tolerance`: stop where a step is shorter, or |log α_c/target| smaller.
+    `max_steps` evaluations at most; `tolerance`: stop where a step in the parameters is shorter, or |log α_c/target| smaller.
     Returns: a `Search`. Codes: SUCCESS, MAX_STEPS, NONFINITE (the threshold or its gradient was not finite: it lies above
     alpha_max, or the step is missing there). Raises: ValueError for a bad `start`, `target`, or a threshold that is absent
     at the start. Cost: a threshold and its derivative an evaluation. Source: spec section 6.
@@ -96,7 +96,7 @@ def search_threshold(
     slope = jax.value_and_grad(objective, has_aux=True)
     memory = optimizer.init(parameters)
     history: dict[str, list[Any]] = {"parameters": [], "alpha": [], "gradient": []}
-    code, gradient, stairs = Result.MAX_STEPS, None, []
+    code, gradient, stairs, scale = Result.MAX_STEPS, None, [], None
     with tqdm(total=max_steps, desc="threshold search", leave=False, disable=not progress) as bar:
         for _ in range(max_steps):
             (value, stairs), gradient = slope(parameters)
@@ -115,7 +115,9 @@ def search_threshold(
             if target is not None and abs(float(jnp.log(here / target))) < tolerance:
                 code = Result.SUCCESS
                 break
-            updates, memory = optimizer.update(gradient, memory, parameters)
+            size = float(optax.global_norm(gradient))
+            scale = (0.2 / size if size > 0 else 1.0) if scale is None else scale  # the first step is 0.2 long
+            updates, memory = optimizer.update(jax.tree.map(lambda g, s=scale: s * g, gradient), memory, parameters)
             if float(optax.global_norm(updates)) < tolerance:
                 code = Result.SUCCESS
                 break

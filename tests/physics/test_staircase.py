@@ -239,3 +239,19 @@ def test_search_prescribes_a_threshold():
         smi.MultiIndex(_even, indices=1, noise=float(np.exp(found.parameters))), key=KEY, samples=2**10
     )
     np.testing.assert_allclose(direct.alpha, found.threshold.alpha, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_search_minimises_the_threshold_of_the_first_layer():
+    """Against the curve it lies on: the same key, so that the flat minimum (1e-3 in α between skip 1/2 and 4) is resolved."""
+    settings = {"key": KEY, "samples": 2**12}
+    found = smi.search_threshold(lambda p: smi.DeepAttention(2, 2, skip=jnp.exp(p)), jnp.log(1.5), step=1, **settings)
+    skip, least = float(np.exp(found.parameters)), float(found.threshold.alpha)
+    print(f"skip {skip:.4f}, threshold {least:.5f} ± {float(found.threshold.stderr):.5f}", found.steps, found.message)
+    print([(float(np.exp(p)), float(a)) for p, a in zip(found.history["parameters"], found.history["alpha"], strict=True)])
+    assert Result(int(found.result)) == Result.SUCCESS
+    near = [found.threshold] * 2
+    for other in (skip / 2, skip / 1.3, skip * 1.3, skip * 2, 1.5):
+        near = smi.staircase(smi.DeepAttention(2, 2, skip=other), guess=near, **settings)
+        print(f"  curve: skip {other:.3f}, {float(near[1].alpha):.5f}")
+        assert float(near[1].alpha) > least - 2e-5  # roots are found to 1e-4 in log α λ, of slope five
