@@ -4,8 +4,9 @@ Equations here, for a model built from parameters p and the threshold α_c(p) of
 
     minimise log α_c(p),  or ½ (log α_c(p) - log target)²,
 
-by a quasi-Newton iteration (optax) on the derivative of `thresholds`, scaled so that the first step has length 0.2. One key for all p: the function is smooth in p, and
-what is found is the optimum of that sample, off the true one by about stderr(α_c') / α_c''.
+by a quasi-Newton iteration (optax) on the derivative of `thresholds`, scaled so that the first step has length 0.2. One key
+for all p: the function is smooth in p, and what is found is the optimum of that sample, off the true one by about
+stderr(α_c') / α_c''.
 """
 
 from __future__ import annotations
