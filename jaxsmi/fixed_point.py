@@ -72,6 +72,8 @@ class FixedPoint(eqx.Module):
     step: Array
     result: Array
     steady: Array
+    trust: Array
+    took: Array
     history: dict[str, Array]
 
 
@@ -107,7 +109,8 @@ def solve(
         evaluation = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(map_of, V0))
         infinite, zero = jnp.asarray(jnp.inf, dtype), jnp.zeros((), int)
         history = record(history, zero, V0, jnp.asarray(jnp.nan, dtype))
-        return FixedPoint(V0, evaluation, infinite, infinite, zero, zero - 1, zero, history)
+        one, no = jnp.ones((), dtype), jnp.zeros((), bool)
+        return FixedPoint(V0, evaluation, infinite, infinite, zero, zero - 1, zero, one, no, history)
 
     def body(s: FixedPoint) -> FixedPoint:
         found = map_of(s.V)
@@ -115,7 +118,9 @@ def solve(
         residual = jnp.max(jnp.abs(residual_matrix))
         rho = spectral_radius(found.jacobian)
         distance = residual / jnp.maximum(1.0 - rho, 1e-6)
-        polished = s.V + resolvent(found.jacobian, residual_matrix)
+        # where a polished step did not halve the residual, the Jacobian's statistical error was too large for all of it
+        trust = jnp.where(s.took & (residual > 0.5 * s.residual), 0.5 * s.trust, s.trust)
+        polished = found.value + trust * (s.V + resolvent(found.jacobian, residual_matrix) - found.value)
         polished = 0.5 * (polished + polished.T)
         # only where the map contracts, the residual falls, and the answer is a covariance of about this size next to V: the
         # Jacobian has statistical errors, which near a spinodal would throw a longer step onto another branch
@@ -125,7 +130,7 @@ def solve(
         sane = jnp.min(jnp.linalg.eigvalsh(whitened)) > 0.3
         sane = sane & (jnp.max(jnp.abs(polished - s.V)) < 0.05 * jnp.max(scale))
         inside = jnp.min(jnp.linalg.eigvalsh(scale - polished)) > -1e-3 * largest
-        take = newton & (rho < 0.98) & (residual < s.residual) & sane & inside & jnp.all(jnp.isfinite(polished))
+        take = newton & (rho < 0.98) & ((residual < s.residual) | s.took) & sane & inside & jnp.all(jnp.isfinite(polished))
         values, vectors = jnp.linalg.eigh(scale - jnp.where(take, polished, found.value))
         V = jnp.where(take, scale - (vectors * jnp.maximum(values, 0.0)) @ vectors.T, found.value)
         step = s.step + 1
@@ -140,7 +145,7 @@ def solve(
         code = jnp.where(recovered, Result.RECOVERED, code)
         code = jnp.where(finite, code, Result.NONFINITE)
         history = record(s.history, step, jnp.where(finite, V, jnp.nan), residual)
-        return FixedPoint(V, found, residual, rho, step, code.astype(s.result.dtype), steady, history)
+        return FixedPoint(V, found, residual, rho, step, code.astype(s.result.dtype), steady, trust, take, history)
 
     first = begin() if state is None else state
     limit = jnp.asarray(max_steps if until is None else until)
