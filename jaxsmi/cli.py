@@ -194,7 +194,7 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
     """Thresholds in the order of learning, for one model or against one of its parameters."""
     parser.add_argument("--vary", default=argparse.SUPPRESS, metavar="FLAG", help="a flag of the model, e.g. skip")
     parser.add_argument("--values", type=float, nargs="+", default=argparse.SUPPRESS, help="values of that flag")
-    parser.add_argument("--alpha-max", type=float, default=5.0, help="look no further than this")
+    parser.add_argument("--alpha-max", type=float, default=10.0, help="look no further than this")
     parser.add_argument("--first", action="store_true", help="weak recovery alone, not the whole staircase")
     parser.add_argument("--samples", type=int, default=8192, help="samples in all, for each threshold")
     parser.add_argument("--replicas", type=int, default=16, help="parts of the samples, whose spread is the error bar")
@@ -207,6 +207,8 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         if vary is not None and vary not in flags:
             raise ValueError(f"--vary: got {vary!r}; allowed: a flag of {arguments.model}: {', '.join(flags) or 'none'}.")
         integral = vary is not None and _FLAGS[vary]["type"] is int
+        if vary == "ranks":
+            raise ValueError("--vary: got 'ranks'; allowed: a flag of one number.")
         if integral and any(value != int(value) for value in values or []):
             raise ValueError(f"--values: got {values}; allowed: whole numbers, for --vary {vary}.")
         make = MODELS[arguments.model][0]
@@ -218,7 +220,8 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
                 own = {} if vary is None or value is None else {vary: int(value) if integral else value}
                 model = make(**(flags | own))
                 if arguments.first:
-                    stairs.append([smi.weak_recovery(model, randomisations=arguments.replicas, **settings)])
+                    first = smi.weak_recovery(model, randomisations=arguments.replicas, **settings)
+                    stairs.append([first] if first.alpha <= arguments.alpha_max or np.isinf(first.alpha) else [])
                 else:
                     near = stairs[-1] if stairs and not integral else None
                     found = smi.staircase(
@@ -231,6 +234,8 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
             for value, steps in zip(shown, stairs, strict=True)
             for k, step in enumerate(steps)
         ]
+        absent = [value for value, steps in zip(shown, stairs, strict=True) if not steps and value is not None]
+        rows += [[f"{value:g}", *"-----"] for value in absent] if rows else []
         header = [*([] if vary is None else [vary]), "step", "alpha", "learned there", "overlap there", "result"]
         nothing = [] if rows else [f"Nothing is learned from labels alone up to alpha = {arguments.alpha_max:g}."]
         met = {Result(int(step.result)) for steps in stairs for step in steps}

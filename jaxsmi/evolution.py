@@ -84,7 +84,8 @@ def state_evolution(
     `rho` (spectral radius of the map), `result` (SUCCESS, RECOVERED, MARGINAL, MAX_STEPS, INACCURATE, NONFINITE, INVALID), and
     `history` with one entry a step ("step", "overlap", "covariance", "residual"); Newton steps, which end it, included.
     `overlap`, `covariance` and `error` are differentiable once, forwards and backwards, in α and in every array of the
-    model (implicitly: dV = (I - J)^{-1} ∂F): NaN where the fixed point is marginal or was not reached; second derivatives NaN.
+    model (implicitly: dV = (I - J)^{-1} ∂F): NaN where the fixed point is marginal or was not reached, and
+    for the `error` of links with jumps (signs); second derivatives NaN.
     Raises: ValueError outside jit for α <= 0, a q0 out of range, a model without inference; inside: NaN and INVALID.
     Cost: `samples` posteriors a step: 8192 of two-layer attention take about 0.3 s on one core.
     Source: [TCDKZ25], spec section 5.
@@ -155,6 +156,8 @@ def _moved(problem: _Problem, end: fixed_point.FixedPoint, code: Array) -> Array
         return context[0]
 
     def prepare(problem: _Problem, context: tuple[Array, Array], V: Array) -> tuple[Array, Array]:
+        if not problem.model.channel.smooth:
+            return V, problem.map_of(V).jacobian
         return V, fixed_point.pathwise_jacobian(problem.map_of, V, problem.second_moment - V)
 
     def push(
@@ -178,6 +181,10 @@ def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
     V = jnp.where(recovered, 0.0, moved)
     error_key = jax.random.fold_in(problem.key, 2)
     error = prediction_error(model, S - moved, key=error_key, samples=problem.samples)
+    slope = (
+        1.0 if model.channel.smooth else jnp.nan
+    )  # labels that jump: the derivative along the sampled ones misses the jumps
+    error_value = fixed_point.with_slope(error.value, slope)
     stderr = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
     invalid = ~(jnp.isfinite(problem.alpha) & (problem.alpha > 0))
     code = jnp.where(invalid, Result.INVALID, code)
@@ -189,7 +196,7 @@ def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
     return Solution(
         overlap=masked(S - V),
         stderr=masked(jnp.where(recovered, 0.0, jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr))),
-        error=masked(jnp.where(recovered, 0.0, error.value)),
+        error=masked(jnp.where(recovered, 0.0, error_value)),
         alpha=problem.alpha,
         steps=end.step,
         residual=end.residual,

@@ -182,6 +182,18 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
     return jnp.einsum("ijab,ci,dj->abcd", table, vectors, vectors)
 
 
+@jax.custom_jvp
+def with_slope(x: Array, factor: Any) -> Array:
+    """x, its derivative times `factor`: NaN says that there is none."""
+    del factor
+    return x
+
+
+@with_slope.defjvp
+def _with_slope_jvp(primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    return primals[0], primals[1] * tangents[0]
+
+
 def numbers_of(tree: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
     """The floating point arrays of a tree, and the function that puts others in their place."""
     floats, rest = eqx.partition(tree, eqx.is_inexact_array)

@@ -49,6 +49,7 @@ def free_entropy(
     Q = Q * S if Q.ndim == 0 else Q
     check(Q.shape == (P, P), "overlap", Q, f"a number or an array of shape {(P, P)}")
     check(jnp.all(jnp.isfinite(Q)), "overlap", Q, "finite numbers")
+    check(jnp.max(jnp.abs(Q - Q.T)) <= 1e-10, "overlap", Q, "a symmetric matrix")
     inside = jnp.all(jnp.linalg.eigvalsh(Q) > -1e-10) & jnp.all(jnp.linalg.eigvalsh(S - Q) > 0)
     check(inside, "overlap", Q, "0 ⪯ Q, and Q below the second moment of the prior")
     each = power_of_two(max(samples // randomisations, 2))

@@ -26,7 +26,7 @@ from jaxsmi.types import Array, Result, Threshold, check, theory_dtype
 
 
 class Search(eqx.Module):
-    """End of a search: the last `parameters` and their `threshold`, `gradient` of the objective there, `steps` taken,
+    """End of a search: the best `parameters` and their `threshold`, `gradient` of the objective there, `steps` taken,
     `result` (SUCCESS, MAX_STEPS, NONFINITE), `history` with one entry an evaluation: "parameters", "alpha", "gradient"."""
 
     parameters: Any
@@ -63,7 +63,9 @@ def search_threshold(
     strength positive and makes one unit of it a sensible step); `start`: parameters, a number, an array or a tree of them;
     `step`: which threshold of the staircase, 0 for weak recovery; `target`: the α wanted, None to minimise; `alpha_max`,
     `samples`, `replicas` as in `staircase`; `optimizer`: any optax optimiser, by default L-BFGS with steps of at most 0.3;
-    `max_steps` evaluations at most; `tolerance`: stop where a step in the parameters is shorter, or |log α_c/target| smaller.
+    `max_steps` evaluations at most; `tolerance`: stop where a step
+    in the parameters is shorter (your own optimiser: where the gradient is less than so much of the first one), or
+    |log α_c/target| smaller. The default optimiser goes half way back where α_c rose.
     Returns: a `Search`. Codes: SUCCESS, MAX_STEPS, NONFINITE (the threshold or its gradient was not finite: it lies above
     alpha_max, or the step is missing there). Raises: ValueError for a bad `start`, `target`, or a threshold that is absent
     at the start. Cost: a threshold and its derivative an evaluation. Source: spec section 6.
@@ -77,6 +79,7 @@ def search_threshold(
     check(max_steps >= 1, "max_steps", max_steps, "at least 1")
     parameters = jax.tree.map(lambda x: jnp.asarray(x, theory_dtype()), start)
     check(all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(parameters)), "start", start, "finite numbers")
+    own = optimizer is None
     if optimizer is None:
         optimizer = optax.chain(optax.scale_by_lbfgs(), optax.clip_by_global_norm(0.3), optax.scale(-1.0))
     guess: list[Threshold] | None = None
@@ -84,7 +87,8 @@ def search_threshold(
     def objective(parameters: Any) -> tuple[Array, list[Threshold]]:
         model = build(parameters)
         if step == 0:
-            stairs = [weak_recovery(model, key=key, samples=samples, randomisations=replicas)]
+            first = weak_recovery(model, key=key, samples=samples, randomisations=replicas)
+            stairs = [first] if float(jax.lax.stop_gradient(first.alpha)) <= alpha_max else []
         else:
             stairs = staircase(
                 model, key=key, alpha_max=alpha_max, samples=samples, replicas=replicas, guess=guess, steps=step + 1
@@ -97,7 +101,7 @@ def search_threshold(
     slope = jax.value_and_grad(objective, has_aux=True)
     memory = optimizer.init(parameters)
     history: dict[str, list[Any]] = {"parameters": [], "alpha": [], "gradient": []}
-    code, gradient, stairs, scale = Result.MAX_STEPS, None, [], None
+    code, best, first_size = Result.MAX_STEPS, None, 0.0
     with tqdm(total=max_steps, desc="threshold search", leave=False, disable=not progress) as bar:
         for _ in range(max_steps):
             (value, stairs), gradient = slope(parameters)
@@ -106,23 +110,40 @@ def search_threshold(
                 history[name].append(jax.tree.map(np.asarray, entry))
             bar.update()
             bar.set_postfix(alpha=f"{float(here):.4f}")
-            finite = bool(jnp.isfinite(value)) and all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(gradient))
-            if not finite:
-                allowed = f"parameters at which threshold {step} exists, below alpha_max = {alpha_max:g}"
-                check(len(history["alpha"]) > 1, "start", start, allowed)
+            size, height = float(optax.global_norm(gradient)), float(value)
+            finite = np.isfinite(height) and np.isfinite(size)
+            if best is None:
+                allowed = f"parameters at which threshold {step} and its derivative exist, below alpha_max = {alpha_max:g}"
+                check(finite, "start", start, allowed)
+                first_size = size if size > 0 else 1.0
+            elif not finite and not own:
                 code = Result.NONFINITE
                 break
+            elif own and not height <= best[0]:  # uphill: half way back to the best point, with a fresh memory
+                back = jax.tree.map(lambda p, b: 0.5 * (b - p), parameters, best[1])
+                parameters, memory = jax.tree.map(jnp.add, parameters, back), optimizer.init(parameters)
+                if float(optax.global_norm(back)) < tolerance:
+                    code = Result.SUCCESS
+                    break
+                continue
+            if best is None or height <= best[0]:
+                best = (height, parameters, stairs[step], gradient)
             guess = stairs
             if target is not None and abs(float(jnp.log(here / target))) < tolerance:
                 code = Result.SUCCESS
                 break
-            size = float(optax.global_norm(gradient))
-            scale = (0.2 / size if size > 0 else 1.0) if scale is None else scale  # the first step is 0.2 long
-            updates, memory = optimizer.update(jax.tree.map(lambda g, s=scale: s * g, gradient), memory, parameters)
-            if float(optax.global_norm(updates)) < tolerance:
+            if not own and size < tolerance * first_size:
                 code = Result.SUCCESS
                 break
-            parameters = jax.tree.map(lambda p, u: p + u, parameters, updates)
-    last = jax.tree.map(jnp.asarray, history["parameters"][-1])
-    end = stairs[step] if len(stairs) > step else stairs[-1]
-    return Search(last, end, gradient, len(history["alpha"]), jnp.asarray(code), history)
+            scale = 0.2 / first_size if own else 1.0
+            updates, memory = optimizer.update(jax.tree.map(lambda g, s=scale: s * g, gradient), memory, parameters)
+            products = jax.tree.map(lambda u, g: jnp.sum(u * g), updates, gradient)
+            if own and float(sum(jax.tree.leaves(products))) > 0:  # curvature of the wrong sign: down the gradient instead
+                updates, memory = jax.tree.map(lambda g, s=scale: -s * g, gradient), optimizer.init(parameters)
+            if own and float(optax.global_norm(updates)) < tolerance:
+                code = Result.SUCCESS
+                break
+            parameters = jax.tree.map(jnp.add, parameters, updates)
+    assert best is not None  # the first evaluation was checked
+    _, parameters, end, gradient = best
+    return Search(parameters, end, gradient, len(history["alpha"]), jnp.asarray(code), history)

@@ -270,11 +270,13 @@ def thresholds(
     dimensions = {"alpha": (), "stderr": (), "result": (), "replicas": ("replica",)}
     dimensions |= dict.fromkeys(("subspace", "overlap"), ("index", "other"))
     for name, extra in dimensions.items():
-        shape = next(np.shape(getattr(t, name)) for s in stairs for t in s)
+        shapes = [np.shape(getattr(t, name)) for s in stairs for t in s]
+        shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
         table = np.full((len(stairs), steps, *shape), np.nan)
         for i, s in enumerate(stairs):
             for j, t in enumerate(s):
-                table[i, j] = np.asarray(getattr(t, name))
+                entry = np.asarray(getattr(t, name))
+                table[(i, j, *(slice(n) for n in entry.shape))] = entry
         data[name] = ((parameter, "step", *extra), table)
     coordinates = {parameter: np.arange(len(stairs)) if values is None else np.asarray(values), "step": np.arange(steps) + 1}
     return xarray.Dataset(data, coordinates, _attributes(**attributes))

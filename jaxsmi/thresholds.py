@@ -147,6 +147,8 @@ def _weak_recovery(model: Any, key: Array, samples: int, R: int) -> Threshold:
     stderr = jnp.where(fixed, 0.0, jnp.std(seen.each, ddof=1) / np.sqrt(R) * jnp.where(fixed, 0.0, alpha) ** 2)
     grows = (vectors * known) @ vectors.T
     subspace = jnp.where(trivial, grows, jnp.where(never, 0.0, seen.subspace))
+    root = sqrt_psd(S)
+    subspace = root @ subspace @ root  # of the signal, not of the whitened one
     subspace = subspace / jnp.maximum(jnp.trace(subspace), 1e-300)
     finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(seen.start))
     code = jnp.where(seen.inaccurate > 0.01, Result.INACCURATE, Result.SUCCESS)
@@ -340,7 +342,8 @@ def _roots_tangent(model: Any, context: tuple[Array, ...], prepared: Any, direct
     def one(key: Array, alpha: Array, V: Array, X: Array, J: Array, slope: Array) -> Array:
         state = Branch(model, U, alpha, key, samples, _SCRAMBLES)
         still = [jnp.zeros_like(U), jnp.zeros_like(alpha)]
-        return -_along(state, V, X, J, [*directions, *still]) / slope
+        found = -_along(state, V, X, J, [*directions, *still]) / slope
+        return found if model.channel.smooth else jnp.full_like(found, jnp.nan)  # labels that jump: see AbstractChannel
 
     moved = lax.map(lambda x: one(*x), (keys, out.alpha, out.V, out.X, J, slope))
     return eqx.tree_at(lambda r: r.alpha, jax.tree.map(jnp.zeros_like, eqx.filter(out, eqx.is_inexact_array)), moved)
@@ -381,8 +384,11 @@ def staircase(
     Returns: a list of `Threshold` with α <= alpha_max, shorter than P where several indices are learned together or some
     never; directions that labels tell as soon as others are known belong to the step that makes them known. `alpha` and
     `replicas` are differentiable, forwards and backwards (once), in every array of the model; overlap and subspace are held.
-    Codes: SUCCESS, INACCURATE, MAX_STEPS (a replica found no root: `alpha` is NaN), NONFINITE.
-    Raises: ValueError as `weak_recovery`, or for alpha_max <= 0. Runs outside jit and vmap (grad and jvp are fine).
+    Derivatives of thresholds after the first are NaN for links with jumps (signs).
+    Codes: SUCCESS, INACCURATE, MAX_STEPS (a replica found no root: `alpha` is NaN, its replicas say which; raise `samples`, or
+    lower `replicas`), NONFINITE.
+    Raises: ValueError as `weak_recovery`, for alpha_max <= 0, or a second moment not proportional to the identity.
+    Runs outside jit and vmap (grad and jvp are fine).
     Cost: about fifteen times `samples` posteriors a step, and a scan. Source: [TDDZLK24], [TCDKZ25], spec section 6.
     Example:
     >>> import jax, jaxsmi as smi
@@ -391,16 +397,23 @@ def staircase(
     """
     check_problem(model, samples, replicas)
     check(np.isfinite(alpha_max) and alpha_max > 0, "alpha_max", alpha_max, "a finite number > 0")
+    check(steps is None or steps >= 1, "steps", steps, "at least 1, or None for all")
+    listed = guess is None or (isinstance(guess, list) and all(isinstance(t, Threshold) for t in guess))
+    check(listed, "guess", guess, "a list of Threshold, as `staircase` returns it")
     held, P = frozen(model), model.indices
+    S = held.prior.second_moment(P)
+    equal = jnp.max(jnp.abs(S - S[0, 0] * jnp.eye(P))) <= 1e-9 * S[0, 0]
+    check(equal, "model", model.prior, "a prior with second moment proportional to the identity")
     each = power_of_two(max(samples // (replicas * _SCRAMBLES), 2))
     keys = jax.vmap(lambda k: jax.random.fold_in(key, 100 + k))(jnp.arange(replicas))
     first = weak_recovery(model, key=key, samples=samples, randomisations=replicas)
     alpha = float(lax.stop_gradient(first.alpha))
-    if not alpha <= alpha_max:
+    if alpha > alpha_max:
         return []
+    if np.isnan(alpha):
+        return [first]
     stairs, guesses = [first], list(guess or [])
     U = _directions_of(np.asarray(lax.stop_gradient(first.subspace)))
-    S = held.prior.second_moment(P)
     bar = tqdm(total=P, initial=U.shape[1], desc="staircase: directions learned", leave=False, disable=not progress)
     while U.shape[1] < P and (steps is None or len(stairs) < steps):
         basis = jnp.asarray(U, S.dtype)
@@ -427,10 +440,10 @@ def staircase(
         valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, jnp.nan)
         X = np.mean(np.asarray(lax.stop_gradient(roots.X)), axis=0)
         Q = basis @ (basis.T @ S @ basis - jnp.mean(lax.stop_gradient(roots.V), axis=0)) @ basis.T
-        alphas = roots.alpha * valid
+        alphas = jnp.where(roots.code == 0, roots.alpha, jnp.nan)
         stairs.append(
             Threshold(
-                jnp.mean(alphas),
+                jnp.mean(alphas) * valid,
                 jnp.std(lax.stop_gradient(alphas), ddof=1) / np.sqrt(replicas),
                 alphas,
                 jnp.asarray(X / max(np.trace(X), 1e-300)),
@@ -439,7 +452,9 @@ def staircase(
             )
         )
         alpha = float(lax.stop_gradient(stairs[-1].alpha))
-        if not np.isfinite(alpha):
+        if alpha > alpha_max:
+            stairs.pop()
+        if not alpha <= alpha_max:
             break
         U = _joined(U, _directions_of(X))
         bar.update(U.shape[1] - bar.n)
@@ -460,7 +475,8 @@ def _next(model: Any, U: Array, alpha: float, alpha_max: float, key: Array, samp
     V, ratio = 0.9 * S, 1.2
     count = power_of_two(max(samples // 32, 2))
     at = max(alpha * 1.1, 1e-2 if alpha == 0.0 else 0.0)
-    if near is not None and np.isfinite(float(near.alpha)):
+    near = None if near is None or not np.isfinite(float(near.alpha)) else near
+    if near is not None:
         at = max(float(near.alpha), alpha * 1.001)
     last: tuple[float, float] | None = None
     while True:
@@ -471,8 +487,10 @@ def _next(model: Any, U: Array, alpha: float, alpha_max: float, key: Array, samp
         height = float(jnp.log(jnp.maximum(at * seen.rate, 1e-30)))
         if not np.isfinite(height):
             return None
-        if near is not None:
+        if near is not None and abs(height) < 0.5:
             return at, end.V, float(seen.inaccurate)
+        if near is not None:  # it was not so near: look from the beginning
+            return _next(model, U, alpha, alpha_max, key, samples, None)
         if height >= 0.0:
             if last is not None:  # between the last two points of the scan, in log α
                 low, before = last
@@ -492,7 +510,8 @@ def recovery_threshold(model: Any, *, key: Array | None = None) -> Threshold:
     For V → 0 a label of M numbers fixes M combinations of the P·M fields: tr(V Q̂) = αM, so that V falls by P/(αM) a step.
 
     Arguments: `model`: a noiseless attention model with a Gaussian prior, the last layer of rank one. Returns: a
-    `Threshold` (exact, no error bar), its subspace everything. Raises: ValueError for other models.
+    `Threshold` (exact, no error bar), its subspace everything. Raises: ValueError for models whose labels fix no combination.
+    (Phase retrieval and z1 z2 fix one: the law holds for them too.)
     Stability does not prove that the branch from small overlap reaches Q = S. Cost: none. Source: spec section 6.
     Example:
     >>> import jaxsmi as smi
@@ -506,7 +525,7 @@ def recovery_threshold(model: Any, *, key: Array | None = None) -> Threshold:
     check(seen is not None, "model", getattr(model, "name", type(model).__name__), allowed)
     check(hasattr(model.prior, "covariance"), "model", model.prior, "a continuous (Gaussian) prior")
     alpha = jnp.asarray(P / (seen or jnp.nan), dtype)
-    eye = jnp.eye(P, dtype=dtype)
+    S = model.prior.second_moment(P)
     return Threshold(
-        alpha, jnp.zeros((), dtype), jnp.full((1,), alpha), eye / P, eye, jnp.asarray(Result.SUCCESS)
+        alpha, jnp.zeros((), dtype), jnp.full((1,), alpha), S / jnp.trace(S), S, jnp.asarray(Result.SUCCESS)
     )  # fmt: skip

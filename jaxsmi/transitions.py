@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from jaxsmi.integrate import power_of_two
 from jaxsmi.potential import potential_at
+from jaxsmi.priors import BernoulliGauss
 from jaxsmi.thresholds import Branch, check_problem
 from jaxsmi.types import Array, Result, Threshold, check, frozen
 
@@ -54,11 +55,10 @@ def _problem(model: Any, alpha: Array, key: Array, samples: int, randomisations:
 
 
 def _up(problem: Branch, V: Array, steps: int) -> tuple[Array, Array]:
-    """The uninformed branch from V, never started from Q = 0 or V = 0, which are fixed points however unstable."""
+    """The uninformed branch from V, a little of every direction learned and unlearned first: Q = 0 and V = 0 are fixed points
+    however unstable."""
     S = problem.model.prior.second_moment(problem.model.indices)
-    unlearned, learned = jnp.trace(S - V) < _SMALL * jnp.trace(S), jnp.trace(V) < _SMALL * jnp.trace(S)
-    V = jnp.where(unlearned, (1.0 - _SMALL) * S, jnp.where(learned, _NEAR[1] * S, V))
-    end = problem.fixed_point(V, steps, 1e-5)
+    end = problem.fixed_point(V + 2.0 * _SMALL * (0.5 * S - V), steps, 1e-5)
     return end.V, end.result
 
 
@@ -137,8 +137,14 @@ def _edges(
 
         spinodal = bisect(s0, s1, exists) if appears else s0
         algorithmic = bisect(a0, a1, gone)
-        first = jnp.where(appears, spinodal, s1)
-        optimal = spinodal if perfect and continuous and appears else bisect(first, algorithmic, wins)
+        if perfect and continuous and appears:
+            return algorithmic, spinodal, spinodal
+        # without a change of sign between its ends it lies outside them
+        first, last = spinodal if appears else s1, a0
+        optimal = bisect(first, algorithmic, wins)
+        optimal = jnp.where(~wins(last) & (a1 <= a0), jnp.inf, optimal)
+        if not appears:
+            optimal = jnp.where(wins(first), 0.0, optimal)
         return algorithmic, optimal, spinodal
 
     return lax.map(one, keys)
@@ -163,8 +169,11 @@ def first_order(
     independent bisections, whose spread is the error bar; `max_steps` of each fixed point: near the algorithmic threshold
     α_a the iteration takes about |α - α_a|^{-1/2} steps.
     Returns: a `FirstOrder`; kind "none" and None for the thresholds where the branches agree everywhere. A spinodal of 0
-    says that the informed branch still exists at alpha_min. A transition that is not over at alpha_max: its algorithmic
-    threshold is inf. Raises: ValueError for an empty range, a model without inference, or a prior with a mean.
+    says that the informed branch still exists at alpha_min (an information-theoretic 0, that it is optimal there). A
+    transition that is not over at alpha_max: its algorithmic threshold is inf. Errors include the cell of the bisection.
+    Codes: SUCCESS, MAX_STEPS (a branch did not converge somewhere in the hysteresis: raise `max_steps`, doubt the kind).
+    Raises: ValueError for an empty range, a model without inference, a prior with a mean, or perfect recovery under a prior
+    that is neither continuous nor discrete.
     Cost: about 2·points fixed points, then about 30 of them a replica. Source: spec sections 5 and 6.
     Example:
     >>> import jax, jaxsmi as smi
@@ -180,7 +189,7 @@ def first_order(
     each = power_of_two(max(samples // (replicas * _SCRAMBLES), 2))
     steps = int(max_steps)
     curves: dict[bool, list[Array]] = {}
-    perfect = np.zeros(points, bool)
+    perfect, settled = np.zeros(points, bool), np.ones(points, bool)
     with tqdm(total=2 * points + 1, desc="first-order transition", leave=False, disable=not progress) as bar:
         for upwards in (True, False):
             V, found = (1.0 - _SMALL) * S, []
@@ -190,9 +199,11 @@ def first_order(
                 V, code = _follow(problem, V if upwards else jnp.zeros_like(S), upwards, steps)
                 found.append(V)
                 perfect[k] = int(code) == Result.RECOVERED
+                settled[k] &= int(code) in (Result.SUCCESS, Result.RECOVERED)
                 bar.update()
             curves[upwards] = found
         apart = np.asarray([bool(_apart(v, w)) for v, w in zip(curves[True], curves[False], strict=True)])
+        unfinished = bool((apart & ~settled).any())
         overlaps = [S - jnp.stack(curves[upwards]) for upwards in (True, False)]
         if not apart.any():
             return FirstOrder("none", None, None, None, jnp.asarray(grid), *overlaps)
@@ -200,6 +211,8 @@ def first_order(
         # the algorithmic end lies in (grid[high], next); the spinodal in (previous, grid[low])
         over, appears = bool(high + 1 < points), bool(low > 0)
         ends = [grid[high], grid[high + 1] if over else grid[high]], [grid[low - 1] if appears else 0.0, grid[low]]
+        known = hasattr(model.prior, "covariance") or not isinstance(model.prior, BernoulliGauss) or not perfect[apart].any()
+        check(known, "model", model.prior, "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)")
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
         bracket = (
             *(tuple(jnp.asarray(e, S.dtype) for e in pair) for pair in ends),
@@ -208,16 +221,24 @@ def first_order(
         found = _edges(model, bracket, each, steps, bool(perfect[apart].all()), appears)
         bar.update()
 
-    def threshold(values: Array, informed: bool, known: bool = True) -> Threshold:
-        mean = jnp.mean(values)
-        place = int(np.argmin(np.abs(grid - float(mean))))
-        Q = overlaps[int(informed)][place]
+    cells = [(ends[0][1] - ends[0][0]), grid[high] - grid[low], (ends[1][1] - ends[1][0]) * appears]
+
+    def threshold(which: int, informed: bool, known: bool = True) -> Threshold:
+        values, cell = found[which], max(cells[which], cells[0]) / 2**_HALVINGS / np.sqrt(12.0)
+        inside = np.flatnonzero(apart)
+        nearest = int(
+            inside[np.argmin(np.abs(grid[inside] - float(jnp.mean(jnp.where(jnp.isfinite(values), values, grid[high])))))]
+        )
+        place = int(high) if which == 0 else nearest
         values = values if known else jnp.full_like(values, jnp.inf)
-        stderr = jnp.std(values, ddof=1) / np.sqrt(replicas) if known else jnp.zeros(())
+        alpha = jnp.mean(values)
+        spread = jnp.std(values, ddof=1) / np.sqrt(replicas)
+        stderr = jnp.where(jnp.isfinite(alpha) & (alpha > 0), jnp.hypot(spread, cell), 0.0)
         grows = overlaps[1][place] - overlaps[0][place]
-        return Threshold(jnp.mean(values), stderr, values, grows / jnp.trace(grows), Q, jnp.asarray(Result.SUCCESS))
+        code = Result.MAX_STEPS if unfinished else Result.SUCCESS
+        return Threshold(alpha, stderr, values, grows / jnp.trace(grows), overlaps[int(informed)][place], jnp.asarray(code))
 
     return FirstOrder(
-        "first order", threshold(found[0], False, bool(over)), threshold(found[1], True), threshold(found[2], True),
+        "first order", threshold(0, False, over), threshold(1, True), threshold(2, True),
         jnp.asarray(grid), *overlaps,
     )  # fmt: skip

@@ -14,7 +14,7 @@ A channel with a closed-form log Z_out needs to say nothing else (`ClosedFormCha
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -108,7 +108,12 @@ def as_posterior(moments: Moments, shape: tuple[int, ...]) -> Posterior:
 
 
 class AbstractChannel(eqx.Module):
-    """p(y|z) for fields z (P, M). A channel draws labels, and says what a label tells about the fields."""
+    """p(y|z) for fields z (P, M). A channel draws labels, and says what a label tells about the fields.
+
+    `smooth`: False where labels jump with the fields (signs): derivatives along sampled labels then miss the jumps.
+    """
+
+    smooth: ClassVar[bool] = True
 
     indices: eqx.AbstractVar[int]
     tokens: eqx.AbstractVar[int]

@@ -12,6 +12,7 @@ Source: [TCDKZ25], [TDDZLK24], [BKMMZ19].
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -72,6 +73,8 @@ class LinearChannel(ClosedFormChannel):
 
 class SignChannel(ClosedFormChannel):
     """y = sign z (P = M = 1): log Z_out = log Φ(y ω/√V)."""
+
+    smooth: ClassVar[bool] = False
 
     indices: int = eqx.field(static=True, default=1)
     tokens: int = eqx.field(static=True, default=1)
@@ -188,6 +191,8 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
 
 class SignProductChannel(ClosedFormChannel):
     """y = sign(z_1 z_2) (P = 2, M = 1), any V: the two quadrants in which the product has sign y."""
+
+    smooth: ClassVar[bool] = False
 
     indices: int = eqx.field(static=True, default=2)
     tokens: int = eqx.field(static=True, default=1)

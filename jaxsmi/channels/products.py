@@ -14,6 +14,8 @@ Sources: [TDDZLK24], [P54]; spec section 7.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -123,6 +125,8 @@ class ProductChannel(_Noiseless):
 class SquarePlusSignParityChannel(_Noiseless, ClosedFormChannel):
     """y = z_1² + sign(z_1 z_2 z_3) (P = 3, M = 1), any V."""
 
+    smooth: ClassVar[bool] = False
+
     indices: int = eqx.field(static=True, default=3)
     tokens: int = eqx.field(static=True, default=1)
 
@@ -155,6 +159,8 @@ class SquarePlusSignParityChannel(_Noiseless, ClosedFormChannel):
 class TripleSignChannel(_Noiseless, ClosedFormChannel):
     """y = sign(z_1 z_2 z_3) (P = 3, M = 1), any V. Where V is far from diagonal, labels of a probability below 1e-15 lose
     their digits."""
+
+    smooth: ClassVar[bool] = False
 
     indices: int = eqx.field(static=True, default=3)
     tokens: int = eqx.field(static=True, default=1)
