@@ -93,6 +93,7 @@ def test_nishimori_identities_along_the_run(name, calibrate):
     assert_agrees(C + Q - 1, 0.0, 0.02)
 
 
+@pytest.mark.slow
 def test_noiseless_linear_measurements_above_one_give_the_teacher_back():
     """α = 1.5: V falls to zero; the estimate is the teacher to the accuracy at which the run says so."""
     model, key = smi.links.linear(), jax.random.key(0)

@@ -235,6 +235,7 @@ def test_two_layer_attention_follows_the_published_curve(reference):
 # Error bars ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "alpha"),
     [(smi.links.phase_retrieval(), 0.8), pytest.param(smi.links.sign(), 1.5, marks=pytest.mark.slow)],

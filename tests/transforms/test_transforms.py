@@ -145,6 +145,7 @@ def test_tangent_of_the_response_of_a_closed_form():
     np.testing.assert_allclose(response(q)[1], difference, rtol=0.05)  # another estimator of it: statistical error
 
 
+@pytest.mark.slow
 def test_tangent_of_the_deep_response_with_respect_to_skip_and_overlap(deep_response):
     run, traced = deep_response
     Q, direction = jnp.diag(jnp.asarray([0.3, 0.5])), jnp.asarray([[0.2, 0.1], [0.1, -0.3]])
