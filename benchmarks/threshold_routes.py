@@ -20,7 +20,7 @@ import jaxsmi as smi
 jax.config.update("jax_enable_x64", True)
 MODEL = smi.DeepAttention(2, 2)
 # layer (of the overlap), α above its threshold
-STEPS = {"layer 2": (1, (0.23, 0.26, 0.29, 0.32)), "layer 1": (0, (0.76, 0.79, 0.82, 0.85))}
+STEPS = {"layer 2": (1, (0.19, 0.195, 0.2, 0.21)), "layer 1": (0, (0.73, 0.74, 0.75, 0.77))}
 GAMP_STEPS = {"layer 2": (1, (0.23, 0.27, 0.31, 0.36, 0.42)), "layer 1": (0, (0.76, 0.79, 0.82, 0.86, 0.90))}
 DIMENSIONS, TEACHERS = {"layer 2": (1000, 4000), "layer 1": (1000, 2000)}, 6
 
