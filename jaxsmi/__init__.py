@@ -4,13 +4,15 @@ Message passing (`gamp`), its exact asymptotics (`state_evolution`), and the mod
 Importing starts no device and sets no flag; theory is meant for float64: jax.config.update("jax_enable_x64", True).
 """
 
-from jaxsmi import models, priors
+from jaxsmi import models, priors, text
 from jaxsmi.evolution import state_evolution
+from jaxsmi.learning import learned_at, learning_order
 from jaxsmi.message_passing import gamp
 from jaxsmi.models import AbstractIndexModel, DeepAttention, Estimate, MultiIndex, align, generalization_error, links
 from jaxsmi.potential import free_entropy
 from jaxsmi.search import Search, search_threshold
 from jaxsmi.thresholds import recovery_threshold, staircase, weak_recovery
+from jaxsmi.training import Stream, train
 from jaxsmi.transitions import FirstOrder, first_order
 from jaxsmi.types import Dataset, Result, Solution, Threshold
 
@@ -24,12 +26,15 @@ __all__ = [
     "Result",
     "Search",
     "Solution",
+    "Stream",
     "Threshold",
     "align",
     "first_order",
     "free_entropy",
     "gamp",
     "generalization_error",
+    "learned_at",
+    "learning_order",
     "links",
     "models",
     "priors",
@@ -37,5 +42,7 @@ __all__ = [
     "search_threshold",
     "staircase",
     "state_evolution",
+    "text",
+    "train",
     "weak_recovery",
 ]

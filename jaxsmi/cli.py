@@ -1,4 +1,6 @@
-"""The command line: `jaxsmi run | gamp | state-evolution | threshold`. A table, or with `--json` one JSON object, on stdout.
+"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | text`.
+
+A table, or with `--json` one JSON object, on stdout.
 
 A command is one function: it adds its flags to a parser and returns what to do with them; `COMMANDS` lists them. A
 model is one line of `MODELS`. No equation lives here.
@@ -19,10 +21,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from tqdm import tqdm
 
 import jaxsmi as smi
-from jaxsmi import plotting, storage
+from jaxsmi import learning, plotting, storage
 from jaxsmi.types import Result, Solution, Threshold, check
 
 __all__ = ["main"]
@@ -278,7 +281,168 @@ def _stair(step: Threshold) -> list[str]:
     return [f"{float(step.alpha):.4f} ± {float(step.stderr):.4f}", low, high, _name(step)]
 
 
-COMMANDS = (run, gamp, state_evolution, threshold)
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": optax.sgd,
+    "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
+    "adam": optax.adam,
+}
+
+
+def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
+    """Learn a teacher by gradient descent, several runs at once, and compare the order of learning with GAMP.
+
+    The defaults are the published setting of two attention layers, cut to fewer steps.
+    """
+    parser.add_argument("--alpha", type=float, default=15.0, help="sample complexity N/D")
+    parser.add_argument("--dimension", type=int, default=500, help="dimension D of a token")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="; ".join(OPTIMIZERS))
+    parser.add_argument("--learning-rate", type=float, default=15.0, help="learning rate (of order 0.01 for adam)")
+    parser.add_argument("--weight-decay", type=float, default=0.07, help="decay of the weights, divided by D")
+    parser.add_argument("--reduction", choices=("sum/D", "mean", "sum"), default="sum/D", help="loss of a batch")
+    parser.add_argument("--batch-size", type=int, default=200, help="samples in a batch; 0: all of them")
+    parser.add_argument("--repeats", type=int, default=3, help="consecutive updates on each batch")
+    parser.add_argument("--steps", type=int, default=2000, help="batches")
+    parser.add_argument("--online", action="store_true", help="fresh samples at each step, none used twice")
+    parser.add_argument("--init", type=float, default=0.9, help="size of the random start")
+    parser.add_argument("--runs", type=int, default=4, help="runs at once, from different starts")
+    parser.add_argument("--level", type=float, default=0.5, help="cosine that counts as learned")
+    parser.add_argument("--gamp", type=float, default=0.0, metavar="ALPHA", help="lay GAMP at this alpha beside it; 0: no")
+
+    def execute(arguments: argparse.Namespace) -> Report:
+        check(arguments.gamp >= 0, "--gamp", arguments.gamp, "a number >= 0")
+        check(arguments.batch_size >= 0, "--batch-size", arguments.batch_size, "an integer >= 0")
+        check(not (arguments.online and arguments.gamp), "--gamp", arguments.gamp, "0 with --online: no data are kept")
+        model = _model(arguments)
+        data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
+        D, step = arguments.dimension, OPTIMIZERS[arguments.optimizer](arguments.learning_rate)
+        if arguments.weight_decay:
+            step = optax.chain(optax.add_decayed_weights(arguments.weight_decay / D), step)
+        settings = {name: getattr(arguments, name) for name in ("repeats", "steps", "reduction", "init")}
+        settings |= {"optimizer": step, "batch_size": arguments.batch_size or None}
+        with _timed() as seconds:
+            if arguments.online:
+                check(arguments.batch_size > 0, "--batch-size", 0, "at least 1 with --online")
+                stream = smi.Stream(model, model.start(data_key, D), dtype="float32")
+                fit = smi.train(
+                    model, stream, key=jax.random.split(key, arguments.runs), progress=_progress(arguments), **settings
+                )
+                found = {arguments.optimizer: fit}
+                order = learning.LearningOrder(
+                    found, {name: smi.learned_at(s, arguments.level) for name, s in found.items()}, arguments.level,
+                    {name: float("inf") for name in found},
+                )  # fmt: skip
+            else:
+                data = model.sample(data_key, dimension=D, alpha=arguments.alpha, dtype="float32")
+                methods: dict[str, dict[str, Any]] = {}
+                if arguments.gamp:
+                    methods["GAMP"] = {"alpha": arguments.gamp}
+                methods[arguments.optimizer] = settings
+                order = smi.learning_order(
+                    model, data, methods, key=key, seeds=arguments.runs, level=arguments.level,
+                    progress=_progress(arguments),
+                )  # fmt: skip
+            jax.block_until_ready([s.weights for s in order.solutions.values()])
+        names = storage.index_names(model, model.indices)
+        rows, data_out = [], {}
+        for name, solution in order.solutions.items():
+            times, cosines = np.asarray(order.learned[name]), plotting.end_cosines(solution)
+            when = np.median(times, axis=0)
+            rows += [
+                [
+                    name if p == 0 else "",
+                    index,
+                    f"{when[p]:.4g}" if np.isfinite(when[p]) else "never",
+                    f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}",
+                    f"{cosines[:, p].mean():.4f} ± {cosines[:, p].std():.4f}",
+                ]
+                for p, index in enumerate(names)
+            ]
+            codes = [Result(int(code)).name for code in np.asarray(solution.result)]
+            data_out[name] = {
+                "alpha": order.alpha[name],
+                "learned_at": times,
+                "cosine": cosines,
+                "error": solution.error,
+                "steps": solution.steps,
+                "result": codes,
+                "order": [names[p] for p in order.order(name)],
+            }
+        gradient = order.solutions[arguments.optimizer]
+        updates = int(np.max(np.asarray(gradient.steps))) * arguments.repeats * arguments.runs
+        samples = arguments.batch_size or round(arguments.alpha * D)
+        text = [
+            _setting(arguments),
+            _table(["method", "", "learned at", "runs", "final cosine"], rows),
+            *(
+                f"Order of {name}: {', then '.join(found['order']) or 'nothing learned'}."
+                for name, found in data_out.items()
+            ),
+            f"{seconds[0]:.1f} s with compilation, {updates * samples / seconds[0]:.3g} samples/s.",
+        ]
+
+        def draw(figure: Any) -> None:
+            count = len(order.solutions)
+            figure.set_size_inches(4.4 * count + 0.6, 3.8)
+            plotting.learning_order(order, list(figure.subplots(1, count, sharey=True, squeeze=False)[0]))
+
+        kept = {name: storage.runs(solution) for name, solution in order.solutions.items()} if arguments.out else {}
+        return Report({"methods": data_out, "seconds": seconds[0]}, "\n".join(text), draw, kept)
+
+    return execute
+
+
+def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
+    """Train a small attention classifier of questions, and show when each of its layers settles."""
+    parser.add_argument("--file", type=pathlib.Path, default=argparse.SUPPRESS, help="lines `LABEL:sub text`; else built in")
+    parser.add_argument("--test-file", type=pathlib.Path, default=argparse.SUPPRESS, help="else a fifth is held out")
+    parser.add_argument("--questions", type=int, default=600, help="how many synthetic questions, without a file")
+    parser.add_argument("--epochs", type=int, default=40, help="passes over the questions")
+    parser.add_argument("--learning-rate", type=float, default=5e-5, help="of AdamW")
+    parser.add_argument("--batch-size", type=int, default=32, help="questions in a batch")
+
+    def execute(arguments: argparse.Namespace) -> Report:
+        path, tests = getattr(arguments, "file", None), getattr(arguments, "test_file", None)
+        check(tests is None or path is not None, "--test-file", tests, "only with --file")
+        questions = smi.text.load(path) if path else smi.text.synthetic_questions(arguments.questions, arguments.seed)
+        with _timed() as seconds:
+            found = smi.text.classify(
+                questions,
+                smi.text.load(tests) if tests else None,
+                key=jax.random.key(arguments.seed),
+                epochs=arguments.epochs,
+                batch_size=arguments.batch_size,
+                optimizer=optax.adamw(arguments.learning_rate),
+                progress=_progress(arguments),
+            )
+        settled = smi.text.settled_at(found)
+        rows = [
+            [f"layer {p + 1}", f"{found.similarity[0, p]:.4f}", f"{settled[p]:.3g}"]
+            for p in range(found.similarity.shape[1])
+        ]
+        source = str(path) if path else f"{len(questions)} synthetic questions (templates, not TREC)"
+        lines = [
+            f"{source}; {len(found.classes)} classes, {len(found.vocabulary)} words.",
+            _table(["", "similarity at the start", "epoch of half-way"], rows),
+            f"Accuracy: {found.accuracy[-1]:.3f}; on held-out questions: {found.test_accuracy[-1]:.3f}.",
+            _wrapped(f"{found.result.name}: {found.result.remedy}"),
+            f"{seconds[0]:.1f} s.",
+        ]
+        names = ("step", "epoch", "similarity", "train_loss", "accuracy", "test_accuracy")
+        data = {name: getattr(found, name) for name in names}
+        data |= {"classes": found.classes, "words": len(found.vocabulary), "settled_at": settled, "seconds": seconds[0]}
+        data |= {"synthetic": path is None, "result": found.result.name}
+
+        def draw(figure: Any) -> None:
+            plotting.text_curves(found, figure.subplots())
+
+        kept = storage.text_run(found) if arguments.out else {}
+        return Report(data, "\n".join(lines), draw, kept)
+
+    return execute
+
+
+COMMANDS = (run, gamp, state_evolution, threshold, train, text)
+WITHOUT_MODEL = (text,)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -319,17 +483,18 @@ def _parser() -> argparse.ArgumentParser:
         name = command.__name__.replace("_", "-")
         child = commands.add_parser(
             name,
-            usage=f"jaxsmi {name} MODEL [flags]",
-            help=command.__doc__,
+            usage=f"jaxsmi {name}{'' if command in WITHOUT_MODEL else ' MODEL'} [flags]",
+            help=(command.__doc__ or "").splitlines()[0],
             description=command.__doc__,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        child.add_argument("model", metavar="MODEL", choices=MODELS, help=" | ".join(MODELS))
-        own = child.add_argument_group("the model's own flags")
-        for flag, settings in _FLAGS.items():
-            owners = [f"{model}: {flags[flag]}" for model, (_, flags) in MODELS.items() if flag in flags]
-            shown: dict[str, Any] = {"help": f"{settings['help']} ({', '.join(owners)})", "metavar": flag[0].upper()}
-            own.add_argument(f"--{flag}", default=argparse.SUPPRESS, **(settings | shown))
+        if command not in WITHOUT_MODEL:
+            child.add_argument("model", metavar="MODEL", choices=MODELS, help=" | ".join(MODELS))
+            own = child.add_argument_group("the model's own flags")
+            for flag, settings in _FLAGS.items():
+                owners = [f"{model}: {flags[flag]}" for model, (_, flags) in MODELS.items() if flag in flags]
+                shown: dict[str, Any] = {"help": f"{settings['help']} ({', '.join(owners)})", "metavar": flag[0].upper()}
+                own.add_argument(f"--{flag}", default=argparse.SUPPRESS, **(settings | shown))
         child.set_defaults(execute=command(child), out=None, json=False, quiet=False)
         child.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
         # suppressed, so that the help does not show an empty default for them
@@ -367,6 +532,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that decides the numbers."""
     aside = {"command", "execute", "model", *_OUTPUT, *_FLAGS}
     rest = {name: value for name, value in vars(arguments).items() if name not in aside}
+    if not hasattr(arguments, "model"):
+        return rest
     return {"model": arguments.model, **_flags(arguments), **rest}
 
 

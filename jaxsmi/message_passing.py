@@ -32,7 +32,6 @@ import jax.numpy as jnp
 from jax import lax
 from tqdm.auto import tqdm
 
-from jaxsmi.models.base import prediction_error
 from jaxsmi.types import Array, Dataset, Result, Solution, check, theory_dtype
 
 PRECISIONS = ("controlled", "outer", "divergence", "state")
@@ -78,17 +77,9 @@ class _Problem(eqx.Module):
 
     def observe(self, state: GampState, residual: Array, inaccurate: Array) -> dict[str, Any]:
         """What goes into the history at one step."""
-        D = self.data.dimension
-        Q = state.weights @ state.weights.T / D
-        cross, cosine = jnp.full(Q.shape, jnp.nan), jnp.full(Q.shape[:1], jnp.nan)
-        if self.data.teacher is not None:
-            cross = state.weights @ self.data.teacher.T / D
-            cosine = self.model.cosines(cross, Q, self.data.teacher @ self.data.teacher.T / D)
         seen = {
-            "step": state.step.astype(Q.dtype),
-            "overlap": Q,
-            "teacher_overlap": cross,
-            "cosine": cosine,
+            "step": state.step.astype(state.weights.dtype),
+            **self.model.overlaps(state.weights, self.data.teacher),
             "covariance": state.covariance,
             "residual": residual,
             "inaccurate": inaccurate,
@@ -311,15 +302,9 @@ def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
 
 @eqx.filter_jit
 def _finish(problem: _Problem, carry: _Carry, key: Array) -> Solution:
-    state, D, P = carry.state, problem.data.dimension, problem.model.indices
-    Q = state.weights @ state.weights.T / D
-    error = jnp.asarray(jnp.nan, Q.dtype)
-    if problem.data.teacher is not None:
-        teacher = problem.data.teacher
-        error = prediction_error(
-            problem.model, Q, key=jax.random.fold_in(problem.key, 1), cross=state.weights @ teacher.T / D,
-            second_moment=teacher @ teacher.T / D, samples=2048,
-        ).value  # fmt: skip
+    state, P = carry.state, problem.model.indices
+    Q = state.weights @ state.weights.T / problem.data.dimension
+    error = problem.model.error_of(state.weights, problem.data, key=jax.random.fold_in(problem.key, 1))
     # V falling to zero is recovery only if the estimate reproduces the labels; else the run was overconfident
     fields = problem.model.sensing(problem.data).forward(state.weights)
     labels = problem.data.labels

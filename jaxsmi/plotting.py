@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["overlap_against_alpha", "overlap_against_iteration", "savefig", "thresholds_against"]
+    from jaxsmi.learning import LearningOrder
+    from jaxsmi.text import TextRun
+
+__all__ = [
+    "learning_curves",
+    "learning_order",
+    "overlap_against_alpha",
+    "overlap_against_iteration",
+    "savefig",
+    "text_curves",
+    "thresholds_against",
+]
 
 # Okabe and Ito's palette (told apart with any colour vision); the markers tell the indices apart in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -151,11 +162,115 @@ def thresholds_against(
     return ax
 
 
+def learning_curves(
+    solution: Solution,
+    ax: Axes | None = None,
+    *,
+    level: float | None = None,
+    names: list[str] | None = None,
+    logarithmic: bool = False,
+    legend: bool = True,
+) -> Axes:
+    """Cosine similarity of each index with the teacher against the step of GAMP or of gradient descent.
+
+    Arguments: `solution` of gamp or train, one run or a batch (then the mean, and a band of one standard deviation between
+    runs); `ax`, new if left out; `level`: a dotted line there, and a tick where the mean passes it; `names` of the indices;
+    `logarithmic` axis of steps; `legend`. Returns: the axes.
+    Raises ValueError for a solution without cosines, ImportError (with the remedy) without matplotlib.
+    """
+    check("cosine" in solution.history, "solution", solution.kind, "a solution of gamp or train")
+    ax = _axes(ax)
+    steps, cosines = (np.atleast_2d(np.asarray(solution.history["step"])), np.asarray(solution.history["cosine"]))
+    cosines = cosines if cosines.ndim == 3 else cosines[None]
+    grid = steps[np.argmax(np.isfinite(steps).sum(axis=1))]
+    recorded = np.isfinite(grid)
+    grid, cosines = grid[recorded], _held(cosines[:, recorded])  # a run that ended keeps its last value
+    names = index_names(solution.model, cosines.shape[2]) if names is None else names
+    mean, spread = cosines.mean(axis=0), cosines.std(axis=0)
+    for p, name in enumerate(names):
+        ax.plot(grid, mean[:, p], color=_colour(p), label=name, **_line(p))
+        if len(cosines) > 1:
+            low, high = mean[:, p] - spread[:, p], mean[:, p] + spread[:, p]
+            ax.fill_between(grid, low, high, color=_colour(p), alpha=0.18, lw=0)
+        if level is not None and np.any(mean[:, p] >= level):
+            ax.axvline(grid[np.argmax(mean[:, p] >= level)], color=_colour(p), lw=0.8, ls=":")
+    if level is not None:
+        ax.axhline(level, color="0.5", lw=0.8, ls=":")
+    if logarithmic:
+        ax.set_xscale("symlog", linthresh=max(grid[1], 1.0))
+    ax.set_xlim(left=0)
+    ax.set_xlabel("iteration" if solution.kind == "gamp" else "step")
+    ax.set_ylabel("cosine similarity")
+    ax.set_ylim(-0.03, 1.05)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, lw=0.6)
+    if legend:
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize="small")
+    return ax
+
+
+def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> list[Axes]:
+    """One panel a method: cosines of all indices, with ticks where their mean passes the level.
+
+    Arguments: `order` from `jaxsmi.learning_order`; `axes`, one for each method, new if left out. Returns: the axes.
+    Raises ValueError for another number of axes, ImportError (with the remedy) without matplotlib.
+    """
+    count = len(order.solutions)
+    if axes is None:
+        figure = require().figure(figsize=(4.2 * count, 3.6), layout="constrained")
+        axes = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
+    check(len(axes) == count, "axes", len(axes), f"{count}, one for each method")
+    for n, (ax, (name, solution)) in enumerate(zip(axes, order.solutions.items(), strict=True)):
+        learning_curves(solution, ax, level=order.level, logarithmic=solution.kind != "gamp", legend=n == 0)
+        ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", fontsize="medium", loc="right")
+        if n:
+            ax.set_ylabel("")
+    return list(axes)
+
+
+def text_curves(run: TextRun, ax: Axes | None = None) -> Axes:
+    """Similarity of each layer of a text classifier to its end, and the accuracy, against the epoch.
+
+    Arguments: `run` from `jaxsmi.text.classify`; `ax`, new if left out. Returns: the axes.
+    Raises ImportError (with the remedy) without matplotlib.
+    """
+    ax = _axes(ax)
+    for p in range(run.similarity.shape[1]):
+        ax.plot(run.epoch, run.similarity[:, p], color=_colour(p), label=f"layer {p + 1}, similarity", **_line(p))
+    ax.plot(run.epoch, run.test_accuracy, color="0.5", lw=1, label="test accuracy")
+    ax.set_xlabel("epoch")
+    ax.set_ylabel("cosine similarity with the end")
+    ax.set_xlim(left=0)
+    ax.set_ylim(top=1.02)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, lw=0.6)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize="small")
+    return ax
+
+
+def _held(values: np.ndarray) -> np.ndarray:
+    """NaN at the end of a run (axis 1) replaced by the last finite value before it."""
+    values = values.copy()
+    for t in range(1, values.shape[1]):
+        values[:, t] = np.where(np.isnan(values[:, t]), values[:, t - 1], values[:, t])
+    return values
+
+
+def _line(p: int) -> dict[str, Any]:
+    return {"linestyle": ("-", "--", "-.", (0, (1, 1)))[p % 4], "linewidth": 1.6}
+
+
 def final_cosines(solution: Solution) -> np.ndarray:
     """The last finite cosine of each index in the history of a GAMP run; NaN without a teacher."""
     cosines = solution.trajectory["cosine"]
     finite = cosines[np.all(np.isfinite(cosines), axis=1)]
     return finite[-1] if len(finite) else cosines[-1]
+
+
+def end_cosines(solution: Solution) -> np.ndarray:
+    """The last recorded cosine of each index of each run, (runs, P)."""
+    cosines = np.asarray(solution.history["cosine"])
+    return _held(cosines if cosines.ndim == 3 else cosines[None])[:, -1]
 
 
 def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | None = None, **attributes: Any) -> None:
@@ -177,7 +292,7 @@ def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | N
 def _end(solution: Solution, p: int) -> tuple[float, float, float]:
     """alpha, overlap divided by the second moment of the signal, and its standard error, for index p."""
     alpha = float(solution.alpha)
-    if solution.kind == "gamp" and np.isfinite(cosine := final_cosines(solution)[p]):
+    if solution.kind != "state_evolution" and np.isfinite(cosine := final_cosines(solution)[p]):
         return alpha, float(cosine) ** 2, 0.0
     scale = _second_moment(solution)[p]
     return alpha, float(solution.overlap[p, p]) / scale, float(solution.stderr[p, p]) / scale
@@ -185,7 +300,7 @@ def _end(solution: Solution, p: int) -> tuple[float, float, float]:
 
 def _second_moment(solution: Solution) -> np.ndarray:
     """ρ of each index: V + Q in theory. A GAMP run only approaches that, so its overlap is left as it is."""
-    if solution.kind == "gamp":
+    if solution.kind != "state_evolution":
         return np.ones(np.shape(solution.overlap)[0])
     return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))
 

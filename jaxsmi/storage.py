@@ -115,14 +115,8 @@ def index_names(model: Any, indices: int) -> list[str]:
     >>> index_names(None, 2)
     ['index 1', 'index 2']
     """
-    ranks = [int(rank) for rank in np.ravel(getattr(model, "ranks", ()))]
-    if not ranks or sum(ranks) != indices:
-        return [f"index {p}" for p in range(1, indices + 1)]
-    return [
-        f"layer {layer}, index {p}" if rank > 1 else f"layer {layer}"
-        for layer, rank in enumerate(ranks, 1)
-        for p in range(1, rank + 1)
-    ]
+    names = tuple(getattr(model, "index_names", ()))
+    return list(names) if len(names) == indices else [f"index {p}" for p in range(1, indices + 1)]
 
 
 def version() -> str:
@@ -280,6 +274,40 @@ def thresholds(
         data[name] = ((parameter, "step", *extra), table)
     coordinates = {parameter: np.arange(len(stairs)) if values is None else np.asarray(values), "step": np.arange(steps) + 1}
     return xarray.Dataset(data, coordinates, _attributes(**attributes))
+
+
+def runs(solution: Solution, **attributes: Any) -> xarray.Dataset:
+    """A batch of runs of gamp or train (leading axis: run) as one dataset: learning curves and how each run ended.
+
+    Arguments: `solution` with a leading axis; keyword arguments are added to the attributes. Weights are left out.
+    Returns: history_... (run, record, ...), error, result, steps (run); `name` of each index.
+    Raises ValueError for a single run, ImportError without xarray.
+    """
+    xarray = require()
+    check(np.ndim(solution.steps) == 1, "solution", f"steps of shape {np.shape(solution.steps)}", "a batch of runs")
+    indices = np.shape(solution.overlap)[-1]
+    data: dict[str, Any] = {name: (("run",), np.asarray(getattr(solution, name))) for name in ("error", "result", "steps")}
+    for name, values in solution.history.items():
+        values = np.asarray(values)
+        data[f"history_{name}"] = (("run", "record", *_dimensions(name, values.shape[2:], indices)), values)
+    names = index_names(solution.model, indices)
+    coordinates = {"alpha": ((), float(np.ravel(np.asarray(solution.alpha))[0])), "name": (("index",), names)}
+    kept = {"kind": solution.kind, "model": repr(solution.model), "model_parameters": parameters(solution.model)}
+    return _annotated(xarray.Dataset(data, coordinates, _attributes(None, **kept, **attributes)))
+
+
+def text_run(run: Any, **attributes: Any) -> xarray.Dataset:
+    """The curves of a text classifier (`jaxsmi.text.classify`) as a dataset over its records.
+
+    Arguments: `run`; keyword arguments are added to the attributes. Returns: similarity (record, layer) and the scalars.
+    Raises ImportError (with the remedy) without xarray.
+    """
+    xarray = require()
+    names = ("step", "epoch", "train_loss", "accuracy", "test_accuracy")
+    data: dict[str, Any] = {name: (("record",), getattr(run, name)) for name in names}
+    data["similarity"] = (("record", "layer"), run.similarity)
+    kept = {"kind": "text", "classes": list(run.classes), "words": len(run.vocabulary), "result": run.result.name}
+    return xarray.Dataset(data, {"layer": np.arange(run.similarity.shape[1]) + 1}, _attributes(None, **kept, **attributes))
 
 
 def save(item: Any, path: str | os.PathLike[str], **attributes: Any) -> None:

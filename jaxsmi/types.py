@@ -124,7 +124,8 @@ class Dataset(eqx.Module):
     """Inputs, labels and, for synthetic data, the teacher that made them.
 
     Arguments: `inputs` (N, M, D), float32 or float64; `labels` (N, ...), float64 for noiseless attention; `teacher`
-    (P, D) or None for a user's own data (errors are then NaN).
+    (P, D) or None for a user's own data (errors are then NaN); `model` that drew the labels (set by `sample`; None: taken to
+    be the model that learns).
 
     Raises ValueError for an `inputs` that is not (N, M, D), a number of labels other than N, or non-finite entries.
 
@@ -137,8 +138,9 @@ class Dataset(eqx.Module):
     inputs: Float[Array, "N M D"]
     labels: Float[Array, "N ..."]
     teacher: Float[Array, "P D"] | None = None
+    model: Any = None
 
-    def __init__(self, inputs: Any, labels: Any, teacher: Any = None):
+    def __init__(self, inputs: Any, labels: Any, teacher: Any = None, model: Any = None):
         inputs, labels = jnp.asarray(inputs), jnp.asarray(labels)
         teacher = None if teacher is None else jnp.asarray(teacher)
         check(inputs.ndim == 3, "inputs", inputs, "an array of shape (samples N, tokens M, dimension D)")
@@ -161,7 +163,7 @@ class Dataset(eqx.Module):
                 f"an array of shape (indices P, {inputs.shape[2]})",
             )
             check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
-        self.inputs, self.labels, self.teacher = inputs, labels, teacher
+        self.inputs, self.labels, self.teacher, self.model = inputs, labels, teacher, model
 
     @property
     def samples(self) -> int:
@@ -177,6 +179,11 @@ class Dataset(eqx.Module):
     def alpha(self) -> float:
         """Sample complexity α = N/D as realised."""
         return self.samples / self.dimension
+
+    def first(self, samples: int) -> Dataset:
+        """The first N samples (all, where there are no more)."""
+        check(samples >= 1, "samples", samples, "an integer >= 1")
+        return Dataset(self.inputs[:samples], self.labels[:samples], self.teacher, self.model)
 
 
 class Solution(eqx.Module):

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxsmi as smi
 from jaxsmi.types import Dataset, Result, Solution
 
 
@@ -13,6 +14,10 @@ class Layers(eqx.Module):
 
     skip: jax.Array
     ranks: tuple = eqx.field(static=True, default=(1, 1))
+
+    @property
+    def index_names(self):
+        return smi.DeepAttention(len(self.ranks), 2, ranks=self.ranks).index_names
 
 
 def solution(kind="state_evolution", alpha=1.2, steps=7, recorded=10, result=Result.SUCCESS, moment=1.0, key=None):

@@ -2,10 +2,12 @@ r"""Deep attention as a link on the fields, its exact inversion, and the exact n
 
 Equations here [TCDKZ25, Eq. of section 1; spec section 1 and 2]. With Z_ℓ (P_ℓ, M) the block of layer ℓ, B_0 = I_M:
 
-    h_ℓ = Z_ℓ B_{ℓ-1}ᵀ,   A_ℓ = c_ℓ I + σ_β(h_ℓᵀ h_ℓ),   B_ℓ = A_ℓ B_{ℓ-1},   y = σ_β(h_Lᵀ h_L),
-    σ_β(s)_ij = exp(β s_ij) / Σ_k exp(β s_ik)                                        (row softmax)
+    h_ℓ = Z_ℓ B_{ℓ-1}ᵀ,   A_ℓ = c_ℓ I + S_ℓ(h_ℓ),   B_ℓ = A_ℓ B_{ℓ-1},   y = S_L(h_L),
+    S(h) = σ_β(hᵀh)                      one head, query and key tied;
+    S(h) = (1/H) Σ_a σ_β(q_aᵀ k_a)       H heads, h the rows q_1, k_1, q_2, k_2, ..; tied: q_a = k_a, written once
+    σ_β(s)_ij = exp(β s_ij) / Σ_k exp(β s_ik)        row softmax; hardmax is its limit β → ∞
 
-Inversion, P_L = 1, u = h_L: log(y_ij/y_ii)/β = u_i (u_j - u_i), which gives u up to one global sign.
+Inversion, the last layer one tied head of rank one, u = h_L: log(y_ij/y_ii)/β = u_i (u_j - u_i) gives u up to one global sign.
 Channel: Z_out = Σ_{s=±1} ∫ dZ_1..dZ_{L-1} |det B_{L-1}|^{-1} N((Z_1, .., Z_{L-1}, s u B_{L-1}^{-ᵀ}); ω, V).
 
 In whitened fields τ = chol(V)^{-1}(z - ω), the inner blocks are standard Gaussians t and the last block is a residual
@@ -15,7 +17,7 @@ r_s(t); that is the form `integrate.self_refining_moments` takes, and it stays r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,6 +29,24 @@ from jaxsmi.integrate import Budget, level_for_width, self_refining_moments
 from jaxsmi.types import Array, check
 
 Components = Sequence[Sequence[Array]]  # a small matrix whose entries are arrays of any common shape
+
+
+class Layer(NamedTuple):
+    """One attention layer: `rank` of a query (and of a key), number of `heads`, query and key `tied` or not."""
+
+    rank: int = 1
+    heads: int = 1
+    tied: bool = True
+
+    @property
+    def indices(self) -> int:
+        """Rows of W that the layer has."""
+        return self.rank * self.heads * (1 if self.tied else 2)
+
+    @property
+    def invertible(self) -> bool:
+        """Whether its attention matrix gives its fields back, up to a sign."""
+        return self == Layer()
 
 
 def row_softmax(scores: Components, beta: Array) -> list[list[Array]]:
@@ -42,10 +62,23 @@ def row_softmax(scores: Components, beta: Array) -> list[list[Array]]:
     return rows
 
 
-def gram(h: Components) -> list[list[Array]]:
-    """hᵀh for h given as rows of M arrays."""
-    M = len(h[0])
-    return [[sum(row[i] * row[j] for row in h) for j in range(M)] for i in range(M)]  # pyright: ignore[reportReturnType]
+def scores(h: Components, layer: Layer) -> list[list[list[Array]]]:
+    """qᵀk (M×M) of each head, for h given as rows of M arrays."""
+    M, size = len(h[0]), len(h) // layer.heads
+    found = []
+    for head in range(layer.heads):
+        rows = h[head * size : (head + 1) * size]
+        q, k = (rows, rows) if layer.tied else (rows[: size // 2], rows[size // 2 :])
+        found.append([[sum(a[i] * b[j] for a, b in zip(q, k, strict=True)) for j in range(M)] for i in range(M)])
+    return found
+
+
+def averaged(heads: Sequence[Components]) -> list[list[Array]]:
+    """Mean of the attention matrices of the heads."""
+    if len(heads) == 1:
+        return [list(row) for row in heads[0]]
+    M = len(heads[0])
+    return [[sum(head[i][j] for head in heads) / len(heads) for j in range(M)] for i in range(M)]  # pyright: ignore
 
 
 def transfer(A: Components, block: Components) -> list[list[Array]]:
@@ -53,23 +86,31 @@ def transfer(A: Components, block: Components) -> list[list[Array]]:
     return [[sum(a * z for a, z in zip(A_row, row, strict=True)) for A_row in A] for row in block]  # pyright: ignore
 
 
-def mixing(h: Components, skip: Array, beta: Array) -> list[list[Array]]:
-    """A = c I + σ_β(hᵀh), M×M."""
-    scores = gram(h)
-    if len(scores) == 2:  # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as fast
-        stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (scores[i][i] - scores[i][1 - i])) for i in range(2)]
-        return [[stay[0] + skip, 1.0 - stay[0]], [1.0 - stay[1], stay[1] + skip]]
-    A = row_softmax(scores, beta)
-    return [[entry + skip if i == j else entry for j, entry in enumerate(row)] for i, row in enumerate(A)]
+def mixing(h: Components, layer: Layer, skip: Array, beta: Array) -> list[list[Array]]:
+    """A = c I + S(h), M×M."""
+    raw = scores(h, layer)
+    if len(raw[0]) == 2:  # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as fast
+        heads = []
+        for s in raw:
+            stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (s[i][i] - s[i][1 - i])) for i in range(2)]
+            heads.append([[stay[0], 1.0 - stay[0]], [1.0 - stay[1], stay[1]]])
+    else:
+        heads = [row_softmax(s, beta) for s in raw]
+    return [[entry + skip if i == j else entry for j, entry in enumerate(row)] for i, row in enumerate(averaged(heads))]
 
 
 def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array]:
-    """A^{-1} right and 1/det A. No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix."""
+    """A^{-1} right and 1/|det A|.
+
+    No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix. A mean of heads, or untied ones,
+    may be singular on a surface, where the weight of the integrand vanishes.
+    """
     A, x, M = [list(row) for row in A], list(right), len(A)
     pivots = []
     for k in range(M):
         # zero where c = 0 and two tokens agree: weight zero there
-        pivots.append(1.0 / jnp.maximum(A[k][k], 1e-100 if A[k][k].dtype == jnp.float64 else 1e-15))
+        tiny = 1e-100 if A[k][k].dtype == jnp.float64 else 1e-15
+        pivots.append(1.0 / jnp.where(jnp.abs(A[k][k]) < tiny, tiny, A[k][k]))
         for i in range(k + 1, M):
             factor = A[i][k] * pivots[k]
             A[i] = A[i][: k + 1] + [A[i][j] - factor * A[k][j] for j in range(k + 1, M)]
@@ -81,39 +122,56 @@ def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array
     inverse_det = pivots[0]
     for pivot in pivots[1:]:
         inverse_det = inverse_det * pivot
-    return x, inverse_det
+    return x, jnp.abs(inverse_det)
 
 
-def inner_matrices(blocks: Sequence[Components], skip: Array, beta: Array) -> list[list[list[Array]]]:
+def inner_matrices(
+    blocks: Sequence[Components], layers: Sequence[Layer], skip: Array, beta: Array
+) -> list[list[list[Array]]]:
     """A_1 .. A_{L-1} from the blocks Z_1 .. Z_{L-1} (each a list of rows of M arrays)."""
     matrices: list[list[list[Array]]] = []
-    for layer, block in enumerate(blocks):
+    for number, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
         h = block
         for A in matrices:
             h = transfer(A, h)
-        matrices.append(mixing(h, skip[layer], beta))
+        matrices.append(mixing(h, layer, skip[number], beta))
     return matrices
 
 
-def _split(fields: Array, ranks: tuple[int, ...]) -> list[list[list[Array]]]:
-    """Rows of (P, M, ...) grouped by layer, as components."""
-    ends = np.cumsum(ranks)
-    rows = [list(row) for row in fields]
-    return [rows[end - rank : end] for end, rank in zip(ends, ranks, strict=True)]
+def _split(rows: Sequence[Any], layers: Sequence[Layer]) -> list[list[Any]]:
+    """Rows grouped by layer."""
+    ends = np.cumsum([layer.indices for layer in layers])
+    return [list(rows[end - layer.indices : end]) for end, layer in zip(ends, layers, strict=True)]
 
 
-def last_fields(fields: Array, ranks: tuple[int, ...], skip: Array, beta: Array) -> Array:
+def last_fields(fields: Array, layers: tuple[Layer, ...], skip: Array, beta: Array) -> Array:
     """h_L = Z_L B_{L-1}ᵀ (P_L, M) from the fields (P, M)."""
-    *inner, last = _split(fields, ranks)
-    for A in inner_matrices(inner, skip, beta):
+    *inner, last = _split([list(row) for row in fields], layers)
+    for A in inner_matrices(inner, layers[:-1], skip, beta):
         last = transfer(A, last)
     return jnp.stack([jnp.stack(row) for row in last])
 
 
-def attention_link(fields: Array, ranks: tuple[int, ...], skip: Array, beta: Array) -> Array:
-    """y = σ_β(h_Lᵀ h_L) (M, M) from the fields (P, M)."""
-    h = last_fields(fields, ranks, skip, beta)
-    return jnp.stack([jnp.stack(row) for row in row_softmax(gram([list(row) for row in h]), beta)])
+def attention_link(fields: Array, layers: tuple[Layer, ...], skip: Array, beta: Array) -> Array:
+    """y = S_L(h_L) (M, M) from the fields (P, M)."""
+    h = last_fields(fields, layers, skip, beta)
+    heads = [row_softmax(s, beta) for s in scores([list(row) for row in h], layers[-1])]
+    return jnp.stack([jnp.stack(row) for row in averaged(heads)])
+
+
+def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array:
+    """y (M, M) of the same network with every softmax a hardmax: the limit β → ∞, whose derivative is zero."""
+
+    def hard(block: Array, layer: Layer) -> Array:
+        each = scores([list(row) for row in block], layer)
+        heads = jnp.stack([jnp.stack([jnp.stack(row) for row in s]) for s in each])
+        return jnp.mean(jax.nn.one_hot(jnp.argmax(heads, axis=-1), heads.shape[-1], dtype=fields.dtype), axis=0)
+
+    *inner, last = _split(list(fields), layers)
+    B = jnp.eye(fields.shape[1], dtype=fields.dtype)
+    for number, (block, layer) in enumerate(zip(inner, layers[:-1], strict=True)):
+        B = skip[number] * B + hard(jnp.stack(block) @ B.T, layer) @ B
+    return hard(jnp.stack(last) @ B.T, layers[-1])
 
 
 def invert_attention(labels: Array, beta: Array) -> Array:
@@ -151,7 +209,7 @@ def invert_attention(labels: Array, beta: Array) -> Array:
 class _AttentionLabels(AbstractChannel):
     """What the channels of noiseless attention share: the link, its labels and their inversion."""
 
-    ranks: eqx.AbstractVar[tuple[int, ...]]
+    layers: eqx.AbstractVar[tuple[Layer, ...]]
     skip: eqx.AbstractVar[Array]
     beta: eqx.AbstractVar[Array]
 
@@ -166,8 +224,8 @@ class _AttentionLabels(AbstractChannel):
         return 0
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """y = σ_β(h_Lᵀ h_L)."""
-        return attention_link(fields, self.ranks, self.skip, self.beta)
+        """y = S_L(h_L)."""
+        return attention_link(fields, self.layers, self.skip, self.beta)
 
     def check_labels(self, labels: Array) -> None:
         """Rows of y must be probabilities, in float64."""
@@ -184,7 +242,7 @@ class _AttentionLabels(AbstractChannel):
 
     def observe(self, fields: Array, noise: Array) -> Array:
         """u = h_L itself: exact where labels would underflow."""
-        return last_fields(fields, self.ranks, self.skip, self.beta)[0]
+        return last_fields(fields, self.layers, self.skip, self.beta)[0]
 
     @property
     def noiseless(self) -> Array:
@@ -201,12 +259,12 @@ class SingleAttentionChannel(ClosedFormChannel, _AttentionLabels):
 
     tokens: int = eqx.field(static=True)
     indices: int = eqx.field(static=True)
-    ranks: tuple[int, ...] = eqx.field(static=True)
+    layers: tuple[Layer, ...] = eqx.field(static=True)
     skip: Array
     beta: Array
 
     def __init__(self, tokens: int, beta: Array):
-        self.tokens, self.indices, self.ranks, self.skip, self.beta = tokens, 1, (1,), jnp.zeros((0,)), beta
+        self.tokens, self.indices, self.layers, self.skip, self.beta = tokens, 1, (Layer(),), jnp.zeros((0,)), beta
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Σ_{s=±1} Π_m N(s u_m; ω_m, V)."""
@@ -216,7 +274,7 @@ class SingleAttentionChannel(ClosedFormChannel, _AttentionLabels):
 
 
 class DeepAttentionChannel(_AttentionLabels):
-    """The exact noiseless channel of two or more attention layers, the last of rank one.
+    """The exact noiseless channel of two or more attention layers, the last one tied head of rank one, the others any.
 
     The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over with `self_refining_moments`; `budget` says
     how accurate g must be and how many nodes a sample may cost. Two layers of two tokens cost about 20 ns × 1024 nodes at
@@ -225,13 +283,13 @@ class DeepAttentionChannel(_AttentionLabels):
 
     tokens: int = eqx.field(static=True)
     indices: int = eqx.field(static=True)
-    ranks: tuple[int, ...] = eqx.field(static=True)
+    layers: tuple[Layer, ...] = eqx.field(static=True)
     skip: Array
     beta: Array
     budget: Budget
 
-    def __init__(self, tokens: int, ranks: tuple[int, ...], skip: Array, beta: Array, budget: Budget):
-        self.tokens, self.indices, self.ranks = tokens, sum(ranks), ranks
+    def __init__(self, tokens: int, layers: tuple[Layer, ...], skip: Array, beta: Array, budget: Budget):
+        self.tokens, self.indices, self.layers = tokens, sum(layer.indices for layer in layers), layers
         self.skip, self.beta, self.budget = skip, beta, budget
 
     @property
@@ -250,9 +308,7 @@ class DeepAttentionChannel(_AttentionLabels):
             rows = t.T.reshape(P - 1, M, -1)  # t_{p,m} at the n nodes
             deviation = jnp.einsum("pq,qmn->pmn", L[:-1, :-1], rows)
             z = [[w[:, p, m, None] + deviation[p, m] for m in range(M)] for p in range(P - 1)]
-            ends = np.cumsum(self.ranks[:-1])
-            blocks = [z[end - rank : end] for end, rank in zip(ends, self.ranks[:-1], strict=True)]
-            matrices = inner_matrices(blocks, skip, beta)
+            matrices = inner_matrices(_split(z, self.layers[:-1]), self.layers[:-1], skip, beta)
             # Z_L = ±u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u
             scale = 1.0 / L[-1, -1]
             v, jacobian = [u[:, m, None] * scale for m in range(M)], 1.0

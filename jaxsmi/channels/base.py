@@ -261,6 +261,11 @@ class NoInference(AbstractChannel):
     indices: int = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
     name: str = eqx.field(static=True)
+    remedy: str = eqx.field(
+        static=True,
+        default="the same link with noise > 0 (its channel is then integrated numerically), a log_likelihood=, or a model "
+        "with its own channel (smi.links, smi.DeepAttention)",
+    )
 
     @property
     def noise_size(self) -> int:
@@ -282,8 +287,7 @@ class NoInference(AbstractChannel):
     def _refuse(self) -> ValueError:
         return ValueError(
             f"model: got {self.name}, a noiseless link without a closed-form channel; it can be sampled and trained, but "
-            "not inferred. Allowed: the same link with noise > 0 (its channel is then integrated numerically), a "
-            "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)."
+            f"not inferred. Allowed: {self.remedy}."
         )
 
     def statistic(self, labels: Array) -> Array:

@@ -4,6 +4,7 @@ Equations here [TCDKZ25, spec sections 1, 4, 5]:
 
     Z = W* x/√D (P, M),   y = link(Z) (+ noise),   α = N/D
     cosine_p = |M_pp| / √(Q_pp ρ_p),   M = Ŵ W*ᵀ/D,   Q = Ŵ Ŵᵀ/D,   ρ = W* W*ᵀ/D
+        (up to the symmetries; of rows that can be rotated into each other: cosines of the principal angles of their spans)
     plug-in error:  E ‖link(z) - link(ω)‖²,        (z, ω) Gaussian with covariance [[ρ, Mᵀ], [M, Q]]
     Bayes error:    E ‖link(z) - E[link(z)|ω]‖² = ½ E ‖link(z) - link(z')‖²,   z, z' independent given ω
 """
@@ -25,7 +26,8 @@ from jaxsmi.priors import AbstractPrior
 from jaxsmi.sensing import IndexSensing
 from jaxsmi.types import Array, Dataset, check, theory_dtype
 
-SYMMETRIES = ("none", "sign", "signed permutation", "even signed permutation", "rotation")
+# "joint sign": all rows of the block together; "query and key": the block is q over k, and A q, A^{-ᵀ} k are as good
+SYMMETRIES = ("none", "sign", "joint sign", "signed permutation", "even signed permutation", "rotation", "query and key")
 
 
 class Estimate(NamedTuple):
@@ -39,9 +41,12 @@ class Estimate(NamedTuple):
 
 
 class Symmetry(NamedTuple):
-    """A block of indices, and what can be done to its rows of W without changing any label."""
+    """A block of indices, and what can be done to its rows of W without changing any label.
 
-    indices: tuple[int, ...]
+    A tuple of blocks of one size (heads): each has that symmetry, and they can be exchanged.
+    """
+
+    indices: tuple[int, ...] | tuple[tuple[int, ...], ...]
     kind: str
 
 
@@ -66,11 +71,17 @@ class AbstractIndexModel(eqx.Module):
     def link(self, fields: Array) -> Array:
         """The noiseless label of one sample from its fields (P, M)."""
 
+    def check_data(self, data: Dataset, teacher: bool = True) -> None:
+        """Raise a ValueError for inputs of other tokens, labels of another shape, or (asked to) a teacher of other rows."""
+        check(data.inputs.shape[1] == self.tokens, "data.inputs", data.inputs, f"(N, {self.tokens}, D): M tokens a sample")
+        if teacher and data.teacher is not None:
+            check(data.teacher.shape[0] == self.indices, "data.teacher", data.teacher, f"({self.indices}, D): P rows")
+        shape = jax.eval_shape(self.link, jax.ShapeDtypeStruct((self.indices, self.tokens), float)).shape
+        check(data.labels.shape[1:] == shape, "data.labels", data.labels, f"rows of shape {shape}, as the link's")
+
     def sensing(self, data: Dataset) -> IndexSensing:
         """How the signal is seen through the inputs of `data`."""
-        check(data.inputs.shape[1] == self.tokens, "data.inputs", data.inputs, f"(N, {self.tokens}, D): M tokens a sample")
-        if data.teacher is not None:
-            check(data.teacher.shape[0] == self.indices, "data.teacher", data.teacher, f"({self.indices}, D): P rows")
+        self.check_data(data)
         return IndexSensing(data.inputs)
 
     def sample(self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None) -> Dataset:
@@ -95,7 +106,17 @@ class AbstractIndexModel(eqx.Module):
         check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
         inputs = jax.random.normal(input_key, (samples, self.tokens, dimension), dtype or theory)
         noise = jax.random.normal(noise_key, (samples, self.channel.noise_size), theory)
-        return Dataset(inputs, _labels(self.channel, inputs, teacher, noise), teacher)
+        return Dataset(inputs, _labels(self.channel, inputs, teacher, noise), teacher, self)
+
+    def start(self, key: Array, dimension: int, scale: Any = 1.0, dtype: Any = None) -> Array:
+        """Random weights (P, D) of a student: scale × N(0, 1)."""
+        return scale * jax.random.normal(key, (self.indices, dimension), dtype or theory_dtype())
+
+    def outputs(self, weights: Array, inputs: Array) -> Array:
+        """link(W x/√D) of inputs (N, M, D), in the precision of the inputs: what `train` differentiates."""
+        N, M, D = inputs.shape
+        fields = jnp.matmul(inputs.reshape(N * M, D), weights.T, precision="highest") / np.sqrt(D).astype(inputs.dtype)
+        return jax.vmap(self.link)(jnp.swapaxes(fields.reshape(N, M, -1), 1, 2))
 
     def predict(self, solution: Any, inputs: Any) -> Array:
         r"""Labels of new inputs by the plug-in predictor link(Ŵ x/√D).
@@ -111,16 +132,39 @@ class AbstractIndexModel(eqx.Module):
         check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
         return jax.vmap(self.link)(IndexSensing(inputs).forward(weights))
 
+    def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
+        """What an estimate (P, D) has in common with itself and with a teacher (P*, D): "overlap" Q = Ŵ Ŵᵀ/D (P, P),
+        "teacher_overlap" M = Ŵ W*ᵀ/D (P, P*), "cosine" (P,); NaN without a teacher, cosine NaN where P* is not P."""
+        weights, D = weights.astype(theory_dtype()), weights.shape[1]
+        Q = weights @ weights.T / D
+        cross, cosine = jnp.full(Q.shape, jnp.nan), jnp.full(Q.shape[:1], jnp.nan)
+        if teacher is not None:
+            teacher = teacher.astype(Q.dtype)
+            cross = weights @ teacher.T / D
+            if cross.shape == Q.shape:
+                cosine = self.cosines(cross, Q, teacher @ teacher.T / D)
+        return {"overlap": Q, "teacher_overlap": cross, "cosine": cosine}
+
+    def error_of(self, weights: Array, data: Dataset, *, key: Array, samples: int = 2048) -> Array:
+        """Plug-in prediction error of an estimate (P, D) on new Gaussian inputs, noiseless labels of the data's teacher;
+        NaN without a teacher."""
+        if data.teacher is None:
+            return jnp.asarray(jnp.nan, theory_dtype())
+        truth = self if data.model is None else data.model
+        W, teacher, D = weights.astype(theory_dtype()), data.teacher.astype(theory_dtype()), data.dimension
+        return prediction_error(
+            self, W @ W.T / D, key=key, cross=W @ teacher.T / D, second_moment=teacher @ teacher.T / D, truth=truth,
+            samples=samples,
+        ).value  # fmt: skip
+
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
         """Cosine similarity (P,) of each index from M, Q and ρ (P, P), up to the symmetries; 0 for a zero estimate."""
         scale = jnp.sqrt(jnp.maximum(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)), 1e-300))
         table = jnp.abs(cross) / scale
         values = jnp.diagonal(cross) / jnp.diagonal(scale)
         for block, kind in self.symmetry:
-            rows = jnp.asarray(block)
-            if kind == "sign":
-                values = values.at[rows].set(jnp.abs(values[rows]))
-            elif kind.endswith("signed permutation"):
+            if kind.endswith("signed permutation"):
+                rows = jnp.asarray(block)
                 orders = jnp.asarray(list(itertools.permutations(block)))
                 best = orders[jnp.argmax(jnp.sum(table[rows, orders], axis=1))]
                 chosen = table[rows, best]
@@ -129,11 +173,30 @@ class AbstractIndexModel(eqx.Module):
                     worst = jnp.argmin(chosen)
                     chosen = chosen.at[worst].multiply(jnp.where(odd, -1.0, 1.0))
                 values = values.at[rows].set(chosen)
-            elif kind == "rotation":  # cosines of the principal angles between the two row spaces
-                whitened = _inverse_root(Q[jnp.ix_(rows, rows)]) @ cross[jnp.ix_(rows, rows)]
-                whitened = whitened @ _inverse_root(rho[jnp.ix_(rows, rows)])
-                values = values.at[rows].set(jnp.linalg.svd(whitened, compute_uv=False))
+                continue
+            heads = np.asarray(block).reshape(-1, len(block) if np.ndim(block) == 1 else len(block[0]))  # pyright: ignore
+            each = jnp.stack([jnp.stack([_block_cosines(kind, cross, Q, rho, a, b) for b in heads]) for a in heads])
+            orders = jnp.asarray(list(itertools.permutations(range(len(heads)))))
+            totals = jnp.sum(each, axis=-1)[jnp.arange(len(heads)), orders]
+            best = orders[jnp.argmax(jnp.sum(totals, axis=-1))]
+            values = values.at[heads].set(each[jnp.arange(len(heads)), best])
         return values
+
+
+def _block_cosines(kind: str, cross: Array, Q: Array, rho: Array, rows: np.ndarray, goal: np.ndarray) -> Array:
+    """Cosines of the rows of an estimate with those of a teacher, up to what can be done inside the block."""
+    if kind == "query and key":
+        half = len(rows) // 2
+        parts = ((rows[:half], goal[:half]), (rows[half:], goal[half:]))
+        return jnp.concatenate([_block_cosines("rotation", cross, Q, rho, a, b) for a, b in parts])
+    cross, Q, rho = cross[np.ix_(rows, goal)], Q[np.ix_(rows, rows)], rho[np.ix_(goal, goal)]
+    if kind == "rotation":  # cosines of the principal angles between the two row spaces
+        return jnp.linalg.svd(_inverse_root(Q) @ cross @ _inverse_root(rho), compute_uv=False)
+    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(Q) * jnp.diagonal(rho), 1e-300))
+    values = jnp.diagonal(cross) / scale
+    if kind == "sign":
+        return jnp.abs(values)
+    return values * jnp.where(jnp.sum(values) < 0.0, -1.0, 1.0) if kind == "joint sign" else values
 
 
 @eqx.filter_jit
@@ -164,26 +227,46 @@ def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
     check(estimate.shape == teacher.shape, "estimate", estimate, f"the teacher's shape {teacher.shape}")
     check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
     check(jnp.all(jnp.isfinite(estimate)), "estimate", estimate, "finite numbers")
-    cross = estimate @ teacher.T
     for block, kind in model.symmetry:
-        rows = np.asarray(block)
-        part = cross[np.ix_(rows, rows)]
-        if kind == "sign":
-            estimate = estimate.at[rows].multiply(jnp.where(jnp.diagonal(part) < 0, -1.0, 1.0)[:, None])
-        elif kind.endswith("signed permutation"):
-            from scipy.optimize import linear_sum_assignment
-
-            taken, goal = linear_sum_assignment(-np.abs(np.asarray(part)))
-            signs = jnp.where(part[taken, goal] < 0, -1.0, 1.0)
+        if kind.endswith("signed permutation"):
+            rows, cross = np.asarray(block), np.asarray(estimate @ teacher.T)
+            part = cross[np.ix_(rows, rows)]
+            taken, goal = _matched(np.abs(part))
+            signs = np.where(part[taken, goal] < 0, -1.0, 1.0)
             if kind.startswith("even"):  # an odd number of flips changes the label: the least certain row pays
-                worst = jnp.argmin(jnp.abs(part[taken, goal]))
-                signs = signs.at[worst].multiply(jnp.prod(signs))
-            signs = signs[:, None]
-            estimate = estimate.at[rows[goal]].set(estimate[rows[taken]] * signs)
-        elif kind == "rotation":
-            u, _, vt = jnp.linalg.svd(part.T, full_matrices=False)
-            estimate = estimate.at[rows].set((u @ vt) @ estimate[rows])
+                signs[np.argmin(np.abs(part[taken, goal]))] *= np.prod(signs)
+            estimate = estimate.at[rows[goal]].set(estimate[rows[taken]] * signs[:, None])
+            continue
+        heads = np.asarray(block).reshape(-1, len(block) if np.ndim(block) == 1 else len(block[0]))  # pyright: ignore
+        cross, Q, rho = estimate @ teacher.T, estimate @ estimate.T, teacher @ teacher.T
+        each = [[jnp.sum(_block_cosines(kind, cross, Q, rho, a, b)) for b in heads] for a in heads]
+        taken, goal = _matched(np.asarray(each))
+        moved = [_block_aligned(kind, estimate[heads[i]], teacher[heads[j]]) for i, j in zip(taken, goal, strict=True)]
+        estimate = estimate.at[heads[goal]].set(jnp.stack(moved))
     return estimate
+
+
+def _matched(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the assignment of largest sum."""
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(-table)
+
+
+def _block_aligned(kind: str, rows: Array, goal: Array) -> Array:
+    """Rows of an estimate brought onto those of a teacher by what leaves the labels of the block unchanged."""
+    if kind == "sign":
+        return rows * jnp.where(jnp.sum(rows * goal, axis=1) < 0, -1.0, 1.0)[:, None]
+    if kind == "joint sign":
+        return rows * jnp.where(jnp.sum(rows * goal) < 0, -1.0, 1.0)
+    if kind == "rotation":
+        u, _, vt = jnp.linalg.svd(goal @ rows.T, full_matrices=False)
+        return (u @ vt) @ rows
+    if kind == "query and key":  # least squares for the query; the key moves against it
+        query, key = jnp.split(rows, 2)
+        A = jnp.linalg.lstsq(query.T, jnp.split(goal, 2)[0].T)[0].T
+        return jnp.concatenate([A @ query, jnp.linalg.solve(A.T, key)])
+    return rows
 
 
 def prediction_error(
@@ -196,23 +279,30 @@ def prediction_error(
     bayes: bool = False,
     samples: int = 4096,
     randomisations: int = 8,
+    truth: AbstractIndexModel | None = None,
 ) -> Estimate:
-    """Prediction error at given overlaps, by randomised nets. `cross` M defaults to Q, `second_moment` ρ to the prior's."""
+    """Prediction error at given overlaps, by randomised nets. `cross` M defaults to Q, `second_moment` ρ to the prior's,
+    `truth`, the model that makes the labels, to the model itself (else M is (P, P*) and ρ (P*, P*))."""
     P, M = model.indices, model.tokens
+    truth = model if truth is None else truth
     rho = model.prior.second_moment(P) if second_moment is None else second_moment
-    points = randomised_gaussians(key, samples, randomisations, (3 if bayes else 2) * P * M)
-    parts = points.reshape(randomisations, samples, -1, P, M)
+    goal = rho.shape[0]
+    points = randomised_gaussians(key, samples, randomisations, (P + (2 if bayes else 1) * goal) * M)
+    parts = points.reshape(randomisations, samples, -1, M)
+    xi, eta = parts[:, :, :P], parts[:, :, P : P + goal]
     root = sqrt_psd(Q)
     if cross is None and second_moment is None:  # z = Q^{1/2} ξ + (S - Q)^{1/2} η, whose derivative in Q is regular
         into, rest = root, sqrt_psd(rho - Q)
     else:  # with ω = Q^{1/2} ξ, z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
         cross, inverse = Q if cross is None else cross, _inverse_root(Q)
         into, rest = cross.T @ inverse, sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
-    omega = jnp.einsum("pq,rsqm->rspm", root, parts[:, :, 0])
-    mean = jnp.einsum("pq,rsqm->rspm", into, parts[:, :, 0])
-    link = jax.vmap(jax.vmap(model.link))
-    labels = link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, 1]))
-    other = link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, 2])) if bayes else link(omega)
+    omega = jnp.einsum("pq,rsqm->rspm", root, xi)
+    mean = jnp.einsum("pq,rsqm->rspm", into, xi)
+    link, true_link = jax.vmap(jax.vmap(model.link)), jax.vmap(jax.vmap(truth.link))
+    labels = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, eta))
+    other = link(omega)
+    if bayes:
+        other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
     squared = jnp.sum((labels - other).reshape(randomisations, samples, -1) ** 2, axis=-1) * (0.5 if bayes else 1.0)
     each = jnp.mean(squared, axis=1)
     return Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(randomisations))

@@ -1,9 +1,10 @@
-r"""Deep attention: L tied, low-rank self-attention layers, as a network on x and as a multi-index link on Z.
+r"""Deep attention: L low-rank self-attention layers, as a network on x and as a multi-index link on Z.
 
 Equations here [TCDKZ25, Eq. of section 1; spec section 1], tokens as rows, X_0 = x (M, D), weights w_ℓ (P_ℓ, D):
 
-    X_ℓ = [ c_ℓ I + σ_β( X_{ℓ-1} w_ℓᵀ w_ℓ X_{ℓ-1}ᵀ / D ) ] X_{ℓ-1},   y = σ_β( X_{L-1} w_Lᵀ w_L X_{L-1}ᵀ / D )
+    X_ℓ = [ c_ℓ I + S_ℓ(X_{ℓ-1}) ] X_{ℓ-1},   y = S_L(X_{L-1}) (+ noise),   S_ℓ(X) = σ_β( X w_ℓᵀ w_ℓ Xᵀ / D )
 
+and, as extensions, S_ℓ the mean of several heads, query and key untied (S = σ_β(X w_qᵀ w_k Xᵀ/D)), σ_∞ (hardmax).
 Tokens are only mixed among themselves, so y depends on x through Z = W xᵀ/√D alone: that link, its inversion and the
 exact channel are in channels/attention.py. That network and link agree is a tested identity.
 """
@@ -18,23 +19,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsmi.channels import AbstractChannel, DeepAttentionChannel, NoInference, SingleAttentionChannel
-from jaxsmi.channels.attention import attention_link
+from jaxsmi.channels import AbstractChannel, DeepAttentionChannel, NoInference, SampledChannel, SingleAttentionChannel
+from jaxsmi.channels.attention import Layer, attention_link, hardmax_link
 from jaxsmi.integrate import Budget
 from jaxsmi.models.base import AbstractIndexModel, Symmetry
 from jaxsmi.models.multi_index import default_tolerance
 from jaxsmi.priors import AbstractPrior, Gaussian
-from jaxsmi.types import Array, check
+from jaxsmi.types import Array, check, concrete
+
+ACTIVATIONS = ("softmax", "hardmax")
 
 
 class DeepAttention(AbstractIndexModel):
-    r"""L tied self-attention layers learned from their output attention matrix: y = σ_β(h_Lᵀ h_L) ∈ R^{M×M}.
+    r"""L self-attention layers learned from their output attention matrix: y = σ_β(h_Lᵀ h_L) ∈ R^{M×M}.
 
     Arguments: `depth` L >= 1; `tokens` M >= 2; `skip` c >= 0, a number or one a layer (L-1 of them); `ranks` P_ℓ, a number
     or one a layer; `beta` > 0, inverse temperature; `prior` of the weights; `tolerance`, `max_nodes`: error of g aimed at
     by the exact channel (default 1e-3, 1e-2 for more than three inner variables) and nodes it may spend on one sample.
+    Extensions, each one value or one a layer: `heads` >= 1 (their attention matrices are averaged) and `tied` (False: query
+    and key differ); `noise`: variance Δ >= 0 of Gaussian label noise; `activation`: "softmax" or "hardmax" (σ_∞).
+    Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's if untied.
 
-    The exact channel needs rank one in the last layer; other ranks sample and train, and inference refuses them.
+    The exact channel needs no noise and, in the last layer, one tied head of rank one; the other layers may be any. With
+    noise the channel integrates over all fields. Everything else samples and trains, and inference refuses it; hardmax
+    samples only: train a softmax student on its data.
     Raises: ValueError for any of these outside its range.
     Example:
     >>> import jaxsmi as smi
@@ -47,7 +55,9 @@ class DeepAttention(AbstractIndexModel):
     channel: AbstractChannel
     skip: Array
     beta: Array
-    ranks: tuple[int, ...] = eqx.field(static=True)
+    noise: Array
+    layers: tuple[Layer, ...] = eqx.field(static=True)
+    activation: str = eqx.field(static=True)
     symmetry: tuple[Symmetry, ...] = eqx.field(static=True)
 
     def __init__(
@@ -58,6 +68,10 @@ class DeepAttention(AbstractIndexModel):
         ranks: int | Sequence[int] = 1,
         beta: Any = 1.0,
         *,
+        heads: int | Sequence[int] = 1,
+        tied: bool | Sequence[bool] = True,
+        noise: Any = 0.0,
+        activation: str = "softmax",
         prior: AbstractPrior | None = None,
         tolerance: Any = None,
         max_nodes: int = 2**20,
@@ -65,36 +79,74 @@ class DeepAttention(AbstractIndexModel):
         check(isinstance(depth, (int, np.integer)) and depth >= 1, "depth", depth, "an integer number of layers >= 1")
         check(isinstance(tokens, (int, np.integer)) and tokens >= 2, "tokens", tokens, "an integer >= 2 for attention")
         depth, tokens = int(depth), int(tokens)
-        widths = (int(ranks),) * depth if isinstance(ranks, (int, np.integer)) else tuple(int(r) for r in ranks)
-        check(len(widths) == depth and min(widths) >= 1, "ranks", ranks, f"an integer >= 1, or {depth} of them")
-        skip, beta = jnp.asarray(skip, float), jnp.asarray(beta, float)
+        widths, many = _each("ranks", ranks, depth), _each("heads", heads, depth)
+        ties = (tied,) * depth if isinstance(tied, (bool, np.bool_)) else tuple(tied)
+        valid = len(ties) == depth and all(isinstance(t, (bool, np.bool_)) for t in ties)
+        check(valid, "tied", tied, f"True or False, or {depth} of them")
+        skip, beta, noise = jnp.asarray(skip, float), jnp.asarray(beta, float), jnp.asarray(noise, float)
         check(skip.ndim == 0 or skip.shape == (depth - 1,), "skip", skip, f"a number, or {depth - 1}: one a hidden layer")
         check(jnp.all(jnp.isfinite(skip) & (skip >= 0)), "skip", skip, "finite numbers >= 0 (below, layers lose rank)")
         check(beta.ndim == 0 and jnp.isfinite(beta) & (beta > 0), "beta", beta, "a finite number > 0")
-        self.skip, self.beta, self.ranks = jnp.broadcast_to(skip, (depth - 1,)), beta, widths
+        check(noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
+        check(activation in ACTIVATIONS, "activation", activation, f"one of {ACTIVATIONS}")
+        check((activation == "softmax") | (noise == 0), "noise", noise, "0 with hardmax")
+        self.skip, self.beta, self.noise, self.activation = jnp.broadcast_to(skip, (depth - 1,)), beta, noise, activation
+        self.layers = tuple(Layer(*each) for each in zip(widths, many, map(bool, ties), strict=True))
         self.prior = Gaussian() if prior is None else prior
-        ends = np.cumsum(widths)
-        blocks = [tuple(range(end - rank, end)) for end, rank in zip(ends, widths, strict=True)]
-        self.symmetry = tuple(Symmetry(block, "sign" if len(block) == 1 else "rotation") for block in blocks)
-        if widths[-1] > 1:
-            link = jax.tree_util.Partial(_link, widths, self.skip, self.beta)
-            name = f"DeepAttention with ranks {widths} (rank above one in the last layer)"
-            self.channel = NoInference(link=link, indices=sum(widths), tokens=tokens, name=name)
-        elif depth == 1:
-            self.channel = SingleAttentionChannel(tokens, self.beta)
-        else:
-            inner = (sum(widths) - 1) * tokens
-            budget = Budget(default_tolerance(inner) if tolerance is None else tolerance, max_nodes)
-            self.channel = DeepAttentionChannel(tokens, widths, self.skip, self.beta, budget)
+        self.symmetry, start = (), 0
+        for layer in self.layers:
+            self.symmetry += (_symmetry(layer, start),)
+            start += layer.indices
+        self.channel = self._channel(tokens, tolerance, max_nodes)
+
+    def _channel(self, tokens: int, tolerance: Any, max_nodes: int) -> AbstractChannel:
+        indices, last = sum(layer.indices for layer in self.layers), self.layers[-1]
+        link: Any = jax.tree_util.Partial(_link, self.layers, self.activation, self.skip, self.beta)
+        if self.activation == "hardmax":
+            return NoInference(
+                link, indices, tokens, "hardmax attention", "a softmax student, trained on data of this model"
+            )
+        if not concrete(self.noise) or float(self.noise) > 0.0:
+            budget = Budget(default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes)
+            return SampledChannel(link, indices, tokens, self.noise, budget)
+        if not last.invertible:
+            name = f"noiseless attention with a last layer of rank {last.rank}, {last.heads} heads, tied={last.tied}"
+            remedy = "one tied head of rank one in the last layer, or noise > 0 (integrated numerically)"
+            return NoInference(link=link, indices=indices, tokens=tokens, name=name, remedy=remedy)
+        if len(self.layers) == 1:
+            return SingleAttentionChannel(tokens, self.beta)
+        inner = (indices - 1) * tokens
+        budget = Budget(default_tolerance(inner) if tolerance is None else tolerance, max_nodes)
+        return DeepAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
 
     @property
     def depth(self) -> int:
         """L, the number of layers."""
-        return len(self.ranks)
+        return len(self.layers)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Rank of each layer."""
+        return tuple(layer.rank for layer in self.layers)
+
+    @property
+    def index_names(self) -> tuple[str, ...]:
+        """What each row of W is: "layer 1", "layer 2, head 1, key", .. ."""
+        names = []
+        for number, layer in enumerate(self.layers, 1):
+            for head in range(1, layer.heads + 1):
+                for part in (None,) if layer.tied else ("query", "key"):
+                    for row in range(1, layer.rank + 1):
+                        words = [f"layer {number}"]
+                        words += [f"head {head}"] if layer.heads > 1 else []
+                        words += [part] if part else []
+                        words += [f"index {row}"] if layer.rank > 1 else []
+                        names.append(", ".join(words))
+        return tuple(names)
 
     def link(self, fields: Array) -> Array:
         """y (M, M) from the fields (P, M) of one sample."""
-        return attention_link(fields, self.ranks, self.skip, self.beta)
+        return _link(self.layers, self.activation, self.skip, self.beta, fields)
 
     def network(self, weights: Array, x: Array) -> Array:
         r"""The network itself: y (M, M) of one input x (M, D) with weights (P, D), layer by layer.
@@ -104,16 +156,42 @@ class DeepAttention(AbstractIndexModel):
         weights, x = jnp.asarray(weights), jnp.asarray(x)
         check(weights.ndim == 2 and weights.shape[0] == self.indices, "weights", weights, f"({self.indices}, D)")
         check(x.shape == (self.tokens, weights.shape[1]), "x", x, f"({self.tokens}, {weights.shape[1]}): tokens as rows")
-        layers = jnp.split(weights, np.cumsum(self.ranks)[:-1])
 
-        def attention(X: Array, w: Array) -> Array:
-            h = X @ w.T / jnp.sqrt(float(X.shape[1]))
-            return jax.nn.softmax(self.beta * (h @ h.T), axis=-1)
+        def attention(X: Array, layer: Layer, w: Array) -> Array:
+            h = jnp.einsum("md,hprd->hpmr", X, w.reshape(layer.heads, -1, layer.rank, X.shape[1]))
+            scores = jnp.einsum("hmr,hnr->hmn", h[:, 0], h[:, -1]) / X.shape[1]
+            if self.activation == "hardmax":
+                return jnp.mean(jax.nn.one_hot(jnp.argmax(scores, -1), self.tokens, dtype=X.dtype), axis=0)
+            return jnp.mean(jax.nn.softmax(self.beta * scores, axis=-1), axis=0)
 
-        for skip, w in zip(self.skip, layers[:-1], strict=True):
-            x = skip * x + attention(x, w) @ x
-        return attention(x, layers[-1])
+        *inner, last = jnp.split(weights, np.cumsum([layer.indices for layer in self.layers])[:-1])
+        for skip, layer, w in zip(self.skip, self.layers[:-1], inner, strict=True):
+            x = skip * x + attention(x, layer, w) @ x
+        return attention(x, self.layers[-1], last)
 
 
-def _link(ranks: tuple[int, ...], skip: Array, beta: Array, fields: Array) -> Array:
-    return attention_link(fields, ranks, skip, beta)
+def _each(name: str, value: Any, depth: int) -> tuple[int, ...]:
+    """One integer >= 1 a layer."""
+    numbers = (value,) * depth if isinstance(value, (int, np.integer)) else tuple(value)
+    valid = len(numbers) == depth and all(isinstance(n, (int, np.integer)) and n >= 1 for n in numbers)
+    check(valid, name, value, f"an integer >= 1, or {depth} of them")
+    return tuple(int(n) for n in numbers)
+
+
+def _symmetry(layer: Layer, start: int) -> Symmetry:
+    """What can be done to the rows of a layer, from row `start`, without changing any label."""
+    rows = tuple(range(start, start + layer.indices))
+    if layer.tied:
+        kind = "sign" if layer.rank == 1 else "rotation"
+    else:
+        kind = "joint sign" if layer.rank == 1 else "query and key"
+    if layer.heads == 1:
+        return Symmetry(rows, kind)
+    size = layer.indices // layer.heads
+    return Symmetry(tuple(rows[h * size : (h + 1) * size] for h in range(layer.heads)), kind)
+
+
+def _link(layers: tuple[Layer, ...], activation: str, skip: Array, beta: Array, fields: Array) -> Array:
+    if activation == "hardmax":
+        return hardmax_link(fields, layers, skip)
+    return attention_link(fields, layers, skip, beta)

@@ -23,7 +23,7 @@ FLOORS = [  # a room may import from its own floor and from lower ones, never in
     {"sensing", "priors", "channels"},
     {"models"},
     {"message_passing", "evolution", "potential", "training"},
-    {"sgd", "thresholds", "transitions", "search"},
+    {"sgd", "thresholds", "transitions", "search", "learning", "text"},
     {"sweeps", "storage", "plotting"},
     {"figures"},
     {"cli"},

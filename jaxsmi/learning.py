@@ -1,0 +1,140 @@
+r"""In which order things are learned: message passing and gradient methods on the same teacher and data, side by side.
+
+Equations here [TCDKZ25, section 5; spec sections 4, 8 and 9]: layer p has been learned at the first step (of GAMP or of descent,
+or the first α of a curve) at which its cosine similarity with the teacher, up to the symmetries, has reached c, between two
+records by linear interpolation:
+
+    t_p = t_k + (c - cos_p(t_k)) / (cos_p(t_{k+1}) - cos_p(t_k)) · (t_{k+1} - t_k),   inf if it never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsmi.message_passing import gamp
+from jaxsmi.training import train
+from jaxsmi.types import Array, Dataset, Solution, check
+
+__all__ = ["LearningOrder", "learned_at", "learning_order"]
+
+
+def crossing(steps: Array, cosines: Array, level: Any) -> Array:
+    """First step (P,) at which cosines (T, P) reach `level`, NaN rows aside; inf where they never do."""
+    seen = jnp.nan_to_num(cosines, nan=-jnp.inf)
+    above = seen >= level
+    k = jnp.argmax(above, axis=0)
+    before = jnp.maximum(k - 1, 0)
+    low, high = jnp.take_along_axis(seen, before[None], 0)[0], jnp.take_along_axis(seen, k[None], 0)[0]
+    part = jnp.where(k > 0, (level - low) / jnp.where(high > low, high - low, 1.0), 0.0)
+    at = steps[before] + part * (steps[k] - steps[before])
+    return jnp.where(jnp.any(above, axis=0), at, jnp.inf)
+
+
+def learned_at(solution: Any, level: float = 0.5) -> Array:
+    r"""When each index was learned: the first step, or the first α, at which its cosine reached `level` (module docstring).
+
+    Arguments: `solution` of gamp or train (its history; a batch from vmap too), or solutions at several α (of gamp: the last
+    cosine; of state evolution: √(Q_pp/ρ_p), to which the cosine of GAMP tends); `level` in (0, 1).
+    Returns: steps or α, (P,) or (runs, P); inf where it was never reached.
+    Raises: ValueError for a level outside (0, 1), or solutions without cosines. Cost: none. Source: spec sections 4 and 9.
+    Example:
+    >>> import jax, optax, jaxsmi as smi
+    >>> model, key = smi.links.linear(0.0), jax.random.key(0)
+    >>> fit = smi.train(model, model.sample(key, dimension=50, alpha=4.0), optax.adam(0.1), key=key, steps=100)
+    >>> bool(smi.learned_at(fit, 0.9)[0] < 50)
+    True
+    """
+    check(0.0 < level < 1.0, "level", level, "a cosine in (0, 1)")
+    if isinstance(solution, Solution):
+        has = "cosine" in solution.history
+        check(has, "solution", solution.kind, "a solution of gamp or train, with cosines in its history")
+        steps, cosines = solution.history["step"], solution.history["cosine"]
+        if steps.ndim == 1:
+            return crossing(steps, cosines, level)
+        return jax.vmap(lambda s, c: crossing(s, c, level))(steps, cosines)
+    curve = sorted(solution, key=lambda point: float(point.alpha))
+    check(len(curve) > 0, "solution", "none", "at least one")
+    return crossing(jnp.asarray([point.alpha for point in curve]), jnp.stack([_end(point) for point in curve]), level)
+
+
+def _end(point: Solution) -> Array:
+    """Cosines (P,) at the end of a solution."""
+    if "cosine" in point.history:
+        return jnp.asarray(point.trajectory["cosine"][-1])
+    rho = jnp.diagonal(point.overlap) + jnp.diagonal(point.covariance)
+    return jnp.sqrt(jnp.maximum(jnp.diagonal(point.overlap), 0.0) / rho)
+
+
+class LearningOrder(eqx.Module):
+    """Several methods on one teacher. `solutions`: of each method, with a leading axis of runs; `learned` (runs, P): when each
+    index was learned; `level`: the cosine that counts as learned; `alpha` of each method."""
+
+    solutions: dict[str, Solution]
+    learned: dict[str, Array]
+    level: float
+    alpha: dict[str, float]
+
+    def order(self, method: str) -> list[int]:
+        """Indices in the order of their median time of learning; those never learned are left out."""
+        times = np.median(np.asarray(self.learned[method]), axis=0)
+        return [int(p) for p in np.argsort(times, kind="stable") if np.isfinite(times[p])]
+
+
+def learning_order(
+    model: Any,
+    data: Dataset,
+    methods: Mapping[str, Mapping[str, Any]],
+    *,
+    key: Array | None = None,
+    seeds: int = 4,
+    level: float = 0.5,
+    progress: bool = False,
+) -> LearningOrder:
+    r"""GAMP and gradient methods on the same teacher and data: when does each learn what?
+
+    Arguments: `model`; `data` with a teacher; `methods`: a name and the settings of each: with "optimizer" they go to
+    `train` (all seeds in one vmapped run), else to `gamp`; "alpha" takes the first αD samples; "model": another
+    student than `model`; `key`; `seeds`: runs of each method, from different random starts; `level`: the cosine that counts.
+    Returns: a `LearningOrder`; `plotting.learning_order` draws it.
+    Raises: ValueError without a teacher, for an alpha the data do not reach, or what gamp and train refuse.
+    Cost: that of the runs. Source: [TCDKZ25], spec sections 8 and 9.
+    Example:
+    >>> import jax, optax, jaxsmi as smi
+    >>> model, key = smi.links.linear(0.1), jax.random.key(0)
+    >>> data = model.sample(key, dimension=50, alpha=4.0)
+    >>> methods = {"GAMP": {"alpha": 2.0}, "Adam": {"optimizer": optax.adam(0.1), "steps": 100}}
+    >>> sorted(smi.learning_order(model, data, methods, key=key, seeds=2).learned)
+    ['Adam', 'GAMP']
+    """
+    check(data.teacher is not None, "data.teacher", None, "a teacher: cosines are measured with it")
+    check(seeds >= 1, "seeds", seeds, "an integer >= 1")
+    check(len(methods) > 0, "methods", dict(methods), "at least one, such as {'GAMP': {}}")
+    key = jax.random.key(0) if key is None else key
+    solutions, alphas = {}, {}
+    for name, settings in methods.items():
+        settings = dict(settings)
+        alpha, student = settings.pop("alpha", None), settings.pop("model", model)
+        part = data
+        if alpha is not None:
+            allowed = f"a number in (0, {data.alpha:g}], what the data reach"
+            check(0 < alpha <= data.alpha * (1 + 1e-9), f"methods[{name!r}]['alpha']", alpha, allowed)
+            part = data.first(round(alpha * data.dimension))
+        keys = jax.random.split(key, seeds)
+        if "optimizer" in settings:
+            solutions[name] = train(student, part, key=keys, progress=progress, **settings)
+        else:
+            runs = [gamp(student, part, key=k, progress=progress, **settings) for k in keys]
+            solutions[name] = _stacked(runs)
+        alphas[name] = part.alpha
+    learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
+    return LearningOrder(solutions, learned, level, alphas)
+
+
+def _stacked(runs: Sequence[Solution]) -> Solution:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *runs)
