@@ -281,10 +281,10 @@ def _stair(step: Threshold) -> list[str]:
     return [f"{float(step.alpha):.4f} ± {float(step.stderr):.4f}", low, high, _name(step)]
 
 
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": optax.sgd,
-    "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
-    "adam": optax.adam,
+OPTIMIZERS: dict[str, tuple[str, Callable[..., optax.GradientTransformation]]] = {
+    "sgd": ("SGD", optax.sgd),
+    "momentum": ("SGD with momentum 0.9", lambda rate: optax.sgd(rate, momentum=0.9)),
+    "adam": ("Adam", optax.adam),
 }
 
 
@@ -301,7 +301,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
     parser.add_argument("--reduction", choices=("sum/D", "mean", "sum"), default="sum/D", help="loss of a batch")
     parser.add_argument("--batch-size", type=int, default=200, help="samples in a batch; 0: all of them")
     parser.add_argument("--repeats", type=int, default=3, help="consecutive updates on each batch")
-    parser.add_argument("--steps", type=int, default=2000, help="batches")
+    parser.add_argument("--steps", type=int, default=5000, help="batches")
     parser.add_argument("--online", action="store_true", help="fresh samples at each step, none used twice")
     parser.add_argument("--init", type=float, default=0.9, help="size of the random start")
     parser.add_argument("--runs", type=int, default=4, help="runs at once, from different starts")
@@ -314,7 +314,8 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         check(not (arguments.online and arguments.gamp), "--gamp", arguments.gamp, "0 with --online: no data are kept")
         model = _model(arguments)
         data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
-        D, step = arguments.dimension, OPTIMIZERS[arguments.optimizer](arguments.learning_rate)
+        D, (method, make) = arguments.dimension, OPTIMIZERS[arguments.optimizer]
+        step = make(arguments.learning_rate)
         if arguments.weight_decay:
             step = optax.chain(optax.add_decayed_weights(arguments.weight_decay / D), step)
         settings = {name: getattr(arguments, name) for name in ("repeats", "steps", "reduction", "init")}
@@ -326,7 +327,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
                 fit = smi.train(
                     model, stream, key=jax.random.split(key, arguments.runs), progress=_progress(arguments), **settings
                 )
-                found = {arguments.optimizer: fit}
+                found = {method: fit}
                 order = learning.LearningOrder(
                     found, {name: smi.learned_at(s, arguments.level) for name, s in found.items()}, arguments.level,
                     {name: float("inf") for name in found},
@@ -336,7 +337,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
                 methods: dict[str, dict[str, Any]] = {}
                 if arguments.gamp:
                     methods["GAMP"] = {"alpha": arguments.gamp}
-                methods[arguments.optimizer] = settings
+                methods[method] = settings
                 order = smi.learning_order(
                     model, data, methods, key=key, seeds=arguments.runs, level=arguments.level,
                     progress=_progress(arguments),
@@ -367,7 +368,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
                 "result": codes,
                 "order": [names[p] for p in order.order(name)],
             }
-        gradient = order.solutions[arguments.optimizer]
+        gradient = order.solutions[method]
         updates = int(np.max(np.asarray(gradient.steps))) * arguments.repeats * arguments.runs
         samples = arguments.batch_size or round(arguments.alpha * D)
         text = [
@@ -397,7 +398,12 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
     parser.add_argument("--test-file", type=pathlib.Path, default=argparse.SUPPRESS, help="else a fifth is held out")
     parser.add_argument("--questions", type=int, default=600, help="how many synthetic questions, without a file")
     parser.add_argument("--epochs", type=int, default=40, help="passes over the questions")
-    parser.add_argument("--learning-rate", type=float, default=5e-5, help="of AdamW")
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="of AdamW (5e-5 for a file, 5e-4 for the few built in)",
+    )
     parser.add_argument("--batch-size", type=int, default=32, help="questions in a batch")
 
     def execute(arguments: argparse.Namespace) -> Report:
@@ -411,7 +417,7 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
                 key=jax.random.key(arguments.seed),
                 epochs=arguments.epochs,
                 batch_size=arguments.batch_size,
-                optimizer=optax.adamw(arguments.learning_rate),
+                optimizer=optax.adamw(getattr(arguments, "learning_rate", 5e-5 if path else 5e-4)),
                 progress=_progress(arguments),
             )
         settled = smi.text.settled_at(found)
@@ -618,7 +624,7 @@ def _setting(arguments: argparse.Namespace) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_short, value))
-    return value if isinstance(value, str) else f"{value:g}"
+    return str(value) if isinstance(value, (str, bool, pathlib.Path)) else f"{value:g}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -192,7 +192,8 @@ def gamp(
     _ = model.channel.tolerated  # refuses models without inference
     model.sensing(data)  # checks the shapes
     model.channel.check_labels(data.labels)
-    start_key, side_key, run_key = jax.random.split(key, 3)
+    # another stream than that of `sample`: with one key for both, the start would be the teacher
+    start_key, side_key, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
     teacher = data.teacher
     S = model.prior.second_moment(P)
     side, informed = (jnp.zeros((P, P), dtype), jnp.zeros((P, D), dtype)), isinstance(init, str)

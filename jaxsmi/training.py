@@ -163,27 +163,23 @@ class Progress(eqx.Module):
     carried: Array
 
 
-@eqx.filter_jit
 def _begin(problem: Descent, state: TrainState, slots: int) -> Progress:
-    """Before the first step: what the starts look like, and room for `slots` more records."""
-    dtype = theory_dtype()
-
-    def each(state: TrainState) -> Progress:
-        nan = jnp.asarray(jnp.nan, dtype)
-        seen = {"step": state.step.astype(dtype), "train_loss": nan, **problem.observe(state.weights)}
-        watched = seen.pop("watched")
-        history = jax.tree.map(lambda x: jnp.full((slots + 1, *x.shape), jnp.nan, x.dtype).at[0].set(x), seen)
-        carried = problem.start(state.key, state.step)
-        return Progress(state, history, jnp.full((), -1, int), nan, watched, jnp.zeros((), int), carried)
-
-    return jax.vmap(each)(state)
+    """Before anything is recorded: room for the start and `slots` more records."""
+    dtype, runs = theory_dtype(), state.step.shape[0]
+    seen = jax.eval_shape(problem.observe, jax.tree.map(lambda x: x[0], state.weights))
+    shapes = {"step": jax.ShapeDtypeStruct((), dtype), "train_loss": jax.ShapeDtypeStruct((), dtype)}
+    shapes |= {name: shape for name, shape in seen.items() if name != "watched"}
+    history = jax.tree.map(lambda x: jnp.full((runs, slots + 1, *x.shape), jnp.nan, x.dtype), shapes)
+    carried = jax.vmap(problem.start)(state.key, state.step)
+    full = lambda value, kind: jnp.full((runs,), value, kind)
+    return Progress(state, history, full(-1, int), full(jnp.nan, dtype), full(jnp.inf, dtype), full(0, int), carried)
 
 
 @eqx.filter_jit
 def _advance(
     problem: Descent, optimizer: Any, at: Progress, origin: Array, last: Array, every: Array, slots: Array, repeats: int
 ) -> Progress:
-    """Records slots[0] + 1 to slots[1] of runs from step `origin` to step `last`, a record `every` steps.
+    """Records slots[0] + 1 to slots[1] of runs from step `origin` to step `last`, a record `every` steps; from -1: the start too.
 
     The loops count for all runs together and only what is inside them is vmapped: a condition that differed between runs would
     make XLA compute both of its branches, on a copy of the data for each run.
@@ -224,7 +220,7 @@ def _advance(
         return jax.tree.map(lambda x, y: jnp.where(at.result < 0, x, y), new, at) if stopping else new
 
     def chunk(n: Array, at: Progress) -> Progress:
-        first, end = origin + n * every, jnp.minimum(origin + (n + 1) * every, last)
+        first, end = origin + jnp.maximum(n, 0) * every, jnp.minimum(origin + (n + 1) * every, last)
         zero = jnp.zeros(at.result.shape, dtype)
         inner = (at.state.weights, at.state.optimizer, at.state.key, at.carried, zero, zero)
         weights, *rest, total, size = lax.fori_loop(first, end, one, inner)
@@ -238,7 +234,14 @@ def _advance(
 
 
 def descend(
-    problem: Descent, optimizer: Any, state: TrainState, *, steps: int, every: int, repeats: int = 1, label: str | None = None
+    problem: Descent,
+    optimizer: Any,
+    state: TrainState,
+    *,
+    steps: int,
+    every: int,
+    repeats: int = 1,
+    label: str | None = None,
 ) -> Progress:
     """`steps` steps with a record `every` so many; a progress bar named `label`, if there is one. A state whose arrays have a
     leading axis of runs is a batch of runs, all at the same step."""
@@ -248,7 +251,7 @@ def descend(
     per = slots if label is None else max(slots // 50, 1)
     with tqdm(total=steps, desc=label, disable=label is None, leave=False) as bar:
         for n in range(0, slots, per):
-            part = jnp.asarray([n, min(n + per, slots)])
+            part = jnp.asarray([n if n else -1, min(n + per, slots)])
             at = _advance(problem, optimizer, at, origin, origin + steps, every_, part, repeats)
             if label is not None:
                 bar.update(min((n + per) * every, steps) - bar.n)
@@ -391,7 +394,8 @@ def train(
     dtype = data.inputs.dtype if isinstance(data, Dataset) else jnp.dtype(data.dtype or theory_dtype())
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     many = key.ndim == (1 if typed else 2)
-    split = jax.vmap(lambda k: jax.random.split(k, 3))(key) if many else jax.random.split(key, 3)[None]
+    # another stream than that of `sample`: with one key for both, the start would be the teacher
+    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1), 3))(key if many else key[None])
     start_key, order_key = (split[:, i] if many else split[0, i] for i in range(2))
     side_key = split[0, 2]  # all runs are measured on the same points
     if state is None:
@@ -418,7 +422,7 @@ def train(
     )  # fmt: skip
     label = f"train, D={D}" if progress else None
     end = descend(task, optimizer, state, steps=int(steps), every=min(int(every), int(steps)), repeats=repeats, label=label)
-    return (_all_solved if many or state.step.ndim == 1 else _solved)(task, end, key)
+    return _solution(task, end, key)
 
 
 def _batch_size(model: Any, data: Any, batch_size: Any, one_pass: bool, steps: int, test: Dataset | None) -> int:
@@ -439,28 +443,31 @@ def _batch_size(model: Any, data: Any, batch_size: Any, one_pass: bool, steps: i
 
 
 def _solution(task: _Task, end: Progress, key: Array) -> Solution:
-    weights, P, dtype = end.state.weights, task.model.indices, theory_dtype()
-    seen = task.model.overlaps(weights, task.data.teacher)
-    error = task.observe(weights)["error"]
+    """From the last record of a run (or of each run)."""
+    P, dtype, runs = task.model.indices, theory_dtype(), end.result.shape
+    at = jnp.sum(jnp.isfinite(end.history["step"]), axis=-1) - 1
+
+    def last(values: Array) -> Array:
+        if not runs:
+            return values[at]
+        return jax.vmap(lambda v, i: v[i])(values, at)
+
     lost = end.result == Result.NONFINITE
+    alpha = jnp.asarray(task.data.alpha, dtype)
     return Solution(
-        overlap=jnp.where(lost, jnp.nan, seen["overlap"]),
-        stderr=jnp.zeros((P, P), dtype),
-        error=jnp.where(lost, jnp.nan, error),
-        alpha=jnp.asarray(task.data.alpha, dtype),
+        overlap=jnp.where(lost[..., None, None], jnp.nan, last(end.history["overlap"])),
+        stderr=jnp.zeros((*runs, P, P), dtype),
+        error=jnp.where(lost, jnp.nan, last(end.history["error"])),
+        alpha=jnp.broadcast_to(alpha, runs),
         steps=end.state.step,
         residual=end.change,
         result=end.result,
         history=end.history,
-        covariance=jnp.full((P, P), jnp.nan, dtype),
-        rho=jnp.asarray(jnp.nan, dtype),
-        weights=weights,
+        covariance=jnp.full((*runs, P, P), jnp.nan, dtype),
+        rho=jnp.full(runs, jnp.nan, dtype),
+        weights=end.state.weights,
         state=end.state,
         model=task.model,
         key=key,
         kind="train",
     )
-
-
-_solved = eqx.filter_jit(_solution)
-_all_solved = eqx.filter_jit(eqx.filter_vmap(_solution, in_axes=(None, eqx.if_array(0), eqx.if_array(0))))

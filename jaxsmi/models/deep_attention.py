@@ -103,9 +103,8 @@ class DeepAttention(AbstractIndexModel):
         indices, last = sum(layer.indices for layer in self.layers), self.layers[-1]
         link: Any = jax.tree_util.Partial(_link, self.layers, self.activation, self.skip, self.beta)
         if self.activation == "hardmax":
-            return NoInference(
-                link, indices, tokens, "hardmax attention", "a softmax student, trained on data of this model"
-            )
+            remedy = "a softmax student, trained on data of this model"
+            return NoInference(link=link, indices=indices, tokens=tokens, name="hardmax attention", remedy=remedy)
         if not concrete(self.noise) or float(self.noise) > 0.0:
             budget = Budget(default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes)
             return SampledChannel(link, indices, tokens, self.noise, budget)

@@ -75,7 +75,12 @@ class MultiIndex(AbstractIndexModel):
         self.prior = Gaussian() if prior is None else prior
         for block, kind in symmetry:
             check(kind in SYMMETRIES, "symmetry", kind, f"one of {SYMMETRIES}")
-            check(all(0 <= i < indices for i in block), "symmetry", tuple(block), f"indices from 0 to {indices - 1}")
+            check(
+                all(0 <= i < indices for i in np.ravel(np.asarray(block))),
+                "symmetry",
+                tuple(block),
+                f"indices from 0 to {indices - 1}",
+            )
         self.symmetry = tuple(Symmetry(tuple(block), kind) for block, kind in symmetry)
         if channel is None and log_likelihood is None and concrete(noise) and float(noise) == 0.0:
             channel = NoInference(link=self._link, indices=indices, tokens=tokens, name=f"{self.name} (noise=0)")

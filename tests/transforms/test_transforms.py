@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxsmi as smi
@@ -104,6 +105,19 @@ def deep_response():
         return jnp.einsum("npm,nqm->pq", g, g) / 32
 
     return run, traced
+
+
+def test_one_compilation_of_eight_training_runs():
+    model, optimizer = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]), indices=1), optax.sgd(0.1)
+    data = [model.sample(key, dimension=6, alpha=2.0) for key in jax.random.split(KEY, 2)]
+    keys = [jax.random.split(key, 8) for key in jax.random.split(jax.random.key(1), 2)]
+    with compilations() as first:
+        smi.train(model, data[0], optimizer, key=keys[0], steps=40, record_every=10)
+    assert first.count("jit(_advance)") == 1, first
+    with compilations() as seen:
+        smi.train(model, data[1], optimizer, key=keys[1], steps=40, record_every=10)
+        smi.train(model, data[1], optimizer, key=keys[0], steps=32, record_every=8)  # as many records
+    assert "jit(_advance)" not in seen
 
 
 def test_one_compilation_of_the_deep_channel():
