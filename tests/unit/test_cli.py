@@ -190,3 +190,59 @@ def test_a_wrong_parameter_of_a_threshold_is_named(capsys, words, name):
     code, _, err = call(capsys, *STAIRS, *words)
     assert code == 2
     assert name in err
+
+
+TRAIN = [
+    "--dimension",
+    "40",
+    "--alpha",
+    "4",
+    "--noise",
+    "0.1",
+    "--learning-rate",
+    "1",
+    "--batch-size",
+    "20",
+    "--steps",
+    "60",
+]
+
+
+def test_train_prints_when_each_index_was_learned_and_writes_its_curves(capsys, tmp_path):
+    words = [*TRAIN, "--runs", "2", "--gamp", "2", "--weight-decay", "0", "--reduction", "mean", "--json", "--out", tmp_path]
+    code, out, _ = call(capsys, "train", "linear", *words)
+    assert code == 0
+    found = json.loads(out)
+    assert finite(found)
+    assert found["methods"]["GAMP"]["alpha"] == 2.0
+    assert len(found["methods"]["SGD"]["learned_at"]) == 2
+    assert found["methods"]["SGD"]["order"] == ["index 1"]
+    curves = storage.load(tmp_path / "train.nc", group="SGD")
+    assert curves["history_cosine"].dims == ("run", "record", "index")
+    assert {name: curves.sizes[name] for name in ("run", "record")} == {"run": 2, "record": 61}
+    assert (tmp_path / "train.png").stat().st_size > 5000
+    code, out, _ = call(capsys, "train", "linear", *TRAIN, "--optimizer", "adam", "--online")
+    assert code == 0
+    assert "Order of Adam" in out
+    code, _, err = call(capsys, "train", "linear", *TRAIN, "--online", "--gamp", "1")
+    assert code == 2
+    assert "--gamp" in err
+
+
+def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
+    quick = ["--questions", "60", "--epochs", "2"]
+    code, out, _ = call(capsys, "text", *quick, "--out", tmp_path)
+    assert code == 0
+    assert "synthetic questions (templates, not TREC)" in out
+    curves = storage.load(tmp_path / "text.nc")
+    assert curves["similarity"].dims == ("record", "layer")
+    questions = tmp_path / "questions.txt"
+    questions.write_text("\n".join(f"A:x what is {n} ?\nB:y who was {n} ?" for n in range(20)))
+    code, out, _ = call(capsys, "text", "--file", questions, "--epochs", "1", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["classes"] == ["A", "B"]
+    assert found["synthetic"] is False
+    code, _, err = call(capsys, "text", "--file", tmp_path / "absent.txt")
+    assert code == 2
+    assert "absent.txt" in err
