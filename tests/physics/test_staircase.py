@@ -190,6 +190,14 @@ def test_no_transition_where_learning_is_continuous():
     np.testing.assert_allclose(found.informed, found.uninformed, atol=1e-3)
 
 
+@pytest.mark.parametrize("alpha", [1.6, 1.6931, 1.8, 2.5])
+def test_discrete_signals_are_recovered_however_fast_the_covariance_falls(alpha):
+    """V falls like exp(-c/√V), until no sample sees it and F jumps back to S: the iteration has to stop before that."""
+    end = smi.state_evolution(smi.links.sign(smi.priors.Rademacher()), alpha, key=KEY, q0=0.999, samples=2**14)
+    assert int(end.result) == smi.Result.RECOVERED
+    assert float(end.overlap[0, 0]) > 1 - 1e-5
+
+
 @pytest.mark.slow
 def test_binary_perceptron():
     """Information-theoretic 1.249, GAMP 1.493 (spec section 7)."""
