@@ -21,8 +21,9 @@ jax.config.update("jax_enable_x64", True)
 MODEL = smi.DeepAttention(2, 2)
 # layer (of the overlap), α above its threshold
 STEPS = {"layer 2": (1, (0.19, 0.195, 0.2, 0.21)), "layer 1": (0, (0.73, 0.74, 0.75, 0.77))}
-GAMP_STEPS = {"layer 2": (1, (0.23, 0.27, 0.31, 0.36, 0.42)), "layer 1": (0, (0.76, 0.79, 0.82, 0.86, 0.90))}
-DIMENSIONS, TEACHERS = {"layer 2": (1000, 4000), "layer 1": (1000, 2000)}, 6
+GAMP_STEPS = {"layer 2": (1, (0.21, 0.225, 0.24, 0.26, 0.28, 0.31)), "layer 1": (0, (0.76, 0.78, 0.8, 0.83, 0.86))}
+DIMENSIONS = {"layer 2": (2000, 8000), "layer 1": (1000, 2000)}
+TEACHERS = {"layer 2": 6, "layer 1": 4}
 
 
 def continued(overlaps, alphas, degree=2):
@@ -56,17 +57,18 @@ def gamp():
     for name, (p, alphas) in GAMP_STEPS.items():
         ends = []
         for D in DIMENSIONS[name]:
-            cosines = np.zeros((TEACHERS, len(alphas)))
-            for seed in range(TEACHERS):
+            count = TEACHERS[name]
+            cosines = np.zeros((count, len(alphas)))
+            for seed in range(count):
                 for i, alpha in enumerate(alphas):
                     data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), i))
-                    data = MODEL.sample(data_key, dimension=D, alpha=alpha)
-                    solution = smi.gamp(MODEL, data, key=key, max_steps=150 if p else 250)
+                    data = MODEL.sample(data_key, dimension=D, alpha=alpha, dtype="float32")
+                    solution = smi.gamp(MODEL, data, key=key, max_steps=100 if p else 200)
                     past = (
                         np.asarray(solution.trajectory["cosine"])[-20:, p] ** 2
                     )  # the unlearned layer keeps it fluctuating
                     cosines[seed, i] = np.nanmean(past)
-            means, errors = cosines.mean(0), cosines.std(0, ddof=1) / np.sqrt(TEACHERS)
+            means, errors = cosines.mean(0), cosines.std(0, ddof=1) / np.sqrt(count)
             print(name, f"D={D}: cosine²", means.round(3), "±", errors.round(3), flush=True)
             draws = [continued(means + errors * random.standard_normal(len(alphas)), alphas) for _ in range(400)]
             curve = [continued(means, alphas), np.std(draws)]

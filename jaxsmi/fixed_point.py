@@ -94,7 +94,8 @@ def solve(
     Arguments: `V0` (P, P); `scale` (P, P): the largest V (the prior's second moment), for the tests on relative size;
     `newton`: polish once the iteration contracts; `geometric`: whether V may fall to zero along a ray, to be recognised as
     perfect recovery: tr V below 1e-3 of its scale, its step-to-step ratio below one and steady to 1 % for five steps (or
-    V below 1e-6 and falling a hundredfold, or below 1e-12). `until`, `state`: run a stretch of the iteration and come back (for progress bars).
+    V below 1e-6 and falling a hundredfold, or below 1e-12). `until`, `state`: run a stretch of the iteration and come back
+    (for progress bars).
     Codes: SUCCESS, RECOVERED, MAX_STEPS, NONFINITE. Cost: one F a step.
     """
     dtype, largest = V0.dtype, jnp.trace(scale)
