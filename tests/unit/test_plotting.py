@@ -123,3 +123,41 @@ def test_a_figure_says_how_it_was_made(ax, tmp_path):
         assert made["model_parameters"]["skip"] == [1.0, 0.5]
         assert made["key"] == [0, 3]
     assert b"model_parameters" in (tmp_path / "a.pdf").read_bytes()
+
+
+def stacked(*runs):
+    import jax
+    import jax.numpy as jnp
+
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *runs)
+
+
+def test_learning_curves_draw_the_mean_of_runs_that_ended_earlier_or_later(ax):
+    key = synthetic.solution("gamp").key
+    runs = stacked(synthetic.solution("gamp", steps=4, key=key), synthetic.solution("gamp", steps=9, key=key))
+    assert plotting.learning_curves(runs, ax, level=0.9) is ax
+    lines = [line for line in ax.lines if len(line.get_xdata()) == 9]
+    assert len(lines) == 2
+    one, two = (np.array(runs.history["cosine"][n]) for n in range(2))
+    one[4:] = one[3]  # the shorter run keeps what it had
+    for p, line in enumerate(lines):
+        np.testing.assert_allclose(line.get_ydata(), 0.5 * (one[:9, p] + two[:9, p]))
+    np.testing.assert_allclose(plotting.end_cosines(runs), [one[3], two[8]])
+    with pytest.raises(ValueError, match=r"^solution: "):
+        plotting.learning_curves(synthetic.solution(), ax)
+
+
+def test_one_panel_for_each_method():
+    from matplotlib.figure import Figure
+
+    from jaxsmi.learning import LearningOrder, learned_at
+
+    solutions = {"GAMP": synthetic.solution("gamp"), "Adam": synthetic.solution("gamp", steps=9)}
+    order = LearningOrder(
+        solutions, {name: learned_at(s)[None] for name, s in solutions.items()}, 0.5, {"GAMP": 1.2, "Adam": 15.0}
+    )
+    axes = list(Figure().subplots(1, 2))
+    assert plotting.learning_order(order, axes) == axes
+    assert [ax.get_title(loc="right") for ax in axes] == [r"GAMP, $\alpha=1.2$", r"Adam, $\alpha=15$"]
+    with pytest.raises(ValueError, match=r"^axes: got 1; allowed: 2"):
+        plotting.learning_order(order, axes[:1])
