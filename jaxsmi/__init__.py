@@ -8,23 +8,20 @@ from jaxsmi import models, priors, text
 from jaxsmi.evolution import state_evolution
 from jaxsmi.learning import learned_at, learning_order
 from jaxsmi.message_passing import gamp
-from jaxsmi.models import AbstractIndexModel, DeepAttention, Estimate, MultiIndex, align, generalization_error, links
+from jaxsmi.models import AttentionIndexed, DeepAttention, MultiIndex, align, generalization_error, links
 from jaxsmi.potential import free_entropy
-from jaxsmi.search import Search, search_threshold
+from jaxsmi.search import search_threshold
 from jaxsmi.thresholds import recovery_threshold, staircase, weak_recovery
 from jaxsmi.training import Stream, train
-from jaxsmi.transitions import FirstOrder, first_order
+from jaxsmi.transitions import first_order
 from jaxsmi.types import Dataset, Result, Solution, Threshold
 
 __all__ = [
-    "AbstractIndexModel",
+    "AttentionIndexed",
     "Dataset",
     "DeepAttention",
-    "Estimate",
-    "FirstOrder",
     "MultiIndex",
     "Result",
-    "Search",
     "Solution",
     "Stream",
     "Threshold",

@@ -5,6 +5,10 @@ Equations here [TCDKZ25, Eq. of section 3; spec section 5], S the second moment 
     Q̂ = α · channel.response(Q),   Q ← prior.overlap(Q̂)          (Gaussian prior: Q̂ (I + Q̂)^{-1})
 
 Undamped GAMP at iteration t has overlap Q^t. The iteration is carried on V, which stays accurate when it goes to zero.
+
+Where the overlap is one number and both functions are explicit (matrix families), nothing is iterated [spec/2, section 2.4]:
+
+    α(q̂) = q̂/response(q(q̂)) is inverted by bisection in log q̂: exact also where an iteration would crawl.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ def state_evolution(
     model: Any,
     alpha: Any,
     *,
-    key: Array,
+    key: Array | None = None,
     q0: Any = 1e-3,
     samples: int = 8192,
     randomisations: int = 8,
@@ -71,8 +75,10 @@ def state_evolution(
 
     Q̂ = α E Σ_m g gᵀ,  Q ← prior.overlap(Q̂), started at Q = `q0`.
 
-    Arguments: `model`: any index model with a channel; `alpha` > 0, traced or not; `key`: common random numbers, so that
-    two calls with one key differ smoothly; `q0`: starting overlap, a number (times the second moment S) or (P, P), inside
+    Arguments: `model`: any model with a channel; `alpha` > 0 (N/D; n/d² for matrix models), traced or not; `key`: common
+    random numbers, so that two calls with one key differ smoothly (matrix models, whose functions are explicit, need no key and
+    none of what follows: they return `overlap` q, `covariance` and `error` V, and an empty `history`);
+    `q0`: starting overlap, a number (times the second moment S) or (P, P), inside
     0 ⪯ Q ⪯ S; small is uninformed, near S informed; `samples`: outer points in all, split over `randomisations`
     independent nets, whose spread gives the standard error; `tolerance` on the distance to the fixed point, residual/(1-ρ);
     `newton=False`: the plain undamped trajectory to the end; `side_information` λ in [0, 1): as in `gamp`, adds λ/(1-λ) to
@@ -95,10 +101,15 @@ def state_evolution(
     >>> round(float(sol.overlap[0, 0]), 4)  # q = q̂/(1 + q̂), q̂ = α/(1 - q + Δ)
     0.5
     """
-    dtype, P = theory_dtype(), model.indices
+    dtype = theory_dtype()
     alpha = jnp.asarray(alpha, dtype)
     check(alpha.ndim == 0, "alpha", alpha, "a number N/D (use vmap for many)")
     check(jnp.isfinite(alpha) & (alpha > 0), "alpha", alpha, "a finite number > 0")
+    if getattr(model, "scalar", False):
+        return _inverted(model, alpha, key)
+    check(key is not None, "key", None, "a key: jax.random.key(0)")
+    assert key is not None
+    P = model.indices
     check(randomisations >= 2, "randomisations", randomisations, "at least 2: their spread is the error bar")
     check(samples >= 2 * randomisations, "samples", samples, "at least two points a randomisation")
     check(max_steps >= 1, "max_steps", max_steps, "at least 1")
@@ -135,6 +146,55 @@ def state_evolution(
             if int(state.result) >= 0:
                 break
     return _finish(problem, state)
+
+
+_FAR = 1e10  # a precision beyond this is perfect recovery
+
+
+@eqx.filter_jit
+def _inverted(model: Any, alpha: Array, key: Any) -> Solution:
+    """Root of log q̂ - log response(q(q̂)) = log α, which increases with q̂."""
+    prior, channel, dtype = model.prior, model.channel, alpha.dtype
+
+    def height(model: Any, l: Array) -> Array:
+        V = model.prior.mmse(jnp.exp(l))
+        return l - jnp.log(model.channel.response(model.prior.second_moment - V, V))
+
+    valid = jnp.isfinite(alpha) & (alpha > 0)
+    goal = jnp.log(jnp.where(valid, alpha, 1.0))
+    held = frozen(model)
+    first = goal + jnp.log(channel.response(prior.overlap(0.0), prior.mmse(0.0)))  # the response grows with q
+    recovered = (alpha >= model.recovery) | (height(held, jnp.log(jnp.asarray(_FAR, dtype))) < goal)
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = 0.5 * (ends[0] + ends[1])
+        above = height(held, middle) > lax.stop_gradient(goal)
+        return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
+
+    low, high = lax.fori_loop(0, 60, halve, lax.stop_gradient((first, jnp.log(jnp.asarray(_FAR, dtype)))))
+    l = 0.5 * (low + high)
+    slope = lax.stop_gradient(jax.grad(height, 1)(held, l))
+    l = l - (height(model, lax.stop_gradient(l)) - goal) / slope  # a Newton step: the implicit derivative
+    V = jnp.where(recovered, 0.0, prior.mmse(jnp.exp(l)))
+    V = jnp.where(valid, V, jnp.nan)
+    one = jnp.ones((1, 1), dtype)
+    code = jnp.where(valid, jnp.where(recovered, Result.RECOVERED, Result.SUCCESS), Result.INVALID)
+    return Solution(
+        overlap=(prior.second_moment - V) * one,
+        stderr=0.0 * one,
+        error=V,
+        alpha=alpha,
+        steps=jnp.asarray(0),
+        residual=jnp.zeros((), dtype),
+        result=code,
+        history={},
+        covariance=V * one,
+        rho=jnp.asarray(jnp.nan, dtype),
+        state={"qhat": jnp.where(recovered, jnp.inf, jnp.exp(l))},
+        model=model,
+        key=key,
+        kind="state_evolution",
+    )
 
 
 @eqx.filter_jit

@@ -509,7 +509,8 @@ def recovery_threshold(model: Any, *, key: Array | None = None) -> Threshold:
 
     For V → 0 a label of M numbers fixes M combinations of the P·M fields: tr(V Q̂) = αM, so that V falls by P/(αM) a step.
 
-    Arguments: `model`: a noiseless attention model with a Gaussian prior, the last layer of rank one. Returns: a
+    Arguments: `model`: a noiseless attention model with a Gaussian prior, the last layer of rank one; or a matrix model (by
+    counting: D(ρ)/M, inf where nothing is recovered). Returns: a
     `Threshold` (exact, no error bar), its subspace everything. Raises: ValueError for models whose labels fix no combination.
     (Phase retrieval and z1 z2 fix one: the law holds for them too.)
     Stability does not prove that the branch from small overlap reaches Q = S. Cost: none. Source: spec section 6.
@@ -519,7 +520,13 @@ def recovery_threshold(model: Any, *, key: Array | None = None) -> Threshold:
     1.5
     """
     del key
-    P, dtype = model.indices, theory_dtype()
+    dtype = theory_dtype()
+    if getattr(model, "scalar", False):
+        one = jnp.ones((1, 1), dtype)
+        alpha = jnp.asarray(model.recovery, dtype)
+        overlap = model.prior.second_moment * one
+        return Threshold(alpha, jnp.zeros((), dtype), alpha[None], one, overlap, jnp.asarray(Result.SUCCESS))
+    P = model.indices
     seen = getattr(model.channel, "visible", None)
     allowed = "a noiseless model whose label fixes M combinations of its fields (attention, the last layer of rank one)"
     check(seen is not None, "model", getattr(model, "name", type(model).__name__), allowed)

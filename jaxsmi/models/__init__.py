@@ -1,12 +1,14 @@
 """Models: a prior, a sensing law and a channel under one name. A new model is one file."""
 
 from jaxsmi.models import links
+from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.models.base import AbstractIndexModel, Estimate, Symmetry, align, generalization_error
 from jaxsmi.models.deep_attention import DeepAttention
 from jaxsmi.models.multi_index import MultiIndex
 
 __all__ = [
     "AbstractIndexModel",
+    "AttentionIndexed",
     "DeepAttention",
     "Estimate",
     "MultiIndex",
