@@ -5,8 +5,9 @@
 * stability: α λ_max(F) = 1 along the fixed point (`smi.staircase`);
 * evolution: converged state evolution at four α above the threshold, α as a quadratic in the overlap, continued to
   overlap zero, for each of eight keys;
-* gamp: runs from a random start at two dimensions, several teachers each; the mean squared cosine at four α, continued to
-  zero in the same way, errors by bootstrap over teachers, then to 1/D → 0.
+* gamp: does a small overlap grow or fall at finite D? Four steps of message passing from W = Q w* + √(Q(1-Q)) ξ, C = 1 - Q
+  (layer 2 at its fixed point for the first layer's threshold); the α at which the mean overlap stays, for three Q and two D over
+  many teachers, continued linearly to Q = 0 and 1/D = 0; errors by bootstrap over teachers.
 """
 
 import sys
@@ -16,14 +17,18 @@ import jax
 import numpy as np
 
 import jaxsmi as smi
+from jaxsmi.message_passing import GampState
 
 jax.config.update("jax_enable_x64", True)
 MODEL = smi.DeepAttention(2, 2)
 # layer (of the overlap), α above its threshold
 STEPS = {"layer 2": (1, (0.19, 0.195, 0.2, 0.21)), "layer 1": (0, (0.73, 0.74, 0.75, 0.77))}
-GAMP_STEPS = {"layer 2": (1, (0.21, 0.225, 0.24, 0.26, 0.28, 0.31)), "layer 1": (0, (0.76, 0.78, 0.8, 0.83, 0.86))}
-DIMENSIONS = {"layer 2": (2000, 8000), "layer 1": (1000, 2000)}
-TEACHERS = {"layer 2": 6, "layer 1": 4}
+# layer, α around the threshold, starting overlap of layer 2 (None: the one that is tried), dimensions, teachers
+GAMP = {
+    "layer 2": (1, (0.17, 0.19, 0.21), None, (1000, 3000), 48),
+    "layer 1": (0, (0.68, 0.73, 0.78), 0.985, (500, 1000), 24),
+}
+STARTS = (0.03, 0.06, 0.1)
 
 
 def continued(overlaps, alphas, degree=2):
@@ -52,31 +57,44 @@ def evolution():
         yield name, float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(len(found)))
 
 
+def grown(D, alpha, Q, p, seed, steps=4):
+    """Overlap M_pp before and after a few steps from a Bayes-consistent start with overlap Q (diagonal)."""
+    data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), round(alpha * 1e4)))
+    data = MODEL.sample(data_key, dimension=D, alpha=alpha, dtype="float32")
+    Q = np.asarray(Q)[:, None]
+    W = Q * data.teacher + np.sqrt(Q * (1 - Q)) * jax.random.normal(jax.random.fold_in(key, 7), data.teacher.shape)
+    C, nothing = jax.numpy.diag(1.0 - Q[:, 0]), jax.numpy.zeros((data.samples, 2, 2))
+    start = GampState(W, C, C, nothing, nothing, 0.0 * C, jax.numpy.zeros((), int))
+    history = smi.gamp(MODEL, data, key=key, max_steps=steps, state=start, tolerance=1e-12).history
+    return np.asarray(history["teacher_overlap"])[[0, steps], p, p]
+
+
 def gamp():
     random = np.random.default_rng(0)
-    for name, (p, alphas) in GAMP_STEPS.items():
-        ends = []
-        for D in DIMENSIONS[name]:
-            count = TEACHERS[name]
-            cosines = np.zeros((count, len(alphas)))
-            for seed in range(count):
-                for i, alpha in enumerate(alphas):
-                    data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), i))
-                    data = MODEL.sample(data_key, dimension=D, alpha=alpha, dtype="float32")
-                    solution = smi.gamp(MODEL, data, key=key, max_steps=100 if p else 200)
-                    past = (
-                        np.asarray(solution.trajectory["cosine"])[-20:, p] ** 2
-                    )  # the unlearned layer keeps it fluctuating
-                    cosines[seed, i] = np.nanmean(past)
-            means, errors = cosines.mean(0), cosines.std(0, ddof=1) / np.sqrt(count)
-            print(name, f"D={D}: cosine²", means.round(3), "±", errors.round(3), flush=True)
-            draws = [continued(means + errors * random.standard_normal(len(alphas)), alphas) for _ in range(400)]
-            curve = [continued(means, alphas), np.std(draws)]
-            ends.append(curve)
-        (a, da), (b, db) = ends
-        x, y = (1.0 / D for D in DIMENSIONS[name])
-        print(name, f"continued: {a:.4f}({da:.4f}), {b:.4f}({db:.4f})", flush=True)
-        yield name, b + (b - a) * y / (x - y), float(np.hypot(db * x, da * y) / (x - y))
+    for name, (p, alphas, other, dimensions, count) in GAMP.items():
+        tables = {}
+        for D in dimensions:
+            for q in STARTS:
+                Q = (1e-6, q) if other is None else (q, other)
+                tables[D, q] = np.array([[grown(D, alpha, Q, p, seed) for alpha in alphas] for seed in range(count)])
+
+        def still(
+            chosen, tables=tables, alphas=alphas
+        ):  # α at which the overlap stays, at each D and Q, and the continuation
+            ends = []
+            for (D, q), table in tables.items():
+                mean = table[chosen].mean(0)
+                slope, offset = np.polyfit(np.log(alphas), np.log(mean[:, 1] / mean[:, 0]), 1)
+                ends.append((1.0, q, 1000.0 / D, np.exp(-offset / slope)))
+            *design, values = np.array(ends).T
+            return np.linalg.lstsq(np.stack(design, 1), values, rcond=None)[0], values
+
+        (alpha, _, _), values = still(np.arange(count))
+        draws = [still(random.integers(0, count, count)) for _ in range(400)]
+        errors = np.std([d[1] for d in draws], axis=0)
+        for (D, q), value, error in zip(tables, values, errors, strict=True):
+            print(f"{name}, D = {D}, Q = {q}: the overlap stays at {value:.4f} ± {error:.4f}", flush=True)
+        yield name, float(alpha), float(np.std([d[0][0] for d in draws]))
 
 
 if __name__ == "__main__":

@@ -310,6 +310,8 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
 
     def execute(arguments: argparse.Namespace) -> Report:
         check(arguments.gamp >= 0, "--gamp", arguments.gamp, "a number >= 0")
+        check(arguments.runs >= 1, "--runs", arguments.runs, "an integer >= 1")
+        check(0 < arguments.level < 1, "--level", arguments.level, "a cosine in (0, 1)")
         check(arguments.batch_size >= 0, "--batch-size", arguments.batch_size, "an integer >= 0")
         check(not (arguments.online and arguments.gamp), "--gamp", arguments.gamp, "0 with --online: no data are kept")
         model = _model(arguments)
@@ -330,7 +332,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
                 found = {method: fit}
                 order = learning.LearningOrder(
                     found, {name: smi.learned_at(s, arguments.level) for name, s in found.items()}, arguments.level,
-                    {name: float("inf") for name in found},
+                    {name: float("inf") for name in found}, {},
                 )  # fmt: skip
             else:
                 data = model.sample(data_key, dimension=D, alpha=arguments.alpha, dtype="float32")
@@ -368,9 +370,12 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
                 "result": codes,
                 "order": [names[p] for p in order.order(name)],
             }
+        met = {Result(int(code)) for solution in order.solutions.values() for code in np.asarray(solution.result)}
         gradient = order.solutions[method]
         updates = int(np.max(np.asarray(gradient.steps))) * arguments.repeats * arguments.runs
-        samples = arguments.batch_size or round(arguments.alpha * D)
+        whole = round(arguments.alpha * D)
+        samples = arguments.batch_size if arguments.online else min(arguments.batch_size or whole, whole)
+        taken = order.seconds.get(method, seconds[0])
         text = [
             _setting(arguments),
             _table(["method", "", "learned at", "runs", "final cosine"], rows),
@@ -378,7 +383,8 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
                 f"Order of {name}: {', then '.join(found['order']) or 'nothing learned'}."
                 for name, found in data_out.items()
             ),
-            f"{seconds[0]:.1f} s with compilation, {updates * samples / seconds[0]:.3g} samples/s.",
+            *(_wrapped(f"{code.name}: {_ends(code)}") for code in sorted(met)),
+            f"{seconds[0]:.1f} s with compilation; {method}: {updates * samples / taken:.3g} samples/s.",
         ]
 
         def draw(figure: Any) -> None:
@@ -430,8 +436,7 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
             f"{source}; {len(found.classes)} classes, {len(found.vocabulary)} words.",
             _table(["", "similarity at the start", "epoch of half-way"], rows),
             f"Accuracy: {found.accuracy[-1]:.3f}; on held-out questions: {found.test_accuracy[-1]:.3f}.",
-            _wrapped(f"{found.result.name}: {found.result.remedy}"),
-            f"{seconds[0]:.1f} s.",
+            f"{found.result.name}, {seconds[0]:.1f} s.",
         ]
         names = ("step", "epoch", "similarity", "train_loss", "accuracy", "test_accuracy")
         data = {name: getattr(found, name) for name in names}
@@ -474,7 +479,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxsmi {arguments.command}: interrupted", file=sys.stderr)
         return 130
     if arguments.json:
-        data = {"command": arguments.command, "settings": _settings(arguments), **report.data, "files": files}
+        data = {"command": arguments.command, "settings": _settings(arguments), **_listed(report.data), "files": files}
         print(json.dumps(storage.parameters(data), allow_nan=False))
     else:
         print("\n".join([report.text, *(f"Written: {file}" for file in files)]))
@@ -601,6 +606,19 @@ def _code(solution: Solution) -> str:
 
 def _outcome(name: str, solution: Solution, seconds: float) -> str:
     return _wrapped(f"{name}: {int(solution.steps)} steps, {seconds:.1f} s. {solution.message}")
+
+
+def _ends(code: Result) -> str:
+    return "All steps were taken, or converged." if code == Result.SUCCESS else code.remedy
+
+
+def _listed(value: Any) -> Any:
+    """Arrays of any size as lists: what a command found is printed whole."""
+    if isinstance(value, dict):
+        return {name: _listed(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_listed(entry) for entry in value]
+    return np.asarray(value).tolist() if isinstance(value, (np.ndarray, jax.Array)) else value
 
 
 def _wrapped(text: str) -> str:

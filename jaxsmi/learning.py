@@ -9,6 +9,8 @@ records by linear interpolation:
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxsmi.message_passing import gamp
 from jaxsmi.training import train
@@ -25,15 +28,18 @@ __all__ = ["LearningOrder", "learned_at", "learning_order"]
 
 
 def crossing(steps: Array, cosines: Array, level: Any) -> Array:
-    """First step (P,) at which cosines (T, P) reach `level`, NaN rows aside; inf where they never do."""
-    seen = jnp.nan_to_num(cosines, nan=-jnp.inf)
-    above = seen >= level
+    """First step (P,) at which cosines (T, P) reach `level`, records without a number aside; inf where they never do, NaN
+    where there is no number at all."""
+    known = jnp.isfinite(cosines)
+    last = lax.cummax(jnp.where(known, jnp.arange(len(steps))[:, None], -1), axis=0)  # the last record with a number
+    above = known & (cosines >= level)
     k = jnp.argmax(above, axis=0)
-    before = jnp.maximum(k - 1, 0)
-    low, high = jnp.take_along_axis(seen, before[None], 0)[0], jnp.take_along_axis(seen, k[None], 0)[0]
-    part = jnp.where(k > 0, (level - low) / jnp.where(high > low, high - low, 1.0), 0.0)
+    before = jnp.take_along_axis(last, jnp.maximum(k - 1, 0)[None], 0)[0]
+    before = jnp.where((k > 0) & (before >= 0), before, k)
+    low, high = jnp.take_along_axis(cosines, before[None], 0)[0], jnp.take_along_axis(cosines, k[None], 0)[0]
+    part = jnp.where(before < k, (level - low) / jnp.where(high > low, high - low, 1.0), 0.0)
     at = steps[before] + part * (steps[k] - steps[before])
-    return jnp.where(jnp.any(above, axis=0), at, jnp.inf)
+    return jnp.where(jnp.any(above, axis=0), at, jnp.where(jnp.any(known, axis=0), jnp.inf, jnp.nan))
 
 
 def learned_at(solution: Any, level: float = 0.5) -> Array:
@@ -41,7 +47,8 @@ def learned_at(solution: Any, level: float = 0.5) -> Array:
 
     Arguments: `solution` of gamp or train (its history; a batch from vmap too), or solutions at several α (of gamp: the last
     cosine; of state evolution: √(Q_pp/ρ_p), to which the cosine of GAMP tends); `level` in (0, 1).
-    Returns: steps or α, (P,) or (runs, P); inf where it was never reached.
+    Returns: steps or α, (P,) or (runs, P); inf where it was never reached, NaN without cosines (another number of rows). Of
+    ranks above one the cosines are those of the spans of the rows: a layer may pass and still give other labels.
     Raises: ValueError for a level outside (0, 1), or solutions without cosines. Cost: none. Source: spec sections 4 and 9.
     Example:
     >>> import jax, optax, jaxsmi as smi
@@ -73,12 +80,13 @@ def _end(point: Solution) -> Array:
 
 class LearningOrder(eqx.Module):
     """Several methods on one teacher. `solutions`: of each method, with a leading axis of runs; `learned` (runs, P): when each
-    index was learned; `level`: the cosine that counts as learned; `alpha` of each method."""
+    index was learned; `level`: the cosine that counts as learned; `alpha`, and `seconds` taken, of each method."""
 
     solutions: dict[str, Solution]
     learned: dict[str, Array]
     level: float
     alpha: dict[str, float]
+    seconds: dict[str, float]
 
     def order(self, method: str) -> list[int]:
         """Indices in the order of their median time of learning; those never learned are left out."""
@@ -114,9 +122,10 @@ def learning_order(
     """
     check(data.teacher is not None, "data.teacher", None, "a teacher: cosines are measured with it")
     check(seeds >= 1, "seeds", seeds, "an integer >= 1")
+    check(0.0 < level < 1.0, "level", level, "a cosine in (0, 1)")
     check(len(methods) > 0, "methods", dict(methods), "at least one, such as {'GAMP': {}}")
     key = jax.random.key(0) if key is None else key
-    solutions, alphas = {}, {}
+    solutions, alphas, seconds = {}, {}, {}
     for name, settings in methods.items():
         settings = dict(settings)
         alpha, student = settings.pop("alpha", None), settings.pop("model", model)
@@ -125,16 +134,19 @@ def learning_order(
             allowed = f"a number in (0, {data.alpha:g}], what the data reach"
             check(0 < alpha <= data.alpha * (1 + 1e-9), f"methods[{name!r}]['alpha']", alpha, allowed)
             part = data.first(round(alpha * data.dimension))
-        keys = jax.random.split(key, seeds)
+        keys, begin = jax.random.split(key, seeds), time.perf_counter()
         if "optimizer" in settings:
             solutions[name] = train(student, part, key=keys, progress=progress, **settings)
         else:
             runs = [gamp(student, part, key=k, progress=progress, **settings) for k in keys]
             solutions[name] = _stacked(runs)
-        alphas[name] = part.alpha
+        jax.block_until_ready(solutions[name].weights)
+        alphas[name], seconds[name] = part.alpha, time.perf_counter() - begin
     learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
-    return LearningOrder(solutions, learned, level, alphas)
+    return LearningOrder(solutions, learned, level, alphas, seconds)
 
 
 def _stacked(runs: Sequence[Solution]) -> Solution:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *runs)
+    bare = [dataclasses.replace(run, model=None) for run in runs]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *bare)
+    return dataclasses.replace(stacked, model=runs[0].model)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxsmi.storage import from_xarray, index_names, provenance
-from jaxsmi.types import Solution, Threshold, check
+from jaxsmi.types import Result, Solution, Threshold, check
 
 if TYPE_CHECKING:
     import xarray
@@ -268,9 +268,10 @@ def final_cosines(solution: Solution) -> np.ndarray:
 
 
 def end_cosines(solution: Solution) -> np.ndarray:
-    """The last recorded cosine of each index of each run, (runs, P)."""
+    """The last recorded cosine of each index of each run, (runs, P); NaN for a run that ended without a finite number."""
     cosines = np.asarray(solution.history["cosine"])
-    return _held(cosines if cosines.ndim == 3 else cosines[None])[:, -1]
+    last = _held(cosines if cosines.ndim == 3 else cosines[None])[:, -1]
+    return np.where((np.ravel(np.asarray(solution.result)) == Result.NONFINITE)[:, None], np.nan, last)
 
 
 def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | None = None, **attributes: Any) -> None:

@@ -58,14 +58,13 @@ def load(path: str | os.PathLike[str]) -> list[Question]:
     except UnicodeDecodeError:
         content = raw.decode("latin-1")
     questions = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):  # not splitlines: questions may hold other separators
         if not line.strip():
             continue
-        head, _, text = line.strip().partition(" ")
+        head, *rest = line.split(None, 1)
         label, _, sub = head.partition(":")
-        fine = bool(label and text.strip())
-        check(fine, f"{path}, line {number}", line[:60], "'LABEL:sub text' or 'LABEL text'")
-        questions.append(Question(label, sub, text.strip()))
+        check(bool(label and rest), f"{path}, line {number}", line.strip()[:60], "'LABEL:sub text' or 'LABEL text'")
+        questions.append(Question(label, sub, rest[0].strip()))
     check(len(questions) > 0, "path", str(path), "a file with at least one question")
     return questions
 
@@ -294,6 +293,19 @@ class TextRun(NamedTuple):
         return [self.classes[int(np.argmax(self.network(jnp.asarray(row))))] for row in ids]
 
 
+def _held_out(questions: list[Question], key: Array) -> tuple[list[Question], list[Question]]:
+    """A fifth of the different texts of each class set apart, all copies of a text on one side."""
+    held: set[str] = set()
+    for label in sorted({question.label for question in questions}):
+        texts = sorted({question.text for question in questions if question.label == label})
+        key, own = jax.random.split(key)
+        order = np.asarray(jax.random.permutation(own, len(texts)))
+        held |= {texts[i] for i in order[: len(texts) // 5]}
+    check(len(held) > 0, "test", None, "questions to test on: no class has five different texts to set one apart")
+    kept = [question for question in questions if question.text not in held]
+    return kept, [question for question in questions if question.text in held]
+
+
 def classify(
     questions: Sequence[Question],
     test: Sequence[Question] | None = None,
@@ -312,8 +324,9 @@ def classify(
 ) -> TextRun:
     r"""Train the attention classifier on questions, and measure the similarity of each layer to where it ends.
 
-    Arguments: `questions` to learn; `test` (None: a fifth of them, held out); `key`; `epochs`; `optimizer` (None: AdamW with
-    learning rate 5e-5); `batch_size`; `width` d of the embedding, `hidden` h and `depth` L of the attention layers, `skip` c;
+    Arguments: `questions` to learn; `test` (None: a fifth of the different texts of each class); `key`; `epochs`;
+    `optimizer` (None: AdamW with learning rate 5e-5); `batch_size`; `width` d of the embedding, `hidden` h and `depth` L of
+    the attention layers, `skip` c;
     `max_length`: longer questions are cut; `records` along the run; `progress` bar.
     Returns: a `TextRun`. Raises: ValueError for arguments out of range, or fewer than two classes.
     Cost: an epoch of 5,500 questions takes seconds on two cores. Source: [TCDKZ25], spec section 9.
@@ -328,12 +341,11 @@ def classify(
     key = jax.random.key(0) if key is None else key
     split_key, start_key, order_key = jax.random.split(key, 3)
     questions = list(questions)
+    labels_given = sorted({question.label for question in questions})
+    check(len(labels_given) >= 2, "questions", f"classes {labels_given}", "at least two classes to learn")
     if test is None:
-        order = np.asarray(jax.random.permutation(split_key, len(questions)))
-        held = max(len(questions) // 5, 1)
-        questions, test = [questions[i] for i in order[held:]], [questions[i] for i in order[:held]]
+        questions, test = _held_out(questions, split_key)
     classes = sorted({question.label for question in questions})
-    check(len(classes) >= 2, "questions", f"classes {classes}", "at least two classes to learn")
     check(len(test) >= 1, "test", "none", "at least one question")
     strange = sorted({question.label for question in test} - set(classes))
     check(not strange, "test", f"classes {strange}", f"those of the training questions: {classes}")
@@ -351,7 +363,12 @@ def classify(
     )  # fmt: skip
     start = Classifier(len(vocabulary), len(classes), key=start_key, width=width, hidden=hidden, depth=depth, skip=skip)
     optimizer = optax.adamw(5e-5) if optimizer is None else optimizer
-    state = TrainState(start, optimizer.init(eqx.filter(start, eqx.is_inexact_array)), jnp.zeros((), int), order_key)
+    state = TrainState(
+        start,
+        optimizer.init(eqx.filter(start, eqx.is_inexact_array)),
+        jnp.zeros((), int),
+        jax.random.bits(order_key, (2,), jnp.uint32),
+    )
     batches = Epochs(len(questions), size, True).batches
     steps = epochs * batches
     label = "text" if progress else None
@@ -371,8 +388,11 @@ def classify(
 def settled_at(run: TextRun) -> np.ndarray:
     """Epoch (L,) at which each layer has gone half of the way of its similarity, from the start to one.
 
-    Arguments: `run` from `classify`. Returns: epochs, by linear interpolation between records; 0 for a layer that never moved.
+    Arguments: `run` from `classify`. Returns: epochs, by linear interpolation between records; 0 for a layer that never
+    moved, NaN for a run that ended without finite numbers.
     """
+    if run.result == Result.NONFINITE:
+        return np.full(run.similarity.shape[1], np.nan)
     settled = []
     for similarity in run.similarity.T:
         half = 0.5 * (1.0 + similarity[0])

@@ -16,6 +16,7 @@ The order of the samples is a function of the key and the step alone, so that a 
 from __future__ import annotations
 
 import abc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ import optax
 from jax import lax
 from tqdm.auto import tqdm
 
-from jaxsmi.types import Array, Dataset, Result, Solution, check, theory_dtype
+from jaxsmi.types import Array, Dataset, Result, Solution, check, concrete, theory_dtype
 
 __all__ = ["Descent", "Epochs", "Stream", "TrainState", "descend", "squared_loss", "train"]
 
@@ -85,7 +86,8 @@ class Stream(eqx.Module):
 
 
 class TrainState(eqx.Module):
-    """What continues a run: parameters (the weights), the optimiser's memory, the number of steps taken, the key."""
+    """What continues a run: parameters (the weights), the optimiser's memory, the number of steps taken, the words of its key
+    (plain numbers, so that `eqx.tree_serialise_leaves` can write all of it)."""
 
     weights: Any
     optimizer: Any
@@ -170,7 +172,8 @@ def _begin(problem: Descent, state: TrainState, slots: int) -> Progress:
     shapes = {"step": jax.ShapeDtypeStruct((), dtype), "train_loss": jax.ShapeDtypeStruct((), dtype)}
     shapes |= {name: shape for name, shape in seen.items() if name != "watched"}
     history = jax.tree.map(lambda x: jnp.full((runs, slots + 1, *x.shape), jnp.nan, x.dtype), shapes)
-    carried = jax.vmap(problem.start)(state.key, state.step)
+    keys = jax.random.wrap_key_data(state.key, impl="threefry2x32")
+    carried = jax.vmap(problem.start)(keys, state.step)
     full = lambda value, kind: jnp.full((runs,), value, kind)
     return Progress(state, history, full(-1, int), full(jnp.nan, dtype), full(jnp.inf, dtype), full(0, int), carried)
 
@@ -186,14 +189,19 @@ def _advance(
     """
     dtype = theory_dtype()
     stopping = problem.patience is not None or problem.target is not None
+    update = optax.with_extra_args_support(optimizer).update
 
     def one(i: Array, c: Any) -> Any:
         def each(weights: Any, memory: Any, key: Array, carried: Array, total: Array) -> Any:
-            carried, sample = problem.batch(key, carried, i)
+            carried, sample = problem.batch(jax.random.wrap_key_data(key, impl="threefry2x32"), carried, i)
             size = jnp.zeros((), dtype)
             for repeat in range(repeats):
                 value, gradient = jax.value_and_grad(problem.objective)(weights, sample)
-                change, memory = optimizer.update(gradient, memory, weights)
+                # line searches and learning rates that look at the loss ask for more than the gradient
+                change, new = update(
+                    gradient, memory, weights, value=value, grad=gradient, value_fn=lambda w: problem.objective(w, sample)
+                )
+                memory = jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory)  # rates may promote
                 size = optax.tree.norm(change) / jnp.maximum(optax.tree.norm(weights), 1e-30)
                 weights = optax.apply_updates(weights, change)
                 total = total + (value.astype(dtype) if repeat == 0 else 0.0)
@@ -272,7 +280,6 @@ class _Task(Descent):
     model: Any
     data: Any
     test: Dataset | None
-    side: Array
     target: Any
     loss: Callable = eqx.field(static=True)
     record: Callable | None = eqx.field(static=True)
@@ -318,13 +325,16 @@ class _Task(Descent):
             labels = self.test.labels.astype(self.test.inputs.dtype)
             error = jnp.mean(jax.vmap(squared_loss)(self.model.outputs(weights, self.test.inputs), labels))
         else:
-            error = self.model.error_of(weights, self.data, key=self.side, samples=512)
+            error = self.model.error_of(weights, self.data, key=jax.random.key(0), samples=512)
         error = error.astype(theory_dtype())
         seen |= {"error": error, "watched": error}
         if self.record is not None:
-            recorded = jnp.asarray(self.record(weights))
-            exact = jnp.issubdtype(recorded.dtype, jnp.inexact)  # so that NaN can mark what was not recorded
-            seen["record"] = recorded if exact else recorded.astype(theory_dtype())
+
+            def exact(x: Any) -> Array:  # so that NaN can mark what was not recorded
+                x = jnp.asarray(x)
+                return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(theory_dtype())
+
+            seen["record"] = jax.tree.map(exact, self.record(weights))
         return seen
 
 
@@ -351,14 +361,16 @@ def train(
 ) -> Solution:
     r"""Train a student of `model` on `data` by gradient descent (module docstring); weights O(1), as the teacher's.
 
-    Arguments: `model`: the student, with any link that has a gradient; `data`: a `Dataset`, or a `Stream` of fresh samples;
+    Arguments: `model`: the student, any link that has a gradient; `data`: a `Dataset`, or a `Stream` of fresh samples;
     `optimizer`: any optax transformation, schedules and weight decay included; `key`: start and order of the samples, or keys;
     `steps`: batches taken, with `repeats` updates on each; `batch_size` (None: all samples at once); `one_pass`: each sample
     of a Dataset once, in order; `reduction`: "mean", "sum" or "sum/D"; `loss(prediction, label)` of one sample; `init`: scale
-    of a random start, or weights (P, D); `test`: Dataset on which the error is measured (None: the exact population error of
-    Gaussian inputs, from the overlaps, where there is a teacher); `record`: any function of the weights;
+    of a random start, or weights (P, D); `test`: Dataset on which the error is measured (None: the population error of Gaussian
+    inputs, from the overlaps, on 4096 quasi-random points, the same in all runs, to about 1 %, where there is a teacher);
+    `record`: any function of the weights;
     `record_every` steps (None: 200 records); `patience`: stop after so many records without a smaller error;
-    `target`: stop when every layer's cosine is as large; `state`: continue from `fit.state`; `progress` bar.
+    `target`: stop when every layer's cosine is as large (of ranks above one: of the spans of their rows, which do not say all);
+    `state`: continue from `fit.state` (`patience` starts anew); `progress` bar.
 
     Returns: a `Solution` with `weights` (P, D), `overlap`, `error`, `state`, and `history`: "step", "cosine", "overlap",
     "teacher_overlap", "train_loss" (mean of the batches since the last record), "error". `covariance` is NaN.
@@ -382,64 +394,111 @@ def train(
     check(reduction in REDUCTIONS, "reduction", reduction, f"one of {REDUCTIONS}")
     check(hasattr(optimizer, "update"), "optimizer", optimizer, "an optax GradientTransformation, such as optax.adam(1e-2)")
     check(isinstance(data, (Dataset, Stream)), "data", type(data).__name__, "a Dataset or a Stream")
-    check(getattr(model, "activation", "") != "hardmax", "model", "hardmax", "a softmax student (hardmax has no gradient)")
     every = max(int(steps) // 200, 1) if record_every is None else record_every
     check(isinstance(every, (int, np.integer)) and every >= 1, "record_every", record_every, "an integer >= 1")
     check(patience is None or patience >= 1, "patience", patience, "an integer >= 1, or None")
     watching = test is not None or data.teacher is not None
     check(patience is None or watching, "patience", patience, "None without a test set or a teacher: nothing to watch")
     check(target is None or data.teacher is not None, "target", target, "None without a teacher")
-    size = _batch_size(model, data, batch_size, one_pass, int(steps), test)
+    size = _batch_size(model, data, batch_size, test)
     key, D = jax.random.key(0) if key is None else key, data.dimension
     dtype = data.inputs.dtype if isinstance(data, Dataset) else jnp.dtype(data.dtype or theory_dtype())
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     many = key.ndim == (1 if typed else 2)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
-    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1), 3))(key if many else key[None])
-    start_key, order_key = (split[:, i] if many else split[0, i] for i in range(2))
-    side_key = split[0, 2]  # all runs are measured on the same points
+    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(key if many else key[None])
+    start_keys, words = split[:, 0], jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1])
+    _check_gradient(model, loss, D)
     if state is None:
         init = jnp.asarray(init, dtype)
         check(init.shape in ((), (model.indices, D)), "init", init, f"a scale, or weights ({model.indices}, {D})")
         check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
 
-        def fresh(start_key: Array, order_key: Array) -> TrainState:
+        def fresh(start_key: Array, words: Array) -> TrainState:
             weights = model.start(start_key, D, init, dtype) if init.ndim == 0 else init
-            return TrainState(weights, optimizer.init(weights), jnp.zeros((), int), order_key)
+            return TrainState(weights, optimizer.init(weights), jnp.zeros((), int), words)
 
-        state = jax.vmap(fresh)(start_key, order_key) if many else fresh(start_key, order_key)
-    check(
-        state.weights.shape[-2:] == (model.indices, D),
-        "state",
-        state.weights,
-        f"a state with weights ({model.indices}, {D})",
-    )
+        state = jax.vmap(fresh)(start_keys, words) if many else fresh(start_keys[0], words[0])
+    else:
+        _check_state(state, model, optimizer, D, dtype, key.shape[0] if many else None)
+    done = int(jnp.max(state.step)) if concrete(state.step) else 0
+    if one_pass and isinstance(data, Dataset):
+        left = data.samples // size - done
+        check(
+            steps <= left,
+            "steps",
+            steps,
+            f"at most {left} batches of {size}: one_pass uses each of {data.samples} samples once",
+        )
     check(target is None or (jnp.asarray(target) > 0) & (jnp.asarray(target) <= 1), "target", target, "a cosine in (0, 1]")
+    if target is not None and data.teacher is not None:
+        rows = data.teacher.shape[0]
+        check(rows == model.indices, "target", target, f"None for a teacher of {rows} rows and a student of {model.indices}")
     target = None if target is None else jnp.asarray(target, theory_dtype())
     task = _Task(
-        model=model, data=data, test=test, side=side_key, target=target, loss=loss, record=record, reduction=reduction,
+        model=model, data=data, test=test, target=target, loss=loss, record=record, reduction=reduction,
         size=size, one_pass=one_pass, patience=patience,
     )  # fmt: skip
-    label = f"train, D={D}" if progress else None
+    label = f"train, D={D}" if progress and concrete((state, data, optimizer)) else None
     end = descend(task, optimizer, state, steps=int(steps), every=min(int(every), int(steps)), repeats=repeats, label=label)
     return _solution(task, end, key)
 
 
-def _batch_size(model: Any, data: Any, batch_size: Any, one_pass: bool, steps: int, test: Dataset | None) -> int:
-    """The size of a batch; raises a ValueError where sizes do not fit together."""
+@eqx.filter_jit
+def _slopes(model: Any, loss: Any, D: int) -> Array:
+    """Gradient of the loss at random weights on random inputs and labels of another student."""
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    inputs = jax.random.normal(one, (16, model.tokens, D), theory_dtype())
+    labels = model.outputs(model.start(two, D), inputs)
+    return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.outputs(w, inputs), labels)))(model.start(three, D))
+
+
+def _check_gradient(model: Any, loss: Any, D: int) -> None:
+    """Refuse a link whose gradient is zero (signs, hardmax); warn where it is for some of the rows."""
+    if not concrete(model):
+        return
+    with jax.ensure_compile_time_eval():  # concrete under jit too
+        flat = np.flatnonzero(np.all(np.asarray(_slopes(model, loss, min(D, 8))) == 0.0, axis=1))
+    allowed = "a link with a gradient (signs and hardmax have none: train another, such as a softmax student, on their data)"
+    check(len(flat) < model.indices, "model", "a link whose gradient is zero", allowed)
+    if len(flat):
+        warnings.warn(
+            f"jaxsmi: rows {[int(p) for p in flat]} of the weights have no gradient: they stay as they are.", stacklevel=3
+        )
+
+
+def _check_state(state: TrainState, model: Any, optimizer: Any, D: int, dtype: Any, runs: int | None) -> None:
+    """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or of runs at different steps."""
+    weights = state.weights
+    check(weights.shape[-2:] == (model.indices, D), "state", weights, f"a state with weights ({model.indices}, {D})")
+    check(weights.dtype == dtype, "state", weights.dtype.name, f"weights of the inputs' precision, {jnp.dtype(dtype).name}")
+    batch = weights.shape[0] if weights.ndim == 3 else None
+    same = runs is None or runs == batch
+    check(
+        same, "state", f"a state of {batch or 'one'} run(s) with {runs} keys", "one key (it is not used), or as many as runs"
+    )
+    one = weights[0] if batch else weights
+    kind = jax.tree.structure(jax.eval_shape(optimizer.init, one))
+    check(jax.tree.structure(state.optimizer) == kind, "state", "the memory of another optimiser", "one of this optimiser")
+    level = jnp.max(state.step) == jnp.min(state.step)
+    check(
+        level, "state", np.asarray(state.step), "runs at one step (early stopping left them apart: continue each by itself)"
+    )
+
+
+def _batch_size(model: Any, data: Any, batch_size: Any, test: Dataset | None) -> int:
+    """The size of a batch; raises a ValueError where shapes do not fit together."""
     check(batch_size is None or (isinstance(batch_size, (int, np.integer)) and batch_size >= 1), "batch_size", batch_size,
           "an integer >= 1, or None")  # fmt: skip
+    if test is not None:
+        model.check_data(test, teacher=False)
+        check(test.dimension == data.dimension, "test", test.inputs, f"inputs of dimension {data.dimension}")
     if isinstance(data, Stream):
         check(batch_size is not None, "batch_size", None, "an integer >= 1: samples drawn afresh at each step")
-        check(data.model.tokens == model.tokens, "data", data.model.tokens, f"samples of {model.tokens} tokens")
+        model.check_data(jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1))), teacher=False)
         return int(batch_size or 1)
     model.check_data(data, teacher=False)
-    if test is not None:
-        check(test.inputs.shape[1:] == data.inputs.shape[1:], "test", test.inputs, f"inputs (N, *{data.inputs.shape[1:]})")
-    size = data.samples if batch_size is None else min(int(batch_size), data.samples)
-    check(not one_pass or steps * size <= data.samples, "steps", steps,
-          f"at most {data.samples // size} batches of {size}: one_pass uses each of {data.samples} samples once")  # fmt: skip
-    return size
+    return data.samples if batch_size is None else min(int(batch_size), data.samples)
 
 
 def _solution(task: _Task, end: Progress, key: Array) -> Solution:

@@ -222,6 +222,8 @@ class Solution(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
+        if self.kind == "train" and int(self.result) == Result.SUCCESS:
+            return "All steps were taken, or the run was stopped as asked."
         return Result(int(self.result)).remedy
 
     @property

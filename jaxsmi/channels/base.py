@@ -286,8 +286,8 @@ class NoInference(AbstractChannel):
 
     def _refuse(self) -> ValueError:
         return ValueError(
-            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be sampled and trained, but "
-            f"not inferred. Allowed: {self.remedy}."
+            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be sampled, and trained if it has a "
+            f"gradient, but not inferred. Allowed: {self.remedy}."
         )
 
     def statistic(self, labels: Array) -> Array:

@@ -116,7 +116,8 @@ class AbstractIndexModel(eqx.Module):
         """link(W x/√D) of inputs (N, M, D), in the precision of the inputs: what `train` differentiates."""
         N, M, D = inputs.shape
         fields = jnp.matmul(inputs.reshape(N * M, D), weights.T, precision="highest") / np.sqrt(D).astype(inputs.dtype)
-        return jax.vmap(self.link)(jnp.swapaxes(fields.reshape(N, M, -1), 1, 2))
+        cast = jax.tree.map(lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self)
+        return jax.vmap(cast.link)(jnp.swapaxes(fields.reshape(N, M, -1), 1, 2))
 
     def predict(self, solution: Any, inputs: Any) -> Array:
         r"""Labels of new inputs by the plug-in predictor link(Ŵ x/√D).
@@ -159,7 +160,7 @@ class AbstractIndexModel(eqx.Module):
 
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
         """Cosine similarity (P,) of each index from M, Q and ρ (P, P), up to the symmetries; 0 for a zero estimate."""
-        scale = jnp.sqrt(jnp.maximum(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)), 1e-300))
+        scale = jnp.sqrt(jnp.maximum(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)), jnp.finfo(Q.dtype).tiny))
         table = jnp.abs(cross) / scale
         values = jnp.diagonal(cross) / jnp.diagonal(scale)
         for block, kind in self.symmetry:
@@ -176,23 +177,37 @@ class AbstractIndexModel(eqx.Module):
                 continue
             heads = np.asarray(block).reshape(-1, len(block) if np.ndim(block) == 1 else len(block[0]))  # pyright: ignore
             each = jnp.stack([jnp.stack([_block_cosines(kind, cross, Q, rho, a, b) for b in heads]) for a in heads])
-            orders = jnp.asarray(list(itertools.permutations(range(len(heads)))))
-            totals = jnp.sum(each, axis=-1)[jnp.arange(len(heads)), orders]
-            best = orders[jnp.argmax(jnp.sum(totals, axis=-1))]
+            best = _best_order(jnp.sum(each, axis=-1))
             values = values.at[heads].set(each[jnp.arange(len(heads)), best])
         return values
+
+
+def _best_order(table: Array) -> Array:
+    """Column of each row of a square table, so that the sum is largest: all orders up to six rows, greedily above."""
+    count = len(table)
+    if count <= 6:
+        orders = jnp.asarray(list(itertools.permutations(range(count))))
+        return orders[jnp.argmax(jnp.sum(table[jnp.arange(count), orders], axis=1))]
+    order = jnp.zeros((count,), int)
+    for _ in range(count):
+        row, column = jnp.divmod(jnp.argmax(table), count)
+        order = order.at[row].set(column)
+        table = table.at[row].set(-jnp.inf).at[:, column].set(-jnp.inf)
+    return order
 
 
 def _block_cosines(kind: str, cross: Array, Q: Array, rho: Array, rows: np.ndarray, goal: np.ndarray) -> Array:
     """Cosines of the rows of an estimate with those of a teacher, up to what can be done inside the block."""
     if kind == "query and key":
         half = len(rows) // 2
+        if half == 1:
+            return _block_cosines("joint sign", cross, Q, rho, rows, goal)
         parts = ((rows[:half], goal[:half]), (rows[half:], goal[half:]))
         return jnp.concatenate([_block_cosines("rotation", cross, Q, rho, a, b) for a, b in parts])
     cross, Q, rho = cross[np.ix_(rows, goal)], Q[np.ix_(rows, rows)], rho[np.ix_(goal, goal)]
     if kind == "rotation":  # cosines of the principal angles between the two row spaces
         return jnp.linalg.svd(_inverse_root(Q) @ cross @ _inverse_root(rho), compute_uv=False)
-    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(Q) * jnp.diagonal(rho), 1e-300))
+    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(Q) * jnp.diagonal(rho), jnp.finfo(Q.dtype).tiny))
     values = jnp.diagonal(cross) / scale
     if kind == "sign":
         return jnp.abs(values)
@@ -206,7 +221,8 @@ def _labels(channel: AbstractChannel, inputs: Array, teacher: Array, noise: Arra
 
 def _inverse_root(matrix: Array) -> Array:
     values, vectors = jnp.linalg.eigh(matrix)
-    scale = jnp.where(values > 1e-14 * values[-1], 1.0 / jnp.sqrt(jnp.maximum(values, 1e-300)), 0.0)
+    small = jnp.finfo(matrix.dtype).tiny
+    scale = jnp.where(values > 1e-14 * values[-1], 1.0 / jnp.sqrt(jnp.maximum(values, small)), 0.0)
     return (vectors * scale) @ vectors.T
 
 

@@ -183,7 +183,7 @@ def _symmetry(layer: Layer, start: int) -> Symmetry:
     if layer.tied:
         kind = "sign" if layer.rank == 1 else "rotation"
     else:
-        kind = "joint sign" if layer.rank == 1 else "query and key"
+        kind = "query and key"
     if layer.heads == 1:
         return Symmetry(rows, kind)
     size = layer.indices // layer.heads

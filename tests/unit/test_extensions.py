@@ -85,7 +85,13 @@ def turned(model, rng):
     return total
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("two heads", "untied", "heads of rank two") else pytest.param(name, marks=pytest.mark.slow)
+        for name in ZOO
+    ],
+)
 def test_symmetries_change_no_label_no_cosine_and_are_undone(name):
     model, rng, D = ZOO[name], np.random.default_rng(4), 300
     T = turned(model, rng)
@@ -126,7 +132,7 @@ def by_brute_force(model, u, omega, v):
     return (first / mass - omega) / v[:, None]
 
 
-@pytest.mark.parametrize("name", ["two heads inside", "untied inside"])
+@pytest.mark.parametrize("name", [pytest.param("two heads inside", marks=pytest.mark.slow), "untied inside"])
 def test_the_exact_channel_of_other_inner_layers(name):
     model = (
         smi.DeepAttention(2, 2, 0.3, heads=(2, 1)) if "heads" in name else smi.DeepAttention(2, 2, 0.3, tied=(False, True))
@@ -159,6 +165,7 @@ def test_gamp_refuses_what_has_no_channel_and_says_what_to_do(name):
         smi.gamp(model, data, key=KEY)
 
 
+@pytest.mark.slow
 def test_noisy_attention_is_inferred_by_quadrature():
     """With little noise the posterior is that of the exact channel."""
     noisy = smi.DeepAttention(1, 2, noise=1e-4, tolerance=1e-4)

@@ -18,6 +18,8 @@ def test_files_of_both_kinds_and_encodings(tmp_path):
     ]
     path.write_bytes("LOC:city Where is Zürich ?\n".encode("latin-1"))
     assert text.load(path)[0].text == "Where is Zürich ?"
+    path.write_bytes(b"HUM\tWho is it ?\r\nLOC:x Where is a\x85 b c ?\n")  # a tab; a byte that splitlines would split at
+    assert [question.label for question in text.load(path)] == ["HUM", "LOC"]
     path.write_text("LOC:city Where ?\nnonsense\n")
     with pytest.raises(ValueError, match=r"line 2: got 'nonsense'; allowed: 'LABEL:sub text'"):
         text.load(path)
@@ -75,6 +77,16 @@ def test_the_experiment_from_end_to_end():
     assert run.predict(["Where was Newton born ?", "How many people live in Oslo ?"]) == ["LOC", "NUM"]
     settled = text.settled_at(run)
     assert np.all((settled > 0) & (settled < 12))
+
+
+def test_what_is_held_out_is_in_no_copy_among_the_rest():
+    questions = [*text.synthetic_questions(240), text.Question("ODD", "", "a class of one ?")]
+    for seed in range(5):
+        kept, held = text._held_out(questions, jax.random.key(seed))
+        assert len(kept) + len(held) == 241
+        assert not {question.text for question in kept} & {question.text for question in held}
+        assert {question.label for question in held} <= {question.label for question in kept}
+        assert 20 < len(held) < 90
 
 
 def test_bad_questions_are_named():

@@ -1,5 +1,6 @@
 """Training: the loop is that of optax, an epoch is an epoch, a resumed run is the run, and runs do not disturb each other."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import jaxsmi as smi
 from jaxsmi import training
 from jaxsmi.types import Result
 
-KEY = jax.random.key(0)
+KEY, SLOW = jax.random.key(0), pytest.mark.slow
 MODEL = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]) + z[1, 0] * z[1, 1], indices=2, tokens=2)
 DATA = MODEL.sample(jax.random.key(1), dimension=10, alpha=3.0)
 START = np.asarray(MODEL.start(jax.random.key(2), 10))
@@ -33,7 +34,10 @@ def total(weights, inputs, labels):
     return jnp.sum((jnp.tanh(z[:, 0, 0]) + z[:, 1, 0] * z[:, 1, 1] - labels) ** 2)
 
 
-@pytest.mark.parametrize(("reduction", "scale"), [("mean", 1 / 30), ("sum", 1.0), ("sum/D", 1 / 10)])
+@pytest.mark.parametrize(
+    ("reduction", "scale"),
+    [pytest.param("mean", 1 / 30, marks=SLOW), pytest.param("sum", 1.0, marks=SLOW), ("sum/D", 1 / 10)],
+)
 def test_full_batch_descent_is_the_loop_of_optax(reduction, scale):
     optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1, momentum=0.9, nesterov=True))
     expected = by_hand(lambda w, x, y: scale * total(w, x, y), optimizer, [(DATA.inputs, DATA.labels)] * 4, repeats=2)
@@ -65,17 +69,22 @@ def test_an_epoch_is_a_permutation_of_all_samples(size):
     assert not np.array_equal(passes[0], passes[1])
 
 
+@pytest.mark.slow
 def test_the_last_batch_of_an_epoch_counts_only_what_is_in_it():
     """30 samples in batches of 20: the second batch has ten samples, and its mean is over ten."""
     weights = smi.train(MODEL, DATA, optax.sgd(0.3), key=KEY, steps=2, batch_size=20, init=START).weights
-    order_key = jax.random.split(jax.random.fold_in(KEY, 1), 3)[1]
+    words = jax.random.bits(jax.random.split(jax.random.fold_in(KEY, 1))[1], (2,), jnp.uint32)
+    order_key = jax.random.wrap_key_data(words, impl="threefry2x32")
     order = np.asarray(training.Epochs(30, 20, True).order(order_key, jnp.asarray(0)))
     batches = [(DATA.inputs[part], DATA.labels[part]) for part in (order[:20], order[20:])]
     expected = by_hand(lambda w, x, y: total(w, x, y) / len(y), optax.sgd(0.3), batches)
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 7}, {}, {"batch_size": 11, "repeats": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({"batch_size": 7}, marks=SLOW), pytest.param({}, marks=SLOW), {"batch_size": 11, "repeats": 2}],
+)
 def test_a_continued_run_is_the_run(settings):
     optimizer = optax.adam(0.05)
     whole = smi.train(MODEL, DATA, optimizer, key=KEY, steps=23, record_every=1, **settings)
@@ -95,6 +104,31 @@ def test_runs_at_once_are_the_runs_one_by_one():
         alone = smi.train(MODEL, DATA, optimizer, key=key, steps=20, batch_size=8)
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
         np.testing.assert_allclose(together.history["cosine"][n], alone.history["cosine"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_state_goes_through_a_file(tmp_path):
+    optimizer = optax.adam(0.05)
+    fit = smi.train(MODEL, DATA, optimizer, key=KEY, steps=9, batch_size=7)
+    eqx.tree_serialise_leaves(tmp_path / "state.eqx", fit.state)
+    like = smi.train(MODEL, DATA, optimizer, key=jax.random.key(8), steps=1, batch_size=7).state
+    back = eqx.tree_deserialise_leaves(tmp_path / "state.eqx", like)
+    one, two = (smi.train(MODEL, DATA, optimizer, steps=5, batch_size=7, state=state) for state in (fit.state, back))
+    np.testing.assert_array_equal(one.weights, two.weights)
+
+
+@pytest.mark.slow
+def test_optimisers_that_ask_for_more_and_rates_that_promote():
+    fit = smi.train(MODEL, DATA, optax.lbfgs(), key=KEY, steps=30)
+    assert float(fit.history["train_loss"][-1]) < 0.2 * float(fit.history["train_loss"][1])
+    single = smi.Dataset(DATA.inputs.astype(jnp.float32), DATA.labels, DATA.teacher)
+
+    def run(decay):
+        return smi.train(
+            MODEL, single, optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1, momentum=0.9)), key=KEY, steps=6
+        )
+
+    assert jax.vmap(run)(jnp.array([0.1, 0.2])).weights.dtype == jnp.float32
 
 
 def test_learning_rates_under_vmap():
@@ -125,6 +159,7 @@ def test_a_linear_student_ends_at_the_least_squares_solution():
     assert float(fit.residual) < 1e-10
 
 
+@pytest.mark.slow
 def test_population_error_is_that_of_new_samples():
     fit = smi.train(MODEL, DATA, optax.adam(0.1), key=KEY, steps=30)
     fresh = MODEL.sample(jax.random.key(9), dimension=10, alpha=2000.0, teacher=DATA.teacher)
@@ -237,6 +272,28 @@ def test_bad_combinations_are_named():
     fit = smi.train(MODEL, DATA, optimizer, key=KEY, steps=1)
     with pytest.raises(ValueError, match=r"^state: "):
         smi.train(MODEL, MODEL.sample(KEY, dimension=11, alpha=2.0), optimizer, state=fit.state)
+    with pytest.raises(ValueError, match=r"^state: .*'one' run|^state: .*one run"):
+        smi.train(MODEL, DATA, optimizer, key=jax.random.split(KEY, 3), state=fit.state)
+    with pytest.raises(ValueError, match=r"^state: .*another optimiser"):
+        smi.train(MODEL, DATA, optax.adam(0.1), state=fit.state)
+    with pytest.raises(ValueError, match=r"^state: .*float32"):
+        smi.train(MODEL, smi.Dataset(DATA.inputs.astype(jnp.float32), DATA.labels), optimizer, state=fit.state)
+    with pytest.raises(ValueError, match=r"^steps: .*at most 3"):
+        smi.train(MODEL, DATA, optimizer, steps=4, batch_size=7, one_pass=True, state=fit.state)
+    apart = eqx.tree_at(lambda s: s.step, jax.tree.map(lambda x: jnp.stack([x, x]), fit.state), jnp.array([3, 7]))
+    with pytest.raises(ValueError, match=r"^state: .*one step"):
+        smi.train(MODEL, DATA, optimizer, state=apart)
+    with pytest.raises(ValueError, match=r"^data.labels: "):
+        smi.train(MODEL, DATA, optimizer, test=smi.Dataset(DATA.inputs, jnp.ones((30, 2))))
+    other = smi.MultiIndex(lambda z: z[0, 0] * z[0, 1], indices=1, tokens=2)
+    with pytest.raises(ValueError, match=r"^target: .*2 rows"):
+        smi.train(other, DATA, optimizer, target=0.5)
+    sign = smi.links.sign()
+    with pytest.raises(ValueError, match=r"^model: .*gradient"):
+        smi.train(sign, sign.sample(KEY, dimension=10, alpha=2.0), optimizer)
+    parity = smi.links.square_plus_sign_parity()
+    with pytest.warns(UserWarning, match=r"rows \[1, 2\] of the weights have no gradient"):
+        smi.train(parity, parity.sample(KEY, dimension=10, alpha=2.0), optimizer, steps=1)
 
 
 # Order of learning ---------------------------------------------------------------------------------------------------------
@@ -248,6 +305,8 @@ def test_crossings_are_interpolated_exactly():
     steps = jnp.array([0.0, 10.0, 20.0, 30.0])
     cosines = jnp.array([[0.0, 0.7, 0.1], [0.2, 0.8, 0.1], [0.6, 0.9, 0.1], [jnp.nan] * 3])
     np.testing.assert_allclose(crossing(steps, cosines, 0.5), [17.5, 0.0, np.inf])
+    holes = jnp.array([[0.1, jnp.nan], [jnp.nan, jnp.nan], [0.9, jnp.nan], [0.9, jnp.nan]])
+    np.testing.assert_allclose(crossing(steps, holes, 0.5), [10.0, np.nan])
 
 
 def test_order_of_several_methods_in_one_call():
