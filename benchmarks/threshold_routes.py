@@ -23,12 +23,11 @@ jax.config.update("jax_enable_x64", True)
 MODEL = smi.DeepAttention(2, 2)
 # layer (of the overlap), α above its threshold
 STEPS = {"layer 2": (1, (0.19, 0.195, 0.2, 0.21)), "layer 1": (0, (0.73, 0.74, 0.75, 0.77))}
-# layer, α around the threshold, starting overlap of layer 2 (None: the one that is tried), dimensions, teachers
+# layer, α around the threshold, overlap of layer 2 (None: the one that is tried), starts tried, dimensions, teachers
 GAMP = {
-    "layer 2": (1, (0.17, 0.19, 0.21), None, (1000, 3000), 48),
-    "layer 1": (0, (0.68, 0.73, 0.78), 0.985, (500, 1000), 24),
+    "layer 2": (1, (0.17, 0.19, 0.21), None, (0.02, 0.04, 0.07), (2000, 6000), 48),
+    "layer 1": (0, (0.68, 0.73, 0.78), 0.985, (0.04, 0.07, 0.1), (1000, 2000), 32),
 }
-STARTS = (0.03, 0.06, 0.1)
 
 
 def continued(overlaps, alphas, degree=2):
@@ -71,30 +70,29 @@ def grown(D, alpha, Q, p, seed, steps=4):
 
 def gamp():
     random = np.random.default_rng(0)
-    for name, (p, alphas, other, dimensions, count) in GAMP.items():
+    for name, (p, alphas, other, starts, dimensions, count) in GAMP.items():
         tables = {}
         for D in dimensions:
-            for q in STARTS:
+            for q in starts:
                 Q = (1e-6, q) if other is None else (q, other)
                 tables[D, q] = np.array([[grown(D, alpha, Q, p, seed) for alpha in alphas] for seed in range(count)])
 
-        def still(
-            chosen, tables=tables, alphas=alphas
-        ):  # α at which the overlap stays, at each D and Q, and the continuation
+        def still(chosen, tables=tables, alphas=alphas):
+            """α at which the mean overlap stays, at each D and Q."""
             ends = []
-            for (D, q), table in tables.items():
-                mean = table[chosen].mean(0)
+            for table in tables.values():
+                mean = np.maximum(table[chosen].mean(0), 1e-6)
                 slope, offset = np.polyfit(np.log(alphas), np.log(mean[:, 1] / mean[:, 0]), 1)
-                ends.append((1.0, q, 1000.0 / D, np.exp(-offset / slope)))
-            *design, values = np.array(ends).T
-            return np.linalg.lstsq(np.stack(design, 1), values, rcond=None)[0], values
+                ends.append(np.exp(-offset / slope))
+            return np.array(ends)
 
-        (alpha, _, _), values = still(np.arange(count))
-        draws = [still(random.integers(0, count, count)) for _ in range(400)]
-        errors = np.std([d[1] for d in draws], axis=0)
+        values, draws = still(np.arange(count)), np.array([still(random.integers(0, count, count)) for _ in range(400)])
+        errors = 0.74 * np.subtract(*np.quantile(draws, (0.75, 0.25), axis=0))  # of a normal law; the tails are heavy
         for (D, q), value, error in zip(tables, values, errors, strict=True):
             print(f"{name}, D = {D}, Q = {q}: the overlap stays at {value:.4f} ± {error:.4f}", flush=True)
-        yield name, float(alpha), float(np.std([d[0][0] for d in draws]))
+        design = np.array([(1.0, q, 1000.0 / D) for D, q in tables]) / errors[:, None]
+        ends = [np.linalg.lstsq(design, each / errors, rcond=None)[0][0] for each in (values, *draws)]
+        yield name, ends[0], 0.74 * float(np.subtract(*np.quantile(ends[1:], (0.75, 0.25))))
 
 
 if __name__ == "__main__":
