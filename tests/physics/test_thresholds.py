@@ -174,3 +174,36 @@ def test_derivative_with_respect_to_the_skip_strength():
     slope, difference = float(jax.grad(threshold)(1.0)), float(threshold(1 + h) - threshold(1 - h)) / (2 * h)
     print(f"autodiff {slope:.6f}, central difference {difference:.6f}")
     np.testing.assert_allclose(slope, difference, rtol=0.02)
+
+
+def fixed_points_near_recovery(depth, smallest, samples, iterations):
+    """α M/P and its standard error at the fixed points with V_11 as given, V on its ray: α tr(V response) = P - tr V."""
+    model, v, found = smi.DeepAttention(depth, 2), np.array([0.1, 0.001])[:depth], []
+    for first in smallest:
+        v = v * first / v[0]
+        for step in range(iterations):
+            V = jnp.diag(jnp.asarray(v))
+            R = model.channel.response(
+                jnp.eye(depth) - V, V, key=jax.random.key(step), samples=samples // 8, randomisations=8, tangents=False
+            )
+            each = (depth - v.sum()) / np.einsum("p,rpp->r", v, np.asarray(R.replicas))
+            v = np.concatenate([[first], 1 / (1 + (1 / v[0] - 1) / R.mean[0, 0] * np.diagonal(R.mean)[1:])])
+        found.append((each.mean() * 2 / depth, each.std(ddof=1) / np.sqrt(8) * 2 / depth))
+    return np.array(found)
+
+
+def test_one_layer_reaches_perfect_recovery_without_a_jump():
+    found = fixed_points_near_recovery(1, (0.1, 0.03, 0.01, 0.001), 2**15, 1)
+    print(found)
+    assert np.all(found[:, 0] + 3 * found[:, 1] < 1.0)  # below P/M ..
+    assert np.all(np.diff(found[:, 0]) > 0)  # .. which they reach as V falls
+    assert found[-1, 0] > 0.999
+
+
+@pytest.mark.slow
+def test_two_layers_reach_perfect_recovery_without_a_jump():
+    found = fixed_points_near_recovery(2, (0.1, 0.03, 0.01), 2**12, 8)
+    print(found)
+    assert np.all(found[:, 0] < 1.0 + 2 * found[:, 1])
+    assert np.all(np.diff(found[:, 0]) > 0)
+    assert found[-1, 0] > 0.99
