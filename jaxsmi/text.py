@@ -154,8 +154,8 @@ def synthetic_questions(count: int = 600, seed: int = 0) -> list[Question]:
     Arguments: `count` >= 12; `seed`. Returns: the questions, the classes equally often.
     Raises: ValueError for a smaller count.
     Example:
-    >>> synthetic_questions(12)[0]
-    Question(label='ABBR', sub='synthetic', text='What is the abbreviation of inflation ?')
+    >>> synthetic_questions(12)[3].label, synthetic_questions(12)[3].sub
+    ('HUM', 'synthetic')
     """
     check(count >= 12, "count", count, "at least 12, two of each class")
     random = np.random.default_rng(seed)
