@@ -46,7 +46,7 @@ demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (u
 	@find $(OUT) -type f | sort | sed 's/^/  /'
 
 test: $(DEV)  ## doctests, then the test suite (minutes, CPU)
-	JAX_ENABLE_X64=1 $(PYTEST) -q --doctest-modules jaxsmi
+	JAX_ENABLE_X64=1 $(PYTEST) -q -n 2 --doctest-modules jaxsmi
 	$(PYTEST) -q -n 2 --dist loadfile $(ARGS)
 
 validate: $(DEV)  ## the slow tests: physics at full size, published figures

@@ -29,9 +29,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("linear", "phase retrieval"))) for n in MODELS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "linear")) for n in MODELS])
 def test_its_gradient_is_the_residual_of_state_evolution(name):
     """dΦ = ½ tr[(F(Q̂) - Q) dQ̂] with dQ̂ by differences, away from the fixed point: sampled to the error that Φ reports."""
     model, alpha = MODELS[name]

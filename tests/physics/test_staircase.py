@@ -25,6 +25,7 @@ def linear_overlap(alpha, noise):
     return (b - jnp.sqrt(b**2 - 4 * alpha)) / 2
 
 
+@pytest.mark.slow
 def test_implicit_derivatives_of_the_linear_channel():
     """Both modes, in α and noise, under jit and vmap, against the closed form; its tolerance is the solver's."""
 
@@ -89,6 +90,7 @@ def test_no_derivative_at_a_marginal_or_unfinished_fixed_point():
 # Staircase ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_indices_learned_together_are_one_step():
     stairs = smi.staircase(smi.links.sign_product(2), key=KEY, samples=2**9)
     assert len(stairs) == 1
@@ -183,6 +185,7 @@ def test_bad_input():
 # First order ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_transition_where_learning_is_continuous():
     found = smi.first_order(smi.links.linear(0.1), key=KEY, points=5, samples=2**9)
     assert found.kind == "none"

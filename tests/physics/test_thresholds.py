@@ -44,6 +44,7 @@ def test_staircase_link_learns_its_first_index_first():
     np.testing.assert_allclose(found.subspace, np.diag([1.0, 0.0, 0.0]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_parity_of_three_signs_is_never_learned():
     found = smi.weak_recovery(smi.links.sign_product(3), key=KEY, samples=2**8)
     assert np.isposinf(float(found.alpha))
@@ -192,6 +193,7 @@ def fixed_points_near_recovery(depth, smallest, samples, iterations):
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_one_layer_reaches_perfect_recovery_without_a_jump():
     found = fixed_points_near_recovery(1, (0.1, 0.03, 0.01, 0.001), 2**15, 1)
     print(found)

@@ -55,6 +55,7 @@ def evolve(alpha):
     return smi.state_evolution(smi.links.sign(), alpha, key=KEY, **CHEAP)
 
 
+@pytest.mark.slow
 def test_state_evolution_under_jit_and_vmap():
     alphas = jnp.asarray([0.5, 3.0])
     eager = [numbers(evolve(alpha)) for alpha in alphas]
@@ -193,6 +194,7 @@ def run(problem, **options):
     return smi.gamp(*problem, key=KEY, tolerance=1e-14, **{"max_steps": 6, **options})
 
 
+@pytest.mark.slow
 def test_a_continued_run_equals_an_uninterrupted_one(problem):
     whole = run(problem, max_steps=6)
     half = run(problem, max_steps=3)

@@ -351,14 +351,16 @@ def test_deep_attention_g_and_dg_are_derivatives():
 
 def test_deep_attention_when_all_of_V_vanishes():
     """g√ε goes to that of the linearised channel, Jᵀ(JVJᵀ)^{-1}J(z - ω)√ε with J = ∂u/∂z, at the rate √ε."""
-    from jaxsmi.channels.attention import last_fields
+    from jaxsmi.channels.attention import Layer, last_fields
 
     channel, count = deep(1e-5), 16
     rng = np.random.default_rng(8)
     fields, eta = rng.standard_normal((2, count, 2, 2))
     labels = labels_of(channel, jnp.asarray(fields), jnp.zeros((count, 0)))
     statistic = statistic_of(channel, labels)
-    J = jax.vmap(jax.jacfwd(lambda z: last_fields(z, (1, 1), channel.skip, channel.beta)[0]))(jnp.asarray(fields))
+    J = jax.vmap(jax.jacfwd(lambda z: last_fields(z, (Layer(), Layer()), channel.skip, channel.beta)[0]))(
+        jnp.asarray(fields)
+    )
     J = np.asarray(J).reshape(count, 2, 4)
     shape = np.diag([1.0, 0.3])
     K = np.kron(shape, np.eye(2))
@@ -382,7 +384,7 @@ def test_deep_attention_when_all_of_V_vanishes():
 OVERLAPS = [(0.0, 0.5), (0.5, 0.95), (0.9, 0.995), (0.5, 0.998)]
 
 
-@pytest.mark.parametrize("diagonal", [pytest.param(q, marks=[pytest.mark.slow] * (q != (0.5, 0.95))) for q in OVERLAPS])
+@pytest.mark.parametrize("diagonal", [pytest.param(q, marks=pytest.mark.slow) for q in OVERLAPS])
 def test_deep_attention_reports_its_error(diagonal):
     """The default rule against one of tolerance 1e-8 (three orders below), 300 samples at each overlap."""
     omega, _, statistic, V = drawn_at(deep(), np.diag(diagonal), 300, seed=9)
@@ -445,7 +447,7 @@ DEEPER = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "three layers")) for n in DEEPER])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in DEEPER])
 def test_deeper_and_wider_attention_against_brute_force(name):
     ranks, tokens, skip, nodes, tolerance = DEEPER[name]
     model = smi.DeepAttention(len(ranks), tokens, skip, ranks, BETA, tolerance=tolerance)

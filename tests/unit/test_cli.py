@@ -165,6 +165,7 @@ def test_thresholds_hold_together_in_print_and_files(capsys, tmp_path):
     assert (tmp_path / "threshold.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_a_threshold_that_is_never_reached_says_so(capsys):
     code, out, _ = call(capsys, *STAIRS, "--first", "--vary", "factors", "--values", 3, 2, "--json")
     found = json.loads(out)
@@ -208,6 +209,7 @@ TRAIN = [
 ]
 
 
+@pytest.mark.slow
 def test_train_prints_when_each_index_was_learned_and_writes_its_curves(capsys, tmp_path):
     words = [*TRAIN, "--runs", "2", "--gamp", "2", "--weight-decay", "0", "--reduction", "mean", "--json", "--out", tmp_path]
     code, out, _ = call(capsys, "train", "linear", *words)
@@ -229,6 +231,7 @@ def test_train_prints_when_each_index_was_learned_and_writes_its_curves(capsys, 
     assert "--gamp" in err
 
 
+@pytest.mark.slow
 def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
     quick = ["--questions", "60", "--epochs", "2"]
     code, out, _ = call(capsys, "text", *quick, "--out", tmp_path)

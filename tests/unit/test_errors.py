@@ -180,6 +180,7 @@ def evolution(alpha):
     return smi.state_evolution(LINEAR, alpha, key=KEY, samples=16, randomisations=2, max_steps=20)
 
 
+@pytest.mark.slow
 def test_alpha_out_of_range_under_jit_and_vmap_is_a_code():
     sol = jax.jit(evolution)(-1.0)
     assert int(sol.result) == smi.Result.INVALID

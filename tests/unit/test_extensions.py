@@ -132,7 +132,7 @@ def by_brute_force(model, u, omega, v):
     return (first / mass - omega) / v[:, None]
 
 
-@pytest.mark.parametrize("name", [pytest.param("two heads inside", marks=pytest.mark.slow), "untied inside"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in ("two heads inside", "untied inside")])
 def test_the_exact_channel_of_other_inner_layers(name):
     model = (
         smi.DeepAttention(2, 2, 0.3, heads=(2, 1)) if "heads" in name else smi.DeepAttention(2, 2, 0.3, tied=(False, True))
@@ -195,6 +195,7 @@ def test_bad_options_are_named(name):
         smi.DeepAttention(2, 2, noise=0.1, activation="hardmax")
 
 
+@pytest.mark.slow
 def test_a_softmax_student_learns_a_hardmax_teacher():
     hard, soft = smi.DeepAttention(1, 2, activation="hardmax"), smi.DeepAttention(1, 2, beta=4.0)
     data = hard.sample(KEY, dimension=40, alpha=20.0)

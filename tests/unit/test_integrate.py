@@ -242,6 +242,7 @@ def test_each_coordinate_of_a_net_is_evenly_spread():
     np.testing.assert_array_equal(cells, np.broadcast_to(np.arange(256)[None, :, None], cells.shape))
 
 
+@pytest.mark.slow
 def test_same_key_same_points():
     one, two = (randomised_gaussians(KEY, 32, 2, 3) for _ in range(2))
     np.testing.assert_array_equal(one, two)

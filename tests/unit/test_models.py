@@ -281,6 +281,7 @@ def test_an_odd_flip_is_not_undone():
     np.testing.assert_allclose(jnp.sort(cosines), [-1.0, 1.0], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_error_with_a_teacher_uses_its_norm_and_cross_overlap():
     """Linear link: E(z - ω̂)² = ρ - 2M + Q for the plug-in predictor."""
     Q, M, rho = 0.5, 0.4, 1.2

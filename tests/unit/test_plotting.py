@@ -154,7 +154,7 @@ def test_one_panel_for_each_method():
 
     solutions = {"GAMP": synthetic.solution("gamp"), "Adam": synthetic.solution("gamp", steps=9)}
     order = LearningOrder(
-        solutions, {name: learned_at(s)[None] for name, s in solutions.items()}, 0.5, {"GAMP": 1.2, "Adam": 15.0}
+        solutions, {name: learned_at(s)[None] for name, s in solutions.items()}, 0.5, {"GAMP": 1.2, "Adam": 15.0}, {}
     )
     axes = list(Figure().subplots(1, 2))
     assert plotting.learning_order(order, axes) == axes

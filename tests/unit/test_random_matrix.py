@@ -120,6 +120,7 @@ def test_derivatives_of_the_error(rho, qhat, slope):
     np.testing.assert_allclose(twice, (slopes[0] - slopes[1]) / (2e-5 * qhat), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_derivatives_of_the_green_function():
     points = jnp.array([-1.0, 0.0, 0.5, 0.65, 0.8, 3.0, 7.0])  # left, band, band, gap, band, band, right
 

@@ -131,6 +131,7 @@ def test_optimisers_that_ask_for_more_and_rates_that_promote():
     assert jax.vmap(run)(jnp.array([0.1, 0.2])).weights.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_learning_rates_under_vmap():
     rates = jnp.array([0.01, 0.3])
     together = jax.vmap(lambda rate: smi.train(MODEL, DATA, optax.sgd(rate), key=KEY, steps=15, batch_size=8))(rates)
@@ -140,13 +141,13 @@ def test_learning_rates_under_vmap():
 
 
 def test_a_start_knows_nothing_of_the_teacher_even_with_one_key_for_both():
-    model = smi.DeepAttention(2, 2)
+    model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=2000, alpha=0.05)
     for solution in (
         smi.train(model, data, optax.sgd(1e-9), key=KEY, steps=1),
         smi.gamp(model, data, key=KEY, max_steps=1),
     ):
-        assert np.all(np.asarray(solution.history["cosine"][0]) < 5 / np.sqrt(2000))  # five standard deviations
+        assert np.all(np.abs(np.asarray(solution.history["cosine"][0])) < 5 / np.sqrt(2000))  # five standard deviations
 
 
 def test_a_linear_student_ends_at_the_least_squares_solution():
@@ -180,6 +181,7 @@ def test_error_against_another_teacher_is_measured_with_that_teachers_link():
     assert abs(float(fit.error) - expected) < 0.05 * expected  # 4096 quasi-random points of a heavy tail: 1 to 2 %
 
 
+@pytest.mark.slow
 def test_early_stopping_and_codes():
     model = smi.links.linear(0.0)
     data = model.sample(KEY, dimension=20, alpha=4.0)
@@ -266,9 +268,6 @@ def test_bad_combinations_are_named():
         smi.train(MODEL, smi.Dataset(DATA.inputs, DATA.labels), optimizer, patience=3)
     with pytest.raises(ValueError, match=r"^target: "):
         smi.train(MODEL, smi.Dataset(DATA.inputs, DATA.labels), optimizer, target=0.5)
-    hard = smi.DeepAttention(2, 2, activation="hardmax")
-    with pytest.raises(ValueError, match=r"^model: .*softmax student"):
-        smi.train(hard, hard.sample(KEY, dimension=10, alpha=2.0), optimizer)
     fit = smi.train(MODEL, DATA, optimizer, key=KEY, steps=1)
     with pytest.raises(ValueError, match=r"^state: "):
         smi.train(MODEL, MODEL.sample(KEY, dimension=11, alpha=2.0), optimizer, state=fit.state)
@@ -288,6 +287,14 @@ def test_bad_combinations_are_named():
     other = smi.MultiIndex(lambda z: z[0, 0] * z[0, 1], indices=1, tokens=2)
     with pytest.raises(ValueError, match=r"^target: .*2 rows"):
         smi.train(other, DATA, optimizer, target=0.5)
+
+
+@pytest.mark.slow
+def test_links_without_a_gradient_are_refused():
+    optimizer = optax.sgd(0.1)
+    hard = smi.DeepAttention(2, 2, activation="hardmax")
+    with pytest.raises(ValueError, match=r"^model: .*softmax student"):
+        smi.train(hard, hard.sample(KEY, dimension=10, alpha=2.0), optimizer)
     sign = smi.links.sign()
     with pytest.raises(ValueError, match=r"^model: .*gradient"):
         smi.train(sign, sign.sample(KEY, dimension=10, alpha=2.0), optimizer)
@@ -309,6 +316,7 @@ def test_crossings_are_interpolated_exactly():
     np.testing.assert_allclose(crossing(steps, holes, 0.5), [10.0, np.nan])
 
 
+@pytest.mark.slow
 def test_order_of_several_methods_in_one_call():
     model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=60, alpha=4.0)
