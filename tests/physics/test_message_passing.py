@@ -73,7 +73,7 @@ def assert_agrees(values, target, stderr_below):
 
 @pytest.mark.parametrize("calibrate", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    "name", [n if n == list(PROBLEMS)[0] else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS]
+    "name", [n if n == next(iter(PROBLEMS)) else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS]
 )
 def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
     """Overlap with itself, with the teacher, and what is left: Q^t, Q^t, 1 - Q^t of the recursion at every step."""
