@@ -47,7 +47,7 @@ demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (u
 
 test: $(DEV)  ## doctests, then the test suite (minutes, CPU)
 	JAX_ENABLE_X64=1 $(PYTEST) -q -n 2 --doctest-modules jaxsmi
-	$(PYTEST) -q -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) -q -n 2 --dist worksteal $(ARGS)
 
 validate: $(DEV)  ## the slow tests: physics at full size, published figures
 	$(PYTEST) -q -m "slow and not gpu" $(ARGS)

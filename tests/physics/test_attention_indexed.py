@@ -48,7 +48,7 @@ def test_linear(rho):
     np.testing.assert_allclose(errors("linear", rho, (0.01, 0.02, 0.05, 0.15)), LINEAR[rho], rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("rho", [pytest.param(0.05, marks=pytest.mark.slow), 0.5, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rho", [pytest.param(rho, marks=pytest.mark.slow) for rho in HARDMAX])
 def test_hardmax(rho):
     found = errors("hardmax", rho, (0.02, 0.05, 0.1, 0.2, 0.5, 2, 5, 20))
     np.testing.assert_allclose(found[:5], HARDMAX[rho][:5], rtol=1e-6)

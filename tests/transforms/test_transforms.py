@@ -121,6 +121,7 @@ def test_one_compilation_of_eight_training_runs():
     assert "jit(_advance)" not in seen
 
 
+@pytest.mark.slow
 def test_one_compilation_of_the_deep_channel():
     """Two skips and two betas, given as numbers: one program for the posterior."""
     y = jnp.asarray([[0.6, 0.4], [0.3, 0.7]])

@@ -331,6 +331,7 @@ def test_deep_attention_response_is_the_average():
     assert float(found.inaccurate) < 0.01
 
 
+@pytest.mark.slow
 def test_deep_attention_g_and_dg_are_derivatives():
     channel, h = deep(1e-9), 1e-4
     V = jnp.asarray([[0.5, 0.1], [0.1, 0.2]])

@@ -153,6 +153,7 @@ def test_flags_reach_the_model():
 STAIRS = ["threshold", "sign-product", "--samples", 256]
 
 
+@pytest.mark.slow
 def test_thresholds_hold_together_in_print_and_files(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("h5py")
