@@ -301,7 +301,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
     parser.add_argument("--reduction", choices=("sum/D", "mean", "sum"), default="sum/D", help="loss of a batch")
     parser.add_argument("--batch-size", type=int, default=200, help="samples in a batch; 0: all of them")
     parser.add_argument("--repeats", type=int, default=3, help="consecutive updates on each batch")
-    parser.add_argument("--steps", type=int, default=5000, help="batches")
+    parser.add_argument("--steps", type=int, default=10000, help="batches")
     parser.add_argument("--online", action="store_true", help="fresh samples at each step, none used twice")
     parser.add_argument("--init", type=float, default=0.9, help="size of the random start")
     parser.add_argument("--runs", type=int, default=4, help="runs at once, from different starts")
