@@ -349,7 +349,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         rows, data_out = [], {}
         for name, solution in order.solutions.items():
             times, cosines = np.asarray(order.learned[name]), plotting.end_cosines(solution)
-            when = np.median(times, axis=0)
+            when = order.median(name)
             rows += [
                 [
                     name if p == 0 else "",

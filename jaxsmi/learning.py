@@ -88,9 +88,14 @@ class LearningOrder(eqx.Module):
     alpha: dict[str, float]
     seconds: dict[str, float]
 
+    def median(self, method: str) -> np.ndarray:
+        """When half of the runs had learned each index (P,): inf where fewer than half did."""
+        times = np.sort(np.asarray(self.learned[method]), axis=0)
+        return times[(len(times) - 1) // 2]
+
     def order(self, method: str) -> list[int]:
-        """Indices in the order of their median time of learning; those never learned are left out."""
-        times = np.median(np.asarray(self.learned[method]), axis=0)
+        """Indices in the order of their median time of learning; those that fewer than half of the runs learned are left out."""
+        times = self.median(method)
         return [int(p) for p in np.argsort(times, kind="stable") if np.isfinite(times[p])]
 
 
