@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 import jaxsmi as smi
 from jaxsmi import learning, plotting, storage
-from jaxsmi.types import Result, Solution, Threshold, check
+from jaxsmi.types import Result, Solution, Threshold, check, outcome
 
 __all__ = ["main"]
 
@@ -315,76 +315,21 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         check(arguments.batch_size >= 0, "--batch-size", arguments.batch_size, "an integer >= 0")
         check(not (arguments.online and arguments.gamp), "--gamp", arguments.gamp, "0 with --online: no data are kept")
         model = _model(arguments)
-        data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
-        D, (method, make) = arguments.dimension, OPTIMIZERS[arguments.optimizer]
-        step = make(arguments.learning_rate)
-        if arguments.weight_decay:
-            step = optax.chain(optax.add_decayed_weights(arguments.weight_decay / D), step)
-        settings = {name: getattr(arguments, name) for name in ("repeats", "steps", "reduction", "init")}
-        settings |= {"optimizer": step, "batch_size": arguments.batch_size or None}
+        method = OPTIMIZERS[arguments.optimizer][0]
         with _timed() as seconds:
-            if arguments.online:
-                check(arguments.batch_size > 0, "--batch-size", 0, "at least 1 with --online")
-                stream = smi.Stream(model, model.start(data_key, D), dtype="float32")
-                fit = smi.train(
-                    model, stream, key=jax.random.split(key, arguments.runs), progress=_progress(arguments), **settings
-                )
-                found = {method: fit}
-                order = learning.LearningOrder(
-                    found, {name: smi.learned_at(s, arguments.level) for name, s in found.items()}, arguments.level,
-                    {name: float("inf") for name in found}, {},
-                )  # fmt: skip
-            else:
-                data = model.sample(data_key, dimension=D, alpha=arguments.alpha, dtype="float32")
-                methods: dict[str, dict[str, Any]] = {}
-                if arguments.gamp:
-                    methods["GAMP"] = {"alpha": arguments.gamp}
-                methods[method] = settings
-                order = smi.learning_order(
-                    model, data, methods, key=key, seeds=arguments.runs, level=arguments.level,
-                    progress=_progress(arguments),
-                )  # fmt: skip
+            order = _learning_order(model, arguments, method)
             jax.block_until_ready([s.weights for s in order.solutions.values()])
-        names = storage.index_names(model, model.indices)
-        rows, data_out = [], {}
-        for name, solution in order.solutions.items():
-            times, cosines = np.asarray(order.learned[name]), plotting.end_cosines(solution)
-            when = order.median(name)
-            rows += [
-                [
-                    name if p == 0 else "",
-                    index,
-                    f"{when[p]:.4g}" if np.isfinite(when[p]) else "never",
-                    f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}",
-                    f"{cosines[:, p].mean():.4f} ± {cosines[:, p].std():.4f}",
-                ]
-                for p, index in enumerate(names)
-            ]
-            codes = [Result(int(code)).name for code in np.asarray(solution.result)]
-            data_out[name] = {
-                "alpha": order.alpha[name],
-                "learned_at": times,
-                "cosine": cosines,
-                "error": solution.error,
-                "steps": solution.steps,
-                "result": codes,
-                "order": [names[p] for p in order.order(name)],
-            }
-        met = {Result(int(code)) for solution in order.solutions.values() for code in np.asarray(solution.result)}
-        gradient = order.solutions[method]
-        updates = int(np.max(np.asarray(gradient.steps))) * arguments.repeats * arguments.runs
-        whole = round(arguments.alpha * D)
-        samples = arguments.batch_size if arguments.online else min(arguments.batch_size or whole, whole)
-        taken = order.seconds.get(method, seconds[0])
+        found = {name: _learned(order, name) for name in order.solutions}
+        met = {Result[code] for one in found.values() for code in one["result"]}
         text = [
             _setting(arguments),
-            _table(["method", "", "learned at", "runs", "final cosine"], rows),
-            *(
-                f"Order of {name}: {', then '.join(found['order']) or 'nothing learned'}."
-                for name, found in data_out.items()
+            _table(
+                ["method", "", "learned at", "runs", "final cosine"],
+                [row for name in found for row in _learned_rows(order, name)],
             ),
-            *(_wrapped(f"{code.name}: {_ends(code)}") for code in sorted(met)),
-            f"{seconds[0]:.1f} s with compilation; {method}: {updates * samples / taken:.3g} samples/s.",
+            *(f"Order of {name}: {', then '.join(one['order']) or 'nothing learned'}." for name, one in found.items()),
+            *(_wrapped(f"{code.name}: {outcome(code, 'train')}") for code in sorted(met)),
+            f"{seconds[0]:.1f} s with compilation; {method}: {_rate(order, method, arguments, seconds[0]):.3g} samples/s.",
         ]
 
         def draw(figure: Any) -> None:
@@ -393,9 +338,71 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
             plotting.learning_order(order, list(figure.subplots(1, count, sharey=True, squeeze=False)[0]))
 
         kept = {name: storage.runs(solution) for name, solution in order.solutions.items()} if arguments.out else {}
-        return Report({"methods": data_out, "seconds": seconds[0]}, "\n".join(text), draw, kept)
+        return Report({"methods": found, "seconds": seconds[0]}, "\n".join(text), draw, kept)
 
     return execute
+
+
+def _learning_order(model: Any, arguments: argparse.Namespace, method: str) -> learning.LearningOrder:
+    """The gradient method, with GAMP beside it where it is asked for."""
+    data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
+    D = arguments.dimension
+    step = OPTIMIZERS[arguments.optimizer][1](arguments.learning_rate)
+    if arguments.weight_decay:
+        step = optax.chain(optax.add_decayed_weights(arguments.weight_decay / D), step)
+    settings = {name: getattr(arguments, name) for name in ("repeats", "steps", "reduction", "init")}
+    settings |= {"optimizer": step, "batch_size": arguments.batch_size or None}
+    if arguments.online:
+        check(arguments.batch_size > 0, "--batch-size", 0, "at least 1 with --online")
+        stream = smi.Stream(model, model.start(data_key, D), dtype="float32")
+        keys = jax.random.split(key, arguments.runs)
+        fit = smi.train(model, stream, key=keys, progress=_progress(arguments), **settings)
+        learned = {method: smi.learned_at(fit, arguments.level)}
+        return learning.LearningOrder({method: fit}, learned, arguments.level, {method: float("inf")}, {})
+    data = model.sample(data_key, dimension=D, alpha=arguments.alpha, dtype="float32")
+    methods: dict[str, dict[str, Any]] = {"GAMP": {"alpha": arguments.gamp}} if arguments.gamp else {}
+    return smi.learning_order(
+        model, data, methods | {method: settings}, key=key, seeds=arguments.runs, level=arguments.level,
+        progress=_progress(arguments),
+    )  # fmt: skip
+
+
+def _learned(order: learning.LearningOrder, name: str) -> dict[str, Any]:
+    """What one method found, for JSON."""
+    solution, names = order.solutions[name], storage.index_names(order.solutions[name].model, len(order.learned[name][0]))
+    return {
+        "alpha": order.alpha[name],
+        "learned_at": order.learned[name],
+        "cosine": solution.cosine,
+        "error": solution.error,
+        "steps": solution.steps,
+        "result": [Result(int(code)).name for code in np.asarray(solution.result)],
+        "order": [names[p] for p in order.order(name)],
+    }
+
+
+def _learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
+    solution, times, when = order.solutions[name], np.asarray(order.learned[name]), order.median(name)
+    return [
+        [
+            name if p == 0 else "",
+            index,
+            f"{when[p]:.4g}" if np.isfinite(when[p]) else "never",
+            f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}",
+            f"{cosine.mean():.4f} ± {cosine.std():.4f}",
+        ]
+        for p, (index, cosine) in enumerate(
+            zip(storage.index_names(solution.model, times.shape[1]), solution.cosine.T, strict=True)
+        )
+    ]
+
+
+def _rate(order: learning.LearningOrder, method: str, arguments: argparse.Namespace, seconds: float) -> float:
+    """Samples a second of the gradient method: its updates times its batch."""
+    updates = int(np.max(np.asarray(order.solutions[method].steps))) * arguments.repeats * arguments.runs
+    whole = round(arguments.alpha * arguments.dimension)
+    batch = arguments.batch_size if arguments.online else min(arguments.batch_size or whole, whole)
+    return updates * batch / order.seconds.get(method, seconds)
 
 
 def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
@@ -479,8 +486,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxsmi {arguments.command}: interrupted", file=sys.stderr)
         return 130
     if arguments.json:
-        data = {"command": arguments.command, "settings": _settings(arguments), **_listed(report.data), "files": files}
-        print(json.dumps(storage.parameters(data), allow_nan=False))
+        data = {"command": arguments.command, "settings": _settings(arguments), **report.data, "files": files}
+        print(json.dumps(storage.parameters(data, largest=np.inf), allow_nan=False))
     else:
         print("\n".join([report.text, *(f"Written: {file}" for file in files)]))
     return 0
@@ -562,7 +569,7 @@ def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[st
             progress=_progress(arguments),
         )
         jax.block_until_ready(solution.overlap)
-    found = {"cosine": plotting.final_cosines(solution), "seconds": seconds[0]}
+    found = {"cosine": solution.cosine, "seconds": seconds[0]}
     return solution, _plain(solution) | found
 
 
@@ -608,25 +615,12 @@ def _outcome(name: str, solution: Solution, seconds: float) -> str:
     return _wrapped(f"{name}: {int(solution.steps)} steps, {seconds:.1f} s. {solution.message}")
 
 
-def _ends(code: Result) -> str:
-    return "All steps were taken, or converged." if code == Result.SUCCESS else code.remedy
-
-
-def _listed(value: Any) -> Any:
-    """Arrays of any size as lists: what a command found is printed whole."""
-    if isinstance(value, dict):
-        return {name: _listed(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_listed(entry) for entry in value]
-    return np.asarray(value).tolist() if isinstance(value, (np.ndarray, jax.Array)) else value
-
-
 def _wrapped(text: str) -> str:
     return textwrap.fill(text, 100, subsequent_indent="  ")
 
 
 def _row(solution: Solution, p: int) -> list[str]:
-    cosine = plotting.final_cosines(solution)[p]
+    cosine = solution.cosine[p]
     return [f"{cosine:.4f}", f"{cosine**2:.4f}", f"{float(solution.overlap[p, p]):.4f}"]
 
 

@@ -166,13 +166,8 @@ def _inverted(model: Any, alpha: Array, key: Any) -> Solution:
     first = goal + jnp.log(channel.response(prior.overlap(0.0), prior.mmse(0.0)))  # the response grows with q
     recovered = (alpha >= model.recovery) | (height(held, jnp.log(jnp.asarray(_FAR, dtype))) < goal)
 
-    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        middle = 0.5 * (ends[0] + ends[1])
-        above = height(held, middle) > lax.stop_gradient(goal)
-        return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
-
-    low, high = lax.fori_loop(0, 60, halve, lax.stop_gradient((first, jnp.log(jnp.asarray(_FAR, dtype)))))
-    l = 0.5 * (low + high)
+    ends = lax.stop_gradient((first, jnp.log(jnp.asarray(_FAR, dtype))))
+    l = fixed_point.bisect(lambda l: height(held, l) > lax.stop_gradient(goal), *ends)
     slope = lax.stop_gradient(jax.grad(height, 1)(held, l))
     l = l - (height(model, lax.stop_gradient(l)) - goal) / slope  # a Newton step: the implicit derivative
     V = jnp.where(recovered, 0.0, prior.mmse(jnp.exp(l)))
@@ -241,9 +236,8 @@ def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
     V = jnp.where(recovered, 0.0, moved)
     error_key = jax.random.fold_in(problem.key, 2)
     error = prediction_error(model, S - moved, key=error_key, samples=problem.samples)
-    slope = (
-        1.0 if model.channel.smooth else jnp.nan
-    )  # labels that jump: the derivative along the sampled ones misses the jumps
+    # labels that jump: the derivative along the sampled ones misses the jumps
+    slope = 1.0 if model.channel.smooth else jnp.nan
     error_value = fixed_point.with_slope(error.value, slope)
     stderr = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
     invalid = ~(jnp.isfinite(problem.alpha) & (problem.alpha > 0))

@@ -31,6 +31,18 @@ def apply(J: Array, X: Array) -> Array:
     return jnp.einsum("abcd,cd->ab", J, X)
 
 
+def bisect(above: Callable[[Array], Array], low: Array, high: Array, steps: int = 60) -> Array:
+    """The point from which on `above(x)` is true, to (high - low)/2^(steps + 1); brackets of any one shape."""
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = 0.5 * (ends[0] + ends[1])
+        over = above(middle)
+        return jnp.where(over, ends[0], middle), jnp.where(over, middle, ends[1])
+
+    low, high = lax.fori_loop(0, steps, halve, (low, high))
+    return 0.5 * (low + high)
+
+
 def spectral_radius(J: Array, steps: int = 200) -> Array:
     """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices, by shifted power iteration."""
     P = J.shape[0]

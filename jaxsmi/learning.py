@@ -73,7 +73,7 @@ def learned_at(solution: Any, level: float = 0.5) -> Array:
 def _end(point: Solution) -> Array:
     """Cosines (P,) at the end of a solution."""
     if "cosine" in point.history:
-        return jnp.asarray(point.trajectory["cosine"][-1])
+        return jnp.asarray(point.cosine)
     rho = jnp.diagonal(point.overlap) + jnp.diagonal(point.covariance)
     return jnp.sqrt(jnp.maximum(jnp.diagonal(point.overlap), 0.0) / rho)
 

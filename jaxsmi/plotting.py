@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxsmi.storage import from_xarray, index_names, provenance
-from jaxsmi.types import Result, Solution, Threshold, check
+from jaxsmi.types import Solution, Threshold, check
 
 if TYPE_CHECKING:
     import xarray
@@ -156,8 +156,7 @@ def thresholds_against(
     ax.set_xlabel(parameter)
     ax.set_ylabel(r"critical sample complexity $\alpha_c$")
     ax.set_ylim(bottom=0)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, lw=0.6)
+    _frame(ax)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize="small")
     return ax
 
@@ -202,8 +201,7 @@ def learning_curves(
     ax.set_xlabel("iteration" if solution.kind == "gamp" else "step")
     ax.set_ylabel("cosine similarity")
     ax.set_ylim(-0.03, 1.05)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, lw=0.6)
+    _frame(ax)
     if legend:
         ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize="small")
     return ax
@@ -242,8 +240,7 @@ def text_curves(run: TextRun, ax: Axes | None = None) -> Axes:
     ax.set_ylabel("cosine similarity with the end")
     ax.set_xlim(left=0)
     ax.set_ylim(top=1.02)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, lw=0.6)
+    _frame(ax)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize="small")
     return ax
 
@@ -258,20 +255,6 @@ def _held(values: np.ndarray) -> np.ndarray:
 
 def _line(p: int) -> dict[str, Any]:
     return {"linestyle": ("-", "--", "-.", (0, (1, 1)))[p % 4], "linewidth": 1.6}
-
-
-def final_cosines(solution: Solution) -> np.ndarray:
-    """The last finite cosine of each index in the history of a GAMP run; NaN without a teacher."""
-    cosines = solution.trajectory["cosine"]
-    finite = cosines[np.all(np.isfinite(cosines), axis=1)]
-    return finite[-1] if len(finite) else cosines[-1]
-
-
-def end_cosines(solution: Solution) -> np.ndarray:
-    """The last recorded cosine of each index of each run, (runs, P); NaN for a run that ended without a finite number."""
-    cosines = np.asarray(solution.history["cosine"])
-    last = _held(cosines if cosines.ndim == 3 else cosines[None])[:, -1]
-    return np.where((np.ravel(np.asarray(solution.result)) == Result.NONFINITE)[:, None], np.nan, last)
 
 
 def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | None = None, **attributes: Any) -> None:
@@ -293,7 +276,7 @@ def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | N
 def _end(solution: Solution, p: int) -> tuple[float, float, float]:
     """alpha, overlap divided by the second moment of the signal, and its standard error, for index p."""
     alpha = float(solution.alpha)
-    if solution.kind != "state_evolution" and np.isfinite(cosine := final_cosines(solution)[p]):
+    if solution.kind != "state_evolution" and np.isfinite(cosine := solution.cosine[p]):
         return alpha, float(cosine) ** 2, 0.0
     scale = _second_moment(solution)[p]
     return alpha, float(solution.overlap[p, p]) / scale, float(solution.stderr[p, p]) / scale
@@ -331,6 +314,11 @@ def _solutions(item: Any) -> list[Solution]:
     return sorted(item, key=lambda solution: float(solution.alpha))
 
 
+def _frame(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, lw=0.6)
+
+
 def _colour(p: int) -> str:
     return _COLOURS[p % len(_COLOURS)]
 
@@ -353,8 +341,7 @@ def _finished(ax: Axes, ordinate: str, names: list[str], theory: list, gamp: lis
     """Limits, and the legend above the axes, where it hides nothing."""
     ax.set_ylabel(ordinate)
     ax.set_ylim(-0.03, 1.05)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, lw=0.6)
+    _frame(ax)
     if legend:
         from matplotlib.lines import Line2D
 

@@ -54,12 +54,13 @@ _MATRICES = ("overlap", "stderr", "covariance")
 _LISTED = 256  # arrays of a model with more entries than this are described by shape and type
 
 
-def parameters(value: Any) -> Any:
+def parameters(value: Any, largest: float = _LISTED) -> Any:
     """A module with all its numbers as plain dicts, lists, numbers and strings, ready for JSON.
 
-    Arguments: `value`, an equinox Module (a model, a prior, a channel), an array, or any nesting of them.
+    Arguments: `value`, an equinox Module (a model, a prior, a channel), an array, or any nesting of them; `largest` array
+    that is written out.
 
-    Returns: dicts for modules (their class under "type"), lists for arrays of at most 256 entries, shape and type for
+    Returns: dicts for modules (their class under "type"), lists for arrays of at most `largest` entries, shape and type for
     larger ones, names for functions, None for non-finite numbers (JSON has none).
 
     Example:
@@ -68,20 +69,20 @@ def parameters(value: Any) -> Any:
     {'skip': [1.0, 0.5], 'noise': None}
     """
     if isinstance(value, eqx.Module) and not isinstance(value, type):
-        fields = {field.name: parameters(getattr(value, field.name, None)) for field in dataclasses.fields(value)}
+        fields = {field.name: parameters(getattr(value, field.name, None), largest) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, Mapping):
-        return {str(name): parameters(entry) for name, entry in value.items()}
+        return {str(name): parameters(entry, largest) for name, entry in value.items()}
     if isinstance(value, (list, tuple, set)):
-        return [parameters(entry) for entry in value]
+        return [parameters(entry, largest) for entry in value]
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return parameters(_key_data(value))
-        if value.size > _LISTED:
+            return parameters(_key_data(value), largest)
+        if value.size > largest:
             return f"array of shape {value.shape}, {value.dtype}"
-        return parameters(np.asarray(value).tolist())
+        return parameters(np.asarray(value).tolist(), largest)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):

@@ -273,7 +273,7 @@ class _Task(Descent):
 
 class TextRun(NamedTuple):
     """A trained classifier: `network`, `vocabulary`, `classes`, and per record `step` and `epoch` (T,), `similarity` of each
-    layer to its end (T, L), `train_loss`, `accuracy`, `test_accuracy` (T,); `result` code; `seconds` are the caller's."""
+    layer to its end (T, L), `train_loss`, `accuracy`, `test_accuracy` (T,); `result` code."""
 
     network: Classifier
     vocabulary: Vocabulary
@@ -329,7 +329,7 @@ def classify(
     the attention layers, `skip` c;
     `max_length`: longer questions are cut; `records` along the run; `progress` bar.
     Returns: a `TextRun`. Raises: ValueError for arguments out of range, or fewer than two classes.
-    Cost: an epoch of 5,500 questions takes seconds on two cores. Source: [TCDKZ25], spec section 9.
+    Cost: one forward and backward pass of the network a batch. Source: [TCDKZ25], spec section 9.
     Example:
     >>> run = classify(synthetic_questions(60), epochs=2)
     >>> run.similarity.shape[1], float(run.similarity[-1].min().round(3))

@@ -68,11 +68,6 @@ class Stream(eqx.Module):
         return self.teacher.shape[1]
 
     @property
-    def samples(self) -> float:
-        """Without end."""
-        return float("inf")
-
-    @property
     def alpha(self) -> float:
         """N/D, without end."""
         return float("inf")
@@ -380,7 +375,7 @@ def train(
     compilation; jax.vmap does too, over learning rates for example:
         jax.vmap(lambda rate: smi.train(model, data, optax.sgd(rate), key=key))(rates)
     A new optimiser object compiles again: keep it. `eqx.tree_serialise_leaves(path, fit.state)` saves a state.
-    Cost: 6 |B| M P D operations an update. Precision is that of the inputs: float32 is twice as fast. Source: spec section 8.
+    Cost: 4 |B| M P D operations an update (fields and gradient), in the precision of the inputs. Source: spec section 8.
     Example:
     >>> import jax, optax, jaxsmi as smi
     >>> model, key = smi.links.linear(0.0), jax.random.key(0)

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 from tqdm.auto import tqdm
 
+from jaxsmi.fixed_point import bisect
 from jaxsmi.integrate import power_of_two
 from jaxsmi.potential import potential_at
 from jaxsmi.priors import BernoulliGauss
@@ -92,15 +93,6 @@ def _edges(
     S = model.prior.second_moment(model.indices)
     continuous = hasattr(model.prior, "covariance")
 
-    def bisect(lower: Array, upper: Array, above: Any) -> Array:
-        def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            middle = 0.5 * (ends[0] + ends[1])
-            up = above(middle)
-            return jnp.where(up, ends[0], middle), jnp.where(up, middle, ends[1])
-
-        lower, upper = lax.fori_loop(0, _HALVINGS, halve, (lower, upper))
-        return 0.5 * (lower + upper)
-
     def one(key: Array) -> tuple[Array, Array, Array]:
         def problem(alpha: Array) -> Branch:
             return _problem(model, alpha, key, samples, _SCRAMBLES)
@@ -135,13 +127,13 @@ def _edges(
             )
             return continuous | (entropy + alpha * jnp.mean(response.log_partition) > ordinary)
 
-        spinodal = bisect(s0, s1, exists) if appears else s0
-        algorithmic = bisect(a0, a1, gone)
+        spinodal = bisect(exists, s0, s1, _HALVINGS) if appears else s0
+        algorithmic = bisect(gone, a0, a1, _HALVINGS)
         if perfect and continuous and appears:
             return algorithmic, spinodal, spinodal
         # without a change of sign between its ends it lies outside them
         first, last = spinodal if appears else s1, a0
-        optimal = bisect(first, algorithmic, wins)
+        optimal = bisect(wins, first, algorithmic, _HALVINGS)
         optimal = jnp.where(~wins(last) & (a1 <= a0), jnp.inf, optimal)
         if not appears:
             optimal = jnp.where(wins(first), 0.0, optimal)

@@ -35,6 +35,7 @@ __all__ = [
     "check",
     "concrete",
     "frozen",
+    "outcome",
     "positive_definite",
     "theory_dtype",
 ]
@@ -77,6 +78,13 @@ _REMEDIES = {
     Result.MARGINAL: "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where derivatives are "
     "infinite and error bars large; move α, or ask weak_recovery or staircase for the threshold itself.",
 }
+
+
+def outcome(code: int, kind: str) -> str:
+    """The sentence that goes with a result code of gamp, state evolution ("gamp", "state_evolution") or training ("train")."""
+    if kind == "train" and code == Result.SUCCESS:
+        return "All steps were taken, or the run was stopped as asked."
+    return Result(code).remedy
 
 
 def concrete(value: Any) -> bool:
@@ -222,15 +230,20 @@ class Solution(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        if self.kind == "train" and int(self.result) == Result.SUCCESS:
-            return "All steps were taken, or the run was stopped as asked."
-        return Result(int(self.result)).remedy
+        return outcome(int(self.result), self.kind)
 
     @property
     def trajectory(self) -> dict[str, np.ndarray]:
         """`history` as NumPy arrays cut after the last recorded step (outside jit and vmap)."""
         recorded = np.isfinite(np.asarray(self.history["step"]))
         return jax.tree.map(lambda value: np.asarray(value)[recorded], dict(self.history))
+
+    @property
+    def cosine(self) -> np.ndarray:
+        """The last finite cosine of each index (P,), of a batch (runs, P), outside jit and vmap; NaN without a teacher."""
+        cosines = np.asarray(self.history["cosine"])
+        last = cosines.shape[-2] - 1 - np.argmax(np.isfinite(cosines)[..., ::-1, :], axis=-2)
+        return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
 
     def to_xarray(self, **attributes: Any) -> xarray.Dataset:
         """As an xarray.Dataset with provenance; keyword arguments are added to its attributes. Needs the extra `data`."""

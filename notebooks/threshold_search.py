@@ -45,7 +45,7 @@ wanted = smi.search_threshold(model_of, jnp.log(1.5), key=key, target=0.2, sampl
 print(f"alpha_2 = 0.2 at skip {float(np.exp(wanted.parameters)):.4f} after {wanted.steps} evaluations: {wanted.message}")
 
 # %% [markdown]
-# The first layer has a best skip strength. Its threshold is flat: 0.5 % between skip 0.1 and 4. All evaluations share one key, so
+# The first layer has a best skip strength. Its threshold is flat: 0.6 % between skip 0.1 and 4. All evaluations share one key, so
 # that the search sees a smooth function.
 
 # %%

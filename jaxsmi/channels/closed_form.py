@@ -11,7 +11,6 @@ Source: [TCDKZ25], [TDDZLK24], [BKMMZ19].
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import equinox as eqx
@@ -21,6 +20,7 @@ import numpy as np
 from jax.scipy.special import log_ndtr, logsumexp
 
 from jaxsmi.channels.base import ClosedFormChannel
+from jaxsmi.fixed_point import bisect
 from jaxsmi.types import Array, check
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -163,20 +163,13 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
 
     fixed = jax.lax.stop_gradient((a, b, rho, root))
 
-    def bisect(rises: Callable[[Array], Array], low: Array, high: Array) -> Array:
-        def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            middle = 0.5 * (ends[0] + ends[1])
-            up = rises(middle)
-            return jnp.where(up, middle, ends[0]), jnp.where(up, ends[1], middle)
-
-        return jax.lax.fori_loop(0, 60, halve, (low, high))[0]
-
     zero, far = fixed[0] * 0.0, jnp.abs(fixed[0]) + jnp.abs(fixed[1]) + 15.0
     slope = jax.grad(log_integrand)
-    mode = bisect(lambda s: slope(s, *fixed) > 0.0, zero, far)
+    mode = bisect(lambda s: slope(s, *fixed) <= 0.0, zero, far, 25)  # where panels meet does not need many digits
     goal = log_integrand(mode, *fixed) - 40.0
-    high = bisect(lambda s: log_integrand(s, *fixed) > goal, mode, mode + 10.0)
-    low = bisect(lambda s: log_integrand(s, *fixed) < goal, zero, mode)
+    high = bisect(lambda s: log_integrand(s, *fixed) <= goal, mode, mode + 10.0, 12)
+    low = bisect(lambda s: log_integrand(s, *fixed) >= goal, zero, mode, 16)
+    low = jnp.where(log_integrand(zero, *fixed) >= goal, zero, low)
     # panels meet at the mode, and around the step of Φ, which is narrow where the correlation is strong
     slow = jnp.where(jnp.abs(fixed[2]) > 1e-3, fixed[2], 1e-3)
     turn, width = fixed[0] - fixed[1] / slow, 12.0 * fixed[3] / jnp.abs(slow)

@@ -114,10 +114,8 @@ class AbstractIndexModel(eqx.Module):
 
     def outputs(self, weights: Array, inputs: Array) -> Array:
         """link(W x/√D) of inputs (N, M, D), in the precision of the inputs: what `train` differentiates."""
-        N, M, D = inputs.shape
-        fields = jnp.matmul(inputs.reshape(N * M, D), weights.T, precision="highest") / np.sqrt(D).astype(inputs.dtype)
         cast = jax.tree.map(lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self)
-        return jax.vmap(cast.link)(jnp.swapaxes(fields.reshape(N, M, -1), 1, 2))
+        return jax.vmap(cast.link)(IndexSensing(inputs).forward(weights).astype(inputs.dtype))
 
     def predict(self, solution: Any, inputs: Any) -> Array:
         r"""Labels of new inputs by the plug-in predictor link(Ŵ x/√D).
@@ -175,7 +173,7 @@ class AbstractIndexModel(eqx.Module):
                     chosen = chosen.at[worst].multiply(jnp.where(odd, -1.0, 1.0))
                 values = values.at[rows].set(chosen)
                 continue
-            heads = np.asarray(block).reshape(-1, len(block) if np.ndim(block) == 1 else len(block[0]))  # pyright: ignore
+            heads = np.atleast_2d(block)
             each = jnp.stack([jnp.stack([_block_cosines(kind, cross, Q, rho, a, b) for b in heads]) for a in heads])
             best = _best_order(jnp.sum(each, axis=-1))
             values = values.at[heads].set(each[jnp.arange(len(heads)), best])
@@ -253,7 +251,7 @@ def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
                 signs[np.argmin(np.abs(part[taken, goal]))] *= np.prod(signs)
             estimate = estimate.at[rows[goal]].set(estimate[rows[taken]] * signs[:, None])
             continue
-        heads = np.asarray(block).reshape(-1, len(block) if np.ndim(block) == 1 else len(block[0]))  # pyright: ignore
+        heads = np.atleast_2d(block)
         cross, Q, rho = estimate @ teacher.T, estimate @ estimate.T, teacher @ teacher.T
         each = [[jnp.sum(_block_cosines(kind, cross, Q, rho, a, b)) for b in heads] for a in heads]
         taken, goal = _matched(np.asarray(each))

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxsmi.fixed_point import bisect
 from jaxsmi.types import Array, check, theory_dtype
 
 _NODES = 96  # Gauss–Legendre nodes a band: 1e-13 for V, 1e-11 at the cusp Δ = Δ_c
-_HALVINGS = 60
 _THETA, _WEIGHT = (np.pi / 2 * x for x in np.polynomial.legendre.leggauss(_NODES))
 _THETA = _THETA + np.pi / 2
 
@@ -41,18 +41,6 @@ def inverse_green(g: Array, rho: Array, delta: Array) -> Array:
 def _slope(g: Array, rho: Array, delta: Array) -> Array:
     """z'(g)."""
     return rho / (g - jnp.sqrt(rho)) ** 2 + delta - 1.0 / g**2
-
-
-def _bisect(function: Any, low: Array, high: Array) -> Array:
-    """Where an increasing function changes sign, from brackets of any one shape."""
-
-    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        middle = 0.5 * (ends[0] + ends[1])
-        above = function(middle) > 0.0
-        return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
-
-    low, high = lax.fori_loop(0, _HALVINGS, halve, (low, high))
-    return 0.5 * (low + high)
 
 
 class Spectrum(eqx.Module):
@@ -122,10 +110,11 @@ class Spectrum(eqx.Module):
             origin, sign, start, stop, rising = new
         held_rho, held_delta, at = held(rho), held(delta), held(points)
         still = held(origin)
-        t = _bisect(
-            lambda t: rising * (inverse_green(still + sign * jnp.exp(t), held_rho, held_delta) - at), held(start), held(stop)
-        )
-        t = held(t)
+
+        def above(t: Array) -> Array:
+            return rising * (inverse_green(still + sign * jnp.exp(t), held_rho, held_delta) - at) > 0.0
+
+        t = held(bisect(above, held(start), held(stop)))
         for _ in range(2):  # derivatives of first and second order go through these
             node = origin + sign * jnp.exp(t)
             fall = _slope(node, rho, delta) * sign * jnp.exp(t)
@@ -168,7 +157,7 @@ def _critical(rho: Array, delta: Array) -> tuple[Array, Array]:
     def root(low: Array, high: Array, rising: float) -> Array:
         held_rho, held_delta = lax.stop_gradient((rho, delta))
         ends = lax.stop_gradient((low, high))
-        g = lax.stop_gradient(_bisect(lambda g: rising * _slope(g, held_rho, held_delta), *ends))
+        g = lax.stop_gradient(bisect(lambda g: rising * _slope(g, held_rho, held_delta) > 0.0, *ends))
         for _ in range(2):
             curve = -2.0 * rho / (g - a) ** 3 + 2.0 / g**3
             g = g - _slope(g, rho, delta) / jnp.where(curve == 0.0, 1.0, curve)

@@ -23,21 +23,23 @@ def published(steps, key):
 
 
 def compare(fit, reference, steps):
-    """Mean cosines at `steps` against the published ones: within three combined standard errors and 0.05."""
+    """How far mean cosines at `steps` are from the published ones, beyond three combined standard errors."""
     table = np.genfromtxt(reference / "smi" / "sgd_cosine_2layer.csv", delimiter=",", names=True)
     cosines = np.asarray(fit.history["cosine"])
+    gaps = []
     for step in steps:
         here = cosines[:, list(np.asarray(fit.history["step"][0])).index(step)]
         for p in range(2):
             mean, spread = (np.interp(step, table["step"], table[f"cos{p + 1}_{kind}"]) for kind in ("mean", "std"))
             stderr = np.sqrt((here[:, p].var(ddof=1) + spread**2) / RUNS)
             print(f"step {step}, layer {p + 1}: {here[:, p].mean():.3f}, published {mean:.3f}, ± {stderr:.3f}")
-            assert abs(here[:, p].mean() - mean) < 3 * stderr + 0.05, (step, p)
+            gaps.append(abs(here[:, p].mean() - mean) - 3 * stderr)
+    return np.array(gaps)
 
 
 def test_the_published_run_to_step_500(reference):
     fit = published(500, jax.random.key(0))
-    compare(fit, reference, (100, 500))
+    assert np.all(compare(fit, reference, (100, 500)) < 0.05)
     learned = np.asarray(smi.learned_at(fit, 0.5))
     assert np.all(learned[:, 1] < 250)
     assert np.all(learned[:, 1] < learned[:, 0])  # the last layer first
@@ -46,7 +48,7 @@ def test_the_published_run_to_step_500(reference):
 @pytest.mark.slow
 def test_the_published_run_to_step_10000(reference):
     fit = published(10_000, jax.random.key(0))
-    compare(fit, reference, (100, 500, 2000, 10_000))
+    assert np.all(compare(fit, reference, (100, 500, 2000, 10_000)) < 0.05)
 
 
 @pytest.mark.slow

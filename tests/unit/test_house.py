@@ -69,7 +69,7 @@ def test_rooms_of_one_floor_do_not_import_each_other_in_a_ring():
         if room_of(path) not in ("__init__", "cli"):
             below[room_of(path)] |= {other for other, _ in imported_rooms(ast.parse(path.read_text()))} - {room_of(path)}
     below["types"].discard("storage")  # lazily
-    graphlib.TopologicalSorter(below).prepare()  # raises CycleError
+    assert set(graphlib.TopologicalSorter(below).static_order()) >= {"types", "models"}  # raises CycleError for a ring
 
 
 def test_the_one_lazy_import_is_inside_to_xarray():

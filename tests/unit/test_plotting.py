@@ -142,7 +142,7 @@ def test_learning_curves_draw_the_mean_of_runs_that_ended_earlier_or_later(ax):
     one[4:] = one[3]  # the shorter run keeps what it had
     for p, line in enumerate(lines):
         np.testing.assert_allclose(line.get_ydata(), 0.5 * (one[:9, p] + two[:9, p]))
-    np.testing.assert_allclose(plotting.end_cosines(runs), [one[3], two[8]])
+    np.testing.assert_allclose(runs.cosine, [one[3], two[8]])
     with pytest.raises(ValueError, match=r"^solution: "):
         plotting.learning_curves(synthetic.solution(), ax)
 
