@@ -6,7 +6,7 @@
 * evolution: converged state evolution at four α above the threshold, α as a quadratic in the overlap, continued to
   overlap zero, for each of eight keys;
 * gamp: does a small overlap grow or fall at finite D? Four steps of message passing from W = Q w* + √(Q(1-Q)) ξ, C = 1 - Q
-  (layer 2 at its fixed point for the first layer's threshold); the α at which the mean overlap stays, for three Q and two D over
+  (layer 2 as on the branch, for the first layer); the α at which the mean overlap stays, for three Q and two D over
   many teachers, continued linearly to Q = 0 and 1/D = 0; errors by bootstrap over teachers.
 """
 
@@ -23,10 +23,10 @@ jax.config.update("jax_enable_x64", True)
 MODEL = smi.DeepAttention(2, 2)
 # layer (of the overlap), α above its threshold
 STEPS = {"layer 2": (1, (0.19, 0.195, 0.2, 0.21)), "layer 1": (0, (0.73, 0.74, 0.75, 0.77))}
-# layer, α around the threshold, overlap of layer 2 (None: the one that is tried), starts tried, dimensions, teachers
+# layer, α around the threshold, overlaps tried (of both layers, on the branch of state evolution), dimensions, teachers
 GAMP = {
-    "layer 2": (1, (0.17, 0.19, 0.21), None, (0.02, 0.04, 0.07), (2000, 6000), 48),
-    "layer 1": (0, (0.68, 0.73, 0.78), 0.985, (0.04, 0.07, 0.1), (1000, 2000), 32),
+    "layer 2": (1, (0.17, 0.19, 0.21), ((1e-6, 0.02), (1e-6, 0.04), (1e-6, 0.07)), (2000, 6000), 48),
+    "layer 1": (0, (0.69, 0.74, 0.79), ((0.04, 0.9773), (0.07, 0.9793), (0.1, 0.981)), (1000, 3000), 48),
 }
 
 
@@ -70,12 +70,11 @@ def grown(D, alpha, Q, p, seed, steps=4):
 
 def gamp():
     random = np.random.default_rng(0)
-    for name, (p, alphas, other, starts, dimensions, count) in GAMP.items():
+    for name, (p, alphas, starts, dimensions, count) in GAMP.items():
         tables = {}
         for D in dimensions:
-            for q in starts:
-                Q = (1e-6, q) if other is None else (q, other)
-                tables[D, q] = np.array([[grown(D, alpha, Q, p, seed) for alpha in alphas] for seed in range(count)])
+            for Q in starts:
+                tables[D, Q[p]] = np.array([[grown(D, alpha, Q, p, seed) for alpha in alphas] for seed in range(count)])
 
         def still(chosen, tables=tables, alphas=alphas):
             """α at which the mean overlap stays, at each D and Q."""

@@ -259,7 +259,9 @@ def differentiable(
                 return push(parameters, context, prepared, units)
 
             basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
-            columns = _first_order_only(lax.map(along, basis), leaves)
+            # one number: no loop, which outside jit would be compiled anew at each call
+            columns = lax.map(along, basis) if leaf.size > 1 else jax.tree.map(lambda x: x[None], along(basis[0]))
+            columns = _first_order_only(columns, leaves)
             total = jax.tree.map(lambda t, c, d=direction: t + jnp.tensordot(jnp.ravel(d), c, axes=1), total, columns)
         tangent_of_fixed = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
         return out, eqx.combine(total, tangent_of_fixed)
