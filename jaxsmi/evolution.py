@@ -158,7 +158,7 @@ def _inverted(model: Any, alpha: Array, key: Any) -> Solution:
 
     def height(model: Any, l: Array) -> Array:
         V = model.prior.mmse(jnp.exp(l))
-        return l - jnp.log(model.channel.response(model.prior.second_moment - V, V))
+        return l - jnp.log(model.channel.response(model.prior.norm - V, V))
 
     valid = jnp.isfinite(alpha) & (alpha > 0)
     goal = jnp.log(jnp.where(valid, alpha, 1.0))
@@ -175,7 +175,7 @@ def _inverted(model: Any, alpha: Array, key: Any) -> Solution:
     one = jnp.ones((1, 1), dtype)
     code = jnp.where(valid, jnp.where(recovered, Result.RECOVERED, Result.SUCCESS), Result.INVALID)
     return Solution(
-        overlap=(prior.second_moment - V) * one,
+        overlap=(prior.norm - V) * one,
         stderr=0.0 * one,
         error=V,
         alpha=alpha,

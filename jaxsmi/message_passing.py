@@ -19,6 +19,9 @@ a sufficient statistic of the assumed form:
 
 Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a is the better noise: n → (n + a·as)/(1 + as).
 At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped GAMP follows state evolution step by step.
+
+The signal is W (P, D), or a symmetric matrix √d S (1, d, d), whose d² entries take the place of D and whose fields are the T²
+entries of one matrix a sample: the same contractions over the first axis, P = 1 [spec/2, section 4].
 """
 
 from __future__ import annotations
@@ -32,9 +35,14 @@ import jax.numpy as jnp
 from jax import lax
 from tqdm.auto import tqdm
 
-from jaxsmi.types import Array, Dataset, Result, Solution, check, theory_dtype
+from jaxsmi.types import Array, Dataset, Result, Solution, check, concrete, theory_dtype
 
 PRECISIONS = ("controlled", "outer", "divergence", "state")
+
+
+def _mixed(A: Array, W: Array) -> Array:
+    """A W, along the first axis."""
+    return jnp.tensordot(A, W, axes=1)
 
 
 class GampState(eqx.Module):
@@ -81,6 +89,7 @@ class _Problem(eqx.Module):
             "step": state.step.astype(state.weights.dtype),
             **self.model.overlaps(state.weights, self.data.teacher),
             "covariance": state.covariance,
+            "damping": self.damping,
             "residual": residual,
             "inaccurate": inaccurate,
         }
@@ -118,16 +127,14 @@ class _Problem(eqx.Module):
         elif self.precision == "divergence":
             A = sensing.divergence_precision(post.dg)
         else:
-            S = model.prior.second_moment(model.indices)
-            response = model.channel.response(S - V, V, key=self.key, samples=512, randomisations=4, tangents=False)
-            A = sensing.alpha * response.mean
-        b = sensing.adjoint(post.g) + A @ state.weights
+            A = sensing.alpha * model.channel.expected(model.prior.second_moment(model.indices) - V, V, self.key)
+        b = sensing.adjoint(post.g) + _mixed(A, state.weights)
         calibrated, rescale = (
             self.calibration(b, A, sensing.outer_precision(post.g))
             if self.calibrate
             else (A, jnp.eye(A.shape[0], dtype=A.dtype))
         )
-        weights, covariance = model.prior.posterior(rescale @ b + self.side[1], calibrated + self.side[0])
+        weights, covariance = model.prior.posterior(_mixed(rescale, b) + self.side[1], calibrated + self.side[0])
         new = (weights, covariance, covariance @ rescale)
         old = (state.weights, state.covariance, state.onsager)
         mixed = jax.tree.map(lambda x, y: (1.0 - self.damping) * x + self.damping * y, new, old)
@@ -143,9 +150,9 @@ def gamp(
     key: Array | None = None,
     max_steps: int = 100,
     tolerance: Any = 1e-4,
-    damping: Any = 0.0,
-    precision: str = "controlled",
-    calibrate: bool = True,
+    damping: Any = None,
+    precision: str | None = None,
+    calibrate: bool | None = None,
     init: Any = 1e-3,
     side_information: Any = 0.0,
     record: Callable[[GampState], Any] | None = None,
@@ -157,9 +164,11 @@ def gamp(
 
     Arguments: `model`; `data`: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or without
     a teacher; `key`: for the start (and channels that sample); `max_steps`; `tolerance` on the change of Ŵ in a step
-    (before damping) relative to Ŵ; `damping` in [0, 1) of Ŵ and C (0 follows state evolution step by step); `precision`:
-    "controlled" (the default, see sensing.py), "outer", "divergence" or "state" (of state evolution at the current V);
-    `calibrate`: see above (False: the textbook algorithm); `init`: size of a random start (1e-3: uninformative; keep it
+    (before damping) relative to Ŵ; `damping` in [0, 1) of Ŵ and C (0, the default for indices, follows state evolution step by
+    step; matrices have their own default, and start again with more where a run diverges: history["damping"] says what it
+    was); `precision`: "controlled" (the default for indices, see sensing.py), "outer", "divergence" or "state" (of state
+    evolution at the current V; the default for matrices but for hardmax); `calibrate`: see above (False: the textbook
+    algorithm, and the only one for matrices); `init`: size of a random start (1e-3: uninformative; keep it
     small, see below), "informed" (the posterior mean given the teacher seen with side information 0.99), or weights (P, D);
     `side_information` λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what that says; `record`: any
     function of a `GampState`, kept in history["record"]; `record_every` steps; `state`: continue from `solution.state`.
@@ -179,24 +188,27 @@ def gamp(
     >>> bool(sol.converged), bool(sol.overlap[0, 0] > 0.8)
     (True, True)
     """
-    P, D, N, M, dtype = model.indices, data.dimension, data.samples, model.tokens, theory_dtype()
+    P, dtype = model.indices, theory_dtype()
     key = jax.random.key(0) if key is None else key
+    chosen = damping is None
     check(max_steps >= 1, "max_steps", max_steps, "an integer >= 1")
     check(record_every >= 1, "record_every", record_every, "an integer >= 1")
-    damping, tolerance = jnp.asarray(damping, dtype), jnp.asarray(tolerance, dtype)
+    damping, tolerance = jnp.asarray(model.dampings[0] if damping is None else damping, dtype), jnp.asarray(tolerance, dtype)
     check((damping >= 0) & (damping < 1), "damping", damping, "a number in [0, 1)")
     check(tolerance > 0, "tolerance", tolerance, "a positive number")
-    check(precision in PRECISIONS, "precision", precision, f"one of {PRECISIONS}")
+    precision = str(precision or model.precisions[0])
+    check(precision in model.precisions, "precision", precision, f"one of {model.precisions}")
+    calibrate = model.calibrated if calibrate is None else calibrate
+    check(model.calibrated or not calibrate, "calibrate", calibrate, "False for this model")
     strength = jnp.asarray(side_information, dtype)
     check((strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)")
     _ = model.channel.tolerated  # refuses models without inference
-    model.sensing(data)  # checks the shapes
+    signal, fields = model.shapes(data)  # checks them
     model.channel.check_labels(data.labels)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     start_key, side_key, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
-    teacher = data.teacher
-    S = model.prior.second_moment(P)
-    side, informed = (jnp.zeros((P, P), dtype), jnp.zeros((P, D), dtype)), isinstance(init, str)
+    teacher = None if data.teacher is None else model.signal(data.teacher)
+    side, informed = (jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype)), isinstance(init, str)
     uses_side = not isinstance(side_information, (int, float)) or side_information != 0
     if uses_side or informed:
         check(teacher is not None, "data.teacher", None, "a teacher, for side information or an informed start")
@@ -209,32 +221,42 @@ def gamp(
             seen = model.prior.side_information(side_key, teacher, jnp.asarray(0.99, dtype)) if informed else side
             weights, covariance = model.prior.posterior(seen[1], seen[0])
             if not informed:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
-                weights = weights + jnp.asarray(init, dtype) * jax.random.normal(start_key, (P, D), dtype)
+                weights = weights + jnp.asarray(init, dtype) * jax.random.normal(start_key, signal, dtype)
         else:
             init = jnp.asarray(init, dtype)
-            check(init.shape in ((), (P, D)), "init", init, f"a positive number, 'informed', or an array {(P, D)}")
+            check(init.shape in ((), signal), "init", init, f"a positive number, 'informed', or an array {signal}")
             check((init > 0) | (init.ndim > 0), "init", init, "a positive number (0 is a fixed point of an even label)")
             check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
             check(init.ndim > 0 or init >= 0, "init", init, "a size that is not negative")
-            weights = init * jax.random.normal(start_key, (P, D), dtype) if init.ndim == 0 else init
-            covariance = S
-        nothing = jnp.zeros((N, P, M), dtype)
+            weights, covariance = model.prior.start(start_key, signal, init if init.ndim == 0 else jnp.zeros((), dtype))
+            weights = weights if init.ndim == 0 else init
+        nothing = jnp.zeros(fields, dtype)
         state = GampState(weights, covariance, covariance, nothing, nothing, jnp.zeros((P, P), dtype), jnp.zeros((), int))
     else:
-        check(state.weights.shape == (P, D), "state", state.weights, f"the state of a run with weights {(P, D)}")
-        check(state.g.shape == (N, P, M), "state", state.g, f"the state of a run on {N} samples")
+        check(state.weights.shape == signal, "state", state.weights, f"the state of a run with weights {signal}")
+        check(state.g.shape == fields, "state", state.g, f"the state of a run on {data.samples} samples")
     statistic = _statistic(model.channel, data.labels)
     problem = _Problem(
         model, data, statistic, side, damping, tolerance, run_key, record, precision, bool(calibrate), max_steps,
         record_every,
     )  # fmt: skip
+    end = _run(problem, state, progress, key)
+    for more in model.dampings[1:] if chosen else ():  # more damping, where the run can be looked at
+        if not (concrete(end.result) and int(end.result) in (Result.DIVERGED, Result.NONFINITE)):
+            break
+        end = _run(eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(more, dtype)), state, progress, key)
+    return end
+
+
+def _run(problem: _Problem, state: GampState, progress: bool, key: Array) -> Solution:
+    """One run from a state, with or without a progress bar."""
     carry = _begin(problem, state)
     if not progress:
-        return _finish(problem, _advance(problem, carry, carry.state.step + max_steps), key)
-    first, stretch = int(carry.state.step), 2
-    with tqdm(total=max_steps, desc=f"GAMP, D={D}, N={N}", leave=False) as bar:
-        for until in range(stretch, max_steps + stretch, stretch):
-            carry = _advance(problem, carry, jnp.asarray(first + min(until, max_steps)))
+        return _finish(problem, _advance(problem, carry, carry.state.step + problem.max_steps), key)
+    first, stretch, data = int(carry.state.step), 2, problem.data
+    with tqdm(total=problem.max_steps, desc=f"GAMP, D={data.dimension}, N={data.samples}", leave=False) as bar:
+        for until in range(stretch, problem.max_steps + stretch, stretch):
+            carry = _advance(problem, carry, jnp.asarray(first + min(until, problem.max_steps)))
             bar.update(int(carry.state.step) - first - bar.n)
             bar.set_postfix(C=" ".join(f"{c:.4f}" for c in jnp.diagonal(carry.state.covariance)))
             if int(carry.result) >= 0:
@@ -271,7 +293,7 @@ def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
     def body(c: _Carry) -> _Carry:
         new, inaccurate = problem.step(c.state)
         residual = jnp.sqrt(jnp.mean((new.weights - c.state.weights) ** 2))
-        size = jnp.sum(new.weights**2) / problem.data.dimension
+        size = jnp.sum(new.weights**2) / new.weights[0].size
         left, before = jnp.trace(new.covariance), jnp.trace(c.state.covariance)
         ratio = left / before
         falling = (left < 1e-3 * largest) & (ratio < 0.98) & (jnp.abs(ratio - c.ratio) < 0.1)
@@ -304,7 +326,7 @@ def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
 @eqx.filter_jit
 def _finish(problem: _Problem, carry: _Carry, key: Array) -> Solution:
     state, P = carry.state, problem.model.indices
-    Q = state.weights @ state.weights.T / problem.data.dimension
+    Q = problem.model.overlaps(state.weights, None)["overlap"]
     error = problem.model.error_of(state.weights, problem.data, key=jax.random.fold_in(problem.key, 1))
     # V falling to zero is recovery only if the estimate reproduces the labels; else the run was overconfident
     fields = problem.model.sensing(problem.data).forward(state.weights)
@@ -320,14 +342,14 @@ def _finish(problem: _Problem, carry: _Carry, key: Array) -> Solution:
         overlap=Q,
         stderr=jnp.zeros((P, P), Q.dtype),
         error=error,
-        alpha=jnp.asarray(problem.data.alpha, Q.dtype),
+        alpha=jnp.asarray(problem.model.sensing(problem.data).alpha, Q.dtype),
         steps=state.step,
         residual=carry.residual,
         result=code,
         history=carry.history,
         covariance=state.covariance,
         rho=jnp.asarray(jnp.nan, Q.dtype),
-        weights=state.weights,
+        weights=problem.model.estimate(state.weights),
         state=state,
         model=problem.model,
         key=key,

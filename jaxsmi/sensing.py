@@ -9,12 +9,18 @@ Measured, two-layer attention, D = 1000: with g gᵀ alone V feeds back on itsel
 g gᵀ too large) and collapses before the error does; with -∂g alone V leaves its true value while a layer is still unlearned.
 β goes to 0 in the second case and to 1 in the first.
 Source: [TCDKZ25], spec section 4.
+
+Attention-indexed family: signal √d S (1, d, d), inputs X (N, T, d), g symmetric [spec/2, section 4]:
+    forward   h_μ = (X_μ (√d S) X_μᵀ - I Tr √d S)/d        (N, 1, T²)
+    adjoint   Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d            (1, d, d)
+    precision A = α ⟨‖g‖²⟩, α = N/d²                      (1, 1)
 """
 
 from __future__ import annotations
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax import lax
 
 from jaxsmi.integrate import covariance_and_variance, quotient
 from jaxsmi.types import Array, theory_dtype
@@ -73,3 +79,58 @@ class IndexSensing(eqx.Module):
         """-(1/D) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
         A = -jnp.einsum("npmqm->pq", dg) / self.dimension
         return 0.5 * (A + A.T)
+
+
+class MatrixSensing(eqx.Module):
+    """Fields of a symmetric matrix. `batch` samples at a time: beyond the inputs, batch·T·d numbers and the fields.
+
+    Products are in the precision of the inputs, sums over batches in float64. Cost of forward or adjoint: N·T·d² operations.
+    """
+
+    inputs: Array
+    batch: int = eqx.field(static=True, default=4096)
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return self.inputs.shape[0]
+
+    @property
+    def alpha(self) -> float:
+        """N/d²."""
+        return self.samples / self.inputs.shape[2] ** 2
+
+    def forward(self, W: Array) -> Array:
+        """Fields (N, 1, T²) of the signal (1, d, d)."""
+        _, T, d = self.inputs.shape
+        matrix = W[0].astype(self.inputs.dtype)
+
+        def one(x: Array) -> Array:
+            return jnp.matmul(jnp.matmul(x, matrix, precision="highest"), x.T, precision="highest").astype(theory_dtype())
+
+        h = lax.map(one, self.inputs, batch_size=min(self.batch, self.samples)) - jnp.trace(W[0]) * jnp.eye(T)
+        return h.reshape(self.samples, 1, T * T) / d
+
+    def adjoint(self, g: Array) -> Array:
+        """Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d (1, d, d) of per-sample matrices (N, 1, T²)."""
+        N, T, d = self.inputs.shape
+        g = g.reshape(N, T, T)
+        narrow = g.astype(self.inputs.dtype)
+
+        def add(total: Array, first: Array | int, count: int) -> Array:
+            x = lax.dynamic_slice_in_dim(self.inputs, first, count)
+            weighted = jnp.einsum("nab,nbd->nad", lax.dynamic_slice_in_dim(narrow, first, count), x, precision="highest")
+            part = jnp.matmul(x.reshape(count * T, d).T, weighted.reshape(count * T, d), precision="highest")
+            return total + part.astype(theory_dtype())
+
+        size = min(self.batch, N)
+        total = jnp.zeros((d, d), theory_dtype())
+        total = lax.fori_loop(0, N // size, lambda k, total: add(total, k * size, size), total)
+        if N % size:
+            total = add(total, N - N % size, N % size)
+        total = total - jnp.trace(jnp.sum(g, axis=0)) * jnp.eye(d)
+        return total[None] / d
+
+    def outer_precision(self, g: Array) -> Array:
+        """α ⟨‖g‖²⟩ (1, 1)."""
+        return jnp.einsum("npm,nqm->pq", g, g) / self.inputs.shape[2] ** 2

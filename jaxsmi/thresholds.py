@@ -527,7 +527,7 @@ def recovery_threshold(model: Any, *, key: Array | None = None) -> Threshold:
     if getattr(model, "scalar", False):
         one = jnp.ones((1, 1), dtype)
         alpha = jnp.asarray(model.recovery, dtype)
-        overlap = model.prior.second_moment * one
+        overlap = model.prior.norm * one
         return Threshold(alpha, jnp.zeros((), dtype), alpha[None], one, overlap, jnp.asarray(Result.SUCCESS))
     P = model.indices
     seen = getattr(model.channel, "visible", None)

@@ -206,6 +206,10 @@ class AbstractChannel(eqx.Module):
         error = jnp.max(jnp.where(missed, 0.0, post.error))
         return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, jnp.mean(missed))
 
+    def expected(self, Q: Array, V: Array, key: Array) -> Array:
+        """`response` on few points: what the precision "state" of `gamp` uses."""
+        return self.response(Q, V, key=key, samples=512, randomisations=4, tangents=False).mean
+
     @property
     @abc.abstractmethod
     def tolerated(self) -> Array:

@@ -10,12 +10,15 @@ on it), Q_0 = q + V:
                 P_s(w) = Φ₂(s_1 w_1/σ, s_2 w_2/σ; s_1 s_2/3),  σ² = 3V,  g = ∂ log P_s/∂w
                 Γ_11 = 2 g_1, Γ_22 = 2 g_2, Γ_12 = -(g_1 + g_2),   f = 2 E Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2)
 
-In the fields of one sample, ½V GOE-like noise and g = Γ/2 are the common engine's V and g: a factor two each, no special case.
+For the common engine a sample has one field vector of T² components, g = Γ: q̂ = α ⟨‖Γ‖²⟩ is its precision, V Γ its Onsager term.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
+import warnings
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -25,26 +28,100 @@ from jax import lax
 from jax.scipy.special import log_ndtr
 from scipy.special import ndtr
 
+from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.closed_form import log_quadrant
-from jaxsmi.types import Array, theory_dtype
+from jaxsmi.types import Array, check, theory_dtype
 
 __all__ = ["HardmaxIndices", "LinearIndices", "SoftmaxIndices"]
 
 
-class LinearIndices(eqx.Module):
+class AbstractIndices(eqx.Module):
+    """What a label says about the T(T+1)/2 indices of its sample: Γ(y, ω, V), and its mean square over labels."""
+
+    smooth: ClassVar[bool] = True
+    tokens: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def response(self, q: Array, V: Array) -> Array:
+        """f(q)."""
+
+    @abc.abstractmethod
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """Ψ(q) = E log p(y|ω), f = 4 Ψ'; of noiseless labels that are no words but numbers, up to a constant."""
+
+    @abc.abstractmethod
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """Γ (.., T, T) from the statistic of the labels and ω (.., T, T)."""
+
+    @abc.abstractmethod
+    def check_labels(self, labels: Array) -> None:
+        """Raise a ValueError for labels (N, T, T) that the channel cannot produce."""
+
+    @abc.abstractmethod
+    def statistic(self, labels: Array) -> Array:
+        """What `gamma` needs of the labels (N, T, T), once per dataset."""
+
+    @property
+    def noiseless(self) -> Array:
+        """Whether the label is a function of the indices alone, and V can fall to zero."""
+        return jnp.asarray(True)
+
+    @property
+    def tolerated(self) -> Array:
+        """Any error: these are closed forms."""
+        return jnp.asarray(jnp.inf)
+
+    def expected(self, Q: Array, V: Array, key: Array) -> Array:
+        """f(q) as a matrix (1, 1), for the precision "state" of `gamp`."""
+        del key
+        return self.response(Q, V)
+
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Any = None) -> Posterior:
+        """g = Γ as the engine's fields: ω (N, 1, T²), V (1, 1)."""
+        del key
+        N, T = omega.shape[0], self.tokens
+        g = self.gamma(statistic, omega.reshape(N, T, T), V[0, 0]).reshape(N, 1, T * T)
+        nan, zero = jnp.full((N,), jnp.nan, g.dtype), jnp.zeros((N,), g.dtype)
+        return Posterior(nan, g, jnp.full((N,), jnp.nan, g.dtype), nan, zero, zero)
+
+
+def _check_symmetric(labels: Array, name: str) -> None:
+    gap = jnp.max(jnp.abs(labels - jnp.swapaxes(labels, -1, -2)))
+    check(gap <= 1e-6 * (1.0 + jnp.max(jnp.abs(labels))), name, labels, "symmetric matrices (N, T, T)")
+
+
+class LinearIndices(AbstractIndices):
     """All T(T+1)/2 indices, with noise of variance Δ on the diagonal and Δ/2 off it (Δ = 0: none)."""
 
     tokens: int = eqx.field(static=True)
     noise: Array
+
+    @property
+    def noiseless(self) -> Array:
+        """Whether Δ = 0."""
+        return self.noise == 0.0
+
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """-(T(T+1)/4) log(V + Δ/2)."""
+        del q
+        return -0.25 * self.measurements * jnp.log(V + 0.5 * self.noise)
+
+    def check_labels(self, labels: Array) -> None:
+        """Symmetric matrices."""
+        _check_symmetric(labels, "labels")
+
+    def statistic(self, labels: Array) -> Array:
+        """The labels."""
+        return labels
 
     def response(self, q: Array, V: Array) -> Array:
         """f(q) = T(T+1)/(V + Δ/2)."""
         del q
         return self.measurements / (V + 0.5 * self.noise)
 
-    def respond(self, y: Array, omega: Array, V: Array) -> Array:
-        """Γ (.., T, T) from labels and ω (.., T, T)."""
-        return (y - omega) / (V + 0.5 * self.noise)
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """Γ = (y - ω)/(V + Δ/2)."""
+        return (statistic - omega) / (V + 0.5 * self.noise)
 
     @property
     def measurements(self) -> int:
@@ -52,7 +129,7 @@ class LinearIndices(eqx.Module):
         return self.tokens * (self.tokens + 1)
 
 
-class SoftmaxIndices(eqx.Module):
+class SoftmaxIndices(AbstractIndices):
     """Rows of the softmax of β h, noiseless."""
 
     tokens: int = eqx.field(static=True)
@@ -63,14 +140,27 @@ class SoftmaxIndices(eqx.Module):
         del q
         return self.measurements / V
 
-    def statistic(self, y: Array) -> Array:
-        """P h (.., T, T) from y (.., T, T), float64: log y/β = h - (a constant a row)."""
-        L = jnp.log(y) / self.beta
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """-(M/4) log V."""
+        del q
+        return -0.25 * self.measurements * jnp.log(V)
+
+    def check_labels(self, labels: Array) -> None:
+        """Rows of positive numbers of sum one; a warning where they are float32."""
+        check(jnp.all(labels > 0.0), "labels", labels, "positive numbers (no softmax that has underflowed to zero)")
+        rows = jnp.abs(jnp.sum(labels, axis=-1) - 1.0)
+        check(jnp.max(rows) <= 1e-4, "labels", labels, "rows of sum one")
+        if labels.dtype != jnp.float64:
+            warnings.warn("jaxsmi: softmax labels in float32 give indices with errors of about 1e-7/beta.", stacklevel=3)
+
+    def statistic(self, labels: Array) -> Array:
+        """P h (.., T, T) from y (.., T, T): log y/β = h - (a constant a row)."""
+        L = jnp.log(labels.astype(theory_dtype())) / self.beta
         rows = jnp.mean(jnp.swapaxes(L, -1, -2) - L, axis=-1)  # u_a = mean_b (L_ba - L_ab)
         h = L + rows[..., :, None]
         return centred(0.5 * (h + jnp.swapaxes(h, -1, -2)))
 
-    def respond(self, statistic: Array, omega: Array, V: Array) -> Array:
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ = (P h - P ω)/V."""
         return (statistic - centred(omega)) / V
 
@@ -85,10 +175,30 @@ def centred(m: Array) -> Array:
     return m - jnp.mean(m, axis=(-2, -1), keepdims=True)
 
 
-class HardmaxIndices(eqx.Module):
+class HardmaxIndices(AbstractIndices):
     """Two tokens, each pointing at the larger of its two indices: two signs."""
 
+    smooth: ClassVar[bool] = False
     tokens: int = eqx.field(static=True, default=2)
+
+    @property
+    def noiseless(self) -> Array:
+        """Never in the sense of V = 0: V falls with α² only."""
+        return jnp.asarray(False)
+
+    def check_labels(self, labels: Array) -> None:
+        """Rows with a single one."""
+        ones = jnp.all((labels == 0.0) | (labels == 1.0)) & jnp.all(jnp.sum(labels, axis=-1) == 1.0)
+        check(ones, "labels", labels, "rows of zeros with a single one")
+
+    def statistic(self, labels: Array) -> Array:
+        """s (.., 2): 1 where a token points at itself, else -1."""
+        return 2.0 * jnp.diagonal(labels, axis1=-2, axis2=-1).astype(theory_dtype()) - 1.0
+
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """E Σ_s P_s log P_s, a polynomial in u = √(V/(q + V)) (error 1e-9)."""
+        u = jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0))
+        return _clenshaw(_hardmax_tables()[1], 2.0 * u - 1.0)
 
     def response(self, q: Array, V: Array) -> Array:
         """f(q) = f_1(x)/(q + V), x = q/(q + V): u f_1 as a polynomial in u = √(1 - x), made once from the quadrature.
@@ -97,11 +207,11 @@ class HardmaxIndices(eqx.Module):
         """
         total = q + V
         u = jnp.sqrt(jnp.clip(V / total, 0.0, 1.0))
-        return _clenshaw(_hardmax_table(), 2.0 * u - 1.0) / (u * total)
+        return _clenshaw(_hardmax_tables()[0], 2.0 * u - 1.0) / (u * total)
 
-    def respond(self, signs: Array, omega: Array, V: Array) -> Array:
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ (.., 2, 2) from the signs s (.., 2) and ω (.., 2, 2)."""
-        one, two = signs[..., 0], signs[..., 1]
+        one, two = statistic[..., 0], statistic[..., 1]
         sigma = jnp.sqrt(3.0 * V)
         x, y = (s * (omega[..., i, i] - omega[..., 0, 1]) / sigma for i, s in enumerate((one, two)))
         _, g, h = _gaussian_pair(x, y, one * two / 3.0)
@@ -125,10 +235,10 @@ _ORDER, _NODES = 16, 64
 
 
 @functools.lru_cache(maxsize=1)
-def _hardmax_table() -> np.ndarray:
-    """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1], once in a process.
+def _hardmax_tables() -> tuple[np.ndarray, np.ndarray]:
+    """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²) and of Ψ, u in [0, 1], once in a process.
 
-    Its limit at u = 0 is 12 K/√(18π), K = ∫ φ²/(Φ(1 - Φ)), one of the two signs being known there [spec/2, section 3.3].
+    The limits at u = 0 are 12 K/√(18π), K = ∫ φ²/(Φ(1 - Φ)), one of the two signs being known there [spec/2, section 3.3], and 0.
     """
     x, weights = (8.0 * z for z in np.polynomial.legendre.leggauss(200))
     K = np.sum(weights * np.exp(-(x**2)) / (2.0 * np.pi * ndtr(x) * ndtr(-x)))
@@ -136,10 +246,10 @@ def _hardmax_table() -> np.ndarray:
     u = 0.5 * (1.0 + points)
     with jax.ensure_compile_time_eval():
         V = jnp.asarray(u[:-1] ** 2)
-        values = np.append(
-            u[:-1] * np.asarray(lax.map(lambda v: hardmax_response(1.0 - v, v), V)), 12.0 * K / np.sqrt(18.0 * np.pi)
-        )
-    return np.polynomial.chebyshev.chebfit(points, values, _ORDER)
+        f, entropy = (np.asarray(x) for x in lax.map(lambda v: hardmax_average(1.0 - v, v), V))
+    f, entropy = np.append(u[:-1] * f, 12.0 * K / np.sqrt(18.0 * np.pi)), np.append(entropy, 0.0)
+    fit = np.polynomial.chebyshev.chebfit
+    return fit(points, f, _ORDER), fit(points, entropy, _ORDER)
 
 
 def _clenshaw(coefficients: np.ndarray, x: Array) -> Array:
@@ -151,8 +261,9 @@ def _clenshaw(coefficients: np.ndarray, x: Array) -> Array:
 
 
 @jax.jit
-def hardmax_response(q: Array, V: Array) -> Array:
-    """f_1(q) = 2 E_w Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2) at q + V = 1, in x_i = s_i w_i/σ = sinh(t_i), Gauss–Legendre in t.
+def hardmax_average(q: Array, V: Array) -> tuple[Array, Array]:
+    """f = 2 E_w Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2) and Ψ = E_w Σ_s P_s log P_s, in x_i = s_i w_i/σ = sinh(t_i), Gauss–Legendre
+    in t.
 
     x ~ N(0, (q/V) [[1, c], [c, 1]]), c = s_1 s_2/3: symmetric in x_1 and x_2, and s = (1, ±1) stand for all four.
     """
@@ -170,4 +281,6 @@ def hardmax_response(q: Array, V: Array) -> Array:
     weight = weight * jnp.exp(exponent) / (2.0 * np.pi * ratio * np.sqrt(1.0 - c**2))
     weight = jnp.where(q > 0.0, weight, 1.0 / len(i))  # q = 0: all points are at x = 0
     log_p, g, h = _gaussian_pair(x, y, c)
-    return 4.0 * jnp.sum(weight * jnp.exp(log_p) * (3.0 * g**2 + 3.0 * h**2 + 2.0 * sign * g * h)) / (3.0 * V)
+    weight = 2.0 * weight * jnp.exp(log_p)
+    f = 2.0 * jnp.sum(weight * (3.0 * g**2 + 3.0 * h**2 + 2.0 * sign * g * h)) / (3.0 * V)
+    return f, jnp.sum(weight * log_p)

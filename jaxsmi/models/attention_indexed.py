@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxsmi.channels.indexed import HardmaxIndices, LinearIndices, SoftmaxIndices
 from jaxsmi.priors.spectral import WishartPrior
+from jaxsmi.sensing import MatrixSensing
 from jaxsmi.types import Array, Dataset, check, theory_dtype
 
 OUTPUTS = ("softmax", "hardmax", "linear")
@@ -78,6 +79,85 @@ class AttentionIndexed(eqx.Module):
         one = jnp.ones((), theory_dtype())
         return 1.0 / self.channel.response(0.0 * one, one)
 
+    # what message passing and training ask of a model ------------------------------------------------------------------
+
+    indices: ClassVar[int] = 1
+    calibrated: ClassVar[bool] = False
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Of `gamp`, the default first: theory's where the labels fix linear combinations of the indices [spec/2, section 4]."""
+        return ("outer", "state") if self.output == "hardmax" else ("state", "outer")
+
+    @property
+    def dampings(self) -> tuple[float, ...]:
+        """That `gamp` tries one after the other: undamped, noiseless softmax and linear labels diverge at d = 100."""
+        return (0.0, 0.4, 0.7) if self.output == "hardmax" else (0.4, 0.7, 0.85)
+
+    def check_data(self, data: Dataset, teacher: bool = True) -> None:
+        """Raise a ValueError for inputs of other tokens, or labels of another shape."""
+        T = self.tokens
+        check(data.inputs.shape[1] == T, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
+        check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
+        check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
+
+    def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the signal √d S (1, d, d) and of its fields (n, 1, T²) in message passing."""
+        self.check_data(data)
+        return (1, data.dimension, data.dimension), (data.samples, 1, self.tokens**2)
+
+    def sensing(self, data: Dataset) -> MatrixSensing:
+        """How the signal is seen through the inputs of `data`."""
+        return MatrixSensing(data.inputs)
+
+    def estimate(self, signal: Array) -> Array:
+        """S (.., d, d) of the signal √d S (1, d, d) of message passing, or of factors W (.., r, d)."""
+        if signal.ndim == 3:
+            return signal[0] / jnp.sqrt(float(signal.shape[-1]))
+        return self.prior.matrix(signal.astype(theory_dtype()).T)
+
+    def signal(self, teacher: Array) -> Array:
+        """√d S (1, d, d) of a teacher (r, d)."""
+        return jnp.sqrt(float(teacher.shape[1])) * self.estimate(teacher)[None]
+
+    def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
+        """q = Tr Ŝ²/d as "overlap" (1, 1), Tr Ŝ S*/d as "teacher_overlap" (1, 1), "cosine" (1,) of Ŝ with S*; NaN without S*."""
+        S = self.estimate(weights)
+        Q, cross, cosine = jnp.sum(S**2) / len(S), jnp.asarray(jnp.nan, S.dtype), jnp.asarray(jnp.nan, S.dtype)
+        if teacher is not None:
+            truth = self.estimate(teacher)
+            cross = jnp.sum(S * truth) / len(S)
+            cosine = cross / jnp.sqrt(Q * jnp.sum(truth**2) / len(S))
+        return {"overlap": Q[None, None], "teacher_overlap": cross[None, None], "cosine": cosine[None]}
+
+    def error_of(self, weights: Array, data: Dataset, *, key: Array, samples: int = 0) -> Array:
+        """Estimation error ‖Ŝ - S*‖²/d; NaN without a teacher."""
+        del key, samples
+        if data.teacher is None:
+            return jnp.asarray(jnp.nan, theory_dtype())
+        return jnp.sum((self.estimate(weights) - self.estimate(data.teacher)) ** 2) / data.dimension
+
+    def start(self, key: Array, dimension: int, scale: Any = 1.0, dtype: Any = None) -> Array:
+        """Random factors (r, d) of a student: scale × N(0, 1)."""
+        return (scale * self.prior.sample(key, dimension).T).astype(dtype or theory_dtype())
+
+    def outputs(self, weights: Array, inputs: Array) -> Array:
+        """Labels of inputs (n, T, d) for factors (r, d), in the precision of the inputs: what `train` differentiates."""
+        cast = jax.tree.map(lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self)
+        return jax.vmap(cast.link)(self.indices_of(weights.T, inputs).astype(inputs.dtype))
+
+    def predict(self, solution: Any, inputs: Any) -> Array:
+        """Labels (n, T, T) of new inputs (n, T, d) for Ŝ: `solution` of `gamp` or `train`, or a symmetric matrix (d, d).
+
+        Raises: ValueError for a solution of theory, or shapes that do not fit.
+        """
+        S, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
+        check(S is not None, "solution", "a solution without weights", "the solution of gamp or train")
+        check(S.ndim == 2 and S.shape[0] == S.shape[1], "solution", S, "a matrix (d, d)")
+        shape = (self.tokens, S.shape[0])
+        check(inputs.ndim == 3 and inputs.shape[1:] == shape, "inputs", inputs, f"an array of shape (n, *{shape})")
+        return jax.vmap(self.link)(MatrixSensing(inputs).forward(jnp.sqrt(float(S.shape[0])) * S[None]))
+
     def indices_of(self, W: Array, inputs: Array) -> Array:
         """h (n, T, T) of inputs (n, T, d) for weights (d, r)."""
         d, r = W.shape
@@ -87,7 +167,8 @@ class AttentionIndexed(eqx.Module):
         return scores / jnp.sqrt(float(r * d)) / jnp.sqrt(float(d))
 
     def link(self, h: Array) -> Array:
-        """The noiseless label of one sample from its indices (T, T)."""
+        """The noiseless label (T, T) of one sample from its indices (T, T), or from these as one field vector (1, T²)."""
+        h = h.reshape(self.tokens, self.tokens)
         if self.output == "linear":
             return h
         if self.output == "softmax":

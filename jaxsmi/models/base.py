@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -78,6 +78,23 @@ class AbstractIndexModel(eqx.Module):
             check(data.teacher.shape[0] == self.indices, "data.teacher", data.teacher, f"({self.indices}, D): P rows")
         shape = jax.eval_shape(self.link, jax.ShapeDtypeStruct((self.indices, self.tokens), float)).shape
         check(data.labels.shape[1:] == shape, "data.labels", data.labels, f"rows of shape {shape}, as the link's")
+
+    precisions: ClassVar[tuple[str, ...]] = ("controlled", "outer", "divergence", "state")  # of `gamp`, the default first
+    dampings: ClassVar[tuple[float, ...]] = (0.0,)  # that it tries one after the other
+    calibrated: ClassVar[bool] = True
+
+    def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the signal (P, D) and of its fields (N, P, M) in message passing."""
+        self.check_data(data)
+        return (self.indices, data.dimension), (data.samples, self.indices, self.tokens)
+
+    def signal(self, teacher: Array) -> Array:
+        """The signal of message passing, from a teacher: the same."""
+        return teacher
+
+    def estimate(self, signal: Array) -> Array:
+        """What a user sees of the signal of message passing: all of it."""
+        return signal
 
     def sensing(self, data: Dataset) -> IndexSensing:
         """How the signal is seen through the inputs of `data`."""

@@ -184,6 +184,10 @@ class AbstractPrior(eqx.Module):
         check(b.ndim == 2, "b", b, "an array of shape (indices P, dimension D)")
         return posterior(self._cast(b, A), b, A)
 
+    def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
+        """Where message passing begins: weights (P, D) of the given size around the mean, zero, and their covariance S."""
+        return size * jax.random.normal(key, shape, theory_dtype()), self.second_moment(shape[0])
+
     def side_information(
         self, key: PRNGKeyArray, W: Float[Array, "P D"], strength: Any
     ) -> tuple[Float[Array, "P P"], Float[Array, "P D"]]:

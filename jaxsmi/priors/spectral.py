@@ -55,9 +55,13 @@ class WishartPrior(eqx.Module):
         return W @ W.T / jnp.sqrt(float(r * d))
 
     @property
-    def second_moment(self) -> Array:
+    def norm(self) -> Array:
         """Q_0 = 1 + ρ."""
         return 1.0 + self.rank_ratio
+
+    def second_moment(self, indices: int = 1) -> Array:
+        """Q_0 as a matrix (1, 1)."""
+        return self.norm * jnp.ones((indices, indices), theory_dtype())
 
     @property
     def degrees_of_freedom(self) -> Array:
@@ -71,13 +75,32 @@ class WishartPrior(eqx.Module):
 
     def overlap(self, qhat: Any) -> Array:
         """q = F(q̂) = 1 + ρ - V(q̂)."""
-        return self.second_moment - self.mmse(qhat)
+        return self.norm - self.mmse(qhat)
 
     def mutual_information(self, qhat: Any) -> Array:
         """I(q̂) per d²."""
         return mutual_information(self.rank_ratio, qhat)
 
-    def posterior(self, R: Array, qhat: Any) -> tuple[Array, Array]:
+    def start(self, key: Array, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
+        """Where message passing begins: the mean of √d S (1, d, d) plus a little symmetric noise, and V = 1."""
+        noise = jax.random.normal(key, shape, theory_dtype())
+        mean = jnp.sqrt(self.rank_ratio * shape[-1]) * jnp.eye(shape[-1])
+        return mean + size * 0.5 * (noise + jnp.swapaxes(noise, 1, 2)), self.mmse(0.0) * jnp.ones((1, 1))
+
+    def side_information(self, key: Array, signal: Array, strength: Any) -> tuple[Array, Array]:
+        """(A, b) of √λ √d S + √(1-λ) Z, Z symmetric with entries of variance one (two on the diagonal)."""
+        noise = jax.random.normal(key, signal.shape, theory_dtype())
+        noise = jnp.sqrt(0.5) * (noise + jnp.swapaxes(noise, 1, 2))
+        seen = jnp.sqrt(strength) * signal + jnp.sqrt(1.0 - strength) * noise
+        return strength / (1.0 - strength) * jnp.ones((1, 1)), jnp.sqrt(strength) / (1.0 - strength) * seen
+
+    def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """Mean of √d S (1, d, d) and V (1, 1) from b = A √d S + A^{1/2} Z: the engine's side of `denoise`."""
+        precision = jnp.maximum(A[0, 0], 1e-12)
+        mean, V = self._shrunk(b[0] / (precision * jnp.sqrt(float(b.shape[-1]))), precision)
+        return jnp.sqrt(float(b.shape[-1])) * mean[None], V * jnp.ones((1, 1))
+
+    def denoise(self, R: Array, qhat: Any) -> tuple[Array, Array]:
         """The mean (d, d) of S given R = S + q̂^{-1/2} Z: eigenvalues shrunk by f(λ) = λ - 2 Δ H(λ); and V(q̂).
 
         Arguments: `R` (d, d), symmetric; `qhat` > 0. Raises: ValueError for an R that is not square, symmetric and finite.
@@ -87,6 +110,9 @@ class WishartPrior(eqx.Module):
         check(R.ndim == 2 and R.shape[0] == R.shape[1], "R", R, "a square matrix (d, d)")
         check(jnp.all(jnp.isfinite(R)), "R", R, "finite numbers")
         check(jnp.max(jnp.abs(R - R.T)) <= 1e-6 * jnp.max(jnp.abs(R)), "R", R, "a symmetric matrix")
+        return self._shrunk(R, qhat)
+
+    def _shrunk(self, R: Array, qhat: Any) -> tuple[Array, Array]:
         law = spectrum(self.rank_ratio, 1.0 / jnp.asarray(qhat, theory_dtype()))
         values, vectors = jnp.linalg.eigh(0.5 * (R + R.T))
         return (vectors * law.shrink(values)) @ vectors.T, law.error

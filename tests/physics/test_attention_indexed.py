@@ -124,9 +124,9 @@ def test_hardmax_response_values():
 
 def test_bivariate_signs_far_in_the_tails():
     channel = HardmaxIndices()
-    far = channel.respond(jnp.array([1.0, 1.0]), jnp.array([[-60.0, 0.0], [0.0, -60.0]]), 1.0)
+    far = channel.gamma(jnp.array([1.0, 1.0]), jnp.array([[-60.0, 0.0], [0.0, -60.0]]), 1.0)
     np.testing.assert_allclose(np.diagonal(far) / 2, 15.016620374, rtol=1e-6)  # 40-digit quadrature (spec: 15.0188)
-    mixed = channel.respond(jnp.array([1.0, -1.0]), jnp.array([[-60.0, 0.0], [0.0, 40.0]]), 1.0)
+    mixed = channel.gamma(jnp.array([1.0, -1.0]), jnp.array([[-60.0, 0.0], [0.0, 40.0]]), 1.0)
     np.testing.assert_allclose(np.diagonal(mixed) / 2, [27.519, -22.521], atol=1e-3)
     from scipy.stats import multivariate_normal
 
@@ -148,7 +148,7 @@ def test_gamma_is_the_posterior_mean():
     channel = SoftmaxIndices(3, jnp.asarray(1.7))
     seen = channel.statistic(jax.nn.softmax(1.7 * jnp.asarray(h), axis=-1))
     np.testing.assert_allclose(seen, centred(jnp.asarray(h)), atol=1e-12)
-    np.testing.assert_allclose(channel.respond(seen, omega, V), centred(jnp.asarray(h - omega)) / V, atol=1e-11)
+    np.testing.assert_allclose(channel.gamma(seen, omega, V), centred(jnp.asarray(h - omega)) / V, atol=1e-11)
     omega = 0.5 * goe(1, 2)[0]
     h = omega + np.sqrt(V) * goe(400_000, 2)
     signs = np.sign(np.stack([h[:, 0, 0] - h[:, 0, 1], h[:, 1, 1] - h[:, 0, 1]], -1))
@@ -156,7 +156,7 @@ def test_gamma_is_the_posterior_mean():
         chosen = h[(signs == s).all(1)]
         expected = (chosen.mean(0) - omega) / V
         spread = chosen.std(0) / V / np.sqrt(len(chosen))
-        found = np.asarray(HardmaxIndices().respond(jnp.asarray(s, float), jnp.asarray(omega), V))
+        found = np.asarray(HardmaxIndices().gamma(jnp.asarray(s, float), jnp.asarray(omega), V))
         assert np.all(np.abs(found - expected) < 4.5 * spread)
 
 
@@ -195,7 +195,7 @@ def test_the_shrunk_matrix_is_as_good_as_said():
     S = np.asarray(prior.matrix(prior.sample(jax.random.key(2), 300)))
     Z = rng.standard_normal((300, 300))
     R = S + np.sqrt(1 / (2.0 * 300)) * (Z + Z.T) / np.sqrt(2)
-    estimate, V = prior.posterior(R, 2.0)
+    estimate, V = prior.denoise(R, 2.0)
     assert abs(np.sum((np.asarray(estimate) - S) ** 2) / 300 / float(V) - 1) < 0.04  # one sample: below 3 % at d = 500
 
 
