@@ -6,7 +6,7 @@ Importing starts no device and sets no flag; theory is meant for float64: jax.co
 
 from jaxsmi import models, priors, text
 from jaxsmi.evolution import state_evolution
-from jaxsmi.learning import learned_at, learning_order
+from jaxsmi.learning import averaged, learned_at, learning_order
 from jaxsmi.message_passing import gamp
 from jaxsmi.models import AttentionIndexed, DeepAttention, MultiIndex, align, generalization_error, links
 from jaxsmi.potential import free_entropy
@@ -26,6 +26,7 @@ __all__ = [
     "Stream",
     "Threshold",
     "align",
+    "averaged",
     "first_order",
     "free_entropy",
     "gamp",

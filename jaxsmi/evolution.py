@@ -105,6 +105,7 @@ def state_evolution(
     alpha = jnp.asarray(alpha, dtype)
     check(alpha.ndim == 0, "alpha", alpha, "a number N/D (use vmap for many)")
     check(jnp.isfinite(alpha) & (alpha > 0), "alpha", alpha, "a finite number > 0")
+    _ = model.channel.tolerated  # refuses models without inference
     if getattr(model, "scalar", False):
         return _inverted(model, alpha, key)
     check(key is not None, "key", None, "a key: jax.random.key(0)")
@@ -115,7 +116,6 @@ def state_evolution(
     check(max_steps >= 1, "max_steps", max_steps, "at least 1")
     tolerance = jnp.asarray(tolerance, dtype)
     check(tolerance > 0, "tolerance", tolerance, "a positive number")
-    _ = model.channel.tolerated  # refuses models without inference
     S = model.prior.second_moment(P)
     q0 = jnp.asarray(q0, dtype)
     check(q0.shape in ((), (P, P)), "q0", q0, f"a number or an array of shape {(P, P)}")

@@ -5,6 +5,9 @@ or the first α of a curve) at which its cosine similarity with the teacher, up 
 records by linear interpolation:
 
     t_p = t_k + (c - cos_p(t_k)) / (cos_p(t_{k+1}) - cos_p(t_k)) · (t_{k+1} - t_k),   inf if it never does.
+
+Averaged descent [spec/2, section 5]: S̄ = (1/K) Σ_k Ŝ_k over runs from K starts on the same data. If each run ended at a sample of
+the posterior, error(one) = 2V and error(S̄) = V (1 + 1/K), so that V = (K error(S̄) - error(one))/(K - 1).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,10 +24,11 @@ import numpy as np
 from jax import lax
 
 from jaxsmi.message_passing import gamp
+from jaxsmi.models import AbstractMatrixModel
 from jaxsmi.training import train
 from jaxsmi.types import Array, Dataset, Solution, check
 
-__all__ = ["LearningOrder", "learned_at", "learning_order"]
+__all__ = ["Averaged", "LearningOrder", "averaged", "learned_at", "learning_order"]
 
 
 def crossing(steps: Array, cosines: Array, level: Any) -> Array:
@@ -155,3 +159,43 @@ def _stacked(runs: Sequence[Solution]) -> Solution:
     bare = [dataclasses.replace(run, model=None) for run in runs]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *bare)
     return dataclasses.replace(stacked, model=runs[0].model)
+
+
+class Averaged(NamedTuple):
+    """Several runs of descent on one matrix. `weights` S̄ (d, d); estimation errors: `single`, the mean of the runs, `error` of
+    S̄, and `extrapolated` to infinitely many runs; `stderr` of `single` over the runs."""
+
+    weights: Array
+    single: Array
+    error: Array
+    extrapolated: Array
+    stderr: Array
+
+
+def averaged(fit: Solution, teacher: Array) -> Averaged:
+    r"""Averaged gradient descent: the mean of the matrices that runs from different starts found on the same data.
+
+    S̄ = (1/K) Σ_k Ŝ_k,   extrapolated = (K error(S̄) - error(one))/(K - 1)
+
+    Arguments: `fit` of `train` with K >= 2 keys, of a matrix model; `teacher` (r, d), as `data.teacher`.
+    Returns: an `Averaged`. Factors W are never averaged: they are known up to a rotation only.
+    Raises: ValueError for a single run, or a model without a matrix. Cost: O(K d²). Source: spec/2, section 5.
+    Example:
+    >>> import jax, optax, jaxsmi as smi
+    >>> model, key = smi.AttentionIndexed(2, 0.5), jax.random.key(0)
+    >>> data = model.sample(key, dimension=12, alpha=0.2)
+    >>> fit = smi.train(model, data, optax.adam(0.05), key=jax.random.split(key, 4), steps=200)
+    >>> mean = smi.averaged(fit, data.teacher)
+    >>> bool(mean.error < mean.single)
+    True
+    """
+    model, many = fit.model, fit.result.ndim == 1 and fit.result.shape[0] >= 2
+    check(
+        isinstance(model, AbstractMatrixModel), "fit", getattr(model, "name", type(model).__name__), "runs of a matrix model"
+    )
+    check(many, "fit", f"runs of shape {fit.result.shape}", "at least two runs: train(..., key=jax.random.split(key, 16))")
+    K, matrices = fit.result.shape[0], jnp.asarray(fit.weights)
+    errors = jax.vmap(lambda S: model.matrix_error(S, teacher))(matrices)
+    mean = jnp.mean(matrices, axis=0)
+    single, error = jnp.mean(errors), model.matrix_error(mean, teacher)
+    return Averaged(mean, single, error, (K * error - single) / (K - 1), jnp.std(errors, ddof=1) / np.sqrt(K))

@@ -7,6 +7,10 @@ Equations here [TCDKZ25, section 3; spec section 5], S the second moment of the 
 
 The largest Φ among the fixed points is the Bayes-optimal one. Noiseless channels have Φ → ∞ at Q = S beyond perfect recovery:
 compare differences away from there. log Z_out is that of `channel.statistic(y)`, which for attention is a density of u.
+
+Symmetric matrices, per d² [spec/2, section 6], q̂ = α f(q), I the mutual information of the prior, 4 Ψ' = f:
+
+    Φ(q) = ¼ q̂ (Q_0 - q) - I(q̂) + α Ψ(q)
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from jaxsmi.types import Array, check, theory_dtype
 
 
 def free_entropy(
-    model: Any, alpha: Any, overlap: Any, *, key: Array, samples: int = 8192, randomisations: int = 8
+    model: Any, alpha: Any, overlap: Any, *, key: Array | None = None, samples: int = 8192, randomisations: int = 8
 ) -> Estimate:
     r"""Φ(Q) in nats per dimension, at Q̂ = α·response(Q), with its standard error.
 
-    Φ = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out
+    Φ = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out           (matrix models: module docstring, exact, no key)
 
     Arguments: `model` with a channel; `alpha` > 0; `overlap` Q (P, P), a number (times the second moment S) or a Solution,
     0 ⪯ Q ≺ S; `key`: common random numbers, so that differences of Φ at one key are much sharper than Φ itself; `samples`
@@ -52,10 +56,22 @@ def free_entropy(
     check(jnp.max(jnp.abs(Q - Q.T)) <= 1e-10, "overlap", Q, "a symmetric matrix")
     inside = jnp.all(jnp.linalg.eigvalsh(Q) > -1e-10) & jnp.all(jnp.linalg.eigvalsh(S - Q) > 0)
     check(inside, "overlap", Q, "0 ⪯ Q, and Q below the second moment of the prior")
+    if getattr(model, "scalar", False):
+        value = _matrix_potential(model, alpha, Q[0, 0])
+        return Estimate(jnp.where(inside & (alpha > 0), value, jnp.nan), jnp.zeros((), dtype))
+    check(key is not None, "key", None, "a key: jax.random.key(0)")
+    assert key is not None
     each = power_of_two(max(samples // randomisations, 2))
     valid = inside & jnp.isfinite(alpha) & (alpha > 0)
     found = potential_at(model, alpha, jnp.where(inside, Q, 0.5 * S), key, each, randomisations)
     return Estimate(jnp.where(valid, found.value, jnp.nan), jnp.where(valid, found.stderr, jnp.nan))
+
+
+@eqx.filter_jit
+def _matrix_potential(model: Any, alpha: Array, q: Array) -> Array:
+    left = model.prior.norm - q
+    qhat = alpha * model.channel.response(q, left)
+    return 0.25 * qhat * left - model.prior.mutual_information(qhat) + alpha * model.channel.log_partition(q, left)
 
 
 @eqx.filter_jit

@@ -28,6 +28,7 @@ import optax
 from jax import lax
 from tqdm.auto import tqdm
 
+from jaxsmi.models import AbstractMatrixModel
 from jaxsmi.types import Array, Dataset, Result, Solution, check, concrete, theory_dtype
 
 __all__ = ["Descent", "Epochs", "Stream", "TrainState", "descend", "squared_loss", "train"]
@@ -59,7 +60,8 @@ class Stream(eqx.Module):
 
     def __init__(self, model: Any, teacher: Any, dtype: Any = None):
         teacher = jnp.asarray(teacher)
-        check(teacher.ndim == 2 and teacher.shape[0] == model.indices, "teacher", teacher, f"({model.indices}, D)")
+        shape = model.student_shape(teacher.shape[-1])
+        check(teacher.shape == shape, "teacher", teacher, f"{shape}")
         self.model, self.teacher, self.dtype = model, teacher, dtype
 
     @property
@@ -74,9 +76,8 @@ class Stream(eqx.Module):
 
     def draw(self, key: Array, samples: int) -> tuple[Array, Array]:
         """Inputs (samples, M, D) and their labels."""
-        data = self.model.sample(
-            key, dimension=self.dimension, alpha=samples / self.dimension, teacher=self.teacher, dtype=self.dtype
-        )
+        alpha = self.model.complexity(samples, self.dimension)
+        data = self.model.sample(key, dimension=self.dimension, alpha=alpha, teacher=self.teacher, dtype=self.dtype)
         return data.inputs, data.labels
 
 
@@ -404,9 +405,10 @@ def train(
     split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(key if many else key[None])
     start_keys, words = split[:, 0], jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1])
     _check_gradient(model, loss, D)
+    shape = model.student_shape(D)
     if state is None:
         init = jnp.asarray(init, dtype)
-        check(init.shape in ((), (model.indices, D)), "init", init, f"a scale, or weights ({model.indices}, {D})")
+        check(init.shape in ((), shape), "init", init, f"a scale, or weights {shape}")
         check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
 
         def fresh(start_key: Array, words: Array) -> TrainState:
@@ -428,7 +430,8 @@ def train(
     check(target is None or (jnp.asarray(target) > 0) & (jnp.asarray(target) <= 1), "target", target, "a cosine in (0, 1]")
     if target is not None and data.teacher is not None:
         rows = data.teacher.shape[0]
-        check(rows == model.indices, "target", target, f"None for a teacher of {rows} rows and a student of {model.indices}")
+        same = rows == shape[0] or isinstance(model, AbstractMatrixModel)
+        check(same, "target", target, f"None for a teacher of {rows} rows and a student of {shape[0]}")
     target = None if target is None else jnp.asarray(target, theory_dtype())
     task = _Task(
         model=model, data=data, test=test, target=target, loss=loss, record=record, reduction=reduction,
@@ -440,12 +443,11 @@ def train(
 
 
 @eqx.filter_jit
-def _slopes(model: Any, loss: Any, D: int) -> Array:
-    """Gradient of the loss at random weights on random inputs and labels of another student."""
-    one, two, three = jax.random.split(jax.random.key(0), 3)
-    inputs = jax.random.normal(one, (16, model.tokens, D), theory_dtype())
-    labels = model.outputs(model.start(two, D), inputs)
-    return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.outputs(w, inputs), labels)))(model.start(three, D))
+def _slopes(model: Any, loss: Any, weights: Array, teacher: Array) -> Array:
+    """Gradient of the loss at some weights on random inputs and a teacher's labels."""
+    inputs = jax.random.normal(jax.random.key(0), (16, model.tokens, weights.shape[1]), theory_dtype())
+    labels = model.outputs(teacher, inputs)
+    return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.outputs(w, inputs), labels)))(weights)
 
 
 def _check_gradient(model: Any, loss: Any, D: int) -> None:
@@ -453,9 +455,10 @@ def _check_gradient(model: Any, loss: Any, D: int) -> None:
     if not concrete(model):
         return
     with jax.ensure_compile_time_eval():  # concrete under jit too
-        flat = np.flatnonzero(np.all(np.asarray(_slopes(model, loss, min(D, 8))) == 0.0, axis=1))
+        weights, teacher = (model.start(k, min(D, 8)) for k in jax.random.split(jax.random.key(1)))
+        flat = np.flatnonzero(np.all(np.asarray(_slopes(model, loss, weights, teacher)) == 0.0, axis=1))
     allowed = "a link with a gradient (signs and hardmax have none: train another, such as a softmax student, on their data)"
-    check(len(flat) < model.indices, "model", "a link whose gradient is zero", allowed)
+    check(len(flat) < len(weights), "model", "a link whose gradient is zero", allowed)
     if len(flat):
         warnings.warn(
             f"jaxsmi: rows {[int(p) for p in flat]} of the weights have no gradient: they stay as they are.", stacklevel=3
@@ -465,7 +468,8 @@ def _check_gradient(model: Any, loss: Any, D: int) -> None:
 def _check_state(state: TrainState, model: Any, optimizer: Any, D: int, dtype: Any, runs: int | None) -> None:
     """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or of runs at different steps."""
     weights = state.weights
-    check(weights.shape[-2:] == (model.indices, D), "state", weights, f"a state with weights ({model.indices}, {D})")
+    shape = model.student_shape(D)
+    check(weights.shape[-2:] == shape, "state", weights, f"a state with weights {shape}")
     check(weights.dtype == dtype, "state", weights.dtype.name, f"weights of the inputs' precision, {jnp.dtype(dtype).name}")
     batch = weights.shape[0] if weights.ndim == 3 else None
     same = runs is None or runs == batch
@@ -507,7 +511,9 @@ def _solution(task: _Task, end: Progress, key: Array) -> Solution:
         return jax.vmap(lambda v, i: v[i])(values, at)
 
     lost = end.result == Result.NONFINITE
-    alpha = jnp.asarray(task.data.alpha, dtype)
+    data, estimate = task.data, task.model.estimate
+    endless = isinstance(data, Stream)
+    alpha = jnp.asarray(jnp.inf if endless else task.model.complexity(data.samples, data.dimension), dtype)
     return Solution(
         overlap=jnp.where(lost[..., None, None], jnp.nan, last(end.history["overlap"])),
         stderr=jnp.zeros((*runs, P, P), dtype),
@@ -519,7 +525,7 @@ def _solution(task: _Task, end: Progress, key: Array) -> Solution:
         history=end.history,
         covariance=jnp.full((*runs, P, P), jnp.nan, dtype),
         rho=jnp.full(runs, jnp.nan, dtype),
-        weights=end.state.weights,
+        weights=jax.vmap(estimate)(end.state.weights) if runs else estimate(end.state.weights),
         state=end.state,
         model=task.model,
         key=key,

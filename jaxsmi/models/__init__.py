@@ -2,12 +2,13 @@
 
 from jaxsmi.models import links
 from jaxsmi.models.attention_indexed import AttentionIndexed
-from jaxsmi.models.base import AbstractIndexModel, Estimate, Symmetry, align, generalization_error
+from jaxsmi.models.base import AbstractIndexModel, AbstractMatrixModel, Estimate, Symmetry, align, generalization_error
 from jaxsmi.models.deep_attention import DeepAttention
 from jaxsmi.models.multi_index import MultiIndex
 
 __all__ = [
     "AbstractIndexModel",
+    "AbstractMatrixModel",
     "AttentionIndexed",
     "DeepAttention",
     "Estimate",

@@ -3,22 +3,28 @@ r"""Attention-indexed models: attention of extensive rank, the label a function 
 Equations here [spec/2, sections 1, 3.2 to 3.6, 6], S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d):
 
     h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d,   y = softmax(β h) | hardmax(h) | h + noise,     α = n/d², ρ = r/d
+    L layers [1.4]: B_0 = I, A_l = softmax(β B_{l-1} h^l B_{l-1}ᵀ), B_l = (c I + A_l) B_{l-1}, y = A_L
     perfect recovery from α = D(ρ)/M: M = T(T+1) (linear), T² + T - 2 (softmax); hardmax: never, V ~ c(ρ) α^{-2},
         c(ρ) = π (1+ρ) D(ρ)²/(8 K²),  K = ∫ φ²/(Φ(1 - Φ))
     small width, ᾱ = α/ρ, ρ → 0: something is learned from ᾱ_c = 1/f(0) at Q_0 = 1
-    free entropy Φ = (q̂/4)(1 + ρ - q) - I(q̂) + α Ψ(q),   f = 4 Ψ'
+    prediction error of E[y|ω], ω ~ √q GOE(T), h = ω + √V GOE(T):  linear T(T+1) V;  hardmax, T = 2: (2/π) arccos(q/Q_0);
+        softmax, T = 2: 4 E_w Var_u[sigmoid(β u)], w ~ N(0, 3q), u ~ N(w, 3V)
+        of y(ω): the same;  (4/π) arccos √(q/Q_0);  4 E (sigmoid(β u) - sigmoid(β w))²
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsmi.channels.base import NoInference
 from jaxsmi.channels.indexed import HardmaxIndices, LinearIndices, SoftmaxIndices
+from jaxsmi.integrate import power_of_two, randomised_gaussians
+from jaxsmi.models.base import AbstractMatrixModel, Estimate
 from jaxsmi.priors.spectral import WishartPrior
 from jaxsmi.sensing import MatrixSensing
 from jaxsmi.types import Array, Dataset, check, theory_dtype
@@ -26,11 +32,12 @@ from jaxsmi.types import Array, Dataset, check, theory_dtype
 OUTPUTS = ("softmax", "hardmax", "linear")
 
 
-class AttentionIndexed(eqx.Module):
+class AttentionIndexed(AbstractMatrixModel):
     r"""One attention layer of extensive rank: y = g(h), h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d, S = W Wᵀ/√(r d).
 
     Arguments: `tokens` T; `rank_ratio` ρ = r/d > 0; `output` "softmax", "hardmax" or "linear"; `beta` > 0 of the softmax; `noise`
-    Δ >= 0 of the linear output (variance Δ on the diagonal of h, Δ/2 off it). Sample complexity is α = n/d².
+    Δ >= 0 of the linear output (variance Δ on the diagonal of h, Δ/2 off it); `layers` L, all of width ρ, with residual
+    strength `skip` c (L > 1 and hardmax with T > 2: data and training only). Sample complexity is α = n/d².
     Raises: ValueError for arguments out of range, one token with softmax or hardmax (no information), noise elsewhere.
     Example:
     >>> import jax, jaxsmi as smi
@@ -41,48 +48,65 @@ class AttentionIndexed(eqx.Module):
     """
 
     prior: WishartPrior
-    channel: Any
+    beta: Array
+    noise: Array
+    skip: Array
+    tokens: int = eqx.field(static=True)
     output: str = eqx.field(static=True)
-    scalar: ClassVar[bool] = True
+    layers: int = eqx.field(static=True)
 
-    def __init__(self, tokens: int, rank_ratio: Any, output: str = "softmax", *, beta: Any = 1.0, noise: Any = 0.0):
+    def __init__(
+        self, tokens: int, rank_ratio: Any, output: str = "softmax", *,
+        beta: Any = 1.0, noise: Any = 0.0, layers: int = 1, skip: Any = 1.0,
+    ):  # fmt: skip
         least = 1 if output == "linear" else 2
         check(output in OUTPUTS, "output", output, f"one of {OUTPUTS}")
         check(isinstance(tokens, (int, np.integer)) and tokens >= least, "tokens", tokens, f"an integer >= {least}")
-        check(output != "hardmax" or tokens == 2, "tokens", tokens, "2 for hardmax (its closed form)")
-        beta, noise = jnp.asarray(beta, theory_dtype()), jnp.asarray(noise, theory_dtype())
+        check(isinstance(layers, (int, np.integer)) and layers >= 1, "layers", layers, "an integer >= 1")
+        check(layers == 1 or output != "linear", "layers", layers, "1 for the linear output")
+        beta, noise, skip = (jnp.asarray(x, theory_dtype()) for x in (beta, noise, skip))
         check(beta.ndim == 0 and jnp.isfinite(beta) & (beta > 0), "beta", beta, "a finite number > 0 (or output='hardmax')")
         check(noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
         check((output == "linear") | (noise == 0), "noise", noise, "0 but for the linear output")
-        self.prior, self.output = WishartPrior(rank_ratio), output
-        if output == "linear":
-            self.channel = LinearIndices(int(tokens), noise)
-        else:
-            self.channel = SoftmaxIndices(int(tokens), beta) if output == "softmax" else HardmaxIndices()
+        check(skip.ndim == 0 and jnp.isfinite(skip) & (skip >= 0), "skip", skip, "a finite number >= 0")
+        self.prior, self.output, self.beta, self.noise, self.skip = WishartPrior(rank_ratio), output, beta, noise, skip
+        self.tokens, self.layers = int(tokens), int(layers)
 
     @property
-    def tokens(self) -> int:
-        """T."""
-        return self.channel.tokens
+    def channel(self) -> Any:
+        """What a label says about the indices; only of one layer, and of hardmax with two tokens."""
+        T, L = self.tokens, self.layers
+        if L > 1 or (self.output == "hardmax" and T > 2):
+            name = f"AttentionIndexed({T} tokens, {self.output}, {L} layer(s))"
+            remedy = (
+                "one layer of softmax or linear output, or of hardmax with two tokens; the others can be sampled and trained"
+            )
+            return NoInference(link=self.link, indices=L, tokens=T, name=name, remedy=remedy)
+        if self.output == "linear":
+            return LinearIndices(T, self.noise)
+        return SoftmaxIndices(T, self.beta) if self.output == "softmax" else HardmaxIndices()
+
+    @property
+    def indices(self) -> int:
+        """How many matrices there are: the number of layers."""
+        return self.layers
 
     @property
     def recovery(self) -> Array:
         """α = D(ρ)/M of perfect recovery; inf where there is none."""
+        _ = self.channel.tolerated  # refuses models without theory
         if self.output == "hardmax":
             return jnp.asarray(jnp.inf, theory_dtype())
-        noise = self.channel.noise if self.output == "linear" else 0.0
-        return jnp.where(noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.channel.measurements)
+        return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.channel.measurements)
 
     @property
     def small_width_threshold(self) -> Array:
         """ᾱ_c = 1/f(0) at Q_0 = V = 1: where learning starts in α/ρ as ρ → 0."""
+        _ = self.channel.tolerated
         one = jnp.ones((), theory_dtype())
         return 1.0 / self.channel.response(0.0 * one, one)
 
     # what message passing and training ask of a model ------------------------------------------------------------------
-
-    indices: ClassVar[int] = 1
-    calibrated: ClassVar[bool] = False
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -104,6 +128,7 @@ class AttentionIndexed(eqx.Module):
     def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the signal √d S (1, d, d) and of its fields (n, 1, T²) in message passing."""
         self.check_data(data)
+        _ = self.channel.tolerated  # refuses several layers
         return (1, data.dimension, data.dimension), (data.samples, 1, self.tokens**2)
 
     def sensing(self, data: Dataset) -> MatrixSensing:
@@ -111,40 +136,63 @@ class AttentionIndexed(eqx.Module):
         return MatrixSensing(data.inputs)
 
     def estimate(self, signal: Array) -> Array:
-        """S (.., d, d) of the signal √d S (1, d, d) of message passing, or of factors W (.., r, d)."""
+        """S (d, d), of several layers (L, d, d), from the signal √d S (1, d, d) of message passing or from factors (L r, d)."""
+        S = self._matrices(signal)
+        return S[0] if self.layers == 1 else S
+
+    def _matrices(self, signal: Array) -> Array:
+        signal = signal.astype(theory_dtype())
         if signal.ndim == 3:
-            return signal[0] / jnp.sqrt(float(signal.shape[-1]))
-        return self.prior.matrix(signal.astype(theory_dtype()).T)
+            return signal / jnp.sqrt(float(signal.shape[-1]))
+        return jax.vmap(lambda rows: self.prior.matrix(rows.T))(self._factors(signal))
+
+    def _factors(self, weights: Array) -> Array:
+        return weights.reshape(self.layers, -1, weights.shape[-1])
 
     def signal(self, teacher: Array) -> Array:
         """√d S (1, d, d) of a teacher (r, d)."""
         return jnp.sqrt(float(teacher.shape[1])) * self.estimate(teacher)[None]
 
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
-        """q = Tr Ŝ²/d as "overlap" (1, 1), Tr Ŝ S*/d as "teacher_overlap" (1, 1), "cosine" (1,) of Ŝ with S*; NaN without S*."""
-        S = self.estimate(weights)
-        Q, cross, cosine = jnp.sum(S**2) / len(S), jnp.asarray(jnp.nan, S.dtype), jnp.asarray(jnp.nan, S.dtype)
+        """Tr Ŝ_l Ŝ_k/d as "overlap" (L, L), Tr Ŝ_l S*_k/d as "teacher_overlap", "cosine" (L,) of both; NaN without S*."""
+        S, d = self._matrices(weights), weights.shape[-1]
+        Q = jnp.einsum("lij,kij->lk", S, S) / d
+        cross, cosine = jnp.full(Q.shape, jnp.nan, S.dtype), jnp.full(Q.shape[:1], jnp.nan, S.dtype)
         if teacher is not None:
-            truth = self.estimate(teacher)
-            cross = jnp.sum(S * truth) / len(S)
-            cosine = cross / jnp.sqrt(Q * jnp.sum(truth**2) / len(S))
-        return {"overlap": Q[None, None], "teacher_overlap": cross[None, None], "cosine": cosine[None]}
+            truth = self._matrices(teacher)
+            cross = jnp.einsum("lij,kij->lk", S, truth) / d
+            cosine = jnp.diagonal(cross) / jnp.sqrt(jnp.diagonal(Q) * jnp.einsum("lij,lij->l", truth, truth) / d)
+        return {"overlap": Q, "teacher_overlap": cross, "cosine": cosine}
 
     def error_of(self, weights: Array, data: Dataset, *, key: Array, samples: int = 0) -> Array:
-        """Estimation error ‖Ŝ - S*‖²/d; NaN without a teacher."""
+        """Estimation error ‖Ŝ - S*‖²/d, of several layers their mean; NaN without a teacher."""
         del key, samples
         if data.teacher is None:
             return jnp.asarray(jnp.nan, theory_dtype())
-        return jnp.sum((self.estimate(weights) - self.estimate(data.teacher)) ** 2) / data.dimension
+        return self.matrix_error(self.estimate(weights), data.teacher)
+
+    def matrix_error(self, S: Array, teacher: Array) -> Array:
+        """‖Ŝ - S*‖²/d of an estimate (d, d) or (L, d, d), for a teacher (L r, d)."""
+        return jnp.sum((S - self.estimate(teacher)) ** 2) / (teacher.shape[1] * self.layers)
 
     def start(self, key: Array, dimension: int, scale: Any = 1.0, dtype: Any = None) -> Array:
-        """Random factors (r, d) of a student: scale × N(0, 1)."""
-        return (scale * self.prior.sample(key, dimension).T).astype(dtype or theory_dtype())
+        """Random factors (L r, d) of a student: scale × N(0, 1)."""
+        shape = self.student_shape(dimension)
+        return (scale * jax.random.normal(key, shape, theory_dtype())).astype(dtype or theory_dtype())
+
+    def student_shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of the weights of a student, (L r, d)."""
+        return (self.layers * self.prior.width(dimension), dimension)
+
+    @staticmethod
+    def complexity(samples: int, dimension: int) -> float:
+        """α = n/d²."""
+        return samples / dimension**2
 
     def outputs(self, weights: Array, inputs: Array) -> Array:
-        """Labels of inputs (n, T, d) for factors (r, d), in the precision of the inputs: what `train` differentiates."""
+        """Labels of inputs (n, T, d) for factors (L r, d), in the precision of the inputs: what `train` differentiates."""
         cast = jax.tree.map(lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self)
-        return jax.vmap(cast.link)(self.indices_of(weights.T, inputs).astype(inputs.dtype))
+        return jax.vmap(cast.link)(self.fields_of(weights, inputs).astype(inputs.dtype))
 
     def predict(self, solution: Any, inputs: Any) -> Array:
         """Labels (n, T, T) of new inputs (n, T, d) for Ŝ: `solution` of `gamp` or `train`, or a symmetric matrix (d, d).
@@ -153,10 +201,37 @@ class AttentionIndexed(eqx.Module):
         """
         S, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
         check(S is not None, "solution", "a solution without weights", "the solution of gamp or train")
+        check(
+            self.layers == 1,
+            "model",
+            f"{self.layers} layers",
+            "one layer (of more: model.outputs(fit.state.weights, inputs))",
+        )
         check(S.ndim == 2 and S.shape[0] == S.shape[1], "solution", S, "a matrix (d, d)")
         shape = (self.tokens, S.shape[0])
         check(inputs.ndim == 3 and inputs.shape[1:] == shape, "inputs", inputs, f"an array of shape (n, *{shape})")
         return jax.vmap(self.link)(MatrixSensing(inputs).forward(jnp.sqrt(float(S.shape[0])) * S[None]))
+
+    def prediction_error(self, q: Array, bayes: bool, key: Array | None, samples: int) -> Estimate:
+        """E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise (module docstring): ŷ = E[y|ω] (`bayes`) or y(ω)."""
+        T, V, zero = self.tokens, self.prior.norm - q, jnp.zeros((), theory_dtype())
+        if self.output == "linear":
+            return Estimate(T * (T + 1) * V, zero)
+        if self.output == "hardmax" and T == 2:
+            x = jnp.clip(q / self.prior.norm, 0.0, 1.0)
+            return Estimate(2.0 / np.pi * jnp.arccos(x) if bayes else 4.0 / np.pi * jnp.arccos(jnp.sqrt(x)), zero)
+        if T == 2:
+            return Estimate(_two_token_error(q, V, self.beta, bayes), zero)
+        check(key is not None, "key", None, "a key: jax.random.key(0)")
+        assert key is not None
+        each, replicas = power_of_two(max(samples // 8, 2)), 8
+        points = randomised_gaussians(key, each, replicas, 3 * T * T).reshape(replicas, each, 3, T, T)
+        points = jnp.sqrt(0.5) * (points + jnp.swapaxes(points, -1, -2))  # GOE(T)
+        omega = jnp.sqrt(q) * points[:, :, 0]
+        one, two = (jax.vmap(jax.vmap(self.link))(omega + jnp.sqrt(V) * points[:, :, k]) for k in (1, 2))
+        other = two if bayes else jax.vmap(jax.vmap(self.link))(omega)
+        squared = jnp.mean(jnp.sum((one - other) ** 2, axis=(-2, -1)), axis=1) * (0.5 if bayes else 1.0)
+        return Estimate(jnp.mean(squared), jnp.std(squared, ddof=1) / np.sqrt(replicas))
 
     def indices_of(self, W: Array, inputs: Array) -> Array:
         """h (n, T, T) of inputs (n, T, d) for weights (d, r)."""
@@ -166,30 +241,55 @@ class AttentionIndexed(eqx.Module):
         scores = jnp.einsum("nar,nbr->nab", z, z) - trace * jnp.eye(inputs.shape[1])
         return scores / jnp.sqrt(float(r * d)) / jnp.sqrt(float(d))
 
-    def link(self, h: Array) -> Array:
-        """The noiseless label (T, T) of one sample from its indices (T, T), or from these as one field vector (1, T²)."""
-        h = h.reshape(self.tokens, self.tokens)
+    def fields_of(self, weights: Array, inputs: Array) -> Array:
+        """h (n, L, T, T) of inputs (n, T, d) for factors (L r, d)."""
+        return jnp.stack([self.indices_of(rows.T, inputs) for rows in self._factors(weights)], axis=1)
+
+    def link(self, fields: Array) -> Array:
+        """The noiseless label (T, T) of one sample from its indices (T, T) or (L, T, T), or as one field vector (1, T²)."""
+        h = fields.reshape(self.layers, self.tokens, self.tokens)
+        B = jnp.eye(self.tokens, dtype=h.dtype)
+        for inner in h[:-1]:
+            B = (self.skip * jnp.eye(self.tokens, dtype=h.dtype) + self._activated(B @ inner @ B.T)) @ B
+        return self._activated(B @ h[-1] @ B.T)
+
+    def _activated(self, scores: Array) -> Array:
         if self.output == "linear":
-            return h
+            return scores
         if self.output == "softmax":
-            return jax.nn.softmax(self.channel.beta * h, axis=-1)
-        return jax.nn.one_hot(jnp.argmax(h, axis=-1), h.shape[-1], dtype=h.dtype)
+            return jax.nn.softmax(self.beta * scores, axis=-1)
+        return jax.nn.one_hot(jnp.argmax(scores, axis=-1), self.tokens, dtype=scores.dtype)
 
     def sample(self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None) -> Dataset:
-        """Draw a teacher W (d, r), n = round(α d²) inputs (n, T, d) and their labels (n, T, T).
+        """Draw a teacher W (L r, d), n = round(α d²) inputs (n, T, d) and their labels (n, T, T).
 
-        Arguments: `dimension` d >= 2; `alpha` = n/d² > 0; `dtype` of the inputs; `teacher` (d, r) to reuse.
-        Returns: a `Dataset` whose teacher is Wᵀ (r, d). Raises: ValueError for arguments out of range.
+        Arguments: `dimension` d >= 2; `alpha` = n/d² > 0; `dtype` of the inputs; `teacher` (L r, d) to reuse, of any r.
+        Returns: a `Dataset`. Raises: ValueError for arguments out of range.
         """
         check(isinstance(dimension, (int, np.integer)) and dimension >= 2, "dimension", dimension, "an integer d >= 2")
         check(np.isfinite(alpha) and alpha > 0, "alpha", alpha, "a positive number n/d²")
         samples = max(round(float(alpha) * dimension**2), 1)
         teacher_key, input_key, noise_key = jax.random.split(key, 3)
-        W = self.prior.sample(teacher_key, dimension) if teacher is None else jnp.asarray(teacher, theory_dtype())
-        check(W.ndim == 2 and W.shape[0] == dimension, "teacher", W, f"({dimension}, r)")
+        W = self.start(teacher_key, dimension) if teacher is None else jnp.asarray(teacher, theory_dtype())
+        fits = W.ndim == 2 and W.shape[1] == dimension and W.shape[0] % self.layers == 0 and W.shape[0] > 0
+        check(fits, "teacher", W, f"({'' if self.layers == 1 else f'{self.layers} '}r, {dimension})")
         inputs = jax.random.normal(input_key, (samples, self.tokens, dimension), dtype or theory_dtype())
-        labels = jax.vmap(self.link)(self.indices_of(W, inputs))
+        labels = jax.vmap(self.link)(self.fields_of(W, inputs))
         if self.output == "linear":
             noise = jax.random.normal(noise_key, labels.shape, labels.dtype)
-            labels = labels + jnp.sqrt(self.channel.noise) * 0.5 * (noise + jnp.swapaxes(noise, 1, 2))
-        return Dataset(inputs, labels, W.T, self)
+            labels = labels + jnp.sqrt(self.noise) * 0.5 * (noise + jnp.swapaxes(noise, 1, 2))
+        return Dataset(inputs, labels, W, self)
+
+
+_ERROR_NODES = 600  # of Gauss-Legendre on ten standard deviations to either side: 1e-8 [spec/2, section 7.9]
+
+
+@jax.jit
+def _two_token_error(q: Array, V: Array, beta: Array, bayes: bool) -> Array:
+    """4 E_w Var_u[sigmoid(β u)], or 4 E (sigmoid(β u) - sigmoid(β w))²."""
+    x, weights = np.polynomial.legendre.leggauss(_ERROR_NODES)
+    x, weights = 10.0 * x, 10.0 * weights * np.exp(-50.0 * x**2) / np.sqrt(2.0 * np.pi)
+    w = jnp.sqrt(3.0 * q) * x
+    answers = jax.nn.sigmoid(beta * (w[:, None] + jnp.sqrt(3.0 * V) * x))
+    mean = jnp.where(bayes, answers @ weights, jax.nn.sigmoid(beta * w))
+    return 4.0 * jnp.sum(weights * (((answers - mean[:, None]) ** 2) @ weights))

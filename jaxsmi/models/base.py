@@ -83,6 +83,15 @@ class AbstractIndexModel(eqx.Module):
     dampings: ClassVar[tuple[float, ...]] = (0.0,)  # that it tries one after the other
     calibrated: ClassVar[bool] = True
 
+    def student_shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of the weights of a student, (P, D)."""
+        return (self.indices, dimension)
+
+    @staticmethod
+    def complexity(samples: int, dimension: int) -> float:
+        """α = N/D."""
+        return samples / dimension
+
     def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the signal (P, D) and of its fields (N, P, M) in message passing."""
         self.check_data(data)
@@ -195,6 +204,40 @@ class AbstractIndexModel(eqx.Module):
             best = _best_order(jnp.sum(each, axis=-1))
             values = values.at[heads].set(each[jnp.arange(len(heads)), best])
         return values
+
+
+class AbstractMatrixModel(eqx.Module):
+    """A model whose signal is one matrix S, of extensive rank: scalar overlap q and precision, spectral prior.
+
+    `recovery`: the α of perfect recovery (inf: none).
+    """
+
+    prior: eqx.AbstractVar[Any]
+    channel: eqx.AbstractVar[Any]
+    scalar: ClassVar[bool] = True
+    calibrated: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def indices(self) -> int:
+        """How many matrices."""
+
+    @abc.abstractmethod
+    def estimate(self, signal: Array) -> Array:
+        """The matrix, from the signal of message passing or from trained factors."""
+
+    @abc.abstractmethod
+    def matrix_error(self, S: Array, teacher: Array) -> Array:
+        """Estimation error of a matrix."""
+
+    @property
+    @abc.abstractmethod
+    def recovery(self) -> Array:
+        """The α from which on S is known exactly."""
+
+    @abc.abstractmethod
+    def prediction_error(self, q: Array, bayes: bool, key: Array | None, samples: int) -> Estimate:
+        """Mean squared error of the label of a new input at overlap q, of the Bayes or of the plug-in predictor."""
 
 
 def _best_order(table: Array) -> Array:
@@ -343,10 +386,16 @@ _prediction_error = eqx.filter_jit(prediction_error)
 
 
 def generalization_error(
-    model: AbstractIndexModel, overlap: Any, *, key: Array, predictor: str = "plug-in", samples: int = 32768
+    model: AbstractIndexModel | AbstractMatrixModel,
+    overlap: Any,
+    *,
+    key: Array,
+    predictor: str = "plug-in",
+    samples: int = 32768,
 ) -> Estimate:
     r"""Prediction error on a new input at overlap Q, without label noise.
 
+    Matrix models: h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed form (T = 2, linear).
     plug-in: E ‖link(z) - link(ω)‖²;  bayes: E ‖link(z) - E[link(z)|ω]‖²;  ω ~ N(0, Q), z ~ N(ω, S - Q) for each token.
     Arguments: `overlap` (P, P) (or a Solution), 0 ⪯ Q ⪯ S, S the prior's second moment; `predictor` "plug-in" or "bayes".
     Returns: an `Estimate` (value, stderr). Raises: ValueError for a wrong shape or predictor, or Q outside that range.
@@ -365,6 +414,8 @@ def generalization_error(
     spare = jnp.linalg.eigvalsh(model.prior.second_moment(P) - Q)
     check(jnp.all(spare > -1e-9) & jnp.all(jnp.linalg.eigvalsh(Q) > -1e-9), "overlap", Q, "0 ⪯ Q ⪯ second moment")
     valid = jnp.all(spare > -1e-9) & jnp.all(jnp.linalg.eigvalsh(Q) > -1e-9)
+    if isinstance(model, AbstractMatrixModel):
+        return model.prediction_error(jnp.where(valid, Q[0, 0], jnp.nan), predictor == "bayes", key, samples)
     return _prediction_error(
         model,
         jnp.where(valid, Q, jnp.nan),

@@ -45,8 +45,11 @@ class WishartPrior(eqx.Module):
     def sample(self, key: Array, dimension: int) -> Array:
         """Draw W (d, r), r = round(ρ d), at least one."""
         check(dimension >= 2, "dimension", dimension, "an integer d >= 2")
-        width = max(round(float(self.rank_ratio) * dimension), 1)
-        return jax.random.normal(key, (dimension, width), theory_dtype())
+        return jax.random.normal(key, (dimension, self.width(dimension)), theory_dtype())
+
+    def width(self, dimension: int) -> int:
+        """r = round(ρ d), at least one."""
+        return max(round(float(self.rank_ratio) * dimension), 1)
 
     @staticmethod
     def matrix(W: Array) -> Array:
