@@ -39,7 +39,22 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "product": (smi.links.product, {}),
     "square-plus-sign-parity": (smi.links.square_plus_sign_parity, {}),
     "linear": (smi.links.linear, {"noise": 0.1}),
+    "attention-indexed": (
+        lambda rank_ratio, **flags: smi.AttentionIndexed(rank_ratio=rank_ratio, **flags),
+        {"tokens": 2, "rank_ratio": 0.5, "output": "softmax", "beta": 1.0, "noise": 0.0, "layers": 1, "skip": 1.0},
+    ),
 }
+# Defaults of a command that are others for a model.
+_OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "attention-indexed": {
+        "run": {"alpha": 0.15, "dimension": 100},
+        "gamp": {"alpha": 0.15, "dimension": 100},
+        "train": {
+            "alpha": 0.1, "dimension": 50, "optimizer": "adam", "learning_rate": 0.05, "weight_decay": 0.0, "reduction": "mean",
+            "batch_size": 0, "repeats": 1, "steps": 2000, "init": 1.0, "runs": 16,
+        },
+    },
+}  # fmt: skip
 _FLAGS: dict[str, dict[str, Any]] = {
     "depth": {"type": int, "help": "attention layers"},
     "tokens": {"type": int, "help": "tokens in a sequence"},
@@ -48,6 +63,9 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "nargs": "+",
         "help": "strength of the skip connection: one number, or one for each hidden layer",
     },
+    "rank_ratio": {"type": float, "help": "width of the matrix r/d"},
+    "output": {"help": "softmax, hardmax or linear"},
+    "layers": {"type": int, "help": "layers (more than one: train only)"},
     "ranks": {"type": int, "nargs": "+", "help": "rank of the layers: one number, or one for each"},
     "beta": {"type": float, "help": "inverse temperature of the softmax"},
     "factors": {"type": int, "help": "factors in the product"},
@@ -83,6 +101,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
         model = _model(arguments)
         learned, found = _learn(model, arguments)
         settings = {name: getattr(arguments, name) for name in ("samples", "randomisations")}
+        iteration = {"max_steps": arguments.max_steps} if isinstance(model, smi.models.AbstractMatrixModel) else {}
         # A random start has cosine² of about 1/D, and the cosine² of GAMP is what state evolution calls Q.
         with _timed() as seconds:
             theory = smi.state_evolution(
@@ -93,7 +112,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
                 side_information=1.0 / arguments.dimension,  # what chance keeps telling about a layer not learned yet
                 newton=False,
                 progress=_progress(arguments),
-                **settings,
+                **(settings | iteration),
             )
         top = max(1.3, arguments.alpha * arguments.points / (arguments.points - 0.5))
         grid = (np.arange(arguments.points) + 0.5) / arguments.points * top
@@ -141,7 +160,7 @@ def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
         text = [
             _setting(arguments),
             _table(["", "cosine", "cosine²", "Q"], rows),
-            f"Prediction error: {float(learned.error):.4g}.",
+            f"{_error_name(model)}: {float(learned.error):.4g}.",
             _outcome("GAMP", learned, found["seconds"]),
         ]
 
@@ -203,15 +222,15 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
     parser.add_argument("--replicas", type=int, default=16, help="parts of the samples, whose spread is the error bar")
 
     def execute(arguments: argparse.Namespace) -> Report:
-        vary, values = getattr(arguments, "vary", None), getattr(arguments, "values", None)
+        vary, values = getattr(arguments, "vary", "").replace("-", "_") or None, getattr(arguments, "values", None)
         if (vary is None) != (values is None):
             raise ValueError("--vary and --values go together: got one of the two.")
         flags = _flags(arguments)
         if vary is not None and vary not in flags:
             raise ValueError(f"--vary: got {vary!r}; allowed: a flag of {arguments.model}: {', '.join(flags) or 'none'}.")
-        integral = vary is not None and _FLAGS[vary]["type"] is int
-        if vary == "ranks":
-            raise ValueError("--vary: got 'ranks'; allowed: a flag of one number.")
+        integral = vary is not None and _FLAGS[vary].get("type") is int
+        if vary in ("ranks", "output"):
+            raise ValueError(f"--vary: got {vary!r}; allowed: a flag of one number.")
         if integral and any(value != int(value) for value in values or []):
             raise ValueError(f"--values: got {values}; allowed: whole numbers, for --vary {vary}.")
         make = MODELS[arguments.model][0]
@@ -222,7 +241,9 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
             for value in tqdm(sorted(values) if values else [None], desc=vary, disable=not _progress(arguments)):
                 own = {} if vary is None or value is None else {vary: int(value) if integral else value}
                 model = make(**(flags | own))
-                if arguments.first:
+                if isinstance(model, smi.models.AbstractMatrixModel):
+                    stairs.append([smi.recovery_threshold(model)])
+                elif arguments.first:
                     first = smi.weak_recovery(model, randomisations=arguments.replicas, **settings)
                     stairs.append([first] if first.alpha <= arguments.alpha_max or np.isinf(first.alpha) else [])
                 else:
@@ -317,9 +338,10 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         model = _model(arguments)
         method = OPTIMIZERS[arguments.optimizer][0]
         with _timed() as seconds:
-            order = _learning_order(model, arguments, method)
+            order, teacher = _learning_order(model, arguments, method)
             jax.block_until_ready([s.weights for s in order.solutions.values()])
         found = {name: _learned(order, name) for name in order.solutions}
+        matrices = isinstance(model, smi.models.AbstractMatrixModel) and arguments.runs > 1
         met = {Result[code] for one in found.values() for code in one["result"]}
         text = [
             _setting(arguments),
@@ -329,6 +351,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
             ),
             *(f"Order of {name}: {', then '.join(one['order']) or 'nothing learned'}." for name, one in found.items()),
             *(_wrapped(f"{code.name}: {outcome(code, 'train')}") for code in sorted(met)),
+            *([_averaged(order.solutions[method], teacher)] if matrices else []),
             f"{seconds[0]:.1f} s with compilation; {method}: {_rate(order, method, arguments, seconds[0]):.3g} samples/s.",
         ]
 
@@ -343,8 +366,17 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
     return execute
 
 
-def _learning_order(model: Any, arguments: argparse.Namespace, method: str) -> learning.LearningOrder:
-    """The gradient method, with GAMP beside it where it is asked for."""
+def _averaged(fit: Solution, teacher: Any) -> str:
+    """What averaging the runs gives."""
+    mean = smi.averaged(fit, teacher)
+    return _wrapped(
+        f"Estimation error: {float(mean.single):.4f} ± {float(mean.stderr):.4f} of one run, {float(mean.error):.4f} of the "
+        f"average of {len(fit.result)}, {float(mean.extrapolated):.4f} extrapolated to infinitely many."
+    )
+
+
+def _learning_order(model: Any, arguments: argparse.Namespace, method: str) -> tuple[learning.LearningOrder, Any]:
+    """The gradient method, with GAMP beside it where it is asked for, and the teacher."""
     data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
     D = arguments.dimension
     step = OPTIMIZERS[arguments.optimizer][1](arguments.learning_rate)
@@ -358,13 +390,14 @@ def _learning_order(model: Any, arguments: argparse.Namespace, method: str) -> l
         keys = jax.random.split(key, arguments.runs)
         fit = smi.train(model, stream, key=keys, progress=_progress(arguments), **settings)
         learned = {method: smi.learned_at(fit, arguments.level)}
-        return learning.LearningOrder({method: fit}, learned, arguments.level, {method: float("inf")}, {})
+        return learning.LearningOrder({method: fit}, learned, arguments.level, {method: float("inf")}, {}), stream.teacher
     data = model.sample(data_key, dimension=D, alpha=arguments.alpha, dtype="float32")
     methods: dict[str, dict[str, Any]] = {"GAMP": {"alpha": arguments.gamp}} if arguments.gamp else {}
-    return smi.learning_order(
+    order = smi.learning_order(
         model, data, methods | {method: settings}, key=key, seeds=arguments.runs, level=arguments.level,
         progress=_progress(arguments),
     )  # fmt: skip
+    return order, data.teacher
 
 
 def _learned(order: learning.LearningOrder, name: str) -> dict[str, Any]:
@@ -400,7 +433,7 @@ def _learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
 def _rate(order: learning.LearningOrder, method: str, arguments: argparse.Namespace, seconds: float) -> float:
     """Samples a second of the gradient method: its updates times its batch."""
     updates = int(np.max(np.asarray(order.solutions[method].steps))) * arguments.repeats * arguments.runs
-    whole = round(arguments.alpha * arguments.dimension)
+    whole = round(arguments.alpha / order.solutions[method].model.complexity(1, arguments.dimension))
     batch = arguments.batch_size if arguments.online else min(arguments.batch_size or whole, whole)
     return updates * batch / order.seconds.get(method, seconds)
 
@@ -474,6 +507,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises SystemExit, from argparse, for `--help` and for words it cannot read.
     """
     arguments = _parser().parse_args(argv)
+    own = _OWN.get(getattr(arguments, "model", ""), {})
+    if arguments.command in own:
+        arguments = _parser(own).parse_args(argv)
     jax.config.update("jax_enable_x64", True)  # the library leaves that to programs, and this is one
     try:
         _prepare(arguments)
@@ -493,7 +529,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(defaults: dict[str, dict[str, Any]] | None = None) -> argparse.ArgumentParser:
+    """The command line; `defaults` of a command that are others for the model at hand."""
     parser = argparse.ArgumentParser(prog="jaxsmi", description="Sequence multi-index models and deep attention.")
     parser.add_argument("--version", action="version", version=f"jaxsmi {storage.version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -512,12 +549,13 @@ def _parser() -> argparse.ArgumentParser:
             for flag, settings in _FLAGS.items():
                 owners = [f"{model}: {flags[flag]}" for model, (_, flags) in MODELS.items() if flag in flags]
                 shown: dict[str, Any] = {"help": f"{settings['help']} ({', '.join(owners)})", "metavar": flag[0].upper()}
-                own.add_argument(f"--{flag}", default=argparse.SUPPRESS, **(settings | shown))
+                own.add_argument(f"--{flag.replace('_', '-')}", default=argparse.SUPPRESS, **(settings | shown))
         child.set_defaults(execute=command(child), out=None, json=False, quiet=False)
         child.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
         # suppressed, so that the help does not show an empty default for them
         for flag, settings in _OUTPUT.items():
             child.add_argument(f"--{flag}", default=argparse.SUPPRESS, **settings)
+        child.set_defaults(**(defaults or {}).get(name, {}))
     return parser
 
 
@@ -526,7 +564,12 @@ def _add_gamp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
     parser.add_argument("--max-steps", type=int, default=100, help="step budget of GAMP")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="stop GAMP at this change of a weight")
-    parser.add_argument("--damping", type=float, default=0.0, help="damping of GAMP; only undamped runs follow theory")
+    parser.add_argument(
+        "--damping",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="damping of GAMP (default: none; of a matrix, as much as it needs)",
+    )
 
 
 def _model(arguments: argparse.Namespace) -> Any:
@@ -540,7 +583,7 @@ def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
         if hasattr(arguments, flag):
             if flag not in flags:
                 own = ", ".join(f"--{own}" for own in flags) or "none"
-                raise ValueError(f"--{flag} is no flag of {arguments.model}; its own: {own}.")
+                raise ValueError(f"--{flag.replace('_', '-')} is no flag of {arguments.model}; its own: {own}.")
             value = getattr(arguments, flag)
             flags[flag] = value[0] if isinstance(value, list) and len(value) == 1 else value
     return flags
@@ -565,7 +608,7 @@ def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[st
             key=start_key,
             max_steps=arguments.max_steps,
             tolerance=arguments.tolerance,
-            damping=arguments.damping,
+            damping=getattr(arguments, "damping", None),
             progress=_progress(arguments),
         )
         jax.block_until_ready(solution.overlap)
@@ -605,6 +648,10 @@ def _timed() -> Iterator[list[float]]:
 def _plain(solution: Solution) -> dict[str, Any]:
     names = ("kind", "alpha", "overlap", "stderr", "covariance", "error", "steps", "residual", "converged", "message")
     return {name: getattr(solution, name) for name in names} | {"result": _code(solution)}
+
+
+def _error_name(model: Any) -> str:
+    return "Estimation error" if isinstance(model, smi.models.AbstractMatrixModel) else "Prediction error"
 
 
 def _code(solution: Solution) -> str:

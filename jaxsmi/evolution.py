@@ -77,7 +77,8 @@ def state_evolution(
 
     Arguments: `model`: any model with a channel; `alpha` > 0 (N/D; n/d² for matrix models), traced or not; `key`: common
     random numbers, so that two calls with one key differ smoothly (matrix models, whose functions are explicit, need no key and
-    none of what follows: they return `overlap` q, `covariance` and `error` V, and an empty `history`);
+    none of what follows: they return `overlap` q, `covariance` and `error` V at the root, with `newton=False` and `max_steps`
+    the plain iteration as `history`, which is empty otherwise);
     `q0`: starting overlap, a number (times the second moment S) or (P, P), inside
     0 ⪯ Q ⪯ S; small is uninformed, near S informed; `samples`: outer points in all, split over `randomisations`
     independent nets, whose spread gives the standard error; `tolerance` on the distance to the fixed point, residual/(1-ρ);
@@ -107,7 +108,8 @@ def state_evolution(
     check(jnp.isfinite(alpha) & (alpha > 0), "alpha", alpha, "a finite number > 0")
     _ = model.channel.tolerated  # refuses models without inference
     if getattr(model, "scalar", False):
-        return _inverted(model, alpha, key)
+        check(max_steps >= 1, "max_steps", max_steps, "at least 1")
+        return _inverted(model, alpha, key, 0 if newton else int(max_steps))
     check(key is not None, "key", None, "a key: jax.random.key(0)")
     assert key is not None
     P = model.indices
@@ -152,8 +154,8 @@ _FAR = 1e10  # a precision beyond this is perfect recovery
 
 
 @eqx.filter_jit
-def _inverted(model: Any, alpha: Array, key: Any) -> Solution:
-    """Root of log q̂ - log response(q(q̂)) = log α, which increases with q̂."""
+def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
+    """Root of log q̂ - log response(q(q̂)) = log α, which increases with q̂; with `steps` of the plain iteration as a history."""
     prior, channel, dtype = model.prior, model.channel, alpha.dtype
 
     def height(model: Any, l: Array) -> Array:
@@ -173,16 +175,29 @@ def _inverted(model: Any, alpha: Array, key: Any) -> Solution:
     V = jnp.where(recovered, 0.0, prior.mmse(jnp.exp(l)))
     V = jnp.where(valid, V, jnp.nan)
     one = jnp.ones((1, 1), dtype)
+
+    def step(V: Array, count: Array) -> tuple[Array, dict[str, Array]]:
+        new = held.prior.mmse(lax.stop_gradient(alpha) * held.channel.response(held.prior.norm - V, V))
+        seen = {"overlap": (held.prior.norm - new) * one, "covariance": new * one, "residual": jnp.abs(new - V)}
+        return new, {"step": count.astype(dtype), **seen}
+
+    start = held.prior.mmse(jnp.zeros((), dtype))
+    begin = {"step": jnp.zeros((), dtype), "overlap": (held.prior.norm - start) * one, "covariance": start * one,
+             "residual": jnp.asarray(jnp.nan, dtype)}  # fmt: skip
+    history = {}
+    if steps:
+        history = lax.scan(step, start, jnp.arange(1, steps + 1))[1]
+        history = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), begin, history)
     code = jnp.where(valid, jnp.where(recovered, Result.RECOVERED, Result.SUCCESS), Result.INVALID)
     return Solution(
         overlap=(prior.norm - V) * one,
         stderr=0.0 * one,
         error=V,
         alpha=alpha,
-        steps=jnp.asarray(0),
+        steps=jnp.asarray(steps),
         residual=jnp.zeros((), dtype),
         result=code,
-        history={},
+        history=history,
         covariance=V * one,
         rho=jnp.asarray(jnp.nan, dtype),
         state={"qhat": jnp.where(recovered, jnp.inf, jnp.exp(l))},

@@ -140,9 +140,14 @@ def learning_order(
         alpha, student = settings.pop("alpha", None), settings.pop("model", model)
         part = data
         if alpha is not None:
-            allowed = f"a number in (0, {data.alpha:g}], what the data reach"
-            check(0 < alpha <= data.alpha * (1 + 1e-9), f"methods[{name!r}]['alpha']", alpha, allowed)
-            part = data.first(round(alpha * data.dimension))
+            most = model.complexity(data.samples, data.dimension)
+            check(
+                0 < alpha <= most * (1 + 1e-9),
+                f"methods[{name!r}]['alpha']",
+                alpha,
+                f"a number in (0, {most:g}], as the data",
+            )
+            part = data.first(round(alpha / model.complexity(1, data.dimension)))
         keys, begin = jax.random.split(key, seeds), time.perf_counter()
         if "optimizer" in settings:
             solutions[name] = train(student, part, key=keys, progress=progress, **settings)
@@ -150,7 +155,7 @@ def learning_order(
             runs = [gamp(student, part, key=k, progress=progress, **settings) for k in keys]
             solutions[name] = _stacked(runs)
         jax.block_until_ready(solutions[name].weights)
-        alphas[name], seconds[name] = part.alpha, time.perf_counter() - begin
+        alphas[name], seconds[name] = model.complexity(part.samples, part.dimension), time.perf_counter() - begin
     learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
     return LearningOrder(solutions, learned, level, alphas, seconds)
 

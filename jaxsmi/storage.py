@@ -162,7 +162,8 @@ def to_xarray(solution: Solution, **attributes: Any) -> xarray.Dataset:
     Arguments: `solution`, one (not a batch from vmap); keyword arguments are added to the attributes.
 
     Returns: a Dataset with `overlap`, `stderr`, `covariance` (index, index_); `error`, `steps`, `residual`, `rho`,
-    `result`; `alpha` and the `name` of each index as coordinates; `weights` (index, dimension) where there are some;
+    `result`; `alpha` and the `name` of each index as coordinates; `weights` (index, dimension),
+        of a matrix (row, dimension), where there are some;
     `history_...` (step, ...).
 
     Raises ValueError for a batch of solutions, ImportError (with the remedy) without xarray.
@@ -178,7 +179,9 @@ def to_xarray(solution: Solution, **attributes: Any) -> xarray.Dataset:
     variables: dict[str, Any] = {name: ((), np.asarray(getattr(solution, name))) for name in _SCALARS}
     variables |= {name: (("index", "index_"), np.asarray(getattr(solution, name))) for name in _MATRICES}
     if solution.weights is not None:
-        variables["weights"] = (("index", "dimension"), np.asarray(solution.weights))
+        weights = np.asarray(solution.weights)
+        rows = "index" if weights.shape == (indices, weights.shape[-1]) else "row"
+        variables["weights"] = ((*("layer",)[: weights.ndim - 2], rows, "dimension"), weights)
     if solution.key is not None:
         variables["key"] = (("word",), np.asarray(_key_data(solution.key)).ravel())
     coordinates: dict[str, Any] = {

@@ -92,6 +92,11 @@ class AttentionIndexed(AbstractMatrixModel):
         return self.layers
 
     @property
+    def index_names(self) -> tuple[str, ...]:
+        """What to call them: "S", or "layer 1" and so on."""
+        return ("S",) if self.layers == 1 else tuple(f"layer {l}" for l in range(1, self.layers + 1))
+
+    @property
     def recovery(self) -> Array:
         """α = D(ρ)/M of perfect recovery; inf where there is none."""
         _ = self.channel.tolerated  # refuses models without theory
@@ -115,8 +120,9 @@ class AttentionIndexed(AbstractMatrixModel):
 
     @property
     def dampings(self) -> tuple[float, ...]:
-        """That `gamp` tries one after the other: undamped, noiseless softmax and linear labels diverge at d = 100."""
-        return (0.0, 0.4, 0.7) if self.output == "hardmax" else (0.4, 0.7, 0.85)
+        """That `gamp` tries one after the other: undamped, noiseless softmax and linear labels diverge at d = 100, and hardmax
+        bursts at d = 40."""
+        return (0.3, 0.6, 0.8) if self.output == "hardmax" else (0.4, 0.7, 0.85)
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
         """Raise a ValueError for inputs of other tokens, or labels of another shape."""
