@@ -173,6 +173,10 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     slope = lax.stop_gradient(jax.grad(height, 1)(held, l))
     l = l - (height(model, lax.stop_gradient(l)) - goal) / slope  # a Newton step: the implicit derivative
     V = jnp.where(recovered, 0.0, prior.mmse(jnp.exp(l)))
+    # an error e of log f moves log q̂ by e/slope
+    moved = jax.grad(lambda l: held.prior.mmse(jnp.exp(l)))(lax.stop_gradient(l))
+    spread = jnp.abs(moved / slope) * channel.uncertainty(prior.norm - V, lax.stop_gradient(V))
+    spread = jnp.where(recovered, 0.0, lax.stop_gradient(spread))
     V = jnp.where(valid, V, jnp.nan)
     one = jnp.ones((1, 1), dtype)
 
@@ -191,7 +195,7 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     code = jnp.where(valid, jnp.where(recovered, Result.RECOVERED, Result.SUCCESS), Result.INVALID)
     return Solution(
         overlap=(prior.norm - V) * one,
-        stderr=0.0 * one,
+        stderr=spread * one,
         error=V,
         alpha=alpha,
         steps=jnp.asarray(steps),

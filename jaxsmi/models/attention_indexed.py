@@ -37,7 +37,7 @@ class AttentionIndexed(AbstractMatrixModel):
 
     Arguments: `tokens` T; `rank_ratio` ρ = r/d > 0; `output` "softmax", "hardmax" or "linear"; `beta` > 0 of the softmax; `noise`
     Δ >= 0 of the linear output (variance Δ on the diagonal of h, Δ/2 off it); `layers` L, all of width ρ, with residual
-    strength `skip` c (L > 1 and hardmax with T > 2: data and training only). Sample complexity is α = n/d².
+    strength `skip` c (L > 1: data and training only; hardmax with T > 2: no message passing). Sample complexity is α = n/d².
     Raises: ValueError for arguments out of range, one token with softmax or hardmax (no information), noise elsewhere.
     Example:
     >>> import jax, jaxsmi as smi
@@ -76,15 +76,13 @@ class AttentionIndexed(AbstractMatrixModel):
     def channel(self) -> Any:
         """What a label says about the indices; only of one layer, and of hardmax with two tokens."""
         T, L = self.tokens, self.layers
-        if L > 1 or (self.output == "hardmax" and T > 2):
+        if L > 1:
             name = f"AttentionIndexed({T} tokens, {self.output}, {L} layer(s))"
-            remedy = (
-                "one layer of softmax or linear output, or of hardmax with two tokens; the others can be sampled and trained"
-            )
+            remedy = "one layer; more can be sampled and trained"
             return NoInference(link=self.link, indices=L, tokens=T, name=name, remedy=remedy)
         if self.output == "linear":
             return LinearIndices(T, self.noise)
-        return SoftmaxIndices(T, self.beta) if self.output == "softmax" else HardmaxIndices()
+        return SoftmaxIndices(T, self.beta) if self.output == "softmax" else HardmaxIndices(T)
 
     @property
     def indices(self) -> int:

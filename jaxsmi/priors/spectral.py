@@ -109,7 +109,8 @@ class WishartPrior(eqx.Module):
         Arguments: `R` (d, d), symmetric; `qhat` > 0. Raises: ValueError for an R that is not square, symmetric and finite.
         Cost: one symmetric eigendecomposition, O(d³).
         """
-        R = jnp.asarray(R)
+        R, qhat = jnp.asarray(R), jnp.asarray(qhat, theory_dtype())
+        check(jnp.isfinite(qhat) & (qhat > 0), "qhat", qhat, "a finite number > 0")
         check(R.ndim == 2 and R.shape[0] == R.shape[1], "R", R, "a square matrix (d, d)")
         check(jnp.all(jnp.isfinite(R)), "R", R, "finite numbers")
         check(jnp.max(jnp.abs(R - R.T)) <= 1e-6 * jnp.max(jnp.abs(R)), "R", R, "a symmetric matrix")

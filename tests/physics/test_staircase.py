@@ -254,15 +254,19 @@ def test_search_prescribes_a_threshold():
 
 @pytest.mark.slow
 def test_search_minimises_the_threshold_of_the_first_layer():
-    """Against the curve it lies on: the same key, so that the flat minimum (1e-3 in α between skip 1/2 and 4) is resolved."""
-    settings = {"key": KEY, "samples": 2**12}
-    found = smi.search_threshold(lambda p: smi.DeepAttention(2, 2, skip=jnp.exp(p)), jnp.log(1.5), step=1, **settings)
+    """Against the curve it lies on. Differences to skip 1 on this key (2^15 samples, in 1e-3, ± from the replicas): skip 0.1
+    3.9(16), 0.2 -0.5(14), 0.35 -1.9(10), 0.6 -1.1(5), 1.6 1.0(4), 3 1.6(6): with 2^12 samples noise decides where the minimum is.
+    """
+    settings = {"key": jax.random.key(5), "samples": 2**15}
+    build = lambda p: smi.DeepAttention(2, 2, skip=jnp.exp(p))  # noqa: E731
+    found = smi.search_threshold(build, 0.0, step=1, tolerance=0.03, **settings)
     skip, least = float(np.exp(found.parameters)), float(found.threshold.alpha)
     print(f"skip {skip:.4f}, threshold {least:.5f} ± {float(found.threshold.stderr):.5f}", found.steps, found.message)
     print([(float(np.exp(p)), float(a)) for p, a in zip(found.history["parameters"], found.history["alpha"], strict=True)])
     assert Result(int(found.result)) == Result.SUCCESS
     near = [found.threshold] * 2
-    for other in (skip / 2, skip / 1.3, skip * 1.3, skip * 2, 1.5):
+    assert 0.15 < skip < 0.8
+    for other in (skip / 2, skip / 1.5, skip * 1.5, skip * 2, 1.0):
         near = smi.staircase(smi.DeepAttention(2, 2, skip=other), guess=near, **settings)
         print(f"  curve: skip {other:.3f}, {float(near[1].alpha):.5f}")
         assert float(near[1].alpha) > least - 2e-5  # roots are found to 1e-4 in log α λ, of slope five
