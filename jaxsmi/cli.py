@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import pathlib
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,7 +23,8 @@ import optax
 from tqdm import tqdm
 
 import jaxsmi as smi
-from jaxsmi import learning, plotting, storage
+from jaxsmi import learning, plotting, reports, storage
+from jaxsmi.reports import Report
 from jaxsmi.types import Result, Solution, Threshold, check, outcome
 
 __all__ = ["main"]
@@ -78,16 +77,6 @@ _OUTPUT: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclasses.dataclass
-class Report:
-    """What a command found: `data` for JSON, `text` for the reader, and for --out the figure and the solutions."""
-
-    data: dict[str, Any]
-    text: str
-    draw: Callable[[Any], None]
-    solutions: Any
-
-
 def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution."""
     _add_gamp(parser)
@@ -120,22 +109,22 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
             curve = _curve(model, grid, arguments, settings | {"max_steps": arguments.curve_steps, "tolerance": 1e-3})
 
         rows = [
-            [name, *_row(learned, p), _with_error(theory, p)]
+            [name, *reports.row(learned, p), reports.with_error(theory, p)]
             for p, name in enumerate(storage.index_names(model, model.indices))
         ]
         unfinished = ", ".join(f"{float(point.alpha):.4g}" for point in curve if not point.converged)
         text = [
             _setting(arguments),
-            _table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
-            _outcome("GAMP", learned, found["seconds"]),
-            _outcome("State evolution", theory, seconds[0]),
+            reports.table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
+            reports.outcome("GAMP", learned, found["seconds"]),
+            reports.outcome("State evolution", theory, seconds[0]),
             f"Curve against alpha: {len(curve)} points, {curve_seconds[0]:.1f} s."
             + (f" Not converged (crosses) at alpha = {unfinished}." if unfinished else ""),
         ]
         data = {
             "gamp": found,
-            "state_evolution": _plain(theory) | {"seconds": seconds[0]},
-            "curve": [_plain(point) for point in curve],
+            "state_evolution": reports.plain(theory) | {"seconds": seconds[0]},
+            "curve": [reports.plain(point) for point in curve],
         }
 
         def draw(figure: Any) -> None:
@@ -156,12 +145,12 @@ def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
     def execute(arguments: argparse.Namespace) -> Report:
         model = _model(arguments)
         learned, found = _learn(model, arguments)
-        rows = [[name, *_row(learned, p)] for p, name in enumerate(storage.index_names(model, model.indices))]
+        rows = [[name, *reports.row(learned, p)] for p, name in enumerate(storage.index_names(model, model.indices))]
         text = [
             _setting(arguments),
-            _table(["", "cosine", "cosine²", "Q"], rows),
-            f"{_error_name(model)}: {float(learned.error):.4g}.",
-            _outcome("GAMP", learned, found["seconds"]),
+            reports.table(["", "cosine", "cosine²", "Q"], rows),
+            f"{reports.error_name(model)}: {float(learned.error):.4g}.",
+            reports.outcome("GAMP", learned, found["seconds"]),
         ]
 
         def draw(figure: Any) -> None:
@@ -189,20 +178,20 @@ def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         rows = [
             [
                 f"{float(point.alpha):g}",
-                *(_with_error(point, p) for p in range(model.indices)),
+                *(reports.with_error(point, p) for p in range(model.indices)),
                 f"{float(point.error):.4g}",
                 f"{int(point.steps)}",
-                _code(point),
+                reports.code(point),
             ]
             for point in curve
         ]
         text = [
             _setting(arguments),
-            _table(["alpha", *storage.index_names(model, model.indices), "error", "steps", "result"], rows),
-            *dict.fromkeys(_wrapped(f"{_code(point)}: {point.message}") for point in curve),
+            reports.table(["alpha", *storage.index_names(model, model.indices), "error", "steps", "result"], rows),
+            *dict.fromkeys(reports.wrapped(f"{reports.code(point)}: {point.message}") for point in curve),
             f"{seconds[0]:.1f} s.",
         ]
-        data = {"curve": [_plain(point) for point in curve], "seconds": seconds[0]}
+        data = {"curve": [reports.plain(point) for point in curve], "seconds": seconds[0]}
 
         def draw(figure: Any) -> None:
             plotting.overlap_against_alpha(curve, ax=figure.subplots())
@@ -254,7 +243,7 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
                     stairs.append(found)
         shown = sorted(values) if values else [None]
         rows = [
-            [*([] if value is None else [f"{value:g}"]), f"{k + 1}", *_stair(step)]
+            [*([] if value is None else [f"{value:g}"]), f"{k + 1}", *reports.stair(step)]
             for value, steps in zip(shown, stairs, strict=True)
             for k, step in enumerate(steps)
         ]
@@ -265,8 +254,8 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         met = {Result(int(step.result)) for steps in stairs for step in steps}
         text = [
             _setting(arguments),
-            *([_table(header, rows)] if rows else nothing),
-            *(_wrapped(f"{code.name}: {code.remedy}") for code in sorted(met)),
+            *([reports.table(header, rows)] if rows else nothing),
+            *(reports.wrapped(f"{code.name}: {code.remedy}") for code in sorted(met)),
             f"{seconds[0]:.1f} s.",
         ]
         names = ("alpha", "stderr", "replicas", "subspace", "overlap", "message")
@@ -275,7 +264,7 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
                 {
                     "value": value,
                     "steps": [
-                        {n: getattr(t, n) for n in names} | {"never": bool(np.isinf(t.alpha)), "result": _name(t)}
+                        {n: getattr(t, n) for n in names} | {"never": bool(np.isinf(t.alpha)), "result": reports.name(t)}
                         for t in steps
                     ],
                 }
@@ -291,15 +280,6 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         return Report(data, "\n".join(text), draw if rows else lambda figure: None, kept)
 
     return execute
-
-
-def _name(step: Threshold) -> str:
-    return Result(int(step.result)).name
-
-
-def _stair(step: Threshold) -> list[str]:
-    low, high = (" ".join(f"{x:.3g}" for x in np.diagonal(np.asarray(M))) for M in (step.subspace, step.overlap))
-    return [f"{float(step.alpha):.4f} ± {float(step.stderr):.4f}", low, high, _name(step)]
 
 
 OPTIMIZERS: dict[str, tuple[str, Callable[..., optax.GradientTransformation]]] = {
@@ -340,18 +320,18 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         with _timed() as seconds:
             order, teacher = _learning_order(model, arguments, method)
             jax.block_until_ready([s.weights for s in order.solutions.values()])
-        found = {name: _learned(order, name) for name in order.solutions}
+        found = {name: reports.learned(order, name) for name in order.solutions}
         matrices = isinstance(model, smi.models.AbstractMatrixModel) and arguments.runs > 1
         met = {Result[code] for one in found.values() for code in one["result"]}
         text = [
             _setting(arguments),
-            _table(
+            reports.table(
                 ["method", "", "learned at", "runs", "final cosine"],
-                [row for name in found for row in _learned_rows(order, name)],
+                [row for name in found for row in reports.learned_rows(order, name)],
             ),
             *(f"Order of {name}: {', then '.join(one['order']) or 'nothing learned'}." for name, one in found.items()),
-            *(_wrapped(f"{code.name}: {outcome(code, 'train')}") for code in sorted(met)),
-            *([_averaged(order.solutions[method], teacher)] if matrices else []),
+            *(reports.wrapped(f"{code.name}: {outcome(code, 'train')}") for code in sorted(met)),
+            *([reports.averaged(order.solutions[method], teacher)] if matrices else []),
             f"{seconds[0]:.1f} s with compilation; {method}: {_rate(order, method, arguments, seconds[0]):.3g} samples/s.",
         ]
 
@@ -364,15 +344,6 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         return Report({"methods": found, "seconds": seconds[0]}, "\n".join(text), draw, kept)
 
     return execute
-
-
-def _averaged(fit: Solution, teacher: Any) -> str:
-    """What averaging the runs gives."""
-    mean = smi.averaged(fit, teacher)
-    return _wrapped(
-        f"Estimation error: {float(mean.single):.4f} ± {float(mean.stderr):.4f} of one run, {float(mean.error):.4f} of the "
-        f"average of {len(fit.result)}, {float(mean.extrapolated):.4f} extrapolated to infinitely many."
-    )
 
 
 def _learning_order(model: Any, arguments: argparse.Namespace, method: str) -> tuple[learning.LearningOrder, Any]:
@@ -398,36 +369,6 @@ def _learning_order(model: Any, arguments: argparse.Namespace, method: str) -> t
         progress=_progress(arguments),
     )  # fmt: skip
     return order, data.teacher
-
-
-def _learned(order: learning.LearningOrder, name: str) -> dict[str, Any]:
-    """What one method found, for JSON."""
-    solution, names = order.solutions[name], storage.index_names(order.solutions[name].model, len(order.learned[name][0]))
-    return {
-        "alpha": order.alpha[name],
-        "learned_at": order.learned[name],
-        "cosine": solution.cosine,
-        "error": solution.error,
-        "steps": solution.steps,
-        "result": [Result(int(code)).name for code in np.asarray(solution.result)],
-        "order": [names[p] for p in order.order(name)],
-    }
-
-
-def _learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
-    solution, times, when = order.solutions[name], np.asarray(order.learned[name]), order.median(name)
-    return [
-        [
-            name if p == 0 else "",
-            index,
-            f"{when[p]:.4g}" if np.isfinite(when[p]) else "never",
-            f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}",
-            f"{cosine.mean():.4f} ± {cosine.std():.4f}",
-        ]
-        for p, (index, cosine) in enumerate(
-            zip(storage.index_names(solution.model, times.shape[1]), solution.cosine.T, strict=True)
-        )
-    ]
 
 
 def _rate(order: learning.LearningOrder, method: str, arguments: argparse.Namespace, seconds: float) -> float:
@@ -474,7 +415,7 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
         source = str(path) if path else f"{len(questions)} synthetic questions (templates, not TREC)"
         lines = [
             f"{source}; {len(found.classes)} classes, {len(found.vocabulary)} words.",
-            _table(["", "similarity at the start", "epoch of half-way"], rows),
+            reports.table(["", "similarity at the start", "epoch of half-way"], rows),
             f"Accuracy: {found.accuracy[-1]:.3f}; on held-out questions: {found.test_accuracy[-1]:.3f}.",
             f"{found.result.name}, {seconds[0]:.1f} s.",
         ]
@@ -613,7 +554,7 @@ def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[st
         )
         jax.block_until_ready(solution.overlap)
     found = {"cosine": solution.cosine, "seconds": seconds[0]}
-    return solution, _plain(solution) | found
+    return solution, reports.plain(solution) | found
 
 
 def _theory_key(arguments: argparse.Namespace) -> jax.Array:
@@ -645,51 +586,11 @@ def _timed() -> Iterator[list[float]]:
     seconds[0] = time.perf_counter() - begin
 
 
-def _plain(solution: Solution) -> dict[str, Any]:
-    names = ("kind", "alpha", "overlap", "stderr", "covariance", "error", "steps", "residual", "converged", "message")
-    return {name: getattr(solution, name) for name in names} | {"result": _code(solution)}
-
-
-def _error_name(model: Any) -> str:
-    return "Estimation error" if isinstance(model, smi.models.AbstractMatrixModel) else "Prediction error"
-
-
-def _code(solution: Solution) -> str:
-    return Result(int(solution.result)).name
-
-
-def _outcome(name: str, solution: Solution, seconds: float) -> str:
-    return _wrapped(f"{name}: {int(solution.steps)} steps, {seconds:.1f} s. {solution.message}")
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 100, subsequent_indent="  ")
-
-
-def _row(solution: Solution, p: int) -> list[str]:
-    cosine = solution.cosine[p]
-    return [f"{cosine:.4f}", f"{cosine**2:.4f}", f"{float(solution.overlap[p, p]):.4f}"]
-
-
-def _with_error(solution: Solution, p: int) -> str:
-    return f"{float(solution.overlap[p, p]):.4f} ± {float(solution.stderr[p, p]):.4f}"
-
-
 def _setting(arguments: argparse.Namespace) -> str:
     settings = _settings(arguments)
-    return _wrapped(settings.pop("model") + ": " + ", ".join(f"{name} {_short(it)}" for name, it in settings.items()))
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_short, value))
-    return str(value) if isinstance(value, (str, bool, pathlib.Path)) else f"{value:g}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = ["  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in [header, *rows]]
-    return "\n".join(["", *(line.rstrip() for line in lines), ""])
+    return reports.wrapped(
+        settings.pop("model") + ": " + ", ".join(f"{name} {reports.short(it)}" for name, it in settings.items())
+    )
 
 
 def _prepare(arguments: argparse.Namespace) -> None:

@@ -334,7 +334,7 @@ def sampled_response(tokens: int, q: Array, V: Array) -> Array:
     """
     T = tokens
     pairs = np.triu_indices(T, 1)
-    count, K = max(256 // 4 ** max(T - 3, 0), 8), 512 * 2 ** max(T - 3, 0)
+    count, K = max(512 // 4 ** max(T - 3, 0), 8), 512 * 2 ** max(T - 3, 0)
     choices = np.stack(np.meshgrid(*[[0, 1]] * T, indexing="ij"), -1).reshape(-1, T).astype(bool)  # does a point at itself?
 
     def one(drawn: tuple[Array, Array]) -> Array:

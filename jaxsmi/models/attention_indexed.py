@@ -62,6 +62,7 @@ class AttentionIndexed(AbstractMatrixModel):
         least = 1 if output == "linear" else 2
         check(output in OUTPUTS, "output", output, f"one of {OUTPUTS}")
         check(isinstance(tokens, (int, np.integer)) and tokens >= least, "tokens", tokens, f"an integer >= {least}")
+        check(output != "hardmax" or tokens <= 5, "tokens", tokens, "2 to 5 for hardmax")
         check(isinstance(layers, (int, np.integer)) and layers >= 1, "layers", layers, "an integer >= 1")
         check(layers == 1 or output != "linear", "layers", layers, "1 for the linear output")
         beta, noise, skip = (jnp.asarray(x, theory_dtype()) for x in (beta, noise, skip))

@@ -389,7 +389,7 @@ def generalization_error(
     model: AbstractIndexModel | AbstractMatrixModel,
     overlap: Any,
     *,
-    key: Array,
+    key: Array | None = None,
     predictor: str = "plug-in",
     samples: int = 32768,
 ) -> Estimate:
@@ -416,6 +416,8 @@ def generalization_error(
     valid = jnp.all(spare > -1e-9) & jnp.all(jnp.linalg.eigvalsh(Q) > -1e-9)
     if isinstance(model, AbstractMatrixModel):
         return model.prediction_error(jnp.where(valid, Q[0, 0], jnp.nan), predictor == "bayes", key, samples)
+    check(key is not None, "key", None, "a key: jax.random.key(0)")
+    assert key is not None
     return _prediction_error(
         model,
         jnp.where(valid, Q, jnp.nan),

@@ -10,7 +10,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.channels.closed_form import log_quadrant
-from jaxsmi.channels.indexed import HardmaxIndices, SoftmaxIndices, centred
+from jaxsmi.channels.indexed import HardmaxIndices, SoftmaxIndices, centred, hardmax_response, sampled_response
 from jaxsmi.priors.spectral import WishartPrior
 from jaxsmi.types import Result
 
@@ -212,7 +212,102 @@ BAD = {
 def test_bad_arguments_are_named(name):
     with pytest.raises(ValueError, match=rf"^{name}: got .*; allowed: "):
         smi.AttentionIndexed(**({"tokens": 2, "rank_ratio": 0.5} | BAD[name]))
-    with pytest.raises(ValueError, match=r"^tokens: .*2 for hardmax"):
-        smi.AttentionIndexed(3, 0.5, "hardmax")
+    with pytest.raises(ValueError, match=r"^tokens: .*2 to 5 for hardmax"):
+        smi.AttentionIndexed(6, 0.5, "hardmax")
     with pytest.raises(ValueError, match=r"^alpha: "):
         smi.state_evolution(smi.AttentionIndexed(2, 0.5), 0.0)
+
+
+# More tokens, free entropy, prediction error --------------------------------------------------------------------------------
+
+
+def test_sampled_hardmax_agrees_with_the_exact_one():
+    """Two tokens, both ways: within 3.5 standard errors of 8 replicas (Student's law: 1 % each)."""
+    for u in (1.0, 0.6, 0.3):
+        replicas = np.asarray(sampled_response(2, 1 - u**2, u**2))
+        exact = float(hardmax_response(1 - u**2, u**2))
+        assert abs(replicas.mean() - exact) < 3.5 * replicas.std(ddof=1) / np.sqrt(8)
+        assert replicas.std(ddof=1) / np.sqrt(8) < 5e-3 * exact
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokens", "value", "error"), [(3, 5.702, 0.002), (4, 9.511, 0.003)])
+def test_hardmax_of_more_tokens(tokens, value, error):
+    """f(0) against spec/2, section 7.6; state evolution with its error bar, and a table that holds its own points."""
+    replicas = np.asarray(sampled_response(tokens, 0.0, 1.0))
+    stderr = replicas.std(ddof=1) / np.sqrt(8)
+    print(f"T={tokens}: {replicas.mean():.4f} ± {stderr:.4f}, spec {value} ± {error}")
+    assert abs(replicas.mean() - value) < 3 * np.hypot(stderr, error)
+    if tokens == 3:
+        model = smi.AttentionIndexed(3, 0.5, "hardmax")
+        channel = model.channel
+        for u in (0.25, 0.5, 0.9):
+            direct = np.asarray(sampled_response(3, 1 - u**2, u**2))
+            table, spread = float(channel.response(1 - u**2, u**2)), float(channel.uncertainty(1 - u**2, u**2))
+            assert abs(direct.mean() / table - 1) < 4 * (spread + direct.std(ddof=1) / np.sqrt(8) / direct.mean()) + 2e-3
+        solution = smi.state_evolution(model, 0.2)
+        two = smi.state_evolution(smi.AttentionIndexed(2, 0.5, "hardmax"), 0.2)
+        print(f"V {float(solution.error):.4f} ± {float(solution.stderr[0, 0]):.4f}; two tokens {float(two.error):.4f}")
+        assert 0 < float(solution.stderr[0, 0]) < 0.02
+        assert float(solution.error) < float(two.error)
+        assert abs(float(model.small_width_threshold) - 0.1754) < 1e-3
+        with pytest.raises(ValueError, match=r"^tokens: "):
+            smi.gamp(model, model.sample(jax.random.key(0), dimension=8, alpha=0.5))
+
+
+def test_free_entropy_is_stationary_at_the_fixed_point():
+    """And 4 Ψ' = f (to 1e-6: central differences), Ψ as printed in spec/2, section 7.5."""
+    for output, tokens, alpha in (("hardmax", 2, 0.3), ("softmax", 3, 0.05), ("linear", 2, 0.08)):
+        model = smi.AttentionIndexed(tokens, 0.5, output)
+        end = smi.state_evolution(model, alpha)
+
+        def phi(q, model=model, alpha=alpha):
+            return smi.free_entropy(model, alpha, q * jnp.ones((1, 1))).value
+
+        q = end.overlap[0, 0]
+        assert abs(float(jax.grad(phi)(q))) < 1e-8
+        assert phi(q - 0.05) < phi(q)
+        np.testing.assert_allclose(smi.free_entropy(model, alpha, end).value, phi(q), rtol=1e-12)
+        left = model.prior.norm - q
+        ends = [model.channel.log_partition(q + s * 1e-5, left - s * 1e-5) for s in (1, -1)]
+        np.testing.assert_allclose(4 * (ends[0] - ends[1]) / 2e-5, model.channel.response(q, left), rtol=1e-6)
+    for rho, q, value in ((0.5, 0.9, -0.88675045), (1, 1.5, -0.70667595), (0.2, 1.1, -0.41225026)):
+        found = smi.AttentionIndexed(2, rho, "hardmax").channel.log_partition(q, 1 + rho - q)
+        np.testing.assert_allclose(found, value, atol=6e-9)
+
+
+ERRORS = {  # spec/2, section 7.9
+    (1, 0.5, 1.0): 0.28681980, (1, 0.5, 0.39219602): 0.12085256, (1, 0.5, 0.1281309): 0.04140767,
+    (0.5, 0.5, 1.0): 0.12679244, (0.5, 0.5, 0.39219602): 0.05053094, (0.5, 0.5, 0.1281309): 0.01666351,
+    (3, 0.5, 1.0): 0.55880731, (3, 0.5, 0.39219602): 0.27876023, (3, 0.5, 0.1281309): 0.11398423,
+    (0.5, 1.0, 0.5): 0.05931049, (1, 1.0, 0.5): 0.13415249, (3, 1.0, 0.5): 0.28844200,
+}  # fmt: skip
+
+
+def bayes(model, V, **kwargs):
+    overlap = (model.prior.norm - V) * jnp.ones((1, 1))
+    return smi.generalization_error(model, overlap, predictor=kwargs.pop("predictor", "bayes"), **kwargs)
+
+
+@pytest.mark.parametrize(("beta", "rho", "V"), ERRORS)
+def test_prediction_error_of_softmax(beta, rho, V):
+    np.testing.assert_allclose(bayes(smi.AttentionIndexed(2, rho, beta=beta), V).value, ERRORS[beta, rho, V], atol=6e-9)
+
+
+def test_prediction_error_by_sampling_agrees_with_closed_forms():
+    """The general route on models that have a closed form, and both predictors where both are exact."""
+    key, rng = jax.random.key(0), np.random.default_rng(0)
+    goe = rng.standard_normal((2, 200_000, 2, 2))
+    goe = (goe + goe.transpose(0, 1, 3, 2)) / np.sqrt(2)
+    for output in ("softmax", "hardmax", "linear"):
+        model, V = smi.AttentionIndexed(2, 0.5, output), 0.4
+        omega = jnp.asarray(np.sqrt(1.1) * goe[0])
+        h = omega + jnp.asarray(np.sqrt(V) * goe[1])
+        squared = np.asarray(jnp.sum((jax.vmap(model.link)(h) - jax.vmap(model.link)(omega)) ** 2, (1, 2)))
+        plug_in = bayes(model, V, predictor="plug-in").value
+        assert abs(squared.mean() - plug_in) < 4 * squared.std() / np.sqrt(200_000)
+        assert bayes(model, V).value <= plug_in + 1e-12
+    three = bayes(smi.AttentionIndexed(3, 0.5), 0.4, key=key)
+    assert 0 < three.stderr < 5e-3 * three.value
+    with pytest.raises(ValueError, match=r"^key: "):
+        bayes(smi.AttentionIndexed(3, 0.5), 0.4, key=None)

@@ -52,11 +52,16 @@ def test_layers_are_those_of_the_network():
             x, B = (0.6 * np.eye(3) + A) @ x, (0.6 * np.eye(3) + A) @ B
     np.testing.assert_allclose(data.labels[0], A, atol=1e-12)
     np.testing.assert_allclose(x, B @ x0, atol=1e-12)
-    for refused in (lambda: smi.gamp(model, data), lambda: smi.state_evolution(model, 0.1), lambda: smi.recovery_threshold(model)):
+    for refused in (
+        lambda: smi.gamp(model, data),
+        lambda: smi.state_evolution(model, 0.1),
+        lambda: smi.recovery_threshold(model),
+    ):
         with pytest.raises(ValueError, match=r"^model: .*3 layer"):
             refused()
     fit = smi.train(model, data, optax.adam(0.05), key=KEY, steps=20)
-    assert fit.weights.shape == (3, 9, 9) and fit.history["cosine"].shape[1:] == (3,)
+    assert fit.weights.shape == (3, 9, 9)
+    assert fit.history["cosine"].shape[1:] == (3,)
     assert fit.history["train_loss"][-1] < fit.history["train_loss"][1]
 
 
@@ -96,7 +101,8 @@ def test_softmax_is_learned_in_single_precision_inputs_and_predicts():
     data = model.sample(KEY, dimension=40, alpha=0.25, dtype="float32")
     run = smi.gamp(model, data, key=KEY, max_steps=100)
     assert Result(int(run.result)) == Result.RECOVERED
-    assert run.error < 1e-2 and run.weights.shape == (40, 40)
+    assert run.error < 1e-2
+    assert run.weights.shape == (40, 40)
     assert run.history["damping"][0] == 0.4
     fresh = model.sample(jax.random.key(9), dimension=40, alpha=0.05, teacher=data.teacher)
     assert np.abs(np.asarray(model.predict(run, fresh.inputs) - fresh.labels)).max() < 0.1
@@ -104,6 +110,7 @@ def test_softmax_is_learned_in_single_precision_inputs_and_predicts():
     assert int(again.steps) > int(run.steps)
 
 
+@pytest.mark.slow
 def test_side_information_and_the_informed_start():
     model = smi.AttentionIndexed(2, 0.5, "linear", noise=0.5)
     data = model.sample(KEY, dimension=40, alpha=0.1)
@@ -163,19 +170,25 @@ def test_averaging_is_of_the_matrix():
     np.testing.assert_allclose(mean.single, each.mean(), rtol=1e-12)
     np.testing.assert_allclose(mean.error, ((S.mean(0) - truth) ** 2).sum() / 12, rtol=1e-12)
     np.testing.assert_allclose(mean.extrapolated, (3 * mean.error - mean.single) / 2, rtol=1e-12)
-    for wrong in (jax.tree.map(lambda x: x[0], fit), smi.gamp(smi.links.linear(0.1), smi.links.linear(0.1).sample(KEY, dimension=9, alpha=2.0))):
+    for wrong in (
+        smi.train(model, data, optax.adam(0.05), key=KEY, steps=2),
+        smi.gamp(smi.links.linear(0.1), smi.links.linear(0.1).sample(KEY, dimension=9, alpha=2.0)),
+    ):
         with pytest.raises(ValueError, match=r"^fit: "):
             smi.averaged(wrong, data.teacher)
 
 
+@pytest.mark.slow
 def test_a_wider_student_and_fresh_samples():
     model, wide = smi.AttentionIndexed(2, 0.25), smi.AttentionIndexed(2, 1.0)
     data = model.sample(KEY, dimension=12, alpha=1.0)
     fit = smi.train(wide, data, optax.adam(0.05), key=KEY, steps=300)
-    assert fit.state.weights.shape == (12, 12) and fit.error < 0.2
+    assert fit.state.weights.shape == (12, 12)
+    assert fit.error < 0.2
     stream = smi.Stream(model, data.teacher)
     online = smi.train(model, stream, optax.adam(0.05), key=KEY, steps=300, batch_size=50)
-    assert online.error < 0.5 and np.isinf(float(online.alpha))
+    assert online.error < 0.5
+    assert np.isinf(float(online.alpha))
     hard = smi.AttentionIndexed(2, 0.5, "hardmax")
     with pytest.raises(ValueError, match=r"^model: .*gradient is zero"):
         smi.train(hard, hard.sample(KEY, dimension=8, alpha=1.0), optax.adam(0.1), key=KEY)
@@ -188,7 +201,10 @@ def test_averaged_descent_approaches_theory():
     data = model.sample(KEY, dimension=50, alpha=0.1)
     fit = smi.train(model, data, optax.adam(0.05), key=jax.random.split(KEY, 16), steps=2000)
     mean, theory = smi.averaged(fit, data.teacher), float(smi.state_evolution(model, 0.1).error)
-    print(f"GD {float(mean.single):.3f}, AGD {float(mean.error):.3f}, extrapolated {float(mean.extrapolated):.3f}, theory {theory:.3f}")
+    print(
+        f"GD {float(mean.single):.3f}, AGD {float(mean.error):.3f}, extrapolated {float(mean.extrapolated):.3f}, "
+        f"theory {theory:.3f}"
+    )
     assert mean.error < mean.single
     assert 0.9 < float(mean.extrapolated) / theory < 1.6
     assert np.all(np.asarray(fit.history["train_loss"])[:, -1] < 1e-3)

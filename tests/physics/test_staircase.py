@@ -258,7 +258,7 @@ def test_search_minimises_the_threshold_of_the_first_layer():
     3.9(16), 0.2 -0.5(14), 0.35 -1.9(10), 0.6 -1.1(5), 1.6 1.0(4), 3 1.6(6): with 2^12 samples noise decides where the minimum is.
     """
     settings = {"key": jax.random.key(5), "samples": 2**15}
-    build = lambda p: smi.DeepAttention(2, 2, skip=jnp.exp(p))  # noqa: E731
+    build = lambda p: smi.DeepAttention(2, 2, skip=jnp.exp(p))
     found = smi.search_threshold(build, 0.0, step=1, tolerance=0.03, **settings)
     skip, least = float(np.exp(found.parameters)), float(found.threshold.alpha)
     print(f"skip {skip:.4f}, threshold {least:.5f} ± {float(found.threshold.stderr):.5f}", found.steps, found.message)

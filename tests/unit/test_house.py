@@ -24,7 +24,7 @@ FLOORS = [  # a room may import from its own floor and from lower ones, never in
     {"models"},
     {"message_passing", "evolution", "potential", "training"},
     {"sgd", "thresholds", "transitions", "search", "learning", "text"},
-    {"sweeps", "storage", "plotting"},
+    {"sweeps", "storage", "plotting", "reports"},
     {"figures"},
     {"cli"},
 ]

@@ -1,0 +1,115 @@
+"""How a command shows what it found: tables for the reader, plain dicts for JSON. No equation lives here."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxsmi import learning, storage
+from jaxsmi.models import AbstractMatrixModel
+from jaxsmi.types import Result, Solution, Threshold
+
+
+@dataclasses.dataclass
+class Report:
+    """What a command found: `data` for JSON, `text` for the reader, and for --out the figure and the solutions."""
+
+    data: dict[str, Any]
+    text: str
+    draw: Callable[[Any], None]
+    solutions: Any
+
+
+def name(step: Threshold) -> str:
+    return Result(int(step.result)).name
+
+
+def stair(step: Threshold) -> list[str]:
+    low, high = (" ".join(f"{x:.3g}" for x in np.diagonal(np.asarray(M))) for M in (step.subspace, step.overlap))
+    return [f"{float(step.alpha):.4f} ± {float(step.stderr):.4f}", low, high, name(step)]
+
+
+def averaged(fit: Solution, teacher: Any) -> str:
+    """What averaging the runs gives."""
+    mean = learning.averaged(fit, teacher)
+    return wrapped(
+        f"Estimation error: {float(mean.single):.4f} ± {float(mean.stderr):.4f} of one run, {float(mean.error):.4f} of the "
+        f"average of {len(fit.result)}, {float(mean.extrapolated):.4f} extrapolated to infinitely many."
+    )
+
+
+def learned(order: learning.LearningOrder, name: str) -> dict[str, Any]:
+    """What one method found, for JSON."""
+    solution, names = order.solutions[name], storage.index_names(order.solutions[name].model, len(order.learned[name][0]))
+    return {
+        "alpha": order.alpha[name],
+        "learned_at": order.learned[name],
+        "cosine": solution.cosine,
+        "error": solution.error,
+        "steps": solution.steps,
+        "result": [Result(int(code)).name for code in np.asarray(solution.result)],
+        "order": [names[p] for p in order.order(name)],
+    }
+
+
+def learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
+    solution, times, when = order.solutions[name], np.asarray(order.learned[name]), order.median(name)
+    return [
+        [
+            name if p == 0 else "",
+            index,
+            f"{when[p]:.4g}" if np.isfinite(when[p]) else "never",
+            f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}",
+            f"{cosine.mean():.4f} ± {cosine.std():.4f}",
+        ]
+        for p, (index, cosine) in enumerate(
+            zip(storage.index_names(solution.model, times.shape[1]), solution.cosine.T, strict=True)
+        )
+    ]
+
+
+def plain(solution: Solution) -> dict[str, Any]:
+    names = ("kind", "alpha", "overlap", "stderr", "covariance", "error", "steps", "residual", "converged", "message")
+    return {name: getattr(solution, name) for name in names} | {"result": code(solution)}
+
+
+def error_name(model: Any) -> str:
+    return "Estimation error" if isinstance(model, AbstractMatrixModel) else "Prediction error"
+
+
+def code(solution: Solution) -> str:
+    return Result(int(solution.result)).name
+
+
+def outcome(name: str, solution: Solution, seconds: float) -> str:
+    return wrapped(f"{name}: {int(solution.steps)} steps, {seconds:.1f} s. {solution.message}")
+
+
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent="  ")
+
+
+def row(solution: Solution, p: int) -> list[str]:
+    cosine = solution.cosine[p]
+    return [f"{cosine:.4f}", f"{cosine**2:.4f}", f"{float(solution.overlap[p, p]):.4f}"]
+
+
+def with_error(solution: Solution, p: int) -> str:
+    return f"{float(solution.overlap[p, p]):.4f} ± {float(solution.stderr[p, p]):.4f}"
+
+
+def short(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(short, value))
+    return str(value) if isinstance(value, (str, bool, pathlib.Path)) else f"{value:g}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = ["  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+    return "\n".join(["", *(line.rstrip() for line in lines), ""])
