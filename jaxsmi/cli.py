@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 import jaxsmi as smi
 from jaxsmi import learning, plotting, reports, storage
+from jaxsmi.figures import RECIPES
 from jaxsmi.reports import Report
 from jaxsmi.types import Result, Solution, Threshold, check, outcome
 
@@ -433,8 +434,24 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
     return execute
 
 
-COMMANDS = (run, gamp, state_evolution, threshold, train, text)
-WITHOUT_MODEL = (text,)
+def figure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
+    """Draw a published figure from a recipe, and keep the arrays behind it."""
+    parser.add_argument("name", metavar="NAME", choices=RECIPES, help=" | ".join(RECIPES))
+    parser.add_argument("--full", action="store_true", help="sizes of the article (hours) instead of small ones (minutes)")
+
+    def execute(arguments: argparse.Namespace) -> Report:
+        check(arguments.out, "--out", None, "a folder for the figure")
+        with _timed() as seconds:
+            drawn = RECIPES[arguments.name](full=arguments.full, progress=_progress(arguments))
+        data = {"caption": drawn.caption, "arrays": drawn.arrays, "seconds": seconds[0]}
+        text = "\n".join([reports.wrapped(drawn.caption), f"{seconds[0]:.1f} s."])
+        return Report(data, text, lambda _: None, storage.arrays(drawn.arrays), drawn.figure, arguments.name)
+
+    return execute
+
+
+COMMANDS = (run, gamp, state_evolution, threshold, train, text, figure)
+WITHOUT_MODEL = (text, figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -607,10 +624,10 @@ def _write(report: Report, arguments: argparse.Namespace) -> list[str]:
         return []
     from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
 
-    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    figure = report.figure or Figure(figsize=(5, 3.6), layout="constrained")
     report.draw(figure)
     made = {"command": arguments.command, "settings": _settings(arguments)}
-    paths = [arguments.out / f"{arguments.command}{ending}" for ending in (".png", ".nc", ".txt")]
+    paths = [arguments.out / f"{report.stem or arguments.command}{ending}" for ending in (".png", ".nc", ".txt")]
     plotting.savefig(figure, paths[0], **made)
     storage.save(report.solutions, paths[1], **made)
     paths[2].write_text(report.text + "\n", encoding="utf-8")

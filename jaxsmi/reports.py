@@ -17,12 +17,15 @@ from jaxsmi.types import Result, Solution, Threshold
 
 @dataclasses.dataclass
 class Report:
-    """What a command found: `data` for JSON, `text` for the reader, and for --out the figure and the solutions."""
+    """What a command found: `data` for JSON, `text` for the reader; for --out what draws into a figure (or a `figure` that is
+    drawn already), the solutions, and a `stem` for the names of the files (else the command)."""
 
     data: dict[str, Any]
     text: str
     draw: Callable[[Any], None]
     solutions: Any
+    figure: Any = None
+    stem: str = ""
 
 
 def name(step: Threshold) -> str:

@@ -280,6 +280,13 @@ def thresholds(
     return xarray.Dataset(data, coordinates, _attributes(**attributes))
 
 
+def arrays(values: Mapping[str, Any], **attributes: Any) -> xarray.Dataset:
+    """Plain arrays by name as one dataset. Raises ImportError without xarray."""
+    xarray = require()
+    data = {name: ([f"{name}_{k}" for k in range(np.ndim(value))], np.asarray(value)) for name, value in values.items()}
+    return xarray.Dataset(data, attrs=_attributes(None, **attributes))
+
+
 def runs(solution: Solution, **attributes: Any) -> xarray.Dataset:
     """A batch of runs of gamp or train (leading axis: run) as one dataset: learning curves and how each run ended.
 

@@ -254,6 +254,12 @@ def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Arra
     return log_mass, slope(one, two), slope(two, one)
 
 
+def sign_information() -> float:
+    """K = ∫ φ²/(Φ(1 - Φ)) = 1.806: what the sign of x + noise tells of x."""
+    x, weights = (8.0 * z for z in np.polynomial.legendre.leggauss(200))
+    return float(np.sum(weights * np.exp(-(x**2)) / (2.0 * np.pi * ndtr(x) * ndtr(-x))))
+
+
 _ORDER, _NODES = 16, 64
 
 
@@ -261,16 +267,14 @@ _ORDER, _NODES = 16, 64
 def _hardmax_table() -> tuple[np.ndarray, np.ndarray]:
     """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1], once in a process; and no replicas.
 
-    Its limit at u = 0 is 12 K/√(18π), K = ∫ φ²/(Φ(1 - Φ)), one of the two signs being known there [spec/2, section 3.3].
+    Its limit at u = 0 is 12 K/√(18π), one of the two signs being known there [spec/2, section 3.3].
     """
-    x, weights = (8.0 * z for z in np.polynomial.legendre.leggauss(200))
-    K = np.sum(weights * np.exp(-(x**2)) / (2.0 * np.pi * ndtr(x) * ndtr(-x)))
     points = np.cos(np.pi * np.arange(_ORDER + 1) / _ORDER)
     u = 0.5 * (1.0 + points)
     with jax.ensure_compile_time_eval():
         V = jnp.asarray(u[:-1] ** 2)
         values = u[:-1] * np.asarray(lax.map(lambda v: hardmax_response(1.0 - v, v), V))
-    values = np.append(values, 12.0 * K / np.sqrt(18.0 * np.pi))
+    values = np.append(values, 12.0 * sign_information() / np.sqrt(18.0 * np.pi))
     return np.polynomial.chebyshev.chebfit(points, values, _ORDER), np.zeros((0, _ORDER + 1))
 
 

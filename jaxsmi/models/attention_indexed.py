@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi.channels.base import NoInference
-from jaxsmi.channels.indexed import HardmaxIndices, LinearIndices, SoftmaxIndices
+from jaxsmi.channels.indexed import HardmaxIndices, LinearIndices, SoftmaxIndices, sign_information
+from jaxsmi.fixed_point import bisect
 from jaxsmi.integrate import power_of_two, randomised_gaussians
 from jaxsmi.models.base import AbstractMatrixModel, Estimate
 from jaxsmi.priors.spectral import WishartPrior
@@ -109,6 +110,27 @@ class AttentionIndexed(AbstractMatrixModel):
         _ = self.channel.tolerated
         one = jnp.ones((), theory_dtype())
         return 1.0 / self.channel.response(0.0 * one, one)
+
+    def small_width_error(self, scaled: Any) -> Array:
+        """V at ᾱ = α/ρ as ρ → 0, elementwise: t = ᾱ f(q), q = max(1 - 1/t, 0)², V = 1 - q (softmax: x (2 - x), x = ᾱ M > 1)."""
+        _ = self.channel.tolerated
+        scaled = jnp.asarray(scaled, theory_dtype())
+
+        def left(log_t: Array) -> Array:
+            return jnp.exp(-log_t) * (2.0 - jnp.exp(-log_t))  # 1 - (1 - 1/t)²
+
+        def above(log_t: Array) -> Array:
+            V = left(log_t)
+            return jnp.exp(log_t) / self.channel.response(1.0 - V, V) > scaled
+
+        log_t = bisect(above, jnp.zeros_like(scaled), jnp.full_like(scaled, np.log(1e10)))
+        return jnp.where(log_t > np.log(0.9e10), 0.0, left(log_t))
+
+    @property
+    def decay(self) -> Array:
+        """c(ρ) of hardmax with two tokens, V ~ c(ρ)/α² for large α."""
+        check(self.output == "hardmax" and self.tokens == 2, "model", self.output, "hardmax with two tokens")
+        return np.pi * self.prior.norm * self.prior.degrees_of_freedom**2 / (8.0 * sign_information() ** 2)
 
     # what message passing and training ask of a model ------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ def test_hardmax(rho):
     far = smi.AttentionIndexed(2, rho, "hardmax")
     K, D = 1.8063945711, float(far.prior.degrees_of_freedom)
     law = np.pi * (1 + rho) * D**2 / (8 * K**2)
+    np.testing.assert_allclose(far.decay, law, rtol=1e-9)
     np.testing.assert_allclose(float(smi.state_evolution(far, 2000.0).error) * 2000.0**2, law, rtol=5e-3)
 
 
@@ -108,6 +109,11 @@ def test_small_width():
     np.testing.assert_allclose(found, [(1 - 1 / t) ** 2 for t in (1.5, 2, 4)], atol=4e-4)  # not (1 - t)², as printed
     assert abs(float(smi.AttentionIndexed(2, 0.5, "hardmax").small_width_threshold) - 0.4034106290) < 1e-9
     assert float(smi.AttentionIndexed(3, 0.5, "softmax").small_width_threshold) == pytest.approx(0.1)
+    limit = smi.AttentionIndexed(2, 0.5, "hardmax").small_width_error(jnp.array([0.3, 0.42, 0.45, 0.5, 0.6, 0.8, 1, 2, 5]))
+    printed = (1, 0.99835985, 0.98779284, 0.95269345, 0.84376573, 0.60584647, 0.42958986, 0.11947587, 0.01938070)
+    np.testing.assert_allclose(limit, printed, atol=6e-9)
+    soft = smi.AttentionIndexed(2, 0.5, "softmax").small_width_error(jnp.array([0.2, 0.3, 0.4, 0.45, 0.6]))
+    np.testing.assert_allclose(soft, (1, 0.96, 0.64, 0.36, 0), atol=1e-9)
     hard = errors("hardmax", 0.001, 0.001 * np.array([0.2, 0.3, 0.4, 0.5, 0.6, 1]))
     np.testing.assert_allclose(hard, (0.999020, 0.997196, 0.987914, 0.943708, 0.840257, 0.429125), atol=1e-6)
 

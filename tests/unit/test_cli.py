@@ -250,3 +250,36 @@ def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
     code, _, err = call(capsys, "text", "--file", tmp_path / "absent.txt")
     assert code == 2
     assert "absent.txt" in err
+
+
+def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
+    code, out, err = call(capsys, "threshold", "attention-indexed", "--vary", "rank-ratio", "--values", 0.5, 1, "--json")
+    assert (code, err) == (0, "")
+    assert [t["steps"][0]["alpha"] for t in json.loads(out)["thresholds"]] == [0.1875, 0.25]
+    code, out, _ = call(capsys, "state-evolution", "attention-indexed", "--alpha", 0.1, "--json")
+    point = json.loads(out)["curve"][0]
+    assert code == 0
+    assert abs(point["error"] - 0.39219602) < 1e-8
+    words = ["--dimension", 12, "--steps", 30, "--runs", 2, "--gamp", 0.1, "--out", tmp_path]
+    code, out, _ = call(capsys, "train", "attention-indexed", *words)
+    assert code == 0
+    assert "of the average of 2" in " ".join(out.split())
+    assert "learning_rate 0.05" in " ".join(out.split())  # its own, not that of deep attention
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".nc", ".txt"}
+    code, _, err = call(capsys, "gamp", "attention-indexed", "--layers", 2, "--dimension", 8)
+    assert code == 2
+    assert "one layer" in err
+
+
+def test_a_figure_comes_with_its_arrays(capsys, tmp_path):
+    code, out, err = call(capsys, "figure", "attention-indexed-5", "--out", tmp_path, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"attention-indexed-5.{kind}" for kind in ("nc", "png", "txt")
+    ]
+    theory, limit = np.array(found["arrays"]["theory"]), np.array(found["arrays"]["limit"])
+    assert np.abs(theory[0] - limit).max() < 0.05  # width 0.001 is almost the limit
+    code, _, err = call(capsys, "figure", "attention-indexed-5")
+    assert code == 2
+    assert "--out" in err
