@@ -141,13 +141,10 @@ def learning_order(
         part = data
         if alpha is not None:
             most = model.complexity(data.samples, data.dimension)
-            check(
-                0 < alpha <= most * (1 + 1e-9),
-                f"methods[{name!r}]['alpha']",
-                alpha,
-                f"a number in (0, {most:g}], as the data",
-            )
-            part = data.first(round(alpha / model.complexity(1, data.dimension)))
+            chosen = round(alpha / model.complexity(1, data.dimension))
+            allowed = f"a number in (0, {most:g}], what the data reach"
+            check(1 <= chosen <= data.samples, f"methods[{name!r}]['alpha']", alpha, allowed)
+            part = data.first(chosen)
         keys, begin = jax.random.split(key, seeds), time.perf_counter()
         if "optimizer" in settings:
             solutions[name] = train(student, part, key=keys, progress=progress, **settings)
