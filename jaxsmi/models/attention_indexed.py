@@ -1,6 +1,6 @@
 r"""Attention-indexed models: attention of extensive rank, the label a function of the matrix of indices of a sequence.
 
-Equations here [spec/2, sections 1, 3.2 to 3.6, 6], S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d):
+Equations here [BTEZ25; spec/2, sections 1, 3.2 to 3.6, 6], S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d):
 
     h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d,   y = softmax(β h) | hardmax(h) | h + noise,     α = n/d², ρ = r/d
     L layers [1.4]: B_0 = I, A_l = softmax(β B_{l-1} h^l B_{l-1}ᵀ), B_l = (c I + A_l) B_{l-1}, y = A_L
