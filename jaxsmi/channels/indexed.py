@@ -245,7 +245,7 @@ class HardmaxIndices(AbstractIndices):
 @jnp.vectorize
 def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Array]:
     """log Φ₂(x_1, x_2; c), and ∂_1, ∂_2 of it: ∂_1 Φ₂ = φ(x_1) Φ((x_2 - c x_1)/√(1 - c²)), far in the tails too."""
-    log_mass = log_quadrant(one, two, c)
+    log_mass = log_quadrant(one, two, c, steep=False)
 
     def slope(a: Array, b: Array) -> Array:
         log_edge = -0.5 * a**2 - 0.5 * np.log(2 * np.pi) + log_ndtr((b - c * a) / jnp.sqrt(1.0 - c**2))

@@ -151,6 +151,8 @@ class AttentionIndexed(AbstractMatrixModel):
         check(data.inputs.shape[1] == T, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
         check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
+        real = not (jnp.iscomplexobj(data.inputs) or jnp.iscomplexobj(data.labels))
+        check(real, "data.inputs", data.inputs.dtype.name, "real inputs and labels")
 
     def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the signal √d S (1, d, d) and of its fields (n, 1, T²) in message passing."""
