@@ -1,4 +1,4 @@
-"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | text`.
+"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | text | figure`.
 
 A table, or with `--json` one JSON object, on stdout.
 
@@ -99,12 +99,16 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
                 arguments.alpha,
                 key=_theory_key(arguments),
                 q0=1.0 / arguments.dimension,
-                side_information=1.0 / arguments.dimension,  # what chance keeps telling about a layer not learned yet
+                # what chance keeps telling about a layer not learned yet
+                side_information=0.0 if iteration else 1.0 / arguments.dimension,
                 newton=False,
                 progress=_progress(arguments),
                 **(settings | iteration),
             )
         top = max(1.3, arguments.alpha * arguments.points / (arguments.points - 0.5))
+        if iteration:  # matrices: a little beyond perfect recovery
+            end = float(smi.recovery_threshold(model).alpha)
+            top = max(1.2 * end if np.isfinite(end) else 0.0, 1.5 * arguments.alpha)
         grid = (np.arange(arguments.points) + 0.5) / arguments.points * top
         with _timed() as curve_seconds:
             curve = _curve(model, grid, arguments, settings | {"max_steps": arguments.curve_steps, "tolerance": 1e-3})
@@ -164,7 +168,7 @@ def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
 
 def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Overlaps in the limit of large dimension, at one or several alphas, each starting from the one before."""
-    parser.add_argument("--alpha", type=float, nargs="+", required=True, help="sample complexities N/D")
+    parser.add_argument("--alpha", type=float, nargs="+", required=True, help="sample complexities N/D (matrices: n/d^2)")
     parser.add_argument("--q0", type=float, default=argparse.SUPPRESS, help="start every alpha from this overlap instead")
     parser.add_argument("--samples", type=int, default=8192, help="points of the outer average")
     parser.add_argument("--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar")
@@ -295,7 +299,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
 
     The defaults are the published setting of two attention layers, cut to fewer steps.
     """
-    parser.add_argument("--alpha", type=float, default=15.0, help="sample complexity N/D")
+    parser.add_argument("--alpha", type=float, default=15.0, help="sample complexity N/D (matrices: n/d^2)")
     parser.add_argument("--dimension", type=int, default=500, help="dimension D of a token")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="; ".join(OPTIMIZERS))
     parser.add_argument("--learning-rate", type=float, default=15.0, help="learning rate (of order 0.01 for adam)")
@@ -489,7 +493,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser(defaults: dict[str, dict[str, Any]] | None = None) -> argparse.ArgumentParser:
     """The command line; `defaults` of a command that are others for the model at hand."""
-    parser = argparse.ArgumentParser(prog="jaxsmi", description="Sequence multi-index models and deep attention.")
+    parser = argparse.ArgumentParser(prog="jaxsmi", description="Solvable models of learning with attention.")
     parser.add_argument("--version", action="version", version=f"jaxsmi {storage.version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -518,7 +522,7 @@ def _parser(defaults: dict[str, dict[str, Any]] | None = None) -> argparse.Argum
 
 
 def _add_gamp(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--alpha", type=float, default=1.2, help="sample complexity N/D")
+    parser.add_argument("--alpha", type=float, default=1.2, help="sample complexity N/D (matrices: n/d^2)")
     parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
     parser.add_argument("--max-steps", type=int, default=100, help="step budget of GAMP")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="stop GAMP at this change of a weight")

@@ -78,7 +78,7 @@ def state_evolution(
     Arguments: `model`: any model with a channel; `alpha` > 0 (N/D; n/d² for matrix models), traced or not; `key`: common
     random numbers, so that two calls with one key differ smoothly (matrix models, whose functions are explicit, need no key and
     none of what follows: they return `overlap` q, `covariance` and `error` V at the root, with `newton=False` and `max_steps`
-    the plain iteration as `history`, which is empty otherwise);
+    the plain iteration from q̂ = 0 as `history`, which is empty otherwise; twice differentiable; no `side_information`);
     `q0`: starting overlap, a number (times the second moment S) or (P, P), inside
     0 ⪯ Q ⪯ S; small is uninformed, near S informed; `samples`: outer points in all, split over `randomisations`
     independent nets, whose spread gives the standard error; `tolerance` on the distance to the fixed point, residual/(1-ρ);
@@ -109,6 +109,7 @@ def state_evolution(
     _ = model.channel.tolerated  # refuses models without inference
     if getattr(model, "scalar", False):
         check(max_steps >= 1, "max_steps", max_steps, "at least 1")
+        check(side_information == 0, "side_information", side_information, "0: not there for matrix models")
         return _inverted(model, alpha, key, 0 if newton else int(max_steps))
     check(key is not None, "key", None, "a key: jax.random.key(0)")
     assert key is not None
@@ -166,12 +167,16 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     goal = jnp.log(jnp.where(valid, alpha, 1.0))
     held = frozen(model)
     first = goal + jnp.log(channel.response(prior.overlap(0.0), prior.mmse(0.0)))  # the response grows with q
-    recovered = (alpha >= model.recovery) | (height(held, jnp.log(jnp.asarray(_FAR, dtype))) < goal)
+    far = height(held, jnp.log(jnp.asarray(_FAR, dtype))) < goal
+    recovered = (alpha >= model.recovery) | (far & jnp.isfinite(model.recovery))
 
     ends = lax.stop_gradient((first, jnp.log(jnp.asarray(_FAR, dtype))))
     l = fixed_point.bisect(lambda l: height(held, l) > lax.stop_gradient(goal), *ends)
     slope = lax.stop_gradient(jax.grad(height, 1)(held, l))
-    l = l - (height(model, lax.stop_gradient(l)) - goal) / slope  # a Newton step: the implicit derivative
+    l = jnp.where(recovered, first, l)  # any number whose derivative is finite
+    slope = jnp.where(recovered, 1.0, slope)
+    for _ in range(2):  # Newton steps: the first makes the implicit derivative, the second the second one
+        l = jnp.where(recovered, lax.stop_gradient(l), l - (height(model, l) - goal) / slope)
     V = jnp.where(recovered, 0.0, prior.mmse(jnp.exp(l)))
     # an error e of log f moves log q̂ by e/slope
     moved = jax.grad(lambda l: held.prior.mmse(jnp.exp(l)))(lax.stop_gradient(l))
@@ -192,7 +197,10 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     if steps:
         history = lax.scan(step, start, jnp.arange(1, steps + 1))[1]
         history = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), begin, history)
-    code = jnp.where(valid, jnp.where(recovered, Result.RECOVERED, Result.SUCCESS), Result.INVALID)
+    code = jnp.where(
+        far, Result.INACCURATE, Result.SUCCESS
+    )  # q̂ beyond 1e10 without recovery: V is only known to be as small
+    code = jnp.where(valid, jnp.where(recovered, Result.RECOVERED, code), Result.INVALID)
     return Solution(
         overlap=(prior.norm - V) * one,
         stderr=spread * one,

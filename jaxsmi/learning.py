@@ -26,7 +26,7 @@ from jax import lax
 from jaxsmi.message_passing import gamp
 from jaxsmi.models import AbstractMatrixModel
 from jaxsmi.training import train
-from jaxsmi.types import Array, Dataset, Solution, check
+from jaxsmi.types import Array, Dataset, Result, Solution, check
 
 __all__ = ["Averaged", "LearningOrder", "averaged", "learned_at", "learning_order"]
 
@@ -196,7 +196,13 @@ def averaged(fit: Solution, teacher: Array) -> Averaged:
         isinstance(model, AbstractMatrixModel), "fit", getattr(model, "name", type(model).__name__), "runs of a matrix model"
     )
     check(many, "fit", f"runs of shape {fit.result.shape}", "at least two runs: train(..., key=jax.random.split(key, 16))")
-    K, matrices = fit.result.shape[0], jnp.asarray(fit.weights)
+    check(teacher is not None, "teacher", None, "the teacher (r, d), as data.teacher")
+    matrices = jnp.asarray(fit.weights)
+    fits = teacher.ndim == 2 and teacher.shape[1] == matrices.shape[-1] and teacher.shape[0] % model.indices == 0
+    check(fits, "teacher", teacher, f"(r, {matrices.shape[-1]}), rows for {model.indices} layer(s)")
+    lost = np.asarray(fit.result) == Result.NONFINITE
+    check(not np.any(lost), "fit", f"{int(lost.sum())} of {len(lost)} runs with code NONFINITE", "runs that stayed finite")
+    K = fit.result.shape[0]
     errors = jax.vmap(lambda S: model.matrix_error(S, teacher))(matrices)
     mean = jnp.mean(matrices, axis=0)
     single, error = jnp.mean(errors), model.matrix_error(mean, teacher)

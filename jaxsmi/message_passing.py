@@ -165,10 +165,11 @@ def gamp(
     Arguments: `model`; `data`: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or without
     a teacher; `key`: for the start (and channels that sample); `max_steps`; `tolerance` on the change of Ŵ in a step
     (before damping) relative to Ŵ; `damping` in [0, 1) of Ŵ and C (0, the default for indices, follows state evolution step by
-    step; matrices have their own default, and start again with more where a run diverges: history["damping"] says what it
-    was); `precision`: "controlled" (the default for indices, see sensing.py), "outer", "divergence" or "state" (of state
-    evolution at the current V; the default for matrices but for hardmax); `calibrate`: see above (False: the textbook
-    algorithm, and the only one for matrices); `init`: size of a random start (1e-3: uninformative; keep it
+    step; matrices have their own default, and outside jit start again with more where a run diverges, from `state=` too:
+    history["damping"] says what it was); `precision`: "controlled" (the default for indices, see sensing.py), "outer",
+    "divergence" or "state" (of state evolution at the current V; the default for matrices but for hardmax);
+    `calibrate`: see above (False: the textbook algorithm, and the only one for matrices);
+    `init`: size of a random start (1e-3: uninformative; keep it
     small, see below), "informed" (the posterior mean given the teacher seen with side information 0.99), or weights (P, D);
     `side_information` λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what that says; `record`: any
     function of a `GampState`, kept in history["record"]; `record_every` steps; `state`: continue from `solution.state`.
@@ -179,7 +180,9 @@ def gamp(
     `state`, and `history` with "step", "overlap", "teacher_overlap" M, "cosine", "covariance", "residual", "inaccurate".
     Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED, NONFINITE, INACCURATE; a diverged run keeps its history.
     Raises: ValueError outside jit for arguments out of range, shapes that do not fit, labels the channel cannot produce.
-    Cost: per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)).
+    Of matrix models `weights` is Ŝ (d, d), `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d, and an `init` array the signal √d S (1, d, d).
+    Cost: per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)); of matrices N T d² operations and
+    an eigendecomposition, 4096 samples at a time.
     Source: [Rangan11], [TCDKZ25], spec section 4.
     Example:
     >>> import jax, jaxsmi as smi

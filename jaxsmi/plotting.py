@@ -89,7 +89,7 @@ def overlap_against_alpha(
         if runs:
             alpha, overlap, _ = np.array([_end(solution, p) for solution in runs]).T
             ax.plot(alpha, overlap, **_markers(p, size=8.0))
-    ax.set_xlabel(r"sample complexity $\alpha = N/D$")
+    ax.set_xlabel(r"sample complexity $\alpha$")
     return _finished(ax, "overlap", names, lines, runs, legend)
 
 

@@ -61,6 +61,7 @@ def learned(order: learning.LearningOrder, name: str) -> dict[str, Any]:
 
 
 def learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
+    finite = np.asarray(order.solutions[name].result) != Result.NONFINITE
     solution, times, when = order.solutions[name], np.asarray(order.learned[name]), order.median(name)
     return [
         [
@@ -68,7 +69,7 @@ def learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
             index,
             f"{when[p]:.4g}" if np.isfinite(when[p]) else "never",
             f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}",
-            f"{cosine.mean():.4f} ± {cosine.std():.4f}",
+            f"{np.nanmean(cosine[finite]):.4f} ± {np.nanstd(cosine[finite]):.4f}" if finite.any() else "-",
         ]
         for p, (index, cosine) in enumerate(
             zip(storage.index_names(solution.model, times.shape[1]), solution.cosine.T, strict=True)

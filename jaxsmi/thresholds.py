@@ -159,6 +159,8 @@ def _weak_recovery(model: Any, key: Array, samples: int, R: int) -> Threshold:
 
 def check_problem(model: Any, samples: int, randomisations: int) -> None:
     """Raise a ValueError for a model without inference, a prior with a mean, or too few samples."""
+    allowed = "a model of indices (for matrices: recovery_threshold, and model.small_width_threshold)"
+    check(not getattr(model, "scalar", False), "model", type(model).__name__, allowed)
     _ = model.channel.tolerated  # refuses models without inference
     check(randomisations >= 2, "randomisations", randomisations, "at least 2: their spread is the error bar")
     check(samples >= 2 * randomisations, "samples", samples, "at least two points a randomisation")

@@ -368,7 +368,8 @@ def train(
     `target`: stop when every layer's cosine is as large (of ranks above one: of the spans of their rows, which do not say all);
     `state`: continue from `fit.state` (`patience` starts anew); `progress` bar.
 
-    Returns: a `Solution` with `weights` (P, D), `overlap`, `error`, `state`, and `history`: "step", "cosine", "overlap",
+    Returns: a `Solution` with `weights` (P, D) (of matrix models Ŝ, its factors in `state.weights`, and `error` ‖Ŝ - S*‖²/d
+    unless there is a `test`), `overlap`, `error`, `state`, and `history`: "step", "cosine", "overlap",
     "teacher_overlap", "train_loss" (mean of the batches since the last record), "error". `covariance` is NaN.
     Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or `target` never met), NONFINITE.
     Raises: ValueError outside jit for arguments out of range, shapes that do not fit, a link without a gradient.

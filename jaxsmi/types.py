@@ -150,6 +150,10 @@ class Dataset(eqx.Module):
 
     def __init__(self, inputs: Any, labels: Any, teacher: Any = None, model: Any = None):
         inputs, labels = jnp.asarray(inputs), jnp.asarray(labels)
+        if (
+            jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.dtype == bool
+        ):  # estimates are rounded to the inputs' precision
+            inputs = inputs.astype(theory_dtype())
         teacher = None if teacher is None else jnp.asarray(teacher)
         check(inputs.ndim == 3, "inputs", inputs, "an array of shape (samples N, tokens M, dimension D)")
         check(

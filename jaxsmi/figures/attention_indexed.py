@@ -1,6 +1,7 @@
 """The five figures of "Bayes optimal learning of attention-indexed models" (arXiv 2506.01582), as spec/2, section 9 lists them.
 
-Dots are message passing and gradient descent at finite d. By default they are few and small, so that a figure takes a minute or
+Dots are message passing and gradient descent at finite d (runs that diverged are NaN in the arrays and left out
+of means). By default they are few and small, so that a figure takes a minute or
 two; `full=True` has the sizes of the article (d = 100 and 120, 16 seeds), which take hours. Errors are ‖Ŝ - S‖²/d.
 """
 
@@ -77,7 +78,7 @@ def _axes(columns: int = 1) -> tuple[Any, list[Any]]:
 
 
 def _with_bars(ax: Any, x: Any, values: np.ndarray, **style: Any) -> None:
-    spread = np.nanstd(values, axis=1, ddof=1) / np.sqrt(values.shape[1])
+    spread = np.nanstd(values, axis=1, ddof=1) / np.sqrt(np.sum(np.isfinite(values), axis=1))
     ax.errorbar(
         x, np.nanmean(values, axis=1), spread, ls="none", ms=4, capsize=2, **({"marker": "o", "mfc": "none"} | style)
     )
@@ -210,7 +211,7 @@ def small_width(full: bool = False, progress: bool = False) -> Drawn:
     for k, width in enumerate(widths):
         ax.plot(x, arrays["theory"][k], color=f"C{k}", label=rf"$\rho = {width:g}$")
     ax.plot(x, arrays["limit"], "k--", lw=1.0, label=r"$\rho \to 0$")
-    ax.axvline(0.25, color="k", ls=":", lw=0.8)
+    ax.axvline(float(AttentionIndexed(2, 0.5).small_width_threshold), color="k", ls=":", lw=0.8)
     ax.set_xlabel(r"$\bar\alpha = n/(dr)$")
     ax.legend(fontsize=8, frameon=False)
     return Drawn(figure, arrays, "Softmax, T = 2, small width: learning starts at ᾱ = 1/4 and ends at 1/2 as ρ → 0.")

@@ -14,6 +14,7 @@ Equations here [BTEZ25; spec/2, sections 1, 3.2 to 3.6, 6], S = W Wᵀ/√(r d),
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -115,6 +116,7 @@ class AttentionIndexed(AbstractMatrixModel):
         """V at ᾱ = α/ρ as ρ → 0, elementwise: t = ᾱ f(q), q = max(1 - 1/t, 0)², V = 1 - q (softmax: x (2 - x), x = ᾱ M > 1)."""
         _ = self.channel.tolerated
         scaled = jnp.asarray(scaled, theory_dtype())
+        check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
 
         def left(log_t: Array) -> Array:
             return jnp.exp(-log_t) * (2.0 - jnp.exp(-log_t))  # 1 - (1 - 1/t)²
@@ -124,7 +126,7 @@ class AttentionIndexed(AbstractMatrixModel):
             return jnp.exp(log_t) / self.channel.response(1.0 - V, V) > scaled
 
         log_t = bisect(above, jnp.zeros_like(scaled), jnp.full_like(scaled, np.log(1e10)))
-        return jnp.where(log_t > np.log(0.9e10), 0.0, left(log_t))
+        return jnp.where(log_t > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, left(log_t), jnp.nan))
 
     @property
     def decay(self) -> Array:
@@ -151,6 +153,10 @@ class AttentionIndexed(AbstractMatrixModel):
         check(data.inputs.shape[1] == T, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
         check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
+        known = getattr(data.model, "layers", self.layers)
+        same = known == self.layers and (data.teacher is None or data.teacher.shape[0] % self.layers == 0)
+        allowed = f"one of {self.layers}, or Dataset(inputs, labels) without a teacher"
+        check(same or data.teacher is None, "data", f"a teacher of {known} layer(s)", allowed)
         real = not (jnp.iscomplexobj(data.inputs) or jnp.iscomplexobj(data.labels))
         check(real, "data.inputs", data.inputs.dtype.name, "real inputs and labels")
 
@@ -239,6 +245,8 @@ class AttentionIndexed(AbstractMatrixModel):
         check(S.ndim == 2 and S.shape[0] == S.shape[1], "solution", S, "a matrix (d, d)")
         shape = (self.tokens, S.shape[0])
         check(inputs.ndim == 3 and inputs.shape[1:] == shape, "inputs", inputs, f"an array of shape (n, *{shape})")
+        check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
+        inputs = inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype())
         return jax.vmap(self.link)(MatrixSensing(inputs).forward(jnp.sqrt(float(S.shape[0])) * S[None]))
 
     def prediction_error(self, q: Array, bayes: bool, key: Array | None, samples: int) -> Estimate:
@@ -250,7 +258,10 @@ class AttentionIndexed(AbstractMatrixModel):
             x = jnp.clip(q / self.prior.norm, 0.0, 1.0)
             return Estimate(2.0 / np.pi * jnp.arccos(x) if bayes else 4.0 / np.pi * jnp.arccos(jnp.sqrt(x)), zero)
         if T == 2:
-            return Estimate(_two_token_error(q, V, self.beta, bayes), zero)
+            fine, coarse = (_two_token_error(q, V, self.beta, bayes, nodes) for nodes in (_ERROR_NODES, _ERROR_NODES // 2))
+            return Estimate(
+                fine, jnp.where(jnp.abs(fine - coarse) > 1e-8, jnp.abs(fine - coarse), 0.0)
+            )  # steps of a large β
         check(key is not None, "key", None, "a key: jax.random.key(0)")
         assert key is not None
         each, replicas = power_of_two(max(samples // 8, 2)), 8
@@ -313,10 +324,10 @@ class AttentionIndexed(AbstractMatrixModel):
 _ERROR_NODES = 600  # of Gauss-Legendre on ten standard deviations to either side: 1e-8 [spec/2, section 7.9]
 
 
-@jax.jit
-def _two_token_error(q: Array, V: Array, beta: Array, bayes: bool) -> Array:
+@functools.partial(jax.jit, static_argnums=4)
+def _two_token_error(q: Array, V: Array, beta: Array, bayes: bool, nodes: int) -> Array:
     """4 E_w Var_u[sigmoid(β u)], or 4 E (sigmoid(β u) - sigmoid(β w))²."""
-    x, weights = np.polynomial.legendre.leggauss(_ERROR_NODES)
+    x, weights = np.polynomial.legendre.leggauss(nodes)
     x, weights = 10.0 * x, 10.0 * weights * np.exp(-50.0 * x**2) / np.sqrt(2.0 * np.pi)
     w = jnp.sqrt(3.0 * q) * x
     answers = jax.nn.sigmoid(beta * (w[:, None] + jnp.sqrt(3.0 * V) * x))

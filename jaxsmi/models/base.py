@@ -155,6 +155,7 @@ class AbstractIndexModel(eqx.Module):
         check(weights.shape[:-1] == (self.indices,), "solution", weights, f"weights of shape ({self.indices}, D)")
         check(inputs.ndim == 3 and inputs.shape[1:] == shape, "inputs", inputs, f"an array of shape (N, *{shape})")
         check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
+        inputs = inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype())
         return jax.vmap(self.link)(IndexSensing(inputs).forward(weights))
 
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
@@ -406,6 +407,8 @@ def generalization_error(
     0.25
     """
     P = model.indices
+    if isinstance(model, AbstractMatrixModel):
+        check(P == 1, "model", f"{P} layers", "one layer")
     Q = jnp.asarray(getattr(overlap, "overlap", overlap), theory_dtype())
     Q = Q * jnp.eye(P) if Q.ndim == 0 else Q
     check(Q.shape == (P, P), "overlap", Q, f"an array of shape {(P, P)}")

@@ -166,7 +166,7 @@ def test_gamma_is_the_posterior_mean():
         assert np.all(np.abs(found - expected) < 4.5 * spread)
 
 
-@pytest.mark.parametrize("output", [pytest.param("softmax", marks=pytest.mark.slow), "hardmax"])
+@pytest.mark.parametrize("output", ["softmax", pytest.param("hardmax", marks=pytest.mark.slow)])
 def test_derivatives(output):
     def error(alpha, rho):
         return smi.state_evolution(smi.AttentionIndexed(2, rho, output), alpha).error
@@ -175,6 +175,11 @@ def test_derivatives(output):
     for position in range(2):
         ends = [error(*(x + s * 1e-5 * (k == position) for k, x in enumerate(at))) for s in (1, -1)]
         np.testing.assert_allclose(jax.grad(error, position)(*at), (ends[0] - ends[1]) / 2e-5, rtol=1e-6)
+    slope = jax.jit(jax.grad(error))
+    second = jax.jit(jax.grad(jax.grad(error)))(*at)
+    np.testing.assert_allclose(second, (slope(at[0] + 1e-5, at[1]) - slope(at[0] - 1e-5, at[1])) / 2e-5, rtol=1e-6)
+    if output == "softmax":  # recovered: V is zero, and so are its derivatives
+        assert [float(jax.grad(error, k)(0.4, 0.6)) for k in range(2)] == [0.0, 0.0]
 
 
 def test_the_law_of_the_data():
@@ -227,6 +232,7 @@ def test_bad_arguments_are_named(name):
 # More tokens, free entropy, prediction error --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sampled_hardmax_agrees_with_the_exact_one():
     """Two tokens, both ways: within 3.5 standard errors of 8 replicas (Student's law: 1 % each)."""
     for u in (1.0, 0.6, 0.3):
@@ -300,6 +306,7 @@ def test_prediction_error_of_softmax(beta, rho, V):
     np.testing.assert_allclose(bayes(smi.AttentionIndexed(2, rho, beta=beta), V).value, ERRORS[beta, rho, V], atol=6e-9)
 
 
+@pytest.mark.slow
 def test_prediction_error_by_sampling_agrees_with_closed_forms():
     """The general route on models that have a closed form, and both predictors where both are exact."""
     key, rng = jax.random.key(0), np.random.default_rng(0)

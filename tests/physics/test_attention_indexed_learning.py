@@ -254,3 +254,27 @@ def test_bad_input_is_named(name):
 def test_single_precision_labels_are_warned_of():
     with pytest.warns(UserWarning, match="float32"):
         smi.gamp(SOFT, smi.Dataset(DATA.inputs, DATA.labels.astype("float32")), max_steps=1)
+
+
+def test_integer_inputs_are_numbers_like_others():
+    signs = jnp.where(DATA.inputs > 0, 1, -1)
+    whole, same = smi.Dataset(signs, DATA.labels), smi.Dataset(signs * 1.0, DATA.labels)
+    np.testing.assert_array_equal(*(SOFT.sensing(d).forward(jnp.ones((1, 6, 6)) / 7) for d in (whole, same)))
+    S = SOFT.estimate(DATA.teacher)
+    np.testing.assert_array_equal(SOFT.predict(S, signs), SOFT.predict(S, signs * 1.0))
+
+
+def test_what_does_not_fit_is_refused():
+    two = smi.AttentionIndexed(2, 0.5, layers=2).sample(KEY, dimension=6, alpha=0.5)
+    for refused in (lambda: smi.gamp(SOFT, two), lambda: smi.train(SOFT, two, optax.adam(0.1), key=KEY, steps=1)):
+        with pytest.raises(ValueError, match=r"^data.*2 layer"):
+            refused()
+    for name in ("weak_recovery", "staircase", "first_order"):
+        with pytest.raises(ValueError, match=r"^model: .*a model of indices"):
+            getattr(smi, name)(SOFT, key=KEY)
+    fit = smi.train(SOFT, DATA, optax.adam(0.1), key=jax.random.split(KEY, 2), steps=1)
+    for teacher in (None, jnp.ones((3, 7)), jnp.ones(6)):
+        with pytest.raises(ValueError, match=r"^teacher: "):
+            smi.averaged(fit, teacher)
+    with pytest.raises(ValueError, match=r"^side_information: "):
+        smi.state_evolution(SOFT, 0.1, side_information=0.5)

@@ -233,6 +233,7 @@ def test_train_prints_when_each_index_was_learned_and_writes_its_curves(capsys, 
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
     quick = ["--questions", "60", "--epochs", "2"]
     code, out, _ = call(capsys, "text", *quick, "--out", tmp_path)

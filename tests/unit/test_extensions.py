@@ -193,6 +193,7 @@ def test_bad_options_are_named(name):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_softmax_student_learns_a_hardmax_teacher():
     hard, soft = smi.DeepAttention(1, 2, activation="hardmax"), smi.DeepAttention(1, 2, beta=4.0)
     data = hard.sample(KEY, dimension=40, alpha=20.0)
