@@ -96,6 +96,7 @@ def test_undamped_message_passing_follows_state_evolution():
     assert past["damping"][0] == 0.0
 
 
+@pytest.mark.slow
 def test_softmax_is_learned_in_single_precision_inputs_and_predicts():
     model = smi.AttentionIndexed(2, 0.5)
     data = model.sample(KEY, dimension=40, alpha=0.25, dtype="float32")
@@ -156,6 +157,7 @@ def test_message_passing_reaches_theory(output, tokens, alpha, dimension, seeds)
 # Descent --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_averaging_is_of_the_matrix():
     model = smi.AttentionIndexed(2, 0.5)
     data = model.sample(KEY, dimension=12, alpha=0.3)

@@ -37,6 +37,7 @@ def compare(fit, reference, steps):
     return np.array(gaps)
 
 
+@pytest.mark.slow
 def test_the_published_run_to_step_500(reference):
     fit = published(500, jax.random.key(0))
     assert np.all(compare(fit, reference, (100, 500)) < 0.05)

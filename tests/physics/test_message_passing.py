@@ -112,6 +112,7 @@ def test_noiseless_linear_measurements_above_one_give_the_teacher_back():
     np.testing.assert_allclose(model.predict(solution, new.inputs), new.labels, atol=5 * np.sqrt(10 * stated))  # five sigma
 
 
+@pytest.mark.slow
 def test_two_layer_attention_learns_at_small_size():
     """D = 300, α = 1.5, default settings from a random start: the last layer is learned."""
     model, key = smi.DeepAttention(2, 2), jax.random.key(0)

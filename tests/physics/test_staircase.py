@@ -97,6 +97,7 @@ def test_indices_learned_together_are_one_step():
     np.testing.assert_allclose(stairs[0].alpha, np.pi**2 / 4, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_nothing_to_climb():
     assert smi.staircase(smi.links.sign_product(3), key=KEY, samples=2**8) == []
     assert smi.staircase(smi.links.phase_retrieval(), key=KEY, samples=2**9, alpha_max=0.3) == []

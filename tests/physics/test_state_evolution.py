@@ -218,6 +218,7 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
 # Two-layer attention ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_layer_attention_follows_the_published_curve(reference):
     """α = 0.5: Q11 = 0 (below its threshold at 0.72), Q22 on BO_2w.csv, good to 0.015 there."""
     with open(reference / "smi" / "BO_2w.csv") as file:

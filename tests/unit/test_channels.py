@@ -318,6 +318,7 @@ def test_deep_attention_nishimori_identities():
     assert np.mean(post.error > 1e-3) < 0.01
 
 
+@pytest.mark.slow
 def test_deep_attention_response_is_the_average():
     Q = np.diag([0.5, 0.8])
     omega, _, statistic, V = drawn_at(deep(), Q, 8192)
@@ -467,6 +468,7 @@ def test_deeper_and_wider_attention_against_brute_force(name):
         np.testing.assert_allclose(post.log_partition[n], log_partition, atol=5 * tolerance)
 
 
+@pytest.mark.slow
 def test_two_layers_against_the_reference_file(reference):
     """The promises of the issue, row by row: default settings against stored brute-force values (good to 1e-11)."""
     rows = json.loads((reference / "denoiser_2layer.json").read_text())["rows"]

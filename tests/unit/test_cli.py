@@ -253,7 +253,7 @@ def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
     assert "absent.txt" in err
 
 
-def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
+def test_matrix_models_on_the_command_line(capsys):
     code, out, err = call(capsys, "threshold", "attention-indexed", "--vary", "rank-ratio", "--values", 0.5, 1, "--json")
     assert (code, err) == (0, "")
     assert [t["steps"][0]["alpha"] for t in json.loads(out)["thresholds"]] == [0.1875, 0.25]
@@ -261,15 +261,19 @@ def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
     point = json.loads(out)["curve"][0]
     assert code == 0
     assert abs(point["error"] - 0.39219602) < 1e-8
+    code, _, err = call(capsys, "gamp", "attention-indexed", "--layers", 2, "--dimension", 8)
+    assert code == 2
+    assert "one layer" in err
+
+
+@pytest.mark.slow
+def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
     words = ["--dimension", 12, "--steps", 30, "--runs", 2, "--gamp", 0.1, "--out", tmp_path]
     code, out, _ = call(capsys, "train", "attention-indexed", *words)
     assert code == 0
     assert "of the average of 2" in " ".join(out.split())
     assert "learning_rate 0.05" in " ".join(out.split())  # its own, not that of deep attention
     assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".nc", ".txt"}
-    code, _, err = call(capsys, "gamp", "attention-indexed", "--layers", 2, "--dimension", 8)
-    assert code == 2
-    assert "one layer" in err
 
 
 def test_a_figure_comes_with_its_arrays(capsys, tmp_path):

@@ -66,6 +66,7 @@ def test_synthetic_questions_are_marked_and_even():
         text.synthetic_questions(3)
 
 
+@pytest.mark.slow
 def test_the_experiment_from_end_to_end():
     questions = text.synthetic_questions(300)
     run = text.classify(questions, epochs=12, optimizer=optax.adamw(2e-3), records=24)

@@ -96,6 +96,7 @@ def test_a_continued_run_is_the_run(settings):
     np.testing.assert_array_equal(rest.history["overlap"], np.asarray(whole.history["overlap"])[[9, 13, 17, 21, 23]])
 
 
+@pytest.mark.slow
 def test_runs_at_once_are_the_runs_one_by_one():
     keys, optimizer = jax.random.split(KEY, 3), optax.adam(0.05)
     together = smi.train(MODEL, DATA, optimizer, key=keys, steps=20, batch_size=8)
@@ -140,6 +141,7 @@ def test_learning_rates_under_vmap():
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_start_knows_nothing_of_the_teacher_even_with_one_key_for_both():
     model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=2000, alpha=0.05)
