@@ -29,10 +29,12 @@ class Report:
 
 
 def name(step: Threshold) -> str:
+    """The result code of a threshold, by name."""
     return Result(int(step.result)).name
 
 
 def stair(step: Threshold) -> list[str]:
+    """Cells of a step of a staircase: α with its error, what is learned, the overlap there, the code."""
     low, high = (" ".join(f"{x:.3g}" for x in np.diagonal(np.asarray(M))) for M in (step.subspace, step.overlap))
     return [f"{float(step.alpha):.4f} ± {float(step.stderr):.4f}", low, high, name(step)]
 
@@ -61,6 +63,7 @@ def learned(order: learning.LearningOrder, name: str) -> dict[str, Any]:
 
 
 def learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
+    """Rows of one method: when each index was learned, in how many runs, and how well at the end."""
     finite = np.asarray(order.solutions[name].result) != Result.NONFINITE
     solution, times, when = order.solutions[name], np.asarray(order.learned[name]), order.median(name)
     return [
@@ -78,42 +81,51 @@ def learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
 
 
 def plain(solution: Solution) -> dict[str, Any]:
+    """What JSON says of a solution."""
     names = ("kind", "alpha", "overlap", "stderr", "covariance", "error", "steps", "residual", "converged", "message")
     return {name: getattr(solution, name) for name in names} | {"result": code(solution)}
 
 
 def error_name(model: Any) -> str:
+    """What the `error` of a solution of this model is."""
     return "Estimation error" if isinstance(model, AbstractMatrixModel) else "Prediction error"
 
 
 def code(solution: Solution) -> str:
+    """The result code of a solution, by name."""
     return Result(int(solution.result)).name
 
 
 def outcome(name: str, solution: Solution, seconds: float) -> str:
+    """One sentence: steps, time and how it ended."""
     return wrapped(f"{name}: {int(solution.steps)} steps, {seconds:.1f} s. {solution.message}")
 
 
 def wrapped(text: str) -> str:
+    """Text in lines of at most 100 characters, hanging indent."""
     return textwrap.fill(text, 100, subsequent_indent="  ")
 
 
 def row(solution: Solution, p: int) -> list[str]:
+    """Cells of an index of a GAMP run: cosine, its square, overlap."""
     cosine = solution.cosine[p]
     return [f"{cosine:.4f}", f"{cosine**2:.4f}", f"{float(solution.overlap[p, p]):.4f}"]
 
 
 def with_error(solution: Solution, p: int) -> str:
+    """The overlap of an index with its standard error."""
     return f"{float(solution.overlap[p, p]):.4f} ± {float(solution.stderr[p, p]):.4f}"
 
 
 def short(value: Any) -> str:
+    """A setting as one writes it."""
     if isinstance(value, list):
         return " ".join(map(short, value))
     return str(value) if isinstance(value, (str, bool, pathlib.Path)) else f"{value:g}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
+    """Columns of text, aligned to the right, between empty lines."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = ["  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in [header, *rows]]
     return "\n".join(["", *(line.rstrip() for line in lines), ""])

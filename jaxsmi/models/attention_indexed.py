@@ -77,7 +77,7 @@ class AttentionIndexed(AbstractMatrixModel):
 
     @property
     def channel(self) -> Any:
-        """What a label says about the indices; only of one layer, and of hardmax with two tokens."""
+        """What a label says about the indices; of one layer only."""
         T, L = self.tokens, self.layers
         if L > 1:
             name = f"AttentionIndexed({T} tokens, {self.output}, {L} layer(s))"
@@ -259,9 +259,8 @@ class AttentionIndexed(AbstractMatrixModel):
             return Estimate(2.0 / np.pi * jnp.arccos(x) if bayes else 4.0 / np.pi * jnp.arccos(jnp.sqrt(x)), zero)
         if T == 2:
             fine, coarse = (_two_token_error(q, V, self.beta, bayes, nodes) for nodes in (_ERROR_NODES, _ERROR_NODES // 2))
-            return Estimate(
-                fine, jnp.where(jnp.abs(fine - coarse) > 1e-8, jnp.abs(fine - coarse), 0.0)
-            )  # steps of a large β
+            error = jnp.abs(fine - coarse)  # steps of a large β
+            return Estimate(fine, jnp.where(error > 1e-8, error, 0.0))
         check(key is not None, "key", None, "a key: jax.random.key(0)")
         assert key is not None
         each, replicas = power_of_two(max(samples // 8, 2)), 8

@@ -254,8 +254,12 @@ def test_bad_input_is_named(name):
 
 
 def test_single_precision_labels_are_warned_of():
-    with pytest.warns(UserWarning, match="float32"):
-        smi.gamp(SOFT, smi.Dataset(DATA.inputs, DATA.labels.astype("float32")), max_steps=1)
+    with pytest.warns(UserWarning, match="float32") as seen:
+        run = smi.gamp(SOFT, smi.Dataset(DATA.inputs, DATA.labels.astype("float32")), max_steps=1)
+    assert len(seen) == 1
+    np.testing.assert_allclose(
+        run.weights, smi.gamp(SOFT, DATA, max_steps=1).weights, atol=1e-3
+    )  # rounding over beta, some 1e-6
 
 
 def test_integer_inputs_are_numbers_like_others():
