@@ -191,7 +191,7 @@ def gamp(
     >>> bool(sol.converged), bool(sol.overlap[0, 0] > 0.8)
     (True, True)
     """
-    P, dtype = model.indices, theory_dtype()
+    dtype = theory_dtype()
     key = jax.random.key(0) if key is None else key
     chosen = damping is None
     check(max_steps >= 1, "max_steps", max_steps, "an integer >= 1")
@@ -209,32 +209,11 @@ def gamp(
     signal, fields = model.shapes(data)  # checks them
     model.channel.check_labels(data.labels)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
-    start_key, side_key, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
-    teacher = None if data.teacher is None else model.signal(data.teacher)
-    side, informed = (jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype)), isinstance(init, str)
-    uses_side = not isinstance(side_information, (int, float)) or side_information != 0
-    if uses_side or informed:
-        check(teacher is not None, "data.teacher", None, "a teacher, for side information or an informed start")
-    if informed:
-        check(init == "informed", "init", init, "a positive number, 'informed', or an array (P, D)")
-    if uses_side:
-        side = model.prior.side_information(side_key, teacher, strength)
+    *start_keys, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
+    told = not isinstance(side_information, (int, float)) or side_information != 0
+    start, side = _start(model, data, start_keys, init, strength if told else None)
     if state is None:
-        if informed or uses_side:
-            seen = model.prior.side_information(side_key, teacher, jnp.asarray(0.99, dtype)) if informed else side
-            weights, covariance = model.prior.posterior(seen[1], seen[0])
-            if not informed:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
-                weights = weights + jnp.asarray(init, dtype) * jax.random.normal(start_key, signal, dtype)
-        else:
-            init = jnp.asarray(init, dtype)
-            check(init.shape in ((), signal), "init", init, f"a positive number, 'informed', or an array {signal}")
-            check((init > 0) | (init.ndim > 0), "init", init, "a positive number (0 is a fixed point of an even label)")
-            check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
-            check(init.ndim > 0 or init >= 0, "init", init, "a size that is not negative")
-            weights, covariance = model.prior.start(start_key, signal, init if init.ndim == 0 else jnp.zeros((), dtype))
-            weights = weights if init.ndim == 0 else init
-        nothing = jnp.zeros(fields, dtype)
-        state = GampState(weights, covariance, covariance, nothing, nothing, jnp.zeros((P, P), dtype), jnp.zeros((), int))
+        state = start
     else:
         check(state.weights.shape == signal, "state", state.weights, f"the state of a run with weights {signal}")
         check(state.g.shape == fields, "state", state.g, f"the state of a run on {data.samples} samples")
@@ -249,6 +228,37 @@ def gamp(
             break
         end = _run(eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(more, dtype)), state, progress, key)
     return end
+
+
+def _start(
+    model: Any, data: Dataset, keys: list[Array], init: Any, strength: Array | None
+) -> tuple[GampState, tuple[Array, Array]]:
+    """The state before the first step, and what side information of that strength (None: none) adds to A and b."""
+    P, dtype = model.indices, theory_dtype()
+    signal, fields = model.shapes(data)
+    start_key, side_key = keys
+    teacher = None if data.teacher is None else model.signal(data.teacher)
+    side, informed = (jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype)), isinstance(init, str)
+    if informed or strength is not None:
+        check(teacher is not None, "data.teacher", None, "a teacher, for side information or an informed start")
+    if strength is not None:
+        side = model.prior.side_information(side_key, teacher, strength)
+    if informed:
+        check(init == "informed", "init", init, "a positive number, 'informed', or an array (P, D)")
+        seen = model.prior.side_information(side_key, teacher, jnp.asarray(0.99, dtype))
+        weights, covariance = model.prior.posterior(seen[1], seen[0])
+    elif strength is not None:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
+        weights, covariance = model.prior.posterior(side[1], side[0])
+        weights = weights + jnp.asarray(init, dtype) * jax.random.normal(start_key, signal, dtype)
+    else:
+        init = jnp.asarray(init, dtype)
+        check(init.shape in ((), signal), "init", init, f"a positive number, 'informed', or an array {signal}")
+        check((init > 0) | (init.ndim > 0), "init", init, "a positive number (0 is a fixed point of an even label)")
+        check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
+        weights, covariance = model.prior.start(start_key, signal, init if init.ndim == 0 else jnp.zeros((), dtype))
+        weights = weights if init.ndim == 0 else init
+    nothing = jnp.zeros(fields, dtype)
+    return GampState(weights, covariance, covariance, nothing, nothing, 0.0 * side[0], jnp.zeros((), int)), side
 
 
 def _run(problem: _Problem, state: GampState, progress: bool, key: Array) -> Solution:

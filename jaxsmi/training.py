@@ -398,27 +398,9 @@ def train(
     check(patience is None or watching, "patience", patience, "None without a test set or a teacher: nothing to watch")
     check(target is None or data.teacher is not None, "target", target, "None without a teacher")
     size = _batch_size(model, data, batch_size, test)
-    key, D = jax.random.key(0) if key is None else key, data.dimension
-    dtype = data.inputs.dtype if isinstance(data, Dataset) else jnp.dtype(data.dtype or theory_dtype())
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    many = key.ndim == (1 if typed else 2)
-    # another stream than that of `sample`: with one key for both, the start would be the teacher
-    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(key if many else key[None])
-    start_keys, words = split[:, 0], jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1])
-    _check_gradient(model, loss, D)
-    shape = model.student_shape(D)
-    if state is None:
-        init = jnp.asarray(init, dtype)
-        check(init.shape in ((), shape), "init", init, f"a scale, or weights {shape}")
-        check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
-
-        def fresh(start_key: Array, words: Array) -> TrainState:
-            weights = model.start(start_key, D, init, dtype) if init.ndim == 0 else init
-            return TrainState(weights, optimizer.init(weights), jnp.zeros((), int), words)
-
-        state = jax.vmap(fresh)(start_keys, words) if many else fresh(start_keys[0], words[0])
-    else:
-        _check_state(state, model, optimizer, D, dtype, key.shape[0] if many else None)
+    key = jax.random.key(0) if key is None else key
+    _check_gradient(model, loss, data.dimension)
+    state = _start(model, data, optimizer, key, init, state)
     done = int(jnp.max(state.step)) if concrete(state.step) else 0
     if one_pass and isinstance(data, Dataset):
         left = data.samples // size - done
@@ -431,16 +413,39 @@ def train(
     check(target is None or (jnp.asarray(target) > 0) & (jnp.asarray(target) <= 1), "target", target, "a cosine in (0, 1]")
     if target is not None and data.teacher is not None:
         rows = data.teacher.shape[0]
-        same = rows == shape[0] or isinstance(model, AbstractMatrixModel)
-        check(same, "target", target, f"None for a teacher of {rows} rows and a student of {shape[0]}")
+        own = model.student_shape(data.dimension)[0]
+        same = rows == own or isinstance(model, AbstractMatrixModel)
+        check(same, "target", target, f"None for a teacher of {rows} rows and a student of {own}")
     target = None if target is None else jnp.asarray(target, theory_dtype())
     task = _Task(
         model=model, data=data, test=test, target=target, loss=loss, record=record, reduction=reduction,
         size=size, one_pass=one_pass, patience=patience,
     )  # fmt: skip
-    label = f"train, D={D}" if progress and concrete((state, data, optimizer)) else None
+    label = f"train, D={data.dimension}" if progress and concrete((state, data, optimizer)) else None
     end = descend(task, optimizer, state, steps=int(steps), every=min(int(every), int(steps)), repeats=repeats, label=label)
     return _solution(task, end, key)
+
+
+def _start(model: Any, data: Any, optimizer: Any, key: Array, init: Any, state: TrainState | None) -> TrainState:
+    """Where a run, or one for each key, begins: at `state` once it is seen to fit, else at fresh weights."""
+    D, shape = data.dimension, model.student_shape(data.dimension)
+    dtype = data.inputs.dtype if isinstance(data, Dataset) else jnp.dtype(data.dtype or theory_dtype())
+    many = key.ndim == (1 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 2)
+    if state is not None:
+        _check_state(state, model, optimizer, D, dtype, key.shape[0] if many else None)
+        return state
+    # another stream than that of `sample`: with one key for both, the start would be the teacher
+    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(key if many else key[None])
+    start_keys, words = split[:, 0], jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1])
+    init = jnp.asarray(init, dtype)
+    check(init.shape in ((), shape), "init", init, f"a scale, or weights {shape}")
+    check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
+
+    def fresh(start_key: Array, words: Array) -> TrainState:
+        weights = model.start(start_key, D, init, dtype) if init.ndim == 0 else init
+        return TrainState(weights, optimizer.init(weights), jnp.zeros((), int), words)
+
+    return jax.vmap(fresh)(start_keys, words) if many else fresh(start_keys[0], words[0])
 
 
 @eqx.filter_jit
