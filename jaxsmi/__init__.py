@@ -8,7 +8,7 @@ from jaxsmi import models, priors, text
 from jaxsmi.evolution import state_evolution
 from jaxsmi.learning import averaged, learned_at, learning_order
 from jaxsmi.message_passing import gamp
-from jaxsmi.models import AttentionIndexed, DeepAttention, MultiIndex, align, generalization_error, links
+from jaxsmi.models import AttentionIndexed, Bilinear, DeepAttention, MultiIndex, align, generalization_error, links
 from jaxsmi.potential import free_entropy
 from jaxsmi.search import search_threshold
 from jaxsmi.thresholds import recovery_threshold, staircase, weak_recovery
@@ -18,6 +18,7 @@ from jaxsmi.types import Dataset, Result, Solution, Threshold
 
 __all__ = [
     "AttentionIndexed",
+    "Bilinear",
     "Dataset",
     "DeepAttention",
     "MultiIndex",

@@ -8,7 +8,7 @@ Undamped GAMP at iteration t has overlap Q^t. The iteration is carried on V, whi
 
 Where the overlap is one number and both functions are explicit (matrix families), nothing is iterated [spec/2, section 2.4]:
 
-    α(q̂) = q̂/response(q(q̂)) is inverted by bisection in log q̂: exact also where an iteration would crawl.
+    α(q̂) = q̂/response(q(q̂)) is inverted in log q̂ between brackets: exact also where an iteration would crawl.
 """
 
 from __future__ import annotations
@@ -159,27 +159,34 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     """Root of log q̂ - log response(q(q̂)) = log α, which increases with q̂; with `steps` of the plain iteration as a history."""
     prior, channel, dtype = model.prior, model.channel, alpha.dtype
 
-    def height(model: Any, l: Array) -> Array:
+    def height(model: Any, l: Array) -> tuple[Array, Array]:
+        """log q̂ - log response, and V."""
         V = model.prior.mmse(jnp.exp(l))
-        return l - jnp.log(model.channel.response(model.prior.norm - V, V))
+        return l - jnp.log(model.channel.response(model.prior.norm - V, V)), V
 
     valid = jnp.isfinite(alpha) & (alpha > 0)
     goal = jnp.log(jnp.where(valid, alpha, 1.0))
-    held = frozen(model)
-    first = goal + jnp.log(channel.response(prior.overlap(0.0), prior.mmse(0.0)))  # the response grows with q
-    far = height(held, jnp.log(jnp.asarray(_FAR, dtype))) < goal
+    held, still = frozen(model), lax.stop_gradient(goal)
+    start = jnp.ones((), dtype)  # V at q̂ = 0
+    first = still + jnp.log(held.channel.response(held.prior.norm - start, start))  # the response grows with q
+    ends = jnp.stack([first, jnp.log(jnp.asarray(_FAR, dtype))])
+    values = jax.vmap(lambda l: height(held, l)[0])(ends) - still
+    far = values[1] < 0.0
     recovered = (alpha >= model.recovery) | (far & jnp.isfinite(model.recovery))
-
-    ends = lax.stop_gradient((first, jnp.log(jnp.asarray(_FAR, dtype))))
-    l = fixed_point.bisect(lambda l: height(held, l) > lax.stop_gradient(goal), *ends)
-    slope = lax.stop_gradient(jax.grad(height, 1)(held, l))
-    l = jnp.where(recovered, first, l)  # any number whose derivative is finite
+    root = lax.stop_gradient(fixed_point.root(lambda l: height(held, l)[0] - still, ends, values))
+    l = jnp.where(recovered, first, root)  # any number whose derivative is finite
+    slope, moved = lax.stop_gradient(jax.jvp(lambda l: height(held, l), (l,), (jnp.ones_like(l),))[1])
     slope = jnp.where(recovered, 1.0, slope)
-    for _ in range(2):  # Newton steps: the first makes the implicit derivative, the second the second one
-        l = jnp.where(recovered, lax.stop_gradient(l), l - (height(model, l) - goal) / slope)
-    V = jnp.where(recovered, 0.0, prior.mmse(jnp.exp(l)))
+
+    def newton(_: int, c: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        l = c[0]
+        above, V = height(model, l)
+        return jnp.where(recovered, first, l - (above - goal) / slope), l, V
+
+    # the first step makes the implicit derivative, the second the second one, the third only looks at V
+    _, l, V = lax.fori_loop(0, 3, newton, (l, l, start))
+    V = jnp.where(recovered, 0.0, V)
     # an error e of log f moves log q̂ by e/slope
-    moved = jax.grad(lambda l: held.prior.mmse(jnp.exp(l)))(lax.stop_gradient(l))
     spread = jnp.abs(moved / slope) * channel.uncertainty(prior.norm - V, lax.stop_gradient(V))
     spread = jnp.where(recovered, 0.0, lax.stop_gradient(spread))
     V = jnp.where(valid, V, jnp.nan)
@@ -190,7 +197,6 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
         seen = {"overlap": (held.prior.norm - new) * one, "covariance": new * one, "residual": jnp.abs(new - V)}
         return new, {"step": count.astype(dtype), **seen}
 
-    start = held.prior.mmse(jnp.zeros((), dtype))
     begin = {"step": jnp.zeros((), dtype), "overlap": (held.prior.norm - start) * one, "covariance": start * one,
              "residual": jnp.asarray(jnp.nan, dtype)}  # fmt: skip
     history = {}

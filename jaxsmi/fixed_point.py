@@ -43,6 +43,35 @@ def bisect(above: Callable[[Array], Array], low: Array, high: Array, steps: int 
     return 0.5 * (low + high)
 
 
+def root(function: Callable[[Array], Array], ends: Array, values: Array, tolerance: float = 1e-9, steps: int = 80) -> Array:
+    """Where `function`, whose `values` (2,) at the `ends` (2,) are of opposite signs, is zero, to an absolute `tolerance`:
+    Chandrupatla's method, inverse quadratic interpolation where that is safe and bisection elsewhere; about ten evaluations."""
+
+    def proceed(c: tuple[Array, ...]) -> Array:
+        a, b, _, fa, fb, _, _, count = c
+        best = jnp.where(jnp.abs(fa) < jnp.abs(fb), fa, fb)
+        return (jnp.abs(b - a) > tolerance) & (best != 0.0) & (count < steps)
+
+    def step(c: tuple[Array, ...]) -> tuple[Array, ...]:
+        a, b, _, fa, fb, _, t, count = c
+        x = a + t * (b - a)
+        f = function(x)
+        same = jnp.sign(f) == jnp.sign(fa)  # the root is between x and b; else between x and a
+        last, f_last = jnp.where(same, a, b), jnp.where(same, fa, fb)
+        b, fb = jnp.where(same, b, a), jnp.where(same, fb, fa)
+        xi, phi = (x - b) / (last - b), (f - fb) / (f_last - fb)
+        safe = (phi**2 < xi) & ((1.0 - phi) ** 2 < 1.0 - xi)
+        one = f / (fb - f) * f_last / (fb - f_last)
+        two = f / (f_last - f) * fb / (f_last - fb) * (last - x) / (b - x)
+        edge = jnp.minimum(0.5, 0.25 * tolerance / jnp.abs(b - x))
+        t = jnp.clip(jnp.where(safe, one + two, 0.5), edge, 1.0 - edge)
+        return x, b, last, f, fb, f_last, t, count + 1
+
+    start = (*ends, ends[0], *values, values[0], 0.5 * jnp.ones_like(ends[0]), jnp.zeros((), int))
+    a, b, _, fa, fb, *_ = lax.while_loop(proceed, step, start)
+    return jnp.where(jnp.abs(fa) < jnp.abs(fb), a, b)
+
+
 def spectral_radius(J: Array, steps: int = 200) -> Array:
     """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices, by shifted power iteration."""
     P = J.shape[0]

@@ -8,9 +8,9 @@ Equations here [TCDKZ25, section 3; spec section 5], S the second moment of the 
 The largest Φ among the fixed points is the Bayes-optimal one. Noiseless channels have Φ → ∞ at Q = S beyond perfect recovery:
 compare differences away from there. log Z_out is that of `channel.statistic(y)`, which for attention is a density of u.
 
-Symmetric matrices, per d² [spec/2, section 6], q̂ = α f(q), I the mutual information of the prior, 4 Ψ' = f:
+Matrices, per entry [spec/2, section 6; spec/3, section 6], q̂ = α f(q), I the mutual information of the prior, f = Ψ'/w:
 
-    Φ(q) = ¼ q̂ (Q_0 - q) - I(q̂) + α Ψ(q)
+    Φ(q) = w q̂ (Q_0 - q) - I(q̂) + α Ψ(q),      w = ¼ (symmetric), ½ (rectangular)
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def free_entropy(
 def _matrix_potential(model: Any, alpha: Array, q: Array) -> Array:
     left = model.prior.norm - q
     qhat = alpha * model.channel.response(q, left)
-    return 0.25 * qhat * left - model.prior.mutual_information(qhat) + alpha * model.channel.log_partition(q, left)
+    entropy = model.prior.weight * qhat * left - model.prior.mutual_information(qhat)
+    return entropy + alpha * model.channel.log_partition(q, left)
 
 
 @eqx.filter_jit

@@ -14,9 +14,16 @@ Attention-indexed family: signal √d S (1, d, d), inputs X (N, T, d), g symmetr
     forward   h_μ = (X_μ (√d S) X_μᵀ - I Tr √d S)/d        (N, 1, T²)
     adjoint   Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d            (1, d, d)
     precision A = α ⟨‖g‖²⟩, α = N/d²                      (1, 1)
+
+Bilinear family: signal S (1, L, d), inputs X (N, L, d) [spec/3, section 3]; of a symmetric S, L = d and X symmetric:
+    forward   ⟨X_μ, S⟩/√(dL)                             (N, 1, 1)
+    adjoint   Σ_μ g_μ X_μ/√(dL)                          (1, L, d)
+    precision A = α ⟨g²⟩, α = N/(dL)                      (1, 1)
 """
 
 from __future__ import annotations
+
+import abc
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -81,7 +88,55 @@ class IndexSensing(eqx.Module):
         return 0.5 * (A + A.T)
 
 
-class MatrixSensing(eqx.Module):
+class AbstractMatrixSensing(eqx.Module):
+    """Fields that are linear in one matrix: N samples of inputs (N, ., d)."""
+
+    inputs: eqx.AbstractVar[Array]
+
+    @property
+    @abc.abstractmethod
+    def entries(self) -> int:
+        """Of the matrix."""
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return self.inputs.shape[0]
+
+    @property
+    def alpha(self) -> float:
+        """N over the entries of the matrix."""
+        return self.samples / self.entries
+
+    def outer_precision(self, g: Array) -> Array:
+        """α ⟨‖g‖²⟩ (1, 1)."""
+        return jnp.einsum("npm,nqm->pq", g, g) / self.entries
+
+
+class DenseSensing(AbstractMatrixSensing):
+    """Inputs X (N, L, d) that are matrices themselves. Products in the precision of the inputs; one pass over N·L·d numbers."""
+
+    inputs: Array
+
+    @property
+    def entries(self) -> int:
+        """L·d."""
+        return self.inputs.shape[1] * self.inputs.shape[2]
+
+    def forward(self, W: Array) -> Array:
+        """Fields (N, 1, 1) of the signal (1, L, d)."""
+        flat = self.inputs.reshape(self.samples, -1)
+        fields = jnp.matmul(flat, W.reshape(-1).astype(flat.dtype), precision="highest").astype(theory_dtype())
+        return fields[:, None, None] / jnp.sqrt(float(self.entries))
+
+    def adjoint(self, g: Array) -> Array:
+        """Σ_μ g_μ X_μ/√(dL) (1, L, d) of numbers (N, 1, 1)."""
+        flat = self.inputs.reshape(self.samples, -1)
+        total = jnp.matmul(g.reshape(-1).astype(flat.dtype), flat, precision="highest").astype(theory_dtype())
+        return total.reshape(1, *self.inputs.shape[1:]) / jnp.sqrt(float(self.entries))
+
+
+class MatrixSensing(AbstractMatrixSensing):
     """Fields of a symmetric matrix. `batch` samples at a time: beyond the inputs, batch·T·d numbers and the fields.
 
     Products are in the precision of the inputs, sums over batches in float64. Cost of forward or adjoint: N·T·d² operations.
@@ -91,14 +146,9 @@ class MatrixSensing(eqx.Module):
     batch: int = eqx.field(static=True, default=4096)
 
     @property
-    def samples(self) -> int:
-        """N."""
-        return self.inputs.shape[0]
-
-    @property
-    def alpha(self) -> float:
-        """N/d²."""
-        return self.samples / self.inputs.shape[2] ** 2
+    def entries(self) -> int:
+        """d²."""
+        return self.inputs.shape[2] ** 2
 
     def forward(self, W: Array) -> Array:
         """Fields (N, 1, T²) of the signal (1, d, d)."""
@@ -130,7 +180,3 @@ class MatrixSensing(eqx.Module):
             total = add(total, N - N % size, N % size)
         total = total - jnp.trace(jnp.sum(g, axis=0)) * jnp.eye(d)
         return total[None] / d
-
-    def outer_precision(self, g: Array) -> Array:
-        """α ⟨‖g‖²⟩ (1, 1)."""
-        return jnp.einsum("npm,nqm->pq", g, g) / self.inputs.shape[2] ** 2

@@ -10,6 +10,9 @@ on it), Q_0 = q + V:
                 P_s(w) = Φ₂(s_1 w_1/σ, s_2 w_2/σ; s_1 s_2/3),  σ² = 3V,  g = ∂ log P_s/∂w
                 Γ_11 = 2 g_1, Γ_22 = 2 g_2, Γ_12 = -(g_1 + g_2),   f = 2 E Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2)
 
+and of one number ω ~ N(0, q), h = ω + √V N(0, 1) [spec/3, section 2.1]:
+    linear      y = h + noise (variance Δ):  g = (y - ω)/(V + Δ),  f = 2 Ψ' = 1/(V + Δ)
+
 For the common engine a sample has one field vector of T² components, g = Γ: q̂ = α ⟨‖Γ‖²⟩ is its precision, V Γ its Onsager term.
 """
 
@@ -33,7 +36,7 @@ from jaxsmi.channels.closed_form import log_quadrant
 from jaxsmi.integrate import randomised_gaussians
 from jaxsmi.types import Array, check, theory_dtype
 
-__all__ = ["HardmaxIndices", "LinearIndices", "SoftmaxIndices"]
+__all__ = ["HardmaxIndices", "LinearField", "LinearIndices", "SoftmaxIndices"]
 
 
 class AbstractIndices(eqx.Module):
@@ -107,32 +110,58 @@ class LinearIndices(AbstractIndices):
         """Whether Δ = 0."""
         return self.noise == 0.0
 
-    def log_partition(self, q: Array, V: Array) -> Array:
-        """-(T(T+1)/4) log(V + Δ/2)."""
-        del q
-        return -0.25 * self.measurements * jnp.log(V + 0.5 * self.noise)
-
-    def check_labels(self, labels: Array) -> None:
-        """Symmetric matrices."""
-        _check_symmetric(labels, "labels")
-
-    def statistic(self, labels: Array) -> Array:
-        """The labels."""
-        return labels
-
-    def response(self, q: Array, V: Array) -> Array:
-        """f(q) = T(T+1)/(V + Δ/2)."""
-        del q
-        return self.measurements / (V + 0.5 * self.noise)
-
-    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """Γ = (y - ω)/(V + Δ/2)."""
-        return (statistic - omega) / (V + 0.5 * self.noise)
+    @property
+    def spread(self) -> Array:
+        """Δ/2: what noise adds to V."""
+        return 0.5 * self.noise
 
     @property
     def measurements(self) -> int:
         """M with f = M/V, without noise."""
         return self.tokens * (self.tokens + 1)
+
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """-(T(T+1)/4) log(V + Δ/2)."""
+        del q
+        return -0.25 * self.measurements * jnp.log(V + self.spread)
+
+    def check_labels(self, labels: Array) -> None:
+        """Symmetric matrices."""
+        _check_symmetric(self.statistic(labels), "labels")
+
+    def statistic(self, labels: Array) -> Array:
+        """The labels (N, T, T); of one token, (N,) too."""
+        return labels.reshape(-1, self.tokens, self.tokens)
+
+    def response(self, q: Array, V: Array) -> Array:
+        """f(q) = T(T+1)/(V + Δ/2)."""
+        del q
+        return self.measurements / (V + self.spread)
+
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """Γ = (y - ω)/(V + Δ/2)."""
+        return (statistic - omega) / (V + self.spread)
+
+
+class LinearField(LinearIndices):
+    """One number a sample, with noise of variance Δ."""
+
+    tokens: int = eqx.field(static=True, default=1, kw_only=True)
+
+    @property
+    def spread(self) -> Array:
+        """Δ."""
+        return self.noise
+
+    @property
+    def measurements(self) -> int:
+        """One."""
+        return 1
+
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """-½ log(V + Δ)."""
+        del q
+        return -0.5 * jnp.log(V + self.spread)
 
 
 class SoftmaxIndices(AbstractIndices):

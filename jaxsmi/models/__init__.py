@@ -3,6 +3,7 @@
 from jaxsmi.models import links
 from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.models.base import AbstractIndexModel, AbstractMatrixModel, Estimate, Symmetry, align, generalization_error
+from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.models.deep_attention import DeepAttention
 from jaxsmi.models.multi_index import MultiIndex
 
@@ -10,6 +11,7 @@ __all__ = [
     "AbstractIndexModel",
     "AbstractMatrixModel",
     "AttentionIndexed",
+    "Bilinear",
     "DeepAttention",
     "Estimate",
     "MultiIndex",

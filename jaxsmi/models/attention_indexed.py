@@ -24,7 +24,6 @@ import numpy as np
 
 from jaxsmi.channels.base import NoInference
 from jaxsmi.channels.indexed import HardmaxIndices, LinearIndices, SoftmaxIndices, sign_information
-from jaxsmi.fixed_point import bisect
 from jaxsmi.integrate import power_of_two, randomised_gaussians
 from jaxsmi.models.base import AbstractMatrixModel, Estimate
 from jaxsmi.priors.spectral import WishartPrior
@@ -106,29 +105,6 @@ class AttentionIndexed(AbstractMatrixModel):
         return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.channel.measurements)
 
     @property
-    def small_width_threshold(self) -> Array:
-        """ᾱ_c = 1/f(0) at Q_0 = V = 1: where learning starts in α/ρ as ρ → 0."""
-        _ = self.channel.tolerated
-        one = jnp.ones((), theory_dtype())
-        return 1.0 / self.channel.response(0.0 * one, one)
-
-    def small_width_error(self, scaled: Any) -> Array:
-        """V at ᾱ = α/ρ as ρ → 0, elementwise: t = ᾱ f(q), q = max(1 - 1/t, 0)², V = 1 - q (softmax: x (2 - x), x = ᾱ M > 1)."""
-        _ = self.channel.tolerated
-        scaled = jnp.asarray(scaled, theory_dtype())
-        check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
-
-        def left(log_t: Array) -> Array:
-            return jnp.exp(-log_t) * (2.0 - jnp.exp(-log_t))  # 1 - (1 - 1/t)²
-
-        def above(log_t: Array) -> Array:
-            V = left(log_t)
-            return jnp.exp(log_t) / self.channel.response(1.0 - V, V) > scaled
-
-        log_t = bisect(above, jnp.zeros_like(scaled), jnp.full_like(scaled, np.log(1e10)))
-        return jnp.where(log_t > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, left(log_t), jnp.nan))
-
-    @property
     def decay(self) -> Array:
         """c(ρ) of hardmax with two tokens, V ~ c(ρ)/α² for large α."""
         check(self.output == "hardmax" and self.tokens == 2, "model", self.output, "hardmax with two tokens")
@@ -153,6 +129,7 @@ class AttentionIndexed(AbstractMatrixModel):
         check(data.inputs.shape[1] == T, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
         check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
+        del teacher
         known = getattr(data.model, "layers", self.layers)
         same = known == self.layers and (data.teacher is None or data.teacher.shape[0] % self.layers == 0)
         allowed = f"one of {self.layers}, or Dataset(inputs, labels) without a teacher"
@@ -198,13 +175,6 @@ class AttentionIndexed(AbstractMatrixModel):
             cross = jnp.einsum("lij,kij->lk", S, truth) / d
             cosine = jnp.diagonal(cross) / jnp.sqrt(jnp.diagonal(Q) * jnp.einsum("lij,lij->l", truth, truth) / d)
         return {"overlap": Q, "teacher_overlap": cross, "cosine": cosine}
-
-    def error_of(self, weights: Array, data: Dataset, *, key: Array, samples: int = 0) -> Array:
-        """Estimation error ‖Ŝ - S*‖²/d, of several layers their mean; NaN without a teacher."""
-        del key, samples
-        if data.teacher is None:
-            return jnp.asarray(jnp.nan, theory_dtype())
-        return self.matrix_error(self.estimate(weights), data.teacher)
 
     def matrix_error(self, S: Array, teacher: Array) -> Array:
         """‖Ŝ - S*‖²/d of an estimate (d, d) or (L, d, d), for a teacher (L r, d)."""

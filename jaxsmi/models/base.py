@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi.channels.base import AbstractChannel, sqrt_psd
+from jaxsmi.fixed_point import bisect
 from jaxsmi.integrate import power_of_two, randomised_gaussians
 from jaxsmi.priors import AbstractPrior
 from jaxsmi.sensing import IndexSensing
@@ -210,7 +211,8 @@ class AbstractIndexModel(eqx.Module):
 class AbstractMatrixModel(eqx.Module):
     """A model whose signal is one matrix S, of extensive rank: scalar overlap q and precision, spectral prior.
 
-    `recovery`: the α of perfect recovery (inf: none).
+    `recovery`: the α of perfect recovery (inf: none). Small width, ρ → 0 at fixed ᾱ, n over the numbers in the factors: V(t) of
+    the prior at t = c ᾱ f(Q_0 - V), Q_0 = 1, c = 1 or 1 + β [spec/2, section 3.6; spec/3, section 2.8].
     """
 
     prior: eqx.AbstractVar[Any]
@@ -235,6 +237,41 @@ class AbstractMatrixModel(eqx.Module):
     @abc.abstractmethod
     def recovery(self) -> Array:
         """The α from which on S is known exactly."""
+
+    @property
+    def index_names(self) -> tuple[str, ...]:
+        """What to call the matrix."""
+        return ("S",)
+
+    def error_of(self, weights: Array, data: Dataset, *, key: Array, samples: int = 0) -> Array:
+        """Estimation error per entry, of several layers their mean; NaN without a teacher."""
+        del key, samples
+        if data.teacher is None:
+            return jnp.asarray(jnp.nan, theory_dtype())
+        return self.matrix_error(self.estimate(weights), data.teacher)
+
+    @property
+    def small_width_threshold(self) -> Array:
+        """The ᾱ from which on something is learned, as ρ → 0."""
+        _ = self.channel.tolerated
+        one, (start, scale) = jnp.ones((), theory_dtype()), self.prior.small_width_start
+        return start / (scale * self.channel.response(0.0 * one, one))
+
+    def small_width_error(self, scaled: Any) -> Array:
+        """V at ᾱ as ρ → 0 (class docstring), elementwise."""
+        _ = self.channel.tolerated
+        scaled = jnp.asarray(scaled, theory_dtype())
+        check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
+        start, scale = self.prior.small_width_start
+
+        def above(log_t: Array) -> Array:
+            V = self.prior.small_width(jnp.exp(log_t))
+            return jnp.exp(log_t) / (scale * self.channel.response(1.0 - V, V)) > scaled
+
+        low = jnp.log(start) + jnp.zeros_like(scaled)
+        log_t = bisect(above, low, jnp.full_like(scaled, np.log(1e10)))
+        V = jnp.where(log_t - low < 1e-12, 1.0, self.prior.small_width(jnp.exp(log_t)))
+        return jnp.where(log_t > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))
 
     @abc.abstractmethod
     def prediction_error(self, q: Array, bayes: bool, key: Array | None, samples: int) -> Estimate:

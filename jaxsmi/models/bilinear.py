@@ -1,0 +1,231 @@
+r"""Bilinear sequence regression: a number linear in the tokens of a sequence, through a matrix of extensive rank.
+
+Equations here [ETBMZ25; spec/3, sections 1 and 2.8], a sequence X of L tokens in d dimensions, S = (U V)ᵀ/√r (L, d) with
+U (d, r) and V (r, L) iid N(0, 1), β = L/d, ρ = r/d:
+
+    y = ⟨X, S⟩/√(dL) + √Δ z,     α = n/(dL);   error ‖Ŝ - S‖²/(dL) = V, of a new label V (+ Δ)
+    perfect recovery (Δ = 0) from α = D = ρ (1 + β - ρ)/β (ρ <= 1, ρ <= β), else 1
+    small width, ᾱ = n/(r (d + L)), ρ → 0: something is learned from ᾱ = (1 + Δ) √β/(1 + β)
+    β → ∞ (Δ = 0): V = (1 - α)(1 - α/ρ);   ρ → ∞: ridge regression with penalty Δ
+
+Symmetric [MTMKZ24; spec/3, sections 1.2 and 2.9], S = W Wᵀ/√r (d, d), X symmetric and Gaussian, variance 1 off the diagonal,
+2 on it:
+
+    y = ⟨X, S⟩/d + √Δ z,     α = n/d²;    error ‖Ŝ - S‖²/d² = V, of a new label 2V (+ Δ)
+
+which is `AttentionIndexed(1, ρ, "linear", noise=Δ)` with X in place of x xᵀ - I: a quadratic network, with the same
+asymptotics. A hidden layer with noise σ, y = (1/√r) Σ_k (w_k·x/√d + σ z_k)², has Δ = 4σ² + 2σ⁴.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsmi.channels.indexed import LinearField, LinearIndices
+from jaxsmi.models.base import AbstractMatrixModel, Estimate
+from jaxsmi.priors.spectral import AbstractSpectralPrior, ProductPrior, WishartPrior
+from jaxsmi.sensing import DenseSensing
+from jaxsmi.types import Array, Dataset, check, theory_dtype
+
+
+class Bilinear(AbstractMatrixModel):
+    r"""Bilinear sequence regression: y = ⟨X, S⟩/√(dL) + √Δ z, S (L, d) a product of width r (module docstring).
+
+    Arguments: `aspect_ratio` β = L/d > 0 (infinite: theory only); `rank_ratio` ρ = r/d > 0; `noise` Δ >= 0, the variance of the
+    label noise; `symmetric`: S = W Wᵀ/√r of a quadratic network (β = 1). Sample complexity is α = n/(dL).
+    Inputs are (n, L, d), S and the teacher (L, d): one row a token.
+    Raises: ValueError for arguments out of range.
+    Example:
+    >>> import jax, jaxsmi as smi
+    >>> jax.config.update("jax_enable_x64", True)
+    >>> model = smi.Bilinear(aspect_ratio=1.0, rank_ratio=0.2)
+    >>> round(float(smi.state_evolution(model, 0.3).error), 10)
+    0.3474043203
+    """
+
+    prior: AbstractSpectralPrior
+    noise: Array
+    symmetric: bool = eqx.field(static=True)
+
+    def __init__(self, aspect_ratio: Any = 1.0, rank_ratio: Any = 0.2, noise: Any = 0.0, symmetric: bool = False):
+        check(isinstance(symmetric, (bool, np.bool_)), "symmetric", symmetric, "True or False")
+        if symmetric:
+            check(jnp.asarray(aspect_ratio) == 1.0, "aspect_ratio", aspect_ratio, "1 for a symmetric matrix")
+        noise = jnp.asarray(noise, theory_dtype())
+        check(noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a finite variance >= 0")
+        self.prior = WishartPrior(rank_ratio) if symmetric else ProductPrior(aspect_ratio, rank_ratio)
+        self.noise, self.symmetric = noise, bool(symmetric)
+
+    @property
+    def aspect_ratio(self) -> Array:
+        """β."""
+        return self.prior.aspect_ratio if isinstance(self.prior, ProductPrior) else jnp.ones((), theory_dtype())
+
+    @property
+    def channel(self) -> LinearIndices:
+        """What a label says about its field."""
+        return LinearIndices(1, self.noise) if self.symmetric else LinearField(self.noise)
+
+    @property
+    def indices(self) -> int:
+        """One matrix."""
+        return 1
+
+    @property
+    def recovery(self) -> Array:
+        """α of perfect recovery; inf with noise."""
+        return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.channel.measurements)
+
+    def length(self, dimension: int) -> int:
+        """L = round(β d)."""
+        return self.prior.length(dimension) if isinstance(self.prior, ProductPrior) else dimension
+
+    # what message passing and training ask of a model ------------------------------------------------------------------
+
+    # of `gamp`, the default first: with the theory's A runs at d = 100 can explode [spec/3, section 3]
+    precisions: ClassVar[tuple[str, ...]] = ("outer", "state")
+    dampings: ClassVar[tuple[float, ...]] = (0.5, 0.7, 0.85)
+
+    def check_data(self, data: Dataset, teacher: bool = True) -> None:
+        """Raise a ValueError for inputs, labels or a teacher of another shape."""
+        L, d = data.inputs.shape[1:]
+        if self.symmetric:
+            check(d == L, "data.inputs", data.inputs, "(n, d, d)")
+            gap = jnp.max(jnp.abs(data.inputs - jnp.swapaxes(data.inputs, 1, 2)))
+            check(
+                gap <= 1e-5,
+                "data.inputs",
+                data.inputs,
+                "symmetric matrices (of vectors: AttentionIndexed(1, ρ, 'linear'))",
+            )
+        else:
+            check(self.length(d) == L, "data.inputs", data.inputs, f"(n, {self.length(d)}, {d}): β d tokens a sample")
+        check(data.labels.ndim == 1, "data.labels", data.labels, "(n,)")
+        if teacher and data.teacher is not None:
+            check(data.teacher.shape == (L, d), "data.teacher", data.teacher, f"S ({L}, {d})")
+
+    def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the signal (1, L, d) and of its fields (n, 1, 1) in message passing."""
+        self.check_data(data)
+        return (1, *data.inputs.shape[1:]), (data.samples, 1, 1)
+
+    def sensing(self, data: Dataset) -> DenseSensing:
+        """How the signal is seen through the inputs of `data`."""
+        return DenseSensing(data.inputs)
+
+    def estimate(self, signal: Array) -> Array:
+        """S (L, d) from the signal (1, L, d) of message passing, or from the factors of a student."""
+        signal = signal.astype(theory_dtype())
+        return signal[0] if signal.ndim == 3 else self.product(signal)
+
+    def product(self, factors: Array) -> Array:
+        """S (L, d) of factors (r, L + d), V beside Uᵀ; of W (r, d) if symmetric."""
+        r = factors.shape[0]
+        left, right = (factors, factors) if self.symmetric else jnp.split(factors, [self._split(factors.shape[1])], axis=1)
+        return jnp.matmul(left.T, right, precision="highest") / np.sqrt(r)
+
+    def _split(self, columns: int) -> int:
+        """L of L + d columns, L = round(β d)."""
+        return columns - round(columns / (1.0 + float(self.aspect_ratio)))
+
+    def signal(self, teacher: Array) -> Array:
+        """The signal (1, L, d) of a teacher (L, d)."""
+        return teacher[None].astype(theory_dtype())
+
+    def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
+        """⟨Ŝ, Ŝ⟩/(dL) as "overlap" (1, 1), ⟨Ŝ, S⟩/(dL) as "teacher_overlap" (1, 1), "cosine" (1,) of both; NaN without S."""
+        S = self.estimate(weights)
+        Q, nan = jnp.mean(S * S), jnp.full((), jnp.nan, S.dtype)
+        cross, cosine = nan, nan
+        if teacher is not None:
+            truth = teacher.astype(S.dtype)
+            cross = jnp.mean(S * truth)
+            cosine = cross / jnp.sqrt(Q * jnp.mean(truth * truth))
+        one = jnp.ones((1, 1), S.dtype)
+        return {"overlap": Q * one, "teacher_overlap": cross * one, "cosine": cosine * one[0]}
+
+    def matrix_error(self, S: Array, teacher: Array) -> Array:
+        """‖Ŝ - S‖² per entry."""
+        return jnp.mean((S - teacher) ** 2)
+
+    def start(self, key: Array, dimension: int, scale: Any = 1.0, dtype: Any = None) -> Array:
+        """Random factors of a student: scale × N(0, 1)."""
+        shape = self.student_shape(dimension)
+        return (scale * jax.random.normal(key, shape, theory_dtype())).astype(dtype or theory_dtype())
+
+    def student_shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of the weights of a student: V (r, L) beside Uᵀ (r, d); W (r, d) if symmetric."""
+        return (self.prior.width(dimension), dimension + (0 if self.symmetric else self.length(dimension)))
+
+    def complexity(self, samples: int, dimension: int) -> float:
+        """α = n/(dL)."""
+        return samples / (dimension * self.length(dimension))
+
+    def outputs(self, weights: Array, inputs: Array) -> Array:
+        """Labels of inputs (n, L, d) for factors, in the precision of the inputs: what `train` differentiates."""
+        return self._labels(self.product(weights.astype(inputs.dtype)), inputs)
+
+    @staticmethod
+    def _labels(S: Array, inputs: Array) -> Array:
+        fields = jnp.einsum("nld,ld->n", inputs, S.astype(inputs.dtype), precision="highest")
+        return fields / np.sqrt(S.size)
+
+    def predict(self, solution: Any, inputs: Any) -> Array:
+        """Labels (n,) of new inputs (n, L, d) for Ŝ: `solution` of `gamp` or `train`, or a matrix (L, d).
+
+        Raises: ValueError for a solution of theory, or shapes that do not fit.
+        """
+        S, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
+        check(S is not None, "solution", "a solution without weights", "the solution of gamp or train")
+        S = jnp.asarray(S)
+        check(S.ndim == 2, "solution", S, "a matrix (L, d)")
+        check(inputs.ndim == 3 and inputs.shape[1:] == S.shape, "inputs", inputs, f"an array of shape (n, *{S.shape})")
+        check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
+        return self._labels(S, inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype()))
+
+    def prediction_error(self, q: Array, bayes: bool, key: Array | None, samples: int) -> Estimate:
+        """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω."""
+        del bayes, key, samples
+        return Estimate((2.0 if self.symmetric else 1.0) * (self.prior.norm - q), jnp.zeros((), theory_dtype()))
+
+    def link(self, fields: Array) -> Array:
+        """The noiseless label: the field itself."""
+        return fields.reshape(())
+
+    def sample(self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None) -> Dataset:
+        """Draw S (L, d), n = round(α d L) inputs (n, L, d) and their labels (n,); L = round(β d), r = round(ρ d).
+
+        Arguments: `dimension` d >= 2; `alpha` = n/(dL) > 0; `dtype` of the inputs; `teacher` S (L, d) to reuse, of any rank.
+        Returns: a `Dataset`. Warns where rounding moves β, ρ or α by more than 1 %: compare with the theory of the actual ratios.
+        Raises: ValueError for arguments out of range.
+        Memory: n·L·d = α (dL)² numbers: 0.4 GB in float64 at d = L = 100, α = 0.5.
+        """
+        check(isinstance(dimension, (int, np.integer)) and dimension >= 2, "dimension", dimension, "an integer d >= 2")
+        check(np.isfinite(alpha) and alpha > 0, "alpha", alpha, "a positive number n/(dL)")
+        d, L = int(dimension), self.length(dimension)
+        samples = max(round(float(alpha) * d * L), 1)
+        self._warn(d, L, samples, float(alpha))
+        teacher_key, input_key, noise_key = jax.random.split(key, 3)
+        S = self.product(self.start(teacher_key, d)) if teacher is None else jnp.asarray(teacher, theory_dtype())
+        check(S.shape == (L, d), "teacher", S, f"({L}, {d})")
+        inputs = jax.random.normal(input_key, (samples, L, d), dtype or theory_dtype())
+        if self.symmetric:
+            check(jnp.max(jnp.abs(S - S.T)) <= 1e-6 * jnp.max(jnp.abs(S)), "teacher", S, "a symmetric matrix")
+            inputs = (inputs + jnp.swapaxes(inputs, 1, 2)) * np.sqrt(0.5).astype(inputs.dtype)
+        labels = DenseSensing(inputs).forward(S)[:, 0, 0]
+        labels = labels + jnp.sqrt(self.noise) * jax.random.normal(noise_key, labels.shape, labels.dtype)
+        return Dataset(inputs, labels, S, self)
+
+    def _warn(self, d: int, L: int, samples: int, alpha: float) -> None:
+        rho = float(self.prior.rank_ratio)
+        pairs = {"rank_ratio": (self.prior.width(d) / d, rho), "alpha": (samples / (d * L), alpha)}
+        pairs["aspect_ratio"] = (L / d, float(self.aspect_ratio))
+        moved = [f"{name} {came:g} -> {made:g}" for name, (made, came) in pairs.items() if abs(made / came - 1.0) > 0.01]
+        if moved:
+            warnings.warn(f"jaxsmi: rounded at dimension {d}: {', '.join(moved)}.", stacklevel=3)
