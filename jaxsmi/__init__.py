@@ -4,7 +4,7 @@ Message passing (`gamp`), its exact asymptotics (`state_evolution`), and the mod
 Importing starts no device and sets no flag; theory is meant for float64: jax.config.update("jax_enable_x64", True).
 """
 
-from jaxsmi import models, priors, text
+from jaxsmi import baselines, models, priors, text
 from jaxsmi.evolution import state_evolution
 from jaxsmi.learning import averaged, learned_at, learning_order
 from jaxsmi.message_passing import gamp
@@ -28,6 +28,7 @@ __all__ = [
     "Threshold",
     "align",
     "averaged",
+    "baselines",
     "first_order",
     "free_entropy",
     "gamp",

@@ -169,25 +169,25 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     held, still = frozen(model), lax.stop_gradient(goal)
     start = jnp.ones((), dtype)  # V at q̂ = 0
     first = still + jnp.log(held.channel.response(held.prior.norm - start, start))  # the response grows with q
-    ends = jnp.stack([first, jnp.log(jnp.asarray(_FAR, dtype))])
-    values = jax.vmap(lambda l: height(held, l)[0])(ends) - still
-    far = values[1] < 0.0
+    top = jnp.log(jnp.asarray(_FAR, dtype))
+    found = lax.stop_gradient(fixed_point.root(lambda l: height(held, l)[0] - still, first, top))
+    far = found.values[1] < 0.0
     recovered = (alpha >= model.recovery) | (far & jnp.isfinite(model.recovery))
-    root = lax.stop_gradient(fixed_point.root(lambda l: height(held, l)[0] - still, ends, values))
-    l = jnp.where(recovered, first, root)  # any number whose derivative is finite
-    slope, moved = lax.stop_gradient(jax.jvp(lambda l: height(held, l), (l,), (jnp.ones_like(l),))[1])
-    slope = jnp.where(recovered, 1.0, slope)
+    l = jnp.where(recovered, first, found.x)  # any number whose derivative is finite
+    slope = jnp.where(recovered | (found.slope == 0.0), 1.0, found.slope)
 
     def newton(_: int, c: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         l = c[0]
         above, V = height(model, l)
         return jnp.where(recovered, first, l - (above - goal) / slope), l, V
 
-    # the first step makes the implicit derivative, the second the second one, the third only looks at V
-    _, l, V = lax.fori_loop(0, 3, newton, (l, l, start))
+    # derivatives go through these steps: each takes away an order of the error of the slope; the last only looks at V
+    _, l, V = lax.fori_loop(0, 4, newton, (l, l, start))
     V = jnp.where(recovered, 0.0, V)
-    # an error e of log f moves log q̂ by e/slope
-    spread = jnp.abs(moved / slope) * channel.uncertainty(prior.norm - V, lax.stop_gradient(V))
+    spread = jnp.zeros_like(V)
+    if channel.sampled:  # an error e of log f moves log q̂ by e/slope
+        moved = jax.jvp(lambda l: held.prior.mmse(jnp.exp(l)), (lax.stop_gradient(l),), (jnp.ones_like(l),))[1]
+        spread = jnp.abs(moved / slope) * channel.uncertainty(prior.norm - V, lax.stop_gradient(V))
     spread = jnp.where(recovered, 0.0, lax.stop_gradient(spread))
     V = jnp.where(valid, V, jnp.nan)
     one = jnp.ones((1, 1), dtype)

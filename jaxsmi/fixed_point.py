@@ -14,7 +14,7 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -43,33 +43,49 @@ def bisect(above: Callable[[Array], Array], low: Array, high: Array, steps: int 
     return 0.5 * (low + high)
 
 
-def root(function: Callable[[Array], Array], ends: Array, values: Array, tolerance: float = 1e-9, steps: int = 80) -> Array:
-    """Where `function`, whose `values` (2,) at the `ends` (2,) are of opposite signs, is zero, to an absolute `tolerance`:
-    Chandrupatla's method, inverse quadratic interpolation where that is safe and bisection elsewhere; about ten evaluations."""
+class Root(NamedTuple):
+    """A root `x`, the `slope` there (a secant, to about 1e-5), and the function's `values` at the ends of the bracket."""
+
+    x: Array
+    slope: Array
+    values: Array
+
+
+def root(function: Callable[[Array], Array], low: Array, high: Array, tolerance: float = 1e-9, steps: int = 80) -> Root:
+    """Where `function`, of opposite signs at `low` and `high`, is zero, to an absolute `tolerance`: Chandrupatla's method,
+    inverse quadratic interpolation where that is safe and bisection elsewhere; about ten evaluations. Scalars (vmap for more).
+
+    The function occurs once in the compiled program, ends included: what is solved for here takes seconds to compile.
+    """
 
     def proceed(c: tuple[Array, ...]) -> Array:
-        a, b, _, fa, fb, _, _, count = c
+        a, b, _, fa, fb, *_, count = c
         best = jnp.where(jnp.abs(fa) < jnp.abs(fb), fa, fb)
-        return (jnp.abs(b - a) > tolerance) & (best != 0.0) & (count < steps)
+        return (count < 2) | ((jnp.abs(b - a) > tolerance) & (best != 0.0) & (count < steps))
 
     def step(c: tuple[Array, ...]) -> tuple[Array, ...]:
-        a, b, _, fa, fb, _, t, count = c
-        x = a + t * (b - a)
+        a, b, _, fa, fb, _, t, _, ends, count = c
+        x = jnp.where(count == 0, low, jnp.where(count == 1, high, a + t * (b - a)))
         f = function(x)
+        ends = jnp.where(jnp.arange(2) == count, f, ends)
         same = jnp.sign(f) == jnp.sign(fa)  # the root is between x and b; else between x and a
         last, f_last = jnp.where(same, a, b), jnp.where(same, fa, fb)
-        b, fb = jnp.where(same, b, a), jnp.where(same, fb, fa)
-        xi, phi = (x - b) / (last - b), (f - fb) / (f_last - fb)
+        other, f_other = jnp.where(same, b, a), jnp.where(same, fb, fa)
+        xi, phi = (x - other) / (last - other), (f - f_other) / (f_last - f_other)
         safe = (phi**2 < xi) & ((1.0 - phi) ** 2 < 1.0 - xi)
-        one = f / (fb - f) * f_last / (fb - f_last)
-        two = f / (f_last - f) * fb / (f_last - fb) * (last - x) / (b - x)
-        edge = jnp.minimum(0.5, 0.25 * tolerance / jnp.abs(b - x))
+        one = f / (f_other - f) * f_last / (f_other - f_last)
+        two = f / (f_last - f) * f_other / (f_last - f_other) * (last - x) / (other - x)
+        edge = jnp.minimum(0.5, 0.25 * tolerance / jnp.abs(other - x))
         t = jnp.clip(jnp.where(safe, one + two, 0.5), edge, 1.0 - edge)
-        return x, b, last, f, fb, f_last, t, count + 1
+        slope = (f - fa) / (x - a)
+        new = (x, other, last, f, f_other, f_last, t, slope)
+        begun = (low, high, low, ends[0], ends[1], ends[0], 0.5 * jnp.ones_like(t), slope)
+        return *(jnp.where(count < 2, u, v) for u, v in zip(begun, new, strict=True)), ends, count + 1
 
-    start = (*ends, ends[0], *values, values[0], 0.5 * jnp.ones_like(ends[0]), jnp.zeros((), int))
-    a, b, _, fa, fb, *_ = lax.while_loop(proceed, step, start)
-    return jnp.where(jnp.abs(fa) < jnp.abs(fb), a, b)
+    one = jnp.ones_like(low)
+    start = (low, high, low, one, -one, one, 0.5 * one, one, jnp.stack([one, -one]), jnp.zeros((), int))
+    a, b, _, fa, fb, *_, slope, ends, _ = lax.while_loop(proceed, step, start)
+    return Root(jnp.where(jnp.abs(fa) < jnp.abs(fb), a, b), slope, ends)
 
 
 def spectral_radius(J: Array, steps: int = 200) -> Array:

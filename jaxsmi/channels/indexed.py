@@ -53,6 +53,11 @@ class AbstractIndices(eqx.Module):
     def log_partition(self, q: Array, V: Array) -> Array:
         """Ψ(q) = E log p(y|ω), f = 4 Ψ'; of noiseless labels that are no words but numbers, up to a constant."""
 
+    @property
+    def sampled(self) -> bool:
+        """Whether f comes from Monte-Carlo, with an `uncertainty`."""
+        return False
+
     def uncertainty(self, q: Array, V: Array) -> Array:
         """Relative standard error of f."""
         del q
@@ -237,6 +242,11 @@ class HardmaxIndices(AbstractIndices):
     def statistic(self, labels: Array) -> Array:
         """s (.., 2): 1 where a token points at itself, else -1."""
         return 2.0 * jnp.diagonal(labels, axis1=-2, axis2=-1).astype(theory_dtype()) - 1.0
+
+    @property
+    def sampled(self) -> bool:
+        """For T >= 3."""
+        return self.tokens > 2
 
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
         return _hardmax_table() if self.tokens == 2 else sampled_table(self.tokens)

@@ -88,8 +88,8 @@ class Bilinear(AbstractMatrixModel):
 
     # what message passing and training ask of a model ------------------------------------------------------------------
 
-    # of `gamp`, the default first: with the theory's A runs at d = 100 can explode [spec/3, section 3]
-    precisions: ClassVar[tuple[str, ...]] = ("outer", "state")
+    # of `gamp`, the default first: with damping and without noise "outer" lets V collapse; undamped, "state" can explode
+    precisions: ClassVar[tuple[str, ...]] = ("state", "outer")
     dampings: ClassVar[tuple[float, ...]] = (0.5, 0.7, 0.85)
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:

@@ -27,6 +27,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxsmi.random_matrix import (
     mutual_information,
@@ -222,7 +223,8 @@ class ProductPrior(AbstractSpectralPrior):
     def sides(self) -> tuple[Array, Array]:
         """(R₁, R₂): long over short side, width over short side. V is even in log β at fixed ρ/√β, and so are its derivatives."""
         beta = jnp.where(jnp.isinf(self.aspect_ratio), 2.0, self.aspect_ratio)
-        long = jnp.exp(jnp.abs(jnp.log(beta)))  # whose derivative at β = 1 is taken as zero
+        side = jnp.sign(jnp.log(beta))  # 0 at β = 1, and with it the derivative of R₁
+        long = jnp.exp(lax.stop_gradient(side) * jnp.log(beta))
         return long, self.rank_ratio / jnp.sqrt(beta) * jnp.sqrt(long)
 
     def length(self, dimension: int) -> int:

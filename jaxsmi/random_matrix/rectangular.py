@@ -220,6 +220,7 @@ class RectangularSpectrum(eqx.Module):
         near = R * (1.0 - (R1 - 1.0) / R1 * mass) - 4.0 * np.pi**2 / 3.0 * R**2 * R1**-1.5 * self.cubed
         return jnp.where(R > 1.0, far, near)  # far loses digits for small R, near for large R and R₁ > 1
 
+    @jax.jit
     def green(self, points: Array) -> tuple[Array, Array]:
         """(H, μ) at real points x > 0 of any shape, on the support, in the gap or outside."""
         x = jnp.asarray(points, theory_dtype())
@@ -367,6 +368,11 @@ def rectangular_error(aspect: Any, rank: Any, qhat: Any) -> Array:
     check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
     check(jnp.all(jnp.isfinite(rank) & (rank > 0.0)), "rank", rank, "a finite number > 0")
     check(jnp.all(jnp.isfinite(qhat) & (qhat >= 0.0)), "qhat", qhat, "a finite number >= 0")
+    return _error(aspect, rank, qhat)
+
+
+@jax.jit
+def _error(aspect: Array, rank: Array, qhat: Array) -> Array:
     faint = _faint(aspect, rank, qhat)
     full = _spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat)).error
     return jnp.where(faint, 1.0 - qhat + qhat**2 - (1.0 + aspect / rank**2) * qhat**3, full)
@@ -389,8 +395,15 @@ def rectangular_information(aspect: Any, rank: Any, qhat: Any) -> Array:
     """
     aspect, rank, qhat = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, qhat))
     check(jnp.all(jnp.isfinite(qhat) & (qhat > 0.0)), "qhat", qhat, "a finite number > 0")
+    check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
+    check(jnp.all(jnp.isfinite(rank) & (rank > 0.0)), "rank", rank, "a finite number > 0")
+    return _information(aspect, rank, qhat)
+
+
+@jax.jit
+def _information(aspect: Array, rank: Array, qhat: Array) -> Array:
     faint = _faint(aspect, rank, qhat)
-    law = rectangular_spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat))
+    law = _spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat))
     R1, R2, R = law.aspect, law.rank, law.noise
     c = _roots(R1, R2, R)
     over = R1 - 1.0

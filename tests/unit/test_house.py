@@ -22,7 +22,7 @@ FLOORS = [  # a room may import from its own floor and from lower ones, never in
     {"integrate", "fixed_point", "random_matrix"},
     {"sensing", "priors", "channels"},
     {"models"},
-    {"message_passing", "evolution", "potential", "training"},
+    {"message_passing", "evolution", "potential", "training", "baselines"},
     {"sgd", "thresholds", "transitions", "search", "learning", "text"},
     {"sweeps", "storage", "plotting", "reports"},
     {"figures"},
