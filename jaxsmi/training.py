@@ -449,9 +449,9 @@ def _start(model: Any, data: Any, optimizer: Any, key: Array, init: Any, state: 
 
 
 @eqx.filter_jit
-def _slopes(model: Any, loss: Any, weights: Array, teacher: Array) -> Array:
+def _slopes(model: Any, loss: Any, weights: Array, teacher: Array, shape: tuple[int, int]) -> Array:
     """Gradient of the loss at some weights on random inputs and a teacher's labels."""
-    inputs = jax.random.normal(jax.random.key(0), (16, model.tokens, weights.shape[1]), theory_dtype())
+    inputs = jax.random.normal(jax.random.key(0), (16, *shape), theory_dtype())
     labels = model.outputs(teacher, inputs)
     return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.outputs(w, inputs), labels)))(weights)
 
@@ -462,7 +462,8 @@ def _check_gradient(model: Any, loss: Any, D: int) -> None:
         return
     with jax.ensure_compile_time_eval():  # concrete under jit too
         weights, teacher = (model.start(k, min(D, 8)) for k in jax.random.split(jax.random.key(1)))
-        flat = np.flatnonzero(np.all(np.asarray(_slopes(model, loss, weights, teacher)) == 0.0, axis=1))
+        slopes = _slopes(model, loss, weights, teacher, model.input_shape(min(D, 8)))
+        flat = np.flatnonzero(np.all(np.asarray(slopes) == 0.0, axis=1))
     allowed = "a link with a gradient (signs and hardmax have none: train another, such as a softmax student, on their data)"
     check(len(flat) < len(weights), "model", "a link whose gradient is zero", allowed)
     if len(flat):

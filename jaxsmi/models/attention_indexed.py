@@ -185,6 +185,10 @@ class AttentionIndexed(AbstractMatrixModel):
         shape = self.student_shape(dimension)
         return (scale * jax.random.normal(key, shape, theory_dtype())).astype(dtype or theory_dtype())
 
+    def input_shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of one input, (T, d)."""
+        return (self.tokens, dimension)
+
     def student_shape(self, dimension: int) -> tuple[int, int]:
         """Shape of the weights of a student, (L r, d)."""
         return (self.layers * self.prior.width(dimension), dimension)

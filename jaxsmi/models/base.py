@@ -84,6 +84,10 @@ class AbstractIndexModel(eqx.Module):
     dampings: ClassVar[tuple[float, ...]] = (0.0,)  # that it tries one after the other
     calibrated: ClassVar[bool] = True
 
+    def input_shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of one input, (M, D)."""
+        return (self.tokens, dimension)
+
     def student_shape(self, dimension: int) -> tuple[int, int]:
         """Shape of the weights of a student, (P, D)."""
         return (self.indices, dimension)

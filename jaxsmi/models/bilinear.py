@@ -31,7 +31,7 @@ from jaxsmi.channels.indexed import LinearField, LinearIndices
 from jaxsmi.models.base import AbstractMatrixModel, Estimate
 from jaxsmi.priors.spectral import AbstractSpectralPrior, ProductPrior, WishartPrior
 from jaxsmi.sensing import DenseSensing
-from jaxsmi.types import Array, Dataset, check, theory_dtype
+from jaxsmi.types import Array, Dataset, check, concrete, theory_dtype
 
 
 class Bilinear(AbstractMatrixModel):
@@ -124,24 +124,28 @@ class Bilinear(AbstractMatrixModel):
         signal = signal.astype(theory_dtype())
         return signal[0] if signal.ndim == 3 else self.product(signal)
 
-    def product(self, factors: Array) -> Array:
-        """S (L, d) of factors (r, L + d), V beside Uᵀ; of W (r, d) if symmetric."""
-        r = factors.shape[0]
-        left, right = (factors, factors) if self.symmetric else jnp.split(factors, [self._split(factors.shape[1])], axis=1)
-        return jnp.matmul(left.T, right, precision="highest") / np.sqrt(r)
-
-    def _split(self, columns: int) -> int:
-        """L of L + d columns, L = round(β d)."""
-        return columns - round(columns / (1.0 + float(self.aspect_ratio)))
+    def product(self, factors: Array, length: int | None = None) -> Array:
+        """S (L, d) of factors (r, L + d), V beside Uᵀ; of W (r, d) if symmetric. `length` L where β is traced."""
+        left = right = factors
+        if not self.symmetric:
+            if length is None:  # of L + d columns, L = round(β d)
+                length = factors.shape[1] - round(factors.shape[1] / (1.0 + float(self.aspect_ratio)))
+            left, right = factors[:, :length], factors[:, length:]
+        return jnp.matmul(left.T, right, precision="highest") / np.sqrt(factors.shape[0])
 
     def signal(self, teacher: Array) -> Array:
         """The signal (1, L, d) of a teacher (L, d)."""
         return teacher[None].astype(theory_dtype())
 
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
-        """⟨Ŝ, Ŝ⟩/(dL) as "overlap" (1, 1), ⟨Ŝ, S⟩/(dL) as "teacher_overlap" (1, 1), "cosine" (1,) of both; NaN without S."""
-        S = self.estimate(weights)
-        Q, nan = jnp.mean(S * S), jnp.full((), jnp.nan, S.dtype)
+        """⟨Ŝ, Ŝ⟩/(dL) as "overlap" (1, 1), ⟨Ŝ, S⟩/(dL) as "teacher_overlap" (1, 1), "cosine" (1,) of both; NaN without S
+        (inside a program and without S, of factors all three: how long the sequences are is not known there)."""
+        nan = jnp.full((), jnp.nan, theory_dtype())
+        if weights.ndim == 2 and teacher is None and not concrete(self.aspect_ratio):
+            return {"overlap": nan[None, None], "teacher_overlap": nan[None, None], "cosine": nan[None]}
+        weights = weights.astype(nan.dtype)
+        S = weights[0] if weights.ndim == 3 else self.product(weights, None if teacher is None else teacher.shape[0])
+        Q = jnp.mean(S * S)
         cross, cosine = nan, nan
         if teacher is not None:
             truth = teacher.astype(S.dtype)
@@ -149,6 +153,12 @@ class Bilinear(AbstractMatrixModel):
             cosine = cross / jnp.sqrt(Q * jnp.mean(truth * truth))
         one = jnp.ones((1, 1), S.dtype)
         return {"overlap": Q * one, "teacher_overlap": cross * one, "cosine": cosine * one[0]}
+
+    def error_of(self, weights: Array, data: Dataset, *, key: Array, samples: int = 0) -> Array:
+        """Estimation error per entry; NaN without a teacher."""
+        if data.teacher is None or weights.ndim == 3:
+            return super().error_of(weights, data, key=key, samples=samples)
+        return self.matrix_error(self.product(weights.astype(theory_dtype()), data.teacher.shape[0]), data.teacher)
 
     def matrix_error(self, S: Array, teacher: Array) -> Array:
         """‖Ŝ - S‖² per entry."""
@@ -158,6 +168,10 @@ class Bilinear(AbstractMatrixModel):
         """Random factors of a student: scale × N(0, 1)."""
         shape = self.student_shape(dimension)
         return (scale * jax.random.normal(key, shape, theory_dtype())).astype(dtype or theory_dtype())
+
+    def input_shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of one input, (L, d)."""
+        return (self.length(dimension), dimension)
 
     def student_shape(self, dimension: int) -> tuple[int, int]:
         """Shape of the weights of a student: V (r, L) beside Uᵀ (r, d); W (r, d) if symmetric."""
@@ -169,7 +183,7 @@ class Bilinear(AbstractMatrixModel):
 
     def outputs(self, weights: Array, inputs: Array) -> Array:
         """Labels of inputs (n, L, d) for factors, in the precision of the inputs: what `train` differentiates."""
-        return self._labels(self.product(weights.astype(inputs.dtype)), inputs)
+        return self._labels(self.product(weights.astype(inputs.dtype), inputs.shape[1]), inputs)
 
     @staticmethod
     def _labels(S: Array, inputs: Array) -> Array:
