@@ -7,7 +7,6 @@ two; `full=True` has the sizes of the article (d = 100 and 120, 16 seeds), which
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,28 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm.auto import tqdm
 
 from jaxsmi.evolution import state_evolution
+from jaxsmi.figures.common import Drawn, axes_row, dots, with_bars
 from jaxsmi.learning import averaged
-from jaxsmi.message_passing import gamp
 from jaxsmi.models import AttentionIndexed
-from jaxsmi.plotting import require
 from jaxsmi.thresholds import recovery_threshold
 from jaxsmi.training import train
 
-__all__ = ["RECIPES", "Drawn"]
+__all__ = ["RECIPES"]
 
 WIDTHS = (0.05, 0.2, 0.5, 1.0, 2.0)  # of figures 1 to 3: the article does not print its list (spec/2, section 7.11)
-
-
-@dataclasses.dataclass
-class Drawn:
-    """A figure, the arrays behind it, and what it shows."""
-
-    figure: Any
-    arrays: dict[str, np.ndarray]
-    caption: str
 
 
 def errors(tokens: int, widths: Sequence[float], output: str, alphas: Any) -> np.ndarray:
@@ -49,48 +37,13 @@ def errors(tokens: int, widths: Sequence[float], output: str, alphas: Any) -> np
     return np.asarray(jax.jit(jax.vmap(jax.vmap(one, (None, 0))))(jnp.asarray(widths, float), grid))
 
 
-def dots(
-    tokens: int, width: float, output: str, alphas: np.ndarray, dimension: int, seeds: int, progress: bool
-) -> np.ndarray:
-    """Errors (α, seeds) of message passing; NaN where a run diverged."""
-    model, found = AttentionIndexed(tokens, width, output), np.full((len(alphas), seeds), np.nan)
-    bar = tqdm(total=found.size, desc=f"{output}, T={tokens}, ρ={width:g}, d={dimension}", disable=not progress, leave=False)
-    for i, alpha in enumerate(alphas):
-        for seed in range(seeds):
-            key = jax.random.fold_in(jax.random.key(seed), i)
-            run = gamp(model, model.sample(key, dimension=dimension, alpha=alpha), key=key, max_steps=80)
-            found[i, seed] = float(run.error) if float(run.error) < 10 * (1 + width) else np.nan
-            bar.update()
-    return found
-
-
-def _axes(columns: int = 1) -> tuple[Any, list[Any]]:
-    require()
-    from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
-
-    figure = Figure(figsize=(4.8 * columns, 3.8), layout="constrained")
-    axes = list(np.ravel(figure.subplots(1, columns, squeeze=False)))
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(alpha=0.25, lw=0.6)
-        ax.set_ylabel("estimation error")
-    return figure, axes
-
-
-def _with_bars(ax: Any, x: Any, values: np.ndarray, **style: Any) -> None:
-    spread = np.nanstd(values, axis=1, ddof=1) / np.sqrt(np.sum(np.isfinite(values), axis=1))
-    ax.errorbar(
-        x, np.nanmean(values, axis=1), spread, ls="none", ms=4, capsize=2, **({"marker": "o", "mfc": "none"} | style)
-    )
-
-
 def _sizes(full: bool, dimension: int = 100) -> tuple[int, int]:
     return (dimension, 16) if full else (40, 3)
 
 
 def hardmax(full: bool = False, progress: bool = False) -> Drawn:
     """Figure 1: hardmax with two tokens, and its limit of small width."""
-    figure, (left, right) = _axes(2)
+    figure, (left, right) = axes_row(2)
     alphas = np.logspace(-2, 1.5, 60)
     theory = errors(2, WIDTHS, "hardmax", alphas)
     dimension, seeds = _sizes(full)
@@ -101,8 +54,8 @@ def hardmax(full: bool = False, progress: bool = False) -> Drawn:
         law = float(AttentionIndexed(2, width, "hardmax").decay) / alphas**2
         left.loglog(alphas, np.where(law < 0.1, law, np.nan), color=f"C{k}", ls=":", lw=0.8)
         if full or width == 0.5:
-            arrays[f"gamp_{width:g}"] = dots(2, width, "hardmax", at, dimension, seeds, progress)
-            _with_bars(left, at, arrays[f"gamp_{width:g}"], color=f"C{k}")
+            arrays[f"gamp_{width:g}"] = dots(AttentionIndexed(2, width, "hardmax"), at, dimension, seeds, progress)
+            with_bars(left, at, arrays[f"gamp_{width:g}"], color=f"C{k}")
     left.set_ylim(theory.min() / 2, 1.5)
     left.set_xlabel(r"$\alpha = n/d^2$")
     left.legend(fontsize=8, frameon=False)
@@ -122,7 +75,7 @@ def hardmax(full: bool = False, progress: bool = False) -> Drawn:
 
 def softmax(full: bool = False, progress: bool = False) -> Drawn:
     """Figure 2: softmax with two tokens, and all numbers of tokens on one curve with message passing and descent."""
-    figure, (left, right) = _axes(2)
+    figure, (left, right) = axes_row(2)
     alphas = np.linspace(0.002, 0.26, 200 if full else 100)
     theory = errors(2, WIDTHS, "softmax", alphas)
     arrays = {"widths": np.array(WIDTHS), "alpha": alphas, "theory": theory}
@@ -138,12 +91,12 @@ def softmax(full: bool = False, progress: bool = False) -> Drawn:
     right.plot(x, arrays["collapsed"], "k--", label="Bayes-optimal")
     for k, tokens in enumerate((2, 3)):
         measurements = tokens**2 + tokens - 2
-        arrays[f"gamp_{tokens}"] = dots(tokens, 0.5, "softmax", at / measurements, dimension, seeds, progress)
-        _with_bars(right, at, arrays[f"gamp_{tokens}"], color=f"C{k}", label=f"GAMP, T = {tokens}")
+        arrays[f"gamp_{tokens}"] = dots(AttentionIndexed(tokens, 0.5), at / measurements, dimension, seeds, progress)
+        with_bars(right, at, arrays[f"gamp_{tokens}"], color=f"C{k}", label=f"GAMP, T = {tokens}")
     single, mean = descents(at / 4, dimension, seeds, 2000 if full else 800)
     arrays |= {"descent": single, "averaged": mean}
-    _with_bars(right, at, single, color="C2", marker="s", label="Adam")
-    _with_bars(right, at, mean, color="C3", marker="^", label=f"averaged Adam, K = {16 if full else 8}")
+    with_bars(right, at, single, color="C2", marker="s", label="Adam")
+    with_bars(right, at, mean, color="C3", marker="^", label=f"averaged Adam, K = {16 if full else 8}")
     right.set_xlabel(r"$\alpha\,(T^2 + T - 2)$")
     right.legend(fontsize=8, frameon=False)
     caption = (
@@ -170,7 +123,7 @@ def descents(alphas: Any, dimension: int, seeds: int, steps: int) -> tuple[np.nd
 def linear(full: bool = False, progress: bool = False) -> Drawn:
     """Figure 3: all indices observed."""
     del progress
-    figure, (ax,) = _axes()
+    figure, (ax,) = axes_row()
     alphas = np.linspace(0.002, 0.175, 200 if full else 100)
     arrays = {"widths": np.array(WIDTHS), "alpha": alphas, "theory": errors(2, WIDTHS, "linear", alphas)}
     for k, width in enumerate(WIDTHS):
@@ -183,18 +136,18 @@ def linear(full: bool = False, progress: bool = False) -> Drawn:
 
 def more_tokens(full: bool = False, progress: bool = False) -> Drawn:
     """Figure 4: softmax with four and five tokens."""
-    figure, (ax,) = _axes()
+    figure, (ax,) = axes_row()
     dimension, seeds = _sizes(full, 120)
     alphas, arrays = np.linspace(0.001, 0.045, 100), {}
     for k, tokens in enumerate((4, 5)):
         theory = errors(tokens, (0.5,), "softmax", alphas)[0]
         end = float(recovery_threshold(AttentionIndexed(tokens, 0.5)).alpha)
         at = end * (np.linspace(0.3, 0.95, 6) if full else np.array([0.5, 0.75]))
-        found = dots(tokens, 0.5, "softmax", at, dimension, seeds, progress)
+        found = dots(AttentionIndexed(tokens, 0.5), at, dimension, seeds, progress)
         arrays |= {"alpha": alphas, f"theory_{tokens}": theory, f"gamp_alpha_{tokens}": at, f"gamp_{tokens}": found}
         ax.plot(alphas, theory, color=f"C{k}", label=f"T = {tokens}")
         ax.plot(end, 0.0, "|", color=f"C{k}", ms=10)
-        _with_bars(ax, at, found, color=f"C{k}")
+        with_bars(ax, at, found, color=f"C{k}")
     ax.set_xlabel(r"$\alpha = n/d^2$")
     ax.legend(fontsize=8, frameon=False)
     caption = f"Softmax, T = 4 and 5, ρ = 1/2: recovery at D/18 and D/28. Dots: d = {dimension}, {seeds} seeds."
@@ -204,7 +157,7 @@ def more_tokens(full: bool = False, progress: bool = False) -> Drawn:
 def small_width(full: bool = False, progress: bool = False) -> Drawn:
     """Figure 5: softmax with two tokens and small width."""
     del full, progress
-    figure, (ax,) = _axes()
+    figure, (ax,) = axes_row()
     x, widths = np.linspace(0.005, 0.55, 110), (0.001, 0.01, 0.05, 0.2, 0.5)
     arrays = {"x": x, "widths": np.array(widths), "theory": errors(2, widths, "softmax", np.outer(widths, x))}
     arrays["limit"] = np.asarray(AttentionIndexed(2, 0.5).small_width_error(x))

@@ -173,13 +173,16 @@ def test_descent_with_a_large_rate_and_its_average(alpha, value, tolerance):
 
 @pytest.mark.slow
 def test_descent_from_a_small_start():
-    """At α = 0.4 > α_PR it finds S: error below .01 for the median start."""
-    model = smi.Bilinear(1.0, 0.2)
-    data = model.sample(jax.random.key(0), dimension=40, alpha=0.4)
-    keys = jax.random.split(jax.random.key(7), 8)
-    fit = smi.train(model, data, optax.sgd(0.3), key=keys, steps=6000, reduction="sum", loss=quarter, init=1e-4)
-    assert np.median(fit.error) < 0.01
-    assert fit.history["error"][:, 0].min() > 0.9  # from nothing
+    """At α = 0.4 > α_PR it finds S: error below .01 for the median start, of three teachers (one of them is harder)."""
+    model, optimizer, errors = smi.Bilinear(1.0, 0.2), optax.sgd(0.3), []
+    for seed in range(3):
+        data = model.sample(jax.random.key(seed), dimension=40, alpha=0.4)
+        keys = jax.random.split(jax.random.key(7 + seed), 8)
+        fit = smi.train(model, data, optimizer, key=keys, steps=6000, reduction="sum", loss=quarter, init=1e-4)
+        errors.extend(np.asarray(fit.error))
+        moment = float(jnp.mean(data.teacher**2))
+        np.testing.assert_allclose(fit.history["error"][:, 0], moment, rtol=1e-3)  # from nothing
+    assert np.median(errors) < 0.01
 
 
 def test_descent_follows_its_equations():

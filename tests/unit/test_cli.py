@@ -266,6 +266,20 @@ def test_matrix_models_on_the_command_line(capsys):
     assert "one layer" in err
 
 
+def test_bilinear_on_the_command_line(capsys):
+    code, out, err = call(capsys, "threshold", "bilinear", "--vary", "aspect-ratio", "--values", 1, 2, "--json")
+    assert (code, err) == (0, "")
+    np.testing.assert_allclose([t["steps"][0]["alpha"] for t in json.loads(out)["thresholds"]], [0.36, 0.28], rtol=1e-12)
+    code, out, err = call(
+        capsys, "gamp", "bilinear", "--symmetric", "--noise", 0.25, "--rank-ratio", 0.5, "--dimension", 12, "--json"
+    )
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert found["settings"]["symmetric"] is True
+    assert found["settings"]["alpha"] == 0.3  # its own default
+    assert 0 < found["error"] < 1.5
+
+
 @pytest.mark.slow
 def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
     words = ["--dimension", 12, "--steps", 30, "--runs", 2, "--gamp", 0.1, "--out", tmp_path]

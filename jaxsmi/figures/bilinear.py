@@ -1,0 +1,417 @@
+"""The figures of "Bilinear sequence regression" (arXiv 2410.18858) and of "Bayes-optimal learning of an extensive-width neural
+network from quadratically many samples" (arXiv 2408.03733), as spec/3, section 9 lists them.
+
+Dots are runs at finite d. By default they are few and small, so that a figure takes a minute or two, and the caption says how
+many; `full=True` has the sizes of the articles (d = 50 and 100, 16 to 64 runs), which take hours. Errors are per entry of S.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm.auto import tqdm
+
+from jaxsmi.baselines import minimum_nuclear_norm, nuclear_norm_threshold, ridge_error
+from jaxsmi.evolution import state_evolution
+from jaxsmi.figures.common import Drawn, axes_row, dots, with_bars
+from jaxsmi.learning import averaged
+from jaxsmi.models import Bilinear
+from jaxsmi.potential import free_entropy
+from jaxsmi.training import train
+
+__all__ = ["RECIPES"]
+
+WIDTHS = (2.0, 1.0, 0.5, 0.2, 0.05)
+INFINITE = float("inf")
+
+
+@functools.partial(jax.jit, static_argnums=4)
+@functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None))
+def _errors(alpha: Any, beta: Any, rho: Any, noise: Any, symmetric: bool) -> Any:
+    return state_evolution(Bilinear(1.0 if symmetric else beta, rho, noise, symmetric), alpha).error
+
+
+def errors(alphas: Any, beta: Any, rho: Any, noise: float = 0.0, symmetric: bool = False) -> np.ndarray:
+    """Bayes-optimal errors of broadcast arguments."""
+    grid = np.broadcast_arrays(*(np.asarray(x, float) for x in (alphas, beta, rho, noise)))
+    return np.asarray(_errors(*(jnp.asarray(x.ravel()) for x in grid), symmetric)).reshape(grid[0].shape)
+
+
+def _named(beta: float) -> str:
+    return r"\infty" if np.isinf(beta) else f"{beta:g}"
+
+
+def bayes_error(full: bool = False, progress: bool = False, noise: float = 0.0) -> Drawn:
+    """Figure 1 (and with noise): errors against α and against n/(r (d + L))."""
+    del progress
+    figure, axes = axes_row(2, 3)
+    alphas, scaled = np.linspace(0.005, 1.0, 200 if full else 100), np.linspace(0.02, 2.0 if noise else 1.2, 100)
+    ridge = np.asarray(ridge_error(alphas, noise, noise))
+    arrays: dict[str, Any] = {"alpha": alphas, "scaled": scaled, "widths": np.array(WIDTHS), "ridge": ridge}
+    for row, beta in enumerate((1.0, 5.0, INFINITE)):
+        left, right = axes[2 * row : 2 * row + 2]
+        factor = 1.0 if np.isinf(beta) else (1.0 + beta) / beta  # α = ᾱ ρ (1 + β)/β
+        widths = np.array(WIDTHS)[:, None]
+        theory, again = errors(alphas, beta, widths, noise), errors(scaled * factor * widths, beta, widths, noise)
+        arrays |= {f"theory_{beta:g}": theory, f"scaled_{beta:g}": again}
+        for k, width in enumerate(WIDTHS):
+            left.plot(alphas, theory[k], color=f"C{k}", label=rf"$\rho = {width:g}$")
+            right.plot(scaled, again[k], color=f"C{k}")
+        left.plot(alphas, ridge, "k--", lw=1.0, label="ridge")
+        if np.isinf(beta):
+            limit = np.asarray(ridge_error(scaled, noise, noise))
+        else:
+            thin = Bilinear(beta, 1.0, noise)
+            limit = np.asarray(thin.small_width_error(scaled))
+            right.axvline(float(thin.small_width_threshold), color="k", ls=":", lw=0.8)
+        arrays[f"limit_{beta:g}"] = limit
+        right.plot(scaled, limit, "k", lw=1.0, label=r"$\rho \to 0$")
+        left.set_title(rf"$\beta = {_named(beta)}$", fontsize=9)
+        left.set_xlabel(r"$\alpha = n/(dL)$")
+        right.set_xlabel(r"$\bar\alpha = n/(r(d + L))$")
+    axes[0].legend(fontsize=8, frameon=False)
+    axes[1].legend(fontsize=8, frameon=False)
+    return Drawn(figure, arrays, f"Bayes-optimal error, noise {noise:g}; dotted: where learning starts as ρ → 0.")
+
+
+def aspects(full: bool = False, progress: bool = False, noise: float = 0.0) -> Drawn:
+    """Figure 2 (and with noise): errors at several β."""
+    del progress
+    figure, axes = axes_row(2, 2)
+    alphas, betas = np.linspace(0.005, 1.0, 200 if full else 100), (1.0, 2.0, 5.0, 10.0, 100.0, INFINITE)
+    ridge = np.asarray(ridge_error(alphas, noise, noise))
+    arrays: dict[str, Any] = {"alpha": alphas, "betas": np.array(betas), "ridge": ridge}
+    for ax, width in zip(axes, (1.0, 0.5, 0.2, 0.1), strict=True):
+        arrays[f"theory_{width:g}"] = errors(alphas, np.array(betas)[:, None], width, noise)
+        for k, beta in enumerate(betas):
+            ax.plot(alphas, arrays[f"theory_{width:g}"][k], color=f"C{k}", label=rf"$\beta = {_named(beta)}$")
+        ax.plot(alphas, ridge, "k--", lw=1.0, label="ridge")
+        ax.set_title(rf"$\rho = {width:g}$", fontsize=9)
+        ax.set_xlabel(r"$\alpha = n/(dL)$")
+    axes[0].legend(fontsize=8, frameon=False)
+    return Drawn(figure, arrays, f"Bayes-optimal error against sequence length, noise {noise:g}.")
+
+
+def message_passing(full: bool = False, progress: bool = False) -> Drawn:
+    """Figure 3: message passing on the curves of theory."""
+    figure, axes = axes_row(2)
+    dimension, seeds, arrays = (100, 4, {}) if full else (40, 3, {})
+    for ax, noise, top in zip(axes, (0.0, 0.1), (1.1, 0.5), strict=True):
+        alphas = np.linspace(0.01, top, 100)
+        for k, (rho, beta) in enumerate([(1.0, 1.0), (1.0, 2.0), (0.2, 1.0), (0.2, 2.0)]):
+            at = top * (np.linspace(0.1, 0.9, 9) if full else np.array([0.25, 0.6]))
+            name = f"{rho:g}_{beta:g}_{noise:g}"
+            arrays |= {
+                f"alpha_{noise:g}": alphas,
+                f"gamp_alpha_{noise:g}": at,
+                f"theory_{name}": errors(alphas, beta, rho, noise),
+            }
+            arrays[f"gamp_{name}"] = dots(Bilinear(beta, rho, noise), at, dimension, seeds, progress, "float32", 150)
+            ax.plot(alphas, arrays[f"theory_{name}"], color=f"C{k}", label=rf"$\rho = {rho:g}$, $\beta = {beta:g}$")
+            with_bars(ax, at, arrays[f"gamp_{name}"], color=f"C{k}", marker="x")
+        ax.set_title(rf"$\Delta = {noise:g}$", fontsize=9)
+        ax.set_xlabel(r"$\alpha = n/(dL)$")
+    axes[0].legend(fontsize=8, frameon=False)
+    return Drawn(figure, arrays, f"Message passing (crosses: d = {dimension}, {seeds} seeds) and theory.")
+
+
+def thresholds(full: bool = False, progress: bool = False) -> Drawn:
+    """Figure 4: perfect recovery, Bayes-optimal and by the nuclear norm."""
+    del progress
+    figure, axes = axes_row(2)
+    widths = np.linspace(0.001, 1.0, 1000 if full else 200)
+    arrays: dict[str, Any] = {"rho": widths}
+    for k, beta in enumerate((1.0, 2.0, 5.0)):
+        best = np.asarray(jax.vmap(lambda rho, beta=beta: Bilinear(beta, rho).recovery)(jnp.asarray(widths)))
+        nuclear = np.asarray(jax.vmap(lambda rho, beta=beta: nuclear_norm_threshold(beta, rho))(jnp.asarray(widths)))
+        arrays |= {f"bayes_{beta:g}": best, f"nuclear_{beta:g}": nuclear}
+        for ax, scale in zip(axes, (1.0, beta / ((1.0 + beta) * widths)), strict=True):
+            ax.plot(widths, best * scale, color=f"C{k}", label=rf"$\beta = {beta:g}$")
+            ax.plot(widths, nuclear * scale, color=f"C{k}", ls="--")
+        axes[1].plot(0.0, 2.0 * (1.0 + np.sqrt(beta) / (1.0 + beta)), "_", color=f"C{k}", ms=10)
+    for ax, name in zip(axes, (r"$\alpha$", r"$\bar\alpha$"), strict=True):
+        ax.set_xlabel(r"$\rho$")
+        ax.set_ylabel(f"perfect recovery, {name}")
+    axes[0].legend(fontsize=8, frameon=False)
+    return Drawn(figure, arrays, "Perfect recovery: Bayes-optimal (solid), minimum of the nuclear norm (dashed).")
+
+
+def _nuclear(model: Bilinear, alphas: Any, dimension: int, seeds: int, progress: bool) -> np.ndarray:
+    found = np.zeros((len(alphas), seeds))
+    for i, alpha in enumerate(tqdm(alphas, desc=f"nuclear norm, d={dimension}", disable=not progress, leave=False)):
+        for seed in range(seeds):
+            data = model.sample(jax.random.fold_in(jax.random.key(seed), i), dimension=dimension, alpha=float(alpha))
+            found[i, seed] = float(minimum_nuclear_norm(model, data).error)
+    return found
+
+
+def nuclear_norm(full: bool = False, progress: bool = False, beta: float = 1.0) -> Drawn:
+    """Figure 5 (and β = 2): the minimum of the nuclear norm."""
+    figure, axes = axes_row(2)
+    alphas, dimension, seeds = np.linspace(0.01, 1.0, 100), 20, 16 if full else 4
+    arrays: dict[str, Any] = {"alpha": alphas}
+    for ax, rho in zip(axes, (0.2, 0.5), strict=True):
+        model = Bilinear(beta, rho)
+        at = np.linspace(0.1, 0.95, 12) if full else np.array([0.2, 0.4, 0.6])
+        arrays |= {"at": at, f"theory_{rho:g}": errors(alphas, beta, rho)}
+        arrays[f"nuclear_{rho:g}"] = _nuclear(model, at, int(dimension / max(beta, 1.0)), seeds, progress)
+        arrays[f"gamp_{rho:g}"] = dots(model, at, 60 if full else 30, seeds, progress, "float32", 150)
+        ax.plot(alphas, arrays[f"theory_{rho:g}"], color="C0", label="Bayes-optimal")
+        with_bars(ax, at, arrays[f"gamp_{rho:g}"], color="C0", marker="x", label="message passing")
+        with_bars(ax, at, arrays[f"nuclear_{rho:g}"], color="C1", label="nuclear norm")
+        ax.axvline(float(nuclear_norm_threshold(beta, rho)), color="C1", ls=":", lw=0.8)
+        ax.set_title(rf"$\rho = {rho:g}$, $\beta = {beta:g}$", fontsize=9)
+        ax.set_xlabel(r"$\alpha = n/(dL)$")
+    axes[0].legend(fontsize=8, frameon=False)
+    return Drawn(
+        figure, arrays, f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is exact."
+    )
+
+
+def _quarter(prediction: Any, label: Any) -> Any:
+    """The articles' loss: a quarter of the sum of squares."""
+    return 0.25 * (prediction - label) ** 2
+
+
+def descents(
+    model: Bilinear,
+    alphas: Any,
+    dimension: int,
+    teachers: int,
+    starts: int,
+    steps: int,
+    rate: float,
+    init: float,
+    progress: bool,
+) -> dict[str, np.ndarray]:
+    """Errors (α, teachers) of gradient descent: "single", "averaged" over the starts, "early" (smallest along a run), "train"."""
+    names = ("single", "averaged", "early", "train")
+    found, optimizer = {name: np.full((len(alphas), teachers), np.nan) for name in names}, optax.sgd(rate)
+    for i, alpha in enumerate(tqdm(alphas, desc=f"descent, d={dimension}", disable=not progress, leave=False)):
+        for seed in range(teachers):
+            key = jax.random.fold_in(jax.random.key(seed), i)
+            data = model.sample(key, dimension=dimension, alpha=float(alpha), dtype="float32")
+            keys = jax.random.split(key, starts)
+            fit = train(model, data, optimizer, key=keys, steps=steps, reduction="sum", loss=_quarter, init=init)
+            history = np.asarray(fit.history["error"])
+            found["single"][i, seed] = np.nanmedian(fit.error) if init < 1.0 else np.nanmean(fit.error)
+            found["early"][i, seed] = np.nanmedian(np.nanmin(history, axis=1))
+            found["train"][i, seed] = 4.0 * np.nanmean(np.asarray(fit.history["train_loss"])[:, -1]) / data.samples
+            if np.isfinite(np.asarray(fit.error)).all():
+                found["averaged"][i, seed] = float(averaged(fit, jnp.asarray(data.teacher)).error)
+    return found
+
+
+def descent(full: bool = False, progress: bool = False, beta: float = 1.0) -> Drawn:
+    """Figure 6 (and β = 2): gradient descent at a large learning rate, and the average of its runs."""
+    noises = (0.0, 0.5) if beta == 1.0 else (0.0,)
+    figure, axes = axes_row(len(noises))
+    dimension, teachers, starts, steps = (100, 4, 64, 50000) if full else (24, 2, 8, 1500)
+    arrays: dict[str, Any] = {}
+    for ax, noise in zip(axes, noises, strict=True):
+        model, top = Bilinear(beta, 0.2, noise), 1.5 if noise else 0.45
+        alphas, at = np.linspace(0.01, top, 100), top * (np.linspace(0.1, 0.9, 9) if full else np.array([0.25, 0.5, 0.75]))
+        theory = errors(alphas, beta, 0.2, noise)
+        found = descents(model, at, dimension, teachers, starts, steps, 0.7 if noise == 0.0 else 0.3, 1.0, progress)
+        arrays |= {f"alpha_{noise:g}": alphas, f"at_{noise:g}": at, f"theory_{noise:g}": theory}
+        arrays |= {f"{name}_{noise:g}": values for name, values in found.items()}
+        arrays[f"gamp_{noise:g}"] = dots(model, at, dimension, teachers, progress, "float32", 150)
+        ax.plot(alphas, theory, color="C0", label="Bayes-optimal")
+        ax.plot(alphas, 2.0 * theory, color="C0", ls="--", label="twice that")
+        with_bars(ax, at, arrays[f"gamp_{noise:g}"], color="C0", marker="x", label="message passing")
+        with_bars(ax, at, found["single"], color="C1", label="descent")
+        with_bars(ax, at, found["averaged"], color="C2", marker="^", label=f"average of {starts}")
+        with_bars(ax, at, found["train"], color="0.5", marker=".", label="training error")
+        ax.set_title(rf"$\Delta = {noise:g}$, $\beta = {beta:g}$", fontsize=9)
+        ax.set_xlabel(r"$\alpha = n/(dL)$")
+    axes[0].legend(fontsize=8, frameon=False)
+    caption = "Gradient descent at learning rate 0.7 (with noise 0.3): the rate decides the error"
+    return Drawn(figure, arrays, f"{caption}. d = {dimension}, {teachers} teachers, {steps} steps.")
+
+
+def small_start(full: bool = False, progress: bool = False) -> Drawn:
+    """Figure 7, left: gradient descent from a small start, beside the nuclear norm."""
+    figure, (ax,) = axes_row()
+    dimension, teachers, starts, steps = (50, 4, 4, 50000) if full else (20, 3, 3, 4000)
+    model, alphas = Bilinear(1.0, 0.2), np.linspace(0.01, 0.7, 100)
+    at = np.linspace(0.1, 0.65, 12) if full else np.array([0.2, 0.35, 0.5])
+    arrays = {"alpha": alphas, "at": at, "theory": errors(alphas, 1.0, 0.2)}
+    arrays |= descents(model, at, dimension, teachers, starts, steps, 0.3, 1e-4, progress)
+    arrays["nuclear"] = _nuclear(model, at, dimension, teachers, progress)
+    ax.plot(alphas, arrays["theory"], color="C0", label="Bayes-optimal")
+    ax.plot(alphas, 2.0 * arrays["theory"], color="C0", ls="--", label="twice that")
+    with_bars(ax, at, arrays["single"], color="C1", label="small start, end")
+    with_bars(ax, at, arrays["early"], color="C2", marker="^", label="small start, best")
+    with_bars(ax, at, arrays["nuclear"], color="C3", marker="s", label="nuclear norm")
+    ax.axvline(float(nuclear_norm_threshold(1.0, 0.2)), color="C3", ls=":", lw=0.8)
+    ax.set_xlabel(r"$\alpha = n/(dL)$")
+    ax.legend(fontsize=8, frameon=False)
+    return Drawn(figure, arrays, f"Descent from factors of size 1e-4: d = {dimension}, {teachers} teachers, {steps} steps.")
+
+
+def entropies(full: bool = False, progress: bool = False) -> Drawn:
+    """Figure 8: free entropy against 1 - q."""
+    del progress
+    figure, axes = axes_row(2, 2)
+    left = np.logspace(-4, np.log10(0.9), 50 if full else 30)
+    arrays: dict[str, Any] = {"left": left}
+    panels = {
+        (1, 1): (0.5, 0.95, 0.99),
+        (2, 1): (0.5, 0.95, 0.99),
+        (1, 0.5): (0.35, 0.7, 0.74),
+        (2, 0.5): (0.2, 0.575, 0.615),
+    }
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(None, None, None, 0))
+    def potential(beta: Any, rho: Any, alpha: Any, q: Any) -> Any:
+        return free_entropy(Bilinear(beta, rho), alpha, q).value
+
+    for ax, ((beta, rho), alphas) in zip(axes, panels.items(), strict=True):
+        for k, alpha in enumerate(alphas):
+            phi = np.asarray(potential(float(beta), rho, alpha, jnp.asarray(1.0 - left)))
+            error = float(errors(alpha, beta, rho))
+            peak = float(potential(float(beta), rho, alpha, jnp.asarray([1.0 - error]))[0])
+            arrays[f"phi_{beta}_{rho}_{alpha}"] = phi
+            ax.semilogx(left, phi, color=f"C{k}", label=rf"$\alpha = {alpha:g}$")
+            ax.plot(error, peak, "o", color=f"C{k}", ms=4)
+        ax.set_title(rf"$\beta = {beta:g}$, $\rho = {rho:g}$", fontsize=9)
+        ax.set_xlabel(r"$1 - q$")
+        ax.set_ylabel("free entropy")
+        ax.legend(fontsize=8, frameon=False)
+    return Drawn(
+        figure, arrays, "Free entropy (up to a constant of each curve), its maximum at the Bayes-optimal error (dots)."
+    )
+
+
+def learning_rates(full: bool = False, progress: bool = False) -> Drawn:
+    """The learning-rate figure: the end of descent at α = 0.44, from small and from order-one factors."""
+    figure, axes = axes_row(2)
+    dimension, starts, steps = (50, 16, 10000) if full else (20, 6, 2000)
+    rates = np.array([0.01, *np.arange(1, 8) / 10]) if full else np.array([0.1, 0.3, 0.5, 0.7])
+    model, arrays = Bilinear(1.0, 0.2), {"rates": rates}
+    data = model.sample(jax.random.key(0), dimension=dimension, alpha=0.44, dtype="float32")
+    for ax, init, name in zip(axes, (1e-4, 1.0), ("small start", "start of order one"), strict=True):
+        keys = jax.random.split(jax.random.key(1), starts)
+        found = [
+            np.asarray(
+                train(model, data, optax.sgd(rate), key=keys, steps=steps, reduction="sum", loss=_quarter, init=init).error
+            )
+            for rate in tqdm(rates, desc=name, disable=not progress, leave=False)
+        ]
+        arrays[f"error_{init:g}"] = np.array(found)
+        ax.semilogy(rates, arrays[f"error_{init:g}"], "o", color="C0", ms=4, mfc="none")
+        ax.set_title(name, fontsize=9)
+        ax.set_xlabel("learning rate")
+    return Drawn(figure, arrays, f"End of descent after {steps} steps, {starts} starts, d = {dimension}, α = 0.44, ρ = 0.2.")
+
+
+def quadratic_error(full: bool = False, progress: bool = False) -> Drawn:
+    """Quadratic network: errors, and their map over α and width."""
+    del progress
+    figure, (left, right) = axes_row(2)
+    alphas, widths = np.linspace(0.002, 0.6, 200 if full else 100), np.array([0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 5.0])
+    theory = errors(alphas, 1.0, widths[:, None], symmetric=True)
+    size = 32 if full else 24
+    rows, columns = np.linspace(0.001, 2.0, size), np.linspace(0.001, 0.6, size)
+    heat = errors(columns, 1.0, rows[:, None], symmetric=True)
+    for k, width in enumerate(widths):
+        left.plot(alphas, theory[k], color=f"C{k}", label=rf"$\kappa = {width:g}$")
+    left.set_xlabel(r"$\alpha = n/d^2$")
+    left.legend(fontsize=8, frameon=False)
+    shown = right.pcolormesh(columns, rows, heat, shading="nearest", cmap="viridis")
+    figure.colorbar(shown, ax=right, label="estimation error")
+    right.plot(np.where(rows < 1.0, rows - 0.5 * rows**2, 0.5), rows, "w--", lw=1.0)
+    right.set_xlabel(r"$\alpha = n/d^2$")
+    right.set_ylabel(r"$\kappa = r/d$")
+    arrays = {"alpha": alphas, "widths": widths, "theory": theory, "map_alpha": columns, "map_kappa": rows, "map": heat}
+    return Drawn(figure, arrays, "Quadratic network: perfect recovery at α = κ - κ²/2, 1/2 from κ = 1 (dashed).")
+
+
+def quadratic_message_passing(full: bool = False, progress: bool = False) -> Drawn:
+    """Quadratic network: message passing on the curves of theory."""
+    figure, (ax,) = axes_row()
+    dimension, seeds = (100, 8) if full else (50, 3)
+    alphas, at = np.linspace(0.01, 0.5, 100), np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3])
+    arrays: dict[str, Any] = {"alpha": alphas, "at": at}
+    for k, (kappa, noise) in enumerate([(0.5, 0.0), (0.5, 0.25), (1.0, 0.0)]):
+        name, model = f"{kappa:g}_{noise:g}", Bilinear(1.0, kappa, noise, symmetric=True)
+        arrays[f"theory_{name}"] = errors(alphas, 1.0, kappa, noise, symmetric=True)
+        arrays[f"gamp_{name}"] = dots(model, at, dimension, seeds, progress, "float32", 150)
+        ax.plot(alphas, arrays[f"theory_{name}"], color=f"C{k}", label=rf"$\kappa = {kappa:g}$, $\Delta = {noise:g}$")
+        with_bars(ax, at, arrays[f"gamp_{name}"], color=f"C{k}")
+    ax.set_xlabel(r"$\alpha = n/d^2$")
+    ax.legend(fontsize=8, frameon=False)
+    return Drawn(figure, arrays, f"Message passing with Gaussian inputs: d = {dimension}, {seeds} seeds.")
+
+
+def quadratic_descent(full: bool = False, progress: bool = False) -> Drawn:
+    """Quadratic network: gradient descent, and the average of its runs."""
+    figure, (ax,) = axes_row()
+    dimension, teachers, starts, steps = (100, 4, 64, 3000) if full else (24, 2, 8, 1500)
+    alphas, at = np.linspace(0.01, 0.5, 100), np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3])
+    model = Bilinear(1.0, 0.5, symmetric=True)
+    arrays = {"alpha": alphas, "at": at, "theory": errors(alphas, 1.0, 0.5, symmetric=True)}
+    arrays |= descents(model, at, dimension, teachers, starts, steps, 0.1, 1.0, progress)
+    ax.plot(alphas, arrays["theory"], color="C0", label="Bayes-optimal")
+    with_bars(ax, at, arrays["single"], color="C1", label="descent")
+    with_bars(ax, at, arrays["averaged"], color="C2", marker="^", label=f"average of {starts}")
+    ax.set_xlabel(r"$\alpha = n/d^2$")
+    ax.legend(fontsize=8, frameon=False)
+    return Drawn(
+        figure,
+        arrays,
+        f"Quadratic network, κ = 1/2, rate 0.1: d = {dimension}, {teachers} teachers, {steps} steps.",
+    )
+
+
+def quadratic_decay(full: bool = False, progress: bool = False) -> Drawn:
+    """Quadratic network: gradient descent with weight decay."""
+    figure, (ax,) = axes_row()
+    dimension, starts, steps = (100, 8, 3000) if full else (24, 4, 1500)
+    decays = np.array([0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5])
+    arrays: dict[str, Any] = {"decays": decays}
+    for k, (alpha, noise) in enumerate([(0.2, 0.0), (0.3, 0.25)]):
+        model = Bilinear(1.0, 0.5, noise, symmetric=True)
+        data = model.sample(jax.random.key(0), dimension=dimension, alpha=alpha, dtype="float32")
+        keys = jax.random.split(jax.random.key(1), starts)
+
+        def one(decay: Any, model: Any = model, data: Any = data, keys: Any = keys) -> Any:
+            optimizer = optax.chain(optax.add_decayed_weights(decay), optax.adam(0.01))
+            return train(model, data, optimizer, key=keys, steps=steps, reduction="sum", loss=_quarter).error
+
+        name = f"{alpha:g}_{noise:g}"
+        arrays[name] = np.array(
+            [one(decay) for decay in tqdm(decays, desc="weight decay", disable=not progress, leave=False)]
+        )
+        label = rf"$\alpha = {alpha:g}$, $\Delta = {noise:g}$"
+        with_bars(ax, np.arange(len(decays)), arrays[name], color=f"C{k}", label=label)
+        ax.axhline(float(errors(alpha, 1.0, 0.5, noise, symmetric=True)), color=f"C{k}", lw=0.8)
+    ax.set_xticks(np.arange(len(decays)), [f"{decay:g}" for decay in decays])
+    ax.set_xlabel("weight decay")
+    ax.legend(fontsize=8, frameon=False)
+    return Drawn(figure, arrays, f"Adam with weight decay, κ = 1/2, d = {dimension}, {starts} starts; lines: Bayes-optimal.")
+
+
+def _panels() -> Sequence[tuple[str, Callable[..., Drawn]]]:
+    partial = functools.partial
+    return (
+        ("1", bayes_error), ("1-noisy", partial(bayes_error, noise=0.1)), ("2", aspects),
+        ("2-noisy", partial(aspects, noise=0.1)),
+        ("3", message_passing), ("4", thresholds), ("5", nuclear_norm), ("5-long", partial(nuclear_norm, beta=2.0)),
+        ("6", descent), ("6-long", partial(descent, beta=2.0)), ("7", small_start), ("8", entropies), ("rates", learning_rates),
+    )  # fmt: skip
+
+
+RECIPES: dict[str, Callable[..., Drawn]] = {f"bilinear-{name}": recipe for name, recipe in _panels()} | {
+    "quadratic-1": quadratic_error,
+    "quadratic-2": quadratic_message_passing,
+    "quadratic-3": quadratic_descent,
+    "quadratic-4": quadratic_decay,
+}
