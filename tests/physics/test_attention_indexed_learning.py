@@ -13,7 +13,7 @@ from jaxsmi.types import Result
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize("samples", [7, 12, 3])
+@pytest.mark.parametrize("samples", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 3))])
 def test_the_adjoint_is_the_transpose_of_forward(samples):
     """⟨g, forward(W)⟩ = ⟨adjoint(g), W⟩, with batches that do and do not divide the samples."""
     one, two, three = jax.random.split(KEY, 3)
@@ -39,6 +39,7 @@ def test_fields_are_the_indices_of_the_article():
     np.testing.assert_allclose(jax.vmap(model.link)(fields), data.labels, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_layers_are_those_of_the_network():
     """The recursion on raw tokens against X_l = [c + softmax(β (X S Xᵀ/√d - centre))] X_{l-1} itself."""
     model = smi.AttentionIndexed(3, 0.4, beta=0.8, layers=3, skip=0.6)
@@ -82,6 +83,7 @@ def test_the_trajectory_of_state_evolution(output, alpha):
     np.testing.assert_allclose(past["overlap"] + past["covariance"], 1.5)
 
 
+@pytest.mark.slow
 def test_undamped_message_passing_follows_state_evolution():
     """Hardmax, d = 80: finite-size errors of one run are some 5 % (spec/2, section 7.7)."""
     model = smi.AttentionIndexed(2, 0.5, "hardmax")
@@ -253,6 +255,7 @@ def test_bad_input_is_named(name):
         BAD[name]()
 
 
+@pytest.mark.slow
 def test_single_precision_labels_are_warned_of():
     with pytest.warns(UserWarning, match="float32") as seen:
         run = smi.gamp(SOFT, smi.Dataset(DATA.inputs, DATA.labels.astype("float32")), max_steps=1)

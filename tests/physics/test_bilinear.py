@@ -16,6 +16,7 @@ import jaxsmi as smi
 from jaxsmi.baselines import minimum_nuclear_norm, nuclear_norm_threshold, ridge_error
 from jaxsmi.types import Result
 
+SLOW = pytest.mark.slow
 # (ρ, β, Δ, α): E
 ERRORS = {
     (0.05, 1, 0, 0.04): 0.9235161343, (0.05, 1, 0, 0.08): 0.5262917100, (0.05, 1, 0.1, 0.96): 0.0112659853,
@@ -154,8 +155,8 @@ def test_published_nuclear_norm_thresholds(reference):
     ("beta", "rho", "alpha", "left", "value"),
     [
         (1, 1, 0.5, 0.45566397, -0.0902707800),
-        (1, 1, 0.95, 0.02501959, 0.2228155646),
-        (2, 0.5, 0.2, 0.75526401, -0.1719843243),
+        pytest.param(1, 1, 0.95, 0.02501959, 0.2228155646, marks=pytest.mark.slow),
+        pytest.param(2, 0.5, 0.2, 0.75526401, -0.1719843243, marks=pytest.mark.slow),
         (2, 0.5, 0.575, 0.10282710, -0.1792987283),
     ],
 )
@@ -171,6 +172,7 @@ def test_free_entropy(beta, rho, alpha, left, value):
     assert slope(0.9 * (1.0 - solution.error)) > 0 > slope(1.0 - 0.9 * solution.error)
 
 
+@pytest.mark.slow
 def test_limits():
     alpha = jnp.asarray([0.2, 0.5, 0.8])
     for noise in (0.0, 0.1):
@@ -191,9 +193,9 @@ def test_limits():
     ("beta", "noise", "scaled", "values"),
     [
         (1, 0, (0.5, 0.6, 0.75, 0.9), (1, 0.96, 0.75, 0.36)),
-        (2, 0, (0.5, 0.6, 0.75, 0.9), (0.9964420600, 0.9292351316, 0.6809322616, 0.2956901232)),
-        (5, 0, (0.5, 0.6, 0.75, 0.9), (0.9119052599, 0.7536630212, 0.4629782264, 0.1769377076)),
-        (1, 0.1, (0.6, 0.75, 0.9), (0.9918823416, 0.8796693311, 0.6769924623)),
+        pytest.param(2, 0, (0.5, 0.6, 0.75, 0.9), (0.9964420600, 0.9292351316, 0.6809322616, 0.2956901232), marks=SLOW),
+        pytest.param(5, 0, (0.5, 0.6, 0.75, 0.9), (0.9119052599, 0.7536630212, 0.4629782264, 0.1769377076), marks=SLOW),
+        pytest.param(1, 0.1, (0.6, 0.75, 0.9), (0.9918823416, 0.8796693311, 0.6769924623), marks=SLOW),
         # spec/3 prints 0.4755475477 for the last: a root to 16 digits gives 0.4755474577
         (5, 0.1, (0.6, 0.75, 0.9), (0.8590786647, 0.6577576203, 0.4755474577)),
     ],

@@ -87,7 +87,9 @@ def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
 
 
 @pytest.mark.parametrize("calibrate", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name", [n if n == next(iter(PROBLEMS)) else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS]
+)
 def test_nishimori_identities_along_the_run(name, calibrate):
     """Q = M and C = 1 - Q, without theory: differences within one run, whose spread is smaller than that of Q itself."""
     Q, M, C = runs(name, calibrate)
@@ -122,6 +124,7 @@ def test_two_layer_attention_learns_at_small_size():
     assert bool(jnp.all(jnp.isfinite(solution.weights)))
 
 
+@pytest.mark.slow
 def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
     """A start thirty times too large, believed to be the truth: refused after the first step, with what led there."""
     model, key = smi.links.linear(0.1), jax.random.key(0)

@@ -210,7 +210,7 @@ def test_budget_is_checked():
 # Nets -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dimension", [1, 3, 6])
+@pytest.mark.parametrize("dimension", [pytest.param(1, marks=pytest.mark.slow), 3, 6])
 def test_nets_are_unbiased_and_their_errors_honest(dimension):
     """E sin(a·x + 1/2) = sin(1/2) exp(-|a|²/2) in z-scores over 40 keys of 8 randomisations each."""
     a = 1.2 / np.sqrt(dimension) * np.ones(dimension)

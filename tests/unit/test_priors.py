@@ -351,6 +351,7 @@ def test_derivative_of_mmse_in_both_modes():
     np.testing.assert_allclose(forward[0, 0], slope(along, 0.8, 1e-2), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     prior = PRIORS["sparse"]
     second = jax.jit(jax.grad(jax.grad(lambda q: prior.overlap(q * jnp.eye(1))[0, 0])))

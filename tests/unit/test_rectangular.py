@@ -121,6 +121,7 @@ def test_both_forms_of_the_error_and_its_limits(point):
     assert prior.mmse(0.0) == 1.0
 
 
+@pytest.mark.slow
 def test_transposition_and_infinite_aspect():
     for beta, rho, qhat in ((2.0, 0.5, 3.0), (7.0, 0.1, 40.0)):
         np.testing.assert_allclose(
@@ -135,7 +136,7 @@ def test_transposition_and_infinite_aspect():
     np.testing.assert_allclose(slopes[0], -0.15 * slopes[1], rtol=1e-10)
 
 
-@pytest.mark.parametrize("point", INFORMATION)
+@pytest.mark.parametrize("point", [p if p[1] == 0.5 else pytest.param(p, marks=pytest.mark.slow) for p in INFORMATION])
 def test_mutual_information(point):
     *values, tolerance = INFORMATION[point]
     found = [float(rectangular_information(*point, h)) for h in (0.1, 1.0, 10.0, 100.0)]
