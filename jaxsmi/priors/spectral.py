@@ -205,7 +205,7 @@ class ProductPrior(AbstractSpectralPrior):
     >>> import jax
     >>> jax.config.update("jax_enable_x64", True)
     >>> round(float(ProductPrior(2.0, 0.5).mmse(1.0)), 6), round(float(ProductPrior(0.5, 0.25).mmse(1.0)), 6)  # transposed
-    (0.427551, 0.427551)
+    (0.40503, 0.40503)
     """
 
     aspect_ratio: Array
