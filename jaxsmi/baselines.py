@@ -24,7 +24,7 @@ from jax import lax
 
 from jaxsmi.fixed_point import bisect
 from jaxsmi.models import Bilinear
-from jaxsmi.priors.spectral import ProductPrior
+from jaxsmi.priors.spectral import ProductPrior, gaussian_error
 from jaxsmi.types import Array, Dataset, Result, Solution, check, theory_dtype
 
 __all__ = ["minimum_nuclear_norm", "nuclear_norm_threshold", "ridge_error"]
@@ -44,13 +44,12 @@ def ridge_error(alpha: Any, penalty: Any, noise: Any = 0.0) -> Array:
     alpha, penalty, noise = (jnp.asarray(x, theory_dtype()) for x in (alpha, penalty, noise))
     for name, value in (("alpha", alpha), ("penalty", penalty), ("noise", noise)):
         check(jnp.all(jnp.isfinite(value) & (value >= 0.0)), name, value, "finite numbers >= 0")
-    gap = 1.0 - alpha - penalty
-    root = jnp.sqrt(gap**2 + 4.0 * penalty)
-    V = jnp.where(gap < 0.0, 2.0 * penalty / jnp.where(gap < 0.0, root - gap, 1.0), 0.5 * (root + gap))
+    V = gaussian_error(alpha, penalty)
     shrunk = jnp.where(penalty > 0.0, V / jnp.where(penalty > 0.0, penalty + V, 1.0), jnp.minimum(1.0, 1.0 / alpha))
     left = 1.0 - alpha * shrunk**2
     value = (V**2 + alpha * noise * shrunk**2) / jnp.where(left > 0.0, left, 1.0)
-    return jnp.where(left > 0.0, value, jnp.where(noise > 0.0, jnp.inf, 0.0))
+    value = jnp.where(left > 0.0, value, jnp.where(noise > 0.0, jnp.inf, 0.0))
+    return jnp.where((alpha >= 0.0) & (penalty >= 0.0) & (noise >= 0.0), value, jnp.nan)
 
 
 def nuclear_norm_threshold(aspect_ratio: Any, rank_ratio: Any) -> Array:
@@ -94,7 +93,7 @@ def nuclear_norm_threshold(aspect_ratio: Any, rank_ratio: Any) -> Array:
     bulk = rho * cut**2 + (1.0 - rho) * (P_1 - 2.0 * cut * P_half + cut**2 * P_0)
     value = rho + b * rho - b * rho**2 + (1.0 - b * rho) * bulk
     value = jnp.where(jnp.isinf(prior.aspect_ratio), 2.0 * rho - rho**2, value)
-    return jnp.where(inside, value, 1.0)
+    return jnp.where(prior.valid, jnp.where(inside, value, 1.0), jnp.nan)
 
 
 def minimum_nuclear_norm(model: Bilinear, data: Dataset, *, tolerance: Any = 1e-8, max_steps: int = 5000) -> Solution:
@@ -103,8 +102,8 @@ def minimum_nuclear_norm(model: Bilinear, data: Dataset, *, tolerance: Any = 1e-
     Arguments: `model`: `Bilinear`, rectangular, without noise; `data`: n <= dL samples; `tolerance` on ‖p - x‖/‖x‖; `max_steps`.
     Returns: a `Solution` with `weights` Ŝ (L, d), `overlap`, `error` (NaN without a teacher), `steps`, `residual`. Codes:
     SUCCESS, MAX_STEPS (close to α_NN convergence is slow), NONFINITE.
-    Raises: ValueError for another model, noise, or n > dL. Cost: one QR, O(n² d L), then O(n d L) and one SVD a step; memory that
-    of the inputs. Source: [DGM13], spec/3, section 4.
+    Raises: ValueError for another model, noise, n > dL, or inputs that are linearly dependent. Source: [DGM13], spec/3,
+    section 4. Cost: one QR, O(n² d L), then O(n d L) and one SVD a step; memory that of the inputs.
     Example:
     >>> import jax, jaxsmi as smi
     >>> jax.config.update("jax_enable_x64", True)
@@ -118,16 +117,19 @@ def minimum_nuclear_norm(model: Bilinear, data: Dataset, *, tolerance: Any = 1e-
     model.check_data(data)
     entries = data.inputs.shape[1] * data.inputs.shape[2]
     check(data.samples <= entries, "data", f"{data.samples} samples", f"at most {entries}: no more equations than entries")
-    check(max_steps >= 1, "max_steps", max_steps, "an integer >= 1")
+    check(isinstance(max_steps, (int, np.integer)) and max_steps >= 1, "max_steps", max_steps, "an integer >= 1")
     tolerance = jnp.asarray(tolerance, theory_dtype())
     check(tolerance > 0, "tolerance", tolerance, "a positive number")
-    return _reproduced(model, data, tolerance, int(max_steps))
+    basis, triangle = jnp.linalg.qr(data.inputs.reshape(data.samples, -1).T.astype(theory_dtype()))
+    pivots = jnp.abs(jnp.diagonal(triangle))
+    independent = jnp.min(pivots) > 1e-6 * jnp.max(pivots)
+    check(independent, "data.inputs", "linearly dependent samples", "independent ones: drop the others")
+    return _reproduced(model, data, basis, triangle, tolerance, int(max_steps))
 
 
 @eqx.filter_jit
-def _reproduced(model: Bilinear, data: Dataset, tolerance: Array, max_steps: int) -> Solution:
+def _reproduced(model: Bilinear, data: Dataset, basis: Array, triangle: Array, tolerance: Array, max_steps: int) -> Solution:
     dtype, shape = theory_dtype(), data.inputs.shape[1:]
-    basis, triangle = jnp.linalg.qr(data.inputs.reshape(data.samples, -1).T.astype(dtype))
     labels = data.labels.astype(dtype) * np.sqrt(shape[0] * shape[1])
     fixed = jax.scipy.linalg.solve_triangular(triangle.T, labels, lower=True)
     threshold = 0.5 * np.sqrt(max(shape))
@@ -140,7 +142,7 @@ def _reproduced(model: Bilinear, data: Dataset, tolerance: Array, max_steps: int
         z, _, _, count = c
         x = z - basis @ (basis.T @ z - fixed)
         p = shrink(2.0 * x - z)
-        residual = jnp.linalg.norm(p - x) / jnp.linalg.norm(x)
+        residual = jnp.linalg.norm(p - x) / jnp.maximum(jnp.linalg.norm(x), 1e-30)  # labels may all be zero
         return z + p - x, x, residual, count + 1
 
     def proceed(c: tuple[Array, Array, Array, Array]) -> Array:

@@ -164,7 +164,7 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
         V = model.prior.mmse(jnp.exp(l))
         return l - jnp.log(model.channel.response(model.prior.norm - V, V)), V
 
-    valid = jnp.isfinite(alpha) & (alpha > 0)
+    valid = jnp.isfinite(alpha) & (alpha > 0) & model.valid
     goal = jnp.log(jnp.where(valid, alpha, 1.0))
     held, still = frozen(model), lax.stop_gradient(goal)
     start = jnp.ones((), dtype)  # V at q̂ = 0
@@ -173,8 +173,9 @@ def _inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     found = lax.stop_gradient(fixed_point.root(lambda l: height(held, l)[0] - still, first, top))
     far = found.values[1] < 0.0
     recovered = (alpha >= model.recovery) | (far & jnp.isfinite(model.recovery))
-    l = jnp.where(recovered, first, found.x)  # any number whose derivative is finite
-    slope = jnp.where(recovered | (found.slope == 0.0), 1.0, found.slope)
+    # recovered: any number whose derivative is finite
+    l = jnp.where(recovered, first, jnp.where(far, top, found.x))
+    slope = jnp.where(recovered | ~(found.slope > 0.0), 1.0, found.slope)
 
     def newton(_: int, c: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         l = c[0]

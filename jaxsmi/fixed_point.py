@@ -44,7 +44,7 @@ def bisect(above: Callable[[Array], Array], low: Array, high: Array, steps: int 
 
 
 class Root(NamedTuple):
-    """A root `x`, the `slope` there (a secant, to about 1e-5), and the function's `values` at the ends of the bracket."""
+    """A root `x`, the `slope` there (a central difference, to about 1e-6), and the `values` at the ends of the bracket."""
 
     x: Array
     slope: Array
@@ -55,19 +55,21 @@ def root(function: Callable[[Array], Array], low: Array, high: Array, tolerance:
     """Where `function`, of opposite signs at `low` and `high`, is zero, to an absolute `tolerance`: Chandrupatla's method,
     inverse quadratic interpolation where that is safe and bisection elsewhere; about ten evaluations. Scalars (vmap for more).
 
-    The function occurs once in the compiled program, ends included: what is solved for here takes seconds to compile.
+    The function occurs once in the compiled program, ends and slope included: what is solved for here takes seconds to compile.
     """
-
-    def proceed(c: tuple[Array, ...]) -> Array:
-        a, b, _, fa, fb, *_, count = c
-        best = jnp.where(jnp.abs(fa) < jnp.abs(fb), fa, fb)
-        return (count < 2) | ((jnp.abs(b - a) > tolerance) & (best != 0.0) & (count < steps))
+    apart = 1e-4  # of the two points that give the slope
 
     def step(c: tuple[Array, ...]) -> tuple[Array, ...]:
-        a, b, _, fa, fb, _, t, _, ends, count = c
+        a, b, _, fa, fb, _, t, ends, sides, count, tail = c
+        smaller = jnp.abs(fa) < jnp.abs(fb)
+        best, f_best = jnp.where(smaller, a, b), jnp.where(smaller, fa, fb)
+        # written so that a NaN ends the search
+        found = (count >= 2) & (~(jnp.abs(b - a) > tolerance) | (f_best == 0.0) | ~(count < steps))
         x = jnp.where(count == 0, low, jnp.where(count == 1, high, a + t * (b - a)))
+        x = jnp.where(found, best + apart * jnp.where(tail == 0, -1.0, 1.0), x)
         f = function(x)
-        ends = jnp.where(jnp.arange(2) == count, f, ends)
+        ends = jnp.where((jnp.arange(2) == count) & ~found, f, ends)
+        sides = jnp.where((jnp.arange(2) == tail) & found, f, sides)
         same = jnp.sign(f) == jnp.sign(fa)  # the root is between x and b; else between x and a
         last, f_last = jnp.where(same, a, b), jnp.where(same, fa, fb)
         other, f_other = jnp.where(same, b, a), jnp.where(same, fb, fa)
@@ -77,15 +79,16 @@ def root(function: Callable[[Array], Array], low: Array, high: Array, tolerance:
         two = f / (f_last - f) * f_other / (f_last - f_other) * (last - x) / (other - x)
         edge = jnp.minimum(0.5, 0.25 * tolerance / jnp.abs(other - x))
         t = jnp.clip(jnp.where(safe, one + two, 0.5), edge, 1.0 - edge)
-        slope = (f - fa) / (x - a)
-        new = (x, other, last, f, f_other, f_last, t, slope)
-        begun = (low, high, low, ends[0], ends[1], ends[0], 0.5 * jnp.ones_like(t), slope)
-        return *(jnp.where(count < 2, u, v) for u, v in zip(begun, new, strict=True)), ends, count + 1
+        begun = (low, high, low, ends[0], ends[1], ends[0], 0.5 * jnp.ones_like(t))
+        moved = (x, other, last, f, f_other, f_last, t)
+        new = (jnp.where(found, w, jnp.where(count < 2, u, v)) for u, v, w in zip(begun, moved, c[:7], strict=True))
+        return *new, ends, sides, count + 1, jnp.where(found, tail + 1, tail)
 
-    one = jnp.ones_like(low)
-    start = (low, high, low, one, -one, one, 0.5 * one, one, jnp.stack([one, -one]), jnp.zeros((), int))
-    a, b, _, fa, fb, *_, slope, ends, _ = lax.while_loop(proceed, step, start)
-    return Root(jnp.where(jnp.abs(fa) < jnp.abs(fb), a, b), slope, ends)
+    one, zero = jnp.ones_like(low), jnp.zeros((), int)
+    pair = jnp.stack([one, -one])
+    start = (low, high, low, one, -one, one, 0.5 * one, pair, pair, zero, zero)
+    a, b, _, fa, fb, _, _, ends, sides, *_ = lax.while_loop(lambda c: c[-1] < 2, step, start)
+    return Root(jnp.where(jnp.abs(fa) < jnp.abs(fb), a, b), (sides[1] - sides[0]) / (2.0 * apart), ends)
 
 
 def spectral_radius(J: Array, steps: int = 200) -> Array:

@@ -179,7 +179,7 @@ def averaged(fit: Solution, teacher: Array) -> Averaged:
 
     S̄ = (1/K) Σ_k Ŝ_k,   extrapolated = (K error(S̄) - error(one))/(K - 1)
 
-    Arguments: `fit` of `train` with K >= 2 keys, of a matrix model; `teacher` (r, d), as `data.teacher`.
+    Arguments: `fit` of `train` with K >= 2 keys, of a matrix model; `teacher`: `data.teacher`.
     Returns: an `Averaged`. Factors W are never averaged: they are known up to a rotation only.
     Raises: ValueError for a single run, or a model without a matrix. Cost: O(K d²). Source: spec/2, section 5.
     Example:
@@ -196,10 +196,10 @@ def averaged(fit: Solution, teacher: Array) -> Averaged:
         isinstance(model, AbstractMatrixModel), "fit", getattr(model, "name", type(model).__name__), "runs of a matrix model"
     )
     check(many, "fit", f"runs of shape {fit.result.shape}", "at least two runs: train(..., key=jax.random.split(key, 16))")
-    check(teacher is not None, "teacher", None, "the teacher (r, d), as data.teacher")
+    check(teacher is not None, "teacher", None, "data.teacher")
     matrices = jnp.asarray(fit.weights)
-    fits = teacher.ndim == 2 and teacher.shape[1] == matrices.shape[-1] and teacher.shape[0] % model.indices == 0
-    check(fits, "teacher", teacher, f"(r, {matrices.shape[-1]}), rows for {model.indices} layer(s)")
+    fits = teacher.ndim == 2 and model.fits(teacher, matrices.shape[1:])
+    check(fits, "teacher", teacher, f"data.teacher: factors (r, d) or a matrix that fit estimates {matrices.shape[1:]}")
     lost = np.asarray(fit.result) == Result.NONFINITE
     check(not np.any(lost), "fit", f"{int(lost.sum())} of {len(lost)} runs with code NONFINITE", "runs that stayed finite")
     K = fit.result.shape[0]

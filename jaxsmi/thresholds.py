@@ -528,9 +528,10 @@ def recovery_threshold(model: Any, *, key: Array | None = None) -> Threshold:
     dtype = theory_dtype()
     if getattr(model, "scalar", False):
         one = jnp.ones((1, 1), dtype)
-        alpha = jnp.asarray(model.recovery, dtype)
+        alpha = jnp.where(model.valid, jnp.asarray(model.recovery, dtype), jnp.nan)
         overlap = model.prior.norm * one
-        return Threshold(alpha, jnp.zeros((), dtype), alpha[None], one, overlap, jnp.asarray(Result.SUCCESS))
+        code = jnp.where(model.valid, Result.SUCCESS, Result.INVALID)
+        return Threshold(alpha, jnp.zeros((), dtype), alpha[None], one, overlap, code)
     P = model.indices
     seen = getattr(model.channel, "visible", None)
     allowed = "a noiseless model whose label fixes M combinations of its fields (attention, the last layer of rank one)"

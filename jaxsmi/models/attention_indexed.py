@@ -176,6 +176,10 @@ class AttentionIndexed(AbstractMatrixModel):
             cosine = jnp.diagonal(cross) / jnp.sqrt(jnp.diagonal(Q) * jnp.einsum("lij,lij->l", truth, truth) / d)
         return {"overlap": Q, "teacher_overlap": cross, "cosine": cosine}
 
+    def fits(self, teacher: Array, matrix: tuple[int, ...]) -> bool:
+        """W (L r, d), of any r."""
+        return teacher.ndim == 2 and teacher.shape[1] == matrix[-1] and teacher.shape[0] % self.layers == 0
+
     def matrix_error(self, S: Array, teacher: Array) -> Array:
         """‖Ŝ - S*‖²/d of an estimate (d, d) or (L, d, d), for a teacher (L r, d)."""
         return jnp.sum((S - self.estimate(teacher)) ** 2) / (teacher.shape[1] * self.layers)

@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxsmi.channels.base import AbstractChannel, sqrt_psd
 from jaxsmi.fixed_point import bisect
@@ -221,6 +222,7 @@ class AbstractMatrixModel(eqx.Module):
 
     prior: eqx.AbstractVar[Any]
     channel: eqx.AbstractVar[Any]
+    noise: eqx.AbstractVar[Array]
     scalar: ClassVar[bool] = True
     calibrated: ClassVar[bool] = False
 
@@ -247,6 +249,15 @@ class AbstractMatrixModel(eqx.Module):
         """What to call the matrix."""
         return ("S",)
 
+    @property
+    def valid(self) -> Array:
+        """Whether all parameters are in their ranges: under jit nothing else says so."""
+        return self.prior.valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
+
+    @abc.abstractmethod
+    def fits(self, teacher: Array, matrix: tuple[int, ...]) -> bool:
+        """Whether a teacher has the shape of one of this model, for an estimate of that shape."""
+
     def error_of(self, weights: Array, data: Dataset, *, key: Array, samples: int = 0) -> Array:
         """Estimation error per entry, of several layers their mean; NaN without a teacher."""
         del key, samples
@@ -272,10 +283,19 @@ class AbstractMatrixModel(eqx.Module):
             V = self.prior.small_width(jnp.exp(log_t))
             return jnp.exp(log_t) / (scale * self.channel.response(1.0 - V, V)) > scaled
 
-        low = jnp.log(start) + jnp.zeros_like(scaled)
-        log_t = bisect(above, low, jnp.full_like(scaled, np.log(1e10)))
-        V = jnp.where(log_t - low < 1e-12, 1.0, self.prior.small_width(jnp.exp(log_t)))
-        return jnp.where(log_t > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))
+        def height(log_t: Array) -> Array:
+            V = self.prior.small_width(jnp.exp(log_t))
+            return log_t - jnp.log(scale * self.channel.response(1.0 - V, V))
+
+        low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
+        held = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(1e10))))
+        learned = (held - low > 1e-12) & (held < np.log(0.9e10))
+        inside = jnp.where(learned, held, low + 1.0)
+        slope = lax.stop_gradient(jax.jvp(height, (inside,), (jnp.ones_like(inside),))[1])
+        move = (height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))) / slope  # a Newton step makes the derivative
+        log_t = jnp.where(learned, inside - move, held)
+        V = jnp.where(held - low > 1e-12, self.prior.small_width(jnp.exp(log_t)), 1.0)
+        return jnp.where(held > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))
 
     @abc.abstractmethod
     def prediction_error(self, q: Array, bayes: bool, key: Array | None, samples: int) -> Estimate:

@@ -29,7 +29,7 @@ import numpy as np
 
 from jaxsmi.channels.indexed import LinearField, LinearIndices
 from jaxsmi.models.base import AbstractMatrixModel, Estimate
-from jaxsmi.priors.spectral import AbstractSpectralPrior, ProductPrior, WishartPrior
+from jaxsmi.priors.spectral import AbstractSpectralPrior, ProductPrior, WishartPrior, gaussian_error
 from jaxsmi.sensing import DenseSensing
 from jaxsmi.types import Array, Dataset, check, concrete, theory_dtype
 
@@ -57,6 +57,7 @@ class Bilinear(AbstractMatrixModel):
         check(isinstance(symmetric, (bool, np.bool_)), "symmetric", symmetric, "True or False")
         if symmetric:
             check(jnp.asarray(aspect_ratio) == 1.0, "aspect_ratio", aspect_ratio, "1 for a symmetric matrix")
+            rank_ratio = jnp.where(jnp.asarray(aspect_ratio) == 1.0, rank_ratio, jnp.nan)  # under jit
         noise = jnp.asarray(noise, theory_dtype())
         check(noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a finite variance >= 0")
         self.prior = WishartPrior(rank_ratio) if symmetric else ProductPrior(aspect_ratio, rank_ratio)
@@ -86,6 +87,15 @@ class Bilinear(AbstractMatrixModel):
         """L = round(β d)."""
         return self.prior.length(dimension) if isinstance(self.prior, ProductPrior) else dimension
 
+    @property
+    def small_width_threshold(self) -> Array:
+        """(1 + Δ) √β/(1 + β); 0 at β = ∞."""
+        return jnp.where(jnp.isinf(self.aspect_ratio), 0.0, super().small_width_threshold)
+
+    def small_width_error(self, scaled: Any) -> Array:
+        """V at ᾱ as ρ → 0, elementwise; at β = ∞ that of a Gaussian S at α = ᾱ."""
+        return jnp.where(jnp.isinf(self.aspect_ratio), gaussian_error(scaled, self.noise), super().small_width_error(scaled))
+
     # what message passing and training ask of a model ------------------------------------------------------------------
 
     # of `gamp`, the default first: with damping and without noise "outer" lets V collapse; undamped, "state" can explode
@@ -105,7 +115,8 @@ class Bilinear(AbstractMatrixModel):
                 "symmetric matrices (of vectors: AttentionIndexed(1, ρ, 'linear'))",
             )
         else:
-            check(self.length(d) == L, "data.inputs", data.inputs, f"(n, {self.length(d)}, {d}): β d tokens a sample")
+            asked = self.length(d) if concrete(self.aspect_ratio) else L
+            check(asked == L, "data.inputs", data.inputs, f"(n, {asked}, {d}): β d tokens a sample")
         check(data.labels.ndim == 1, "data.labels", data.labels, "(n,)")
         if teacher and data.teacher is not None:
             check(data.teacher.shape == (L, d), "data.teacher", data.teacher, f"S ({L}, {d})")
@@ -159,6 +170,10 @@ class Bilinear(AbstractMatrixModel):
         if data.teacher is None or weights.ndim == 3:
             return super().error_of(weights, data, key=key, samples=samples)
         return self.matrix_error(self.product(weights.astype(theory_dtype()), data.teacher.shape[0]), data.teacher)
+
+    def fits(self, teacher: Array, matrix: tuple[int, ...]) -> bool:
+        """S (L, d)."""
+        return teacher.shape == matrix
 
     def matrix_error(self, S: Array, teacher: Array) -> Array:
         """‖Ŝ - S‖² per entry."""

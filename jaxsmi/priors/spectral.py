@@ -37,7 +37,7 @@ from jaxsmi.random_matrix import (
     shrinkage_error,
     spectrum,
 )
-from jaxsmi.types import Array, check, theory_dtype
+from jaxsmi.types import Array, check, concrete, theory_dtype
 
 __all__ = ["AbstractSpectralPrior", "ProductPrior", "WishartPrior"]
 
@@ -54,6 +54,11 @@ class AbstractSpectralPrior(eqx.Module):
     def width(self, dimension: int) -> int:
         """r = round(ρ d), at least one."""
         return max(round(float(self.rank_ratio) * dimension), 1)
+
+    @property
+    def valid(self) -> Array:
+        """Whether the parameters are in their ranges (under jit nothing else says so)."""
+        return jnp.isfinite(self.rank_ratio) & (self.rank_ratio > 0.0)
 
     @property
     @abc.abstractmethod
@@ -220,6 +225,11 @@ class ProductPrior(AbstractSpectralPrior):
         self.aspect_ratio, self.rank_ratio = beta, rho
 
     @property
+    def valid(self) -> Array:
+        """Whether β > 0, and ρ is finite and positive."""
+        return super().valid & (self.aspect_ratio > 0.0)
+
+    @property
     def sides(self) -> tuple[Array, Array]:
         """(R₁, R₂): long over short side, width over short side. V is even in log β at fixed ρ/√β, and so are its derivatives."""
         beta = jnp.where(jnp.isinf(self.aspect_ratio), 2.0, self.aspect_ratio)
@@ -229,6 +239,8 @@ class ProductPrior(AbstractSpectralPrior):
 
     def length(self, dimension: int) -> int:
         """L = round(β d), at least one."""
+        known = concrete(self.aspect_ratio)
+        check(known, "aspect_ratio", "a traced number", "a known one, for shapes: make the model outside jit")
         check(jnp.isfinite(self.aspect_ratio), "aspect_ratio", self.aspect_ratio, "a finite number, outside theory")
         return max(round(float(self.aspect_ratio) * dimension), 1)
 
@@ -257,12 +269,13 @@ class ProductPrior(AbstractSpectralPrior):
         )
 
     def mutual_information(self, qhat: Any) -> Array:
-        """I(q̂) per d L (β = ∞: by quadrature over log(1 + q̂))."""
+        """I(q̂) per d L (β > 1e8: that of β = ∞, by quadrature over log(1 + q̂)); to 1e-7."""
         nodes, weights = np.polynomial.legendre.leggauss(64)
         top = jnp.log1p(qhat)
         at = 0.5 * top * (1.0 + nodes)
         tall = 0.25 * top * jnp.sum(weights * jnp.exp(at) * _tall_error(self.rank_ratio, jnp.expm1(at)))
-        return jnp.where(jnp.isinf(self.aspect_ratio), tall, rectangular_information(*self.sides, qhat))
+        # at β = 1e8 the first is off by 1/β, and the second by as much, a difference of large numbers
+        return jnp.where(self.aspect_ratio > 1e8, tall, rectangular_information(*self.sides, qhat))
 
     def small_width(self, t: Array) -> Array:
         """V at q̂ = tρ/β, ρ → 0."""
@@ -299,6 +312,13 @@ class ProductPrior(AbstractSpectralPrior):
         law = rectangular_spectrum(long / short, rank, 1.0 / jnp.asarray(qhat, theory_dtype()))
         left, values, right = jnp.linalg.svd(R, full_matrices=False)
         return (left * law.shrink(values)) @ right, rectangular_error(long / short, rank, qhat)
+
+
+def gaussian_error(alpha: Any, noise: Any) -> Array:
+    """V of a Gaussian S: the root of V (1 + α/(Δ + V)) = 1 (ridge regression; ρ → ∞, or small width at β = ∞)."""
+    gap = 1.0 - alpha - noise
+    root = jnp.sqrt(gap**2 + 4.0 * noise)
+    return jnp.where(gap < 0.0, 2.0 * noise / jnp.where(gap < 0.0, root - gap, 1.0), 0.5 * (root + gap))
 
 
 def _tall_error(rho: Array, qhat: Any) -> Array:

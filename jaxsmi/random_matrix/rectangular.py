@@ -302,6 +302,7 @@ def rectangular_spectrum(aspect: Any, rank: Any, noise: Any) -> RectangularSpect
     check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
     for name, value in (("rank", rank), ("noise", noise)):
         check(jnp.all(jnp.isfinite(value) & (value > 0.0)), name, value, "a finite number > 0")
+    _check_precision()
     return _spectrum(aspect, rank, noise)
 
 
@@ -368,7 +369,14 @@ def rectangular_error(aspect: Any, rank: Any, qhat: Any) -> Array:
     check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
     check(jnp.all(jnp.isfinite(rank) & (rank > 0.0)), "rank", rank, "a finite number > 0")
     check(jnp.all(jnp.isfinite(qhat) & (qhat >= 0.0)), "qhat", qhat, "a finite number >= 0")
+    _check_precision()
     return _error(aspect, rank, qhat)
+
+
+def _check_precision() -> None:
+    """Distances that span a hundred orders of magnitude do not fit into float32."""
+    double = theory_dtype() == jnp.float64
+    check(double, "jax_enable_x64", False, "True for this law: jax.config.update('jax_enable_x64', True) at the start")
 
 
 @jax.jit
@@ -397,6 +405,7 @@ def rectangular_information(aspect: Any, rank: Any, qhat: Any) -> Array:
     check(jnp.all(jnp.isfinite(qhat) & (qhat > 0.0)), "qhat", qhat, "a finite number > 0")
     check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
     check(jnp.all(jnp.isfinite(rank) & (rank > 0.0)), "rank", rank, "a finite number > 0")
+    _check_precision()
     return _information(aspect, rank, qhat)
 
 

@@ -236,6 +236,29 @@ def test_derivatives(point):
         np.testing.assert_allclose(slopes[axis], (up - down) / (2 * step), rtol=1e-5)
 
 
+def test_extremes_and_what_is_out_of_range_under_jit():
+    """Wide products are Gaussian (with their derivatives), tiny noise leaves D Δ/(α - D), bad numbers are NaN and a code."""
+
+    def one(alpha, rho, noise):
+        return smi.state_evolution(smi.Bilinear(1.0, rho, noise), alpha)
+
+    slopes = jax.jit(jax.grad(lambda a, r, n: one(a, r, n).error, (0, 2)))(0.5, 1e6, 0.1)
+    expected = jax.grad(lambda a, n: ridge_error(a, n, n), (0, 1))(0.5, 0.1)
+    np.testing.assert_allclose(slopes, expected, rtol=1e-6)
+    found = jax.jit(jax.vmap(one))(
+        jnp.asarray([0.5, 0.1, 0.3, jnp.nan]), jnp.asarray([0.2, -0.2, 0.2, 0.2]), jnp.asarray([1e-11, 0.0, -0.1, 0.0])
+    )
+    np.testing.assert_allclose(found.error[0], 0.36e-11 / 0.14, rtol=1e-2)
+    assert np.isnan(found.error[1:]).all()
+    assert (np.asarray(found.result)[1:] == Result.INVALID).all()
+    assert np.isnan(jax.jit(nuclear_norm_threshold)(1.0, jnp.nan))
+    assert np.isnan(jax.jit(ridge_error)(-0.5, 0.1))
+    tall = smi.Bilinear(jnp.inf, 0.1, 0.1)
+    np.testing.assert_allclose(tall.small_width_error(0.75), ridge_error(0.75, 0.1, 0.1), rtol=1e-12)
+    thin = smi.Bilinear(1.0, 0.2, 0.1).small_width_error
+    np.testing.assert_allclose(jax.grad(thin)(0.75), (thin(0.75001) - thin(0.74999)) / 2e-5, rtol=1e-6)
+
+
 def test_a_curve_of_two_hundred_points_is_fast():
     alpha = jnp.linspace(0.005, 1.0, 200)
     rest = [jnp.full_like(alpha, x) for x in (1.0, 0.2, 0.1)]
