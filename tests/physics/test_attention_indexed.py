@@ -102,6 +102,7 @@ def test_the_quadratic_network_published_elsewhere(reference):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_small_width():
     prior = WishartPrior(1e-4)
     found = [1 - float(prior.mmse(t * 1e-4)) for t in (1.5, 2, 4)]
@@ -128,6 +129,7 @@ def test_hardmax_response_values():
             np.testing.assert_allclose(channel.response(rho + e, 1 - e), value, rtol=2e-7)
 
 
+@pytest.mark.slow
 def test_bivariate_signs_far_in_the_tails():
     channel = HardmaxIndices()
     far = channel.gamma(jnp.array([1.0, 1.0]), jnp.array([[-60.0, 0.0], [0.0, -60.0]]), 1.0)

@@ -273,6 +273,7 @@ def test_integer_inputs_are_numbers_like_others():
     np.testing.assert_array_equal(SOFT.predict(S, signs), SOFT.predict(S, signs * 1.0))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused():
     two = smi.AttentionIndexed(2, 0.5, layers=2).sample(KEY, dimension=6, alpha=0.5)
     for refused in (lambda: smi.gamp(SOFT, two), lambda: smi.train(SOFT, two, optax.adam(0.1), key=KEY, steps=1)):

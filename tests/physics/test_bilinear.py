@@ -154,7 +154,7 @@ def test_published_nuclear_norm_thresholds(reference):
 @pytest.mark.parametrize(
     ("beta", "rho", "alpha", "left", "value"),
     [
-        (1, 1, 0.5, 0.45566397, -0.0902707800),
+        pytest.param(1, 1, 0.5, 0.45566397, -0.0902707800, marks=pytest.mark.slow),
         pytest.param(1, 1, 0.95, 0.02501959, 0.2228155646, marks=pytest.mark.slow),
         pytest.param(2, 0.5, 0.2, 0.75526401, -0.1719843243, marks=pytest.mark.slow),
         (2, 0.5, 0.575, 0.10282710, -0.1792987283),
@@ -236,6 +236,7 @@ def test_derivatives(point):
         np.testing.assert_allclose(slopes[axis], (up - down) / (2 * step), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_extremes_and_what_is_out_of_range_under_jit():
     """Wide products are Gaussian (with their derivatives), tiny noise leaves D Δ/(α - D), bad numbers are NaN and a code."""
 

@@ -31,6 +31,7 @@ def test_the_adjoint_is_the_transpose_of_forward():
     np.testing.assert_allclose(sensing.outer_precision(g)[0, 0], jnp.sum(g**2) / 24, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_undamped_message_passing_follows_state_evolution():
     """d = 60, four data sets: ‖S‖² fluctuates by 2/√(r d) = 7 % at rank 12, and errors with it: 3.7 % of the mean."""
     model = smi.Bilinear(1.0, 0.2, 0.5)
@@ -49,6 +50,7 @@ def test_undamped_message_passing_follows_state_evolution():
     np.testing.assert_allclose(np.mean(errors, axis=0), theory, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_it_learns_predicts_and_continues():
     model = smi.Bilinear(0.5, 0.2)  # short sequences: the other side is the long one
     data = model.sample(KEY, dimension=40, alpha=0.75, dtype="float32")
@@ -67,6 +69,7 @@ def test_it_learns_predicts_and_continues():
     assert np.isnan(own.error)
 
 
+@pytest.mark.slow
 def test_symmetric_message_passing():
     model = smi.Bilinear(1.0, 0.5, 0.25, symmetric=True)
     data = model.sample(KEY, dimension=60, alpha=0.3, dtype="float32")
@@ -139,6 +142,7 @@ def test_nuclear_norm_against_published_runs(reference, rho, beta, alpha):
     assert abs(np.mean(errors) - published[k].mean()) < 3 * combined
 
 
+@pytest.mark.slow
 def test_the_nuclear_norm_is_smallest_at_its_minimum():
     """Any other matrix with the same labels has a larger one; with many labels the minimum is S."""
     model = smi.Bilinear(1.5, 0.3)
@@ -185,6 +189,7 @@ def test_descent_from_a_small_start():
     assert np.median(errors) < 0.01
 
 
+@pytest.mark.slow
 def test_descent_follows_its_equations():
     """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) (spec/3, section 5), for both kinds of factors."""
     for model in (smi.Bilinear(1.5, 0.3), smi.Bilinear(1.0, 0.3, symmetric=True)):

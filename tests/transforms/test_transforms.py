@@ -108,6 +108,7 @@ def deep_response():
     return run, traced
 
 
+@pytest.mark.slow
 def test_one_compilation_of_eight_training_runs():
     model, optimizer = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]), indices=1), optax.sgd(0.1)
     data = [model.sample(key, dimension=6, alpha=2.0) for key in jax.random.split(KEY, 2)]
@@ -233,6 +234,7 @@ def test_gamp_under_jit(problem):
     np.testing.assert_allclose(weights(data.labels), run(problem).weights, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_float32_inputs_agree_with_float64(problem):
     model, data = problem
     double, single = run(problem), run((model, smi.Dataset(data.inputs.astype(jnp.float32), data.labels, data.teacher)))
@@ -246,7 +248,11 @@ def test_float32_inputs_agree_with_float64(problem):
 
 
 @pytest.mark.parametrize(
-    "model", [smi.links.phase_retrieval(), smi.DeepAttention(2, 2, tolerance=1e-4)], ids=["closed form", "deep attention"]
+    "model",
+    [
+        pytest.param(smi.links.phase_retrieval(), id="closed form"),
+        pytest.param(smi.DeepAttention(2, 2, tolerance=1e-4), id="deep attention", marks=pytest.mark.slow),
+    ],
 )
 def test_posteriors_do_not_depend_on_their_batch(model):
     """Alone, in a batch of 20, and in another order."""

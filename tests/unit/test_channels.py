@@ -115,7 +115,7 @@ def brute_force(name, y, fields, omega, V):
     return log_partition, (whiten @ mean).reshape(P, M), dg
 
 
-@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CLOSED])
 def test_closed_forms_against_brute_force(name):
     channel = CLOSED[name]
     V = covariance_of(channel)
@@ -149,7 +149,7 @@ def test_closed_forms_g_and_dg_are_derivatives(name):
             np.testing.assert_allclose(post.dg[:, :, :, p, m], slope, atol=1e-7 * (1 + np.abs(slope).max()), rtol=0)
 
 
-@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CLOSED])
 @pytest.mark.parametrize("variance", [1.0, 1e-6])
 def test_closed_forms_stay_finite_far_out(name, variance):
     channel = CLOSED[name]

@@ -161,6 +161,7 @@ def test_derivatives_of_the_error(point):
         )
 
 
+@pytest.mark.slow
 def test_shrinkage_is_smooth_and_better_than_nothing():
     law = rectangular_spectrum(2.0, 0.2, 0.1)
     x = jnp.linspace(0.01, 5.0, 200)

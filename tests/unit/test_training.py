@@ -55,7 +55,7 @@ def test_one_pass_takes_each_sample_once_in_order():
     np.testing.assert_allclose(fit.weights, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [7, 10, 29])
+@pytest.mark.parametrize("size", [pytest.param(7, marks=SLOW), 10, 29])
 def test_an_epoch_is_a_permutation_of_all_samples(size):
     epochs = training.Epochs(30, size, True)
     seen = []
@@ -83,7 +83,7 @@ def test_the_last_batch_of_an_epoch_counts_only_what_is_in_it():
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param({"batch_size": 7}, marks=SLOW), pytest.param({}, marks=SLOW), {"batch_size": 11, "repeats": 2}],
+    [{"batch_size": 7}, pytest.param({}, marks=SLOW), pytest.param({"batch_size": 11, "repeats": 2}, marks=SLOW)],
 )
 def test_a_continued_run_is_the_run(settings):
     optimizer = optax.adam(0.05)
