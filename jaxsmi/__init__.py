@@ -4,11 +4,20 @@ Message passing (`gamp`), its exact asymptotics (`state_evolution`), and the mod
 Importing starts no device and sets no flag; theory is meant for float64: jax.config.update("jax_enable_x64", True).
 """
 
-from jaxsmi import baselines, models, priors, text
+from jaxsmi import baselines, models, priors, sgd, text
 from jaxsmi.evolution import state_evolution
 from jaxsmi.learning import averaged, learned_at, learning_order
 from jaxsmi.message_passing import gamp
-from jaxsmi.models import AttentionIndexed, Bilinear, DeepAttention, MultiIndex, align, generalization_error, links
+from jaxsmi.models import (
+    AttentionIndexed,
+    Bilinear,
+    DeepAttention,
+    MultiIndex,
+    SequenceSingleIndex,
+    align,
+    generalization_error,
+    links,
+)
 from jaxsmi.potential import free_entropy
 from jaxsmi.search import search_threshold
 from jaxsmi.thresholds import recovery_threshold, staircase, weak_recovery
@@ -23,6 +32,7 @@ __all__ = [
     "DeepAttention",
     "MultiIndex",
     "Result",
+    "SequenceSingleIndex",
     "Solution",
     "Stream",
     "Threshold",
@@ -40,6 +50,7 @@ __all__ = [
     "priors",
     "recovery_threshold",
     "search_threshold",
+    "sgd",
     "staircase",
     "state_evolution",
     "text",

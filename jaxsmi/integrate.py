@@ -7,7 +7,8 @@ Equations here:
 * Sobol nets with a random linear scramble and digital shift, mapped to Gaussians by t = Φ^{-1}(x) [M98]: unbiased, and
   independent randomisations give a standard error;
 * effective number of nodes, ESS = (Σ w)² / Σ w²;
-* control variates: E x = E[x - β d] for any d of mean zero, β = Cov(x, d)/Var(d).
+* control variates: E x = E[x - β d] for any d of mean zero, β = Cov(x, d)/Var(d);
+* orthonormal Hermite polynomials: √(n+1) h_{n+1}(x) = x h_n(x) - √n h_{n-1}(x), E h_n h_m = δ_nm under N(0, 1).
 
 `self_refining_moments` is the heart: the first two moments of a posterior, one integral per sample, on nodes that are
 doubled for those samples whose own error estimate asks for it. Everything else in the library that integrates over
@@ -114,6 +115,14 @@ def covariance_and_variance(values: Array, control: Array, axis: int) -> tuple[A
 def quotient(numerator: Array, denominator: Array) -> Array:
     """numerator/denominator, zero where the denominator is not positive."""
     return jnp.where(denominator > 0.0, numerator / jnp.where(denominator > 0.0, denominator, 1.0), 0.0)
+
+
+def hermite_polynomials(x: Array, degree: int) -> Array:
+    """h_0(x) .. h_degree(x), stacked along a new first axis; He_n = √n! h_n."""
+    table = [jnp.ones_like(x), x]
+    for n in range(1, degree):
+        table.append((x * table[n] - np.sqrt(n) * table[n - 1]) / np.sqrt(n + 1))
+    return jnp.stack(table[: degree + 1])
 
 
 def power_of_two(count: int) -> int:

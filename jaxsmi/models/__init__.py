@@ -6,6 +6,7 @@ from jaxsmi.models.base import AbstractIndexModel, AbstractMatrixModel, Estimate
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.models.deep_attention import DeepAttention
 from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 
 __all__ = [
     "AbstractIndexModel",
@@ -15,6 +16,7 @@ __all__ = [
     "DeepAttention",
     "Estimate",
     "MultiIndex",
+    "SequenceSingleIndex",
     "Symmetry",
     "align",
     "generalization_error",
