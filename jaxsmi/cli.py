@@ -1,4 +1,4 @@
-"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | text | figure`.
+"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | sgd | text | figure`.
 
 A table, or with `--json` one JSON object, on stdout.
 
@@ -9,12 +9,10 @@ model is one line of `MODELS`. No equation lives here.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import pathlib
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +22,9 @@ from tqdm import tqdm
 
 import jaxsmi as smi
 from jaxsmi import learning, plotting, reports, storage
+from jaxsmi.cli_sgd import sgd
 from jaxsmi.figures import RECIPES
-from jaxsmi.reports import Report
+from jaxsmi.reports import Report, progress, timed
 from jaxsmi.types import Result, Solution, Threshold, check, outcome
 
 __all__ = ["main"]
@@ -104,7 +103,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
         settings = {name: getattr(arguments, name) for name in ("samples", "randomisations")}
         iteration = {"max_steps": arguments.max_steps} if isinstance(model, smi.models.AbstractMatrixModel) else {}
         # A random start has cosine² of about 1/D, and the cosine² of GAMP is what state evolution calls Q.
-        with _timed() as seconds:
+        with timed() as seconds:
             theory = smi.state_evolution(
                 model,
                 arguments.alpha,
@@ -113,7 +112,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
                 # what chance keeps telling about a layer not learned yet
                 side_information=0.0 if iteration else 1.0 / arguments.dimension,
                 newton=False,
-                progress=_progress(arguments),
+                progress=progress(arguments),
                 **(settings | iteration),
             )
         top = max(1.3, arguments.alpha * arguments.points / (arguments.points - 0.5))
@@ -121,7 +120,7 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
             end = float(smi.recovery_threshold(model).alpha)
             top = max(1.2 * end if np.isfinite(end) else 0.0, 1.5 * arguments.alpha)
         grid = (np.arange(arguments.points) + 0.5) / arguments.points * top
-        with _timed() as curve_seconds:
+        with timed() as curve_seconds:
             curve = _curve(model, grid, arguments, settings | {"max_steps": arguments.curve_steps, "tolerance": 1e-3})
 
         rows = [
@@ -189,7 +188,7 @@ def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     def execute(arguments: argparse.Namespace) -> Report:
         model = _model(arguments)
         settings = {name: getattr(arguments, name) for name in ("samples", "randomisations", "max_steps", "tolerance")}
-        with _timed() as seconds:
+        with timed() as seconds:
             curve = _curve(model, sorted(set(arguments.alpha)), arguments, settings, getattr(arguments, "q0", None))
         rows = [
             [
@@ -242,8 +241,8 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         settings = {"samples": arguments.samples, "key": _theory_key(arguments)}
         stairs: list[list[Threshold]] = []
         model: Any = None
-        with _timed() as seconds:
-            for value in tqdm(sorted(values) if values else [None], desc=vary, disable=not _progress(arguments)):
+        with timed() as seconds:
+            for value in tqdm(sorted(values) if values else [None], desc=vary, disable=not progress(arguments)):
                 own = {} if vary is None or value is None else {vary: int(value) if integral else value}
                 model = make(**(flags | own))
                 if isinstance(model, smi.models.AbstractMatrixModel):
@@ -333,7 +332,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         check(not (arguments.online and arguments.gamp), "--gamp", arguments.gamp, "0 with --online: no data are kept")
         model = _model(arguments)
         method = OPTIMIZERS[arguments.optimizer][0]
-        with _timed() as seconds:
+        with timed() as seconds:
             order, teacher = _learning_order(model, arguments, method)
             jax.block_until_ready([s.weights for s in order.solutions.values()])
         found = {name: reports.learned(order, name) for name in order.solutions}
@@ -375,14 +374,14 @@ def _learning_order(model: Any, arguments: argparse.Namespace, method: str) -> t
         check(arguments.batch_size > 0, "--batch-size", 0, "at least 1 with --online")
         stream = smi.Stream(model, model.start(data_key, D), dtype="float32")
         keys = jax.random.split(key, arguments.runs)
-        fit = smi.train(model, stream, key=keys, progress=_progress(arguments), **settings)
+        fit = smi.train(model, stream, key=keys, progress=progress(arguments), **settings)
         learned = {method: smi.learned_at(fit, arguments.level)}
         return learning.LearningOrder({method: fit}, learned, arguments.level, {method: float("inf")}, {}), stream.teacher
     data = model.sample(data_key, dimension=D, alpha=arguments.alpha, dtype="float32")
     methods: dict[str, dict[str, Any]] = {"GAMP": {"alpha": arguments.gamp}} if arguments.gamp else {}
     order = smi.learning_order(
         model, data, methods | {method: settings}, key=key, seeds=arguments.runs, level=arguments.level,
-        progress=_progress(arguments),
+        progress=progress(arguments),
     )  # fmt: skip
     return order, data.teacher
 
@@ -413,7 +412,7 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
         path, tests = getattr(arguments, "file", None), getattr(arguments, "test_file", None)
         check(tests is None or path is not None, "--test-file", tests, "only with --file")
         questions = smi.text.load(path) if path else smi.text.synthetic_questions(arguments.questions, arguments.seed)
-        with _timed() as seconds:
+        with timed() as seconds:
             found = smi.text.classify(
                 questions,
                 smi.text.load(tests) if tests else None,
@@ -421,7 +420,7 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
                 epochs=arguments.epochs,
                 batch_size=arguments.batch_size,
                 optimizer=optax.adamw(getattr(arguments, "learning_rate", 5e-5 if path else 5e-4)),
-                progress=_progress(arguments),
+                progress=progress(arguments),
             )
         settled = smi.text.settled_at(found)
         rows = [
@@ -456,8 +455,8 @@ def figure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Re
 
     def execute(arguments: argparse.Namespace) -> Report:
         check(arguments.out, "--out", None, "a folder for the figure")
-        with _timed() as seconds:
-            drawn = RECIPES[arguments.name](full=arguments.full, progress=_progress(arguments))
+        with timed() as seconds:
+            drawn = RECIPES[arguments.name](full=arguments.full, progress=progress(arguments))
         data = {"caption": drawn.caption, "arrays": drawn.arrays, "seconds": seconds[0]}
         text = "\n".join([reports.wrapped(drawn.caption), f"{seconds[0]:.1f} s."])
         return Report(data, text, lambda _: None, storage.arrays(drawn.arrays), drawn.figure, arguments.name)
@@ -465,8 +464,8 @@ def figure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Re
     return execute
 
 
-COMMANDS = (run, gamp, state_evolution, threshold, train, text, figure)
-WITHOUT_MODEL = (text, figure)
+COMMANDS = (run, gamp, state_evolution, threshold, train, sgd, text, figure)
+WITHOUT_MODEL = (sgd, text, figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -574,7 +573,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[str, Any]]:
     data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
-    with _timed() as seconds:
+    with timed() as seconds:
         data = model.sample(data_key, dimension=arguments.dimension, alpha=arguments.alpha)
         solution = smi.gamp(
             model,
@@ -583,7 +582,7 @@ def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[st
             max_steps=arguments.max_steps,
             tolerance=arguments.tolerance,
             damping=getattr(arguments, "damping", None),
-            progress=_progress(arguments),
+            progress=progress(arguments),
         )
         jax.block_until_ready(solution.overlap)
     found = {"cosine": solution.cosine, "seconds": seconds[0]}
@@ -600,23 +599,12 @@ def _curve(
     """State evolution in ascending alpha; without `q0` each point starts near the one before: the branch from below."""
     curve: list[Solution] = []
     start: dict[str, Any] = {} if q0 is None else {"q0": q0}
-    for alpha in tqdm(alphas, desc="alpha", disable=not _progress(arguments)):
+    for alpha in tqdm(alphas, desc="alpha", disable=not progress(arguments)):
         curve.append(smi.state_evolution(model, alpha, key=_theory_key(arguments), **start, **settings))
         if q0 is None and bool(curve[-1].converged):
             # Not quite there: unlearned indices must be able to grow, and V > 0 where they are recovered.
             start = {"q0": 0.995 * curve[-1].overlap + 0.03 * curve[-1].covariance}
     return curve
-
-
-def _progress(arguments: argparse.Namespace) -> bool:
-    return sys.stderr.isatty() and not arguments.quiet
-
-
-@contextlib.contextmanager
-def _timed() -> Iterator[list[float]]:
-    begin, seconds = time.perf_counter(), [0.0]
-    yield seconds
-    seconds[0] = time.perf_counter() - begin
 
 
 def _setting(arguments: argparse.Namespace) -> str:

@@ -1,11 +1,15 @@
-"""How a command shows what it found: tables for the reader, plain dicts for JSON. No equation lives here."""
+"""How a command shows what it found: tables for the reader, plain dicts for JSON, time and progress. No equation lives here."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import pathlib
+import sys
 import textwrap
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,19 @@ class Report:
     solutions: Any
     figure: Any = None
     stem: str = ""
+
+
+def progress(arguments: argparse.Namespace) -> bool:
+    """Whether to show progress bars: at a terminal, unless told to be quiet."""
+    return sys.stderr.isatty() and not arguments.quiet
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[list[float]]:
+    """A list whose one entry is, after the block, its duration in seconds."""
+    begin, seconds = time.perf_counter(), [0.0]
+    yield seconds
+    seconds[0] = time.perf_counter() - begin
 
 
 def name(step: Threshold) -> str:

@@ -250,14 +250,14 @@ def risk(model: SequenceSingleIndex, m: Any, e: Any = 0.0, *, key: Array | None 
     √(1 - m²) < 1.3 steps, 10^L n^L evaluations of F.
     Source: [ALSKZ25, Eq. 8]; spec/4, sections 2.3 and 2.4.
     """
-    return _risk_of(model, overlaps(model, m, e), key, samples)
+    return eqx.filter_jit(risk_at)(model, overlaps(model, m, e), key, samples)
 
 
-def _risk_of(
+def risk_at(
     model: SequenceSingleIndex, v: Array, key: Array | None = None, samples: int = 2**14, coarse: bool = False
 ) -> Estimate:
     """The risk at overlaps v: see `risk`."""
-    inside: Any = (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + 1e-9
+    inside = (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + 1e-9
     if not on_grid(model):
         check(key is not None, "key", key, "a key: the risk of this model is sampled")
         assert key is not None
@@ -274,15 +274,15 @@ def _risk_of(
         return model.loss_factor * (own + student - 2.0 * correlation(g, F, m, e, reach=reach, stride=stride, coarse=coarse))
 
     fine = value(1, e, m)
-    coarse = lax.stop_gradient(value(2, *lax.stop_gradient((e, m))))
-    return Estimate(jnp.where(inside, fine, jnp.nan), jnp.abs(lax.stop_gradient(fine) - coarse))
+    halved = lax.stop_gradient(value(2, *lax.stop_gradient((e, m))))
+    return Estimate(jnp.where(inside, fine, jnp.nan), jnp.abs(lax.stop_gradient(fine) - halved))
 
 
 def gradient(
     model: SequenceSingleIndex, v: Array, key: Array | None = None, samples: int = 2**14, coarse: bool = False
 ) -> Array:
     """∂R/∂v at overlaps v (module docstring)."""
-    return jax.jacfwd(lambda v: _risk_of(model, v, key, samples, coarse).value)(v)
+    return jax.jacfwd(lambda v: risk_at(model, v, key, samples, coarse).value)(v)
 
 
 def hessian(
@@ -305,7 +305,7 @@ def hessian(
 
 @eqx.filter_jit
 def _hessian(model: SequenceSingleIndex, v: Array, key: Array | None, samples: int) -> Array:
-    return jax.jacfwd(jax.jacfwd(lambda v: _risk_of(model, v, key, samples).value))(v)
+    return jax.jacfwd(jax.jacfwd(lambda v: risk_at(model, v, key, samples).value))(v)
 
 
 class _NoiseSquares(eqx.Module):
@@ -350,7 +350,7 @@ def gradient_noise(
     Arguments, Returns, Raises: as `risk`.
     Source: spec/4, section 4.2.
     """
-    return noise_at(model, overlaps(model, m, e), key, samples)
+    return eqx.filter_jit(noise_at)(model, overlaps(model, m, e), key, samples)
 
 
 def noise_at(

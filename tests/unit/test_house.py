@@ -26,6 +26,7 @@ FLOORS = [  # a room may import from its own floor and from lower ones, never in
     {"sgd", "thresholds", "transitions", "search", "learning", "text"},
     {"sweeps", "storage", "plotting", "reports"},
     {"figures"},
+    {"cli_sgd"},
     {"cli"},
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
