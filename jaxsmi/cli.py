@@ -178,7 +178,7 @@ def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
 
 def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Overlaps in the limit of large dimension, at one or several alphas, each starting from the one before."""
-    parser.add_argument("--alpha", type=float, nargs="+", required=True, help="sample complexities N/D (matrices: n/d^2)")
+    parser.add_argument("--alpha", type=float, nargs="+", required=True, help="sample complexities N/D, n/d^2 or n/(dL)")
     parser.add_argument("--q0", type=float, default=argparse.SUPPRESS, help="start every alpha from this overlap instead")
     parser.add_argument("--samples", type=int, default=8192, help="points of the outer average")
     parser.add_argument("--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar")
@@ -309,7 +309,7 @@ def train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
 
     The defaults are the published setting of two attention layers, cut to fewer steps.
     """
-    parser.add_argument("--alpha", type=float, default=15.0, help="sample complexity N/D (matrices: n/d^2)")
+    parser.add_argument("--alpha", type=float, default=15.0, help="sample complexity N/D (matrices: n/d^2 or n/(dL))")
     parser.add_argument("--dimension", type=int, default=500, help="dimension D of a token")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="; ".join(OPTIMIZERS))
     parser.add_argument("--learning-rate", type=float, default=15.0, help="learning rate (of order 0.01 for adam)")
@@ -533,7 +533,7 @@ def _parser(defaults: dict[str, dict[str, Any]] | None = None) -> argparse.Argum
 
 
 def _add_gamp(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--alpha", type=float, default=1.2, help="sample complexity N/D (matrices: n/d^2)")
+    parser.add_argument("--alpha", type=float, default=1.2, help="sample complexity N/D (matrices: n/d^2 or n/(dL))")
     parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
     parser.add_argument("--max-steps", type=int, default=100, help="step budget of GAMP")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="stop GAMP at this change of a weight")

@@ -184,11 +184,6 @@ class AttentionIndexed(AbstractMatrixModel):
         """‖Ŝ - S*‖²/d of an estimate (d, d) or (L, d, d), for a teacher (L r, d)."""
         return jnp.sum((S - self.estimate(teacher)) ** 2) / (teacher.shape[1] * self.layers)
 
-    def start(self, key: Array, dimension: int, scale: Any = 1.0, dtype: Any = None) -> Array:
-        """Random factors (L r, d) of a student: scale × N(0, 1)."""
-        shape = self.student_shape(dimension)
-        return (scale * jax.random.normal(key, shape, theory_dtype())).astype(dtype or theory_dtype())
-
     def input_shape(self, dimension: int) -> tuple[int, int]:
         """Shape of one input, (T, d)."""
         return (self.tokens, dimension)

@@ -255,6 +255,15 @@ class AbstractMatrixModel(eqx.Module):
         return self.prior.valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
 
     @abc.abstractmethod
+    def student_shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of the weights of a student: its factors."""
+
+    def start(self, key: Array, dimension: int, scale: Any = 1.0, dtype: Any = None) -> Array:
+        """Random factors of a student: scale × N(0, 1)."""
+        factors = jax.random.normal(key, self.student_shape(dimension), theory_dtype())
+        return (scale * factors).astype(dtype or theory_dtype())
+
+    @abc.abstractmethod
     def fits(self, teacher: Array, matrix: tuple[int, ...]) -> bool:
         """Whether a teacher has the shape of one of this model, for an estimate of that shape."""
 
@@ -279,15 +288,12 @@ class AbstractMatrixModel(eqx.Module):
         check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
         start, scale = self.prior.small_width_start
 
-        def above(log_t: Array) -> Array:
-            V = self.prior.small_width(jnp.exp(log_t))
-            return jnp.exp(log_t) / (scale * self.channel.response(1.0 - V, V)) > scaled
-
         def height(log_t: Array) -> Array:
             V = self.prior.small_width(jnp.exp(log_t))
             return log_t - jnp.log(scale * self.channel.response(1.0 - V, V))
 
         low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
+        above = lambda log_t: height(log_t) > jnp.log(scaled)
         held = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(1e10))))
         learned = (held - low > 1e-12) & (held < np.log(0.9e10))
         inside = jnp.where(learned, held, low + 1.0)

@@ -179,11 +179,6 @@ class Bilinear(AbstractMatrixModel):
         """‖Ŝ - S‖² per entry."""
         return jnp.mean((S - teacher) ** 2)
 
-    def start(self, key: Array, dimension: int, scale: Any = 1.0, dtype: Any = None) -> Array:
-        """Random factors of a student: scale × N(0, 1)."""
-        shape = self.student_shape(dimension)
-        return (scale * jax.random.normal(key, shape, theory_dtype())).astype(dtype or theory_dtype())
-
     def input_shape(self, dimension: int) -> tuple[int, int]:
         """Shape of one input, (L, d)."""
         return (self.length(dimension), dimension)

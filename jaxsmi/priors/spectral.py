@@ -244,12 +244,6 @@ class ProductPrior(AbstractSpectralPrior):
         check(jnp.isfinite(self.aspect_ratio), "aspect_ratio", self.aspect_ratio, "a finite number, outside theory")
         return max(round(float(self.aspect_ratio) * dimension), 1)
 
-    def sample(self, key: Array, dimension: int) -> Array:
-        """Draw Sᵀ (L, d)."""
-        r, L = self.width(dimension), self.length(dimension)
-        factors = jax.random.normal(key, (r, L + dimension), theory_dtype())
-        return factors[:, :L].T @ factors[:, L:] / jnp.sqrt(float(r))
-
     @property
     def norm(self) -> Array:
         """Q_0 = 1."""

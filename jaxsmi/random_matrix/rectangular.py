@@ -298,12 +298,7 @@ def rectangular_spectrum(aspect: Any, rank: Any, noise: Any) -> RectangularSpect
     >>> round(float(rectangular_spectrum(2.0, 0.2, 0.1).error), 10)
     0.0276518663
     """
-    aspect, rank, noise = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, noise))
-    check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
-    for name, value in (("rank", rank), ("noise", noise)):
-        check(jnp.all(jnp.isfinite(value) & (value > 0.0)), name, value, "a finite number > 0")
-    _check_precision()
-    return _spectrum(aspect, rank, noise)
+    return _spectrum(*_checked(aspect, rank, "noise", noise))
 
 
 @jax.jit
@@ -365,18 +360,19 @@ def rectangular_error(aspect: Any, rank: Any, qhat: Any) -> Array:
     >>> round(float(rectangular_error(1.0, 0.2, 10.0)), 10)
     0.0355502515
     """
-    aspect, rank, qhat = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, qhat))
+    return _error(*_checked(aspect, rank, "qhat", qhat, zero=True))
+
+
+def _checked(aspect: Any, rank: Any, name: str, third: Any, zero: bool = False) -> tuple[Array, Array, Array]:
+    """R₁, R₂ and a third number, in range; in float64, as distances that span a hundred orders of magnitude need it."""
+    aspect, rank, third = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, third))
     check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
     check(jnp.all(jnp.isfinite(rank) & (rank > 0.0)), "rank", rank, "a finite number > 0")
-    check(jnp.all(jnp.isfinite(qhat) & (qhat >= 0.0)), "qhat", qhat, "a finite number >= 0")
-    _check_precision()
-    return _error(aspect, rank, qhat)
-
-
-def _check_precision() -> None:
-    """Distances that span a hundred orders of magnitude do not fit into float32."""
+    inside = (third >= 0.0) if zero else (third > 0.0)
+    check(jnp.all(jnp.isfinite(third) & inside), name, third, f"a finite number {'>=' if zero else '>'} 0")
     double = theory_dtype() == jnp.float64
     check(double, "jax_enable_x64", False, "True for this law: jax.config.update('jax_enable_x64', True) at the start")
+    return aspect, rank, third
 
 
 @jax.jit
@@ -401,12 +397,7 @@ def rectangular_information(aspect: Any, rank: Any, qhat: Any) -> Array:
     >>> round(float(rectangular_information(2.0, 0.5, 1.0)), 9)
     0.316555691
     """
-    aspect, rank, qhat = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, qhat))
-    check(jnp.all(jnp.isfinite(qhat) & (qhat > 0.0)), "qhat", qhat, "a finite number > 0")
-    check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
-    check(jnp.all(jnp.isfinite(rank) & (rank > 0.0)), "rank", rank, "a finite number > 0")
-    _check_precision()
-    return _information(aspect, rank, qhat)
+    return _information(*_checked(aspect, rank, "qhat", qhat))
 
 
 @jax.jit
