@@ -1,6 +1,6 @@
 r"""Phase diagram of the semantic/positional problem of two tokens, `semantic_positional(omega, a)`.
 
-Equations here [ALSKZ25, Sec. 5; spec/4, section 6], p(z) = σ(z_1 (z_1 - z_2)), β = σ(2a²), c = 1/2, paired encoding e_1 =
+Equations here [ALSKZ25; spec/4, section 6], p(z) = σ(z_1 (z_1 - z_2)), β = σ(2a²), c = 1/2, paired encoding e_1 =
 -e_2 = e:
 
     R = 2 {(1-ω)² E p² + ω² β² + 2 ω (1-ω) β E p + S(e) - 2 (1-ω) C(m, e) - 2 ω β M(e)}
@@ -129,7 +129,7 @@ def transition(a: Any) -> Array:
     >>> round(float(smi.sgd.transition(1.0)), 9)
     0.640962618
 
-    Cost: seconds at the first call, microseconds after it. Source: [ALSKZ25, Sec. 5]; spec/4, sections 6 and 7.4.
+    Cost: seconds at the first call, microseconds after it. Source: [ALSKZ25]; spec/4, sections 6 and 7.4.
     """
     return boundaries(a)["transition"]
 

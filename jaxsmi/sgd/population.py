@@ -1,6 +1,6 @@
 r"""Population risk of sequence single-index models, its derivatives, and the strength of the gradient's noise.
 
-Equations here [ALSKZ25, Sec. 2.2; spec/4, sections 2.2 to 2.5 and 5], tokens independent, (z*_l, z_l) Gaussian:
+Equations here [ALSKZ25; spec/4, sections 2.2 to 2.5 and 5], tokens independent, (z*_l, z_l) Gaussian:
 
     z_l = e_l + m z*_l + √(1 - m²) ξ_l
     R(m, e) = c (E‖g‖² + S(e) - 2 C(m, e)),   S = E‖F(ξ + e)‖²,   C[g, f](m, e) = E⟨g(z*), f(z)⟩
@@ -248,7 +248,7 @@ def risk(model: SequenceSingleIndex, m: Any, e: Any = 0.0, *, key: Array | None 
 
     Cost: 2 L n^{L+1} operations, n = 201 nodes for two tokens (2 ms), 81 for three (0.5 s); for |m| so close to one that
     √(1 - m²) < 1.3 steps, 10^L n^L evaluations of F.
-    Source: [ALSKZ25, Eq. 8]; spec/4, sections 2.3 and 2.4.
+    Source: [ALSKZ25]; spec/4, sections 2.3 and 2.4.
     """
     return eqx.filter_jit(risk_at)(model, overlaps(model, m, e), key, samples)
 

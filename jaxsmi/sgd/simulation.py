@@ -1,6 +1,6 @@
 r"""Online SGD on the sphere: of whole weight vectors, and exactly of their overlaps alone at a cost that does not know d.
 
-Equations here [ALSKZ25, Sec. 2; spec/4, sections 1.3, 2.1, 4.5 and 5], one fresh sample a step, s_l = ∂ℓ/∂z_l:
+Equations here [ALSKZ25; spec/4, sections 1.3, 2.1, 4.5 and 5], one fresh sample a step, s_l = ∂ℓ/∂z_l:
 
     w ← √d (w - γ g)/‖w - γ g‖,   g = Σ_l s_l (x_l + u_l/√d);   untied: each row w_l by itself, with g_l = s_l x_l
 
@@ -121,7 +121,7 @@ def simulate(
     True
 
     Cost: 0.3 to 0.5 µs a step of a reduced run, many at once; L d random numbers a step of a full one.
-    Source: [ALSKZ25, Sec. 2]; spec/4, section 4.5.
+    Source: [ALSKZ25]; spec/4, section 4.5.
     """
     gamma, runs = jnp.asarray(gamma, theory_dtype()), 1 if key.ndim == 0 else key.shape[0]
     K = model.encoding.shape[1]

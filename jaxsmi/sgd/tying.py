@@ -1,6 +1,6 @@
 r"""What one direction for all tokens saves: steps to weak recovery of untied over tied networks.
 
-Equations here [ALSKZ25, Sec. 4.3; spec/4, section 5], κ = ⟨C_k(g), 1^{⊗k}⟩/‖C_k(g)‖_op at the information exponent k:
+Equations here [ALSKZ25; spec/4, section 5], κ = ⟨C_k(g), 1^{⊗k}⟩/‖C_k(g)‖_op at the information exponent k:
 
     gain(L) = τ_untied/τ_tied ~ κ γ_tied/γ_untied  (k >= 2),   √L κ γ_tied/γ_untied  (k = 1)
 

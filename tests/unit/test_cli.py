@@ -233,7 +233,6 @@ def test_train_prints_when_each_index_was_learned_and_writes_its_curves(capsys, 
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
     quick = ["--questions", "60", "--epochs", "2"]
     code, out, _ = call(capsys, "text", *quick, "--out", tmp_path)
@@ -288,6 +287,52 @@ def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
     assert "of the average of 2" in " ".join(out.split())
     assert "learning_rate 0.05" in " ".join(out.split())  # its own, not that of deep attention
     assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".nc", ".txt"}
+
+
+def test_sgd_on_the_command_line(capsys, tmp_path):
+    code, out, _ = call(capsys, "sgd", "exponent", "--hermite", "2,0:1", "0,2:1", "--out", tmp_path, "--json")
+    found = json.loads(out)
+    assert (code, found["order"], found["student_order"]) == (0, 2, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {f"sgd-exponent.{end}" for end in ("png", "nc", "txt")}
+    code, _, err = call(capsys, "sgd", "risk", "--hermite", "2,0")
+    assert code == 2
+    assert "--hermite" in err
+    words = [
+        "--hermite",
+        "2,0:1",
+        "0,2:1",
+        "--normalised",
+        "--student",
+        "tied",
+        "--loss-factor",
+        1,
+        "--gamma",
+        0.08,
+        "--m",
+        0.1,
+    ]
+    code, out, _ = call(capsys, "sgd", "flow", *words, "--time", 4)
+    assert code == 0
+    assert "Weak recovery (eta = 0.5): t = 1.99" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "words", "key"),
+    [
+        ("risk", ("--omega", 0.64), "hessian"),
+        ("simulate", ("--omega", 0.3, "--dimension", 50, "--gamma", 2, "--runs", 4, "--until", 0.8), "semantic_fraction"),
+        ("simulate", ("--hermite", "2,0:1", "0,2:1", "--student", "untied", "--gamma", 0.01, "--time", 1), "reached"),
+        ("phase-diagram", ("--cells", 5), "boundaries"),
+        ("gain", ("--lengths", 1, 2, "--dimension", 100, "--gamma", 0.02), "exponent"),
+    ],
+)
+def test_tasks_of_sgd(capsys, tmp_path, task, words, key):
+    code, out, _ = call(capsys, "sgd", task, *words, "--out", tmp_path, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert key in found
+    assert len(found["files"]) == 3
 
 
 def test_a_figure_comes_with_its_arrays(capsys, tmp_path):

@@ -250,6 +250,16 @@ def test_gradients_in_the_models_numbers():
     )
 
 
+def test_jit_and_map_are_the_loop():
+    """A batch of points by lax.map and by vmap (which takes every rule at once), against one after the other."""
+    model = smi.SequenceSingleIndex(lambda z: z[0] ** 2, 1, lambda z: jnp.tanh(z[0]) ** 2)
+    points = jnp.linspace(-1.0, 1.0, 9)[:, None]
+    value = lambda v: risk_at(model, v).value
+    one_by_one = [float(SGD.risk(model, v[0]).value) for v in points]
+    np.testing.assert_allclose(jax.jit(lambda p: jax.lax.map(value, p))(points), one_by_one, atol=1e-14)
+    np.testing.assert_allclose(jax.jit(jax.vmap(value))(points), one_by_one, atol=1e-14)
+
+
 def test_symmetries():
     model = trace(HE2)
     value = lambda m, e: float(SGD.risk(model, m, e).value)
