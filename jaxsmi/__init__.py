@@ -20,6 +20,7 @@ from jaxsmi.models import (
 )
 from jaxsmi.potential import free_entropy
 from jaxsmi.search import search_threshold
+from jaxsmi.sweeps import sweep
 from jaxsmi.thresholds import recovery_threshold, staircase, weak_recovery
 from jaxsmi.training import Stream, train
 from jaxsmi.transitions import first_order
@@ -53,6 +54,7 @@ __all__ = [
     "sgd",
     "staircase",
     "state_evolution",
+    "sweep",
     "text",
     "train",
     "weak_recovery",

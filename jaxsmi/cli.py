@@ -25,6 +25,7 @@ from jaxsmi import learning, plotting, reports, storage
 from jaxsmi.cli_sgd import sgd
 from jaxsmi.figures import RECIPES
 from jaxsmi.reports import Report, progress, timed
+from jaxsmi.sweeps import warm_start
 from jaxsmi.types import Result, Solution, Threshold, check, outcome
 
 __all__ = ["main"]
@@ -602,8 +603,7 @@ def _curve(
     for alpha in tqdm(alphas, desc="alpha", disable=not progress(arguments)):
         curve.append(smi.state_evolution(model, alpha, key=_theory_key(arguments), **start, **settings))
         if q0 is None and bool(curve[-1].converged):
-            # Not quite there: unlearned indices must be able to grow, and V > 0 where they are recovered.
-            start = {"q0": 0.995 * curve[-1].overlap + 0.03 * curve[-1].covariance}
+            start = {"q0": warm_start(curve[-1])}
     return curve
 
 

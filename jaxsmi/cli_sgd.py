@@ -44,14 +44,14 @@ def sgd(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
     problem.add_argument("--loss-factor", type=float, default=0.5, help="factor c of the loss")
     problem.add_argument("--loss", choices=("squared", "frobenius"), default="squared", help="squared, or its root")
     dynamics = parser.add_argument_group("learning")
-    dynamics.add_argument("--gamma", type=float, default=0.2, help="learning rate")
+    dynamics.add_argument("--gamma", type=float, default=argparse.SUPPRESS, help="learning rate (0.2; gain: 0.002)")
     dynamics.add_argument("--dimension", type=int, default=1000, help="dimension d")
     dynamics.add_argument(
         "--m", type=float, default=argparse.SUPPRESS, help="semantic overlap at the start (flow: 1/sqrt(d))"
     )
     dynamics.add_argument("--e", type=float, default=0.0, help="positional overlap at the start")
     dynamics.add_argument("--time", type=float, default=100.0, help="time t = gamma steps/d to go to")
-    dynamics.add_argument("--eta", type=float, default=0.5, help="overlap that counts as weak recovery")
+    dynamics.add_argument("--eta", type=float, default=argparse.SUPPRESS, help="weak recovery (0.5; gain: 0.2)")
     dynamics.add_argument("--runs", type=int, default=64, help="runs at once")
     dynamics.add_argument("--until", type=float, default=argparse.SUPPRESS, help="a run stops at this norm of the overlaps")
     dynamics.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 4], help="lengths (gain)")
@@ -61,6 +61,9 @@ def sgd(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
     dynamics.add_argument("--cells", type=int, default=31, help="cells of each axis (phase-diagram)")
 
     def execute(arguments: argparse.Namespace) -> Report:
+        own = {"gamma": 0.002, "eta": 0.2} if arguments.task == "gain" else {"gamma": 0.2, "eta": 0.5}
+        for flag, value in own.items():
+            setattr(arguments, flag, getattr(arguments, flag, value))
         check(arguments.time > 0, "--time", arguments.time, "a number > 0")
         check(arguments.runs >= 1, "--runs", arguments.runs, "an integer >= 1")
         check(arguments.cells >= 2, "--cells", arguments.cells, "an integer >= 2")
@@ -80,7 +83,8 @@ def _title(arguments: argparse.Namespace) -> str:
     if arguments.task == "phase-diagram":
         return "Semantic/positional problem of two tokens."
     if arguments.task == "gain":
-        return f"Target: the sum of h_2 over the tokens; ReLU; d = {arguments.dimension}, gamma = {arguments.gamma:g}."
+        numbers = f"d = {arguments.dimension}, gamma = {arguments.gamma:g}, eta = {arguments.eta:g}"
+        return f"Target: the sum of h_2 over the tokens; ReLU; {numbers}."
     if hasattr(arguments, "hermite"):
         return f"Target: {' '.join(arguments.hermite)}; student: {arguments.student}; encoding: {arguments.encoding}."
     return f"Semantic/positional problem: omega {arguments.omega:g}, a {arguments.a:g}."
@@ -245,7 +249,7 @@ def _phase_diagram(arguments: argparse.Namespace) -> Found:
 def _gain(arguments: argparse.Namespace) -> Found:
     found = wing.gain(
         _key(arguments), arguments.lengths, dimension=arguments.dimension, gamma=arguments.gamma, schedule=arguments.schedule,
-        eta=min(arguments.eta, 0.2), progress=progress(arguments),
+        eta=arguments.eta, progress=progress(arguments),
     )  # fmt: skip
     rows = [
         [str(L), f"{g:.3f} ± {s:.3f}", b]

@@ -86,6 +86,7 @@ class HermiteSeries(eqx.Module):
 
     def __call__(self, fields: Array) -> Array:
         """g(z)."""
+        check(fields.shape == (self.length,), "fields", fields, f"an array of shape {(self.length,)}, one for each token")
         table = hermite_polynomials(fields, max(max(n) for n in self.degrees))
         each = jnp.take_along_axis(table, jnp.asarray(self.degrees), axis=0)  # (terms, L)
         return jnp.tensordot(jnp.prod(each, axis=1), self.orthonormal, axes=1)
@@ -163,8 +164,9 @@ class SequenceSingleIndex(eqx.Module):
     Arguments: `target` g: any JAX function of the fields (L,), with a number or an array for answer, or `sgd.HermiteSeries`;
     `length` L; `student`: `sgd.Attention(...)` (default: trace over √L), `sgd.LinearAttention()`, `sgd.Network(...)`, or any
     smooth JAX function of the fields with answers of the target's shape; `encoding`: None, "paired" (u_1 = -u_2 a unit
-    vector, L = 2), "orthonormal", or rows (L, K) in an orthonormal frame orthogonal to the hidden direction; `loss_factor`
-    c > 0; `loss`: "squared" c‖y - F‖², or "frobenius" c‖y - F‖.
+    vector, L = 2), "orthonormal", or rows (L, K) in an orthonormal frame orthogonal to the hidden direction (of dependent
+    columns the principal axes; inside jit rows of norm <= 1); `loss_factor` c > 0; `loss`: "squared" c‖y - F‖², or
+    "frobenius" c‖y - F‖.
 
     Raises: ValueError for L < 1, a target or student that fails or answers in another shape or not in finite real numbers, an
     encoding of another shape, an encoding with a network, c <= 0, an unknown loss.
@@ -181,6 +183,7 @@ class SequenceSingleIndex(eqx.Module):
     loss_factor: Array
     length: int = eqx.field(static=True)
     loss: str = eqx.field(static=True)
+    reach: float = eqx.field(static=True)
 
     def __init__(
         self,
@@ -203,6 +206,9 @@ class SequenceSingleIndex(eqx.Module):
         check(wanted["target"] == wanted["student"], "student", f"answers of shape {wanted['student']}",
               f"answers of the shape of the target's, {wanted['target']}")  # fmt: skip
         self.encoding = _coordinates(encoding, self.length)
+        # how far the mean of a field may lie from zero: what grids must cover, so a number that is known when they are made
+        norms = np.linalg.norm(np.asarray(self.encoding), axis=1) if concrete(self.encoding) else np.zeros(1)
+        self.reach = float(np.ceil(np.max(norms, initial=1.0)))
         check(not (isinstance(self.student, Network) and self.encoding.shape[1]), "encoding", encoding, "None for a network")
 
     @property
@@ -315,4 +321,8 @@ def _coordinates(encoding: Any, length: int) -> Array:
     left, sizes, _ = np.linalg.svd(np.asarray(rows), full_matrices=False)
     rank = int(np.sum(sizes > 1e-12 * sizes[0]))
     check(rank >= 1, "encoding", rows, "rows that are not all zero (None: no encoding)")
-    return rows if rank == rows.shape[1] else jnp.asarray((left * sizes)[:, :rank])
+    if rank == rows.shape[1]:
+        return rows
+    axes = (left * sizes)[:, :rank]
+    lead = axes[np.argmax(np.abs(axes) > 1e-12 * sizes[0], axis=0), np.arange(rank)]
+    return jnp.asarray(axes * np.sign(lead))  # the first token's share is positive

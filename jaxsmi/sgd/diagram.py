@@ -65,15 +65,20 @@ def _three(v: Array, coarse: bool = False) -> Array:
     return jnp.stack([correlation(_P(), _P(), v[0], e, coarse=coarse), p(_P2()), p(_P())])
 
 
-@functools.cache
 def _derivatives() -> dict[str, np.ndarray]:
+    """What `_derivatives_in` computes, in the precision of now."""
+    return _derivatives_in(theory_dtype())
+
+
+@functools.cache
+def _derivatives_in(dtype: Any) -> dict[str, np.ndarray]:
     """Values, gradients and Hessians of (C, S, M) at the origin and at the corners, and (E p, E p²); computed once."""
     points = {"origin": (0.0, 0.0), "semantic": (1.0, 0.0), "positional": (0.0, 1.0)}
     found = jax.jit(lambda v: (_three(v), jax.jacfwd(_three)(v), jax.jacfwd(jax.jacfwd(_three))(v)))
     with jax.ensure_compile_time_eval():
         table = {}
         for name, point in points.items():
-            for what, value in zip(("value", "gradient", "hessian"), found(jnp.asarray(point)), strict=True):
+            for what, value in zip(("value", "gradient", "hessian"), found(jnp.asarray(point, dtype)), strict=True):
                 table[f"{name} {what}"] = np.asarray(value)
         table["moments"] = np.asarray([mean(_P(), jnp.zeros(2)), mean(_P2(), jnp.zeros(2))])
     return table
@@ -150,8 +155,18 @@ class PhaseDiagram(NamedTuple):
         return {name: int(np.sum(self.label == k)) for k, name in enumerate(LABELS)}
 
 
-@functools.cache
+_POLAR: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+
+
 def _polar(angles: int, radii: int, progress: bool) -> tuple[np.ndarray, np.ndarray]:
+    """What `_polar_of` computes, once for each grid and precision."""
+    grid = (angles, radii, theory_dtype())
+    if grid not in _POLAR:
+        _POLAR[grid] = _polar_of(angles, radii, progress)
+    return _POLAR[grid]
+
+
+def _polar_of(angles: int, radii: int, progress: bool) -> tuple[np.ndarray, np.ndarray]:
     """Points (radii, angles, 2) of the quadrant, radii > 0, and (C, S, M) there (3, radii, angles)."""
     theta, r = np.linspace(0.0, np.pi / 2, angles), np.linspace(0.0, 1.0, radii)[1:]
     points = np.stack([r[:, None] * np.cos(theta), r[:, None] * np.sin(theta)], axis=-1)

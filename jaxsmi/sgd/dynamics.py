@@ -177,6 +177,7 @@ def recovery_time(
     """
     v, gamma = _start(model, m, e, gamma, key)
     check(0 < eta < 1, "eta", eta, "a number in (0, 1)")
+    check(np.isfinite(longest) and longest > 0, "longest", longest, "a number > 0")
     eta, last = jnp.asarray(eta, theory_dtype()), jnp.asarray(longest, theory_dtype())
     time, well = _passage(model, v, gamma, eta, last, key, samples, _order(gamma), rtol, max_steps)
     return jnp.where(length_of(model, v) >= eta, 0.0, jnp.where(well, time, jnp.nan))

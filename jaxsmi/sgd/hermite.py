@@ -28,8 +28,8 @@ import numpy as np
 from jax import lax
 
 from jaxsmi.integrate import hermite_polynomials, randomised_gaussians
-from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
-from jaxsmi.types import Array, check
+from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
+from jaxsmi.types import Array, check, theory_dtype
 
 __all__ = [
     "Exponent",
@@ -103,7 +103,7 @@ def _projected(function: Any, nodes: Array, weights: Array, length: int, degree:
 
 
 def coefficients(function: Callable[[Array], Array], length: int, degree: int, shift: float = 0.0) -> Array:
-    """ĝ_n of a JAX function of (L,) (module docstring), L <= 4; a HermiteSeries exactly, at any L <= 4.
+    """ĝ_n of a JAX function of (L,) (module docstring), L <= 4; a HermiteSeries or a Network exactly.
 
     Arguments: `function`; `length` L; `degree`: the highest of each token; `shift` of the grid, in steps.
     Returns: (degree + 1,)*L + (k,), the function's answer flattened.
@@ -115,7 +115,23 @@ def coefficients(function: Callable[[Array], Array], length: int, degree: int, s
         answer = function.orthonormal.reshape(len(function.degrees), -1)
         table = jnp.zeros(((max(degree, max(map(max, function.degrees))) + 1,) * length) + answer.shape[1:])
         return table.at[tuple(np.transpose(function.degrees))].add(answer)[(slice(degree + 1),) * length]
+    if isinstance(function, Network):  # F̂_n = √(|n|!/n!) c_|n| L^{-|n|/2}
+        orders = np.indices((degree + 1,) * length)
+        c = np.asarray(activation_coefficients(function.activation, degree * length))
+        logs = np.cumsum(np.log(np.maximum(np.arange(degree * length + 1), 1)))  # log k!
+        total = orders.sum(axis=0)
+        size = np.exp(0.5 * (logs[total] - logs[orders].sum(axis=0))) * float(length) ** (-0.5 * total)
+        return jnp.asarray(size * c[total])[..., None]
     return _on_grid(function if isinstance(function, eqx.Module) else jax.tree_util.Partial(function), length, degree, shift)
+
+
+def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:
+    """E σ(N) h_k(N) for k <= degree: Gauss–Legendre on either side of zero, where σ may have a kink."""
+    x, w = np.polynomial.legendre.leggauss(200)
+    x = np.concatenate([6.5 * (x - 1.0), 6.5 * (x + 1.0)])
+    weights = np.tile(6.5 * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+    nodes = jnp.asarray(x)
+    return hermite_polynomials(nodes, degree) @ (jax.vmap(activation)(nodes) * weights)
 
 
 def multi_indices(length: int, order: int) -> list[tuple[int, ...]]:
@@ -178,8 +194,15 @@ def information_exponent(
     check(np.isfinite(tolerance) and tolerance > 0, "tolerance", tolerance, "a number > 0")
     model = SequenceSingleIndex(target, length, target if student is None else student)  # its checks
     target, other = model.target, None if student is None else model.student
-    if isinstance(target, HermiteSeries):
-        check(target.length == length, "length", length, f"{target.length}, of the series")
+    if length > MAX_TOKENS and isinstance(target, HermiteSeries) and other is None:  # nothing has to be integrated
+        levels = np.zeros(1 + max(sum(n) for n in target.degrees))
+        combined: dict[tuple[int, ...], Any] = {}
+        for n, value in zip(target.degrees, np.asarray(target.orthonormal), strict=True):
+            combined[n] = combined.get(n, 0.0) + value
+        for n, value in combined.items():
+            levels[sum(n)] += np.sum(value**2)
+        order = next((k for k in range(1, len(levels)) if levels[k] > 0.0), None)
+        return Exponent(order, "constant" if order is None else "found", levels, np.zeros_like(levels), None)
     if length > MAX_TOKENS:
         check(key is not None, "key", key, f"a key: with more than {MAX_TOKENS} tokens the coefficients are sampled")
         assert key is not None
@@ -192,9 +215,7 @@ def information_exponent(
         return g, second, None if F is None else _sums(g * F, length, degree)
 
     (g, second, cross), (again, _, cross_again) = squares(0.0), squares(0.5)
-    # of a divergent integral most lies at the end of the grid
-    tail = second - _second_moment(target, length, part=0.95)
-    check(np.isfinite(second) and tail <= 1e-3 * second, "target", target, "a function of finite second moment")
+    check(has_second_moment(target, length), "target", target, "a function of finite second moment")
     levels, errors = _sums(g**2, length, degree), _sums((g - again) ** 2, length, degree)
     variance = second - levels[0]
     # rounding of g_n is squared in P_k, so that levels are exact to about eps² of the second moment
@@ -224,6 +245,12 @@ def _second_moment(function: Any, length: int, shift: float = 0.0, part: float =
         return float(jnp.sum(coefficients(function, length, max(map(max, function.degrees))) ** 2))
     square = jax.tree_util.Partial(_squared_norm, function)
     return float(_on_grid(square, length, 0, shift, part).ravel()[0])
+
+
+def has_second_moment(function: Any, length: int) -> bool:
+    """Whether E‖f‖² converges on the grid: of a divergent integral most lies at its end."""
+    whole = _second_moment(function, length)
+    return bool(np.isfinite(whole)) and whole - _second_moment(function, length, part=0.95) <= 1e-3 * whole
 
 
 def _squared_norm(function: Any, z: Array) -> Array:
@@ -294,7 +321,9 @@ def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], floa
     _check_origin(model)
     L, K = model.length, model.encoding.shape[1]
     g, F = (np.asarray(coefficients(f, L, order)) for f in (model.target, model.student))
-    square = np.asarray(coefficients(jax.tree_util.Partial(_squared_norm, model.student), L, order))[..., 0]
+    square = np.zeros(0)
+    if K:
+        square = np.asarray(coefficients(jax.tree_util.Partial(_squared_norm, model.student), L, order))[..., 0]
     factorial = lambda n: float(np.prod([np.prod(np.arange(1, k + 1)) for k in n]))
     C = np.asarray(model.encoding, float)
     found: dict[tuple[int, ...], float] = {}
@@ -320,7 +349,7 @@ def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], floa
             for alpha in multi_indices(L, total - j):
                 if K == 0 and total > j:
                     continue
-                if j == 0:
+                if j == 0 and K:
                     add(0, alpha, c * square[alpha] / np.sqrt(factorial(alpha)))
                 for n in multi_indices(L, j):
                     both = tuple(a + b for a, b in zip(n, alpha, strict=True))
@@ -335,6 +364,11 @@ def _check_origin(model: SequenceSingleIndex) -> None:
     check(
         model.length <= MAX_TOKENS, "model.length", model.length, f"1 to {MAX_TOKENS}: coefficients are integrals on a grid"
     )
+
+
+def _scale(model: SequenceSingleIndex) -> float:
+    """c (E‖g‖² + E‖F‖²): what a coefficient of the risk is small against."""
+    return float(model.loss_factor) * sum(_second_moment(f, model.length) for f in (model.target, model.student))
 
 
 def hessian_at_origin(model: SequenceSingleIndex) -> np.ndarray:
@@ -364,13 +398,14 @@ def flatness(model: SequenceSingleIndex, order: int = 6, tolerance: float = 1e-1
     """Flatness index of the risk at the origin, and the order by which SGD escapes (a positive curvature does not help it).
 
     Directions of the sphere in (m, e): its axes, the eigenvectors of the Hessian, their pairwise sums and 4096 others, at each
-    order inside the null space of the Hessian; a term counts above `tolerance` times the largest coefficient of the target.
+    order inside the null space of the Hessian; a term counts above `tolerance` times c (E‖g‖² + E‖F‖²).
 
     Arguments: `model`; the highest `order` looked at; `tolerance`. Returns: Flatness. Raises as `taylor`.
     Source: [ALSKZ25]; spec/4, section 3.3.
     """
     series = taylor(model, order)
-    size, dimension = max([abs(v) for v in series.values()] + [1.0]), 1 + model.encoding.shape[1]
+    size, dimension = _scale(model), 1 + model.encoding.shape[1]
+    tolerance = max(tolerance, 1e3 * float(jnp.finfo(theory_dtype()).eps))
     series = {n: v for n, v in series.items() if abs(v) > tolerance * size}
     lowest = min((sum(n) for n in series), default=np.inf)
     hessian = hessian_at_origin(model)
@@ -406,7 +441,7 @@ def sample_complexity(model: SequenceSingleIndex, dimension: int, gamma: Any, et
     start = 1.0 / np.sqrt(dimension) if start is None else start
     check(0 < start < eta < 1, "eta", eta, f"a number in (start, 1), start = {start:.3g}")
     series = taylor(model, _DEGREES[model.length])
-    along = {n[0]: v for n, v in series.items() if not any(n[1:]) and abs(v) > 1e-10}
+    along = {n[0]: v for n, v in series.items() if not any(n[1:]) and abs(v) > 1e-10 * _scale(model)}
     k = min(along, default=0)
     if k == 0 or along[k] >= 0:
         return jnp.asarray(jnp.inf)

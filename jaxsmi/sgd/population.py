@@ -25,10 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsmi.integrate import hermite_polynomials, randomised_gaussians
+from jaxsmi.fixed_point import with_slope
+from jaxsmi.integrate import power_of_two, randomised_gaussians
 from jaxsmi.models.base import Estimate
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
-from jaxsmi.sgd.hermite import Grid, contract, values
+from jaxsmi.sgd.hermite import Grid, activation_coefficients, contract, has_second_moment, values
 from jaxsmi.types import Array, check, concrete, theory_dtype
 
 __all__ = ["correlation", "gradient_noise", "hessian", "mean", "risk"]
@@ -217,7 +218,7 @@ def overlaps(model: SequenceSingleIndex, m: Any, e: Any = 0.0) -> Array:
     check(e.shape in ((), (K,)), "e", e, f"a number, or an array of shape ({K},)")
     check(K > 0 or jnp.all(e == 0), "e", e, "nothing: the model has no positional encoding")
     v = jnp.concatenate([m[None], jnp.broadcast_to(e, (K,))])
-    check(jnp.sum(v**2) <= 1.0 + 1e-12, "(m, e)", v, "m² + ‖e‖² <= 1")
+    check(jnp.sum(v**2) <= 1.0 + max(1e-12, 4 * float(jnp.finfo(v.dtype).eps)), "(m, e)", v, "m² + ‖e‖² <= 1")
     return v
 
 
@@ -237,7 +238,8 @@ def risk(model: SequenceSingleIndex, m: Any, e: Any = 0.0, *, key: Array | None 
     networks whose target is no HermiteSeries, and the unsquared loss: `key`, and the `samples` of each of 16 nets.
 
     Returns: Estimate(value, stderr). On grids `stderr` is what half of the nodes would change: for smooth functions of size one
-    it is about 1e-13 for one and two tokens and 1e-10 for three. NaN under jit where m² + ‖e‖² > 1.
+    it is about 1e-13 for one and two tokens and 1e-10 for three. NaN under jit where m² + ‖e‖² > 1, as is the derivative of
+    a sampled risk at |m| = 1.
 
     Raises: ValueError for a point outside m² + ‖e‖² <= 1, other shapes, or a missing key.
 
@@ -247,17 +249,20 @@ def risk(model: SequenceSingleIndex, m: Any, e: Any = 0.0, *, key: Array | None 
     0.1175037044
 
     Cost: 2 L n^{L+1} operations, n = 201 nodes for two tokens (2 ms), 81 for three (0.5 s); for |m| so close to one that
-    √(1 - m²) < 1.3 steps, 10^L n^L evaluations of F.
+    √(1 - m²) < 1.3 steps, 10^L n^L evaluations of F. Many points at once by `jax.lax.map`: vmap takes all rules for each.
     Source: [ALSKZ25]; spec/4, sections 2.3 and 2.4.
     """
-    return eqx.filter_jit(risk_at)(model, overlaps(model, m, e), key, samples)
+    v = overlaps(model, m, e)
+    if concrete((model, v)) and on_grid(model) and not isinstance(model.target, HermiteSeries):
+        check(has_second_moment(model.target, model.length), "target", model.target, "a function of finite second moment")
+    return eqx.filter_jit(risk_at)(model, v, key, samples)
 
 
 def risk_at(
     model: SequenceSingleIndex, v: Array, key: Array | None = None, samples: int = 2**14, coarse: bool = False
 ) -> Estimate:
     """The risk at overlaps v: see `risk`."""
-    inside = (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + 1e-9
+    inside = (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + max(1e-9, 10 * float(jnp.finfo(v.dtype).eps))
     if not on_grid(model):
         check(key is not None, "key", key, "a key: the risk of this model is sampled")
         assert key is not None
@@ -265,8 +270,8 @@ def risk_at(
         return Estimate(jnp.where(inside, found.value, jnp.nan), found.stderr)
     if _is_sum(model):
         return Estimate(jnp.where(inside, _network_risk(model, v), jnp.nan), jnp.zeros(()))
-    m, e = jnp.clip(v[0], -1.0, 1.0), model.split(v)[1]
-    g, F, reach = _Flat(model.target), _Flat(model.student), _reach(model)
+    m, e = _clipped(v[0]), model.split(v)[1]
+    g, F, reach = _Flat(model.target), _Flat(model.student), model.reach
 
     def value(stride: int, e: Array, m: Array) -> Array:
         own = mean(_SquaredNorm(g), jnp.zeros_like(e), stride=stride, coarse=coarse)
@@ -364,8 +369,8 @@ def noise_at(
         assert key is not None
         slopes = jax.grad(model.sample_loss, argnums=1)
         return _averaged(model, v, key, samples, lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2))
-    m, e = jnp.clip(v[0], -1.0, 1.0), model.split(v)[1]
-    g, F, reach = _Flat(model.target), _Flat(model.student), _reach(model)
+    m, e = _clipped(v[0]), model.split(v)[1]
+    g, F, reach = _Flat(model.target), _Flat(model.student), model.reach
 
     def value(stride: int) -> Array:
         own = mean(_NoiseSquares(F), e, reach=reach, stride=stride, coarse=coarse)
@@ -382,22 +387,21 @@ def noise_at(
 # Sampled, and networks -----------------------------------------------------------------------------------------------------
 
 
-def _reach(model: SequenceSingleIndex) -> float:
-    """How far the mean of a field may lie from zero: the largest row of the encoding."""
-    return (
-        float(np.max(np.linalg.norm(np.asarray(model.encoding), axis=1), initial=1.0)) if concrete(model.encoding) else 1.0
-    )
+def _clipped(m: Array) -> Array:
+    """m, rounding beyond ±1 taken off, without halving its derivative there."""
+    return m + lax.stop_gradient(jnp.clip(m, -1.0, 1.0) - m)
 
 
 def _averaged(model: SequenceSingleIndex, v: Array, key: Array, samples: int, of: Callable[..., Array]) -> Estimate:
     """Mean of a function of (z*, z) over nets, common to all v."""
-    points = randomised_gaussians(key, samples, _NETS, 2 * model.length)
+    points = randomised_gaussians(key, power_of_two(samples), _NETS, 2 * model.length)
     hidden, xi = points[..., : model.length], points[..., model.length :]
     m, e = model.split(v)
     inside = jnp.abs(m) < 1.0
     s = jnp.where(inside, jnp.sqrt(jnp.where(inside, 1.0 - m**2, 1.0)), 0.0)
     found = jnp.mean(jax.vmap(jax.vmap(of))(hidden, e + m * hidden + s * xi), axis=1)
-    return Estimate(jnp.mean(found), jnp.std(found, ddof=1) / np.sqrt(_NETS))
+    smooth = jnp.where(jnp.all(inside), 1.0, jnp.nan)  # at |m| = 1 the noise is gone, and with it half of the derivative
+    return Estimate(with_slope(jnp.mean(found), smooth), jnp.std(found, ddof=1) / np.sqrt(_NETS))
 
 
 def _sampled(model: SequenceSingleIndex, v: Array, key: Array, samples: int) -> Estimate:
@@ -406,15 +410,6 @@ def _sampled(model: SequenceSingleIndex, v: Array, key: Array, samples: int) -> 
 
 def _is_sum(model: SequenceSingleIndex) -> bool:
     return isinstance(model.student, Network) and isinstance(model.target, HermiteSeries)
-
-
-def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:
-    """E σ(N) h_k(N) for k <= degree: Gauss–Legendre on either side of zero, where σ may have a kink."""
-    x, w = np.polynomial.legendre.leggauss(200)
-    x = np.concatenate([6.5 * (x - 1.0), 6.5 * (x + 1.0)])
-    weights = np.tile(6.5 * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
-    nodes = jnp.asarray(x)
-    return hermite_polynomials(nodes, degree) @ (jax.vmap(activation)(nodes) * weights)
 
 
 def projected(series: HermiteSeries, rho: Array, c: Array) -> Array:

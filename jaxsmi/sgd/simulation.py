@@ -75,7 +75,12 @@ class Simulation(eqx.Module):
     @property
     def semantic(self) -> Array:
         """Whether each run ended nearer to its semantic than to its positional solution, |m| > ‖e‖ (runs,)."""
-        check(self.tied, "simulation", "of an untied network", "one of a student with a positional encoding")
+        check(
+            self.tied and self.end.shape[-1] > 1,
+            "simulation",
+            "without positional overlaps",
+            "one of a student with a positional encoding",
+        )
         return jnp.abs(self.end[..., 0]) > jnp.linalg.norm(self.end[..., 1:], axis=-1)
 
 
@@ -94,7 +99,7 @@ def simulate(
     steps: int,
     m: Any = None,
     e: Any = 0.0,
-    eta: Any = 0.5,
+    eta: Any = None,
     until: Any = None,
     every: int | None = None,
     method: str = "reduced",
@@ -106,9 +111,9 @@ def simulate(
 
     Arguments: `model`; `key`, or keys (runs,) for several runs at once (the answer of each depends on its own key alone);
     `dimension` d; learning rate `gamma` γ (c γ is what matters); `steps`, at most; `m`, `e`: the overlaps at the start
-    (default: uniform on the sphere); `eta`: the level of `reached`; `until`: a run stops at ‖(m, e)‖ >= until; `every`:
-    steps between records (default: a hundred records); `method`: "reduced", the overlaps alone, exact at any d, or "full",
-    whole weight vectors (`reached` and `until` then to the resolution of the records); `progress`: a bar.
+    (default: uniform on the sphere); `eta`: the level of `reached` (default 1/2); `until`: a run stops at ‖(m, e)‖ >= until;
+    `every`: steps between records (default: a hundred records); `method`: "reduced", the overlaps alone, exact at any d, or
+    "full", whole weight vectors (`reached` and `until` then to the resolution of the records); `progress`: a bar.
 
     Returns: Simulation. Raises: ValueError for d < K + 3, γ <= 0, steps < 1, η outside (0, 1) or not above the start, `until`
     outside (0, 1], every < 1, an unknown method, or a start outside m² + ‖e‖² <= 1.
@@ -123,6 +128,8 @@ def simulate(
     Cost: 0.3 to 0.5 µs a step of a reduced run, many at once; L d random numbers a step of a full one.
     Source: [ALSKZ25]; spec/4, section 4.5.
     """
+    if jnp.issubdtype(key.dtype, jnp.uint32):  # words of keys of the old kind
+        key = jax.random.wrap_key_data(key)
     gamma, runs = jnp.asarray(gamma, theory_dtype()), 1 if key.ndim == 0 else key.shape[0]
     K = model.encoding.shape[1]
     check(
@@ -132,17 +139,19 @@ def simulate(
     check(isinstance(steps, (int, np.integer)) and steps >= 1, "steps", steps, "an integer >= 1")
     every = max(-(-steps // 100), 1) if every is None else every
     check(isinstance(every, (int, np.integer)) and every >= 1, "every", every, "an integer >= 1")
-    check(0 < eta < 1, "eta", eta, "a number in (0, 1)")
-    check(until is None or 0 < until <= 1, "until", until, "a number in (0, 1], or None")
+    check(eta is None or (isinstance(eta, (int, float, np.number)) and 0 < float(eta) < 1), "eta", eta, "a number in (0, 1)")
+    number = isinstance(until, (int, float, np.number))
+    check(until is None or (number and 0 < float(until) <= 1), "until", until, "a number in (0, 1], or None")
     check(method in ("reduced", "full"), "method", method, "'reduced' or 'full'")
     check(m is not None or not np.any(np.asarray(e)), "e", e, "nothing without m")
     start = None
     if m is not None:
         start = overlaps_of(model, m, e)
-        if concrete(start):
+        if eta is not None and concrete(start):
             check(
                 length_of(model, start) < eta, "eta", eta, f"a number above the start, {float(length_of(model, start)):.3g}"
             )
+    eta = 0.5 if eta is None else eta
     keys = jnp.reshape(key, (runs,))
     stop = jnp.asarray(np.inf if until is None else until, theory_dtype())
     if method == "full":
@@ -155,7 +164,7 @@ def simulate(
         for block in range(0, blocks, per):
             chain = _advance(
                 model, keys, chain, jnp.asarray(dimension, theory_dtype()), gamma, jnp.asarray(steps), jnp.asarray(every),
-                jnp.asarray([block, min(block + per, blocks)]), _tries(dimension),
+                jnp.asarray([block, min(block + per, blocks)]), _tries(dimension - K - 2),
             )  # fmt: skip
             if progress:
                 bar.update(int(jnp.sum(chain.steps)) - bar.n)
@@ -163,7 +172,7 @@ def simulate(
                     break
     unmet = Result.SUCCESS if until is None else Result.MAX_STEPS
     return Simulation(
-        step=jnp.arange(chain.history.shape[0]) * every,
+        step=jnp.minimum(jnp.arange(chain.history.shape[0]) * every, steps),
         overlaps=jnp.moveaxis(chain.history, 0, 1),
         end=chain.state[:, : model.overlaps],
         steps=chain.steps,
@@ -224,8 +233,8 @@ def _begin(model: SequenceSingleIndex, state: Array, slots: int, eta: Array, sto
     return _Chain(state, history, jnp.zeros(runs, int), reached, result, eta, stop)
 
 
-def _tries(dimension: int) -> int:
-    return 2 if dimension >= 60 else 8
+def _tries(freedom: int) -> int:
+    return 2 if freedom >= 57 else 8
 
 
 def _chi_square(count: Array, normals: Array, uniforms: Array) -> Array:
@@ -294,8 +303,8 @@ def _advance(
         start = (at.state, at.steps, at.reached, at.result)
         (state, count, reached, result), seen = lax.scan(one, start, (noise, chi, jnp.arange(BLOCK)))
         after = block * BLOCK + jnp.arange(BLOCK) + 1
-        last = after == steps  # the last record may come early
-        slots = jnp.where((after % every == 0) | last, -(-after // every), at.history.shape[0])
+        due = ((after % every == 0) | (after == steps)) & (after <= steps)  # the last record may come early
+        slots = jnp.where(due, -(-after // every), at.history.shape[0])
         history = at.history.at[slots].set(seen, mode="drop")
         return block + 1, _Chain(state, history, count, reached, result, at.eta, at.stop)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
 from jaxsmi.sgd.dynamics import recovery_time
-from jaxsmi.sgd.population import activation_coefficients
+from jaxsmi.sgd.hermite import activation_coefficients
 from jaxsmi.sgd.simulation import simulate
 from jaxsmi.types import Array, check
 
@@ -32,12 +32,15 @@ SCHEDULES: dict[str, Callable[[int, float], tuple[float, float]]] = {
 }
 
 
+# By whether an untied, a tied run did not arrive.
+BOUNDS = {(False, False): "none", (True, False): "lower", (False, True): "upper", (True, True): "both late"}
+
+
 class Gain(NamedTuple):
     """`lengths` (n,); `tied`, `untied`: steps to weak recovery, one array of runs for each length (inf: not reached);
-    `gain` (n,) and
-    its `stderr`; `bound` (n,): "none", or "lower", "upper" where untied, tied runs did not all arrive (`gain` is then that
-    bound); `exponent` of gain ~ L^exponent over the lengths without a bound, and its `exponent_stderr` (NaN for fewer than
-    two)."""
+    `gain` (n,) and its `stderr`; `bound` (n,): "none", or "lower", "upper" where untied, tied runs did not all arrive (`gain` is
+    then that bound), "both late" (NaN); `exponent` of gain ~ L^exponent over the lengths without a bound, and its
+    `exponent_stderr` (NaN for fewer than two)."""
 
     lengths: np.ndarray
     tied: list[np.ndarray]
@@ -101,12 +104,20 @@ def gain(
     tied, untied, blind = [], [], []
     for position, L in enumerate(lengths):
         series = target(L)
-        k = min(sum(n) for n in series.degrees if any(n))
-        c_k = float(activation_coefficients(activation, k)[k])
-        contraction = sum(
-            float(g) * _count(n) for n, g in zip(series.degrees, series.orthonormal, strict=True) if sum(n) == k
+        terms = [(n, float(g)) for n, g in zip(series.degrees, series.orthonormal, strict=True) if any(n) and g != 0.0]
+        check(len(terms) > 0, "target", f"constant at L = {L}", "a target that depends on its fields")
+        c = np.asarray(activation_coefficients(activation, max(sum(n) for n, _ in terms)))
+        seen = any(abs(g * c[sum(n)]) > 1e-12 for n, g in terms)
+        check(
+            seen,
+            "activation",
+            f"blind to the target at L = {L}",
+            "one whose Hermite coefficients do not vanish at its orders",
         )
-        blind.append(abs(contraction * c_k) < 1e-12)
+        contracted = np.zeros(len(c))
+        for n, g in terms:
+            contracted[sum(n)] += g * _count(n) * c[sum(n)]
+        blind.append(bool(np.all(np.abs(contracted) < 1e-12)))
         for is_tied, rate, count, found in zip((True, False), rates(L, gamma), runs, (tied, untied), strict=True):
             if is_tied and blind[-1]:
                 found.append(np.full(count, np.inf))
@@ -139,10 +150,9 @@ def _summary(lengths: np.ndarray, tied: list[np.ndarray], untied: list[np.ndarra
         if blind[i]:
             bound.append("none")
             continue
-        late = "lower" if (u < 0).any() else "none"
-        bound.append("upper" if (t < 0).any() and late == "none" else late)
+        bound.append(BOUNDS[bool((u < 0).any()), bool((t < 0).any())])
         t, u = np.abs(t), np.abs(u)
-        ratio[i] = u.mean() / t.mean()
+        ratio[i] = u.mean() / t.mean() if bound[-1] != "both late" else np.nan
         error[i] = ratio[i] * np.hypot(*(x.std(ddof=1) / np.sqrt(len(x)) / x.mean() for x in (t, u)))
     good = np.array([b == "none" for b in bound]) & (ratio > 0)
     exponent = exponent_error = np.nan

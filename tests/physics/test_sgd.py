@@ -108,7 +108,7 @@ def test_drift_is_the_mean_step_of_the_chain():
         jnp.asarray(1),
         jnp.asarray(1),
         jnp.asarray([0, 1]),
-        _tries(d),
+        _tries(d - 3),
     )
     mean, error = mean_and_error((np.asarray(one.state)[:, :2] - np.asarray(v)) * d / gamma)
     expected = np.asarray(drift(model, v, jnp.asarray(gamma)))
@@ -279,8 +279,15 @@ def test_gain(schedule, law, tolerance):
 def test_gain_where_the_tied_network_is_blind():
     """z_1² - z_2²: κ = 0, gain 0; a run that does not arrive makes a bound."""
     blind = lambda L: SGD.HermiteSeries({(2, 0): 1.0, (0, 2): -1.0}, True)
-    with pytest.raises(ValueError, match="gamma"):  # rows that start alike do not leave the origin
-        SGD.gain(jax.random.key(0), (2,), dimension=100, gamma=0.02, target=blind, runs=(2, 2))
+    found = SGD.gain(jax.random.key(0), (2,), dimension=100, gamma=0.02, target=blind, runs=(2, 2))
+    assert found.gain[0] == 0.0
+    assert np.isinf(found.tied[0]).all()
+    assert np.isfinite(found.untied[0]).all()  # one row goes up, the other down
+    # its lowest order cancels, a higher one does not
+    seen = lambda L: SGD.HermiteSeries({(1, 0): 0.1, (0, 1): -0.1, (2, 0): 1.0, (0, 2): 1.0})
+    assert SGD.gain(jax.random.key(0), (2,), dimension=100, gamma=0.01, target=seen, runs=(2, 2)).gain[0] > 0.0
+    with pytest.raises(ValueError, match="blind"):  # ReLU has no third coefficient
+        SGD.gain(jax.random.key(0), (2,), target=lambda L: SGD.HermiteSeries({(3, 0): 1.0}))
     short = SGD.gain(jax.random.key(0), (2,), dimension=100, gamma=0.02, runs=(4, 4), patience=0.5)
     assert short.bound == ["lower"]
 

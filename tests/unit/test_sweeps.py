@@ -1,0 +1,167 @@
+"""Sweeps: what they give, what they keep, and how they go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+from jaxsmi.types import Result
+
+ALPHAS, NOISES = [0.5, 1.0, 2.0], [0.1, 0.5]
+QUICK = {"samples": 512, "randomisations": 4}
+
+
+def linear(noise):
+    return smi.links.linear(noise)
+
+
+def table(**more):
+    return smi.sweep(linear, ALPHAS, {"noise": NOISES}, settings=QUICK, **more)
+
+
+def same(one, other):
+    """Bit for bit, NaN included."""
+    assert set(one.data_vars) == set(other.data_vars)
+    for name in one.data_vars:
+        np.testing.assert_array_equal(one[name].values, other[name].values)
+
+
+def test_a_grid_is_its_points():
+    """The closed form q = q̂/(1 + q̂), q̂ = α/(1 - q + Δ), to the tolerance of the fixed point."""
+    found = table(seeds=2)
+    assert found.overlap.dims == ("noise", "seed", "alpha", "index", "index_")
+    assert (found.result.values == Result.SUCCESS).all()
+    for noise in NOISES:
+        for alpha in ALPHAS:
+            b = alpha - 1 + noise
+            V = 0.5 * (-b + np.sqrt(b**2 + 4 * noise))  # V² + (α - 1 + Δ) V - Δ = 0
+            q = found.overlap.sel(noise=noise, alpha=alpha).values
+            np.testing.assert_allclose(q, 1 - V, atol=2e-4)
+
+
+def test_one_seed_is_itself_in_any_company():
+    all_seeds = table(seeds=3)
+    same(all_seeds.sel(seed=[2]), table(seeds=[2]))
+
+
+def test_rows_are_kept_and_not_solved_again(tmp_path):
+    first = table(out=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["row-00000.npz", "row-00001.npz", "sweep.json"]
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    (tmp_path / "row-00001.npz").unlink()
+    same(first, table(out=tmp_path))
+    assert (tmp_path / "row-00000.npz").stat().st_mtime_ns == times[tmp_path / "row-00000.npz"]
+
+
+@pytest.mark.parametrize("change", [{"seeds": 2}, {"key": 1}, {"solver": "gamp"}])
+def test_a_folder_of_another_sweep_is_refused(tmp_path, change):
+    table(out=tmp_path)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        table(out=tmp_path, **change)
+    with pytest.raises(ValueError, match="settings"):
+        smi.sweep(linear, ALPHAS, {"noise": NOISES}, settings=QUICK | {"samples": 1024}, out=tmp_path)
+    with pytest.raises(ValueError, match="models"):  # the same values of another parameter of the model
+        smi.sweep(lambda noise: smi.links.linear(2 * noise), ALPHAS, {"noise": NOISES}, settings=QUICK, out=tmp_path)
+
+
+def test_a_bad_point_is_a_code_and_a_message():
+    found = smi.sweep(linear, ALPHAS, {"noise": [0.5, -1.0]}, settings=QUICK)
+    good, bad = found.sel(noise=0.5), found.sel(noise=-1.0)
+    assert (good.result.values == Result.SUCCESS).all()
+    assert (bad.result.values == Result.INVALID).all()
+    assert np.isnan(bad.overlap.values).all()
+    assert all("noise" in str(message) for message in bad.message.values.ravel())
+
+    def faulty(model, alpha, key, before, **settings):
+        if alpha == 1.0:
+            raise RuntimeError("no luck")
+        return smi.state_evolution(model, alpha, key=key, **settings)
+
+    found = smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=faulty, settings=QUICK)
+    np.testing.assert_array_equal(found.result.values.ravel(), [Result.SUCCESS, Result.INVALID, Result.SUCCESS])
+    assert "no luck" in str(found.message.sel(alpha=1.0).values.item())
+
+
+def test_message_passing_of_several_seeds():
+    found = smi.sweep(linear, [1.0], {"noise": [0.5]}, solver="gamp", seeds=3, settings={"dimension": 200})
+    overlap = found.overlap.values.ravel()
+    assert len(set(overlap)) == 3  # teachers, data and starts of their own
+    assert overlap.mean() == pytest.approx(0.5, abs=0.1)  # one run: about 1/√D
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"), ({"parameters": {"noise": []}}, "noise"),
+        ({"parameters": {"seed": [1]}}, "seed"), ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(words, name):
+    with pytest.raises(ValueError, match=name):
+        smi.sweep(linear, **({"alpha": ALPHAS} | words))
+
+
+SCRIPT = """
+import sys, jax
+jax.config.update("jax_enable_x64", True)
+import jaxsmi as smi
+smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": [0.1 * k for k in range(1, 41)]}},
+          settings={{"samples": 512, "randomisations": 4}}, out={out!r})
+"""
+
+
+def test_a_killed_sweep_goes_on_and_is_the_same(tmp_path):
+    """kill -9 in the middle; what was finished is kept, and the end is the sweep that nobody disturbed, bit for bit."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    run = subprocess.Popen([sys.executable, "-c", SCRIPT.format(out=str(killed))], env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    deadline = time.monotonic() + 120
+    while len(list(killed.glob("row-*.npz"))) < 3:
+        assert run.poll() is None, "finished before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    done = len(list(killed.glob("row-*.npz")))
+    assert 3 <= done < 40
+    noises = [0.1 * k for k in range(1, 41)]
+    sweep = lambda out: smi.sweep(lambda noise: smi.links.linear(noise), ALPHAS, {"noise": noises}, settings=QUICK, out=out)
+    same(sweep(killed), sweep(whole))
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_worker_gives_the_same():
+    """Two workers, one of them killed while rows are solved."""
+    distributed = pytest.importorskip("dask.distributed")
+    noises = [0.1 * k for k in range(1, 31)]
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        victim = next(iter(client.scheduler_info()["workers"].values()))["id"]
+        pids = client.run(os.getpid)
+        finished = []
+
+        def slow(model, alpha, key, before, **settings):
+            time.sleep(0.1)
+            return smi.state_evolution(model, alpha, key=key, **settings)
+
+        import threading
+
+        def kill():
+            time.sleep(8.0)
+            os.kill(next(iter(pids.values())), signal.SIGKILL)
+            finished.append(victim)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        there = smi.sweep(linear, ALPHAS, {"noise": noises}, settings=QUICK, scheduler=client, solver=slow)
+        killer.join()
+        here = smi.sweep(linear, ALPHAS, {"noise": noises}, settings=QUICK, solver=slow)
+    assert finished
+    assert (there.result.values == Result.SUCCESS).all()
+    same(there, here)
