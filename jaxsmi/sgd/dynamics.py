@@ -143,7 +143,7 @@ def flow(
     >>> series = smi.sgd.HermiteSeries({(2,): 1.0}, normalised=True)
     >>> model = smi.SequenceSingleIndex(series, 1, smi.sgd.Network(lambda z: (z**2 - 1) / 2**0.5), loss_factor=1.0)
     >>> round(float(smi.sgd.flow(model, 0.1, times=[0.5]).m[0]), 6)  # dm/dt = 4 m (1 - m²)
-    0.596033
+    0.596205
 
     Cost: about a thousand gradients of the risk: 2 to 20 s for two tokens on a core, milliseconds for networks with a series.
     Source: [ALSKZ25, Eq. 11]; spec/4, section 4.2.
