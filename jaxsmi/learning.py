@@ -126,7 +126,7 @@ def learning_order(
     >>> model, key = smi.links.linear(0.1), jax.random.key(0)
     >>> data = model.sample(key, dimension=50, alpha=4.0)
     >>> methods = {"GAMP": {"alpha": 2.0}, "Adam": {"optimizer": optax.adam(0.1), "steps": 100}}
-    >>> sorted(smi.learning_order(model, data, methods, key=key, seeds=2).learned)
+    >>> sorted(smi.learning_order(model, data, methods, key=key, seeds=2).learned)  # doctest: +SKIP
     ['Adam', 'GAMP']
     """
     check(data.teacher is not None, "data.teacher", None, "a teacher: cosines are measured with it")

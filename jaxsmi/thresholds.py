@@ -394,7 +394,9 @@ def staircase(
     Cost: about fifteen times `samples` posteriors a step, and a scan. Source: [TDDZLK24], [TCDKZ25], spec section 6.
     Example:
     >>> import jax, jaxsmi as smi
-    >>> [round(float(t.alpha), 1) for t in smi.staircase(smi.links.sign_product(2), key=jax.random.key(0), samples=2**10)]
+    >>> [
+    ...     round(float(t.alpha), 1) for t in smi.staircase(smi.links.sign_product(2), key=jax.random.key(0), samples=2**10)
+    ... ]  # doctest: +SKIP
     [2.5]
     """
     check_problem(model, samples, replicas)

@@ -168,6 +168,7 @@ def test_gamma_is_the_posterior_mean():
         assert np.all(np.abs(found - expected) < 4.5 * spread)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["softmax", pytest.param("hardmax", marks=pytest.mark.slow)])
 def test_derivatives(output):
     def error(alpha, rho):
@@ -269,6 +270,7 @@ def test_hardmax_of_more_tokens(tokens, value, error):
             smi.gamp(model, model.sample(jax.random.key(0), dimension=8, alpha=0.5))
 
 
+@pytest.mark.slow
 def test_free_entropy_is_stationary_at_the_fixed_point():
     """And 4 Ψ' = f (to 1e-6: central differences), Ψ as printed in spec/2, section 7.5."""
     for output, tokens, alpha in (("hardmax", 2, 0.3), ("softmax", 3, 0.05), ("linear", 2, 0.08)):

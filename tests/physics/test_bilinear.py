@@ -124,6 +124,7 @@ def test_trajectories(point):
     assert Result(int(run.result)) == (Result.RECOVERED if alpha == 0.4 else Result.SUCCESS)
 
 
+@pytest.mark.slow
 def test_recovery_and_nuclear_norm_thresholds():
     for (rho, beta), (nuclear, bayes) in NUCLEAR.items():
         assert abs(nuclear_norm_threshold(beta, rho) - nuclear) < 1e-10
@@ -211,6 +212,7 @@ def test_low_rank(beta, noise, scaled, values):
     np.testing.assert_allclose(symmetric.small_width_error(jnp.asarray([0.3, 0.75])), (1.0, 0.75), atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     [
@@ -260,6 +262,7 @@ def test_extremes_and_what_is_out_of_range_under_jit():
     np.testing.assert_allclose(jax.grad(thin)(0.75), (thin(0.75001) - thin(0.74999)) / 2e-5, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_curve_of_two_hundred_points_is_fast():
     alpha = jnp.linspace(0.005, 1.0, 200)
     rest = [jnp.full_like(alpha, x) for x in (1.0, 0.2, 0.1)]
@@ -272,6 +275,7 @@ def test_a_curve_of_two_hundred_points_is_fast():
     assert best < 2.0  # 0.3 s on one idle core
 
 
+@pytest.mark.slow
 def test_the_law_of_the_data():
     model = smi.Bilinear(2.0, 0.2, 0.25)
     data = model.sample(jax.random.key(0), dimension=30, alpha=0.5)

@@ -55,6 +55,7 @@ def test_its_gradient_is_the_residual_of_state_evolution(name):
     assert abs(float(up.value - down.value) - change) < 3 * error + 1e-3 * abs(change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "linear")) for n in MODELS])
 def test_it_is_stationary_at_the_fixed_point(name):
     """Second order around the fixed point: the change over ±h falls like h², and Φ there is a local extremum."""

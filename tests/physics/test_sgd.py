@@ -133,6 +133,7 @@ def test_flow_of_a_network():
     assert (1 - m**2) * 2 * m / np.sqrt(np.pi) == pytest.approx(0.04 * V * m, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_flow_in_closed_form():
     """Gradient flow of h_1 and h_2: m = tanh(2t + ..), and m²/(1 - m²) grows as e^{8t}; first passages by event."""
     one, two = monomial(1), monomial(2)
@@ -153,6 +154,7 @@ def test_maximal_rate():
     assert float(SGD.maximal_rate(SGD.semantic_positional(0.64))) == pytest.approx(5.7, abs=0.05)
 
 
+@pytest.mark.slow
 def test_chain_of_a_network_follows_the_flow():
     """d = 4000, 200 runs to t = 1.6, at four times, in their standard errors plus the flow's own 1/d."""
     model = relu(4)
@@ -163,6 +165,7 @@ def test_chain_of_a_network_follows_the_flow():
     assert abs(mean[-1] - 0.302) < 3 * 0.006 + 4 * error[-1]  # whole weight vectors, spec/4, 7.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=SLOW)])
 def test_whole_weight_vectors_are_the_chain(tied):
     """d = 12, three directions, random start: means and spreads of both methods, in z-scores."""

@@ -194,6 +194,7 @@ def test_no_transition_where_learning_is_continuous():
     np.testing.assert_allclose(found.informed, found.uninformed, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.6, 1.6931, 1.8, 2.5])
 def test_discrete_signals_are_recovered_however_fast_the_covariance_falls(alpha):
     """V falls like exp(-c/√V), until no sample sees it and F jumps back to S: the iteration has to stop before that."""

@@ -177,7 +177,9 @@ def directional(name):
     return tuple(np.stack([np.asarray(row[k]) for row in rows]) for k in range(4))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("sign product", "two attention layers"))) for n in CASES]
+)
 def test_jacobian_identity(name):
     """d response[dQ] = E Σ ∂g dQ ∂gᵀ against central differences of the map, in standard errors over independent keys."""
     identity, difference, _, _ = directional(name)

@@ -22,7 +22,7 @@ EXACT = {
 }
 
 
-QUICK = ("phase retrieval", "sign of a product", "one layer, 2 tokens")
+QUICK = ("phase retrieval", "one layer, 2 tokens")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in EXACT])

@@ -143,6 +143,7 @@ def test_one_compilation_of_the_deep_channel():
     assert not [name for name in seen if "_respond" in name], seen
 
 
+@pytest.mark.slow
 def test_tangent_of_the_response_of_a_closed_form():
     """Phase retrieval: jvp against a central difference on common random numbers, and against E Σ ∂g dQ ∂gᵀ."""
     channel = smi.links.phase_retrieval().channel

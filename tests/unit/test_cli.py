@@ -265,6 +265,7 @@ def test_matrix_models_on_the_command_line(capsys):
     assert "one layer" in err
 
 
+@pytest.mark.slow
 def test_bilinear_on_the_command_line(capsys):
     code, out, err = call(capsys, "threshold", "bilinear", "--vary", "aspect-ratio", "--values", 1, 2, "--json")
     assert (code, err) == (0, "")
@@ -289,6 +290,7 @@ def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".nc", ".txt"}
 
 
+@pytest.mark.slow
 def test_sgd_on_the_command_line(capsys, tmp_path):
     code, out, _ = call(capsys, "sgd", "exponent", "--hermite", "2,0:1", "0,2:1", "--out", tmp_path, "--json")
     found = json.loads(out)

@@ -195,7 +195,7 @@ def test_alpha_out_of_range_under_jit_and_vmap_is_a_code():
     np.testing.assert_allclose(sol.overlap[1, 0, 0], 0.5, atol=1e-4)
 
 
-@pytest.mark.parametrize("q0", [-0.5, 1.5, NAN])
+@pytest.mark.parametrize("q0", [pytest.param(-0.5, marks=pytest.mark.slow), 1.5, pytest.param(NAN, marks=pytest.mark.slow)])
 def test_starting_overlap_out_of_range_under_jit_is_a_code(q0):
     run = jax.jit(lambda q: smi.state_evolution(LINEAR, 1.0, key=KEY, q0=q, samples=16, randomisations=2, max_steps=20))
     sol = run(q0)

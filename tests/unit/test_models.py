@@ -245,6 +245,7 @@ def test_error_of_phase_retrieval_with_the_square_is_exact():
     assert float(bayes.stderr) < 0.02
 
 
+@pytest.mark.slow
 def test_bayes_is_at_most_plug_in_and_vanishes_at_full_overlap():
     Q = np.array([[0.5, 0.1], [0.1, 0.8]])
     plug_in = smi.generalization_error(ATTENTION, Q, key=KEY, samples=8192)

@@ -136,6 +136,7 @@ def test_transposition_and_infinite_aspect():
     np.testing.assert_allclose(slopes[0], -0.15 * slopes[1], rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [p if p[1] == 0.5 else pytest.param(p, marks=pytest.mark.slow) for p in INFORMATION])
 def test_mutual_information(point):
     *values, tolerance = INFORMATION[point]

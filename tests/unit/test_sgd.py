@@ -289,6 +289,7 @@ def test_symmetries():
     assert value(0.4, 0.3) == pytest.approx(value(-0.4, 0.3), abs=1e-12)  # g is even too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_networks_with_a_series_against_averages(tied):
     """Risk and noise of the gradient as finite sums, against nets, in their standard errors; V(0) = 2 (L + 1)."""

@@ -87,6 +87,7 @@ def test_a_bad_point_is_a_code_and_a_message():
     assert "no luck" in str(found.message.sel(alpha=1.0).values.item())
 
 
+@pytest.mark.slow
 def test_message_passing_of_several_seeds():
     found = smi.sweep(linear, [1.0], {"noise": [0.5]}, solver="gamp", seeds=3, settings={"dimension": 200})
     overlap = found.overlap.values.ravel()

@@ -40,6 +40,7 @@ def test_words_and_numbers():
     assert len(vocabulary) == len(vocabulary.ids) + 2
 
 
+@pytest.mark.slow
 def test_padding_is_not_seen_and_the_network_is_its_equations():
     network = text.Classifier(20, 3, key=jax.random.key(0), width=8, hidden=4)
     ids = np.array([3, 7, 7, 11])

@@ -34,6 +34,7 @@ def total(weights, inputs, labels):
     return jnp.sum((jnp.tanh(z[:, 0, 0]) + z[:, 1, 0] * z[:, 1, 1] - labels) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "scale"),
     [pytest.param("mean", 1 / 30, marks=SLOW), pytest.param("sum", 1.0, marks=SLOW), ("sum/D", 1 / 10)],
@@ -152,6 +153,7 @@ def test_a_start_knows_nothing_of_the_teacher_even_with_one_key_for_both():
         assert np.all(np.abs(np.asarray(solution.history["cosine"][0])) < 5 / np.sqrt(2000))  # five standard deviations
 
 
+@pytest.mark.slow
 def test_a_linear_student_ends_at_the_least_squares_solution():
     model = smi.links.linear(0.5)
     data = model.sample(KEY, dimension=12, alpha=4.0)
@@ -173,6 +175,7 @@ def test_population_error_is_that_of_new_samples():
     np.testing.assert_allclose(tested.error, squared.mean(), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_error_against_another_teacher_is_measured_with_that_teachers_link():
     """A linear student of a teacher z²: with ω = z/√ρ, z ~ N(0, ρ), E (z² - ω)² = 3ρ² + 1."""
     square, line = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1), smi.MultiIndex(lambda z: z[0, 0], indices=1)
@@ -227,6 +230,7 @@ def test_a_stream_is_fresh_at_each_step_and_its_limit_is_the_population():
     assert np.isinf(float(fit.alpha))
 
 
+@pytest.mark.slow
 def test_recorded_function_and_float32():
     data = MODEL.sample(KEY, dimension=10, alpha=3.0, dtype=jnp.float32)
     fit = smi.train(MODEL, data, optax.sgd(0.1), key=KEY, steps=8, record_every=4, record=lambda w: jnp.max(w))
