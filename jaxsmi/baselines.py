@@ -115,6 +115,7 @@ def minimum_nuclear_norm(model: Bilinear, data: Dataset, *, tolerance: Any = 1e-
     check(isinstance(model, Bilinear) and not model.symmetric, "model", type(model).__name__, "a rectangular Bilinear")
     check(model.noise == 0.0, "model", "label noise", "a model without noise: all labels are reproduced")
     model.check_data(data)
+    data = data.stored()
     entries = data.inputs.shape[1] * data.inputs.shape[2]
     check(data.samples <= entries, "data", f"{data.samples} samples", f"at most {entries}: no more equations than entries")
     check(isinstance(max_steps, (int, np.integer)) and max_steps >= 1, "max_steps", max_steps, "an integer >= 1")

@@ -106,10 +106,12 @@ def randomised_gaussians(key: Array, samples: int, randomisations: int, dimensio
     return jax.vmap(lambda net: net.gaussians(0, samples))(nets(key, randomisations, dimension))
 
 
-def covariance_and_variance(values: Array, control: Array, axis: int) -> tuple[Array, Array]:
-    """Cov(x, d) and Var(d) along an axis: their quotient is the coefficient of a control variate."""
-    centred = control - jnp.mean(control, axis=axis, keepdims=True)
-    return jnp.mean(values * centred, axis=axis), jnp.mean(centred**2, axis=axis)
+def covariance_and_variance(
+    values: Array, control: Array, axis: int, mean: Callable[..., Array] = jnp.mean
+) -> tuple[Array, Array]:
+    """Cov(x, d) and Var(d) along an axis, by `mean(.., axis=axis)`: their quotient is the coefficient of a control variate."""
+    centred = control - jnp.expand_dims(mean(control, axis=axis), axis)
+    return mean(values * centred, axis=axis), mean(centred**2, axis=axis)
 
 
 def quotient(numerator: Array, denominator: Array) -> Array:

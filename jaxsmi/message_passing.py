@@ -26,6 +26,7 @@ entries of one matrix a sample: the same contractions over the first axis, P = 1
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -33,9 +34,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from tqdm.auto import tqdm
 
-from jaxsmi.types import Array, Dataset, Result, Solution, check, concrete, theory_dtype
+from jaxsmi.types import Array, Dataset, Regenerated, Result, Solution, check, concrete, theory_dtype
 
 PRECISIONS = ("controlled", "outer", "divergence", "state")
 
@@ -78,6 +80,7 @@ class _Problem(eqx.Module):
     tolerance: Array
     key: Array
     record: Callable | None
+    mesh: Mesh | None = eqx.field(static=True)
     precision: str = eqx.field(static=True)
     calibrate: bool = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
@@ -114,9 +117,24 @@ class _Problem(eqx.Module):
         new = jnp.where(positive, new, 0.0)
         return (vectors * new) @ vectors.T, (vectors * jnp.where(positive, scale, 1.0)) @ vectors.T
 
+    @property
+    def sensing(self) -> Any:
+        """How the signal is seen; on each device of the mesh, through its part of the samples."""
+        sensing = self.model.sensing(self.data)
+        return sensing if self.mesh is None else dataclasses.replace(sensing, axes=self.mesh.axis_names)
+
     def step(self, state: GampState) -> tuple[GampState, Array]:
         """One step, and the fraction of samples whose posterior was integrated inaccurately."""
-        model, sensing = self.model, self.model.sensing(self.data)
+        spread: Any = eqx.tree_at(lambda s: (s.g, s.omega), jax.tree.map(lambda _: EVERYWHERE, state), (SPREAD, SPREAD))
+        return _on_devices(_Problem.own_step, self, state, (spread, EVERYWHERE))
+
+    def fields(self, state: GampState) -> Array:
+        """The fields (N, P, M) of the estimate."""
+        return _on_devices(lambda problem, state: problem.sensing.forward(state.weights), self, state, SPREAD)
+
+    def own_step(self, state: GampState) -> tuple[GampState, Array]:
+        """`step`, as one device sees it."""
+        model, sensing = self.model, self.sensing
         V = state.covariance
         omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", state.onsager, state.g)
         post = model.channel.respond(self.statistic, omega, V, jax.random.fold_in(self.key, state.step))
@@ -138,9 +156,35 @@ class _Problem(eqx.Module):
         new = (weights, covariance, covariance @ rescale)
         old = (state.weights, state.covariance, state.onsager)
         mixed = jax.tree.map(lambda x, y: (1.0 - self.damping) * x + self.damping * y, new, old)
-        inaccurate = jnp.mean((post.error > model.channel.tolerated).astype(weights.dtype))
+        inaccurate = sensing.mean((post.error > model.channel.tolerated).astype(weights.dtype))
         weights, covariance, onsager = mixed
         return GampState(weights, covariance, onsager, post.g, omega, calibrated, state.step + 1), inaccurate
+
+
+SPREAD, EVERYWHERE = "spread", "everywhere"  # over the devices: one part of the samples each; the same on all
+
+
+def _on_devices(function: Callable[..., Any], problem: _Problem, state: GampState, out: Any) -> Any:
+    """function(problem, state), by each device of the problem's mesh on its own samples; `out`: how its results lie."""
+    mesh = problem.mesh
+    if mesh is None:
+        return function(problem, state)
+    arrays, rest = eqx.partition((problem, state), eqx.is_array)
+
+    def placed(x: Any) -> PartitionSpec:
+        return PartitionSpec(mesh.axis_names) if x == SPREAD else PartitionSpec()
+
+    def of_samples(tree: Any) -> list[Any]:
+        problem, state = tree
+        inputs = problem.data.inputs
+        inputs = inputs.numbers if isinstance(inputs, Regenerated) else inputs
+        return [inputs, problem.data.labels, problem.statistic, state.g, state.omega]
+
+    marks = eqx.tree_at(of_samples, jax.tree.map(lambda _: EVERYWHERE, arrays), [SPREAD] * 5)
+    own = lambda arrays: function(*eqx.combine(arrays, rest))
+    return jax.shard_map(
+        own, mesh=mesh, in_specs=(jax.tree.map(placed, marks),), out_specs=jax.tree.map(placed, out), check_vma=False
+    )(arrays)
 
 
 def gamp(
@@ -219,7 +263,7 @@ def gamp(
         check(state.g.shape == fields, "state", state.g, f"the state of a run on {data.samples} samples")
     statistic = _statistic(model.channel, data.labels)
     problem = _Problem(
-        model, data, statistic, side, damping, tolerance, run_key, record, precision, bool(calibrate), max_steps,
+        model, data, statistic, side, damping, tolerance, run_key, record, data.mesh, precision, bool(calibrate), max_steps,
         record_every,
     )  # fmt: skip
     end = _run(problem, state, progress, key)
@@ -342,7 +386,7 @@ def _finish(problem: _Problem, carry: _Carry, key: Array) -> Solution:
     Q = problem.model.overlaps(state.weights, None)["overlap"]
     error = problem.model.error_of(state.weights, problem.data, key=jax.random.fold_in(problem.key, 1))
     # V falling to zero is recovery only if the estimate reproduces the labels; else the run was overconfident
-    fields = problem.model.sensing(problem.data).forward(state.weights)
+    fields = problem.fields(state)
     labels = problem.data.labels
     misfit = jnp.mean((jax.vmap(problem.model.link)(fields) - labels) ** 2)
     overconfident = (carry.result == Result.RECOVERED) & ~(misfit < 0.05 * jnp.mean((labels - jnp.mean(labels, 0)) ** 2))

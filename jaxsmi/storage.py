@@ -378,7 +378,7 @@ def _attributes(solution: Solution | None = None, **attributes: Any) -> dict[str
 def _data_to_xarray(data: Dataset, **attributes: Any) -> xarray.Dataset:
     labels = np.asarray(data.labels)
     variables: dict[str, Any] = {
-        "inputs": (("sample", "token", "dimension"), np.asarray(data.inputs)),
+        "inputs": (("sample", "token", "dimension"), np.asarray(data.stored().inputs)),
         "labels": (("sample", *(f"label_{axis}" for axis in range(1, labels.ndim))), labels),
     }
     if data.teacher is not None:

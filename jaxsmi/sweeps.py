@@ -4,13 +4,15 @@ A row is all α at one point of the other parameters: state evolution starts eac
 (`warm_start`), and a row is what is written, in one go, under the name of its number. What is finished is never computed
 again; a folder that holds another sweep is refused; a problem that fails is NaN with its code and the reason, and stops
 nothing. The random numbers of a point depend on the key and on its seed alone: they are common to all α and all parameters,
-and the same in whatever order and wherever the rows are computed.
+and the same in whatever order and wherever the rows are computed. Rows of matrix models, whose state evolution takes less time
+than its launch, are solved many at once by vmap.
 
 No equation lives here. Files: `sweep.json`, what is swept; `row-00012.npz`, one for each row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -21,22 +23,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from tqdm.auto import tqdm
 
 from jaxsmi import storage
 from jaxsmi.evolution import state_evolution
 from jaxsmi.message_passing import gamp
+from jaxsmi.models import AbstractMatrixModel
+from jaxsmi.training import train
 from jaxsmi.types import Array, Result, Solution, check
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Sweep", "sweep", "warm_start"]
+__all__ = ["Sweep", "finished", "planned", "sweep", "warm_start"]
 
 KEPT = ("overlap", "stderr", "covariance", "error", "steps", "residual", "rho", "result")
-_RETRIES = 5  # of a row whose worker is lost
+_RETRIES = 5  # of rows whose worker is lost
+_TOGETHER = 64  # rows of a matrix model
 
 
 def warm_start(solution: Solution) -> Array:
@@ -44,49 +52,115 @@ def warm_start(solution: Solution) -> Array:
     return 0.995 * solution.overlap + 0.03 * solution.covariance
 
 
-def _evolve(model: Any, alpha: float, key: Array, before: Solution | None, **settings: Any) -> Solution:
-    start = {"q0": warm_start(before)} if before is not None and "q0" not in settings else {}
-    return state_evolution(model, alpha, key=key, **start, **settings)
+def _evolve(
+    model: Any,
+    alpha: float,
+    key: Array,
+    before: Solution | None,
+    stderr: float | None = None,
+    most: int = 2**15,
+    samples: int | None = None,
+    **settings: Any,
+) -> Solution:
+    """State evolution; with a `stderr`, of four times the samples, starting from what was found, until it is met or `most` are
+    used. A solution that did not converge is returned as it is: more samples do not mend it."""
+    samples = samples or (8192 if stderr is None else 2048)
+    start: dict[str, Any] = {"q0": warm_start(before)} if before is not None and "q0" not in settings else {}
+    while True:
+        solution = state_evolution(model, alpha, key=key, samples=samples, **(start | settings))
+        met = stderr is None or not bool(solution.converged) or bool(jnp.all(solution.stderr <= stderr))
+        if met or 4 * samples > most:
+            return solution
+        samples, start = 4 * samples, {"q0": warm_start(solution)}
 
 
 def _pass_messages(
-    model: Any, alpha: float, key: Array, before: Solution | None, dimension: int = 1000, **settings: Any
+    model: Any, alpha: float, key: Array, before: Solution | None, dimension: int = 1000, store: bool = True, **settings: Any
 ) -> Solution:
     del before  # every run is one of its own
     data_key, start_key = jax.random.split(key)
-    return gamp(model, model.sample(data_key, dimension=dimension, alpha=alpha), key=start_key, **settings)
+    return gamp(model, model.sample(data_key, dimension=dimension, alpha=alpha, store=store), key=start_key, **settings)
 
 
-SOLVERS: dict[str, Callable[..., Solution]] = {"state_evolution": _evolve, "gamp": _pass_messages}
+def _descend(
+    model: Any,
+    alpha: float,
+    key: Array,
+    before: Solution | None,
+    dimension: int = 500,
+    optimizer: str = "adam",
+    learning_rate: float = 1e-2,
+    **settings: Any,
+) -> Solution:
+    del before
+    data_key, start_key = jax.random.split(key)
+    data = model.sample(data_key, dimension=dimension, alpha=alpha)
+    return train(model, data, getattr(optax, optimizer)(learning_rate), key=start_key, **settings)
+
+
+SOLVERS: dict[str, Callable[..., Solution]] = {"state_evolution": _evolve, "gamp": _pass_messages, "train": _descend}
 
 
 @dataclasses.dataclass
 class Sweep:
-    """What is swept: `build(**parameters)` makes a model; `alpha`; `parameters` by name, each a list of values; `seeds`;
-    `solver`, a
-    name or a function (model, alpha, key, solution before or None, **settings) -> Solution; its `settings`; `key`, an integer."""
+    """What is swept: `build(**parameters)` makes a model; `alpha`; `points`, the parameters of each; `sizes` of the axes that
+    the points are the product of (a list of points: one axis, "point"); `seeds`; `solver`, a name or a function (model, alpha,
+    key, solution before or None, **settings) -> Solution; its `settings`; `key`, an integer."""
 
     build: Callable[..., Any]
     alpha: list[float]
-    parameters: dict[str, list[Any]]
+    points: list[dict[str, Any]]
+    sizes: dict[str, int]
     seeds: list[int]
     solver: str | Callable[..., Solution]
     settings: dict[str, Any]
     key: int
 
     @property
-    def names(self) -> list[str]:
-        """The axes but α: the parameters in their order, then "seed"."""
-        return [*self.parameters, "seed"]
+    def rows(self) -> list[tuple[dict[str, Any], int]]:
+        """Parameters and seed of each row."""
+        return list(itertools.product(self.points, self.seeds))
 
     @property
-    def rows(self) -> list[tuple[Any, ...]]:
-        """The points of these axes."""
-        return list(itertools.product(*self.parameters.values(), self.seeds))
+    def together(self) -> int:
+        """How many rows are solved at once."""
+        if self.solver != "state_evolution" or self.settings:
+            return 1
+        try:
+            return _TOGETHER if isinstance(self.build(**self.points[0]), AbstractMatrixModel) else 1
+        except Exception:
+            return 1
 
-    def solve(self, number: int) -> dict[str, np.ndarray]:
-        """Row `number`: arrays over α, and "message": why a point failed, empty where it did not."""
-        *values, seed = self.rows[number]
+    def chunks(self, missing: Sequence[int]) -> list[list[int]]:
+        """The rows that are solved at once with one that is missing: always the same ones, so that their numbers are too."""
+        size = self.together
+        numbers = range(len(self.rows))
+        return [list(numbers[k * size : (k + 1) * size]) for k in sorted({number // size for number in missing})]
+
+    def solve(self, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """Rows of these numbers: arrays over α, and "message": why a point failed, empty where it did not."""
+        if len(numbers) > 1:
+            try:
+                return self._solve_together(numbers)
+            except Exception:  # a bad point among them, or models that do not stack: one by one, which says what it is
+                pass
+        return [self._solve_one(number) for number in numbers]
+
+    def _solve_together(self, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        models = [self.build(**self.rows[number][0]) for number in numbers]
+        parts = [eqx.partition(model, eqx.is_array) for model in models]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(arrays for arrays, _ in parts))
+        if any(not eqx.tree_equal(static, parts[0][1]) for _, static in parts[1:]):
+            raise ValueError("models of different kinds")
+        begin = time.perf_counter()
+        found = _evolve_many(stacked, parts[0][1], jnp.asarray(self.alpha))
+        table = {name: np.asarray(getattr(found, name)) for name in KEPT}
+        seconds = np.asarray((time.perf_counter() - begin) / len(numbers))
+        aside = {"message": np.zeros(len(self.alpha), "<U1"), "seconds": seconds}
+        return [{name: values[k] for name, values in table.items()} | aside for k in range(len(numbers))]
+
+    def _solve_one(self, number: int) -> dict[str, np.ndarray]:
+        parameters, seed = self.rows[number]
         found: list[Any] = []
         messages, before, model = [], None, None
         solver: Any = SOLVERS[self.solver] if isinstance(self.solver, str) else self.solver
@@ -95,22 +169,20 @@ class Sweep:
             message = ""
             try:
                 if model is None:
-                    model = self.build(**dict(zip(self.parameters, values, strict=True)))
+                    model = self.build(**parameters)
                 key = jax.random.fold_in(jax.random.key(self.key), seed)
                 solution = jax.block_until_ready(solver(model, alpha, key, before, **self.settings))
-                found.append({name: np.asarray(getattr(solution, name)) for name in KEPT})
+                found.append(_kept(solution))
                 before = solution if bool(solution.converged) else before
             except Exception as failure:  # whatever it is, the rest of the sweep goes on
                 message = f"{type(failure).__name__}: {failure}".splitlines()[0]
                 found.append(None)
             messages.append(message)
-        shapes = next(
-            ({name: one[name].shape for name in KEPT} for one in found if one is not None), dict.fromkeys(KEPT, ())
-        )
+        shapes = next(({name: one[name].shape for name in one} for one in found if one is not None), dict.fromkeys(KEPT, ()))
         failed = {name: np.full(shape, np.nan) for name, shape in shapes.items()} | {
             "result": np.asarray(int(Result.INVALID))
         }
-        table = {name: np.stack([(failed if one is None else one)[name] for one in found]) for name in KEPT}
+        table = {name: np.stack([(failed if one is None else one)[name] for one in found]) for name in shapes}
         return table | {"message": np.array(messages, str), "seconds": np.asarray(time.perf_counter() - begin)}
 
     def description(self) -> dict[str, Any]:
@@ -118,18 +190,31 @@ class Sweep:
         corners = []
         for row in (self.rows[0], self.rows[-1]):
             try:
-                model = self.build(**dict(zip(self.parameters, row[:-1], strict=True)))
+                model = self.build(**row[0])
                 corners.append([repr(type(model).__name__), storage.parameters(model)])
             except Exception as failure:
                 corners.append(f"{type(failure).__name__}: {failure}")
         solver = self.solver if isinstance(self.solver, str) else _source(self.solver)
         return storage.parameters(
             {
-                "alpha": self.alpha, "parameters": self.parameters, "seeds": self.seeds, "solver": solver,
+                "alpha": self.alpha, "points": self.points, "sizes": self.sizes, "seeds": self.seeds, "solver": solver,
                 "settings": self.settings, "key": self.key, "models": corners, "x64": bool(jax.config.jax_enable_x64),  # pyright: ignore
             },
             largest=np.inf,
         )  # fmt: skip
+
+
+def _kept(solution: Solution) -> dict[str, np.ndarray]:
+    """What a row keeps of a solution: numbers, and of runs the cosines."""
+    kept = {name: np.asarray(getattr(solution, name)) for name in KEPT}
+    return kept | ({"cosine": solution.cosine} if "cosine" in solution.history else {})
+
+
+@eqx.filter_jit
+def _evolve_many(models: Any, static: Any, alpha: Array) -> Solution:
+    """State evolution of many matrix models at all α."""
+    one = lambda model, a: state_evolution(eqx.combine(model, static), a)
+    return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(models, alpha)
 
 
 def _source(function: Callable[..., Any]) -> str:
@@ -142,7 +227,7 @@ def _source(function: Callable[..., Any]) -> str:
 def sweep(
     build: Callable[..., Any],
     alpha: Sequence[float],
-    parameters: Mapping[str, Sequence[Any]] | None = None,
+    parameters: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
     *,
     key: int = 0,
     seeds: int | Sequence[int] = 1,
@@ -155,15 +240,18 @@ def sweep(
     r"""A grid of problems: α × parameters × seeds, solved row by row and kept in a folder as it grows (module docstring).
 
     Arguments: `build`: makes a model of the parameters, e.g. `lambda skip: smi.DeepAttention(2, 2, skip=skip)`; `alpha`,
-    ascending; `parameters`: names and their values; `key`, an integer; `seeds`: how many, or which (GAMP: teachers, data
-    and starts; state
-    evolution: nets); `solver`: "state_evolution" (each α starts where the one before converged), "gamp" (with settings
-    {"dimension": 1000}), or a function (model, alpha, key, solution before, **settings) -> Solution; `settings` of the
-    solver; `out`: a folder, from which a sweep that was interrupted continues; `scheduler`: the address of a Dask cluster,
-    or its Client: rows are solved there, each again if its worker is lost; `progress`: a bar with rate and time left.
+    ascending; `parameters`: names and their values, of which all combinations are taken, or a list of points [{name: value}];
+    `key`, an integer; `seeds`: how many, or which (GAMP, training: teachers, data and starts; state evolution: nets); `solver`:
+    "state_evolution" (each α starts where the one before converged; the setting {"stderr": 0.02} takes more samples where it
+    must), "gamp" (settings {"dimension": 1000}), "train" ({"dimension": 500, "optimizer": "adam", "learning_rate": 0.01}, any
+    name of optax), or a function (model, alpha, key, solution before, **settings) -> Solution; `settings` of the solver; `out`:
+    a folder, from which a sweep that was interrupted continues; `scheduler`: the address of a Dask cluster, its Client, or a
+    number of processes on this machine: rows are solved there, each again if its worker is lost; `progress`: a bar with rate
+    and time left.
 
     Returns: an xarray.Dataset over (parameters.., seed, alpha): overlap, stderr, covariance (.., index, index_), error, steps,
-    residual, rho, result, and the `message` of points that failed, with provenance. Needs the extra `data`.
+    residual, rho, result, of runs the cosine, and the `message` of points that failed, with provenance. A list of points has
+    the axis "point". Needs the extra `data`.
     Raises: ValueError for no α or parameters without values, α that do not ascend, an unknown solver, a parameter
     that is called "alpha" or "seed", or a folder that holds another sweep (it says in what it differs); ImportError with
     the remedy without xarray, or dask where a scheduler is named.
@@ -177,67 +265,108 @@ def sweep(
     Cost: that of its points; a row is lost where a run is killed. Source: architecture of this library, no equation.
     """
     storage.require()
-    task = _task(build, alpha, parameters or {}, key, seeds, solver, settings or {})
+    task = planned(build, alpha, parameters, key=key, seeds=seeds, solver=solver, settings=settings)
     folder = None if out is None else pathlib.Path(out)
     kept: dict[int, dict[str, np.ndarray]] = {}
     if folder is not None:
         _open(folder, task)
-        kept = {number: row for number in range(len(task.rows)) if (row := _read(folder, number)) is not None}
+        kept = finished(task, folder)
     missing = [number for number in range(len(task.rows)) if number not in kept]
+    chunks = task.chunks(missing)
     with tqdm(total=len(task.rows), initial=len(kept), desc="rows", disable=not progress) as bar:
-        for number, row in _here(task, missing) if scheduler is None else _there(task, missing, scheduler):
-            if folder is not None:
-                _write(folder, number, row)
-            kept[number] = row
-            bar.update()
+        for numbers, rows in _here(task, chunks) if scheduler is None else _there(task, chunks, scheduler):
+            for number, row in zip(numbers, rows, strict=True):
+                if number in kept:  # solved again, beside one that was missing
+                    continue
+                if folder is not None:
+                    _write(folder, number, row)
+                kept[number] = row
+                bar.update()
     return _assembled(task, kept)
 
 
-def _task(
-    build: Any, alpha: Any, parameters: Mapping[str, Any], key: int, seeds: Any, solver: Any, settings: Mapping[str, Any]
+def planned(
+    build: Any,
+    alpha: Any,
+    parameters: Any = None,
+    *,
+    key: int = 0,
+    seeds: Any = 1,
+    solver: Any = "state_evolution",
+    settings: Mapping[str, Any] | None = None,
 ) -> Sweep:
+    """What `sweep` does with these arguments, which it checks; nothing is computed."""
     alpha = [float(x) for x in np.atleast_1d(np.asarray(alpha, float))]
     check(len(alpha) >= 1 and bool(np.all(np.isfinite(alpha))) and bool(np.all(np.diff(alpha) > 0)), "alpha", alpha,
           "finite numbers, ascending")  # fmt: skip
-    for name, values in parameters.items():
-        check(name not in ("alpha", "seed"), "parameters", name, "names other than alpha and seed")
-        check(len(list(values)) >= 1, f"parameters[{name!r}]", values, "at least one value")
+    if parameters is None or isinstance(parameters, Mapping):
+        axes = {name: list(values) for name, values in (parameters or {}).items()}
+        for name, values in axes.items():
+            once = len({repr(value) for value in values}) == len(values)
+            check(len(values) >= 1 and once, f"parameters[{name!r}]", values, "at least one value, each once")
+        points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+        sizes = {name: len(values) for name, values in axes.items()}
+    else:
+        points = [dict(point) for point in parameters]
+        check(len(points) >= 1 and len({tuple(sorted(point)) for point in points}) == 1, "parameters", parameters,
+              "at least one point, all of the same parameters")  # fmt: skip
+        sizes = {"point": len(points)}
+    for name in points[0]:
+        check(name not in ("alpha", "seed", "point"), "parameters", name, "names other than alpha, seed and point")
     check(isinstance(key, (int, np.integer)), "key", key, "an integer")
     seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else [int(s) for s in seeds]
     check(len(seeds) >= 1 and len(set(seeds)) == len(seeds), "seeds", seeds, "at least one, each once")
     check(callable(solver) or solver in SOLVERS, "solver", solver, f"one of {tuple(SOLVERS)}, or a function")
     solver_: Any = solver
-    return Sweep(build, alpha, {n: list(v) for n, v in parameters.items()}, seeds, solver_, dict(settings), int(key))
+    return Sweep(build, alpha, points, sizes, seeds, solver_, dict(settings or {}), int(key))
 
 
 # Where rows are solved -----------------------------------------------------------------------------------------------------
 
 
-def _here(task: Sweep, numbers: list[int]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    for number in numbers:
-        yield number, task.solve(number)
+Solved = tuple[Sequence[int], list[dict[str, np.ndarray]]]
 
 
-def _solved_there(task: Sweep, number: int, x64: bool) -> tuple[int, dict[str, np.ndarray]]:
+def _here(task: Sweep, chunks: list[list[int]]) -> Iterator[Solved]:
+    for numbers in chunks:
+        yield numbers, task.solve(numbers)
+
+
+def _solved_there(task: Sweep, numbers: list[int], x64: bool) -> Solved:
     jax.config.update("jax_enable_x64", x64)  # a worker is a program of its own
-    return number, task.solve(number)
+    return numbers, task.solve(numbers)
 
 
-def _there(task: Sweep, numbers: list[int], scheduler: Any) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+@contextlib.contextmanager
+def _client(scheduler: Any) -> Iterator[Any]:
+    """A client of the cluster: a user's own stays open."""
     try:
-        from dask.distributed import Client, as_completed
+        from dask.distributed import Client, LocalCluster
     except ImportError as failure:
         raise ImportError("a scheduler needs dask: pip install 'jaxsmi[cluster]'") from failure
+    if isinstance(scheduler, (int, np.integer)):
+        check(scheduler >= 1, "scheduler", scheduler, "an address, a Client, or a number of processes >= 1")
+        with (
+            LocalCluster(n_workers=int(scheduler), threads_per_worker=1, dashboard_address="") as cluster,
+            Client(cluster) as own,
+        ):
+            yield own
+    elif isinstance(scheduler, str):
+        with Client(scheduler) as own:
+            yield own
+    else:
+        yield scheduler
+
+
+def _there(task: Sweep, chunks: list[list[int]], scheduler: Any) -> Iterator[Solved]:
     x64 = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
-    client = Client(scheduler) if isinstance(scheduler, str) else scheduler
-    try:
-        futures = [client.submit(_solved_there, task, number, x64, pure=False, retries=_RETRIES) for number in numbers]
+    with _client(scheduler) as client:
+        from dask.distributed import as_completed
+
+        futures = [client.submit(_solved_there, task, numbers, x64, pure=False, retries=_RETRIES) for numbers in chunks]
         for future in as_completed(futures):
             yield future.result()
             future.release()
-    finally:
-        if isinstance(scheduler, str):
-            client.close()
 
 
 # The folder ----------------------------------------------------------------------------------------------------------------
@@ -257,6 +386,12 @@ def _open(folder: pathlib.Path, task: Sweep) -> None:
 
 def _row_path(folder: pathlib.Path, number: int) -> pathlib.Path:
     return folder / f"row-{number:05d}.npz"
+
+
+def finished(task: Sweep, folder: pathlib.Path) -> dict[int, dict[str, np.ndarray]]:
+    """The rows that lie in a folder, by number."""
+    found = {number: _read(folder, number) for number in range(len(task.rows))}
+    return {number: row for number, row in found.items() if row is not None}
 
 
 def _write(folder: pathlib.Path, number: int, row: dict[str, np.ndarray]) -> None:
@@ -284,19 +419,22 @@ def _read(folder: pathlib.Path, number: int) -> dict[str, np.ndarray] | None:
 def _assembled(task: Sweep, kept: dict[int, dict[str, np.ndarray]]) -> xarray.Dataset:
     """All rows as one dataset; a row that failed as a whole takes the shape of the others."""
     xarray = storage.require()
-    sizes = [len(values) for values in (*task.parameters.values(), task.seeds)]
+    sizes = [*task.sizes.values(), len(task.seeds)]
     data: dict[str, Any] = {}
-    for name in (*KEPT, "message"):
-        rows = [kept[number][name] for number in range(len(task.rows))]
+    for name in dict.fromkeys(name for row in kept.values() for name in row if name != "seconds"):
+        rows = [kept[number].get(name, np.full(len(task.alpha), np.nan)) for number in range(len(task.rows))]
         shape = max((row.shape for row in rows), key=len)
         same = all(row.shape == shape or row.ndim < len(shape) for row in rows)
         check(same, "parameters", f"models whose {name} differ in shape", "models with the same number of indices")
         fill = np.nan if name != "message" else ""
         rows = [row if row.shape == shape else np.full(shape, fill) for row in rows]
-        names = [*task.names, "alpha", *("index", "index_")[: len(shape) - 1]]
+        names = [*task.sizes, "seed", "alpha", *("index", "index_")[: len(shape) - 1]]
         data[name] = (names, np.stack(rows).reshape(*sizes, *shape))
     label = lambda value: value if isinstance(value, (int, float, str, bool, np.number)) else repr(value)
-    coordinates: dict[str, Any] = {n: [label(v) for v in values] for n, values in task.parameters.items()}
+    coordinates: dict[str, Any] = {}
+    for name in task.points[0]:
+        values = [label(point[name]) for point in task.points]
+        coordinates[name] = ("point", values) if "point" in task.sizes else list(dict.fromkeys(values))
     coordinates |= {"seed": task.seeds, "alpha": task.alpha}
     attributes = {name: json.dumps(value) for name, value in task.description().items()}
     attributes |= {name: str(value) for name, value in storage.provenance().items()}

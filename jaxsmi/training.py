@@ -29,7 +29,7 @@ from jax import lax
 from tqdm.auto import tqdm
 
 from jaxsmi.models import AbstractMatrixModel
-from jaxsmi.types import Array, Dataset, Result, Solution, check, concrete, theory_dtype
+from jaxsmi.types import Array, Dataset, Regenerated, Result, Solution, check, concrete, theory_dtype
 
 __all__ = ["Descent", "Epochs", "Stream", "TrainState", "descend", "squared_loss", "train"]
 
@@ -504,6 +504,8 @@ def _batch_size(model: Any, data: Any, batch_size: Any, test: Dataset | None) ->
         model.check_data(jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1))), teacher=False)
         return int(batch_size or 1)
     model.check_data(data, teacher=False)
+    narrow = isinstance(data.inputs, Regenerated) or data.inputs.dtype == jnp.bfloat16
+    check(not narrow, "data.inputs", "inputs that are not stored, or bfloat16", "stored float32 or float64; or a Stream")
     return data.samples if batch_size is None else min(int(batch_size), data.samples)
 
 

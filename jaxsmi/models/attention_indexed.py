@@ -27,7 +27,7 @@ from jaxsmi.channels.indexed import HardmaxIndices, LinearIndices, SoftmaxIndice
 from jaxsmi.integrate import power_of_two, randomised_gaussians
 from jaxsmi.models.base import AbstractMatrixModel, Estimate
 from jaxsmi.priors.spectral import WishartPrior
-from jaxsmi.sensing import MatrixSensing
+from jaxsmi.sensing import MatrixSensing, draw_inputs, mapped, product_dtype
 from jaxsmi.types import Array, Dataset, check, theory_dtype
 
 OUTPUTS = ("softmax", "hardmax", "linear")
@@ -248,9 +248,13 @@ class AttentionIndexed(AbstractMatrixModel):
     def indices_of(self, W: Array, inputs: Array) -> Array:
         """h (n, T, T) of inputs (n, T, d) for weights (d, r)."""
         d, r = W.shape
-        z = jnp.einsum("ntd,dr->ntr", inputs, W.astype(inputs.dtype), precision="highest").astype(theory_dtype())
-        trace = jnp.sum(W.astype(theory_dtype()) ** 2)
-        scores = jnp.einsum("nar,nbr->nab", z, z) - trace * jnp.eye(inputs.shape[1])
+        narrow, trace = W.astype(product_dtype(inputs)), jnp.sum(W.astype(theory_dtype()) ** 2)
+
+        def products(x: Array) -> Array:
+            z = jnp.einsum("ntd,dr->ntr", x, narrow, precision="highest").astype(theory_dtype())
+            return jnp.einsum("nar,nbr->nab", z, z)
+
+        scores = mapped(products, inputs) - trace * jnp.eye(inputs.shape[1])
         return scores / jnp.sqrt(float(r * d)) / jnp.sqrt(float(d))
 
     def fields_of(self, weights: Array, inputs: Array) -> Array:
@@ -272,10 +276,13 @@ class AttentionIndexed(AbstractMatrixModel):
             return jax.nn.softmax(self.beta * scores, axis=-1)
         return jax.nn.one_hot(jnp.argmax(scores, axis=-1), self.tokens, dtype=scores.dtype)
 
-    def sample(self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None) -> Dataset:
+    def sample(
+        self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None, store: bool = True
+    ) -> Dataset:
         """Draw a teacher W (L r, d), n = round(α d²) inputs (n, T, d) and their labels (n, T, T).
 
-        Arguments: `dimension` d >= 2; `alpha` = n/d² > 0; `dtype` of the inputs; `teacher` (L r, d) to reuse, of any r.
+        Arguments: `dimension` d >= 2; `alpha` = n/d² > 0; `dtype` of the inputs; `teacher` (L r, d) to reuse, of any r; `store`:
+        False for inputs that are drawn again whenever they are read (float32, n rounded to whole blocks).
         Returns: a `Dataset`. Raises: ValueError for arguments out of range.
         """
         check(isinstance(dimension, (int, np.integer)) and dimension >= 2, "dimension", dimension, "an integer d >= 2")
@@ -285,7 +292,8 @@ class AttentionIndexed(AbstractMatrixModel):
         W = self.start(teacher_key, dimension) if teacher is None else jnp.asarray(teacher, theory_dtype())
         fits = W.ndim == 2 and W.shape[1] == dimension and W.shape[0] % self.layers == 0 and W.shape[0] > 0
         check(fits, "teacher", W, f"({'' if self.layers == 1 else f'{self.layers} '}r, {dimension})")
-        inputs = jax.random.normal(input_key, (samples, self.tokens, dimension), dtype or theory_dtype())
+        dtype = dtype or (theory_dtype() if store else jnp.float32)
+        inputs = draw_inputs(input_key, samples, (self.tokens, dimension), dtype, store)
         labels = jax.vmap(self.link)(self.fields_of(W, inputs))
         if self.output == "linear":
             noise = jax.random.normal(noise_key, labels.shape, labels.dtype)

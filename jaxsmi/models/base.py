@@ -25,7 +25,7 @@ from jaxsmi.channels.base import AbstractChannel, sqrt_psd
 from jaxsmi.fixed_point import bisect
 from jaxsmi.integrate import power_of_two, randomised_gaussians
 from jaxsmi.priors import AbstractPrior
-from jaxsmi.sensing import IndexSensing
+from jaxsmi.sensing import IndexSensing, draw_inputs, product_dtype
 from jaxsmi.types import Array, Dataset, check, theory_dtype
 
 # "joint sign": all rows of the block together; "query and key": the block is q over k, and A q, A^{-ᵀ} k are as good
@@ -116,10 +116,14 @@ class AbstractIndexModel(eqx.Module):
         self.check_data(data)
         return IndexSensing(data.inputs)
 
-    def sample(self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None) -> Dataset:
+    def sample(
+        self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None, store: bool = True
+    ) -> Dataset:
         r"""Draw a teacher, N = round(α D) inputs with iid N(0, 1) entries, and their labels.
 
-        Arguments: `dimension` D; `alpha` = N/D > 0; `dtype` of the inputs (labels stay float64); `teacher` (P, D) to reuse.
+        Arguments: `dimension` D; `alpha` = N/D > 0; `dtype` of the inputs: float64, float32 or bfloat16 (labels stay float64);
+        `teacher` (P, D) to reuse; `store`: False for inputs that are drawn again whenever they are read, in float32 if
+        nothing else is said: memory for one block of them; N is then rounded to whole blocks, by less than 0.5 %.
         Returns: a `Dataset`. Raises: ValueError for D < 1, α <= 0, or a teacher of the wrong shape.
         Example:
         >>> import jax, jaxsmi as smi
@@ -136,8 +140,10 @@ class AbstractIndexModel(eqx.Module):
         teacher = jnp.asarray(teacher, theory)
         check(teacher.shape == (self.indices, dimension), "teacher", teacher, f"shape {(self.indices, dimension)}")
         check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
-        inputs = jax.random.normal(input_key, (samples, self.tokens, dimension), dtype or theory)
-        noise = jax.random.normal(noise_key, (samples, self.channel.noise_size), theory)
+        inputs = draw_inputs(
+            input_key, samples, (self.tokens, dimension), dtype or (theory if store else jnp.float32), store
+        )
+        noise = jax.random.normal(noise_key, (inputs.shape[0], self.channel.noise_size), theory)
         return Dataset(inputs, _labels(self.channel, inputs, teacher, noise), teacher, self)
 
     def start(self, key: Array, dimension: int, scale: Any = 1.0, dtype: Any = None) -> Array:
@@ -146,8 +152,9 @@ class AbstractIndexModel(eqx.Module):
 
     def outputs(self, weights: Array, inputs: Array) -> Array:
         """link(W x/√D) of inputs (N, M, D), in the precision of the inputs: what `train` differentiates."""
-        cast = jax.tree.map(lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self)
-        return jax.vmap(cast.link)(IndexSensing(inputs).forward(weights).astype(inputs.dtype))
+        dtype = product_dtype(inputs)
+        cast = jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, self)
+        return jax.vmap(cast.link)(IndexSensing(inputs).forward(weights).astype(dtype))
 
     def predict(self, solution: Any, inputs: Any) -> Array:
         r"""Labels of new inputs by the plug-in predictor link(Ŵ x/√D).

@@ -24,9 +24,10 @@ FLOORS = [  # a room may import from its own floor and from lower ones, never in
     {"models"},
     {"message_passing", "evolution", "potential", "training", "baselines"},
     {"sgd", "thresholds", "transitions", "search", "learning", "text"},
-    {"sweeps", "storage", "plotting", "reports"},
+    {"sweeps", "storage", "plotting", "reports", "costs"},
     {"figures"},
-    {"cli_sgd"},
+    {"cli_models"},
+    {"cli_sgd", "cli_figures", "cli_sweep"},
     {"cli"},
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

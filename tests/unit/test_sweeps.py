@@ -87,6 +87,58 @@ def test_a_bad_point_is_a_code_and_a_message():
     assert "no luck" in str(found.message.sel(alpha=1.0).values.item())
 
 
+def test_a_list_of_points():
+    points = [{"noise": 0.1}, {"noise": 0.5}]
+    listed = smi.sweep(linear, ALPHAS, points, settings=QUICK)
+    assert listed.overlap.dims == ("point", "seed", "alpha", "index", "index_")
+    np.testing.assert_array_equal(listed.noise, NOISES)
+    np.testing.assert_array_equal(listed.overlap.values, table().overlap.values)
+
+
+def attention(rank_ratio):
+    return smi.AttentionIndexed(2, rank_ratio)
+
+
+def test_matrix_models_are_solved_many_at_once(tmp_path):
+    """70 rows in two programs of 64 and 6 rows, the same as one by one; and again from a folder where some are missing."""
+    alphas, widths = [0.05, 0.1, 0.3], {"rank_ratio": list(np.linspace(0.1, 1.5, 70))}
+    found = smi.sweep(attention, alphas, widths, out=tmp_path)
+    for width in (0, 37, 69):
+        for k, alpha in enumerate(alphas):
+            alone = smi.state_evolution(attention(widths["rank_ratio"][width]), alpha)
+            row = found.isel(rank_ratio=width, alpha=k, seed=0)
+            assert int(row.result) == int(alone.result)
+            np.testing.assert_allclose(row.error, alone.error, rtol=1e-11, atol=1e-14)  # sums in another order
+    for number in (3, 69):
+        (tmp_path / f"row-{number:05d}.npz").unlink()
+    same(smi.sweep(attention, alphas, widths, out=tmp_path), found)
+    bad = smi.sweep(attention, alphas, {"rank_ratio": [0.5, -1.0]})  # one by one, where one of them cannot be made
+    assert (bad.result.sel(rank_ratio=-1.0) == Result.INVALID).all()
+    np.testing.assert_allclose(
+        bad.error.sel(rank_ratio=0.5)[0, 1], smi.state_evolution(attention(0.5), 0.1).error, rtol=1e-11
+    )
+
+
+@pytest.mark.slow
+def test_samples_are_added_until_the_error_bar_is_met():
+    """Phase retrieval above its threshold: 2048 points give 0.02 or so; 0.008 needs four times as many."""
+    many = {"settings": {"stderr": 0.008}}
+    one = smi.sweep(smi.links.phase_retrieval, [0.7], settings={"samples": 2048})
+    more = smi.sweep(smi.links.phase_retrieval, [0.7], **many)
+    assert float(one.stderr.squeeze()) > 0.008 >= float(more.stderr.squeeze())
+    same(more, smi.sweep(smi.links.phase_retrieval, [0.7], **many))
+
+
+@pytest.mark.slow
+def test_training_and_processes_of_this_machine():
+    pytest.importorskip("dask.distributed")
+    words = {"solver": "train", "seeds": 2, "settings": {"dimension": 50, "steps": 100}}
+    here = smi.sweep(linear, [2.0], {"noise": [0.1]}, **words)
+    assert here.cosine.dims == ("noise", "seed", "alpha", "index")
+    assert (here.cosine > 0.5).all()
+    same(here, smi.sweep(linear, [2.0], {"noise": [0.1]}, scheduler=2, **words))
+
+
 @pytest.mark.slow
 def test_message_passing_of_several_seeds():
     found = smi.sweep(linear, [1.0], {"noise": [0.5]}, solver="gamp", seeds=3, settings={"dimension": 200})
@@ -99,6 +151,7 @@ def test_message_passing_of_several_seeds():
     ("words", "name"),
     [
         ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"), ({"parameters": {"noise": []}}, "noise"),
+        ({"parameters": {"noise": [0.1, 0.1]}}, "noise"), ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
         ({"parameters": {"seed": [1]}}, "seed"), ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
     ],
 )  # fmt: skip

@@ -1,0 +1,158 @@
+"""Data that are not stored, stored in bfloat16, or spread over devices: the same numbers; and what a run will take."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxsmi as smi
+from jaxsmi import costs
+from jaxsmi.sensing import draw_inputs
+
+KEY = jax.random.key(3)
+MODELS = {
+    "index": (smi.links.linear(0.1), 60, 2.0),
+    "attention-indexed": (smi.AttentionIndexed(2, 0.5, "linear", noise=0.1), 12, 0.5),
+    "bilinear": (smi.Bilinear(1.0, 0.25, 0.1), 12, 0.5),
+    "quadratic": (smi.Bilinear(1.0, 0.25, 0.1, symmetric=True), 12, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_regenerated_inputs_are_the_stored_ones(name):
+    """Fields and their transposes, block by block or at once: sums in another order, nothing else."""
+    model, dimension, alpha = MODELS[name]
+    lazy = model.sample(KEY, dimension=dimension, alpha=alpha, store=False, dtype=jnp.float64)
+    data = lazy.stored()
+    assert lazy.samples == data.samples == round(alpha * (dimension if name == "index" else dimension**2))
+    signal, fields = model.shapes(data)
+    W, g = jax.random.normal(KEY, signal), jax.random.normal(KEY, fields)
+    W = 0.5 * (W + jnp.swapaxes(W, -1, -2)) if name in ("attention-indexed", "quadratic") else W
+    one, other = model.sensing(data), model.sensing(lazy)
+    np.testing.assert_allclose(other.forward(W), one.forward(W), atol=1e-12)
+    np.testing.assert_allclose(other.adjoint(g), one.adjoint(g), atol=1e-11)
+    assert float(jnp.vdot(other.forward(W), g)) == pytest.approx(float(jnp.vdot(W, other.adjoint(g))), abs=1e-10)
+    assert float(jnp.std(data.labels)) > 0.1
+
+
+def test_blocks_cover_what_was_asked_for():
+    """All N samples where N has a divisor that fits; else the nearest whole blocks, a multiple of eight of them."""
+    for samples, form in ((20000, (2, 20000)), (1200, (2, 1000)), (99991, (1, 4000))):
+        inputs = draw_inputs(KEY, samples, form, jnp.float32, store=False)
+        assert len(inputs.numbers) % 8 == 0
+        assert abs(inputs.shape[0] - samples) <= len(inputs.numbers) / 2
+        assert inputs.each * np.prod(form) <= 2**23 + np.prod(form)
+    assert draw_inputs(KEY, 20000, (2, 20000), jnp.float32, store=False).shape[0] == 20000
+
+
+def test_bfloat16_is_storage_not_arithmetic():
+    """Fields of bfloat16 inputs: those of the same numbers in float64, to the rounding of float32 sums over D."""
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=300, alpha=2.0, dtype=jnp.bfloat16)
+    assert data.inputs.dtype == jnp.bfloat16
+    exact = smi.Dataset(data.inputs.astype(jnp.float64), data.labels, data.teacher)
+    W = jax.random.normal(KEY, (1, 300))
+    fields, truth = model.sensing(data).forward(W), model.sensing(exact).forward(W)
+    np.testing.assert_allclose(fields, truth, atol=300**0.5 * 2e-7)
+    assert float(jnp.max(jnp.abs(exact.inputs))) > 3.5  # drawn in float32 and rounded: the tails are there
+    assert float(jnp.var(exact.inputs)) == pytest.approx(1.0, abs=4 * np.sqrt(2 / exact.inputs.size))
+    one, other = (smi.gamp(model, d, key=KEY, max_steps=20) for d in (data, exact))
+    np.testing.assert_allclose(one.weights, other.weights, atol=1e-5)
+
+
+def test_what_is_refused():
+    model = smi.links.linear(0.1)
+    lazy = model.sample(KEY, dimension=40, alpha=2.0, store=False)
+    for data in (lazy, model.sample(KEY, dimension=40, alpha=2.0, dtype=jnp.bfloat16)):
+        with pytest.raises(ValueError, match=r"data\.inputs.*Stream"):
+            smi.train(model, data, optax.sgd(1.0), key=KEY, steps=1)
+    with pytest.raises(ValueError, match=r"data\.stored\(\)"):
+        lazy.first(10)
+
+
+SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np, optax, jaxsmi as smi
+jax.config.update("jax_enable_x64", True)
+assert jax.device_count() == 4
+key = jax.random.key(0)
+big = lambda x: float(jnp.max(jnp.abs(x)))
+for name, model, dimension, alpha, steps in {cases}:
+    lazy = model.sample(key, dimension=dimension, alpha=alpha, store=False, dtype=jnp.float64)
+    data = lazy.stored()
+    alone = smi.gamp(model, data, key=key, max_steps=steps)
+    for there in (data.sharded(), lazy.sharded()):
+        assert there.mesh.size == 4
+        run = smi.gamp(model, there, key=key, max_steps=steps)
+        assert len(run.state.g.sharding.device_set) == 4  # the fields stay where their samples are
+        assert int(run.result) == int(alone.result) and int(run.steps) == int(alone.steps)
+        assert big(run.weights - alone.weights) <= 1e-10 * big(alone.weights), name
+        np.testing.assert_allclose(run.history["overlap"], alone.history["overlap"], atol=1e-10)
+        assert abs(run.error - alone.error) <= 1e-10
+model = smi.links.linear(0.1)
+data = model.sample(key, dimension=40, alpha=6.0)
+for size in (None, 48):
+    fits = [smi.train(model, d, optax.adam(0.01), key=key, steps=20, batch_size=size) for d in (data, data.sharded())]
+    assert big(fits[0].weights - fits[1].weights) <= 1e-10 * big(fits[0].weights)
+try:
+    data.first(37).sharded()
+except ValueError as refused:
+    assert "data.first(36)" in str(refused)
+else:
+    raise AssertionError("37 samples over 4 devices")
+"""
+
+
+def on_four_devices(cases):
+    """Run the script on four virtual devices of the CPU: a program of its own, since the number is fixed at the start."""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(cases=cases)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_four_devices_are_one():
+    on_four_devices('[("linear", smi.links.linear(0.1), 40, 2.0, 6)]')
+
+
+@pytest.mark.slow
+def test_four_devices_are_one_for_every_family():
+    cases = [
+        ("deep attention", "smi.DeepAttention(2, 2)", 60, 1.2, 12),
+        ("phase retrieval", "smi.links.phase_retrieval()", 60, 2.0, 12),
+        ("softmax", "smi.AttentionIndexed(2, 0.5)", 16, 0.2, 10),
+        ("bilinear", "smi.Bilinear(1.0, 0.25)", 16, 0.5, 10),
+        ("quadratic", "smi.Bilinear(1.0, 0.5, 0.1, symmetric=True)", 16, 0.5, 10),
+    ]
+    on_four_devices("[" + ", ".join(f'("{name}", {model}, {d}, {alpha}, {n})' for name, model, d, alpha, n in cases) + "]")
+
+
+def test_cost_is_counted_without_drawing_anything():
+    stored = costs.gamp_cost(smi.DeepAttention(2, 2), dimension=20000, alpha=1.0, dtype=jnp.float32, probe=False)
+    lazy = costs.gamp_cost(smi.DeepAttention(2, 2), dimension=20000, alpha=1.0, store=False, probe=False)
+    assert stored.samples == lazy.samples == 20000
+    assert stored.memory["inputs"] == 20000 * 2 * 20000 * 4
+    assert sum(lazy.memory.values()) < 2**30 < stored.memory["inputs"]
+
+
+@pytest.mark.slow
+def test_cost_foresees_memory():
+    """Peak memory of a process that runs GAMP, D = 16000: within 40 % of what is counted (allocators keep some)."""
+    for store in (True, False):
+        script = (
+            "import resource, jax, jax.numpy as jnp, jaxsmi as smi; jax.config.update('jax_enable_x64', True);"
+            "key = jax.random.key(0); model = smi.links.phase_retrieval();"
+            f"data = model.sample(key, dimension=16000, alpha=1.0, dtype=jnp.float32, store={store});"
+            "run = smi.gamp(model, data, key=key, max_steps=2); jax.block_until_ready(run.weights);"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        foreseen = costs.gamp_cost(
+            smi.links.phase_retrieval(), dimension=16000, alpha=1.0, dtype=jnp.float32, store=store, probe=False
+        )
+        assert sum(foreseen.memory.values()) == pytest.approx(1024 * int(done.stdout), rel=0.4)
