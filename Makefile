@@ -29,12 +29,16 @@ export PIP_NO_INPUT := 1
 export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/.cache/pyright
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
+export IPYTHONDIR := $(CURDIR)/.cache/ipython
+export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter
+export JUPYTER_DATA_DIR := $(CURDIR)/.cache/jupyter
+export JUPYTER_RUNTIME_DIR := $(CURDIR)/.cache/jupyter/runtime
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test validate bench lint format clean distclean
+.PHONY: help demo test validate bench notebooks lint format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +59,9 @@ validate: $(DEV)  ## the slow tests: physics at full size, published figures
 bench: $(DEV)  ## the benchmarks, into out/benchmarks.json
 	@mkdir -p $(OUT)
 	$(PYTEST) benchmarks --benchmark-only --benchmark-json=$(OUT)/benchmarks.json $(ARGS)
+
+notebooks: $(DEV)  ## execute the notebooks at full size and write them with their outputs (ARGS=03 for one of them)
+	$(BIN)/python notebooks/execute.py $(ARGS)
 
 lint: $(DEV)  ## ruff (rules and format) and pyright
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
-"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | sgd | text | figure`.
+"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | sgd | sweep | text | figure`.
 
 A table, or with `--json` one JSON object, on stdout.
 
 A command is one function: it adds its flags to a parser and returns what to do with them; `COMMANDS` lists them. A
-model is one line of `MODELS`. No equation lives here.
+model is one line of `MODELS` (cli_models.py). No equation lives here.
 """
 
 from __future__ import annotations
@@ -21,67 +21,17 @@ import optax
 from tqdm import tqdm
 
 import jaxsmi as smi
-from jaxsmi import learning, plotting, reports, storage
+from jaxsmi import costs, learning, plotting, reports, storage
+from jaxsmi.cli_figures import figure
+from jaxsmi.cli_models import FLAGS, MODELS, OWN
 from jaxsmi.cli_sgd import sgd
-from jaxsmi.figures import RECIPES
+from jaxsmi.cli_sweep import sweep
 from jaxsmi.reports import Report, progress, timed
 from jaxsmi.sweeps import warm_start
 from jaxsmi.types import Result, Solution, Threshold, check, outcome
 
 __all__ = ["main"]
 
-# Name on the command line: how to make it, and its flags with their defaults.
-MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "deep-attention": (smi.DeepAttention, {"depth": 2, "tokens": 2, "skip": 1.0, "ranks": 1, "beta": 1.0}),
-    "phase-retrieval": (smi.links.phase_retrieval, {}),
-    "sign": (smi.links.sign, {}),
-    "sign-product": (lambda factors: smi.links.sign_product(factors), {"factors": 2}),
-    "product": (smi.links.product, {}),
-    "square-plus-sign-parity": (smi.links.square_plus_sign_parity, {}),
-    "linear": (smi.links.linear, {"noise": 0.1}),
-    "attention-indexed": (
-        lambda rank_ratio, **flags: smi.AttentionIndexed(rank_ratio=rank_ratio, **flags),
-        {"tokens": 2, "rank_ratio": 0.5, "output": "softmax", "beta": 1.0, "noise": 0.0, "layers": 1, "skip": 1.0},
-    ),
-    "bilinear": (smi.Bilinear, {"aspect_ratio": 1.0, "rank_ratio": 0.2, "noise": 0.0, "symmetric": False}),
-}
-# Defaults of a command that are others for a model.
-_OWN: dict[str, dict[str, dict[str, Any]]] = {
-    "attention-indexed": {
-        "run": {"alpha": 0.15, "dimension": 100},
-        "gamp": {"alpha": 0.15, "dimension": 100},
-        "train": {
-            "alpha": 0.1, "dimension": 50, "optimizer": "adam", "learning_rate": 0.05, "weight_decay": 0.0, "reduction": "mean",
-            "batch_size": 0, "repeats": 1, "steps": 2000, "init": 1.0, "runs": 16,
-        },
-    },
-    "bilinear": {
-        "run": {"alpha": 0.3, "dimension": 60},
-        "gamp": {"alpha": 0.3, "dimension": 60},
-        "train": {  # 0.175 on the sum of squares is the 0.7 of the article on a quarter of it
-            "alpha": 0.2, "dimension": 40, "optimizer": "sgd", "learning_rate": 0.175, "weight_decay": 0.0, "reduction": "sum",
-            "batch_size": 0, "repeats": 1, "steps": 2000, "init": 1.0, "runs": 8,
-        },
-    },
-}  # fmt: skip
-_FLAGS: dict[str, dict[str, Any]] = {
-    "depth": {"type": int, "help": "attention layers"},
-    "tokens": {"type": int, "help": "tokens in a sequence"},
-    "skip": {
-        "type": float,
-        "nargs": "+",
-        "help": "strength of the skip connection: one number, or one for each hidden layer",
-    },
-    "aspect_ratio": {"type": float, "help": "length of the sequence over dimension of a token L/d"},
-    "rank_ratio": {"type": float, "help": "width of the matrix r/d"},
-    "symmetric": {"action": "store_true", "help": "S = W W^T, a quadratic network"},
-    "output": {"help": "softmax, hardmax or linear"},
-    "layers": {"type": int, "help": "layers (more than one: train only)"},
-    "ranks": {"type": int, "nargs": "+", "help": "rank of the layers: one number, or one for each"},
-    "beta": {"type": float, "help": "inverse temperature of the softmax"},
-    "factors": {"type": int, "help": "factors in the product"},
-    "noise": {"type": float, "help": "variance of the label noise"},
-}
 _OUTPUT: dict[str, dict[str, Any]] = {
     "out": {"type": pathlib.Path, "help": "write figure, netCDF and table to this folder"},
     "json": {"action": "store_true", "help": "print one JSON object instead of the table"},
@@ -157,9 +107,17 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
 def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Draw a teacher and a data set, and learn it by generalised approximate message passing."""
     _add_gamp(parser)
+    parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16"), default="float64", help="of the inputs")
+    parser.add_argument(
+        "--regenerate", action="store_true", help="do not store the inputs: draw them again whenever they are read (float32)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what memory and time it would take; do nothing")
 
     def execute(arguments: argparse.Namespace) -> Report:
         model = _model(arguments)
+        if arguments.dry_run:
+            cost = costs.gamp_cost(model, dimension=arguments.dimension, alpha=arguments.alpha, **_storage(arguments))
+            return reports.foreseen(cost, arguments.max_steps, costs.copy_bandwidth())
         learned, found = _learn(model, arguments)
         rows = [[name, *reports.row(learned, p)] for p, name in enumerate(storage.index_names(model, model.indices))]
         text = [
@@ -233,7 +191,7 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         flags = _flags(arguments)
         if vary is not None and vary not in flags:
             raise ValueError(f"--vary: got {vary!r}; allowed: a flag of {arguments.model}: {', '.join(flags) or 'none'}.")
-        integral = vary is not None and _FLAGS[vary].get("type") is int
+        integral = vary is not None and FLAGS[vary].get("type") is int
         if vary in ("ranks", "output", "symmetric"):
             raise ValueError(f"--vary: got {vary!r}; allowed: a flag of one number.")
         if integral and any(value != int(value) for value in values or []):
@@ -449,24 +407,8 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
     return execute
 
 
-def figure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
-    """Draw a published figure from a recipe, and keep the arrays behind it."""
-    parser.add_argument("name", metavar="NAME", choices=RECIPES, help=" | ".join(RECIPES))
-    parser.add_argument("--full", action="store_true", help="sizes of the article (hours) instead of small ones (minutes)")
-
-    def execute(arguments: argparse.Namespace) -> Report:
-        check(arguments.out, "--out", None, "a folder for the figure")
-        with timed() as seconds:
-            drawn = RECIPES[arguments.name](full=arguments.full, progress=progress(arguments))
-        data = {"caption": drawn.caption, "arrays": drawn.arrays, "seconds": seconds[0]}
-        text = "\n".join([reports.wrapped(drawn.caption), f"{seconds[0]:.1f} s."])
-        return Report(data, text, lambda _: None, storage.arrays(drawn.arrays), drawn.figure, arguments.name)
-
-    return execute
-
-
-COMMANDS = (run, gamp, state_evolution, threshold, train, sgd, text, figure)
-WITHOUT_MODEL = (sgd, text, figure)
+COMMANDS = (run, gamp, state_evolution, threshold, train, sgd, sweep, text, figure)
+WITHOUT_MODEL = (sgd, sweep, text, figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -480,14 +422,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises SystemExit, from argparse, for `--help` and for words it cannot read.
     """
     arguments = _parser().parse_args(argv)
-    own = _OWN.get(getattr(arguments, "model", ""), {})
+    own = OWN.get(getattr(arguments, "model", ""), {})
     if arguments.command in own:
         arguments = _parser(own).parse_args(argv)
     jax.config.update("jax_enable_x64", True)  # the library leaves that to programs, and this is one
     try:
         _prepare(arguments)
         report = arguments.execute(arguments)
-        files = _write(report, arguments)
+        files = [] if getattr(arguments, "dry_run", False) else _write(report, arguments)
     except (ValueError, ImportError, OSError) as error:
         print(f"jaxsmi {arguments.command}: {error}", file=sys.stderr)
         return 2
@@ -519,7 +461,7 @@ def _parser(defaults: dict[str, dict[str, Any]] | None = None) -> argparse.Argum
         if command not in WITHOUT_MODEL:
             child.add_argument("model", metavar="MODEL", choices=MODELS, help=" | ".join(MODELS))
             own = child.add_argument_group("the model's own flags")
-            for flag, settings in _FLAGS.items():
+            for flag, settings in FLAGS.items():
                 owners = [f"{model}: {flags[flag]}" for model, (_, flags) in MODELS.items() if flag in flags]
                 shown: dict[str, Any] = {"help": f"{settings['help']} ({', '.join(owners)})"}
                 shown |= {} if "action" in settings else {"metavar": flag[0].upper()}
@@ -553,7 +495,7 @@ def _model(arguments: argparse.Namespace) -> Any:
 def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
     """The model's own flags, with defaults; a flag of another model is an error."""
     flags = dict(MODELS[arguments.model][1])
-    for flag in _FLAGS:
+    for flag in FLAGS:
         if hasattr(arguments, flag):
             if flag not in flags:
                 own = ", ".join(f"--{own}" for own in flags) or "none"
@@ -565,7 +507,7 @@ def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that decides the numbers."""
-    aside = {"command", "execute", "model", *_OUTPUT, *_FLAGS}
+    aside = {"command", "execute", "model", *_OUTPUT, *FLAGS}
     rest = {name: value for name, value in vars(arguments).items() if name not in aside}
     if not hasattr(arguments, "model"):
         return rest
@@ -575,7 +517,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[str, Any]]:
     data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
     with timed() as seconds:
-        data = model.sample(data_key, dimension=arguments.dimension, alpha=arguments.alpha)
+        data = model.sample(data_key, dimension=arguments.dimension, alpha=arguments.alpha, **_storage(arguments))
         solution = smi.gamp(
             model,
             data,
@@ -588,6 +530,13 @@ def _learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[st
         jax.block_until_ready(solution.overlap)
     found = {"cosine": solution.cosine, "seconds": seconds[0]}
     return solution, reports.plain(solution) | found
+
+
+def _storage(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How the inputs are kept."""
+    if getattr(arguments, "regenerate", False):
+        return {"store": False}
+    return {"dtype": getattr(arguments, "dtype", None)}
 
 
 def _theory_key(arguments: argparse.Namespace) -> jax.Array:
@@ -616,7 +565,7 @@ def _setting(arguments: argparse.Namespace) -> str:
 
 def _prepare(arguments: argparse.Namespace) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
-    if arguments.out:
+    if arguments.out and not getattr(arguments, "dry_run", False):
         plotting.require()
         storage.require()
         arguments.out.mkdir(parents=True, exist_ok=True)

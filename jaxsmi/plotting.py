@@ -314,6 +314,42 @@ def _solutions(item: Any) -> list[Solution]:
     return sorted(item, key=lambda solution: float(solution.alpha))
 
 
+def sweep(table: Any, figure: Any) -> Any:
+    """What share of each index a sweep found, Q/(Q + V) on the diagonal (of training Q itself; the mean over seeds), drawn into
+    a figure, one panel an index: a map over α and one parameter of four or more numbers, else curves over α. Points without
+    a number stay white.
+    """
+    whole = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
+    overlap = (table.overlap / whole).mean("seed")
+    axes = [name for name in overlap.dims[:-3] if overlap.sizes[name] > 1] or list(overlap.dims[:-3])[:1]
+    count = overlap.sizes["index"]
+    figure.set_size_inches(4.6 * count, 3.8)
+    panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
+    numbers = len(axes) == 1 and axes[0] in table.coords and np.issubdtype(table[axes[0]].dtype, np.number)
+    drawn = None
+    for p, ax in enumerate(panels):
+        values = overlap.isel(index=p, index_=p).squeeze([name for name in overlap.dims[:-3] if name not in axes], drop=True)
+        if numbers and overlap.sizes[axes[0]] >= 4:
+            drawn = ax.pcolormesh(table.alpha, table[axes[0]], values, vmin=0.0, vmax=1.0, cmap="viridis", rasterized=True)
+            ratio = float(table[axes[0]].max() / table[axes[0]].min()) if float(table[axes[0]].min()) > 0 else 1.0
+            ax.set_yscale("log" if ratio > 8 else "linear")
+            ax.set_ylabel(axes[0] if p == 0 else "")
+        else:
+            rows = values.stack(row=axes).transpose("row", "alpha") if axes else values.expand_dims("row")
+            for k in range(rows.sizes["row"]):
+                label = ", ".join(f"{name} {rows[name].values[k]}" for name in axes)
+                ax.plot(table.alpha, rows[k], "o-", ms=3, label=label)
+            ax.set_ylabel("overlap / second moment" if p == 0 else "")
+            _frame(ax)
+            if p == 0 and axes and rows.sizes["row"] <= 10:
+                ax.legend(frameon=False, fontsize="small")
+        ax.set_xlabel(r"$\alpha$")
+        ax.set_title(f"index {p + 1}" if count > 1 else "", fontsize="medium")
+    if drawn is not None:
+        figure.colorbar(drawn, ax=list(panels), label="overlap / second moment")
+    return figure
+
+
 def _frame(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25, lw=0.6)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsmi import learning, storage
+from jaxsmi import costs, learning, storage
 from jaxsmi.models import AbstractMatrixModel
 from jaxsmi.types import Result, Solution, Threshold
 
@@ -43,6 +43,23 @@ def timed() -> Iterator[list[float]]:
     begin, seconds = time.perf_counter(), [0.0]
     yield seconds
     seconds[0] = time.perf_counter() - begin
+
+
+def foreseen(cost: costs.Cost, steps: int, bandwidth: float) -> Report:
+    """What a run of message passing will take."""
+    memory, step = sum(cost.memory.values()), sum(cost.seconds.values())
+    cell = lambda values, name, scale, form: f"{values[name] / scale:{form}}" if name in values else ""
+    names = dict.fromkeys([*cost.memory, *cost.seconds])
+    rows = [[name, cell(cost.memory, name, 2**30, ".3f"), cell(cost.seconds, name, 1, ".3g")] for name in names]
+    lines = [
+        f"N = {cost.samples} samples.",
+        table(["", "GiB", "s a step"], [*rows, ["all", f"{memory / 2**30:.3f}", f"{step:.3g}"]]),
+        f"{steps} steps: at most about {steps * step:.3g} s, of which {cost.seconds['inputs'] / step:.0%} read the inputs; the "
+        f"posteriors may need finer rules near perfect recovery. This device copies {bandwidth / 1e9:.3g} GB/s.",
+    ]
+    data = {"samples": cost.samples, "memory": cost.memory, "seconds_per_step": cost.seconds, "steps": steps,
+            "copy_bandwidth": bandwidth}  # fmt: skip
+    return Report(data, "\n".join([lines[0], lines[1], wrapped(lines[2])]), lambda figure: None, {})
 
 
 def name(step: Threshold) -> str:

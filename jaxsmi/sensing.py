@@ -28,6 +28,7 @@ part of them, and every sum over samples goes over the `axes` of the mesh.
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,7 @@ from jaxsmi.types import Array, Regenerated, theory_dtype
 __all__ = ["DenseSensing", "IndexSensing", "MatrixSensing", "draw_inputs", "gaussian", "mapped", "product_dtype"]
 
 _BLOCK = 2**23  # numbers in a block of regenerated inputs: 32 MiB, and three times that while they are drawn
+_LARGE = 2**27  # numbers of inputs that are drawn all at once
 
 
 def gaussian(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -55,12 +57,26 @@ def draw_inputs(
 ) -> Any:
     """Inputs (N, *form) of a law, stored, or regenerated in blocks: then N is rounded to K equal blocks, K a multiple of 8
     (so that 2, 4 or 8 devices can share them), by no more than K/2, and not at all where N has a suitable divisor."""
-    if store:
+    if store and samples * math.prod(form) <= _LARGE:
         return law(key, (samples, *form), dtype)
+    if store:
+        return _drawn_in_blocks(key, samples, form, jnp.dtype(dtype), law)
     least = 8 * math.ceil(samples / 8 / max(_BLOCK // math.prod(form), 1))
     count = next((k for k in range(least, 2 * least, 8) if samples % k == 0), least)
     each = max(round(samples / count), 1)
     return Regenerated(jnp.arange(count), key, law, each, form, jnp.dtype(dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _drawn_in_blocks(key: Array, samples: int, form: tuple[int, ...], dtype: Any, law: Callable[..., Array]) -> Array:
+    """Inputs (N, *form), stored; drawn block by block, since all at once takes four times their memory on a CPU."""
+    each = min(max(_BLOCK // math.prod(form), 1), samples)
+
+    def put(k: Array, inputs: Array) -> Array:
+        block = law(jax.random.fold_in(key, k), (each, *form), dtype)
+        return lax.dynamic_update_slice_in_dim(inputs, block, jnp.minimum(k * each, samples - each), 0)
+
+    return lax.fori_loop(0, -(-samples // each), put, jnp.zeros((samples, *form), dtype))
 
 
 def product_dtype(inputs: Any) -> Any:

@@ -1,8 +1,12 @@
-"""A recipe for each published figure: `RECIPES[name](full=False)` computes its arrays and draws them. No equation lives here."""
+"""A recipe for each published figure: `RECIPES[name](full=False, progress=False, reference=None)` computes its arrays, draws
+them, and compares them with published data where a folder of them is given. No equation lives here.
+"""
 
-from jaxsmi.figures import attention_indexed, bilinear, sequence_single_index
-from jaxsmi.figures.common import Drawn
+from jaxsmi.figures import attention_indexed, bilinear, multi_index, quadratic, sequence_single_index
+from jaxsmi.figures.common import Comparison, Drawn
 
-RECIPES = attention_indexed.RECIPES | bilinear.RECIPES | sequence_single_index.RECIPES
+RECIPES = (
+    multi_index.RECIPES | attention_indexed.RECIPES | bilinear.RECIPES | quadratic.RECIPES | sequence_single_index.RECIPES
+)
 
-__all__ = ["RECIPES", "Drawn"]
+__all__ = ["RECIPES", "Comparison", "Drawn"]

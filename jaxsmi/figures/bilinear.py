@@ -1,8 +1,7 @@
-"""The figures of "Bilinear sequence regression" (arXiv 2410.18858) and of "Bayes-optimal learning of an extensive-width neural
-network from quadratically many samples" (arXiv 2408.03733), as spec/3, section 9 lists them.
+"""The figures of "Bilinear sequence regression" (arXiv 2410.18858), as spec/3, section 9 lists them.
 
 Dots are runs at finite d. By default they are few and small, so that a figure takes a minute or two, and the caption says how
-many; `full=True` has the sizes of the articles (d = 50 and 100, 16 to 64 runs), which take hours. Errors are per entry of S.
+many; `full=True` has the sizes of the article (d = 50 and 100, 16 to 64 runs), which take hours. Errors are per entry of S.
 """
 
 from __future__ import annotations
@@ -19,7 +18,20 @@ from tqdm.auto import tqdm
 
 from jaxsmi.baselines import minimum_nuclear_norm, nuclear_norm_threshold, ridge_error
 from jaxsmi.evolution import state_evolution
-from jaxsmi.figures.common import Drawn, axes_row, dots, with_bars
+from jaxsmi.figures.common import (
+    Comparison,
+    Drawn,
+    Folder,
+    axes_row,
+    compare,
+    dots,
+    finite_size,
+    mean_and_error,
+    note,
+    overlay,
+    published,
+    with_bars,
+)
 from jaxsmi.learning import averaged
 from jaxsmi.models import Bilinear
 from jaxsmi.potential import free_entropy
@@ -47,9 +59,29 @@ def _named(beta: float) -> str:
     return r"\infty" if np.isinf(beta) else f"{beta:g}"
 
 
-def bayes_error(full: bool = False, progress: bool = False, noise: float = 0.0) -> Drawn:
+def _theory(
+    reference: Folder, beta: float, noise: float, widths: Sequence[float], axes: dict[float, Any], scaled: bool = False
+) -> list[Comparison]:
+    """Our errors at the rows of the published tables, which are drawn on the axis of their width."""
+    table = published(reference, "bsr", "theory", f"delta_{noise:g}_beta_{beta:g}.csv")
+    if table is None:
+        return []
+    chosen = np.isin(table["rho"], widths) & (table["alpha"] > 0)
+    rho, alpha, error = (table[name][chosen] for name in ("rho", "alpha", "mmse"))
+    ours = errors(alpha, beta, rho, noise)
+    for width, ax in axes.items():
+        row = rho == width
+        overlay(ax, table["alpha_LR"][chosen][row] if scaled else alpha[row], error[row], line=True, label=None)
+    recovered = np.where(rho < 1.0, rho * (1.0 + (1.0 - rho) / beta), 1.0) if noise == 0.0 else np.inf
+    away = np.abs(alpha - recovered) > 1e-9
+    remark = "tolerance: quadrature errors of the table, which is not converged at perfect recovery itself (left out)"
+    return [compare(f"theory, β = {beta:g}, Δ = {noise:g}", ours[away], error[away], 5e-5, remark)]
+
+
+def bayes_error(full: bool = False, progress: bool = False, reference: Folder = None, noise: float = 0.0) -> Drawn:
     """Figure 1 (and with noise): errors against α and against n/(r (d + L))."""
-    del progress
+    del progress  # no runs
+    compared = []
     figure, axes = axes_row(2, 3)
     alphas, scaled = np.linspace(0.005, 1.0, 200 if full else 100), np.linspace(0.02, 2.0 if noise else 1.2, 100)
     ridge = np.asarray(ridge_error(alphas, noise, noise))
@@ -72,22 +104,26 @@ def bayes_error(full: bool = False, progress: bool = False, noise: float = 0.0) 
             right.axvline(float(thin.small_width_threshold), color="k", ls=":", lw=0.8)
         arrays[f"limit_{beta:g}"] = limit
         right.plot(scaled, limit, "k", lw=1.0, label=r"$\rho \to 0$")
+        compared += _theory(reference, beta, noise, WIDTHS, dict.fromkeys(WIDTHS, left))
         left.set_title(rf"$\beta = {_named(beta)}$", fontsize=9)
         left.set_xlabel(r"$\alpha = n/(dL)$")
         right.set_xlabel(r"$\bar\alpha = n/(r(d + L))$")
     axes[0].legend(fontsize=8, frameon=False)
     axes[1].legend(fontsize=8, frameon=False)
-    return Drawn(figure, arrays, f"Bayes-optimal error, noise {noise:g}; dotted: where learning starts as ρ → 0.")
+    caption = f"Bayes-optimal error, noise {noise:g}; dotted: where learning starts as ρ → 0."
+    return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def aspects(full: bool = False, progress: bool = False, noise: float = 0.0) -> Drawn:
+def aspects(full: bool = False, progress: bool = False, reference: Folder = None, noise: float = 0.0) -> Drawn:
     """Figure 2 (and with noise): errors at several β."""
-    del progress
+    del progress  # no runs
     figure, axes = axes_row(2, 2)
     alphas, betas = np.linspace(0.005, 1.0, 200 if full else 100), (1.0, 2.0, 5.0, 10.0, 100.0, INFINITE)
     ridge = np.asarray(ridge_error(alphas, noise, noise))
     arrays: dict[str, Any] = {"alpha": alphas, "betas": np.array(betas), "ridge": ridge}
-    for ax, width in zip(axes, (1.0, 0.5, 0.2, 0.1), strict=True):
+    panels = dict(zip((1.0, 0.5, 0.2, 0.1), axes, strict=True))
+    compared = [one for beta in (1.0, INFINITE) for one in _theory(reference, beta, noise, list(panels), panels)]
+    for width, ax in panels.items():
         arrays[f"theory_{width:g}"] = errors(alphas, np.array(betas)[:, None], width, noise)
         for k, beta in enumerate(betas):
             ax.plot(alphas, arrays[f"theory_{width:g}"][k], color=f"C{k}", label=rf"$\beta = {_named(beta)}$")
@@ -95,13 +131,14 @@ def aspects(full: bool = False, progress: bool = False, noise: float = 0.0) -> D
         ax.set_title(rf"$\rho = {width:g}$", fontsize=9)
         ax.set_xlabel(r"$\alpha = n/(dL)$")
     axes[0].legend(fontsize=8, frameon=False)
-    return Drawn(figure, arrays, f"Bayes-optimal error against sequence length, noise {noise:g}.")
+    caption = f"Bayes-optimal error against sequence length, noise {noise:g}."
+    return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def message_passing(full: bool = False, progress: bool = False) -> Drawn:
+def message_passing(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 3: message passing on the curves of theory."""
     figure, axes = axes_row(2)
-    dimension, seeds, arrays = (100, 4, {}) if full else (40, 3, {})
+    dimension, seeds, arrays, compared = (100, 4, {}, []) if full else (30, 4, {}, [])
     for ax, noise, top in zip(axes, (0.0, 0.1), (1.1, 0.5), strict=True):
         alphas = np.linspace(0.01, top, 100)
         for k, (rho, beta) in enumerate([(1.0, 1.0), (1.0, 2.0), (0.2, 1.0), (0.2, 2.0)]):
@@ -115,31 +152,59 @@ def message_passing(full: bool = False, progress: bool = False) -> Drawn:
             arrays[f"gamp_{name}"] = dots(Bilinear(beta, rho, noise), at, dimension, seeds, progress, "float32", 150)
             ax.plot(alphas, arrays[f"theory_{name}"], color=f"C{k}", label=rf"$\rho = {rho:g}$, $\beta = {beta:g}$")
             with_bars(ax, at, arrays[f"gamp_{name}"], color=f"C{k}", marker="x")
+            what = f"message passing, ρ = {rho:g}, β = {beta:g}, Δ = {noise:g}"
+            compared.append(finite_size(what, arrays[f"gamp_{name}"], errors(at, beta, rho, noise), dimension))
+            table = published(reference, "bsr", "amp", f"AMP_rho_{rho:.1f}_beta_{beta:.1f}_delta_{noise:.1f}_D_100.csv")
+            if table is not None:
+                shown = (table["mmse"] < 10.0) & (table["alpha"] <= top)  # the others diverged
+                x, y = table["alpha"][shown], table["mmse"][shown]
+                overlay(ax, x, y, label=None)
+                remark = "theory beside single published runs of message passing, d = 100; tolerance: their scatter"
+                compared.append(compare(f"theory, {what[17:]}", errors(x, beta, rho, noise), y, 0.08, remark))
         ax.set_title(rf"$\Delta = {noise:g}$", fontsize=9)
         ax.set_xlabel(r"$\alpha = n/(dL)$")
     axes[0].legend(fontsize=8, frameon=False)
-    return Drawn(figure, arrays, f"Message passing (crosses: d = {dimension}, {seeds} seeds) and theory.")
+    caption = f"Message passing (crosses: d = {dimension}, {seeds} seeds) and theory."
+    return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def thresholds(full: bool = False, progress: bool = False) -> Drawn:
+def _recovery(beta: Any, rho: Any) -> Any:
+    return Bilinear(beta, rho).recovery
+
+
+def thresholds(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 4: perfect recovery, Bayes-optimal and by the nuclear norm."""
-    del progress
+    del progress  # no runs
+    compared, table = [], published(reference, "bsr", "min_norm", "thresholds.csv")
     figure, axes = axes_row(2)
     widths = np.linspace(0.001, 1.0, 1000 if full else 200)
     arrays: dict[str, Any] = {"rho": widths}
     for k, beta in enumerate((1.0, 2.0, 5.0)):
-        best = np.asarray(jax.vmap(lambda rho, beta=beta: Bilinear(beta, rho).recovery)(jnp.asarray(widths)))
-        nuclear = np.asarray(jax.vmap(lambda rho, beta=beta: nuclear_norm_threshold(beta, rho))(jnp.asarray(widths)))
+        best = np.asarray(jax.vmap(functools.partial(_recovery, beta))(jnp.asarray(widths)))
+        nuclear = np.asarray(jax.vmap(functools.partial(nuclear_norm_threshold, beta))(jnp.asarray(widths)))
         arrays |= {f"bayes_{beta:g}": best, f"nuclear_{beta:g}": nuclear}
         for ax, scale in zip(axes, (1.0, beta / ((1.0 + beta) * widths)), strict=True):
             ax.plot(widths, best * scale, color=f"C{k}", label=rf"$\beta = {beta:g}$")
             ax.plot(widths, nuclear * scale, color=f"C{k}", ls="--")
+        if table is not None:
+            rows = (table["beta"] == beta) & (table["rho"] > 0)
+            x, known = table["rho"][rows], [table[name][rows] for name in ("alpha_BO", "alpha_MNNE")]
+            ours = [
+                np.asarray(jax.vmap(functools.partial(law, beta))(jnp.asarray(x)))
+                for law in (_recovery, nuclear_norm_threshold)
+            ]
+            for what, values, other in zip(("Bayes-optimal", "nuclear norm"), ours, known, strict=True):
+                overlay(axes[0], x, other, line=True, label=None)
+                compared.append(
+                    compare(f"{what} recovery, β = {beta:g}", values, other, 1e-5, "tolerance: that of the table")
+                )
         axes[1].plot(0.0, 2.0 * (1.0 + np.sqrt(beta) / (1.0 + beta)), "_", color=f"C{k}", ms=10)
     for ax, name in zip(axes, (r"$\alpha$", r"$\bar\alpha$"), strict=True):
         ax.set_xlabel(r"$\rho$")
         ax.set_ylabel(f"perfect recovery, {name}")
     axes[0].legend(fontsize=8, frameon=False)
-    return Drawn(figure, arrays, "Perfect recovery: Bayes-optimal (solid), minimum of the nuclear norm (dashed).")
+    caption = "Perfect recovery: Bayes-optimal (solid), minimum of the nuclear norm (dashed)."
+    return Drawn(figure, arrays, caption + note(reference), compared)
 
 
 def _nuclear(model: Bilinear, alphas: Any, dimension: int, seeds: int, progress: bool) -> np.ndarray:
@@ -151,8 +216,35 @@ def _nuclear(model: Bilinear, alphas: Any, dimension: int, seeds: int, progress:
     return found
 
 
-def nuclear_norm(full: bool = False, progress: bool = False, beta: float = 1.0) -> Drawn:
+def _nuclear_runs(reference: Folder, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Published (α, mean, standard error) of the minimum of the nuclear norm, or None."""
+    folder = None if reference is None else reference / "bsr" / "min_norm"
+    if folder is None or not (folder / f"MSE_{name}.npy").is_file():
+        return None
+    return np.load(folder / f"alpha_{name}.npy"), *mean_and_error(np.load(folder / f"MSE_{name}.npy"))
+
+
+def beside(
+    what: str,
+    at: np.ndarray,
+    runs: np.ndarray,
+    x: np.ndarray,
+    mean: np.ndarray,
+    error: np.ndarray,
+    more: Any,
+    remark: str = "",
+) -> Comparison:
+    """Our runs (α, seeds) beside published means, interpolated; three joint standard errors and `more` are allowed."""
+    inside = (at >= x.min()) & (at <= x.max())
+    ours, own = mean_and_error(runs)
+    allowed = 3.0 * np.hypot(np.nan_to_num(own), np.interp(at, x, error)) + more
+    told = remark or "interpolated between published points; tolerance: three joint standard errors"
+    return compare(what, np.where(inside, ours, np.nan), np.interp(at, x, mean), allowed, told)
+
+
+def nuclear_norm(full: bool = False, progress: bool = False, reference: Folder = None, beta: float = 1.0) -> Drawn:
     """Figure 5 (and β = 2): the minimum of the nuclear norm."""
+    compared = []
     figure, axes = axes_row(2)
     alphas, dimension, seeds = np.linspace(0.01, 1.0, 100), 20, 16 if full else 4
     arrays: dict[str, Any] = {"alpha": alphas}
@@ -165,17 +257,23 @@ def nuclear_norm(full: bool = False, progress: bool = False, beta: float = 1.0) 
         ax.plot(alphas, arrays[f"theory_{rho:g}"], color="C0", label="Bayes-optimal")
         with_bars(ax, at, arrays[f"gamp_{rho:g}"], color="C0", marker="x", label="message passing")
         with_bars(ax, at, arrays[f"nuclear_{rho:g}"], color="C1", label="nuclear norm")
+        compared.append(
+            finite_size(f"message passing, ρ = {rho:g}", arrays[f"gamp_{rho:g}"], errors(at, beta, rho), 60 if full else 30)
+        )
+        runs = _nuclear_runs(reference, f"D20R{rho:.1f}B{beta:.1f}")
+        if runs is not None:
+            overlay(ax, *runs)
+            compared.append(beside(f"nuclear norm, ρ = {rho:g}", at, arrays[f"nuclear_{rho:g}"], *runs, 0.02))
         ax.axvline(float(nuclear_norm_threshold(beta, rho)), color="C1", ls=":", lw=0.8)
         ax.set_title(rf"$\rho = {rho:g}$, $\beta = {beta:g}$", fontsize=9)
         ax.set_xlabel(r"$\alpha = n/(dL)$")
     axes[0].legend(fontsize=8, frameon=False)
-    return Drawn(
-        figure, arrays, f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is exact."
-    )
+    caption = f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is exact."
+    return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def _quarter(prediction: Any, label: Any) -> Any:
-    """The articles' loss: a quarter of the sum of squares."""
+def quarter(prediction: Any, label: Any) -> Any:
+    """The article's loss: a quarter of the sum of squares."""
     return 0.25 * (prediction - label) ** 2
 
 
@@ -198,7 +296,7 @@ def descents(
             key = jax.random.fold_in(jax.random.key(seed), i)
             data = model.sample(key, dimension=dimension, alpha=float(alpha), dtype="float32")
             keys = jax.random.split(key, starts)
-            fit = train(model, data, optimizer, key=keys, steps=steps, reduction="sum", loss=_quarter, init=init)
+            fit = train(model, data, optimizer, key=keys, steps=steps, reduction="sum", loss=quarter, init=init)
             history = np.asarray(fit.history["error"])
             found["single"][i, seed] = np.nanmedian(fit.error) if init < 1.0 else np.nanmean(fit.error)
             found["early"][i, seed] = np.nanmedian(np.nanmin(history, axis=1))
@@ -208,9 +306,16 @@ def descents(
     return found
 
 
-def descent(full: bool = False, progress: bool = False, beta: float = 1.0) -> Drawn:
+_KINDS = {"GD": "descent", "AGD": "averaged descent"}
+_FINITE = (
+    "published at d = 100 and of 64 starts, learning rate not stated; tolerance: three joint standard errors, 5/d for finite "
+    "size, and for averages the share of fewer starts"
+)
+
+
+def descent(full: bool = False, progress: bool = False, reference: Folder = None, beta: float = 1.0) -> Drawn:
     """Figure 6 (and β = 2): gradient descent at a large learning rate, and the average of its runs."""
-    noises = (0.0, 0.5) if beta == 1.0 else (0.0,)
+    compared, noises = [], (0.0, 0.5) if beta == 1.0 else (0.0,)
     figure, axes = axes_row(len(noises))
     dimension, teachers, starts, steps = (100, 4, 64, 50000) if full else (24, 2, 8, 1500)
     arrays: dict[str, Any] = {}
@@ -227,17 +332,46 @@ def descent(full: bool = False, progress: bool = False, beta: float = 1.0) -> Dr
         with_bars(ax, at, arrays[f"gamp_{noise:g}"], color="C0", marker="x", label="message passing")
         with_bars(ax, at, found["single"], color="C1", label="descent")
         with_bars(ax, at, found["averaged"], color="C2", marker="^", label=f"average of {starts}")
-        with_bars(ax, at, found["train"], color="0.5", marker=".", label="training error")
+        with_bars(ax, at, found["train"], color="C4", marker=".", label="training error")
+        setting = f"β = {beta:g}, Δ = {noise:g}"
+        for kind, own in (("GD", "single"), ("AGD", "averaged")):
+            table = published(reference, "bsr", "gd", f"{kind}_beta_{beta:.1f}_rho_0.2_delta_{noise:.1f}_D_100.csv")
+            if table is not None:
+                x, mean, spread = (table[column] for column in ("alpha", "gen_error_mean", "gen_error_std"))
+                overlay(ax, x, mean, spread, label=None)
+                fewer = np.interp(at, x, mean) * (1.0 / starts if kind == "AGD" else 0.0)
+                compared.append(
+                    beside(f"{_KINDS[kind]}, {setting}", at, found[own], x, mean, spread, fewer + 5.0 / dimension, _FINITE)
+                )
         ax.set_title(rf"$\Delta = {noise:g}$, $\beta = {beta:g}$", fontsize=9)
         ax.set_xlabel(r"$\alpha = n/(dL)$")
     axes[0].legend(fontsize=8, frameon=False)
     caption = "Gradient descent at learning rate 0.7 (with noise 0.3): the rate decides the error"
-    return Drawn(figure, arrays, f"{caption}. d = {dimension}, {teachers} teachers, {steps} steps.")
+    caption += f". d = {dimension}, {teachers} teachers, {steps} steps."
+    return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def small_start(full: bool = False, progress: bool = False) -> Drawn:
-    """Figure 7, left: gradient descent from a small start, beside the nuclear norm."""
-    figure, (ax,) = axes_row()
+def _way(ax: Any, model: Bilinear, dimension: int, starts: int, steps: int) -> dict[str, np.ndarray]:
+    """Errors along descent from a small start at two learning rates, drawn beside the nuclear norm of the same data."""
+    data, arrays = model.sample(jax.random.key(0), dimension=dimension, alpha=0.45), {}
+    for k, rate in enumerate((0.1, 0.3)):
+        keys = jax.random.split(jax.random.key(1), starts)
+        fit = train(model, data, optax.sgd(rate), key=keys, steps=steps, reduction="sum", loss=quarter, init=1e-4)
+        arrays |= {"way_step": np.asarray(fit.history["step"])[0], f"way_{rate:g}": np.asarray(fit.history["error"])}
+        ax.loglog(
+            arrays["way_step"][1:], np.nanmedian(arrays[f"way_{rate:g}"], axis=0)[1:], color=f"C{k}", label=f"rate {rate:g}"
+        )
+    arrays["way_nuclear"] = np.asarray(minimum_nuclear_norm(model, data).error)
+    ax.axhline(float(arrays["way_nuclear"]), color="C3", lw=1.0, ls="--", label="nuclear norm")
+    ax.set_xlabel("steps")
+    ax.legend(fontsize=8, frameon=False)
+    return arrays
+
+
+def small_start(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
+    """Figure 7: gradient descent from a small start, its end and its way, beside the nuclear norm."""
+    figure, (ax, right) = axes_row(2)
+    compared = []
     dimension, teachers, starts, steps = (50, 4, 4, 50000) if full else (20, 3, 3, 4000)
     model, alphas = Bilinear(1.0, 0.2), np.linspace(0.01, 0.7, 100)
     at = np.linspace(0.1, 0.65, 12) if full else np.array([0.2, 0.35, 0.5])
@@ -252,12 +386,28 @@ def small_start(full: bool = False, progress: bool = False) -> Drawn:
     ax.axvline(float(nuclear_norm_threshold(1.0, 0.2)), color="C3", ls=":", lw=0.8)
     ax.set_xlabel(r"$\alpha = n/(dL)$")
     ax.legend(fontsize=8, frameon=False)
-    return Drawn(figure, arrays, f"Descent from factors of size 1e-4: d = {dimension}, {teachers} teachers, {steps} steps.")
+    remark = f"published at d = 50 after longer runs; tolerance: three joint standard errors, and 5/d at d = {dimension}"
+    for name, own in (("zero", "single"), ("zero_early", "early")):
+        table = published(reference, "bsr", "gd", f"{name}_GD_beta_1.0_rho_0.2_delta_0.0_D_50.csv")
+        if table is not None:
+            x, mean, spread = (table[column] for column in ("alpha", "gen_error_mean", "gen_error_std"))
+            overlay(ax, x, mean, spread, label=None)
+            what = f"descent from a small start, {'end' if own == 'single' else 'best'}"
+            compared.append(beside(what, at, arrays[own], x, mean, spread, 5.0 / dimension, remark))
+    runs = _nuclear_runs(reference, "D20R0.2B1.0")
+    if runs is not None:
+        compared.append(beside("nuclear norm", at, arrays["nuclear"], *runs, 0.02))
+    arrays |= _way(right, model, dimension, starts, steps)
+    caption = (
+        f"Descent from factors of size 1e-4: d = {dimension}, {teachers} teachers, {steps} steps. "
+        "Right: the way at α = 0.45 on one data set (median of the starts; no published data)."
+    )
+    return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def entropies(full: bool = False, progress: bool = False) -> Drawn:
+def entropies(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 8: free entropy against 1 - q."""
-    del progress
+    del progress, reference  # no runs; no table is at hand
     figure, axes = axes_row(2, 2)
     left = np.logspace(-4, np.log10(0.9), 50 if full else 30)
     arrays: dict[str, Any] = {"left": left}
@@ -290,8 +440,9 @@ def entropies(full: bool = False, progress: bool = False) -> Drawn:
     )
 
 
-def learning_rates(full: bool = False, progress: bool = False) -> Drawn:
+def learning_rates(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """The learning-rate figure: the end of descent at α = 0.44, from small and from order-one factors."""
+    del reference  # no table is at hand
     figure, axes = axes_row(2)
     dimension, starts, steps = (50, 16, 10000) if full else (20, 6, 2000)
     rates = np.array([0.01, *np.arange(1, 8) / 10]) if full else np.array([0.1, 0.3, 0.5, 0.7])
@@ -301,7 +452,7 @@ def learning_rates(full: bool = False, progress: bool = False) -> Drawn:
         keys = jax.random.split(jax.random.key(1), starts)
         found = [
             np.asarray(
-                train(model, data, optax.sgd(rate), key=keys, steps=steps, reduction="sum", loss=_quarter, init=init).error
+                train(model, data, optax.sgd(rate), key=keys, steps=steps, reduction="sum", loss=quarter, init=init).error
             )
             for rate in tqdm(rates, desc=name, disable=not progress, leave=False)
         ]
@@ -310,93 +461,6 @@ def learning_rates(full: bool = False, progress: bool = False) -> Drawn:
         ax.set_title(name, fontsize=9)
         ax.set_xlabel("learning rate")
     return Drawn(figure, arrays, f"End of descent after {steps} steps, {starts} starts, d = {dimension}, α = 0.44, ρ = 0.2.")
-
-
-def quadratic_error(full: bool = False, progress: bool = False) -> Drawn:
-    """Quadratic network: errors, and their map over α and width."""
-    del progress
-    figure, (left, right) = axes_row(2)
-    alphas, widths = np.linspace(0.002, 0.6, 200 if full else 100), np.array([0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 5.0])
-    theory = errors(alphas, 1.0, widths[:, None], symmetric=True)
-    size = 32 if full else 24
-    rows, columns = np.linspace(0.001, 2.0, size), np.linspace(0.001, 0.6, size)
-    heat = errors(columns, 1.0, rows[:, None], symmetric=True)
-    for k, width in enumerate(widths):
-        left.plot(alphas, theory[k], color=f"C{k}", label=rf"$\kappa = {width:g}$")
-    left.set_xlabel(r"$\alpha = n/d^2$")
-    left.legend(fontsize=8, frameon=False)
-    shown = right.pcolormesh(columns, rows, heat, shading="nearest", cmap="viridis")
-    figure.colorbar(shown, ax=right, label="estimation error")
-    right.plot(np.where(rows < 1.0, rows - 0.5 * rows**2, 0.5), rows, "w--", lw=1.0)
-    right.set_xlabel(r"$\alpha = n/d^2$")
-    right.set_ylabel(r"$\kappa = r/d$")
-    arrays = {"alpha": alphas, "widths": widths, "theory": theory, "map_alpha": columns, "map_kappa": rows, "map": heat}
-    return Drawn(figure, arrays, "Quadratic network: perfect recovery at α = κ - κ²/2, 1/2 from κ = 1 (dashed).")
-
-
-def quadratic_message_passing(full: bool = False, progress: bool = False) -> Drawn:
-    """Quadratic network: message passing on the curves of theory."""
-    figure, (ax,) = axes_row()
-    dimension, seeds = (100, 8) if full else (50, 3)
-    alphas, at = np.linspace(0.01, 0.5, 100), np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3])
-    arrays: dict[str, Any] = {"alpha": alphas, "at": at}
-    for k, (kappa, noise) in enumerate([(0.5, 0.0), (0.5, 0.25), (1.0, 0.0)]):
-        name, model = f"{kappa:g}_{noise:g}", Bilinear(1.0, kappa, noise, symmetric=True)
-        arrays[f"theory_{name}"] = errors(alphas, 1.0, kappa, noise, symmetric=True)
-        arrays[f"gamp_{name}"] = dots(model, at, dimension, seeds, progress, "float32", 150)
-        ax.plot(alphas, arrays[f"theory_{name}"], color=f"C{k}", label=rf"$\kappa = {kappa:g}$, $\Delta = {noise:g}$")
-        with_bars(ax, at, arrays[f"gamp_{name}"], color=f"C{k}")
-    ax.set_xlabel(r"$\alpha = n/d^2$")
-    ax.legend(fontsize=8, frameon=False)
-    return Drawn(figure, arrays, f"Message passing with Gaussian inputs: d = {dimension}, {seeds} seeds.")
-
-
-def quadratic_descent(full: bool = False, progress: bool = False) -> Drawn:
-    """Quadratic network: gradient descent, and the average of its runs."""
-    figure, (ax,) = axes_row()
-    dimension, teachers, starts, steps = (100, 4, 64, 3000) if full else (24, 2, 8, 1500)
-    alphas, at = np.linspace(0.01, 0.5, 100), np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3])
-    model = Bilinear(1.0, 0.5, symmetric=True)
-    arrays = {"alpha": alphas, "at": at, "theory": errors(alphas, 1.0, 0.5, symmetric=True)}
-    arrays |= descents(model, at, dimension, teachers, starts, steps, 0.1, 1.0, progress)
-    ax.plot(alphas, arrays["theory"], color="C0", label="Bayes-optimal")
-    with_bars(ax, at, arrays["single"], color="C1", label="descent")
-    with_bars(ax, at, arrays["averaged"], color="C2", marker="^", label=f"average of {starts}")
-    ax.set_xlabel(r"$\alpha = n/d^2$")
-    ax.legend(fontsize=8, frameon=False)
-    return Drawn(
-        figure,
-        arrays,
-        f"Quadratic network, κ = 1/2, rate 0.1: d = {dimension}, {teachers} teachers, {steps} steps.",
-    )
-
-
-def quadratic_decay(full: bool = False, progress: bool = False) -> Drawn:
-    """Quadratic network: gradient descent with weight decay."""
-    figure, (ax,) = axes_row()
-    dimension, starts, steps = (100, 8, 3000) if full else (24, 4, 1500)
-    decays = np.array([0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5])
-    arrays: dict[str, Any] = {"decays": decays}
-    for k, (alpha, noise) in enumerate([(0.2, 0.0), (0.3, 0.25)]):
-        model = Bilinear(1.0, 0.5, noise, symmetric=True)
-        data = model.sample(jax.random.key(0), dimension=dimension, alpha=alpha, dtype="float32")
-        keys = jax.random.split(jax.random.key(1), starts)
-
-        def one(decay: Any, model: Any = model, data: Any = data, keys: Any = keys) -> Any:
-            optimizer = optax.chain(optax.add_decayed_weights(decay), optax.adam(0.01))
-            return train(model, data, optimizer, key=keys, steps=steps, reduction="sum", loss=_quarter).error
-
-        name = f"{alpha:g}_{noise:g}"
-        arrays[name] = np.array(
-            [one(decay) for decay in tqdm(decays, desc="weight decay", disable=not progress, leave=False)]
-        )
-        label = rf"$\alpha = {alpha:g}$, $\Delta = {noise:g}$"
-        with_bars(ax, np.arange(len(decays)), arrays[name], color=f"C{k}", label=label)
-        ax.axhline(float(errors(alpha, 1.0, 0.5, noise, symmetric=True)), color=f"C{k}", lw=0.8)
-    ax.set_xticks(np.arange(len(decays)), [f"{decay:g}" for decay in decays])
-    ax.set_xlabel("weight decay")
-    ax.legend(fontsize=8, frameon=False)
-    return Drawn(figure, arrays, f"Adam with weight decay, κ = 1/2, d = {dimension}, {starts} starts; lines: Bayes-optimal.")
 
 
 def _panels() -> Sequence[tuple[str, Callable[..., Drawn]]]:
@@ -409,9 +473,4 @@ def _panels() -> Sequence[tuple[str, Callable[..., Drawn]]]:
     )  # fmt: skip
 
 
-RECIPES: dict[str, Callable[..., Drawn]] = {f"bilinear-{name}": recipe for name, recipe in _panels()} | {
-    "quadratic-1": quadratic_error,
-    "quadratic-2": quadratic_message_passing,
-    "quadratic-3": quadratic_descent,
-    "quadratic-4": quadratic_decay,
-}
+RECIPES: dict[str, Callable[..., Drawn]] = {f"bilinear-{name}": recipe for name, recipe in _panels()}

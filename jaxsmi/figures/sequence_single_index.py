@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxsmi import sgd
-from jaxsmi.figures.common import Drawn, axes_row
+from jaxsmi.figures.common import Comparison, Drawn, Folder, axes_row, compare
 from jaxsmi.models import SequenceSingleIndex
 from jaxsmi.sgd.diagram import BOUNDARIES, LABELS
 from jaxsmi.sgd.population import risk_at
@@ -81,9 +81,9 @@ def _panels(models: dict[str, SequenceSingleIndex], points: int) -> tuple[Any, d
     return figure, {"m": axis, "e": axis} | {k: np.array(v, float) for k, v in arrays.items()}
 
 
-def encoding_changes_the_landscape(full: bool = False, progress: bool = False) -> Drawn:
+def encoding_changes_the_landscape(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 1: risk of attention with the trace, with and without positional encoding."""
-    del progress
+    del progress, reference  # no runs; none is published
     models = {
         f"{name} {'with' if encoding else 'without'} encoding": SequenceSingleIndex(
             sgd.HermiteSeries(terms), 2, sgd.Attention(trace_norm="none"), encoding
@@ -96,12 +96,17 @@ def encoding_changes_the_landscape(full: bool = False, progress: bool = False) -
         "Risk over the overlaps (m, e), trace without factor. An encoding adds a direction; here its curvature is positive, so "
         "that SGD escapes no sooner (κ falls from 4 to 2 for He4, κ_esc does not). Arrows: descending eigenvectors at the origin."
     )
-    return Drawn(figure, arrays, caption)
+    orders = [_order("information exponents", arrays["exponent"], (2, 4, 2, 4)), _order("κ", arrays["kappa"], (2, 4, 2, 2))]
+    return Drawn(figure, arrays, caption, orders)
 
 
-def encoding_helps(full: bool = False, progress: bool = False) -> Drawn:
+def _order(what: str, found: np.ndarray, stated: tuple[float, ...]) -> Comparison:
+    return compare(what, found, np.array(stated, float), 0.5, "whole numbers, in the order of the panels", "the article")
+
+
+def encoding_helps(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 2: a target of which the encoding makes an escape of order two, if the trace is over √L."""
-    del progress
+    del progress, reference  # no runs; none is published
     models = {
         f"{name}, {'with' if encoding else 'without'} encoding": SequenceSingleIndex(
             sgd.HermiteSeries(MIXED), 2, sgd.Attention(trace_norm=norm), encoding
@@ -110,15 +115,21 @@ def encoding_helps(full: bool = False, progress: bool = False) -> Drawn:
         for encoding in (None, "paired")
     }
     figure, arrays = _panels(models, 101 if full else 41)
+    raw, normalised = (float(np.nanmin(arrays["eigenvalues"][k])) for k in (1, 3))
     caption = (
-        "4/3 + He4(z_1) + 2 He4(z_2): along m the origin is a minimum; the encoding opens a descending direction of order two "
-        "with the trace over √L, and none with the trace itself. The global minimum is then positional."
+        "4/3 + He4(z_1) + 2 He4(z_2): along m the origin is a minimum. The article's descending direction of order two, which "
+        f"the encoding opens, is there with the trace over √L (smallest curvature {normalised:.4f}), not with the trace itself "
+        f"({raw:.4f}). The global minimum is then positional, where the article says that encodings leave it as it is."
     )
-    return Drawn(figure, arrays, caption)
+    orders = [_order("information exponents", arrays["exponent"], (4, 4, 4, 4))]
+    orders += [_order("κ_esc with encoding, trace/√2", arrays["kappa_escape"][3:], (2,))]
+    return Drawn(figure, arrays, caption, orders)
 
 
-def tying(full: bool = False, progress: bool = False) -> Drawn:
+def tying(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 3: steps of untied over tied networks."""
+    del reference  # none is published
+    compared = []
     figure, axes = axes_row(2)
     lengths = (1, 2, 3, 4, 6, 8, 10) if full else (1, 2, 4)
     settings = (
@@ -131,6 +142,9 @@ def tying(full: bool = False, progress: bool = False) -> Drawn:
         arrays |= {f"gain_{schedule}": found.gain, f"gain_se_{schedule}": found.stderr}
         arrays |= {f"exponent_{schedule}": np.array([found.exponent, found.exponent_stderr])}
         arrays |= {f"tau_{side}_{schedule}": np.array(getattr(found, side)) for side in ("tied", "untied")}
+        remark = "tolerance: three standard errors of the fit, and 0.1 for steps that are not small"
+        exponent = f"exponent of the gain, {schedule} rates"
+        compared.append(compare(exponent, found.exponent, law, 3.0 * found.exponent_stderr + 0.1, remark, "the article"))
         label = rf"{schedule}: $L^{{{found.exponent:.2f} \pm {found.exponent_stderr:.2f}}}$"
         left.errorbar(lengths, found.gain, found.stderr, fmt="o", mfc="none", color=f"C{color}", label=label)
         left.loglog(lengths, np.array(lengths, float) ** law, color=f"C{color}", lw=0.8, ls="--")
@@ -166,11 +180,21 @@ def tying(full: bool = False, progress: bool = False) -> Drawn:
         f"Left: gain for Σ h_2, ReLU, d = {d}: L at equal learning rates, L² if γ_tied = L γ_untied is imposed. "
         f"Right: L = {L}, runs of SGD and the flow of order two."
     )
-    return Drawn(figure, arrays, caption)
+    return Drawn(figure, arrays, caption, compared)
 
 
-def phases(full: bool = False, progress: bool = False) -> Drawn:
+def _crossing(x: np.ndarray, height: np.ndarray) -> float:
+    """Where a sampled height first changes its sign, by linear interpolation; NaN where it never does."""
+    change = np.flatnonzero(np.sign(height[1:]) != np.sign(height[:-1]))
+    if not change.size:
+        return np.nan
+    k = change[0]
+    return float(x[k] - height[k] * (x[k + 1] - x[k]) / (height[k + 1] - height[k]))
+
+
+def phases(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 4: semantic and positional minima in the plane (a, ω)."""
+    del reference  # none is published
     figure, (ax,) = axes_row()
     cells = 200 if full else 60
     a, omega = np.linspace(0.7, 1.0, cells), np.linspace(0.4, 0.999, cells)
@@ -196,11 +220,18 @@ def phases(full: bool = False, progress: bool = False) -> Drawn:
         "transition at the origin (full), equal depth (dashed), up to which ω the semantic corner is a minimum (dash-dotted). "
         "Yellow: misaligned dynamics."
     )
-    return Drawn(figure, arrays, caption)
+    difference, line = found.hessian[..., 1] - found.hessian[..., 0], found.boundaries[BOUNDARIES[1]]
+    cell = omega[1] - omega[0]
+    signs = np.array([_crossing(omega, column) for column in difference.T])
+    compared = [compare("transition on the grid", signs, line, cell, "tolerance: a cell", "the root of the Hessian")]
+    compared += [compare("transition at a = 1", line[-1], 0.64, 0.005, "printed to two digits", "the article")]
+    return Drawn(figure, arrays, caption, compared)
 
 
-def convergence(full: bool = False, progress: bool = False) -> Drawn:
+def convergence(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 5: runs on the landscape, and the probability to end at the semantic minimum."""
+    del reference  # none is published
+    compared = []
     figure, (left, right) = axes_row(2)
     model = sgd.semantic_positional(0.67)
     axis, R = surface(model, 101 if full else 41)
@@ -255,6 +286,9 @@ def convergence(full: bool = False, progress: bool = False) -> Drawn:
             table.append(sgd.semantic_fraction(done))
         P, error, arrived = map(np.array, zip(*table, strict=True))
         arrays |= {f"P_{loss}": P, f"se_{loss}": error, f"converged_{loss}": arrived}
+        middle = _crossing(omegas, P - 0.5)
+        remark = f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of d = {d}"
+        compared.append(compare(f"ω at probability 1/2, {loss}", middle, 0.64, 0.03, remark, "the article"))
         right.errorbar(
             omegas, P, error, fmt="o-", lw=0.8, ms=4, capsize=2, color=f"C{color}", label=f"{loss}, γ = {gamma:g}, d = {d}"
         )
@@ -267,7 +301,7 @@ def convergence(full: bool = False, progress: bool = False) -> Drawn:
         f"Left: 16 runs of SGD at d = {d}, γ = 1/2, folded into one quadrant; blue: semantic, red: positional. "
         f"Right: {count} runs from the origin until ‖(m, e)‖² > 0.8; standard errors are binomial."
     )
-    return Drawn(figure, arrays, caption)
+    return Drawn(figure, arrays, caption, compared)
 
 
 RECIPES: dict[str, Callable[..., Drawn]] = {

@@ -341,11 +341,64 @@ def test_a_figure_comes_with_its_arrays(capsys, tmp_path):
     code, out, err = call(capsys, "figure", "attention-indexed-5", "--out", tmp_path, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"attention-indexed-5.{kind}" for kind in ("nc", "png", "txt")
-    ]
+    kept = [f"attention-indexed-5.{kind}" for kind in ("json", "nc", "png", "txt")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "index.html"]
+    assert all(one["agrees"] for one in found["compared"])
     theory, limit = np.array(found["arrays"]["theory"]), np.array(found["arrays"]["limit"])
     assert np.abs(theory[0] - limit).max() < 0.05  # width 0.001 is almost the limit
     code, _, err = call(capsys, "figure", "attention-indexed-5")
     assert code == 2
     assert "--out" in err
+
+
+GRID = """
+model = "linear"
+alpha = [0.5, 1.0]
+[parameters]
+noise = { from = 0.1, to = 0.8, points = 4, scale = "log" }
+[settings]
+samples = 512
+"""
+
+
+def test_a_sweep_from_a_file(capsys, tmp_path):
+    """It is solved once, found again, and foreseen before and after."""
+    (tmp_path / "grid.toml").write_text(GRID)
+    words = ("sweep", tmp_path / "grid.toml", "--out", tmp_path / "out", "--json")
+    code, out, _ = call(capsys, *words, "--dry-run")
+    assert (code, json.loads(out)["points"], json.loads(out)["finished"]) == (0, 8, 0)
+    assert not (tmp_path / "out").exists()
+    code, out, _ = call(capsys, *words)
+    assert (code, json.loads(out)["results"]) == (0, {"SUCCESS": 8})
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"rows", "sweep.png", "sweep.nc", "sweep.txt"}
+    _, out, _ = call(capsys, *words, "--dry-run")
+    assert json.loads(out)["finished"] == 4
+    (tmp_path / "grid.toml").write_text(GRID.replace("512", "1024"))
+    code, _, err = call(capsys, *words)
+    assert code == 2
+    assert "settings" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("linear", "linnear", "model"), ("noise =", "nose =", "nose"), ("points = 4", "dots = 4", "noise"),
+        ("[settings]", "[setting]", "setting"), ("alpha = [0.5, 1.0]", "alpha = [1.0, 0.5]", "alpha"),
+        ("= 512", "=", "grid.toml"),
+        ("from = 0.1", "from = 0.0", "noise"),
+    ],
+)  # fmt: skip
+def test_a_wrong_entry_of_a_grid_is_named(capsys, tmp_path, old, new, named):
+    (tmp_path / "grid.toml").write_text(GRID.replace(old, new))
+    code, out, err = call(capsys, "sweep", tmp_path / "grid.toml")
+    assert (code, out) == (2, "")
+    assert named in err
+
+
+def test_message_passing_is_foreseen(capsys):
+    code, out, _ = call(capsys, "gamp", "linear", "--dimension", 500, "--regenerate", "--dry-run", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["samples"] == 600
+    assert found["memory"]["inputs"] < 600 * 500 * 4 * 6
+    assert all(seconds > 0 for seconds in found["seconds_per_step"].values())

@@ -1,6 +1,7 @@
 """Data that are not stored, stored in bfloat16, or spread over devices: the same numbers; and what a run will take."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -130,6 +131,37 @@ def test_four_devices_are_one_for_every_family():
         ("quadratic", "smi.Bilinear(1.0, 0.5, 0.1, symmetric=True)", 16, 0.5, 10),
     ]
     on_four_devices("[" + ", ".join(f'("{name}", {model}, {d}, {alpha}, {n})' for name, model, d, alpha, n in cases) + "]")
+
+
+HOST = """
+import sys, jax, numpy as np, jaxsmi as smi
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize("127.0.0.1:" + sys.argv[2], num_processes=2, process_id=int(sys.argv[1]))
+assert (jax.device_count(), jax.local_device_count()) == (4, 2)
+model, key = smi.links.linear(0.1), jax.random.key(0)
+data = model.sample(key, dimension=40, alpha=2.0, store=False, dtype="float64")
+print("overlap", repr(float(np.asarray(smi.gamp(model, data.sharded(), key=key, max_steps=6).overlap)[0, 0])))
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_are_one():
+    """Two programs of two devices each, over jax.distributed: every host ends with the overlap that one device finds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    hosts = [
+        subprocess.Popen([sys.executable, "-c", HOST, str(k), port], env=environment, stdout=subprocess.PIPE, text=True)
+        for k in range(2)
+    ]
+    said = [host.communicate(timeout=300)[0] for host in hosts]
+    model, key = smi.links.linear(0.1), jax.random.key(0)
+    data = model.sample(key, dimension=40, alpha=2.0, store=False, dtype="float64")
+    alone = float(smi.gamp(model, data, key=key, max_steps=6).overlap[0, 0])
+    for words in said:
+        assert float(words.split("overlap")[1]) == pytest.approx(alone, abs=1e-12)
 
 
 def test_cost_is_counted_without_drawing_anything():

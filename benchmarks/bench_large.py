@@ -1,0 +1,88 @@
+"""Large dimension: bytes of inputs read a second against what a copy moves, and the time of an iteration against D.
+
+    python -m pytest benchmarks/bench_large.py --benchmark-only
+
+An iteration reads the inputs twice, once for the fields and once for their transpose: that is its floor. Regenerated inputs move
+no memory; their floor is the rate at which normal numbers are drawn. Runs on whatever device JAX finds; on a GPU the sizes grow.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+from jaxsmi import costs
+from jaxsmi.sensing import IndexSensing, draw_inputs
+
+jax.config.update("jax_enable_x64", True)
+
+KEY = jax.random.key(0)
+NUMBERS = 2**31 if jax.default_backend() == "gpu" else 2**27  # of inputs
+KINDS = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "regenerated": None}
+
+
+@functools.cache
+def bandwidth():
+    """Bytes a second of a copy of half a GiB (on a GPU four)."""
+    return costs.copy_bandwidth(2**32 if jax.default_backend() == "gpu" else 2**29)
+
+
+@functools.cache
+def sensing(kind, dimension):
+    samples = NUMBERS // dimension // (4 if kind == "regenerated" else 1)
+    return IndexSensing(draw_inputs(KEY, samples, (1, dimension), KINDS[kind] or jnp.float32, KINDS[kind] is not None))
+
+
+@pytest.mark.parametrize("dimension", [2000, 16000])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["forward", "adjoint"])
+def bench_pass(benchmark, way, kind, dimension):
+    """One pass over the inputs, P = 2."""
+    seen = sensing(kind, dimension)
+    W, g = jnp.ones((2, dimension)), jnp.ones((seen.samples, 2, 1))
+    run = jax.jit(lambda seen, W, g: seen.forward(W) if way == "forward" else seen.adjoint(g))
+    jax.block_until_ready(run(seen, W, g))
+    benchmark.pedantic(lambda: jax.block_until_ready(run(seen, W, g)), rounds=3, iterations=1)
+    numbers, seconds = seen.samples * dimension, benchmark.stats.stats.min
+    if kind == "regenerated":
+        benchmark.extra_info.update({"numbers_per_second": numbers / seconds})
+        print(f"{way}, D = {dimension}, drawn again: {numbers / seconds / 1e6:.0f} million numbers/s")
+        return
+    moved = numbers * jnp.dtype(seen.inputs.dtype).itemsize / seconds
+    benchmark.extra_info.update({"bytes_per_second": moved, "of_copy": moved / bandwidth()})
+    print(
+        f"{way}, D = {dimension}, {kind}: {moved / 1e9:.2f} GB/s, {moved / bandwidth():.0%} of a copy's {bandwidth() / 1e9:.1f}"
+    )
+
+
+@pytest.mark.parametrize("dimension", [1000, 2000, 4000])
+@pytest.mark.parametrize("store", [True, False], ids=["stored", "regenerated"])
+@pytest.mark.parametrize("model", [smi.links.phase_retrieval(), smi.DeepAttention(2, 2)], ids=["phase", "attention"])
+def bench_iteration(benchmark, model, store, dimension):
+    """An iteration at α = 1 while nothing is learned yet: (time of four - time of one)/3, so that what a call costs drops out."""
+    data = model.sample(KEY, dimension=dimension, alpha=1.0, dtype=jnp.float32, store=store)
+    state = smi.gamp(model, data, key=KEY, max_steps=1).state
+
+    def run(steps):
+        return jax.block_until_ready(smi.gamp(model, data, key=KEY, state=state, max_steps=steps, tolerance=1e-12).weights)
+
+    timed = []
+    for steps in (1, 4):
+        run(steps)
+        timed.append(min(_seconds(run, steps) for _ in range(2)))
+    benchmark.pedantic(run, args=(4,), rounds=1, iterations=1)
+    seconds = (timed[1] - timed[0]) / 3
+    read = 2 * np.prod(data.inputs.shape)
+    benchmark.extra_info.update({"seconds": seconds, "numbers_per_second": read / seconds})
+    print(f"D = {dimension}: {seconds:.3f} s an iteration, {read / seconds / 1e6:.0f} million inputs read a second")
+
+
+def _seconds(run, steps):
+    import time
+
+    begin = time.perf_counter()
+    run(steps)
+    return time.perf_counter() - begin

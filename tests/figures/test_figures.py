@@ -1,0 +1,188 @@
+"""Figures from recipes: comparisons that can fail, folders that resume, a gallery that opens."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from figures import browser
+
+from jaxsmi import cli, cli_figures, storage
+from jaxsmi.figures import RECIPES, common, gallery, making
+from jaxsmi.figures.common import Drawn, axes_row, compare, published
+
+CALLS = []
+
+
+def line(full=False, progress=False, reference=None, slope=1.0):
+    """Figure 1: a line."""
+    CALLS.append((full, reference))
+    figure, (ax,) = axes_row()
+    x = np.linspace(0, 1, 5)
+    ax.plot(x, slope * x)
+    close = compare("<line>", slope * x, x, 0.1, "same & near")
+    far = compare("far", x + 1, x, 0.1, "known reason")
+    return Drawn(figure, {"x": x, "y": slope * x}, 'A line of slope "one" <script>', [close, far])
+
+
+def wrong(full=False, progress=False, reference=None):
+    """Figure 2: none."""
+    raise ValueError("nothing <b>here</b>")
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """The command with two recipes, of which the second fails."""
+    CALLS.clear()
+    recipes = {"bilinear-a": line, "quadratic-b": wrong}
+    monkeypatch.setattr(cli_figures, "RECIPES", recipes)
+    monkeypatch.delenv("JAXSMI_REFERENCE", raising=False)
+    return recipes
+
+
+def call(capsys, *words):
+    code = 0
+    try:
+        code = cli.main(["figure", *map(str, words)])
+    except SystemExit as left:
+        code = left.code
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_a_comparison_is_the_largest_deviation_over_its_tolerance():
+    found = compare("q", [1.0, 2.0, np.nan, 4.0], [1.1, 2.0, 3.0, 4.6], [0.2, 0.1, 0.1, 0.3])
+    assert found.points == 3
+    # deviations 0.1, 0, 0.6 over tolerances 0.2, 0.1, 0.3; exact but for rounding
+    assert (found.largest, found.median, found.tolerance, found.ratio) == pytest.approx((0.6, 0.1, 0.2, 2.0))
+    assert not found.agrees
+    assert compare("q", 1.0, 1.05, 0.1).agrees
+    assert not compare("q", [np.nan], [1.0], 0.1).agrees  # nothing compared is no agreement
+
+
+def test_published_tables_are_read_or_absent(tmp_path):
+    (tmp_path / "a.csv").write_text(",alpha,value\n0,0.5,2\n1,1.0,3\n")
+    assert published(tmp_path, "a.csv")["value"].tolist() == [2.0, 3.0]
+    assert published(tmp_path, "b.csv") is None
+    assert published(None, "a.csv") is None
+    assert "not at hand" in common.note(None)
+
+
+def test_where_published_data_come_from(tmp_path, monkeypatch):
+    """The flag before the environment, before the folder beside the project, before none."""
+    monkeypatch.delenv("JAXSMI_REFERENCE", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert making.folder_of_published() is None
+    usual, other, named = tmp_path / "shared" / "reference", tmp_path / "other", tmp_path / "named"
+    for folder in (usual, other, named):
+        folder.mkdir(parents=True)
+    assert making.folder_of_published().resolve() == usual
+    monkeypatch.setenv("JAXSMI_REFERENCE", str(named))
+    assert making.folder_of_published() == named
+    assert making.folder_of_published(other) == other
+    with pytest.raises(ValueError, match="--reference"):
+        making.folder_of_published(tmp_path / "absent")
+
+
+def test_all_goes_on_after_a_failure_and_says_so(two, capsys, tmp_path):
+    code, out, _ = call(capsys, "all", "--out", tmp_path, "--workers", 1, "--json", "--quick")
+    assert code == "jaxsmi figure: 1 failed: quadratic-b"  # which the interpreter prints, and ends with 1
+    found = json.loads(out)
+    assert list(found["failed"]) == ["quadratic-b"]
+    assert "nothing" in found["failed"]["quadratic-b"]
+    assert [one["agrees"] for one in found["figures"][0]["compared"]] == [True, False]
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"bilinear-a.png", "bilinear-a.nc", "bilinear-a.json", "quadratic-b.json", "index.html"}
+    assert storage.load(tmp_path / "bilinear-a.nc")["y"].values.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    record = json.loads((tmp_path / "bilinear-a.json").read_text())
+    assert record["provenance"]["jaxsmi"] == storage.version()
+    page = (tmp_path / "index.html").read_text()
+    assert "Failed: ValueError: nothing &lt;b&gt;here&lt;/b&gt;" in page
+
+
+def test_what_is_finished_is_not_made_again(two, capsys, tmp_path):
+    del two["quadratic-b"]
+    words = ("all", "--out", tmp_path, "--workers", 1)
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    assert "1 of 2 comparisons agree" in out
+    assert {"index.png", "index.nc", "index.txt"} <= {path.name for path in tmp_path.iterdir()}
+    assert len(CALLS) == 1
+    call(capsys, *words)
+    assert len(CALLS) == 1
+    call(capsys, *words, "--full")  # other settings
+    call(capsys, *words, "--full", "--reference", tmp_path)
+    call(capsys, *words, "--full", "--reference", tmp_path, "--again")
+    assert [(False, CALLS[0][1]), (True, CALLS[1][1]), (True, tmp_path), (True, tmp_path)] == CALLS
+    (tmp_path / "bilinear-a.json").write_text("{")  # cut short
+    call(capsys, *words, "--full", "--reference", tmp_path)
+    assert len(CALLS) == 5
+    with pytest.raises(SystemExit):
+        cli.main(["figure", "all", "--quick", "--full", "--out", str(tmp_path)])
+
+
+def test_the_gallery_escapes_everything_and_needs_nothing(two, tmp_path):
+    drawn, record = making.draw("bilinear-a", functools.partial(line, slope=1.0))
+    making.keep(drawn, record, tmp_path)
+    page = gallery.page([record])
+    assert "<script" not in page
+    assert "http" not in page.replace("https://arxiv.org/abs/", "")  # links to the articles alone
+    assert "&lt;line&gt;" in page
+    assert "same &amp; near" in page
+    assert 'alt="Figure 1: a line (slope = 1)"' in page
+    assert page.count('class="no"') == 1
+    assert page.count('class="yes"') == 1
+
+
+def test_every_recipe_has_an_article_and_a_title():
+    for name, recipe in RECIPES.items():
+        assert any(name.startswith(f"{prefix}-") for prefix in gallery.ARTICLES), name
+        assert len(making.title(recipe)) > 10, name
+    assert {name.rsplit("-", 1)[0] for name in RECIPES} >= set(gallery.ARTICLES)
+
+
+@pytest.mark.slow
+def test_the_gallery_opens_in_a_browser(two, tmp_path):
+    """No broken image, no message on the console, at two widths; and the check itself sees both."""
+    if browser.browser() is None:
+        pytest.skip("no Chromium on the PATH")
+    drawn, record = making.draw("bilinear-a", line)
+    making.keep(drawn, record, tmp_path)
+    page = gallery.write([record], tmp_path)
+    for width in (1280, 500):
+        assert browser.inspect(page, width) == (1, [], 0, False, [])
+    bad = (
+        page.read_text()
+        .replace("bilinear-a.png", "absent.png")
+        .replace("</main>", "<script>console.error('x')</script></main>")
+    )
+    (tmp_path / "bad.html").write_text(bad)
+    _, broken, _, _, messages = browser.inspect(tmp_path / "bad.html")
+    assert broken == ["absent.png"]
+    assert messages
+
+
+@pytest.mark.slow
+def test_two_processes_draw_what_one_does(capsys, tmp_path, monkeypatch):
+    recipes = {name: RECIPES[name] for name in ("attention-indexed-3", "attention-indexed-5")}
+    monkeypatch.setattr(cli_figures, "RECIPES", recipes)
+    code, _, _ = call(capsys, "all", "--out", tmp_path, "--workers", 2)
+    assert code == 0
+    jax.config.update("jax_enable_x64", True)
+    alone = RECIPES["attention-indexed-5"]().arrays
+    for name, values in storage.load(tmp_path / "attention-indexed-5.nc").items():
+        np.testing.assert_allclose(values, alone[str(name)], rtol=1e-12)  # one program, another process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("bilinear-1", "bilinear-2", "bilinear-4"))])
+def test_theory_is_on_the_published_tables(name, reference):
+    """Every row but those the tables themselves did not converge at; tolerances are in the recipes."""
+    drawn = RECIPES[name](reference=pathlib.Path(reference))
+    assert drawn.compared
+    for one in drawn.compared:
+        print(one)
+        assert one.agrees, one
