@@ -24,7 +24,7 @@
 # $\sigma$ the softmax of the rows. Since tokens are only mixed among themselves, $y$ depends on $x$ through the fields
 # $Z = Wx/\sqrt D\in\mathbb R^{2\times 2}$ alone: a sequence multi-index model, with $N=\alpha D$ samples.
 #
-# Source: Troiani, Cui, Dandi, Krzakala, Zdeborová, ICML 2025 (arXiv 2502.00901). Run time: three minutes on two cores.
+# Source: Troiani, Cui, Dandi, Krzakala, Zdeborová, ICML 2025 (arXiv 2502.00901). Run time: about four minutes on two cores.
 
 # %%
 import os

@@ -95,4 +95,7 @@ plt.show()
 print(f"Q = 0: {nothing.value:.4f}; plateau: {plateau.value:.4f} ± {plateau.stderr:.4f}")
 ends = np.asarray(history["error"])[:, -1]
 print(f"errors at the end of the runs: {np.array2string(ends, precision=4)}")
-assert np.nanmin(history["error"]) < float(nothing.value)
+if small:  # too few steps to come to the plateau
+    assert np.nanmin(history["error"]) < float(nothing.value)
+else:
+    assert abs(np.median(ends) / float(plateau.value) - 1) < 0.1  # a layer 1 that is slowly being learned lowers it

@@ -243,7 +243,7 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
     m, e = m * np.sign(end[:, :1]), e * np.sign(end[:, 1:])  # folded into the quadrant of the end
     _landscape(left, axis, R, "ω = 0.67, a = 1")
     for x, y, semantic in zip(m, e, np.asarray(runs.semantic), strict=True):
-        left.plot(x, y, lw=0.7, color="C0" if semantic else "C3")
+        left.plot(x, y, lw=0.7, color="w" if semantic else "C3")
     left.set_xlim(-0.1, 1.05)
     left.set_ylim(-0.1, 1.05)
     dense = (
@@ -298,7 +298,7 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
     right.set_ylabel("probability of the semantic minimum")
     right.legend(frameon=False, fontsize=8)
     caption = (
-        f"Left: 16 runs of SGD at d = {d}, γ = 1/2, folded into one quadrant; blue: semantic, red: positional. "
+        f"Left: 16 runs of SGD at d = {d}, γ = 1/2, folded into one quadrant; white: semantic, red: positional. "
         f"Right: {count} runs from the origin until ‖(m, e)‖² > 0.8; standard errors are binomial."
     )
     return Drawn(figure, arrays, caption, compared)
