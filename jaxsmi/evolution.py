@@ -19,7 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi import fixed_point
 from jaxsmi.integrate import power_of_two

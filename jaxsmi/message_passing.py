@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi.types import Array, Dataset, Regenerated, Result, Solution, check, concrete, theory_dtype
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi.thresholds import staircase, weak_recovery
 from jaxsmi.types import Array, Result, Threshold, check, theory_dtype

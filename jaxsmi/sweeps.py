@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi import storage
 from jaxsmi.evolution import state_evolution
@@ -312,7 +312,8 @@ def planned(
               "at least one point, all of the same parameters")  # fmt: skip
         sizes = {"point": len(points)}
     for name in points[0]:
-        check(name not in ("alpha", "seed", "point"), "parameters", name, "names other than alpha, seed and point")
+        taken = ("alpha", "seed", "point", "message", "cosine", "index", "index_", *KEPT)
+        check(name not in taken, "parameters", name, f"names other than {', '.join(taken)}")
     check(isinstance(key, (int, np.integer)), "key", key, "an integer")
     seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else [int(s) for s in seeds]
     check(len(seeds) >= 1 and len(set(seeds)) == len(seeds), "seeds", seeds, "at least one, each once")

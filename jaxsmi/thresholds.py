@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi import fixed_point
 from jaxsmi.channels.base import sqrt_psd

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi.models import AbstractMatrixModel
 from jaxsmi.types import Array, Dataset, Regenerated, Result, Solution, check, concrete, theory_dtype

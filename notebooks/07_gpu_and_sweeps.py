@@ -70,7 +70,25 @@ assert abs(float(learned.covariance[0, 0]) - V) < 1e-3 * V  # the tolerance of t
 assert abs(error - V) < 5 * V * (2 / dimension) ** 0.5  # a mean of D squares
 
 # %% [markdown]
-# ## 3. A sweep
+# ## 3. Large dimensions, and many devices
+#
+# Inputs need not be stored: with `store=False` each block of samples is drawn again from the key whenever it is read, twice a
+# step, and memory is that of one block. And samples can be spread over the devices of a mesh: `sharded()` takes all devices
+# there are, each works on its part, and every sum over samples is one sum over devices. The numbers stay the same.
+#
+# On several hosts, `jax.distributed.initialize()` at the start of the same program is all that is added: each host draws only its
+# own samples. How much memory and time a run will take, `jaxsmi gamp linear --dimension 20000 --regenerate --dry-run` says.
+
+# %%
+lazy = model.sample(key, dimension=dimension, alpha=alpha, store=False)
+stored = smi.gamp(model, lazy.stored(), key=key)
+again = smi.gamp(model, lazy.sharded(), key=key)
+apart = float(jnp.max(jnp.abs(again.weights - stored.weights)))
+print(f"{lazy.samples} samples in {len(lazy.inputs.numbers)} blocks; largest difference of a weight: {apart:.1e}")
+assert apart < 1e-5  # float32 sums in another order
+
+# %% [markdown]
+# ## 4. A sweep
 #
 # `sweep` solves a grid, row by row: a row is all $\alpha$ at one point of the other parameters, and is written to the folder when
 # it is finished. Here: the error of the Bayes-optimal estimate of an attention matrix of rank $\rho d$ (notebook 05).
@@ -114,7 +132,7 @@ print(f"smallest before it: {float(np.min(error.values[before])):.1e}")
 assert np.max(error.values[beyond]) < 1e-9 < np.min(error.values[before])
 
 # %% [markdown]
-# ## 4. A cluster
+# ## 5. A cluster
 #
 # With `scheduler=`, the address of a Dask cluster or its client, rows are solved by the workers, and again where a worker is
 # lost. Random numbers depend on the key and the seed of a point, not on who computes it. On one machine:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi.baselines import minimum_nuclear_norm, nuclear_norm_threshold, ridge_error
 from jaxsmi.evolution import state_evolution

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi.message_passing import gamp
 from jaxsmi.plotting import require

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi.figures.bilinear import descents, errors, quarter
 from jaxsmi.figures.common import (

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi.sgd.population import correlation, mean
 from jaxsmi.types import Array, check, theory_dtype

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.sgd.population import overlaps as overlaps_of
@@ -185,7 +185,9 @@ def simulate(
 
 
 def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:
-    """(P, its standard error, runs): the part of the runs that stopped as asked which is semantic, √(P (1 - P)/runs)."""
+    """(P, its standard error, runs): the part of the runs that stopped as asked which is semantic, √(P (1 - P)/runs).
+
+    Conditional on having stopped: where many runs have not arrived in their steps, those that have are not a fair sample."""
     done = np.asarray(simulation.result) == Result.SUCCESS
     count = int(done.sum())
     P = float(np.mean(np.asarray(simulation.semantic)[done])) if count else float("nan")

@@ -152,7 +152,8 @@ def test_message_passing_of_several_seeds():
     [
         ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"), ({"parameters": {"noise": []}}, "noise"),
         ({"parameters": {"noise": [0.1, 0.1]}}, "noise"), ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
-        ({"parameters": {"seed": [1]}}, "seed"), ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
+        ({"parameters": {"seed": [1]}}, "seed"), ({"parameters": {"rho": [1]}}, "rho"),
+        ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
     ],
 )  # fmt: skip
 def test_what_is_refused(words, name):
