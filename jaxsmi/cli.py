@@ -21,13 +21,12 @@ import optax
 from tqdm import tqdm
 
 import jaxsmi as smi
-from jaxsmi import costs, learning, plotting, reports, storage
+from jaxsmi import costs, learning, plotting, reports, storage, sweeps
 from jaxsmi.cli_figures import figure
 from jaxsmi.cli_models import FLAGS, MODELS, OWN
 from jaxsmi.cli_sgd import sgd
 from jaxsmi.cli_sweep import sweep
 from jaxsmi.reports import Report, progress, timed
-from jaxsmi.sweeps import warm_start
 from jaxsmi.types import Result, Solution, Threshold, check, outcome
 
 __all__ = ["main"]
@@ -547,13 +546,8 @@ def _curve(
     model: Any, alphas: Any, arguments: argparse.Namespace, settings: dict[str, Any], q0: float | None = None
 ) -> list[Solution]:
     """State evolution in ascending alpha; without `q0` each point starts near the one before: the branch from below."""
-    curve: list[Solution] = []
-    start: dict[str, Any] = {} if q0 is None else {"q0": q0}
-    for alpha in tqdm(alphas, desc="alpha", disable=not progress(arguments)):
-        curve.append(smi.state_evolution(model, alpha, key=_theory_key(arguments), **start, **settings))
-        if q0 is None and bool(curve[-1].converged):
-            start = {"q0": warm_start(curve[-1])}
-    return curve
+    start = {} if q0 is None else {"q0": q0}
+    return sweeps.curve(model, alphas, key=_theory_key(arguments), progress=progress(arguments), **start, **settings)
 
 
 def _setting(arguments: argparse.Namespace) -> str:

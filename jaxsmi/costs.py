@@ -7,8 +7,9 @@ Counted, for N samples of M·D numbers and fields of F numbers (P·M of indices,
     signal    8 × 8 s bytes
     program   0.6 GiB: Python, JAX, compiled code
 
-Timed: forward and adjoint, the posteriors of the first step (later ones may need finer rules: up to ten times as much near
-perfect recovery), and the input denoiser, on a block of samples, then scaled to N. Source: architecture of this library.
+Timed: forward and adjoint, the posteriors of the first step (later ones may need finer rules: twelve times as much for two layers
+nearly recovered, benchmarks/bench_side_by_side.py), and the input denoiser, on a block of samples, then scaled to N.
+Source: architecture of this library.
 """
 
 from __future__ import annotations

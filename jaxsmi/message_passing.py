@@ -22,6 +22,9 @@ At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped GAM
 
 The signal is W (P, D), or a symmetric matrix √d S (1, d, d), whose d² entries take the place of D and whose fields are the T²
 entries of one matrix a sample: the same contractions over the first axis, P = 1 [spec/2, section 4].
+
+Where the samples are spread over devices (`Dataset.sharded`) each device takes a step with its own, ω_μ and g_μ stay with them,
+and every Σ_μ goes over all devices (sensing.py); W, C, O and A are the same on all.
 """
 
 from __future__ import annotations

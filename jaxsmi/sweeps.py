@@ -20,6 +20,7 @@ import json
 import os
 import pathlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ from jaxsmi.types import Array, Result, Solution, check
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Sweep", "finished", "planned", "sweep", "warm_start"]
+__all__ = ["Sweep", "curve", "finished", "planned", "sweep", "warm_start"]
 
 KEPT = ("overlap", "stderr", "covariance", "error", "steps", "residual", "rho", "result")
 _RETRIES = 5  # of rows whose worker is lost
@@ -98,6 +99,17 @@ def _descend(
     return train(model, data, getattr(optax, optimizer)(learning_rate), key=start_key, **settings)
 
 
+def curve(model: Any, alphas: Any, *, key: Array, progress: bool = False, **settings: Any) -> list[Solution]:
+    """State evolution at ascending α, each starting near the one before: the branch that message passing finds. Settings as of
+    `state_evolution`; with a `q0` every α starts there."""
+    found: list[Solution] = []
+    before: Solution | None = None
+    for alpha in tqdm(alphas, desc="alpha", disable=not progress, leave=False):
+        found.append(_evolve(model, float(alpha), key, before, **settings))
+        before = found[-1] if bool(found[-1].converged) else before
+    return found
+
+
 SOLVERS: dict[str, Callable[..., Solution]] = {"state_evolution": _evolve, "gamp": _pass_messages, "train": _descend}
 
 
@@ -128,7 +140,7 @@ class Sweep:
             return 1
         try:
             return _TOGETHER if isinstance(self.build(**self.points[0]), AbstractMatrixModel) else 1
-        except Exception:
+        except Exception:  # a point that cannot be made, as its row will say
             return 1
 
     def chunks(self, missing: Sequence[int]) -> list[list[int]]:
@@ -139,21 +151,29 @@ class Sweep:
 
     def solve(self, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """Rows of these numbers: arrays over α, and "message": why a point failed, empty where it did not."""
-        if len(numbers) > 1:
+        models = self._alike(numbers) if len(numbers) > 1 else None
+        if models is not None:
             try:
-                return self._solve_together(numbers)
-            except Exception:  # a bad point among them, or models that do not stack: one by one, which says what it is
-                pass
+                return self._solve_together(numbers, *models)
+            except Exception as failure:  # the rest of the sweep goes on, and one by one says which point it is
+                warnings.warn(f"jaxsmi: {len(numbers)} rows are solved one by one: {failure}", stacklevel=2)
         return [self._solve_one(number) for number in numbers]
 
-    def _solve_together(self, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        models = [self.build(**self.rows[number][0]) for number in numbers]
-        parts = [eqx.partition(model, eqx.is_array) for model in models]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(arrays for arrays, _ in parts))
-        if any(not eqx.tree_equal(static, parts[0][1]) for _, static in parts[1:]):
-            raise ValueError("models of different kinds")
+    def _alike(self, numbers: Sequence[int]) -> tuple[Any, Any] | None:
+        """The models of these rows as one with stacked arrays, and what they share; None where one of them is of another kind,
+        or cannot be made."""
+        try:
+            parts = [eqx.partition(self.build(**self.rows[number][0]), eqx.is_array) for number in numbers]
+        except Exception:  # its own row will say why
+            return None
+        form = lambda arrays: jax.tree.map(lambda x: (x.shape, x.dtype), arrays)
+        if any(not eqx.tree_equal(other, parts[0][1]) or form(arrays) != form(parts[0][0]) for arrays, other in parts[1:]):
+            return None
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(arrays for arrays, _ in parts)), parts[0][1]
+
+    def _solve_together(self, numbers: Sequence[int], stacked: Any, shared: Any) -> list[dict[str, np.ndarray]]:
         begin = time.perf_counter()
-        found = _evolve_many(stacked, parts[0][1], jnp.asarray(self.alpha))
+        found = _evolve_many(stacked, shared, jnp.asarray(self.alpha))
         table = {name: np.asarray(getattr(found, name)) for name in KEPT}
         seconds = np.asarray((time.perf_counter() - begin) / len(numbers))
         aside = {"message": np.zeros(len(self.alpha), "<U1"), "seconds": seconds}

@@ -75,7 +75,7 @@ def broken(path):
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_functions_exist(path):
     for dotted in set(re.findall(FUNCTION, prose(path))):
-        found(dotted)
+        assert found(dotted) is not None, dotted
 
 
 @pytest.mark.parametrize("path", EVERY, ids=name)
