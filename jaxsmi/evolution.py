@@ -1,6 +1,6 @@
 r"""State evolution: what GAMP does when D → ∞, and where it ends.
 
-Equations here [TCDKZ25, Eq. of section 3; spec section 5], S the second moment of the prior, V = S - Q:
+Equations here [TCDKZ25; spec section 5], S the second moment of the prior, V = S - Q:
 
     Q̂ = α · channel.response(Q),   Q ← prior.overlap(Q̂)          (Gaussian prior: Q̂ (I + Q̂)^{-1})
 

@@ -1,6 +1,6 @@
 r"""In which order things are learned: message passing and gradient methods on the same teacher and data, side by side.
 
-Equations here [TCDKZ25, section 5; spec sections 4, 8 and 9]: layer p has been learned at the first step (of GAMP or of descent,
+Equations here [TCDKZ25; spec sections 4, 8 and 9]: layer p has been learned at the first step (of GAMP or of descent,
 or the first α of a curve) at which its cosine similarity with the teacher, up to the symmetries, has reached c, between two
 records by linear interpolation:
 

@@ -1,6 +1,6 @@
 r"""Generalised approximate message passing: one engine for every model.
 
-Equations here [Rangan11; TCDKZ25, Algorithm 1; spec section 4], one step for signal W, covariance C of what is left of it:
+Equations here [Rangan11; TCDKZ25; spec section 4], one step for signal W, covariance C of what is left of it:
 
     V = C,   ω = sensing.forward(W) - O g_old                  (Onsager term, O = ∂W/∂b averaged over coordinates; = C)
     g = channel.respond(y, ω, V)

@@ -1,6 +1,6 @@
 r"""The replica free entropy: the potential whose stationary points are the fixed points of state evolution.
 
-Equations here [TCDKZ25, section 3; spec section 5], S the second moment of the prior, V = S - Q:
+Equations here [TCDKZ25; spec section 5], S the second moment of the prior, V = S - Q:
 
     Φ(Q) = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out(y; Q^{1/2} ξ, V),     Q̂ = α channel.response(Q)
     ∂_Q [α E log Z_out] = ½ Q̂,   ∂Φ_w/∂Q̂ = ½ prior.overlap(Q̂)   so that   dΦ = ½ tr[(prior.overlap(Q̂) - Q) dQ̂]

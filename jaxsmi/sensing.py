@@ -5,8 +5,8 @@ Index family: signal W (P, D), inputs x (N, M, D):
     adjoint   Σ_μ g_μ x_μ/√D                           (P, D)
     precision A = α ⟨Σ_m g gᵀ⟩ = -α ⟨Σ_m ∂g_m/∂ω_m⟩         (P, P), equal at Bayes-optimality (Nishimori)
 Their difference has mean zero, which makes it a control variate: A = α ⟨g gᵀ - β (g gᵀ + ∂g)⟩, β regressed in [0, 1].
-Measured, two-layer attention, D = 1000: with g gᵀ alone V feeds back on itself near perfect recovery (an underestimate makes
-g gᵀ too large) and collapses before the error does; with -∂g alone V leaves its true value while a layer is still unlearned.
+Measured, two-layer attention, D = 1000, α = 1.2 (docs/print.md): with g gᵀ alone C is off I - Q by up to 0.27 and perfect
+recovery is not reached (an underestimate of V makes g gᵀ too large); with -∂g alone by up to 3.6, while a layer is unlearned.
 β goes to 0 in the second case and to 1 in the first.
 Source: [TCDKZ25], spec section 4.
 

@@ -1,6 +1,6 @@
 r"""A real task beside the solvable ones: a small attention classifier of questions, and when each layer settles.
 
-Equations here [TCDKZ25, section 5; spec section 9, figure 3]. Tokens t_1..t_M of a question, mask m (0 for padding),
+Equations here [TCDKZ25; spec section 9, figure 3]. Tokens t_1..t_M of a question, mask m (0 for padding),
 X_0 = E[t] (M, d), two attention layers with tied weights W_ℓ (h, d):
 
     X_ℓ = [ c I + softmax_m( X_{ℓ-1} W_ℓᵀ W_ℓ X_{ℓ-1}ᵀ / √h ) ] X_{ℓ-1},     logits = A · (Σ_i m_i X_L,i / Σ_i m_i) + b,

@@ -1,6 +1,6 @@
 r"""Where learning starts, and what is learned next: the stability of state evolution's fixed points.
 
-Equations here [TDDZLK24; TCDKZ25, section 4; spec section 6], S the second moment of a prior of mean zero, V = S - Q:
+Equations here [TDDZLK24; TCDKZ25; spec section 6], S the second moment of a prior of mean zero, V = S - Q:
 
 * growth of a small overlap in the directions not learned yet, whitened by V^{1/2}, ω drawn at the overlap Q of a fixed
   point: G = N V^{1/2} ∂g V^{1/2} N, N the projector on those directions (all of them, at Q = 0),

@@ -24,7 +24,7 @@ from jaxsmi.training import train
 
 __all__ = ["RECIPES"]
 
-WIDTHS = (0.05, 0.2, 0.5, 1.0, 2.0)  # of figures 1 to 3: the article does not print its list (spec/2, section 7.11)
+WIDTHS = (0.05, 0.2, 0.5, 1.0, 2.0)  # of figures 1 to 3: the article's list is not known to us (spec/2, section 7.11)
 
 
 def errors(tokens: int, widths: Sequence[float], output: str, alphas: Any) -> np.ndarray:

@@ -227,6 +227,12 @@ def _nuclear_runs(reference: Folder, name: str) -> tuple[np.ndarray, np.ndarray,
     return np.load(folder / f"alpha_{name}.npy"), *mean_and_error(np.load(folder / f"MSE_{name}.npy"))
 
 
+def _descent_runs(reference: Folder, file: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Published (α, mean, standard deviation) of gradient descent, or None."""
+    table = published(reference, "bsr", "gd", file)
+    return None if table is None else (table["alpha"], table["gen_error_mean"], table["gen_error_std"])
+
+
 def beside(
     what: str,
     at: np.ndarray,
@@ -341,13 +347,12 @@ def descent(full: bool = False, progress: bool = False, reference: Folder = None
         with_bars(ax, at, found["train"], color="C4", marker=".", label="training error")
         setting = f"β = {beta:g}, Δ = {noise:g}"
         for kind, own in (("GD", "single"), ("AGD", "averaged")):
-            table = published(reference, "bsr", "gd", f"{kind}_beta_{beta:.1f}_rho_0.2_delta_{noise:.1f}_D_100.csv")
-            if table is not None:
-                x, mean, spread = (table[column] for column in ("alpha", "gen_error_mean", "gen_error_std"))
-                overlay(ax, x, mean, spread, label=None)
-                fewer = np.interp(at, x, mean) * (1.0 / starts if kind == "AGD" else 0.0)
+            runs = _descent_runs(reference, f"{kind}_beta_{beta:.1f}_rho_0.2_delta_{noise:.1f}_D_100.csv")
+            if runs is not None:
+                overlay(ax, *runs, label=None)
+                fewer = np.interp(at, *runs[:2]) * (1.0 / starts if kind == "AGD" else 0.0)
                 compared.append(
-                    beside(f"{_KINDS[kind]}, {setting}", at, found[own], x, mean, spread, fewer + 5.0 / dimension, _FINITE)
+                    beside(f"{_KINDS[kind]}, {setting}", at, found[own], *runs, fewer + 5.0 / dimension, _FINITE)
                 )
         ax.set_title(rf"$\Delta = {noise:g}$, $\beta = {beta:g}$", fontsize=9)
         ax.set_xlabel(r"$\alpha = n/(dL)$")
@@ -394,12 +399,11 @@ def small_start(full: bool = False, progress: bool = False, reference: Folder = 
     ax.legend(fontsize=8, frameon=False)
     remark = f"published at d = 50 after longer runs; tolerance: three joint standard errors, and 5/d at d = {dimension}"
     for name, own in (("zero", "single"), ("zero_early", "early")):
-        table = published(reference, "bsr", "gd", f"{name}_GD_beta_1.0_rho_0.2_delta_0.0_D_50.csv")
-        if table is not None:
-            x, mean, spread = (table[column] for column in ("alpha", "gen_error_mean", "gen_error_std"))
-            overlay(ax, x, mean, spread, label=None)
+        runs = _descent_runs(reference, f"{name}_GD_beta_1.0_rho_0.2_delta_0.0_D_50.csv")
+        if runs is not None:
+            overlay(ax, *runs, label=None)
             what = f"descent from a small start, {'end' if own == 'single' else 'best'}"
-            compared.append(beside(what, at, arrays[own], x, mean, spread, 5.0 / dimension, remark))
+            compared.append(beside(what, at, arrays[own], *runs, 5.0 / dimension, remark))
     runs = _nuclear_runs(reference, "D20R0.2B1.0")
     if runs is not None:
         compared.append(beside("nuclear norm", at, arrays["nuclear"], *runs, 0.02))

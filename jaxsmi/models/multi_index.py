@@ -1,6 +1,6 @@
 r"""Any link function as a sequence multi-index model.
 
-Equation here: y = link(Z) + √Δ ξ, Z = W x/√D (P, M), for any JAX function of an array (P, M) [TCDKZ25, Eq. 1].
+Equation here: y = link(Z) + √Δ ξ, Z = W x/√D (P, M), for any JAX function of an array (P, M) [TCDKZ25].
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Priors with iid columns: a signal W (P, D) whose D columns are independent draws of w ∈ R^P from P_w, of mean zero.
 
-Equations that live here ([TCDKZ25, sections 2 and 3]; b and A are what GAMP and state evolution hand to the prior):
+Equations that live here ([TCDKZ25]; b and A are what GAMP and state evolution hand to the prior):
 
 * partition function   Z_w(b, A) = ∫ dP_w(w) exp(b·w - ½ wᵀA w)
 * posterior            f = ∂_b log Z_w, C = ∂_b f
@@ -61,7 +61,7 @@ class AbstractPrior(eqx.Module):
         >>> Rademacher().sample(jax.random.key(0), 2, 100).shape
         (2, 100)
 
-        Cost: P·D random numbers. Source: [TCDKZ25, section 2].
+        Cost: P·D random numbers. Source: [TCDKZ25].
         """
 
     @abc.abstractmethod
@@ -83,7 +83,7 @@ class AbstractPrior(eqx.Module):
         for each of 2^P components, above that 2^(22-P) for all together, each node 2^P P² operations: 0.5 ms, 9 ms,
         0.3 s and 0.2 to 0.4 s on two cores. Largest error seen for Q̂ from 0 to 10^8 (Rademacher; Bernoulli–Gauss of
         density 0.1 and 0.5): P = 1: 1e-15; P = 2: 2e-10; 5e-7; P = 3: 3e-6; 2e-5; P = 4: 2e-4; 2e-3; P = 6 to 8: 4e-3;
-        2e-2. A derivative is the quadrature of the exact derivative: errors of that size. Source: [TCDKZ25, section 3].
+        2e-2. A derivative is the quadrature of the exact derivative: errors of that size. Source: [TCDKZ25].
         """
 
     @abc.abstractmethod
@@ -103,7 +103,7 @@ class AbstractPrior(eqx.Module):
         >>> Gaussian().mmse(3.0 * jnp.eye(1))
         Array([[0.25]], dtype=...)
 
-        Cost: that of `overlap`. Source: [TCDKZ25, section 3].
+        Cost: that of `overlap`. Source: [TCDKZ25].
         """
 
     @abc.abstractmethod
@@ -121,7 +121,7 @@ class AbstractPrior(eqx.Module):
         >>> Gaussian().free_entropy(2.0 * jnp.eye(1))  # (2 - log 3)/2
         Array(0.4507, dtype=...)
 
-        Cost: that of `overlap`. Source: [TCDKZ25, section 3].
+        Cost: that of `overlap`. Source: [TCDKZ25].
         """
 
     def second_moment(self, indices: int) -> Float[Array, "P P"]:
@@ -137,7 +137,7 @@ class AbstractPrior(eqx.Module):
         >>> BernoulliGauss(0.2).second_moment(1)
         Array([[1.]], dtype=...)
 
-        Cost: 2^P P² at most. Source: [TCDKZ25, section 2].
+        Cost: 2^P P² at most. Source: [TCDKZ25].
         """
         mixture = self._mixture(indices)
         points = jnp.einsum("kp,kq->kpq", mixture.mean, mixture.mean)
@@ -157,7 +157,7 @@ class AbstractPrior(eqx.Module):
         >>> Rademacher().log_partition(jnp.ones(1), jnp.zeros((1, 1)))  # log cosh 1
         Array(0.4338, dtype=...)
 
-        Cost: components × P³. Source: [TCDKZ25, section 3].
+        Cost: components × P³. Source: [TCDKZ25].
         """
         b, A = jnp.asarray(b), jnp.asarray(A)
         check(b.ndim == 1, "b", b, "an array of shape (indices P,)")
@@ -178,7 +178,7 @@ class AbstractPrior(eqx.Module):
         >>> print(mean.round(3), covariance.round(3))
         [[1. 2.]] [[0.5]]
 
-        Cost: components × P² D time; memory about 2^22 numbers at a time. Source: [TCDKZ25, section 3].
+        Cost: components × P² D time; memory about 2^22 numbers at a time. Source: [TCDKZ25].
         """
         b, A = jnp.asarray(b), jnp.asarray(A)
         check(b.ndim == 2, "b", b, "an array of shape (indices P, dimension D)")
@@ -204,7 +204,7 @@ class AbstractPrior(eqx.Module):
         >>> Gaussian().side_information(jax.random.key(0), jnp.ones((1, 3)), 0.5)[0]
         Array([[1.]], dtype=...)
 
-        Cost: P·D random numbers. Source: [TCDKZ25, section 3].
+        Cost: P·D random numbers. Source: [TCDKZ25].
         """
         W = jnp.asarray(W)
         check(W.ndim == 2, "W", W, "an array of shape (indices P, dimension D)")
@@ -249,7 +249,7 @@ class Gaussian(AbstractPrior):
     Array([[0.5, 0. ],
            [0. , 0.5]], dtype=...)
 
-    Cost: O(P³). Source: [TCDKZ25, section 2].
+    Cost: O(P³). Source: [TCDKZ25].
     """
 
     covariance: Float[Array, "P P"] | None = eqx.field(converter=lambda C: C if C is None else _real(C), default=None)
@@ -333,7 +333,7 @@ class Rademacher(_Discrete):
     >>> Rademacher().overlap(jnp.eye(1))
     Array([[0.5504]], dtype=...)
 
-    Cost: see `AbstractPrior.overlap`. Source: [TCDKZ25, section 3].
+    Cost: see `AbstractPrior.overlap`. Source: [TCDKZ25].
     """
 
     def _mixture(self, indices: int) -> Mixture:
@@ -361,7 +361,7 @@ class BernoulliGauss(_Discrete):
     >>> BernoulliGauss(1.0).overlap(jnp.eye(1))
     Array([[0.5]], dtype=...)
 
-    Cost: see `AbstractPrior.overlap`. Source: [TCDKZ25, section 3].
+    Cost: see `AbstractPrior.overlap`. Source: [TCDKZ25].
     """
 
     density: Float[Array, ""] = eqx.field(converter=_real)

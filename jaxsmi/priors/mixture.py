@@ -1,6 +1,6 @@
 """A mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P as a prior: the one formula, and averages over its fields.
 
-Equations that live here ([TCDKZ25, section 2]; see iid.py for what they are used for):
+Equations that live here ([TCDKZ25]; see iid.py for what they are used for):
 
 * log Z_w(b, A), its first derivative f and second derivative C, in `Mixture.respond`
 * E h(b, Q̂) over b = Q̂w + Q̂^{1/2}ξ, a deterministic quadrature (`_nodes`), in `average`

@@ -121,7 +121,7 @@ def test_matrix_models_are_solved_many_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_samples_are_added_until_the_error_bar_is_met():
-    """Phase retrieval above its threshold: 2048 points give 0.02 or so; 0.008 needs four times as many."""
+    """Phase retrieval above its threshold: 2048 points give 0.02 or so; 0.008 needs more."""
     many = {"settings": {"stderr": 0.008}}
     one = smi.sweep(smi.links.phase_retrieval, [0.7], settings={"samples": 2048})
     more = smi.sweep(smi.links.phase_retrieval, [0.7], **many)
