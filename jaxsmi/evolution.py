@@ -81,7 +81,7 @@ def state_evolution(
     the plain iteration from q̂ = 0 as `history`, which is empty otherwise; twice differentiable; no `side_information`);
     `q0`: starting overlap, a number (times the second moment S) or (P, P), inside
     0 ⪯ Q ⪯ S; small is uninformed, near S informed; `samples`: outer points in all, split over `randomisations`
-    independent nets, whose spread gives the standard error; `tolerance` on the distance to the fixed point, residual/(1-ρ);
+    independent nets, whose spread gives the standard error; `tolerance` on the distance to the fixed point (fixed_point.py);
     `newton=False`: the plain undamped trajectory to the end; `side_information` λ in [0, 1): as in `gamp`, adds λ/(1-λ) to
     Q̂ (λ = 1/D: what chance tells a run of dimension D about a direction not learned yet);
     `progress`: a bar on stderr (not under jit).

@@ -2,8 +2,9 @@ r"""Fixed points of monotone maps of a covariance, with an honest stopping test.
 
 Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 
-* residual r = F(V) - V; the distance to the fixed point is about ‖r‖/(1 - ρ), ρ the spectral radius of J: that, not the
-  (damped) step, is what the tolerance is compared with;
+* residual r = F(V) - V; the distance to the fixed point is about (I - J)^{-1} r, and where J is known badly ‖r‖/(1 - ρ), ρ the
+  spectral radius of J: the larger of them, not the (damped) step, is what the tolerance is compared with (J is not normal:
+  what is left of one layer can move another thirty times as much);
 * Newton polish V + (I - J)^{-1} r, taken only where the iteration already contracts (ρ < 1);
 * ρ by a shifted power iteration from the identity: J maps positive matrices to positive matrices, its leading
   eigenvalue is real with a positive eigenvector, and the shift kills oscillation between blocks;
@@ -149,7 +150,7 @@ def solve(
     until: Array | None = None,
     state: FixedPoint | None = None,
 ) -> FixedPoint:
-    r"""Iterate V ← F(V) until ‖r‖_max/(1 - ρ) <= tolerance, then say where it ended and how well.
+    r"""Iterate V ← F(V) until the distance (module docstring, largest entry) is within the tolerance, then say where it ended and how well.
 
     Arguments: `V0` (P, P); `scale` (P, P): the largest V (the prior's second moment), for the tests on relative size;
     `newton`: polish once the iteration contracts; `geometric`: whether V may fall to zero along a ray, to be recognised as
@@ -178,10 +179,11 @@ def solve(
         residual_matrix = found.value - s.V
         residual = jnp.max(jnp.abs(residual_matrix))
         rho = spectral_radius(found.jacobian)
-        distance = residual / jnp.maximum(1.0 - rho, 1e-6)
+        newton_step = resolvent(found.jacobian, residual_matrix)
+        distance = jnp.maximum(residual / jnp.maximum(1.0 - rho, 1e-6), jnp.max(jnp.abs(newton_step)))
         # where a polished step did not halve the residual, the Jacobian's statistical error was too large for all of it
         trust = jnp.where(s.took & (residual > 0.5 * s.residual), 0.5 * s.trust, s.trust)
-        polished = found.value + trust * (s.V + resolvent(found.jacobian, residual_matrix) - found.value)
+        polished = found.value + trust * (s.V + newton_step - found.value)
         polished = 0.5 * (polished + polished.T)
         # only where the map contracts, the residual falls, and the answer is a covariance of about this size next to V: the
         # Jacobian has statistical errors, which near a spinodal would throw a longer step onto another branch

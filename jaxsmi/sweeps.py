@@ -64,8 +64,9 @@ def _evolve(
     **settings: Any,
 ) -> Solution:
     """State evolution; with a `stderr`, of four times the samples, going on from what was found, until it is met or `most` are
-    used: few are enough where all is learned or nothing is, and where a posterior costs most."""
-    samples = samples or (8192 if stderr is None else 512)
+    used; it begins with few where the α before was next to recovery: there they tell all, and cost most."""
+    near = before is not None and bool(jnp.trace(before.covariance) < 0.01 * jnp.trace(before.overlap + before.covariance))
+    samples = samples or (8192 if stderr is None else 512 if near else 2048)
     start: dict[str, Any] = {"q0": warm_start(before)} if before is not None and "q0" not in settings else {}
     while True:
         solution = state_evolution(model, alpha, key=key, samples=samples, **(start | settings))
