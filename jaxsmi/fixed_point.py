@@ -150,7 +150,8 @@ def solve(
     until: Array | None = None,
     state: FixedPoint | None = None,
 ) -> FixedPoint:
-    r"""Iterate V ← F(V) until the distance (module docstring, largest entry) is within the tolerance, then say where it ended and how well.
+    r"""Iterate V ← F(V) until the largest entry of the distance (module docstring) is within the tolerance; say where it ended
+    and how well.
 
     Arguments: `V0` (P, P); `scale` (P, P): the largest V (the prior's second moment), for the tests on relative size;
     `newton`: polish once the iteration contracts; `geometric`: whether V may fall to zero along a ray, to be recognised as

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi import Result
+from jaxsmi import Result, fixed_point
 
 EPS = float(np.finfo(float).eps)
 
@@ -33,6 +33,40 @@ def z_scores(values, target=0.0):
 @functools.cache
 def attention():
     return smi.DeepAttention(depth=2, tokens=2, skip=1.0)
+
+
+# The stopping test ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_turning_point_is_not_a_fixed_point():
+    """F_11 = 0.8 V_11 + 30 (V_22 - 0.01) + .., F_22 = 0.7 V_22 + ..: V_11 turns 0.15 above its fixed point 0.5, where the
+    residual is 0.0003 and ρ = 0.8."""
+    jacobian = jnp.zeros((2, 2, 2, 2)).at[0, 0, 0, 0].set(0.8).at[0, 0, 1, 1].set(30.0).at[1, 1, 1, 1].set(0.7)
+    end = jnp.diag(jnp.array([0.5, 0.01]))
+
+    def map_of(V):
+        value = end + fixed_point.apply(jacobian, V - end)
+        return fixed_point.Evaluation(value, jacobian, value[None], 0.0)
+
+    start = end + jnp.diag(jnp.array([0.15, 0.001]))
+    residual = float(jnp.max(jnp.abs(map_of(start).value - start)))
+    assert residual / (1.0 - 0.8) < 2e-3
+    found = fixed_point.solve(
+        map_of, start, jnp.eye(2), max_steps=200, tolerance=jnp.asarray(2e-3), newton=False, geometric=False
+    )
+    assert Result(int(found.result)) == Result.SUCCESS
+    assert np.max(np.abs(found.V - end)) < 2e-3
+
+
+@pytest.mark.slow
+def test_a_layer_that_turns_back_is_followed_to_recovery():
+    """Two layers, skip 2.416, α = 1.25: what is missing of layer 2 throws layer 1 back to V_11 = 0.13, where it turns."""
+    model = smi.DeepAttention(2, 2, skip=2.41617888881)
+    start = jnp.eye(2) - jnp.diag(jnp.array([0.00666, 0.005]))
+    key = jax.random.fold_in(jax.random.key(0), 0)
+    found = smi.state_evolution(model, 1.25, key=key, q0=start, samples=512, tolerance=2e-3)
+    assert np.max(found.trajectory["covariance"][:, 0, 0]) > 0.1
+    assert found.overlap[0, 0] > 0.99
 
 
 # Closed forms -------------------------------------------------------------------------------------------------------------
