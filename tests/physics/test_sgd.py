@@ -93,6 +93,7 @@ def test_phase_diagram():
 # Flow and chain ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_drift_is_the_mean_step_of_the_chain():
     """40 000 single steps from (0.5, 0.4) at d = 1e6, where corrections are 1e-6, in z-scores; V term included (γ = 3)."""
     model, d, gamma, v = SGD.semantic_positional(0.67), 10**6, 3.0, jnp.array([0.5, 0.4])

@@ -192,6 +192,7 @@ def test_hessians_of_the_figures():
     )
 
 
+@pytest.mark.slow
 def test_hessian_by_differentiation_is_the_closed_form():
     """At the origin; elsewhere the rate of change of the gradient (central differences, h = 1e-4: h² of the fourth
     derivative).
