@@ -121,21 +121,21 @@ def test_matrix_models_are_solved_many_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_samples_are_added_until_the_error_bar_is_met():
-    """Phase retrieval above its threshold: 2048 points give 0.02 or so; 0.008 needs more."""
-    many = {"settings": {"stderr": 0.008}}
-    one = smi.sweep(smi.links.phase_retrieval, [0.7], settings={"samples": 2048})
+    """Phase retrieval above its threshold: half the error that 2048 points have needs more of them."""
+    one = smi.sweep(smi.links.phase_retrieval, [0.7], settings={"samples": 2048}).stderr.squeeze()
+    many = {"settings": {"stderr": 0.5 * float(one)}}
     more = smi.sweep(smi.links.phase_retrieval, [0.7], **many)
-    assert float(one.stderr.squeeze()) > 0.008 >= float(more.stderr.squeeze())
+    assert 0.0 < float(more.stderr.squeeze()) <= 0.5 * float(one)
     same(more, smi.sweep(smi.links.phase_retrieval, [0.7], **many))
 
 
 @pytest.mark.slow
 def test_training_and_processes_of_this_machine():
     pytest.importorskip("dask.distributed")
-    words = {"solver": "train", "seeds": 2, "settings": {"dimension": 50, "steps": 100}}
+    words = {"solver": "train", "seeds": 2, "settings": {"dimension": 50, "steps": 100, "learning_rate": 0.1}}
     here = smi.sweep(linear, [2.0], {"noise": [0.1]}, **words)
     assert here.cosine.dims == ("noise", "seed", "alpha", "index")
-    assert (here.cosine > 0.5).all()
+    assert (here.cosine > 0.8).all()  # six seeds: 0.93 to 0.98
     same(here, smi.sweep(linear, [2.0], {"noise": [0.1]}, scheduler=2, **words))
 
 
