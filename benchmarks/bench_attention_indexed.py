@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.random_matrix import spectrum
+from jaxsmi.numerics.random_matrix.symmetric import spectrum
 
 jax.config.update("jax_enable_x64", True)
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi import costs
-from jaxsmi.sensing import IndexSensing, draw_inputs
+from jaxsmi.sensing.blocks import draw_inputs
+from jaxsmi.sensing.index import IndexSensing
+from jaxsmi.workbench import costs
 
 jax.config.update("jax_enable_x64", True)
 

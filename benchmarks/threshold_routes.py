@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import jaxsmi as smi
-from jaxsmi.message_passing import GampState
+from jaxsmi.inference.message_passing import GampState
 
 jax.config.update("jax_enable_x64", True)
 MODEL = smi.DeepAttention(2, 2)

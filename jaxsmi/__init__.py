@@ -4,10 +4,18 @@ Message passing (`gamp`), its exact asymptotics (`state_evolution`), and the mod
 Importing starts no device and sets no flag; theory is meant for float64: jax.config.update("jax_enable_x64", True).
 """
 
-from jaxsmi import baselines, models, priors, sgd, text
-from jaxsmi.evolution import state_evolution
-from jaxsmi.learning import averaged, learned_at, learning_order
-from jaxsmi.message_passing import gamp
+from jaxsmi import models, priors, sgd, text
+from jaxsmi.core.codes import Result
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.results import Solution, Threshold
+from jaxsmi.descent import baselines
+from jaxsmi.descent.averaging import averaged
+from jaxsmi.descent.order import learned_at, learning_order
+from jaxsmi.descent.stream import Stream
+from jaxsmi.descent.training import train
+from jaxsmi.inference.evolution import state_evolution
+from jaxsmi.inference.message_passing import gamp
+from jaxsmi.inference.potential import free_entropy
 from jaxsmi.models import (
     AttentionIndexed,
     Bilinear,
@@ -18,13 +26,12 @@ from jaxsmi.models import (
     generalization_error,
     links,
 )
-from jaxsmi.potential import free_entropy
-from jaxsmi.search import search_threshold
-from jaxsmi.sweeps import sweep
-from jaxsmi.thresholds import recovery_threshold, staircase, weak_recovery
-from jaxsmi.training import Stream, train
-from jaxsmi.transitions import first_order
-from jaxsmi.types import Dataset, Result, Solution, Threshold
+from jaxsmi.thresholds.recovery import recovery_threshold
+from jaxsmi.thresholds.search import search_threshold
+from jaxsmi.thresholds.stairs import staircase
+from jaxsmi.thresholds.transitions import first_order
+from jaxsmi.thresholds.weak import weak_recovery
+from jaxsmi.workbench.sweeps import sweep
 
 __all__ = [
     "AttentionIndexed",

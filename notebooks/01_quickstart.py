@@ -35,7 +35,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import jaxsmi as smi
-from jaxsmi import plotting
+from jaxsmi.workbench import plotting
 
 jax.config.update("jax_enable_x64", True)  # theory is float64
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests

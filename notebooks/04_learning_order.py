@@ -33,7 +33,7 @@ import numpy as np
 import optax
 
 import jaxsmi as smi
-from jaxsmi import plotting
+from jaxsmi.workbench import plotting
 
 jax.config.update("jax_enable_x64", True)
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests

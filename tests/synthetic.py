@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsmi as smi
-from jaxsmi.types import Dataset, Result, Solution
+from jaxsmi.core.codes import Result
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.results import Solution
 
 
 class Layers(eqx.Module):

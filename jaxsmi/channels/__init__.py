@@ -2,9 +2,9 @@
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
 from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel, NoInference, Posterior, Response
-from jaxsmi.channels.closed_form import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
+from jaxsmi.channels.likelihood import SampledChannel
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
-from jaxsmi.channels.sampled import SampledChannel
+from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
 
 __all__ = [
     "AbstractChannel",

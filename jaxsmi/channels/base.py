@@ -14,18 +14,23 @@ A channel with a closed-form log Z_out needs to say nothing else (`ClosedFormCha
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.integrate import Moments, covariance_and_variance, quotient, randomised_gaussians
-from jaxsmi.types import Array, check, positive_definite, theory_dtype
-
-__all__ = ["AbstractChannel", "ClosedFormChannel", "NoInference", "Posterior", "Response", "sqrt_psd"]
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import Ability, check, positive_definite
+from jaxsmi.numerics.linear_algebra import sqrt_psd
+from jaxsmi.numerics.nets import randomised_gaussians
+from jaxsmi.numerics.quadrature import covariance_and_variance, quotient
+from jaxsmi.numerics.refining import Moments
 
 
 class Posterior(eqx.Module):
@@ -64,34 +69,6 @@ class Response(eqx.Module):
     inaccurate: Array
 
 
-@jax.custom_jvp
-def sqrt_psd(Q: Array) -> Array:
-    """Symmetric square root R of a positive semi-definite matrix; negative rounding is cut at zero.
-
-    Its derivative solves R dR + dR R = dQ, also where eigenvalues of Q agree, for dQ that leave the null space of Q alone
-    (as those of a fixed point do: a direction not learned stays so); the part of dQ inside the null space is dropped.
-    """
-    return _eigen_sqrt(Q)[2]
-
-
-def _eigen_sqrt(Q: Array) -> tuple[Array, Array, Array]:
-    values, vectors = jnp.linalg.eigh(0.5 * (Q + Q.T))
-    safe = jnp.where(values > 0.0, values, 1.0)
-    roots = jnp.where(values > 0.0, jnp.sqrt(safe), 0.0)
-    return roots, vectors, (vectors * roots) @ vectors.T
-
-
-@sqrt_psd.defjvp
-def _sqrt_psd_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (Q,), (dQ,) = primals, tangents
-    roots, vectors, root = _eigen_sqrt(Q)
-    moved = vectors.T @ (0.5 * (dQ + dQ.T)) @ vectors
-    sums = roots[:, None] + roots[None, :]
-    null = sums <= 1e-7 * jnp.sqrt(1.0 + jnp.max(roots) ** 2)
-    moved = jnp.where(null, 0.0, moved / jnp.where(null, 1.0, sums))
-    return root, vectors @ moved @ vectors.T
-
-
 def unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Array, Array]:
     """g (S, P, M) = L^{-ᵀ}⟨τ⟩ and ∂g (S, P, M, P, M) = L^{-ᵀ}(Cov τ - I)L^{-1} from moments of τ = L^{-1}(z - ω)."""
     P, M = L.shape[0], tokens
@@ -111,12 +88,24 @@ class AbstractChannel(eqx.Module):
     """p(y|z) for fields z (P, M). A channel draws labels, and says what a label tells about the fields.
 
     `smooth`: False where labels jump with the fields (signs): derivatives along sampled labels then miss the jumps.
+    `explicit`: whether `response` is a function known in closed form, without random points: it then needs no key.
     """
 
     smooth: ClassVar[bool] = True
+    explicit: ClassVar[bool] = False
 
     indices: eqx.AbstractVar[int]
     tokens: eqx.AbstractVar[int]
+
+    def refusal(self, ability: Ability) -> str | None:
+        """Why the channel lacks an ability, as one sentence with its remedy; None where it has it."""
+        del ability
+        return None
+
+    @property
+    def constraints(self) -> int | None:
+        """How many combinations of a sample's fields a noiseless label fixes; None where they were not counted."""
+        return None
 
     @property
     @abc.abstractmethod
@@ -124,8 +113,13 @@ class AbstractChannel(eqx.Module):
         """How many standard normals a label needs beyond its fields (0 when noiseless)."""
 
     @abc.abstractmethod
+    def link(self, fields: Array) -> Array:
+        """The label of one sample without its noise, from its fields (P, M)."""
+
     def label(self, fields: Array, noise: Array) -> Array:
-        """The label of one sample from its fields (P, M) and `noise` (noise_size,) standard normals."""
+        """The label of one sample from its fields (P, M) and `noise` (noise_size,) standard normals; noiseless: the link."""
+        del noise
+        return self.link(fields)
 
     @property
     @abc.abstractmethod
@@ -145,10 +139,10 @@ class AbstractChannel(eqx.Module):
         """What `respond` needs of the labels (N, ...), computed once per dataset."""
 
     @abc.abstractmethod
-    def respond(self, statistic: Array, omega: Array, V: Array, key: Any = None) -> Posterior:
+    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
         """Posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
 
-    def posterior(self, y: Any, omega: Any, V: Any, key: Any = None) -> Posterior:
+    def posterior(self, y: ArrayLike, omega: ArrayLike, V: ArrayLike, key: PRNGKeyArray | None = None) -> Posterior:
         r"""Posterior of the fields of one sample: log Z_out, g = V^{-1}(E[z|y] - ω), ∂g, with its error.
 
         Arguments: `y` one label; `omega` (P, M); `V` (P, P) positive definite; `key` for channels that sample.
@@ -169,7 +163,7 @@ class AbstractChannel(eqx.Module):
         valid = jnp.all(jnp.isfinite(omega)) & jnp.all(jnp.isfinite(V)) & positive_definite(V)
         return jax.tree.map(lambda x: jnp.where(valid, x[0], jnp.nan), batch)
 
-    def draw(self, Q: Array, V: Array, *, key: Array, samples: int, randomisations: int) -> Posterior:
+    def draw(self, Q: Array, V: Array, *, key: PRNGKeyArray, samples: int, randomisations: int) -> Posterior:
         """Posteriors of samples × randomisations labels drawn at overlap Q (see `response`), randomisation by randomisation."""
         P, M = self.indices, self.tokens
         count = samples * randomisations
@@ -183,7 +177,14 @@ class AbstractChannel(eqx.Module):
         return self.respond(statistic, omega, V, inner_key)
 
     def response(
-        self, Q: Array, V: Array, *, key: Array, samples: int, randomisations: int, tangents: bool = True
+        self,
+        Q: Array,
+        V: Array,
+        *,
+        key: PRNGKeyArray | None,
+        samples: int,
+        randomisations: int,
+        tangents: bool = True,
     ) -> Response:
         r"""E Σ_m g_m g_mᵀ over ω ~ N(0, Q ⊗ I), z ~ N(ω, V ⊗ I), y ~ p(y|z), on common random numbers.
 
@@ -193,6 +194,8 @@ class AbstractChannel(eqx.Module):
         is one smooth map. NaN where Q or V is not finite or V is not positive definite.
         Cost: samples × randomisations posteriors. Source: [TCDKZ25], spec section 5.
         """
+        if key is None:
+            raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
         P, count = self.indices, samples * randomisations
         post = self.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
         outer = jnp.einsum("npm,nqm->npq", post.g, post.g).reshape(randomisations, samples, P, P)
@@ -202,22 +205,22 @@ class AbstractChannel(eqx.Module):
         if tangents:
             jacobian = jnp.einsum("samcn,sbmdn->abcd", post.dg, post.dg) / count
         log_partition = jnp.mean(post.log_partition.reshape(randomisations, samples), axis=1)
-        missed = post.error > self.tolerated
+        missed = post.error > self.tolerance
         error = jnp.max(jnp.where(missed, 0.0, post.error))
         return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, jnp.mean(missed))
 
-    def expected(self, Q: Array, V: Array, key: Array) -> Array:
+    def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
         """`response` on few points: what the precision "state" of `gamp` uses."""
         return self.response(Q, V, key=key, samples=512, randomisations=4, tangents=False).mean
 
     @property
     @abc.abstractmethod
-    def tolerated(self) -> Array:
+    def tolerance(self) -> Array:
         """The error of g that counts as accurate (infinite for closed forms)."""
 
 
 @eqx.filter_jit
-def _respond(channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: Any) -> Posterior:
+def _respond(channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None) -> Posterior:
     return channel.respond(statistic, omega, V, key)
 
 
@@ -228,7 +231,7 @@ class ClosedFormChannel(AbstractChannel):
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Z_out for one sample: statistic of its label, omega (P, M), V (P, P)."""
 
-    def respond(self, statistic: Array, omega: Array, V: Array, key: Any = None) -> Posterior:
+    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
         """Batch posterior; memory bounded by mapping over blocks of 4096 samples."""
 
         def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
@@ -242,7 +245,7 @@ class ClosedFormChannel(AbstractChannel):
         return Posterior(value, g, dg, zero + jnp.inf, rounding, rounding)
 
     @property
-    def tolerated(self) -> Array:
+    def tolerance(self) -> Array:
         """Closed forms are exact."""
         return jnp.asarray(jnp.inf)
 
@@ -258,10 +261,69 @@ def _controlled(values: Array, control: Array) -> Array:
     return jnp.mean(values, axis=1) - slope * jnp.mean(control, axis=1)
 
 
+class ExplicitChannel(AbstractChannel):
+    """A channel of one field vector a sample, whose response is an explicit function f(q, V) of two numbers.
+
+    response(Q) = f,   E log Z_out = Ψ(q),   f = Ψ'/weight of the prior's scalar product
+    """
+
+    explicit: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def information(self, q: Array, V: Array) -> Array:
+        """f(q) = E ‖g‖² at the overlap q, with V left: the precision that a sample adds."""
+
+    @abc.abstractmethod
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """Ψ(q) = E log Z_out, up to a constant where labels are noiseless numbers."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether f comes from Monte-Carlo, with an `uncertainty`."""
+        return False
+
+    def uncertainty(self, q: Array, V: Array) -> Array:
+        """Relative standard error of f: zero unless it comes from Monte-Carlo."""
+        del q
+        return jnp.zeros_like(V)
+
+    def response(
+        self,
+        Q: Array,
+        V: Array,
+        *,
+        key: PRNGKeyArray | None = None,
+        samples: int = 0,
+        randomisations: int = 2,
+        tangents: bool = True,
+    ) -> Response:
+        """f and Ψ at Q, V (1, 1), in the form that sampled channels give: replicas all equal, `jacobian` exact."""
+        del key, samples
+        q, v = Q[0, 0], V[0, 0]
+        mean = self.information(q, v) * jnp.ones((1, 1), v.dtype)
+        slope = jnp.zeros((), v.dtype)
+        if tangents:  # along a fixed second moment: dV = -dq
+            slope = jax.jvp(self.information, (q, v), (jnp.ones_like(q), -jnp.ones_like(v)))[1]
+        zero = jnp.zeros((), v.dtype)
+        log_partition = jnp.broadcast_to(self.log_partition(q, v), (randomisations,))
+        replicas = jnp.broadcast_to(mean, (randomisations, 1, 1))
+        return Response(mean, replicas, slope.reshape(1, 1, 1, 1), log_partition, zero, zero)
+
+    def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
+        """f as a matrix (1, 1)."""
+        del key
+        return self.information(Q, V)
+
+    @property
+    def tolerance(self) -> Array:
+        """Closed forms are exact."""
+        return jnp.asarray(jnp.inf)
+
+
 class NoInference(AbstractChannel):
     """The channel of a link that can be sampled and trained but has no posterior: inference refuses, with the remedy."""
 
-    link: Any
+    law: Callable[[Array], Array]
     indices: int = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
     name: str = eqx.field(static=True)
@@ -270,6 +332,15 @@ class NoInference(AbstractChannel):
         default="the same link with noise > 0 (its channel is then integrated numerically), a log_likelihood=, or a model "
         "with its own channel (smi.links, smi.DeepAttention)",
     )
+
+    def refusal(self, ability: Ability) -> str | None:
+        """That there is no posterior, and what to do instead."""
+        if ability not in (Ability.INFERENCE, Ability.DIRECTIONS):
+            return None
+        return (
+            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be sampled, and trained if it has a "
+            f"gradient, but not inferred. Allowed: {self.remedy}."
+        )
 
     @property
     def noise_size(self) -> int:
@@ -281,28 +352,22 @@ class NoInference(AbstractChannel):
         """Always."""
         return jnp.asarray(True)
 
-    def label(self, fields: Array, noise: Array) -> Array:
-        """link(fields)."""
-        return self.link(fields)
+    def link(self, fields: Array) -> Array:
+        """The link itself."""
+        return self.law(fields)
 
     def check_labels(self, labels: Array) -> None:
         """Nothing is known about the range."""
 
-    def _refuse(self) -> ValueError:
-        return ValueError(
-            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be sampled, and trained if it has a "
-            f"gradient, but not inferred. Allowed: {self.remedy}."
-        )
-
     def statistic(self, labels: Array) -> Array:
         """Refuses."""
-        raise self._refuse()
+        raise ValueError(self.refusal(Ability.INFERENCE))
 
-    def respond(self, statistic: Array, omega: Array, V: Array, key: Any = None) -> Posterior:
+    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
         """Refuses."""
-        raise self._refuse()
+        raise ValueError(self.refusal(Ability.INFERENCE))
 
     @property
-    def tolerated(self) -> Array:
+    def tolerance(self) -> Array:
         """Refuses."""
-        raise self._refuse()
+        raise ValueError(self.refusal(Ability.INFERENCE))

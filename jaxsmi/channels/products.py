@@ -20,13 +20,16 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, logsumexp, ndtr
+from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel, Posterior, as_posterior, unwhiten
-from jaxsmi.channels.closed_form import check_label_shape
-from jaxsmi.integrate import Budget, self_refining_moments
-from jaxsmi.types import Array, check
+from jaxsmi.channels.scalar import check_label_shape
+from jaxsmi.core.checks import check
+from jaxsmi.numerics.refining import Budget, self_refining_moments
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
+
+
 _REACH = 12.0  # standard deviations from ω that the curve z_1 z_2 = y is followed to
 
 
@@ -66,16 +69,16 @@ class ProductChannel(_Noiseless):
         self.budget, self.indices, self.tokens = budget, 2, 1
 
     @property
-    def visible(self) -> int:
+    def constraints(self) -> int:
         """One combination of the fields is fixed by a label."""
         return 1
 
-    def label(self, fields: Array, noise: Array) -> Array:
+    def link(self, fields: Array) -> Array:
         """z_1 z_2."""
         return fields[0, 0] * fields[1, 0]
 
     @property
-    def tolerated(self) -> Array:
+    def tolerance(self) -> Array:
         """The tolerance of the integral along the hyperbola."""
         return self.budget.tolerance
 
@@ -130,7 +133,7 @@ class SquarePlusSignParityChannel(_Noiseless, ClosedFormChannel):
     indices: int = eqx.field(static=True, default=3)
     tokens: int = eqx.field(static=True, default=1)
 
-    def label(self, fields: Array, noise: Array) -> Array:
+    def link(self, fields: Array) -> Array:
         """z_1² + sign(z_1 z_2 z_3), with sign 0 = 1."""
         z = fields[:, 0]
         return z[0] ** 2 + jnp.where(z[0] * z[1] * z[2] >= 0.0, 1.0, -1.0)
@@ -165,7 +168,7 @@ class TripleSignChannel(_Noiseless, ClosedFormChannel):
     indices: int = eqx.field(static=True, default=3)
     tokens: int = eqx.field(static=True, default=1)
 
-    def label(self, fields: Array, noise: Array) -> Array:
+    def link(self, fields: Array) -> Array:
         """sign(z_1 z_2 z_3), with sign 0 = 1."""
         return jnp.where(jnp.prod(fields[:, 0]) >= 0.0, 1.0, -1.0)
 

@@ -21,14 +21,20 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import NoInference
-from jaxsmi.channels.indexed import HardmaxIndices, LinearIndices, SoftmaxIndices, sign_information
-from jaxsmi.integrate import power_of_two, randomised_gaussians
-from jaxsmi.models.base import AbstractMatrixModel, Estimate
-from jaxsmi.priors.spectral import WishartPrior
-from jaxsmi.sensing import MatrixSensing, draw_inputs, mapped, product_dtype
-from jaxsmi.types import Array, Dataset, check, theory_dtype
+from jaxsmi.channels.base import AbstractChannel, NoInference
+from jaxsmi.channels.hardmax import HardmaxIndices, sign_information
+from jaxsmi.channels.index_matrix import AbstractIndices, LinearIndices, SoftmaxIndices
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import Ability, check, require
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.results import Estimate
+from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
+from jaxsmi.priors.wishart import WishartPrior
+from jaxsmi.sensing.blocks import draw_inputs, mapped, product_dtype
+from jaxsmi.sensing.symmetric import MatrixSensing
 
 OUTPUTS = ("softmax", "hardmax", "linear")
 
@@ -75,16 +81,25 @@ class AttentionIndexed(AbstractMatrixModel):
         self.tokens, self.layers = int(tokens), int(layers)
 
     @property
-    def channel(self) -> Any:
-        """What a label says about the indices; of one layer only."""
+    def channel(self) -> AbstractChannel:
+        """What a label says about the scores; of one layer only."""
         T, L = self.tokens, self.layers
         if L > 1:
             name = f"AttentionIndexed({T} tokens, {self.output}, {L} layer(s))"
             remedy = "one layer; more can be sampled and trained"
-            return NoInference(link=self.link, indices=L, tokens=T, name=name, remedy=remedy)
+            return NoInference(law=self.link, indices=L, tokens=T, name=name, remedy=remedy)
+        return self.readout
+
+    @property
+    def readout(self) -> AbstractIndices:
+        """The last layer: what a label says about the scores it was made of."""
         if self.output == "linear":
-            return LinearIndices(T, self.noise)
-        return SoftmaxIndices(T, self.beta) if self.output == "softmax" else HardmaxIndices(T)
+            return LinearIndices(tokens=self.tokens, noise=self.noise)
+        return (
+            SoftmaxIndices(tokens=self.tokens, beta=self.beta)
+            if self.output == "softmax"
+            else HardmaxIndices(tokens=self.tokens)
+        )
 
     @property
     def indices(self) -> int:
@@ -99,10 +114,10 @@ class AttentionIndexed(AbstractMatrixModel):
     @property
     def recovery(self) -> Array:
         """α = D(ρ)/M of perfect recovery; inf where there is none."""
-        _ = self.channel.tolerated  # refuses models without theory
+        require(self, Ability.INFERENCE)
         if self.output == "hardmax":
             return jnp.asarray(jnp.inf, theory_dtype())
-        return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.channel.measurements)
+        return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.readout.measurements)
 
     @property
     def decay(self) -> Array:
@@ -140,7 +155,7 @@ class AttentionIndexed(AbstractMatrixModel):
     def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the signal √d S (1, d, d) and of its fields (n, 1, T²) in message passing."""
         self.check_data(data)
-        _ = self.channel.tolerated  # refuses several layers
+        require(self, Ability.INFERENCE)
         return (1, data.dimension, data.dimension), (data.samples, 1, self.tokens**2)
 
     def sensing(self, data: Dataset) -> MatrixSensing:
@@ -176,11 +191,12 @@ class AttentionIndexed(AbstractMatrixModel):
             cosine = jnp.diagonal(cross) / jnp.sqrt(jnp.diagonal(Q) * jnp.einsum("lij,lij->l", truth, truth) / d)
         return {"overlap": Q, "teacher_overlap": cross, "cosine": cosine}
 
-    def fits(self, teacher: Array, matrix: tuple[int, ...]) -> bool:
+    def check_teacher(self, teacher: Array, estimate: tuple[int, ...]) -> None:
         """W (L r, d), of any r."""
-        return teacher.ndim == 2 and teacher.shape[1] == matrix[-1] and teacher.shape[0] % self.layers == 0
+        fits = teacher.ndim == 2 and teacher.shape[1] == estimate[-1] and teacher.shape[0] % self.layers == 0
+        check(fits, "teacher", teacher, f"data.teacher: factors ({self.layers} r, {estimate[-1]})")
 
-    def matrix_error(self, S: Array, teacher: Array) -> Array:
+    def estimation_error(self, S: Array, teacher: Array) -> Array:
         """‖Ŝ - S*‖²/d of an estimate (d, d) or (L, d, d), for a teacher (L r, d)."""
         return jnp.sum((S - self.estimate(teacher)) ** 2) / (teacher.shape[1] * self.layers)
 
@@ -192,8 +208,7 @@ class AttentionIndexed(AbstractMatrixModel):
         """Shape of the weights of a student, (L r, d)."""
         return (self.layers * self.prior.width(dimension), dimension)
 
-    @staticmethod
-    def complexity(samples: int, dimension: int) -> float:
+    def complexity(self, samples: int, dimension: int) -> float:
         """α = n/d²."""
         return samples / dimension**2
 
@@ -222,8 +237,10 @@ class AttentionIndexed(AbstractMatrixModel):
         inputs = inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype())
         return jax.vmap(self.link)(MatrixSensing(inputs).forward(jnp.sqrt(float(S.shape[0])) * S[None]))
 
-    def prediction_error(self, q: Array, bayes: bool, key: Array | None, samples: int) -> Estimate:
+    def prediction_error(self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int) -> Estimate:
         """E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise (module docstring): ŷ = E[y|ω] (`bayes`) or y(ω)."""
+        check(self.layers == 1, "model", f"{self.layers} layers", "one layer")
+        q = Q[0, 0]
         T, V, zero = self.tokens, self.prior.norm - q, jnp.zeros((), theory_dtype())
         if self.output == "linear":
             return Estimate(T * (T + 1) * V, zero)
@@ -266,15 +283,8 @@ class AttentionIndexed(AbstractMatrixModel):
         h = fields.reshape(self.layers, self.tokens, self.tokens)
         B = jnp.eye(self.tokens, dtype=h.dtype)
         for inner in h[:-1]:
-            B = (self.skip * jnp.eye(self.tokens, dtype=h.dtype) + self._activated(B @ inner @ B.T)) @ B
-        return self._activated(B @ h[-1] @ B.T)
-
-    def _activated(self, scores: Array) -> Array:
-        if self.output == "linear":
-            return scores
-        if self.output == "softmax":
-            return jax.nn.softmax(self.beta * scores, axis=-1)
-        return jax.nn.one_hot(jnp.argmax(scores, axis=-1), self.tokens, dtype=scores.dtype)
+            B = (self.skip * jnp.eye(self.tokens, dtype=h.dtype) + self.readout.link(B @ inner @ B.T)) @ B
+        return self.readout.link(B @ h[-1] @ B.T)
 
     def sample(
         self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None, store: bool = True
@@ -297,7 +307,7 @@ class AttentionIndexed(AbstractMatrixModel):
         labels = jax.vmap(self.link)(self.fields_of(W, inputs))
         if self.output == "linear":
             noise = jax.random.normal(noise_key, labels.shape, labels.dtype)
-            labels = labels + jnp.sqrt(self.noise) * 0.5 * (noise + jnp.swapaxes(noise, 1, 2))
+            labels = jax.vmap(self.readout.label)(labels, noise)
         return Dataset(inputs, labels, W, self)
 
 

@@ -20,18 +20,25 @@ asymptotics. A hidden layer with noise σ, y = (1/√r) Σ_k (w_k·x/√d + σ z
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.indexed import LinearField, LinearIndices
-from jaxsmi.models.base import AbstractMatrixModel, Estimate
-from jaxsmi.priors.spectral import AbstractSpectralPrior, ProductPrior, WishartPrior, gaussian_error
-from jaxsmi.sensing import DenseSensing, draw_inputs, gaussian
-from jaxsmi.types import Array, Dataset, Regenerated, check, concrete, theory_dtype
+from jaxsmi.channels.index_matrix import LinearField, LinearIndices
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.core.results import Estimate
+from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.priors.product import ProductPrior, gaussian_error
+from jaxsmi.priors.spectral import AbstractSpectralPrior
+from jaxsmi.priors.wishart import WishartPrior
+from jaxsmi.sensing.blocks import draw_inputs, gaussian
+from jaxsmi.sensing.rectangular import DenseSensing
 
 
 def symmetric_gaussian(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -58,6 +65,7 @@ class Bilinear(AbstractMatrixModel):
     prior: AbstractSpectralPrior
     noise: Array
     symmetric: bool = eqx.field(static=True)
+    tokens: int = eqx.field(static=True)
 
     def __init__(self, aspect_ratio: Any = 1.0, rank_ratio: Any = 0.2, noise: Any = 0.0, symmetric: bool = False):
         check(isinstance(symmetric, (bool, np.bool_)), "symmetric", symmetric, "True or False")
@@ -67,7 +75,7 @@ class Bilinear(AbstractMatrixModel):
         noise = jnp.asarray(noise, theory_dtype())
         check(noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a finite variance >= 0")
         self.prior = WishartPrior(rank_ratio) if symmetric else ProductPrior(aspect_ratio, rank_ratio)
-        self.noise, self.symmetric = noise, bool(symmetric)
+        self.noise, self.symmetric, self.tokens = noise, bool(symmetric), 1  # one field a sample
 
     @property
     def aspect_ratio(self) -> Array:
@@ -75,9 +83,14 @@ class Bilinear(AbstractMatrixModel):
         return self.prior.aspect_ratio if isinstance(self.prior, ProductPrior) else jnp.ones((), theory_dtype())
 
     @property
-    def channel(self) -> LinearIndices:
+    def readout(self) -> LinearIndices:
         """What a label says about its field."""
-        return LinearIndices(1, self.noise) if self.symmetric else LinearField(self.noise)
+        return LinearIndices(tokens=1, noise=self.noise) if self.symmetric else LinearField(noise=self.noise)
+
+    @property
+    def channel(self) -> LinearIndices:
+        """The same."""
+        return self.readout
 
     @property
     def indices(self) -> int:
@@ -87,7 +100,7 @@ class Bilinear(AbstractMatrixModel):
     @property
     def recovery(self) -> Array:
         """α of perfect recovery; inf with noise."""
-        return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.channel.measurements)
+        return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.readout.measurements)
 
     def length(self, dimension: int) -> int:
         """L = round(β d)."""
@@ -105,8 +118,15 @@ class Bilinear(AbstractMatrixModel):
     # what message passing and training ask of a model ------------------------------------------------------------------
 
     # of `gamp`, the default first: with damping and without noise "outer" lets V collapse; undamped, "state" can explode
-    precisions: ClassVar[tuple[str, ...]] = ("state", "outer")
-    dampings: ClassVar[tuple[float, ...]] = (0.5, 0.7, 0.85)
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """That of theory first."""
+        return ("state", "outer")
+
+    @property
+    def dampings(self) -> tuple[float, ...]:
+        """That `gamp` tries one after the other: without noise, undamped runs diverge."""
+        return (0.5, 0.7, 0.85)
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
         """Raise a ValueError for inputs, labels or a teacher of another shape."""
@@ -172,13 +192,9 @@ class Bilinear(AbstractMatrixModel):
         """Estimation error per entry; NaN without a teacher."""
         if data.teacher is None or weights.ndim == 3:
             return super().error_of(weights, data, key=key, samples=samples)
-        return self.matrix_error(self.product(weights.astype(theory_dtype()), data.teacher.shape[0]), data.teacher)
+        return self.estimation_error(self.product(weights.astype(theory_dtype()), data.teacher.shape[0]), data.teacher)
 
-    def fits(self, teacher: Array, matrix: tuple[int, ...]) -> bool:
-        """S (L, d)."""
-        return teacher.shape == matrix
-
-    def matrix_error(self, S: Array, teacher: Array) -> Array:
+    def estimation_error(self, S: Array, teacher: Array) -> Array:
         """‖Ŝ - S‖² per entry."""
         return jnp.mean((S - teacher) ** 2)
 
@@ -216,10 +232,10 @@ class Bilinear(AbstractMatrixModel):
         check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
         return self._labels(S, inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype()))
 
-    def prediction_error(self, q: Array, bayes: bool, key: Array | None, samples: int) -> Estimate:
+    def prediction_error(self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int) -> Estimate:
         """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω."""
         del bayes, key, samples
-        return Estimate((2.0 if self.symmetric else 1.0) * (self.prior.norm - q), jnp.zeros((), theory_dtype()))
+        return Estimate((2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0]), jnp.zeros((), theory_dtype()))
 
     def link(self, fields: Array) -> Array:
         """The noiseless label: the field itself."""

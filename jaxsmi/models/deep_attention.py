@@ -18,14 +18,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from jaxsmi.channels import AbstractChannel, DeepAttentionChannel, NoInference, SampledChannel, SingleAttentionChannel
-from jaxsmi.channels.attention import Layer, attention_link, hardmax_link
-from jaxsmi.integrate import Budget
-from jaxsmi.models.base import AbstractIndexModel, Symmetry
+from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
+from jaxsmi.channels.base import AbstractChannel, NoInference
+from jaxsmi.channels.layers import Layer, attention_link, hardmax, hardmax_link
+from jaxsmi.channels.likelihood import SampledChannel
+from jaxsmi.core.arrays import concrete
+from jaxsmi.core.checks import check
+from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.multi_index import default_tolerance
-from jaxsmi.priors import AbstractPrior, Gaussian
-from jaxsmi.types import Array, check, concrete
+from jaxsmi.models.symmetry import Symmetry
+from jaxsmi.numerics.refining import Budget
+from jaxsmi.priors.iid import AbstractIidPrior, Gaussian
 
 ACTIVATIONS = ("softmax", "hardmax")
 
@@ -51,7 +56,7 @@ class DeepAttention(AbstractIndexModel):
     (2, 2)
     """
 
-    prior: AbstractPrior
+    prior: AbstractIidPrior
     channel: AbstractChannel
     skip: Array
     beta: Array
@@ -72,7 +77,7 @@ class DeepAttention(AbstractIndexModel):
         tied: bool | Sequence[bool] = True,
         noise: Any = 0.0,
         activation: str = "softmax",
-        prior: AbstractPrior | None = None,
+        prior: AbstractIidPrior | None = None,
         tolerance: Any = None,
         max_nodes: int = 2**20,
     ):
@@ -104,14 +109,14 @@ class DeepAttention(AbstractIndexModel):
         link: Any = jax.tree_util.Partial(_link, self.layers, self.activation, self.skip, self.beta)
         if self.activation == "hardmax":
             remedy = "a softmax student, trained on data of this model"
-            return NoInference(link=link, indices=indices, tokens=tokens, name="hardmax attention", remedy=remedy)
+            return NoInference(law=link, indices=indices, tokens=tokens, name="hardmax attention", remedy=remedy)
         if not concrete(self.noise) or float(self.noise) > 0.0:
             budget = Budget(default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes)
             return SampledChannel(link, indices, tokens, self.noise, budget)
         if not last.invertible:
             name = f"noiseless attention with a last layer of rank {last.rank}, {last.heads} heads, tied={last.tied}"
             remedy = "one tied head of rank one in the last layer, or noise > 0 (integrated numerically)"
-            return NoInference(link=link, indices=indices, tokens=tokens, name=name, remedy=remedy)
+            return NoInference(law=link, indices=indices, tokens=tokens, name=name, remedy=remedy)
         if len(self.layers) == 1:
             return SingleAttentionChannel(tokens, self.beta)
         inner = (indices - 1) * tokens
@@ -160,7 +165,7 @@ class DeepAttention(AbstractIndexModel):
             h = jnp.einsum("md,hprd->hpmr", X, w.reshape(layer.heads, -1, layer.rank, X.shape[1]))
             scores = jnp.einsum("hmr,hnr->hmn", h[:, 0], h[:, -1]) / X.shape[1]
             if self.activation == "hardmax":
-                return jnp.mean(jax.nn.one_hot(jnp.argmax(scores, -1), self.tokens, dtype=X.dtype), axis=0)
+                return jnp.mean(hardmax(scores), axis=0)
             return jnp.mean(jax.nn.softmax(self.beta * scores, axis=-1), axis=0)
 
         *inner, last = jnp.split(weights, np.cumsum([layer.indices for layer in self.layers])[:-1])

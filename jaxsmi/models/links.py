@@ -15,23 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array
 
-from jaxsmi.channels import (
-    LinearChannel,
-    ModulusChannel,
-    ProductChannel,
-    SignChannel,
-    SignProductChannel,
-    SquarePlusSignParityChannel,
-    TripleSignChannel,
-)
-from jaxsmi.integrate import Budget
+from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
+from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
+from jaxsmi.core.checks import check
 from jaxsmi.models.multi_index import MultiIndex
-from jaxsmi.priors import AbstractPrior
-from jaxsmi.types import Array, check
-
-__all__ = ["linear", "phase_retrieval", "product", "sign", "sign_product", "square_plus_sign_parity"]
-
+from jaxsmi.numerics.refining import Budget
+from jaxsmi.priors.iid import AbstractIidPrior
 
 # Named functions, not lambdas: two models of the same link are then the same program, compiled once.
 
@@ -64,7 +55,7 @@ def _square_plus_sign_parity(z: Array) -> Array:
     return z[0, 0] ** 2 + _sign(z[0, 0] * z[1, 0] * z[2, 0])
 
 
-def linear(noise: Any = 0.0, tokens: int = 1, prior: AbstractPrior | None = None) -> MultiIndex:
+def linear(noise: Any = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Linear regression with Gaussian noise, y = z + √Δ ξ (M tokens: M measurements a sample).
 
     Arguments: `noise` Δ >= 0, `tokens` M, `prior`. Raises: ValueError for Δ < 0 or M < 1.
@@ -79,7 +70,7 @@ def linear(noise: Any = 0.0, tokens: int = 1, prior: AbstractPrior | None = None
     return MultiIndex(_first_row, indices=1, tokens=tokens, prior=prior, channel=LinearChannel(noise, tokens), name="linear")
 
 
-def sign(prior: AbstractPrior | None = None) -> MultiIndex:
+def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Perceptron, y = sign z. With a Rademacher prior: the binary perceptron. Source: spec section 7.
 
     Example:
@@ -90,7 +81,7 @@ def sign(prior: AbstractPrior | None = None) -> MultiIndex:
     return MultiIndex(_sign_of_product, indices=1, prior=prior, channel=SignChannel(), name="sign")
 
 
-def phase_retrieval(squared: bool = False, prior: AbstractPrior | None = None) -> MultiIndex:
+def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Phase retrieval, y = |z| (or z² with `squared=True`). Weak recovery at α = 1/2. Source: [MM18], spec section 7.
 
     Example:
@@ -105,7 +96,7 @@ def phase_retrieval(squared: bool = False, prior: AbstractPrior | None = None) -
     )  # fmt: skip
 
 
-def sign_product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
+def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 3. Source: [TDDZLK24], spec section 7.
 
     Arguments: `k` >= 1, the number of factors. Raises: ValueError for k < 1.
@@ -124,7 +115,7 @@ def sign_product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
     )  # fmt: skip
 
 
-def product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
+def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Product of k fields, y = z_1 z_2 .. z_k. Inference for k <= 2. Source: [TDDZLK24], spec section 7.
 
     Arguments: `k` >= 1. Raises: ValueError for k < 1.
@@ -143,7 +134,7 @@ def product(k: int = 2, prior: AbstractPrior | None = None) -> MultiIndex:
     )  # fmt: skip
 
 
-def square_plus_sign_parity(prior: AbstractPrior | None = None) -> MultiIndex:
+def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex:
     """The staircase example y = z_1² + sign(z_1 z_2 z_3). Source: [TDDZLK24], spec section 7.
 
     Example:

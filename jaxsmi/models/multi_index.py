@@ -12,12 +12,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from jaxsmi.channels import AbstractChannel, NoInference, SampledChannel
-from jaxsmi.integrate import Budget
-from jaxsmi.models.base import SYMMETRIES, AbstractIndexModel, Symmetry
-from jaxsmi.priors import AbstractPrior, Gaussian
-from jaxsmi.types import Array, check, concrete
+from jaxsmi.channels.base import AbstractChannel, NoInference
+from jaxsmi.channels.likelihood import SampledChannel
+from jaxsmi.core.arrays import concrete
+from jaxsmi.core.checks import check
+from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.symmetry import SYMMETRIES, Symmetry
+from jaxsmi.numerics.refining import Budget
+from jaxsmi.priors.iid import AbstractIidPrior, Gaussian
 
 
 class MultiIndex(AbstractIndexModel):
@@ -38,7 +42,7 @@ class MultiIndex(AbstractIndexModel):
     2
     """
 
-    prior: AbstractPrior
+    prior: AbstractIidPrior
     channel: AbstractChannel
     symmetry: tuple[Symmetry, ...] = eqx.field(static=True)
     _link: Any
@@ -51,7 +55,7 @@ class MultiIndex(AbstractIndexModel):
         indices: int,
         tokens: int = 1,
         noise: Any = 0.0,
-        prior: AbstractPrior | None = None,
+        prior: AbstractIidPrior | None = None,
         log_likelihood: Callable[[Array, Array], Array] | None = None,
         channel: AbstractChannel | None = None,
         symmetry: Sequence[tuple[Sequence[int], str]] = (),
@@ -83,12 +87,17 @@ class MultiIndex(AbstractIndexModel):
             )
         self.symmetry = tuple(Symmetry(tuple(block), kind) for block, kind in symmetry)
         if channel is None and log_likelihood is None and concrete(noise) and float(noise) == 0.0:
-            channel = NoInference(link=self._link, indices=indices, tokens=tokens, name=f"{self.name} (noise=0)")
+            channel = NoInference(law=self._link, indices=indices, tokens=tokens, name=f"{self.name} (noise=0)")
         if channel is None:
             likelihood = None if log_likelihood is None else jax.tree_util.Partial(log_likelihood)
             budget = Budget(default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes)
             channel = SampledChannel(self._link, indices, tokens, noise, budget, likelihood)
         self.channel = channel
+
+    @property
+    def title(self) -> str:
+        """The name of the link."""
+        return self.name
 
     def link(self, fields: Array) -> Array:
         """link(Z) of one sample."""

@@ -24,13 +24,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from jaxsmi.integrate import hermite_polynomials
-from jaxsmi.types import Array, Dataset, check, concrete, theory_dtype
-
-__all__ = ["Attention", "HermiteSeries", "LinearAttention", "Network", "SequenceSingleIndex", "semantic_positional"]
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.core.data import Dataset
+from jaxsmi.numerics.quadrature import hermite_polynomials
 
 REDUCTIONS = ("trace", "identity", "bilinear")
+
+
 LOSSES = ("squared", "frobenius")
 
 

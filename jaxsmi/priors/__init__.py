@@ -1,9 +1,18 @@
-"""Priors on the signal: what is known of the weights before any label is seen.
+"""Priors on the signal: iid columns (Gaussian, binary, sparse), and matrices known by their spectrum."""
 
-iid.py holds the priors of the index family (Gaussian, Rademacher, Bernoulli–Gauss): partition function, posterior mean
-and covariance, and the input side of state evolution.
-"""
+from jaxsmi.priors.base import AbstractPrior
+from jaxsmi.priors.iid import AbstractIidPrior, BernoulliGauss, Gaussian, Rademacher
+from jaxsmi.priors.product import ProductPrior
+from jaxsmi.priors.spectral import AbstractSpectralPrior
+from jaxsmi.priors.wishart import WishartPrior
 
-from jaxsmi.priors.iid import AbstractPrior, BernoulliGauss, Gaussian, Rademacher
-
-__all__ = ["AbstractPrior", "BernoulliGauss", "Gaussian", "Rademacher"]
+__all__ = [
+    "AbstractIidPrior",
+    "AbstractPrior",
+    "AbstractSpectralPrior",
+    "BernoulliGauss",
+    "Gaussian",
+    "ProductPrior",
+    "Rademacher",
+    "WishartPrior",
+]

@@ -23,11 +23,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.priors.mixture import Mixture, free_entropy, mmse, overlap, posterior, square_root, symmetric
-from jaxsmi.types import Array, Float, PRNGKeyArray, check, concrete, theory_dtype
-
-__all__ = ["AbstractPrior", "BernoulliGauss", "Gaussian", "Rademacher"]
 
 _MAX_INDICES = 8  # 2^8 components
 
@@ -36,11 +37,21 @@ def _real(value: Any) -> Array:
     return jnp.asarray(value, dtype=theory_dtype())
 
 
-class AbstractPrior(eqx.Module):
+class AbstractIidPrior(AbstractPrior):
     """A prior with iid columns; `Gaussian`, `Rademacher` and `BernoulliGauss` are the ones there are.
 
     A new one that is a mixture of Gaussians, the same for w and -w, is a `_Discrete` with `_mixture` and `sample`.
     """
+
+    @property
+    def continuous(self) -> bool:
+        """Whether it has a density."""
+        return False
+
+    @property
+    def discrete(self) -> bool:
+        """Whether it is a law on finitely many points."""
+        return False
 
     @abc.abstractmethod
     def _mixture(self, indices: int) -> Mixture:
@@ -123,6 +134,10 @@ class AbstractPrior(eqx.Module):
 
         Cost: that of `overlap`. Source: [TCDKZ25].
         """
+
+    def entropy_term(self, Q: Array, Qhat: Array) -> Array:
+        """The prior's part of the free entropy at a pair of overlaps: -½ tr(Q Q̂) + Φ_w(Q̂)."""
+        return -0.5 * jnp.sum(Q * Qhat) + self.free_entropy(Qhat)
 
     def second_moment(self, indices: int) -> Float[Array, "P P"]:
         """Second moment of the prior; V = second_moment - Q in state evolution.
@@ -234,7 +249,7 @@ def _check_sizes(indices: int, dimension: int) -> None:
     check(dimension >= 1, "dimension", dimension, "an integer of at least 1")
 
 
-class Gaussian(AbstractPrior):
+class Gaussian(AbstractIidPrior):
     """Gaussian prior; the default of every index model.
 
     w ~ N(0, C_0):  f = (C_0^{-1} + A)^{-1} b,  Q = C_0 - (C_0^{-1} + Q̂)^{-1},  Φ_w = ½ tr C_0Q̂ - ½ log det(I + C_0Q̂)
@@ -253,6 +268,11 @@ class Gaussian(AbstractPrior):
     """
 
     covariance: Float[Array, "P P"] | None = eqx.field(converter=lambda C: C if C is None else _real(C), default=None)
+
+    @property
+    def continuous(self) -> bool:
+        """It has a density."""
+        return True
 
     def __check_init__(self):
         if self.covariance is None:
@@ -274,42 +294,42 @@ class Gaussian(AbstractPrior):
         return Mixture(jnp.zeros(1, factor.dtype), jnp.zeros((1, indices), factor.dtype), factor[None])
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
-        """Draw W = C_0^{1/2} ξ, (P, D); see `AbstractPrior.sample`."""
+        """Draw W = C_0^{1/2} ξ, (P, D); see `AbstractIidPrior.sample`."""
         _check_sizes(indices, dimension)
         factor = self._mixture(indices).factor[0]
         return factor @ jax.random.normal(key, (indices, dimension), factor.dtype)
 
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
-        """Q = C_0 (I + Q̂C_0)^{-1} Q̂C_0; see `AbstractPrior.overlap`."""
+        """Q = C_0 (I + Q̂C_0)^{-1} Q̂C_0; see `AbstractIidPrior.overlap`."""
         Qhat = _precision(Qhat)
         seen = Qhat @ (covariance := self._mixture(Qhat.shape[0]).covariance[0])
         return symmetric(covariance @ jnp.linalg.solve(jnp.eye(Qhat.shape[0], dtype=Qhat.dtype) + seen, seen))
 
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
-        """V = (I + C_0Q̂)^{-1} C_0; see `AbstractPrior.mmse`."""
+        """V = (I + C_0Q̂)^{-1} C_0; see `AbstractIidPrior.mmse`."""
         Qhat = _precision(Qhat)
         return self._mixture(Qhat.shape[0]).respond(jnp.zeros_like(Qhat[0]), Qhat)[2]
 
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
-        """Φ_w = ½ tr(C_0Q̂) - ½ log det(I + C_0Q̂); see `AbstractPrior.free_entropy`."""
+        """Φ_w = ½ tr(C_0Q̂) - ½ log det(I + C_0Q̂); see `AbstractIidPrior.free_entropy`."""
         Qhat = _precision(Qhat)
         mixture = self._mixture(Qhat.shape[0])
         return 0.5 * jnp.sum(mixture.covariance[0] * Qhat) + mixture.respond(jnp.zeros_like(Qhat[0]), Qhat)[0]
 
 
-class _Discrete(AbstractPrior):
+class _Discrete(AbstractIidPrior):
     """Mixtures of several components: averages over b by quadrature."""
 
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
-        """Q = E[f fᵀ] by quadrature; see `AbstractPrior.overlap`."""
+        """Q = E[f fᵀ] by quadrature; see `AbstractIidPrior.overlap`."""
         return overlap(self, _precision(Qhat))
 
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
-        """V = E[C] by quadrature; see `AbstractPrior.mmse`."""
+        """V = E[C] by quadrature; see `AbstractIidPrior.mmse`."""
         return mmse(self, _precision(Qhat))
 
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
-        """Φ_w = E log Z_w by quadrature; see `AbstractPrior.free_entropy`."""
+        """Φ_w = E log Z_w by quadrature; see `AbstractIidPrior.free_entropy`."""
         return free_entropy(self, _precision(Qhat))
 
 
@@ -333,8 +353,13 @@ class Rademacher(_Discrete):
     >>> Rademacher().overlap(jnp.eye(1))
     Array([[0.5504]], dtype=...)
 
-    Cost: see `AbstractPrior.overlap`. Source: [TCDKZ25].
+    Cost: see `AbstractIidPrior.overlap`. Source: [TCDKZ25].
     """
+
+    @property
+    def discrete(self) -> bool:
+        """2^P points."""
+        return True
 
     def _mixture(self, indices: int) -> Mixture:
         signs = 2.0 * _supports(indices) - 1.0
@@ -342,7 +367,7 @@ class Rademacher(_Discrete):
         return Mixture(log_weight, signs, jnp.zeros((*signs.shape, indices), signs.dtype))
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
-        """Draw P·D independent signs; see `AbstractPrior.sample`."""
+        """Draw P·D independent signs; see `AbstractIidPrior.sample`."""
         _check_sizes(indices, dimension)
         return jax.random.rademacher(key, (indices, dimension), theory_dtype())
 
@@ -361,7 +386,7 @@ class BernoulliGauss(_Discrete):
     >>> BernoulliGauss(1.0).overlap(jnp.eye(1))
     Array([[0.5]], dtype=...)
 
-    Cost: see `AbstractPrior.overlap`. Source: [TCDKZ25].
+    Cost: see `AbstractIidPrior.overlap`. Source: [TCDKZ25].
     """
 
     density: Float[Array, ""] = eqx.field(converter=_real)
@@ -379,7 +404,7 @@ class BernoulliGauss(_Discrete):
         return Mixture(log_weight, jnp.zeros_like(support), jax.vmap(jnp.diag)(support / jnp.sqrt(self.density)))
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
-        """Draw supports and values; see `AbstractPrior.sample`."""
+        """Draw supports and values; see `AbstractIidPrior.sample`."""
         _check_sizes(indices, dimension)
         where, what = jax.random.split(key)
         support = jax.random.bernoulli(where, self.density, (indices, dimension))

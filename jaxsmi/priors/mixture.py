@@ -25,14 +25,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-
-from jaxsmi.types import Array, Float
-
-__all__ = ["Mixture", "average", "free_entropy", "mmse", "overlap", "posterior", "square_root", "symmetric"]
-
+from jaxtyping import Array, Float
 
 _TRAPEZOID = {1: (1024, 9.0), 2: (128, 8.5), 3: (48, 7.5)}  # P: nodes per axis, standard deviations spanned
+
+
 _MEMORY = 2**22  # numbers that the posterior of one batch of columns may hold
+
+
 _CHUNK = 512  # nodes at a time: small enough for the cache
 
 

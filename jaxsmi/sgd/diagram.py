@@ -26,12 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array
 from tqdm import tqdm
 
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import check
 from jaxsmi.sgd.population import correlation, mean
-from jaxsmi.types import Array, check, theory_dtype
-
-__all__ = ["BOUNDARIES", "LABELS", "PhaseDiagram", "boundaries", "phase_diagram", "transition"]
 
 # By glob + 2 dyn + 4 multi, each 0 for semantic or one minimum, 1 for positional or several.
 LABELS = (
@@ -44,7 +44,11 @@ LABELS = (
     "global semantic, positional dynamics",
     "global positional",
 )
+
+
 BOUNDARIES = ("positional minimum", "transition", "equal depth", "semantic minimum")
+
+
 ANGLES, RADII = 91, 21
 
 

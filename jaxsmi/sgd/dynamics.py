@@ -19,13 +19,14 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import optimistix
+from jaxtyping import Array
 
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.core.codes import Result
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.sgd.population import gradient, hessian, noise_at, on_grid, overlaps
 from jaxsmi.sgd.simulation import length_of
-from jaxsmi.types import Array, Result, check, concrete, theory_dtype
-
-__all__ = ["Flow", "drift", "flow", "maximal_rate", "recovery_time"]
 
 
 class Flow(eqx.Module):

@@ -26,28 +26,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array
 
-from jaxsmi.integrate import hermite_polynomials, randomised_gaussians
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import check
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
-from jaxsmi.types import Array, check, theory_dtype
-
-__all__ = [
-    "Exponent",
-    "Flatness",
-    "Grid",
-    "coefficients",
-    "flatness",
-    "hessian_at_origin",
-    "information_exponent",
-    "sample_complexity",
-    "taylor",
-    "values",
-]
+from jaxsmi.numerics.nets import randomised_gaussians
+from jaxsmi.numerics.quadrature import hermite_polynomials
 
 _DEGREES = {1: 12, 2: 12, 3: 8, 4: 6}  # looked for by default
+
+
 _SAMPLED_DEGREE = 4
+
+
 _STEPS = {1: 0.05, 2: 0.1, 3: 0.2, 4: 0.3}
+
+
 _WIDTHS = {1: 10.0, 2: 10.0, 3: 8.0, 4: 9.0}
+
+
 MAX_TOKENS = max(_STEPS)  # on grids
 
 

@@ -24,22 +24,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array
 
-from jaxsmi.fixed_point import with_slope
-from jaxsmi.integrate import power_of_two, randomised_gaussians
-from jaxsmi.models.base import Estimate
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
+from jaxsmi.numerics.implicit import with_slope
+from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.sgd.hermite import Grid, activation_coefficients, contract, has_second_moment, values
-from jaxsmi.types import Array, check, concrete, theory_dtype
-
-__all__ = ["correlation", "gradient_noise", "hessian", "mean", "risk"]
 
 _TOKENS = 3  # on grids: two tokens take milliseconds, three seconds, four minutes
+
+
 _NARROW = 1.3  # steps of the grid; a narrower kernel is under-resolved by more than 1e-14
+
+
 # Nodes in ξ of each token where the kernel is narrow, by step, and where it is a quarter of that: errors of 1e-11 (three
 # tokens: 1e-9), and 1e-10 on a coarse grid.
 _INNER = {0.05: 12, 0.1: 6, 0.2: 8}
+
+
 _FEW = 4
+
+
 _NETS = 16
 
 

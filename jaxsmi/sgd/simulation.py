@@ -25,16 +25,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jaxtyping import Array
 from tqdm import tqdm
 
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.core.codes import Result
+from jaxsmi.descent.loop import Descent, TrainState, descend
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.sgd.population import overlaps as overlaps_of
-from jaxsmi.training import Descent, TrainState, descend
-from jaxsmi.types import Array, Result, check, concrete, theory_dtype
-
-__all__ = ["Simulation", "semantic_fraction", "simulate"]
 
 BLOCK = 64  # steps whose random numbers are drawn at once
+
+
 _CHUNK = 512  # blocks between two looks at the progress bar
 
 

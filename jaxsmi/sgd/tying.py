@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
+from jaxsmi.core.checks import check
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
 from jaxsmi.sgd.dynamics import recovery_time
 from jaxsmi.sgd.hermite import activation_coefficients
 from jaxsmi.sgd.simulation import simulate
-from jaxsmi.types import Array, check
-
-__all__ = ["SCHEDULES", "Gain", "gain", "sum_of_squares"]
 
 # γ_tied and γ_untied at length L, from γ.
 SCHEDULES: dict[str, Callable[[int, float], tuple[float, float]]] = {

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from figures import browser
 
-from jaxsmi import cli, cli_figures, storage
-from jaxsmi.figures import RECIPES, common, gallery, making
-from jaxsmi.figures.common import Drawn, axes_row, compare, published
+from jaxsmi.cli import figure as cli_figures
+from jaxsmi.cli import main as cli
+from jaxsmi.papers import common, gallery, making
+from jaxsmi.papers.__init__ import RECIPES
+from jaxsmi.papers.common import Drawn, axes_row, compare, published
+from jaxsmi.workbench import storage
 
 CALLS = []
 

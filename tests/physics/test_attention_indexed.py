@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.channels.closed_form import log_quadrant
-from jaxsmi.channels.indexed import HardmaxIndices, SoftmaxIndices, centred, hardmax_response, sampled_response
-from jaxsmi.priors.spectral import WishartPrior
-from jaxsmi.types import Result
+from jaxsmi.channels.hardmax import HardmaxIndices, hardmax_response, sampled_response
+from jaxsmi.channels.index_matrix import SoftmaxIndices, centred
+from jaxsmi.channels.scalar import log_quadrant
+from jaxsmi.core.codes import Result
+from jaxsmi.priors.wishart import WishartPrior
 
 SOFTMAX = {
     0.05: (0.88734927, 0.47616577, 0, 0, 0, 0),

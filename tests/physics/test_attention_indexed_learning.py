@@ -7,8 +7,9 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.sensing import IndexSensing, MatrixSensing
-from jaxsmi.types import Result
+from jaxsmi.core.codes import Result
+from jaxsmi.sensing.index import IndexSensing
+from jaxsmi.sensing.symmetric import MatrixSensing
 
 KEY = jax.random.key(0)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.baselines import minimum_nuclear_norm, nuclear_norm_threshold, ridge_error
-from jaxsmi.types import Result
+from jaxsmi.core.codes import Result
+from jaxsmi.descent.baselines import minimum_nuclear_norm, nuclear_norm_threshold, ridge_error
 
 SLOW = pytest.mark.slow
 # (ρ, β, Δ, α): E

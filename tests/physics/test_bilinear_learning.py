@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.baselines import minimum_nuclear_norm
-from jaxsmi.sensing import DenseSensing
-from jaxsmi.types import Result
+from jaxsmi.core.codes import Result
+from jaxsmi.descent.baselines import minimum_nuclear_norm
+from jaxsmi.sensing.rectangular import DenseSensing
 
 KEY = jax.random.key(1)
 

@@ -12,10 +12,10 @@ import pytest
 from scipy.stats import fisher_exact
 
 import jaxsmi as smi
+from jaxsmi.core.codes import Result
 from jaxsmi.sgd.dynamics import drift
 from jaxsmi.sgd.simulation import _advance, _begin, _reduced_start, _tries
 from jaxsmi.sgd.tying import sum_of_squares
-from jaxsmi.types import Result
 
 SGD = smi.sgd
 SLOW = pytest.mark.slow

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi import Result, fixed_point
+from jaxsmi import Result
+from jaxsmi.numerics import fixed_point
 
 KEY = jax.random.key(0)
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi import Result, fixed_point
+from jaxsmi import Result
+from jaxsmi.numerics import fixed_point
 
 EPS = float(np.finfo(float).eps)
 

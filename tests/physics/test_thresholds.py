@@ -8,7 +8,6 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
-from jaxsmi.thresholds import _applied, _leading
 
 KEY = jax.random.key(0)
 EXACT = {

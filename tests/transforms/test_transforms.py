@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.sensing import IndexSensing
+from jaxsmi.sensing.index import IndexSensing
 
 KEY = jax.random.key(0)
 CHEAP = {"samples": 64, "randomisations": 2, "max_steps": 25}

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxsmi import cli, storage
+from jaxsmi.cli import main as cli
+from jaxsmi.workbench import storage
 
 QUICK = {
     "gamp": ["--dimension", "300", "--alpha", "2", "--noise", "0.5"],

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.sensing import IndexSensing
+from jaxsmi.sensing.index import IndexSensing
 
 KEY = jax.random.key(0)
 ZOO = {

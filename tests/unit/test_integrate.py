@@ -6,16 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsmi.integrate import (
-    Budget,
-    covariance_and_variance,
-    level_for_width,
-    nets,
-    power_of_two,
-    quotient,
-    randomised_gaussians,
-    self_refining_moments,
-)
+from jaxsmi.numerics.nets import nets, power_of_two, randomised_gaussians
+from jaxsmi.numerics.quadrature import covariance_and_variance, quotient
+from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
 KEY = jax.random.key(0)
 

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi import costs
-from jaxsmi.sensing import draw_inputs
+from jaxsmi.sensing.blocks import draw_inputs
+from jaxsmi.workbench import costs
 
 KEY = jax.random.key(3)
 MODELS = {

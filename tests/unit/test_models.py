@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.models.base import prediction_error
-from jaxsmi.sensing import IndexSensing
+from jaxsmi.models.prediction import prediction_error
+from jaxsmi.sensing.index import IndexSensing
 
 KEY = jax.random.key(0)
 ATTENTION = smi.DeepAttention(depth=2, tokens=2)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import synthetic
 
-from jaxsmi import plotting, storage
-from jaxsmi.types import Result
+from jaxsmi.core.codes import Result
+from jaxsmi.workbench import plotting, storage
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -150,7 +150,7 @@ def test_learning_curves_draw_the_mean_of_runs_that_ended_earlier_or_later(ax):
 def test_one_panel_for_each_method():
     from matplotlib.figure import Figure
 
-    from jaxsmi.learning import LearningOrder, learned_at
+    from jaxsmi.descent.order import LearningOrder, learned_at
 
     solutions = {"GAMP": synthetic.solution("gamp"), "Adam": synthetic.solution("gamp", steps=9)}
     order = LearningOrder(

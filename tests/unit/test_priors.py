@@ -11,7 +11,8 @@ import pytest
 from jaxtyping import TypeCheckError
 from scipy.integrate import quad
 
-from jaxsmi.priors import AbstractPrior, BernoulliGauss, Gaussian, Rademacher, mixture
+from jaxsmi.priors import mixture
+from jaxsmi.priors.iid import AbstractIidPrior, BernoulliGauss, Gaussian, Rademacher
 
 jax.config.update("jax_enable_x64", True)
 
@@ -30,12 +31,12 @@ QUANTITIES = ["overlap", "mmse", "free_entropy"]
 
 
 @pytest.fixture(params=PRIORS)
-def prior(request) -> AbstractPrior:
+def prior(request) -> AbstractIidPrior:
     return PRIORS[request.param]
 
 
 @pytest.fixture(params=MIXTURES)
-def discrete(request) -> AbstractPrior:
+def discrete(request) -> AbstractIidPrior:
     return PRIORS[request.param]
 
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from jaxsmi.channels import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
-from jaxsmi.integrate import Budget
+from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
+from jaxsmi.numerics.refining import Budget
 
 CHANNELS = {
     "product": ProductChannel(Budget(1e-6)),

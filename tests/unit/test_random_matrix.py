@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsmi.random_matrix import mutual_information, shrinkage_error, spectrum
+from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
 
 QHATS = (0.02, 0.1, 0.5, 1, 10, 100, 1e4)
 ERRORS = {

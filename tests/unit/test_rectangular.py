@@ -8,9 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsmi.priors.spectral import ProductPrior
-from jaxsmi.random_matrix import rectangular_error, rectangular_information, rectangular_spectrum
-from jaxsmi.random_matrix.rectangular import _spectrum
+from jaxsmi.numerics.random_matrix.rectangular import (
+    _spectrum,
+    rectangular_error,
+    rectangular_information,
+    rectangular_spectrum,
+)
+from jaxsmi.priors.product import ProductPrior
 
 ANCHORS = {  # (R1, R2, R): edges, ∫ μ³, ∫ μ/x², MMSE
     (1, 0.2, 0.001): ((0, 0.05656677, 0.95554060, 3.74709791), 48.6375565780, None, 0.000359955410),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from jaxsmi.core.codes import Result
 from jaxsmi.sgd.hermite import activation_coefficients
 from jaxsmi.sgd.population import _averaged, correlation, gradient, noise_at, overlaps, risk_at
 from jaxsmi.sgd.simulation import _chi_square, _tries
-from jaxsmi.types import Result
 
 SGD = smi.sgd
 SLOW = pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import synthetic
 
-from jaxsmi import storage
+from jaxsmi.workbench import storage
 
 pytest.importorskip("xarray")
 pytest.importorskip("h5py")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.types import Result
+from jaxsmi.core.codes import Result
 
 ALPHAS, NOISES = [0.5, 1.0, 2.0], [0.1, 0.5]
 QUICK = {"samples": 512, "randomisations": 4}

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi import training
-from jaxsmi.types import Result
+from jaxsmi.core.codes import Result
+from jaxsmi.descent import training
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 MODEL = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]) + z[1, 0] * z[1, 1], indices=2, tokens=2)
@@ -313,7 +313,7 @@ def test_links_without_a_gradient_are_refused():
 
 
 def test_crossings_are_interpolated_exactly():
-    from jaxsmi.learning import crossing
+    from jaxsmi.descent.order import crossing
 
     steps = jnp.array([0.0, 10.0, 20.0, 30.0])
     cosines = jnp.array([[0.0, 0.7, 0.1], [0.2, 0.8, 0.1], [0.6, 0.9, 0.1], [jnp.nan] * 3])

@@ -1,0 +1,193 @@
+"""TODO channels.layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+Components = Sequence[Sequence[Array]]  # a small matrix whose entries are arrays of any common shape
+
+
+class Layer(NamedTuple):
+    """One attention layer: `rank` of a query (and of a key), number of `heads`, query and key `tied` or not."""
+
+    rank: int = 1
+    heads: int = 1
+    tied: bool = True
+
+    @property
+    def indices(self) -> int:
+        """Rows of W that the layer has."""
+        return self.rank * self.heads * (1 if self.tied else 2)
+
+    @property
+    def invertible(self) -> bool:
+        """Whether its attention matrix gives its fields back, up to a sign."""
+        return self == Layer()
+
+
+def row_softmax(scores: Components, beta: Array) -> list[list[Array]]:
+    """σ_β of an M×M matrix of arrays, row by row, without overflow, every entry to full relative accuracy."""
+    rows = []
+    for row in scores:
+        top = row[0]
+        for entry in row[1:]:
+            top = jnp.maximum(top, entry)
+        raised = [jnp.exp(beta * (entry - jax.lax.stop_gradient(top))) for entry in row]
+        norm = 1.0 / sum(raised[1:], raised[0])
+        rows.append([x * norm for x in raised])
+    return rows
+
+
+def scores(h: Components, layer: Layer) -> list[list[list[Array]]]:
+    """qᵀk (M×M) of each head, for h given as rows of M arrays."""
+    M, size = len(h[0]), len(h) // layer.heads
+    found = []
+    for head in range(layer.heads):
+        rows = h[head * size : (head + 1) * size]
+        q, k = (rows, rows) if layer.tied else (rows[: size // 2], rows[size // 2 :])
+        found.append([[sum(a[i] * b[j] for a, b in zip(q, k, strict=True)) for j in range(M)] for i in range(M)])
+    return found
+
+
+def averaged(heads: Sequence[Components]) -> list[list[Array]]:
+    """Mean of the attention matrices of the heads."""
+    if len(heads) == 1:
+        return [list(row) for row in heads[0]]
+    M = len(heads[0])
+    return [[sum(head[i][j] for head in heads) / len(heads) for j in range(M)] for i in range(M)]  # pyright: ignore
+
+
+def transfer(A: Components, block: Components) -> list[list[Array]]:
+    """Z Aᵀ for a block Z of rows: mixes the tokens of each row."""
+    return [[sum(a * z for a, z in zip(A_row, row, strict=True)) for A_row in A] for row in block]  # pyright: ignore
+
+
+def mixing(h: Components, layer: Layer, skip: Array, beta: Array) -> list[list[Array]]:
+    """A = c I + S(h), M×M."""
+    raw = scores(h, layer)
+    if len(raw[0]) == 2:  # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as fast
+        heads = []
+        for s in raw:
+            stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (s[i][i] - s[i][1 - i])) for i in range(2)]
+            heads.append([[stay[0], 1.0 - stay[0]], [1.0 - stay[1], stay[1]]])
+    else:
+        heads = [row_softmax(s, beta) for s in raw]
+    return [[entry + skip if i == j else entry for j, entry in enumerate(row)] for i, row in enumerate(averaged(heads))]
+
+
+def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array]:
+    """A^{-1} right and 1/|det A|.
+
+    No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix. A mean of heads, or untied ones,
+    may be singular on a surface, where the weight of the integrand vanishes.
+    """
+    A, x, M = [list(row) for row in A], list(right), len(A)
+    pivots = []
+    for k in range(M):
+        # zero where c = 0 and two tokens agree: weight zero there
+        tiny = 1e-100 if A[k][k].dtype == jnp.float64 else 1e-15
+        pivots.append(1.0 / jnp.where(jnp.abs(A[k][k]) < tiny, tiny, A[k][k]))
+        for i in range(k + 1, M):
+            factor = A[i][k] * pivots[k]
+            A[i] = A[i][: k + 1] + [A[i][j] - factor * A[k][j] for j in range(k + 1, M)]
+            x[i] = x[i] - factor * x[k]
+    for k in reversed(range(M)):
+        for j in range(k + 1, M):
+            x[k] = x[k] - A[k][j] * x[j]
+        x[k] = x[k] * pivots[k]
+    inverse_det = pivots[0]
+    for pivot in pivots[1:]:
+        inverse_det = inverse_det * pivot
+    return x, jnp.abs(inverse_det)
+
+
+def inner_matrices(
+    blocks: Sequence[Components], layers: Sequence[Layer], skip: Array, beta: Array
+) -> list[list[list[Array]]]:
+    """A_1 .. A_{L-1} from the blocks Z_1 .. Z_{L-1} (each a list of rows of M arrays)."""
+    matrices: list[list[list[Array]]] = []
+    for number, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
+        h = block
+        for A in matrices:
+            h = transfer(A, h)
+        matrices.append(mixing(h, layer, skip[number], beta))
+    return matrices
+
+
+def split_rows(rows: Sequence[Any], layers: Sequence[Layer]) -> list[list[Any]]:
+    """Rows grouped by layer."""
+    ends = np.cumsum([layer.indices for layer in layers])
+    return [list(rows[end - layer.indices : end]) for end, layer in zip(ends, layers, strict=True)]
+
+
+def last_fields(fields: Array, layers: tuple[Layer, ...], skip: Array, beta: Array) -> Array:
+    """h_L = Z_L B_{L-1}ᵀ (P_L, M) from the fields (P, M)."""
+    *inner, last = split_rows([list(row) for row in fields], layers)
+    for A in inner_matrices(inner, layers[:-1], skip, beta):
+        last = transfer(A, last)
+    return jnp.stack([jnp.stack(row) for row in last])
+
+
+def attention_link(fields: Array, layers: tuple[Layer, ...], skip: Array, beta: Array) -> Array:
+    """y = S_L(h_L) (M, M) from the fields (P, M)."""
+    h = last_fields(fields, layers, skip, beta)
+    heads = [row_softmax(s, beta) for s in scores([list(row) for row in h], layers[-1])]
+    return jnp.stack([jnp.stack(row) for row in averaged(heads)])
+
+
+def hardmax(scores: Array) -> Array:
+    """σ_∞ of scores (.., M, M): each row points at its largest entry."""
+    return jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=scores.dtype)
+
+
+def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array:
+    """y (M, M) of the same network with every softmax a hardmax: the limit β → ∞, whose derivative is zero."""
+
+    def hard(block: Array, layer: Layer) -> Array:
+        each = scores([list(row) for row in block], layer)
+        heads = jnp.stack([jnp.stack([jnp.stack(row) for row in s]) for s in each])
+        return jnp.mean(hardmax(heads), axis=0)
+
+    *inner, last = split_rows(list(fields), layers)
+    B = jnp.eye(fields.shape[1], dtype=fields.dtype)
+    for number, (block, layer) in enumerate(zip(inner, layers[:-1], strict=True)):
+        B = skip[number] * B + hard(jnp.stack(block) @ B.T, layer) @ B
+    return hard(jnp.stack(last) @ B.T, layers[-1])
+
+
+def invert_attention(labels: Array, beta: Array) -> Array:
+    r"""u (M,), up to one global sign, from y = σ_β(u uᵀ) (M, M) in float64.
+
+    a_ij = log(y_ij/y_ii)/β = u_i(u_j - u_i); a_ij + a_ji = -(u_i - u_j)². The pair with the largest |u_i - u_j| gives
+    sign and scale, its larger member r the others by u_k = u_r + a_rk/u_r, and Gauss-Newton steps on all pairs the rest.
+    """
+    M = labels.shape[0]
+    logs = jnp.log(jnp.maximum(labels, 1e-300))
+    a = (logs - jnp.diagonal(logs)[:, None]) / beta
+    gap = jnp.maximum(-(a + a.T), 0.0)
+    flat = jnp.argmax(jnp.where(jnp.eye(M, dtype=bool), -1.0, gap))
+    i, j = flat // M, flat % M
+    delta = jnp.sqrt(jnp.maximum(gap[i, j], 1e-300))
+    u_i, u_j = -a[i, j] / delta, a[j, i] / delta
+    reference = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), i, j)
+    u_r = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), u_i, u_j)
+    u = u_r + a[reference] / jnp.where(u_r == 0.0, 1.0, u_r)
+
+    def polish(u: Array, _: None) -> tuple[Array, None]:
+        eye = jnp.eye(M, dtype=u.dtype)
+        residual = u[:, None] * (u[None, :] - u[:, None]) - a
+        # d/du_k [u_i(u_j - u_i)] = δ_ik (u_j - 2u_i) + δ_jk u_i
+        jac = eye[:, None, :] * (u[None, :] - 2 * u[:, None])[:, :, None] + eye[None, :, :] * u[:, None, None]
+        jac, residual = jac.reshape(M * M, M), residual.reshape(M * M)
+        normal = jac.T @ jac
+        # tokens that agree exactly leave one direction unseen: a tiny ridge keeps the step finite there
+        ridge = 1e-14 * (jnp.trace(normal) + 1e-30) * eye
+        return u - jnp.linalg.solve(normal + ridge, jac.T @ residual), None
+
+    return jax.lax.scan(polish, u, None, length=2)[0]

@@ -1,0 +1,218 @@
+"""Checks of arguments: one declared predicate for each kind, one sentence for each refusal.
+
+Outside jit a wrong argument raises a ValueError that names it, says what came and what is allowed, before anything is compiled.
+Inside jit, where values are not known yet, the same condition is kept, and `Arguments.valid` says whether all of them held: the
+caller turns its answer into NaN with the code INVALID. Both come from the same line, so that they cannot differ:
+
+    arguments = Arguments()
+    alpha = arguments.number("alpha", alpha, POSITIVE)
+    steps = arguments.count("max_steps", max_steps)
+    ...
+    answer = jnp.where(arguments.valid, answer, jnp.nan)
+
+What a part cannot do at all (a link without a posterior, a matrix without directions) is an `Ability` that it lacks: the part
+says so in its method `refusal`, and `require` raises it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core.arrays import concrete, theory_dtype
+
+__all__ = [
+    "COSINE",
+    "FRACTION",
+    "NON_NEGATIVE",
+    "POSITIVE",
+    "UNIT_INTERVAL",
+    "Ability",
+    "Arguments",
+    "Interval",
+    "check",
+    "positive_definite",
+    "require",
+]
+
+_Kind = TypeVar("_Kind")
+
+
+def check(condition: object, name: str, came: object, allowed: str) -> None:
+    """Raise a ValueError naming the argument, what came and what is allowed; silent where `condition` is traced."""
+    if concrete(condition) and not bool(np.all(np.asarray(condition))):
+        raise ValueError(f"{name}: got {_shown(came)}; allowed: {allowed}.")
+
+
+def _shown(value: object) -> str:
+    """A value as a message shows it: short ones whole, arrays by their shape, tracers by their type."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        if not concrete(value) or value.size > 8:
+            return f"an array of shape {value.shape}"
+        return repr(value)
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:100]}.. ({type(value).__name__})"
+
+
+def _complex(value: object) -> bool:
+    return isinstance(value, complex) or bool(np.iscomplexobj(value))  # pyright: ignore[reportArgumentType]
+
+
+def positive_definite(V: Array) -> Array:
+    """Whether a symmetric matrix is positive definite (a traced or concrete boolean)."""
+    return jnp.all(jnp.linalg.eigvalsh(0.5 * (V + V.T)) > 0.0)
+
+
+class Ability(enum.Enum):
+    """What a model or channel may or may not be able to do."""
+
+    INFERENCE = "a posterior of the fields: message passing, state evolution, free entropy"
+    AVERAGES = "runs from different starts whose estimates can be averaged"
+    DIRECTIONS = "directions that grow one by one: weak recovery, staircase, first-order transitions"
+
+
+class Able(Protocol):
+    """A part that knows what it cannot do."""
+
+    def refusal(self, ability: Ability) -> str | None:
+        """Why the ability is missing, with the remedy; None where it is there."""
+        ...
+
+
+def require(part: Able, ability: Ability) -> None:
+    """Raise a ValueError, with the part's own sentence, where it lacks an ability."""
+    reason = part.refusal(ability)
+    if reason is not None:
+        raise ValueError(reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """Numbers from `low` to `high`, the ends left out where `open_low`, `open_high`; infinities only if they are allowed."""
+
+    allowed: str
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+    infinite: bool = False
+
+    def holds(self, value: Array) -> Array:
+        """Whether all numbers of an array lie inside."""
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        finite = ~jnp.isnan(value) if self.infinite else jnp.isfinite(value)
+        return jnp.all(above & below & finite)
+
+
+POSITIVE = Interval("a finite number > 0", low=0.0, open_low=True)
+NON_NEGATIVE = Interval("a finite number >= 0", low=0.0)
+FRACTION = Interval("a number in [0, 1)", low=0.0, high=1.0, open_high=True)
+UNIT_INTERVAL = Interval("a number in (0, 1)", low=0.0, high=1.0, open_low=True, open_high=True)
+COSINE = Interval("a cosine in (0, 1]", low=0.0, high=1.0, open_low=True)
+
+
+class Arguments:
+    """The arguments of one call: each method checks one, raises or keeps the condition, and returns it in its type."""
+
+    def __init__(self) -> None:
+        self._conditions: list[Array] = []
+
+    @property
+    def valid(self) -> Array:
+        """Whether every condition that could not be decided when it was checked holds (inside jit, a traced boolean)."""
+        valid = jnp.asarray(True)
+        for condition in self._conditions:
+            valid = valid & condition
+        return valid
+
+    def condition(self, condition: Array | bool, name: str, came: object, allowed: str) -> None:
+        """Any condition: raised where it is known to fail, kept where it is traced."""
+        check(condition, name, came, allowed)
+        if not concrete(condition):
+            self._conditions.append(jnp.all(jnp.asarray(condition)))
+
+    def count(self, name: str, value: object, at_least: int = 1) -> int:
+        """A whole number, at least so large."""
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+        check(whole and int(value) >= at_least, name, value, f"an integer >= {at_least}")  # pyright: ignore
+        return int(value)  # pyright: ignore[reportArgumentType]
+
+    def flag(self, name: str, value: object) -> bool:
+        """True or False."""
+        check(isinstance(value, (bool, np.bool_)), name, value, "True or False")
+        return bool(value)
+
+    def choice(self, name: str, value: object, options: Sequence[str]) -> str:
+        """One of a few words."""
+        check(isinstance(value, str) and value in options, name, value, f"one of {tuple(options)}")
+        return str(value)
+
+    def instance(self, name: str, value: object, kind: type[_Kind], allowed: str) -> _Kind:
+        """An object of a class."""
+        if not isinstance(value, kind):
+            raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+        return value
+
+    def array(
+        self, name: str, value: object, allowed: str, shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+    ) -> Array:  # fmt: skip
+        """Finite real numbers, of a shape if one is named; of the theory's precision unless `dtype` is given."""
+        try:
+            array = jnp.asarray(value, theory_dtype() if dtype is None else dtype)  # pyright: ignore
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.") from None
+        numeric = value is not None and not isinstance(value, str) and not _complex(value)
+        check(numeric and (shape is None or array.shape == shape), name, value, allowed)
+        self.condition(jnp.all(jnp.isfinite(array)), name, value, f"{allowed}, finite numbers")
+        return array
+
+    def number(self, name: str, value: ArrayLike, interval: Interval) -> Array:
+        """One number of an interval, as an array of the theory's precision."""
+        try:
+            number = jnp.asarray(value, theory_dtype())
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: got {_shown(value)}; allowed: {interval.allowed}.") from None
+        single = number.ndim == 0 and value is not None and not _complex(value)
+        check(single, name, value, f"{interval.allowed} (one; jax.vmap for many)")
+        self.condition(interval.holds(number), name, value, interval.allowed)
+        return number
+
+    def overlap(self, name: str, value: ArrayLike, second_moment: Array, strict: bool = True) -> Array:
+        """An overlap Q (P, P), 0 ⪯ Q ⪯ S, or a number times S; `strict`: below S, so that V = S - Q > 0."""
+        S = second_moment
+        try:
+            given = jnp.asarray(value, theory_dtype())
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: got {_shown(value)}; allowed: a number or an array {S.shape}.") from None
+        check(given.shape in ((), S.shape), name, value, f"a number or an array of shape {S.shape}")
+        Q = given * S if given.ndim == 0 else given
+        self.condition(jnp.all(jnp.isfinite(Q)), name, value, "finite numbers")
+        self.condition(jnp.max(jnp.abs(Q - Q.T)) <= 1e-10, name, value, "a symmetric matrix")
+        low = jnp.all(jnp.linalg.eigvalsh(Q) > -1e-10)
+        rest = jnp.linalg.eigvalsh(S - Q)
+        high = jnp.all(rest > 0.0) if strict else jnp.all(rest > -1e-9)
+        allowed = "0 ⪯ Q, and Q below the second moment of the prior" if strict else "0 ⪯ Q ⪯ second moment"
+        self.condition(low & high, name, value, allowed)
+        return Q
+
+    def key(self, name: str, value: object, many: bool = False) -> PRNGKeyArray:
+        """A random key (jax.random.key, or the two words of an old one); `many`: or an array of keys."""
+        allowed = "a key: jax.random.key(0)" + (", or an array of them: jax.random.split(key, 8)" if many else "")
+        if not isinstance(value, jax.Array):
+            raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+        typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        check(typed or value.dtype == jnp.uint32, name, value, allowed)
+        dimensions = value.ndim - (0 if typed else 1)
+        check(dimensions == 0 or (many and dimensions == 1), name, value, allowed)
+        return value

@@ -1,0 +1,51 @@
+"""Result codes: what became of a run, and the sentence to read."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Result(enum.IntEnum):
+    """What became of a run. A code travels through `jit` and `vmap`; `Result(code).remedy` is the sentence to read.
+
+    `RECOVERED` is success of a special kind: the iteration reached the branch on which V falls geometrically to zero.
+    """
+
+    SUCCESS = 0
+    RECOVERED = 1
+    MAX_STEPS = 2
+    DIVERGED = 3
+    NONFINITE = 4
+    INVALID = 5
+    INACCURATE = 6
+    MARGINAL = 7
+
+    @property
+    def remedy(self) -> str:
+        """One sentence: what happened and what to do about it."""
+        return _REMEDIES[self]
+
+
+_REMEDIES = {
+    Result.SUCCESS: "Converged.",
+    Result.RECOVERED: "Perfect recovery: V falls geometrically to zero, the overlap is that of the signal with itself.",
+    Result.MAX_STEPS: "The step budget ran out before the tolerance was met: raise max_steps, or loosen tolerance; "
+    "close to a threshold convergence is slow.",
+    Result.DIVERGED: "The iteration diverged: try damping=0.3 or more, precision='outer', a smaller start (init=1e-3), "
+    "or a larger dimension.",
+    Result.NONFINITE: "A non-finite number appeared: check that inputs and labels are finite, that labels are float64 "
+    "and come from this model, and try damping.",
+    Result.INVALID: "An argument was outside its range (found inside a compiled function, so reported as NaN): "
+    "call the function outside jit to learn which.",
+    Result.INACCURATE: "The inner integral could not meet its tolerance within its node budget: raise the channel's "
+    "max_nodes, or loosen its tolerance.",
+    Result.MARGINAL: "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where derivatives are "
+    "infinite and error bars large; move α, or ask weak_recovery or staircase for the threshold itself.",
+}
+
+
+def outcome(code: int, kind: str) -> str:
+    """The sentence that goes with a result code of gamp, state evolution ("gamp", "state_evolution") or training ("train")."""
+    if kind == "train" and code == Result.SUCCESS:
+        return "All steps were taken, or the run was stopped as asked."
+    return Result(code).remedy

@@ -1,0 +1,1 @@
+"""Gradient descent on data: the loop, training, the order of learning, averaging, convex baselines."""

@@ -1,0 +1,1 @@
+"""Message passing on data, and its asymptotics: state evolution and the free entropy."""

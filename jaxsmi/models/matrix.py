@@ -1,0 +1,107 @@
+"""TODO models.matrix."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.channels.base import AbstractChannel, ExplicitChannel
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import Ability, check, require
+from jaxsmi.core.data import Dataset
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics.roots import bisect
+from jaxsmi.priors.spectral import AbstractSpectralPrior
+
+
+class AbstractMatrixModel(AbstractModel):
+    """A model whose signal is one matrix S, of extensive rank: scalar overlap q and precision, spectral prior.
+
+    `recovery`: the α of perfect recovery (inf: none). Small width, ρ → 0 at fixed ᾱ, n over the numbers in the factors: V(t) of
+    the prior at t = c ᾱ f(Q_0 - V), Q_0 = 1, c = 1 or 1 + β [spec/2, section 3.6; spec/3, section 2.8].
+    """
+
+    prior: eqx.AbstractVar[AbstractSpectralPrior]
+    channel: eqx.AbstractVar[AbstractChannel]
+    readout: eqx.AbstractVar[ExplicitChannel]
+    noise: eqx.AbstractVar[Array]
+
+    @property
+    def calibrated(self) -> bool:
+        """Never: the precision is a number that theory knows."""
+        return False
+
+    def refusal(self, ability: Ability) -> str | None:
+        """One matrix has no directions that could grow one by one; else what the channel lacks."""
+        if ability is Ability.DIRECTIONS:
+            return (
+                f"model: got {self.title}; allowed: a model of indices (for matrices: recovery_threshold, and "
+                "model.small_width_threshold)."
+            )
+        return None if ability is Ability.AVERAGES else super().refusal(ability)
+
+    @property
+    def index_names(self) -> tuple[str, ...]:
+        """What to call the matrix."""
+        return ("S",)
+
+    @property
+    def valid(self) -> Array:
+        """Whether all parameters are in their ranges: under jit nothing else says so."""
+        return self.prior.valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
+
+    def start(self, key: PRNGKeyArray, dimension: int, scale: ArrayLike = 1.0, dtype: DTypeLike | None = None) -> Array:
+        """Random factors of a student: scale × N(0, 1)."""
+        factors = jax.random.normal(key, self.student_shape(dimension), theory_dtype())
+        return (jnp.asarray(scale) * factors).astype(dtype or theory_dtype())
+
+    def comparable(self, teacher: Array) -> bool:
+        """Always: matrices are compared, whatever their rank."""
+        del teacher
+        return True
+
+    @property
+    def error_name(self) -> str:
+        """The distance to the teacher's matrix."""
+        return "Estimation error"
+
+    def error_of(self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 0) -> Array:
+        """Estimation error per entry, of several layers their mean; NaN without a teacher."""
+        del key, samples
+        if data.teacher is None:
+            return jnp.asarray(jnp.nan, theory_dtype())
+        return self.estimation_error(self.estimate(weights), data.teacher)
+
+    @property
+    def small_width_threshold(self) -> Array:
+        """The ᾱ from which on something is learned, as ρ → 0."""
+        require(self, Ability.INFERENCE)
+        one, (start, scale) = jnp.ones((), theory_dtype()), self.prior.small_width_start
+        return start / (scale * self.readout.information(0.0 * one, one))
+
+    def small_width_error(self, scaled: ArrayLike) -> Array:
+        """V at ᾱ as ρ → 0 (class docstring), elementwise."""
+        require(self, Ability.INFERENCE)
+        scaled = jnp.asarray(scaled, theory_dtype())
+        check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
+        start, scale = self.prior.small_width_start
+
+        def height(log_t: Array) -> Array:
+            V = self.prior.small_width(jnp.exp(log_t))
+            return log_t - jnp.log(scale * self.readout.information(1.0 - V, V))
+
+        low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
+        above = lambda log_t: height(log_t) > jnp.log(scaled)
+        held = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(1e10))))
+        learned = (held - low > 1e-12) & (held < np.log(0.9e10))
+        inside = jnp.where(learned, held, low + 1.0)
+        slope = lax.stop_gradient(jax.jvp(height, (inside,), (jnp.ones_like(inside),))[1])
+        move = (height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))) / slope  # a Newton step makes the derivative
+        log_t = jnp.where(learned, inside - move, held)
+        V = jnp.where(held - low > 1e-12, self.prior.small_width(jnp.exp(log_t)), 1.0)
+        return jnp.where(held > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))

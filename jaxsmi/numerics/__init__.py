@@ -1,0 +1,1 @@
+"""Quadrature, refining integrals, roots, fixed points, implicit derivatives, random matrices."""

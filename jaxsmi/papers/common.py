@@ -1,0 +1,139 @@
+"""What the recipes share: a figure with its arrays, caption and comparisons; published data; axes, dots with error bars, runs.
+
+A comparison is measured when the figure is made: deviations of our numbers from published, exact or theoretical ones at the same
+abscissae, over the tolerance that their error bars allow.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import pathlib
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jaxsmi.inference.message_passing import gamp
+from jaxsmi.workbench.plotting import require
+
+Folder = pathlib.Path | None  # of published data, where there is one
+
+
+@dataclasses.dataclass
+class Drawn:
+    """A figure, the arrays behind it, what it shows, and what was compared with what."""
+
+    figure: Any
+    arrays: dict[str, np.ndarray]
+    caption: str
+    compared: list[Comparison] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Our numbers beside others: `what`, `against` what, over how many `points`; `largest` and `median` deviation |ours - other|,
+    `tolerance` (its median), and `ratio`, the largest deviation over its tolerance; `remark`: where the tolerance comes from,
+    or the known reason of a difference."""
+
+    what: str
+    against: str
+    points: int
+    largest: float
+    median: float
+    tolerance: float
+    ratio: float
+    remark: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every point is within its tolerance; never without a point."""
+        return self.points > 0 and self.ratio <= 1.0
+
+
+def compare(
+    what: str, ours: Any, other: Any, tolerance: Any, remark: str = "", against: str = "published data"
+) -> Comparison:
+    """A `Comparison` of two arrays of one shape; points without a number are left out; `tolerance`: a number, or one a point."""
+    ours, other = np.asarray(ours, float), np.asarray(other, float)
+    allowed = np.broadcast_to(np.asarray(tolerance, float), ours.shape)
+    known = np.isfinite(ours) & np.isfinite(other) & np.isfinite(allowed)
+    gap, allowed = np.abs(ours - other)[known], allowed[known]
+    if not gap.size:
+        return Comparison(what, against, 0, np.nan, np.nan, np.nan, np.nan, remark)
+    numbers = (float(np.max(gap)), float(np.median(gap)), float(np.median(allowed)), float(np.max(gap / allowed)))
+    return Comparison(what, against, gap.size, *numbers, remark)
+
+
+def published(reference: Folder, *parts: str) -> dict[str, np.ndarray] | None:
+    """Columns of a published table by name, or None where there is no such file."""
+    path = None if reference is None else pathlib.Path(reference).joinpath(*parts)
+    if path is None or not path.is_file():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
+def note(reference: Folder) -> str:
+    """What a caption says of published data."""
+    return " Published data were not at hand: nothing is overlaid." if reference is None else " Grey: published data."
+
+
+def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means of values (x, seeds) and their standard errors, runs without a number left out; NaN for fewer than two runs."""
+    count = np.sum(np.isfinite(values), axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a point where no run, or a single one, has a number
+        return np.nanmean(values, axis=1), np.nanstd(values, axis=1, ddof=1) / np.sqrt(count)
+
+
+def finite_size(what: str, values: np.ndarray, theory: Any, dimension: int) -> Comparison:
+    """Runs (x, seeds) at finite dimension against theory: three standard errors of the mean and 5/d are allowed."""
+    mean, error = mean_and_error(values)
+    remark = f"tolerance: three standard errors and 5/d for finite size, d = {dimension}"
+    return compare(what, mean, theory, 3.0 * np.nan_to_num(error) + 5.0 / dimension, remark, "theory")
+
+
+def dots(
+    model: Any, alphas: np.ndarray, dimension: int, seeds: int, progress: bool, dtype: Any = None, max_steps: int = 80
+) -> np.ndarray:
+    """Errors (α, seeds) of message passing; NaN where a run diverged."""
+    found = np.full((len(alphas), seeds), np.nan)
+    bar = tqdm(total=found.size, desc=f"message passing, d={dimension}", disable=not progress, leave=False)
+    for i, alpha in enumerate(alphas):
+        for seed in range(seeds):
+            key = jax.random.fold_in(jax.random.key(seed), i)
+            data = model.sample(key, dimension=dimension, alpha=float(alpha), dtype=dtype)
+            run = gamp(model, data, key=key, max_steps=max_steps)
+            found[i, seed] = float(run.error) if float(run.error) < 10 * float(model.prior.norm) else np.nan
+            bar.update()
+    return found
+
+
+def axes_row(columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
+    """A figure and its panels, row by row; their height is an estimation error."""
+    require()
+    from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
+
+    figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")
+    axes = list(np.ravel(figure.subplots(rows, columns, squeeze=False)))
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, lw=0.6)
+        ax.set_ylabel("estimation error")
+    return figure, axes
+
+
+def with_bars(ax: Any, x: Any, values: np.ndarray, **style: Any) -> None:
+    """Means of values (x, seeds) with their standard errors."""
+    mean, error = mean_and_error(values)
+    ax.errorbar(x, mean, error, ls="none", ms=4, capsize=2, **({"marker": "o", "mfc": "none"} | style))
+
+
+def overlay(ax: Any, x: Any, y: Any, error: Any = None, line: bool = False, label: str | None = "published") -> None:
+    """Published values in grey, behind ours: a line, or dots with their error bars."""
+    style = {"ls": "-", "marker": "", "lw": 3.5} if line else {"ls": "none", "marker": "d", "ms": 3.5}
+    ax.errorbar(x, y, error, color="0.65", capsize=0, elinewidth=0.8, zorder=0.5, label=label, **style)

@@ -1,0 +1,103 @@
+"""TODO priors.wishart."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
+from jaxsmi.priors.spectral import AbstractSpectralPrior
+
+
+class WishartPrior(AbstractSpectralPrior):
+    """S = W Wᵀ/√(r d), W (d, r) iid N(0, 1), at fixed width ratio ρ = r/d.
+
+    Arguments: `rank_ratio` ρ > 0. Raises: ValueError for a ρ that is not finite and positive.
+    Example:
+    >>> import jax
+    >>> jax.config.update("jax_enable_x64", True)
+    >>> round(float(WishartPrior(0.5).overlap(1.0)), 6)
+    1.103051
+    """
+
+    rank_ratio: Array
+    weight: ClassVar[float] = 0.25
+
+    def __init__(self, rank_ratio: Any):
+        rho = jnp.asarray(rank_ratio, theory_dtype())
+        check(rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0), "rank_ratio", rank_ratio, "a finite number > 0")
+        self.rank_ratio = rho
+
+    def sample(self, key: Array, dimension: int) -> Array:
+        """Draw W (d, r), r = round(ρ d), at least one."""
+        check(dimension >= 2, "dimension", dimension, "an integer d >= 2")
+        return jax.random.normal(key, (dimension, self.width(dimension)), theory_dtype())
+
+    @staticmethod
+    def matrix(W: Array) -> Array:
+        """S (d, d) = W Wᵀ/√(r d)."""
+        d, r = W.shape
+        return W @ W.T / jnp.sqrt(float(r * d))
+
+    @property
+    def norm(self) -> Array:
+        """Q_0 = 1 + ρ."""
+        return 1.0 + self.rank_ratio
+
+    @property
+    def degrees_of_freedom(self) -> Array:
+        """D(ρ): twice the number of free entries of S over d²."""
+        rho = self.rank_ratio
+        return jnp.where(rho < 1.0, 2.0 * rho - rho**2, 1.0)
+
+    def error(self, qhat: Array) -> Array:
+        """V(q̂); 1 at q̂ = 0."""
+        return shrinkage_error(self.rank_ratio, qhat)
+
+    def mutual_information(self, qhat: Any) -> Array:
+        """I(q̂) per d²."""
+        return mutual_information(self.rank_ratio, qhat)
+
+    def small_width(self, t: Array) -> Array:
+        """V at q̂ = tρ, ρ → 0 (Q_0 = 1)."""
+        return 1.0 - jnp.maximum(1.0 - 1.0 / t, 0.0) ** 2
+
+    @property
+    def small_width_start(self) -> tuple[Array, Array]:
+        """t = 1; t = ᾱ f, ᾱ = α/ρ."""
+        return jnp.ones((), theory_dtype()), jnp.ones((), theory_dtype())
+
+    @staticmethod
+    def noise(key: Array, shape: tuple[int, ...]) -> Array:
+        """Symmetric Z, entries of variance one (two on the diagonal)."""
+        Z = jax.random.normal(key, shape, theory_dtype())
+        return jnp.sqrt(0.5) * (Z + jnp.swapaxes(Z, -1, -2))
+
+    def start(self, key: Array, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
+        """Where message passing begins: the mean of √d S (1, d, d) plus a little symmetric noise, and V = 1."""
+        mean = jnp.sqrt(self.rank_ratio * shape[-1]) * jnp.eye(shape[-1])
+        return mean + size * jnp.sqrt(0.5) * self.noise(key, shape), self.mmse(0.0) * jnp.ones((1, 1))
+
+    def denoise(self, R: Array, qhat: Any) -> tuple[Array, Array]:
+        """The mean (d, d) of S given R = S + q̂^{-1/2} Z: eigenvalues shrunk by f(λ) = λ - 2 Δ H(λ); and V(q̂).
+
+        Arguments: `R` (d, d), symmetric; `qhat` > 0. Raises: ValueError for an R that is not square, symmetric and finite.
+        Cost: one symmetric eigendecomposition, O(d³).
+        """
+        R, qhat = jnp.asarray(R), jnp.asarray(qhat, theory_dtype())
+        check(jnp.isfinite(qhat) & (qhat > 0), "qhat", qhat, "a finite number > 0")
+        check(R.ndim == 2 and R.shape[0] == R.shape[1], "R", R, "a square matrix (d, d)")
+        check(jnp.all(jnp.isfinite(R)), "R", R, "finite numbers")
+        check(jnp.max(jnp.abs(R - R.T)) <= 1e-6 * jnp.max(jnp.abs(R)), "R", R, "a symmetric matrix")
+        return self.shrunk(R, qhat)
+
+    def shrunk(self, R: Array, qhat: Any) -> tuple[Array, Array]:
+        """`denoise` without its checks, of the symmetric part of R."""
+        law = spectrum(self.rank_ratio, 1.0 / jnp.asarray(qhat, theory_dtype()))
+        values, vectors = jnp.linalg.eigh(0.5 * (R + R.T))
+        return (vectors * law.shrink(values)) @ vectors.T, law.error

@@ -1,0 +1,1 @@
+"""How a signal becomes fields, and back: forward and adjoint, exactly transposes of each other."""
