@@ -18,7 +18,9 @@ jax.config.update("jax_enable_x64", True)
 
 @functools.partial(jax.jit, static_argnums=0)
 def curve(output, alphas):
-    return jax.vmap(lambda alpha: smi.state_evolution(smi.AttentionIndexed(2, 0.5, output), alpha).error)(alphas)
+    return jax.vmap(
+        lambda alpha: smi.state_evolution(smi.AttentionIndexed(2, 0.5, output), alpha).error
+    )(alphas)
 
 
 @pytest.mark.parametrize("output", ["hardmax", "softmax"])
@@ -27,7 +29,9 @@ def test_curve(benchmark, output):
     begin = time.perf_counter()
     jax.block_until_ready(curve(output, alphas))
     benchmark.extra_info["cold_s"] = time.perf_counter() - begin
-    benchmark.pedantic(lambda: jax.block_until_ready(curve(output, alphas)), rounds=5, warmup_rounds=1)
+    benchmark.pedantic(
+        lambda: jax.block_until_ready(curve(output, alphas)), rounds=5, warmup_rounds=1
+    )
     print(output, benchmark.extra_info)
 
 
@@ -56,7 +60,8 @@ def problem(output, alpha, dimension):
 
 
 @pytest.mark.parametrize(
-    ("output", "alpha", "dimension"), [("softmax", 0.1, 100), ("softmax", 0.1, 200), ("hardmax", 0.5, 100)]
+    ("output", "alpha", "dimension"),
+    [("softmax", 0.1, 100), ("softmax", 0.1, 200), ("hardmax", 0.5, 100)],
 )
 @pytest.mark.parametrize("part", ["iteration", *PARTS])
 def test_iteration(benchmark, output, alpha, dimension, part):

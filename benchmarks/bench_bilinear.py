@@ -18,7 +18,9 @@ jax.config.update("jax_enable_x64", True)
 
 @jax.jit
 def curve(beta, alphas):
-    return jax.vmap(lambda alpha: smi.state_evolution(smi.Bilinear(beta, 0.2, 0.1), alpha).error)(alphas)
+    return jax.vmap(lambda alpha: smi.state_evolution(smi.Bilinear(beta, 0.2, 0.1), alpha).error)(
+        alphas
+    )
 
 
 @pytest.mark.parametrize("beta", [1.0, 5.0])
@@ -26,8 +28,12 @@ def test_curve(benchmark, beta):
     alphas = jnp.linspace(0.005, 1.0, 200)
     begin = time.perf_counter()
     jax.block_until_ready(curve(beta, alphas))
-    benchmark.extra_info["first_call_s"] = time.perf_counter() - begin  # compiles for the first β only
-    benchmark.pedantic(lambda: jax.block_until_ready(curve(beta, alphas)), rounds=5, warmup_rounds=1)
+    benchmark.extra_info["first_call_s"] = (
+        time.perf_counter() - begin
+    )  # compiles for the first β only
+    benchmark.pedantic(
+        lambda: jax.block_until_ready(curve(beta, alphas)), rounds=5, warmup_rounds=1
+    )
 
 
 def test_density_at_ten_thousand_points(benchmark):
@@ -51,7 +57,9 @@ def problem(dimension, dtype):
     return model, data, smi.gamp(model, data, key=key, max_steps=10, tolerance=1e-12).state
 
 
-@pytest.mark.parametrize(("dimension", "dtype"), [(60, "float32"), (100, "float32"), (100, "float64")])
+@pytest.mark.parametrize(
+    ("dimension", "dtype"), [(60, "float32"), (100, "float32"), (100, "float64")]
+)
 @pytest.mark.parametrize("part", ["ten iterations", *PARTS])
 def test_iteration(benchmark, dimension, dtype, part):
     model, data, state = problem(dimension, dtype)

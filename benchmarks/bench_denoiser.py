@@ -21,7 +21,10 @@ import jaxsmi as smi
 jax.config.update("jax_enable_x64", True)
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
-FINE = {2: (1e-8, 2**22), 3: (1e-4, 2**20)}  # tolerance and largest rule of the values compared with
+FINE = {
+    2: (1e-8, 2**22),
+    3: (1e-4, 2**20),
+}  # tolerance and largest rule of the values compared with
 
 
 def draw(model, Q, samples, key=0):
@@ -49,11 +52,20 @@ def timed(benchmark, model, statistic, omega, V, rounds=5, checked=128):
     respond = eqx.filter_jit(model.channel.respond)
     found = jax.block_until_ready(respond(statistic, omega, V))
     benchmark.pedantic(
-        lambda: jax.block_until_ready(respond(statistic, omega, V)), rounds=rounds, iterations=1, warmup_rounds=1
+        lambda: jax.block_until_ready(respond(statistic, omega, V)),
+        rounds=rounds,
+        iterations=1,
+        warmup_rounds=1,
     )
     tolerance, nodes = FINE[model.depth]
     fine = smi.DeepAttention(
-        model.depth, model.tokens, model.skip, model.ranks, model.beta, tolerance=tolerance, max_nodes=nodes
+        model.depth,
+        model.tokens,
+        model.skip,
+        model.ranks,
+        model.beta,
+        tolerance=tolerance,
+        max_nodes=nodes,
     )
     true = eqx.filter_jit(fine.channel.respond)(statistic[:checked], omega[:checked], V)
     error, slope_error = relative(jax.tree.map(lambda x: x[:checked], found), true)
@@ -66,7 +78,9 @@ def timed(benchmark, model, statistic, omega, V, rounds=5, checked=128):
             "error_of_g_max": float(error.max()),
             "error_of_dg_max": float(slope_error.max()),
             "error_of_the_comparison": float(np.asarray(true.error).max()),
-            "largest_ratio_true_to_reported": float((error / np.maximum(reported[:checked], 1e-7)).max()),
+            "largest_ratio_true_to_reported": float(
+                (error / np.maximum(reported[:checked], 1e-7)).max()
+            ),
             "fraction_inaccurate": float((reported > float(model.channel.tolerated)).mean()),
             "effective_nodes_median": float(np.median(found.ess)),
             "effective_nodes_min": float(np.min(found.ess)),
@@ -89,10 +103,15 @@ def bench_two_layers_small_covariance(benchmark, row):
     case = json.loads((REFERENCE / "denoiser_2layer.json").read_text())["rows"][row]
     model = smi.DeepAttention(2, 2, case["c"])
     statistic = model.channel.statistic(jnp.asarray(case["y"])[None])
-    statistic, omega = (jnp.repeat(x, 1024, axis=0) for x in (statistic, jnp.asarray(case["omega"])[None]))
+    statistic, omega = (
+        jnp.repeat(x, 1024, axis=0) for x in (statistic, jnp.asarray(case["omega"])[None])
+    )
     timed(benchmark, model, statistic, omega, jnp.asarray(case["V"]), checked=1)
     found = model.channel.respond(statistic[:1], omega[:1], jnp.asarray(case["V"]))
-    for name, value in (("error_of_g_against_reference", "g"), ("error_of_dg_against_reference", "dg")):
+    for name, value in (
+        ("error_of_g_against_reference", "g"),
+        ("error_of_dg_against_reference", "dg"),
+    ):
         true = np.asarray(case[value])
         error = np.abs(np.asarray(getattr(found, value))[0] - true).max() / (1 + np.abs(true).max())
         benchmark.extra_info[name] = float(error)

@@ -54,7 +54,9 @@ def bench_iteration(benchmark, moment, dtype):
     solution = state(moment, dtype)
 
     def run():
-        return jax.block_until_ready(smi.gamp(model, data, state=solution.state, max_steps=1).weights)
+        return jax.block_until_ready(
+            smi.gamp(model, data, state=solution.state, max_steps=1).weights
+        )
 
     run()
     benchmark.pedantic(run, rounds=3, iterations=1, warmup_rounds=1)
@@ -88,16 +90,25 @@ def bench_denoiser(benchmark, moment):
     statistic = model.channel.statistic(data.labels)
     respond = eqx.filter_jit(model.channel.respond)
     found = respond(statistic, omega, V)
-    benchmark.pedantic(lambda: jax.block_until_ready(respond(statistic, omega, V)), rounds=3, iterations=1, warmup_rounds=1)
+    benchmark.pedantic(
+        lambda: jax.block_until_ready(respond(statistic, omega, V)),
+        rounds=3,
+        iterations=1,
+        warmup_rounds=1,
+    )
     fine = smi.DeepAttention(2, 2, tolerance=1e-8, max_nodes=2**22).channel
     true = eqx.filter_jit(fine.respond)(statistic[:64], omega[:64], V)
-    error = np.abs(np.asarray(found.g)[:64] - true.g).max(axis=(1, 2)) / (1 + np.abs(true.g).max(axis=(1, 2)))
+    error = np.abs(np.asarray(found.g)[:64] - true.g).max(axis=(1, 2)) / (
+        1 + np.abs(true.g).max(axis=(1, 2))
+    )
     describe(
         benchmark,
         solution,
         samples_per_second=data.samples / benchmark.stats.stats.min,
         error_of_g_median=float(np.median(error)),
         error_of_g_max=float(error.max()),
-        largest_ratio_true_to_reported=float((error / np.maximum(np.asarray(found.error)[:64], 1e-7)).max()),
+        largest_ratio_true_to_reported=float(
+            (error / np.maximum(np.asarray(found.error)[:64], 1e-7)).max()
+        ),
         effective_nodes_min=float(np.min(found.ess)),
     )

@@ -22,7 +22,12 @@ jax.config.update("jax_enable_x64", True)
 
 KEY = jax.random.key(0)
 NUMBERS = 2**31 if jax.default_backend() == "gpu" else 2**27  # of inputs
-KINDS = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "regenerated": None}
+KINDS = {
+    "float64": jnp.float64,
+    "float32": jnp.float32,
+    "bfloat16": jnp.bfloat16,
+    "regenerated": None,
+}
 
 
 @functools.cache
@@ -34,7 +39,11 @@ def bandwidth():
 @functools.cache
 def sensing(kind, dimension):
     samples = NUMBERS // dimension // (4 if kind == "regenerated" else 1)
-    return IndexSensing(draw_inputs(KEY, samples, (1, dimension), KINDS[kind] or jnp.float32, KINDS[kind] is not None))
+    return IndexSensing(
+        draw_inputs(
+            KEY, samples, (1, dimension), KINDS[kind] or jnp.float32, KINDS[kind] is not None
+        )
+    )
 
 
 @pytest.mark.parametrize("dimension", [2000, 16000])
@@ -50,7 +59,9 @@ def bench_pass(benchmark, way, kind, dimension):
     numbers, seconds = seen.samples * dimension, benchmark.stats.stats.min
     if kind == "regenerated":
         benchmark.extra_info.update({"numbers_per_second": numbers / seconds})
-        print(f"{way}, D = {dimension}, drawn again: {numbers / seconds / 1e6:.0f} million numbers/s")
+        print(
+            f"{way}, D = {dimension}, drawn again: {numbers / seconds / 1e6:.0f} million numbers/s"
+        )
         return
     moved = numbers * jnp.dtype(seen.inputs.dtype).itemsize / seconds
     benchmark.extra_info.update({"bytes_per_second": moved, "of_copy": moved / bandwidth()})
@@ -61,14 +72,18 @@ def bench_pass(benchmark, way, kind, dimension):
 
 @pytest.mark.parametrize("dimension", [1000, 2000, 4000])
 @pytest.mark.parametrize("store", [True, False], ids=["stored", "regenerated"])
-@pytest.mark.parametrize("model", [smi.links.phase_retrieval(), smi.DeepAttention(2, 2)], ids=["phase", "attention"])
+@pytest.mark.parametrize(
+    "model", [smi.links.phase_retrieval(), smi.DeepAttention(2, 2)], ids=["phase", "attention"]
+)
 def bench_iteration(benchmark, model, store, dimension):
     """An iteration at α = 1 while nothing is learned yet: (time of four - time of one)/3, so that what a call costs drops out."""
     data = model.sample(KEY, dimension=dimension, alpha=1.0, dtype=jnp.float32, store=store)
     state = smi.gamp(model, data, key=KEY, max_steps=1).state
 
     def run(steps):
-        return jax.block_until_ready(smi.gamp(model, data, key=KEY, state=state, max_steps=steps, tolerance=1e-12).weights)
+        return jax.block_until_ready(
+            smi.gamp(model, data, key=KEY, state=state, max_steps=steps, tolerance=1e-12).weights
+        )
 
     timed = []
     for steps in (1, 4):
@@ -78,7 +93,9 @@ def bench_iteration(benchmark, model, store, dimension):
     seconds = (timed[1] - timed[0]) / 3
     read = 2 * np.prod(data.inputs.shape)
     benchmark.extra_info.update({"seconds": seconds, "numbers_per_second": read / seconds})
-    print(f"D = {dimension}: {seconds:.3f} s an iteration, {read / seconds / 1e6:.0f} million inputs read a second")
+    print(
+        f"D = {dimension}: {seconds:.3f} s an iteration, {read / seconds / 1e6:.0f} million inputs read a second"
+    )
 
 
 def _seconds(run, steps):

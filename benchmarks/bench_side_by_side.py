@@ -39,7 +39,11 @@ jax.config.update("jax_enable_x64", True)
 
 MODEL, SKIP = smi.DeepAttention(2, 2), 1.0
 BATCH, CHECKED = 4096, 12  # samples ours is timed on, and those that all are compared on
-POINTS = {"nothing learned": (0.0, 0.0), "layer 2 half learned": (0.0, 0.5), "nearly recovered": (0.5, 0.998)}
+POINTS = {
+    "nothing learned": (0.0, 0.0),
+    "layer 2 half learned": (0.0, 0.5),
+    "nearly recovered": (0.5, 0.998),
+}
 METHODS = {  # and their settings, from loose to tight
     "dblquad": (plain.by_dblquad, (1.0, 0.1, 0.01)),
     "cubature": (plain.by_cubature, (1.0, 0.1, 0.01, 1e-3)),
@@ -200,15 +204,30 @@ def denoiser(point: str) -> list[Row]:
     compile_s = compiling()
     post, alone, both, _ = ours(lambda: respond(*arguments))
     some = range(CHECKED)
-    true = np.array([plain.response(plain.trapezoid(u[n], omega[n], V, SKIP, 800, 8.0), V) for n in some])
+    true = np.array(
+        [plain.response(plain.trapezoid(u[n], omega[n], V, SKIP, 800, 8.0), V) for n in some]
+    )
     error = largest(np.asarray(post.g)[:CHECKED], true)
     rows = []
     for name, (method, settings) in METHODS.items():
-        each = lambda setting, method=method: np.array([method(u[n], omega[n], V, SKIP, setting) for n in some])
+        each = lambda setting, method=method: np.array(
+            [method(u[n], omega[n], V, SKIP, setting) for n in some]
+        )
         setting, spent, plain_error = matched(each, settings, true, error)
         label = f"K = {setting}" if "grid" in name else f"{setting:g}"
         times = alone / BATCH, spent / CHECKED
-        rows.append(Row(f"denoiser, {point}", name, label, *times, error, plain_error, compile_s, both / BATCH))
+        rows.append(
+            Row(
+                f"denoiser, {point}",
+                name,
+                label,
+                *times,
+                error,
+                plain_error,
+                compile_s,
+                both / BATCH,
+            )
+        )
     return rows
 
 
@@ -227,7 +246,9 @@ LOOSE = {
 def update(Q: jax.Array, key: jax.Array) -> jax.Array:
     """Q̂(Q) = α E Σ_m g gᵀ (2, 2)."""
     V = jnp.eye(2) - Q
-    found = MODEL.channel.response(Q, V, key=key, samples=UPDATE_POINTS, randomisations=NETS, tangents=False)
+    found = MODEL.channel.response(
+        Q, V, key=key, samples=UPDATE_POINTS, randomisations=NETS, tangents=False
+    )
     return ALPHA * found.mean
 
 
@@ -238,16 +259,34 @@ def deviation(Q: np.ndarray) -> float:
     return float(ALPHA * np.std(np.sum(g[:, 1] ** 2, axis=-1)))
 
 
-def monte_carlo(task: str, Q: np.ndarray, labels: float, steps: int, stderr: float, times: tuple, note: str) -> list[Row]:
+def monte_carlo(
+    task: str, Q: np.ndarray, labels: float, steps: int, stderr: float, times: tuple, note: str
+) -> list[Row]:
     """Rows of plain Monte-Carlo, extrapolated from the seconds that a few labels at overlap Q take."""
     V = np.eye(2) - Q
     u, omega = plain.draw(np.random.default_rng(0), Q, SKIP, CHECKED)
     rows, (alone, both, compile_s) = [], times
     for name, setting in LOOSE.items():
-        run = lambda name=name, setting=setting: [METHODS[name][0](u[n], omega[n], V, SKIP, setting) for n in range(CHECKED)]
+        run = lambda name=name, setting=setting: [
+            METHODS[name][0](u[n], omega[n], V, SKIP, setting) for n in range(CHECKED)
+        ]
         each = timed(run)[1] / CHECKED
         label = f"{steps} × {labels:.0f} labels" if steps > 1 else f"{labels:.0f} labels"
-        rows.append(Row(task, name, label, alone, steps * labels * each, stderr, stderr, compile_s, both, True, note))
+        rows.append(
+            Row(
+                task,
+                name,
+                label,
+                alone,
+                steps * labels * each,
+                stderr,
+                stderr,
+                compile_s,
+                both,
+                True,
+                note,
+            )
+        )
     return rows
 
 
@@ -258,7 +297,15 @@ def one_update() -> list[Row]:
     stderr = float(np.std([update(HALF, key)[1, 1] for key in keys], ddof=1))
     Q, times = np.asarray(HALF), (alone, both, compile_s)
     labels = (deviation(Q) / stderr) ** 2
-    return monte_carlo("state evolution, one update", Q, labels, 1, stderr, times, f"ours: {NETS * UPDATE_POINTS} labels")
+    return monte_carlo(
+        "state evolution, one update",
+        Q,
+        labels,
+        1,
+        stderr,
+        times,
+        f"ours: {NETS * UPDATE_POINTS} labels",
+    )
 
 
 def whole() -> list[Row]:
@@ -271,9 +318,15 @@ def whole() -> list[Row]:
     keys = jax.random.split(jax.random.key(0), 8)
     run = lambda key: smi.state_evolution(MODEL, ALPHA, key=key, samples=1024)
     found, alone, both, compile_s = ours(lambda: run(keys[0]))
-    all_keys = [(float(f.overlap[1, 1]), float(f.stderr[1, 1]), float(f.rho)) for f in map(run, keys)]
+    all_keys = [
+        (float(f.overlap[1, 1]), float(f.stderr[1, 1]), float(f.rho)) for f in map(run, keys)
+    ]
     values, reported, slopes = np.array(all_keys).T
-    q, rho, stderr = np.mean(values), np.mean(slopes), float(max(np.std(values, ddof=1), np.sqrt(np.mean(reported**2))))
+    q, rho, stderr = (
+        np.mean(values),
+        np.mean(slopes),
+        float(max(np.std(values, ddof=1), np.sqrt(np.mean(reported**2)))),
+    )
     step = lambda Q: np.asarray(update(jnp.asarray(Q), jax.random.key(1))) / ALPHA
     steps = len(plain.picard(step, ALPHA, 0.1 * np.eye(2), 0.5, stderr)) - 1
     Q, times = np.diag([0.0, q]), (alone, both, compile_s)
@@ -299,13 +352,30 @@ def sign_product() -> list[Row]:
     post, alone, both, compile_s = ours(lambda: run(*arguments))
     true = plain.sign_product_closed(y, omega, COUPLED)
     error, some = largest(np.asarray(post.g), true), 64
-    each = lambda setting: np.array([plain.sign_product_by_quad(y[n], omega[n], COUPLED, setting) for n in range(some)])
+    each = lambda setting: np.array(
+        [plain.sign_product_by_quad(y[n], omega[n], COUPLED, setting) for n in range(some)]
+    )
     setting, spent, plain_error = matched(each, (1e-2, 1e-4, 1e-6, 1e-8), true[:some], error)
     task, shared = "y = sign(z1 z2)", (compile_s, both / BATCH)
-    rows = [Row(task, "quad", f"{setting:g}", alone / BATCH, spent / some, error, plain_error, *shared)]
+    rows = [
+        Row(task, "quad", f"{setting:g}", alone / BATCH, spent / some, error, plain_error, *shared)
+    ]
     with one_core():
         closed = best(lambda: plain.sign_product_closed(y, omega, COUPLED))
-    return [*rows, Row(task, "Owen's T", "closed form", alone / BATCH, closed / BATCH, error, error, *shared, note=BETWEEN)]
+    return [
+        *rows,
+        Row(
+            task,
+            "Owen's T",
+            "closed form",
+            alone / BATCH,
+            closed / BATCH,
+            error,
+            error,
+            *shared,
+            note=BETWEEN,
+        ),
+    ]
 
 
 def phase_retrieval() -> list[Row]:
@@ -320,7 +390,19 @@ def phase_retrieval() -> list[Row]:
     with one_core():
         closed = best(lambda: plain.phase_retrieval(y, omega, V))
     times = alone / BATCH, closed / BATCH
-    return [Row("y = |z|", "NumPy", "closed form", *times, error, error, compile_s, both / BATCH, note=BETWEEN)]
+    return [
+        Row(
+            "y = |z|",
+            "NumPy",
+            "closed form",
+            *times,
+            error,
+            error,
+            compile_s,
+            both / BATCH,
+            note=BETWEEN,
+        )
+    ]
 
 
 # Extensive rank ------------------------------------------------------------------------------------------------------------
@@ -331,7 +413,9 @@ CURVE = np.linspace(0.01, 0.18, 60)
 @jax.jit
 def curve(alphas: jax.Array) -> jax.Array:
     """V of softmax attention, two tokens, ρ = 0.5."""
-    return jax.vmap(lambda alpha: smi.state_evolution(smi.AttentionIndexed(2, 0.5, "softmax"), alpha).error)(alphas)
+    return jax.vmap(
+        lambda alpha: smi.state_evolution(smi.AttentionIndexed(2, 0.5, "softmax"), alpha).error
+    )(alphas)
 
 
 def extensive_rank() -> list[Row]:
@@ -340,10 +424,22 @@ def extensive_rank() -> list[Row]:
     some = slice(5, 60, 10)
     true = np.array([plain.softmax_error(0.5, alpha, 1e-11) for alpha in CURVE[some]])
     error = float(np.abs(np.asarray(found)[some] - true).max())
-    each = lambda setting: np.array([plain.softmax_error(0.5, alpha, setting) for alpha in CURVE[some]])
+    each = lambda setting: np.array(
+        [plain.softmax_error(0.5, alpha, setting) for alpha in CURVE[some]]
+    )
     setting, spent, plain_error = matched(each, (1e-2, 1e-4, 1e-6, 1e-8), true, error)
     times, shared = (alone / len(CURVE), spent / len(true)), (compile_s, both / len(CURVE))
-    return [Row("extensive rank, a point of 60", "roots, quad, brentq", f"{setting:g}", *times, error, plain_error, *shared)]
+    return [
+        Row(
+            "extensive rank, a point of 60",
+            "roots, quad, brentq",
+            f"{setting:g}",
+            *times,
+            error,
+            plain_error,
+            *shared,
+        )
+    ]
 
 
 # The table -----------------------------------------------------------------------------------------------------------------
@@ -363,9 +459,15 @@ def bench_side_by_side(benchmark, task, request):
     if jax.default_backend() != "cpu":
         pytest.skip("processor time says nothing of an accelerator")
     rows = benchmark.pedantic(TASKS[task], rounds=1)
-    assert all(np.isfinite([row.ours_s, row.plain_s, row.ours_error, row.plain_error]).all() for row in rows)
+    assert all(
+        np.isfinite([row.ours_s, row.plain_s, row.ours_error, row.plain_error]).all()
+        for row in rows
+    )
     for row in rows:
-        benchmark.extra_info[f"{row.task}: {row.method}"] = row._asdict() | {"ratio": row.ratio, "pays_from": row.pays_from}
+        benchmark.extra_info[f"{row.task}: {row.method}"] = row._asdict() | {
+            "ratio": row.ratio,
+            "pays_from": row.pays_from,
+        }
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print("\n" + "\n".join([HEADER, *map(shown, rows)]))
 

@@ -21,13 +21,19 @@ def iteration(benchmark, model, alpha, Q, rounds):
 
     @jax.jit
     def step(V, key):
-        found = model.channel.response(jnp.eye(model.indices) - V, V, key=key, samples=POINTS, randomisations=NETS)
-        new = jax.vmap(lambda R: jnp.eye(model.indices) - model.prior.mmse(alpha * R))(found.replicas)
+        found = model.channel.response(
+            jnp.eye(model.indices) - V, V, key=key, samples=POINTS, randomisations=NETS
+        )
+        new = jax.vmap(lambda R: jnp.eye(model.indices) - model.prior.mmse(alpha * R))(
+            found.replicas
+        )
         return new, found.jacobian, found.inaccurate, found.error
 
     key = jax.random.key(0)
     overlaps, _, inaccurate, error = jax.block_until_ready(step(V, key))
-    benchmark.pedantic(lambda: jax.block_until_ready(step(V, key)), rounds=rounds, iterations=1, warmup_rounds=1)
+    benchmark.pedantic(
+        lambda: jax.block_until_ready(step(V, key)), rounds=rounds, iterations=1, warmup_rounds=1
+    )
     diagonal = np.diagonal(np.asarray(overlaps), axis1=1, axis2=2)
     benchmark.extra_info.update(
         {

@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 from scipy import integrate, optimize, special
 
-BOX = 6.0  # half-width of the box in standard deviations: 2e-9 of the mass of a Gaussian lies outside
+BOX = (
+    6.0  # half-width of the box in standard deviations: 2e-9 of the mass of a Gaussian lies outside
+)
 SQRT2, SQRT2PI = math.sqrt(2.0), math.sqrt(2.0 * math.pi)
 
 # Two attention layers ------------------------------------------------------------------------------------------------------
@@ -39,7 +41,9 @@ def attention(x1: Any, x2: Any, skip: float, exp: Callable = np.exp) -> tuple[An
     return skip + p, 1.0 - p, 1.0 - q, skip + q
 
 
-def terms(x1: Any, x2: Any, u: Any, omega: Any, V: Any, skip: float, exp: Callable = np.exp) -> tuple[Any, ...]:
+def terms(
+    x1: Any, x2: Any, u: Any, omega: Any, V: Any, skip: float, exp: Callable = np.exp
+) -> tuple[Any, ...]:
     """The integrand of Z, and the same times z - ω of each of the four fields, summed over the sign of u (up to a constant)."""
     a, b, c, d = attention(x1, x2, skip, exp)
     det = a * d - b * c
@@ -52,13 +56,17 @@ def terms(x1: Any, x2: Any, u: Any, omega: Any, V: Any, skip: float, exp: Callab
     total, one, two = 0.0, 0.0, 0.0
     for sign in (1.0, -1.0):
         e1, e2 = sign * v1 - w21, sign * v2 - w22
-        exponent = P11 * (d1 * d1 + d2 * d2) + 2.0 * P12 * (d1 * e1 + d2 * e2) + P22 * (e1 * e1 + e2 * e2)
+        exponent = (
+            P11 * (d1 * d1 + d2 * d2) + 2.0 * P12 * (d1 * e1 + d2 * e2) + P22 * (e1 * e1 + e2 * e2)
+        )
         weight = exp(-0.5 * exponent) / abs(det)
         total, one, two = total + weight, one + weight * e1, two + weight * e2
     return total, total * d1, total * d2, one, two
 
 
-def trapezoid(u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, nodes: int, box: float = BOX) -> np.ndarray:
+def trapezoid(
+    u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, nodes: int, box: float = BOX
+) -> np.ndarray:
     """The five integrals on nodes × nodes points, some rows at a time: what fits a cache is several times as fast."""
     t, step = np.linspace(-box, box, nodes, retstep=True)
     scale, total = math.sqrt(V[0, 0]), np.zeros(5)
@@ -69,32 +77,48 @@ def trapezoid(u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, node
     return total * (step * scale) ** 2
 
 
-def by_grid(u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, nodes: float) -> np.ndarray:
+def by_grid(
+    u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, nodes: float
+) -> np.ndarray:
     """g (2, 2) with K = `nodes` points an axis."""
     return response(trapezoid(u, omega, V, skip, int(nodes)), V)
 
 
-def by_dblquad(u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, tolerance: float) -> np.ndarray:
+def by_dblquad(
+    u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, tolerance: float
+) -> np.ndarray:
     """g (2, 2) by QUADPACK: five scalar integrals, each to `tolerance` of Z (times √V for the moments)."""
     scale, mass = np.sqrt(np.diag(V)), trapezoid(u, omega, V, skip, 64)[0]
     box = [end for w in omega[0] for end in (w - BOX * scale[0], w + BOX * scale[0])]
-    numbers = (u.tolist(), omega.tolist(), V.tolist(), skip, math.exp)  # floats: several times as fast as NumPy's scalars
+    numbers = (
+        u.tolist(),
+        omega.tolist(),
+        V.tolist(),
+        skip,
+        math.exp,
+    )  # floats: several times as fast as NumPy's scalars
     found = []
     for k, unit in enumerate((1.0, scale[0], scale[0], scale[1], scale[1])):
         inner = lambda x2, x1, k=k: terms(x1, x2, *numbers)[k]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", integrate.IntegrationWarning)  # its error is measured
-            found.append(integrate.dblquad(inner, *box, epsabs=tolerance * mass * unit, epsrel=tolerance)[0])
+            found.append(
+                integrate.dblquad(inner, *box, epsabs=tolerance * mass * unit, epsrel=tolerance)[0]
+            )
     return response(np.array(found), V)
 
 
-def by_cubature(u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, tolerance: float) -> np.ndarray:
+def by_cubature(
+    u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, tolerance: float
+) -> np.ndarray:
     """g (2, 2) by adaptive cubature: one vector of five integrals, each to `tolerance` of Z (times √V for the moments)."""
     scale, mass = np.sqrt(np.diag(V)), trapezoid(u, omega, V, skip, 64)[0]
     unit = np.array([1.0, scale[0], scale[0], scale[1], scale[1]])
     together = lambda x: np.stack(terms(x[:, 0], x[:, 1], u, omega, V, skip), axis=1) / unit
     low, high = omega[0] - BOX * scale[0], omega[0] + BOX * scale[0]
-    found = integrate.cubature(together, low, high, rule="gk21", rtol=tolerance, atol=tolerance * mass)
+    found = integrate.cubature(
+        together, low, high, rule="gk21", rtol=tolerance, atol=tolerance * mass
+    )
     return response(found.estimate * unit, V)
 
 
@@ -103,20 +127,32 @@ def response(integrals: np.ndarray, V: np.ndarray) -> np.ndarray:
     return np.linalg.solve(V, (integrals[1:] / integrals[0]).reshape(2, 2))
 
 
-def draw(rng: np.random.Generator, Q: np.ndarray, skip: float, samples: int) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    rng: np.random.Generator, Q: np.ndarray, skip: float, samples: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(u, ω), (N, 2) and (N, 2, 2), of labels drawn at overlap Q."""
     root, rest = (np.linalg.cholesky(S + 1e-15 * np.eye(2)) for S in (Q, np.eye(2) - Q))
     xi, eta = rng.standard_normal((2, samples, 2, 2))
     omega = root @ xi
     z = omega + rest @ eta
     a, b, c, d = attention(z[:, 0, 0], z[:, 0, 1], skip)
-    return np.stack([a * z[:, 1, 0] + b * z[:, 1, 1], c * z[:, 1, 0] + d * z[:, 1, 1]], axis=1), omega
+    return np.stack(
+        [a * z[:, 1, 0] + b * z[:, 1, 1], c * z[:, 1, 0] + d * z[:, 1, 1]], axis=1
+    ), omega
 
 
-def picard(step: Callable[[np.ndarray], np.ndarray], alpha: float, Q: np.ndarray, damping: float, tolerance: float) -> list:
+def picard(
+    step: Callable[[np.ndarray], np.ndarray],
+    alpha: float,
+    Q: np.ndarray,
+    damping: float,
+    tolerance: float,
+) -> list:
     """Damped iteration of Q ← Q̂ (I + Q̂)^{-1}, Q̂ = α step(Q), until it moves by less than `tolerance`: all Q on the way."""
     path = [Q]
-    while len(path) < 500 and (len(path) < 2 or np.abs(path[-1] - path[-2]).max() > tolerance * (1.0 - damping)):
+    while len(path) < 500 and (
+        len(path) < 2 or np.abs(path[-1] - path[-2]).max() > tolerance * (1.0 - damping)
+    ):
         Qhat = alpha * step(path[-1])
         path.append(damping * path[-1] + (1.0 - damping) * Qhat @ np.linalg.inv(np.eye(2) + Qhat))
     return path
@@ -125,7 +161,9 @@ def picard(step: Callable[[np.ndarray], np.ndarray], alpha: float, Q: np.ndarray
 # One-dimensional channels --------------------------------------------------------------------------------------------------
 
 
-def sign_product_by_quad(y: float, omega: np.ndarray, V: np.ndarray, tolerance: float) -> np.ndarray:
+def sign_product_by_quad(
+    y: float, omega: np.ndarray, V: np.ndarray, tolerance: float
+) -> np.ndarray:
     """g (2,) of y = sign(z_1 z_2), one sample: Z, E z_1 and E z_2 as integrals over either half-line of z_1."""
     (w1, w2), (V11, V12, V22) = omega.tolist(), (float(V[0, 0]), float(V[0, 1]), float(V[1, 1]))
     slope, width, rest = V12 / V11, math.sqrt(V11), math.sqrt(V22 - V12 * V12 / V11)
@@ -140,7 +178,9 @@ def sign_product_by_quad(y: float, omega: np.ndarray, V: np.ndarray, tolerance: 
         return density * mass, density * mass * (x - w1), density * (shift * mass + edge)
 
     def integral(k: int, sign: float, low: float, high: float) -> float:
-        return integrate.quad(lambda x: moments(x, sign)[k], low, high, epsabs=0.1 * tolerance, epsrel=tolerance)[0]
+        return integrate.quad(
+            lambda x: moments(x, sign)[k], low, high, epsabs=0.1 * tolerance, epsrel=tolerance
+        )[0]
 
     total = np.zeros(3)
     for side in (1.0, -1.0):
@@ -177,7 +217,9 @@ def phase_retrieval(y: np.ndarray, omega: np.ndarray, V: float) -> np.ndarray:
 def density(x: float, rho: float, delta: float) -> float:
     """μ(x) = Im g/π of the free convolution: (Δ/a) g³ - (Δ + x/a) g² + (x - a + 1/a) g - 1 = 0, a = √ρ."""
     a = math.sqrt(rho)
-    return float(np.max(np.roots([delta / a, -(delta + x / a), x - a + 1.0 / a, -1.0]).imag)) / math.pi
+    return (
+        float(np.max(np.roots([delta / a, -(delta + x / a), x - a + 1.0 / a, -1.0]).imag)) / math.pi
+    )
 
 
 def bands(rho: float, delta: float) -> list[tuple[float, float]]:
@@ -193,7 +235,9 @@ def mmse(rho: float, qhat: float, tolerance: float) -> float:
     """V = Δ - (4π²/3) Δ² ∫ μ³, Δ = 1/q̂."""
     delta = 1.0 / qhat
     cubed = sum(
-        integrate.quad(lambda x: density(x, rho, delta) ** 3, low, high, epsabs=0.0, epsrel=tolerance)[0]
+        integrate.quad(
+            lambda x: density(x, rho, delta) ** 3, low, high, epsabs=0.0, epsrel=tolerance
+        )[0]
         for low, high in bands(rho, delta)
     )
     return delta - 4.0 * math.pi**2 / 3.0 * delta**2 * cubed
@@ -203,5 +247,7 @@ def softmax_error(rho: float, alpha: float, tolerance: float, tokens: int = 2) -
     """V of softmax attention of extensive rank at α = n/d²: the root of q̂ V(q̂) = α (T² + T - 2)."""
     goal = alpha * (tokens**2 + tokens - 2)
     above = lambda l: math.exp(l) * mmse(rho, math.exp(l), tolerance) - goal
-    l = optimize.brentq(above, math.log(goal), math.log(goal) + 12.0, xtol=tolerance, rtol=max(tolerance, 1e-15))
+    l = optimize.brentq(
+        above, math.log(goal), math.log(goal) + 12.0, xtol=tolerance, rtol=max(tolerance, 1e-15)
+    )
     return goal / math.exp(l)

@@ -25,8 +25,20 @@ MODEL = smi.DeepAttention(2, 2)
 STEPS = {"layer 2": (1, (0.19, 0.195, 0.2, 0.21)), "layer 1": (0, (0.73, 0.74, 0.75, 0.77))}
 # layer, α around the threshold, overlaps tried (of both layers, on the branch of state evolution), dimensions, teachers
 GAMP = {
-    "layer 2": (1, (0.17, 0.19, 0.21), ((1e-6, 0.02), (1e-6, 0.04), (1e-6, 0.07)), (2000, 6000), 48),
-    "layer 1": (0, (0.69, 0.74, 0.79), ((0.04, 0.9773), (0.07, 0.9793), (0.1, 0.981)), (1000, 3000), 48),
+    "layer 2": (
+        1,
+        (0.17, 0.19, 0.21),
+        ((1e-6, 0.02), (1e-6, 0.04), (1e-6, 0.07)),
+        (2000, 6000),
+        48,
+    ),
+    "layer 1": (
+        0,
+        (0.69, 0.74, 0.79),
+        ((0.04, 0.9773), (0.07, 0.9793), (0.1, 0.981)),
+        (1000, 3000),
+        48,
+    ),
 }
 
 
@@ -36,7 +48,9 @@ def continued(overlaps, alphas, degree=2):
 
 
 def stability():
-    for name, step in zip(STEPS, smi.staircase(MODEL, key=jax.random.key(1), samples=2**15), strict=True):
+    for name, step in zip(
+        STEPS, smi.staircase(MODEL, key=jax.random.key(1), samples=2**15), strict=True
+    ):
         yield name, float(step.alpha), float(step.stderr)
 
 
@@ -61,7 +75,9 @@ def grown(D, alpha, Q, p, seed, steps=4):
     data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), round(alpha * 1e4)))
     data = MODEL.sample(data_key, dimension=D, alpha=alpha, dtype="float32")
     Q = np.asarray(Q)[:, None]
-    W = Q * data.teacher + np.sqrt(Q * (1 - Q)) * jax.random.normal(jax.random.fold_in(key, 7), data.teacher.shape)
+    W = Q * data.teacher + np.sqrt(Q * (1 - Q)) * jax.random.normal(
+        jax.random.fold_in(key, 7), data.teacher.shape
+    )
     C, nothing = jax.numpy.diag(1.0 - Q[:, 0]), jax.numpy.zeros((data.samples, 2, 2))
     start = GampState(W, C, C, nothing, nothing, 0.0 * C, jax.numpy.zeros((), int))
     history = smi.gamp(MODEL, data, key=key, max_steps=steps, state=start, tolerance=1e-12).history
@@ -74,7 +90,9 @@ def gamp():
         tables = {}
         for D in dimensions:
             for Q in starts:
-                tables[D, Q[p]] = np.array([[grown(D, alpha, Q, p, seed) for alpha in alphas] for seed in range(count)])
+                tables[D, Q[p]] = np.array(
+                    [[grown(D, alpha, Q, p, seed) for alpha in alphas] for seed in range(count)]
+                )
 
         def still(chosen, tables=tables, alphas=alphas):
             """α at which the mean overlap stays, at each D and Q."""
@@ -85,12 +103,22 @@ def gamp():
                 ends.append(np.exp(-offset / slope))
             return np.array(ends)
 
-        values, draws = still(np.arange(count)), np.array([still(random.integers(0, count, count)) for _ in range(400)])
-        errors = 0.74 * np.subtract(*np.quantile(draws, (0.75, 0.25), axis=0))  # of a normal law; the tails are heavy
+        values, draws = (
+            still(np.arange(count)),
+            np.array([still(random.integers(0, count, count)) for _ in range(400)]),
+        )
+        errors = 0.74 * np.subtract(
+            *np.quantile(draws, (0.75, 0.25), axis=0)
+        )  # of a normal law; the tails are heavy
         for (D, q), value, error in zip(tables, values, errors, strict=True):
-            print(f"{name}, D = {D}, Q = {q}: the overlap stays at {value:.4f} ± {error:.4f}", flush=True)
+            print(
+                f"{name}, D = {D}, Q = {q}: the overlap stays at {value:.4f} ± {error:.4f}",
+                flush=True,
+            )
         design = np.array([(1.0, q, 1000.0 / D) for D, q in tables]) / errors[:, None]
-        ends = [np.linalg.lstsq(design, each / errors, rcond=None)[0][0] for each in (values, *draws)]
+        ends = [
+            np.linalg.lstsq(design, each / errors, rcond=None)[0][0] for each in (values, *draws)
+        ]
         yield name, ends[0], 0.74 * float(np.subtract(*np.quantile(ends[1:], (0.75, 0.25))))
 
 
@@ -98,4 +126,7 @@ if __name__ == "__main__":
     for route in sys.argv[1:] or ("stability", "evolution", "gamp"):
         begin = time.perf_counter()
         for name, alpha, stderr in globals()[route]():
-            print(f"{route}, {name}: {alpha:.4f} ± {stderr:.4f}  ({time.perf_counter() - begin:.0f} s)", flush=True)
+            print(
+                f"{route}, {name}: {alpha:.4f} ± {stderr:.4f}  ({time.perf_counter() - begin:.0f} s)",
+                flush=True,
+            )

@@ -51,7 +51,9 @@ key = jax.random.key(0)
 model = smi.links.sign()
 data = model.sample(key, dimension=dimension, alpha=2.0)
 learned = smi.gamp(model, data, key=key)
-print(f"{data.samples} samples in {data.dimension} dimensions, {int(learned.steps)} steps: {learned.message}")
+print(
+    f"{data.samples} samples in {data.dimension} dimensions, {int(learned.steps)} steps: {learned.message}"
+)
 print(f"cosine with the teacher: {learned.cosine[0]:.4f}")
 
 # %% [markdown]
@@ -69,10 +71,14 @@ print(f"cosine with the teacher: {learned.cosine[0]:.4f}")
 alphas = np.linspace(0.2, 5.0, points)
 curve = [smi.state_evolution(model, alpha, key=key, samples=samples) for alpha in alphas]
 theory = smi.state_evolution(model, 2.0, key=key, samples=samples)
-print(f"theory at alpha = 2: q = {theory.overlap[0, 0]:.4f} ± {theory.stderr[0, 0]:.4f}. {theory.message}")
+print(
+    f"theory at alpha = 2: q = {theory.overlap[0, 0]:.4f} ± {theory.stderr[0, 0]:.4f}. {theory.message}"
+)
 
 ax = plotting.overlap_against_alpha([*curve, theory], learned, names=["w"], legend=False)
-ax.set_title(f"state evolution (line), GAMP at D = {dimension} (circle)", fontsize="medium", loc="right")
+ax.set_title(
+    f"state evolution (line), GAMP at D = {dimension} (circle)", fontsize="medium", loc="right"
+)
 plt.show()
 
 # %% [markdown]
@@ -120,5 +126,7 @@ assert abs(float(threshold.alpha) - 0.5) < 4 * float(threshold.stderr)
 # %%
 mine = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1, tokens=1, noise=0.5)
 at_half = smi.generalization_error(mine, 0.5, key=key)
-print(f"my link at q = 1/2: {at_half.value:.4f} ± {at_half.stderr:.4f}, exactly {3 - 2 * 0.5 - 0.5**2}")
+print(
+    f"my link at q = 1/2: {at_half.value:.4f} ± {at_half.stderr:.4f}, exactly {3 - 2 * 0.5 - 0.5**2}"
+)
 assert abs(float(at_half.value) - 1.75) < 5 * float(at_half.stderr)

@@ -39,9 +39,18 @@ from jaxsmi.workbench import plotting
 jax.config.update("jax_enable_x64", True)
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 dimension, samples = (200, 2**8) if small else (1000, 2**11)
-alphas = [0.1, 0.5] if small else [0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0, 1.1]
+alphas = (
+    [0.1, 0.5]
+    if small
+    else [0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0, 1.1]
+)
 key = jax.random.key(0)
-plain = {"key": key, "samples": samples, "newton": False, "max_steps": 100}  # the iteration itself, step by step
+plain = {
+    "key": key,
+    "samples": samples,
+    "newton": False,
+    "max_steps": 100,
+}  # the iteration itself, step by step
 
 # %% [markdown]
 # ## 1. One run of GAMP at $\alpha=1.2$, and the theory of it
@@ -56,7 +65,9 @@ learned = smi.gamp(model, data, key=key)
 theory = smi.state_evolution(model, 1.2, q0=1 / dimension, side_information=1 / dimension, **plain)
 when = smi.learned_at(learned, level=0.5)
 print(f"GAMP, {int(learned.steps)} steps: {learned.message}")
-print(f"cosines {learned.cosine}; layer 2 learned at step {when[1]:.1f}, layer 1 at step {when[0]:.1f}")
+print(
+    f"cosines {learned.cosine}; layer 2 learned at step {when[1]:.1f}, layer 1 at step {when[0]:.1f}"
+)
 
 ax = plotting.overlap_against_iteration(learned, theory)
 ax.set_title(f"α = 1.2, D = {dimension}", fontsize="medium", loc="right")
@@ -76,7 +87,9 @@ tail = np.log(left[-1] / left[-6]) / 5
 print(f"perfect recovery from alpha = {recovery.alpha:g}")
 print(f"V falls by {np.exp(tail):.3f} a step at the end of the run; theory: {1 / 1.2:.3f}")
 assert abs(float(recovery.alpha) - 1.0) < 1e-12
-assert np.exp(tail) < 0.95  # it falls; to the asymptotic rate by finite-size corrections of a few per cent
+assert (
+    np.exp(tail) < 0.95
+)  # it falls; to the asymptotic rate by finite-size corrections of a few per cent
 
 # %% [markdown]
 # ## 2. How much data: the overlap against $\alpha$
@@ -91,9 +104,13 @@ for alpha in (0.186, 0.719):  # from section 3
     ax.axvline(alpha, color="0.5", lw=0.8, ls=":")
 plt.show()
 half = curve[alphas.index(0.5)]
-print(f"alpha = 0.5: Q11 = {half.overlap[0, 0]:.4f}, Q22 = {half.overlap[1, 1]:.4f} ± {half.stderr[1, 1]:.4f}")
+print(
+    f"alpha = 0.5: Q11 = {half.overlap[0, 0]:.4f}, Q22 = {half.overlap[1, 1]:.4f} ± {half.stderr[1, 1]:.4f}"
+)
 assert float(half.overlap[0, 0]) < 0.01
-assert abs(float(half.overlap[1, 1]) - 0.772) < 4 * float(half.stderr[1, 1])  # 0.772(3), from 8192 samples
+assert abs(float(half.overlap[1, 1]) - 0.772) < 4 * float(
+    half.stderr[1, 1]
+)  # 0.772(3), from 8192 samples
 
 # %% [markdown]
 # ## 3. The thresholds, without running anything

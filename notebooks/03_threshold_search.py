@@ -59,8 +59,12 @@ def height(log_skip):
 start, slope = jax.value_and_grad(height)(0.0)
 step = 1e-3
 difference = (height(step) - height(-step)) / (2 * step)
-print(f"alpha_2 = {start:.4f}, d alpha_2/d log c = {slope:.5f}, by a finite difference {difference:.5f}")
-assert abs(float(slope - difference)) < 1e-3 * abs(float(slope)) + 1e-5  # second order in the step, rounding below that
+print(
+    f"alpha_2 = {start:.4f}, d alpha_2/d log c = {slope:.5f}, by a finite difference {difference:.5f}"
+)
+assert (
+    abs(float(slope - difference)) < 1e-3 * abs(float(slope)) + 1e-5
+)  # second order in the step, rounding below that
 
 skips = np.array([0.5, 1.0, 2.0]) if small else np.geomspace(0.25, 4.0, 9)
 stairs = [[smi.weak_recovery(attention(np.log(skip)), key=key, samples=samples)] for skip in skips]
@@ -83,10 +87,15 @@ assert float(slope) < 0  # skips help
 # %%
 wanted = smi.search_threshold(attention, 0.0, key=key, target=0.2, samples=samples, max_steps=8)
 again = smi.weak_recovery(attention(wanted.parameters), key=jax.random.key(1), samples=samples)
-print(f"alpha_2 = 0.2 at skip {float(np.exp(wanted.parameters)):.3f}, {wanted.steps} evaluations. {wanted.message}")
+print(
+    f"alpha_2 = 0.2 at skip {float(np.exp(wanted.parameters)):.3f}, {wanted.steps} evaluations. {wanted.message}"
+)
 print(f"with another key: alpha_2 = {again.alpha:.4f} ± {again.stderr:.4f}")
 assert abs(float(wanted.threshold.alpha) - 0.2) < 5e-4
-assert abs(float(again.alpha) - 0.2) < 4 * (float(again.stderr) ** 2 + float(wanted.threshold.stderr) ** 2) ** 0.5
+assert (
+    abs(float(again.alpha) - 0.2)
+    < 4 * (float(again.stderr) ** 2 + float(wanted.threshold.stderr) ** 2) ** 0.5
+)
 
 # %% [markdown]
 # ## 3. Thresholds beyond the first

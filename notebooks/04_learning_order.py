@@ -51,7 +51,11 @@ model = smi.DeepAttention(depth=2, tokens=2, skip=1.0)
 data = model.sample(key, dimension=dimension, alpha=alpha)
 methods = {
     "GAMP": {"alpha": 1.2},
-    "Adam": {"optimizer": optax.adam(3e-2 if small else 1e-2), "steps": steps, "batch_size": dimension // 5 * 2},
+    "Adam": {
+        "optimizer": optax.adam(3e-2 if small else 1e-2),
+        "steps": steps,
+        "batch_size": dimension // 5 * 2,
+    },
 }
 order = smi.learning_order(model, data, methods, key=key, seeds=seeds)
 
@@ -68,8 +72,13 @@ for name in methods:
     layer1, layer2 = order.median(name)
     runs = np.asarray(order.learned[name])
     first, last = runs[:, 1].min(), runs[:, 1].max()
-    print(f"{name} at alpha = {order.alpha[name]:g}: layer 2 at step {layer2:.0f} ({first:.0f} to {last:.0f}),", end=" ")
-    print(f"layer 1 at step {layer1:.0f}; order of learning: layers {[p + 1 for p in order.order(name)]}")
+    print(
+        f"{name} at alpha = {order.alpha[name]:g}: layer 2 at step {layer2:.0f} ({first:.0f} to {last:.0f}),",
+        end=" ",
+    )
+    print(
+        f"layer 1 at step {layer1:.0f}; order of learning: layers {[p + 1 for p in order.order(name)]}"
+    )
 assert order.order("GAMP") == [1, 0]  # both, the last layer first
 assert order.order("Adam")[0] == 1  # the last layer first, too
 assert np.all(order.median("Adam") > order.median("GAMP"))
@@ -98,4 +107,6 @@ print(f"errors at the end of the runs: {np.array2string(ends, precision=4)}")
 if small:  # too few steps to come to the plateau
     assert np.nanmin(history["error"]) < float(nothing.value)
 else:
-    assert abs(np.median(ends) / float(plateau.value) - 1) < 0.1  # a layer 1 that is slowly being learned lowers it
+    assert (
+        abs(np.median(ends) / float(plateau.value) - 1) < 0.1
+    )  # a layer 1 that is slowly being learned lowers it

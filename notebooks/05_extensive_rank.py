@@ -73,7 +73,9 @@ data = model.sample(key, dimension=dimension, alpha=at)
 learned = smi.gamp(model, data, key=key)
 fit = smi.train(model, data, optax.adam(0.05), key=jax.random.split(key, runs), steps=steps)
 mean = smi.averaged(fit, data.teacher)
-print(f"GAMP {learned.error:.3f}; one run of Adam {mean.single:.3f} ± {mean.stderr:.3f}, mean of {runs} {mean.error:.3f}")
+print(
+    f"GAMP {learned.error:.3f}; one run of Adam {mean.single:.3f} ± {mean.stderr:.3f}, mean of {runs} {mean.error:.3f}"
+)
 print(f"theory {theory:.3f}; extrapolated to infinitely many runs {mean.extrapolated:.3f}")
 
 fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
@@ -90,7 +92,9 @@ ax.set_ylabel(r"estimation error $\|\hat S-S\|^2/d$")
 ax.legend(frameon=False)
 plt.show()
 assert mean.error < mean.single  # a mean of distinct matrices that are equally good: Jensen
-assert abs(float(learned.error) - theory) < 6 / dimension  # corrections of order 1/d, of a few units
+assert (
+    abs(float(learned.error) - theory) < 6 / dimension
+)  # corrections of order 1/d, of a few units
 
 # %% [markdown]
 # ## 3. Bilinear sequence regression, and what the nuclear norm misses
@@ -113,7 +117,9 @@ data = model.sample(key, dimension=size, alpha=between)
 learned = smi.gamp(model, data, key=key, max_steps=200)
 baseline = smi.baselines.minimum_nuclear_norm(model, data)
 print(f"thresholds: optimal {optimal:.6f}, nuclear norm {convex:.6f}")
-print(f"at alpha = {between}, d = {size}: GAMP {learned.error:.1e}, nuclear norm {baseline.error:.3f}")
+print(
+    f"at alpha = {between}, d = {size}: GAMP {learned.error:.1e}, nuclear norm {baseline.error:.3f}"
+)
 
 fig, ax = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
 ax.plot(alphas, errors, "k", label="state evolution")

@@ -78,9 +78,14 @@ colors = ["#4477aa", "#000000", "#eecc66", "#cc6677", "#88ccee", "#444444", "#aa
 fig, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
 ax.pcolormesh(a, omega, found.label, cmap=ListedColormap(colors), vmin=-0.5, vmax=7.5)
 styles = zip(smi.sgd.BOUNDARIES, (":", "-", "--", "-."), strict=True)
-lines = [ax.plot(a, found.boundaries[name], "k", ls=style, lw=1.2, label=name)[0] for name, style in styles]
+lines = [
+    ax.plot(a, found.boundaries[name], "k", ls=style, lw=1.2, label=name)[0]
+    for name, style in styles
+]
 shown = [Patch(color=colors[k], label=smi.sgd.LABELS[k]) for k in np.unique(found.label)]
-ax.legend(handles=[*shown, *lines], fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+ax.legend(
+    handles=[*shown, *lines], fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
+)
 ax.set(xlabel="a", ylabel="ω", ylim=(omega[0], omega[-1]))
 plt.show()
 
@@ -93,7 +98,9 @@ step = omega[1] - omega[0]
 edges = {"transition": np.argmax(sets_out), "equal depth": np.argmax(found.label[:, -1] % 2)}
 for name, index in edges.items():
     line = found.boundaries[name][-1]
-    print(f"{name}: line at {line:.4f}, labels change between {omega[index] - step:.4f} and {omega[index]:.4f}")
+    print(
+        f"{name}: line at {line:.4f}, labels change between {omega[index] - step:.4f} and {omega[index]:.4f}"
+    )
     assert omega[index] - step <= line + 1e-9 <= omega[index] + 2e-9
 
 # %% [markdown]
@@ -110,12 +117,25 @@ table = []
 for k, value in enumerate(omegas):
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), k), runs)
     model = smi.sgd.semantic_positional(value)
-    settings = {"dimension": dimension, "gamma": 0.5, "steps": 4000 * dimension, "m": 0.0, "until": 0.8}
+    settings = {
+        "dimension": dimension,
+        "gamma": 0.5,
+        "steps": 4000 * dimension,
+        "m": 0.0,
+        "until": 0.8,
+    }
     table.append(smi.sgd.semantic_fraction(smi.sgd.simulate(model, keys, **settings)))
 fraction, stderr, arrived = (np.array(column) for column in zip(*table, strict=True))
 
 fig, ax = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
-ax.errorbar(omegas, fraction, stderr, fmt="o-", capsize=2, label=f"{runs} runs each, d = {dimension}, γ = 1/2")
+ax.errorbar(
+    omegas,
+    fraction,
+    stderr,
+    fmt="o-",
+    capsize=2,
+    label=f"{runs} runs each, d = {dimension}, γ = 1/2",
+)
 ax.axvline(omega_c, color="k", ls=":", label="transition")
 ax.set(xlabel="ω", ylabel="fraction of runs that end semantic")
 ax.legend(frameon=False, fontsize="small")

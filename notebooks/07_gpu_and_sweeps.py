@@ -65,8 +65,12 @@ b = alpha - 1 + noise
 V = (np.sqrt(b**2 + 4 * noise) - b) / 2
 error = float(jnp.mean((learned.weights - data.teacher) ** 2))
 print(f"inputs {data.inputs.dtype}, {data.inputs.nbytes / 1e6:.1f} MB; labels {data.labels.dtype}")
-print(f"V of message passing {learned.covariance[0, 0]:.6f}, measured error {error:.4f}; closed form {V:.6f}")
-assert abs(float(learned.covariance[0, 0]) - V) < 1e-3 * V  # the tolerance of the run, 1e-4, and float32 products
+print(
+    f"V of message passing {learned.covariance[0, 0]:.6f}, measured error {error:.4f}; closed form {V:.6f}"
+)
+assert (
+    abs(float(learned.covariance[0, 0]) - V) < 1e-3 * V
+)  # the tolerance of the run, 1e-4, and float32 products
 assert abs(error - V) < 5 * V * (2 / dimension) ** 0.5  # a mean of D squares
 
 # %% [markdown]
@@ -84,7 +88,9 @@ lazy = model.sample(key, dimension=dimension, alpha=alpha, store=False)
 stored = smi.gamp(model, lazy.stored(), key=key)
 again = smi.gamp(model, lazy.sharded(), key=key)
 apart = float(jnp.max(jnp.abs(again.weights - stored.weights)))
-print(f"{lazy.samples} samples in {len(lazy.inputs.numbers)} blocks; largest difference of a weight: {apart:.1e}")
+print(
+    f"{lazy.samples} samples in {len(lazy.inputs.numbers)} blocks; largest difference of a weight: {apart:.1e}"
+)
 assert apart < 1e-5  # float32 sums in another order
 
 # %% [markdown]
@@ -94,7 +100,10 @@ assert apart < 1e-5  # float32 sums in another order
 # it is finished. Here: the error of the Bayes-optimal estimate of an attention matrix of rank $\rho d$ (notebook 05).
 
 # %%
-alphas, ratios = np.linspace(0.01, 0.25, 13 if small else 49), np.linspace(0.05, 1.0, 3 if small else 20)
+alphas, ratios = (
+    np.linspace(0.01, 0.25, 13 if small else 49),
+    np.linspace(0.05, 1.0, 3 if small else 20),
+)
 
 
 def build(rank_ratio):

@@ -29,7 +29,11 @@ def pair(source: Path) -> nbformat.NotebookNode:
 
 def execute(notebook: nbformat.NotebookNode, timeout: int = 1800) -> nbformat.NotebookNode:
     """Run all cells in a kernel, beside the notebooks; an error in a cell is raised with its traceback."""
-    settings = {"timeout": timeout, "record_timing": False, "resources": {"metadata": {"path": str(FOLDER)}}}
+    settings = {
+        "timeout": timeout,
+        "record_timing": False,
+        "resources": {"metadata": {"path": str(FOLDER)}},
+    }
     NotebookClient(notebook, kernel_name="python3", **settings).execute()
     notebook.metadata["language_info"] = {"name": "python"}
     return notebook
@@ -37,12 +41,18 @@ def execute(notebook: nbformat.NotebookNode, timeout: int = 1800) -> nbformat.No
 
 def main() -> None:
     """Execute the notebooks named (all, if none is) and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="parts of file names, such as 03")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to (default: beside the sources)")
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="folder to write to (default: beside the sources)"
+    )
     arguments = parser.parse_args()
     os.environ.pop("MPLBACKEND", None)  # the kernel draws into the notebook
-    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # of tqdm without widgets; no bar is shown here
+    os.environ["PYTHONWARNINGS"] = (
+        "ignore:IProgress not found"  # of tqdm without widgets; no bar is shown here
+    )
     arguments.out.mkdir(parents=True, exist_ok=True)
     for source in SOURCES:
         if arguments.names and not any(name in source.stem for name in arguments.names):
@@ -50,7 +60,10 @@ def main() -> None:
         begin = time.perf_counter()
         path = arguments.out / f"{source.stem}.ipynb"
         nbformat.write(execute(pair(source)), path)
-        print(f"{path.name}: {time.perf_counter() - begin:.0f} s, {path.stat().st_size / 1024:.0f} kB", flush=True)
+        print(
+            f"{path.name}: {time.perf_counter() - begin:.0f} s, {path.stat().st_size / 1024:.0f} kB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

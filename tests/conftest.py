@@ -7,7 +7,9 @@ import pytest
 
 jax.config.update("jax_enable_x64", True)
 
-REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"  # beside the project, not in it
+REFERENCE = (
+    Path(__file__).resolve().parents[2] / "shared" / "reference"
+)  # beside the project, not in it
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,15 @@ class Layers(eqx.Module):
         return smi.DeepAttention(len(self.ranks), 2, ranks=self.ranks).index_names
 
 
-def solution(kind="state_evolution", alpha=1.2, steps=7, recorded=10, result=Result.SUCCESS, moment=1.0, key=None):
+def solution(
+    kind="state_evolution",
+    alpha=1.2,
+    steps=7,
+    recorded=10,
+    result=Result.SUCCESS,
+    moment=1.0,
+    key=None,
+):
     """Two layers whose overlaps rise geometrically, with `recorded - steps` empty rows of history."""
     step = np.arange(1.0, recorded + 1)
     overlap = moment * np.array([np.diag([1 - 0.9**t, 1 - 0.5**t]) for t in step])

@@ -1,7 +1,13 @@
 """Output channels: what a label says about its fields. base.py states the equations that all share."""
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
-from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel, NoInference, Posterior, Response
+from jaxsmi.channels.base import (
+    AbstractChannel,
+    ClosedFormChannel,
+    NoInference,
+    Posterior,
+    Response,
+)
 from jaxsmi.channels.likelihood import SampledChannel
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel

@@ -21,7 +21,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel, Posterior, as_posterior, unwhiten
+from jaxsmi.channels.base import (
+    AbstractChannel,
+    ClosedFormChannel,
+    Posterior,
+    as_posterior,
+    unwhiten,
+)
 from jaxsmi.channels.layers import (
     Layer,
     attention_link,
@@ -59,15 +65,30 @@ class _AttentionLabels(AbstractChannel):
     def check_labels(self, labels: Array) -> None:
         """Rows of y must be probabilities, in float64."""
         M = self.tokens
-        check(labels.ndim == 3 and labels.shape[1:] == (M, M), "labels", labels, f"an array of shape (N, {M}, {M})")
+        check(
+            labels.ndim == 3 and labels.shape[1:] == (M, M),
+            "labels",
+            labels,
+            f"an array of shape (N, {M}, {M})",
+        )
         check(
             labels.dtype == jnp.float64,
             "labels",
             labels.dtype.name,
             "float64, by jax.config.update('jax_enable_x64', True) (a float32 softmax cannot be inverted)",
         )
-        check(jnp.all(labels > 0.0), "labels", labels, "strictly positive attention weights (none underflowed to zero)")
-        check(jnp.all(jnp.abs(jnp.sum(labels, -1) - 1.0) < 1e-8), "labels", labels, "rows of y that sum to one")
+        check(
+            jnp.all(labels > 0.0),
+            "labels",
+            labels,
+            "strictly positive attention weights (none underflowed to zero)",
+        )
+        check(
+            jnp.all(jnp.abs(jnp.sum(labels, -1) - 1.0) < 1e-8),
+            "labels",
+            labels,
+            "rows of y that sum to one",
+        )
 
     def observe(self, fields: Array, noise: Array) -> Array:
         """u = h_L itself: exact where labels would underflow."""
@@ -93,7 +114,13 @@ class SingleAttentionChannel(ClosedFormChannel, _AttentionLabels):
     beta: Array
 
     def __init__(self, tokens: int, beta: Array):
-        self.tokens, self.indices, self.layers, self.skip, self.beta = tokens, 1, (Layer(),), jnp.zeros((0,)), beta
+        self.tokens, self.indices, self.layers, self.skip, self.beta = (
+            tokens,
+            1,
+            (Layer(),),
+            jnp.zeros((0,)),
+            beta,
+        )
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Σ_{s=±1} Π_m N(s u_m; ω_m, V)."""
@@ -117,8 +144,14 @@ class DeepAttentionChannel(_AttentionLabels):
     beta: Array
     budget: Budget
 
-    def __init__(self, tokens: int, layers: tuple[Layer, ...], skip: Array, beta: Array, budget: Budget):
-        self.tokens, self.indices, self.layers = tokens, sum(layer.indices for layer in layers), layers
+    def __init__(
+        self, tokens: int, layers: tuple[Layer, ...], skip: Array, beta: Array, budget: Budget
+    ):
+        self.tokens, self.indices, self.layers = (
+            tokens,
+            sum(layer.indices for layer in layers),
+            layers,
+        )
         self.skip, self.beta, self.budget = skip, beta, budget
 
     @property
@@ -126,12 +159,16 @@ class DeepAttentionChannel(_AttentionLabels):
         """The tolerance of the inner integral."""
         return self.budget.tolerance
 
-    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
         """Batch posterior from u (N, M), omega (N, P, M), V (P, P)."""
         P, M = self.indices, self.tokens
         chol = jnp.linalg.cholesky(V)
 
-        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[tuple[Array, list[Array]]]]:
+        def integrand(
+            block: tuple[Array, Array], t: Array
+        ) -> tuple[Array, list[tuple[Array, list[Array]]]]:
             u, w = block  # (S, M), (S, P, M)
             L, skip, beta = (x.astype(t.dtype) for x in (chol, self.skip, self.beta))
             rows = t.T.reshape(P - 1, M, -1)  # t_{p,m} at the n nodes
@@ -144,7 +181,9 @@ class DeepAttentionChannel(_AttentionLabels):
             for A in reversed(matrices):
                 v, inverse_det = eliminate(A, v)
                 jacobian = jacobian * inverse_det
-            shift = jnp.einsum("q,qmn->mn", L[-1, :-1], rows)  # mean of the last block given the inner ones, minus ω
+            shift = jnp.einsum(
+                "q,qmn->mn", L[-1, :-1], rows
+            )  # mean of the last block given the inner ones, minus ω
             centre = [w[:, -1, m, None] * scale + shift[m] * scale for m in range(M)]
             branches = []
             for sign in (1.0, -1.0):

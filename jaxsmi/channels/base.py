@@ -139,10 +139,14 @@ class AbstractChannel(eqx.Module):
         """What `respond` needs of the labels (N, ...), computed once per dataset."""
 
     @abc.abstractmethod
-    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
         """Posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
 
-    def posterior(self, y: ArrayLike, omega: ArrayLike, V: ArrayLike, key: PRNGKeyArray | None = None) -> Posterior:
+    def posterior(
+        self, y: ArrayLike, omega: ArrayLike, V: ArrayLike, key: PRNGKeyArray | None = None
+    ) -> Posterior:
         r"""Posterior of the fields of one sample: log Z_out, g = V^{-1}(E[z|y] - ω), ∂g, with its error.
 
         Arguments: `y` one label; `omega` (P, M); `V` (P, P) positive definite; `key` for channels that sample.
@@ -152,7 +156,9 @@ class AbstractChannel(eqx.Module):
         dtype = theory_dtype()
         y, omega, V = jnp.asarray(y), jnp.asarray(omega, dtype), jnp.asarray(V, dtype)
         P, M = self.indices, self.tokens
-        check(omega.shape == (P, M), "omega", omega, f"an array of shape (indices, tokens) = {(P, M)}")
+        check(
+            omega.shape == (P, M), "omega", omega, f"an array of shape (indices, tokens) = {(P, M)}"
+        )
         check(V.shape == (P, P), "V", V, f"an array of shape (indices, indices) = {(P, P)}")
         check(jnp.all(jnp.isfinite(omega)), "omega", omega, "finite numbers")
         check(jnp.all(jnp.isfinite(V)), "V", V, "finite numbers")
@@ -163,11 +169,15 @@ class AbstractChannel(eqx.Module):
         valid = jnp.all(jnp.isfinite(omega)) & jnp.all(jnp.isfinite(V)) & positive_definite(V)
         return jax.tree.map(lambda x: jnp.where(valid, x[0], jnp.nan), batch)
 
-    def draw(self, Q: Array, V: Array, *, key: PRNGKeyArray, samples: int, randomisations: int) -> Posterior:
+    def draw(
+        self, Q: Array, V: Array, *, key: PRNGKeyArray, samples: int, randomisations: int
+    ) -> Posterior:
         """Posteriors of samples × randomisations labels drawn at overlap Q (see `response`), randomisation by randomisation."""
         P, M = self.indices, self.tokens
         count = samples * randomisations
-        points = randomised_gaussians(key, samples, randomisations, 2 * P * M + self.noise_size).reshape(count, -1)
+        points = randomised_gaussians(
+            key, samples, randomisations, 2 * P * M + self.noise_size
+        ).reshape(count, -1)
         xi, eta = (points[:, k * P * M : (k + 1) * P * M].reshape(count, P, M) for k in range(2))
         omega = jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi)
         # a lower triangular root keeps each index on its own coordinates of the lattice
@@ -207,7 +217,9 @@ class AbstractChannel(eqx.Module):
         log_partition = jnp.mean(post.log_partition.reshape(randomisations, samples), axis=1)
         missed = post.error > self.tolerance
         error = jnp.max(jnp.where(missed, 0.0, post.error))
-        return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, jnp.mean(missed))
+        return Response(
+            jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, jnp.mean(missed)
+        )
 
     def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
         """`response` on few points: what the precision "state" of `gamp` uses."""
@@ -220,7 +232,9 @@ class AbstractChannel(eqx.Module):
 
 
 @eqx.filter_jit
-def _respond(channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None) -> Posterior:
+def _respond(
+    channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None
+) -> Posterior:
     return channel.respond(statistic, omega, V, key)
 
 
@@ -231,7 +245,9 @@ class ClosedFormChannel(AbstractChannel):
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Z_out for one sample: statistic of its label, omega (P, M), V (P, P)."""
 
-    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
         """Batch posterior; memory bounded by mapping over blocks of 4096 samples."""
 
         def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
@@ -256,7 +272,9 @@ def _controlled(values: Array, control: Array) -> Array:
     The coefficient of each randomisation is regressed on the others, which keeps the mean unbiased. Where the two are
     equivalent (linear channel) the result is exact.
     """
-    covariance, variance = (jnp.sum(x, 0) - x for x in covariance_and_variance(values, control, axis=1))
+    covariance, variance = (
+        jnp.sum(x, 0) - x for x in covariance_and_variance(values, control, axis=1)
+    )
     slope = lax.stop_gradient(quotient(covariance, variance))
     return jnp.mean(values, axis=1) - slope * jnp.mean(control, axis=1)
 
@@ -363,7 +381,9 @@ class NoInference(AbstractChannel):
         """Refuses."""
         raise ValueError(self.refusal(Ability.INFERENCE))
 
-    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
         """Refuses."""
         raise ValueError(self.refusal(Ability.INFERENCE))
 

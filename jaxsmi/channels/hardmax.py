@@ -43,9 +43,7 @@ class HardmaxIndices(AbstractIndices):
 
     def check_labels(self, labels: Array) -> None:
         """Rows with a single one; of two tokens."""
-        allowed = (
-            "2 for message passing: hardmax of more tokens has no closed form (state evolution, sampling and training do)"
-        )
+        allowed = "2 for message passing: hardmax of more tokens has no closed form (state evolution, sampling and training do)"
         check(self.tokens == 2, "tokens", self.tokens, allowed)
         ones = jnp.all((labels == 0.0) | (labels == 1.0)) & jnp.all(jnp.sum(labels, axis=-1) == 1.0)
         check(ones, "labels", labels, "rows of zeros with a single one")
@@ -89,7 +87,9 @@ class HardmaxIndices(AbstractIndices):
         x, y = (s * (omega[..., i, i] - omega[..., 0, 1]) / sigma for i, s in enumerate((one, two)))
         _, g, h = _gaussian_pair(x, y, one * two / 3.0)
         g, h = one * g / sigma, two * h / sigma
-        return jnp.stack([jnp.stack([2.0 * g, -(g + h)], -1), jnp.stack([-(g + h), 2.0 * h], -1)], -2)
+        return jnp.stack(
+            [jnp.stack([2.0 * g, -(g + h)], -1), jnp.stack([-(g + h), 2.0 * h], -1)], -2
+        )
 
 
 @jnp.vectorize
@@ -98,7 +98,9 @@ def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Arra
     log_mass = log_quadrant(one, two, c, steep=False)
 
     def slope(a: Array, b: Array) -> Array:
-        log_edge = -0.5 * a**2 - 0.5 * np.log(2 * np.pi) + log_ndtr((b - c * a) / jnp.sqrt(1.0 - c**2))
+        log_edge = (
+            -0.5 * a**2 - 0.5 * np.log(2 * np.pi) + log_ndtr((b - c * a) / jnp.sqrt(1.0 - c**2))
+        )
         return jnp.exp(log_edge - log_mass)
 
     return log_mass, slope(one, two), slope(two, one)
@@ -156,7 +158,11 @@ def hardmax_response(q: Array, V: Array) -> Array:
     weight = weight * jnp.exp(exponent) / (2.0 * np.pi * ratio * np.sqrt(1.0 - c**2))
     weight = jnp.where(q > 0.0, weight, 1.0 / len(i))  # q = 0: all points are at x = 0
     log_p, g, h = _gaussian_pair(x, y, c)
-    return 4.0 * jnp.sum(weight * jnp.exp(log_p) * (3.0 * g**2 + 3.0 * h**2 + 2.0 * sign * g * h)) / (3.0 * V)
+    return (
+        4.0
+        * jnp.sum(weight * jnp.exp(log_p) * (3.0 * g**2 + 3.0 * h**2 + 2.0 * sign * g * h))
+        / (3.0 * V)
+    )
 
 
 # Three tokens and more -----------------------------------------------------------------------------------------------------
@@ -164,17 +170,23 @@ def hardmax_response(q: Array, V: Array) -> Array:
 _REPLICAS, _SAMPLED_ORDER = 8, 4
 
 
-_POINTS = np.linspace(0.1, 1.0, 8)  # u: below, few labels are uncertain; u f_1 is continued there as a polynomial
+_POINTS = np.linspace(
+    0.1, 1.0, 8
+)  # u: below, few labels are uncertain; u f_1 is continued there as a polynomial
 
 
 @functools.lru_cache(maxsize=4)
 def sampled_table(tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """As `_hardmax_table`, the mean and its replicas, by `sampled_response` at eight u; seconds for T = 3, minutes for T = 5."""
     with jax.ensure_compile_time_eval():
-        values = np.stack([np.asarray(sampled_response(tokens, 1.0 - u**2, u**2)) for u in _POINTS])  # (points, replicas)
+        values = np.stack(
+            [np.asarray(sampled_response(tokens, 1.0 - u**2, u**2)) for u in _POINTS]
+        )  # (points, replicas)
     values = _POINTS[:, None] * values
     weights = np.sqrt(_REPLICAS) / np.std(values, axis=1, ddof=1)
-    weights = np.minimum(weights, 1e3 / np.abs(values.mean(1)))  # at u = 1, ω = 0, the error is too small to be true
+    weights = np.minimum(
+        weights, 1e3 / np.abs(values.mean(1))
+    )  # at u = 1, ω = 0, the error is too small to be true
     fit = np.polynomial.chebyshev.chebfit(2.0 * _POINTS - 1.0, values, _SAMPLED_ORDER, w=weights).T
     return fit.mean(0), fit
 
@@ -191,7 +203,9 @@ def sampled_response(tokens: int, q: Array, V: Array) -> Array:
     T = tokens
     pairs = np.triu_indices(T, 1)
     count, K = max(512 // 4 ** max(T - 3, 0), 8), 512 * 2 ** max(T - 3, 0)
-    choices = np.stack(np.meshgrid(*[[0, 1]] * T, indexing="ij"), -1).reshape(-1, T).astype(bool)  # does a point at itself?
+    choices = (
+        np.stack(np.meshgrid(*[[0, 1]] * T, indexing="ij"), -1).reshape(-1, T).astype(bool)
+    )  # does a point at itself?
 
     def one(drawn: tuple[Array, Array]) -> Array:
         outer, inner = drawn
@@ -204,19 +218,26 @@ def sampled_response(tokens: int, q: Array, V: Array) -> Array:
         log_in, log_out = log_ndtr(z), log_ndtr(-z)
         log_edge = -0.5 * z**2 - 0.5 * np.log(2.0 * np.pi)
         mean_in, mean_out = jnp.exp(log_edge - log_in), -jnp.exp(log_edge - log_out)
-        weight = jnp.exp(jnp.sum(jnp.where(choices, log_in[:, None], log_out[:, None]), axis=-1))  # (K, 2^T)
-        means = np.sqrt(2.0) * jnp.where(choices, mean_in[:, None], mean_out[:, None])  # of (h_aa - ω_aa)/√V
+        weight = jnp.exp(
+            jnp.sum(jnp.where(choices, log_in[:, None], log_out[:, None]), axis=-1)
+        )  # (K, 2^T)
+        means = np.sqrt(2.0) * jnp.where(
+            choices, mean_in[:, None], mean_out[:, None]
+        )  # of (h_aa - ω_aa)/√V
         target = jnp.where(choices, np.arange(T), jnp.argmax(full, axis=-1)[:, None])
         label = jnp.sum(target * T ** np.arange(T), axis=-1).ravel()
         vectors = jnp.concatenate(
-            [means, np.sqrt(2.0) * jnp.broadcast_to(zeta[:, None], (*weight.shape, zeta.shape[1]))], -1
+            [means, np.sqrt(2.0) * jnp.broadcast_to(zeta[:, None], (*weight.shape, zeta.shape[1]))],
+            -1,
         )
         vectors = (weight[..., None] * vectors).reshape(-1, vectors.shape[-1])
         weight = weight.ravel()
 
         squares = jnp.stack([weight, weight**2, jnp.sum(vectors**2, axis=-1)], axis=-1)
         half = jnp.repeat(jnp.arange(K) % 2, 2**T)
-        sums = jax.ops.segment_sum(jnp.concatenate([squares, vectors], -1), label + half * T**T, 2 * T**T)
+        sums = jax.ops.segment_sum(
+            jnp.concatenate([squares, vectors], -1), label + half * T**T, 2 * T**T
+        )
         sums = sums.reshape(2, T**T, -1)
 
         def estimate(sums: Array, draws: float) -> Array:
@@ -224,11 +245,18 @@ def sampled_response(tokens: int, q: Array, V: Array) -> Array:
             below = mass**2 - sums[:, 1]
             kept = below > 1e-12 * mass**2
             above = jnp.sum(sums[:, 3:] ** 2, axis=-1) - sums[:, 2]
-            return jnp.sum(jnp.where(kept, mass / draws * above / jnp.where(kept, below, 1.0), 0.0)) / V
+            return (
+                jnp.sum(jnp.where(kept, mass / draws * above / jnp.where(kept, below, 1.0), 0.0))
+                / V
+            )
 
-        return 2.0 * estimate(sums[0] + sums[1], K) - 0.5 * (estimate(sums[0], K / 2) + estimate(sums[1], K / 2))
+        return 2.0 * estimate(sums[0] + sums[1], K) - 0.5 * (
+            estimate(sums[0], K / 2) + estimate(sums[1], K / 2)
+        )
 
     key, points_key = jax.random.split(jax.random.key(tokens))
-    points = randomised_gaussians(points_key, count, _REPLICAS, T + len(pairs[0])).reshape(_REPLICAS * count, -1)
+    points = randomised_gaussians(points_key, count, _REPLICAS, T + len(pairs[0])).reshape(
+        _REPLICAS * count, -1
+    )
     drawn = (points, jax.random.split(key, _REPLICAS * count))
     return jnp.mean(lax.map(one, drawn, batch_size=16).reshape(_REPLICAS, count), axis=1)

@@ -61,7 +61,9 @@ class AbstractIndices(ExplicitChannel):
             f"model: got {type(self).__name__}, whose labels fix no numbers; allowed: linear or softmax output."
         )
 
-    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
         """g = Γ as the engine's fields: ω (N, 1, T²), V (1, 1)."""
         del key
         N, T = omega.shape[0], self.tokens
@@ -73,7 +75,9 @@ class AbstractIndices(ExplicitChannel):
 def check_symmetric(labels: Array, name: str) -> None:
     """Raise a ValueError for matrices that are not symmetric."""
     gap = jnp.max(jnp.abs(labels - jnp.swapaxes(labels, -1, -2)))
-    check(gap <= 1e-6 * (1.0 + jnp.max(jnp.abs(labels))), name, labels, "symmetric matrices (N, T, T)")
+    check(
+        gap <= 1e-6 * (1.0 + jnp.max(jnp.abs(labels))), name, labels, "symmetric matrices (N, T, T)"
+    )
 
 
 class LinearIndices(AbstractIndices):
@@ -177,11 +181,19 @@ class SoftmaxIndices(AbstractIndices):
 
     def check_labels(self, labels: Array) -> None:
         """Rows of positive numbers of sum one; a warning where they are float32."""
-        check(jnp.all(labels > 0.0), "labels", labels, "positive numbers (no softmax that has underflowed to zero)")
+        check(
+            jnp.all(labels > 0.0),
+            "labels",
+            labels,
+            "positive numbers (no softmax that has underflowed to zero)",
+        )
         rows = jnp.abs(jnp.sum(labels, axis=-1) - 1.0)
         check(jnp.max(rows) <= 1e-4, "labels", labels, "rows of sum one")
         if labels.dtype != jnp.float64:
-            warnings.warn("jaxsmi: softmax labels in float32 give indices with errors of about 1e-7/beta.", stacklevel=3)
+            warnings.warn(
+                "jaxsmi: softmax labels in float32 give indices with errors of about 1e-7/beta.",
+                stacklevel=3,
+            )
 
     def statistic(self, labels: Array) -> Array:
         """P h (.., T, T) from y (.., T, T): log y/β = h - (a constant a row)."""

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-Components = Sequence[Sequence[Array]]  # a small matrix whose entries are arrays of any common shape
+Components = Sequence[
+    Sequence[Array]
+]  # a small matrix whose entries are arrays of any common shape
 
 
 class Layer(NamedTuple):
@@ -51,7 +53,12 @@ def scores(h: Components, layer: Layer) -> list[list[list[Array]]]:
     for head in range(layer.heads):
         rows = h[head * size : (head + 1) * size]
         q, k = (rows, rows) if layer.tied else (rows[: size // 2], rows[size // 2 :])
-        found.append([[sum(a[i] * b[j] for a, b in zip(q, k, strict=True)) for j in range(M)] for i in range(M)])
+        found.append(
+            [
+                [sum(a[i] * b[j] for a, b in zip(q, k, strict=True)) for j in range(M)]
+                for i in range(M)
+            ]
+        )
     return found
 
 
@@ -71,14 +78,19 @@ def transfer(A: Components, block: Components) -> list[list[Array]]:
 def mixing(h: Components, layer: Layer, skip: Array, beta: Array) -> list[list[Array]]:
     """A = c I + S(h), M×M."""
     raw = scores(h, layer)
-    if len(raw[0]) == 2:  # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as fast
+    if (
+        len(raw[0]) == 2
+    ):  # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as fast
         heads = []
         for s in raw:
             stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (s[i][i] - s[i][1 - i])) for i in range(2)]
             heads.append([[stay[0], 1.0 - stay[0]], [1.0 - stay[1], stay[1]]])
     else:
         heads = [row_softmax(s, beta) for s in raw]
-    return [[entry + skip if i == j else entry for j, entry in enumerate(row)] for i, row in enumerate(averaged(heads))]
+    return [
+        [entry + skip if i == j else entry for j, entry in enumerate(row)]
+        for i, row in enumerate(averaged(heads))
+    ]
 
 
 def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array]:
@@ -183,7 +195,10 @@ def invert_attention(labels: Array, beta: Array) -> Array:
         eye = jnp.eye(M, dtype=u.dtype)
         residual = u[:, None] * (u[None, :] - u[:, None]) - a
         # d/du_k [u_i(u_j - u_i)] = δ_ik (u_j - 2u_i) + δ_jk u_i
-        jac = eye[:, None, :] * (u[None, :] - 2 * u[:, None])[:, :, None] + eye[None, :, :] * u[:, None, None]
+        jac = (
+            eye[:, None, :] * (u[None, :] - 2 * u[:, None])[:, :, None]
+            + eye[None, :, :] * u[:, None, None]
+        )
         jac, residual = jac.reshape(M * M, M), residual.reshape(M * M)
         normal = jac.T @ jac
         # tokens that agree exactly leave one direction unseen: a tiny ridge keeps the step finite there

@@ -74,7 +74,12 @@ class SampledChannel(AbstractChannel):
 
     def check_labels(self, labels: Array) -> None:
         """Finite numbers of the link's output shape."""
-        check(labels.shape[1:] == self.label_shape, "labels", labels, f"rows of shape {self.label_shape}, as the link's")
+        check(
+            labels.shape[1:] == self.label_shape,
+            "labels",
+            labels,
+            f"rows of shape {self.label_shape}, as the link's",
+        )
         check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
 
     def statistic(self, labels: Array) -> Array:
@@ -85,16 +90,20 @@ class SampledChannel(AbstractChannel):
         """log p(y|z) of one sample."""
         if self.log_likelihood is not None:
             return self.log_likelihood(y, fields)
-        return -0.5 * jnp.sum((y - self.link(fields)) ** 2) / self.noise - 0.5 * self.noise_size * jnp.log(
-            2 * jnp.pi * self.noise
-        )
+        return -0.5 * jnp.sum(
+            (y - self.link(fields)) ** 2
+        ) / self.noise - 0.5 * self.noise_size * jnp.log(2 * jnp.pi * self.noise)
 
-    def respond(self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None) -> Posterior:
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
         """Batch posterior from labels (N, ...), omega (N, P, M), V (P, P)."""
         P, M = self.indices, self.tokens
         L = jnp.linalg.cholesky(V)
 
-        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[tuple[Array, list[Array]]]]:
+        def integrand(
+            block: tuple[Array, Array], t: Array
+        ) -> tuple[Array, list[tuple[Array, list[Array]]]]:
             labels, w = block
             deviation = jnp.einsum("pq,nqm->npm", L, t.reshape(-1, P, M))
             each_node = jax.vmap(self.log_probability, in_axes=(None, 0))

@@ -22,7 +22,13 @@ import numpy as np
 from jax.scipy.special import erf, logsumexp, ndtr
 from jaxtyping import Array
 
-from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel, Posterior, as_posterior, unwhiten
+from jaxsmi.channels.base import (
+    AbstractChannel,
+    ClosedFormChannel,
+    Posterior,
+    as_posterior,
+    unwhiten,
+)
 from jaxsmi.channels.scalar import check_label_shape
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, self_refining_moments
@@ -82,7 +88,9 @@ class ProductChannel(_Noiseless):
         """The tolerance of the integral along the hyperbola."""
         return self.budget.tolerance
 
-    def respond(self, statistic: Array, omega: Array, V: Array, key: Array | None = None) -> Posterior:
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: Array | None = None
+    ) -> Posterior:
         """Batch posterior from y (N,), omega (N, 2, 1), V (2, 2)."""
         L, spread = jnp.linalg.cholesky(V), _REACH * jnp.sqrt(jnp.diagonal(V))
         log_root = 0.5 * jnp.log(jnp.maximum(jnp.abs(statistic), 1e-300))
@@ -90,9 +98,15 @@ class ProductChannel(_Noiseless):
 
         def interval(sign: float) -> tuple[Array, Array]:
             """Centre and half-width over 5.5 (the rule's box) of the x at which both fields of a branch are near ω."""
-            along = [sign * omega[:, 0, 0], sign * sign_of_label * omega[:, 1, 0]]  # where |z_1|, |z_2| are expected
+            along = [
+                sign * omega[:, 0, 0],
+                sign * sign_of_label * omega[:, 1, 0],
+            ]  # where |z_1|, |z_2| are expected
             low, high = (
-                [jnp.log(jnp.maximum(w + side * spread[i], 1e-300)) - log_root for i, w in enumerate(along)]
+                [
+                    jnp.log(jnp.maximum(w + side * spread[i], 1e-300)) - log_root
+                    for i, w in enumerate(along)
+                ]
                 for side in (-1.0, 1.0)
             )
             first, last = jnp.maximum(low[0], -high[1]), jnp.minimum(high[0], -low[1])
@@ -100,7 +114,9 @@ class ProductChannel(_Noiseless):
 
         boxes = [interval(sign) for sign in (1.0, -1.0)]
 
-        def integrand(block: tuple[Array, Array, Array, list], t: Array) -> tuple[Array, list[tuple[Array, list[Array]]]]:
+        def integrand(
+            block: tuple[Array, Array, Array, list], t: Array
+        ) -> tuple[Array, list[tuple[Array, list[Array]]]]:
             sign_of_label, w, log_root, boxes = block
             branches = []
             for sign, (centre, scale) in zip((1.0, -1.0), boxes, strict=True):
@@ -112,7 +128,9 @@ class ProductChannel(_Noiseless):
                 far = ~(jnp.abs(first) + jnp.abs(second) < 1e100)
                 first, second = jnp.where(far, 0.0, first), jnp.where(far, 0.0, second)
                 ell = -0.5 * (first**2 + second**2) + jnp.log(scale)[:, None]
-                branches.append((jnp.where(far, jnp.finfo(ell.dtype).min / 4, ell), [first, second]))
+                branches.append(
+                    (jnp.where(far, jnp.finfo(ell.dtype).min / 4, ell), [first, second])
+                )
             # dt in place of the rule's φ(t) dt (nodes beyond its widest box, t > 9, carry no weight)
             return jnp.sqrt(2 * jnp.pi) * jnp.exp(0.5 * jnp.minimum(t[:, 0] ** 2, 81.0)), branches
 
@@ -191,7 +209,9 @@ def log_parity(y: Array | float, w: Array, V: Array) -> Array:
     tails = jnp.minimum(2.0 * ndtr(-jnp.abs(scaled)), 0.999)
     unlikely = -0.5 * jnp.expm1(jnp.sum(jnp.log1p(-tails)))
     plain = 0.5 * (1.0 + y * jnp.prod(erf(scaled / np.sqrt(2.0))))
-    independent = jnp.where(jnp.all(tails < 0.999), jnp.where(agrees, 1.0 - unlikely, unlikely), plain)
+    independent = jnp.where(
+        jnp.all(tails < 0.999), jnp.where(agrees, 1.0 - unlikely, unlikely), plain
+    )
     return jnp.log(jnp.maximum(independent + 0.5 * y * _correlations(w, V), 1e-100))
 
 

@@ -73,7 +73,9 @@ class LinearChannel(ClosedFormChannel):
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Σ_m log N(y_m; ω_m, V + Δ)."""
         v = V[0, 0] + self.noise
-        return -0.5 * jnp.sum((statistic - omega[0]) ** 2) / v - 0.5 * self.tokens * jnp.log(2 * jnp.pi * v)
+        return -0.5 * jnp.sum((statistic - omega[0]) ** 2) / v - 0.5 * self.tokens * jnp.log(
+            2 * jnp.pi * v
+        )
 
 
 class SignChannel(ClosedFormChannel):
@@ -171,7 +173,9 @@ def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array
 
     zero, far = fixed[0] * 0.0, jnp.abs(fixed[0]) + jnp.abs(fixed[1]) + 15.0
     slope = jax.grad(log_integrand)
-    mode = bisect(lambda s: slope(s, *fixed) <= 0.0, zero, far, 25)  # where panels meet does not need many digits
+    mode = bisect(
+        lambda s: slope(s, *fixed) <= 0.0, zero, far, 25
+    )  # where panels meet does not need many digits
     goal = log_integrand(mode, *fixed) - 40.0
     high = bisect(lambda s: log_integrand(s, *fixed) <= goal, mode, mode + 10.0, 12)
     low = bisect(lambda s: log_integrand(s, *fixed) >= goal, zero, mode, 16)
@@ -181,7 +185,9 @@ def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array
     if steep:
         slow = jnp.where(jnp.abs(fixed[2]) > 1e-3, fixed[2], 1e-3)
         turn, width = fixed[0] - fixed[1] / slow, 12.0 * fixed[3] / jnp.abs(slow)
-        cuts = jnp.sort(jnp.clip(jnp.append(cuts, jnp.stack([turn - width, turn + width])), low, high))
+        cuts = jnp.sort(
+            jnp.clip(jnp.append(cuts, jnp.stack([turn - width, turn + width])), low, high)
+        )
     cuts = jax.lax.stop_gradient(cuts)
     half = 0.5 * (cuts[1:] - cuts[:-1])[:, None]
     s = (0.5 * (cuts[1:] + cuts[:-1])[:, None] + half * jnp.asarray(_NODES)).ravel()

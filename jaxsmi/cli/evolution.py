@@ -15,18 +15,45 @@ from jaxsmi.workbench import plotting
 
 def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Overlaps in the limit of large dimension, at one or several alphas, each starting from the one before."""
-    parser.add_argument("--alpha", type=float, nargs="+", required=True, help="sample complexities N/D, n/d^2 or n/(dL)")
-    parser.add_argument("--q0", type=float, default=argparse.SUPPRESS, help="start every alpha from this overlap instead")
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        nargs="+",
+        required=True,
+        help="sample complexities N/D, n/d^2 or n/(dL)",
+    )
+    parser.add_argument(
+        "--q0",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="start every alpha from this overlap instead",
+    )
     parser.add_argument("--samples", type=int, default=8192, help="points of the outer average")
-    parser.add_argument("--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar")
+    parser.add_argument(
+        "--randomisations",
+        type=int,
+        default=8,
+        help="parts of the points, whose spread is the error bar",
+    )
     parser.add_argument("--max-steps", type=int, default=300, help="step budget")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="stop at this distance from the fixed point")
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-4, help="stop at this distance from the fixed point"
+    )
 
     def execute(arguments: argparse.Namespace) -> Report:
         model = model_of(arguments)
-        settings = {name: getattr(arguments, name) for name in ("samples", "randomisations", "max_steps", "tolerance")}
+        settings = {
+            name: getattr(arguments, name)
+            for name in ("samples", "randomisations", "max_steps", "tolerance")
+        }
         with timed() as seconds:
-            curve = curve_of(model, sorted(set(arguments.alpha)), arguments, settings, getattr(arguments, "q0", None))
+            curve = curve_of(
+                model,
+                sorted(set(arguments.alpha)),
+                arguments,
+                settings,
+                getattr(arguments, "q0", None),
+            )
         rows = [
             [
                 f"{float(point.alpha):g}",
@@ -39,8 +66,13 @@ def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         ]
         text = [
             setting_of(arguments),
-            reports.table(["alpha", *records.index_names(model, model.indices), "error", "steps", "result"], rows),
-            *dict.fromkeys(reports.wrapped(f"{reports.code(point)}: {point.message}") for point in curve),
+            reports.table(
+                ["alpha", *records.index_names(model, model.indices), "error", "steps", "result"],
+                rows,
+            ),
+            *dict.fromkeys(
+                reports.wrapped(f"{reports.code(point)}: {point.message}") for point in curve
+            ),
             f"{seconds[0]:.1f} s.",
         ]
         data = {"curve": [reports.plain(point) for point in curve], "seconds": seconds[0]}

@@ -26,12 +26,19 @@ def figure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Re
 
     With `all` a figure that fails is shown as failed and the others go on; what is finished is not made again.
     """
-    parser.add_argument("name", metavar="NAME", choices=[ALL, *RECIPES], help=" | ".join([ALL, *RECIPES]))
+    parser.add_argument(
+        "name", metavar="NAME", choices=[ALL, *RECIPES], help=" | ".join([ALL, *RECIPES])
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--quick", dest="full", action="store_false", help="small sizes: a minute or two a figure (the default)"
+        "--quick",
+        dest="full",
+        action="store_false",
+        help="small sizes: a minute or two a figure (the default)",
     )
-    size.add_argument("--full", dest="full", action="store_true", help="sizes of the articles: hours")
+    size.add_argument(
+        "--full", dest="full", action="store_true", help="sizes of the articles: hours"
+    )
     parser.set_defaults(full=False)
     parser.add_argument(
         "--reference", type=pathlib.Path, default=argparse.SUPPRESS,
@@ -51,18 +58,35 @@ def figure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Re
 
 def _one(arguments: argparse.Namespace, reference: pathlib.Path | None) -> Report:
     name = arguments.name
-    drawn, record = making.draw(name, RECIPES[name], full=arguments.full, reference=reference, progress=progress(arguments))
+    drawn, record = making.draw(
+        name, RECIPES[name], full=arguments.full, reference=reference, progress=progress(arguments)
+    )
     making.keep(None, record, arguments.out)
     gallery.write(making.records(list(RECIPES), arguments.out), arguments.out)
-    data = {"caption": drawn.caption, "compared": record["compared"], "arrays": drawn.arrays, "seconds": record["seconds"]}
+    data = {
+        "caption": drawn.caption,
+        "compared": record["compared"],
+        "arrays": drawn.arrays,
+        "seconds": record["seconds"],
+    }
     lines = [wrapped(drawn.caption), *_verdicts([record]), f"{record['seconds']:.1f} s."]
-    return Report(data, "\n".join(lines), lambda _: None, storage.arrays(drawn.arrays), drawn.figure, name)
+    return Report(
+        data, "\n".join(lines), lambda _: None, storage.arrays(drawn.arrays), drawn.figure, name
+    )
 
 
 def _every(arguments: argparse.Namespace, reference: pathlib.Path | None) -> Report:
     made, kept = {}, []
-    settings = {"full": arguments.full, "reference": reference, "workers": arguments.workers, "again": arguments.again}
-    with timed() as seconds, tqdm(total=len(RECIPES), desc="figures", disable=not progress(arguments)) as bar:
+    settings = {
+        "full": arguments.full,
+        "reference": reference,
+        "workers": arguments.workers,
+        "again": arguments.again,
+    }
+    with (
+        timed() as seconds,
+        tqdm(total=len(RECIPES), desc="figures", disable=not progress(arguments)) as bar,
+    ):
         for record, before in making.every(RECIPES, arguments.out, **settings):
             made[record["name"]] = record
             kept += [record["name"]] if before else []
@@ -79,14 +103,19 @@ def _every(arguments: argparse.Namespace, reference: pathlib.Path | None) -> Rep
         "gallery": str(arguments.out / "index.html"),
         "seconds": seconds[0],
     }
-    rows = [[r["name"], "failed" if r["failed"] else f"{r['seconds']:.1f}", *_counts(r)] for r in records]
+    rows = [
+        [r["name"], "failed" if r["failed"] else f"{r['seconds']:.1f}", *_counts(r)]
+        for r in records
+    ]
     text = [
         table(["figure", "seconds", "compared", "agree"], rows),
         *_verdicts(records),
         *(wrapped(f"{name} failed: {reason}") for name, reason in failed.items()),
         f"{gallery.summary(records)} {len(kept)} were there already. {seconds[0]:.1f} s.",
     ]
-    report = Report(data, "\n".join(text), lambda it: _overview(it, records), _numbers(records), stem="index")
+    report = Report(
+        data, "\n".join(text), lambda it: _overview(it, records), _numbers(records), stem="index"
+    )
     if failed:  # all that could be made is made; the shell is told
         print(_json(arguments, data) if arguments.json else report.text)
         raise SystemExit(f"jaxsmi figure: {len(failed)} failed: {', '.join(failed)}")
@@ -96,7 +125,8 @@ def _every(arguments: argparse.Namespace, reference: pathlib.Path | None) -> Rep
 def _json(arguments: argparse.Namespace, data: Mapping[str, Any]) -> str:
     settings = {"name": arguments.name, "full": arguments.full, "workers": arguments.workers}
     return json.dumps(
-        records.parameters({"command": "figure", "settings": settings, **data}, largest=np.inf), allow_nan=False
+        records.parameters({"command": "figure", "settings": settings, **data}, largest=np.inf),
+        allow_nan=False,
     )
 
 
@@ -118,18 +148,36 @@ def _verdicts(records: Sequence[Mapping[str, Any]]) -> list[str]:
                 else f"largest deviation {one['largest']:.3g}, allowed {one['tolerance']:.3g}"
             )
             remark = f" ({one['remark']})" if one["remark"] else ""
-            lines.append(wrapped(f"{record['name']}: {one['what']} {verdict} with {one['against']}: {gap}{remark}."))
+            lines.append(
+                wrapped(
+                    f"{record['name']}: {one['what']} {verdict} with {one['against']}: {gap}{remark}."
+                )
+            )
     return lines
 
 
 def _numbers(records: Sequence[Mapping[str, Any]]) -> Any:
-    ratios = [np.nan if one["ratio"] is None else one["ratio"] for record in records for one in record["compared"]]
-    return storage.arrays({"seconds": np.array([record["seconds"] for record in records]), "ratio": np.array(ratios, float)})
+    ratios = [
+        np.nan if one["ratio"] is None else one["ratio"]
+        for record in records
+        for one in record["compared"]
+    ]
+    return storage.arrays(
+        {
+            "seconds": np.array([record["seconds"] for record in records]),
+            "ratio": np.array(ratios, float),
+        }
+    )
 
 
 def _overview(drawing: Any, records: Sequence[Mapping[str, Any]]) -> None:
     """All comparisons in one picture: the largest deviation over its tolerance."""
-    found = [(f"{r['name']}: {one['what']}", one["ratio"]) for r in records for one in r["compared"] if one["points"]]
+    found = [
+        (f"{r['name']}: {one['what']}", one["ratio"])
+        for r in records
+        for one in r["compared"]
+        if one["points"]
+    ]
     drawing.set_size_inches(9, 1.2 + 0.17 * len(found))
     ax = drawing.subplots()
     for row, (_, ratio) in enumerate(found):

@@ -17,10 +17,14 @@ from jaxsmi.workbench import sweeps
 
 
 def add_gamp(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--alpha", type=float, default=1.2, help="sample complexity N/D (matrices: n/d^2 or n/(dL))")
+    parser.add_argument(
+        "--alpha", type=float, default=1.2, help="sample complexity N/D (matrices: n/d^2 or n/(dL))"
+    )
     parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
     parser.add_argument("--max-steps", type=int, default=100, help="step budget of GAMP")
-    parser.add_argument("--tolerance", type=float, default=1e-5, help="stop GAMP at this change of a weight")
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-5, help="stop GAMP at this change of a weight"
+    )
     parser.add_argument(
         "--damping",
         type=float,
@@ -40,7 +44,9 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
         if hasattr(arguments, flag):
             if flag not in flags:
                 own = ", ".join(f"--{own}" for own in flags) or "none"
-                raise ValueError(f"--{flag.replace('_', '-')} is no flag of {arguments.model}; its own: {own}.")
+                raise ValueError(
+                    f"--{flag.replace('_', '-')} is no flag of {arguments.model}; its own: {own}."
+                )
             value = getattr(arguments, flag)
             flags[flag] = value[0] if isinstance(value, list) and len(value) == 1 else value
     return flags
@@ -58,7 +64,9 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[str, Any]]:
     data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
     with timed() as seconds:
-        data = model.sample(data_key, dimension=arguments.dimension, alpha=arguments.alpha, **storage_of(arguments))
+        data = model.sample(
+            data_key, dimension=arguments.dimension, alpha=arguments.alpha, **storage_of(arguments)
+        )
         solution = smi.gamp(
             model,
             data,
@@ -85,15 +93,23 @@ def theory_key(arguments: argparse.Namespace) -> jax.Array:
 
 
 def curve_of(
-    model: Any, alphas: Any, arguments: argparse.Namespace, settings: dict[str, Any], q0: float | None = None
+    model: Any,
+    alphas: Any,
+    arguments: argparse.Namespace,
+    settings: dict[str, Any],
+    q0: float | None = None,
 ) -> list[Solution]:
     """State evolution in ascending alpha; without `q0` each point starts near the one before: the branch from below."""
     start = {} if q0 is None else {"q0": q0}
-    return sweeps.curve(model, alphas, key=theory_key(arguments), progress=progress(arguments), **start, **settings)
+    return sweeps.curve(
+        model, alphas, key=theory_key(arguments), progress=progress(arguments), **start, **settings
+    )
 
 
 def setting_of(arguments: argparse.Namespace) -> str:
     settings = settings_of(arguments)
     return reports.wrapped(
-        settings.pop("model") + ": " + ", ".join(f"{name} {reports.short(it)}" for name, it in settings.items())
+        settings.pop("model")
+        + ": "
+        + ", ".join(f"{name} {reports.short(it)}" for name, it in settings.items())
     )

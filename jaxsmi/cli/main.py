@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = OWN.get(getattr(arguments, "model", ""), {})
     if arguments.command in own:
         arguments = _parser(own).parse_args(argv)
-    jax.config.update("jax_enable_x64", True)  # the library leaves that to programs, and this is one
+    jax.config.update(
+        "jax_enable_x64", True
+    )  # the library leaves that to programs, and this is one
     try:
         _prepare(arguments)
         report = arguments.execute(arguments)
@@ -72,7 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxsmi {arguments.command}: interrupted", file=sys.stderr)
         return 130
     if arguments.json:
-        data = {"command": arguments.command, "settings": settings_of(arguments), **report.data, "files": files}
+        data = {
+            "command": arguments.command,
+            "settings": settings_of(arguments),
+            **report.data,
+            "files": files,
+        }
         print(json.dumps(records.parameters(data, largest=np.inf), allow_nan=False))
     else:
         print("\n".join([report.text, *(f"Written: {file}" for file in files)]))
@@ -81,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser(defaults: dict[str, dict[str, Any]] | None = None) -> argparse.ArgumentParser:
     """The command line; `defaults` of a command that are others for the model at hand."""
-    parser = argparse.ArgumentParser(prog="jaxsmi", description="Solvable models of learning with attention.")
+    parser = argparse.ArgumentParser(
+        prog="jaxsmi", description="Solvable models of learning with attention."
+    )
     parser.add_argument("--version", action="version", version=f"jaxsmi {records.version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -97,10 +106,16 @@ def _parser(defaults: dict[str, dict[str, Any]] | None = None) -> argparse.Argum
             child.add_argument("model", metavar="MODEL", choices=MODELS, help=" | ".join(MODELS))
             own = child.add_argument_group("the model's own flags")
             for flag, settings in FLAGS.items():
-                owners = [f"{model}: {flags[flag]}" for model, (_, flags) in MODELS.items() if flag in flags]
+                owners = [
+                    f"{model}: {flags[flag]}"
+                    for model, (_, flags) in MODELS.items()
+                    if flag in flags
+                ]
                 shown: dict[str, Any] = {"help": f"{settings['help']} ({', '.join(owners)})"}
                 shown |= {} if "action" in settings else {"metavar": flag[0].upper()}
-                own.add_argument(f"--{flag.replace('_', '-')}", default=argparse.SUPPRESS, **(settings | shown))
+                own.add_argument(
+                    f"--{flag.replace('_', '-')}", default=argparse.SUPPRESS, **(settings | shown)
+                )
         child.set_defaults(execute=command(child), out=None, json=False, quiet=False)
         child.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
         # suppressed, so that the help does not show an empty default for them
@@ -127,7 +142,10 @@ def write_row(report: Report, arguments: argparse.Namespace) -> list[str]:
     figure = report.figure or Figure(figsize=(5, 3.6), layout="constrained")
     report.draw(figure)
     made = {"command": arguments.command, "settings": settings_of(arguments)}
-    paths = [arguments.out / f"{report.stem or arguments.command}{ending}" for ending in (".png", ".nc", ".txt")]
+    paths = [
+        arguments.out / f"{report.stem or arguments.command}{ending}"
+        for ending in (".png", ".nc", ".txt")
+    ]
     plotting.savefig(figure, paths[0], **made)
     storage.save(report.solutions, paths[1], **made)
     paths[2].write_text(report.text + "\n", encoding="utf-8")

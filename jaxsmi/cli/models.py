@@ -13,7 +13,10 @@ from jaxsmi.models.deep_attention import DeepAttention
 
 # Name on the command line: how to make it, and its flags with their defaults.
 MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "deep-attention": (DeepAttention, {"depth": 2, "tokens": 2, "skip": 1.0, "ranks": 1, "beta": 1.0}),
+    "deep-attention": (
+        DeepAttention,
+        {"depth": 2, "tokens": 2, "skip": 1.0, "ranks": 1, "beta": 1.0},
+    ),
     "phase-retrieval": (links.phase_retrieval, {}),
     "sign": (links.sign, {}),
     "sign-product": (lambda factors: links.sign_product(factors), {"factors": 2}),
@@ -22,9 +25,20 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "linear": (links.linear, {"noise": 0.1}),
     "attention-indexed": (
         lambda rank_ratio, **flags: AttentionIndexed(rank_ratio=rank_ratio, **flags),
-        {"tokens": 2, "rank_ratio": 0.5, "output": "softmax", "beta": 1.0, "noise": 0.0, "layers": 1, "skip": 1.0},
+        {
+            "tokens": 2,
+            "rank_ratio": 0.5,
+            "output": "softmax",
+            "beta": 1.0,
+            "noise": 0.0,
+            "layers": 1,
+            "skip": 1.0,
+        },
     ),
-    "bilinear": (Bilinear, {"aspect_ratio": 1.0, "rank_ratio": 0.2, "noise": 0.0, "symmetric": False}),
+    "bilinear": (
+        Bilinear,
+        {"aspect_ratio": 1.0, "rank_ratio": 0.2, "noise": 0.0, "symmetric": False},
+    ),
 }
 
 
@@ -74,5 +88,10 @@ def build(model: str, **flags: Any) -> Any:
     check(model in MODELS, "model", model, " | ".join(MODELS))
     make, own = MODELS[model]
     unknown = sorted(set(flags) - set(own))
-    check(not unknown, "parameters", ", ".join(unknown), f"flags of {model}: {', '.join(own) or 'none'}")
+    check(
+        not unknown,
+        "parameters",
+        ", ".join(unknown),
+        f"flags of {model}: {', '.join(own) or 'none'}",
+    )
     return make(**(own | flags))

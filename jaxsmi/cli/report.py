@@ -51,9 +51,14 @@ def timed() -> Iterator[list[float]]:
 def foreseen(cost: costs.Cost, steps: int, bandwidth: float) -> Report:
     """What a run of message passing will take."""
     memory, step = sum(cost.memory.values()), sum(cost.seconds.values())
-    cell = lambda values, name, scale, form: f"{values[name] / scale:{form}}" if name in values else ""
+    cell = lambda values, name, scale, form: (
+        f"{values[name] / scale:{form}}" if name in values else ""
+    )
     names = dict.fromkeys([*cost.memory, *cost.seconds])
-    rows = [[name, cell(cost.memory, name, 2**30, ".3f"), cell(cost.seconds, name, 1, ".3g")] for name in names]
+    rows = [
+        [name, cell(cost.memory, name, 2**30, ".3f"), cell(cost.seconds, name, 1, ".3g")]
+        for name in names
+    ]
     lines = [
         f"N = {cost.samples} samples.",
         table(["", "GiB", "s a step"], [*rows, ["all", f"{memory / 2**30:.3f}", f"{step:.3g}"]]),
@@ -72,7 +77,10 @@ def name(step: Threshold) -> str:
 
 def stair(step: Threshold) -> list[str]:
     """Cells of a step of a staircase: α with its error, what is learned, the overlap there, the code."""
-    low, high = (" ".join(f"{x:.3g}" for x in np.diagonal(np.asarray(M))) for M in (step.subspace, step.overlap))
+    low, high = (
+        " ".join(f"{x:.3g}" for x in np.diagonal(np.asarray(M)))
+        for M in (step.subspace, step.overlap)
+    )
     return [f"{float(step.alpha):.4f} ± {float(step.stderr):.4f}", low, high, name(step)]
 
 
@@ -87,7 +95,10 @@ def averaged(fit: Solution, teacher: Any) -> str:
 
 def learned(order: learning.LearningOrder, name: str) -> dict[str, Any]:
     """What one method found, for JSON."""
-    solution, names = order.solutions[name], records.index_names(order.solutions[name].model, len(order.learned[name][0]))
+    solution, names = (
+        order.solutions[name],
+        records.index_names(order.solutions[name].model, len(order.learned[name][0])),
+    )
     return {
         "alpha": order.alpha[name],
         "learned_at": order.learned[name],
@@ -102,14 +113,20 @@ def learned(order: learning.LearningOrder, name: str) -> dict[str, Any]:
 def learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
     """Rows of one method: when each index was learned, in how many runs, and how well at the end."""
     finite = np.asarray(order.solutions[name].result) != Result.NONFINITE
-    solution, times, when = order.solutions[name], np.asarray(order.learned[name]), order.median(name)
+    solution, times, when = (
+        order.solutions[name],
+        np.asarray(order.learned[name]),
+        order.median(name),
+    )
     return [
         [
             name if p == 0 else "",
             index,
             f"{when[p]:.4g}" if np.isfinite(when[p]) else "never",
             f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}",
-            f"{np.nanmean(cosine[finite]):.4f} ± {np.nanstd(cosine[finite]):.4f}" if finite.any() else "-",
+            f"{np.nanmean(cosine[finite]):.4f} ± {np.nanstd(cosine[finite]):.4f}"
+            if finite.any()
+            else "-",
         ]
         for p, (index, cosine) in enumerate(
             zip(records.index_names(solution.model, times.shape[1]), solution.cosine.T, strict=True)
@@ -119,7 +136,18 @@ def learned_rows(order: learning.LearningOrder, name: str) -> list[list[str]]:
 
 def plain(solution: Solution) -> dict[str, Any]:
     """What JSON says of a solution."""
-    names = ("kind", "alpha", "overlap", "stderr", "covariance", "error", "steps", "residual", "converged", "message")
+    names = (
+        "kind",
+        "alpha",
+        "overlap",
+        "stderr",
+        "covariance",
+        "error",
+        "steps",
+        "residual",
+        "converged",
+        "message",
+    )
     return {name: getattr(solution, name) for name in names} | {"result": code(solution)}
 
 
@@ -164,5 +192,8 @@ def short(value: Any) -> str:
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Columns of text, aligned to the right, between empty lines."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = ["  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+    lines = [
+        "  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True))
+        for row in [header, *rows]
+    ]
     return "\n".join(["", *(line.rstrip() for line in lines), ""])

@@ -20,9 +20,18 @@ from jaxsmi.workbench import plotting
 def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution."""
     add_gamp(parser)
-    parser.add_argument("--samples", type=int, default=2048, help="points of the outer average of state evolution")
-    parser.add_argument("--randomisations", type=int, default=8, help="parts of the points, whose spread is the error bar")
-    parser.add_argument("--points", type=int, default=13, help="values of alpha on the curve of state evolution")
+    parser.add_argument(
+        "--samples", type=int, default=2048, help="points of the outer average of state evolution"
+    )
+    parser.add_argument(
+        "--randomisations",
+        type=int,
+        default=8,
+        help="parts of the points, whose spread is the error bar",
+    )
+    parser.add_argument(
+        "--points", type=int, default=13, help="values of alpha on the curve of state evolution"
+    )
     parser.add_argument("--curve-steps", type=int, default=50, help="step budget of each of them")
 
     def execute(arguments: argparse.Namespace) -> Report:
@@ -50,13 +59,20 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
             top = max(1.2 * end if np.isfinite(end) else 0.0, 1.5 * arguments.alpha)
         grid = (np.arange(arguments.points) + 0.5) / arguments.points * top
         with timed() as curve_seconds:
-            curve = curve_of(model, grid, arguments, settings | {"max_steps": arguments.curve_steps, "tolerance": 1e-3})
+            curve = curve_of(
+                model,
+                grid,
+                arguments,
+                settings | {"max_steps": arguments.curve_steps, "tolerance": 1e-3},
+            )
 
         rows = [
             [name, *reports.row(learned, p), reports.with_error(theory, p)]
             for p, name in enumerate(records.index_names(model, model.indices))
         ]
-        unfinished = ", ".join(f"{float(point.alpha):.4g}" for point in curve if not point.converged)
+        unfinished = ", ".join(
+            f"{float(point.alpha):.4g}" for point in curve if not point.converged
+        )
         text = [
             setting_of(arguments),
             reports.table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
@@ -77,6 +93,8 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
             plotting.overlap_against_iteration(learned, theory, left)
             plotting.overlap_against_alpha(curve, learned, right, legend=False)
 
-        return Report(data, "\n".join(text), draw, {"gamp": learned, "trajectory": theory, "curve": curve})
+        return Report(
+            data, "\n".join(text), draw, {"gamp": learned, "trajectory": theory, "curve": curve}
+        )
 
     return execute

@@ -31,38 +31,79 @@ def sgd(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
 
     The problem is the semantic/positional one (--omega, --a), or a target given as a Hermite series (--hermite).
     """
-    parser.add_argument("task", metavar="TASK", choices=TASKS, help="; ".join(f"{k}: {v}" for k, v in TASKS.items()))
+    parser.add_argument(
+        "task", metavar="TASK", choices=TASKS, help="; ".join(f"{k}: {v}" for k, v in TASKS.items())
+    )
     problem = parser.add_argument_group("the problem")
-    problem.add_argument("--omega", type=float, default=0.5, help="weight of the positional part of the target")
+    problem.add_argument(
+        "--omega", type=float, default=0.5, help="weight of the positional part of the target"
+    )
     problem.add_argument("--a", type=float, default=1.0, help="strength of the positional part")
     problem.add_argument("--hermite", nargs="+", metavar="N,..,N:C", default=argparse.SUPPRESS,
                          help="a target instead: degree of each token, and coefficient, e.g. 2,0:1 0,2:1")  # fmt: skip
-    problem.add_argument("--normalised", action="store_true", help="the series is one of orthonormal polynomials")
+    problem.add_argument(
+        "--normalised", action="store_true", help="the series is one of orthonormal polynomials"
+    )
     problem.add_argument("--student", choices=("attention", "linear-attention", "tied", "untied"), default="attention",
                          help="of a Hermite target; tied and untied: ReLU networks")  # fmt: skip
-    problem.add_argument("--trace-norm", choices=("sqrtL", "none"), default="sqrtL", help="factor of attention's trace")
-    problem.add_argument("--encoding", choices=("none", "paired", "orthonormal"), default="none", help="positional encoding")
+    problem.add_argument(
+        "--trace-norm",
+        choices=("sqrtL", "none"),
+        default="sqrtL",
+        help="factor of attention's trace",
+    )
+    problem.add_argument(
+        "--encoding",
+        choices=("none", "paired", "orthonormal"),
+        default="none",
+        help="positional encoding",
+    )
     problem.add_argument("--loss-factor", type=float, default=0.5, help="factor c of the loss")
-    problem.add_argument("--loss", choices=("squared", "frobenius"), default="squared", help="squared, or its root")
+    problem.add_argument(
+        "--loss", choices=("squared", "frobenius"), default="squared", help="squared, or its root"
+    )
     dynamics = parser.add_argument_group("learning")
-    dynamics.add_argument("--gamma", type=float, default=argparse.SUPPRESS, help="learning rate (0.2; gain: 0.002)")
+    dynamics.add_argument(
+        "--gamma", type=float, default=argparse.SUPPRESS, help="learning rate (0.2; gain: 0.002)"
+    )
     dynamics.add_argument("--dimension", type=int, default=1000, help="dimension d")
     dynamics.add_argument(
-        "--m", type=float, default=argparse.SUPPRESS, help="semantic overlap at the start (flow: 1/sqrt(d))"
+        "--m",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="semantic overlap at the start (flow: 1/sqrt(d))",
     )
     dynamics.add_argument("--e", type=float, default=0.0, help="positional overlap at the start")
-    dynamics.add_argument("--time", type=float, default=100.0, help="time t = gamma steps/d to go to")
-    dynamics.add_argument("--eta", type=float, default=argparse.SUPPRESS, help="weak recovery (0.5; gain: 0.2)")
-    dynamics.add_argument("--runs", type=int, default=64, help="runs at once")
-    dynamics.add_argument("--until", type=float, default=argparse.SUPPRESS, help="a run stops at this norm of the overlaps")
-    dynamics.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 4], help="lengths (gain)")
     dynamics.add_argument(
-        "--schedule", choices=("equal", "linear", "sqrt"), default="equal", help="tied rate over untied (gain)"
+        "--time", type=float, default=100.0, help="time t = gamma steps/d to go to"
     )
-    dynamics.add_argument("--cells", type=int, default=31, help="cells of each axis (phase-diagram)")
+    dynamics.add_argument(
+        "--eta", type=float, default=argparse.SUPPRESS, help="weak recovery (0.5; gain: 0.2)"
+    )
+    dynamics.add_argument("--runs", type=int, default=64, help="runs at once")
+    dynamics.add_argument(
+        "--until",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="a run stops at this norm of the overlaps",
+    )
+    dynamics.add_argument(
+        "--lengths", type=int, nargs="+", default=[1, 2, 4], help="lengths (gain)"
+    )
+    dynamics.add_argument(
+        "--schedule",
+        choices=("equal", "linear", "sqrt"),
+        default="equal",
+        help="tied rate over untied (gain)",
+    )
+    dynamics.add_argument(
+        "--cells", type=int, default=31, help="cells of each axis (phase-diagram)"
+    )
 
     def execute(arguments: argparse.Namespace) -> Report:
-        own = {"gamma": 0.002, "eta": 0.2} if arguments.task == "gain" else {"gamma": 0.2, "eta": 0.5}
+        own = (
+            {"gamma": 0.002, "eta": 0.2} if arguments.task == "gain" else {"gamma": 0.2, "eta": 0.5}
+        )
         for flag, value in own.items():
             setattr(arguments, flag, getattr(arguments, flag, value))
         check(arguments.time > 0, "--time", arguments.time, "a number > 0")
@@ -72,7 +113,9 @@ def sgd(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
             data, lines, arrays, draw = _DO[arguments.task](arguments)
         text = "\n".join([wrapped(_title(arguments)), *lines, f"{seconds[0]:.1f} s."])
         kept = storage.arrays(arrays) if arguments.out and arrays else {}
-        return Report(data | {"seconds": seconds[0]}, text, draw, kept, stem=f"sgd-{arguments.task}")
+        return Report(
+            data | {"seconds": seconds[0]}, text, draw, kept, stem=f"sgd-{arguments.task}"
+        )
 
     return execute
 
@@ -93,14 +136,18 @@ def _title(arguments: argparse.Namespace) -> str:
 
 def model_of(arguments: argparse.Namespace) -> SequenceSingleIndex:
     if not hasattr(arguments, "hermite"):
-        return wing.semantic_positional(arguments.omega, arguments.a, arguments.loss_factor, arguments.loss)
+        return wing.semantic_positional(
+            arguments.omega, arguments.a, arguments.loss_factor, arguments.loss
+        )
     terms = {}
     for word in arguments.hermite:
         try:
             degrees, coefficient = word.split(":")
             terms[tuple(int(n) for n in degrees.split(","))] = float(coefficient)
         except ValueError as failure:
-            raise ValueError(f"--hermite: got {word!r}; allowed: degrees and coefficient, such as 2,0:1.") from failure
+            raise ValueError(
+                f"--hermite: got {word!r}; allowed: degrees and coefficient, such as 2,0:1."
+            ) from failure
     series = wing.HermiteSeries(terms, arguments.normalised)
     students = {
         "attention": lambda: wing.Attention(trace_norm=arguments.trace_norm),
@@ -110,7 +157,12 @@ def model_of(arguments: argparse.Namespace) -> SequenceSingleIndex:
     }
     encoding = None if arguments.encoding == "none" else arguments.encoding
     return SequenceSingleIndex(
-        series, series.length, students[arguments.student](), encoding, arguments.loss_factor, arguments.loss
+        series,
+        series.length,
+        students[arguments.student](),
+        encoding,
+        arguments.loss_factor,
+        arguments.loss,
     )
 
 
@@ -124,10 +176,13 @@ def _nothing(figure: Any) -> None:
 
 def _exponent(arguments: argparse.Namespace) -> Found:
     model = model_of(arguments)
-    found = wing.information_exponent(model.target, model.length, student=model.student, key=_key(arguments))
+    found = wing.information_exponent(
+        model.target, model.length, student=model.student, key=_key(arguments)
+    )
     data = found._asdict()
     rows = [
-        [str(k), f"{P:.6g}", f"{error:.1g}"] for k, (P, error) in enumerate(zip(found.levels, found.errors, strict=True))
+        [str(k), f"{P:.6g}", f"{error:.1g}"]
+        for k, (P, error) in enumerate(zip(found.levels, found.errors, strict=True))
     ]
     lines = [
         table(["k", "weight P_k", "error"], rows),
@@ -148,9 +203,18 @@ def _risk(arguments: argparse.Namespace) -> Found:
     model = model_of(arguments)
     m = getattr(arguments, "m", 0.0)
     key = _key(arguments)
-    found, V = wing.risk(model, m, arguments.e, key=key), wing.gradient_noise(model, m, arguments.e, key=key)
+    found, V = (
+        wing.risk(model, m, arguments.e, key=key),
+        wing.gradient_noise(model, m, arguments.e, key=key),
+    )
     H = np.asarray(wing.hessian(model, m, arguments.e, key=key))
-    data: dict[str, Any] = {"m": m, "e": arguments.e, "risk": found.value, "stderr": found.stderr, "hessian": H}
+    data: dict[str, Any] = {
+        "m": m,
+        "e": arguments.e,
+        "risk": found.value,
+        "stderr": found.stderr,
+        "hessian": H,
+    }
     data |= {"gradient_noise": V.value, "gradient_noise_stderr": V.stderr}
     lines = [
         f"R({m:g}, {arguments.e:g}) = {float(found.value):.12g} ± {float(found.stderr):.1g}; V = {float(V.value):.6g}.",
@@ -160,7 +224,9 @@ def _risk(arguments: argparse.Namespace) -> Found:
         flat = wing.flatness(model)
         finite = lambda x: float(x) if np.isfinite(x) else None
         data |= {"kappa": finite(flat.order), "kappa_escape": finite(flat.escape)}
-        lines.append(f"Flatness at the origin: kappa {flat.order:g}, kappa_esc {flat.escape:g} (inf: SGD does not leave).")
+        lines.append(
+            f"Flatness at the origin: kappa {flat.order:g}, kappa_esc {flat.escape:g} (inf: SGD does not leave)."
+        )
     return data, lines, {"hessian": H}, _nothing
 
 
@@ -170,13 +236,25 @@ def _flow(arguments: argparse.Namespace) -> Found:
     key = _key(arguments)
     found = wing.flow(model, m, arguments.e, times=times, gamma=arguments.gamma, key=key)
     when = float(
-        wing.recovery_time(model, m, arguments.e, gamma=arguments.gamma, eta=arguments.eta, longest=arguments.time, key=key)
+        wing.recovery_time(
+            model,
+            m,
+            arguments.e,
+            gamma=arguments.gamma,
+            eta=arguments.eta,
+            longest=arguments.time,
+            key=key,
+        )
     )
     v = np.asarray(found.overlaps)
     names = _names(model, v.shape[1])
     rows = [[f"{times[k]:.4g}", *(f"{x:.6f}" for x in v[k])] for k in range(9, 100, 10)]
     steps = when * arguments.dimension / arguments.gamma
-    reached = f"t = {when:.5g}, {steps:.4g} steps at d = {arguments.dimension}" if np.isfinite(when) else "not reached"
+    reached = (
+        f"t = {when:.5g}, {steps:.4g} steps at d = {arguments.dimension}"
+        if np.isfinite(when)
+        else "not reached"
+    )
     lines = [
         table(["t", *names], rows),
         f"Weak recovery (eta = {arguments.eta:g}): {reached}. {Result(int(found.result)).remedy}",
@@ -216,10 +294,19 @@ def _simulate(arguments: argparse.Namespace) -> Found:
     data["result"] = [Result(int(code)).name for code in np.asarray(found.result)]
     if model.tied and model.encoding.shape[1]:
         P, error, count = wing.semantic_fraction(found)
-        data |= {"semantic_fraction": P if count else None, "semantic_stderr": error if count else None, "stopped": count}
+        data |= {
+            "semantic_fraction": P if count else None,
+            "semantic_stderr": error if count else None,
+            "stopped": count,
+        }
         lines.append(f"Semantic: {P:.3f} ± {error:.3f} of the {count} runs that stopped as asked.")
     draw = _curves(np.asarray(found.time), np.asarray(found.overlaps), names, "time t")
-    return data, lines, {"step": np.asarray(found.step), "overlaps": np.asarray(found.overlaps), "end": end}, draw
+    return (
+        data,
+        lines,
+        {"step": np.asarray(found.step), "overlaps": np.asarray(found.overlaps), "end": end},
+        draw,
+    )
 
 
 def _phase_diagram(arguments: argparse.Namespace) -> Found:
@@ -231,7 +318,13 @@ def _phase_diagram(arguments: argparse.Namespace) -> Found:
         f"Transition at a = 1: omega = {float(wing.transition(1.0)):.9f}.",
     ]
     finite = lambda x: [float(y) if np.isfinite(y) else None for y in x]
-    data = {"a": a, "omega": omega, "label": found.label, "labels": list(wing.LABELS), "counts": counts}
+    data = {
+        "a": a,
+        "omega": omega,
+        "label": found.label,
+        "labels": list(wing.LABELS),
+        "counts": counts,
+    }
     data["boundaries"] = {name: finite(value) for name, value in found.boundaries.items()}
 
     def draw(figure: Any) -> None:
@@ -244,7 +337,12 @@ def _phase_diagram(arguments: argparse.Namespace) -> Found:
         ax.set_ylabel("ω")
         ax.legend(fontsize=7)
 
-    return data, lines, {"a": a, "omega": omega, "label": found.label, "hessian": found.hessian}, draw
+    return (
+        data,
+        lines,
+        {"a": a, "omega": omega, "label": found.label, "hessian": found.hessian},
+        draw,
+    )
 
 
 def _gain(arguments: argparse.Namespace) -> Found:
@@ -256,9 +354,17 @@ def _gain(arguments: argparse.Namespace) -> Found:
         [str(L), f"{g:.3f} ± {s:.3f}", b]
         for L, g, s, b in zip(found.lengths, found.gain, found.stderr, found.bound, strict=True)
     ]
-    lines = [table(["L", "gain", "bound"], rows), f"gain ~ L^({found.exponent:.3f} ± {found.exponent_stderr:.3f})."]
+    lines = [
+        table(["L", "gain", "bound"], rows),
+        f"gain ~ L^({found.exponent:.3f} ± {found.exponent_stderr:.3f}).",
+    ]
     finite = lambda x: float(x) if np.isfinite(x) else None
-    data = {"lengths": found.lengths, "gain": found.gain, "stderr": found.stderr, "bound": found.bound}
+    data = {
+        "lengths": found.lengths,
+        "gain": found.gain,
+        "stderr": found.stderr,
+        "bound": found.bound,
+    }
     data |= {"exponent": finite(found.exponent), "exponent_stderr": finite(found.exponent_stderr)}
 
     def draw(figure: Any) -> None:

@@ -38,13 +38,22 @@ def sweep(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
     The file is TOML: model, solver ("state-evolution", "gamp", "train"), alpha, seeds, key, [parameters], [settings]; alpha and
     parameters are lists, or ranges {from, to, points, scale = "log"}.
     """
-    parser.add_argument("file", metavar="FILE", type=pathlib.Path, help="what to sweep, e.g. grid.toml")
-    parser.add_argument("--workers", type=int, default=0, help="processes on this machine; 0: this one alone")
     parser.add_argument(
-        "--scheduler", default=argparse.SUPPRESS, metavar="ADDRESS", help="solve on the Dask cluster of this address"
+        "file", metavar="FILE", type=pathlib.Path, help="what to sweep, e.g. grid.toml"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what would be done, with its memory and time; do nothing"
+        "--workers", type=int, default=0, help="processes on this machine; 0: this one alone"
+    )
+    parser.add_argument(
+        "--scheduler",
+        default=argparse.SUPPRESS,
+        metavar="ADDRESS",
+        help="solve on the Dask cluster of this address",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="say what would be done, with its memory and time; do nothing",
     )
 
     def execute(arguments: argparse.Namespace) -> Report:
@@ -56,7 +65,9 @@ def sweep(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
             return _foreseen(task, folder)
         scheduler = getattr(arguments, "scheduler", None) or arguments.workers or None
         with timed() as seconds:
-            found = sweeps.sweep(**grid, out=folder, scheduler=scheduler, progress=progress(arguments))
+            found = sweeps.sweep(
+                **grid, out=folder, scheduler=scheduler, progress=progress(arguments)
+            )
         return _report(task, found, seconds[0])
 
     return execute
@@ -89,10 +100,25 @@ def _values(name: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     known = {"from", "to", "points", "scale"}
-    check(set(value) <= known and {"from", "to", "points"} <= set(value), name, value, "{from, to, points, scale}")
-    check(value.get("scale", "linear") in ("linear", "log"), f"{name}.scale", value.get("scale"), "'linear' or 'log'")
+    check(
+        set(value) <= known and {"from", "to", "points"} <= set(value),
+        name,
+        value,
+        "{from, to, points, scale}",
+    )
+    check(
+        value.get("scale", "linear") in ("linear", "log"),
+        f"{name}.scale",
+        value.get("scale"),
+        "'linear' or 'log'",
+    )
     logarithmic = value.get("scale") == "log"
-    check(not logarithmic or min(value["from"], value["to"]) > 0, name, value, "positive ends on a log scale")
+    check(
+        not logarithmic or min(value["from"], value["to"]) > 0,
+        name,
+        value,
+        "positive ends on a log scale",
+    )
     space = np.geomspace if logarithmic else np.linspace
     return [float(f"{x:.12g}") for x in space(value["from"], value["to"], int(value["points"]))]
 
@@ -101,17 +127,30 @@ def _foreseen(task: sweeps.Sweep, folder: pathlib.Path | None) -> Report:
     """Rows, points, what is finished, and what the rest will take."""
     there = sweeps.finished(task, folder) if folder is not None and folder.exists() else {}
     rows, points = len(task.rows), len(task.rows) * len(task.alpha)
-    data: dict[str, Any] = {"rows": rows, "points": points, "finished": len(there), "rows_at_once": task.together}
-    lines = [f"{rows} rows of {len(task.alpha)} alpha: {points} points; {len(there)} rows are finished."]
+    data: dict[str, Any] = {
+        "rows": rows,
+        "points": points,
+        "finished": len(there),
+        "rows_at_once": task.together,
+    }
+    lines = [
+        f"{rows} rows of {len(task.alpha)} alpha: {points} points; {len(there)} rows are finished."
+    ]
     if there:
         each = float(np.mean([float(row["seconds"]) for row in there.values()]))
         data |= {"seconds_per_row": each, "seconds_left": each * (rows - len(there))}
-        lines.append(f"{each:.3g} s a row so far: about {each * (rows - len(there)):.3g} s of one process left.")
+        lines.append(
+            f"{each:.3g} s a row so far: about {each * (rows - len(there)):.3g} s of one process left."
+        )
     if task.solver in ("gamp", "train"):
         model = task.build(**task.points[-1])
         dimension = task.settings.get("dimension", 1000 if task.solver == "gamp" else 500)
         cost = costs.gamp_cost(
-            model, dimension=dimension, alpha=max(task.alpha), store=task.settings.get("store", True), probe=False
+            model,
+            dimension=dimension,
+            alpha=max(task.alpha),
+            store=task.settings.get("store", True),
+            probe=False,
         )
         data["memory"] = sum(cost.memory.values())
         lines.append(f"Memory of the largest point: {data['memory'] / 2**30:.2f} GiB a process.")
@@ -119,7 +158,9 @@ def _foreseen(task: sweeps.Sweep, folder: pathlib.Path | None) -> Report:
 
 
 def _report(task: sweeps.Sweep, found: Any, seconds: float) -> Report:
-    codes, counts = np.unique(np.nan_to_num(found.result.values, nan=Result.INVALID), return_counts=True)
+    codes, counts = np.unique(
+        np.nan_to_num(found.result.values, nan=Result.INVALID), return_counts=True
+    )
     ended = {Result(int(code)).name: int(count) for code, count in zip(codes, counts, strict=True)}
     messages = list(dict.fromkeys(message for message in np.ravel(found.message.values) if message))
     text = [
@@ -127,9 +168,20 @@ def _report(task: sweeps.Sweep, found: Any, seconds: float) -> Report:
             f"{len(task.rows)} rows of {len(task.alpha)} alpha; axes {', '.join(f'{k} {n}' for k, n in found.sizes.items())}."
         ),
         table(["result", "points"], [[name, str(count)] for name, count in ended.items()]),
-        *(wrapped(f"{Result[name].name}: {Result[name].remedy}") for name in ended if name not in ("SUCCESS", "RECOVERED")),
+        *(
+            wrapped(f"{Result[name].name}: {Result[name].remedy}")
+            for name in ended
+            if name not in ("SUCCESS", "RECOVERED")
+        ),
         *(wrapped(message) for message in messages[:5]),
         f"{seconds:.1f} s.",
     ]
-    data = {"points": int(found.result.size), "results": ended, "messages": messages, "seconds": seconds}
-    return Report(data, "\n".join(text), lambda figure: plotting.sweep(found, figure), found, stem="sweep")
+    data = {
+        "points": int(found.result.size),
+        "results": ended,
+        "messages": messages,
+        "seconds": seconds,
+    }
+    return Report(
+        data, "\n".join(text), lambda figure: plotting.sweep(found, figure), found, stem="sweep"
+    )

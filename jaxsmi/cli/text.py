@@ -19,9 +19,18 @@ from jaxsmi.workbench import plotting, storage
 
 def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
     """Train a small attention classifier of questions, and show when each of its layers settles."""
-    parser.add_argument("--file", type=pathlib.Path, default=argparse.SUPPRESS, help="lines `LABEL:sub text`; else built in")
-    parser.add_argument("--test-file", type=pathlib.Path, default=argparse.SUPPRESS, help="else a fifth is held out")
-    parser.add_argument("--questions", type=int, default=600, help="how many synthetic questions, without a file")
+    parser.add_argument(
+        "--file",
+        type=pathlib.Path,
+        default=argparse.SUPPRESS,
+        help="lines `LABEL:sub text`; else built in",
+    )
+    parser.add_argument(
+        "--test-file", type=pathlib.Path, default=argparse.SUPPRESS, help="else a fifth is held out"
+    )
+    parser.add_argument(
+        "--questions", type=int, default=600, help="how many synthetic questions, without a file"
+    )
     parser.add_argument("--epochs", type=int, default=40, help="passes over the questions")
     parser.add_argument(
         "--learning-rate",
@@ -34,7 +43,11 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
     def execute(arguments: argparse.Namespace) -> Report:
         path, tests = getattr(arguments, "file", None), getattr(arguments, "test_file", None)
         check(tests is None or path is not None, "--test-file", tests, "only with --file")
-        questions = smi.text.load(path) if path else smi.text.synthetic_questions(arguments.questions, arguments.seed)
+        questions = (
+            smi.text.load(path)
+            if path
+            else smi.text.synthetic_questions(arguments.questions, arguments.seed)
+        )
         with timed() as seconds:
             found = smi.text.classify(
                 questions,
@@ -50,7 +63,9 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
             [f"layer {p + 1}", f"{found.similarity[0, p]:.4f}", f"{settled[p]:.3g}"]
             for p in range(found.similarity.shape[1])
         ]
-        source = str(path) if path else f"{len(questions)} synthetic questions (templates, not TREC)"
+        source = (
+            str(path) if path else f"{len(questions)} synthetic questions (templates, not TREC)"
+        )
         lines = [
             f"{source}; {len(found.classes)} classes, {len(found.vocabulary)} words.",
             reports.table(["", "similarity at the start", "epoch of half-way"], rows),
@@ -59,7 +74,12 @@ def text(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
         ]
         names = ("step", "epoch", "similarity", "train_loss", "accuracy", "test_accuracy")
         data = {name: getattr(found, name) for name in names}
-        data |= {"classes": found.classes, "words": len(found.vocabulary), "settled_at": settled, "seconds": seconds[0]}
+        data |= {
+            "classes": found.classes,
+            "words": len(found.vocabulary),
+            "settled_at": settled,
+            "seconds": seconds[0],
+        }
         data |= {"synthetic": path is None, "result": found.result.name}
 
         def draw(figure: Any) -> None:

@@ -77,7 +77,9 @@ class Ability(enum.Enum):
 
     INFERENCE = "a posterior of the fields: message passing, state evolution, free entropy"
     AVERAGES = "runs from different starts whose estimates can be averaged"
-    DIRECTIONS = "directions that grow one by one: weak recovery, staircase, first-order transitions"
+    DIRECTIONS = (
+        "directions that grow one by one: weak recovery, staircase, first-order transitions"
+    )
 
 
 class Able(Protocol):
@@ -188,13 +190,17 @@ class Arguments:
         self.condition(interval.holds(number), name, value, interval.allowed)
         return number
 
-    def overlap(self, name: str, value: ArrayLike, second_moment: Array, strict: bool = True) -> Array:
+    def overlap(
+        self, name: str, value: ArrayLike, second_moment: Array, strict: bool = True
+    ) -> Array:
         """An overlap Q (P, P), 0 ⪯ Q ⪯ S, or a number times S; `strict`: below S, so that V = S - Q > 0."""
         S = second_moment
         try:
             given = jnp.asarray(value, theory_dtype())
         except (TypeError, ValueError):
-            raise ValueError(f"{name}: got {_shown(value)}; allowed: a number or an array {S.shape}.") from None
+            raise ValueError(
+                f"{name}: got {_shown(value)}; allowed: a number or an array {S.shape}."
+            ) from None
         check(given.shape in ((), S.shape), name, value, f"a number or an array of shape {S.shape}")
         Q = given * S if given.ndim == 0 else given
         self.condition(jnp.all(jnp.isfinite(Q)), name, value, "finite numbers")
@@ -202,13 +208,19 @@ class Arguments:
         low = jnp.all(jnp.linalg.eigvalsh(Q) > -1e-10)
         rest = jnp.linalg.eigvalsh(S - Q)
         high = jnp.all(rest > 0.0) if strict else jnp.all(rest > -1e-9)
-        allowed = "0 ⪯ Q, and Q below the second moment of the prior" if strict else "0 ⪯ Q ⪯ second moment"
+        allowed = (
+            "0 ⪯ Q, and Q below the second moment of the prior"
+            if strict
+            else "0 ⪯ Q ⪯ second moment"
+        )
         self.condition(low & high, name, value, allowed)
         return Q
 
     def key(self, name: str, value: object, many: bool = False) -> PRNGKeyArray:
         """A random key (jax.random.key, or the two words of an old one); `many`: or an array of keys."""
-        allowed = "a key: jax.random.key(0)" + (", or an array of them: jax.random.split(key, 8)" if many else "")
+        allowed = "a key: jax.random.key(0)" + (
+            ", or an array of them: jax.random.split(key, 8)" if many else ""
+        )
         if not isinstance(value, jax.Array):
             raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
         typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -21,7 +21,9 @@ from jaxsmi.core.checks import check
 
 @jax.jit
 def _all_finite(x: Array) -> Array:
-    return jnp.all(jnp.isfinite(x))  # in one pass: no copy of a large array, on the device or to the host
+    return jnp.all(
+        jnp.isfinite(x)
+    )  # in one pass: no copy of a large array, on the device or to the host
 
 
 class Regenerated(eqx.Module):
@@ -50,7 +52,9 @@ class Regenerated(eqx.Module):
 
     def block(self, k: Any) -> Array:
         """The k-th block (each, M, D)."""
-        return self.law(jax.random.fold_in(self.key, self.numbers[k]), (self.each, *self.form), self.dtype)
+        return self.law(
+            jax.random.fold_in(self.key, self.numbers[k]), (self.each, *self.form), self.dtype
+        )
 
     def stored(self) -> Array:
         """All inputs, as an array."""
@@ -83,14 +87,24 @@ class Dataset(eqx.Module):
         if stored and (jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.dtype == bool):
             inputs = inputs.astype(theory_dtype())  # estimates are rounded to the inputs' precision
         teacher = None if teacher is None else jnp.asarray(teacher)
-        check(inputs.ndim == 3, "inputs", inputs, "an array of shape (samples N, tokens M, dimension D)")
+        check(
+            inputs.ndim == 3,
+            "inputs",
+            inputs,
+            "an array of shape (samples N, tokens M, dimension D)",
+        )
         check(
             labels.ndim >= 1 and labels.shape[0] == inputs.shape[0],
             "labels",
             labels,
             f"an array with one row per sample: ({inputs.shape[0]}, ...)",
         )
-        check(min(inputs.shape) >= 1, "inputs", inputs, "at least one sample, one token and one dimension")
+        check(
+            min(inputs.shape) >= 1,
+            "inputs",
+            inputs,
+            "at least one sample, one token and one dimension",
+        )
         if concrete((inputs, labels)):
             check(_all_finite(labels), "labels", labels, "finite numbers")
             check(not stored or _all_finite(inputs), "inputs", inputs, "finite numbers")
@@ -129,7 +143,12 @@ class Dataset(eqx.Module):
     def mesh(self) -> Mesh | None:
         """The devices that the samples are spread over; None: one device (or not known, inside jit)."""
         sharding: Any = self.labels.sharding if concrete(self.labels) else None
-        if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1 or not sharding.spec or not sharding.spec[0]:
+        if (
+            not isinstance(sharding, NamedSharding)
+            or sharding.mesh.size == 1
+            or not sharding.spec
+            or not sharding.spec[0]
+        ):
             return None
         return sharding.mesh if isinstance(sharding.mesh, Mesh) else None
 
@@ -153,11 +172,20 @@ class Dataset(eqx.Module):
               f"a number of devices that divides it (data.first({parts - parts % mesh.size}) drops the rest)")  # fmt: skip
         place = lambda x: jax.device_put(x, spread)
         inputs: Any = self.inputs
-        inputs = eqx.tree_at(lambda i: i.numbers, inputs, replace_fn=place) if regenerated else place(inputs)
+        inputs = (
+            eqx.tree_at(lambda i: i.numbers, inputs, replace_fn=place)
+            if regenerated
+            else place(inputs)
+        )
         return Dataset(inputs, place(self.labels), self.teacher, self.model)
 
     def first(self, samples: int) -> Dataset:
         """The first N samples (all, where there are no more)."""
         check(samples >= 1, "samples", samples, "an integer >= 1")
-        check(not isinstance(self.inputs, Regenerated), "data", "regenerated inputs", "stored ones: data.stored()")
+        check(
+            not isinstance(self.inputs, Regenerated),
+            "data",
+            "regenerated inputs",
+            "stored ones: data.stored()",
+        )
         return Dataset(self.inputs[:samples], self.labels[:samples], self.teacher, self.model)

@@ -69,7 +69,10 @@ def parameters(value: Any, largest: float = _LISTED) -> Any:
     {'skip': [1.0, 0.5], 'noise': None}
     """
     if isinstance(value, eqx.Module) and not isinstance(value, type):
-        fields = {field.name: parameters(getattr(value, field.name, None), largest) for field in dataclasses.fields(value)}
+        fields = {
+            field.name: parameters(getattr(value, field.name, None), largest)
+            for field in dataclasses.fields(value)
+        }
         return {"type": type(value).__name__, **fields}
     if isinstance(value, enum.Enum):
         return value.name
@@ -176,8 +179,12 @@ def to_xarray(solution: Solution, **attributes: Any) -> xarray.Dataset:
         "one solution; take it out of the batch with jax.tree.map(lambda leaf: leaf[0], batch)",
     )
     indices = np.shape(solution.overlap)[0]
-    variables: dict[str, Any] = {name: ((), np.asarray(getattr(solution, name))) for name in SCALARS}
-    variables |= {name: (("index", "index_"), np.asarray(getattr(solution, name))) for name in MATRICES}
+    variables: dict[str, Any] = {
+        name: ((), np.asarray(getattr(solution, name))) for name in SCALARS
+    }
+    variables |= {
+        name: (("index", "index_"), np.asarray(getattr(solution, name))) for name in MATRICES
+    }
     if solution.weights is not None:
         weights = np.asarray(solution.weights)
         rows = "index" if weights.shape == (indices, weights.shape[-1]) else "row"
@@ -194,7 +201,10 @@ def to_xarray(solution: Solution, **attributes: Any) -> xarray.Dataset:
         recorded = solution.trajectory
         coordinates["step"] = recorded.pop("step").astype(np.int64)
         for name, values in recorded.items():
-            variables[f"history_{name}"] = (("step", *dimensions_of(name, values.shape[1:], indices)), values)
+            variables[f"history_{name}"] = (
+                ("step", *dimensions_of(name, values.shape[1:], indices)),
+                values,
+            )
     dataset = xarray.Dataset(variables, coordinates, attributes_of(solution, **attributes))
     return annotated(dataset)
 
@@ -203,7 +213,9 @@ def attributes_of(solution: Solution | None = None, **attributes: Any) -> dict[s
     """The provenance as netCDF allows it: strings and numbers, the rest as JSON."""
     known = provenance(solution, **attributes)
     return {
-        name: value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value)
+        name: value
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+        else json.dumps(value)
         for name, value in known.items()
     }
 
@@ -228,7 +240,11 @@ def annotated(dataset: xarray.Dataset) -> xarray.Dataset:
 
 
 def _device(solution: Solution | None) -> str:
-    devices = solution.overlap.devices() if solution is not None and isinstance(solution.overlap, jax.Array) else None
+    devices = (
+        solution.overlap.devices()
+        if solution is not None and isinstance(solution.overlap, jax.Array)
+        else None
+    )
     device = min(devices or jax.devices(), key=lambda device: device.id)
     return f"{device.platform}: {device.device_kind}"
 

@@ -103,7 +103,9 @@ class Threshold(eqx.Module):
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
         from scipy.stats import t  # here: importing scipy.stats takes a second
 
-        half = float(t.ppf(0.5 + 0.5 * confidence, max(np.size(self.replicas) - 1, 1))) * float(self.stderr)
+        half = float(t.ppf(0.5 + 0.5 * confidence, max(np.size(self.replicas) - 1, 1))) * float(
+            self.stderr
+        )
         return float(self.alpha) - half, float(self.alpha) + half
 
 

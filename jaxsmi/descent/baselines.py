@@ -48,7 +48,9 @@ def ridge_error(alpha: Any, penalty: Any, noise: Any = 0.0) -> Array:
     for name, value in (("alpha", alpha), ("penalty", penalty), ("noise", noise)):
         check(jnp.all(jnp.isfinite(value) & (value >= 0.0)), name, value, "finite numbers >= 0")
     V = gaussian_error(alpha, penalty)
-    shrunk = jnp.where(penalty > 0.0, V / jnp.where(penalty > 0.0, penalty + V, 1.0), jnp.minimum(1.0, 1.0 / alpha))
+    shrunk = jnp.where(
+        penalty > 0.0, V / jnp.where(penalty > 0.0, penalty + V, 1.0), jnp.minimum(1.0, 1.0 / alpha)
+    )
     left = 1.0 - alpha * shrunk**2
     value = (V**2 + alpha * noise * shrunk**2) / jnp.where(left > 0.0, left, 1.0)
     value = jnp.where(left > 0.0, value, jnp.where(noise > 0.0, jnp.inf, 0.0))
@@ -82,7 +84,13 @@ def nuclear_norm_threshold(aspect_ratio: Any, rank_ratio: Any) -> Array:
         start = jnp.where(above, jnp.arcsin(jnp.sqrt(jnp.where(above, share, 0.5))), 0.0)
         theta = 0.5 * (start + 0.5 * np.pi) + 0.5 * (0.5 * np.pi - start) * nodes
         t = low + (high - low) * jnp.sin(theta) ** 2
-        measure = 0.5 * (0.5 * np.pi - start) * weights * 2.0 * ((high - low) * jnp.sin(theta) * jnp.cos(theta)) ** 2
+        measure = (
+            0.5
+            * (0.5 * np.pi - start)
+            * weights
+            * 2.0
+            * ((high - low) * jnp.sin(theta) * jnp.cos(theta)) ** 2
+        )
         measure = measure / (2.0 * np.pi * g)
         return jnp.sum(measure / t), jnp.sum(measure / jnp.sqrt(t)), jnp.sum(measure)
 
@@ -99,7 +107,9 @@ def nuclear_norm_threshold(aspect_ratio: Any, rank_ratio: Any) -> Array:
     return jnp.where(prior.valid, jnp.where(inside, value, 1.0), jnp.nan)
 
 
-def minimum_nuclear_norm(model: Bilinear, data: Dataset, *, tolerance: Any = 1e-8, max_steps: int = 5000) -> Solution:
+def minimum_nuclear_norm(
+    model: Bilinear, data: Dataset, *, tolerance: Any = 1e-8, max_steps: int = 5000
+) -> Solution:
     r"""The matrix of smallest nuclear norm that reproduces all labels, by Douglas–Rachford splitting (module docstring).
 
     Arguments: `model`: `Bilinear`, rectangular, without noise; `data`: n <= dL samples; `tolerance` on ‖p - x‖/‖x‖; `max_steps`.
@@ -111,28 +121,57 @@ def minimum_nuclear_norm(model: Bilinear, data: Dataset, *, tolerance: Any = 1e-
     >>> import jax, jaxsmi as smi
     >>> jax.config.update("jax_enable_x64", True)
     >>> model = smi.Bilinear(rank_ratio=0.1)
-    >>> found = minimum_nuclear_norm(model, model.sample(jax.random.key(0), dimension=10, alpha=0.8))
+    >>> found = minimum_nuclear_norm(
+    ...     model, model.sample(jax.random.key(0), dimension=10, alpha=0.8)
+    ... )
     >>> bool(found.error < 1e-10)
     True
     """
-    check(isinstance(model, Bilinear) and not model.symmetric, "model", type(model).__name__, "a rectangular Bilinear")
-    check(model.noise == 0.0, "model", "label noise", "a model without noise: all labels are reproduced")
+    check(
+        isinstance(model, Bilinear) and not model.symmetric,
+        "model",
+        type(model).__name__,
+        "a rectangular Bilinear",
+    )
+    check(
+        model.noise == 0.0,
+        "model",
+        "label noise",
+        "a model without noise: all labels are reproduced",
+    )
     model.check_data(data)
     data = data.stored()
     entries = data.inputs.shape[1] * data.inputs.shape[2]
-    check(data.samples <= entries, "data", f"{data.samples} samples", f"at most {entries}: no more equations than entries")
-    check(isinstance(max_steps, (int, np.integer)) and max_steps >= 1, "max_steps", max_steps, "an integer >= 1")
+    check(
+        data.samples <= entries,
+        "data",
+        f"{data.samples} samples",
+        f"at most {entries}: no more equations than entries",
+    )
+    check(
+        isinstance(max_steps, (int, np.integer)) and max_steps >= 1,
+        "max_steps",
+        max_steps,
+        "an integer >= 1",
+    )
     tolerance = jnp.asarray(tolerance, theory_dtype())
     check(tolerance > 0, "tolerance", tolerance, "a positive number")
     basis, triangle = jnp.linalg.qr(data.inputs.reshape(data.samples, -1).T.astype(theory_dtype()))
     pivots = jnp.abs(jnp.diagonal(triangle))
     independent = jnp.min(pivots) > 1e-6 * jnp.max(pivots)
-    check(independent, "data.inputs", "linearly dependent samples", "independent ones: drop the others")
+    check(
+        independent,
+        "data.inputs",
+        "linearly dependent samples",
+        "independent ones: drop the others",
+    )
     return _reproduced(model, data, basis, triangle, tolerance, int(max_steps))
 
 
 @eqx.filter_jit
-def _reproduced(model: Bilinear, data: Dataset, basis: Array, triangle: Array, tolerance: Array, max_steps: int) -> Solution:
+def _reproduced(
+    model: Bilinear, data: Dataset, basis: Array, triangle: Array, tolerance: Array, max_steps: int
+) -> Solution:
     dtype, shape = theory_dtype(), data.inputs.shape[1:]
     labels = data.labels.astype(dtype) * np.sqrt(shape[0] * shape[1])
     fixed = jax.scipy.linalg.solve_triangular(triangle.T, labels, lower=True)
@@ -146,14 +185,18 @@ def _reproduced(model: Bilinear, data: Dataset, basis: Array, triangle: Array, t
         z, _, _, count = c
         x = z - basis @ (basis.T @ z - fixed)
         p = shrink(2.0 * x - z)
-        residual = jnp.linalg.norm(p - x) / jnp.maximum(jnp.linalg.norm(x), 1e-30)  # labels may all be zero
+        residual = jnp.linalg.norm(p - x) / jnp.maximum(
+            jnp.linalg.norm(x), 1e-30
+        )  # labels may all be zero
         return z + p - x, x, residual, count + 1
 
     def proceed(c: tuple[Array, Array, Array, Array]) -> Array:
         return (c[2] > tolerance) & (c[3] < max_steps)
 
     zero = jnp.zeros((shape[0] * shape[1],), dtype)
-    _, x, residual, steps = lax.while_loop(proceed, step, (zero, zero, jnp.asarray(jnp.inf, dtype), jnp.zeros((), int)))
+    _, x, residual, steps = lax.while_loop(
+        proceed, step, (zero, zero, jnp.asarray(jnp.inf, dtype), jnp.zeros((), int))
+    )
     S = x.reshape(shape)
     code = jnp.where(residual <= tolerance, Result.SUCCESS, Result.MAX_STEPS)
     code = jnp.where(jnp.isfinite(residual), code, Result.NONFINITE)

@@ -101,18 +101,38 @@ def _begin(problem: Descent, state: TrainState, slots: int) -> Progress:
     """Before anything is recorded: room for the start and `slots` more records."""
     dtype, runs = theory_dtype(), state.step.shape[0]
     seen = jax.eval_shape(problem.observe, jax.tree.map(lambda x: x[0], state.weights))
-    shapes = {"step": jax.ShapeDtypeStruct((), dtype), "train_loss": jax.ShapeDtypeStruct((), dtype)}
+    shapes = {
+        "step": jax.ShapeDtypeStruct((), dtype),
+        "train_loss": jax.ShapeDtypeStruct((), dtype),
+    }
     shapes |= {name: shape for name, shape in seen.items() if name != "watched"}
-    history = jax.tree.map(lambda x: jnp.full((runs, slots + 1, *x.shape), jnp.nan, x.dtype), shapes)
+    history = jax.tree.map(
+        lambda x: jnp.full((runs, slots + 1, *x.shape), jnp.nan, x.dtype), shapes
+    )
     keys = jax.random.wrap_key_data(state.key, impl="threefry2x32")
     carried = jax.vmap(problem.start)(keys, state.step)
     full = lambda value, kind: jnp.full((runs,), value, kind)
-    return Progress(state, history, full(-1, int), full(jnp.nan, dtype), full(jnp.inf, dtype), full(0, int), carried)
+    return Progress(
+        state,
+        history,
+        full(-1, int),
+        full(jnp.nan, dtype),
+        full(jnp.inf, dtype),
+        full(0, int),
+        carried,
+    )
 
 
 @eqx.filter_jit
 def _advance(
-    problem: Descent, optimizer: Any, at: Progress, origin: Array, last: Array, every: Array, slots: Array, repeats: int
+    problem: Descent,
+    optimizer: Any,
+    at: Progress,
+    origin: Array,
+    last: Array,
+    every: Array,
+    slots: Array,
+    repeats: int,
 ) -> Progress:
     """Records slots[0] + 1 to slots[1] of runs from step `origin` to step `last`, a record `every` steps; from -1: the start too.
 
@@ -125,15 +145,24 @@ def _advance(
 
     def one(i: Array, c: Any) -> Any:
         def each(weights: Any, memory: Any, key: Array, carried: Array, total: Array) -> Any:
-            carried, sample = problem.batch(jax.random.wrap_key_data(key, impl="threefry2x32"), carried, i)
+            carried, sample = problem.batch(
+                jax.random.wrap_key_data(key, impl="threefry2x32"), carried, i
+            )
             size = jnp.zeros((), dtype)
             for repeat in range(repeats):
                 value, gradient = jax.value_and_grad(problem.objective)(weights, sample)
                 # line searches and learning rates that look at the loss ask for more than the gradient
                 change, new = update(
-                    gradient, memory, weights, value=value, grad=gradient, value_fn=lambda w: problem.objective(w, sample)
+                    gradient,
+                    memory,
+                    weights,
+                    value=value,
+                    grad=gradient,
+                    value_fn=lambda w: problem.objective(w, sample),
                 )
-                memory = jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory)  # rates may promote
+                memory = jax.tree.map(
+                    lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory
+                )  # rates may promote
                 size = optax.tree.norm(change) / jnp.maximum(optax.tree.norm(weights), 1e-30)
                 weights = optax.apply_updates(weights, change)
                 total = total + (value.astype(dtype) if repeat == 0 else 0.0)
@@ -141,7 +170,9 @@ def _advance(
 
         return jax.vmap(each)(*c[:-1])
 
-    def recorded(n: Array, end: Array, mean: Array, at: Progress, weights: Any, rest: Any) -> Progress:
+    def recorded(
+        n: Array, end: Array, mean: Array, at: Progress, weights: Any, rest: Any
+    ) -> Progress:
         memory, key, carried, size = rest
         seen = {"step": end.astype(dtype), "train_loss": mean, **problem.observe(weights)}
         watched = seen.pop("watched")
@@ -156,8 +187,12 @@ def _advance(
         result = jnp.where(finite, result, Result.NONFINITE).astype(at.result.dtype)
         history = jax.tree.map(lambda h, x: h.at[n + 1].set(x), at.history, seen)
         state = TrainState(weights, memory, jnp.asarray(end, at.state.step.dtype), key)
-        new = Progress(state, history, result, size, jnp.where(better, watched, at.best), stale, carried)
-        return jax.tree.map(lambda x, y: jnp.where(at.result < 0, x, y), new, at) if stopping else new
+        new = Progress(
+            state, history, result, size, jnp.where(better, watched, at.best), stale, carried
+        )
+        return (
+            jax.tree.map(lambda x, y: jnp.where(at.result < 0, x, y), new, at) if stopping else new
+        )
 
     def chunk(n: Array, at: Progress) -> Progress:
         first, end = origin + jnp.maximum(n, 0) * every, jnp.minimum(origin + (n + 1) * every, last)
@@ -168,7 +203,11 @@ def _advance(
         return jax.vmap(lambda m, a, w, r: recorded(n, end, m, a, w, r))(mean, at, weights, rest)
 
     def guarded(n: Array, at: Progress) -> Progress:
-        return lax.cond(jnp.any(at.result < 0), lambda: chunk(n, at), lambda: at) if stopping else chunk(n, at)
+        return (
+            lax.cond(jnp.any(at.result < 0), lambda: chunk(n, at), lambda: at)
+            if stopping
+            else chunk(n, at)
+        )
 
     return lax.fori_loop(slots[0], slots[1], guarded, at)
 
@@ -195,9 +234,13 @@ def descend(
             at = _advance(problem, optimizer, at, origin, origin + steps, every_, part, repeats)
             if label is not None:
                 bar.update(min((n + per) * every, steps) - bar.n)
-                bar.set_postfix(loss=f"{float(jnp.nanmean(at.history['train_loss'][:, min(n + per, slots)])):.3g}")
+                bar.set_postfix(
+                    loss=f"{float(jnp.nanmean(at.history['train_loss'][:, min(n + per, slots)])):.3g}"
+                )
                 if bool(jnp.all(at.result >= 0)):
                     break
-    unmet = Result.SUCCESS if problem.patience is None and problem.target is None else Result.MAX_STEPS
+    unmet = (
+        Result.SUCCESS if problem.patience is None and problem.target is None else Result.MAX_STEPS
+    )
     at = eqx.tree_at(lambda p: p.result, at, jnp.where(at.result < 0, unmet, at.result))
     return at if batch else jax.tree.map(lambda x: x[0], at)

@@ -35,15 +35,22 @@ def crossing(steps: Array, cosines: Array, level: Any) -> Array:
     """First step (P,) at which cosines (T, P) reach `level`, records without a number aside; inf where they never do, NaN
     where there is no number at all."""
     known = jnp.isfinite(cosines)
-    last = lax.cummax(jnp.where(known, jnp.arange(len(steps))[:, None], -1), axis=0)  # the last record with a number
+    last = lax.cummax(
+        jnp.where(known, jnp.arange(len(steps))[:, None], -1), axis=0
+    )  # the last record with a number
     above = known & (cosines >= level)
     k = jnp.argmax(above, axis=0)
     before = jnp.take_along_axis(last, jnp.maximum(k - 1, 0)[None], 0)[0]
     before = jnp.where((k > 0) & (before >= 0), before, k)
-    low, high = jnp.take_along_axis(cosines, before[None], 0)[0], jnp.take_along_axis(cosines, k[None], 0)[0]
+    low, high = (
+        jnp.take_along_axis(cosines, before[None], 0)[0],
+        jnp.take_along_axis(cosines, k[None], 0)[0],
+    )
     part = jnp.where(before < k, (level - low) / jnp.where(high > low, high - low, 1.0), 0.0)
     at = steps[before] + part * (steps[k] - steps[before])
-    return jnp.where(jnp.any(above, axis=0), at, jnp.where(jnp.any(known, axis=0), jnp.inf, jnp.nan))
+    return jnp.where(
+        jnp.any(above, axis=0), at, jnp.where(jnp.any(known, axis=0), jnp.inf, jnp.nan)
+    )
 
 
 def learned_at(solution: Any, level: float = 0.5) -> Array:
@@ -57,21 +64,32 @@ def learned_at(solution: Any, level: float = 0.5) -> Array:
     Example:
     >>> import jax, optax, jaxsmi as smi
     >>> model, key = smi.links.linear(0.0), jax.random.key(0)
-    >>> fit = smi.train(model, model.sample(key, dimension=50, alpha=4.0), optax.adam(0.1), key=key, steps=100)
+    >>> fit = smi.train(
+    ...     model, model.sample(key, dimension=50, alpha=4.0), optax.adam(0.1), key=key, steps=100
+    ... )
     >>> bool(smi.learned_at(fit, 0.9)[0] < 50)
     True
     """
     check(0.0 < level < 1.0, "level", level, "a cosine in (0, 1)")
     if isinstance(solution, Solution):
         has = "cosine" in solution.history
-        check(has, "solution", solution.kind, "a solution of gamp or train, with cosines in its history")
+        check(
+            has,
+            "solution",
+            solution.kind,
+            "a solution of gamp or train, with cosines in its history",
+        )
         steps, cosines = solution.history["step"], solution.history["cosine"]
         if steps.ndim == 1:
             return crossing(steps, cosines, level)
         return jax.vmap(lambda s, c: crossing(s, c, level))(steps, cosines)
     curve = sorted(solution, key=lambda point: float(point.alpha))
     check(len(curve) > 0, "solution", "none", "at least one")
-    return crossing(jnp.asarray([point.alpha for point in curve]), jnp.stack([_end(point) for point in curve]), level)
+    return crossing(
+        jnp.asarray([point.alpha for point in curve]),
+        jnp.stack([_end(point) for point in curve]),
+        level,
+    )
 
 
 def _end(point: Solution) -> Array:
@@ -152,12 +170,17 @@ def learning_order(
             runs = [gamp(student, part, key=k, progress=progress, **settings) for k in keys]
             solutions[name] = _stacked(runs)
         jax.block_until_ready(solutions[name].weights)
-        alphas[name], seconds[name] = model.complexity(part.samples, part.dimension), time.perf_counter() - begin
+        alphas[name], seconds[name] = (
+            model.complexity(part.samples, part.dimension),
+            time.perf_counter() - begin,
+        )
     learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
     return LearningOrder(solutions, learned, level, alphas, seconds)
 
 
 def _stacked(runs: Sequence[Solution]) -> Solution:
     bare = [dataclasses.replace(run, model=None) for run in runs]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *bare)
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *bare
+    )
     return dataclasses.replace(stacked, model=runs[0].model)

@@ -47,5 +47,7 @@ class Stream(eqx.Module):
     def draw(self, key: Array, samples: int) -> tuple[Array, Array]:
         """Inputs (samples, M, D) and their labels."""
         alpha = self.model.complexity(samples, self.dimension)
-        data = self.model.sample(key, dimension=self.dimension, alpha=alpha, teacher=self.teacher, dtype=self.dtype)
+        data = self.model.sample(
+            key, dimension=self.dimension, alpha=alpha, teacher=self.teacher, dtype=self.dtype
+        )
         return data.inputs, data.labels

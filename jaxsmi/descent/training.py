@@ -79,22 +79,32 @@ class _Task(Descent):
             return carried, (self.data.inputs, self.data.labels, None)
         carried, chosen, inside = self.epochs.next(key, carried, step)
         whole = self.data.samples % self.size == 0
-        return carried, (self.data.inputs[chosen], self.data.labels[chosen], None if whole else inside)
+        return carried, (
+            self.data.inputs[chosen],
+            self.data.labels[chosen],
+            None if whole else inside,
+        )
 
     def objective(self, weights: Array, batch: Any) -> Array:
         inputs, labels, inside = batch
-        values = jax.vmap(self.loss)(self.model.outputs(weights, inputs), labels.astype(inputs.dtype))
+        values = jax.vmap(self.loss)(
+            self.model.outputs(weights, inputs), labels.astype(inputs.dtype)
+        )
         count = len(values)
         if inside is not None:
             values, count = jnp.where(inside, values, 0.0), jnp.sum(inside)
         total = jnp.sum(values)
-        return {"mean": total / count, "sum": total, "sum/D": total / self.data.dimension}[self.reduction]
+        return {"mean": total / count, "sum": total, "sum/D": total / self.data.dimension}[
+            self.reduction
+        ]
 
     def observe(self, weights: Array) -> dict[str, Any]:
         seen = self.model.overlaps(weights, self.data.teacher)
         if self.test is not None:
             labels = self.test.labels.astype(self.test.inputs.dtype)
-            error = jnp.mean(jax.vmap(squared_loss)(self.model.outputs(weights, self.test.inputs), labels))
+            error = jnp.mean(
+                jax.vmap(squared_loss)(self.model.outputs(weights, self.test.inputs), labels)
+            )
         else:
             error = self.model.error_of(weights, self.data, key=jax.random.key(0), samples=512)
         error = error.astype(theory_dtype())
@@ -164,13 +174,28 @@ def train(
     for name, value in (("steps", steps), ("repeats", repeats)):
         check(isinstance(value, (int, np.integer)) and value >= 1, name, value, "an integer >= 1")
     check(reduction in REDUCTIONS, "reduction", reduction, f"one of {REDUCTIONS}")
-    check(hasattr(optimizer, "update"), "optimizer", optimizer, "an optax GradientTransformation, such as optax.adam(1e-2)")
+    check(
+        hasattr(optimizer, "update"),
+        "optimizer",
+        optimizer,
+        "an optax GradientTransformation, such as optax.adam(1e-2)",
+    )
     check(isinstance(data, (Dataset, Stream)), "data", type(data).__name__, "a Dataset or a Stream")
     every = max(int(steps) // 200, 1) if record_every is None else record_every
-    check(isinstance(every, (int, np.integer)) and every >= 1, "record_every", record_every, "an integer >= 1")
+    check(
+        isinstance(every, (int, np.integer)) and every >= 1,
+        "record_every",
+        record_every,
+        "an integer >= 1",
+    )
     check(patience is None or patience >= 1, "patience", patience, "an integer >= 1, or None")
     watching = test is not None or data.teacher is not None
-    check(patience is None or watching, "patience", patience, "None without a test set or a teacher: nothing to watch")
+    check(
+        patience is None or watching,
+        "patience",
+        patience,
+        "None without a test set or a teacher: nothing to watch",
+    )
     check(target is None or data.teacher is not None, "target", target, "None without a teacher")
     size = _batch_size(model, data, batch_size, test)
     key = jax.random.key(0) if key is None else key
@@ -185,33 +210,60 @@ def train(
             steps,
             f"at most {left} batches of {size}: one_pass uses each of {data.samples} samples once",
         )
-    check(target is None or (jnp.asarray(target) > 0) & (jnp.asarray(target) <= 1), "target", target, "a cosine in (0, 1]")
+    check(
+        target is None or (jnp.asarray(target) > 0) & (jnp.asarray(target) <= 1),
+        "target",
+        target,
+        "a cosine in (0, 1]",
+    )
     if target is not None and data.teacher is not None:
         rows, student = data.teacher.shape[0], model.student_shape(data.dimension)[0]
         check(
-            model.comparable(data.teacher), "target", target, f"None for a teacher of {rows} rows and a student of {student}"
+            model.comparable(data.teacher),
+            "target",
+            target,
+            f"None for a teacher of {rows} rows and a student of {student}",
         )
     target = None if target is None else jnp.asarray(target, theory_dtype())
     task = _Task(
         model=model, data=data, test=test, target=target, loss=loss, record=record, reduction=reduction,
         size=size, one_pass=one_pass, patience=patience,
     )  # fmt: skip
-    label = f"train, D={data.dimension}" if progress and concrete((state, data, optimizer)) else None
-    end = descend(task, optimizer, state, steps=int(steps), every=min(int(every), int(steps)), repeats=repeats, label=label)
+    label = (
+        f"train, D={data.dimension}" if progress and concrete((state, data, optimizer)) else None
+    )
+    end = descend(
+        task,
+        optimizer,
+        state,
+        steps=int(steps),
+        every=min(int(every), int(steps)),
+        repeats=repeats,
+        label=label,
+    )
     return _solution(task, end, key)
 
 
-def _start(model: Any, data: Any, optimizer: Any, key: Array, init: Any, state: TrainState | None) -> TrainState:
+def _start(
+    model: Any, data: Any, optimizer: Any, key: Array, init: Any, state: TrainState | None
+) -> TrainState:
     """Where a run, or one for each key, begins: at `state` once it is seen to fit, else at fresh weights."""
     D, shape = data.dimension, model.student_shape(data.dimension)
-    dtype = data.inputs.dtype if isinstance(data, Dataset) else jnp.dtype(data.dtype or theory_dtype())
+    dtype = (
+        data.inputs.dtype if isinstance(data, Dataset) else jnp.dtype(data.dtype or theory_dtype())
+    )
     many = key.ndim == (1 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 2)
     if state is not None:
         _check_state(state, model, optimizer, D, dtype, key.shape[0] if many else None)
         return state
     # another stream than that of `sample`: with one key for both, the start would be the teacher
-    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(key if many else key[None])
-    start_keys, words = split[:, 0], jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1])
+    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(
+        key if many else key[None]
+    )
+    start_keys, words = (
+        split[:, 0],
+        jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1]),
+    )
     init = jnp.asarray(init, dtype)
     check(init.shape in ((), shape), "init", init, f"a scale, or weights {shape}")
     check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
@@ -243,27 +295,46 @@ def _check_gradient(model: Any, loss: Any, D: int) -> None:
     check(len(flat) < len(weights), "model", "a link whose gradient is zero", allowed)
     if len(flat):
         warnings.warn(
-            f"jaxsmi: rows {[int(p) for p in flat]} of the weights have no gradient: they stay as they are.", stacklevel=3
+            f"jaxsmi: rows {[int(p) for p in flat]} of the weights have no gradient: they stay as they are.",
+            stacklevel=3,
         )
 
 
-def _check_state(state: TrainState, model: Any, optimizer: Any, D: int, dtype: Any, runs: int | None) -> None:
+def _check_state(
+    state: TrainState, model: Any, optimizer: Any, D: int, dtype: Any, runs: int | None
+) -> None:
     """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or of runs at different steps."""
     weights = state.weights
     shape = model.student_shape(D)
     check(weights.shape[-2:] == shape, "state", weights, f"a state with weights {shape}")
-    check(weights.dtype == dtype, "state", weights.dtype.name, f"weights of the inputs' precision, {jnp.dtype(dtype).name}")
+    check(
+        weights.dtype == dtype,
+        "state",
+        weights.dtype.name,
+        f"weights of the inputs' precision, {jnp.dtype(dtype).name}",
+    )
     batch = weights.shape[0] if weights.ndim == 3 else None
     same = runs is None or runs == batch
     check(
-        same, "state", f"a state of {batch or 'one'} run(s) with {runs} keys", "one key (it is not used), or as many as runs"
+        same,
+        "state",
+        f"a state of {batch or 'one'} run(s) with {runs} keys",
+        "one key (it is not used), or as many as runs",
     )
     one = weights[0] if batch else weights
     kind = jax.tree.structure(jax.eval_shape(optimizer.init, one))
-    check(jax.tree.structure(state.optimizer) == kind, "state", "the memory of another optimiser", "one of this optimiser")
+    check(
+        jax.tree.structure(state.optimizer) == kind,
+        "state",
+        "the memory of another optimiser",
+        "one of this optimiser",
+    )
     level = jnp.max(state.step) == jnp.min(state.step)
     check(
-        level, "state", np.asarray(state.step), "runs at one step (early stopping left them apart: continue each by itself)"
+        level,
+        "state",
+        np.asarray(state.step),
+        "runs at one step (early stopping left them apart: continue each by itself)",
     )
 
 
@@ -273,14 +344,31 @@ def _batch_size(model: Any, data: Any, batch_size: Any, test: Dataset | None) ->
           "an integer >= 1, or None")  # fmt: skip
     if test is not None:
         model.check_data(test, teacher=False)
-        check(test.dimension == data.dimension, "test", test.inputs, f"inputs of dimension {data.dimension}")
+        check(
+            test.dimension == data.dimension,
+            "test",
+            test.inputs,
+            f"inputs of dimension {data.dimension}",
+        )
     if isinstance(data, Stream):
-        check(batch_size is not None, "batch_size", None, "an integer >= 1: samples drawn afresh at each step")
-        model.check_data(jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1))), teacher=False)
+        check(
+            batch_size is not None,
+            "batch_size",
+            None,
+            "an integer >= 1: samples drawn afresh at each step",
+        )
+        model.check_data(
+            jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1))), teacher=False
+        )
         return int(batch_size or 1)
     model.check_data(data, teacher=False)
     narrow = isinstance(data.inputs, Regenerated) or data.inputs.dtype == jnp.bfloat16
-    check(not narrow, "data.inputs", "inputs that are not stored, or bfloat16", "stored float32 or float64; or a Stream")
+    check(
+        not narrow,
+        "data.inputs",
+        "inputs that are not stored, or bfloat16",
+        "stored float32 or float64; or a Stream",
+    )
     return data.samples if batch_size is None else min(int(batch_size), data.samples)
 
 
@@ -297,7 +385,9 @@ def _solution(task: _Task, end: Progress, key: Array) -> Solution:
     lost = end.result == Result.NONFINITE
     data, estimate = task.data, task.model.estimate
     endless = isinstance(data, Stream)
-    alpha = jnp.asarray(jnp.inf if endless else task.model.complexity(data.samples, data.dimension), dtype)
+    alpha = jnp.asarray(
+        jnp.inf if endless else task.model.complexity(data.samples, data.dimension), dtype
+    )
     return Solution(
         overlap=jnp.where(lost[..., None, None], jnp.nan, last(end.history["overlap"])),
         stderr=jnp.zeros((*runs, P, P), dtype),

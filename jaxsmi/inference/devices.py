@@ -14,7 +14,10 @@ from jaxsmi.core.data import Regenerated
 if TYPE_CHECKING:
     from jaxsmi.inference.message_passing import GampState, _Problem
 
-SPREAD, EVERYWHERE = "spread", "everywhere"  # over the devices: one part of the samples each; the same on all
+SPREAD, EVERYWHERE = (
+    "spread",
+    "everywhere",
+)  # over the devices: one part of the samples each; the same on all
 
 
 def on_devices(function: Callable[..., Any], problem: _Problem, state: GampState, out: Any) -> Any:
@@ -36,5 +39,9 @@ def on_devices(function: Callable[..., Any], problem: _Problem, state: GampState
     marks = eqx.tree_at(of_samples, jax.tree.map(lambda _: EVERYWHERE, arrays), [SPREAD] * 5)
     own = lambda arrays: function(*eqx.combine(arrays, rest))
     return jax.shard_map(
-        own, mesh=mesh, in_specs=(jax.tree.map(placed, marks),), out_specs=jax.tree.map(placed, out), check_vma=False
+        own,
+        mesh=mesh,
+        in_specs=(jax.tree.map(placed, marks),),
+        out_specs=jax.tree.map(placed, out),
+        check_vma=False,
     )(arrays)

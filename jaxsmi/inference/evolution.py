@@ -58,7 +58,9 @@ class _Problem(eqx.Module):
         value, pull = jax.linearize(prior.mmse, Qhat)
         # dV_out = pull(α d response[dQ]), dQ = -dV
         J = -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(self.alpha * response.jacobian)
-        replicas = value + jax.vmap(lambda R: pull(self.alpha * 0.5 * (R + R.T) + side - Qhat))(response.replicas)
+        replicas = value + jax.vmap(lambda R: pull(self.alpha * 0.5 * (R + R.T) + side - Qhat))(
+            response.replicas
+        )
         return fixed_point.Evaluation(value, J, replicas, (response.inaccurate, response.error))
 
 
@@ -114,12 +116,22 @@ def state_evolution(
     require(model, Ability.INFERENCE)
     if model.channel.explicit:
         check(max_steps >= 1, "max_steps", max_steps, "at least 1")
-        check(side_information == 0, "side_information", side_information, "0: not there for matrix models")
+        check(
+            side_information == 0,
+            "side_information",
+            side_information,
+            "0: not there for matrix models",
+        )
         return inverted(model, alpha, key, 0 if newton else int(max_steps))
     check(key is not None, "key", None, "a key: jax.random.key(0)")
     assert key is not None
     P = model.indices
-    check(randomisations >= 2, "randomisations", randomisations, "at least 2: their spread is the error bar")
+    check(
+        randomisations >= 2,
+        "randomisations",
+        randomisations,
+        "at least 2: their spread is the error bar",
+    )
     check(samples >= 2 * randomisations, "samples", samples, "at least two points a randomisation")
     check(max_steps >= 1, "max_steps", max_steps, "at least 1")
     tolerance = jnp.asarray(tolerance, dtype)
@@ -131,17 +143,31 @@ def state_evolution(
     check(jnp.all(jnp.isfinite(Q0)), "q0", q0, "finite numbers")
     check(jnp.max(jnp.abs(Q0 - Q0.T)) <= 1e-10, "q0", q0, "a symmetric matrix")
     check(jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12), "q0", q0, "a positive semi-definite overlap")
-    check(jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0), "q0", q0, "an overlap below the second moment: V = S - q0 > 0")
+    check(
+        jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0),
+        "q0",
+        q0,
+        "an overlap below the second moment: V = S - q0 > 0",
+    )
     strength = jnp.asarray(side_information, dtype)
-    check((strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)")
+    check(
+        (strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)"
+    )
     each = power_of_two(max(samples // randomisations, 2))
     # outside jit these hold; inside, a bad value becomes a bad alpha: NaN and the code INVALID
-    allowed = jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12) & jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0) & (tolerance > 0)
+    allowed = (
+        jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12)
+        & jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0)
+        & (tolerance > 0)
+    )
     allowed = allowed & jnp.all(jnp.isfinite(Q0)) & (strength >= 0) & (strength < 1)
     alpha = jnp.where(allowed, alpha, jnp.nan)
     problem = _Problem(model, alpha, strength / (1.0 - strength), key, each, randomisations)
     static = (max_steps, bool(newton))
-    start, held = lax.stop_gradient(Q0), frozen(problem)  # derivatives come from the fixed point, not from the way there
+    start, held = (
+        lax.stop_gradient(Q0),
+        frozen(problem),
+    )  # derivatives come from the fixed point, not from the way there
     if not progress:
         return _finish(problem, _run(held, start, tolerance, static, None, None))
     state: Any = None
@@ -157,7 +183,9 @@ def state_evolution(
 
 
 @eqx.filter_jit
-def _run(problem: _Problem, Q0: Array, tolerance: Array, static: tuple[int, bool], until: Any, state: Any) -> Any:
+def _run(
+    problem: _Problem, Q0: Array, tolerance: Array, static: tuple[int, bool], until: Any, state: Any
+) -> Any:
     max_steps, newton = static
     S = problem.second_moment
     return fixed_point.solve(
@@ -180,7 +208,10 @@ def _moved(problem: _Problem, end: fixed_point.FixedPoint, code: Array) -> Array
         return V, fixed_point.pathwise_jacobian(problem.map_of, V, problem.second_moment - V)
 
     def push(
-        problem: _Problem, context: tuple[Array, Array], prepared: tuple[Array, Array], directions: list[Array]
+        problem: _Problem,
+        context: tuple[Array, Array],
+        prepared: tuple[Array, Array],
+        directions: list[Array],
     ) -> Array:
         V, J = prepared
         slope = implicit.derivative(lambda p: p.map_of(V).value, problem, directions)
@@ -194,8 +225,12 @@ def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
     S, model = problem.second_moment, problem.model
     recovered = end.result == Result.RECOVERED
     inaccurate, _ = end.evaluation.extra
-    code = jnp.where((end.result == Result.SUCCESS) & (inaccurate > 0.01), Result.INACCURATE, end.result)
-    code = jnp.where((end.result == Result.SUCCESS) & (end.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
+    code = jnp.where(
+        (end.result == Result.SUCCESS) & (inaccurate > 0.01), Result.INACCURATE, end.result
+    )
+    code = jnp.where(
+        (end.result == Result.SUCCESS) & (end.rho > 1.0 - _MARGIN), Result.MARGINAL, code
+    )
     moved = _moved(problem, end, code)
     V = jnp.where(recovered, 0.0, moved)
     error_key = jax.random.fold_in(problem.key, 2)
@@ -213,7 +248,9 @@ def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
 
     return Solution(
         overlap=masked(S - V),
-        stderr=masked(jnp.where(recovered, 0.0, jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr))),
+        stderr=masked(
+            jnp.where(recovered, 0.0, jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr))
+        ),
         error=masked(jnp.where(recovered, 0.0, error_value)),
         alpha=problem.alpha,
         steps=end.step,

@@ -32,7 +32,9 @@ def inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     goal = jnp.log(jnp.where(valid, alpha, 1.0))
     held, still = frozen(model), lax.stop_gradient(goal)
     start = jnp.ones((), dtype)  # V at q̂ = 0
-    first = still + jnp.log(held.channel.information(held.prior.norm - start, start))  # the response grows with q
+    first = still + jnp.log(
+        held.channel.information(held.prior.norm - start, start)
+    )  # the response grows with q
     top = jnp.log(jnp.asarray(_FAR, dtype))
     found = lax.stop_gradient(roots.root(lambda l: height(held, l)[0] - still, first, top))
     far = found.values[1] < 0.0
@@ -51,15 +53,23 @@ def inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
     V = jnp.where(recovered, 0.0, V)
     spread = jnp.zeros_like(V)
     if channel.sampled:  # an error e of log f moves log q̂ by e/slope
-        moved = jax.jvp(lambda l: held.prior.mmse(jnp.exp(l)), (lax.stop_gradient(l),), (jnp.ones_like(l),))[1]
+        moved = jax.jvp(
+            lambda l: held.prior.mmse(jnp.exp(l)), (lax.stop_gradient(l),), (jnp.ones_like(l),)
+        )[1]
         spread = jnp.abs(moved / slope) * channel.uncertainty(prior.norm - V, lax.stop_gradient(V))
     spread = jnp.where(recovered, 0.0, lax.stop_gradient(spread))
     V = jnp.where(valid, V, jnp.nan)
     one = jnp.ones((1, 1), dtype)
 
     def step(V: Array, count: Array) -> tuple[Array, dict[str, Array]]:
-        new = held.prior.mmse(lax.stop_gradient(alpha) * held.channel.information(held.prior.norm - V, V))
-        seen = {"overlap": (held.prior.norm - new) * one, "covariance": new * one, "residual": jnp.abs(new - V)}
+        new = held.prior.mmse(
+            lax.stop_gradient(alpha) * held.channel.information(held.prior.norm - V, V)
+        )
+        seen = {
+            "overlap": (held.prior.norm - new) * one,
+            "covariance": new * one,
+            "residual": jnp.abs(new - V),
+        }
         return new, {"step": count.astype(dtype), **seen}
 
     begin = {"step": jnp.zeros((), dtype), "overlap": (held.prior.norm - start) * one, "covariance": start * one,

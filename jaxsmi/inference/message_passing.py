@@ -130,23 +130,33 @@ class _Problem(eqx.Module):
     def sensing(self) -> Any:
         """How the signal is seen; on each device of the mesh, through its part of the samples."""
         sensing = self.model.sensing(self.data)
-        return sensing if self.mesh is None else dataclasses.replace(sensing, axes=self.mesh.axis_names)
+        return (
+            sensing
+            if self.mesh is None
+            else dataclasses.replace(sensing, axes=self.mesh.axis_names)
+        )
 
     def step(self, state: GampState) -> tuple[GampState, Array]:
         """One step, and the fraction of samples whose posterior was integrated inaccurately."""
-        spread: Any = eqx.tree_at(lambda s: (s.g, s.omega), jax.tree.map(lambda _: EVERYWHERE, state), (SPREAD, SPREAD))
+        spread: Any = eqx.tree_at(
+            lambda s: (s.g, s.omega), jax.tree.map(lambda _: EVERYWHERE, state), (SPREAD, SPREAD)
+        )
         return on_devices(_Problem.own_step, self, state, (spread, EVERYWHERE))
 
     def fields(self, state: GampState) -> Array:
         """The fields (N, P, M) of the estimate."""
-        return on_devices(lambda problem, state: problem.sensing.forward(state.weights), self, state, SPREAD)
+        return on_devices(
+            lambda problem, state: problem.sensing.forward(state.weights), self, state, SPREAD
+        )
 
     def own_step(self, state: GampState) -> tuple[GampState, Array]:
         """`step`, as one device sees it."""
         model, sensing = self.model, self.sensing
         V = state.covariance
         omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", state.onsager, state.g)
-        post = model.channel.respond(self.statistic, omega, V, jax.random.fold_in(self.key, state.step))
+        post = model.channel.respond(
+            self.statistic, omega, V, jax.random.fold_in(self.key, state.step)
+        )
         if self.precision == "controlled":
             A = sensing.controlled_precision(post.g, post.dg)
         elif self.precision == "outer":
@@ -154,20 +164,26 @@ class _Problem(eqx.Module):
         elif self.precision == "divergence":
             A = sensing.divergence_precision(post.dg)
         else:
-            A = sensing.alpha * model.channel.expected(model.prior.second_moment(model.indices) - V, V, self.key)
+            A = sensing.alpha * model.channel.expected(
+                model.prior.second_moment(model.indices) - V, V, self.key
+            )
         b = sensing.adjoint(post.g) + _mixed(A, state.weights)
         calibrated, rescale = (
             self.calibration(b, A, sensing.outer_precision(post.g))
             if self.calibrate
             else (A, jnp.eye(A.shape[0], dtype=A.dtype))
         )
-        weights, covariance = model.prior.posterior(_mixed(rescale, b) + self.side[1], calibrated + self.side[0])
+        weights, covariance = model.prior.posterior(
+            _mixed(rescale, b) + self.side[1], calibrated + self.side[0]
+        )
         new = (weights, covariance, covariance @ rescale)
         old = (state.weights, state.covariance, state.onsager)
         mixed = jax.tree.map(lambda x, y: (1.0 - self.damping) * x + self.damping * y, new, old)
         inaccurate = sensing.mean((post.error > model.channel.tolerance).astype(weights.dtype))
         weights, covariance, onsager = mixed
-        return GampState(weights, covariance, onsager, post.g, omega, calibrated, state.step + 1), inaccurate
+        return GampState(
+            weights, covariance, onsager, post.g, omega, calibrated, state.step + 1
+        ), inaccurate
 
 
 def gamp(
@@ -223,7 +239,10 @@ def gamp(
     chosen = damping is None
     check(max_steps >= 1, "max_steps", max_steps, "an integer >= 1")
     check(record_every >= 1, "record_every", record_every, "an integer >= 1")
-    damping, tolerance = jnp.asarray(model.dampings[0] if damping is None else damping, dtype), jnp.asarray(tolerance, dtype)
+    damping, tolerance = (
+        jnp.asarray(model.dampings[0] if damping is None else damping, dtype),
+        jnp.asarray(tolerance, dtype),
+    )
     check((damping >= 0) & (damping < 1), "damping", damping, "a number in [0, 1)")
     check(tolerance > 0, "tolerance", tolerance, "a positive number")
     precision = str(precision or model.precisions[0])
@@ -231,7 +250,9 @@ def gamp(
     calibrate = model.calibrated if calibrate is None else calibrate
     check(model.calibrated or not calibrate, "calibrate", calibrate, "False for this model")
     strength = jnp.asarray(side_information, dtype)
-    check((strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)")
+    check(
+        (strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)"
+    )
     require(model, Ability.INFERENCE)
     signal, fields = model.shapes(data)  # checks them
     model.channel.check_labels(data.labels)
@@ -242,18 +263,35 @@ def gamp(
     if state is None:
         state = start
     else:
-        check(state.weights.shape == signal, "state", state.weights, f"the state of a run with weights {signal}")
-        check(state.g.shape == fields, "state", state.g, f"the state of a run on {data.samples} samples")
+        check(
+            state.weights.shape == signal,
+            "state",
+            state.weights,
+            f"the state of a run with weights {signal}",
+        )
+        check(
+            state.g.shape == fields,
+            "state",
+            state.g,
+            f"the state of a run on {data.samples} samples",
+        )
     statistic = _statistic(model.channel, data.labels)
     problem = _Problem(
         model, data, statistic, side, damping, tolerance, run_key, record, data.mesh, precision, bool(calibrate), max_steps,
         record_every,
     )  # fmt: skip
     end = _run(problem, state, progress, key)
-    for more in model.dampings[1:] if chosen else ():  # more damping, where the run can be looked at
+    for more in (
+        model.dampings[1:] if chosen else ()
+    ):  # more damping, where the run can be looked at
         if not (concrete(end.result) and int(end.result) in (Result.DIVERGED, Result.NONFINITE)):
             break
-        end = _run(eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(more, dtype)), state, progress, key)
+        end = _run(
+            eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(more, dtype)),
+            state,
+            progress,
+            key,
+        )
     return end
 
 
@@ -267,25 +305,46 @@ def _start(
     teacher = None if data.teacher is None else model.signal(data.teacher)
     side, informed = (jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype)), isinstance(init, str)
     if informed or strength is not None:
-        check(teacher is not None, "data.teacher", None, "a teacher, for side information or an informed start")
+        check(
+            teacher is not None,
+            "data.teacher",
+            None,
+            "a teacher, for side information or an informed start",
+        )
     if strength is not None:
         side = model.prior.side_information(side_key, teacher, strength)
     if informed:
         check(init == "informed", "init", init, "a positive number, 'informed', or an array (P, D)")
         seen = model.prior.side_information(side_key, teacher, jnp.asarray(0.99, dtype))
         weights, covariance = model.prior.posterior(seen[1], seen[0])
-    elif strength is not None:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
+    elif (
+        strength is not None
+    ):  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
         weights, covariance = model.prior.posterior(side[1], side[0])
         weights = weights + jnp.asarray(init, dtype) * jax.random.normal(start_key, signal, dtype)
     else:
         init = jnp.asarray(init, dtype)
-        check(init.shape in ((), signal), "init", init, f"a positive number, 'informed', or an array {signal}")
-        check((init > 0) | (init.ndim > 0), "init", init, "a positive number (0 is a fixed point of an even label)")
+        check(
+            init.shape in ((), signal),
+            "init",
+            init,
+            f"a positive number, 'informed', or an array {signal}",
+        )
+        check(
+            (init > 0) | (init.ndim > 0),
+            "init",
+            init,
+            "a positive number (0 is a fixed point of an even label)",
+        )
         check(jnp.all(jnp.isfinite(init)), "init", init, "finite numbers")
-        weights, covariance = model.prior.start(start_key, signal, init if init.ndim == 0 else jnp.zeros((), dtype))
+        weights, covariance = model.prior.start(
+            start_key, signal, init if init.ndim == 0 else jnp.zeros((), dtype)
+        )
         weights = weights if init.ndim == 0 else init
     nothing = jnp.zeros(fields, dtype)
-    return GampState(weights, covariance, covariance, nothing, nothing, 0.0 * side[0], jnp.zeros((), int)), side
+    return GampState(
+        weights, covariance, covariance, nothing, nothing, 0.0 * side[0], jnp.zeros((), int)
+    ), side
 
 
 def _run(problem: _Problem, state: GampState, progress: bool, key: Array) -> Solution:
@@ -294,7 +353,9 @@ def _run(problem: _Problem, state: GampState, progress: bool, key: Array) -> Sol
     if not progress:
         return _finish(problem, _advance(problem, carry, carry.state.step + problem.max_steps), key)
     first, stretch, data = int(carry.state.step), 2, problem.data
-    with tqdm(total=problem.max_steps, desc=f"GAMP, D={data.dimension}, N={data.samples}", leave=False) as bar:
+    with tqdm(
+        total=problem.max_steps, desc=f"GAMP, D={data.dimension}, N={data.samples}", leave=False
+    ) as bar:
         for until in range(stretch, problem.max_steps + stretch, stretch):
             carry = _advance(problem, carry, jnp.asarray(first + min(until, problem.max_steps)))
             bar.update(int(carry.state.step) - first - bar.n)
@@ -317,10 +378,14 @@ def _begin(problem: _Problem, state: GampState) -> _Carry:
 
     def buffer(x: Array) -> Array:
         x = jnp.asarray(x)
-        x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(dtype)  # so that NaN can mark what was not recorded
+        x = (
+            x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(dtype)
+        )  # so that NaN can mark what was not recorded
         return jnp.full((slots, *x.shape), jnp.nan, x.dtype).at[0].set(x)
 
-    return _Carry(state, nan + jnp.inf, nan, zero, jnp.zeros((), dtype), zero - 1, jax.tree.map(buffer, seen))
+    return _Carry(
+        state, nan + jnp.inf, nan, zero, jnp.zeros((), dtype), zero - 1, jax.tree.map(buffer, seen)
+    )
 
 
 @eqx.filter_jit
@@ -367,12 +432,16 @@ def _advance(problem: _Problem, carry: _Carry, until: Array) -> _Carry:
 def _finish(problem: _Problem, carry: _Carry, key: Array) -> Solution:
     state, P = carry.state, problem.model.indices
     Q = problem.model.overlaps(state.weights, None)["overlap"]
-    error = problem.model.error_of(state.weights, problem.data, key=jax.random.fold_in(problem.key, 1))
+    error = problem.model.error_of(
+        state.weights, problem.data, key=jax.random.fold_in(problem.key, 1)
+    )
     # V falling to zero is recovery only if the estimate reproduces the labels; else the run was overconfident
     fields = problem.fields(state)
     labels = problem.data.labels
     misfit = jnp.mean((jax.vmap(problem.model.link)(fields) - labels) ** 2)
-    overconfident = (carry.result == Result.RECOVERED) & ~(misfit < 0.05 * jnp.mean((labels - jnp.mean(labels, 0)) ** 2))
+    overconfident = (carry.result == Result.RECOVERED) & ~(
+        misfit < 0.05 * jnp.mean((labels - jnp.mean(labels, 0)) ** 2)
+    )
     code = jnp.where(overconfident, Result.DIVERGED, carry.result)
     valid = (problem.damping >= 0) & (problem.damping < 1) & (problem.tolerance > 0)
     code = jnp.where(valid, code, Result.INVALID)

@@ -47,7 +47,9 @@ def free_entropy(
     Example:
     >>> import jax, jaxsmi as smi
     >>> value = smi.free_entropy(smi.links.linear(1.0), 1.0, 0.0, key=jax.random.key(0))
-    >>> round(float(value.value), 2)  # -½ E y² / (1 + Δ) - ½ log 2π(1 + Δ) + (½ q̂ - ½ log(1 + q̂)),  q̂ = 1/2
+    >>> round(
+    ...     float(value.value), 2
+    ... )  # -½ E y² / (1 + Δ) - ½ log 2π(1 + Δ) + (½ q̂ - ½ log(1 + q̂)),  q̂ = 1/2
     -1.72
     """
     require(model, Ability.INFERENCE)
@@ -56,25 +58,38 @@ def free_entropy(
     samples = arguments.count("samples", samples, at_least=2)
     randomisations = arguments.count("randomisations", randomisations, at_least=2)
     S = model.prior.second_moment(model.indices)
-    Q = arguments.overlap("overlap", overlap.overlap if isinstance(overlap, Solution) else overlap, S)
+    Q = arguments.overlap(
+        "overlap", overlap.overlap if isinstance(overlap, Solution) else overlap, S
+    )
     if key is not None or not model.channel.explicit:
         key = arguments.key("key", key)
     each = power_of_two(max(samples // randomisations, 2))
     valid = arguments.valid
     estimate = potential_at(model, alpha, jnp.where(valid, Q, 0.5 * S), key, each, randomisations)
-    return Estimate(jnp.where(valid, estimate.value, jnp.nan), jnp.where(valid, estimate.stderr, jnp.nan))
+    return Estimate(
+        jnp.where(valid, estimate.value, jnp.nan), jnp.where(valid, estimate.stderr, jnp.nan)
+    )
 
 
 @eqx.filter_jit
 def potential_at(
-    model: AbstractModel, alpha: Array, Q: Array, key: PRNGKeyArray | None, samples: int, randomisations: int
+    model: AbstractModel,
+    alpha: Array,
+    Q: Array,
+    key: PRNGKeyArray | None,
+    samples: int,
+    randomisations: int,
 ) -> Estimate:
     """`free_entropy` without its checks, `samples` points in each of `randomisations` nets."""
     S = model.prior.second_moment(model.indices)
-    response = model.channel.response(Q, S - Q, key=key, samples=samples, randomisations=randomisations, tangents=False)
+    response = model.channel.response(
+        Q, S - Q, key=key, samples=samples, randomisations=randomisations, tangents=False
+    )
     Qhat = alpha * 0.5 * (response.mean + response.mean.T)
     value = model.prior.entropy_term(Q, Qhat) + alpha * jnp.mean(response.log_partition)
     # to first order in the fluctuations of Q̂ and of log Z_out
     pull = 0.5 * (model.prior.overlap(Qhat) - Q)
-    each = alpha * (jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull) + response.log_partition)
+    each = alpha * (
+        jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull) + response.log_partition
+    )
     return Estimate(value, jnp.std(each, ddof=1) / jnp.sqrt(float(randomisations)))

@@ -26,8 +26,18 @@ def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
     True
     """
     estimate, teacher = jnp.asarray(estimate), jnp.asarray(teacher)
-    check(teacher.ndim == 2 and teacher.shape[0] == model.indices, "teacher", teacher, f"({model.indices}, D)")
-    check(estimate.shape == teacher.shape, "estimate", estimate, f"the teacher's shape {teacher.shape}")
+    check(
+        teacher.ndim == 2 and teacher.shape[0] == model.indices,
+        "teacher",
+        teacher,
+        f"({model.indices}, D)",
+    )
+    check(
+        estimate.shape == teacher.shape,
+        "estimate",
+        estimate,
+        f"the teacher's shape {teacher.shape}",
+    )
     check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
     check(jnp.all(jnp.isfinite(estimate)), "estimate", estimate, "finite numbers")
     for block, kind in model.symmetry:
@@ -36,7 +46,9 @@ def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
             part = cross[np.ix_(rows, rows)]
             taken, goal = _matched(np.abs(part))
             signs = np.where(part[taken, goal] < 0, -1.0, 1.0)
-            if kind.startswith("even"):  # an odd number of flips changes the label: the least certain row pays
+            if kind.startswith(
+                "even"
+            ):  # an odd number of flips changes the label: the least certain row pays
                 signs[np.argmin(np.abs(part[taken, goal]))] *= np.prod(signs)
             estimate = estimate.at[rows[goal]].set(estimate[rows[taken]] * signs[:, None])
             continue
@@ -44,7 +56,10 @@ def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
         cross, Q, rho = estimate @ teacher.T, estimate @ estimate.T, teacher @ teacher.T
         each = [[jnp.sum(block_cosines(kind, cross, Q, rho, a, b)) for b in heads] for a in heads]
         taken, goal = _matched(np.asarray(each))
-        moved = [_block_aligned(kind, estimate[heads[i]], teacher[heads[j]]) for i, j in zip(taken, goal, strict=True)]
+        moved = [
+            _block_aligned(kind, estimate[heads[i]], teacher[heads[j]])
+            for i, j in zip(taken, goal, strict=True)
+        ]
         estimate = estimate.at[heads[goal]].set(jnp.stack(moved))
     return estimate
 

@@ -68,16 +68,47 @@ class AttentionIndexed(AbstractMatrixModel):
     ):  # fmt: skip
         least = 1 if output == "linear" else 2
         check(output in OUTPUTS, "output", output, f"one of {OUTPUTS}")
-        check(isinstance(tokens, (int, np.integer)) and tokens >= least, "tokens", tokens, f"an integer >= {least}")
+        check(
+            isinstance(tokens, (int, np.integer)) and tokens >= least,
+            "tokens",
+            tokens,
+            f"an integer >= {least}",
+        )
         check(output != "hardmax" or tokens <= 5, "tokens", tokens, "2 to 5 for hardmax")
-        check(isinstance(layers, (int, np.integer)) and layers >= 1, "layers", layers, "an integer >= 1")
+        check(
+            isinstance(layers, (int, np.integer)) and layers >= 1,
+            "layers",
+            layers,
+            "an integer >= 1",
+        )
         check(layers == 1 or output != "linear", "layers", layers, "1 for the linear output")
         beta, noise, skip = (jnp.asarray(x, theory_dtype()) for x in (beta, noise, skip))
-        check(beta.ndim == 0 and jnp.isfinite(beta) & (beta > 0), "beta", beta, "a finite number > 0 (or output='hardmax')")
-        check(noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
+        check(
+            beta.ndim == 0 and jnp.isfinite(beta) & (beta > 0),
+            "beta",
+            beta,
+            "a finite number > 0 (or output='hardmax')",
+        )
+        check(
+            noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0),
+            "noise",
+            noise,
+            "a variance >= 0",
+        )
         check((output == "linear") | (noise == 0), "noise", noise, "0 but for the linear output")
-        check(skip.ndim == 0 and jnp.isfinite(skip) & (skip >= 0), "skip", skip, "a finite number >= 0")
-        self.prior, self.output, self.beta, self.noise, self.skip = WishartPrior(rank_ratio), output, beta, noise, skip
+        check(
+            skip.ndim == 0 and jnp.isfinite(skip) & (skip >= 0),
+            "skip",
+            skip,
+            "a finite number >= 0",
+        )
+        self.prior, self.output, self.beta, self.noise, self.skip = (
+            WishartPrior(rank_ratio),
+            output,
+            beta,
+            noise,
+            skip,
+        )
         self.tokens, self.layers = int(tokens), int(layers)
 
     @property
@@ -109,7 +140,9 @@ class AttentionIndexed(AbstractMatrixModel):
     @property
     def index_names(self) -> tuple[str, ...]:
         """What to call them: "S", or "layer 1" and so on."""
-        return ("S",) if self.layers == 1 else tuple(f"layer {l}" for l in range(1, self.layers + 1))
+        return (
+            ("S",) if self.layers == 1 else tuple(f"layer {l}" for l in range(1, self.layers + 1))
+        )
 
     @property
     def recovery(self) -> Array:
@@ -117,13 +150,25 @@ class AttentionIndexed(AbstractMatrixModel):
         require(self, Ability.INFERENCE)
         if self.output == "hardmax":
             return jnp.asarray(jnp.inf, theory_dtype())
-        return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.readout.measurements)
+        return jnp.where(
+            self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.readout.measurements
+        )
 
     @property
     def decay(self) -> Array:
         """c(ρ) of hardmax with two tokens, V ~ c(ρ)/α² for large α."""
-        check(self.output == "hardmax" and self.tokens == 2, "model", self.output, "hardmax with two tokens")
-        return np.pi * self.prior.norm * self.prior.degrees_of_freedom**2 / (8.0 * sign_information() ** 2)
+        check(
+            self.output == "hardmax" and self.tokens == 2,
+            "model",
+            self.output,
+            "hardmax with two tokens",
+        )
+        return (
+            np.pi
+            * self.prior.norm
+            * self.prior.degrees_of_freedom**2
+            / (8.0 * sign_information() ** 2)
+        )
 
     # what message passing and training ask of a model ------------------------------------------------------------------
 
@@ -141,12 +186,16 @@ class AttentionIndexed(AbstractMatrixModel):
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
         """Raise a ValueError for inputs of other tokens, or labels of another shape."""
         T = self.tokens
-        check(data.inputs.shape[1] == T, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
+        check(
+            data.inputs.shape[1] == T, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample"
+        )
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
         check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
         del teacher
         known = getattr(data.model, "layers", self.layers)
-        same = known == self.layers and (data.teacher is None or data.teacher.shape[0] % self.layers == 0)
+        same = known == self.layers and (
+            data.teacher is None or data.teacher.shape[0] % self.layers == 0
+        )
         allowed = f"one of {self.layers}, or Dataset(inputs, labels) without a teacher"
         check(same or data.teacher is None, "data", f"a teacher of {known} layer(s)", allowed)
         real = not (jnp.iscomplexobj(data.inputs) or jnp.iscomplexobj(data.labels))
@@ -188,12 +237,18 @@ class AttentionIndexed(AbstractMatrixModel):
         if teacher is not None:
             truth = self._matrices(teacher)
             cross = jnp.einsum("lij,kij->lk", S, truth) / d
-            cosine = jnp.diagonal(cross) / jnp.sqrt(jnp.diagonal(Q) * jnp.einsum("lij,lij->l", truth, truth) / d)
+            cosine = jnp.diagonal(cross) / jnp.sqrt(
+                jnp.diagonal(Q) * jnp.einsum("lij,lij->l", truth, truth) / d
+            )
         return {"overlap": Q, "teacher_overlap": cross, "cosine": cosine}
 
     def check_teacher(self, teacher: Array, estimate: tuple[int, ...]) -> None:
         """W (L r, d), of any r."""
-        fits = teacher.ndim == 2 and teacher.shape[1] == estimate[-1] and teacher.shape[0] % self.layers == 0
+        fits = (
+            teacher.ndim == 2
+            and teacher.shape[1] == estimate[-1]
+            and teacher.shape[0] % self.layers == 0
+        )
         check(fits, "teacher", teacher, f"data.teacher: factors ({self.layers} r, {estimate[-1]})")
 
     def estimation_error(self, S: Array, teacher: Array) -> Array:
@@ -214,7 +269,9 @@ class AttentionIndexed(AbstractMatrixModel):
 
     def outputs(self, weights: Array, inputs: Array) -> Array:
         """Labels of inputs (n, T, d) for factors (L r, d), in the precision of the inputs: what `train` differentiates."""
-        cast = jax.tree.map(lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self)
+        cast = jax.tree.map(
+            lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self
+        )
         return jax.vmap(cast.link)(self.fields_of(weights, inputs).astype(inputs.dtype))
 
     def predict(self, solution: Any, inputs: Any) -> Array:
@@ -223,7 +280,9 @@ class AttentionIndexed(AbstractMatrixModel):
         Raises: ValueError for a solution of theory, or shapes that do not fit.
         """
         S, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
-        check(S is not None, "solution", "a solution without weights", "the solution of gamp or train")
+        check(
+            S is not None, "solution", "a solution without weights", "the solution of gamp or train"
+        )
         check(
             self.layers == 1,
             "model",
@@ -232,12 +291,23 @@ class AttentionIndexed(AbstractMatrixModel):
         )
         check(S.ndim == 2 and S.shape[0] == S.shape[1], "solution", S, "a matrix (d, d)")
         shape = (self.tokens, S.shape[0])
-        check(inputs.ndim == 3 and inputs.shape[1:] == shape, "inputs", inputs, f"an array of shape (n, *{shape})")
+        check(
+            inputs.ndim == 3 and inputs.shape[1:] == shape,
+            "inputs",
+            inputs,
+            f"an array of shape (n, *{shape})",
+        )
         check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
-        inputs = inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype())
-        return jax.vmap(self.link)(MatrixSensing(inputs).forward(jnp.sqrt(float(S.shape[0])) * S[None]))
+        inputs = (
+            inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype())
+        )
+        return jax.vmap(self.link)(
+            MatrixSensing(inputs).forward(jnp.sqrt(float(S.shape[0])) * S[None])
+        )
 
-    def prediction_error(self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int) -> Estimate:
+    def prediction_error(
+        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
+    ) -> Estimate:
         """E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise (module docstring): ŷ = E[y|ω] (`bayes`) or y(ω)."""
         check(self.layers == 1, "model", f"{self.layers} layers", "one layer")
         q = Q[0, 0]
@@ -246,20 +316,32 @@ class AttentionIndexed(AbstractMatrixModel):
             return Estimate(T * (T + 1) * V, zero)
         if self.output == "hardmax" and T == 2:
             x = jnp.clip(q / self.prior.norm, 0.0, 1.0)
-            return Estimate(2.0 / np.pi * jnp.arccos(x) if bayes else 4.0 / np.pi * jnp.arccos(jnp.sqrt(x)), zero)
+            return Estimate(
+                2.0 / np.pi * jnp.arccos(x) if bayes else 4.0 / np.pi * jnp.arccos(jnp.sqrt(x)),
+                zero,
+            )
         if T == 2:
-            fine, coarse = (_two_token_error(q, V, self.beta, bayes, nodes) for nodes in (_ERROR_NODES, _ERROR_NODES // 2))
+            fine, coarse = (
+                _two_token_error(q, V, self.beta, bayes, nodes)
+                for nodes in (_ERROR_NODES, _ERROR_NODES // 2)
+            )
             error = jnp.abs(fine - coarse)  # steps of a large β
             return Estimate(fine, jnp.where(error > 1e-8, error, 0.0))
         check(key is not None, "key", None, "a key: jax.random.key(0)")
         assert key is not None
         each, replicas = power_of_two(max(samples // 8, 2)), 8
-        points = randomised_gaussians(key, each, replicas, 3 * T * T).reshape(replicas, each, 3, T, T)
+        points = randomised_gaussians(key, each, replicas, 3 * T * T).reshape(
+            replicas, each, 3, T, T
+        )
         points = jnp.sqrt(0.5) * (points + jnp.swapaxes(points, -1, -2))  # GOE(T)
         omega = jnp.sqrt(q) * points[:, :, 0]
-        one, two = (jax.vmap(jax.vmap(self.link))(omega + jnp.sqrt(V) * points[:, :, k]) for k in (1, 2))
+        one, two = (
+            jax.vmap(jax.vmap(self.link))(omega + jnp.sqrt(V) * points[:, :, k]) for k in (1, 2)
+        )
         other = two if bayes else jax.vmap(jax.vmap(self.link))(omega)
-        squared = jnp.mean(jnp.sum((one - other) ** 2, axis=(-2, -1)), axis=1) * (0.5 if bayes else 1.0)
+        squared = jnp.mean(jnp.sum((one - other) ** 2, axis=(-2, -1)), axis=1) * (
+            0.5 if bayes else 1.0
+        )
         return Estimate(jnp.mean(squared), jnp.std(squared, ddof=1) / np.sqrt(replicas))
 
     def indices_of(self, W: Array, inputs: Array) -> Array:
@@ -276,18 +358,29 @@ class AttentionIndexed(AbstractMatrixModel):
 
     def fields_of(self, weights: Array, inputs: Array) -> Array:
         """h (n, L, T, T) of inputs (n, T, d) for factors (L r, d)."""
-        return jnp.stack([self.indices_of(rows.T, inputs) for rows in self._factors(weights)], axis=1)
+        return jnp.stack(
+            [self.indices_of(rows.T, inputs) for rows in self._factors(weights)], axis=1
+        )
 
     def link(self, fields: Array) -> Array:
         """The noiseless label (T, T) of one sample from its indices (T, T) or (L, T, T), or as one field vector (1, T²)."""
         h = fields.reshape(self.layers, self.tokens, self.tokens)
         B = jnp.eye(self.tokens, dtype=h.dtype)
         for inner in h[:-1]:
-            B = (self.skip * jnp.eye(self.tokens, dtype=h.dtype) + self.readout.link(B @ inner @ B.T)) @ B
+            B = (
+                self.skip * jnp.eye(self.tokens, dtype=h.dtype) + self.readout.link(B @ inner @ B.T)
+            ) @ B
         return self.readout.link(B @ h[-1] @ B.T)
 
     def sample(
-        self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None, store: bool = True
+        self,
+        key: Array,
+        *,
+        dimension: int,
+        alpha: Any,
+        dtype: Any = None,
+        teacher: Any = None,
+        store: bool = True,
     ) -> Dataset:
         """Draw a teacher W (L r, d), n = round(α d²) inputs (n, T, d) and their labels (n, T, T).
 
@@ -295,13 +388,29 @@ class AttentionIndexed(AbstractMatrixModel):
         False for inputs that are drawn again whenever they are read (float32, n rounded to whole blocks).
         Returns: a `Dataset`. Raises: ValueError for arguments out of range.
         """
-        check(isinstance(dimension, (int, np.integer)) and dimension >= 2, "dimension", dimension, "an integer d >= 2")
+        check(
+            isinstance(dimension, (int, np.integer)) and dimension >= 2,
+            "dimension",
+            dimension,
+            "an integer d >= 2",
+        )
         check(np.isfinite(alpha) and alpha > 0, "alpha", alpha, "a positive number n/d²")
         samples = max(round(float(alpha) * dimension**2), 1)
         teacher_key, input_key, noise_key = jax.random.split(key, 3)
-        W = self.start(teacher_key, dimension) if teacher is None else jnp.asarray(teacher, theory_dtype())
-        fits = W.ndim == 2 and W.shape[1] == dimension and W.shape[0] % self.layers == 0 and W.shape[0] > 0
-        check(fits, "teacher", W, f"({'' if self.layers == 1 else f'{self.layers} '}r, {dimension})")
+        W = (
+            self.start(teacher_key, dimension)
+            if teacher is None
+            else jnp.asarray(teacher, theory_dtype())
+        )
+        fits = (
+            W.ndim == 2
+            and W.shape[1] == dimension
+            and W.shape[0] % self.layers == 0
+            and W.shape[0] > 0
+        )
+        check(
+            fits, "teacher", W, f"({'' if self.layers == 1 else f'{self.layers} '}r, {dimension})"
+        )
         dtype = dtype or (theory_dtype() if store else jnp.float32)
         inputs = draw_inputs(input_key, samples, (self.tokens, dimension), dtype, store)
         labels = jax.vmap(self.link)(self.fields_of(W, inputs))
@@ -311,7 +420,9 @@ class AttentionIndexed(AbstractMatrixModel):
         return Dataset(inputs, labels, W, self)
 
 
-_ERROR_NODES = 600  # of Gauss-Legendre on ten standard deviations to either side: 1e-8 [spec/2, section 7.9]
+_ERROR_NODES = (
+    600  # of Gauss-Legendre on ten standard deviations to either side: 1e-8 [spec/2, section 7.9]
+)
 
 
 @functools.partial(jax.jit, static_argnums=4)

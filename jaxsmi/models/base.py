@@ -113,7 +113,13 @@ class AbstractModel(eqx.Module):
         """Shape of the weights of a student."""
 
     @abc.abstractmethod
-    def start(self, key: PRNGKeyArray, dimension: int, scale: ArrayLike = 1.0, dtype: DTypeLike | None = None) -> Array:
+    def start(
+        self,
+        key: PRNGKeyArray,
+        dimension: int,
+        scale: ArrayLike = 1.0,
+        dtype: DTypeLike | None = None,
+    ) -> Array:
         """Random weights of a student: scale × N(0, 1)."""
 
     # Message passing
@@ -156,7 +162,9 @@ class AbstractModel(eqx.Module):
         """ "overlap" Q (P, P), "teacher_overlap" M and "cosine" (P,) of an estimate; NaN without a teacher."""
 
     @abc.abstractmethod
-    def error_of(self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 2048) -> Array:
+    def error_of(
+        self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 2048
+    ) -> Array:
         """Error of an estimate against the teacher of the data; NaN without a teacher."""
 
     @abc.abstractmethod
@@ -180,7 +188,9 @@ class AbstractModel(eqx.Module):
     # Theory
 
     @abc.abstractmethod
-    def prediction_error(self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int) -> Estimate:
+    def prediction_error(
+        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
+    ) -> Estimate:
         """Prediction error on a new input at the overlap Q (P, P), of the Bayes or of the plug-in predictor."""
 
     @property

@@ -67,25 +67,53 @@ class Bilinear(AbstractMatrixModel):
     symmetric: bool = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
 
-    def __init__(self, aspect_ratio: Any = 1.0, rank_ratio: Any = 0.2, noise: Any = 0.0, symmetric: bool = False):
+    def __init__(
+        self,
+        aspect_ratio: Any = 1.0,
+        rank_ratio: Any = 0.2,
+        noise: Any = 0.0,
+        symmetric: bool = False,
+    ):
         check(isinstance(symmetric, (bool, np.bool_)), "symmetric", symmetric, "True or False")
         if symmetric:
-            check(jnp.asarray(aspect_ratio) == 1.0, "aspect_ratio", aspect_ratio, "1 for a symmetric matrix")
-            rank_ratio = jnp.where(jnp.asarray(aspect_ratio) == 1.0, rank_ratio, jnp.nan)  # under jit
+            check(
+                jnp.asarray(aspect_ratio) == 1.0,
+                "aspect_ratio",
+                aspect_ratio,
+                "1 for a symmetric matrix",
+            )
+            rank_ratio = jnp.where(
+                jnp.asarray(aspect_ratio) == 1.0, rank_ratio, jnp.nan
+            )  # under jit
         noise = jnp.asarray(noise, theory_dtype())
-        check(noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a finite variance >= 0")
-        self.prior = WishartPrior(rank_ratio) if symmetric else ProductPrior(aspect_ratio, rank_ratio)
+        check(
+            noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0),
+            "noise",
+            noise,
+            "a finite variance >= 0",
+        )
+        self.prior = (
+            WishartPrior(rank_ratio) if symmetric else ProductPrior(aspect_ratio, rank_ratio)
+        )
         self.noise, self.symmetric, self.tokens = noise, bool(symmetric), 1  # one field a sample
 
     @property
     def aspect_ratio(self) -> Array:
         """β."""
-        return self.prior.aspect_ratio if isinstance(self.prior, ProductPrior) else jnp.ones((), theory_dtype())
+        return (
+            self.prior.aspect_ratio
+            if isinstance(self.prior, ProductPrior)
+            else jnp.ones((), theory_dtype())
+        )
 
     @property
     def readout(self) -> LinearIndices:
         """What a label says about its field."""
-        return LinearIndices(tokens=1, noise=self.noise) if self.symmetric else LinearField(noise=self.noise)
+        return (
+            LinearIndices(tokens=1, noise=self.noise)
+            if self.symmetric
+            else LinearField(noise=self.noise)
+        )
 
     @property
     def channel(self) -> LinearIndices:
@@ -100,7 +128,9 @@ class Bilinear(AbstractMatrixModel):
     @property
     def recovery(self) -> Array:
         """α of perfect recovery; inf with noise."""
-        return jnp.where(self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.readout.measurements)
+        return jnp.where(
+            self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.readout.measurements
+        )
 
     def length(self, dimension: int) -> int:
         """L = round(β d)."""
@@ -113,7 +143,11 @@ class Bilinear(AbstractMatrixModel):
 
     def small_width_error(self, scaled: Any) -> Array:
         """V at ᾱ as ρ → 0, elementwise; at β = ∞ that of a Gaussian S at α = ᾱ."""
-        return jnp.where(jnp.isinf(self.aspect_ratio), gaussian_error(scaled, self.noise), super().small_width_error(scaled))
+        return jnp.where(
+            jnp.isinf(self.aspect_ratio),
+            gaussian_error(scaled, self.noise),
+            super().small_width_error(scaled),
+        )
 
     # what message passing and training ask of a model ------------------------------------------------------------------
 
@@ -163,7 +197,9 @@ class Bilinear(AbstractMatrixModel):
         left = right = factors
         if not self.symmetric:
             if length is None:  # of L + d columns, L = round(β d)
-                length = factors.shape[1] - round(factors.shape[1] / (1.0 + float(self.aspect_ratio)))
+                length = factors.shape[1] - round(
+                    factors.shape[1] / (1.0 + float(self.aspect_ratio))
+                )
             left, right = factors[:, :length], factors[:, length:]
         return jnp.matmul(left.T, right, precision="highest") / np.sqrt(factors.shape[0])
 
@@ -176,9 +212,17 @@ class Bilinear(AbstractMatrixModel):
         (inside a program and without S, of factors all three: how long the sequences are is not known there)."""
         nan = jnp.full((), jnp.nan, theory_dtype())
         if weights.ndim == 2 and teacher is None and not concrete(self.aspect_ratio):
-            return {"overlap": nan[None, None], "teacher_overlap": nan[None, None], "cosine": nan[None]}
+            return {
+                "overlap": nan[None, None],
+                "teacher_overlap": nan[None, None],
+                "cosine": nan[None],
+            }
         weights = weights.astype(nan.dtype)
-        S = weights[0] if weights.ndim == 3 else self.product(weights, None if teacher is None else teacher.shape[0])
+        S = (
+            weights[0]
+            if weights.ndim == 3
+            else self.product(weights, None if teacher is None else teacher.shape[0])
+        )
         Q = jnp.mean(S * S)
         cross, cosine = nan, nan
         if teacher is not None:
@@ -192,7 +236,9 @@ class Bilinear(AbstractMatrixModel):
         """Estimation error per entry; NaN without a teacher."""
         if data.teacher is None or weights.ndim == 3:
             return super().error_of(weights, data, key=key, samples=samples)
-        return self.estimation_error(self.product(weights.astype(theory_dtype()), data.teacher.shape[0]), data.teacher)
+        return self.estimation_error(
+            self.product(weights.astype(theory_dtype()), data.teacher.shape[0]), data.teacher
+        )
 
     def estimation_error(self, S: Array, teacher: Array) -> Array:
         """‖Ŝ - S‖² per entry."""
@@ -204,7 +250,10 @@ class Bilinear(AbstractMatrixModel):
 
     def student_shape(self, dimension: int) -> tuple[int, int]:
         """Shape of the weights of a student: V (r, L) beside Uᵀ (r, d); W (r, d) if symmetric."""
-        return (self.prior.width(dimension), dimension + (0 if self.symmetric else self.length(dimension)))
+        return (
+            self.prior.width(dimension),
+            dimension + (0 if self.symmetric else self.length(dimension)),
+        )
 
     def complexity(self, samples: int, dimension: int) -> float:
         """α = n/(dL)."""
@@ -225,24 +274,46 @@ class Bilinear(AbstractMatrixModel):
         Raises: ValueError for a solution of theory, or shapes that do not fit.
         """
         S, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
-        check(S is not None, "solution", "a solution without weights", "the solution of gamp or train")
+        check(
+            S is not None, "solution", "a solution without weights", "the solution of gamp or train"
+        )
         S = jnp.asarray(S)
         check(S.ndim == 2, "solution", S, "a matrix (L, d)")
-        check(inputs.ndim == 3 and inputs.shape[1:] == S.shape, "inputs", inputs, f"an array of shape (n, *{S.shape})")
+        check(
+            inputs.ndim == 3 and inputs.shape[1:] == S.shape,
+            "inputs",
+            inputs,
+            f"an array of shape (n, *{S.shape})",
+        )
         check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
-        return self._labels(S, inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype()))
+        return self._labels(
+            S,
+            inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype()),
+        )
 
-    def prediction_error(self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int) -> Estimate:
+    def prediction_error(
+        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
+    ) -> Estimate:
         """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω."""
         del bayes, key, samples
-        return Estimate((2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0]), jnp.zeros((), theory_dtype()))
+        return Estimate(
+            (2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0]),
+            jnp.zeros((), theory_dtype()),
+        )
 
     def link(self, fields: Array) -> Array:
         """The noiseless label: the field itself."""
         return fields.reshape(())
 
     def sample(
-        self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None, store: bool = True
+        self,
+        key: Array,
+        *,
+        dimension: int,
+        alpha: Any,
+        dtype: Any = None,
+        teacher: Any = None,
+        store: bool = True,
     ) -> Dataset:
         """Draw S (L, d), n = round(α d L) inputs (n, L, d) and their labels (n,); L = round(β d), r = round(ρ d).
 
@@ -252,26 +323,53 @@ class Bilinear(AbstractMatrixModel):
         Raises: ValueError for arguments out of range.
         Memory: n·L·d = α (dL)² numbers where stored: 0.4 GB in float64 at d = L = 100, α = 0.5.
         """
-        check(isinstance(dimension, (int, np.integer)) and dimension >= 2, "dimension", dimension, "an integer d >= 2")
+        check(
+            isinstance(dimension, (int, np.integer)) and dimension >= 2,
+            "dimension",
+            dimension,
+            "an integer d >= 2",
+        )
         check(np.isfinite(alpha) and alpha > 0, "alpha", alpha, "a positive number n/(dL)")
         d, L = int(dimension), self.length(dimension)
         samples = max(round(float(alpha) * d * L), 1)
         self._warn(d, L, samples, float(alpha))
         teacher_key, input_key, noise_key = jax.random.split(key, 3)
-        S = self.product(self.start(teacher_key, d)) if teacher is None else jnp.asarray(teacher, theory_dtype())
+        S = (
+            self.product(self.start(teacher_key, d))
+            if teacher is None
+            else jnp.asarray(teacher, theory_dtype())
+        )
         check(S.shape == (L, d), "teacher", S, f"({L}, {d})")
         if self.symmetric:
-            check(jnp.max(jnp.abs(S - S.T)) <= 1e-6 * jnp.max(jnp.abs(S)), "teacher", S, "a symmetric matrix")
+            check(
+                jnp.max(jnp.abs(S - S.T)) <= 1e-6 * jnp.max(jnp.abs(S)),
+                "teacher",
+                S,
+                "a symmetric matrix",
+            )
         dtype = dtype or (theory_dtype() if store else jnp.float32)
-        inputs = draw_inputs(input_key, samples, (L, d), dtype, store, symmetric_gaussian if self.symmetric else gaussian)
+        inputs = draw_inputs(
+            input_key,
+            samples,
+            (L, d),
+            dtype,
+            store,
+            symmetric_gaussian if self.symmetric else gaussian,
+        )
         labels = DenseSensing(inputs).forward(S)[:, 0, 0]
-        labels = labels + jnp.sqrt(self.noise) * jax.random.normal(noise_key, labels.shape, labels.dtype)
+        labels = labels + jnp.sqrt(self.noise) * jax.random.normal(
+            noise_key, labels.shape, labels.dtype
+        )
         return Dataset(inputs, labels, S, self)
 
     def _warn(self, d: int, L: int, samples: int, alpha: float) -> None:
         rho = float(self.prior.rank_ratio)
         pairs = {"rank_ratio": (self.prior.width(d) / d, rho), "alpha": (samples / (d * L), alpha)}
         pairs["aspect_ratio"] = (L / d, float(self.aspect_ratio))
-        moved = [f"{name} {came:g} -> {made:g}" for name, (made, came) in pairs.items() if abs(made / came - 1.0) > 0.01]
+        moved = [
+            f"{name} {came:g} -> {made:g}"
+            for name, (made, came) in pairs.items()
+            if abs(made / came - 1.0) > 0.01
+        ]
         if moved:
             warnings.warn(f"jaxsmi: rounded at dimension {d}: {', '.join(moved)}.", stacklevel=3)

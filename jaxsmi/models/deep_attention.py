@@ -81,22 +81,60 @@ class DeepAttention(AbstractIndexModel):
         tolerance: Any = None,
         max_nodes: int = 2**20,
     ):
-        check(isinstance(depth, (int, np.integer)) and depth >= 1, "depth", depth, "an integer number of layers >= 1")
-        check(isinstance(tokens, (int, np.integer)) and tokens >= 2, "tokens", tokens, "an integer >= 2 for attention")
+        check(
+            isinstance(depth, (int, np.integer)) and depth >= 1,
+            "depth",
+            depth,
+            "an integer number of layers >= 1",
+        )
+        check(
+            isinstance(tokens, (int, np.integer)) and tokens >= 2,
+            "tokens",
+            tokens,
+            "an integer >= 2 for attention",
+        )
         depth, tokens = int(depth), int(tokens)
         widths, many = _each("ranks", ranks, depth), _each("heads", heads, depth)
         ties = (tied,) * depth if isinstance(tied, (bool, np.bool_)) else tuple(tied)
         valid = len(ties) == depth and all(isinstance(t, (bool, np.bool_)) for t in ties)
         check(valid, "tied", tied, f"True or False, or {depth} of them")
-        skip, beta, noise = jnp.asarray(skip, float), jnp.asarray(beta, float), jnp.asarray(noise, float)
-        check(skip.ndim == 0 or skip.shape == (depth - 1,), "skip", skip, f"a number, or {depth - 1}: one a hidden layer")
-        check(jnp.all(jnp.isfinite(skip) & (skip >= 0)), "skip", skip, "finite numbers >= 0 (below, layers lose rank)")
-        check(beta.ndim == 0 and jnp.isfinite(beta) & (beta > 0), "beta", beta, "a finite number > 0")
-        check(noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
+        skip, beta, noise = (
+            jnp.asarray(skip, float),
+            jnp.asarray(beta, float),
+            jnp.asarray(noise, float),
+        )
+        check(
+            skip.ndim == 0 or skip.shape == (depth - 1,),
+            "skip",
+            skip,
+            f"a number, or {depth - 1}: one a hidden layer",
+        )
+        check(
+            jnp.all(jnp.isfinite(skip) & (skip >= 0)),
+            "skip",
+            skip,
+            "finite numbers >= 0 (below, layers lose rank)",
+        )
+        check(
+            beta.ndim == 0 and jnp.isfinite(beta) & (beta > 0), "beta", beta, "a finite number > 0"
+        )
+        check(
+            noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0),
+            "noise",
+            noise,
+            "a variance >= 0",
+        )
         check(activation in ACTIVATIONS, "activation", activation, f"one of {ACTIVATIONS}")
         check((activation == "softmax") | (noise == 0), "noise", noise, "0 with hardmax")
-        self.skip, self.beta, self.noise, self.activation = jnp.broadcast_to(skip, (depth - 1,)), beta, noise, activation
-        self.layers = tuple(Layer(*each) for each in zip(widths, many, map(bool, ties), strict=True))
+        self.skip, self.beta, self.noise, self.activation = (
+            jnp.broadcast_to(skip, (depth - 1,)),
+            beta,
+            noise,
+            activation,
+        )
+        self.layers = tuple(
+            Layer(*each) for each in zip(widths, many, map(bool, ties), strict=True)
+        )
         self.prior = Gaussian() if prior is None else prior
         self.symmetry, start = (), 0
         for layer in self.layers:
@@ -109,13 +147,19 @@ class DeepAttention(AbstractIndexModel):
         link: Any = jax.tree_util.Partial(_link, self.layers, self.activation, self.skip, self.beta)
         if self.activation == "hardmax":
             remedy = "a softmax student, trained on data of this model"
-            return NoInference(law=link, indices=indices, tokens=tokens, name="hardmax attention", remedy=remedy)
+            return NoInference(
+                law=link, indices=indices, tokens=tokens, name="hardmax attention", remedy=remedy
+            )
         if not concrete(self.noise) or float(self.noise) > 0.0:
-            budget = Budget(default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes)
+            budget = Budget(
+                default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes
+            )
             return SampledChannel(link, indices, tokens, self.noise, budget)
         if not last.invertible:
             name = f"noiseless attention with a last layer of rank {last.rank}, {last.heads} heads, tied={last.tied}"
-            remedy = "one tied head of rank one in the last layer, or noise > 0 (integrated numerically)"
+            remedy = (
+                "one tied head of rank one in the last layer, or noise > 0 (integrated numerically)"
+            )
             return NoInference(law=link, indices=indices, tokens=tokens, name=name, remedy=remedy)
         if len(self.layers) == 1:
             return SingleAttentionChannel(tokens, self.beta)
@@ -158,8 +202,18 @@ class DeepAttention(AbstractIndexModel):
         Raises ValueError where the shapes do not fit. Cost: O(M P D + M² D) a layer.
         """
         weights, x = jnp.asarray(weights), jnp.asarray(x)
-        check(weights.ndim == 2 and weights.shape[0] == self.indices, "weights", weights, f"({self.indices}, D)")
-        check(x.shape == (self.tokens, weights.shape[1]), "x", x, f"({self.tokens}, {weights.shape[1]}): tokens as rows")
+        check(
+            weights.ndim == 2 and weights.shape[0] == self.indices,
+            "weights",
+            weights,
+            f"({self.indices}, D)",
+        )
+        check(
+            x.shape == (self.tokens, weights.shape[1]),
+            "x",
+            x,
+            f"({self.tokens}, {weights.shape[1]}): tokens as rows",
+        )
 
         def attention(X: Array, layer: Layer, w: Array) -> Array:
             h = jnp.einsum("md,hprd->hpmr", X, w.reshape(layer.heads, -1, layer.rank, X.shape[1]))
@@ -177,7 +231,9 @@ class DeepAttention(AbstractIndexModel):
 def _each(name: str, value: Any, depth: int) -> tuple[int, ...]:
     """One integer >= 1 a layer."""
     numbers = (value,) * depth if isinstance(value, (int, np.integer)) else tuple(value)
-    valid = len(numbers) == depth and all(isinstance(n, (int, np.integer)) and n >= 1 for n in numbers)
+    valid = len(numbers) == depth and all(
+        isinstance(n, (int, np.integer)) and n >= 1 for n in numbers
+    )
     check(valid, name, value, f"an integer >= 1, or {depth} of them")
     return tuple(int(n) for n in numbers)
 
@@ -195,7 +251,9 @@ def _symmetry(layer: Layer, start: int) -> Symmetry:
     return Symmetry(tuple(rows[h * size : (h + 1) * size] for h in range(layer.heads)), kind)
 
 
-def _link(layers: tuple[Layer, ...], activation: str, skip: Array, beta: Array, fields: Array) -> Array:
+def _link(
+    layers: tuple[Layer, ...], activation: str, skip: Array, beta: Array, fields: Array
+) -> Array:
     if activation == "hardmax":
         return hardmax_link(fields, layers, skip)
     return attention_link(fields, layers, skip, beta)

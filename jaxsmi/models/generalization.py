@@ -28,7 +28,9 @@ def generalization_error(
     Cost: `samples` links. Source: [TCDKZ25], spec section 5.
     Example:
     >>> import jax, jaxsmi as smi
-    >>> round(float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=jax.random.key(0))), 3)
+    >>> round(
+    ...     float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=jax.random.key(0))), 3
+    ... )
     0.25
     """
     P = model.indices

@@ -53,11 +53,28 @@ class AbstractIndexModel(AbstractModel):
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
         """Raise a ValueError for inputs of other tokens, labels of another shape, or (asked to) a teacher of other rows."""
-        check(data.inputs.shape[1] == self.tokens, "data.inputs", data.inputs, f"(N, {self.tokens}, D): M tokens a sample")
+        check(
+            data.inputs.shape[1] == self.tokens,
+            "data.inputs",
+            data.inputs,
+            f"(N, {self.tokens}, D): M tokens a sample",
+        )
         if teacher and data.teacher is not None:
-            check(data.teacher.shape[0] == self.indices, "data.teacher", data.teacher, f"({self.indices}, D): P rows")
-        shape = jax.eval_shape(self.link, jax.ShapeDtypeStruct((self.indices, self.tokens), float)).shape
-        check(data.labels.shape[1:] == shape, "data.labels", data.labels, f"rows of shape {shape}, as the link's")
+            check(
+                data.teacher.shape[0] == self.indices,
+                "data.teacher",
+                data.teacher,
+                f"({self.indices}, D): P rows",
+            )
+        shape = jax.eval_shape(
+            self.link, jax.ShapeDtypeStruct((self.indices, self.tokens), float)
+        ).shape
+        check(
+            data.labels.shape[1:] == shape,
+            "data.labels",
+            data.labels,
+            f"rows of shape {shape}, as the link's",
+        )
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -119,7 +136,14 @@ class AbstractIndexModel(AbstractModel):
         return IndexSensing(data.inputs)
 
     def sample(
-        self, key: Array, *, dimension: int, alpha: Any, dtype: Any = None, teacher: Any = None, store: bool = True
+        self,
+        key: Array,
+        *,
+        dimension: int,
+        alpha: Any,
+        dtype: Any = None,
+        teacher: Any = None,
+        store: bool = True,
     ) -> Dataset:
         r"""Draw a teacher, N = round(α D) inputs with iid N(0, 1) entries, and their labels.
 
@@ -132,7 +156,12 @@ class AbstractIndexModel(AbstractModel):
         >>> smi.links.sign().sample(jax.random.key(0), dimension=50, alpha=2.0).inputs.shape
         (100, 1, 50)
         """
-        check(isinstance(dimension, (int, np.integer)) and dimension >= 1, "dimension", dimension, "an integer D >= 1")
+        check(
+            isinstance(dimension, (int, np.integer)) and dimension >= 1,
+            "dimension",
+            dimension,
+            "an integer D >= 1",
+        )
         check(np.isfinite(alpha) and alpha > 0, "alpha", alpha, "a positive number N/D")
         samples = max(round(float(alpha) * dimension), 1)
         teacher_key, input_key, noise_key = jax.random.split(key, 3)
@@ -140,10 +169,19 @@ class AbstractIndexModel(AbstractModel):
         if teacher is None:
             teacher = self.prior.sample(teacher_key, self.indices, dimension)
         teacher = jnp.asarray(teacher, theory)
-        check(teacher.shape == (self.indices, dimension), "teacher", teacher, f"shape {(self.indices, dimension)}")
+        check(
+            teacher.shape == (self.indices, dimension),
+            "teacher",
+            teacher,
+            f"shape {(self.indices, dimension)}",
+        )
         check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
         inputs = draw_inputs(
-            input_key, samples, (self.tokens, dimension), dtype or (theory if store else jnp.float32), store
+            input_key,
+            samples,
+            (self.tokens, dimension),
+            dtype or (theory if store else jnp.float32),
+            store,
         )
         noise = jax.random.normal(noise_key, (inputs.shape[0], self.channel.noise_size), theory)
         return Dataset(inputs, _labels(self.channel, inputs, teacher, noise), teacher, self)
@@ -165,12 +203,29 @@ class AbstractIndexModel(AbstractModel):
         Raises: ValueError for a solution of theory (it has no weights) or inputs of the wrong shape.
         """
         weights, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
-        check(weights is not None, "solution", "a solution without weights", "the solution of gamp or train")
+        check(
+            weights is not None,
+            "solution",
+            "a solution without weights",
+            "the solution of gamp or train",
+        )
         shape = (self.tokens, weights.shape[-1])
-        check(weights.shape[:-1] == (self.indices,), "solution", weights, f"weights of shape ({self.indices}, D)")
-        check(inputs.ndim == 3 and inputs.shape[1:] == shape, "inputs", inputs, f"an array of shape (N, *{shape})")
+        check(
+            weights.shape[:-1] == (self.indices,),
+            "solution",
+            weights,
+            f"weights of shape ({self.indices}, D)",
+        )
+        check(
+            inputs.ndim == 3 and inputs.shape[1:] == shape,
+            "inputs",
+            inputs,
+            f"an array of shape (N, *{shape})",
+        )
         check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
-        inputs = inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype())
+        inputs = (
+            inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype())
+        )
         return jax.vmap(self.link)(IndexSensing(inputs).forward(weights))
 
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
@@ -192,7 +247,11 @@ class AbstractIndexModel(AbstractModel):
         if data.teacher is None:
             return jnp.asarray(jnp.nan, theory_dtype())
         truth = self if data.model is None else data.model
-        W, teacher, D = weights.astype(theory_dtype()), data.teacher.astype(theory_dtype()), data.dimension
+        W, teacher, D = (
+            weights.astype(theory_dtype()),
+            data.teacher.astype(theory_dtype()),
+            data.dimension,
+        )
         return prediction_error(
             self, W @ W.T / D, key=key, cross=W @ teacher.T / D, second_moment=teacher @ teacher.T / D, truth=truth,
             samples=samples,
@@ -202,15 +261,21 @@ class AbstractIndexModel(AbstractModel):
         """Whether the teacher has P rows."""
         return teacher.shape[0] == self.indices
 
-    def prediction_error(self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int) -> Estimate:
+    def prediction_error(
+        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
+    ) -> Estimate:
         """By randomised nets of about so many samples in all."""
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
-        return compiled_prediction_error(self, Q, key=key, bayes=bayes, samples=power_of_two(samples // 8), randomisations=8)
+        return compiled_prediction_error(
+            self, Q, key=key, bayes=bayes, samples=power_of_two(samples // 8), randomisations=8
+        )
 
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
         """Cosine similarity (P,) of each index from M, Q and ρ (P, P), up to the symmetries; 0 for a zero estimate."""
-        scale = jnp.sqrt(jnp.maximum(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)), jnp.finfo(Q.dtype).tiny))
+        scale = jnp.sqrt(
+            jnp.maximum(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)), jnp.finfo(Q.dtype).tiny)
+        )
         table = jnp.abs(cross) / scale
         values = jnp.diagonal(cross) / jnp.diagonal(scale)
         for block, kind in self.symmetry:
@@ -219,14 +284,21 @@ class AbstractIndexModel(AbstractModel):
                 orders = jnp.asarray(list(itertools.permutations(block)))
                 best = orders[jnp.argmax(jnp.sum(table[rows, orders], axis=1))]
                 chosen = table[rows, best]
-                if kind.startswith("even"):  # an odd number of flips changes the label: the least certain row pays
+                if kind.startswith(
+                    "even"
+                ):  # an odd number of flips changes the label: the least certain row pays
                     odd = jnp.prod(jnp.where(cross[rows, best] < 0.0, -1.0, 1.0)) < 0.0
                     worst = jnp.argmin(chosen)
                     chosen = chosen.at[worst].multiply(jnp.where(odd, -1.0, 1.0))
                 values = values.at[rows].set(chosen)
                 continue
             heads = np.atleast_2d(block)
-            each = jnp.stack([jnp.stack([block_cosines(kind, cross, Q, rho, a, b) for b in heads]) for a in heads])
+            each = jnp.stack(
+                [
+                    jnp.stack([block_cosines(kind, cross, Q, rho, a, b) for b in heads])
+                    for a in heads
+                ]
+            )
             best = best_order(jnp.sum(each, axis=-1))
             values = values.at[heads].set(each[jnp.arange(len(heads)), best])
         return values

@@ -67,7 +67,14 @@ def linear(noise: Any = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = N
     """
     noise = jnp.asarray(noise, float)
     check(jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
-    return MultiIndex(_first_row, indices=1, tokens=tokens, prior=prior, channel=LinearChannel(noise, tokens), name="linear")
+    return MultiIndex(
+        _first_row,
+        indices=1,
+        tokens=tokens,
+        prior=prior,
+        channel=LinearChannel(noise, tokens),
+        name="linear",
+    )
 
 
 def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:

@@ -55,7 +55,13 @@ class AbstractMatrixModel(AbstractModel):
         """Whether all parameters are in their ranges: under jit nothing else says so."""
         return self.prior.valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
 
-    def start(self, key: PRNGKeyArray, dimension: int, scale: ArrayLike = 1.0, dtype: DTypeLike | None = None) -> Array:
+    def start(
+        self,
+        key: PRNGKeyArray,
+        dimension: int,
+        scale: ArrayLike = 1.0,
+        dtype: DTypeLike | None = None,
+    ) -> Array:
         """Random factors of a student: scale × N(0, 1)."""
         factors = jax.random.normal(key, self.student_shape(dimension), theory_dtype())
         return (jnp.asarray(scale) * factors).astype(dtype or theory_dtype())
@@ -70,7 +76,9 @@ class AbstractMatrixModel(AbstractModel):
         """The distance to the teacher's matrix."""
         return "Estimation error"
 
-    def error_of(self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 0) -> Array:
+    def error_of(
+        self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 0
+    ) -> Array:
         """Estimation error per entry, of several layers their mean; NaN without a teacher."""
         del key, samples
         if data.teacher is None:
@@ -101,7 +109,9 @@ class AbstractMatrixModel(AbstractModel):
         learned = (held - low > 1e-12) & (held < np.log(0.9e10))
         inside = jnp.where(learned, held, low + 1.0)
         slope = lax.stop_gradient(jax.jvp(height, (inside,), (jnp.ones_like(inside),))[1])
-        move = (height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))) / slope  # a Newton step makes the derivative
+        move = (
+            height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))
+        ) / slope  # a Newton step makes the derivative
         log_t = jnp.where(learned, inside - move, held)
         V = jnp.where(held - low > 1e-12, self.prior.small_width(jnp.exp(log_t)), 1.0)
         return jnp.where(held > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))

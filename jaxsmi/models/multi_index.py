@@ -63,10 +63,25 @@ class MultiIndex(AbstractIndexModel):
         tolerance: Any = None,
         max_nodes: int = 2**20,
     ):
-        check(isinstance(indices, (int, np.integer)) and indices >= 1, "indices", indices, "an integer P >= 1")
-        check(isinstance(tokens, (int, np.integer)) and tokens >= 1, "tokens", tokens, "an integer M >= 1")
+        check(
+            isinstance(indices, (int, np.integer)) and indices >= 1,
+            "indices",
+            indices,
+            "an integer P >= 1",
+        )
+        check(
+            isinstance(tokens, (int, np.integer)) and tokens >= 1,
+            "tokens",
+            tokens,
+            "an integer M >= 1",
+        )
         noise = jnp.asarray(noise, float)
-        check(noise.shape == () and jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
+        check(
+            noise.shape == () and jnp.isfinite(noise) & (noise >= 0),
+            "noise",
+            noise,
+            "a variance >= 0",
+        )
         self.name = name or getattr(link, "__name__", type(link).__name__)
         self._link = link if isinstance(link, eqx.Module) else jax.tree_util.Partial(link)
         try:
@@ -87,10 +102,14 @@ class MultiIndex(AbstractIndexModel):
             )
         self.symmetry = tuple(Symmetry(tuple(block), kind) for block, kind in symmetry)
         if channel is None and log_likelihood is None and concrete(noise) and float(noise) == 0.0:
-            channel = NoInference(law=self._link, indices=indices, tokens=tokens, name=f"{self.name} (noise=0)")
+            channel = NoInference(
+                law=self._link, indices=indices, tokens=tokens, name=f"{self.name} (noise=0)"
+            )
         if channel is None:
             likelihood = None if log_likelihood is None else jax.tree_util.Partial(log_likelihood)
-            budget = Budget(default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes)
+            budget = Budget(
+                default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes
+            )
             channel = SampledChannel(self._link, indices, tokens, noise, budget, likelihood)
         self.channel = channel
 

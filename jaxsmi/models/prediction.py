@@ -32,11 +32,15 @@ def prediction_error(
     truth = model if truth is None else truth
     rho = model.prior.second_moment(P) if second_moment is None else second_moment
     goal = rho.shape[0]
-    points = randomised_gaussians(key, samples, randomisations, (P + (2 if bayes else 1) * goal) * M)
+    points = randomised_gaussians(
+        key, samples, randomisations, (P + (2 if bayes else 1) * goal) * M
+    )
     parts = points.reshape(randomisations, samples, -1, M)
     xi, eta = parts[:, :, :P], parts[:, :, P : P + goal]
     root = sqrt_psd(Q)
-    if cross is None and second_moment is None:  # z = Q^{1/2} ξ + (S - Q)^{1/2} η, whose derivative in Q is regular
+    if (
+        cross is None and second_moment is None
+    ):  # z = Q^{1/2} ξ + (S - Q)^{1/2} η, whose derivative in Q is regular
         into, rest = root, sqrt_psd(rho - Q)
     else:  # with ω = Q^{1/2} ξ, z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
         cross, inverse = Q if cross is None else cross, inverse_root(Q)
@@ -48,7 +52,9 @@ def prediction_error(
     other = link(omega)
     if bayes:
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
-    squared = jnp.sum((labels - other).reshape(randomisations, samples, -1) ** 2, axis=-1) * (0.5 if bayes else 1.0)
+    squared = jnp.sum((labels - other).reshape(randomisations, samples, -1) ** 2, axis=-1) * (
+        0.5 if bayes else 1.0
+    )
     each = jnp.mean(squared, axis=1)
     return Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(randomisations))
 

@@ -44,7 +44,9 @@ class HermiteSeries(eqx.Module):
     Raises: ValueError for no terms, degrees that are no whole numbers >= 0, unequal lengths, or non-finite coefficients.
     Example:
     >>> import jax.numpy as jnp, jaxsmi as smi
-    >>> float(smi.sgd.HermiteSeries({(2, 0): 1.0, (0, 4): 1.0})(jnp.array([2.0, 1.0])))  # He2(2) + He4(1)
+    >>> float(
+    ...     smi.sgd.HermiteSeries({(2, 0): 1.0, (0, 4): 1.0})(jnp.array([2.0, 1.0]))
+    ... )  # He2(2) + He4(1)
     1.0
     """
 
@@ -58,9 +60,17 @@ class HermiteSeries(eqx.Module):
         whole = all(isinstance(k, (int, np.integer)) and k >= 0 for n in degrees for k in n)
         check(whole and len({len(n) for n in degrees}) == 1 and len(degrees[0]) >= 1, "terms", degrees,
               "one whole number >= 0 for each of the tokens")  # fmt: skip
-        self.degrees, self.normalised = tuple(tuple(int(k) for k in n) for n in degrees), bool(normalised)
+        self.degrees, self.normalised = (
+            tuple(tuple(int(k) for k in n) for n in degrees),
+            bool(normalised),
+        )
         self.coefficients = jnp.stack([jnp.asarray(a, float) for a in terms.values()])
-        check(jnp.all(jnp.isfinite(self.coefficients)), "terms", list(terms.values()), "finite coefficients")
+        check(
+            jnp.all(jnp.isfinite(self.coefficients)),
+            "terms",
+            list(terms.values()),
+            "finite coefficients",
+        )
 
     @property
     def length(self) -> int:
@@ -76,20 +86,35 @@ class HermiteSeries(eqx.Module):
 
     def squared(self) -> HermiteSeries:
         """The series of g², a number: He_a He_b = Σ_r r! C(a, r) C(b, r) He_{a+b-2r}, token by token."""
-        check(self.coefficients.ndim == 1, "series", "an array of answers", "a series whose answer is a number")
+        check(
+            self.coefficients.ndim == 1,
+            "series",
+            "an array of answers",
+            "a series whose answer is a number",
+        )
         factorials = [float(np.prod([factorial(k) for k in n])) for n in self.degrees]
         plain = self.orthonormal / jnp.sqrt(jnp.asarray(factorials))  # coefficients of He
         found: dict[tuple[int, ...], Any] = {}
         for (a, x), (b, y) in itertools.product(zip(self.degrees, plain, strict=True), repeat=2):
             for r in itertools.product(*(range(min(i, j) + 1) for i, j in zip(a, b, strict=True))):
-                size = np.prod([factorial(t) * comb(i, t) * comb(j, t) for i, j, t in zip(a, b, r, strict=True)])
+                size = np.prod(
+                    [
+                        factorial(t) * comb(i, t) * comb(j, t)
+                        for i, j, t in zip(a, b, r, strict=True)
+                    ]
+                )
                 n = tuple(i + j - 2 * t for i, j, t in zip(a, b, r, strict=True))
                 found[n] = found.get(n, 0.0) + x * y * float(size)
         return HermiteSeries(found)
 
     def __call__(self, fields: Array) -> Array:
         """g(z)."""
-        check(fields.shape == (self.length,), "fields", fields, f"an array of shape {(self.length,)}, one for each token")
+        check(
+            fields.shape == (self.length,),
+            "fields",
+            fields,
+            f"an array of shape {(self.length,)}, one for each token",
+        )
         table = hermite_polynomials(fields, max(max(n) for n in self.degrees))
         each = jnp.take_along_axis(table, jnp.asarray(self.degrees), axis=0)  # (terms, L)
         return jnp.tensordot(jnp.prod(each, axis=1), self.orthonormal, axes=1)
@@ -108,11 +133,19 @@ class Attention(eqx.Module):
     reduction: str = eqx.field(static=True)
     trace_norm: str = eqx.field(static=True)
 
-    def __init__(self, reduction: str = "trace", trace_norm: str = "sqrtL", left: Any = None, right: Any = None):
+    def __init__(
+        self,
+        reduction: str = "trace",
+        trace_norm: str = "sqrtL",
+        left: Any = None,
+        right: Any = None,
+    ):
         check(reduction in REDUCTIONS, "reduction", reduction, f"one of {REDUCTIONS}")
         check(trace_norm in ("sqrtL", "none"), "trace_norm", trace_norm, "'sqrtL' or 'none'")
         self.reduction, self.trace_norm = reduction, trace_norm
-        self.left, self.right = (None if v is None else jnp.asarray(v, float) for v in (left, right))
+        self.left, self.right = (
+            None if v is None else jnp.asarray(v, float) for v in (left, right)
+        )
         for name, v in (("left", self.left), ("right", self.right)):
             check(
                 (v is not None) == (reduction == "bilinear"),
@@ -121,7 +154,12 @@ class Attention(eqx.Module):
                 "a vector (L,), with reduction='bilinear' and only there",
             )
             if v is not None:
-                check(v.ndim == 1 and jnp.all(jnp.isfinite(v)) & jnp.any(v != 0.0), name, v, "a vector (L,) of norm > 0")
+                check(
+                    v.ndim == 1 and jnp.all(jnp.isfinite(v)) & jnp.any(v != 0.0),
+                    name,
+                    v,
+                    "a vector (L,) of norm > 0",
+                )
 
     def __call__(self, fields: Array) -> Array:
         """F(z)."""
@@ -197,7 +235,12 @@ class SequenceSingleIndex(eqx.Module):
         loss_factor: Any = 0.5,
         loss: str = "squared",
     ):
-        check(isinstance(length, (int, np.integer)) and length >= 1, "length", length, "an integer L >= 1")
+        check(
+            isinstance(length, (int, np.integer)) and length >= 1,
+            "length",
+            length,
+            "an integer L >= 1",
+        )
         check(loss in LOSSES, "loss", loss, f"one of {LOSSES}")
         self.length, self.loss = int(length), loss
         self.loss_factor = jnp.asarray(loss_factor, float)
@@ -205,14 +248,25 @@ class SequenceSingleIndex(eqx.Module):
         check(self.loss_factor.shape == () and positive, "loss_factor", loss_factor, "a number > 0")
         self.target = _pytree(target)
         self.student = Attention() if student is None else _pytree(student)
-        wanted = {name: _shape(getattr(self, name), self.length, name) for name in ("target", "student")}
+        wanted = {
+            name: _shape(getattr(self, name), self.length, name) for name in ("target", "student")
+        }
         check(wanted["target"] == wanted["student"], "student", f"answers of shape {wanted['student']}",
               f"answers of the shape of the target's, {wanted['target']}")  # fmt: skip
         self.encoding = _coordinates(encoding, self.length)
         # how far the mean of a field may lie from zero: what grids must cover, so a number that is known when they are made
-        norms = np.linalg.norm(np.asarray(self.encoding), axis=1) if concrete(self.encoding) else np.zeros(1)
+        norms = (
+            np.linalg.norm(np.asarray(self.encoding), axis=1)
+            if concrete(self.encoding)
+            else np.zeros(1)
+        )
         self.reach = float(np.ceil(np.max(norms, initial=1.0)))
-        check(not (isinstance(self.student, Network) and self.encoding.shape[1]), "encoding", encoding, "None for a network")
+        check(
+            not (isinstance(self.student, Network) and self.encoding.shape[1]),
+            "encoding",
+            encoding,
+            "None for a network",
+        )
 
     @property
     def tied(self) -> bool:
@@ -238,18 +292,39 @@ class SequenceSingleIndex(eqx.Module):
         apart = square > 0.0
         return self.loss_factor * jnp.where(apart, jnp.sqrt(jnp.where(apart, square, 1.0)), 0.0)
 
-    def sample(self, key: Array, *, dimension: int, samples: int, teacher: Any = None, dtype: Any = None) -> Dataset:
+    def sample(
+        self, key: Array, *, dimension: int, samples: int, teacher: Any = None, dtype: Any = None
+    ) -> Dataset:
         """Inputs √d x (samples, L, d), their labels g(z*), and the hidden direction (1, d), as every model's data sets."""
-        check(isinstance(dimension, (int, np.integer)) and dimension >= 2, "dimension", dimension, "an integer d >= 2")
-        check(isinstance(samples, (int, np.integer)) and samples >= 1, "samples", samples, "an integer >= 1")
+        check(
+            isinstance(dimension, (int, np.integer)) and dimension >= 2,
+            "dimension",
+            dimension,
+            "an integer d >= 2",
+        )
+        check(
+            isinstance(samples, (int, np.integer)) and samples >= 1,
+            "samples",
+            samples,
+            "an integer >= 1",
+        )
         teacher_key, input_key = jax.random.split(key)
         if teacher is None:
             teacher = jax.random.normal(teacher_key, (1, dimension), theory_dtype())
             teacher = teacher * np.sqrt(dimension) / jnp.linalg.norm(teacher)
         teacher = jnp.asarray(teacher)
-        check(teacher.shape == (1, dimension), "teacher", teacher, f"an array of shape {(1, dimension)}")
-        inputs = jax.random.normal(input_key, (samples, self.length, dimension), dtype or theory_dtype())
-        fields = jnp.einsum("nld,d->nl", inputs, teacher[0].astype(inputs.dtype), precision="highest") / np.sqrt(dimension)
+        check(
+            teacher.shape == (1, dimension),
+            "teacher",
+            teacher,
+            f"an array of shape {(1, dimension)}",
+        )
+        inputs = jax.random.normal(
+            input_key, (samples, self.length, dimension), dtype or theory_dtype()
+        )
+        fields = jnp.einsum(
+            "nld,d->nl", inputs, teacher[0].astype(inputs.dtype), precision="highest"
+        ) / np.sqrt(dimension)
         return Dataset(inputs, jax.vmap(self.target)(fields.astype(theory_dtype())), teacher)
 
 
@@ -265,7 +340,9 @@ class _SemanticPositional(eqx.Module):
         return (1.0 - self.omega) * Attention("identity")(fields) + self.omega * B
 
 
-def semantic_positional(omega: Any, a: Any = 1.0, loss_factor: Any = 0.5, loss: str = "squared") -> SequenceSingleIndex:
+def semantic_positional(
+    omega: Any, a: Any = 1.0, loss_factor: Any = 0.5, loss: str = "squared"
+) -> SequenceSingleIndex:
     r"""The semantic/positional problem of two tokens [ALSKZ25; spec/4, section 6].
 
         g(z*) = (1 - ω) softmax(z* z*ᵀ) + ω B(a),   B = softmax([[a², -a²], [-a², a²]]),   F = softmax(z zᵀ),   paired encoding
@@ -278,7 +355,9 @@ def semantic_positional(omega: Any, a: Any = 1.0, loss_factor: Any = 0.5, loss: 
     omega, a = jnp.asarray(omega, float), jnp.asarray(a, float)
     check((omega >= 0.0) & (omega <= 1.0), "omega", omega, "a number in [0, 1]")
     check((a > 0.0) & (a <= 1.0), "a", a, "a number in (0, 1]")
-    return SequenceSingleIndex(_SemanticPositional(omega, a), 2, Attention("identity"), "paired", loss_factor, loss)
+    return SequenceSingleIndex(
+        _SemanticPositional(omega, a), 2, Attention("identity"), "paired", loss_factor, loss
+    )
 
 
 def _pytree(function: Any) -> Any:
@@ -299,7 +378,12 @@ def _shape(function: Any, length: int, name: str) -> tuple[int, ...]:
         ) from failure
     check(isinstance(value, jax.ShapeDtypeStruct) and not jnp.issubdtype(value.dtype, jnp.complexfloating), name, value,
           "a JAX function whose answer is one real number or array")  # fmt: skip
-    check(shown is None or np.isfinite(shown).all(), name, shown, "a JAX function whose answers are finite")
+    check(
+        shown is None or np.isfinite(shown).all(),
+        name,
+        shown,
+        "a JAX function whose answers are finite",
+    )
     return value.shape
 
 
@@ -309,13 +393,24 @@ def _coordinates(encoding: Any, length: int) -> Array:
         return jnp.zeros((length, 0))
     if isinstance(encoding, str):
         check(
-            encoding in ("paired", "orthonormal"), "encoding", encoding, "None, 'paired', 'orthonormal' or an array (L, K)"
+            encoding in ("paired", "orthonormal"),
+            "encoding",
+            encoding,
+            "None, 'paired', 'orthonormal' or an array (L, K)",
         )
-        check(encoding != "paired" or length == 2, "encoding", encoding, "'paired' for two tokens only")
+        check(
+            encoding != "paired" or length == 2,
+            "encoding",
+            encoding,
+            "'paired' for two tokens only",
+        )
         return jnp.asarray([[1.0], [-1.0]]) if encoding == "paired" else jnp.eye(length)
     rows = jnp.asarray(encoding, float)
     check(
-        rows.ndim == 2 and rows.shape[0] == length and rows.shape[1] >= 1, "encoding", rows, f"rows of shape ({length}, K)"
+        rows.ndim == 2 and rows.shape[0] == length and rows.shape[1] >= 1,
+        "encoding",
+        rows,
+        f"rows of shape ({length}, K)",
     )
     check(jnp.all(jnp.isfinite(rows)), "encoding", rows, "finite numbers")
     if not concrete(rows):

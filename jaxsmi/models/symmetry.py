@@ -12,7 +12,15 @@ from jaxtyping import Array
 from jaxsmi.numerics.linear_algebra import inverse_root
 
 # "joint sign": all rows of the block together; "query and key": the block is q over k, and A q, A^{-ᵀ} k are as good
-SYMMETRIES = ("none", "sign", "joint sign", "signed permutation", "even signed permutation", "rotation", "query and key")
+SYMMETRIES = (
+    "none",
+    "sign",
+    "joint sign",
+    "signed permutation",
+    "even signed permutation",
+    "rotation",
+    "query and key",
+)
 
 
 class Symmetry(NamedTuple):
@@ -39,7 +47,9 @@ def best_order(table: Array) -> Array:
     return order
 
 
-def block_cosines(kind: str, cross: Array, Q: Array, rho: Array, rows: np.ndarray, goal: np.ndarray) -> Array:
+def block_cosines(
+    kind: str, cross: Array, Q: Array, rho: Array, rows: np.ndarray, goal: np.ndarray
+) -> Array:
     """Cosines of the rows of an estimate with those of a teacher, up to what can be done inside the block."""
     if kind == "query and key":
         half = len(rows) // 2

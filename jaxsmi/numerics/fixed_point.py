@@ -51,7 +51,9 @@ def spectral_radius(J: Array, steps: int = 200) -> Array:
 def resolvent(J: Array, X: Array) -> Array:
     """(I - J)^{-1} X on P×P matrices."""
     P = J.shape[0]
-    return jnp.linalg.solve(jnp.eye(P * P, dtype=J.dtype) - J.reshape(P * P, P * P), X.reshape(P * P)).reshape(P, P)
+    return jnp.linalg.solve(
+        jnp.eye(P * P, dtype=J.dtype) - J.reshape(P * P, P * P), X.reshape(P * P)
+    ).reshape(P, P)
 
 
 class Evaluation(eqx.Module):
@@ -102,18 +104,30 @@ def solve(
     """
     dtype, largest = V0.dtype, jnp.trace(scale)
 
-    def record(history: dict[str, Array], step: Array, V: Array, residual: Array) -> dict[str, Array]:
-        new = {"step": step.astype(dtype), "covariance": V, "overlap": scale - V, "residual": residual}
+    def record(
+        history: dict[str, Array], step: Array, V: Array, residual: Array
+    ) -> dict[str, Array]:
+        new = {
+            "step": step.astype(dtype),
+            "covariance": V,
+            "overlap": scale - V,
+            "residual": residual,
+        }
         return {name: history[name].at[step].set(value) for name, value in new.items()}
 
     def begin() -> FixedPoint:
         shapes = {"step": (), "covariance": V0.shape, "overlap": V0.shape, "residual": ()}
-        history = {name: jnp.full((max_steps + 1, *shape), jnp.nan, dtype) for name, shape in shapes.items()}
+        history = {
+            name: jnp.full((max_steps + 1, *shape), jnp.nan, dtype)
+            for name, shape in shapes.items()
+        }
         evaluation = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(map_of, V0))
         infinite, zero = jnp.asarray(jnp.inf, dtype), jnp.zeros((), int)
         history = record(history, zero, V0, jnp.asarray(jnp.nan, dtype))
         one, no = jnp.ones((), dtype), jnp.zeros((), bool)
-        return FixedPoint(V0, evaluation, infinite, infinite, zero, zero - 1, zero, one, no, history)
+        return FixedPoint(
+            V0, evaluation, infinite, infinite, zero, zero - 1, zero, one, no, history
+        )
 
     def body(s: FixedPoint) -> FixedPoint:
         found = map_of(s.V)
@@ -121,7 +135,9 @@ def solve(
         residual = jnp.max(jnp.abs(residual_matrix))
         rho = spectral_radius(found.jacobian)
         newton_step = resolvent(found.jacobian, residual_matrix)
-        distance = jnp.maximum(residual / jnp.maximum(1.0 - rho, 1e-6), jnp.max(jnp.abs(newton_step)))
+        distance = jnp.maximum(
+            residual / jnp.maximum(1.0 - rho, 1e-6), jnp.max(jnp.abs(newton_step))
+        )
         # where a polished step did not halve the residual, the Jacobian's statistical error was too large for all of it
         trust = jnp.where(s.took & (residual > 0.5 * s.residual), 0.5 * s.trust, s.trust)
         polished = found.value + trust * (s.V + newton_step - found.value)
@@ -134,14 +150,23 @@ def solve(
         sane = jnp.min(jnp.linalg.eigvalsh(whitened)) > 0.3
         sane = sane & (jnp.max(jnp.abs(polished - s.V)) < 0.05 * jnp.max(scale))
         inside = jnp.min(jnp.linalg.eigvalsh(scale - polished)) > -1e-3 * largest
-        take = newton & (rho < 0.98) & ((residual < s.residual) | s.took) & sane & inside & jnp.all(jnp.isfinite(polished))
+        take = (
+            newton
+            & (rho < 0.98)
+            & ((residual < s.residual) | s.took)
+            & sane
+            & inside
+            & jnp.all(jnp.isfinite(polished))
+        )
         values, vectors = jnp.linalg.eigh(scale - jnp.where(take, polished, found.value))
         V = jnp.where(take, scale - (vectors * jnp.maximum(values, 0.0)) @ vectors.T, found.value)
         step = s.step + 1
         ratio = jnp.trace(found.value) / jnp.trace(s.V)
         before = jnp.trace(s.V) / jnp.trace(s.history["covariance"][jnp.maximum(s.step - 1, 0)])
         small = jnp.trace(s.V) < 1e-3 * largest
-        steady = jnp.where(small & (ratio < 0.995) & (jnp.abs(ratio - before) < 0.01), s.steady + 1, 0)
+        steady = jnp.where(
+            small & (ratio < 0.995) & (jnp.abs(ratio - before) < 0.01), s.steady + 1, 0
+        )
         # faster than any ray (discrete priors): stop before V is so small that no sample sees it, where F falls back to S
         collapsed = (jnp.trace(found.value) < 1e-6 * largest) & (ratio < 1e-2)
         recovered = geometric & ((steady >= 5) | collapsed | (jnp.trace(V) < 1e-12 * largest))
@@ -151,7 +176,9 @@ def solve(
         code = jnp.where(recovered, Result.RECOVERED, code)
         code = jnp.where(finite, code, Result.NONFINITE)
         history = record(s.history, step, jnp.where(finite, V, jnp.nan), residual)
-        return FixedPoint(V, found, residual, rho, step, code.astype(s.result.dtype), steady, trust, take, history)
+        return FixedPoint(
+            V, found, residual, rho, step, code.astype(s.result.dtype), steady, trust, take, history
+        )
 
     first = begin() if state is None else state
     limit = jnp.asarray(max_steps if until is None else until)
@@ -184,5 +211,11 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
         return jnp.where(roots[i] + roots[j] > 0.1, 0.5 * (moved + moved.T), apply(stated, X))
 
     found = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
-    table = jnp.zeros((*Q.shape, *Q.shape), V.dtype).at[rows, columns].set(found).at[columns, rows].set(found)
+    table = (
+        jnp.zeros((*Q.shape, *Q.shape), V.dtype)
+        .at[rows, columns]
+        .set(found)
+        .at[columns, rows]
+        .set(found)
+    )
     return jnp.einsum("ijab,ci,dj->abcd", table, vectors, vectors)

@@ -77,9 +77,15 @@ def differentiable(
 
             basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
             # one number: no loop, which outside jit would be compiled anew at each call
-            columns = lax.map(along, basis) if leaf.size > 1 else jax.tree.map(lambda x: x[None], along(basis[0]))
+            columns = (
+                lax.map(along, basis)
+                if leaf.size > 1
+                else jax.tree.map(lambda x: x[None], along(basis[0]))
+            )
             columns = _first_order_only(columns, leaves)
-            total = jax.tree.map(lambda t, c, d=direction: t + jnp.tensordot(jnp.ravel(d), c, axes=1), total, columns)
+            total = jax.tree.map(
+                lambda t, c, d=direction: t + jnp.tensordot(jnp.ravel(d), c, axes=1), total, columns
+            )
         tangent_of_fixed = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
         return out, eqx.combine(total, tangent_of_fixed)
 
@@ -92,7 +98,9 @@ def differentiable(
 def derivative(function: Callable[[Any], Any], parameters: Any, directions: list[Array]) -> Any:
     """Tangents of the floating point part of `function(parameters)` along `directions`, one for each of its arrays."""
     leaves, put = numbers_of(parameters)
-    return jax.jvp(lambda x: eqx.filter(function(put(x)), eqx.is_inexact_array), (leaves,), (directions,))[1]
+    return jax.jvp(
+        lambda x: eqx.filter(function(put(x)), eqx.is_inexact_array), (leaves,), (directions,)
+    )[1]
 
 
 @jax.custom_jvp

@@ -24,8 +24,14 @@ def _directions(dimension: int) -> np.ndarray:
     from scipy.stats import qmc  # here: importing scipy.stats takes a second
 
     columns = []
-    for k in range(_BITS):  # the Gray code of 2^(k+1) - 1 is 2^k: that point is the k-th direction number
-        point = qmc.Sobol(dimension, scramble=False, bits=32).fast_forward(2 ** (k + 1) - 1).random(1)[0]
+    for k in range(
+        _BITS
+    ):  # the Gray code of 2^(k+1) - 1 is 2^k: that point is the k-th direction number
+        point = (
+            qmc.Sobol(dimension, scramble=False, bits=32)
+            .fast_forward(2 ** (k + 1) - 1)
+            .random(1)[0]
+        )
         columns.append((point * 2.0**32).astype(np.uint32))
     return np.stack(columns, axis=1)
 
@@ -43,9 +49,16 @@ class Net(eqx.Module):
         scramble_key, shift_key = jax.random.split(key)
         lower = jnp.tril(jax.random.bits(scramble_key, (dimension, 32, 32), jnp.uint8) & 1, -1)
         lower = (lower | jnp.eye(32, dtype=jnp.uint8)).astype(jnp.uint32)
-        place = jnp.uint32(1) << jnp.arange(31, -1, -1, dtype=jnp.uint32)  # bit of each row, the most significant first
+        place = jnp.uint32(1) << jnp.arange(
+            31, -1, -1, dtype=jnp.uint32
+        )  # bit of each row, the most significant first
         masks = jnp.sum(lower * place, axis=-1, dtype=jnp.uint32)
-        parity = lax.population_count(masks[:, None, :] & jnp.asarray(_directions(dimension))[:, :, None]) & 1
+        parity = (
+            lax.population_count(
+                masks[:, None, :] & jnp.asarray(_directions(dimension))[:, :, None]
+            )
+            & 1
+        )
         self.directions = jnp.sum(parity * place, axis=-1, dtype=jnp.uint32)
         self.shift = jax.random.bits(shift_key, (dimension,), jnp.uint32)
 

@@ -19,7 +19,9 @@ def covariance_and_variance(
 
 def quotient(numerator: Array, denominator: Array) -> Array:
     """numerator/denominator, zero where the denominator is not positive."""
-    return jnp.where(denominator > 0.0, numerator / jnp.where(denominator > 0.0, denominator, 1.0), 0.0)
+    return jnp.where(
+        denominator > 0.0, numerator / jnp.where(denominator > 0.0, denominator, 1.0), 0.0
+    )
 
 
 def hermite_polynomials(x: Array, degree: int) -> Array:

@@ -80,7 +80,9 @@ class Budget(eqx.Module):
 
     def __init__(self, tolerance: Any, max_nodes: int = 2**20):
         if max_nodes < 2**11:
-            raise ValueError(f"max_nodes: got {max_nodes}; allowed: at least {2**11} nodes per sample.")
+            raise ValueError(
+                f"max_nodes: got {max_nodes}; allowed: at least {2**11} nodes per sample."
+            )
         self.tolerance, self.max_nodes = jnp.asarray(tolerance, dtype=float), max_nodes
         check(self.tolerance > 0, "tolerance", tolerance, "a positive number")
 
@@ -157,9 +159,13 @@ class _Rule(eqx.Module):
             before = jnp.where(row > 0, rows[row - 1], 0)
             digits = [(row // size**k) % size for k in range(self.dimension - 1)]
             first = size // 2 - (rows[row] - before)
-            parity = (sum(digits) + first + group) % 2  # chequerboard: a group holds the nodes of one parity
+            parity = (
+                sum(digits) + first + group
+            ) % 2  # chequerboard: a group holds the nodes of one parity
             digits.append(first + 2 * (index - before) + parity)
-            t = jnp.stack([(digit + 0.5) * step - half_width for digit in digits], axis=1).astype(dtype)
+            t = jnp.stack([(digit + 0.5) * step - half_width for digit in digits], axis=1).astype(
+                dtype
+            )
             square = jnp.sum(t * t, axis=1)
             log_weight = -0.5 * square + self.dimension * (jnp.log(step) - 0.5 * np.log(2 * np.pi))
             # mass beyond R per weight in the last shell is 1/(R h); it enters second moments times R²
@@ -200,7 +206,9 @@ def _nothing(dtype: Any) -> Any:
 def _block_shape(trapezoid: bool) -> tuple[int, int]:
     """Samples and nodes worked on at once: cache-sized on a CPU, occupancy-sized on an accelerator."""
     if jax.default_backend() == "cpu":
-        return (16, 512) if trapezoid else (64, 256)  # a net's points cost more to make: share them among more samples
+        return (
+            (16, 512) if trapezoid else (64, 256)
+        )  # a net's points cost more to make: share them among more samples
     return (512, 2048) if trapezoid else (64, 16384)
 
 
@@ -245,7 +253,9 @@ def self_refining_moments(
     pairs_in = [(i, j) for i in range(inner) for j in range(i, inner)]
     pairs_out = [(i, j) for i in range(outer) for j in range(i, outer)]
     quadratic = 1 + inner + len(pairs_in)
-    columns = quadratic + outer * (1 + inner) + len(pairs_out) + 2  # .. + tail + sum of squared weights
+    columns = (
+        quadratic + outer * (1 + inner) + len(pairs_out) + 2
+    )  # .. + tail + sum of squared weights
 
     def weighted_sums(block: Any, t: Array, log_node: Array, tail: Array) -> tuple[Array, Array]:
         """Sums over nodes of w × (1, t, tt; r, r t; r r; tail; w), the largest log-weight taken out."""
@@ -257,24 +267,34 @@ def self_refining_moments(
         residuals = [r for _, r in branches]
 
         def total_of(terms: list[Array], features: list[Array]) -> Array:
-            return jnp.dot(sum(terms[1:], terms[0]), jnp.stack(features, axis=1), precision="highest")
+            return jnp.dot(
+                sum(terms[1:], terms[0]), jnp.stack(features, axis=1), precision="highest"
+            )
 
         one = jnp.ones_like(tail)
         sums = [total_of(weights, [one, *t.T, *(t[:, i] * t[:, j] for i, j in pairs_in)])]
         for m in range(outer):
-            sums.append(total_of([w * r[m] for w, r in zip(weights, residuals, strict=True)], [one, *t.T]))
+            sums.append(
+                total_of([w * r[m] for w, r in zip(weights, residuals, strict=True)], [one, *t.T])
+            )
         for m, n in pairs_out:
-            sums.append(total_of([w * r[m] * r[n] for w, r in zip(weights, residuals, strict=True)], [one]))
+            sums.append(
+                total_of([w * r[m] * r[n] for w, r in zip(weights, residuals, strict=True)], [one])
+            )
         sums.append(total_of(weights, [tail]))
         squares = jnp.sum(jnp.stack([jnp.sum(w * w, axis=1) for w in weights]), axis=0)
         return top.astype(dtype), jnp.concatenate([*sums, squares[:, None]], axis=1).astype(dtype)
 
-    def chunk_sums(block: Any, start: Array, group: Array, level: Array, rows: Array) -> tuple[Array, Array]:
+    def chunk_sums(
+        block: Any, start: Array, group: Array, level: Array, rows: Array
+    ) -> tuple[Array, Array]:
         """`weighted_sums` over one chunk of nodes, in single precision where that is enough."""
         t, log_node, tail = rule.nodes(start, chunk, group, level, rows, net)
 
         def in_single(operands: Any) -> tuple[Array, Array]:
-            reals = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, operands)
+            reals = jax.tree.map(
+                lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, operands
+            )
             block, t, log_node, tail = reals
             return weighted_sums(block, t, jnp.maximum(log_node, _nothing(jnp.float32)), tail)
 
@@ -296,13 +316,17 @@ def self_refining_moments(
         for k, (m, n) in enumerate(pairs_out):
             second[inner + m, inner + n] = sums[..., offset + k]
         mean = jnp.stack(mean, axis=-1) / mass[..., None]
-        second = jnp.stack([second[min(i, j), max(i, j)] for i in range(K) for j in range(K)], axis=-1)
+        second = jnp.stack(
+            [second[min(i, j), max(i, j)] for i in range(K) for j in range(K)], axis=-1
+        )
         second = second.reshape(*mass.shape, K, K) / mass[..., None, None]
         return mean, second - mean[..., :, None] * mean[..., None, :]
 
     def solve_block(block: Any, level: Array, rows: Array) -> tuple[Moments, Array]:
         steps = -(-rows[-1] // chunk)
-        is_square = jnp.arange(columns) == columns - 1  # scales twice when the largest log-weight changes
+        is_square = (
+            jnp.arange(columns) == columns - 1
+        )  # scales twice when the largest log-weight changes
 
         def rescaled(top: Array, sums: Array, to: Array) -> Array:
             scale = jnp.exp(top - to)[:, None]
@@ -315,7 +339,12 @@ def self_refining_moments(
                 both = jnp.maximum(top, new_top)
                 return both, rescaled(top, sums, both) + rescaled(new_top, new, both)
 
-            return lax.fori_loop(0, steps, merge, (jnp.full((S,), _nothing(dtype), dtype), jnp.zeros((S, columns), dtype)))
+            return lax.fori_loop(
+                0,
+                steps,
+                merge,
+                (jnp.full((S,), _nothing(dtype), dtype), jnp.zeros((S, columns), dtype)),
+            )
 
         tops, parts = lax.map(group_sums, jnp.arange(rule.groups))
         top = jnp.max(tops, axis=0)
@@ -332,7 +361,9 @@ def self_refining_moments(
         error = error_of(g, part_g)
         dg_error = jnp.maximum(error, error_of(dg, part_dg))
         nodes = jnp.full((S,), rule.groups * rows[-1])
-        found = Moments(top + jnp.log(mass), g, dg, mass**2 / sums[:, -1], error + tail, dg_error + tail, nodes)
+        found = Moments(
+            top + jnp.log(mass), g, dg, mass**2 / sums[:, -1], error + tail, dg_error + tail, nodes
+        )
         return found, tail
 
     def level_pass(carry: tuple[Array, Array, Moments]) -> tuple[Array, Array, Moments]:
@@ -345,18 +376,31 @@ def self_refining_moments(
             due, store = inner_carry
             which = order[jnp.minimum(b * S + jnp.arange(S), total - 1)]
             valid = b * S + jnp.arange(S) < count
-            which = jnp.where(valid, which, total)  # out of range: dropped by the scatter, clamped by the gather
-            new, tail = solve_block(jax.tree.map(lambda x: x.at[which].get(mode="clip"), samples), level, rows)
-            met = (new.error <= budget.tolerance) & (new.dg_error <= 10 * budget.tolerance) & (new.ess >= _MIN_ESS)
+            which = jnp.where(
+                valid, which, total
+            )  # out of range: dropped by the scatter, clamped by the gather
+            new, tail = solve_block(
+                jax.tree.map(lambda x: x.at[which].get(mode="clip"), samples), level, rows
+            )
+            met = (
+                (new.error <= budget.tolerance)
+                & (new.dg_error <= 10 * budget.tolerance)
+                & (new.ess >= _MIN_ESS)
+            )
             # far from the goal: skip a level; at the edge of the box: go to the wide one; out of levels: keep the
             # error for the caller to see
             end = jnp.where(level < narrow, narrow - 1, last)
-            finer = jnp.minimum(level + rule.stride(jnp.maximum(new.error, 0.1 * new.dg_error), budget.tolerance), end)
+            finer = jnp.minimum(
+                level + rule.stride(jnp.maximum(new.error, 0.1 * new.dg_error), budget.tolerance),
+                end,
+            )
             wider = narrow + jnp.maximum(level - 2, 0)
             at_edge = (tail > 0.5 * budget.tolerance) & (level < narrow) & (narrow <= last)
             next_due = jnp.where(at_edge, wider, jnp.where(level >= end, last + 1, finer))
             # not-a-number went in, or the posterior lies outside even the wide box: no rule will help
-            hopeless = ~jnp.isfinite(new.log_mass) | ((tail > 0.5 * budget.tolerance) & (level >= narrow))
+            hopeless = ~jnp.isfinite(new.log_mass) | (
+                (tail > 0.5 * budget.tolerance) & (level >= narrow)
+            )
             next_due = jnp.where(met | hopeless, last + 1, next_due)
             store = jax.tree.map(lambda old, x: old.at[which].set(x, mode="drop"), store, new)
             return due.at[which].set(next_due, mode="drop"), store
@@ -369,10 +413,14 @@ def self_refining_moments(
 
     first = jnp.zeros((), int) if start is None else jnp.clip(start, 0, narrow - 1)
     sample_block = jax.tree.map(lambda x: jax.ShapeDtypeStruct((S, *x.shape[1:]), x.dtype), samples)
-    shapes = jax.eval_shape(lambda block: solve_block(block, first, rule.rows(first))[0], sample_block)
+    shapes = jax.eval_shape(
+        lambda block: solve_block(block, first, rule.rows(first))[0], sample_block
+    )
     store = jax.tree.map(empty, shapes)
     due = jnp.full((total,), first)
-    _, _, store = lax.while_loop(lambda c: (c[0] <= last) & jnp.any(c[1] <= last), level_pass, (first, due, store))
+    _, _, store = lax.while_loop(
+        lambda c: (c[0] <= last) & jnp.any(c[1] <= last), level_pass, (first, due, store)
+    )
     return store
 
 

@@ -30,7 +30,13 @@ class Root(NamedTuple):
     values: Array
 
 
-def root(function: Callable[[Array], Array], low: Array, high: Array, tolerance: float = 1e-9, steps: int = 80) -> Root:
+def root(
+    function: Callable[[Array], Array],
+    low: Array,
+    high: Array,
+    tolerance: float = 1e-9,
+    steps: int = 80,
+) -> Root:
     """Where `function`, of opposite signs at `low` and `high`, is zero, to an absolute `tolerance`: Chandrupatla's method,
     inverse quadratic interpolation where that is safe and bisection elsewhere; about ten evaluations. Scalars (vmap for more).
 
@@ -60,11 +66,16 @@ def root(function: Callable[[Array], Array], low: Array, high: Array, tolerance:
         t = jnp.clip(jnp.where(safe, one + two, 0.5), edge, 1.0 - edge)
         begun = (low, high, low, ends[0], ends[1], ends[0], 0.5 * jnp.ones_like(t))
         moved = (x, other, last, f, f_other, f_last, t)
-        new = (jnp.where(found, w, jnp.where(count < 2, u, v)) for u, v, w in zip(begun, moved, c[:7], strict=True))
+        new = (
+            jnp.where(found, w, jnp.where(count < 2, u, v))
+            for u, v, w in zip(begun, moved, c[:7], strict=True)
+        )
         return *new, ends, sides, count + 1, jnp.where(found, tail + 1, tail)
 
     one, zero = jnp.ones_like(low), jnp.zeros((), int)
     pair = jnp.stack([one, -one])
     start = (low, high, low, one, -one, one, 0.5 * one, pair, pair, zero, zero)
     a, b, _, fa, fb, _, _, ends, sides, *_ = lax.while_loop(lambda c: c[-1] < 2, step, start)
-    return Root(jnp.where(jnp.abs(fa) < jnp.abs(fb), a, b), (sides[1] - sides[0]) / (2.0 * apart), ends)
+    return Root(
+        jnp.where(jnp.abs(fa) < jnp.abs(fb), a, b), (sides[1] - sides[0]) / (2.0 * apart), ends
+    )

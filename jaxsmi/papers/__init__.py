@@ -6,7 +6,11 @@ from jaxsmi.papers import attention_indexed, bilinear, multi_index, quadratic, s
 from jaxsmi.papers.common import Comparison, Drawn
 
 RECIPES = (
-    multi_index.RECIPES | attention_indexed.RECIPES | bilinear.RECIPES | quadratic.RECIPES | sequence_single_index.RECIPES
+    multi_index.RECIPES
+    | attention_indexed.RECIPES
+    | bilinear.RECIPES
+    | quadratic.RECIPES
+    | sequence_single_index.RECIPES
 )
 
 

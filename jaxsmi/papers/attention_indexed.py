@@ -19,10 +19,25 @@ from jaxsmi.descent.averaging import averaged
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.models.attention_indexed import AttentionIndexed
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, dots, finite_size, with_bars
+from jaxsmi.papers.common import (
+    Comparison,
+    Drawn,
+    Folder,
+    axes_row,
+    compare,
+    dots,
+    finite_size,
+    with_bars,
+)
 from jaxsmi.thresholds.recovery import recovery_threshold
 
-WIDTHS = (0.05, 0.2, 0.5, 1.0, 2.0)  # of figures 1 to 3: the article's list is not known to us (spec/2, section 7.11)
+WIDTHS = (
+    0.05,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+)  # of figures 1 to 3: the article's list is not known to us (spec/2, section 7.11)
 
 
 def errors(tokens: int, widths: Sequence[float], output: str, alphas: Any) -> np.ndarray:
@@ -54,27 +69,48 @@ def hardmax(full: bool = False, progress: bool = False, reference: Folder = None
         law = float(AttentionIndexed(2, width, "hardmax").decay) / alphas**2
         left.loglog(alphas, np.where(law < 0.1, law, np.nan), color=f"C{k}", ls=":", lw=0.8)
         if full or width == 0.5:
-            arrays[f"gamp_{width:g}"] = dots(AttentionIndexed(2, width, "hardmax"), at, dimension, seeds, progress)
+            arrays[f"gamp_{width:g}"] = dots(
+                AttentionIndexed(2, width, "hardmax"), at, dimension, seeds, progress
+            )
             with_bars(left, at, arrays[f"gamp_{width:g}"], color=f"C{k}")
             known = errors(2, (width,), "hardmax", at)[0]
-            compared.append(finite_size(f"message passing, ρ = {width:g}", arrays[f"gamp_{width:g}"], known, dimension))
+            compared.append(
+                finite_size(
+                    f"message passing, ρ = {width:g}", arrays[f"gamp_{width:g}"], known, dimension
+                )
+            )
     left.set_ylim(theory.min() / 2, 1.5)
     left.set_xlabel(r"$\alpha = n/d^2$")
     left.legend(fontsize=8, frameon=False)
     x, small = np.linspace(0.02, 2.0, 80), (0.001, 0.01, 0.05, 0.1, 0.2, 0.5)
-    arrays |= {"x": x, "small_widths": np.array(small), "small": errors(2, small, "hardmax", np.outer(small, x))}
+    arrays |= {
+        "x": x,
+        "small_widths": np.array(small),
+        "small": errors(2, small, "hardmax", np.outer(small, x)),
+    }
     arrays["limit"] = np.asarray(AttentionIndexed(2, 0.5, "hardmax").small_width_error(x))
     for k, width in enumerate(small):
         right.plot(x, arrays["small"][k], color=f"C{k}", label=rf"$\rho = {width:g}$")
     right.plot(x, arrays["limit"], "k--", lw=1.0, label=r"$\rho \to 0$")
-    right.axvline(float(AttentionIndexed(2, 0.5, "hardmax").small_width_threshold), color="k", ls=":", lw=0.8)
+    right.axvline(
+        float(AttentionIndexed(2, 0.5, "hardmax").small_width_threshold), color="k", ls=":", lw=0.8
+    )
     right.set_xlabel(r"$\bar\alpha = n/(dr)$")
     right.legend(fontsize=8, frameon=False)
     gap = "tolerance: 3 ρ^(2/3), the order of the first correction at the transition"
     limit = "width 0.001 against the limit ρ → 0"
-    compared.append(compare(limit, arrays["small"][0], arrays["limit"], 3.0 * small[0] ** (2 / 3), gap, "theory"))
+    compared.append(
+        compare(
+            limit, arrays["small"][0], arrays["limit"], 3.0 * small[0] ** (2 / 3), gap, "theory"
+        )
+    )
     caption = "Hardmax, T = 2: V ~ c(ρ)/α² (dotted); nothing is learned below ᾱ = 0.403 (vertical) as ρ → 0."
-    return Drawn(figure, arrays, f"{caption} Dots: message passing, d = {dimension}, {seeds} seeds.", compared)
+    return Drawn(
+        figure,
+        arrays,
+        f"{caption} Dots: message passing, d = {dimension}, {seeds} seeds.",
+        compared,
+    )
 
 
 def softmax(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
@@ -87,7 +123,13 @@ def softmax(full: bool = False, progress: bool = False, reference: Folder = None
     arrays = {"widths": np.array(WIDTHS), "alpha": alphas, "theory": theory}
     for k, width in enumerate(WIDTHS):
         left.plot(alphas, theory[k], color=f"C{k}", label=rf"$\rho = {width:g}$")
-        left.plot(float(recovery_threshold(AttentionIndexed(2, width)).alpha), 0.0, "|", color=f"C{k}", ms=10)
+        left.plot(
+            float(recovery_threshold(AttentionIndexed(2, width)).alpha),
+            0.0,
+            "|",
+            color=f"C{k}",
+            ms=10,
+        )
     left.set_xlabel(r"$\alpha = n/d^2$")
     left.legend(fontsize=8, frameon=False)
     dimension, seeds = _sizes(full)
@@ -97,29 +139,40 @@ def softmax(full: bool = False, progress: bool = False, reference: Folder = None
     right.plot(x, arrays["collapsed"], "k--", label="Bayes-optimal")
     for k, tokens in enumerate((2, 3)):
         measurements = tokens**2 + tokens - 2
-        arrays[f"gamp_{tokens}"] = dots(AttentionIndexed(tokens, 0.5), at / measurements, dimension, seeds, progress)
+        arrays[f"gamp_{tokens}"] = dots(
+            AttentionIndexed(tokens, 0.5), at / measurements, dimension, seeds, progress
+        )
         with_bars(right, at, arrays[f"gamp_{tokens}"], color=f"C{k}", label=f"GAMP, T = {tokens}")
         known = errors(2, (0.5,), "softmax", at / 4)[0]
-        compared.append(finite_size(f"message passing, T = {tokens}", arrays[f"gamp_{tokens}"], known, dimension))
+        compared.append(
+            finite_size(
+                f"message passing, T = {tokens}", arrays[f"gamp_{tokens}"], known, dimension
+            )
+        )
     single, mean = descents(at / 4, dimension, seeds, 2000 if full else 800)
     arrays |= {"descent": single, "averaged": mean}
     compared.append(_averaging(mean, errors(2, (0.5,), "softmax", at / 4)[0], dimension))
     with_bars(right, at, single, color="C2", marker="s", label="Adam")
-    with_bars(right, at, mean, color="C3", marker="^", label=f"averaged Adam, K = {16 if full else 8}")
+    with_bars(
+        right, at, mean, color="C3", marker="^", label=f"averaged Adam, K = {16 if full else 8}"
+    )
     right.set_xlabel(r"$\alpha\,(T^2 + T - 2)$")
     right.legend(fontsize=8, frameon=False)
-    caption = (
-        "Softmax: perfect recovery at α = D(ρ)/4 (bars, T = 2); all T on one curve of α (T² + T - 2), ρ = 1/2, up to 0.75."
-    )
+    caption = "Softmax: perfect recovery at α = D(ρ)/4 (bars, T = 2); all T on one curve of α (T² + T - 2), ρ = 1/2, up to 0.75."
     return Drawn(figure, arrays, f"{caption} Dots: d = {dimension}, {seeds} seeds.", compared)
 
 
 def _averaging(mean: np.ndarray, known: np.ndarray, dimension: int) -> Comparison:
     """Averaged descent (α, seeds) beside the Bayes-optimal error, to which it is not proved to tend."""
-    remark = (
-        "it stays above, more so near recovery and for few runs; tolerance: a quarter of the error, and 5/d for finite size"
+    remark = "it stays above, more so near recovery and for few runs; tolerance: a quarter of the error, and 5/d for finite size"
+    return compare(
+        "averaged descent",
+        np.nanmean(mean, axis=1),
+        known,
+        0.25 * known + 5.0 / dimension,
+        remark,
+        "theory",
     )
-    return compare("averaged descent", np.nanmean(mean, axis=1), known, 0.25 * known + 5.0 / dimension, remark, "theory")
 
 
 def descents(alphas: Any, dimension: int, seeds: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,15 +195,27 @@ def linear(full: bool = False, progress: bool = False, reference: Folder = None)
     del progress, reference  # no runs; none is published
     figure, (ax,) = axes_row()
     alphas = np.linspace(0.002, 0.175, 200 if full else 100)
-    arrays = {"widths": np.array(WIDTHS), "alpha": alphas, "theory": errors(2, WIDTHS, "linear", alphas)}
+    arrays = {
+        "widths": np.array(WIDTHS),
+        "alpha": alphas,
+        "theory": errors(2, WIDTHS, "linear", alphas),
+    }
     for k, width in enumerate(WIDTHS):
         ax.plot(alphas, arrays["theory"][k], color=f"C{k}", label=rf"$\rho = {width:g}$")
-        ax.plot(float(recovery_threshold(AttentionIndexed(2, width, "linear")).alpha), 0.0, "|", color=f"C{k}", ms=10)
+        ax.plot(
+            float(recovery_threshold(AttentionIndexed(2, width, "linear")).alpha),
+            0.0,
+            "|",
+            color=f"C{k}",
+            ms=10,
+        )
     ax.set_xlabel(r"$\alpha = n/d^2$")
     ax.legend(fontsize=8, frameon=False)
     same = errors(2, WIDTHS, "softmax", 1.5 * alphas)  # α (T² + T) here is α (T² + T - 2) there
     remark = "tolerance: that of the solver"
-    compared = [compare("the curve of softmax at 3α/2", arrays["theory"], same, 1e-8, remark, "theory")]
+    compared = [
+        compare("the curve of softmax at 3α/2", arrays["theory"], same, 1e-8, remark, "theory")
+    ]
     return Drawn(figure, arrays, "Linear, T = 2: perfect recovery at α = D(ρ)/6 (bars).", compared)
 
 
@@ -166,7 +231,12 @@ def more_tokens(full: bool = False, progress: bool = False, reference: Folder = 
         end = float(recovery_threshold(AttentionIndexed(tokens, 0.5)).alpha)
         at = end * (np.linspace(0.3, 0.95, 6) if full else np.array([0.5, 0.75]))
         found = dots(AttentionIndexed(tokens, 0.5), at, dimension, seeds, progress)
-        arrays |= {"alpha": alphas, f"theory_{tokens}": theory, f"gamp_alpha_{tokens}": at, f"gamp_{tokens}": found}
+        arrays |= {
+            "alpha": alphas,
+            f"theory_{tokens}": theory,
+            f"gamp_alpha_{tokens}": at,
+            f"gamp_{tokens}": found,
+        }
         ax.plot(alphas, theory, color=f"C{k}", label=f"T = {tokens}")
         ax.plot(end, 0.0, "|", color=f"C{k}", ms=10)
         with_bars(ax, at, found, color=f"C{k}")
@@ -183,7 +253,11 @@ def small_width(full: bool = False, progress: bool = False, reference: Folder = 
     del full, progress, reference  # exact, no runs; none is published
     figure, (ax,) = axes_row()
     x, widths = np.linspace(0.005, 0.55, 110), (0.001, 0.01, 0.05, 0.2, 0.5)
-    arrays = {"x": x, "widths": np.array(widths), "theory": errors(2, widths, "softmax", np.outer(widths, x))}
+    arrays = {
+        "x": x,
+        "widths": np.array(widths),
+        "theory": errors(2, widths, "softmax", np.outer(widths, x)),
+    }
     arrays["limit"] = np.asarray(AttentionIndexed(2, 0.5).small_width_error(x))
     for k, width in enumerate(widths):
         ax.plot(x, arrays["theory"][k], color=f"C{k}", label=rf"$\rho = {width:g}$")
@@ -193,7 +267,11 @@ def small_width(full: bool = False, progress: bool = False, reference: Folder = 
     ax.legend(fontsize=8, frameon=False)
     gap = "tolerance: 3 ρ^(2/3), the order of the first correction at the transition"
     limit = "width 0.001 against the limit ρ → 0"
-    compared = [compare(limit, arrays["theory"][0], arrays["limit"], 3.0 * widths[0] ** (2 / 3), gap, "theory")]
+    compared = [
+        compare(
+            limit, arrays["theory"][0], arrays["limit"], 3.0 * widths[0] ** (2 / 3), gap, "theory"
+        )
+    ]
     caption = "Softmax, T = 2, small width: learning starts at ᾱ = 1/4 and ends at 1/2 as ρ → 0."
     return Drawn(figure, arrays, caption, compared)
 

@@ -54,7 +54,12 @@ class Comparison:
 
 
 def compare(
-    what: str, ours: Any, other: Any, tolerance: Any, remark: str = "", against: str = "published data"
+    what: str,
+    ours: Any,
+    other: Any,
+    tolerance: Any,
+    remark: str = "",
+    against: str = "published data",
 ) -> Comparison:
     """A `Comparison` of two arrays of one shape; points without a number are left out; `tolerance`: a number, or one a point."""
     ours, other = np.asarray(ours, float), np.asarray(other, float)
@@ -63,7 +68,12 @@ def compare(
     gap, allowed = np.abs(ours - other)[known], allowed[known]
     if not gap.size:
         return Comparison(what, against, 0, np.nan, np.nan, np.nan, np.nan, remark)
-    numbers = (float(np.max(gap)), float(np.median(gap)), float(np.median(allowed)), float(np.max(gap / allowed)))
+    numbers = (
+        float(np.max(gap)),
+        float(np.median(gap)),
+        float(np.median(allowed)),
+        float(np.max(gap / allowed)),
+    )
     return Comparison(what, against, gap.size, *numbers, remark)
 
 
@@ -79,14 +89,20 @@ def published(reference: Folder, *parts: str) -> dict[str, np.ndarray] | None:
 
 def note(reference: Folder) -> str:
     """What a caption says of published data."""
-    return " Published data were not at hand: nothing is overlaid." if reference is None else " Grey: published data."
+    return (
+        " Published data were not at hand: nothing is overlaid."
+        if reference is None
+        else " Grey: published data."
+    )
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means of values (x, seeds) and their standard errors, runs without a number left out; NaN for fewer than two runs."""
     count = np.sum(np.isfinite(values), axis=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a point where no run, or a single one, has a number
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # a point where no run, or a single one, has a number
         return np.nanmean(values, axis=1), np.nanstd(values, axis=1, ddof=1) / np.sqrt(count)
 
 
@@ -94,21 +110,33 @@ def finite_size(what: str, values: np.ndarray, theory: Any, dimension: int) -> C
     """Runs (x, seeds) at finite dimension against theory: three standard errors of the mean and 5/d are allowed."""
     mean, error = mean_and_error(values)
     remark = f"tolerance: three standard errors and 5/d for finite size, d = {dimension}"
-    return compare(what, mean, theory, 3.0 * np.nan_to_num(error) + 5.0 / dimension, remark, "theory")
+    return compare(
+        what, mean, theory, 3.0 * np.nan_to_num(error) + 5.0 / dimension, remark, "theory"
+    )
 
 
 def dots(
-    model: Any, alphas: np.ndarray, dimension: int, seeds: int, progress: bool, dtype: Any = None, max_steps: int = 80
+    model: Any,
+    alphas: np.ndarray,
+    dimension: int,
+    seeds: int,
+    progress: bool,
+    dtype: Any = None,
+    max_steps: int = 80,
 ) -> np.ndarray:
     """Errors (α, seeds) of message passing; NaN where a run diverged."""
     found = np.full((len(alphas), seeds), np.nan)
-    bar = tqdm(total=found.size, desc=f"message passing, d={dimension}", disable=not progress, leave=False)
+    bar = tqdm(
+        total=found.size, desc=f"message passing, d={dimension}", disable=not progress, leave=False
+    )
     for i, alpha in enumerate(alphas):
         for seed in range(seeds):
             key = jax.random.fold_in(jax.random.key(seed), i)
             data = model.sample(key, dimension=dimension, alpha=float(alpha), dtype=dtype)
             run = gamp(model, data, key=key, max_steps=max_steps)
-            found[i, seed] = float(run.error) if float(run.error) < 10 * float(model.prior.norm) else np.nan
+            found[i, seed] = (
+                float(run.error) if float(run.error) < 10 * float(model.prior.norm) else np.nan
+            )
             bar.update()
     return found
 
@@ -130,10 +158,18 @@ def axes_row(columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
 def with_bars(ax: Any, x: Any, values: np.ndarray, **style: Any) -> None:
     """Means of values (x, seeds) with their standard errors."""
     mean, error = mean_and_error(values)
-    ax.errorbar(x, mean, error, ls="none", ms=4, capsize=2, **({"marker": "o", "mfc": "none"} | style))
+    ax.errorbar(
+        x, mean, error, ls="none", ms=4, capsize=2, **({"marker": "o", "mfc": "none"} | style)
+    )
 
 
-def overlay(ax: Any, x: Any, y: Any, error: Any = None, line: bool = False, label: str | None = "published") -> None:
+def overlay(
+    ax: Any, x: Any, y: Any, error: Any = None, line: bool = False, label: str | None = "published"
+) -> None:
     """Published values in grey, behind ours: a line, or dots with their error bars."""
-    style = {"ls": "-", "marker": "", "lw": 3.5} if line else {"ls": "none", "marker": "d", "ms": 3.5}
-    ax.errorbar(x, y, error, color="0.65", capsize=0, elinewidth=0.8, zorder=0.5, label=label, **style)
+    style = (
+        {"ls": "-", "marker": "", "lw": 3.5} if line else {"ls": "none", "marker": "d", "ms": 3.5}
+    )
+    ax.errorbar(
+        x, y, error, color="0.65", capsize=0, elinewidth=0.8, zorder=0.5, label=label, **style
+    )

@@ -67,13 +67,23 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> str:
         return "<p>Nothing published to compare with was at hand.</p>"
     rows = []
     for one in found:
-        verdict = '<span class="yes">agrees</span>' if one["agrees"] else '<span class="no">does not agree</span>'
+        verdict = (
+            '<span class="yes">agrees</span>'
+            if one["agrees"]
+            else '<span class="no">does not agree</span>'
+        )
         cells = "".join(f'<td class="number">{_number(one[name])}</td>' for name in _COLUMNS)
-        rows.append(f"<tr><td>{_safe(one['what'])}, against {_safe(one['against'])}</td>{cells}<td>{verdict}</td></tr>")
+        rows.append(
+            f"<tr><td>{_safe(one['what'])}, against {_safe(one['against'])}</td>{cells}<td>{verdict}</td></tr>"
+        )
         if one["remark"]:
-            rows.append(f'<tr class="remark"><td colspan="{len(_COLUMNS) + 2}">{_safe(one["remark"])}</td></tr>')
+            rows.append(
+                f'<tr class="remark"><td colspan="{len(_COLUMNS) + 2}">{_safe(one["remark"])}</td></tr>'
+            )
     titles = "".join(f'<th scope="col" class="number">{title}</th>' for title in _COLUMNS.values())
-    head = f'<thead><tr><th scope="col">compared</th>{titles}<th scope="col">verdict</th></tr></thead>'
+    head = (
+        f'<thead><tr><th scope="col">compared</th>{titles}<th scope="col">verdict</th></tr></thead>'
+    )
     return f"<table>{head}<tbody>{''.join(rows)}</tbody></table>"
 
 
@@ -88,7 +98,9 @@ def _made(record: Mapping[str, Any]) -> str:
         f"Python {known['python']}",
     ]
     parts += [f"commit {known['commit']}"] if known.get("commit") else []
-    return " · ".join(_safe(part) for part in [*parts, known["device"], known["platform"], known["time"]])
+    return " · ".join(
+        _safe(part) for part in [*parts, known["device"], known["platform"], known["time"]]
+    )
 
 
 def _figure(record: Mapping[str, Any]) -> str:
@@ -97,7 +109,10 @@ def _figure(record: Mapping[str, Any]) -> str:
     made = f'<p class="made">{_made(record)}</p>'
     if record["failed"]:
         return f'{head}<figcaption><p class="failed">Failed: {_safe(record["failed"])}</p>{made}</figcaption></figure>'
-    files = (f'<a href="{name}.nc">{name}.nc</a> (arrays)', f'<a href="{name}.json">{name}.json</a> (how it was made)')
+    files = (
+        f'<a href="{name}.nc">{name}.nc</a> (arrays)',
+        f'<a href="{name}.json">{name}.json</a> (how it was made)',
+    )
     links = f"<p>Behind it: {', '.join(files)}.</p>"
     return (
         f'{head}<a href="{name}.png"><img src="{name}.png" alt="{title}"></a>'
@@ -115,7 +130,10 @@ def _article(prefix: str, records: Sequence[Mapping[str, Any]]) -> str:
 def summary(records: Sequence[Mapping[str, Any]]) -> str:
     """One sentence: figures, comparisons that agree, those that do not, failures."""
     compared = [one for record in records for one in record["compared"]]
-    agree, failed = sum(one["agrees"] for one in compared), sum(bool(record["failed"]) for record in records)
+    agree, failed = (
+        sum(one["agrees"] for one in compared),
+        sum(bool(record["failed"]) for record in records),
+    )
     return (
         f"{len(records)} figures; {agree} of {len(compared)} comparisons agree within their tolerance"
         f"{f'; {failed} figures failed' if failed else ''}."
@@ -126,7 +144,9 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
     """The page of these records (what `making.keep` writes as JSON), article by article in their order."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
-        groups.setdefault(next((p for p in ARTICLES if record["name"].startswith(f"{p}-")), "other"), []).append(record)
+        groups.setdefault(
+            next((p for p in ARTICLES if record["name"].startswith(f"{p}-")), "other"), []
+        ).append(record)
     contents = "".join(
         f'<li><a href="#{_safe(r["name"])}">{_safe(r["name"])}</a>: {_safe(r["title"])}'
         f"{' <span class=no>failed</span>' if r['failed'] else ''}</li>"

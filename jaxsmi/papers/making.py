@@ -62,17 +62,28 @@ def folder_of_published(given: pathlib.Path | None = None) -> pathlib.Path | Non
 def commit() -> str | None:
     """The commit of the sources, where they are files of a git repository."""
     here = pathlib.Path(__file__).resolve()
-    ask = functools.partial(subprocess.run, cwd=here.parent, capture_output=True, text=True, timeout=10, check=True)
+    ask = functools.partial(
+        subprocess.run, cwd=here.parent, capture_output=True, text=True, timeout=10, check=True
+    )
     try:
         ask(["git", "ls-files", "--error-unmatch", here.name])
         changed = ask(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
-        return ask(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip() + (" with changes" if changed else "")
+        return ask(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip() + (
+            " with changes" if changed else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _record(name: str, recipe: Recipe, settings: Mapping[str, Any], seconds: float, **found: Any) -> dict[str, Any]:
-    made = {"platform": platform.platform(), "commit": commit(), "command": "figure", "settings": dict(settings)}
+def _record(
+    name: str, recipe: Recipe, settings: Mapping[str, Any], seconds: float, **found: Any
+) -> dict[str, Any]:
+    made = {
+        "platform": platform.platform(),
+        "commit": commit(),
+        "command": "figure",
+        "settings": dict(settings),
+    }
     record = {
         "name": name,
         "title": title(recipe),
@@ -84,7 +95,12 @@ def _record(name: str, recipe: Recipe, settings: Mapping[str, Any], seconds: flo
 
 
 def draw(
-    name: str, recipe: Recipe, *, full: bool = False, reference: pathlib.Path | None = None, progress: bool = False
+    name: str,
+    recipe: Recipe,
+    *,
+    full: bool = False,
+    reference: pathlib.Path | None = None,
+    progress: bool = False,
 ) -> tuple[Drawn, dict[str, Any]]:
     """Run a recipe: what it drew, and the record of it. Raises whatever the recipe raises."""
     settings = {"name": name, "full": full, "reference": reference}
@@ -92,14 +108,20 @@ def draw(
     drawn = recipe(full=full, progress=progress, reference=reference)
     seconds = time.perf_counter() - begin
     compared = [dataclasses.asdict(one) | {"agrees": one.agrees} for one in drawn.compared]
-    return drawn, _record(name, recipe, settings, seconds, caption=drawn.caption, compared=compared, failed="")
+    return drawn, _record(
+        name, recipe, settings, seconds, caption=drawn.caption, compared=compared, failed=""
+    )
 
 
 def keep(drawn: Drawn | None, record: Mapping[str, Any], folder: pathlib.Path) -> None:
     """Write the record and, where something was drawn, the figure and its arrays; the record last."""
     stem = folder / record["name"]
     if drawn is not None:
-        made = {"command": "figure", "settings": record["provenance"]["settings"], "caption": record["caption"]}
+        made = {
+            "command": "figure",
+            "settings": record["provenance"]["settings"],
+            "caption": record["caption"],
+        }
         plotting.savefig(drawn.figure, stem.with_suffix(".png"), **made)
         storage.save(storage.arrays(drawn.arrays), stem.with_suffix(".nc"), **made)
     part = stem.with_suffix(".json.part")
@@ -116,19 +138,28 @@ def finished(name: str, folder: pathlib.Path, settings: Mapping[str, Any]) -> di
         record = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
         made, wanted = record["provenance"], parameters(dict(settings))
         same = all(made["settings"][key] == wanted[key] for key in _DECIDING)
-        return record if same and made["jaxsmi"] == records.version() and not record["failed"] else None
+        return (
+            record
+            if same and made["jaxsmi"] == records.version() and not record["failed"]
+            else None
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _make(name: str, recipe: Recipe, folder: pathlib.Path, x64: bool, **settings: Any) -> dict[str, Any]:
+def _make(
+    name: str, recipe: Recipe, folder: pathlib.Path, x64: bool, **settings: Any
+) -> dict[str, Any]:
     """Draw and keep one figure, or the record of its failure; in a process of its own too."""
     jax.config.update("jax_enable_x64", x64)
     begin = time.perf_counter()
     try:
         drawn, record = draw(name, recipe, **settings)
     except Exception as failure:  # whatever it is, the other figures go on
-        seconds, reason = time.perf_counter() - begin, f"{type(failure).__name__}: {failure}".splitlines()[0]
+        seconds, reason = (
+            time.perf_counter() - begin,
+            f"{type(failure).__name__}: {failure}".splitlines()[0],
+        )
         told = {"caption": "", "compared": [], "failed": reason}
         drawn, record = None, _record(name, recipe, {"name": name, **settings}, seconds, **told)
     keep(drawn, record, folder)
@@ -137,7 +168,12 @@ def _make(name: str, recipe: Recipe, folder: pathlib.Path, x64: bool, **settings
 
 
 def every(
-    recipes: Mapping[str, Recipe], folder: pathlib.Path, *, workers: int = 1, again: bool = False, **settings: Any
+    recipes: Mapping[str, Recipe],
+    folder: pathlib.Path,
+    *,
+    workers: int = 1,
+    again: bool = False,
+    **settings: Any,
 ) -> Iterator[tuple[dict[str, Any], bool]]:
     """Make these figures, in `workers` processes at once: (record, whether it was there already), as they are finished."""
     left: dict[str, Recipe] = {}
@@ -152,9 +188,14 @@ def every(
         for name, recipe in left.items():
             yield _make(name, recipe, folder, x64, **settings), False
         return
-    pool = concurrent.futures.ProcessPoolExecutor(min(workers, len(left)), multiprocessing.get_context("spawn"))
+    pool = concurrent.futures.ProcessPoolExecutor(
+        min(workers, len(left)), multiprocessing.get_context("spawn")
+    )
     try:
-        jobs = {pool.submit(_make, name, recipe, folder, x64, **settings): name for name, recipe in left.items()}
+        jobs = {
+            pool.submit(_make, name, recipe, folder, x64, **settings): name
+            for name, recipe in left.items()
+        }
         for job in concurrent.futures.as_completed(jobs):
             yield _outcome(job, jobs[job], left, folder, settings), False
     finally:

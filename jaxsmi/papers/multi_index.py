@@ -23,7 +23,16 @@ from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.deep_attention import DeepAttention
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, note, overlay, published
+from jaxsmi.papers.common import (
+    Comparison,
+    Drawn,
+    Folder,
+    axes_row,
+    compare,
+    note,
+    overlay,
+    published,
+)
 from jaxsmi.thresholds.recovery import recovery_threshold
 from jaxsmi.thresholds.stairs import staircase
 from jaxsmi.thresholds.weak import weak_recovery
@@ -44,13 +53,21 @@ _SETTLED = 0.75  # up to here the published curves of two layers are converged
 
 def _arrays(solutions: Sequence[Solution], name: str) -> dict[str, np.ndarray]:
     kept = ("alpha", "overlap", "stderr", "error", "steps", "result")
-    return {f"{name}_{field}": np.array([np.asarray(getattr(one, field)) for one in solutions]) for field in kept}
+    return {
+        f"{name}_{field}": np.array([np.asarray(getattr(one, field)) for one in solutions])
+        for field in kept
+    }
 
 
 def _runs(model: Any, alphas: Any, dimension: int, seeds: int, progress: bool) -> list[Solution]:
     """Message passing on fresh teachers, α by α."""
     found = []
-    bar = tqdm(total=len(alphas) * seeds, desc=f"message passing, D={dimension}", disable=not progress, leave=False)
+    bar = tqdm(
+        total=len(alphas) * seeds,
+        desc=f"message passing, D={dimension}",
+        disable=not progress,
+        leave=False,
+    )
     for i, alpha in enumerate(alphas):
         for seed in range(seeds):
             data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), i))
@@ -73,10 +90,18 @@ def _same_overlaps(theory: dict[str, np.ndarray], reference: Folder) -> list[Com
     alpha, stderr = theory["theory_alpha"], theory["theory_stderr"]
     layers = [np.interp(alpha, table["alpha"], table[name]) for name in ("Q11", "Q22")]
     inside = alpha <= table["alpha"].max()
-    low, high = inside & (alpha <= _SETTLED) & (np.abs(alpha - 0.185) > 0.03), inside & (alpha > 0.8)
+    low, high = (
+        inside & (alpha <= _SETTLED) & (np.abs(alpha - 0.185) > 0.03),
+        inside & (alpha > 0.8),
+    )
     found = []
     for where, p, named, remark in (
-        (low, 1, "layer 2, α ≤ 0.75", "tolerance: 0.015 of the published curve, and three standard errors"),
+        (
+            low,
+            1,
+            "layer 2, α ≤ 0.75",
+            "tolerance: 0.015 of the published curve, and three standard errors",
+        ),
         (low, 0, "layer 1, α ≤ 0.7", "not learned yet"),
         (high, 1, "layer 2, α > 0.8", "tolerance: as below 0.8"),
         (high, 0, "layer 1, α > 0.8", PADDED),
@@ -85,7 +110,11 @@ def _same_overlaps(theory: dict[str, np.ndarray], reference: Folder) -> list[Com
         chosen = where & (alpha <= 0.7) if named.endswith("0.7") else where
         found.append(
             compare(
-                f"overlap of {named}", theory["theory_overlap"][chosen, p, p], layers[p][chosen], allowed[chosen], remark
+                f"overlap of {named}",
+                theory["theory_overlap"][chosen, p, p],
+                layers[p][chosen],
+                allowed[chosen],
+                remark,
             )
         )
     return found
@@ -99,7 +128,10 @@ def _same_errors(theory: dict[str, np.ndarray], reference: Folder) -> list[Compa
     known = np.interp(alpha, table["alpha"], table["gen_error"])
     inside = alpha <= table["alpha"].max()
     told = "tolerance: 0.015, for Monte-Carlo noise, interpolation and the statistical error of Q"
-    pairs = ((alpha <= _SETTLED, "α ≤ 0.75", 0.015, told), (inside & (alpha > 0.8), "α > 0.8", 0.005, PADDED))
+    pairs = (
+        (alpha <= _SETTLED, "α ≤ 0.75", 0.015, told),
+        (inside & (alpha > 0.8), "α > 0.8", 0.005, PADDED),
+    )
     return [
         compare(f"prediction error, {name}", ours[here], known[here], allowed, remark)
         for here, name, allowed, remark in pairs
@@ -107,7 +139,11 @@ def _same_errors(theory: dict[str, np.ndarray], reference: Folder) -> list[Compa
 
 
 def _same_runs(
-    model: Any, runs: Sequence[Solution], theory: dict[str, np.ndarray], dimension: int, reference: Folder
+    model: Any,
+    runs: Sequence[Solution],
+    theory: dict[str, np.ndarray],
+    dimension: int,
+    reference: Folder,
 ) -> list[Comparison]:
     """Our message passing, and the published one, beside our state evolution."""
     alpha, overlap = theory["theory_alpha"], theory["theory_overlap"]
@@ -117,7 +153,14 @@ def _same_runs(
     for p in range(model.indices):
         line = np.interp(at, alpha, overlap[:, p, p])
         found.append(
-            compare(f"message passing, layer {p + 1}", _cosines(runs)[:, p], line, 3.5 / dimension**0.5, remark, "theory")
+            compare(
+                f"message passing, layer {p + 1}",
+                _cosines(runs)[:, p],
+                line,
+                3.5 / dimension**0.5,
+                remark,
+                "theory",
+            )
         )
     table = published(reference, "smi", "AMP_2w.csv")
     if table is not None:
@@ -134,18 +177,25 @@ def _same_runs(
         ):
             mean, spread = table[f"Q{p + 1}{p + 1}_mean"][here], table[f"Q{p + 1}{p + 1}_std"][here]
             line = np.interp(table["alpha"][here], alpha, overlap[:, p, p])
-            found.append(compare(f"message passing in print, {named}", line, mean, 0.03 + 0.75 * spread, told))
+            found.append(
+                compare(
+                    f"message passing in print, {named}", line, mean, 0.03 + 0.75 * spread, told
+                )
+            )
     return found
 
 
 def _same_thresholds(stairs: Sequence[Threshold]) -> list[Comparison]:
     """Both thresholds at c = 1 beside the printed ones."""
-    remark = (
-        "tolerance: three standard errors and the last digit; the published overlaps themselves contradict the printed 0.14"
-    )
+    remark = "tolerance: three standard errors and the last digit; the published overlaps themselves contradict the printed 0.14"
     return [
         compare(
-            f"threshold {k + 1} at c = 1", float(step.alpha), value, 0.005 + 3.0 * float(step.stderr), remark, "the article"
+            f"threshold {k + 1} at c = 1",
+            float(step.alpha),
+            value,
+            0.005 + 3.0 * float(step.stderr),
+            remark,
+            "the article",
         )
         for k, (step, value) in enumerate(zip(stairs, (0.14, 0.79), strict=False))
     ]
@@ -157,9 +207,23 @@ def _lay_published(overlaps: Any, errors: Any, reference: Folder) -> None:
         suffix = "" if line else "_mean"
         if (table := published(reference, "smi", f"{kind}_2w.csv")) is not None:
             for name in ("Q11", "Q22"):
-                overlay(overlaps, table["alpha"], table[name + suffix], table.get(f"{name}_std"), line, None)
+                overlay(
+                    overlaps,
+                    table["alpha"],
+                    table[name + suffix],
+                    table.get(f"{name}_std"),
+                    line,
+                    None,
+                )
         if (table := published(reference, "smi", f"gen_error_{kind}_2w.csv")) is not None:
-            overlay(errors, table["alpha"], table["gen_error" + suffix], table.get("gen_error_std"), line, None)
+            overlay(
+                errors,
+                table["alpha"],
+                table["gen_error" + suffix],
+                table.get("gen_error_std"),
+                line,
+                None,
+            )
 
 
 def two_layers(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
@@ -168,31 +232,55 @@ def two_layers(full: bool = False, progress: bool = False, reference: Folder = N
     model = DeepAttention(2, 2)
     few = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.76, 0.83, 0.9, 0.96, 1.2, 1.55)
     alphas = np.arange(1, 49) / 30 if full else np.array(few)
-    solutions = curve(model, alphas, key=jax.random.key(KEY), progress=progress, samples=2**14 if full else 2**10)
+    solutions = curve(
+        model, alphas, key=jax.random.key(KEY), progress=progress, samples=2**14 if full else 2**10
+    )
     dimension, seeds = (1000, 16) if full else (500, 2)
     runs = _runs(model, np.arange(1, 16) / 10 if full else (0.5, 1.2), dimension, seeds, progress)
     skips = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0) if full else (0.25, 1.0, 4.0)
     stairs: list[list[Threshold]] = []
-    settings = {"samples": 2**14 if full else 2**11, "replicas": 16 if full else 8, "alpha_max": 3.0}
+    settings = {
+        "samples": 2**14 if full else 2**11,
+        "replicas": 16 if full else 8,
+        "alpha_max": 3.0,
+    }
     for skip in tqdm(skips, desc="skip", disable=not progress, leave=False):
         near = stairs[-1] if stairs else None
-        stairs.append(staircase(DeepAttention(2, 2, skip=skip), key=jax.random.key(KEY), guess=near, **settings))
+        stairs.append(
+            staircase(
+                DeepAttention(2, 2, skip=skip), key=jax.random.key(KEY), guess=near, **settings
+            )
+        )
     _lay_published(left, middle, reference)
     plotting.overlap_against_alpha(solutions, runs, left)
     theory = _arrays(solutions, "theory")
-    middle.plot(theory["theory_alpha"], theory["theory_error"], ".-", color="#0072B2", label="state evolution")
+    middle.plot(
+        theory["theory_alpha"],
+        theory["theory_error"],
+        ".-",
+        color="#0072B2",
+        label="state evolution",
+    )
     at = [float(run.alpha) for run in runs]
-    middle.plot(at, [float(run.error) for run in runs], "o", mfc="none", color="#0072B2", label="GAMP")
+    middle.plot(
+        at, [float(run.error) for run in runs], "o", mfc="none", color="#0072B2", label="GAMP"
+    )
     middle.set_xlabel(r"sample complexity $\alpha$")
     middle.set_ylabel("prediction error")
     middle.legend(frameon=False, fontsize="small")
     plotting.thresholds_against(stairs, skips, right, parameter="skip strength c")
-    arrays = theory | _arrays(runs, "gamp") | {"gamp_squared_cosine": _cosines(runs), "skips": np.array(skips)}
+    arrays = (
+        theory
+        | _arrays(runs, "gamp")
+        | {"gamp_squared_cosine": _cosines(runs), "skips": np.array(skips)}
+    )
     for name in ("alpha", "stderr"):
         rows = [[float(getattr(step, name)) for step in one] for one in stairs]
         arrays[f"threshold_{name}"] = np.array([[*row, *[np.nan] * (2 - len(row))] for row in rows])
     compared = _same_overlaps(theory, reference) + _same_errors(theory, reference)
-    compared += _same_runs(model, runs, theory, dimension, reference) + _same_thresholds(stairs[skips.index(1.0)])
+    compared += _same_runs(model, runs, theory, dimension, reference) + _same_thresholds(
+        stairs[skips.index(1.0)]
+    )
     caption = (
         f"Two layers, two tokens, c = 1: state evolution with bands of two standard errors, message passing at D = {dimension} "
         f"({seeds} runs an α). The last layer is learned first; perfect recovery from α = 1. Right: 95 % intervals."
@@ -213,7 +301,9 @@ def _descent(full: bool, progress: bool) -> tuple[DeepAttention, Solution]:
     )  # fmt: skip
 
 
-def which_layer_first(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
+def which_layer_first(
+    full: bool = False, progress: bool = False, reference: Folder = None
+) -> Drawn:
     """Figure 2: cosine similarity of each layer with the teacher's, along message passing and along gradient descent."""
     figure, (left, right) = axes_row(2)
     dimension, seeds = (1000, 16) if full else (500, 3)
@@ -228,7 +318,13 @@ def which_layer_first(full: bool = False, progress: bool = False, reference: Fol
     plotting.learning_curves(order.solutions["GAMP"], left, level=0.5)
     past = theory.trajectory
     for p in range(2):
-        left.plot(past["step"], np.sqrt(np.maximum(past["overlap"][:, p, p], 0.0)), color="0.3", lw=0.9, zorder=1)
+        left.plot(
+            past["step"],
+            np.sqrt(np.maximum(past["overlap"][:, p, p], 0.0)),
+            color="0.3",
+            lw=0.9,
+            zorder=1,
+        )
     left.set_title(rf"GAMP, $\alpha = 1.2$, $D = {dimension}$", fontsize="medium", loc="right")
     table = published(reference, "smi", "sgd_cosine_2layer.csv")
     compared = [_recovered(order.solutions["GAMP"], dimension)]
@@ -239,13 +335,20 @@ def which_layer_first(full: bool = False, progress: bool = False, reference: Fol
     plotting.learning_curves(fit, right, level=0.5, logarithmic=True)
     right.set_title(r"SGD, $\alpha = 15$, $D = 500$", fontsize="medium", loc="right")
     steps, cosines = np.asarray(fit.history["step"])[0], np.asarray(fit.history["cosine"])
-    arrays = {"sgd_step": steps, "sgd_cosine": cosines, "sgd_learned_at": np.asarray(learned_at(fit))}
+    arrays = {
+        "sgd_step": steps,
+        "sgd_cosine": cosines,
+        "sgd_learned_at": np.asarray(learned_at(fit)),
+    }
     arrays |= {
         "gamp_cosine": np.asarray(order.solutions["GAMP"].history["cosine"]),
         "gamp_learned_at": np.asarray(order.learned["GAMP"]),
     }
     arrays |= {"theory_step": past["step"], "theory_overlap": past["overlap"]}
-    first = [int(np.sum(times[:, 1] < times[:, 0])) for times in (arrays["gamp_learned_at"], arrays["sgd_learned_at"])]
+    first = [
+        int(np.sum(times[:, 1] < times[:, 0]))
+        for times in (arrays["gamp_learned_at"], arrays["sgd_learned_at"])
+    ]
     caption = (
         f"Both learn the last layer first: GAMP in {first[0]} of {seeds} runs, SGD in {first[1]} of {len(cosines)} (at cosine "
         "0.5 up to sign, dotted). Bands: one standard deviation between runs. Thin: √Q of state evolution. "
@@ -256,7 +359,14 @@ def which_layer_first(full: bool = False, progress: bool = False, reference: Fol
 
 def _recovered(runs: Solution, dimension: int) -> Comparison:
     remark = f"tolerance: 0.02; D = {dimension}"
-    return compare("cosines where GAMP ends", np.asarray(runs.cosine).ravel(), 1.0, 0.02, remark, "perfect recovery")
+    return compare(
+        "cosines where GAMP ends",
+        np.asarray(runs.cosine).ravel(),
+        1.0,
+        0.02,
+        remark,
+        "perfect recovery",
+    )
 
 
 def _same_descent(fit: Solution, table: dict[str, np.ndarray]) -> list[Comparison]:
@@ -266,7 +376,10 @@ def _same_descent(fit: Solution, table: dict[str, np.ndarray]) -> list[Compariso
     remark = "tolerance: 0.05 and three joint standard errors of our and the eight published runs"
     found = []
     for p in range(2):
-        mean, own = cosines[:, here, p].mean(axis=0), cosines[:, here, p].std(axis=0, ddof=1) / len(cosines) ** 0.5
+        mean, own = (
+            cosines[:, here, p].mean(axis=0),
+            cosines[:, here, p].std(axis=0, ddof=1) / len(cosines) ** 0.5,
+        )
         known, spread = table[f"cos{p + 1}_mean"][there], table[f"cos{p + 1}_std"][there]
         allowed = 0.05 + 3.0 * np.hypot(own, spread / 8**0.5)
         found.append(compare(f"cosine of layer {p + 1} along SGD", mean, known, allowed, remark))
@@ -277,8 +390,14 @@ def three_layers(full: bool = False, progress: bool = False, reference: Folder =
     """Figure 3: three layers, and when each layer of a text classifier settles."""
     figure, (left, middle, right) = axes_row(3)
     model = DeepAttention(3, 2) if full else DeepAttention(3, 2, tolerance=0.1, max_nodes=2**12)
-    alphas = np.arange(1, 33) / 16 if full else np.array([0.15, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.75])
-    settings = {"samples": 10**4} if full else {"samples": 2**8, "randomisations": 4, "max_steps": 40, "tolerance": 1e-2}
+    alphas = (
+        np.arange(1, 33) / 16 if full else np.array([0.15, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.75])
+    )
+    settings = (
+        {"samples": 10**4}
+        if full
+        else {"samples": 2**8, "randomisations": 4, "max_steps": 40, "tolerance": 1e-2}
+    )
     solutions = curve(model, alphas, key=jax.random.key(KEY), progress=progress, **settings)
     theory = _arrays(solutions, "theory")
     compared, table = [], published(reference, "smi", "BO_3w.csv")
@@ -292,7 +411,13 @@ def three_layers(full: bool = False, progress: bool = False, reference: Folder =
     middle.set_xlabel(r"sample complexity $\alpha$")
     middle.set_ylabel("prediction error")
     questions = text.synthetic_questions(2000 if full else 300, KEY)
-    run = text.classify(questions, key=jax.random.key(KEY), epochs=40, optimizer=optax.adamw(5e-4), progress=progress)
+    run = text.classify(
+        questions,
+        key=jax.random.key(KEY),
+        epochs=40,
+        optimizer=optax.adamw(5e-4),
+        progress=progress,
+    )
     plotting.text_curves(run, right)
     settled = text.settled_at(run)
     arrays = theory | {
@@ -301,7 +426,10 @@ def three_layers(full: bool = False, progress: bool = False, reference: Folder =
         "test_accuracy": run.test_accuracy,
         "settled_at": settled,
     }
-    unfinished = ", ".join(f"{float(one.alpha):.3g}" for one in solutions if not bool(one.converged)) or "none"
+    unfinished = (
+        ", ".join(f"{float(one.alpha):.3g}" for one in solutions if not bool(one.converged))
+        or "none"
+    )
     caption = (
         f"Left: three layers, c = 1; crosses, where the iteration was stopped before it had converged: α = {unfinished}. Layer 3 "
         "is learned first, layers 1 and 2 rise together. Right: a text classifier of two attention layers on built-in synthetic "
@@ -322,10 +450,22 @@ def _same_three(theory: dict[str, np.ndarray], table: dict[str, np.ndarray]) -> 
         ),
         (0, 1.0, "not learned yet; the published floor is 1e-3 α"),
         (1, 1.0, "not learned yet; the published floor is 1e-3 α"),
-        (0, 2.0, "known: the published inner integral is too coarse where the hidden layers are learned"),
-        (1, 2.0, "known: the published inner integral is too coarse where the hidden layers are learned"),
+        (
+            0,
+            2.0,
+            "known: the published inner integral is too coarse where the hidden layers are learned",
+        ),
+        (
+            1,
+            2.0,
+            "known: the published inner integral is too coarse where the hidden layers are learned",
+        ),
     ):
-        here = (alpha <= until) & (np.abs(alpha - 0.206) > 0.04) & (alpha > (until - 1.0 if until > 1.0 else 0.0))
+        here = (
+            (alpha <= until)
+            & (np.abs(alpha - 0.206) > 0.04)
+            & (alpha > (until - 1.0 if until > 1.0 else 0.0))
+        )
         known = np.interp(alpha[here], table["alpha"], table[f"Q{p + 1}{p + 1}"])
         allowed = 0.05 + 3.0 * np.nan_to_num(theory["theory_stderr"][here, p, p])
         name = f"overlap of layer {p + 1}, {'α > 1' if until > 1.0 else 'α ≤ 1'}"
@@ -336,7 +476,9 @@ def _same_three(theory: dict[str, np.ndarray], table: dict[str, np.ndarray]) -> 
 def swapped(depth: int, skip: float, samples: int, key: Any) -> np.ndarray:
     """E‖y - y'‖² (2,) with two hidden layers swapped, over that with both drawn anew: neighbours, and the first and the last."""
     model = DeepAttention(depth, 2, skip=skip)
-    scale = skip ** -jnp.arange(float(depth))[:, None]  # as if layers were x_ℓ = x_{ℓ-1} (I + S/c): tokens of order one
+    scale = (
+        skip ** -jnp.arange(float(depth))[:, None]
+    )  # as if layers were x_ℓ = x_{ℓ-1} (I + S/c): tokens of order one
     link = jax.vmap(lambda z: model.link(scale * z))
     first, second = jax.random.normal(key, (2, samples, depth, 2))
     labels, found = link(first), []
@@ -355,16 +497,29 @@ def depth(full: bool = False, progress: bool = False, reference: Folder = None) 
     settings = {} if full else {"tolerance": 0.1, "max_nodes": 2**12}
     learned = [
         weak_recovery(
-            DeepAttention(L, 2, **settings), key=jax.random.key(KEY), samples=2**14 if full else 2 ** (14 - 2 * (L - 1))
+            DeepAttention(L, 2, **settings),
+            key=jax.random.key(KEY),
+            samples=2**14 if full else 2 ** (14 - 2 * (L - 1)),
         )
         for L in tqdm(depths, desc="depth", disable=not progress, leave=False)
     ]
     perfect = [float(recovery_threshold(DeepAttention(L, 2)).alpha) for L in depths]
-    alpha, stderr = (np.array([float(getattr(one, name)) for one in learned]) for name in ("alpha", "stderr"))
-    left.errorbar(
-        depths, alpha, 2.0 * stderr, fmt="o", mfc="none", capsize=2, color="#0072B2", label="last layer is learned"
+    alpha, stderr = (
+        np.array([float(getattr(one, name)) for one in learned]) for name in ("alpha", "stderr")
     )
-    left.plot(depths, perfect, "s--", mfc="none", color="#D55E00", lw=0.8, label="perfect recovery, L/2")
+    left.errorbar(
+        depths,
+        alpha,
+        2.0 * stderr,
+        fmt="o",
+        mfc="none",
+        capsize=2,
+        color="#0072B2",
+        label="last layer is learned",
+    )
+    left.plot(
+        depths, perfect, "s--", mfc="none", color="#D55E00", lw=0.8, label="perfect recovery, L/2"
+    )
     left.set_xticks(depths)
     left.set_xlabel("layers L")
     left.set_ylabel(r"critical sample complexity $\alpha_c$")
@@ -379,13 +534,22 @@ def depth(full: bool = False, progress: bool = False, reference: Folder = None) 
         "perfect": np.array(perfect),
         "many": many,
     }
-    laws: tuple[tuple[str, Callable[[int], float]], ...] = (("I + S", lambda L: 1.0), ("I + S/L", float))
+    laws: tuple[tuple[str, Callable[[int], float]], ...] = (
+        ("I + S", lambda L: 1.0),
+        ("I + S/L", float),
+    )
     for k, (name, law) in enumerate(laws):
         found = np.array([swapped(int(L), law(L), count, jax.random.key(KEY)) for L in many])
         arrays[f"swapped_{'fixed' if k == 0 else 'growing'}"] = found
         for pair, style, which in ((0, "-", "neighbours"), (1, "--", "first and last")):
             right.loglog(
-                many, found[:, pair], "o", ls=style, mfc="none", color=("#0072B2", "#D55E00")[k], label=f"{name}, {which}"
+                many,
+                found[:, pair],
+                "o",
+                ls=style,
+                mfc="none",
+                color=("#0072B2", "#D55E00")[k],
+                label=f"{name}, {which}",
             )
     right.set_xticks(many, [str(L) for L in many])
     right.set_xticks([], minor=True)
@@ -393,7 +557,11 @@ def depth(full: bool = False, progress: bool = False, reference: Folder = None) 
     right.set_ylabel("change of labels: swapped over drawn anew")
     right.legend(frameon=False, fontsize="small")
     remark, exact = "tolerance: three standard errors of both", "1/(M (M + 1))"
-    known = ((1.0 / 6.0, 1e-6, exact), (0.186, 0.002, "independent quadrature"), (0.206, 0.006, "independent quadrature"))
+    known = (
+        (1.0 / 6.0, 1e-6, exact),
+        (0.186, 0.002, "independent quadrature"),
+        (0.206, 0.006, "independent quadrature"),
+    )
     compared = [
         compare(
             f"the last of {L} layers is learned at",
@@ -406,7 +574,9 @@ def depth(full: bool = False, progress: bool = False, reference: Folder = None) 
         for L, (value, error, source) in enumerate(known, 1)
     ]
     fixed, grown = arrays["swapped_fixed"], arrays["swapped_growing"]
-    compared.append(_slope("change when hidden neighbours are swapped, layers I + S/L", many, grown[:, 0]))
+    compared.append(
+        _slope("change when hidden neighbours are swapped, layers I + S/L", many, grown[:, 0])
+    )
     caption = (
         "Left: from which α on the last of L layers is learned (two standard errors) and where recovery becomes perfect. Right: "
         "how much labels change when two hidden layers are swapped, over how much they change when both are drawn anew: the "

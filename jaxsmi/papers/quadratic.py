@@ -40,9 +40,7 @@ def _theory(reference: Folder, ax: Any, kappa: float, noise: float, file: str) -
     overlay(ax, alpha, error, line=True, label=None)
     ours = errors(alpha, 1.0, kappa, noise, symmetric=True)
     rough = [float(np.max(np.abs(np.diff(values, 2)))) for values in (ours, error)]
-    remark = (
-        f"tolerance: quadrature errors of the table; largest second differences {rough[0]:.1e} of ours, {rough[1]:.1e} of it"
-    )
+    remark = f"tolerance: quadrature errors of the table; largest second differences {rough[0]:.1e} of ours, {rough[1]:.1e} of it"
     return [compare(f"theory, κ = {kappa:g}, Δ = {noise:g}", ours, error, 1e-4, remark)]
 
 
@@ -51,7 +49,10 @@ def quadratic_error(full: bool = False, progress: bool = False, reference: Folde
     del progress  # no runs
     compared = []
     figure, (left, right) = axes_row(2)
-    alphas, widths = np.linspace(0.002, 0.6, 200 if full else 100), np.array([0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 5.0])
+    alphas, widths = (
+        np.linspace(0.002, 0.6, 200 if full else 100),
+        np.array([0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 5.0]),
+    )
     theory = errors(alphas, 1.0, widths[:, None], symmetric=True)
     size = 32 if full else 24
     rows, columns = np.linspace(0.001, 2.0, size), np.linspace(0.001, 0.6, size)
@@ -66,50 +67,78 @@ def quadratic_error(full: bool = False, progress: bool = False, reference: Folde
     right.plot(np.where(rows < 1.0, rows - 0.5 * rows**2, 0.5), rows, "w--", lw=1.0)
     right.set_xlabel(r"$\alpha = n/d^2$")
     right.set_ylabel(r"$\kappa = r/d$")
-    arrays = {"alpha": alphas, "widths": widths, "theory": theory, "map_alpha": columns, "map_kappa": rows, "map": heat}
+    arrays = {
+        "alpha": alphas,
+        "widths": widths,
+        "theory": theory,
+        "map_alpha": columns,
+        "map_kappa": rows,
+        "map": heat,
+    }
     caption = "Quadratic network: perfect recovery at α = κ - κ²/2, 1/2 from κ = 1 (dashed)."
     return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def quadratic_message_passing(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
+def quadratic_message_passing(
+    full: bool = False, progress: bool = False, reference: Folder = None
+) -> Drawn:
     """Message passing on the curves of theory."""
     compared = []
     figure, (ax,) = axes_row()
     dimension, seeds = (100, 8) if full else (50, 3)
-    alphas, at = np.linspace(0.01, 0.5, 100), np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3])
+    alphas, at = (
+        np.linspace(0.01, 0.5, 100),
+        np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3]),
+    )
     arrays: dict[str, Any] = {"alpha": alphas, "at": at}
     for k, (kappa, noise) in enumerate([(0.5, 0.0), (0.5, 0.25), (1.0, 0.0)]):
         name, model = f"{kappa:g}_{noise:g}", Bilinear(1.0, kappa, noise, symmetric=True)
         arrays[f"theory_{name}"] = errors(alphas, 1.0, kappa, noise, symmetric=True)
         arrays[f"gamp_{name}"] = dots(model, at, dimension, seeds, progress, "float32", 150)
-        ax.plot(alphas, arrays[f"theory_{name}"], color=f"C{k}", label=rf"$\kappa = {kappa:g}$, $\Delta = {noise:g}$")
+        ax.plot(
+            alphas,
+            arrays[f"theory_{name}"],
+            color=f"C{k}",
+            label=rf"$\kappa = {kappa:g}$, $\Delta = {noise:g}$",
+        )
         with_bars(ax, at, arrays[f"gamp_{name}"], color=f"C{k}")
         setting = f"κ = {kappa:g}, Δ = {noise:g}"
         known = errors(at, 1.0, kappa, noise, symmetric=True)
-        compared.append(finite_size(f"message passing, {setting}", arrays[f"gamp_{name}"], known, dimension))
+        compared.append(
+            finite_size(f"message passing, {setting}", arrays[f"gamp_{name}"], known, dimension)
+        )
         if kappa == 0.5 and noise > 0.0:
-            compared += _theory(reference, ax, kappa, noise, f"line_noise_{kappa:.1f}_{noise:g}.csv")
-        table = published(reference, "quadratic", f"AMP_100_{kappa:.1f}_{noise if noise else 0.0}.csv")
+            compared += _theory(
+                reference, ax, kappa, noise, f"line_noise_{kappa:.1f}_{noise:g}.csv"
+            )
+        table = published(
+            reference, "quadratic", f"AMP_100_{kappa:.1f}_{noise if noise else 0.0}.csv"
+        )
         if table is not None:
             overlay(ax, table["alpha"], table["AMP_mean"], table["AMP_std"], label=None)
             ours = errors(table["alpha"], 1.0, kappa, noise, symmetric=True)
-            remark = (
-                "published message passing at d = 100, inputs x xᵀ - I; tolerance: three of its standard deviations and 1/d"
-            )
+            remark = "published message passing at d = 100, inputs x xᵀ - I; tolerance: three of its standard deviations and 1/d"
             allowed = 3.0 * table["AMP_std"] + 0.01
             compared.append(compare(f"theory, {setting}", ours, table["AMP_mean"], allowed, remark))
     ax.set_xlabel(r"$\alpha = n/d^2$")
     ax.legend(fontsize=8, frameon=False)
-    caption = f"Quadratic network, message passing with Gaussian inputs: d = {dimension}, {seeds} seeds."
+    caption = (
+        f"Quadratic network, message passing with Gaussian inputs: d = {dimension}, {seeds} seeds."
+    )
     return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def quadratic_descent(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
+def quadratic_descent(
+    full: bool = False, progress: bool = False, reference: Folder = None
+) -> Drawn:
     """Gradient descent, and the average of its runs."""
     del reference  # no table is at hand
     figure, (ax,) = axes_row()
     dimension, teachers, starts, steps = (100, 4, 64, 3000) if full else (24, 2, 8, 1500)
-    alphas, at = np.linspace(0.01, 0.5, 100), np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3])
+    alphas, at = (
+        np.linspace(0.01, 0.5, 100),
+        np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3]),
+    )
     model = Bilinear(1.0, 0.5, symmetric=True)
     arrays = {"alpha": alphas, "at": at, "theory": errors(alphas, 1.0, 0.5, symmetric=True)}
     arrays |= descents(model, at, dimension, teachers, starts, steps, 0.1, 1.0, progress)
@@ -121,7 +150,11 @@ def quadratic_descent(full: bool = False, progress: bool = False, reference: Fol
     known = errors(at, 1.0, 0.5, symmetric=True)
     remark = f"expected of posterior samples: (1 + 1/{starts}) of it; tolerance: a quarter of it, and 5/d for finite size"
     mean, expected = np.nanmean(arrays["averaged"], axis=1), (1.0 + 1.0 / starts) * known
-    compared = [compare("averaged descent", mean, expected, 0.25 * known + 5.0 / dimension, remark, "theory")]
+    compared = [
+        compare(
+            "averaged descent", mean, expected, 0.25 * known + 5.0 / dimension, remark, "theory"
+        )
+    ]
     caption = f"Quadratic network, κ = 1/2, rate 0.1: d = {dimension}, {teachers} teachers, {steps} steps."
     return Drawn(figure, arrays, caption, compared)
 
@@ -140,11 +173,16 @@ def quadratic_decay(full: bool = False, progress: bool = False, reference: Folde
 
         def one(decay: Any, model: Any = model, data: Any = data, keys: Any = keys) -> Any:
             optimizer = optax.chain(optax.add_decayed_weights(decay), optax.adam(0.01))
-            return train(model, data, optimizer, key=keys, steps=steps, reduction="sum", loss=quarter).error
+            return train(
+                model, data, optimizer, key=keys, steps=steps, reduction="sum", loss=quarter
+            ).error
 
         name = f"{alpha:g}_{noise:g}"
         arrays[name] = np.array(
-            [one(decay) for decay in tqdm(decays, desc="weight decay", disable=not progress, leave=False)]
+            [
+                one(decay)
+                for decay in tqdm(decays, desc="weight decay", disable=not progress, leave=False)
+            ]
         )
         label = rf"$\alpha = {alpha:g}$, $\Delta = {noise:g}$"
         with_bars(ax, np.arange(len(decays)), arrays[name], color=f"C{k}", label=label)
@@ -152,18 +190,33 @@ def quadratic_decay(full: bool = False, progress: bool = False, reference: Folde
     ax.set_xticks(np.arange(len(decays)), [f"{decay:g}" for decay in decays])
     ax.set_xlabel("weight decay")
     ax.legend(fontsize=8, frameon=False)
-    return Drawn(figure, arrays, f"Adam with weight decay, κ = 1/2, d = {dimension}, {starts} starts; lines: Bayes-optimal.")
+    return Drawn(
+        figure,
+        arrays,
+        f"Adam with weight decay, κ = 1/2, d = {dimension}, {starts} starts; lines: Bayes-optimal.",
+    )
 
 
-def spread(model: Any, alphas: np.ndarray, dimension: int, starts: int, steps: int, progress: bool) -> np.ndarray:
+def spread(
+    model: Any, alphas: np.ndarray, dimension: int, starts: int, steps: int, progress: bool
+) -> np.ndarray:
     """‖Ŝ_k - S̄‖²/d², mean over runs of descent from `starts` starts on one data set, for each α."""
     found, optimizer = [], optax.adam(0.02)
-    for i, alpha in enumerate(tqdm(alphas, desc=f"starts, d={dimension}", disable=not progress, leave=False)):
-        data = model.sample(jax.random.key(i), dimension=dimension, alpha=float(alpha), dtype="float32")
+    for i, alpha in enumerate(
+        tqdm(alphas, desc=f"starts, d={dimension}", disable=not progress, leave=False)
+    ):
+        data = model.sample(
+            jax.random.key(i), dimension=dimension, alpha=float(alpha), dtype="float32"
+        )
         keys = jax.random.split(jax.random.key(100 + i), starts)
         fit = train(model, data, optimizer, key=keys, steps=steps, reduction="sum", loss=quarter)
         matrices = jnp.asarray(fit.weights)
-        found.append(float(jnp.mean(jnp.sum((matrices - matrices.mean(axis=0)) ** 2, axis=(1, 2))) / dimension**2))
+        found.append(
+            float(
+                jnp.mean(jnp.sum((matrices - matrices.mean(axis=0)) ** 2, axis=(1, 2)))
+                / dimension**2
+            )
+        )
     return np.array(found)
 
 
@@ -181,9 +234,15 @@ def trivialisation(full: bool = False, progress: bool = False, reference: Folder
         arrays[f"spread_{noise:g}"] = spread(model, alphas, dimension, starts, steps, progress)
         above = np.flatnonzero(arrays[f"spread_{noise:g}"] > level)
         last = above[-1] if above.size else -1
-        threshold.append(0.5 * (alphas[last] + alphas[last + 1]) if 0 <= last < len(alphas) - 1 else np.nan)
+        threshold.append(
+            0.5 * (alphas[last] + alphas[last + 1]) if 0 <= last < len(alphas) - 1 else np.nan
+        )
         left.semilogy(
-            alphas, np.maximum(arrays[f"spread_{noise:g}"], 1e-12), "o-", color=f"C{k}", label=rf"$\Delta = {noise:g}$"
+            alphas,
+            np.maximum(arrays[f"spread_{noise:g}"], 1e-12),
+            "o-",
+            color=f"C{k}",
+            label=rf"$\Delta = {noise:g}$",
         )
     arrays["threshold"] = np.array(threshold)
     left.axhline(level, color="k", lw=0.8, ls=":")

@@ -59,17 +59,25 @@ def _landscape(ax: Any, axis: np.ndarray, R: np.ndarray, title: str) -> None:
     ax.grid(False)
 
 
-def _panels(models: dict[str, SequenceSingleIndex], points: int) -> tuple[Any, dict[str, np.ndarray]]:
+def _panels(
+    models: dict[str, SequenceSingleIndex], points: int
+) -> tuple[Any, dict[str, np.ndarray]]:
     figure, axes = axes_row(2, 2)
     arrays: dict[str, Any] = {
-        name: [] for name in ("R", "hessian", "eigenvalues", "m4", "exponent", "kappa", "kappa_escape")
+        name: []
+        for name in ("R", "hessian", "eigenvalues", "m4", "exponent", "kappa", "kappa_escape")
     }
     for ax, (name, model) in zip(axes, models.items(), strict=True):
         axis, R = surface(model, points)
         flat, H = sgd.flatness(model), sgd.hessian_at_origin(model)
         values, vectors = np.linalg.eigh(H)
         exponent = sgd.information_exponent(model.target, model.length).order
-        for key, value in (("R", R), ("kappa", flat.order), ("kappa_escape", flat.escape), ("exponent", exponent)):
+        for key, value in (
+            ("R", R),
+            ("kappa", flat.order),
+            ("kappa_escape", flat.escape),
+            ("exponent", exponent),
+        ):
             arrays[key].append(value)
         K = model.encoding.shape[1]
         arrays["m4"].append(flat.series.get((4,) + (0,) * K, 0.0))
@@ -79,11 +87,15 @@ def _panels(models: dict[str, SequenceSingleIndex], points: int) -> tuple[Any, d
         for value, vector in zip(values, vectors.T, strict=True):
             if value < -1e-9:
                 direction = np.pad(vector, (0, 1 - K))
-                ax.annotate("", 0.5 * direction, (0, 0), arrowprops={"arrowstyle": "->", "color": "w"})
+                ax.annotate(
+                    "", 0.5 * direction, (0, 0), arrowprops={"arrowstyle": "->", "color": "w"}
+                )
     return figure, {"m": axis, "e": axis} | {k: np.array(v, float) for k, v in arrays.items()}
 
 
-def encoding_changes_the_landscape(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
+def encoding_changes_the_landscape(
+    full: bool = False, progress: bool = False, reference: Folder = None
+) -> Drawn:
     """Figure 1: risk of attention with the trace, with and without positional encoding."""
     del progress, reference  # no runs; none is published
     models = {
@@ -98,12 +110,22 @@ def encoding_changes_the_landscape(full: bool = False, progress: bool = False, r
         "Risk over the overlaps (m, e), trace without factor. An encoding adds a direction; here its curvature is positive, so "
         "that SGD escapes no sooner (κ falls from 4 to 2 for He4, κ_esc does not). Arrows: descending eigenvectors at the origin."
     )
-    orders = [_order("information exponents", arrays["exponent"], (2, 4, 2, 4)), _order("κ", arrays["kappa"], (2, 4, 2, 2))]
+    orders = [
+        _order("information exponents", arrays["exponent"], (2, 4, 2, 4)),
+        _order("κ", arrays["kappa"], (2, 4, 2, 2)),
+    ]
     return Drawn(figure, arrays, caption, orders)
 
 
 def _order(what: str, found: np.ndarray, stated: tuple[float, ...]) -> Comparison:
-    return compare(what, found, np.array(stated, float), 0.5, "whole numbers, in the order of the panels", "the article")
+    return compare(
+        what,
+        found,
+        np.array(stated, float),
+        0.5,
+        "whole numbers, in the order of the panels",
+        "the article",
+    )
 
 
 def encoding_helps(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
@@ -135,20 +157,37 @@ def tying(full: bool = False, progress: bool = False, reference: Folder = None) 
     figure, axes = axes_row(2)
     lengths = (1, 2, 3, 4, 6, 8, 10) if full else (1, 2, 4)
     settings = (
-        {"dimension": 1000, "gamma": 0.002, "runs": (24, 6)} if full else {"dimension": 200, "gamma": 0.01, "runs": (24, 6)}
+        {"dimension": 1000, "gamma": 0.002, "runs": (24, 6)}
+        if full
+        else {"dimension": 200, "gamma": 0.01, "runs": (24, 6)}
     )
     arrays: dict[str, np.ndarray] = {"lengths": np.array(lengths)}
     left, right = axes
     for color, (schedule, law) in enumerate((("equal", 1), ("linear", 2))):
-        found = sgd.gain(jax.random.key(0), lengths, schedule=schedule, progress=progress, **settings)
+        found = sgd.gain(
+            jax.random.key(0), lengths, schedule=schedule, progress=progress, **settings
+        )
         arrays |= {f"gain_{schedule}": found.gain, f"gain_se_{schedule}": found.stderr}
         arrays |= {f"exponent_{schedule}": np.array([found.exponent, found.exponent_stderr])}
-        arrays |= {f"tau_{side}_{schedule}": np.array(getattr(found, side)) for side in ("tied", "untied")}
+        arrays |= {
+            f"tau_{side}_{schedule}": np.array(getattr(found, side)) for side in ("tied", "untied")
+        }
         remark = "tolerance: three standard errors of the fit, and 0.1 for steps that are not small"
         exponent = f"exponent of the gain, {schedule} rates"
-        compared.append(compare(exponent, found.exponent, law, 3.0 * found.exponent_stderr + 0.1, remark, "the article"))
+        compared.append(
+            compare(
+                exponent,
+                found.exponent,
+                law,
+                3.0 * found.exponent_stderr + 0.1,
+                remark,
+                "the article",
+            )
+        )
         label = rf"{schedule}: $L^{{{found.exponent:.2f} \pm {found.exponent_stderr:.2f}}}$"
-        left.errorbar(lengths, found.gain, found.stderr, fmt="o", mfc="none", color=f"C{color}", label=label)
+        left.errorbar(
+            lengths, found.gain, found.stderr, fmt="o", mfc="none", color=f"C{color}", label=label
+        )
         left.loglog(lengths, np.array(lengths, float) ** law, color=f"C{color}", lw=0.8, ls="--")
     left.set_xticks(lengths, [str(L) for L in lengths])
     left.set_xticks([], minor=True)
@@ -158,16 +197,23 @@ def tying(full: bool = False, progress: bool = False, reference: Folder = None) 
     L, d, gamma = lengths[-1], settings["dimension"], settings["gamma"]
     for color, tied in enumerate((True, False)):
         rate = SCHEDULES["equal"](L, gamma)[1 - tied]
-        model = SequenceSingleIndex(sum_of_squares(L), L, sgd.Network(jax.nn.relu, tied), loss_factor=1.0)
+        model = SequenceSingleIndex(
+            sum_of_squares(L), L, sgd.Network(jax.nn.relu, tied), loss_factor=1.0
+        )
         m = 1.0 / np.sqrt(d)
         steps = int(1.3 * float(sgd.recovery_time(model, m, gamma=rate, eta=0.6)) * d / rate)
         keys = jax.random.split(jax.random.key(1), 4)
         runs = sgd.simulate(model, keys, dimension=d, gamma=rate, steps=steps, m=m, eta=0.9)
-        size = np.asarray(runs.m) if tied else np.linalg.norm(np.asarray(runs.m), axis=-1) / np.sqrt(L)
+        size = (
+            np.asarray(runs.m) if tied else np.linalg.norm(np.asarray(runs.m), axis=-1) / np.sqrt(L)
+        )
         name = "tied" if tied else "untied"
         theory = np.asarray(
             sgd.flow(
-                model, m, times=np.maximum(np.asarray(runs.time), 1e-9 * np.arange(len(runs.step))), gamma=rate
+                model,
+                m,
+                times=np.maximum(np.asarray(runs.time), 1e-9 * np.arange(len(runs.step))),
+                gamma=rate,
             ).overlaps
         )
         line = np.linalg.norm(theory, axis=-1) / (1.0 if tied else np.sqrt(L))
@@ -204,8 +250,19 @@ def phases(full: bool = False, progress: bool = False, reference: Folder = None)
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    colors = ["#4477aa", "#000000", "#eecc66", "#cc6677", "#88ccee", "#444444", "#aa4499", "#ee8866"]
-    ax.pcolormesh(a, omega, found.label, cmap=ListedColormap(colors), vmin=-0.5, vmax=7.5, rasterized=True)
+    colors = [
+        "#4477aa",
+        "#000000",
+        "#eecc66",
+        "#cc6677",
+        "#88ccee",
+        "#444444",
+        "#aa4499",
+        "#ee8866",
+    ]
+    ax.pcolormesh(
+        a, omega, found.label, cmap=ListedColormap(colors), vmin=-0.5, vmax=7.5, rasterized=True
+    )
     for name, style in zip(BOUNDARIES, (":", "-", "--", "-."), strict=True):
         ax.plot(a, found.boundaries[name], color="k", lw=1.2, ls=style, label=name)
     shown = [Patch(color=colors[k], label=LABELS[k]) for k in range(8) if np.any(found.label == k)]
@@ -216,17 +273,35 @@ def phases(full: bool = False, progress: bool = False, reference: Folder = None)
     ax.set_ylabel("ω")
     ax.set_ylim(0.4, 1.0)
     arrays = {"a": a, "omega": omega, "label": found.label, "hessian": found.hessian}
-    arrays |= {f"boundary_{name.replace(' ', '_')}": value for name, value in found.boundaries.items()}
+    arrays |= {
+        f"boundary_{name.replace(' ', '_')}": value for name, value in found.boundaries.items()
+    }
     caption = (
         "Minima of the risk and what SGD sets out for. Lines: from which ω the positional corner is a minimum (dotted), "
         "transition at the origin (full), equal depth (dashed), up to which ω the semantic corner is a minimum (dash-dotted). "
         "Yellow: misaligned dynamics."
     )
-    difference, line = found.hessian[..., 1] - found.hessian[..., 0], found.boundaries[BOUNDARIES[1]]
+    difference, line = (
+        found.hessian[..., 1] - found.hessian[..., 0],
+        found.boundaries[BOUNDARIES[1]],
+    )
     cell = omega[1] - omega[0]
     signs = np.array([_crossing(omega, column) for column in difference.T])
-    compared = [compare("transition on the grid", signs, line, cell, "tolerance: a cell", "the root of the Hessian")]
-    compared += [compare("transition at a = 1", line[-1], 0.64, 0.005, "printed to two digits", "the article")]
+    compared = [
+        compare(
+            "transition on the grid",
+            signs,
+            line,
+            cell,
+            "tolerance: a cell",
+            "the root of the Hessian",
+        )
+    ]
+    compared += [
+        compare(
+            "transition at a = 1", line[-1], 0.64, 0.005, "printed to two digits", "the article"
+        )
+    ]
     return Drawn(figure, arrays, caption, compared)
 
 
@@ -239,7 +314,9 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
     axis, R = surface(model, 101 if full else 41)
     d = 1000 if full else 200
     keys = jax.random.split(jax.random.key(0), 16)
-    runs = sgd.simulate(model, keys, dimension=d, gamma=0.5, steps=800 * d, until=0.95, every=d, progress=progress)
+    runs = sgd.simulate(
+        model, keys, dimension=d, gamma=0.5, steps=800 * d, until=0.95, every=d, progress=progress
+    )
     m, e = np.asarray(runs.m), np.asarray(runs.e)[..., 0]
     end = np.asarray(runs.end)
     m, e = m * np.sign(end[:, :1]), e * np.sign(end[:, 1:])  # folded into the quadrant of the end
@@ -269,7 +346,9 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
         "run_e": e,
         "omega": omegas,
     }
-    settings = {"squared": (0.5, 0.2), "frobenius": (1.0, 0.05)} if full else {"squared": (0.5, 1.0)}
+    settings = (
+        {"squared": (0.5, 0.2), "frobenius": (1.0, 0.05)} if full else {"squared": (0.5, 1.0)}
+    )
     for color, (loss, (c, gamma)) in enumerate(settings.items()):
         table = []
         for k, omega in enumerate(omegas):
@@ -289,12 +368,26 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
         P, error, arrived = map(np.array, zip(*table, strict=True))
         arrays |= {f"P_{loss}": P, f"se_{loss}": error, f"converged_{loss}": arrived}
         middle = _crossing(omegas, P - 0.5)
-        remark = f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of d = {d}"
-        compared.append(compare(f"ω at probability 1/2, {loss}", middle, 0.64, 0.03, remark, "the article"))
-        right.errorbar(
-            omegas, P, error, fmt="o-", lw=0.8, ms=4, capsize=2, color=f"C{color}", label=f"{loss}, γ = {gamma:g}, d = {d}"
+        remark = (
+            f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of d = {d}"
         )
-    right.axvline(float(sgd.transition(1.0)), color="k", ls=":", lw=0.9, label="transition (squared)")
+        compared.append(
+            compare(f"ω at probability 1/2, {loss}", middle, 0.64, 0.03, remark, "the article")
+        )
+        right.errorbar(
+            omegas,
+            P,
+            error,
+            fmt="o-",
+            lw=0.8,
+            ms=4,
+            capsize=2,
+            color=f"C{color}",
+            label=f"{loss}, γ = {gamma:g}, d = {d}",
+        )
+    right.axvline(
+        float(sgd.transition(1.0)), color="k", ls=":", lw=0.9, label="transition (squared)"
+    )
     right.axhline(0.5, color="k", lw=0.4)
     right.set_xlabel("ω")
     right.set_ylabel("probability of the semantic minimum")

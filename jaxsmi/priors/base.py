@@ -53,5 +53,7 @@ class AbstractPrior(eqx.Module):
         """Where message passing begins: a signal of that shape and its covariance (P, P)."""
 
     @abc.abstractmethod
-    def side_information(self, key: PRNGKeyArray, signal: Array, strength: ArrayLike) -> tuple[Array, Array]:
+    def side_information(
+        self, key: PRNGKeyArray, signal: Array, strength: ArrayLike
+    ) -> tuple[Array, Array]:
         """What observing √λ signal + √(1-λ) noise adds to A and to b."""

@@ -28,7 +28,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import check
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.priors.mixture import Mixture, free_entropy, mmse, overlap, posterior, square_root, symmetric
+from jaxsmi.priors.mixture import (
+    Mixture,
+    free_entropy,
+    mmse,
+    overlap,
+    posterior,
+    square_root,
+    symmetric,
+)
 
 _MAX_INDICES = 8  # 2^8 components
 
@@ -178,7 +186,9 @@ class AbstractIidPrior(AbstractPrior):
         check(b.ndim == 1, "b", b, "an array of shape (indices P,)")
         return self._cast(b, A).respond(b, A)[0]
 
-    def posterior(self, b: Float[Array, "P D"], A: Float[Array, "P P"]) -> tuple[Float[Array, "P D"], Float[Array, "P P"]]:
+    def posterior(
+        self, b: Float[Array, "P D"], A: Float[Array, "P P"]
+    ) -> tuple[Float[Array, "P D"], Float[Array, "P P"]]:
         """Input side of GAMP: posterior means of all columns, and their covariance averaged over the columns.
 
         f_i = ∂_b log Z_w(b_i, A),  C = (1/D) Σ_i ∂_b f(b_i, A)
@@ -226,13 +236,22 @@ class AbstractIidPrior(AbstractPrior):
         if concrete(strength):
             check(0.0 <= np.asarray(strength) < 1.0, "strength", strength, "a number in [0, 1)")
         strength = jnp.asarray(strength, dtype=W.dtype)
-        seen = jnp.sqrt(strength) * W + jnp.sqrt(1.0 - strength) * jax.random.normal(key, W.shape, W.dtype)
+        seen = jnp.sqrt(strength) * W + jnp.sqrt(1.0 - strength) * jax.random.normal(
+            key, W.shape, W.dtype
+        )
         precision = strength / (1.0 - strength)
-        return precision * jnp.eye(W.shape[0], dtype=W.dtype), jnp.sqrt(strength) / (1.0 - strength) * seen
+        return precision * jnp.eye(W.shape[0], dtype=W.dtype), jnp.sqrt(strength) / (
+            1.0 - strength
+        ) * seen
 
     def _cast(self, b: Array, A: Array) -> Mixture:
         indices = b.shape[0]
-        check(A.shape == (indices, indices), "A", A, f"an array of shape ({indices}, {indices}), as b has P={indices}")
+        check(
+            A.shape == (indices, indices),
+            "A",
+            A,
+            f"an array of shape ({indices}, {indices}), as b has P={indices}",
+        )
         dtype = jnp.result_type(b, A)
         dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else theory_dtype()
         return jax.tree.map(lambda leaf: leaf.astype(dtype), self._mixture(indices))
@@ -240,7 +259,12 @@ class AbstractIidPrior(AbstractPrior):
 
 def _precision(Qhat: Any) -> Array:
     Qhat = _real(Qhat)
-    check(Qhat.ndim == 2 and Qhat.shape[0] == Qhat.shape[-1], "Qhat", Qhat, "a square array (indices, indices)")
+    check(
+        Qhat.ndim == 2 and Qhat.shape[0] == Qhat.shape[-1],
+        "Qhat",
+        Qhat,
+        "a square array (indices, indices)",
+    )
     return symmetric(Qhat)
 
 
@@ -267,7 +291,9 @@ class Gaussian(AbstractIidPrior):
     Cost: O(P³). Source: [TCDKZ25].
     """
 
-    covariance: Float[Array, "P P"] | None = eqx.field(converter=lambda C: C if C is None else _real(C), default=None)
+    covariance: Float[Array, "P P"] | None = eqx.field(
+        converter=lambda C: C if C is None else _real(C), default=None
+    )
 
     @property
     def continuous(self) -> bool:
@@ -278,7 +304,12 @@ class Gaussian(AbstractIidPrior):
         if self.covariance is None:
             return
         shape = self.covariance.shape
-        check(len(shape) == 2 and shape[0] == shape[-1], "covariance", self.covariance, "a square array (P, P)")
+        check(
+            len(shape) == 2 and shape[0] == shape[-1],
+            "covariance",
+            self.covariance,
+            "a square array (P, P)",
+        )
         if concrete(self.covariance):
             value = np.asarray(self.covariance)
             sound = np.isfinite(value).all() and np.allclose(value, value.T)
@@ -288,10 +319,19 @@ class Gaussian(AbstractIidPrior):
 
     def _mixture(self, indices: int) -> Mixture:
         check(indices >= 1, "indices", indices, "an integer of at least 1")
-        covariance = jnp.eye(indices, dtype=theory_dtype()) if self.covariance is None else self.covariance
-        check(covariance.shape[0] == indices, "indices", indices, f"{covariance.shape[0]}, the size of the covariance")
+        covariance = (
+            jnp.eye(indices, dtype=theory_dtype()) if self.covariance is None else self.covariance
+        )
+        check(
+            covariance.shape[0] == indices,
+            "indices",
+            indices,
+            f"{covariance.shape[0]}, the size of the covariance",
+        )
         factor = covariance if self.covariance is None else square_root(covariance)
-        return Mixture(jnp.zeros(1, factor.dtype), jnp.zeros((1, indices), factor.dtype), factor[None])
+        return Mixture(
+            jnp.zeros(1, factor.dtype), jnp.zeros((1, indices), factor.dtype), factor[None]
+        )
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw W = C_0^{1/2} ξ, (P, D); see `AbstractIidPrior.sample`."""
@@ -303,7 +343,9 @@ class Gaussian(AbstractIidPrior):
         """Q = C_0 (I + Q̂C_0)^{-1} Q̂C_0; see `AbstractIidPrior.overlap`."""
         Qhat = _precision(Qhat)
         seen = Qhat @ (covariance := self._mixture(Qhat.shape[0]).covariance[0])
-        return symmetric(covariance @ jnp.linalg.solve(jnp.eye(Qhat.shape[0], dtype=Qhat.dtype) + seen, seen))
+        return symmetric(
+            covariance @ jnp.linalg.solve(jnp.eye(Qhat.shape[0], dtype=Qhat.dtype) + seen, seen)
+        )
 
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """V = (I + C_0Q̂)^{-1} C_0; see `AbstractIidPrior.mmse`."""
@@ -314,7 +356,10 @@ class Gaussian(AbstractIidPrior):
         """Φ_w = ½ tr(C_0Q̂) - ½ log det(I + C_0Q̂); see `AbstractIidPrior.free_entropy`."""
         Qhat = _precision(Qhat)
         mixture = self._mixture(Qhat.shape[0])
-        return 0.5 * jnp.sum(mixture.covariance[0] * Qhat) + mixture.respond(jnp.zeros_like(Qhat[0]), Qhat)[0]
+        return (
+            0.5 * jnp.sum(mixture.covariance[0] * Qhat)
+            + mixture.respond(jnp.zeros_like(Qhat[0]), Qhat)[0]
+        )
 
 
 class _Discrete(AbstractIidPrior):
@@ -335,8 +380,15 @@ class _Discrete(AbstractIidPrior):
 
 def _supports(indices: int) -> Array:
     """All 2^P vectors of zeros and ones, (2^P, P)."""
-    check(1 <= indices <= _MAX_INDICES, "indices", indices, f"1 to {_MAX_INDICES}: the 2^P components are enumerated")
-    return jnp.asarray(np.array(list(itertools.product((0.0, 1.0), repeat=indices))), theory_dtype())
+    check(
+        1 <= indices <= _MAX_INDICES,
+        "indices",
+        indices,
+        f"1 to {_MAX_INDICES}: the 2^P components are enumerated",
+    )
+    return jnp.asarray(
+        np.array(list(itertools.product((0.0, 1.0), repeat=indices))), theory_dtype()
+    )
 
 
 class Rademacher(_Discrete):
@@ -393,7 +445,9 @@ class BernoulliGauss(_Discrete):
 
     def __check_init__(self):
         check(self.density.ndim == 0, "density", self.density, "one number in (0, 1]")
-        check((self.density > 0) & (self.density <= 1), "density", self.density, "a number in (0, 1]")
+        check(
+            (self.density > 0) & (self.density <= 1), "density", self.density, "a number in (0, 1]"
+        )
 
     def _mixture(self, indices: int) -> Mixture:
         support = _supports(indices)
@@ -401,11 +455,19 @@ class BernoulliGauss(_Discrete):
         zero = 1.0 - self.density * (1.0 - jnp.finfo(support.dtype).eps)
         log_weight = support @ jnp.full(indices, jnp.log(self.density))
         log_weight += (1.0 - support) @ jnp.full(indices, jnp.log(zero))
-        return Mixture(log_weight, jnp.zeros_like(support), jax.vmap(jnp.diag)(support / jnp.sqrt(self.density)))
+        return Mixture(
+            log_weight,
+            jnp.zeros_like(support),
+            jax.vmap(jnp.diag)(support / jnp.sqrt(self.density)),
+        )
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw supports and values; see `AbstractIidPrior.sample`."""
         _check_sizes(indices, dimension)
         where, what = jax.random.split(key)
         support = jax.random.bernoulli(where, self.density, (indices, dimension))
-        return support * jax.random.normal(what, support.shape, theory_dtype()) / jnp.sqrt(self.density)
+        return (
+            support
+            * jax.random.normal(what, support.shape, theory_dtype())
+            / jnp.sqrt(self.density)
+        )

@@ -27,7 +27,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-_TRAPEZOID = {1: (1024, 9.0), 2: (128, 8.5), 3: (48, 7.5)}  # P: nodes per axis, standard deviations spanned
+_TRAPEZOID = {
+    1: (1024, 9.0),
+    2: (128, 8.5),
+    3: (48, 7.5),
+}  # P: nodes per axis, standard deviations spanned
 
 
 _MEMORY = 2**22  # numbers that the posterior of one batch of columns may hold
@@ -80,7 +84,9 @@ class Mixture(eqx.Module):
         C_k = HᵀH; C_k itself times a large b would cancel where A is nearly singular, H does not.
         """
         transposed = jnp.swapaxes(self.factor, 1, 2)
-        gain = jnp.linalg.cholesky(jnp.eye(b.shape[0], dtype=b.dtype) + transposed @ A @ self.factor)
+        gain = jnp.linalg.cholesky(
+            jnp.eye(b.shape[0], dtype=b.dtype) + transposed @ A @ self.factor
+        )
         half = jax.scipy.linalg.solve_triangular(gain, transposed, lower=True)
         log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(gain, axis1=1, axis2=2)), axis=1)
         pull = jnp.einsum("kpq,kq->kp", half, b - self.mean @ A)
@@ -94,7 +100,9 @@ class Mixture(eqx.Module):
         offset = center - likeliest
         shift = weight @ offset
         offset = offset - shift
-        covariance = jnp.einsum("k,krp,krq->pq", weight, half, half) + jnp.einsum("k,kp,kq->pq", weight, offset, offset)
+        covariance = jnp.einsum("k,krp,krq->pq", weight, half, half) + jnp.einsum(
+            "k,kp,kq->pq", weight, offset, offset
+        )
         return log_partition, likeliest + shift, covariance
 
 
@@ -132,11 +140,15 @@ def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
         else:
             spread = spread @ turn
             center, width = jnp.zeros_like(mean), 3.0 / jnp.linalg.norm(spread, axis=0)
-        t = jnp.linspace(-1.0, 1.0, count, dtype=root.dtype)[:, None] * jnp.arcsinh((reach + jnp.abs(center)) / width)
+        t = jnp.linspace(-1.0, 1.0, count, dtype=root.dtype)[:, None] * jnp.arcsinh(
+            (reach + jnp.abs(center)) / width
+        )
         xi = center + width * jnp.sinh(t)
         weight = jnp.exp(-0.5 * xi**2) * jnp.cosh(t)
         weight = weight / jnp.sum(weight, axis=0)
-        xi = xi / jnp.sqrt(jnp.sum(weight * xi**2, axis=0))  # the second moment is exact, however sharp the nodes
+        xi = xi / jnp.sqrt(
+            jnp.sum(weight * xi**2, axis=0)
+        )  # the second moment is exact, however sharp the nodes
         grid = jnp.stack(jnp.meshgrid(*xi.T, indexing="ij"), axis=-1).reshape(-1, indices)
         weights = functools.reduce(jnp.multiply.outer, weight.T)
         return mean + grid @ spread.T, weights.reshape(-1)
@@ -153,11 +165,15 @@ def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
     """2^(22-P) nodes ±u: the components share a Kronecker sequence in P dimensions, half by weight, half evenly."""
     (components, indices), count = mean.shape, 2 ** (21 - mean.shape[1])
     root = 2.0
-    for _ in range(64):  # the root above one of x^(P+1) = x + 1: its inverse powers spread the points evenly
+    for _ in range(
+        64
+    ):  # the root above one of x^(P+1) = x + 1: its inverse powers spread the points evenly
         root = (1.0 + root) ** (1.0 / (indices + 1))
     step = np.array([int(2**32 * root ** -(p + 1)) for p in range(indices)], dtype=np.uint32)
     point = jnp.arange(1, count + 1, dtype=jnp.uint32)[:, None] * step  # modulo 2^32 by overflow
-    point = jnp.clip((point.astype(mean.dtype) + 0.5) / 2.0**32, 1e-10, 1.0 - jnp.finfo(mean.dtype).eps)
+    point = jnp.clip(
+        (point.astype(mean.dtype) + 0.5) / 2.0**32, 1e-10, 1.0 - jnp.finfo(mean.dtype).eps
+    )
     xi = jax.scipy.special.ndtri(point)
     share = jnp.cumsum(0.5 * weight + 0.5 / components)
     member = jnp.searchsorted(share[:-1], (jnp.arange(count, dtype=mean.dtype) + 0.5) / count)

@@ -11,7 +11,11 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import check
-from jaxsmi.numerics.random_matrix.rectangular import rectangular_error, rectangular_information, rectangular_spectrum
+from jaxsmi.numerics.random_matrix.rectangular import (
+    rectangular_error,
+    rectangular_information,
+    rectangular_spectrum,
+)
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 
 
@@ -23,7 +27,10 @@ class ProductPrior(AbstractSpectralPrior):
     Example:
     >>> import jax
     >>> jax.config.update("jax_enable_x64", True)
-    >>> round(float(ProductPrior(2.0, 0.5).mmse(1.0)), 6), round(float(ProductPrior(0.5, 0.25).mmse(1.0)), 6)  # transposed
+    >>> (
+    ...     round(float(ProductPrior(2.0, 0.5).mmse(1.0)), 6),
+    ...     round(float(ProductPrior(0.5, 0.25).mmse(1.0)), 6),
+    ... )  # transposed
     (0.40503, 0.40503)
     """
 
@@ -33,7 +40,9 @@ class ProductPrior(AbstractSpectralPrior):
 
     def __init__(self, aspect_ratio: Any, rank_ratio: Any):
         beta, rho = (jnp.asarray(x, theory_dtype()) for x in (aspect_ratio, rank_ratio))
-        check(beta.ndim == 0 and beta > 0, "aspect_ratio", aspect_ratio, "a number > 0, or infinity")
+        check(
+            beta.ndim == 0 and beta > 0, "aspect_ratio", aspect_ratio, "a number > 0, or infinity"
+        )
         allowed = "a finite number > 0 (for rank_ratio -> 0: small_width_error of the model)"
         check(rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0), "rank_ratio", rank_ratio, allowed)
         self.aspect_ratio, self.rank_ratio = beta, rho
@@ -54,8 +63,18 @@ class ProductPrior(AbstractSpectralPrior):
     def length(self, dimension: int) -> int:
         """L = round(β d), at least one."""
         known = concrete(self.aspect_ratio)
-        check(known, "aspect_ratio", "a traced number", "a known one, for shapes: make the model outside jit")
-        check(jnp.isfinite(self.aspect_ratio), "aspect_ratio", self.aspect_ratio, "a finite number, outside theory")
+        check(
+            known,
+            "aspect_ratio",
+            "a traced number",
+            "a known one, for shapes: make the model outside jit",
+        )
+        check(
+            jnp.isfinite(self.aspect_ratio),
+            "aspect_ratio",
+            self.aspect_ratio,
+            "a finite number, outside theory",
+        )
         return max(round(float(self.aspect_ratio) * dimension), 1)
 
     @property
@@ -67,13 +86,17 @@ class ProductPrior(AbstractSpectralPrior):
     def degrees_of_freedom(self) -> Array:
         """D: numbers in S over d L."""
         long, wide = self.sides
-        tall = jnp.where(jnp.isinf(self.aspect_ratio), self.rank_ratio, wide * (1.0 + (1.0 - wide) / long))
+        tall = jnp.where(
+            jnp.isinf(self.aspect_ratio), self.rank_ratio, wide * (1.0 + (1.0 - wide) / long)
+        )
         return jnp.where(wide < 1.0, tall, 1.0)
 
     def error(self, qhat: Array) -> Array:
         """V(q̂); 1 at q̂ = 0."""
         return jnp.where(
-            jnp.isinf(self.aspect_ratio), tall_error(self.rank_ratio, qhat), rectangular_error(*self.sides, qhat)
+            jnp.isinf(self.aspect_ratio),
+            tall_error(self.rank_ratio, qhat),
+            rectangular_error(*self.sides, qhat),
         )
 
     def mutual_information(self, qhat: Any) -> Array:
@@ -81,7 +104,9 @@ class ProductPrior(AbstractSpectralPrior):
         nodes, weights = np.polynomial.legendre.leggauss(64)
         top = jnp.log1p(qhat)
         at = 0.5 * top * (1.0 + nodes)
-        tall = 0.25 * top * jnp.sum(weights * jnp.exp(at) * tall_error(self.rank_ratio, jnp.expm1(at)))
+        tall = (
+            0.25 * top * jnp.sum(weights * jnp.exp(at) * tall_error(self.rank_ratio, jnp.expm1(at)))
+        )
         # at β = 1e8 the first is off by 1/β, and the second by as much, a difference of large numbers
         return jnp.where(self.aspect_ratio > 1e8, tall, rectangular_information(*self.sides, qhat))
 
@@ -126,7 +151,9 @@ def gaussian_error(alpha: Any, noise: Any) -> Array:
     """V of a Gaussian S: the root of V (1 + α/(Δ + V)) = 1 (ridge regression; ρ → ∞, or small width at β = ∞)."""
     gap = 1.0 - alpha - noise
     root = jnp.sqrt(gap**2 + 4.0 * noise)
-    return jnp.where(gap < 0.0, 2.0 * noise / jnp.where(gap < 0.0, root - gap, 1.0), 0.5 * (root + gap))
+    return jnp.where(
+        gap < 0.0, 2.0 * noise / jnp.where(gap < 0.0, root - gap, 1.0), 0.5 * (root + gap)
+    )
 
 
 def tall_error(rho: Array, qhat: Any) -> Array:

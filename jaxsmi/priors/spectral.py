@@ -108,8 +108,12 @@ class AbstractSpectralPrior(AbstractPrior):
 
     def side_information(self, key: Array, signal: Array, strength: Any) -> tuple[Array, Array]:
         """(A, b) of √λ signal + √(1-λ) Z."""
-        seen = jnp.sqrt(strength) * signal + jnp.sqrt(1.0 - strength) * self.noise(key, signal.shape)
-        return strength / (1.0 - strength) * jnp.ones((1, 1)), jnp.sqrt(strength) / (1.0 - strength) * seen
+        seen = jnp.sqrt(strength) * signal + jnp.sqrt(1.0 - strength) * self.noise(
+            key, signal.shape
+        )
+        return strength / (1.0 - strength) * jnp.ones((1, 1)), jnp.sqrt(strength) / (
+            1.0 - strength
+        ) * seen
 
     @staticmethod
     def noise(key: Array, shape: tuple[int, ...]) -> Array:

@@ -30,7 +30,12 @@ class WishartPrior(AbstractSpectralPrior):
 
     def __init__(self, rank_ratio: Any):
         rho = jnp.asarray(rank_ratio, theory_dtype())
-        check(rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0), "rank_ratio", rank_ratio, "a finite number > 0")
+        check(
+            rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0),
+            "rank_ratio",
+            rank_ratio,
+            "a finite number > 0",
+        )
         self.rank_ratio = rho
 
     def sample(self, key: Array, dimension: int) -> Array:
@@ -81,7 +86,9 @@ class WishartPrior(AbstractSpectralPrior):
     def start(self, key: Array, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
         """Where message passing begins: the mean of √d S (1, d, d) plus a little symmetric noise, and V = 1."""
         mean = jnp.sqrt(self.rank_ratio * shape[-1]) * jnp.eye(shape[-1])
-        return mean + size * jnp.sqrt(0.5) * self.noise(key, shape), self.mmse(0.0) * jnp.ones((1, 1))
+        return mean + size * jnp.sqrt(0.5) * self.noise(key, shape), self.mmse(0.0) * jnp.ones(
+            (1, 1)
+        )
 
     def denoise(self, R: Array, qhat: Any) -> tuple[Array, Array]:
         """The mean (d, d) of S given R = S + q̂^{-1/2} Z: eigenvalues shrunk by f(λ) = λ - 2 Δ H(λ); and V(q̂).

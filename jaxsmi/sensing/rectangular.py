@@ -27,7 +27,9 @@ class DenseSensing(AbstractSensing):
     def forward(self, W: Array) -> Array:
         """Fields (N, 1, 1) of the signal (1, L, d)."""
         narrow = W.reshape(-1).astype(product_dtype(self.inputs))
-        fields = lambda x: jnp.matmul(x.reshape(len(x), -1), narrow, precision="highest").astype(theory_dtype())
+        fields = lambda x: jnp.matmul(x.reshape(len(x), -1), narrow, precision="highest").astype(
+            theory_dtype()
+        )
         return mapped(fields, self.inputs)[:, None, None] / jnp.sqrt(float(self.entries))
 
     def adjoint(self, g: Array) -> Array:

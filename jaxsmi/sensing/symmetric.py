@@ -35,7 +35,9 @@ class MatrixSensing(AbstractSensing):
 
         def fields(x: Array) -> Array:
             half = jnp.matmul(x, narrow, precision="highest")
-            return jnp.matmul(half, jnp.swapaxes(x, 1, 2), precision="highest").astype(theory_dtype())
+            return jnp.matmul(half, jnp.swapaxes(x, 1, 2), precision="highest").astype(
+                theory_dtype()
+            )
 
         h = mapped(fields, self.inputs, self.batch) - jnp.trace(W[0]) * jnp.eye(T)
         return h.reshape(len(h), 1, T * T) / d

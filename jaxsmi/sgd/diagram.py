@@ -82,7 +82,9 @@ def _derivatives_in(dtype: Any) -> dict[str, np.ndarray]:
     with jax.ensure_compile_time_eval():
         table = {}
         for name, point in points.items():
-            for what, value in zip(("value", "gradient", "hessian"), found(jnp.asarray(point, dtype)), strict=True):
+            for what, value in zip(
+                ("value", "gradient", "hessian"), found(jnp.asarray(point, dtype)), strict=True
+            ):
                 table[f"{name} {what}"] = np.asarray(value)
         table["moments"] = np.asarray([mean(_P(), jnp.zeros(2)), mean(_P2(), jnp.zeros(2))])
     return table
@@ -177,11 +179,16 @@ def _polar_of(angles: int, radii: int, progress: bool) -> tuple[np.ndarray, np.n
     points[np.abs(points) < 1e-15] = 0.0
     points[-1, 0], points[-1, -1] = (1.0, 0.0), (0.0, 1.0)
     row = jax.jit(lambda p: lax.map(lambda v: _three(v, coarse=True), p))
-    rows = [np.asarray(row(jnp.asarray(p))) for p in tqdm(points, desc="risk", disable=not progress, leave=False)]
+    rows = [
+        np.asarray(row(jnp.asarray(p)))
+        for p in tqdm(points, desc="risk", disable=not progress, leave=False)
+    ]
     return points, np.moveaxis(np.stack(rows), -1, 0)
 
 
-def phase_diagram(a: Any, omega: Any, *, angles: int = ANGLES, radii: int = RADII, progress: bool = False) -> PhaseDiagram:
+def phase_diagram(
+    a: Any, omega: Any, *, angles: int = ANGLES, radii: int = RADII, progress: bool = False
+) -> PhaseDiagram:
     r"""Minima of the population risk, which of them SGD sets out for, and the label of each (ω, a).
 
     `glob`: whether the lowest minimum is positional, e > 1/2; `dyn`: whether R_ee < R_mm at the origin; `multi`: whether
@@ -237,7 +244,12 @@ def _minima(points: np.ndarray, R: np.ndarray, corners: np.ndarray) -> np.ndarra
     padded = np.pad(padded, ((1, 1), (0, 0)), constant_values=np.inf)
     padded[0] = -np.inf  # the origin: a saddle wherever ω < 1, and no minimum next to it
     rows, columns = R.shape
-    around = [padded[1 + i : 1 + i + rows, 1 + j : 1 + j + columns] for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
+    around = [
+        padded[1 + i : 1 + i + rows, 1 + j : 1 + j + columns]
+        for i in (-1, 0, 1)
+        for j in (-1, 0, 1)
+        if i or j
+    ]
     low = np.all([x > R for x in around], axis=0)
     low[-1, 0], low[-1, -1] = corners
     if not low.any():

@@ -49,7 +49,12 @@ class Flow(eqx.Module):
 
 
 def drift(
-    model: SequenceSingleIndex, v: Array, gamma: Array, key: Array | None = None, samples: int = 2**12, order: int = 2
+    model: SequenceSingleIndex,
+    v: Array,
+    gamma: Array,
+    key: Array | None = None,
+    samples: int = 2**12,
+    order: int = 2,
 ) -> Array:
     """dv/dt (module docstring); `order` 1 leaves the V term out."""
     size = jnp.linalg.norm(v) if model.tied else jnp.abs(v)
@@ -98,11 +103,17 @@ def _passage(
     model: SequenceSingleIndex, v: Array, gamma: Array, eta: Array, last: Array, key: Array | None, samples: int, order: int,
     rtol: float, max_steps: int,
 ) -> tuple[Array, Array]:  # fmt: skip
-    event = diffrax.Event(lambda t, y, args, **_: length_of(model, y) - eta, optimistix.Newton(1e-10, 1e-10))
-    found = _solve(model, v, gamma, key, samples, order, rtol, max_steps, last, diffrax.SaveAt(t1=True), event)
+    event = diffrax.Event(
+        lambda t, y, args, **_: length_of(model, y) - eta, optimistix.Newton(1e-10, 1e-10)
+    )
+    found = _solve(
+        model, v, gamma, key, samples, order, rtol, max_steps, last, diffrax.SaveAt(t1=True), event
+    )
     happened = found.result == diffrax.RESULTS.event_occurred
     time = _required(found.ts)[-1]
-    return jnp.where(happened, time, jnp.inf), happened | (found.result == diffrax.RESULTS.successful)
+    return jnp.where(happened, time, jnp.inf), happened | (
+        found.result == diffrax.RESULTS.successful
+    )
 
 
 def _required(value: Any) -> Any:
@@ -110,10 +121,14 @@ def _required(value: Any) -> Any:
     return value
 
 
-def _start(model: SequenceSingleIndex, m: Any, e: Any, gamma: Any, key: Array | None) -> tuple[Array, Array]:
+def _start(
+    model: SequenceSingleIndex, m: Any, e: Any, gamma: Any, key: Array | None
+) -> tuple[Array, Array]:
     v, gamma = overlaps(model, m, e), jnp.asarray(gamma, theory_dtype())
     check(gamma.shape == () and jnp.isfinite(gamma) & (gamma >= 0), "gamma", gamma, "a number >= 0")
-    check(jnp.any(v != 0.0), "(m, e)", v, "a point away from the origin, which is at rest: about 1/√d")
+    check(
+        jnp.any(v != 0.0), "(m, e)", v, "a point away from the origin, which is at rest: about 1/√d"
+    )
     check(on_grid(model) or key is not None, "key", key, "a key: the risk of this model is sampled")
     return v, gamma
 
@@ -142,7 +157,9 @@ def flow(
     Example:
     >>> import jaxsmi as smi
     >>> series = smi.sgd.HermiteSeries({(2,): 1.0}, normalised=True)
-    >>> model = smi.SequenceSingleIndex(series, 1, smi.sgd.Network(lambda z: (z**2 - 1) / 2**0.5), loss_factor=1.0)
+    >>> model = smi.SequenceSingleIndex(
+    ...     series, 1, smi.sgd.Network(lambda z: (z**2 - 1) / 2**0.5), loss_factor=1.0
+    ... )
     >>> round(float(smi.sgd.flow(model, 0.1, times=[0.5]).m[0]), 6)  # dm/dt = 4 m (1 - m²)
     0.596205
 
@@ -155,7 +172,9 @@ def flow(
           "increasing numbers >= 0")  # fmt: skip
     found, well = _trajectory(model, v, gamma, times, key, samples, _order(gamma), rtol, max_steps)
     found = jnp.where(jnp.isfinite(found), found, jnp.nan)
-    return Flow(times, found, jnp.where(well, int(Result.SUCCESS), int(Result.MAX_STEPS)), model.tied)
+    return Flow(
+        times, found, jnp.where(well, int(Result.SUCCESS), int(Result.MAX_STEPS)), model.tied
+    )
 
 
 def recovery_time(
@@ -189,7 +208,9 @@ def _order(gamma: Array) -> int:
     return 1 if concrete(gamma) and float(gamma) == 0.0 else 2
 
 
-def maximal_rate(model: SequenceSingleIndex, *, key: Array | None = None, samples: int = 2**14) -> Array:
+def maximal_rate(
+    model: SequenceSingleIndex, *, key: Array | None = None, samples: int = 2**14
+) -> Array:
     """γ_max = 2 |λ_min|/V(0): above it the order-two flow is trapped at the origin; of an untied network with V/L.
 
     Arguments: `model`; `key`, `samples` where the risk is sampled. Returns: γ_max; 0 where the Hessian at the origin has no

@@ -60,7 +60,9 @@ class Grid(NamedTuple):
     def of(cls, length: int, reach: float = 0.0, shift: float = 0.0, coarse: bool = False) -> Grid:
         """The grid for L tokens; `reach`: how far the mean of a field may lie from zero; `shift` in steps; `coarse`: errors
         of 1e-10 instead of 1e-13, for integrals that are taken thousands of times."""
-        step, width = (max(_STEPS[length], 0.2), 8.0) if coarse else (_STEPS[length], _WIDTHS[length])
+        step, width = (
+            (max(_STEPS[length], 0.2), 8.0) if coarse else (_STEPS[length], _WIDTHS[length])
+        )
         half = round((width + float(np.ceil(5 * max(reach - 1.0, 0.0))) / 5) / step)
         nodes = step * (np.arange(-half, half + 1) + shift)
         return cls(nodes, step, step * np.exp(-0.5 * nodes**2) / np.sqrt(2 * np.pi))
@@ -72,7 +74,9 @@ def values(function: Callable[[Array], Array], nodes: Any, length: int) -> Array
     flat = lambda z: jnp.ravel(function(z))
     if length == 1:
         return jax.vmap(lambda x: flat(x[None]))(nodes)
-    inner = jnp.stack(jnp.meshgrid(*([nodes] * (length - 1)), indexing="ij"), axis=-1).reshape(-1, length - 1)
+    inner = jnp.stack(jnp.meshgrid(*([nodes] * (length - 1)), indexing="ij"), axis=-1).reshape(
+        -1, length - 1
+    )
 
     def row(first: Array) -> Array:
         return jax.vmap(lambda rest: flat(jnp.concatenate([first[None], rest])))(inner)
@@ -91,16 +95,26 @@ def contract(table: Array, matrices: Any, length: int) -> Array:
 def _on_grid(function: Any, length: int, degree: int, shift: float, part: float = 1.0) -> Array:
     """Projections on h_n; `part` of the grid's width, the rest left out."""
     grid = Grid.of(length, shift=shift)
-    weights = np.where(np.abs(grid.nodes) <= part * grid.nodes[-1], grid.weights, 0.0) if part < 1.0 else grid.weights
+    weights = (
+        np.where(np.abs(grid.nodes) <= part * grid.nodes[-1], grid.weights, 0.0)
+        if part < 1.0
+        else grid.weights
+    )
     return _projected(function, jnp.asarray(grid.nodes), jnp.asarray(weights), length, degree)
 
 
 @eqx.filter_jit
 def _projected(function: Any, nodes: Array, weights: Array, length: int, degree: int) -> Array:
-    return contract(values(function, nodes, length), [hermite_polynomials(nodes, degree) * weights] * length, length)
+    return contract(
+        values(function, nodes, length),
+        [hermite_polynomials(nodes, degree) * weights] * length,
+        length,
+    )
 
 
-def coefficients(function: Callable[[Array], Array], length: int, degree: int, shift: float = 0.0) -> Array:
+def coefficients(
+    function: Callable[[Array], Array], length: int, degree: int, shift: float = 0.0
+) -> Array:
     """ĝ_n of a JAX function of (L,) (module docstring), L <= 4; a HermiteSeries or a Network exactly.
 
     Arguments: `function`; `length` L; `degree`: the highest of each token; `shift` of the grid, in steps.
@@ -111,16 +125,27 @@ def coefficients(function: Callable[[Array], Array], length: int, degree: int, s
     check(degree >= 0, "degree", degree, "an integer >= 0")
     if isinstance(function, HermiteSeries):
         answer = function.orthonormal.reshape(len(function.degrees), -1)
-        table = jnp.zeros(((max(degree, max(map(max, function.degrees))) + 1,) * length) + answer.shape[1:])
-        return table.at[tuple(np.transpose(function.degrees))].add(answer)[(slice(degree + 1),) * length]
+        table = jnp.zeros(
+            ((max(degree, max(map(max, function.degrees))) + 1,) * length) + answer.shape[1:]
+        )
+        return table.at[tuple(np.transpose(function.degrees))].add(answer)[
+            (slice(degree + 1),) * length
+        ]
     if isinstance(function, Network):  # F̂_n = √(|n|!/n!) c_|n| L^{-|n|/2}
         orders = np.indices((degree + 1,) * length)
         c = np.asarray(activation_coefficients(function.activation, degree * length))
         logs = np.cumsum(np.log(np.maximum(np.arange(degree * length + 1), 1)))  # log k!
         total = orders.sum(axis=0)
-        size = np.exp(0.5 * (logs[total] - logs[orders].sum(axis=0))) * float(length) ** (-0.5 * total)
+        size = np.exp(0.5 * (logs[total] - logs[orders].sum(axis=0))) * float(length) ** (
+            -0.5 * total
+        )
         return jnp.asarray(size * c[total])[..., None]
-    return _on_grid(function if isinstance(function, eqx.Module) else jax.tree_util.Partial(function), length, degree, shift)
+    return _on_grid(
+        function if isinstance(function, eqx.Module) else jax.tree_util.Partial(function),
+        length,
+        degree,
+        shift,
+    )
 
 
 def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:
@@ -135,7 +160,10 @@ def activation_coefficients(activation: Callable[[Array], Array], degree: int) -
 def multi_indices(length: int, order: int) -> list[tuple[int, ...]]:
     """All n of L whole numbers >= 0 with |n| = order."""
     places = itertools.combinations(range(order + length - 1), length - 1)
-    return [tuple(b - a - 1 for a, b in itertools.pairwise((-1, *bars, order + length - 1))) for bars in places]
+    return [
+        tuple(b - a - 1 for a, b in itertools.pairwise((-1, *bars, order + length - 1)))
+        for bars in places
+    ]
 
 
 class Exponent(NamedTuple):
@@ -151,7 +179,9 @@ class Exponent(NamedTuple):
 
 
 def _sums(product: np.ndarray, length: int, degree: int) -> np.ndarray:
-    return np.array([sum(float(product[n].sum()) for n in multi_indices(length, k)) for k in range(degree + 1)])
+    return np.array(
+        [sum(float(product[n].sum()) for n in multi_indices(length, k)) for k in range(degree + 1)]
+    )
 
 
 def information_exponent(
@@ -186,13 +216,21 @@ def information_exponent(
     Cost: (2 x 10/0.1)² evaluations for two tokens, 81³ for three, 61⁴ for four; C(L + k - 1, k) averages of 16 nets above.
     Source: [ALSKZ25]; spec/4, section 3.2.
     """
-    check(isinstance(length, (int, np.integer)) and length >= 1, "length", length, "an integer L >= 1")
+    check(
+        isinstance(length, (int, np.integer)) and length >= 1, "length", length, "an integer L >= 1"
+    )
     degree = _DEGREES.get(length, _SAMPLED_DEGREE) if degree is None else degree
-    check(isinstance(degree, (int, np.integer)) and degree >= 1, "degree", degree, "an integer >= 1")
+    check(
+        isinstance(degree, (int, np.integer)) and degree >= 1, "degree", degree, "an integer >= 1"
+    )
     check(np.isfinite(tolerance) and tolerance > 0, "tolerance", tolerance, "a number > 0")
-    model = SequenceSingleIndex(target, length, target if student is None else student)  # its checks
+    model = SequenceSingleIndex(
+        target, length, target if student is None else student
+    )  # its checks
     target, other = model.target, None if student is None else model.student
-    if length > MAX_TOKENS and isinstance(target, HermiteSeries) and other is None:  # nothing has to be integrated
+    if (
+        length > MAX_TOKENS and isinstance(target, HermiteSeries) and other is None
+    ):  # nothing has to be integrated
         levels = np.zeros(1 + max(sum(n) for n in target.degrees))
         combined: dict[tuple[int, ...], Any] = {}
         for n, value in zip(target.degrees, np.asarray(target.orthonormal), strict=True):
@@ -200,9 +238,16 @@ def information_exponent(
         for n, value in combined.items():
             levels[sum(n)] += np.sum(value**2)
         order = next((k for k in range(1, len(levels)) if levels[k] > 0.0), None)
-        return Exponent(order, "constant" if order is None else "found", levels, np.zeros_like(levels), None)
+        return Exponent(
+            order, "constant" if order is None else "found", levels, np.zeros_like(levels), None
+        )
     if length > MAX_TOKENS:
-        check(key is not None, "key", key, f"a key: with more than {MAX_TOKENS} tokens the coefficients are sampled")
+        check(
+            key is not None,
+            "key",
+            key,
+            f"a key: with more than {MAX_TOKENS} tokens the coefficients are sampled",
+        )
         assert key is not None
         return _sampled_exponent(target, other, length, degree, key, samples)
 
@@ -217,14 +262,18 @@ def information_exponent(
     levels, errors = _sums(g**2, length, degree), _sums((g - again) ** 2, length, degree)
     variance = second - levels[0]
     # rounding of g_n is squared in P_k, so that levels are exact to about eps² of the second moment
-    order, status = _first(levels, np.maximum(tolerance * variance, 9.0 * errors), tolerance * variance)
+    order, status = _first(
+        levels, np.maximum(tolerance * variance, 9.0 * errors), tolerance * variance
+    )
     if variance <= 1e-12 * second:
         return Exponent(None, "constant", levels, errors, None)
     student_order = None
     if cross is not None and cross_again is not None:
         size = np.sqrt(variance * max(_second_moment(other, length), 1e-300))
         unsure = 9.0 * np.abs(cross - cross_again)
-        student_order, _ = _first(np.abs(cross), np.maximum(np.sqrt(tolerance) * 1e-5 * size, unsure), np.inf)
+        student_order, _ = _first(
+            np.abs(cross), np.maximum(np.sqrt(tolerance) * 1e-5 * size, unsure), np.inf
+        )
     return Exponent(order, status, levels, np.sqrt(errors * levels) * 2 + errors, student_order)
 
 
@@ -248,19 +297,29 @@ def _second_moment(function: Any, length: int, shift: float = 0.0, part: float =
 def has_second_moment(function: Any, length: int) -> bool:
     """Whether E‖f‖² converges on the grid: of a divergent integral most lies at its end."""
     whole = _second_moment(function, length)
-    return bool(np.isfinite(whole)) and whole - _second_moment(function, length, part=0.95) <= 1e-3 * whole
+    return (
+        bool(np.isfinite(whole))
+        and whole - _second_moment(function, length, part=0.95) <= 1e-3 * whole
+    )
 
 
 def _squared_norm(function: Any, z: Array) -> Array:
     return jnp.sum(function(z) ** 2)
 
 
-def _sampled_exponent(target: Any, student: Any, length: int, degree: int, key: Array, samples: int) -> Exponent:
+def _sampled_exponent(
+    target: Any, student: Any, length: int, degree: int, key: Array, samples: int
+) -> Exponent:
     """From unbiased squares of averages over 16 independent nets: a level counts from five standard errors on."""
     R = 16
     points = randomised_gaussians(key, samples, R, length)
     count = sum(comb(length + k - 1, k) for k in range(degree + 1))
-    check(count <= 20_000, "degree", degree, f"fewer than the {count} coefficients that {length} tokens have up to there")
+    check(
+        count <= 20_000,
+        "degree",
+        degree,
+        f"fewer than the {count} coefficients that {length} tokens have up to there",
+    )
 
     @eqx.filter_jit
     def averages(function: Any, which: Array, z: Array) -> tuple[Array, Array]:
@@ -268,9 +327,9 @@ def _sampled_exponent(target: Any, student: Any, length: int, degree: int, key: 
         table = hermite_polynomials(z.T, degree)  # (degree + 1, L, samples)
         # coefficients less the mean of g: the level zero would be the noise of all others
         h = lambda n: jnp.prod(jnp.take_along_axis(table, n[None, :, None], axis=0)[0], axis=0)
-        return lax.map(lambda n: h(n) @ (g - jnp.mean(g, axis=0) * (jnp.sum(n) > 0)) / len(z), which), jnp.mean(
-            jnp.sum(g**2, -1)
-        )
+        return lax.map(
+            lambda n: h(n) @ (g - jnp.mean(g, axis=0) * (jnp.sum(n) > 0)) / len(z), which
+        ), jnp.mean(jnp.sum(g**2, -1))
 
     levels, errors, relative, relative_errors, second = [], [], [], [], 0.0
     for k in range(degree + 1):
@@ -281,7 +340,10 @@ def _sampled_exponent(target: Any, student: Any, length: int, degree: int, key: 
             a.append(np.asarray(found).ravel())
             if student is not None:
                 b.append(np.asarray(averages(student, which, z)[0]).ravel())
-        for first, other, out, out_error in ((a, a, levels, errors), (a, b, relative, relative_errors)):
+        for first, other, out, out_error in (
+            (a, a, levels, errors),
+            (a, b, relative, relative_errors),
+        ):
             if other:
                 value, error = _unbiased(np.stack(first), np.stack(other))
                 out.append(value)
@@ -291,8 +353,12 @@ def _sampled_exponent(target: Any, student: Any, length: int, degree: int, key: 
     if variance <= 1e-12 * float(second):
         return Exponent(None, "constant", levels, errors, None)
     order = next((k for k in range(1, degree + 1) if levels[k] > 5.0 * errors[k]), None)
-    relative_order = next((k for k in range(1, len(relative)) if abs(relative[k]) > 5.0 * relative_errors[k]), None)
-    return Exponent(order, "undetermined" if order is None else "found", levels, errors, relative_order)
+    relative_order = next(
+        (k for k in range(1, len(relative)) if abs(relative[k]) > 5.0 * relative_errors[k]), None
+    )
+    return Exponent(
+        order, "undetermined" if order is None else "found", levels, errors, relative_order
+    )
 
 
 def _unbiased(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
@@ -321,7 +387,9 @@ def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], floa
     g, F = (np.asarray(coefficients(f, L, order)) for f in (model.target, model.student))
     square = np.zeros(0)
     if K:
-        square = np.asarray(coefficients(jax.tree_util.Partial(_squared_norm, model.student), L, order))[..., 0]
+        square = np.asarray(
+            coefficients(jax.tree_util.Partial(_squared_norm, model.student), L, order)
+        )[..., 0]
     factorial = lambda n: float(np.prod([np.prod(np.arange(1, k + 1)) for k in n]))
     C = np.asarray(model.encoding, float)
     found: dict[tuple[int, ...], float] = {}
@@ -358,15 +426,25 @@ def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], floa
 
 def _check_origin(model: SequenceSingleIndex) -> None:
     check(model.tied, "model", "an untied network", "a student of one direction")
-    check(model.loss == "squared", "model.loss", model.loss, "'squared': the unsquared loss has no such series")
     check(
-        model.length <= MAX_TOKENS, "model.length", model.length, f"1 to {MAX_TOKENS}: coefficients are integrals on a grid"
+        model.loss == "squared",
+        "model.loss",
+        model.loss,
+        "'squared': the unsquared loss has no such series",
+    )
+    check(
+        model.length <= MAX_TOKENS,
+        "model.length",
+        model.length,
+        f"1 to {MAX_TOKENS}: coefficients are integrals on a grid",
     )
 
 
 def _scale(model: SequenceSingleIndex) -> float:
     """c (E‖g‖² + E‖F‖²): what a coefficient of the risk is small against."""
-    return float(model.loss_factor) * sum(_second_moment(f, model.length) for f in (model.target, model.student))
+    return float(model.loss_factor) * sum(
+        _second_moment(f, model.length) for f in (model.target, model.student)
+    )
 
 
 def hessian_at_origin(model: SequenceSingleIndex) -> np.ndarray:
@@ -412,8 +490,12 @@ def flatness(model: SequenceSingleIndex, order: int = 6, tolerance: float = 1e-1
     inside = null if null.shape[1] else axes
     random = np.random.default_rng(0).standard_normal((4096, inside.shape[1])) @ inside.T
     pairs = [s * a + b for a, b in itertools.combinations(np.eye(dimension), 2) for s in (1, -1)]
-    rays = np.concatenate([np.eye(dimension), axes.T, inside.T, np.array(pairs).reshape(-1, dimension), random])
-    rays = np.concatenate([rays, -rays]) / np.linalg.norm(np.concatenate([rays, -rays]), axis=1, keepdims=True)
+    rays = np.concatenate(
+        [np.eye(dimension), axes.T, inside.T, np.array(pairs).reshape(-1, dimension), random]
+    )
+    rays = np.concatenate([rays, -rays]) / np.linalg.norm(
+        np.concatenate([rays, -rays]), axis=1, keepdims=True
+    )
     alive = np.ones(len(rays), bool)
     for k in range(1, order + 1):
         terms = np.zeros(len(rays))
@@ -427,22 +509,35 @@ def flatness(model: SequenceSingleIndex, order: int = 6, tolerance: float = 1e-1
     return Flatness(lowest, np.inf, np.full(dimension, np.nan), series)
 
 
-def sample_complexity(model: SequenceSingleIndex, dimension: int, gamma: Any, eta: float = 0.5, start: Any = None) -> Array:
+def sample_complexity(
+    model: SequenceSingleIndex, dimension: int, gamma: Any, eta: float = 0.5, start: Any = None
+) -> Array:
     """Steps, which are samples, until m reaches η, by the leading drift alone (module docstring): n = d t_η/γ.
 
     Arguments: `model`; `dimension` d; learning rate γ > 0; η in (0, 1); `start` m_0 (default: 1/√d).
     Returns: n; inf where the leading term along m does not go down from m_0 > 0.
     Raises: ValueError for a number out of range, and as `taylor`. Source: [ALSKZ25]; spec/4, section 3.4.
     """
-    check(isinstance(dimension, (int, np.integer)) and dimension >= 2, "dimension", dimension, "an integer d >= 2")
-    check(np.all(np.isfinite(gamma)) and np.all(np.asarray(gamma) > 0), "gamma", gamma, "a number > 0")
+    check(
+        isinstance(dimension, (int, np.integer)) and dimension >= 2,
+        "dimension",
+        dimension,
+        "an integer d >= 2",
+    )
+    check(
+        np.all(np.isfinite(gamma)) and np.all(np.asarray(gamma) > 0), "gamma", gamma, "a number > 0"
+    )
     start = 1.0 / np.sqrt(dimension) if start is None else start
     check(0 < start < eta < 1, "eta", eta, f"a number in (start, 1), start = {start:.3g}")
     series = taylor(model, _DEGREES[model.length])
-    along = {n[0]: v for n, v in series.items() if not any(n[1:]) and abs(v) > 1e-10 * _scale(model)}
+    along = {
+        n[0]: v for n, v in series.items() if not any(n[1:]) and abs(v) > 1e-10 * _scale(model)
+    }
     k = min(along, default=0)
     if k == 0 or along[k] >= 0:
         return jnp.asarray(jnp.inf)
     a = -k * along[k]  # d^k R/(k-1)! = k times the coefficient
-    time = {1: eta / a, 2: np.log(eta / start) / a}.get(k) or (start ** (2.0 - k) - eta ** (2.0 - k)) / ((k - 2) * a)
+    time = {1: eta / a, 2: np.log(eta / start) / a}.get(k) or (
+        start ** (2.0 - k) - eta ** (2.0 - k)
+    ) / ((k - 2) * a)
     return jnp.asarray(dimension * time / np.asarray(gamma))

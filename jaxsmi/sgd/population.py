@@ -114,7 +114,9 @@ class _Joined(eqx.Module):
 
 
 @eqx.filter_custom_jvp
-def correlation(g: Any, f: Any, m: Array, e: Array, *, reach: float = 1.0, stride: int = 1, coarse: bool = False) -> Array:
+def correlation(
+    g: Any, f: Any, m: Array, e: Array, *, reach: float = 1.0, stride: int = 1, coarse: bool = False
+) -> Array:
     """C[g, f](m, e) = E⟨g(z*), f(z)⟩ for trees g, f: (L,) -> (k,), m in [-1, 1], e (L,); all derivatives at |m| <= 1.
 
     `reach`: how far e may lie from zero; `stride`: use every so many nodes in z* (an error estimate). f is smooth.
@@ -133,18 +135,26 @@ def correlation(g: Any, f: Any, m: Array, e: Array, *, reach: float = 1.0, strid
     def smoothed() -> Array:
         width = jnp.where(narrow, 1.0, s)
         kernel = lambda shift: (
-            jnp.exp(-0.5 * ((nodes - shift - m * outer[:, None]) / width) ** 2) * (step / (width * np.sqrt(2 * np.pi)))
+            jnp.exp(-0.5 * ((nodes - shift - m * outer[:, None]) / width) ** 2)
+            * (step / (width * np.sqrt(2 * np.pi)))
         )
         return jnp.sum(G * contract(values(f, nodes, L), [kernel(e[l]) for l in range(L)], L))
 
     def summed(count: int) -> Array:
         inner, mass = np.polynomial.hermite_e.hermegauss(count)
         points = np.stack(np.meshgrid(*[inner] * L, indexing="ij"), -1).reshape(-1, L)
-        mass = np.prod(np.stack(np.meshgrid(*[mass / np.sqrt(2 * np.pi)] * L, indexing="ij"), -1).reshape(-1, L), axis=1)
+        mass = np.prod(
+            np.stack(np.meshgrid(*[mass / np.sqrt(2 * np.pi)] * L, indexing="ij"), -1).reshape(
+                -1, L
+            ),
+            axis=1,
+        )
 
         def one(total: Array, node: tuple[Array, Array]) -> tuple[Array, None]:
             xi, weight = node
-            return total + weight * jnp.sum(G * values(lambda y: f(e + m * y + s * xi), outer, L)), None
+            return total + weight * jnp.sum(
+                G * values(lambda y: f(e + m * y + s * xi), outer, L)
+            ), None
 
         return lax.scan(one, jnp.zeros((), G.dtype), (jnp.asarray(points), jnp.asarray(mass)))[0]
 
@@ -163,9 +173,13 @@ def _correlation_jvp(
     """The derivative, as one more C: sums of C are C of functions side by side."""
     g, f, m, e = primals
     along_g, along_f, along_m, along_e = tangents
-    of = lambda left, right: correlation(left, right, m, e, reach=reach, stride=stride, coarse=coarse)
+    of = lambda left, right: correlation(
+        left, right, m, e, reach=reach, stride=stride, coarse=coarse
+    )
     out = of(g, f)
-    pairs: list[tuple[Any, Any]] = []  # what is linear in the tangents stands on the left: reverse mode transposes it
+    pairs: list[
+        tuple[Any, Any]
+    ] = []  # what is linear in the tangents stands on the left: reverse mode transposes it
     if any(x is not None for x in jax.tree.leaves(along_g)):
         pairs.append((_Moved(g, along_g), f))
     if along_m is not None or along_e is not None:
@@ -182,13 +196,23 @@ def _correlation_jvp(
     return out, change
 
 
-def mean(f: Callable[[Array], Array], e: Array, *, reach: float = 1.0, stride: int = 1, coarse: bool = False) -> Array:
+def mean(
+    f: Callable[[Array], Array],
+    e: Array,
+    *,
+    reach: float = 1.0,
+    stride: int = 1,
+    coarse: bool = False,
+) -> Array:
     """E f(ξ + e) of a function (L,) -> (), e (L,)."""
     L = e.shape[0]
     grid = Grid.of(L, reach, coarse=coarse)
     nodes = jnp.asarray(grid.nodes[::stride])
     table = values(f, nodes, L)
-    weights = [(grid.step * stride / np.sqrt(2 * np.pi)) * jnp.exp(-0.5 * (nodes - e[l]) ** 2)[None] for l in range(L)]
+    weights = [
+        (grid.step * stride / np.sqrt(2 * np.pi)) * jnp.exp(-0.5 * (nodes - e[l]) ** 2)[None]
+        for l in range(L)
+    ]
     return contract(table, weights, L).reshape(())
 
 
@@ -216,8 +240,18 @@ def overlaps(model: SequenceSingleIndex, m: Any, e: Any = 0.0) -> Array:
     """
     m, e = jnp.asarray(m, theory_dtype()), jnp.asarray(e, theory_dtype())
     if not model.tied:
-        check(m.shape in ((), (model.length,)), "m", m, f"a number, or one for each of the {model.length} directions")
-        check(e.shape == () and jnp.all(e == 0), "e", e, "nothing: networks have no positional overlap")
+        check(
+            m.shape in ((), (model.length,)),
+            "m",
+            m,
+            f"a number, or one for each of the {model.length} directions",
+        )
+        check(
+            e.shape == () and jnp.all(e == 0),
+            "e",
+            e,
+            "nothing: networks have no positional overlap",
+        )
         v = jnp.broadcast_to(m, (model.length,))
         check(jnp.all(jnp.abs(v) <= 1.0 + 1e-12), "m", m, "overlaps in [-1, 1]")
         return v
@@ -226,7 +260,12 @@ def overlaps(model: SequenceSingleIndex, m: Any, e: Any = 0.0) -> Array:
     check(e.shape in ((), (K,)), "e", e, f"a number, or an array of shape ({K},)")
     check(K > 0 or jnp.all(e == 0), "e", e, "nothing: the model has no positional encoding")
     v = jnp.concatenate([m[None], jnp.broadcast_to(e, (K,))])
-    check(jnp.sum(v**2) <= 1.0 + max(1e-12, 4 * float(jnp.finfo(v.dtype).eps)), "(m, e)", v, "m² + ‖e‖² <= 1")
+    check(
+        jnp.sum(v**2) <= 1.0 + max(1e-12, 4 * float(jnp.finfo(v.dtype).eps)),
+        "(m, e)",
+        v,
+        "m² + ‖e‖² <= 1",
+    )
     return v
 
 
@@ -237,7 +276,14 @@ def on_grid(model: SequenceSingleIndex) -> bool:
     )
 
 
-def risk(model: SequenceSingleIndex, m: Any, e: Any = 0.0, *, key: Array | None = None, samples: int = 2**14) -> Estimate:
+def risk(
+    model: SequenceSingleIndex,
+    m: Any,
+    e: Any = 0.0,
+    *,
+    key: Array | None = None,
+    samples: int = 2**14,
+) -> Estimate:
     r"""Population risk, differentiable in (m, e), at |m| = 1 too, and in the model's numbers.
 
         R(m, e) = c E‖g(z*) - F(z)‖²,   z = C e + m z* + √(1 - m²) ξ
@@ -262,15 +308,26 @@ def risk(model: SequenceSingleIndex, m: Any, e: Any = 0.0, *, key: Array | None 
     """
     v = overlaps(model, m, e)
     if concrete((model, v)) and on_grid(model) and not isinstance(model.target, HermiteSeries):
-        check(has_second_moment(model.target, model.length), "target", model.target, "a function of finite second moment")
+        check(
+            has_second_moment(model.target, model.length),
+            "target",
+            model.target,
+            "a function of finite second moment",
+        )
     return eqx.filter_jit(risk_at)(model, v, key, samples)
 
 
 def risk_at(
-    model: SequenceSingleIndex, v: Array, key: Array | None = None, samples: int = 2**14, coarse: bool = False
+    model: SequenceSingleIndex,
+    v: Array,
+    key: Array | None = None,
+    samples: int = 2**14,
+    coarse: bool = False,
 ) -> Estimate:
     """The risk at overlaps v: see `risk`."""
-    inside = (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + max(1e-9, 10 * float(jnp.finfo(v.dtype).eps))
+    inside = (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + max(
+        1e-9, 10 * float(jnp.finfo(v.dtype).eps)
+    )
     if not on_grid(model):
         check(key is not None, "key", key, "a key: the risk of this model is sampled")
         assert key is not None
@@ -284,7 +341,9 @@ def risk_at(
     def value(stride: int, e: Array, m: Array) -> Array:
         own = mean(_SquaredNorm(g), jnp.zeros_like(e), stride=stride, coarse=coarse)
         student = mean(_SquaredNorm(F), e, reach=reach, stride=stride, coarse=coarse)
-        return model.loss_factor * (own + student - 2.0 * correlation(g, F, m, e, reach=reach, stride=stride, coarse=coarse))
+        return model.loss_factor * (
+            own + student - 2.0 * correlation(g, F, m, e, reach=reach, stride=stride, coarse=coarse)
+        )
 
     fine = value(1, e, m)
     halved = lax.stop_gradient(value(2, *lax.stop_gradient((e, m))))
@@ -292,14 +351,23 @@ def risk_at(
 
 
 def gradient(
-    model: SequenceSingleIndex, v: Array, key: Array | None = None, samples: int = 2**14, coarse: bool = False
+    model: SequenceSingleIndex,
+    v: Array,
+    key: Array | None = None,
+    samples: int = 2**14,
+    coarse: bool = False,
 ) -> Array:
     """∂R/∂v at overlaps v (module docstring)."""
     return jax.jacfwd(lambda v: risk_at(model, v, key, samples, coarse).value)(v)
 
 
 def hessian(
-    model: SequenceSingleIndex, m: Any = 0.0, e: Any = 0.0, *, key: Array | None = None, samples: int = 2**14
+    model: SequenceSingleIndex,
+    m: Any = 0.0,
+    e: Any = 0.0,
+    *,
+    key: Array | None = None,
+    samples: int = 2**14,
 ) -> Array:
     """Hessian of the population risk in (m, e_1..e_K), (1 + K, 1 + K); of an untied network in m_1..m_L.
 
@@ -308,7 +376,9 @@ def hessian(
     Arguments, Raises: as `risk`. Returns: an array. Cost: 20 times that of `risk`, and seconds to compile.
     Example:
     >>> import jax.numpy as jnp, jaxsmi as smi
-    >>> jnp.diag(smi.sgd.hessian(smi.sgd.semantic_positional(0.64))).round(6).tolist()  # R_mm, R_ee  # doctest: +SKIP
+    >>> jnp.diag(smi.sgd.hessian(smi.sgd.semantic_positional(0.64))).round(
+    ...     6
+    ... ).tolist()  # R_mm, R_ee  # doctest: +SKIP
     [-0.079381, -0.07885]
 
     Source: spec/4, section 2.5.
@@ -356,7 +426,12 @@ def _value_and_slopes(f: Any, z: Array) -> tuple[Array, Array]:
 
 
 def gradient_noise(
-    model: SequenceSingleIndex, m: Any = 0.0, e: Any = 0.0, *, key: Array | None = None, samples: int = 2**14
+    model: SequenceSingleIndex,
+    m: Any = 0.0,
+    e: Any = 0.0,
+    *,
+    key: Array | None = None,
+    samples: int = 2**14,
 ) -> Estimate:
     """V = E Σ_l s_l², s_l = ∂ℓ/∂z_l: a step of online SGD has squared length about γ² V.
 
@@ -367,7 +442,11 @@ def gradient_noise(
 
 
 def noise_at(
-    model: SequenceSingleIndex, v: Array, key: Array | None = None, samples: int = 2**14, coarse: bool = False
+    model: SequenceSingleIndex,
+    v: Array,
+    key: Array | None = None,
+    samples: int = 2**14,
+    coarse: bool = False,
 ) -> Estimate:
     """V at overlaps v."""
     if model.loss == "squared" and _is_sum(model):
@@ -376,7 +455,9 @@ def noise_at(
         check(key is not None, "key", key, "a key: the noise of this model is sampled")
         assert key is not None
         slopes = jax.grad(model.sample_loss, argnums=1)
-        return _averaged(model, v, key, samples, lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2))
+        return _averaged(
+            model, v, key, samples, lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2)
+        )
     m, e = _clipped(v[0]), model.split(v)[1]
     g, F, reach = _Flat(model.target), _Flat(model.student), model.reach
 
@@ -385,7 +466,12 @@ def noise_at(
         return (
             4.0
             * model.loss_factor**2
-            * (own + correlation(_WithSquares(g), _NoiseCross(F), m, e, reach=reach, stride=stride, coarse=coarse))
+            * (
+                own
+                + correlation(
+                    _WithSquares(g), _NoiseCross(F), m, e, reach=reach, stride=stride, coarse=coarse
+                )
+            )
         )
 
     fine = value(1)
@@ -400,7 +486,9 @@ def _clipped(m: Array) -> Array:
     return m + lax.stop_gradient(jnp.clip(m, -1.0, 1.0) - m)
 
 
-def _averaged(model: SequenceSingleIndex, v: Array, key: Array, samples: int, of: Callable[..., Array]) -> Estimate:
+def _averaged(
+    model: SequenceSingleIndex, v: Array, key: Array, samples: int, of: Callable[..., Array]
+) -> Estimate:
     """Mean of a function of (z*, z) over nets, common to all v."""
     points = randomised_gaussians(key, power_of_two(samples), _NETS, 2 * model.length)
     hidden, xi = points[..., : model.length], points[..., model.length :]
@@ -408,7 +496,9 @@ def _averaged(model: SequenceSingleIndex, v: Array, key: Array, samples: int, of
     inside = jnp.abs(m) < 1.0
     s = jnp.where(inside, jnp.sqrt(jnp.where(inside, 1.0 - m**2, 1.0)), 0.0)
     found = jnp.mean(jax.vmap(jax.vmap(of))(hidden, e + m * hidden + s * xi), axis=1)
-    smooth = jnp.where(jnp.all(inside), 1.0, jnp.nan)  # at |m| = 1 the noise is gone, and with it half of the derivative
+    smooth = jnp.where(
+        jnp.all(inside), 1.0, jnp.nan
+    )  # at |m| = 1 the noise is gone, and with it half of the derivative
     return Estimate(with_slope(jnp.mean(found), smooth), jnp.std(found, ddof=1) / np.sqrt(_NETS))
 
 
@@ -428,7 +518,12 @@ def projected(series: HermiteSeries, rho: Array, c: Array) -> Array:
     powers = jnp.stack([jnp.ones_like(rho)] + [rho] * (len(c) - 1)).cumprod(axis=0)  # (k, L)
     each = jnp.prod(jnp.take_along_axis(powers, jnp.asarray(series.degrees), axis=0), axis=1)
     size = [np.sqrt(factorial[sum(n)] / np.prod(factorial[list(n)])) for n in series.degrees]
-    return jnp.sum(series.orthonormal * jnp.asarray(size) * c[np.array([sum(n) for n in series.degrees])] * each)
+    return jnp.sum(
+        series.orthonormal
+        * jnp.asarray(size)
+        * c[np.array([sum(n) for n in series.degrees])]
+        * each
+    )
 
 
 def _top(series: HermiteSeries) -> int:
@@ -438,7 +533,9 @@ def _top(series: HermiteSeries) -> int:
 def network_overlap(model: SequenceSingleIndex, v: Array) -> Array:
     """Φ(m) = E g F of a network whose target is a series."""
     rho = model.split(v)[0] / np.sqrt(model.length)
-    return projected(model.target, rho, activation_coefficients(model.student.activation, _top(model.target)))
+    return projected(
+        model.target, rho, activation_coefficients(model.student.activation, _top(model.target))
+    )
 
 
 def _network_risk(model: SequenceSingleIndex, v: Array) -> Array:
@@ -454,7 +551,9 @@ def _network_noise(model: SequenceSingleIndex, v: Array) -> Array:
     square = series.squared()
     slope = lambda x: jax.grad(activation)(x) ** 2
     own = activation_coefficients(lambda x: slope(x) * activation(x) ** 2, 0)[0]
-    cross = projected(series, rho, activation_coefficients(lambda x: slope(x) * activation(x), _top(series)))
+    cross = projected(
+        series, rho, activation_coefficients(lambda x: slope(x) * activation(x), _top(series))
+    )
     return (
         4.0
         * model.loss_factor**2

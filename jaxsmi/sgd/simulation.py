@@ -136,15 +136,28 @@ def simulate(
     gamma, runs = jnp.asarray(gamma, theory_dtype()), 1 if key.ndim == 0 else key.shape[0]
     K = model.encoding.shape[1]
     check(
-        isinstance(dimension, (int, np.integer)) and dimension >= K + 3, "dimension", dimension, f"an integer d >= {K + 3}"
+        isinstance(dimension, (int, np.integer)) and dimension >= K + 3,
+        "dimension",
+        dimension,
+        f"an integer d >= {K + 3}",
     )
     check(gamma.shape == () and jnp.isfinite(gamma) & (gamma > 0), "gamma", gamma, "a number > 0")
     check(isinstance(steps, (int, np.integer)) and steps >= 1, "steps", steps, "an integer >= 1")
     every = max(-(-steps // 100), 1) if every is None else every
     check(isinstance(every, (int, np.integer)) and every >= 1, "every", every, "an integer >= 1")
-    check(eta is None or (isinstance(eta, (int, float, np.number)) and 0 < float(eta) < 1), "eta", eta, "a number in (0, 1)")
+    check(
+        eta is None or (isinstance(eta, (int, float, np.number)) and 0 < float(eta) < 1),
+        "eta",
+        eta,
+        "a number in (0, 1)",
+    )
     number = isinstance(until, (int, float, np.number))
-    check(until is None or (number and 0 < float(until) <= 1), "until", until, "a number in (0, 1], or None")
+    check(
+        until is None or (number and 0 < float(until) <= 1),
+        "until",
+        until,
+        "a number in (0, 1], or None",
+    )
     check(method in ("reduced", "full"), "method", method, "'reduced' or 'full'")
     check(m is not None or not np.any(np.asarray(e)), "e", e, "nothing without m")
     start = None
@@ -152,7 +165,10 @@ def simulate(
         start = overlaps_of(model, m, e)
         if eta is not None and concrete(start):
             check(
-                length_of(model, start) < eta, "eta", eta, f"a number above the start, {float(length_of(model, start)):.3g}"
+                length_of(model, start) < eta,
+                "eta",
+                eta,
+                f"a number above the start, {float(length_of(model, start)):.3g}",
             )
     eta = 0.5 if eta is None else eta
     keys = jnp.reshape(key, (runs,))
@@ -216,13 +232,17 @@ def _rests(model: SequenceSingleIndex) -> int:
     return 1 if model.tied else model.length
 
 
-def _reduced_start(model: SequenceSingleIndex, key: Array, dimension: int, start: Array | None) -> Array:
+def _reduced_start(
+    model: SequenceSingleIndex, key: Array, dimension: int, start: Array | None
+) -> Array:
     """Overlaps and rests r, as asked or of a weight uniform on the sphere."""
     n, rows = model.overlaps, _rests(model)
     if start is None:
         a, b = jax.random.split(jax.random.fold_in(key, 2**31 - 1))
         along = jax.random.normal(a, (n,), theory_dtype())
-        rest = 2.0 * jax.random.gamma(b, 0.5 * (dimension - (n if model.tied else 1)), (rows,), theory_dtype())
+        rest = 2.0 * jax.random.gamma(
+            b, 0.5 * (dimension - (n if model.tied else 1)), (rows,), theory_dtype()
+        )
         size = jnp.sqrt(jnp.sum(along**2) + rest) if model.tied else jnp.sqrt(along**2 + rest)
         return jnp.concatenate([along / size, jnp.sqrt(rest) / size])
     square = jnp.sum(start**2)[None] if model.tied else start**2
@@ -254,13 +274,17 @@ def _chi_square(count: Array, normals: Array, uniforms: Array) -> Array:
     return 2.0 * d * found
 
 
-def _step(model: SequenceSingleIndex, q: Array, dimension: Array, state: Array, noise: Array, chi: Array) -> Array:
+def _step(
+    model: SequenceSingleIndex, q: Array, dimension: Array, state: Array, noise: Array, chi: Array
+) -> Array:
     """One step of one run (module docstring): its overlaps and rests."""
     L, n = model.length, model.overlaps
     v, r = state[:n], state[n:]
     a, c, b = noise[:L], noise[L : 2 * L], noise[2 * L :].reshape(L, -1)
     m, means = model.split(v)
-    s = jax.grad(model.sample_loss, argnums=1)(a, m * a + b @ v[1:] + r * c + means if model.tied else m * a + r * c)
+    s = jax.grad(model.sample_loss, argnums=1)(
+        a, m * a + b @ v[1:] + r * c + means if model.tied else m * a + r * c
+    )
     if model.tied:
         new = jnp.concatenate([v[:1] - q * jnp.sum(s * a), v[1:] - q * s @ (b + model.encoding)])
         rest = (r - q * jnp.sum(s * c)) ** 2 + q**2 * jnp.sum(s**2) * chi
@@ -285,14 +309,18 @@ def _advance(
         a, b = jax.random.split(jax.random.fold_in(key, block))
         normals = jax.random.normal(a, (BLOCK, width + rows * tries), dtype)
         uniforms = jax.random.uniform(b, (BLOCK, rows * tries), dtype)
-        chi = _chi_square(freedom, *(x.reshape(BLOCK, rows, tries) for x in (normals[:, width:], uniforms)))
+        chi = _chi_square(
+            freedom, *(x.reshape(BLOCK, rows, tries) for x in (normals[:, width:], uniforms))
+        )
         return normals[:, :width], chi
 
     def body(carry: tuple[Array, _Chain]) -> tuple[Array, _Chain]:
         block, at = carry
         noise, chi = jax.vmap(draw, in_axes=(0, None), out_axes=1)(keys, block)
 
-        def one(c: tuple[Array, ...], given: tuple[Array, Array, Array]) -> tuple[tuple[Array, ...], Array]:
+        def one(
+            c: tuple[Array, ...], given: tuple[Array, Array, Array]
+        ) -> tuple[tuple[Array, ...], Array]:
             state, count, reached, result = c
             noise, chi, i = given
             moved = jax.vmap(lambda s, z, x: _step(model, q, dimension, s, z, x))(state, noise, chi)
@@ -306,9 +334,13 @@ def _advance(
             return (state, count, reached, result), jnp.where(going[:, None], state[:, :n], jnp.nan)
 
         start = (at.state, at.steps, at.reached, at.result)
-        (state, count, reached, result), seen = lax.scan(one, start, (noise, chi, jnp.arange(BLOCK)))
+        (state, count, reached, result), seen = lax.scan(
+            one, start, (noise, chi, jnp.arange(BLOCK))
+        )
         after = block * BLOCK + jnp.arange(BLOCK) + 1
-        due = ((after % every == 0) | (after == steps)) & (after <= steps)  # the last record may come early
+        due = ((after % every == 0) | (after == steps)) & (
+            after <= steps
+        )  # the last record may come early
         slots = jnp.where(due, -(-after // every), at.history.shape[0])
         history = at.history.at[slots].set(seen, mode="drop")
         return block + 1, _Chain(state, history, count, reached, result, at.eta, at.stop)
@@ -350,7 +382,9 @@ class _Online(Descent):
 
     def fields(self, weights: Array, inputs: Array) -> Array:
         """z (L,) of weights (rows, d), rows 1 or L, and √d x (L, d)."""
-        m = jnp.concatenate([jnp.zeros((self.model.length, 1)), self.model.encoding], axis=1).astype(inputs.dtype)
+        m = jnp.concatenate(
+            [jnp.zeros((self.model.length, 1)), self.model.encoding], axis=1
+        ).astype(inputs.dtype)
         seen = inputs.at[:, : m.shape[1]].add(m)  # √d x + u: both over √d below
         return jnp.sum(seen * weights, axis=1) / np.sqrt(self.dimension)
 
@@ -364,7 +398,9 @@ class _Online(Descent):
 
     def batch(self, key: Array, carried: Array, step: Array) -> tuple[Array, Any]:
         """One fresh input √d x (L, d)."""
-        return carried, jax.random.normal(jax.random.fold_in(key, step), (self.model.length, self.dimension), theory_dtype())
+        return carried, jax.random.normal(
+            jax.random.fold_in(key, step), (self.model.length, self.dimension), theory_dtype()
+        )
 
     def observe(self, weights: Array) -> dict[str, Any]:
         """The overlaps."""
@@ -393,7 +429,9 @@ def _full(
     begin = jax.vmap(weights)(keys)
     memory = jax.vmap(optimizer.init)(begin)
     state = TrainState(begin, memory, jnp.zeros(len(keys), int), jax.random.key_data(keys))
-    end = descend(task, optimizer, state, steps=steps, every=every, label="SGD" if progress else None)
+    end = descend(
+        task, optimizer, state, steps=steps, every=every, label="SGD" if progress else None
+    )
     seen, step = end.history["overlaps"], end.history["step"][0]
     size = length_of(model, seen)
     first = lambda over: jnp.where(jnp.any(over, axis=1), step[jnp.argmax(over, axis=1)], jnp.inf)
@@ -408,7 +446,11 @@ def _full(
         end=jnp.take_along_axis(seen, last[:, None, None], axis=1)[:, 0],
         steps=step[last].astype(int),
         reached=first(size >= eta),
-        result=jnp.where(finite, jnp.where(reached, int(Result.SUCCESS), int(Result.MAX_STEPS)), int(Result.NONFINITE)),
+        result=jnp.where(
+            finite,
+            jnp.where(reached, int(Result.SUCCESS), int(Result.MAX_STEPS)),
+            int(Result.NONFINITE),
+        ),
         gamma=gamma,
         dimension=int(dimension),
         tied=model.tied,

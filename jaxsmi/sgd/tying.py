@@ -32,7 +32,12 @@ SCHEDULES: dict[str, Callable[[int, float], tuple[float, float]]] = {
 
 
 # By whether an untied, a tied run did not arrive.
-BOUNDS = {(False, False): "none", (True, False): "lower", (False, True): "upper", (True, True): "both late"}
+BOUNDS = {
+    (False, False): "none",
+    (True, False): "lower",
+    (False, True): "upper",
+    (True, True): "both late",
+}
 
 
 class Gain(NamedTuple):
@@ -53,7 +58,9 @@ class Gain(NamedTuple):
 
 def sum_of_squares(length: int) -> HermiteSeries:
     """g = Σ_l h_2(z_l), h_2 = (z² - 1)/√2."""
-    return HermiteSeries({tuple(2 * (i == l) for i in range(length)): 1.0 for l in range(length)}, normalised=True)
+    return HermiteSeries(
+        {tuple(2 * (i == l) for i in range(length)): 1.0 for l in range(length)}, normalised=True
+    )
 
 
 def gain(
@@ -85,7 +92,9 @@ def gain(
 
     Example:
     >>> import jax, jaxsmi as smi
-    >>> found = smi.sgd.gain(jax.random.key(0), (1, 2), dimension=100, gamma=0.02, runs=(8, 8))  # doctest: +SKIP
+    >>> found = smi.sgd.gain(
+    ...     jax.random.key(0), (1, 2), dimension=100, gamma=0.02, runs=(8, 8)
+    ... )  # doctest: +SKIP
     >>> bool(1.5 < found.gain[1] < 2.7)  # equal learning rates: L  # doctest: +SKIP
     True
 
@@ -95,7 +104,12 @@ def gain(
     lengths = [int(L) for L in lengths]
     check(len(lengths) >= 1 and min(lengths) >= 1, "lengths", lengths, "whole numbers >= 1")
     check(np.isfinite(gamma) and gamma > 0, "gamma", gamma, "a number > 0")
-    check(callable(schedule) or schedule in SCHEDULES, "schedule", schedule, f"one of {tuple(SCHEDULES)}, or a function")
+    check(
+        callable(schedule) or schedule in SCHEDULES,
+        "schedule",
+        schedule,
+        f"one of {tuple(SCHEDULES)}, or a function",
+    )
     check(min(runs) >= 2, "runs", runs, "two numbers >= 2: their spread is the error bar")
     rates = schedule if callable(schedule) else SCHEDULES[schedule]
     o = 1.0 / np.sqrt(dimension)
@@ -103,8 +117,14 @@ def gain(
     tied, untied, blind = [], [], []
     for position, L in enumerate(lengths):
         series = target(L)
-        terms = [(n, float(g)) for n, g in zip(series.degrees, series.orthonormal, strict=True) if any(n) and g != 0.0]
-        check(len(terms) > 0, "target", f"constant at L = {L}", "a target that depends on its fields")
+        terms = [
+            (n, float(g))
+            for n, g in zip(series.degrees, series.orthonormal, strict=True)
+            if any(n) and g != 0.0
+        ]
+        check(
+            len(terms) > 0, "target", f"constant at L = {L}", "a target that depends on its fields"
+        )
         c = np.asarray(activation_coefficients(activation, max(sum(n) for n, _ in terms)))
         seen = any(abs(g * c[sum(n)]) > 1e-12 for n, g in terms)
         check(
@@ -117,19 +137,32 @@ def gain(
         for n, g in terms:
             contracted[sum(n)] += g * _count(n) * c[sum(n)]
         blind.append(bool(np.all(np.abs(contracted) < 1e-12)))
-        for is_tied, rate, count, found in zip((True, False), rates(L, gamma), runs, (tied, untied), strict=True):
+        for is_tied, rate, count, found in zip(
+            (True, False), rates(L, gamma), runs, (tied, untied), strict=True
+        ):
             if is_tied and blind[-1]:
                 found.append(np.full(count, np.inf))
                 continue
             model = SequenceSingleIndex(series, L, Network(activation, is_tied), loss_factor=1.0)
             time = float(recovery_time(model, m, gamma=rate, eta=eta))
             check(
-                np.isfinite(time), "gamma", rate, f"a rate at which the flow of L = {L} reaches eta = {eta} from m = {m:.3g}"
+                np.isfinite(time),
+                "gamma",
+                rate,
+                f"a rate at which the flow of L = {L} reaches eta = {eta} from m = {m:.3g}",
             )
             steps = int(np.ceil(patience * time * dimension / rate))
             keys = jax.random.split(jax.random.fold_in(key, 2 * position + is_tied), count)
             done = simulate(
-                model, keys, dimension=dimension, gamma=rate, steps=steps, m=m, eta=eta, until=eta, progress=progress
+                model,
+                keys,
+                dimension=dimension,
+                gamma=rate,
+                steps=steps,
+                m=m,
+                eta=eta,
+                until=eta,
+                progress=progress,
             )
             # a run that did not arrive counts with the steps it had, and makes the gain a bound
             found.append(np.where(np.isfinite(done.reached), done.reached, -float(steps)))
@@ -142,7 +175,9 @@ def _count(n: tuple[int, ...]) -> float:
     return float(np.sqrt(factorial[sum(n)] / np.prod(factorial[list(n)])))
 
 
-def _summary(lengths: np.ndarray, tied: list[np.ndarray], untied: list[np.ndarray], blind: list[bool]) -> Gain:
+def _summary(
+    lengths: np.ndarray, tied: list[np.ndarray], untied: list[np.ndarray], blind: list[bool]
+) -> Gain:
     """Gains and the exponent of a weighted straight line; steps < 0 are budgets of runs that did not arrive."""
     ratio, error, bound = np.zeros(len(lengths)), np.zeros(len(lengths)), []
     for i, (t, u) in enumerate(zip(tied, untied, strict=True)):
@@ -152,12 +187,26 @@ def _summary(lengths: np.ndarray, tied: list[np.ndarray], untied: list[np.ndarra
         bound.append(BOUNDS[bool((u < 0).any()), bool((t < 0).any())])
         t, u = np.abs(t), np.abs(u)
         ratio[i] = u.mean() / t.mean() if bound[-1] != "both late" else np.nan
-        error[i] = ratio[i] * np.hypot(*(x.std(ddof=1) / np.sqrt(len(x)) / x.mean() for x in (t, u)))
+        error[i] = ratio[i] * np.hypot(
+            *(x.std(ddof=1) / np.sqrt(len(x)) / x.mean() for x in (t, u))
+        )
     good = np.array([b == "none" for b in bound]) & (ratio > 0)
     exponent = exponent_error = np.nan
     if good.sum() >= 2 and len(set(lengths[good])) >= 2:
         x, y, w = np.log(lengths[good]), np.log(ratio[good]), (ratio[good] / error[good]) ** 2
         centred = x - np.sum(w * x) / np.sum(w)
-        exponent, exponent_error = np.sum(w * centred * y) / np.sum(w * centred**2), 1.0 / np.sqrt(np.sum(w * centred**2))
+        exponent, exponent_error = (
+            np.sum(w * centred * y) / np.sum(w * centred**2),
+            1.0 / np.sqrt(np.sum(w * centred**2)),
+        )
     arrived = lambda side: [np.where(x < 0, np.inf, x) for x in side]
-    return Gain(lengths, arrived(tied), arrived(untied), ratio, error, bound, float(exponent), float(exponent_error))
+    return Gain(
+        lengths,
+        arrived(tied),
+        arrived(untied),
+        ratio,
+        error,
+        bound,
+        float(exponent),
+        float(exponent_error),
+    )

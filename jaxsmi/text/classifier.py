@@ -56,7 +56,9 @@ class Classifier(eqx.Module):
         X = self.embedding[ids]
         for W in self.layers:
             h = X @ W.T
-            scores = jnp.where(mask[None, :], h @ h.T / np.sqrt(W.shape[0]).astype(np.float32), -jnp.inf)
+            scores = jnp.where(
+                mask[None, :], h @ h.T / np.sqrt(W.shape[0]).astype(np.float32), -jnp.inf
+            )
             scores = jnp.where(jnp.any(mask), scores, 0.0)
             X = self.skip * X + jax.nn.softmax(scores, axis=-1) @ X
         mean = jnp.sum(jnp.where(mask[:, None], X, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
@@ -159,7 +161,12 @@ def classify(
     split_key, start_key, order_key = jax.random.split(key, 3)
     questions = list(questions)
     labels_given = sorted({question.label for question in questions})
-    check(len(labels_given) >= 2, "questions", f"classes {labels_given}", "at least two classes to learn")
+    check(
+        len(labels_given) >= 2,
+        "questions",
+        f"classes {labels_given}",
+        "at least two classes to learn",
+    )
     if test is None:
         questions, test = held_out(questions, split_key)
     classes = sorted({question.label for question in questions})
@@ -171,14 +178,24 @@ def classify(
 
     def arrays(part: Sequence[Question]) -> tuple[Array, Array]:
         ids = vocabulary.encode([question.text for question in part], length)
-        return jnp.asarray(ids), jnp.asarray([classes.index(question.label) for question in part], jnp.int32)
+        return jnp.asarray(ids), jnp.asarray(
+            [classes.index(question.label) for question in part], jnp.int32
+        )
 
     size = min(batch_size, len(questions))
     (ids, labels), (test_ids, test_labels) = arrays(questions), arrays(test)
     task = _Task(
         ids=ids, labels=labels, test_ids=test_ids, test_labels=test_labels, target=None, size=size, patience=None
     )  # fmt: skip
-    start = Classifier(len(vocabulary), len(classes), key=start_key, width=width, hidden=hidden, depth=depth, skip=skip)
+    start = Classifier(
+        len(vocabulary),
+        len(classes),
+        key=start_key,
+        width=width,
+        hidden=hidden,
+        depth=depth,
+        skip=skip,
+    )
     optimizer = optax.adamw(5e-5) if optimizer is None else optimizer
     state = TrainState(
         start,

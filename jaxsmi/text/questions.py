@@ -42,18 +42,27 @@ def load(path: str | os.PathLike[str]) -> list[Question]:
     except UnicodeDecodeError:
         content = raw.decode("latin-1")
     questions = []
-    for number, line in enumerate(content.split("\n"), 1):  # not splitlines: questions may hold other separators
+    for number, line in enumerate(
+        content.split("\n"), 1
+    ):  # not splitlines: questions may hold other separators
         if not line.strip():
             continue
         head, *rest = line.split(None, 1)
         label, _, sub = head.partition(":")
-        check(bool(label and rest), f"{path}, line {number}", line.strip()[:60], "'LABEL:sub text' or 'LABEL text'")
+        check(
+            bool(label and rest),
+            f"{path}, line {number}",
+            line.strip()[:60],
+            "'LABEL:sub text' or 'LABEL text'",
+        )
         questions.append(Question(label, sub, rest[0].strip()))
     check(len(questions) > 0, "path", str(path), "a file with at least one question")
     return questions
 
 
-def load_huggingface(name: str = "CogComp/trec", split: str = "train", label: str = "coarse_label") -> list[Question]:
+def load_huggingface(
+    name: str = "CogComp/trec", split: str = "train", label: str = "coarse_label"
+) -> list[Question]:
     """Questions of a Hugging Face data set with a text and a class-label column. Needs the extra `text`, and the network.
 
     Arguments: `name` of the data set; `split`; `label`: its column of labels. Returns: the questions.
@@ -62,11 +71,20 @@ def load_huggingface(name: str = "CogComp/trec", split: str = "train", label: st
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ImportError("Hugging Face's datasets is needed. Install it with: pip install 'jaxsmi[text]'") from error
+        raise ImportError(
+            "Hugging Face's datasets is needed. Install it with: pip install 'jaxsmi[text]'"
+        ) from error
     table = datasets.load_dataset(name, split=split)
-    check(label in table.column_names and "text" in table.column_names, "label", label, f"one of {table.column_names}")
+    check(
+        label in table.column_names and "text" in table.column_names,
+        "label",
+        label,
+        f"one of {table.column_names}",
+    )
     names = getattr(table.features[label], "names", None)
-    return [Question(names[row[label]] if names else str(row[label]), "", row["text"]) for row in table]
+    return [
+        Question(names[row[label]] if names else str(row[label]), "", row["text"]) for row in table
+    ]
 
 
 _SLOTS = {  # words apart by spaces
@@ -149,7 +167,9 @@ def synthetic_questions(count: int = 600, seed: int = 0) -> list[Question]:
     for n in range(count):
         label = list(_TEMPLATES)[n % len(_TEMPLATES)]
         template = str(random.choice(_TEMPLATES[label]))
-        text = re.sub(r"\{(\w+)\}", lambda slot: str(random.choice(_SLOTS[slot.group(1)].split())), template)
+        text = re.sub(
+            r"\{(\w+)\}", lambda slot: str(random.choice(_SLOTS[slot.group(1)].split())), template
+        )
         questions.append(Question(label, "synthetic", text))
     return questions
 
@@ -191,6 +211,11 @@ def held_out(questions: list[Question], key: Array) -> tuple[list[Question], lis
         key, own = jax.random.split(key)
         order = np.asarray(jax.random.permutation(own, len(texts)))
         held |= {texts[i] for i in order[: len(texts) // 5]}
-    check(len(held) > 0, "test", None, "questions to test on: no class has five different texts to set one apart")
+    check(
+        len(held) > 0,
+        "test",
+        None,
+        "questions to test on: no class has five different texts to set one apart",
+    )
     kept = [question for question in questions if question.text not in held]
     return kept, [question for question in questions if question.text in held]

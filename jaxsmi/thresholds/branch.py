@@ -51,7 +51,9 @@ class Branch(eqx.Module):
         value, pull = jax.linearize(mmse, U.T @ response.mean @ U)
         inner = jnp.einsum("pi,qj,pqrs,rk,sl->ijkl", U, U, response.jacobian, U, U)
         J = -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(inner)
-        replicas = value + jax.vmap(lambda R: pull(U.T @ (R - response.mean) @ U))(response.replicas)
+        replicas = value + jax.vmap(lambda R: pull(U.T @ (R - response.mean) @ U))(
+            response.replicas
+        )
         return fixed_point.Evaluation(value, J, replicas, (response.inaccurate, response.error))
 
     def fixed_point(self, V0: Array, max_steps: int, tolerance: float) -> fixed_point.FixedPoint:
@@ -62,7 +64,9 @@ class Branch(eqx.Module):
             geometric=self.model.channel.noiseless,
         )  # fmt: skip
         deep = end.V * jnp.minimum(DEEP * jnp.trace(S) / jnp.trace(end.V), 1.0)
-        return eqx.tree_at(lambda e: e.V, end, jnp.where(end.result == Result.RECOVERED, deep, end.V))
+        return eqx.tree_at(
+            lambda e: e.V, end, jnp.where(end.result == Result.RECOVERED, deep, end.V)
+        )
 
     def growth(self, V: Array, X: Array | None = None) -> Growth:
         """Growth of the directions not learned."""

@@ -40,9 +40,13 @@ def leading(G: Array) -> Array:
         matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
         matrices = 0.5 * (matrices + jnp.swapaxes(matrices, 1, 2))
         values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
-        spread = jnp.std(jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors), axis=0) / np.sqrt(len(G) - 1)
+        spread = jnp.std(jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors), axis=0) / np.sqrt(
+            len(G) - 1
+        )
         # eigenvalues that agree to rounding or to four standard errors are one eigenspace
-        top = values >= values[-1] - 1e-6 * jnp.abs(values[-1]) - 4.0 * jnp.maximum(spread, spread[-1])
+        top = values >= values[-1] - 1e-6 * jnp.abs(values[-1]) - 4.0 * jnp.maximum(
+            spread, spread[-1]
+        )
         top = top & (values > 0.5 * values[-1])  # ... but never all of it, however large the errors
         weights = jnp.where(top, vectors.T @ jnp.einsum("ipp->i", basis), 0.0)
         X = jnp.einsum("k,ik,ipq->pq", weights, vectors, basis)
@@ -90,7 +94,14 @@ class Growth(eqx.Module):
 
 
 def growth(
-    model: Any, Q: Array, V: Array, rest: Array, key: Array, samples: int, randomisations: int, X: Array | None = None
+    model: Any,
+    Q: Array,
+    V: Array,
+    rest: Array,
+    key: Array,
+    samples: int,
+    randomisations: int,
+    X: Array | None = None,
 ) -> Growth:
     """Growth of a small overlap in the directions of the projector `rest`, at the overlap Q."""
     P = model.indices
@@ -105,7 +116,8 @@ def growth(
         each=jnp.einsum("pq,rpq->r", X, applied(G, X)),
         subspace=X,
         start=jnp.einsum("npm,nqm->npq", g, g).reshape(randomisations, samples, P, P).mean(1),
-        slope_error=jnp.median(post.dg_error) * (1.0 + jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()),
+        slope_error=jnp.median(post.dg_error)
+        * (1.0 + jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()),
         field_error=jnp.median(post.error) * (1.0 + jnp.max(jnp.abs(post.g), axis=(1, 2)).mean()),
         inaccurate=jnp.mean(post.error > model.channel.tolerance),
     )
@@ -114,8 +126,18 @@ def growth(
 def check_problem(model: Any, samples: int, randomisations: int) -> None:
     """Raise a ValueError for a model without inference, a prior with a mean, or too few samples."""
     require(model, Ability.DIRECTIONS)
-    check(randomisations >= 2, "randomisations", randomisations, "at least 2: their spread is the error bar")
+    check(
+        randomisations >= 2,
+        "randomisations",
+        randomisations,
+        "at least 2: their spread is the error bar",
+    )
     check(samples >= 2 * randomisations, "samples", samples, "at least two points a randomisation")
     P = model.indices
     mean = model.prior.overlap(jnp.zeros((P, P), theory_dtype()))
-    check(jnp.max(jnp.abs(mean)) <= 1e-12, "model", model.prior, "a prior of mean zero (else all is learned from the start)")
+    check(
+        jnp.max(jnp.abs(mean)) <= 1e-12,
+        "model",
+        model.prior,
+        "a prior of mean zero (else all is learned from the start)",
+    )

@@ -77,16 +77,30 @@ def search_threshold(
     Example:
     >>> import jax, jaxsmi as smi
     >>> noisy = lambda noise: smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1, noise=noise)
-    >>> found = smi.search_threshold(noisy, 0.5, key=jax.random.key(0), target=1.0, samples=2**10)  # doctest: +SKIP
+    >>> found = smi.search_threshold(
+    ...     noisy, 0.5, key=jax.random.key(0), target=1.0, samples=2**10
+    ... )  # doctest: +SKIP
     """
     check(step >= 0, "step", step, "0 for weak recovery, 1 for the next threshold, ...")
-    check(target is None or 0 < target < np.inf, "target", target, "a finite number > 0, or None to minimise")
+    check(
+        target is None or 0 < target < np.inf,
+        "target",
+        target,
+        "a finite number > 0, or None to minimise",
+    )
     check(max_steps >= 1, "max_steps", max_steps, "at least 1")
     parameters = jax.tree.map(lambda x: jnp.asarray(x, theory_dtype()), start)
-    check(all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(parameters)), "start", start, "finite numbers")
+    check(
+        all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(parameters)),
+        "start",
+        start,
+        "finite numbers",
+    )
     own = optimizer is None
     if optimizer is None:
-        optimizer = optax.chain(optax.scale_by_lbfgs(), optax.clip_by_global_norm(0.3), optax.scale(-1.0))
+        optimizer = optax.chain(
+            optax.scale_by_lbfgs(), optax.clip_by_global_norm(0.3), optax.scale(-1.0)
+        )
     guess: list[Threshold] | None = None
 
     def objective(parameters: Any) -> tuple[Array, list[Threshold]]:
@@ -96,7 +110,13 @@ def search_threshold(
             stairs = [first] if float(jax.lax.stop_gradient(first.alpha)) <= alpha_max else []
         else:
             stairs = staircase(
-                model, key=key, alpha_max=alpha_max, samples=samples, replicas=replicas, guess=guess, steps=step + 1
+                model,
+                key=key,
+                alpha_max=alpha_max,
+                samples=samples,
+                replicas=replicas,
+                guess=guess,
+                steps=step + 1,
             )
         if len(stairs) <= step:
             return jnp.asarray(jnp.nan, theory_dtype()), stairs
@@ -111,7 +131,11 @@ def search_threshold(
         for _ in range(max_steps):
             (value, stairs), gradient = slope(parameters)
             here = stairs[step].alpha if len(stairs) > step else jnp.nan
-            for name, entry in (("parameters", parameters), ("alpha", here), ("gradient", gradient)):
+            for name, entry in (
+                ("parameters", parameters),
+                ("alpha", here),
+                ("gradient", gradient),
+            ):
                 history[name].append(jax.tree.map(np.asarray, entry))
             bar.update()
             bar.set_postfix(alpha=f"{float(here):.4f}")
@@ -124,9 +148,14 @@ def search_threshold(
             elif not finite and not own:
                 code = Result.NONFINITE
                 break
-            elif own and not height <= best[0]:  # uphill: half way back to the best point, with a fresh memory
+            elif (
+                own and not height <= best[0]
+            ):  # uphill: half way back to the best point, with a fresh memory
                 back = jax.tree.map(lambda p, b: 0.5 * (b - p), parameters, best[1])
-                parameters, memory = jax.tree.map(jnp.add, parameters, back), optimizer.init(parameters)
+                parameters, memory = (
+                    jax.tree.map(jnp.add, parameters, back),
+                    optimizer.init(parameters),
+                )
                 if float(optax.global_norm(back)) < tolerance:
                     code = Result.SUCCESS
                     break
@@ -141,10 +170,17 @@ def search_threshold(
                 code = Result.SUCCESS
                 break
             scale = 0.2 / first_size if own else 1.0
-            updates, memory = optimizer.update(jax.tree.map(lambda g, s=scale: s * g, gradient), memory, parameters)
+            updates, memory = optimizer.update(
+                jax.tree.map(lambda g, s=scale: s * g, gradient), memory, parameters
+            )
             products = jax.tree.map(lambda u, g: jnp.sum(u * g), updates, gradient)
-            if own and float(sum(jax.tree.leaves(products))) > 0:  # curvature of the wrong sign: down the gradient instead
-                updates, memory = jax.tree.map(lambda g, s=scale: -s * g, gradient), optimizer.init(parameters)
+            if (
+                own and float(sum(jax.tree.leaves(products))) > 0
+            ):  # curvature of the wrong sign: down the gradient instead
+                updates, memory = (
+                    jax.tree.map(lambda g, s=scale: -s * g, gradient),
+                    optimizer.init(parameters),
+                )
             if own and float(optax.global_norm(updates)) < tolerance:
                 code = Result.SUCCESS
                 break

@@ -58,7 +58,9 @@ class _Roots(eqx.Module):
     code: Array
 
 
-def _replica(model: Any, U: Array, guess: Array, floor: Array, V0: Array, key: Array, samples: int) -> _Roots:
+def _replica(
+    model: Any, U: Array, guess: Array, floor: Array, V0: Array, key: Array, samples: int
+) -> _Roots:
     """Root of h(α) = log α λ_max(F) near `guess` by safeguarded secants, the fixed point followed from V0."""
 
     def h(alpha: Array, V0: Array) -> tuple[Array, Array, Array, Array]:
@@ -84,7 +86,11 @@ def _replica(model: Any, U: Array, guess: Array, floor: Array, V0: Array, key: A
         lambda c: (c[0] < 25) & (jnp.abs(c[4]) > 1e-4) & jnp.isfinite(c[4]), step, start
     )
     good = (code == Result.SUCCESS) | (code == Result.RECOVERED)
-    code = jnp.where(jnp.isfinite(residual), jnp.where(good & (jnp.abs(residual) <= 1e-4), 0, Result.MAX_STEPS), 4)
+    code = jnp.where(
+        jnp.isfinite(residual),
+        jnp.where(good & (jnp.abs(residual) <= 1e-4), 0, Result.MAX_STEPS),
+        4,
+    )
     return _Roots(alpha, V, X, residual, code)
 
 
@@ -107,7 +113,9 @@ def _along(state: Branch, V: Array, X: Array, J: Array, directions: list[Array])
 
 
 @eqx.filter_jit
-def _slopes(model: Any, context: tuple[Array, ...], out: _Roots, samples: int) -> tuple[_Roots, Array, Array]:
+def _slopes(
+    model: Any, context: tuple[Array, ...], out: _Roots, samples: int
+) -> tuple[_Roots, Array, Array]:
     """For each replica the Jacobian of its fixed point, and dh/dα."""
     U, _, _, _, keys = context
 
@@ -122,7 +130,9 @@ def _slopes(model: Any, context: tuple[Array, ...], out: _Roots, samples: int) -
 
 
 @eqx.filter_jit
-def _roots_tangent(model: Any, context: tuple[Array, ...], prepared: Any, directions: list[Array], samples: int) -> _Roots:
+def _roots_tangent(
+    model: Any, context: tuple[Array, ...], prepared: Any, directions: list[Array], samples: int
+) -> _Roots:
     U, _, _, _, keys = context
     out, J, slope = prepared
 
@@ -130,10 +140,16 @@ def _roots_tangent(model: Any, context: tuple[Array, ...], prepared: Any, direct
         state = Branch(model, U, alpha, key, samples, SCRAMBLES)
         still = [jnp.zeros_like(U), jnp.zeros_like(alpha)]
         found = -_along(state, V, X, J, [*directions, *still]) / slope
-        return found if model.channel.smooth else jnp.full_like(found, jnp.nan)  # labels that jump: see AbstractChannel
+        return (
+            found if model.channel.smooth else jnp.full_like(found, jnp.nan)
+        )  # labels that jump: see AbstractChannel
 
     moved = lax.map(lambda x: one(*x), (keys, out.alpha, out.V, out.X, J, slope))
-    return eqx.tree_at(lambda r: r.alpha, jax.tree.map(jnp.zeros_like, eqx.filter(out, eqx.is_inexact_array)), moved)
+    return eqx.tree_at(
+        lambda r: r.alpha,
+        jax.tree.map(jnp.zeros_like, eqx.filter(out, eqx.is_inexact_array)),
+        moved,
+    )
 
 
 def _directions_of(X: np.ndarray) -> np.ndarray:
@@ -180,14 +196,17 @@ def staircase(
     Example:
     >>> import jax, jaxsmi as smi
     >>> [
-    ...     round(float(t.alpha), 1) for t in smi.staircase(smi.links.sign_product(2), key=jax.random.key(0), samples=2**10)
+    ...     round(float(t.alpha), 1)
+    ...     for t in smi.staircase(smi.links.sign_product(2), key=jax.random.key(0), samples=2**10)
     ... ]  # doctest: +SKIP
     [2.5]
     """
     check_problem(model, samples, replicas)
     check(np.isfinite(alpha_max) and alpha_max > 0, "alpha_max", alpha_max, "a finite number > 0")
     check(steps is None or steps >= 1, "steps", steps, "at least 1, or None for all")
-    listed = guess is None or (isinstance(guess, list) and all(isinstance(t, Threshold) for t in guess))
+    listed = guess is None or (
+        isinstance(guess, list) and all(isinstance(t, Threshold) for t in guess)
+    )
     check(listed, "guess", guess, "a list of Threshold, as `staircase` returns it")
     held, P = frozen(model), model.indices
     S = held.prior.second_moment(P)
@@ -203,11 +222,19 @@ def staircase(
         return [first]
     stairs, guesses = [first], list(guess or [])
     U = _directions_of(np.asarray(lax.stop_gradient(first.subspace)))
-    bar = tqdm(total=P, initial=U.shape[1], desc="staircase: directions learned", leave=False, disable=not progress)
+    bar = tqdm(
+        total=P,
+        initial=U.shape[1],
+        desc="staircase: directions learned",
+        leave=False,
+        disable=not progress,
+    )
     while U.shape[1] < P and (steps is None or len(stairs) < steps):
         basis = jnp.asarray(U, S.dtype)
         near = guesses[len(stairs)] if len(guesses) > len(stairs) else None
-        found = _next(held, basis, alpha, alpha_max, jax.random.fold_in(key, 7 + len(stairs)), samples, near)
+        found = _next(
+            held, basis, alpha, alpha_max, jax.random.fold_in(key, 7 + len(stairs)), samples, near
+        )
         if isinstance(found, np.ndarray):  # known as soon as the others are: part of the last step
             U = _joined(U, found)
             stairs[-1] = _with_directions(stairs[-1], U if len(stairs) == 1 else found, S)
@@ -257,7 +284,15 @@ def _with_directions(step: Threshold, directions: np.ndarray, S: Array) -> Thres
     return eqx.tree_at(lambda t: t.subspace, step, subspace / jnp.trace(subspace))
 
 
-def _next(model: Any, U: Array, alpha: float, alpha_max: float, key: Array, samples: int, near: Threshold | None) -> Any:
+def _next(
+    model: Any,
+    U: Array,
+    alpha: float,
+    alpha_max: float,
+    key: Array,
+    samples: int,
+    near: Threshold | None,
+) -> Any:
     """Where to look for the next threshold: (α, V there, inaccurate), None up to alpha_max, or directions known at once."""
     P = model.indices
     S = U.T @ model.prior.second_moment(P) @ U
@@ -270,7 +305,9 @@ def _next(model: Any, U: Array, alpha: float, alpha_max: float, key: Array, samp
     last: tuple[float, float] | None = None
     while True:
         at = min(at, alpha_max)
-        end, seen, (vectors, known) = _look(Branch(model, U, jnp.asarray(at, S.dtype), key, count, 16), V)
+        end, seen, (vectors, known) = _look(
+            Branch(model, U, jnp.asarray(at, S.dtype), key, count, 16), V
+        )
         if bool(jnp.any(known)):
             return np.asarray(vectors)[:, np.asarray(known)]
         height = float(jnp.log(jnp.maximum(at * seen.rate, 1e-30)))

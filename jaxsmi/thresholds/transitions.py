@@ -34,7 +34,10 @@ from jaxsmi.thresholds.growth import check_problem
 _SMALL, _NEAR = 1e-3, (1e-6, 1e-3)  # starts: Q = _SMALL S, and V = _NEAR S
 
 
-_APART, _TINY = 0.02, 1e-4  # V that differ by more (of the larger one, and in all) are of two branches
+_APART, _TINY = (
+    0.02,
+    1e-4,
+)  # V that differ by more (of the larger one, and in all) are of two branches
 
 
 _TIP = 1e-6  # V/S that stands for Q = S
@@ -83,7 +86,9 @@ def _down(problem: Branch, V: Array, steps: int) -> tuple[Array, Array]:
 
 
 def _apart(V: Array, W: Array) -> Array:
-    return jnp.max(jnp.abs(V - W)) > jnp.maximum(_APART * jnp.maximum(jnp.max(jnp.abs(V)), jnp.max(jnp.abs(W))), _TINY)
+    return jnp.max(jnp.abs(V - W)) > jnp.maximum(
+        _APART * jnp.maximum(jnp.max(jnp.abs(V)), jnp.max(jnp.abs(W))), _TINY
+    )
 
 
 @eqx.filter_jit
@@ -127,13 +132,21 @@ def _edges(
                 return (
                     fixed
                     & _apart(low, high)
-                    & (potential_at(model, alpha, S - high, key, samples, SCRAMBLES).value > ordinary)
+                    & (
+                        potential_at(model, alpha, S - high, key, samples, SCRAMBLES).value
+                        > ordinary
+                    )
                 )
             # at Q = S the first two terms of Φ are minus the entropy of the prior, whatever a large Q̂
             large = jnp.eye(len(S), dtype=S.dtype) / _TIP
             entropy = model.prior.free_entropy(large) - 0.5 * jnp.sum(S * large)
             response = model.channel.response(
-                (1 - _TIP) * S, _TIP * S, key=key, samples=samples, randomisations=SCRAMBLES, tangents=False
+                (1 - _TIP) * S,
+                _TIP * S,
+                key=key,
+                samples=samples,
+                randomisations=SCRAMBLES,
+                tangents=False,
             )
             return continuous | (entropy + alpha * jnp.mean(response.log_partition) > ordinary)
 
@@ -183,7 +196,12 @@ def first_order(
     'none'
     """
     check_problem(model, samples, replicas)
-    check(0 < alpha_min < alpha_max < np.inf, "alpha_max", (alpha_min, alpha_max), "0 < alpha_min < alpha_max, finite")
+    check(
+        0 < alpha_min < alpha_max < np.inf,
+        "alpha_max",
+        (alpha_min, alpha_max),
+        "0 < alpha_min < alpha_max, finite",
+    )
     check(points >= 3, "points", points, "at least 3")
     model, P = frozen(model), model.indices
     S = model.prior.second_moment(P)
@@ -192,11 +210,15 @@ def first_order(
     steps = int(max_steps)
     curves: dict[bool, list[Array]] = {}
     perfect, settled = np.zeros(points, bool), np.ones(points, bool)
-    with tqdm(total=2 * points + 1, desc="first-order transition", leave=False, disable=not progress) as bar:
+    with tqdm(
+        total=2 * points + 1, desc="first-order transition", leave=False, disable=not progress
+    ) as bar:
         for upwards in (True, False):
             V, found = (1.0 - _SMALL) * S, []
             for k, alpha in enumerate(grid):
-                problem = _problem(model, jnp.asarray(alpha, S.dtype), key, each * replicas, SCRAMBLES)
+                problem = _problem(
+                    model, jnp.asarray(alpha, S.dtype), key, each * replicas, SCRAMBLES
+                )
                 # the informed start is next to Q = S at every α
                 V, code = _follow(problem, V if upwards else jnp.zeros_like(S), upwards, steps)
                 found.append(V)
@@ -204,7 +226,9 @@ def first_order(
                 settled[k] &= int(code) in (Result.SUCCESS, Result.RECOVERED)
                 bar.update()
             curves[upwards] = found
-        apart = np.asarray([bool(_apart(v, w)) for v, w in zip(curves[True], curves[False], strict=True)])
+        apart = np.asarray(
+            [bool(_apart(v, w)) for v, w in zip(curves[True], curves[False], strict=True)]
+        )
         unfinished = bool((apart & ~settled).any())
         overlaps = [S - jnp.stack(curves[upwards]) for upwards in (True, False)]
         if not apart.any():
@@ -212,9 +236,17 @@ def first_order(
         low, high = np.flatnonzero(apart)[[0, -1]]
         # the algorithmic end lies in (grid[high], next); the spinodal in (previous, grid[low])
         over, appears = bool(high + 1 < points), bool(low > 0)
-        ends = [grid[high], grid[high + 1] if over else grid[high]], [grid[low - 1] if appears else 0.0, grid[low]]
+        ends = (
+            [grid[high], grid[high + 1] if over else grid[high]],
+            [grid[low - 1] if appears else 0.0, grid[low]],
+        )
         known = model.prior.continuous or model.prior.discrete or not perfect[apart].any()
-        check(known, "model", model.prior, "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)")
+        check(
+            known,
+            "model",
+            model.prior,
+            "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)",
+        )
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
         bracket = (
             *(tuple(jnp.asarray(e, S.dtype) for e in pair) for pair in ends),
@@ -229,7 +261,14 @@ def first_order(
         values, cell = found[which], max(cells[which], cells[0]) / 2**_HALVINGS / np.sqrt(12.0)
         inside = np.flatnonzero(apart)
         nearest = int(
-            inside[np.argmin(np.abs(grid[inside] - float(jnp.mean(jnp.where(jnp.isfinite(values), values, grid[high])))))]
+            inside[
+                np.argmin(
+                    np.abs(
+                        grid[inside]
+                        - float(jnp.mean(jnp.where(jnp.isfinite(values), values, grid[high])))
+                    )
+                )
+            ]
         )
         place = int(high) if which == 0 else nearest
         values = values if known else jnp.full_like(values, jnp.inf)
@@ -238,7 +277,14 @@ def first_order(
         stderr = jnp.where(jnp.isfinite(alpha) & (alpha > 0), jnp.hypot(spread, cell), 0.0)
         grows = overlaps[1][place] - overlaps[0][place]
         code = Result.MAX_STEPS if unfinished else Result.SUCCESS
-        return Threshold(alpha, stderr, values, grows / jnp.trace(grows), overlaps[int(informed)][place], jnp.asarray(code))
+        return Threshold(
+            alpha,
+            stderr,
+            values,
+            grows / jnp.trace(grows),
+            overlaps[int(informed)][place],
+            jnp.asarray(code),
+        )
 
     return FirstOrder(
         "first order", threshold(0, False, over), threshold(1, True), threshold(2, True),

@@ -28,8 +28,12 @@ def _weak_recovery(model: Any, key: Array, samples: int, R: int) -> Threshold:
     alpha = jnp.where(trivial, 0.0, jnp.where(never, jnp.inf, 1.0 / jnp.where(never, 1.0, rate)))
     fixed = trivial | never
     # the mean of 1/λ_r is biased; the first-order replicas are not
-    replicas = jnp.where(fixed, alpha, alpha - (seen.each - rate) * jnp.where(fixed, 0.0, alpha) ** 2)
-    stderr = jnp.where(fixed, 0.0, jnp.std(seen.each, ddof=1) / np.sqrt(R) * jnp.where(fixed, 0.0, alpha) ** 2)
+    replicas = jnp.where(
+        fixed, alpha, alpha - (seen.each - rate) * jnp.where(fixed, 0.0, alpha) ** 2
+    )
+    stderr = jnp.where(
+        fixed, 0.0, jnp.std(seen.each, ddof=1) / np.sqrt(R) * jnp.where(fixed, 0.0, alpha) ** 2
+    )
     grows = (vectors * known) @ vectors.T
     subspace = jnp.where(trivial, grows, jnp.where(never, 0.0, seen.subspace))
     root = sqrt_psd(S)
@@ -42,7 +46,9 @@ def _weak_recovery(model: Any, key: Array, samples: int, R: int) -> Threshold:
     return Threshold(alpha, stderr, replicas, subspace, jnp.zeros_like(S), code)
 
 
-def weak_recovery(model: Any, *, key: Array, samples: int = 2**16, randomisations: int = 16) -> Threshold:
+def weak_recovery(
+    model: Any, *, key: Array, samples: int = 2**16, randomisations: int = 16
+) -> Threshold:
     r"""The smallest α at which anything is learned from labels alone: α_c = 1/λ_max(F) (module docstring).
 
     F(X) = E Σ_{m,n} G_{mn} X G_{mn}ᵀ,  G = E[zzᵀ|y] - I at ω = 0
@@ -57,7 +63,9 @@ def weak_recovery(model: Any, *, key: Array, samples: int = 2**16, randomisation
     Source: [TDDZLK24], [TCDKZ25], spec section 6.
     Example:
     >>> import jax, jaxsmi as smi
-    >>> threshold = smi.weak_recovery(smi.links.phase_retrieval(), key=jax.random.key(0), samples=2**13)
+    >>> threshold = smi.weak_recovery(
+    ...     smi.links.phase_retrieval(), key=jax.random.key(0), samples=2**13
+    ... )
     >>> round(float(threshold.alpha), 1)
     0.5
     """

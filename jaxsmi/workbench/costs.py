@@ -39,7 +39,9 @@ class Cost(NamedTuple):
     seconds: dict[str, float]
 
 
-def _shapes(model: Any, dimension: int, alpha: Any, dtype: Any, store: bool) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+def _shapes(
+    model: Any, dimension: int, alpha: Any, dtype: Any, store: bool
+) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
     """The data set as it would be, and the shapes of signal and fields; nothing is drawn."""
     found: list[Any] = []
 
@@ -51,7 +53,15 @@ def _shapes(model: Any, dimension: int, alpha: Any, dtype: Any, store: bool) -> 
     return (jax.eval_shape(draw, jax.random.key(0)), *found)
 
 
-def gamp_cost(model: Any, *, dimension: int, alpha: Any, dtype: Any = None, store: bool = True, probe: bool = True) -> Cost:
+def gamp_cost(
+    model: Any,
+    *,
+    dimension: int,
+    alpha: Any,
+    dtype: Any = None,
+    store: bool = True,
+    probe: bool = True,
+) -> Cost:
     """Memory and time of message passing (module docstring).
 
     Arguments: `model`, `dimension`, `alpha`, `dtype`, `store` as of `model.sample`; `probe`: False to leave time out.
@@ -69,15 +79,23 @@ def gamp_cost(model: Any, *, dimension: int, alpha: Any, dtype: Any = None, stor
         held = 6.0 * inputs.each * np.prod(inputs.form) * max(jnp.dtype(inputs.dtype).itemsize, 4)
     else:
         held = float(np.prod(inputs.shape)) * jnp.dtype(inputs.dtype).itemsize
-    memory = {"inputs": held, "fields": 8.0 * N * (6.0 * each + 2.0 * each**2), "signal": 64.0 * float(np.prod(signal))}
+    memory = {
+        "inputs": held,
+        "fields": 8.0 * N * (6.0 * each + 2.0 * each**2),
+        "signal": 64.0 * float(np.prod(signal)),
+    }
     seconds = _timed(model, dimension, alpha, dtype, store, N, inputs) if probe else {}
     return Cost(N, memory | {"program": _PROGRAM}, seconds)
 
 
-def _timed(model: Any, dimension: int, alpha: Any, dtype: Any, store: bool, N: int, inputs: Any) -> dict[str, float]:
+def _timed(
+    model: Any, dimension: int, alpha: Any, dtype: Any, store: bool, N: int, inputs: Any
+) -> dict[str, float]:
     part = min(N, max(64, _PROBE // int(np.prod(inputs.shape[1:]))))
     key = jax.random.key(0)
-    data: Dataset = model.sample(key, dimension=dimension, alpha=alpha * part / N, dtype=dtype, store=store)
+    data: Dataset = model.sample(
+        key, dimension=dimension, alpha=alpha * part / N, dtype=dtype, store=store
+    )
     signal, fields = model.shapes(data)
     sensing, n, P = model.sensing(data), data.samples, signal[0]
     weights, V = model.prior.start(key, signal, jnp.asarray(1e-3, theory_dtype()))

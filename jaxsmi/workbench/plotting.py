@@ -47,7 +47,9 @@ def require() -> ModuleType:
     try:
         import matplotlib.pyplot
     except ImportError as error:
-        raise ImportError("matplotlib is needed to plot. Install it with: pip install 'jaxsmi[plot]'") from error
+        raise ImportError(
+            "matplotlib is needed to plot. Install it with: pip install 'jaxsmi[plot]'"
+        ) from error
     return matplotlib.pyplot
 
 
@@ -81,8 +83,22 @@ def overlap_against_alpha(
             dots = [i for i in range(len(lines)) if i not in crosses]
             ax.plot(alpha, overlap, color=_colour(p), marker=".", markersize=5, markevery=dots)
             if crosses:
-                ax.plot(alpha[crosses], overlap[crosses], color=_colour(p), marker="x", markersize=5, linestyle="none")
-            ax.fill_between(alpha, overlap - bands * stderr, overlap + bands * stderr, color=_colour(p), alpha=0.2, lw=0)
+                ax.plot(
+                    alpha[crosses],
+                    overlap[crosses],
+                    color=_colour(p),
+                    marker="x",
+                    markersize=5,
+                    linestyle="none",
+                )
+            ax.fill_between(
+                alpha,
+                overlap - bands * stderr,
+                overlap + bands * stderr,
+                color=_colour(p),
+                alpha=0.2,
+                lw=0,
+            )
         if runs:
             alpha, overlap, _ = np.array([_end(solution, p) for solution in runs]).T
             ax.plot(alpha, overlap, **_markers(p, size=8.0))
@@ -127,11 +143,17 @@ def overlap_against_iteration(
             ax.plot(past["step"], values, markevery=math.ceil(len(values) / 40), **_markers(p))
     ax.set_xlim(left=0)
     ax.set_xlabel("iteration")
-    return _finished(ax, "squared cosine" if quantity == "cosine" else "overlap", names, lines, runs, legend)
+    return _finished(
+        ax, "squared cosine" if quantity == "cosine" else "overlap", names, lines, runs, legend
+    )
 
 
 def thresholds_against(
-    stairs: Sequence[Sequence[Threshold]], values: Any = None, ax: Axes | None = None, *, parameter: str = "parameter"
+    stairs: Sequence[Sequence[Threshold]],
+    values: Any = None,
+    ax: Axes | None = None,
+    *,
+    parameter: str = "parameter",
 ) -> Axes:
     """Thresholds in the order of learning against a parameter of the model, with 95 % confidence intervals.
 
@@ -176,11 +198,17 @@ def learning_curves(
     """
     check("cosine" in solution.history, "solution", solution.kind, "a solution of gamp or train")
     ax = _axes(ax)
-    steps, cosines = (np.atleast_2d(np.asarray(solution.history["step"])), np.asarray(solution.history["cosine"]))
+    steps, cosines = (
+        np.atleast_2d(np.asarray(solution.history["step"])),
+        np.asarray(solution.history["cosine"]),
+    )
     cosines = cosines if cosines.ndim == 3 else cosines[None]
     grid = steps[np.argmax(np.isfinite(steps).sum(axis=1))]
     recorded = np.isfinite(grid)
-    grid, cosines = grid[recorded], _held(cosines[:, recorded])  # a run that ended keeps its last value
+    grid, cosines = (
+        grid[recorded],
+        _held(cosines[:, recorded]),
+    )  # a run that ended keeps its last value
     names = index_names(solution.model, cosines.shape[2]) if names is None else names
     mean, spread = cosines.mean(axis=0), cosines.std(axis=0)
     for p, name in enumerate(names):
@@ -216,7 +244,9 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
         axes = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
     check(len(axes) == count, "axes", len(axes), f"{count}, one for each method")
     for n, (ax, (name, solution)) in enumerate(zip(axes, order.solutions.items(), strict=True)):
-        learning_curves(solution, ax, level=order.level, logarithmic=solution.kind != "gamp", legend=n == 0)
+        learning_curves(
+            solution, ax, level=order.level, logarithmic=solution.kind != "gamp", legend=n == 0
+        )
         ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", fontsize="medium", loc="right")
         if n:
             ax.set_ylabel("")
@@ -231,7 +261,13 @@ def text_curves(run: TextRun, ax: Axes | None = None) -> Axes:
     """
     ax = _axes(ax)
     for p in range(run.similarity.shape[1]):
-        ax.plot(run.epoch, run.similarity[:, p], color=_colour(p), label=f"layer {p + 1}, similarity", **_line(p))
+        ax.plot(
+            run.epoch,
+            run.similarity[:, p],
+            color=_colour(p),
+            label=f"layer {p + 1}, similarity",
+            **_line(p),
+        )
     ax.plot(run.epoch, run.test_accuracy, color="0.5", lw=1, label="test accuracy")
     ax.set_xlabel("epoch")
     ax.set_ylabel("cosine similarity with the end")
@@ -254,7 +290,12 @@ def _line(p: int) -> dict[str, Any]:
     return {"linestyle": ("-", "--", "-.", (0, (1, 1)))[p % 4], "linewidth": 1.6}
 
 
-def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | None = None, **attributes: Any) -> None:
+def savefig(
+    figure: Figure,
+    path: str | os.PathLike[str],
+    solution: Solution | None = None,
+    **attributes: Any,
+) -> None:
     """Save a figure with its provenance inside the file, as JSON under "Description" (PDF: "Subject").
 
     Arguments: `figure`; `path`, ending in .png, .svg or .pdf; `solution`, whose model, key and outcome are added to the
@@ -267,7 +308,11 @@ def savefig(figure: Figure, path: str | os.PathLike[str], solution: Solution | N
     ending = pathlib.Path(path).suffix.lower()
     check(ending in _METADATA, "path", str(path), "a name ending in " + ", ".join(_METADATA))
     made = provenance(solution, **attributes)
-    figure.savefig(path, dpi=160, metadata={_METADATA[ending]: json.dumps(made), "Creator": f"jaxsmi {made['jaxsmi']}"})
+    figure.savefig(
+        path,
+        dpi=160,
+        metadata={_METADATA[ending]: json.dumps(made), "Creator": f"jaxsmi {made['jaxsmi']}"},
+    )
 
 
 def _end(solution: Solution, p: int) -> tuple[float, float, float]:
@@ -286,7 +331,9 @@ def _second_moment(solution: Solution) -> np.ndarray:
     return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))
 
 
-def read_row(theory: Any, gamp: Any, names: list[str] | None) -> tuple[list[Solution], list[Solution], list[str]]:
+def read_row(
+    theory: Any, gamp: Any, names: list[str] | None
+) -> tuple[list[Solution], list[Solution], list[str]]:
     """Both as lists of solutions, and the names of the indices: from the file, or from the model of a solution."""
     files = [item for item in (theory, gamp) if hasattr(item, "dims")]
     theory, gamp = _solutions(theory), _solutions(gamp)
@@ -306,7 +353,11 @@ def _solutions(item: Any) -> list[Solution]:
     if isinstance(item, Solution):
         return [item]
     if hasattr(item, "dims"):  # an xarray.Dataset, recognised without importing xarray
-        points = [item.isel(alpha=point) for point in range(item.sizes["alpha"])] if "alpha" in item.dims else [item]
+        points = (
+            [item.isel(alpha=point) for point in range(item.sizes["alpha"])]
+            if "alpha" in item.dims
+            else [item]
+        )
         return [from_xarray(point) for point in points]
     return sorted(item, key=lambda solution: float(solution.alpha))
 
@@ -318,21 +369,45 @@ def sweep(table: Any, figure: Any) -> Any:
     """
     whole = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
     overlap = (table.overlap / whole).mean("seed")
-    axes = [name for name in overlap.dims[:-3] if overlap.sizes[name] > 1] or list(overlap.dims[:-3])[:1]
+    axes = [name for name in overlap.dims[:-3] if overlap.sizes[name] > 1] or list(
+        overlap.dims[:-3]
+    )[:1]
     count = overlap.sizes["index"]
     figure.set_size_inches(4.6 * count, 3.8)
     panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
-    numbers = len(axes) == 1 and axes[0] in table.coords and np.issubdtype(table[axes[0]].dtype, np.number)
+    numbers = (
+        len(axes) == 1
+        and axes[0] in table.coords
+        and np.issubdtype(table[axes[0]].dtype, np.number)
+    )
     drawn = None
     for p, ax in enumerate(panels):
-        values = overlap.isel(index=p, index_=p).squeeze([name for name in overlap.dims[:-3] if name not in axes], drop=True)
+        values = overlap.isel(index=p, index_=p).squeeze(
+            [name for name in overlap.dims[:-3] if name not in axes], drop=True
+        )
         if numbers and overlap.sizes[axes[0]] >= 4:
-            drawn = ax.pcolormesh(table.alpha, table[axes[0]], values, vmin=0.0, vmax=1.0, cmap="viridis", rasterized=True)
-            ratio = float(table[axes[0]].max() / table[axes[0]].min()) if float(table[axes[0]].min()) > 0 else 1.0
+            drawn = ax.pcolormesh(
+                table.alpha,
+                table[axes[0]],
+                values,
+                vmin=0.0,
+                vmax=1.0,
+                cmap="viridis",
+                rasterized=True,
+            )
+            ratio = (
+                float(table[axes[0]].max() / table[axes[0]].min())
+                if float(table[axes[0]].min()) > 0
+                else 1.0
+            )
             ax.set_yscale("log" if ratio > 8 else "linear")
             ax.set_ylabel(axes[0] if p == 0 else "")
         else:
-            rows = values.stack(row=axes).transpose("row", "alpha") if axes else values.expand_dims("row")
+            rows = (
+                values.stack(row=axes).transpose("row", "alpha")
+                if axes
+                else values.expand_dims("row")
+            )
             for k in range(rows.sizes["row"]):
                 label = ", ".join(f"{name} {rows[name].values[k]}" for name in axes)
                 ax.plot(table.alpha, rows[k], "o-", ms=3, label=label)
@@ -370,7 +445,9 @@ def _markers(p: int, colour: str | None = None, size: float = 5.0) -> dict[str, 
     }
 
 
-def _finished(ax: Axes, ordinate: str, names: list[str], theory: list, gamp: list, legend: bool) -> Axes:
+def _finished(
+    ax: Axes, ordinate: str, names: list[str], theory: list, gamp: list, legend: bool
+) -> Axes:
     """Limits, and the legend above the axes, where it hides nothing."""
     ax.set_ylabel(ordinate)
     ax.set_ylim(-0.03, 1.05)

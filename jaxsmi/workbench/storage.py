@@ -55,10 +55,17 @@ def from_xarray(dataset: xarray.Dataset, model: Any = None) -> Solution:
     history = {}
     if "step" in dataset.coords:
         recorded = [name for name in dataset.data_vars if str(name).startswith("history_")]
-        past = dataset[recorded].dropna("step", how="all")  # a curve pads its shorter histories with NaN
+        past = dataset[recorded].dropna(
+            "step", how="all"
+        )  # a curve pads its shorter histories with NaN
         history = {str(name).removeprefix("history_"): past[name].values for name in recorded}
         history["step"] = past["step"].values.astype(float)
-    names = (*SCALARS, *MATRICES, "alpha", *(name for name in ("weights", "key") if name in dataset))
+    names = (
+        *SCALARS,
+        *MATRICES,
+        "alpha",
+        *(name for name in ("weights", "key") if name in dataset),
+    )
     stored: dict[str, Any] = {name: jnp.asarray(dataset[name].values) for name in names}
     return Solution(
         **stored,
@@ -82,14 +89,24 @@ def stack(solutions: Iterable[Solution], **attributes: Any) -> xarray.Dataset:
     solutions = list(solutions)
     check(len(solutions) > 0, "solutions", "none", "at least one")
     sizes = {np.shape(solution.overlap) for solution in solutions}
-    check(len(sizes) == 1, "solutions", f"overlaps of shapes {sorted(sizes)}", "solutions of one model")
+    check(
+        len(sizes) == 1,
+        "solutions",
+        f"overlaps of shapes {sorted(sizes)}",
+        "solutions of one model",
+    )
     datasets = [to_xarray(dataclasses.replace(solution, weights=None)) for solution in solutions]
-    curve = xarray.concat(datasets, dim="alpha", data_vars="all", join="outer", combine_attrs="drop_conflicts")
+    curve = xarray.concat(
+        datasets, dim="alpha", data_vars="all", join="outer", combine_attrs="drop_conflicts"
+    )
     return annotated(curve.sortby("alpha").assign_attrs(attributes_of(**attributes)))
 
 
 def thresholds(
-    stairs: Sequence[Sequence[Threshold]], parameter: str = "parameter", values: Any = None, **attributes: Any
+    stairs: Sequence[Sequence[Threshold]],
+    parameter: str = "parameter",
+    values: Any = None,
+    **attributes: Any,
 ) -> xarray.Dataset:
     """Staircases along a parameter as one dataset, padded with NaN where a staircase has fewer steps.
 
@@ -113,14 +130,20 @@ def thresholds(
                 entry = np.asarray(getattr(t, name))
                 table[(i, j, *(slice(n) for n in entry.shape))] = entry
         data[name] = ((parameter, "step", *extra), table)
-    coordinates = {parameter: np.arange(len(stairs)) if values is None else np.asarray(values), "step": np.arange(steps) + 1}
+    coordinates = {
+        parameter: np.arange(len(stairs)) if values is None else np.asarray(values),
+        "step": np.arange(steps) + 1,
+    }
     return xarray.Dataset(data, coordinates, attributes_of(**attributes))
 
 
 def arrays(values: Mapping[str, Any], **attributes: Any) -> xarray.Dataset:
     """Plain arrays by name as one dataset. Raises ImportError without xarray."""
     xarray = require()
-    data = {name: ([f"{name}_{k}" for k in range(np.ndim(value))], np.asarray(value)) for name, value in values.items()}
+    data = {
+        name: ([f"{name}_{k}" for k in range(np.ndim(value))], np.asarray(value))
+        for name, value in values.items()
+    }
     return xarray.Dataset(data, attrs=attributes_of(None, **attributes))
 
 
@@ -132,15 +155,33 @@ def runs(solution: Solution, **attributes: Any) -> xarray.Dataset:
     Raises ValueError for a single run, ImportError without xarray.
     """
     xarray = require()
-    check(np.ndim(solution.steps) == 1, "solution", f"steps of shape {np.shape(solution.steps)}", "a batch of runs")
+    check(
+        np.ndim(solution.steps) == 1,
+        "solution",
+        f"steps of shape {np.shape(solution.steps)}",
+        "a batch of runs",
+    )
     indices = np.shape(solution.overlap)[-1]
-    data: dict[str, Any] = {name: (("run",), np.asarray(getattr(solution, name))) for name in ("error", "result", "steps")}
+    data: dict[str, Any] = {
+        name: (("run",), np.asarray(getattr(solution, name)))
+        for name in ("error", "result", "steps")
+    }
     for name, values in solution.history.items():
         values = np.asarray(values)
-        data[f"history_{name}"] = (("run", "record", *dimensions_of(name, values.shape[2:], indices)), values)
+        data[f"history_{name}"] = (
+            ("run", "record", *dimensions_of(name, values.shape[2:], indices)),
+            values,
+        )
     names = index_names(solution.model, indices)
-    coordinates = {"alpha": ((), float(np.ravel(np.asarray(solution.alpha))[0])), "name": (("index",), names)}
-    kept = {"kind": solution.kind, "model": repr(solution.model), "model_parameters": parameters(solution.model)}
+    coordinates = {
+        "alpha": ((), float(np.ravel(np.asarray(solution.alpha))[0])),
+        "name": (("index",), names),
+    }
+    kept = {
+        "kind": solution.kind,
+        "model": repr(solution.model),
+        "model_parameters": parameters(solution.model),
+    }
     return annotated(xarray.Dataset(data, coordinates, attributes_of(None, **kept, **attributes)))
 
 
@@ -154,8 +195,17 @@ def text_run(run: Any, **attributes: Any) -> xarray.Dataset:
     names = ("step", "epoch", "train_loss", "accuracy", "test_accuracy")
     data: dict[str, Any] = {name: (("record",), getattr(run, name)) for name in names}
     data["similarity"] = (("record", "layer"), run.similarity)
-    kept = {"kind": "text", "classes": list(run.classes), "words": len(run.vocabulary), "result": run.result.name}
-    return xarray.Dataset(data, {"layer": np.arange(run.similarity.shape[1]) + 1}, attributes_of(None, **kept, **attributes))
+    kept = {
+        "kind": "text",
+        "classes": list(run.classes),
+        "words": len(run.vocabulary),
+        "result": run.result.name,
+    }
+    return xarray.Dataset(
+        data,
+        {"layer": np.arange(run.similarity.shape[1]) + 1},
+        attributes_of(None, **kept, **attributes),
+    )
 
 
 def save(item: Any, path: str | os.PathLike[str], **attributes: Any) -> None:
@@ -212,4 +262,6 @@ def _data_to_xarray(data: Dataset, **attributes: Any) -> xarray.Dataset:
     if data.teacher is not None:
         variables["teacher"] = (("index", "dimension"), np.asarray(data.teacher))
     coordinates = {"alpha": ((), data.alpha)}
-    return annotated(require().Dataset(variables, coordinates, attributes_of(None, kind="dataset", **attributes)))
+    return annotated(
+        require().Dataset(variables, coordinates, attributes_of(None, kind="dataset", **attributes))
+    )

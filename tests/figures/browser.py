@@ -38,7 +38,12 @@ def _open(page, *flags):
             "--disable-dev-shm-usage",
             "--enable-logging=stderr",
         ]
-        command += [f"--user-data-dir={profile}", "--virtual-time-budget=10000", *flags, page.resolve().as_uri()]
+        command += [
+            f"--user-data-dir={profile}",
+            "--virtual-time-budget=10000",
+            *flags,
+            page.resolve().as_uri(),
+        ]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
 
@@ -64,6 +69,8 @@ def screenshot(page, picture, width=1280, height=2000):
 
 if __name__ == "__main__":
     counted, broken, silent, wide, messages = inspect(sys.argv[1])
-    print(f"{counted} images; broken: {broken or 'none'}; without text: {silent}; wider than the window: {wide}")
+    print(
+        f"{counted} images; broken: {broken or 'none'}; without text: {silent}; wider than the window: {wide}"
+    )
     print(f"console: {messages or 'silent'}")
     sys.exit(bool(broken or silent or messages))

@@ -59,7 +59,9 @@ def test_a_comparison_is_the_largest_deviation_over_its_tolerance():
     found = compare("q", [1.0, 2.0, np.nan, 4.0], [1.1, 2.0, 3.0, 4.6], [0.2, 0.1, 0.1, 0.3])
     assert found.points == 3
     # deviations 0.1, 0, 0.6 over tolerances 0.2, 0.1, 0.3; exact but for rounding
-    assert (found.largest, found.median, found.tolerance, found.ratio) == pytest.approx((0.6, 0.1, 0.2, 2.0))
+    assert (found.largest, found.median, found.tolerance, found.ratio) == pytest.approx(
+        (0.6, 0.1, 0.2, 2.0)
+    )
     assert not found.agrees
     assert compare("q", 1.0, 1.05, 0.1).agrees
     assert not compare("q", [np.nan], [1.0], 0.1).agrees  # nothing compared is no agreement
@@ -92,13 +94,21 @@ def test_where_published_data_come_from(tmp_path, monkeypatch):
 
 def test_all_goes_on_after_a_failure_and_says_so(two, capsys, tmp_path):
     code, out, _ = call(capsys, "all", "--out", tmp_path, "--workers", 1, "--json", "--quick")
-    assert code == "jaxsmi figure: 1 failed: quadratic-b"  # which the interpreter prints, and ends with 1
+    assert (
+        code == "jaxsmi figure: 1 failed: quadratic-b"
+    )  # which the interpreter prints, and ends with 1
     found = json.loads(out)
     assert list(found["failed"]) == ["quadratic-b"]
     assert "nothing" in found["failed"]["quadratic-b"]
     assert [one["agrees"] for one in found["figures"][0]["compared"]] == [True, False]
     kept = {path.name for path in tmp_path.iterdir()}
-    assert kept == {"bilinear-a.png", "bilinear-a.nc", "bilinear-a.json", "quadratic-b.json", "index.html"}
+    assert kept == {
+        "bilinear-a.png",
+        "bilinear-a.nc",
+        "bilinear-a.json",
+        "quadratic-b.json",
+        "index.html",
+    }
     assert storage.load(tmp_path / "bilinear-a.nc")["y"].values.tolist() == [0, 0.25, 0.5, 0.75, 1]
     record = json.loads((tmp_path / "bilinear-a.json").read_text())
     assert record["provenance"]["jaxsmi"] == storage.version()
@@ -177,11 +187,16 @@ def test_two_processes_draw_what_one_does(capsys, tmp_path, monkeypatch):
     jax.config.update("jax_enable_x64", True)
     alone = RECIPES["attention-indexed-5"]().arrays
     for name, values in storage.load(tmp_path / "attention-indexed-5.nc").items():
-        np.testing.assert_allclose(values, alone[str(name)], rtol=1e-12)  # one program, another process
+        np.testing.assert_allclose(
+            values, alone[str(name)], rtol=1e-12
+        )  # one program, another process
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("bilinear-1", "bilinear-2", "bilinear-4"))])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in RECIPES if name.startswith(("bilinear-1", "bilinear-2", "bilinear-4"))],
+)
 def test_theory_is_on_the_published_tables(name, reference):
     """Every row but those the tables themselves did not converge at; tolerances are in the recipes."""
     drawn = RECIPES[name](reference=pathlib.Path(reference))

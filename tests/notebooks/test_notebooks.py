@@ -62,7 +62,11 @@ def test_the_two_forms_hold_the_same_cells(source):
     nbformat.validate(theirs)
     cells = lambda notebook: [(cell.cell_type, cell.source) for cell in notebook.cells]
     assert cells(ours) == cells(theirs)
-    assert ours.metadata["jupytext"]["formats"] == theirs.metadata["jupytext"]["formats"] == "ipynb,py:percent"
+    assert (
+        ours.metadata["jupytext"]["formats"]
+        == theirs.metadata["jupytext"]["formats"]
+        == "ipynb,py:percent"
+    )
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

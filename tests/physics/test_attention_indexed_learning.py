@@ -14,14 +14,19 @@ from jaxsmi.sensing.symmetric import MatrixSensing
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize("samples", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 3))])
+@pytest.mark.parametrize(
+    "samples", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 3))]
+)
 def test_the_adjoint_is_the_transpose_of_forward(samples):
     """⟨g, forward(W)⟩ = ⟨adjoint(g), W⟩, with batches that do and do not divide the samples."""
     one, two, three = jax.random.split(KEY, 3)
     inputs = jax.random.normal(one, (samples, 3, 5))
     matrix = jax.random.normal(two, (1, 5, 5))
     g = jax.random.normal(three, (samples, 1, 3, 3))
-    matrix, g = matrix + jnp.swapaxes(matrix, 1, 2), (g + jnp.swapaxes(g, 2, 3)).reshape(samples, 1, 9)
+    matrix, g = (
+        matrix + jnp.swapaxes(matrix, 1, 2),
+        (g + jnp.swapaxes(g, 2, 3)).reshape(samples, 1, 9),
+    )
     cases = [(MatrixSensing(inputs, batch=4), matrix, g), (MatrixSensing(inputs), matrix, g)]
     cases.append((IndexSensing(inputs), matrix[0, :2], jax.random.normal(three, (samples, 2, 3))))
     for sensing, W, field in cases:
@@ -77,7 +82,9 @@ TRAJECTORIES = {  # spec/2, section 4
 
 @pytest.mark.parametrize(("output", "alpha"), TRAJECTORIES)
 def test_the_trajectory_of_state_evolution(output, alpha):
-    solution = smi.state_evolution(smi.AttentionIndexed(2, 0.5, output), alpha, newton=False, max_steps=6)
+    solution = smi.state_evolution(
+        smi.AttentionIndexed(2, 0.5, output), alpha, newton=False, max_steps=6
+    )
     past = solution.trajectory
     np.testing.assert_allclose(past["covariance"][1:, 0, 0], TRAJECTORIES[output, alpha], atol=6e-6)
     np.testing.assert_allclose(past["covariance"][0], 1.0)
@@ -94,7 +101,9 @@ def test_undamped_message_passing_follows_state_evolution():
     moment = np.sum(np.asarray(model.estimate(data.teacher)) ** 2) / 80
     error = past["overlap"][:, 0, 0] - 2 * past["teacher_overlap"][:, 0, 0] + moment
     np.testing.assert_allclose(error[1:], TRAJECTORIES["hardmax", 0.5], rtol=0.12)
-    np.testing.assert_allclose(past["covariance"][1:, 0, 0], TRAJECTORIES["hardmax", 0.5], rtol=0.12)
+    np.testing.assert_allclose(
+        past["covariance"][1:, 0, 0], TRAJECTORIES["hardmax", 0.5], rtol=0.12
+    )
     np.testing.assert_allclose(error[-1], run.error, rtol=1e-12)
     assert past["damping"][0] == 0.0
 
@@ -122,7 +131,9 @@ def test_side_information_and_the_informed_start():
     told = smi.gamp(model, data, key=KEY, side_information=0.9)
     informed = smi.gamp(model, data, key=KEY, init="informed")
     assert told.error < 0.5 * plain.error
-    np.testing.assert_allclose(informed.error, plain.error, rtol=0.05)  # one fixed point (spec/2, section 2.4)
+    np.testing.assert_allclose(
+        informed.error, plain.error, rtol=0.05
+    )  # one fixed point (spec/2, section 2.4)
 
 
 @pytest.mark.slow
@@ -153,7 +164,9 @@ def test_message_passing_reaches_theory(output, tokens, alpha, dimension, seeds)
         errors.append(float(smi.gamp(model, data, key=key, max_steps=80).error))
     theory = float(smi.state_evolution(model, alpha).error)
     bias, stderr = np.mean(errors) / theory - 1, np.std(errors, ddof=1) / np.sqrt(seeds) / theory
-    print(f"{output} T={tokens} alpha={alpha} d={dimension}: theory {theory:.4f}, bias {bias:.3f} ± {stderr:.3f}")
+    print(
+        f"{output} T={tokens} alpha={alpha} d={dimension}: theory {theory:.4f}, bias {bias:.3f} ± {stderr:.3f}"
+    )
     assert -2 * stderr <= bias <= (0.05 if dimension == 200 else 0.1) + 2 * stderr
 
 
@@ -227,10 +240,14 @@ def hard_labels():
 
 
 BAD = {
-    "data.inputs": lambda: smi.gamp(SOFT, smi.Dataset(jnp.ones((3, 3, 4)), jnp.ones((3, 2, 2)) / 2)),
+    "data.inputs": lambda: smi.gamp(
+        SOFT, smi.Dataset(jnp.ones((3, 3, 4)), jnp.ones((3, 2, 2)) / 2)
+    ),
     "data.labels": lambda: smi.gamp(SOFT, smi.Dataset(DATA.inputs, jnp.ones((18, 3, 3)) / 3)),
     "labels: .*sum one": lambda: smi.gamp(SOFT, smi.Dataset(DATA.inputs, DATA.labels * 1.1)),
-    "labels: .*positive": lambda: smi.gamp(SOFT, smi.Dataset(DATA.inputs, DATA.labels.at[0, 0].set(jnp.array([0.0, 1.0])))),
+    "labels: .*positive": lambda: smi.gamp(
+        SOFT, smi.Dataset(DATA.inputs, DATA.labels.at[0, 0].set(jnp.array([0.0, 1.0])))
+    ),
     "labels: .*single one": lambda: smi.gamp(*hard_labels()),
     "labels: .*symmetric": lambda: smi.gamp(smi.AttentionIndexed(2, 0.5, "linear"), DATA),
     "precision": lambda: smi.gamp(SOFT, DATA, precision="controlled"),
@@ -269,7 +286,9 @@ def test_single_precision_labels_are_warned_of():
 def test_integer_inputs_are_numbers_like_others():
     signs = jnp.where(DATA.inputs > 0, 1, -1)
     whole, same = smi.Dataset(signs, DATA.labels), smi.Dataset(signs * 1.0, DATA.labels)
-    np.testing.assert_array_equal(*(SOFT.sensing(d).forward(jnp.ones((1, 6, 6)) / 7) for d in (whole, same)))
+    np.testing.assert_array_equal(
+        *(SOFT.sensing(d).forward(jnp.ones((1, 6, 6)) / 7) for d in (whole, same))
+    )
     S = SOFT.estimate(DATA.teacher)
     np.testing.assert_array_equal(SOFT.predict(S, signs), SOFT.predict(S, signs * 1.0))
 
@@ -277,7 +296,10 @@ def test_integer_inputs_are_numbers_like_others():
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused():
     two = smi.AttentionIndexed(2, 0.5, layers=2).sample(KEY, dimension=6, alpha=0.5)
-    for refused in (lambda: smi.gamp(SOFT, two), lambda: smi.train(SOFT, two, optax.adam(0.1), key=KEY, steps=1)):
+    for refused in (
+        lambda: smi.gamp(SOFT, two),
+        lambda: smi.train(SOFT, two, optax.adam(0.1), key=KEY, steps=1),
+    ):
         with pytest.raises(ValueError, match=r"^data.*2 layer"):
             refused()
     for name in ("weak_recovery", "staircase", "first_order"):

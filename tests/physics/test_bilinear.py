@@ -41,11 +41,43 @@ SYMMETRIC = {  # (α, κ, Δ): e
     (0.3, 2, 0.5): 0.539423939825,
 }  # fmt: skip
 TRAJECTORIES = {  # (ρ, β, α, Δ): V_1 to V_5, V_10, fixed point
-    (0.2, 1, 0.3, 0): (0.66297715, 0.53776906, 0.47329928, 0.43491042, 0.41010755, 0.36192253, 0.3474043203),
+    (0.2, 1, 0.3, 0): (
+        0.66297715,
+        0.53776906,
+        0.47329928,
+        0.43491042,
+        0.41010755,
+        0.36192253,
+        0.3474043203,
+    ),
     (0.2, 1, 0.4, 0): (0.57599609, 0.40816170, 0.31449796, 0.25299305, 0.20868995, 0.09556219, 0),
-    (0.2, 1, 0.65, 0.5): (0.55119955, 0.44227542, 0.41009817, 0.40008180, 0.39691400, 0.39544167, 0.3954368286),
-    (0.2, 2, 0.2, 0): (0.72552370, 0.62762447, 0.58065386, 0.55518667, 0.54048812, 0.51967849, 0.5174960553),
-    (1, 2, 0.5, 0.1): (0.66585337, 0.57537696, 0.54273161, 0.52981048, 0.52451192, 0.52076770, 0.5207182254),
+    (0.2, 1, 0.65, 0.5): (
+        0.55119955,
+        0.44227542,
+        0.41009817,
+        0.40008180,
+        0.39691400,
+        0.39544167,
+        0.3954368286,
+    ),
+    (0.2, 2, 0.2, 0): (
+        0.72552370,
+        0.62762447,
+        0.58065386,
+        0.55518667,
+        0.54048812,
+        0.51967849,
+        0.5174960553,
+    ),
+    (1, 2, 0.5, 0.1): (
+        0.66585337,
+        0.57537696,
+        0.54273161,
+        0.52981048,
+        0.52451192,
+        0.52076770,
+        0.5207182254,
+    ),
 }
 NUCLEAR = {  # (ρ, β): α_NN, α_PR
     (0.2, 1): (0.5716899213, 0.36), (0.5, 1): (0.9054173332, 0.75), (0.2, 2): (0.4752778039, 0.28),
@@ -73,15 +105,28 @@ def rows(path, *names):
 
 def test_errors():
     rho, beta, noise, alpha = np.array(list(ERRORS)).T
-    np.testing.assert_allclose(error(alpha, beta, rho, noise), list(ERRORS.values()), rtol=0, atol=1e-10)  # their last digit
+    np.testing.assert_allclose(
+        error(alpha, beta, rho, noise), list(ERRORS.values()), rtol=0, atol=1e-10
+    )  # their last digit
 
 
 @pytest.mark.parametrize(
-    ("name", "tolerance"), [("delta_0_beta_1", 5e-5), ("delta_0.1_beta_1", 5e-5), ("delta_0_beta_inf", 1e-10)]
+    ("name", "tolerance"),
+    [("delta_0_beta_1", 5e-5), ("delta_0.1_beta_1", 5e-5), ("delta_0_beta_inf", 1e-10)],
 )
 def test_published_curves(reference, name, tolerance):
     """Spec/3, section 7.1: typically 1e-6; wrong in print below α = .005 and at the threshold of β = 1."""
-    table = np.array(rows(reference / f"bsr/theory/{name}.csv", "rho", "delta", "beta", "alpha", "mmse", "mse_ridge_opt"))
+    table = np.array(
+        rows(
+            reference / f"bsr/theory/{name}.csv",
+            "rho",
+            "delta",
+            "beta",
+            "alpha",
+            "mmse",
+            "mse_ridge_opt",
+        )
+    )
     rho, noise, beta, alpha, published, ridge = table[table[:, 3] > 0].T
     found = np.asarray(error(alpha, beta, rho, noise))
     np.testing.assert_allclose(ridge_error(alpha, noise, noise), ridge, rtol=0, atol=1e-9)
@@ -96,7 +141,9 @@ def test_published_curves(reference, name, tolerance):
 def test_published_curves_of_the_symmetric_model(reference, kappa, noise):
     name = f"line_noise_{kappa}_{noise}" if noise else f"line_no_noise_{kappa}"
     alpha, published = np.array(rows(reference / f"quadratic/{name}.csv", "alpha", "gen_error")).T
-    found = np.asarray(symmetric_error(alpha, np.full_like(alpha, kappa), np.full_like(alpha, noise)))
+    found = np.asarray(
+        symmetric_error(alpha, np.full_like(alpha, kappa), np.full_like(alpha, noise))
+    )
     recovery = np.inf if noise else (kappa - kappa**2 / 2 if kappa < 1 else 0.5)
     kept = (alpha > 0.02) & (np.abs(alpha - recovery) > 5e-3)
     # spec/3, section 7.5; κ = 0.1 has rows that are off by up to 4e-3 where its two bands merge
@@ -106,12 +153,17 @@ def test_published_curves_of_the_symmetric_model(reference, kappa, noise):
 
 def test_the_symmetric_model_is_the_linear_channel_of_one_token():
     alpha, kappa, noise = np.array(list(SYMMETRIC)).T
-    np.testing.assert_allclose(symmetric_error(alpha, kappa, noise), list(SYMMETRIC.values()), rtol=0, atol=2e-12)
+    np.testing.assert_allclose(
+        symmetric_error(alpha, kappa, noise), list(SYMMETRIC.values()), rtol=0, atol=2e-12
+    )
     for a, k, D in SYMMETRIC:
         other = smi.state_evolution(smi.AttentionIndexed(1, k, "linear", noise=D), a).error
         own = smi.state_evolution(smi.Bilinear(1.0, k, D, symmetric=True), a).error
         assert abs(own - other) < 1e-10
-    assert abs(float(smi.recovery_threshold(smi.Bilinear(1.0, 0.5, symmetric=True)).alpha) - 0.375) < 1e-12
+    assert (
+        abs(float(smi.recovery_threshold(smi.Bilinear(1.0, 0.5, symmetric=True)).alpha) - 0.375)
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("point", TRAJECTORIES)
@@ -130,7 +182,9 @@ def test_recovery_and_nuclear_norm_thresholds():
         assert abs(nuclear_norm_threshold(beta, rho) - nuclear) < 1e-10
         assert abs(nuclear_norm_threshold(1 / beta, rho / beta) - nuclear) < 1e-10
         assert abs(float(smi.recovery_threshold(smi.Bilinear(beta, rho)).alpha) - bayes) < 1e-10
-    np.testing.assert_allclose(nuclear_norm_threshold(1e6, 0.2), nuclear_norm_threshold(jnp.inf, 0.2), atol=1e-6)
+    np.testing.assert_allclose(
+        nuclear_norm_threshold(1e6, 0.2), nuclear_norm_threshold(jnp.inf, 0.2), atol=1e-6
+    )
     assert nuclear_norm_threshold(2.0, 1.5) == 1.0
     assert np.isinf(smi.recovery_threshold(smi.Bilinear(2.0, 0.2, 0.1)).alpha)
     step = 1e-6
@@ -145,7 +199,9 @@ def test_recovery_and_nuclear_norm_thresholds():
 
 def test_published_nuclear_norm_thresholds(reference):
     """Median difference 1e-10, largest 1.6e-6 (spec/3, section 7.5)."""
-    table = np.array(rows(reference / "bsr/min_norm/thresholds.csv", "rho", "beta", "alpha_BO", "alpha_MNNE"))
+    table = np.array(
+        rows(reference / "bsr/min_norm/thresholds.csv", "rho", "beta", "alpha_BO", "alpha_MNNE")
+    )
     table = table[(table[:, 0] > 0) & (table[:, 0] < 1)][::5]
     found = jax.vmap(nuclear_norm_threshold)(table[:, 1], table[:, 0])
     assert np.abs(found - table[:, 3]).max() < 2e-6
@@ -167,7 +223,9 @@ def test_free_entropy(beta, rho, alpha, left, value):
     solution = smi.state_evolution(model, alpha)
     np.testing.assert_allclose(solution.error, left, atol=1e-8)
     constant = {1: -0.25, 2: -0.0767132049}[beta] - 0.5 * alpha * (np.log(alpha) - 1)
-    np.testing.assert_allclose(smi.free_entropy(model, alpha, solution).value - constant, value, atol=2e-9)
+    np.testing.assert_allclose(
+        smi.free_entropy(model, alpha, solution).value - constant, value, atol=2e-9
+    )
     slope = jax.grad(lambda q: smi.free_entropy(model, alpha, q).value)
     assert abs(slope(1.0 - solution.error)) < 1e-8
     assert slope(0.9 * (1.0 - solution.error)) > 0 > slope(1.0 - 0.9 * solution.error)
@@ -180,7 +238,13 @@ def test_limits():
         wide = error(alpha, 2.0 * jnp.ones(3), 1e4 * jnp.ones(3), noise * jnp.ones(3))
         np.testing.assert_allclose(wide, ridge_error(alpha, noise, noise), atol=1e-7)
     low = error(alpha[:1], jnp.ones(1), 0.5 * jnp.ones(1), 1e-5 * jnp.ones(1))
-    assert abs(float(smi.state_evolution(smi.Bilinear(1.0, 0.2, 1e-5), 0.6).error) / (0.36e-5 / 0.24) - 1) < 1e-3
+    assert (
+        abs(
+            float(smi.state_evolution(smi.Bilinear(1.0, 0.2, 1e-5), 0.6).error) / (0.36e-5 / 0.24)
+            - 1
+        )
+        < 1e-3
+    )
     assert low > 0.1
     first = float(smi.state_evolution(smi.Bilinear(3.0, 0.4, 0.5), 1e-4).error)
     np.testing.assert_allclose(1 - first, 1e-4 / 1.5, rtol=1e-3)
@@ -194,9 +258,23 @@ def test_limits():
     ("beta", "noise", "scaled", "values"),
     [
         (1, 0, (0.5, 0.6, 0.75, 0.9), (1, 0.96, 0.75, 0.36)),
-        pytest.param(2, 0, (0.5, 0.6, 0.75, 0.9), (0.9964420600, 0.9292351316, 0.6809322616, 0.2956901232), marks=SLOW),
-        pytest.param(5, 0, (0.5, 0.6, 0.75, 0.9), (0.9119052599, 0.7536630212, 0.4629782264, 0.1769377076), marks=SLOW),
-        pytest.param(1, 0.1, (0.6, 0.75, 0.9), (0.9918823416, 0.8796693311, 0.6769924623), marks=SLOW),
+        pytest.param(
+            2,
+            0,
+            (0.5, 0.6, 0.75, 0.9),
+            (0.9964420600, 0.9292351316, 0.6809322616, 0.2956901232),
+            marks=SLOW,
+        ),
+        pytest.param(
+            5,
+            0,
+            (0.5, 0.6, 0.75, 0.9),
+            (0.9119052599, 0.7536630212, 0.4629782264, 0.1769377076),
+            marks=SLOW,
+        ),
+        pytest.param(
+            1, 0.1, (0.6, 0.75, 0.9), (0.9918823416, 0.8796693311, 0.6769924623), marks=SLOW
+        ),
         # spec/3 prints 0.4755475477 for the last: a root to 16 digits gives 0.4755474577
         (5, 0.1, (0.6, 0.75, 0.9), (0.8590786647, 0.6577576203, 0.4755474577)),
     ],
@@ -204,12 +282,18 @@ def test_limits():
 def test_low_rank(beta, noise, scaled, values):
     model = smi.Bilinear(beta, 0.1, noise)
     np.testing.assert_allclose(model.small_width_error(jnp.asarray(scaled)), values, atol=1e-10)
-    np.testing.assert_allclose(model.small_width_threshold, (1 + noise) * np.sqrt(beta) / (1 + beta), rtol=1e-14)
+    np.testing.assert_allclose(
+        model.small_width_threshold, (1 + noise) * np.sqrt(beta) / (1 + beta), rtol=1e-14
+    )
     thin = 1e-4
-    there = float(smi.state_evolution(smi.Bilinear(beta, thin, noise), 0.75 * thin * (1 + beta) / beta).error)
+    there = float(
+        smi.state_evolution(smi.Bilinear(beta, thin, noise), 0.75 * thin * (1 + beta) / beta).error
+    )
     np.testing.assert_allclose(there, model.small_width_error(0.75), atol=3e-3)  # O(√ρ) at β = 1
     symmetric = smi.Bilinear(1.0, 0.1, symmetric=True)
-    np.testing.assert_allclose(symmetric.small_width_error(jnp.asarray([0.3, 0.75])), (1.0, 0.75), atol=1e-9)
+    np.testing.assert_allclose(
+        symmetric.small_width_error(jnp.asarray([0.3, 0.75])), (1.0, 0.75), atol=1e-9
+    )
 
 
 @pytest.mark.slow
@@ -217,7 +301,10 @@ def test_low_rank(beta, noise, scaled, values):
     "point",
     [
         (0.3, 1.0, 0.2, 0.1),
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ((0.4, 0.5, 0.3, 0.2), (0.3, np.inf, 0.5, 0.1))),
+        *(
+            pytest.param(p, marks=pytest.mark.slow)
+            for p in ((0.4, 0.5, 0.3, 0.2), (0.3, np.inf, 0.5, 0.1))
+        ),
     ],
 )
 def test_derivatives(point):
@@ -233,7 +320,9 @@ def test_derivatives(point):
         if not np.isfinite(point[axis]):
             continue
         step = 1e-5 * point[axis]
-        pair = np.array([[x + side * step * (k == axis) for k, x in enumerate(point)] for side in (1, -1)])
+        pair = np.array(
+            [[x + side * step * (k == axis) for k, x in enumerate(point)] for side in (1, -1)]
+        )
         up, down = error(*pair.T)
         np.testing.assert_allclose(slopes[axis], (up - down) / (2 * step), rtol=1e-5)
 
@@ -249,7 +338,9 @@ def test_extremes_and_what_is_out_of_range_under_jit():
     expected = jax.grad(lambda a, n: ridge_error(a, n, n), (0, 1))(0.5, 0.1)
     np.testing.assert_allclose(slopes, expected, rtol=1e-6)
     found = jax.jit(jax.vmap(one))(
-        jnp.asarray([0.5, 0.1, 0.3, jnp.nan]), jnp.asarray([0.2, -0.2, 0.2, 0.2]), jnp.asarray([1e-11, 0.0, -0.1, 0.0])
+        jnp.asarray([0.5, 0.1, 0.3, jnp.nan]),
+        jnp.asarray([0.2, -0.2, 0.2, 0.2]),
+        jnp.asarray([1e-11, 0.0, -0.1, 0.0]),
     )
     np.testing.assert_allclose(found.error[0], 0.36e-11 / 0.14, rtol=1e-2)
     assert np.isnan(found.error[1:]).all()
@@ -257,9 +348,13 @@ def test_extremes_and_what_is_out_of_range_under_jit():
     assert np.isnan(jax.jit(nuclear_norm_threshold)(1.0, jnp.nan))
     assert np.isnan(jax.jit(ridge_error)(-0.5, 0.1))
     tall = smi.Bilinear(jnp.inf, 0.1, 0.1)
-    np.testing.assert_allclose(tall.small_width_error(0.75), ridge_error(0.75, 0.1, 0.1), rtol=1e-12)
+    np.testing.assert_allclose(
+        tall.small_width_error(0.75), ridge_error(0.75, 0.1, 0.1), rtol=1e-12
+    )
     thin = smi.Bilinear(1.0, 0.2, 0.1).small_width_error
-    np.testing.assert_allclose(jax.grad(thin)(0.75), (thin(0.75001) - thin(0.74999)) / 2e-5, rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(thin)(0.75), (thin(0.75001) - thin(0.74999)) / 2e-5, rtol=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -282,10 +377,16 @@ def test_the_law_of_the_data():
     assert data.inputs.shape == (900, 60, 30)
     assert data.teacher.shape == (60, 30)
     assert np.linalg.matrix_rank(np.asarray(data.teacher)) == 6
-    np.testing.assert_allclose(jnp.var(data.labels), jnp.mean(data.teacher**2) + 0.25, rtol=0.15)  # √(2/900) = 5 %
+    np.testing.assert_allclose(
+        jnp.var(data.labels), jnp.mean(data.teacher**2) + 0.25, rtol=0.15
+    )  # √(2/900) = 5 %
     assert model.complexity(data.samples, data.dimension) == 0.5
-    quiet = smi.Bilinear(2.0, 0.2).sample(jax.random.key(0), dimension=30, alpha=0.5, teacher=data.teacher)
-    np.testing.assert_allclose(model.predict(data.teacher, quiet.inputs), quiet.labels, rtol=1e-12, atol=1e-12)
+    quiet = smi.Bilinear(2.0, 0.2).sample(
+        jax.random.key(0), dimension=30, alpha=0.5, teacher=data.teacher
+    )
+    np.testing.assert_allclose(
+        model.predict(data.teacher, quiet.inputs), quiet.labels, rtol=1e-12, atol=1e-12
+    )
     even = smi.Bilinear(1.0, 0.5, symmetric=True).sample(jax.random.key(1), dimension=30, alpha=0.5)
     np.testing.assert_allclose(even.inputs, jnp.swapaxes(even.inputs, 1, 2))
     diagonal = jnp.diagonal(even.inputs, axis1=1, axis2=2)
@@ -310,22 +411,59 @@ BAD = [
     (lambda: smi.state_evolution(smi.Bilinear(), -0.1), "alpha"),
     (lambda: smi.Bilinear().sample(jax.random.key(0), dimension=10, alpha=-1.0), "alpha"),
     (lambda: smi.Bilinear().sample(jax.random.key(0), dimension=1, alpha=1.0), "dimension"),
-    (lambda: smi.Bilinear(np.inf).sample(jax.random.key(0), dimension=10, alpha=1.0), "aspect_ratio"),
-    (lambda: smi.Bilinear().sample(jax.random.key(0), dimension=10, alpha=1.0, teacher=jnp.ones((3, 10))), "teacher"),
-    (lambda: smi.gamp(smi.Bilinear(2.0), smi.Dataset(jnp.ones((5, 10, 10)), jnp.ones(5))), "inputs"),
-    (lambda: smi.gamp(smi.Bilinear(), smi.Dataset(jnp.ones((5, 10, 10)), jnp.ones((5, 2)))), "labels"),
+    (
+        lambda: smi.Bilinear(np.inf).sample(jax.random.key(0), dimension=10, alpha=1.0),
+        "aspect_ratio",
+    ),
+    (
+        lambda: smi.Bilinear().sample(
+            jax.random.key(0), dimension=10, alpha=1.0, teacher=jnp.ones((3, 10))
+        ),
+        "teacher",
+    ),
+    (
+        lambda: smi.gamp(smi.Bilinear(2.0), smi.Dataset(jnp.ones((5, 10, 10)), jnp.ones(5))),
+        "inputs",
+    ),
+    (
+        lambda: smi.gamp(smi.Bilinear(), smi.Dataset(jnp.ones((5, 10, 10)), jnp.ones((5, 2)))),
+        "labels",
+    ),
     (lambda: smi.Dataset(jnp.ones((5, 10, 10)), jnp.ones(4)), "labels"),
     (lambda: smi.Dataset(jnp.full((5, 10, 10), np.nan), jnp.ones(5)), "inputs"),
-    (lambda: smi.gamp(smi.Bilinear(symmetric=True), smi.Dataset(jnp.tri(10) * jnp.ones((5, 1, 1)), jnp.ones(5))), "inputs"),
-    (lambda: minimum_nuclear_norm(smi.Bilinear(noise=0.1), smi.Dataset(jnp.ones((5, 10, 10)), jnp.ones(5))), "model"),
-    (lambda: minimum_nuclear_norm(smi.Bilinear(), smi.Dataset(jnp.ones((101, 10, 10)), jnp.ones(101))), "data"),
+    (
+        lambda: smi.gamp(
+            smi.Bilinear(symmetric=True),
+            smi.Dataset(jnp.tri(10) * jnp.ones((5, 1, 1)), jnp.ones(5)),
+        ),
+        "inputs",
+    ),
+    (
+        lambda: minimum_nuclear_norm(
+            smi.Bilinear(noise=0.1), smi.Dataset(jnp.ones((5, 10, 10)), jnp.ones(5))
+        ),
+        "model",
+    ),
+    (
+        lambda: minimum_nuclear_norm(
+            smi.Bilinear(), smi.Dataset(jnp.ones((101, 10, 10)), jnp.ones(101))
+        ),
+        "data",
+    ),
     (lambda: ridge_error(-0.1, 0.1), "alpha"),
     (lambda: ridge_error(0.1, -0.1), "penalty"),
-    (lambda: smi.Bilinear().predict(smi.state_evolution(smi.Bilinear(), 0.2), jnp.ones((2, 10, 10))), "solution"),
+    (
+        lambda: smi.Bilinear().predict(
+            smi.state_evolution(smi.Bilinear(), 0.2), jnp.ones((2, 10, 10))
+        ),
+        "solution",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("call", "name"), BAD, ids=[f"{k}-{name}" for k, (_, name) in enumerate(BAD)])
+@pytest.mark.parametrize(
+    ("call", "name"), BAD, ids=[f"{k}-{name}" for k, (_, name) in enumerate(BAD)]
+)
 def test_bad_input_is_named(call, name):
     with pytest.raises(ValueError, match=name):
         call()

@@ -26,8 +26,12 @@ def test_the_adjoint_is_the_transpose_of_forward():
     keys = jax.random.split(KEY, 3)
     inputs, S = jax.random.normal(keys[0], (17, 6, 4)), jax.random.normal(keys[1], (1, 6, 4))
     g, sensing = jax.random.normal(keys[2], (17, 1, 1)), DenseSensing(inputs)
-    np.testing.assert_allclose(jnp.sum(sensing.forward(S) * g), jnp.sum(S * sensing.adjoint(g)), rtol=1e-12)
-    np.testing.assert_allclose(sensing.forward(S)[:, 0, 0], jnp.einsum("nld,ld->n", inputs, S[0]) / np.sqrt(24), rtol=1e-12)
+    np.testing.assert_allclose(
+        jnp.sum(sensing.forward(S) * g), jnp.sum(S * sensing.adjoint(g)), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        sensing.forward(S)[:, 0, 0], jnp.einsum("nld,ld->n", inputs, S[0]) / np.sqrt(24), rtol=1e-12
+    )
     np.testing.assert_allclose(sensing.outer_precision(g)[0, 0], jnp.sum(g**2) / 24, rtol=1e-12)
 
 
@@ -35,7 +39,9 @@ def test_the_adjoint_is_the_transpose_of_forward():
 def test_undamped_message_passing_follows_state_evolution():
     """d = 60, four data sets: ‖S‖² fluctuates by 2/√(r d) = 7 % at rank 12, and errors with it: 3.7 % of the mean."""
     model = smi.Bilinear(1.0, 0.2, 0.5)
-    theory = smi.state_evolution(model, 0.65, newton=False, max_steps=8).history["covariance"][:, 0, 0]
+    theory = smi.state_evolution(model, 0.65, newton=False, max_steps=8).history["covariance"][
+        :, 0, 0
+    ]
     errors = []
     for seed in range(4):
         data = model.sample(jax.random.key(seed), dimension=60, alpha=0.65, dtype="float32")
@@ -85,7 +91,9 @@ HUNDRED = [*SIXTY, (0.2, 1, 0, 0.35), (0.2, 1, 0, 0.4), (0.2, 1, 0.5, 0.65), (0.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dimension", "seeds", "point"), [*((60, 6, p) for p in SIXTY), *((100, 2, p) for p in HUNDRED)])
+@pytest.mark.parametrize(
+    ("dimension", "seeds", "point"), [*((60, 6, p) for p in SIXTY), *((100, 2, p) for p in HUNDRED)]
+)
 def test_message_passing_against_theory(dimension, seeds, point):
     """Spec/3, section 7.3: single runs scatter by .02 (noisy) to .05 at d = 60, and noiseless runs at d = 100 by .04."""
     rho, beta, noise, alpha = point
@@ -129,7 +137,10 @@ def test_symmetric_message_passing_against_theory(point):
 def test_nuclear_norm_against_published_runs(reference, rho, beta, alpha):
     """Longer side 20, 16 instances on either side: three combined standard errors."""
     folder = reference / "bsr/min_norm"
-    grid, published = np.load(folder / f"alpha_D20R{rho}B{beta:.1f}.npy"), np.load(folder / f"MSE_D20R{rho}B{beta:.1f}.npy")
+    grid, published = (
+        np.load(folder / f"alpha_D20R{rho}B{beta:.1f}.npy"),
+        np.load(folder / f"MSE_D20R{rho}B{beta:.1f}.npy"),
+    )
     k = int(np.argmin(np.abs(grid - alpha)))
     model, errors = smi.Bilinear(beta, rho), []
     for seed in range(16):
@@ -182,7 +193,9 @@ def test_descent_from_a_small_start():
     for seed in range(3):
         data = model.sample(jax.random.key(seed), dimension=40, alpha=0.4)
         keys = jax.random.split(jax.random.key(7 + seed), 8)
-        fit = smi.train(model, data, optimizer, key=keys, steps=6000, reduction="sum", loss=quarter, init=1e-4)
+        fit = smi.train(
+            model, data, optimizer, key=keys, steps=6000, reduction="sum", loss=quarter, init=1e-4
+        )
         errors.extend(np.asarray(fit.error))
         moment = float(jnp.mean(data.teacher**2))
         np.testing.assert_allclose(fit.history["error"][:, 0], moment, rtol=1e-3)  # from nothing
@@ -194,8 +207,12 @@ def test_descent_follows_its_equations():
     """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) (spec/3, section 5), for both kinds of factors."""
     for model in (smi.Bilinear(1.5, 0.3), smi.Bilinear(1.0, 0.3, symmetric=True)):
         data = model.sample(KEY, dimension=10, alpha=0.5)
-        fit = smi.train(model, data, optax.sgd(0.1), key=KEY, steps=1, reduction="sum", loss=quarter)
-        start = smi.train(model, data, optax.sgd(0.0), key=KEY, steps=1, reduction="sum", loss=quarter).state.weights
+        fit = smi.train(
+            model, data, optax.sgd(0.1), key=KEY, steps=1, reduction="sum", loss=quarter
+        )
+        start = smi.train(
+            model, data, optax.sgd(0.0), key=KEY, steps=1, reduction="sum", loss=quarter
+        ).state.weights
         r, L = 3, data.inputs.shape[1]
         V, U = (start, start) if model.symmetric else (start[:, :L], start[:, L:])
         S = V.T @ U / np.sqrt(r)
@@ -203,6 +220,10 @@ def test_descent_follows_its_equations():
         e = jnp.einsum("nld,ld->n", data.inputs, S) / np.sqrt(10 * L) - data.labels
         dM = 0.5 * jnp.einsum("n,nld->ld", e, data.inputs) / np.sqrt(10 * L)
         step = [V @ dM / np.sqrt(r), U @ dM.T / np.sqrt(r)]  # of U, of V
-        change = step[0] + step[1] if model.symmetric else jnp.concatenate([step[1], step[0]], axis=1)
+        change = (
+            step[0] + step[1] if model.symmetric else jnp.concatenate([step[1], step[0]], axis=1)
+        )
         np.testing.assert_allclose(fit.state.weights, start - 0.1 * change, rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(fit.error, jnp.mean((fit.weights - data.teacher) ** 2), rtol=1e-10)
+        np.testing.assert_allclose(
+            fit.error, jnp.mean((fit.weights - data.teacher) ** 2), rtol=1e-10
+        )

@@ -30,9 +30,14 @@ def compare(fit, reference, steps):
     for step in steps:
         here = cosines[:, list(np.asarray(fit.history["step"][0])).index(step)]
         for p in range(2):
-            mean, spread = (np.interp(step, table["step"], table[f"cos{p + 1}_{kind}"]) for kind in ("mean", "std"))
+            mean, spread = (
+                np.interp(step, table["step"], table[f"cos{p + 1}_{kind}"])
+                for kind in ("mean", "std")
+            )
             stderr = np.sqrt((here[:, p].var(ddof=1) + spread**2) / RUNS)
-            print(f"step {step}, layer {p + 1}: {here[:, p].mean():.3f}, published {mean:.3f}, ± {stderr:.3f}")
+            print(
+                f"step {step}, layer {p + 1}: {here[:, p].mean():.3f}, published {mean:.3f}, ± {stderr:.3f}"
+            )
             gaps.append(abs(here[:, p].mean() - mean) - 3 * stderr)
     return np.array(gaps)
 

@@ -34,9 +34,17 @@ def runs(name, calibrate):
         teacher_key, data_key, run_key = jax.random.split(key, 3)
         teacher = jax.random.normal(teacher_key, (1, DIMENSION))
         teacher *= np.sqrt(DIMENSION) / jnp.linalg.norm(teacher)
-        data = model.sample(data_key, dimension=DIMENSION, alpha=alpha, dtype=jnp.float32, teacher=teacher)
+        data = model.sample(
+            data_key, dimension=DIMENSION, alpha=alpha, dtype=jnp.float32, teacher=teacher
+        )
         history = smi.gamp(
-            model, data, key=run_key, side_information=strength, calibrate=calibrate, max_steps=STEPS, tolerance=1e-12
+            model,
+            data,
+            key=run_key,
+            side_information=strength,
+            calibrate=calibrate,
+            max_steps=STEPS,
+            tolerance=1e-12,
         ).trajectory
         found.append([history[k][:, 0, 0] for k in ("overlap", "teacher_overlap", "covariance")])
     return np.array(found).transpose(1, 0, 2)
@@ -50,7 +58,9 @@ def theory(name):
 
     @jax.jit
     def step(Q, key):
-        found = model.channel.response(Q, eye - Q, key=key, samples=2**14, randomisations=8, tangents=False)
+        found = model.channel.response(
+            Q, eye - Q, key=key, samples=2**14, randomisations=8, tangents=False
+        )
         return model.prior.overlap(alpha * found.mean + strength / (1 - strength) * eye)
 
     overlaps = [model.prior.overlap(strength / (1 - strength) * eye)]
@@ -67,13 +77,16 @@ def assert_agrees(values, target, stderr_below):
     small: an error of a percent in the recursion grows to several of them.
     """
     stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-    assert (np.abs(values.mean(axis=0) - target) < 6 * stderr + 1e-3).all(), (values.mean(axis=0) - target) / stderr
+    assert (np.abs(values.mean(axis=0) - target) < 6 * stderr + 1e-3).all(), (
+        values.mean(axis=0) - target
+    ) / stderr
     assert stderr.max() < stderr_below
 
 
 @pytest.mark.parametrize("calibrate", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    "name", [n if n == next(iter(PROBLEMS)) else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS]
+    "name",
+    [n if n == next(iter(PROBLEMS)) else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS],
 )
 def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
     """Overlap with itself, with the teacher, and what is left: Q^t, Q^t, 1 - Q^t of the recursion at every step."""
@@ -88,7 +101,8 @@ def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
 
 @pytest.mark.parametrize("calibrate", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    "name", [n if n == next(iter(PROBLEMS)) else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS]
+    "name",
+    [n if n == next(iter(PROBLEMS)) else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS],
 )
 def test_nishimori_identities_along_the_run(name, calibrate):
     """Q = M and C = 1 - Q, without theory: differences within one run, whose spread is smaller than that of Q itself."""
@@ -111,7 +125,9 @@ def test_noiseless_linear_measurements_above_one_give_the_teacher_back():
     stated = float(solution.covariance[0, 0])
     assert 1 - float(solution.trajectory["cosine"][-1, 0]) ** 2 < max(10 * stated, 1e-6)
     new = model.sample(jax.random.key(1), dimension=400, alpha=0.1, teacher=data.teacher)
-    np.testing.assert_allclose(model.predict(solution, new.inputs), new.labels, atol=5 * np.sqrt(10 * stated))  # five sigma
+    np.testing.assert_allclose(
+        model.predict(solution, new.inputs), new.labels, atol=5 * np.sqrt(10 * stated)
+    )  # five sigma
 
 
 @pytest.mark.slow
@@ -148,4 +164,9 @@ def test_a_start_off_the_nishimori_line_is_not_taken_for_signal():
     overlap = np.diagonal(solution.trajectory["overlap"], axis1=1, axis2=2)
     assert overlap[3].max() < 1e-3  # still tiny: the start is forgotten before the overlap grows
     assert solution.trajectory["cosine"][-1, 1] > 0.8
-    assert np.abs(solution.trajectory["covariance"] - (np.eye(2) - solution.trajectory["overlap"])).max() < 0.15
+    assert (
+        np.abs(
+            solution.trajectory["covariance"] - (np.eye(2) - solution.trajectory["overlap"])
+        ).max()
+        < 0.15
+    )

@@ -23,7 +23,9 @@ def attention():
 
 
 def evolve(alpha, q0=0.05, samples=2**14, **kwargs):
-    solution = smi.state_evolution(attention(), alpha, key=jax.random.key(0), q0=q0, samples=samples, **kwargs)
+    solution = smi.state_evolution(
+        attention(), alpha, key=jax.random.key(0), q0=q0, samples=samples, **kwargs
+    )
     Q, E = np.asarray(solution.overlap), np.asarray(solution.stderr)
     print(
         f"α={alpha} q0={q0}: Q11={Q[0, 0]:.4f}({E[0, 0]:.4f}) Q22={Q[1, 1]:.4f}({E[1, 1]:.4f}) Q12={Q[0, 1]:.1e}"
@@ -40,7 +42,9 @@ def evolve(alpha, q0=0.05, samples=2**14, **kwargs):
 def test_state_evolution_below_the_second_threshold(alpha, q0, reference):
     """Q22 within 0.03 of the published curve (good to 0.015), layer 1 unlearned, standard errors below 0.005."""
     with open(reference / "smi" / "BO_2w.csv") as file:
-        table = np.array([[float(row[name]) for name in ("alpha", "Q22")] for row in csv.DictReader(file)])
+        table = np.array(
+            [[float(row[name]) for name in ("alpha", "Q22")] for row in csv.DictReader(file)]
+        )
     solution, Q, E = evolve(alpha, q0)
     published = np.interp(alpha, table[:, 0], table[:, 1])
     print(f"published Q22={published:.4f}")
@@ -79,7 +83,11 @@ def test_state_evolution_iteration_time():
     """10^4 outer samples at Q = diag(0.5, 0.95): at most 2 s after compilation."""
     V = jnp.diag(jnp.asarray([0.5, 0.05]))
     step = jax.jit(
-        lambda key: attention().channel.response(jnp.eye(2) - V, V, key=key, samples=1024, randomisations=10).mean
+        lambda key: (
+            attention()
+            .channel.response(jnp.eye(2) - V, V, key=key, samples=1024, randomisations=10)
+            .mean
+        )
     )
     jax.block_until_ready(step(jax.random.key(0)))
     seconds = []
@@ -98,7 +106,9 @@ def learn(dimension, alpha, seed, **kwargs):
     model, key = attention(), jax.random.key(seed)
     data = model.sample(key, dimension=dimension, alpha=alpha, dtype=kwargs.pop("dtype", None))
     start = time.perf_counter()
-    solution = jax.block_until_ready(smi.gamp(model, data, key=jax.random.fold_in(key, 1), **kwargs))
+    solution = jax.block_until_ready(
+        smi.gamp(model, data, key=jax.random.fold_in(key, 1), **kwargs)
+    )
     seconds = time.perf_counter() - start
     history = solution.trajectory
     Q, M, C = history["overlap"], history["teacher_overlap"], history["covariance"]
@@ -150,7 +160,9 @@ def test_gamp_learns_the_last_layer_first(seed):
 
 def test_gamp_at_ten_thousand_dimensions():
     """D = 10,000, float32 inputs, float64 labels and posteriors: within 24 GiB and 30 minutes."""
-    solution, cosine, _, mismatch, _, seconds = learn(10_000, 1.2, 0, dtype=jnp.float32, max_steps=80)
+    solution, cosine, _, mismatch, _, seconds = learn(
+        10_000, 1.2, 0, dtype=jnp.float32, max_steps=80
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory of the process: {peak:.1f} GiB")
     assert (cosine >= 0.98).all()
@@ -192,7 +204,8 @@ def brute_force(u, omega, variances, skip, nodes):
             x1, x2 = (h * u[0] - f * u[1]) / det2, (e * u[1] - g * u[0]) / det2
             v1, v2 = (d * x1 - b * x2) / det1, (a * x2 - c * x1) / det1
             exponents = [
-                -0.5 * ((s * v1 - omega[2, 0]) ** 2 + (s * v2 - omega[2, 1]) ** 2) / variances[2] for s in (1.0, -1.0)
+                -0.5 * ((s * v1 - omega[2, 0]) ** 2 + (s * v2 - omega[2, 1]) ** 2) / variances[2]
+                for s in (1.0, -1.0)
             ]
             high = max(exponents[0].max(), exponents[1].max())
             if high > top:
@@ -223,14 +236,21 @@ def test_three_layer_denoiser_against_brute_force():
     omega = np.sqrt(1 - variances)[:, None] * first
     labels = jax.vmap(model.link)(omega + np.sqrt(variances)[:, None] * second)
     statistic = model.channel.statistic(labels)
-    found = eqx.filter_jit(model.channel.respond)(statistic, jnp.asarray(omega), jnp.diag(jnp.asarray(variances)))
+    found = eqx.filter_jit(model.channel.respond)(
+        statistic, jnp.asarray(omega), jnp.diag(jnp.asarray(variances))
+    )
     for k in range(len(omega)):
         u, w = np.asarray(statistic[k]), np.asarray(omega[k])
         fine, coarse = (brute_force(u, w, variances, 1.0, nodes) for nodes in (56, 44))
         scale = 1.0 + np.abs(fine).max()
-        error, own = np.abs(np.asarray(found.g[k]) - fine).max() / scale, np.abs(fine - coarse).max() / scale
+        error, own = (
+            np.abs(np.asarray(found.g[k]) - fine).max() / scale,
+            np.abs(fine - coarse).max() / scale,
+        )
         reported = float(found.error[k])
-        print(f"sample {k}: error {error:.1e}, reported {reported:.1e}, of the brute force (coarse rule) {own:.1e}")
+        print(
+            f"sample {k}: error {error:.1e}, reported {reported:.1e}, of the brute force (coarse rule) {own:.1e}"
+        )
         assert own < 2e-3
         assert error <= 1e-2
         assert error <= 3 * max(reported, own)

@@ -16,7 +16,11 @@ import jaxsmi as smi
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 plain = importlib.import_module("plain")
 
-METHODS = {"grid": (plain.by_grid, 192), "cubature": (plain.by_cubature, 1e-6), "dblquad": (plain.by_dblquad, 1e-4)}
+METHODS = {
+    "grid": (plain.by_grid, 192),
+    "cubature": (plain.by_cubature, 1e-6),
+    "dblquad": (plain.by_dblquad, 1e-4),
+}
 
 
 def relative(found, true):
@@ -40,12 +44,16 @@ def test_labels_are_read_and_drawn_by_one_law():
     u = np.array([-0.7, 1.3])
     y = np.exp(np.outer(u, u))
     found = plain.read_label(y / y.sum(1, keepdims=True))
-    np.testing.assert_allclose(found * np.sign(found[1] * u[1]), u, rtol=1e-12)  # rounding of two logarithms
+    np.testing.assert_allclose(
+        found * np.sign(found[1] * u[1]), u, rtol=1e-12
+    )  # rounding of two logarithms
     u, omega = plain.draw(np.random.default_rng(0), (1 - 1e-14) * np.eye(2), 1.0, 5)
     for label, (x, w) in zip(u, omega, strict=True):
         scores = np.exp(np.outer(x, x))
         A = np.eye(2) + scores / scores.sum(1, keepdims=True)
-        np.testing.assert_allclose(label, A @ w, atol=1e-5)  # √V = 1e-7, times the size of the fields and their squares
+        np.testing.assert_allclose(
+            label, A @ w, atol=1e-5
+        )  # √V = 1e-7, times the size of the fields and their squares
 
 
 def test_products_of_signs_by_two_routes():
@@ -79,7 +87,9 @@ def test_two_layers_are_our_channel():
     """Labels drawn by plain, nearly recovered: g agrees within the tolerance of ours; the mean over labels with its response."""
     model, V = smi.DeepAttention(2, 2, 0.5), np.diag([0.5, 0.02])
     u, omega = plain.draw(np.random.default_rng(1), np.eye(2) - V, 0.5, 2048)
-    found = eqx.filter_jit(model.channel.respond)(jnp.asarray(u), jnp.asarray(omega), jnp.asarray(V))
+    found = eqx.filter_jit(model.channel.respond)(
+        jnp.asarray(u), jnp.asarray(omega), jnp.asarray(V)
+    )
     g = np.array([plain.by_grid(u[n], omega[n], V, 0.5, 160) for n in range(64)])
     for n in range(64):
         assert relative(np.asarray(found.g)[n], g[n]) <= float(model.channel.tolerated)

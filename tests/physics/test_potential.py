@@ -16,7 +16,12 @@ def test_linear_channel():
     found = smi.free_entropy(smi.links.linear(noise), alpha, q, key=KEY)
     v = 1 - q + noise
     qhat = alpha / v
-    exact = -0.5 * q * qhat + 0.5 * qhat - 0.5 * np.log1p(qhat) - alpha * (0.5 + 0.5 * np.log(2 * np.pi * v))
+    exact = (
+        -0.5 * q * qhat
+        + 0.5 * qhat
+        - 0.5 * np.log1p(qhat)
+        - alpha * (0.5 + 0.5 * np.log(2 * np.pi * v))
+    )
     assert abs(float(found.value) - exact) < 4 * float(found.stderr) + 1e-9
     assert float(found.stderr) < 5e-3
 
@@ -29,7 +34,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "linear")) for n in MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "linear")) for n in MODELS]
+)
 def test_its_gradient_is_the_residual_of_state_evolution(name):
     """dΦ = ½ tr[(F(Q̂) - Q) dQ̂] with dQ̂ by differences, away from the fixed point: sampled to the error that Φ reports."""
     model, alpha = MODELS[name]
@@ -41,29 +48,40 @@ def test_its_gradient_is_the_residual_of_state_evolution(name):
         return smi.free_entropy(model, alpha, Q, key=KEY, samples=samples)
 
     def qhat(Q):
-        each = model.channel.response(jnp.asarray(Q), jnp.asarray(S - Q), key=KEY, samples=samples // 8, randomisations=8)
+        each = model.channel.response(
+            jnp.asarray(Q), jnp.asarray(S - Q), key=KEY, samples=samples // 8, randomisations=8
+        )
         return alpha * np.asarray(each.mean)
 
     step = h * np.eye(P)
     # ∫ dΦ over [Q - h, Q + h] by Simpson's rule in Q̂
     nodes = [Q - step, Q - step / 2, Q, Q + step / 2, Q + step]
     fields = [qhat(x) for x in nodes]
-    pulls = [0.5 * np.asarray(model.prior.overlap(jnp.asarray(f)) - x) for f, x in zip(fields, nodes, strict=True)]
-    change = sum(np.sum(0.5 * (p + r) * (b - a)) for a, b, p, r in zip(fields, fields[1:], pulls, pulls[1:], strict=False))
+    pulls = [
+        0.5 * np.asarray(model.prior.overlap(jnp.asarray(f)) - x)
+        for f, x in zip(fields, nodes, strict=True)
+    ]
+    change = sum(
+        np.sum(0.5 * (p + r) * (b - a))
+        for a, b, p, r in zip(fields, fields[1:], pulls, pulls[1:], strict=False)
+    )
     up, down = of(nodes[-1]), of(nodes[0])
     error = np.hypot(float(up.stderr), float(down.stderr))  # generous: they share all points
     assert abs(float(up.value - down.value) - change) < 3 * error + 1e-3 * abs(change)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "linear")) for n in MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "linear")) for n in MODELS]
+)
 def test_it_is_stationary_at_the_fixed_point(name):
     """Second order around the fixed point: the change over ±h falls like h², and Φ there is a local extremum."""
     model, alpha = MODELS[name]
     solution = smi.state_evolution(model, alpha, key=KEY, q0=0.3, samples=2**12)
     Q = np.asarray(solution.overlap)
     value = [
-        float(smi.free_entropy(model, alpha, Q + s * np.eye(len(Q)), key=KEY, samples=2**15).value) for s in (-0.02, 0, 0.02)
+        float(smi.free_entropy(model, alpha, Q + s * np.eye(len(Q)), key=KEY, samples=2**15).value)
+        for s in (-0.02, 0, 0.02)
     ]
     slope = (value[2] - value[0]) / 0.04
     # ½ tr(residual dQ̂/dQ), the residual being the statistical error of Q: 0.01 × order one
@@ -72,7 +90,10 @@ def test_it_is_stationary_at_the_fixed_point(name):
 
 def test_bad_input():
     model = smi.links.phase_retrieval()
-    for kwargs, name in (({"alpha": 0.0, "overlap": 0.1}, "alpha"), ({"alpha": 1.0, "overlap": 1.0}, "overlap")):
+    for kwargs, name in (
+        ({"alpha": 0.0, "overlap": 0.1}, "alpha"),
+        ({"alpha": 1.0, "overlap": 1.0}, "overlap"),
+    ):
         with pytest.raises(ValueError, match=name):
             smi.free_entropy(model, **kwargs, key=KEY)
     with pytest.raises(ValueError, match="overlap"):

@@ -31,7 +31,9 @@ def mean_and_error(x):
 
 
 def relu(length, tied=True):
-    return smi.SequenceSingleIndex(sum_of_squares(length), length, SGD.Network(jax.nn.relu, tied), loss_factor=1.0)
+    return smi.SequenceSingleIndex(
+        sum_of_squares(length), length, SGD.Network(jax.nn.relu, tied), loss_factor=1.0
+    )
 
 
 def monomial(k):
@@ -48,10 +50,14 @@ def test_transition():
     for a, omega in ((1.0, 0.640962617902), (0.8, 0.856900344242)):
         assert float(SGD.transition(a)) == pytest.approx(omega, abs=1e-9)
     assert np.isnan(SGD.transition(0.7243))
-    assert float(SGD.transition(0.724390881431 + 1e-10)) == pytest.approx(1.0, abs=1e-9)  # a hair inside: NaN beyond
+    assert float(SGD.transition(0.724390881431 + 1e-10)) == pytest.approx(
+        1.0, abs=1e-9
+    )  # a hair inside: NaN beyond
     h = 1e-5
     slope = jax.grad(lambda a: SGD.transition(a))(0.9)
-    assert float(slope) == pytest.approx(float(SGD.transition(0.9 + h) - SGD.transition(0.9 - h)) / (2 * h), rel=1e-6)
+    assert float(slope) == pytest.approx(
+        float(SGD.transition(0.9 + h) - SGD.transition(0.9 - h)) / (2 * h), rel=1e-6
+    )
 
 
 def test_boundaries():
@@ -83,7 +89,9 @@ def test_phase_diagram():
         assert abs(count - known.get(name, 0)) <= (6 if name in known else 0), name
     for i, j in ((0, 30), (12, 30), (25, 20)):  # the label's risks are those of the model
         model = SGD.semantic_positional(found.omega[i], found.a[j])
-        np.testing.assert_allclose(found.hessian[i, j], np.diag(SGD.hessian(model))[::-1], atol=1e-12)
+        np.testing.assert_allclose(
+            found.hessian[i, j], np.diag(SGD.hessian(model))[::-1], atol=1e-12
+        )
         for m, e, R in found.minima[i][j]:
             assert pytest.approx(float(SGD.risk(model, m, e).value), abs=1e-9) == R
     wedge = SGD.phase_diagram(0.76, 0.98).minima[0][0]
@@ -139,10 +147,16 @@ def test_flow_in_closed_form():
     """Gradient flow of h_1 and h_2: m = tanh(2t + ..), and m²/(1 - m²) grows as e^{8t}; first passages by event."""
     one, two = monomial(1), monomial(2)
     t = np.array([0.1, 0.3])
-    np.testing.assert_allclose(SGD.flow(one, 0.1, times=t).m, np.tanh(2 * t + np.arctanh(0.1)), atol=1e-7)
+    np.testing.assert_allclose(
+        SGD.flow(one, 0.1, times=t).m, np.tanh(2 * t + np.arctanh(0.1)), atol=1e-7
+    )
     ratio = 0.01 / 0.99 * np.exp(8 * t)
-    np.testing.assert_allclose(SGD.flow(two, 0.1, times=t).m, np.sqrt(ratio / (1 + ratio)), atol=1e-7)
-    assert float(SGD.recovery_time(one, 0.1)) == pytest.approx((np.arctanh(0.5) - np.arctanh(0.1)) / 2, abs=1e-7)
+    np.testing.assert_allclose(
+        SGD.flow(two, 0.1, times=t).m, np.sqrt(ratio / (1 + ratio)), atol=1e-7
+    )
+    assert float(SGD.recovery_time(one, 0.1)) == pytest.approx(
+        (np.arctanh(0.5) - np.arctanh(0.1)) / 2, abs=1e-7
+    )
     assert float(SGD.recovery_time(one, 0.6)) == 0.0
     assert np.isinf(SGD.recovery_time(two, 0.1, longest=0.01))
 
@@ -151,7 +165,9 @@ def test_flow_in_closed_form():
 def test_maximal_rate():
     """Tied and untied have the same: (2/√π)/(L + 1) for the sum of h_2 and ReLU; attention as spec/4, 7.4."""
     for tied in (True, False):
-        assert float(SGD.maximal_rate(relu(4, tied))) == pytest.approx(2 / np.sqrt(np.pi) / 5, rel=1e-10)
+        assert float(SGD.maximal_rate(relu(4, tied))) == pytest.approx(
+            2 / np.sqrt(np.pi) / 5, rel=1e-10
+        )
     assert float(SGD.maximal_rate(SGD.semantic_positional(0.64))) == pytest.approx(5.7, abs=0.05)
 
 
@@ -159,7 +175,9 @@ def test_maximal_rate():
 def test_chain_of_a_network_follows_the_flow():
     """d = 4000, 200 runs to t = 1.6, at four times, in their standard errors plus the flow's own 1/d."""
     model = relu(4)
-    found = SGD.simulate(model, keys(200), dimension=4000, gamma=0.08, steps=80_000, m=0.1, eta=0.9, every=20_000)
+    found = SGD.simulate(
+        model, keys(200), dimension=4000, gamma=0.08, steps=80_000, m=0.1, eta=0.9, every=20_000
+    )
     mean, error = mean_and_error(found.m)
     theory = SGD.flow(model, 0.1, times=np.asarray(found.time)[1:], gamma=0.08).m
     assert (np.abs(mean[1:] - np.asarray(theory)) < 4 * error[1:] + 0.01 * np.asarray(theory)).all()
@@ -172,7 +190,9 @@ def test_whole_weight_vectors_are_the_chain(tied):
     """d = 12, three directions, random start: means and spreads of both methods, in z-scores."""
     if tied:
         target = lambda z: z[0] * z[1] + 0.5 * z[2]
-        model = smi.SequenceSingleIndex(target, 3, SGD.Attention(), jnp.array([[1.0, 0.0], [-0.5, 0.8], [0.2, 0.4]]))
+        model = smi.SequenceSingleIndex(
+            target, 3, SGD.Attention(), jnp.array([[1.0, 0.0], [-0.5, 0.8], [0.2, 0.4]])
+        )
     else:
         model = relu(3, tied=False)
     settings = {"dimension": 12, "gamma": 0.4, "steps": 40, "every": 40}
@@ -209,7 +229,15 @@ def test_whole_weight_vectors_of_the_semantic_positional_problem():
 def test_whole_weight_vectors_in_high_dimension():
     """d = 4000, L = 4, to t = 1.6, 8 runs: 1e10 random numbers; against the flow and the table of spec/4, 7.6."""
     model = relu(4)
-    settings = {"dimension": 4000, "gamma": 0.08, "steps": 80_000, "m": 0.1, "eta": 0.9, "every": 40_000, "method": "full"}
+    settings = {
+        "dimension": 4000,
+        "gamma": 0.08,
+        "steps": 80_000,
+        "m": 0.1,
+        "eta": 0.9,
+        "every": 40_000,
+        "method": "full",
+    }
     mean, error = mean_and_error(SGD.simulate(model, keys(8), **settings).m)
     print("t = .8, 1.6:", mean[1:], error[1:])
     assert abs(mean[1] - 0.180) < 4 * np.hypot(error[1], 0.004)
@@ -227,7 +255,9 @@ def test_trajectory_of_a_network():
         4.0: (0.762, 0.003),
         8.0: (0.838, 0.001),
     }
-    found = SGD.simulate(relu(4), keys(400), dimension=4000, gamma=0.08, steps=400_000, m=0.1, eta=0.9, every=40_000)
+    found = SGD.simulate(
+        relu(4), keys(400), dimension=4000, gamma=0.08, steps=400_000, m=0.1, eta=0.9, every=40_000
+    )
     mean, error = mean_and_error(found.m)
     for t, (value, spread) in known.items():
         k = round(t / 0.8)
@@ -252,11 +282,20 @@ def test_scaling_with_the_dimension(k):
     for d, (value, spread) in table.items():
         rate = gamma if k < 3 else gamma / np.sqrt(d)
         found = SGD.simulate(
-            model, keys(RUNS[k], d), dimension=d, gamma=rate, steps=40 * value, m=d**-0.5, until=0.5, eta=0.49999
+            model,
+            keys(RUNS[k], d),
+            dimension=d,
+            gamma=rate,
+            steps=40 * value,
+            m=d**-0.5,
+            until=0.5,
+            eta=0.49999,
         )
         assert (np.asarray(found.result) == Result.SUCCESS).all()
         mean, error = mean_and_error(found.steps)
-        print(f"k = {k}, d = {d}: {mean:.0f} ± {error:.0f} ({RUNS[k]} runs), table {value} ± {spread}")
+        print(
+            f"k = {k}, d = {d}: {mean:.0f} ± {error:.0f} ({RUNS[k]} runs), table {value} ± {spread}"
+        )
         assert abs(mean - value) < 4 * np.hypot(error, spread)
         means.append((d, mean, error))
     d, mean, error = np.array(means).T
@@ -270,7 +309,9 @@ def test_scaling_with_the_dimension(k):
 
 
 @SLOW
-@pytest.mark.parametrize(("schedule", "law", "tolerance"), [("equal", 1.0, 0.05), ("linear", 2.0, 0.1)])
+@pytest.mark.parametrize(
+    ("schedule", "law", "tolerance"), [("equal", 1.0, 0.05), ("linear", 2.0, 0.1)]
+)
 def test_gain(schedule, law, tolerance):
     """spec/4, 7.7, d = 1000, η = 0.2, 24 tied and 6 untied runs: L at equal rates, L² at γ_tied = L γ_untied."""
     found = SGD.gain(jax.random.key(0), (1, 2, 4, 8), schedule=schedule)
@@ -289,7 +330,12 @@ def test_gain_where_the_tied_network_is_blind():
     assert np.isfinite(found.untied[0]).all()  # one row goes up, the other down
     # its lowest order cancels, a higher one does not
     seen = lambda L: SGD.HermiteSeries({(1, 0): 0.1, (0, 1): -0.1, (2, 0): 1.0, (0, 2): 1.0})
-    assert SGD.gain(jax.random.key(0), (2,), dimension=100, gamma=0.01, target=seen, runs=(2, 2)).gain[0] > 0.0
+    assert (
+        SGD.gain(jax.random.key(0), (2,), dimension=100, gamma=0.01, target=seen, runs=(2, 2)).gain[
+            0
+        ]
+        > 0.0
+    )
     with pytest.raises(ValueError, match="blind"):  # ReLU has no third coefficient
         SGD.gain(jax.random.key(0), (2,), target=lambda L: SGD.HermiteSeries({(3, 0): 1.0}))
     short = SGD.gain(jax.random.key(0), (2,), dimension=100, gamma=0.02, runs=(4, 4), patience=0.5)
@@ -319,7 +365,9 @@ def test_probability_of_the_semantic_minimum(name):
             SGD.semantic_positional(omega, 1.0, c, loss),
             jax.random.split(jax.random.fold_in(jax.random.key(11), k), runs),
         )
-        done = SGD.simulate(model, seeds, dimension=d, gamma=gamma, steps=20_000_000, m=m, until=0.8**0.5)
+        done = SGD.simulate(
+            model, seeds, dimension=d, gamma=gamma, steps=20_000_000, m=m, until=0.8**0.5
+        )
         P, error, count = SGD.semantic_fraction(done)
         assert count == runs
         ours, theirs = round(P * runs), round(value * runs)
@@ -338,7 +386,10 @@ def test_probability_of_the_semantic_minimum(name):
 @SLOW
 def test_speed_of_the_chain():
     """At least a million steps a second, summed over 256 runs, on a core (XLA may use more: `taskset -c 0` measures one)."""
-    model, settings = SGD.semantic_positional(0.64), {"dimension": 1000, "gamma": 0.2, "steps": 20_000}
+    model, settings = (
+        SGD.semantic_positional(0.64),
+        {"dimension": 1000, "gamma": 0.2, "steps": 20_000},
+    )
     jax.block_until_ready(SGD.simulate(model, keys(256), **settings).end)
     begin = time.perf_counter()
     jax.block_until_ready(SGD.simulate(model, keys(256, 1), **settings).end)

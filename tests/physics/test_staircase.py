@@ -14,7 +14,11 @@ KEY = jax.random.key(0)
 
 def report(stairs):
     for step in stairs:
-        print(f"{float(step.alpha):.5f} ± {float(step.stderr):.5f}", np.diagonal(step.subspace).round(3), step.message)
+        print(
+            f"{float(step.alpha):.5f} ± {float(step.stderr):.5f}",
+            np.diagonal(step.subspace).round(3),
+            step.message,
+        )
 
 
 # Derivatives of fixed points ------------------------------------------------------------------------------------------------
@@ -31,9 +35,9 @@ def test_implicit_derivatives_of_the_linear_channel():
     """Both modes, in α and noise, under jit and vmap, against the closed form; its tolerance is the solver's."""
 
     def overlap(noise, alpha):
-        return smi.state_evolution(smi.links.linear(noise), alpha, key=KEY, q0=0.3, samples=2**9, tolerance=1e-8).overlap[
-            0, 0
-        ]
+        return smi.state_evolution(
+            smi.links.linear(noise), alpha, key=KEY, q0=0.3, samples=2**9, tolerance=1e-8
+        ).overlap[0, 0]
 
     exact = jax.grad(linear_overlap, (0, 1))(1.3, 0.5)
     backwards = jax.grad(overlap, (0, 1))(0.5, 1.3)
@@ -44,9 +48,9 @@ def test_implicit_derivatives_of_the_linear_channel():
 @pytest.mark.slow
 def test_implicit_derivatives_under_jit_and_vmap():
     def overlap(noise, alpha):
-        return smi.state_evolution(smi.links.linear(noise), alpha, key=KEY, q0=0.3, samples=2**9, tolerance=1e-8).overlap[
-            0, 0
-        ]
+        return smi.state_evolution(
+            smi.links.linear(noise), alpha, key=KEY, q0=0.3, samples=2**9, tolerance=1e-8
+        ).overlap[0, 0]
 
     many = jax.jit(jax.vmap(jax.grad(overlap, 1), (None, 0)))(0.5, jnp.asarray([0.8, 1.3]))
     np.testing.assert_allclose(many[1], jax.grad(linear_overlap)(1.3, 0.5), rtol=1e-5)
@@ -61,7 +65,11 @@ def test_implicit_derivatives_against_differences(name):
     """In α, and in the skip strength, with common random numbers."""
 
     def overlap(parameters):
-        model = smi.links.phase_retrieval() if name == "phase retrieval" else smi.DeepAttention(2, 2, skip=parameters[1])
+        model = (
+            smi.links.phase_retrieval()
+            if name == "phase retrieval"
+            else smi.DeepAttention(2, 2, skip=parameters[1])
+        )
         alpha, settings = parameters[0], {"q0": 0.3, "samples": 2**13, "tolerance": 1e-7}
         return smi.state_evolution(model, alpha, key=KEY, **settings).overlap[-1, -1]
 
@@ -78,10 +86,14 @@ def test_implicit_derivatives_against_differences(name):
 @pytest.mark.slow
 def test_no_derivative_at_a_marginal_or_unfinished_fixed_point():
     def overlap(alpha, **kwargs):
-        return smi.state_evolution(smi.links.phase_retrieval(), alpha, key=KEY, samples=2**9, **kwargs).overlap[0, 0]
+        return smi.state_evolution(
+            smi.links.phase_retrieval(), alpha, key=KEY, samples=2**9, **kwargs
+        ).overlap[0, 0]
 
     assert np.isnan(jax.grad(lambda a: overlap(a, max_steps=2))(0.8))
-    assert float(jax.grad(lambda a: overlap(a, q0=0.9))(1.5)) == 0.0  # perfect recovery: Q = 1 whatever α
+    assert (
+        float(jax.grad(lambda a: overlap(a, q0=0.9))(1.5)) == 0.0
+    )  # perfect recovery: Q = 1 whatever α
     # z → ω + noise of variance z: a linear map of V with slope exactly one is marginal, whatever the solver thinks of it
     V = jnp.eye(1)
     J = jnp.ones((1, 1, 1, 1))
@@ -126,7 +138,9 @@ def test_the_second_step_of_the_parity_link():
     report(stairs)
     first, second = stairs
     assert abs(float(first.alpha) - 0.57517) < 3 * float(first.stderr) + 5e-6
-    assert abs(float(second.alpha) - np.pi**2 / 4) < min(3 * float(second.stderr) + 1e-3, 0.01 * np.pi**2 / 4)
+    assert abs(float(second.alpha) - np.pi**2 / 4) < min(
+        3 * float(second.stderr) + 1e-3, 0.01 * np.pi**2 / 4
+    )
     np.testing.assert_allclose(first.subspace, np.diag([1, 0, 0]), atol=1e-6)
     np.testing.assert_allclose(second.subspace, np.diag([0, 0.5, 0.5]), atol=1e-3)
     np.testing.assert_allclose(second.overlap, np.diag([1, 0, 0]), atol=1e-3)
@@ -163,10 +177,15 @@ def test_derivative_of_the_second_threshold():
     near = smi.staircase(smi.DeepAttention(2, 2, skip=2.0), key=KEY, samples=2**12)
 
     def threshold(skip):
-        return smi.staircase(smi.DeepAttention(2, 2, skip=skip), key=KEY, samples=2**12, guess=near)[1].alpha
+        return smi.staircase(
+            smi.DeepAttention(2, 2, skip=skip), key=KEY, samples=2**12, guess=near
+        )[1].alpha
 
     h = 0.1
-    slope, difference = float(jax.grad(threshold)(2.0)), float(threshold(2 + h) - threshold(2 - h)) / (2 * h)
+    slope, difference = (
+        float(jax.grad(threshold)(2.0)),
+        float(threshold(2 + h) - threshold(2 - h)) / (2 * h),
+    )
     print(f"autodiff {slope:.6f}, central difference {difference:.6f}")
     np.testing.assert_allclose(slope, difference, rtol=0.02)
 
@@ -199,7 +218,9 @@ def test_no_transition_where_learning_is_continuous():
 @pytest.mark.parametrize("alpha", [1.6, 1.6931, 1.8, 2.5])
 def test_discrete_signals_are_recovered_however_fast_the_covariance_falls(alpha):
     """V falls like exp(-c/√V), until no sample sees it and F jumps back to S: the iteration has to stop before that."""
-    end = smi.state_evolution(smi.links.sign(smi.priors.Rademacher()), alpha, key=KEY, q0=0.999, samples=2**14)
+    end = smi.state_evolution(
+        smi.links.sign(smi.priors.Rademacher()), alpha, key=KEY, q0=0.999, samples=2**14
+    )
     assert int(end.result) == smi.Result.RECOVERED
     assert float(end.overlap[0, 0]) > 1 - 1e-5
 
@@ -218,15 +239,24 @@ def test_binary_perceptron():
     assert found.kind == "first order"
     for threshold, value in ((found.information_theoretic, 1.249), (found.algorithmic, 1.493)):
         assert abs(float(threshold.alpha) - value) < 0.01
-        assert abs(float(threshold.alpha) - value) < 3 * float(threshold.stderr) + 1e-3  # printed to three digits
+        assert (
+            abs(float(threshold.alpha) - value) < 3 * float(threshold.stderr) + 1e-3
+        )  # printed to three digits
     assert float(found.spinodal.alpha) == 0.0  # the informed branch exists at alpha_min already
 
 
 @pytest.mark.slow
 def test_phase_retrieval_recovers_by_a_jump():
     """Perfect recovery is stable and optimal above 1, and reached by GAMP above 1.128 (spec section 7)."""
-    found = smi.first_order(smi.links.phase_retrieval(), key=KEY, alpha_min=0.7, alpha_max=1.6, points=12)
-    print(found.spinodal.alpha, found.information_theoretic.alpha, found.algorithmic.alpha, found.algorithmic.stderr)
+    found = smi.first_order(
+        smi.links.phase_retrieval(), key=KEY, alpha_min=0.7, alpha_max=1.6, points=12
+    )
+    print(
+        found.spinodal.alpha,
+        found.information_theoretic.alpha,
+        found.algorithmic.alpha,
+        found.algorithmic.stderr,
+    )
     assert abs(float(found.algorithmic.alpha) - 1.128) < 3 * float(found.algorithmic.stderr) + 1e-3
     # V falls by 1/α a step: the informed start, V = 1e-6, is in the basin of Q = 1 from 1 + √V on
     assert abs(float(found.spinodal.alpha) - 1.0) < 0.01
@@ -244,13 +274,19 @@ def _even(z):
 def test_search_prescribes_a_threshold():
     """The noise at which |z| + noise is learned at α = 1: unique, as noise delays learning."""
     found = smi.search_threshold(
-        lambda p: smi.MultiIndex(_even, indices=1, noise=jnp.exp(p)), jnp.log(0.3), key=KEY, target=1.0, samples=2**10
+        lambda p: smi.MultiIndex(_even, indices=1, noise=jnp.exp(p)),
+        jnp.log(0.3),
+        key=KEY,
+        target=1.0,
+        samples=2**10,
     )
     print(np.exp(found.parameters), found.threshold.alpha, found.steps, found.message)
     assert Result(int(found.result)) == Result.SUCCESS
     np.testing.assert_allclose(found.threshold.alpha, 1.0, rtol=2e-3)
     direct = smi.weak_recovery(
-        smi.MultiIndex(_even, indices=1, noise=float(np.exp(found.parameters))), key=KEY, samples=2**10
+        smi.MultiIndex(_even, indices=1, noise=float(np.exp(found.parameters))),
+        key=KEY,
+        samples=2**10,
     )
     np.testing.assert_allclose(direct.alpha, found.threshold.alpha, rtol=1e-6)
 
@@ -264,12 +300,23 @@ def test_search_minimises_the_threshold_of_the_first_layer():
     build = lambda p: smi.DeepAttention(2, 2, skip=jnp.exp(p))
     found = smi.search_threshold(build, 0.0, step=1, tolerance=0.03, **settings)
     skip, least = float(np.exp(found.parameters)), float(found.threshold.alpha)
-    print(f"skip {skip:.4f}, threshold {least:.5f} ± {float(found.threshold.stderr):.5f}", found.steps, found.message)
-    print([(float(np.exp(p)), float(a)) for p, a in zip(found.history["parameters"], found.history["alpha"], strict=True)])
+    print(
+        f"skip {skip:.4f}, threshold {least:.5f} ± {float(found.threshold.stderr):.5f}",
+        found.steps,
+        found.message,
+    )
+    print(
+        [
+            (float(np.exp(p)), float(a))
+            for p, a in zip(found.history["parameters"], found.history["alpha"], strict=True)
+        ]
+    )
     assert Result(int(found.result)) == Result.SUCCESS
     near = [found.threshold] * 2
     assert 0.15 < skip < 0.8
     for other in (skip / 2, skip / 1.5, skip * 1.5, skip * 2, 1.0):
         near = smi.staircase(smi.DeepAttention(2, 2, skip=other), guess=near, **settings)
         print(f"  curve: skip {other:.3f}, {float(near[1].alpha):.5f}")
-        assert float(near[1].alpha) > least - 2e-5  # roots are found to 1e-4 in log α λ, of slope five
+        assert (
+            float(near[1].alpha) > least - 2e-5
+        )  # roots are found to 1e-4 in log α λ, of slope five

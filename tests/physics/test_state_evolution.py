@@ -42,7 +42,15 @@ def attention():
 def test_a_turning_point_is_not_a_fixed_point():
     """F_11 = 0.8 V_11 + 30 (V_22 - 0.01) + .., F_22 = 0.7 V_22 + ..: V_11 turns 0.15 above its fixed point 0.5, where the
     residual is 0.0003 and ρ = 0.8."""
-    jacobian = jnp.zeros((2, 2, 2, 2)).at[0, 0, 0, 0].set(0.8).at[0, 0, 1, 1].set(30.0).at[1, 1, 1, 1].set(0.7)
+    jacobian = (
+        jnp.zeros((2, 2, 2, 2))
+        .at[0, 0, 0, 0]
+        .set(0.8)
+        .at[0, 0, 1, 1]
+        .set(30.0)
+        .at[1, 1, 1, 1]
+        .set(0.7)
+    )
     end = jnp.diag(jnp.array([0.5, 0.01]))
 
     def map_of(V):
@@ -53,7 +61,13 @@ def test_a_turning_point_is_not_a_fixed_point():
     residual = float(jnp.max(jnp.abs(map_of(start).value - start)))
     assert residual / (1.0 - 0.8) < 2e-3
     found = fixed_point.solve(
-        map_of, start, jnp.eye(2), max_steps=200, tolerance=jnp.asarray(2e-3), newton=False, geometric=False
+        map_of,
+        start,
+        jnp.eye(2),
+        max_steps=200,
+        tolerance=jnp.asarray(2e-3),
+        newton=False,
+        geometric=False,
     )
     assert Result(int(found.result)) == Result.SUCCESS
     assert np.max(np.abs(found.V - end)) < 2e-3
@@ -73,7 +87,9 @@ def test_a_layer_that_turns_back_is_followed_to_recovery():
 # Closed forms -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tokens", "newton"), [(1, True), pytest.param(3, False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("tokens", "newton"), [(1, True), pytest.param(3, False, marks=pytest.mark.slow)]
+)
 def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
     """q = q̂/(1 + q̂), q̂ = αM/(1 - q + Δ): fixed point, and with newton=False every step on the way to it.
 
@@ -87,7 +103,9 @@ def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
             )  # fmt: skip
             load = alpha * tokens
             b = 1.0 + noise + load
-            q = 2.0 * load / (b + np.sqrt(b * b - 4.0 * load))  # the root of q² - b q + αM below one
+            q = (
+                2.0 * load / (b + np.sqrt(b * b - 4.0 * load))
+            )  # the root of q² - b q + αM below one
             assert code(solution) == Result.SUCCESS
             assert abs(float(solution.overlap[0, 0]) - q) < 1e-8
             assert float(solution.stderr[0, 0]) < 1e-10
@@ -109,7 +127,13 @@ def test_phase_retrieval_weak_and_perfect_recovery():
     2^16 outer points: the slope at zero has a standard error of 0.3 %, so that the threshold of the sampled map sits at
     0.500 ± 0.0015; overlaps are compared with zero and one in their own standard errors.
     """
-    run = functools.partial(smi.state_evolution, smi.links.phase_retrieval(), key=jax.random.key(1), q0=1e-3, samples=2**16)
+    run = functools.partial(
+        smi.state_evolution,
+        smi.links.phase_retrieval(),
+        key=jax.random.key(1),
+        q0=1e-3,
+        samples=2**16,
+    )
     below, above = run(0.48), run(0.52)
     assert code(below) == code(above) == Result.SUCCESS
     assert float(below.overlap[0, 0]) < 1e-4 + 3 * float(below.stderr[0, 0])
@@ -151,7 +175,10 @@ def test_slope_at_zero_overlap_is_the_inverse_threshold(model, slope):
 def test_binary_perceptron_first_order_transition():
     """Rademacher prior, y = sign z: spinodal at 1.493. At 1.6 all starts recover; at 1.4 only the informed one does."""
     run = functools.partial(
-        smi.state_evolution, smi.links.sign(smi.priors.Rademacher()), key=jax.random.key(0), samples=2**13
+        smi.state_evolution,
+        smi.links.sign(smi.priors.Rademacher()),
+        key=jax.random.key(0),
+        samples=2**13,
     )
     for start in (1e-3, 0.99):
         recovered = run(1.6, q0=start)
@@ -166,9 +193,15 @@ def test_binary_perceptron_first_order_transition():
 @pytest.mark.slow
 def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous():
     """One key, one map: both starts end at one fixed point, to the tolerance of the solver and not only statistically."""
-    for model, alpha, starts in ((smi.links.phase_retrieval(), 0.8, (1e-3, 0.9)), (attention(), 0.5, (0.05, 0.5))):
+    for model, alpha, starts in (
+        (smi.links.phase_retrieval(), 0.8, (1e-3, 0.9)),
+        (attention(), 0.5, (0.05, 0.5)),
+    ):
         low, high = (
-            smi.state_evolution(model, alpha, key=jax.random.key(2), q0=q0, samples=1024, tolerance=1e-6) for q0 in starts
+            smi.state_evolution(
+                model, alpha, key=jax.random.key(2), q0=q0, samples=1024, tolerance=1e-6
+            )
+            for q0 in starts
         )
         assert code(low) == code(high) == Result.SUCCESS
         np.testing.assert_allclose(low.overlap, high.overlap, rtol=0, atol=3e-6)
@@ -213,7 +246,11 @@ def directional(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("sign product", "two attention layers"))) for n in CASES]
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n in ("sign product", "two attention layers")))
+        for n in CASES
+    ],
 )
 def test_jacobian_identity(name):
     """d response[dQ] = E Σ ∂g dQ ∂gᵀ against central differences of the map, in standard errors over independent keys."""
@@ -226,7 +263,9 @@ def test_jacobian_identity(name):
     assert spread.max() < 0.06 * size
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CASES]
+)
 def test_response_is_the_gradient_of_the_free_entropy(name):
     """d E[log Z_out]/dQ = response/2: the output term of the replica free entropy generates state evolution."""
     _, _, half, entropy = directional(name)
@@ -242,7 +281,9 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
     shape = jnp.asarray([[0.5]]) if depth == 1 else jnp.asarray([[5.0, 0.1], [0.1, 0.05]])
     V = 1e-8 * shape
     respond = jax.jit(
-        lambda V, key: model.channel.response(jnp.eye(depth) - V, V, key=key, samples=64, randomisations=8, tangents=False)
+        lambda V, key: model.channel.response(
+            jnp.eye(depth) - V, V, key=key, samples=64, randomisations=8, tangents=False
+        )
     )
     found = respond(V, jax.random.key(8))
     z, stderr = z_scores(np.einsum("pq,rqp->r", np.asarray(V), np.asarray(found.replicas)), tokens)
@@ -259,7 +300,9 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
 def test_two_layer_attention_follows_the_published_curve(reference):
     """α = 0.5: Q11 = 0 (below its threshold at 0.72), Q22 on BO_2w.csv, good to 0.015 there."""
     with open(reference / "smi" / "BO_2w.csv") as file:
-        table = np.array([[float(row[name]) for name in ("alpha", "Q22")] for row in csv.DictReader(file)])
+        table = np.array(
+            [[float(row[name]) for name in ("alpha", "Q22")] for row in csv.DictReader(file)]
+        )
     published = np.interp(0.5, table[:, 0], table[:, 1])
     solution = smi.state_evolution(attention(), 0.5, key=jax.random.key(0), q0=0.05, samples=1024)
     assert code(solution) == Result.SUCCESS
@@ -276,7 +319,10 @@ def test_two_layer_attention_follows_the_published_curve(reference):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "alpha"),
-    [(smi.links.phase_retrieval(), 0.8), pytest.param(smi.links.sign(), 1.5, marks=pytest.mark.slow)],
+    [
+        (smi.links.phase_retrieval(), 0.8),
+        pytest.param(smi.links.sign(), 1.5, marks=pytest.mark.slow),
+    ],
     ids=["phase retrieval", "sign"],
 )
 def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
@@ -287,7 +333,9 @@ def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
     either way falls outside.
     """
     runs = [
-        smi.state_evolution(model, alpha, key=key, q0=0.3, samples=2**13, randomisations=16, tolerance=1e-5)
+        smi.state_evolution(
+            model, alpha, key=key, q0=0.3, samples=2**13, randomisations=16, tolerance=1e-5
+        )
         for key in jax.random.split(jax.random.key(21), 24)
     ]
     assert all(code(run) == Result.SUCCESS for run in runs)
@@ -297,6 +345,8 @@ def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
     chi2 = np.sum((values - values.mean()) ** 2) * weight
     assert 8 < chi2 < 65
     # no bias: eight times the points agree with the mean of the runs
-    fine = smi.state_evolution(model, alpha, key=jax.random.key(99), q0=0.3, samples=2**16, randomisations=16)
+    fine = smi.state_evolution(
+        model, alpha, key=jax.random.key(99), q0=0.3, samples=2**16, randomisations=16
+    )
     spread = np.hypot(values.std(ddof=1) / np.sqrt(len(runs)), float(fine.stderr[0, 0]))
     assert abs(values.mean() - float(fine.overlap[0, 0])) < 5 * spread

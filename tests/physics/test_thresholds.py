@@ -24,14 +24,19 @@ EXACT = {
 QUICK = ("phase retrieval", "one layer, 2 tokens")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in EXACT])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in EXACT]
+)
 def test_weak_recovery_at_its_exact_values(name):
     model, alpha, subspace = EXACT[name]
     samples = 2**10 if name == "sign of a product" else 2**13  # exact there, whatever the samples
     found = smi.weak_recovery(model, key=KEY, samples=samples)
     assert Result(int(found.result)) == Result.SUCCESS
     # 0.59375 is known to half a unit of its last digit
-    assert abs(float(found.alpha) - alpha) < 4 * float(found.stderr) + 5e-6, (found.alpha, found.stderr)
+    assert abs(float(found.alpha) - alpha) < 4 * float(found.stderr) + 5e-6, (
+        found.alpha,
+        found.stderr,
+    )
     assert abs(float(found.alpha) - alpha) < 0.02 * alpha
     np.testing.assert_allclose(found.subspace, subspace, atol=1e-6)
 
@@ -97,10 +102,14 @@ def test_an_oscillating_map_is_solved():
     G = jnp.asarray(G)
     a, b, c = 0.3, 0.5, 0.9
     np.testing.assert_allclose(
-        _applied(G, jnp.diag(jnp.asarray([a, b, c]))), 4 / np.pi**2 * np.diag([b, a + c, b]), atol=1e-12
+        _applied(G, jnp.diag(jnp.asarray([a, b, c]))),
+        4 / np.pi**2 * np.diag([b, a + c, b]),
+        atol=1e-12,
     )
     X = _leading(jnp.stack([G, G]))
-    np.testing.assert_allclose(_applied(G, X), 4 / np.pi**2 * np.sqrt(2) * X, atol=1e-10)  # eigenvalue √2 of the 3×3 part
+    np.testing.assert_allclose(
+        _applied(G, X), 4 / np.pi**2 * np.sqrt(2) * X, atol=1e-10
+    )  # eigenvalue √2 of the 3×3 part
     assert np.linalg.eigvalsh(X).min() > -1e-10
 
 
@@ -146,7 +155,9 @@ def _even(z):
     return jnp.abs(z[0, 0])
 
 
-@pytest.mark.parametrize(("depth", "tokens", "alpha"), [(1, 2, 0.5), (2, 2, 1.0), (3, 2, 1.5), (2, 3, 2 / 3)])
+@pytest.mark.parametrize(
+    ("depth", "tokens", "alpha"), [(1, 2, 0.5), (2, 2, 1.0), (3, 2, 1.5), (2, 3, 2 / 3)]
+)
 def test_perfect_recovery_of_attention(depth, tokens, alpha):
     found = smi.recovery_threshold(smi.DeepAttention(depth, tokens))
     np.testing.assert_allclose(found.alpha, alpha, rtol=1e-12)
@@ -171,7 +182,10 @@ def test_derivative_with_respect_to_the_skip_strength():
         return smi.weak_recovery(smi.DeepAttention(2, 2, skip=skip), key=KEY, samples=2**15).alpha
 
     h = 1e-3
-    slope, difference = float(jax.grad(threshold)(1.0)), float(threshold(1 + h) - threshold(1 - h)) / (2 * h)
+    slope, difference = (
+        float(jax.grad(threshold)(1.0)),
+        float(threshold(1 + h) - threshold(1 - h)) / (2 * h),
+    )
     print(f"autodiff {slope:.6f}, central difference {difference:.6f}")
     np.testing.assert_allclose(slope, difference, rtol=0.02)
 
@@ -184,10 +198,17 @@ def fixed_points_near_recovery(depth, smallest, samples, iterations):
         for step in range(iterations):
             V = jnp.diag(jnp.asarray(v))
             R = model.channel.response(
-                jnp.eye(depth) - V, V, key=jax.random.key(step), samples=samples // 8, randomisations=8, tangents=False
+                jnp.eye(depth) - V,
+                V,
+                key=jax.random.key(step),
+                samples=samples // 8,
+                randomisations=8,
+                tangents=False,
             )
             each = (depth - v.sum()) / np.einsum("p,rpp->r", v, np.asarray(R.replicas))
-            v = np.concatenate([[first], 1 / (1 + (1 / v[0] - 1) / R.mean[0, 0] * np.diagonal(R.mean)[1:])])
+            v = np.concatenate(
+                [[first], 1 / (1 + (1 / v[0] - 1) / R.mean[0, 0] * np.diagonal(R.mean)[1:])]
+            )
         found.append((each.mean() * 2 / depth, each.std(ddof=1) / np.sqrt(8) * 2 / depth))
     return np.array(found)
 

@@ -74,7 +74,10 @@ def test_state_evolution_under_jit_and_vmap():
     [
         (lambda: (smi.links.linear(0.1), 0.7), lambda: (smi.links.linear(0.7), 1.9)),
         (lambda: (smi.links.sign(), 0.7), lambda: (smi.links.sign(), 1.9)),
-        (lambda: (smi.DeepAttention(1, 2, beta=1.0), 0.7), lambda: (smi.DeepAttention(1, 2, beta=2.0), 1.9)),
+        (
+            lambda: (smi.DeepAttention(1, 2, beta=1.0), 0.7),
+            lambda: (smi.DeepAttention(1, 2, beta=2.0), 1.9),
+        ),
     ],
     ids=["noise", "alpha", "beta"],
 )
@@ -84,7 +87,9 @@ def test_one_compilation_of_state_evolution(first, second):
     jax.block_until_ready(smi.state_evolution(model, alpha, key=KEY, **options).overlap)
     model, alpha = second()
     with compilations() as seen:
-        jax.block_until_ready(smi.state_evolution(model, alpha, key=jax.random.key(1), **options).overlap)
+        jax.block_until_ready(
+            smi.state_evolution(model, alpha, key=jax.random.key(1), **options).overlap
+        )
     assert not [name for name in seen if "_run" in name or "_finish" in name], seen
 
 
@@ -118,7 +123,9 @@ def test_one_compilation_of_eight_training_runs():
     assert first.count("jit(_advance)") == 1, first
     with compilations() as seen:
         smi.train(model, data[1], optimizer, key=keys[1], steps=40, record_every=10)
-        smi.train(model, data[1], optimizer, key=keys[0], steps=32, record_every=8)  # as many records
+        smi.train(
+            model, data[1], optimizer, key=keys[0], steps=32, record_every=8
+        )  # as many records
     assert "jit(_advance)" not in seen
 
 
@@ -134,12 +141,16 @@ def test_one_compilation_of_the_deep_channel():
     assert seen  # the counter counts
     with compilations() as seen:
         for skip, beta in ((0.3, 1.0), (2.0, 1.7)):
-            jax.block_until_ready(respond(smi.DeepAttention(2, 2, skip, beta=beta).channel, 0.5 * jnp.eye(2)))
+            jax.block_until_ready(
+                respond(smi.DeepAttention(2, 2, skip, beta=beta).channel, 0.5 * jnp.eye(2))
+            )
     assert not [name for name in seen if "lambda" in name], seen
     model = smi.DeepAttention(2, 2, 1.0)
     jax.block_until_ready(model.channel.posterior(y, omega[0], jnp.eye(2)).g)
     with compilations() as seen:
-        jax.block_until_ready(smi.DeepAttention(2, 2, 0.4).channel.posterior(y, omega[0], 0.7 * jnp.eye(2)).g)
+        jax.block_until_ready(
+            smi.DeepAttention(2, 2, 0.4).channel.posterior(y, omega[0], 0.7 * jnp.eye(2)).g
+        )
     assert not [name for name in seen if "_respond" in name], seen
 
 
@@ -160,7 +171,9 @@ def test_tangent_of_the_response_of_a_closed_form():
     # h² × third derivative and eps/h: 1e-8 of a slope of order one. The control variate's slope is held fixed by the
     # jvp and moves in the difference: its effect is its change times a mean of 1e-4
     np.testing.assert_allclose(slope, difference, rtol=2e-3)
-    np.testing.assert_allclose(response(q)[1], difference, rtol=0.05)  # another estimator of it: statistical error
+    np.testing.assert_allclose(
+        response(q)[1], difference, rtol=0.05
+    )  # another estimator of it: statistical error
 
 
 @pytest.mark.slow
@@ -204,14 +217,22 @@ def test_a_continued_run_equals_an_uninterrupted_one(problem):
     rest = run(problem, max_steps=3, state=half.state)
     assert int(half.state.step) == 3
     assert int(rest.state.step) == 6
-    np.testing.assert_allclose(rest.weights, whole.weights, rtol=0, atol=1e-12)  # the same operations
+    np.testing.assert_allclose(
+        rest.weights, whole.weights, rtol=0, atol=1e-12
+    )  # the same operations
     np.testing.assert_allclose(rest.covariance, whole.covariance, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(rest.trajectory["step"], [3, 4, 5, 6])
-    np.testing.assert_allclose(rest.trajectory["overlap"][1:], whole.trajectory["overlap"][4:], atol=1e-12)
+    np.testing.assert_allclose(
+        rest.trajectory["overlap"][1:], whole.trajectory["overlap"][4:], atol=1e-12
+    )
 
 
 def test_record_keeps_any_function_of_the_state(problem):
-    sol = run(problem, record=lambda state: {"norm": jnp.sum(state.weights**2), "step": state.step}, record_every=2)
+    sol = run(
+        problem,
+        record=lambda state: {"norm": jnp.sum(state.weights**2), "step": state.step},
+        record_every=2,
+    )
     np.testing.assert_array_equal(sol.trajectory["step"], [0, 2, 4, 6])
     record = sol.history["record"]
     np.testing.assert_array_equal(np.asarray(record["step"]), [0, 2, 4, 6])
@@ -230,7 +251,13 @@ def test_gamp_under_jit(problem):
 
     @jax.jit
     def weights(labels):
-        return smi.gamp(model, smi.Dataset(data.inputs, labels, data.teacher), key=KEY, tolerance=1e-14, max_steps=6).weights
+        return smi.gamp(
+            model,
+            smi.Dataset(data.inputs, labels, data.teacher),
+            key=KEY,
+            tolerance=1e-14,
+            max_steps=6,
+        ).weights
 
     np.testing.assert_allclose(weights(data.labels), run(problem).weights, rtol=0, atol=1e-11)
 
@@ -238,7 +265,10 @@ def test_gamp_under_jit(problem):
 @pytest.mark.slow
 def test_float32_inputs_agree_with_float64(problem):
     model, data = problem
-    double, single = run(problem), run((model, smi.Dataset(data.inputs.astype(jnp.float32), data.labels, data.teacher)))
+    double, single = (
+        run(problem),
+        run((model, smi.Dataset(data.inputs.astype(jnp.float32), data.labels, data.teacher))),
+    )
     assert single.weights.dtype == jnp.float64
     # inputs rounded to 6e-8, products of 100 samples: a few 1e-6, amplified by six steps
     np.testing.assert_allclose(single.weights, double.weights, atol=1e-3)
@@ -252,7 +282,9 @@ def test_float32_inputs_agree_with_float64(problem):
     "model",
     [
         pytest.param(smi.links.phase_retrieval(), id="closed form"),
-        pytest.param(smi.DeepAttention(2, 2, tolerance=1e-4), id="deep attention", marks=pytest.mark.slow),
+        pytest.param(
+            smi.DeepAttention(2, 2, tolerance=1e-4), id="deep attention", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_posteriors_do_not_depend_on_their_batch(model):
@@ -273,5 +305,7 @@ def test_posteriors_do_not_depend_on_their_batch(model):
         value = getattr(together, name)
         scale = float(jnp.max(jnp.abs(value)))
         # only the order of sums differs; u comes out of the inversion with the same rounding
-        np.testing.assert_allclose(getattr(shuffled, name), value[order], rtol=0, atol=1e-11 * scale)
+        np.testing.assert_allclose(
+            getattr(shuffled, name), value[order], rtol=0, atol=1e-11 * scale
+        )
         np.testing.assert_allclose(getattr(alone, name), value[7], rtol=0, atol=1e-9 * scale)

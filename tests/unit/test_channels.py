@@ -51,7 +51,9 @@ def draw(channel, V, count, seed=0, spread=1.0):
     P, M = channel.indices, channel.tokens
     spread = np.broadcast_to(np.sqrt(spread), (P,))[:, None]
     omega = spread * rng.standard_normal((count, P, M))
-    fields = omega + np.einsum("pq,nqm->npm", np.linalg.cholesky(V), rng.standard_normal((count, P, M)))
+    fields = omega + np.einsum(
+        "pq,nqm->npm", np.linalg.cholesky(V), rng.standard_normal((count, P, M))
+    )
     noise = jnp.asarray(rng.standard_normal((count, channel.noise_size)))
     return omega, fields, labels_of(channel, jnp.asarray(fields), noise)
 
@@ -75,7 +77,9 @@ def log_gaussian(z, omega, V):
 
 def product_nodes(*axes):
     """Tensor grid of (nodes, weights) axes: points (n, axes), log-weights (n,)."""
-    points = np.stack([x.ravel() for x in np.meshgrid(*[a[0] for a in axes], indexing="ij")], axis=1)
+    points = np.stack(
+        [x.ravel() for x in np.meshgrid(*[a[0] for a in axes], indexing="ij")], axis=1
+    )
     weights = np.meshgrid(*[np.log(a[1]) for a in axes], indexing="ij")
     return points, sum(w.ravel() for w in weights)
 
@@ -84,10 +88,16 @@ def brute_force(name, y, fields, omega, V):
     """log Z_out, g and ∂g from moments over explicit nodes: points where the label fixes z, Gauss-Legendre otherwise."""
     P, M = omega.shape
     if name.startswith("linear"):
-        axes = [gauss_legendre(w - 9 * V[0, 0] ** 0.5, w + 9 * V[0, 0] ** 0.5, 100) for w in omega[0]]
+        axes = [
+            gauss_legendre(w - 9 * V[0, 0] ** 0.5, w + 9 * V[0, 0] ** 0.5, 100) for w in omega[0]
+        ]
         z, log_w = product_nodes(*axes)
         z = z.reshape(-1, 1, M)
-        log_w = log_w - 0.5 * np.sum((y - z[:, 0]) ** 2, axis=1) / DELTA - 0.5 * M * np.log(2 * np.pi * DELTA)
+        log_w = (
+            log_w
+            - 0.5 * np.sum((y - z[:, 0]) ** 2, axis=1) / DELTA
+            - 0.5 * M * np.log(2 * np.pi * DELTA)
+        )
     elif name == "sign":
         far = abs(omega[0, 0]) + 9 * V[0, 0] ** 0.5
         x, w = gauss_legendre(0.0, far, 200)
@@ -110,7 +120,9 @@ def brute_force(name, y, fields, omega, V):
     return log_partition, (whiten @ mean).reshape(P, M), dg
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CLOSED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CLOSED]
+)
 def test_closed_forms_against_brute_force(name):
     channel = CLOSED[name]
     V = covariance_of(channel)
@@ -136,15 +148,23 @@ def test_closed_forms_g_and_dg_are_derivatives(name):
         for m in range(M):
             step = np.zeros((P, M))
             step[p, m] = h
-            up, down = (respond(channel, statistic, jnp.asarray(omega + s * step), V) for s in (1, -1))
+            up, down = (
+                respond(channel, statistic, jnp.asarray(omega + s * step), V) for s in (1, -1)
+            )
             # central differences: h² × third derivative (below 1e3 here) + eps/h
             slope = (up.log_partition - down.log_partition) / (2 * h)
-            np.testing.assert_allclose(post.g[:, p, m], slope, atol=1e-7 * (1 + np.abs(slope).max()), rtol=0)
+            np.testing.assert_allclose(
+                post.g[:, p, m], slope, atol=1e-7 * (1 + np.abs(slope).max()), rtol=0
+            )
             slope = (up.g - down.g) / (2 * h)
-            np.testing.assert_allclose(post.dg[:, :, :, p, m], slope, atol=1e-7 * (1 + np.abs(slope).max()), rtol=0)
+            np.testing.assert_allclose(
+                post.dg[:, :, :, p, m], slope, atol=1e-7 * (1 + np.abs(slope).max()), rtol=0
+            )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CLOSED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CLOSED]
+)
 @pytest.mark.parametrize("variance", [1.0, 1e-6])
 def test_closed_forms_stay_finite_far_out(name, variance):
     channel = CLOSED[name]
@@ -157,19 +177,25 @@ def test_closed_forms_stay_finite_far_out(name, variance):
     if name.startswith("sign"):
         labels = jnp.asarray(np.tile([1.0, -1.0], 4))
     else:  # a label made by fields 60 standard deviations away
-        labels = labels_of(channel, jnp.asarray(-omega - 0.5 * root), jnp.zeros((8, channel.noise_size)))
+        labels = labels_of(
+            channel, jnp.asarray(-omega - 0.5 * root), jnp.zeros((8, channel.noise_size))
+        )
     post = respond(channel, statistic_of(channel, labels), jnp.asarray(omega), jnp.asarray(V))
     for array in (post.log_partition, post.g, post.dg):
         assert bool(jnp.all(jnp.isfinite(array)))
     # Cov[z|y] = V + V ∂g V has no negative eigenvalue, relative to V, beyond rounding of V × ∂g × (60 sigmas)²
     whiten = np.kron(np.linalg.cholesky(V), np.eye(M))
-    covariance = np.eye(P * M) + np.einsum("ia,nij,jb->nab", whiten, post.dg.reshape(8, P * M, P * M), whiten)
+    covariance = np.eye(P * M) + np.einsum(
+        "ia,nij,jb->nab", whiten, post.dg.reshape(8, P * M, P * M), whiten
+    )
     assert np.linalg.eigvalsh(covariance).min() > -1e-8
 
 
 def test_sign_far_out_is_the_inverse_mills_ratio():
     omega = np.array([-30.0, -10.0, -1.0, 0.0, 5.0])
-    post = respond(CLOSED["sign"], jnp.ones(5), jnp.asarray(omega.reshape(5, 1, 1)), jnp.ones((1, 1)))
+    post = respond(
+        CLOSED["sign"], jnp.ones(5), jnp.asarray(omega.reshape(5, 1, 1)), jnp.ones((1, 1))
+    )
     mills = np.exp(-0.5 * omega**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(omega))
     # JAX's log_ndtr is a series of three terms below -20: 105/x^8 = 2e-10 at -30, times g² = 900 in ∂g
     np.testing.assert_allclose(post.g[:, 0, 0], mills, rtol=1e-9)
@@ -183,7 +209,12 @@ def test_sign_product_with_nearly_equal_indices(correlation):
     root = np.sqrt(1 - correlation**2)
     omega = np.random.default_rng(3).standard_normal((6, 2)) * 0.7
     omega[0] = 0.0
-    post = respond(CLOSED["sign product"], jnp.asarray([1.0, -1.0] * 3), jnp.asarray(omega[:, :, None]), jnp.asarray(V))
+    post = respond(
+        CLOSED["sign product"],
+        jnp.asarray([1.0, -1.0] * 3),
+        jnp.asarray(omega[:, :, None]),
+        jnp.asarray(V),
+    )
     for n, (a, b) in enumerate(omega):
         y = 1.0 if n % 2 == 0 else -1.0
         total = 0.0
@@ -194,7 +225,9 @@ def test_sign_product_with_nearly_equal_indices(correlation):
             for low, high in itertools.pairwise(cuts):
                 z, w = gauss_legendre(low, high, 40)
                 density = np.exp(-0.5 * (z - a) ** 2) / np.sqrt(2 * np.pi)
-                total += np.sum(w * density * np.exp(log_ndtr(side * y * (b + correlation * (z - a)) / root)))
+                total += np.sum(
+                    w * density * np.exp(log_ndtr(side * y * (b + correlation * (z - a)) / root))
+                )
         # the rule here is good to 1e-13; the channel promises rounding
         np.testing.assert_allclose(post.log_partition[n], np.log(total), atol=1e-9)
 
@@ -209,15 +242,23 @@ def test_closed_forms_are_normalised(name):
     if name.startswith("sign"):
         statistic, log_w = jnp.asarray([1.0, -1.0]), np.zeros(2)
     elif name.startswith("linear"):
-        statistic, log_w = product_nodes(*[gauss_legendre(w - reach, w + reach, 60) for w in omega[0]])
+        statistic, log_w = product_nodes(
+            *[gauss_legendre(w - reach, w + reach, 60) for w in omega[0]]
+        )
     else:
         far = [abs(w) + reach for w in omega[0]]
         axes = [gauss_legendre(0.0, far[0], 60), *[gauss_legendre(-f, f, 60) for f in far[1:]]]
         statistic, log_w = product_nodes(*axes)
         statistic = statistic[:, 0] if "attention" not in name else statistic
     each = jax.jit(jax.vmap(channel.log_partition, (0, None, None)))
-    total = np.exp(logsumexp(np.asarray(each(jnp.asarray(statistic), jnp.asarray(omega), jnp.asarray(V))) + log_w))
-    np.testing.assert_allclose(total, 1.0, atol=1e-9)  # the tail beyond 8 standard deviations is 1e-15, the rule 1e-10
+    total = np.exp(
+        logsumexp(
+            np.asarray(each(jnp.asarray(statistic), jnp.asarray(omega), jnp.asarray(V))) + log_w
+        )
+    )
+    np.testing.assert_allclose(
+        total, 1.0, atol=1e-9
+    )  # the tail beyond 8 standard deviations is 1e-15, the rule 1e-10
     assert omega.shape[1] == M
 
 
@@ -231,13 +272,18 @@ def total(z):
 
 def within_reported(post, exact, slack=3.0, least=1e-9):
     """Errors of g and ∂g relative to 1 + max, all at most `slack` times what is reported."""
-    for found, true, reported in ((post.g, exact.g, post.error), (post.dg, exact.dg, post.dg_error)):
+    for found, true, reported in (
+        (post.g, exact.g, post.error),
+        (post.dg, exact.dg, post.dg_error),
+    ):
         axes = tuple(range(1, true.ndim))
         error = np.abs(found - true).max(axis=axes) / (1 + np.abs(true).max(axis=axes))
         assert np.all(error <= slack * np.maximum(reported, least)), (error, reported)
 
 
-@pytest.mark.parametrize(("tokens", "tolerance"), [(1, 1e-6), (2, 1e-6), pytest.param(4, 1e-2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("tokens", "tolerance"), [(1, 1e-6), (2, 1e-6), pytest.param(4, 1e-2, marks=pytest.mark.slow)]
+)
 def test_sampled_channel_against_linear(tokens, tolerance):
     """Trapezoidal rules in one and two fields, nets in four."""
     model = smi.MultiIndex(first, indices=1, tokens=tokens, noise=DELTA, tolerance=tolerance)
@@ -258,7 +304,9 @@ def test_sampled_channel_of_two_indices():
     post = respond(model.channel, labels, jnp.asarray(omega), jnp.asarray(V_TWO))
     scale = V_TWO.sum() + DELTA
     g = (np.asarray(labels) - omega.sum(1)) / scale
-    np.testing.assert_allclose(post.g, np.broadcast_to(g[:, None, :], (16, 2, 1)), atol=3e-6 * (1 + np.abs(g).max()))
+    np.testing.assert_allclose(
+        post.g, np.broadcast_to(g[:, None, :], (16, 2, 1)), atol=3e-6 * (1 + np.abs(g).max())
+    )
     np.testing.assert_allclose(post.dg, np.full((16, 2, 1, 2, 1), -1 / scale), atol=3e-5)
 
 
@@ -268,12 +316,16 @@ def probit(y, z):
 
 def test_log_likelihood_of_the_user():
     """Probit noise: Z_out = Φ(yω/√(V + Δ))."""
-    model = smi.MultiIndex(lambda z: jnp.sign(z[0, 0]), indices=1, log_likelihood=probit, tolerance=1e-8)
+    model = smi.MultiIndex(
+        lambda z: jnp.sign(z[0, 0]), indices=1, log_likelihood=probit, tolerance=1e-8
+    )
     omega = np.linspace(-2, 2, 16).reshape(16, 1, 1)
     labels = jnp.asarray(np.tile([1.0, -1.0], 8))
     post = respond(model.channel, labels, jnp.asarray(omega), jnp.full((1, 1), 0.6))
     exact = respond(CLOSED["sign"], labels, jnp.asarray(omega), jnp.full((1, 1), 0.6 + DELTA))
-    np.testing.assert_allclose(post.log_partition, exact.log_partition, atol=1e-7)  # ten times the tolerance
+    np.testing.assert_allclose(
+        post.log_partition, exact.log_partition, atol=1e-7
+    )  # ten times the tolerance
     np.testing.assert_allclose(post.g, exact.g, atol=1e-7)
     np.testing.assert_allclose(post.dg, exact.dg, atol=1e-6)
 
@@ -322,7 +374,9 @@ def test_deep_attention_response_is_the_average():
     found = eqx.filter_jit(deep().response)(
         jnp.asarray(Q), jnp.asarray(V), key=jax.random.key(0), samples=512, randomisations=8
     )
-    stderr = np.hypot(outer.std(0) / np.sqrt(8192), np.asarray(found.replicas).std(0, ddof=1) / np.sqrt(8))
+    stderr = np.hypot(
+        outer.std(0) / np.sqrt(8192), np.asarray(found.replicas).std(0, ddof=1) / np.sqrt(8)
+    )
     assert np.abs((found.mean - outer.mean(0)) / stderr).max() < 4.5
     assert float(found.inaccurate) < 0.01
 
@@ -338,12 +392,18 @@ def test_deep_attention_g_and_dg_are_derivatives():
         for m in range(2):
             step = np.zeros((2, 2))
             step[p, m] = h
-            up, down = (respond(channel, statistic, jnp.asarray(omega + s * step), V) for s in (1, -1))
+            up, down = (
+                respond(channel, statistic, jnp.asarray(omega + s * step), V) for s in (1, -1)
+            )
             # tolerance/h = 1e-5 at worst, h² × third derivative 1e-6
             slope = (up.log_partition - down.log_partition) / (2 * h)
-            np.testing.assert_allclose(post.g[:, p, m], slope, atol=1e-5 * (1 + np.abs(slope).max()), rtol=0)
+            np.testing.assert_allclose(
+                post.g[:, p, m], slope, atol=1e-5 * (1 + np.abs(slope).max()), rtol=0
+            )
             slope = (up.g - down.g) / (2 * h)
-            np.testing.assert_allclose(post.dg[:, :, :, p, m], slope, atol=1e-5 * (1 + np.abs(slope).max()), rtol=0)
+            np.testing.assert_allclose(
+                post.dg[:, :, :, p, m], slope, atol=1e-5 * (1 + np.abs(slope).max()), rtol=0
+            )
 
 
 def test_deep_attention_when_all_of_V_vanishes():
@@ -355,14 +415,16 @@ def test_deep_attention_when_all_of_V_vanishes():
     fields, eta = rng.standard_normal((2, count, 2, 2))
     labels = labels_of(channel, jnp.asarray(fields), jnp.zeros((count, 0)))
     statistic = statistic_of(channel, labels)
-    J = jax.vmap(jax.jacfwd(lambda z: last_fields(z, (Layer(), Layer()), channel.skip, channel.beta)[0]))(
-        jnp.asarray(fields)
-    )
+    J = jax.vmap(
+        jax.jacfwd(lambda z: last_fields(z, (Layer(), Layer()), channel.skip, channel.beta)[0])
+    )(jnp.asarray(fields))
     J = np.asarray(J).reshape(count, 2, 4)
     shape = np.diag([1.0, 0.3])
     K = np.kron(shape, np.eye(2))
     seen = np.einsum("nij,jk,nk->ni", J, np.sqrt(K), eta.reshape(count, 4))
-    limit = np.einsum("nij,ni->nj", J, np.linalg.solve(J @ K @ J.transpose(0, 2, 1), seen[:, :, None])[:, :, 0])
+    limit = np.einsum(
+        "nij,ni->nj", J, np.linalg.solve(J @ K @ J.transpose(0, 2, 1), seen[:, :, None])[:, :, 0]
+    )
     distances = []
     for eps in (1e-4, 1e-6, 1e-8, 1e-10):
         omega = fields - np.sqrt(eps) * np.einsum("pq,nqm->npm", np.sqrt(shape), eta)
@@ -370,7 +432,12 @@ def test_deep_attention_when_all_of_V_vanishes():
         scaled = np.asarray(post.g).reshape(count, 4) * np.sqrt(eps)
         distance = np.abs(scaled - limit).max(axis=1) / (1 + np.abs(limit).max(axis=1))
         assert np.all(np.isfinite(scaled))
-        assert np.mean(post.error * (1 + np.abs(scaled / np.sqrt(eps)).max(axis=1)) * np.sqrt(eps) > 1e-3) < 0.1
+        assert (
+            np.mean(
+                post.error * (1 + np.abs(scaled / np.sqrt(eps)).max(axis=1)) * np.sqrt(eps) > 1e-3
+            )
+            < 0.1
+        )
         distances.append(np.median(distance))
     # the first correction is of order √ε: each step of 100 in ε gains 10 until the inner tolerance
     assert distances[0] < 0.2
@@ -394,7 +461,9 @@ def test_deep_attention_reports_its_error(diagonal):
     accepted = np.asarray(post.error) <= 1e-3
     assert accepted.mean() >= 0.99
     assert np.all(error[accepted] <= 3e-3)
-    dg_error = np.abs(post.dg - fine.dg).max(axis=(1, 2, 3, 4)) / (1 + np.abs(fine.dg).max(axis=(1, 2, 3, 4)))
+    dg_error = np.abs(post.dg - fine.dg).max(axis=(1, 2, 3, 4)) / (
+        1 + np.abs(fine.dg).max(axis=(1, 2, 3, 4))
+    )
     assert np.mean(dg_error <= 3 * np.maximum(post.dg_error, 1e-6)) >= 0.97
 
 
@@ -416,7 +485,9 @@ def deep_brute_force(u, omega, V, ranks, skip, beta, nodes, half_width=5.5):
     inner = (P - 1) * M
     L = np.linalg.cholesky(V)
     axis = (np.arange(nodes) + 0.5) * (2 * half_width / nodes) - half_width
-    t = np.stack([x.ravel() for x in np.meshgrid(*[axis] * inner, indexing="ij")], axis=-1).reshape(-1, P - 1, M)
+    t = np.stack([x.ravel() for x in np.meshgrid(*[axis] * inner, indexing="ij")], axis=-1).reshape(
+        -1, P - 1, M
+    )
     z = omega[:-1] + np.einsum("pq,nqm->npm", L[:-1, :-1], t)
     B = np.broadcast_to(np.eye(M), (len(t), M, M))
     start = 0
@@ -426,7 +497,11 @@ def deep_brute_force(u, omega, V, ranks, skip, beta, nodes, half_width=5.5):
         B = (c * np.eye(M) + scores / scores.sum(-1, keepdims=True)) @ B
         start += rank
     last = np.linalg.solve(B, u[:, None])[:, :, 0]  # Z_L = u B^{-ᵀ}, as a column B^{-1} u
-    log_w = inner * np.log(2 * half_width / nodes) + M * np.linalg.slogdet(L[:-1, :-1])[1] - np.linalg.slogdet(B)[1]
+    log_w = (
+        inner * np.log(2 * half_width / nodes)
+        + M * np.linalg.slogdet(L[:-1, :-1])[1]
+        - np.linalg.slogdet(B)[1]
+    )
     full = np.concatenate([np.concatenate([z, s * last[:, None]], axis=1) for s in (1, -1)])
     log_w = np.concatenate([log_w, log_w]) + log_gaussian(full, omega, V)
     top = logsumexp(log_w)
@@ -434,7 +509,11 @@ def deep_brute_force(u, omega, V, ranks, skip, beta, nodes, half_width=5.5):
     mean = p @ d
     covariance = d.T @ (p[:, None] * d) - np.outer(mean, mean)
     whiten = np.kron(np.linalg.inv(V), np.eye(M))
-    return top, (whiten @ mean).reshape(P, M), (whiten @ covariance @ whiten - whiten).reshape(P, M, P, M)
+    return (
+        top,
+        (whiten @ mean).reshape(P, M),
+        (whiten @ covariance @ whiten - whiten).reshape(P, M, P, M),
+    )
 
 
 DEEPER = {
@@ -455,7 +534,9 @@ def test_deeper_and_wider_attention_against_brute_force(name):
     post = respond(model.channel, u, jnp.asarray(omega), jnp.asarray(V))
     assert bool(jnp.all(post.error <= tolerance))
     for n in range(2):
-        log_partition, g, dg = deep_brute_force(np.asarray(u[n]), omega[n], V, ranks, skip, BETA, nodes)
+        log_partition, g, dg = deep_brute_force(
+            np.asarray(u[n]), omega[n], V, ranks, skip, BETA, nodes
+        )
         scale = 1 + np.abs(g).max(), 1 + np.abs(dg).max()
         # the brute-force rule has steps of 0.42 (four inner variables) or 0.17 standard deviations: below 1e-4
         assert np.abs(post.g[n] - g).max() / scale[0] <= 3 * max(float(post.error[n]), 1e-4)

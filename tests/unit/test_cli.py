@@ -11,7 +11,17 @@ from jaxsmi.workbench import storage
 
 QUICK = {
     "gamp": ["--dimension", "300", "--alpha", "2", "--noise", "0.5"],
-    "state-evolution": ["--alpha", "2", "0.5", "--noise", "0.5", "--samples", "256", "--randomisations", "2"],
+    "state-evolution": [
+        "--alpha",
+        "2",
+        "0.5",
+        "--noise",
+        "0.5",
+        "--samples",
+        "256",
+        "--randomisations",
+        "2",
+    ],
     "run": [
         "--dimension",
         "300",
@@ -62,7 +72,9 @@ def test_state_evolution_prints_one_json_object(capsys):
         assert point["result"] == "SUCCESS"
         assert point["converged"] is True
         # the channel is a closed form without statistical error; 1e-4 is the tolerance of the fixed point
-        assert point["overlap"][0][0] == pytest.approx(linear_overlap(point["alpha"], 0.5), abs=2e-4)
+        assert point["overlap"][0][0] == pytest.approx(
+            linear_overlap(point["alpha"], 0.5), abs=2e-4
+        )
 
 
 def test_gamp_agrees_with_theory_and_is_the_same_again(capsys):
@@ -85,7 +97,9 @@ def test_files_hold_what_was_printed(capsys, tmp_path, command):
     folder = tmp_path / "new" / "out"
     code, out, err = call(capsys, command, "linear", *QUICK[command], "--out", folder)
     assert (code, err) == (0, "")
-    assert sorted(path.name for path in folder.iterdir()) == [f"{command}.{ending}" for ending in ("nc", "png", "txt")]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"{command}.{ending}" for ending in ("nc", "png", "txt")
+    ]
     table = (folder / f"{command}.txt").read_text(encoding="utf-8")
     assert out.startswith(table.rstrip("\n"))
     group = {"run": "gamp"}.get(command)
@@ -146,8 +160,16 @@ def test_help(capsys, command):
 
 
 def test_flags_reach_the_model():
-    arguments = cli._parser().parse_args(["gamp", "deep-attention", "--depth", "3", "--skip", "1", "0.5", "--ranks", "1"])
-    assert cli._flags(arguments) == {"depth": 3, "tokens": 2, "skip": [1.0, 0.5], "ranks": 1, "beta": 1.0}
+    arguments = cli._parser().parse_args(
+        ["gamp", "deep-attention", "--depth", "3", "--skip", "1", "0.5", "--ranks", "1"]
+    )
+    assert cli._flags(arguments) == {
+        "depth": 3,
+        "tokens": 2,
+        "skip": [1.0, 0.5],
+        "ranks": 1,
+        "beta": 1.0,
+    }
     assert cli._model(arguments).indices == 3
 
 
@@ -213,7 +235,20 @@ TRAIN = [
 
 @pytest.mark.slow
 def test_train_prints_when_each_index_was_learned_and_writes_its_curves(capsys, tmp_path):
-    words = [*TRAIN, "--runs", "2", "--gamp", "2", "--weight-decay", "0", "--reduction", "mean", "--json", "--out", tmp_path]
+    words = [
+        *TRAIN,
+        "--runs",
+        "2",
+        "--gamp",
+        "2",
+        "--weight-decay",
+        "0",
+        "--reduction",
+        "mean",
+        "--json",
+        "--out",
+        tmp_path,
+    ]
     code, out, _ = call(capsys, "train", "linear", *words)
     assert code == 0
     found = json.loads(out)
@@ -254,7 +289,17 @@ def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
 
 
 def test_matrix_models_on_the_command_line(capsys):
-    code, out, err = call(capsys, "threshold", "attention-indexed", "--vary", "rank-ratio", "--values", 0.5, 1, "--json")
+    code, out, err = call(
+        capsys,
+        "threshold",
+        "attention-indexed",
+        "--vary",
+        "rank-ratio",
+        "--values",
+        0.5,
+        1,
+        "--json",
+    )
     assert (code, err) == (0, "")
     assert [t["steps"][0]["alpha"] for t in json.loads(out)["thresholds"]] == [0.1875, 0.25]
     code, out, _ = call(capsys, "state-evolution", "attention-indexed", "--alpha", 0.1, "--json")
@@ -268,11 +313,25 @@ def test_matrix_models_on_the_command_line(capsys):
 
 @pytest.mark.slow
 def test_bilinear_on_the_command_line(capsys):
-    code, out, err = call(capsys, "threshold", "bilinear", "--vary", "aspect-ratio", "--values", 1, 2, "--json")
-    assert (code, err) == (0, "")
-    np.testing.assert_allclose([t["steps"][0]["alpha"] for t in json.loads(out)["thresholds"]], [0.36, 0.28], rtol=1e-12)
     code, out, err = call(
-        capsys, "gamp", "bilinear", "--symmetric", "--noise", 0.25, "--rank-ratio", 0.5, "--dimension", 12, "--json"
+        capsys, "threshold", "bilinear", "--vary", "aspect-ratio", "--values", 1, 2, "--json"
+    )
+    assert (code, err) == (0, "")
+    np.testing.assert_allclose(
+        [t["steps"][0]["alpha"] for t in json.loads(out)["thresholds"]], [0.36, 0.28], rtol=1e-12
+    )
+    code, out, err = call(
+        capsys,
+        "gamp",
+        "bilinear",
+        "--symmetric",
+        "--noise",
+        0.25,
+        "--rank-ratio",
+        0.5,
+        "--dimension",
+        12,
+        "--json",
     )
     found = json.loads(out)
     assert (code, err) == (0, "")
@@ -293,10 +352,14 @@ def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_sgd_on_the_command_line(capsys, tmp_path):
-    code, out, _ = call(capsys, "sgd", "exponent", "--hermite", "2,0:1", "0,2:1", "--out", tmp_path, "--json")
+    code, out, _ = call(
+        capsys, "sgd", "exponent", "--hermite", "2,0:1", "0,2:1", "--out", tmp_path, "--json"
+    )
     found = json.loads(out)
     assert (code, found["order"], found["student_order"]) == (0, 2, 2)
-    assert {path.name for path in tmp_path.iterdir()} == {f"sgd-exponent.{end}" for end in ("png", "nc", "txt")}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"sgd-exponent.{end}" for end in ("png", "nc", "txt")
+    }
     code, _, err = call(capsys, "sgd", "risk", "--hermite", "2,0")
     assert code == 2
     assert "--hermite" in err
@@ -324,8 +387,16 @@ def test_sgd_on_the_command_line(capsys, tmp_path):
     ("task", "words", "key"),
     [
         ("risk", ("--omega", 0.64), "hessian"),
-        ("simulate", ("--omega", 0.3, "--dimension", 50, "--gamma", 2, "--runs", 4, "--until", 0.8), "semantic_fraction"),
-        ("simulate", ("--hermite", "2,0:1", "0,2:1", "--student", "untied", "--gamma", 0.01, "--time", 1), "reached"),
+        (
+            "simulate",
+            ("--omega", 0.3, "--dimension", 50, "--gamma", 2, "--runs", 4, "--until", 0.8),
+            "semantic_fraction",
+        ),
+        (
+            "simulate",
+            ("--hermite", "2,0:1", "0,2:1", "--student", "untied", "--gamma", 0.01, "--time", 1),
+            "reached",
+        ),
         ("phase-diagram", ("--cells", 5), "boundaries"),
         ("gain", ("--lengths", 1, 2, "--dimension", 100, "--gamma", 0.02), "exponent"),
     ],
@@ -371,7 +442,12 @@ def test_a_sweep_from_a_file(capsys, tmp_path):
     assert not (tmp_path / "out").exists()
     code, out, _ = call(capsys, *words)
     assert (code, json.loads(out)["results"]) == (0, {"SUCCESS": 8})
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"rows", "sweep.png", "sweep.nc", "sweep.txt"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "rows",
+        "sweep.png",
+        "sweep.nc",
+        "sweep.txt",
+    }
     _, out, _ = call(capsys, *words, "--dry-run")
     assert json.loads(out)["finished"] == 4
     (tmp_path / "grid.toml").write_text(GRID.replace("512", "1024"))
@@ -397,7 +473,9 @@ def test_a_wrong_entry_of_a_grid_is_named(capsys, tmp_path, old, new, named):
 
 
 def test_message_passing_is_foreseen(capsys):
-    code, out, _ = call(capsys, "gamp", "linear", "--dimension", 500, "--regenerate", "--dry-run", "--json")
+    code, out, _ = call(
+        capsys, "gamp", "linear", "--dimension", 500, "--regenerate", "--dry-run", "--json"
+    )
     found = json.loads(out)
     assert code == 0
     assert found["samples"] == 600

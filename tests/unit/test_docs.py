@@ -42,10 +42,15 @@ def found(dotted):
 def tests_of(path):
     """Name of each test of a file, and whether all of it is slow."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    marked = any(isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0]) for node in tree.body)
+    marked = any(
+        isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0])
+        for node in tree.body
+    )
 
     def slow(node):
-        return marked or any(ast.unparse(mark) in ("pytest.mark.slow", "SLOW") for mark in node.decorator_list)
+        return marked or any(
+            ast.unparse(mark) in ("pytest.mark.slow", "SLOW") for mark in node.decorator_list
+        )
 
     return {node.name: slow(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -97,7 +102,9 @@ def test_articles_are_in_the_bibliography(path):
 
 
 def test_every_line_of_the_equation_table_has_a_function_and_a_test():
-    rows = [row for row in prose(ROOT / "docs" / "equations.md").splitlines() if row.startswith("| ")]
+    rows = [
+        row for row in prose(ROOT / "docs" / "equations.md").splitlines() if row.startswith("| ")
+    ]
     rows = [row for row in rows if not row.startswith("| equation |")]
     assert len(rows) > 80
     for row in rows:
@@ -121,10 +128,14 @@ def test_every_article_is_in_the_equation_table():
 def denoising_error(kappa, R):
     """R - (4π²/3) R² ∫ μ³ and ∫ μ of W Wᵀ/√(r d) + √R GOE, one band: its cubic by companion matrices, in NumPy alone."""
     a = np.sqrt(kappa)
-    critical = np.roots(np.polysub(R * np.polymul([1, 0, 0], [1, -2 * a, a**2]), [1 - kappa, -2 * a, a**2]))
+    critical = np.roots(
+        np.polysub(R * np.polymul([1, 0, 0], [1, -2 * a, a**2]), [1 - kappa, -2 * a, a**2])
+    )
     g = critical[np.abs(critical.imag) < 1e-9].real
     low, high = np.sort(1 / g + R * g + kappa / (a - g))
-    angle = (np.arange(1000) + 0.5) * np.pi / 1000  # midpoints: integrands are periodic and smooth in the angle
+    angle = (
+        (np.arange(1000) + 0.5) * np.pi / 1000
+    )  # midpoints: integrands are periodic and smooth in the angle
     x = 0.5 * (low + high) + 0.5 * (high - low) * np.cos(angle)
     weight = 0.5 * (high - low) * np.pi / 1000 * np.sin(angle)
     companion = np.zeros((len(x), 3, 3))

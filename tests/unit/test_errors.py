@@ -70,7 +70,10 @@ BAD = [
     # gamp
     ("inputs", lambda: gamp(ATTENTION, INPUTS, ATTENTION_LABELS)),  # one token instead of two
     ("teacher", lambda: gamp(LINEAR, INPUTS, np.ones((6, 1)), np.ones((2, 5)))),
-    ("labels", lambda: gamp(ATTENTION, PAIRS, 1.01 * ATTENTION_LABELS)),  # rows that do not sum to one
+    (
+        "labels",
+        lambda: gamp(ATTENTION, PAIRS, 1.01 * ATTENTION_LABELS),
+    ),  # rows that do not sum to one
     ("labels", lambda: gamp(ATTENTION, PAIRS, np.tile([[1.5, -0.5], [0.3, 0.7]], (6, 1, 1)))),
     ("labels", lambda: gamp(ATTENTION, PAIRS, ATTENTION_LABELS.astype(np.float32))),
     ("labels", lambda: gamp(ATTENTION, PAIRS, np.ones((6, 2)))),
@@ -116,11 +119,19 @@ BAD = [
     ("V", lambda: ATTENTION.channel.posterior(GOOD, TWO, np.array([[1.0, 2.0], [2.0, 1.0]]))),
     ("V", lambda: ATTENTION.channel.posterior(GOOD, TWO, np.array([[1.0, 0.2], [0.1, 1.0]]))),
     ("labels", lambda: ATTENTION.channel.posterior(0.9 * GOOD, TWO, EYE)),
-    ("labels", lambda: SINGLE.channel.posterior(np.full((2, 2), np.nan), np.zeros((1, 2)), np.eye(1))),
+    (
+        "labels",
+        lambda: SINGLE.channel.posterior(np.full((2, 2), np.nan), np.zeros((1, 2)), np.eye(1)),
+    ),
     ("labels", lambda: SIGN.channel.posterior(0.0, ONE, np.eye(1))),
     ("labels", lambda: MODULUS.channel.posterior(-1.0, ONE, np.eye(1))),
     ("labels", lambda: LINEAR.channel.posterior(np.array([np.inf]), ONE, np.eye(1))),
-    ("labels", lambda: smi.MultiIndex(first, indices=1, noise=0.1).channel.posterior(np.ones(2), ONE, np.eye(1))),
+    (
+        "labels",
+        lambda: smi.MultiIndex(first, indices=1, noise=0.1).channel.posterior(
+            np.ones(2), ONE, np.eye(1)
+        ),
+    ),
     # predictions, alignment, the network
     ("solution", lambda: LINEAR.predict(smi.Solution(*[None] * 10), INPUTS)),
     ("inputs", lambda: ATTENTION.predict(np.ones((2, 5)), INPUTS)),
@@ -133,18 +144,26 @@ BAD = [
     ("link", lambda: smi.MultiIndex(lambda z: z @ jnp.ones(3), indices=1, noise=0.1)),
     ("link", lambda: smi.MultiIndex(lambda z: z @ jnp.ones(3), indices=1)),
     ("teacher", lambda: smi.Dataset(INPUTS, np.ones(6), np.full((1, 5), np.nan))),
-    ("teacher", lambda: LINEAR.sample(KEY, dimension=5, alpha=1.0, teacher=np.full((1, 5), np.nan))),
+    (
+        "teacher",
+        lambda: LINEAR.sample(KEY, dimension=5, alpha=1.0, teacher=np.full((1, 5), np.nan)),
+    ),
     ("inputs", lambda: LINEAR.predict(np.ones((1, 5)), np.full((6, 1, 5), np.nan))),
     ("solution", lambda: LINEAR.predict(np.ones((2, 5)), INPUTS)),
     ("estimate", lambda: smi.align(np.full((2, 5), np.nan), np.ones((2, 5)), ATTENTION)),
     ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init=-1e-3)),
-    ("q0", lambda: evolve(ATTENTION, q0=np.array([[0.5, 0.3], [0.0, 0.5]]), samples=16, max_steps=1)),
+    (
+        "q0",
+        lambda: evolve(ATTENTION, q0=np.array([[0.5, 0.3], [0.0, 0.5]]), samples=16, max_steps=1),
+    ),
     ("tolerance", lambda: smi.DeepAttention(depth=2, tokens=2, tolerance=-1e-3)),
     ("tolerance", lambda: smi.MultiIndex(first, indices=1, noise=0.1, tolerance=NAN)),
 ]
 
 
-@pytest.mark.parametrize(("name", "call"), BAD, ids=[f"{i}-{name}" for i, (name, _) in enumerate(BAD)])
+@pytest.mark.parametrize(
+    ("name", "call"), BAD, ids=[f"{i}-{name}" for i, (name, _) in enumerate(BAD)]
+)
 def test_bad_input_is_refused_by_name(name, call):
     with pytest.raises(ValueError, match="got") as caught:
         call()
@@ -170,7 +189,9 @@ def test_links_without_inference_sample_but_refuse_it_with_the_remedy(model):
     for call in (
         lambda: smi.gamp(model, data, key=KEY),
         lambda: smi.state_evolution(model, 1.0, key=KEY),
-        lambda: model.channel.posterior(data.labels[0], np.zeros((model.indices, model.tokens)), np.eye(model.indices)),
+        lambda: model.channel.posterior(
+            data.labels[0], np.zeros((model.indices, model.tokens)), np.eye(model.indices)
+        ),
     ):
         with pytest.raises(ValueError, match=r"noise > 0"):
             call()
@@ -195,9 +216,16 @@ def test_alpha_out_of_range_under_jit_and_vmap_is_a_code():
     np.testing.assert_allclose(sol.overlap[1, 0, 0], 0.5, atol=1e-4)
 
 
-@pytest.mark.parametrize("q0", [pytest.param(-0.5, marks=pytest.mark.slow), 1.5, pytest.param(NAN, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "q0",
+    [pytest.param(-0.5, marks=pytest.mark.slow), 1.5, pytest.param(NAN, marks=pytest.mark.slow)],
+)
 def test_starting_overlap_out_of_range_under_jit_is_a_code(q0):
-    run = jax.jit(lambda q: smi.state_evolution(LINEAR, 1.0, key=KEY, q0=q, samples=16, randomisations=2, max_steps=20))
+    run = jax.jit(
+        lambda q: smi.state_evolution(
+            LINEAR, 1.0, key=KEY, q0=q, samples=16, randomisations=2, max_steps=20
+        )
+    )
     sol = run(q0)
     assert np.isnan(sol.overlap).all()
     assert int(sol.result) in (smi.Result.INVALID, smi.Result.NONFINITE)
@@ -214,7 +242,9 @@ def test_a_diverging_run_keeps_its_history_and_says_what_to_do():
     """Textbook GAMP with the divergence and a huge start: the size of the estimate leaves its range."""
     model = smi.links.phase_retrieval()
     data = model.sample(KEY, dimension=60, alpha=3.0)
-    sol = smi.gamp(model, data, key=KEY, init=30.0, precision="divergence", calibrate=False, max_steps=40)
+    sol = smi.gamp(
+        model, data, key=KEY, init=30.0, precision="divergence", calibrate=False, max_steps=40
+    )
     assert int(sol.result) in (smi.Result.DIVERGED, smi.Result.NONFINITE)
     assert not bool(sol.converged)
     assert "damping" in sol.message

@@ -18,14 +18,19 @@ ZOO = {
     "three untied heads of rank two": smi.DeepAttention(2, 3, 0.5, ranks=2, heads=3, tied=False),
     "heads of rank two": smi.DeepAttention(1, 2, ranks=2, heads=2),
     "hardmax": smi.DeepAttention(3, 3, [1.0, 0.3], activation="hardmax"),
-    "hardmax heads": smi.DeepAttention(2, 4, heads=(1, 2), tied=(False, True), activation="hardmax"),
+    "hardmax heads": smi.DeepAttention(
+        2, 4, heads=(1, 2), tied=(False, True), activation="hardmax"
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_network_equals_link(name):
     model, rng, D = ZOO[name], np.random.default_rng(1), 13
-    W, x = jnp.asarray(rng.standard_normal((model.indices, D))), jnp.asarray(rng.standard_normal((5, model.tokens, D)))
+    W, x = (
+        jnp.asarray(rng.standard_normal((model.indices, D))),
+        jnp.asarray(rng.standard_normal((5, model.tokens, D))),
+    )
     by_link = jax.vmap(model.link)(IndexSensing(x).forward(W))
     by_network = jax.vmap(lambda one: model.network(W, one))(x)
     np.testing.assert_allclose(by_link, by_network, rtol=0, atol=1e-12)
@@ -45,7 +50,9 @@ def test_two_untied_heads_in_numpy():
             y[i] += 0.5 * raw / raw.sum()
     model = smi.DeepAttention(1, 2, heads=2, tied=False, beta=beta)
     np.testing.assert_allclose(model.network(W, x), y, atol=1e-14)
-    assert model.index_names == tuple(f"layer 1, head {h}, {part}" for h in (1, 2) for part in ("query", "key"))
+    assert model.index_names == tuple(
+        f"layer 1, head {h}, {part}" for h in (1, 2) for part in ("query", "key")
+    )
 
 
 def test_hardmax_is_the_limit_of_a_large_beta():
@@ -71,7 +78,9 @@ def turned(model, rng):
                 A = (
                     np.sign(A) if layer.rank == 1 else A
                 )  # a scale of q against k: not for rank one, where cosines see it not
-                heads.append(np.block([[A, np.zeros_like(A)], [np.zeros_like(A), np.linalg.inv(A).T]]))
+                heads.append(
+                    np.block([[A, np.zeros_like(A)], [np.zeros_like(A), np.linalg.inv(A).T]])
+                )
         order = rng.permutation(layer.heads)
         size = layer.indices // layer.heads
         whole = np.zeros((layer.indices, layer.indices))
@@ -87,14 +96,19 @@ def turned(model, rng):
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("heads of rank two",) else pytest.param(name, marks=pytest.mark.slow) for name in ZOO],
+    [
+        name if name in ("heads of rank two",) else pytest.param(name, marks=pytest.mark.slow)
+        for name in ZOO
+    ],
 )
 def test_symmetries_change_no_label_no_cosine_and_are_undone(name):
     model, rng, D = ZOO[name], np.random.default_rng(4), 300
     T = turned(model, rng)
     z = rng.standard_normal((6, model.indices, model.tokens))
     moved = np.einsum("pq,nqm->npm", T, z)
-    np.testing.assert_allclose(jax.vmap(model.link)(jnp.asarray(moved)), jax.vmap(model.link)(jnp.asarray(z)), atol=1e-10)
+    np.testing.assert_allclose(
+        jax.vmap(model.link)(jnp.asarray(moved)), jax.vmap(model.link)(jnp.asarray(z)), atol=1e-10
+    )
     teacher = rng.standard_normal((model.indices, D))
     estimate = teacher + 0.3 * rng.standard_normal(teacher.shape)
 
@@ -122,23 +136,31 @@ def by_brute_force(model, u, omega, v):
     mass, first = 0.0, np.zeros(omega.shape)
     for sign in (1.0, -1.0):
         last = np.linalg.solve(A, np.broadcast_to(sign * u, (len(z), 2))[..., None])[..., 0]
-        weight = np.exp(-0.5 * np.sum((last - omega[-1]) ** 2, 1) / v[-1]) / np.abs(np.linalg.det(A))
+        weight = np.exp(-0.5 * np.sum((last - omega[-1]) ** 2, 1) / v[-1]) / np.abs(
+            np.linalg.det(A)
+        )
         mass += weight.sum()
         first[:-1] += np.einsum("n,npm->pm", weight, z)
         first[-1] += weight @ last
     return (first / mass - omega) / v[:, None]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in ("two heads inside", "untied inside")])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) for n in ("two heads inside", "untied inside")]
+)
 def test_the_exact_channel_of_other_inner_layers(name):
     model = (
-        smi.DeepAttention(2, 2, 0.3, heads=(2, 1)) if "heads" in name else smi.DeepAttention(2, 2, 0.3, tied=(False, True))
+        smi.DeepAttention(2, 2, 0.3, heads=(2, 1))
+        if "heads" in name
+        else smi.DeepAttention(2, 2, 0.3, tied=(False, True))
     )
     v, rng = np.array([0.7, 0.5, 0.4]), np.random.default_rng(5)
     for _ in range(4):
         omega = np.sqrt(1 - v)[:, None] * rng.standard_normal((3, 2))
         z = omega + np.sqrt(v)[:, None] * rng.standard_normal((3, 2))
-        post = model.channel.posterior(model.link(jnp.asarray(z)), jnp.asarray(omega), jnp.diag(jnp.asarray(v)), key=KEY)
+        post = model.channel.posterior(
+            model.link(jnp.asarray(z)), jnp.asarray(omega), jnp.diag(jnp.asarray(v)), key=KEY
+        )
         u = np.asarray(model.channel.observe(jnp.asarray(z), jnp.zeros(0)))
         # the channel's tolerance of 1e-2 (1 + max|g|), and 3 × 1e-3 of the draws
         expected = by_brute_force(model, u, omega, v)
@@ -157,7 +179,11 @@ REFUSED = {
 def test_gamp_refuses_what_has_no_channel_and_says_what_to_do(name):
     model = smi.DeepAttention(2, 2, **REFUSED[name])
     data = model.sample(KEY, dimension=10, alpha=2.0)
-    remedy = "trained on data" if name == "hardmax" else "one tied head of rank one in the last layer, or noise > 0"
+    remedy = (
+        "trained on data"
+        if name == "hardmax"
+        else "one tied head of rank one in the last layer, or noise > 0"
+    )
     with pytest.raises(ValueError, match=f"^model: got .*Allowed: .*{remedy}"):
         smi.gamp(model, data, key=KEY)
 
@@ -170,8 +196,12 @@ def test_noisy_attention_is_inferred_by_quadrature():
     omega, V = jnp.array([[0.4, -0.8]]), jnp.array([[0.6]])
     y = exact.link(jnp.array([[0.9, -1.1]]))
     one, two = noisy.channel.posterior(y, omega, V), exact.channel.posterior(y, omega, V)
-    np.testing.assert_allclose(one.g, two.g, atol=0.02)  # Δ/(dy/dz)² ~ 1e-3 in the fields, ~1e-2 in g
-    labels = np.asarray(smi.DeepAttention(1, 2, noise=0.04).sample(KEY, dimension=50, alpha=40.0).labels)
+    np.testing.assert_allclose(
+        one.g, two.g, atol=0.02
+    )  # Δ/(dy/dz)² ~ 1e-3 in the fields, ~1e-2 in g
+    labels = np.asarray(
+        smi.DeepAttention(1, 2, noise=0.04).sample(KEY, dimension=50, alpha=40.0).labels
+    )
     off = labels.sum(-1) - 1.0  # rows no longer sum to one: variance 2Δ
     assert abs(off.var() - 0.08) < 5 * 0.08 * np.sqrt(2 / off.size)
 
@@ -201,5 +231,10 @@ def test_a_softmax_student_learns_a_hardmax_teacher():
     assert float(fit.history["cosine"][-1, 0]) > 0.9
     # the error is against the labels of the hardmax teacher, not against a softmax with its weights
     fresh = hard.sample(jax.random.key(7), dimension=40, alpha=100.0, teacher=data.teacher)
-    squared = np.sum((np.asarray(soft.predict(fit, fresh.inputs)) - np.asarray(fresh.labels)) ** 2, axis=(1, 2))
-    assert abs(float(fit.error) - squared.mean()) < 4 * squared.std() / np.sqrt(len(squared)) + 0.02 * squared.mean()
+    squared = np.sum(
+        (np.asarray(soft.predict(fit, fresh.inputs)) - np.asarray(fresh.labels)) ** 2, axis=(1, 2)
+    )
+    assert (
+        abs(float(fit.error) - squared.mean())
+        < 4 * squared.std() / np.sqrt(len(squared)) + 0.02 * squared.mean()
+    )

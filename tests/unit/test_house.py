@@ -62,16 +62,23 @@ def test_imports_go_downward_only(path):
     allowed_up = {("types", "storage")}  # Solution.to_xarray, lazily
     for other, line in imported_rooms(ast.parse(path.read_text())):
         if other != room and (room, other) not in allowed_up and room != "cli":
-            assert FLOOR[other] <= FLOOR[room], f"{path.name}:{line} imports {other}, which is above {room}"
+            assert FLOOR[other] <= FLOOR[room], (
+                f"{path.name}:{line} imports {other}, which is above {room}"
+            )
 
 
 def test_rooms_of_one_floor_do_not_import_each_other_in_a_ring():
     below = {room: set() for room in FLOOR}
     for path in FILES:
         if room_of(path) not in ("__init__", "cli"):
-            below[room_of(path)] |= {other for other, _ in imported_rooms(ast.parse(path.read_text()))} - {room_of(path)}
+            below[room_of(path)] |= {
+                other for other, _ in imported_rooms(ast.parse(path.read_text()))
+            } - {room_of(path)}
     below["types"].discard("storage")  # lazily
-    assert set(graphlib.TopologicalSorter(below).static_order()) >= {"types", "models"}  # raises CycleError for a ring
+    assert set(graphlib.TopologicalSorter(below).static_order()) >= {
+        "types",
+        "models",
+    }  # raises CycleError for a ring
 
 
 def test_the_one_lazy_import_is_inside_to_xarray():
@@ -91,7 +98,10 @@ def test_no_model_is_named_in_the_engines(name):
     """In code: docstrings and comments may give examples."""
     tree = ast.parse((PACKAGE / name).read_text())
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module))
+            and ast.get_docstring(node) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
     assert not re.findall(MODEL_NAMES, ast.unparse(tree), flags=re.IGNORECASE)
 
@@ -108,12 +118,18 @@ def public():
             for inner, member in inspect.getmembers(thing):
                 origin = getattr(member, "fget", member)
                 ours = str(getattr(origin, "__module__", "")).startswith("jaxsmi")
-                if not inner.startswith("_") and ours and (callable(member) or isinstance(member, property)):
+                if (
+                    not inner.startswith("_")
+                    and ours
+                    and (callable(member) or isinstance(member, property))
+                ):
                     yield f"{name}.{inner}", member
 
 
 PUBLIC = dict(public())
-FUNCTIONS = [name for name, thing in PUBLIC.items() if inspect.isfunction(thing) and "." not in name]
+FUNCTIONS = [
+    name for name, thing in PUBLIC.items() if inspect.isfunction(thing) and "." not in name
+]
 
 
 def test_every_public_name_has_a_docstring():
@@ -127,7 +143,9 @@ def test_public_functions_say_what_raises_shows_and_supports_them(name):
     for heading in ("Arguments:", "Return", "Raises", "Example:", "Cost:", "Source:"):
         assert heading in text, f"{name}: no {heading}"
     for key in re.findall(r"\[([A-Z][A-Za-z]*\d{2})\b", text):
-        assert f"{{{key}," in (ROOT / "references.bib").read_text(), f"{name} cites {key}, which references.bib lacks"
+        assert f"{{{key}," in (ROOT / "references.bib").read_text(), (
+            f"{name} cites {key}, which references.bib lacks"
+        )
 
 
 @pytest.mark.parametrize("name", ["DeepAttention", "MultiIndex", "Dataset"])
@@ -159,7 +177,9 @@ def test_importing_starts_nothing():
         "loaded = {'matplotlib', 'xarray', 'dask', 'pandas'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 

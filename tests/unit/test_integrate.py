@@ -30,7 +30,13 @@ def gaussian_posterior(centre, width, budget, start=None, slope=None):
         return jnp.ones_like(value), [(value, residuals)]
 
     return self_refining_moments(
-        integrand, (centre, width), plain, inner=inner, outer=0 if slope is None else 1, budget=budget, start=start
+        integrand,
+        (centre, width),
+        plain,
+        inner=inner,
+        outer=0 if slope is None else 1,
+        budget=budget,
+        start=start,
     )
 
 
@@ -60,7 +66,9 @@ def relative_errors(found, centre, width):
 
 # inner variables, narrowest and widest likelihood, tolerance. The step of the finest rule: 1.3e-3 in one variable, 1e-2 in
 # two, 0.1 in three; nets reach their tolerance by importance sampling
-CHEQUERBOARD = "a chequerboard does not see a feature that is narrow along one axis and wide along another"
+CHEQUERBOARD = (
+    "a chequerboard does not see a feature that is narrow along one axis and wide along another"
+)
 BLIND = pytest.mark.xfail(reason=CHEQUERBOARD)
 CASES = [
     (1, 2e-3, 3.0, 1e-6, True),
@@ -85,7 +93,9 @@ def test_gaussian_posteriors_and_honest_errors(inner, narrow, wide, tolerance, i
     assert np.all(error[accepted] <= 3 * tolerance)
     assert np.all(dg_error[accepted] <= 30 * tolerance)
     # the mass is not what the error is about: its own converges a little more slowly
-    np.testing.assert_allclose(found.log_mass[accepted], exact(centre, width)[0][accepted], atol=30 * tolerance)
+    np.testing.assert_allclose(
+        found.log_mass[accepted], exact(centre, width)[0][accepted], atol=30 * tolerance
+    )
 
 
 @pytest.mark.parametrize("inner", [1, 2])
@@ -97,7 +107,10 @@ def test_narrow_posteriors_are_refined(inner):
     centre = 0.37 + 0.0 * width
     found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(1e-6, 2**22))
     assert np.all(np.diff(found.nodes) >= 0)
-    assert found.nodes[-1] >= (0.03 if inner == 2 else 1) * found.nodes[0] / width[-1, 0] ** inner / 100
+    assert (
+        found.nodes[-1]
+        >= (0.03 if inner == 2 else 1) * found.nodes[0] / width[-1, 0] ** inner / 100
+    )
     assert found.nodes[-1] > 8 * found.nodes[0]
     assert bool(jnp.all(found.error <= 1e-6))
     error, _ = relative_errors(found, centre, width)
@@ -112,7 +125,11 @@ def test_an_exhausted_budget_is_reported():
     width = np.array([[1e-3, 1e-3], [1.0, 1.0], [1e-4, 1e-4]])
     found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(1e-4, 2**11))
     error, dg_error = relative_errors(found, centre, width)
-    missed = (np.asarray(found.error) > 1e-4) | (np.asarray(found.dg_error) > 1e-3) | (np.asarray(found.ess) < 32)
+    missed = (
+        (np.asarray(found.error) > 1e-4)
+        | (np.asarray(found.dg_error) > 1e-3)
+        | (np.asarray(found.ess) < 32)
+    )
     np.testing.assert_array_equal(missed, [True, False, True])
     assert error[1] <= 3e-4
     assert dg_error[1] <= 3e-3
@@ -145,7 +162,9 @@ def test_residuals_enter_the_moments():
     """τ = (t, r), r = a·t: its covariance is (I, a)ᵀ Cov (I, a)."""
     slope = np.array([0.5, -2.0])
     centre, width = draw(2, 8, 0.3, 2.0, seed=3)
-    found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(1e-7), None, jnp.asarray(slope))
+    found = gaussian_posterior(
+        jnp.asarray(centre), jnp.asarray(width), Budget(1e-7), None, jnp.asarray(slope)
+    )
     _, mean, variance = exact(centre, width)
     carry = np.concatenate([np.eye(2), slope[None]])
     np.testing.assert_allclose(found.g, mean @ carry.T, atol=1e-6)
@@ -163,7 +182,12 @@ def test_two_branches_are_summed():
 
     c, w = 0.8, 0.4
     found = self_refining_moments(
-        integrand, (jnp.full((1, 1), c), jnp.full((1, 1), w)), plain, inner=1, outer=0, budget=Budget(1e-8)
+        integrand,
+        (jnp.full((1, 1), c), jnp.full((1, 1), w)),
+        plain,
+        inner=1,
+        outer=0,
+        budget=Budget(1e-8),
     )
     t = np.linspace(-12, 12, 200001)
     likelihood = np.exp(-0.5 * ((t - c) / w) ** 2) + np.exp(-0.5 * ((t + c) / w) ** 2)
@@ -181,14 +205,18 @@ def test_the_answer_does_not_depend_on_the_batch():
     together = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), budget)
     order = np.random.default_rng(0).permutation(37)
     shuffled = gaussian_posterior(jnp.asarray(centre[order]), jnp.asarray(width[order]), budget)
-    np.testing.assert_allclose(shuffled.g, np.asarray(together.g)[order], atol=1e-13)  # the order of sums
+    np.testing.assert_allclose(
+        shuffled.g, np.asarray(together.g)[order], atol=1e-13
+    )  # the order of sums
     np.testing.assert_array_equal(shuffled.nodes, np.asarray(together.nodes)[order])
 
 
 def test_levels_follow_the_width():
     """The narrower the feature the later the level; spacing at most 2.6 widths (11/32 = 0.34 at the first)."""
     budget = Budget(1e-3)
-    levels = [int(level_for_width(2, budget, jnp.asarray(w))) for w in (1.0, 0.132, 0.05, 0.01, 1e-9)]
+    levels = [
+        int(level_for_width(2, budget, jnp.asarray(w))) for w in (1.0, 0.132, 0.05, 0.01, 1e-9)
+    ]
     assert levels[0] == 0
     assert levels[1] == 1  # 11/32 > 2.6 × 0.132 >= 11/48
     assert levels == sorted(levels)
@@ -208,7 +236,9 @@ def test_nets_are_unbiased_and_their_errors_honest(dimension):
     """E sin(a·x + 1/2) = sin(1/2) exp(-|a|²/2) in z-scores over 40 keys of 8 randomisations each."""
     a = 1.2 / np.sqrt(dimension) * np.ones(dimension)
     exact_value = np.sin(0.5) * np.exp(-0.5 * a @ a)
-    sampled = jax.jit(lambda key: jnp.mean(jnp.sin(randomised_gaussians(key, 64, 8, dimension) @ a + 0.5), axis=1))
+    sampled = jax.jit(
+        lambda key: jnp.mean(jnp.sin(randomised_gaussians(key, 64, 8, dimension) @ a + 0.5), axis=1)
+    )
     means = jax.vmap(sampled)(jax.random.split(KEY, 40))  # (40, 8)
     error = np.std(means, axis=1, ddof=1) / np.sqrt(8)
     scores = (np.mean(means, axis=1) - exact_value) / error
@@ -232,7 +262,9 @@ def test_each_coordinate_of_a_net_is_evenly_spread():
     """A (0, m, 1)-net: each of 256 cells of each axis holds one of 256 points, after any scrambling."""
     uniforms = jax.vmap(lambda net: net.uniforms(0, 256))(nets(KEY, 3, 5))
     cells = np.sort(np.floor(256 * np.asarray(uniforms)).astype(int), axis=1)
-    np.testing.assert_array_equal(cells, np.broadcast_to(np.arange(256)[None, :, None], cells.shape))
+    np.testing.assert_array_equal(
+        cells, np.broadcast_to(np.arange(256)[None, :, None], cells.shape)
+    )
 
 
 @pytest.mark.slow
@@ -248,8 +280,14 @@ def test_control_variates():
     rng = np.random.default_rng(0)
     control = rng.standard_normal((4000, 2))
     values = np.array([3.0, -2.0]) * control + 0.1 * rng.standard_normal((4000, 2))
-    covariance, variance = covariance_and_variance(jnp.asarray(values), jnp.asarray(control), axis=0)
-    np.testing.assert_allclose(quotient(covariance, variance), [3.0, -2.0], atol=4 * 0.1 / np.sqrt(4000))
+    covariance, variance = covariance_and_variance(
+        jnp.asarray(values), jnp.asarray(control), axis=0
+    )
+    np.testing.assert_allclose(
+        quotient(covariance, variance), [3.0, -2.0], atol=4 * 0.1 / np.sqrt(4000)
+    )
     np.testing.assert_allclose(variance, control.var(0), rtol=1e-12)
-    np.testing.assert_array_equal(quotient(jnp.asarray([1.0, 2.0]), jnp.asarray([0.0, 4.0])), [0.0, 0.5])
+    np.testing.assert_array_equal(
+        quotient(jnp.asarray([1.0, 2.0]), jnp.asarray([0.0, 4.0])), [0.0, 0.5]
+    )
     assert [power_of_two(n) for n in (1, 2, 3, 1000, 1024, 10**9)] == [1, 2, 4, 1024, 1024, 2**20]

@@ -26,21 +26,31 @@ MODELS = {
 
 @pytest.mark.parametrize(
     "name",
-    ["index", "quadratic", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attention-indexed", "bilinear"))],
+    [
+        "index",
+        "quadratic",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("attention-indexed", "bilinear")),
+    ],
 )
 def test_regenerated_inputs_are_the_stored_ones(name):
     """Fields and their transposes, block by block or at once: sums in another order, nothing else."""
     model, dimension, alpha = MODELS[name]
     lazy = model.sample(KEY, dimension=dimension, alpha=alpha, store=False, dtype=jnp.float64)
     data = lazy.stored()
-    assert lazy.samples == data.samples == round(alpha * (dimension if name == "index" else dimension**2))
+    assert (
+        lazy.samples
+        == data.samples
+        == round(alpha * (dimension if name == "index" else dimension**2))
+    )
     signal, fields = model.shapes(data)
     W, g = jax.random.normal(KEY, signal), jax.random.normal(KEY, fields)
     W = 0.5 * (W + jnp.swapaxes(W, -1, -2)) if name in ("attention-indexed", "quadratic") else W
     one, other = model.sensing(data), model.sensing(lazy)
     np.testing.assert_allclose(other.forward(W), one.forward(W), atol=1e-12)
     np.testing.assert_allclose(other.adjoint(g), one.adjoint(g), atol=1e-11)
-    assert float(jnp.vdot(other.forward(W), g)) == pytest.approx(float(jnp.vdot(W, other.adjoint(g))), abs=1e-10)
+    assert float(jnp.vdot(other.forward(W), g)) == pytest.approx(
+        float(jnp.vdot(W, other.adjoint(g))), abs=1e-10
+    )
     assert float(jnp.std(data.labels)) > 0.1
 
 
@@ -63,8 +73,12 @@ def test_bfloat16_is_storage_not_arithmetic():
     W = jax.random.normal(KEY, (1, 300))
     fields, truth = model.sensing(data).forward(W), model.sensing(exact).forward(W)
     np.testing.assert_allclose(fields, truth, atol=300**0.5 * 2e-7)
-    assert float(jnp.max(jnp.abs(exact.inputs))) > 3.5  # drawn in float32 and rounded: the tails are there
-    assert float(jnp.var(exact.inputs)) == pytest.approx(1.0, abs=4 * np.sqrt(2 / exact.inputs.size))
+    assert (
+        float(jnp.max(jnp.abs(exact.inputs))) > 3.5
+    )  # drawn in float32 and rounded: the tails are there
+    assert float(jnp.var(exact.inputs)) == pytest.approx(
+        1.0, abs=4 * np.sqrt(2 / exact.inputs.size)
+    )
     one, other = (smi.gamp(model, d, key=KEY, max_steps=20) for d in (data, exact))
     np.testing.assert_allclose(one.weights, other.weights, atol=1e-5)
 
@@ -121,13 +135,20 @@ def on_four_devices(cases, thorough):
     """Run the script on four virtual devices; thorough: with regenerated inputs and batches, too."""
     script = SCRIPT.format(cases="[" + ", ".join(cases) + "]", thorough=thorough)
     done = subprocess.run(
-        [sys.executable, "-c", script], env=virtual_devices(4), capture_output=True, text=True, check=False
+        [sys.executable, "-c", script],
+        env=virtual_devices(4),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stderr[-2000:] if done.returncode else "the same"
 
 
 def test_four_devices_are_one():
-    assert on_four_devices(['("linear", smi.links.linear(0.1), 40, 2.0, 6)'], thorough=False) == "the same"
+    assert (
+        on_four_devices(['("linear", smi.links.linear(0.1), 40, 2.0, 6)'], thorough=False)
+        == "the same"
+    )
 
 
 @pytest.mark.slow
@@ -163,7 +184,10 @@ def test_two_hosts_are_one():
         port = str(free.getsockname()[1])
     hosts = [
         subprocess.Popen(
-            [sys.executable, "-c", HOST, str(k), port], env=virtual_devices(2), stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", HOST, str(k), port],
+            env=virtual_devices(2),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for k in range(2)
     ]
@@ -176,8 +200,12 @@ def test_two_hosts_are_one():
 
 
 def test_cost_is_counted_without_drawing_anything():
-    stored = costs.gamp_cost(smi.DeepAttention(2, 2), dimension=20000, alpha=1.0, dtype=jnp.float32, probe=False)
-    lazy = costs.gamp_cost(smi.DeepAttention(2, 2), dimension=20000, alpha=1.0, store=False, probe=False)
+    stored = costs.gamp_cost(
+        smi.DeepAttention(2, 2), dimension=20000, alpha=1.0, dtype=jnp.float32, probe=False
+    )
+    lazy = costs.gamp_cost(
+        smi.DeepAttention(2, 2), dimension=20000, alpha=1.0, store=False, probe=False
+    )
     assert stored.samples == lazy.samples == 20000
     assert stored.memory["inputs"] == 20000 * 2 * 20000 * 4
     assert sum(lazy.memory.values()) < 2**30 < stored.memory["inputs"]
@@ -194,8 +222,15 @@ def test_cost_foresees_memory():
             "run = smi.gamp(model, data, key=key, max_steps=2); jax.block_until_ready(run.weights);"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
         foreseen = costs.gamp_cost(
-            smi.links.phase_retrieval(), dimension=16000, alpha=1.0, dtype=jnp.float32, store=store, probe=False
+            smi.links.phase_retrieval(),
+            dimension=16000,
+            alpha=1.0,
+            dtype=jnp.float32,
+            store=store,
+            probe=False,
         )
         assert sum(foreseen.memory.values()) == pytest.approx(1024 * int(done.stdout), rel=0.4)

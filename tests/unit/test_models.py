@@ -34,12 +34,17 @@ def test_network_on_inputs_equals_link_on_fields(case):
     model = smi.DeepAttention(depth, tokens, skip, ranks, beta)
     D = 17
     rng = np.random.default_rng(depth * tokens)
-    W, x = jnp.asarray(rng.standard_normal((model.indices, D))), jnp.asarray(rng.standard_normal((3, tokens, D)))
+    W, x = (
+        jnp.asarray(rng.standard_normal((model.indices, D))),
+        jnp.asarray(rng.standard_normal((3, tokens, D))),
+    )
     fields = IndexSensing(x).forward(W)
     assert fields.shape == (3, model.indices, tokens)
     by_link = jax.vmap(model.link)(fields)
     by_network = jax.vmap(lambda one: model.network(W, one))(x)
-    np.testing.assert_allclose(by_link, by_network, rtol=0, atol=1e-12)  # the promise; rounding of some 1e3 operations
+    np.testing.assert_allclose(
+        by_link, by_network, rtol=0, atol=1e-12
+    )  # the promise; rounding of some 1e3 operations
     np.testing.assert_allclose(by_network.sum(-1), 1.0, atol=1e-13)
     np.testing.assert_allclose(model.predict(W, x), by_network, rtol=0, atol=1e-12)
 
@@ -53,7 +58,10 @@ def test_network_against_the_equations_in_numpy():
     def attention(X, w):
         weights = np.empty((2, 2))
         for i in range(2):
-            scores = [beta * sum((w[p] @ X[i]) * (w[p] @ X[j]) for p in range(len(w))) / D for j in range(2)]
+            scores = [
+                beta * sum((w[p] @ X[i]) * (w[p] @ X[j]) for p in range(len(w))) / D
+                for j in range(2)
+            ]
             weights[i] = np.exp(scores) / np.sum(np.exp(scores))
         return weights
 
@@ -79,7 +87,9 @@ def test_sample_shapes_alpha_and_precisions():
 
 def test_sample_is_made_of_standard_normals():
     data = smi.links.linear(0.25, tokens=2).sample(KEY, dimension=200, alpha=2.0)
-    flat = np.asarray(data.inputs).ravel()  # 160,000 entries: standard errors 2.5e-3 of the mean, 3.5e-3 of the variance
+    flat = np.asarray(
+        data.inputs
+    ).ravel()  # 160,000 entries: standard errors 2.5e-3 of the mean, 3.5e-3 of the variance
     assert abs(flat.mean()) < 4 * 2.5e-3
     assert abs(flat.var() - 1) < 4 * 3.5e-3
     noise = data.labels - IndexSensing(data.inputs).forward(data.teacher)[:, 0]
@@ -87,7 +97,9 @@ def test_sample_is_made_of_standard_normals():
     # 800 draws of variance 1/4: its relative standard error is √(2/800) = 0.05
     assert abs(np.var(noise) / 0.25 - 1) < 4 * 0.05
     fields = np.asarray(IndexSensing(data.inputs).forward(data.teacher))
-    assert abs(fields.var() - 1) < 4 * np.hypot(np.sqrt(2 / 800), np.sqrt(2 / 200))  # Z has the norm of W*/√D
+    assert abs(fields.var() - 1) < 4 * np.hypot(
+        np.sqrt(2 / 800), np.sqrt(2 / 200)
+    )  # Z has the norm of W*/√D
 
 
 def test_sample_reuses_a_teacher_and_depends_on_the_key():
@@ -99,7 +111,9 @@ def test_sample_reuses_a_teacher_and_depends_on_the_key():
     other = model.sample(jax.random.key(1), dimension=30, alpha=2.0, teacher=one.teacher)
     np.testing.assert_array_equal(other.teacher, one.teacher)
     assert not np.array_equal(other.inputs[:30], one.inputs)
-    np.testing.assert_array_equal(other.labels, np.where(other.inputs[:, 0] @ one.teacher[0] >= 0, 1.0, -1.0))
+    np.testing.assert_array_equal(
+        other.labels, np.where(other.inputs[:, 0] @ one.teacher[0] >= 0, 1.0, -1.0)
+    )
 
 
 def test_sparse_teachers():
@@ -116,7 +130,10 @@ LINKS = {  # the ready-made links against the formulas of their names
     "square": (smi.links.phase_retrieval(squared=True), lambda z: z[0, 0] ** 2),
     "sign product": (smi.links.sign_product(3), lambda z: np.sign(z[0, 0] * z[1, 0] * z[2, 0])),
     "product": (smi.links.product(3), lambda z: z[0, 0] * z[1, 0] * z[2, 0]),
-    "staircase": (smi.links.square_plus_sign_parity(), lambda z: z[0, 0] ** 2 + np.sign(z[0, 0] * z[1, 0] * z[2, 0])),
+    "staircase": (
+        smi.links.square_plus_sign_parity(),
+        lambda z: z[0, 0] ** 2 + np.sign(z[0, 0] * z[1, 0] * z[2, 0]),
+    ),
 }
 
 
@@ -130,7 +147,10 @@ def test_ready_made_links(name):
 
 
 ODD = pytest.mark.xfail(reason="the signs of z_1, z_2, z_3 can only be flipped in pairs")
-SYMMETRIC = [pytest.param(model, id=name, marks=[ODD] if name == "staircase" else []) for name, (model, _) in LINKS.items()]
+SYMMETRIC = [
+    pytest.param(model, id=name, marks=[ODD] if name == "staircase" else [])
+    for name, (model, _) in LINKS.items()
+]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +202,9 @@ TURNED = {
     "rotation": (free(3, [((0, 1, 2), "rotation")]), ROTATION),
     "layers": (
         smi.DeepAttention(2, 2, ranks=(2, 1)),
-        np.block([[np.linalg.qr(ROTATION[:2, :2])[0], np.zeros((2, 1))], [np.zeros((1, 2)), -np.eye(1)]]),
+        np.block(
+            [[np.linalg.qr(ROTATION[:2, :2])[0], np.zeros((2, 1))], [np.zeros((1, 2)), -np.eye(1)]]
+        ),
     ),
 }
 
@@ -194,7 +216,10 @@ def test_align_undoes_every_symmetry(name):
     teacher = rng.standard_normal((3, 50))
     noisy = teacher + 0.2 * rng.standard_normal((3, 50))
     aligned = smi.align(turn @ noisy, teacher, model)
-    if name in ("rotation", "layers"):  # Procrustes turns the noise as well: no worse than undoing the turn
+    if name in (
+        "rotation",
+        "layers",
+    ):  # Procrustes turns the noise as well: no worse than undoing the turn
         assert np.linalg.norm(aligned - teacher) <= np.linalg.norm(noisy - teacher) + 1e-12
         np.testing.assert_allclose(smi.align(turn @ teacher, teacher, model), teacher, atol=1e-12)
     else:
@@ -212,10 +237,16 @@ def test_cosines_do_not_see_the_symmetry(name):
     rho = teacher @ teacher.T / 400
 
     def cosines(W):
-        return np.asarray(model.cosines(jnp.asarray(W @ teacher.T / 400), jnp.asarray(W @ W.T / 400), jnp.asarray(rho)))
+        return np.asarray(
+            model.cosines(
+                jnp.asarray(W @ teacher.T / 400), jnp.asarray(W @ W.T / 400), jnp.asarray(rho)
+            )
+        )
 
     # permuted rows: in the order of the estimate's rows
-    np.testing.assert_allclose(np.sort(cosines(turn @ estimate)), np.sort(cosines(estimate)), atol=1e-10)
+    np.testing.assert_allclose(
+        np.sort(cosines(turn @ estimate)), np.sort(cosines(estimate)), atol=1e-10
+    )
     np.testing.assert_allclose(cosines(turn @ teacher), 1.0, atol=1e-10)
     # w·(w + n/2)/(|w||w + n/2|) = 1/√1.25 up to O(1/√400); principal angles are somewhat larger
     np.testing.assert_allclose(cosines(estimate), 1 / np.sqrt(1.25), atol=0.1)
@@ -278,7 +309,9 @@ def test_an_odd_flip_is_not_undone():
     x = np.random.default_rng(9).standard_normal((20, 1, 50))
     np.testing.assert_array_equal(model.predict(aligned, x), model.predict(turned, x))
     Q = jnp.asarray(teacher @ teacher.T / 50)
-    cosines = model.cosines(jnp.asarray(turned @ teacher.T / 50), jnp.asarray(turned @ turned.T / 50), Q)
+    cosines = model.cosines(
+        jnp.asarray(turned @ teacher.T / 50), jnp.asarray(turned @ turned.T / 50), Q
+    )
     np.testing.assert_allclose(jnp.sort(cosines), [-1.0, 1.0], atol=1e-12)
 
 
@@ -287,7 +320,11 @@ def test_error_with_a_teacher_uses_its_norm_and_cross_overlap():
     """Linear link: E(z - ω̂)² = ρ - 2M + Q for the plug-in predictor."""
     Q, M, rho = 0.5, 0.4, 1.2
     found = prediction_error(
-        smi.links.linear(0.1), jnp.full((1, 1), Q), key=KEY, cross=jnp.full((1, 1), M), second_moment=jnp.full((1, 1), rho)
+        smi.links.linear(0.1),
+        jnp.full((1, 1), Q),
+        key=KEY,
+        cross=jnp.full((1, 1), M),
+        second_moment=jnp.full((1, 1), rho),
     )
     assert abs(float(found) - (rho - 2 * M + Q)) < 5 * float(found.stderr) + 1e-9
     assert float(found.stderr) < 0.01
@@ -297,7 +334,9 @@ def test_forward_and_adjoint_are_transposes():
     x = jax.random.normal(KEY, (7, 2, 5))
     W, g = jax.random.normal(KEY, (3, 5)), jax.random.normal(jax.random.key(1), (7, 3, 2))
     sensing = IndexSensing(x)
-    np.testing.assert_allclose(jnp.vdot(sensing.forward(W), g), jnp.vdot(W, sensing.adjoint(g)), rtol=1e-13)
+    np.testing.assert_allclose(
+        jnp.vdot(sensing.forward(W), g), jnp.vdot(W, sensing.adjoint(g)), rtol=1e-13
+    )
     by_hand = np.einsum("pd,nmd->npm", W, x) / np.sqrt(5)
     np.testing.assert_allclose(sensing.forward(W), by_hand, atol=1e-13)
     assert sensing.alpha == 7 / 5

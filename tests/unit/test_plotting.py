@@ -26,7 +26,11 @@ def ax():
 def drawn(ax, kind):
     """Ordinates of the lines of theory, the hollow markers of GAMP, or the crosses, in the order of the indices."""
     kinds = {("-", False): "theory", ("None", False): "gamp", ("None", True): "crosses"}
-    return [line.get_ydata() for line in ax.lines if kinds[line.get_linestyle(), line.get_marker() == "x"] == kind]
+    return [
+        line.get_ydata()
+        for line in ax.lines
+        if kinds[line.get_linestyle(), line.get_marker() == "x"] == kind
+    ]
 
 
 def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
@@ -34,7 +38,9 @@ def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
     assert plotting.overlap_against_iteration(gamp, theory, ax) is ax
     for p in range(2):
         np.testing.assert_allclose(drawn(ax, "gamp")[p], gamp.trajectory["cosine"][:, p] ** 2)
-        np.testing.assert_allclose(drawn(ax, "theory")[p], theory.trajectory["overlap"][:, p, p] / 4.0)
+        np.testing.assert_allclose(
+            drawn(ax, "theory")[p], theory.trajectory["overlap"][:, p, p] / 4.0
+        )
         np.testing.assert_allclose(drawn(ax, "gamp")[p], drawn(ax, "theory")[p])
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "layer 1",
@@ -46,14 +52,19 @@ def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
 
 def test_overlaps_are_drawn_as_they_are(ax):
     gamp = synthetic.solution("gamp", moment=4.0)
-    plotting.overlap_against_iteration(gamp, ax=ax, quantity="overlap", names=["one", "two"], legend=False)
+    plotting.overlap_against_iteration(
+        gamp, ax=ax, quantity="overlap", names=["one", "two"], legend=False
+    )
     np.testing.assert_allclose(drawn(ax, "gamp")[1], gamp.trajectory["overlap"][:, 1, 1])
     assert ax.get_legend() is None
 
 
 @pytest.mark.parametrize("form", ["list", "generator", "file"])
 def test_a_curve_has_its_error_band(ax, form):
-    solutions = [synthetic.solution(alpha=alpha, steps=steps) for alpha, steps in [(0.9, 8), (0.3, 4), (0.6, 6)]]
+    solutions = [
+        synthetic.solution(alpha=alpha, steps=steps)
+        for alpha, steps in [(0.9, 8), (0.3, 4), (0.6, 6)]
+    ]
     gamp = synthetic.solution("gamp")
     curve = {"list": solutions, "generator": iter(solutions)}.get(form)
     if form == "file":
@@ -71,7 +82,10 @@ def test_a_curve_has_its_error_band(ax, form):
 
 
 def test_what_did_not_converge_is_a_cross(ax):
-    solutions = [synthetic.solution(alpha=0.3), synthetic.solution(alpha=0.6, steps=5, result=Result.MAX_STEPS)]
+    solutions = [
+        synthetic.solution(alpha=0.3),
+        synthetic.solution(alpha=0.6, steps=5, result=Result.MAX_STEPS),
+    ]
     plotting.overlap_against_alpha(solutions, ax=ax)
     for p in range(2):
         np.testing.assert_allclose(drawn(ax, "crosses")[p], [solutions[1].overlap[p, p]])
@@ -115,7 +129,9 @@ def test_a_figure_says_how_it_was_made(ax, tmp_path):
     plotting.overlap_against_iteration(theory=solution, ax=ax)
     for ending in ("png", "svg", "pdf"):
         plotting.savefig(ax.figure, tmp_path / f"a.{ending}", solution, seed=3, note="α")
-    in_svg = next(xml.parse(tmp_path / "a.svg").iter("{http://purl.org/dc/elements/1.1/}description")).text
+    in_svg = next(
+        xml.parse(tmp_path / "a.svg").iter("{http://purl.org/dc/elements/1.1/}description")
+    ).text
     for words in (image.open(tmp_path / "a.png").text["Description"], in_svg):
         made = json.loads(words)
         assert made["seed"] == 3
@@ -134,7 +150,9 @@ def stacked(*runs):
 
 def test_learning_curves_draw_the_mean_of_runs_that_ended_earlier_or_later(ax):
     key = synthetic.solution("gamp").key
-    runs = stacked(synthetic.solution("gamp", steps=4, key=key), synthetic.solution("gamp", steps=9, key=key))
+    runs = stacked(
+        synthetic.solution("gamp", steps=4, key=key), synthetic.solution("gamp", steps=9, key=key)
+    )
     assert plotting.learning_curves(runs, ax, level=0.9) is ax
     lines = [line for line in ax.lines if len(line.get_xdata()) == 9]
     assert len(lines) == 2
@@ -154,10 +172,17 @@ def test_one_panel_for_each_method():
 
     solutions = {"GAMP": synthetic.solution("gamp"), "Adam": synthetic.solution("gamp", steps=9)}
     order = LearningOrder(
-        solutions, {name: learned_at(s)[None] for name, s in solutions.items()}, 0.5, {"GAMP": 1.2, "Adam": 15.0}, {}
+        solutions,
+        {name: learned_at(s)[None] for name, s in solutions.items()},
+        0.5,
+        {"GAMP": 1.2, "Adam": 15.0},
+        {},
     )
     axes = list(Figure().subplots(1, 2))
     assert plotting.learning_order(order, axes) == axes
-    assert [ax.get_title(loc="right") for ax in axes] == [r"GAMP, $\alpha=1.2$", r"Adam, $\alpha=15$"]
+    assert [ax.get_title(loc="right") for ax in axes] == [
+        r"GAMP, $\alpha=1.2$",
+        r"Adam, $\alpha=15$",
+    ]
     with pytest.raises(ValueError, match=r"^axes: got 1; allowed: 2"):
         plotting.learning_order(order, axes[:1])

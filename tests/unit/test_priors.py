@@ -66,7 +66,10 @@ def averages(prior, Qhat):
 @eqx.filter_jit
 def derivatives(prior, Qhat):
     """One in reverse mode, one forward."""
-    return {"free_entropy": jax.grad(prior.free_entropy)(Qhat), "overlap": jax.jacfwd(prior.overlap)(Qhat)}
+    return {
+        "free_entropy": jax.grad(prior.free_entropy)(Qhat),
+        "overlap": jax.jacfwd(prior.overlap)(Qhat),
+    }
 
 
 @eqx.filter_jit
@@ -77,7 +80,9 @@ def columns(prior, b, A):
 @eqx.filter_jit
 def differentiated(prior, b, A):
     """Posterior mean and covariance of each column by automatic differentiation of log Z."""
-    return jax.vmap(lambda b: (jax.grad(prior.log_partition)(b, A), jax.hessian(prior.log_partition)(b, A)), 1)(b)
+    return jax.vmap(
+        lambda b: (jax.grad(prior.log_partition)(b, A), jax.hessian(prior.log_partition)(b, A)), 1
+    )(b)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
@@ -97,8 +102,14 @@ def test_sample_laws():
     W = np.asarray(BernoulliGauss(0.3).sample(jax.random.key(0), 1, 40_000))
     assert abs(z_scores(W != 0.0, 0.3)[0]) < 4.5
     assert abs(z_scores(W[:, W[0] != 0.0] ** 2, 1 / 0.3)[0]) < 4.5
-    np.testing.assert_allclose(W[:, :9], BernoulliGauss(0.3).sample(jax.random.key(0), 1, 40_000)[:, :9])
-    np.testing.assert_allclose(Gaussian(SINGULAR).sample(jax.random.key(0), 2, 9) @ np.ones(9), [1, 2] * np.ones(2), atol=99)
+    np.testing.assert_allclose(
+        W[:, :9], BernoulliGauss(0.3).sample(jax.random.key(0), 1, 40_000)[:, :9]
+    )
+    np.testing.assert_allclose(
+        Gaussian(SINGULAR).sample(jax.random.key(0), 2, 9) @ np.ones(9),
+        [1, 2] * np.ones(2),
+        atol=99,
+    )
 
 
 @pytest.mark.parametrize(("name", "expected"), [("covariance", COVARIANCE), ("singular", SINGULAR)])
@@ -121,17 +132,28 @@ def test_log_partition_exact():
     boltzmann = np.mean([np.exp(w @ b - 0.5 * w @ A @ w) for w in signs])
     np.testing.assert_allclose(Rademacher().log_partition(b, A), np.log(boltzmann), rtol=1e-13)
     precision = np.linalg.inv(COVARIANCE) + A
-    gaussian = 0.5 * b @ np.linalg.solve(precision, b) - 0.5 * np.linalg.slogdet(np.eye(2) + COVARIANCE @ A)[1]
+    gaussian = (
+        0.5 * b @ np.linalg.solve(precision, b)
+        - 0.5 * np.linalg.slogdet(np.eye(2) + COVARIANCE @ A)[1]
+    )
     np.testing.assert_allclose(Gaussian(COVARIANCE).log_partition(b, A), gaussian, rtol=1e-13)
     density, field, a = 0.3, 1.7, 0.9
-    weight = lambda w: np.exp(field * w - 0.5 * a * w**2 - 0.5 * density * w**2) * np.sqrt(density / (2 * np.pi))
+    weight = lambda w: (
+        np.exp(field * w - 0.5 * a * w**2 - 0.5 * density * w**2) * np.sqrt(density / (2 * np.pi))
+    )
     sparse = 1 - density + density * quad(weight, -30, 30, epsabs=0, epsrel=1e-12)[0]
     np.testing.assert_allclose(
-        BernoulliGauss(density).log_partition(jnp.array([field]), jnp.array([[a]])), np.log(sparse), rtol=1e-11
+        BernoulliGauss(density).log_partition(jnp.array([field]), jnp.array([[a]])),
+        np.log(sparse),
+        rtol=1e-11,
     )
 
 
-@pytest.mark.parametrize("A", [QHAT, jnp.zeros((2, 2)), jnp.diag(jnp.array([0.0, 2.0]))], ids=["full", "zero", "singular"])
+@pytest.mark.parametrize(
+    "A",
+    [QHAT, jnp.zeros((2, 2)), jnp.diag(jnp.array([0.0, 2.0]))],
+    ids=["full", "zero", "singular"],
+)
 def test_posterior_is_derivative_of_log_partition(prior, A):
     b = jnp.array([[0.3, -2.0, 1.1], [0.8, 0.5, -0.4]])
     f, C = prior.posterior(b, A)
@@ -147,7 +169,9 @@ def test_rademacher_posterior_is_tanh():
     np.testing.assert_allclose(f, np.tanh(b), rtol=1e-14, atol=1e-15)
     np.testing.assert_allclose(C[0, 0], np.mean(np.cosh(b) ** -2.0), rtol=1e-13)
     # far from zero C is relative to itself, not to one
-    np.testing.assert_allclose(Rademacher().posterior(jnp.array([[200.0]]), A)[1], [[4 * np.exp(-400.0)]], rtol=1e-12)
+    np.testing.assert_allclose(
+        Rademacher().posterior(jnp.array([[200.0]]), A)[1], [[4 * np.exp(-400.0)]], rtol=1e-12
+    )
 
 
 def test_posterior_with_large_nearly_singular_precision():
@@ -211,7 +235,9 @@ def test_overlap_and_mmse_sum_to_second_moment(prior):
     np.testing.assert_allclose(value["overlap"] + value["mmse"], prior.second_moment(2), atol=1e-12)
 
 
-@pytest.mark.parametrize("Q", [QHAT, np.diag([0.0, 2.0]), 1e6 * np.ones((2, 2))], ids=["full", "singular", "large"])
+@pytest.mark.parametrize(
+    "Q", [QHAT, np.diag([0.0, 2.0]), 1e6 * np.ones((2, 2))], ids=["full", "singular", "large"]
+)
 @pytest.mark.parametrize("covariance", [None, COVARIANCE], ids=["identity", "covariance"])
 def test_gaussian_closed_forms(covariance, Q):
     value = averages(Gaussian(covariance), Q)
@@ -228,11 +254,17 @@ def test_rademacher_mmse_by_adaptive_quadrature(qhat):
     # 1 - E tanh²(q̂ + √q̂ ξ) = e^{-q̂/2} E sech(√q̂ ξ): no cancellation, so relative accuracy down to e^{-500}
     density = lambda b: np.exp(-0.5 * b**2 / qhat) / np.sqrt(2 * np.pi * qhat) / np.cosh(b)
     end = min(60.0, 14 * np.sqrt(qhat))
-    half = sum(quad(density, *ends, epsabs=0, epsrel=1e-12)[0] for ends in ((0, end / 9), (end / 9, end)))
+    half = sum(
+        quad(density, *ends, epsabs=0, epsrel=1e-12)[0] for ends in ((0, end / 9), (end / 9, end))
+    )
     value = averages(Rademacher(), np.array([[qhat]]))
     np.testing.assert_allclose(value["mmse"][0, 0], 2 * np.exp(-0.5 * qhat) * half, rtol=1e-10)
-    tanh = lambda x: np.tanh(qhat + np.sqrt(qhat) * x) ** 2 * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
-    np.testing.assert_allclose(value["overlap"][0, 0], quad(tanh, -12, 12, limit=200)[0], rtol=1e-10)
+    tanh = lambda x: (
+        np.tanh(qhat + np.sqrt(qhat) * x) ** 2 * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+    )
+    np.testing.assert_allclose(
+        value["overlap"][0, 0], quad(tanh, -12, 12, limit=200)[0], rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("qhat", [1e-3, 1.0, 1e3, 1e6])
@@ -244,10 +276,14 @@ def test_sparse_mmse_by_adaptive_quadrature(density, qhat):
     def excess(u):
         spike = (1 - density) * np.exp(-0.5 * u**2)
         slab = density * np.exp(-0.5 * (u / wide) ** 2) / wide
-        return spike * slab / (spike + slab) * qhat * u**2 / (density + qhat) ** 2 / np.sqrt(2 * np.pi)
+        return (
+            spike * slab / (spike + slab) * qhat * u**2 / (density + qhat) ** 2 / np.sqrt(2 * np.pi)
+        )
 
     ends = [0, 1, 2, 3, 4, 5, 6, 8, 12]
-    total = 2 * sum(quad(excess, *pair, epsabs=0, epsrel=1e-12)[0] for pair in itertools.pairwise(ends))
+    total = 2 * sum(
+        quad(excess, *pair, epsabs=0, epsrel=1e-12)[0] for pair in itertools.pairwise(ends)
+    )
     value = averages(BernoulliGauss(density), np.array([[qhat]]))
     np.testing.assert_allclose(value["mmse"][0, 0], density / (density + qhat) + total, rtol=1e-10)
     np.testing.assert_allclose(value["overlap"], 1 - value["mmse"], atol=1e-12)
@@ -255,7 +291,9 @@ def test_sparse_mmse_by_adaptive_quadrature(density, qhat):
 
 @pytest.mark.parametrize("qhat", [0.0, 1.0, 1e4])
 def test_fully_dense_is_gaussian(qhat):
-    sparse, gaussian = (averages(prior, qhat * np.eye(1)) for prior in (BernoulliGauss(1.0), Gaussian()))
+    sparse, gaussian = (
+        averages(prior, qhat * np.eye(1)) for prior in (BernoulliGauss(1.0), Gaussian())
+    )
     for name in QUANTITIES:
         np.testing.assert_allclose(sparse[name], gaussian[name], rtol=1e-12, atol=1e-14)
 
@@ -267,7 +305,9 @@ def test_rank_one_precision_against_one_dimension():
     def integrand(b, power):
         weight = np.exp(2 * b - 2 * qhat), 2.0, np.exp(-2 * b - 2 * qhat)
         f = (weight[0] - weight[2]) / sum(weight)
-        return np.exp(-0.5 * b**2 / qhat) / np.sqrt(2 * np.pi * qhat) * 0.25 * sum(weight) * f**power
+        return (
+            np.exp(-0.5 * b**2 / qhat) / np.sqrt(2 * np.pi * qhat) * 0.25 * sum(weight) * f**power
+        )
 
     exact = quad(integrand, -40, 40, args=(2,), epsabs=1e-13, limit=200)[0]
     overlap = averages(Rademacher(), qhat * np.ones((2, 2)))["overlap"]
@@ -287,11 +327,19 @@ def test_rank_one_precision_against_one_dimension():
     ],
 )
 def test_diagonal_precision_factorises(name, indices, tolerance):
-    overlap = (lambda *at: averages(*at)["overlap"]) if indices == 2 else eqx.filter_jit(type(PRIORS[name]).overlap)
+    overlap = (
+        (lambda *at: averages(*at)["overlap"])
+        if indices == 2
+        else eqx.filter_jit(type(PRIORS[name]).overlap)
+    )
     for scale in (1.0, 12.0):
         diagonal = scale * np.array([1.0, 0.5, 2.0, 1.3])[:indices]
-        expected = [float(averages(PRIORS[name], np.array([[q]]))["overlap"][0, 0]) for q in diagonal]
-        np.testing.assert_allclose(overlap(PRIORS[name], np.diag(diagonal)), np.diag(expected), atol=tolerance)
+        expected = [
+            float(averages(PRIORS[name], np.array([[q]]))["overlap"][0, 0]) for q in diagonal
+        ]
+        np.testing.assert_allclose(
+            overlap(PRIORS[name], np.diag(diagonal)), np.diag(expected), atol=tolerance
+        )
 
 
 def test_limits(discrete):
@@ -300,12 +348,16 @@ def test_limits(discrete):
         np.testing.assert_allclose(nothing["overlap"], 0.0, atol=1e-30)
         np.testing.assert_allclose(nothing["mmse"], np.eye(indices), rtol=1e-13, atol=1e-15)
         np.testing.assert_allclose(nothing["free_entropy"], 0.0, atol=1e-13)
-        np.testing.assert_allclose(averages(discrete, 1e8 * np.eye(indices))["overlap"], np.eye(indices), atol=1e-7)
+        np.testing.assert_allclose(
+            averages(discrete, 1e8 * np.eye(indices))["overlap"], np.eye(indices), atol=1e-7
+        )
 
 
 def test_mutual_information_saturates():
     # ½q̂ - Φ is the information between w and b: log 2 for a sign
-    np.testing.assert_allclose(50.0 - averages(Rademacher(), 100.0 * np.eye(1))["free_entropy"], np.log(2.0), rtol=1e-12)
+    np.testing.assert_allclose(
+        50.0 - averages(Rademacher(), 100.0 * np.eye(1))["free_entropy"], np.log(2.0), rtol=1e-12
+    )
 
 
 # --- derivatives: rules against finite differences of the values ------------------------------------------------------
@@ -364,7 +416,9 @@ def test_second_derivatives():
 def test_known_derivative_is_ito_s_formula():
     @jax.jit
     def both(b):
-        general = mixture._generator(mixture._log_partition)(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
+        general = mixture._generator(mixture._log_partition)(
+            BernoulliGauss(0.3), b, jnp.asarray(QHAT)
+        )
         return general, mixture._half_outer(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
 
     general, known = both(jnp.array([0.4, -1.1]))
@@ -374,12 +428,18 @@ def test_known_derivative_is_ito_s_formula():
 def test_derivative_in_the_density():
     names = ["overlap", "free_entropy"]
     value = lambda prior, name: jnp.sum(getattr(prior, name)(3.0 * jnp.eye(1)))
-    derivative = eqx.filter_jit(lambda prior: [jax.grad(value)(prior, name).density for name in names])
+    derivative = eqx.filter_jit(
+        lambda prior: [jax.grad(value)(prior, name).density for name in names]
+    )
     for i, name in enumerate(names):
         along = lambda density: np.sum(averages(BernoulliGauss(density), 3.0 * np.eye(1))[name])  # noqa: B023
-        np.testing.assert_allclose(derivative(BernoulliGauss(0.2))[i], slope(along, 0.2, 1e-3), rtol=1e-6)
+        np.testing.assert_allclose(
+            derivative(BernoulliGauss(0.2))[i], slope(along, 0.2, 1e-3), rtol=1e-6
+        )
         one_sided = (3 * along(1.0) - 4 * along(0.999) + along(0.998)) / 0.002
-        np.testing.assert_allclose(derivative(BernoulliGauss(1.0))[i], one_sided, atol=1e-5)  # step^2
+        np.testing.assert_allclose(
+            derivative(BernoulliGauss(1.0))[i], one_sided, atol=1e-5
+        )  # step^2
 
 
 def test_derivative_in_the_covariance():
@@ -389,7 +449,9 @@ def test_derivative_in_the_covariance():
         values = averages(Gaussian(jnp.eye(2) + t * DIRECTION), jnp.asarray(QHAT))
         return jnp.stack([jnp.sum(values["overlap"] * DIRECTION), values["free_entropy"]])
 
-    np.testing.assert_allclose(jax.jit(jax.jacfwd(function))(0.0), slope(function, 0.0, 1e-2), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(jax.jacfwd(function))(0.0), slope(function, 0.0, 1e-2), rtol=1e-6
+    )
 
 
 # --- transforms -------------------------------------------------------------------------------------------------------
@@ -399,9 +461,15 @@ def test_jit_is_eager_and_vmap_is_loop():
     prior = PRIORS["sparse"]
     batch = jnp.array([0.0, 0.7, 30.0])[:, None, None]
     mapped = jax.vmap(lambda Qhat: prior.overlap(Qhat))(batch)
-    np.testing.assert_allclose(mapped, [averages(prior, Qhat)["overlap"] for Qhat in batch], atol=1e-14)
-    densities = jax.vmap(lambda density: BernoulliGauss(density).posterior(jnp.ones((1, 2)), batch[1])[0])
-    loop = [BernoulliGauss(density).posterior(jnp.ones((1, 2)), batch[1])[0] for density in (0.2, 0.5)]
+    np.testing.assert_allclose(
+        mapped, [averages(prior, Qhat)["overlap"] for Qhat in batch], atol=1e-14
+    )
+    densities = jax.vmap(
+        lambda density: BernoulliGauss(density).posterior(jnp.ones((1, 2)), batch[1])[0]
+    )
+    loop = [
+        BernoulliGauss(density).posterior(jnp.ones((1, 2)), batch[1])[0] for density in (0.2, 0.5)
+    ]
     np.testing.assert_allclose(densities(jnp.array([0.2, 0.5])), loop, atol=1e-15)
 
 
@@ -457,20 +525,29 @@ def test_side_information():
         (lambda: Gaussian().log_partition(jnp.ones((1, 3)), jnp.eye(1)), "b"),
         (lambda: Gaussian().log_partition(jnp.ones(1), jnp.eye(2)), "A"),
         (lambda: Gaussian().side_information(jax.random.key(0), jnp.ones((1, 3)), 1.0), "strength"),
-        (lambda: Gaussian().side_information(jax.random.key(0), jnp.ones((1, 3)), -0.1), "strength"),
+        (
+            lambda: Gaussian().side_information(jax.random.key(0), jnp.ones((1, 3)), -0.1),
+            "strength",
+        ),
         (lambda: Gaussian().side_information(jax.random.key(0), jnp.ones(3), 0.1), "W"),
     ],
 )
 def test_errors_name_the_argument(call, names):
-    with pytest.raises((ValueError, TypeCheckError)) as caught:  # the shape checker, where it is on, speaks first
+    with pytest.raises(
+        (ValueError, TypeCheckError)
+    ) as caught:  # the shape checker, where it is on, speaks first
         call()
     if isinstance(caught.value, ValueError):
         assert re.match(rf"(?s){names}: got .*allowed: ", str(caught.value))
 
 
 def test_traced_parameters_raise_nothing():
-    value = jax.jit(lambda density: BernoulliGauss(density).log_partition(jnp.ones(1), jnp.eye(1)))(-0.5)
+    value = jax.jit(lambda density: BernoulliGauss(density).log_partition(jnp.ones(1), jnp.eye(1)))(
+        -0.5
+    )
     assert np.isnan(value)
     W = jnp.ones((1, 3))
-    b = jax.jit(lambda strength: Gaussian().side_information(jax.random.key(0), W, strength)[1])(2.0)
+    b = jax.jit(lambda strength: Gaussian().side_information(jax.random.key(0), W, strength)[1])(
+        2.0
+    )
     assert not np.any(np.isfinite(b))

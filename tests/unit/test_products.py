@@ -66,7 +66,11 @@ def nodes_of(name, y, omega, V):
         if y > parity:
             root = np.sqrt(y - parity)
             for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
-                points.append(np.column_stack([np.full(len(size), parity * a * b * root), a * size[:, 0], b * size[:, 1]]))
+                points.append(
+                    np.column_stack(
+                        [np.full(len(size), parity * a * b * root), a * size[:, 0], b * size[:, 1]]
+                    )
+                )
                 logs.append(log_w - np.log(2 * root))
     return np.concatenate(points), np.concatenate(logs)
 
@@ -91,7 +95,9 @@ def test_against_brute_force(name, shrink):
         atol = 1e-8 if shrink == 1.0 or name == "product" else 1e-5
         np.testing.assert_allclose(post.log_partition[n], log_partition, atol=atol, rtol=0)
         np.testing.assert_allclose(post.g[n, :, 0], g, atol=atol * (1 + np.abs(g).max()), rtol=0)
-        np.testing.assert_allclose(post.dg[n, :, 0, :, 0], dg, atol=atol * (1 + np.abs(dg).max()), rtol=0)
+        np.testing.assert_allclose(
+            post.dg[n, :, 0, :, 0], dg, atol=atol * (1 + np.abs(dg).max()), rtol=0
+        )
 
 
 @pytest.mark.parametrize("name", HEAVY)
@@ -103,11 +109,17 @@ def test_g_and_dg_are_derivatives(name):
     post = respond(channel, jnp.asarray(labels), jnp.asarray(omega), V)
     for p in range(channel.indices):
         step = h * np.eye(channel.indices)[p][:, None]
-        up, down = (respond(channel, jnp.asarray(labels), jnp.asarray(omega + s * step), V) for s in (1, -1))
+        up, down = (
+            respond(channel, jnp.asarray(labels), jnp.asarray(omega + s * step), V) for s in (1, -1)
+        )
         slope = (up.log_partition - down.log_partition) / (2 * h)
-        np.testing.assert_allclose(post.g[:, p, 0], slope, atol=1e-7 * (1 + np.abs(slope).max()), rtol=0)
+        np.testing.assert_allclose(
+            post.g[:, p, 0], slope, atol=1e-7 * (1 + np.abs(slope).max()), rtol=0
+        )
         slope = (up.g - down.g)[:, :, 0] / (2 * h)
-        np.testing.assert_allclose(post.dg[:, :, 0, p, 0], slope, atol=1e-6 * (1 + np.abs(slope).max()), rtol=0)
+        np.testing.assert_allclose(
+            post.dg[:, :, 0, p, 0], slope, atol=1e-6 * (1 + np.abs(slope).max()), rtol=0
+        )
 
 
 def test_product_meets_its_tolerance_whatever_V():
@@ -117,7 +129,12 @@ def test_product_meets_its_tolerance_whatever_V():
         rng = np.random.default_rng(5)
         omega = np.sqrt(1 - np.asarray(variances)) * rng.standard_normal((256, 2))
         fields = omega + np.sqrt(variances) * rng.standard_normal((256, 2))
-        post = respond(CHANNELS["product"], jnp.asarray(fields.prod(1)), jnp.asarray(omega[:, :, None]), jnp.asarray(V))
+        post = respond(
+            CHANNELS["product"],
+            jnp.asarray(fields.prod(1)),
+            jnp.asarray(omega[:, :, None]),
+            jnp.asarray(V),
+        )
         assert float(post.error.max()) <= 1e-6
 
 

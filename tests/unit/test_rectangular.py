@@ -23,14 +23,39 @@ ANCHORS = {  # (R1, R2, R): edges, ∫ μ³, ∫ μ/x², MMSE
     (1, 0.2, 10.0): ((0, 6.82814590), 0.0069198537, None, 0.893837545054),
     (1, 1, 0.1): ((0, 2.65559689), 0.1028312924, None, 0.086467944313),
     (1, 1, 1.0): ((0, 3.15367386), 0.0395725325, None, 0.479246345584),
-    (2, 0.2, 0.001): ((0.01189191, 0.05945953, 1.30396758, 4.19481973), 68.7813235237, 1131.4415384878, 0.000279964664),
-    (2, 0.2, 0.1): ((0.11875909, 0.59375778, 1.36236015, 4.22521513), 0.6900621141, 11.3822889508, 0.027651866263),
-    (2, 0.2, 1.0): ((0.37175992, 1.84465040, 1.89246553, 4.49962151), 0.0714818437, 1.1858413793, 0.248167039577),
+    (2, 0.2, 0.001): (
+        (0.01189191, 0.05945953, 1.30396758, 4.19481973),
+        68.7813235237,
+        1131.4415384878,
+        0.000279964664,
+    ),
+    (2, 0.2, 0.1): (
+        (0.11875909, 0.59375778, 1.36236015, 4.22521513),
+        0.6900621141,
+        11.3822889508,
+        0.027651866263,
+    ),
+    (2, 0.2, 1.0): (
+        (0.37175992, 1.84465040, 1.89246553, 4.49962151),
+        0.0714818437,
+        1.1858413793,
+        0.248167039577,
+    ),
     (2, 1, 1.0): ((0.42934390, 3.31899183), 0.0486500414, 0.8740320489, 0.464634984147),
     (2, 2, 0.1): ((0.25557809, 2.56133871), 0.0790804089, 2.0977238700, 0.088904149902),
-    (5, 0.5, 0.1): ((0.29751119, 0.59453942, 0.73743049, 3.87340477), 0.4347793242, 3.0310708572, 0.051505409642),
+    (5, 0.5, 0.1): (
+        (0.29751119, 0.59453942, 0.73743049, 3.87340477),
+        0.4347793242,
+        3.0310708572,
+        0.051505409642,
+    ),
     (5, 0.2, 10.0): ((2.67660288, 7.77382756), 0.0141977740, 0.0523368005, 0.839061818438),
-    (20, 0.2, 0.1): ((0.53157343, 0.79903471, 2.67042601, 6.95294150), 2.1756860351, 1.8944188458, 0.020338280059),
+    (20, 0.2, 0.1): (
+        (0.53157343, 0.79903471, 2.67042601, 6.95294150),
+        2.1756860351,
+        1.8944188458,
+        0.020338280059,
+    ),
     (100, 1, 0.5): ((2.15067122, 6.74954125), 0.0400244859, 0.1010101010, 0.252368324719),
 }
 GREEN = {  # (R1, R2, R): x, μ, H
@@ -69,7 +94,9 @@ def test_spectral_anchors(point):
     law = rectangular_spectrum(*point)
     found = np.asarray(law.edges)
     assert bool(law.gap) == (len(edges) == 4)
-    np.testing.assert_allclose(found[np.isfinite(found)], edges, rtol=0, atol=6e-9)  # printed to eight digits
+    np.testing.assert_allclose(
+        found[np.isfinite(found)], edges, rtol=0, atol=6e-9
+    )  # printed to eight digits
     np.testing.assert_allclose(law.cubed, cubed, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(law.error, error, rtol=0, atol=1e-12)
     if inverse_square is not None:
@@ -115,13 +142,19 @@ def test_identities_far_and_wide():
 
 @pytest.mark.parametrize("point", [(1.0, 0.3), (3.0, 0.3), (3.0, 2.0), (1e3, 0.7)])
 def test_both_forms_of_the_error_and_its_limits(point):
-    below, above = (float(rectangular_spectrum(*point, 1.0 + side * 1e-9).error) for side in (-1, 1))
-    np.testing.assert_allclose(below, above, rtol=2e-9)  # the form changes at R = 1; the slope is of order one
+    below, above = (
+        float(rectangular_spectrum(*point, 1.0 + side * 1e-9).error) for side in (-1, 1)
+    )
+    np.testing.assert_allclose(
+        below, above, rtol=2e-9
+    )  # the form changes at R = 1; the slope is of order one
     prior = ProductPrior(*point)
     np.testing.assert_allclose(prior.mmse(1e9) * 1e9, prior.degrees_of_freedom, rtol=2e-3)
     np.testing.assert_allclose(prior.mmse(1e-4), 1 - 1e-4 + 1e-8, atol=2e-10)
     edge = 3e-4 * min(1.0, point[1] / np.sqrt(point[0]))  # where the expansion takes over
-    np.testing.assert_allclose(prior.mmse(edge * (1 - 1e-12)), prior.mmse(edge * (1 + 1e-12)), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(
+        prior.mmse(edge * (1 - 1e-12)), prior.mmse(edge * (1 + 1e-12)), rtol=0, atol=1e-10
+    )
     assert prior.mmse(0.0) == 1.0
 
 
@@ -129,19 +162,25 @@ def test_both_forms_of_the_error_and_its_limits(point):
 def test_transposition_and_infinite_aspect():
     for beta, rho, qhat in ((2.0, 0.5, 3.0), (7.0, 0.1, 40.0)):
         np.testing.assert_allclose(
-            ProductPrior(beta, rho).mmse(qhat), ProductPrior(1 / beta, rho / beta).mmse(qhat), rtol=1e-12
+            ProductPrior(beta, rho).mmse(qhat),
+            ProductPrior(1 / beta, rho / beta).mmse(qhat),
+            rtol=1e-12,
         )
     tall = ProductPrior(jnp.inf, 0.3)
     near = [float(ProductPrior(beta, 0.3).mmse(5.0) - tall.mmse(5.0)) for beta in (1e3, 1e4)]
     np.testing.assert_allclose(near[0] / near[1], 10.0, rtol=0.02)  # 1/β
-    np.testing.assert_allclose(jax.grad(tall.mutual_information)(5.0), 0.5 * tall.mmse(5.0), rtol=1e-9)
+    np.testing.assert_allclose(
+        jax.grad(tall.mutual_information)(5.0), 0.5 * tall.mmse(5.0), rtol=1e-9
+    )
     # derivative at β = 1, where the formula is even in log β [spec/3, section 11]
     slopes = jax.grad(lambda beta, rho: ProductPrior(beta, rho).mmse(5.0), (0, 1))(1.0, 0.3)
     np.testing.assert_allclose(slopes[0], -0.15 * slopes[1], rtol=1e-10)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [p if p[1] == 0.5 else pytest.param(p, marks=pytest.mark.slow) for p in INFORMATION])
+@pytest.mark.parametrize(
+    "point", [p if p[1] == 0.5 else pytest.param(p, marks=pytest.mark.slow) for p in INFORMATION]
+)
 def test_mutual_information(point):
     *values, tolerance = INFORMATION[point]
     found = [float(rectangular_information(*point, h)) for h in (0.1, 1.0, 10.0, 100.0)]
@@ -158,11 +197,15 @@ def test_derivatives_of_the_error(point):
     """First and second, against differences of what was tested above; the gap is open in the second case."""
     for axis in range(3):
         first, step = jax.jit(jax.jacfwd(rectangular_error, axis)), 1e-4 * point[axis]
-        up, down = (tuple(x + side * step * (k == axis) for k, x in enumerate(point)) for side in (1, -1))
+        up, down = (
+            tuple(x + side * step * (k == axis) for k, x in enumerate(point)) for side in (1, -1)
+        )
         difference = (rectangular_error(*up) - rectangular_error(*down)) / (2 * step)
         np.testing.assert_allclose(first(*point), difference, rtol=1e-6)
         np.testing.assert_allclose(
-            jax.jit(jax.jacfwd(first, axis))(*point), (first(*up) - first(*down)) / (2 * step), rtol=1e-6
+            jax.jit(jax.jacfwd(first, axis))(*point),
+            (first(*up) - first(*down)) / (2 * step),
+            rtol=1e-6,
         )
 
 
@@ -171,26 +214,37 @@ def test_shrinkage_is_smooth_and_better_than_nothing():
     law = rectangular_spectrum(2.0, 0.2, 0.1)
     x = jnp.linspace(0.01, 5.0, 200)
     slopes = jax.jvp(law.shrink, (x,), (jnp.ones_like(x),))[1]
-    np.testing.assert_allclose(slopes, (law.shrink(x + 1e-6) - law.shrink(x - 1e-6)) / 2e-6, rtol=1e-6, atol=1e-7)
-    far = 1e3  # a singular value far outside is kept, less what noise adds to it: (R₁ + 1) R/(√R₁ x)
+    np.testing.assert_allclose(
+        slopes, (law.shrink(x + 1e-6) - law.shrink(x - 1e-6)) / 2e-6, rtol=1e-6, atol=1e-7
+    )
+    far = (
+        1e3  # a singular value far outside is kept, less what noise adds to it: (R₁ + 1) R/(√R₁ x)
+    )
     np.testing.assert_allclose(far - law.shrink(far), 3.0 * 0.1 / np.sqrt(2.0) / far, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("shape", "rank", "noise"), [((300, 300), 150, 0.14144), ((600, 300), 60, 0.3), ((150, 600), 90, 0.05)]
+    ("shape", "rank", "noise"),
+    [((300, 300), 150, 0.14144), ((600, 300), 60, 0.3), ((150, 600), 90, 0.05)],
 )
 def test_against_matrices(shape, rank, noise):
     """The error of the shrunk matrix is the one it says: 1 % at d = 300 (spec/3, section 3: 0.5 % at 500)."""
     long, short = max(shape), min(shape)
     keys = jax.random.split(jax.random.key(4), 3)
-    S = jax.random.normal(keys[0], (shape[0], rank)) @ jax.random.normal(keys[1], (rank, shape[1])) / np.sqrt(rank)
+    S = (
+        jax.random.normal(keys[0], (shape[0], rank))
+        @ jax.random.normal(keys[1], (rank, shape[1]))
+        / np.sqrt(rank)
+    )
     prior = ProductPrior(shape[0] / shape[1], rank / shape[1])
     unit = (shape[0] * shape[1]) ** 0.25
     seen = (S + np.sqrt(noise) * jax.random.normal(keys[2], shape)) / unit
     mean, error = prior.denoise(seen, 1 / noise)
     found = jnp.mean((unit * mean - S) ** 2)
     np.testing.assert_allclose(found, error, rtol=0.015)
-    np.testing.assert_allclose(error, rectangular_error(long / short, rank / short, 1 / noise), rtol=1e-12)
+    np.testing.assert_allclose(
+        error, rectangular_error(long / short, rank / short, 1 / noise), rtol=1e-12
+    )
     values = jnp.linalg.svd(seen, compute_uv=False)
     law = rectangular_spectrum(long / short, rank / short, noise)
     assert values.max() < law.edges[3] * 1.03

@@ -18,7 +18,9 @@ MIXED = {(0, 0): 4 / 3, (4, 0): 1.0, (0, 4): 2.0}
 
 
 def trace(terms, norm="none", encoding="paired"):
-    return smi.SequenceSingleIndex(SGD.HermiteSeries(terms), 2, SGD.Attention(trace_norm=norm), encoding)
+    return smi.SequenceSingleIndex(
+        SGD.HermiteSeries(terms), 2, SGD.Attention(trace_norm=norm), encoding
+    )
 
 
 def keys(count, seed=0):
@@ -30,7 +32,9 @@ def keys(count, seed=0):
 
 def test_hermite_coefficients_of_the_softmax():
     """spec/4, 7.1: error 1e-13 of its last digit."""
-    p = np.asarray(SGD.coefficients(lambda z: jax.nn.softmax(z[:, None] * z, axis=-1)[0, 0], 2, 4))[..., 0]
+    p = np.asarray(SGD.coefficients(lambda z: jax.nn.softmax(z[:, None] * z, axis=-1)[0, 0], 2, 4))[
+        ..., 0
+    ]
     known = {
         (0, 0): 1 - 1 / np.sqrt(8), (2, 0): 0.125, (1, 1): -0.1062875009029, (0, 2): -0.0253132252876, (4, 0): -0.0541265877365,
         (3, 1): 0.0605674925047, (2, 2): -0.0200213763453, (1, 3): -0.0013564730257, (0, 4): 0.0050844317424, (1, 2): 0.0,
@@ -91,16 +95,24 @@ def test_constant_undetermined_and_blind():
     assert SGD.information_exponent(series({(5,): 1.0}), 1, degree=4)[:2] == (None, "undetermined")
     tied = SGD.Network(jax.nn.relu)
     for target in (lambda z: z[0] - z[1], lambda z: z[0] ** 2 - z[1] ** 2):
-        assert SGD.information_exponent(target, 2, student=tied).student_order is None  # the contraction with 1 vanishes
+        assert (
+            SGD.information_exponent(target, 2, student=tied).student_order is None
+        )  # the contraction with 1 vanishes
     assert (
-        SGD.information_exponent(lambda z: z[0] + z[0] * z[1], 2, student=SGD.LinearAttention()).student_order == 2
+        SGD.information_exponent(
+            lambda z: z[0] + z[0] * z[1], 2, student=SGD.LinearAttention()
+        ).student_order
+        == 2
     )  # even
 
 
 @SLOW
 def test_sampled_exponents():
     found = SGD.information_exponent(
-        lambda z: z[0] * z[1] + (z[2] ** 3 - 3 * z[2]) * z[3], 6, key=jax.random.key(0), student=SGD.Network(jax.nn.relu)
+        lambda z: z[0] * z[1] + (z[2] ** 3 - 3 * z[2]) * z[3],
+        6,
+        key=jax.random.key(0),
+        student=SGD.Network(jax.nn.relu),
     )
     assert (found.order, found.student_order) == (2, 2)
     assert abs(found.levels[2] - 1.0) < 5 * found.errors[2]
@@ -111,13 +123,17 @@ def test_sampled_exponents():
 def test_squares_of_series():
     one = SGD.HermiteSeries({(2, 0): 0.7, (1, 3): -0.4, (0, 0): 0.2})
     for z in np.random.default_rng(0).normal(size=(5, 2)):
-        assert float(one.squared()(jnp.asarray(z))) == pytest.approx(float(one(jnp.asarray(z))) ** 2, rel=1e-12)
+        assert float(one.squared()(jnp.asarray(z))) == pytest.approx(
+            float(one(jnp.asarray(z))) ** 2, rel=1e-12
+        )
 
 
 def test_coefficients_of_activations():
     """ReLU: c_0 = 1/√(2π), c_1 = 1/2, c_2 = 1/(2√π), c_3 = 0; erf: E erf(x) x = 2/√(3π)."""
     relu = np.asarray(activation_coefficients(jax.nn.relu, 3))
-    np.testing.assert_allclose(relu, [1 / np.sqrt(2 * np.pi), 0.5, 1 / (2 * np.sqrt(np.pi)), 0.0], atol=1e-14)
+    np.testing.assert_allclose(
+        relu, [1 / np.sqrt(2 * np.pi), 0.5, 1 / (2 * np.sqrt(np.pi)), 0.0], atol=1e-14
+    )
     smooth = np.asarray(activation_coefficients(jax.scipy.special.erf, 1))
     assert smooth[1] == pytest.approx(2 / np.sqrt(3 * np.pi), abs=1e-14)
     assert smooth[0] == pytest.approx(0.0, abs=1e-15)
@@ -154,14 +170,19 @@ def test_risks_of_the_semantic_positional_problem():
         (0.95, 0.76, 0.0, 0.0, 0.0979971777300), (0.95, 0.76, 0.0, 1.0, 0.0948970119483), (0.95, 0.76, 0.6, 0.5, 0.0945985812170),
     ]  # fmt: skip
     for omega, a, m, e, value in known:
-        assert float(SGD.risk(SGD.semantic_positional(omega, a), m, e).value) == pytest.approx(value, abs=1e-12)
+        assert float(SGD.risk(SGD.semantic_positional(omega, a), m, e).value) == pytest.approx(
+            value, abs=1e-12
+        )
 
 
 @SLOW
 def test_risks_of_three_tokens():
     """spec/4, 7.3: error 1e-10."""
     model = smi.SequenceSingleIndex(
-        SGD.HermiteSeries({(2, 0, 0): 1.0, (0, 2, 0): 1.0, (0, 0, 2): 1.0}, True), 3, SGD.Attention(), "orthonormal"
+        SGD.HermiteSeries({(2, 0, 0): 1.0, (0, 2, 0): 1.0, (0, 0, 2): 1.0}, True),
+        3,
+        SGD.Attention(),
+        "orthonormal",
     )
     point = (0.3, -0.2, 0.1)
     for m, e, value in [
@@ -184,11 +205,17 @@ def test_hessians_of_the_figures():
         (MIXED, "none", 0.0, 0.095195065572, 0.720769548), (MIXED, "sqrtL", 0.0, -0.147664613090, 0.509661035),
     ]:  # fmt: skip
         model = trace(terms, norm)
-        np.testing.assert_allclose(SGD.hessian_at_origin(model), [[R_mm, 0.0], [0.0, R_ee]], atol=1e-12)
+        np.testing.assert_allclose(
+            SGD.hessian_at_origin(model), [[R_mm, 0.0], [0.0, R_ee]], atol=1e-12
+        )
         assert SGD.taylor(model, 4).get((4, 0), 0.0) == pytest.approx(quartic, abs=1e-9)
-    normalised = smi.SequenceSingleIndex(SGD.HermiteSeries(HE2, True), 2, SGD.Attention(trace_norm="none"), "paired")
+    normalised = smi.SequenceSingleIndex(
+        SGD.HermiteSeries(HE2, True), 2, SGD.Attention(trace_norm="none"), "paired"
+    )
     np.testing.assert_allclose(
-        SGD.hessian_at_origin(normalised), [[-0.56391355515 / 2**0.5, 0], [0, 1.038004107154]], atol=1e-12
+        SGD.hessian_at_origin(normalised),
+        [[-0.56391355515 / 2**0.5, 0], [0, 1.038004107154]],
+        atol=1e-12,
     )
 
 
@@ -208,9 +235,15 @@ def test_hessian_by_differentiation_is_the_closed_form():
 
 def test_hessians_of_the_semantic_positional_problem():
     """spec/4, 7.4."""
-    known = [(0.0, 0.133260281, -0.220502338), (0.25, 0.050404879, -0.165376753), (0.64, -0.078849550, -0.079380842)]
+    known = [
+        (0.0, 0.133260281, -0.220502338),
+        (0.25, 0.050404879, -0.165376753),
+        (0.64, -0.078849550, -0.079380842),
+    ]
     for omega, R_ee, R_mm in [*known, (1.0, -0.198161330, 0.0)]:
-        np.testing.assert_allclose(SGD.hessian(SGD.semantic_positional(omega)), np.diag([R_mm, R_ee]), atol=6e-10)
+        np.testing.assert_allclose(
+            SGD.hessian(SGD.semantic_positional(omega)), np.diag([R_mm, R_ee]), atol=6e-10
+        )
 
 
 def test_derivatives_at_full_overlap():
@@ -235,7 +268,9 @@ def test_derivatives_of_the_risk_at_full_overlap():
         assert float(slope(sign)) == pytest.approx(float(slope(sign * (1 - 1e-9))), rel=1e-7)
     np.testing.assert_allclose(SGD.hessian(model, 1.0), SGD.hessian(model, 1.0 - 1e-8), atol=1e-6)
     sampled = smi.SequenceSingleIndex(lambda z: jnp.sum(z**2), 2, SGD.Network(jnp.square))
-    assert np.isnan(jax.grad(lambda m: risk_at(sampled, m[None], jax.random.key(0), 256).value)(1.0))
+    assert np.isnan(
+        jax.grad(lambda m: risk_at(sampled, m[None], jax.random.key(0), 256).value)(1.0)
+    )
 
 
 @pytest.mark.parametrize("row", [2.0, 8.0])
@@ -254,7 +289,9 @@ def test_rules_near_full_overlap_agree():
     step = np.sqrt(1 - 0.13**2)
     value = jax.jit(lambda m: risk_at(model, jnp.stack([m, 0.02])).value)
     at, around = value(step), [value(step + k * 1e-3) for k in (-2, -1, 1, 2)]
-    smooth = (-around[0] + 4 * around[1] + 4 * around[2] - around[3]) / 6  # cubic interpolation: h⁴ of a fourth derivative
+    smooth = (
+        -around[0] + 4 * around[1] + 4 * around[2] - around[3]
+    ) / 6  # cubic interpolation: h⁴ of a fourth derivative
     assert float(at) == pytest.approx(float(smooth), abs=1e-11)
 
 
@@ -262,14 +299,18 @@ def test_gradients_in_the_models_numbers():
     """Forward and reverse, against central differences (h = 1e-5: 1e-9)."""
     v, h = jnp.array([0.5, 0.4]), 1e-5
     value = jax.jit(lambda omega, a: risk_at(SGD.semantic_positional(omega, a), v).value)
-    backward = jax.jit(jax.grad(lambda x: risk_at(SGD.semantic_positional(x[0], x[1]), v).value))(jnp.array([0.67, 0.9]))
+    backward = jax.jit(jax.grad(lambda x: risk_at(SGD.semantic_positional(x[0], x[1]), v).value))(
+        jnp.array([0.67, 0.9])
+    )
     differences = [
         (value(0.67 + h, 0.9) - value(0.67 - h, 0.9)) / (2 * h), (value(0.67, 0.9 + h) - value(0.67, 0.9 - h)) / (2 * h)
     ]  # fmt: skip
     np.testing.assert_allclose(backward, differences, atol=1e-8)
     model = SGD.semantic_positional(0.67)
     np.testing.assert_allclose(
-        jax.jit(jax.grad(lambda v: risk_at(model, v).value))(v), [-0.03204343, -0.02122950], atol=1e-7
+        jax.jit(jax.grad(lambda v: risk_at(model, v).value))(v),
+        [-0.03204343, -0.02122950],
+        atol=1e-7,
     )
 
 
@@ -279,7 +320,9 @@ def test_jit_and_map_are_the_loop():
     points = jnp.linspace(-1.0, 1.0, 9)[:, None]
     value = lambda v: risk_at(model, v).value
     one_by_one = [float(SGD.risk(model, v[0]).value) for v in points]
-    np.testing.assert_allclose(jax.jit(lambda p: jax.lax.map(value, p))(points), one_by_one, atol=1e-14)
+    np.testing.assert_allclose(
+        jax.jit(lambda p: jax.lax.map(value, p))(points), one_by_one, atol=1e-14
+    )
     np.testing.assert_allclose(jax.jit(jax.vmap(value))(points), one_by_one, atol=1e-14)
 
 
@@ -315,7 +358,9 @@ def test_networks_with_a_series_against_averages(tied):
 def test_noise_of_attention():
     """Exact on the grid: against the averages of spec/4, 7.4 and 7.6 in their errors, and against nets here."""
     for omega, value in ((0.5, 0.02682), (0.64, 0.02787), (0.67, 0.02850), (0.8, 0.03283)):
-        assert float(SGD.gradient_noise(SGD.semantic_positional(omega)).value) == pytest.approx(value, abs=1e-4)
+        assert float(SGD.gradient_noise(SGD.semantic_positional(omega)).value) == pytest.approx(
+            value, abs=1e-4
+        )
     model = SGD.semantic_positional(0.67)
     exact = SGD.gradient_noise(model, 0.5, 0.4)
     assert float(exact.value) == pytest.approx(0.02705, abs=2e-5)
@@ -339,7 +384,10 @@ def test_sampled_risks_have_honest_errors():
 
 def test_flatness_tells_curvature_from_escape():
     attention = SGD.flatness(trace(HE4))
-    assert (attention.order, attention.escape) == (2, np.inf)  # the encoding's curvature is positive
+    assert (attention.order, attention.escape) == (
+        2,
+        np.inf,
+    )  # the encoding's curvature is positive
     assert SGD.flatness(trace(HE4, encoding=None)).order == 4
     assert SGD.flatness(trace({n: -c for n, c in HE4.items()}, encoding=None)).escape == 4
     down = SGD.flatness(trace(MIXED, "sqrtL"))
@@ -347,8 +395,12 @@ def test_flatness_tells_curvature_from_escape():
     np.testing.assert_allclose(np.abs(down.direction), [0.0, 1.0], atol=1e-8)
     tiny = smi.SequenceSingleIndex(SGD.HermiteSeries(HE2), 2, loss_factor=1e-10)
     assert SGD.flatness(tiny)[:2] == (2, 2)  # c is a scale
-    network = smi.SequenceSingleIndex(SGD.HermiteSeries(HE2, True), 2, SGD.Network(), loss_factor=1.0)
-    assert SGD.hessian_at_origin(network)[0, 0] == pytest.approx(-2 / np.sqrt(np.pi), abs=1e-13)  # the kink costs nothing
+    network = smi.SequenceSingleIndex(
+        SGD.HermiteSeries(HE2, True), 2, SGD.Network(), loss_factor=1.0
+    )
+    assert SGD.hessian_at_origin(network)[0, 0] == pytest.approx(
+        -2 / np.sqrt(np.pi), abs=1e-13
+    )  # the kink costs nothing
     odd = smi.SequenceSingleIndex(lambda z: z[0] ** 3 - 3 * z[0], 1, lambda z: z[0] + z[0] ** 3)
     assert SGD.flatness(odd).escape == 3
 
@@ -357,9 +409,14 @@ def test_predicted_sample_complexity():
     """k = 1, 2, 3 in closed form for a student h_k, c = 1: R = 2 - 2 m^k."""
     for k, time in ((1, 0.5 / 2), (2, np.log(0.5 * 20) / 4), (3, (20 - 2) / 6)):
         model = smi.SequenceSingleIndex(
-            SGD.HermiteSeries({(k,): 1.0}, True), 1, SGD.HermiteSeries({(k,): 1.0}, True), loss_factor=1.0
+            SGD.HermiteSeries({(k,): 1.0}, True),
+            1,
+            SGD.HermiteSeries({(k,): 1.0}, True),
+            loss_factor=1.0,
         )
-        assert float(SGD.sample_complexity(model, 400, 0.01)) == pytest.approx(400 * time / 0.01, rel=1e-10)
+        assert float(SGD.sample_complexity(model, 400, 0.01)) == pytest.approx(
+            400 * time / 0.01, rel=1e-10
+        )
     assert np.isinf(SGD.sample_complexity(trace(HE4, encoding=None), 400, 0.01))
 
 
@@ -372,7 +429,11 @@ def test_chi_square(count):
     tries, a = _tries(count), jax.random.split(jax.random.key(count))
     n = 400_000
     x = np.asarray(
-        _chi_square(jnp.asarray(float(count)), jax.random.normal(a[0], (n, tries)), jax.random.uniform(a[1], (n, tries)))
+        _chi_square(
+            jnp.asarray(float(count)),
+            jax.random.normal(a[0], (n, tries)),
+            jax.random.uniform(a[1], (n, tries)),
+        )
     )
     centred = x - count
     for moment, value in ((x, count), (centred**2, 2 * count), (centred**3, 8 * count)):
@@ -393,22 +454,36 @@ def test_runs_do_not_depend_on_their_company_or_on_the_bar():
 
 def test_runs_stop_where_they_are_told_and_say_when_they_arrived():
     model = SGD.semantic_positional(0.2)
-    found = SGD.simulate(model, keys(4), dimension=50, gamma=2.0, steps=20_000, m=0.6, eta=0.7, until=0.8, every=64)
+    found = SGD.simulate(
+        model, keys(4), dimension=50, gamma=2.0, steps=20_000, m=0.6, eta=0.7, until=0.8, every=64
+    )
     size = np.linalg.norm(np.asarray(found.end), axis=1)
     assert (np.asarray(found.result) == Result.SUCCESS).all()
     assert ((size >= 0.8) & (size < 0.95)).all()
-    assert ((np.asarray(found.reached) > 0) & (np.asarray(found.reached) <= np.asarray(found.steps))).all()
+    assert (
+        (np.asarray(found.reached) > 0) & (np.asarray(found.reached) <= np.asarray(found.steps))
+    ).all()
     seen = np.asarray(found.overlaps)
     after = np.asarray(found.step)[None] > np.asarray(found.steps)[:, None]
     np.testing.assert_array_equal(np.isnan(seen[..., 0]), after)
-    short = SGD.simulate(model, keys(2), dimension=50, gamma=0.01, steps=10, m=0.6, eta=0.7, until=0.8)
+    short = SGD.simulate(
+        model, keys(2), dimension=50, gamma=0.01, steps=10, m=0.6, eta=0.7, until=0.8
+    )
     assert (np.asarray(short.result) == Result.MAX_STEPS).all()
     assert np.isinf(np.asarray(short.reached)).all()
 
 
 @pytest.mark.parametrize("method", ["reduced", "full"])
 def test_the_last_record_may_come_early(method):
-    found = SGD.simulate(SGD.semantic_positional(0.6), keys(2), dimension=20, gamma=0.5, steps=100, every=30, method=method)
+    found = SGD.simulate(
+        SGD.semantic_positional(0.6),
+        keys(2),
+        dimension=20,
+        gamma=0.5,
+        steps=100,
+        every=30,
+        method=method,
+    )
     np.testing.assert_array_equal(found.step, [0, 30, 60, 90, 100])
     np.testing.assert_array_equal(found.overlaps[:, -1], found.end)
 
@@ -420,7 +495,9 @@ def test_one_compilation_for_all_numbers():
     SGD.simulate(SGD.semantic_positional(0.64), keys(2), dimension=500, gamma=1.0, **settings)
     before = simulation._advance._cached._cache_size()  # pyright: ignore
     for omega, gamma, dimension in ((0.5, 1.0, 500), (0.64, 0.3, 600), (0.7, 0.2, 5000)):
-        SGD.simulate(SGD.semantic_positional(omega), keys(2), dimension=dimension, gamma=gamma, **settings)
+        SGD.simulate(
+            SGD.semantic_positional(omega), keys(2), dimension=dimension, gamma=gamma, **settings
+        )
     assert simulation._advance._cached._cache_size() == before  # pyright: ignore
 
 
@@ -440,19 +517,27 @@ REFUSED = {
     "length": lambda: smi.SequenceSingleIndex(jnp.sum, 0),
     "paired": lambda: smi.SequenceSingleIndex(jnp.sum, 3, encoding="paired"),
     "encoding's shape": lambda: smi.SequenceSingleIndex(jnp.sum, 2, encoding=jnp.ones((3, 2))),
-    "encoding not finite": lambda: smi.SequenceSingleIndex(jnp.sum, 2, encoding=jnp.array([[1.0], [jnp.nan]])),
+    "encoding not finite": lambda: smi.SequenceSingleIndex(
+        jnp.sum, 2, encoding=jnp.array([[1.0], [jnp.nan]])
+    ),
     "encoding of a network": lambda: smi.SequenceSingleIndex(jnp.sum, 2, SGD.Network(), "paired"),
     "loss": lambda: smi.SequenceSingleIndex(jnp.sum, 2, loss="l1"),
     "loss_factor": lambda: smi.SequenceSingleIndex(jnp.sum, 2, loss_factor=0.0),
     "reduction": lambda: SGD.Attention("mean"),
     "trace_norm": lambda: SGD.Attention("trace", "L"),
     "bilinear without vectors": lambda: SGD.Attention("bilinear"),
-    "bilinear of norm zero": lambda: SGD.Attention("bilinear", left=jnp.zeros(2), right=jnp.ones(2)),
+    "bilinear of norm zero": lambda: SGD.Attention(
+        "bilinear", left=jnp.zeros(2), right=jnp.ones(2)
+    ),
     "bilinear of another length": lambda: smi.SequenceSingleIndex(
         jnp.sum, 2, SGD.Attention("bilinear", left=jnp.ones(3), right=jnp.ones(3))
     ),
-    "a series of another length": lambda: smi.SequenceSingleIndex(SGD.HermiteSeries({(2,): 1.0}), 2),
-    "no second moment": lambda: SGD.risk(smi.SequenceSingleIndex(lambda z: jnp.exp(z[0] ** 2), 1, lambda z: z[0]), 0.3),
+    "a series of another length": lambda: smi.SequenceSingleIndex(
+        SGD.HermiteSeries({(2,): 1.0}), 2
+    ),
+    "no second moment": lambda: SGD.risk(
+        smi.SequenceSingleIndex(lambda z: jnp.exp(z[0] ** 2), 1, lambda z: z[0]), 0.3
+    ),
     "longest": lambda: SGD.recovery_time(NETWORK, 0.1, longest=-1.0),
     "another shape": lambda: smi.SequenceSingleIndex(lambda z: z, 2),
     "complex": lambda: smi.SequenceSingleIndex(lambda z: 1j * jnp.sum(z), 2),

@@ -51,7 +51,11 @@ def test_the_file_says_how_it_was_made(tmp_path):
     assert attributes["note"] == "a note"
     assert json.loads(attributes["switch"]) is True
     assert json.loads(attributes["sizes"]) == [1, 2]
-    assert json.loads(attributes["model_parameters"]) == {"type": "Layers", "skip": [1.0, 0.5], "ranks": [1, 1]}
+    assert json.loads(attributes["model_parameters"]) == {
+        "type": "Layers",
+        "skip": [1.0, 0.5],
+        "ranks": [1, 1],
+    }
     assert json.loads(attributes["key"]) == [0, 3]
     assert attributes["time"].endswith("+00:00")
     assert {"jaxsmi", "python", "device", "x64"} <= attributes.keys()
@@ -61,11 +65,16 @@ def test_the_key_makes_the_same_numbers_again(tmp_path):
     solution = synthetic.solution(key=jax.random.key(11))
     storage.save(solution, tmp_path / "a.nc")
     key = jax.random.wrap_key_data(jnp.asarray(storage.load(tmp_path / "a.nc")["key"].values))
-    np.testing.assert_array_equal(jax.random.normal(key, 3), jax.random.normal(jax.random.key(11), 3))
+    np.testing.assert_array_equal(
+        jax.random.normal(key, 3), jax.random.normal(jax.random.key(11), 3)
+    )
 
 
 def test_a_curve_is_in_ascending_alpha_and_gives_its_solutions_back(tmp_path):
-    solutions = [synthetic.solution(alpha=alpha, steps=steps) for alpha, steps in [(0.9, 8), (0.3, 4), (0.6, 6)]]
+    solutions = [
+        synthetic.solution(alpha=alpha, steps=steps)
+        for alpha, steps in [(0.9, 8), (0.3, 4), (0.6, 6)]
+    ]
     storage.save(solutions, tmp_path / "curve.nc")
     curve = storage.load(tmp_path / "curve.nc")
     assert curve["overlap"].dims == ("alpha", "index", "index_")

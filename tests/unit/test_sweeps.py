@@ -51,7 +51,11 @@ def test_one_seed_is_itself_in_any_company():
 
 def test_rows_are_kept_and_not_solved_again(tmp_path):
     first = table(out=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["row-00000.npz", "row-00001.npz", "sweep.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "row-00000.npz",
+        "row-00001.npz",
+        "sweep.json",
+    ]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     (tmp_path / "row-00001.npz").unlink()
     same(first, table(out=tmp_path))
@@ -64,9 +68,19 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path, change):
     with pytest.raises(ValueError, match=next(iter(change))):
         table(out=tmp_path, **change)
     with pytest.raises(ValueError, match="settings"):
-        smi.sweep(linear, ALPHAS, {"noise": NOISES}, settings=QUICK | {"samples": 1024}, out=tmp_path)
-    with pytest.raises(ValueError, match="models"):  # the same values of another parameter of the model
-        smi.sweep(lambda noise: smi.links.linear(2 * noise), ALPHAS, {"noise": NOISES}, settings=QUICK, out=tmp_path)
+        smi.sweep(
+            linear, ALPHAS, {"noise": NOISES}, settings=QUICK | {"samples": 1024}, out=tmp_path
+        )
+    with pytest.raises(
+        ValueError, match="models"
+    ):  # the same values of another parameter of the model
+        smi.sweep(
+            lambda noise: smi.links.linear(2 * noise),
+            ALPHAS,
+            {"noise": NOISES},
+            settings=QUICK,
+            out=tmp_path,
+        )
 
 
 def test_a_bad_point_is_a_code_and_a_message():
@@ -83,7 +97,9 @@ def test_a_bad_point_is_a_code_and_a_message():
         return smi.state_evolution(model, alpha, key=key, **settings)
 
     found = smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=faulty, settings=QUICK)
-    np.testing.assert_array_equal(found.result.values.ravel(), [Result.SUCCESS, Result.INVALID, Result.SUCCESS])
+    np.testing.assert_array_equal(
+        found.result.values.ravel(), [Result.SUCCESS, Result.INVALID, Result.SUCCESS]
+    )
     assert "no luck" in str(found.message.sel(alpha=1.0).values.item())
 
 
@@ -108,14 +124,20 @@ def test_matrix_models_are_solved_many_at_once(tmp_path):
             alone = smi.state_evolution(attention(widths["rank_ratio"][width]), alpha)
             row = found.isel(rank_ratio=width, alpha=k, seed=0)
             assert int(row.result) == int(alone.result)
-            np.testing.assert_allclose(row.error, alone.error, rtol=1e-11, atol=1e-14)  # sums in another order
+            np.testing.assert_allclose(
+                row.error, alone.error, rtol=1e-11, atol=1e-14
+            )  # sums in another order
     for number in (3, 69):
         (tmp_path / f"row-{number:05d}.npz").unlink()
     same(smi.sweep(attention, alphas, widths, out=tmp_path), found)
-    bad = smi.sweep(attention, alphas, {"rank_ratio": [0.5, -1.0]})  # one by one, where one of them cannot be made
+    bad = smi.sweep(
+        attention, alphas, {"rank_ratio": [0.5, -1.0]}
+    )  # one by one, where one of them cannot be made
     assert (bad.result.sel(rank_ratio=-1.0) == Result.INVALID).all()
     np.testing.assert_allclose(
-        bad.error.sel(rank_ratio=0.5)[0, 1], smi.state_evolution(attention(0.5), 0.1).error, rtol=1e-11
+        bad.error.sel(rank_ratio=0.5)[0, 1],
+        smi.state_evolution(attention(0.5), 0.1).error,
+        rtol=1e-11,
     )
 
 
@@ -132,7 +154,11 @@ def test_samples_are_added_until_the_error_bar_is_met():
 @pytest.mark.slow
 def test_training_and_processes_of_this_machine():
     pytest.importorskip("dask.distributed")
-    words = {"solver": "train", "seeds": 2, "settings": {"dimension": 50, "steps": 100, "learning_rate": 0.1}}
+    words = {
+        "solver": "train",
+        "seeds": 2,
+        "settings": {"dimension": 50, "steps": 100, "learning_rate": 0.1},
+    }
     here = smi.sweep(linear, [2.0], {"noise": [0.1]}, **words)
     assert here.cosine.dims == ("noise", "seed", "alpha", "index")
     assert (here.cosine > 0.8).all()  # six seeds: 0.93 to 0.98
@@ -141,7 +167,9 @@ def test_training_and_processes_of_this_machine():
 
 @pytest.mark.slow
 def test_message_passing_of_several_seeds():
-    found = smi.sweep(linear, [1.0], {"noise": [0.5]}, solver="gamp", seeds=3, settings={"dimension": 200})
+    found = smi.sweep(
+        linear, [1.0], {"noise": [0.5]}, solver="gamp", seeds=3, settings={"dimension": 200}
+    )
     overlap = found.overlap.values.ravel()
     assert len(set(overlap)) == 3  # teachers, data and starts of their own
     assert overlap.mean() == pytest.approx(0.5, abs=0.1)  # one run: about 1/√D
@@ -173,7 +201,10 @@ smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": [0.
 def test_a_killed_sweep_goes_on_and_is_the_same(tmp_path):
     """kill -9 in the middle; what was finished is kept, and the end is the sweep that nobody disturbed, bit for bit."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    run = subprocess.Popen([sys.executable, "-c", SCRIPT.format(out=str(killed))], env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    run = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(out=str(killed))],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
     deadline = time.monotonic() + 120
     while len(list(killed.glob("row-*.npz"))) < 3:
         assert run.poll() is None, "finished before it was killed"
@@ -184,7 +215,9 @@ def test_a_killed_sweep_goes_on_and_is_the_same(tmp_path):
     done = len(list(killed.glob("row-*.npz")))
     assert 3 <= done < 40
     noises = [0.1 * k for k in range(1, 41)]
-    sweep = lambda out: smi.sweep(lambda noise: smi.links.linear(noise), ALPHAS, {"noise": noises}, settings=QUICK, out=out)
+    sweep = lambda out: smi.sweep(
+        lambda noise: smi.links.linear(noise), ALPHAS, {"noise": noises}, settings=QUICK, out=out
+    )
     same(sweep(killed), sweep(whole))
 
 
@@ -194,7 +227,9 @@ def test_a_cluster_that_loses_a_worker_gives_the_same():
     distributed = pytest.importorskip("dask.distributed")
     noises = [0.1 * k for k in range(1, 31)]
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
         victim = next(iter(client.scheduler_info()["workers"].values()))["id"]
@@ -214,7 +249,9 @@ def test_a_cluster_that_loses_a_worker_gives_the_same():
 
         killer = threading.Thread(target=kill)
         killer.start()
-        there = smi.sweep(linear, ALPHAS, {"noise": noises}, settings=QUICK, scheduler=client, solver=slow)
+        there = smi.sweep(
+            linear, ALPHAS, {"noise": noises}, settings=QUICK, scheduler=client, solver=slow
+        )
         killer.join()
         here = smi.sweep(linear, ALPHAS, {"noise": noises}, settings=QUICK, solver=slow)
     assert finished

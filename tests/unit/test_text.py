@@ -11,14 +11,18 @@ from jaxsmi import text
 
 def test_files_of_both_kinds_and_encodings(tmp_path):
     path = tmp_path / "questions.txt"
-    path.write_text("DESC:manner How did serfdom develop ?\n\nLOC Where is Zürich ?\n", encoding="utf-8")
+    path.write_text(
+        "DESC:manner How did serfdom develop ?\n\nLOC Where is Zürich ?\n", encoding="utf-8"
+    )
     assert text.load(path) == [
         text.Question("DESC", "manner", "How did serfdom develop ?"),
         text.Question("LOC", "", "Where is Zürich ?"),
     ]
     path.write_bytes("LOC:city Where is Zürich ?\n".encode("latin-1"))
     assert text.load(path)[0].text == "Where is Zürich ?"
-    path.write_bytes(b"HUM\tWho is it ?\r\nLOC:x Where is a\x85 b c ?\n")  # a tab; a byte that splitlines would split at
+    path.write_bytes(
+        b"HUM\tWho is it ?\r\nLOC:x Where is a\x85 b c ?\n"
+    )  # a tab; a byte that splitlines would split at
     assert [question.label for question in text.load(path)] == ["HUM", "LOC"]
     path.write_text("LOC:city Where ?\nnonsense\n")
     with pytest.raises(ValueError, match=r"line 2: got 'nonsense'; allowed: 'LABEL:sub text'"):
@@ -30,7 +34,14 @@ def test_files_of_both_kinds_and_encodings(tmp_path):
 
 def test_words_and_numbers():
     vocabulary = text.Vocabulary(["Who is who ?", "Who's there, who-ever ?"])
-    assert vocabulary.words("Who's there, it's 1999?") == ["who's", "there", ",", "it's", "1999", "?"]
+    assert vocabulary.words("Who's there, it's 1999?") == [
+        "who's",
+        "there",
+        ",",
+        "it's",
+        "1999",
+        "?",
+    ]
     assert vocabulary.ids["?"] == 2  # the most frequent word with "who": by the alphabet
     assert vocabulary.ids["who"] == 3
     coded = vocabulary.encode(["Who is Dracula ?", "who who who who who who"], 5)
@@ -46,7 +57,10 @@ def test_padding_is_not_seen_and_the_network_is_its_equations():
     ids = np.array([3, 7, 7, 11])
     short, padded = network(jnp.asarray(ids)), network(jnp.asarray([*ids, 0, 0, 0]))
     np.testing.assert_allclose(short, padded, rtol=0, atol=1e-5)  # float32
-    E, W, A, b = (np.asarray(x, float) for x in (network.embedding, network.layers, network.head, network.bias))
+    E, W, A, b = (
+        np.asarray(x, float)
+        for x in (network.embedding, network.layers, network.head, network.bias)
+    )
     X = E[ids]
     for w in W:
         scores = np.exp(X @ w.T @ w @ X.T / np.sqrt(4.0))
@@ -76,7 +90,10 @@ def test_the_experiment_from_end_to_end():
     np.testing.assert_allclose(run.similarity[-1], 1.0, atol=1e-6)
     assert np.all(run.similarity[0] < 0.99)
     assert np.all(np.diff(run.similarity, axis=0)[-12:] > -1e-3)  # settling
-    assert run.predict(["Where was Newton born ?", "How many people live in Oslo ?"]) == ["LOC", "NUM"]
+    assert run.predict(["Where was Newton born ?", "How many people live in Oslo ?"]) == [
+        "LOC",
+        "NUM",
+    ]
     settled = text.settled_at(run)
     assert np.all((settled > 0) & (settled < 12))
 

@@ -37,14 +37,31 @@ def total(weights, inputs, labels):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "scale"),
-    [pytest.param("mean", 1 / 30, marks=SLOW), pytest.param("sum", 1.0, marks=SLOW), ("sum/D", 1 / 10)],
+    [
+        pytest.param("mean", 1 / 30, marks=SLOW),
+        pytest.param("sum", 1.0, marks=SLOW),
+        ("sum/D", 1 / 10),
+    ],
 )
 def test_full_batch_descent_is_the_loop_of_optax(reduction, scale):
-    optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1, momentum=0.9, nesterov=True))
-    expected = by_hand(lambda w, x, y: scale * total(w, x, y), optimizer, [(DATA.inputs, DATA.labels)] * 4, repeats=2)
-    fit = smi.train(MODEL, DATA, optimizer, key=KEY, steps=4, repeats=2, reduction=reduction, init=START)
-    np.testing.assert_allclose(fit.weights, expected, rtol=0, atol=1e-12)  # rounding of some 1e3 operations
-    np.testing.assert_allclose(fit.history["train_loss"][1], scale * total(START, DATA.inputs, DATA.labels), rtol=1e-12)
+    optimizer = optax.chain(
+        optax.add_decayed_weights(0.1), optax.sgd(0.1, momentum=0.9, nesterov=True)
+    )
+    expected = by_hand(
+        lambda w, x, y: scale * total(w, x, y),
+        optimizer,
+        [(DATA.inputs, DATA.labels)] * 4,
+        repeats=2,
+    )
+    fit = smi.train(
+        MODEL, DATA, optimizer, key=KEY, steps=4, repeats=2, reduction=reduction, init=START
+    )
+    np.testing.assert_allclose(
+        fit.weights, expected, rtol=0, atol=1e-12
+    )  # rounding of some 1e3 operations
+    np.testing.assert_allclose(
+        fit.history["train_loss"][1], scale * total(START, DATA.inputs, DATA.labels), rtol=1e-12
+    )
     assert fit.kind == "train"
     assert int(fit.steps) == 4
 
@@ -52,7 +69,9 @@ def test_full_batch_descent_is_the_loop_of_optax(reduction, scale):
 def test_one_pass_takes_each_sample_once_in_order():
     batches = [(DATA.inputs[i : i + 7], DATA.labels[i : i + 7]) for i in (0, 7, 14, 21)]
     expected = by_hand(lambda w, x, y: total(w, x, y) / 7, optax.sgd(0.3), batches)
-    fit = smi.train(MODEL, DATA, optax.sgd(0.3), key=KEY, steps=4, batch_size=7, one_pass=True, init=START)
+    fit = smi.train(
+        MODEL, DATA, optax.sgd(0.3), key=KEY, steps=4, batch_size=7, one_pass=True, init=START
+    )
     np.testing.assert_allclose(fit.weights, expected, rtol=0, atol=1e-12)
 
 
@@ -73,7 +92,9 @@ def test_an_epoch_is_a_permutation_of_all_samples(size):
 @pytest.mark.slow
 def test_the_last_batch_of_an_epoch_counts_only_what_is_in_it():
     """30 samples in batches of 20: the second batch has ten samples, and its mean is over ten."""
-    weights = smi.train(MODEL, DATA, optax.sgd(0.3), key=KEY, steps=2, batch_size=20, init=START).weights
+    weights = smi.train(
+        MODEL, DATA, optax.sgd(0.3), key=KEY, steps=2, batch_size=20, init=START
+    ).weights
     words = jax.random.bits(jax.random.split(jax.random.fold_in(KEY, 1))[1], (2,), jnp.uint32)
     order_key = jax.random.wrap_key_data(words, impl="threefry2x32")
     order = np.asarray(training.Epochs(30, 20, True).order(order_key, jnp.asarray(0)))
@@ -84,17 +105,25 @@ def test_the_last_batch_of_an_epoch_counts_only_what_is_in_it():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"batch_size": 7}, pytest.param({}, marks=SLOW), pytest.param({"batch_size": 11, "repeats": 2}, marks=SLOW)],
+    [
+        {"batch_size": 7},
+        pytest.param({}, marks=SLOW),
+        pytest.param({"batch_size": 11, "repeats": 2}, marks=SLOW),
+    ],
 )
 def test_a_continued_run_is_the_run(settings):
     optimizer = optax.adam(0.05)
     whole = smi.train(MODEL, DATA, optimizer, key=KEY, steps=23, record_every=1, **settings)
     first = smi.train(MODEL, DATA, optimizer, key=KEY, steps=9, **settings)
-    rest = smi.train(MODEL, DATA, optimizer, key=KEY, steps=14, state=first.state, record_every=4, **settings)
+    rest = smi.train(
+        MODEL, DATA, optimizer, key=KEY, steps=14, state=first.state, record_every=4, **settings
+    )
     np.testing.assert_array_equal(rest.weights, whole.weights)
     assert int(rest.steps) == 23
     np.testing.assert_array_equal(rest.history["step"], [9, 13, 17, 21, 23])
-    np.testing.assert_array_equal(rest.history["overlap"], np.asarray(whole.history["overlap"])[[9, 13, 17, 21, 23]])
+    np.testing.assert_array_equal(
+        rest.history["overlap"], np.asarray(whole.history["overlap"])[[9, 13, 17, 21, 23]]
+    )
 
 
 @pytest.mark.slow
@@ -105,7 +134,9 @@ def test_runs_at_once_are_the_runs_one_by_one():
     for n, key in enumerate(keys):
         alone = smi.train(MODEL, DATA, optimizer, key=key, steps=20, batch_size=8)
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(together.history["cosine"][n], alone.history["cosine"], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            together.history["cosine"][n], alone.history["cosine"], rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.slow
@@ -115,7 +146,10 @@ def test_a_state_goes_through_a_file(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "state.eqx", fit.state)
     like = smi.train(MODEL, DATA, optimizer, key=jax.random.key(8), steps=1, batch_size=7).state
     back = eqx.tree_deserialise_leaves(tmp_path / "state.eqx", like)
-    one, two = (smi.train(MODEL, DATA, optimizer, steps=5, batch_size=7, state=state) for state in (fit.state, back))
+    one, two = (
+        smi.train(MODEL, DATA, optimizer, steps=5, batch_size=7, state=state)
+        for state in (fit.state, back)
+    )
     np.testing.assert_array_equal(one.weights, two.weights)
 
 
@@ -127,7 +161,11 @@ def test_optimisers_that_ask_for_more_and_rates_that_promote():
 
     def run(decay):
         return smi.train(
-            MODEL, single, optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1, momentum=0.9)), key=KEY, steps=6
+            MODEL,
+            single,
+            optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1, momentum=0.9)),
+            key=KEY,
+            steps=6,
         )
 
     assert jax.vmap(run)(jnp.array([0.1, 0.2])).weights.dtype == jnp.float32
@@ -136,7 +174,9 @@ def test_optimisers_that_ask_for_more_and_rates_that_promote():
 @pytest.mark.slow
 def test_learning_rates_under_vmap():
     rates = jnp.array([0.01, 0.3])
-    together = jax.vmap(lambda rate: smi.train(MODEL, DATA, optax.sgd(rate), key=KEY, steps=15, batch_size=8))(rates)
+    together = jax.vmap(
+        lambda rate: smi.train(MODEL, DATA, optax.sgd(rate), key=KEY, steps=15, batch_size=8)
+    )(rates)
     for n, rate in enumerate(rates):
         alone = smi.train(MODEL, DATA, optax.sgd(rate), key=KEY, steps=15, batch_size=8)
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
@@ -150,7 +190,9 @@ def test_a_start_knows_nothing_of_the_teacher_even_with_one_key_for_both():
         smi.train(model, data, optax.sgd(1e-9), key=KEY, steps=1),
         smi.gamp(model, data, key=KEY, max_steps=1),
     ):
-        assert np.all(np.abs(np.asarray(solution.history["cosine"][0])) < 5 / np.sqrt(2000))  # five standard deviations
+        assert np.all(
+            np.abs(np.asarray(solution.history["cosine"][0])) < 5 / np.sqrt(2000)
+        )  # five standard deviations
 
 
 @pytest.mark.slow
@@ -170,7 +212,9 @@ def test_population_error_is_that_of_new_samples():
     fresh = MODEL.sample(jax.random.key(9), dimension=10, alpha=2000.0, teacher=DATA.teacher)
     squared = np.asarray(MODEL.predict(fit, fresh.inputs) - fresh.labels) ** 2
     stderr = squared.std() / np.sqrt(len(squared))
-    assert abs(float(fit.error) - squared.mean()) < 4 * stderr + 0.02 * squared.mean()  # 8 nets of 512 points: under 1 %
+    assert (
+        abs(float(fit.error) - squared.mean()) < 4 * stderr + 0.02 * squared.mean()
+    )  # 8 nets of 512 points: under 1 %
     tested = smi.train(MODEL, DATA, optax.adam(0.1), key=KEY, steps=30, test=fresh)
     np.testing.assert_allclose(tested.error, squared.mean(), rtol=1e-10)
 
@@ -178,12 +222,19 @@ def test_population_error_is_that_of_new_samples():
 @pytest.mark.slow
 def test_error_against_another_teacher_is_measured_with_that_teachers_link():
     """A linear student of a teacher z²: with ω = z/√ρ, z ~ N(0, ρ), E (z² - ω)² = 3ρ² + 1."""
-    square, line = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1), smi.MultiIndex(lambda z: z[0, 0], indices=1)
+    square, line = (
+        smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1),
+        smi.MultiIndex(lambda z: z[0, 0], indices=1),
+    )
     data = square.sample(KEY, dimension=40, alpha=2.0)
     rho = np.mean(np.asarray(data.teacher) ** 2)
-    fit = smi.train(line, data, optax.sgd(1e-9), key=KEY, steps=1, init=np.asarray(data.teacher) / np.sqrt(rho))
+    fit = smi.train(
+        line, data, optax.sgd(1e-9), key=KEY, steps=1, init=np.asarray(data.teacher) / np.sqrt(rho)
+    )
     expected = 3 * rho**2 + 1
-    assert abs(float(fit.error) - expected) < 0.05 * expected  # 4096 quasi-random points of a heavy tail: 1 to 2 %
+    assert (
+        abs(float(fit.error) - expected) < 0.05 * expected
+    )  # 4096 quasi-random points of a heavy tail: 1 to 2 %
 
 
 @pytest.mark.slow
@@ -197,14 +248,20 @@ def test_early_stopping_and_codes():
     assert np.all(fit.trajectory["cosine"][:-1, 0] < 0.9)
     never = smi.train(model, data, optax.sgd(1e-6), key=KEY, steps=20, target=0.99)
     assert int(never.result) == Result.MAX_STEPS
-    settled = smi.train(model, data, optax.sgd(5.0), key=KEY, steps=3000, record_every=10, patience=5, test=data)
+    settled = smi.train(
+        model, data, optax.sgd(5.0), key=KEY, steps=3000, record_every=10, patience=5, test=data
+    )
     assert int(settled.result) == Result.SUCCESS
     assert 10 <= int(settled.steps) < 3000
     # runs that stop at different records: each as if it were alone
     keys = jax.random.split(KEY, 3)
-    together = smi.train(model, data, optax.adam(0.1), key=keys, steps=1000, record_every=10, target=0.9)
+    together = smi.train(
+        model, data, optax.adam(0.1), key=keys, steps=1000, record_every=10, target=0.9
+    )
     for n, key in enumerate(keys):
-        alone = smi.train(model, data, optax.adam(0.1), key=key, steps=1000, record_every=10, target=0.9)
+        alone = smi.train(
+            model, data, optax.adam(0.1), key=key, steps=1000, record_every=10, target=0.9
+        )
         assert int(together.steps[n]) == int(alone.steps)
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
 
@@ -222,18 +279,24 @@ def test_a_stream_is_fresh_at_each_step_and_its_limit_is_the_population():
     model = smi.links.linear(0.0)
     stream = smi.Stream(model, model.start(jax.random.key(4), 30))
     fit = smi.train(model, stream, optax.sgd(3.0), key=KEY, steps=300, batch_size=10)
-    assert float(fit.history["cosine"][-1, 0]) > 0.999  # noiseless least mean squares converges to the teacher
+    assert (
+        float(fit.history["cosine"][-1, 0]) > 0.999
+    )  # noiseless least mean squares converges to the teacher
     keys = jax.random.split(KEY, 2)
     one, two = stream.draw(keys[0], 5), stream.draw(keys[1], 5)
     assert not np.array_equal(one[0], two[0])
-    np.testing.assert_allclose(one[1].reshape(-1), one[0][:, 0] @ stream.teacher[0] / np.sqrt(30), atol=1e-12)
+    np.testing.assert_allclose(
+        one[1].reshape(-1), one[0][:, 0] @ stream.teacher[0] / np.sqrt(30), atol=1e-12
+    )
     assert np.isinf(float(fit.alpha))
 
 
 @pytest.mark.slow
 def test_recorded_function_and_float32():
     data = MODEL.sample(KEY, dimension=10, alpha=3.0, dtype=jnp.float32)
-    fit = smi.train(MODEL, data, optax.sgd(0.1), key=KEY, steps=8, record_every=4, record=lambda w: jnp.max(w))
+    fit = smi.train(
+        MODEL, data, optax.sgd(0.1), key=KEY, steps=8, record_every=4, record=lambda w: jnp.max(w)
+    )
     assert fit.weights.dtype == jnp.float32
     assert fit.history["record"].shape == (3,)
     np.testing.assert_allclose(fit.history["record"][-1], np.max(np.asarray(fit.weights)))
@@ -282,10 +345,17 @@ def test_bad_combinations_are_named():
     with pytest.raises(ValueError, match=r"^state: .*another optimiser"):
         smi.train(MODEL, DATA, optax.adam(0.1), state=fit.state)
     with pytest.raises(ValueError, match=r"^state: .*float32"):
-        smi.train(MODEL, smi.Dataset(DATA.inputs.astype(jnp.float32), DATA.labels), optimizer, state=fit.state)
+        smi.train(
+            MODEL,
+            smi.Dataset(DATA.inputs.astype(jnp.float32), DATA.labels),
+            optimizer,
+            state=fit.state,
+        )
     with pytest.raises(ValueError, match=r"^steps: .*at most 3"):
         smi.train(MODEL, DATA, optimizer, steps=4, batch_size=7, one_pass=True, state=fit.state)
-    apart = eqx.tree_at(lambda s: s.step, jax.tree.map(lambda x: jnp.stack([x, x]), fit.state), jnp.array([3, 7]))
+    apart = eqx.tree_at(
+        lambda s: s.step, jax.tree.map(lambda x: jnp.stack([x, x]), fit.state), jnp.array([3, 7])
+    )
     with pytest.raises(ValueError, match=r"^state: .*one step"):
         smi.train(MODEL, DATA, optimizer, state=apart)
     with pytest.raises(ValueError, match=r"^data.labels: "):
@@ -326,15 +396,22 @@ def test_crossings_are_interpolated_exactly():
 def test_order_of_several_methods_in_one_call():
     model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=60, alpha=4.0)
-    methods = {"GAMP": {"alpha": 2.0}, "Adam": {"optimizer": optax.adam(0.05), "steps": 100, "record_every": 1}}
+    methods = {
+        "GAMP": {"alpha": 2.0},
+        "Adam": {"optimizer": optax.adam(0.05), "steps": 100, "record_every": 1},
+    }
     found = smi.learning_order(model, data, methods, key=KEY, seeds=3)
     assert found.alpha == {"GAMP": 2.0, "Adam": 4.0}
     assert found.order("GAMP") == found.order("Adam") == [0]
     assert found.learned["Adam"].shape == (3, 1)
     assert np.all(np.asarray(found.learned["GAMP"]) < np.asarray(found.learned["Adam"]))
     curve = [smi.state_evolution(model, alpha, key=KEY) for alpha in (0.1, 0.2, 0.3, 0.4)]
-    at = float(smi.learned_at(curve, 0.5)[0])  # cos² = q = 1/4 on q² - (1 + α + Δ) q + α = 0: α = q (1 + Δ - q)/(1 - q)
-    assert abs(at - 0.25 * 0.85 / 0.75) < 0.005  # linear interpolation on a grid of 0.1: cos is concave there
+    at = float(
+        smi.learned_at(curve, 0.5)[0]
+    )  # cos² = q = 1/4 on q² - (1 + α + Δ) q + α = 0: α = q (1 + Δ - q)/(1 - q)
+    assert (
+        abs(at - 0.25 * 0.85 / 0.75) < 0.005
+    )  # linear interpolation on a grid of 0.1: cos is concave there
     with pytest.raises(ValueError, match="alpha"):
         smi.learning_order(model, data, {"GAMP": {"alpha": 9.0}}, key=KEY)
     with pytest.raises(ValueError, match=r"^data.teacher: "):

@@ -9,7 +9,12 @@ from jaxsmi.numerics.random_matrix.rectangular import (
     rectangular_information,
     rectangular_spectrum,
 )
-from jaxsmi.numerics.random_matrix.symmetric import Spectrum, mutual_information, shrinkage_error, spectrum
+from jaxsmi.numerics.random_matrix.symmetric import (
+    Spectrum,
+    mutual_information,
+    shrinkage_error,
+    spectrum,
+)
 
 __all__ = [
     "RectangularSpectrum",

@@ -111,20 +111,28 @@ def _below(t: Array, c: _Roots) -> _Place:
     """p = -(m + e^t)."""
     near = jnp.exp(t)
     far = c.m + near
-    return _Place((-near - c.apart, -far - c.n_plus, -near, -far - c.m_plus, -far, -far - c.rank), -near)
+    return _Place(
+        (-near - c.apart, -far - c.n_plus, -near, -far - c.m_plus, -far, -far - c.rank), -near
+    )
 
 
 def _between(t: Array, c: _Roots) -> _Place:
     """q = -n sigmoid(-t)."""
     near, far = (c.n * x for x in _halves(t))
-    return _Place((near, -far - c.n_plus, near + c.apart, -far - c.m_plus, -far, -far - c.rank), near * far / c.n)
+    return _Place(
+        (near, -far - c.n_plus, near + c.apart, -far - c.m_plus, -far, -far - c.rank),
+        near * far / c.n,
+    )
 
 
 def _beyond(t: Array, c: _Roots) -> _Place:
     """D = R₂ + e^t; N(R₂) = R₂ and M(R₂) = R₁ R₂."""
     grown = jnp.exp(t)
     D = c.rank + grown
-    to_n_plus, to_m_plus = grown + c.rank / (c.rank + c.n), grown + c.aspect * c.rank / (c.rank + c.m)
+    to_n_plus, to_m_plus = (
+        grown + c.rank / (c.rank + c.n),
+        grown + c.aspect * c.rank / (c.rank + c.m),
+    )
     return _Place((D + c.n, to_n_plus, D + c.m, to_m_plus, D, grown), grown)
 
 
@@ -133,7 +141,9 @@ def _within(t: Array, c: _Roots) -> _Place:
     width = jnp.where(c.apart > 0.0, c.n_plus * c.apart / c.m, 1.0)
     low, high = (width * x for x in _halves(t))
     D = c.m_plus + low
-    return _Place((D + c.n, -high, D + c.m, low, D, -high - c.rank / (c.rank + c.n)), low * high / width)
+    return _Place(
+        (D + c.n, -high, D + c.m, low, D, -high - c.rank / (c.rank + c.n)), low * high / width
+    )
 
 
 def _halves(t: Array) -> tuple[Array, Array]:
@@ -156,7 +166,9 @@ def _solved(branch: _Branch, goal: Array, low: Any, high: Any, c: _Roots) -> Arr
     start, end, half = branch(jnp.stack([low, high, middle]), fixed).log_s(fixed)
     rising = end > start
     reached = (at >= jnp.minimum(start, end)) & (at <= jnp.maximum(start, end))
-    goal = jnp.where(reached, goal, half)  # points of other branches: no NaN, in derivatives neither
+    goal = jnp.where(
+        reached, goal, half
+    )  # points of other branches: no NaN, in derivatives neither
     at = held(goal)
     t = held(bisect(lambda t: (branch(t, fixed).log_s(fixed) > at) == rising, low, high, 32))
     place = held(branch(t, fixed))
@@ -169,7 +181,9 @@ def _critical(c: _Roots) -> tuple[Array, Array]:
     """t at the four edges from left to right, in their branches (within, between, between, beyond); whether there is a gap."""
     held = lax.stop_gradient(c)
     wide = jnp.full_like(held.n, _WIDE)
-    middle = bisect(lambda t: _between(t, held).bend > 0.0, -0.5 * wide, 0.5 * wide)  # grows from -∞ at -n to ∞ at 0
+    middle = bisect(
+        lambda t: _between(t, held).bend > 0.0, -0.5 * wide, 0.5 * wide
+    )  # grows from -∞ at -n to ∞ at 0
     gap = _between(middle, held).rate < 0.0
     # the rate falls up to `middle` and grows from there
     lows, highs = jnp.stack([-0.5 * wide, middle]), jnp.stack([middle, 0.5 * wide])
@@ -222,9 +236,15 @@ class RectangularSpectrum(eqx.Module):
         far = 1.0 - self.mean(_shrunk(self.x, self.hilbert, R1, R) ** 2) / jnp.sqrt(R1)
         a = 1.0 - R2 - R * R2
         root = jnp.sqrt(a * a + 4.0 * R * R2)
-        mass = jnp.where(a < 0.0, 2.0 * R * R2 / (root - jnp.where(a < 0.0, a, -1.0)), 0.5 * (a + root))  # 1 + p₀
-        near = R * (1.0 - (R1 - 1.0) / R1 * mass) - 4.0 * np.pi**2 / 3.0 * R**2 * R1**-1.5 * self.cubed
-        return jnp.where(R > 1.0, far, near)  # far loses digits for small R, near for large R and R₁ > 1
+        mass = jnp.where(
+            a < 0.0, 2.0 * R * R2 / (root - jnp.where(a < 0.0, a, -1.0)), 0.5 * (a + root)
+        )  # 1 + p₀
+        near = (
+            R * (1.0 - (R1 - 1.0) / R1 * mass) - 4.0 * np.pi**2 / 3.0 * R**2 * R1**-1.5 * self.cubed
+        )
+        return jnp.where(
+            R > 1.0, far, near
+        )  # far loses digits for small R, near for large R and R₁ > 1
 
     @jax.jit
     def green(self, points: Array) -> tuple[Array, Array]:
@@ -254,8 +274,13 @@ class RectangularSpectrum(eqx.Module):
 
     def shrink(self, singular_values: Array) -> Array:
         """f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)]: the singular values of the best estimate of S."""
-        x, faint = jnp.maximum(singular_values, 1e-12), _faint(self.aspect, self.rank, 1.0 / self.noise)
-        return jnp.where(faint, x / (1.0 + self.noise), _shrunk(x, self.green(x)[0], self.aspect, self.noise))
+        x, faint = (
+            jnp.maximum(singular_values, 1e-12),
+            _faint(self.aspect, self.rank, 1.0 / self.noise),
+        )
+        return jnp.where(
+            faint, x / (1.0 + self.noise), _shrunk(x, self.green(x)[0], self.aspect, self.noise)
+        )
 
 
 def _shrunk(x: Array, hilbert: Array, aspect: Array, noise: Array) -> Array:
@@ -264,7 +289,10 @@ def _shrunk(x: Array, hilbert: Array, aspect: Array, noise: Array) -> Array:
 
 def _q_of(goal: Array, second: Array, critical: Array, gap: Array, c: _Roots) -> Array:
     """Logit of q on the first or the `second` band; critical[2] and [1] are the logits at the ends of the gap."""
-    low, high = jnp.where(gap & second, critical[1], -0.5 * _WIDE), jnp.where(gap & ~second, critical[2], 0.5 * _WIDE)
+    low, high = (
+        jnp.where(gap & second, critical[1], -0.5 * _WIDE),
+        jnp.where(gap & ~second, critical[2], 0.5 * _WIDE),
+    )
     return _solved(_between, goal, low, high, c)
 
 
@@ -279,7 +307,9 @@ def _pair(p: Array, t: Array, c: _Roots) -> tuple[Array, Array, Array]:
     u = 0.5 * (change + c.n_plus + c.m_plus)
     size = product / (P / c.m) / (far / c.n)  # B²/(p q), B = n n_plus = m m_plus
     # v² = size - u² without its cancellation at small x, where u + iv -> n_plus = m_plus (R₁ = 1)
-    tilt = jnp.where(far < near, near * c.m - far * p, near * (c.apart + p) - change * c.n)  # two ways to write it
+    tilt = jnp.where(
+        far < near, near * c.m - far * p, near * (c.apart + p) - change * c.n
+    )  # two ways to write it
     square = size * tilt / (c.n * c.m)
     square = square - 0.5 * change * (c.n_plus + c.m_plus) - 0.25 * width**2 - 0.25 * change**2
     positive = square > 0.0
@@ -313,7 +343,10 @@ def _spectrum(aspect: Array, rank: Array, noise: Array) -> RectangularSpectrum:
     critical, gap = _critical(c)
     square = c.apart <= 0.0
     # log s at the edges
-    first, last = jnp.where(square, 0.0, _within(critical[0], c).log_s(c)), _beyond(critical[3], c).log_s(c)
+    first, last = (
+        jnp.where(square, 0.0, _within(critical[0], c).log_s(c)),
+        _beyond(critical[3], c).log_s(c),
+    )
     heights = jnp.stack([first, *_between(critical[1:3], c).log_s(c), last])
     p = jnp.exp(_solved(_below, heights, -_WIDE, _WIDE, c))
     # bands in log y, y² = (m - p)(n - p); of a square matrix in arcsinh(y/n), from 0
@@ -321,9 +354,13 @@ def _spectrum(aspect: Array, rank: Array, noise: Array) -> RectangularSpectrum:
     y = jnp.sqrt(p * (p + c.apart))
     ends = jnp.where(square, jnp.arcsinh(y.at[0].set(0.0) / unit), jnp.log(y))
     merging = (ends[1] > ends[0]) & (ends[1] < ends[3])  # else the split is anywhere
-    ends = jnp.where(gap | merging | jnp.asarray([True, False, False, True]), ends, 0.5 * (ends[0] + ends[3]))
+    ends = jnp.where(
+        gap | merging | jnp.asarray([True, False, False, True]), ends, 0.5 * (ends[0] + ends[3])
+    )
     half = 0.5 * jnp.stack([ends[1] - ends[0], ends[3] - ends[2]])[:, None]
-    w = (0.5 * jnp.stack([ends[1] + ends[0], ends[3] + ends[2]])[:, None] - half * np.cos(_THETA)).reshape(-1)
+    w = (
+        0.5 * jnp.stack([ends[1] + ends[0], ends[3] + ends[2]])[:, None] - half * np.cos(_THETA)
+    ).reshape(-1)
     y = jnp.where(square, unit * jnp.sinh(w), jnp.exp(w))
     p = 2.0 * y * y / (c.apart + jnp.sqrt(c.apart**2 + 4.0 * y * y))
     log_p = jnp.log(p)
@@ -340,7 +377,9 @@ def _spectrum(aspect: Array, rank: Array, noise: Array) -> RectangularSpectrum:
     edges = jnp.exp(0.5 * heights) * jnp.where(square, jnp.asarray([0.0, 1.0, 1.0, 1.0]), 1.0)
     edges = jnp.where(gap | jnp.asarray([True, False, False, True]), edges, jnp.nan)
     potential = _log_potential(u, v, size, c)
-    return RectangularSpectrum(aspect, rank, noise, critical, edges, gap, x, mu, H, potential, weight)
+    return RectangularSpectrum(
+        aspect, rank, noise, critical, edges, gap, x, mu, H, potential, weight
+    )
 
 
 def _log_potential(u: Array, v: Array, size: Array, c: _Roots) -> Array:
@@ -350,7 +389,12 @@ def _log_potential(u: Array, v: Array, size: Array, c: _Roots) -> Array:
     modulus = 0.5 * jnp.log(size)  # log|D|
     far = 0.5 * jnp.log((u - R2) ** 2 + v**2)
     M = 0.5 * jnp.log((u + c.m) ** 2 + v**2) + 0.5 * jnp.log((u - c.m_plus) ** 2 + v**2)
-    rest = (R1 - R2) * (modulus - jnp.log(R2)) - (R1 - 1.0) * (M - jnp.log(R1 * R2)) - far + 0.5 * jnp.log(R1)
+    rest = (
+        (R1 - R2) * (modulus - jnp.log(R2))
+        - (R1 - 1.0) * (M - jnp.log(R1 * R2))
+        - far
+        + 0.5 * jnp.log(R1)
+    )
     return 2.0 * (u - R2) - B * u / size + R * R2 + rest
 
 
@@ -369,15 +413,27 @@ def rectangular_error(aspect: Any, rank: Any, qhat: Any) -> Array:
     return _error(*_checked(aspect, rank, "qhat", qhat, zero=True))
 
 
-def _checked(aspect: Any, rank: Any, name: str, third: Any, zero: bool = False) -> tuple[Array, Array, Array]:
+def _checked(
+    aspect: Any, rank: Any, name: str, third: Any, zero: bool = False
+) -> tuple[Array, Array, Array]:
     """R₁, R₂ and a third number, in range; in float64, as distances that span a hundred orders of magnitude need it."""
     aspect, rank, third = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, third))
     check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
     check(jnp.all(jnp.isfinite(rank) & (rank > 0.0)), "rank", rank, "a finite number > 0")
     inside = (third >= 0.0) if zero else (third > 0.0)
-    check(jnp.all(jnp.isfinite(third) & inside), name, third, f"a finite number {'>=' if zero else '>'} 0")
+    check(
+        jnp.all(jnp.isfinite(third) & inside),
+        name,
+        third,
+        f"a finite number {'>=' if zero else '>'} 0",
+    )
     double = theory_dtype() == jnp.float64
-    check(double, "jax_enable_x64", False, "True for this law: jax.config.update('jax_enable_x64', True) at the start")
+    check(
+        double,
+        "jax_enable_x64",
+        False,
+        "True for this law: jax.config.update('jax_enable_x64', True) at the start",
+    )
     return aspect, rank, third
 
 

@@ -85,7 +85,9 @@ class Spectrum(eqx.Module):
         a, u, v = jnp.sqrt(self.rho), self.hilbert, np.pi * self.density
         real_square = u * u - v * v
         far = 0.5 * self.rho * jnp.log((1.0 - u / a) ** 2 + (v / a) ** 2)
-        return u * self.x + far - 0.5 * self.delta * real_square - 0.5 * jnp.log(u * u + v * v) - 1.0
+        return (
+            u * self.x + far - 0.5 * self.delta * real_square - 0.5 * jnp.log(u * u + v * v) - 1.0
+        )
 
     def green(self, points: Array) -> tuple[Array, Array]:
         """(H, μ) at real points of any shape, on the support, in the gap or outside."""
@@ -100,25 +102,39 @@ class Spectrum(eqx.Module):
         # node = origin + sign·exp(t), t between two ends; z falls with g off the support, rises with s on it
         ends = held(_bands(self.critical, self.gap, rho, delta))
         tiny = jnp.finfo(g.dtype).tiny
-        away = jnp.log(jnp.maximum(1.0 / jnp.maximum(jnp.abs(points), tiny), tiny))  # g = 1/x: z > x
+        away = jnp.log(
+            jnp.maximum(1.0 / jnp.maximum(jnp.abs(points), tiny), tiny)
+        )  # g = 1/x: z > x
         beyond = jnp.log(1.0 / jnp.maximum(a - points, tiny))  # |g| = 1/(a - x): z < x
         options = (
             (outer_right, 0.0, 1.0, jnp.minimum(away, jnp.log(g[3])), jnp.log(g[3]), -1.0),
             (outer_left, 0.0, -1.0, jnp.minimum(beyond, jnp.log(-g[0])), jnp.log(-g[0]), 1.0),
-            (hole, a, 1.0, jnp.log(jnp.maximum(g[2] - a, tiny)), jnp.log(jnp.maximum(g[1] - a, tiny)), -1.0),
+            (
+                hole,
+                a,
+                1.0,
+                jnp.log(jnp.maximum(g[2] - a, tiny)),
+                jnp.log(jnp.maximum(g[1] - a, tiny)),
+                -1.0,
+            ),
             (second, a, 1.0, ends[1, 0], ends[1, 1], 1.0),
         )
         origin, sign, start, stop, rising = (
             jnp.broadcast_to(x, points.shape) for x in (a, 1.0, ends[0, 0], ends[0, 1], 1.0)
         )
         for inside, *values in options:
-            new = (jnp.where(inside, v, w) for v, w in zip(values, (origin, sign, start, stop, rising), strict=True))
+            new = (
+                jnp.where(inside, v, w)
+                for v, w in zip(values, (origin, sign, start, stop, rising), strict=True)
+            )
             origin, sign, start, stop, rising = new
         held_rho, held_delta, at = held(rho), held(delta), held(points)
         still = held(origin)
 
         def above(t: Array) -> Array:
-            return rising * (inverse_green(still + sign * jnp.exp(t), held_rho, held_delta) - at) > 0.0
+            return (
+                rising * (inverse_green(still + sign * jnp.exp(t), held_rho, held_delta) - at) > 0.0
+            )
 
         t = held(bisect(above, held(start), held(stop)))
         for _ in range(2):  # derivatives of first and second order go through these
@@ -157,13 +173,17 @@ def _bands(critical: Array, gap: Array, rho: Array, delta: Array) -> Array:
 def _critical(rho: Array, delta: Array) -> tuple[Array, Array]:
     """g at the four edges, from left to right, and whether there is a gap."""
     a, b = jnp.sqrt(rho), 1.0 / jnp.sqrt(delta)
-    star = a / jnp.where(rho < 1.0, 1.0 - jnp.cbrt(rho), 0.5)  # where z' is least between a and infinity (ρ >= 1: nowhere)
+    star = a / jnp.where(
+        rho < 1.0, 1.0 - jnp.cbrt(rho), 0.5
+    )  # where z' is least between a and infinity (ρ >= 1: nowhere)
     gap = (rho < 1.0) & (delta < jnp.where(rho < 1.0, 1.0 - jnp.cbrt(rho), 0.0) ** 3 / rho)
 
     def root(low: Array, high: Array, rising: float) -> Array:
         held_rho, held_delta = lax.stop_gradient((rho, delta))
         ends = lax.stop_gradient((low, high))
-        g = lax.stop_gradient(bisect(lambda g: rising * _slope(g, held_rho, held_delta) > 0.0, *ends))
+        g = lax.stop_gradient(
+            bisect(lambda g: rising * _slope(g, held_rho, held_delta) > 0.0, *ends)
+        )
         for _ in range(2):
             curve = -2.0 * rho / (g - a) ** 3 + 2.0 / g**3
             g = g - _slope(g, rho, delta) / jnp.where(curve == 0.0, 1.0, curve)

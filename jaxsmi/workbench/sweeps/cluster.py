@@ -45,9 +45,16 @@ def _client(scheduler: Any) -> Iterator[Any]:
     except ImportError as failure:
         raise ImportError("a scheduler needs dask: pip install 'jaxsmi[cluster]'") from failure
     if isinstance(scheduler, (int, np.integer)):
-        check(scheduler >= 1, "scheduler", scheduler, "an address, a Client, or a number of processes >= 1")
+        check(
+            scheduler >= 1,
+            "scheduler",
+            scheduler,
+            "an address, a Client, or a number of processes >= 1",
+        )
         with (
-            LocalCluster(n_workers=int(scheduler), threads_per_worker=1, dashboard_address="") as cluster,
+            LocalCluster(
+                n_workers=int(scheduler), threads_per_worker=1, dashboard_address=""
+            ) as cluster,
             Client(cluster) as own,
         ):
             yield own
@@ -63,7 +70,10 @@ def solve_there(task: Sweep, chunks: list[list[int]], scheduler: Any) -> Iterato
     with _client(scheduler) as client:
         from dask.distributed import as_completed
 
-        futures = [client.submit(_solved_there, task, numbers, x64, pure=False, retries=_RETRIES) for numbers in chunks]
+        futures = [
+            client.submit(_solved_there, task, numbers, x64, pure=False, retries=_RETRIES)
+            for numbers in chunks
+        ]
         for future in as_completed(futures):
             yield future.result()
             future.release()

@@ -30,9 +30,19 @@ def open_folder(folder: pathlib.Path, task: Sweep) -> None:
     if path.exists():
         theirs = json.loads(path.read_text())["sweep"]
         differs = [name for name in ours if ours[name] != theirs.get(name)]
-        check(not differs, "out", str(folder), f"an empty folder, or one of this sweep: it differs in {', '.join(differs)}")
+        check(
+            not differs,
+            "out",
+            str(folder),
+            f"an empty folder, or one of this sweep: it differs in {', '.join(differs)}",
+        )
         return
-    replace_file(path, lambda handle: handle.write(json.dumps({"sweep": ours} | records.provenance(), indent=1).encode()))
+    replace_file(
+        path,
+        lambda handle: handle.write(
+            json.dumps({"sweep": ours} | records.provenance(), indent=1).encode()
+        ),
+    )
 
 
 def _row_path(folder: pathlib.Path, number: int) -> pathlib.Path:

@@ -82,7 +82,10 @@ class Sweep:
         """The rows that are solved at once with one that is missing: always the same ones, so that their numbers are too."""
         size = self.together
         numbers = range(len(self.rows))
-        return [list(numbers[k * size : (k + 1) * size]) for k in sorted({number // size for number in missing})]
+        return [
+            list(numbers[k * size : (k + 1) * size])
+            for k in sorted({number // size for number in missing})
+        ]
 
     def solve(self, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """Rows of these numbers: arrays over α, and "message": why a point failed, empty where it did not."""
@@ -90,29 +93,45 @@ class Sweep:
         if models is not None:
             try:
                 return self._solve_together(numbers, *models)
-            except Exception as failure:  # the rest of the sweep goes on, and one by one says which point it is
-                warnings.warn(f"jaxsmi: {len(numbers)} rows are solved one by one: {failure}", stacklevel=2)
+            except (
+                Exception
+            ) as failure:  # the rest of the sweep goes on, and one by one says which point it is
+                warnings.warn(
+                    f"jaxsmi: {len(numbers)} rows are solved one by one: {failure}", stacklevel=2
+                )
         return [self._solve_one(number) for number in numbers]
 
     def _alike(self, numbers: Sequence[int]) -> tuple[Any, Any] | None:
         """The models of these rows as one with stacked arrays, and what they share; None where one of them is of another kind,
         or cannot be made."""
         try:
-            parts = [eqx.partition(self.build(**self.rows[number][0]), eqx.is_array) for number in numbers]
+            parts = [
+                eqx.partition(self.build(**self.rows[number][0]), eqx.is_array)
+                for number in numbers
+            ]
         except Exception:  # its own row will say why
             return None
         form = lambda arrays: jax.tree.map(lambda x: (x.shape, x.dtype), arrays)
-        if any(not eqx.tree_equal(other, parts[0][1]) or form(arrays) != form(parts[0][0]) for arrays, other in parts[1:]):
+        if any(
+            not eqx.tree_equal(other, parts[0][1]) or form(arrays) != form(parts[0][0])
+            for arrays, other in parts[1:]
+        ):
             return None
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(arrays for arrays, _ in parts)), parts[0][1]
+        return jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(arrays for arrays, _ in parts)
+        ), parts[0][1]
 
-    def _solve_together(self, numbers: Sequence[int], stacked: Any, shared: Any) -> list[dict[str, np.ndarray]]:
+    def _solve_together(
+        self, numbers: Sequence[int], stacked: Any, shared: Any
+    ) -> list[dict[str, np.ndarray]]:
         begin = time.perf_counter()
         found = _evolve_many(stacked, shared, jnp.asarray(self.alpha))
         table = {name: np.asarray(getattr(found, name)) for name in KEPT}
         seconds = np.asarray((time.perf_counter() - begin) / len(numbers))
         aside = {"message": np.zeros(len(self.alpha), "<U1"), "seconds": seconds}
-        return [{name: values[k] for name, values in table.items()} | aside for k in range(len(numbers))]
+        return [
+            {name: values[k] for name, values in table.items()} | aside for k in range(len(numbers))
+        ]
 
     def _solve_one(self, number: int) -> dict[str, np.ndarray]:
         parameters, seed = self.rows[number]
@@ -133,12 +152,21 @@ class Sweep:
                 message = f"{type(failure).__name__}: {failure}".splitlines()[0]
                 found.append(None)
             messages.append(message)
-        shapes = next(({name: one[name].shape for name in one} for one in found if one is not None), dict.fromkeys(KEPT, ()))
+        shapes = next(
+            ({name: one[name].shape for name in one} for one in found if one is not None),
+            dict.fromkeys(KEPT, ()),
+        )
         failed = {name: np.full(shape, np.nan) for name, shape in shapes.items()} | {
             "result": np.asarray(int(Result.INVALID))
         }
-        table = {name: np.stack([(failed if one is None else one)[name] for one in found]) for name in shapes}
-        return table | {"message": np.array(messages, str), "seconds": np.asarray(time.perf_counter() - begin)}
+        table = {
+            name: np.stack([(failed if one is None else one)[name] for one in found])
+            for name in shapes
+        }
+        return table | {
+            "message": np.array(messages, str),
+            "seconds": np.asarray(time.perf_counter() - begin),
+        }
 
     def description(self) -> dict[str, Any]:
         """What decides the numbers, for JSON: axes, settings, key, solver, and the models at the first and the last point."""
@@ -229,7 +257,9 @@ def sweep(
     missing = [number for number in range(len(task.rows)) if number not in kept]
     chunks = task.chunks(missing)
     with tqdm(total=len(task.rows), initial=len(kept), desc="rows", disable=not progress) as bar:
-        for numbers, rows in solve_here(task, chunks) if scheduler is None else solve_there(task, chunks, scheduler):
+        for numbers, rows in (
+            solve_here(task, chunks) if scheduler is None else solve_there(task, chunks, scheduler)
+        ):
             for number, row in zip(numbers, rows, strict=True):
                 if number in kept:  # solved again, beside one that was missing
                     continue
@@ -258,8 +288,15 @@ def planned(
         axes = {name: list(values) for name, values in (parameters or {}).items()}
         for name, values in axes.items():
             once = len({repr(value) for value in values}) == len(values)
-            check(len(values) >= 1 and once, f"parameters[{name!r}]", values, "at least one value, each once")
-        points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+            check(
+                len(values) >= 1 and once,
+                f"parameters[{name!r}]",
+                values,
+                "at least one value, each once",
+            )
+        points = [
+            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+        ]
         sizes = {name: len(values) for name, values in axes.items()}
     else:
         points = [dict(point) for point in parameters]
@@ -271,8 +308,15 @@ def planned(
         check(name not in taken, "parameters", name, f"names other than {', '.join(taken)}")
     check(isinstance(key, (int, np.integer)), "key", key, "an integer")
     seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else [int(s) for s in seeds]
-    check(len(seeds) >= 1 and len(set(seeds)) == len(seeds), "seeds", seeds, "at least one, each once")
-    check(callable(solver) or solver in SOLVERS, "solver", solver, f"one of {tuple(SOLVERS)}, or a function")
+    check(
+        len(seeds) >= 1 and len(set(seeds)) == len(seeds), "seeds", seeds, "at least one, each once"
+    )
+    check(
+        callable(solver) or solver in SOLVERS,
+        "solver",
+        solver,
+        f"one of {tuple(SOLVERS)}, or a function",
+    )
     solver_: Any = solver
     return Sweep(build, alpha, points, sizes, seeds, solver_, dict(settings or {}), int(key))
 
@@ -283,19 +327,31 @@ def _assembled(task: Sweep, kept: dict[int, dict[str, np.ndarray]]) -> xarray.Da
     sizes = [*task.sizes.values(), len(task.seeds)]
     data: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in kept.values() for name in row if name != "seconds"):
-        rows = [kept[number].get(name, np.full(len(task.alpha), np.nan)) for number in range(len(task.rows))]
+        rows = [
+            kept[number].get(name, np.full(len(task.alpha), np.nan))
+            for number in range(len(task.rows))
+        ]
         shape = max((row.shape for row in rows), key=len)
         same = all(row.shape == shape or row.ndim < len(shape) for row in rows)
-        check(same, "parameters", f"models whose {name} differ in shape", "models with the same number of indices")
+        check(
+            same,
+            "parameters",
+            f"models whose {name} differ in shape",
+            "models with the same number of indices",
+        )
         fill = np.nan if name != "message" else ""
         rows = [row if row.shape == shape else np.full(shape, fill) for row in rows]
         names = [*task.sizes, "seed", "alpha", *("index", "index_")[: len(shape) - 1]]
         data[name] = (names, np.stack(rows).reshape(*sizes, *shape))
-    label = lambda value: value if isinstance(value, (int, float, str, bool, np.number)) else repr(value)
+    label = lambda value: (
+        value if isinstance(value, (int, float, str, bool, np.number)) else repr(value)
+    )
     coordinates: dict[str, Any] = {}
     for name in task.points[0]:
         values = [label(point[name]) for point in task.points]
-        coordinates[name] = ("point", values) if "point" in task.sizes else list(dict.fromkeys(values))
+        coordinates[name] = (
+            ("point", values) if "point" in task.sizes else list(dict.fromkeys(values))
+        )
     coordinates |= {"seed": task.seeds, "alpha": task.alpha}
     attributes = {name: json.dumps(value) for name, value in task.description().items()}
     attributes |= {name: str(value) for name, value in records.provenance().items()}

@@ -37,23 +37,40 @@ def evolve(
 ) -> Solution:
     """State evolution; with a `stderr`, of four times the samples, going on from what was found, until it is met or `most` are
     used; it begins with few where the α before was next to recovery: there they tell all, and cost most."""
-    near = before is not None and bool(jnp.trace(before.covariance) < 0.01 * jnp.trace(before.overlap + before.covariance))
+    near = before is not None and bool(
+        jnp.trace(before.covariance) < 0.01 * jnp.trace(before.overlap + before.covariance)
+    )
     samples = samples or (8192 if stderr is None else 512 if near else 2048)
-    start: dict[str, Any] = {"q0": warm_start(before)} if before is not None and "q0" not in settings else {}
+    start: dict[str, Any] = (
+        {"q0": warm_start(before)} if before is not None and "q0" not in settings else {}
+    )
     while True:
         solution = state_evolution(model, alpha, key=key, samples=samples, **(start | settings))
-        met = stderr is None or bool(jnp.all(solution.stderr <= stderr))  # NaN, and so not met, where it did not converge
+        met = stderr is None or bool(
+            jnp.all(solution.stderr <= stderr)
+        )  # NaN, and so not met, where it did not converge
         if met or 4 * samples > most or not bool(jnp.all(jnp.isfinite(solution.overlap))):
             return solution
         samples, start = 4 * samples, {"q0": solution.overlap}
 
 
 def _pass_messages(
-    model: Any, alpha: float, key: Array, before: Solution | None, dimension: int = 1000, store: bool = True, **settings: Any
+    model: Any,
+    alpha: float,
+    key: Array,
+    before: Solution | None,
+    dimension: int = 1000,
+    store: bool = True,
+    **settings: Any,
 ) -> Solution:
     del before  # every run is one of its own
     data_key, start_key = jax.random.split(key)
-    return gamp(model, model.sample(data_key, dimension=dimension, alpha=alpha, store=store), key=start_key, **settings)
+    return gamp(
+        model,
+        model.sample(data_key, dimension=dimension, alpha=alpha, store=store),
+        key=start_key,
+        **settings,
+    )
 
 
 def _descend(
@@ -72,7 +89,9 @@ def _descend(
     return train(model, data, getattr(optax, optimizer)(learning_rate), key=start_key, **settings)
 
 
-def curve(model: Any, alphas: Any, *, key: Array, progress: bool = False, **settings: Any) -> list[Solution]:
+def curve(
+    model: Any, alphas: Any, *, key: Array, progress: bool = False, **settings: Any
+) -> list[Solution]:
     """State evolution at ascending α, each starting near the one before: the branch that message passing finds. Settings as of
     `state_evolution`; with a `q0` every α starts there."""
     found: list[Solution] = []
@@ -83,4 +102,8 @@ def curve(model: Any, alphas: Any, *, key: Array, progress: bool = False, **sett
     return found
 
 
-SOLVERS: dict[str, Callable[..., Solution]] = {"state_evolution": evolve, "gamp": _pass_messages, "train": _descend}
+SOLVERS: dict[str, Callable[..., Solution]] = {
+    "state_evolution": evolve,
+    "gamp": _pass_messages,
+    "train": _descend,
+}
