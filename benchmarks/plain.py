@@ -1,6 +1,7 @@
 r"""The same integrals in plain NumPy and SciPy, as a script for one model would do them: the rival in `bench_side_by_side.py`.
 
-Nothing here comes from the package; equations are those of spec sections 1, 2 and 5 [TCDKZ25], 2.2 and 2.3 [BTEZ25].
+Nothing here comes from the package; equations are those of [TCDKZ25; theory: multi-index, Eqs. (17) to (25), (43);
+deep-attention, Eqs. (4) to (14)] and [BTEZ25; theory: random-matrices, Eqs. (3) to (12)].
 
 * two attention layers, two tokens: x = (x_1, x_2) the fields of layer 1, A = c I + σ(x xᵀ), v = A^{-1} u,
       Z = Σ_{s=±1} ∫ dx |det A|^{-1} N((x, s v); ω, V),   g = V^{-1} (E[z|y] - ω)

@@ -1,6 +1,6 @@
 r"""Deep attention as a link on the fields, its exact inversion, and the exact noiseless channel.
 
-Equations here [TCDKZ25; spec section 1 and 2]. With Z_ℓ (P_ℓ, M) the block of layer ℓ, B_0 = I_M:
+Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (20)]. With Z_ℓ (P_ℓ, M) the block of layer ℓ, B_0 = I_M:
 
     h_ℓ = Z_ℓ B_{ℓ-1}ᵀ,   A_ℓ = c_ℓ I + S_ℓ(h_ℓ),   B_ℓ = A_ℓ B_{ℓ-1},   y = S_L(h_L),
     S(h) = σ_β(hᵀh)                      one head, query and key tied;

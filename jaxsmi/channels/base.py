@@ -1,6 +1,6 @@
 r"""What an output channel is: p(y|z) seen through one Gaussian of fields.
 
-Equations here [TCDKZ25, spec section 2 and 5]; ω, z (P, M), V (P, P) shared by the M tokens:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (17) to (21), (42) to (46)]; ω, z (P, M), V (P, P) shared by the M tokens:
 
     Z_out(y; ω, V) = ∫ Π_m N(z_m; ω_m, V) p(y|z) dz
     g  = ∂_ω log Z_out = V^{-1} (E[z|y,ω,V] - ω)                                   (P, M)
@@ -151,7 +151,8 @@ class AbstractChannel(eqx.Module):
 
         Arguments: `y` one label; `omega` (P, M); `V` (P, P) positive definite; `key` for channels that sample.
         Raises: ValueError for wrong shapes, non-finite numbers, a V that is not positive definite, a y out of range.
-        Cost: microseconds for closed forms; see the channel for the others. Source: [TCDKZ25], spec section 2.
+        Cost: microseconds for closed forms; see the channel for the others. Source: [TCDKZ25],
+        [theory: multi-index, Eqs. (17) to (20)].
         """
         dtype = theory_dtype()
         y, omega, V = jnp.asarray(y), jnp.asarray(omega, dtype), jnp.asarray(V, dtype)
@@ -202,7 +203,7 @@ class AbstractChannel(eqx.Module):
         of `randomisations` independent scrambles of one net. Returns a `Response`; `jacobian` from the identity
         d response = E Σ ∂g dQ ∂gᵀ (zeros unless `tangents`). The points depend on the key alone, so that Q ↦ response(Q)
         is one smooth map. NaN where Q or V is not finite or V is not positive definite.
-        Cost: samples × randomisations posteriors. Source: [TCDKZ25], spec section 5.
+        Cost: samples × randomisations posteriors. Source: [TCDKZ25], [theory: multi-index, Eqs. (42), (43), (46)].
         """
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")

@@ -119,7 +119,7 @@ _ORDER, _NODES = 16, 64
 def _hardmax_table() -> tuple[np.ndarray, np.ndarray]:
     """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1], once in a process; and no replicas.
 
-    Its limit at u = 0 is 12 K/√(18π), one of the two signs being known there [spec/2, section 3.3].
+    Its limit at u = 0 is 12 K/√(18π), one of the two signs being known there [theory: attention-indexed, Eq. (22)].
     """
     points = np.cos(np.pi * np.arange(_ORDER + 1) / _ORDER)
     u = 0.5 * (1.0 + points)

@@ -1,6 +1,7 @@
 r"""Output channels of attention indices: what a label says about the symmetric matrix h (T, T) of one sample.
 
-Equations here [spec/2, sections 1.3, 2.1, 3.1 to 3.5 and 6]. ω ~ √q GOE(T), h = ω + √V GOE(T) (variance one off the diagonal, two
+Equations here [theory: attention-indexed, Eqs. (3) to (5), (8) to (24)].
+ω ~ √q GOE(T), h = ω + √V GOE(T) (variance one off the diagonal, two
 on it), Q_0 = q + V:
 
     Γ(y, ω, V) = (E[h|y, ω] - ω)/V,      f(q) = E ‖Γ‖² = 4 Ψ'(q),      q̂ = α f(q)
@@ -10,7 +11,7 @@ on it), Q_0 = q + V:
                 P_s(w) = Φ₂(s_1 w_1/σ, s_2 w_2/σ; s_1 s_2/3),  σ² = 3V,  g = ∂ log P_s/∂w
                 Γ_11 = 2 g_1, Γ_22 = 2 g_2, Γ_12 = -(g_1 + g_2),   f = 2 E Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2)
 
-and of one number ω ~ N(0, q), h = ω + √V N(0, 1) [spec/3, section 2.1]:
+and of one number ω ~ N(0, q), h = ω + √V N(0, 1) [theory: bilinear, Eq. (8)]:
     linear      y = h + noise (variance Δ):  g = (y - ω)/(V + Δ),  f = 2 Ψ' = 1/(V + Δ)
 
 For the common engine a sample has one field vector of T² components, g = Γ: q̂ = α ⟨‖Γ‖²⟩ is its precision, V Γ its Onsager term.

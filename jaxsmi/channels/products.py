@@ -9,7 +9,7 @@ Equations here (ω, V as in channels/base.py; N_k the k-dimensional Gaussian den
 * parity of three signs, y = sign(z_1 z_2 z_3): Z_out = (1 + y T)/2, T = E s_1 s_2 s_3, by Plackett's identity
   ∂T/∂V_ij = 4 N_2(z_i = z_j = 0) E[s_k | z_i = z_j = 0] integrated along V(λ) = diag V + λ (V - diag V):
       T = Π_i erf(ω_i/√(2V_ii)) + ∫_0^1 dλ Σ_{i<j} V_ij ∂T/∂V_ij(V(λ))
-Sources: [TDDZLK24], [P54]; spec section 7.
+Sources: [TDDZLK24], [P54]; [theory: multi-index, Eqs. (26) to (29)].
 """
 
 from __future__ import annotations

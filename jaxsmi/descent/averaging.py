@@ -32,7 +32,7 @@ def averaged(fit: Solution, teacher: Array) -> Averaged:
 
     Arguments: `fit` of `train` with K >= 2 keys, of a matrix model; `teacher`: `data.teacher`.
     Returns: an `Averaged`. Factors W are never averaged: they are known up to a rotation only.
-    Raises: ValueError for a single run, or a model without a matrix. Cost: O(K d²). Source: spec/2, section 5.
+    Raises: ValueError for a single run, or a model without a matrix. Cost: O(K d²). Source: [theory: descent, Eqs. (7) to (9)].
     Example:
     >>> import jax, optax, jaxsmi as smi
     >>> model, key = smi.AttentionIndexed(2, 0.5), jax.random.key(0)

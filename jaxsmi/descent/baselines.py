@@ -2,9 +2,10 @@ r"""What others do with the data of bilinear sequence regression: ridge regressi
 
 Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
 
-    ridge [spec/3, section 2.8], penalty λ, in units where λ = Δ is the posterior mean of a Gaussian S, label noise Δ:
+    ridge [theory: bilinear, Eq. (25)], penalty λ, in units where λ = Δ is the posterior mean of a Gaussian S, label noise Δ:
         V (1 + α/(λ + V)) = 1,   c = V/(λ + V),   error = (V² + α Δ c²)/(1 - α c²)
-    nuclear norm [DGM13; spec/3, section 4], Δ = 0:  Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ, by Douglas–Rachford:
+    nuclear norm [DGM13; theory: bilinear, Eqs. (26) to (30)], Δ = 0:
+        Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ, by Douglas–Rachford:
         x = z - Q (Qᵀ z - c),   p = shrink_τ(2x - z),   z ← z + p - x,      Q an orthonormal basis of the inputs
     exact from α_NN = min_λ M(λ), β >= 1, b = 1/β, g = b (1 - ρ)/(1 - b ρ), g_± = (1 ± √g)²:
         P_k = (1/(2πg)) ∫_{max(λ², g_-)}^{g_+} t^{k-1} √((g_+ - t)(t - g_-)) dt
@@ -115,8 +116,8 @@ def minimum_nuclear_norm(
     Arguments: `model`: `Bilinear`, rectangular, without noise; `data`: n <= dL samples; `tolerance` on ‖p - x‖/‖x‖; `max_steps`.
     Returns: a `Solution` with `weights` Ŝ (L, d), `overlap`, `error` (NaN without a teacher), `steps`, `residual`. Codes:
     SUCCESS, MAX_STEPS (close to α_NN convergence is slow), NONFINITE.
-    Raises: ValueError for another model, noise, n > dL, or inputs that are linearly dependent. Source: [DGM13], spec/3,
-    section 4. Cost: one QR, O(n² d L), then O(n d L) and one SVD a step; memory that of the inputs.
+    Raises: ValueError for another model, noise, n > dL, or inputs that are linearly dependent. Source: [DGM13;
+    theory: bilinear, Eqs. (26), (27)]. Cost: one QR, O(n² d L), then O(n d L) and one SVD a step; memory that of the inputs.
     Example:
     >>> import jax, jaxsmi as smi
     >>> jax.config.update("jax_enable_x64", True)

@@ -1,12 +1,13 @@
 r"""In which order things are learned: message passing and gradient methods on the same teacher and data, side by side.
 
-Equations here [TCDKZ25; spec sections 4, 8 and 9]: layer p has been learned at the first step (of GAMP or of descent,
+Equations here [TCDKZ25; theory: descent, Eqs. (5), (6)]: layer p has been learned at the first step (of GAMP or of descent,
 or the first α of a curve) at which its cosine similarity with the teacher, up to the symmetries, has reached c, between two
 records by linear interpolation:
 
     t_p = t_k + (c - cos_p(t_k)) / (cos_p(t_{k+1}) - cos_p(t_k)) · (t_{k+1} - t_k),   inf if it never does.
 
-Averaged descent [spec/2, section 5]: S̄ = (1/K) Σ_k Ŝ_k over runs from K starts on the same data. If each run ended at a sample of
+Averaged descent [theory: descent, Eqs. (7) to (9)]:
+S̄ = (1/K) Σ_k Ŝ_k over runs from K starts on the same data. If each run ended at a sample of
 the posterior, error(one) = 2V and error(S̄) = V (1 + 1/K), so that V = (K error(S̄) - error(one))/(K - 1).
 """
 
@@ -60,7 +61,8 @@ def learned_at(solution: Any, level: float = 0.5) -> Array:
     cosine; of state evolution: √(Q_pp/ρ_p), to which the cosine of GAMP tends); `level` in (0, 1).
     Returns: steps or α, (P,) or (runs, P); inf where it was never reached, NaN without cosines (another number of rows). Of
     ranks above one the cosines are those of the spans of the rows: a layer may pass and still give other labels.
-    Raises: ValueError for a level outside (0, 1), or solutions without cosines. Cost: none. Source: spec sections 4 and 9.
+    Raises: ValueError for a level outside (0, 1), or solutions without cosines. Cost: none. Source:
+    [theory: descent, Eqs. (5), (6)].
     Example:
     >>> import jax, optax, jaxsmi as smi
     >>> model, key = smi.links.linear(0.0), jax.random.key(0)
@@ -138,7 +140,7 @@ def learning_order(
     student than `model`; `key`; `seeds`: runs of each method, from different random starts; `level`: the cosine that counts.
     Returns: a `LearningOrder`; `plotting.learning_order` draws it.
     Raises: ValueError without a teacher, for an alpha the data do not reach, or what gamp and train refuse.
-    Cost: that of the runs. Source: [TCDKZ25], spec sections 8 and 9.
+    Cost: that of the runs. Source: [TCDKZ25], [theory: descent, sections 1 and 2].
     Example:
     >>> import jax, optax, jaxsmi as smi
     >>> model, key = smi.links.linear(0.1), jax.random.key(0)

@@ -1,6 +1,6 @@
 r"""Gradient descent on the same tasks, by any optax optimiser: one compiled loop for every model and every sampling of data.
 
-Equations here [spec section 8], student weights Ŵ, outputs ŷ = link(Ŵ x/√D), a batch B of samples:
+Equations here [theory: descent, Eqs. (1) to (4)], student weights Ŵ, outputs ŷ = link(Ŵ x/√D), a batch B of samples:
 
     loss(Ŵ; B) = c Σ_{μ ∈ B} ℓ(ŷ_μ, y_μ),     ℓ = ‖ŷ - y‖² unless another is given,
     c = 1/|B| ("mean", the default), 1 ("sum"), 1/D ("sum/D")
@@ -162,7 +162,8 @@ def train(
     compilation; jax.vmap does too, over learning rates for example:
         jax.vmap(lambda rate: smi.train(model, data, optax.sgd(rate), key=key))(rates)
     A new optimiser object compiles again: keep it. `eqx.tree_serialise_leaves(path, fit.state)` saves a state.
-    Cost: 4 |B| M P D operations an update (fields and gradient), in the precision of the inputs. Source: spec section 8.
+    Cost: 4 |B| M P D operations an update (fields and gradient), in the precision of the inputs. Source:
+    [theory: descent, section 1].
     Example:
     >>> import jax, optax, jaxsmi as smi
     >>> model, key = smi.links.linear(0.0), jax.random.key(0)

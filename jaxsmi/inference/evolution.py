@@ -1,12 +1,13 @@
 r"""State evolution: what GAMP does when D → ∞, and where it ends.
 
-Equations here [TCDKZ25; spec section 5], S the second moment of the prior, V = S - Q:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (43) to (48)], S the second moment of the prior, V = S - Q:
 
     Q̂ = α · channel.response(Q),   Q ← prior.overlap(Q̂)          (Gaussian prior: Q̂ (I + Q̂)^{-1})
 
 Undamped GAMP at iteration t has overlap Q^t. The iteration is carried on V, which stays accurate when it goes to zero.
 
-Where the overlap is one number and both functions are explicit (matrix families), nothing is iterated [spec/2, section 2.4]:
+Where the overlap is one number and both functions are explicit (matrix families), nothing is iterated
+[theory: attention-indexed, Eq. (27)]:
 
     α(q̂) = q̂/response(q(q̂)) is inverted in log q̂ between brackets: exact also where an iteration would crawl.
 """
@@ -102,7 +103,7 @@ def state_evolution(
     for the `error` of links with jumps (signs); second derivatives NaN.
     Raises: ValueError outside jit for α <= 0, a q0 out of range, a model without inference; inside: NaN and INVALID.
     Cost: `samples` posteriors a step: 8192 of two-layer attention take about 0.3 s on one core.
-    Source: [TCDKZ25], spec section 5.
+    Source: [TCDKZ25], [theory: multi-index, Eqs. (42) to (48)].
     Example:
     >>> import jax, jaxsmi as smi
     >>> sol = smi.state_evolution(smi.links.linear(0.5), 1.0, key=jax.random.key(0))

@@ -1,6 +1,7 @@
 r"""Generalised approximate message passing: one engine for every model.
 
-Equations here [Rangan11; TCDKZ25; spec section 4], one step for signal W, covariance C of what is left of it:
+Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)],
+one step for signal W, covariance C of what is left of it:
 
     V = C,   ω = sensing.forward(W) - O g_old                  (Onsager term, O = ∂W/∂b averaged over coordinates; = C)
     g = channel.respond(y, ω, V)
@@ -21,7 +22,8 @@ Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a 
 At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped GAMP follows state evolution step by step.
 
 The signal is W (P, D), or a symmetric matrix √d S (1, d, d), whose d² entries take the place of D and whose fields are the T²
-entries of one matrix a sample: the same contractions over the first axis, P = 1 [spec/2, section 4].
+entries of one matrix a sample: the same contractions over the first axis, P = 1
+[theory: attention-indexed, Eqs. (40) to (44)].
 
 Where the samples are spread over devices (`Dataset.sharded`) each device takes a step with its own, ω_μ and g_μ stay with them,
 and every Σ_μ goes over all devices (sensing.py); W, C, O and A are the same on all.
@@ -226,7 +228,7 @@ def gamp(
     Of matrix models `weights` is Ŝ (d, d), `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d, and an `init` array the signal √d S (1, d, d).
     Cost: per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)); of matrices N T d² operations and
     an eigendecomposition, 4096 samples at a time.
-    Source: [Rangan11], [TCDKZ25], spec section 4.
+    Source: [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
     Example:
     >>> import jax, jaxsmi as smi
     >>> model, key = smi.links.linear(0.1), jax.random.key(0)

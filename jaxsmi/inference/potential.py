@@ -1,6 +1,6 @@
 r"""The replica free entropy: the potential whose stationary points are the fixed points of state evolution.
 
-Equations here [TCDKZ25; spec section 5], S the second moment of the prior, V = S - Q:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (49) to (51)], S the second moment of the prior, V = S - Q:
 
     Φ(Q) = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out(y; Q^{1/2} ξ, V),     Q̂ = α channel.response(Q)
     ∂_Q [α E log Z_out] = ½ Q̂,   ∂Φ_w/∂Q̂ = ½ prior.overlap(Q̂)   so that   dΦ = ½ tr[(prior.overlap(Q̂) - Q) dQ̂]
@@ -8,7 +8,8 @@ Equations here [TCDKZ25; spec section 5], S the second moment of the prior, V = 
 The largest Φ among the fixed points is the Bayes-optimal one. Noiseless channels have Φ → ∞ at Q = S beyond perfect recovery:
 compare differences away from there. log Z_out is that of `channel.statistic(y)`, which for attention is a density of u.
 
-Matrices, per entry [spec/2, section 6; spec/3, section 6], q̂ = α f(q), I the mutual information of the prior, f = Ψ'/w:
+Matrices, per entry [theory: attention-indexed, Eq. (29); bilinear, Eq. (12)],
+q̂ = α f(q), I the mutual information of the prior, f = Ψ'/w:
 
     Φ(q) = w q̂ (Q_0 - q) - I(q̂) + α Ψ(q),      w = ¼ (symmetric), ½ (rectangular)
 """
@@ -43,7 +44,7 @@ def free_entropy(
     0 ⪯ Q ≺ S; `key`: common random numbers, so that differences of Φ at one key are much sharper than Φ itself; `samples`
     in all, over `randomisations` independent nets. Returns: an `Estimate` (value, stderr); at a fixed point the error of Q̂
     enters to second order only. Raises: ValueError for α <= 0, a wrong shape, or Q outside that range; inside jit: NaN.
-    Cost: `samples` posteriors. Source: [TCDKZ25], spec section 5.
+    Cost: `samples` posteriors. Source: [TCDKZ25], [theory: multi-index, Eqs. (49), (51)].
     Example:
     >>> import jax, jaxsmi as smi
     >>> value = smi.free_entropy(smi.links.linear(1.0), 1.0, 0.0, key=jax.random.key(0))

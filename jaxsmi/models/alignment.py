@@ -18,7 +18,8 @@ def align(estimate: Any, teacher: Any, model: AbstractIndexModel) -> Array:
 
     Minimises ‖R Ŵ - W*‖_F over the group: signs of M_pp; the best signed permutation; Procrustes R = U Vᵀ of M_bᵀ.
     Arguments: `estimate`, `teacher` (P, D); `model`. Returns: the aligned estimate (P, D).
-    Raises: ValueError where the shapes differ from each other or from P. Cost: O(P² D). Source: spec section 4.
+    Raises: ValueError where the shapes differ from each other or from P. Cost: O(P² D). Source:
+    [theory: multi-index, section 9].
     Example:
     >>> import jax, jax.numpy as jnp, jaxsmi as smi
     >>> W = jax.random.normal(jax.random.key(0), (2, 5))

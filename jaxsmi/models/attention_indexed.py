@@ -1,9 +1,10 @@
 r"""Attention-indexed models: attention of extensive rank, the label a function of the matrix of indices of a sequence.
 
-Equations here [BTEZ25; spec/2, sections 1, 3.2 to 3.6, 6], S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d):
+Equations here [BTEZ25; theory: attention-indexed, Eqs. (1) to (7), (30) to (39), (45)],
+S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d):
 
     h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d,   y = softmax(β h) | hardmax(h) | h + noise,     α = n/d², ρ = r/d
-    L layers [1.4]: B_0 = I, A_l = softmax(β B_{l-1} h^l B_{l-1}ᵀ), B_l = (c I + A_l) B_{l-1}, y = A_L
+    L layers [Eq. (45)]: B_0 = I, A_l = softmax(β B_{l-1} h^l B_{l-1}ᵀ), B_l = (c I + A_l) B_{l-1}, y = A_L
     perfect recovery from α = D(ρ)/M: M = T(T+1) (linear), T² + T - 2 (softmax); hardmax: never, V ~ c(ρ) α^{-2},
         c(ρ) = π (1+ρ) D(ρ)²/(8 K²),  K = ∫ φ²/(Φ(1 - Φ))
     small width, ᾱ = α/ρ, ρ → 0: something is learned from ᾱ_c = 1/f(0) at Q_0 = 1
@@ -174,7 +175,8 @@ class AttentionIndexed(AbstractMatrixModel):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Of `gamp`, the default first: theory's where the labels fix linear combinations of the indices [spec/2, section 4]."""
+        """Of `gamp`, the default first: theory's where the labels fix linear combinations of the indices
+        [theory: attention-indexed, Eq. (42)]."""
         return ("outer", "state") if self.output == "hardmax" else ("state", "outer")
 
     @property
@@ -420,9 +422,7 @@ class AttentionIndexed(AbstractMatrixModel):
         return Dataset(inputs, labels, W, self)
 
 
-_ERROR_NODES = (
-    600  # of Gauss-Legendre on ten standard deviations to either side: 1e-8 [spec/2, section 7.9]
-)
+_ERROR_NODES = 600  # of Gauss-Legendre, ten standard deviations to either side: 1e-8 [theory: attention-indexed, section 5]
 
 
 @functools.partial(jax.jit, static_argnums=4)

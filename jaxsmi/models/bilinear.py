@@ -1,6 +1,7 @@
 r"""Bilinear sequence regression: a number linear in the tokens of a sequence, through a matrix of extensive rank.
 
-Equations here [ETBMZ25; spec/3, sections 1 and 2.8], a sequence X of L tokens in d dimensions, S = (U V)ᵀ/√r (L, d) with
+Equations here [ETBMZ25; theory: bilinear, Eqs. (1) to (4), (14) to (19)],
+a sequence X of L tokens in d dimensions, S = (U V)ᵀ/√r (L, d) with
 U (d, r) and V (r, L) iid N(0, 1), β = L/d, ρ = r/d:
 
     y = ⟨X, S⟩/√(dL) + √Δ z,     α = n/(dL);   error ‖Ŝ - S‖²/(dL) = V, of a new label V (+ Δ)
@@ -8,7 +9,8 @@ U (d, r) and V (r, L) iid N(0, 1), β = L/d, ρ = r/d:
     small width, ᾱ = n/(r (d + L)), ρ → 0: something is learned from ᾱ = (1 + Δ) √β/(1 + β)
     β → ∞ (Δ = 0): V = (1 - α)(1 - α/ρ);   ρ → ∞: ridge regression with penalty Δ
 
-Symmetric [MTMKZ24; spec/3, sections 1.2 and 2.9], S = W Wᵀ/√r (d, d), X symmetric and Gaussian, variance 1 off the diagonal,
+Symmetric [MTMKZ24; theory: bilinear, Eqs. (6), (7), (11), (15)],
+S = W Wᵀ/√r (d, d), X symmetric and Gaussian, variance 1 off the diagonal,
 2 on it:
 
     y = ⟨X, S⟩/d + √Δ z,     α = n/d²;    error ‖Ŝ - S‖²/d² = V, of a new label 2V (+ Δ)

@@ -1,6 +1,6 @@
 r"""Deep attention: L low-rank self-attention layers, as a network on x and as a multi-index link on Z.
 
-Equations here [TCDKZ25; spec section 1], tokens as rows, X_0 = x (M, D), weights w_ℓ (P_ℓ, D):
+Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (6)], tokens as rows, X_0 = x (M, D), weights w_ℓ (P_ℓ, D):
 
     X_ℓ = [ c_ℓ I + S_ℓ(X_{ℓ-1}) ] X_{ℓ-1},   y = S_L(X_{L-1}) (+ noise),   S_ℓ(X) = σ_β( X w_ℓᵀ w_ℓ Xᵀ / D )
 

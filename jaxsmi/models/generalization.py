@@ -25,7 +25,7 @@ def generalization_error(
     plug-in: E ‖link(z) - link(ω)‖²;  bayes: E ‖link(z) - E[link(z)|ω]‖²;  ω ~ N(0, Q), z ~ N(ω, S - Q) for each token.
     Arguments: `overlap` (P, P) (or a Solution), 0 ⪯ Q ⪯ S, S the prior's second moment; `predictor` "plug-in" or "bayes".
     Returns: an `Estimate` (value, stderr). Raises: ValueError for a wrong shape or predictor, or Q outside that range.
-    Cost: `samples` links. Source: [TCDKZ25], spec section 5.
+    Cost: `samples` links. Source: [TCDKZ25], [theory: multi-index, Eqs. (62), (63)].
     Example:
     >>> import jax, jaxsmi as smi
     >>> round(

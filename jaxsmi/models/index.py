@@ -1,6 +1,6 @@
 r"""What every index model can do: draw data, predict, and measure an estimate up to the model's symmetries.
 
-Equations here [TCDKZ25, spec sections 1, 4, 5]:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (1) to (3), (62) to (66)]:
 
     Z = W* x/√D (P, M),   y = link(Z) (+ noise),   α = N/D
     cosine_p = |M_pp| / √(Q_pp ρ_p),   M = Ŵ W*ᵀ/D,   Q = Ŵ Ŵᵀ/D,   ρ = W* W*ᵀ/D

@@ -59,7 +59,7 @@ def linear(noise: Any = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = N
     """Linear regression with Gaussian noise, y = z + √Δ ξ (M tokens: M measurements a sample).
 
     Arguments: `noise` Δ >= 0, `tokens` M, `prior`. Raises: ValueError for Δ < 0 or M < 1.
-    Exact: Q̂ = αM/(1 - q + Δ). Source: spec section 7.
+    Exact: Q̂ = αM/(1 - q + Δ). Source: [theory: multi-index, Eq. (22), Table 1].
     Example:
     >>> import jaxsmi as smi
     >>> smi.links.linear(0.1).indices
@@ -78,7 +78,7 @@ def linear(noise: Any = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = N
 
 
 def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """Perceptron, y = sign z. With a Rademacher prior: the binary perceptron. Source: spec section 7.
+    """Perceptron, y = sign z. With a Rademacher prior: the binary perceptron. Source: [theory: multi-index, Eq. (23)].
 
     Example:
     >>> import jaxsmi as smi
@@ -89,7 +89,8 @@ def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
 
 
 def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """Phase retrieval, y = |z| (or z² with `squared=True`). Weak recovery at α = 1/2. Source: [MM18], spec section 7.
+    """Phase retrieval, y = |z| (or z² with `squared=True`). Weak recovery at α = 1/2. Source: [MM18],
+    [theory: multi-index, Eq. (24), Table 1].
 
     Example:
     >>> import jaxsmi as smi
@@ -104,7 +105,9 @@ def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None
 
 
 def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 3. Source: [TDDZLK24], spec section 7.
+    """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 3.
+
+    Source: [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
 
     Arguments: `k` >= 1, the number of factors. Raises: ValueError for k < 1.
     Example:
@@ -123,7 +126,9 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
 
 
 def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """Product of k fields, y = z_1 z_2 .. z_k. Inference for k <= 2. Source: [TDDZLK24], spec section 7.
+    """Product of k fields, y = z_1 z_2 .. z_k. Inference for k <= 2.
+
+    Source: [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
 
     Arguments: `k` >= 1. Raises: ValueError for k < 1.
     Example:
@@ -142,7 +147,9 @@ def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
 
 
 def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """The staircase example y = z_1² + sign(z_1 z_2 z_3). Source: [TDDZLK24], spec section 7.
+    """The staircase example y = z_1² + sign(z_1 z_2 z_3).
+
+    Source: [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
 
     Example:
     >>> import jaxsmi as smi

@@ -23,7 +23,7 @@ class AbstractMatrixModel(AbstractModel):
     """A model whose signal is one matrix S, of extensive rank: scalar overlap q and precision, spectral prior.
 
     `recovery`: the α of perfect recovery (inf: none). Small width, ρ → 0 at fixed ᾱ, n over the numbers in the factors: V(t) of
-    the prior at t = c ᾱ f(Q_0 - V), Q_0 = 1, c = 1 or 1 + β [spec/2, section 3.6; spec/3, section 2.8].
+    the prior at t = c ᾱ f(Q_0 - V), Q_0 = 1, c = 1 or 1 + β [theory: attention-indexed, Eq. (33); bilinear, Eq. (18)].
     """
 
     prior: eqx.AbstractVar[AbstractSpectralPrior]

@@ -1,6 +1,6 @@
 r"""Sequence single-index models: a target of one direction, seen through L tokens, and a student of one direction that learns it.
 
-Equations here [ALSKZ25; spec/4, sections 1 and 2.1]. Tokens x_l ~ N(0, I/d), hidden direction w* and student w on the
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (1) to (7)]. Tokens x_l ~ N(0, I/d), hidden direction w* and student w on the
 sphere of radius √d, positional encoding u_l (rows; at most of norm O(1)), hidden fields z*_l = x_l·w*, student's fields
 
     z_l = (x_l + u_l/√d)·w,     A_ij = exp(z_i z_j)/Σ_j' exp(z_i z_j'),     ℓ = c ‖g(z*) - F(z)‖²,   F(z) = Red(A(z))
@@ -124,7 +124,7 @@ class Attention(eqx.Module):
     """Tied softmax attention, head dimension one, values the tokens themselves (module docstring).
 
     Arguments: `reduction`: "trace", "identity" or "bilinear"; `trace_norm`: "sqrtL" (over √L) or "none"; `left`, `right` (L,)
-    of the bilinear reduction. The factor of the trace decides the sign of a curvature (spec/4, section 7.2).
+    of the bilinear reduction. The factor of the trace decides the sign of a curvature [theory: online-sgd, Table 2].
     Raises: ValueError for an unknown name, or `left`, `right` that are no vectors of norm > 0.
     """
 
@@ -343,7 +343,7 @@ class _SemanticPositional(eqx.Module):
 def semantic_positional(
     omega: Any, a: Any = 1.0, loss_factor: Any = 0.5, loss: str = "squared"
 ) -> SequenceSingleIndex:
-    r"""The semantic/positional problem of two tokens [ALSKZ25; spec/4, section 6].
+    r"""The semantic/positional problem of two tokens [ALSKZ25; theory: online-sgd, Eqs. (36) to (38)].
 
         g(z*) = (1 - ω) softmax(z* z*ᵀ) + ω B(a),   B = softmax([[a², -a²], [-a², a²]]),   F = softmax(z zᵀ),   paired encoding
 

@@ -1,4 +1,5 @@
-"""The five figures of "Bayes optimal learning of attention-indexed models" (arXiv 2506.01582), as spec/2, section 9 lists them.
+"""The five figures of "Bayes optimal learning of attention-indexed models" (arXiv 2506.01582), listed in
+[theory: attention-indexed, section 9].
 
 Dots are message passing and gradient descent at finite d (runs that diverged are NaN in the arrays and left out
 of means). By default they are few and small, so that a figure takes a minute or
@@ -37,7 +38,7 @@ WIDTHS = (
     0.5,
     1.0,
     2.0,
-)  # of figures 1 to 3: the article's list is not known to us (spec/2, section 7.11)
+)  # of figures 1 to 3; the article's list is not known [theory: attention-indexed, section 9]
 
 
 def errors(tokens: int, widths: Sequence[float], output: str, alphas: Any) -> np.ndarray:

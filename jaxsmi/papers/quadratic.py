@@ -1,5 +1,5 @@
 """The figures of "Bayes-optimal learning of an extensive-width neural network from quadratically many samples" (arXiv
-2408.03733), as spec/3, section 9 lists them. Sizes as in `jaxsmi.figures.bilinear`.
+2408.03733), listed in [theory: bilinear, section 7]. Sizes as in `jaxsmi.figures.bilinear`.
 """
 
 from __future__ import annotations

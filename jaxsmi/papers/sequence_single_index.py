@@ -1,4 +1,5 @@
-"""Figures 1 to 5 of "Asymptotics of SGD in sequence-single index models" (arXiv 2506.02651), as spec/4, section 9 lists them.
+"""Figures 1 to 5 of "Asymptotics of SGD in sequence-single index models" (arXiv 2506.02651),
+listed in [theory: online-sgd, section 9].
 
 Risks and the phase diagram are exact; dots and lines with noise are runs of SGD by the exact chain of the overlaps. By default
 grids are coarse and runs few, so that a figure takes a minute or two; `full=True` has the sizes of the article.

@@ -1,15 +1,17 @@
 r"""Priors on matrices that are invariant under rotations: known by their spectrum.
 
-Equations here [spec/2, sections 1.1, 2.2, 3.6 and 6], S = W Wᵀ/√(r d), W (d, r) iid N(0, 1), ρ = r/d, seen with precision q̂ as
+Equations here [theory: random-matrices, Eqs. (1), (2), (12), (14), (16), (18)],
+S = W Wᵀ/√(r d), W (d, r) iid N(0, 1), ρ = r/d, seen with precision q̂ as
 R = S + q̂^{-1/2} Z:
 
     (1/d) E Tr S = √ρ,    Q_0 = (1/d) E Tr S² = 1 + ρ       ((r + d + 1)/d at finite d),
     q = F(q̂) = Q_0 - V(q̂),   V(q̂): the error of the shrunk matrix (random_matrix/symmetric.py),   F(0) = ρ: the trace is known
     V q̂ → D(ρ) = 2ρ - ρ² (ρ <= 1), 1 (above), for q̂ → ∞: d² D/2 numbers make a symmetric positive matrix of rank r
     I(q̂): mutual information per d², dI/dq̂ = V/4
-    small width, q̂ = tρ, ρ → 0:  F = max(1 - 1/t, 0)²       (print has 1 - t: only 1 - 1/t agrees with F, spec/2 section 3.6)
+    small width, q̂ = tρ, ρ → 0:  F = max(1 - 1/t, 0)²       (print has 1 - t [theory: attention-indexed, Eq. (33)])
 
-and [spec/3, sections 1.1, 2.1, 2.8], S = U V/√r, U (d, r), V (r, L) iid N(0, 1), ρ = r/d, β = L/d, seen as S + q̂^{-1/2} Z; the
+and [theory: random-matrices, Eqs. (19), (20), (30) to (36)],
+S = U V/√r, U (d, r), V (r, L) iid N(0, 1), ρ = r/d, β = L/d, seen as S + q̂^{-1/2} Z; the
 law does not change under β, ρ → 1/β, ρ/β, and R₁ = max(β, 1/β), R₂ = r/min(d, L):
 
     Q_0 = E S_ij² = 1,   V(q̂) = MMSE(1/q̂), V(0) = 1,   dI/dq̂ = V/2           (random_matrix/rectangular.py)

@@ -8,14 +8,15 @@ Their difference has mean zero, which makes it a control variate: A = α ⟨g g�
 Measured, two-layer attention, D = 1000, α = 1.2 (docs/print.md): with g gᵀ alone C is off I - Q by up to 0.27 and perfect
 recovery is not reached (an underestimate of V makes g gᵀ too large); with -∂g alone by up to 3.6, while a layer is unlearned.
 β goes to 0 in the second case and to 1 in the first.
-Source: [TCDKZ25], spec section 4.
+Source: [TCDKZ25], [theory: multi-index, Eqs. (1), (33) to (36)].
 
-Attention-indexed family: signal √d S (1, d, d), inputs X (N, T, d), g symmetric [spec/2, section 4]:
+Attention-indexed family [theory: attention-indexed, Eqs. (40) to (44)]: signal √d S (1, d, d), inputs X (N, T, d), g symmetric:
     forward   h_μ = (X_μ (√d S) X_μᵀ - I Tr √d S)/d        (N, 1, T²)
     adjoint   Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d            (1, d, d)
     precision A = α ⟨‖g‖²⟩, α = N/d²                      (1, 1)
 
-Bilinear family: signal S (1, L, d), inputs X (N, L, d) [spec/3, section 3]; of a symmetric S, L = d and X symmetric:
+Bilinear family [theory: bilinear, Eqs. (21) to (24)]: signal S (1, L, d), inputs X (N, L, d); of a symmetric S, L = d and X
+symmetric:
     forward   ⟨X_μ, S⟩/√(dL)                             (N, 1, 1)
     adjoint   Σ_μ g_μ X_μ/√(dL)                          (1, L, d)
     precision A = α ⟨g²⟩, α = N/(dL)                      (1, 1)

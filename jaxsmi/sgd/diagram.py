@@ -1,6 +1,7 @@
 r"""Phase diagram of the semantic/positional problem of two tokens, `semantic_positional(omega, a)`.
 
-Equations here [ALSKZ25; spec/4, section 6], p(z) = σ(z_1 (z_1 - z_2)), β = σ(2a²), c = 1/2, paired encoding e_1 =
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (37) to (44)],
+p(z) = σ(z_1 (z_1 - z_2)), β = σ(2a²), c = 1/2, paired encoding e_1 =
 -e_2 = e:
 
     R = 2 {(1-ω)² E p² + ω² β² + 2 ω (1-ω) β E p + S(e) - 2 (1-ω) C(m, e) - 2 ω β M(e)}
@@ -120,7 +121,7 @@ def boundaries(a: Any) -> dict[str, Array]:
     """ω(a) of the four boundaries (module docstring), elementwise and differentiable; NaN where there is none in [0, 1].
 
     Arguments: `a` in (0, 1]. Returns: by the names of `BOUNDARIES`. Raises: ValueError for a out of range.
-    Source: spec/4, sections 6 and 7.5; exact to 1e-12.
+    Source: [theory: online-sgd, Eqs. (40) to (43), Table 5]; exact to 1e-12.
     """
     a = jnp.asarray(a, theory_dtype())
     check(jnp.all((a > 0.0) & (a <= 1.0)), "a", a, "numbers in (0, 1]")
@@ -140,7 +141,8 @@ def transition(a: Any) -> Array:
     >>> round(float(smi.sgd.transition(1.0)), 9)
     0.640962618
 
-    Cost: seconds at the first call, microseconds after it. Source: [ALSKZ25]; spec/4, sections 6 and 7.4.
+    Cost: seconds at the first call, microseconds after it. Source: [ALSKZ25];
+    [theory: online-sgd, Eq. (40), Table 4].
     """
     return boundaries(a)["transition"]
 
@@ -205,7 +207,8 @@ def phase_diagram(
     >>> [smi.sgd.LABELS[k] for k in found.label[:, 0]]  # doctest: +SKIP
     ['unique semantic', 'global semantic', 'global semantic, positional dynamics']
 
-    Cost: 2000 integrals, 10 s at the first call; then microseconds a cell. Source: [ALSKZ25, Fig. 4]; spec/4, section 6.
+    Cost: 2000 integrals, 10 s at the first call; then microseconds a cell. Source: [ALSKZ25, Fig. 4];
+    [theory: online-sgd, Eq. (44)].
     """
     a, omega = np.atleast_1d(np.asarray(a, float)), np.atleast_1d(np.asarray(omega, float))
     check(np.all((a > 0) & (a <= 1)), "a", a, "numbers in (0, 1]")

@@ -1,6 +1,6 @@
 r"""The limit of many dimensions: the ordinary differential equation of the overlaps, gradient flow and order two.
 
-Equations here [ALSKZ25, Eq. 11, Prop. 2; spec/4, sections 4 and 5], t = γ τ/d, V = E Σ_l s_l²:
+Equations here [ALSKZ25, Eq. 11, Prop. 2; theory: online-sgd, Eqs. (28) to (31)], t = γ τ/d, V = E Σ_l s_l²:
 
     dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   v = (m, e)            γ → 0: spherical gradient flow
     dm_l/dt = -(1 - m_l²) ∂R/∂m_l - (γ/2) (V/L) m_l                   untied networks, row by row
@@ -164,7 +164,7 @@ def flow(
     0.596205
 
     Cost: about a thousand gradients of the risk: 2 to 20 s for two tokens on a core, milliseconds for networks with a series.
-    Source: [ALSKZ25, Eq. 11]; spec/4, section 4.2.
+    Source: [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30)].
     """
     v, gamma = _start(model, m, e, gamma, key)
     times = jnp.atleast_1d(jnp.asarray(times, theory_dtype()))
@@ -193,7 +193,8 @@ def recovery_time(
     """Time t at which ‖(m, e)‖ first reaches η (of an untied network ‖m‖/√L): weak recovery. inf: not until `longest`.
 
     Arguments: `eta` in (0, 1); the rest as `flow`. Returns: t; 0 where the start is there already; NaN where max_steps ran out.
-    Raises: ValueError as `flow`, or for η outside (0, 1). Source: spec/4, section 3.4.
+    Raises: ValueError as `flow`, or for η outside (0, 1). Source:
+    [theory: online-sgd, Eq. (32)].
     """
     v, gamma = _start(model, m, e, gamma, key)
     check(0 < eta < 1, "eta", eta, "a number in (0, 1)")
@@ -214,7 +215,8 @@ def maximal_rate(
     """γ_max = 2 |λ_min|/V(0): above it the order-two flow is trapped at the origin; of an untied network with V/L.
 
     Arguments: `model`; `key`, `samples` where the risk is sampled. Returns: γ_max; 0 where the Hessian at the origin has no
-    negative eigenvalue (other orders: spec/4, section 4.3). Raises: as `risk`. Source: spec/4, section 4.3.
+    negative eigenvalue (other orders: section 4 of the source). Raises: as `risk`. Source:
+    [theory: online-sgd, Eq. (31)].
     """
     lowest = jnp.linalg.eigvalsh(hessian(model, key=key, samples=samples))[0]
     V = noise_at(model, overlaps(model, 0.0), key, samples).value

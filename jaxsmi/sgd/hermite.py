@@ -1,6 +1,6 @@
 r"""Hermite expansions of targets and students: information exponents, and the Taylor series of the risk at the origin.
 
-Equations here [ALSKZ25; spec/4, sections 2.5 and 3], h_n = Π_l h_{n_l} orthonormal under N(0, I_L):
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (19) to (27)], h_n = Π_l h_{n_l} orthonormal under N(0, I_L):
 
     ĝ_n = E[g(ξ) h_n(ξ)],   P_k = Σ_{|n|=k} ‖ĝ_n‖²,   SIE(g) = min{k >= 1: P_k > 0}
 
@@ -214,7 +214,7 @@ def information_exponent(
     2
 
     Cost: (2 x 10/0.1)² evaluations for two tokens, 81³ for three, 61⁴ for four; C(L + k - 1, k) averages of 16 nets above.
-    Source: [ALSKZ25]; spec/4, section 3.2.
+    Source: [ALSKZ25]; [theory: online-sgd, Eqs. (19) to (22)].
     """
     check(
         isinstance(length, (int, np.integer)) and length >= 1, "length", length, "an integer L >= 1"
@@ -477,7 +477,7 @@ def flatness(model: SequenceSingleIndex, order: int = 6, tolerance: float = 1e-1
     order inside the null space of the Hessian; a term counts above `tolerance` times c (E‖g‖² + E‖F‖²).
 
     Arguments: `model`; the highest `order` looked at; `tolerance`. Returns: Flatness. Raises as `taylor`.
-    Source: [ALSKZ25]; spec/4, section 3.3.
+    Source: [ALSKZ25]; [theory: online-sgd, Eq. (25)].
     """
     series = taylor(model, order)
     size, dimension = _scale(model), 1 + model.encoding.shape[1]
@@ -516,7 +516,8 @@ def sample_complexity(
 
     Arguments: `model`; `dimension` d; learning rate γ > 0; η in (0, 1); `start` m_0 (default: 1/√d).
     Returns: n; inf where the leading term along m does not go down from m_0 > 0.
-    Raises: ValueError for a number out of range, and as `taylor`. Source: [ALSKZ25]; spec/4, section 3.4.
+    Raises: ValueError for a number out of range, and as `taylor`. Source: [ALSKZ25];
+    [theory: online-sgd, Eqs. (26), (27)].
     """
     check(
         isinstance(dimension, (int, np.integer)) and dimension >= 2,

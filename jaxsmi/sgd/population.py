@@ -1,6 +1,6 @@
 r"""Population risk of sequence single-index models, its derivatives, and the strength of the gradient's noise.
 
-Equations here [ALSKZ25; spec/4, sections 2.2 to 2.5 and 5], tokens independent, (z*_l, z_l) Gaussian:
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (7) to (18)], tokens independent, (z*_l, z_l) Gaussian:
 
     z_l = e_l + m z*_l + √(1 - m²) ξ_l
     R(m, e) = c (E‖g‖² + S(e) - 2 C(m, e)),   S = E‖F(ξ + e)‖²,   C[g, f](m, e) = E⟨g(z*), f(z)⟩
@@ -9,7 +9,8 @@ Equations here [ALSKZ25; spec/4, sections 2.2 to 2.5 and 5], tokens independent,
     V = E Σ_l s_l²,   s_l = ∂ℓ/∂z_l = 2c ⟨F - g, ∂_l F⟩
     networks, target a series: C = Σ_n g_n √(|n|!/n!) c_|n| Π_l (m_l/√L)^{n_l},  c_k = E σ(u) h_k(u)
 
-The second line of C is smoothing token by token (spec/4, 2.4b). Derivatives of C are C of derivatives, so that they exist
+The second line of C is smoothing token by token
+[theory: online-sgd, Eqs. (10), (11)]. Derivatives of C are C of derivatives, so that they exist
 at m = ±1, where the noise ξ vanishes; near there C is summed over few nodes in ξ. Up to three tokens; above, and for the
 unsquared loss, averages over nets with an error bar.
 """
@@ -304,7 +305,7 @@ def risk(
 
     Cost: 2 L n^{L+1} operations, n = 201 nodes for two tokens (2 ms), 81 for three (0.5 s); for |m| so close to one that
     √(1 - m²) < 1.3 steps, 10^L n^L evaluations of F. Many points at once by `jax.lax.map`: vmap takes all rules for each.
-    Source: [ALSKZ25]; spec/4, sections 2.3 and 2.4.
+    Source: [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
     """
     v = overlaps(model, m, e)
     if concrete((model, v)) and on_grid(model) and not isinstance(model.target, HermiteSeries):
@@ -381,7 +382,7 @@ def hessian(
     ... ).tolist()  # R_mm, R_ee  # doctest: +SKIP
     [-0.079381, -0.07885]
 
-    Source: spec/4, section 2.5.
+    Source: [theory: online-sgd, Eqs. (12), (24)].
     """
     return _hessian(model, overlaps(model, m, e), key, samples)
 
@@ -436,7 +437,7 @@ def gradient_noise(
     """V = E Σ_l s_l², s_l = ∂ℓ/∂z_l: a step of online SGD has squared length about γ² V.
 
     Arguments, Returns, Raises: as `risk`.
-    Source: spec/4, section 4.2.
+    Source: [theory: online-sgd, Eqs. (13), (14)].
     """
     return eqx.filter_jit(noise_at)(model, overlaps(model, m, e), key, samples)
 

@@ -1,6 +1,6 @@
 r"""Online SGD on the sphere: of whole weight vectors, and exactly of their overlaps alone at a cost that does not know d.
 
-Equations here [ALSKZ25; spec/4, sections 1.3, 2.1, 4.5 and 5], one fresh sample a step, s_l = ∂ℓ/∂z_l:
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (5), (33) to (35)], one fresh sample a step, s_l = ∂ℓ/∂z_l:
 
     w ← √d (w - γ g)/‖w - γ g‖,   g = Σ_l s_l (x_l + u_l/√d);   untied: each row w_l by itself, with g_l = s_l x_l
 
@@ -129,7 +129,7 @@ def simulate(
     True
 
     Cost: 0.3 to 0.5 µs a step of a reduced run, many at once; L d random numbers a step of a full one.
-    Source: [ALSKZ25]; spec/4, section 4.5.
+    Source: [ALSKZ25]; [theory: online-sgd, Eqs. (33) to (35)].
     """
     if jnp.issubdtype(key.dtype, jnp.uint32):  # words of keys of the old kind
         key = jax.random.wrap_key_data(key)

@@ -1,6 +1,6 @@
 r"""What one direction for all tokens saves: steps to weak recovery of untied over tied networks.
 
-Equations here [ALSKZ25; spec/4, section 5], κ = ⟨C_k(g), 1^{⊗k}⟩/‖C_k(g)‖_op at the information exponent k:
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (46) to (48)], κ = ⟨C_k(g), 1^{⊗k}⟩/‖C_k(g)‖_op at the information exponent k:
 
     gain(L) = τ_untied/τ_tied ~ κ γ_tied/γ_untied  (k >= 2),   √L κ γ_tied/γ_untied  (k = 1)
 
@@ -98,8 +98,8 @@ def gain(
     >>> bool(1.5 < found.gain[1] < 2.7)  # equal learning rates: L  # doctest: +SKIP
     True
 
-    Cost: L times more steps for untied networks; 2 minutes for the default. Source: [ALSKZ25, Fig. 3]; spec/4, sections 5
-    and 7.7.
+    Cost: L times more steps for untied networks; 2 minutes for the default. Source: [ALSKZ25, Fig. 3];
+    [theory: online-sgd, Eqs. (46) to (49), Table 7].
     """
     lengths = [int(L) for L in lengths]
     check(len(lengths) >= 1 and min(lengths) >= 1, "lengths", lengths, "whole numbers >= 1")

@@ -1,6 +1,6 @@
 r"""A real task beside the solvable ones: a small attention classifier of questions, and when each layer settles.
 
-Equations here [TCDKZ25; spec section 9, figure 3]. Tokens t_1..t_M of a question, mask m (0 for padding),
+Equations here [TCDKZ25, Fig. 3; theory: descent, Eqs. (10) to (12)]. Tokens t_1..t_M of a question, mask m (0 for padding),
 X_0 = E[t] (M, d), two attention layers with tied weights W_ℓ (h, d):
 
     X_ℓ = [ c I + softmax_m( X_{ℓ-1} W_ℓᵀ W_ℓ X_{ℓ-1}ᵀ / √h ) ] X_{ℓ-1},     logits = A · (Σ_i m_i X_L,i / Σ_i m_i) + b,
@@ -148,7 +148,7 @@ def classify(
     the attention layers, `skip` c;
     `max_length`: longer questions are cut; `records` along the run; `progress` bar.
     Returns: a `TextRun`. Raises: ValueError for arguments out of range, or fewer than two classes.
-    Cost: one forward and backward pass of the network a batch. Source: [TCDKZ25], spec section 9.
+    Cost: one forward and backward pass of the network a batch. Source: [TCDKZ25, Fig. 3], [theory: descent, section 4].
     Example:
     >>> run = classify(synthetic_questions(60), epochs=2)  # doctest: +SKIP
     >>> run.similarity.shape[1], float(run.similarity[-1].min().round(3))  # doctest: +SKIP

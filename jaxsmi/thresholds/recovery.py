@@ -24,8 +24,8 @@ def recovery_threshold(model: AbstractModel, *, key: PRNGKeyArray | None = None)
     (Phase retrieval and z1 z2 fix one: the law holds for them too.)
     Stability does not prove that the branch from small overlap reaches Q = S. Measured for two tokens: it does, and without a
     jump. Fixed points with a small V lie at α < P/M, which they reach as V → 0: α M/P = 0.955, 0.986, 0.996 at V_11 = 0.1, 0.03,
-    0.01 for one layer, 0.968(4), 0.989(2), 0.997(1) for two, and 0.98(1) at V_11 = 0.1 for three. Cost: none. Source: spec
-    section 6.
+    0.01 for one layer, 0.968(4), 0.989(2), 0.997(1) for two, and 0.98(1) at V_11 = 0.1 for three. Cost: none. Source:
+    [theory: multi-index, Eqs. (57), (58)].
     Example:
     >>> import jaxsmi as smi
     >>> float(smi.recovery_threshold(smi.DeepAttention(3, 2)).alpha)

@@ -73,7 +73,8 @@ def search_threshold(
     |log α_c/target| smaller. The default optimiser goes half way back where α_c rose.
     Returns: a `Search`. Codes: SUCCESS, MAX_STEPS, NONFINITE (the threshold or its gradient was not finite: it lies above
     alpha_max, or the step is missing there). Raises: ValueError for a bad `start`, `target`, or a threshold that is absent
-    at the start. Cost: a threshold and its derivative an evaluation. Source: spec section 6.
+    at the start. Cost: a threshold and its derivative an evaluation. Source:
+    [theory: multi-index, Eqs. (60), (61)].
     Example:
     >>> import jax, jaxsmi as smi
     >>> noisy = lambda noise: smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1, noise=noise)

@@ -1,6 +1,7 @@
 r"""Where learning starts, and what is learned next: the stability of state evolution's fixed points.
 
-Equations here [TDDZLK24; TCDKZ25; spec section 6], S the second moment of a prior of mean zero, V = S - Q:
+Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52) to (60)],
+S the second moment of a prior of mean zero, V = S - Q:
 
 * growth of a small overlap in the directions not learned yet, whitened by V^{1/2}, ω drawn at the overlap Q of a fixed
   point: G = N V^{1/2} ∂g V^{1/2} N, N the projector on those directions (all of them, at Q = 0),
@@ -192,7 +193,8 @@ def staircase(
     lower `replicas`), NONFINITE.
     Raises: ValueError as `weak_recovery`, for alpha_max <= 0, or a second moment not proportional to the identity.
     Runs outside jit and vmap (grad and jvp are fine).
-    Cost: about fifteen times `samples` posteriors a step, and a scan. Source: [TDDZLK24], [TCDKZ25], spec section 6.
+    Cost: about fifteen times `samples` posteriors a step, and a scan. Source: [TDDZLK24], [TCDKZ25],
+    [theory: multi-index, Eqs. (52) to (56), (60)].
     Example:
     >>> import jax, jaxsmi as smi
     >>> [

@@ -1,6 +1,6 @@
 r"""First-order transitions: two branches of fixed points, which of them is optimal, and where each ends.
 
-Equations here [spec sections 5 and 6], V = S - Q, Φ the free entropy of `potential`:
+Equations here [theory: multi-index, Eqs. (45), (49), (59)], V = S - Q, Φ the free entropy of `potential`:
 
 * uninformed branch: state evolution from a small overlap, followed upwards in α; informed branch: from Q near S, followed
   downwards. Where they differ there is hysteresis;
@@ -189,7 +189,8 @@ def first_order(
     Codes: SUCCESS, MAX_STEPS (a branch did not converge somewhere in the hysteresis: raise `max_steps`, doubt the kind).
     Raises: ValueError for an empty range, a model without inference, a prior with a mean, or perfect recovery under a prior
     that is neither continuous nor discrete.
-    Cost: about 2·points fixed points, then about 30 of them a replica. Source: spec sections 5 and 6.
+    Cost: about 2·points fixed points, then about 30 of them a replica. Source:
+    [theory: multi-index, section 7.5].
     Example:
     >>> import jax, jaxsmi as smi
     >>> smi.first_order(smi.links.linear(0.1), key=jax.random.key(0), points=6, samples=2**9).kind

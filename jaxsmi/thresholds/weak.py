@@ -60,7 +60,7 @@ def weak_recovery(
     `subspace` (P, P) the directions learned. Differentiable, forwards and backwards, in every array of the model.
     Codes: SUCCESS, INACCURATE, NONFINITE. Raises: ValueError for a model without inference or a prior with a mean.
     Cost: `samples` posteriors: 2^16 of two-layer attention take about 2 s on one core after compilation.
-    Source: [TDDZLK24], [TCDKZ25], spec section 6.
+    Source: [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (54)].
     Example:
     >>> import jax, jaxsmi as smi
     >>> threshold = smi.weak_recovery(

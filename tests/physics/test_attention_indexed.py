@@ -1,6 +1,6 @@
 """Attention-indexed models: state equations against independent values, exact thresholds, limits, derivatives, data.
 
-Values: spec/2, sections 7.3 to 7.6, computed there independently.
+Values: computed independently of this code [theory: attention-indexed, section 11].
 """
 
 import jax
@@ -136,7 +136,7 @@ def test_noise_and_one_token_obey_their_equation():
 
 
 def test_the_quadratic_network_published_elsewhere(reference):
-    """T = 1, linear: columns alpha and gen_error of the symmetric variant (spec/2, section 7.2)."""
+    """T = 1, linear: columns alpha and gen_error of the symmetric variant [theory: attention-indexed, section 11]."""
     np.testing.assert_allclose(
         [float(smi.state_evolution(smi.AttentionIndexed(1, rho, "linear"), alpha).error)
          for rho, alpha in ((0.5, 0.1423543307), (0.5, 0.2837086614), (1, 0.2524645669))],
@@ -329,10 +329,10 @@ def test_sampled_hardmax_agrees_with_the_exact_one():
 @pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "value", "error"), [(3, 5.702, 0.002), (4, 9.511, 0.003)])
 def test_hardmax_of_more_tokens(tokens, value, error):
-    """f(0) against spec/2, section 7.6; state evolution with its error bar, and a table that holds its own points."""
+    """f(0) against [theory: attention-indexed, section 11]; state evolution with its error bar; a table holds its own points."""
     replicas = np.asarray(sampled_response(tokens, 0.0, 1.0))
     stderr = replicas.std(ddof=1) / np.sqrt(8)
-    print(f"T={tokens}: {replicas.mean():.4f} ± {stderr:.4f}, spec {value} ± {error}")
+    print(f"T={tokens}: {replicas.mean():.4f} ± {stderr:.4f}, known {value} ± {error}")
     assert abs(replicas.mean() - value) < 3 * np.hypot(stderr, error)
     if tokens == 3:
         model = smi.AttentionIndexed(3, 0.5, "hardmax")
@@ -361,7 +361,7 @@ def test_hardmax_of_more_tokens(tokens, value, error):
 
 @pytest.mark.slow
 def test_free_entropy_is_stationary_at_the_fixed_point():
-    """And 4 Ψ' = f (to 1e-6: central differences), Ψ as printed in spec/2, section 7.5."""
+    """And 4 Ψ' = f (to 1e-6: central differences), Ψ as in [theory: attention-indexed, section 11]."""
     for output, tokens, alpha in (("hardmax", 2, 0.3), ("softmax", 3, 0.05), ("linear", 2, 0.08)):
         model = smi.AttentionIndexed(tokens, 0.5, output)
         end = smi.state_evolution(model, alpha)
@@ -383,7 +383,7 @@ def test_free_entropy_is_stationary_at_the_fixed_point():
         np.testing.assert_allclose(found, value, atol=6e-9)
 
 
-ERRORS = {  # spec/2, section 7.9
+ERRORS = {  # [theory: attention-indexed, section 11]
     (1, 0.5, 1.0): 0.28681980, (1, 0.5, 0.39219602): 0.12085256, (1, 0.5, 0.1281309): 0.04140767,
     (0.5, 0.5, 1.0): 0.12679244, (0.5, 0.5, 0.39219602): 0.05053094, (0.5, 0.5, 0.1281309): 0.01666351,
     (3, 0.5, 1.0): 0.55880731, (3, 0.5, 0.39219602): 0.27876023, (3, 0.5, 0.1281309): 0.11398423,

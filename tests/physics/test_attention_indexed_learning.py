@@ -74,7 +74,7 @@ def test_layers_are_those_of_the_network():
 
 # Message passing ------------------------------------------------------------------------------------------------------------
 
-TRAJECTORIES = {  # spec/2, section 4
+TRAJECTORIES = {  # [theory: attention-indexed, section 11]
     ("hardmax", 0.5): (0.38331, 0.26782, 0.23312, 0.22077, 0.21608, 0.21425),
     ("softmax", 0.1): (0.63373, 0.51409, 0.45961, 0.43119, 0.41530, 0.40608),
 }
@@ -93,7 +93,7 @@ def test_the_trajectory_of_state_evolution(output, alpha):
 
 @pytest.mark.slow
 def test_undamped_message_passing_follows_state_evolution():
-    """Hardmax, d = 80: finite-size errors of one run are some 5 % (spec/2, section 7.7)."""
+    """Hardmax, d = 80: finite-size errors of one run are some 5 % [theory: attention-indexed, section 6]."""
     model = smi.AttentionIndexed(2, 0.5, "hardmax")
     data = model.sample(jax.random.key(3), dimension=80, alpha=0.5)
     run = smi.gamp(model, data, key=KEY, max_steps=6, damping=0.0)
@@ -133,12 +133,12 @@ def test_side_information_and_the_informed_start():
     assert told.error < 0.5 * plain.error
     np.testing.assert_allclose(
         informed.error, plain.error, rtol=0.05
-    )  # one fixed point (spec/2, section 2.4)
+    )  # one [theory: attention-indexed, Eq. (27)]
 
 
 @pytest.mark.slow
 def test_a_diverging_run_starts_again_with_more_damping():
-    """α = 0.05, T = 2, d = 100: damping 0.4 diverges (spec/2, section 7.7)."""
+    """α = 0.05, T = 2, d = 100: damping 0.4 diverges [theory: attention-indexed, section 6]."""
     model = smi.AttentionIndexed(2, 0.5)
     data = model.sample(jax.random.key(1), dimension=100, alpha=0.05)
     assert Result(int(smi.gamp(model, data, key=KEY, damping=0.4).result)) == Result.DIVERGED
@@ -214,7 +214,8 @@ def test_a_wider_student_and_fresh_samples():
 
 @pytest.mark.slow
 def test_averaged_descent_approaches_theory():
-    """d = 50, α = 0.1, K = 16 (spec/2, section 7.8): AGD below GD, extrapolated within 0.9 to 1.6 of theory, loss below 1e-3."""
+    """d = 50, α = 0.1, K = 16 [theory: attention-indexed, section 8]: AGD below GD, extrapolated within 0.9 to 1.6 of theory,
+    loss below 1e-3."""
     model = smi.AttentionIndexed(2, 0.5)
     data = model.sample(KEY, dimension=50, alpha=0.1)
     fit = smi.train(model, data, optax.adam(0.05), key=jax.random.split(KEY, 16), steps=2000)

@@ -1,6 +1,6 @@
 """Bilinear sequence regression and its symmetric sibling: errors, thresholds, free entropy, limits, derivatives, bad input.
 
-Values: spec/3, sections 2.8, 6, 7.1, 7.4 and 7.5, computed there independently; published curves in reference/.
+Values: computed independently of this code [theory: bilinear, section 9]; published curves in reference/.
 """
 
 import csv
@@ -115,7 +115,7 @@ def test_errors():
     [("delta_0_beta_1", 5e-5), ("delta_0.1_beta_1", 5e-5), ("delta_0_beta_inf", 1e-10)],
 )
 def test_published_curves(reference, name, tolerance):
-    """Spec/3, section 7.1: typically 1e-6; wrong in print below α = .005 and at the threshold of β = 1."""
+    """[theory: bilinear, section 9]: typically 1e-6; wrong in print below α = .005 and at the threshold of β = 1."""
     table = np.array(
         rows(
             reference / f"bsr/theory/{name}.csv",
@@ -146,7 +146,7 @@ def test_published_curves_of_the_symmetric_model(reference, kappa, noise):
     )
     recovery = np.inf if noise else (kappa - kappa**2 / 2 if kappa < 1 else 0.5)
     kept = (alpha > 0.02) & (np.abs(alpha - recovery) > 5e-3)
-    # spec/3, section 7.5; κ = 0.1 has rows that are off by up to 4e-3 where its two bands merge
+    # [theory: bilinear, section 9]; κ = 0.1 has rows that are off by up to 4e-3 where its two bands merge
     assert np.median(np.abs(found - published)[kept]) < 1e-5
     assert np.quantile(np.abs(found - published)[kept], 0.8 if kappa == 0.1 else 1.0) < 1e-4
 
@@ -198,7 +198,7 @@ def test_recovery_and_nuclear_norm_thresholds():
 
 
 def test_published_nuclear_norm_thresholds(reference):
-    """Median difference 1e-10, largest 1.6e-6 (spec/3, section 7.5)."""
+    """Median difference 1e-10, largest 1.6e-6 [theory: bilinear, section 9]."""
     table = np.array(
         rows(reference / "bsr/min_norm/thresholds.csv", "rho", "beta", "alpha_BO", "alpha_MNNE")
     )
@@ -218,7 +218,7 @@ def test_published_nuclear_norm_thresholds(reference):
     ],
 )
 def test_free_entropy(beta, rho, alpha, left, value):
-    """Spec/3, section 6, up to what does not depend on q: φ = Φ + (α/2)(log α - 1) - Σ_0(β) for Δ = 0."""
+    """[theory: bilinear, Eq. (13)], φ up to what does not depend on q: φ = Φ + (α/2)(log α - 1) - Σ_0(β) for Δ = 0."""
     model = smi.Bilinear(beta, rho)
     solution = smi.state_evolution(model, alpha)
     np.testing.assert_allclose(solution.error, left, atol=1e-8)
@@ -275,7 +275,7 @@ def test_limits():
         pytest.param(
             1, 0.1, (0.6, 0.75, 0.9), (0.9918823416, 0.8796693311, 0.6769924623), marks=SLOW
         ),
-        # spec/3 prints 0.4755475477 for the last: a root to 16 digits gives 0.4755474577
+        # the last by a root to 16 digits [theory: bilinear, section 9]
         (5, 0.1, (0.6, 0.75, 0.9), (0.8590786647, 0.6577576203, 0.4755474577)),
     ],
 )

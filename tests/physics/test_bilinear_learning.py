@@ -1,6 +1,6 @@
 """Bilinear sequence regression learned from data: message passing, the nuclear norm, gradient descent.
 
-Values: spec/3, sections 7.3, 7.5 and 7.6; published runs in reference/.
+Values: [theory: bilinear, sections 4, 6 and 9]; published runs in reference/.
 """
 
 import jax
@@ -81,7 +81,7 @@ def test_symmetric_message_passing():
     data = model.sample(KEY, dimension=60, alpha=0.3, dtype="float32")
     run = smi.gamp(model, data, key=KEY)
     theory = smi.state_evolution(model, 0.3).error
-    assert abs(run.error - theory) < 0.05  # a run at d = 80 has 0.02 (spec/3, section 7.5)
+    assert abs(run.error - theory) < 0.05  # a run at d = 80 has 0.02 [theory: bilinear, section 4]
     np.testing.assert_allclose(run.weights, run.weights.T, atol=1e-9)
 
 
@@ -95,7 +95,7 @@ HUNDRED = [*SIXTY, (0.2, 1, 0, 0.35), (0.2, 1, 0, 0.4), (0.2, 1, 0.5, 0.65), (0.
     ("dimension", "seeds", "point"), [*((60, 6, p) for p in SIXTY), *((100, 2, p) for p in HUNDRED)]
 )
 def test_message_passing_against_theory(dimension, seeds, point):
-    """Spec/3, section 7.3: single runs scatter by .02 (noisy) to .05 at d = 60, and noiseless runs at d = 100 by .04."""
+    """[theory: bilinear, section 4]: single runs scatter by .02 (noisy) to .05 at d = 60, noiseless ones at d = 100 by .04."""
     rho, beta, noise, alpha = point
     model = smi.Bilinear(beta, rho, noise)
     theory = float(smi.state_evolution(model, alpha).error)
@@ -115,7 +115,7 @@ def test_message_passing_against_theory(dimension, seeds, point):
 @pytest.mark.slow
 @pytest.mark.parametrize("point", [(0.5, 0.2, 0), (0.5, 0.3, 0.25), (0.5, 0.1, 0.25), (1, 0.3, 0)])
 def test_symmetric_message_passing_against_theory(point):
-    """Spec/3, section 7.5: tolerance .04 at d = 80 with Gaussian inputs."""
+    """[theory: bilinear, section 4]: tolerance .04 at d = 80 with Gaussian inputs."""
     kappa, alpha, noise = point
     model = smi.Bilinear(1.0, kappa, noise, symmetric=True)
     errors = []
@@ -173,7 +173,7 @@ def test_the_nuclear_norm_is_smallest_at_its_minimum():
 @pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "value", "tolerance"), [(0.2, 1.34, 0.12), (0.3, 0.63, 0.15)])
 def test_descent_with_a_large_rate_and_its_average(alpha, value, tolerance):
-    """Learning rate 0.7 at the edge of stability, d = 40, 8 teachers × 8 starts (spec/3, section 7.6)."""
+    """Learning rate 0.7 at the edge of stability, d = 40, 8 teachers × 8 starts [theory: bilinear, section 6]."""
     model, optimizer, singles, means = smi.Bilinear(1.0, 0.2), optax.sgd(0.7), [], []
     for seed in range(8):
         data = model.sample(jax.random.key(seed), dimension=40, alpha=alpha, dtype="float32")
@@ -204,7 +204,7 @@ def test_descent_from_a_small_start():
 
 @pytest.mark.slow
 def test_descent_follows_its_equations():
-    """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) (spec/3, section 5), for both kinds of factors."""
+    """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) [theory: bilinear, Eqs. (31), (32)], for both kinds of factors."""
     for model in (smi.Bilinear(1.5, 0.3), smi.Bilinear(1.0, 0.3, symmetric=True)):
         data = model.sample(KEY, dimension=10, alpha=0.5)
         fit = smi.train(

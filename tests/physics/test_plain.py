@@ -76,7 +76,8 @@ def test_phase_retrieval_is_our_channel():
 
 
 def test_extensive_rank_against_stored_values():
-    """spec/2, sections 7.1 and 7.4: V(q̂) with one band and with two, and V at α = 0.1, to the digits given."""
+    """V(q̂) with one band and with two, and V at α = 0.1, to the digits given
+    [theory: random-matrices, section 5; attention-indexed, section 11]."""
     assert abs(plain.mmse(0.5, 1.0, 1e-6) - 0.3969486359) < 1e-8
     assert abs(plain.mmse(0.05, 1.0, 1e-6) - 0.0947203748) < 1e-8
     assert abs(plain.softmax_error(0.5, 0.1, 1e-4) - 0.39219602) < 2e-4

@@ -1,4 +1,5 @@
-"""Online SGD against its theory: flow, chain of the overlaps, whole weight vectors, scaling, gain, phases [spec/4, section 7].
+"""Online SGD against its theory: flow, chain of the overlaps, whole weight vectors, scaling, gain, phases
+[theory: online-sgd, section 8].
 
 `pytest -m slow -rP tests/physics/test_sgd.py` prints what was measured.
 """
@@ -46,7 +47,7 @@ def monomial(k):
 
 
 def test_transition():
-    """spec/4, 7.4: to 1e-9; its slope by central differences."""
+    """[theory: online-sgd, Table 4]: to 1e-9; its slope by central differences."""
     for a, omega in ((1.0, 0.640962617902), (0.8, 0.856900344242)):
         assert float(SGD.transition(a)) == pytest.approx(omega, abs=1e-9)
     assert np.isnan(SGD.transition(0.7243))
@@ -61,7 +62,7 @@ def test_transition():
 
 
 def test_boundaries():
-    """spec/4, 7.5: its error is 1e-6; the corners' boundaries cross at a = 0.7635."""
+    """[theory: online-sgd, Table 5]: its error is 1e-6; the corners' boundaries cross at a = 0.7635."""
     known = {
         1.00: (0.508214, 0.640963, 0.737607, 0.841605), 0.95: (0.557734, None, None, 0.863110), 0.85: (0.714092, None, None,
         0.915687), 0.80: (0.841662, 0.856900, 0.917510, 0.946872), 0.78: (0.907992, None, None, 0.960244), 0.77: (0.945493,
@@ -77,7 +78,7 @@ def test_boundaries():
 
 
 def test_phase_diagram():
-    """spec/4, 7.5: the cells of each label on its grid, ±6 (grid ties near corners); under a minute."""
+    """[theory: online-sgd, Table 5]: the cells of each label on its grid, ±6 (grid ties near corners); under a minute."""
     begin = time.perf_counter()
     found = SGD.phase_diagram(np.linspace(0.7, 1.0, 31), np.linspace(0.4, 0.98, 30))
     assert time.perf_counter() - begin < 60
@@ -123,7 +124,9 @@ def test_drift_is_the_mean_step_of_the_chain():
     expected = np.asarray(drift(model, v, jnp.asarray(gamma)))
     assert (np.abs(mean - expected) < 4.5 * error).all()
     first = np.asarray(drift(model, v, jnp.asarray(gamma), order=1))
-    np.testing.assert_allclose(first, [0.019787, 0.011424], atol=1e-6)  # spec/4, 7.6
+    np.testing.assert_allclose(
+        first, [0.019787, 0.011424], atol=1e-6
+    )  # [theory: online-sgd, Table 6]
     assert np.abs(expected - first).max() > 2 * error.max()  # the test would see the V term missing
 
 
@@ -132,7 +135,7 @@ GRADIENT_FLOW = {0.8: 0.241, 1.6: 0.522, 2.4: 0.833, 3.2: 0.966, 4.0: 0.994, 8.0
 
 
 def test_flow_of_a_network():
-    """spec/4, 7.6: to its last digit, both orders; the end point solves (1 - m²)|R_m| = γ V m/2."""
+    """[theory: online-sgd, Table 6]: to its last digit, both orders; the end point solves (1 - m²)|R_m| = γ V m/2."""
     model, times = relu(4), list(FLOW)
     second, first = SGD.flow(model, 0.1, times=times, gamma=0.08), SGD.flow(model, 0.1, times=times)
     np.testing.assert_allclose(second.m, list(FLOW.values()), atol=6e-4)
@@ -163,7 +166,8 @@ def test_flow_in_closed_form():
 
 @SLOW
 def test_maximal_rate():
-    """Tied and untied have the same: (2/√π)/(L + 1) for the sum of h_2 and ReLU; attention as spec/4, 7.4."""
+    """Tied and untied have the same: (2/√π)/(L + 1) for the sum of h_2 and ReLU; attention as
+    [theory: online-sgd, Table 4]."""
     for tied in (True, False):
         assert float(SGD.maximal_rate(relu(4, tied))) == pytest.approx(
             2 / np.sqrt(np.pi) / 5, rel=1e-10
@@ -181,7 +185,9 @@ def test_chain_of_a_network_follows_the_flow():
     mean, error = mean_and_error(found.m)
     theory = SGD.flow(model, 0.1, times=np.asarray(found.time)[1:], gamma=0.08).m
     assert (np.abs(mean[1:] - np.asarray(theory)) < 4 * error[1:] + 0.01 * np.asarray(theory)).all()
-    assert abs(mean[-1] - 0.302) < 3 * 0.006 + 4 * error[-1]  # whole weight vectors, spec/4, 7.6
+    assert (
+        abs(mean[-1] - 0.302) < 3 * 0.006 + 4 * error[-1]
+    )  # whole vectors, [theory: online-sgd, Table 6]
 
 
 @pytest.mark.slow
@@ -208,7 +214,8 @@ def test_whole_weight_vectors_are_the_chain(tied):
 
 @SLOW
 def test_whole_weight_vectors_of_the_semantic_positional_problem():
-    """spec/4, 7.6: d = 100, 1500 steps from (0.3, 0.25), ω = 0.64; whole vectors (300 runs) and chain (6000), against its
+    """[theory: online-sgd, Table 6]: d = 100, 1500 steps from (0.3, 0.25), ω = 0.64;
+    whole vectors (300 runs) and chain (6000), against its
     runs.
     """
     for loss, c, gamma, known, error in (
@@ -227,7 +234,8 @@ def test_whole_weight_vectors_of_the_semantic_positional_problem():
 
 @SLOW
 def test_whole_weight_vectors_in_high_dimension():
-    """d = 4000, L = 4, to t = 1.6, 8 runs: 1e10 random numbers; against the flow and the table of spec/4, 7.6."""
+    """d = 4000, L = 4, to t = 1.6, 8 runs: 1e10 random numbers; against the flow and
+    [theory: online-sgd, Table 6]."""
     model = relu(4)
     settings = {
         "dimension": 4000,
@@ -246,7 +254,7 @@ def test_whole_weight_vectors_in_high_dimension():
 
 @SLOW
 def test_trajectory_of_a_network():
-    """spec/4, 7.6: 24 runs of d = 4000 to t = 8 against 400 of the chain."""
+    """[theory: online-sgd, Table 6]: 24 runs of d = 4000 to t = 8 against 400 of the chain."""
     known = {
         0.8: (0.180, 0.004),
         1.6: (0.302, 0.006),
@@ -265,7 +273,7 @@ def test_trajectory_of_a_network():
         assert abs(mean[k] - value) < 4 * np.hypot(error[k], spread)
 
 
-SCALING = {  # spec/4, 7.6: γ, and mean steps with their errors
+SCALING = {  # [theory: online-sgd, Table 6]: γ, and mean steps with their errors
     1: (0.05, {100: (462, 11), 400: (2069, 17), 1600: (8667, 32)}),
     2: (0.01, {100: (4402, 199), 400: (25633, 1087), 1600: (133935, 4006)}),
     3: (0.002, {64: (304211, 22584), 128: (1357948, 81861), 256: (5714403, 422178)}),
@@ -313,7 +321,8 @@ def test_scaling_with_the_dimension(k):
     ("schedule", "law", "tolerance"), [("equal", 1.0, 0.05), ("linear", 2.0, 0.1)]
 )
 def test_gain(schedule, law, tolerance):
-    """spec/4, 7.7, d = 1000, η = 0.2, 24 tied and 6 untied runs: L at equal rates, L² at γ_tied = L γ_untied."""
+    """[theory: online-sgd, Table 7], d = 1000, η = 0.2, 24 tied and 6 untied runs:
+    L at equal rates, L² at γ_tied = L γ_untied."""
     found = SGD.gain(jax.random.key(0), (1, 2, 4, 8), schedule=schedule)
     print(schedule, found.gain, found.stderr, found.exponent, found.exponent_stderr)
     assert found.bound == ["none"] * 4
@@ -342,7 +351,7 @@ def test_gain_where_the_tied_network_is_blind():
     assert short.bound == ["lower"]
 
 
-SEMANTIC = {  # spec/4, 7.8: c, loss, d, γ, m at the start, runs, P by ω, its 50 % point
+SEMANTIC = {  # [theory: online-sgd, Table 8]: c, loss, d, γ, m at the start, runs, P by ω, its 50 % point
     "unsquared": (1.0, "frobenius", 1000, 0.05, 0.0, 64,
                   {0.50: 1.00, 0.56: 0.98, 0.60: 0.89, 0.61: 0.80, 0.62: 0.50, 0.64: 0.36, 0.66: 0.22, 0.68: 0.08, 0.72:
                   0.02}, 0.625),

@@ -133,7 +133,7 @@ def test_what_a_label_tells_once_the_rest_is_known_is_learned_with_it():
 
 @pytest.mark.slow
 def test_the_second_step_of_the_parity_link():
-    """0.57517 for z1, then π²/4 for (z2, z3) with z1 known (spec section 7)."""
+    """0.57517 for z1, then π²/4 for (z2, z3) with z1 known [theory: multi-index, Table 1]."""
     stairs = smi.staircase(smi.links.square_plus_sign_parity(), key=KEY, samples=2**13)
     report(stairs)
     first, second = stairs
@@ -148,7 +148,8 @@ def test_the_second_step_of_the_parity_link():
 
 @pytest.mark.slow
 def test_two_layers_climb_two_steps():
-    """0.186 ± 0.002 and 0.719 ± 0.006 by independent quadratures (spec section 7); standard errors at most 0.003."""
+    """0.186 ± 0.002 and 0.719 ± 0.006 by independent quadratures [theory: deep-attention, Table 1];
+    standard errors at most 0.003."""
     stairs = smi.staircase(smi.DeepAttention(2, 2), key=KEY)
     report(stairs)
     first, second = stairs
@@ -227,7 +228,7 @@ def test_discrete_signals_are_recovered_however_fast_the_covariance_falls(alpha)
 
 @pytest.mark.slow
 def test_binary_perceptron():
-    """Information-theoretic 1.249, GAMP 1.493 (spec section 7)."""
+    """Information-theoretic 1.249, GAMP 1.493 [theory: multi-index, Table 1]."""
     model = smi.links.sign(smi.priors.Rademacher())
     found = smi.first_order(model, key=KEY, alpha_min=0.8, alpha_max=2.0, points=12)
     print(
@@ -247,7 +248,7 @@ def test_binary_perceptron():
 
 @pytest.mark.slow
 def test_phase_retrieval_recovers_by_a_jump():
-    """Perfect recovery is stable and optimal above 1, and reached by GAMP above 1.128 (spec section 7)."""
+    """Perfect recovery is stable and optimal above 1, and reached by GAMP above 1.128 [theory: multi-index, Table 1]."""
     found = smi.first_order(
         smi.links.phase_retrieval(), key=KEY, alpha_min=0.7, alpha_max=1.6, points=12
     )

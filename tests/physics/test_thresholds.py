@@ -63,7 +63,7 @@ def test_a_trivial_subspace_is_learned_at_once(model):
 
 
 def test_two_layers_learn_the_last_one_first():
-    """0.186 ± 0.002 by an independent quadrature (spec section 7)."""
+    """0.186 ± 0.002 by an independent quadrature [theory: deep-attention, Table 1]."""
     found = smi.weak_recovery(smi.DeepAttention(2, 2), key=KEY, samples=2**14)
     assert abs(float(found.alpha) - 0.186) < 0.002 + 3 * float(found.stderr)
     assert float(found.stderr) < 0.01 * 0.186

@@ -1,6 +1,6 @@
 """Free convolution of a Wishart-like law with a semicircle: independent values, identities, derivatives, and a simulation.
 
-Values: spec/2, section 7.1 and 7.10, computed there independently to ten digits.
+Values: computed independently of this code to ten digits [theory: random-matrices, section 5].
 """
 
 import jax
@@ -246,7 +246,7 @@ def test_against_matrices():
     error = np.sum((estimate - S) ** 2) / d
     assert abs(error - float(law.error)) < 0.03 * float(
         law.error
-    )  # spread of one sample at d = 500: below 3 % (spec 7.1)
+    )  # [theory: random-matrices, section 5]
     grid = np.linspace(float(law.edges[0]), float(law.edges[3]), 4001)
     density = np.asarray(law.green(grid)[1])
     below = np.concatenate([[0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(grid))])

@@ -1,6 +1,6 @@
 """Free convolution of a product of Gaussian matrices with noise: independent values, identities, limits, derivatives, matrices.
 
-Values: spec/3, sections 6 and 7.2, computed there independently to ten digits.
+Values: computed independently of this code to ten digits [theory: random-matrices, section 5].
 """
 
 import jax
@@ -172,7 +172,7 @@ def test_transposition_and_infinite_aspect():
     np.testing.assert_allclose(
         jax.grad(tall.mutual_information)(5.0), 0.5 * tall.mmse(5.0), rtol=1e-9
     )
-    # derivative at β = 1, where the formula is even in log β [spec/3, section 11]
+    # derivative at β = 1, where the formula is even in log β [theory: random-matrices, section 3]
     slopes = jax.grad(lambda beta, rho: ProductPrior(beta, rho).mmse(5.0), (0, 1))(1.0, 0.3)
     np.testing.assert_allclose(slopes[0], -0.15 * slopes[1], rtol=1e-10)
 
@@ -228,7 +228,7 @@ def test_shrinkage_is_smooth_and_better_than_nothing():
     [((300, 300), 150, 0.14144), ((600, 300), 60, 0.3), ((150, 600), 90, 0.05)],
 )
 def test_against_matrices(shape, rank, noise):
-    """The error of the shrunk matrix is the one it says: 1 % at d = 300 (spec/3, section 3: 0.5 % at 500)."""
+    """The error of the shrunk matrix is the one it says: 1 % at d = 300 [theory: random-matrices, section 5]."""
     long, short = max(shape), min(shape)
     keys = jax.random.split(jax.random.key(4), 3)
     S = (

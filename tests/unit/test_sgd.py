@@ -31,7 +31,7 @@ def keys(count, seed=0):
 
 
 def test_hermite_coefficients_of_the_softmax():
-    """spec/4, 7.1: error 1e-13 of its last digit."""
+    """[theory: online-sgd, Table 1]: error 1e-13 of its last digit."""
     p = np.asarray(SGD.coefficients(lambda z: jax.nn.softmax(z[:, None] * z, axis=-1)[0, 0], 2, 4))[
         ..., 0
     ]
@@ -68,7 +68,7 @@ EXPONENTS = {
 
 @pytest.mark.parametrize("name", EXPONENTS)
 def test_information_exponents(name):
-    """spec/4, 7.9: to its last digit."""
+    """[theory: online-sgd, Table 9]: to its last digit."""
     target, length, order, level = EXPONENTS[name]
     found = SGD.information_exponent(target, length)
     assert (found.order, found.status) == (order, "found")
@@ -142,7 +142,7 @@ def test_coefficients_of_activations():
 # Risk ----------------------------------------------------------------------------------------------------------------------
 
 POINTS = [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)]
-RISKS = {  # spec/4, 7.3, at POINTS
+RISKS = {  # [theory: online-sgd, Table 3], at POINTS
     "He2": (HE2, "none", [2.877498426837, 2.807009232444, 3.000316281631, 2.964138567939, 2.595541649262, 3.296065810212]),
     "He2, √2": (HE2, "sqrtL", [2.438749213419, 2.388905826063, 2.500158140816, 2.474576634136, 2.239375663994, 2.648032905106]),
     "He4": (HE4, "none", [24.877498426837, 24.907530491355, 25.000316281631, 25.011571235146, 25.358011459123, 25.296065810212]),
@@ -162,7 +162,7 @@ def test_risks_of_two_tokens(name):
 
 
 def test_risks_of_the_semantic_positional_problem():
-    """spec/4, 7.3; one compilation serves all ω and a."""
+    """[theory: online-sgd, Table 3]; one compilation serves all ω and a."""
     known = [
         (0.67, 1.0, 0.0, 0.0, 0.1317520759470), (0.67, 1.0, 1.0, 0.0, 0.0826822321808), (0.67, 1.0, 0.0, 1.0, 0.1015513481809),
         (0.67, 1.0, 0.5, 0.4, 0.1175037043688), (0.67, 1.0, 0.6, 0.5, 0.1121380044562), (0.67, 1.0, 0.3, 0.8, 0.1086606621182),
@@ -177,7 +177,7 @@ def test_risks_of_the_semantic_positional_problem():
 
 @SLOW
 def test_risks_of_three_tokens():
-    """spec/4, 7.3: error 1e-10."""
+    """[theory: online-sgd, Table 3]: error 1e-10."""
     model = smi.SequenceSingleIndex(
         SGD.HermiteSeries({(2, 0, 0): 1.0, (0, 2, 0): 1.0, (0, 0, 2): 1.0}, True),
         3,
@@ -195,7 +195,8 @@ def test_risks_of_three_tokens():
 
 
 def test_hessians_of_the_figures():
-    """spec/4, 7.2 to 1e-12, by Hermite coefficients; h_n instead of He_n changes R_mm by √2 and not R_ee.
+    """[theory: online-sgd, Table 2] to 1e-12, by Hermite coefficients;
+    h_n instead of He_n changes R_mm by √2 and not R_ee.
 
     The quartic of He4 is 2 √24 · 0.0490421560 = 0.480513032 by the coefficients of its own 7.1; it prints 0.480513052.
     """
@@ -228,13 +229,15 @@ def test_hessian_by_differentiation_is_the_closed_form():
     np.testing.assert_allclose(SGD.hessian(model), SGD.hessian_at_origin(model), atol=1e-12)
     slope = jax.jit(lambda v: gradient(model, v))
     v, h = jnp.array([0.5, 0.4]), 1e-4
-    np.testing.assert_allclose(slope(v), [-0.03204343, -0.02122950], atol=1e-7)  # spec/4, 7.3
+    np.testing.assert_allclose(
+        slope(v), [-0.03204343, -0.02122950], atol=1e-7
+    )  # [theory: online-sgd, Table 3]
     differences = np.stack([(slope(v + h * u) - slope(v - h * u)) / (2 * h) for u in jnp.eye(2)])
     np.testing.assert_allclose(SGD.hessian(model, 0.5, 0.4), differences, atol=1e-7)
 
 
 def test_hessians_of_the_semantic_positional_problem():
-    """spec/4, 7.4."""
+    """[theory: online-sgd, Table 4]."""
     known = [
         (0.0, 0.133260281, -0.220502338),
         (0.25, 0.050404879, -0.165376753),
@@ -254,7 +257,9 @@ def test_derivatives_at_full_overlap():
     p00 = jax.tree_util.Partial(lambda z: p(z)[0, :1])
     e = jnp.zeros(2)
     slope = jax.jit(lambda m: jax.jacfwd(lambda m: correlation(p00, p00, m, e))(m))
-    assert float(slope(1.0)) == pytest.approx(0.1010508376176, abs=1e-12)  # spec/4, 7.1: E|∇p|²
+    assert float(slope(1.0)) == pytest.approx(
+        0.1010508376176, abs=1e-12
+    )  # [theory: online-sgd, Table 1]: E|∇p|²
     assert float(slope(-1.0)) == pytest.approx(-float(slope(1.0)), abs=1e-12)  # p is even
     near, nearer = float(slope(1.0 - 1e-3)), float(slope(1.0 - 1e-6))
     assert abs(nearer - slope(1.0)) < 2e-3 * abs(near - slope(1.0))
@@ -356,7 +361,8 @@ def test_networks_with_a_series_against_averages(tied):
 
 @SLOW
 def test_noise_of_attention():
-    """Exact on the grid: against the averages of spec/4, 7.4 and 7.6 in their errors, and against nets here."""
+    """Exact on the grid: against the averages of [theory: online-sgd, Tables 4 and 6] in their errors,
+    and against nets here."""
     for omega, value in ((0.5, 0.02682), (0.64, 0.02787), (0.67, 0.02850), (0.8, 0.03283)):
         assert float(SGD.gradient_noise(SGD.semantic_positional(omega)).value) == pytest.approx(
             value, abs=1e-4

@@ -1,6 +1,7 @@
 r"""The rectangular free convolution: singular values of a product of two Gaussian matrices seen through Gaussian noise.
 
-Equations here [ETBMZ25; spec/3, sections 2.1 to 2.6 and 6], Y = S + √R Z/(d₁d₂)^¼, short side d₁, k² = R₁ = d₂/d₁ >= 1,
+Equations here [ETBMZ25; theory: random-matrices, Eqs. (19) to (41)],
+Y = S + √R Z/(d₁d₂)^¼, short side d₁, k² = R₁ = d₂/d₁ >= 1,
 R₂ = r/d₁, μ the law of the singular values of Y and of their opposites, G(z) = ∫ μ/(z - y) = H + iπμ just below the real axis:
 
     A₁ = 1 - R₂ + R R₂,  A₂ = R₁ - R₂ + R R₂,  B = R R₂²,     N(D) = D² + A₁ D - B,  M(D) = D² + A₂ D - B

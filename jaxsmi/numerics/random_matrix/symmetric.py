@@ -1,6 +1,7 @@
 r"""The free convolution of a Wishart-like law with a semicircle: what a low-rank matrix seen through noise looks like.
 
-Equations here [spec/2, sections 2.2, 2.3 and 6], S = W Wᵀ/√(r d) (ρ = r/d, a = √ρ) and R = S + √Δ Z, Z ~ GOE(d)/√d:
+Equations here [theory: random-matrices, Eqs. (1) to (17)],
+S = W Wᵀ/√(r d) (ρ = r/d, a = √ρ) and R = S + √Δ Z, Z ~ GOE(d)/√d:
 
     G(x) = ∫ μ(dy)/(x - y),   z(g) = -ρ/(g - a) + Δ g + 1/g,   z(G(x)) = x                       (R-transform √ρ/(1 - g/√ρ))
     on the support a real root s > a and a pair u ∓ i v:    H(x) = u,   μ(x) = v/π,
