@@ -7,6 +7,7 @@ Importing starts no device and sets no flag; theory is meant for float64: jax.co
 from jaxsmi import models, priors, sgd, text
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.driver import Record
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.descent import baselines
 from jaxsmi.descent.averaging import averaged
@@ -39,6 +40,7 @@ __all__ = [
     "Dataset",
     "DeepAttention",
     "MultiIndex",
+    "Record",
     "Result",
     "SequenceSingleIndex",
     "Solution",

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import enum
 
+import jax.numpy as jnp
+from jaxtyping import Array
+
+__all__ = ["RUNNING", "Result", "choose", "outcome"]
+
+RUNNING = -1  # the code of an iteration that goes on
+
 
 class Result(enum.IntEnum):
     """What became of a run. A code travels through `jit` and `vmap`; `Result(code).remedy` is the sentence to read.
@@ -49,3 +56,15 @@ def outcome(code: int, kind: str) -> str:
     if kind == "train" and code == Result.SUCCESS:
         return "All steps were taken, or the run was stopped as asked."
     return Result(code).remedy
+
+
+def choose(*cases: tuple[Array | bool, int]) -> Array:
+    """The code of the last condition that holds, `RUNNING` where none does.
+
+    Args:
+        cases: Pairs of a condition (traced or not, of any one shape) and the code it stands for, the weakest first.
+    """
+    code = jnp.asarray(RUNNING)
+    for condition, result in cases:
+        code = jnp.where(condition, int(result), code)
+    return code

@@ -133,6 +133,12 @@ class Dataset(eqx.Module):
         """Sample complexity α = N/D as realised."""
         return self.samples / self.dimension
 
+    @property
+    def of_samples(self) -> list[Array]:
+        """The arrays with a leading axis of samples, or of blocks of them: what is spread over devices."""
+        inputs = self.inputs
+        return [inputs.numbers if isinstance(inputs, Regenerated) else inputs, self.labels]
+
     def stored(self) -> Dataset:
         """The same data with all inputs in memory (itself, where they are)."""
         if not isinstance(self.inputs, Regenerated):

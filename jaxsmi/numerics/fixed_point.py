@@ -2,20 +2,22 @@ r"""Fixed points of monotone maps of a covariance, with an honest stopping test.
 
 Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 
-* residual r = F(V) - V; the distance to the fixed point is about (I - J)^{-1} r, and where J is known badly ‖r‖/(1 - ρ), ρ the
-  spectral radius of J: the larger of them, not the (damped) step, is what the tolerance is compared with (J is not normal:
-  what is left of one layer can move another thirty times as much);
-* Newton polish V + (I - J)^{-1} r, taken only where the iteration already contracts (ρ < 1);
+* residual r = F(V) - V; the distance to the fixed point is about (I - J)^{-1} r, and where J is known badly
+  ‖r‖/(1 - ρ), ρ the spectral radius of J: the larger of them, not the (damped) step, is what the tolerance is
+  compared with (J is not normal: one layer's uncertainty can move another thirty times as much);
+* Newton polish V + t (I - J)^{-1} r, t halved after a step that did not halve the residual, taken only where the
+  iteration already contracts (ρ < 0.98), the residual falls, and the step stays near V;
 * ρ by a shifted power iteration from the identity: J maps positive matrices to positive matrices, its leading
   eigenvalue is real with a positive eigenvector, and the shift kills oscillation between blocks;
 * error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ;
 * implicit derivative: dV = (I - J)^{-1} ∂_θ F dθ. At a marginal fixed point I - J is singular: NaN.
+
+Source: [theory: numerics, Eqs. (18) to (23)].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,7 +26,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import Result, choose
+from jaxsmi.core.driver import AbstractSolver, RecoveryRay, Run, advance, begin
 
 
 def apply(J: Array, X: Array) -> Array:
@@ -37,7 +40,7 @@ def spectral_radius(J: Array, steps: int = 200) -> Array:
     P = J.shape[0]
     shift = 0.25 * jnp.sqrt(jnp.sum(J * J)) / P + 1e-30
 
-    def step(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def step(_: int | Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         X, _ = carry
         Y = apply(J, X) + shift * X
         Y = 0.5 * (Y + Y.T)
@@ -57,27 +60,187 @@ def resolvent(J: Array, X: Array) -> Array:
 
 
 class Evaluation(eqx.Module):
-    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P) and whatever else is to be kept of the last call."""
+    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P) and whatever else the caller wants of the last call."""
 
     value: Array
     jacobian: Array
     replicas: Array
-    extra: Any
+    extra: tuple[Array, ...]
 
 
-class FixedPoint(eqx.Module):
-    """State of the iteration, and at its end the answer. `history` arrays have a leading axis of steps + 1."""
+class Iterate(eqx.Module):
+    """The state of the iteration: V, the last evaluation of F (at the V before) and what the stopping test made of it.
+
+    `trace` is tr V before the last step; `ray`: steps in a row on the recovery ray; `trust`: the part of a Newton step that is
+    taken; `polished`: whether the last step was one.
+    """
 
     V: Array
     evaluation: Evaluation
     residual: Array
+    distance: Array
     rho: Array
-    step: Array
-    result: Array
-    steady: Array
+    trace: Array
+    ray: Array
     trust: Array
-    took: Array
-    history: dict[str, Array]
+    polished: Array
+    finite: Array
+    recovered: Array
+
+
+class FixedPoint(eqx.Module):
+    """The end of an iteration, and what continues it."""
+
+    run: Run[Iterate]
+
+    @property
+    def V(self) -> Array:
+        """The fixed point (P, P), or the last V."""
+        return self.run.state.V
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """F at the V before the last step."""
+        return self.run.state.evaluation
+
+    @property
+    def residual(self) -> Array:
+        """The largest entry of F(V) - V."""
+        return self.run.state.residual
+
+    @property
+    def rho(self) -> Array:
+        """The spectral radius of the Jacobian."""
+        return self.run.state.rho
+
+    @property
+    def step(self) -> Array:
+        """Steps taken."""
+        return self.run.step
+
+    @property
+    def result(self) -> Array:
+        """The result code, `RUNNING` between two stretches."""
+        return self.run.result
+
+    @property
+    def history(self) -> dict[str, Array]:
+        """ "step", "covariance", "overlap", "residual", with a leading axis of max_steps + 1 records."""
+        return self.run.history
+
+
+class Iteration(AbstractSolver[Iterate]):
+    """V ← F(V), polished by Newton steps where the map contracts (module docstring)."""
+
+    map_of: Callable[[Array], Evaluation]
+    V0: Array
+    scale: Array
+    tolerance: Array
+    geometric: Array | bool
+    newton: bool = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+
+    @property
+    def ray(self) -> RecoveryRay:
+        """Without fluctuations: a ratio below one that is steady to 1 % for five steps."""
+        return RecoveryRay(jnp.trace(self.scale), slowest=0.995, spread=0.01, steps=5)
+
+    def init(self) -> Iterate:
+        """V0, nothing known of F yet."""
+        V0, dtype = self.V0, self.V0.dtype
+        shapes = jax.eval_shape(self.map_of, V0)
+        unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        infinite = jnp.asarray(jnp.inf, dtype)
+        no = jnp.zeros((), bool)
+        return Iterate(
+            V=V0,
+            evaluation=unknown,
+            residual=infinite,
+            distance=infinite,
+            rho=infinite,
+            trace=jnp.trace(V0),
+            ray=jnp.zeros((), int),
+            trust=jnp.ones((), dtype),
+            polished=no,
+            finite=jnp.ones((), bool),
+            recovered=no,
+        )
+
+    def step(self, state: Iterate, count: Array) -> Iterate:
+        """F(V), or the Newton step from it where that is sound."""
+        del count
+        V, scale = state.V, self.scale
+        evaluation = self.map_of(V)
+        value = evaluation.value
+        difference = value - V
+        residual = jnp.max(jnp.abs(difference))
+        rho = spectral_radius(evaluation.jacobian)
+        newton_step = resolvent(evaluation.jacobian, difference)
+        distance = jnp.maximum(
+            residual / jnp.maximum(1.0 - rho, 1e-6), jnp.max(jnp.abs(newton_step))
+        )
+        # where a polished step did not halve the residual, the Jacobian's statistical error was too large for all of it
+        trust = jnp.where(
+            state.polished & (residual > 0.5 * state.residual), 0.5 * state.trust, state.trust
+        )
+        candidate = value + trust * (V + newton_step - value)
+        candidate = 0.5 * (candidate + candidate.T)
+        falls = (residual < state.residual) | state.polished
+        take = self.newton & (rho < 0.98) & falls & self._sound(V, candidate)
+        values, vectors = jnp.linalg.eigh(scale - jnp.where(take, candidate, value))
+        inside = scale - (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+        new = jnp.where(take, inside, value)
+        trace = jnp.trace(V)
+        ratio = jnp.trace(value) / trace
+        ray = self.ray.follow(state.ray, trace, ratio, trace / state.trace)
+        # faster than any ray (discrete priors): stop before V is so small that no sample sees it, where F falls back to S
+        collapsed = (jnp.trace(value) < 1e-6 * jnp.trace(scale)) & (ratio < 1e-2)
+        return Iterate(
+            V=new,
+            evaluation=evaluation,
+            residual=residual,
+            distance=distance,
+            rho=rho,
+            trace=trace,
+            ray=ray,
+            trust=trust,
+            polished=take,
+            finite=jnp.all(jnp.isfinite(value)),
+            recovered=self.geometric & (self.ray.reached(ray, jnp.trace(new)) | collapsed),
+        )
+
+    def _sound(self, V: Array, candidate: Array) -> Array:
+        """Whether a Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short.
+
+        The Jacobian has statistical errors, which near a spinodal would throw a longer step onto another branch.
+        """
+        root = jnp.linalg.cholesky(V)
+        whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
+        whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
+        similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > 0.3
+        short = jnp.max(jnp.abs(candidate - V)) < 0.05 * jnp.max(self.scale)
+        spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
+        inside = spare > -1e-3 * jnp.trace(self.scale)
+        return similar & short & inside & jnp.all(jnp.isfinite(candidate))
+
+    def observe(self, state: Iterate, count: Array) -> dict[str, Array]:
+        """V, Q = S - V and the residual."""
+        V = jnp.where(state.finite, state.V, jnp.nan)
+        return {
+            "step": count.astype(V.dtype),
+            "covariance": V,
+            "overlap": self.scale - V,
+            "residual": jnp.where(count == 0, jnp.nan, state.residual),
+        }
+
+    def terminate(self, state: Iterate, count: Array) -> Array:
+        """SUCCESS within the tolerance, RECOVERED on the recovery ray, else MAX_STEPS or NONFINITE."""
+        return choose(
+            (count >= self.max_steps, Result.MAX_STEPS),
+            ((state.distance <= self.tolerance) & (state.rho < 1.0), Result.SUCCESS),
+            (state.recovered, Result.RECOVERED),
+            (~state.finite, Result.NONFINITE),
+        )
 
 
 def solve(
@@ -88,101 +251,33 @@ def solve(
     max_steps: int,
     tolerance: Array,
     newton: bool,
-    geometric: bool,
+    geometric: Array | bool,
     until: Array | None = None,
     state: FixedPoint | None = None,
 ) -> FixedPoint:
-    r"""Iterate V ← F(V) until the largest entry of the distance (module docstring) is within the tolerance; say where it ended
-    and how well.
+    r"""Iterate V ← F(V) until the distance to the fixed point is within the tolerance; say where it ended and how well.
 
-    Arguments: `V0` (P, P); `scale` (P, P): the largest V (the prior's second moment), for the tests on relative size;
-    `newton`: polish once the iteration contracts; `geometric`: whether V may fall to zero along a ray, to be recognised as
-    perfect recovery: tr V below 1e-3 of its scale, its step-to-step ratio below one and steady to 1 % for five steps (or
-    V below 1e-6 and falling a hundredfold, or below 1e-12). `until`, `state`: run a stretch of the iteration and come back
-    (for progress bars).
-    Codes: SUCCESS, RECOVERED, MAX_STEPS, NONFINITE. Cost: one F a step.
+    Args:
+        map_of: V (P, P) to an `Evaluation` of F.
+        V0: Where to start, (P, P).
+        scale: The largest V (P, P), the second moment of the prior: what sizes are relative to.
+        max_steps: Steps at most.
+        tolerance: On the largest entry of the distance (module docstring).
+        newton: Whether to polish once the iteration contracts.
+        geometric: Whether V may fall to zero along a ray, which is then perfect recovery (`core.driver.RecoveryRay`);
+            so is V below 1e-6 of its scale that falls a hundredfold.
+        until: Come back at this step, to show how far it is; None: at the end.
+        state: Where an earlier call came back; None: at V0.
+
+    Returns:
+        A `FixedPoint`. Codes: SUCCESS, RECOVERED, MAX_STEPS, NONFINITE.
+
+    Cost: one F a step.
     """
-    dtype, largest = V0.dtype, jnp.trace(scale)
-
-    def record(
-        history: dict[str, Array], step: Array, V: Array, residual: Array
-    ) -> dict[str, Array]:
-        new = {
-            "step": step.astype(dtype),
-            "covariance": V,
-            "overlap": scale - V,
-            "residual": residual,
-        }
-        return {name: history[name].at[step].set(value) for name, value in new.items()}
-
-    def begin() -> FixedPoint:
-        shapes = {"step": (), "covariance": V0.shape, "overlap": V0.shape, "residual": ()}
-        history = {
-            name: jnp.full((max_steps + 1, *shape), jnp.nan, dtype)
-            for name, shape in shapes.items()
-        }
-        evaluation = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(map_of, V0))
-        infinite, zero = jnp.asarray(jnp.inf, dtype), jnp.zeros((), int)
-        history = record(history, zero, V0, jnp.asarray(jnp.nan, dtype))
-        one, no = jnp.ones((), dtype), jnp.zeros((), bool)
-        return FixedPoint(
-            V0, evaluation, infinite, infinite, zero, zero - 1, zero, one, no, history
-        )
-
-    def body(s: FixedPoint) -> FixedPoint:
-        found = map_of(s.V)
-        residual_matrix = found.value - s.V
-        residual = jnp.max(jnp.abs(residual_matrix))
-        rho = spectral_radius(found.jacobian)
-        newton_step = resolvent(found.jacobian, residual_matrix)
-        distance = jnp.maximum(
-            residual / jnp.maximum(1.0 - rho, 1e-6), jnp.max(jnp.abs(newton_step))
-        )
-        # where a polished step did not halve the residual, the Jacobian's statistical error was too large for all of it
-        trust = jnp.where(s.took & (residual > 0.5 * s.residual), 0.5 * s.trust, s.trust)
-        polished = found.value + trust * (s.V + newton_step - found.value)
-        polished = 0.5 * (polished + polished.T)
-        # only where the map contracts, the residual falls, and the answer is a covariance of about this size next to V: the
-        # Jacobian has statistical errors, which near a spinodal would throw a longer step onto another branch
-        root = jnp.linalg.cholesky(s.V)
-        whitened = jax.scipy.linalg.solve_triangular(root, polished, lower=True)
-        whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
-        sane = jnp.min(jnp.linalg.eigvalsh(whitened)) > 0.3
-        sane = sane & (jnp.max(jnp.abs(polished - s.V)) < 0.05 * jnp.max(scale))
-        inside = jnp.min(jnp.linalg.eigvalsh(scale - polished)) > -1e-3 * largest
-        take = (
-            newton
-            & (rho < 0.98)
-            & ((residual < s.residual) | s.took)
-            & sane
-            & inside
-            & jnp.all(jnp.isfinite(polished))
-        )
-        values, vectors = jnp.linalg.eigh(scale - jnp.where(take, polished, found.value))
-        V = jnp.where(take, scale - (vectors * jnp.maximum(values, 0.0)) @ vectors.T, found.value)
-        step = s.step + 1
-        ratio = jnp.trace(found.value) / jnp.trace(s.V)
-        before = jnp.trace(s.V) / jnp.trace(s.history["covariance"][jnp.maximum(s.step - 1, 0)])
-        small = jnp.trace(s.V) < 1e-3 * largest
-        steady = jnp.where(
-            small & (ratio < 0.995) & (jnp.abs(ratio - before) < 0.01), s.steady + 1, 0
-        )
-        # faster than any ray (discrete priors): stop before V is so small that no sample sees it, where F falls back to S
-        collapsed = (jnp.trace(found.value) < 1e-6 * largest) & (ratio < 1e-2)
-        recovered = geometric & ((steady >= 5) | collapsed | (jnp.trace(V) < 1e-12 * largest))
-        finite = jnp.all(jnp.isfinite(found.value))
-        code = jnp.where(step >= max_steps, Result.MAX_STEPS, -1)
-        code = jnp.where((distance <= tolerance) & (rho < 1.0), Result.SUCCESS, code)
-        code = jnp.where(recovered, Result.RECOVERED, code)
-        code = jnp.where(finite, code, Result.NONFINITE)
-        history = record(s.history, step, jnp.where(finite, V, jnp.nan), residual)
-        return FixedPoint(
-            V, found, residual, rho, step, code.astype(s.result.dtype), steady, trust, take, history
-        )
-
-    first = begin() if state is None else state
+    solver = Iteration(map_of, V0, scale, tolerance, geometric, newton, max_steps)
+    run = begin(solver, max_steps) if state is None else state.run
     limit = jnp.asarray(max_steps if until is None else until)
-    return lax.while_loop(lambda s: (s.result < 0) & (s.step < limit), body, first)
+    return FixedPoint(advance(solver, run, limit))
 
 
 def propagated_error(J: Array, replicas: Array) -> Array:

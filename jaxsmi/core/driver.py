@@ -1,0 +1,241 @@
+"""The one loop: whatever iterates in this library is a solver with four methods, run by `drive`.
+
+    state = solver.init()
+    while running:
+        state = solver.step(state, count)
+        code = solver.terminate(state, count)         a result code, RUNNING while it goes on
+        history[slot] = solver.observe(state, count)  every so many steps
+
+Message passing, state evolution's fixed points, training, online SGD and the proximal baselines are such solvers. The driver counts
+the steps, keeps the history (NaN where nothing was recorded), stops at the step budget, and shows how far it is. A solver of
+several runs at once returns a code for each, and goes on while one of them is running.
+
+The loop is one `lax.while_loop`: it can be jitted, vmapped and differentiated forwards. With a progress bar it is cut into stretches,
+between which the host looks at the state; the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, PyTree
+from tqdm import tqdm
+
+from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.codes import RUNNING
+
+__all__ = ["AbstractSolver", "Record", "RecoveryRay", "Run", "advance", "begin", "drive"]
+
+State = TypeVar("State")
+
+
+class AbstractSolver(eqx.Module, Generic[State]):
+    """An iteration, as the driver sees it. Numbers that change from call to call are arrays in its fields."""
+
+    @abc.abstractmethod
+    def init(self) -> State:
+        """The state before the first step."""
+
+    @abc.abstractmethod
+    def step(self, state: State, count: Array) -> State:
+        """One step; `count` is the number of steps taken before it."""
+
+    @abc.abstractmethod
+    def observe(self, state: State, count: Array) -> dict[str, Array]:
+        """What is recorded of a state after `count` steps; nothing: an empty dict."""
+
+    @abc.abstractmethod
+    def terminate(self, state: State, count: Array) -> Array:
+        """The result code of a state after `count` steps, `RUNNING` while the iteration goes on."""
+
+    def recorded(self, state: State, count: Array) -> Array:
+        """Whether a state belongs into the history where its turn has come (a non-finite one may not)."""
+        del state, count
+        return jnp.asarray(True)
+
+    def progress(self, state: State) -> Mapping[str, str]:
+        """What stands beside the progress bar (on the host)."""
+        del state
+        return {}
+
+
+class Run(eqx.Module, Generic[State]):
+    """Where an iteration is: its state, the steps taken, its result code (of several runs, one each) and its history, arrays with
+    a leading axis of records."""
+
+    state: State
+    step: Array
+    result: Array
+    history: dict[str, Array]
+
+
+def begin(solver: AbstractSolver[State], records: int, start: bool = True) -> Run[State]:
+    """A run before its first step.
+
+    Args:
+        solver: The iteration.
+        records: Entries of the history beyond that of the start.
+        start: Whether the state before the first step is the first record. Default True.
+
+    Returns:
+        A `Run` at step 0.
+    """
+    state = solver.init()
+    zero = jnp.zeros((), int)
+    seen = jax.eval_shape(solver.observe, state, zero)
+    history = {
+        name: jax.tree.map(
+            lambda x: jnp.full((records + 1, *x.shape), jnp.nan, _inexact(x.dtype)), entry
+        )
+        for name, entry in seen.items()
+    }
+    if start:
+        history = _put(history, zero, solver.observe(state, zero))
+    code = jax.eval_shape(solver.terminate, state, zero)
+    return Run(state, zero, jnp.full(code.shape, RUNNING), history)
+
+
+def _inexact(dtype: jnp.dtype) -> jnp.dtype:
+    """A type that has a NaN, to mark what was not recorded."""
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+
+
+def _put(history: dict[str, Array], slot: Array, entry: dict[str, Array]) -> dict[str, Array]:
+    """The history with an entry at a slot; a slot beyond its end drops the entry."""
+    return {
+        name: jax.tree.map(
+            lambda h, x: h.at[slot].set(x.astype(h.dtype), mode="drop"), past, entry[name]
+        )
+        for name, past in history.items()
+    }
+
+
+def advance(
+    solver: AbstractSolver[State], run: Run[State], until: Array, every: Array | int = 1
+) -> Run[State]:
+    """The run at step `until`, or where it ended before; a record every so many steps.
+
+    Args:
+        solver: The iteration.
+        run: Where it is.
+        until: The step, of this run, to stop at.
+        every: Steps between records. Default 1.
+
+    Returns:
+        The `Run` there.
+    """
+
+    def body(run: Run[State]) -> Run[State]:
+        state = solver.step(run.state, run.step)
+        count = run.step + 1
+        code = solver.terminate(state, count).astype(run.result.dtype)
+        history = run.history
+        if history:
+            due = (count % every == 0) & solver.recorded(state, count)
+            beyond = jax.tree.leaves(history)[0].shape[0]
+            history = _put(
+                history, jnp.where(due, count // every, beyond), solver.observe(state, count)
+            )
+        return Run(state, count, code, history)
+
+    def running(run: Run[State]) -> Array:
+        return jnp.any(run.result == RUNNING) & (run.step < until)
+
+    return lax.while_loop(running, body, run)
+
+
+_advance = eqx.filter_jit(advance)
+
+
+def drive(
+    solver: AbstractSolver[State],
+    run: Run[State],
+    max_steps: int,
+    *,
+    every: int = 1,
+    label: str | None = None,
+    stretch: int = 1,
+) -> Run[State]:
+    """Run an iteration to its end, with a progress bar if it has a label.
+
+    Args:
+        solver: The iteration.
+        run: Where it begins.
+        max_steps: Steps at most.
+        every: Steps between records. Default 1.
+        label: What the progress bar is called; None: no bar, and one compiled loop.
+        stretch: Steps between two looks at the state, for the bar. Default 1.
+
+    Returns:
+        The `Run` at its end; its code is `RUNNING` where the steps ran out before the solver said anything.
+    """
+    every_steps = jnp.asarray(every)
+    if label is None:
+        return _advance(solver, run, jnp.asarray(max_steps), every_steps)
+    with tqdm(total=max_steps, desc=label, leave=False) as bar:
+        for until in range(stretch, max_steps + stretch, stretch):
+            run = _advance(solver, run, jnp.asarray(min(until, max_steps)), every_steps)
+            bar.update(int(run.step) - bar.n)
+            bar.set_postfix(solver.progress(run.state))
+            if not bool(jnp.any(run.result == RUNNING)):
+                break
+    return run
+
+
+class Record(eqx.Module):
+    """What a run records of its states, beside what it always does, and how often.
+
+    Args:
+        function: Any function of a state (of the weights, in training) whose answer is a tree of arrays, kept in
+            history["record"]; None: nothing more.
+        every: Steps between two records, of everything. Default 1.
+
+    Raises:
+        ValueError: For a `function` that is none, or `every` below one.
+
+    Example:
+        >>> Record(lambda state: state.omega.mean(), every=5).every
+        5
+    """
+
+    function: Callable[..., PyTree] | None
+    every: int = eqx.field(static=True)
+
+    def __init__(self, function: Callable[..., PyTree] | None = None, every: int = 1):
+        check(function is None or callable(function), "function", function, "a function of a state")
+        self.function = function
+        self.every = Arguments().count("every", every)
+
+    @classmethod
+    def of(cls, record: Record | Callable[..., PyTree] | None, every: int = 1) -> Record:
+        """A Record as it is; a function with so many steps between records."""
+        return record if isinstance(record, Record) else cls(record, every)
+
+
+class RecoveryRay(eqx.Module):
+    """Perfect recovery as an iteration sees it: V falls to zero along a ray, by the same factor a step.
+
+    The ray is reached once tr V is below 1e-3 of its largest value, its ratio from step to step below `slowest`, and that ratio steady
+    to `spread`, for `steps` steps; or once tr V has fallen to rounding, 1e-12 of its largest value. Theory has no fluctuations
+    and may ask for a steady ratio; a run of finite dimension fluctuates, and must be watched for longer.
+    """
+
+    largest: Array
+    slowest: float = eqx.field(static=True)
+    spread: float = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+
+    def follow(self, count: Array, trace: Array, ratio: Array, previous: Array) -> Array:
+        """How many steps in a row V has been on the ray: `trace` of V, and its last two ratios."""
+        falling = (trace < 1e-3 * self.largest) & (ratio < self.slowest)
+        return jnp.where(falling & (jnp.abs(ratio - previous) < self.spread), count + 1, 0)
+
+    def reached(self, count: Array, trace: Array) -> Array:
+        """Whether V is on its way to zero, or there."""
+        return (count >= self.steps) | (trace < 1e-12 * self.largest)

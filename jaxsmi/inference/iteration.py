@@ -1,0 +1,272 @@
+r"""One step of generalised approximate message passing, as a solver of the one driver.
+
+Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, the covariance C of what is not
+known of it, and the fields' variance V = C:
+
+    ω = sensing.forward(W) - O g_old                 (Onsager term, O = ∂W/∂b averaged over coordinates; = C)
+    g = channel.respond(y, ω, V)
+    A = the precision of the fields:  "controlled" (α ⟨g gᵀ⟩ with a control variate), "outer": (1/D) Σ g gᵀ,
+        "divergence": -(1/D) Σ ∂g, "state": that of state evolution at V
+    b = sensing.adjoint(g) + A W
+    A, b, O calibrated by the data (calibration.py)
+    W, C = prior.posterior(b, A)                     (then damping: C, W, O ← (1 - d) new + d old)
+
+Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
+
+The signal is W (P, D), or one matrix (1, rows, columns), whose entries take the place of D and whose fields are the entries of one
+small matrix a sample: the same contractions over the first axis, P = 1
+[theory: attention-indexed, Eqs. (40) to (44)].
+
+Where the samples are spread over devices (`Dataset.sharded`) each device takes a step with its own, ω_μ and g_μ stay with
+them, and every Σ_μ goes over all devices; W, C, O and A are the same on all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from jaxsmi.channels.base import Posterior
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.codes import Result, choose
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.driver import AbstractSolver, RecoveryRay
+from jaxsmi.inference.calibration import calibration, no_calibration
+from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.sensing.base import AbstractSensing
+
+__all__ = ["GampIteration", "GampState", "Position", "SideInformation"]
+
+
+class GampState(eqx.Module):
+    """State after a step, which `record` functions see and `state=` continues from.
+
+    `weights` Ŵ (P, D), `covariance` C (P, P), `onsager` O (P, P), `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P),
+    `step`, the number of steps taken.
+    """
+
+    weights: Array
+    covariance: Array
+    onsager: Array
+    g: Array
+    omega: Array
+    precision: Array
+    step: Array
+
+
+class SideInformation(NamedTuple):
+    """What side information adds to A (P, P) and to b (P, D)."""
+
+    precision: Array
+    fields: Array
+
+
+class Position(eqx.Module):
+    """Where a run is: its `state`, the last finite one, and what the stopping test looks at.
+
+    `residual`: root mean square change of Ŵ in the last step; `ratio` of tr C over the last step, `ray`: steps in a row on the
+    recovery ray; `inaccurate`: fraction of posteriors that missed their tolerance; `start_norm`: size of Ŵ at the start.
+    """
+
+    state: GampState
+    residual: Array
+    ratio: Array
+    ray: Array
+    inaccurate: Array
+    finite: Array
+    start_norm: Array
+
+
+def contract(A: Array, W: Array) -> Array:
+    """A W, along the first axis of a signal of any shape."""
+    return jnp.tensordot(A, W, axes=1)
+
+
+class GampIteration(AbstractSolver[Position]):
+    """Message passing on one data set (module docstring)."""
+
+    model: AbstractModel
+    data: Dataset
+    start: GampState | None
+    statistic: Array
+    side: SideInformation
+    damping: Array
+    tolerance: Array
+    key: PRNGKeyArray
+    record: Callable[[GampState], PyTree] | None
+    mesh: Mesh | None = eqx.field(static=True)
+    precision: str = eqx.field(static=True)
+    calibrate: bool = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+
+    @property
+    def largest(self) -> Array:
+        """tr S."""
+        return jnp.trace(self.model.prior.second_moment(self.model.indices))
+
+    @property
+    def ray(self) -> RecoveryRay:
+        """A run of finite dimension fluctuates: a ratio steady to a tenth, for ten steps."""
+        return RecoveryRay(self.largest, slowest=0.98, spread=0.1, steps=10)
+
+    @property
+    def sensing(self) -> AbstractSensing:
+        """How the signal is seen; on each device of the mesh, through its part of the samples."""
+        sensing = self.model.sensing(self.data)
+        if self.mesh is None:
+            return sensing
+        return dataclasses.replace(sensing, axes=self.mesh.axis_names)
+
+    # What the driver asks for
+
+    def init(self) -> Position:
+        """The start."""
+        assert self.start is not None  # it is taken out of the solver once the run has begun
+        dtype = theory_dtype()
+        unknown = jnp.asarray(jnp.nan, dtype)
+        overlap = self.model.overlaps(self.start.weights, self.data.teacher)["overlap"]
+        return Position(
+            state=self.start,
+            residual=unknown,
+            ratio=unknown,
+            ray=jnp.zeros((), int),
+            inaccurate=jnp.zeros((), dtype),
+            finite=jnp.ones((), bool),
+            start_norm=jnp.sqrt(jnp.trace(overlap)),
+        )
+
+    def step(self, state: Position, count: Array) -> Position:
+        """One step; a non-finite one is not taken."""
+        del count
+        old = state.state
+        new, inaccurate = self._step(old)
+        trace = jnp.trace(new.covariance)
+        ratio = trace / jnp.trace(old.covariance)
+        weights, covariance = new.weights, new.covariance
+        finite = jnp.all(jnp.isfinite(weights)) & jnp.all(jnp.isfinite(covariance))
+        reached = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        return Position(
+            state=eqx.tree_at(lambda s: s.step, reached, new.step),
+            residual=jnp.sqrt(jnp.mean((weights - old.weights) ** 2)),
+            ratio=ratio,
+            ray=self.ray.follow(state.ray, trace, ratio, state.ratio),
+            inaccurate=inaccurate,
+            finite=finite,
+            start_norm=state.start_norm,
+        )
+
+    def observe(self, state: Position, count: Array) -> dict[str, Array]:
+        """Overlaps and cosines, C, the damping, the residual, and what the user asked to record."""
+        now = state.state
+        entry = {
+            "step": now.step.astype(now.weights.dtype),
+            **self.model.overlaps(now.weights, self.data.teacher),
+            "covariance": now.covariance,
+            "damping": self.damping,
+            "residual": jnp.where(count == 0, jnp.nan, state.residual),
+            "inaccurate": state.inaccurate,
+        }
+        if self.record is not None:
+            entry["record"] = jax.tree.map(jnp.asarray, self.record(now))
+        return entry
+
+    def recorded(self, state: Position, count: Array) -> Array:
+        """Finite states only."""
+        del count
+        return state.finite
+
+    def terminate(self, state: Position, count: Array) -> Array:
+        """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED on the recovery ray."""
+        weights = state.state.weights
+        norm = jnp.sqrt(jnp.mean(weights**2))
+        size = jnp.sum(weights**2) / weights[0].size
+        # the change that an undamped step would have made, relative to Ŵ
+        still = state.residual / (1.0 - self.damping) <= self.tolerance * norm
+        vanished = norm <= 1e-5 * state.start_norm
+        ended = still | vanished
+        trace = jnp.trace(state.state.covariance)
+        recovered = self.model.channel.noiseless & self.ray.reached(state.ray, trace)
+        return choose(
+            (count >= self.max_steps, Result.MAX_STEPS),
+            (ended, Result.SUCCESS),
+            (ended & (state.inaccurate > 0.01), Result.INACCURATE),
+            (recovered, Result.RECOVERED),
+            (size > 10.0 * self.largest, Result.DIVERGED),
+            (~state.finite, Result.NONFINITE),
+        )
+
+    def progress(self, state: Position) -> Mapping[str, str]:
+        """What is not known yet of each index."""
+        return {"C": " ".join(f"{c:.4f}" for c in jnp.diagonal(state.state.covariance))}
+
+    # The step
+
+    def fields(self, state: GampState) -> Array:
+        """The fields (N, P, M) of the estimate."""
+        return on_devices(
+            lambda problem, state: problem.sensing.forward(state.weights),
+            self.mesh,
+            (self, state),
+            _of_samples,
+            SPREAD,
+        )
+
+    def _step(self, state: GampState) -> tuple[GampState, Array]:
+        """The next state, and the fraction of posteriors that missed their tolerance."""
+        everywhere = jax.tree.map(lambda _: EVERYWHERE, state)
+        spread = eqx.tree_at(lambda s: (s.g, s.omega), everywhere, (SPREAD, SPREAD))
+        arguments = (self, state)
+        return on_devices(
+            GampIteration._device_step, self.mesh, arguments, _of_samples, (spread, EVERYWHERE)
+        )
+
+    def _device_step(self, state: GampState) -> tuple[GampState, Array]:
+        """`_step`, as one device sees it."""
+        model, sensing, V = self.model, self.sensing, state.covariance
+        omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", state.onsager, state.g)
+        key = jax.random.fold_in(self.key, state.step)
+        posterior = model.channel.respond(self.statistic, omega, V, key)
+        g = posterior.g
+        A = self._precision(sensing, posterior, V)
+        b = sensing.adjoint(g) + contract(A, state.weights)
+        calibrated = no_calibration(A)
+        if self.calibrate:
+            second_moment = model.prior.second_moment(A.shape[0])
+            calibrated = calibration(b, A, sensing.outer_precision(g), second_moment)
+        b = contract(calibrated.rescaling, b) + self.side.fields
+        weights, covariance = model.prior.posterior(b, calibrated.precision + self.side.precision)
+        new = (weights, covariance, covariance @ calibrated.rescaling)
+        old = (state.weights, state.covariance, state.onsager)
+        damping = self.damping
+        mixed = jax.tree.map(lambda x, y: (1.0 - damping) * x + damping * y, new, old)
+        weights, covariance, onsager = mixed
+        missed = posterior.error > model.channel.tolerance
+        inaccurate = sensing.mean(missed.astype(weights.dtype))
+        step = state.step + 1
+        next_state = GampState(weights, covariance, onsager, g, omega, calibrated.precision, step)
+        return next_state, inaccurate
+
+    def _precision(self, sensing: AbstractSensing, posterior: Posterior, V: Array) -> Array:
+        """A (P, P), by the estimate that was asked for."""
+        if self.precision == "controlled":
+            return sensing.controlled_precision(posterior.g, posterior.dg)
+        if self.precision == "outer":
+            return sensing.outer_precision(posterior.g)
+        if self.precision == "divergence":
+            return sensing.divergence_precision(posterior.dg)
+        Q = self.model.prior.second_moment(self.model.indices) - V
+        return sensing.alpha * self.model.channel.expected(Q, V, self.key)
+
+
+def _of_samples(arguments: tuple[GampIteration, GampState]) -> list[Array]:
+    """The arrays that have a leading axis of samples."""
+    problem, state = arguments
+    return [*problem.data.of_samples, problem.statistic, state.g, state.omega]
