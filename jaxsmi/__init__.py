@@ -13,6 +13,7 @@ from jaxsmi.descent import baselines
 from jaxsmi.descent.averaging import averaged
 from jaxsmi.descent.order import learned_at, learning_order
 from jaxsmi.descent.stream import Stream
+from jaxsmi.descent.task import Batches, Stop
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
@@ -36,6 +37,7 @@ from jaxsmi.workbench.sweeps import sweep
 
 __all__ = [
     "AttentionIndexed",
+    "Batches",
     "Bilinear",
     "Dataset",
     "DeepAttention",
@@ -44,6 +46,7 @@ __all__ = [
     "Result",
     "SequenceSingleIndex",
     "Solution",
+    "Stop",
     "Stream",
     "Threshold",
     "align",

@@ -1,44 +1,44 @@
-"""TODO core.arrays."""
+"""Arrays: which numbers are known now, which are held constant, and the precision of the theory."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
+from jaxtyping import PyTree
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["concrete", "frozen", "theory_dtype"]
+
+Tree = TypeVar("Tree")
+
+_SINGLE = (
+    "jaxsmi: channels and fixed points are meant for float64, which is off. Call jax.config.update('jax_enable_x64', True) "
+    "at the start of the program; until then errors below about 1e-3 are not reached, and reported errors are floored there."
+)
+_warned = False
 
 
-def concrete(value: Any) -> bool:
-    """True where `value` is known now (not a tracer), so that it can be checked and reported by a ValueError."""
+def concrete(value: PyTree) -> bool:
+    """True where a value is known now (not a tracer), so that it can be checked and reported by a ValueError."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
-def frozen(tree: Any) -> Any:
+def frozen(tree: Tree) -> Tree:
     """The tree, its numbers held constant under differentiation."""
     return jax.tree.map(lambda x: lax.stop_gradient(x) if eqx.is_inexact_array(x) else x, tree)
 
 
-_warned = False
-
-
-def theory_dtype() -> Any:
+def theory_dtype() -> jnp.dtype:
     """float64 where JAX has it enabled; otherwise float32, with one warning: theory in float32 has large errors."""
     global _warned
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
-        return jnp.float64
+        return jnp.dtype("float64")
     if not _warned:
         _warned = True
-        warnings.warn(
-            "jaxsmi: channels and fixed points are meant for float64, which is off. Call "
-            "jax.config.update('jax_enable_x64', True) at the start of the program; until then errors below about 1e-3 "
-            "are not reached, and reported errors are floored there.",
-            stacklevel=3,
-        )
-    return jnp.float32
+        warnings.warn(_SINGLE, stacklevel=3)
+    return jnp.dtype("float32")

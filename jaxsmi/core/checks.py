@@ -159,7 +159,9 @@ class Arguments:
         check(isinstance(value, str) and value in options, name, value, f"one of {tuple(options)}")
         return str(value)
 
-    def instance(self, name: str, value: object, kind: type[_Kind], allowed: str) -> _Kind:
+    def instance(
+        self, name: str, value: object, kind: type[_Kind] | tuple[type[_Kind], ...], allowed: str
+    ) -> _Kind:
         """An object of a class."""
         if not isinstance(value, kind):
             raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")

@@ -51,11 +51,23 @@ _REMEDIES = {
 }
 
 
+_TRAINING = {
+    Result.SUCCESS: "All steps were taken, or the run was stopped as asked.",
+    Result.MAX_STEPS: "All steps were taken, and what was to stop the run was not met: take more steps, or ask for less.",
+    Result.DIVERGED: "The weights have grown a hundredfold: lower the learning rate, warm it up, or clip the gradient.",
+    Result.NONFINITE: "A non-finite number appeared: lower the learning rate, and check that inputs, labels and loss are finite.",
+}
+
+
 def outcome(code: int, kind: str) -> str:
-    """The sentence that goes with a result code of gamp, state evolution ("gamp", "state_evolution") or training ("train")."""
-    if kind == "train" and code == Result.SUCCESS:
-        return "All steps were taken, or the run was stopped as asked."
-    return Result(code).remedy
+    """The sentence that goes with a result code.
+
+    Args:
+        code: A `Result`.
+        kind: What ran: "gamp", "state_evolution" or "train".
+    """
+    result = Result(code)
+    return _TRAINING.get(result, result.remedy) if kind == "train" else result.remedy
 
 
 def choose(*cases: tuple[Array | bool, int]) -> Array:

@@ -1,9 +1,14 @@
-"""TODO core.data."""
+r"""Data sets: inputs, labels and the teacher that made them; inputs that are drawn again instead of stored.
+
+Letters of the shapes, here and everywhere: N samples, M tokens, D dimension of a token, P indices.
+
+    α = N/D, or what the model that made the data counts by (matrices: n/d², n/(dL))
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import equinox as eqx
 import jax
@@ -11,34 +16,71 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Float, PRNGKeyArray
 
-if TYPE_CHECKING:
-    pass
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Arguments, check
+
+__all__ = ["Dataset", "LabelLaw", "Regenerated", "Taught"]
 
 
-@jax.jit
-def _all_finite(x: Array) -> Array:
-    return jnp.all(
-        jnp.isfinite(x)
-    )  # in one pass: no copy of a large array, on the device or to the host
+class LabelLaw(Protocol):
+    """What a data set knows of the model that made its labels: `AbstractModel` is one."""
+
+    @property
+    def indices(self) -> int:
+        """P, the number of indices."""
+        ...
+
+    def link(self, fields: Array) -> Array:
+        """The noiseless label of one sample from its fields."""
+        ...
+
+    def complexity(self, samples: int, dimension: int) -> float:
+        """The sample complexity α of so many samples."""
+        ...
+
+
+class Taught(Protocol):
+    """Data with a teacher: a `Dataset` or a `Stream`."""
+
+    @property
+    def teacher(self) -> Array | None:
+        """The teacher's weights; None for a user's own data."""
+        ...
+
+    @property
+    def model(self) -> LabelLaw | None:
+        """The model that made the labels; None: taken to be the one that learns."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        ...
 
 
 class Regenerated(eqx.Module):
-    """Inputs (N, M, D) that are not stored: block k is drawn again, from the key and its number, whenever it is read.
+    """Inputs (N, M, D) that are not stored: a block is drawn again, from the key and its number, whenever it is read.
 
-    `numbers` (K,) of the blocks; `key`; `law(key, shape, dtype)` draws one; `each`: samples in a block, N = K·each; `form`: the
-    shape (M, D) of one input. `model.sample(.., store=False)` makes it. Memory: that of one block while it is read.
+    `model.sample(.., store=False)` makes it. Memory: that of one block while it is read.
+
+    Attributes:
+        numbers: Of the blocks, (K,).
+        key: Random key of all blocks.
+        law: law(key, shape, dtype) draws one block.
+        each: Samples in a block, N = K·each.
+        form: Shape (M, D) of one input.
+        dtype: Precision of the inputs.
     """
 
     numbers: Array
-    key: Array
-    law: Callable[..., Array] = eqx.field(static=True)
+    key: PRNGKeyArray
+    law: Callable[[PRNGKeyArray, tuple[int, ...], DTypeLike], Array] = eqx.field(static=True)
     each: int = eqx.field(static=True)
     form: tuple[int, ...] = eqx.field(static=True)
-    dtype: Any = eqx.field(static=True)
+    dtype: jnp.dtype = eqx.field(static=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,76 +89,72 @@ class Regenerated(eqx.Module):
 
     @property
     def ndim(self) -> int:
-        """3."""
+        """The number of axes, 3."""
         return len(self.shape)
 
-    def block(self, k: Any) -> Array:
+    def block(self, k: Array | int) -> Array:
         """The k-th block (each, M, D)."""
-        return self.law(
-            jax.random.fold_in(self.key, self.numbers[k]), (self.each, *self.form), self.dtype
-        )
+        key = jax.random.fold_in(self.key, self.numbers[k])
+        return self.law(key, (self.each, *self.form), self.dtype)
 
     def stored(self) -> Array:
         """All inputs, as an array."""
         return lax.map(self.block, jnp.arange(len(self.numbers))).reshape(self.shape)
 
 
+@jax.jit
+def _all_finite(x: Array) -> Array:
+    """Whether all numbers are finite, in one pass: no copy of a large array, on the device or to the host."""
+    return jnp.all(jnp.isfinite(x))
+
+
 class Dataset(eqx.Module):
     """Inputs, labels and, for synthetic data, the teacher that made them.
 
-    Arguments: `inputs` (N, M, D), float64, float32 or bfloat16 (products are then float32), or `Regenerated`; `labels`
-    (N, ...), float64 for noiseless attention; `teacher` (P, D) or None for a user's own data (errors are then NaN); `model`
-    that drew the labels (set by `sample`; None: taken to be the model that learns).
+    Args:
+        inputs: (N, M, D), float64, float32 or bfloat16 (products are then float32), or `Regenerated`. Whole numbers become the
+            theory's precision, to which estimates are rounded.
+        labels: (N, ...), float64 for noiseless attention.
+        teacher: (P, D), or None for a user's own data (errors are then NaN).
+        model: The model that made the labels (set by `sample`). None: taken to be the model that learns.
 
-    Raises ValueError for an `inputs` that is not (N, M, D), a number of labels other than N, or non-finite entries.
+    Raises:
+        ValueError: For inputs that are not (N, M, D), a number of labels other than N, or non-finite entries.
 
     Example:
-    >>> import jax.numpy as jnp, jaxsmi as smi
-    >>> smi.Dataset(jnp.ones((6, 1, 3)), jnp.ones((6,))).alpha
-    2.0
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> smi.Dataset(jnp.ones((6, 1, 3)), jnp.ones((6,))).alpha
+        2.0
     """
 
-    inputs: Any  # Float[Array, "N M D"] or Regenerated
+    inputs: Array | Regenerated
     labels: Float[Array, "N ..."]
     teacher: Float[Array, "P D"] | None = None
-    model: Any = None
+    model: LabelLaw | None = None
 
-    def __init__(self, inputs: Any, labels: Any, teacher: Any = None, model: Any = None):
-        stored, labels = not isinstance(inputs, Regenerated), jnp.asarray(labels)
-        inputs = jnp.asarray(inputs) if stored else inputs
-        if stored and (jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.dtype == bool):
-            inputs = inputs.astype(theory_dtype())  # estimates are rounded to the inputs' precision
-        teacher = None if teacher is None else jnp.asarray(teacher)
-        check(
-            inputs.ndim == 3,
-            "inputs",
-            inputs,
-            "an array of shape (samples N, tokens M, dimension D)",
-        )
-        check(
-            labels.ndim >= 1 and labels.shape[0] == inputs.shape[0],
-            "labels",
-            labels,
-            f"an array with one row per sample: ({inputs.shape[0]}, ...)",
-        )
-        check(
-            min(inputs.shape) >= 1,
-            "inputs",
-            inputs,
-            "at least one sample, one token and one dimension",
-        )
-        if concrete((inputs, labels)):
-            check(_all_finite(labels), "labels", labels, "finite numbers")
-            check(not stored or _all_finite(inputs), "inputs", inputs, "finite numbers")
-        if teacher is not None:
-            check(
-                teacher.ndim == 2 and teacher.shape[1] == inputs.shape[2],
-                "teacher",
-                teacher,
-                f"an array of shape (indices P, {inputs.shape[2]})",
-            )
-            check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
-        self.inputs, self.labels, self.teacher, self.model = inputs, labels, teacher, model
+    def __init__(
+        self,
+        inputs: ArrayLike | Regenerated,
+        labels: ArrayLike,
+        teacher: ArrayLike | None = None,
+        model: LabelLaw | None = None,
+    ):
+        self.inputs = inputs if isinstance(inputs, Regenerated) else _inputs(inputs)
+        self.labels = jnp.asarray(labels)
+        self.teacher = None if teacher is None else jnp.asarray(teacher)
+        self.model = model
+        N, _, D = self.inputs.shape
+        rows = f"an array with one row per sample: ({N}, ...)"
+        aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
+        check(aligned, "labels", self.labels, rows)
+        if concrete(self.labels):
+            check(_all_finite(self.labels), "labels", self.labels, "finite numbers")
+        if self.teacher is not None:
+            fits = self.teacher.ndim == 2 and self.teacher.shape[1] == D
+            check(fits, "teacher", self.teacher, f"an array of shape (indices P, {D})")
+            real = not jnp.iscomplexobj(self.teacher)
+            check(real, "teacher", self.teacher.dtype.name, "real numbers")
+            check(jnp.all(jnp.isfinite(self.teacher)), "teacher", self.teacher, "finite numbers")
 
     @property
     def samples(self) -> int:
@@ -130,8 +168,22 @@ class Dataset(eqx.Module):
 
     @property
     def alpha(self) -> float:
-        """Sample complexity α = N/D as realised."""
-        return self.samples / self.dimension
+        """The sample complexity: what the model that made the data counts by, N/D for a user's own."""
+        if self.model is None:
+            return self.samples / self.dimension
+        return self.model.complexity(self.samples, self.dimension)
+
+    @property
+    def regenerated(self) -> bool:
+        """Whether inputs are drawn again instead of stored."""
+        return isinstance(self.inputs, Regenerated)
+
+    @property
+    def stored_inputs(self) -> Array:
+        """The inputs as an array. Raises a ValueError where they are not stored."""
+        if isinstance(self.inputs, Regenerated):
+            raise ValueError("data: got regenerated inputs; allowed: stored ones: data.stored().")
+        return self.inputs
 
     @property
     def of_samples(self) -> list[Array]:
@@ -148,50 +200,65 @@ class Dataset(eqx.Module):
     @property
     def mesh(self) -> Mesh | None:
         """The devices that the samples are spread over; None: one device (or not known, inside jit)."""
-        sharding: Any = self.labels.sharding if concrete(self.labels) else None
-        if (
-            not isinstance(sharding, NamedSharding)
-            or sharding.mesh.size == 1
-            or not sharding.spec
-            or not sharding.spec[0]
-        ):
+        if not concrete(self.labels):
             return None
-        return sharding.mesh if isinstance(sharding.mesh, Mesh) else None
+        sharding = self.labels.sharding
+        if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+            return None
+        spread = sharding.spec and sharding.spec[0]
+        return sharding.mesh if spread and isinstance(sharding.mesh, Mesh) else None
 
     def sharded(self, mesh: Mesh | None = None) -> Dataset:
-        """The same samples, spread evenly over the devices of a mesh (all there are, if left out): `gamp` and `train` then work
-        on all of them at once, with the same numbers up to rounding.
+        """The same samples, spread evenly over devices: `gamp` and `train` then work on all of them at once, with the same numbers
+        up to rounding.
 
-        Raises: ValueError where N (regenerated: the number of blocks) is no multiple of the number of devices.
+        Args:
+            mesh: The devices. None: all there are.
+
+        Returns:
+            A `Dataset` on these devices.
+
+        Raises:
+            ValueError: Where N (regenerated: the number of blocks) is no multiple of the number of devices.
+
         Example:
-        >>> import jax, jaxsmi as smi
-        >>> data = smi.links.sign().sample(jax.random.key(0), dimension=50, alpha=2.0)
-        >>> data.sharded().samples
-        100
+            >>> import jax, jaxsmi as smi
+            >>> data = smi.links.sign().sample(jax.random.key(0), dimension=50, alpha=2.0)
+            >>> data.sharded().samples
+            100
         """
         if mesh is None:
             mesh = Mesh(np.asarray(jax.devices()), ("samples",))
         spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        regenerated = isinstance(self.inputs, Regenerated)
-        parts = len(self.inputs.numbers) if regenerated else self.samples
-        check(parts % mesh.size == 0, "mesh", f"{mesh.size} devices for {parts} {'blocks' if regenerated else 'samples'}",
-              f"a number of devices that divides it (data.first({parts - parts % mesh.size}) drops the rest)")  # fmt: skip
-        place = lambda x: jax.device_put(x, spread)
-        inputs: Any = self.inputs
-        inputs = (
-            eqx.tree_at(lambda i: i.numbers, inputs, replace_fn=place)
-            if regenerated
-            else place(inputs)
-        )
-        return Dataset(inputs, place(self.labels), self.teacher, self.model)
+        parts = len(self.of_samples[0])
+        rest = parts % mesh.size
+        unit = "blocks" if self.regenerated else "samples"
+        allowed = f"a number of devices that divides it (data.first({parts - rest}) drops the rest)"
+        check(rest == 0, "mesh", f"{mesh.size} devices for {parts} {unit}", allowed)
+        placed = [jax.device_put(x, spread) for x in self.of_samples]
+        inputs = self.inputs
+        if isinstance(inputs, Regenerated):
+            inputs = eqx.tree_at(lambda i: i.numbers, inputs, placed[0])
+        else:
+            inputs = placed[0]
+        return Dataset(inputs, placed[1], self.teacher, self.model)
 
     def first(self, samples: int) -> Dataset:
-        """The first N samples (all, where there are no more)."""
-        check(samples >= 1, "samples", samples, "an integer >= 1")
-        check(
-            not isinstance(self.inputs, Regenerated),
-            "data",
-            "regenerated inputs",
-            "stored ones: data.stored()",
-        )
-        return Dataset(self.inputs[:samples], self.labels[:samples], self.teacher, self.model)
+        """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or inputs that are not stored."""
+        samples = Arguments().count("samples", samples)
+        inputs = self.stored_inputs[:samples]
+        return Dataset(inputs, self.labels[:samples], self.teacher, self.model)
+
+
+def _inputs(inputs: ArrayLike) -> Array:
+    """Stored inputs as an array of real numbers (N, M, D), all finite."""
+    array = jnp.asarray(inputs)
+    if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
+        array = array.astype(theory_dtype())
+    allowed = "an array of shape (samples N, tokens M, dimension D)"
+    check(array.ndim == 3, "inputs", array, allowed)
+    allowed = "at least one sample, one token and one dimension"
+    check(min(array.shape) >= 1, "inputs", array, allowed)
+    if concrete(array):
+        check(_all_finite(array), "inputs", array, "finite numbers")
+    return array

@@ -161,6 +161,7 @@ def drive(
     every: int = 1,
     label: str | None = None,
     stretch: int = 1,
+    unit: int = 1,
 ) -> Run[State]:
     """Run an iteration to its end, with a progress bar if it has a label.
 
@@ -171,6 +172,7 @@ def drive(
         every: Steps between records. Default 1.
         label: What the progress bar is called; None: no bar, and one compiled loop.
         stretch: Steps between two looks at the state, for the bar. Default 1.
+        unit: What the bar counts for a step. Default 1.
 
     Returns:
         The `Run` at its end; its code is `RUNNING` where the steps ran out before the solver said anything.
@@ -178,10 +180,10 @@ def drive(
     every_steps = jnp.asarray(every)
     if label is None:
         return _advance(solver, run, jnp.asarray(max_steps), every_steps)
-    with tqdm(total=max_steps, desc=label, leave=False) as bar:
+    with tqdm(total=max_steps * unit, desc=label, leave=False) as bar:
         for until in range(stretch, max_steps + stretch, stretch):
             run = _advance(solver, run, jnp.asarray(min(until, max_steps)), every_steps)
-            bar.update(int(run.step) - bar.n)
+            bar.update(int(run.step) * unit - bar.n)
             bar.set_postfix(solver.progress(run.state))
             if not bool(jnp.any(run.result == RUNNING)):
                 break

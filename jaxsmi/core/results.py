@@ -1,38 +1,58 @@
-"""Array vocabulary, result codes, and the two containers that everything passes around: `Dataset` and `Solution`.
+r"""What solvers return: estimates with their error bars, how they ended, and how they got there.
 
-Letters used in array annotations everywhere: N samples, D dimension, M tokens, P indices, T recorded steps.
-No equation lives here except the two definitions α = N/D and cosine = |w·w*| / (‖w‖ ‖w*‖).
+    cosine_p = |w_p·w*_p| / (‖w_p‖ ‖w*_p‖), up to the symmetries of the model
+
+Letters of the shapes: P indices, D dimension, T recorded steps, R replicas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
-
-if TYPE_CHECKING:
-    import xarray
-from typing import NamedTuple
-
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core import records
 from jaxsmi.core.codes import Result, outcome
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["Estimate", "Solution", "Threshold"]
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error; `float(estimate)` is the number."""
+
+    value: Array
+    stderr: Array
+
+    def __float__(self) -> float:
+        return float(self.value)
 
 
 class Solution(eqx.Module):
     """What a solver returns: the overlap it ended at, how sure it is, and how it got there.
 
-    `overlap` (P, P): state evolution: Q; GAMP: Q = Ŵ Ŵᵀ/D. `stderr` (P, P): statistical standard error of `overlap`
-    from the outer average (zero for GAMP, which is one run). `error`: prediction error of the plug-in predictor
-    (NaN without a teacher). `alpha`: N/D. `steps`: steps taken. `residual`: the last fixed-point residual. `rho`:
-    spectral radius of the map at the fixed point (NaN where not computed). `result`: a `Result` code. `history`: arrays
-    with a leading axis of recorded steps (NaN after the last step). `covariance` (P, P): V, the covariance of the
-    fields that is left. `weights` (P, D): the estimate (None in theory). `state`: what is needed to continue a run.
-    `model`, `key`: the problem and the randomness, kept so that a file or a figure can say how it was made.
+    Attributes:
+        overlap: (P, P). State evolution: Q; message passing: Q = Ŵ Ŵᵀ/D.
+        stderr: Statistical standard error of `overlap` from the outer average, (P, P); zero for a run on data.
+        error: Prediction error of the plug-in predictor (matrices: estimation error); NaN without a teacher.
+        alpha: Sample complexity N/D (matrices: n/d², n/(dL)).
+        steps: Steps taken.
+        residual: The last residual of the fixed point.
+        result: A `Result` code.
+        history: Arrays with a leading axis of recorded steps (NaN after the last one).
+        covariance: V (P, P), the covariance of the fields given the estimate.
+        rho: Spectral radius of the map at the fixed point; NaN where it was not computed.
+        weights: The estimate (P, D); None in theory.
+        state: What is needed to continue a run.
+        model: The problem, so that a file or a figure can say how it was made.
+        key: The randomness, for the same purpose.
+        kind: What ran: "state_evolution", "gamp", "train" or "nuclear_norm".
     """
 
     overlap: Array
@@ -42,13 +62,13 @@ class Solution(eqx.Module):
     steps: Array
     residual: Array
     result: Array
-    history: Mapping[str, Any]
+    history: Mapping[str, PyTree]
     covariance: Array
     rho: Array
     weights: Array | None = None
-    state: Any = None
-    model: Any = None
-    key: Any = None
+    state: PyTree = None
+    model: Any = None  # an AbstractModel, of a room above this one
+    key: PRNGKeyArray | None = None
     kind: str = eqx.field(static=True, default="state_evolution")
 
     @property
@@ -62,7 +82,7 @@ class Solution(eqx.Module):
         return outcome(int(self.result), self.kind)
 
     @property
-    def trajectory(self) -> dict[str, np.ndarray]:
+    def trajectory(self) -> dict[str, PyTree]:
         """`history` as NumPy arrays cut after the last recorded step (outside jit and vmap)."""
         recorded = np.isfinite(np.asarray(self.history["step"]))
         return jax.tree.map(lambda value: np.asarray(value)[recorded], dict(self.history))
@@ -71,10 +91,11 @@ class Solution(eqx.Module):
     def cosine(self) -> np.ndarray:
         """The last finite cosine of each index (P,), of a batch (runs, P), outside jit and vmap; NaN without a teacher."""
         cosines = np.asarray(self.history["cosine"])
-        last = cosines.shape[-2] - 1 - np.argmax(np.isfinite(cosines)[..., ::-1, :], axis=-2)
+        finite = np.isfinite(cosines)[..., ::-1, :]
+        last = cosines.shape[-2] - 1 - np.argmax(finite, axis=-2)
         return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
 
-    def to_xarray(self, **attributes: Any) -> xarray.Dataset:
+    def to_xarray(self, **attributes: object) -> xarray.Dataset:
         """As an xarray.Dataset with provenance; keyword arguments are added to its attributes. Needs the extra `data`."""
         return records.to_xarray(self, **attributes)
 
@@ -82,9 +103,13 @@ class Solution(eqx.Module):
 class Threshold(eqx.Module):
     """A critical sample complexity, with its error bar and what is learned there.
 
-    `alpha`: α_c (0: learned at any α > 0; inf: never at first order); `stderr`: its standard error; `replicas` (R,): α_c of each
-    independent randomisation; `subspace` (P, P): the positive semi-definite direction of growth, of unit trace (zero where
-    α_c is infinite); `overlap` (P, P): Q just below the threshold; `result`: a `Result` code.
+    Attributes:
+        alpha: α_c (0: learned at any α > 0; inf: never at first order).
+        stderr: Its standard error.
+        replicas: α_c of each independent randomisation, (R,).
+        subspace: The positive semi-definite direction of growth (P, P), of unit trace; zero where α_c is infinite.
+        overlap: Q just below the threshold, (P, P).
+        result: A `Result` code.
     """
 
     alpha: Array
@@ -103,17 +128,6 @@ class Threshold(eqx.Module):
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
         from scipy.stats import t  # here: importing scipy.stats takes a second
 
-        half = float(t.ppf(0.5 + 0.5 * confidence, max(np.size(self.replicas) - 1, 1))) * float(
-            self.stderr
-        )
+        freedom = max(np.size(self.replicas) - 1, 1)
+        half = float(t.ppf(0.5 + 0.5 * confidence, freedom)) * float(self.stderr)
         return float(self.alpha) - half, float(self.alpha) + half
-
-
-class Estimate(NamedTuple):
-    """A number and its standard error; `float(estimate)` is the number."""
-
-    value: Array
-    stderr: Array
-
-    def __float__(self) -> float:
-        return float(self.value)

@@ -1,22 +1,37 @@
-"""TODO descent.averaging."""
+r"""Averaged gradient descent: the mean of the matrices that runs from different starts end at, on the same data.
+
+    S̄ = (1/K) Σ_k Ŝ_k,      V = (K error(S̄) - error(one))/(K - 1)
+
+If each run ended at a sample of the posterior, error(one) = 2V and error(S̄) = V (1 + 1/K), which gives the second equation.
+Factors W are never averaged: they are known up to a rotation only. Source: [theory: descent, Eqs. (7) to (9)].
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.checks import Ability, check, require
+from jaxsmi.core.checks import Ability, Arguments, check, require
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
 
+__all__ = ["Averaged", "averaged"]
 
-class Averaged(NamedTuple):
-    """Several runs of descent on one matrix. `weights` S̄ (d, d); estimation errors: `single`, the mean of the runs, `error` of
-    S̄, and `extrapolated` to infinitely many runs; `stderr` of `single` over the runs."""
+
+class Averaged(eqx.Module):
+    """Several runs of descent on one matrix.
+
+    Attributes:
+        weights: The mean S̄, (d, d).
+        single: Estimation error of one run, the mean over the runs.
+        error: That of S̄.
+        extrapolated: That of the mean of infinitely many runs.
+        stderr: Standard error of `single` over the runs.
+    """
 
     weights: Array
     single: Array
@@ -25,47 +40,59 @@ class Averaged(NamedTuple):
     stderr: Array
 
 
-def averaged(fit: Solution, teacher: Array) -> Averaged:
-    r"""Averaged gradient descent: the mean of the matrices that runs from different starts found on the same data.
+def averaged(fit: Solution, teacher: ArrayLike | None) -> Averaged:
+    r"""The mean of the matrices of several runs of descent, and its estimation error.
 
-    S̄ = (1/K) Σ_k Ŝ_k,   extrapolated = (K error(S̄) - error(one))/(K - 1)
+        S̄ = (1/K) Σ_k Ŝ_k,   extrapolated = (K error(S̄) - error(one))/(K - 1)
 
-    Arguments: `fit` of `train` with K >= 2 keys, of a matrix model; `teacher`: `data.teacher`.
-    Returns: an `Averaged`. Factors W are never averaged: they are known up to a rotation only.
-    Raises: ValueError for a single run, or a model without a matrix. Cost: O(K d²). Source: [theory: descent, Eqs. (7) to (9)].
+    Args:
+        fit: Solution of `train` with K >= 2 keys, of a matrix model.
+        teacher: `data.teacher`.
+
+    Returns:
+        An `Averaged`.
+
+    Raises:
+        ValueError: For a single run, runs that did not stay finite, or a model whose estimates cannot be averaged.
+
     Example:
-    >>> import jax, optax, jaxsmi as smi
-    >>> model, key = smi.AttentionIndexed(2, 0.5), jax.random.key(0)
-    >>> data = model.sample(key, dimension=12, alpha=0.2)
-    >>> fit = smi.train(
-    ...     model, data, optax.adam(0.05), key=jax.random.split(key, 4), steps=200
-    ... )  # doctest: +SKIP
-    >>> mean = smi.averaged(fit, data.teacher)  # doctest: +SKIP
-    >>> bool(mean.error < mean.single)  # doctest: +SKIP
-    True
+        >>> import jax, optax, jaxsmi as smi
+        >>> model, key = smi.AttentionIndexed(2, 0.5), jax.random.key(0)
+        >>> data = model.sample(key, dimension=12, alpha=0.2)
+        >>> keys = jax.random.split(key, 4)
+        >>> fit = smi.train(model, data, optax.adam(0.05), key=keys, steps=200)  # doctest: +SKIP
+        >>> mean = smi.averaged(fit, data.teacher)  # doctest: +SKIP
+        >>> bool(mean.error < mean.single)  # doctest: +SKIP
+        True
+
+    Cost:
+        O(K d²).
+
+    Source:
+        [theory: descent, Eqs. (7) to (9)].
     """
-    model, many = fit.model, fit.result.ndim == 1 and fit.result.shape[0] >= 2
+    Arguments().instance("fit", fit, Solution, "a Solution of train")
+    model, runs = fit.model, fit.result.shape
+    check(model is not None, "fit", "a solution without its model", "a Solution of train")
+    assert model is not None
     require(model, Ability.AVERAGES)
-    check(
-        many,
-        "fit",
-        f"runs of shape {fit.result.shape}",
-        "at least two runs: train(..., key=jax.random.split(key, 16))",
-    )
+    allowed = "at least two runs: train(..., key=jax.random.split(key, 16))"
+    check(len(runs) == 1 and runs[0] >= 2, "fit", f"runs of shape {runs}", allowed)
     check(teacher is not None, "teacher", None, "data.teacher")
-    matrices = jnp.asarray(fit.weights)
-    model.check_teacher(teacher, matrices.shape[1:])
-    lost = np.asarray(fit.result) == Result.NONFINITE
-    check(
-        not np.any(lost),
-        "fit",
-        f"{int(lost.sum())} of {len(lost)} runs with code NONFINITE",
-        "runs that stayed finite",
-    )
-    K = fit.result.shape[0]
-    errors = jax.vmap(lambda S: model.estimation_error(S, teacher))(matrices)
+    truth, matrices = jnp.asarray(teacher), jnp.asarray(fit.weights)
+    model.check_teacher(truth, matrices.shape[1:])
+    lost = np.isin(np.asarray(fit.result), (Result.NONFINITE, Result.DIVERGED))
+    count = f"{int(lost.sum())} of {len(lost)} runs with code NONFINITE or DIVERGED"
+    check(not np.any(lost), "fit", count, "runs that stayed finite")
+    K = runs[0]
+    errors = jax.vmap(lambda S: model.estimation_error(S, truth))(matrices)
     mean = jnp.mean(matrices, axis=0)
-    single, error = jnp.mean(errors), model.estimation_error(mean, teacher)
+    single = jnp.mean(errors)
+    error = model.estimation_error(mean, truth)
     return Averaged(
-        mean, single, error, (K * error - single) / (K - 1), jnp.std(errors, ddof=1) / np.sqrt(K)
+        weights=mean,
+        single=single,
+        error=error,
+        extrapolated=(K * error - single) / (K - 1),
+        stderr=jnp.std(errors, ddof=1) / np.sqrt(K),
     )

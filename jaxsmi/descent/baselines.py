@@ -15,59 +15,104 @@ Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
-from jaxsmi.core.codes import Result
+from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.driver import AbstractSolver, advance, begin
 from jaxsmi.core.results import Solution
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.numerics.roots import bisect
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 
+__all__ = ["minimum_nuclear_norm", "nuclear_norm_threshold", "ridge_error"]
 
-def ridge_error(alpha: Any, penalty: Any, noise: Any = 0.0) -> Array:
-    r"""Estimation error per entry of ridge regression, whatever the width (module docstring), elementwise.
 
-    Arguments: `alpha` = n/(dL) >= 0; `penalty` λ >= 0 (λ = Δ is the best one); `noise` Δ >= 0. Noisy, at λ = 0 and α = 1: inf.
-    Returns: the error. Raises: ValueError for negative arguments.
+def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) -> Array:
+    r"""Estimation error per entry of ridge regression, whatever the width, elementwise.
+
+        V (1 + α/(λ + V)) = 1,   c = V/(λ + V),   error = (V² + α Δ c²)/(1 - α c²)
+
+    Args:
+        alpha: n/(dL), numbers >= 0.
+        penalty: λ >= 0; λ = Δ is the best one.
+        noise: Δ >= 0. Default 0.
+
+    Returns:
+        The error; noisy, at λ = 0 and α = 1, inf.
+
+    Raises:
+        ValueError: For negative or non-finite arguments.
+
     Example:
-    >>> import jax
-    >>> jax.config.update("jax_enable_x64", True)
-    >>> round(float(ridge_error(0.5, 0.3, 0.1)), 10)
-    0.5951316645
+        >>> import jax
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> round(float(ridge_error(0.5, 0.3, 0.1)), 10)
+        0.5951316645
+
+    Cost:
+        None.
+
+    Source:
+        [theory: bilinear, Eq. (25)].
     """
-    alpha, penalty, noise = (jnp.asarray(x, theory_dtype()) for x in (alpha, penalty, noise))
-    for name, value in (("alpha", alpha), ("penalty", penalty), ("noise", noise)):
-        check(jnp.all(jnp.isfinite(value) & (value >= 0.0)), name, value, "finite numbers >= 0")
-    V = gaussian_error(alpha, penalty)
-    shrunk = jnp.where(
-        penalty > 0.0, V / jnp.where(penalty > 0.0, penalty + V, 1.0), jnp.minimum(1.0, 1.0 / alpha)
+    arguments = Arguments()
+    alpha, penalty, noise = (
+        _non_negative(arguments, name, value)
+        for name, value in (("alpha", alpha), ("penalty", penalty), ("noise", noise))
     )
-    left = 1.0 - alpha * shrunk**2
-    value = (V**2 + alpha * noise * shrunk**2) / jnp.where(left > 0.0, left, 1.0)
-    value = jnp.where(left > 0.0, value, jnp.where(noise > 0.0, jnp.inf, 0.0))
+    V = gaussian_error(alpha, penalty)
+    positive = penalty > 0.0
+    shrinkage = jnp.where(
+        positive, V / jnp.where(positive, penalty + V, 1.0), jnp.minimum(1.0, 1.0 / alpha)
+    )
+    gap = 1.0 - alpha * shrinkage**2
+    value = (V**2 + alpha * noise * shrinkage**2) / jnp.where(gap > 0.0, gap, 1.0)
+    value = jnp.where(gap > 0.0, value, jnp.where(noise > 0.0, jnp.inf, 0.0))
     return jnp.where((alpha >= 0.0) & (penalty >= 0.0) & (noise >= 0.0), value, jnp.nan)
 
 
-def nuclear_norm_threshold(aspect_ratio: Any, rank_ratio: Any) -> Array:
+def _non_negative(arguments: Arguments, name: str, value: ArrayLike) -> Array:
+    """Finite numbers >= 0."""
+    numbers = arguments.array(name, value, "finite numbers >= 0")
+    arguments.condition(jnp.all(numbers >= 0.0), name, value, "finite numbers >= 0")
+    return numbers
+
+
+def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Array:
     r"""α_NN, from which on the minimum of the nuclear norm is S (Δ = 0); never below that of the Bayes-optimal error.
 
-    Arguments: `aspect_ratio` β > 0, infinite too; `rank_ratio` ρ > 0. Scalars (vmap for more). Returns: α_NN, differentiable.
-    Raises: ValueError for ratios out of range. Source: [DGM13].
+        α_NN = min_λ M(λ)   (module docstring)
+
+    Args:
+        aspect_ratio: β > 0, infinite too; one number (jax.vmap for more).
+        rank_ratio: ρ > 0.
+
+    Returns:
+        α_NN, differentiable.
+
+    Raises:
+        ValueError: For ratios out of range.
+
     Example:
-    >>> import jax
-    >>> jax.config.update("jax_enable_x64", True)
-    >>> round(float(nuclear_norm_threshold(1.0, 0.2)), 10)
-    0.5716899213
+        >>> import jax
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> round(float(nuclear_norm_threshold(1.0, 0.2)), 10)
+        0.5716899213
+
+    Cost:
+        A bisection of integrals on 96 nodes.
+
+    Source:
+        [DGM13], [theory: bilinear, Eqs. (28) to (30)].
     """
     prior = ProductPrior(aspect_ratio, rank_ratio)
     long, rho = prior.sides
@@ -85,14 +130,8 @@ def nuclear_norm_threshold(aspect_ratio: Any, rank_ratio: Any) -> Array:
         start = jnp.where(above, jnp.arcsin(jnp.sqrt(jnp.where(above, share, 0.5))), 0.0)
         theta = 0.5 * (start + 0.5 * np.pi) + 0.5 * (0.5 * np.pi - start) * nodes
         t = low + (high - low) * jnp.sin(theta) ** 2
-        measure = (
-            0.5
-            * (0.5 * np.pi - start)
-            * weights
-            * 2.0
-            * ((high - low) * jnp.sin(theta) * jnp.cos(theta)) ** 2
-        )
-        measure = measure / (2.0 * np.pi * g)
+        square = ((high - low) * jnp.sin(theta) * jnp.cos(theta)) ** 2
+        measure = 0.5 * (0.5 * np.pi - start) * weights * 2.0 * square / (2.0 * np.pi * g)
         return jnp.sum(measure / t), jnp.sum(measure / jnp.sqrt(t)), jnp.sum(measure)
 
     def past(cut: Array) -> Array:
@@ -109,103 +148,139 @@ def nuclear_norm_threshold(aspect_ratio: Any, rank_ratio: Any) -> Array:
 
 
 def minimum_nuclear_norm(
-    model: Bilinear, data: Dataset, *, tolerance: Any = 1e-8, max_steps: int = 5000
+    model: Bilinear, data: Dataset, *, tolerance: ArrayLike = 1e-8, max_steps: int = 5000
 ) -> Solution:
-    r"""The matrix of smallest nuclear norm that reproduces all labels, by Douglas–Rachford splitting (module docstring).
+    r"""The matrix of smallest nuclear norm that reproduces all labels, by Douglas–Rachford splitting.
 
-    Arguments: `model`: `Bilinear`, rectangular, without noise; `data`: n <= dL samples; `tolerance` on ‖p - x‖/‖x‖; `max_steps`.
-    Returns: a `Solution` with `weights` Ŝ (L, d), `overlap`, `error` (NaN without a teacher), `steps`, `residual`. Codes:
-    SUCCESS, MAX_STEPS (close to α_NN convergence is slow), NONFINITE.
-    Raises: ValueError for another model, noise, n > dL, or inputs that are linearly dependent. Source: [DGM13;
-    theory: bilinear, Eqs. (26), (27)]. Cost: one QR, O(n² d L), then O(n d L) and one SVD a step; memory that of the inputs.
+        Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ   (module docstring)
+
+    Args:
+        model: `Bilinear`, rectangular, without noise.
+        data: n <= dL samples.
+        tolerance: On ‖p - x‖/‖x‖. Default 1e-8.
+        max_steps: Steps at most. Default 5000.
+
+    Returns:
+        A `Solution` with `weights` Ŝ (L, d), `overlap`, `error` (NaN without a teacher), `steps`, `residual`. Codes: SUCCESS,
+        MAX_STEPS (close to α_NN convergence is slow), NONFINITE.
+
+    Raises:
+        ValueError: For another model, noise, n > dL, or inputs that are linearly dependent.
+
     Example:
-    >>> import jax, jaxsmi as smi
-    >>> jax.config.update("jax_enable_x64", True)
-    >>> model = smi.Bilinear(rank_ratio=0.1)
-    >>> found = minimum_nuclear_norm(
-    ...     model, model.sample(jax.random.key(0), dimension=10, alpha=0.8)
-    ... )
-    >>> bool(found.error < 1e-10)
-    True
+        >>> import jax, jaxsmi as smi
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> model = smi.Bilinear(rank_ratio=0.1)
+        >>> data = model.sample(jax.random.key(0), dimension=10, alpha=0.8)
+        >>> bool(minimum_nuclear_norm(model, data).error < 1e-10)
+        True
+
+    Cost:
+        One QR, O(n² d L), then O(n d L) and one SVD a step; memory that of the inputs.
+
+    Source:
+        [DGM13], [theory: bilinear, Eqs. (26), (27)].
     """
-    check(
-        isinstance(model, Bilinear) and not model.symmetric,
-        "model",
-        type(model).__name__,
-        "a rectangular Bilinear",
-    )
-    check(
-        model.noise == 0.0,
-        "model",
-        "label noise",
-        "a model without noise: all labels are reproduced",
-    )
+    arguments = Arguments()
+    arguments.instance("model", model, Bilinear, "a rectangular Bilinear")
+    check(not model.symmetric, "model", "a symmetric Bilinear", "a rectangular Bilinear")
+    allowed = "a model without noise: all labels are reproduced"
+    check(model.noise == 0.0, "model", "label noise", allowed)
     model.check_data(data)
-    data = data.stored()
-    entries = data.inputs.shape[1] * data.inputs.shape[2]
-    check(
-        data.samples <= entries,
-        "data",
-        f"{data.samples} samples",
-        f"at most {entries}: no more equations than entries",
-    )
-    check(
-        isinstance(max_steps, (int, np.integer)) and max_steps >= 1,
-        "max_steps",
-        max_steps,
-        "an integer >= 1",
-    )
-    tolerance = jnp.asarray(tolerance, theory_dtype())
-    check(tolerance > 0, "tolerance", tolerance, "a positive number")
-    basis, triangle = jnp.linalg.qr(data.inputs.reshape(data.samples, -1).T.astype(theory_dtype()))
+    inputs = data.stored().stored_inputs
+    entries = inputs.shape[1] * inputs.shape[2]
+    allowed = f"at most {entries}: no more equations than entries"
+    check(data.samples <= entries, "data", f"{data.samples} samples", allowed)
+    max_steps = arguments.count("max_steps", max_steps)
+    tolerance = arguments.number("tolerance", tolerance, POSITIVE)
+    rows = inputs.reshape(data.samples, -1).astype(theory_dtype())
+    basis, triangle = jnp.linalg.qr(rows.T)
     pivots = jnp.abs(jnp.diagonal(triangle))
     independent = jnp.min(pivots) > 1e-6 * jnp.max(pivots)
-    check(
-        independent,
-        "data.inputs",
-        "linearly dependent samples",
-        "independent ones: drop the others",
-    )
-    return _reproduced(model, data, basis, triangle, tolerance, int(max_steps))
+    allowed = "independent ones: drop the others"
+    check(independent, "data.inputs", "linearly dependent samples", allowed)
+    return _smallest(model, data, basis, triangle, tolerance, max_steps)
+
+
+class _Splitting(eqx.Module):
+    """State of the splitting: z, x on the constraints, and the residual ‖p - x‖/‖x‖."""
+
+    z: Array
+    x: Array
+    residual: Array
+
+
+class DouglasRachford(AbstractSolver[_Splitting]):
+    """x = z - Q (Qᵀz - c),   p = shrink_τ(2x - z),   z ← z + p - x (module docstring)."""
+
+    basis: Array
+    fixed: Array
+    tolerance: Array
+    shape: tuple[int, int] = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+
+    def init(self) -> _Splitting:
+        """Zero."""
+        zero = jnp.zeros((self.shape[0] * self.shape[1],), self.basis.dtype)
+        return _Splitting(zero, zero, jnp.asarray(jnp.inf, zero.dtype))
+
+    def step(self, state: _Splitting, count: Array) -> _Splitting:
+        """One reflection at the constraints, one shrinkage of the singular values."""
+        del count
+        z = state.z
+        x = z - self.basis @ (self.basis.T @ z - self.fixed)
+        p = self._shrunk(2.0 * x - z)
+        size = jnp.maximum(jnp.linalg.norm(x), 1e-30)  # labels may all be zero
+        return _Splitting(z + p - x, x, jnp.linalg.norm(p - x) / size)
+
+    def _shrunk(self, matrix: Array) -> Array:
+        """Singular values of a matrix less τ, at least zero."""
+        threshold = 0.5 * np.sqrt(max(self.shape))
+        left, values, right = jnp.linalg.svd(matrix.reshape(self.shape), full_matrices=False)
+        return ((left * jnp.maximum(values - threshold, 0.0)) @ right).reshape(-1)
+
+    def observe(self, state: _Splitting, count: Array) -> dict[str, Array]:
+        """Nothing on the way."""
+        del state, count
+        return {}
+
+    def terminate(self, state: _Splitting, count: Array) -> Array:
+        """SUCCESS within the tolerance, MAX_STEPS, NONFINITE."""
+        return choose(
+            (count >= self.max_steps, Result.MAX_STEPS),
+            (state.residual <= self.tolerance, Result.SUCCESS),
+            (~jnp.isfinite(state.residual), Result.NONFINITE),
+        )
 
 
 @eqx.filter_jit
-def _reproduced(
+def _smallest(
     model: Bilinear, data: Dataset, basis: Array, triangle: Array, tolerance: Array, max_steps: int
 ) -> Solution:
-    dtype, shape = theory_dtype(), data.inputs.shape[1:]
-    labels = data.labels.astype(dtype) * np.sqrt(shape[0] * shape[1])
+    """The end of the splitting as a solution."""
+    dtype = theory_dtype()
+    _, L, d = data.inputs.shape
+    labels = data.labels.astype(dtype) * np.sqrt(L * d)
     fixed = jax.scipy.linalg.solve_triangular(triangle.T, labels, lower=True)
-    threshold = 0.5 * np.sqrt(max(shape))
-
-    def shrink(matrix: Array) -> Array:
-        left, values, right = jnp.linalg.svd(matrix.reshape(shape), full_matrices=False)
-        return ((left * jnp.maximum(values - threshold, 0.0)) @ right).reshape(-1)
-
-    def step(c: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        z, _, _, count = c
-        x = z - basis @ (basis.T @ z - fixed)
-        p = shrink(2.0 * x - z)
-        residual = jnp.linalg.norm(p - x) / jnp.maximum(
-            jnp.linalg.norm(x), 1e-30
-        )  # labels may all be zero
-        return z + p - x, x, residual, count + 1
-
-    def proceed(c: tuple[Array, Array, Array, Array]) -> Array:
-        return (c[2] > tolerance) & (c[3] < max_steps)
-
-    zero = jnp.zeros((shape[0] * shape[1],), dtype)
-    _, x, residual, steps = lax.while_loop(
-        proceed, step, (zero, zero, jnp.asarray(jnp.inf, dtype), jnp.zeros((), int))
-    )
-    S = x.reshape(shape)
-    code = jnp.where(residual <= tolerance, Result.SUCCESS, Result.MAX_STEPS)
-    code = jnp.where(jnp.isfinite(residual), code, Result.NONFINITE)
-    seen = model.overlaps(S[None], data.teacher)
-    nan = jnp.full((1, 1), jnp.nan, dtype)
+    solver = DouglasRachford(basis, fixed, tolerance, (L, d), max_steps)
+    end = advance(solver, begin(solver, 0), jnp.asarray(max_steps))
+    S = end.state.x.reshape(L, d)
+    overlaps = model.overlaps(S[None], data.teacher)
+    unknown = jnp.full((1, 1), jnp.nan, dtype)
+    history = {"step": end.step[None].astype(dtype)}
+    history |= {name: value[None] for name, value in overlaps.items()}
     return Solution(
-        overlap=seen["overlap"], stderr=jnp.zeros((1, 1), dtype), error=model.error_of(S[None], data, key=jax.random.key(0)),
-        alpha=jnp.asarray(model.sensing(data).alpha, dtype), steps=steps, residual=residual, result=code,
-        history={"step": steps[None].astype(dtype), **jax.tree.map(lambda x: x[None], seen)}, covariance=nan, rho=nan[0, 0],
-        weights=S, model=model, kind="nuclear_norm",
-    )  # fmt: skip
+        overlap=overlaps["overlap"],
+        stderr=jnp.zeros((1, 1), dtype),
+        error=model.error_of(S[None], data, key=jax.random.key(0)),
+        alpha=jnp.asarray(model.sensing(data).alpha, dtype),
+        steps=end.step,
+        residual=end.state.residual,
+        result=end.result,
+        history=history,
+        covariance=unknown,
+        rho=unknown[0, 0],
+        weights=S,
+        model=model,
+        kind="nuclear_norm",
+    )

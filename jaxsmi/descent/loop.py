@@ -1,37 +1,60 @@
-"""TODO descent.loop."""
+r"""Gradient descent as a solver of the one driver: many runs at once, a record every so many updates.
+
+    weights ← weights + optimiser(∇objective(weights; batch)),   `repeats` times on each batch
+
+A step of the driver is the stretch between two records, of all runs together. The loops count for all runs, and only what is inside
+them is vmapped: a condition that differed between runs would make XLA compute both of its branches, on a copy of the data for
+each run. The order of the samples is a function of the key and the step alone, so that a run of 2000 steps and one of 1000
+continued for 1000 are the same run.
+
+A run has diverged when its weights, of order one at the start as the teacher's are, have grown a hundredfold in norm.
+"""
 
 from __future__ import annotations
 
 import abc
-from typing import Any
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array
-from tqdm import tqdm
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import RUNNING, Result
+from jaxsmi.core.driver import AbstractSolver, begin, drive
+
+__all__ = ["Descent", "Epochs", "Progress", "TrainState", "descend"]
+
+_GROWTH = 100.0  # norm of the weights, relative to the start, from which on a run has diverged
+_LOOKS = 50  # at a run with a progress bar
 
 
 class TrainState(eqx.Module):
-    """What continues a run: parameters (the weights), the optimiser's memory, the number of steps taken, the words of its key
-    (plain numbers, so that `eqx.tree_serialise_leaves` can write all of it)."""
+    """What continues a run: the weights, the optimiser's memory, the number of steps taken, and the words of its key.
 
-    weights: Any
-    optimizer: Any
+    The key is plain numbers, so that `eqx.tree_serialise_leaves` can write all of it.
+    """
+
+    weights: PyTree
+    optimizer: PyTree
     step: Array
     key: Array
 
-
-# The loop ------------------------------------------------------------------------------------------------------------------
+    @property
+    def random_key(self) -> PRNGKeyArray:
+        """The key, made of its words."""
+        return jax.random.wrap_key_data(self.key, impl="threefry2x32")
 
 
 class Epochs(eqx.Module):
-    """Which samples make the batch of a step: an order of all samples, renewed at the start of each epoch."""
+    """Which samples make the batch of a step: an order of all samples, renewed at the start of each epoch.
+
+    Each epoch is a new permutation; its last batch may be smaller.
+    """
 
     samples: int = eqx.field(static=True)
     size: int = eqx.field(static=True)
@@ -42,16 +65,16 @@ class Epochs(eqx.Module):
         """Batches an epoch."""
         return -(-self.samples // self.size)
 
-    def order(self, key: Array, step: Array) -> Array:
+    def order(self, key: PRNGKeyArray, step: Array) -> Array:
         """The order of the samples in the epoch of a step."""
         key = jax.random.fold_in(key, step // self.batches)
         return jax.random.permutation(key, self.samples).astype(jnp.int32)
 
-    def start(self, key: Array, step: Array) -> Array:
+    def start(self, key: PRNGKeyArray, step: Array) -> Array:
         """What the loop carries along: nothing where all samples are used at once, or each once."""
         return self.order(key, step) if self.shuffled else jnp.zeros((0,), jnp.int32)
 
-    def next(self, key: Array, order: Array, step: Array) -> tuple[Array, Array, Array]:
+    def next(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, Array, Array]:
         """The order, and the samples of this step with their weights (0 past the end of the epoch)."""
         if self.shuffled:
             order = lax.cond(step % self.batches == 0, lambda: self.order(key, step), lambda: order)
@@ -62,159 +85,210 @@ class Epochs(eqx.Module):
 
 
 class Descent(eqx.Module):
-    """A problem of descent: subclasses say the loss, the batches and what is recorded. `patience` and `target` stop early."""
+    """A problem of descent: subclasses say the loss, the batches and what is recorded.
+
+    `patience` and `target` stop a run early: after so many records without a smaller "watched" number, and where every
+    "cosine" is as large.
+    """
 
     patience: eqx.AbstractVar[int | None]
-    target: eqx.AbstractVar[Any]
+    target: eqx.AbstractVar[Array | None]
 
     @abc.abstractmethod
-    def objective(self, weights: Any, batch: Any) -> Array:
+    def objective(self, weights: PyTree, batch: PyTree) -> Array:
         """The loss of a batch."""
 
     @abc.abstractmethod
-    def start(self, key: Array, step: Array) -> Array:
+    def start(self, key: PRNGKeyArray, step: Array) -> Array:
         """What `batch` carries from step to step."""
 
     @abc.abstractmethod
-    def batch(self, key: Array, carried: Array, step: Array) -> tuple[Array, Any]:
+    def batch(self, key: PRNGKeyArray, carried: Array, step: Array) -> tuple[Array, PyTree]:
         """(carried, batch) of a step."""
 
     @abc.abstractmethod
-    def observe(self, weights: Any) -> dict[str, Any]:
+    def observe(self, weights: PyTree) -> dict[str, PyTree]:
         """What is recorded: with "watched", the number `patience` watches, and "cosine" where there is a `target`."""
 
 
-class Progress(eqx.Module):
-    """Where a descent is: its state, its history (leading axis of records, NaN where not yet reached), its result (-1: going
-    on), the last relative update, and what early stopping remembers. In the loop all have a leading axis of runs."""
+class _Descending(eqx.Module):
+    """Where the runs are, each array with a leading axis of runs: their states, the last record, the result, the last relative
+    update, what early stopping remembers, what the batches carry, and the size of the weights at the start."""
 
     state: TrainState
-    history: dict[str, Any]
+    record: dict[str, PyTree]
     result: Array
     change: Array
     best: Array
     stale: Array
     carried: Array
+    start_norm: Array
 
 
-def _begin(problem: Descent, state: TrainState, slots: int) -> Progress:
-    """Before anything is recorded: room for the start and `slots` more records."""
-    dtype, runs = theory_dtype(), state.step.shape[0]
-    seen = jax.eval_shape(problem.observe, jax.tree.map(lambda x: x[0], state.weights))
-    shapes = {
-        "step": jax.ShapeDtypeStruct((), dtype),
-        "train_loss": jax.ShapeDtypeStruct((), dtype),
-    }
-    shapes |= {name: shape for name, shape in seen.items() if name != "watched"}
-    history = jax.tree.map(
-        lambda x: jnp.full((runs, slots + 1, *x.shape), jnp.nan, x.dtype), shapes
-    )
-    keys = jax.random.wrap_key_data(state.key, impl="threefry2x32")
-    carried = jax.vmap(problem.start)(keys, state.step)
-    full = lambda value, kind: jnp.full((runs,), value, kind)
-    return Progress(
-        state,
-        history,
-        full(-1, int),
-        full(jnp.nan, dtype),
-        full(jnp.inf, dtype),
-        full(0, int),
-        carried,
-    )
+class _Update(NamedTuple):
+    """What one update of one run carries."""
+
+    weights: PyTree
+    memory: PyTree
+    carried: Array
+    total: Array
+    change: Array
 
 
-@eqx.filter_jit
-def _advance(
-    problem: Descent,
-    optimizer: Any,
-    at: Progress,
-    origin: Array,
-    last: Array,
-    every: Array,
-    slots: Array,
-    repeats: int,
-) -> Progress:
-    """Records slots[0] + 1 to slots[1] of runs from step `origin` to step `last`, a record `every` steps; from -1: the start too.
+class _Stretches(AbstractSolver[_Descending]):
+    """The solver: a step is `every` updates of all runs, and a record."""
 
-    The loops count for all runs together and only what is inside them is vmapped: a condition that differed between runs would
-    make XLA compute both of its branches, on a copy of the data for each run.
-    """
-    dtype = theory_dtype()
-    stopping = problem.patience is not None or problem.target is not None
-    update = optax.with_extra_args_support(optimizer).update
+    problem: Descent
+    optimizer: optax.GradientTransformation
+    start: TrainState
+    origin: Array
+    last: Array
+    every: Array
+    repeats: int = eqx.field(static=True)
 
-    def one(i: Array, c: Any) -> Any:
-        def each(weights: Any, memory: Any, key: Array, carried: Array, total: Array) -> Any:
-            carried, sample = problem.batch(
-                jax.random.wrap_key_data(key, impl="threefry2x32"), carried, i
+    @property
+    def stopping(self) -> bool:
+        """Whether runs may stop early."""
+        return self.problem.patience is not None or self.problem.target is not None
+
+    def init(self) -> _Descending:
+        """The runs before their first update, with a record of the start."""
+        state, dtype = self.start, theory_dtype()
+        runs = state.step.shape[0]
+        size = jax.vmap(lambda w: optax.tree.norm(w).astype(dtype))(state.weights)
+        blank = _Descending(
+            state=state,
+            record={},
+            result=jnp.full((runs,), RUNNING),
+            change=jnp.full((runs,), jnp.nan, dtype),
+            best=jnp.full((runs,), jnp.inf, dtype),
+            stale=jnp.zeros((runs,), int),
+            carried=jax.vmap(lambda s: self.problem.start(s.random_key, s.step))(state),
+            start_norm=jnp.maximum(size, jnp.sqrt(_count(state.weights))),
+        )
+        return jax.vmap(self._judged)(
+            blank, state, blank.carried, jnp.full((runs,), jnp.nan, dtype)
+        )
+
+    def step(self, state: _Descending, count: Array) -> _Descending:
+        """The next stretch; runs that have stopped stay where they are."""
+        first = self.origin + count * self.every
+        end = jnp.minimum(first + self.every, self.last)
+        zero = jnp.zeros(state.result.shape, theory_dtype())
+        now = state.state
+        carry = _Update(now.weights, now.optimizer, state.carried, zero, zero)
+
+        def update(i: Array, carry: _Update) -> _Update:
+            return jax.vmap(lambda run, key: self._update(run, key, i))(carry, now.key)
+
+        carry = lax.fori_loop(first, end, update, carry)
+        mean = carry.total / (end - first)
+        moved = TrainState(carry.weights, carry.memory, jnp.full_like(now.step, end), now.key)
+        new = eqx.tree_at(lambda s: s.change, state, carry.change)
+        new = jax.vmap(self._judged)(new, moved, carry.carried, mean)
+        if not self.stopping:
+            return new
+        going = state.result == RUNNING
+
+        def kept(x: Array, y: Array | float) -> Array:
+            return jnp.where(going.reshape(going.shape + (1,) * (x.ndim - 1)), x, y)
+
+        record = jax.tree.map(lambda x: kept(x, jnp.nan), new.record)
+        frozen = jax.tree.map(kept, new, state)
+        return eqx.tree_at(lambda s: s.record, frozen, record)
+
+    def _update(self, run: _Update, words: Array, step: Array) -> _Update:
+        """One step of one run: `repeats` updates on its batch."""
+        problem, dtype = self.problem, theory_dtype()
+        update = optax.with_extra_args_support(self.optimizer).update
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        carried, sample = problem.batch(key, run.carried, step)
+        weights, memory, total, size = run.weights, run.memory, run.total, run.change
+        for repeat in range(self.repeats):
+            value, gradient = jax.value_and_grad(problem.objective)(weights, sample)
+            # line searches and learning rates that look at the loss ask for more than the gradient
+            change, new = update(
+                gradient,
+                memory,
+                weights,
+                value=value,
+                grad=gradient,
+                value_fn=lambda w: problem.objective(w, sample),
             )
-            size = jnp.zeros((), dtype)
-            for repeat in range(repeats):
-                value, gradient = jax.value_and_grad(problem.objective)(weights, sample)
-                # line searches and learning rates that look at the loss ask for more than the gradient
-                change, new = update(
-                    gradient,
-                    memory,
-                    weights,
-                    value=value,
-                    grad=gradient,
-                    value_fn=lambda w: problem.objective(w, sample),
-                )
-                memory = jax.tree.map(
-                    lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory
-                )  # rates may promote
-                size = optax.tree.norm(change) / jnp.maximum(optax.tree.norm(weights), 1e-30)
-                weights = optax.apply_updates(weights, change)
-                total = total + (value.astype(dtype) if repeat == 0 else 0.0)
-            return weights, memory, key, carried, total, size.astype(dtype)
+            # rates may promote the memory
+            memory = jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory)
+            size = optax.tree.norm(change) / jnp.maximum(optax.tree.norm(weights), 1e-30)
+            weights = optax.apply_updates(weights, change)
+            total = total + (value.astype(dtype) if repeat == 0 else 0.0)
+        return _Update(weights, memory, carried, total, size.astype(dtype))
 
-        return jax.vmap(each)(*c[:-1])
-
-    def recorded(
-        n: Array, end: Array, mean: Array, at: Progress, weights: Any, rest: Any
-    ) -> Progress:
-        memory, key, carried, size = rest
-        seen = {"step": end.astype(dtype), "train_loss": mean, **problem.observe(weights)}
-        watched = seen.pop("watched")
-        better = watched < at.best * (1.0 - 1e-4)
-        stale = jnp.where(better, 0, at.stale + 1)
-        result = at.result
+    def _judged(
+        self, run: _Descending, state: TrainState, carried: Array, train_loss: Array
+    ) -> _Descending:
+        """One run at a record: what is seen of it, and whether it goes on."""
+        problem, weights = self.problem, state.weights
+        record = {"step": state.step.astype(theory_dtype()), "train_loss": train_loss}
+        record |= problem.observe(weights)
+        watched = record.pop("watched")
+        better = watched < run.best * (1.0 - 1e-4)
+        stale = jnp.where(better, 0, run.stale + 1)
+        result = run.result
         if problem.patience is not None:
-            result = jnp.where(stale >= problem.patience, Result.SUCCESS, result)
+            result = jnp.where(stale >= problem.patience, int(Result.SUCCESS), result)
         if problem.target is not None:
-            result = jnp.where(jnp.all(seen["cosine"] >= problem.target), Result.SUCCESS, result)
-        finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)]))
-        result = jnp.where(finite, result, Result.NONFINITE).astype(at.result.dtype)
-        history = jax.tree.map(lambda h, x: h.at[n + 1].set(x), at.history, seen)
-        state = TrainState(weights, memory, jnp.asarray(end, at.state.step.dtype), key)
-        new = Progress(
-            state, history, result, size, jnp.where(better, watched, at.best), stale, carried
-        )
-        return (
-            jax.tree.map(lambda x, y: jnp.where(at.result < 0, x, y), new, at) if stopping else new
-        )
-
-    def chunk(n: Array, at: Progress) -> Progress:
-        first, end = origin + jnp.maximum(n, 0) * every, jnp.minimum(origin + (n + 1) * every, last)
-        zero = jnp.zeros(at.result.shape, dtype)
-        inner = (at.state.weights, at.state.optimizer, at.state.key, at.carried, zero, zero)
-        weights, *rest, total, size = lax.fori_loop(first, end, one, inner)
-        mean, rest = total / (end - first), (*rest, size)
-        return jax.vmap(lambda m, a, w, r: recorded(n, end, m, a, w, r))(mean, at, weights, rest)
-
-    def guarded(n: Array, at: Progress) -> Progress:
-        return (
-            lax.cond(jnp.any(at.result < 0), lambda: chunk(n, at), lambda: at)
-            if stopping
-            else chunk(n, at)
+            reached = jnp.all(record["cosine"] >= problem.target)
+            result = jnp.where(reached, int(Result.SUCCESS), result)
+        grown = optax.tree.norm(weights) > _GROWTH * run.start_norm
+        result = jnp.where(grown, int(Result.DIVERGED), result)
+        finite = jnp.asarray([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)])
+        result = jnp.where(jnp.all(finite), result, int(Result.NONFINITE))
+        return _Descending(
+            state=state,
+            record=record,
+            result=result.astype(run.result.dtype),
+            change=run.change,
+            best=jnp.where(better, watched, run.best),
+            stale=stale,
+            carried=carried,
+            start_norm=run.start_norm,
         )
 
-    return lax.fori_loop(slots[0], slots[1], guarded, at)
+    def observe(self, state: _Descending, count: Array) -> dict[str, PyTree]:
+        """The record that was made with the step."""
+        del count
+        return state.record
+
+    def terminate(self, state: _Descending, count: Array) -> Array:
+        """The result of each run."""
+        del count
+        return state.result
+
+    def progress(self, state: _Descending) -> Mapping[str, str]:
+        """The loss, averaged over the runs."""
+        return {"loss": f"{float(jnp.nanmean(state.record['train_loss'])):.3g}"}
+
+
+def _count(weights: PyTree) -> float:
+    """How many numbers one run's weights are."""
+    return float(sum(x[0].size for x in jax.tree.leaves(weights)))
+
+
+class Progress(eqx.Module):
+    """Where a descent ended: its state, its history (leading axis of records, NaN where not reached), its result and the last
+    relative update; of several runs with a leading axis of runs."""
+
+    state: TrainState
+    history: dict[str, PyTree]
+    result: Array
+    change: Array
+
+
+_begin = eqx.filter_jit(begin)
 
 
 def descend(
     problem: Descent,
-    optimizer: Any,
+    optimizer: optax.GradientTransformation,
     state: TrainState,
     *,
     steps: int,
@@ -222,25 +296,32 @@ def descend(
     repeats: int = 1,
     label: str | None = None,
 ) -> Progress:
-    """`steps` steps with a record `every` so many; a progress bar named `label`, if there is one. A state whose arrays have a
-    leading axis of runs is a batch of runs, all at the same step."""
-    slots, batch = -(-steps // every), state.step.ndim == 1
-    origin, every_ = jnp.ravel(state.step)[0], jnp.asarray(every)
-    at = _begin(problem, state if batch else jax.tree.map(lambda x: x[None], state), slots)
-    per = slots if label is None else max(slots // 50, 1)
-    with tqdm(total=steps, desc=label, disable=label is None, leave=False) as bar:
-        for n in range(0, slots, per):
-            part = jnp.asarray([n if n else -1, min(n + per, slots)])
-            at = _advance(problem, optimizer, at, origin, origin + steps, every_, part, repeats)
-            if label is not None:
-                bar.update(min((n + per) * every, steps) - bar.n)
-                bar.set_postfix(
-                    loss=f"{float(jnp.nanmean(at.history['train_loss'][:, min(n + per, slots)])):.3g}"
-                )
-                if bool(jnp.all(at.result >= 0)):
-                    break
-    unmet = (
-        Result.SUCCESS if problem.patience is None and problem.target is None else Result.MAX_STEPS
+    """Take `steps` steps from a state, or from each of several.
+
+    Args:
+        problem: The loss, the batches and what is recorded.
+        optimizer: Any optax transformation.
+        state: Where to begin; arrays with a leading axis of runs are a batch of runs, all at the same step.
+        steps: Batches taken.
+        every: Steps between two records.
+        repeats: Updates on each batch. Default 1.
+        label: What the progress bar is called; None: no bar.
+
+    Returns:
+        A `Progress`. Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or `target` never met),
+        DIVERGED, NONFINITE.
+    """
+    records, batch = -(-steps // every), state.step.ndim == 1
+    start = state if batch else jax.tree.map(lambda x: x[None], state)
+    origin = start.step[0]
+    solver = _Stretches(
+        problem, optimizer, start, origin, origin + steps, jnp.asarray(every), repeats
     )
-    at = eqx.tree_at(lambda p: p.result, at, jnp.where(at.result < 0, unmet, at.result))
-    return at if batch else jax.tree.map(lambda x: x[0], at)
+    run = _begin(solver, records)
+    stretch = max(records // _LOOKS, 1)
+    end = drive(solver, run, records, label=label, stretch=stretch, unit=every)
+    unmet = Result.MAX_STEPS if solver.stopping else Result.SUCCESS
+    history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
+    result = jnp.where(end.result == RUNNING, int(unmet), end.result)
+    progress = Progress(end.state.state, history, result, end.state.change)
+    return progress if batch else jax.tree.map(lambda x: x[0], progress)

@@ -1,14 +1,10 @@
 r"""In which order things are learned: message passing and gradient methods on the same teacher and data, side by side.
 
-Equations here [TCDKZ25; theory: descent, Eqs. (5), (6)]: layer p has been learned at the first step (of GAMP or of descent,
-or the first α of a curve) at which its cosine similarity with the teacher, up to the symmetries, has reached c, between two
-records by linear interpolation:
+Equations here [TCDKZ25; theory: descent, Eqs. (5), (6)]: a layer p has been learned at the first step (of message passing or of
+descent, or the first α of a curve) at which its cosine similarity with the teacher, up to the symmetries, has reached a
+level c, between two records by linear interpolation:
 
     t_p = t_k + (c - cos_p(t_k)) / (cos_p(t_{k+1}) - cos_p(t_k)) · (t_{k+1} - t_k),   inf if it never does.
-
-Averaged descent [theory: descent, Eqs. (7) to (9)]:
-S̄ = (1/K) Σ_k Ŝ_k over runs from K starts on the same data. If each run ended at a sample of
-the posterior, error(one) = 2V and error(S̄) = V (1 + 1/K), so that V = (K error(S̄) - error(one))/(K - 1).
 """
 
 from __future__ import annotations
@@ -16,85 +12,97 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import UNIT_INTERVAL, Arguments, check
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.training import train
 from jaxsmi.inference.message_passing import gamp
+from jaxsmi.models.base import AbstractModel
+
+__all__ = ["LearningOrder", "crossing", "learned_at", "learning_order"]
 
 
-def crossing(steps: Array, cosines: Array, level: Any) -> Array:
-    """First step (P,) at which cosines (T, P) reach `level`, records without a number aside; inf where they never do, NaN
-    where there is no number at all."""
+def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
+    """First step at which cosines reach a level, records without a number left out.
+
+    Args:
+        steps: Of the records, (T,).
+        cosines: (T, P).
+        level: The level c.
+
+    Returns:
+        Steps (P,): inf where the level is never reached, NaN where there is no number at all.
+    """
     known = jnp.isfinite(cosines)
-    last = lax.cummax(
-        jnp.where(known, jnp.arange(len(steps))[:, None], -1), axis=0
-    )  # the last record with a number
+    records = jnp.arange(len(steps))[:, None]
+    last_known = lax.cummax(jnp.where(known, records, -1), axis=0)
     above = known & (cosines >= level)
     k = jnp.argmax(above, axis=0)
-    before = jnp.take_along_axis(last, jnp.maximum(k - 1, 0)[None], 0)[0]
+    before = jnp.take_along_axis(last_known, jnp.maximum(k - 1, 0)[None], 0)[0]
     before = jnp.where((k > 0) & (before >= 0), before, k)
-    low, high = (
-        jnp.take_along_axis(cosines, before[None], 0)[0],
-        jnp.take_along_axis(cosines, k[None], 0)[0],
-    )
+    low = jnp.take_along_axis(cosines, before[None], 0)[0]
+    high = jnp.take_along_axis(cosines, k[None], 0)[0]
     part = jnp.where(before < k, (level - low) / jnp.where(high > low, high - low, 1.0), 0.0)
-    at = steps[before] + part * (steps[k] - steps[before])
-    return jnp.where(
-        jnp.any(above, axis=0), at, jnp.where(jnp.any(known, axis=0), jnp.inf, jnp.nan)
-    )
+    step = steps[before] + part * (steps[k] - steps[before])
+    never = jnp.where(jnp.any(known, axis=0), jnp.inf, jnp.nan)
+    return jnp.where(jnp.any(above, axis=0), step, never)
 
 
-def learned_at(solution: Any, level: float = 0.5) -> Array:
-    r"""When each index was learned: the first step, or the first α, at which its cosine reached `level` (module docstring).
+def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> Array:
+    r"""When each index was learned: the first step, or the first α, at which its cosine reached a level.
 
-    Arguments: `solution` of gamp or train (its history; a batch from vmap too), or solutions at several α (of gamp: the last
-    cosine; of state evolution: √(Q_pp/ρ_p), to which the cosine of GAMP tends); `level` in (0, 1).
-    Returns: steps or α, (P,) or (runs, P); inf where it was never reached, NaN without cosines (another number of rows). Of
-    ranks above one the cosines are those of the spans of the rows: a layer may pass and still give other labels.
-    Raises: ValueError for a level outside (0, 1), or solutions without cosines. Cost: none. Source:
-    [theory: descent, Eqs. (5), (6)].
+        t_p = min {t: cos_p(t) >= c}, between records by linear interpolation
+
+    Args:
+        solution: A Solution of gamp or train (its history; a batch of runs too), or several, at different α (of gamp the last
+            cosine; of state evolution √(Q_pp/ρ_p), to which the cosine of message passing tends).
+        level: The cosine c in (0, 1). Default 0.5.
+
+    Returns:
+        Steps or α, (P,) or (runs, P): inf where the level was never reached, NaN without cosines (a teacher of another number of
+        rows). Of ranks above one the cosines are those of the spans of the rows: a layer may pass and still give other labels.
+
+    Raises:
+        ValueError: For a level outside (0, 1), or solutions without cosines.
+
     Example:
-    >>> import jax, optax, jaxsmi as smi
-    >>> model, key = smi.links.linear(0.0), jax.random.key(0)
-    >>> fit = smi.train(
-    ...     model, model.sample(key, dimension=50, alpha=4.0), optax.adam(0.1), key=key, steps=100
-    ... )
-    >>> bool(smi.learned_at(fit, 0.9)[0] < 50)
-    True
+        >>> import jax, optax, jaxsmi as smi
+        >>> model, key = smi.links.linear(0.0), jax.random.key(0)
+        >>> data = model.sample(key, dimension=50, alpha=4.0)
+        >>> fit = smi.train(model, data, optax.adam(0.1), key=key, steps=100)
+        >>> bool(smi.learned_at(fit, 0.9)[0] < 50)
+        True
+
+    Cost:
+        None.
+
+    Source:
+        [TCDKZ25], [theory: descent, Eqs. (5), (6)].
     """
-    check(0.0 < level < 1.0, "level", level, "a cosine in (0, 1)")
+    Arguments().number("level", level, UNIT_INTERVAL)
     if isinstance(solution, Solution):
-        has = "cosine" in solution.history
-        check(
-            has,
-            "solution",
-            solution.kind,
-            "a solution of gamp or train, with cosines in its history",
-        )
+        allowed = "a solution of gamp or train, with cosines in its history"
+        check("cosine" in solution.history, "solution", solution.kind, allowed)
         steps, cosines = solution.history["step"], solution.history["cosine"]
         if steps.ndim == 1:
             return crossing(steps, cosines, level)
         return jax.vmap(lambda s, c: crossing(s, c, level))(steps, cosines)
     curve = sorted(solution, key=lambda point: float(point.alpha))
     check(len(curve) > 0, "solution", "none", "at least one")
-    return crossing(
-        jnp.asarray([point.alpha for point in curve]),
-        jnp.stack([_end(point) for point in curve]),
-        level,
-    )
+    alphas = jnp.asarray([point.alpha for point in curve])
+    return crossing(alphas, jnp.stack([_last_cosine(point) for point in curve]), level)
 
 
-def _end(point: Solution) -> Array:
+def _last_cosine(point: Solution) -> Array:
     """Cosines (P,) at the end of a solution."""
     if "cosine" in point.history:
         return jnp.asarray(point.cosine)
@@ -103,8 +111,15 @@ def _end(point: Solution) -> Array:
 
 
 class LearningOrder(eqx.Module):
-    """Several methods on one teacher. `solutions`: of each method, with a leading axis of runs; `learned` (runs, P): when each
-    index was learned; `level`: the cosine that counts as learned; `alpha`, and `seconds` taken, of each method."""
+    """Several methods on one teacher.
+
+    Attributes:
+        solutions: Of each method, with a leading axis of runs.
+        learned: When each index was learned, (runs, P) for each method.
+        level: The cosine that counts as learned.
+        alpha: Sample complexity of each method's data.
+        seconds: Time that each method took.
+    """
 
     solutions: dict[str, Solution]
     learned: dict[str, Array]
@@ -118,69 +133,100 @@ class LearningOrder(eqx.Module):
         return times[(len(times) - 1) // 2]
 
     def order(self, method: str) -> list[int]:
-        """Indices in the order of their median time of learning; those that fewer than half of the runs learned are left out."""
+        """Indices in the order of their median time of learning, without those that fewer than half of the runs learned."""
         times = self.median(method)
         return [int(p) for p in np.argsort(times, kind="stable") if np.isfinite(times[p])]
 
 
 def learning_order(
-    model: Any,
+    model: AbstractModel,
     data: Dataset,
-    methods: Mapping[str, Mapping[str, Any]],
+    methods: Mapping[str, Mapping[str, object]],
     *,
-    key: Array | None = None,
+    key: PRNGKeyArray | None = None,
     seeds: int = 4,
     level: float = 0.5,
     progress: bool = False,
 ) -> LearningOrder:
-    r"""GAMP and gradient methods on the same teacher and data: when does each learn what?
+    r"""Message passing and gradient methods on the same teacher and data: when does each learn what?
 
-    Arguments: `model`; `data` with a teacher; `methods`: a name and the settings of each: with "optimizer" they go to
-    `train` (all seeds in one vmapped run), else to `gamp`; "alpha" takes the first αD samples; "model": another
-    student than `model`; `key`; `seeds`: runs of each method, from different random starts; `level`: the cosine that counts.
-    Returns: a `LearningOrder`; `plotting.learning_order` draws it.
-    Raises: ValueError without a teacher, for an alpha the data do not reach, or what gamp and train refuse.
-    Cost: that of the runs. Source: [TCDKZ25], [theory: descent, sections 1 and 2].
+        t_p of each method and run, as `learned_at` says
+
+    Args:
+        model: The student.
+        data: A `Dataset` with a teacher.
+        methods: A name and the settings of each: with "optimizer" they go to `train` (all seeds in one vmapped run), else to
+            `gamp`; "alpha" takes the first αD samples; "model" is another student than `model`.
+        key: Random key, required.
+        seeds: Runs of each method, from different random starts. Default 4.
+        level: The cosine that counts, in (0, 1). Default 0.5.
+        progress: Show bars on stderr. Default False.
+
+    Returns:
+        A `LearningOrder`; `plotting.learning_order` draws it.
+
+    Raises:
+        ValueError: Without a teacher, for an alpha the data do not reach, or what gamp and train refuse.
+
     Example:
-    >>> import jax, optax, jaxsmi as smi
-    >>> model, key = smi.links.linear(0.1), jax.random.key(0)
-    >>> data = model.sample(key, dimension=50, alpha=4.0)
-    >>> methods = {"GAMP": {"alpha": 2.0}, "Adam": {"optimizer": optax.adam(0.1), "steps": 100}}
-    >>> sorted(smi.learning_order(model, data, methods, key=key, seeds=2).learned)  # doctest: +SKIP
-    ['Adam', 'GAMP']
+        >>> import jax, optax, jaxsmi as smi
+        >>> model, key = smi.links.linear(0.1), jax.random.key(0)
+        >>> data = model.sample(key, dimension=50, alpha=4.0)
+        >>> methods = {"GAMP": {"alpha": 2.0}, "Adam": {"optimizer": optax.adam(0.1), "steps": 100}}
+        >>> sorted(
+        ...     smi.learning_order(model, data, methods, key=key, seeds=2).learned
+        ... )  # doctest: +SKIP
+        ['Adam', 'GAMP']
+
+    Cost:
+        That of the runs.
+
+    Source:
+        [TCDKZ25], [theory: descent, sections 1 and 2].
     """
+    arguments = Arguments()
+    arguments.instance("data", data, Dataset, "a Dataset with a teacher")
     check(data.teacher is not None, "data.teacher", None, "a teacher: cosines are measured with it")
-    check(seeds >= 1, "seeds", seeds, "an integer >= 1")
-    check(0.0 < level < 1.0, "level", level, "a cosine in (0, 1)")
+    arguments.count("seeds", seeds)
+    arguments.number("level", level, UNIT_INTERVAL)
     check(len(methods) > 0, "methods", dict(methods), "at least one, such as {'GAMP': {}}")
-    key = jax.random.key(0) if key is None else key
-    solutions, alphas, seconds = {}, {}, {}
-    for name, settings in methods.items():
-        settings = dict(settings)
-        alpha, student = settings.pop("alpha", None), settings.pop("model", model)
-        part = data
-        if alpha is not None:
-            most = model.complexity(data.samples, data.dimension)
-            chosen = round(alpha / model.complexity(1, data.dimension))
-            allowed = f"a number in (0, {most:g}], what the data reach"
-            check(1 <= chosen <= data.samples, f"methods[{name!r}]['alpha']", alpha, allowed)
-            part = data.first(chosen)
-        keys, begin = jax.random.split(key, seeds), time.perf_counter()
-        if "optimizer" in settings:
-            solutions[name] = train(student, part, key=keys, progress=progress, **settings)
-        else:
-            runs = [gamp(student, part, key=k, progress=progress, **settings) for k in keys]
-            solutions[name] = _stacked(runs)
-        jax.block_until_ready(solutions[name].weights)
-        alphas[name], seconds[name] = (
-            model.complexity(part.samples, part.dimension),
-            time.perf_counter() - begin,
+    keys = jax.random.split(arguments.key("key", key), seeds)
+    solutions: dict[str, Solution] = {}
+    alphas: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for name, given in methods.items():
+        settings = dict(given)
+        part = _first_samples(model, data, name, settings.pop("alpha", None))
+        student = arguments.instance(
+            f"methods[{name!r}]['model']", settings.pop("model", model), AbstractModel, "a model"
         )
+        begin = time.perf_counter()
+        solutions[name] = _runs(student, part, keys, settings, progress)
+        jax.block_until_ready(solutions[name].weights)
+        seconds[name] = time.perf_counter() - begin
+        alphas[name] = model.complexity(part.samples, part.dimension)
     learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
     return LearningOrder(solutions, learned, level, alphas, seconds)
 
 
-def _stacked(runs: Sequence[Solution]) -> Solution:
+def _first_samples(model: AbstractModel, data: Dataset, name: str, alpha: object) -> Dataset:
+    """The data up to the sample complexity of a method (None: all)."""
+    if alpha is None:
+        return data
+    most = model.complexity(data.samples, data.dimension)
+    samples = round(float(alpha) / model.complexity(1, data.dimension))  # pyright: ignore
+    allowed = f"a number in (0, {most:g}], what the data reach"
+    check(1 <= samples <= data.samples, f"methods[{name!r}]['alpha']", alpha, allowed)
+    return data.first(samples)
+
+
+def _runs(
+    student: AbstractModel, data: Dataset, keys: PRNGKeyArray, settings: dict, progress: bool
+) -> Solution:
+    """All runs of one method, with a leading axis."""
+    if "optimizer" in settings:
+        return train(student, data, key=keys, progress=progress, **settings)
+    runs = [gamp(student, data, key=key, progress=progress, **settings) for key in keys]
     bare = [dataclasses.replace(run, model=None) for run in runs]
     stacked = jax.tree.map(
         lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *bare

@@ -1,38 +1,53 @@
-"""TODO descent.stream."""
+"""Endless fresh samples of a teacher, for one-pass (online) learning."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Arguments, check
+from jaxsmi.models.base import AbstractModel
+
+__all__ = ["Stream"]
 
 
 class Stream(eqx.Module):
-    """Endless fresh samples of a teacher: data of one-pass (online) learning that are never stored.
+    """Endless fresh samples of a teacher: data of one-pass learning that are never stored.
 
-    Arguments: `model` that makes the labels; `teacher` (P, D); `dtype` of the inputs.
-    Raises: ValueError for a teacher that is not (P, D).
+    Args:
+        model: The model that makes the labels.
+        teacher: Its weights, of a student's shape: (P, D) for indices.
+        dtype: Precision of the inputs. None: that of the theory.
+
+    Raises:
+        ValueError: For a teacher of another shape, or numbers that are not finite.
+
     Example:
-    >>> import jax, optax, jaxsmi as smi
-    >>> model, key = smi.links.phase_retrieval(), jax.random.key(0)
-    >>> stream = smi.Stream(model, model.start(key, 50))
-    >>> smi.train(model, stream, optax.sgd(1.0), key=key, steps=20, batch_size=10).weights.shape
-    (1, 50)
+        >>> import jax, optax, jaxsmi as smi
+        >>> model, key = smi.links.phase_retrieval(), jax.random.key(0)
+        >>> stream = smi.Stream(model, model.start(key, 50))
+        >>> smi.train(model, stream, optax.sgd(1.0), key=key, steps=20, batch_size=10).weights.shape
+        (1, 50)
     """
 
-    model: Any
+    model: AbstractModel
     teacher: Array
-    dtype: Any = eqx.field(static=True)
+    dtype: DTypeLike | None = eqx.field(static=True)
 
-    def __init__(self, model: Any, teacher: Any, dtype: Any = None):
-        teacher = jnp.asarray(teacher)
-        shape = model.student_shape(teacher.shape[-1])
-        check(teacher.shape == shape, "teacher", teacher, f"{shape}")
-        self.model, self.teacher, self.dtype = model, teacher, dtype
+    def __init__(self, model: AbstractModel, teacher: ArrayLike, dtype: DTypeLike | None = None):
+        arguments = Arguments()
+        arguments.instance(
+            "model", model, AbstractModel, "a model, such as smi.DeepAttention(2, 2)"
+        )
+        given = jnp.asarray(teacher)
+        shape = model.student_shape(given.shape[-1] if given.ndim else 1)
+        check(given.shape == shape, "teacher", given, f"{shape}")
+        check(jnp.all(jnp.isfinite(given)), "teacher", given, "finite numbers")
+        self.model = model
+        self.teacher = given
+        self.dtype = dtype
 
     @property
     def dimension(self) -> int:
@@ -44,10 +59,10 @@ class Stream(eqx.Module):
         """N/D, without end."""
         return float("inf")
 
-    def draw(self, key: Array, samples: int) -> tuple[Array, Array]:
-        """Inputs (samples, M, D) and their labels."""
+    def draw(self, key: PRNGKeyArray, samples: int) -> tuple[Array, Array]:
+        """So many inputs (samples, M, D) and their labels."""
         alpha = self.model.complexity(samples, self.dimension)
         data = self.model.sample(
             key, dimension=self.dimension, alpha=alpha, teacher=self.teacher, dtype=self.dtype
         )
-        return data.inputs, data.labels
+        return data.stored_inputs, data.labels

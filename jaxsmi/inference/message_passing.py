@@ -41,7 +41,7 @@ def gamp(
     model: AbstractModel,
     data: Dataset,
     *,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | None = None,
     max_steps: int = 100,
     tolerance: ArrayLike = 1e-4,
     damping: ArrayLike | None = None,
@@ -62,7 +62,7 @@ def gamp(
     Args:
         model: Any model with a posterior.
         data: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or without a teacher.
-        key: Random key of the start, and of channels that sample.
+        key: Random key of the start, and of channels that sample; required.
         max_steps: Steps at most. Default 100.
         tolerance: On the change of Ŵ in a step (before damping), relative to Ŵ. Default 1e-4.
         damping: Of Ŵ and C, in [0, 1). None: the model's own; for indices 0, which follows state evolution step by step;
@@ -103,7 +103,6 @@ def gamp(
     """
     require(model, Ability.INFERENCE)
     arguments = Arguments()
-    key = arguments.key("key", key)
     max_steps = arguments.count("max_steps", max_steps)
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
     chosen = model.dampings[0] if damping is None else damping
@@ -117,6 +116,7 @@ def gamp(
     )
     strength = arguments.number("side_information", side_information, FRACTION)
     _check_data(model, data, state)
+    key = arguments.key("key", key)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
     informed = not isinstance(side_information, (int, float)) or side_information != 0

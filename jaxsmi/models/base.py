@@ -20,7 +20,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.checks import Ability, check
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.data import Dataset, Taught
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
@@ -163,7 +163,7 @@ class AbstractModel(eqx.Module):
 
     @abc.abstractmethod
     def error_of(
-        self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 2048
+        self, weights: Array, data: Taught, *, key: PRNGKeyArray, samples: int = 2048
     ) -> Array:
         """Error of an estimate against the teacher of the data; NaN without a teacher."""
 

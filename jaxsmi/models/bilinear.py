@@ -33,7 +33,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.index_matrix import LinearField, LinearIndices
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import check
-from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.priors.product import ProductPrior, gaussian_error
@@ -169,8 +169,10 @@ class Bilinear(AbstractMatrixModel):
         L, d = data.inputs.shape[1:]
         if self.symmetric:
             check(d == L, "data.inputs", data.inputs, "(n, d, d)")
-            own = isinstance(data.inputs, Regenerated)  # by a law of this file
-            gap = 0.0 if own else jnp.max(jnp.abs(data.inputs - jnp.swapaxes(data.inputs, 1, 2)))
+            gap = jnp.zeros(())  # regenerated inputs are drawn by a law of this file
+            if not data.regenerated:
+                X = data.stored_inputs
+                gap = jnp.max(jnp.abs(X - jnp.swapaxes(X, 1, 2)))
             allowed = "symmetric matrices (of vectors: AttentionIndexed(1, ρ, 'linear'))"
             check(gap <= 1e-5, "data.inputs", data.inputs, allowed)
         else:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from jaxsmi import text
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.descent.order import learned_at, learning_order
+from jaxsmi.descent.task import Batches
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
@@ -296,8 +297,8 @@ def _descent(full: bool, progress: bool) -> tuple[DeepAttention, Solution]:
     optimizer = optax.chain(optax.add_decayed_weights(0.07 / D), optax.sgd(15.0))
     steps = 64600 if full else 2500
     return model, train(
-        model, data, optimizer, key=keys, steps=steps, batch_size=200, repeats=3, reduction="sum/D", init=0.9,
-        record_every=50 if full else 10, progress=progress,
+        model, data, optimizer, key=keys, steps=steps, batch_size=Batches(200, repeats=3), reduction="sum/D", init=0.9,
+        record=Record(every=50 if full else 10), progress=progress,
     )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ def published(steps, key):
     data = model.sample(key, dimension=D, alpha=15.0, dtype=jnp.float32)
     optimizer = optax.chain(optax.add_decayed_weights(0.07 / D), optax.sgd(15.0))
     return smi.train(
-        model, data, optimizer, key=jax.random.split(key, RUNS), steps=steps, batch_size=200, repeats=3, reduction="sum/D",
-        init=0.9, record_every=50,
+        model, data, optimizer, key=jax.random.split(key, RUNS), steps=steps, batch_size=smi.Batches(200, repeats=3), reduction="sum/D",
+        init=0.9, record=smi.Record(every=50),
     )  # fmt: skip
 
 
@@ -62,7 +62,12 @@ def test_the_last_layer_is_learned_first_by_message_passing_and_by_descent():
     model, key = smi.DeepAttention(2, 2), jax.random.key(1)
     data = model.sample(key, dimension=D, alpha=15.0)
     decay = optax.chain(optax.add_decayed_weights(0.07 / D), optax.sgd(15.0))
-    descent = {"steps": 6000, "batch_size": 200, "repeats": 3, "reduction": "sum/D", "init": 0.9}
+    descent = {
+        "steps": 6000,
+        "batch_size": smi.Batches(200, repeats=3),
+        "reduction": "sum/D",
+        "init": 0.9,
+    }
     methods = {
         "GAMP": {"alpha": 1.2},
         "SGD": {"optimizer": decay, **descent},

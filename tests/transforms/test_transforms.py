@@ -119,12 +119,12 @@ def test_one_compilation_of_eight_training_runs():
     data = [model.sample(key, dimension=6, alpha=2.0) for key in jax.random.split(KEY, 2)]
     keys = [jax.random.split(key, 8) for key in jax.random.split(jax.random.key(1), 2)]
     with compilations() as first:
-        smi.train(model, data[0], optimizer, key=keys[0], steps=40, record_every=10)
+        smi.train(model, data[0], optimizer, key=keys[0], steps=40, record=smi.Record(every=10))
     assert first.count("jit(_advance)") == 1, first
     with compilations() as seen:
-        smi.train(model, data[1], optimizer, key=keys[1], steps=40, record_every=10)
+        smi.train(model, data[1], optimizer, key=keys[1], steps=40, record=smi.Record(every=10))
         smi.train(
-            model, data[1], optimizer, key=keys[0], steps=32, record_every=8
+            model, data[1], optimizer, key=keys[0], steps=32, record=smi.Record(every=8)
         )  # as many records
     assert "jit(_advance)" not in seen
 
@@ -230,8 +230,9 @@ def test_a_continued_run_equals_an_uninterrupted_one(problem):
 def test_record_keeps_any_function_of_the_state(problem):
     sol = run(
         problem,
-        record=lambda state: {"norm": jnp.sum(state.weights**2), "step": state.step},
-        record_every=2,
+        record=smi.Record(
+            lambda state: {"norm": jnp.sum(state.weights**2), "step": state.step}, every=2
+        ),
     )
     np.testing.assert_array_equal(sol.trajectory["step"], [0, 2, 4, 6])
     record = sol.history["record"]

@@ -81,7 +81,7 @@ BAD = [
     ("labels", lambda: gamp(MODULUS, INPUTS, -np.ones(6))),
     ("labels", lambda: gamp(LINEAR, INPUTS, np.ones(6))),
     ("max_steps", lambda: smi.gamp(LINEAR, DATA, key=KEY, max_steps=0)),
-    ("record_every", lambda: smi.gamp(LINEAR, DATA, key=KEY, record_every=0)),
+    ("every", lambda: smi.gamp(LINEAR, DATA, key=KEY, record=smi.Record(every=0))),
     ("damping", lambda: smi.gamp(LINEAR, DATA, key=KEY, damping=1.0)),
     ("tolerance", lambda: smi.gamp(LINEAR, DATA, key=KEY, tolerance=0.0)),
     ("precision", lambda: smi.gamp(LINEAR, DATA, key=KEY, precision="inner")),

@@ -54,7 +54,14 @@ def test_full_batch_descent_is_the_loop_of_optax(reduction, scale):
         repeats=2,
     )
     fit = smi.train(
-        MODEL, DATA, optimizer, key=KEY, steps=4, repeats=2, reduction=reduction, init=START
+        MODEL,
+        DATA,
+        optimizer,
+        key=KEY,
+        steps=4,
+        batch_size=smi.Batches(repeats=2),
+        reduction=reduction,
+        init=START,
     )
     np.testing.assert_allclose(
         fit.weights, expected, rtol=0, atol=1e-12
@@ -70,7 +77,13 @@ def test_one_pass_takes_each_sample_once_in_order():
     batches = [(DATA.inputs[i : i + 7], DATA.labels[i : i + 7]) for i in (0, 7, 14, 21)]
     expected = by_hand(lambda w, x, y: total(w, x, y) / 7, optax.sgd(0.3), batches)
     fit = smi.train(
-        MODEL, DATA, optax.sgd(0.3), key=KEY, steps=4, batch_size=7, one_pass=True, init=START
+        MODEL,
+        DATA,
+        optax.sgd(0.3),
+        key=KEY,
+        steps=4,
+        batch_size=smi.Batches(7, one_pass=True),
+        init=START,
     )
     np.testing.assert_allclose(fit.weights, expected, rtol=0, atol=1e-12)
 
@@ -108,15 +121,24 @@ def test_the_last_batch_of_an_epoch_counts_only_what_is_in_it():
     [
         {"batch_size": 7},
         pytest.param({}, marks=SLOW),
-        pytest.param({"batch_size": 11, "repeats": 2}, marks=SLOW),
+        pytest.param({"batch_size": smi.Batches(11, repeats=2)}, marks=SLOW),
     ],
 )
 def test_a_continued_run_is_the_run(settings):
     optimizer = optax.adam(0.05)
-    whole = smi.train(MODEL, DATA, optimizer, key=KEY, steps=23, record_every=1, **settings)
+    whole = smi.train(
+        MODEL, DATA, optimizer, key=KEY, steps=23, record=smi.Record(every=1), **settings
+    )
     first = smi.train(MODEL, DATA, optimizer, key=KEY, steps=9, **settings)
     rest = smi.train(
-        MODEL, DATA, optimizer, key=KEY, steps=14, state=first.state, record_every=4, **settings
+        MODEL,
+        DATA,
+        optimizer,
+        key=KEY,
+        steps=14,
+        state=first.state,
+        record=smi.Record(every=4),
+        **settings,
     )
     np.testing.assert_array_equal(rest.weights, whole.weights)
     assert int(rest.steps) == 23
@@ -147,7 +169,7 @@ def test_a_state_goes_through_a_file(tmp_path):
     like = smi.train(MODEL, DATA, optimizer, key=jax.random.key(8), steps=1, batch_size=7).state
     back = eqx.tree_deserialise_leaves(tmp_path / "state.eqx", like)
     one, two = (
-        smi.train(MODEL, DATA, optimizer, steps=5, batch_size=7, state=state)
+        smi.train(MODEL, DATA, optimizer, steps=5, batch_size=7, state=state, key=KEY)
         for state in (fit.state, back)
     )
     np.testing.assert_array_equal(one.weights, two.weights)
@@ -241,26 +263,53 @@ def test_error_against_another_teacher_is_measured_with_that_teachers_link():
 def test_early_stopping_and_codes():
     model = smi.links.linear(0.0)
     data = model.sample(KEY, dimension=20, alpha=4.0)
-    fit = smi.train(model, data, optax.adam(0.1), key=KEY, steps=1000, record_every=10, target=0.9)
+    fit = smi.train(
+        model,
+        data,
+        optax.adam(0.1),
+        key=KEY,
+        steps=1000,
+        record=smi.Record(every=10),
+        stop=smi.Stop(target=0.9),
+    )
     assert int(fit.result) == Result.SUCCESS
     assert 10 <= int(fit.steps) < 300
     assert float(fit.trajectory["cosine"][-1, 0]) >= 0.9
     assert np.all(fit.trajectory["cosine"][:-1, 0] < 0.9)
-    never = smi.train(model, data, optax.sgd(1e-6), key=KEY, steps=20, target=0.99)
+    never = smi.train(model, data, optax.sgd(1e-6), key=KEY, steps=20, stop=smi.Stop(target=0.99))
     assert int(never.result) == Result.MAX_STEPS
     settled = smi.train(
-        model, data, optax.sgd(5.0), key=KEY, steps=3000, record_every=10, patience=5, test=data
+        model,
+        data,
+        optax.sgd(5.0),
+        key=KEY,
+        steps=3000,
+        record=smi.Record(every=10),
+        stop=smi.Stop(patience=5),
+        test=data,
     )
     assert int(settled.result) == Result.SUCCESS
     assert 10 <= int(settled.steps) < 3000
     # runs that stop at different records: each as if it were alone
     keys = jax.random.split(KEY, 3)
     together = smi.train(
-        model, data, optax.adam(0.1), key=keys, steps=1000, record_every=10, target=0.9
+        model,
+        data,
+        optax.adam(0.1),
+        key=keys,
+        steps=1000,
+        record=smi.Record(every=10),
+        stop=smi.Stop(target=0.9),
     )
     for n, key in enumerate(keys):
         alone = smi.train(
-            model, data, optax.adam(0.1), key=key, steps=1000, record_every=10, target=0.9
+            model,
+            data,
+            optax.adam(0.1),
+            key=key,
+            steps=1000,
+            record=smi.Record(every=10),
+            stop=smi.Stop(target=0.9),
         )
         assert int(together.steps[n]) == int(alone.steps)
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
@@ -295,7 +344,7 @@ def test_a_stream_is_fresh_at_each_step_and_its_limit_is_the_population():
 def test_recorded_function_and_float32():
     data = MODEL.sample(KEY, dimension=10, alpha=3.0, dtype=jnp.float32)
     fit = smi.train(
-        MODEL, data, optax.sgd(0.1), key=KEY, steps=8, record_every=4, record=lambda w: jnp.max(w)
+        MODEL, data, optax.sgd(0.1), key=KEY, steps=8, record=smi.Record(jnp.max, every=4)
     )
     assert fit.weights.dtype == jnp.float32
     assert fit.history["record"].shape == (3,)
@@ -305,12 +354,11 @@ def test_recorded_function_and_float32():
 
 BAD = {
     "steps": {"steps": 0},
-    "repeats": {"repeats": 0},
+    "repeats": {"batch_size": smi.Batches(repeats=0)},
     "batch_size": {"batch_size": 0},
     "reduction": {"reduction": "median"},
-    "record_every": {"record_every": 0},
-    "patience": {"patience": 0},
-    "target": {"target": 1.5},
+    "patience": {"stop": smi.Stop(patience=0)},
+    "target": {"stop": smi.Stop(target=1.5)},
     "init": {"init": np.ones((3, 10))},
 }
 
@@ -324,45 +372,70 @@ def test_bad_arguments_are_named(name):
 def test_bad_combinations_are_named():
     optimizer = optax.sgd(0.1)
     with pytest.raises(ValueError, match=r"^steps: .*one_pass"):
-        smi.train(MODEL, DATA, optimizer, steps=5, batch_size=7, one_pass=True)
+        smi.train(
+            MODEL, DATA, optimizer, steps=5, batch_size=smi.Batches(7, one_pass=True), key=KEY
+        )
     with pytest.raises(ValueError, match=r"^optimizer: "):
-        smi.train(MODEL, DATA, 0.1)  # pyright: ignore
+        smi.train(MODEL, DATA, 0.1, key=KEY)  # pyright: ignore
     with pytest.raises(ValueError, match=r"^data: "):
-        smi.train(MODEL, (DATA.inputs, DATA.labels), optimizer)
+        smi.train(MODEL, (DATA.inputs, DATA.labels), optimizer, key=KEY)
     with pytest.raises(ValueError, match=r"^data.inputs: "):
-        smi.train(smi.links.linear(0.0), DATA, optimizer)
+        smi.train(smi.links.linear(0.0), DATA, optimizer, key=KEY)
     with pytest.raises(ValueError, match=r"^data.labels: "):
-        smi.train(MODEL, smi.Dataset(DATA.inputs, jnp.ones((30, 2))), optimizer)
+        smi.train(MODEL, smi.Dataset(DATA.inputs, jnp.ones((30, 2))), optimizer, key=KEY)
     with pytest.raises(ValueError, match=r"^patience: .*nothing to watch"):
-        smi.train(MODEL, smi.Dataset(DATA.inputs, DATA.labels), optimizer, patience=3)
+        smi.train(
+            MODEL,
+            smi.Dataset(DATA.inputs, DATA.labels),
+            optimizer,
+            stop=smi.Stop(patience=3),
+            key=KEY,
+        )
     with pytest.raises(ValueError, match=r"^target: "):
-        smi.train(MODEL, smi.Dataset(DATA.inputs, DATA.labels), optimizer, target=0.5)
+        smi.train(
+            MODEL,
+            smi.Dataset(DATA.inputs, DATA.labels),
+            optimizer,
+            stop=smi.Stop(target=0.5),
+            key=KEY,
+        )
     fit = smi.train(MODEL, DATA, optimizer, key=KEY, steps=1)
     with pytest.raises(ValueError, match=r"^state: "):
-        smi.train(MODEL, MODEL.sample(KEY, dimension=11, alpha=2.0), optimizer, state=fit.state)
+        smi.train(
+            MODEL, MODEL.sample(KEY, dimension=11, alpha=2.0), optimizer, state=fit.state, key=KEY
+        )
     with pytest.raises(ValueError, match=r"^state: .*'one' run|^state: .*one run"):
         smi.train(MODEL, DATA, optimizer, key=jax.random.split(KEY, 3), state=fit.state)
     with pytest.raises(ValueError, match=r"^state: .*another optimiser"):
-        smi.train(MODEL, DATA, optax.adam(0.1), state=fit.state)
+        smi.train(MODEL, DATA, optax.adam(0.1), state=fit.state, key=KEY)
     with pytest.raises(ValueError, match=r"^state: .*float32"):
         smi.train(
             MODEL,
             smi.Dataset(DATA.inputs.astype(jnp.float32), DATA.labels),
             optimizer,
             state=fit.state,
+            key=KEY,
         )
     with pytest.raises(ValueError, match=r"^steps: .*at most 3"):
-        smi.train(MODEL, DATA, optimizer, steps=4, batch_size=7, one_pass=True, state=fit.state)
+        smi.train(
+            MODEL,
+            DATA,
+            optimizer,
+            steps=4,
+            batch_size=smi.Batches(7, one_pass=True),
+            state=fit.state,
+            key=KEY,
+        )
     apart = eqx.tree_at(
         lambda s: s.step, jax.tree.map(lambda x: jnp.stack([x, x]), fit.state), jnp.array([3, 7])
     )
     with pytest.raises(ValueError, match=r"^state: .*one step"):
-        smi.train(MODEL, DATA, optimizer, state=apart)
+        smi.train(MODEL, DATA, optimizer, state=apart, key=KEY)
     with pytest.raises(ValueError, match=r"^data.labels: "):
-        smi.train(MODEL, DATA, optimizer, test=smi.Dataset(DATA.inputs, jnp.ones((30, 2))))
+        smi.train(MODEL, DATA, optimizer, test=smi.Dataset(DATA.inputs, jnp.ones((30, 2))), key=KEY)
     other = smi.MultiIndex(lambda z: z[0, 0] * z[0, 1], indices=1, tokens=2)
     with pytest.raises(ValueError, match=r"^target: .*2 rows"):
-        smi.train(other, DATA, optimizer, target=0.5)
+        smi.train(other, DATA, optimizer, stop=smi.Stop(target=0.5), key=KEY)
 
 
 @pytest.mark.slow
@@ -370,13 +443,13 @@ def test_links_without_a_gradient_are_refused():
     optimizer = optax.sgd(0.1)
     hard = smi.DeepAttention(2, 2, activation="hardmax")
     with pytest.raises(ValueError, match=r"^model: .*softmax student"):
-        smi.train(hard, hard.sample(KEY, dimension=10, alpha=2.0), optimizer)
+        smi.train(hard, hard.sample(KEY, dimension=10, alpha=2.0), optimizer, key=KEY)
     sign = smi.links.sign()
     with pytest.raises(ValueError, match=r"^model: .*gradient"):
-        smi.train(sign, sign.sample(KEY, dimension=10, alpha=2.0), optimizer)
+        smi.train(sign, sign.sample(KEY, dimension=10, alpha=2.0), optimizer, key=KEY)
     parity = smi.links.square_plus_sign_parity()
     with pytest.warns(UserWarning, match=r"rows \[1, 2\] of the weights have no gradient"):
-        smi.train(parity, parity.sample(KEY, dimension=10, alpha=2.0), optimizer, steps=1)
+        smi.train(parity, parity.sample(KEY, dimension=10, alpha=2.0), optimizer, steps=1, key=KEY)
 
 
 # Order of learning ---------------------------------------------------------------------------------------------------------
@@ -398,7 +471,7 @@ def test_order_of_several_methods_in_one_call():
     data = model.sample(KEY, dimension=60, alpha=4.0)
     methods = {
         "GAMP": {"alpha": 2.0},
-        "Adam": {"optimizer": optax.adam(0.05), "steps": 100, "record_every": 1},
+        "Adam": {"optimizer": optax.adam(0.05), "steps": 100, "record": smi.Record(every=1)},
     }
     found = smi.learning_order(model, data, methods, key=KEY, seeds=3)
     assert found.alpha == {"GAMP": 2.0, "Adam": 4.0}
@@ -415,7 +488,7 @@ def test_order_of_several_methods_in_one_call():
     with pytest.raises(ValueError, match="alpha"):
         smi.learning_order(model, data, {"GAMP": {"alpha": 9.0}}, key=KEY)
     with pytest.raises(ValueError, match=r"^data.teacher: "):
-        smi.learning_order(model, smi.Dataset(data.inputs, data.labels), methods)
+        smi.learning_order(model, smi.Dataset(data.inputs, data.labels), methods, key=KEY)
     with pytest.raises(ValueError, match=r"^level: "):
         smi.learned_at(curve, 1.0)
     with pytest.raises(ValueError, match=r"^solution: "):

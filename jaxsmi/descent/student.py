@@ -1,0 +1,141 @@
+"""Where training begins, and what must fit together for it: data, batches, state, and a link that has a gradient."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.data import Dataset
+from jaxsmi.descent.loop import TrainState
+from jaxsmi.descent.stream import Stream
+from jaxsmi.models.base import AbstractModel
+
+__all__ = ["batch_size_of", "begin_training", "check_gradient"]
+
+_PROBE = 8  # dimension, at most, in which a link is asked for its gradient
+
+
+def begin_training(
+    model: AbstractModel,
+    data: Dataset | Stream,
+    optimizer: optax.GradientTransformation,
+    key: PRNGKeyArray,
+    init: ArrayLike,
+    state: TrainState | None,
+) -> TrainState:
+    """Where a run, or one for each key, begins: at `state` once it is seen to fit, else at fresh weights."""
+    dimension = data.dimension
+    shape = model.student_shape(dimension)
+    dtype = jnp.dtype(
+        data.inputs.dtype if isinstance(data, Dataset) else data.dtype or theory_dtype()
+    )
+    many = key.ndim == (1 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 2)
+    if state is not None:
+        _check_state(state, model, optimizer, dimension, dtype, key.shape[0] if many else None)
+        return state
+    # another stream than that of `sample`: with one key for both, the start would be the teacher
+    keys = key if many else key[None]
+    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(keys)
+    words = jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1])
+    scale = Arguments().array("init", init, f"a scale, or weights {shape}", dtype=dtype)
+    check(scale.shape in ((), shape), "init", scale, f"a scale, or weights {shape}")
+
+    def fresh(start_key: PRNGKeyArray, words: Array) -> TrainState:
+        weights = model.start(start_key, dimension, scale, dtype) if scale.ndim == 0 else scale
+        return TrainState(weights, optimizer.init(weights), jnp.zeros((), int), words)
+
+    return jax.vmap(fresh)(split[:, 0], words) if many else fresh(split[0, 0], words[0])
+
+
+def _check_state(
+    state: TrainState,
+    model: AbstractModel,
+    optimizer: optax.GradientTransformation,
+    dimension: int,
+    dtype: DTypeLike,
+    runs: int | None,
+) -> None:
+    """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or of runs at different steps."""
+    Arguments().instance("state", state, TrainState, "the `state` of a solution of train")
+    weights = state.weights
+    shape = model.student_shape(dimension)
+    check(weights.shape[-2:] == shape, "state", weights, f"a state with weights {shape}")
+    allowed = f"weights of the inputs' precision, {jnp.dtype(dtype).name}"
+    check(weights.dtype == dtype, "state", weights.dtype.name, allowed)
+    batch = weights.shape[0] if weights.ndim == 3 else None
+    given = f"a state of {batch or 'one'} run(s) with {runs} keys"
+    allowed = "one key (it is not used), or as many as runs"
+    check(runs is None or runs == batch, "state", given, allowed)
+    memory = jax.eval_shape(optimizer.init, weights[0] if batch else weights)
+    same = jax.tree.structure(state.optimizer) == jax.tree.structure(memory)
+    check(same, "state", "the memory of another optimiser", "one of this optimiser")
+    level = jnp.max(state.step) == jnp.min(state.step)
+    allowed = "runs at one step (early stopping left them apart: continue each by itself)"
+    check(level, "state", state.step, allowed)
+
+
+@eqx.filter_jit
+def _gradient(
+    model: AbstractModel,
+    loss: Callable[[Array, Array], Array],
+    weights: Array,
+    teacher: Array,
+    shape: tuple[int, int],
+) -> Array:
+    """Gradient of the loss at some weights on random inputs and a teacher's labels."""
+    inputs = jax.random.normal(jax.random.key(0), (16, *shape), theory_dtype())
+    labels = model.outputs(teacher, inputs)
+    return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.outputs(w, inputs), labels)))(weights)
+
+
+def check_gradient(
+    model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int
+) -> None:
+    """Refuse a link whose gradient is zero (signs, hardmax); warn where it is for some of the rows."""
+    if not concrete(model):
+        return
+    D = min(dimension, _PROBE)
+    with jax.ensure_compile_time_eval():  # concrete under jit too
+        weights, teacher = (model.start(k, D) for k in jax.random.split(jax.random.key(1)))
+        gradient = _gradient(model, loss, weights, teacher, model.input_shape(D))
+        flat = np.flatnonzero(np.all(np.asarray(gradient) == 0.0, axis=1))
+    allowed = "a link with a gradient (signs and hardmax have none: train another, such as a softmax student, on their data)"
+    check(len(flat) < len(weights), "model", "a link whose gradient is zero", allowed)
+    if len(flat):
+        rows = [int(p) for p in flat]
+        message = f"jaxsmi: rows {rows} of the weights have no gradient: they stay as they are."
+        warnings.warn(message, stacklevel=3)
+
+
+def batch_size_of(
+    model: AbstractModel, data: Dataset | Stream, size: int | None, test: Dataset | None
+) -> int:
+    """The size of a batch; raises a ValueError where shapes do not fit together."""
+    if test is not None:
+        Arguments().instance("test", test, Dataset, "a Dataset")
+        model.check_data(test, teacher=False)
+        allowed = f"inputs of dimension {data.dimension}"
+        check(test.dimension == data.dimension, "test", test.inputs, allowed)
+    if isinstance(data, Stream):
+        if size is None:
+            allowed = "an integer >= 1: samples drawn afresh at each step"
+            raise ValueError(f"batch_size: got None; allowed: {allowed}.")
+        model.check_data(
+            jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1))), teacher=False
+        )
+        return size
+    model.check_data(data, teacher=False)
+    stored = not data.regenerated and data.inputs.dtype != jnp.bfloat16
+    allowed = "stored float32 or float64; or a Stream"
+    check(stored, "data.inputs", "inputs that are not stored, or bfloat16", allowed)
+    return data.samples if size is None else min(size, data.samples)
