@@ -1,1 +1,2 @@
-"""Arrays and their letters, checks of arguments, results, data: what every other room passes around."""
+"""Arrays and their letters, checks of arguments, results, data: what every other room passes
+around."""

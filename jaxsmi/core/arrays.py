@@ -17,14 +17,16 @@ __all__ = ["concrete", "frozen", "theory_dtype"]
 Tree = TypeVar("Tree")
 
 _SINGLE = (
-    "jaxsmi: channels and fixed points are meant for float64, which is off. Call jax.config.update('jax_enable_x64', True) "
-    "at the start of the program; until then errors below about 1e-3 are not reached, and reported errors are floored there."
+    "jaxsmi: channels and fixed points are meant for float64, which is off. Call "
+    "jax.config.update('jax_enable_x64', True) at the start of the program; until then errors below "
+    "about 1e-3 are not reached, and reported errors are floored there."
 )
 _warned = False
 
 
 def concrete(value: PyTree) -> bool:
-    """True where a value is known now (not a tracer), so that it can be checked and reported by a ValueError."""
+    """True where a value is known now (not a tracer), so that it can be checked and reported by a
+    ValueError."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
@@ -34,7 +36,8 @@ def frozen(tree: Tree) -> Tree:
 
 
 def theory_dtype() -> jnp.dtype:
-    """float64 where JAX has it enabled; otherwise float32, with one warning: theory in float32 has large errors."""
+    """float64 where JAX has it enabled; otherwise float32, with one warning: theory in float32 has
+    large errors."""
     global _warned
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         return jnp.dtype("float64")

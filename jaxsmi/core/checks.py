@@ -1,8 +1,9 @@
 """Checks of arguments: one declared predicate for each kind, one sentence for each refusal.
 
-Outside jit a wrong argument raises a ValueError that names it, says what came and what is allowed, before anything is compiled.
-Inside jit, where values are not known yet, the same condition is kept, and `Arguments.valid` says whether all of them held: the
-caller turns its answer into NaN with the code INVALID. Both come from the same line, so that they cannot differ:
+Outside jit a wrong argument raises a ValueError that names it, says what came and what is allowed,
+before anything is compiled. Inside jit, where values are not known yet, the same condition is kept,
+and `Arguments.valid` says whether all of them held: the caller turns its answer into NaN with the
+code INVALID. Both come from the same line, so that they cannot differ:
 
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
@@ -10,8 +11,8 @@ caller turns its answer into NaN with the code INVALID. Both come from the same 
     ...
     answer = jnp.where(arguments.valid, answer, jnp.nan)
 
-What a part cannot do at all (a link without a posterior, a matrix without directions) is an `Ability` that it lacks: the part
-says so in its method `refusal`, and `require` raises it.
+What a part cannot do at all (a link without a posterior, a matrix without directions) is an
+`Ability` that it lacks: the part says so in its method `refusal`, and `require` raises it.
 """
 
 from __future__ import annotations
@@ -48,13 +49,15 @@ _Kind = TypeVar("_Kind")
 
 
 def check(condition: object, name: str, came: object, allowed: str) -> None:
-    """Raise a ValueError naming the argument, what came and what is allowed; silent where `condition` is traced."""
+    """Raise a ValueError naming the argument, what came and what is allowed; silent where
+    `condition` is traced."""
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
         raise ValueError(f"{name}: got {_shown(came)}; allowed: {allowed}.")
 
 
 def _shown(value: object) -> str:
-    """A value as a message shows it: short ones whole, arrays by their shape, tracers by their type."""
+    """A value as a message shows it: short ones whole, arrays by their shape, tracers by their
+    type."""
     if isinstance(value, (jax.Array, np.ndarray)):
         if not concrete(value) or value.size > 8:
             return f"an array of shape {value.shape}"
@@ -99,7 +102,8 @@ def require(part: Able, ability: Ability) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Numbers from `low` to `high`, the ends left out where `open_low`, `open_high`; infinities only if they are allowed."""
+    """Numbers from `low` to `high`, the ends left out where `open_low`, `open_high`; infinities
+    only if they are allowed."""
 
     allowed: str
     low: float = -math.inf
@@ -124,14 +128,16 @@ COSINE = Interval("a cosine in (0, 1]", low=0.0, high=1.0, open_low=True)
 
 
 class Arguments:
-    """The arguments of one call: each method checks one, raises or keeps the condition, and returns it in its type."""
+    """The arguments of one call: each method checks one, raises or keeps the condition, and returns
+    it in its type."""
 
     def __init__(self) -> None:
         self._conditions: list[Array] = []
 
     @property
     def valid(self) -> Array:
-        """Whether every condition that could not be decided when it was checked holds (inside jit, a traced boolean)."""
+        """Whether every condition that could not be decided when it was checked holds (inside jit,
+        a traced boolean)."""
         valid = jnp.asarray(True)
         for condition in self._conditions:
             valid = valid & condition
@@ -171,7 +177,8 @@ class Arguments:
         self, name: str, value: object, allowed: str, shape: tuple[int, ...] | None = None,
         dtype: DTypeLike | None = None,
     ) -> Array:  # fmt: skip
-        """Finite real numbers, of a shape if one is named; of the theory's precision unless `dtype` is given."""
+        """Finite real numbers, of a shape if one is named; of the theory's precision unless `dtype`
+        is given."""
         try:
             array = jnp.asarray(value, theory_dtype() if dtype is None else dtype)  # pyright: ignore
         except (TypeError, ValueError):
@@ -195,7 +202,8 @@ class Arguments:
     def overlap(
         self, name: str, value: ArrayLike, second_moment: Array, strict: bool = True
     ) -> Array:
-        """An overlap Q (P, P), 0 ⪯ Q ⪯ S, or a number times S; `strict`: below S, so that V = S - Q > 0."""
+        """An overlap Q (P, P), 0 ⪯ Q ⪯ S, or a number times S; `strict`: below S, so that V = S - Q
+        > 0."""
         S = second_moment
         try:
             given = jnp.asarray(value, theory_dtype())
@@ -219,7 +227,8 @@ class Arguments:
         return Q
 
     def key(self, name: str, value: object, many: bool = False) -> PRNGKeyArray:
-        """A random key (jax.random.key, or the two words of an old one); `many`: or an array of keys."""
+        """A random key (jax.random.key, or the two words of an old one); `many`: or an array of
+        keys."""
         allowed = "a key: jax.random.key(0)" + (
             ", or an array of them: jax.random.split(key, 8)" if many else ""
         )

@@ -13,9 +13,11 @@ RUNNING = -1  # the code of an iteration that goes on
 
 
 class Result(enum.IntEnum):
-    """What became of a run. A code travels through `jit` and `vmap`; `Result(code).remedy` is the sentence to read.
+    """What became of a run. A code travels through `jit` and `vmap`; `Result(code).remedy` is the
+    sentence to read.
 
-    `RECOVERED` is success of a special kind: the iteration reached the branch on which V falls geometrically to zero.
+    `RECOVERED` is success of a special kind: the iteration reached the branch on which V falls
+    geometrically to zero.
     """
 
     SUCCESS = 0
@@ -35,27 +37,51 @@ class Result(enum.IntEnum):
 
 _REMEDIES = {
     Result.SUCCESS: "Converged.",
-    Result.RECOVERED: "Perfect recovery: V falls geometrically to zero, the overlap is that of the signal with itself.",
-    Result.MAX_STEPS: "The step budget ran out before the tolerance was met: raise max_steps, or loosen tolerance; "
-    "close to a threshold convergence is slow.",
-    Result.DIVERGED: "The iteration diverged: try damping=0.3 or more, precision='outer', a smaller start (init=1e-3), "
-    "or a larger dimension.",
-    Result.NONFINITE: "A non-finite number appeared: check that inputs and labels are finite, that labels are float64 "
-    "and come from this model, and try damping.",
-    Result.INVALID: "An argument was outside its range (found inside a compiled function, so reported as NaN): "
-    "call the function outside jit to learn which.",
-    Result.INACCURATE: "The inner integral could not meet its tolerance within its node budget: raise the channel's "
-    "max_nodes, or loosen its tolerance.",
-    Result.MARGINAL: "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where derivatives are "
-    "infinite and error bars large; move α, or ask weak_recovery or staircase for the threshold itself.",
+    Result.RECOVERED: (
+        "Perfect recovery: V falls geometrically to zero, the overlap is that of the signal with "
+        "itself."
+    ),
+    Result.MAX_STEPS: (
+        "The step budget ran out before the tolerance was met: raise max_steps, or loosen "
+        "tolerance; close to a threshold convergence is slow."
+    ),
+    Result.DIVERGED: (
+        "The iteration diverged: try damping=0.3 or more, precision='outer', a smaller start "
+        "(init=1e-3), or a larger dimension."
+    ),
+    Result.NONFINITE: (
+        "A non-finite number appeared: check that inputs and labels are finite, that labels are "
+        "float64 and come from this model, and try damping."
+    ),
+    Result.INVALID: (
+        "An argument was outside its range (found inside a compiled function, so reported as NaN): "
+        "call the function outside jit to learn which."
+    ),
+    Result.INACCURATE: (
+        "The inner integral could not meet its tolerance within its node budget: raise the "
+        "channel's max_nodes, or loosen its tolerance."
+    ),
+    Result.MARGINAL: (
+        "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where "
+        "derivatives are infinite and error bars large; move α, or ask weak_recovery or staircase "
+        "for the threshold itself."
+    ),
 }
-
 
 _TRAINING = {
     Result.SUCCESS: "All steps were taken, or the run was stopped as asked.",
-    Result.MAX_STEPS: "All steps were taken, and what was to stop the run was not met: take more steps, or ask for less.",
-    Result.DIVERGED: "The weights have grown a hundredfold: lower the learning rate, warm it up, or clip the gradient.",
-    Result.NONFINITE: "A non-finite number appeared: lower the learning rate, and check that inputs, labels and loss are finite.",
+    Result.MAX_STEPS: (
+        "All steps were taken, and what was to stop the run was not met: take more steps, or ask "
+        "for less."
+    ),
+    Result.DIVERGED: (
+        "The weights have grown a hundredfold: lower the learning rate, warm it up, or clip the "
+        "gradient."
+    ),
+    Result.NONFINITE: (
+        "A non-finite number appeared: lower the learning rate, and check that inputs, labels and "
+        "loss are finite."
+    ),
 }
 
 
@@ -74,7 +100,8 @@ def choose(*cases: tuple[Array | bool, int]) -> Array:
     """The code of the last condition that holds, `RUNNING` where none does.
 
     Args:
-        cases: Pairs of a condition (traced or not, of any one shape) and the code it stands for, the weakest first.
+        cases: Pairs of a condition (traced or not, of any one shape) and the code it stands for,
+            the weakest first.
     """
     code = jnp.asarray(RUNNING)
     for condition, result in cases:

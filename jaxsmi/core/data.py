@@ -1,4 +1,5 @@
-r"""Data sets: inputs, labels and the teacher that made them; inputs that are drawn again instead of stored.
+r"""Data sets: inputs, labels and the teacher that made them; inputs that are drawn again instead of
+stored.
 
 Letters of the shapes, here and everywhere: N samples, M tokens, D dimension of a token, P indices.
 
@@ -62,7 +63,8 @@ class Taught(Protocol):
 
 
 class Regenerated(eqx.Module):
-    """Inputs (N, M, D) that are not stored: a block is drawn again, from the key and its number, whenever it is read.
+    """Inputs (N, M, D) that are not stored: a block is drawn again, from the key and its number,
+    whenever it is read.
 
     `model.sample(.., store=False)` makes it. Memory: that of one block while it is read.
 
@@ -104,7 +106,8 @@ class Regenerated(eqx.Module):
 
 @jax.jit
 def _all_finite(x: Array) -> Array:
-    """Whether all numbers are finite, in one pass: no copy of a large array, on the device or to the host."""
+    """Whether all numbers are finite, in one pass: no copy of a large array, on the device or to
+    the host."""
     return jnp.all(jnp.isfinite(x))
 
 
@@ -112,14 +115,17 @@ class Dataset(eqx.Module):
     """Inputs, labels and, for synthetic data, the teacher that made them.
 
     Args:
-        inputs: (N, M, D), float64, float32 or bfloat16 (products are then float32), or `Regenerated`. Whole numbers become the
-            theory's precision, to which estimates are rounded.
+        inputs: (N, M, D), float64, float32 or bfloat16 (products are then float32), or
+            `Regenerated`. Whole numbers become the theory's precision, to which estimates are
+            rounded.
         labels: (N, ...), float64 for noiseless attention.
         teacher: (P, D), or None for a user's own data (errors are then NaN).
-        model: The model that made the labels (set by `sample`). None: taken to be the model that learns.
+        model: The model that made the labels (set by `sample`). None: taken to be the model that
+            learns.
 
     Raises:
-        ValueError: For inputs that are not (N, M, D), a number of labels other than N, or non-finite entries.
+        ValueError: For inputs that are not (N, M, D), a number of labels other than N, or
+            non-finite entries.
 
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
@@ -168,7 +174,8 @@ class Dataset(eqx.Module):
 
     @property
     def alpha(self) -> float:
-        """The sample complexity: what the model that made the data counts by, N/D for a user's own."""
+        """The sample complexity: what the model that made the data counts by, N/D for a user's
+        own."""
         if self.model is None:
             return self.samples / self.dimension
         return self.model.complexity(self.samples, self.dimension)
@@ -187,7 +194,8 @@ class Dataset(eqx.Module):
 
     @property
     def of_samples(self) -> list[Array]:
-        """The arrays with a leading axis of samples, or of blocks of them: what is spread over devices."""
+        """The arrays with a leading axis of samples, or of blocks of them: what is spread over
+        devices."""
         inputs = self.inputs
         return [inputs.numbers if isinstance(inputs, Regenerated) else inputs, self.labels]
 
@@ -199,7 +207,8 @@ class Dataset(eqx.Module):
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices that the samples are spread over; None: one device (or not known, inside jit)."""
+        """The devices that the samples are spread over; None: one device (or not known, inside
+        jit)."""
         if not concrete(self.labels):
             return None
         sharding = self.labels.sharding
@@ -209,8 +218,8 @@ class Dataset(eqx.Module):
         return sharding.mesh if spread and isinstance(sharding.mesh, Mesh) else None
 
     def sharded(self, mesh: Mesh | None = None) -> Dataset:
-        """The same samples, spread evenly over devices: `gamp` and `train` then work on all of them at once, with the same numbers
-        up to rounding.
+        """The same samples, spread evenly over devices: `gamp` and `train` then work on all of them
+        at once, with the same numbers up to rounding.
 
         Args:
             mesh: The devices. None: all there are.
@@ -219,7 +228,8 @@ class Dataset(eqx.Module):
             A `Dataset` on these devices.
 
         Raises:
-            ValueError: Where N (regenerated: the number of blocks) is no multiple of the number of devices.
+            ValueError: Where N (regenerated: the number of blocks) is no multiple of the number of
+                devices.
 
         Example:
             >>> import jax, jaxsmi as smi
@@ -244,7 +254,8 @@ class Dataset(eqx.Module):
         return Dataset(inputs, placed[1], self.teacher, self.model)
 
     def first(self, samples: int) -> Dataset:
-        """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or inputs that are not stored."""
+        """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or
+        inputs that are not stored."""
         samples = Arguments().count("samples", samples)
         inputs = self.stored_inputs[:samples]
         return Dataset(inputs, self.labels[:samples], self.teacher, self.model)

@@ -6,12 +6,14 @@
         code = solver.terminate(state, count)         a result code, RUNNING while it goes on
         history[slot] = solver.observe(state, count)  every so many steps
 
-Message passing, state evolution's fixed points, training, online SGD and the proximal baselines are such solvers. The driver counts
-the steps, keeps the history (NaN where nothing was recorded), stops at the step budget, and shows how far it is. A solver of
-several runs at once returns a code for each, and goes on while one of them is running.
+Message passing, state evolution's fixed points, training, online SGD and the proximal baselines are
+such solvers. The driver counts the steps, keeps the history (NaN where nothing was recorded), stops
+at the step budget, and shows how far it is. A solver of several runs at once returns a code for
+each, and goes on while one of them is running.
 
-The loop is one `lax.while_loop`: it can be jitted, vmapped and differentiated forwards. With a progress bar it is cut into stretches,
-between which the host looks at the state; the numbers are the same.
+The loop is one `lax.while_loop`: it can be jitted, vmapped and differentiated forwards. With a
+progress bar it is cut into stretches, between which the host looks at the state; the numbers are
+the same.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ State = TypeVar("State")
 
 
 class AbstractSolver(eqx.Module, Generic[State]):
-    """An iteration, as the driver sees it. Numbers that change from call to call are arrays in its fields."""
+    """An iteration, as the driver sees it. Numbers that change from call to call are arrays in its
+    fields."""
 
     @abc.abstractmethod
     def init(self) -> State:
@@ -55,7 +58,8 @@ class AbstractSolver(eqx.Module, Generic[State]):
         """The result code of a state after `count` steps, `RUNNING` while the iteration goes on."""
 
     def recorded(self, state: State, count: Array) -> Array:
-        """Whether a state belongs into the history where its turn has come (a non-finite one may not)."""
+        """Whether a state belongs into the history where its turn has come (a non-finite one may
+        not)."""
         del state, count
         return jnp.asarray(True)
 
@@ -66,8 +70,8 @@ class AbstractSolver(eqx.Module, Generic[State]):
 
 
 class Run(eqx.Module, Generic[State]):
-    """Where an iteration is: its state, the steps taken, its result code (of several runs, one each) and its history, arrays with
-    a leading axis of records."""
+    """Where an iteration is: its state, the steps taken, its result code (of several runs, one
+    each) and its history, arrays with a leading axis of records."""
 
     state: State
     step: Array
@@ -175,7 +179,8 @@ def drive(
         unit: What the bar counts for a step. Default 1.
 
     Returns:
-        The `Run` at its end; its code is `RUNNING` where the steps ran out before the solver said anything.
+        The `Run` at its end; its code is `RUNNING` where the steps ran out before the solver said
+        anything.
     """
     every_steps = jnp.asarray(every)
     if label is None:
@@ -194,8 +199,8 @@ class Record(eqx.Module):
     """What a run records of its states, beside what it always does, and how often.
 
     Args:
-        function: Any function of a state (of the weights, in training) whose answer is a tree of arrays, kept in
-            history["record"]; None: nothing more.
+        function: Any function of a state (of the weights, in training) whose answer is a tree of
+            arrays, kept in history["record"]; None: nothing more.
         every: Steps between two records, of everything. Default 1.
 
     Raises:
@@ -221,11 +226,13 @@ class Record(eqx.Module):
 
 
 class RecoveryRay(eqx.Module):
-    """Perfect recovery as an iteration sees it: V falls to zero along a ray, by the same factor a step.
+    """Perfect recovery as an iteration sees it: V falls to zero along a ray, by the same factor a
+    step.
 
-    The ray is reached once tr V is below 1e-3 of its largest value, its ratio from step to step below `slowest`, and that ratio steady
-    to `spread`, for `steps` steps; or once tr V has fallen to rounding, 1e-12 of its largest value. Theory has no fluctuations
-    and may ask for a steady ratio; a run of finite dimension fluctuates, and must be watched for longer.
+    The ray is reached once tr V is below 1e-3 of its largest value, its ratio from step to step
+    below `slowest`, and that ratio steady to `spread`, for `steps` steps; or once tr V has fallen
+    to rounding, 1e-12 of its largest value. Theory has no fluctuations and may ask for a steady
+    ratio; a run of finite dimension fluctuates, and must be watched for longer.
     """
 
     largest: Array

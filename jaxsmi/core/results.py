@@ -39,8 +39,10 @@ class Solution(eqx.Module):
 
     Attributes:
         overlap: (P, P). State evolution: Q; message passing: Q = Ŵ Ŵᵀ/D.
-        stderr: Statistical standard error of `overlap` from the outer average, (P, P); zero for a run on data.
-        error: Prediction error of the plug-in predictor (matrices: estimation error); NaN without a teacher.
+        stderr: Statistical standard error of `overlap` from the outer average, (P, P); zero for a
+            run on data.
+        error: Prediction error of the plug-in predictor (matrices: estimation error); NaN without a
+            teacher.
         alpha: Sample complexity N/D (matrices: n/d², n/(dL)).
         steps: Steps taken.
         residual: The last residual of the fixed point.
@@ -89,14 +91,16 @@ class Solution(eqx.Module):
 
     @property
     def cosine(self) -> np.ndarray:
-        """The last finite cosine of each index (P,), of a batch (runs, P), outside jit and vmap; NaN without a teacher."""
+        """The last finite cosine of each index (P,), of a batch (runs, P), outside jit and vmap;
+        NaN without a teacher."""
         cosines = np.asarray(self.history["cosine"])
         finite = np.isfinite(cosines)[..., ::-1, :]
         last = cosines.shape[-2] - 1 - np.argmax(finite, axis=-2)
         return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
 
     def to_xarray(self, **attributes: object) -> xarray.Dataset:
-        """As an xarray.Dataset with provenance; keyword arguments are added to its attributes. Needs the extra `data`."""
+        """As an xarray.Dataset with provenance; keyword arguments are added to its attributes.
+        Needs the extra `data`."""
         return records.to_xarray(self, **attributes)
 
 
@@ -107,7 +111,8 @@ class Threshold(eqx.Module):
         alpha: α_c (0: learned at any α > 0; inf: never at first order).
         stderr: Its standard error.
         replicas: α_c of each independent randomisation, (R,).
-        subspace: The positive semi-definite direction of growth (P, P), of unit trace; zero where α_c is infinite.
+        subspace: The positive semi-definite direction of growth (P, P), of unit trace; zero where
+            α_c is infinite.
         overlap: Q just below the threshold, (P, P).
         result: A `Result` code.
     """

@@ -1,1 +1,2 @@
-"""Gradient descent on data: the loop, training, the order of learning, averaging, convex baselines."""
+"""Gradient descent on data: the loop, training, the order of learning, averaging, convex
+baselines."""

@@ -1,9 +1,11 @@
-r"""Averaged gradient descent: the mean of the matrices that runs from different starts end at, on the same data.
+r"""Averaged gradient descent: the mean of the matrices that runs from different starts end at, on
+the same data.
 
     S̄ = (1/K) Σ_k Ŝ_k,      V = (K error(S̄) - error(one))/(K - 1)
 
-If each run ended at a sample of the posterior, error(one) = 2V and error(S̄) = V (1 + 1/K), which gives the second equation.
-Factors W are never averaged: they are known up to a rotation only. Source: [theory: descent, Eqs. (7) to (9)].
+If each run ended at a sample of the posterior, error(one) = 2V and error(S̄) = V (1 + 1/K), which
+gives the second equation. Factors W are never averaged: they are known up to a rotation only.
+Source: [theory: descent, Eqs. (7) to (9)].
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def averaged(fit: Solution, teacher: ArrayLike | None) -> Averaged:
         An `Averaged`.
 
     Raises:
-        ValueError: For a single run, runs that did not stay finite, or a model whose estimates cannot be averaged.
+        ValueError: For a single run, runs that did not stay finite, or a model whose estimates
+            cannot be averaged.
 
     Example:
         >>> import jax, optax, jaxsmi as smi

@@ -1,8 +1,10 @@
-r"""What others do with the data of bilinear sequence regression: ridge regression and the minimum of the nuclear norm.
+r"""What others do with the data of bilinear sequence regression: ridge regression and the minimum
+of the nuclear norm.
 
 Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
 
-    ridge [theory: bilinear, Eq. (25)], penalty λ, in units where λ = Δ is the posterior mean of a Gaussian S, label noise Δ:
+    ridge [theory: bilinear, Eq. (25)], penalty λ, in units where λ = Δ is the posterior mean of a
+    Gaussian S, label noise Δ:
         V (1 + α/(λ + V)) = 1,   c = V/(λ + V),   error = (V² + α Δ c²)/(1 - α c²)
     nuclear norm [DGM13; theory: bilinear, Eqs. (26) to (30)], Δ = 0:
         Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ, by Douglas–Rachford:
@@ -88,7 +90,8 @@ def _non_negative(arguments: Arguments, name: str, value: ArrayLike) -> Array:
 
 
 def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Array:
-    r"""α_NN, from which on the minimum of the nuclear norm is S (Δ = 0); never below that of the Bayes-optimal error.
+    r"""α_NN, from which on the minimum of the nuclear norm is S (Δ = 0); never below that of the
+    Bayes-optimal error.
 
         α_NN = min_λ M(λ)   (module docstring)
 
@@ -150,7 +153,8 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
 def minimum_nuclear_norm(
     model: Bilinear, data: Dataset, *, tolerance: ArrayLike = 1e-8, max_steps: int = 5000
 ) -> Solution:
-    r"""The matrix of smallest nuclear norm that reproduces all labels, by Douglas–Rachford splitting.
+    r"""The matrix of smallest nuclear norm that reproduces all labels, by Douglas–Rachford
+    splitting.
 
         Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ   (module docstring)
 
@@ -161,8 +165,8 @@ def minimum_nuclear_norm(
         max_steps: Steps at most. Default 5000.
 
     Returns:
-        A `Solution` with `weights` Ŝ (L, d), `overlap`, `error` (NaN without a teacher), `steps`, `residual`. Codes: SUCCESS,
-        MAX_STEPS (close to α_NN convergence is slow), NONFINITE.
+        A `Solution` with `weights` Ŝ (L, d), `overlap`, `error` (NaN without a teacher), `steps`,
+        `residual`. Codes: SUCCESS, MAX_STEPS (close to α_NN convergence is slow), NONFINITE.
 
     Raises:
         ValueError: For another model, noise, n > dL, or inputs that are linearly dependent.

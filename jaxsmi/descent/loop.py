@@ -1,13 +1,16 @@
-r"""Gradient descent as a solver of the one driver: many runs at once, a record every so many updates.
+r"""Gradient descent as a solver of the one driver: many runs at once, a record every so many
+updates.
 
     weights ← weights + optimiser(∇objective(weights; batch)),   `repeats` times on each batch
 
-A step of the driver is the stretch between two records, of all runs together. The loops count for all runs, and only what is inside
-them is vmapped: a condition that differed between runs would make XLA compute both of its branches, on a copy of the data for
-each run. The order of the samples is a function of the key and the step alone, so that a run of 2000 steps and one of 1000
-continued for 1000 are the same run.
+A step of the driver is the stretch between two records, of all runs together. The loops count for
+all runs, and only what is inside them is vmapped: a condition that differed between runs would make
+XLA compute both of its branches, on a copy of the data for each run. The order of the samples is a
+function of the key and the step alone, so that a run of 2000 steps and one of 1000 continued for
+1000 are the same run.
 
-A run has diverged when its weights, of order one at the start as the teacher's are, have grown a hundredfold in norm.
+A run has diverged when its weights, of order one at the start as the teacher's are, have grown a
+hundredfold in norm.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ _LOOKS = 50  # at a run with a progress bar
 
 
 class TrainState(eqx.Module):
-    """What continues a run: the weights, the optimiser's memory, the number of steps taken, and the words of its key.
+    """What continues a run: the weights, the optimiser's memory, the number of steps taken, and the
+    words of its key.
 
     The key is plain numbers, so that `eqx.tree_serialise_leaves` can write all of it.
     """
@@ -51,7 +55,8 @@ class TrainState(eqx.Module):
 
 
 class Epochs(eqx.Module):
-    """Which samples make the batch of a step: an order of all samples, renewed at the start of each epoch.
+    """Which samples make the batch of a step: an order of all samples, renewed at the start of each
+    epoch.
 
     Each epoch is a new permutation; its last batch may be smaller.
     """
@@ -75,7 +80,8 @@ class Epochs(eqx.Module):
         return self.order(key, step) if self.shuffled else jnp.zeros((0,), jnp.int32)
 
     def next(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, Array, Array]:
-        """The order, and the samples of this step with their weights (0 past the end of the epoch)."""
+        """The order, and the samples of this step with their weights (0 past the end of the
+        epoch)."""
         if self.shuffled:
             order = lax.cond(step % self.batches == 0, lambda: self.order(key, step), lambda: order)
         place = (step % self.batches) * self.size + jnp.arange(self.size)
@@ -87,8 +93,8 @@ class Epochs(eqx.Module):
 class Descent(eqx.Module):
     """A problem of descent: subclasses say the loss, the batches and what is recorded.
 
-    `patience` and `target` stop a run early: after so many records without a smaller "watched" number, and where every
-    "cosine" is as large.
+    `patience` and `target` stop a run early: after so many records without a smaller "watched"
+    number, and where every "cosine" is as large.
     """
 
     patience: eqx.AbstractVar[int | None]
@@ -108,12 +114,14 @@ class Descent(eqx.Module):
 
     @abc.abstractmethod
     def observe(self, weights: PyTree) -> dict[str, PyTree]:
-        """What is recorded: with "watched", the number `patience` watches, and "cosine" where there is a `target`."""
+        """What is recorded: with "watched", the number `patience` watches, and "cosine" where there
+        is a `target`."""
 
 
 class _Descending(eqx.Module):
-    """Where the runs are, each array with a leading axis of runs: their states, the last record, the result, the last relative
-    update, what early stopping remembers, what the batches carry, and the size of the weights at the start."""
+    """Where the runs are, each array with a leading axis of runs: their states, the last record,
+    the result, the last relative update, what early stopping remembers, what the batches carry, and
+    the size of the weights at the start."""
 
     state: TrainState
     record: dict[str, PyTree]
@@ -274,8 +282,9 @@ def _count(weights: PyTree) -> float:
 
 
 class Progress(eqx.Module):
-    """Where a descent ended: its state, its history (leading axis of records, NaN where not reached), its result and the last
-    relative update; of several runs with a leading axis of runs."""
+    """Where a descent ended: its state, its history (leading axis of records, NaN where not
+    reached), its result and the last relative update; of several runs with a leading axis of
+    runs."""
 
     state: TrainState
     history: dict[str, PyTree]
@@ -301,15 +310,16 @@ def descend(
     Args:
         problem: The loss, the batches and what is recorded.
         optimizer: Any optax transformation.
-        state: Where to begin; arrays with a leading axis of runs are a batch of runs, all at the same step.
+        state: Where to begin; arrays with a leading axis of runs are a batch of runs, all at the
+            same step.
         steps: Batches taken.
         every: Steps between two records.
         repeats: Updates on each batch. Default 1.
         label: What the progress bar is called; None: no bar.
 
     Returns:
-        A `Progress`. Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or `target` never met),
-        DIVERGED, NONFINITE.
+        A `Progress`. Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or
+        `target` never met), DIVERGED, NONFINITE.
     """
     records, batch = -(-steps // every), state.step.ndim == 1
     start = state if batch else jax.tree.map(lambda x: x[None], state)

@@ -1,10 +1,12 @@
-r"""In which order things are learned: message passing and gradient methods on the same teacher and data, side by side.
+r"""In which order things are learned: message passing and gradient methods on the same teacher and
+data, side by side.
 
-Equations here [TCDKZ25; theory: descent, Eqs. (5), (6)]: a layer p has been learned at the first step (of message passing or of
-descent, or the first α of a curve) at which its cosine similarity with the teacher, up to the symmetries, has reached a
-level c, between two records by linear interpolation:
+Equations here [TCDKZ25; theory: descent, Eqs. (5), (6)]: a layer p has been learned at the first
+step (of message passing or of descent, or the first α of a curve) at which its cosine similarity
+with the teacher, up to the symmetries, has reached a level c, between two records by linear
+interpolation:
 
-    t_p = t_k + (c - cos_p(t_k)) / (cos_p(t_{k+1}) - cos_p(t_k)) · (t_{k+1} - t_k),   inf if it never does.
+    t_p = t_k + (c - cos_p(t_k)) / (cos_p(t_{k+1}) - cos_p(t_k)) · (t_{k+1} - t_k),   inf if never.
 """
 
 from __future__ import annotations
@@ -58,18 +60,21 @@ def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
 
 
 def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> Array:
-    r"""When each index was learned: the first step, or the first α, at which its cosine reached a level.
+    r"""When each index was learned: the first step, or the first α, at which its cosine reached a
+    level.
 
         t_p = min {t: cos_p(t) >= c}, between records by linear interpolation
 
     Args:
-        solution: A Solution of gamp or train (its history; a batch of runs too), or several, at different α (of gamp the last
-            cosine; of state evolution √(Q_pp/ρ_p), to which the cosine of message passing tends).
+        solution: A Solution of gamp or train (its history; a batch of runs too), or several, at
+            different α (of gamp the last cosine; of state evolution √(Q_pp/ρ_p), to which the
+            cosine of message passing tends).
         level: The cosine c in (0, 1). Default 0.5.
 
     Returns:
-        Steps or α, (P,) or (runs, P): inf where the level was never reached, NaN without cosines (a teacher of another number of
-        rows). Of ranks above one the cosines are those of the spans of the rows: a layer may pass and still give other labels.
+        Steps or α, (P,) or (runs, P): inf where the level was never reached, NaN without cosines (a
+        teacher of another number of rows). Of ranks above one the cosines are those of the spans of
+        the rows: a layer may pass and still give other labels.
 
     Raises:
         ValueError: For a level outside (0, 1), or solutions without cosines.
@@ -133,7 +138,8 @@ class LearningOrder(eqx.Module):
         return times[(len(times) - 1) // 2]
 
     def order(self, method: str) -> list[int]:
-        """Indices in the order of their median time of learning, without those that fewer than half of the runs learned."""
+        """Indices in the order of their median time of learning, without those that fewer than half
+        of the runs learned."""
         times = self.median(method)
         return [int(p) for p in np.argsort(times, kind="stable") if np.isfinite(times[p])]
 
@@ -148,15 +154,17 @@ def learning_order(
     level: float = 0.5,
     progress: bool = False,
 ) -> LearningOrder:
-    r"""Message passing and gradient methods on the same teacher and data: when does each learn what?
+    r"""Message passing and gradient methods on the same teacher and data: when does each learn
+    what?
 
         t_p of each method and run, as `learned_at` says
 
     Args:
         model: The student.
         data: A `Dataset` with a teacher.
-        methods: A name and the settings of each: with "optimizer" they go to `train` (all seeds in one vmapped run), else to
-            `gamp`; "alpha" takes the first αD samples; "model" is another student than `model`.
+        methods: A name and the settings of each: with "optimizer" they go to `train` (all seeds in
+            one vmapped run), else to `gamp`; "alpha" takes the first αD samples; "model" is another
+            student than `model`.
         key: Random key, required.
         seeds: Runs of each method, from different random starts. Default 4.
         level: The cosine that counts, in (0, 1). Default 0.5.
@@ -166,7 +174,8 @@ def learning_order(
         A `LearningOrder`; `plotting.learning_order` draws it.
 
     Raises:
-        ValueError: Without a teacher, for an alpha the data do not reach, or what gamp and train refuse.
+        ValueError: Without a teacher, for an alpha the data do not reach, or what gamp and train
+            refuse.
 
     Example:
         >>> import jax, optax, jaxsmi as smi

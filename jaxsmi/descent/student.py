@@ -1,4 +1,5 @@
-"""Where training begins, and what must fit together for it: data, batches, state, and a link that has a gradient."""
+"""Where training begins, and what must fit together for it: data, batches, state, and a link that
+has a gradient."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def begin_training(
     init: ArrayLike,
     state: TrainState | None,
 ) -> TrainState:
-    """Where a run, or one for each key, begins: at `state` once it is seen to fit, else at fresh weights."""
+    """Where a run, or one for each key, begins: at `state` once it is seen to fit, else at fresh
+    weights."""
     dimension = data.dimension
     shape = model.student_shape(dimension)
     dtype = jnp.dtype(
@@ -65,7 +67,8 @@ def _check_state(
     dtype: DTypeLike,
     runs: int | None,
 ) -> None:
-    """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or of runs at different steps."""
+    """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or
+    of runs at different steps."""
     Arguments().instance("state", state, TrainState, "the `state` of a solution of train")
     weights = state.weights
     shape = model.student_shape(dimension)
@@ -101,7 +104,8 @@ def _gradient(
 def check_gradient(
     model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int
 ) -> None:
-    """Refuse a link whose gradient is zero (signs, hardmax); warn where it is for some of the rows."""
+    """Refuse a link whose gradient is zero (signs, hardmax); warn where it is for some of the
+    rows."""
     if not concrete(model):
         return
     D = min(dimension, _PROBE)

@@ -1,6 +1,6 @@
 r"""A student of a model as a problem of descent: its loss, its batches, and what is recorded of it.
 
-    loss(Ŵ; B) = c Σ_{μ ∈ B} ℓ(ŷ_μ, y_μ),     ŷ = link(Ŵ x/√D),     ℓ = ‖ŷ - y‖² unless another is given,
+    loss(Ŵ; B) = c Σ_{μ ∈ B} ℓ(ŷ_μ, y_μ),   ŷ = link(Ŵ x/√D),   ℓ = ‖ŷ - y‖² if no other is given,
     c = 1/|B| ("mean", the default), 1 ("sum"), 1/D ("sum/D")
 
 Source: [theory: descent, Eqs. (1) to (3)].
@@ -59,7 +59,8 @@ class Stop(NamedTuple):
 
     Attributes:
         patience: After so many records without a smaller error; None: never.
-        target: When every layer's cosine is as large, in (0, 1] (of ranks above one: of the spans of their rows); None: never.
+        target: When every layer's cosine is as large, in (0, 1] (of ranks above one: of the spans
+            of their rows); None: never.
     """
 
     patience: int | None = None

@@ -1,12 +1,13 @@
 r"""Gradient descent on the same tasks as message passing, by any optax optimiser.
 
-Equations here [theory: descent, Eqs. (1) to (3)], student weights Ŵ, outputs ŷ = link(Ŵ x/√D), a batch B of samples:
+Equations here [theory: descent, Eqs. (1) to (3)], student weights Ŵ, outputs ŷ = link(Ŵ x/√D), a
+batch B of samples:
 
     loss(Ŵ; B) = c Σ_{μ ∈ B} ℓ(ŷ_μ, y_μ),     c = 1/|B| ("mean"), 1 ("sum"), 1/D ("sum/D")
     Ŵ ← Ŵ + optimiser(∇loss),  `repeats` times on each batch; weight decay belongs to the optimiser
 
-A coordinate of the gradient of the mean loss is O(1/D) along the teacher: plain SGD on "mean" wants a learning rate of order D,
-on "sum/D" of order D/|B|.
+A coordinate of the gradient of the mean loss is O(1/D) along the teacher: plain SGD on "mean" wants
+a learning rate of order D, on "sum/D" of order D/|B|.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ def train(
 
         loss = c Σ_μ ℓ(link(Ŵ x_μ/√D), y_μ),   Ŵ ← Ŵ + optimiser(∇loss)
 
-    Many runs: an array of keys, `key=jax.random.split(key, 8)`, gives a Solution with a leading axis of runs from one
-    compilation; jax.vmap does too, over learning rates for example:
-    `jax.vmap(lambda rate: smi.train(model, data, optax.sgd(rate), key=key))(rates)`. A new optimiser object compiles again: keep
-    it. `eqx.tree_serialise_leaves(path, fit.state)` saves a state.
+    Many runs: an array of keys, `key=jax.random.split(key, 8)`, gives a Solution with a leading
+    axis of runs from one compilation; jax.vmap does too, over learning rates for example:
+    `jax.vmap(lambda rate: smi.train(model, data, optax.sgd(rate), key=key))(rates)`. A new
+    optimiser object compiles again: keep it. `eqx.tree_serialise_leaves(path, fit.state)` saves a
+    state.
 
     Args:
         model: The student, any link that has a gradient.
@@ -68,27 +70,31 @@ def train(
         optimizer: Any optax transformation, schedules and weight decay included.
         key: Random key of the start and of the order of the samples, required; or keys, one a run.
         steps: Batches taken. Default 1000.
-        batch_size: Samples in a batch; None: all at once. Or a `Batches`, which also says how often each is used, and whether
-            each sample is used once.
+        batch_size: Samples in a batch; None: all at once. Or a `Batches`, which also says how often
+            each is used, and whether each sample is used once.
         reduction: "mean", "sum" or "sum/D": c above. Default "mean".
         loss: ℓ(prediction, label) of one sample. Default: ‖ŷ - y‖².
         init: Scale of a random start, or weights of a student's shape. Default 1.
-        test: Data on which the error is measured. None: the population error of Gaussian inputs, from the overlaps, on 4096
-            quasi-random points, the same in all runs, to about 1 %, where there is a teacher.
-        record: A function of the weights, kept in history["record"]; or a `Record` that also says how often anything is
-            recorded (else 200 times).
+        test: Data on which the error is measured. None: the population error of Gaussian inputs,
+            from the overlaps, on 4096 quasi-random points, the same in all runs, to about 1 %,
+            where there is a teacher.
+        record: A function of the weights, kept in history["record"]; or a `Record` that also says
+            how often anything is recorded (else 200 times).
         stop: When to stop early, a `Stop`. None: never.
         state: Continue from `fit.state` (`patience` starts anew).
         progress: Show a bar on stderr. Default False.
 
     Returns:
-        A `Solution` with `weights` (P, D) (of matrix models Ŝ, its factors in `state.weights`, and `error` ‖Ŝ - S*‖²/d unless
-        there is a `test`), `overlap`, `error`, `state`, and `history`: "step", "cosine", "overlap", "teacher_overlap",
-        "train_loss" (mean of the batches since the last record), "error". `covariance` is NaN. Codes: SUCCESS (all steps
-        taken, or stopped early), MAX_STEPS (`stop` never met), DIVERGED (weights a hundred times their size), NONFINITE.
+        A `Solution` with `weights` (P, D) (of matrix models Ŝ, its factors in `state.weights`, and
+        `error` ‖Ŝ - S*‖²/d unless there is a `test`), `overlap`, `error`, `state`, and `history`:
+        "step", "cosine", "overlap", "teacher_overlap", "train_loss" (mean of the batches since the
+        last record), "error". `covariance` is NaN. Codes: SUCCESS (all steps taken, or stopped
+        early), MAX_STEPS (`stop` never met), DIVERGED (weights a hundred times their size),
+        NONFINITE.
 
     Raises:
-        ValueError: Outside jit, for arguments out of range, shapes that do not fit, a link without a gradient.
+        ValueError: Outside jit, for arguments out of range, shapes that do not fit, a link without
+            a gradient.
 
     Example:
         >>> import jax, optax, jaxsmi as smi

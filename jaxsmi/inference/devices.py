@@ -1,7 +1,8 @@
 """One function on every device of a mesh, each with its own part of the samples.
 
-Arrays with a leading axis of samples are spread over the devices, everything else is the same on all of them; sums over samples
-go over the devices inside the function (`AbstractSensing.over_devices`).
+Arrays with a leading axis of samples are spread over the devices, everything else is the same on
+all of them; sums over samples go over the devices inside the function
+(`AbstractSensing.over_devices`).
 """
 
 from __future__ import annotations

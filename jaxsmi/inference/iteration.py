@@ -1,11 +1,12 @@
 r"""One step of generalised approximate message passing, as a solver of the one driver.
 
-Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, the covariance C of what is not
-known of it, and the fields' variance V = C:
+Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, the
+covariance C of what is not known of it, and the fields' variance V = C:
 
-    ω = sensing.forward(W) - O g_old                 (Onsager term, O = ∂W/∂b averaged over coordinates; = C)
+    ω = sensing.forward(W) - O g_old          (Onsager term, O = C: ∂W/∂b averaged over coordinates)
     g = channel.respond(y, ω, V)
-    A = the precision of the fields:  "controlled" (α ⟨g gᵀ⟩ with a control variate), "outer": (1/D) Σ g gᵀ,
+    A = the precision of the fields:  "controlled" (α ⟨g gᵀ⟩ with a control variate), "outer": (1/D)
+    Σ g gᵀ,
         "divergence": -(1/D) Σ ∂g, "state": that of state evolution at V
     b = sensing.adjoint(g) + A W
     A, b, O calibrated by the data (calibration.py)
@@ -13,12 +14,12 @@ known of it, and the fields' variance V = C:
 
 Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
 
-The signal is W (P, D), or one matrix (1, rows, columns), whose entries take the place of D and whose fields are the entries of one
-small matrix a sample: the same contractions over the first axis, P = 1
-[theory: attention-indexed, Eqs. (40) to (44)].
+The signal is W (P, D), or one matrix (1, rows, columns), whose entries take the place of D and
+whose fields are the entries of one small matrix a sample: the same contractions over the first
+axis, P = 1 [theory: attention-indexed, Eqs. (40) to (44)].
 
-Where the samples are spread over devices (`Dataset.sharded`) each device takes a step with its own, ω_μ and g_μ stay with
-them, and every Σ_μ goes over all devices; W, C, O and A are the same on all.
+Where the samples are spread over devices (`Dataset.sharded`) each device takes a step with its own,
+ω_μ and g_μ stay with them, and every Σ_μ goes over all devices; W, C, O and A are the same on all.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ __all__ = ["GampIteration", "GampState", "Position", "SideInformation"]
 class GampState(eqx.Module):
     """State after a step, which `record` functions see and `state=` continues from.
 
-    `weights` Ŵ (P, D), `covariance` C (P, P), `onsager` O (P, P), `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P),
-    `step`, the number of steps taken.
+    `weights` Ŵ (P, D), `covariance` C (P, P), `onsager` O (P, P), `g` (N, P, M), `omega` (N, P, M),
+    `precision` A (P, P), `step`, the number of steps taken.
     """
 
     weights: Array
@@ -72,8 +73,10 @@ class SideInformation(NamedTuple):
 class Position(eqx.Module):
     """Where a run is: its `state`, the last finite one, and what the stopping test looks at.
 
-    `residual`: root mean square change of Ŵ in the last step; `ratio` of tr C over the last step, `ray`: steps in a row on the
-    recovery ray; `inaccurate`: fraction of posteriors that missed their tolerance; `start_norm`: size of Ŵ at the start.
+    `residual`: root mean square change of Ŵ in the last step; `ratio` of tr C over the last step,
+        `ray`: steps in a row on the
+    recovery ray; `inaccurate`: fraction of posteriors that missed their tolerance; `start_norm`:
+    size of Ŵ at the start.
     """
 
     state: GampState
@@ -184,7 +187,8 @@ class GampIteration(AbstractSolver[Position]):
         return state.finite
 
     def terminate(self, state: Position, count: Array) -> Array:
-        """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED on the recovery ray."""
+        """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED on the
+        recovery ray."""
         weights = state.state.weights
         norm = jnp.sqrt(jnp.mean(weights**2))
         size = jnp.sum(weights**2) / weights[0].size

@@ -1,7 +1,7 @@
 r"""Generalised approximate message passing on a data set: one engine for every model.
 
-The step is in iteration.py, the loop in core/driver.py. Here: where a run starts, when it is tried again with more damping, and
-what its end means.
+The step is in iteration.py, the loop in core/driver.py. Here: where a run starts, when it is tried
+again with more damping, and what its end means.
 
     start       Ŵ ~ size × N(0, 1), C = S: a tiny start says nothing, and grows as theory says
     informed    the posterior mean given √λ W* + √(1-λ) ξ, λ = 0.99
@@ -57,35 +57,45 @@ def gamp(
 
         ω = Ŵ x/√D - C g,   g = channel(y, ω, C),   Ŵ, C = prior(Σ g x/√D + A Ŵ, A)
 
-    A start of order one with C = S, or C from ∂g, ends overconfident with the first layer unlearned: start tiny, undamped.
+    A start of order one with C = S, or C from ∂g, ends overconfident with the first layer
+    unlearned: start tiny, undamped.
 
     Args:
         model: Any model with a posterior.
-        data: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or without a teacher.
+        data: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or
+            without a teacher.
         key: Random key of the start, and of channels that sample; required.
         max_steps: Steps at most. Default 100.
         tolerance: On the change of Ŵ in a step (before damping), relative to Ŵ. Default 1e-4.
-        damping: Of Ŵ and C, in [0, 1). None: the model's own; for indices 0, which follows state evolution step by step;
-            matrices start again with more where a run diverges (outside jit): history["damping"] says what it was.
-        precision: How A is estimated: "controlled", "outer", "divergence" or "state" (that of state evolution at the current
-            V). None: the model's own; indices "controlled", matrices "state", but for hardmax.
-        calibrate: Whether A and b are calibrated by the data. None: the model's own; always for indices, never for matrices.
-        init: Size of a random start, a number > 0 (default 1e-3: uninformative), "informed" (the posterior mean given the
-            teacher seen with side information 0.99), or the signal itself, (P, D).
-        side_information: λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what that says. Default 0.
-        record: A function of a `GampState`, kept in history["record"]; or a `Record` that also says how often.
+        damping: Of Ŵ and C, in [0, 1). None: the model's own; for indices 0, which follows state
+            evolution step by step; matrices start again with more where a run diverges (outside
+            jit): history["damping"] says what it was.
+        precision: How A is estimated: "controlled", "outer", "divergence" or "state" (that of state
+            evolution at the current V). None: the model's own; indices "controlled", matrices
+            "state", but for hardmax.
+        calibrate: Whether A and b are calibrated by the data. None: the model's own; always for
+            indices, never for matrices.
+        init: Size of a random start, a number > 0 (default 1e-3: uninformative), "informed" (the
+            posterior mean given the teacher seen with side information 0.99), or the signal itself,
+            (P, D).
+        side_information: λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what
+            that says. Default 0.
+        record: A function of a `GampState`, kept in history["record"]; or a `Record` that also says
+            how often.
         state: Continue from the `state` of a solution.
         progress: Show a bar on stderr. Default False.
 
     Returns:
-        A `Solution` with `weights` Ŵ, `overlap` Q = ŴŴᵀ/D, `covariance` C, `error` (plug-in, NaN without a teacher), `state`,
-        and `history` with "step", "overlap", "teacher_overlap" M, "cosine", "covariance", "residual", "damping",
-        "inaccurate". Of matrix models `weights` is Ŝ (d, d), `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS,
-        RECOVERED, MAX_STEPS, DIVERGED, NONFINITE, INACCURATE; a diverged run keeps its history.
+        A `Solution` with `weights` Ŵ, `overlap` Q = ŴŴᵀ/D, `covariance` C, `error` (plug-in, NaN
+        without a teacher), `state`, and `history` with "step", "overlap", "teacher_overlap" M,
+        "cosine", "covariance", "residual", "damping", "inaccurate". Of matrix models `weights` is Ŝ
+        (d, d), `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS,
+        DIVERGED, NONFINITE, INACCURATE; a diverged run keeps its history.
 
     Raises:
-        ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels the channel cannot produce, a model
-            without a posterior. Inside jit: NaN, and the code INVALID.
+        ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels the
+            channel cannot produce, a model without a posterior. Inside jit: NaN, and the code
+            INVALID.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -95,8 +105,8 @@ def gamp(
         (True, True)
 
     Cost:
-        Per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)). Of matrices N T d² operations and
-        an eigendecomposition, 4096 samples at a time.
+        Per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)). Of
+        matrices N T d² operations and an eigendecomposition, 4096 samples at a time.
 
     Source:
         [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
@@ -270,7 +280,8 @@ def _solution(
     P = model.indices
     Q = model.overlaps(state.weights, None)["overlap"]
     error = model.error_of(state.weights, data, key=jax.random.fold_in(problem.key, 1))
-    # V falling to zero is recovery only if the estimate reproduces the labels; else the run was overconfident
+    # V falling to zero is recovery only if the estimate reproduces the labels; else the run was
+    # overconfident
     outputs, labels = jax.vmap(model.link)(problem.fields(state)), data.labels
     misfit = jnp.mean((outputs - labels) ** 2)
     spread = jnp.mean((labels - jnp.mean(labels, 0)) ** 2)

@@ -2,13 +2,16 @@ r"""Fixed points of monotone maps of a covariance, with an honest stopping test.
 
 Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 
-* residual r = F(V) - V; the distance to the fixed point is about (I - J)^{-1} r, and where J is known badly
-  ‖r‖/(1 - ρ), ρ the spectral radius of J: the larger of them, not the (damped) step, is what the tolerance is
-  compared with (J is not normal: one layer's uncertainty can move another thirty times as much);
-* Newton polish V + t (I - J)^{-1} r, t halved after a step that did not halve the residual, taken only where the
-  iteration already contracts (ρ < 0.98), the residual falls, and the step stays near V;
-* ρ by a shifted power iteration from the identity: J maps positive matrices to positive matrices, its leading
-  eigenvalue is real with a positive eigenvector, and the shift kills oscillation between blocks;
+* residual r = F(V) - V; the distance to the fixed point is about (I - J)^{-1} r, and where J is
+  known badly ‖r‖/(1 - ρ), ρ the spectral radius of J: the larger of them, not the (damped) step, is
+  what the tolerance is compared with (J is not normal: one layer's uncertainty can move another
+  thirty times as much);
+* Newton polish V + t (I - J)^{-1} r, t halved after a step that did not halve the residual, taken
+  only where the iteration already contracts (ρ < 0.98), the residual falls, and the step stays near
+  V;
+* ρ by a shifted power iteration from the identity: J maps positive matrices to positive matrices,
+  its leading eigenvalue is real with a positive eigenvector, and the shift kills oscillation
+  between blocks;
 * error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ;
 * implicit derivative: dV = (I - J)^{-1} ∂_θ F dθ. At a marginal fixed point I - J is singular: NaN.
 
@@ -36,7 +39,8 @@ def apply(J: Array, X: Array) -> Array:
 
 
 def spectral_radius(J: Array, steps: int = 200) -> Array:
-    """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices, by shifted power iteration."""
+    """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices, by shifted power
+    iteration."""
     P = J.shape[0]
     shift = 0.25 * jnp.sqrt(jnp.sum(J * J)) / P + 1e-30
 
@@ -60,7 +64,8 @@ def resolvent(J: Array, X: Array) -> Array:
 
 
 class Evaluation(eqx.Module):
-    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P) and whatever else the caller wants of the last call."""
+    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P) and whatever else the caller wants of
+    the last call."""
 
     value: Array
     jacobian: Array
@@ -69,10 +74,11 @@ class Evaluation(eqx.Module):
 
 
 class Iterate(eqx.Module):
-    """The state of the iteration: V, the last evaluation of F (at the V before) and what the stopping test made of it.
+    """The state of the iteration: V, the last evaluation of F (at the V before) and what the
+    stopping test made of it.
 
-    `trace` is tr V before the last step; `ray`: steps in a row on the recovery ray; `trust`: the part of a Newton step that is
-    taken; `polished`: whether the last step was one.
+    `trace` is tr V before the last step; `ray`: steps in a row on the recovery ray; `trust`: the
+    part of a Newton step that is taken; `polished`: whether the last step was one.
     """
 
     V: Array
@@ -125,7 +131,8 @@ class FixedPoint(eqx.Module):
 
     @property
     def history(self) -> dict[str, Array]:
-        """ "step", "covariance", "overlap", "residual", with a leading axis of max_steps + 1 records."""
+        """ "step", "covariance", "overlap", "residual", with a leading axis of max_steps + 1
+        records."""
         return self.run.history
 
 
@@ -179,7 +186,8 @@ class Iteration(AbstractSolver[Iterate]):
         distance = jnp.maximum(
             residual / jnp.maximum(1.0 - rho, 1e-6), jnp.max(jnp.abs(newton_step))
         )
-        # where a polished step did not halve the residual, the Jacobian's statistical error was too large for all of it
+        # where a polished step did not halve the residual, the Jacobian's statistical error was too
+        # large for all of it
         trust = jnp.where(
             state.polished & (residual > 0.5 * state.residual), 0.5 * state.trust, state.trust
         )
@@ -193,7 +201,8 @@ class Iteration(AbstractSolver[Iterate]):
         trace = jnp.trace(V)
         ratio = jnp.trace(value) / trace
         ray = self.ray.follow(state.ray, trace, ratio, trace / state.trace)
-        # faster than any ray (discrete priors): stop before V is so small that no sample sees it, where F falls back to S
+        # faster than any ray (discrete priors): stop before V is so small that no sample sees it,
+        # where F falls back to S
         collapsed = (jnp.trace(value) < 1e-6 * jnp.trace(scale)) & (ratio < 1e-2)
         return Iterate(
             V=new,
@@ -210,9 +219,11 @@ class Iteration(AbstractSolver[Iterate]):
         )
 
     def _sound(self, V: Array, candidate: Array) -> Array:
-        """Whether a Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short.
+        """Whether a Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and
+        short.
 
-        The Jacobian has statistical errors, which near a spinodal would throw a longer step onto another branch.
+        The Jacobian has statistical errors, which near a spinodal would throw a longer step onto
+        another branch.
         """
         root = jnp.linalg.cholesky(V)
         whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
@@ -234,7 +245,8 @@ class Iteration(AbstractSolver[Iterate]):
         }
 
     def terminate(self, state: Iterate, count: Array) -> Array:
-        """SUCCESS within the tolerance, RECOVERED on the recovery ray, else MAX_STEPS or NONFINITE."""
+        """SUCCESS within the tolerance, RECOVERED on the recovery ray, else MAX_STEPS or
+        NONFINITE."""
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),
             ((state.distance <= self.tolerance) & (state.rho < 1.0), Result.SUCCESS),
@@ -255,7 +267,8 @@ def solve(
     until: Array | None = None,
     state: FixedPoint | None = None,
 ) -> FixedPoint:
-    r"""Iterate V ← F(V) until the distance to the fixed point is within the tolerance; say where it ended and how well.
+    r"""Iterate V ← F(V) until the distance to the fixed point is within the tolerance; say where it
+    ended and how well.
 
     Args:
         map_of: V (P, P) to an `Evaluation` of F.
@@ -264,8 +277,8 @@ def solve(
         max_steps: Steps at most.
         tolerance: On the largest entry of the distance (module docstring).
         newton: Whether to polish once the iteration contracts.
-        geometric: Whether V may fall to zero along a ray, which is then perfect recovery (`core.driver.RecoveryRay`);
-            so is V below 1e-6 of its scale that falls a hundredfold.
+        geometric: Whether V may fall to zero along a ray, which is then perfect recovery
+            (`core.driver.RecoveryRay`); so is V below 1e-6 of its scale that falls a hundredfold.
         until: Come back at this step, to show how far it is; None: at the end.
         state: Where an earlier call came back; None: at V0.
 
@@ -281,17 +294,19 @@ def solve(
 
 
 def propagated_error(J: Array, replicas: Array) -> Array:
-    """Standard error (P, P) of the fixed point: independent errors of F (replicas (R, P, P)) carried by (I - J)^{-1}."""
+    """Standard error (P, P) of the fixed point: independent errors of F (replicas (R, P, P))
+    carried by (I - J)^{-1}."""
     R = replicas.shape[0]
     moved = jax.vmap(lambda d: resolvent(J, d))(replicas - jnp.mean(replicas, axis=0))
     return jnp.sqrt(jnp.sum(moved**2, axis=0) / (R * (R - 1)))
 
 
 def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array) -> Array:
-    """Jacobian (P, P, P, P) of the map as computed, on its own random points: what differences with common numbers see.
+    """Jacobian (P, P, P, P) of the map as computed, on its own random points: what differences with
+    common numbers see.
 
-    In the directions of the null space of Q, where fields are of size √Q and the points' own slope is all noise, the
-    map's stated Jacobian takes its place.
+    In the directions of the null space of Q, where fields are of size √Q and the points' own slope
+    is all noise, the map's stated Jacobian takes its place.
     """
     values, vectors = jnp.linalg.eigh(0.5 * (Q + Q.T))
     roots = jnp.sqrt(jnp.maximum(values, 0.0))
