@@ -18,8 +18,8 @@ Tree = TypeVar("Tree")
 
 _SINGLE = (
     "jaxsmi: channels and fixed points are meant for float64, which is off. Call "
-    "jax.config.update('jax_enable_x64', True) at the start of the program; until then errors below "
-    "about 1e-3 are not reached, and reported errors are floored there."
+    "jax.config.update('jax_enable_x64', True) at the start of the program; until then errors "
+    "below about 1e-3 are not reached, and reported errors are floored there."
 )
 _warned = False
 

@@ -8,10 +8,12 @@ Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
         V (1 + α/(λ + V)) = 1,   c = V/(λ + V),   error = (V² + α Δ c²)/(1 - α c²)
     nuclear norm [DGM13; theory: bilinear, Eqs. (26) to (30)], Δ = 0:
         Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ, by Douglas–Rachford:
-        x = z - Q (Qᵀ z - c),   p = shrink_τ(2x - z),   z ← z + p - x,      Q an orthonormal basis of the inputs
+        x = z - Q (Qᵀ z - c),   p = shrink_τ(2x - z),   z ← z + p - x,
+        Q an orthonormal basis of the inputs
     exact from α_NN = min_λ M(λ), β >= 1, b = 1/β, g = b (1 - ρ)/(1 - b ρ), g_± = (1 ± √g)²:
         P_k = (1/(2πg)) ∫_{max(λ², g_-)}^{g_+} t^{k-1} √((g_+ - t)(t - g_-)) dt
-        M = ρ + bρ - bρ² + (1 - bρ) [ρ λ² + (1 - ρ)(P_1 - 2λ P_{1/2} + λ² P_0)],   P_{1/2} - λ P_0 = λ ρ/(1 - ρ)
+        M = ρ + bρ - bρ² + (1 - bρ) [ρ λ² + (1 - ρ)(P_1 - 2λ P_{1/2} + λ² P_0)],
+        P_{1/2} - λ P_0 = λ ρ/(1 - ρ)
         (b = 0: 2ρ - ρ²;  ρ >= 1: 1)
 """
 

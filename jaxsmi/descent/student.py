@@ -113,7 +113,10 @@ def check_gradient(
         weights, teacher = (model.start(k, D) for k in jax.random.split(jax.random.key(1)))
         gradient = _gradient(model, loss, weights, teacher, model.input_shape(D))
         flat = np.flatnonzero(np.all(np.asarray(gradient) == 0.0, axis=1))
-    allowed = "a link with a gradient (signs and hardmax have none: train another, such as a softmax student, on their data)"
+    allowed = (
+        "a link with a gradient (signs and hardmax have none: train another, such as a softmax "
+        "student, on their data)"
+    )
     check(len(flat) < len(weights), "model", "a link whose gradient is zero", allowed)
     if len(flat):
         rows = [int(p) for p in flat]

@@ -1,0 +1,156 @@
+"""The one loop: counting, history, stopping, several runs, and the recovery ray."""
+
+import itertools
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+from jaxsmi import Result
+from jaxsmi.core.codes import RUNNING, choose
+from jaxsmi.core.driver import AbstractSolver, RecoveryRay, advance, begin, drive
+
+
+class Halving(AbstractSolver):
+    """x ← x/2 of one number or several, until each is below a level."""
+
+    start: jax.Array
+    level: float
+    budget: int = eqx.field(static=True)
+
+    def init(self):
+        return self.start
+
+    def step(self, state, count):
+        return jnp.where(state < self.level, state, 0.5 * state)
+
+    def observe(self, state, count):
+        return {"step": count.astype(float), "value": state}
+
+    def terminate(self, state, count):
+        return choose(
+            (jnp.broadcast_to(count >= self.budget, state.shape), Result.MAX_STEPS),
+            (state < self.level, Result.SUCCESS),
+        )
+
+
+def test_history_has_the_start_and_every_record_and_nothing_after_the_end():
+    solver = Halving(jnp.asarray(1.0), 0.1, 20)
+    run = drive(solver, begin(solver, 10), 20, every=2)
+    assert int(run.step) == 4  # 1/16 is the first below 0.1
+    assert int(run.result) == Result.SUCCESS
+    np.testing.assert_array_equal(run.history["step"][:4], [0.0, 2.0, 4.0, np.nan])
+    np.testing.assert_array_equal(run.history["value"][:3], [1.0, 0.25, 0.0625])
+
+
+def test_the_budget_ends_a_run_with_its_code():
+    solver = Halving(jnp.asarray(1.0), 0.0, 5)
+    run = drive(solver, begin(solver, 5), 5)
+    assert int(run.step) == 5
+    assert int(run.result) == Result.MAX_STEPS
+    stopped = drive(solver, begin(solver, 5), 3)
+    assert int(stopped.result) == RUNNING
+
+
+def test_a_run_with_a_progress_bar_is_the_same_run(capsys):
+    solver = Halving(jnp.asarray(1.0), 1e-3, 50)
+    silent = drive(solver, begin(solver, 50), 50)
+    shown = drive(solver, begin(solver, 50), 50, label="halving", stretch=3)
+    chex.assert_trees_all_equal(silent, shown)
+    captured = capsys.readouterr()
+    assert "halving" in captured.err
+    assert not captured.out
+
+
+def test_several_runs_go_on_until_the_last_has_ended():
+    solver = Halving(jnp.asarray([1.0, 4.0]), 0.1, 20)
+    run = drive(solver, begin(solver, 20), 20)
+    np.testing.assert_array_equal(run.result, [Result.SUCCESS, Result.SUCCESS])
+    assert int(run.step) == 6  # 4/64 is the first below 0.1
+    np.testing.assert_array_equal(run.state, [1 / 16, 4 / 64])
+
+
+def test_the_loop_is_jitted_vmapped_and_differentiated():
+    def end(x):
+        solver = Halving(x, 0.1, 20)
+        return advance(solver, begin(solver, 20), jnp.asarray(20)).state
+
+    starts = jnp.asarray([1.0, 2.0, 5.0])
+    alone = jnp.stack([end(x) for x in starts])
+    chex.assert_trees_all_close(jax.vmap(end)(starts), alone, rtol=1e-15)
+    chex.assert_trees_all_close(jax.jit(end)(starts[0]), alone[0], rtol=1e-15)
+    assert float(jax.jvp(end, (1.0,), (1.0,))[1]) == 1 / 16
+
+
+def test_the_strongest_code_wins():
+    yes, no = jnp.asarray(True), jnp.asarray(False)
+    assert int(choose((no, Result.SUCCESS))) == RUNNING
+    code = choose((yes, Result.MAX_STEPS), (yes, Result.NONFINITE), (no, Result.DIVERGED))
+    assert int(code) == Result.NONFINITE
+
+
+def test_recovery_is_a_steady_fall_and_not_a_small_number_alone():
+    ray = RecoveryRay(jnp.asarray(1.0), slowest=0.98, spread=0.1, steps=3)
+
+    def followed(traces):
+        count, previous = jnp.zeros((), int), jnp.asarray(jnp.nan)
+        for before, after in itertools.pairwise(traces):
+            ratio = jnp.asarray(after / before)
+            count = ray.follow(count, jnp.asarray(after), ratio, previous)
+            previous = ratio
+        return bool(ray.reached(count, jnp.asarray(traces[-1])))
+
+    steady = [1e-3 * 0.5**k for k in range(6)]
+    assert followed(steady)
+    assert not followed([1e-4] * 6)  # small, and standing still
+    assert not followed([1e-3, 9e-4, 1e-4, 9e-5, 1e-5, 9e-6])  # falling, but not by one ratio
+    assert not followed([0.5**k for k in range(6)])  # falling, but not small yet
+    assert followed([1.0, 1e-13])  # fallen to rounding
+
+
+def test_a_record_says_what_and_how_often():
+    assert smi.Record.of(jnp.sum, 7).every == 7
+    assert smi.Record.of(smi.Record(jnp.sum, every=3), 7).every == 3
+    with pytest.raises(ValueError, match=r"^every: got 0; allowed: an integer >= 1"):
+        smi.Record(every=0)
+    with pytest.raises(ValueError, match=r"^function: got 3"):
+        smi.Record(3)  # pyright: ignore
+
+
+@pytest.mark.parametrize("learner", ["gamp", "train"])
+def test_a_missing_key_is_asked_for(learner):
+    import optax
+
+    model = smi.links.linear(0.1)
+    data = model.sample(jax.random.key(0), dimension=5, alpha=2.0)
+    calls = {
+        "gamp": lambda: smi.gamp(model, data),
+        "train": lambda: smi.train(model, data, optax.sgd(0.1)),
+    }
+    with pytest.raises(ValueError, match=r"^key: got None; allowed: a key"):
+        calls[learner]()
+
+
+def test_training_that_explodes_says_so():
+    import optax
+
+    model = smi.links.phase_retrieval(squared=True)
+    data = model.sample(jax.random.key(0), dimension=10, alpha=3.0)
+    fit = smi.train(model, data, optax.sgd(3.0), key=jax.random.key(1), steps=3)
+    assert np.isfinite(np.asarray(fit.weights)).all()
+    assert int(fit.result) == Result.DIVERGED
+    assert "learning rate" in fit.message
+
+
+def test_alpha_is_counted_as_the_model_counts():
+    matrix = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)
+    data = matrix.sample(jax.random.key(0), dimension=10, alpha=0.3)
+    assert data.alpha == pytest.approx(0.3)
+    rectangular = smi.Bilinear(aspect_ratio=2.0, rank_ratio=0.5)
+    data = rectangular.sample(jax.random.key(0), dimension=10, alpha=0.4)
+    assert data.alpha == pytest.approx(0.4)
+    assert smi.Dataset(data.inputs, data.labels).alpha == data.samples / 10
