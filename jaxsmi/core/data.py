@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import equinox as eqx
 import jax
@@ -61,6 +61,23 @@ class Regenerated(eqx.Module):
         return lax.map(self.block, jnp.arange(len(self.numbers))).reshape(self.shape)
 
 
+class LabelLaw(Protocol):
+    """What a data set knows of the model that drew its labels."""
+
+    @property
+    def indices(self) -> int:
+        """P, the number of indices."""
+        ...
+
+    def link(self, fields: Array) -> Array:
+        """The noiseless label of one sample from its fields."""
+        ...
+
+    def complexity(self, samples: int, dimension: int) -> float:
+        """The sample complexity α of so many samples."""
+        ...
+
+
 class Dataset(eqx.Module):
     """Inputs, labels and, for synthetic data, the teacher that made them.
 
@@ -79,9 +96,11 @@ class Dataset(eqx.Module):
     inputs: Any  # Float[Array, "N M D"] or Regenerated
     labels: Float[Array, "N ..."]
     teacher: Float[Array, "P D"] | None = None
-    model: Any = None
+    model: LabelLaw | None = None
 
-    def __init__(self, inputs: Any, labels: Any, teacher: Any = None, model: Any = None):
+    def __init__(
+        self, inputs: Any, labels: Any, teacher: Any = None, model: LabelLaw | None = None
+    ):
         stored, labels = not isinstance(inputs, Regenerated), jnp.asarray(labels)
         inputs = jnp.asarray(inputs) if stored else inputs
         if stored and (jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.dtype == bool):
@@ -130,8 +149,11 @@ class Dataset(eqx.Module):
 
     @property
     def alpha(self) -> float:
-        """Sample complexity α = N/D as realised."""
-        return self.samples / self.dimension
+        """Sample complexity α as realised: of the model that drew the data (n/d² of attention with
+        one matrix, n/(dL) of bilinear regression); N/D where that model is not known."""
+        if self.model is None:
+            return self.samples / self.dimension
+        return self.model.complexity(self.samples, self.dimension)
 
     def stored(self) -> Dataset:
         """The same data with all inputs in memory (itself, where they are)."""
