@@ -29,7 +29,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import ExplicitChannel, Posterior
+from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.explicit import ExplicitChannel
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import check
 

@@ -290,7 +290,8 @@ class AbstractModel(eqx.Module):
         """Whether cosines with this teacher exist (indices: it has as many rows)."""
 
     def check_teacher(self, teacher: Array, estimate: tuple[int, ...]) -> None:
-        """Raise a ValueError for a teacher that cannot be compared with an estimate of that shape."""
+        """Raise a ValueError for a teacher that cannot be compared with an estimate of that
+        shape."""
         check(teacher.shape == estimate, "teacher", teacher, f"data.teacher: {estimate}")
 
     def estimation_error(self, estimate: Array, teacher: Array) -> Array:

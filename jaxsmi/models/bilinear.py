@@ -182,7 +182,7 @@ class Bilinear(AbstractMatrixModel):
         return DenseSensing(data.inputs)
 
     def estimate(self, signal: Array) -> Array:
-        """S (L, d) from the signal (1, L, d) of message passing, or from the factors of a student."""
+        """S (L, d) from the signal (1, L, d) of message passing, or from a student's factors."""
         signal = signal.astype(theory_dtype())
         return signal[0] if signal.ndim == 3 else self.product(signal)
 

@@ -19,7 +19,8 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, ExplicitChannel
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.channels.explicit import ExplicitChannel
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, check, require
 from jaxsmi.core.data import Dataset

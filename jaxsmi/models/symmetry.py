@@ -302,7 +302,7 @@ class Exchange(AbstractSymmetry):
         return jnp.zeros_like(goals).at[order].set(jnp.stack(moved)).reshape(estimate.shape)
 
 
-_CLASSES: tuple[type[AbstractSymmetry], ...] = (
+_CLASSES = (
     NoSymmetry,
     Sign,
     JointSign,
@@ -329,11 +329,13 @@ def symmetry_of(
     """
     kind = Arguments().choice("symmetry", kind, SYMMETRIES)
     rows = [np.atleast_1d(np.asarray(part)) for part in block]
+    check(len(rows) > 0, "symmetry", block, "at least one index")
     there = all(0 <= index < indices for part in rows for index in part)
     check(there, "symmetry", tuple(block), f"indices from 0 to {indices - 1}")
+    make = _BY_KIND[kind]
     if np.ndim(block[0]) == 0:
-        return _BY_KIND[kind](tuple(int(part[0]) for part in rows))  # pyright: ignore[reportCallIssue]
-    blocks = [_BY_KIND[kind](tuple(int(i) for i in part)) for part in rows]  # pyright: ignore[reportCallIssue]
+        return make(tuple(int(part[0]) for part in rows))
+    blocks = [make(tuple(int(index) for index in part)) for part in rows]
     return blocks[0] if len(blocks) == 1 else Exchange(blocks)
 
 

@@ -109,6 +109,13 @@ def test_a_data_set_survives_the_file(tmp_path, teacher):
     assert ("teacher" in loaded) == teacher
 
 
+def test_the_alpha_of_a_matrix_data_set_is_in_its_file(tmp_path):
+    """n/(dL), not n/d."""
+    data = smi.Bilinear(2.0, 0.5).sample(jax.random.key(0), dimension=4, alpha=1.5)
+    storage.save(data, tmp_path / "data.nc")
+    assert float(storage.load(tmp_path / "data.nc")["alpha"]) == data.samples / (4 * 8) == 1.5
+
+
 def test_a_batch_is_refused():
     batch = jax.tree.map(lambda leaf: leaf[None], synthetic.solution())
     with pytest.raises(ValueError, match="solution: got 'a batch with alpha of shape"):
