@@ -152,7 +152,8 @@ class DeepAttentionChannel(AbstractAttentionChannel):
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
         """Batch posterior from u (N, M), omega (N, P, M), V (P, P)."""
-        P, M = self.indices, self.tokens
+        P = self.indices
+        M = self.tokens
         chol = jnp.linalg.cholesky(V)
 
         def integrand(
@@ -166,7 +167,8 @@ class DeepAttentionChannel(AbstractAttentionChannel):
             matrices = inner_matrices(split_rows(z, self.layers[:-1]), self.layers[:-1], skip, beta)
             # Z_L = ±u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u
             scale = 1.0 / L[-1, -1]
-            v, jacobian = [u[:, m, None] * scale for m in range(M)], 1.0
+            v = [u[:, m, None] * scale for m in range(M)]
+            jacobian = 1.0
             for A in reversed(matrices):
                 v, inverse_det = eliminate(A, v)
                 jacobian = jacobian * inverse_det

@@ -75,7 +75,8 @@ class Response(eqx.Module):
 def unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Array, Array]:
     """g (S, P, M) = L^{-ᵀ}⟨τ⟩ and ∂g (S, P, M, P, M) = L^{-ᵀ}(Cov τ - I)L^{-1} from moments of
     τ = L^{-1}(z - ω)."""
-    P, M = L.shape[0], tokens
+    P = L.shape[0]
+    M = tokens
     inverse = solve_triangular(L, jnp.eye(P, dtype=L.dtype), lower=True)
     centred = (covariance - jnp.eye(P * M, dtype=L.dtype)).reshape(-1, P, M, P, M)
     g = jnp.einsum("qp,sqm->spm", inverse, mean.reshape(-1, P, M))
@@ -172,8 +173,11 @@ class AbstractChannel(eqx.Module):
         Source: [TCDKZ25], [theory: multi-index, Eqs. (17) to (20)].
         """
         dtype = theory_dtype()
-        y, omega, V = jnp.asarray(y), jnp.asarray(omega, dtype), jnp.asarray(V, dtype)
-        P, M = self.indices, self.tokens
+        y = jnp.asarray(y)
+        omega = jnp.asarray(omega, dtype)
+        V = jnp.asarray(V, dtype)
+        P = self.indices
+        M = self.tokens
         allowed = f"an array of shape (indices, tokens) = {(P, M)}"
         check(omega.shape == (P, M), "omega", omega, allowed)
         check(V.shape == (P, P), "V", V, f"an array of shape (indices, indices) = {(P, P)}")
@@ -191,7 +195,8 @@ class AbstractChannel(eqx.Module):
     ) -> Posterior:
         """Posteriors of samples × randomisations labels drawn at overlap Q (see `response`),
         randomisation by randomisation."""
-        P, M = self.indices, self.tokens
+        P = self.indices
+        M = self.tokens
         count = samples * randomisations
         points = randomised_gaussians(
             key, samples, randomisations, 2 * P * M + self.noise_size
@@ -232,7 +237,8 @@ class AbstractChannel(eqx.Module):
         """
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
-        P, count = self.indices, samples * randomisations
+        P = self.indices
+        count = samples * randomisations
         post = self.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
         outer = jnp.einsum("npm,nqm->npq", post.g, post.g).reshape(randomisations, samples, P, P)
         curvature = -jnp.einsum("npmqm->npq", post.dg).reshape(randomisations, samples, P, P)

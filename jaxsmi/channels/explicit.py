@@ -56,7 +56,8 @@ class ExplicitChannel(AbstractChannel):
         """f and Ψ at Q, V (1, 1), in the form that sampled channels give: replicas all equal,
         `jacobian` exact."""
         del key, samples
-        q, v = Q[0, 0], V[0, 0]
+        q = Q[0, 0]
+        v = V[0, 0]
         mean = self.information(q, v) * jnp.ones((1, 1), v.dtype)
         slope = jnp.zeros((), v.dtype)
         if tangents:  # along a fixed second moment: dV = -dq

@@ -129,11 +129,13 @@ class HardmaxScores(AbstractScores):
 
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ (.., 2, 2) from the signs s (.., 2) and ω (.., 2, 2)."""
-        one, two = statistic[..., 0], statistic[..., 1]
+        one = statistic[..., 0]
+        two = statistic[..., 1]
         sigma = jnp.sqrt(3.0 * V)
         x, y = (s * (omega[..., i, i] - omega[..., 0, 1]) / sigma for i, s in enumerate((one, two)))
         _, g, h = _gaussian_pair(x, y, one * two / 3.0)
-        g, h = one * g / sigma, two * h / sigma
+        g = one * g / sigma
+        h = two * h / sigma
         first = jnp.stack([2.0 * g, -(g + h)], -1)
         return jnp.stack([first, jnp.stack([-(g + h), 2.0 * h], -1)], -2)
 
@@ -178,7 +180,8 @@ def _hardmax_table() -> Table:
 
 def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
     """Σ c_k T_k(x)."""
-    last, before = jnp.zeros_like(x), jnp.zeros_like(x)
+    last = jnp.zeros_like(x)
+    before = jnp.zeros_like(x)
     for c in coefficients[:0:-1]:
         last, before = 2.0 * x * last - before + c, last
     return x * last - before + coefficients[0]
@@ -192,16 +195,21 @@ def hardmax_response(q: Array, V: Array) -> Array:
     x ~ N(0, (q/V) [[1, c], [c, 1]]), c = s_1 s_2/3: symmetric in x_1 and x_2, and s = (1, ±1) stand
     for all four.
     """
-    q, V = jnp.asarray(q, theory_dtype()), jnp.asarray(V, theory_dtype())
+    q = jnp.asarray(q, theory_dtype())
+    V = jnp.asarray(V, theory_dtype())
     nodes, weights = (jnp.asarray(x) for x in np.polynomial.legendre.leggauss(_NODES))
     high = jnp.arcsinh(8.0 * jnp.sqrt(q / V))
     low = -jnp.minimum(high, jnp.arcsinh(8.5))  # below that P_s is less than 1e-16
     t = 0.5 * (low + high) + 0.5 * (high - low) * nodes
-    points, measure = jnp.sinh(t), 0.5 * (high - low) * weights * jnp.cosh(t)
+    points = jnp.sinh(t)
+    measure = 0.5 * (high - low) * weights * jnp.cosh(t)
     i, j = np.triu_indices(_NODES)
-    x, y, weight = points[i], points[j], measure[i] * measure[j] * np.where(i == j, 1.0, 2.0)
+    x = points[i]
+    y = points[j]
+    weight = measure[i] * measure[j] * np.where(i == j, 1.0, 2.0)
     sign = np.array([[1.0], [-1.0]])  # both in one call: it takes long to compile
-    c, ratio = sign / 3.0, jnp.where(q > 0.0, q / V, 1.0)
+    c = sign / 3.0
+    ratio = jnp.where(q > 0.0, q / V, 1.0)
     exponent = -0.5 * (x**2 + y**2 - 2.0 * c * x * y) / ((1.0 - c**2) * ratio)
     weight = weight * jnp.exp(exponent) / (2.0 * np.pi * ratio * np.sqrt(1.0 - c**2))
     weight = jnp.where(q > 0.0, weight, 1.0 / len(i))  # q = 0: all points are at x = 0
@@ -238,7 +246,8 @@ def sampled_response(tokens: int, q: Array, V: Array) -> Array:
     E_ω Σ_y P_y ‖E[Γ|y, ω]‖²."""
     T = tokens
     pairs = T * (T - 1) // 2
-    count, draws = max(512 // 4 ** max(T - 3, 0), 8), 512 * 2 ** max(T - 3, 0)
+    count = max(512 // 4 ** max(T - 3, 0), 8)
+    draws = 512 * 2 ** max(T - 3, 0)
     key, points_key = jax.random.split(jax.random.key(tokens))
     points = randomised_gaussians(points_key, count, _REPLICAS, T + pairs)
     points = points.reshape(_REPLICAS * count, -1)
@@ -260,15 +269,18 @@ def _squared_mean(T: int, draws: int, q: Array, V: Array, point: Array, key: PRN
     pairs = np.triu_indices(T, 1)
     # does a point at itself?
     choices = np.stack(np.meshgrid(*[[0, 1]] * T, indexing="ij"), -1).reshape(-1, T).astype(bool)
-    diagonal, off = np.sqrt(2.0) * jnp.sqrt(q) * point[:T], jnp.sqrt(q) * point[T:]
+    diagonal = np.sqrt(2.0) * jnp.sqrt(q) * point[:T]
+    off = jnp.sqrt(q) * point[T:]
     zeta = jax.random.normal(key, (K, len(pairs[0])))
     full = jnp.full((K, T, T), -jnp.inf)
     full = full.at[:, pairs[0], pairs[1]].set(off + jnp.sqrt(V) * zeta)
     full = jnp.maximum(full, jnp.swapaxes(full, 1, 2))
     z = (diagonal - jnp.max(full, axis=-1)) / jnp.sqrt(2.0 * V)  # (K, T)
-    log_in, log_out = log_ndtr(z), log_ndtr(-z)
+    log_in = log_ndtr(z)
+    log_out = log_ndtr(-z)
     log_edge = -0.5 * z**2 - 0.5 * np.log(2.0 * np.pi)
-    mean_in, mean_out = jnp.exp(log_edge - log_in), -jnp.exp(log_edge - log_out)
+    mean_in = jnp.exp(log_edge - log_in)
+    mean_out = -jnp.exp(log_edge - log_out)
     each = jnp.where(choices, log_in[:, None], log_out[:, None])
     weight = jnp.exp(jnp.sum(each, axis=-1))  # (K, 2^T)
     # of (h_aa - ω_aa)/√V

@@ -231,9 +231,11 @@ def invert_attention(labels: Array, beta: Array) -> Array:
     a = (logs - jnp.diagonal(logs)[:, None]) / beta
     gap = jnp.maximum(-(a + a.T), 0.0)
     flat = jnp.argmax(jnp.where(jnp.eye(M, dtype=bool), -1.0, gap))
-    i, j = flat // M, flat % M
+    i = flat // M
+    j = flat % M
     delta = jnp.sqrt(jnp.maximum(gap[i, j], 1e-300))
-    u_i, u_j = -a[i, j] / delta, a[j, i] / delta
+    u_i = -a[i, j] / delta
+    u_j = a[j, i] / delta
     reference = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), i, j)
     u_r = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), u_i, u_j)
     u = u_r + a[reference] / jnp.where(u_r == 0.0, 1.0, u_r)
@@ -246,7 +248,8 @@ def invert_attention(labels: Array, beta: Array) -> Array:
             eye[:, None, :] * (u[None, :] - 2 * u[:, None])[:, :, None]
             + eye[None, :, :] * u[:, None, None]
         )
-        jac, residual = jac.reshape(M * M, M), residual.reshape(M * M)
+        jac = jac.reshape(M * M, M)
+        residual = residual.reshape(M * M)
         normal = jac.T @ jac
         # tokens that agree exactly leave one direction unseen: a tiny ridge keeps the step finite
         ridge = 1e-14 * (jnp.trace(normal) + 1e-30) * eye

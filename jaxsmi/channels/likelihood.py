@@ -104,7 +104,8 @@ class SampledChannel(AbstractChannel):
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
         """Batch posterior from labels (N, ...), omega (N, P, M), V (P, P)."""
-        P, M = self.indices, self.tokens
+        P = self.indices
+        M = self.tokens
         L = jnp.linalg.cholesky(V)
 
         def integrand(

@@ -108,7 +108,8 @@ class ProductChannel(AbstractScalarChannel):
                 second = (second - w[:, 1] - L[1, 0] * first) / L[1, 1]
                 # dx = scale dt; out of the box exponentials overflow, and have no weight
                 outside = ~(jnp.abs(first) + jnp.abs(second) < 1e100)
-                first, second = jnp.where(outside, 0.0, first), jnp.where(outside, 0.0, second)
+                first = jnp.where(outside, 0.0, first)
+                second = jnp.where(outside, 0.0, second)
                 ell = -0.5 * (first**2 + second**2) + jnp.log(scale)[:, None]
                 ell = jnp.where(outside, jnp.finfo(ell.dtype).min / 4, ell)
                 branches.append((ell, [first, second]))
@@ -141,8 +142,10 @@ def _interval(
         ends = [w + side * spread[i] for i, w in enumerate(expected)]
         return [jnp.log(jnp.maximum(end, 1e-300)) - log_root for end in ends]
 
-    low, high = logs(-1.0), logs(1.0)
-    first, last = jnp.maximum(low[0], -high[1]), jnp.minimum(high[0], -low[1])
+    low = logs(-1.0)
+    high = logs(1.0)
+    first = jnp.maximum(low[0], -high[1])
+    last = jnp.minimum(high[0], -low[1])
     return 0.5 * (first + last), jnp.where(last > first, 0.5 * (last - first), 1.0) / 5.5
 
 
@@ -166,7 +169,9 @@ class SquarePlusSignParityChannel(AbstractScalarChannel, ClosedFormChannel):
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log of the sum over p and s."""
-        w, v, slope = omega[:, 0], V[0, 0], V[1:, 0] / V[0, 0]
+        w = omega[:, 0]
+        v = V[0, 0]
+        slope = V[1:, 0] / V[0, 0]
         conditional = V[1:, 1:] - jnp.outer(slope, V[0, 1:])
         terms = []
         for parity in (1.0, -1.0):
@@ -225,16 +230,19 @@ def _correlations(w: Array, V: Array) -> Array:
     correlations.
     """
     rest = jnp.asarray(0.5 - 0.5 * _NODES)  # 1 - μ
-    levels, weights = 1.0 - rest**2, jnp.asarray(_WEIGHTS) * rest
+    levels = 1.0 - rest**2
+    weights = jnp.asarray(_WEIGHTS) * rest
     total = jnp.zeros_like(levels)
     for i, j, k in ((0, 1, 2), (0, 2, 1), (1, 2, 0)) if len(w) == 3 else ((0, 1, None),):
         c = levels * V[i, j]
         det = V[i, i] * V[j, j] - c * c
         # inverse of the 2×2 block, times (ω_i, ω_j)
-        x, y = (V[j, j] * w[i] - c * w[j]) / det, (V[i, i] * w[j] - c * w[i]) / det
+        x = (V[j, j] * w[i] - c * w[j]) / det
+        y = (V[i, i] * w[j] - c * w[i]) / det
         term = 4.0 * V[i, j] * jnp.exp(-0.5 * (w[i] * x + w[j] * y)) / (2 * jnp.pi * jnp.sqrt(det))
         if k is not None:
-            a, b = levels * V[i, k], levels * V[j, k]
+            a = levels * V[i, k]
+            b = levels * V[j, k]
             variance = V[k, k] - (a * a * V[j, j] - 2 * a * b * c + b * b * V[i, i]) / det
             term = term * erf((w[k] - a * x - b * y) / jnp.sqrt(2.0 * variance))
         total = total + term

@@ -164,7 +164,8 @@ class ModulusChannel(AbstractScalarChannel, ClosedFormChannel):
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log of the density of |z|."""
-        w, v = omega[0, 0], V[0, 0]
+        w = omega[0, 0]
+        v = V[0, 0]
         exponents = (-0.5 * (statistic - w) ** 2 / v, -0.5 * (statistic + w) ** 2 / v)
         return jnp.logaddexp(*exponents) - 0.5 * jnp.log(2 * jnp.pi * v)
 
@@ -198,7 +199,8 @@ def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array
     cuts = jnp.stack([low, mode, high])
     if steep:
         slow = jnp.where(jnp.abs(fixed[2]) > 1e-3, fixed[2], 1e-3)
-        turn, width = fixed[0] - fixed[1] / slow, 12.0 * fixed[3] / jnp.abs(slow)
+        turn = fixed[0] - fixed[1] / slow
+        width = 12.0 * fixed[3] / jnp.abs(slow)
         step = jnp.stack([turn - width, turn + width])
         cuts = jnp.sort(jnp.clip(jnp.append(cuts, step), low, high))
     cuts = jax.lax.stop_gradient(cuts)
@@ -228,6 +230,7 @@ class SignProductChannel(AbstractScalarChannel, ClosedFormChannel):
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log P(z_1 z_2 y > 0)."""
         scale = jnp.sqrt(jnp.diagonal(V))
-        a, b = omega[0, 0] / scale[0], statistic * omega[1, 0] / scale[1]
+        a = omega[0, 0] / scale[0]
+        b = statistic * omega[1, 0] / scale[1]
         rho = statistic * V[0, 1] / (scale[0] * scale[1])
         return jnp.logaddexp(log_quadrant(a, b, rho), log_quadrant(-a, -b, rho))

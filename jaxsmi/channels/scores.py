@@ -70,7 +70,8 @@ class AbstractScores(ExplicitChannel):
     ) -> Posterior:
         """g = Γ as the engine's fields: ω (N, 1, T²), V (1, 1)."""
         del key
-        N, T = omega.shape[0], self.tokens
+        N = omega.shape[0]
+        T = self.tokens
         g = self.gamma(statistic, omega.reshape(N, T, T), V[0, 0]).reshape(N, 1, T * T)
         nan = jnp.full((N,), jnp.nan, g.dtype)
         zero = jnp.zeros((N,), g.dtype)

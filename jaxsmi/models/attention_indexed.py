@@ -171,7 +171,8 @@ class AttentionIndexed(AbstractMatrixModel):
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
         """Raise a ValueError for inputs of other tokens, or labels of another shape."""
         del teacher
-        T, L = self.tokens, self.layers
+        T = self.tokens
+        L = self.layers
         fits = data.inputs.shape[1] == T
         check(fits, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
@@ -220,7 +221,8 @@ class AttentionIndexed(AbstractMatrixModel):
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
         """Tr Ŝ_l Ŝ_k/d as "overlap" (L, L), Tr Ŝ_l S*_k/d as "teacher_overlap", "cosine" (L,) of
         both; NaN without S*."""
-        S, d = self._matrices(weights), weights.shape[-1]
+        S = self._matrices(weights)
+        d = weights.shape[-1]
         Q = jnp.einsum("lij,kij->lk", S, S) / d
         if teacher is None:
             return overlaps_of(Q)
@@ -249,7 +251,8 @@ class AttentionIndexed(AbstractMatrixModel):
     ) -> Estimate:
         """E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise: ŷ = E[y|ω] (`bayes`) or y(ω)."""
         check(self.layers == 1, "model", f"{self.layers} layers", "one layer")
-        q, T = Q[0, 0], self.tokens
+        q = Q[0, 0]
+        T = self.tokens
         V = self.prior.norm - q
         if self.output == "linear":
             return Estimate(T * (T + 1) * V, jnp.zeros((), theory_dtype()))
@@ -273,7 +276,8 @@ class AttentionIndexed(AbstractMatrixModel):
     def scores_of(self, W: Array, inputs: Array | Regenerated) -> Array:
         """Scores h (n, T, T) of inputs (n, T, d) for weights (d, r)."""
         d, r = W.shape
-        narrow, trace = W.astype(product_dtype(inputs)), jnp.sum(W.astype(theory_dtype()) ** 2)
+        narrow = W.astype(product_dtype(inputs))
+        trace = jnp.sum(W.astype(theory_dtype()) ** 2)
 
         def products(x: Array) -> Array:
             z = jnp.einsum("ntd,dr->ntr", x, narrow, precision="highest").astype(theory_dtype())

@@ -204,7 +204,8 @@ class AbstractModel(eqx.Module):
         estimate = solution.weights if isinstance(solution, Solution) else solution
         remedy = "the solution of gamp or train"
         check(estimate is not None, "solution", "a solution without weights", remedy)
-        estimate, inputs = jnp.asarray(estimate), jnp.asarray(inputs)
+        estimate = jnp.asarray(estimate)
+        inputs = jnp.asarray(inputs)
         shape = self.predicted_shape(estimate)
         fits = inputs.ndim == 3 and inputs.shape[1:] == shape
         check(fits, "inputs", inputs, f"an array of shape (N, *{shape})")

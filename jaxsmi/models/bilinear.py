@@ -194,7 +194,8 @@ class Bilinear(AbstractMatrixModel):
             columns = factors.shape[1]  # L + d, L = round(β d)
             if length is None:
                 length = columns - round(columns / (1.0 + float(self.aspect_ratio)))
-            first, second = factors[:, :length], factors[:, length:]
+            first = factors[:, :length]
+            second = factors[:, length:]
         return jnp.matmul(first.T, second, precision="highest") / np.sqrt(factors.shape[0])
 
     def signal(self, teacher: Array) -> Array:
@@ -292,8 +293,10 @@ class Bilinear(AbstractMatrixModel):
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
         """Warn where rounding moves β, ρ or α by more than 1 %."""
-        d, L = dimension, self.length(dimension)
-        rho, beta = float(self.prior.rank_ratio), float(self.aspect_ratio)
+        d = dimension
+        L = self.length(dimension)
+        rho = float(self.prior.rank_ratio)
+        beta = float(self.aspect_ratio)
         ratios = {
             "rank_ratio": (rho, self.prior.width(d) / d),
             "alpha": (alpha, samples / (d * L)),

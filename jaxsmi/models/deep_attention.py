@@ -100,7 +100,8 @@ class DeepAttention(AbstractIndexModel):
         arguments = Arguments()
         depth = arguments.count("depth", depth)
         tokens = arguments.count("tokens", tokens, at_least=2)
-        widths, many = _each("ranks", ranks, depth), _each("heads", heads, depth)
+        widths = _each("ranks", ranks, depth)
+        many = _each("heads", heads, depth)
         ties = (tied,) * depth if isinstance(tied, (bool, np.bool_)) else tuple(tied)
         valid = len(ties) == depth and all(isinstance(t, (bool, np.bool_)) for t in ties)
         check(valid, "tied", tied, f"True or False, or {depth} of them")
@@ -187,7 +188,8 @@ class DeepAttention(AbstractIndexModel):
         Raises: ValueError where the shapes do not fit.
         Cost: O(M P D + M² D) a layer.
         """
-        weights, X = jnp.asarray(weights), jnp.asarray(x)
+        weights = jnp.asarray(weights)
+        X = jnp.asarray(x)
         rows = weights.ndim == 2 and weights.shape[0] == self.indices
         check(rows, "weights", weights, f"({self.indices}, D)")
         shape = (self.tokens, weights.shape[1])

@@ -52,6 +52,7 @@ def linear(
         >>> import jaxsmi as smi
         >>> smi.links.linear(0.1).indices
         1
+    Cost: None: nothing is computed before the model is used.
     Source: [theory: multi-index, Eq. (22), Table 1].
     """
     arguments = Arguments()
@@ -66,10 +67,12 @@ def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
     Args:
         prior: Of the row of W. Default: iid N(0, 1).
     Returns: A `MultiIndex` model.
+    Raises: Nothing.
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.sign(smi.priors.Rademacher()).name
         'sign'
+    Cost: None: nothing is computed before the model is used.
     Source: [theory: multi-index, Eq. (23)].
     """
     return MultiIndex(channel=SignChannel(), prior=prior, name="sign")
@@ -82,10 +85,12 @@ def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None
         squared: y = z² instead of |z|. Default False.
         prior: Of the row of W. Default: iid N(0, 1).
     Returns: A `MultiIndex` model.
+    Raises: Nothing.
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.phase_retrieval().symmetry[0].kind
         'sign'
+    Cost: None: nothing is computed before the model is used.
     Source: [MM18], [theory: multi-index, Eq. (24), Table 1].
     """
     channel = ModulusChannel(squared=squared)
@@ -105,6 +110,7 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
         >>> import jaxsmi as smi
         >>> smi.links.sign_product(2).indices
         2
+    Cost: None: nothing is computed before the model is used.
     Source: [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
     """
     k = Arguments().count("k", k)
@@ -130,6 +136,7 @@ def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
         >>> import jaxsmi as smi
         >>> smi.links.product(2).indices
         2
+    Cost: None: nothing is computed before the model is used.
     Source: [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
     """
     k = Arguments().count("k", k)
@@ -151,10 +158,12 @@ def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex
     Args:
         prior: Of the rows of W. Default: iid N(0, 1).
     Returns: A `MultiIndex` model.
+    Raises: Nothing.
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.square_plus_sign_parity().indices
         3
+    Cost: None: nothing is computed before the model is used.
     Source: [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
     """
     symmetry = [((0, 1, 2), "even signed permutation, the first in place")]

@@ -105,7 +105,8 @@ class AbstractMatrixModel(AbstractModel):
     def small_width_threshold(self) -> Array:
         """The ᾱ from which on something is learned, as ρ -> 0."""
         require(self, Ability.INFERENCE)
-        one, (start, scale) = jnp.ones((), theory_dtype()), self.prior.small_width_start
+        one = jnp.ones((), theory_dtype())
+        (start, scale) = self.prior.small_width_start
         return start / (scale * self.readout.information(0.0 * one, one))
 
     def small_width_error(self, scaled: ArrayLike) -> Array:

@@ -50,24 +50,30 @@ def prediction_error(
         truth: The model that makes the labels. Default: `model`.
     Returns: An `Estimate`, its standard error from the spread over the nets.
     """
-    P, M = model.indices, model.tokens
+    P = model.indices
+    M = model.tokens
     label_law = model if truth is None else truth
     rho = model.prior.second_moment(P) if second_moment is None else second_moment
     goal = rho.shape[0]
     copies = 2 if bayes else 1
     points = randomised_gaussians(key, samples, randomisations, (P + copies * goal) * M)
     parts = points.reshape(randomisations, samples, -1, M)
-    xi, eta = parts[:, :, :P], parts[:, :, P : P + goal]
+    xi = parts[:, :, :P]
+    eta = parts[:, :, P : P + goal]
     root = sqrt_psd(Q)
     if cross is None and second_moment is None:
         # here z = Q^{1/2} ξ + (S - Q)^{1/2} η, whose derivative in Q is regular
-        into, rest = root, sqrt_psd(rho - Q)
+        into = root
+        rest = sqrt_psd(rho - Q)
     else:  # z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
-        cross, inverse = Q if cross is None else cross, inverse_root(Q)
-        into, rest = cross.T @ inverse, sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
+        cross = Q if cross is None else cross
+        inverse = inverse_root(Q)
+        into = cross.T @ inverse
+        rest = sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
     omega = jnp.einsum("pq,rsqm->rspm", root, xi)
     mean = jnp.einsum("pq,rsqm->rspm", into, xi)
-    link, true_link = jax.vmap(jax.vmap(model.link)), jax.vmap(jax.vmap(label_law.link))
+    link = jax.vmap(jax.vmap(model.link))
+    true_link = jax.vmap(jax.vmap(label_law.link))
     labels = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, eta))
     other = link(omega)
     if bayes:

@@ -66,7 +66,8 @@ def sampled_error(
     samples: int,
 ) -> Estimate:
     """Any link of the scores (T, T), by eight randomised nets of `samples` points in all."""
-    T, replicas = tokens, 8
+    T = tokens
+    replicas = 8
     each = power_of_two(max(samples // replicas, 2))
     points = randomised_gaussians(key, each, replicas, 3 * T * T)
     points = points.reshape(replicas, each, 3, T, T)

@@ -158,7 +158,8 @@ class AbstractSignedPermutation(AbstractSymmetry):
         """Those of the best order; where it takes an odd number of flips and only even ones are
         allowed, the smallest cosine is negative."""
         table = jnp.abs(cross) / _scale(Q, rho)
-        rows, order = jnp.arange(len(table)), self._order(table)
+        rows = jnp.arange(len(table))
+        order = self._order(table)
         values = table[rows, order]
         if self.even:
             odd = jnp.prod(_signs(cross[rows, order])) < 0.0
@@ -169,7 +170,8 @@ class AbstractSignedPermutation(AbstractSymmetry):
         """The order and signs of the largest sum of overlaps; where only even flips are allowed
         and it takes an odd one, the row of the smallest overlap is left with the wrong sign."""
         cross = estimate @ teacher.T
-        rows, order = jnp.arange(len(cross)), self._order(jnp.abs(cross))
+        rows = jnp.arange(len(cross))
+        order = self._order(jnp.abs(cross))
         overlaps = cross[rows, order]
         signs = _signs(overlaps)
         if self.even:

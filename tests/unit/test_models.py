@@ -1,4 +1,4 @@
-"""Models: network and link agree, data, predictions, alignment up to every symmetry, known errors."""
+"""Models: network and link agree, data, predictions, alignment up to symmetries, known errors."""
 
 import itertools
 
@@ -217,9 +217,9 @@ def test_symmetries_are_named_by_words():
     assert isinstance(heads, Exchange)
     assert heads.indices == (0, 2, 1, 3)
     assert free(4, [heads]).symmetry == (heads,)
-    with pytest.raises(ValueError, match="symmetry: got 'signs'.*'signed permutation'"):
+    with pytest.raises(ValueError, match=r"symmetry: got 'signs'.*'signed permutation'"):
         free(2, [((0, 1), "signs")])
-    with pytest.raises(ValueError, match="symmetry: .*indices from 0 to 1"):
+    with pytest.raises(ValueError, match=r"symmetry: .*indices from 0 to 1"):
         free(2, [((0, 2), "sign")])
 
 
