@@ -18,7 +18,7 @@ from jaxsmi.channels.likelihood import SampledChannel
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import Arguments, Interval
 from jaxsmi.models.index import AbstractIndexModel
-from jaxsmi.models.symmetry import AbstractSymmetry, symmetry_of
+from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.iid import AbstractIidPrior, Gaussian
 
@@ -72,7 +72,7 @@ class MultiIndex(AbstractIndexModel):
         prior: AbstractIidPrior | None = None,
         log_likelihood: Callable[[Array, Array], Array] | None = None,
         channel: AbstractChannel | None = None,
-        symmetry: Sequence[AbstractSymmetry | tuple[Sequence, str]] = (),
+        symmetry: Sequence[AbstractSymmetry | tuple[Block, str]] = (),
         name: str | None = None,
         tolerance: float | None = None,
         max_nodes: int = 2**20,

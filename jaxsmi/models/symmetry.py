@@ -39,6 +39,7 @@ __all__ = [
     "SYMMETRIES",
     "AbstractSymmetry",
     "AnchoredEvenSignedPermutation",
+    "Block",
     "EvenSignedPermutation",
     "Exchange",
     "JointSign",
@@ -51,6 +52,10 @@ __all__ = [
     "best_order",
     "symmetry_of",
 ]
+
+
+# rows of W, or blocks of rows that can be exchanged
+Block = Sequence[int] | Sequence[Sequence[int]]
 
 
 def best_order(table: Array) -> Array:
@@ -318,9 +323,7 @@ _BY_KIND = {each.kind: each for each in _CLASSES}
 SYMMETRIES = tuple(_BY_KIND)
 
 
-def symmetry_of(
-    block: Sequence[int] | Sequence[Sequence[int]], kind: str, indices: int
-) -> AbstractSymmetry:
+def symmetry_of(block: Block, kind: str, indices: int) -> AbstractSymmetry:
     """The symmetry that a word names, of a block of rows, or of exchangeable blocks of one size.
 
     Args:
