@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import synthetic
 
+import jaxsmi as smi
 from jaxsmi.workbench import storage
 
 pytest.importorskip("xarray")
