@@ -1,4 +1,7 @@
-"""Output channels: what a label says about its fields. base.py states the equations that all share."""
+"""Output channels: what a label says about its fields.
+
+base.py states the equations that all channels share.
+"""
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
 from jaxsmi.channels.base import (

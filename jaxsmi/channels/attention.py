@@ -1,17 +1,17 @@
-r"""Deep attention as a link on the fields, its exact inversion, and the exact noiseless channel.
+r"""The exact channels of noiseless attention: what an attention matrix says about its fields.
 
-Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (20)]. With Z_ℓ (P_ℓ, M) the block of layer ℓ, B_0 = I_M:
+Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (20)]. With Z_ℓ (P_ℓ, M) the block of
+layer ℓ and the link of channels/layers.py (h_ℓ, A_ℓ, B_ℓ):
 
-    h_ℓ = Z_ℓ B_{ℓ-1}ᵀ,   A_ℓ = c_ℓ I + S_ℓ(h_ℓ),   B_ℓ = A_ℓ B_{ℓ-1},   y = S_L(h_L),
-    S(h) = σ_β(hᵀh)                      one head, query and key tied;
-    S(h) = (1/H) Σ_a σ_β(q_aᵀ k_a)       H heads, h the rows q_1, k_1, q_2, k_2, ..; tied: q_a = k_a, written once
-    σ_β(s)_ij = exp(β s_ij) / Σ_k exp(β s_ik)        row softmax; hardmax is its limit β → ∞
+    inversion, the last layer one tied head of rank one, u = h_L:
+        log(y_ij/y_ii)/β = u_i (u_j - u_i) gives u up to one global sign
+    channel:
+        Z_out = Σ_{s=±1} ∫ dZ_1..dZ_{L-1} |det B_{L-1}|^{-1}
+                N((Z_1, .., Z_{L-1}, s u B_{L-1}^{-ᵀ}); ω, V)
 
-Inversion, the last layer one tied head of rank one, u = h_L: log(y_ij/y_ii)/β = u_i (u_j - u_i) gives u up to one global sign.
-Channel: Z_out = Σ_{s=±1} ∫ dZ_1..dZ_{L-1} |det B_{L-1}|^{-1} N((Z_1, .., Z_{L-1}, s u B_{L-1}^{-ᵀ}); ω, V).
-
-In whitened fields τ = chol(V)^{-1}(z - ω), the inner blocks are standard Gaussians t and the last block is a residual
-r_s(t); that is the form `integrate.self_refining_moments` takes, and it stays right when V goes to zero.
+In whitened fields τ = chol(V)^{-1}(z - ω), the inner blocks are standard Gaussians t and the last
+block is a residual r_s(t); that is the form `numerics.refining.self_refining_moments` takes, and it
+stays right when V goes to zero.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ from jaxsmi.channels.layers import (
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
+__all__ = ["AbstractAttentionChannel", "DeepAttentionChannel", "SingleAttentionChannel"]
 
-class _AttentionLabels(AbstractChannel):
+
+class AbstractAttentionChannel(AbstractChannel):
     """What the channels of noiseless attention share: the link, its labels and their inversion."""
 
     layers: eqx.AbstractVar[tuple[Layer, ...]]
@@ -65,30 +67,17 @@ class _AttentionLabels(AbstractChannel):
     def check_labels(self, labels: Array) -> None:
         """Rows of y must be probabilities, in float64."""
         M = self.tokens
-        check(
-            labels.ndim == 3 and labels.shape[1:] == (M, M),
-            "labels",
-            labels,
-            f"an array of shape (N, {M}, {M})",
+        fits = labels.ndim == 3 and labels.shape[1:] == (M, M)
+        check(fits, "labels", labels, f"an array of shape (N, {M}, {M})")
+        allowed = (
+            "float64, by jax.config.update('jax_enable_x64', True) (a float32 softmax cannot be "
+            "inverted)"
         )
-        check(
-            labels.dtype == jnp.float64,
-            "labels",
-            labels.dtype.name,
-            "float64, by jax.config.update('jax_enable_x64', True) (a float32 softmax cannot be inverted)",
-        )
-        check(
-            jnp.all(labels > 0.0),
-            "labels",
-            labels,
-            "strictly positive attention weights (none underflowed to zero)",
-        )
-        check(
-            jnp.all(jnp.abs(jnp.sum(labels, -1) - 1.0) < 1e-8),
-            "labels",
-            labels,
-            "rows of y that sum to one",
-        )
+        check(labels.dtype == jnp.float64, "labels", labels.dtype.name, allowed)
+        allowed = "strictly positive attention weights (none underflowed to zero)"
+        check(jnp.all(labels > 0.0), "labels", labels, allowed)
+        gap = jnp.abs(jnp.sum(labels, -1) - 1.0)
+        check(jnp.all(gap < 1e-8), "labels", labels, "rows of y that sum to one")
 
     def observe(self, fields: Array, noise: Array) -> Array:
         """u = h_L itself: exact where labels would underflow."""
@@ -104,8 +93,9 @@ class _AttentionLabels(AbstractChannel):
         return jax.vmap(lambda y: invert_attention(y, self.beta))(labels)
 
 
-class SingleAttentionChannel(ClosedFormChannel, _AttentionLabels):
-    """One attention layer of rank one: the fields are seen up to a sign, Z_out = Σ_s Π_m N(s u_m; ω_m, V)."""
+class SingleAttentionChannel(ClosedFormChannel, AbstractAttentionChannel):
+    """One attention layer of rank one: the fields are seen up to a sign,
+    Z_out = Σ_s Π_m N(s u_m; ω_m, V)."""
 
     tokens: int = eqx.field(static=True)
     indices: int = eqx.field(static=True)
@@ -114,13 +104,11 @@ class SingleAttentionChannel(ClosedFormChannel, _AttentionLabels):
     beta: Array
 
     def __init__(self, tokens: int, beta: Array):
-        self.tokens, self.indices, self.layers, self.skip, self.beta = (
-            tokens,
-            1,
-            (Layer(),),
-            jnp.zeros((0,)),
-            beta,
-        )
+        self.tokens = tokens
+        self.indices = 1
+        self.layers = (Layer(),)
+        self.skip = jnp.zeros((0,))
+        self.beta = beta
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Σ_{s=±1} Π_m N(s u_m; ω_m, V)."""
@@ -129,12 +117,13 @@ class SingleAttentionChannel(ClosedFormChannel, _AttentionLabels):
         return jnp.logaddexp(*exponents) - 0.5 * self.tokens * jnp.log(2 * jnp.pi * v)
 
 
-class DeepAttentionChannel(_AttentionLabels):
-    """The exact noiseless channel of two or more attention layers, the last one tied head of rank one, the others any.
+class DeepAttentionChannel(AbstractAttentionChannel):
+    """The exact noiseless channel of two or more attention layers, the last one tied head of rank
+    one, the others any.
 
-    The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over with `self_refining_moments`; `budget` says
-    how accurate g must be and how many nodes a sample may cost. Two layers of two tokens cost about 20 ns × 1024 nodes at
-    the first level on one CPU core.
+    The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over with
+    `self_refining_moments`; `budget` says how accurate g must be and how many nodes a sample may
+    cost. Two layers of two tokens cost about 20 ns × 1024 nodes at the first level on one CPU core.
     """
 
     tokens: int = eqx.field(static=True)
@@ -147,12 +136,12 @@ class DeepAttentionChannel(_AttentionLabels):
     def __init__(
         self, tokens: int, layers: tuple[Layer, ...], skip: Array, beta: Array, budget: Budget
     ):
-        self.tokens, self.indices, self.layers = (
-            tokens,
-            sum(layer.indices for layer in layers),
-            layers,
-        )
-        self.skip, self.beta, self.budget = skip, beta, budget
+        self.tokens = tokens
+        self.indices = sum(layer.indices for layer in layers)
+        self.layers = layers
+        self.skip = skip
+        self.beta = beta
+        self.budget = budget
 
     @property
     def tolerance(self) -> Array:
@@ -163,7 +152,8 @@ class DeepAttentionChannel(_AttentionLabels):
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
         """Batch posterior from u (N, M), omega (N, P, M), V (P, P)."""
-        P, M = self.indices, self.tokens
+        P = self.indices
+        M = self.tokens
         chol = jnp.linalg.cholesky(V)
 
         def integrand(
@@ -177,13 +167,13 @@ class DeepAttentionChannel(_AttentionLabels):
             matrices = inner_matrices(split_rows(z, self.layers[:-1]), self.layers[:-1], skip, beta)
             # Z_L = ±u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u
             scale = 1.0 / L[-1, -1]
-            v, jacobian = [u[:, m, None] * scale for m in range(M)], 1.0
+            v = [u[:, m, None] * scale for m in range(M)]
+            jacobian = 1.0
             for A in reversed(matrices):
                 v, inverse_det = eliminate(A, v)
                 jacobian = jacobian * inverse_det
-            shift = jnp.einsum(
-                "q,qmn->mn", L[-1, :-1], rows
-            )  # mean of the last block given the inner ones, minus ω
+            # mean of the last block given the inner ones, minus ω
+            shift = jnp.einsum("q,qmn->mn", L[-1, :-1], rows)
             centre = [w[:, -1, m, None] * scale + shift[m] * scale for m in range(M)]
             branches = []
             for sign in (1.0, -1.0):
@@ -191,15 +181,24 @@ class DeepAttentionChannel(_AttentionLabels):
                 branches.append((-0.5 * sum(x * x for x in r), r))
             return jacobian, branches  # pyright: ignore[reportReturnType]
 
-        # narrowest feature in t: the width of the last block's conditional, in units of the widest inner field
+        # narrowest feature in t: the width of the last block's conditional, in units of the widest
+        # inner field
         width = chol[-1, -1] / jnp.max(jnp.diagonal(chol)[:-1])
-        # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance is no loss
+        # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance is no
+        # loss
         single = jnp.finfo(jnp.float32).eps <= 0.01 * self.budget.tolerance * chol[-1, -1] ** 2
         start = level_for_width((P - 1) * M, self.budget, width)
         moments = self_refining_moments(
-            integrand, (statistic, omega), lambda *tau: unwhiten(chol, M, *tau), inner=(P - 1) * M, outer=M,
-            budget=self.budget, start=start, key=key, single=single,
-        )  # fmt: skip
+            integrand,
+            (statistic, omega),
+            lambda *tau: unwhiten(chol, M, *tau),
+            inner=(P - 1) * M,
+            outer=M,
+            budget=self.budget,
+            start=start,
+            key=key,
+            single=single,
+        )
         log_norm = M * (jnp.log(chol[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi))
         post = as_posterior(moments, omega.shape)
         return eqx.tree_at(lambda p: p.log_partition, post, post.log_partition - log_norm)

@@ -1,6 +1,7 @@
 r"""What an output channel is: p(y|z) seen through one Gaussian of fields.
 
-Equations here [TCDKZ25; theory: multi-index, Eqs. (17) to (21), (42) to (46)]; ω, z (P, M), V (P, P) shared by the M tokens:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (17) to (21), (42) to (46)]; ω, z (P, M),
+V (P, P) shared by the M tokens:
 
     Z_out(y; ω, V) = ∫ Π_m N(z_m; ω_m, V) p(y|z) dz
     g  = ∂_ω log Z_out = V^{-1} (E[z|y,ω,V] - ω)                                   (P, M)
@@ -8,7 +9,8 @@ Equations here [TCDKZ25; theory: multi-index, Eqs. (17) to (21), (42) to (46)]; 
     response(Q) = E Σ_m g_m g_mᵀ,  ω = Q^{1/2} ξ, z = ω + V^{1/2} η, y ~ p(y|z)    (P, P)
     d response(Q)[dQ] = E Σ_{m,n} ∂g_{mn} dQ ∂g_{mn}ᵀ
 
-A channel with a closed-form log Z_out needs to say nothing else (`ClosedFormChannel`): g, ∂g come by autodiff.
+A channel with a closed-form log Z_out needs to say nothing else (`ClosedFormChannel`): g and ∂g
+come by autodiff.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ from jaxsmi.numerics.refining import Moments
 class Posterior(eqx.Module):
     """Posterior of the fields of one sample (or, with a leading axis, of a batch).
 
-    `log_partition`: log Z_out; `g` (P, M); `dg` (P, M, P, M); `ess`: effective number of integration nodes (inf for closed
-    forms); `error`, `dg_error`: estimated errors of g and dg relative to 1 + max|g| and 1 + max|dg|.
+    `log_partition`: log Z_out; `g` (P, M); `dg` (P, M, P, M); `ess`: effective number of
+    integration nodes (inf for closed forms); `error`, `dg_error`: estimated errors of g and dg
+    relative to 1 + max|g| and 1 + max|dg|.
     """
 
     log_partition: Array
@@ -55,10 +58,10 @@ class Posterior(eqx.Module):
 class Response(eqx.Module):
     """State evolution's output side at one overlap.
 
-    `mean` (P, P): E Σ_m g gᵀ; `replicas` (R, P, P): the same from each randomisation of the outer points, whose spread is
-    the statistical error; `jacobian` (P, P, P, P): d mean_{ab} / d Q_{cd}; `log_partition`: E log Z_out and its replicas
-    (R,); `error`: largest accepted error of an inner integral; `inaccurate`: fraction of samples whose inner integral
-    missed its tolerance.
+    `mean` (P, P): E Σ_m g gᵀ; `replicas` (R, P, P): the same from each randomisation of the outer
+    points, whose spread is the statistical error; `jacobian` (P, P, P, P): d mean_{ab} / d Q_{cd};
+    `log_partition`: E log Z_out and its replicas (R,); `error`: largest accepted error of an inner
+    integral; `inaccurate`: fraction of samples whose inner integral missed its tolerance.
     """
 
     mean: Array
@@ -70,8 +73,10 @@ class Response(eqx.Module):
 
 
 def unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Array, Array]:
-    """g (S, P, M) = L^{-ᵀ}⟨τ⟩ and ∂g (S, P, M, P, M) = L^{-ᵀ}(Cov τ - I)L^{-1} from moments of τ = L^{-1}(z - ω)."""
-    P, M = L.shape[0], tokens
+    """g (S, P, M) = L^{-ᵀ}⟨τ⟩ and ∂g (S, P, M, P, M) = L^{-ᵀ}(Cov τ - I)L^{-1} from moments of
+    τ = L^{-1}(z - ω)."""
+    P = L.shape[0]
+    M = tokens
     inverse = solve_triangular(L, jnp.eye(P, dtype=L.dtype), lower=True)
     centred = (covariance - jnp.eye(P * M, dtype=L.dtype)).reshape(-1, P, M, P, M)
     g = jnp.einsum("qp,sqm->spm", inverse, mean.reshape(-1, P, M))
@@ -85,10 +90,11 @@ def as_posterior(moments: Moments, shape: tuple[int, ...]) -> Posterior:
 
 
 class AbstractChannel(eqx.Module):
-    """p(y|z) for fields z (P, M). A channel draws labels, and says what a label tells about the fields.
+    """p(y|z) for fields z (P, M): draws labels, and says what a label tells about the fields.
 
-    `smooth`: False where labels jump with the fields (signs): derivatives along sampled labels then miss the jumps.
-    `explicit`: whether `response` is a function known in closed form, without random points: it then needs no key.
+    `smooth`: False where labels jump with the fields (signs): derivatives along sampled labels then
+    miss the jumps. `explicit`: whether `response` is a function known in closed form, without
+    random points: it then needs no key.
     """
 
     smooth: ClassVar[bool] = True
@@ -98,13 +104,15 @@ class AbstractChannel(eqx.Module):
     tokens: eqx.AbstractVar[int]
 
     def refusal(self, ability: Ability) -> str | None:
-        """Why the channel lacks an ability, as one sentence with its remedy; None where it has it."""
+        """Why the channel lacks an ability, as one sentence with its remedy; None where it has
+        it."""
         del ability
         return None
 
     @property
     def constraints(self) -> int | None:
-        """How many combinations of a sample's fields a noiseless label fixes; None where they were not counted."""
+        """How many combinations of a sample's fields a noiseless label fixes; None where they were
+        not counted."""
         return None
 
     @property
@@ -117,7 +125,8 @@ class AbstractChannel(eqx.Module):
         """The label of one sample without its noise, from its fields (P, M)."""
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """The label of one sample from its fields (P, M) and `noise` (noise_size,) standard normals; noiseless: the link."""
+        """The label of one sample from its fields (P, M) and `noise` (noise_size,) standard
+        normals; noiseless: the link."""
         del noise
         return self.link(fields)
 
@@ -127,7 +136,8 @@ class AbstractChannel(eqx.Module):
         """Whether the label is a function of the fields alone (a traced or concrete boolean)."""
 
     def observe(self, fields: Array, noise: Array) -> Array:
-        """The statistic of a label drawn from fields (P, M): that of `label`, unless a channel knows a more direct way."""
+        """The statistic of a label drawn from fields (P, M): that of `label`, unless a channel
+        knows a more direct way."""
         return self.statistic(self.label(fields, noise)[None])[0]
 
     @abc.abstractmethod
@@ -147,19 +157,29 @@ class AbstractChannel(eqx.Module):
     def posterior(
         self, y: ArrayLike, omega: ArrayLike, V: ArrayLike, key: PRNGKeyArray | None = None
     ) -> Posterior:
-        r"""Posterior of the fields of one sample: log Z_out, g = V^{-1}(E[z|y] - ω), ∂g, with its error.
+        r"""Posterior of the fields of one sample, with its error.
 
-        Arguments: `y` one label; `omega` (P, M); `V` (P, P) positive definite; `key` for channels that sample.
-        Raises: ValueError for wrong shapes, non-finite numbers, a V that is not positive definite, a y out of range.
-        Cost: microseconds for closed forms; see the channel for the others. Source: [TCDKZ25],
-        [theory: multi-index, Eqs. (17) to (20)].
+        log Z_out, g = V^{-1}(E[z|y] - ω) and ∂g.
+
+        Args:
+            y: One label.
+            omega: Means of the fields (P, M).
+            V: Their covariance (P, P), positive definite.
+            key: For channels that sample. Default None.
+        Returns: A `Posterior`.
+        Raises: ValueError for wrong shapes, non-finite numbers, a V that is not positive definite,
+            a y out of range.
+        Cost: Microseconds for closed forms; see the channel for the others.
+        Source: [TCDKZ25], [theory: multi-index, Eqs. (17) to (20)].
         """
         dtype = theory_dtype()
-        y, omega, V = jnp.asarray(y), jnp.asarray(omega, dtype), jnp.asarray(V, dtype)
-        P, M = self.indices, self.tokens
-        check(
-            omega.shape == (P, M), "omega", omega, f"an array of shape (indices, tokens) = {(P, M)}"
-        )
+        y = jnp.asarray(y)
+        omega = jnp.asarray(omega, dtype)
+        V = jnp.asarray(V, dtype)
+        P = self.indices
+        M = self.tokens
+        allowed = f"an array of shape (indices, tokens) = {(P, M)}"
+        check(omega.shape == (P, M), "omega", omega, allowed)
         check(V.shape == (P, P), "V", V, f"an array of shape (indices, indices) = {(P, P)}")
         check(jnp.all(jnp.isfinite(omega)), "omega", omega, "finite numbers")
         check(jnp.all(jnp.isfinite(V)), "V", V, "finite numbers")
@@ -173,8 +193,10 @@ class AbstractChannel(eqx.Module):
     def draw(
         self, Q: Array, V: Array, *, key: PRNGKeyArray, samples: int, randomisations: int
     ) -> Posterior:
-        """Posteriors of samples × randomisations labels drawn at overlap Q (see `response`), randomisation by randomisation."""
-        P, M = self.indices, self.tokens
+        """Posteriors of samples × randomisations labels drawn at overlap Q (see `response`),
+        randomisation by randomisation."""
+        P = self.indices
+        M = self.tokens
         count = samples * randomisations
         points = randomised_gaussians(
             key, samples, randomisations, 2 * P * M + self.noise_size
@@ -197,17 +219,26 @@ class AbstractChannel(eqx.Module):
         randomisations: int,
         tangents: bool = True,
     ) -> Response:
-        r"""E Σ_m g_m g_mᵀ over ω ~ N(0, Q ⊗ I), z ~ N(ω, V ⊗ I), y ~ p(y|z), on common random numbers.
+        r"""E Σ_m g_m g_mᵀ over ω ~ N(0, Q ⊗ I), z ~ N(ω, V ⊗ I), y ~ p(y|z), on common random
+        numbers.
 
-        Arguments: `Q`, `V` (P, P) with Q + V the second moment of the signal; `samples` points (a power of two) in each
-        of `randomisations` independent scrambles of one net. Returns a `Response`; `jacobian` from the identity
-        d response = E Σ ∂g dQ ∂gᵀ (zeros unless `tangents`). The points depend on the key alone, so that Q ↦ response(Q)
-        is one smooth map. NaN where Q or V is not finite or V is not positive definite.
-        Cost: samples × randomisations posteriors. Source: [TCDKZ25], [theory: multi-index, Eqs. (42), (43), (46)].
+        The points depend on the key alone, so that Q -> response(Q) is one smooth map.
+
+        Args:
+            Q: Overlap (P, P); Q + V is the second moment of the signal.
+            V: Covariance of the fields (P, P).
+            key: Of the points.
+            samples: Points in each randomisation, a power of two.
+            randomisations: Independent scrambles of one net.
+            tangents: Whether `jacobian` is computed, from d response = E Σ ∂g dQ ∂gᵀ.
+        Returns: A `Response`; NaN where Q or V is not finite or V is not positive definite.
+        Cost: samples × randomisations posteriors.
+        Source: [TCDKZ25], [theory: multi-index, Eqs. (42), (43), (46)].
         """
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
-        P, count = self.indices, samples * randomisations
+        P = self.indices
+        count = samples * randomisations
         post = self.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
         outer = jnp.einsum("npm,nqm->npq", post.g, post.g).reshape(randomisations, samples, P, P)
         curvature = -jnp.einsum("npmqm->npq", post.dg).reshape(randomisations, samples, P, P)
@@ -236,11 +267,13 @@ class AbstractChannel(eqx.Module):
 def _respond(
     channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None
 ) -> Posterior:
+    """`respond`, compiled once for each channel."""
     return channel.respond(statistic, omega, V, key)
 
 
 class ClosedFormChannel(AbstractChannel):
-    """A channel given by its log-partition for one sample; g, ∂g and the free entropy follow by autodiff."""
+    """A channel given by its log-partition for one sample; g, ∂g and the free entropy follow by
+    autodiff."""
 
     @abc.abstractmethod
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
@@ -268,10 +301,11 @@ class ClosedFormChannel(AbstractChannel):
 
 
 def _controlled(values: Array, control: Array) -> Array:
-    """Means (R, ...) of values (R, n, ...) with a control variate of mean zero (E Σ g gᵀ = -E Σ ∂g, so their difference).
+    """Means (R, ...) of values (R, n, ...) with a control variate of mean zero (E Σ g gᵀ = -E Σ ∂g,
+    so their difference).
 
-    The coefficient of each randomisation is regressed on the others, which keeps the mean unbiased. Where the two are
-    equivalent (linear channel) the result is exact.
+    The coefficient of each randomisation is regressed on the others, which keeps the mean unbiased.
+    Where the two are equivalent (linear channel) the result is exact.
     """
     covariance, variance = (
         jnp.sum(x, 0) - x for x in covariance_and_variance(values, control, axis=1)
@@ -280,67 +314,9 @@ def _controlled(values: Array, control: Array) -> Array:
     return jnp.mean(values, axis=1) - slope * jnp.mean(control, axis=1)
 
 
-class ExplicitChannel(AbstractChannel):
-    """A channel of one field vector a sample, whose response is an explicit function f(q, V) of two numbers.
-
-    response(Q) = f,   E log Z_out = Ψ(q),   f = Ψ'/weight of the prior's scalar product
-    """
-
-    explicit: ClassVar[bool] = True
-
-    @abc.abstractmethod
-    def information(self, q: Array, V: Array) -> Array:
-        """f(q) = E ‖g‖² at the overlap q, with V left: the precision that a sample adds."""
-
-    @abc.abstractmethod
-    def log_partition(self, q: Array, V: Array) -> Array:
-        """Ψ(q) = E log Z_out, up to a constant where labels are noiseless numbers."""
-
-    @property
-    def sampled(self) -> bool:
-        """Whether f comes from Monte-Carlo, with an `uncertainty`."""
-        return False
-
-    def uncertainty(self, q: Array, V: Array) -> Array:
-        """Relative standard error of f: zero unless it comes from Monte-Carlo."""
-        del q
-        return jnp.zeros_like(V)
-
-    def response(
-        self,
-        Q: Array,
-        V: Array,
-        *,
-        key: PRNGKeyArray | None = None,
-        samples: int = 0,
-        randomisations: int = 2,
-        tangents: bool = True,
-    ) -> Response:
-        """f and Ψ at Q, V (1, 1), in the form that sampled channels give: replicas all equal, `jacobian` exact."""
-        del key, samples
-        q, v = Q[0, 0], V[0, 0]
-        mean = self.information(q, v) * jnp.ones((1, 1), v.dtype)
-        slope = jnp.zeros((), v.dtype)
-        if tangents:  # along a fixed second moment: dV = -dq
-            slope = jax.jvp(self.information, (q, v), (jnp.ones_like(q), -jnp.ones_like(v)))[1]
-        zero = jnp.zeros((), v.dtype)
-        log_partition = jnp.broadcast_to(self.log_partition(q, v), (randomisations,))
-        replicas = jnp.broadcast_to(mean, (randomisations, 1, 1))
-        return Response(mean, replicas, slope.reshape(1, 1, 1, 1), log_partition, zero, zero)
-
-    def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
-        """f as a matrix (1, 1)."""
-        del key
-        return self.information(Q, V)
-
-    @property
-    def tolerance(self) -> Array:
-        """Closed forms are exact."""
-        return jnp.asarray(jnp.inf)
-
-
 class NoInference(AbstractChannel):
-    """The channel of a link that can be sampled and trained but has no posterior: inference refuses, with the remedy."""
+    """The channel of a link that can be sampled and trained but has no posterior: inference
+    refuses, with the remedy."""
 
     law: Callable[[Array], Array]
     indices: int = eqx.field(static=True)
@@ -348,8 +324,8 @@ class NoInference(AbstractChannel):
     name: str = eqx.field(static=True)
     remedy: str = eqx.field(
         static=True,
-        default="the same link with noise > 0 (its channel is then integrated numerically), a log_likelihood=, or a model "
-        "with its own channel (smi.links, smi.DeepAttention)",
+        default="the same link with noise > 0 (its channel is then integrated numerically), a "
+        "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)",
     )
 
     def refusal(self, ability: Ability) -> str | None:
@@ -357,8 +333,9 @@ class NoInference(AbstractChannel):
         if ability not in (Ability.INFERENCE, Ability.DIRECTIONS):
             return None
         return (
-            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be sampled, and trained if it has a "
-            f"gradient, but not inferred. Allowed: {self.remedy}."
+            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be "
+            "sampled, and trained if it has a gradient, but not inferred. Allowed: "
+            f"{self.remedy}."
         )
 
     @property

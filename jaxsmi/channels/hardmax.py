@@ -1,9 +1,21 @@
-"""TODO channels.hardmax."""
+r"""Hardmax of attention scores: each token points at the largest score of its row.
+
+Equations here [theory: attention-indexed, Eqs. (15) to (24)]. T = 2: two signs s of
+u = (h_11 - h_12, h_22 - h_12), whose covariance is [[3, 1], [1, 3]] per unit of variance,
+
+    P_s(w) = Φ₂(s_1 w_1/σ, s_2 w_2/σ; s_1 s_2/3),  σ² = 3V,  g = ∂ log P_s/∂w
+    Γ_11 = 2 g_1,  Γ_22 = 2 g_2,  Γ_12 = -(g_1 + g_2)
+    f = 2 E Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2)
+
+T >= 3: f by Monte-Carlo (no message passing). As a function of x = q/(q + V) alone,
+f(q) = f_1(x)/(q + V), and u f_1 is a polynomial in u = √(1 - x), made once in a process:
+Ψ = -½ ∫_0^u (u f_1) du.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,31 +23,60 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.special import log_ndtr
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 from scipy.special import ndtr
 
-from jaxsmi.channels.index_matrix import AbstractIndices
 from jaxsmi.channels.layers import hardmax
 from jaxsmi.channels.scalar import log_quadrant
+from jaxsmi.channels.scores import AbstractScores
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.nets import randomised_gaussians
 
+__all__ = [
+    "HardmaxScores",
+    "hardmax_response",
+    "sampled_response",
+    "sampled_table",
+    "sign_information",
+]
 
-class HardmaxIndices(AbstractIndices):
-    """Each token points at the largest of its indices. T = 2: two signs, exact. T >= 3: f by Monte-Carlo (no message passing).
 
-    u f_1 is a polynomial in u = √(1 - x) made once, x = q/(q + V): f(q) = f_1(x)/(q + V), and Ψ = -½ ∫_0^u (u f_1) du.
-    Relative error for T = 2 below 1e-9 (against 160² nodes, 1 - x from 1e-6 to 1); for T >= 3 see `uncertainty`.
+class Table(NamedTuple):
+    """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1]: the mean, and those of each
+    independent Monte-Carlo replica (R, n), none where f is exact."""
+
+    mean: np.ndarray
+    replicas: np.ndarray
+
+
+class HardmaxScores(AbstractScores):
+    """Each token points at the largest of its scores (module docstring).
+
+    Relative error of f for T = 2 below 1e-9 (against 160² nodes, 1 - x from 1e-6 to 1); for T >= 3
+    see `uncertainty`.
     """
 
     smooth: ClassVar[bool] = False
     tokens: int = eqx.field(static=True, default=2)
 
     @property
+    def noise_size(self) -> int:
+        """Noiseless."""
+        return 0
+
+    @property
     def noiseless(self) -> Array:
         """Never in the sense of V = 0: V falls with α² only."""
         return jnp.asarray(False)
+
+    @property
+    def measurements(self) -> int:
+        """Refuses: a label fixes signs, no numbers."""
+        raise ValueError(
+            f"model: got {type(self).__name__}, whose labels fix no numbers; allowed: linear or "
+            "softmax output."
+        )
 
     def link(self, fields: Array) -> Array:
         """Each token points at the largest score of its row."""
@@ -43,9 +84,13 @@ class HardmaxIndices(AbstractIndices):
 
     def check_labels(self, labels: Array) -> None:
         """Rows with a single one; of two tokens."""
-        allowed = "2 for message passing: hardmax of more tokens has no closed form (state evolution, sampling and training do)"
+        allowed = (
+            "2 for message passing: hardmax of more tokens has no closed form (state evolution, "
+            "sampling and training do)"
+        )
         check(self.tokens == 2, "tokens", self.tokens, allowed)
-        ones = jnp.all((labels == 0.0) | (labels == 1.0)) & jnp.all(jnp.sum(labels, axis=-1) == 1.0)
+        binary = jnp.all((labels == 0.0) | (labels == 1.0))
+        ones = binary & jnp.all(jnp.sum(labels, axis=-1) == 1.0)
         check(ones, "labels", labels, "rows of zeros with a single one")
 
     def statistic(self, labels: Array) -> Array:
@@ -57,50 +102,53 @@ class HardmaxIndices(AbstractIndices):
         """For T >= 3."""
         return self.tokens > 2
 
-    def _table(self) -> tuple[np.ndarray, np.ndarray]:
+    def _table(self) -> Table:
+        """u f_1 as a polynomial."""
         return _hardmax_table() if self.tokens == 2 else sampled_table(self.tokens)
 
     def log_partition(self, q: Array, V: Array) -> Array:
         """E Σ_y P_y log P_y."""
         u = jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0))
-        integral = np.polynomial.chebyshev.chebint(self._table()[0], lbnd=-1.0)
+        integral = np.polynomial.chebyshev.chebint(self._table().mean, lbnd=-1.0)
         return -0.25 * clenshaw(integral, 2.0 * u - 1.0)
 
     def information(self, q: Array, V: Array) -> Array:
         """f(q)."""
         u = jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0))
-        return clenshaw(self._table()[0], 2.0 * u - 1.0) / (u * (q + V))
+        return clenshaw(self._table().mean, 2.0 * u - 1.0) / (u * (q + V))
 
     def uncertainty(self, q: Array, V: Array) -> Array:
         """Relative standard error of f: from independent Monte-Carlo replicas; zero for T = 2."""
-        mean, replicas = self._table()
-        if not len(replicas):
+        table = self._table()
+        if not len(table.replicas):
             return jnp.zeros_like(V)
         x = 2.0 * jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0)) - 1.0
-        each = jnp.stack([clenshaw(one, x) for one in replicas])
-        return jnp.std(each, axis=0, ddof=1) / np.sqrt(len(replicas)) / clenshaw(mean, x)
+        each = jnp.stack([clenshaw(one, x) for one in table.replicas])
+        error = jnp.std(each, axis=0, ddof=1) / np.sqrt(len(table.replicas))
+        return error / clenshaw(table.mean, x)
 
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ (.., 2, 2) from the signs s (.., 2) and ω (.., 2, 2)."""
-        one, two = statistic[..., 0], statistic[..., 1]
+        one = statistic[..., 0]
+        two = statistic[..., 1]
         sigma = jnp.sqrt(3.0 * V)
         x, y = (s * (omega[..., i, i] - omega[..., 0, 1]) / sigma for i, s in enumerate((one, two)))
         _, g, h = _gaussian_pair(x, y, one * two / 3.0)
-        g, h = one * g / sigma, two * h / sigma
-        return jnp.stack(
-            [jnp.stack([2.0 * g, -(g + h)], -1), jnp.stack([-(g + h), 2.0 * h], -1)], -2
-        )
+        g = one * g / sigma
+        h = two * h / sigma
+        first = jnp.stack([2.0 * g, -(g + h)], -1)
+        return jnp.stack([first, jnp.stack([-(g + h), 2.0 * h], -1)], -2)
 
 
 @jnp.vectorize
 def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Array]:
-    """log Φ₂(x_1, x_2; c), and ∂_1, ∂_2 of it: ∂_1 Φ₂ = φ(x_1) Φ((x_2 - c x_1)/√(1 - c²)), far in the tails too."""
+    """log Φ₂(x_1, x_2; c), and its derivatives in x_1 and x_2, far in the tails too:
+    ∂_1 Φ₂ = φ(x_1) Φ((x_2 - c x_1)/√(1 - c²))."""
     log_mass = log_quadrant(one, two, c, steep=False)
 
     def slope(a: Array, b: Array) -> Array:
-        log_edge = (
-            -0.5 * a**2 - 0.5 * np.log(2 * np.pi) + log_ndtr((b - c * a) / jnp.sqrt(1.0 - c**2))
-        )
+        edge = log_ndtr((b - c * a) / jnp.sqrt(1.0 - c**2))
+        log_edge = -0.5 * a**2 - 0.5 * np.log(2 * np.pi) + edge
         return jnp.exp(log_edge - log_mass)
 
     return log_mass, slope(one, two), slope(two, one)
@@ -112,27 +160,28 @@ def sign_information() -> float:
     return float(np.sum(weights * np.exp(-(x**2)) / (2.0 * np.pi * ndtr(x) * ndtr(-x))))
 
 
-_ORDER, _NODES = 16, 64
+_ORDER = 16
+_NODES = 64
 
 
 @functools.lru_cache(maxsize=1)
-def _hardmax_table() -> tuple[np.ndarray, np.ndarray]:
-    """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1], once in a process; and no replicas.
-
-    Its limit at u = 0 is 12 K/√(18π), one of the two signs being known there [theory: attention-indexed, Eq. (22)].
-    """
+def _hardmax_table() -> Table:
+    """Two tokens, exact, once in a process. The limit at u = 0 is 12 K/√(18π), one of the two signs
+    being known there [theory: attention-indexed, Eq. (22)]."""
     points = np.cos(np.pi * np.arange(_ORDER + 1) / _ORDER)
     u = 0.5 * (1.0 + points)
     with jax.ensure_compile_time_eval():
         V = jnp.asarray(u[:-1] ** 2)
         values = u[:-1] * np.asarray(lax.map(lambda v: hardmax_response(1.0 - v, v), V))
     values = np.append(values, 12.0 * sign_information() / np.sqrt(18.0 * np.pi))
-    return np.polynomial.chebyshev.chebfit(points, values, _ORDER), np.zeros((0, _ORDER + 1))
+    mean = np.polynomial.chebyshev.chebfit(points, values, _ORDER)
+    return Table(mean, np.zeros((0, _ORDER + 1)))
 
 
 def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
     """Σ c_k T_k(x)."""
-    last, before = jnp.zeros_like(x), jnp.zeros_like(x)
+    last = jnp.zeros_like(x)
+    before = jnp.zeros_like(x)
     for c in coefficients[:0:-1]:
         last, before = 2.0 * x * last - before + c, last
     return x * last - before + coefficients[0]
@@ -140,123 +189,121 @@ def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
 
 @jax.jit
 def hardmax_response(q: Array, V: Array) -> Array:
-    """f = 2 E_w Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2) of two tokens, in x_i = s_i w_i/σ = sinh(t_i), Gauss–Legendre in t.
+    """f = 2 E_w Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2) of two tokens, by Gauss-Legendre nodes in t,
+    x_i = s_i w_i/σ = sinh(t_i).
 
-    x ~ N(0, (q/V) [[1, c], [c, 1]]), c = s_1 s_2/3: symmetric in x_1 and x_2, and s = (1, ±1) stand for all four.
+    x ~ N(0, (q/V) [[1, c], [c, 1]]), c = s_1 s_2/3: symmetric in x_1 and x_2, and s = (1, ±1) stand
+    for all four.
     """
-    q, V = jnp.asarray(q, theory_dtype()), jnp.asarray(V, theory_dtype())
+    q = jnp.asarray(q, theory_dtype())
+    V = jnp.asarray(V, theory_dtype())
     nodes, weights = (jnp.asarray(x) for x in np.polynomial.legendre.leggauss(_NODES))
     high = jnp.arcsinh(8.0 * jnp.sqrt(q / V))
     low = -jnp.minimum(high, jnp.arcsinh(8.5))  # below that P_s is less than 1e-16
     t = 0.5 * (low + high) + 0.5 * (high - low) * nodes
-    points, measure = jnp.sinh(t), 0.5 * (high - low) * weights * jnp.cosh(t)
+    points = jnp.sinh(t)
+    measure = 0.5 * (high - low) * weights * jnp.cosh(t)
     i, j = np.triu_indices(_NODES)
-    x, y, weight = points[i], points[j], measure[i] * measure[j] * np.where(i == j, 1.0, 2.0)
+    x = points[i]
+    y = points[j]
+    weight = measure[i] * measure[j] * np.where(i == j, 1.0, 2.0)
     sign = np.array([[1.0], [-1.0]])  # both in one call: it takes long to compile
-    c, ratio = sign / 3.0, jnp.where(q > 0.0, q / V, 1.0)
+    c = sign / 3.0
+    ratio = jnp.where(q > 0.0, q / V, 1.0)
     exponent = -0.5 * (x**2 + y**2 - 2.0 * c * x * y) / ((1.0 - c**2) * ratio)
     weight = weight * jnp.exp(exponent) / (2.0 * np.pi * ratio * np.sqrt(1.0 - c**2))
     weight = jnp.where(q > 0.0, weight, 1.0 / len(i))  # q = 0: all points are at x = 0
     log_p, g, h = _gaussian_pair(x, y, c)
-    return (
-        4.0
-        * jnp.sum(weight * jnp.exp(log_p) * (3.0 * g**2 + 3.0 * h**2 + 2.0 * sign * g * h))
-        / (3.0 * V)
-    )
+    squares = 3.0 * g**2 + 3.0 * h**2 + 2.0 * sign * g * h
+    return 4.0 * jnp.sum(weight * jnp.exp(log_p) * squares) / (3.0 * V)
 
 
-# Three tokens and more -----------------------------------------------------------------------------------------------------
+# Three tokens and more
 
-_REPLICAS, _SAMPLED_ORDER = 8, 4
-
-
-_POINTS = np.linspace(
-    0.1, 1.0, 8
-)  # u: below, few labels are uncertain; u f_1 is continued there as a polynomial
+_REPLICAS = 8
+_SAMPLED_ORDER = 4
+# u: below, few labels are uncertain; u f_1 is continued there as a polynomial
+_POINTS = np.linspace(0.1, 1.0, 8)
 
 
 @functools.lru_cache(maxsize=4)
-def sampled_table(tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `_hardmax_table`, the mean and its replicas, by `sampled_response` at eight u; seconds for T = 3, minutes for T = 5."""
+def sampled_table(tokens: int) -> Table:
+    """u f_1 of T tokens, by `sampled_response` at eight u; seconds for T = 3, minutes for T = 5."""
     with jax.ensure_compile_time_eval():
-        values = np.stack(
-            [np.asarray(sampled_response(tokens, 1.0 - u**2, u**2)) for u in _POINTS]
-        )  # (points, replicas)
+        each = [np.asarray(sampled_response(tokens, 1.0 - u**2, u**2)) for u in _POINTS]
+        values = np.stack(each)  # (points, replicas)
     values = _POINTS[:, None] * values
     weights = np.sqrt(_REPLICAS) / np.std(values, axis=1, ddof=1)
-    weights = np.minimum(
-        weights, 1e3 / np.abs(values.mean(1))
-    )  # at u = 1, ω = 0, the error is too small to be true
+    # at u = 1, ω = 0, the error is too small to be true
+    weights = np.minimum(weights, 1e3 / np.abs(values.mean(1)))
     fit = np.polynomial.chebyshev.chebfit(2.0 * _POINTS - 1.0, values, _SAMPLED_ORDER, w=weights).T
-    return fit.mean(0), fit
+    return Table(fit.mean(0), fit)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def sampled_response(tokens: int, q: Array, V: Array) -> Array:
-    """f of T tokens at q + V = 1 from independent replicas (R,), by Monte-Carlo: E_ω Σ_y P_y ‖E[Γ|y, ω]‖².
-
-    Given the indices off the diagonal, row a points at itself with probability Φ(z_a), z_a = (ω_aa - max_b h_ab)/√(2V), else at
-    that b, and the mean of h_aa is known: only the off-diagonal ones are drawn, K for each ω, and each draw counts for all 2^T
-    labels it may have. P ‖mean‖² by (|Σ s|² - Σ |s|²)/((Σ w)² - Σ w²); what is left of a bias in 1/K is removed by halves:
-    2 (of all draws) - mean (of the two halves).
-    """
+    """f of T tokens at q + V = 1 from independent replicas (R,), by Monte-Carlo:
+    E_ω Σ_y P_y ‖E[Γ|y, ω]‖²."""
     T = tokens
-    pairs = np.triu_indices(T, 1)
-    count, K = max(512 // 4 ** max(T - 3, 0), 8), 512 * 2 ** max(T - 3, 0)
-    choices = (
-        np.stack(np.meshgrid(*[[0, 1]] * T, indexing="ij"), -1).reshape(-1, T).astype(bool)
-    )  # does a point at itself?
-
-    def one(drawn: tuple[Array, Array]) -> Array:
-        outer, inner = drawn
-        diagonal, off = np.sqrt(2.0) * jnp.sqrt(q) * outer[:T], jnp.sqrt(q) * outer[T:]
-        zeta = jax.random.normal(inner, (K, len(pairs[0])))
-        full = jnp.full((K, T, T), -jnp.inf)
-        full = full.at[:, pairs[0], pairs[1]].set(off + jnp.sqrt(V) * zeta)
-        full = jnp.maximum(full, jnp.swapaxes(full, 1, 2))
-        z = (diagonal - jnp.max(full, axis=-1)) / jnp.sqrt(2.0 * V)  # (K, T)
-        log_in, log_out = log_ndtr(z), log_ndtr(-z)
-        log_edge = -0.5 * z**2 - 0.5 * np.log(2.0 * np.pi)
-        mean_in, mean_out = jnp.exp(log_edge - log_in), -jnp.exp(log_edge - log_out)
-        weight = jnp.exp(
-            jnp.sum(jnp.where(choices, log_in[:, None], log_out[:, None]), axis=-1)
-        )  # (K, 2^T)
-        means = np.sqrt(2.0) * jnp.where(
-            choices, mean_in[:, None], mean_out[:, None]
-        )  # of (h_aa - ω_aa)/√V
-        target = jnp.where(choices, np.arange(T), jnp.argmax(full, axis=-1)[:, None])
-        label = jnp.sum(target * T ** np.arange(T), axis=-1).ravel()
-        vectors = jnp.concatenate(
-            [means, np.sqrt(2.0) * jnp.broadcast_to(zeta[:, None], (*weight.shape, zeta.shape[1]))],
-            -1,
-        )
-        vectors = (weight[..., None] * vectors).reshape(-1, vectors.shape[-1])
-        weight = weight.ravel()
-
-        squares = jnp.stack([weight, weight**2, jnp.sum(vectors**2, axis=-1)], axis=-1)
-        half = jnp.repeat(jnp.arange(K) % 2, 2**T)
-        sums = jax.ops.segment_sum(
-            jnp.concatenate([squares, vectors], -1), label + half * T**T, 2 * T**T
-        )
-        sums = sums.reshape(2, T**T, -1)
-
-        def estimate(sums: Array, draws: float) -> Array:
-            mass = sums[:, 0]
-            below = mass**2 - sums[:, 1]
-            kept = below > 1e-12 * mass**2
-            above = jnp.sum(sums[:, 3:] ** 2, axis=-1) - sums[:, 2]
-            return (
-                jnp.sum(jnp.where(kept, mass / draws * above / jnp.where(kept, below, 1.0), 0.0))
-                / V
-            )
-
-        return 2.0 * estimate(sums[0] + sums[1], K) - 0.5 * (
-            estimate(sums[0], K / 2) + estimate(sums[1], K / 2)
-        )
-
+    pairs = T * (T - 1) // 2
+    count = max(512 // 4 ** max(T - 3, 0), 8)
+    draws = 512 * 2 ** max(T - 3, 0)
     key, points_key = jax.random.split(jax.random.key(tokens))
-    points = randomised_gaussians(points_key, count, _REPLICAS, T + len(pairs[0])).reshape(
-        _REPLICAS * count, -1
-    )
-    drawn = (points, jax.random.split(key, _REPLICAS * count))
-    return jnp.mean(lax.map(one, drawn, batch_size=16).reshape(_REPLICAS, count), axis=1)
+    points = randomised_gaussians(points_key, count, _REPLICAS, T + pairs)
+    points = points.reshape(_REPLICAS * count, -1)
+    samples = (points, jax.random.split(key, _REPLICAS * count))
+    one = lambda sample: _squared_mean(T, draws, q, V, *sample)
+    return jnp.mean(lax.map(one, samples, batch_size=16).reshape(_REPLICAS, count), axis=1)
+
+
+def _squared_mean(T: int, draws: int, q: Array, V: Array, point: Array, key: PRNGKeyArray) -> Array:
+    """Σ_y P_y ‖E[Γ|y, ω]‖² at one ω, from standard normals `point` (T + T(T-1)/2,).
+
+    Given the scores off the diagonal, row a points at itself with probability Φ(z_a),
+    z_a = (ω_aa - max_b h_ab)/√(2V), else at that b, and the mean of h_aa is known: only the
+    off-diagonal ones are drawn, K for each ω, and each draw counts for all 2^T labels it may have.
+    P ‖mean‖² by (|Σ s|² - Σ |s|²)/((Σ w)² - Σ w²); what is left of a bias in 1/K is removed by
+    halves: 2 (of all draws) - mean (of the two halves).
+    """
+    K = draws
+    pairs = np.triu_indices(T, 1)
+    # does a point at itself?
+    choices = np.stack(np.meshgrid(*[[0, 1]] * T, indexing="ij"), -1).reshape(-1, T).astype(bool)
+    diagonal = np.sqrt(2.0) * jnp.sqrt(q) * point[:T]
+    off = jnp.sqrt(q) * point[T:]
+    zeta = jax.random.normal(key, (K, len(pairs[0])))
+    full = jnp.full((K, T, T), -jnp.inf)
+    full = full.at[:, pairs[0], pairs[1]].set(off + jnp.sqrt(V) * zeta)
+    full = jnp.maximum(full, jnp.swapaxes(full, 1, 2))
+    z = (diagonal - jnp.max(full, axis=-1)) / jnp.sqrt(2.0 * V)  # (K, T)
+    log_in = log_ndtr(z)
+    log_out = log_ndtr(-z)
+    log_edge = -0.5 * z**2 - 0.5 * np.log(2.0 * np.pi)
+    mean_in = jnp.exp(log_edge - log_in)
+    mean_out = -jnp.exp(log_edge - log_out)
+    each = jnp.where(choices, log_in[:, None], log_out[:, None])
+    weight = jnp.exp(jnp.sum(each, axis=-1))  # (K, 2^T)
+    # of (h_aa - ω_aa)/√V
+    means = np.sqrt(2.0) * jnp.where(choices, mean_in[:, None], mean_out[:, None])
+    target = jnp.where(choices, np.arange(T), jnp.argmax(full, axis=-1)[:, None])
+    label = jnp.sum(target * T ** np.arange(T), axis=-1).ravel()
+    rest = np.sqrt(2.0) * jnp.broadcast_to(zeta[:, None], (*weight.shape, zeta.shape[1]))
+    vectors = jnp.concatenate([means, rest], -1)
+    vectors = (weight[..., None] * vectors).reshape(-1, vectors.shape[-1])
+    weight = weight.ravel()
+
+    squares = jnp.stack([weight, weight**2, jnp.sum(vectors**2, axis=-1)], axis=-1)
+    half = jnp.repeat(jnp.arange(K) % 2, 2**T)
+    values = jnp.concatenate([squares, vectors], -1)
+    sums = jax.ops.segment_sum(values, label + half * T**T, 2 * T**T).reshape(2, T**T, -1)
+
+    def estimate(sums: Array, draws: float) -> Array:
+        mass = sums[:, 0]
+        below = mass**2 - sums[:, 1]
+        several = below > 1e-12 * mass**2
+        above = jnp.sum(sums[:, 3:] ** 2, axis=-1) - sums[:, 2]
+        each = jnp.where(several, mass / draws * above / jnp.where(several, below, 1.0), 0.0)
+        return jnp.sum(each) / V
+
+    halves = estimate(sums[0], K / 2) + estimate(sums[1], K / 2)
+    return 2.0 * estimate(sums[0] + sums[1], K) - 0.5 * halves

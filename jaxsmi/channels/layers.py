@@ -1,22 +1,54 @@
-"""TODO channels.layers."""
+r"""Deep attention as a link on the fields, and its exact inversion.
+
+Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (10)]. With Z_ℓ (P_ℓ, M) the block of
+layer ℓ, B_0 = I_M:
+
+    h_ℓ = Z_ℓ B_{ℓ-1}ᵀ,   A_ℓ = c_ℓ I + S_ℓ(h_ℓ),   B_ℓ = A_ℓ B_{ℓ-1},   y = S_L(h_L)
+    S(h) = σ_β(hᵀh)                    one head, query and key tied
+    S(h) = (1/H) Σ_a σ_β(q_aᵀ k_a)     H heads, h the rows q_1, k_1, q_2, k_2, ..; tied: q_a = k_a,
+                                       written once
+    σ_β(s)_ij = exp(β s_ij) / Σ_k exp(β s_ik)        row softmax; hardmax is its limit β -> ∞
+
+A small matrix is written as rows of arrays of any common shape (`Components`): the same lines serve
+one sample and all nodes of an integral at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-Components = Sequence[
-    Sequence[Array]
-]  # a small matrix whose entries are arrays of any common shape
+__all__ = [
+    "Components",
+    "Layer",
+    "attention_link",
+    "averaged",
+    "eliminate",
+    "hardmax",
+    "hardmax_link",
+    "inner_matrices",
+    "invert_attention",
+    "last_fields",
+    "row_softmax",
+    "scores",
+    "split_rows",
+]
+
+# a small matrix whose entries are arrays of any common shape
+Components = Sequence[Sequence[Array]]
+_Row = TypeVar("_Row")
 
 
 class Layer(NamedTuple):
-    """One attention layer: `rank` of a query (and of a key), number of `heads`, query and key `tied` or not."""
+    """One attention layer: `rank` of a query (and of a key), number of `heads`, query and key
+    `tied` or not."""
 
     rank: int = 1
     heads: int = 1
@@ -33,8 +65,14 @@ class Layer(NamedTuple):
         return self == Layer()
 
 
+def _total(terms: Iterable[Array]) -> Array:
+    """The sum of arrays, from left to right."""
+    return functools.reduce(operator.add, terms)
+
+
 def row_softmax(scores: Components, beta: Array) -> list[list[Array]]:
-    """σ_β of an M×M matrix of arrays, row by row, without overflow, every entry to full relative accuracy."""
+    """σ_β of an M×M matrix of arrays, row by row, without overflow, every entry to full relative
+    accuracy."""
     rows = []
     for row in scores:
         top = row[0]
@@ -48,18 +86,20 @@ def row_softmax(scores: Components, beta: Array) -> list[list[Array]]:
 
 def scores(h: Components, layer: Layer) -> list[list[list[Array]]]:
     """qᵀk (M×M) of each head, for h given as rows of M arrays."""
-    M, size = len(h[0]), len(h) // layer.heads
-    found = []
+    size = len(h) // layer.heads
+    heads = []
     for head in range(layer.heads):
         rows = h[head * size : (head + 1) * size]
         q, k = (rows, rows) if layer.tied else (rows[: size // 2], rows[size // 2 :])
-        found.append(
-            [
-                [sum(a[i] * b[j] for a, b in zip(q, k, strict=True)) for j in range(M)]
-                for i in range(M)
-            ]
-        )
-    return found
+        heads.append(_products(q, k))
+    return heads
+
+
+def _products(q: Components, k: Components) -> list[list[Array]]:
+    """qᵀk (M×M), for q and k given as rows of M arrays."""
+    pairs = list(zip(q, k, strict=True))
+    M = len(q[0])
+    return [[_total(a[i] * b[j] for a, b in pairs) for j in range(M)] for i in range(M)]
 
 
 def averaged(heads: Sequence[Components]) -> list[list[Array]]:
@@ -67,20 +107,23 @@ def averaged(heads: Sequence[Components]) -> list[list[Array]]:
     if len(heads) == 1:
         return [list(row) for row in heads[0]]
     M = len(heads[0])
-    return [[sum(head[i][j] for head in heads) / len(heads) for j in range(M)] for i in range(M)]  # pyright: ignore
+    count = len(heads)
+    return [[_total(head[i][j] for head in heads) / count for j in range(M)] for i in range(M)]
 
 
 def transfer(A: Components, block: Components) -> list[list[Array]]:
     """Z Aᵀ for a block Z of rows: mixes the tokens of each row."""
-    return [[sum(a * z for a, z in zip(A_row, row, strict=True)) for A_row in A] for row in block]  # pyright: ignore
+    return [
+        [_total(a * z for a, z in zip(A_row, row, strict=True)) for A_row in A] for row in block
+    ]
 
 
 def mixing(h: Components, layer: Layer, skip: Array, beta: Array) -> list[list[Array]]:
     """A = c I + S(h), M×M."""
     raw = scores(h, layer)
-    if (
-        len(raw[0]) == 2
-    ):  # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as fast
+    if len(raw[0]) == 2:
+        # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as
+        # fast
         heads = []
         for s in raw:
             stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (s[i][i] - s[i][1 - i])) for i in range(2)]
@@ -96,10 +139,12 @@ def mixing(h: Components, layer: Layer, skip: Array, beta: Array) -> list[list[A
 def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array]:
     """A^{-1} right and 1/|det A|.
 
-    No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix. A mean of heads, or untied ones,
-    may be singular on a surface, where the weight of the integrand vanishes.
+    No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix. A mean of
+    heads, or untied ones, may be singular on a surface, where the weight of the integrand vanishes.
     """
-    A, x, M = [list(row) for row in A], list(right), len(A)
+    A = [list(row) for row in A]
+    x = list(right)
+    M = len(A)
     pivots = []
     for k in range(M):
         # zero where c = 0 and two tokens agree: weight zero there
@@ -132,7 +177,7 @@ def inner_matrices(
     return matrices
 
 
-def split_rows(rows: Sequence[Any], layers: Sequence[Layer]) -> list[list[Any]]:
+def split_rows(rows: Sequence[_Row], layers: Sequence[Layer]) -> list[list[_Row]]:
     """Rows grouped by layer."""
     ends = np.cumsum([layer.indices for layer in layers])
     return [list(rows[end - layer.indices : end]) for end, layer in zip(ends, layers, strict=True)]
@@ -159,7 +204,8 @@ def hardmax(scores: Array) -> Array:
 
 
 def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array:
-    """y (M, M) of the same network with every softmax a hardmax: the limit β → ∞, whose derivative is zero."""
+    """y (M, M) of the same network with every softmax a hardmax: the limit β -> ∞, whose derivative
+    is zero."""
 
     def hard(block: Array, layer: Layer) -> Array:
         each = scores([list(row) for row in block], layer)
@@ -176,17 +222,20 @@ def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array
 def invert_attention(labels: Array, beta: Array) -> Array:
     r"""u (M,), up to one global sign, from y = σ_β(u uᵀ) (M, M) in float64.
 
-    a_ij = log(y_ij/y_ii)/β = u_i(u_j - u_i); a_ij + a_ji = -(u_i - u_j)². The pair with the largest |u_i - u_j| gives
-    sign and scale, its larger member r the others by u_k = u_r + a_rk/u_r, and Gauss-Newton steps on all pairs the rest.
+    a_ij = log(y_ij/y_ii)/β = u_i(u_j - u_i); a_ij + a_ji = -(u_i - u_j)². The pair with the largest
+    |u_i - u_j| gives sign and scale, its larger member r the others by u_k = u_r + a_rk/u_r, and
+    Gauss-Newton steps on all pairs the rest.
     """
     M = labels.shape[0]
     logs = jnp.log(jnp.maximum(labels, 1e-300))
     a = (logs - jnp.diagonal(logs)[:, None]) / beta
     gap = jnp.maximum(-(a + a.T), 0.0)
     flat = jnp.argmax(jnp.where(jnp.eye(M, dtype=bool), -1.0, gap))
-    i, j = flat // M, flat % M
+    i = flat // M
+    j = flat % M
     delta = jnp.sqrt(jnp.maximum(gap[i, j], 1e-300))
-    u_i, u_j = -a[i, j] / delta, a[j, i] / delta
+    u_i = -a[i, j] / delta
+    u_j = a[j, i] / delta
     reference = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), i, j)
     u_r = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), u_i, u_j)
     u = u_r + a[reference] / jnp.where(u_r == 0.0, 1.0, u_r)
@@ -199,9 +248,10 @@ def invert_attention(labels: Array, beta: Array) -> Array:
             eye[:, None, :] * (u[None, :] - 2 * u[:, None])[:, :, None]
             + eye[None, :, :] * u[:, None, None]
         )
-        jac, residual = jac.reshape(M * M, M), residual.reshape(M * M)
+        jac = jac.reshape(M * M, M)
+        residual = residual.reshape(M * M)
         normal = jac.T @ jac
-        # tokens that agree exactly leave one direction unseen: a tiny ridge keeps the step finite there
+        # tokens that agree exactly leave one direction unseen: a tiny ridge keeps the step finite
         ridge = 1e-14 * (jnp.trace(normal) + 1e-30) * eye
         return u - jnp.linalg.solve(normal + ridge, jac.T @ residual), None
 

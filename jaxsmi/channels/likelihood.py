@@ -1,8 +1,9 @@
 r"""The channel of any JAX link with a likelihood, integrated numerically.
 
-Equation here: Z_out(y; ω, V) = ∫ Π_m N(z_m; ω_m, V) p(y|z) dz over the P·M fields, z = ω + V^{1/2} t, with
-p(y|z) = N(y; link(z), Δ I) for Gaussian label noise, or any log p(y|z) the user gives. Up to three fields: refined
-trapezoidal sums; more: randomised nets; both through `integrate.self_refining_moments`, which reports its error.
+Equation here [theory: multi-index, section 3]: Z_out(y; ω, V) = ∫ Π_m N(z_m; ω_m, V) p(y|z) dz over
+the P·M fields, z = ω + V^{1/2} t, with p(y|z) = N(y; link(z), Δ I) for Gaussian label noise, or any
+log p(y|z) the user gives. Up to three fields: refined trapezoidal sums; more: randomised nets; both
+through `numerics.refining.self_refining_moments`, which reports its error.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhi
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
+__all__ = ["SampledChannel"]
+
 
 class SampledChannel(AbstractChannel):
-    """p(y|z) = N(y; link(z), Δ) or exp(log_likelihood(y, z)) for any JAX link; integration over all P·M fields."""
+    """p(y|z) = N(y; link(z), Δ) or exp(log_likelihood(y, z)) for any JAX link, integrated over all
+    P·M fields."""
 
     law: Callable[[Array], Array]
     log_likelihood: Callable[[Array, Array], Array] | None
@@ -40,8 +44,12 @@ class SampledChannel(AbstractChannel):
         budget: Budget,
         log_likelihood: Callable[[Array, Array], Array] | None = None,
     ):
-        self.law, self.indices, self.tokens, self.budget = law, indices, tokens, budget
-        self.noise, self.log_likelihood = noise, log_likelihood
+        self.law = law
+        self.indices = indices
+        self.tokens = tokens
+        self.noise = noise
+        self.budget = budget
+        self.log_likelihood = log_likelihood
         self.label_shape = jax.eval_shape(law, jax.ShapeDtypeStruct((indices, tokens), float)).shape
 
     @property
@@ -64,22 +72,20 @@ class SampledChannel(AbstractChannel):
         return self.law(fields)
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """link(z) + √Δ ξ. A user's likelihood has no sampler, and is refused rather than sampled from another law."""
+        """link(z) + √Δ ξ. A user's likelihood has no sampler, and is refused rather than sampled
+        from another law."""
         if self.log_likelihood is not None:
             raise ValueError(
-                "model: got a log_likelihood=, which says how likely a label is but not how to draw one; sampling and state "
-                "evolution are not possible. Allowed: noise= for Gaussian label noise; gamp on your own data."
+                "model: got a log_likelihood=, which says how likely a label is but not how to "
+                "draw one; sampling and state evolution are not possible. Allowed: noise= for "
+                "Gaussian label noise; gamp on your own data."
             )
         return self.link(fields) + jnp.sqrt(self.noise) * noise.reshape(self.label_shape)
 
     def check_labels(self, labels: Array) -> None:
         """Finite numbers of the link's output shape."""
-        check(
-            labels.shape[1:] == self.label_shape,
-            "labels",
-            labels,
-            f"rows of shape {self.label_shape}, as the link's",
-        )
+        allowed = f"rows of shape {self.label_shape}, as the link's"
+        check(labels.shape[1:] == self.label_shape, "labels", labels, allowed)
         check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
 
     def statistic(self, labels: Array) -> Array:
@@ -90,15 +96,16 @@ class SampledChannel(AbstractChannel):
         """log p(y|z) of one sample."""
         if self.log_likelihood is not None:
             return self.log_likelihood(y, fields)
-        return -0.5 * jnp.sum(
-            (y - self.link(fields)) ** 2
-        ) / self.noise - 0.5 * self.noise_size * jnp.log(2 * jnp.pi * self.noise)
+        squares = jnp.sum((y - self.link(fields)) ** 2)
+        log_norm = 0.5 * self.noise_size * jnp.log(2 * jnp.pi * self.noise)
+        return -0.5 * squares / self.noise - log_norm
 
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
         """Batch posterior from labels (N, ...), omega (N, P, M), V (P, P)."""
-        P, M = self.indices, self.tokens
+        P = self.indices
+        M = self.tokens
         L = jnp.linalg.cholesky(V)
 
         def integrand(
@@ -114,7 +121,14 @@ class SampledChannel(AbstractChannel):
         width = jnp.sqrt(self.noise / (self.noise + jnp.max(jnp.diagonal(V))))
         start = level_for_width(P * M, self.budget, width) if self.log_likelihood is None else None
         moments = self_refining_moments(
-            integrand, (statistic, omega), lambda *tau: unwhiten(L, M, *tau), inner=P * M, outer=0,
-            budget=self.budget, start=start, analytic=False, key=key,
-        )  # fmt: skip
+            integrand,
+            (statistic, omega),
+            lambda *tau: unwhiten(L, M, *tau),
+            inner=P * M,
+            outer=0,
+            budget=self.budget,
+            start=start,
+            analytic=False,
+            key=key,
+        )
         return as_posterior(moments, omega.shape)

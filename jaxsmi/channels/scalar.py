@@ -5,8 +5,10 @@ Equations here (ω, V as in channels/base.py; φ, Φ the Gaussian density and di
 * linear, y = z + √Δ ξ, any P = 1 row:       Z_out = Π_m N(y_m; ω_m, V + Δ)
 * sign, y = sign z:                           Z_out = Φ(y ω/√V)
 * modulus, y = |z| (or z²):                   Z_out = N(y; ω, V) + N(-y; ω, V)
-* sign of a product, y = sign(z_1 z_2):       Z_out = P(z_1 z_2 y > 0), each quadrant a one-dimensional integral
-Source: [TCDKZ25], [TDDZLK24], [BKMMZ19].
+* sign of a product, y = sign(z_1 z_2):       Z_out = P(z_1 z_2 y > 0), each quadrant a
+                                              one-dimensional integral
+
+Source: [TCDKZ25], [TDDZLK24], [BKMMZ19]; [theory: multi-index, Eqs. (22) to (25)].
 """
 
 from __future__ import annotations
@@ -20,9 +22,20 @@ import numpy as np
 from jax.scipy.special import log_ndtr, logsumexp
 from jaxtyping import Array
 
-from jaxsmi.channels.base import ClosedFormChannel
+from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.roots import bisect
+
+__all__ = [
+    "AbstractScalarChannel",
+    "LinearChannel",
+    "ModulusChannel",
+    "SignChannel",
+    "SignProductChannel",
+    "check_label_shape",
+    "check_signs",
+    "log_quadrant",
+]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
@@ -34,6 +47,30 @@ def check_label_shape(labels: Array, shape: tuple[int, ...]) -> None:
     check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
 
 
+def check_signs(labels: Array) -> None:
+    """Raise unless labels are ±1, of shape (N,)."""
+    check_label_shape(labels, ())
+    check(jnp.all(jnp.abs(labels) == 1.0), "labels", labels, "only +1 and -1")
+
+
+class AbstractScalarChannel(AbstractChannel):
+    """What the channels of noiseless labels (N,) share."""
+
+    @property
+    def noise_size(self) -> int:
+        """Noiseless."""
+        return 0
+
+    @property
+    def noiseless(self) -> Array:
+        """Always."""
+        return jnp.asarray(True)
+
+    def statistic(self, labels: Array) -> Array:
+        """The labels themselves."""
+        return labels
+
+
 class LinearChannel(ClosedFormChannel):
     """y = z + √Δ ξ for one index and M tokens: log Z_out = Σ_m log N(y_m; ω_m, V + Δ)."""
 
@@ -42,7 +79,9 @@ class LinearChannel(ClosedFormChannel):
     indices: int = eqx.field(static=True)
 
     def __init__(self, noise: Array, tokens: int = 1):
-        self.noise, self.tokens, self.indices = noise, tokens, 1
+        self.noise = noise
+        self.tokens = tokens
+        self.indices = 1
 
     @property
     def noise_size(self) -> int:
@@ -73,12 +112,11 @@ class LinearChannel(ClosedFormChannel):
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Σ_m log N(y_m; ω_m, V + Δ)."""
         v = V[0, 0] + self.noise
-        return -0.5 * jnp.sum((statistic - omega[0]) ** 2) / v - 0.5 * self.tokens * jnp.log(
-            2 * jnp.pi * v
-        )
+        squares = jnp.sum((statistic - omega[0]) ** 2)
+        return -0.5 * squares / v - 0.5 * self.tokens * jnp.log(2 * jnp.pi * v)
 
 
-class SignChannel(ClosedFormChannel):
+class SignChannel(AbstractScalarChannel, ClosedFormChannel):
     """y = sign z (P = M = 1): log Z_out = log Φ(y ω/√V)."""
 
     smooth: ClassVar[bool] = False
@@ -86,35 +124,20 @@ class SignChannel(ClosedFormChannel):
     indices: int = eqx.field(static=True, default=1)
     tokens: int = eqx.field(static=True, default=1)
 
-    @property
-    def noise_size(self) -> int:
-        """Noiseless."""
-        return 0
-
-    @property
-    def noiseless(self) -> Array:
-        """Always."""
-        return jnp.asarray(True)
-
     def link(self, fields: Array) -> Array:
         """sign z, with sign 0 = 1."""
         return jnp.where(fields[0, 0] >= 0.0, 1.0, -1.0)
 
     def check_labels(self, labels: Array) -> None:
         """±1, shape (N,)."""
-        check_label_shape(labels, ())
-        check(jnp.all(jnp.abs(labels) == 1.0), "labels", labels, "only +1 and -1")
-
-    def statistic(self, labels: Array) -> Array:
-        """The labels themselves."""
-        return labels
+        check_signs(labels)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Φ(y ω/√V)."""
         return log_ndtr(statistic * omega[0, 0] / jnp.sqrt(V[0, 0]))
 
 
-class ModulusChannel(ClosedFormChannel):
+class ModulusChannel(AbstractScalarChannel, ClosedFormChannel):
     """Phase retrieval, y = |z| or z² (P = M = 1): Z_out = N(y; ω, V) + N(-y; ω, V) with y = |z|."""
 
     squared: bool = eqx.field(static=True, default=False)
@@ -125,16 +148,6 @@ class ModulusChannel(ClosedFormChannel):
     def constraints(self) -> int:
         """The field itself is fixed by a label, up to its sign."""
         return 1
-
-    @property
-    def noise_size(self) -> int:
-        """Noiseless."""
-        return 0
-
-    @property
-    def noiseless(self) -> Array:
-        """Always."""
-        return jnp.asarray(True)
 
     def link(self, fields: Array) -> Array:
         """|z| or z²."""
@@ -151,7 +164,8 @@ class ModulusChannel(ClosedFormChannel):
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log of the density of |z|."""
-        w, v = omega[0, 0], V[0, 0]
+        w = omega[0, 0]
+        v = V[0, 0]
         exponents = (-0.5 * (statistic - w) ** 2 / v, -0.5 * (statistic + w) ** 2 / v)
         return jnp.logaddexp(*exponents) - 0.5 * jnp.log(2 * jnp.pi * v)
 
@@ -159,9 +173,10 @@ class ModulusChannel(ClosedFormChannel):
 def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array:
     r"""log P(x > -a, x' > -b) for standard Gaussians of correlation ρ.
 
-    = log ∫_0^∞ φ(s - a) Φ((b + ρ (s - a))/√(1-ρ²)) ds. The integrand is log-concave: bisection finds its mode on s >= 0 and,
-    on either side, where it has fallen by e^{-40}; 64 Gauss-Legendre nodes on each panel do the rest.
-    `steep=False` is for |ρ| < 1/2, where the step of Φ is as wide as the panels and needs none of its own: half the cost.
+    = log ∫_0^∞ φ(s - a) Φ((b + ρ (s - a))/√(1-ρ²)) ds. The integrand is log-concave: bisection
+    finds its mode on s >= 0 and, on either side, where it has fallen by e^{-40}; 64 Gauss-Legendre
+    nodes on each panel do the rest. `steep=False` is for |ρ| < 1/2, where the step of Φ is as wide
+    as the panels and needs none of its own: half the cost.
     """
     root = jnp.sqrt(1.0 - rho**2)
 
@@ -171,23 +186,23 @@ def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array
 
     fixed = jax.lax.stop_gradient((a, b, rho, root))
 
-    zero, far = fixed[0] * 0.0, jnp.abs(fixed[0]) + jnp.abs(fixed[1]) + 15.0
+    zero = fixed[0] * 0.0
+    end = jnp.abs(fixed[0]) + jnp.abs(fixed[1]) + 15.0
     slope = jax.grad(log_integrand)
-    mode = bisect(
-        lambda s: slope(s, *fixed) <= 0.0, zero, far, 25
-    )  # where panels meet does not need many digits
+    # where panels meet does not need many digits
+    mode = bisect(lambda s: slope(s, *fixed) <= 0.0, zero, end, 25)
     goal = log_integrand(mode, *fixed) - 40.0
     high = bisect(lambda s: log_integrand(s, *fixed) <= goal, mode, mode + 10.0, 12)
     low = bisect(lambda s: log_integrand(s, *fixed) >= goal, zero, mode, 16)
     low = jnp.where(log_integrand(zero, *fixed) >= goal, zero, low)
-    # panels meet at the mode, and around the step of Φ, which is narrow where the correlation is strong
+    # panels meet at the mode, and around the step of Φ, narrow where the correlation is strong
     cuts = jnp.stack([low, mode, high])
     if steep:
         slow = jnp.where(jnp.abs(fixed[2]) > 1e-3, fixed[2], 1e-3)
-        turn, width = fixed[0] - fixed[1] / slow, 12.0 * fixed[3] / jnp.abs(slow)
-        cuts = jnp.sort(
-            jnp.clip(jnp.append(cuts, jnp.stack([turn - width, turn + width])), low, high)
-        )
+        turn = fixed[0] - fixed[1] / slow
+        width = 12.0 * fixed[3] / jnp.abs(slow)
+        step = jnp.stack([turn - width, turn + width])
+        cuts = jnp.sort(jnp.clip(jnp.append(cuts, step), low, high))
     cuts = jax.lax.stop_gradient(cuts)
     half = 0.5 * (cuts[1:] - cuts[:-1])[:, None]
     s = (0.5 * (cuts[1:] + cuts[:-1])[:, None] + half * jnp.asarray(_NODES)).ravel()
@@ -196,23 +211,13 @@ def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array
     return logsumexp(values, b=weights) - 0.5 * jnp.log(2 * jnp.pi)
 
 
-class SignProductChannel(ClosedFormChannel):
-    """y = sign(z_1 z_2) (P = 2, M = 1), any V: the two quadrants in which the product has sign y."""
+class SignProductChannel(AbstractScalarChannel, ClosedFormChannel):
+    """y = sign(z_1 z_2) (P = 2, M = 1), any V: the quadrants in which the product has sign y."""
 
     smooth: ClassVar[bool] = False
 
     indices: int = eqx.field(static=True, default=2)
     tokens: int = eqx.field(static=True, default=1)
-
-    @property
-    def noise_size(self) -> int:
-        """Noiseless."""
-        return 0
-
-    @property
-    def noiseless(self) -> Array:
-        """Always."""
-        return jnp.asarray(True)
 
     def link(self, fields: Array) -> Array:
         """sign(z_1 z_2), with sign 0 = 1."""
@@ -220,16 +225,12 @@ class SignProductChannel(ClosedFormChannel):
 
     def check_labels(self, labels: Array) -> None:
         """±1, shape (N,)."""
-        check_label_shape(labels, ())
-        check(jnp.all(jnp.abs(labels) == 1.0), "labels", labels, "only +1 and -1")
-
-    def statistic(self, labels: Array) -> Array:
-        """The labels themselves."""
-        return labels
+        check_signs(labels)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log P(z_1 z_2 y > 0)."""
         scale = jnp.sqrt(jnp.diagonal(V))
-        a, b = omega[0, 0] / scale[0], statistic * omega[1, 0] / scale[1]
+        a = omega[0, 0] / scale[0]
+        b = statistic * omega[1, 0] / scale[1]
         rho = statistic * V[0, 1] / (scale[0] * scale[1])
         return jnp.logaddexp(log_quadrant(a, b, rho), log_quadrant(-a, -b, rho))

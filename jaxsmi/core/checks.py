@@ -37,6 +37,7 @@ __all__ = [
     "NON_NEGATIVE",
     "POSITIVE",
     "UNIT_INTERVAL",
+    "VARIANCE",
     "Ability",
     "Arguments",
     "Interval",
@@ -124,6 +125,7 @@ POSITIVE = Interval("a finite number > 0", low=0.0, open_low=True)
 NON_NEGATIVE = Interval("a finite number >= 0", low=0.0)
 FRACTION = Interval("a number in [0, 1)", low=0.0, high=1.0, open_high=True)
 UNIT_INTERVAL = Interval("a number in (0, 1)", low=0.0, high=1.0, open_low=True, open_high=True)
+VARIANCE = Interval("a variance >= 0", low=0.0)
 COSINE = Interval("a cosine in (0, 1]", low=0.0, high=1.0, open_low=True)
 
 

@@ -2,7 +2,6 @@
 
 from jaxsmi.core.results import Estimate
 from jaxsmi.models import links
-from jaxsmi.models.alignment import align
 from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.bilinear import Bilinear
@@ -12,19 +11,19 @@ from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.models.symmetry import Symmetry
+from jaxsmi.models.symmetry import AbstractSymmetry, align
 
 __all__ = [
     "AbstractIndexModel",
     "AbstractMatrixModel",
     "AbstractModel",
+    "AbstractSymmetry",
     "AttentionIndexed",
     "Bilinear",
     "DeepAttention",
     "Estimate",
     "MultiIndex",
     "SequenceSingleIndex",
-    "Symmetry",
     "align",
     "generalization_error",
     "links",

@@ -1,11 +1,12 @@
-r"""What a model must say: the face that message passing, state evolution, thresholds and training read.
+r"""What a model must say: the face that inference, theory, thresholds and training read.
 
     signal W ──sensing──▶ fields Z_μ ──channel──▶ labels y_μ
 
-A model is a prior on a signal, a sensing law that turns the signal into fields, and an output channel that turns fields into
-labels. `AbstractModel` declares everything an engine may ask of one; `AbstractIndexModel` (the signal is W (P, D)) and
-`AbstractMatrixModel` (the signal is one matrix) fill in what their families share. A new family is a subclass of one of the
-three, and the abstract methods say what is missing.
+A model is a prior on a signal, a sensing law that turns the signal into fields, and an output
+channel that turns fields into labels. `AbstractModel` declares everything an engine may ask of one;
+`AbstractIndexModel` (the signal is W (P, D)) and `AbstractMatrixModel` (the signal is one matrix)
+fill in what their families share. A new family is a subclass of one of the three, and the abstract
+methods say what is missing.
 """
 
 from __future__ import annotations
@@ -14,25 +15,30 @@ import abc
 from collections.abc import Sequence
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.core.checks import Ability, check
-from jaxsmi.core.data import Dataset, Taught
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import Ability, Arguments, check
+from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
+from jaxsmi.sensing.blocks import draw_inputs
 
-__all__ = ["AbstractModel"]
+__all__ = ["AbstractModel", "overlaps_of"]
 
 
 class AbstractModel(eqx.Module):
     """A prior, a sensing law and an output channel under one name (module docstring).
 
-    Shapes: P indices (rows of the overlap; matrices: how many), N samples. The signal of message passing has the shape that
-    `shapes` says; a student's weights, which `train` moves, that of `student_shape`. `tokens`: M, how many tokens an input has.
+    Shapes: P indices (rows of the overlap; matrices: how many), N samples. The signal of message
+    passing has the shape that `shapes` says; a student's weights, which `train` moves, that of
+    `student_shape`. `tokens`: M, how many tokens an input has.
     """
 
     prior: eqx.AbstractVar[AbstractPrior]
@@ -64,27 +70,105 @@ class AbstractModel(eqx.Module):
     def refusal(self, ability: Ability) -> str | None:
         """Why the model lacks an ability, as one sentence with its remedy; None where it has it."""
         if ability is Ability.AVERAGES:
-            return f"fit: got runs of {self.title}; allowed: runs of a matrix model (weights are known up to symmetries)."
+            return (
+                f"fit: got runs of {self.title}; allowed: runs of a matrix model (weights are "
+                "known up to symmetries)."
+            )
         return self.channel.refusal(ability)
 
     # Data
 
-    @abc.abstractmethod
     def sample(
         self,
         key: PRNGKeyArray,
         *,
         dimension: int,
-        alpha: ArrayLike,
+        alpha: float,
         dtype: DTypeLike | None = None,
         teacher: ArrayLike | None = None,
         store: bool = True,
     ) -> Dataset:
-        """Draw a teacher, inputs and their labels."""
+        r"""Draw a teacher, inputs of Gaussian entries, and their labels.
+
+        The number of samples is N = round(α D) of an index model, round(α d²) of attention with
+        one matrix, round(α d L) of bilinear regression.
+
+        Args:
+            key: A random key.
+            dimension: D (matrices: d >= 2), the dimension of a token.
+            alpha: Sample complexity of the family, a number > 0.
+            dtype: Of the inputs: float64, float32 or bfloat16 (labels stay float64). Default: the
+                precision of theory; float32 where inputs are not stored.
+            teacher: To reuse: rows (P, D), factors (L r, d), or a matrix S (L, d).
+            store: False for inputs that are drawn again whenever they are read: memory for one
+                block of them. N is then rounded to whole blocks, by less than 0.5 %.
+        Returns: A `Dataset`.
+        Raises: ValueError for arguments out of range, or a teacher of the wrong shape.
+        Example:
+            >>> import jax, jaxsmi as smi
+            >>> smi.links.sign().sample(jax.random.key(0), dimension=50, alpha=2.0).inputs.shape
+            (100, 1, 50)
+        Cost: N·M·D random numbers, and one pass over them.
+        """
+        dimension = Arguments().count("dimension", dimension, at_least=self.least_dimension)
+        positive = bool(np.isfinite(alpha)) and alpha > 0
+        check(positive, "alpha", alpha, f"a positive number {self.complexity_name}")
+        samples = max(self.samples_at(float(alpha), dimension), 1)
+        self.warn_of_rounding(dimension, samples, float(alpha))
+        teacher_key, input_key, noise_key = jax.random.split(key, 3)
+        drawn = self.draw_teacher(teacher_key, dimension) if teacher is None else teacher
+        truth = jnp.asarray(drawn, theory_dtype())
+        self.admit_teacher(truth, dimension)
+        shape = self.input_shape(dimension)
+        usual = theory_dtype() if store else jnp.float32
+        inputs = self.draw_inputs(input_key, samples, shape, dtype or usual, store)
+        return Dataset(inputs, self.draw_labels(noise_key, truth, inputs), truth, self)
+
+    @property
+    def least_dimension(self) -> int:
+        """The smallest dimension that data can have."""
+        return 1
+
+    @property
+    def complexity_name(self) -> str:
+        """The sample complexity α in the letters of the family."""
+        return "N/D"
+
+    @abc.abstractmethod
+    def samples_at(self, alpha: float, dimension: int) -> int:
+        """How many samples a sample complexity α means, rounded: the inverse of `complexity`."""
+
+    def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
+        """Warn where rounding to whole numbers moves a ratio of the model noticeably."""
+        del dimension, samples, alpha
+
+    @abc.abstractmethod
+    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
+        """A teacher by the prior."""
+
+    @abc.abstractmethod
+    def admit_teacher(self, teacher: Array, dimension: int) -> None:
+        """Raise a ValueError for a teacher that cannot label inputs of this dimension."""
+
+    def draw_inputs(
+        self,
+        key: PRNGKeyArray,
+        samples: int,
+        shape: tuple[int, int],
+        dtype: DTypeLike,
+        store: bool,
+    ) -> Array | Regenerated:
+        """Inputs (N, *shape) of iid N(0, 1) entries, stored or to be drawn again."""
+        return draw_inputs(key, samples, shape, dtype, store)
+
+    @abc.abstractmethod
+    def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
+        """Labels (N, ...) of a teacher on inputs, with their noise."""
 
     @abc.abstractmethod
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
-        """Raise a ValueError for inputs, labels or (asked to) a teacher of another shape than the model's."""
+        """Raise a ValueError for inputs, labels or, if asked to, a teacher of other shapes than the
+        model's."""
 
     @abc.abstractmethod
     def input_shape(self, dimension: int) -> tuple[int, int]:
@@ -102,11 +186,42 @@ class AbstractModel(eqx.Module):
 
     @abc.abstractmethod
     def outputs(self, weights: Array, inputs: Array) -> Array:
-        """Noiseless labels (N, ...) of inputs for a student's weights, in the precision of the inputs."""
+        """Noiseless labels (N, ...) of inputs for a student's weights, in the precision of the
+        inputs: what `train` differentiates."""
+
+    def predict(self, solution: Solution | ArrayLike, inputs: ArrayLike) -> Array:
+        r"""Labels of new inputs by the plug-in predictor: the link at the fields of the estimate.
+
+        Args:
+            solution: The solution of `gamp` or `train`, or an estimate itself: rows (P, D), or a
+                matrix (d, d) or (L, d).
+            inputs: New inputs (N, M, D).
+        Returns: Labels (N, ...).
+        Raises: ValueError for a solution of theory, which has no weights, or shapes that do not
+            fit.
+        Cost: One pass over the inputs.
+        """
+        estimate = solution.weights if isinstance(solution, Solution) else solution
+        remedy = "the solution of gamp or train"
+        check(estimate is not None, "solution", "a solution without weights", remedy)
+        estimate = jnp.asarray(estimate)
+        inputs = jnp.asarray(inputs)
+        shape = self.predicted_shape(estimate)
+        fits = inputs.ndim == 3 and inputs.shape[1:] == shape
+        check(fits, "inputs", inputs, f"an array of shape (N, *{shape})")
+        check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
+        if not jnp.issubdtype(inputs.dtype, jnp.floating):
+            inputs = inputs.astype(theory_dtype())
+        return self.predicted_labels(estimate, inputs)
 
     @abc.abstractmethod
-    def predict(self, solution: Solution | Array, inputs: ArrayLike) -> Array:
-        """Labels of new inputs by the plug-in predictor."""
+    def predicted_shape(self, estimate: Array) -> tuple[int, int]:
+        """Shape of one input that an estimate can predict; raises for an estimate of another shape
+        than the model's."""
+
+    @abc.abstractmethod
+    def predicted_labels(self, estimate: Array, inputs: Array) -> Array:
+        """Noiseless labels (N, ...) of inputs for an estimate, as a user sees it."""
 
     @abc.abstractmethod
     def student_shape(self, dimension: int) -> tuple[int, int]:
@@ -159,7 +274,11 @@ class AbstractModel(eqx.Module):
 
     @abc.abstractmethod
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
-        """ "overlap" Q (P, P), "teacher_overlap" M and "cosine" (P,) of an estimate; NaN without a teacher."""
+        """What an estimate has in common with itself and with a teacher.
+
+        Returns: "overlap" Q (P, P), "teacher_overlap" M (P, P) and "cosine" (P,); the last two NaN
+            without a teacher.
+        """
 
     @abc.abstractmethod
     def error_of(
@@ -172,7 +291,8 @@ class AbstractModel(eqx.Module):
         """Whether cosines with this teacher exist (indices: it has as many rows)."""
 
     def check_teacher(self, teacher: Array, estimate: tuple[int, ...]) -> None:
-        """Raise a ValueError for a teacher that cannot be compared with an estimate of that shape."""
+        """Raise a ValueError for a teacher that cannot be compared with an estimate of that
+        shape."""
         check(teacher.shape == estimate, "teacher", teacher, f"data.teacher: {estimate}")
 
     def estimation_error(self, estimate: Array, teacher: Array) -> Array:
@@ -191,9 +311,25 @@ class AbstractModel(eqx.Module):
     def prediction_error(
         self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
     ) -> Estimate:
-        """Prediction error on a new input at the overlap Q (P, P), of the Bayes or of the plug-in predictor."""
+        """Prediction error on a new input at the overlap Q (P, P), of the Bayes or of the plug-in
+        predictor."""
 
     @property
     @abc.abstractmethod
     def recovery(self) -> Array:
-        """The α above which perfect recovery is stable (inf: never). Raises a ValueError where it is not known."""
+        """The α above which perfect recovery is stable (inf: never).
+
+        Raises: ValueError where it is not known.
+        """
+
+
+def overlaps_of(
+    Q: Array, cross: Array | None = None, cosine: Array | None = None
+) -> dict[str, Array]:
+    """The three answers of `AbstractModel.overlaps`, NaN for those that were not computed."""
+    nan = jnp.full(Q.shape, jnp.nan, Q.dtype)
+    return {
+        "overlap": Q,
+        "teacher_overlap": nan if cross is None else cross,
+        "cosine": nan[0] if cosine is None else cosine,
+    }

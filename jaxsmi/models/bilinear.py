@@ -1,40 +1,41 @@
-r"""Bilinear sequence regression: a number linear in the tokens of a sequence, through a matrix of extensive rank.
+r"""Bilinear sequence regression: a label linear in a sequence, through a matrix of extensive rank.
 
-Equations here [ETBMZ25; theory: bilinear, Eqs. (1) to (4), (14) to (19)],
-a sequence X of L tokens in d dimensions, S = (U V)ᵀ/√r (L, d) with
-U (d, r) and V (r, L) iid N(0, 1), β = L/d, ρ = r/d:
+Equations here [ETBMZ25; theory: bilinear, Eqs. (1) to (4), (14) to (20)], a sequence X of L tokens
+in d dimensions, S = (U V)ᵀ/√r (L, d) with U (d, r) and V (r, L) iid N(0, 1), β = L/d, ρ = r/d:
 
     y = ⟨X, S⟩/√(dL) + √Δ z,     α = n/(dL);   error ‖Ŝ - S‖²/(dL) = V, of a new label V (+ Δ)
     perfect recovery (Δ = 0) from α = D = ρ (1 + β - ρ)/β (ρ <= 1, ρ <= β), else 1
-    small width, ᾱ = n/(r (d + L)), ρ → 0: something is learned from ᾱ = (1 + Δ) √β/(1 + β)
-    β → ∞ (Δ = 0): V = (1 - α)(1 - α/ρ);   ρ → ∞: ridge regression with penalty Δ
+    small width, ᾱ = n/(r (d + L)), ρ -> 0: something is learned from ᾱ = (1 + Δ) √β/(1 + β)
+    β -> ∞ (Δ = 0): V = (1 - α)(1 - α/ρ);   ρ -> ∞: ridge regression with penalty Δ
 
-Symmetric [MTMKZ24; theory: bilinear, Eqs. (6), (7), (11), (15)],
-S = W Wᵀ/√r (d, d), X symmetric and Gaussian, variance 1 off the diagonal,
-2 on it:
+Symmetric [MTMKZ24; theory: bilinear, Eqs. (6), (7), (11), (15), (20)], S = W Wᵀ/√r (d, d),
+X symmetric and Gaussian, of variance 1 off the diagonal and 2 on it:
 
     y = ⟨X, S⟩/d + √Δ z,     α = n/d²;    error ‖Ŝ - S‖²/d² = V, of a new label 2V (+ Δ)
+    small width, ᾱ = n/(r d), ρ -> 0: something is learned from ᾱ = (1 + Δ/2)/2
 
-which is `AttentionIndexed(1, ρ, "linear", noise=Δ)` with X in place of x xᵀ - I: a quadratic network, with the same
-asymptotics. A hidden layer with noise σ, y = (1/√r) Σ_k (w_k·x/√d + σ z_k)², has Δ = 4σ² + 2σ⁴.
+which is `AttentionIndexed(1, ρ, "linear", noise=Δ)` with X in place of x xᵀ - I: a quadratic
+network, with the same asymptotics. A hidden layer with noise σ, y = (1/√r) Σ_k (w_k·x/√d + σ z_k)²,
+has Δ = 4σ² + 2σ⁴.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.index_matrix import LinearField, LinearIndices
+from jaxsmi.channels.scores import AbstractLinearReadout, LinearField, LinearScores
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import check
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.checks import VARIANCE, Arguments, check
+from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.results import Estimate
+from jaxsmi.models.base import overlaps_of
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import AbstractSpectralPrior
@@ -42,26 +43,35 @@ from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import draw_inputs, gaussian
 from jaxsmi.sensing.rectangular import DenseSensing
 
+__all__ = ["Bilinear", "symmetric_gaussian"]
 
-def symmetric_gaussian(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Symmetric matrices (n, d, d): off-diagonal entries of variance 1, diagonal ones of variance 2."""
+
+def symmetric_gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """Symmetric matrices (n, d, d): off-diagonal entries of variance 1, diagonal ones of 2."""
     X = gaussian(key, shape, dtype)
     return (X + jnp.swapaxes(X, 1, 2)) * np.sqrt(0.5).astype(X.dtype)
 
 
 class Bilinear(AbstractMatrixModel):
-    r"""Bilinear sequence regression: y = ⟨X, S⟩/√(dL) + √Δ z, S (L, d) a product of width r (module docstring).
+    r"""Bilinear sequence regression: y = ⟨X, S⟩/√(dL) + √Δ z, S (L, d) a product of width r.
 
-    Arguments: `aspect_ratio` β = L/d > 0 (infinite: theory only); `rank_ratio` ρ = r/d > 0; `noise` Δ >= 0, the variance of the
-    label noise; `symmetric`: S = W Wᵀ/√r of a quadratic network (β = 1). Sample complexity is α = n/(dL).
-    Inputs are (n, L, d), S and the teacher (L, d): one row a token.
+    Sample complexity is α = n/(dL), L = round(β d), r = round(ρ d). Inputs are (n, L, d), S and the
+    teacher (L, d): one row a token. `sample` warns where rounding moves β, ρ or α by more than 1 %:
+    compare with the theory of the actual ratios. Stored inputs are n·L·d = α (dL)² numbers: 0.4 GB
+    in float64 at d = L = 100, α = 0.5.
+
+    Args:
+        aspect_ratio: β = L/d > 0 (infinite: theory only). Default 1.
+        rank_ratio: ρ = r/d > 0. Default 0.2.
+        noise: Δ >= 0, the variance of the label noise. Default 0.
+        symmetric: S = W Wᵀ/√r of a quadratic network (β = 1). Default False.
     Raises: ValueError for arguments out of range.
     Example:
-    >>> import jax, jaxsmi as smi
-    >>> jax.config.update("jax_enable_x64", True)
-    >>> model = smi.Bilinear(aspect_ratio=1.0, rank_ratio=0.2)
-    >>> round(float(smi.state_evolution(model, 0.3).error), 10)
-    0.3474043203
+        >>> import jax, jaxsmi as smi
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> model = smi.Bilinear(aspect_ratio=1.0, rank_ratio=0.2)
+        >>> round(float(smi.state_evolution(model, 0.3).error), 10)
+        0.3474043203
     """
 
     prior: AbstractSpectralPrior
@@ -71,54 +81,42 @@ class Bilinear(AbstractMatrixModel):
 
     def __init__(
         self,
-        aspect_ratio: Any = 1.0,
-        rank_ratio: Any = 0.2,
-        noise: Any = 0.0,
+        aspect_ratio: ArrayLike = 1.0,
+        rank_ratio: ArrayLike = 0.2,
+        noise: ArrayLike = 0.0,
         symmetric: bool = False,
     ):
-        check(isinstance(symmetric, (bool, np.bool_)), "symmetric", symmetric, "True or False")
-        if symmetric:
-            check(
-                jnp.asarray(aspect_ratio) == 1.0,
-                "aspect_ratio",
-                aspect_ratio,
-                "1 for a symmetric matrix",
-            )
-            rank_ratio = jnp.where(
-                jnp.asarray(aspect_ratio) == 1.0, rank_ratio, jnp.nan
-            )  # under jit
-        noise = jnp.asarray(noise, theory_dtype())
-        check(
-            noise.ndim == 0 and jnp.isfinite(noise) & (noise >= 0),
-            "noise",
-            noise,
-            "a finite variance >= 0",
-        )
-        self.prior = (
-            WishartPrior(rank_ratio) if symmetric else ProductPrior(aspect_ratio, rank_ratio)
-        )
-        self.noise, self.symmetric, self.tokens = noise, bool(symmetric), 1  # one field a sample
+        arguments = Arguments()
+        self.symmetric = arguments.flag("symmetric", symmetric)
+        self.noise = arguments.number("noise", noise, VARIANCE)
+        self.tokens = 1  # one field a sample
+        if self.symmetric:
+            square = jnp.asarray(aspect_ratio) == 1.0
+            check(square, "aspect_ratio", aspect_ratio, "1 for a symmetric matrix")
+            self.prior = WishartPrior(jnp.where(square, rank_ratio, jnp.nan))  # NaN under jit
+        else:
+            self.prior = ProductPrior(aspect_ratio, rank_ratio)
 
     @property
     def aspect_ratio(self) -> Array:
         """β."""
-        return (
-            self.prior.aspect_ratio
-            if isinstance(self.prior, ProductPrior)
-            else jnp.ones((), theory_dtype())
-        )
+        if isinstance(self.prior, ProductPrior):
+            return self.prior.aspect_ratio
+        return jnp.ones((), theory_dtype())
+
+    def length(self, dimension: int) -> int:
+        """L = round(β d)."""
+        return self.prior.length(dimension) if isinstance(self.prior, ProductPrior) else dimension
 
     @property
-    def readout(self) -> LinearIndices:
+    def readout(self) -> AbstractLinearReadout:
         """What a label says about its field."""
-        return (
-            LinearIndices(tokens=1, noise=self.noise)
-            if self.symmetric
-            else LinearField(noise=self.noise)
-        )
+        if self.symmetric:
+            return LinearScores(tokens=1, noise=self.noise)
+        return LinearField(noise=self.noise)
 
     @property
-    def channel(self) -> LinearIndices:
+    def channel(self) -> AbstractLinearReadout:
         """The same."""
         return self.readout
 
@@ -130,30 +128,23 @@ class Bilinear(AbstractMatrixModel):
     @property
     def recovery(self) -> Array:
         """α of perfect recovery; inf with noise."""
-        return jnp.where(
-            self.noise > 0.0, jnp.inf, self.prior.degrees_of_freedom / self.readout.measurements
-        )
-
-    def length(self, dimension: int) -> int:
-        """L = round(β d)."""
-        return self.prior.length(dimension) if isinstance(self.prior, ProductPrior) else dimension
+        exact = self.prior.degrees_of_freedom / self.readout.measurements
+        return jnp.where(self.noise > 0.0, jnp.inf, exact)
 
     @property
     def small_width_threshold(self) -> Array:
-        """(1 + Δ) √β/(1 + β); 0 at β = ∞."""
+        """(1 + Δ) √β/(1 + β), 0 at β = ∞ [theory: bilinear, Eq. (19)]; of a symmetric matrix
+        (1 + Δ/2)/2 [theory: bilinear, Eq. (20)]."""
         return jnp.where(jnp.isinf(self.aspect_ratio), 0.0, super().small_width_threshold)
 
-    def small_width_error(self, scaled: Any) -> Array:
-        """V at ᾱ as ρ → 0, elementwise; at β = ∞ that of a Gaussian S at α = ᾱ."""
-        return jnp.where(
-            jnp.isinf(self.aspect_ratio),
-            gaussian_error(scaled, self.noise),
-            super().small_width_error(scaled),
-        )
+    def small_width_error(self, scaled: ArrayLike) -> Array:
+        """V at ᾱ as ρ -> 0, elementwise; at β = ∞ that of a Gaussian S at α = ᾱ."""
+        wide = gaussian_error(scaled, self.noise)
+        return jnp.where(jnp.isinf(self.aspect_ratio), wide, super().small_width_error(scaled))
 
-    # what message passing and training ask of a model ------------------------------------------------------------------
+    # Message passing
 
-    # of `gamp`, the default first: with damping and without noise "outer" lets V collapse; undamped, "state" can explode
+    # with damping and without noise "outer" lets V collapse; undamped, "state" can explode
     @property
     def precisions(self) -> tuple[str, ...]:
         """That of theory first."""
@@ -169,12 +160,10 @@ class Bilinear(AbstractMatrixModel):
         L, d = data.inputs.shape[1:]
         if self.symmetric:
             check(d == L, "data.inputs", data.inputs, "(n, d, d)")
-            gap = jnp.zeros(())  # regenerated inputs are drawn by a law of this file
-            if not data.regenerated:
-                X = data.stored_inputs
-                gap = jnp.max(jnp.abs(X - jnp.swapaxes(X, 1, 2)))
             allowed = "symmetric matrices (of vectors: AttentionIndexed(1, ρ, 'linear'))"
-            check(gap <= 1e-5, "data.inputs", data.inputs, allowed)
+            if not isinstance(data.inputs, Regenerated):  # those are symmetric by their law
+                gap = jnp.max(jnp.abs(data.inputs - jnp.swapaxes(data.inputs, 1, 2)))
+                check(gap <= 1e-5, "data.inputs", data.inputs, allowed)
         else:
             asked = self.length(d) if concrete(self.aspect_ratio) else L
             check(asked == L, "data.inputs", data.inputs, f"(n, {asked}, {d}): β d tokens a sample")
@@ -192,61 +181,70 @@ class Bilinear(AbstractMatrixModel):
         return DenseSensing(data.inputs)
 
     def estimate(self, signal: Array) -> Array:
-        """S (L, d) from the signal (1, L, d) of message passing, or from the factors of a student."""
+        """S (L, d) from the signal (1, L, d) of message passing, or from a student's factors."""
         signal = signal.astype(theory_dtype())
         return signal[0] if signal.ndim == 3 else self.product(signal)
 
     def product(self, factors: Array, length: int | None = None) -> Array:
-        """S (L, d) of factors (r, L + d), V beside Uᵀ; of W (r, d) if symmetric. `length` L where β is traced."""
-        left = right = factors
+        """S (L, d) of factors (r, L + d), V beside Uᵀ; of W (r, d) if symmetric. `length`: L, where
+        β is traced."""
+        first = second = factors
         if not self.symmetric:
-            if length is None:  # of L + d columns, L = round(β d)
-                length = factors.shape[1] - round(
-                    factors.shape[1] / (1.0 + float(self.aspect_ratio))
-                )
-            left, right = factors[:, :length], factors[:, length:]
-        return jnp.matmul(left.T, right, precision="highest") / np.sqrt(factors.shape[0])
+            columns = factors.shape[1]  # L + d, L = round(β d)
+            if length is None:
+                length = columns - round(columns / (1.0 + float(self.aspect_ratio)))
+            first = factors[:, :length]
+            second = factors[:, length:]
+        return jnp.matmul(first.T, second, precision="highest") / np.sqrt(factors.shape[0])
 
     def signal(self, teacher: Array) -> Array:
         """The signal (1, L, d) of a teacher (L, d)."""
         return teacher[None].astype(theory_dtype())
 
-    def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
-        """⟨Ŝ, Ŝ⟩/(dL) as "overlap" (1, 1), ⟨Ŝ, S⟩/(dL) as "teacher_overlap" (1, 1), "cosine" (1,) of both; NaN without S
-        (inside a program and without S, of factors all three: how long the sequences are is not known there)."""
-        nan = jnp.full((), jnp.nan, theory_dtype())
-        if weights.ndim == 2 and teacher is None and not concrete(self.aspect_ratio):
-            return {
-                "overlap": nan[None, None],
-                "teacher_overlap": nan[None, None],
-                "cosine": nan[None],
-            }
-        weights = weights.astype(nan.dtype)
-        S = (
-            weights[0]
-            if weights.ndim == 3
-            else self.product(weights, None if teacher is None else teacher.shape[0])
-        )
-        Q = jnp.mean(S * S)
-        cross, cosine = nan, nan
-        if teacher is not None:
-            truth = teacher.astype(S.dtype)
-            cross = jnp.mean(S * truth)
-            cosine = cross / jnp.sqrt(Q * jnp.mean(truth * truth))
-        one = jnp.ones((1, 1), S.dtype)
-        return {"overlap": Q * one, "teacher_overlap": cross * one, "cosine": cosine * one[0]}
+    # What was learned
 
-    def error_of(self, weights: Array, data: Dataset, *, key: Array, samples: int = 0) -> Array:
+    def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
+        """⟨Ŝ, Ŝ⟩/(dL) as "overlap" (1, 1), ⟨Ŝ, S⟩/(dL) as "teacher_overlap" (1, 1), "cosine" (1,)
+        of both; NaN without S. Of factors, inside a program and without S, all three are NaN: how
+        long the sequences are is not known there."""
+        weights = weights.astype(theory_dtype())
+        if weights.ndim == 3:
+            S = weights[0]
+        elif teacher is None and not concrete(self.aspect_ratio):
+            return overlaps_of(jnp.full((1, 1), jnp.nan, weights.dtype))
+        else:
+            S = self.product(weights, None if teacher is None else teacher.shape[0])
+        one = jnp.ones((1, 1), S.dtype)
+        Q = jnp.mean(S * S)
+        if teacher is None:
+            return overlaps_of(Q * one)
+        truth = teacher.astype(S.dtype)
+        cross = jnp.mean(S * truth)
+        cosine = cross / jnp.sqrt(Q * jnp.mean(truth * truth))
+        return overlaps_of(Q * one, cross * one, cosine * one[0])
+
+    def error_of(
+        self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 0
+    ) -> Array:
         """Estimation error per entry; NaN without a teacher."""
         if data.teacher is None or weights.ndim == 3:
             return super().error_of(weights, data, key=key, samples=samples)
-        return self.estimation_error(
-            self.product(weights.astype(theory_dtype()), data.teacher.shape[0]), data.teacher
-        )
+        S = self.product(weights.astype(theory_dtype()), data.teacher.shape[0])
+        return self.estimation_error(S, data.teacher)
 
-    def estimation_error(self, S: Array, teacher: Array) -> Array:
+    def estimation_error(self, estimate: Array, teacher: Array) -> Array:
         """‖Ŝ - S‖² per entry."""
-        return jnp.mean((S - teacher) ** 2)
+        return jnp.mean((estimate - teacher) ** 2)
+
+    def prediction_error(
+        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
+    ) -> Estimate:
+        """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω."""
+        del bayes, key, samples
+        value = (2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0])
+        return Estimate(value, jnp.zeros((), theory_dtype()))
+
+    # The network
 
     def input_shape(self, dimension: int) -> tuple[int, int]:
         """Shape of one input, (L, d)."""
@@ -254,126 +252,88 @@ class Bilinear(AbstractMatrixModel):
 
     def student_shape(self, dimension: int) -> tuple[int, int]:
         """Shape of the weights of a student: V (r, L) beside Uᵀ (r, d); W (r, d) if symmetric."""
-        return (
-            self.prior.width(dimension),
-            dimension + (0 if self.symmetric else self.length(dimension)),
-        )
-
-    def complexity(self, samples: int, dimension: int) -> float:
-        """α = n/(dL)."""
-        return samples / (dimension * self.length(dimension))
-
-    def outputs(self, weights: Array, inputs: Array) -> Array:
-        """Labels of inputs (n, L, d) for factors, in the precision of the inputs: what `train` differentiates."""
-        return self._labels(self.product(weights.astype(inputs.dtype), inputs.shape[1]), inputs)
-
-    @staticmethod
-    def _labels(S: Array, inputs: Array) -> Array:
-        fields = jnp.einsum("nld,ld->n", inputs, S.astype(inputs.dtype), precision="highest")
-        return fields / np.sqrt(S.size)
-
-    def predict(self, solution: Any, inputs: Any) -> Array:
-        """Labels (n,) of new inputs (n, L, d) for Ŝ: `solution` of `gamp` or `train`, or a matrix (L, d).
-
-        Raises: ValueError for a solution of theory, or shapes that do not fit.
-        """
-        S, inputs = getattr(solution, "weights", solution), jnp.asarray(inputs)
-        check(
-            S is not None, "solution", "a solution without weights", "the solution of gamp or train"
-        )
-        S = jnp.asarray(S)
-        check(S.ndim == 2, "solution", S, "a matrix (L, d)")
-        check(
-            inputs.ndim == 3 and inputs.shape[1:] == S.shape,
-            "inputs",
-            inputs,
-            f"an array of shape (n, *{S.shape})",
-        )
-        check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
-        return self._labels(
-            S,
-            inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype()),
-        )
-
-    def prediction_error(
-        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
-    ) -> Estimate:
-        """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω."""
-        del bayes, key, samples
-        return Estimate(
-            (2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0]),
-            jnp.zeros((), theory_dtype()),
-        )
+        columns = dimension + (0 if self.symmetric else self.length(dimension))
+        return (self.prior.width(dimension), columns)
 
     def link(self, fields: Array) -> Array:
         """The noiseless label: the field itself."""
         return fields.reshape(())
 
-    def sample(
-        self,
-        key: Array,
-        *,
-        dimension: int,
-        alpha: Any,
-        dtype: Any = None,
-        teacher: Any = None,
-        store: bool = True,
-    ) -> Dataset:
-        """Draw S (L, d), n = round(α d L) inputs (n, L, d) and their labels (n,); L = round(β d), r = round(ρ d).
+    def outputs(self, weights: Array, inputs: Array) -> Array:
+        """Labels of inputs (n, L, d) for factors, in the precision of the inputs."""
+        S = self.product(weights.astype(inputs.dtype), inputs.shape[1])
+        return self.predicted_labels(S, inputs)
 
-        Arguments: `dimension` d >= 2; `alpha` = n/(dL) > 0; `dtype` of the inputs; `teacher` S (L, d) to reuse, of any rank;
-        `store`: False for inputs that are drawn again whenever they are read (float32, n rounded to whole blocks).
-        Returns: a `Dataset`. Warns where rounding moves β, ρ or α by more than 1 %: compare with the theory of the actual ratios.
-        Raises: ValueError for arguments out of range.
-        Memory: n·L·d = α (dL)² numbers where stored: 0.4 GB in float64 at d = L = 100, α = 0.5.
-        """
-        check(
-            isinstance(dimension, (int, np.integer)) and dimension >= 2,
-            "dimension",
-            dimension,
-            "an integer d >= 2",
-        )
-        check(np.isfinite(alpha) and alpha > 0, "alpha", alpha, "a positive number n/(dL)")
-        d, L = int(dimension), self.length(dimension)
-        samples = max(round(float(alpha) * d * L), 1)
-        self._warn(d, L, samples, float(alpha))
-        teacher_key, input_key, noise_key = jax.random.split(key, 3)
-        S = (
-            self.product(self.start(teacher_key, d))
-            if teacher is None
-            else jnp.asarray(teacher, theory_dtype())
-        )
-        check(S.shape == (L, d), "teacher", S, f"({L}, {d})")
-        if self.symmetric:
-            check(
-                jnp.max(jnp.abs(S - S.T)) <= 1e-6 * jnp.max(jnp.abs(S)),
-                "teacher",
-                S,
-                "a symmetric matrix",
-            )
-        dtype = dtype or (theory_dtype() if store else jnp.float32)
-        inputs = draw_inputs(
-            input_key,
-            samples,
-            (L, d),
-            dtype,
-            store,
-            symmetric_gaussian if self.symmetric else gaussian,
-        )
-        labels = DenseSensing(inputs).forward(S)[:, 0, 0]
-        labels = labels + jnp.sqrt(self.noise) * jax.random.normal(
-            noise_key, labels.shape, labels.dtype
-        )
-        return Dataset(inputs, labels, S, self)
+    def predicted_shape(self, estimate: Array) -> tuple[int, int]:
+        """That of S (L, d)."""
+        check(estimate.ndim == 2, "solution", estimate, "a matrix (L, d)")
+        return (estimate.shape[0], estimate.shape[1])
 
-    def _warn(self, d: int, L: int, samples: int, alpha: float) -> None:
+    def predicted_labels(self, estimate: Array, inputs: Array) -> Array:
+        """⟨X, Ŝ⟩/√(dL) (n,)."""
+        S = estimate.astype(inputs.dtype)
+        fields = jnp.einsum("nld,ld->n", inputs, S, precision="highest")
+        return fields / np.sqrt(estimate.size)
+
+    # Data
+
+    @property
+    def complexity_name(self) -> str:
+        """α."""
+        return "n/(dL)"
+
+    def complexity(self, samples: int, dimension: int) -> float:
+        """α = n/(dL)."""
+        return samples / (dimension * self.length(dimension))
+
+    def samples_at(self, alpha: float, dimension: int) -> int:
+        """n = round(α d L)."""
+        return round(alpha * dimension * self.length(dimension))
+
+    def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
+        """Warn where rounding moves β, ρ or α by more than 1 %."""
+        d = dimension
+        L = self.length(dimension)
         rho = float(self.prior.rank_ratio)
-        pairs = {"rank_ratio": (self.prior.width(d) / d, rho), "alpha": (samples / (d * L), alpha)}
-        pairs["aspect_ratio"] = (L / d, float(self.aspect_ratio))
+        beta = float(self.aspect_ratio)
+        ratios = {
+            "rank_ratio": (rho, self.prior.width(d) / d),
+            "alpha": (alpha, samples / (d * L)),
+            "aspect_ratio": (beta, L / d),
+        }
         moved = [
-            f"{name} {came:g} -> {made:g}"
-            for name, (made, came) in pairs.items()
-            if abs(made / came - 1.0) > 0.01
+            f"{name} {asked:g} -> {actual:g}"
+            for name, (asked, actual) in ratios.items()
+            if abs(actual / asked - 1.0) > 0.01
         ]
         if moved:
             warnings.warn(f"jaxsmi: rounded at dimension {d}: {', '.join(moved)}.", stacklevel=3)
+
+    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
+        """S (L, d) of Gaussian factors."""
+        return self.product(self.start(key, dimension))
+
+    def admit_teacher(self, teacher: Array, dimension: int) -> None:
+        """S (L, d), of any rank; symmetric where the model is."""
+        shape = self.input_shape(dimension)
+        check(teacher.shape == shape, "teacher", teacher, f"({shape[0]}, {shape[1]})")
+        if self.symmetric:
+            gap = jnp.max(jnp.abs(teacher - teacher.T)) <= 1e-6 * jnp.max(jnp.abs(teacher))
+            check(gap, "teacher", teacher, "a symmetric matrix")
+
+    def draw_inputs(
+        self,
+        key: PRNGKeyArray,
+        samples: int,
+        shape: tuple[int, int],
+        dtype: DTypeLike,
+        store: bool,
+    ) -> Array | Regenerated:
+        """Gaussian inputs (n, L, d), symmetric where the model is."""
+        law = symmetric_gaussian if self.symmetric else gaussian
+        return draw_inputs(key, samples, shape, dtype, store, law)
+
+    def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
+        """⟨X, S⟩/√(dL) + √Δ z (n,)."""
+        labels = DenseSensing(inputs).forward(teacher)[:, 0, 0]
+        return labels + jnp.sqrt(self.noise) * jax.random.normal(key, labels.shape, labels.dtype)

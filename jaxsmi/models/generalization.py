@@ -1,4 +1,4 @@
-"""TODO models.generalization."""
+"""Prediction error on a new input, of any model, from an overlap or a solution."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from jaxtyping import PRNGKeyArray
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.models.base import AbstractModel
+
+__all__ = ["generalization_error"]
 
 
 def generalization_error(
@@ -21,17 +23,28 @@ def generalization_error(
 ) -> Estimate:
     r"""Prediction error on a new input at overlap Q, without label noise.
 
-    Matrix models: h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed form (T = 2, linear).
-    plug-in: E ‖link(z) - link(ω)‖²;  bayes: E ‖link(z) - E[link(z)|ω]‖²;  ω ~ N(0, Q), z ~ N(ω, S - Q) for each token.
-    Arguments: `overlap` (P, P) (or a Solution), 0 ⪯ Q ⪯ S, S the prior's second moment; `predictor` "plug-in" or "bayes".
-    Returns: an `Estimate` (value, stderr). Raises: ValueError for a wrong shape or predictor, or Q outside that range.
-    Cost: `samples` links. Source: [TCDKZ25], [theory: multi-index, Eqs. (62), (63)].
+    With ω ~ N(0, Q) and z ~ N(ω, S - Q) for each token,
+
+        plug-in: E ‖link(z) - link(ω)‖²;    bayes: E ‖link(z) - E[link(z)|ω]‖².
+
+    Of matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed form
+    (two tokens, linear output).
+
+    Args:
+        model: Any model.
+        overlap: Q (P, P), a number times S, or a Solution; 0 ⪯ Q ⪯ S, the prior's second moment.
+        key: A random key. Default None: for closed forms only.
+        predictor: "plug-in" or "bayes".
+        samples: Links that are evaluated. Default 32768.
+    Returns: An `Estimate` (value, stderr).
+    Raises: ValueError for a wrong shape or predictor, or Q outside its range.
     Example:
-    >>> import jax, jaxsmi as smi
-    >>> round(
-    ...     float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=jax.random.key(0))), 3
-    ... )
-    0.25
+        >>> import jax, jaxsmi as smi
+        >>> key = jax.random.key(0)
+        >>> round(float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=key)), 3)
+        0.25
+    Cost: `samples` links.
+    Source: [TCDKZ25], [theory: multi-index, Eqs. (62), (63)].
     """
     P = model.indices
     arguments = Arguments()

@@ -1,162 +1,185 @@
-"""Ready-made links: `MultiIndex` models by name, with their closed-form channels where there are any.
+"""Ready-made links: `MultiIndex` models by name, with their closed-form channels.
 
 | link | y | channel |
 |---|---|---|
 | linear(noise) | z + √Δ ξ | closed form |
 | sign() | sign z | closed form |
 | phase_retrieval() | |z| or z² | closed form |
-| sign_product(k) | sign(z_1 .. z_k) | k = 1, 2, 3 |
+| sign_product(k) | sign(z_1 .. z_k) | k = 1, 2, 3 (others sample and train) |
 | product(k) | z_1 .. z_k | k = 1, 2 (others sample and train) |
 | square_plus_sign_parity() | z_1² + sign(z_1 z_2 z_3) | exact |
+
+The law of a label is that of the channel; only links without a channel are written here.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import VARIANCE, Arguments
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.iid import AbstractIidPrior
 
-# Named functions, not lambdas: two models of the same link are then the same program, compiled once.
+__all__ = [
+    "linear",
+    "phase_retrieval",
+    "product",
+    "sign",
+    "sign_product",
+    "square_plus_sign_parity",
+]
 
 
-def _sign(z: Array) -> Array:
-    return jnp.where(z >= 0.0, 1.0, -1.0)
+def linear(
+    noise: ArrayLike = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = None
+) -> MultiIndex:
+    """Linear regression with Gaussian noise, y = z + √Δ ξ.
 
+    State evolution is exact: Q̂ = αM/(1 - q + Δ).
 
-def _first_row(z: Array) -> Array:
-    return z[0]
-
-
-def _sign_of_product(z: Array) -> Array:
-    return _sign(jnp.prod(z[:, 0]))
-
-
-def _modulus(z: Array) -> Array:
-    return jnp.abs(z[0, 0])
-
-
-def _square(z: Array) -> Array:
-    return z[0, 0] ** 2
-
-
-def _product(z: Array) -> Array:
-    return jnp.prod(z[:, 0])
-
-
-def _square_plus_sign_parity(z: Array) -> Array:
-    return z[0, 0] ** 2 + _sign(z[0, 0] * z[1, 0] * z[2, 0])
-
-
-def linear(noise: Any = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """Linear regression with Gaussian noise, y = z + √Δ ξ (M tokens: M measurements a sample).
-
-    Arguments: `noise` Δ >= 0, `tokens` M, `prior`. Raises: ValueError for Δ < 0 or M < 1.
-    Exact: Q̂ = αM/(1 - q + Δ). Source: [theory: multi-index, Eq. (22), Table 1].
+    Args:
+        noise: Variance Δ >= 0. Default 0.
+        tokens: M, the measurements of one sample. Default 1.
+        prior: Of the row of W. Default: iid N(0, 1).
+    Returns: A `MultiIndex` model.
+    Raises: ValueError for Δ < 0 or M < 1.
     Example:
-    >>> import jaxsmi as smi
-    >>> smi.links.linear(0.1).indices
-    1
+        >>> import jaxsmi as smi
+        >>> smi.links.linear(0.1).indices
+        1
+    Cost: None: nothing is computed before the model is used.
+    Source: [theory: multi-index, Eq. (22), Table 1].
     """
-    noise = jnp.asarray(noise, float)
-    check(jnp.isfinite(noise) & (noise >= 0), "noise", noise, "a variance >= 0")
-    return MultiIndex(
-        _first_row,
-        indices=1,
-        tokens=tokens,
-        prior=prior,
-        channel=LinearChannel(noise, tokens),
-        name="linear",
-    )
+    arguments = Arguments()
+    variance = arguments.number("noise", noise, VARIANCE)
+    tokens = arguments.count("tokens", tokens)
+    return MultiIndex(channel=LinearChannel(variance, tokens), prior=prior, name="linear")
 
 
 def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """Perceptron, y = sign z. With a Rademacher prior: the binary perceptron. Source: [theory: multi-index, Eq. (23)].
+    """Perceptron, y = sign z. With a Rademacher prior: the binary perceptron.
 
+    Args:
+        prior: Of the row of W. Default: iid N(0, 1).
+    Returns: A `MultiIndex` model.
+    Raises: Nothing.
     Example:
-    >>> import jaxsmi as smi
-    >>> smi.links.sign(smi.priors.Rademacher()).name
-    'sign'
+        >>> import jaxsmi as smi
+        >>> smi.links.sign(smi.priors.Rademacher()).name
+        'sign'
+    Cost: None: nothing is computed before the model is used.
+    Source: [theory: multi-index, Eq. (23)].
     """
-    return MultiIndex(_sign_of_product, indices=1, prior=prior, channel=SignChannel(), name="sign")
+    return MultiIndex(channel=SignChannel(), prior=prior, name="sign")
 
 
 def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """Phase retrieval, y = |z| (or z² with `squared=True`). Weak recovery at α = 1/2. Source: [MM18],
-    [theory: multi-index, Eq. (24), Table 1].
+    """Phase retrieval, y = |z| or z². Weak recovery at α = 1/2.
 
+    Args:
+        squared: y = z² instead of |z|. Default False.
+        prior: Of the row of W. Default: iid N(0, 1).
+    Returns: A `MultiIndex` model.
+    Raises: Nothing.
     Example:
-    >>> import jaxsmi as smi
-    >>> smi.links.phase_retrieval().symmetry[0].kind
-    'sign'
+        >>> import jaxsmi as smi
+        >>> smi.links.phase_retrieval().symmetry[0].kind
+        'sign'
+    Cost: None: nothing is computed before the model is used.
+    Source: [MM18], [theory: multi-index, Eq. (24), Table 1].
     """
     channel = ModulusChannel(squared=squared)
-    return MultiIndex(
-        _square if squared else _modulus,
-        indices=1, prior=prior, channel=channel, symmetry=[((0,), "sign")], name="phase_retrieval",
-    )  # fmt: skip
+    symmetry = [((0,), "sign")]
+    return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name="phase_retrieval")
 
 
 def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 3.
 
-    Source: [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
-
-    Arguments: `k` >= 1, the number of factors. Raises: ValueError for k < 1.
+    Args:
+        k: Number of factors, at least 1. Default 2.
+        prior: Of the rows of W. Default: iid N(0, 1).
+    Returns: A `MultiIndex` model.
+    Raises: ValueError for k < 1.
     Example:
-    >>> import jaxsmi as smi
-    >>> smi.links.sign_product(2).indices
-    2
+        >>> import jaxsmi as smi
+        >>> smi.links.sign_product(2).indices
+        2
+    Cost: None: nothing is computed before the model is used.
+    Source: [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
     """
-    check(isinstance(k, int) and k >= 1, "k", k, "an integer number of factors >= 1")
+    k = Arguments().count("k", k)
     if k == 1:
         return sign(prior)
-    channel = {2: SignProductChannel(), 3: TripleSignChannel()}.get(k)
-    return MultiIndex(
-        _sign_of_product, indices=k, prior=prior, channel=channel,
-        symmetry=[(tuple(range(k)), "even signed permutation")], name=f"sign_product({k})",
-    )  # fmt: skip
+    name = f"sign_product({k})"
+    symmetry = [(range(k), "even signed permutation")]
+    if k > 3:
+        return MultiIndex(_sign_product, indices=k, prior=prior, symmetry=symmetry, name=name)
+    channel = SignProductChannel() if k == 2 else TripleSignChannel()
+    return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
 
 
 def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Product of k fields, y = z_1 z_2 .. z_k. Inference for k <= 2.
 
-    Source: [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
-
-    Arguments: `k` >= 1. Raises: ValueError for k < 1.
+    Args:
+        k: Number of factors, at least 1. Default 2.
+        prior: Of the rows of W. Default: iid N(0, 1).
+    Returns: A `MultiIndex` model.
+    Raises: ValueError for k < 1.
     Example:
-    >>> import jaxsmi as smi
-    >>> smi.links.product(2).indices
-    2
+        >>> import jaxsmi as smi
+        >>> smi.links.product(2).indices
+        2
+    Cost: None: nothing is computed before the model is used.
+    Source: [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
     """
-    check(isinstance(k, int) and k >= 1, "k", k, "an integer number of factors >= 1")
+    k = Arguments().count("k", k)
     if k == 1:
         return linear(0.0, prior=prior)
-    channel = ProductChannel(Budget(1e-6)) if k == 2 else None
-    return MultiIndex(
-        _product, indices=k, prior=prior, channel=channel,
-        symmetry=[(tuple(range(k)), "even signed permutation")], name=f"product({k})",
-    )  # fmt: skip
+    name = f"product({k})"
+    symmetry = [(range(k), "even signed permutation")]
+    if k > 2:
+        return MultiIndex(_product, indices=k, prior=prior, symmetry=symmetry, name=name)
+    channel = ProductChannel(Budget(1e-6))
+    return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
 
 
 def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex:
     """The staircase example y = z_1² + sign(z_1 z_2 z_3).
 
-    Source: [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
+    An even number of the three signs can be flipped, and z_2 and z_3 exchanged.
 
+    Args:
+        prior: Of the rows of W. Default: iid N(0, 1).
+    Returns: A `MultiIndex` model.
+    Raises: Nothing.
     Example:
-    >>> import jaxsmi as smi
-    >>> smi.links.square_plus_sign_parity().indices
-    3
+        >>> import jaxsmi as smi
+        >>> smi.links.square_plus_sign_parity().indices
+        3
+    Cost: None: nothing is computed before the model is used.
+    Source: [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
     """
-    return MultiIndex(
-        _square_plus_sign_parity, indices=3, prior=prior, channel=SquarePlusSignParityChannel(),
-        symmetry=[((0,), "sign"), ((1, 2), "signed permutation")], name="square_plus_sign_parity",
-    )  # fmt: skip
+    symmetry = [((0, 1, 2), "even signed permutation, the first in place")]
+    channel = SquarePlusSignParityChannel()
+    name = "square_plus_sign_parity"
+    return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
+
+
+# Named functions, not lambdas: two models of the same link are then one program, compiled once.
+
+
+def _product(z: Array) -> Array:
+    """z_1 .. z_k."""
+    return jnp.prod(z[:, 0])
+
+
+def _sign_product(z: Array) -> Array:
+    """sign(z_1 .. z_k), with sign 0 = 1."""
+    return jnp.where(jnp.prod(z[:, 0]) >= 0.0, 1.0, -1.0)

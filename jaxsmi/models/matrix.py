@@ -1,4 +1,13 @@
-"""TODO models.matrix."""
+r"""What the models of one matrix of extensive rank share: a scalar overlap, and the small width.
+
+Equations here, small width ρ -> 0 at fixed ᾱ = n/(numbers in the factors)
+[theory: attention-indexed, Eq. (33); bilinear, Eqs. (18), (20)], V(t) of the prior, Q_0 = 1:
+
+    t = c ᾱ f(1 - V),   c = 1, or 1 + β of a rectangular matrix;   something is learned from
+    ᾱ_c = t_c/(c f(0)),  the t_c at which V(t) starts to fall
+
+A symmetric S has n/(r d) = ᾱ, a rectangular one n/(r (d + L)) = ᾱ.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +19,8 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, ExplicitChannel
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.channels.explicit import ExplicitChannel
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, check, require
 from jaxsmi.core.data import Dataset
@@ -20,16 +30,22 @@ from jaxsmi.priors.spectral import AbstractSpectralPrior
 
 
 class AbstractMatrixModel(AbstractModel):
-    """A model whose signal is one matrix S, of extensive rank: scalar overlap q and precision, spectral prior.
+    """A model whose signal is one matrix S, of extensive rank: scalar overlap q and precision,
+    spectral prior.
 
-    `recovery`: the α of perfect recovery (inf: none). Small width, ρ → 0 at fixed ᾱ, n over the numbers in the factors: V(t) of
-    the prior at t = c ᾱ f(Q_0 - V), Q_0 = 1, c = 1 or 1 + β [theory: attention-indexed, Eq. (33); bilinear, Eq. (18)].
+    `recovery`: the α of perfect recovery (inf: none). `readout`: what a label says about the fields
+    it was made of; the channel where there is one.
     """
 
     prior: eqx.AbstractVar[AbstractSpectralPrior]
     channel: eqx.AbstractVar[AbstractChannel]
     readout: eqx.AbstractVar[ExplicitChannel]
     noise: eqx.AbstractVar[Array]
+
+    @property
+    def least_dimension(self) -> int:
+        """A matrix has more than one entry."""
+        return 2
 
     @property
     def calibrated(self) -> bool:
@@ -40,8 +56,8 @@ class AbstractMatrixModel(AbstractModel):
         """One matrix has no directions that could grow one by one; else what the channel lacks."""
         if ability is Ability.DIRECTIONS:
             return (
-                f"model: got {self.title}; allowed: a model of indices (for matrices: recovery_threshold, and "
-                "model.small_width_threshold)."
+                f"model: got {self.title}; allowed: a model of indices (for matrices: "
+                "recovery_threshold, and model.small_width_threshold)."
             )
         return None if ability is Ability.AVERAGES else super().refusal(ability)
 
@@ -87,13 +103,14 @@ class AbstractMatrixModel(AbstractModel):
 
     @property
     def small_width_threshold(self) -> Array:
-        """The ᾱ from which on something is learned, as ρ → 0."""
+        """The ᾱ from which on something is learned, as ρ -> 0."""
         require(self, Ability.INFERENCE)
-        one, (start, scale) = jnp.ones((), theory_dtype()), self.prior.small_width_start
+        one = jnp.ones((), theory_dtype())
+        (start, scale) = self.prior.small_width_start
         return start / (scale * self.readout.information(0.0 * one, one))
 
     def small_width_error(self, scaled: ArrayLike) -> Array:
-        """V at ᾱ as ρ → 0 (class docstring), elementwise."""
+        """V at ᾱ as ρ -> 0 (module docstring), elementwise."""
         require(self, Ability.INFERENCE)
         scaled = jnp.asarray(scaled, theory_dtype())
         check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
@@ -105,13 +122,12 @@ class AbstractMatrixModel(AbstractModel):
 
         low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
         above = lambda log_t: height(log_t) > jnp.log(scaled)
-        held = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(1e10))))
-        learned = (held - low > 1e-12) & (held < np.log(0.9e10))
-        inside = jnp.where(learned, held, low + 1.0)
+        root = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(1e10))))
+        learned = (root - low > 1e-12) & (root < np.log(0.9e10))
+        inside = jnp.where(learned, root, low + 1.0)
         slope = lax.stop_gradient(jax.jvp(height, (inside,), (jnp.ones_like(inside),))[1])
-        move = (
-            height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))
-        ) / slope  # a Newton step makes the derivative
-        log_t = jnp.where(learned, inside - move, held)
-        V = jnp.where(held - low > 1e-12, self.prior.small_width(jnp.exp(log_t)), 1.0)
-        return jnp.where(held > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))
+        # a Newton step makes the derivative
+        move = (height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))) / slope
+        log_t = jnp.where(learned, inside - move, root)
+        V = jnp.where(root - low > 1e-12, self.prior.small_width(jnp.exp(log_t)), 1.0)
+        return jnp.where(root > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))

@@ -1,128 +1,143 @@
 r"""Any link function as a sequence multi-index model.
 
-Equation here: y = link(Z) + √Δ ξ, Z = W x/√D (P, M), for any JAX function of an array (P, M) [TCDKZ25].
+Equation here: y = link(Z) + √Δ ξ, Z = W x/√D (P, M), for any JAX function of an array (P, M)
+[TCDKZ25; theory: multi-index, Eqs. (1), (2)].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel, NoInference
 from jaxsmi.channels.likelihood import SampledChannel
 from jaxsmi.core.arrays import concrete
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import VARIANCE, Arguments
 from jaxsmi.models.index import AbstractIndexModel
-from jaxsmi.models.symmetry import SYMMETRIES, Symmetry
+from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.iid import AbstractIidPrior, Gaussian
+
+__all__ = ["MultiIndex", "default_tolerance"]
 
 
 class MultiIndex(AbstractIndexModel):
     r"""Sequence multi-index model y = link(Z) + √Δ ξ with Z = W x/√D ∈ R^{P×M}.
 
-    Arguments: `link`: array (P, M) -> array, any JAX function (an equinox Module keeps its arrays differentiable);
-    `indices` P; `tokens` M; `noise`: label variance Δ >= 0; `prior`: of the rows of W (default: iid N(0, 1));
-    `log_likelihood`: log p(y|Z) as a function of (y, Z), instead of Gaussian noise; `channel`: an exact channel, if known;
-    `symmetry`: what leaves every label unchanged, as pairs (indices, "sign" | "signed permutation" | "even signed
-    permutation" | "rotation");
-    `tolerance`, `max_nodes`: of the numerical channel (error of g relative to 1 + max|g|).
+    A noiseless link without a channel samples and trains; `gamp` and `state_evolution` refuse it
+    and say what to do.
 
-    A noiseless link without a channel samples and trains; `gamp` and `state_evolution` refuse it and say what to do.
-    Raises: ValueError for P < 1, M < 1, Δ < 0, or a link that fails on an array (P, M).
+    Args:
+        link: array (P, M) -> array, any JAX function (an equinox Module keeps its arrays
+            differentiable); None where `channel` is given, whose link it then is.
+        indices: P. Default: that of `channel`.
+        tokens: M. Default: that of `channel`, else 1.
+        noise: Variance Δ >= 0 of the label noise. Default 0.
+        prior: Of the rows of W. Default: iid N(0, 1).
+        log_likelihood: log p(y|Z) as a function of (y, Z), instead of Gaussian noise.
+        channel: An exact channel, if known.
+        symmetry: What leaves every label unchanged: pairs (indices, word), with a word of
+            `models.symmetry.SYMMETRIES` ("sign", "signed permutation", "rotation", ..), or
+            symmetries themselves.
+        name: What to call the model. Default: the name of the link.
+        tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at. Default
+            1e-3, 1e-2 for more than three fields.
+        max_nodes: Nodes that the numerical channel may spend on one sample. Default 2^20.
+    Raises: ValueError for P < 1, M < 1, Δ < 0, a link that fails on an array (P, M), or an unknown
+        symmetry.
     Example:
-    >>> import jax.numpy as jnp, jaxsmi as smi
-    >>> smi.MultiIndex(lambda z: jnp.sum(jnp.tanh(z)), indices=2, tokens=1, noise=0.1).indices
-    2
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> smi.MultiIndex(lambda z: jnp.sum(jnp.tanh(z)), indices=2, tokens=1, noise=0.1).indices
+        2
     """
 
     prior: AbstractIidPrior
     channel: AbstractChannel
-    symmetry: tuple[Symmetry, ...] = eqx.field(static=True)
-    _link: Any
+    symmetry: tuple[AbstractSymmetry, ...]
     name: str = eqx.field(static=True)
 
     def __init__(
         self,
-        link: Callable[[Array], Array],
+        link: Callable[[Array], Array] | None = None,
         *,
-        indices: int,
-        tokens: int = 1,
-        noise: Any = 0.0,
+        indices: int | None = None,
+        tokens: int | None = None,
+        noise: ArrayLike = 0.0,
         prior: AbstractIidPrior | None = None,
         log_likelihood: Callable[[Array, Array], Array] | None = None,
         channel: AbstractChannel | None = None,
-        symmetry: Sequence[tuple[Sequence[int], str]] = (),
+        symmetry: Sequence[AbstractSymmetry | tuple[Block, str]] = (),
         name: str | None = None,
-        tolerance: Any = None,
+        tolerance: float | None = None,
         max_nodes: int = 2**20,
     ):
-        check(
-            isinstance(indices, (int, np.integer)) and indices >= 1,
-            "indices",
-            indices,
-            "an integer P >= 1",
-        )
-        check(
-            isinstance(tokens, (int, np.integer)) and tokens >= 1,
-            "tokens",
-            tokens,
-            "an integer M >= 1",
-        )
-        noise = jnp.asarray(noise, float)
-        check(
-            noise.shape == () and jnp.isfinite(noise) & (noise >= 0),
-            "noise",
-            noise,
-            "a variance >= 0",
-        )
-        self.name = name or getattr(link, "__name__", type(link).__name__)
-        self._link = link if isinstance(link, eqx.Module) else jax.tree_util.Partial(link)
-        try:
-            jax.eval_shape(self._link, jax.ShapeDtypeStruct((indices, tokens), float))
-        except Exception as failure:
-            allowed = f"a JAX function of an array of shape {(indices, tokens)}"
-            raise ValueError(
-                f"link: got {self.name}, which fails on its fields ({failure}); allowed: {allowed}."
-            ) from failure
-        self.prior = Gaussian() if prior is None else prior
-        for block, kind in symmetry:
-            check(kind in SYMMETRIES, "symmetry", kind, f"one of {SYMMETRIES}")
-            check(
-                all(0 <= i < indices for i in np.ravel(np.asarray(block))),
-                "symmetry",
-                tuple(block),
-                f"indices from 0 to {indices - 1}",
-            )
-        self.symmetry = tuple(Symmetry(tuple(block), kind) for block, kind in symmetry)
-        if channel is None and log_likelihood is None and concrete(noise) and float(noise) == 0.0:
-            channel = NoInference(
-                law=self._link, indices=indices, tokens=tokens, name=f"{self.name} (noise=0)"
-            )
+        arguments = Arguments()
         if channel is None:
+            if link is None or not callable(link):
+                raise ValueError(f"link: got {link!r}; allowed: a JAX function, or a channel=.")
+            P = arguments.count("indices", indices)
+            M = arguments.count("tokens", 1 if tokens is None else tokens)
+            variance = arguments.number("noise", noise, VARIANCE)
+            self.name = name or getattr(link, "__name__", type(link).__name__)
+            law = as_tree(link)
+            check_link(law, P, M, self.name)
             likelihood = None if log_likelihood is None else jax.tree_util.Partial(log_likelihood)
-            budget = Budget(
-                default_tolerance(indices * tokens) if tolerance is None else tolerance, max_nodes
-            )
-            channel = SampledChannel(self._link, indices, tokens, noise, budget, likelihood)
-        self.channel = channel
+            if likelihood is None and concrete(variance) and float(variance) == 0.0:
+                shown = f"{self.name} (noise=0)"
+                self.channel = NoInference(law=law, indices=P, tokens=M, name=shown)
+            else:
+                error = default_tolerance(P * M) if tolerance is None else tolerance
+                budget = Budget(error, max_nodes)
+                self.channel = SampledChannel(law, P, M, variance, budget, likelihood)
+        else:
+            allowed = "none where a channel is given: its own link is the law of the labels"
+            arguments.condition(link is None, "link", link, allowed)
+            for word, given, fixed in (
+                ("indices", indices, channel.indices),
+                ("tokens", tokens, channel.tokens),
+            ):
+                arguments.condition(given in (None, fixed), word, given, f"{fixed}, the channel's")
+            self.name = name or type(channel).__name__
+            self.channel = channel
+        self.prior = Gaussian() if prior is None else prior
+        self.symmetry = tuple(
+            part
+            if isinstance(part, AbstractSymmetry)
+            else symmetry_of(part[0], part[1], self.channel.indices)
+            for part in symmetry
+        )
 
     @property
     def title(self) -> str:
         """The name of the link."""
         return self.name
 
-    def link(self, fields: Array) -> Array:
-        """link(Z) of one sample."""
-        return self._link(fields)
+
+def as_tree(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A function as a tree, whose arrays can be differentiated; what it closes over becomes
+    constants of the tree."""
+    if isinstance(function, eqx.Module):
+        return function  # pyright: ignore[reportReturnType]
+    return jax.tree_util.Partial(function)
+
+
+def check_link(link: Callable[[Array], Array], indices: int, tokens: int, name: str) -> None:
+    """Raise a ValueError for a link that fails on an array (P, M)."""
+    shape = (indices, tokens)
+    try:
+        jax.eval_shape(link, jax.ShapeDtypeStruct(shape, float))
+    except Exception as failure:
+        raise ValueError(
+            f"link: got {name}, which fails on its fields ({failure}); allowed: a JAX function of "
+            f"an array of shape {shape}."
+        ) from failure
 
 
 def default_tolerance(inner: int) -> float:
-    """Error of g aimed at by default: 1e-3 where grids reach it (up to three inner variables), 1e-2 above."""
+    """Error of g aimed at by default: 1e-3 where grids reach it (up to three inner variables),
+    1e-2 above."""
     return 1e-3 if inner <= 3 else 1e-2

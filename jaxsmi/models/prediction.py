@@ -1,4 +1,11 @@
-"""TODO models.prediction."""
+r"""Prediction error of an index model at given overlaps, by randomised nets.
+
+Equations here [theory: multi-index, Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
+
+    theory:            z = ω + (ρ - Q)^{1/2} η
+    of an estimate:    z = Mᵀ Q^{-1} ω + (ρ - Mᵀ Q^{-1} M)^{1/2} η
+    plug-in:  E ‖link(z) - link(ω)‖²;     Bayes:  ½ E ‖link(z) - link(z')‖²
+"""
 
 from __future__ import annotations
 
@@ -6,56 +13,73 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.data import LabelLaw
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
+
+__all__ = ["compiled_prediction_error", "prediction_error"]
 
 
 def prediction_error(
     model: AbstractModel,
     Q: Array,
     *,
-    key: Array,
+    key: PRNGKeyArray,
     cross: Array | None = None,
     second_moment: Array | None = None,
     bayes: bool = False,
     samples: int = 4096,
     randomisations: int = 8,
-    truth: AbstractModel | None = None,
+    truth: LabelLaw | None = None,
 ) -> Estimate:
-    """Prediction error at given overlaps, by randomised nets. `cross` M defaults to Q, `second_moment` ρ to the prior's,
-    `truth`, the model that makes the labels, to the model itself (else M is (P, P*) and ρ (P*, P*))."""
-    P, M = model.indices, model.tokens
-    truth = model if truth is None else truth
+    """Prediction error at given overlaps (module docstring).
+
+    Args:
+        model: Whose predictions they are.
+        Q: Overlap of the estimate (P, P).
+        key: Of the nets.
+        cross: Overlap M (P, P*) with the teacher. Default: Q.
+        second_moment: ρ (P*, P*) of the teacher. Default: the prior's.
+        bayes: The Bayes predictor instead of the plug-in predictor.
+        samples: Points of each net, a power of two.
+        randomisations: Independent nets.
+        truth: The model that makes the labels. Default: `model`.
+    Returns: An `Estimate`, its standard error from the spread over the nets.
+    """
+    P = model.indices
+    M = model.tokens
+    label_law = model if truth is None else truth
     rho = model.prior.second_moment(P) if second_moment is None else second_moment
     goal = rho.shape[0]
-    points = randomised_gaussians(
-        key, samples, randomisations, (P + (2 if bayes else 1) * goal) * M
-    )
+    copies = 2 if bayes else 1
+    points = randomised_gaussians(key, samples, randomisations, (P + copies * goal) * M)
     parts = points.reshape(randomisations, samples, -1, M)
-    xi, eta = parts[:, :, :P], parts[:, :, P : P + goal]
+    xi = parts[:, :, :P]
+    eta = parts[:, :, P : P + goal]
     root = sqrt_psd(Q)
-    if (
-        cross is None and second_moment is None
-    ):  # z = Q^{1/2} ξ + (S - Q)^{1/2} η, whose derivative in Q is regular
-        into, rest = root, sqrt_psd(rho - Q)
-    else:  # with ω = Q^{1/2} ξ, z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
-        cross, inverse = Q if cross is None else cross, inverse_root(Q)
-        into, rest = cross.T @ inverse, sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
+    if cross is None and second_moment is None:
+        # here z = Q^{1/2} ξ + (S - Q)^{1/2} η, whose derivative in Q is regular
+        into = root
+        rest = sqrt_psd(rho - Q)
+    else:  # z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
+        cross = Q if cross is None else cross
+        inverse = inverse_root(Q)
+        into = cross.T @ inverse
+        rest = sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
     omega = jnp.einsum("pq,rsqm->rspm", root, xi)
     mean = jnp.einsum("pq,rsqm->rspm", into, xi)
-    link, true_link = jax.vmap(jax.vmap(model.link)), jax.vmap(jax.vmap(truth.link))
+    link = jax.vmap(jax.vmap(model.link))
+    true_link = jax.vmap(jax.vmap(label_law.link))
     labels = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, eta))
     other = link(omega)
     if bayes:
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
-    squared = jnp.sum((labels - other).reshape(randomisations, samples, -1) ** 2, axis=-1) * (
-        0.5 if bayes else 1.0
-    )
-    each = jnp.mean(squared, axis=1)
+    squared = jnp.sum((labels - other).reshape(randomisations, samples, -1) ** 2, axis=-1)
+    each = jnp.mean(squared * (0.5 if bayes else 1.0), axis=1)
     return Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(randomisations))
 
 

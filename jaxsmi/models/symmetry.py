@@ -1,67 +1,378 @@
-"""TODO models.symmetry."""
+r"""Symmetries: what can be done to rows of W without changing any label, and so cannot be learned.
+
+A symmetry acts on a block of rows. It measures an estimate up to its group, and brings an estimate
+onto a teacher [theory: multi-index, section 9, Eqs. (65), (66)], with M = Ŵ W*ᵀ/D, Q = Ŵ Ŵᵀ/D and
+ρ = W* W*ᵀ/D of the block:
+
+    sign                         each row by itself: |M_pp|/√(Q_pp ρ_pp)
+    joint sign                   all rows together: ± M_pp/√(Q_pp ρ_pp), one common sign
+    signed permutation           any order, any signs: the best order of |M_pq|/√(Q_pp ρ_qq)
+    even signed permutation      the signs multiply to one: an odd flip costs the least certain row
+    rotation                     O(P): the singular values of Q^{-1/2} M ρ^{-1/2}
+    query and key                q -> A q, k -> A^{-ᵀ} k: a joint sign for rank one, else a rotation
+                                 of each
+
+Blocks with the same symmetry (the heads of a layer) can also be exchanged: `Exchange`.
+"""
 
 from __future__ import annotations
 
+import abc
 import itertools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
+from optax.assignment import hungarian_algorithm
 
+from jaxsmi.core.checks import Arguments, check
 from jaxsmi.numerics.linear_algebra import inverse_root
 
-# "joint sign": all rows of the block together; "query and key": the block is q over k, and A q, A^{-ᵀ} k are as good
-SYMMETRIES = (
-    "none",
-    "sign",
-    "joint sign",
-    "signed permutation",
-    "even signed permutation",
-    "rotation",
-    "query and key",
-)
+if TYPE_CHECKING:
+    from jaxsmi.models.index import AbstractIndexModel
+
+__all__ = [
+    "SYMMETRIES",
+    "AbstractSymmetry",
+    "AnchoredEvenSignedPermutation",
+    "Block",
+    "EvenSignedPermutation",
+    "Exchange",
+    "JointSign",
+    "NoSymmetry",
+    "QueryAndKey",
+    "Rotation",
+    "Sign",
+    "SignedPermutation",
+    "align",
+    "best_order",
+    "symmetry_of",
+]
 
 
-class Symmetry(NamedTuple):
-    """A block of indices, and what can be done to its rows of W without changing any label.
-
-    A tuple of blocks of one size (heads): each has that symmetry, and they can be exchanged.
-    """
-
-    indices: tuple[int, ...] | tuple[tuple[int, ...], ...]
-    kind: str
+# rows of W, or blocks of rows that can be exchanged
+Block = Sequence[int] | Sequence[Sequence[int]]
 
 
 def best_order(table: Array) -> Array:
-    """Column of each row of a square table, so that the sum is largest: all orders up to six rows, greedily above."""
+    """The column of each row of a square table for which the sum is largest: an exact assignment,
+    over all orders up to six rows, by the Hungarian algorithm above."""
     count = len(table)
     if count <= 6:
         orders = jnp.asarray(list(itertools.permutations(range(count))))
         return orders[jnp.argmax(jnp.sum(table[jnp.arange(count), orders], axis=1))]
-    order = jnp.zeros((count,), int)
-    for _ in range(count):
-        row, column = jnp.divmod(jnp.argmax(table), count)
-        order = order.at[row].set(column)
-        table = table.at[row].set(-jnp.inf).at[:, column].set(-jnp.inf)
-    return order
+    rows, columns = hungarian_algorithm(-table)
+    return columns[jnp.argsort(rows)]
 
 
-def block_cosines(
-    kind: str, cross: Array, Q: Array, rho: Array, rows: np.ndarray, goal: np.ndarray
-) -> Array:
-    """Cosines of the rows of an estimate with those of a teacher, up to what can be done inside the block."""
-    if kind == "query and key":
-        half = len(rows) // 2
-        if half == 1:
-            return block_cosines("joint sign", cross, Q, rho, rows, goal)
-        parts = ((rows[:half], goal[:half]), (rows[half:], goal[half:]))
-        return jnp.concatenate([block_cosines("rotation", cross, Q, rho, a, b) for a, b in parts])
-    cross, Q, rho = cross[np.ix_(rows, goal)], Q[np.ix_(rows, rows)], rho[np.ix_(goal, goal)]
-    if kind == "rotation":  # cosines of the principal angles between the two row spaces
+def _signs(values: Array) -> Array:
+    """The sign of each number, with sign 0 = 1."""
+    return jnp.where(values < 0.0, -1.0, 1.0)
+
+
+def _scale(Q: Array, rho: Array) -> Array:
+    """√(Q_pp ρ_qq) (P, P), kept from zero: the cosines of a zero estimate are zero."""
+    squares = jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho))
+    return jnp.sqrt(jnp.maximum(squares, jnp.finfo(Q.dtype).tiny))
+
+
+def _signed_cosines(cross: Array, Q: Array, rho: Array) -> Array:
+    """M_pp/√(Q_pp ρ_pp) of each row, with its sign."""
+    return jnp.diagonal(cross) / jnp.diagonal(_scale(Q, rho))
+
+
+class AbstractSymmetry(eqx.Module):
+    """A group that acts on a block of rows of W and changes no label (module docstring).
+
+    `indices`: the rows of W in the block. `kind`: the words that name the class in
+    `MultiIndex(symmetry=[(indices, kind)])`.
+    """
+
+    indices: eqx.AbstractVar[tuple[int, ...]]
+    kind: eqx.AbstractClassVar[str]
+
+    @abc.abstractmethod
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Cosines (n,) of the rows of an estimate with those of a teacher, up to the group, from
+        the overlaps M, Q and ρ (n, n) of the n rows of the block."""
+
+    @abc.abstractmethod
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """The rows (n, D) of an estimate, brought onto those of a teacher by the group."""
+
+
+class NoSymmetry(AbstractSymmetry):
+    """The trivial group: every row is determined by the labels, with its sign."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "none"
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """M_pp/√(Q_pp ρ_pp), with its sign."""
+        return _signed_cosines(cross, Q, rho)
+
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """The estimate itself."""
+        del teacher
+        return estimate
+
+
+class Sign(AbstractSymmetry):
+    """The sign of each row by itself."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "sign"
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """|M_pp|/√(Q_pp ρ_pp)."""
+        return jnp.abs(_signed_cosines(cross, Q, rho))
+
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """Each row with the sign of its overlap with the teacher's row."""
+        return estimate * _signs(jnp.sum(estimate * teacher, axis=1))[:, None]
+
+
+class JointSign(AbstractSymmetry):
+    """One sign for all rows together."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "joint sign"
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """M_pp/√(Q_pp ρ_pp), with the common sign that makes their sum positive."""
+        values = _signed_cosines(cross, Q, rho)
+        return values * _signs(jnp.sum(values))
+
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """All rows with the sign of the sum of their overlaps."""
+        return estimate * _signs(jnp.sum(estimate * teacher))
+
+
+class AbstractSignedPermutation(AbstractSymmetry):
+    """Rows in any order with any signs; `even`: the signs multiply to one; the first `anchored`
+    rows stay in place (their signs are free)."""
+
+    even: eqx.AbstractClassVar[bool]
+    anchored: eqx.AbstractClassVar[int]
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Those of the best order; where it takes an odd number of flips and only even ones are
+        allowed, the smallest cosine is negative."""
+        table = jnp.abs(cross) / _scale(Q, rho)
+        rows = jnp.arange(len(table))
+        order = self._order(table)
+        values = table[rows, order]
+        if self.even:
+            odd = jnp.prod(_signs(cross[rows, order])) < 0.0
+            values = values.at[jnp.argmin(values)].multiply(jnp.where(odd, -1.0, 1.0))
+        return values
+
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """The order and signs of the largest sum of overlaps; where only even flips are allowed
+        and it takes an odd one, the row of the smallest overlap is left with the wrong sign."""
+        cross = estimate @ teacher.T
+        rows = jnp.arange(len(cross))
+        order = self._order(jnp.abs(cross))
+        overlaps = cross[rows, order]
+        signs = _signs(overlaps)
+        if self.even:
+            signs = signs.at[jnp.argmin(jnp.abs(overlaps))].multiply(jnp.prod(signs))
+        return estimate.at[order].set(estimate * signs[:, None])
+
+    def _order(self, table: Array) -> Array:
+        """The best order of the rows that may move."""
+        first = self.anchored
+        rest = first + best_order(table[first:, first:])
+        return jnp.concatenate([jnp.arange(first), rest]) if first else rest
+
+
+class SignedPermutation(AbstractSignedPermutation):
+    """Rows in any order, with any signs."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "signed permutation"
+    even: ClassVar[bool] = False
+    anchored: ClassVar[int] = 0
+
+
+class EvenSignedPermutation(AbstractSignedPermutation):
+    """Rows in any order, with an even number of flipped signs: what a product of fields allows."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "even signed permutation"
+    even: ClassVar[bool] = True
+    anchored: ClassVar[int] = 0
+
+
+class AnchoredEvenSignedPermutation(AbstractSignedPermutation):
+    """An even number of flipped signs, and any order of all rows but the first, which stays in
+    place: what z_1² + sign(z_1 z_2 z_3) allows."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "even signed permutation, the first in place"
+    even: ClassVar[bool] = True
+    anchored: ClassVar[int] = 1
+
+
+class Rotation(AbstractSymmetry):
+    """O(n) on the n rows of the block: only their span is determined by the labels."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "rotation"
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Cosines of the principal angles between the two row spaces."""
         return jnp.linalg.svd(inverse_root(Q) @ cross @ inverse_root(rho), compute_uv=False)
-    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(Q) * jnp.diagonal(rho), jnp.finfo(Q.dtype).tiny))
-    values = jnp.diagonal(cross) / scale
-    if kind == "sign":
-        return jnp.abs(values)
-    return values * jnp.where(jnp.sum(values) < 0.0, -1.0, 1.0) if kind == "joint sign" else values
+
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """R Ŵ with the orthogonal R that comes closest (Procrustes)."""
+        u, _, vt = jnp.linalg.svd(teacher @ estimate.T, full_matrices=False)
+        return (u @ vt) @ estimate
+
+
+class QueryAndKey(AbstractSymmetry):
+    """q -> A q, k -> A^{-ᵀ} k: the first half of the rows is a query, the second half its key."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "query and key"
+
+    def __check_init__(self) -> None:
+        even = len(self.indices) % 2 == 0
+        check(even, "symmetry", self.indices, "as many rows of the key as of the query")
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Of rank one those up to a joint sign; above, principal angles of query and of key."""
+        half = len(self.indices) // 2
+        if half == 1:
+            return JointSign(self.indices).cosines(cross, Q, rho)
+        parts = [
+            Rotation(self.indices[part]).cosines(cross[part, part], Q[part, part], rho[part, part])
+            for part in (slice(None, half), slice(half, None))
+        ]
+        return jnp.concatenate(parts)
+
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """The query by least squares; the key moves against it."""
+        query, key = jnp.split(estimate, 2)
+        A = jnp.linalg.lstsq(query.T, jnp.split(teacher, 2)[0].T)[0].T
+        return jnp.concatenate([A @ query, jnp.linalg.solve(A.T, key)])
+
+
+class Exchange(AbstractSymmetry):
+    """Blocks of one size and symmetry (heads), each with that symmetry, in any order."""
+
+    blocks: tuple[AbstractSymmetry, ...]
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "exchange"
+
+    def __init__(self, blocks: Sequence[AbstractSymmetry]):
+        self.blocks = tuple(blocks)
+        self.indices = tuple(index for block in blocks for index in block.indices)
+        sizes = {len(block.indices) for block in blocks}
+        check(len(sizes) == 1, "symmetry", self.indices, "blocks of one size")
+
+    def _parts(self) -> list[slice]:
+        """Where each block lies among the rows of `indices`."""
+        size = len(self.blocks[0].indices)
+        return [slice(k * size, (k + 1) * size) for k in range(len(self.blocks))]
+
+    def _pairs(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Cosines (blocks, blocks, size) of each block of the estimate with each of the teacher."""
+        parts = self._parts()
+        return jnp.stack(
+            [
+                jnp.stack([block.cosines(cross[a, b], Q[a, a], rho[b, b]) for b in parts])
+                for block, a in zip(self.blocks, parts, strict=True)
+            ]
+        )
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Those of each block with the teacher's block that the best order gives it."""
+        pairs = self._pairs(cross, Q, rho)
+        order = best_order(jnp.sum(pairs, axis=-1))
+        return pairs[jnp.arange(len(self.blocks)), order].ravel()
+
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """Each block brought onto the teacher's block that the best order gives it."""
+        pairs = self._pairs(estimate @ teacher.T, estimate @ estimate.T, teacher @ teacher.T)
+        order = best_order(jnp.sum(pairs, axis=-1))
+        count, size = pairs.shape[1:]
+        goals = teacher.reshape(count, size, -1)[order]
+        moved = [
+            block.align(estimate[part], goal)
+            for block, part, goal in zip(self.blocks, self._parts(), goals, strict=True)
+        ]
+        return jnp.zeros_like(goals).at[order].set(jnp.stack(moved)).reshape(estimate.shape)
+
+
+_CLASSES = (
+    NoSymmetry,
+    Sign,
+    JointSign,
+    SignedPermutation,
+    EvenSignedPermutation,
+    AnchoredEvenSignedPermutation,
+    Rotation,
+    QueryAndKey,
+)
+_BY_KIND = {each.kind: each for each in _CLASSES}
+SYMMETRIES = tuple(_BY_KIND)
+
+
+def symmetry_of(block: Block, kind: str, indices: int) -> AbstractSymmetry:
+    """The symmetry that a word names, of a block of rows, or of exchangeable blocks of one size.
+
+    Args:
+        block: Rows of W, or a sequence of such blocks.
+        kind: One of `SYMMETRIES`.
+        indices: P, the number of rows that there are.
+    Raises: ValueError for another word, or a row that is not there.
+    """
+    kind = Arguments().choice("symmetry", kind, SYMMETRIES)
+    rows = [np.atleast_1d(np.asarray(part)) for part in block]
+    check(len(rows) > 0, "symmetry", block, "at least one index")
+    there = all(0 <= index < indices for part in rows for index in part)
+    check(there, "symmetry", tuple(block), f"indices from 0 to {indices - 1}")
+    make = _BY_KIND[kind]
+    if np.ndim(block[0]) == 0:
+        return make(tuple(int(part[0]) for part in rows))
+    blocks = [make(tuple(int(index) for index in part)) for part in rows]
+    return blocks[0] if len(blocks) == 1 else Exchange(blocks)
+
+
+def align(estimate: ArrayLike, teacher: ArrayLike, model: AbstractIndexModel) -> Array:
+    r"""Bring an estimate onto a teacher by the symmetries of its model.
+
+    Minimises ‖R Ŵ - W*‖_F over the group: signs of M_pp; the best signed permutation; Procrustes
+    R = U Vᵀ of M_bᵀ.
+
+    Args:
+        estimate: Rows Ŵ (P, D).
+        teacher: Rows W* (P, D).
+        model: The index model whose symmetries may be used.
+    Returns: The aligned estimate (P, D).
+    Raises: ValueError where the shapes differ from each other or from P.
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxsmi as smi
+        >>> W = jax.random.normal(jax.random.key(0), (2, 5))
+        >>> bool(jnp.allclose(smi.align(-W, W, smi.DeepAttention(2, 2)), W))
+        True
+    Cost: O(P² D).
+    Source: [theory: multi-index, section 9].
+    """
+    estimate = jnp.asarray(estimate)
+    teacher = jnp.asarray(teacher)
+    rows = teacher.ndim == 2 and teacher.shape[0] == model.indices
+    check(rows, "teacher", teacher, f"({model.indices}, D)")
+    same = estimate.shape == teacher.shape
+    check(same, "estimate", estimate, f"the teacher's shape {teacher.shape}")
+    check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
+    check(jnp.all(jnp.isfinite(estimate)), "estimate", estimate, "finite numbers")
+    for symmetry in model.symmetry:
+        block = np.asarray(symmetry.indices)
+        estimate = estimate.at[block].set(symmetry.align(estimate[block], teacher[block]))
+    return estimate

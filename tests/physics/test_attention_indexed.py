@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.channels.hardmax import HardmaxIndices, hardmax_response, sampled_response
-from jaxsmi.channels.index_matrix import SoftmaxIndices, centred
+from jaxsmi.channels.hardmax import HardmaxScores, hardmax_response, sampled_response
 from jaxsmi.channels.scalar import log_quadrant
+from jaxsmi.channels.scores import SoftmaxScores, centred
 from jaxsmi.core.codes import Result
 from jaxsmi.priors.wishart import WishartPrior
 
@@ -185,7 +185,7 @@ def test_small_width():
 
 
 def test_hardmax_response_values():
-    channel = HardmaxIndices()
+    channel = HardmaxScores()
     for rho, values in (
         (0.05, (2.4347045, 2.9029773, 5.3719488, 8.6890862, 27.98375)),
         (1, (1.8753501, 2.2033226, 3.9616802, 6.3493769)),
@@ -196,7 +196,7 @@ def test_hardmax_response_values():
 
 @pytest.mark.slow
 def test_bivariate_signs_far_in_the_tails():
-    channel = HardmaxIndices()
+    channel = HardmaxScores()
     far = channel.gamma(jnp.array([1.0, 1.0]), jnp.array([[-60.0, 0.0], [0.0, -60.0]]), 1.0)
     np.testing.assert_allclose(
         np.diagonal(far) / 2, 15.016620374, rtol=1e-6
@@ -222,7 +222,7 @@ def test_gamma_is_the_posterior_mean():
 
     omega = 0.8 * goe(1, 3)[0]
     h = omega + np.sqrt(V) * goe(1, 3)[0]
-    channel = SoftmaxIndices(3, jnp.asarray(1.7))
+    channel = SoftmaxScores(3, jnp.asarray(1.7))
     seen = channel.statistic(jax.nn.softmax(1.7 * jnp.asarray(h), axis=-1))
     np.testing.assert_allclose(seen, centred(jnp.asarray(h)), atol=1e-12)
     np.testing.assert_allclose(
@@ -235,7 +235,7 @@ def test_gamma_is_the_posterior_mean():
         chosen = h[(signs == s).all(1)]
         expected = (chosen.mean(0) - omega) / V
         spread = chosen.std(0) / V / np.sqrt(len(chosen))
-        found = np.asarray(HardmaxIndices().gamma(jnp.asarray(s, float), jnp.asarray(omega), V))
+        found = np.asarray(HardmaxScores().gamma(jnp.asarray(s, float), jnp.asarray(omega), V))
         assert np.all(np.abs(found - expected) < 4.5 * spread)
 
 
@@ -268,10 +268,10 @@ def test_the_law_of_the_data():
     S = np.asarray(WishartPrior.matrix(data.teacher.T))
     x = np.asarray(data.inputs[:3])
     h = (np.einsum("nad,de,nbe->nab", x, S, x) - np.trace(S) * np.eye(2)) / np.sqrt(50)
-    np.testing.assert_allclose(model.indices_of(data.teacher.T, data.inputs[:3]), h, atol=1e-12)
+    np.testing.assert_allclose(model.scores_of(data.teacher.T, data.inputs[:3]), h, atol=1e-12)
     raised = np.exp(1.3 * h)
     np.testing.assert_allclose(data.labels[:3], raised / raised.sum(-1, keepdims=True), atol=1e-12)
-    every = np.asarray(model.indices_of(data.teacher.T, data.inputs))
+    every = np.asarray(model.scores_of(data.teacher.T, data.inputs))
     moment = np.sum(S**2) / 50
     for value, expected in ((every[:, 0, 0].var(), 2 * moment), (every[:, 0, 1].var(), moment)):
         assert abs(value / expected - 1) < 5 * np.sqrt(

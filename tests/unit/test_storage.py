@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import synthetic
 
+import jaxsmi as smi
 from jaxsmi.workbench import storage
 
 pytest.importorskip("xarray")
@@ -107,6 +108,13 @@ def test_a_data_set_survives_the_file(tmp_path, teacher):
     assert loaded["inputs"].dims == ("sample", "token", "dimension")
     assert float(loaded["alpha"]) == data.alpha
     assert ("teacher" in loaded) == teacher
+
+
+def test_the_alpha_of_a_matrix_data_set_is_in_its_file(tmp_path):
+    """n/(dL), not n/d."""
+    data = smi.Bilinear(2.0, 0.5).sample(jax.random.key(0), dimension=4, alpha=1.5)
+    storage.save(data, tmp_path / "data.nc")
+    assert float(storage.load(tmp_path / "data.nc")["alpha"]) == data.samples / (4 * 8) == 1.5
 
 
 def test_a_batch_is_refused():

@@ -1,0 +1,238 @@
+r"""Output channels of attention scores: what a label says about the matrix h (T, T) of a sample.
+
+Equations here [theory: attention-indexed, Eqs. (3) to (5), (8) to (24)]. ω ~ √q GOE(T),
+h = ω + √V GOE(T) (variance one off the diagonal, two on it), Q_0 = q + V:
+
+    Γ(y, ω, V) = (E[h|y, ω] - ω)/V,      f(q) = E ‖Γ‖² = 4 Ψ'(q),      q̂ = α f(q)
+    linear      y = h + noise (variance Δ on the diagonal, Δ/2 off it):
+                Γ = (y - ω)/(V + Δ/2),  f = T(T+1)/(V + Δ/2)
+    softmax     log(y_ab)/β gives h up to h + k 1 1ᵀ; with P m = m - mean(m) 1 1ᵀ,
+                Γ = P(h - ω)/V,  f = (T² + T - 2)/V
+    hardmax     channels/hardmax.py
+
+and of one number ω ~ N(0, q), h = ω + √V N(0, 1) [theory: bilinear, Eq. (8)]:
+
+    linear      y = h + noise (variance Δ):  g = (y - ω)/(V + Δ),  f = 2 Ψ' = 1/(V + Δ)
+
+For the common engine a sample has one field vector of T² components, g = Γ: q̂ = α ⟨‖Γ‖²⟩ is its
+precision, V Γ its Onsager term.
+"""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.explicit import ExplicitChannel
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import check
+
+__all__ = [
+    "AbstractLinearReadout",
+    "AbstractScores",
+    "LinearField",
+    "LinearScores",
+    "SoftmaxScores",
+    "centred",
+    "check_symmetric",
+]
+
+
+class AbstractScores(ExplicitChannel):
+    """What a label says about the T(T+1)/2 scores of its sample: Γ(y, ω, V), and its mean square
+    over labels.
+
+    One index, whose field vector has T² components: ω, g = Γ are (1, T²).
+    """
+
+    tokens: eqx.AbstractVar[int]
+    indices: int = eqx.field(static=True, default=1, kw_only=True)
+
+    @abc.abstractmethod
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """Γ (.., T, T) from the statistic of the labels and ω (.., T, T)."""
+
+    @property
+    @abc.abstractmethod
+    def measurements(self) -> int:
+        """M with f = M/V, without noise: how many numbers a label fixes, an off-diagonal one
+        counting twice."""
+
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
+        """g = Γ as the engine's fields: ω (N, 1, T²), V (1, 1)."""
+        del key
+        N = omega.shape[0]
+        T = self.tokens
+        g = self.gamma(statistic, omega.reshape(N, T, T), V[0, 0]).reshape(N, 1, T * T)
+        nan = jnp.full((N,), jnp.nan, g.dtype)
+        zero = jnp.zeros((N,), g.dtype)
+        return Posterior(nan, g, nan, nan, zero, zero)
+
+
+class AbstractLinearReadout(AbstractScores):
+    """The fields themselves, with Gaussian noise that adds `spread` to V."""
+
+    weight: eqx.AbstractClassVar[float]
+    noise: eqx.AbstractVar[Array]
+
+    @property
+    @abc.abstractmethod
+    def spread(self) -> Array:
+        """What noise adds to V."""
+
+    @property
+    def noise_size(self) -> int:
+        """One normal for each entry of a matrix, of which the symmetric part is used."""
+        return self.tokens**2
+
+    @property
+    def noiseless(self) -> Array:
+        """Whether Δ = 0."""
+        return self.noise == 0.0
+
+    def link(self, fields: Array) -> Array:
+        """h (T, T)."""
+        return fields.reshape(self.tokens, self.tokens)
+
+    def label(self, fields: Array, noise: Array) -> Array:
+        """h + noise of variance Δ on the diagonal, Δ/2 off it."""
+        normal = noise.reshape(self.tokens, self.tokens)
+        return self.link(fields) + jnp.sqrt(self.noise) * 0.5 * (normal + normal.T)
+
+    def check_labels(self, labels: Array) -> None:
+        """Symmetric matrices."""
+        check_symmetric(self.statistic(labels), "labels")
+
+    def statistic(self, labels: Array) -> Array:
+        """The labels (N, T, T); of one token, (N,) too."""
+        return labels.reshape(-1, self.tokens, self.tokens)
+
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """-w M log(V + spread): w = 1/4 of a matrix, 1/2 of a number."""
+        del q
+        return -self.weight * self.measurements * jnp.log(V + self.spread)
+
+    def information(self, q: Array, V: Array) -> Array:
+        """f(q) = M/(V + spread)."""
+        del q
+        return self.measurements / (V + self.spread)
+
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """Γ = (y - ω)/(V + spread)."""
+        return (statistic - omega) / (V + self.spread)
+
+
+class LinearScores(AbstractLinearReadout):
+    """All T(T+1)/2 scores, with noise of variance Δ on the diagonal and Δ/2 off it."""
+
+    tokens: int = eqx.field(static=True)
+    noise: Array
+    weight: ClassVar[float] = 0.25
+
+    @property
+    def spread(self) -> Array:
+        """Δ/2."""
+        return 0.5 * self.noise
+
+    @property
+    def measurements(self) -> int:
+        """T(T+1)."""
+        return self.tokens * (self.tokens + 1)
+
+
+class LinearField(AbstractLinearReadout):
+    """One number a sample, with noise of variance Δ."""
+
+    noise: Array
+    tokens: int = eqx.field(static=True, default=1, kw_only=True)
+    weight: ClassVar[float] = 0.5
+
+    @property
+    def spread(self) -> Array:
+        """Δ."""
+        return self.noise
+
+    @property
+    def measurements(self) -> int:
+        """One."""
+        return 1
+
+
+class SoftmaxScores(AbstractScores):
+    """Rows of the softmax of β h, noiseless."""
+
+    tokens: int = eqx.field(static=True)
+    beta: Array
+
+    @property
+    def noise_size(self) -> int:
+        """Noiseless."""
+        return 0
+
+    @property
+    def noiseless(self) -> Array:
+        """Always."""
+        return jnp.asarray(True)
+
+    @property
+    def measurements(self) -> int:
+        """M = T² + T - 2: all of h but its mean, an off-diagonal entry counting twice."""
+        return self.tokens**2 + self.tokens - 2
+
+    def link(self, fields: Array) -> Array:
+        """softmax(β h), row by row."""
+        return jax.nn.softmax(self.beta * fields.reshape(self.tokens, self.tokens), axis=-1)
+
+    def check_labels(self, labels: Array) -> None:
+        """Rows of positive numbers of sum one; a warning where they are float32."""
+        allowed = "positive numbers (no softmax that has underflowed to zero)"
+        check(jnp.all(labels > 0.0), "labels", labels, allowed)
+        gap = jnp.max(jnp.abs(jnp.sum(labels, axis=-1) - 1.0))
+        check(gap <= 1e-4, "labels", labels, "rows of sum one")
+        if labels.dtype != jnp.float64:
+            warnings.warn(
+                "jaxsmi: softmax labels in float32 give scores with errors of about 1e-7/beta.",
+                stacklevel=3,
+            )
+
+    def statistic(self, labels: Array) -> Array:
+        """P h (.., T, T) from y (.., T, T): log y/β = h - (a constant a row)."""
+        L = jnp.log(labels.astype(theory_dtype())) / self.beta
+        rows = jnp.mean(jnp.swapaxes(L, -1, -2) - L, axis=-1)  # u_a = mean_b (L_ba - L_ab)
+        h = L + rows[..., :, None]
+        return centred(0.5 * (h + jnp.swapaxes(h, -1, -2)))
+
+    def log_partition(self, q: Array, V: Array) -> Array:
+        """-(M/4) log V."""
+        del q
+        return -0.25 * self.measurements * jnp.log(V)
+
+    def information(self, q: Array, V: Array) -> Array:
+        """f(q) = (T² + T - 2)/V."""
+        del q
+        return self.measurements / V
+
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """Γ = (P h - P ω)/V."""
+        return (statistic - centred(omega)) / V
+
+
+def check_symmetric(labels: Array, name: str) -> None:
+    """Raise a ValueError for matrices that are not symmetric."""
+    gap = jnp.max(jnp.abs(labels - jnp.swapaxes(labels, -1, -2)))
+    scale = 1.0 + jnp.max(jnp.abs(labels))
+    check(gap <= 1e-6 * scale, name, labels, "symmetric matrices (N, T, T)")
+
+
+def centred(m: Array) -> Array:
+    """P m = m - mean(m) 1 1ᵀ."""
+    return m - jnp.mean(m, axis=(-2, -1), keepdims=True)
