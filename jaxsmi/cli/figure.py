@@ -15,7 +15,7 @@ from jaxsmi.cli.report import Report, progress, table, timed, wrapped
 from jaxsmi.core import records
 from jaxsmi.core.checks import check
 from jaxsmi.papers import gallery, making
-from jaxsmi.papers.__init__ import RECIPES
+from jaxsmi.papers import RECIPES
 from jaxsmi.workbench import storage
 
 ALL = "all"

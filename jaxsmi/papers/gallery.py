@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+__all__ = ["ARTICLES", "article_of", "page", "summary", "write"]
+
 ARTICLES = {  # how the names of its figures begin, and the article
     "deep-attention": (
         "Fundamental limits of learning in sequence multi-index models and deep attention networks",
@@ -54,19 +56,19 @@ _COLUMNS = {
 }
 
 
-def _safe(text: Any) -> str:
+def _safe(text: object) -> str:
     return html.escape(str(text), quote=True)
 
 
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
     return "–" if value is None else f"{float(value):.3g}"
 
 
-def _compared(found: Sequence[Mapping[str, Any]]) -> str:
-    if not found:
+def _compared(compared: Sequence[Mapping[str, Any]]) -> str:
+    if not compared:
         return "<p>Nothing published to compare with was at hand.</p>"
     rows = []
-    for one in found:
+    for one in compared:
         verdict = (
             '<span class="yes">agrees</span>'
             if one["agrees"]
@@ -130,23 +132,24 @@ def _article(prefix: str, records: Sequence[Mapping[str, Any]]) -> str:
 def summary(records: Sequence[Mapping[str, Any]]) -> str:
     """One sentence: figures, comparisons that agree, those that do not, failures."""
     compared = [one for record in records for one in record["compared"]]
-    agree, failed = (
-        sum(one["agrees"] for one in compared),
-        sum(bool(record["failed"]) for record in records),
-    )
+    agree = sum(one["agrees"] for one in compared)
+    failed = sum(bool(record["failed"]) for record in records)
     return (
         f"{len(records)} figures; {agree} of {len(compared)} comparisons agree within their tolerance"
         f"{f'; {failed} figures failed' if failed else ''}."
     )
 
 
+def article_of(name: str) -> str:
+    """The article of a figure by the beginning of its name; "other" where there is none."""
+    return next((prefix for prefix in ARTICLES if name.startswith(f"{prefix}-")), "other")
+
+
 def page(records: Sequence[Mapping[str, Any]]) -> str:
     """The page of these records (what `making.keep` writes as JSON), article by article in their order."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
-        groups.setdefault(
-            next((p for p in ARTICLES if record["name"].startswith(f"{p}-")), "other"), []
-        ).append(record)
+        groups.setdefault(article_of(record["name"]), []).append(record)
     contents = "".join(
         f'<li><a href="#{_safe(r["name"])}">{_safe(r["name"])}</a>: {_safe(r["title"])}'
         f"{' <span class=no>failed</span>' if r['failed'] else ''}</li>"

@@ -7,21 +7,36 @@ grids are coarse and runs few, so that a figure takes a minute or two; `full=Tru
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array
 
 from jaxsmi import sgd
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare
-from jaxsmi.sgd.diagram import BOUNDARIES, LABELS
+from jaxsmi.papers.common import (
+    Comparison,
+    Drawn,
+    Folder,
+    Recipe,
+    axes_row,
+    compare,
+    small_legend,
+)
+from jaxsmi.sgd.diagram import BOUNDARIES, LABELS, PhaseDiagram
 from jaxsmi.sgd.population import risk_at
 from jaxsmi.sgd.tying import SCHEDULES, sum_of_squares
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["RECIPES"]
 
 HE2 = {(2, 0): 1.0, (0, 2): 1.0}
 
@@ -30,6 +45,20 @@ HE4 = {(4, 0): 1.0, (0, 4): 1.0}
 
 
 MIXED = {(0, 0): 4 / 3, (4, 0): 1.0, (0, 4): 2.0}
+
+_PHASES = (
+    "#4477aa", "#000000", "#eecc66", "#cc6677", "#88ccee", "#444444", "#aa4499", "#ee8866",
+)  # fmt: skip
+_DENSE = (  # ω of figure 5
+    0.0,
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    *np.arange(0.42, 0.58, 0.02),
+    *np.arange(0.58, 0.705, 0.01),
+    *np.arange(0.72, 1.005, 0.02),
+)
 
 
 def surface(model: SequenceSingleIndex, points: int) -> tuple[np.ndarray, np.ndarray]:
@@ -41,16 +70,17 @@ def surface(model: SequenceSingleIndex, points: int) -> tuple[np.ndarray, np.nda
     where = np.column_stack([m[inside], e[inside]]) if encoded else axis[:, None]
 
     @eqx.filter_jit
-    def values(model: SequenceSingleIndex, where: Any) -> Any:
+    def values(model: SequenceSingleIndex, where: Array) -> Array:
         return lax.map(lambda v: risk_at(model, v, coarse=True).value, where)
 
-    found = np.asarray(values(model, jnp.asarray(where)))
+    risks = np.asarray(values(model, jnp.asarray(where)))
     R = np.full(m.shape, np.nan)
-    R[inside] = found if encoded else np.broadcast_to(found[:, None], m.shape)[inside]
+    R[inside] = risks if encoded else np.broadcast_to(risks[:, None], m.shape)[inside]
     return axis, R
 
 
-def _landscape(ax: Any, axis: np.ndarray, R: np.ndarray, title: str) -> None:
+def _landscape(ax: Axes, axis: np.ndarray, R: np.ndarray, title: str) -> None:
+    """The risk as a map over the overlaps."""
     drawn = ax.contourf(axis, axis, R.T, levels=24, cmap="viridis")
     ax.figure.colorbar(drawn, ax=ax, shrink=0.85)
     ax.set_aspect("equal")
@@ -61,37 +91,38 @@ def _landscape(ax: Any, axis: np.ndarray, R: np.ndarray, title: str) -> None:
 
 
 def _panels(
-    models: dict[str, SequenceSingleIndex], points: int
-) -> tuple[Any, dict[str, np.ndarray]]:
+    models: Mapping[str, SequenceSingleIndex], points: int
+) -> tuple[Figure, dict[str, np.ndarray]]:
+    """The risk of each model with its descending directions at the origin, and the numbers of them all."""
     figure, axes = axes_row(2, 2)
-    arrays: dict[str, Any] = {
-        name: []
-        for name in ("R", "hessian", "eigenvalues", "m4", "exponent", "kappa", "kappa_escape")
-    }
+    names = ("R", "hessian", "eigenvalues", "m4", "exponent", "kappa", "kappa_escape")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    axis = np.array([])
     for ax, (name, model) in zip(axes, models.items(), strict=True):
         axis, R = surface(model, points)
-        flat, H = sgd.flatness(model), sgd.hessian_at_origin(model)
-        values, vectors = np.linalg.eigh(H)
-        exponent = sgd.information_exponent(model.target, model.length).order
-        for key, value in (
-            ("R", R),
-            ("kappa", flat.order),
-            ("kappa_escape", flat.escape),
-            ("exponent", exponent),
-        ):
-            arrays[key].append(value)
+        flat = sgd.flatness(model)
+        H = sgd.hessian_at_origin(model)
+        eigenvalues, vectors = np.linalg.eigh(H)
         K = model.encoding.shape[1]
-        arrays["m4"].append(flat.series.get((4,) + (0,) * K, 0.0))
-        arrays["hessian"].append(np.pad(H, (0, 1 - K), constant_values=np.nan))
-        arrays["eigenvalues"].append(np.pad(values, (0, 1 - K), constant_values=np.nan))
+        row = {
+            "R": R,
+            "hessian": np.pad(H, (0, 1 - K), constant_values=np.nan),
+            "eigenvalues": np.pad(eigenvalues, (0, 1 - K), constant_values=np.nan),
+            "m4": flat.series.get((4,) + (0,) * K, 0.0),
+            "exponent": sgd.information_exponent(model.target, model.length).order,
+            "kappa": flat.order,
+            "kappa_escape": flat.escape,
+        }
+        for column, value in row.items():
+            columns[column].append(value)
         _landscape(ax, axis, R, f"{name}: κ = {flat.order:g}, κ_esc = {flat.escape:g}")
-        for value, vector in zip(values, vectors.T, strict=True):
+        for value, vector in zip(eigenvalues, vectors.T, strict=True):
             if value < -1e-9:
-                direction = np.pad(vector, (0, 1 - K))
-                ax.annotate(
-                    "", 0.5 * direction, (0, 0), arrowprops={"arrowstyle": "->", "color": "w"}
-                )
-    return figure, {"m": axis, "e": axis} | {k: np.array(v, float) for k, v in arrays.items()}
+                end = 0.5 * np.pad(vector, (0, 1 - K))
+                arrow = {"arrowstyle": "->", "color": "w"}
+                ax.annotate("", (end[0], end[1]), (0, 0), arrowprops=arrow)
+    arrays = {name: np.array(values, float) for name, values in columns.items()}
+    return figure, {"m": axis, "e": axis} | arrays
 
 
 def encoding_changes_the_landscape(
@@ -118,15 +149,10 @@ def encoding_changes_the_landscape(
     return Drawn(figure, arrays, caption, orders)
 
 
-def _order(what: str, found: np.ndarray, stated: tuple[float, ...]) -> Comparison:
-    return compare(
-        what,
-        found,
-        np.array(stated, float),
-        0.5,
-        "whole numbers, in the order of the panels",
-        "the article",
-    )
+def _order(what: str, orders: np.ndarray, stated: tuple[float, ...]) -> Comparison:
+    """Whole numbers beside those of the article."""
+    remark = "whole numbers, in the order of the panels"
+    return compare(what, orders, np.array(stated, float), 0.5, remark, "the article")
 
 
 def encoding_helps(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
@@ -154,82 +180,85 @@ def encoding_helps(full: bool = False, progress: bool = False, reference: Folder
 def tying(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 3: steps of untied over tied networks."""
     del reference  # none is published
-    compared = []
-    figure, axes = axes_row(2)
+    figure, (left, right) = axes_row(2)
     lengths = (1, 2, 3, 4, 6, 8, 10) if full else (1, 2, 4)
-    settings = (
-        {"dimension": 1000, "gamma": 0.002, "runs": (24, 6)}
-        if full
-        else {"dimension": 200, "gamma": 0.01, "runs": (24, 6)}
-    )
-    arrays: dict[str, np.ndarray] = {"lengths": np.array(lengths)}
-    left, right = axes
-    for color, (schedule, law) in enumerate((("equal", 1), ("linear", 2))):
-        found = sgd.gain(
-            jax.random.key(0), lengths, schedule=schedule, progress=progress, **settings
+    dimension = 1000 if full else 200
+    gamma = 0.002 if full else 0.01
+    arrays = {"lengths": np.array(lengths)}
+    compared = []
+    for colour, schedule, law in (("C0", "equal", 1), ("C1", "linear", 2)):
+        gain = sgd.gain(
+            jax.random.key(0),
+            lengths,
+            schedule=schedule,
+            progress=progress,
+            dimension=dimension,
+            gamma=gamma,
+            runs=(24, 6),
         )
-        arrays |= {f"gain_{schedule}": found.gain, f"gain_se_{schedule}": found.stderr}
-        arrays |= {f"exponent_{schedule}": np.array([found.exponent, found.exponent_stderr])}
-        arrays |= {
-            f"tau_{side}_{schedule}": np.array(getattr(found, side)) for side in ("tied", "untied")
-        }
+        arrays |= {f"gain_{schedule}": gain.gain, f"gain_se_{schedule}": gain.stderr}
+        arrays[f"exponent_{schedule}"] = np.array([gain.exponent, gain.exponent_stderr])
+        arrays[f"tau_tied_{schedule}"] = np.array(gain.tied)
+        arrays[f"tau_untied_{schedule}"] = np.array(gain.untied)
         remark = "tolerance: three standard errors of the fit, and 0.1 for steps that are not small"
-        exponent = f"exponent of the gain, {schedule} rates"
-        compared.append(
-            compare(
-                exponent,
-                found.exponent,
-                law,
-                3.0 * found.exponent_stderr + 0.1,
-                remark,
-                "the article",
-            )
-        )
-        label = rf"{schedule}: $L^{{{found.exponent:.2f} \pm {found.exponent_stderr:.2f}}}$"
-        left.errorbar(
-            lengths, found.gain, found.stderr, fmt="o", mfc="none", color=f"C{color}", label=label
-        )
-        left.loglog(lengths, np.array(lengths, float) ** law, color=f"C{color}", lw=0.8, ls="--")
+        what = f"exponent of the gain, {schedule} rates"
+        allowed = 3.0 * gain.exponent_stderr + 0.1
+        compared.append(compare(what, gain.exponent, law, allowed, remark, "the article"))
+        label = rf"{schedule}: $L^{{{gain.exponent:.2f} \pm {gain.exponent_stderr:.2f}}}$"
+        style: dict[str, Any] = {"fmt": "o", "mfc": "none", "color": colour, "label": label}
+        left.errorbar(lengths, gain.gain, gain.stderr, **style)
+        left.loglog(lengths, np.array(lengths, float) ** law, color=colour, lw=0.8, ls="--")
     left.set_xticks(lengths, [str(L) for L in lengths])
     left.set_xticks([], minor=True)
     left.set_xlabel("length L")
     left.set_ylabel("steps untied/steps tied")
-    left.legend(frameon=False, fontsize=8)
-    L, d, gamma = lengths[-1], settings["dimension"], settings["gamma"]
-    for color, tied in enumerate((True, False)):
-        rate = SCHEDULES["equal"](L, gamma)[1 - tied]
-        model = SequenceSingleIndex(
-            sum_of_squares(L), L, sgd.Network(jax.nn.relu, tied), loss_factor=1.0
-        )
-        m = 1.0 / np.sqrt(d)
-        steps = int(1.3 * float(sgd.recovery_time(model, m, gamma=rate, eta=0.6)) * d / rate)
-        keys = jax.random.split(jax.random.key(1), 4)
-        runs = sgd.simulate(model, keys, dimension=d, gamma=rate, steps=steps, m=m, eta=0.9)
-        size = (
-            np.asarray(runs.m) if tied else np.linalg.norm(np.asarray(runs.m), axis=-1) / np.sqrt(L)
-        )
-        name = "tied" if tied else "untied"
-        theory = np.asarray(
-            sgd.flow(
-                model,
-                m,
-                times=np.maximum(np.asarray(runs.time), 1e-9 * np.arange(len(runs.step))),
-                gamma=rate,
-            ).overlaps
-        )
-        line = np.linalg.norm(theory, axis=-1) / (1.0 if tied else np.sqrt(L))
-        arrays |= {f"steps_{name}": np.asarray(runs.step), f"m_{name}": size, f"flow_{name}": line}
-        right.plot(np.asarray(runs.step), size.T, color=f"C{color}", lw=0.5, alpha=0.6)
-        right.plot(np.asarray(runs.step), line, color=f"C{color}", lw=1.6, label=name)
-    right.set_xscale("log")
-    right.set_xlabel("steps")
-    right.set_ylabel("overlap m")
-    right.legend(frameon=False, fontsize=8)
+    small_legend(left)
+    arrays |= _tied_and_untied(right, lengths[-1], dimension, gamma)
     caption = (
-        f"Left: gain for Σ h_2, ReLU, d = {d}: L at equal learning rates, L² if γ_tied = L γ_untied is imposed. "
-        f"Right: L = {L}, runs of SGD and the flow of order two."
+        f"Left: gain for Σ h_2, ReLU, d = {dimension}: L at equal learning rates, L² if γ_tied = L γ_untied "
+        f"is imposed. Right: L = {lengths[-1]}, runs of SGD and the flow of order two."
     )
     return Drawn(figure, arrays, caption, compared)
+
+
+def _tied_and_untied(
+    ax: Axes, length: int, dimension: int, gamma: float
+) -> dict[str, np.ndarray]:
+    """Runs of SGD of a tied and of an untied network from one overlap, drawn beside the flow."""
+    arrays: dict[str, np.ndarray] = {}
+    m = 1.0 / np.sqrt(dimension)
+    rates = SCHEDULES["equal"](length, gamma)
+    for colour, name, tied, rate in (
+        ("C0", "tied", True, rates[0]),
+        ("C1", "untied", False, rates[1]),
+    ):
+        student = sgd.Network(jax.nn.relu, tied)
+        model = SequenceSingleIndex(sum_of_squares(length), length, student, loss_factor=1.0)
+        time = float(sgd.recovery_time(model, m, gamma=rate, eta=0.6))
+        runs = sgd.simulate(
+            model,
+            jax.random.split(jax.random.key(1), 4),
+            dimension=dimension,
+            gamma=rate,
+            steps=int(1.3 * time * dimension / rate),
+            m=m,
+            eta=0.9,
+        )
+        times = np.maximum(np.asarray(runs.time), 1e-9 * np.arange(len(runs.step)))
+        flow = sgd.flow(model, m, times=times, gamma=rate)
+        norm = 1.0 if tied else np.sqrt(length)
+        size = np.asarray(runs.m)
+        size = size if tied else np.linalg.norm(size, axis=-1) / norm
+        line = np.linalg.norm(np.asarray(flow.overlaps), axis=-1) / norm
+        step = np.asarray(runs.step)
+        arrays |= {f"steps_{name}": step, f"m_{name}": size, f"flow_{name}": line}
+        ax.plot(step, size.T, color=colour, lw=0.5, alpha=0.6)
+        ax.plot(step, line, color=colour, lw=1.6, label=name)
+    ax.set_xscale("log")
+    ax.set_xlabel("steps")
+    ax.set_ylabel("overlap m")
+    small_legend(ax)
+    return arrays
 
 
 def _crossing(x: np.ndarray, height: np.ndarray) -> float:
@@ -246,161 +275,144 @@ def phases(full: bool = False, progress: bool = False, reference: Folder = None)
     del reference  # none is published
     figure, (ax,) = axes_row()
     cells = 200 if full else 60
-    a, omega = np.linspace(0.7, 1.0, cells), np.linspace(0.4, 0.999, cells)
-    found = sgd.phase_diagram(a, omega, progress=progress)
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    colors = [
-        "#4477aa",
-        "#000000",
-        "#eecc66",
-        "#cc6677",
-        "#88ccee",
-        "#444444",
-        "#aa4499",
-        "#ee8866",
-    ]
-    ax.pcolormesh(
-        a, omega, found.label, cmap=ListedColormap(colors), vmin=-0.5, vmax=7.5, rasterized=True
-    )
-    for name, style in zip(BOUNDARIES, (":", "-", "--", "-."), strict=True):
-        ax.plot(a, found.boundaries[name], color="k", lw=1.2, ls=style, label=name)
-    shown = [Patch(color=colors[k], label=LABELS[k]) for k in range(8) if np.any(found.label == k)]
-    lines = ax.get_legend_handles_labels()[0]
-    ax.legend(handles=[*shown, *lines], fontsize=6, frameon=True, loc="lower left")
-    ax.plot(0.76, 0.95, "o", color="yellow", mec="k", ms=5)
-    ax.set_xlabel("a")
-    ax.set_ylabel("ω")
-    ax.set_ylim(0.4, 1.0)
-    arrays = {"a": a, "omega": omega, "label": found.label, "hessian": found.hessian}
-    arrays |= {
-        f"boundary_{name.replace(' ', '_')}": value for name, value in found.boundaries.items()
-    }
+    a = np.linspace(0.7, 1.0, cells)
+    omega = np.linspace(0.4, 0.999, cells)
+    diagram = sgd.phase_diagram(a, omega, progress=progress)
+    _draw_phases(ax, a, omega, diagram)
+    arrays = {"a": a, "omega": omega, "label": diagram.label, "hessian": diagram.hessian}
+    for name, values in diagram.boundaries.items():
+        arrays[f"boundary_{name.replace(' ', '_')}"] = values
     caption = (
         "Minima of the risk and what SGD sets out for. Lines: from which ω the positional corner is a minimum (dotted), "
         "transition at the origin (full), equal depth (dashed), up to which ω the semantic corner is a minimum (dash-dotted). "
         "Yellow: misaligned dynamics."
-    )
-    difference, line = (
-        found.hessian[..., 1] - found.hessian[..., 0],
-        found.boundaries[BOUNDARIES[1]],
-    )
-    cell = omega[1] - omega[0]
+    )  # fmt: skip
+    difference = diagram.hessian[..., 1] - diagram.hessian[..., 0]
+    transition = diagram.boundaries[BOUNDARIES[1]]
     signs = np.array([_crossing(omega, column) for column in difference.T])
+    cell = omega[1] - omega[0]
+    what = "transition on the grid"
     compared = [
-        compare(
-            "transition on the grid",
-            signs,
-            line,
-            cell,
-            "tolerance: a cell",
-            "the root of the Hessian",
-        )
+        compare(what, signs, transition, cell, "tolerance: a cell", "the root of the Hessian")
     ]
-    compared += [
-        compare(
-            "transition at a = 1", line[-1], 0.64, 0.005, "printed to two digits", "the article"
-        )
-    ]
+    end = transition[-1]
+    remark = "printed to two digits"
+    compared += [compare("transition at a = 1", end, 0.64, 0.005, remark, "the article")]
     return Drawn(figure, arrays, caption, compared)
+
+
+def _draw_phases(ax: Axes, a: np.ndarray, omega: np.ndarray, diagram: PhaseDiagram) -> None:
+    """The phases as colours, the boundaries as lines."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    colours = ListedColormap(_PHASES)
+    style: dict[str, Any] = {"cmap": colours, "vmin": -0.5, "vmax": 7.5, "rasterized": True}
+    ax.pcolormesh(a, omega, diagram.label, **style)
+    for name, line in zip(BOUNDARIES, (":", "-", "--", "-."), strict=True):
+        ax.plot(a, diagram.boundaries[name], color="k", lw=1.2, ls=line, label=name)
+    shown = [k for k in range(8) if np.any(diagram.label == k)]
+    patches = [Patch(color=_PHASES[k], label=LABELS[k]) for k in shown]
+    lines = ax.get_legend_handles_labels()[0]
+    ax.legend(handles=[*patches, *lines], fontsize=6, frameon=True, loc="lower left")
+    ax.plot(0.76, 0.95, "o", color="yellow", mec="k", ms=5)
+    ax.set_xlabel("a")
+    ax.set_ylabel("ω")
+    ax.set_ylim(0.4, 1.0)
 
 
 def convergence(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 5: runs on the landscape, and the probability to end at the semantic minimum."""
     del reference  # none is published
-    compared = []
     figure, (left, right) = axes_row(2)
-    model = sgd.semantic_positional(0.67)
-    axis, R = surface(model, 101 if full else 41)
-    d = 1000 if full else 200
-    keys = jax.random.split(jax.random.key(0), 16)
-    runs = sgd.simulate(
-        model, keys, dimension=d, gamma=0.5, steps=800 * d, until=0.95, every=d, progress=progress
-    )
-    m, e = np.asarray(runs.m), np.asarray(runs.e)[..., 0]
-    end = np.asarray(runs.end)
-    m, e = m * np.sign(end[:, :1]), e * np.sign(end[:, 1:])  # folded into the quadrant of the end
-    _landscape(left, axis, R, "ω = 0.67, a = 1")
-    for x, y, semantic in zip(m, e, np.asarray(runs.semantic), strict=True):
-        left.plot(x, y, lw=0.7, color="w" if semantic else "C3")
-    left.set_xlim(-0.1, 1.05)
-    left.set_ylim(-0.1, 1.05)
-    dense = (
-        0.0,
-        0.1,
-        0.2,
-        0.3,
-        0.4,
-        *np.arange(0.42, 0.58, 0.02),
-        *np.arange(0.58, 0.705, 0.01),
-        *np.arange(0.72, 1.005, 0.02),
-    )
-    omegas = np.array(dense if full else (0.5, 0.56, 0.6, 0.62, 0.64, 0.66, 0.68, 0.72, 0.78))
+    dimension = 1000 if full else 200
+    arrays = _draw_runs(left, dimension, 101 if full else 41, progress)
+    omegas = np.array(_DENSE if full else (0.5, 0.56, 0.6, 0.62, 0.64, 0.66, 0.68, 0.72, 0.78))
+    arrays["omega"] = omegas
     count = 64 if full else 48
-    arrays: dict[str, Any] = {
-        "m": axis,
-        "e": axis,
-        "R": R,
-        "run_step": np.asarray(runs.step),
-        "run_m": m,
-        "run_e": e,
-        "omega": omegas,
-    }
-    settings = (
-        {"squared": (0.5, 0.2), "frobenius": (1.0, 0.05)} if full else {"squared": (0.5, 1.0)}
-    )
-    for color, (loss, (c, gamma)) in enumerate(settings.items()):
-        table = []
-        for k, omega in enumerate(omegas):
-            problem = sgd.semantic_positional(omega, 1.0, c, loss)
-            keys = jax.random.split(jax.random.fold_in(jax.random.key(2), k), count)
-            done = sgd.simulate(
-                problem,
-                keys,
-                dimension=d,
-                gamma=gamma,
-                steps=int(2000 * d / gamma / c / 2),
-                m=0.0,
-                until=0.8**0.5,
-                progress=progress,
-            )
-            table.append(sgd.semantic_fraction(done))
-        P, error, arrived = map(np.array, zip(*table, strict=True))
-        arrays |= {f"P_{loss}": P, f"se_{loss}": error, f"converged_{loss}": arrived}
+    losses = [("squared", 0.5, 0.2 if full else 1.0)]  # loss, its factor, learning rate
+    losses += [("frobenius", 1.0, 0.05)] if full else []
+    compared = []
+    for k, (loss, factor, gamma) in enumerate(losses):
+        problems = [sgd.semantic_positional(omega, 1.0, factor, loss) for omega in omegas]
+        steps = int(2000 * dimension / gamma / factor / 2)
+        P, error, stopped = _semantic(problems, count, dimension, gamma, steps, progress)
+        arrays |= {f"P_{loss}": P, f"se_{loss}": error, f"converged_{loss}": stopped}
         middle = _crossing(omegas, P - 0.5)
         remark = (
-            f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of d = {d}"
+            f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of d = {dimension}"
         )
-        compared.append(
-            compare(f"ω at probability 1/2, {loss}", middle, 0.64, 0.03, remark, "the article")
-        )
-        right.errorbar(
-            omegas,
-            P,
-            error,
-            fmt="o-",
-            lw=0.8,
-            ms=4,
-            capsize=2,
-            color=f"C{color}",
-            label=f"{loss}, γ = {gamma:g}, d = {d}",
-        )
-    right.axvline(
-        float(sgd.transition(1.0)), color="k", ls=":", lw=0.9, label="transition (squared)"
-    )
+        what = f"ω at probability 1/2, {loss}"
+        compared.append(compare(what, middle, 0.64, 0.03, remark, "the article"))
+        label = f"{loss}, γ = {gamma:g}, d = {dimension}"
+        style: dict[str, Any] = {"fmt": "o-", "lw": 0.8, "ms": 4, "capsize": 2, "color": f"C{k}"}
+        right.errorbar(omegas, P, error, label=label, **style)
+    transition = float(sgd.transition(1.0))
+    right.axvline(transition, color="k", ls=":", lw=0.9, label="transition (squared)")
     right.axhline(0.5, color="k", lw=0.4)
     right.set_xlabel("ω")
     right.set_ylabel("probability of the semantic minimum")
-    right.legend(frameon=False, fontsize=8)
+    small_legend(right)
     caption = (
-        f"Left: 16 runs of SGD at d = {d}, γ = 1/2, folded into one quadrant; white: semantic, red: positional. "
-        f"Right: {count} runs from the origin until ‖(m, e)‖² > 0.8; standard errors are binomial."
+        f"Left: 16 runs of SGD at d = {dimension}, γ = 1/2, folded into one quadrant; white: semantic, red: "
+        f"positional. Right: {count} runs from the origin until ‖(m, e)‖² > 0.8; standard errors are binomial."
     )
     return Drawn(figure, arrays, caption, compared)
 
 
-RECIPES: dict[str, Callable[..., Drawn]] = {
+def _draw_runs(ax: Axes, dimension: int, points: int, progress: bool) -> dict[str, np.ndarray]:
+    """Runs of SGD on the landscape of ω = 0.67, folded into the quadrant of their end."""
+    model = sgd.semantic_positional(0.67)
+    axis, R = surface(model, points)
+    runs = sgd.simulate(
+        model,
+        jax.random.split(jax.random.key(0), 16),
+        dimension=dimension,
+        gamma=0.5,
+        steps=800 * dimension,
+        until=0.95,
+        every=dimension,
+        progress=progress,
+    )
+    end = np.asarray(runs.end)
+    m = np.asarray(runs.m) * np.sign(end[:, :1])
+    e = np.asarray(runs.e)[..., 0] * np.sign(end[:, 1:])
+    _landscape(ax, axis, R, "ω = 0.67, a = 1")
+    for x, y, semantic in zip(m, e, np.asarray(runs.semantic), strict=True):
+        ax.plot(x, y, lw=0.7, color="w" if semantic else "C3")
+    ax.set_xlim(-0.1, 1.05)
+    ax.set_ylim(-0.1, 1.05)
+    step = np.asarray(runs.step)
+    return {"m": axis, "e": axis, "R": R, "run_step": step, "run_m": m, "run_e": e}
+
+
+def _semantic(
+    problems: Sequence[SequenceSingleIndex],
+    count: int,
+    dimension: int,
+    gamma: float,
+    steps: int,
+    progress: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Share of runs from the origin that end at the semantic minimum, its standard error, and how many stopped."""
+    table = []
+    for k, problem in enumerate(problems):
+        runs = sgd.simulate(
+            problem,
+            jax.random.split(jax.random.fold_in(jax.random.key(2), k), count),
+            dimension=dimension,
+            gamma=gamma,
+            steps=steps,
+            m=0.0,
+            until=0.8**0.5,
+            progress=progress,
+        )
+        table.append(sgd.semantic_fraction(runs))
+    share, error, stopped = map(np.array, zip(*table, strict=True))
+    return share, error, stopped
+
+
+RECIPES: dict[str, Recipe] = {
     "single-index-1": encoding_changes_the_landscape,
     "single-index-2": encoding_helps,
     "single-index-3": tying,
