@@ -132,9 +132,7 @@ def draw(
     seconds = time.perf_counter() - begin
     compared = [dataclasses.asdict(one) | {"agrees": one.agrees} for one in drawn.compared]
     settings = {"full": full, "reference": reference}
-    return drawn, _record(
-        name, recipe, settings, seconds, caption=drawn.caption, compared=compared
-    )
+    return drawn, _record(name, recipe, settings, seconds, caption=drawn.caption, compared=compared)
 
 
 def keep(drawn: Drawn | None, record: Mapping[str, Any], folder: pathlib.Path) -> None:
@@ -146,7 +144,9 @@ def keep(drawn: Drawn | None, record: Mapping[str, Any], folder: pathlib.Path) -
             "settings": record["provenance"]["settings"],
             "caption": record["caption"],
         }
-        stem.with_suffix(".json").unlink(missing_ok=True)  # of another run: it is not of these files
+        stem.with_suffix(".json").unlink(
+            missing_ok=True
+        )  # of another run: it is not of these files
         plotting.savefig(drawn.figure, stem.with_suffix(".png"), **made)
         storage.save(storage.arrays(drawn.arrays), stem.with_suffix(".nc"), **made)
     write_text(stem.with_suffix(".json"), json.dumps(record, indent=1, allow_nan=False) + "\n")

@@ -117,7 +117,9 @@ def quadratic_message_passing(
         compared += _beside_runs(reference, ax, kappa, noise)
     ax.set_xlabel(r"$\alpha = n/d^2$")
     small_legend(ax)
-    caption = f"Quadratic network, message passing with Gaussian inputs: d = {dimension}, {seeds} seeds."
+    caption = (
+        f"Quadratic network, message passing with Gaussian inputs: d = {dimension}, {seeds} seeds."
+    )
     return Drawn(figure, arrays, caption + note(reference), compared)
 
 

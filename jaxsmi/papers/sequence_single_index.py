@@ -221,9 +221,7 @@ def tying(full: bool = False, progress: bool = False, reference: Folder = None) 
     return Drawn(figure, arrays, caption, compared)
 
 
-def _tied_and_untied(
-    ax: Axes, length: int, dimension: int, gamma: float
-) -> dict[str, np.ndarray]:
+def _tied_and_untied(ax: Axes, length: int, dimension: int, gamma: float) -> dict[str, np.ndarray]:
     """Runs of SGD of a tied and of an untied network from one overlap, drawn beside the flow."""
     arrays: dict[str, np.ndarray] = {}
     m = 1.0 / np.sqrt(dimension)
@@ -339,9 +337,7 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
         P, error, stopped = _semantic(problems, count, dimension, gamma, steps, progress)
         arrays |= {f"P_{loss}": P, f"se_{loss}": error, f"converged_{loss}": stopped}
         middle = _crossing(omegas, P - 0.5)
-        remark = (
-            f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of d = {dimension}"
-        )
+        remark = f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of d = {dimension}"
         what = f"ω at probability 1/2, {loss}"
         compared.append(compare(what, middle, 0.64, 0.03, remark, "the article"))
         label = f"{loss}, γ = {gamma:g}, d = {dimension}"

@@ -263,7 +263,9 @@ def learning_rates(full: bool = False, progress: bool = False, reference: Folder
     arrays = {"rates": rates}
     data = model.sample(jax.random.key(0), dimension=dimension, alpha=0.44, dtype="float32")
     keys = jax.random.split(jax.random.key(1), starts)
-    for ax, init, name in zip(axes, (1e-4, 1.0), ("small start", "start of order one"), strict=True):
+    for ax, init, name in zip(
+        axes, (1e-4, 1.0), ("small start", "start of order one"), strict=True
+    ):
         ends = []
         for rate in tqdm(rates, desc=name, disable=not progress, leave=False):
             fit = train(
@@ -281,5 +283,7 @@ def learning_rates(full: bool = False, progress: bool = False, reference: Folder
         ax.semilogy(rates, arrays[f"error_{init:g}"], "o", color="C0", ms=4, mfc="none")
         ax.set_title(name, fontsize=9)
         ax.set_xlabel("learning rate")
-    caption = f"End of descent after {steps} steps, {starts} starts, d = {dimension}, α = 0.44, ρ = 0.2."
+    caption = (
+        f"End of descent after {steps} steps, {starts} starts, d = {dimension}, α = 0.44, ρ = 0.2."
+    )
     return Drawn(figure, arrays, caption)

@@ -31,7 +31,14 @@ from jaxsmi.papers.common import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Published", "beside", "message_passing", "minimum_norm", "nuclear_norm", "published_norms"]
+__all__ = [
+    "Published",
+    "beside",
+    "message_passing",
+    "minimum_norm",
+    "nuclear_norm",
+    "published_norms",
+]
 
 
 class Published(NamedTuple):
@@ -165,7 +172,5 @@ def nuclear_norm(
         ax.set_title(rf"$\rho = {rho:g}$, $\beta = {beta:g}$", fontsize=9)
         ax.set_xlabel(r"$\alpha = n/(dL)$")
     small_legend(axes[0])
-    caption = (
-        f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is exact."
-    )
+    caption = f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is exact."
     return Drawn(figure, arrays, caption + note(reference), compared)

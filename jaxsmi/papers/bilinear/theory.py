@@ -198,9 +198,7 @@ def thresholds(full: bool = False, progress: bool = False, reference: Folder = N
     return Drawn(figure, arrays, caption + note(reference), compared)
 
 
-def _published_thresholds(
-    table: dict[str, np.ndarray], beta: float, ax: Axes
-) -> list[Comparison]:
+def _published_thresholds(table: dict[str, np.ndarray], beta: float, ax: Axes) -> list[Comparison]:
     """Both thresholds beside the published ones, which are drawn."""
     rows = (table["beta"] == beta) & (table["rho"] > 0)
     x = table["rho"][rows]
@@ -212,7 +210,9 @@ def _published_thresholds(
         overlay(ax, x, table[column][rows], line=True, label=None)
         ours = _over_widths(law, beta, x)
         name = f"{what} recovery, β = {beta:g}"
-        compared.append(compare(name, ours, table[column][rows], 1e-5, "tolerance: that of the table"))
+        compared.append(
+            compare(name, ours, table[column][rows], 1e-5, "tolerance: that of the table")
+        )
     return compared
 
 
@@ -248,9 +248,7 @@ def entropies(full: bool = False, progress: bool = False, reference: Folder = No
         ax.set_xlabel(r"$1 - q$")
         ax.set_ylabel("free entropy")
         small_legend(ax)
-    caption = (
-        "Free entropy (up to a constant of each curve), its maximum at the Bayes-optimal error (dots)."
-    )
+    caption = "Free entropy (up to a constant of each curve), its maximum at the Bayes-optimal error (dots)."
     remark = "tolerance: 2e-3, what a maximum may lose between two points of the grid"
     grid, top = np.array(tops).T
     what = "maximum of the free entropy on the grid"

@@ -203,9 +203,7 @@ def _same_runs(
         return compared
     low = (table["alpha"] <= _SETTLED) & (table["alpha"] > 0.25)
     high = (table["alpha"] > 0.8) & (table["alpha"] <= alpha.max())
-    told = (
-        "state evolution beside runs at D = 1000; tolerance: 0.03, and their spread over √16"
-    )
+    told = "state evolution beside runs at D = 1000; tolerance: 0.03, and their spread over √16"
     for where, p, name, remark in (
         _Part(low, 1, "layer 2, 0.25 < α ≤ 0.75", told),
         _Part(high, 0, "layer 1, α > 0.8", PADDED),

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["axes_or_new", "colour", "frame", "legend_above", "line", "markers", "require", "savefig"]
+__all__ = [
+    "axes_or_new",
+    "colour",
+    "frame",
+    "legend_above",
+    "line",
+    "markers",
+    "require",
+    "savefig",
+]
 
 # Okabe and Ito's palette (told apart with any colour vision); the markers tell the indices apart in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -77,6 +77,13 @@ class Sweep:
         except Exception:  # a point that cannot be made, as its row will say
             return 1
 
+    @property
+    def dimension(self) -> int | None:
+        """Dimension of a token in runs of a named solver; None for theory."""
+        if not isinstance(self.solver, str):
+            return None
+        return self.settings.get("dimension", SOLVERS[self.solver].dimension)
+
     def chunks(self, missing: Sequence[int]) -> list[list[int]]:
         """The rows that are solved at once with one that is missing.
 

@@ -149,10 +149,17 @@ def curve(
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
-    """A solver with a name: `solve` (model, alpha, key, previous solution, **settings), and the function it calls."""
+    """A solver with a name.
+
+    Args:
+        solve: (model, alpha, key, previous solution, **settings) -> Solution.
+        calls: The function that it calls, whose keyword arguments are settings too.
+        dimension: Dimension of a token in its runs, unless the settings say otherwise; None for theory.
+    """
 
     solve: Callable[..., Solution]
     calls: Callable[..., Solution]
+    dimension: int | None = None
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -187,6 +194,6 @@ def settings_of(solve: Callable[..., Solution]) -> tuple[tuple[str, ...], bool]:
 
 SOLVERS: dict[str, Solver] = {
     "state_evolution": Solver(evolve, state_evolution),
-    "gamp": Solver(_pass_messages, gamp),
-    "train": Solver(_descend, train),
+    "gamp": Solver(_pass_messages, gamp, dimension=1000),
+    "train": Solver(_descend, train, dimension=500),
 }
