@@ -1,4 +1,7 @@
-"""The command `jaxsmi state-evolution MODEL`: overlaps in the limit of large dimension. No equation lives here."""
+"""The command `jaxsmi state-evolution MODEL`: overlaps in the limit of large dimension.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,8 @@ def _execute(arguments: argparse.Namespace) -> Report:
 
 COMMAND = Command(
     "state-evolution",
-    "Overlaps in the limit of large dimension, at one or several alphas, each starting from the one before.",
+    "Overlaps in the limit of large dimension, at one or several alphas, each starting from the "
+    "one before.",
     _add_flags,
     _execute,
     defaults=defaults_for,

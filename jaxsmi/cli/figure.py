@@ -1,4 +1,8 @@
-"""The command `jaxsmi figure NAME|all`: published figures from their recipes, and the gallery of them. No equation lives here."""
+"""The command `jaxsmi figure NAME|all`: published figures from their recipes, and the gallery of
+them.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +137,9 @@ def _every(arguments: argparse.Namespace, reference: Folder) -> Report:
 
 
 def _row(record: Mapping[str, Any]) -> list[str]:
-    """Cells of a figure: its name, how long it took, how many comparisons there are, and how many agree."""
+    """Cells of a figure: its name, how long it took, how many comparisons there are, and how many
+    agree.
+    """
     compared = record["compared"]
     seconds = "failed" if record["failed"] else f"{record['seconds']:.1f}"
     agree = sum(one["agrees"] for one in compared)
@@ -190,11 +196,13 @@ def _overview(figure: Figure, records: Sequence[Mapping[str, Any]]) -> None:
 
 COMMAND = Command(
     "figure",
-    "Draw a published figure, or all of them, and keep the arrays behind it; index.html shows what agrees with print.",
+    "Draw a published figure, or all of them, and keep the arrays behind it; index.html shows what "
+    "agrees with print.",
     _add_flags,
     _execute,
     details=(
-        "With `all` a figure that fails is shown as failed and the others go on, the exit status is 1, and what is "
+        "With `all` a figure that fails is shown as failed and the others go on, the exit status "
+        "is 1, and what is "
         "finished is not made again."
     ),
     takes_model=False,

@@ -1,4 +1,7 @@
-"""Flags that commands share, and what they say: the model, its settings, the seed. No equation lives here."""
+"""Flags that commands share, and what they say: the model, its settings, the seed.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,16 @@ from jaxsmi.cli.report import short, wrapped
 from jaxsmi.models.base import AbstractModel
 
 __all__ = [
-    "Formatter", "add_gamp", "add_model", "add_output", "flags_of", "model_of", "progress", "setting_of", "settings_of",
-]  # fmt: skip
+    "Formatter",
+    "add_gamp",
+    "add_model",
+    "add_output",
+    "flags_of",
+    "model_of",
+    "progress",
+    "setting_of",
+    "settings_of",
+]
 
 _OUTPUT = ("out", "json", "quiet")
 _ASIDE = {"command", "model", "dry_run", *_OUTPUT, *FLAGS}  # nothing here decides the numbers
@@ -96,7 +107,10 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything that decides the numbers; flags that were not given and have no default are left out."""
+    """Everything that decides the numbers.
+
+    Flags that were not given and have no default are left out.
+    """
     words = vars(arguments)
     rest = {
         name: value for name, value in words.items() if name not in _ASIDE and value is not None

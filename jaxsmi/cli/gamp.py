@@ -1,4 +1,7 @@
-"""The command `jaxsmi gamp MODEL`: a run of message passing, or what it would take. No equation lives here."""
+"""The command `jaxsmi gamp MODEL`: a run of message passing, or what it would take.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 

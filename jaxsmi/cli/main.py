@@ -1,7 +1,9 @@
-"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | sgd | sweep | text | figure`.
+"""The command line: `jaxsmi run | gamp | state-evolution | threshold | train | sgd | sweep | text |
+figure`.
 
-A table, or with `--json` one JSON object, on stdout. A command is one file of this folder, listed in `COMMANDS`; it returns a
-`Report`, which this file alone prints and writes, and from which the exit status comes. No equation lives here.
+A table, or with `--json` one JSON object, on stdout. A command is one file of this folder, listed
+in `COMMANDS`; it returns a `Report`, which this file alone prints and writes, and from which the
+exit status comes. No equation lives here.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `jaxsmi`. Default None: those of the shell.
 
     Returns:
-        The exit status: 0, 1 where a part of the work failed (the report says which), 2 for an argument out of range,
-        130 when interrupted. A run that did not converge is no error: its report says so.
+        The exit status: 0, 1 where a part of the work failed (the report says which), 2 for an
+        argument out of range, 130 when interrupted. A run that did not converge is no error: its
+        report says so.
 
     Raises:
         SystemExit: From argparse, for `--help` and for words it cannot read.
@@ -70,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The words, read a second time where they ask for other defaults: those of a model, or of a task."""
+    """The words, read a second time where they ask for other defaults: those of a model, or of a
+    task.
+    """
     arguments = _parser().parse_args(argv)
     defaults = COMMANDS[arguments.command].defaults(arguments)
     if defaults:

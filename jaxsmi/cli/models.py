@@ -1,4 +1,7 @@
-"""The models of the command line: what they are called, how they are made, and their flags. No equation lives here."""
+"""The models of the command line: what they are called, how they are made, and their flags.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ __all__ = ["FLAGS", "MODELS", "Flag", "ModelEntry", "build", "defaults_for"]
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag of a model: its help, the kind of its values, whether there may be several, and whether it is a switch.
+    """A flag of a model: its help, the kind of its values, whether there may be several, and
+    whether it is a switch.
 
     `varies`: whether it can be one number, so that `threshold --vary` may go through its values.
     """
@@ -65,7 +69,9 @@ FLAGS: dict[str, Flag] = {
 
 
 class ModelEntry(NamedTuple):
-    """How to make a model, its flags with their defaults, and defaults of commands that are others for it."""
+    """How to make a model, its flags with their defaults, and defaults of commands that are others
+    for it.
+    """
 
     make: Callable[..., AbstractModel]
     flags: Mapping[str, Any]

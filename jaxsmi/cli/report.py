@@ -1,4 +1,7 @@
-"""How a command shows its results: tables for the reader, plain dicts for JSON, and time. No equation lives here."""
+"""How a command shows its results: tables for the reader, plain dicts for JSON, and time.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from jaxsmi.core import records
 from jaxsmi.core.codes import Result
@@ -26,9 +29,22 @@ if TYPE_CHECKING:
     from jaxsmi.workbench.storage import Storable
 
 __all__ = [
-    "Report", "average", "finite", "foreseen", "learned", "learned_rows", "outcome", "plain", "run_cells", "short",
-    "threshold_cells", "table", "timed", "with_error", "wrapped",
-]  # fmt: skip
+    "Report",
+    "average",
+    "finite",
+    "foreseen",
+    "learned",
+    "learned_rows",
+    "outcome",
+    "plain",
+    "run_cells",
+    "short",
+    "threshold_cells",
+    "table",
+    "timed",
+    "with_error",
+    "wrapped",
+]
 
 
 def _draw_nothing(figure: Figure) -> None:
@@ -46,7 +62,8 @@ class Report:
         stored: Makes what the netCDF file holds, for --out. Default: an empty file.
         figure: A figure to draw into, where it is not a new one. Default None.
         stem: How the names of the files begin. Default "": with the command.
-        problem: What went wrong, one sentence; "" where all went well. The exit status is 1 if there is one.
+        problem: What went wrong, one sentence; "" where all went well. The exit status is 1 if
+            there is one.
     """
 
     data: dict[str, Any]
@@ -92,7 +109,7 @@ def short(value: object) -> str:
     return str(value) if isinstance(value, (str, bool, pathlib.Path)) else f"{value:g}"
 
 
-def finite(value: ArrayLike) -> float | None:
+def finite(value: float | np.ndarray | Array) -> float | None:
     """A number for JSON: None where it is not finite."""
     return float(value) if np.isfinite(value) else None
 
@@ -135,7 +152,9 @@ def with_error(solution: Solution, p: int) -> str:
 
 
 def threshold_cells(step: Threshold) -> list[str]:
-    """Cells of a step of a staircase: α with its error, what is learned, the overlap there, the code."""
+    """Cells of a step of a staircase: α with its error, what is learned, the overlap there, the
+    code.
+    """
     diagonals = [
         " ".join(f"{x:.3g}" for x in np.diagonal(np.asarray(matrix)))
         for matrix in (step.subspace, step.overlap)
@@ -147,7 +166,7 @@ def threshold_cells(step: Threshold) -> list[str]:
 # Learning
 
 
-def average(fit: Solution, teacher: ArrayLike) -> str:
+def average(fit: Solution, teacher: Array) -> str:
     """What averaging the runs gives."""
     mean = averaged(fit, teacher)
     return wrapped(
@@ -173,7 +192,7 @@ def learned(order: LearningOrder, method: str) -> dict[str, Any]:
 
 
 def learned_rows(order: LearningOrder, method: str) -> list[list[str]]:
-    """Rows of one method: when each index was learned, in how many runs, and how well at the end."""
+    """Rows of one method: when each index was learned, in how many runs, and how well."""
     solution = order.solutions[method]
     ended = np.asarray(solution.result) != Result.NONFINITE
     times = np.asarray(order.learned[method])
@@ -208,7 +227,8 @@ def foreseen(cost: Cost, steps: int, bandwidth: float) -> Report:
         f"N = {cost.samples} samples.",
         table(["", "GiB", "s a step"], rows),
         wrapped(
-            f"{steps} steps: at most about {steps * step:.3g} s, of which {reading:.0%} read the inputs; the "
+            f"{steps} steps: at most about {steps * step:.3g} s, of which {reading:.0%} read the "
+            "inputs; the "
             "posteriors may need finer rules near perfect recovery. This device copies "
             f"{bandwidth / 1e9:.3g} GB/s."
         ),

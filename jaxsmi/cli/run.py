@@ -1,4 +1,7 @@
-"""The command `jaxsmi run MODEL`: a run of message passing beside state evolution. No equation lives here."""
+"""The command `jaxsmi run MODEL`: a run of message passing beside state evolution.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,9 @@ def _execute(arguments: argparse.Namespace) -> Report:
 
 
 def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
-    """State evolution from where a run starts: a random start has cosine² of about 1/D, which is what Q is."""
+    """State evolution from where a run starts: a random start has cosine² of about 1/D, which is
+    what Q is.
+    """
     explicit = model.channel.explicit
     chance = 1.0 / arguments.dimension
     settings = {"samples": arguments.samples, "randomisations": arguments.randomisations}

@@ -1,4 +1,7 @@
-"""The command `jaxsmi sgd TASK`: what `jaxsmi.sgd` answers about one problem. No equation lives here."""
+"""The command `jaxsmi sgd TASK`: what `jaxsmi.sgd` answers about one problem.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,8 @@ COMMAND = Command(
     _add_flags,
     _execute,
     details=(
-        "The problem is the semantic/positional one (--omega, --a), or a target given as a Hermite series (--hermite)."
+        "The problem is the semantic/positional one (--omega, --a), or a target given as a Hermite "
+        "series (--hermite)."
     ),
     takes_model=False,
     defaults=_defaults,

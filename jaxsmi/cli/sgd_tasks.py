@@ -1,4 +1,7 @@
-"""The tasks of `jaxsmi sgd`: what each computes, prints, stores and draws. No equation lives here."""
+"""The tasks of `jaxsmi sgd`: what each computes, prints, stores and draws.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: its help, what computes it, what its problem is called, and the defaults that are its own."""
+    """A task: its help, what computes it, what its problem is called, and the defaults that are its
+    own.
+    """
 
     help: str
     answer: Callable[[SequenceSingleIndex, argparse.Namespace], Answer]

@@ -1,4 +1,7 @@
-"""What several commands compute: a run of message passing, and a curve of state evolution. No equation lives here."""
+"""What several commands compute: a run of message passing, and a curve of state evolution.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class Learned(NamedTuple):
 
 
 def learn(model: AbstractModel, arguments: argparse.Namespace, **storage: Any) -> Learned:
-    """Draw a teacher and data, and learn it by message passing; `storage`: how the inputs are kept."""
+    """Draw a teacher and data, and learn it by message passing.
+
+    `storage`: how the inputs are kept.
+    """
     data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
     with timed() as seconds:
         data = model.sample(
@@ -60,6 +66,9 @@ def theory_key(arguments: argparse.Namespace) -> PRNGKeyArray:
 def curve_of(
     model: AbstractModel, alphas: Iterable[float], arguments: argparse.Namespace, **settings: Any
 ) -> list[Solution]:
-    """State evolution in ascending alpha; without `q0` each point starts near the one before: the branch from below."""
+    """State evolution in ascending alpha.
+
+    Without `q0` each point starts near the one before: the branch from below.
+    """
     key = theory_key(arguments)
     return sweeps.curve(model, alphas, key=key, progress=progress(arguments), **settings)

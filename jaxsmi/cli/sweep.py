@@ -1,15 +1,18 @@
-"""The command `jaxsmi sweep grid.toml --out DIR`: a grid of problems from a file. No equation lives here.
+"""The command `jaxsmi sweep grid.toml --out DIR`: a grid of problems from a file.
 
-model = "deep-attention"                # any model of the command line
-solver = "state-evolution"              # or "gamp", "train"
-alpha = { from = 0.1, to = 1.6, points = 20 }      # or a list
-seeds = 1
+No equation lives here. A file says, the model's flags under [parameters], where a list or a range
+is an axis and anything else is fixed, and what the solver is asked under [settings]:
 
-[parameters]                            # the model's flags: a list or a range is an axis, anything else is fixed
-skip = { from = 0.25, to = 4, points = 12, scale = "log" }
+    model = "deep-attention"                        # any model of the command line
+    solver = "state-evolution"                      # or "gamp", "train"
+    alpha = { from = 0.1, to = 1.6, points = 20 }   # or a list
+    seeds = 1
 
-[settings]                              # of the solver
-stderr = 0.02
+    [parameters]
+    skip = { from = 0.25, to = 4, points = 12, scale = "log" }
+
+    [settings]
+    stderr = 0.02
 """
 
 from __future__ import annotations
@@ -69,7 +72,10 @@ def _execute(arguments: argparse.Namespace) -> Report:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """The arguments of `smi.sweep` that a file describes; a ValueError names an entry that cannot be read."""
+    """The arguments of `smi.sweep` that a file describes.
+
+    A ValueError names an entry that cannot be read.
+    """
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as failure:
@@ -189,11 +195,13 @@ def _report(task: sweeps.Sweep, results: xarray.Dataset, seconds: float) -> Repo
 
 COMMAND = Command(
     "sweep",
-    "Solve a grid of problems described by a file; interrupted, it goes on from what lies in the folder.",
+    "Solve a grid of problems described by a file; interrupted, it goes on from what lies in the "
+    "folder.",
     _add_flags,
     _execute,
     details=(
-        'The file is TOML: model, solver ("state-evolution", "gamp", "train"), alpha, seeds, key, [parameters], '
+        'The file is TOML: model, solver ("state-evolution", "gamp", "train"), alpha, seeds, key, '
+        "[parameters], "
         '[settings]; alpha and parameters are lists, or ranges {from, to, points, scale = "log"}.'
     ),
     takes_model=False,

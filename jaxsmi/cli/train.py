@@ -1,4 +1,7 @@
-"""The command `jaxsmi train MODEL`: gradient descent beside message passing. No equation lives here."""
+"""The command `jaxsmi train MODEL`: gradient descent beside message passing.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import optax
-from jax.typing import ArrayLike
+from jaxtyping import Array
 
 import jaxsmi as smi
 from jaxsmi.cli.command import Command
@@ -114,8 +117,8 @@ def _execute(arguments: argparse.Namespace) -> Report:
 
 def _learning_order(
     model: AbstractModel, arguments: argparse.Namespace, method: str
-) -> tuple[LearningOrder, ArrayLike]:
-    """The gradient method, with message passing beside it where it is asked for, and the teacher."""
+) -> tuple[LearningOrder, Array]:
+    """The gradient method, with message passing beside it if asked for, and the teacher."""
     data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
     dimension = arguments.dimension
     step = OPTIMIZERS[arguments.optimizer][1](arguments.learning_rate)
@@ -146,6 +149,7 @@ def _learning_order(
     order = smi.learning_order(
         model, data, methods, key=key, seeds=arguments.runs, level=level, progress=shown
     )
+    assert data.teacher is not None
     return order, data.teacher
 
 
@@ -165,7 +169,8 @@ def _rate(
 
 COMMAND = Command(
     "train",
-    "Learn a teacher by gradient descent, several runs at once, and compare the order of learning with GAMP.",
+    "Learn a teacher by gradient descent, several runs at once, and compare the order of learning "
+    "with GAMP.",
     _add_flags,
     _execute,
     details="The defaults are the published setting of two attention layers, cut to fewer steps.",

@@ -1,7 +1,8 @@
 """How something was made: versions, time, device, and any object as plain data for JSON.
 
-No equation lives here. `parameters` writes a model with all its numbers as dicts and lists; `provenance` adds the versions, the
-time and the device, and of a solution its model, key and outcome. Files and figures carry the result.
+No equation lives here. `parameters` writes a model with all its numbers as dicts and lists;
+`provenance` adds the versions, the time and the device, and of a solution its model, key and
+outcome. Files and figures carry the result.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def parameters(value: object, largest: float = _LARGEST) -> Any:
         largest: Number of entries up to which an array is written out. Default 256.
 
     Returns:
-        Dicts for modules (their class under "type"), lists for arrays of at most `largest` entries, shape and type
-        for larger ones, names for functions, None for numbers that are not finite (JSON has none).
+        Dicts for modules (their class under "type"), lists for arrays of at most `largest` entries,
+        shape and type for larger ones, names for functions, None for numbers that are not finite
+        (JSON has none).
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,7 +72,7 @@ def parameters(value: object, largest: float = _LARGEST) -> Any:
 def _array(value: jax.Array | np.ndarray | np.generic, largest: float) -> Any:
     """An array as nested lists, a random key as its words, a large array by its shape and type."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return parameters(key_data(value), largest)
+        return parameters(jax.random.key_data(value), largest)  # pyright: ignore[reportArgumentType]
     if value.size > largest:
         return f"array of shape {value.shape}, {value.dtype}"
     return parameters(np.asarray(value).tolist(), largest)
@@ -84,7 +86,7 @@ def version() -> str:
         return "not installed"
 
 
-def provenance(solution: Solution | None = None, **attributes: object) -> dict[str, Any]:
+def provenance(solution: Solution | None = None, /, **attributes: object) -> dict[str, Any]:
     """How something was made: versions, time, device; of a solution also model, key and outcome.
 
     Args:
@@ -124,7 +126,7 @@ def _device(solution: Solution | None) -> str:
     return f"{device.platform}: {device.device_kind}"
 
 
-def key_data(key: jax.Array | np.ndarray | np.generic) -> jax.Array | np.ndarray | np.generic:
+def key_data(key: jax.Array) -> jax.Array:
     """The words of a random key; words that were given already stay as they are."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(key) if typed else key

@@ -1,6 +1,7 @@
 """Solutions as labelled arrays: an xarray.Dataset with named dimensions and provenance.
 
-No equation lives here. xarray is imported only when a function here is called; it comes with `pip install 'jaxsmi[data]'`.
+No equation lives here. xarray is imported only when a function here is called; it comes with `pip
+install 'jaxsmi[data]'`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,16 @@ if TYPE_CHECKING:
     from jaxsmi.core.results import Solution
 
 __all__ = [
-    "MATRICES", "SCALARS", "annotated", "attributes_of", "dimensions_of", "index_names", "is_labelled", "require", "to_xarray",
-]  # fmt: skip
+    "MATRICES",
+    "SCALARS",
+    "annotated",
+    "attributes_of",
+    "dimensions_of",
+    "index_names",
+    "is_labelled",
+    "require",
+    "to_xarray",
+]
 
 SCALARS = (
     "error",
@@ -63,7 +72,10 @@ class Named(Protocol):
 
 
 def require() -> ModuleType:
-    """xarray, if netCDF can be written too; otherwise an ImportError that says how to install it."""
+    """xarray, if netCDF can be written too.
+
+    Otherwise an ImportError that says how to install it.
+    """
     try:
         import h5netcdf  # noqa: F401
         import h5py  # noqa: F401  (h5netcdf no longer brings it)
@@ -108,9 +120,10 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
         **attributes: Added to the attributes.
 
     Returns:
-        A Dataset with `overlap`, `stderr`, `covariance` (index, index_); `error`, `steps`, `residual`, `rho`,
-        `result`; `alpha` and the `name` of each index as coordinates; `weights` (index, dimension), of a matrix
-        (row, dimension), where there are some; `history_...` (step, ...).
+        A Dataset with `overlap`, `stderr`, `covariance` (index, index_); `error`, `steps`,
+        `residual`, `rho`, `result`; `alpha` and the `name` of each index as coordinates; `weights`
+        (index, dimension), of a matrix (row, dimension), where there are some; `history_...` (step,
+        ...).
 
     Raises:
         ValueError: For a batch of solutions.
@@ -150,12 +163,14 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
 
 
 def _weights(weights: np.ndarray, indices: int) -> tuple[tuple[str, ...], np.ndarray]:
-    """Weights with the names of their dimensions: one row an index, else rows of a matrix, maybe by layer."""
+    """Weights with the names of their dimensions: one row an index, else rows of a matrix, maybe by
+    layer.
+    """
     rows = "index" if weights.shape == (indices, weights.shape[-1]) else "row"
     return ((*("layer",)[: weights.ndim - 2], rows, "dimension"), weights)
 
 
-def attributes_of(solution: Solution | None = None, **attributes: object) -> dict[str, Any]:
+def attributes_of(solution: Solution | None = None, /, **attributes: object) -> dict[str, Any]:
     """The provenance as netCDF allows it: strings and numbers, the rest as JSON."""
     made = provenance(solution, **attributes)
     return {
@@ -176,7 +191,9 @@ def dimensions_of(name: str, shape: tuple[int, ...], indices: int) -> list[str]:
 
 
 def annotated(dataset: xarray.Dataset) -> xarray.Dataset:
-    """The dataset with a long name for each variable that is known here, and the meaning of its result codes."""
+    """The dataset with a long name for each variable that is known here, and the meaning of its
+    result codes.
+    """
     for name in dataset.variables:
         meaning = _MEANINGS.get(str(name).removeprefix("history_"))
         if meaning:

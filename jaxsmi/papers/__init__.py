@@ -1,7 +1,7 @@
 """A recipe for each published figure.
 
-`RECIPES[name](full=False, progress=False, reference=None)` computes its arrays, draws them, and compares them with published
-data where a folder of them is given. No equation lives here.
+`RECIPES[name](full=False, progress=False, reference=None)` computes its arrays, draws them, and
+compares them with published data where a folder of them is given. No equation lives here.
 """
 
 from jaxsmi.papers import attention_indexed, bilinear, multi_index, quadratic, sequence_single_index

@@ -1,9 +1,11 @@
-"""The five figures of "Bayes optimal learning of attention-indexed models" (arXiv 2506.01582), listed in
+"""The five figures of "Bayes optimal learning of attention-indexed models" (arXiv 2506.01582),
+listed in
 [theory: attention-indexed, section 9].
 
-Dots are message passing and gradient descent at finite d (runs that diverged are NaN in the arrays and left out
-of means). By default they are few and small, so that a figure takes a minute or
-two; `full=True` has the sizes of the article (d = 100 and 120, 16 seeds), which take hours. Errors are ‖Ŝ - S‖²/d.
+Dots are message passing and gradient descent at finite d (runs that diverged are NaN in the arrays
+and left out of means). By default they are few and small, so that a figure takes a minute or
+two; `full=True` has the sizes of the article (d = 100 and 120, 16 seeds), which take hours. Errors
+are ‖Ŝ - S‖²/d.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ def hardmax(full: bool = False, progress: bool = False, reference: Folder = None
     arrays |= {"x": x, "small_widths": np.array(widths), "small": small, "limit": limit}
     compared.append(_beside_limit(small[0], limit, widths[0]))
     caption = (
-        "Hardmax, T = 2: V ~ c(ρ)/α² (dotted); nothing is learned below ᾱ = 0.403 (vertical) as ρ → 0. "
+        "Hardmax, T = 2: V ~ c(ρ)/α² (dotted); nothing is learned below ᾱ = 0.403 (vertical) as ρ "
+        "→ 0. "
         f"Dots: message passing, d = {dimension}, {seeds} seeds."
     )
     return Drawn(figure, arrays, caption, compared)
@@ -99,7 +102,10 @@ def hardmax(full: bool = False, progress: bool = False, reference: Folder = None
 def _draw_small_widths(
     ax: Axes, model: AttentionIndexed, x: np.ndarray, widths: Sequence[float], theory: np.ndarray
 ) -> np.ndarray:
-    """Errors (widths, x) against x = n/(dr), the limit ρ → 0 and its threshold; returns the limit."""
+    """Errors (widths, x) against x = n/(dr), the limit ρ → 0 and its threshold.
+
+    Returns the limit.
+    """
     for k, width in enumerate(widths):
         ax.plot(x, theory[k], color=f"C{k}", label=rf"$\rho = {width:g}$")
     limit = np.asarray(model.small_width_error(x))
@@ -125,7 +131,9 @@ def _mark_recovery(ax: Axes, model: AttentionIndexed, colour: str) -> float:
 
 
 def softmax(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
-    """Figure 2: softmax with two tokens, and all numbers of tokens on one curve with message passing and descent."""
+    """Figure 2: softmax with two tokens, and all numbers of tokens on one curve with message
+    passing and descent.
+    """
     del reference  # none is published
     compared: list[Comparison] = []
     figure, (left, right) = axes_row(2)
@@ -158,16 +166,20 @@ def softmax(full: bool = False, progress: bool = False, reference: Folder = None
     right.set_xlabel(r"$\alpha\,(T^2 + T - 2)$")
     small_legend(right)
     caption = (
-        "Softmax: perfect recovery at α = D(ρ)/4 (bars, T = 2); all T on one curve of α (T² + T - 2), "
+        "Softmax: perfect recovery at α = D(ρ)/4 (bars, T = 2); all T on one curve of α (T² + T - "
+        "2), "
         f"ρ = 1/2, up to 0.75. Dots: d = {dimension}, {seeds} seeds."
     )
     return Drawn(figure, arrays, caption, compared)
 
 
 def _averaging(mean: np.ndarray, known: np.ndarray, dimension: int) -> Comparison:
-    """Averaged descent (α, seeds) beside the Bayes-optimal error, to which it is not proved to tend."""
+    """Averaged descent (α, seeds) beside the Bayes-optimal error, to which it is not proved to
+    tend.
+    """
     remark = (
-        "it stays above, more so near recovery and for few runs; tolerance: a quarter of the error, and "
+        "it stays above, more so near recovery and for few runs; tolerance: a quarter of the "
+        "error, and "
         "5/d for finite size"
     )
     allowed = 0.25 * known + 5.0 / dimension
@@ -178,7 +190,9 @@ def _averaging(mean: np.ndarray, known: np.ndarray, dimension: int) -> Compariso
 def descents(
     alphas: np.ndarray, dimension: int, seeds: int, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Errors (α, seeds) of one run of Adam, and of the average of 8 (of 16, at d = 100), T = 2, ρ = 1/2."""
+    """Errors (α, seeds) of one run of Adam, and of the average of 8 (of 16, at d = 100), T = 2, ρ =
+    1/2.
+    """
     model = AttentionIndexed(2, 0.5)
     runs = 16 if dimension >= 100 else 8
     single = np.zeros((len(alphas), seeds))

@@ -1,7 +1,9 @@
-"""What the recipes share: a figure with its arrays, caption and comparisons; published data; axes, dots with error bars, runs.
+"""What the recipes share: a figure with its arrays, caption and comparisons; published data.
 
-A comparison is measured when the figure is made: deviations of our numbers from published, exact or theoretical ones at the same
-abscissae, over the tolerance that their error bars allow.
+Axes, dots with error bars, runs.
+
+A comparison is measured when the figure is made: deviations of our numbers from published, exact or
+theoretical ones at the same abscissae, over the tolerance that their error bars allow.
 """
 
 from __future__ import annotations
@@ -27,9 +29,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "Comparison", "Drawn", "Folder", "Recipe", "axes_row", "compare", "dots", "finite_size", "mean_and_error", "note", "overlay",
-    "published", "small_legend", "with_bars",
-]  # fmt: skip
+    "Comparison",
+    "Drawn",
+    "Folder",
+    "Recipe",
+    "axes_row",
+    "compare",
+    "dots",
+    "finite_size",
+    "mean_and_error",
+    "note",
+    "overlay",
+    "published",
+    "small_legend",
+    "with_bars",
+]
 
 Folder = pathlib.Path | None  # of published data, where there is one
 
@@ -51,9 +65,9 @@ Recipe = Callable[..., Drawn]  # of full, progress and reference
 class Comparison:
     """Our numbers beside others.
 
-    `what` is compared, `against` what, over how many `points`; `largest` and `median` deviation |ours - other|, `tolerance` (its
-    median), and `ratio`, the largest deviation over its tolerance; `remark`: where the tolerance comes from, or the known reason
-    of a difference.
+    `what` is compared, `against` what, over how many `points`; `largest` and `median` deviation
+    |ours - other|, `tolerance` (its median), and `ratio`, the largest deviation over its tolerance;
+    `remark`: where the tolerance comes from, or the known reason of a difference.
     """
 
     what: str
@@ -123,7 +137,10 @@ def note(reference: Folder) -> str:
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means of values (x, seeds) and their standard errors, runs without a number left out; NaN for fewer than two runs."""
+    """Means of values (x, seeds) and their standard errors, runs without a number left out.
+
+    NaN for fewer than two runs.
+    """
     count = np.sum(np.isfinite(values), axis=1)
     with warnings.catch_warnings():  # at a point where no run, or a single one, has a number
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -131,7 +148,9 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def finite_size(what: str, values: np.ndarray, theory: ArrayLike, dimension: int) -> Comparison:
-    """Runs (x, seeds) at finite dimension against theory: three standard errors of the mean and 5/d are allowed."""
+    """Runs (x, seeds) at finite dimension against theory: three standard errors of the mean and 5/d
+    are allowed.
+    """
     mean, error = mean_and_error(values)
     remark = f"tolerance: three standard errors and 5/d for finite size, d = {dimension}"
     return compare(

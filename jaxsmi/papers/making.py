@@ -1,7 +1,9 @@
-"""Recipes run and kept: NAME.png, NAME.nc (the arrays), NAME.json (caption, comparisons, seconds, provenance).
+"""Recipes run and kept: NAME.png, NAME.nc (the arrays), NAME.json (caption, comparisons, seconds,
+provenance).
 
-A figure that is there already, with the same settings and the same version, is not made again; one that fails is recorded with
-its reason and stops nothing. The record is written last, so that a figure with a record is whole. No equation lives here.
+A figure that is there already, with the same settings and the same version, is not made again; one
+that fails is recorded with its reason and stops nothing. The record is written last, so that a
+figure with a record is whole. No equation lives here.
 """
 
 from __future__ import annotations
@@ -153,10 +155,11 @@ def keep(drawn: Drawn | None, record: Mapping[str, Any], folder: pathlib.Path) -
 
 
 def finished(name: str, folder: pathlib.Path, settings: Mapping[str, object]) -> Record | None:
-    """The record of a figure made before, if its files are there and settings and version are the same.
+    """The record of a figure made before, if its files are there and settings and version are the
+    same.
 
-    None where a file is missing or cut short, where the figure failed, or where full sizes, the folder of published data or
-    the version are others.
+    None where a file is missing or cut short, where the figure failed, or where full sizes, the
+    folder of published data or the version are others.
     """
     if not all((folder / f"{name}{ending}").is_file() for ending in _FILES):
         return None

@@ -1,4 +1,5 @@
-"""The figures of "Bayes-optimal learning of an extensive-width neural network from quadratically many samples" (arXiv
+"""The figures of "Bayes-optimal learning of an extensive-width neural network from quadratically
+many samples" (arXiv
 2408.03733), listed in [theory: bilinear, section 7]. Sizes as in `jaxsmi.papers.bilinear`.
 """
 
@@ -159,7 +160,8 @@ def quadratic_descent(
     small_legend(ax)
     known = errors(at, 1.0, 0.5, symmetric=True)
     remark = (
-        f"expected of posterior samples: (1 + 1/{runs.starts}) of it; tolerance: a quarter of it, and "
+        f"expected of posterior samples: (1 + 1/{runs.starts}) of it; tolerance: a quarter of it, "
+        "and "
         "5/d for finite size"
     )
     mean = np.nanmean(arrays["averaged"], axis=1)
@@ -224,7 +226,9 @@ def spread(
 
 
 def trivialisation(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
-    """From how many samples on descent from any start ends at one and the same matrix, against noise."""
+    """From how many samples on descent from any start ends at one and the same matrix, against
+    noise.
+    """
     del reference  # no table is at hand
     figure, (left, right) = axes_row(2)
     dimension, starts, steps = (60, 8, 10000) if full else (20, 4, 2500)
@@ -254,8 +258,10 @@ def trivialisation(full: bool = False, progress: bool = False, reference: Folder
     right.set_xlabel(r"$\Delta$")
     right.set_ylabel(r"$\alpha$ from which all starts agree")
     caption = (
-        f"Quadratic network, κ = 1/2: Adam from {starts} starts on one data set, d = {dimension}, {steps} steps; they are "
-        f"one where their spread is below {level:g} (dotted). Bars: half a step of the grid. Dashed: recovery without noise."
+        f"Quadratic network, κ = 1/2: Adam from {starts} starts on one data set, d = {dimension}, "
+        f"{steps} steps; they are "
+        f"one where their spread is below {level:g} (dotted). Bars: half a step of the grid. "
+        "Dashed: recovery without noise."
     )
     return Drawn(figure, arrays, caption)
 

@@ -1,8 +1,9 @@
 """Figures 1 to 5 of "Asymptotics of SGD in sequence-single index models" (arXiv 2506.02651),
 listed in [theory: online-sgd, section 9].
 
-Risks and the phase diagram are exact; dots and lines with noise are runs of SGD by the exact chain of the overlaps. By default
-grids are coarse and runs few, so that a figure takes a minute or two; `full=True` has the sizes of the article.
+Risks and the phase diagram are exact; dots and lines with noise are runs of SGD by the exact chain
+of the overlaps. By default grids are coarse and runs few, so that a figure takes a minute or two;
+`full=True` has the sizes of the article.
 """
 
 from __future__ import annotations
@@ -47,8 +48,15 @@ HE4 = {(4, 0): 1.0, (0, 4): 1.0}
 MIXED = {(0, 0): 4 / 3, (4, 0): 1.0, (0, 4): 2.0}
 
 _PHASES = (
-    "#4477aa", "#000000", "#eecc66", "#cc6677", "#88ccee", "#444444", "#aa4499", "#ee8866",
-)  # fmt: skip
+    "#4477aa",
+    "#000000",
+    "#eecc66",
+    "#cc6677",
+    "#88ccee",
+    "#444444",
+    "#aa4499",
+    "#ee8866",
+)
 _DENSE = (  # ω of figure 5
     0.0,
     0.1,
@@ -62,7 +70,10 @@ _DENSE = (  # ω of figure 5
 
 
 def surface(model: SequenceSingleIndex, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """(axis (N,), R (N, N)) at m, e on a square grid, NaN outside the disc; without an encoding R does not depend on e."""
+    """(axis (N,), R (N, N)) at m, e on a square grid, NaN outside the disc.
+
+    Without an encoding R does not depend on e.
+    """
     axis = np.linspace(-1.0, 1.0, points)
     m, e = np.meshgrid(axis, axis, indexing="ij")
     inside = m**2 + e**2 <= 1.0
@@ -93,7 +104,9 @@ def _landscape(ax: Axes, axis: np.ndarray, R: np.ndarray, title: str) -> None:
 def _panels(
     models: Mapping[str, SequenceSingleIndex], points: int
 ) -> tuple[Figure, dict[str, np.ndarray]]:
-    """The risk of each model with its descending directions at the origin, and the numbers of them all."""
+    """The risk of each model with its descending directions at the origin, and the numbers of them
+    all.
+    """
     figure, axes = axes_row(2, 2)
     names = ("R", "hessian", "eigenvalues", "m4", "exponent", "kappa", "kappa_escape")
     columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -139,8 +152,10 @@ def encoding_changes_the_landscape(
     }
     figure, arrays = _panels(models, 101 if full else 41)
     caption = (
-        "Risk over the overlaps (m, e), trace without factor. An encoding adds a direction; here its curvature is positive, so "
-        "that SGD escapes no sooner (κ falls from 4 to 2 for He4, κ_esc does not). Arrows: descending eigenvectors at the origin."
+        "Risk over the overlaps (m, e), trace without factor. An encoding adds a direction; here "
+        "its curvature is positive, so "
+        "that SGD escapes no sooner (κ falls from 4 to 2 for He4, κ_esc does not). Arrows: "
+        "descending eigenvectors at the origin."
     )
     orders = [
         _order("information exponents", arrays["exponent"], (2, 4, 2, 4)),
@@ -156,7 +171,9 @@ def _order(what: str, orders: np.ndarray, stated: tuple[float, ...]) -> Comparis
 
 
 def encoding_helps(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
-    """Figure 2: a target of which the encoding makes an escape of order two, if the trace is over √L."""
+    """Figure 2: a target of which the encoding makes an escape of order two, if the trace is over
+    √L.
+    """
     del progress, reference  # no runs; none is published
     models = {
         f"{name}, {'with' if encoding else 'without'} encoding": SequenceSingleIndex(
@@ -168,9 +185,12 @@ def encoding_helps(full: bool = False, progress: bool = False, reference: Folder
     figure, arrays = _panels(models, 101 if full else 41)
     raw, normalised = (float(np.nanmin(arrays["eigenvalues"][k])) for k in (1, 3))
     caption = (
-        "4/3 + He4(z_1) + 2 He4(z_2): along m the origin is a minimum. The article's descending direction of order two, which "
-        f"the encoding opens, is there with the trace over √L (smallest curvature {normalised:.4f}), not with the trace itself "
-        f"({raw:.4f}). The global minimum is then positional, where the article says that encodings leave it as it is."
+        "4/3 + He4(z_1) + 2 He4(z_2): along m the origin is a minimum. The article's descending "
+        "direction of order two, which "
+        "the encoding opens, is there with the trace over √L (smallest curvature "
+        f"{normalised:.4f}), not with the trace itself "
+        f"({raw:.4f}). The global minimum is then positional, where the article says that "
+        "encodings leave it as it is."
     )
     orders = [_order("information exponents", arrays["exponent"], (4, 4, 4, 4))]
     orders += [_order("κ_esc with encoding, trace/√2", arrays["kappa_escape"][3:], (2,))]
@@ -215,7 +235,8 @@ def tying(full: bool = False, progress: bool = False, reference: Folder = None) 
     small_legend(left)
     arrays |= _tied_and_untied(right, lengths[-1], dimension, gamma)
     caption = (
-        f"Left: gain for Σ h_2, ReLU, d = {dimension}: L at equal learning rates, L² if γ_tied = L γ_untied "
+        f"Left: gain for Σ h_2, ReLU, d = {dimension}: L at equal learning rates, L² if γ_tied = L "
+        "γ_untied "
         f"is imposed. Right: L = {lengths[-1]}, runs of SGD and the flow of order two."
     )
     return Drawn(figure, arrays, caption, compared)
@@ -260,7 +281,10 @@ def _tied_and_untied(ax: Axes, length: int, dimension: int, gamma: float) -> dic
 
 
 def _crossing(x: np.ndarray, height: np.ndarray) -> float:
-    """Where a sampled height first changes its sign, by linear interpolation; NaN where it never does."""
+    """Where a sampled height first changes its sign, by linear interpolation.
+
+    NaN where it never does.
+    """
     change = np.flatnonzero(np.sign(height[1:]) != np.sign(height[:-1]))
     if not change.size:
         return np.nan
@@ -281,10 +305,12 @@ def phases(full: bool = False, progress: bool = False, reference: Folder = None)
     for name, values in diagram.boundaries.items():
         arrays[f"boundary_{name.replace(' ', '_')}"] = values
     caption = (
-        "Minima of the risk and what SGD sets out for. Lines: from which ω the positional corner is a minimum (dotted), "
-        "transition at the origin (full), equal depth (dashed), up to which ω the semantic corner is a minimum (dash-dotted). "
+        "Minima of the risk and what SGD sets out for. Lines: from which ω the positional corner "
+        "is a minimum (dotted), "
+        "transition at the origin (full), equal depth (dashed), up to which ω the semantic corner "
+        "is a minimum (dash-dotted). "
         "Yellow: misaligned dynamics."
-    )  # fmt: skip
+    )
     difference = diagram.hessian[..., 1] - diagram.hessian[..., 0]
     transition = diagram.boundaries[BOUNDARIES[1]]
     signs = np.array([_crossing(omega, column) for column in difference.T])
@@ -337,7 +363,10 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
         P, error, stopped = _semantic(problems, count, dimension, gamma, steps, progress)
         arrays |= {f"P_{loss}": P, f"se_{loss}": error, f"converged_{loss}": stopped}
         middle = _crossing(omegas, P - 0.5)
-        remark = f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of d = {dimension}"
+        remark = (
+            f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of "
+            f"d = {dimension}"
+        )
         what = f"ω at probability 1/2, {loss}"
         compared.append(compare(what, middle, 0.64, 0.03, remark, "the article"))
         label = f"{loss}, γ = {gamma:g}, d = {dimension}"
@@ -350,8 +379,10 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
     right.set_ylabel("probability of the semantic minimum")
     small_legend(right)
     caption = (
-        f"Left: 16 runs of SGD at d = {dimension}, γ = 1/2, folded into one quadrant; white: semantic, red: "
-        f"positional. Right: {count} runs from the origin until ‖(m, e)‖² > 0.8; standard errors are binomial."
+        f"Left: 16 runs of SGD at d = {dimension}, γ = 1/2, folded into one quadrant; white: "
+        "semantic, red: "
+        f"positional. Right: {count} runs from the origin until ‖(m, e)‖² > 0.8; standard errors "
+        "are binomial."
     )
     return Drawn(figure, arrays, caption, compared)
 
@@ -390,7 +421,9 @@ def _semantic(
     steps: int,
     progress: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Share of runs from the origin that end at the semantic minimum, its standard error, and how many stopped."""
+    """Share of runs from the origin that end at the semantic minimum, its standard error, and how
+    many stopped.
+    """
     table = []
     for k, problem in enumerate(problems):
         runs = sgd.simulate(

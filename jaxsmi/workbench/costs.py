@@ -1,15 +1,17 @@
-r"""What a run of message passing will take, before it is started: memory by counting, time by a small part of the same work.
+r"""What a run of message passing will take, before it is started.
 
-Counted, for N samples of M·D numbers and fields of F numbers (P·M of indices, T² of matrices), signal of s numbers:
+Memory is counted, time is that of a small part of the same work. Counted, for N samples of M·D
+numbers and fields of F numbers (P·M of indices, T² of matrices), signal of s numbers:
 
-    inputs    N·M·D numbers as stored; regenerated: six times one block (its bits, their normals, what is made of them)
+    inputs    N·M·D numbers as stored; regenerated: six times one block
+              (its bits, their normals, what is made of them)
     fields    8 N (6 F + 2 F²) bytes: g and ω of two steps, the fields, their labels; ∂g twice
     signal    8 × 8 s bytes
     program   0.6 GiB: Python, JAX, compiled code
 
-Timed: forward and adjoint, the posteriors of the first step (later ones may need finer rules: twelve times as much for two layers
-nearly recovered, benchmarks/bench_side_by_side.py), and the input denoiser, on a block of samples, then scaled to N.
-Source: architecture of this library; no article.
+Timed: forward and adjoint, the posteriors of the first step (later ones may need finer rules:
+twelve times as much for two layers nearly recovered, benchmarks/bench_side_by_side.py), and the
+input denoiser, on a block of samples, then scaled to N. Source: measurement; no article.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ def _timed(model: AbstractModel, data: Dataset, samples: int) -> dict[str, float
     statistic = model.channel.statistic(data.labels)
     omega = jnp.zeros(fields, theory_dtype()) + 1e-3
     A = jnp.eye(signal[0], dtype=theory_dtype())
-    through = lambda weights: sensing.adjoint(sensing.forward(weights))
+    through = lambda weights: sensing.adjoint(sensing.forward(weights))  # pyright: ignore
     respond = lambda omega: model.channel.respond(statistic, omega, V, key).g
     posterior = lambda weights: model.prior.posterior(weights, A)
     return {
@@ -155,7 +157,8 @@ def _seconds(function: Callable[[Array], object], argument: Array) -> float:
 def copy_bandwidth(size: int = 2**28) -> float:
     """Bytes a second that this device reads and writes when it goes over `size` bytes.
 
-    The best of five times, in place, since memory that was just handed out costs more to write the first time than to copy.
+    The best of five times, in place, since memory that was just handed out costs more to write the
+    first time than to copy.
     """
     x = jnp.ones(size // 4, jnp.float32)
     pass_over = jax.jit(lambda x: x + 1.0, donate_argnums=0)

@@ -1,8 +1,9 @@
 """Solutions and data sets as netCDF files that say how they were made.
 
-No equation lives here. A file holds named dimensions (`index`, `index_`, `step`, `dimension`, `sample`, `token`), one
-variable for each field of a `Solution` (the history under the prefix `history_`), and the provenance as attributes:
-versions, time, device, the model with all its numbers, and whatever the caller adds.
+No equation lives here. A file holds named dimensions (`index`, `index_`, `step`, `dimension`,
+`sample`, `token`), one variable for each field of a `Solution` (the history under the prefix
+`history_`), and the provenance as attributes: versions, time, device, the model with all its
+numbers, and whatever the caller adds.
 
 xarray is imported only when a function here is called; it comes with `pip install 'jaxsmi[data]'`.
 """
@@ -44,12 +45,22 @@ if TYPE_CHECKING:
     Storable = Part | Mapping[str, Part]
 
 __all__ = [
-    "arrays", "from_xarray", "load", "runs", "save", "stack", "text_run", "thresholds", "to_xarray",
-]  # fmt: skip
+    "arrays",
+    "from_xarray",
+    "load",
+    "runs",
+    "save",
+    "stack",
+    "text_run",
+    "thresholds",
+    "to_xarray",
+]
 
 
 def from_xarray(dataset: xarray.Dataset, model: AbstractModel | None = None) -> Solution:
-    """The solution back from its Dataset, to plot it or to predict with it; the inverse of `to_xarray`.
+    """The solution back from its Dataset, to plot it or to predict with it.
+
+    The inverse of `to_xarray`.
 
     Args:
         dataset: Of one solution (`curve.isel(alpha=0)` takes one out of a curve).
@@ -90,7 +101,8 @@ def from_xarray(dataset: xarray.Dataset, model: AbstractModel | None = None) -> 
 
 
 def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset:
-    """Solutions at several alphas as one curve: a Dataset over the dimension `alpha`, in ascending order.
+    """Solutions at several alphas as one curve: a Dataset over the dimension `alpha`, in ascending
+    order.
 
     Weights are left out; shorter histories are padded with NaN; attributes that differ are dropped.
 
@@ -125,10 +137,11 @@ def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset
 def thresholds(
     stairs: Sequence[Sequence[Threshold]],
     parameter: str = "parameter",
-    values: ArrayLike | None = None,
+    values: ArrayLike | Sequence[float] | None = None,
     **attributes: object,
 ) -> xarray.Dataset:
-    """Staircases along a parameter as one dataset, padded with NaN where a staircase has fewer steps.
+    """Staircases along a parameter as one dataset, padded with NaN where a staircase has fewer
+    steps.
 
     Args:
         stairs: For each value of the parameter its list of thresholds.
@@ -137,8 +150,8 @@ def thresholds(
         **attributes: Added to the attributes.
 
     Returns:
-        alpha, stderr and result (parameter, step), replicas (parameter, step, replica), subspace and overlap
-        (parameter, step, index, other).
+        alpha, stderr and result (parameter, step), replicas (parameter, step, replica), subspace
+        and overlap (parameter, step, index, other).
 
     Raises:
         ValueError: There is no threshold at all.
@@ -252,11 +265,12 @@ def text_run(run: TextRun, **attributes: object) -> xarray.Dataset:
 
 
 def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> None:
-    """Write a solution, a curve of solutions, or a data set to a netCDF file that says how it was made.
+    """Write a solution, a curve of solutions, or a data set to a netCDF file that says how it was
+    made.
 
     Args:
-        item: A Solution, several (stacked along alpha), a jaxsmi Dataset, an xarray.Dataset, or a dict of
-            these, whose names become the groups of the file.
+        item: A Solution, several (stacked along alpha), a jaxsmi Dataset, an xarray.Dataset, or a
+            dict of these, whose names become the groups of the file.
         path: Of the file.
         **attributes: Added to the attributes.
 
@@ -269,12 +283,14 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
     """
     xarray = require()
     if isinstance(item, Mapping) and not is_labelled(item):
-        root = xarray.Dataset(attrs=attributes_of(None, groups=", ".join(item), **attributes))
+        parts: Mapping[str, Part] = item  # pyright: ignore[reportAssignmentType]
+        root = xarray.Dataset(attrs=attributes_of(None, groups=", ".join(parts), **attributes))
         root.to_netcdf(path, engine="h5netcdf")
-        for group, part in item.items():
+        for group, part in parts.items():
             _dataset(part, **attributes).to_netcdf(path, group=group, mode="a", engine="h5netcdf")
     else:
-        _dataset(item, **attributes).to_netcdf(path, engine="h5netcdf")
+        single: Part = item  # pyright: ignore[reportAssignmentType]
+        _dataset(single, **attributes).to_netcdf(path, engine="h5netcdf")
 
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Dataset:
@@ -282,10 +298,12 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
 
     Args:
         path: Of the file.
-        group: Name of a part where a dict was saved (the attribute "groups" of the file lists them). Default None.
+        group: Name of a part where a dict was saved (the attribute "groups" of the file lists
+            them). Default None.
 
     Returns:
-        An xarray.Dataset; `from_xarray` makes a Solution of it, `jaxsmi.Dataset` takes its inputs and labels.
+        An xarray.Dataset; `from_xarray` makes a Solution of it, `jaxsmi.Dataset` takes its inputs
+        and labels.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -302,7 +320,7 @@ def _dataset(item: Part, **attributes: object) -> xarray.Dataset:
         return _data_to_xarray(item, **attributes)
     if is_labelled(item):
         return item.assign_attrs(attributes_of(**attributes)) if attributes else item
-    return stack(item, **attributes)
+    return stack(item, **attributes)  # pyright: ignore[reportArgumentType]
 
 
 def _data_to_xarray(data: Dataset, **attributes: object) -> xarray.Dataset:

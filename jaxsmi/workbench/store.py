@@ -1,8 +1,9 @@
-"""Folders of work that may be killed at any time: files are there whole or not at all, and say which work they belong to.
+"""Folders of work that may be killed at any time: files are there whole or not at all, and say
+which work they belong to.
 
-A `Store` is a folder together with the description of one work: what decides its numbers. An entry of the work is a file. An
-entry is finished if it can be read; the folder, or a record in it, belongs to the same work if its description is the same.
-No equation lives here.
+A `Store` is a folder together with the description of one work: what decides its numbers. An entry
+of the work is a file. An entry is finished if it can be read; the folder, or a record in it,
+belongs to the same work if its description is the same. No equation lives here.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Store:
     description: Mapping[str, Any]
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Names of the parts of the description that another description has not, or has otherwise."""
+        """Names of the parts of the description that are missing or other in another one."""
         ours = json.loads(json.dumps(self.description))
         return [name for name in ours if name not in other or ours[name] != other[name]]
 

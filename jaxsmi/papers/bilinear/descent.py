@@ -1,4 +1,6 @@
-"""Figures of gradient descent: from starts of order one and from small ones [theory: bilinear, section 7]."""
+"""Figures of gradient descent: from starts of order one and from small ones [theory: bilinear,
+section 7].
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["Runs", "descent", "descents", "learning_rates", "quarter", "small_start"]
 
 _FINITE = (
-    "published at d = 100 and of 64 starts, learning rate not stated; tolerance: three joint standard errors, 5/d for finite "
-    "size, and for averages the share of fewer starts. The end depends on the rate and on the training error reached, so "
+    "published at d = 100 and of 64 starts, learning rate not stated; tolerance: three joint "
+    "standard errors, 5/d for finite "
+    "size, and for averages the share of fewer starts. The end depends on the rate and on the "
+    "training error reached, so "
     "that it need not agree"
-)  # fmt: skip
+)
 
 
 def quarter(prediction: Array, label: Array) -> Array:
@@ -49,7 +53,9 @@ def quarter(prediction: Array, label: Array) -> Array:
 
 
 class Runs(NamedTuple):
-    """Sizes of runs of descent: dimension, teachers, starts for each, steps, learning rate, size of the start."""
+    """Sizes of runs of descent: dimension, teachers, starts for each, steps, learning rate, size of
+    the start.
+    """
 
     dimension: int
     teachers: int
@@ -64,7 +70,8 @@ def descents(
 ) -> dict[str, np.ndarray]:
     """Errors (α, teachers) of gradient descent.
 
-    "single" run, "averaged" over the starts, "early" (smallest along a run), and the error on the training data "train".
+    "single" run, "averaged" over the starts, "early" (smallest along a run), and the error on the
+    training data "train".
     """
     names = ("single", "averaged", "early", "train")
     values = {name: np.full((len(alphas), runs.teachers), np.nan) for name in names}
@@ -106,7 +113,9 @@ def _ends(
 
 
 def _published_descent(reference: Folder, file: str) -> Published | None:
-    """Published means of gradient descent and their standard deviations, or None where they are not at hand."""
+    """Published means of gradient descent and their standard deviations, or None where they are not
+    at hand.
+    """
     table = published(reference, "bsr", "gd", file)
     if table is None:
         return None
@@ -116,7 +125,7 @@ def _published_descent(reference: Folder, file: str) -> Published | None:
 def descent(
     full: bool = False, progress: bool = False, reference: Folder = None, beta: float = 1.0
 ) -> Drawn:
-    """Figure 6 (and β = 2): gradient descent at a large learning rate, and the average of its runs."""
+    """Figure 6 (and β = 2): descent at a large learning rate, and the average of its runs."""
     compared: list[Comparison] = []
     noises = (0.0, 0.5) if beta == 1.0 else (0.0,)
     figure, axes = axes_row(len(noises))
@@ -158,7 +167,10 @@ def _beside_descent(
     runs: Runs,
     reference: Folder,
 ) -> list[Comparison]:
-    """Single and averaged runs beside the published ones, which are drawn; averages of fewer starts are worse by a share."""
+    """Single and averaged runs beside the published ones, which are drawn.
+
+    Averages of fewer starts are worse by a share.
+    """
     beta = float(model.aspect_ratio)
     noise = float(model.noise)
     compared = []
@@ -177,7 +189,7 @@ def _beside_descent(
 
 
 def small_start(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
-    """Figure 7: gradient descent from a small start, its end and its way, beside the nuclear norm."""
+    """Figure 7: descent from a small start, its end and its way, beside the nuclear norm."""
     figure, (ax, right) = axes_row(2)
     runs = Runs(50, 4, 4, 50000, 0.3, 1e-4) if full else Runs(20, 3, 3, 4000, 0.3, 1e-4)
     model = Bilinear(1.0, 0.2)
@@ -207,7 +219,10 @@ def small_start(full: bool = False, progress: bool = False, reference: Folder = 
 def _beside_small_start(
     ax: Axes, at: np.ndarray, arrays: dict[str, np.ndarray], dimension: int, reference: Folder
 ) -> list[Comparison]:
-    """End and best of descent from a small start, and the nuclear norm, beside published runs; those of descent are drawn."""
+    """End and best of descent from a small start, and the nuclear norm, beside published runs.
+
+    Those of descent are drawn.
+    """
     remark = (
         "published at d = 50 after longer runs; tolerance: three joint standard errors, and 5/d at "
         f"d = {dimension}"
@@ -227,7 +242,9 @@ def _beside_small_start(
 
 
 def _along_descent(ax: Axes, model: Bilinear, runs: Runs) -> dict[str, np.ndarray]:
-    """Errors along descent from a small start at two learning rates, drawn beside the nuclear norm of the same data."""
+    """Errors along descent from a small start at two learning rates, drawn beside the nuclear norm
+    of the same data.
+    """
     data = model.sample(jax.random.key(0), dimension=runs.dimension, alpha=0.45)
     arrays: dict[str, np.ndarray] = {}
     for k, rate in enumerate((0.1, 0.3)):
@@ -254,7 +271,9 @@ def _along_descent(ax: Axes, model: Bilinear, runs: Runs) -> dict[str, np.ndarra
 
 
 def learning_rates(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
-    """The learning-rate figure: the end of descent at α = 0.44, from small and from order-one factors."""
+    """The learning-rate figure: the end of descent at α = 0.44, from small and from order-one
+    factors.
+    """
     del reference  # no table is at hand
     figure, axes = axes_row(2)
     dimension, starts, steps = (50, 16, 10000) if full else (20, 6, 2000)

@@ -1,4 +1,6 @@
-"""Figures of runs beside theory: message passing and the minimum of the nuclear norm [theory: bilinear, section 7]."""
+"""Figures of runs beside theory: message passing and the minimum of the nuclear norm [theory:
+bilinear, section 7].
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ __all__ = [
 
 
 class Published(NamedTuple):
-    """Published means at α, and their errors: standard errors, or standard deviations as the table has them."""
+    """Published means at α, and their errors: standard errors, or standard deviations as the table
+    has them.
+    """
 
     alpha: np.ndarray
     mean: np.ndarray
@@ -57,7 +61,10 @@ def beside(
     extra: ArrayLike,
     remark: str = "",
 ) -> Comparison:
-    """Our runs (α, seeds) beside published means, interpolated; three joint standard errors and `extra` are allowed."""
+    """Our runs (α, seeds) beside published means, interpolated.
+
+    Three joint standard errors and `extra` are allowed.
+    """
     inside = (at >= known.alpha.min()) & (at <= known.alpha.max())
     mean, error = mean_and_error(values)
     joint = np.hypot(np.nan_to_num(error), np.interp(at, known.alpha, known.error))
@@ -107,13 +114,18 @@ def message_passing(full: bool = False, progress: bool = False, reference: Folde
 def _single_runs(
     ax: Axes, what: str, theory: np.ndarray, table: dict[str, np.ndarray], shown: np.ndarray
 ) -> Comparison:
-    """Theory beside single published runs of message passing, which are drawn, by their own scatter."""
+    """Theory beside single published runs of message passing, which are drawn, by their own
+    scatter.
+    """
     error = table["mmse"][shown]
     overlay(ax, table["alpha"][shown], error, label=None)
     # the second difference of independent noise of variance s² on a smooth curve has variance 6 s²
     scatter = float(np.sqrt(np.mean(np.diff(error, 2) ** 2) / 6.0))
     diverged = int(np.sum(table["mmse"] >= 2.0))
-    remark = f"single published runs, d = 100; tolerance: four times their own scatter, {scatter:.3f} a run"
+    remark = (
+        "single published runs, d = 100; tolerance: four times their own scatter, "
+        f"{scatter:.3f} a run"
+    )
     remark += f"; {diverged} that diverged left out" if diverged else ""
     return compare(what, theory, error, 4.0 * scatter, remark)
 
@@ -172,5 +184,8 @@ def nuclear_norm(
         ax.set_title(rf"$\rho = {rho:g}$, $\beta = {beta:g}$", fontsize=9)
         ax.set_xlabel(r"$\alpha = n/(dL)$")
     small_legend(axes[0])
-    caption = f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is exact."
+    caption = (
+        f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is "
+        "exact."
+    )
     return Drawn(figure, arrays, caption + note(reference), compared)

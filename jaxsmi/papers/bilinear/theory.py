@@ -1,4 +1,6 @@
-"""Figures of theory alone: Bayes-optimal errors, perfect recovery, free entropy [theory: bilinear, section 7]."""
+"""Figures of theory alone: Bayes-optimal errors, perfect recovery, free entropy [theory: bilinear,
+section 7].
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def _beside_tables(
         recovered = np.where(rho < 1.0, rho * (1.0 + (1.0 - rho) / beta), 1.0)
     away = np.abs(alpha - recovered) > 1e-9
     remark = (
-        "tolerance: quadrature errors of the table, which is not converged at perfect recovery itself "
+        "tolerance: quadrature errors of the table, which is not converged at perfect recovery "
+        "itself "
         "(left out)"
     )
     what = f"theory, β = {beta:g}, Δ = {noise:g}"
@@ -248,7 +251,10 @@ def entropies(full: bool = False, progress: bool = False, reference: Folder = No
         ax.set_xlabel(r"$1 - q$")
         ax.set_ylabel("free entropy")
         small_legend(ax)
-    caption = "Free entropy (up to a constant of each curve), its maximum at the Bayes-optimal error (dots)."
+    caption = (
+        "Free entropy (up to a constant of each curve), its maximum at the Bayes-optimal error "
+        "(dots)."
+    )
     remark = "tolerance: 2e-3, what a maximum may lose between two points of the grid"
     grid, top = np.array(tops).T
     what = "maximum of the free entropy on the grid"

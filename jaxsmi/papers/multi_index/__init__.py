@@ -1,8 +1,10 @@
-"""The figures of "Fundamental limits of learning in sequence multi-index models and deep attention networks" (arXiv 2502.00901),
+"""The figures of "Fundamental limits of learning in sequence multi-index models and deep attention
+networks" (arXiv 2502.00901),
 listed in [theory: deep-attention, section 7].
 
-By default grids are coarse, dimensions and samples small, so that a figure takes a minute or two; `full=True` has the sizes of
-the article (D = 1000, 16 runs of message passing; eight runs of descent to 1700 epochs; three layers at 10⁴ samples), hours.
+By default grids are coarse, dimensions and samples small, so that a figure takes a minute or two;
+`full=True` has the sizes of the article (D = 1000, 16 runs of message passing; eight runs of
+descent to 1700 epochs; three layers at 10⁴ samples), hours.
 """
 
 from jaxsmi.papers.common import Recipe

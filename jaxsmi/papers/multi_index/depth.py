@@ -1,4 +1,6 @@
-"""Figure 4: thresholds against depth, and the exchange of hidden layers [theory: deep-attention, section 7]."""
+"""Figure 4: thresholds against depth, and the exchange of hidden layers [theory: deep-attention,
+section 7].
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _COLOURS = ("#0072B2", "#D55E00")
 def swapped(layers: int, skip: float, samples: int, key: PRNGKeyArray) -> np.ndarray:
     """Change of labels by an exchange of two hidden layers, over that when both are drawn anew.
 
-    E‖y - y'‖² for each, and their ratio (2,): for neighbours, and for the first and the last hidden layer.
+    E‖y - y'‖² for each, and their ratio (2,): for neighbours, and for the first and the last hidden
+    layer.
     """
     model = DeepAttention(layers, 2, skip=skip)
     # as if layers were x_ℓ = x_{ℓ-1} (I + S/c): tokens of order one
@@ -61,13 +64,18 @@ def depth(full: bool = False, progress: bool = False, reference: Folder = None) 
     what = "change when hidden neighbours are swapped, layers I + S/L"
     compared.append(_slope(what, many, grown[:, 0]))
     caption = (
-        "Left: from which α on the last of L layers is learned (two standard errors) and where recovery becomes perfect. Right: "
-        "how much labels change when two hidden layers are swapped, over how much they change when both are drawn anew: the "
-        "article's limit of interchangeable hidden layers wants this to vanish. If each layer adds 1/L of its attention, an "
-        f"assumption made here, it does for neighbours ({grown[0, 0]:.2g} to {grown[-1, 0]:.2g}) and stays small for the first "
-        f"and the last ({grown[-1, 1]:.2g}); for layers I + S, as in figure 1, not ({fixed[-1, 0]:.2g}, {fixed[-1, 1]:.2g}). "
+        "Left: from which α on the last of L layers is learned (two standard errors) and where "
+        "recovery becomes perfect. Right: "
+        "how much labels change when two hidden layers are swapped, over how much they change when "
+        "both are drawn anew: the "
+        "article's limit of interchangeable hidden layers wants this to vanish. If each layer adds "
+        "1/L of its attention, an "
+        f"assumption made here, it does for neighbours ({grown[0, 0]:.2g} to {grown[-1, 0]:.2g}) "
+        "and stays small for the first "
+        f"and the last ({grown[-1, 1]:.2g}); for layers I + S, as in figure 1, not "
+        f"({fixed[-1, 0]:.2g}, {fixed[-1, 1]:.2g}). "
         "State evolution itself is not solved beyond three layers."
-    )  # fmt: skip
+    )
     return Drawn(figure, arrays, caption, compared)
 
 

@@ -1,4 +1,6 @@
-"""Figure 2: which layer is learned first, by message passing and by descent [theory: deep-attention, section 7]."""
+"""Figure 2: which layer is learned first, by message passing and by descent [theory:
+deep-attention, section 7].
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ __all__ = ["which_layer_first"]
 def which_layer_first(
     full: bool = False, progress: bool = False, reference: Folder = None
 ) -> Drawn:
-    """Figure 2: cosine similarity of each layer with the teacher's, along message passing and along gradient descent."""
+    """Figure 2: cosine similarity of each layer with the teacher's, along message passing and along
+    gradient descent.
+    """
     figure, (left, right) = axes_row(2)
     dimension, seeds = (1000, 16) if full else (500, 3)
     model, fit = _descent(full, progress)
@@ -67,16 +71,21 @@ def which_layer_first(
         for name in ("gamp", "sgd")
     }
     caption = (
-        f"Both learn the last layer first: GAMP in {first['gamp']} of {seeds} runs, SGD in {first['sgd']} "
-        f"of {len(arrays['sgd_cosine'])} (at cosine 0.5 up to sign, dotted). Bands: one standard deviation "
-        f"between runs. Thin: √Q of state evolution. SGD: {int(arrays['sgd_step'][-1])} batches, each used "
+        f"Both learn the last layer first: GAMP in {first['gamp']} of {seeds} runs, SGD in "
+        f"{first['sgd']} "
+        f"of {len(arrays['sgd_cosine'])} (at cosine 0.5 up to sign, dotted). Bands: one standard "
+        "deviation "
+        f"between runs. Thin: √Q of state evolution. SGD: {int(arrays['sgd_step'][-1])} batches, "
+        "each used "
         "three times."
     )
     return Drawn(figure, arrays, caption + note(reference), compared)
 
 
 def _descent(full: bool, progress: bool) -> tuple[DeepAttention, Solution]:
-    """The published run: D = 500, α = 15, batches of 200 used three times, learning rate 15 on the loss over D."""
+    """The published run: D = 500, α = 15, batches of 200 used three times, learning rate 15 on the
+    loss over D.
+    """
     model = DeepAttention(2, 2)
     dimension = 500
     key = jax.random.key(KEY)

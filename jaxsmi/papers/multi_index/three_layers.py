@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["three_layers"]
 
 _INTEGRAL = (
-    "the published inner integral has 10⁴ uniform points: good for the shape; tolerance: 0.05 and three standard errors"
-)  # fmt: skip
+    "the published inner integral has 10⁴ uniform points: good for the shape; tolerance: 0.05 and "
+    "three standard errors"
+)
 _FLOOR = "not learned yet; the published floor is 1e-3 α"
 _COARSE = "known: the published inner integral is too coarse where the hidden layers are learned"
 
@@ -73,10 +74,14 @@ def three_layers(full: bool = False, progress: bool = False, reference: Folder =
     }
     unfinished = [f"{float(one.alpha):.3g}" for one in solutions if not bool(one.converged)]
     caption = (
-        "Left: three layers, c = 1; crosses, where the iteration was stopped before it had converged: "
-        f"α = {', '.join(unfinished) or 'none'}. Layer 3 is learned first, layers 1 and 2 rise together. "
-        "Right: a text classifier of two attention layers on built-in synthetic questions, not on TREC, "
-        f"whose files were not at hand: layers half-way at epochs {settled[0]:.2g} and {settled[1]:.2g}, "
+        "Left: three layers, c = 1; crosses, where the iteration was stopped before it had "
+        "converged: "
+        f"α = {', '.join(unfinished) or 'none'}. Layer 3 is learned first, layers 1 and 2 rise "
+        "together. "
+        "Right: a text classifier of two attention layers on built-in synthetic questions, not on "
+        "TREC, "
+        f"whose files were not at hand: layers half-way at epochs {settled[0]:.2g} and "
+        f"{settled[1]:.2g}, "
         f"test accuracy {run.test_accuracy[-1]:.2f}."
     )
     return Drawn(figure, arrays, caption + note(reference), compared)

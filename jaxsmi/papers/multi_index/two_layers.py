@@ -1,4 +1,6 @@
-"""Figure 1: overlaps and errors of two layers, and both thresholds [theory: deep-attention, section 7]."""
+"""Figure 1: overlaps and errors of two layers, and both thresholds [theory: deep-attention, section
+7].
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,10 @@ __all__ = ["KEY", "fields_of", "two_layers"]
 KEY = 0
 BLUE = "#0072B2"
 PADDED = (
-    "known: in print V is padded by 1e-3, boxes of numerator and denominator differ and about 35 steps are not enough, so that "
+    "known: in print V is padded by 1e-3, boxes of numerator and denominator differ and about 35 "
+    "steps are not enough, so that "
     "layer 1 comes out too small"
-)  # fmt: skip
+)
 
 _SETTLED = 0.75  # up to here the published curves of two layers are converged
 
@@ -50,7 +53,7 @@ def fields_of(solutions: Sequence[Solution], name: str) -> dict[str, np.ndarray]
 
 
 def two_layers(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
-    """Figure 1: overlaps and errors of two layers, and both thresholds against the skip strength."""
+    """Figure 1: overlaps and errors of two layers, and both thresholds against the skip."""
     figure, (left, middle, right) = axes_row(3)
     model = DeepAttention(2, 2)
     few = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.76, 0.83, 0.9, 0.96, 1.2, 1.55)
@@ -75,14 +78,20 @@ def two_layers(full: bool = False, progress: bool = False, reference: Folder = N
     compared += _same_runs(model, runs, theory, dimension, reference)
     compared += _same_thresholds(stairs[skips.index(1.0)])
     caption = (
-        f"Two layers, two tokens, c = 1: state evolution with bands of two standard errors, message passing at D = {dimension} "
-        f"({seeds} runs an α). The last layer is learned first; perfect recovery from α = 1. Right: 95 % intervals."
-    )  # fmt: skip
+        "Two layers, two tokens, c = 1: state evolution with bands of two standard errors, "
+        f"message passing at D = {dimension} "
+        f"({seeds} runs an α). The last layer is learned first; perfect recovery from α = 1. "
+        "Right: 95 % intervals."
+    )
     return Drawn(figure, arrays, caption + note(reference), compared)
 
 
 def _runs(
-    model: DeepAttention, alphas: Sequence[float] | np.ndarray, dimension: int, seeds: int, progress: bool
+    model: DeepAttention,
+    alphas: Sequence[float] | np.ndarray,
+    dimension: int,
+    seeds: int,
+    progress: bool,
 ) -> list[Solution]:  # fmt: skip
     """Message passing on fresh teachers, α by α."""
     solutions = []
@@ -138,7 +147,7 @@ class _Part(NamedTuple):
 
 
 def _same_overlaps(theory: dict[str, np.ndarray], reference: Folder) -> list[Comparison]:
-    """State evolution beside the published curve of two layers, where it is converged and beyond."""
+    """State evolution beside the published curve, where it is converged and beyond."""
     table = published(reference, "smi", "BO_2w.csv")
     if table is None:
         return []
@@ -218,7 +227,10 @@ def _same_runs(
 
 def _same_thresholds(stairs: Sequence[Threshold]) -> list[Comparison]:
     """Both thresholds at c = 1 beside the printed ones."""
-    remark = "tolerance: three standard errors and the last digit; the published overlaps themselves contradict the printed 0.14"  # fmt: skip
+    remark = (
+        "tolerance: three standard errors and the last digit; the published overlaps themselves "
+        "contradict the printed 0.14"
+    )
     compared = []
     for k, (step, printed) in enumerate(zip(stairs, (0.14, 0.79), strict=False)):
         allowed = 0.005 + 3.0 * float(step.stderr)

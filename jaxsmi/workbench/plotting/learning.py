@@ -1,4 +1,5 @@
-"""Learning curves: cosines against the step, the order of learning of several methods, and a text classifier.
+"""Learning curves: cosines against the step, the order of learning of several methods, and a text
+classifier.
 
 No equation lives here.
 """
@@ -40,13 +41,15 @@ def learning_curves(
     logarithmic: bool = False,
     legend: bool = True,
 ) -> Axes:
-    """Cosine similarity of each index with the teacher against the step of message passing or descent.
+    """Cosine similarity of each index with the teacher against the step of message passing or
+    descent.
 
     Args:
-        solution: Of gamp or train, one run or a batch (then the mean, and a band of one standard deviation
-            between runs).
+        solution: Of gamp or train, one run or a batch (then the mean, and a band of one standard
+            deviation between runs).
         ax: Axes to draw in. Default None: new ones.
-        level: A dotted line at this cosine, and one where the mean passes it. Default None: neither.
+        level: A dotted line at this cosine, and one where the mean passes it. Default None:
+            neither.
         names: Of the indices. Default None: those of the model.
         logarithmic: Whether the axis of steps is logarithmic. Default False.
         legend: Whether to draw one. Default True.
@@ -87,7 +90,9 @@ def learning_curves(
 
 
 def _recorded(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
-    """Steps (T,) of the longest run, and cosines (runs, T, P): a run that ended keeps its last value."""
+    """Steps (T,) of the longest run, and cosines (runs, T, P): a run that ended keeps its last
+    value.
+    """
     steps = np.atleast_2d(np.asarray(solution.history["step"]))
     cosines = np.asarray(solution.history["cosine"])
     cosines = cosines if cosines.ndim == 3 else cosines[None]
@@ -128,7 +133,8 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
 
 
 def text_curves(run: TextRun, ax: Axes | None = None) -> Axes:
-    """Similarity of each layer of a text classifier to its end, and the accuracy, against the epoch.
+    """Similarity of each layer of a text classifier to its end, and the accuracy, against the
+    epoch.
 
     Args:
         run: From `jaxsmi.text.classify`.

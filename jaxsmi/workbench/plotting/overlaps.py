@@ -1,6 +1,8 @@
-"""Overlaps against α and against the iteration: state evolution as lines, message passing as markers.
+"""Overlaps against α and against the iteration: state evolution as lines, message passing as
+markers.
 
-The one relation used here: for a Bayes-optimal run, cosine² = Q/ρ with ρ the second moment of the signal.
+The one relation used here: for a Bayes-optimal run, cosine² = Q/ρ with ρ the second moment of the
+signal.
 """
 
 from __future__ import annotations
@@ -35,12 +37,14 @@ def overlap_against_alpha(
     bands: float = 2.0,
     legend: bool = True,
 ) -> Axes:
-    """The overlaps of all indices against α: state evolution as lines with error bands, message passing as markers.
+    """The overlaps of all indices against α: state evolution as lines with error bands, message
+    passing as markers.
 
     Points of theory that did not converge are crosses.
 
     Args:
-        theory: State evolution, of which Q/ρ is drawn: a curve from `storage.stack`, a Solution, or several.
+        theory: State evolution, of which Q/ρ is drawn: a curve from `storage.stack`, a Solution, or
+            several.
         gamp: Message passing, of which cos² is drawn (Q without a teacher), in the same forms.
         ax: Axes to draw in. Default None: new ones.
         names: Of the indices. Default None: those of the file or of the model.
@@ -76,14 +80,15 @@ def overlap_against_iteration(
     names: list[str] | None = None,
     legend: bool = True,
 ) -> Axes:
-    """How each index is learned: a run of message passing as markers on the trajectory of state evolution.
+    """How each index is learned: a run of message passing as markers on the trajectory of state
+    evolution.
 
     Args:
         gamp: A solution of message passing with a history.
         theory: A solution of state evolution with a history.
         ax: Axes to draw in. Default None: new ones.
-        quantity: "cosine" draws cos² of message passing (it needs a teacher) on Q/ρ of state evolution, "overlap"
-            draws Q of both. Default "cosine".
+        quantity: "cosine" draws cos² of message passing (it needs a teacher) on Q/ρ of state
+            evolution, "overlap" draws Q of both. Default "cosine".
         names: Of the indices. Default None: those of the file or of the model.
         legend: Whether to draw one. Default True.
 
@@ -127,7 +132,9 @@ class _Curves(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Where a solution ended: α, the overlap over the second moment of the signal, and its standard error."""
+    """Where a solution ended: α, the overlap over the second moment of the signal, and its standard
+    error.
+    """
 
     alpha: float
     overlap: float
@@ -135,7 +142,9 @@ class _End(NamedTuple):
 
 
 def _curves(theory: Curve | None, gamp: Curve | None, names: list[str] | None) -> _Curves:
-    """Both as lists of solutions, and the names of the indices: from the file, or from the model of a solution."""
+    """Both as lists of solutions, and the names of the indices: from the file, or from the model of
+    a solution.
+    """
     files = [item for item in (theory, gamp) if is_labelled(item)]
     lines = _solutions(theory)
     runs = _solutions(gamp)
@@ -188,7 +197,10 @@ def _end(solution: Solution, p: int) -> _End:
 
 
 def _second_moment(solution: Solution) -> np.ndarray:
-    """ρ of each index: V + Q in theory. A run only approaches that, so its overlap is left as it is."""
+    """ρ of each index: V + Q in theory.
+
+    A run only approaches that, so its overlap is left as it is.
+    """
     if solution.kind != "state_evolution":
         return np.ones(np.shape(solution.overlap)[0])
     return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))

@@ -1,4 +1,7 @@
-"""What all figures share: axes, colours, markers, legends, and files that say how they were made. No equation lives here."""
+"""What all figures share: axes, colours, markers, legends, and files that say how they were made.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ __all__ = [
     "savefig",
 ]
 
-# Okabe and Ito's palette (told apart with any colour vision); the markers tell the indices apart in grey.
+# Okabe and Ito's palette, told apart with any colour vision; markers tell indices apart in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", (0, (1, 1)))
@@ -98,7 +101,8 @@ def savefig(
     solution: Solution | None = None,
     **attributes: object,
 ) -> None:
-    """Save a figure with its provenance inside the file, as JSON under "Description" (PDF: "Subject").
+    """Save a figure with its provenance inside the file, as JSON under "Description" (PDF:
+    "Subject").
 
     Args:
         figure: The figure.

@@ -29,7 +29,8 @@ def thresholds_against(
     *,
     parameter: str = "parameter",
 ) -> Axes:
-    """Thresholds in the order of learning against a parameter of the model, with 95 % confidence intervals.
+    """Thresholds in the order of learning against a parameter of the model, with 95 % confidence
+    intervals.
 
     Args:
         stairs: For each value of the parameter its list of thresholds.
@@ -67,8 +68,9 @@ def thresholds_against(
 def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     """The share of each index that a sweep learned, one panel an index.
 
-    The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds. It is drawn as a map over α and one
-    parameter of four or more numbers, else as curves over α. Points without a number stay white.
+    The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds. It is drawn
+    as a map over α and one parameter of four or more numbers, else as curves over α. Points without
+    a number stay white.
 
     Args:
         table: From `jaxsmi.sweep`.
@@ -110,7 +112,9 @@ def _is_map(table: xarray.Dataset, axes: Sequence[str], share: xarray.DataArray)
 
 
 def _draw_map(ax: Axes, parameter: xarray.DataArray, values: xarray.DataArray) -> Any:
-    """The share over α and a parameter, whose axis is logarithmic where it spans more than a factor of eight."""
+    """The share over α and a parameter, whose axis is logarithmic where it spans more than a factor
+    of eight.
+    """
     style: dict[str, Any] = {"vmin": 0.0, "vmax": 1.0, "cmap": "viridis", "rasterized": True}
     drawn = ax.pcolormesh(values.alpha, parameter, values, **style)
     lowest = float(parameter.min())
@@ -120,7 +124,10 @@ def _draw_map(ax: Axes, parameter: xarray.DataArray, values: xarray.DataArray) -
 
 
 def _draw_curves(ax: Axes, values: xarray.DataArray, axes: Sequence[str], legend: bool) -> None:
-    """The share against α, a curve for each combination of parameters; up to ten of them have a legend."""
+    """The share against α, a curve for each combination of parameters.
+
+    Up to ten of them have a legend.
+    """
     if axes:
         rows = values.stack(row=list(axes)).transpose("row", "alpha")
     else:

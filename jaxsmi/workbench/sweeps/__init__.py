@@ -1,4 +1,6 @@
-"""Grids of problems: what is swept, how a row is solved, where rows are solved, and the folder that keeps them."""
+"""Grids of problems: what is swept, how a row is solved, where rows are solved, and the folder that
+keeps them.
+"""
 
 from jaxsmi.workbench.sweeps.folder import finished
 from jaxsmi.workbench.sweeps.grid import planned, sweep

@@ -1,4 +1,8 @@
-"""Where rows of a sweep are solved: in this process, or on a Dask cluster, again if a worker is lost. No equation lives here."""
+"""Where rows of a sweep are solved: in this process, or on a Dask cluster, again if a worker is
+lost.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The folder of a sweep: `sweep.json`, what is swept, and `row-00012.npz`, one file for each row. No equation lives here."""
+"""The folder of a sweep: `sweep.json`, what is swept, and `row-00012.npz`, one file for each row.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ __all__ = ["finished", "open_folder", "write_row"]
 
 
 def open_folder(folder: pathlib.Path, task: Sweep) -> None:
-    """Say in the folder what is swept, or find that it says the same; a ValueError where it holds another sweep."""
+    """Say in the folder what is swept, or find that it says the same.
+
+    A ValueError where it holds another sweep.
+    """
     Store(folder, task.description()).claim("sweep.json", "sweep", provenance(), "out")
 
 

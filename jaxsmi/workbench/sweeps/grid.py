@@ -1,8 +1,10 @@
-"""Grids of problems: solved row by row, kept as they are finished, continued after whatever interrupted them.
+"""Grids of problems: solved row by row, kept as they are finished, continued after whatever
+interrupted them.
 
-A row is all α at one point of the other parameters, and a row is what is written, in one go, under the name of its number.
-What is finished is never computed again; a folder that holds another sweep is refused. How rows are solved is said in
-`jaxsmi.workbench.sweeps.rows`, where they are kept in `jaxsmi.workbench.sweeps.folder`. No equation lives here.
+A row is all α at one point of the other parameters, and a row is what is written, in one go, under
+the name of its number. What is finished is never computed again; a folder that holds another sweep
+is refused. How rows are solved is said in `jaxsmi.workbench.sweeps.rows`, where they are kept in
+`jaxsmi.workbench.sweeps.folder`. No equation lives here.
 """
 
 from __future__ import annotations
@@ -49,35 +51,42 @@ def sweep(
     scheduler: str | int | Client | None = None,
     progress: bool = False,
 ) -> xarray.Dataset:
-    r"""A grid of problems: α × parameters × seeds, solved row by row and kept in a folder as it grows.
+    r"""A grid of problems: α × parameters × seeds, solved row by row and kept in a folder as it
+    grows.
 
     Args:
-        build: Makes a model of the parameters, e.g. `lambda skip: smi.DeepAttention(2, 2, skip=skip)`.
+        build: Makes a model of the parameters, e.g. `lambda skip: smi.DeepAttention(2, 2,
+            skip=skip)`.
         alpha: Sample complexities, positive and ascending.
         parameters: Names and their values, of which all combinations are taken, or a list of points
             [{name: value}]. Default none: one model.
         key: An integer, the seed of all random numbers. Default 0.
-        seeds: How many, or which (message passing, training: teachers, data and starts; state evolution: nets).
-            Default 1.
-        solver: "state_evolution" (each α starts where the one before converged; the setting {"stderr": 0.02}
-            takes more samples where it must), "gamp" (settings {"dimension": 1000}), "train" ({"dimension": 500,
-            "optimizer": "adam", "learning_rate": 0.01}, any optimizer of optax that is made of a learning rate),
-            or a function (model, alpha, key, previous solution, **settings) -> Solution.
+        seeds: How many, or which (message passing, training: teachers, data and starts; state
+            evolution: nets). Default 1.
+        solver: "state_evolution" (each α starts where the one before converged; the setting
+            {"stderr": 0.02} takes more samples where it must), "gamp" (settings {"dimension":
+            1000}), "train" ({"dimension": 500, "optimizer": "adam", "learning_rate": 0.01}, any
+            optimizer of optax that is made of a learning rate), or a function (model, alpha, key,
+            previous solution, **settings) -> Solution.
         settings: Keyword arguments of the solver.
-        out: A folder, from which a sweep that was interrupted continues. Default None: nothing is kept.
-        scheduler: The address of a Dask cluster, its Client, or a number of processes on this machine: rows are
-            solved there, each again if its worker is lost. Default None: this process.
+        out: A folder, from which a sweep that was interrupted continues. Default None: nothing is
+            kept.
+        scheduler: The address of a Dask cluster, its Client, or a number of processes on this
+            machine: rows are solved there, each again if its worker is lost. Default None: this
+                process.
         progress: Whether to show a bar with rate and time left. Default False.
 
     Returns:
-        An xarray.Dataset over (parameters.., seed, alpha): overlap, stderr, covariance (.., index, index_), error,
-        steps, residual, rho, result, of runs the cosine, and the `message` of points that failed, with provenance.
-        A list of points has the axis "point". Needs the extra `data`.
+        An xarray.Dataset over (parameters.., seed, alpha): overlap, stderr, covariance (.., index,
+        index_), error, steps, residual, rho, result, of runs the cosine, and the `message` of
+        points that failed, with provenance. A list of points has the axis "point". Needs the extra
+        `data`.
 
     Raises:
-        ValueError: `build` is not callable; no α, or α that are not positive or do not ascend; parameters without
-            values, or called "alpha", "seed" or as a variable of the result; an unknown solver, or a setting that it
-            does not take; a folder that holds another sweep (the message says in what it differs).
+        ValueError: `build` is not callable; no α, or α that are not positive or do not ascend;
+            parameters without values, or called "alpha", "seed" or as a variable of the result; an
+            unknown solver, or a setting that it does not take; a folder that holds another sweep
+            (the message says in what it differs).
         ImportError: Without xarray, or dask where a scheduler is named, with the remedy.
 
     Example:

@@ -1,9 +1,11 @@
-"""Rows of a sweep: all α at one point of the other parameters, solved one after the other or many at once.
+"""Rows of a sweep: all α at one point of the other parameters, solved one after the other or many
+at once.
 
-State evolution starts each α at the fixed point before it (`warm_start`). A problem that fails is NaN with its code and the
-reason, and stops nothing. The random numbers of a point depend on the key and on its seed alone: they are common to all α and
-all parameters, and the same in whatever order and wherever the rows are computed. Rows of matrix models, whose state evolution
-takes less time than its launch, are solved many at once by vmap. No equation lives here.
+State evolution starts each α at the fixed point before it (`warm_start`). A problem that fails is
+NaN with its code and the reason, and stops nothing. The random numbers of a point depend on the key
+and on its seed alone: they are common to all α and all parameters, and the same in whatever order
+and wherever the rows are computed. Rows of matrix models, whose state evolution takes less time
+than its launch, are solved many at once by vmap. No equation lives here.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Sweep:
         points: The parameters of each point.
         sizes: Sizes of the axes whose product the points are (a list of points: one axis, "point").
         seeds: The seeds, which all points have in common.
-        solver: A name, or a function (model, alpha, key, previous solution or None, **settings) -> Solution.
+        solver: A name, or a function (model, alpha, key, previous solution or None, **settings) ->
+            Solution.
         settings: Keyword arguments of the solver.
         key: An integer, the seed of all keys.
     """
@@ -97,7 +100,9 @@ class Sweep:
         ]
 
     def solve(self, numbers: Sequence[int]) -> list[Row]:
-        """Rows of these numbers: arrays over α, and "message": why a point failed, empty where it did not."""
+        """Rows of these numbers: arrays over α, and "message": why a point failed, empty where it
+        did not.
+        """
         models = self._alike(numbers) if len(numbers) > 1 else None
         if models is not None:
             try:
@@ -203,7 +208,10 @@ def _entry(solution: Solution) -> Row:
 
 
 def _table(entries: Sequence[Mapping[str, np.ndarray] | None]) -> Row:
-    """Entries of all α as arrays; an α that failed is NaN with the code INVALID, in the shape of the others."""
+    """Entries of all α as arrays.
+
+    An α that failed is NaN with the code INVALID, in the shape of the others.
+    """
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(KEPT, ())
     for entry in reversed(entries):
         if entry is not None:

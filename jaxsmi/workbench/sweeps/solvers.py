@@ -1,4 +1,7 @@
-"""Solvers of a sweep: how one point is solved, starting where the previous α ended. No equation lives here."""
+"""Solvers of a sweep: how one point is solved, starting where the previous α ended.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ __all__ = ["SOLVERS", "Solver", "curve", "evolve", "optimizer_of", "settings_of"
 
 
 def warm_start(solution: Solution) -> Array:
-    """Where to start the next α: not quite at Q, so that unlearned indices can grow, and V > 0 where they are recovered."""
+    """Where to start the next α: not quite at Q, so that unlearned indices can grow, and V > 0
+    where they are recovered.
+    """
     return 0.995 * solution.overlap + 0.03 * solution.covariance
 
 
@@ -40,8 +45,9 @@ def evolve(
 ) -> Solution:
     """State evolution, with as many samples as an error bar asks for.
 
-    With a `stderr` it takes four times the samples, going on from its estimate, until the error bar is met or `most`
-    are used. It begins with few where the previous α was next to recovery: there few samples suffice, and each costs most.
+    With a `stderr` it takes four times the samples, going on from its estimate, until the error bar
+    is met or `most` are used. It begins with few where the previous α was next to recovery: there
+    few samples suffice, and each costs most.
     """
     recovering = previous is not None and bool(
         jnp.trace(previous.covariance) < 0.01 * jnp.trace(previous.overlap + previous.covariance)
@@ -106,7 +112,9 @@ def optimizer_of(name: object) -> Callable[[float], optax.GradientTransformation
 
 
 def _of_a_rate(make: object) -> bool:
-    """Whether something is a function of a learning rate, all of whose other arguments have defaults."""
+    """Whether something is a function of a learning rate, all of whose other arguments have
+    defaults.
+    """
     if not inspect.isfunction(make):
         return False
     arguments = inspect.signature(make).parameters
@@ -127,7 +135,8 @@ def curve(
     progress: bool = False,
     **settings: Any,
 ) -> list[Solution]:
-    """State evolution at ascending α, each starting near the one before: the branch that message passing ends on.
+    """State evolution at ascending α, each starting near the one before: the branch that message
+    passing ends on.
 
     Args:
         model: The model.
@@ -154,7 +163,8 @@ class Solver:
     Args:
         solve: (model, alpha, key, previous solution, **settings) -> Solution.
         calls: The function that it calls, whose keyword arguments are settings too.
-        dimension: Dimension of a token in its runs, unless the settings say otherwise; None for theory.
+        dimension: Dimension of a token in its runs, unless the settings say otherwise; None for
+            theory.
     """
 
     solve: Callable[..., Solution]
@@ -163,7 +173,9 @@ class Solver:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Names of the settings: those of `solve`, and the keyword arguments of the function that it calls."""
+        """Names of the settings: those of `solve`, and the keyword arguments of the function that
+        it calls.
+        """
         named = settings_of(self.solve)[0]
         passed = [
             name
@@ -179,7 +191,9 @@ class Solver:
 
 
 def settings_of(solve: Callable[..., Solution]) -> tuple[tuple[str, ...], bool]:
-    """Names of the settings that a solver names itself, after its four arguments, and whether it takes any others."""
+    """Names of the settings that a solver names itself, after its four arguments, and whether it
+    takes any others.
+    """
     try:
         arguments = list(inspect.signature(solve).parameters.values())[4:]
     except (TypeError, ValueError):  # a callable that does not say what it takes
