@@ -42,12 +42,12 @@ _BROKEN = (
 
 
 def title(recipe: Recipe) -> str:
-    """What a recipe draws: the first line of its docstring, and its bound arguments."""
+    """What a recipe draws: the first paragraph of its docstring, and its bound arguments."""
     bound = ""
     if isinstance(recipe, functools.partial):
         bound = ", ".join(f"{name} = {value:g}" for name, value in recipe.keywords.items())
         recipe = recipe.func
-    line = (inspect.getdoc(recipe) or "").splitlines()[0].rstrip(".")
+    line = " ".join((inspect.getdoc(recipe) or "").split("\n\n")[0].split()).rstrip(".")
     return f"{line} ({bound})" if bound else line
 
 

@@ -182,11 +182,35 @@ def test_message_passing_of_several_seeds():
         ({"parameters": {"noise": [0.1, 0.1]}}, "noise"), ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
         ({"parameters": {"seed": [1]}}, "seed"), ({"parameters": {"rho": [1]}}, "rho"),
         ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
+        ({"alpha": [-0.5, 1.0]}, "alpha"), ({"alpha": [0.0, 1.0]}, "alpha"), ({"alpha": ["a"]}, "alpha"),
+        ({"settings": {"sample": 512}}, "settings: got 'sample'"), ({"settings": {"key": 1}}, "settings"),
+        ({"solver": "gamp", "settings": {"samples": 512}}, "settings"),
+        ({"solver": "train", "settings": {"optimizer": "apply_updates"}}, "optimizer: .*adam"),
     ],
 )  # fmt: skip
 def test_what_is_refused(words, name):
+    """Before anything runs: no model is made."""
+
+    def never(**parameters):
+        raise AssertionError(parameters)
+
     with pytest.raises(ValueError, match=name):
-        smi.sweep(linear, **({"alpha": ALPHAS} | words))
+        smi.sweep(never, **({"alpha": ALPHAS} | words))
+
+
+def test_what_makes_the_models_must_be_callable():
+    with pytest.raises(ValueError, match=r"^build: "):
+        smi.sweep(smi.links.linear(0.1), ALPHAS)
+
+
+def test_settings_of_a_function_are_those_that_it_names():
+    def named(model, alpha, key, before, samples=512):
+        return smi.state_evolution(model, alpha, key=key, samples=samples)
+
+    with pytest.raises(ValueError, match=r"^settings: got 'sample'; allowed: .*samples"):
+        smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=named, settings={"sample": 512})
+    found = smi.sweep(linear, [1.0], {"noise": [0.5]}, solver=named, settings={"samples": 256})
+    assert (found.result.values == Result.SUCCESS).all()
 
 
 SCRIPT = """

@@ -125,7 +125,8 @@ def _published_descent(reference: Folder, file: str) -> Published | None:
 def descent(
     full: bool = False, progress: bool = False, reference: Folder = None, beta: float = 1.0
 ) -> Drawn:
-    """Figure 6 (and β = 2): descent at a large learning rate, and the average of its runs."""
+    """Figure 6 (and β = 2): gradient descent at a large learning rate, and the average of its
+    runs."""
     compared: list[Comparison] = []
     noises = (0.0, 0.5) if beta == 1.0 else (0.0,)
     figure, axes = axes_row(len(noises))
@@ -189,7 +190,8 @@ def _beside_descent(
 
 
 def small_start(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
-    """Figure 7: descent from a small start, its end and its way, beside the nuclear norm."""
+    """Figure 7: gradient descent from a small start, its end and its way, beside the nuclear
+    norm."""
     figure, (ax, right) = axes_row(2)
     runs = Runs(50, 4, 4, 50000, 0.3, 1e-4) if full else Runs(20, 3, 3, 4000, 0.3, 1e-4)
     model = Bilinear(1.0, 0.2)

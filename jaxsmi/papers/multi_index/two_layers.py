@@ -53,7 +53,8 @@ def fields_of(solutions: Sequence[Solution], name: str) -> dict[str, np.ndarray]
 
 
 def two_layers(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
-    """Figure 1: overlaps and errors of two layers, and both thresholds against the skip."""
+    """Figure 1: overlaps and errors of two layers, and both thresholds against the skip
+    strength."""
     figure, (left, middle, right) = axes_row(3)
     model = DeepAttention(2, 2)
     few = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.76, 0.83, 0.9, 0.96, 1.2, 1.55)
