@@ -1,4 +1,5 @@
-"""Does a page open in a headless browser? Broken images and messages of its console: `python tests/figures/browser.py PAGE`.
+"""Does a page open in a headless browser? Broken images and messages of its console: `python
+tests/figures/browser.py PAGE`.
 
 A copy of the page beside it, with a script that counts its images once they are loaded, is what is opened; then the page itself.
 """
@@ -48,7 +49,9 @@ def _open(page, *flags):
 
 
 def inspect(page, width=1280):
-    """(images, broken ones, images without a text, whether the page is wider than its window, messages of the console)."""
+    """(images, broken ones, images without a text, whether the page is wider than its window,
+    messages of the console).
+    """
     page = pathlib.Path(page)
     copy = page.with_name("counted-" + page.name)
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", _COUNT), encoding="utf-8")
@@ -70,7 +73,8 @@ def screenshot(page, picture, width=1280, height=2000):
 if __name__ == "__main__":
     counted, broken, silent, wide, messages = inspect(sys.argv[1])
     print(
-        f"{counted} images; broken: {broken or 'none'}; without text: {silent}; wider than the window: {wide}"
+        f"{counted} images; broken: {broken or 'none'}; without text: {silent}; wider than the "
+        f"window: {wide}"
     )
     print(f"console: {messages or 'silent'}")
     sys.exit(bool(broken or silent or messages))

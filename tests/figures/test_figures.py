@@ -196,7 +196,10 @@ def test_two_processes_draw_what_one_does(capsys, tmp_path, monkeypatch):
     [name for name in RECIPES if name.startswith(("bilinear-1", "bilinear-2", "bilinear-4"))],
 )
 def test_theory_is_on_the_published_tables(name, reference):
-    """Every row but those the tables themselves did not converge at; tolerances are in the recipes."""
+    """Every row but those the tables themselves did not converge at.
+
+    Tolerances are in the recipes.
+    """
     drawn = RECIPES[name](reference=pathlib.Path(reference))
     assert drawn.compared
     for one in drawn.compared:

@@ -1,4 +1,6 @@
-"""The command line: one JSON object or a table on stdout, files where asked for, words instead of tracebacks."""
+"""The command line: one JSON object or a table on stdout, files where asked for, words instead of
+tracebacks.
+"""
 
 import json
 import math

@@ -116,7 +116,10 @@ def attention(rank_ratio):
 
 
 def test_matrix_models_are_solved_many_at_once(tmp_path):
-    """70 rows in two programs of 64 and 6 rows, the same as one by one; and again from a folder where some are missing."""
+    """70 rows in two programs of 64 and 6 rows, the same as one by one.
+
+    And again from a folder where some are missing.
+    """
     alphas, widths = [0.05, 0.1, 0.3], {"rank_ratio": list(np.linspace(0.1, 1.5, 70))}
     found = smi.sweep(attention, alphas, widths, out=tmp_path)
     for width in (0, 37, 69):
@@ -223,7 +226,10 @@ smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": [0.
 
 
 def test_a_killed_sweep_goes_on_and_is_the_same(tmp_path):
-    """kill -9 in the middle; what was finished is kept, and the end is the sweep that nobody disturbed, bit for bit."""
+    """kill -9 in the middle.
+
+    What was finished is kept, and the end is the sweep that nobody disturbed, bit for bit.
+    """
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     run = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(out=str(killed))],
