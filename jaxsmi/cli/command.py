@@ -13,6 +13,7 @@ __all__ = ["Command"]
 
 
 def _no_defaults(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """No defaults depend on the words."""
     del arguments
     return {}
 

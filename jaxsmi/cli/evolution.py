@@ -24,6 +24,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     parser.add_argument(
         "--alpha",
         type=float,
@@ -46,6 +47,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """Solve state evolution at all alphas, and lay out a row for each."""
     model = model_of(arguments)
     settings: dict[str, Any] = {
         "samples": arguments.samples,

@@ -33,6 +33,7 @@ ALL = "all"
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     names = [ALL, *RECIPES]
     parser.add_argument("name", metavar="NAME", choices=names, help=" | ".join(names))
     size = parser.add_mutually_exclusive_group()
@@ -57,6 +58,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """One figure, or all of them."""
     check(arguments.out is not None, "--out", None, "a folder for the figure")
     check(arguments.workers >= 1, "--workers", arguments.workers, "an integer >= 1")
     reference = making.folder_of_published(arguments.reference)

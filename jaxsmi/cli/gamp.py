@@ -23,6 +23,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     add_gamp(parser)
     parser.add_argument(
         "--dtype",
@@ -41,6 +42,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """Run message passing, or say what the run would take."""
     model = model_of(arguments)
     storage: dict[str, Any] = {"dtype": arguments.dtype}
     if arguments.regenerate:

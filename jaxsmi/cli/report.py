@@ -48,6 +48,7 @@ __all__ = [
 
 
 def _draw_nothing(figure: Figure) -> None:
+    """For a command without a figure."""
     del figure
 
 

@@ -30,6 +30,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     add_gamp(parser)
     parser.add_argument(
         "--samples", type=int, default=2048, help="points of the outer average of state evolution"
@@ -56,6 +57,7 @@ class _Theory(NamedTuple):
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """Run message passing, and lay state evolution beside it."""
     check(arguments.points >= 2, "--points", arguments.points, "at least 2")
     model = model_of(arguments)
     learned = learn(model, arguments)

@@ -28,6 +28,7 @@ STUDENTS = ("attention", "linear-attention", "tied", "untied")
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     tasks = "; ".join(f"{name}: {task.help}" for name, task in TASKS.items())
     parser.add_argument("task", metavar="TASK", choices=TASKS, help=tasks)
     _add_problem(parser.add_argument_group("the problem"))
@@ -85,6 +86,7 @@ def _add_problem(group: argparse._ArgumentGroup) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """Answer the task, and lay out its lines."""
     check(arguments.time > 0, "--time", arguments.time, "a number > 0")
     check(arguments.runs >= 1, "--runs", arguments.runs, "an integer >= 1")
     check(arguments.cells >= 2, "--cells", arguments.cells, "an integer >= 2")
@@ -135,6 +137,7 @@ def _term(word: str) -> tuple[tuple[int, ...], float]:
 
 
 def _defaults(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """Defaults of the task at hand."""
     return TASKS[arguments.task].defaults
 
 

@@ -26,6 +26,7 @@ __all__ = ["TASKS", "Answer", "Task"]
 
 
 def _draw_nothing(figure: Figure) -> None:
+    """For a task without a figure."""
     del figure
 
 
@@ -51,6 +52,7 @@ class Task:
 
 
 def _problem(arguments: argparse.Namespace) -> str:
+    """What the target and the student are."""
     if arguments.hermite is None:
         return f"Semantic/positional problem: omega {arguments.omega:g}, a {arguments.a:g}."
     target = " ".join(arguments.hermite)
@@ -58,6 +60,7 @@ def _problem(arguments: argparse.Namespace) -> str:
 
 
 def _key(arguments: argparse.Namespace) -> jax.Array:
+    """The key of all random numbers."""
     return jax.random.key(arguments.seed)
 
 
@@ -69,6 +72,7 @@ def _names(model: SequenceSingleIndex, count: int) -> list[str]:
 
 
 def _exponent(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
+    """The information exponent, with the weight of each order."""
     exponent = online.information_exponent(
         model.target, model.length, student=model.student, key=_key(arguments)
     )
@@ -94,6 +98,7 @@ def _exponent(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answ
 
 
 def _risk(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
+    """The risk at an overlap, its Hessian and the noise of its gradient; flatness at the origin."""
     m = 0.0 if arguments.m is None else arguments.m
     e = arguments.e
     key = _key(arguments)
@@ -123,6 +128,7 @@ def _risk(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
 
 
 def _flow(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
+    """The flow of the overlaps, and when it reaches weak recovery."""
     times = np.linspace(0.0, arguments.time, 101)[1:]
     m = 1.0 / np.sqrt(arguments.dimension) if arguments.m is None else arguments.m
     e = arguments.e
@@ -152,6 +158,7 @@ def _flow(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
 
 
 def _simulate(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
+    """Runs by the exact chain: where they end, and when they arrive."""
     runs = online.simulate(
         model,
         jax.random.split(_key(arguments), arguments.runs),
@@ -210,6 +217,7 @@ def _curves(x: np.ndarray, overlaps: np.ndarray, names: list[str]) -> Callable[[
 
 
 def _phase_diagram(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
+    """The minima at each point of the plane, and the boundaries between phases."""
     del model  # that of all points of the plane
     a = np.linspace(0.7, 1.0, arguments.cells)
     omega = np.linspace(0.4, 0.98, arguments.cells)
@@ -237,6 +245,7 @@ def _phase_diagram(model: SequenceSingleIndex, arguments: argparse.Namespace) ->
 
 
 def _gain(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
+    """The gain of tied networks at each length, and its exponent."""
     del model  # tied and untied networks of each length
     gain = online.gain(
         _key(arguments),
@@ -277,11 +286,13 @@ def _gain(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
 
 
 def _plane(arguments: argparse.Namespace) -> str:
+    """The problem of the phase diagram."""
     del arguments
     return "Semantic/positional problem of two tokens."
 
 
 def _networks(arguments: argparse.Namespace) -> str:
+    """The problem of the gain."""
     numbers = f"d = {arguments.dimension}, gamma = {arguments.gamma:g}, eta = {arguments.eta:g}"
     return f"Target: the sum of h_2 over the tokens; ReLU; {numbers}."
 

@@ -42,6 +42,7 @@ KNOWN = ("model", "solver", "alpha", "seeds", "key", "parameters", "settings")
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     parser.add_argument(
         "file", metavar="FILE", type=pathlib.Path, help="what to sweep, e.g. grid.toml"
     )
@@ -59,6 +60,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """Solve the grid of a file, or say what it would take."""
     check(arguments.workers >= 0, "--workers", arguments.workers, "an integer >= 0")
     grid = read(arguments.file)
     task = sweeps.planned(**grid)

@@ -23,6 +23,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     parser.add_argument("--file", type=pathlib.Path, help="lines `LABEL:sub text`; else built in")
     parser.add_argument("--test-file", type=pathlib.Path, help="else a fifth is held out")
     parser.add_argument(
@@ -36,6 +37,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """Train the classifier, and say when each layer settled."""
     path = arguments.file
     tests = arguments.test_file
     check(tests is None or path is not None, "--test-file", tests, "only with --file")

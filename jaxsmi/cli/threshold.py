@@ -29,6 +29,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     parser.add_argument("--vary", metavar="FLAG", help="a flag of the model, e.g. skip")
     parser.add_argument("--values", type=float, nargs="+", help="values of that flag")
     parser.add_argument("--alpha-max", type=float, default=10.0, help="look no further than this")
@@ -88,6 +89,7 @@ def _axis(arguments: argparse.Namespace, flags: dict[str, Any]) -> _Axis:
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """Thresholds at each value of what is varied."""
     flags = flags_of(arguments)
     axis = _axis(arguments, flags)
     stairs: list[list[Threshold]] = []

@@ -40,6 +40,7 @@ OPTIMIZERS: dict[str, tuple[str, Callable[..., optax.GradientTransformation]]] =
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     add = parser.add_argument
     add(
         "--alpha",
@@ -82,6 +83,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
+    """Train, and say in which order the indices were learned."""
     _check(arguments)
     model = model_of(arguments)
     method = OPTIMIZERS[arguments.optimizer][0]

@@ -58,6 +58,7 @@ def errors(tokens: int, widths: Sequence[float], output: str, alphas: ArrayLike)
 
 
 def _sizes(full: bool, dimension: int = 100) -> tuple[int, int]:
+    """Dimension and seeds of runs."""
     return (dimension, 16) if full else (40, 3)
 
 

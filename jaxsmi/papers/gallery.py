@@ -70,14 +70,17 @@ _COLUMNS = {
 
 
 def _safe(text: object) -> str:
+    """A text with nothing in it that HTML would read as its own."""
     return html.escape(str(text), quote=True)
 
 
 def _number(value: float | None) -> str:
+    """A number of a table, a dash where there is none."""
     return "–" if value is None else f"{float(value):.3g}"
 
 
 def _compared(compared: Sequence[Mapping[str, Any]]) -> str:
+    """The comparisons of a figure as a table."""
     if not compared:
         return "<p>Nothing published to compare with was at hand.</p>"
     rows = []
@@ -105,6 +108,7 @@ def _compared(compared: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _made(record: Mapping[str, Any]) -> str:
+    """How a figure was made, in one line."""
     known = record["provenance"]
     size = "sizes of the article" if known["settings"].get("full") else "small sizes"
     parts = [
@@ -121,6 +125,7 @@ def _made(record: Mapping[str, Any]) -> str:
 
 
 def _figure(record: Mapping[str, Any]) -> str:
+    """A figure with its caption and its comparisons, or the reason of its failure."""
     name, title = _safe(record["name"]), _safe(record["title"])
     head = (
         f'<figure id="{name}" aria-labelledby="{name}-title">'
@@ -142,6 +147,7 @@ def _figure(record: Mapping[str, Any]) -> str:
 
 
 def _article(prefix: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of an article."""
     title, number = ARTICLES.get(prefix, (prefix, ""))
     source = f' (<a href="https://arxiv.org/abs/{number}">arXiv {number}</a>)' if number else ""
     figures = "\n".join(_figure(record) for record in records)

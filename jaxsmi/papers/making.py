@@ -269,4 +269,5 @@ def records(names: Sequence[str], folder: pathlib.Path) -> list[Record]:
 
 
 def _read(path: pathlib.Path) -> Record:
+    """A record from its file."""
     return json.loads(path.read_text(encoding="utf-8"))

@@ -42,6 +42,7 @@ INFINITE = float("inf")
 @functools.partial(jax.jit, static_argnums=4)
 @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None))
 def _errors(alpha: Array, beta: Array, rho: Array, noise: Array, symmetric: bool) -> Array:
+    """Bayes-optimal errors, elementwise."""
     return state_evolution(Bilinear(1.0 if symmetric else beta, rho, noise, symmetric), alpha).error
 
 
@@ -165,6 +166,7 @@ def aspects(
 
 
 def _recovery(beta: float, rho: ArrayLike) -> Array:
+    """The α of perfect recovery."""
     return Bilinear(beta, rho).recovery
 
 
@@ -222,6 +224,7 @@ def _published_thresholds(table: dict[str, np.ndarray], beta: float, ax: Axes) -
 @jax.jit
 @functools.partial(jax.vmap, in_axes=(None, None, None, 0))
 def _potential(beta: float, rho: float, alpha: float, q: Array) -> Array:
+    """Free entropy at several overlaps q."""
     return free_entropy(Bilinear(beta, rho), alpha, q).value
 
 

@@ -36,9 +36,11 @@ def write_row(folder: pathlib.Path, number: int, row: Row) -> None:
 
 
 def _file(number: int) -> str:
+    """Name of the file of a row."""
     return f"row-{number:05d}.npz"
 
 
 def _read(path: pathlib.Path) -> Row:
+    """A row from its file."""
     with np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
