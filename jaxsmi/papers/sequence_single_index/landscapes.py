@@ -108,7 +108,7 @@ def _panels(
     return figure, {"m": axis, "e": axis} | arrays
 
 
-def encoding_changes_thedraw_landscape(
+def encoding_changes_the_landscape(
     full: bool = False, progress: bool = False, reference: Folder = None
 ) -> Drawn:
     """Figure 1: risk of attention with the trace, with and without positional encoding."""
