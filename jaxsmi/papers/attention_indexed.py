@@ -1,6 +1,6 @@
-"""The five figures of "Bayes optimal learning of attention-indexed models" (arXiv 2506.01582),
-listed in
-[theory: attention-indexed, section 9].
+"""The five figures of "Bayes optimal learning of attention-indexed models" (arXiv 2506.01582).
+
+They are listed in [theory: attention-indexed, section 9].
 
 Dots are message passing and gradient descent at finite d (runs that diverged are NaN in the arrays
 and left out of means). By default they are few and small, so that a figure takes a minute or

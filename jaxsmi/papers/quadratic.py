@@ -1,6 +1,7 @@
-"""The figures of "Bayes-optimal learning of an extensive-width neural network from quadratically
-many samples" (arXiv
-2408.03733), listed in [theory: bilinear, section 7]. Sizes as in `jaxsmi.papers.bilinear`.
+"""Figures of "Bayes-optimal learning of an extensive-width neural network from quadratically many
+samples" (arXiv 2408.03733), listed in [theory: bilinear, section 7].
+
+Sizes as in `jaxsmi.papers.bilinear`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The figures of "Bilinear sequence regression" (arXiv 2410.18858), listed in [theory: bilinear,
-section 7].
+"""Figures of "Bilinear sequence regression" (arXiv 2410.18858).
+
+They are listed in [theory: bilinear, section 7].
 
 Dots are runs at finite d. By default they are few and small, so that a figure takes a minute or
 two, and the caption says how many; `full=True` has the sizes of the article (d = 50 and 100, 16 to

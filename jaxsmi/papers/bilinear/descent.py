@@ -1,5 +1,6 @@
-"""Figures of gradient descent: from starts of order one and from small ones [theory: bilinear,
-section 7].
+"""Figures of gradient descent: from starts of order one and from small ones.
+
+Source: [theory: bilinear, section 7].
 """
 
 from __future__ import annotations

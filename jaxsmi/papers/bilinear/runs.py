@@ -1,5 +1,6 @@
-"""Figures of runs beside theory: message passing and the minimum of the nuclear norm [theory:
-bilinear, section 7].
+"""Figures of runs beside theory: message passing and the minimum of the nuclear norm.
+
+Source: [theory: bilinear, section 7].
 """
 
 from __future__ import annotations

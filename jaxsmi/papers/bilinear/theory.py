@@ -1,5 +1,6 @@
-"""Figures of theory alone: Bayes-optimal errors, perfect recovery, free entropy [theory: bilinear,
-section 7].
+"""Figures of theory alone: Bayes-optimal errors, perfect recovery, free entropy.
+
+Source: [theory: bilinear, section 7].
 """
 
 from __future__ import annotations

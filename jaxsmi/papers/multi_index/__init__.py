@@ -1,6 +1,5 @@
-"""The figures of "Fundamental limits of learning in sequence multi-index models and deep attention
-networks" (arXiv 2502.00901),
-listed in [theory: deep-attention, section 7].
+"""Figures of "Fundamental limits of learning in sequence multi-index models and deep attention
+networks" (arXiv 2502.00901), listed in [theory: deep-attention, section 7].
 
 By default grids are coarse, dimensions and samples small, so that a figure takes a minute or two;
 `full=True` has the sizes of the article (D = 1000, 16 runs of message passing; eight runs of

@@ -1,5 +1,6 @@
-"""Figure 4: thresholds against depth, and the exchange of hidden layers [theory: deep-attention,
-section 7].
+"""Figure 4: thresholds against depth, and the exchange of hidden layers.
+
+Source: [theory: deep-attention, section 7].
 """
 
 from __future__ import annotations

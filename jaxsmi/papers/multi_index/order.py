@@ -1,5 +1,6 @@
-"""Figure 2: which layer is learned first, by message passing and by descent [theory:
-deep-attention, section 7].
+"""Figure 2: which layer is learned first, by message passing and by descent.
+
+Source: [theory: deep-attention, section 7].
 """
 
 from __future__ import annotations

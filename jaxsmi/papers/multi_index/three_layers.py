@@ -1,4 +1,7 @@
-"""Figure 3: three layers, and a text classifier of two [theory: deep-attention, section 7]."""
+"""Figure 3: three layers, and a text classifier of two.
+
+Source: [theory: deep-attention, section 7].
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Figure 1: overlaps and errors of two layers, and both thresholds [theory: deep-attention, section
-7].
+"""Figure 1: overlaps and errors of two layers, and both thresholds.
+
+Source: [theory: deep-attention, section 7].
 """
 
 from __future__ import annotations

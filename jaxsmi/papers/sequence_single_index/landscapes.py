@@ -1,5 +1,6 @@
-"""Figures 1 and 2: landscapes of the risk and what an encoding changes [theory: online-sgd, section
-9].
+"""Figures 1 and 2: landscapes of the risk and what an encoding changes.
+
+Source: [theory: online-sgd, section 9].
 """
 
 from __future__ import annotations

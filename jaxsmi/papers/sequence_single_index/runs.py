@@ -1,4 +1,7 @@
-"""Figures 3 to 5: gain of tied networks, phases, runs of SGD [theory: online-sgd, section 9]."""
+"""Figures 3 to 5: gain of tied networks, phases, runs of SGD.
+
+Source: [theory: online-sgd, section 9].
+"""
 
 from __future__ import annotations
 
