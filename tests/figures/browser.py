@@ -1,7 +1,8 @@
 """Does a page open in a headless browser? Broken images and messages of its console: `python
 tests/figures/browser.py PAGE`.
 
-A copy of the page beside it, with a script that counts its images once they are loaded, is what is opened; then the page itself.
+A copy of the page beside it, with a script that counts its images once they are loaded, is what is
+opened; then the page itself.
 """
 
 import json
@@ -15,10 +16,12 @@ import tempfile
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 _COUNT = """<script>addEventListener("load", () => {
   const all = [...document.images];
-  const broken = all.filter(i => !(i.complete && i.naturalWidth > 0)).map(i => i.getAttribute("src"));
+  const failed = all.filter(i => !(i.complete && i.naturalWidth > 0));
+  const broken = failed.map(i => i.getAttribute("src"));
   const told = document.createElement("pre");
   told.id = "counted";
-  told.textContent = JSON.stringify({images: all.length, broken: broken, silent: all.filter(i => !i.alt).length,
+  const silent = all.filter(i => !i.alt).length;
+  told.textContent = JSON.stringify({images: all.length, broken: broken, silent: silent,
     wide: document.documentElement.scrollWidth > innerWidth});
   document.body.append(told);
 });</script></body>"""

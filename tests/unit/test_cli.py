@@ -74,7 +74,7 @@ def test_state_evolution_prints_one_json_object(capsys):
     for point in found["curve"]:
         assert point["result"] == "SUCCESS"
         assert point["converged"] is True
-        # the channel is a closed form without statistical error; 1e-4 is the tolerance of the fixed point
+        # the channel is a closed form without statistical error; the fixed point is good to 1e-4
         assert point["overlap"][0][0] == pytest.approx(
             linear_overlap(point["alpha"], 0.5), abs=2e-4
         )
@@ -462,8 +462,9 @@ def test_a_sweep_from_a_file(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("linear", "linnear", "model"), ("noise =", "nose =", "nose"), ("points = 4", "dots = 4", "noise"),
-        ("[settings]", "[setting]", "setting"), ("alpha = [0.5, 1.0]", "alpha = [1.0, 0.5]", "alpha"),
+        ("linear", "linnear", "model"), ("noise =", "nose =", "nose"),
+        ("points = 4", "dots = 4", "noise"), ("[settings]", "[setting]", "setting"),
+        ("alpha = [0.5, 1.0]", "alpha = [1.0, 0.5]", "alpha"),
         ("= 512", "=", "grid.toml"),
         ("from = 0.1", "from = 0.0", "noise"),
     ],

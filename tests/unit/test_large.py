@@ -36,7 +36,7 @@ MODELS = {
     ],
 )
 def test_regenerated_inputs_are_the_stored_ones(name):
-    """Fields and their transposes, block by block or at once: sums in another order, nothing else."""
+    """Fields and their transposes, block by block or at once: only the order of sums differs."""
     model, dimension, alpha = MODELS[name]
     lazy = model.sample(KEY, dimension=dimension, alpha=alpha, store=False, dtype=jnp.float64)
     data = lazy.stored()
@@ -122,7 +122,10 @@ for name, model, dimension, alpha, steps in {cases}:
 model = smi.links.linear(0.1)
 data = model.sample(key, dimension=40, alpha=6.0)
 for size in (None, 48)[: None if {thorough} else 1]:
-    fits = [smi.train(model, d, optax.adam(0.01), key=key, steps=20, batch_size=size) for d in (data, data.sharded())]
+    fits = [
+        smi.train(model, d, optax.adam(0.01), key=key, steps=20, batch_size=size)
+        for d in (data, data.sharded())
+    ]
     assert big(fits[0].weights - fits[1].weights) <= 1e-10 * big(fits[0].weights)
 try:
     data.first(37).sharded()
@@ -185,7 +188,8 @@ jax.distributed.initialize("127.0.0.1:" + sys.argv[2], num_processes=2, process_
 assert (jax.device_count(), jax.local_device_count()) == (4, 2)
 model, key = smi.links.linear(0.1), jax.random.key(0)
 data = model.sample(key, dimension=40, alpha=2.0, store=False, dtype="float64")
-print("overlap", repr(float(np.asarray(smi.gamp(model, data.sharded(), key=key, max_steps=6).overlap)[0, 0])))
+run = smi.gamp(model, data.sharded(), key=key, max_steps=6)
+print("overlap", repr(float(np.asarray(run.overlap)[0, 0])))
 """
 
 

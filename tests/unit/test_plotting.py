@@ -1,4 +1,4 @@
-"""The points that are drawn are the numbers of the solutions, and a figure carries its provenance."""
+"""Points that are drawn are the numbers of the solutions, and a figure carries its provenance."""
 
 import dataclasses
 import json

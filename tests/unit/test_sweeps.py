@@ -146,7 +146,7 @@ def test_matrix_models_are_solved_many_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_samples_are_added_until_the_error_bar_is_met():
-    """Phase retrieval above its threshold: half the error that 2048 points have needs more of them."""
+    """Phase retrieval above its threshold: half the error of 2048 points needs more of them."""
     one = smi.sweep(smi.links.phase_retrieval, [0.7], settings={"samples": 2048}).stderr.squeeze()
     many = {"settings": {"stderr": 0.5 * float(one)}}
     more = smi.sweep(smi.links.phase_retrieval, [0.7], **many)
@@ -181,12 +181,14 @@ def test_message_passing_of_several_seeds():
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"), ({"parameters": {"noise": []}}, "noise"),
-        ({"parameters": {"noise": [0.1, 0.1]}}, "noise"), ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
+        ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"),
+        ({"parameters": {"noise": []}}, "noise"), ({"parameters": {"noise": [0.1, 0.1]}}, "noise"),
+        ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
         ({"parameters": {"seed": [1]}}, "seed"), ({"parameters": {"rho": [1]}}, "rho"),
         ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
-        ({"alpha": [-0.5, 1.0]}, "alpha"), ({"alpha": [0.0, 1.0]}, "alpha"), ({"alpha": ["a"]}, "alpha"),
-        ({"settings": {"sample": 512}}, "settings: got 'sample'"), ({"settings": {"key": 1}}, "settings"),
+        ({"alpha": [-0.5, 1.0]}, "alpha"), ({"alpha": [0.0, 1.0]}, "alpha"),
+        ({"alpha": ["a"]}, "alpha"), ({"settings": {"key": 1}}, "settings"),
+        ({"settings": {"sample": 512}}, "settings: got 'sample'"),
         ({"solver": "gamp", "settings": {"samples": 512}}, "settings"),
         ({"solver": "train", "settings": {"optimizer": "apply_updates"}}, "optimizer: .*adam"),
     ],
@@ -220,7 +222,8 @@ SCRIPT = """
 import sys, jax
 jax.config.update("jax_enable_x64", True)
 import jaxsmi as smi
-smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": [0.1 * k for k in range(1, 41)]}},
+noises = [0.1 * k for k in range(1, 41)]
+smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": noises}},
           settings={{"samples": 512, "randomisations": 4}}, out={out!r})
 """
 
