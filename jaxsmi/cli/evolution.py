@@ -1,20 +1,30 @@
-"""TODO cli.evolution."""
+"""The command `jaxsmi state-evolution MODEL`: overlaps in the limit of large dimension.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxsmi.cli import report as reports
-from jaxsmi.cli.flags import curve_of, model_of, setting_of
-from jaxsmi.cli.report import Report, timed
+from jaxsmi.cli.command import Command
+from jaxsmi.cli.flags import model_of, setting_of
+from jaxsmi.cli.models import defaults_for
+from jaxsmi.cli.report import Report, plain, table, timed, with_error, wrapped
+from jaxsmi.cli.solving import curve_of
 from jaxsmi.core import records
+from jaxsmi.core.codes import Result
 from jaxsmi.workbench import plotting
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
-    """Overlaps in the limit of large dimension, at one or several alphas, each starting from the one before."""
+__all__ = ["COMMAND"]
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     parser.add_argument(
         "--alpha",
         type=float,
@@ -22,12 +32,7 @@ def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         required=True,
         help="sample complexities N/D, n/d^2 or n/(dL)",
     )
-    parser.add_argument(
-        "--q0",
-        type=float,
-        default=argparse.SUPPRESS,
-        help="start every alpha from this overlap instead",
-    )
+    parser.add_argument("--q0", type=float, help="start every alpha from this overlap instead")
     parser.add_argument("--samples", type=int, default=8192, help="points of the outer average")
     parser.add_argument(
         "--randomisations",
@@ -40,46 +45,48 @@ def state_evolution(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         "--tolerance", type=float, default=1e-4, help="stop at this distance from the fixed point"
     )
 
-    def execute(arguments: argparse.Namespace) -> Report:
-        model = model_of(arguments)
-        settings = {
-            name: getattr(arguments, name)
-            for name in ("samples", "randomisations", "max_steps", "tolerance")
-        }
-        with timed() as seconds:
-            curve = curve_of(
-                model,
-                sorted(set(arguments.alpha)),
-                arguments,
-                settings,
-                getattr(arguments, "q0", None),
-            )
-        rows = [
-            [
-                f"{float(point.alpha):g}",
-                *(reports.with_error(point, p) for p in range(model.indices)),
-                f"{float(point.error):.4g}",
-                f"{int(point.steps)}",
-                reports.code(point),
-            ]
-            for point in curve
-        ]
-        text = [
-            setting_of(arguments),
-            reports.table(
-                ["alpha", *records.index_names(model, model.indices), "error", "steps", "result"],
-                rows,
-            ),
-            *dict.fromkeys(
-                reports.wrapped(f"{reports.code(point)}: {point.message}") for point in curve
-            ),
-            f"{seconds[0]:.1f} s.",
-        ]
-        data = {"curve": [reports.plain(point) for point in curve], "seconds": seconds[0]}
 
-        def draw(figure: Any) -> None:
-            plotting.overlap_against_alpha(curve, ax=figure.subplots())
+def _execute(arguments: argparse.Namespace) -> Report:
+    """Solve state evolution at all alphas, and lay out a row for each."""
+    model = model_of(arguments)
+    settings: dict[str, Any] = {
+        "samples": arguments.samples,
+        "randomisations": arguments.randomisations,
+        "max_steps": arguments.max_steps,
+        "tolerance": arguments.tolerance,
+    }
+    if arguments.q0 is not None:
+        settings["q0"] = arguments.q0
+    with timed() as seconds:
+        curve = curve_of(model, sorted(set(arguments.alpha)), arguments, **settings)
+    rows = []
+    messages = []
+    for point in curve:
+        code = Result(int(point.result)).name
+        overlaps = [with_error(point, p) for p in range(model.indices)]
+        ended = [f"{float(point.error):.4g}", f"{int(point.steps)}", code]
+        rows.append([f"{float(point.alpha):g}", *overlaps, *ended])
+        messages.append(wrapped(f"{code}: {point.message}"))
+    names = records.index_names(model, model.indices)
+    text = [
+        setting_of(arguments),
+        table(["alpha", *names, "error", "steps", "result"], rows),
+        *dict.fromkeys(messages),
+        f"{seconds[0]:.1f} s.",
+    ]
+    data = {"curve": [plain(point) for point in curve], "seconds": seconds[0]}
 
-        return Report(data, "\n".join(text), draw, curve)
+    def draw(figure: Figure) -> None:
+        plotting.overlap_against_alpha(curve, ax=figure.subplots())
 
-    return execute
+    return Report(data, "\n".join(text), draw, lambda: curve)
+
+
+COMMAND = Command(
+    "state-evolution",
+    "Overlaps in the limit of large dimension, at one or several alphas, each starting from the "
+    "one before.",
+    _add_flags,
+    _execute,
+    defaults=defaults_for,
+)

@@ -1,34 +1,41 @@
-"""The command `jaxsmi figure NAME|all`: published figures from their recipes, and the gallery of them. No equation lives here."""
+"""The command `jaxsmi figure NAME|all`: published figures from their recipes, and the gallery of
+them.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
-from jaxsmi.cli.report import Report, progress, table, timed, wrapped
-from jaxsmi.core import records
+from jaxsmi.cli.command import Command
+from jaxsmi.cli.flags import progress
+from jaxsmi.cli.report import Report, table, timed, wrapped
 from jaxsmi.core.checks import check
-from jaxsmi.papers import gallery, making
-from jaxsmi.papers.__init__ import RECIPES
+from jaxsmi.papers import RECIPES, gallery, making
+from jaxsmi.papers.common import Folder
+from jaxsmi.papers.making import Record
 from jaxsmi.workbench import storage
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+__all__ = ["COMMAND"]
 
 ALL = "all"
 
 
-def figure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
-    """Draw a published figure, or all of them, and keep the arrays behind it; index.html shows what agrees with print.
-
-    With `all` a figure that fails is shown as failed and the others go on; what is finished is not made again.
-    """
-    parser.add_argument(
-        "name", metavar="NAME", choices=[ALL, *RECIPES], help=" | ".join([ALL, *RECIPES])
-    )
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    names = [ALL, *RECIPES]
+    parser.add_argument("name", metavar="NAME", choices=names, help=" | ".join(names))
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--quick",
@@ -41,22 +48,27 @@ def figure(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Re
     )
     parser.set_defaults(full=False)
     parser.add_argument(
-        "--reference", type=pathlib.Path, default=argparse.SUPPRESS,
-        help="folder of published data to lay over (else the environment's JAXSMI_REFERENCE, else ../shared/reference)",
-    )  # fmt: skip
+        "--reference",
+        type=pathlib.Path,
+        help="folder of published data to lay over (else the environment's JAXSMI_REFERENCE, "
+        "else ../shared/reference)",
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes that draw at once (all)")
     parser.add_argument("--again", action="store_true", help="make finished figures again (all)")
 
-    def execute(arguments: argparse.Namespace) -> Report:
-        check(arguments.out, "--out", None, "a folder for the figure")
-        check(arguments.workers >= 1, "--workers", arguments.workers, "an integer >= 1")
-        reference = making.folder_of_published(getattr(arguments, "reference", None))
-        return (_every if arguments.name == ALL else _one)(arguments, reference)
 
-    return execute
+def _execute(arguments: argparse.Namespace) -> Report:
+    """One figure, or all of them."""
+    check(arguments.out is not None, "--out", None, "a folder for the figure")
+    check(arguments.workers >= 1, "--workers", arguments.workers, "an integer >= 1")
+    reference = making.folder_of_published(arguments.reference)
+    if arguments.name == ALL:
+        return _every(arguments, reference)
+    return _one(arguments, reference)
 
 
-def _one(arguments: argparse.Namespace, reference: pathlib.Path | None) -> Report:
+def _one(arguments: argparse.Namespace, reference: Folder) -> Report:
+    """One figure, made again whether it is there or not."""
     name = arguments.name
     drawn, record = making.draw(
         name, RECIPES[name], full=arguments.full, reference=reference, progress=progress(arguments)
@@ -71,26 +83,33 @@ def _one(arguments: argparse.Namespace, reference: pathlib.Path | None) -> Repor
     }
     lines = [wrapped(drawn.caption), *_verdicts([record]), f"{record['seconds']:.1f} s."]
     return Report(
-        data, "\n".join(lines), lambda _: None, storage.arrays(drawn.arrays), drawn.figure, name
+        data,
+        "\n".join(lines),
+        stored=lambda: storage.arrays(drawn.arrays),
+        figure=drawn.figure,
+        stem=name,
     )
 
 
-def _every(arguments: argparse.Namespace, reference: pathlib.Path | None) -> Report:
-    made, kept = {}, []
-    settings = {
-        "full": arguments.full,
-        "reference": reference,
-        "workers": arguments.workers,
-        "again": arguments.again,
-    }
-    with (
-        timed() as seconds,
-        tqdm(total=len(RECIPES), desc="figures", disable=not progress(arguments)) as bar,
-    ):
-        for record, before in making.every(RECIPES, arguments.out, **settings):
-            made[record["name"]] = record
-            kept += [record["name"]] if before else []
-            bar.set_postfix_str(record["name"])
+def _every(arguments: argparse.Namespace, reference: Folder) -> Report:
+    """All figures that are not there yet; those that fail are named, and the others go on."""
+    made: dict[str, Record] = {}
+    kept: list[str] = []
+    figures = making.every(
+        RECIPES,
+        arguments.out,
+        full=arguments.full,
+        reference=reference,
+        workers=arguments.workers,
+        again=arguments.again,
+    )
+    hidden = not progress(arguments)
+    with timed() as seconds, tqdm(total=len(RECIPES), desc="figures", disable=hidden) as bar:
+        for record, there in figures:
+            name = record["name"]
+            made[name] = record
+            kept += [name] if there else []
+            bar.set_postfix_str(name)
             bar.update()
             gallery.write(making.records(list(RECIPES), arguments.out), arguments.out)
     records = [made[name] for name in RECIPES]
@@ -103,35 +122,30 @@ def _every(arguments: argparse.Namespace, reference: pathlib.Path | None) -> Rep
         "gallery": str(arguments.out / "index.html"),
         "seconds": seconds[0],
     }
-    rows = [
-        [r["name"], "failed" if r["failed"] else f"{r['seconds']:.1f}", *_counts(r)]
-        for r in records
-    ]
     text = [
-        table(["figure", "seconds", "compared", "agree"], rows),
+        table(["figure", "seconds", "compared", "agree"], [_row(record) for record in records]),
         *_verdicts(records),
         *(wrapped(f"{name} failed: {reason}") for name, reason in failed.items()),
         f"{gallery.summary(records)} {len(kept)} were there already. {seconds[0]:.1f} s.",
     ]
-    report = Report(
-        data, "\n".join(text), lambda it: _overview(it, records), _numbers(records), stem="index"
-    )
-    if failed:  # all that could be made is made; the shell is told
-        print(_json(arguments, data) if arguments.json else report.text)
-        raise SystemExit(f"jaxsmi figure: {len(failed)} failed: {', '.join(failed)}")
-    return report
-
-
-def _json(arguments: argparse.Namespace, data: Mapping[str, Any]) -> str:
-    settings = {"name": arguments.name, "full": arguments.full, "workers": arguments.workers}
-    return json.dumps(
-        records.parameters({"command": "figure", "settings": settings, **data}, largest=np.inf),
-        allow_nan=False,
+    return Report(
+        data,
+        "\n".join(text),
+        lambda figure: _overview(figure, records),
+        lambda: _numbers(records),
+        stem="index",
+        problem=f"{len(failed)} failed: {', '.join(failed)}" if failed else "",
     )
 
 
-def _counts(record: Mapping[str, Any]) -> list[str]:
-    return [str(len(record["compared"])), str(sum(one["agrees"] for one in record["compared"]))]
+def _row(record: Mapping[str, Any]) -> list[str]:
+    """Cells of a figure: its name, how long it took, how many comparisons there are, and how many
+    agree.
+    """
+    compared = record["compared"]
+    seconds = "failed" if record["failed"] else f"{record['seconds']:.1f}"
+    agree = sum(one["agrees"] for one in compared)
+    return [record["name"], seconds, str(len(compared)), str(agree)]
 
 
 def _verdicts(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -142,49 +156,56 @@ def _verdicts(records: Sequence[Mapping[str, Any]]) -> list[str]:
             if one["agrees"] and len(records) > 1:
                 continue
             verdict = "agrees" if one["agrees"] else "does not agree"
-            gap = (
-                "no common point"
-                if not one["points"]
-                else f"largest deviation {one['largest']:.3g}, allowed {one['tolerance']:.3g}"
-            )
+            gap = "no common point"
+            if one["points"]:
+                gap = f"largest deviation {one['largest']:.3g}, allowed {one['tolerance']:.3g}"
             remark = f" ({one['remark']})" if one["remark"] else ""
-            lines.append(
-                wrapped(
-                    f"{record['name']}: {one['what']} {verdict} with {one['against']}: {gap}{remark}."
-                )
-            )
+            what = f"{record['name']}: {one['what']} {verdict} with {one['against']}"
+            lines.append(wrapped(f"{what}: {gap}{remark}."))
     return lines
 
 
-def _numbers(records: Sequence[Mapping[str, Any]]) -> Any:
-    ratios = [
-        np.nan if one["ratio"] is None else one["ratio"]
-        for record in records
-        for one in record["compared"]
-    ]
+def _numbers(records: Sequence[Mapping[str, Any]]) -> xarray.Dataset:
+    """Seconds of all figures, and ratios of all comparisons, NaN without a common point."""
+    ratios = [one["ratio"] for record in records for one in record["compared"]]
     return storage.arrays(
         {
             "seconds": np.array([record["seconds"] for record in records]),
-            "ratio": np.array(ratios, float),
+            "ratio": np.array([np.nan if ratio is None else ratio for ratio in ratios], float),
         }
     )
 
 
-def _overview(drawing: Any, records: Sequence[Mapping[str, Any]]) -> None:
+def _overview(figure: Figure, records: Sequence[Mapping[str, Any]]) -> None:
     """All comparisons in one picture: the largest deviation over its tolerance."""
-    found = [
-        (f"{r['name']}: {one['what']}", one["ratio"])
-        for r in records
-        for one in r["compared"]
+    ratios = [
+        (f"{record['name']}: {one['what']}", one["ratio"])
+        for record in records
+        for one in record["compared"]
         if one["points"]
     ]
-    drawing.set_size_inches(9, 1.2 + 0.17 * len(found))
-    ax = drawing.subplots()
-    for row, (_, ratio) in enumerate(found):
+    figure.set_size_inches(9, 1.2 + 0.17 * len(ratios))
+    ax = figure.subplots()
+    for row, (_, ratio) in enumerate(ratios):
         ax.plot(max(ratio, 1e-3), row, "o", ms=4, color="C2" if ratio <= 1 else "C3")
     ax.axvline(1.0, color="k", lw=0.8, ls=":")
     ax.set_xscale("log")
     ax.set_xlabel("largest deviation over its tolerance")
-    ax.set_yticks(np.arange(len(found)), [name for name, _ in found], fontsize=6)
-    ax.set_ylim(len(found), -1)
+    ax.set_yticks(np.arange(len(ratios)), [name for name, _ in ratios], fontsize=6)
+    ax.set_ylim(len(ratios), -1)
     ax.grid(alpha=0.25, lw=0.6)
+
+
+COMMAND = Command(
+    "figure",
+    "Draw a published figure, or all of them, and keep the arrays behind it; index.html shows what "
+    "agrees with print.",
+    _add_flags,
+    _execute,
+    details=(
+        "With `all` a figure that fails is shown as failed and the others go on, the exit status "
+        "is 1, and what is "
+        "finished is not made again."
+    ),
+    takes_model=False,
+)

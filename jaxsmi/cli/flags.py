@@ -1,22 +1,70 @@
-"""TODO cli.flags."""
+"""Flags that commands share, and what they say: the model, its settings, the seed.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
 import argparse
+import pathlib
+import sys
 from typing import Any
 
-import jax
-
-import jaxsmi as smi
-from jaxsmi.cli import report as reports
-from jaxsmi.cli.main import _OUTPUT
 from jaxsmi.cli.models import FLAGS, MODELS
-from jaxsmi.cli.report import progress, timed
-from jaxsmi.core.results import Solution
-from jaxsmi.workbench import sweeps
+from jaxsmi.cli.report import short, wrapped
+from jaxsmi.models.base import AbstractModel
+
+__all__ = [
+    "Formatter",
+    "add_gamp",
+    "add_model",
+    "add_output",
+    "flags_of",
+    "model_of",
+    "progress",
+    "setting_of",
+    "settings_of",
+]
+
+_OUTPUT = ("out", "json", "quiet")
+_ASIDE = {"command", "model", "dry_run", *_OUTPUT, *FLAGS}  # nothing here decides the numbers
+
+
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Help with defaults, but for flags that have none."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        absent = action.default is None or isinstance(action.default, bool)
+        return action.help if absent else super()._get_help_string(action)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Flags of all commands: the seed, and what is written and printed."""
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="write figure, netCDF and table to this folder"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model and the flags of all models; None for flags that are not given."""
+    parser.add_argument("model", metavar="MODEL", choices=MODELS, help=" | ".join(MODELS))
+    group = parser.add_argument_group("the model's own flags")
+    for name, flag in FLAGS.items():
+        defaults = [
+            f"{model}: {entry.flags[name]}"
+            for model, entry in MODELS.items()
+            if name in entry.flags
+        ]
+        flag.add(group, name, f"{flag.help} ({', '.join(defaults)})")
 
 
 def add_gamp(parser: argparse.ArgumentParser) -> None:
+    """Flags of message passing and of its data."""
     parser.add_argument(
         "--alpha", type=float, default=1.2, help="sample complexity N/D (matrices: n/d^2 or n/(dL))"
     )
@@ -28,88 +76,52 @@ def add_gamp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--damping",
         type=float,
-        default=argparse.SUPPRESS,
         help="damping of GAMP (default: none; of a matrix, as much as it needs)",
     )
 
 
-def model_of(arguments: argparse.Namespace) -> Any:
-    return MODELS[arguments.model][0](**flags_of(arguments))
+def progress(arguments: argparse.Namespace) -> bool:
+    """Whether to show progress bars: at a terminal, unless told to be quiet."""
+    return sys.stderr.isatty() and not arguments.quiet
+
+
+def model_of(arguments: argparse.Namespace) -> AbstractModel:
+    """The model that the words describe."""
+    return MODELS[arguments.model].make(**flags_of(arguments))
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The model's own flags, with defaults; a flag of another model is an error."""
-    flags = dict(MODELS[arguments.model][1])
-    for flag in FLAGS:
-        if hasattr(arguments, flag):
-            if flag not in flags:
-                own = ", ".join(f"--{own}" for own in flags) or "none"
-                raise ValueError(
-                    f"--{flag.replace('_', '-')} is no flag of {arguments.model}; its own: {own}."
-                )
-            value = getattr(arguments, flag)
-            flags[flag] = value[0] if isinstance(value, list) and len(value) == 1 else value
+    """The model's own flags, with defaults; a ValueError for a flag of another model."""
+    flags = dict(MODELS[arguments.model].flags)
+    words = vars(arguments)
+    for name in FLAGS:
+        value = words[name]
+        if value is None:
+            continue
+        if name not in flags:
+            allowed = ", ".join(f"--{own}" for own in flags) or "none"
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} is no flag of {arguments.model}; its own: {allowed}.")
+        flags[name] = value[0] if isinstance(value, list) and len(value) == 1 else value
     return flags
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything that decides the numbers."""
-    aside = {"command", "execute", "model", *_OUTPUT, *FLAGS}
-    rest = {name: value for name, value in vars(arguments).items() if name not in aside}
-    if not hasattr(arguments, "model"):
+    """Everything that decides the numbers.
+
+    Flags that were not given and have no default are left out.
+    """
+    words = vars(arguments)
+    rest = {
+        name: value for name, value in words.items() if name not in _ASIDE and value is not None
+    }
+    if "model" not in words:
         return rest
     return {"model": arguments.model, **flags_of(arguments), **rest}
 
 
-def learn(model: Any, arguments: argparse.Namespace) -> tuple[Solution, dict[str, Any]]:
-    data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
-    with timed() as seconds:
-        data = model.sample(
-            data_key, dimension=arguments.dimension, alpha=arguments.alpha, **storage_of(arguments)
-        )
-        solution = smi.gamp(
-            model,
-            data,
-            key=start_key,
-            max_steps=arguments.max_steps,
-            tolerance=arguments.tolerance,
-            damping=getattr(arguments, "damping", None),
-            progress=progress(arguments),
-        )
-        jax.block_until_ready(solution.overlap)
-    found = {"cosine": solution.cosine, "seconds": seconds[0]}
-    return solution, reports.plain(solution) | found
-
-
-def storage_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How the inputs are kept."""
-    if getattr(arguments, "regenerate", False):
-        return {"store": False}
-    return {"dtype": getattr(arguments, "dtype", None)}
-
-
-def theory_key(arguments: argparse.Namespace) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(arguments.seed), 2)
-
-
-def curve_of(
-    model: Any,
-    alphas: Any,
-    arguments: argparse.Namespace,
-    settings: dict[str, Any],
-    q0: float | None = None,
-) -> list[Solution]:
-    """State evolution in ascending alpha; without `q0` each point starts near the one before: the branch from below."""
-    start = {} if q0 is None else {"q0": q0}
-    return sweeps.curve(
-        model, alphas, key=theory_key(arguments), progress=progress(arguments), **start, **settings
-    )
-
-
 def setting_of(arguments: argparse.Namespace) -> str:
+    """The model and all settings, for the reader."""
     settings = settings_of(arguments)
-    return reports.wrapped(
-        settings.pop("model")
-        + ": "
-        + ", ".join(f"{name} {reports.short(it)}" for name, it in settings.items())
-    )
+    model = settings.pop("model")
+    return wrapped(f"{model}: {', '.join(f'{name} {short(it)}' for name, it in settings.items())}")

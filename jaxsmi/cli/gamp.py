@@ -1,20 +1,29 @@
-"""TODO cli.gamp."""
+"""The command `jaxsmi gamp MODEL`: a run of message passing, or what it would take.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxsmi.cli import report as reports
-from jaxsmi.cli.flags import add_gamp, learn, model_of, setting_of, storage_of
-from jaxsmi.cli.report import Report
+from jaxsmi.cli.command import Command
+from jaxsmi.cli.flags import add_gamp, model_of, setting_of
+from jaxsmi.cli.models import defaults_for
+from jaxsmi.cli.report import Report, foreseen, outcome, run_cells, table
+from jaxsmi.cli.solving import learn
 from jaxsmi.core import records
 from jaxsmi.workbench import costs, plotting
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
-    """Draw a teacher and a data set, and learn it by generalised approximate message passing."""
+__all__ = ["COMMAND"]
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     add_gamp(parser)
     parser.add_argument(
         "--dtype",
@@ -31,28 +40,41 @@ def gamp(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repo
         "--dry-run", action="store_true", help="say what memory and time it would take; do nothing"
     )
 
-    def execute(arguments: argparse.Namespace) -> Report:
-        model = model_of(arguments)
-        if arguments.dry_run:
-            cost = costs.gamp_cost(
-                model, dimension=arguments.dimension, alpha=arguments.alpha, **storage_of(arguments)
-            )
-            return reports.foreseen(cost, arguments.max_steps, costs.copy_bandwidth())
-        learned, found = learn(model, arguments)
-        rows = [
-            [name, *reports.row(learned, p)]
-            for p, name in enumerate(records.index_names(model, model.indices))
-        ]
-        text = [
-            setting_of(arguments),
-            reports.table(["", "cosine", "cosine²", "Q"], rows),
-            f"{reports.error_name(model)}: {float(learned.error):.4g}.",
-            reports.outcome("GAMP", learned, found["seconds"]),
-        ]
 
-        def draw(figure: Any) -> None:
-            plotting.overlap_against_iteration(learned, ax=figure.subplots())
+def _execute(arguments: argparse.Namespace) -> Report:
+    """Run message passing, or say what the run would take."""
+    model = model_of(arguments)
+    storage: dict[str, Any] = {"dtype": arguments.dtype}
+    if arguments.regenerate:
+        storage = {"store": False}
+    if arguments.dry_run:
+        cost = costs.gamp_cost(
+            model, dimension=arguments.dimension, alpha=arguments.alpha, **storage
+        )
+        return foreseen(cost, arguments.max_steps, costs.copy_bandwidth())
+    learned = learn(model, arguments, **storage)
+    solution = learned.solution
+    rows = [
+        [name, *run_cells(solution, p)]
+        for p, name in enumerate(records.index_names(model, model.indices))
+    ]
+    text = [
+        setting_of(arguments),
+        table(["", "cosine", "cosine²", "Q"], rows),
+        f"{model.error_name}: {float(solution.error):.4g}.",
+        outcome("GAMP", solution, learned.seconds),
+    ]
 
-        return Report(found, "\n".join(text), draw, learned)
+    def draw(figure: Figure) -> None:
+        plotting.overlap_against_iteration(solution, ax=figure.subplots())
 
-    return execute
+    return Report(learned.data, "\n".join(text), draw, lambda: solution)
+
+
+COMMAND = Command(
+    "gamp",
+    "Draw a teacher and a data set, and learn it by generalised approximate message passing.",
+    _add_flags,
+    _execute,
+    defaults=defaults_for,
+)

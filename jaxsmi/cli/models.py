@@ -1,97 +1,155 @@
-"""The models of the command line: what they are called, how they are made, and their flags. No equation lives here."""
+"""The models of the command line: what they are called, how they are made, and their flags.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from jaxsmi.core.checks import check
 from jaxsmi.models import links
 from jaxsmi.models.attention_indexed import AttentionIndexed
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.models.deep_attention import DeepAttention
 
-# Name on the command line: how to make it, and its flags with their defaults.
-MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "deep-attention": (
-        DeepAttention,
-        {"depth": 2, "tokens": 2, "skip": 1.0, "ranks": 1, "beta": 1.0},
+__all__ = ["FLAGS", "MODELS", "Flag", "ModelEntry", "build", "defaults_for"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A flag of a model: its help, the kind of its values, whether there may be several, and
+    whether it is a switch.
+
+    `varies`: whether it can be one number, so that `threshold --vary` may go through its values.
+    """
+
+    help: str
+    kind: type = float
+    many: bool = False
+    switch: bool = False
+    varies: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self.kind is int
+
+    def add(self, parser: argparse._ArgumentGroup, name: str, help: str) -> None:
+        """Add it to a parser; None where it is not given."""
+        flag = f"--{name.replace('_', '-')}"
+        if self.switch:
+            parser.add_argument(flag, action="store_true", default=None, help=help)
+        else:
+            count = {"nargs": "+"} if self.many else {}
+            metavar = name[0].upper()
+            parser.add_argument(flag, type=self.kind, help=help, metavar=metavar, **count)  # pyright: ignore
+
+
+FLAGS: dict[str, Flag] = {
+    "depth": Flag("attention layers", int),
+    "tokens": Flag("tokens in a sequence", int),
+    "skip": Flag(
+        "strength of the skip connection: one number, or one for each hidden layer", many=True
     ),
-    "phase-retrieval": (links.phase_retrieval, {}),
-    "sign": (links.sign, {}),
-    "sign-product": (lambda factors: links.sign_product(factors), {"factors": 2}),
-    "product": (links.product, {}),
-    "square-plus-sign-parity": (links.square_plus_sign_parity, {}),
-    "linear": (links.linear, {"noise": 0.1}),
-    "attention-indexed": (
+    "aspect_ratio": Flag("length of the sequence over dimension of a token L/d"),
+    "rank_ratio": Flag("width of the matrix r/d"),
+    "symmetric": Flag("S = W W^T, a quadratic network", switch=True, varies=False),
+    "output": Flag("softmax, hardmax or linear", str, varies=False),
+    "layers": Flag("layers (more than one: train only)", int),
+    "ranks": Flag("rank of the layers: one number, or one for each", int, many=True, varies=False),
+    "beta": Flag("inverse temperature of the softmax"),
+    "factors": Flag("factors in the product", int),
+    "noise": Flag("variance of the label noise"),
+}
+
+
+class ModelEntry(NamedTuple):
+    """How to make a model, its flags with their defaults, and defaults of commands that are others
+    for it.
+    """
+
+    make: Callable[..., AbstractModel]
+    flags: Mapping[str, Any]
+    commands: Mapping[str, Mapping[str, Any]]
+
+
+_ATTENTION_INDEXED = {
+    "tokens": 2,
+    "rank_ratio": 0.5,
+    "output": "softmax",
+    "beta": 1.0,
+    "noise": 0.0,
+    "layers": 1,
+    "skip": 1.0,
+}
+_OF_MATRICES = {"weight_decay": 0.0, "batch_size": 0, "repeats": 1, "steps": 2000, "init": 1.0}
+
+MODELS: dict[str, ModelEntry] = {
+    "deep-attention": ModelEntry(
+        DeepAttention, {"depth": 2, "tokens": 2, "skip": 1.0, "ranks": 1, "beta": 1.0}, {}
+    ),
+    "phase-retrieval": ModelEntry(links.phase_retrieval, {}, {}),
+    "sign": ModelEntry(links.sign, {}, {}),
+    "sign-product": ModelEntry(lambda factors: links.sign_product(factors), {"factors": 2}, {}),
+    "product": ModelEntry(links.product, {}, {}),
+    "square-plus-sign-parity": ModelEntry(links.square_plus_sign_parity, {}, {}),
+    "linear": ModelEntry(links.linear, {"noise": 0.1}, {}),
+    "attention-indexed": ModelEntry(
         lambda rank_ratio, **flags: AttentionIndexed(rank_ratio=rank_ratio, **flags),
+        _ATTENTION_INDEXED,
         {
-            "tokens": 2,
-            "rank_ratio": 0.5,
-            "output": "softmax",
-            "beta": 1.0,
-            "noise": 0.0,
-            "layers": 1,
-            "skip": 1.0,
+            "run": {"alpha": 0.15, "dimension": 100},
+            "gamp": {"alpha": 0.15, "dimension": 100},
+            "train": {
+                "alpha": 0.1,
+                "dimension": 50,
+                "optimizer": "adam",
+                "learning_rate": 0.05,
+                "reduction": "mean",
+                "runs": 16,
+                **_OF_MATRICES,
+            },
         },
     ),
-    "bilinear": (
+    "bilinear": ModelEntry(
         Bilinear,
         {"aspect_ratio": 1.0, "rank_ratio": 0.2, "noise": 0.0, "symmetric": False},
+        {
+            "run": {"alpha": 0.3, "dimension": 60},
+            "gamp": {"alpha": 0.3, "dimension": 60},
+            "train": {  # 0.175 on the sum of squares is the 0.7 of the article on a quarter of it
+                "alpha": 0.2,
+                "dimension": 40,
+                "optimizer": "sgd",
+                "learning_rate": 0.175,
+                "reduction": "sum",
+                "runs": 8,
+                **_OF_MATRICES,
+            },
+        },
     ),
 }
 
 
-# Defaults of a command that are others for a model.
-OWN: dict[str, dict[str, dict[str, Any]]] = {
-    "attention-indexed": {
-        "run": {"alpha": 0.15, "dimension": 100},
-        "gamp": {"alpha": 0.15, "dimension": 100},
-        "train": {
-            "alpha": 0.1, "dimension": 50, "optimizer": "adam", "learning_rate": 0.05, "weight_decay": 0.0, "reduction": "mean",
-            "batch_size": 0, "repeats": 1, "steps": 2000, "init": 1.0, "runs": 16,
-        },
-    },
-    "bilinear": {
-        "run": {"alpha": 0.3, "dimension": 60},
-        "gamp": {"alpha": 0.3, "dimension": 60},
-        "train": {  # 0.175 on the sum of squares is the 0.7 of the article on a quarter of it
-            "alpha": 0.2, "dimension": 40, "optimizer": "sgd", "learning_rate": 0.175, "weight_decay": 0.0, "reduction": "sum",
-            "batch_size": 0, "repeats": 1, "steps": 2000, "init": 1.0, "runs": 8,
-        },
-    },
-}  # fmt: skip
+def defaults_for(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """Defaults of the command at hand that are others for the model at hand."""
+    return MODELS[arguments.model].commands.get(arguments.command, {})
 
 
-FLAGS: dict[str, dict[str, Any]] = {
-    "depth": {"type": int, "help": "attention layers"},
-    "tokens": {"type": int, "help": "tokens in a sequence"},
-    "skip": {
-        "type": float,
-        "nargs": "+",
-        "help": "strength of the skip connection: one number, or one for each hidden layer",
-    },
-    "aspect_ratio": {"type": float, "help": "length of the sequence over dimension of a token L/d"},
-    "rank_ratio": {"type": float, "help": "width of the matrix r/d"},
-    "symmetric": {"action": "store_true", "help": "S = W W^T, a quadratic network"},
-    "output": {"help": "softmax, hardmax or linear"},
-    "layers": {"type": int, "help": "layers (more than one: train only)"},
-    "ranks": {"type": int, "nargs": "+", "help": "rank of the layers: one number, or one for each"},
-    "beta": {"type": float, "help": "inverse temperature of the softmax"},
-    "factors": {"type": int, "help": "factors in the product"},
-    "noise": {"type": float, "help": "variance of the label noise"},
-}
+def build(model: str, **flags: Any) -> AbstractModel:
+    """The model of that name; flags left out have their defaults.
 
-
-def build(model: str, **flags: Any) -> Any:
-    """The model of that name; flags left out have their defaults. Raises ValueError for a name or flag it does not know."""
+    Raises:
+        ValueError: For a name or a flag that is not known.
+    """
     check(model in MODELS, "model", model, " | ".join(MODELS))
-    make, own = MODELS[model]
-    unknown = sorted(set(flags) - set(own))
-    check(
-        not unknown,
-        "parameters",
-        ", ".join(unknown),
-        f"flags of {model}: {', '.join(own) or 'none'}",
-    )
-    return make(**(own | flags))
+    entry = MODELS[model]
+    unknown = sorted(set(flags) - set(entry.flags))
+    allowed = f"flags of {model}: {', '.join(entry.flags) or 'none'}"
+    check(not unknown, "parameters", ", ".join(unknown), allowed)
+    return entry.make(**{**entry.flags, **flags})

@@ -1,24 +1,36 @@
-"""TODO cli.run."""
+"""The command `jaxsmi run MODEL`: a run of message passing beside state evolution.
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 import jaxsmi as smi
-from jaxsmi.cli import report as reports
-from jaxsmi.cli.flags import add_gamp, curve_of, learn, model_of, setting_of, theory_key
-from jaxsmi.cli.report import Report, progress, timed
+from jaxsmi.cli.command import Command
+from jaxsmi.cli.flags import add_gamp, model_of, progress, setting_of
+from jaxsmi.cli.models import defaults_for
+from jaxsmi.cli.report import Report, outcome, plain, run_cells, table, timed, with_error
+from jaxsmi.cli.solving import Learned, curve_of, learn, theory_key
 from jaxsmi.core import records
 from jaxsmi.core.checks import check
+from jaxsmi.core.results import Solution
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
-    """Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution."""
+__all__ = ["COMMAND"]
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     add_gamp(parser)
     parser.add_argument(
         "--samples", type=int, default=2048, help="points of the outer average of state evolution"
@@ -34,67 +46,103 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
     )
     parser.add_argument("--curve-steps", type=int, default=50, help="step budget of each of them")
 
-    def execute(arguments: argparse.Namespace) -> Report:
-        check(arguments.points >= 2, "--points", arguments.points, "at least 2")
-        model = model_of(arguments)
-        learned, found = learn(model, arguments)
-        settings = {name: getattr(arguments, name) for name in ("samples", "randomisations")}
-        iteration = {"max_steps": arguments.max_steps} if model.channel.explicit else {}
-        # A random start has cosine² of about 1/D, and the cosine² of GAMP is what state evolution calls Q.
-        with timed() as seconds:
-            theory = smi.state_evolution(
-                model,
-                arguments.alpha,
-                key=theory_key(arguments),
-                q0=1.0 / arguments.dimension,
-                # what chance keeps telling about a layer not learned yet
-                side_information=0.0 if iteration else 1.0 / arguments.dimension,
-                newton=False,
-                progress=progress(arguments),
-                **(settings | iteration),
-            )
-        top = max(1.3, arguments.alpha * arguments.points / (arguments.points - 0.5))
-        if iteration:  # matrices: a little beyond perfect recovery
-            end = float(smi.recovery_threshold(model).alpha)
-            top = max(1.2 * end if np.isfinite(end) else 0.0, 1.5 * arguments.alpha)
-        grid = (np.arange(arguments.points) + 0.5) / arguments.points * top
-        with timed() as curve_seconds:
-            curve = curve_of(
-                model,
-                grid,
-                arguments,
-                settings | {"max_steps": arguments.curve_steps, "tolerance": 1e-3},
-            )
 
-        rows = [
-            [name, *reports.row(learned, p), reports.with_error(theory, p)]
-            for p, name in enumerate(records.index_names(model, model.indices))
-        ]
-        unfinished = ", ".join(
-            f"{float(point.alpha):.4g}" for point in curve if not point.converged
+class _Theory(NamedTuple):
+    """State evolution: its trajectory at α, its curve against α, and how long each took."""
+
+    trajectory: Solution
+    seconds: float
+    curve: list[Solution]
+    curve_seconds: float
+
+
+def _execute(arguments: argparse.Namespace) -> Report:
+    """Run message passing, and lay state evolution beside it."""
+    check(arguments.points >= 2, "--points", arguments.points, "at least 2")
+    model = model_of(arguments)
+    learned = learn(model, arguments)
+    theory = _theory(model, arguments)
+    data = {
+        "gamp": learned.data,
+        "state_evolution": plain(theory.trajectory) | {"seconds": theory.seconds},
+        "curve": [plain(point) for point in theory.curve],
+    }
+
+    def draw(figure: Figure) -> None:
+        figure.set_size_inches(9, 3.8)
+        left, right = figure.subplots(1, 2, sharey=True)
+        plotting.overlap_against_iteration(learned.solution, theory.trajectory, left)
+        plotting.overlap_against_alpha(theory.curve, learned.solution, right, legend=False)
+
+    def stored() -> dict[str, Solution | Sequence[Solution]]:
+        return {"gamp": learned.solution, "trajectory": theory.trajectory, "curve": theory.curve}
+
+    return Report(data, _text(model, learned, theory, arguments), draw, stored)
+
+
+def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
+    """State evolution from where a run starts: a random start has cosine² of about 1/D, which is
+    what Q is.
+    """
+    explicit = model.channel.explicit
+    chance = 1.0 / arguments.dimension
+    settings = {"samples": arguments.samples, "randomisations": arguments.randomisations}
+    budget = {"max_steps": arguments.max_steps} if explicit else {}
+    with timed() as seconds:
+        trajectory = smi.state_evolution(
+            model,
+            arguments.alpha,
+            key=theory_key(arguments),
+            q0=chance,
+            # what chance keeps saying about a layer that is not learned yet
+            side_information=0.0 if explicit else chance,
+            newton=False,
+            progress=progress(arguments),
+            **settings,
+            **budget,
         )
-        text = [
-            setting_of(arguments),
-            reports.table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
-            reports.outcome("GAMP", learned, found["seconds"]),
-            reports.outcome("State evolution", theory, seconds[0]),
-            f"Curve against alpha: {len(curve)} points, {curve_seconds[0]:.1f} s."
-            + (f" Not converged (crosses) at alpha = {unfinished}." if unfinished else ""),
-        ]
-        data = {
-            "gamp": found,
-            "state_evolution": reports.plain(theory) | {"seconds": seconds[0]},
-            "curve": [reports.plain(point) for point in curve],
-        }
+    count = arguments.points
+    grid = (np.arange(count) + 0.5) / count * _top(model, arguments.alpha, count)
+    settings |= {"max_steps": arguments.curve_steps, "tolerance": 1e-3}
+    with timed() as curve_seconds:
+        curve = curve_of(model, grid, arguments, **settings)
+    return _Theory(trajectory, seconds[0], curve, curve_seconds[0])
 
-        def draw(figure: Any) -> None:
-            figure.set_size_inches(9, 3.8)
-            left, right = figure.subplots(1, 2, sharey=True)
-            plotting.overlap_against_iteration(learned, theory, left)
-            plotting.overlap_against_alpha(curve, learned, right, legend=False)
 
-        return Report(
-            data, "\n".join(text), draw, {"gamp": learned, "trajectory": theory, "curve": curve}
-        )
+def _top(model: AbstractModel, alpha: float, points: int) -> float:
+    """The largest α of the curve; of a matrix a little beyond perfect recovery."""
+    if not model.channel.explicit:
+        return max(1.3, alpha * points / (points - 0.5))
+    recovery = float(smi.recovery_threshold(model).alpha)
+    return max(1.2 * recovery if np.isfinite(recovery) else 0.0, 1.5 * alpha)
 
-    return execute
+
+def _text(
+    model: AbstractModel, learned: Learned, theory: _Theory, arguments: argparse.Namespace
+) -> str:
+    """Overlaps of both, and how each ended."""
+    rows = [
+        [name, *run_cells(learned.solution, p), with_error(theory.trajectory, p)]
+        for p, name in enumerate(records.index_names(model, model.indices))
+    ]
+    curve = f"Curve against alpha: {len(theory.curve)} points, {theory.curve_seconds:.1f} s."
+    unfinished = [f"{float(point.alpha):.4g}" for point in theory.curve if not point.converged]
+    if unfinished:
+        curve += f" Not converged (crosses) at alpha = {', '.join(unfinished)}."
+    text = [
+        setting_of(arguments),
+        table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
+        outcome("GAMP", learned.solution, learned.seconds),
+        outcome("State evolution", theory.trajectory, theory.seconds),
+        curve,
+    ]
+    return "\n".join(text)
+
+
+COMMAND = Command(
+    "run",
+    "Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution.",
+    _add_flags,
+    _execute,
+    defaults=defaults_for,
+)

@@ -1,15 +1,18 @@
-"""The command `jaxsmi sweep grid.toml --out DIR`: a grid of problems from a file. No equation lives here.
+"""The command `jaxsmi sweep grid.toml --out DIR`: a grid of problems from a file.
 
-model = "deep-attention"                # any model of the command line
-solver = "state-evolution"              # or "gamp", "train"
-alpha = { from = 0.1, to = 1.6, points = 20 }      # or a list
-seeds = 1
+No equation lives here. A file says, the model's flags under [parameters], where a list or a range
+is an axis and anything else is fixed, and what the solver is asked under [settings]:
 
-[parameters]                            # the model's flags: a list or a range is an axis, anything else is fixed
-skip = { from = 0.25, to = 4, points = 12, scale = "log" }
+    model = "deep-attention"                        # any model of the command line
+    solver = "state-evolution"                      # or "gamp", "train"
+    alpha = { from = 0.1, to = 1.6, points = 20 }   # or a list
+    seeds = 1
 
-[settings]                              # of the solver
-stderr = 0.02
+    [parameters]
+    skip = { from = 0.25, to = 4, points = 12, scale = "log" }
+
+    [settings]
+    stderr = 0.02
 """
 
 from __future__ import annotations
@@ -18,26 +21,28 @@ import argparse
 import functools
 import pathlib
 import tomllib
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxsmi.cli.command import Command
+from jaxsmi.cli.flags import progress
 from jaxsmi.cli.models import build
-from jaxsmi.cli.report import Report, progress, table, timed, wrapped
+from jaxsmi.cli.report import Report, table, timed, wrapped
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
 from jaxsmi.workbench import costs, plotting, sweeps
 
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["COMMAND", "read"]
+
 KNOWN = ("model", "solver", "alpha", "seeds", "key", "parameters", "settings")
 
 
-def sweep(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
-    """Solve a grid of problems described by a file; interrupted, it goes on from what lies in the folder.
-
-    The file is TOML: model, solver ("state-evolution", "gamp", "train"), alpha, seeds, key, [parameters], [settings]; alpha and
-    parameters are lists, or ranges {from, to, points, scale = "log"}.
-    """
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
     parser.add_argument(
         "file", metavar="FILE", type=pathlib.Path, help="what to sweep, e.g. grid.toml"
     )
@@ -45,10 +50,7 @@ def sweep(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         "--workers", type=int, default=0, help="processes on this machine; 0: this one alone"
     )
     parser.add_argument(
-        "--scheduler",
-        default=argparse.SUPPRESS,
-        metavar="ADDRESS",
-        help="solve on the Dask cluster of this address",
+        "--scheduler", metavar="ADDRESS", help="solve on the Dask cluster of this address"
     )
     parser.add_argument(
         "--dry-run",
@@ -56,46 +58,52 @@ def sweep(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Rep
         help="say what would be done, with its memory and time; do nothing",
     )
 
-    def execute(arguments: argparse.Namespace) -> Report:
-        check(arguments.workers >= 0, "--workers", arguments.workers, "an integer >= 0")
-        grid = read(arguments.file)
-        task = sweeps.planned(**grid)
-        folder = arguments.out / "rows" if arguments.out else None
-        if arguments.dry_run:
-            return _foreseen(task, folder)
-        scheduler = getattr(arguments, "scheduler", None) or arguments.workers or None
-        with timed() as seconds:
-            found = sweeps.sweep(
-                **grid, out=folder, scheduler=scheduler, progress=progress(arguments)
-            )
-        return _report(task, found, seconds[0])
 
-    return execute
+def _execute(arguments: argparse.Namespace) -> Report:
+    """Solve the grid of a file, or say what it would take."""
+    check(arguments.workers >= 0, "--workers", arguments.workers, "an integer >= 0")
+    grid = read(arguments.file)
+    task = sweeps.planned(**grid)
+    folder = arguments.out / "rows" if arguments.out else None
+    if arguments.dry_run:
+        return _foreseen(task, folder)
+    scheduler = arguments.scheduler or arguments.workers or None
+    with timed() as seconds:
+        table = sweeps.sweep(**grid, out=folder, scheduler=scheduler, progress=progress(arguments))
+    return _report(task, table, seconds[0])
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """The arguments of `smi.sweep` that a file describes. Raises ValueError, naming the entry, for what it cannot read."""
+    """The arguments of `smi.sweep` that a file describes.
+
+    A ValueError names an entry that cannot be read.
+    """
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as failure:
         raise ValueError(f"{path}: {failure}.") from failure
-    unknown = sorted(set(told) - set(KNOWN))
+    unknown = sorted(set(entries) - set(KNOWN))
     check(not unknown, str(path), ", ".join(unknown), f"entries {', '.join(KNOWN)}")
     for name in ("model", "alpha"):
-        check(name in told, str(path), f"no {name}", f"an entry {name}")
-    parameters = {name: _values(name, value) for name, value in told.get("parameters", {}).items()}
+        check(name in entries, str(path), f"no {name}", f"an entry {name}")
+    given = entries.get("parameters", {})
+    parameters = {name: _values(name, value) for name, value in given.items()}
     fixed = {name: value for name, value in parameters.items() if not isinstance(value, list)}
     axes = {name: value for name, value in parameters.items() if isinstance(value, list)}
-    alpha = _values("alpha", told["alpha"])
-    make = functools.partial(build, told["model"], **fixed)
-    make(**{name: values[0] for name, values in axes.items()})  # a wrong name is found now
+    make = functools.partial(build, entries["model"], **fixed)
+    make(**{name: values[0] for name, values in axes.items()})  # a wrong name is refused here
     return {
-        "build": make, "alpha": alpha, "parameters": axes, "key": told.get("key", 0), "seeds": told.get("seeds", 1),
-        "solver": told.get("solver", "state-evolution").replace("-", "_"), "settings": told.get("settings", {}),
-    }  # fmt: skip
+        "build": make,
+        "alpha": _values("alpha", entries["alpha"]),
+        "parameters": axes,
+        "key": entries.get("key", 0),
+        "seeds": entries.get("seeds", 1),
+        "solver": entries.get("solver", "state-evolution").replace("-", "_"),
+        "settings": entries.get("settings", {}),
+    }
 
 
-def _values(name: str, value: Any) -> Any:
+def _values(name: str, value: object) -> Any:
     """A range as a list of its points; anything else as it is."""
     if not isinstance(value, dict):
         return value
@@ -126,7 +134,8 @@ def _values(name: str, value: Any) -> Any:
 def _foreseen(task: sweeps.Sweep, folder: pathlib.Path | None) -> Report:
     """Rows, points, what is finished, and what the rest will take."""
     there = sweeps.finished(task, folder) if folder is not None and folder.exists() else {}
-    rows, points = len(task.rows), len(task.rows) * len(task.alpha)
+    rows = len(task.rows)
+    points = rows * len(task.alpha)
     data: dict[str, Any] = {
         "rows": rows,
         "points": points,
@@ -138,15 +147,13 @@ def _foreseen(task: sweeps.Sweep, folder: pathlib.Path | None) -> Report:
     ]
     if there:
         each = float(np.mean([float(row["seconds"]) for row in there.values()]))
-        data |= {"seconds_per_row": each, "seconds_left": each * (rows - len(there))}
-        lines.append(
-            f"{each:.3g} s a row so far: about {each * (rows - len(there)):.3g} s of one process left."
-        )
-    if task.solver in ("gamp", "train"):
-        model = task.build(**task.points[-1])
-        dimension = task.settings.get("dimension", 1000 if task.solver == "gamp" else 500)
+        rest = each * (rows - len(there))
+        data |= {"seconds_per_row": each, "seconds_left": rest}
+        lines.append(f"{each:.3g} s a row so far: about {rest:.3g} s of one process left.")
+    dimension = task.dimension
+    if dimension is not None:
         cost = costs.gamp_cost(
-            model,
+            task.build(**task.points[-1]),
             dimension=dimension,
             alpha=max(task.alpha),
             store=task.settings.get("store", True),
@@ -154,34 +161,50 @@ def _foreseen(task: sweeps.Sweep, folder: pathlib.Path | None) -> Report:
         )
         data["memory"] = sum(cost.memory.values())
         lines.append(f"Memory of the largest point: {data['memory'] / 2**30:.2f} GiB a process.")
-    return Report(data, "\n".join(lines), lambda figure: None, {}, stem="sweep")
+    return Report(data, "\n".join(lines), stem="sweep")
 
 
-def _report(task: sweeps.Sweep, found: Any, seconds: float) -> Report:
-    codes, counts = np.unique(
-        np.nan_to_num(found.result.values, nan=Result.INVALID), return_counts=True
-    )
-    ended = {Result(int(code)).name: int(count) for code, count in zip(codes, counts, strict=True)}
-    messages = list(dict.fromkeys(message for message in np.ravel(found.message.values) if message))
+def _report(task: sweeps.Sweep, results: xarray.Dataset, seconds: float) -> Report:
+    """How many points ended how, and why points failed."""
+    numbers = np.nan_to_num(results.result.values, nan=Result.INVALID)
+    codes, counts = np.unique(numbers, return_counts=True)
+    ended = {Result(int(code)): int(count) for code, count in zip(codes, counts, strict=True)}
+    messages = list(dict.fromkeys(word for word in np.ravel(results.message.values) if word))
+    sizes = ", ".join(f"{name} {size}" for name, size in results.sizes.items())
+    rows = [[code.name, str(count)] for code, count in ended.items()]
+    bad = [code for code in ended if code not in (Result.SUCCESS, Result.RECOVERED)]
     text = [
-        wrapped(
-            f"{len(task.rows)} rows of {len(task.alpha)} alpha; axes {', '.join(f'{k} {n}' for k, n in found.sizes.items())}."
-        ),
-        table(["result", "points"], [[name, str(count)] for name, count in ended.items()]),
-        *(
-            wrapped(f"{Result[name].name}: {Result[name].remedy}")
-            for name in ended
-            if name not in ("SUCCESS", "RECOVERED")
-        ),
+        wrapped(f"{len(task.rows)} rows of {len(task.alpha)} alpha; axes {sizes}."),
+        table(["result", "points"], rows),
+        *(wrapped(f"{code.name}: {code.remedy}") for code in bad),
         *(wrapped(message) for message in messages[:5]),
         f"{seconds:.1f} s.",
     ]
     data = {
-        "points": int(found.result.size),
-        "results": ended,
+        "points": int(results.result.size),
+        "results": {code.name: count for code, count in ended.items()},
         "messages": messages,
         "seconds": seconds,
     }
     return Report(
-        data, "\n".join(text), lambda figure: plotting.sweep(found, figure), found, stem="sweep"
+        data,
+        "\n".join(text),
+        lambda figure: plotting.sweep(results, figure),
+        lambda: results,
+        stem="sweep",
     )
+
+
+COMMAND = Command(
+    "sweep",
+    "Solve a grid of problems described by a file; interrupted, it goes on from what lies in the "
+    "folder.",
+    _add_flags,
+    _execute,
+    details=(
+        'The file is TOML: model, solver ("state-evolution", "gamp", "train"), alpha, seeds, key, '
+        "[parameters], "
+        '[settings]; alpha and parameters are lists, or ranges {from, to, points, scale = "log"}.'
+    ),
+    takes_model=False,
+)

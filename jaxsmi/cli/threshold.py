@@ -1,33 +1,37 @@
-"""TODO cli.threshold."""
+"""The command `jaxsmi threshold MODEL`: critical sample complexities. No equation lives here."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 import jaxsmi as smi
-from jaxsmi.cli import report as reports
-from jaxsmi.cli.flags import flags_of, setting_of, theory_key
-from jaxsmi.cli.models import FLAGS, MODELS
-from jaxsmi.cli.report import Report, progress, timed
+from jaxsmi.cli.command import Command
+from jaxsmi.cli.flags import flags_of, progress, setting_of
+from jaxsmi.cli.models import FLAGS, MODELS, defaults_for
+from jaxsmi.cli.report import Report, table, threshold_cells, timed, wrapped
+from jaxsmi.cli.solving import theory_key
 from jaxsmi.core.checks import Ability
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, storage
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Report]:
-    """Thresholds in the order of learning, for one model or against one of its parameters."""
-    parser.add_argument(
-        "--vary", default=argparse.SUPPRESS, metavar="FLAG", help="a flag of the model, e.g. skip"
-    )
-    parser.add_argument(
-        "--values", type=float, nargs="+", default=argparse.SUPPRESS, help="values of that flag"
-    )
+    from jaxsmi.workbench.storage import Storable
+
+__all__ = ["COMMAND"]
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("--vary", metavar="FLAG", help="a flag of the model, e.g. skip")
+    parser.add_argument("--values", type=float, nargs="+", help="values of that flag")
     parser.add_argument("--alpha-max", type=float, default=10.0, help="look no further than this")
     parser.add_argument(
         "--first", action="store_true", help="weak recovery alone, not the whole staircase"
@@ -42,114 +46,136 @@ def threshold(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         help="parts of the samples, whose spread is the error bar",
     )
 
-    def execute(arguments: argparse.Namespace) -> Report:
-        vary, values = (
-            getattr(arguments, "vary", "").replace("-", "_") or None,
-            getattr(arguments, "values", None),
-        )
-        if (vary is None) != (values is None):
-            raise ValueError("--vary and --values go together: got one of the two.")
-        flags = flags_of(arguments)
-        if vary is not None and vary not in flags:
-            raise ValueError(
-                f"--vary: got {vary!r}; allowed: a flag of {arguments.model}: {', '.join(flags) or 'none'}."
-            )
-        integral = vary is not None and FLAGS[vary].get("type") is int
-        if vary in ("ranks", "output", "symmetric"):
-            raise ValueError(f"--vary: got {vary!r}; allowed: a flag of one number.")
-        if integral and any(value != int(value) for value in values or []):
-            raise ValueError(f"--values: got {values}; allowed: whole numbers, for --vary {vary}.")
-        make = MODELS[arguments.model][0]
-        settings = {"samples": arguments.samples, "key": theory_key(arguments)}
-        stairs: list[list[Threshold]] = []
-        model: Any = None
-        with timed() as seconds:
-            for value in tqdm(
-                sorted(values) if values else [None], desc=vary, disable=not progress(arguments)
-            ):
-                own = (
-                    {}
-                    if vary is None or value is None
-                    else {vary: int(value) if integral else value}
-                )
-                model = make(**(flags | own))
-                if model.refusal(Ability.DIRECTIONS) is not None:
-                    stairs.append([smi.recovery_threshold(model)])
-                elif arguments.first:
-                    first = smi.weak_recovery(model, randomisations=arguments.replicas, **settings)
-                    stairs.append(
-                        [first]
-                        if first.alpha <= arguments.alpha_max or np.isinf(first.alpha)
-                        else []
-                    )
-                else:
-                    near = stairs[-1] if stairs and not integral else None
-                    found = smi.staircase(
-                        model,
-                        replicas=arguments.replicas,
-                        alpha_max=arguments.alpha_max,
-                        guess=near,
-                        **settings,
-                    )
-                    stairs.append(found)
-        shown = sorted(values) if values else [None]
-        rows = [
-            [*([] if value is None else [f"{value:g}"]), f"{k + 1}", *reports.stair(step)]
-            for value, steps in zip(shown, stairs, strict=True)
-            for k, step in enumerate(steps)
-        ]
-        absent = [
-            value
-            for value, steps in zip(shown, stairs, strict=True)
-            if not steps and value is not None
-        ]
-        rows += [[f"{value:g}", *"-----"] for value in absent] if rows else []
-        header = [
-            *([] if vary is None else [vary]),
-            "step",
-            "alpha",
-            "learned there",
-            "overlap there",
-            "result",
-        ]
-        nothing = (
-            []
-            if rows
-            else [f"Nothing is learned from labels alone up to alpha = {arguments.alpha_max:g}."]
-        )
-        met = {Result(int(step.result)) for steps in stairs for step in steps}
-        text = [
-            setting_of(arguments),
-            *([reports.table(header, rows)] if rows else nothing),
-            *(reports.wrapped(f"{code.name}: {code.remedy}") for code in sorted(met)),
-            f"{seconds[0]:.1f} s.",
-        ]
-        names = ("alpha", "stderr", "replicas", "subspace", "overlap", "message")
-        data = {
-            "thresholds": [
-                {
-                    "value": value,
-                    "steps": [
-                        {n: getattr(t, n) for n in names}
-                        | {"never": bool(np.isinf(t.alpha)), "result": reports.name(t)}
-                        for t in steps
-                    ],
-                }
-                for value, steps in zip(shown, stairs, strict=True)
-            ],
-            "seconds": seconds[0],
-        }
 
-        def draw(figure: Any) -> None:
-            plotting.thresholds_against(
-                stairs, values and shown, figure.subplots(), parameter=vary or arguments.model
-            )
+class _Axis(NamedTuple):
+    """What is varied: a flag and its values, ascending; or nothing, at one value None."""
 
-        kept = (
-            storage.thresholds(stairs, vary or "model", values and shown)
-            if arguments.out and rows
-            else {}
-        )
-        return Report(data, "\n".join(text), draw if rows else lambda figure: None, kept)
+    flag: str | None
+    values: list[float | None]
 
-    return execute
+    @property
+    def whole(self) -> bool:
+        """Whether the values are whole numbers."""
+        return self.flag is not None and FLAGS[self.flag].whole
+
+    def flags(self, value: float | None) -> dict[str, float | int]:
+        """The flag at a value, for the model."""
+        if self.flag is None or value is None:
+            return {}
+        return {self.flag: int(value) if self.whole else value}
+
+    @property
+    def numbers(self) -> list[float] | None:
+        """The values as numbers; None where nothing is varied."""
+        return None if self.flag is None else [x for x in self.values if x is not None]
+
+
+def _axis(arguments: argparse.Namespace, flags: dict[str, Any]) -> _Axis:
+    """What is varied, checked."""
+    if (arguments.vary is None) != (arguments.values is None):
+        raise ValueError("--vary and --values go together: got one of the two.")
+    if arguments.vary is None:
+        return _Axis(None, [None])
+    flag = arguments.vary.replace("-", "_")
+    values = arguments.values
+    if flag not in flags:
+        allowed = f"a flag of {arguments.model}: {', '.join(flags) or 'none'}"
+        raise ValueError(f"--vary: got {flag!r}; allowed: {allowed}.")
+    if not FLAGS[flag].varies:
+        raise ValueError(f"--vary: got {flag!r}; allowed: a flag of one number.")
+    if FLAGS[flag].whole and any(value != int(value) for value in values):
+        raise ValueError(f"--values: got {values}; allowed: whole numbers, for --vary {flag}.")
+    return _Axis(flag, sorted(values))
+
+
+def _execute(arguments: argparse.Namespace) -> Report:
+    """Thresholds at each value of what is varied."""
+    flags = flags_of(arguments)
+    axis = _axis(arguments, flags)
+    stairs: list[list[Threshold]] = []
+    bar = tqdm(axis.values, desc=axis.flag, disable=not progress(arguments))
+    with timed() as seconds:
+        for value in bar:
+            model = MODELS[arguments.model].make(**(flags | axis.flags(value)))
+            previous = stairs[-1] if stairs and not axis.whole else None
+            stairs.append(_thresholds(model, arguments, previous))
+    name = axis.flag or arguments.model
+
+    def draw(figure: Figure) -> None:
+        if any(stairs):
+            ax = figure.subplots()
+            plotting.thresholds_against(stairs, axis.numbers, ax, parameter=name)
+
+    def stored() -> Storable:
+        if not any(stairs):
+            return {}
+        return storage.thresholds(stairs, axis.flag or "model", axis.numbers)
+
+    text = _text(axis, stairs, arguments)
+    return Report(
+        _data(axis, stairs) | {"seconds": seconds[0]}, f"{text}\n{seconds[0]:.1f} s.", draw, stored
+    )
+
+
+def _thresholds(
+    model: AbstractModel, arguments: argparse.Namespace, previous: list[Threshold] | None
+) -> list[Threshold]:
+    """Thresholds of one model in the order of learning, up to --alpha-max."""
+    if model.refusal(Ability.DIRECTIONS) is not None:
+        return [smi.recovery_threshold(model)]
+    settings = {"samples": arguments.samples, "key": theory_key(arguments)}
+    if arguments.first:
+        first = smi.weak_recovery(model, randomisations=arguments.replicas, **settings)
+        near = first.alpha <= arguments.alpha_max or np.isinf(first.alpha)
+        return [first] if near else []
+    return smi.staircase(
+        model,
+        replicas=arguments.replicas,
+        alpha_max=arguments.alpha_max,
+        guess=previous,
+        **settings,
+    )
+
+
+def _text(axis: _Axis, stairs: list[list[Threshold]], arguments: argparse.Namespace) -> str:
+    """A row for each threshold, then for each value without one; the codes that were met."""
+    label = lambda value: [] if value is None else [f"{value:g}"]
+    pairs = list(zip(axis.values, stairs, strict=True))
+    rows = [
+        [*label(value), f"{k + 1}", *threshold_cells(step)]
+        for value, steps in pairs
+        for k, step in enumerate(steps)
+    ]
+    text = f"Nothing is learned from labels alone up to alpha = {arguments.alpha_max:g}."
+    if rows:
+        rows += [[*label(value), *"-----"] for value, steps in pairs if not steps]
+        varied = [] if axis.flag is None else [axis.flag]
+        header = [*varied, "step", "alpha", "learned there", "overlap there", "result"]
+        text = table(header, rows)
+    codes = sorted({Result(int(step.result)) for steps in stairs for step in steps})
+    remedies = [wrapped(f"{code.name}: {code.remedy}") for code in codes]
+    return "\n".join([setting_of(arguments), text, *remedies])
+
+
+def _data(axis: _Axis, stairs: list[list[Threshold]]) -> dict[str, Any]:
+    """For each value its thresholds."""
+    names = ("alpha", "stderr", "replicas", "subspace", "overlap", "message")
+    thresholds = []
+    for value, steps in zip(axis.values, stairs, strict=True):
+        entries = []
+        for step in steps:
+            entry: dict[str, Any] = {name: getattr(step, name) for name in names}
+            entry["never"] = bool(np.isinf(step.alpha))
+            entry["result"] = Result(int(step.result)).name
+            entries.append(entry)
+        thresholds.append({"value": value, "steps": entries})
+    return {"thresholds": thresholds}
+
+
+COMMAND = Command(
+    "threshold",
+    "Thresholds in the order of learning, for one model or against one of its parameters.",
+    _add_flags,
+    _execute,
+    defaults=defaults_for,
+)

@@ -26,8 +26,9 @@ from jaxsmi.channels.base import NoInference
 from jaxsmi.channels.hardmax import HardmaxScores, sign_information
 from jaxsmi.channels.scores import AbstractScores, LinearScores, SoftmaxScores
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import VARIANCE, (
+from jaxsmi.core.checks import (
     NON_NEGATIVE,
+    VARIANCE,
     Ability,
     Arguments,
     Interval,

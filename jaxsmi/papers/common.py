@@ -1,7 +1,9 @@
-"""What the recipes share: a figure with its arrays, caption and comparisons; published data; axes, dots with error bars, runs.
+"""What the recipes share: a figure with its arrays, caption and comparisons; published data.
 
-A comparison is measured when the figure is made: deviations of our numbers from published, exact or theoretical ones at the same
-abscissae, over the tolerance that their error bars allow.
+Axes, dots with error bars, runs.
+
+A comparison is measured when the figure is made: deviations of our numbers from published, exact or
+theoretical ones at the same abscissae, over the tolerance that their error bars allow.
 """
 
 from __future__ import annotations
@@ -10,14 +12,38 @@ import csv
 import dataclasses
 import pathlib
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 from tqdm import tqdm
 
 from jaxsmi.inference.message_passing import gamp
+from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.workbench.plotting import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Comparison",
+    "Drawn",
+    "Folder",
+    "Recipe",
+    "axes_row",
+    "compare",
+    "dots",
+    "finite_size",
+    "mean_and_error",
+    "note",
+    "overlay",
+    "published",
+    "small_legend",
+    "with_bars",
+]
 
 Folder = pathlib.Path | None  # of published data, where there is one
 
@@ -26,17 +52,23 @@ Folder = pathlib.Path | None  # of published data, where there is one
 class Drawn:
     """A figure, the arrays behind it, what it shows, and what was compared with what."""
 
-    figure: Any
+    figure: Figure
     arrays: dict[str, np.ndarray]
     caption: str
     compared: list[Comparison] = dataclasses.field(default_factory=list)
 
 
+Recipe = Callable[..., Drawn]  # of full, progress and reference
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Our numbers beside others: `what`, `against` what, over how many `points`; `largest` and `median` deviation |ours - other|,
-    `tolerance` (its median), and `ratio`, the largest deviation over its tolerance; `remark`: where the tolerance comes from,
-    or the known reason of a difference."""
+    """Our numbers beside others.
+
+    `what` is compared, `against` what, over how many `points`; `largest` and `median` deviation
+    |ours - other|, `tolerance` (its median), and `ratio`, the largest deviation over its tolerance;
+    `remark`: where the tolerance comes from, or the known reason of a difference.
+    """
 
     what: str
     against: str
@@ -55,26 +87,34 @@ class Comparison:
 
 def compare(
     what: str,
-    ours: Any,
-    other: Any,
-    tolerance: Any,
+    ours: ArrayLike,
+    other: ArrayLike,
+    tolerance: ArrayLike,
     remark: str = "",
     against: str = "published data",
 ) -> Comparison:
-    """A `Comparison` of two arrays of one shape; points without a number are left out; `tolerance`: a number, or one a point."""
-    ours, other = np.asarray(ours, float), np.asarray(other, float)
+    """A `Comparison` of two arrays of one shape, points without a number left out.
+
+    `tolerance`: a number, or one a point.
+    """
+    ours = np.asarray(ours, float)
     allowed = np.broadcast_to(np.asarray(tolerance, float), ours.shape)
-    known = np.isfinite(ours) & np.isfinite(other) & np.isfinite(allowed)
-    gap, allowed = np.abs(ours - other)[known], allowed[known]
+    gap = np.abs(ours - np.asarray(other, float))
+    known = np.isfinite(gap) & np.isfinite(allowed)
+    gap = gap[known]
+    allowed = allowed[known]
     if not gap.size:
         return Comparison(what, against, 0, np.nan, np.nan, np.nan, np.nan, remark)
-    numbers = (
-        float(np.max(gap)),
-        float(np.median(gap)),
-        float(np.median(allowed)),
-        float(np.max(gap / allowed)),
+    return Comparison(
+        what,
+        against,
+        gap.size,
+        largest=float(np.max(gap)),
+        median=float(np.median(gap)),
+        tolerance=float(np.median(allowed)),
+        ratio=float(np.max(gap / allowed)),
+        remark=remark,
     )
-    return Comparison(what, against, gap.size, *numbers, remark)
 
 
 def published(reference: Folder, *parts: str) -> dict[str, np.ndarray] | None:
@@ -97,17 +137,20 @@ def note(reference: Folder) -> str:
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means of values (x, seeds) and their standard errors, runs without a number left out; NaN for fewer than two runs."""
+    """Means of values (x, seeds) and their standard errors, runs without a number left out.
+
+    NaN for fewer than two runs.
+    """
     count = np.sum(np.isfinite(values), axis=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", RuntimeWarning
-        )  # a point where no run, or a single one, has a number
+    with warnings.catch_warnings():  # at a point where no run, or a single one, has a number
+        warnings.simplefilter("ignore", RuntimeWarning)
         return np.nanmean(values, axis=1), np.nanstd(values, axis=1, ddof=1) / np.sqrt(count)
 
 
-def finite_size(what: str, values: np.ndarray, theory: Any, dimension: int) -> Comparison:
-    """Runs (x, seeds) at finite dimension against theory: three standard errors of the mean and 5/d are allowed."""
+def finite_size(what: str, values: np.ndarray, theory: ArrayLike, dimension: int) -> Comparison:
+    """Runs (x, seeds) at finite dimension against theory: three standard errors of the mean and 5/d
+    are allowed.
+    """
     mean, error = mean_and_error(values)
     remark = f"tolerance: three standard errors and 5/d for finite size, d = {dimension}"
     return compare(
@@ -116,32 +159,30 @@ def finite_size(what: str, values: np.ndarray, theory: Any, dimension: int) -> C
 
 
 def dots(
-    model: Any,
+    model: AbstractMatrixModel,
     alphas: np.ndarray,
     dimension: int,
     seeds: int,
     progress: bool,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     max_steps: int = 80,
 ) -> np.ndarray:
     """Errors (α, seeds) of message passing; NaN where a run diverged."""
-    found = np.full((len(alphas), seeds), np.nan)
-    bar = tqdm(
-        total=found.size, desc=f"message passing, d={dimension}", disable=not progress, leave=False
-    )
+    errors = np.full((len(alphas), seeds), np.nan)
+    title = f"message passing, d={dimension}"
+    bar = tqdm(total=errors.size, desc=title, disable=not progress, leave=False)
     for i, alpha in enumerate(alphas):
         for seed in range(seeds):
             key = jax.random.fold_in(jax.random.key(seed), i)
             data = model.sample(key, dimension=dimension, alpha=float(alpha), dtype=dtype)
             run = gamp(model, data, key=key, max_steps=max_steps)
-            found[i, seed] = (
-                float(run.error) if float(run.error) < 10 * float(model.prior.norm) else np.nan
-            )
+            if float(run.error) < 10 * float(model.prior.norm):
+                errors[i, seed] = float(run.error)
             bar.update()
-    return found
+    return errors
 
 
-def axes_row(columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
+def axes_row(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure and its panels, row by row; their height is an estimation error."""
     require()
     from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
@@ -155,21 +196,29 @@ def axes_row(columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
     return figure, axes
 
 
-def with_bars(ax: Any, x: Any, values: np.ndarray, **style: Any) -> None:
+def small_legend(ax: Axes) -> None:
+    """A legend in small letters, without a frame."""
+    ax.legend(fontsize=8, frameon=False)
+
+
+def with_bars(ax: Axes, x: ArrayLike, values: np.ndarray, **style: Any) -> None:
     """Means of values (x, seeds) with their standard errors."""
     mean, error = mean_and_error(values)
-    ax.errorbar(
-        x, mean, error, ls="none", ms=4, capsize=2, **({"marker": "o", "mfc": "none"} | style)
-    )
+    style = {"marker": "o", "mfc": "none", "ls": "none", "ms": 4, "capsize": 2} | style
+    ax.errorbar(x, mean, error, **style)
 
 
 def overlay(
-    ax: Any, x: Any, y: Any, error: Any = None, line: bool = False, label: str | None = "published"
+    ax: Axes,
+    x: ArrayLike,
+    y: ArrayLike,
+    error: ArrayLike | None = None,
+    line: bool = False,
+    label: str | None = "published",
 ) -> None:
     """Published values in grey, behind ours: a line, or dots with their error bars."""
-    style = (
-        {"ls": "-", "marker": "", "lw": 3.5} if line else {"ls": "none", "marker": "d", "ms": 3.5}
-    )
-    ax.errorbar(
-        x, y, error, color="0.65", capsize=0, elinewidth=0.8, zorder=0.5, label=label, **style
-    )
+    style: dict[str, Any] = {"ls": "none", "marker": "d", "ms": 3.5}
+    if line:
+        style = {"ls": "-", "marker": "", "lw": 3.5}
+    style |= {"color": "0.65", "capsize": 0, "elinewidth": 0.8, "zorder": 0.5, "label": label}
+    ax.errorbar(x, y, error, **style)

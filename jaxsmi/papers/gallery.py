@@ -1,6 +1,8 @@
-"""The gallery: one static page of all figures in a folder, with what agrees with published numbers and what does not.
+"""The gallery: one static page of all figures in a folder, with what agrees with published numbers
+and what does not.
 
-No script, no font, no file from elsewhere: the page opens from a folder as it is. No equation lives here.
+No script, no font, no file from elsewhere: the page opens from a folder as it is. No equation lives
+here.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+__all__ = ["ARTICLES", "article_of", "page", "summary", "write"]
+
 ARTICLES = {  # how the names of its figures begin, and the article
     "deep-attention": (
         "Fundamental limits of learning in sequence multi-index models and deep attention networks",
@@ -18,7 +22,8 @@ ARTICLES = {  # how the names of its figures begin, and the article
     "attention-indexed": ("Bayes optimal learning of attention-indexed models", "2506.01582"),
     "bilinear": ("Bilinear sequence regression", "2410.18858"),
     "quadratic": (
-        "Bayes-optimal learning of an extensive-width neural network from quadratically many samples",
+        "Bayes-optimal learning of an extensive-width neural network from quadratically many "
+        "samples",
         "2408.03733",
     ),
     "single-index": ("Asymptotics of SGD in sequence-single index models", "2506.02651"),
@@ -29,18 +34,28 @@ _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #007a33; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) { :root { --good: #5fd38d; --bad: #ff8a80; } }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 100rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; } h3 { font-size: 1rem; margin: 0 0 .6rem; }
+h1 { font-size: 1.6rem; }
+h2 { font-size: 1.25rem; margin-top: 2.5rem; }
+h3 { font-size: 1rem; margin: 0 0 .6rem; }
 nav ul { columns: 22rem; padding-left: 1.2rem; }
-.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 38rem), 1fr)); gap: 1.5rem; align-items: start; }
-figure { margin: 0; padding: 1rem; border: 1px solid var(--line); border-radius: .5rem; overflow-x: auto; }
+.grid { display: grid; gap: 1.5rem; align-items: start; }
+.grid { grid-template-columns: repeat(auto-fill, minmax(min(100%, 38rem), 1fr)); }
+figure { margin: 0; padding: 1rem; border-radius: .5rem; overflow-x: auto; }
+figure { border: 1px solid var(--line); }
 img { display: block; width: 100%; height: auto; background: #fff; border-radius: .25rem; }
-figcaption { font-size: .92rem; } figcaption p { margin: .6rem 0; }
-table { border-collapse: collapse; width: 100%; font-size: .82rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
+figcaption { font-size: .92rem; }
+figcaption p { margin: .6rem 0; }
+table { border-collapse: collapse; width: 100%; }
+table { font-size: .82rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .5rem; }
+th, td { border-bottom: 1px solid var(--line); }
 td.number, th.number { text-align: right; white-space: nowrap; }
-.yes { color: var(--good); } .no { color: var(--bad); font-weight: 600; }
-tr.remark td { border: 0; padding: 0 .5rem .3rem 1.5rem; opacity: .75; } tr:has(+ .remark) td { border-bottom: 0; }
-tr.remark + tr td { border-top: 1px solid var(--line); } .made { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; }
+.yes { color: var(--good); }
+.no { color: var(--bad); font-weight: 600; }
+tr.remark td { border: 0; padding: 0 .5rem .3rem 1.5rem; opacity: .75; }
+tr:has(+ .remark) td { border-bottom: 0; }
+tr.remark + tr td { border-top: 1px solid var(--line); }
+.made { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; }
 .failed { border: 2px solid var(--bad); padding: .8rem; }
 """
 
@@ -54,19 +69,22 @@ _COLUMNS = {
 }
 
 
-def _safe(text: Any) -> str:
+def _safe(text: object) -> str:
+    """A text with nothing in it that HTML would read as its own."""
     return html.escape(str(text), quote=True)
 
 
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
+    """A number of a table, a dash where there is none."""
     return "–" if value is None else f"{float(value):.3g}"
 
 
-def _compared(found: Sequence[Mapping[str, Any]]) -> str:
-    if not found:
+def _compared(compared: Sequence[Mapping[str, Any]]) -> str:
+    """The comparisons of a figure as a table."""
+    if not compared:
         return "<p>Nothing published to compare with was at hand.</p>"
     rows = []
-    for one in found:
+    for one in compared:
         verdict = (
             '<span class="yes">agrees</span>'
             if one["agrees"]
@@ -74,11 +92,13 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> str:
         )
         cells = "".join(f'<td class="number">{_number(one[name])}</td>' for name in _COLUMNS)
         rows.append(
-            f"<tr><td>{_safe(one['what'])}, against {_safe(one['against'])}</td>{cells}<td>{verdict}</td></tr>"
+            f"<tr><td>{_safe(one['what'])}, against "
+            f"{_safe(one['against'])}</td>{cells}<td>{verdict}</td></tr>"
         )
         if one["remark"]:
             rows.append(
-                f'<tr class="remark"><td colspan="{len(_COLUMNS) + 2}">{_safe(one["remark"])}</td></tr>'
+                '<tr class="remark"><td '
+                f'colspan="{len(_COLUMNS) + 2}">{_safe(one["remark"])}</td></tr>'
             )
     titles = "".join(f'<th scope="col" class="number">{title}</th>' for title in _COLUMNS.values())
     head = (
@@ -88,6 +108,7 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _made(record: Mapping[str, Any]) -> str:
+    """How a figure was made, in one line."""
     known = record["provenance"]
     size = "sizes of the article" if known["settings"].get("full") else "small sizes"
     parts = [
@@ -104,11 +125,16 @@ def _made(record: Mapping[str, Any]) -> str:
 
 
 def _figure(record: Mapping[str, Any]) -> str:
+    """A figure with its caption and its comparisons, or the reason of its failure."""
     name, title = _safe(record["name"]), _safe(record["title"])
-    head = f'<figure id="{name}" aria-labelledby="{name}-title"><h3 id="{name}-title">{name}: {title}</h3>'
+    head = (
+        f'<figure id="{name}" aria-labelledby="{name}-title">'
+        f'<h3 id="{name}-title">{name}: {title}</h3>'
+    )
     made = f'<p class="made">{_made(record)}</p>'
     if record["failed"]:
-        return f'{head}<figcaption><p class="failed">Failed: {_safe(record["failed"])}</p>{made}</figcaption></figure>'
+        reason = f'<p class="failed">Failed: {_safe(record["failed"])}</p>'
+        return f"{head}<figcaption>{reason}{made}</figcaption></figure>"
     files = (
         f'<a href="{name}.nc">{name}.nc</a> (arrays)',
         f'<a href="{name}.json">{name}.json</a> (how it was made)',
@@ -121,32 +147,38 @@ def _figure(record: Mapping[str, Any]) -> str:
 
 
 def _article(prefix: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of an article."""
     title, number = ARTICLES.get(prefix, (prefix, ""))
     source = f' (<a href="https://arxiv.org/abs/{number}">arXiv {number}</a>)' if number else ""
     figures = "\n".join(_figure(record) for record in records)
-    return f'<section><h2 id="{_safe(prefix)}">{_safe(title)}{source}</h2>\n<div class="grid">\n{figures}\n</div></section>'
+    head = f'<section><h2 id="{_safe(prefix)}">{_safe(title)}{source}</h2>'
+    return f'{head}\n<div class="grid">\n{figures}\n</div></section>'
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> str:
     """One sentence: figures, comparisons that agree, those that do not, failures."""
     compared = [one for record in records for one in record["compared"]]
-    agree, failed = (
-        sum(one["agrees"] for one in compared),
-        sum(bool(record["failed"]) for record in records),
-    )
+    agree = sum(one["agrees"] for one in compared)
+    failed = sum(bool(record["failed"]) for record in records)
     return (
-        f"{len(records)} figures; {agree} of {len(compared)} comparisons agree within their tolerance"
+        f"{len(records)} figures; {agree} of {len(compared)} comparisons agree within their "
+        "tolerance"
         f"{f'; {failed} figures failed' if failed else ''}."
     )
 
 
+def article_of(name: str) -> str:
+    """The article of a figure by the beginning of its name; "other" where there is none."""
+    return next((prefix for prefix in ARTICLES if name.startswith(f"{prefix}-")), "other")
+
+
 def page(records: Sequence[Mapping[str, Any]]) -> str:
-    """The page of these records (what `making.keep` writes as JSON), article by article in their order."""
+    """The page of these records (what `making.keep` writes as JSON), article by article in their
+    order.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
-        groups.setdefault(
-            next((p for p in ARTICLES if record["name"].startswith(f"{p}-")), "other"), []
-        ).append(record)
+        groups.setdefault(article_of(record["name"]), []).append(record)
     contents = "".join(
         f'<li><a href="#{_safe(r["name"])}">{_safe(r["name"])}</a>: {_safe(r["title"])}'
         f"{' <span class=no>failed</span>' if r['failed'] else ''}</li>"
@@ -154,11 +186,13 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
     )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>jaxsmi: figures</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>jaxsmi: '
+        "figures</title>"
         f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head><body>\n'
-        f"<header><h1>jaxsmi: published figures, made again</h1><p>{_safe(summary(records))} Δ is ours minus "
-        "the other at the same abscissa; the tolerance shown is the median one, and the worst ratio is that of a deviation to "
-        "the tolerance at its own point. All numbers were measured when the figure was made.</p></header>\n"
+        f"<header><h1>jaxsmi: published figures, made again</h1><p>{_safe(summary(records))} Δ is "
+        "ours minus the other at the same abscissa; the tolerance shown is the median one, and the "
+        "worst ratio is that of a deviation to the tolerance at its own point. All numbers were "
+        "measured when the figure was made.</p></header>\n"
         f'<nav aria-label="Figures"><ul>{contents}</ul></nav>\n<main>\n'
         + "\n".join(_article(prefix, group) for prefix, group in groups.items())
         + "\n</main></body></html>\n"

@@ -1,7 +1,9 @@
-"""Recipes run and kept: NAME.png, NAME.nc (the arrays), NAME.json (caption, comparisons, seconds, provenance). No equation here.
+"""Recipes run and kept: NAME.png, NAME.nc (the arrays), NAME.json (caption, comparisons, seconds,
+provenance).
 
-A figure that is there already, with the same settings and the same version, is not made again; one that fails is recorded with
-its reason and stops nothing.
+A figure that is there already, with the same settings and the same version, is not made again; one
+that fails is recorded with its reason and stops nothing. The record is written last, so that a
+figure with a record is whole. No equation lives here.
 """
 
 from __future__ import annotations
@@ -19,34 +21,48 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
-from jaxsmi.core.records import parameters, provenance
-from jaxsmi.papers.common import Drawn
+from jaxsmi.core.provenance import parameters, provenance, version
+from jaxsmi.papers.common import Drawn, Folder
 from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench.store import Store, write_text
+
+__all__ = ["Record", "draw", "every", "finished", "folder_of_published", "keep", "records", "title"]
 
 Recipe = Callable[..., Drawn]
+Record = dict[str, Any]  # what NAME.json holds
 
-
-_DECIDING = ("full", "reference")  # what of the settings decides the numbers
+_FILES = (".json", ".png", ".nc")
+_BROKEN = (
+    "the process ended, perhaps for want of memory; the same command again makes what is missing"
+)
 
 
 def title(recipe: Recipe) -> str:
-    """What a recipe draws: the first line of its docstring, and its bound arguments."""
+    """What a recipe draws: the first paragraph of its docstring, and its bound arguments."""
     bound = ""
     if isinstance(recipe, functools.partial):
         bound = ", ".join(f"{name} = {value:g}" for name, value in recipe.keywords.items())
         recipe = recipe.func
-    line = (inspect.getdoc(recipe) or "").splitlines()[0].rstrip(".")
+    line = " ".join((inspect.getdoc(recipe) or "").split("\n\n")[0].split()).rstrip(".")
     return f"{line} ({bound})" if bound else line
 
 
-def folder_of_published(given: pathlib.Path | None = None) -> pathlib.Path | None:
-    """The folder of published data: the one given, else JAXSMI_REFERENCE, else ../shared/reference if it is there, else none.
+def folder_of_published(given: Folder = None) -> Folder:
+    """The folder of published data.
 
-    Raises ValueError for a folder given, or named by the environment, that is not there.
+    Args:
+        given: The folder. Default None: the one that the environment's JAXSMI_REFERENCE names, else
+            ../shared/reference if it is there, else none.
+
+    Returns:
+        The folder, or None.
+
+    Raises:
+        ValueError: A folder given, or named by the environment, is not there.
     """
     named = os.environ.get("JAXSMI_REFERENCE")
     if given is None and not named:
@@ -76,19 +92,29 @@ def commit() -> str | None:
 
 
 def _record(
-    name: str, recipe: Recipe, settings: Mapping[str, Any], seconds: float, **found: Any
-) -> dict[str, Any]:
-    made = {
+    name: str,
+    recipe: Recipe,
+    settings: Mapping[str, object],
+    seconds: float,
+    *,
+    caption: str = "",
+    compared: Sequence[Mapping[str, object]] = (),
+    failed: str = "",
+) -> Record:
+    """The record of a figure, or of its failure."""
+    made: dict[str, object] = {
         "platform": platform.platform(),
         "commit": commit(),
         "command": "figure",
-        "settings": dict(settings),
+        "settings": {"name": name, **settings},
     }
     record = {
         "name": name,
         "title": title(recipe),
         "seconds": seconds,
-        **found,
+        "caption": caption,
+        "compared": list(compared),
+        "failed": failed,
         "provenance": provenance(**made),
     }
     return parameters(record, largest=float("inf"))
@@ -99,22 +125,20 @@ def draw(
     recipe: Recipe,
     *,
     full: bool = False,
-    reference: pathlib.Path | None = None,
+    reference: Folder = None,
     progress: bool = False,
-) -> tuple[Drawn, dict[str, Any]]:
+) -> tuple[Drawn, Record]:
     """Run a recipe: what it drew, and the record of it. Raises whatever the recipe raises."""
-    settings = {"name": name, "full": full, "reference": reference}
     begin = time.perf_counter()
     drawn = recipe(full=full, progress=progress, reference=reference)
     seconds = time.perf_counter() - begin
     compared = [dataclasses.asdict(one) | {"agrees": one.agrees} for one in drawn.compared]
-    return drawn, _record(
-        name, recipe, settings, seconds, caption=drawn.caption, compared=compared, failed=""
-    )
+    settings = {"full": full, "reference": reference}
+    return drawn, _record(name, recipe, settings, seconds, caption=drawn.caption, compared=compared)
 
 
 def keep(drawn: Drawn | None, record: Mapping[str, Any], folder: pathlib.Path) -> None:
-    """Write the record and, where something was drawn, the figure and its arrays; the record last."""
+    """Write the figure and its arrays, where something was drawn, and then the record."""
     stem = folder / record["name"]
     if drawn is not None:
         made = {
@@ -122,46 +146,54 @@ def keep(drawn: Drawn | None, record: Mapping[str, Any], folder: pathlib.Path) -
             "settings": record["provenance"]["settings"],
             "caption": record["caption"],
         }
+        stem.with_suffix(".json").unlink(
+            missing_ok=True
+        )  # of another run: it is not of these files
         plotting.savefig(drawn.figure, stem.with_suffix(".png"), **made)
         storage.save(storage.arrays(drawn.arrays), stem.with_suffix(".nc"), **made)
-    part = stem.with_suffix(".json.part")
-    part.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(stem.with_suffix(".json"))
+    write_text(stem.with_suffix(".json"), json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def finished(name: str, folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The record of a figure made before, if its files are there and settings and version are the same; else None."""
-    stem = folder / name
-    if not all(stem.with_suffix(ending).is_file() for ending in (".json", ".png", ".nc")):
+def finished(name: str, folder: pathlib.Path, settings: Mapping[str, object]) -> Record | None:
+    """The record of a figure made before, if its files are there and settings and version are the
+    same.
+
+    None where a file is missing or cut short, where the figure failed, or where full sizes, the
+    folder of published data or the version are others.
+    """
+    if not all((folder / f"{name}{ending}").is_file() for ending in _FILES):
         return None
-    try:
-        record = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-        made, wanted = record["provenance"], parameters(dict(settings))
-        same = all(made["settings"][key] == wanted[key] for key in _DECIDING)
-        return (
-            record
-            if same and made["jaxsmi"] == records.version() and not record["failed"]
-            else None
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
+    deciding = {key: settings.get(key) for key in ("full", "reference")}
+    store = Store(folder, parameters({**deciding, "jaxsmi": version()}))
+
+    def read(path: pathlib.Path) -> Record | None:
+        record = _read(path)
+        made = record["provenance"]
+        same = not store.differences({**made["settings"], "jaxsmi": made["jaxsmi"]})
+        return record if same and not record["failed"] else None
+
+    return store.read(f"{name}.json", read)
+
+
+class _Make(Protocol):
+    """Makes and keeps one figure, here or in a process of its own."""
+
+    def __call__(self, name: str, recipe: Recipe) -> Record: ...
 
 
 def _make(
-    name: str, recipe: Recipe, folder: pathlib.Path, x64: bool, **settings: Any
-) -> dict[str, Any]:
+    name: str, recipe: Recipe, folder: pathlib.Path, x64: bool, settings: Mapping[str, Any]
+) -> Record:
     """Draw and keep one figure, or the record of its failure; in a process of its own too."""
     jax.config.update("jax_enable_x64", x64)
     begin = time.perf_counter()
     try:
         drawn, record = draw(name, recipe, **settings)
     except Exception as failure:  # whatever it is, the other figures go on
-        seconds, reason = (
-            time.perf_counter() - begin,
-            f"{type(failure).__name__}: {failure}".splitlines()[0],
-        )
-        told = {"caption": "", "compared": [], "failed": reason}
-        drawn, record = None, _record(name, recipe, {"name": name, **settings}, seconds, **told)
+        seconds = time.perf_counter() - begin
+        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        drawn = None
+        record = _record(name, recipe, settings, seconds, failed=reason)
     keep(drawn, record, folder)
     jax.clear_caches()  # no figure shares a compiled program with another
     return record
@@ -171,55 +203,71 @@ def every(
     recipes: Mapping[str, Recipe],
     folder: pathlib.Path,
     *,
+    full: bool = False,
+    reference: Folder = None,
     workers: int = 1,
     again: bool = False,
-    **settings: Any,
-) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Make these figures, in `workers` processes at once: (record, whether it was there already), as they are finished."""
-    left: dict[str, Recipe] = {}
+) -> Iterator[tuple[Record, bool]]:
+    """Make figures that are not there yet, one after the other or in several processes.
+
+    Args:
+        recipes: The recipes by name.
+        folder: Where figures are kept.
+        full: Whether they have the sizes of the articles. Default False.
+        reference: The folder of published data. Default None.
+        workers: How many processes draw at once. Default 1: this one.
+        again: Whether finished figures are made again. Default False.
+
+    Returns:
+        Pairs (record, whether the figure was there already), as they are finished.
+    """
+    settings = {"full": full, "reference": reference}
+    missing: dict[str, Recipe] = {}
     for name, recipe in recipes.items():
         record = None if again else finished(name, folder, settings)
         if record is None:
-            left[name] = recipe
+            missing[name] = recipe
         else:
             yield record, True
     x64 = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
-    if workers == 1 or len(left) < 2:
-        for name, recipe in left.items():
-            yield _make(name, recipe, folder, x64, **settings), False
+    make = functools.partial(_make, folder=folder, x64=x64, settings=settings)
+    if workers == 1 or len(missing) < 2:
+        for name, recipe in missing.items():
+            yield make(name, recipe), False
         return
+    failed = functools.partial(_record, settings=settings, seconds=0.0, failed=_BROKEN)
+    for name, record in _in_processes(make, missing, workers):
+        if record is None:
+            record = failed(name, missing[name])
+            keep(None, record, folder)
+        yield record, False
+
+
+def _in_processes(
+    make: _Make, recipes: Mapping[str, Recipe], workers: int
+) -> Iterator[tuple[str, Record | None]]:
+    """Names and records of figures as they are finished; None where the process died."""
     pool = concurrent.futures.ProcessPoolExecutor(
-        min(workers, len(left)), multiprocessing.get_context("spawn")
+        min(workers, len(recipes)), multiprocessing.get_context("spawn")
     )
     try:
-        jobs = {
-            pool.submit(_make, name, recipe, folder, x64, **settings): name
-            for name, recipe in left.items()
-        }
+        jobs = {pool.submit(make, name, recipe): name for name, recipe in recipes.items()}
         for job in concurrent.futures.as_completed(jobs):
-            yield _outcome(job, jobs[job], left, folder, settings), False
+            try:
+                record = job.result()
+            except BrokenProcessPool:
+                record = None
+            yield jobs[job], record
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _outcome(
-    job: concurrent.futures.Future,
-    name: str,
-    recipes: Mapping[str, Recipe],
-    folder: pathlib.Path,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    try:
-        return job.result()
-    except BrokenProcessPool:
-        reason = "the process ended, perhaps for want of memory; the same command again makes what is missing"
-        told: dict[str, Any] = {"caption": "", "compared": [], "failed": reason}
-        record = _record(name, recipes[name], {"name": name, **settings}, 0.0, **told)
-        keep(None, record, folder)
-        return record
-
-
-def records(names: Sequence[str], folder: pathlib.Path) -> list[dict[str, Any]]:
+def records(names: Sequence[str], folder: pathlib.Path) -> list[Record]:
     """The records in a folder, in the order of the names."""
-    files = [folder / f"{name}.json" for name in names]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    files = {name: f"{name}.json" for name in names}
+    return list(Store(folder, {}).finished(files, _read).values())
+
+
+def _read(path: pathlib.Path) -> Record:
+    """A record from its file."""
+    return json.loads(path.read_text(encoding="utf-8"))

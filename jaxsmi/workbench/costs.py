@@ -1,29 +1,36 @@
-r"""What a run of message passing will take, before it is started: memory by counting, time by a small part of the same work.
+r"""What a run of message passing will take, before it is started.
 
-Counted, for N samples of M·D numbers and fields of F numbers (P·M of indices, T² of matrices), signal of s numbers:
+Memory is counted, time is that of a small part of the same work. Counted, for N samples of M·D
+numbers and fields of F numbers (P·M of indices, T² of matrices), signal of s numbers:
 
-    inputs    N·M·D numbers as stored; regenerated: six times one block (its bits, their normals, what is made of them)
+    inputs    N·M·D numbers as stored; regenerated: six times one block
+              (its bits, their normals, what is made of them)
     fields    8 N (6 F + 2 F²) bytes: g and ω of two steps, the fields, their labels; ∂g twice
     signal    8 × 8 s bytes
     program   0.6 GiB: Python, JAX, compiled code
 
-Timed: forward and adjoint, the posteriors of the first step (later ones may need finer rules: twelve times as much for two layers
-nearly recovered, benchmarks/bench_side_by_side.py), and the input denoiser, on a block of samples, then scaled to N.
-Source: architecture of this library.
+Timed: forward and adjoint, the posteriors of the first step (later ones may need finer rules:
+twelve times as much for two layers nearly recovered, benchmarks/bench_side_by_side.py), and the
+input denoiser, on a block of samples, then scaled to N. Source: measurement; no article.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.models.base import AbstractModel
+
+__all__ = ["Cost", "copy_bandwidth", "gamp_cost"]
 
 _PROGRAM = 0.6 * 2**30
 
@@ -39,83 +46,107 @@ class Cost(NamedTuple):
     seconds: dict[str, float]
 
 
-def _shapes(
-    model: Any, dimension: int, alpha: Any, dtype: Any, store: bool
-) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
-    """The data set as it would be, and the shapes of signal and fields; nothing is drawn."""
-    found: list[Any] = []
-
-    def draw(key: Any) -> Any:
-        data = model.sample(key, dimension=dimension, alpha=alpha, dtype=dtype, store=store)
-        found.extend(model.shapes(data))
-        return data
-
-    return (jax.eval_shape(draw, jax.random.key(0)), *found)
-
-
 def gamp_cost(
-    model: Any,
+    model: AbstractModel,
     *,
     dimension: int,
-    alpha: Any,
-    dtype: Any = None,
+    alpha: ArrayLike,
+    dtype: DTypeLike | None = None,
     store: bool = True,
     probe: bool = True,
 ) -> Cost:
     """Memory and time of message passing (module docstring).
 
-    Arguments: `model`, `dimension`, `alpha`, `dtype`, `store` as of `model.sample`; `probe`: False to leave time out.
-    Returns: a `Cost`. Raises: ValueError as `model.sample`. Cost: seconds, most of them compilation; memory of a block.
+    Args:
+        model: The model.
+        dimension: Dimension D of a token.
+        alpha: Sample complexity, a number > 0.
+        dtype: Precision of the inputs, as of `model.sample`. Default None.
+        store: Whether the inputs are stored, as of `model.sample`. Default True.
+        probe: False to leave time out. Default True.
+
+    Returns:
+        A `Cost`.
+
+    Raises:
+        ValueError: As `model.sample`.
+
     Example:
-    >>> import jaxsmi as smi
-    >>> cost = gamp_cost(smi.links.sign(), dimension=20000, alpha=1.0, probe=False)
-    >>> cost.samples, cost.memory["inputs"] / 1e9  # float64
-    (20000, 3.2)
+        >>> import jaxsmi as smi
+        >>> cost = gamp_cost(smi.links.sign(), dimension=20000, alpha=1.0, probe=False)
+        >>> cost.samples, cost.memory["inputs"] / 1e9  # float64
+        (20000, 3.2)
+
+    Cost:
+        Seconds, most of them compilation; memory of a block.
     """
-    data, signal, fields = _shapes(model, dimension, alpha, dtype, store)
-    inputs, N = data.inputs, data.labels.shape[0]
-    each = float(np.prod(fields[1:]))
+
+    def draw(key: PRNGKeyArray, alpha: ArrayLike) -> Dataset:
+        return model.sample(key, dimension=dimension, alpha=alpha, dtype=dtype, store=store)
+
+    shapes = _shapes(model, lambda key: draw(key, alpha))
+    inputs = shapes.data.inputs
+    samples = shapes.data.labels.shape[0]
+    each = float(np.prod(shapes.fields[1:]))
     if isinstance(inputs, Regenerated):
-        held = 6.0 * inputs.each * np.prod(inputs.form) * max(jnp.dtype(inputs.dtype).itemsize, 4)
+        width = max(jnp.dtype(inputs.dtype).itemsize, 4)
+        stored = 6.0 * inputs.each * np.prod(inputs.form) * width
     else:
-        held = float(np.prod(inputs.shape)) * jnp.dtype(inputs.dtype).itemsize
+        stored = float(np.prod(inputs.shape)) * jnp.dtype(inputs.dtype).itemsize
     memory = {
-        "inputs": held,
-        "fields": 8.0 * N * (6.0 * each + 2.0 * each**2),
-        "signal": 64.0 * float(np.prod(signal)),
+        "inputs": stored,
+        "fields": 8.0 * samples * (6.0 * each + 2.0 * each**2),
+        "signal": 64.0 * float(np.prod(shapes.signal)),
+        "program": _PROGRAM,
     }
-    seconds = _timed(model, dimension, alpha, dtype, store, N, inputs) if probe else {}
-    return Cost(N, memory | {"program": _PROGRAM}, seconds)
+    if not probe:
+        return Cost(samples, memory, {})
+    part = min(samples, max(64, _PROBE // int(np.prod(inputs.shape[1:]))))
+    seconds = _timed(model, draw(jax.random.key(0), alpha * part / samples), samples)
+    return Cost(samples, memory, seconds)
 
 
-def _timed(
-    model: Any, dimension: int, alpha: Any, dtype: Any, store: bool, N: int, inputs: Any
-) -> dict[str, float]:
-    part = min(N, max(64, _PROBE // int(np.prod(inputs.shape[1:]))))
-    key = jax.random.key(0)
-    data: Dataset = model.sample(
-        key, dimension=dimension, alpha=alpha * part / N, dtype=dtype, store=store
-    )
+class _Shapes(NamedTuple):
+    """A data set as it would be, and the shapes of signal and fields."""
+
+    data: Dataset
+    signal: tuple[int, ...]
+    fields: tuple[int, ...]
+
+
+def _shapes(model: AbstractModel, draw: Callable[[PRNGKeyArray], Dataset]) -> _Shapes:
+    """Shapes of what `draw` would draw; nothing is drawn."""
+    shapes: list[tuple[int, ...]] = []
+
+    def traced(key: PRNGKeyArray) -> Dataset:
+        data = draw(key)
+        shapes.extend(model.shapes(data))
+        return data
+
+    return _Shapes(jax.eval_shape(traced, jax.random.key(0)), *shapes)
+
+
+def _timed(model: AbstractModel, data: Dataset, samples: int) -> dict[str, float]:
+    """Seconds of a step over so many samples, by a step over a part of them."""
     signal, fields = model.shapes(data)
-    sensing, n, P = model.sensing(data), data.samples, signal[0]
+    sensing = model.sensing(data)
+    key = jax.random.key(0)
     weights, V = model.prior.start(key, signal, jnp.asarray(1e-3, theory_dtype()))
     statistic = model.channel.statistic(data.labels)
     omega = jnp.zeros(fields, theory_dtype()) + 1e-3
-
-    def through(weights: Any) -> Any:
-        return sensing.adjoint(sensing.forward(weights))
-
+    A = jnp.eye(signal[0], dtype=theory_dtype())
+    through = lambda weights: sensing.adjoint(sensing.forward(weights))  # pyright: ignore
     respond = lambda omega: model.channel.respond(statistic, omega, V, key).g
-    posterior = lambda weights: model.prior.posterior(weights, jnp.eye(P, dtype=theory_dtype()))
+    posterior = lambda weights: model.prior.posterior(weights, A)
     return {
-        "inputs": _seconds(through, weights) * N / n,
-        "posteriors": _seconds(respond, omega) * N / n,
+        "inputs": _seconds(through, weights) * samples / data.samples,
+        "posteriors": _seconds(respond, omega) * samples / data.samples,
         "signal": _seconds(posterior, weights),
     }
 
 
-def _seconds(function: Callable[[Any], Any], argument: Any) -> float:
-    """Of a call, after compilation."""
+def _seconds(function: Callable[[Array], object], argument: Array) -> float:
+    """Seconds of a call, after compilation."""
     compiled = jax.jit(function)
     jax.block_until_ready(compiled(argument))
     begin = time.perf_counter()
@@ -124,8 +155,11 @@ def _seconds(function: Callable[[Any], Any], argument: Any) -> float:
 
 
 def copy_bandwidth(size: int = 2**28) -> float:
-    """Bytes a second that this device reads and writes when it goes over `size` bytes: the best of five times, in place, since
-    memory that was just handed out costs more to write the first time than to copy."""
+    """Bytes a second that this device reads and writes when it goes over `size` bytes.
+
+    The best of five times, in place, since memory that was just handed out costs more to write the
+    first time than to copy.
+    """
     x = jnp.ones(size // 4, jnp.float32)
     pass_over = jax.jit(lambda x: x + 1.0, donate_argnums=0)
     x = jax.block_until_ready(pass_over(x))

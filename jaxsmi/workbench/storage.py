@@ -1,8 +1,9 @@
-"""Solutions and data sets as xarray Datasets and netCDF files that say how they were made.
+"""Solutions and data sets as netCDF files that say how they were made.
 
-No equation lives here. A file holds named dimensions (`index`, `index_`, `step`, `dimension`, `sample`, `token`), one
-variable for each field of a `Solution` (the history under the prefix `history_`), and the provenance as attributes:
-versions, time, device, the model with all its numbers, and whatever the caller adds.
+No equation lives here. A file holds named dimensions (`index`, `index_`, `step`, `dimension`,
+`sample`, `token`), one variable for each field of a `Solution` (the history under the prefix
+`history_`), and the provenance as attributes: versions, time, device, the model with all its
+numbers, and whatever the caller adds.
 
 xarray is imported only when a function here is called; it comes with `pip install 'jaxsmi[data]'`.
 """
@@ -16,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.results import Solution, Threshold
-
-if TYPE_CHECKING:
-    import xarray
+from jaxsmi.core.provenance import parameters
 from jaxsmi.core.records import (
     MATRICES,
     SCALARS,
@@ -30,21 +29,48 @@ from jaxsmi.core.records import (
     attributes_of,
     dimensions_of,
     index_names,
-    parameters,
+    is_labelled,
     require,
     to_xarray,
 )
+from jaxsmi.core.results import Solution, Threshold
+from jaxsmi.models.base import AbstractModel
+
+if TYPE_CHECKING:
+    import xarray
+
+    from jaxsmi.text.classifier import TextRun
+
+    Part = Solution | Iterable[Solution] | Dataset | xarray.Dataset
+    Storable = Part | Mapping[str, Part]
+
+__all__ = [
+    "arrays",
+    "from_xarray",
+    "load",
+    "runs",
+    "save",
+    "stack",
+    "text_run",
+    "thresholds",
+    "to_xarray",
+]
 
 
-def from_xarray(dataset: xarray.Dataset, model: Any = None) -> Solution:
-    """The solution back from its Dataset, to plot it or to predict with it; the inverse of `to_xarray`.
+def from_xarray(dataset: xarray.Dataset, model: AbstractModel | None = None) -> Solution:
+    """The solution back from its Dataset, to plot it or to predict with it.
 
-    Arguments: `dataset`, of one solution (`curve.isel(alpha=0)` takes one out of a curve); `model`, which a file
-    describes but cannot rebuild.
+    The inverse of `to_xarray`.
 
-    Returns: a Solution without the state that continues a run.
+    Args:
+        dataset: Of one solution (`curve.isel(alpha=0)` takes one out of a curve).
+        model: The model, which a file describes but cannot rebuild. Default None.
 
-    Raises ValueError for a Dataset with more than one alpha.
+    Returns:
+        A Solution without the state that continues a run.
+
+    Raises:
+        ValueError: For a Dataset with more than one alpha.
     """
     check(
         "alpha" not in dataset.dims,
@@ -55,9 +81,8 @@ def from_xarray(dataset: xarray.Dataset, model: Any = None) -> Solution:
     history = {}
     if "step" in dataset.coords:
         recorded = [name for name in dataset.data_vars if str(name).startswith("history_")]
-        past = dataset[recorded].dropna(
-            "step", how="all"
-        )  # a curve pads its shorter histories with NaN
+        # a curve pads its shorter histories with NaN
+        past = dataset[recorded].dropna("step", how="all")
         history = {str(name).removeprefix("history_"): past[name].values for name in recorded}
         history["step"] = past["step"].values.astype(float)
     names = (
@@ -75,15 +100,22 @@ def from_xarray(dataset: xarray.Dataset, model: Any = None) -> Solution:
     )
 
 
-def stack(solutions: Iterable[Solution], **attributes: Any) -> xarray.Dataset:
-    """Solutions at several alphas as one curve: a Dataset over the dimension `alpha`, in ascending order.
+def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset:
+    """Solutions at several alphas as one curve: a Dataset over the dimension `alpha`, in ascending
+    order.
 
-    Arguments: `solutions` of one model and one kind; keyword arguments are added to the attributes. Weights are left
-    out; shorter histories are padded with NaN; attributes that differ between the solutions are dropped.
+    Weights are left out; shorter histories are padded with NaN; attributes that differ are dropped.
 
-    Returns: a Dataset whose variables have `alpha` as their first dimension.
+    Args:
+        solutions: Solutions of one model and one kind.
+        **attributes: Added to the attributes.
 
-    Raises ValueError for no solutions or for unequal numbers of indices, ImportError (with the remedy) without xarray.
+    Returns:
+        A Dataset whose variables have `alpha` as their first dimension.
+
+    Raises:
+        ValueError: For no solutions, or for unequal numbers of indices.
+        ImportError: Without xarray, with the remedy.
     """
     xarray = require()
     solutions = list(solutions)
@@ -105,40 +137,56 @@ def stack(solutions: Iterable[Solution], **attributes: Any) -> xarray.Dataset:
 def thresholds(
     stairs: Sequence[Sequence[Threshold]],
     parameter: str = "parameter",
-    values: Any = None,
-    **attributes: Any,
+    values: ArrayLike | Sequence[float] | None = None,
+    **attributes: object,
 ) -> xarray.Dataset:
-    """Staircases along a parameter as one dataset, padded with NaN where a staircase has fewer steps.
+    """Staircases along a parameter as one dataset, padded with NaN where a staircase has fewer
+    steps.
 
-    Arguments: `stairs`: for each value of the parameter, its list of Thresholds; `parameter`, its name; `values`, its values.
+    Args:
+        stairs: For each value of the parameter its list of thresholds.
+        parameter: Its name. Default "parameter".
+        values: Its values. Default None: their numbers.
+        **attributes: Added to the attributes.
 
-    Returns: alpha, stderr and result (parameter, step), replicas (parameter, step, replica), subspace and overlap
-    (parameter, step, index, other). Raises ValueError where there is no threshold at all, ImportError without xarray.
+    Returns:
+        alpha, stderr and result (parameter, step), replicas (parameter, step, replica), subspace
+        and overlap (parameter, step, index, other).
+
+    Raises:
+        ValueError: There is no threshold at all.
+        ImportError: Without xarray, with the remedy.
     """
     xarray = require()
-    check(any(len(s) for s in stairs), "stairs", "no threshold", "at least one")
-    steps = max(len(s) for s in stairs)
-    data = {}
+    check(any(len(steps) for steps in stairs), "stairs", "no threshold", "at least one")
+    longest = max(len(steps) for steps in stairs)
     dimensions = {"alpha": (), "stderr": (), "result": (), "replicas": ("replica",)}
     dimensions |= dict.fromkeys(("subspace", "overlap"), ("index", "other"))
-    for name, extra in dimensions.items():
-        shapes = [np.shape(getattr(t, name)) for s in stairs for t in s]
-        shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-        table = np.full((len(stairs), steps, *shape), np.nan)
-        for i, s in enumerate(stairs):
-            for j, t in enumerate(s):
-                entry = np.asarray(getattr(t, name))
-                table[(i, j, *(slice(n) for n in entry.shape))] = entry
-        data[name] = ((parameter, "step", *extra), table)
+    data = {
+        name: ((parameter, "step", *own), _padded(stairs, longest, name))
+        for name, own in dimensions.items()
+    }
     coordinates = {
         parameter: np.arange(len(stairs)) if values is None else np.asarray(values),
-        "step": np.arange(steps) + 1,
+        "step": np.arange(longest) + 1,
     }
     return xarray.Dataset(data, coordinates, attributes_of(**attributes))
 
 
-def arrays(values: Mapping[str, Any], **attributes: Any) -> xarray.Dataset:
-    """Plain arrays by name as one dataset. Raises ImportError without xarray."""
+def _padded(stairs: Sequence[Sequence[Threshold]], longest: int, name: str) -> np.ndarray:
+    """A field of all thresholds (parameter, step, ...), NaN where there is none."""
+    shapes = [np.shape(getattr(threshold, name)) for steps in stairs for threshold in steps]
+    shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    table = np.full((len(stairs), longest, *shape), np.nan)
+    for i, steps in enumerate(stairs):
+        for j, threshold in enumerate(steps):
+            entry = np.asarray(getattr(threshold, name))
+            table[(i, j, *(slice(n) for n in entry.shape))] = entry
+    return table
+
+
+def arrays(values: Mapping[str, ArrayLike], **attributes: object) -> xarray.Dataset:
+    """Plain arrays by name as one dataset; an ImportError, with the remedy, without xarray."""
     xarray = require()
     data = {
         name: ([f"{name}_{k}" for k in range(np.ndim(value))], np.asarray(value))
@@ -147,12 +195,19 @@ def arrays(values: Mapping[str, Any], **attributes: Any) -> xarray.Dataset:
     return xarray.Dataset(data, attrs=attributes_of(None, **attributes))
 
 
-def runs(solution: Solution, **attributes: Any) -> xarray.Dataset:
-    """A batch of runs of gamp or train (leading axis: run) as one dataset: learning curves and how each run ended.
+def runs(solution: Solution, **attributes: object) -> xarray.Dataset:
+    """A batch of runs of gamp or train as one dataset: learning curves, and how each run ended.
 
-    Arguments: `solution` with a leading axis; keyword arguments are added to the attributes. Weights are left out.
-    Returns: history_... (run, record, ...), error, result, steps (run); `name` of each index.
-    Raises ValueError for a single run, ImportError without xarray.
+    Args:
+        solution: Runs along a leading axis. Their weights are left out.
+        **attributes: Added to the attributes.
+
+    Returns:
+        history_... (run, record, ...), error, result, steps (run); the `name` of each index.
+
+    Raises:
+        ValueError: For a single run.
+        ImportError: Without xarray, with the remedy.
     """
     xarray = require()
     check(
@@ -166,94 +221,110 @@ def runs(solution: Solution, **attributes: Any) -> xarray.Dataset:
         name: (("run",), np.asarray(getattr(solution, name)))
         for name in ("error", "result", "steps")
     }
-    for name, values in solution.history.items():
-        values = np.asarray(values)
-        data[f"history_{name}"] = (
-            ("run", "record", *dimensions_of(name, values.shape[2:], indices)),
-            values,
-        )
-    names = index_names(solution.model, indices)
+    for name, recorded in solution.history.items():
+        values = np.asarray(recorded)
+        dimensions = ("run", "record", *dimensions_of(name, values.shape[2:], indices))
+        data[f"history_{name}"] = (dimensions, values)
     coordinates = {
         "alpha": ((), float(np.ravel(np.asarray(solution.alpha))[0])),
-        "name": (("index",), names),
+        "name": (("index",), index_names(solution.model, indices)),
     }
-    kept = {
+    made = {
         "kind": solution.kind,
         "model": repr(solution.model),
         "model_parameters": parameters(solution.model),
     }
-    return annotated(xarray.Dataset(data, coordinates, attributes_of(None, **kept, **attributes)))
+    return annotated(xarray.Dataset(data, coordinates, attributes_of(None, **made, **attributes)))
 
 
-def text_run(run: Any, **attributes: Any) -> xarray.Dataset:
+def text_run(run: TextRun, **attributes: object) -> xarray.Dataset:
     """The curves of a text classifier (`jaxsmi.text.classify`) as a dataset over its records.
 
-    Arguments: `run`; keyword arguments are added to the attributes. Returns: similarity (record, layer) and the scalars.
-    Raises ImportError (with the remedy) without xarray.
+    Args:
+        run: What the classifier returned.
+        **attributes: Added to the attributes.
+
+    Returns:
+        similarity (record, layer), and step, epoch, train_loss, accuracy, test_accuracy (record).
+
+    Raises:
+        ImportError: Without xarray, with the remedy.
     """
     xarray = require()
     names = ("step", "epoch", "train_loss", "accuracy", "test_accuracy")
     data: dict[str, Any] = {name: (("record",), getattr(run, name)) for name in names}
     data["similarity"] = (("record", "layer"), run.similarity)
-    kept = {
+    made = {
         "kind": "text",
         "classes": list(run.classes),
         "words": len(run.vocabulary),
         "result": run.result.name,
     }
-    return xarray.Dataset(
-        data,
-        {"layer": np.arange(run.similarity.shape[1]) + 1},
-        attributes_of(None, **kept, **attributes),
-    )
+    layers = {"layer": np.arange(run.similarity.shape[1]) + 1}
+    return xarray.Dataset(data, layers, attributes_of(None, **made, **attributes))
 
 
-def save(item: Any, path: str | os.PathLike[str], **attributes: Any) -> None:
-    """Write a solution, a curve of solutions, or a data set to a netCDF file that says how it was made.
+def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> None:
+    """Write a solution, a curve of solutions, or a data set to a netCDF file that says how it was
+    made.
 
-    Arguments: `item`: a Solution, several (stacked along alpha), a jaxsmi Dataset, an xarray.Dataset, or a dict of
-    these, whose names become the groups of the file; `path` of the file; keyword arguments are added to the attributes.
+    Args:
+        item: A Solution, several (stacked along alpha), a jaxsmi Dataset, an xarray.Dataset, or a
+            dict of these, whose names become the groups of the file.
+        path: Of the file.
+        **attributes: Added to the attributes.
 
-    Raises ImportError (with the remedy) without xarray and h5netcdf.
+    Raises:
+        ImportError: Without xarray and h5netcdf, with the remedy.
 
     Example:
-    >>> import jax.numpy as jnp, jaxsmi as smi
-    >>> save(smi.Dataset(jnp.ones((6, 1, 3)), jnp.ones((6,))), "out/data.nc")  # doctest: +SKIP
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> save(smi.Dataset(jnp.ones((6, 1, 3)), jnp.ones((6,))), "out/data.nc")  # doctest: +SKIP
     """
     xarray = require()
-    if isinstance(item, Mapping) and not isinstance(item, xarray.Dataset):
-        root = xarray.Dataset(attrs=attributes_of(None, groups=", ".join(item), **attributes))
+    if isinstance(item, Mapping) and not is_labelled(item):
+        parts: Mapping[str, Part] = item  # pyright: ignore[reportAssignmentType]
+        root = xarray.Dataset(attrs=attributes_of(None, groups=", ".join(parts), **attributes))
         root.to_netcdf(path, engine="h5netcdf")
-        for group, part in item.items():
+        for group, part in parts.items():
             _dataset(part, **attributes).to_netcdf(path, group=group, mode="a", engine="h5netcdf")
     else:
-        _dataset(item, **attributes).to_netcdf(path, engine="h5netcdf")
+        single: Part = item  # pyright: ignore[reportAssignmentType]
+        _dataset(single, **attributes).to_netcdf(path, engine="h5netcdf")
 
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Dataset:
     """Read a file written by `save` into memory.
 
-    Arguments: `path` of the file; `group`, the name of a part where a dict was saved (the attribute "groups" of the
-    file lists them).
+    Args:
+        path: Of the file.
+        group: Name of a part where a dict was saved (the attribute "groups" of the file lists
+            them). Default None.
 
-    Returns: an xarray.Dataset; `from_xarray` makes a Solution of it, `jaxsmi.Dataset` takes its inputs and labels.
+    Returns:
+        An xarray.Dataset; `from_xarray` makes a Solution of it, `jaxsmi.Dataset` takes its inputs
+        and labels.
 
-    Raises FileNotFoundError, and ImportError (with the remedy) without xarray and h5netcdf.
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: Without xarray and h5netcdf, with the remedy.
     """
     return require().load_dataset(path, group=group, engine="h5netcdf")
 
 
-def _dataset(item: Any, **attributes: Any) -> xarray.Dataset:
+def _dataset(item: Part, **attributes: object) -> xarray.Dataset:
+    """Anything that can be saved as an xarray.Dataset."""
     if isinstance(item, Solution):
         return to_xarray(item, **attributes)
     if isinstance(item, Dataset):
         return _data_to_xarray(item, **attributes)
-    if isinstance(item, require().Dataset):
+    if is_labelled(item):
         return item.assign_attrs(attributes_of(**attributes)) if attributes else item
-    return stack(item, **attributes)
+    return stack(item, **attributes)  # pyright: ignore[reportArgumentType]
 
 
-def _data_to_xarray(data: Dataset, **attributes: Any) -> xarray.Dataset:
+def _data_to_xarray(data: Dataset, **attributes: object) -> xarray.Dataset:
+    """Inputs, labels and the teacher, where there is one."""
     labels = np.asarray(data.labels)
     variables: dict[str, Any] = {
         "inputs": (("sample", "token", "dimension"), np.asarray(data.stored().inputs)),

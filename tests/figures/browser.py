@@ -1,6 +1,8 @@
-"""Does a page open in a headless browser? Broken images and messages of its console: `python tests/figures/browser.py PAGE`.
+"""Does a page open in a headless browser? Broken images and messages of its console: `python
+tests/figures/browser.py PAGE`.
 
-A copy of the page beside it, with a script that counts its images once they are loaded, is what is opened; then the page itself.
+A copy of the page beside it, with a script that counts its images once they are loaded, is what is
+opened; then the page itself.
 """
 
 import json
@@ -14,10 +16,12 @@ import tempfile
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 _COUNT = """<script>addEventListener("load", () => {
   const all = [...document.images];
-  const broken = all.filter(i => !(i.complete && i.naturalWidth > 0)).map(i => i.getAttribute("src"));
+  const failed = all.filter(i => !(i.complete && i.naturalWidth > 0));
+  const broken = failed.map(i => i.getAttribute("src"));
   const told = document.createElement("pre");
   told.id = "counted";
-  told.textContent = JSON.stringify({images: all.length, broken: broken, silent: all.filter(i => !i.alt).length,
+  const silent = all.filter(i => !i.alt).length;
+  told.textContent = JSON.stringify({images: all.length, broken: broken, silent: silent,
     wide: document.documentElement.scrollWidth > innerWidth});
   document.body.append(told);
 });</script></body>"""
@@ -48,7 +52,9 @@ def _open(page, *flags):
 
 
 def inspect(page, width=1280):
-    """(images, broken ones, images without a text, whether the page is wider than its window, messages of the console)."""
+    """(images, broken ones, images without a text, whether the page is wider than its window,
+    messages of the console).
+    """
     page = pathlib.Path(page)
     copy = page.with_name("counted-" + page.name)
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", _COUNT), encoding="utf-8")
@@ -70,7 +76,8 @@ def screenshot(page, picture, width=1280, height=2000):
 if __name__ == "__main__":
     counted, broken, silent, wide, messages = inspect(sys.argv[1])
     print(
-        f"{counted} images; broken: {broken or 'none'}; without text: {silent}; wider than the window: {wide}"
+        f"{counted} images; broken: {broken or 'none'}; without text: {silent}; wider than the "
+        f"window: {wide}"
     )
     print(f"console: {messages or 'silent'}")
     sys.exit(bool(broken or silent or messages))

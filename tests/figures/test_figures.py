@@ -11,8 +11,8 @@ from figures import browser
 
 from jaxsmi.cli import figure as cli_figures
 from jaxsmi.cli import main as cli
-from jaxsmi.papers import common, gallery, making
-from jaxsmi.papers.__init__ import RECIPES
+from jaxsmi.core import provenance
+from jaxsmi.papers import RECIPES, common, gallery, making
 from jaxsmi.papers.common import Drawn, axes_row, compare, published
 from jaxsmi.workbench import storage
 
@@ -46,11 +46,7 @@ def two(monkeypatch):
 
 
 def call(capsys, *words):
-    code = 0
-    try:
-        code = cli.main(["figure", *map(str, words)])
-    except SystemExit as left:
-        code = left.code
+    code = cli.main(["figure", *map(str, words)])
     output = capsys.readouterr()
     return code, output.out, output.err
 
@@ -93,10 +89,9 @@ def test_where_published_data_come_from(tmp_path, monkeypatch):
 
 
 def test_all_goes_on_after_a_failure_and_says_so(two, capsys, tmp_path):
-    code, out, _ = call(capsys, "all", "--out", tmp_path, "--workers", 1, "--json", "--quick")
-    assert (
-        code == "jaxsmi figure: 1 failed: quadratic-b"
-    )  # which the interpreter prints, and ends with 1
+    code, out, err = call(capsys, "all", "--out", tmp_path, "--workers", 1, "--json", "--quick")
+    assert code == 1
+    assert err.splitlines()[-1] == "jaxsmi figure: 1 failed: quadratic-b"
     found = json.loads(out)
     assert list(found["failed"]) == ["quadratic-b"]
     assert "nothing" in found["failed"]["quadratic-b"]
@@ -108,10 +103,13 @@ def test_all_goes_on_after_a_failure_and_says_so(two, capsys, tmp_path):
         "bilinear-a.json",
         "quadratic-b.json",
         "index.html",
+        "index.png",
+        "index.nc",
+        "index.txt",
     }
     assert storage.load(tmp_path / "bilinear-a.nc")["y"].values.tolist() == [0, 0.25, 0.5, 0.75, 1]
     record = json.loads((tmp_path / "bilinear-a.json").read_text())
-    assert record["provenance"]["jaxsmi"] == storage.version()
+    assert record["provenance"]["jaxsmi"] == provenance.version()
     page = (tmp_path / "index.html").read_text()
     assert "Failed: ValueError: nothing &lt;b&gt;here&lt;/b&gt;" in page
 
@@ -198,7 +196,10 @@ def test_two_processes_draw_what_one_does(capsys, tmp_path, monkeypatch):
     [name for name in RECIPES if name.startswith(("bilinear-1", "bilinear-2", "bilinear-4"))],
 )
 def test_theory_is_on_the_published_tables(name, reference):
-    """Every row but those the tables themselves did not converge at; tolerances are in the recipes."""
+    """Every row but those the tables themselves did not converge at.
+
+    Tolerances are in the recipes.
+    """
     drawn = RECIPES[name](reference=pathlib.Path(reference))
     assert drawn.compared
     for one in drawn.compared:

@@ -1,4 +1,6 @@
-"""The command line: one JSON object or a table on stdout, files where asked for, words instead of tracebacks."""
+"""The command line: one JSON object or a table on stdout, files where asked for, words instead of
+tracebacks.
+"""
 
 import json
 import math
@@ -6,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from jaxsmi.cli import figure, flags
 from jaxsmi.cli import main as cli
 from jaxsmi.workbench import storage
 
@@ -71,7 +74,7 @@ def test_state_evolution_prints_one_json_object(capsys):
     for point in found["curve"]:
         assert point["result"] == "SUCCESS"
         assert point["converged"] is True
-        # the channel is a closed form without statistical error; 1e-4 is the tolerance of the fixed point
+        # the channel is a closed form without statistical error; the fixed point is good to 1e-4
         assert point["overlap"][0][0] == pytest.approx(
             linear_overlap(point["alpha"], 0.5), abs=2e-4
         )
@@ -163,14 +166,14 @@ def test_flags_reach_the_model():
     arguments = cli._parser().parse_args(
         ["gamp", "deep-attention", "--depth", "3", "--skip", "1", "0.5", "--ranks", "1"]
     )
-    assert cli._flags(arguments) == {
+    assert flags.flags_of(arguments) == {
         "depth": 3,
         "tokens": 2,
         "skip": [1.0, 0.5],
         "ranks": 1,
         "beta": 1.0,
     }
-    assert cli._model(arguments).indices == 3
+    assert flags.model_of(arguments).indices == 3
 
 
 STAIRS = ["threshold", "sign-product", "--samples", 256]
@@ -459,8 +462,9 @@ def test_a_sweep_from_a_file(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("linear", "linnear", "model"), ("noise =", "nose =", "nose"), ("points = 4", "dots = 4", "noise"),
-        ("[settings]", "[setting]", "setting"), ("alpha = [0.5, 1.0]", "alpha = [1.0, 0.5]", "alpha"),
+        ("linear", "linnear", "model"), ("noise =", "nose =", "nose"),
+        ("points = 4", "dots = 4", "noise"), ("[settings]", "[setting]", "setting"),
+        ("alpha = [0.5, 1.0]", "alpha = [1.0, 0.5]", "alpha"),
         ("= 512", "=", "grid.toml"),
         ("from = 0.1", "from = 0.0", "noise"),
     ],
@@ -481,3 +485,57 @@ def test_message_passing_is_foreseen(capsys):
     assert found["samples"] == 600
     assert found["memory"]["inputs"] < 600 * 500 * 4 * 6
     assert all(seconds > 0 for seconds in found["seconds_per_step"].values())
+
+
+def test_a_command_that_fails_in_part_returns_its_status_and_prints_one_object(
+    capsys, tmp_path, monkeypatch
+):
+    """All figures: one that fails is named in the report, and `main` alone prints and ends."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("h5py")
+
+    def broken(full=False, progress=False, reference=None):
+        """Figure 1: none."""
+        raise ValueError("no luck")
+
+    monkeypatch.setattr(figure, "RECIPES", {"bilinear-a": broken})
+    monkeypatch.delenv("JAXSMI_REFERENCE", raising=False)
+    words = ("figure", "all", "--workers", 1, "--out", tmp_path, "--json")
+    code, out, err = call(capsys, *words)  # a SystemExit would pass through
+    assert code == 1
+    assert len(out.splitlines()) == 1
+    found = json.loads(out)
+    assert found["failed"] == {"bilinear-a": "ValueError: no luck"}
+    assert found["settings"]["workers"] == 1
+    assert {path.rsplit("/", 1)[1] for path in found["files"]} == {
+        "index.png",
+        "index.nc",
+        "index.txt",
+    }
+    assert err.splitlines()[-1] == "jaxsmi figure: 1 failed: bilinear-a"
+    code, out, _ = call(capsys, *words[:-1])
+    assert code == 1
+    assert "bilinear-a failed: ValueError: no luck" in out
+
+
+def test_every_command_is_listed_with_its_help(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for name, command in cli.COMMANDS.items():
+        assert name == command.name
+        assert command.summary.split(",")[0][:40] in words
+
+
+@pytest.mark.parametrize("name", ["output", "symmetric", "ranks"])
+def test_flags_that_are_not_one_number_are_not_varied(capsys, name):
+    model = {"output": "attention-indexed", "symmetric": "bilinear", "ranks": "deep-attention"}
+    code, out, err = call(capsys, "threshold", model[name], "--vary", name, "--values", 1)
+    assert (code, out) == (2, "")
+    assert "a flag of one number" in err
+
+
+def test_defaults_of_a_task_are_its_own():
+    assert cli._parsed(["sgd", "gain"]).gamma == 0.002
+    assert cli._parsed(["sgd", "flow"]).gamma == 0.2
+    assert cli._parsed(["sgd", "gain", "--gamma", "0.01"]).gamma == 0.01

@@ -1,4 +1,7 @@
-"""Data that are not stored, stored in bfloat16, or spread over devices: the same numbers; and what a run will take."""
+"""Data that are not stored, stored in bfloat16, or spread over devices: the same numbers.
+
+And what a run will take.
+"""
 
 import os
 import socket
@@ -33,7 +36,7 @@ MODELS = {
     ],
 )
 def test_regenerated_inputs_are_the_stored_ones(name):
-    """Fields and their transposes, block by block or at once: sums in another order, nothing else."""
+    """Fields and their transposes, block by block or at once: only the order of sums differs."""
     model, dimension, alpha = MODELS[name]
     lazy = model.sample(KEY, dimension=dimension, alpha=alpha, store=False, dtype=jnp.float64)
     data = lazy.stored()
@@ -55,7 +58,10 @@ def test_regenerated_inputs_are_the_stored_ones(name):
 
 
 def test_blocks_cover_what_was_asked_for():
-    """All N samples where N has a divisor that fits; else the nearest whole blocks, a multiple of eight of them."""
+    """All N samples where N has a divisor that fits.
+
+    Else the nearest whole blocks, a multiple of eight of them.
+    """
     for samples, form in ((20000, (2, 20000)), (1200, (2, 1000)), (99991, (1, 4000))):
         inputs = draw_inputs(KEY, samples, form, jnp.float32, store=False)
         assert len(inputs.numbers) % 8 == 0
@@ -65,7 +71,9 @@ def test_blocks_cover_what_was_asked_for():
 
 
 def test_bfloat16_is_storage_not_arithmetic():
-    """Fields of bfloat16 inputs: those of the same numbers in float64, to the rounding of float32 sums over D."""
+    """Fields of bfloat16 inputs: those of the same numbers in float64, to the rounding of float32
+    sums over D.
+    """
     model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=300, alpha=2.0, dtype=jnp.bfloat16)
     assert data.inputs.dtype == jnp.bfloat16
@@ -114,7 +122,10 @@ for name, model, dimension, alpha, steps in {cases}:
 model = smi.links.linear(0.1)
 data = model.sample(key, dimension=40, alpha=6.0)
 for size in (None, 48)[: None if {thorough} else 1]:
-    fits = [smi.train(model, d, optax.adam(0.01), key=key, steps=20, batch_size=size) for d in (data, data.sharded())]
+    fits = [
+        smi.train(model, d, optax.adam(0.01), key=key, steps=20, batch_size=size)
+        for d in (data, data.sharded())
+    ]
     assert big(fits[0].weights - fits[1].weights) <= 1e-10 * big(fits[0].weights)
 try:
     data.first(37).sharded()
@@ -126,13 +137,18 @@ else:
 
 
 def virtual_devices(count):
-    """The environment of a program that sees so many devices of the CPU: their number is fixed at its start."""
+    """The environment of a program that sees so many devices of the CPU: their number is fixed at
+    its start.
+    """
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
 def on_four_devices(cases, thorough):
-    """Run the script on four virtual devices; thorough: with regenerated inputs and batches, too."""
+    """Run the script on four virtual devices.
+
+    Thorough: with regenerated inputs and batches, too.
+    """
     script = SCRIPT.format(cases="[" + ", ".join(cases) + "]", thorough=thorough)
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -172,13 +188,16 @@ jax.distributed.initialize("127.0.0.1:" + sys.argv[2], num_processes=2, process_
 assert (jax.device_count(), jax.local_device_count()) == (4, 2)
 model, key = smi.links.linear(0.1), jax.random.key(0)
 data = model.sample(key, dimension=40, alpha=2.0, store=False, dtype="float64")
-print("overlap", repr(float(np.asarray(smi.gamp(model, data.sharded(), key=key, max_steps=6).overlap)[0, 0])))
+run = smi.gamp(model, data.sharded(), key=key, max_steps=6)
+print("overlap", repr(float(np.asarray(run.overlap)[0, 0])))
 """
 
 
 @pytest.mark.slow
 def test_two_hosts_are_one():
-    """Two programs of two devices each, over jax.distributed: every host ends with the overlap that one device finds."""
+    """Two programs of two devices each, over jax.distributed: every host ends with the overlap that
+    one device finds.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -213,12 +232,16 @@ def test_cost_is_counted_without_drawing_anything():
 
 @pytest.mark.slow
 def test_cost_foresees_memory():
-    """Peak memory of a process that runs GAMP, D = 16000: within 40 % of what is counted (allocators keep some)."""
+    """Peak memory of a process that runs GAMP, D = 16000: within 40 % of what is counted
+    (allocators keep some).
+    """
     for store in (True, False):
         script = (
-            "import resource, jax, jax.numpy as jnp, jaxsmi as smi; jax.config.update('jax_enable_x64', True);"
+            "import resource, jax, jax.numpy as jnp, jaxsmi as smi; "
+            "jax.config.update('jax_enable_x64', True);"
             "key = jax.random.key(0); model = smi.links.phase_retrieval();"
-            f"data = model.sample(key, dimension=16000, alpha=1.0, dtype=jnp.float32, store={store});"
+            "data = model.sample(key, dimension=16000, alpha=1.0, dtype=jnp.float32, "
+            f"store={store});"
             "run = smi.gamp(model, data, key=key, max_steps=2); jax.block_until_ready(run.weights);"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )

@@ -1,4 +1,4 @@
-"""The points that are drawn are the numbers of the solutions, and a figure carries its provenance."""
+"""Points that are drawn are the numbers of the solutions, and a figure carries its provenance."""
 
 import dataclasses
 import json
@@ -24,7 +24,9 @@ def ax():
 
 
 def drawn(ax, kind):
-    """Ordinates of the lines of theory, the hollow markers of GAMP, or the crosses, in the order of the indices."""
+    """Ordinates of the lines of theory, the hollow markers of GAMP, or the crosses, in the order of
+    the indices.
+    """
     kinds = {("-", False): "theory", ("None", False): "gamp", ("None", True): "crosses"}
     return [
         line.get_ydata()

@@ -10,7 +10,9 @@ import pytest
 import synthetic
 
 import jaxsmi as smi
+from jaxsmi.core import provenance, records
 from jaxsmi.workbench import storage
+from jaxsmi.workbench.store import Store
 
 pytest.importorskip("xarray")
 pytest.importorskip("h5py")
@@ -133,7 +135,7 @@ def test_a_missing_package_comes_with_the_remedy(monkeypatch, package):
 
 
 def test_parameters_are_ready_for_json():
-    found = storage.parameters(
+    found = provenance.parameters(
         {
             "big": jnp.zeros((20, 20)),
             "link": jnp.sin,
@@ -151,9 +153,35 @@ def test_parameters_are_ready_for_json():
 
 
 def test_names_of_indices():
-    assert storage.index_names(synthetic.Layers(jnp.ones(2), ranks=(2, 1)), 3) == [
+    assert records.index_names(synthetic.Layers(jnp.ones(2), ranks=(2, 1)), 3) == [
         "layer 1, index 1",
         "layer 1, index 2",
         "layer 2",
     ]
-    assert storage.index_names(object(), 2) == ["index 1", "index 2"]
+    assert records.index_names(None, 2) == ["index 1", "index 2"]
+
+
+def test_a_store_keeps_whole_entries_of_one_work(tmp_path):
+    """Another description is refused by name, a file cut short is an entry that is missing."""
+    store = Store(tmp_path / "new", {"alpha": [0.5], "key": 0})
+    store.claim("work.json", "work", {"note": "aside"}, "out")
+    store.claim("work.json", "work", {}, "out")  # the same work
+    with pytest.raises(ValueError, match=r"^out: .*differs in key"):
+        Store(store.folder, {"alpha": [0.5], "key": 1}).claim("work.json", "work", {}, "out")
+    store.write("a.json", lambda handle: handle.write(b"[1, 2]"))
+    (store.folder / "b.json").write_text("[1,")
+
+    def read(path):
+        return json.loads(path.read_text())
+
+    files = {"a": "a.json", "b": "b.json", "c": "c.json"}
+    assert store.finished(files, read) == {"a": [1, 2]}
+    assert sorted(path.name for path in store.folder.iterdir()) == ["a.json", "b.json", "work.json"]
+
+    def dies(handle):
+        handle.write(b"[3")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.write("a.json", dies)
+    assert store.finished(files, read) == {"a": [1, 2]}  # what was there before

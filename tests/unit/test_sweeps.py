@@ -116,7 +116,10 @@ def attention(rank_ratio):
 
 
 def test_matrix_models_are_solved_many_at_once(tmp_path):
-    """70 rows in two programs of 64 and 6 rows, the same as one by one; and again from a folder where some are missing."""
+    """70 rows in two programs of 64 and 6 rows, the same as one by one.
+
+    And again from a folder where some are missing.
+    """
     alphas, widths = [0.05, 0.1, 0.3], {"rank_ratio": list(np.linspace(0.1, 1.5, 70))}
     found = smi.sweep(attention, alphas, widths, out=tmp_path)
     for width in (0, 37, 69):
@@ -143,7 +146,7 @@ def test_matrix_models_are_solved_many_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_samples_are_added_until_the_error_bar_is_met():
-    """Phase retrieval above its threshold: half the error that 2048 points have needs more of them."""
+    """Phase retrieval above its threshold: half the error of 2048 points needs more of them."""
     one = smi.sweep(smi.links.phase_retrieval, [0.7], settings={"samples": 2048}).stderr.squeeze()
     many = {"settings": {"stderr": 0.5 * float(one)}}
     more = smi.sweep(smi.links.phase_retrieval, [0.7], **many)
@@ -178,28 +181,58 @@ def test_message_passing_of_several_seeds():
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"), ({"parameters": {"noise": []}}, "noise"),
-        ({"parameters": {"noise": [0.1, 0.1]}}, "noise"), ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
+        ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"),
+        ({"parameters": {"noise": []}}, "noise"), ({"parameters": {"noise": [0.1, 0.1]}}, "noise"),
+        ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
         ({"parameters": {"seed": [1]}}, "seed"), ({"parameters": {"rho": [1]}}, "rho"),
         ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
+        ({"alpha": [-0.5, 1.0]}, "alpha"), ({"alpha": [0.0, 1.0]}, "alpha"),
+        ({"alpha": ["a"]}, "alpha"), ({"settings": {"key": 1}}, "settings"),
+        ({"settings": {"sample": 512}}, "settings: got 'sample'"),
+        ({"solver": "gamp", "settings": {"samples": 512}}, "settings"),
+        ({"solver": "train", "settings": {"optimizer": "apply_updates"}}, "optimizer: .*adam"),
     ],
 )  # fmt: skip
 def test_what_is_refused(words, name):
+    """Before anything runs: no model is made."""
+
+    def never(**parameters):
+        raise AssertionError(parameters)
+
     with pytest.raises(ValueError, match=name):
-        smi.sweep(linear, **({"alpha": ALPHAS} | words))
+        smi.sweep(never, **({"alpha": ALPHAS} | words))
+
+
+def test_what_makes_the_models_must_be_callable():
+    with pytest.raises(ValueError, match=r"^build: "):
+        smi.sweep(smi.links.linear(0.1), ALPHAS)
+
+
+def test_settings_of_a_function_are_those_that_it_names():
+    def named(model, alpha, key, before, samples=512):
+        return smi.state_evolution(model, alpha, key=key, samples=samples)
+
+    with pytest.raises(ValueError, match=r"^settings: got 'sample'; allowed: .*samples"):
+        smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=named, settings={"sample": 512})
+    found = smi.sweep(linear, [1.0], {"noise": [0.5]}, solver=named, settings={"samples": 256})
+    assert (found.result.values == Result.SUCCESS).all()
 
 
 SCRIPT = """
 import sys, jax
 jax.config.update("jax_enable_x64", True)
 import jaxsmi as smi
-smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": [0.1 * k for k in range(1, 41)]}},
+noises = [0.1 * k for k in range(1, 41)]
+smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": noises}},
           settings={{"samples": 512, "randomisations": 4}}, out={out!r})
 """
 
 
 def test_a_killed_sweep_goes_on_and_is_the_same(tmp_path):
-    """kill -9 in the middle; what was finished is kept, and the end is the sweep that nobody disturbed, bit for bit."""
+    """kill -9 in the middle.
+
+    What was finished is kept, and the end is the sweep that nobody disturbed, bit for bit.
+    """
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     run = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(out=str(killed))],

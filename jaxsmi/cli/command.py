@@ -1,0 +1,46 @@
+"""What a command is: its name, its flags, and what it does. No equation lives here."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxsmi.cli.report import Report
+
+__all__ = ["Command"]
+
+
+def _no_defaults(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """No defaults depend on the words."""
+    del arguments
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of the command line.
+
+    Args:
+        name: The word after `jaxsmi`.
+        summary: One sentence for the list of commands.
+        add_flags: Adds its flags to a parser.
+        execute: Does the work; writes and prints nothing.
+        details: What its help says after the summary. Default "".
+        takes_model: Whether the next word is a model, with its flags. Default True.
+        defaults: Defaults that depend on the words given, by flag. Default: none.
+    """
+
+    name: str
+    summary: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    execute: Callable[[argparse.Namespace], Report]
+    details: str = ""
+    takes_model: bool = True
+    defaults: Callable[[argparse.Namespace], Mapping[str, Any]] = _no_defaults
+
+    @property
+    def description(self) -> str:
+        """What its help says."""
+        return f"{self.summary} {self.details}".strip()

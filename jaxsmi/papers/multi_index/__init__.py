@@ -1,0 +1,19 @@
+"""Figures of "Fundamental limits of learning in sequence multi-index models and deep attention
+networks" (arXiv 2502.00901), listed in [theory: deep-attention, section 7].
+
+By default grids are coarse, dimensions and samples small, so that a figure takes a minute or two;
+`full=True` has the sizes of the article (D = 1000, 16 runs of message passing; eight runs of
+descent to 1700 epochs; three layers at 10⁴ samples), hours.
+"""
+
+from jaxsmi.papers.common import Recipe
+from jaxsmi.papers.multi_index import depth, order, three_layers, two_layers
+
+__all__ = ["RECIPES"]
+
+RECIPES: dict[str, Recipe] = {
+    "deep-attention-1": two_layers.two_layers,
+    "deep-attention-2": order.which_layer_first,
+    "deep-attention-3": three_layers.three_layers,
+    "deep-attention-4": depth.depth,
+}

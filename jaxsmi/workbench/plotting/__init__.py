@@ -1,0 +1,25 @@
+"""Figures: axes in, axes out. Theory is a line with its error band, message passing is markers.
+
+The one relation used here: for a Bayes-optimal run, cosine² = Q/ρ with ρ the second moment of the
+signal, so that cos² of a run of message passing is laid over the overlap of state evolution.
+
+matplotlib is imported only when a function here is called; it comes with `pip install
+'jaxsmi[plot]'`.
+"""
+
+from jaxsmi.workbench.plotting.learning import learning_curves, learning_order, text_curves
+from jaxsmi.workbench.plotting.overlaps import overlap_against_alpha, overlap_against_iteration
+from jaxsmi.workbench.plotting.style import require, savefig
+from jaxsmi.workbench.plotting.tables import sweep, thresholds_against
+
+__all__ = [
+    "learning_curves",
+    "learning_order",
+    "overlap_against_alpha",
+    "overlap_against_iteration",
+    "require",
+    "savefig",
+    "sweep",
+    "text_curves",
+    "thresholds_against",
+]
