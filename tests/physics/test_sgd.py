@@ -15,7 +15,6 @@ from scipy.stats import fisher_exact
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
 from jaxsmi.sgd.dynamics import drift
-from jaxsmi.sgd.simulation import _advance, _begin, _reduced_start, _tries
 from jaxsmi.sgd.tying import sum_of_squares
 
 SGD = smi.sgd
@@ -106,21 +105,8 @@ def test_phase_diagram():
 def test_drift_is_the_mean_step_of_the_chain():
     """40 000 single steps from (0.5, 0.4) at d = 1e6, where corrections are 1e-6, in z-scores; V term included (γ = 3)."""
     model, d, gamma, v = SGD.semantic_positional(0.67), 10**6, 3.0, jnp.array([0.5, 0.4])
-    many = keys(40_000)
-    state = jax.vmap(lambda k: _reduced_start(model, k, d, v))(many)
-    chain = _begin(model, state, 1, jnp.asarray(0.99), jnp.asarray(np.inf))
-    one = _advance(
-        model,
-        many,
-        chain,
-        jnp.asarray(float(d)),
-        jnp.asarray(gamma),
-        jnp.asarray(1),
-        jnp.asarray(1),
-        jnp.asarray([0, 1]),
-        _tries(d - 3),
-    )
-    mean, error = mean_and_error((np.asarray(one.state)[:, :2] - np.asarray(v)) * d / gamma)
+    one = SGD.simulate(model, keys(40_000), dimension=d, gamma=gamma, steps=1, m=v[0], e=v[1])
+    mean, error = mean_and_error((np.asarray(one.end) - np.asarray(v)) * d / gamma)
     expected = np.asarray(drift(model, v, jnp.asarray(gamma)))
     assert (np.abs(mean - expected) < 4.5 * error).all()
     first = np.asarray(drift(model, v, jnp.asarray(gamma), order=1))

@@ -7,9 +7,11 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
+from jaxsmi.sgd import chain
+from jaxsmi.sgd.correlation import correlation
 from jaxsmi.sgd.hermite import activation_coefficients
-from jaxsmi.sgd.population import _averaged, correlation, gradient, noise_at, overlaps, risk_at
-from jaxsmi.sgd.simulation import _chi_square, _tries
+from jaxsmi.sgd.noise import noise_at
+from jaxsmi.sgd.population import gradient, net_average, overlaps, risk_at
 
 SGD = smi.sgd
 SLOW = pytest.mark.slow
@@ -348,7 +350,7 @@ def test_networks_with_a_series_against_averages(tied):
     slopes = jax.grad(model.sample_loss, argnums=1)
     square = lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2)
     for exact, of in ((risk_at(model, v), model.sample_loss), (noise_at(model, v), square)):
-        sampled = _averaged(model, v, jax.random.key(1), 2**12, of)
+        sampled = net_average(model, v, jax.random.key(1), 2**12, of)
         assert abs(float(sampled.value - exact.value)) < 5 * float(sampled.stderr)
     squares = smi.SequenceSingleIndex(
         SGD.HermiteSeries({(2, 0, 0): 1.0, (0, 2, 0): 1.0, (0, 0, 2): 1.0}, True),
@@ -372,7 +374,7 @@ def test_noise_of_attention():
     assert float(exact.value) == pytest.approx(0.02705, abs=2e-5)
     slopes = jax.grad(model.sample_loss, argnums=1)
     square = lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2)
-    sampled = _averaged(model, overlaps(model, 0.5, 0.4), jax.random.key(0), 2**13, square)
+    sampled = net_average(model, overlaps(model, 0.5, 0.4), jax.random.key(0), 2**13, square)
     assert abs(float(sampled.value - exact.value)) < 5 * float(sampled.stderr)
 
 
@@ -430,12 +432,12 @@ def test_predicted_sample_complexity():
 
 
 @pytest.mark.parametrize("count", [5, 57, 997])
-def test_chi_square(count):
+def testchain.chi_square(count):
     """Mean n, variance 2n, third cumulant 8n, of 400 000 draws, within five standard errors."""
-    tries, a = _tries(count), jax.random.split(jax.random.key(count))
+    tries, a = chain.acceptance_tries(count), jax.random.split(jax.random.key(count))
     n = 400_000
     x = np.asarray(
-        _chi_square(
+        chain.chi_square(
             jnp.asarray(float(count)),
             jax.random.normal(a[0], (n, tries)),
             jax.random.uniform(a[1], (n, tries)),
@@ -495,16 +497,14 @@ def test_the_last_record_may_come_early(method):
 
 
 def test_one_compilation_for_all_numbers():
-    from jaxsmi.sgd import simulation
-
     settings = {"steps": 10, "m": 0.3, "e": 0.1}
     SGD.simulate(SGD.semantic_positional(0.64), keys(2), dimension=500, gamma=1.0, **settings)
-    before = simulation._advance._cached._cache_size()  # pyright: ignore
+    before = chain.advance._cached._cache_size()  # pyright: ignore
     for omega, gamma, dimension in ((0.5, 1.0, 500), (0.64, 0.3, 600), (0.7, 0.2, 5000)):
         SGD.simulate(
             SGD.semantic_positional(omega), keys(2), dimension=dimension, gamma=gamma, **settings
         )
-    assert simulation._advance._cached._cache_size() == before  # pyright: ignore
+    assert chain.advance._cached._cache_size() == before  # pyright: ignore
 
 
 def test_data_of_the_model():
