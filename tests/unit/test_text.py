@@ -1,4 +1,6 @@
-"""Text: files in, words to numbers, padding that nothing sees, and the experiment from end to end."""
+"""Text: files in, words to numbers, padding that nothing sees, and the experiment from end to
+end.
+"""
 
 import jax
 import jax.numpy as jnp
