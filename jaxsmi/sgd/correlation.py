@@ -1,5 +1,7 @@
 r"""The correlation of two functions of the fields, and all its derivatives.
 
+Equations here [theory: online-sgd, Eqs. (9) to (12)]:
+
     C[g, f](m, e) = E⟨g(z*), f(z)⟩,   z_l = e_l + m z*_l + s ξ_l,   s = √(1 - m²)
     C = Σ_i w_i g(y_i) (K^1 ⊗ .. ⊗ K^L f)(y_i),   K^l_ik = h/s φ((y_k - e_l - m y_i)/s)
     ∂_{e_l} C[g, f] = C[g, ∂_l f],   ∂_m C[g, f] = Σ_l C[z_l g, ∂_l f] - m C[g, Δf]

@@ -161,9 +161,11 @@ def boundaries(a: ArrayLike) -> dict[str, Array]:
         >>> round(float(smi.sgd.boundaries(1.0)["equal depth"]), 6)
         0.737607
 
-    Cost: Seconds at the first call, microseconds after it.
+    Cost:
+        Seconds at the first call, microseconds after it.
 
-    Source: [theory: online-sgd, Eqs. (40) to (43), Table 5].
+    Source:
+        [theory: online-sgd, Eqs. (40) to (43), Table 5].
     """
     arguments, allowed = Arguments(), "numbers in (0, 1]"
     widths = arguments.array("a", a, allowed)
@@ -194,9 +196,11 @@ def transition(a: ArrayLike) -> Array:
         >>> round(float(smi.sgd.transition(1.0)), 9)
         0.640962618
 
-    Cost: Seconds at the first call, microseconds after it.
+    Cost:
+        Seconds at the first call, microseconds after it.
 
-    Source: [ALSKZ25]; [theory: online-sgd, Eq. (40), Table 4].
+    Source:
+        [ALSKZ25]; [theory: online-sgd, Eq. (40), Table 4].
     """
     return boundaries(a)["transition"]
 
@@ -291,9 +295,11 @@ def phase_diagram(
         >>> [smi.sgd.LABELS[k] for k in diagram.label[:, 0]]  # doctest: +SKIP
         ['unique semantic', 'global semantic', 'global semantic, positional dynamics']
 
-    Cost: 2000 integrals, 10 s at the first call; then microseconds a cell.
+    Cost:
+        2000 integrals, 10 s at the first call; then microseconds a cell.
 
-    Source: [ALSKZ25, Fig. 4]; [theory: online-sgd, Eq. (44)].
+    Source:
+        [ALSKZ25, Fig. 4]; [theory: online-sgd, Eq. (44)].
     """
     arguments = Arguments()
     widths = np.atleast_1d(np.asarray(arguments.array("a", a, "numbers in (0, 1]"), float))

@@ -1,11 +1,11 @@
 r"""The limit of many dimensions: the differential equation of the overlaps, of order one and two.
 
-Equations here [ALSKZ25, Eq. 11, Prop. 2; theory: online-sgd, Eqs. (28) to (31)], t = γ τ/d, V = E
-Σ_l s_l²:
+Equations here [ALSKZ25, Eq. 11, Prop. 2; theory: online-sgd, Eqs. (28) to (31)], t = γ τ/d,
+V = E Σ_l s_l²:
 
     dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   v = (m, e)            γ → 0: spherical gradient flow
     dm_l/dt = -(1 - m_l²) ∂R/∂m_l - (γ/2) (V/L) m_l                   untied networks, row by row
-    γ_max = 2 |λ_min|/V(0)                                            origins of order two
+    γ_max = 2 |λ_min|/V(0)                                            from an origin of order two
 
 The V term is what normalisation costs: without it the flow is too fast already at γ = 0.1 and ends
 at |m| = 1, where SGD does not. Integrated by diffrax, Tsitouras' method of order five with adaptive
@@ -196,10 +196,12 @@ def flow(
         >>> round(float(smi.sgd.flow(model, 0.1, times=[0.5]).m[0]), 6)  # dm/dt = 4 m (1 - m²)
         0.596205
 
-    Cost: About a thousand gradients of the risk: 2 to 20 s for two tokens on a core, milliseconds
-        for networks with a series.
+    Cost:
+        About a thousand gradients of the risk: 2 to 20 s for two tokens on a core, milliseconds for
+        networks with a series.
 
-    Source: [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30)].
+    Source:
+        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30)].
     """
     arguments = Arguments()
     v = overlaps(model, m, e)
@@ -260,9 +262,11 @@ def recovery_time(
         >>> round(float(smi.sgd.recovery_time(model, 0.1)), 6)  # ln(33)/8
         0.437063
 
-    Cost: As `flow`.
+    Cost:
+        As `flow`.
 
-    Source: [theory: online-sgd, Eq. (32)].
+    Source:
+        [theory: online-sgd, Eq. (32)].
     """
     arguments = Arguments()
     v = overlaps(model, m, e)
@@ -302,9 +306,11 @@ def maximal_rate(
         >>> round(float(smi.sgd.maximal_rate(model)), 6)  # (2/√π)/(L + 1)
         0.376126
 
-    Cost: That of `hessian` and `gradient_noise`.
+    Cost:
+        That of `hessian` and `gradient_noise`.
 
-    Source: [theory: online-sgd, section 4, Eq. (31)].
+    Source:
+        [theory: online-sgd, section 4, Eq. (31)].
     """
     lowest = jnp.linalg.eigvalsh(hessian(model, key=key, samples=samples))[0]
     samples = sampling(Arguments(), model, key, samples)

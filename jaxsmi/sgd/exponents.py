@@ -98,10 +98,12 @@ def information_exponent(
         >>> smi.sgd.information_exponent(lambda z: z[0] * z[1], 2).order
         2
 
-    Cost: (2 x 201)² evaluations for two tokens, 81³ for three, 61⁴ for four; above, C(L + k - 1, k)
+    Cost:
+        (2 x 201)² evaluations for two tokens, 81³ for three, 61⁴ for four; above, C(L + k - 1, k)
         averages of 16 nets.
 
-    Source: [ALSKZ25]; [theory: online-sgd, Eqs. (19) to (22)].
+    Source:
+        [ALSKZ25]; [theory: online-sgd, Eqs. (19) to (22)].
     """
     arguments = Arguments()
     length = arguments.count("length", length)

@@ -25,7 +25,7 @@ from jaxsmi.numerics.quadrature import hermite_polynomials
 from jaxsmi.sgd.functions import SquaredNorm
 from jaxsmi.sgd.grid import MAX_TOKENS, Grid, contract, tabulate
 
-_SHIFT = Interval("a part of a step, a number in [0, 1)", low=0.0, high=1.0, open_high=True)
+_SHIFT = Interval("a finite number, in steps of the grid")
 
 
 def coefficients(
@@ -56,9 +56,11 @@ def coefficients(
         >>> [round(float(c), 6) for c in smi.sgd.coefficients(series, 1, 2)[:, 0]]
         [0.0, 0.0, 1.414214]
 
-    Cost: One evaluation of the function at each of 401, 201², 81³ or 61⁴ nodes.
+    Cost:
+        One evaluation of the function at each of 401, 201², 81³ or 61⁴ nodes.
 
-    Source: [ALSKZ25]; [theory: online-sgd, Eq. (19)].
+    Source:
+        [ALSKZ25]; [theory: online-sgd, Eq. (19)].
     """
     arguments = Arguments()
     arguments.condition(callable(function), "function", function, "a JAX function of the fields")

@@ -97,9 +97,11 @@ def gradient_noise(
         >>> round(float(smi.sgd.gradient_noise(model).value), 6)  # 2 (L + 1)
         6.0
 
-    Cost: About three times that of `risk`.
+    Cost:
+        About three times that of `risk`.
 
-    Source: [theory: online-sgd, Eqs. (13), (14), (17)].
+    Source:
+        [theory: online-sgd, Eqs. (13), (14), (17)].
     """
     v = overlaps(model, m, e)
     samples = sampling(Arguments(), model, key, samples)

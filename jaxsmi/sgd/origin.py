@@ -59,9 +59,11 @@ def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], floa
         >>> round(smi.sgd.taylor(model, 2)[2,], 6)  # R = 2 - 2 m²
         -2.0
 
-    Cost: That of the coefficients of target and student, `coefficients`.
+    Cost:
+        That of the coefficients of target and student, `coefficients`.
 
-    Source: [theory: online-sgd, Eq. (23)].
+    Source:
+        [theory: online-sgd, Eq. (23)].
     """
     order = Arguments().count("order", order)
     _check_series(model)
@@ -153,9 +155,11 @@ def hessian_at_origin(model: SequenceSingleIndex) -> np.ndarray:
         >>> smi.sgd.hessian_at_origin(smi.sgd.semantic_positional(0.64)).round(6).tolist()
         [[-0.079381, 0.0], [0.0, -0.07885]]
 
-    Cost: That of the coefficients of target and student up to order two.
+    Cost:
+        That of the coefficients of target and student up to order two.
 
-    Source: [theory: online-sgd, Eq. (24), Table 2].
+    Source:
+        [theory: online-sgd, Eq. (24), Table 2].
     """
     series, size = taylor(model, 2), 1 + model.encoding.shape[1]
     hessian = np.zeros((size, size))
@@ -212,10 +216,11 @@ def flatness(model: SequenceSingleIndex, order: int = 6, tolerance: float = 1e-1
         >>> smi.sgd.flatness(smi.SequenceSingleIndex(cube, 1, cube)).escape
         3
 
-    Cost: That of the coefficients of target and student, and `order` products over 10,000
-        directions.
+    Cost:
+        That of the coefficients of target and student, and `order` products over 10,000 directions.
 
-    Source: [ALSKZ25]; [theory: online-sgd, Eq. (25)].
+    Source:
+        [ALSKZ25]; [theory: online-sgd, Eq. (25)].
     """
     arguments = Arguments()
     order = arguments.count("order", order)
@@ -287,9 +292,11 @@ def sample_complexity(
         >>> round(float(smi.sgd.sample_complexity(model, 400, 0.01)))  # d ln(10)/(4 γ)
         23026
 
-    Cost: That of the coefficients of target and student.
+    Cost:
+        That of the coefficients of target and student.
 
-    Source: [ALSKZ25]; [theory: online-sgd, Eqs. (26), (27)].
+    Source:
+        [ALSKZ25]; [theory: online-sgd, Eqs. (26), (27)].
     """
     arguments = Arguments()
     dimension = arguments.count("dimension", dimension, at_least=2)

@@ -127,11 +127,13 @@ def risk(
         >>> round(float(smi.sgd.risk(smi.sgd.semantic_positional(0.67), 0.5, 0.4).value), 10)
         0.1175037044
 
-    Cost: 2 L n^{L+1} operations, n = 201 nodes for two tokens (2 ms), 81 for three (0.5 s); for |m|
+    Cost:
+        2 L n^{L+1} operations, n = 201 nodes for two tokens (2 ms), 81 for three (0.5 s); for |m|
         so close to one that √(1 - m²) < 1.3 steps, 10^L n^L evaluations of F. Many points at once
         by `jax.lax.map`: vmap takes all rules for each.
 
-    Source: [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
+    Source:
+        [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
     """
     arguments = Arguments()
     v = overlaps(model, m, e)
@@ -246,9 +248,11 @@ def hessian(
         >>> jnp.diag(hessian).round(6).tolist()  # R_mm, R_ee  # doctest: +SKIP
         [-0.079381, -0.07885]
 
-    Cost: 20 times that of `risk`, and seconds to compile.
+    Cost:
+        20 times that of `risk`, and seconds to compile.
 
-    Source: [theory: online-sgd, Eqs. (12), (24)].
+    Source:
+        [theory: online-sgd, Eqs. (12), (24)].
     """
     v = overlaps(model, m, e)
     return _hessian(model, v, key, sampling(Arguments(), model, key, samples))

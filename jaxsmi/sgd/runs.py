@@ -121,9 +121,11 @@ def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:
         >>> smi.sgd.semantic_fraction(smi.sgd.simulate(model, keys, **run))
         (1.0, 0.0, 8)
 
-    Cost: None.
+    Cost:
+        None.
 
-    Source: [theory: online-sgd, section 5].
+    Source:
+        [theory: online-sgd, section 5].
     """
     Arguments().instance("simulation", simulation, Simulation, "what smi.sgd.simulate returns")
     done = np.asarray(simulation.result) == Result.SUCCESS

@@ -72,10 +72,12 @@ def simulate(
         >>> bool(runs.semantic.all())
         True
 
-    Cost: 0.3 to 0.5 µs a step of a reduced run, many at once; L d random numbers a step of a full
+    Cost:
+        0.3 to 0.5 µs a step of a reduced run, many at once; L d random numbers a step of a full
         one.
 
-    Source: [ALSKZ25]; [theory: online-sgd, Eqs. (5), (33) to (35)].
+    Source:
+        [ALSKZ25]; [theory: online-sgd, Eqs. (5), (33) to (35)].
     """
     arguments = Arguments()
     arguments.instance("model", model, SequenceSingleIndex, "a SequenceSingleIndex")

@@ -123,9 +123,11 @@ def gain(
         >>> bool(1.5 < gains.gain[1] < 2.7)  # equal learning rates: L  # doctest: +SKIP
         True
 
-    Cost: L times more steps for untied networks; 2 minutes for the default.
+    Cost:
+        L times more steps for untied networks; 2 minutes for the default.
 
-    Source: [ALSKZ25, Fig. 3]; [theory: online-sgd, Eqs. (46) to (49), Table 7].
+    Source:
+        [ALSKZ25, Fig. 3]; [theory: online-sgd, Eqs. (46) to (49), Table 7].
     """
     arguments = Arguments()
     arguments.key("key", key)

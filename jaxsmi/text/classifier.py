@@ -203,9 +203,11 @@ def classify(
         >>> run.similarity.shape[1], float(run.similarity[-1].min().round(3))  # doctest: +SKIP
         (2, 1.0)
 
-    Cost: One forward and backward pass of the network a batch.
+    Cost:
+        One forward and backward pass of the network a batch.
 
-    Source: [TCDKZ25, Fig. 3]; [theory: descent, section 4].
+    Source:
+        [TCDKZ25, Fig. 3]; [theory: descent, section 4].
     """
     arguments = Arguments()
     epochs = arguments.count("epochs", epochs)
@@ -299,9 +301,11 @@ def settled_at(run: TextRun) -> np.ndarray:
         >>> settled_at(classify(synthetic_questions(60), epochs=2)).shape  # doctest: +SKIP
         (2,)
 
-    Cost: None.
+    Cost:
+        None.
 
-    Source: [TCDKZ25, Fig. 3]; [theory: descent, section 4].
+    Source:
+        [TCDKZ25, Fig. 3]; [theory: descent, section 4].
     """
     Arguments().instance("run", run, TextRun, "what smi.text.classify returns")
     if run.result == Result.NONFINITE:

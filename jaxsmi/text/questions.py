@@ -46,9 +46,11 @@ def load(path: str | os.PathLike[str]) -> list[Question]:
         >>> load("train_5500.label")[0].label  # doctest: +SKIP
         'DESC'
 
-    Cost: One pass over the file.
+    Cost:
+        One pass over the file.
 
-    Source: [theory: descent, section 4].
+    Source:
+        [theory: descent, section 4].
     """
     raw = pathlib.Path(path).read_bytes()
     try:
@@ -90,9 +92,11 @@ def load_huggingface(
         >>> load_huggingface()[0].label  # doctest: +SKIP
         'DESC'
 
-    Cost: A download at the first call.
+    Cost:
+        A download at the first call.
 
-    Source: [theory: descent, section 4].
+    Source:
+        [theory: descent, section 4].
     """
     try:
         import datasets  # pyright: ignore[reportMissingImports]
@@ -222,9 +226,11 @@ def synthetic_questions(count: int = 600, seed: int = 0) -> list[Question]:
         >>> synthetic_questions(12)[3].label, synthetic_questions(12)[3].sub
         ('HUM', 'synthetic')
 
-    Cost: Microseconds a question.
+    Cost:
+        Microseconds a question.
 
-    Source: [theory: descent, section 4].
+    Source:
+        [theory: descent, section 4].
     """
     arguments = Arguments()
     count = arguments.count("count", count, at_least=2 * len(_TEMPLATES))
