@@ -40,7 +40,7 @@ def coefficients(
             `HermiteSeries` and of a `Network` the coefficients are exact.
         length: The number of tokens L, from 1 to 4.
         degree: The highest degree of each token, an integer >= 0.
-        shift: How far the grid is moved, in steps, a number in [0, 1): what two grids disagree by
+        shift: How far the grid is moved, in steps: what two grids disagree by
             is an error estimate. Default 0.
 
     Returns:
