@@ -1,4 +1,8 @@
-"""Online SGD of sequence single-index models: expansions, risk, flow, simulation, phase diagram [ALSKZ25]."""
+"""Online SGD of sequence single-index models: expansions, risk, flow, runs, phases [ALSKZ25].
+
+The theory is on the page `docs/theory/online-sgd.md`, which the functions cite equation by
+equation.
+"""
 
 from jaxsmi.models.sequence_single_index import (
     Attention,
@@ -9,16 +13,13 @@ from jaxsmi.models.sequence_single_index import (
 )
 from jaxsmi.sgd.diagram import BOUNDARIES, LABELS, boundaries, phase_diagram, transition
 from jaxsmi.sgd.dynamics import flow, maximal_rate, recovery_time
-from jaxsmi.sgd.hermite import (
-    coefficients,
-    flatness,
-    hessian_at_origin,
-    information_exponent,
-    sample_complexity,
-    taylor,
-)
-from jaxsmi.sgd.population import gradient_noise, hessian, risk
-from jaxsmi.sgd.simulation import semantic_fraction, simulate
+from jaxsmi.sgd.exponents import information_exponent
+from jaxsmi.sgd.hermite import coefficients
+from jaxsmi.sgd.noise import gradient_noise
+from jaxsmi.sgd.origin import flatness, hessian_at_origin, sample_complexity, taylor
+from jaxsmi.sgd.population import hessian, risk
+from jaxsmi.sgd.runs import semantic_fraction
+from jaxsmi.sgd.simulation import simulate
 from jaxsmi.sgd.tying import gain
 
 __all__ = [

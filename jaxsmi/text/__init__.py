@@ -1,7 +1,9 @@
-"""Text classification by an attention network: questions and their vocabulary, the classifier and its training curves."""
+"""A task beside the solvable models: a classifier of questions, and when each layer settles."""
 
-from jaxsmi.text.classifier import Classifier, TextRun, classify, settled_at
-from jaxsmi.text.questions import Question, Vocabulary, load, load_huggingface, synthetic_questions
+from jaxsmi.text.classifier import TextRun, classify, settled_at
+from jaxsmi.text.network import Classifier
+from jaxsmi.text.questions import Question, load, load_huggingface, synthetic_questions
+from jaxsmi.text.vocabulary import Vocabulary
 
 __all__ = [
     "Classifier",

@@ -1,40 +1,56 @@
-"""TODO text.questions."""
+"""Questions to classify: from files, from Hugging Face, or made from templates.
+
+A file has lines `LABEL:sub text` (the TREC format) or `LABEL text`. Nothing is ever downloaded but
+by `load_huggingface`, which needs the extra `text`. The built-in questions are synthetic: templates
+over the six coarse classes of TREC, filled at random.
+"""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import re
-from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import PRNGKeyArray
 
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Arguments, check
 
-PAD, UNKNOWN = 0, 1
+_SHOWN = 60  # characters of a line that a message shows
 
 
 class Question(NamedTuple):
-    """A labelled text: coarse `label`, its subclass `sub` ("" if none), `text`."""
+    """A labelled text: its coarse `label`, its subclass `sub` ("" if none), the `text`."""
 
     label: str
     sub: str
     text: str
 
 
-# Questions -----------------------------------------------------------------------------------------------------------------
-
-
 def load(path: str | os.PathLike[str]) -> list[Question]:
-    """Questions of a plain file, a line each: `LABEL:sub text` or `LABEL text` (UTF-8, or Latin-1 as the original TREC files).
+    """Questions of a plain file, a line each: `LABEL:sub text` or `LABEL text`.
 
-    Arguments: `path`. Returns: the questions. Empty lines are skipped.
-    Raises: ValueError naming the first line without a label and a text, or a file without questions; OSError without a file.
-    Example: `smi.text.load("train_5500.label")[0].label`.
+    Args:
+        path: The file, in UTF-8, or in Latin-1 as the original TREC files.
+
+    Returns:
+        The questions; empty lines are skipped.
+
+    Raises:
+        ValueError: For a line without a label and a text (it names the first), or no questions.
+        OSError: Without a file.
+
+    Example:
+        >>> load("train_5500.label")[0].label  # doctest: +SKIP
+        'DESC'
+
+    Cost:
+        One pass over the file.
+
+    Source:
+        [theory: descent, section 4].
     """
     raw = pathlib.Path(path).read_bytes()
     try:
@@ -42,19 +58,14 @@ def load(path: str | os.PathLike[str]) -> list[Question]:
     except UnicodeDecodeError:
         content = raw.decode("latin-1")
     questions = []
-    for number, line in enumerate(
-        content.split("\n"), 1
-    ):  # not splitlines: questions may hold other separators
+    # not splitlines: questions may hold other separators
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         head, *rest = line.split(None, 1)
         label, _, sub = head.partition(":")
-        check(
-            bool(label and rest),
-            f"{path}, line {number}",
-            line.strip()[:60],
-            "'LABEL:sub text' or 'LABEL text'",
-        )
+        allowed = "'LABEL:sub text' or 'LABEL text'"
+        check(bool(label and rest), f"{path}, line {number}", line.strip()[:_SHOWN], allowed)
         questions.append(Question(label, sub, rest[0].strip()))
     check(len(questions) > 0, "path", str(path), "a file with at least one question")
     return questions
@@ -63,10 +74,29 @@ def load(path: str | os.PathLike[str]) -> list[Question]:
 def load_huggingface(
     name: str = "CogComp/trec", split: str = "train", label: str = "coarse_label"
 ) -> list[Question]:
-    """Questions of a Hugging Face data set with a text and a class-label column. Needs the extra `text`, and the network.
+    """Questions of a Hugging Face data set with a text and a class-label column.
 
-    Arguments: `name` of the data set; `split`; `label`: its column of labels. Returns: the questions.
-    Raises: ImportError (with the remedy) without `datasets`; ValueError for another column. Example: `load_huggingface()`.
+    Args:
+        name: Name of the data set. Default "CogComp/trec".
+        split: Which part of it. Default "train".
+        label: Its column of labels. Default "coarse_label".
+
+    Returns:
+        The questions.
+
+    Raises:
+        ImportError: Without the package `datasets`, with the remedy.
+        ValueError: For a data set without such columns.
+
+    Example:
+        >>> load_huggingface()[0].label  # doctest: +SKIP
+        'DESC'
+
+    Cost:
+        A download at the first call.
+
+    Source:
+        [theory: descent, section 4].
     """
     try:
         import datasets  # pyright: ignore[reportMissingImports]
@@ -75,31 +105,58 @@ def load_huggingface(
             "Hugging Face's datasets is needed. Install it with: pip install 'jaxsmi[text]'"
         ) from error
     table = datasets.load_dataset(name, split=split)
-    check(
-        label in table.column_names and "text" in table.column_names,
-        "label",
-        label,
-        f"one of {table.column_names}",
-    )
-    names = getattr(table.features[label], "names", None)
+    columns = table.column_names
+    check(label in columns and "text" in columns, "label", label, f"one of {columns}")
+    feature = table.features[label]
+    names = feature.names if isinstance(feature, datasets.ClassLabel) else None
     return [
         Question(names[row[label]] if names else str(row[label]), "", row["text"]) for row in table
     ]
 
 
-_SLOTS = {  # words apart by spaces
-    "PLACE": "France Lisbon Norway Texas Cairo Kenya Lima Oslo Peru Tokyo Bolivia Naples Quebec Vienna Ghana",
-    "PERSON": "Newton Mozart Cleopatra Darwin Picasso Curie Gandhi Homer Lincoln Shakespeare Galileo Austen",
-    "THING": "telescope violin compass bicycle lighthouse printing-press microscope parachute thermometer piano",
+def held_out(questions: list[Question], key: PRNGKeyArray) -> tuple[list[Question], list[Question]]:
+    """A fifth of the different texts of each class set apart, all copies of a text on one side."""
+    chosen: set[str] = set()
+    for label in sorted({question.label for question in questions}):
+        texts = sorted({question.text for question in questions if question.label == label})
+        key, order_key = jax.random.split(key)
+        order = np.asarray(jax.random.permutation(order_key, len(texts)))
+        chosen |= {texts[i] for i in order[: len(texts) // 5]}
+    allowed = "questions to test on: no class has five different texts to set one apart"
+    check(len(chosen) > 0, "test", None, allowed)
+    learned = [question for question in questions if question.text not in chosen]
+    return learned, [question for question in questions if question.text in chosen]
+
+
+# Synthetic questions
+
+# What fills a slot, words apart by spaces.
+_SLOTS = {
+    "PLACE": (
+        "France Lisbon Norway Texas Cairo Kenya Lima Oslo "
+        "Peru Tokyo Bolivia Naples Quebec Vienna Ghana"
+    ),
+    "PERSON": (
+        "Newton Mozart Cleopatra Darwin Picasso Curie "
+        "Gandhi Homer Lincoln Shakespeare Galileo Austen"
+    ),
+    "THING": (
+        "telescope violin compass bicycle lighthouse "
+        "printing-press microscope parachute thermometer piano"
+    ),
     "ANIMAL": "whale spider eagle camel salmon wolf tortoise owl dolphin beaver",
-    "IDEA": "gravity inflation photosynthesis democracy friction evolution erosion magnetism irony insurance",
+    "IDEA": (
+        "gravity inflation photosynthesis democracy friction "
+        "evolution erosion magnetism irony insurance"
+    ),
     "SHORT": "NASA DNA UNESCO AIDS NATO RADAR LASER FIFA OPEC CPU",
     "WORK": "opera novel film painting symphony treaty poem statue play song",
     "YEAR": "1492 1666 1789 1815 1848 1903 1914 1929 1945 1969",
 }
 
 
-_TEMPLATES = {  # the six coarse classes of TREC
+# Templates of the six coarse classes of TREC.
+_TEMPLATES = {
     "ABBR": (
         "What does {SHORT} stand for ?",
         "What is the full form of {SHORT} ?",
@@ -153,69 +210,35 @@ _TEMPLATES = {  # the six coarse classes of TREC
 
 
 def synthetic_questions(count: int = 600, seed: int = 0) -> list[Question]:
-    """Synthetic questions: templates over the six coarse classes of TREC, filled at random; marked "synthetic" as subclass.
+    """Synthetic questions: templates over the six coarse classes of TREC, filled at random.
 
-    Arguments: `count` >= 12; `seed`. Returns: the questions, the classes equally often.
-    Raises: ValueError for a smaller count.
+    Args:
+        count: How many, an integer >= 12. Default 600.
+        seed: Seed of the generator, an integer >= 0. Default 0.
+
+    Returns:
+        The questions, the classes equally often, with "synthetic" for subclass.
+
+    Raises:
+        ValueError: For a smaller count, or a seed < 0.
+
     Example:
-    >>> synthetic_questions(12)[3].label, synthetic_questions(12)[3].sub
-    ('HUM', 'synthetic')
+        >>> synthetic_questions(12)[3].label, synthetic_questions(12)[3].sub
+        ('HUM', 'synthetic')
+
+    Cost:
+        Microseconds a question.
+
+    Source:
+        [theory: descent, section 4].
     """
-    check(count >= 12, "count", count, "at least 12, two of each class")
-    random = np.random.default_rng(seed)
+    arguments = Arguments()
+    count = arguments.count("count", count, at_least=2 * len(_TEMPLATES))
+    random = np.random.default_rng(arguments.count("seed", seed, at_least=0))
+    fill = lambda slot: str(random.choice(_SLOTS[slot.group(1)].split()))
     questions = []
     for n in range(count):
         label = list(_TEMPLATES)[n % len(_TEMPLATES)]
         template = str(random.choice(_TEMPLATES[label]))
-        text = re.sub(
-            r"\{(\w+)\}", lambda slot: str(random.choice(_SLOTS[slot.group(1)].split())), template
-        )
-        questions.append(Question(label, "synthetic", text))
+        questions.append(Question(label, "synthetic", re.sub(r"\{(\w+)\}", fill, template)))
     return questions
-
-
-class Vocabulary:
-    """Words of a set of texts, most frequent first; id 0 is padding, id 1 an unknown word. Words are lower-cased runs of
-    letters, digits, apostrophes and hyphens; any other sign is a word of its own.
-
-    Arguments: `texts`; `size`: at most so many words (None: all).
-    """
-
-    def __init__(self, texts: Sequence[str], size: int | None = None):
-        counts = Counter(word for text in texts for word in self.words(text))
-        kept = sorted(counts, key=lambda word: (-counts[word], word))[:size]
-        self.ids = {word: n for n, word in enumerate(kept, 2)}
-
-    @staticmethod
-    def words(text: str) -> list[str]:
-        """The words of a text."""
-        return re.findall(r"[\w'-]+|[^\w\s]", text.lower())
-
-    def __len__(self) -> int:
-        return len(self.ids) + 2
-
-    def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Ids (N, length), cut or padded with zeros."""
-        table = np.zeros((len(texts), length), np.int32)
-        for row, text in zip(table, texts, strict=True):
-            ids = [self.ids.get(word, UNKNOWN) for word in self.words(text)][:length]
-            row[: len(ids)] = ids
-        return table
-
-
-def held_out(questions: list[Question], key: Array) -> tuple[list[Question], list[Question]]:
-    """A fifth of the different texts of each class set apart, all copies of a text on one side."""
-    held: set[str] = set()
-    for label in sorted({question.label for question in questions}):
-        texts = sorted({question.text for question in questions if question.label == label})
-        key, own = jax.random.split(key)
-        order = np.asarray(jax.random.permutation(own, len(texts)))
-        held |= {texts[i] for i in order[: len(texts) // 5]}
-    check(
-        len(held) > 0,
-        "test",
-        None,
-        "questions to test on: no class has five different texts to set one apart",
-    )
-    kept = [question for question in questions if question.text not in held]
-    return kept, [question for question in questions if question.text in held]

@@ -1,4 +1,5 @@
-"""Online SGD against its theory: flow, chain of the overlaps, whole weight vectors, scaling, gain, phases
+"""Online SGD against its theory: flow, chain of the overlaps, whole weight vectors, scaling, gain,
+phases
 [theory: online-sgd, section 8].
 
 `pytest -m slow -rP tests/physics/test_sgd.py` prints what was measured.
@@ -15,7 +16,6 @@ from scipy.stats import fisher_exact
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
 from jaxsmi.sgd.dynamics import drift
-from jaxsmi.sgd.simulation import _advance, _begin, _reduced_start, _tries
 from jaxsmi.sgd.tying import sum_of_squares
 
 SGD = smi.sgd
@@ -43,7 +43,7 @@ def monomial(k):
     return smi.SequenceSingleIndex(h, 1, h, loss_factor=1.0)
 
 
-# Phases --------------------------------------------------------------------------------------------------------------------
+# Phases -------------------------------------------------------------------------------------------
 
 
 def test_transition():
@@ -62,12 +62,16 @@ def test_transition():
 
 
 def test_boundaries():
-    """[theory: online-sgd, Table 5]: its error is 1e-6; the corners' boundaries cross at a = 0.7635."""
+    """[theory: online-sgd, Table 5]: its error is 1e-6; the corners' cross at a = 0.7635."""
     known = {
-        1.00: (0.508214, 0.640963, 0.737607, 0.841605), 0.95: (0.557734, None, None, 0.863110), 0.85: (0.714092, None, None,
-        0.915687), 0.80: (0.841662, 0.856900, 0.917510, 0.946872), 0.78: (0.907992, None, None, 0.960244), 0.77: (0.945493,
-        None, None, 0.967118), 0.765: (0.965483, None, None, 0.970602),
-    }  # fmt: skip
+        1.00: (0.508214, 0.640963, 0.737607, 0.841605),
+        0.95: (0.557734, None, None, 0.863110),
+        0.85: (0.714092, None, None, 0.915687),
+        0.80: (0.841662, 0.856900, 0.917510, 0.946872),
+        0.78: (0.907992, None, None, 0.960244),
+        0.77: (0.945493, None, None, 0.967118),
+        0.765: (0.965483, None, None, 0.970602),
+    }
     for a, values in known.items():
         found = SGD.boundaries(a)
         for name, value in zip(SGD.BOUNDARIES, values, strict=True):
@@ -78,14 +82,20 @@ def test_boundaries():
 
 
 def test_phase_diagram():
-    """[theory: online-sgd, Table 5]: the cells of each label on its grid, ±6 (grid ties near corners); under a minute."""
+    """[theory: online-sgd, Table 5]: the cells of each label on its grid, ±6 (grid ties near
+    corners); under a minute.
+    """
     begin = time.perf_counter()
     found = SGD.phase_diagram(np.linspace(0.7, 1.0, 31), np.linspace(0.4, 0.98, 30))
     assert time.perf_counter() - begin < 60
     known = {
-        "unique semantic": 542, "unique semantic, misaligned dynamics": 8, "global semantic": 99,
-        "global semantic, positional dynamics": 93, "global positional": 79, "unique positional": 109,
-    }  # fmt: skip
+        "unique semantic": 542,
+        "unique semantic, misaligned dynamics": 8,
+        "global semantic": 99,
+        "global semantic, positional dynamics": 93,
+        "global positional": 79,
+        "unique positional": 109,
+    }
     for name, count in found.counts().items():
         assert abs(count - known.get(name, 0)) <= (6 if name in known else 0), name
     for i, j in ((0, 30), (12, 30), (25, 20)):  # the label's risks are those of the model
@@ -99,28 +109,17 @@ def test_phase_diagram():
     np.testing.assert_allclose(wedge[0, :2], [0.26, 0.97], atol=0.01)  # neither corner
 
 
-# Flow and chain ------------------------------------------------------------------------------------------------------------
+# Flow and chain -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_drift_is_the_mean_step_of_the_chain():
-    """40 000 single steps from (0.5, 0.4) at d = 1e6, where corrections are 1e-6, in z-scores; V term included (γ = 3)."""
+    """40 000 single steps from (0.5, 0.4) at d = 1e6, where corrections are 1e-6, in z-scores; V
+    term included (γ = 3).
+    """
     model, d, gamma, v = SGD.semantic_positional(0.67), 10**6, 3.0, jnp.array([0.5, 0.4])
-    many = keys(40_000)
-    state = jax.vmap(lambda k: _reduced_start(model, k, d, v))(many)
-    chain = _begin(model, state, 1, jnp.asarray(0.99), jnp.asarray(np.inf))
-    one = _advance(
-        model,
-        many,
-        chain,
-        jnp.asarray(float(d)),
-        jnp.asarray(gamma),
-        jnp.asarray(1),
-        jnp.asarray(1),
-        jnp.asarray([0, 1]),
-        _tries(d - 3),
-    )
-    mean, error = mean_and_error((np.asarray(one.state)[:, :2] - np.asarray(v)) * d / gamma)
+    one = SGD.simulate(model, keys(40_000), dimension=d, gamma=gamma, steps=1, m=v[0], e=v[1])
+    mean, error = mean_and_error((np.asarray(one.end) - np.asarray(v)) * d / gamma)
     expected = np.asarray(drift(model, v, jnp.asarray(gamma)))
     assert (np.abs(mean - expected) < 4.5 * error).all()
     first = np.asarray(drift(model, v, jnp.asarray(gamma), order=1))
@@ -135,7 +134,9 @@ GRADIENT_FLOW = {0.8: 0.241, 1.6: 0.522, 2.4: 0.833, 3.2: 0.966, 4.0: 0.994, 8.0
 
 
 def test_flow_of_a_network():
-    """[theory: online-sgd, Table 6]: to its last digit, both orders; the end point solves (1 - m²)|R_m| = γ V m/2."""
+    """[theory: online-sgd, Table 6]: to its last digit, both orders; the end point solves (1 -
+    m²)|R_m| = γ V m/2.
+    """
     model, times = relu(4), list(FLOW)
     second, first = SGD.flow(model, 0.1, times=times, gamma=0.08), SGD.flow(model, 0.1, times=times)
     np.testing.assert_allclose(second.m, list(FLOW.values()), atol=6e-4)
@@ -147,7 +148,9 @@ def test_flow_of_a_network():
 
 @pytest.mark.slow
 def test_flow_in_closed_form():
-    """Gradient flow of h_1 and h_2: m = tanh(2t + ..), and m²/(1 - m²) grows as e^{8t}; first passages by event."""
+    """Gradient flow of h_1 and h_2: m = tanh(2t + ..), and m²/(1 - m²) grows as e^{8t}; first
+    passages by event.
+    """
     one, two = monomial(1), monomial(2)
     t = np.array([0.1, 0.3])
     np.testing.assert_allclose(
@@ -177,7 +180,9 @@ def test_maximal_rate():
 
 @pytest.mark.slow
 def test_chain_of_a_network_follows_the_flow():
-    """d = 4000, 200 runs to t = 1.6, at four times, in their standard errors plus the flow's own 1/d."""
+    """d = 4000, 200 runs to t = 1.6, at four times, in their standard errors plus the flow's own
+    1/d.
+    """
     model = relu(4)
     found = SGD.simulate(
         model, keys(200), dimension=4000, gamma=0.08, steps=80_000, m=0.1, eta=0.9, every=20_000
@@ -209,7 +214,7 @@ def test_whole_weight_vectors_are_the_chain(tied):
         assert (np.abs(a - b) < 4.5 * np.hypot(da, db)).all()
 
 
-# Full size -----------------------------------------------------------------------------------------------------------------
+# Full size ----------------------------------------------------------------------------------------
 
 
 @SLOW
@@ -219,8 +224,9 @@ def test_whole_weight_vectors_of_the_semantic_positional_problem():
     runs.
     """
     for loss, c, gamma, known, error in (
-        ("squared", 0.5, 2.0, (0.650, 0.230), 0.003), ("frobenius", 1.0, 0.5, (0.532, 0.353), 0.0015),
-    ):  # fmt: skip
+        ("squared", 0.5, 2.0, (0.650, 0.230), 0.003),
+        ("frobenius", 1.0, 0.5, (0.532, 0.353), 0.0015),
+    ):
         model = SGD.semantic_positional(0.64, 1.0, c, loss)
         settings = {"dimension": 100, "gamma": gamma, "steps": 1500, "m": 0.3, "e": 0.25}
         (a, da), (b, db) = (
@@ -284,7 +290,9 @@ RUNS = {1: 256, 2: 256, 3: 64}
 @SLOW
 @pytest.mark.parametrize("k", SCALING)
 def test_scaling_with_the_dimension(k):
-    """Steps to m = 1/2 from 1/√d: d, d log d and, at γ ~ 1/√d, d^{k-1}; against the table in z-scores."""
+    """Steps to m = 1/2 from 1/√d: d, d log d and, at γ ~ 1/√d, d^{k-1}; against the table in
+    z-scores.
+    """
     gamma, table = SCALING[k]
     model, means = monomial(k), []
     for d, (value, spread) in table.items():
@@ -351,21 +359,67 @@ def test_gain_where_the_tied_network_is_blind():
     assert short.bound == ["lower"]
 
 
-SEMANTIC = {  # [theory: online-sgd, Table 8]: c, loss, d, γ, m at the start, runs, P by ω, its 50 % point
-    "unsquared": (1.0, "frobenius", 1000, 0.05, 0.0, 64,
-                  {0.50: 1.00, 0.56: 0.98, 0.60: 0.89, 0.61: 0.80, 0.62: 0.50, 0.64: 0.36, 0.66: 0.22, 0.68: 0.08, 0.72:
-                  0.02}, 0.625),
-    "squared": (0.5, "squared", 1000, 0.2, 0.0, 64, {0.56: 0.98, 0.60: 0.97, 0.62: 0.80, 0.64: 0.61, 0.66: 0.27, 0.68: 0.11,
-    0.72: 0.03}, 0.645), "squared, random start": (0.5, "squared", 1000, 0.1, None, 64, {0.50: 1.00, 0.56: 0.98, 0.60: 0.92,
-    0.64: 0.64, 0.68: 0.33}, None), "unsquared, d = 100": (1.0, "frobenius", 100, 0.05, 0.0, 128, {0.50: 1.00, 0.60: 0.85,
-    0.64: 0.44, 0.70: 0.09, 0.80: 0.00}, None),
-}  # fmt: skip
+# [theory: online-sgd, Table 8]: c, loss, d, γ, m at the start, runs, P by ω, its 50 % point
+SEMANTIC = {
+    "unsquared": (
+        1.0,
+        "frobenius",
+        1000,
+        0.05,
+        0.0,
+        64,
+        {
+            0.50: 1.00,
+            0.56: 0.98,
+            0.60: 0.89,
+            0.61: 0.80,
+            0.62: 0.50,
+            0.64: 0.36,
+            0.66: 0.22,
+            0.68: 0.08,
+            0.72: 0.02,
+        },
+        0.625,
+    ),
+    "squared": (
+        0.5,
+        "squared",
+        1000,
+        0.2,
+        0.0,
+        64,
+        {0.56: 0.98, 0.60: 0.97, 0.62: 0.80, 0.64: 0.61, 0.66: 0.27, 0.68: 0.11, 0.72: 0.03},
+        0.645,
+    ),
+    "squared, random start": (
+        0.5,
+        "squared",
+        1000,
+        0.1,
+        None,
+        64,
+        {0.50: 1.00, 0.56: 0.98, 0.60: 0.92, 0.64: 0.64, 0.68: 0.33},
+        None,
+    ),
+    "unsquared, d = 100": (
+        1.0,
+        "frobenius",
+        100,
+        0.05,
+        0.0,
+        128,
+        {0.50: 1.00, 0.60: 0.85, 0.64: 0.44, 0.70: 0.09, 0.80: 0.00},
+        None,
+    ),
+}
 
 
 @SLOW
 @pytest.mark.parametrize("name", SEMANTIC)
 def test_probability_of_the_semantic_minimum(name):
-    """Fisher's exact test against the table, at 1 % for the whole family of 26 comparisons; the 50 % point to 0.015."""
+    """Fisher's exact test against the table, at 1 % for the whole family of 26 comparisons; the 50
+    % point to 0.015.
+    """
     c, loss, d, gamma, m, runs, table, half = SEMANTIC[name]
     comparisons = sum(len(row[6]) for row in SEMANTIC.values())
     found = []
@@ -394,7 +448,9 @@ def test_probability_of_the_semantic_minimum(name):
 
 @SLOW
 def test_speed_of_the_chain():
-    """At least a million steps a second, summed over 256 runs, on a core (XLA may use more: `taskset -c 0` measures one)."""
+    """At least a million steps a second, summed over 256 runs, on a core (XLA may use more:
+    `taskset -c 0` measures one).
+    """
     model, settings = (
         SGD.semantic_positional(0.64),
         {"dimension": 1000, "gamma": 0.2, "steps": 20_000},

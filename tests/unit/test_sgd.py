@@ -1,4 +1,6 @@
-"""The wing of online SGD: expansions, risks and their derivatives, the chain of the overlaps, what is refused."""
+"""The room of online SGD: expansions, risks and their derivatives, the chain of the overlaps, what
+is refused.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +9,11 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
+from jaxsmi.sgd import chain
+from jaxsmi.sgd.correlation import correlation
 from jaxsmi.sgd.hermite import activation_coefficients
-from jaxsmi.sgd.population import _averaged, correlation, gradient, noise_at, overlaps, risk_at
-from jaxsmi.sgd.simulation import _chi_square, _tries
+from jaxsmi.sgd.noise import noise_at
+from jaxsmi.sgd.population import gradient, net_average, overlaps, risk_at
 
 SGD = smi.sgd
 SLOW = pytest.mark.slow
@@ -27,7 +31,7 @@ def keys(count, seed=0):
     return jax.random.split(jax.random.key(seed), count)
 
 
-# Expansions ----------------------------------------------------------------------------------------------------------------
+# Expansions ---------------------------------------------------------------------------------------
 
 
 def test_hermite_coefficients_of_the_softmax():
@@ -36,9 +40,17 @@ def test_hermite_coefficients_of_the_softmax():
         ..., 0
     ]
     known = {
-        (0, 0): 1 - 1 / np.sqrt(8), (2, 0): 0.125, (1, 1): -0.1062875009029, (0, 2): -0.0253132252876, (4, 0): -0.0541265877365,
-        (3, 1): 0.0605674925047, (2, 2): -0.0200213763453, (1, 3): -0.0013564730257, (0, 4): 0.0050844317424, (1, 2): 0.0,
-    }  # fmt: skip
+        (0, 0): 1 - 1 / np.sqrt(8),
+        (2, 0): 0.125,
+        (1, 1): -0.1062875009029,
+        (0, 2): -0.0253132252876,
+        (4, 0): -0.0541265877365,
+        (3, 1): 0.0605674925047,
+        (2, 2): -0.0200213763453,
+        (1, 3): -0.0013564730257,
+        (0, 4): 0.0050844317424,
+        (1, 2): 0.0,
+    }
     for n, value in known.items():
         assert p[n] == pytest.approx(value, abs=1e-13)
 
@@ -76,7 +88,8 @@ def test_information_exponents(name):
 
 
 def test_exponents_of_a_kink_and_of_poles():
-    """P_2(|z|) = 1/π: the trapezoidal rule at a kink is good to h²/12 times the jump of the slope, relative 4e-4 here.
+    """P_2(|z|) = 1/π: the trapezoidal rule at a kink is good to h²/12 times the jump of the slope,
+    relative 4e-4 here.
     tanh(z_1 z_2)
     against adaptive quadrature of the one-dimensional law of the product (SciPy, 1e-9)."""
     kink = SGD.information_exponent(lambda z: jnp.abs(z[0]), 1)
@@ -139,16 +152,59 @@ def test_coefficients_of_activations():
     assert smooth[0] == pytest.approx(0.0, abs=1e-15)
 
 
-# Risk ----------------------------------------------------------------------------------------------------------------------
+# Risk ---------------------------------------------------------------------------------------------
 
 POINTS = [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)]
 RISKS = {  # [theory: online-sgd, Table 3], at POINTS
-    "He2": (HE2, "none", [2.877498426837, 2.807009232444, 3.000316281631, 2.964138567939, 2.595541649262, 3.296065810212]),
-    "He2, √2": (HE2, "sqrtL", [2.438749213419, 2.388905826063, 2.500158140816, 2.474576634136, 2.239375663994, 2.648032905106]),
-    "He4": (HE4, "none", [24.877498426837, 24.907530491355, 25.000316281631, 25.011571235146, 25.358011459123, 25.296065810212]),
-    "mixed, √2": (MIXED, "sqrtL", [60.108686685810, 60.140540500521, 60.091760214930, 60.103697895859, 60.618347721177,
-    60.055657483973]),
-}  # fmt: skip
+    "He2": (
+        HE2,
+        "none",
+        [
+            2.877498426837,
+            2.807009232444,
+            3.000316281631,
+            2.964138567939,
+            2.595541649262,
+            3.296065810212,
+        ],
+    ),
+    "He2, √2": (
+        HE2,
+        "sqrtL",
+        [
+            2.438749213419,
+            2.388905826063,
+            2.500158140816,
+            2.474576634136,
+            2.239375663994,
+            2.648032905106,
+        ],
+    ),
+    "He4": (
+        HE4,
+        "none",
+        [
+            24.877498426837,
+            24.907530491355,
+            25.000316281631,
+            25.011571235146,
+            25.358011459123,
+            25.296065810212,
+        ],
+    ),
+    "mixed, √2": (
+        MIXED,
+        "sqrtL",
+        [
+            60.108686685810,
+            60.140540500521,
+            60.091760214930,
+            60.103697895859,
+            60.618347721177,
+            60.055657483973,
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", [n if n == "He2" else pytest.param(n, marks=SLOW) for n in RISKS])
@@ -164,11 +220,19 @@ def test_risks_of_two_tokens(name):
 def test_risks_of_the_semantic_positional_problem():
     """[theory: online-sgd, Table 3]; one compilation serves all ω and a."""
     known = [
-        (0.67, 1.0, 0.0, 0.0, 0.1317520759470), (0.67, 1.0, 1.0, 0.0, 0.0826822321808), (0.67, 1.0, 0.0, 1.0, 0.1015513481809),
-        (0.67, 1.0, 0.5, 0.4, 0.1175037043688), (0.67, 1.0, 0.6, 0.5, 0.1121380044562), (0.67, 1.0, 0.3, 0.8, 0.1086606621182),
-        (0.64, 1.0, 0.0, 0.0, 0.1289743615127), (0.64, 1.0, 1.0, 0.0, 0.0754436228586), (0.64, 1.0, 0.6, 0.5, 0.1096583311452),
-        (0.95, 0.76, 0.0, 0.0, 0.0979971777300), (0.95, 0.76, 0.0, 1.0, 0.0948970119483), (0.95, 0.76, 0.6, 0.5, 0.0945985812170),
-    ]  # fmt: skip
+        (0.67, 1.0, 0.0, 0.0, 0.1317520759470),
+        (0.67, 1.0, 1.0, 0.0, 0.0826822321808),
+        (0.67, 1.0, 0.0, 1.0, 0.1015513481809),
+        (0.67, 1.0, 0.5, 0.4, 0.1175037043688),
+        (0.67, 1.0, 0.6, 0.5, 0.1121380044562),
+        (0.67, 1.0, 0.3, 0.8, 0.1086606621182),
+        (0.64, 1.0, 0.0, 0.0, 0.1289743615127),
+        (0.64, 1.0, 1.0, 0.0, 0.0754436228586),
+        (0.64, 1.0, 0.6, 0.5, 0.1096583311452),
+        (0.95, 0.76, 0.0, 0.0, 0.0979971777300),
+        (0.95, 0.76, 0.0, 1.0, 0.0948970119483),
+        (0.95, 0.76, 0.6, 0.5, 0.0945985812170),
+    ]
     for omega, a, m, e, value in known:
         assert float(SGD.risk(SGD.semantic_positional(omega, a), m, e).value) == pytest.approx(
             value, abs=1e-12
@@ -198,13 +262,17 @@ def test_hessians_of_the_figures():
     """[theory: online-sgd, Table 2] to 1e-12, by Hermite coefficients;
     h_n instead of He_n changes R_mm by √2 and not R_ee.
 
-    The quartic of He4 is 2 √24 · 0.0490421560 = 0.480513032 by the coefficients of its own 7.1; it prints 0.480513052.
+    The quartic of He4 is 2 √24 · 0.0490421560 = 0.480513032 by the coefficients of its own 7.1; it
+    prints 0.480513052.
     """
     for terms, norm, R_mm, R_ee, quartic in [
-        (HE2, "none", -0.563913555150, 1.038004107154, 0.0), (HE2, "sqrtL", -0.398747098850, 0.519002053577, 0.0),
-        (HE4, "none", 0.0, 1.038004107154, 0.480513032), (HE4, "sqrtL", 0.0, 0.519002053577, 0.339774024),
-        (MIXED, "none", 0.0, 0.095195065572, 0.720769548), (MIXED, "sqrtL", 0.0, -0.147664613090, 0.509661035),
-    ]:  # fmt: skip
+        (HE2, "none", -0.563913555150, 1.038004107154, 0.0),
+        (HE2, "sqrtL", -0.398747098850, 0.519002053577, 0.0),
+        (HE4, "none", 0.0, 1.038004107154, 0.480513032),
+        (HE4, "sqrtL", 0.0, 0.519002053577, 0.339774024),
+        (MIXED, "none", 0.0, 0.095195065572, 0.720769548),
+        (MIXED, "sqrtL", 0.0, -0.147664613090, 0.509661035),
+    ]:
         model = trace(terms, norm)
         np.testing.assert_allclose(
             SGD.hessian_at_origin(model), [[R_mm, 0.0], [0.0, R_ee]], atol=1e-12
@@ -222,7 +290,8 @@ def test_hessians_of_the_figures():
 
 @pytest.mark.slow
 def test_hessian_by_differentiation_is_the_closed_form():
-    """At the origin; elsewhere the rate of change of the gradient (central differences, h = 1e-4: h² of the fourth
+    """At the origin; elsewhere the rate of change of the gradient (central differences, h = 1e-4:
+    h² of the fourth
     derivative).
     """
     model = SGD.semantic_positional(0.67)
@@ -250,7 +319,8 @@ def test_hessians_of_the_semantic_positional_problem():
 
 
 def test_derivatives_at_full_overlap():
-    """∂_m C at m = 1 is E Σ_l ∂_l g ∂_l f there (Price), here by the formula that needs no derivative of g; and it is
+    """∂_m C at m = 1 is E Σ_l ∂_l g ∂_l f there (Price), here by the formula that needs no
+    derivative of g; and it is
     continuous.
     """
     p = SGD.semantic_positional(0.0).target
@@ -308,8 +378,9 @@ def test_gradients_in_the_models_numbers():
         jnp.array([0.67, 0.9])
     )
     differences = [
-        (value(0.67 + h, 0.9) - value(0.67 - h, 0.9)) / (2 * h), (value(0.67, 0.9 + h) - value(0.67, 0.9 - h)) / (2 * h)
-    ]  # fmt: skip
+        (value(0.67 + h, 0.9) - value(0.67 - h, 0.9)) / (2 * h),
+        (value(0.67, 0.9 + h) - value(0.67, 0.9 - h)) / (2 * h),
+    ]
     np.testing.assert_allclose(backward, differences, atol=1e-8)
     model = SGD.semantic_positional(0.67)
     np.testing.assert_allclose(
@@ -320,7 +391,9 @@ def test_gradients_in_the_models_numbers():
 
 
 def test_jit_and_map_are_the_loop():
-    """A batch of points by lax.map and by vmap (which takes every rule at once), against one after the other."""
+    """A batch of points by lax.map and by vmap (which takes every rule at once), against one after
+    the other.
+    """
     model = smi.SequenceSingleIndex(lambda z: z[0] ** 2, 1, lambda z: jnp.tanh(z[0]) ** 2)
     points = jnp.linspace(-1.0, 1.0, 9)[:, None]
     value = lambda v: risk_at(model, v).value
@@ -341,14 +414,16 @@ def test_symmetries():
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_networks_with_a_series_against_averages(tied):
-    """Risk and noise of the gradient as finite sums, against nets, in their standard errors; V(0) = 2 (L + 1)."""
+    """Risk and noise of the gradient as finite sums, against nets, in their standard errors; V(0)
+    = 2 (L + 1).
+    """
     target = SGD.HermiteSeries({(2, 0, 1): 0.5, (0, 2, 0): 0.8, (0, 0, 1): 0.3}, True)
     model = smi.SequenceSingleIndex(target, 3, SGD.Network(jax.nn.relu, tied), loss_factor=1.0)
     v = overlaps(model, 0.6 if tied else jnp.array([0.3, 0.5, 0.8]))
     slopes = jax.grad(model.sample_loss, argnums=1)
     square = lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2)
     for exact, of in ((risk_at(model, v), model.sample_loss), (noise_at(model, v), square)):
-        sampled = _averaged(model, v, jax.random.key(1), 2**12, of)
+        sampled = net_average(model, v, jax.random.key(1), 2**12, of)
         assert abs(float(sampled.value - exact.value)) < 5 * float(sampled.stderr)
     squares = smi.SequenceSingleIndex(
         SGD.HermiteSeries({(2, 0, 0): 1.0, (0, 2, 0): 1.0, (0, 0, 2): 1.0}, True),
@@ -361,7 +436,8 @@ def test_networks_with_a_series_against_averages(tied):
 
 @SLOW
 def test_noise_of_attention():
-    """Exact on the grid: against the averages of [theory: online-sgd, Tables 4 and 6] in their errors,
+    """Exact on the grid: against the averages of [theory: online-sgd, Tables 4 and 6] in their
+    errors,
     and against nets here."""
     for omega, value in ((0.5, 0.02682), (0.64, 0.02787), (0.67, 0.02850), (0.8, 0.03283)):
         assert float(SGD.gradient_noise(SGD.semantic_positional(omega)).value) == pytest.approx(
@@ -372,12 +448,14 @@ def test_noise_of_attention():
     assert float(exact.value) == pytest.approx(0.02705, abs=2e-5)
     slopes = jax.grad(model.sample_loss, argnums=1)
     square = lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2)
-    sampled = _averaged(model, overlaps(model, 0.5, 0.4), jax.random.key(0), 2**13, square)
+    sampled = net_average(model, overlaps(model, 0.5, 0.4), jax.random.key(0), 2**13, square)
     assert abs(float(sampled.value - exact.value)) < 5 * float(sampled.stderr)
 
 
 def test_sampled_risks_have_honest_errors():
-    """z-scores of 40 independent estimates against the exact risk: mean square 1 within four of its standard deviations."""
+    """z-scores of 40 independent estimates against the exact risk: mean square 1 within four of
+    its standard deviations.
+    """
     series_of_four = SGD.HermiteSeries({(2, 0, 0, 0): 1.0, (0, 1, 1, 0): 0.5}, True)
     exact = smi.SequenceSingleIndex(series_of_four, 4, SGD.Network(jax.nn.relu))
     sampled = smi.SequenceSingleIndex(lambda z: series_of_four(z), 4, SGD.Network(jax.nn.relu))
@@ -426,16 +504,16 @@ def test_predicted_sample_complexity():
     assert np.isinf(SGD.sample_complexity(trace(HE4, encoding=None), 400, 0.01))
 
 
-# The chain -----------------------------------------------------------------------------------------------------------------
+# The chain ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [5, 57, 997])
 def test_chi_square(count):
     """Mean n, variance 2n, third cumulant 8n, of 400 000 draws, within five standard errors."""
-    tries, a = _tries(count), jax.random.split(jax.random.key(count))
+    tries, a = chain.acceptance_tries(count), jax.random.split(jax.random.key(count))
     n = 400_000
     x = np.asarray(
-        _chi_square(
+        chain.chi_square(
             jnp.asarray(float(count)),
             jax.random.normal(a[0], (n, tries)),
             jax.random.uniform(a[1], (n, tries)),
@@ -495,16 +573,14 @@ def test_the_last_record_may_come_early(method):
 
 
 def test_one_compilation_for_all_numbers():
-    from jaxsmi.sgd import simulation
-
     settings = {"steps": 10, "m": 0.3, "e": 0.1}
     SGD.simulate(SGD.semantic_positional(0.64), keys(2), dimension=500, gamma=1.0, **settings)
-    before = simulation._advance._cached._cache_size()  # pyright: ignore
+    before = chain.advance._cached._cache_size()  # pyright: ignore
     for omega, gamma, dimension in ((0.5, 1.0, 500), (0.64, 0.3, 600), (0.7, 0.2, 5000)):
         SGD.simulate(
             SGD.semantic_positional(omega), keys(2), dimension=dimension, gamma=gamma, **settings
         )
-    assert simulation._advance._cached._cache_size() == before  # pyright: ignore
+    assert chain.advance._cached._cache_size() == before  # pyright: ignore
 
 
 def test_data_of_the_model():
@@ -514,7 +590,7 @@ def test_data_of_the_model():
     assert float(jnp.linalg.norm(data.teacher)) == pytest.approx(np.sqrt(20))
 
 
-# What is refused -----------------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
 
 MODEL = SGD.semantic_positional(0.5)
 NETWORK = smi.SequenceSingleIndex(series(HE2), 2, SGD.Network())

@@ -1,4 +1,6 @@
-"""Text: files in, words to numbers, padding that nothing sees, and the experiment from end to end."""
+"""Text: files in, words to numbers, padding that nothing sees, and the experiment from end to
+end.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,8 @@ import optax
 import pytest
 
 from jaxsmi import text
+from jaxsmi.text.questions import held_out
+from jaxsmi.text.vocabulary import PAD, UNKNOWN
 
 
 def test_files_of_both_kinds_and_encodings(tmp_path):
@@ -46,7 +50,7 @@ def test_words_and_numbers():
     assert vocabulary.ids["who"] == 3
     coded = vocabulary.encode(["Who is Dracula ?", "who who who who who who"], 5)
     assert coded.shape == (2, 5)
-    assert list(coded[0]) == [3, vocabulary.ids["is"], text.UNKNOWN, 2, text.PAD]
+    assert list(coded[0]) == [3, vocabulary.ids["is"], UNKNOWN, 2, PAD]
     assert list(coded[1]) == [3] * 5
     assert len(vocabulary) == len(vocabulary.ids) + 2
 
@@ -101,7 +105,7 @@ def test_the_experiment_from_end_to_end():
 def test_what_is_held_out_is_in_no_copy_among_the_rest():
     questions = [*text.synthetic_questions(240), text.Question("ODD", "", "a class of one ?")]
     for seed in range(5):
-        kept, held = text._held_out(questions, jax.random.key(seed))
+        kept, held = held_out(questions, jax.random.key(seed))
         assert len(kept) + len(held) == 241
         assert not {question.text for question in kept} & {question.text for question in held}
         assert {question.label for question in held} <= {question.label for question in kept}
