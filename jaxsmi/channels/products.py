@@ -31,9 +31,10 @@ from jaxsmi.channels.base import (
 )
 from jaxsmi.channels.scalar import check_label_shape
 from jaxsmi.core.checks import check
+from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining import Budget, self_refining_moments
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
+_NODES, _WEIGHTS = legendre(48)
 
 
 _REACH = 12.0  # standard deviations from ω that the curve z_1 z_2 = y is followed to

@@ -33,9 +33,10 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
+from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import draw_inputs, mapped, product_dtype
-from jaxsmi.sensing.symmetric import MatrixSensing
+from jaxsmi.sensing.symmetric import SymmetricSensing
 
 OUTPUTS = ("softmax", "hardmax", "linear")
 
@@ -209,9 +210,9 @@ class AttentionIndexed(AbstractMatrixModel):
         require(self, Ability.INFERENCE)
         return (1, data.dimension, data.dimension), (data.samples, 1, self.tokens**2)
 
-    def sensing(self, data: Dataset) -> MatrixSensing:
+    def sensing(self, data: Dataset) -> SymmetricSensing:
         """How the signal is seen through the inputs of `data`."""
-        return MatrixSensing(data.inputs)
+        return SymmetricSensing(data.inputs)
 
     def estimate(self, signal: Array) -> Array:
         """S (d, d), of several layers (L, d, d), from the signal √d S (1, d, d) of message passing or from factors (L r, d)."""
@@ -304,7 +305,7 @@ class AttentionIndexed(AbstractMatrixModel):
             inputs if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs.astype(theory_dtype())
         )
         return jax.vmap(self.link)(
-            MatrixSensing(inputs).forward(jnp.sqrt(float(S.shape[0])) * S[None])
+            SymmetricSensing(inputs).forward(jnp.sqrt(float(S.shape[0])) * S[None])
         )
 
     def prediction_error(
@@ -428,7 +429,7 @@ _ERROR_NODES = 600  # of Gauss-Legendre, ten standard deviations to either side:
 @functools.partial(jax.jit, static_argnums=4)
 def _two_token_error(q: Array, V: Array, beta: Array, bayes: bool, nodes: int) -> Array:
     """4 E_w Var_u[sigmoid(β u)], or 4 E (sigmoid(β u) - sigmoid(β w))²."""
-    x, weights = np.polynomial.legendre.leggauss(nodes)
+    x, weights = legendre(nodes)
     x, weights = 10.0 * x, 10.0 * weights * np.exp(-50.0 * x**2) / np.sqrt(2.0 * np.pi)
     w = jnp.sqrt(3.0 * q) * x
     answers = jax.nn.sigmoid(beta * (w[:, None] + jnp.sqrt(3.0 * V) * x))

@@ -40,7 +40,7 @@ from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import draw_inputs, gaussian
-from jaxsmi.sensing.rectangular import DenseSensing
+from jaxsmi.sensing.rectangular import RectangularSensing
 
 
 def symmetric_gaussian(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -185,9 +185,9 @@ class Bilinear(AbstractMatrixModel):
         self.check_data(data)
         return (1, *data.inputs.shape[1:]), (data.samples, 1, 1)
 
-    def sensing(self, data: Dataset) -> DenseSensing:
+    def sensing(self, data: Dataset) -> RectangularSensing:
         """How the signal is seen through the inputs of `data`."""
-        return DenseSensing(data.inputs)
+        return RectangularSensing(data.inputs)
 
     def estimate(self, signal: Array) -> Array:
         """S (L, d) from the signal (1, L, d) of message passing, or from the factors of a student."""
@@ -358,7 +358,7 @@ class Bilinear(AbstractMatrixModel):
             store,
             symmetric_gaussian if self.symmetric else gaussian,
         )
-        labels = DenseSensing(inputs).forward(S)[:, 0, 0]
+        labels = RectangularSensing(inputs).forward(S)[:, 0, 0]
         labels = labels + jnp.sqrt(self.noise) * jax.random.normal(
             noise_key, labels.shape, labels.dtype
         )

@@ -30,7 +30,7 @@ from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.multi_index import default_tolerance
 from jaxsmi.models.symmetry import Symmetry
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors.iid import AbstractIidPrior, Gaussian
+from jaxsmi.priors import AbstractIidPrior, Gaussian
 
 ACTIVATIONS = ("softmax", "hardmax")
 

@@ -21,7 +21,7 @@ from jaxsmi.core.checks import check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.symmetry import SYMMETRIES, Symmetry
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors.iid import AbstractIidPrior, Gaussian
+from jaxsmi.priors import AbstractIidPrior, Gaussian
 
 
 class MultiIndex(AbstractIndexModel):

@@ -32,7 +32,7 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import check
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
 from jaxsmi.numerics.nets import randomised_gaussians
-from jaxsmi.numerics.quadrature import hermite_polynomials
+from jaxsmi.numerics.quadrature import hermite_polynomials, legendre
 
 _DEGREES = {1: 12, 2: 12, 3: 8, 4: 6}  # looked for by default
 
@@ -150,7 +150,7 @@ def coefficients(
 
 def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:
     """E σ(N) h_k(N) for k <= degree: Gauss–Legendre on either side of zero, where σ may have a kink."""
-    x, w = np.polynomial.legendre.leggauss(200)
+    x, w = legendre(200)
     x = np.concatenate([6.5 * (x - 1.0), 6.5 * (x + 1.0)])
     weights = np.tile(6.5 * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
     nodes = jnp.asarray(x)

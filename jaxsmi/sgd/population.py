@@ -33,6 +33,7 @@ from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
 from jaxsmi.numerics.implicit import with_slope
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
+from jaxsmi.numerics.quadrature import hermite
 from jaxsmi.sgd.hermite import Grid, activation_coefficients, contract, has_second_moment, values
 
 _TOKENS = 3  # on grids: two tokens take milliseconds, three seconds, four minutes
@@ -142,10 +143,10 @@ def correlation(
         return jnp.sum(G * contract(values(f, nodes, L), [kernel(e[l]) for l in range(L)], L))
 
     def summed(count: int) -> Array:
-        inner, mass = np.polynomial.hermite_e.hermegauss(count)
+        inner, mass = hermite(count)
         points = np.stack(np.meshgrid(*[inner] * L, indexing="ij"), -1).reshape(-1, L)
         mass = np.prod(
-            np.stack(np.meshgrid(*[mass / np.sqrt(2 * np.pi)] * L, indexing="ij"), -1).reshape(
+            np.stack(np.meshgrid(*[mass] * L, indexing="ij"), -1).reshape(
                 -1, L
             ),
             axis=1,
