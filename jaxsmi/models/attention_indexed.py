@@ -35,7 +35,7 @@ from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.priors.wishart import WishartPrior
-from jaxsmi.sensing.blocks import draw_inputs, mapped, product_dtype
+from jaxsmi.sensing.blocks import Inputs, draw_inputs, mapped, product_dtype
 from jaxsmi.sensing.symmetric import SymmetricSensing
 
 OUTPUTS = ("softmax", "hardmax", "linear")
@@ -347,7 +347,7 @@ class AttentionIndexed(AbstractMatrixModel):
         )
         return Estimate(jnp.mean(squared), jnp.std(squared, ddof=1) / np.sqrt(replicas))
 
-    def indices_of(self, W: Array, inputs: Array) -> Array:
+    def indices_of(self, W: Array, inputs: Inputs) -> Array:
         """h (n, T, T) of inputs (n, T, d) for weights (d, r)."""
         d, r = W.shape
         narrow, trace = W.astype(product_dtype(inputs)), jnp.sum(W.astype(theory_dtype()) ** 2)
@@ -359,7 +359,7 @@ class AttentionIndexed(AbstractMatrixModel):
         scores = mapped(products, inputs) - trace * jnp.eye(inputs.shape[1])
         return scores / jnp.sqrt(float(r * d)) / jnp.sqrt(float(d))
 
-    def fields_of(self, weights: Array, inputs: Array) -> Array:
+    def fields_of(self, weights: Array, inputs: Inputs) -> Array:
         """h (n, L, T, T) of inputs (n, T, d) for factors (L r, d)."""
         return jnp.stack(
             [self.indices_of(rows.T, inputs) for rows in self._factors(weights)], axis=1

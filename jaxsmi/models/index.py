@@ -30,7 +30,7 @@ from jaxsmi.models.prediction import compiled_prediction_error, prediction_error
 from jaxsmi.models.symmetry import Symmetry, best_order, block_cosines
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.priors.iid import AbstractIidPrior
-from jaxsmi.sensing.blocks import draw_inputs, product_dtype
+from jaxsmi.sensing.blocks import Inputs, draw_inputs, product_dtype
 from jaxsmi.sensing.index import IndexSensing
 
 
@@ -305,5 +305,5 @@ class AbstractIndexModel(AbstractModel):
 
 
 @eqx.filter_jit
-def _labels(channel: AbstractChannel, inputs: Array, teacher: Array, noise: Array) -> Array:
+def _labels(channel: AbstractChannel, inputs: Inputs, teacher: Array, noise: Array) -> Array:
     return jax.vmap(channel.label)(IndexSensing(inputs).forward(teacher), noise)

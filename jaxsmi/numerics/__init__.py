@@ -4,4 +4,4 @@ linear_algebra: functions of symmetric matrices. quadrature: rules in one variab
     refining, refining_rules:
 integrals that refine themselves. nets: randomised points. averages: control variates. roots: zeros
 in a bracket. fixed_point: fixed points and their errors. implicit: derivatives of what was solved
-for. random_matrix: spectra. """
+for. random_matrix: spectra."""

@@ -1,10 +1,10 @@
-r"""Derivatives of what was solved for, by the equation that it satisfies and not by the steps that found it.
+r"""Derivatives of what was solved for, by the equation it satisfies and not by the solver's steps.
 
 Equations here [theory: numerics, Eqs. (23), (24)]: a fixed point V = F(V, θ) moves by dV = (I -
 J)^{-1} ∂_θF dθ, and a root h(α, θ) = 0 by dα = -(∂_θh/∂_αh) dθ. Loops whose length depends on the
 data can be differentiated forwards only, and waste time there; `differentiable` gives a solver the
 derivative that its caller knows, in both modes. It is good for one derivative: a second one is NaN,
-not a wrong number. """
+not a wrong number."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_slope(x: Array, factor: ArrayLike) -> Array:
 def _with_slope_jvp(
     primals: tuple[Array, ArrayLike], tangents: tuple[Array, ArrayLike]
 ) -> tuple[Array, Array]:
-    return primals[0], primals[1] * tangents[0]
+    return primals[0], jnp.multiply(primals[1], tangents[0])
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
@@ -56,7 +56,7 @@ def differentiable(
     context: PyTree,
     prepare: Callable[[PyTree, PyTree, PyTree], PyTree] = _unchanged,
 ) -> PyTree:
-    """`solve(parameters, context)` with a derivative that the caller knows, forwards and backwards, once.
+    """`solve(parameters, context)` with a derivative that the caller knows, in both modes, once.
 
     Args:
         solve: The solver; it may run loops whose length depends on the data.
@@ -110,7 +110,7 @@ def _tangents(
     directions: list[Array],
     total: PyTree,
 ) -> PyTree:
-    """`total` plus the tangents along `directions`, by one call of `along` for each number of the arrays that move."""
+    """`total` plus the tangents along `directions`, by `along` for each number that moves."""
     for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
         if isinstance(direction, SymbolicZero):
             continue  # nobody asks how the answer depends on this array
@@ -136,7 +136,10 @@ def _tangents(
 def derivative(
     function: Callable[[PyTree], PyTree], parameters: PyTree, directions: list[Array]
 ) -> PyTree:
-    """Tangents of the floating point part of `function(parameters)` along `directions`, one for each of its arrays."""
+    """Tangents of the floating point part of `function(parameters)`.
+
+    `directions` are those of the floating point arrays of `parameters`, one for each.
+    """
     leaves, put = numbers_of(parameters)
     floats = lambda x: eqx.filter(function(put(x)), eqx.is_inexact_array)
     return jax.jvp(floats, (leaves,), (directions,))[1]

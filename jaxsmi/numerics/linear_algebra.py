@@ -1,7 +1,7 @@
-"""Functions of symmetric matrices, made from their eigenvalues and differentiable where eigenvalues agree.
+"""Functions of symmetric matrices by their eigenvalues, differentiable where eigenvalues agree.
 
 Equation here [theory: numerics, Eq. (17)]: the root R of a positive semi-definite Q has the
-derivative that solves R dR + dR R = dQ. """
+derivative that solves R dR + dR R = dQ."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def symmetric(matrix: Array) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def sqrt_psd(Q: Array, null: float = 1e-7) -> Array:
-    """The symmetric square root R of a positive semi-definite matrix; eigenvalues that rounding made negative count as zero.
+    """The symmetric square root R of a positive semi-definite matrix.
 
-    In the eigenbasis (dR)_ij = (dQ)_ij/(r_i + r_j), r the eigenvalues of R: also where eigenvalues
-    of Q agree. Inside the null space of Q the root has no derivative, and that part of dQ is
-    dropped. Fixed points never ask for it: a direction that is not learned stays so.
+    Eigenvalues that rounding made negative count as zero. In the eigenbasis (dR)_ij = (dQ)_ij/(r_i
+    + r_j), r the eigenvalues of R: also where eigenvalues of Q agree. Inside the null space of Q
+    the root has no derivative, and that part of dQ is dropped. Fixed points never ask for it: a
+    direction that is not learned stays so.
 
     Args:
         Q: The matrix (P, P); its symmetric part is taken.

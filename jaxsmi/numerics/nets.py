@@ -1,10 +1,10 @@
-r"""Randomised Sobol nets: Gaussian points whose averages are unbiased and whose spread is an honest error.
+r"""Randomised Sobol nets: Gaussian points with unbiased averages and an honest error.
 
 Equations here [M98; theory: numerics, Eqs. (5), (6)]: the points x_i of a Sobol net in [0, 1)^d,
 scrambled by random lower triangular matrices of bits and shifted by random digits, become Gaussians
 by t = Φ^{-1}(x). Each point is uniform, so that (1/N) Σ f(t_i) is unbiased; independent
 randomisations give its standard error. The points depend on the key alone: two problems at one key
-share their noise (common random numbers). """
+share their noise (common random numbers)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ Equations here [theory: numerics, Eqs. (1), (12)]:
 
 Rules are made once in a process and are NumPy arrays: importing this module starts no device.
 Integrals in several variables, which refine themselves, are in refining.py; randomised points in
-nets.py. """
+nets.py."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def hermite(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
-    """The Chebyshev series Σ_k c_k T_k(x), for `coefficients` (degree + 1,) and x in [-1, 1] of any shape."""
+    """The Chebyshev series Σ_k c_k T_k(x) of `coefficients` (degree + 1,), at x in [-1, 1]."""
     current = jnp.zeros_like(x)
     previous = jnp.zeros_like(x)
     for c in coefficients[:0:-1]:

@@ -3,15 +3,15 @@ r"""Posterior moments by integrals that refine themselves, each with an error es
 Equations here [theory: numerics, Eqs. (7) to (9)], t ∈ R^d standard Gaussian, branches s (sign
 copies):
 
-    mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   ⟨τ⟩, ⟨τ τᵀ⟩ under the normalised weight,   τ = (t, r_s(t))
+    mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   ⟨τ⟩, ⟨τ τᵀ⟩ under its weight,   τ = (t, r_s(t))
     effective number of nodes   ESS = (Σ w)²/Σ w²
     done where   error(g) <= tolerance,   error(∂g) <= 10 tolerance,   ESS >= 32
 
 `self_refining_moments` finds the first two moments of a posterior, one integral a sample, on nodes
 that are doubled for those samples whose own error estimate asks for it. Everything in the library
 that integrates over fields goes through it. The rules are those of refining_rules.py; here are the
-sums over their nodes (`_Columns`), the integral of one block of samples at one level, and the climb
-from level to level (`_Integral`). """
+sums over their nodes (`Columns`), the integral of one block of samples at one level, and the climb
+from level to level (`_Integral`)."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from jaxsmi.numerics.refining_rules import (
     no_weight,
     rule_for,
 )
+from jaxsmi.numerics.refining_sums import Branch, Columns, Sums
 
 __all__ = ["Budget", "Moments", "level_for_width", "self_refining_moments"]
 
 _MIN_ESS = 32.0  # fewer effective nodes than this are refined whatever the error estimate says
 
-Branch = tuple[Array, Sequence[Array]]  # ℓ (S, n), and the residuals r_1 .. r_outer (S, n)
 Integrand = Callable[[PyTree, Array], tuple[Array, Sequence[Branch]]]
 Respond = Callable[[Array, Array], tuple[Array, Array]]
 
 
 class Moments(eqx.Module):
-    """What an integral over the fields of each sample gives, and how good it is; all with a leading sample axis.
+    """What an integral over the fields gives, and how good it is; all with a leading sample axis.
 
     Attributes:
         log_mass: Logarithm of the integral.
@@ -92,106 +92,6 @@ class Budget(eqx.Module):
         check(self.tolerance > 0, "tolerance", tolerance, "a positive number")
 
 
-class _Sums(NamedTuple):
-    """Sums over nodes (S, columns) of a block, and the largest log-weight (S,) that was taken out of them."""
-
-    top: Array
-    values: Array
-
-
-class _Columns(eqx.Module):
-    """Which sums over nodes make the moments: of w × (1, t, t tᵀ; r, r t; r r.
-
-    The tail), and of w².
-    """
-
-    inner: int = eqx.field(static=True)
-    outer: int = eqx.field(static=True)
-
-    @property
-    def inner_pairs(self) -> list[tuple[int, int]]:
-        """Pairs of inner variables, i <= j."""
-        return [(i, j) for i in range(self.inner) for j in range(i, self.inner)]
-
-    @property
-    def outer_pairs(self) -> list[tuple[int, int]]:
-        """Pairs of residuals, m <= n."""
-        return [(m, n) for m in range(self.outer) for n in range(m, self.outer)]
-
-    @property
-    def polynomial(self) -> int:
-        """How many of the columns are sums of w × (1, t, t tᵀ), which come first."""
-        return 1 + self.inner + len(self.inner_pairs)
-
-    @property
-    def count(self) -> int:
-        """How many columns there are; the last but one belongs to the tail, the last to w²."""
-        return self.polynomial + self.outer * (1 + self.inner) + len(self.outer_pairs) + 2
-
-    def none(self, samples: int) -> _Sums:
-        """Sums over no nodes."""
-        dtype = theory_dtype()
-        top = jnp.full((samples,), no_weight(dtype), dtype)
-        return _Sums(top, jnp.zeros((samples, self.count), dtype))
-
-    def over(self, nodes: Nodes, factor: Array, branches: Sequence[Branch]) -> _Sums:
-        """The sums over some nodes, from what the integrand is there."""
-        t, log_node, tail = nodes
-        logs = [ell + log_node for ell, _ in branches]
-        residuals = [r for _, r in branches]
-        top = jnp.max(jnp.stack([jnp.max(ell, axis=1) for ell in logs]), axis=0)
-        top = lax.stop_gradient(jnp.maximum(top, no_weight(top.dtype) / 2))
-        weights = [factor * jnp.exp(ell - top[:, None]) for ell in logs]
-
-        def total(terms: list[Array], features: list[Array]) -> Array:
-            columns = jnp.stack(features, axis=1)
-            return jnp.dot(sum(terms[1:], terms[0]), columns, precision="highest")
-
-        one = jnp.ones_like(tail)
-        pairs = list(zip(weights, residuals, strict=True))
-        sums = [total(weights, [one, *t.T, *(t[:, i] * t[:, j] for i, j in self.inner_pairs)])]
-        for m in range(self.outer):
-            sums.append(total([w * r[m] for w, r in pairs], [one, *t.T]))
-        for m, n in self.outer_pairs:
-            sums.append(total([w * r[m] * r[n] for w, r in pairs], [one]))
-        sums.append(total(weights, [tail]))
-        squares = jnp.sum(jnp.stack([jnp.sum(w * w, axis=1) for w in weights]), axis=0)
-        values = jnp.concatenate([*sums, squares[:, None]], axis=1)
-        dtype = theory_dtype()
-        return _Sums(top.astype(dtype), values.astype(dtype))
-
-    def rescaled(self, sums: _Sums, top: Array) -> Array:
-        """The values of sums relative to another log-weight; those of w² scale twice."""
-        is_square = jnp.arange(self.count) == self.count - 1
-        scale = jnp.exp(sums.top - top)[:, None]
-        return sums.values * jnp.where(is_square, scale * scale, scale)
-
-    def merged(self, one: _Sums, two: _Sums) -> _Sums:
-        """Sums over the nodes of both."""
-        top = jnp.maximum(one.top, two.top)
-        return _Sums(top, self.rescaled(one, top) + self.rescaled(two, top))
-
-    def moments(self, values: Array) -> tuple[Array, Array]:
-        """Mean (.., K) and covariance (.., K, K) of τ from sums (.., columns)."""
-        inner, outer, K = self.inner, self.outer, self.inner + self.outer
-        mass = values[..., 0]
-        mean = [values[..., 1 + i] for i in range(inner)]
-        second = {}
-        for k, (i, j) in enumerate(self.inner_pairs):
-            second[i, j] = values[..., 1 + inner + k]
-        offset = self.polynomial
-        for m in range(outer):
-            mean.append(values[..., offset])
-            second.update({(i, inner + m): values[..., offset + 1 + i] for i in range(inner)})
-            offset += 1 + inner
-        for k, (m, n) in enumerate(self.outer_pairs):
-            second[inner + m, inner + n] = values[..., offset + k]
-        mean = jnp.stack(mean, axis=-1) / mass[..., None]
-        entries = [second[min(i, j), max(i, j)] for i in range(K) for j in range(K)]
-        second = jnp.stack(entries, axis=-1).reshape(*mass.shape, K, K) / mass[..., None, None]
-        return mean, second - mean[..., :, None] * mean[..., None, :]
-
-
 class _Level(NamedTuple):
     """A level of the rule, and its `rows` (see `AbstractRule.rows`)."""
 
@@ -217,7 +117,7 @@ class _Integral(eqx.Module):
     respond: Respond
     samples: PyTree
     rule: AbstractRule
-    columns: _Columns
+    columns: Columns
     budget: Budget
     single: Array | None
 
@@ -235,16 +135,16 @@ class _Integral(eqx.Module):
         """The level of that number."""
         return _Level(number, self.rule.rows(number))
 
-    def chunk_sums(self, block: PyTree, start: Array, group: Array, level: _Level) -> _Sums:
+    def chunk_sums(self, block: PyTree, start: Array, group: Array, level: _Level) -> Sums:
         """Sums over one chunk of nodes, in single precision where that is enough."""
         chunk = self.rule.block_shape[1]
         nodes = self.rule.nodes(start, chunk, group, level.number, level.rows)
 
-        def sums(operands: tuple[PyTree, Nodes]) -> _Sums:
+        def sums(operands: tuple[PyTree, Nodes]) -> Sums:
             block, nodes = operands
             return self.columns.over(nodes, *self.integrand(block, nodes.points))
 
-        def in_single(operands: tuple[PyTree, Nodes]) -> _Sums:
+        def in_single(operands: tuple[PyTree, Nodes]) -> Sums:
             narrow = lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x
             block, nodes = jax.tree.map(narrow, operands)
             log_weight = jnp.maximum(nodes.log_weight, no_weight(jnp.float32))
@@ -254,17 +154,17 @@ class _Integral(eqx.Module):
             return sums((block, nodes))
         return lax.cond(self.single, in_single, sums, (block, nodes))
 
-    def group_sums(self, block: PyTree, group: Array, level: _Level) -> _Sums:
+    def group_sums(self, block: PyTree, group: Array, level: _Level) -> Sums:
         """Sums over all nodes of one group."""
         chunk = self.rule.block_shape[1]
 
-        def add(step: Array, sums: _Sums) -> _Sums:
+        def add(step: Array, sums: Sums) -> Sums:
             return self.columns.merged(sums, self.chunk_sums(block, step * chunk, group, level))
 
         return lax.fori_loop(0, -(-level.rows[-1] // chunk), add, self.columns.none(self.block))
 
     def at_level(self, block: PyTree, level: _Level) -> tuple[Moments, Array]:
-        """The moments of a block by one rule, and the share (S,) of the mass that lies beyond its nodes."""
+        """The moments of a block by one rule, and the share (S,) of the mass beyond its nodes."""
         S, G, columns = self.block, self.rule.groups, self.columns
         groups = lax.map(lambda group: self.group_sums(block, group, level), jnp.arange(G))
         top = jnp.max(groups.top, axis=0)
@@ -293,7 +193,7 @@ class _Integral(eqx.Module):
         """The level (S,) that samples are due at after this one; beyond the last: they are done.
 
         Far from the goal a level is skipped. Samples at the edge of the ball go to the wide one.
-        Those that are out of levels keep their error, for the caller to see. """
+        Those that are out of levels keep their error, for the caller to see."""
         rule, tolerance = self.rule, self.budget.tolerance
         narrow, last = rule.narrow, rule.last
         met = (new.error <= tolerance) & (new.dg_error <= 10 * tolerance) & (new.ess >= _MIN_ESS)
@@ -359,10 +259,11 @@ def self_refining_moments(
     key: PRNGKeyArray | None = None,
     single: Array | None = None,
 ) -> Moments:
-    r"""Posterior moments of τ = (t, r(t)) for a batch of samples, refined sample by sample until the error is met.
+    r"""Posterior moments of τ = (t, r(t)) for a batch of samples, refined until the error is met.
 
     For each sample, with t ∈ R^inner standard Gaussian and one or more branches s (sign copies),
-        mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   ⟨τ⟩, ⟨ττᵀ⟩ under the normalised weight,   τ = (t, r_s(t)) ∈ R^{inner+outer}.
+        mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   τ = (t, r_s(t)) ∈ R^{inner+outer},
+    and ⟨τ⟩, ⟨ττᵀ⟩ under the normalised weight.
 
     The groups of each rule (half-grids, randomised nets) are compared with the whole, at no cost.
     Samples that miss the tolerance go on to the next level, alone; those that still miss it at the
@@ -395,14 +296,14 @@ def self_refining_moments(
         [TW14], [M98], [theory: numerics, section 3].
     """
     rule = rule_for(inner, budget.max_nodes, analytic, key)
-    columns = _Columns(inner, outer)
+    columns = Columns(inner, outer)
     integral = _Integral(integrand, respond, samples, rule, columns, budget, single)
     first = jnp.zeros((), int) if start is None else jnp.clip(start, 0, rule.narrow - 1)
     return integral.solved(first)
 
 
 def level_for_width(inner: int, budget: Budget, width: Array) -> Array:
-    """The level to begin with, from a guess of the `width` of the narrowest feature in t (see `TrapezoidRule`)."""
+    """The level to begin with, from a guess of the `width` of the narrowest feature in t."""
     if inner > LARGEST_GRID:
         return jnp.zeros((), int)
     return TrapezoidRule(inner, budget.max_nodes, True).level_for_width(width)

@@ -1,4 +1,4 @@
-r"""The families of rules that `self_refining_moments` climbs: trapezoidal grids, and randomised nets.
+r"""The rules that `self_refining_moments` climbs: trapezoidal grids, and randomised nets.
 
 Equations here:
 
@@ -7,7 +7,7 @@ Equations here:
 * a randomised Gaussian net, (1/N) Σ_i f(t_i) [M98], [theory: numerics, Eqs. (5), (6)].
 
 A rule is a list of levels, from coarse to fine. Its nodes fall into groups, interleaved parts that
-are rules of their own; their disagreement with the whole is the error estimate, at no cost. """
+are rules of their own; their disagreement with the whole is the error estimate, at no cost."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = [
     "rule_for",
 ]
 
-# Radius of the ball of nodes in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5), and that of a second
-# family of rules for the rare samples whose posterior reaches the edge of the first.
+# Radius of the ball of nodes in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5),
+# and that of a second family of rules, for the few samples whose posterior reaches the first's edge
 _RADIUS, _WIDE_RADIUS = 5.5, 9.0
 
 _NODES_PER_AXIS = {
@@ -115,7 +115,10 @@ class AbstractRule(eqx.Module):
 
     @abc.abstractmethod
     def disagreement(self, full: Array, parts: Array) -> Array:
-        """Error of the full rule (S,) from its value (S, F) and those of its groups (G, S, F), relative to 1 + max|full|."""
+        """Error (S,) of a rule, from its value (S, F) and those of its groups (G, S, F).
+
+        It is relative to 1 + max|full|.
+        """
 
     def error(self, full: Array, parts: Array) -> Array:
         """`disagreement`, never below half the digits, and infinite where it is not a number."""
@@ -129,7 +132,7 @@ class TrapezoidRule(AbstractRule):
 
     Nodes are coloured like a chequerboard: a group holds those of one parity. Dropping the corners
     of the box saves 21 % of the nodes in two dimensions and 48 % in three, at the price of a tail
-    e^{-radius²/2} that the error estimate includes. """
+    e^{-radius²/2} that the error estimate includes."""
 
     groups: ClassVar[int] = 2
     single_precision: ClassVar[bool] = False
@@ -166,7 +169,7 @@ class TrapezoidRule(AbstractRule):
         square = radius**2
         for k in range(self.dimension - 1):
             square = square - (((row // size**k) % size + 0.5) * step - radius) ** 2
-        # columns run symmetrically about the centre (size is even), and alternate between the two groups
+        # columns run symmetrically about the centre (size is even) and alternate between the groups
         per_row = jnp.floor(jnp.sqrt(jnp.maximum(square, 0.0)) / step + 0.5).astype(int)
         return jnp.cumsum(jnp.where(row < size ** (self.dimension - 1), per_row, 0))
 
@@ -187,7 +190,8 @@ class TrapezoidRule(AbstractRule):
         square = jnp.sum(t * t, axis=1)
         log_weight = -0.5 * square + self.dimension * (jnp.log(step) - 0.5 * np.log(2 * np.pi))
         log_weight = jnp.where(index < rows[-1], log_weight, no_weight(dtype))
-        # mass beyond the ball per weight in its last shell is 1/(radius·step); second moments take it times radius²
+        # mass beyond the ball per weight in its last shell is 1/(radius·step);
+        # second moments take it times radius²
         tail = jnp.where(square > (radius - step) ** 2, radius / step, 0.0)
         return Nodes(t, log_weight, tail.astype(dtype))
 
@@ -197,11 +201,11 @@ class TrapezoidRule(AbstractRule):
         return jnp.where(error > 1.0, 2, 1)
 
     def disagreement(self, full: Array, parts: Array) -> Array:
-        """The largest difference e of a group, to the power 1.5; three times e where the integrand may have steps.
+        """e^1.5, e the largest difference of a group; 3e where the integrand may have steps.
 
         Trapezoidal sums of analytic integrands converge so fast that the error is about the square
         of that of half the nodes; the power 1.5 is the one that held in all brute-force
-        comparisons. """
+        comparisons."""
         scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
         error = jnp.max(jnp.abs(parts - full), axis=(0, -1)) / scale
         return jnp.where(error < 1.0, error**1.5, error) if self.analytic else 3.0 * error
@@ -210,7 +214,7 @@ class TrapezoidRule(AbstractRule):
         """The first level whose spacing is at most 2.6 widths.
 
         At a spacing of 2 to 3 widths of a Gaussian the trapezoidal error is 1e-2 to 1e-1, where
-        refining starts to pay. """
+        refining starts to pay."""
         spacing = 2 * _RADIUS / jnp.asarray(self.sizes[: self.narrow - 1], theory_dtype())
         return jnp.sum(spacing > 2.6 * width)
 
@@ -272,7 +276,7 @@ class NetRule(AbstractRule):
 def rule_for(
     dimension: int, max_nodes: int, analytic: bool = True, key: PRNGKeyArray | None = None
 ) -> AbstractRule:
-    """The rule for integrals in `dimension` variables: trapezoidal up to three, randomised nets above.
+    """The rule for integrals in `dimension` variables: trapezoidal up to three, nets above.
 
     Args:
         dimension: d, the number of variables.

@@ -2,7 +2,7 @@
 
 Chandrupatla's method ([theory: numerics, section 5]) takes an inverse quadratic interpolation
 through the last three points where that is safe (φ² < ξ and (1 - φ)² < 1 - ξ in his variables) and
-halves the bracket elsewhere. """
+halves the bracket elsewhere."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def root(
     tolerance: float = 1e-9,
     steps: int = 80,
 ) -> Root:
-    """Where a function of opposite signs at `low` and `high` is zero: about ten evaluations. Scalars (vmap for more).
+    """Where a function of opposite signs at `low` and `high` is zero: about ten evaluations.
 
-    The function occurs once in the compiled program, the ends and the slope included: what is
-    solved for here takes seconds to compile.
+    Numbers only (vmap for more). The function occurs once in the compiled program, the ends and the
+    slope included: what is solved for here takes seconds to compile.
 
     Args:
         function: A number of a number.

@@ -3,7 +3,7 @@
 base: the declared face. iid: columns that are independent, as gaussian and discrete (binary,
     sparse) weights; mixture and
 field_averages are their one formula and its averages. spectral: matrices known by their spectrum,
-as wishart and product. """
+as wishart and product."""
 
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.priors.discrete import AbstractMixturePrior, BernoulliGauss, Rademacher

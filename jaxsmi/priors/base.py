@@ -9,7 +9,7 @@ their averages:
 Shapes: P indices. A, Q̂, Q, V and S are (P, P); of a prior on one matrix, (1, 1), and a number will
     do for Q̂. The signal
 and b are (P, D) where its columns are independent (`AbstractIidPrior`), and (1, a, b) where it is
-one matrix (`AbstractSpectralPrior`). """
+one matrix (`AbstractSpectralPrior`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AbstractPrior(eqx.Module):
 
     @abc.abstractmethod
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Posterior mean of the signal and its covariance (P, P), from a field b, of the signal's shape, and A (P, P)."""
+        """Posterior mean of the signal and its covariance (P, P), from its field b and A (P, P)."""
 
     @abc.abstractmethod
     def overlap(self, Qhat: ArrayLike) -> Array:

@@ -132,7 +132,8 @@ class BernoulliGauss(AbstractMixturePrior):
     def mixture(self, indices: int) -> Mixture:
         """2^P supports."""
         support = _supports(indices)
-        # one rounding error away from density 1 the logarithm and its derivative are finite, and the weights right
+        # one rounding error away from density 1 the logarithm and its derivative are finite,
+        # and the weights right
         zero = 1.0 - self.density * (1.0 - jnp.finfo(support.dtype).eps)
         log_weight = support @ jnp.full(indices, jnp.log(self.density))
         log_weight += (1.0 - support) @ jnp.full(indices, jnp.log(zero))

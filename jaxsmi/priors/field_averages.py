@@ -47,17 +47,17 @@ Integrand = Callable[["AbstractIidPrior", Array, Array], Array]  # of the prior,
 
 
 def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
-    """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, where `root` is Q̂^{1/2}; n is a multiple of the chunk.
+    """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, where `root` is Q̂^{1/2}.
 
-    P <= 3: a tensor trapezoidal rule for each component. P > 3: a Kronecker sequence over (ξ,
-    component). """
+    n is a multiple of the chunk. P <= 3: a tensor trapezoidal rule for each component. P > 3: a
+    Kronecker sequence over (ξ, component)."""
     indices = mixture.mean.shape[1]
     mean = mixture.mean @ root
     covariance = root @ mixture.covariance @ root + jnp.eye(indices, dtype=root.dtype)
     spread = jnp.linalg.cholesky(covariance)
     if indices > 3:
         return _sequence(jnp.exp(mixture.log_weight), mean, spread)
-    # axes turned to those of w, the best known first, along which Bernoulli–Gauss has its narrow bands
+    # axes turned to those of w, the best known first: there Bernoulli–Gauss has its narrow bands
     signal = jax.scipy.linalg.solve_triangular(spread, root @ mixture.covariance, lower=True)
     order = jnp.argsort(-jnp.linalg.norm(signal, axis=1), axis=1)
     turn = jnp.linalg.qr(jnp.take_along_axis(signal, order[:, None, :], axis=2))[0]
@@ -66,11 +66,11 @@ def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
 
 
 def _grid(mean: Array, spread: Array, turn: Array, root: Array) -> tuple[Array, Array]:
-    """Nodes (n, P) and weights (n,) of one component of at most three indices, by a trapezoidal rule along each axis.
+    """Nodes (n, P) and weights (n,) of one component of at most three indices.
 
-    Nodes ξ = center + width·sinh(t) are dense where the posterior switches between components and
-    still span the Gaussian. Their weights and second moment are normalised exactly, however sharp
-    they are. """
+    A trapezoidal rule along each axis: nodes ξ = center + width·sinh(t) are dense where the
+    posterior switches between components and still span the Gaussian. Their weights and second
+    moment are normalised exactly, however sharp they are."""
     indices = mean.shape[0]
     count, reach = _TRAPEZOID[indices]
     if indices == 1:
@@ -158,7 +158,7 @@ def _average_jvp(
     function: Integrand,
     drift: Integrand | None = None,
 ) -> tuple[Array, Array]:
-    """Averages again, so that every order exists, and free of the tangents, so that reverse mode keeps this rule."""
+    """Averages again, free of tangents: every order exists, and reverse mode keeps this rule."""
     prior, Qhat = primals
     prior_tangent, Qhat_tangent = tangents
     value = average(prior, Qhat, function=function, drift=drift)

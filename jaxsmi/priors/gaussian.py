@@ -2,7 +2,8 @@
 
 Equations here [TCDKZ25], [theory: multi-index, section 2], w ~ N(0, C_0):
 
-    f = (C_0^{-1} + A)^{-1} b,   Q = C_0 - (C_0^{-1} + Q̂)^{-1},   Φ_w = ½ tr C_0Q̂ - ½ log det(I + C_0Q̂)
+    f = (C_0^{-1} + A)^{-1} b,   Q = C_0 - (C_0^{-1} + Q̂)^{-1}
+    Φ_w = ½ tr C_0Q̂ - ½ log det(I + C_0Q̂)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Priors with iid columns: a signal W (P, D) whose D columns are independent draws of w ∈ R^P from P_w, of mean zero.
+"""Priors with iid columns: the columns of W (P, D) are independent draws of w ∈ R^P, of mean zero.
 
 Equations here ([TCDKZ25], [theory: multi-index, section 2]; b and A are what GAMP and state
 evolution hand to the prior):
@@ -11,7 +11,7 @@ evolution hand to the prior):
 
 Every prior here is a mixture of Gaussians, so that one formula, `Mixture.respond` in mixture.py,
 gives log Z_w, f and C of all: one component is the Gaussian prior (gaussian.py), 2^P points are
-Rademacher, 2^P supports are Bernoulli–Gauss (discrete.py). """
+Rademacher, 2^P supports are Bernoulli–Gauss (discrete.py)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = ["AbstractIidPrior", "check_sizes", "precision_matrix", "real"]
 
 
 class AbstractIidPrior(AbstractPrior):
-    """A prior with iid columns; `Gaussian`, `Rademacher` and `BernoulliGauss` are the ones there are.
+    """A prior with iid columns: `Gaussian`, `Rademacher` and `BernoulliGauss`.
 
     A new one that is a mixture of Gaussians, the same for w and -w, is a subclass of
-    `AbstractMixturePrior` with the methods `mixture` and `sample`. """
+    `AbstractMixturePrior` with the methods `mixture` and `sample`."""
 
     @property
     def continuous(self) -> bool:
@@ -116,7 +116,7 @@ class AbstractIidPrior(AbstractPrior):
 
     @abc.abstractmethod
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
-        """What a field of precision Q̂ leaves unknown: E[w wᵀ] - Q without the cancellation near perfect recovery.
+        """What a field of precision Q̂ leaves unknown, without cancellation near perfect recovery.
 
             V = E[C] = E[w wᵀ] - Q,  dV = -E[C dQ̂ C]
 
@@ -147,7 +147,9 @@ class AbstractIidPrior(AbstractPrior):
 
     @abc.abstractmethod
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
-        """The prior's term of the replica free entropy; ½ tr(E[w wᵀ] Q̂) - Φ_w is a mutual information.
+        """The prior's term Φ_w of the replica free entropy.
+
+        ½ tr(E[w wᵀ] Q̂) - Φ_w is a mutual information.
 
             Φ_w(Q̂) = E log Z_w(Q̂w + Q̂^{1/2}ξ, Q̂),  ∂Φ_w/∂Q̂ = ½ Q
 
@@ -210,7 +212,7 @@ class AbstractIidPrior(AbstractPrior):
         return jnp.einsum("k,kpq->pq", jnp.exp(mixture.log_weight), mixture.covariance + points)
 
     def log_partition(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> Float[Array, ""]:
-        """Log-partition function of one column; its derivatives in b are the posterior mean and covariance.
+        """Log-partition function of one column; its derivatives in b are mean and covariance.
 
             log Z_w(b, A) = log ∫ dP_w(w) exp(b·w - ½ wᵀA w)
 
@@ -243,7 +245,7 @@ class AbstractIidPrior(AbstractPrior):
     def posterior(
         self, b: Float[Array, "P D"], A: Float[Array, "P P"]
     ) -> tuple[Float[Array, "P D"], Float[Array, "P P"]]:
-        """Input side of GAMP: posterior means of all columns, and their covariance averaged over the columns.
+        """Input side of GAMP: posterior means of all columns, and the average of their covariances.
 
             f_i = ∂_b log Z_w(b_i, A),  C = (1/D) Σ_i ∂_b f(b_i, A)
 

@@ -1,8 +1,8 @@
-"""A mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P: the one formula behind every prior with iid columns.
+"""A mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P: what every prior with iid columns is.
 
 Equations here [TCDKZ25], [theory: multi-index, section 2]: log Z_w(b, A) = log ∫ dP_w(w) exp(b·w -
 ½ wᵀA w), its first derivative f and its second derivative C in b, in `Mixture.respond`. What they
-are used for is in iid.py, and averages over their fields are in field_averages.py. """
+are used for is in iid.py, and averages over their fields are in field_averages.py."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Mixture(eqx.Module):
 
     @eqx.filter_jit
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
-        """log Z_w, posterior mean f and posterior covariance C at one field b; NaN where the integral diverges.
+        """log Z_w, posterior mean f and posterior covariance C at one field b.
 
-        Component k: log π_k - ½ log det(I + S_k A) + ½ (b - Aμ_k)ᵀ C_k (b - Aμ_k) + b·μ_k - ½
-        μ_kᵀAμ_k, with C_k = (I + S_k A)^{-1} S_k and posterior mean m_k = μ_k + C_k (b - Aμ_k).
-        With I + LᵀAL = KKᵀ and H = K^{-1}Lᵀ, C_k = HᵀH; C_k itself times a large b would cancel
-        where A is nearly singular, H does not. """
+        They are NaN where the integral diverges. Component k: log π_k - ½ log det(I + S_k A) + ½ (b
+        - Aμ_k)ᵀ C_k (b - Aμ_k) + b·μ_k - ½ μ_kᵀAμ_k, with C_k = (I + S_k A)^{-1} S_k and posterior
+        mean m_k = μ_k + C_k (b - Aμ_k). With I + LᵀAL = KKᵀ and H = K^{-1}Lᵀ, C_k = HᵀH; C_k itself
+        times a large b would cancel where A is nearly singular, H does not."""
         transposed = jnp.swapaxes(self.factor, 1, 2)
         identity = jnp.eye(b.shape[0], dtype=b.dtype)
         gain = jnp.linalg.cholesky(identity + transposed @ A @ self.factor)
@@ -52,7 +52,8 @@ class Mixture(eqx.Module):
         log_term += jnp.sum(self.mean * (b - 0.5 * self.mean @ A), axis=1)
         log_partition = jax.nn.logsumexp(log_term)
         weight = jnp.exp(log_term - log_partition)
-        # differences from the likeliest component keep C accurate relative to itself when it is exponentially small
+        # differences from the likeliest component keep C accurate relative to itself
+        # when it is exponentially small
         center = self.mean + jnp.einsum("kpq,kp->kq", half, pull)
         likeliest = center[jnp.argmax(log_term)]
         offset = center - likeliest

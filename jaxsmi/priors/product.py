@@ -4,8 +4,9 @@ Equations here [theory: random-matrices, Eqs. (19), (20), (30) to (36)], U (d, r
 1), ρ = r/d, β = L/d, seen as S + q̂^{-1/2} Z. The law does not change under β, ρ → 1/β, ρ/β; R₁ =
 max(β, 1/β), R₂ = r/min(d, L):
 
-    Q_0 = E S_ij² = 1,   V(q̂) = MMSE(1/q̂), V(0) = 1,   dI/dq̂ = V/2           (random_matrix/rectangular.py)
-    V q̂ → D = R₂ (1 + R₁ - R₂)/R₁ (R₂ <= 1), 1 (above):  r (d + L - r) numbers make a matrix of rank r
+    Q_0 = E S_ij² = 1,   V(q̂) = MMSE(1/q̂), V(0) = 1,   dI/dq̂ = V/2
+    V q̂ → D = R₂ (1 + R₁ - R₂)/R₁ (R₂ <= 1), 1 (above)
+        (r (d + L - r) numbers make a matrix of rank r)
     β = ∞:  x = V q̂ is the smaller root of x² - x (1 + ρ + ρ/q̂) + ρ = 0
     small width, q̂ = tρ/β, ρ → 0:  V = 1 - (t² - β)²/(t² (t + 1)(t + β)) for t > √β, else 1
 """
@@ -121,7 +122,7 @@ class ProductPrior(AbstractSpectralPrior):
         at = 0.5 * top * (1.0 + nodes)
         errors = tall_error(self.rank_ratio, jnp.expm1(at))
         tall = 0.25 * top * jnp.sum(weights * jnp.exp(at) * errors)
-        # at β = 1e8 the first is off by 1/β, and the second by as much, a difference of large numbers
+        # at β = 1e8 the first is off by 1/β; so is the second, a difference of large numbers
         return jnp.where(self.aspect_ratio > 1e8, tall, rectangular_information(*self.sides, qhat))
 
     def small_width(self, t: Array) -> Array:
@@ -140,9 +141,10 @@ class ProductPrior(AbstractSpectralPrior):
         return size * self.noise(key, shape), jnp.ones((1, 1))
 
     def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
-        """The mean of S/(dL)^¼ given R = S/(dL)^¼ + q̂^{-1/2} Z/(dL)^¼: singular values shrunk by f(x); and V(q̂).
+        """The mean of S/(dL)^¼ given R = S/(dL)^¼ + q̂^{-1/2} Z/(dL)^¼, and V(q̂).
 
-        The ratios are those of the matrix at hand, its width round(ρ d).
+        Singular values are shrunk by f(x). The ratios are those of the matrix at hand, its width
+        round(ρ d).
 
         Args:
             R: The matrix that is seen (L, d).
@@ -176,7 +178,7 @@ class ProductPrior(AbstractSpectralPrior):
         return mean, rectangular_error(long / short, rank, qhat)
 
 
-def gaussian_error(alpha: ArrayLike, noise: ArrayLike) -> Array:
+def gaussian_error(alpha: Array, noise: Array) -> Array:
     """V of a Gaussian S: the root of V (1 + α/(Δ + V)) = 1 (ridge regression.
 
     Ρ → ∞, or small width at β = ∞).

@@ -28,7 +28,7 @@ __all__ = ["AbstractSpectralPrior"]
 
 
 class AbstractSpectralPrior(AbstractPrior):
-    """A prior on one matrix, of entries whose variance is one, V(0) = 1: overlap and precision are numbers.
+    """A prior on one matrix, of entries of variance one: overlap and precision are numbers.
 
     Attributes:
         rank_ratio: ρ = r/d, the width of the factors over the dimension.
@@ -122,13 +122,14 @@ class AbstractSpectralPrior(AbstractPrior):
         self, key: PRNGKeyArray, signal: Array, strength: ArrayLike
     ) -> tuple[Array, Array]:
         """What observing √λ signal + √(1-λ) Z, λ = `strength`, adds to A (1, 1) and to b."""
+        strength = jnp.asarray(strength)
         noise = self.noise(key, signal.shape)
         observed = jnp.sqrt(strength) * signal + jnp.sqrt(1.0 - strength) * noise
         A = strength / (1.0 - strength) * jnp.ones((1, 1))
         return A, jnp.sqrt(strength) / (1.0 - strength) * observed
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Mean of the signal (1, a, b), entries O(1), and V (1, 1), from b = A signal + A^{1/2} Z."""
+        """Mean of the signal (1, a, b), of entries O(1), and V (1, 1), from its field b."""
         precision = jnp.maximum(A[0, 0], 1e-12)
         unit = (b.shape[1] * b.shape[2]) ** 0.25
         mean, V = self.shrunk(b[0] / (precision * unit), precision)

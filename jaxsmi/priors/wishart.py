@@ -5,9 +5,11 @@ Equations here [theory: random-matrices, Eqs. (1), (2), (12), (14), (16), (18)],
 
     (1/d) E Tr S = √ρ,    Q_0 = (1/d) E Tr S² = 1 + ρ       ((r + d + 1)/d at finite d)
     F(0) = ρ: the trace is known
-    V q̂ → D(ρ) = 2ρ - ρ² (ρ <= 1), 1 (above), for q̂ → ∞: d² D/2 numbers make a symmetric positive matrix of rank r
+    V q̂ → D(ρ) = 2ρ - ρ² (ρ <= 1), 1 (above), for q̂ → ∞
+        (d² D/2 numbers make a symmetric positive matrix of rank r)
     I(q̂): mutual information per d², dI/dq̂ = V/4
-    small width, q̂ = tρ, ρ → 0:  F = max(1 - 1/t, 0)²       (print has 1 - t [theory: attention-indexed, Eq. (33)])
+    small width, q̂ = tρ, ρ → 0:  F = max(1 - 1/t, 0)²
+        (print has 1 - t [theory: attention-indexed, Eq. (33)])
 """
 
 from __future__ import annotations
@@ -116,7 +118,9 @@ class WishartPrior(AbstractSpectralPrior):
         return signal, self.mmse(0.0) * jnp.ones((1, 1))
 
     def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
-        """The mean of S given R = S + q̂^{-1/2} Z: eigenvalues shrunk by f(λ) = λ - 2 Δ H(λ), Δ = 1/q̂; and V(q̂).
+        """The mean of S given R = S + q̂^{-1/2} Z, and V(q̂).
+
+        Eigenvalues are shrunk by f(λ) = λ - 2 Δ H(λ), Δ = 1/q̂.
 
         Args:
             R: The matrix that is seen (d, d), symmetric.

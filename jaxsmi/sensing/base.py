@@ -14,7 +14,7 @@ n = d L.
 A sample is read in blocks (blocks.py): all at once where inputs are stored in the precision of the
 products, and in blocks where they are `Regenerated` or stored as bfloat16 (then float32 products).
 Where the samples are spread over devices each device holds a part of them, and every sum over
-samples goes over the `axes` of the mesh. """
+samples goes over the `axes` of the mesh."""
 
 from __future__ import annotations
 
@@ -110,4 +110,5 @@ class AbstractMatrixSensing(AbstractSensing):
     @staticmethod
     def _refusal(precision: str) -> str:
         """The one sentence for an estimate that matrices do not have."""
-        return f"precision: got {precision!r}; allowed: 'outer' or 'state' where the signal is a matrix."
+        allowed = "'outer' or 'state' where the signal is a matrix"
+        return f"precision: got {precision!r}; allowed: {allowed}."

@@ -1,8 +1,8 @@
-"""Inputs in blocks of samples: drawn, read, mapped and summed over, whether they are stored or drawn again.
+"""Inputs in blocks of samples: drawn, read, mapped and summed over, stored or drawn again.
 
 Inputs are an array (N, ., .), or `Regenerated`: then block k is drawn from the key and its number
 whenever it is read, and the memory is that of one block. Sums over blocks are float64 whatever the
-precision of the products. """
+precision of the products."""
 
 from __future__ import annotations
 

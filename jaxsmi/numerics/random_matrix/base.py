@@ -1,9 +1,9 @@
-r"""What the laws of a matrix seen through noise share: densities on bands, quadrature on them, and the best estimate.
+r"""What the laws of a matrix seen through noise share: bands, quadrature and the best estimate.
 
 A law μ lives on one or two bands of the real axis. Integrals over it run over a coordinate w in
 which a band is smooth, w = middle - half·cos θ with Gauss–Legendre nodes in θ ∈ [0, π], which takes
 the square roots at the edges away: ∫ f dμ = Σ weight · density · f(x). A band of width zero has
-weight zero [theory: random-matrices, section 3]. """
+weight zero [theory: random-matrices, section 3]."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _THETA, _WEIGHT = legendre_panel(NODES, 0.0, np.pi)
 
 
 class AbstractSpectrum(eqx.Module):
-    """The law μ of the eigenvalues or singular values of a matrix seen through noise, with its quadrature.
+    """The law μ of the eigenvalues or singular values of a matrix seen through noise.
 
     Attributes:
         critical: The coordinate of the law at its four edges (4,).
@@ -69,7 +69,7 @@ class AbstractSpectrum(eqx.Module):
 
     @abc.abstractmethod
     def shrink(self, values: Array) -> Array:
-        """The eigenvalues or singular values of the best estimate, from those of the matrix that is seen."""
+        """The eigenvalues or singular values of the best estimate, from those that are seen."""
 
 
 def band_nodes(low: Array, high: Array) -> tuple[Array, Array]:

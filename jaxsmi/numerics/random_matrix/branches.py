@@ -1,8 +1,9 @@
-r"""The real branches of the map s(D) behind the rectangular law, and points on them without loss of digits.
+r"""The real branches of the map s(D) behind the rectangular law, without loss of digits.
 
 Equations here [theory: random-matrices, Eqs. (21) to (28)]; R₁ aspect, R₂ rank, R noise, k² = R₁:
 
-    A₁ = 1 - R₂ + R R₂,  A₂ = R₁ - R₂ + R R₂,  B = R R₂²,     N(D) = D² + A₁ D - B,  M(D) = D² + A₂ D - B
+    A₁ = 1 - R₂ + R R₂,  A₂ = R₁ - R₂ + R R₂,  B = R R₂²
+    N(D) = D² + A₁ D - B,  M(D) = D² + A₂ D - B
     s(D) = N(D) M(D)/(k R₂ D (D - R₂)),      d log s/dD = N'/N + M'/M - 1/D - 1/(D - R₂)
 
 N has the roots -n and n₊, M the roots -m and m₊, with m >= n and m₊ <= n₊ < R₂. On four intervals s
@@ -15,7 +16,7 @@ is a coordinate:
 
 Distances of D to the roots and poles are carried, not D itself, so that R → 0 costs no digits. The
 coordinate t of a branch is the logarithm of a distance, or of the quotient of the distances to both
-ends. """
+ends."""
 
 from __future__ import annotations
 
@@ -202,10 +203,10 @@ def within(t: Array, c: Roots) -> Place:
 
 
 def solved(branch: Branch, goal: Array, low: ArrayLike, high: ArrayLike, c: Roots) -> Array:
-    """t with log s = goal on a branch, from `low` to `high`: bisected, then moved by three Newton steps.
+    """t with log s = goal on a branch, from `low` to `high`.
 
-    Derivatives go through the Newton steps. Goals that the branch does not reach give some t,
-    without NaN. """
+    It is bisected, then moved by three Newton steps. Derivatives go through the Newton steps. Goals
+    that the branch does not reach give some t, without NaN."""
     fixed, at = lax.stop_gradient((c, goal))
     low, high = (
         jnp.broadcast_to(lax.stop_gradient(jnp.asarray(x, at.dtype)), at.shape) for x in (low, high)

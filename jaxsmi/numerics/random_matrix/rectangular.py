@@ -1,4 +1,4 @@
-r"""The rectangular free convolution: singular values of a product of two Gaussian matrices seen through Gaussian noise.
+r"""The rectangular free convolution: singular values of a Gaussian product seen through noise.
 
 Equations here [ETBMZ25; theory: random-matrices, Eqs. (19) to (41)], Y = S + √R Z/(d₁d₂)^¼, short
 side d₁, k² = R₁ = d₂/d₁ >= 1, R₂ = r/d₁, μ the law of the singular values of Y and of their
@@ -6,25 +6,25 @@ opposites, G(z) = ∫ μ/(z - y) = H + iπμ just below the real axis; s(D), N, 
 branches.py:
 
     z² = s(D),     z G(z) = N(D)/D
-    edges: s'(D) = 0: above R₂ (the last), between the positive roots of M and N (the first, R₁ > 1), and, if there is a
-        gap, twice between n, the negative root of N, and 0
+    edges: s'(D) = 0: above R₂ (the last), between the positive roots of M and N (the first,
+        R₁ > 1), and, if there is a gap, twice between n, the negative root of N, and 0
     on the support two roots are real, p below m, the negative root of M, and q in (n, 0), and there
     is a pair u ± iv:
         2u = (m - p) - (q - n) + n₊ + m₊,   u² + v² = B²/(p q)       (sum and product of the roots)
         x H = A₁ + u (1 - B/(u² + v²)),    π x μ = v (1 + B/(u² + v²))
-    f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)]                                (estimator of the singular values of S)
-    MMSE = 1 - (1/k) ∫ μ f²  =  R [1 - (1 + p₀) (R₁ - 1)/R₁] - (4π²/3) R² R₁^{-3/2} ∫ μ³,      ∫ over ℝ,
+    f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)]         (estimator of the singular values of S)
+    MMSE = 1 - (1/k) ∫ μ f²  =  R [1 - (1 + p₀) (R₁ - 1)/R₁] - (4π²/3) R² R₁^{-3/2} ∫ μ³, ∫ over ℝ,
         1 + p₀ = (a + √(a² + 4 R R₂))/2,  a = 1 - R₂ - R R₂
     ∫ log|x² - y²| μ(dy) = Re L(D),     dL = (N/D) d log s:
         L = 2 (D - R₂) + (R₁ - R₂) log(D/R₂) - B/D + R R₂ - (R₁ - 1) log(M/(R₁ R₂)) - log(D - R₂) +
         log k
     Σ = (1/(2R₁)) ∫∫ log|x² - y²| μ μ + ((R₁-1)/R₁) ∫ log|x| μ
     Σ₀ = ((R₁-1)/4) log R₁ - ((R₁-1)²/(4R₁)) log(R₁-1) - ¼
-    I(h) = Σ(1/h) - Σ₀ + ½ log h,     dI/dh = MMSE(1/h)/2                          (mutual information per entry)
+    I(h) = Σ(1/h) - Σ₀ + ½ log h,     dI/dh = MMSE(1/h)/2        (mutual information per entry)
 
 p is a coordinate of the whole real axis, and no quartic is solved. The integrals run over log
 √((m-p)(n-p)) (R₁ = 1: arcsinh((n-p)/n)), in two bands: split at the gap, or where bands are about
-to merge (s'/s is smallest), which is then harmless. """
+to merge (s'/s is smallest), which is then harmless."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ __all__ = [
 
 
 class RectangularSpectrum(AbstractSpectrum):
-    """The law of the singular values of Y (`AbstractSpectrum`), at `aspect` R₁, `rank` R₂ and `noise` R.
+    """The law of the singular values of Y, at `aspect` R₁, `rank` R₂ and `noise` R.
 
     The nodes are the positive ones of an even law. `critical`: the coordinates of the edges on the
-    branches of s. """
+    branches of s."""
 
     copies: ClassVar[float] = 2.0
 
@@ -165,7 +165,8 @@ def _pair(p: Array, t: Array, c: Roots) -> tuple[Array, Array, Array]:
     change = change / below_it
     u = 0.5 * (change + c.n_plus + c.m_plus)
     size = product / (size_p / c.m) / (to_zero / c.n)  # B²/(p q), B = n n₊ = m m₊
-    # v² = size - u² without its cancellation at small x, where u + iv -> n₊ = m₊ (R₁ = 1); two ways to write it
+    # v² = size - u² without its cancellation at small x, where u + iv -> n₊ = m₊ (R₁ = 1);
+    # there are two ways to write it
     tilt = jnp.where(to_zero < to_n, to_n * c.m - to_zero * p, to_n * (c.apart + p) - change * c.n)
     square = size * tilt / (c.n * c.m)
     square = square - 0.5 * change * (c.n_plus + c.m_plus) - 0.25 * width**2 - 0.25 * change**2
@@ -247,10 +248,10 @@ def _spectrum(aspect: Array, rank: Array, noise: Array) -> RectangularSpectrum:
 
 
 def _band_coordinate(heights: Array, gap: Array, c: Roots) -> tuple[Array, Array, Array]:
-    """-m - p (192,) at the nodes of both bands, d log p/dw of their coordinate w (halved), and the weights in w.
+    """The nodes of both bands (192,): -m - p, half of d log p/dw, and the weights in w.
 
-    w = log y with y² = (m - p)(n - p); of a square matrix w = arcsinh(y/n), which begins at zero.
-    """
+    The coordinate of a band is w = log y with y² = (m - p)(n - p); of a square matrix w =
+    arcsinh(y/n), which begins at zero."""
     square = c.apart <= 0.0
     unit = lax.stop_gradient(c.n)
     p = jnp.exp(solved(below, heights, -WIDE, WIDE, c))
@@ -280,7 +281,7 @@ def _log_potential(u: Array, v: Array, size: Array, c: Roots) -> Array:
 
 
 def rectangular_error(aspect: ArrayLike, rank: ArrayLike, qhat: ArrayLike) -> Array:
-    r"""MMSE(1/q̂): mean squared error per entry of the best estimate of S seen with precision q̂ = 1/R; 1 at q̂ = 0.
+    r"""MMSE(1/q̂), the error per entry of the best estimate of S seen with precision q̂ = 1/R.
 
         MMSE = 1 - (1/k) ∫ μ f²;   1 - q̂ + q̂² - (1 + R₁/R₂²) q̂³ for small q̂
 

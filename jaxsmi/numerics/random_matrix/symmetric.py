@@ -1,14 +1,14 @@
-r"""The free convolution of a Wishart-like law with a semicircle: what a low-rank matrix seen through noise looks like.
+r"""The free convolution of a Wishart-like law with a semicircle: a matrix seen through noise.
 
 Equations here [theory: random-matrices, Eqs. (1) to (17)],
 S = W Wᵀ/√(r d) (ρ = r/d, a = √ρ) and R = S + √Δ Z, Z ~ GOE(d)/√d:
 
-    G(x) = ∫ μ(dy)/(x - y),   z(g) = -ρ/(g - a) + Δ g + 1/g,   z(G(x)) = x        (R-transform √ρ/(1 - g/√ρ))
+    G(x) = ∫ μ(dy)/(x - y),   z(g) = -ρ/(g - a) + Δ g + 1/g,   z(G(x)) = x
     on the support a real root s > a and a pair u ∓ i v:    H(x) = u,   μ(x) = v/π,
-        x(s) = z(s),   u = (a + x/Δ - s)/2,   v² = a/(Δ s) - u²          (sum and product of the roots)
+        x(s) = z(s),   u = (a + x/Δ - s)/2,   v² = a/(Δ s) - u²    (sum and product of the roots)
     edges: z'(g) = 0, with partner s = a/(Δ g²); a gap opens for ρ < 1 and Δ < Δ_c = (1 -
         ρ^{1/3})³/ρ
-    V = MMSE = Δ - (4π²/3) Δ² ∫ μ³,      f(λ) = λ - 2 Δ H(λ)              (error and estimator of S from R)
+    V = MMSE = Δ - (4π²/3) Δ² ∫ μ³,      f(λ) = λ - 2 Δ H(λ)        (error and estimator of S)
     Σ = ∫∫ log|x - y| μ μ
     ∫ log|x - y| μ(dy) = Re[g x + ρ log(1 - g/a) - Δ g²/2 - log g] - 1,   g = u - i v
     I(q̂) = 1/8 + ¼ log q̂ + ½ Σ,   Δ = 1/q̂,      dI/dq̂ = V/4
@@ -16,7 +16,7 @@ S = W Wᵀ/√(r d) (ρ = r/d, a = √ρ) and R = S + √Δ Z, Z ~ GOE(d)/√d:
 x(s) is smooth and increasing along a band, so that no cubic is ever solved on the support:
 integrals run over s, roots are bisected in log(s - a) (outside the support in log|g|), then
 polished by two Newton steps, through which derivatives go. Integrands vanish at the ends of the
-bands: there, the limits of integration are held while differentiating. """
+bands: there, the limits of integration are held while differentiating."""
 
 from __future__ import annotations
 
@@ -99,21 +99,13 @@ class Spectrum(AbstractSpectrum):
     x: Array
     density: Array
     hilbert: Array
+    log_potential: Array
     weight: Array
 
     @property
     def error(self) -> Array:
         """V: mean squared error per row of the best estimate of S from R."""
         return self.delta - 4.0 * np.pi**2 / 3.0 * self.delta**2 * self.cubed
-
-    @property
-    def log_potential(self) -> Array:
-        """∫ log|x - y| μ(dy) at the nodes."""
-        a, u, v = jnp.sqrt(self.rho), self.hilbert, np.pi * self.density
-        real_square = u * u - v * v
-        pole = 0.5 * self.rho * jnp.log((1.0 - u / a) ** 2 + (v / a) ** 2)
-        logarithm = 0.5 * jnp.log(u * u + v * v)
-        return u * self.x + pole - 0.5 * self.delta * real_square - logarithm - 1.0
 
     def green(self, points: Array) -> tuple[Array, Array]:
         """(H, μ) at real points of any shape, on the support, in the gap or outside."""
@@ -178,6 +170,14 @@ def _pair(s: Array, x: Array, rho: Array, delta: Array) -> tuple[Array, Array]:
     a = jnp.sqrt(rho)
     u = 0.5 * (a + x / delta - s)
     return u, positive_root(a / (delta * s) - u * u)
+
+
+def _log_potential(u: Array, v: Array, x: Array, rho: Array, delta: Array) -> Array:
+    """∫ log|x - y| μ(dy)."""
+    a = jnp.sqrt(rho)
+    pole = 0.5 * rho * jnp.log((1.0 - u / a) ** 2 + (v / a) ** 2)
+    logarithm = 0.5 * jnp.log(u * u + v * v)
+    return u * x + pole - 0.5 * delta * (u * u - v * v) - logarithm - 1.0
 
 
 def _bands(critical: Array, gap: Array, rho: Array, delta: Array) -> Array:
@@ -272,12 +272,13 @@ def _spectrum(rho: Array, delta: Array) -> Spectrum:
         x=x.reshape(-1),
         density=(v / np.pi).reshape(-1),
         hilbert=u.reshape(-1),
+        log_potential=_log_potential(u, v, x, rho, delta).reshape(-1),
         weight=(slope * grown * measure).reshape(-1),
     )
 
 
 def shrinkage_error(rho: ArrayLike, qhat: ArrayLike) -> Array:
-    r"""V(q̂), the mean squared error per row of the best estimate of S seen with precision q̂ = 1/Δ: 1 at q̂ = 0.
+    r"""V(q̂), the error per row of the best estimate of S seen with precision q̂ = 1/Δ; V(0) = 1.
 
         V = Δ - (4π²/3) Δ² ∫ μ³;   1 - q̂ + (1 - 1/ρ) q̂² for q̂ < 1e-4 min(1, ρ)
 
