@@ -1,7 +1,8 @@
 """Control variates: averages with less noise.
 
 Equation here [theory: numerics, Eq. (10)]: E x = E[x - β d] for any d of mean zero, and the
-variance is smallest at β = Cov(x, d)/Var(d)."""
+variance is smallest at β = Cov(x, d)/Var(d).
+"""
 
 from __future__ import annotations
 

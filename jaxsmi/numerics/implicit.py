@@ -1,10 +1,14 @@
 r"""Derivatives of what was solved for, by the equation it satisfies and not by the solver's steps.
 
-Equations here [theory: numerics, Eqs. (23), (24)]: a fixed point V = F(V, θ) moves by dV = (I -
-J)^{-1} ∂_θF dθ, and a root h(α, θ) = 0 by dα = -(∂_θh/∂_αh) dθ. Loops whose length depends on the
-data can be differentiated forwards only, and waste time there; `differentiable` gives a solver the
-derivative that its caller knows, in both modes. It is good for one derivative: a second one is NaN,
-not a wrong number."""
+Equations here [theory: numerics, Eqs. (23), (24)]:
+
+    fixed point V = F(V, θ):   dV = (I - J)^{-1} ∂_θF dθ
+    root h(α, θ) = 0:          dα = -(∂_θh/∂_αh) dθ
+
+Loops whose length depends on the data can be differentiated forwards only, and waste time there;
+`differentiable` gives a solver the derivative that its caller knows, in both modes. It is good for
+one derivative: a second one is NaN, not a wrong number.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Functions of symmetric matrices by their eigenvalues, differentiable where eigenvalues agree.
 
 Equation here [theory: numerics, Eq. (17)]: the root R of a positive semi-definite Q has the
-derivative that solves R dR + dR R = dQ."""
+derivative that solves R dR + dR R = dQ.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Equations here [M98; theory: numerics, Eqs. (5), (6)]: the points x_i of a Sobol
 scrambled by random lower triangular matrices of bits and shifted by random digits, become Gaussians
 by t = Φ^{-1}(x). Each point is uniform, so that (1/N) Σ f(t_i) is unbiased; independent
 randomisations give its standard error. The points depend on the key alone: two problems at one key
-share their noise (common random numbers)."""
+share their noise (common random numbers).
+"""
 
 from __future__ import annotations
 

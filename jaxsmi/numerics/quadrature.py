@@ -10,7 +10,8 @@ Equations here [theory: numerics, Eqs. (1), (12)]:
 
 Rules are made once in a process and are NumPy arrays: importing this module starts no device.
 Integrals in several variables, which refine themselves, are in refining.py; randomised points in
-nets.py."""
+nets.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 r"""Posterior moments by integrals that refine themselves, each with an error estimate.
 
-Equations here [theory: numerics, Eqs. (7) to (9)], t ∈ R^d standard Gaussian, branches s (sign
-copies):
+Equations here [theory: numerics, Eqs. (7) to (9)]; t ∈ R^d is standard Gaussian, and the branches s
+are copies of the integrand of other signs:
 
     mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   ⟨τ⟩, ⟨τ τᵀ⟩ under its weight,   τ = (t, r_s(t))
     effective number of nodes   ESS = (Σ w)²/Σ w²
@@ -9,9 +9,10 @@ copies):
 
 `self_refining_moments` finds the first two moments of a posterior, one integral a sample, on nodes
 that are doubled for those samples whose own error estimate asks for it. Everything in the library
-that integrates over fields goes through it. The rules are those of refining_rules.py; here are the
-sums over their nodes (`Columns`), the integral of one block of samples at one level, and the climb
-from level to level (`_Integral`)."""
+that integrates over fields goes through it. The rules are in refining_rules.py, the sums over their
+nodes in refining_sums.py; here are the integral of one block of samples at one level, and the climb
+from level to level.
+"""
 
 from __future__ import annotations
 
@@ -100,10 +101,7 @@ class _Level(NamedTuple):
 
 
 class _Climb(NamedTuple):
-    """How far the samples are.
-
-    The level that is next, the level (N,) each sample is due at, what was found so far.
-    """
+    """The next level, the level (N,) that each sample is due at, and the latest moments of all."""
 
     level: Array
     due: Array
@@ -190,10 +188,11 @@ class _Integral(eqx.Module):
         return moments, tail
 
     def next_level(self, level: Array, new: Moments, tail: Array) -> Array:
-        """The level (S,) that samples are due at after this one; beyond the last: they are done.
+        """The level (S,) that samples are due at after this one; done ones are due beyond the last.
 
         Far from the goal a level is skipped. Samples at the edge of the ball go to the wide one.
-        Those that are out of levels keep their error, for the caller to see."""
+        Those that are out of levels keep their error, for the caller to see.
+        """
         rule, tolerance = self.rule, self.budget.tolerance
         narrow, last = rule.narrow, rule.last
         met = (new.error <= tolerance) & (new.dg_error <= 10 * tolerance) & (new.ess >= _MIN_ESS)

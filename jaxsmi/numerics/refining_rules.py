@@ -7,7 +7,8 @@ Equations here:
 * a randomised Gaussian net, (1/N) Σ_i f(t_i) [M98], [theory: numerics, Eqs. (5), (6)].
 
 A rule is a list of levels, from coarse to fine. Its nodes fall into groups, interleaved parts that
-are rules of their own; their disagreement with the whole is the error estimate, at no cost."""
+are rules of their own; their disagreement with the whole is the error estimate, at no cost.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +58,7 @@ def no_weight(dtype: DTypeLike) -> np.floating:
 
 
 class Nodes(NamedTuple):
-    """Some nodes of a rule.
-
-    Points t (n, d), their log-weights (n,), and the weight (n,) of the tail that is cut off.
-    """
+    """Points t (n, d), their log-weights (n,), and the weight (n,) of the tail that is cut off."""
 
     points: Array
     log_weight: Array
@@ -93,10 +91,7 @@ class AbstractRule(eqx.Module):
     @property
     @abc.abstractmethod
     def block_shape(self) -> tuple[int, int]:
-        """Samples and nodes worked on at once.
-
-        Cache-sized on a CPU, occupancy-sized on an accelerator.
-        """
+        """Samples and nodes worked on at once: what fits the cache or fills the accelerator."""
 
     @abc.abstractmethod
     def rows(self, level: Array) -> Array:
@@ -132,7 +127,8 @@ class TrapezoidRule(AbstractRule):
 
     Nodes are coloured like a chequerboard: a group holds those of one parity. Dropping the corners
     of the box saves 21 % of the nodes in two dimensions and 48 % in three, at the price of a tail
-    e^{-radius²/2} that the error estimate includes."""
+    e^{-radius²/2} that the error estimate includes.
+    """
 
     groups: ClassVar[int] = 2
     single_precision: ClassVar[bool] = False
@@ -155,6 +151,7 @@ class TrapezoidRule(AbstractRule):
 
     @property
     def block_shape(self) -> tuple[int, int]:
+        """Samples and nodes worked on at once."""
         return (16, 512) if jax.default_backend() == "cpu" else (512, 2048)
 
     def rows(self, level: Array) -> Array:
@@ -205,7 +202,8 @@ class TrapezoidRule(AbstractRule):
 
         Trapezoidal sums of analytic integrands converge so fast that the error is about the square
         of that of half the nodes; the power 1.5 is the one that held in all brute-force
-        comparisons."""
+        comparisons.
+        """
         scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
         error = jnp.max(jnp.abs(parts - full), axis=(0, -1)) / scale
         return jnp.where(error < 1.0, error**1.5, error) if self.analytic else 3.0 * error
@@ -214,7 +212,8 @@ class TrapezoidRule(AbstractRule):
         """The first level whose spacing is at most 2.6 widths.
 
         At a spacing of 2 to 3 widths of a Gaussian the trapezoidal error is 1e-2 to 1e-1, where
-        refining starts to pay."""
+        refining starts to pay.
+        """
         spacing = 2 * _RADIUS / jnp.asarray(self.sizes[: self.narrow - 1], theory_dtype())
         return jnp.sum(spacing > 2.6 * width)
 
@@ -241,7 +240,7 @@ class NetRule(AbstractRule):
 
     @property
     def block_shape(self) -> tuple[int, int]:
-        # a net's points cost more to make than a grid's: more samples share them
+        """Samples and nodes worked on at once; points cost more than a grid's: more samples share."""
         return (64, 256) if jax.default_backend() == "cpu" else (64, 16384)
 
     def rows(self, level: Array) -> Array:
@@ -264,10 +263,7 @@ class NetRule(AbstractRule):
         return jnp.clip(jnp.nan_to_num(doublings, posinf=5.0), 1, 5).astype(int)
 
     def disagreement(self, full: Array, parts: Array) -> Array:
-        """Three standard errors.
-
-        The largest of several components with seven degrees of freedom each.
-        """
+        """Three standard errors: F components, with seven degrees of freedom each."""
         scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
         variance = jnp.sum((parts - full) ** 2, axis=0) / (self.groups * (self.groups - 1))
         return 3.0 * jnp.sqrt(jnp.max(variance, axis=-1)) / scale

@@ -1,7 +1,7 @@
 """Sums over the nodes of a rule, and the moments that they make.
 
-Weights are kept relative to the largest logarithm met so far, chunk of nodes by chunk of nodes, so that
-nothing overflows and nothing is read twice [theory: numerics, section 3].
+Weights are kept relative to the largest logarithm met so far, chunk of nodes by chunk of nodes: so
+nothing overflows, and nothing is read twice [theory: numerics, section 3].
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ Branch = tuple[Array, Sequence[Array]]  # ℓ (S, n), and the residuals r_1 .. r
 
 
 class Sums(NamedTuple):
-    """Sums over nodes.
-
-    Their `values` (S, columns), after the largest log-weight `top` (S,) was taken out.
-    """
+    """Sums `values` (S, columns) over nodes, relative to the largest log-weight `top` (S,)."""
 
     top: Array
     values: Array
 
 
 class Columns(eqx.Module):
-    """Which sums over nodes make the moments: of w × (1, t, t tᵀ; r, r t; r r.
+    """Which sums over nodes make the moments.
 
-    The tail), and of w².
+    They are sums of w times 1, t and t tᵀ, r and r t for each residual, r r for each pair of
+    residuals, the weight of the tail; and the sum of w².
     """
 
     inner: int = eqx.field(static=True)

@@ -2,7 +2,8 @@
 
 Chandrupatla's method ([theory: numerics, section 5]) takes an inverse quadratic interpolation
 through the last three points where that is safe (φ² < ξ and (1 - φ)² < 1 - ξ in his variables) and
-halves the bracket elsewhere."""
+halves the bracket elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _APART = 1e-4  # distance from the root of the two points that give its slope
 def bisect(above: Callable[[Array], Array], low: Array, high: Array, steps: int = 60) -> Array:
     """The point from which on `above(x)` is true, to (high - low)/2^(steps + 1).
 
-    Brackets of any one shape.
+    The ends `low` and `high` are arrays of one shape.
     """
 
     def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -48,10 +49,7 @@ class Root(NamedTuple):
 
 
 class _Bracket(NamedTuple):
-    """A bracket.
-
-    The newest point, the other end, their values, and where between them to look next.
-    """
+    """The newest point, the other end, their values, and where between them to look next."""
 
     newest: Array
     other: Array
@@ -70,10 +68,7 @@ class _Bracket(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """The state of a search.
-
-    Its bracket, values at the first ends and beside the root, and two counters.
-    """
+    """A bracket, values at the first ends and beside the root, and two counters."""
 
     bracket: _Bracket
     ends: Array

@@ -1,9 +1,9 @@
 """Priors on the signal.
 
-base: the declared face. iid: columns that are independent, as gaussian and discrete (binary,
-    sparse) weights; mixture and
-field_averages are their one formula and its averages. spectral: matrices known by their spectrum,
-as wishart and product."""
+base: the declared face. iid: independent columns, gaussian or discrete (binary, sparse); mixture
+and field_averages hold their one formula and its averages. spectral: matrices known by their
+spectrum, wishart (symmetric) or product (rectangular).
+"""
 
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.priors.discrete import AbstractMixturePrior, BernoulliGauss, Rademacher

@@ -6,10 +6,10 @@ their averages:
 
     overlap Q(Q̂),   V(Q̂) = S - Q(Q̂),   S the second moment
 
-Shapes: P indices. A, Q̂, Q, V and S are (P, P); of a prior on one matrix, (1, 1), and a number will
-    do for Q̂. The signal
-and b are (P, D) where its columns are independent (`AbstractIidPrior`), and (1, a, b) where it is
-one matrix (`AbstractSpectralPrior`)."""
+Of P indices A, Q̂, Q, V and S are (P, P); of a prior on one matrix they are (1, 1), and a number
+will do for Q̂. The signal and b are (P, D) where its columns are independent (`AbstractIidPrior`),
+and (1, a, b) where it is one matrix (`AbstractSpectralPrior`).
+"""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ __all__ = ["AbstractPrior"]
 
 
 class AbstractPrior(eqx.Module):
-    """A prior on the signal.
-
-    Iid columns w ∈ R^P (`AbstractIidPrior`), or one matrix (`AbstractSpectralPrior`).
-    """
+    """A prior on the signal: its columns are independent, or it is one matrix."""
 
     @property
     @abc.abstractmethod
@@ -62,7 +59,7 @@ class AbstractPrior(eqx.Module):
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
         """Where message passing begins.
 
-        A signal of that shape, of about that size, and its covariance (P, P).
+        It is a signal of that shape, of about that size, and its covariance (P, P).
         """
 
     @abc.abstractmethod

@@ -1,8 +1,8 @@
 """Priors that are mixtures of several Gaussians: binary and sparse weights.
 
-Rademacher: w_p = ±1, a mixture of 2^P points. Bernoulli–Gauss: w_p = 0 with probability 1-ρ, else
-    N(0, 1/ρ), a mixture of
-2^P supports. Averages over their fields are quadratures (field_averages.py).
+Rademacher weights are w_p = ±1, a mixture of 2^P points. Bernoulli–Gauss weights are zero with
+probability 1-ρ, else N(0, 1/ρ): a mixture of 2^P supports. Averages over their fields are
+quadratures (field_averages.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_INDICES = 8  # 2^8 components
 class AbstractMixturePrior(AbstractIidPrior):
     """A mixture of several Gaussians, the same for w and -w.
 
-    It says its `mixture` and draws a `sample`.
+    A family says its `mixture` and draws a `sample`; its averages are quadratures.
     """
 
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:

@@ -1,7 +1,7 @@
 r"""Averages over the field b = Q̂w + Q̂^{1/2}ξ of a prior that is a mixture of Gaussians.
 
-Equations here [TCDKZ25], [theory: numerics, Eqs. (14) to (16)], [theory: multi-index, Eqs. (14) to
-(16)]:
+Equations here [TCDKZ25], [theory: numerics, Eqs. (14) to (16)],
+[theory: multi-index, Eqs. (14) to (16)]:
 
 * E h(b, Q̂) by a deterministic quadrature: b = Q̂^{1/2}u, and the law of u is a mixture;
 * derivatives in Q̂ never differentiate Q̂^{1/2}, which is singular where a direction is unlearned:
@@ -50,7 +50,8 @@ def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
     """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, where `root` is Q̂^{1/2}.
 
     n is a multiple of the chunk. P <= 3: a tensor trapezoidal rule for each component. P > 3: a
-    Kronecker sequence over (ξ, component)."""
+    Kronecker sequence over (ξ, component).
+    """
     indices = mixture.mean.shape[1]
     mean = mixture.mean @ root
     covariance = root @ mixture.covariance @ root + jnp.eye(indices, dtype=root.dtype)
@@ -70,7 +71,8 @@ def _grid(mean: Array, spread: Array, turn: Array, root: Array) -> tuple[Array, 
 
     A trapezoidal rule along each axis: nodes ξ = center + width·sinh(t) are dense where the
     posterior switches between components and still span the Gaussian. Their weights and second
-    moment are normalised exactly, however sharp they are."""
+    moment are normalised exactly, however sharp they are.
+    """
     indices = mean.shape[0]
     count, reach = _TRAPEZOID[indices]
     if indices == 1:

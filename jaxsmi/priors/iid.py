@@ -11,7 +11,8 @@ evolution hand to the prior):
 
 Every prior here is a mixture of Gaussians, so that one formula, `Mixture.respond` in mixture.py,
 gives log Z_w, f and C of all: one component is the Gaussian prior (gaussian.py), 2^P points are
-Rademacher, 2^P supports are Bernoulli–Gauss (discrete.py)."""
+Rademacher, 2^P supports are Bernoulli–Gauss (discrete.py).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class AbstractIidPrior(AbstractPrior):
     """A prior with iid columns: `Gaussian`, `Rademacher` and `BernoulliGauss`.
 
     A new one that is a mixture of Gaussians, the same for w and -w, is a subclass of
-    `AbstractMixturePrior` with the methods `mixture` and `sample`."""
+    `AbstractMixturePrior` with the methods `mixture` and `sample`.
+    """
 
     @property
     def continuous(self) -> bool:
@@ -176,10 +178,7 @@ class AbstractIidPrior(AbstractPrior):
         """
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """The prior's part of the free entropy at a pair of overlaps (P, P).
-
-        -½ tr(Q Q̂) + Φ_w(Q̂).
-        """
+        """The prior's part of the free entropy: -½ tr(Q Q̂) + Φ_w(Q̂) at overlaps (P, P)."""
         return -0.5 * jnp.sum(Q * Qhat) + self.free_entropy(Qhat)
 
     def second_moment(self, indices: int) -> Float[Array, "P P"]:
@@ -277,10 +276,7 @@ class AbstractIidPrior(AbstractPrior):
         return posterior(self._mixture_for(b, A), b, A)
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
-        """Where message passing begins.
-
-        Weights (P, D) of that size around the mean, zero, and their covariance S.
-        """
+        """Weights (P, D) of that size around the mean, zero, and their covariance S."""
         return size * jax.random.normal(key, shape, theory_dtype()), self.second_moment(shape[0])
 
     def side_information(

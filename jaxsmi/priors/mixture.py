@@ -1,8 +1,11 @@
 """A mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P: what every prior with iid columns is.
 
-Equations here [TCDKZ25], [theory: multi-index, section 2]: log Z_w(b, A) = log ∫ dP_w(w) exp(b·w -
-½ wᵀA w), its first derivative f and its second derivative C in b, in `Mixture.respond`. What they
-are used for is in iid.py, and averages over their fields are in field_averages.py."""
+Equations here [TCDKZ25], [theory: multi-index, section 2]:
+
+    log Z_w(b, A) = log ∫ dP_w(w) exp(b·w - ½ wᵀA w),   f = ∂_b log Z_w,   C = ∂_b f
+
+What they are used for is in iid.py, and averages over their fields are in field_averages.py.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ class Mixture(eqx.Module):
         They are NaN where the integral diverges. Component k: log π_k - ½ log det(I + S_k A) + ½ (b
         - Aμ_k)ᵀ C_k (b - Aμ_k) + b·μ_k - ½ μ_kᵀAμ_k, with C_k = (I + S_k A)^{-1} S_k and posterior
         mean m_k = μ_k + C_k (b - Aμ_k). With I + LᵀAL = KKᵀ and H = K^{-1}Lᵀ, C_k = HᵀH; C_k itself
-        times a large b would cancel where A is nearly singular, H does not."""
+        times a large b would cancel where A is nearly singular, H does not.
+        """
         transposed = jnp.swapaxes(self.factor, 1, 2)
         identity = jnp.eye(b.shape[0], dtype=b.dtype)
         gain = jnp.linalg.cholesky(identity + transposed @ A @ self.factor)

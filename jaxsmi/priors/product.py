@@ -1,7 +1,7 @@
 r"""The prior on rectangular matrices of a given width: S = U V/√r.
 
-Equations here [theory: random-matrices, Eqs. (19), (20), (30) to (36)], U (d, r), V (r, L) iid N(0,
-1), ρ = r/d, β = L/d, seen as S + q̂^{-1/2} Z. The law does not change under β, ρ → 1/β, ρ/β; R₁ =
+Equations here [theory: random-matrices, Eqs. (19), (20), (30) to (36)], U (d, r), V (r, L)
+iid N(0, 1), ρ = r/d, β = L/d, seen as S + q̂^{-1/2} Z. The law does not change under β, ρ → 1/β, ρ/β; R₁ =
 max(β, 1/β), R₂ = r/min(d, L):
 
     Q_0 = E S_ij² = 1,   V(q̂) = MMSE(1/q̂), V(0) = 1,   dI/dq̂ = V/2
@@ -179,9 +179,9 @@ class ProductPrior(AbstractSpectralPrior):
 
 
 def gaussian_error(alpha: Array, noise: Array) -> Array:
-    """V of a Gaussian S: the root of V (1 + α/(Δ + V)) = 1 (ridge regression.
+    """V of a Gaussian S: the root of V (1 + α/(Δ + V)) = 1 (ridge regression).
 
-    Ρ → ∞, or small width at β = ∞).
+    It is the limit ρ → ∞, and that of small width at β = ∞.
     """
     gap = 1.0 - alpha - noise
     root = jnp.sqrt(gap**2 + 4.0 * noise)

@@ -67,7 +67,7 @@ class AbstractSpectralPrior(AbstractPrior):
     def small_width_start(self) -> tuple[Array, Array]:
         """The t up to which V does not move, and t/(ᾱ f).
 
-        Ᾱ is n over the numbers in the factors, as ρ → 0.
+        Here ᾱ is n over the numbers in the factors, as ρ → 0.
         """
 
     @abc.abstractmethod

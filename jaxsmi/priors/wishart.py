@@ -1,7 +1,7 @@
 r"""The prior on symmetric positive matrices of a given width: S = W Wᵀ/√(r d).
 
-Equations here [theory: random-matrices, Eqs. (1), (2), (12), (14), (16), (18)], W (d, r) iid N(0,
-1), ρ = r/d, seen with precision q̂ as R = S + q̂^{-1/2} Z:
+Equations here [theory: random-matrices, Eqs. (1), (2), (12), (14), (16), (18)], W (d, r)
+iid N(0, 1), ρ = r/d, seen with precision q̂ as R = S + q̂^{-1/2} Z:
 
     (1/d) E Tr S = √ρ,    Q_0 = (1/d) E Tr S² = 1 + ρ       ((r + d + 1)/d at finite d)
     F(0) = ρ: the trace is known
@@ -109,10 +109,7 @@ class WishartPrior(AbstractSpectralPrior):
         return jnp.sqrt(0.5) * (Z + jnp.swapaxes(Z, -1, -2))
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
-        """Where message passing begins.
-
-        The mean of √d S (1, d, d) plus a little symmetric noise, and V = 1.
-        """
+        """The mean of √d S (1, d, d) plus a little symmetric noise, and V = 1."""
         mean = jnp.sqrt(self.rank_ratio * shape[-1]) * jnp.eye(shape[-1])
         signal = mean + size * jnp.sqrt(0.5) * self.noise(key, shape)
         return signal, self.mmse(0.0) * jnp.ones((1, 1))

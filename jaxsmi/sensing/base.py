@@ -14,7 +14,8 @@ n = d L.
 A sample is read in blocks (blocks.py): all at once where inputs are stored in the precision of the
 products, and in blocks where they are `Regenerated` or stored as bfloat16 (then float32 products).
 Where the samples are spread over devices each device holds a part of them, and every sum over
-samples goes over the `axes` of the mesh."""
+samples goes over the `axes` of the mesh.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +53,13 @@ class AbstractSensing(eqx.Module):
 
     @abc.abstractmethod
     def adjoint(self, g: Array) -> Array:
-        """The transpose of `forward`.
-
-        From per-sample vectors g (N, P, M) to the shape of the signal.
-        """
+        """The transpose of `forward`: of vectors g (N, P, M), in the shape of the signal."""
 
     @abc.abstractmethod
     def controlled_precision(self, g: Array, dg: Array) -> Array:
         """A (P, P) by a control variate, from g (N, P, M) and ∂g (N, P, M, P, M).
 
-        Positive semi-definite.
+        It is positive semi-definite.
         """
 
     @abc.abstractmethod

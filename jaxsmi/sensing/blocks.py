@@ -2,7 +2,8 @@
 
 Inputs are an array (N, ., .), or `Regenerated`: then block k is drawn from the key and its number
 whenever it is read, and the memory is that of one block. Sums over blocks are float64 whatever the
-precision of the products."""
+precision of the products.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def _drawn_in_blocks(
 ) -> Array:
     """Inputs (N, *form), stored.
 
-    Drawn block by block, since all at once takes four times their memory on a CPU.
+    They are drawn block by block, since all at once takes four times their memory on a CPU.
     """
     each = min(max(BLOCK // math.prod(form), 1), samples)
 
@@ -115,7 +116,7 @@ class Blocks(NamedTuple):
 def blocks_of(inputs: Inputs, size: int | None) -> Blocks:
     """The inputs in blocks of `size` samples.
 
-    None: all at once, but bfloat16 inputs in blocks of 2^23 numbers.
+    Without a size they come all at once, but bfloat16 inputs in blocks of 2^23 numbers.
     """
     dtype = product_dtype(inputs)
     if isinstance(inputs, Regenerated):

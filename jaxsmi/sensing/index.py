@@ -6,11 +6,13 @@ Equations here [TCDKZ25], [theory: multi-index, Eqs. (1), (33) to (36)]; inputs 
     adjoint     Σ_μ g_μ x_μ/√D                                                    (P, D)
     precision   A = α ⟨Σ_m g gᵀ⟩ = -α ⟨Σ_m ∂g_m/∂ω_m⟩,   α = N/D                   (P, P)
 
-The difference of the two forms of A has mean zero, which makes it a control variate: A = α ⟨g gᵀ -
-β (g gᵀ + ∂g)⟩ with β regressed in [0, 1]. Measured for two-layer attention, D = 1000, α = 1.2
+The difference of the two forms of A has mean zero, which makes it a control variate:
+
+    A = α ⟨g gᵀ - β (g gᵀ + ∂g)⟩,   β regressed in [0, 1]. Measured for two-layer attention, D = 1000, α = 1.2
 (docs/print.md): with g gᵀ alone the covariance C is off I - Q by up to 0.27 and perfect recovery is
 not reached (an underestimate of V makes g gᵀ too large); with -∂g alone it is off by up to 3.6
-while a layer is unlearned. β goes to 0 in the second case and to 1 in the first."""
+while a layer is unlearned. β goes to 0 in the second case and to 1 in the first.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 r"""Sensing of a symmetric matrix by pairs of tokens: the attention-indexed family.
 
-Equations here [theory: attention-indexed, Eqs. (40) to (44)]; signal √d S (1, d, d), inputs X (N,
-T, d), g symmetric:
+Equations here [theory: attention-indexed, Eqs. (40) to (44)]; signal √d S (1, d, d), inputs
+X (N, T, d), g symmetric:
 
     forward     h_μ = (X_μ (√d S) X_μᵀ - I Tr √d S)/d        (N, 1, T²)
     adjoint     Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d              (1, d, d)

@@ -3,7 +3,8 @@ r"""What the laws of a matrix seen through noise share: bands, quadrature and th
 A law μ lives on one or two bands of the real axis. Integrals over it run over a coordinate w in
 which a band is smooth, w = middle - half·cos θ with Gauss–Legendre nodes in θ ∈ [0, π], which takes
 the square roots at the edges away: ∫ f dμ = Σ weight · density · f(x). A band of width zero has
-weight zero [theory: random-matrices, section 3]."""
+weight zero [theory: random-matrices, section 3].
+"""
 
 from __future__ import annotations
 

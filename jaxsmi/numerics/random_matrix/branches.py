@@ -16,7 +16,8 @@ is a coordinate:
 
 Distances of D to the roots and poles are carried, not D itself, so that R → 0 costs no digits. The
 coordinate t of a branch is the logarithm of a distance, or of the quotient of the distances to both
-ends."""
+ends.
+"""
 
 from __future__ import annotations
 
@@ -105,10 +106,7 @@ class Distances(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A D on one of the branches of s.
-
-    Its `distances`, and `speed` = dD/dt of the coordinate t of the branch.
-    """
+    """A D on a branch of s: its `distances`, and `speed` = dD/dt of the branch's coordinate t."""
 
     distances: Distances
     speed: Array
@@ -206,7 +204,8 @@ def solved(branch: Branch, goal: Array, low: ArrayLike, high: ArrayLike, c: Root
     """t with log s = goal on a branch, from `low` to `high`.
 
     It is bisected, then moved by three Newton steps. Derivatives go through the Newton steps. Goals
-    that the branch does not reach give some t, without NaN."""
+    that the branch does not reach give some t, without NaN.
+    """
     fixed, at = lax.stop_gradient((c, goal))
     low, high = (
         jnp.broadcast_to(lax.stop_gradient(jnp.asarray(x, at.dtype)), at.shape) for x in (low, high)
@@ -226,9 +225,9 @@ def solved(branch: Branch, goal: Array, low: ArrayLike, high: ArrayLike, c: Root
 
 
 def edges_on_branches(c: Roots) -> tuple[Array, Array]:
-    """t (4,) at the edges from left to right, on `within`, `between` twice, and `beyond`.
+    """t (4,) at the edges from left to right, and whether there is a gap.
 
-    Whether there is a gap.
+    The edges lie on the branches `within`, `between` (two of them) and `beyond`.
     """
     fixed = lax.stop_gradient(c)
     wide = jnp.full_like(fixed.n, WIDE)

@@ -8,23 +8,24 @@ branches.py:
     z² = s(D),     z G(z) = N(D)/D
     edges: s'(D) = 0: above R₂ (the last), between the positive roots of M and N (the first,
         R₁ > 1), and, if there is a gap, twice between n, the negative root of N, and 0
-    on the support two roots are real, p below m, the negative root of M, and q in (n, 0), and there
-    is a pair u ± iv:
+    on the support two roots are real, p below m, the negative root of M, and q in (n, 0), and
+        there is a pair u ± iv:
         2u = (m - p) - (q - n) + n₊ + m₊,   u² + v² = B²/(p q)       (sum and product of the roots)
         x H = A₁ + u (1 - B/(u² + v²)),    π x μ = v (1 + B/(u² + v²))
     f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)]         (estimator of the singular values of S)
     MMSE = 1 - (1/k) ∫ μ f²  =  R [1 - (1 + p₀) (R₁ - 1)/R₁] - (4π²/3) R² R₁^{-3/2} ∫ μ³, ∫ over ℝ,
         1 + p₀ = (a + √(a² + 4 R R₂))/2,  a = 1 - R₂ - R R₂
     ∫ log|x² - y²| μ(dy) = Re L(D),     dL = (N/D) d log s:
-        L = 2 (D - R₂) + (R₁ - R₂) log(D/R₂) - B/D + R R₂ - (R₁ - 1) log(M/(R₁ R₂)) - log(D - R₂) +
-        log k
+        L = 2 (D - R₂) + (R₁ - R₂) log(D/R₂) - B/D + R R₂ - (R₁ - 1) log(M/(R₁ R₂))
+            - log(D - R₂) + log k
     Σ = (1/(2R₁)) ∫∫ log|x² - y²| μ μ + ((R₁-1)/R₁) ∫ log|x| μ
     Σ₀ = ((R₁-1)/4) log R₁ - ((R₁-1)²/(4R₁)) log(R₁-1) - ¼
     I(h) = Σ(1/h) - Σ₀ + ½ log h,     dI/dh = MMSE(1/h)/2        (mutual information per entry)
 
 p is a coordinate of the whole real axis, and no quartic is solved. The integrals run over log
 √((m-p)(n-p)) (R₁ = 1: arcsinh((n-p)/n)), in two bands: split at the gap, or where bands are about
-to merge (s'/s is smallest), which is then harmless."""
+to merge (s'/s is smallest), which is then harmless.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class RectangularSpectrum(AbstractSpectrum):
     """The law of the singular values of Y, at `aspect` R₁, `rank` R₂ and `noise` R.
 
     The nodes are the positive ones of an even law. `critical`: the coordinates of the edges on the
-    branches of s."""
+    branches of s.
+    """
 
     copies: ClassVar[float] = 2.0
 
@@ -127,10 +129,7 @@ class RectangularSpectrum(AbstractSpectrum):
         return jnp.where(off, real, H), jnp.where(off, 0.0, mu)
 
     def shrink(self, values: Array) -> Array:
-        """f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)].
-
-        The singular values of the best estimate of S.
-        """
+        """f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)]: the singular values of the best estimate."""
         x = jnp.maximum(values, 1e-12)
         faint = _faint(self.aspect, self.rank, 1.0 / self.noise)
         full = _shrunk(x, self.green(x)[0], self.aspect, self.noise)
@@ -145,7 +144,7 @@ def _shrunk(x: Array, hilbert: Array, aspect: Array, noise: Array) -> Array:
 def _q_of(goal: Array, second: Array, critical: Array, gap: Array, c: Roots) -> Array:
     """Logit of q on the first or the `second` band.
 
-    Critical[2] and [1] are the logits at the ends of the gap.
+    Its ends at the gap have the logits critical[2] and critical[1].
     """
     low = jnp.where(gap & second, critical[1], -0.5 * WIDE)
     high = jnp.where(gap & ~second, critical[2], 0.5 * WIDE)
@@ -251,7 +250,8 @@ def _band_coordinate(heights: Array, gap: Array, c: Roots) -> tuple[Array, Array
     """The nodes of both bands (192,): -m - p, half of d log p/dw, and the weights in w.
 
     The coordinate of a band is w = log y with y² = (m - p)(n - p); of a square matrix w =
-    arcsinh(y/n), which begins at zero."""
+    arcsinh(y/n), which begins at zero.
+    """
     square = c.apart <= 0.0
     unit = lax.stop_gradient(c.n)
     p = jnp.exp(solved(below, heights, -WIDE, WIDE, c))
@@ -316,7 +316,7 @@ def _checked(
 ) -> tuple[Array, Array, Array]:
     """R₁, R₂ and a third number, in range.
 
-    In float64: distances span a hundred orders of magnitude.
+    They are float64: distances span a hundred orders of magnitude.
     """
     aspect, rank, number = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, value))
     check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")

@@ -6,8 +6,8 @@ S = W Wᵀ/√(r d) (ρ = r/d, a = √ρ) and R = S + √Δ Z, Z ~ GOE(d)/√d:
     G(x) = ∫ μ(dy)/(x - y),   z(g) = -ρ/(g - a) + Δ g + 1/g,   z(G(x)) = x
     on the support a real root s > a and a pair u ∓ i v:    H(x) = u,   μ(x) = v/π,
         x(s) = z(s),   u = (a + x/Δ - s)/2,   v² = a/(Δ s) - u²    (sum and product of the roots)
-    edges: z'(g) = 0, with partner s = a/(Δ g²); a gap opens for ρ < 1 and Δ < Δ_c = (1 -
-        ρ^{1/3})³/ρ
+    edges: z'(g) = 0, with partner s = a/(Δ g²)
+    a gap opens for ρ < 1 and Δ < Δ_c = (1 - ρ^{1/3})³/ρ
     V = MMSE = Δ - (4π²/3) Δ² ∫ μ³,      f(λ) = λ - 2 Δ H(λ)        (error and estimator of S)
     Σ = ∫∫ log|x - y| μ μ
     ∫ log|x - y| μ(dy) = Re[g x + ρ log(1 - g/a) - Δ g²/2 - log g] - 1,   g = u - i v
@@ -16,7 +16,8 @@ S = W Wᵀ/√(r d) (ρ = r/d, a = √ρ) and R = S + √Δ Z, Z ~ GOE(d)/√d:
 x(s) is smooth and increasing along a band, so that no cubic is ever solved on the support:
 integrals run over s, roots are bisected in log(s - a) (outside the support in log|g|), then
 polished by two Newton steps, through which derivatives go. Integrands vanish at the ends of the
-bands: there, the limits of integration are held while differentiating."""
+bands: there, the limits of integration are held while differentiating.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +54,7 @@ def _slope(g: Array, rho: Array, delta: Array) -> Array:
 
 
 class _Ray(NamedTuple):
-    """Where a real root is looked for.
-
-    At origin + sign·e^t, t from start to stop, along which z rises (1) or falls (-1).
-    """
+    """Points origin + sign·e^t, t from start to stop, along which z rises (1) or falls (-1)."""
 
     origin: Array
     sign: Array
@@ -137,7 +135,7 @@ class Spectrum(AbstractSpectrum):
     def _ray(self, points: Array, regions: _Regions) -> _Ray:
         """The ray that holds the real root of each point.
 
-        Z falls with g off the support and rises with s on it.
+        Along it z falls with g off the support and rises with s on it.
         """
         a = jnp.sqrt(self.rho)
         g = lax.stop_gradient(self.critical)
