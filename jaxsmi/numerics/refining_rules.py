@@ -240,7 +240,7 @@ class NetRule(AbstractRule):
 
     @property
     def block_shape(self) -> tuple[int, int]:
-        """Samples and nodes worked on at once; points cost more than a grid's: more samples share."""
+        """Samples and nodes worked on at once: points are costly, and many samples share them."""
         return (64, 256) if jax.default_backend() == "cpu" else (64, 16384)
 
     def rows(self, level: Array) -> Array:

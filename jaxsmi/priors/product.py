@@ -1,8 +1,8 @@
 r"""The prior on rectangular matrices of a given width: S = U V/√r.
 
 Equations here [theory: random-matrices, Eqs. (19), (20), (30) to (36)], U (d, r), V (r, L)
-iid N(0, 1), ρ = r/d, β = L/d, seen as S + q̂^{-1/2} Z. The law does not change under β, ρ → 1/β, ρ/β; R₁ =
-max(β, 1/β), R₂ = r/min(d, L):
+iid N(0, 1), ρ = r/d, β = L/d, seen as S + q̂^{-1/2} Z. The law does not change under
+β, ρ → 1/β, ρ/β; R₁ = max(β, 1/β), R₂ = r/min(d, L):
 
     Q_0 = E S_ij² = 1,   V(q̂) = MMSE(1/q̂), V(0) = 1,   dI/dq̂ = V/2
     V q̂ → D = R₂ (1 + R₁ - R₂)/R₁ (R₂ <= 1), 1 (above)

@@ -8,10 +8,12 @@ Equations here [TCDKZ25], [theory: multi-index, Eqs. (1), (33) to (36)]; inputs 
 
 The difference of the two forms of A has mean zero, which makes it a control variate:
 
-    A = α ⟨g gᵀ - β (g gᵀ + ∂g)⟩,   β regressed in [0, 1]. Measured for two-layer attention, D = 1000, α = 1.2
-(docs/print.md): with g gᵀ alone the covariance C is off I - Q by up to 0.27 and perfect recovery is
-not reached (an underestimate of V makes g gᵀ too large); with -∂g alone it is off by up to 3.6
-while a layer is unlearned. β goes to 0 in the second case and to 1 in the first.
+    A = α ⟨g gᵀ - β (g gᵀ + ∂g)⟩,   β regressed in [0, 1]
+
+Measured for two-layer attention, D = 1000, α = 1.2 (docs/print.md): with g gᵀ alone the covariance
+C is off I - Q by up to 0.27 and perfect recovery is not reached (an underestimate of V makes g gᵀ
+too large); with -∂g alone it is off by up to 3.6 while a layer is unlearned. β goes to 0 in the
+second case and to 1 in the first.
 """
 
 from __future__ import annotations
