@@ -29,9 +29,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, check, positive_definite
+from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
-from jaxsmi.numerics.quadrature import covariance_and_variance, quotient
 from jaxsmi.numerics.refining import Moments
 
 

@@ -32,6 +32,7 @@ from jaxsmi.channels.scores import AbstractScores
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.nets import randomised_gaussians
+from jaxsmi.numerics.quadrature import clenshaw, legendre, legendre_panel
 
 __all__ = [
     "HardmaxScores",
@@ -156,7 +157,7 @@ def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Arra
 
 def sign_information() -> float:
     """K = ∫ φ²/(Φ(1 - Φ)) = 1.806: what the sign of x + noise tells of x."""
-    x, weights = (8.0 * z for z in np.polynomial.legendre.leggauss(200))
+    x, weights = legendre_panel(200, -8.0, 8.0)
     return float(np.sum(weights * np.exp(-(x**2)) / (2.0 * np.pi * ndtr(x) * ndtr(-x))))
 
 
@@ -178,15 +179,6 @@ def _hardmax_table() -> Table:
     return Table(mean, np.zeros((0, _ORDER + 1)))
 
 
-def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
-    """Σ c_k T_k(x)."""
-    last = jnp.zeros_like(x)
-    before = jnp.zeros_like(x)
-    for c in coefficients[:0:-1]:
-        last, before = 2.0 * x * last - before + c, last
-    return x * last - before + coefficients[0]
-
-
 @jax.jit
 def hardmax_response(q: Array, V: Array) -> Array:
     """f = 2 E_w Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2) of two tokens, by Gauss-Legendre nodes in t,
@@ -197,7 +189,7 @@ def hardmax_response(q: Array, V: Array) -> Array:
     """
     q = jnp.asarray(q, theory_dtype())
     V = jnp.asarray(V, theory_dtype())
-    nodes, weights = (jnp.asarray(x) for x in np.polynomial.legendre.leggauss(_NODES))
+    nodes, weights = (jnp.asarray(x) for x in legendre(_NODES))
     high = jnp.arcsinh(8.0 * jnp.sqrt(q / V))
     low = -jnp.minimum(high, jnp.arcsinh(8.5))  # below that P_s is less than 1e-16
     t = 0.5 * (low + high) + 0.5 * (high - low) * nodes

@@ -40,11 +40,12 @@ from jaxsmi.channels.base import (
 )
 from jaxsmi.channels.scalar import AbstractScalarChannel, check_label_shape, check_signs
 from jaxsmi.core.checks import check
+from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining import Budget, self_refining_moments
 
 __all__ = ["ProductChannel", "SquarePlusSignParityChannel", "TripleSignChannel", "log_parity"]
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
+_NODES, _WEIGHTS = legendre(48)
 _REACH = 12.0  # standard deviations from ω that the curve z_1 z_2 = y is followed to
 
 

@@ -18,12 +18,12 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.special import log_ndtr, logsumexp
 from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel
 from jaxsmi.core.checks import check
+from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.roots import bisect
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "log_quadrant",
 ]
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
+_NODES, _WEIGHTS = legendre(64)
 
 
 def check_label_shape(labels: Array, shape: tuple[int, ...]) -> None:

@@ -34,6 +34,7 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver, advance, begin
 from jaxsmi.core.results import Solution
 from jaxsmi.models.bilinear import Bilinear
+from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.roots import bisect
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 
@@ -126,7 +127,7 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     rho = jnp.where(inside, rho, 0.5)
     g = b * (1.0 - rho) / (1.0 - b * rho)
     low, high = (1.0 - jnp.sqrt(g)) ** 2, (1.0 + jnp.sqrt(g)) ** 2
-    nodes, weights = np.polynomial.legendre.leggauss(96)
+    nodes, weights = legendre(96)
 
     def moments(cut: Array) -> tuple[Array, Array, Array]:
         """P_0, P_1/2, P_1; t = low + (high - low) sin²θ takes the square roots away."""

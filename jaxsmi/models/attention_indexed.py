@@ -42,7 +42,7 @@ from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.score_error import hardmax_error, sampled_error, softmax_error
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import mapped, product_dtype
-from jaxsmi.sensing.symmetric import MatrixSensing
+from jaxsmi.sensing.symmetric import SymmetricSensing
 
 __all__ = ["AttentionIndexed"]
 
@@ -191,9 +191,9 @@ class AttentionIndexed(AbstractMatrixModel):
         require(self, Ability.INFERENCE)
         return (1, data.dimension, data.dimension), (data.samples, 1, self.tokens**2)
 
-    def sensing(self, data: Dataset) -> MatrixSensing:
+    def sensing(self, data: Dataset) -> SymmetricSensing:
         """How the signal is seen through the inputs of `data`."""
-        return MatrixSensing(data.inputs)
+        return SymmetricSensing(data.inputs)
 
     def signal(self, teacher: Array) -> Array:
         """√d S (1, d, d) of a teacher (r, d)."""
@@ -318,7 +318,7 @@ class AttentionIndexed(AbstractMatrixModel):
     def predicted_labels(self, estimate: Array, inputs: Array) -> Array:
         """Labels (n, T, T) at the scores of Ŝ."""
         signal = jnp.sqrt(float(estimate.shape[0])) * estimate[None]
-        return jax.vmap(self.link)(MatrixSensing(inputs).forward(signal))
+        return jax.vmap(self.link)(SymmetricSensing(inputs).forward(signal))
 
     # Data
 

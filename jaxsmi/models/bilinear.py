@@ -41,7 +41,7 @@ from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import draw_inputs, gaussian
-from jaxsmi.sensing.rectangular import DenseSensing
+from jaxsmi.sensing.rectangular import RectangularSensing
 
 __all__ = ["Bilinear", "symmetric_gaussian"]
 
@@ -139,7 +139,7 @@ class Bilinear(AbstractMatrixModel):
 
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """V at ᾱ as ρ -> 0, elementwise; at β = ∞ that of a Gaussian S at α = ᾱ."""
-        wide = gaussian_error(scaled, self.noise)
+        wide = gaussian_error(jnp.asarray(scaled, theory_dtype()), self.noise)
         return jnp.where(jnp.isinf(self.aspect_ratio), wide, super().small_width_error(scaled))
 
     # Message passing
@@ -176,9 +176,9 @@ class Bilinear(AbstractMatrixModel):
         self.check_data(data)
         return (1, *data.inputs.shape[1:]), (data.samples, 1, 1)
 
-    def sensing(self, data: Dataset) -> DenseSensing:
+    def sensing(self, data: Dataset) -> RectangularSensing:
         """How the signal is seen through the inputs of `data`."""
-        return DenseSensing(data.inputs)
+        return RectangularSensing(data.inputs)
 
     def estimate(self, signal: Array) -> Array:
         """S (L, d) from the signal (1, L, d) of message passing, or from a student's factors."""
@@ -335,5 +335,5 @@ class Bilinear(AbstractMatrixModel):
 
     def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
         """⟨X, S⟩/√(dL) + √Δ z (n,)."""
-        labels = DenseSensing(inputs).forward(teacher)[:, 0, 0]
+        labels = RectangularSensing(inputs).forward(teacher)[:, 0, 0]
         return labels + jnp.sqrt(self.noise) * jax.random.normal(key, labels.shape, labels.dtype)

@@ -34,7 +34,7 @@ from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.multi_index import default_tolerance
 from jaxsmi.models.symmetry import AbstractSymmetry, Exchange, QueryAndKey, Rotation, Sign
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors.iid import AbstractIidPrior, Gaussian
+from jaxsmi.priors import AbstractIidPrior, Gaussian
 
 __all__ = ["DeepAttention"]
 

@@ -20,7 +20,7 @@ from jaxsmi.core.checks import VARIANCE, Arguments
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors.iid import AbstractIidPrior, Gaussian
+from jaxsmi.priors import AbstractIidPrior, Gaussian
 
 __all__ = ["MultiIndex", "default_tolerance"]
 

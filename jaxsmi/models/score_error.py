@@ -22,6 +22,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.results import Estimate
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
+from jaxsmi.numerics.quadrature import legendre
 
 __all__ = ["hardmax_error", "sampled_error", "softmax_error"]
 
@@ -47,7 +48,7 @@ def softmax_error(q: Array, V: Array, beta: Array, bayes: bool) -> Estimate:
 @functools.partial(jax.jit, static_argnums=4)
 def _two_tokens(q: Array, V: Array, beta: Array, bayes: bool, nodes: int) -> Array:
     """4 E_w Var_u[sigmoid(β u)], or 4 E (sigmoid(β u) - sigmoid(β w))²."""
-    x, weights = np.polynomial.legendre.leggauss(nodes)
+    x, weights = legendre(nodes)
     x, weights = 10.0 * x, 10.0 * weights * np.exp(-50.0 * x**2) / np.sqrt(2.0 * np.pi)
     w = jnp.sqrt(3.0 * q) * x
     answers = jax.nn.sigmoid(beta * (w[:, None] + jnp.sqrt(3.0 * V) * x))

@@ -1,9 +1,18 @@
-"""TODO numerics.implicit."""
+r"""Derivatives of what was solved for, by the equation it satisfies and not by the solver's steps.
+
+Equations here [theory: numerics, Eqs. (23), (24)]:
+
+    fixed point V = F(V, θ):   dV = (I - J)^{-1} ∂_θF dθ
+    root h(α, θ) = 0:          dα = -(∂_θh/∂_αh) dθ
+
+Loops whose length depends on the data can be differentiated forwards only, and waste time there;
+`differentiable` gives a solver the derivative that its caller knows, in both modes. It is good for
+one derivative: a second one is NaN, not a wrong number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,105 +20,146 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
+
+__all__ = ["derivative", "differentiable", "numbers_of", "with_slope"]
 
 
 @jax.custom_jvp
-def with_slope(x: Array, factor: Any) -> Array:
+def with_slope(x: Array, factor: ArrayLike) -> Array:
     """x, its derivative times `factor`: NaN says that there is none."""
     del factor
     return x
 
 
 @with_slope.defjvp
-def _with_slope_jvp(primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
-    return primals[0], primals[1] * tangents[0]
+def _with_slope_jvp(
+    primals: tuple[Array, ArrayLike], tangents: tuple[Array, ArrayLike]
+) -> tuple[Array, Array]:
+    return primals[0], jnp.multiply(primals[1], tangents[0])
 
 
-def numbers_of(tree: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
     """The floating point arrays of a tree, and the function that puts others in their place."""
     floats, rest = eqx.partition(tree, eqx.is_inexact_array)
     leaves, structure = jax.tree.flatten(floats)
     return leaves, lambda new: eqx.combine(jax.tree.unflatten(structure, new), rest)
 
 
-def differentiable(
-    solve: Callable[[Any, Any], Any],
-    push: Callable[[Any, Any, Any, Any], Any],
-    parameters: Any,
-    context: Any,
-    prepare: Callable[[Any, Any, Any], Any] = lambda parameters, context, answer: answer,
-) -> Any:
-    """`solve(parameters, context)` with the derivative `push(parameters, context, prepared, directions)`: its tangents.
+def _unchanged(parameters: PyTree, context: PyTree, answer: PyTree) -> PyTree:
+    """The answer, as `push` sees it where nothing is prepared."""
+    del parameters, context
+    return answer
 
-    `prepare(parameters, context, answer)` is called once, and `push` once for every number of `parameters` that is
-    differentiated: reverse mode works where these functions run loops whose length depends on the data (which JAX
-    differentiates forwards only). First derivatives only: a second one is NaN. Everything traced that the functions need
-    is in `context`, which is held fixed.
+
+def differentiable(
+    solve: Callable[[PyTree, PyTree], PyTree],
+    push: Callable[[PyTree, PyTree, PyTree, list[Array]], PyTree],
+    parameters: PyTree,
+    context: PyTree,
+    prepare: Callable[[PyTree, PyTree, PyTree], PyTree] = _unchanged,
+) -> PyTree:
+    """`solve(parameters, context)` with a derivative that the caller knows, in both modes, once.
+
+    Args:
+        solve: The solver; it may run loops whose length depends on the data.
+        push: `push(parameters, context, prepared, directions)`, the tangents of the floating point
+            arrays of the answer along `directions`, one for each floating point array of
+            `parameters`. It is called once for every number of `parameters` that is differentiated.
+        parameters: What the answer is differentiated in, a tree.
+        context: Everything else that the functions need and that is traced, a tree; it is held
+            fixed.
+        prepare: `prepare(parameters, context, answer)`, called once before all calls of `push`.
+            Default: the answer.
+
+    Returns:
+        The answer of `solve`.
     """
     leaves, _ = numbers_of(parameters)
-    kept, static = eqx.partition((parameters, context), eqx.is_array)
-    context_leaves, structure = jax.tree.flatten(kept)
+    dynamic, static = eqx.partition((parameters, context), eqx.is_array)
+    context_leaves, structure = jax.tree.flatten(dynamic)
 
-    def both(leaves: list[Array], context_leaves: list[Array]) -> tuple[Any, Any]:
+    def arguments(leaves: list[Array], context_leaves: list[Array]) -> tuple[PyTree, PyTree]:
         parameters, context = eqx.combine(jax.tree.unflatten(structure, context_leaves), static)
         return numbers_of(parameters)[1](leaves), context
 
-    def primal(leaves: list[Array], context_leaves: list[Array]) -> Any:
-        return solve(*both(leaves, context_leaves))
+    def primal(leaves: list[Array], context_leaves: list[Array]) -> PyTree:
+        return solve(*arguments(leaves, context_leaves))
 
-    def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
-        (leaves, context_leaves), (directions, _) = primals, tangents
-        out = wrapped(leaves, context_leaves)
-        moving, fixed = eqx.partition(out, eqx.is_inexact_array)
-        total = jax.tree.map(jnp.zeros_like, moving)
-        held = lax.stop_gradient(leaves)
-        parameters, context = both(held, context_leaves)
+    def rule(
+        primals: tuple[list[Array], list[Array]], tangents: tuple[list[Array], list[Array]]
+    ) -> tuple[PyTree, PyTree]:
+        leaves, context_leaves = primals
+        directions = tangents[0]
+        answer = wrapped(leaves, context_leaves)
+        moving, fixed = eqx.partition(answer, eqx.is_inexact_array)
+        parameters, context = arguments(lax.stop_gradient(leaves), context_leaves)
         moves = any(not isinstance(direction, SymbolicZero) for direction in directions)
-        prepared = prepare(parameters, context, lax.stop_gradient(out)) if moves else None
-        for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
-            if isinstance(direction, SymbolicZero):
-                continue  # nobody asks how the answer depends on this array
-
-            def along(unit: Array, position: int = position) -> Any:
-                units = [unit if k == position else jnp.zeros_like(x) for k, x in enumerate(held)]
-                return push(parameters, context, prepared, units)
-
-            basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
-            # one number: no loop, which outside jit would be compiled anew at each call
-            columns = (
-                lax.map(along, basis)
-                if leaf.size > 1
-                else jax.tree.map(lambda x: x[None], along(basis[0]))
-            )
-            columns = _first_order_only(columns, leaves)
-            total = jax.tree.map(
-                lambda t, c, d=direction: t + jnp.tensordot(jnp.ravel(d), c, axes=1), total, columns
-            )
-        tangent_of_fixed = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
-        return out, eqx.combine(total, tangent_of_fixed)
+        prepared = prepare(parameters, context, lax.stop_gradient(answer)) if moves else None
+        along = lambda units: push(parameters, context, prepared, units)
+        total = _tangents(along, leaves, directions, jax.tree.map(jnp.zeros_like, moving))
+        still = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
+        return answer, eqx.combine(total, still)
 
     wrapped = jax.custom_jvp(primal)
     wrapped.defjvp(rule, symbolic_zeros=True)
-    frozen = [lax.stop_gradient(x) if eqx.is_inexact_array(x) else x for x in context_leaves]
-    return wrapped(leaves, frozen)
+    held = [lax.stop_gradient(x) if eqx.is_inexact_array(x) else x for x in context_leaves]
+    return wrapped(leaves, held)
 
 
-def derivative(function: Callable[[Any], Any], parameters: Any, directions: list[Array]) -> Any:
-    """Tangents of the floating point part of `function(parameters)` along `directions`, one for each of its arrays."""
+def _tangents(
+    along: Callable[[list[Array]], PyTree],
+    leaves: list[Array],
+    directions: list[Array],
+    total: PyTree,
+) -> PyTree:
+    """`total` plus the tangents along `directions`, by `along` for each number that moves."""
+    for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
+        if isinstance(direction, SymbolicZero):
+            continue  # nobody asks how the answer depends on this array
+
+        def one(unit: Array, position: int = position) -> PyTree:
+            units = [unit if k == position else jnp.zeros_like(x) for k, x in enumerate(leaves)]
+            return along(units)
+
+        basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
+        if leaf.size > 1:
+            columns = lax.map(one, basis)
+        else:  # no loop, which outside jit would be compiled anew at each call
+            columns = jax.tree.map(lambda x: x[None], one(basis[0]))
+        flat = jnp.ravel(direction)
+        total = jax.tree.map(
+            lambda t, c, flat=flat: t + jnp.tensordot(flat, c, axes=1),
+            total,
+            _first_order_only(columns, leaves),
+        )
+    return total
+
+
+def derivative(
+    function: Callable[[PyTree], PyTree], parameters: PyTree, directions: list[Array]
+) -> PyTree:
+    """Tangents of the floating point part of `function(parameters)`.
+
+    `directions` are those of the floating point arrays of `parameters`, one for each.
+    """
     leaves, put = numbers_of(parameters)
-    return jax.jvp(
-        lambda x: eqx.filter(function(put(x)), eqx.is_inexact_array), (leaves,), (directions,)
-    )[1]
+    floats = lambda x: eqx.filter(function(put(x)), eqx.is_inexact_array)
+    return jax.jvp(floats, (leaves,), (directions,))[1]
 
 
 @jax.custom_jvp
-def _first_order_only(tree: Any, leaves: list[Array]) -> Any:
+def _first_order_only(tree: PyTree, leaves: list[Array]) -> PyTree:
+    """The tree; its derivative is NaN wherever `leaves` move."""
+    del leaves
     return tree
 
 
 @_first_order_only.defjvp
-def _refuse(primals: Any, tangents: Any) -> Any:
+def _first_order_only_jvp(
+    primals: tuple[PyTree, list[Array]], tangents: tuple[PyTree, list[Array]]
+) -> tuple[PyTree, PyTree]:
     tree, _ = primals
     moved = sum(jnp.sum(x) for x in tangents[1])
     return tree, jax.tree.map(lambda x: jnp.nan * moved + jnp.zeros_like(x), tree)

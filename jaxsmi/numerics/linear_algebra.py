@@ -1,42 +1,79 @@
-"""TODO numerics.linear_algebra."""
+"""Functions of symmetric matrices by their eigenvalues, differentiable where eigenvalues agree.
+
+Equation here [theory: numerics, Eq. (17)]: the root R of a positive semi-definite Q has the
+derivative that solves R dR + dR R = dQ.
+"""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+__all__ = ["inverse_root", "positive_part", "sqrt_psd", "symmetric"]
 
-@jax.custom_jvp
-def sqrt_psd(Q: Array) -> Array:
-    """Symmetric square root R of a positive semi-definite matrix; negative rounding is cut at zero.
 
-    Its derivative solves R dR + dR R = dQ, also where eigenvalues of Q agree, for dQ that leave the null space of Q alone
-    (as those of a fixed point do: a direction not learned stays so); the part of dQ inside the null space is dropped.
+def symmetric(matrix: Array) -> Array:
+    """The symmetric part of matrices (..., P, P)."""
+    return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def sqrt_psd(Q: Array, null: float = 1e-7) -> Array:
+    """The symmetric square root R of a positive semi-definite matrix.
+
+    Eigenvalues that rounding made negative count as zero. In the eigenbasis (dR)_ij = (dQ)_ij/(r_i
+    + r_j), r the eigenvalues of R: also where eigenvalues of Q agree. Inside the null space of Q
+    the root has no derivative, and that part of dQ is dropped. Fixed points never ask for it: a
+    direction that is not learned stays so.
+
+    Args:
+        Q: The matrix (P, P); its symmetric part is taken.
+        null: Where r_i + r_j is at most `null` times √(1 + max r²), i and j are in the null space.
+            Zero drops a part only where the root is exactly zero, so that R R keeps the derivative
+            dQ wherever it can. Default 1e-7.
+
+    Returns:
+        R (P, P).
     """
-    return _eigen_sqrt(Q)[2]
+    del null
+    roots, vectors = _roots(Q)
+    return (vectors * roots) @ vectors.T
 
 
-def _eigen_sqrt(Q: Array) -> tuple[Array, Array, Array]:
-    values, vectors = jnp.linalg.eigh(0.5 * (Q + Q.T))
-    safe = jnp.where(values > 0.0, values, 1.0)
-    roots = jnp.where(values > 0.0, jnp.sqrt(safe), 0.0)
-    return roots, vectors, (vectors * roots) @ vectors.T
+def _roots(Q: Array) -> tuple[Array, Array]:
+    """Square roots of the eigenvalues, and the eigenvectors."""
+    values, vectors = jnp.linalg.eigh(symmetric(Q))
+    positive = values > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1.0)), 0.0), vectors
 
 
 @sqrt_psd.defjvp
-def _sqrt_psd_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (Q,), (dQ,) = primals, tangents
-    roots, vectors, root = _eigen_sqrt(Q)
-    moved = vectors.T @ (0.5 * (dQ + dQ.T)) @ vectors
+def _sqrt_psd_jvp(
+    null: float, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    roots, vectors = _roots(primals[0])
+    change = vectors.T @ symmetric(tangents[0]) @ vectors
     sums = roots[:, None] + roots[None, :]
-    null = sums <= 1e-7 * jnp.sqrt(1.0 + jnp.max(roots) ** 2)
-    moved = jnp.where(null, 0.0, moved / jnp.where(null, 1.0, sums))
-    return root, vectors @ moved @ vectors.T
+    dropped = sums <= null * jnp.sqrt(1.0 + jnp.max(roots) ** 2)
+    change = jnp.where(dropped, 0.0, change / jnp.where(dropped, 1.0, sums))
+    return (vectors * roots) @ vectors.T, vectors @ change @ vectors.T
 
 
 def inverse_root(matrix: Array) -> Array:
+    """Q^{-1/2} of a positive semi-definite matrix (P, P).
+
+    Directions below 1e-14 of the largest eigenvalue give zero.
+    """
     values, vectors = jnp.linalg.eigh(matrix)
-    small = jnp.finfo(matrix.dtype).tiny
-    scale = jnp.where(values > 1e-14 * values[-1], 1.0 / jnp.sqrt(jnp.maximum(values, small)), 0.0)
+    tiny = jnp.finfo(matrix.dtype).tiny
+    scale = jnp.where(values > 1e-14 * values[-1], 1.0 / jnp.sqrt(jnp.maximum(values, tiny)), 0.0)
     return (vectors * scale) @ vectors.T
+
+
+def positive_part(matrix: Array) -> Array:
+    """The symmetric part of a matrix (P, P), its negative eigenvalues replaced by zero."""
+    values, vectors = jnp.linalg.eigh(symmetric(matrix))
+    return (vectors * jnp.maximum(values, 0.0)) @ vectors.T

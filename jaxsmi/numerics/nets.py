@@ -1,9 +1,15 @@
-"""TODO numerics.nets."""
+r"""Randomised Sobol nets: Gaussian points with unbiased averages and an honest error.
+
+Equations here [M98; theory: numerics, Eqs. (5), (6)]: the points x_i of a Sobol net in [0, 1)^d,
+scrambled by random lower triangular matrices of bits and shifted by random digits, become Gaussians
+by t = Φ^{-1}(x). Each point is uniform, so that (1/N) Σ f(t_i) is unbiased; independent
+randomisations give its standard error. The points depend on the key alone: two problems at one key
+share their noise (common random numbers).
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,9 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.special import ndtri
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+
+__all__ = ["Net", "nets", "power_of_two", "randomised_gaussians"]
 
 _BITS = 20  # a net has at most 2^20 points
 
@@ -24,14 +33,10 @@ def _directions(dimension: int) -> np.ndarray:
     from scipy.stats import qmc  # here: importing scipy.stats takes a second
 
     columns = []
-    for k in range(
-        _BITS
-    ):  # the Gray code of 2^(k+1) - 1 is 2^k: that point is the k-th direction number
-        point = (
-            qmc.Sobol(dimension, scramble=False, bits=32)
-            .fast_forward(2 ** (k + 1) - 1)
-            .random(1)[0]
-        )
+    for k in range(_BITS):
+        # the Gray code of 2^(k+1) - 1 is 2^k: that point is the k-th direction number
+        sequence = qmc.Sobol(dimension, scramble=False, bits=32)
+        point = sequence.fast_forward(2 ** (k + 1) - 1).random(1)[0]
         columns.append((point * 2.0**32).astype(np.uint32))
     return np.stack(columns, axis=1)
 
@@ -40,30 +45,32 @@ class Net(eqx.Module):
     """One randomisation of a Sobol net: a random linear scramble and a digital shift [M98].
 
     Averages over its first 2^k points are unbiased; independent nets give independent averages.
+
+    Args:
+        key: What the scramble and the shift are drawn from.
+        dimension: d, the number of variables.
     """
 
     directions: Array
     shift: Array
 
-    def __init__(self, key: Array, dimension: int):
+    def __init__(self, key: PRNGKeyArray, dimension: int):
         scramble_key, shift_key = jax.random.split(key)
         lower = jnp.tril(jax.random.bits(scramble_key, (dimension, 32, 32), jnp.uint8) & 1, -1)
         lower = (lower | jnp.eye(32, dtype=jnp.uint8)).astype(jnp.uint32)
-        place = jnp.uint32(1) << jnp.arange(
-            31, -1, -1, dtype=jnp.uint32
-        )  # bit of each row, the most significant first
+        # bit of each row, the most significant first
+        place = jnp.uint32(1) << jnp.arange(31, -1, -1, dtype=jnp.uint32)
         masks = jnp.sum(lower * place, axis=-1, dtype=jnp.uint32)
-        parity = (
-            lax.population_count(
-                masks[:, None, :] & jnp.asarray(_directions(dimension))[:, :, None]
-            )
-            & 1
-        )
+        bits = masks[:, None, :] & jnp.asarray(_directions(dimension))[:, :, None]
+        parity = lax.population_count(bits) & 1
         self.directions = jnp.sum(parity * place, axis=-1, dtype=jnp.uint32)
         self.shift = jax.random.bits(shift_key, (dimension,), jnp.uint32)
 
-    def uniforms(self, start: Any, count: int) -> Array:
-        """The `count` points (count, dimension) in (0, 1) from position `start` on: a power of two, and a multiple of it."""
+    def uniforms(self, start: ArrayLike, count: int) -> Array:
+        """Points (count, d) in (0, 1) from position `start` on.
+
+        `count` a power of two, `start` a multiple of it.
+        """
         base = self.shift
         for k in range(_BITS):
             base = base ^ (self.directions[:, k] * ((jnp.asarray(start, jnp.uint32) >> k) & 1))
@@ -74,25 +81,36 @@ class Net(eqx.Module):
         dtype = theory_dtype()
         return jnp.minimum((x.astype(dtype) + 0.5) / 2.0**32, 1.0 - jnp.finfo(dtype).eps).T
 
-    def gaussians(self, start: Any, count: int) -> Array:
-        """Standard Gaussian points Φ^{-1}(x), (count, dimension)."""
+    def gaussians(self, start: ArrayLike, count: int) -> Array:
+        """Standard Gaussian points Φ^{-1}(x) (count, d), as `uniforms`."""
         return ndtri(self.uniforms(start, count).T).T  # the long axis last while computing
 
 
-def nets(key: Array, randomisations: int, dimension: int) -> Net:
+def nets(key: PRNGKeyArray, randomisations: int, dimension: int) -> Net:
     """Independent randomisations of one net, stacked along a leading axis."""
     return jax.vmap(lambda k: Net(k, dimension))(jax.random.split(key, randomisations))
 
 
-def randomised_gaussians(key: Array, samples: int, randomisations: int, dimension: int) -> Array:
-    """Independent randomisations of a Gaussian net: (randomisations, samples, dimension).
+def randomised_gaussians(
+    key: PRNGKeyArray, samples: int, randomisations: int, dimension: int
+) -> Array:
+    """Independent randomisations of a Gaussian net.
 
-    Averages over the middle axis are independent and unbiased, so that their spread is an honest standard error.
-    `samples` must be a power of two, at most 2^20. The points depend on `key` alone: common random numbers.
+    Averages over the middle axis are independent and unbiased, so that their spread is an honest
+    standard error. The points depend on `key` alone: common random numbers.
+
+    Args:
+        key: A random key.
+        samples: Points of each randomisation, a power of two, at most 2^20.
+        randomisations: How many.
+        dimension: d, the number of variables.
+
+    Returns:
+        Points (randomisations, samples, dimension).
     """
     return jax.vmap(lambda net: net.gaussians(0, samples))(nets(key, randomisations, dimension))
 
 
 def power_of_two(count: int) -> int:
     """The smallest power of two that is at least `count`, at most 2^20."""
-    return min(1 << max(int(count) - 1, 0).bit_length(), 1 << 20)
+    return min(1 << max(int(count) - 1, 0).bit_length(), 1 << _BITS)

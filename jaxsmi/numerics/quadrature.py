@@ -1,27 +1,66 @@
-"""TODO numerics.quadrature."""
+r"""One-dimensional rules and series: the pieces that the integrals of the library are made of.
+
+Equations here [theory: numerics, Eqs. (1), (12)]:
+
+* Gauss–Legendre, ∫_a^b f dx ≈ Σ_k w_k f(x_k): exact for polynomials of degree 2n - 1;
+* Gauss–Hermite, E f(x) ≈ Σ_k w_k f(x_k) under N(0, 1);
+* Chebyshev series Σ_k c_k T_k(x), summed by Clenshaw's recursion;
+* orthonormal Hermite polynomials, √(n+1) h_{n+1}(x) = x h_n(x) - √n h_{n-1}(x), E h_n h_m = δ_nm
+  under N(0, 1).
+
+Rules are made once in a process and are NumPy arrays: importing this module starts no device.
+Integrals in several variables, which refine themselves, are in refining.py; randomised points in
+nets.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-
-def covariance_and_variance(
-    values: Array, control: Array, axis: int, mean: Callable[..., Array] = jnp.mean
-) -> tuple[Array, Array]:
-    """Cov(x, d) and Var(d) along an axis, by `mean(.., axis=axis)`: their quotient is the coefficient of a control variate."""
-    centred = control - jnp.expand_dims(mean(control, axis=axis), axis)
-    return mean(values * centred, axis=axis), mean(centred**2, axis=axis)
+__all__ = ["clenshaw", "hermite", "hermite_polynomials", "legendre", "legendre_panel"]
 
 
-def quotient(numerator: Array, denominator: Array) -> Array:
-    """numerator/denominator, zero where the denominator is not positive."""
-    return jnp.where(
-        denominator > 0.0, numerator / jnp.where(denominator > 0.0, denominator, 1.0), 0.0
-    )
+def _frozen(rule: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The rule, read-only: all callers share one copy."""
+    for part in rule:
+        part.setflags(write=False)
+    return rule
+
+
+@functools.cache
+def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights (count,) of the Gauss–Legendre rule on [-1, 1]."""
+    return _frozen(np.polynomial.legendre.leggauss(count))
+
+
+def legendre_panel(count: int, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights (count,) of the Gauss–Legendre rule on [low, high]."""
+    nodes, weights = legendre(count)
+    half = 0.5 * (high - low)
+    return 0.5 * (high + low) + half * nodes, half * weights
+
+
+@functools.cache
+def hermite(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights (count,) of the Gauss–Hermite rule under N(0, 1).
+
+    The weights sum to one.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return _frozen((nodes, weights / np.sqrt(2.0 * np.pi)))
+
+
+def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
+    """The Chebyshev series Σ_k c_k T_k(x) of `coefficients` (degree + 1,), at x in [-1, 1]."""
+    current = jnp.zeros_like(x)
+    previous = jnp.zeros_like(x)
+    for c in coefficients[:0:-1]:
+        current, previous = 2.0 * x * current - previous + c, current
+    return x * current - previous + coefficients[0]
 
 
 def hermite_polynomials(x: Array, degree: int) -> Array:

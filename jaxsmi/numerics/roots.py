@@ -1,4 +1,9 @@
-"""TODO numerics.roots."""
+"""Roots of functions of one variable in a bracket: bisection, and Chandrupatla's method.
+
+Chandrupatla's method ([theory: numerics, section 5]) takes an inverse quadratic interpolation
+through the last three points where that is safe (φ² < ξ and (1 - φ)² < 1 - ξ in his variables) and
+halves the bracket elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+__all__ = ["Root", "bisect", "root"]
+
+_APART = 1e-4  # distance from the root of the two points that give its slope
+
 
 def bisect(above: Callable[[Array], Array], low: Array, high: Array, steps: int = 60) -> Array:
-    """The point from which on `above(x)` is true, to (high - low)/2^(steps + 1); brackets of any one shape."""
+    """The point from which on `above(x)` is true, to (high - low)/2^(steps + 1).
+
+    The ends `low` and `high` are arrays of one shape.
+    """
 
     def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         middle = 0.5 * (ends[0] + ends[1])
@@ -23,11 +35,61 @@ def bisect(above: Callable[[Array], Array], low: Array, high: Array, steps: int 
 
 
 class Root(NamedTuple):
-    """A root `x`, the `slope` there (a central difference, to about 1e-6), and the `values` at the ends of the bracket."""
+    """A root.
+
+    Attributes:
+        x: Where the function is zero.
+        slope: The derivative there, a central difference good to about 1e-6.
+        values: The function at the two ends of the bracket (2,).
+    """
 
     x: Array
     slope: Array
     values: Array
+
+
+class _Bracket(NamedTuple):
+    """The newest point, the other end, their values, and where between them to look next."""
+
+    newest: Array
+    other: Array
+    f_newest: Array
+    f_other: Array
+    share: Array
+
+    @property
+    def best(self) -> tuple[Array, Array]:
+        """The end whose value is smaller, and that value."""
+        smaller = jnp.abs(self.f_newest) < jnp.abs(self.f_other)
+        return (
+            jnp.where(smaller, self.newest, self.other),
+            jnp.where(smaller, self.f_newest, self.f_other),
+        )
+
+
+class _Search(NamedTuple):
+    """A bracket, values at the first ends and beside the root, and two counters."""
+
+    bracket: _Bracket
+    ends: Array
+    sides: Array
+    count: Array
+    tail: Array
+
+
+def _narrowed(bracket: _Bracket, x: Array, f: Array, tolerance: float) -> _Bracket:
+    """The bracket after the function was `f` at `x`, by Chandrupatla's rule."""
+    a, b, fa, fb, _ = bracket
+    same = jnp.sign(f) == jnp.sign(fa)  # the root is between x and b; else between x and a
+    last, f_last = jnp.where(same, a, b), jnp.where(same, fa, fb)
+    other, f_other = jnp.where(same, b, a), jnp.where(same, fb, fa)
+    xi, phi = (x - other) / (last - other), (f - f_other) / (f_last - f_other)
+    safe = (phi**2 < xi) & ((1.0 - phi) ** 2 < 1.0 - xi)
+    one = f / (f_other - f) * f_last / (f_other - f_last)
+    two = f / (f_last - f) * f_other / (f_last - f_other) * (last - x) / (other - x)
+    edge = jnp.minimum(0.5, 0.25 * tolerance / jnp.abs(other - x))
+    share = jnp.clip(jnp.where(safe, one + two, 0.5), edge, 1.0 - edge)
+    return _Bracket(x, other, f, f_other, share)
 
 
 def root(
@@ -37,45 +99,49 @@ def root(
     tolerance: float = 1e-9,
     steps: int = 80,
 ) -> Root:
-    """Where `function`, of opposite signs at `low` and `high`, is zero, to an absolute `tolerance`: Chandrupatla's method,
-    inverse quadratic interpolation where that is safe and bisection elsewhere; about ten evaluations. Scalars (vmap for more).
+    """Where a function of opposite signs at `low` and `high` is zero: about ten evaluations.
 
-    The function occurs once in the compiled program, ends and slope included: what is solved for here takes seconds to compile.
+    Numbers only (vmap for more). The function occurs once in the compiled program, the ends and the
+    slope included: what is solved for here takes seconds to compile.
+
+    Args:
+        function: A number of a number.
+        low: One end of the bracket.
+        high: The other.
+        tolerance: Absolute error of the root. Default 1e-9.
+        steps: Largest number of evaluations. Default 80.
+
+    Returns:
+        A `Root`.
     """
-    apart = 1e-4  # of the two points that give the slope
 
-    def step(c: tuple[Array, ...]) -> tuple[Array, ...]:
-        a, b, _, fa, fb, _, t, ends, sides, count, tail = c
-        smaller = jnp.abs(fa) < jnp.abs(fb)
-        best, f_best = jnp.where(smaller, a, b), jnp.where(smaller, fa, fb)
+    def step(state: _Search) -> _Search:
+        bracket, ends, sides, count, tail = state
+        best, f_best = bracket.best
+        wide = jnp.abs(bracket.other - bracket.newest) > tolerance
         # written so that a NaN ends the search
-        found = (count >= 2) & (~(jnp.abs(b - a) > tolerance) | (f_best == 0.0) | ~(count < steps))
-        x = jnp.where(count == 0, low, jnp.where(count == 1, high, a + t * (b - a)))
-        x = jnp.where(found, best + apart * jnp.where(tail == 0, -1.0, 1.0), x)
+        done = (count >= 2) & (~wide | (f_best == 0.0) | ~(count < steps))
+        inside = bracket.newest + bracket.share * (bracket.other - bracket.newest)
+        x = jnp.where(count == 0, low, jnp.where(count == 1, high, inside))
+        x = jnp.where(done, best + _APART * jnp.where(tail == 0, -1.0, 1.0), x)
         f = function(x)
-        ends = jnp.where((jnp.arange(2) == count) & ~found, f, ends)
-        sides = jnp.where((jnp.arange(2) == tail) & found, f, sides)
-        same = jnp.sign(f) == jnp.sign(fa)  # the root is between x and b; else between x and a
-        last, f_last = jnp.where(same, a, b), jnp.where(same, fa, fb)
-        other, f_other = jnp.where(same, b, a), jnp.where(same, fb, fa)
-        xi, phi = (x - other) / (last - other), (f - f_other) / (f_last - f_other)
-        safe = (phi**2 < xi) & ((1.0 - phi) ** 2 < 1.0 - xi)
-        one = f / (f_other - f) * f_last / (f_other - f_last)
-        two = f / (f_last - f) * f_other / (f_last - f_other) * (last - x) / (other - x)
-        edge = jnp.minimum(0.5, 0.25 * tolerance / jnp.abs(other - x))
-        t = jnp.clip(jnp.where(safe, one + two, 0.5), edge, 1.0 - edge)
-        begun = (low, high, low, ends[0], ends[1], ends[0], 0.5 * jnp.ones_like(t))
-        moved = (x, other, last, f, f_other, f_last, t)
-        new = (
-            jnp.where(found, w, jnp.where(count < 2, u, v))
-            for u, v, w in zip(begun, moved, c[:7], strict=True)
+        ends = jnp.where((jnp.arange(2) == count) & ~done, f, ends)
+        sides = jnp.where((jnp.arange(2) == tail) & done, f, sides)
+        first = _Bracket(low, high, ends[0], ends[1], 0.5 * jnp.ones_like(bracket.share))
+        new = _Bracket(
+            *(
+                jnp.where(done, old, jnp.where(count < 2, start, better))
+                for start, better, old in zip(
+                    first, _narrowed(bracket, x, f, tolerance), bracket, strict=True
+                )
+            )
         )
-        return *new, ends, sides, count + 1, jnp.where(found, tail + 1, tail)
+        return _Search(new, ends, sides, count + 1, jnp.where(done, tail + 1, tail))
 
-    one, zero = jnp.ones_like(low), jnp.zeros((), int)
+    one = jnp.ones_like(low)
     pair = jnp.stack([one, -one])
-    start = (low, high, low, one, -one, one, 0.5 * one, pair, pair, zero, zero)
-    a, b, _, fa, fb, _, _, ends, sides, *_ = lax.while_loop(lambda c: c[-1] < 2, step, start)
-    return Root(
-        jnp.where(jnp.abs(fa) < jnp.abs(fb), a, b), (sides[1] - sides[0]) / (2.0 * apart), ends
-    )
+    zero = jnp.zeros((), int)
+    start = _Search(_Bracket(low, high, one, -one, 0.5 * one), pair, pair, zero, zero)
+    end = lax.while_loop(lambda state: state.tail < 2, step, start)
+    slope = (end.sides[1] - end.sides[0]) / (2.0 * _APART)
+    return Root(end.bracket.best[0], slope, end.ends)

@@ -1,13 +1,21 @@
-"""Priors on the signal: iid columns (Gaussian, binary, sparse), and matrices known by their spectrum."""
+"""Priors on the signal.
+
+base: the declared face. iid: independent columns, gaussian or discrete (binary, sparse); mixture
+and field_averages hold their one formula and its averages. spectral: matrices known by their
+spectrum, wishart (symmetric) or product (rectangular).
+"""
 
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.priors.iid import AbstractIidPrior, BernoulliGauss, Gaussian, Rademacher
+from jaxsmi.priors.discrete import AbstractMixturePrior, BernoulliGauss, Rademacher
+from jaxsmi.priors.gaussian import Gaussian
+from jaxsmi.priors.iid import AbstractIidPrior
 from jaxsmi.priors.product import ProductPrior
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 
 __all__ = [
     "AbstractIidPrior",
+    "AbstractMixturePrior",
     "AbstractPrior",
     "AbstractSpectralPrior",
     "BernoulliGauss",

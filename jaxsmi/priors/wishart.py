@@ -1,44 +1,69 @@
-"""TODO priors.wishart."""
+r"""The prior on symmetric positive matrices of a given width: S = W Wᵀ/√(r d).
+
+Equations here [theory: random-matrices, Eqs. (1), (2), (12), (14), (16), (18)], W (d, r)
+iid N(0, 1), ρ = r/d, seen with precision q̂ as R = S + q̂^{-1/2} Z:
+
+    (1/d) E Tr S = √ρ,    Q_0 = (1/d) E Tr S² = 1 + ρ       ((r + d + 1)/d at finite d)
+    F(0) = ρ: the trace is known
+    V q̂ → D(ρ) = 2ρ - ρ² (ρ <= 1), 1 (above), for q̂ → ∞
+        (d² D/2 numbers make a symmetric positive matrix of rank r)
+    I(q̂): mutual information per d², dI/dq̂ = V/4
+    small width, q̂ = tρ, ρ → 0:  F = max(1 - 1/t, 0)²
+        (print has 1 - t [theory: attention-indexed, Eq. (33)])
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 
+__all__ = ["WishartPrior"]
+
 
 class WishartPrior(AbstractSpectralPrior):
     """S = W Wᵀ/√(r d), W (d, r) iid N(0, 1), at fixed width ratio ρ = r/d.
 
-    Arguments: `rank_ratio` ρ > 0. Raises: ValueError for a ρ that is not finite and positive.
+    Args:
+        rank_ratio: ρ, a finite number > 0.
+
+    Returns:
+        A prior on symmetric matrices.
+
+    Raises:
+        ValueError: For a ρ that is not finite and positive.
+
     Example:
-    >>> import jax
-    >>> jax.config.update("jax_enable_x64", True)
-    >>> round(float(WishartPrior(0.5).overlap(1.0)), 6)
-    1.103051
+        >>> import jax
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> round(float(WishartPrior(0.5).overlap(1.0)), 6)
+        1.103051
+
+    Cost:
+        Averages: microseconds after compilation.
+
+    Source:
+        [BTEZ25], [theory: random-matrices, section 1].
     """
 
     rank_ratio: Array
     weight: ClassVar[float] = 0.25
 
-    def __init__(self, rank_ratio: Any):
+    def __init__(self, rank_ratio: ArrayLike):
         rho = jnp.asarray(rank_ratio, theory_dtype())
-        check(
-            rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0),
-            "rank_ratio",
-            rank_ratio,
-            "a finite number > 0",
-        )
+        inside = rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0)
+        check(inside, "rank_ratio", rank_ratio, "a finite number > 0")
         self.rank_ratio = rho
 
-    def sample(self, key: Array, dimension: int) -> Array:
+    def sample(self, key: PRNGKeyArray, dimension: int) -> Array:
         """Draw W (d, r), r = round(ρ d), at least one."""
         check(dimension >= 2, "dimension", dimension, "an integer d >= 2")
         return jax.random.normal(key, (dimension, self.width(dimension)), theory_dtype())
@@ -64,7 +89,7 @@ class WishartPrior(AbstractSpectralPrior):
         """V(q̂); 1 at q̂ = 0."""
         return shrinkage_error(self.rank_ratio, qhat)
 
-    def mutual_information(self, qhat: Any) -> Array:
+    def mutual_information(self, qhat: ArrayLike) -> Array:
         """I(q̂) per d²."""
         return mutual_information(self.rank_ratio, qhat)
 
@@ -78,23 +103,37 @@ class WishartPrior(AbstractSpectralPrior):
         return jnp.ones((), theory_dtype()), jnp.ones((), theory_dtype())
 
     @staticmethod
-    def noise(key: Array, shape: tuple[int, ...]) -> Array:
+    def noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
         """Symmetric Z, entries of variance one (two on the diagonal)."""
         Z = jax.random.normal(key, shape, theory_dtype())
         return jnp.sqrt(0.5) * (Z + jnp.swapaxes(Z, -1, -2))
 
-    def start(self, key: Array, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
-        """Where message passing begins: the mean of √d S (1, d, d) plus a little symmetric noise, and V = 1."""
+    def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
+        """The mean of √d S (1, d, d) plus a little symmetric noise, and V = 1."""
         mean = jnp.sqrt(self.rank_ratio * shape[-1]) * jnp.eye(shape[-1])
-        return mean + size * jnp.sqrt(0.5) * self.noise(key, shape), self.mmse(0.0) * jnp.ones(
-            (1, 1)
-        )
+        signal = mean + size * jnp.sqrt(0.5) * self.noise(key, shape)
+        return signal, self.mmse(0.0) * jnp.ones((1, 1))
 
-    def denoise(self, R: Array, qhat: Any) -> tuple[Array, Array]:
-        """The mean (d, d) of S given R = S + q̂^{-1/2} Z: eigenvalues shrunk by f(λ) = λ - 2 Δ H(λ); and V(q̂).
+    def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
+        """The mean of S given R = S + q̂^{-1/2} Z, and V(q̂).
 
-        Arguments: `R` (d, d), symmetric; `qhat` > 0. Raises: ValueError for an R that is not square, symmetric and finite.
-        Cost: one symmetric eigendecomposition, O(d³).
+        Eigenvalues are shrunk by f(λ) = λ - 2 Δ H(λ), Δ = 1/q̂.
+
+        Args:
+            R: The matrix that is seen (d, d), symmetric.
+            qhat: q̂, a number > 0.
+
+        Returns:
+            The mean (d, d), and V.
+
+        Raises:
+            ValueError: For an R that is not square, symmetric and finite.
+
+        Cost:
+            One symmetric eigendecomposition, O(d³).
+
+        Source:
+            [theory: random-matrices, Eq. (10)].
         """
         R, qhat = jnp.asarray(R), jnp.asarray(qhat, theory_dtype())
         check(jnp.isfinite(qhat) & (qhat > 0), "qhat", qhat, "a finite number > 0")
@@ -103,7 +142,7 @@ class WishartPrior(AbstractSpectralPrior):
         check(jnp.max(jnp.abs(R - R.T)) <= 1e-6 * jnp.max(jnp.abs(R)), "R", R, "a symmetric matrix")
         return self.shrunk(R, qhat)
 
-    def shrunk(self, R: Array, qhat: Any) -> tuple[Array, Array]:
+    def shrunk(self, R: Array, qhat: ArrayLike) -> tuple[Array, Array]:
         """`denoise` without its checks, of the symmetric part of R."""
         law = spectrum(self.rank_ratio, 1.0 / jnp.asarray(qhat, theory_dtype()))
         values, vectors = jnp.linalg.eigh(0.5 * (R + R.T))

@@ -1,52 +1,74 @@
-r"""How a signal becomes fields, and back: forward and adjoint, exactly transposes of each other.
+r"""How a signal becomes fields, and back: what message passing asks of a sensing law.
 
-Index family: signal W (P, D), inputs x (N, M, D):
-    forward   Z_μ = W x_μᵀ/√D                          (N, P, M)
-    adjoint   Σ_μ g_μ x_μ/√D                           (P, D)
-    precision A = α ⟨Σ_m g gᵀ⟩ = -α ⟨Σ_m ∂g_m/∂ω_m⟩         (P, P), equal at Bayes-optimality (Nishimori)
-Their difference has mean zero, which makes it a control variate: A = α ⟨g gᵀ - β (g gᵀ + ∂g)⟩, β regressed in [0, 1].
-Measured, two-layer attention, D = 1000, α = 1.2 (docs/print.md): with g gᵀ alone C is off I - Q by up to 0.27 and perfect
-recovery is not reached (an underestimate of V makes g gᵀ too large); with -∂g alone by up to 3.6, while a layer is unlearned.
-β goes to 0 in the second case and to 1 in the first.
-Source: [TCDKZ25], [theory: multi-index, Eqs. (1), (33) to (36)].
+With N samples of inputs X_μ, and n the number of entries that N is measured in (α = N/n), a sensing
+law is a linear map and its exact transpose:
 
-Attention-indexed family [theory: attention-indexed, Eqs. (40) to (44)]: signal √d S (1, d, d), inputs X (N, T, d), g symmetric:
-    forward   h_μ = (X_μ (√d S) X_μᵀ - I Tr √d S)/d        (N, 1, T²)
-    adjoint   Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d            (1, d, d)
-    precision A = α ⟨‖g‖²⟩, α = N/d²                      (1, 1)
+    forward     Z_μ = X_μ[signal]                                                fields (N, P, M)
+    adjoint     Σ_μ X_μᵀ[g_μ]                                                    shape of the signal
+    precision   A = α ⟨Σ_m g gᵀ⟩ = -α ⟨Σ_m ∂g_m/∂ω_m⟩                             (P, P)
 
-Bilinear family [theory: bilinear, Eqs. (21) to (24)]: signal S (1, L, d), inputs X (N, L, d); of a symmetric S, L = d and X
-symmetric:
-    forward   ⟨X_μ, S⟩/√(dL)                             (N, 1, 1)
-    adjoint   Σ_μ g_μ X_μ/√(dL)                          (1, L, d)
-    precision A = α ⟨g²⟩, α = N/(dL)                      (1, 1)
+The two forms of A agree at Bayes-optimality [theory: multi-index, Eqs. (33), (34)]. index.py:
+signal W (P, D), n = D. symmetric.py: a symmetric matrix, n = d². rectangular.py: a rectangular one,
+n = d L.
 
-A sample is read in blocks: all at once where inputs are stored in the precision of the products, and in blocks where they are
-`Regenerated` or stored as bfloat16 (then float32 products). Where the samples are spread over devices each device holds a
-part of them, and every sum over samples goes over the `axes` of the mesh.
+A sample is read in blocks (blocks.py): all at once where inputs are stored in the precision of the
+products, and in blocks where they are `Regenerated` or stored as bfloat16 (then float32 products).
+Where the samples are spread over devices each device holds a part of them, and every sum over
+samples goes over the `axes` of the mesh.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from jaxsmi.sensing.blocks import Inputs
+
+__all__ = ["AbstractMatrixSensing", "AbstractSensing"]
+
 
 class AbstractSensing(eqx.Module):
-    """Fields of N samples of inputs (N, ., .), and sums over them; spread over the devices along `axes` of a mesh, if named."""
+    """Fields of N samples of inputs (N, ., .), and sums over them.
 
-    inputs: eqx.AbstractVar[Any]
+    Attributes:
+        inputs: The inputs of the samples on this device, an array or `Regenerated`.
+        axes: Axes of the mesh that the samples are spread over; none: one device.
+    """
+
+    inputs: eqx.AbstractVar[Inputs]
     axes: eqx.AbstractVar[tuple[str, ...]]
 
     @property
     @abc.abstractmethod
     def entries(self) -> int:
         """What N is measured in: D, or the entries of the matrix."""
+
+    @abc.abstractmethod
+    def forward(self, W: Array) -> Array:
+        """Fields (N, P, M) of a signal."""
+
+    @abc.abstractmethod
+    def adjoint(self, g: Array) -> Array:
+        """The transpose of `forward`: of vectors g (N, P, M), in the shape of the signal."""
+
+    @abc.abstractmethod
+    def controlled_precision(self, g: Array, dg: Array) -> Array:
+        """A (P, P) by a control variate, from g (N, P, M) and ∂g (N, P, M, P, M).
+
+        It is positive semi-definite.
+        """
+
+    @abc.abstractmethod
+    def divergence_precision(self, dg: Array) -> Array:
+        """A (P, P) = -(1/n) Σ_μ Σ_m ∂g_m/∂ω_m from ∂g (N, P, M, P, M)."""
+
+    def outer_precision(self, g: Array) -> Array:
+        """A (P, P) = (1/n) Σ_μ Σ_m g gᵀ from g (N, P, M): positive semi-definite."""
+        return self.over_devices(jnp.einsum("npm,nqm->pq", g, g)) / self.entries
 
     @property
     def samples(self) -> int:
@@ -59,13 +81,32 @@ class AbstractSensing(eqx.Module):
         return self.samples / self.entries
 
     def over_devices(self, total: Array) -> Array:
-        """Σ of a sum over the samples of each device."""
+        """The sum over all devices of a sum over the samples of one."""
         return lax.psum(total, self.axes) if self.axes else total
 
     def mean(self, values: Array) -> Array:
         """Mean over all samples of values (N, ...)."""
         return self.over_devices(jnp.sum(values, axis=0)) / self.samples
 
-    def outer_precision(self, g: Array) -> Array:
-        """(1/entries) Σ_μ Σ_m g gᵀ (P, P): positive semi-definite."""
-        return self.over_devices(jnp.einsum("npm,nqm->pq", g, g)) / self.entries
+
+class AbstractMatrixSensing(AbstractSensing):
+    """Fields of one matrix.
+
+    A is a number, and g² estimates it well enough that no other estimate is offered.
+    """
+
+    def controlled_precision(self, g: Array, dg: Array) -> Array:
+        """Refuses."""
+        del g, dg
+        raise ValueError(self._refusal("controlled"))
+
+    def divergence_precision(self, dg: Array) -> Array:
+        """Refuses."""
+        del dg
+        raise ValueError(self._refusal("divergence"))
+
+    @staticmethod
+    def _refusal(precision: str) -> str:
+        """The one sentence for an estimate that matrices do not have."""
+        allowed = "'outer' or 'state' where the signal is a matrix"
+        return f"precision: got {precision!r}; allowed: {allowed}."

@@ -1,22 +1,38 @@
-"""TODO sensing.rectangular."""
+r"""Sensing of a rectangular matrix by matrices: the bilinear family.
+
+Equations here [theory: bilinear, Eqs. (21) to (24)]; signal S (1, L, d), inputs X (N, L, d); of a
+symmetric S, L = d and X symmetric:
+
+    forward     ⟨X_μ, S⟩/√(dL)                             (N, 1, 1)
+    adjoint     Σ_μ g_μ X_μ/√(dL)                          (1, L, d)
+    precision   A = α ⟨g²⟩, α = N/(dL)                      (1, 1)
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.sensing.base import AbstractSensing
-from jaxsmi.sensing.blocks import mapped, product_dtype, summed
+from jaxsmi.sensing.base import AbstractMatrixSensing
+from jaxsmi.sensing.blocks import Inputs, mapped, product_dtype, summed
+
+__all__ = ["RectangularSensing"]
 
 
-class DenseSensing(AbstractSensing):
-    """Inputs X (N, L, d) that are matrices themselves. Products in the precision of the inputs; one pass over N·L·d numbers."""
+class RectangularSensing(AbstractMatrixSensing):
+    """Inputs X (N, L, d) that are matrices themselves (module docstring).
 
-    inputs: Any
+    Products are in the precision of the inputs. Cost of `forward` or `adjoint`: one pass over N·L·d
+    numbers.
+
+    Args:
+        inputs: Inputs (N, L, d).
+        axes: Axes of the mesh that the samples are spread over. Default: none.
+    """
+
+    inputs: Inputs
     axes: tuple[str, ...] = eqx.field(static=True, default=())
 
     @property
@@ -27,9 +43,11 @@ class DenseSensing(AbstractSensing):
     def forward(self, W: Array) -> Array:
         """Fields (N, 1, 1) of the signal (1, L, d)."""
         narrow = W.reshape(-1).astype(product_dtype(self.inputs))
-        fields = lambda x: jnp.matmul(x.reshape(len(x), -1), narrow, precision="highest").astype(
-            theory_dtype()
-        )
+
+        def fields(x: Array) -> Array:
+            flat = jnp.matmul(x.reshape(len(x), -1), narrow, precision="highest")
+            return flat.astype(theory_dtype())
+
         return mapped(fields, self.inputs)[:, None, None] / jnp.sqrt(float(self.entries))
 
     def adjoint(self, g: Array) -> Array:

@@ -1,25 +1,39 @@
-"""TODO sensing.symmetric."""
+r"""Sensing of a symmetric matrix by pairs of tokens: the attention-indexed family.
+
+Equations here [theory: attention-indexed, Eqs. (40) to (44)]; signal √d S (1, d, d), inputs
+X (N, T, d), g symmetric:
+
+    forward     h_μ = (X_μ (√d S) X_μᵀ - I Tr √d S)/d        (N, 1, T²)
+    adjoint     Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d              (1, d, d)
+    precision   A = α ⟨‖g‖²⟩, α = N/d²                        (1, 1)
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.sensing.base import AbstractSensing
-from jaxsmi.sensing.blocks import mapped, product_dtype, summed
+from jaxsmi.sensing.base import AbstractMatrixSensing
+from jaxsmi.sensing.blocks import Inputs, mapped, product_dtype, summed
+
+__all__ = ["SymmetricSensing"]
 
 
-class MatrixSensing(AbstractSensing):
-    """Fields of a symmetric matrix. `batch` samples at a time: beyond the inputs, batch·T·d numbers and the fields.
+class SymmetricSensing(AbstractMatrixSensing):
+    """Fields of a symmetric matrix (module docstring).
 
-    Products are in the precision of the inputs, sums over batches in float64. Cost of forward or adjoint: N·T·d² operations.
+    Products are in the precision of the inputs, sums over blocks in float64. Memory beyond the
+    inputs: batch·T·d numbers and the fields. Cost of `forward` or `adjoint`: N·T·d² operations.
+
+    Args:
+        inputs: Inputs (N, T, d).
+        axes: Axes of the mesh that the samples are spread over. Default: none.
+        batch: Samples worked on at once. Default 4096.
     """
 
-    inputs: Any
+    inputs: Inputs
     axes: tuple[str, ...] = eqx.field(static=True, default=())
     batch: int = eqx.field(static=True, default=4096)
 
@@ -35,9 +49,8 @@ class MatrixSensing(AbstractSensing):
 
         def fields(x: Array) -> Array:
             half = jnp.matmul(x, narrow, precision="highest")
-            return jnp.matmul(half, jnp.swapaxes(x, 1, 2), precision="highest").astype(
-                theory_dtype()
-            )
+            scores = jnp.matmul(half, jnp.swapaxes(x, 1, 2), precision="highest")
+            return scores.astype(theory_dtype())
 
         h = mapped(fields, self.inputs, self.batch) - jnp.trace(W[0]) * jnp.eye(T)
         return h.reshape(len(h), 1, T * T) / d

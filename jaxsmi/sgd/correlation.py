@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree
 
+from jaxsmi.numerics.quadrature import hermite
 from jaxsmi.sgd.functions import Joined, Laplacian, LinearTimes, Scaled, Slopes, Tangent
 from jaxsmi.sgd.grid import Grid, contract, tabulate
 
@@ -89,8 +90,7 @@ def correlation(
 
 def _gauss_hermite(count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes (count^L, L) and weights of the Gauss-Hermite rule under N(0, I_L)."""
-    nodes, mass = np.polynomial.hermite_e.hermegauss(count)
-    mass = mass / np.sqrt(2 * np.pi)
+    nodes, mass = hermite(count)
     product = lambda x: np.stack(np.meshgrid(*[x] * length, indexing="ij"), -1).reshape(-1, length)
     return product(nodes), np.prod(product(mass), axis=1)
 

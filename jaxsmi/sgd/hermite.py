@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from jaxsmi.core.checks import Arguments, Interval
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network
-from jaxsmi.numerics.quadrature import hermite_polynomials
+from jaxsmi.numerics.quadrature import hermite_polynomials, legendre
 from jaxsmi.sgd.functions import SquaredNorm
 from jaxsmi.sgd.grid import MAX_TOKENS, Grid, contract, tabulate
 
@@ -122,7 +122,7 @@ def _projections(
 
 def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:
     """c_k = E σ(N) h_k(N) for k <= degree: Gauss-Legendre on either side of a kink at zero."""
-    x, w = np.polynomial.legendre.leggauss(200)
+    x, w = legendre(200)
     x = np.concatenate([6.5 * (x - 1.0), 6.5 * (x + 1.0)])
     weights = np.tile(6.5 * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
     nodes = jnp.asarray(x)

@@ -81,7 +81,7 @@ def gamp_cost(
         Seconds, most of them compilation; memory of a block.
     """
 
-    def draw(key: PRNGKeyArray, alpha: ArrayLike) -> Dataset:
+    def draw(key: PRNGKeyArray, alpha: float) -> Dataset:
         return model.sample(key, dimension=dimension, alpha=alpha, dtype=dtype, store=store)
 
     shapes = _shapes(model, lambda key: draw(key, alpha))

@@ -9,7 +9,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
 from jaxsmi.sensing.index import IndexSensing
-from jaxsmi.sensing.symmetric import MatrixSensing
+from jaxsmi.sensing.symmetric import SymmetricSensing
 
 KEY = jax.random.key(0)
 
@@ -27,7 +27,7 @@ def test_the_adjoint_is_the_transpose_of_forward(samples):
         matrix + jnp.swapaxes(matrix, 1, 2),
         (g + jnp.swapaxes(g, 2, 3)).reshape(samples, 1, 9),
     )
-    cases = [(MatrixSensing(inputs, batch=4), matrix, g), (MatrixSensing(inputs), matrix, g)]
+    cases = [(SymmetricSensing(inputs, batch=4), matrix, g), (SymmetricSensing(inputs), matrix, g)]
     cases.append((IndexSensing(inputs), matrix[0, :2], jax.random.normal(three, (samples, 2, 3))))
     for sensing, W, field in cases:
         left, right = jnp.sum(field * sensing.forward(W)), jnp.sum(sensing.adjoint(field) * W)

@@ -12,7 +12,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
 from jaxsmi.descent.baselines import minimum_nuclear_norm
-from jaxsmi.sensing.rectangular import DenseSensing
+from jaxsmi.sensing.rectangular import RectangularSensing
 
 KEY = jax.random.key(1)
 
@@ -25,7 +25,7 @@ def quarter(prediction, label):
 def test_the_adjoint_is_the_transpose_of_forward():
     keys = jax.random.split(KEY, 3)
     inputs, S = jax.random.normal(keys[0], (17, 6, 4)), jax.random.normal(keys[1], (1, 6, 4))
-    g, sensing = jax.random.normal(keys[2], (17, 1, 1)), DenseSensing(inputs)
+    g, sensing = jax.random.normal(keys[2], (17, 1, 1)), RectangularSensing(inputs)
     np.testing.assert_allclose(
         jnp.sum(sensing.forward(S) * g), jnp.sum(S * sensing.adjoint(g)), rtol=1e-12
     )

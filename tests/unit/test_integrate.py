@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.nets import nets, power_of_two, randomised_gaussians
-from jaxsmi.numerics.quadrature import covariance_and_variance, quotient
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
 KEY = jax.random.key(0)

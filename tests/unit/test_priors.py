@@ -11,8 +11,14 @@ import pytest
 from jaxtyping import TypeCheckError
 from scipy.integrate import quad
 
-from jaxsmi.priors import mixture
-from jaxsmi.priors.iid import AbstractIidPrior, BernoulliGauss, Gaussian, Rademacher
+from jaxsmi.priors import (
+    AbstractIidPrior,
+    BernoulliGauss,
+    Gaussian,
+    Rademacher,
+    field_averages,
+    mixture,
+)
 
 jax.config.update("jax_enable_x64", True)
 
@@ -416,10 +422,10 @@ def test_second_derivatives():
 def test_known_derivative_is_ito_s_formula():
     @jax.jit
     def both(b):
-        general = mixture._generator(mixture._log_partition)(
+        general = field_averages._generator(field_averages._log_partition)(
             BernoulliGauss(0.3), b, jnp.asarray(QHAT)
         )
-        return general, mixture._half_outer(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
+        return general, field_averages._half_outer(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
 
     general, known = both(jnp.array([0.4, -1.1]))
     np.testing.assert_allclose(np.sum(general * DIRECTION), np.sum(known * DIRECTION), rtol=1e-12)

@@ -1,8 +1,10 @@
 """Spectra of sums of large random matrices: densities, Hilbert transforms, edges, shrinkage.
 
-symmetric.py: Wishart plus noise. rectangular.py: singular values of a product plus noise.
+base.py: what the laws share. symmetric.py: eigenvalues of a Wishart-like matrix plus noise.
+rectangular.py: singular values of a product plus noise, by way of the real roots in branches.py.
 """
 
+from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.numerics.random_matrix.rectangular import (
     RectangularSpectrum,
     rectangular_error,
@@ -17,6 +19,7 @@ from jaxsmi.numerics.random_matrix.symmetric import (
 )
 
 __all__ = [
+    "AbstractSpectrum",
     "RectangularSpectrum",
     "Spectrum",
     "mutual_information",

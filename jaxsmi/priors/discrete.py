@@ -1,0 +1,149 @@
+"""Priors that are mixtures of several Gaussians: binary and sparse weights.
+
+Rademacher weights are w_p = ±1, a mixture of 2^P points. Bernoulli–Gauss weights are zero with
+probability 1-ρ, else N(0, 1/ρ): a mixture of 2^P supports. Averages over their fields are
+quadratures (field_averages.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.priors import field_averages
+from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix, real
+from jaxsmi.priors.mixture import Mixture
+
+__all__ = ["AbstractMixturePrior", "BernoulliGauss", "Rademacher"]
+
+_MAX_INDICES = 8  # 2^8 components
+
+
+class AbstractMixturePrior(AbstractIidPrior):
+    """A mixture of several Gaussians, the same for w and -w.
+
+    A family says its `mixture` and draws a `sample`; its averages are quadratures.
+    """
+
+    def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
+        """Q = E[f fᵀ] by quadrature; see `AbstractIidPrior.overlap`."""
+        return field_averages.overlap(self, precision_matrix(Qhat))
+
+    def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
+        """V = E[C] by quadrature; see `AbstractIidPrior.mmse`."""
+        return field_averages.mmse(self, precision_matrix(Qhat))
+
+    def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
+        """Φ_w = E log Z_w by quadrature; see `AbstractIidPrior.free_entropy`."""
+        return field_averages.free_entropy(self, precision_matrix(Qhat))
+
+
+def _supports(indices: int) -> Array:
+    """All 2^P vectors of zeros and ones, (2^P, P)."""
+    allowed = f"1 to {_MAX_INDICES}: the 2^P components are enumerated"
+    check(1 <= indices <= _MAX_INDICES, "indices", indices, allowed)
+    vectors = np.array(list(itertools.product((0.0, 1.0), repeat=indices)))
+    return jnp.asarray(vectors, theory_dtype())
+
+
+class Rademacher(AbstractMixturePrior):
+    """Binary prior with independent signs, for at most eight indices.
+
+        w_p = ±1;  P = 1: f = tanh b, Q = E tanh²(q̂ + √q̂ ξ)
+
+    Returns:
+        A prior.
+
+    Raises:
+        ValueError: From its methods, for P > 8.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxsmi.priors import Rademacher
+        >>> Rademacher().overlap(jnp.eye(1))
+        Array([[0.5504]], dtype=...)
+
+    Cost:
+        See `AbstractIidPrior.overlap`.
+
+    Source:
+        [TCDKZ25], [theory: multi-index, section 2].
+    """
+
+    @property
+    def discrete(self) -> bool:
+        """2^P points."""
+        return True
+
+    def mixture(self, indices: int) -> Mixture:
+        """2^P points of equal weight."""
+        signs = 2.0 * _supports(indices) - 1.0
+        log_weight = jnp.full(len(signs), -indices * math.log(2.0), signs.dtype)
+        return Mixture(log_weight, signs, jnp.zeros((*signs.shape, indices), signs.dtype))
+
+    def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
+        """Draw P·D independent signs; see `AbstractIidPrior.sample`."""
+        check_sizes(indices, dimension)
+        return jax.random.rademacher(key, (indices, dimension), theory_dtype())
+
+
+class BernoulliGauss(AbstractMixturePrior):
+    """Sparse prior with independent entries of unit variance, for at most eight indices.
+
+        w_p = 0 with probability 1-ρ, else N(0, 1/ρ), so that E[w_p²] = 1
+
+    Args:
+        density: ρ, a number in (0, 1]; one is the Gaussian prior.
+
+    Returns:
+        A prior.
+
+    Raises:
+        ValueError: For ρ outside (0, 1]; from its methods, for P > 8.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxsmi.priors import BernoulliGauss
+        >>> BernoulliGauss(1.0).overlap(jnp.eye(1))
+        Array([[0.5]], dtype=...)
+
+    Cost:
+        See `AbstractIidPrior.overlap`.
+
+    Source:
+        [TCDKZ25], [theory: multi-index, section 2].
+    """
+
+    density: Float[Array, ""] = eqx.field(converter=real)
+
+    def __check_init__(self):
+        check(self.density.ndim == 0, "density", self.density, "one number in (0, 1]")
+        inside = (self.density > 0) & (self.density <= 1)
+        check(inside, "density", self.density, "a number in (0, 1]")
+
+    def mixture(self, indices: int) -> Mixture:
+        """2^P supports."""
+        support = _supports(indices)
+        # one rounding error away from density 1 the logarithm and its derivative are finite,
+        # and the weights right
+        zero = 1.0 - self.density * (1.0 - jnp.finfo(support.dtype).eps)
+        log_weight = support @ jnp.full(indices, jnp.log(self.density))
+        log_weight += (1.0 - support) @ jnp.full(indices, jnp.log(zero))
+        factor = jax.vmap(jnp.diag)(support / jnp.sqrt(self.density))
+        return Mixture(log_weight, jnp.zeros_like(support), factor)
+
+    def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
+        """Draw supports and values; see `AbstractIidPrior.sample`."""
+        check_sizes(indices, dimension)
+        support_key, value_key = jax.random.split(key)
+        support = jax.random.bernoulli(support_key, self.density, (indices, dimension))
+        values = jax.random.normal(value_key, support.shape, theory_dtype())
+        return support * values / jnp.sqrt(self.density)

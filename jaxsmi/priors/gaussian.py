@@ -1,0 +1,113 @@
+"""The Gaussian prior: every average in closed form.
+
+Equations here [TCDKZ25], [theory: multi-index, section 2], w ~ N(0, C_0):
+
+    f = (C_0^{-1} + A)^{-1} b,   Q = C_0 - (C_0^{-1} + Q̂)^{-1}
+    Φ_w = ½ tr C_0Q̂ - ½ log det(I + C_0Q̂)
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import check
+from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix, real
+from jaxsmi.priors.mixture import Mixture
+
+__all__ = ["Gaussian"]
+
+
+class Gaussian(AbstractIidPrior):
+    """Gaussian prior; the default of every index model.
+
+        w ~ N(0, C_0):  f = (C_0^{-1} + A)^{-1} b,  Q = C_0 - (C_0^{-1} + Q̂)^{-1}
+
+    Args:
+        covariance: C_0 (P, P), symmetric and positive semi-definite, may be singular. Default: the
+            identity, for any P.
+
+    Returns:
+        A prior; all its averages are closed forms.
+
+    Raises:
+        ValueError: For a `covariance` that is not square, symmetric and positive semi-definite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxsmi.priors import Gaussian
+        >>> Gaussian().overlap(jnp.eye(2))
+        Array([[0.5, 0. ],
+               [0. , 0.5]], dtype=...)
+
+    Cost:
+        O(P³).
+
+    Source:
+        [TCDKZ25], [theory: multi-index, section 2].
+    """
+
+    covariance: Float[Array, "P P"] | None = eqx.field(
+        converter=lambda C: C if C is None else real(C), default=None
+    )
+
+    def __check_init__(self):
+        if self.covariance is None:
+            return
+        shape = self.covariance.shape
+        square = len(shape) == 2 and shape[0] == shape[-1]
+        check(square, "covariance", self.covariance, "a square array (P, P)")
+        if concrete(self.covariance):
+            value = np.asarray(self.covariance)
+            sound = np.isfinite(value).all() and np.allclose(value, value.T)
+            floor = -64 * np.finfo(value.dtype).eps * np.max(np.abs(value), initial=0.0)
+            sound = sound and np.min(np.linalg.eigvalsh(value), initial=0.0) >= floor
+            check(sound, "covariance", value, "finite, symmetric and positive semi-definite")
+
+    @property
+    def continuous(self) -> bool:
+        """It has a density."""
+        return True
+
+    def mixture(self, indices: int) -> Mixture:
+        """One component, N(0, C_0)."""
+        check(indices >= 1, "indices", indices, "an integer of at least 1")
+        if self.covariance is None:
+            factor = jnp.eye(indices, dtype=theory_dtype())
+        else:
+            size = self.covariance.shape[0]
+            check(size == indices, "indices", indices, f"{size}, the size of the covariance")
+            factor = sqrt_psd(self.covariance, 0.0)
+        weight = jnp.zeros(1, factor.dtype)
+        return Mixture(weight, jnp.zeros((1, indices), factor.dtype), factor[None])
+
+    def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
+        """Draw W = C_0^{1/2} ξ, (P, D); see `AbstractIidPrior.sample`."""
+        check_sizes(indices, dimension)
+        factor = self.mixture(indices).factor[0]
+        return factor @ jax.random.normal(key, (indices, dimension), factor.dtype)
+
+    def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
+        """Q = C_0 (I + Q̂C_0)^{-1} Q̂C_0; see `AbstractIidPrior.overlap`."""
+        Qhat = precision_matrix(Qhat)
+        covariance = self.mixture(Qhat.shape[0]).covariance[0]
+        product = Qhat @ covariance
+        identity = jnp.eye(Qhat.shape[0], dtype=Qhat.dtype)
+        return symmetric(covariance @ jnp.linalg.solve(identity + product, product))
+
+    def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
+        """V = (I + C_0Q̂)^{-1} C_0; see `AbstractIidPrior.mmse`."""
+        Qhat = precision_matrix(Qhat)
+        return self.mixture(Qhat.shape[0]).respond(jnp.zeros_like(Qhat[0]), Qhat)[2]
+
+    def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
+        """Φ_w = ½ tr(C_0Q̂) - ½ log det(I + C_0Q̂); see `AbstractIidPrior.free_entropy`."""
+        Qhat = precision_matrix(Qhat)
+        mixture = self.mixture(Qhat.shape[0])
+        log_partition = mixture.respond(jnp.zeros_like(Qhat[0]), Qhat)[0]
+        return 0.5 * jnp.sum(mixture.covariance[0] * Qhat) + log_partition
