@@ -101,6 +101,8 @@ def curve_of(
 ) -> list[Solution]:
     """State evolution in ascending alpha; without `q0` each point starts near the one before: the branch from below."""
     start = {} if q0 is None else {"q0": q0}
+    if model.channel.explicit:  # the defaults of the options are those of index models
+        settings = {name: settings[name] for name in ("max_steps",) if name in settings}
     return sweeps.curve(
         model, alphas, key=theory_key(arguments), progress=progress(arguments), **start, **settings
     )

@@ -40,18 +40,17 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
         learned, found = learn(model, arguments)
         settings = {name: getattr(arguments, name) for name in ("samples", "randomisations")}
         iteration = {"max_steps": arguments.max_steps} if model.channel.explicit else {}
-        # A random start has cosine² of about 1/D, and the cosine² of GAMP is what state evolution calls Q.
+        # A random start has cosine² of about 1/D, and the cosine² of GAMP is what state evolution calls Q;
+        # side information: what chance keeps telling about a layer not learned yet
+        start = dict.fromkeys(("q0", "side_information"), 1.0 / arguments.dimension)
         with timed() as seconds:
             theory = smi.state_evolution(
                 model,
                 arguments.alpha,
                 key=theory_key(arguments),
-                q0=1.0 / arguments.dimension,
-                # what chance keeps telling about a layer not learned yet
-                side_information=0.0 if iteration else 1.0 / arguments.dimension,
                 newton=False,
                 progress=progress(arguments),
-                **(settings | iteration),
+                **(iteration or settings | start),
             )
         top = max(1.3, arguments.alpha * arguments.points / (arguments.points - 0.5))
         if iteration:  # matrices: a little beyond perfect recovery

@@ -40,6 +40,9 @@ def evolve(
     near = before is not None and bool(
         jnp.trace(before.covariance) < 0.01 * jnp.trace(before.overlap + before.covariance)
     )
+    if model.channel.explicit:  # exact: no samples to add, no start to warm
+        given: dict[str, Any] = {} if samples is None else {"samples": samples}
+        return state_evolution(model, alpha, key=key, **(settings | given))
     samples = samples or (8192 if stderr is None else 512 if near else 2048)
     start: dict[str, Any] = (
         {"q0": warm_start(before)} if before is not None and "q0" not in settings else {}
