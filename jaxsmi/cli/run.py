@@ -38,11 +38,15 @@ def run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Repor
         check(arguments.points >= 2, "--points", arguments.points, "at least 2")
         model = model_of(arguments)
         learned, found = learn(model, arguments)
-        settings = {name: getattr(arguments, name) for name in ("samples", "randomisations")}
-        iteration = {"max_steps": arguments.max_steps} if model.channel.explicit else {}
-        # A random start has cosine² of about 1/D, and the cosine² of GAMP is what state evolution calls Q;
-        # side information: what chance keeps telling about a layer not learned yet
-        start = dict.fromkeys(("q0", "side_information"), 1.0 / arguments.dimension)
+        sampling = ("samples", "randomisations")
+        settings: dict[str, Any] = {name: getattr(arguments, name) for name in sampling}
+        iteration: dict[str, Any] = (
+            {"max_steps": arguments.max_steps} if model.channel.explicit else {}
+        )
+        # A random start has cosine² of about 1/D, and the cosine² of GAMP is what state evolution
+        # calls Q; side information: what chance keeps telling about a layer not learned yet
+        chance = 1.0 / arguments.dimension
+        start: dict[str, Any] = {"q0": chance, "side_information": chance}
         with timed() as seconds:
             theory = smi.state_evolution(
                 model,

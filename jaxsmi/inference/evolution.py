@@ -117,8 +117,6 @@ def state_evolution(
     max_steps = arguments.count("max_steps", max_steps)
     newton = arguments.flag("newton", newton)
     progress = arguments.flag("progress", progress)
-    if key is not None or not model.channel.explicit:
-        key = arguments.key("key", key)
     if model.channel.explicit:
         sampling = {
             "q0": q0,
@@ -127,9 +125,11 @@ def state_evolution(
             "tolerance": tolerance,
         }
         _refuse_for_matrices(arguments, sampling, side_information)
+        key = None if key is None else arguments.key("key", key)
         alpha = jnp.where(arguments.valid, alpha, jnp.nan)
         matrix_model = cast(AbstractMatrixModel, model)  # no other channel is explicit
         return inverted(matrix_model, alpha, key, 0 if newton else max_steps)
+    key = arguments.key("key", key)
     nets = arguments.count("randomisations", _default(randomisations, _RANDOMISATIONS), at_least=2)
     samples = arguments.count("samples", _default(samples, _SAMPLES), at_least=2 * nets)
     limit = arguments.number("tolerance", _default(tolerance, _TOLERANCE), POSITIVE)
@@ -186,14 +186,11 @@ def _run(
     state: fixed_point.FixedPoint | None = None,
 ) -> fixed_point.FixedPoint:
     """The iteration from V0, or from a state of it, to its end or to the step `until`."""
-    return fixed_point.solve(
-        overlap_map.evaluate,
+    return overlap_map.fixed_point(
         V0,
-        overlap_map.second_moment,
         max_steps=options.max_steps,
         tolerance=tolerance,
         newton=options.newton,
-        geometric=overlap_map.model.channel.noiseless,
         until=until,
         state=state,
     )

@@ -39,7 +39,7 @@ class OverlapMap(eqx.Module):
 
     model: AbstractModel
     alpha: Array
-    key: PRNGKeyArray | None
+    key: PRNGKeyArray
     samples: int = eqx.field(static=True)
     randomisations: int = eqx.field(static=True)
     side_information: Array | float = 0.0
@@ -93,6 +93,29 @@ class OverlapMap(eqx.Module):
             -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(jacobian),  # dQ = -dV
             value + jax.vmap(lambda R: pull(precision(R) - Qhat))(response.replicas),
             (response.inaccurate, response.error),
+        )
+
+    def fixed_point(
+        self,
+        V0: Array,
+        *,
+        max_steps: int,
+        tolerance: Array,
+        newton: bool = True,
+        until: Array | None = None,
+        state: fixed_point.FixedPoint | None = None,
+    ) -> fixed_point.FixedPoint:
+        """Iterate from V0 (k, k), or from a state, to a fixed point or to the step `until`."""
+        return fixed_point.solve(
+            self.evaluate,
+            V0,
+            self.second_moment,
+            max_steps=max_steps,
+            tolerance=tolerance,
+            newton=newton,
+            geometric=self.model.channel.noiseless,  # pyright: ignore[reportArgumentType]
+            until=until,
+            state=state,
         )
 
     def _restrict_tensor(self, J: Array) -> Array:
