@@ -61,7 +61,7 @@ class Crossings(eqx.Module):
     V: Array
     X: Array
     level: Array
-    code: Array | None
+    code: Array
 
 
 class _Point(NamedTuple):
@@ -195,5 +195,5 @@ def _tangent(
         jnp.zeros_like(roots.V),
         jnp.zeros_like(roots.X),
         jnp.zeros_like(roots.alpha),
-        None,  # a code has no tangent
+        None,  # pyright: ignore[reportArgumentType] (a code has no tangent)
     )
