@@ -10,6 +10,7 @@ error is asserted to be small enough that an error of a factor of two could not 
 import csv
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -266,7 +267,8 @@ def test_one_map_with_and_without_a_basis_of_learned_directions():
     settings = {"alpha": jnp.asarray(2.0), "key": jax.random.key(0), "samples": 64}
     whole = OverlapMap(model, **settings, randomisations=2)
     turned = OverlapMap(model, **settings, randomisations=2, learned=U)
-    one, two = whole.evaluate(V), turned.evaluate(U.T @ V @ U)
+    evaluate = eqx.filter_jit(OverlapMap.evaluate)
+    one, two = evaluate(whole, V), evaluate(turned, U.T @ V @ U)
     np.testing.assert_allclose(two.value, U.T @ one.value @ U, rtol=1e-10)
     np.testing.assert_allclose(two.replicas, U.T @ one.replicas @ U, rtol=1e-10)
     jacobian = jnp.einsum("pi,qj,pqrs,rk,sl->ijkl", U, U, one.jacobian, U, U)
