@@ -24,13 +24,13 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.thresholds.branch import NETS, branch_end, branch_growth
 
-__all__ = ["Crossings", "Neighbourhood", "crossings"]
+__all__ = ["Crossings", "SearchRegion", "crossings"]
 
 _LEVEL = 1e-4  # |h| that counts as zero
 _SECANTS = 25  # at most
 
 
-class Neighbourhood(eqx.Module):
+class SearchRegion(eqx.Module):
     """Where roots are looked for.
 
     Attributes:
@@ -83,21 +83,21 @@ class _Secant(NamedTuple):
     point: _Point
 
 
-def crossings(model: AbstractModel, near: Neighbourhood) -> Crossings:
+def crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
     """The root of h for each key; `alpha` has one derivative in every array of the model."""
-    return implicit.differentiable(_crossings, _tangent, model, near, _linearized)
+    return implicit.differentiable(_crossings, _tangent, model, region, _linearized)
 
 
 @eqx.filter_jit
-def _crossings(model: AbstractModel, near: Neighbourhood) -> Crossings:
-    return lax.map(lambda key: _crossing(model, near, key), near.keys)
+def _crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
+    return lax.map(lambda key: _crossing(model, region, key), region.keys)
 
 
-def _crossing(model: AbstractModel, near: Neighbourhood, key: PRNGKeyArray) -> Crossings:
+def _crossing(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Crossings:
     """Root of h near the guess by safeguarded secants, the fixed point followed along."""
 
     def at(alpha: Array, V0: Array) -> _Point:
-        branch = near.branch(model, alpha, key)
+        branch = region.branch(model, alpha, key)
         end = branch_end(branch, V0, 60, 1e-5)
         grown = branch_growth(branch, end.V)
         level = jnp.log(jnp.maximum(alpha * grown.rate, 1e-30))
@@ -109,16 +109,16 @@ def _crossing(model: AbstractModel, near: Neighbourhood, key: PRNGKeyArray) -> C
         # between a slope of one (λ constant) and thirty (a steep rise of the overlap)
         slope = jnp.where(jnp.isfinite(slope), jnp.clip(slope, 0.5, 30.0), 1.0)
         move = jnp.exp(jnp.clip(-here.level / slope, -0.15, 0.15))
-        there = at(jnp.maximum(here.alpha * move, near.floor), here.V)
+        there = at(jnp.maximum(here.alpha * move, region.floor), here.V)
         return _Secant(s.count + 1, here.alpha, here.level, there)
 
     def unfinished(s: _Secant) -> Array:
         level = s.point.level
         return (s.count < _SECANTS) & (jnp.abs(level) > _LEVEL) & jnp.isfinite(level)
 
-    first = at(near.guess, near.V0)
+    first = at(region.guess, region.V0)
     move = jnp.exp(jnp.clip(-first.level / 2.0, -0.1, 0.1)) * 1.003
-    second = at(jnp.maximum(near.guess * move, near.floor), first.V)
+    second = at(jnp.maximum(region.guess * move, region.floor), first.V)
     begin = _Secant(jnp.zeros((), int), first.alpha, first.level, second)
     end = lax.while_loop(unfinished, step, begin).point
     settled = (end.code == Result.SUCCESS) | (end.code == Result.RECOVERED)
@@ -159,28 +159,28 @@ def _slope_along(
 
 
 @eqx.filter_jit
-def _linearized(model: AbstractModel, near: Neighbourhood, found: Crossings) -> _Root:
+def _linearized(model: AbstractModel, region: SearchRegion, roots: Crossings) -> _Root:
     """What derivatives of all replicas have in common."""
 
     def one(replica: tuple[PRNGKeyArray, Array, Array, Array]) -> _Root:
         key, alpha, V, X = replica
-        branch = near.branch(model, alpha, key)
+        branch = region.branch(model, alpha, key)
         Q = branch.restrict(branch.overlaps(V)[0])
         jacobian = fixed_point.pathwise_jacobian(branch.evaluate, V, Q)
         unit = eqx.tree_at(lambda b: b.alpha, _still(branch), jnp.ones_like(alpha))
         return _Root(key, alpha, V, X, jacobian, _slope_along(branch, V, X, jacobian, unit))
 
-    return lax.map(one, (near.keys, found.alpha, found.V, found.X))
+    return lax.map(one, (region.keys, roots.alpha, roots.V, roots.X))
 
 
 @eqx.filter_jit
 def _tangent(
-    model: AbstractModel, near: Neighbourhood, roots: _Root, directions: list[Array]
+    model: AbstractModel, region: SearchRegion, roots: _Root, directions: list[Array]
 ) -> Crossings:
     """dα of each replica along directions of the model's numbers; the rest is held."""
 
     def one(root: _Root) -> Array:
-        branch = near.branch(model, root.alpha, root.key)
+        branch = region.branch(model, root.alpha, root.key)
         still = _still(branch)
         moving = implicit.numbers_of(still.model)[1](directions)
         tangent = eqx.tree_at(lambda b: b.model, still, moving)

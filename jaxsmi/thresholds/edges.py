@@ -88,9 +88,12 @@ def informed(problem: OverlapMap, steps: int) -> tuple[Array, Array]:
     small, farther away.
     """
     S = problem.second_moment
-    near, far = (branch_end(problem, start * S, steps, 1e-2 * start) for start in (_NEAREST, _NEAR))
-    recovered = near.result == Result.RECOVERED
-    return jnp.where(recovered, near.V, far.V), jnp.where(recovered, near.result, far.result)
+    nearest, other = (
+        branch_end(problem, start * S, steps, 1e-2 * start) for start in (_NEAREST, _NEAR)
+    )
+    recovered = nearest.result == Result.RECOVERED
+    V = jnp.where(recovered, nearest.V, other.V)
+    return V, jnp.where(recovered, nearest.result, other.result)
 
 
 def apart(V: Array, W: Array) -> Array:

@@ -31,7 +31,7 @@ from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS, branch_end, branch_growth, refuse_oblique
-from jaxsmi.thresholds.crossing import Neighbourhood, crossings
+from jaxsmi.thresholds.crossing import SearchRegion, crossings
 from jaxsmi.thresholds.growth import checked_sizes
 from jaxsmi.thresholds.weak import weak_recovery
 
@@ -278,9 +278,9 @@ class _Scan(NamedTuple):
         """Next to the guess where that is near a root, else by going upwards in α."""
         if guess is not None:
             at = min(max(float(guess.alpha), self.lowest * 1.001), self.alpha_max)
-            seen = self.glance(at, None)
-            outcome = seen.outcome(at)
-            if not isinstance(outcome, _Place) or abs(seen.level(at)) < _NEAR:
+            here = self.glance(at, None)
+            outcome = here.outcome(at)
+            if not isinstance(outcome, _Place) or abs(here.level(at)) < _NEAR:
                 return outcome
         return self.upwards()
 
@@ -291,16 +291,16 @@ class _Scan(NamedTuple):
         last: tuple[float, float] | None = None
         while True:
             at = min(at, self.alpha_max)
-            seen = self.glance(at, V)
-            outcome = seen.outcome(at)
+            here = self.glance(at, V)
+            outcome = here.outcome(at)
             if not isinstance(outcome, _Place):
                 return outcome
-            level = seen.level(at)
+            level = here.level(at)
             if level >= 0.0:
                 return outcome._replace(alpha=_between(last, at, level))
             if at >= self.alpha_max:
                 return None
-            V = seen.V
+            V = here.V
             last = (at, level)
             at = at * _SCAN_FACTOR
 
@@ -316,7 +316,7 @@ def _between(last: tuple[float, float] | None, alpha: float, level: float) -> fl
 def _threshold(model: AbstractModel, scan: _Scan, place: _Place, limits: _Limits) -> Threshold:
     """The threshold near a place of the scan, by the roots of all replicas."""
     dtype = scan.learned.dtype
-    near = Neighbourhood(
+    region = SearchRegion(
         scan.learned,
         jnp.asarray(place.alpha, dtype),
         jnp.asarray(max(scan.lowest * 1.0005, 1e-6), dtype),
@@ -324,7 +324,7 @@ def _threshold(model: AbstractModel, scan: _Scan, place: _Place, limits: _Limits
         limits.keys,
         power_of_two(max(limits.samples // (limits.replicas * NETS), 2)),
     )
-    roots = crossings(model, near)
+    roots = crossings(model, region)
     code = Result(int(jnp.max(roots.code)))
     if code == Result.SUCCESS and place.inaccurate > _INACCURATE:
         code = Result.INACCURATE
@@ -332,7 +332,7 @@ def _threshold(model: AbstractModel, scan: _Scan, place: _Place, limits: _Limits
     alphas = jnp.where(roots.code == Result.SUCCESS, roots.alpha, jnp.nan)
     X = np.mean(np.asarray(lax.stop_gradient(roots.X)), axis=0)
     V = jnp.mean(lax.stop_gradient(roots.V), axis=0)
-    below = near.branch(scan.model, near.guess, scan.key)
+    below = region.branch(scan.model, region.guess, scan.key)
     return Threshold(
         jnp.mean(alphas) * valid,
         jnp.std(lax.stop_gradient(alphas), ddof=1) / np.sqrt(limits.replicas),

@@ -137,9 +137,9 @@ def first_order(
         allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
         check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
-        found = edges(model, curves.bracket(each, steps), keys)
+        bisected = edges(model, curves.bracket(each, steps), keys)
         bar.update()
-    return FirstOrder("first order", *_thresholds(curves, found, *Q), grid, *Q)
+    return FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
 
 
 @eqx.filter_jit
@@ -258,7 +258,7 @@ def _followed(
 
 
 def _thresholds(
-    curves: _Hysteresis, found: Edges, low: Array, high: Array
+    curves: _Hysteresis, bisected: Edges, low: Array, high: Array
 ) -> tuple[Threshold, Threshold, Threshold]:
     """The three thresholds with their error bars; `low`, `high`: Q of the two branches."""
     end = curves.end[1] - curves.end[0]
@@ -277,10 +277,10 @@ def _thresholds(
         subspace = grows / jnp.trace(grows)
         return Threshold(alpha, stderr, values, subspace, branch[place], jnp.asarray(code))
 
-    last = found.algorithmic if curves.over else jnp.full_like(found.algorithmic, jnp.inf)
-    optimal = found.information_theoretic
+    last = bisected.algorithmic if curves.over else jnp.full_like(bisected.algorithmic, jnp.inf)
+    optimal = bisected.information_theoretic
     return (
         threshold(last, end, curves.last, low),
         threshold(optimal, hysteresis, curves.nearest(optimal), high),
-        threshold(found.spinodal, start, curves.nearest(found.spinodal), high),
+        threshold(bisected.spinodal, start, curves.nearest(bisected.spinodal), high),
     )

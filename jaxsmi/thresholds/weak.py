@@ -46,8 +46,8 @@ def _weak_recovery(
     replicas = jnp.where(fixed, alpha, alpha - (start.each - rate) * squared)
     stderr = jnp.std(start.each, ddof=1) / np.sqrt(randomisations) * squared
     stderr = jnp.where(fixed, 0.0, stderr)
-    told = (vectors * known) @ vectors.T
-    subspace = jnp.where(trivial, told, jnp.where(never, 0.0, start.subspace))
+    grown = (vectors * known) @ vectors.T
+    subspace = jnp.where(trivial, grown, jnp.where(never, 0.0, start.subspace))
     root = sqrt_psd(S)
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
     subspace = subspace / jnp.maximum(jnp.trace(subspace), 1e-300)
