@@ -86,24 +86,24 @@ def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
     """
     explicit = model.channel.explicit
     chance = 1.0 / arguments.dimension
-    settings = {"samples": arguments.samples, "randomisations": arguments.randomisations}
-    budget = {"max_steps": arguments.max_steps} if explicit else {}
+    sampling = {"samples": arguments.samples, "randomisations": arguments.randomisations}
+    # what chance keeps saying about a layer that is not learned yet
+    random_start = {"q0": chance, "side_information": chance}
+    settings: dict[str, Any] = sampling | random_start
+    if explicit:  # of matrices theory is exact, and has nothing to sample
+        settings = {"max_steps": arguments.max_steps}
     with timed() as seconds:
         trajectory = smi.state_evolution(
             model,
             arguments.alpha,
             key=theory_key(arguments),
-            q0=chance,
-            # what chance keeps saying about a layer that is not learned yet
-            side_information=0.0 if explicit else chance,
             newton=False,
             progress=progress(arguments),
             **settings,
-            **budget,
         )
     count = arguments.points
     grid = (np.arange(count) + 0.5) / count * _top(model, arguments.alpha, count)
-    settings |= {"max_steps": arguments.curve_steps, "tolerance": 1e-3}
+    settings = sampling | {"max_steps": arguments.curve_steps, "tolerance": 1e-3}
     with timed() as curve_seconds:
         curve = curve_of(model, grid, arguments, **settings)
     return _Theory(trajectory, seconds[0], curve, curve_seconds[0])

@@ -1,246 +1,271 @@
-r"""State evolution: what GAMP does when D → ∞, and where it ends.
+r"""State evolution: what message passing does as D → ∞, and where it ends.
 
-Equations here [TCDKZ25; theory: multi-index, Eqs. (43) to (48)], S the second moment of the prior, V = S - Q:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (43) to (48)], S the second moment of the prior:
 
     Q̂ = α · channel.response(Q),   Q ← prior.overlap(Q̂)          (Gaussian prior: Q̂ (I + Q̂)^{-1})
 
-Undamped GAMP at iteration t has overlap Q^t. The iteration is carried on V, which stays accurate when it goes to zero.
-
-Where the overlap is one number and both functions are explicit (matrix families), nothing is iterated
-[theory: attention-indexed, Eq. (27)]:
-
-    α(q̂) = q̂/response(q(q̂)) is inverted in log q̂ between brackets: exact also where an iteration would crawl.
+Undamped message passing at iteration t has the overlap Q^t. The iteration is carried on
+V = S - Q, which stays accurate when it goes to zero (`overlap_map`). Where the overlap is one
+number and both functions are explicit, as for matrix models, a root takes its place (`inversion`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
 from tqdm import tqdm
 
-from jaxsmi.core.arrays import frozen, theory_dtype
-from jaxsmi.core.checks import Ability, check, require
+from jaxsmi.core.arrays import frozen
+from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check, require
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.inversion import inverted
+from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.prediction import prediction_error
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.nets import power_of_two
 
+__all__ = ["state_evolution"]
+
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
+_INACCURATE = 0.01  # a larger fraction of inaccurate inner integrals is reported
+_STRETCH = 4  # steps between two updates of the progress bar
 
-
-class _Problem(eqx.Module):
-    model: Any
-    alpha: Array
-    side: Array
-    key: Array
-    samples: int = eqx.field(static=True)
-    randomisations: int = eqx.field(static=True)
-
-    @property
-    def second_moment(self) -> Array:
-        return self.model.prior.second_moment(self.model.indices)
-
-    def map_of(self, V: Array) -> fixed_point.Evaluation:
-        """V ↦ prior.mmse(α response), with Jacobian and one replica per randomisation of the outer points."""
-        S, prior = self.second_moment, self.model.prior
-        V = 0.5 * (V + V.T)
-        response = self.model.channel.response(
-            S - V, V, key=self.key, samples=self.samples, randomisations=self.randomisations
-        )
-        side = self.side * jnp.eye(V.shape[0], dtype=V.dtype)
-        Qhat = self.alpha * 0.5 * (response.mean + response.mean.T) + side
-        value, pull = jax.linearize(prior.mmse, Qhat)
-        # dV_out = pull(α d response[dQ]), dQ = -dV
-        J = -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(self.alpha * response.jacobian)
-        replicas = value + jax.vmap(lambda R: pull(self.alpha * 0.5 * (R + R.T) + side - Qhat))(
-            response.replicas
-        )
-        return fixed_point.Evaluation(value, J, replicas, (response.inaccurate, response.error))
+_START = 1e-3
+_SAMPLES = 8192
+_RANDOMISATIONS = 8
+_TOLERANCE = 1e-4
 
 
 def state_evolution(
-    model: Any,
-    alpha: Any,
+    model: AbstractModel,
+    alpha: ArrayLike,
     *,
-    key: Array | None = None,
-    q0: Any = 1e-3,
-    samples: int = 8192,
-    randomisations: int = 8,
+    key: PRNGKeyArray | None = None,
+    q0: ArrayLike | None = None,
+    samples: int | None = None,
+    randomisations: int | None = None,
     max_steps: int = 300,
-    tolerance: Any = 1e-4,
+    tolerance: ArrayLike | None = None,
     newton: bool = True,
-    side_information: Any = 0.0,
+    side_information: ArrayLike = 0.0,
     progress: bool = False,
 ) -> Solution:
-    r"""Bayes-optimal state evolution: the overlap GAMP reaches at α = N/D, with its error bar and its trajectory.
+    r"""Bayes-optimal state evolution: the overlap that GAMP reaches at α, with its error bar.
 
     Q̂ = α E Σ_m g gᵀ,  Q ← prior.overlap(Q̂), started at Q = `q0`.
 
-    Arguments: `model`: any model with a channel; `alpha` > 0 (N/D; n/d² for matrix models), traced or not; `key`: common
-    random numbers, so that two calls with one key differ smoothly (matrix models, whose functions are explicit, need no key and
-    none of what follows: they return `overlap` q, `covariance` and `error` V at the root, with `newton=False` and `max_steps`
-    the plain iteration from q̂ = 0 as `history`, which is empty otherwise; twice differentiable; no `side_information`);
-    `q0`: starting overlap, a number (times the second moment S) or (P, P), inside
-    0 ⪯ Q ⪯ S; small is uninformed, near S informed; `samples`: outer points in all, split over `randomisations`
-    independent nets, whose spread gives the standard error; `tolerance` on the distance to the fixed point (fixed_point.py);
-    `newton=False`: the plain undamped trajectory to the end; `side_information` λ in [0, 1): as in `gamp`, adds λ/(1-λ) to
-    Q̂ (λ = 1/D: what chance tells a run of dimension D about a direction not learned yet);
-    `progress`: a bar on stderr (not under jit).
+    The functions of matrix models are explicit: the fixed point is then a root, without random
+    points or an iteration. `q0`, `samples`, `randomisations` and `tolerance` must be left out.
 
-    Returns: a `Solution` with `overlap`, `stderr` (statistical, carried through the map; NaN where not converged),
-    `covariance` V, `error` (plug-in),
-    `rho` (spectral radius of the map), `result` (SUCCESS, RECOVERED, MARGINAL, MAX_STEPS, INACCURATE, NONFINITE, INVALID), and
-    `history` with one entry a step ("step", "overlap", "covariance", "residual"); Newton steps, which end it, included.
-    `overlap`, `covariance` and `error` are differentiable once, forwards and backwards, in α and in every array of the
-    model (implicitly: dV = (I - J)^{-1} ∂F): NaN where the fixed point is marginal or was not reached, and
-    for the `error` of links with jumps (signs); second derivatives NaN.
-    Raises: ValueError outside jit for α <= 0, a q0 out of range, a model without inference; inside: NaN and INVALID.
-    Cost: `samples` posteriors a step: 8192 of two-layer attention take about 0.3 s on one core.
-    Source: [TCDKZ25], [theory: multi-index, Eqs. (42) to (48)].
+    Args:
+        model: Any model with a channel.
+        alpha: Sample complexity, a number > 0: N/D for index models, n/d² or n/(dL) for matrices.
+        key: Random key of the outer average, common random numbers: two calls with one key differ
+            smoothly. Matrix models need none.
+        q0: Starting overlap, a number (times the second moment S) or (P, P), 0 ⪯ Q ≺ S. A small
+            one is uninformed, one near S informed. Default 1e-3.
+        samples: Points of the outer average, over all nets. Default 8192.
+        randomisations: Independent nets, whose spread is the standard error. Default 8.
+        max_steps: Step budget; for matrix models the steps of the history. Default 300.
+        tolerance: Largest distance to the fixed point, entry by entry. Default 1e-4.
+        newton: Whether Newton steps end the iteration. False gives the plain undamped trajectory;
+            for matrix models that from q̂ = 0, and their history is empty otherwise. Default True.
+        side_information: Strength λ in [0, 1) of a direct observation of the signal, which adds
+            λ/(1-λ) to Q̂, as in `gamp`; λ = 1/D is what chance tells a run of dimension D about a
+            direction that is not learned. Must be 0 for matrix models. Default 0.
+        progress: Whether to show a bar on stderr (not under jit). Default False.
+
+    Returns:
+        A `Solution` with `overlap` Q, its statistical error `stderr` (NaN where not converged),
+        `covariance` V, plug-in `error`, `rho` (spectral radius of the map), and `history` with
+        one entry a step ("step", "overlap", "covariance", "residual"). Its `result` is one of
+        SUCCESS, RECOVERED, MARGINAL, MAX_STEPS, INACCURATE, NONFINITE, INVALID.
+        `overlap`, `covariance` and `error` have one derivative, forwards and backwards, in α and
+        in every array of the model, dV = (I - J)^{-1} ∂F: NaN where the fixed point is marginal
+        or was not reached, and for the `error` of links that jump. Matrix models have two.
+
+    Raises:
+        ValueError: For an argument out of its range, or a model without inference. Under jit the
+            answer is NaN with the code INVALID.
+
     Example:
-    >>> import jax, jaxsmi as smi
-    >>> sol = smi.state_evolution(smi.links.linear(0.5), 1.0, key=jax.random.key(0))
-    >>> round(float(sol.overlap[0, 0]), 4)  # q = q̂/(1 + q̂), q̂ = α/(1 - q + Δ)
-    0.5
+        >>> import jax, jaxsmi as smi
+        >>> solution = smi.state_evolution(smi.links.linear(0.5), 1.0, key=jax.random.key(0))
+        >>> round(float(solution.overlap[0, 0]), 4)  # q = q̂/(1 + q̂), q̂ = α/(1 - q + Δ)
+        0.5
+
+    Cost:
+        `samples` posteriors a step: 8192 of two-layer attention take about 0.3 s on one core.
+
+    Source:
+        [TCDKZ25], [theory: multi-index, Eqs. (42) to (48)]; matrix models
+        [theory: attention-indexed, Eq. (27)].
     """
-    dtype = theory_dtype()
-    alpha = jnp.asarray(alpha, dtype)
-    check(alpha.ndim == 0, "alpha", alpha, "a number N/D (use vmap for many)")
-    check(jnp.isfinite(alpha) & (alpha > 0), "alpha", alpha, "a finite number > 0")
     require(model, Ability.INFERENCE)
+    arguments = Arguments()
+    alpha = arguments.number("alpha", alpha, POSITIVE)
+    max_steps = arguments.count("max_steps", max_steps)
+    newton = arguments.flag("newton", newton)
+    progress = arguments.flag("progress", progress)
     if model.channel.explicit:
-        check(max_steps >= 1, "max_steps", max_steps, "at least 1")
-        check(
-            side_information == 0,
-            "side_information",
-            side_information,
-            "0: not there for matrix models",
-        )
-        return inverted(model, alpha, key, 0 if newton else int(max_steps))
-    check(key is not None, "key", None, "a key: jax.random.key(0)")
-    assert key is not None
-    P = model.indices
-    check(
-        randomisations >= 2,
-        "randomisations",
-        randomisations,
-        "at least 2: their spread is the error bar",
+        sampling = {
+            "q0": q0,
+            "samples": samples,
+            "randomisations": randomisations,
+            "tolerance": tolerance,
+        }
+        _refuse_for_matrices(arguments, sampling, side_information)
+        key = None if key is None else arguments.key("key", key)
+        alpha = jnp.where(arguments.valid, alpha, jnp.nan)
+        matrix_model = cast(AbstractMatrixModel, model)  # no other channel is explicit
+        return inverted(matrix_model, alpha, key, 0 if newton else max_steps)
+    key = arguments.key("key", key)
+    nets = arguments.count("randomisations", _default(randomisations, _RANDOMISATIONS), at_least=2)
+    samples = arguments.count("samples", _default(samples, _SAMPLES), at_least=2 * nets)
+    limit = arguments.number("tolerance", _default(tolerance, _TOLERANCE), POSITIVE)
+    strength = arguments.number("side_information", side_information, FRACTION)
+    S = model.prior.second_moment(model.indices)
+    Q0 = arguments.overlap("q0", _default(q0, _START), S)
+    # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
+    overlap_map = OverlapMap(
+        model,
+        jnp.where(arguments.valid, alpha, jnp.nan),
+        key,
+        power_of_two(max(samples // nets, 2)),
+        nets,
+        strength / (1.0 - strength),
     )
-    check(samples >= 2 * randomisations, "samples", samples, "at least two points a randomisation")
-    check(max_steps >= 1, "max_steps", max_steps, "at least 1")
-    tolerance = jnp.asarray(tolerance, dtype)
-    check(tolerance > 0, "tolerance", tolerance, "a positive number")
-    S = model.prior.second_moment(P)
-    q0 = jnp.asarray(q0, dtype)
-    check(q0.shape in ((), (P, P)), "q0", q0, f"a number or an array of shape {(P, P)}")
-    Q0 = q0 * S if q0.ndim == 0 else q0
-    check(jnp.all(jnp.isfinite(Q0)), "q0", q0, "finite numbers")
-    check(jnp.max(jnp.abs(Q0 - Q0.T)) <= 1e-10, "q0", q0, "a symmetric matrix")
-    check(jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12), "q0", q0, "a positive semi-definite overlap")
-    check(
-        jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0),
-        "q0",
-        q0,
-        "an overlap below the second moment: V = S - q0 > 0",
-    )
-    strength = jnp.asarray(side_information, dtype)
-    check(
-        (strength >= 0) & (strength < 1), "side_information", side_information, "a number in [0, 1)"
-    )
-    each = power_of_two(max(samples // randomisations, 2))
-    # outside jit these hold; inside, a bad value becomes a bad alpha: NaN and the code INVALID
-    allowed = (
-        jnp.all(jnp.linalg.eigvalsh(Q0) > -1e-12)
-        & jnp.all(jnp.linalg.eigvalsh(S - Q0) > 0)
-        & (tolerance > 0)
-    )
-    allowed = allowed & jnp.all(jnp.isfinite(Q0)) & (strength >= 0) & (strength < 1)
-    alpha = jnp.where(allowed, alpha, jnp.nan)
-    problem = _Problem(model, alpha, strength / (1.0 - strength), key, each, randomisations)
-    static = (max_steps, bool(newton))
-    start, held = (
-        lax.stop_gradient(Q0),
-        frozen(problem),
-    )  # derivatives come from the fixed point, not from the way there
-    if not progress:
-        return _finish(problem, _run(held, start, tolerance, static, None, None))
-    state: Any = None
-    stretch = 4
-    with tqdm(total=max_steps, desc=f"state evolution, α={float(alpha):g}", leave=False) as bar:
-        for until in range(stretch, max_steps + stretch, stretch):
-            state = _run(held, start, tolerance, static, jnp.asarray(min(until, max_steps)), state)
-            bar.update(int(state.step) - bar.n)
-            bar.set_postfix(Q=" ".join(f"{q:.4f}" for q in jnp.diagonal(S - state.V)))
-            if int(state.result) >= 0:
-                break
-    return _finish(problem, state)
+    options = _Options(max_steps, newton)
+    # derivatives come from the fixed point, not from the way to it
+    still = frozen(overlap_map)
+    V0 = lax.stop_gradient(S - Q0)
+    follow = _run_with_bar if progress else _run
+    return _solution(overlap_map, follow(still, V0, limit, options))
+
+
+def _default(value: ArrayLike | None, default: float) -> ArrayLike:
+    """The value that was given, or the default of index models."""
+    return default if value is None else value
+
+
+def _refuse_for_matrices(
+    arguments: Arguments, sampling: Mapping[str, ArrayLike | None], side_information: ArrayLike
+) -> None:
+    """Raise a ValueError for settings of an iteration on random points, which would be ignored."""
+    reason = "for a matrix model, whose fixed point is the root of an explicit function"
+    for name, value in sampling.items():
+        check(value is None, name, value, f"None {reason}")
+    none = jnp.asarray(side_information) == 0.0
+    arguments.condition(none, "side_information", side_information, f"0 {reason}")
+
+
+class _Options(NamedTuple):
+    """What the iteration is compiled for."""
+
+    max_steps: int
+    newton: bool
 
 
 @eqx.filter_jit
 def _run(
-    problem: _Problem, Q0: Array, tolerance: Array, static: tuple[int, bool], until: Any, state: Any
-) -> Any:
-    max_steps, newton = static
-    S = problem.second_moment
-    return fixed_point.solve(
-        problem.map_of, S - Q0, S, max_steps=max_steps, tolerance=tolerance, newton=newton,
-        geometric=problem.model.channel.noiseless, until=until, state=state,
-    )  # fmt: skip
+    overlap_map: OverlapMap,
+    V0: Array,
+    tolerance: Array,
+    options: _Options,
+    until: Array | None = None,
+    state: fixed_point.FixedPoint | None = None,
+) -> fixed_point.FixedPoint:
+    """The iteration from V0, or from a state of it, to its end or to the step `until`."""
+    return overlap_map.fixed_point(
+        V0,
+        max_steps=options.max_steps,
+        tolerance=tolerance,
+        newton=options.newton,
+        until=until,
+        state=state,
+    )
 
 
-def _moved(problem: _Problem, end: fixed_point.FixedPoint, code: Array) -> Array:
-    """V of the fixed point, with its implicit derivative (I - J)^{-1} ∂F: NaN where it is marginal or not reached."""
+def _run_with_bar(
+    overlap_map: OverlapMap, V0: Array, tolerance: Array, options: _Options
+) -> fixed_point.FixedPoint:
+    """`_run` in short stretches, with a progress bar that shows the overlaps."""
+    most, S = options.max_steps, overlap_map.second_moment
+    state: fixed_point.FixedPoint | None = None
+    title = f"state evolution, α={float(overlap_map.alpha):g}"
+    with tqdm(total=most, desc=title, leave=False) as bar:
+        while state is None or (int(state.result) < 0 and int(state.step) < most):
+            until = min(_STRETCH if state is None else int(state.step) + _STRETCH, most)
+            state = _run(overlap_map, V0, tolerance, options, jnp.asarray(until), state)
+            bar.update(int(state.step) - bar.n)
+            bar.set_postfix(Q=" ".join(f"{q:.4f}" for q in jnp.diagonal(S - state.V)))
+    return state
+
+
+def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
+    """V of the fixed point with its implicit derivative (I - J)^{-1} ∂F.
+
+    It is zero at perfect recovery, and NaN where the fixed point is marginal or not reached.
+    """
     regular = (code == Result.SUCCESS) | (code == Result.INACCURATE)
     weight = jnp.where(code == Result.RECOVERED, 0.0, jnp.where(regular, 1.0, jnp.nan))
 
-    def known(_: _Problem, context: tuple[Array, Array]) -> Array:
+    def solve(_: OverlapMap, context: tuple[Array, Array]) -> Array:
         return context[0]
 
-    def prepare(problem: _Problem, context: tuple[Array, Array], V: Array) -> tuple[Array, Array]:
-        if not problem.model.channel.smooth:
-            return V, problem.map_of(V).jacobian
-        return V, fixed_point.pathwise_jacobian(problem.map_of, V, problem.second_moment - V)
+    def prepare(
+        overlap_map: OverlapMap, context: tuple[Array, Array], V: Array
+    ) -> tuple[Array, Array]:
+        if not overlap_map.model.channel.smooth:
+            return V, overlap_map.evaluate(V).jacobian
+        Q = overlap_map.second_moment - V
+        return V, fixed_point.pathwise_jacobian(overlap_map.evaluate, V, Q)
 
     def push(
-        problem: _Problem,
+        overlap_map: OverlapMap,
         context: tuple[Array, Array],
         prepared: tuple[Array, Array],
         directions: list[Array],
     ) -> Array:
         V, J = prepared
-        slope = implicit.derivative(lambda p: p.map_of(V).value, problem, directions)
+        slope = implicit.derivative(lambda m: m.evaluate(V).value, overlap_map, directions)
         return context[1] * fixed_point.resolvent(J, slope)
 
-    return implicit.differentiable(known, push, problem, (end.V, weight), prepare)
+    return implicit.differentiable(solve, push, overlap_map, (V, weight), prepare)
 
 
 @eqx.filter_jit
-def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
-    S, model = problem.second_moment, problem.model
-    recovered = end.result == Result.RECOVERED
+def _solution(overlap_map: OverlapMap, end: fixed_point.FixedPoint) -> Solution:
+    """What the end of the iteration says, with derivatives, errors and a result code."""
+    S, model = overlap_map.second_moment, overlap_map.model
+    success = end.result == Result.SUCCESS
     inaccurate, _ = end.evaluation.extra
-    code = jnp.where(
-        (end.result == Result.SUCCESS) & (inaccurate > 0.01), Result.INACCURATE, end.result
-    )
-    code = jnp.where(
-        (end.result == Result.SUCCESS) & (end.rho > 1.0 - _MARGIN), Result.MARGINAL, code
-    )
-    moved = _moved(problem, end, code)
+    code = jnp.where(success & (inaccurate > _INACCURATE), Result.INACCURATE, end.result)
+    code = jnp.where(success & (end.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
+    recovered = end.result == Result.RECOVERED
+    moved = _differentiable(overlap_map, end.V, code)
     V = jnp.where(recovered, 0.0, moved)
-    error_key = jax.random.fold_in(problem.key, 2)
-    error = prediction_error(model, S - moved, key=error_key, samples=problem.samples)
-    # labels that jump: the derivative along the sampled ones misses the jumps
-    slope = 1.0 if model.channel.smooth else jnp.nan
-    error_value = implicit.with_slope(error.value, slope)
+    error = prediction_error(
+        model,
+        S - moved,
+        key=jax.random.fold_in(overlap_map.key, 2),
+        samples=overlap_map.samples,
+    )
+    # where labels jump the derivative along the sampled ones misses the jumps
+    error = implicit.with_slope(error.value, 1.0 if model.channel.smooth else jnp.nan)
     stderr = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
-    invalid = ~(jnp.isfinite(problem.alpha) & (problem.alpha > 0))
+    stderr = jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr)
+    invalid = ~(jnp.isfinite(overlap_map.alpha) & (overlap_map.alpha > 0))
     code = jnp.where(invalid, Result.INVALID, code)
     lost = invalid | (code == Result.NONFINITE)
 
@@ -249,11 +274,9 @@ def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
 
     return Solution(
         overlap=masked(S - V),
-        stderr=masked(
-            jnp.where(recovered, 0.0, jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr))
-        ),
-        error=masked(jnp.where(recovered, 0.0, error_value)),
-        alpha=problem.alpha,
+        stderr=masked(jnp.where(recovered, 0.0, stderr)),
+        error=masked(jnp.where(recovered, 0.0, error)),
+        alpha=overlap_map.alpha,
         steps=end.step,
         residual=end.residual,
         result=code,
@@ -261,6 +284,6 @@ def _finish(problem: _Problem, end: fixed_point.FixedPoint) -> Solution:
         covariance=masked(V),
         rho=end.rho,
         model=model,
-        key=problem.key,
+        key=overlap_map.key,
         kind="state_evolution",
     )

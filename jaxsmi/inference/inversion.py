@@ -1,99 +1,160 @@
-"""TODO inference.inversion."""
+r"""State evolution of matrix models, whose overlap is one number: a root instead of an iteration.
+
+Equations here [theory: attention-indexed, Eq. (27)], f the information of the channel and V(q̂)
+the error of the prior at the precision q̂:
+
+    q̂ = α f(Q_0 - V(q̂))   ⇔   log q̂ - log f(Q_0 - V(q̂)) = log α
+
+The left side increases with q̂, so that its root is bracketed and found however slowly an
+iteration would crawl. Newton steps from the root make it differentiable twice.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
+from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.numerics import roots
 
-_FAR = 1e10  # a precision beyond this is perfect recovery
+__all__ = ["inverted"]
+
+_LARGEST_PRECISION = 1e10  # beyond it V is below what the spectra resolve
+_NEWTON_STEPS = 4
+
+
+class _Root(NamedTuple):
+    """Root of the module's equation: log q̂, the slope there, and why there may be none.
+
+    `recovered`: perfect recovery; `beyond`: the root is larger than the largest precision.
+    """
+
+    log_precision: Array
+    slope: Array
+    lowest: Array
+    recovered: Array
+    beyond: Array
+
+
+def _level(model: AbstractMatrixModel, log_precision: Array) -> tuple[Array, Array]:
+    """The left side log q̂ - log f(q(q̂)), and V(q̂)."""
+    V = model.prior.mmse(jnp.exp(log_precision))
+    return log_precision - jnp.log(model.readout.information(model.prior.norm - V, V)), V
+
+
+def _root(model: AbstractMatrixModel, alpha: Array, goal: Array) -> _Root:
+    """The root between q̂ = α f(q(0)), below which no root lies as f grows, and the largest q̂."""
+    start = jnp.ones((), alpha.dtype)  # V at q̂ = 0
+    lowest = goal + jnp.log(model.readout.information(model.prior.norm - start, start))
+    highest = jnp.log(jnp.asarray(_LARGEST_PRECISION, alpha.dtype))
+    root = lax.stop_gradient(roots.root(lambda l: _level(model, l)[0] - goal, lowest, highest))
+    beyond = root.values[1] < 0.0
+    recovered = (alpha >= model.recovery) | (beyond & jnp.isfinite(model.recovery))
+    # where everything is recovered any number with a finite derivative will do
+    log_precision = jnp.where(recovered, lowest, jnp.where(beyond, highest, root.x))
+    slope = jnp.where(recovered | ~(root.slope > 0.0), 1.0, root.slope)
+    return _Root(log_precision, slope, lowest, recovered, beyond)
+
+
+def _polished(model: AbstractMatrixModel, goal: Array, root: _Root) -> tuple[Array, Array]:
+    """log q̂ and V after Newton steps, through which derivatives go.
+
+    Each step takes away one order of the error of the slope; the last one only evaluates V.
+    """
+
+    def newton(_: int, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        log_precision = carry[0]
+        level, V = _level(model, log_precision)
+        moved = log_precision - (level - goal) / root.slope
+        return jnp.where(root.recovered, root.lowest, moved), log_precision, V
+
+    first = (root.log_precision, root.log_precision, jnp.ones((), goal.dtype))
+    _, log_precision, V = lax.fori_loop(0, _NEWTON_STEPS, newton, first)
+    return log_precision, jnp.where(root.recovered, 0.0, V)
+
+
+def _standard_error(
+    model: AbstractMatrixModel, root: _Root, log_precision: Array, V: Array
+) -> Array:
+    """Statistical error of V: zero unless f comes from Monte-Carlo.
+
+    An error e of log f moves log q̂ by e over the slope.
+    """
+    if not model.readout.sampled:
+        return lax.stop_gradient(jnp.zeros_like(V))
+    moved = jax.jvp(
+        lambda l: model.prior.mmse(jnp.exp(l)),
+        (lax.stop_gradient(log_precision),),
+        (jnp.ones_like(log_precision),),
+    )[1]
+    relative = model.readout.uncertainty(model.prior.norm - V, lax.stop_gradient(V))
+    stderr = jnp.abs(moved / root.slope) * relative
+    return jnp.where(root.recovered, 0.0, lax.stop_gradient(stderr))
+
+
+def _trajectory(model: AbstractMatrixModel, alpha: Array, steps: int) -> dict[str, Array]:
+    """The plain iteration V ← V(α f) from q̂ = 0, one entry a step; empty for no steps."""
+    if not steps:
+        return {}
+    dtype = alpha.dtype
+
+    def entry(count: Array, V: Array, residual: Array) -> dict[str, Array]:
+        one = jnp.ones((1, 1), dtype)
+        return {
+            "step": count.astype(dtype),
+            "overlap": (model.prior.norm - V) * one,
+            "covariance": V * one,
+            "residual": residual,
+        }
+
+    def step(V: Array, count: Array) -> tuple[Array, dict[str, Array]]:
+        new = model.prior.mmse(alpha * model.readout.information(model.prior.norm - V, V))
+        return new, entry(count, new, jnp.abs(new - V))
+
+    start = jnp.ones((), dtype)
+    begin = entry(jnp.zeros((), dtype), start, jnp.asarray(jnp.nan, dtype))
+    history = lax.scan(step, start, jnp.arange(1, steps + 1))[1]
+    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), begin, history)
 
 
 @eqx.filter_jit
-def inverted(model: Any, alpha: Array, key: Any, steps: int) -> Solution:
-    """Root of log q̂ - log response(q(q̂)) = log α, which increases with q̂; with `steps` of the plain iteration as a history."""
-    prior, channel, dtype = model.prior, model.channel, alpha.dtype
-
-    def height(model: Any, l: Array) -> tuple[Array, Array]:
-        """log q̂ - log response, and V."""
-        V = model.prior.mmse(jnp.exp(l))
-        return l - jnp.log(model.channel.information(model.prior.norm - V, V)), V
-
+def inverted(
+    model: AbstractMatrixModel, alpha: Array, key: PRNGKeyArray | None, steps: int
+) -> Solution:
+    """The fixed point of a matrix model, with so many `steps` of the plain iteration as history."""
+    dtype = alpha.dtype
+    still = frozen(model)
     valid = jnp.isfinite(alpha) & (alpha > 0) & model.valid
     goal = jnp.log(jnp.where(valid, alpha, 1.0))
-    held, still = frozen(model), lax.stop_gradient(goal)
-    start = jnp.ones((), dtype)  # V at q̂ = 0
-    first = still + jnp.log(
-        held.channel.information(held.prior.norm - start, start)
-    )  # the response grows with q
-    top = jnp.log(jnp.asarray(_FAR, dtype))
-    found = lax.stop_gradient(roots.root(lambda l: height(held, l)[0] - still, first, top))
-    far = found.values[1] < 0.0
-    recovered = (alpha >= model.recovery) | (far & jnp.isfinite(model.recovery))
-    # recovered: any number whose derivative is finite
-    l = jnp.where(recovered, first, jnp.where(far, top, found.x))
-    slope = jnp.where(recovered | ~(found.slope > 0.0), 1.0, found.slope)
-
-    def newton(_: int, c: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        l = c[0]
-        above, V = height(model, l)
-        return jnp.where(recovered, first, l - (above - goal) / slope), l, V
-
-    # derivatives go through these steps: each takes away an order of the error of the slope; the last only looks at V
-    _, l, V = lax.fori_loop(0, 4, newton, (l, l, start))
-    V = jnp.where(recovered, 0.0, V)
-    spread = jnp.zeros_like(V)
-    if channel.sampled:  # an error e of log f moves log q̂ by e/slope
-        moved = jax.jvp(
-            lambda l: held.prior.mmse(jnp.exp(l)), (lax.stop_gradient(l),), (jnp.ones_like(l),)
-        )[1]
-        spread = jnp.abs(moved / slope) * channel.uncertainty(prior.norm - V, lax.stop_gradient(V))
-    spread = jnp.where(recovered, 0.0, lax.stop_gradient(spread))
+    root = _root(still, alpha, lax.stop_gradient(goal))
+    log_precision, V = _polished(model, goal, root)
+    stderr = _standard_error(still, root, log_precision, V)
     V = jnp.where(valid, V, jnp.nan)
+    # beyond the largest precision without recovery, V is only known to be as small
+    code = jnp.where(root.beyond, Result.INACCURATE, Result.SUCCESS)
+    code = jnp.where(root.recovered, Result.RECOVERED, code)
+    code = jnp.where(valid, code, Result.INVALID)
     one = jnp.ones((1, 1), dtype)
-
-    def step(V: Array, count: Array) -> tuple[Array, dict[str, Array]]:
-        new = held.prior.mmse(
-            lax.stop_gradient(alpha) * held.channel.information(held.prior.norm - V, V)
-        )
-        seen = {
-            "overlap": (held.prior.norm - new) * one,
-            "covariance": new * one,
-            "residual": jnp.abs(new - V),
-        }
-        return new, {"step": count.astype(dtype), **seen}
-
-    begin = {"step": jnp.zeros((), dtype), "overlap": (held.prior.norm - start) * one, "covariance": start * one,
-             "residual": jnp.asarray(jnp.nan, dtype)}  # fmt: skip
-    history = {}
-    if steps:
-        history = lax.scan(step, start, jnp.arange(1, steps + 1))[1]
-        history = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), begin, history)
-    code = jnp.where(
-        far, Result.INACCURATE, Result.SUCCESS
-    )  # q̂ beyond 1e10 without recovery: V is only known to be as small
-    code = jnp.where(valid, jnp.where(recovered, Result.RECOVERED, code), Result.INVALID)
     return Solution(
-        overlap=(prior.norm - V) * one,
-        stderr=spread * one,
+        overlap=(model.prior.norm - V) * one,
+        stderr=stderr * one,
         error=V,
         alpha=alpha,
         steps=jnp.asarray(steps),
         residual=jnp.zeros((), dtype),
         result=code,
-        history=history,
+        history=_trajectory(still, lax.stop_gradient(alpha), steps),
         covariance=V * one,
         rho=jnp.asarray(jnp.nan, dtype),
-        state={"qhat": jnp.where(recovered, jnp.inf, jnp.exp(l))},
+        state={"qhat": jnp.where(root.recovered, jnp.inf, jnp.exp(log_precision))},
         model=model,
         key=key,
         kind="state_evolution",

@@ -1,15 +1,18 @@
-r"""The replica free entropy: the potential whose stationary points are the fixed points of state evolution.
+r"""The replica free entropy: the potential whose stationary points are those of state evolution.
 
-Equations here [TCDKZ25; theory: multi-index, Eqs. (49) to (51)], S the second moment of the prior, V = S - Q:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (49) to (51)], S the second moment of the prior,
+V = S - Q:
 
     Φ(Q) = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out(y; Q^{1/2} ξ, V),     Q̂ = α channel.response(Q)
-    ∂_Q [α E log Z_out] = ½ Q̂,   ∂Φ_w/∂Q̂ = ½ prior.overlap(Q̂)   so that   dΦ = ½ tr[(prior.overlap(Q̂) - Q) dQ̂]
+    ∂_Q [α E log Z_out] = ½ Q̂,   ∂Φ_w/∂Q̂ = ½ prior.overlap(Q̂)
+    so that   dΦ = ½ tr[(prior.overlap(Q̂) - Q) dQ̂]
 
-The largest Φ among the fixed points is the Bayes-optimal one. Noiseless channels have Φ → ∞ at Q = S beyond perfect recovery:
-compare differences away from there. log Z_out is that of `channel.statistic(y)`, which for attention is a density of u.
+The largest Φ among the fixed points is the Bayes-optimal one. Noiseless channels have Φ → ∞ at
+Q = S beyond perfect recovery: compare differences away from there. log Z_out is that of
+`channel.statistic(y)`, which for attention is a density of u.
 
-Matrices, per entry [theory: attention-indexed, Eq. (29); bilinear, Eq. (12)],
-q̂ = α f(q), I the mutual information of the prior, f = Ψ'/w:
+Matrices, per entry [theory: attention-indexed, Eq. (29); bilinear, Eq. (12)], q̂ = α f(q), I the
+mutual information of the prior, f = Ψ'/w:
 
     Φ(q) = w q̂ (Q_0 - q) - I(q̂) + α Ψ(q),      w = ¼ (symmetric), ½ (rectangular)
 """
@@ -26,6 +29,8 @@ from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.nets import power_of_two
 
+__all__ = ["free_entropy", "potential_at"]
+
 
 def free_entropy(
     model: AbstractModel,
@@ -38,20 +43,36 @@ def free_entropy(
 ) -> Estimate:
     r"""Φ(Q) in nats per dimension, at Q̂ = α·response(Q), with its standard error.
 
-    Φ = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out           (matrix models: module docstring, exact, no key)
+    Φ = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out           (matrix models: module docstring)
 
-    Arguments: `model` with a channel; `alpha` > 0; `overlap` Q (P, P), a number (times the second moment S) or a Solution,
-    0 ⪯ Q ≺ S; `key`: common random numbers, so that differences of Φ at one key are much sharper than Φ itself; `samples`
-    in all, over `randomisations` independent nets. Returns: an `Estimate` (value, stderr); at a fixed point the error of Q̂
-    enters to second order only. Raises: ValueError for α <= 0, a wrong shape, or Q outside that range; inside jit: NaN.
-    Cost: `samples` posteriors. Source: [TCDKZ25], [theory: multi-index, Eqs. (49), (51)].
+    Args:
+        model: Any model with a channel.
+        alpha: Sample complexity, a number > 0 (as in `state_evolution`).
+        overlap: Q (P, P), a number (times the second moment S), or a Solution; 0 ⪯ Q ≺ S.
+        key: Random key of the outer average. Differences of Φ at one key are much sharper than Φ
+            itself. Matrix models need none.
+        samples: Points of the outer average, over all nets. Default 8192.
+        randomisations: Independent nets, whose spread is the standard error. Default 8.
+
+    Returns:
+        An `Estimate` (value, stderr). At a fixed point the error of Q̂ enters to second order only.
+        Matrix models, whose functions are explicit, have no statistical error.
+
+    Raises:
+        ValueError: For an argument out of its range, or a model without inference. Under jit the
+            answer is NaN.
+
     Example:
-    >>> import jax, jaxsmi as smi
-    >>> value = smi.free_entropy(smi.links.linear(1.0), 1.0, 0.0, key=jax.random.key(0))
-    >>> round(
-    ...     float(value.value), 2
-    ... )  # -½ E y² / (1 + Δ) - ½ log 2π(1 + Δ) + (½ q̂ - ½ log(1 + q̂)),  q̂ = 1/2
-    -1.72
+        >>> import jax, jaxsmi as smi
+        >>> value = smi.free_entropy(smi.links.linear(1.0), 1.0, 0.0, key=jax.random.key(0))
+        >>> round(float(value.value), 2)  # -½ - ½ log 4π + ½ q̂ - ½ log(1 + q̂), q̂ = 1/2
+        -1.72
+
+    Cost:
+        `samples` posteriors.
+
+    Source:
+        [TCDKZ25], [theory: multi-index, Eqs. (49), (51)].
     """
     require(model, Ability.INFERENCE)
     arguments = Arguments()
@@ -67,9 +88,7 @@ def free_entropy(
     each = power_of_two(max(samples // randomisations, 2))
     valid = arguments.valid
     estimate = potential_at(model, alpha, jnp.where(valid, Q, 0.5 * S), key, each, randomisations)
-    return Estimate(
-        jnp.where(valid, estimate.value, jnp.nan), jnp.where(valid, estimate.stderr, jnp.nan)
-    )
+    return Estimate(*(jnp.where(valid, x, jnp.nan) for x in estimate))
 
 
 @eqx.filter_jit

@@ -1,1 +1,1 @@
-"""Where learning starts and what is learned next: weak recovery, staircase, recovery, first-order transitions, search."""
+"""Where learning starts, what is learned next, and where perfect recovery begins."""

@@ -1,75 +1,92 @@
-"""TODO thresholds.branch."""
+"""Fixed points of state evolution with only some directions learned, and what grows there.
+
+Equations here [theory: multi-index, Eqs. (52), (55)], U a basis of the learned directions,
+Π = U Uᵀ:
+
+    V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π
+
+The unlearned directions keep the covariance S. That is exact for a Gaussian prior, and wherever
+learned and new directions are independent under the prior, as coordinates are. For another prior
+and oblique directions E[C ⊗ C] differs from S ⊗ S: `refuse_oblique` says so
+[theory: multi-index, section 11].
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
+from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
+from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.thresholds.growth import Growth, growth
 
-# Staircase -----------------------------------------------------------------------------------------------------------------
+__all__ = ["NETS", "branch_end", "branch_growth", "refuse_oblique"]
 
-SCRAMBLES = 4  # nets inside one replica of a threshold
+NETS = 4  # nets inside one replica of a threshold
+_DEEP = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be known
+_PRECISION = 4.0  # at which the prior is tested for oblique directions, times the inverse of S
+_SLACK = 0.05  # of the test: quadrature errors of priors, and errors of the learned directions
 
 
-DEEP = 1e-7  # V of directions that are recovered perfectly, in units of S: small enough for their signs to be known
+def branch_end(
+    branch: OverlapMap, V0: Array, max_steps: int, tolerance: float
+) -> fixed_point.FixedPoint:
+    """The fixed point reached from V0 (k, k); at perfect recovery V/S is that of `_DEEP`."""
+    S = branch.second_moment
+    end = branch.fixed_point(V0, max_steps=max_steps, tolerance=jnp.asarray(tolerance, S.dtype))
+    deep = end.V * jnp.minimum(_DEEP * jnp.trace(S) / jnp.trace(end.V), 1.0)
+    V = jnp.where(end.result == Result.RECOVERED, deep, end.V)
+    return eqx.tree_at(lambda e: e.V, end, V)
 
 
-class Branch(eqx.Module):
-    """State evolution with only the directions U (P, k) learned, at one α, on V restricted to them (k, k)."""
+def branch_growth(branch: OverlapMap, V: Array, X: Array | None = None) -> Growth:
+    """Growth of the directions that are not learned, at V (k, k)."""
+    Q, covariance = branch.overlaps(V)
+    unlearned = jnp.eye(len(Q), dtype=Q.dtype) - branch.embed(jnp.eye(len(V), dtype=Q.dtype))
+    return growth(
+        branch.model,
+        Q,
+        covariance,
+        unlearned,
+        branch.key,
+        branch.samples,
+        branch.randomisations,
+        X,
+    )
 
-    model: Any
-    U: Array
-    alpha: Array
-    key: Array
-    samples: int = eqx.field(static=True)
-    randomisations: int = eqx.field(static=True)
 
-    def whole(self, V: Array) -> tuple[Array, Array]:
-        """Q and V (P, P) of V on the learned directions."""
-        S = self.model.prior.second_moment(self.model.indices)
-        Q = self.U @ (self.U.T @ S @ self.U - V) @ self.U.T
-        return Q, S - Q
+@eqx.filter_jit
+def _ties(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
+    """How far unlearned directions are from independent of the learned ones, relative to S.
 
-    def map_of(self, V: Array) -> fixed_point.Evaluation:
-        """V ↦ prior.mmse(α response) on the learned directions, with Jacobian and replicas."""
-        U, prior = self.U, self.model.prior
-        Q, whole = self.whole(0.5 * (V + V.T))
-        response = self.model.channel.response(
-            Q, whole, key=self.key, samples=self.samples, randomisations=self.randomisations
-        )
+    With a field on the learned directions alone: their overlap N overlap(Q̂) N, and the change of
+    the way a small field on them returns, N d overlap[N] N, which is N S² N without any field.
+    """
+    S = prior.second_moment(len(learned))
+    projector = learned @ learned.T
+    unlearned = jnp.eye(len(S), dtype=S.dtype) - projector
+    Qhat = _PRECISION * len(S) / jnp.trace(S) * projector
+    value, pull = jax.linearize(prior.overlap, Qhat)
+    overlap = unlearned @ value @ unlearned
+    change = unlearned @ (pull(unlearned) - S @ unlearned @ S) @ unlearned
+    largest = jnp.max(S)
+    return jnp.max(jnp.abs(overlap)) / largest, jnp.max(jnp.abs(change)) / largest**2
 
-        def mmse(Rk: Array) -> Array:
-            return U.T @ prior.mmse(self.alpha * U @ (0.5 * (Rk + Rk.T)) @ U.T) @ U
 
-        value, pull = jax.linearize(mmse, U.T @ response.mean @ U)
-        inner = jnp.einsum("pi,qj,pqrs,rk,sl->ijkl", U, U, response.jacobian, U, U)
-        J = -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(inner)
-        replicas = value + jax.vmap(lambda R: pull(U.T @ (R - response.mean) @ U))(
-            response.replicas
-        )
-        return fixed_point.Evaluation(value, J, replicas, (response.inaccurate, response.error))
-
-    def fixed_point(self, V0: Array, max_steps: int, tolerance: float) -> fixed_point.FixedPoint:
-        """From V0 (k, k); perfectly recovered directions are followed down to `DEEP`."""
-        S = self.U.T @ self.model.prior.second_moment(self.model.indices) @ self.U
-        end = fixed_point.solve(
-            self.map_of, V0, S, max_steps=max_steps, tolerance=jnp.asarray(tolerance, S.dtype), newton=True,
-            geometric=self.model.channel.noiseless,
-        )  # fmt: skip
-        deep = end.V * jnp.minimum(DEEP * jnp.trace(S) / jnp.trace(end.V), 1.0)
-        return eqx.tree_at(
-            lambda e: e.V, end, jnp.where(end.result == Result.RECOVERED, deep, end.V)
-        )
-
-    def growth(self, V: Array, X: Array | None = None) -> Growth:
-        """Growth of the directions not learned."""
-        Q, whole = self.whole(V)
-        rest = jnp.eye(len(Q), dtype=Q.dtype) - self.U @ self.U.T
-        return growth(self.model, Q, whole, rest, self.key, self.samples, self.randomisations, X)
+def refuse_oblique(model: AbstractModel, learned: Array) -> None:
+    """Raise a ValueError where the prior ties unlearned directions to the learned ones (P, k)."""
+    overlap, change = _ties(model.prior, learned)
+    check(
+        (overlap < _SLACK) & (change < _SLACK),
+        "model",
+        model.prior,
+        "a Gaussian prior, or a link that learns sets of coordinates one after the other: the "
+        "directions learned here are oblique to the coordinates, and this prior ties the others "
+        "to them",
+    )

@@ -1,71 +1,108 @@
-"""TODO thresholds.growth."""
+r"""Growth of a small overlap in the directions that are not learned yet.
+
+Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52), (54)], S the second moment of a
+prior of mean zero, V = S - Q, N the projector on the directions that are not learned (all of
+them at Q = 0):
+
+    G = N V^{1/2} ∂g V^{1/2} N,   ω drawn at the overlap Q of a fixed point,
+    F_Q(X)_{pp'} = E Σ_{m,n} (G_{mn} X G_{mn}ᵀ)_{pp'}
+
+* F maps positive matrices to positive matrices and is self-adjoint: λ_max is its spectral radius,
+  and the projection of the identity on its eigenspace is positive semi-definite, the subspace that
+  is learned next;
+* learned × new directions grow more slowly: F is completely positive, so that their rate is at
+  most the geometric mean of those of learned × learned, below one, and new × new;
+* N E[g gᵀ] N ≠ 0: these directions are learned at once.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Ability, check, require
+from jaxsmi.core.checks import Ability, Arguments, require
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 
+__all__ = ["Growth", "applied", "checked_sizes", "growth", "leading"]
+
 _DENSE = 8  # up to this many indices the map is a matrix; above, an operator on the samples
+_POWER_STEPS = 300
+_SIGMAS = 5.0  # E g gᵀ counts as non-zero from so many standard errors
 
 
 def applied(G: Array, X: Array) -> Array:
-    """Σ_{m,n} G_{mn} X G_{mn}ᵀ averaged over samples: G (.., n, P, M, P, M), X (P, P) to (.., P, P)."""
+    """F(X) (.., P, P), averaged over the samples of G (.., n, P, M, P, M)."""
     half = jnp.einsum("...npaqb,qr->...npabr", G, X)
     return jnp.einsum("...npabr,...nsarb->...ps", half, G) / G.shape[-5]
 
 
 def leading(G: Array) -> Array:
-    """The positive semi-definite X of unit norm with F(X) = λ_max X, from G (randomisations, samples, P, M, P, M).
+    """The positive semi-definite X of unit norm with F(X) = λ_max X.
 
-    The projection of the identity on the leading eigenspace: by a dense eigendecomposition, or by iterating from it.
+    It is the projection of the identity on the leading eigenspace, by a dense eigendecomposition
+    or by an iteration. `G` is (randomisations, samples, P, M, P, M).
     """
-    P, dtype = G.shape[-2], G.dtype
-    if P <= _DENSE:
-        rows, columns = np.triu_indices(P)
-        scale = np.where(rows == columns, 1.0, np.sqrt(0.5))
-        basis = np.zeros((len(rows), P, P))
-        basis[np.arange(len(rows)), rows, columns] = scale
-        basis[np.arange(len(rows)), columns, rows] = scale
-        basis = jnp.asarray(basis, dtype)
-        tensor = jnp.einsum("tnpaqb,tnsarb->tpqsr", G, G) / G.shape[1]
-        matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
-        matrices = 0.5 * (matrices + jnp.swapaxes(matrices, 1, 2))
-        values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
-        spread = jnp.std(jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors), axis=0) / np.sqrt(
-            len(G) - 1
-        )
-        # eigenvalues that agree to rounding or to four standard errors are one eigenspace
-        top = values >= values[-1] - 1e-6 * jnp.abs(values[-1]) - 4.0 * jnp.maximum(
-            spread, spread[-1]
-        )
-        top = top & (values > 0.5 * values[-1])  # ... but never all of it, however large the errors
-        weights = jnp.where(top, vectors.T @ jnp.einsum("ipp->i", basis), 0.0)
-        X = jnp.einsum("k,ik,ipq->pq", weights, vectors, basis)
-    else:
-        flat = G.reshape(-1, *G.shape[-4:])
-
-        def step(_: int, X: Array) -> Array:
-            Y = applied(flat, X)
-            Y = Y + 0.25 * jnp.linalg.norm(Y) * X  # the shift kills oscillation between blocks
-            return Y / jnp.maximum(jnp.linalg.norm(Y), 1e-300)
-
-        X = lax.fori_loop(0, 300, step, jnp.eye(P, dtype=dtype) / np.sqrt(P))
+    X = _leading_dense(G) if G.shape[-2] <= _DENSE else _leading_iterated(G)
     X = 0.5 * (X + X.T)
     return X / jnp.maximum(jnp.linalg.norm(X), 1e-300)
 
 
+def _symmetric_basis(P: int) -> np.ndarray:
+    """Orthonormal basis of the symmetric P×P matrices."""
+    rows, columns = np.triu_indices(P)
+    scale = np.where(rows == columns, 1.0, np.sqrt(0.5))
+    basis = np.zeros((len(rows), P, P))
+    basis[np.arange(len(rows)), rows, columns] = scale
+    basis[np.arange(len(rows)), columns, rows] = scale
+    return basis
+
+
+def _leading_dense(G: Array) -> Array:
+    """`leading` by the eigenvectors of F as a matrix on symmetric matrices."""
+    basis = jnp.asarray(_symmetric_basis(G.shape[-2]), G.dtype)
+    tensor = jnp.einsum("tnpaqb,tnsarb->tpqsr", G, G) / G.shape[1]
+    matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
+    matrices = 0.5 * (matrices + jnp.swapaxes(matrices, 1, 2))
+    values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
+    rates = jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors)
+    spread = jnp.std(rates, axis=0) / np.sqrt(len(G) - 1)
+    # eigenvalues that agree to rounding or to four standard errors are one eigenspace ..
+    slack = 1e-6 * jnp.abs(values[-1]) + 4.0 * jnp.maximum(spread, spread[-1])
+    top = values >= values[-1] - slack
+    top = top & (values > 0.5 * values[-1])  # .. but never all of it, however large the errors
+    weights = jnp.where(top, vectors.T @ jnp.einsum("ipp->i", basis), 0.0)
+    return jnp.einsum("k,ik,ipq->pq", weights, vectors, basis)
+
+
+def _leading_iterated(G: Array) -> Array:
+    """`leading` by shifted power iteration; the shift kills oscillation between blocks."""
+    P = G.shape[-2]
+    flat = G.reshape(-1, *G.shape[-4:])
+
+    def step(_: int, X: Array) -> Array:
+        Y = applied(flat, X)
+        Y = Y + 0.25 * jnp.linalg.norm(Y) * X
+        return Y / jnp.maximum(jnp.linalg.norm(Y), 1e-300)
+
+    return lax.fori_loop(0, _POWER_STEPS, step, jnp.eye(P, dtype=G.dtype) / np.sqrt(P))
+
+
 class Growth(eqx.Module):
-    """What the labels say of the directions not learned, at a fixed point. `each` (R,): ⟨X, F X⟩ of each randomisation;
-    `subspace` X; `start` (R, P, P): E g gᵀ, whitened; errors of g and ∂g from the inner integrals."""
+    """What labels say of the directions that are not learned, at a fixed point.
+
+    Attributes:
+        each: ⟨X, F X⟩ of each randomisation (R,).
+        subspace: X (P, P), the leading eigenmatrix of F.
+        start: E g gᵀ of each randomisation, whitened (R, P, P).
+        slope_error: Error of ∂g from the inner integrals.
+        field_error: Error of g from the inner integrals.
+        inaccurate: Fraction of samples whose inner integral missed its tolerance.
+    """
 
     each: Array
     subspace: Array
@@ -85,59 +122,64 @@ class Growth(eqx.Module):
         return self.rate <= 1e-10 + 25.0 * self.slope_error**2
 
     def known(self) -> tuple[Array, Array]:
-        """Directions (columns) that labels tell at first order, and which of them: E g gᵀ above five standard errors, and
-        above what integration errors alone would give."""
+        """Directions (columns) and which of them labels tell at first order.
+
+        E g gᵀ must lie above five standard errors, and above what integration errors would give.
+        """
         values, vectors = jnp.linalg.eigh(jnp.mean(self.start, axis=0))
         along = jnp.einsum("pk,rpq,qk->rk", vectors, self.start, vectors)
         noise = jnp.std(along, axis=0, ddof=1) / np.sqrt(along.shape[0])
-        return vectors, (values > 5.0 * noise) & (values > 1e-12 + 25.0 * self.field_error**2)
+        floor = 1e-12 + 25.0 * self.field_error**2
+        return vectors, (values > _SIGMAS * noise) & (values > floor)
 
 
 def growth(
-    model: Any,
+    model: AbstractModel,
     Q: Array,
     V: Array,
-    rest: Array,
-    key: Array,
+    unlearned: Array,
+    key: PRNGKeyArray,
     samples: int,
     randomisations: int,
     X: Array | None = None,
 ) -> Growth:
-    """Growth of a small overlap in the directions of the projector `rest`, at the overlap Q."""
+    """Growth of a small overlap in the directions of the projector `unlearned`, at the overlap Q.
+
+    `X` is the leading eigenmatrix where it is known already. `samples` points in each net.
+    """
     P = model.indices
-    root = rest @ sqrt_psd(V)
+    root = unlearned @ sqrt_psd(V)
     post = model.channel.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
     G = jnp.einsum("ab,nbmcl,dc->namdl", root, post.dg, root)
     G = G.reshape(randomisations, samples, *G.shape[1:])
     X = lax.stop_gradient(leading(G)) if X is None else X
     g = jnp.einsum("ab,nbm->nam", root, post.g)
-    # a few samples in ten thousand may miss the tolerance of the inner integral: medians say how good the rest is
+    start = jnp.einsum("npm,nqm->npq", g, g).reshape(randomisations, samples, P, P)
+    largest_slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()
+    largest_field = jnp.max(jnp.abs(post.g), axis=(1, 2)).mean()
+    # a few samples in ten thousand may miss the tolerance of the inner integral: medians say how
+    # good the rest is
     return Growth(
         each=jnp.einsum("pq,rpq->r", X, applied(G, X)),
         subspace=X,
-        start=jnp.einsum("npm,nqm->npq", g, g).reshape(randomisations, samples, P, P).mean(1),
-        slope_error=jnp.median(post.dg_error)
-        * (1.0 + jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()),
-        field_error=jnp.median(post.error) * (1.0 + jnp.max(jnp.abs(post.g), axis=(1, 2)).mean()),
+        start=start.mean(1),
+        slope_error=jnp.median(post.dg_error) * (1.0 + largest_slope),
+        field_error=jnp.median(post.error) * (1.0 + largest_field),
         inaccurate=jnp.mean(post.error > model.channel.tolerance),
     )
 
 
-def check_problem(model: Any, samples: int, randomisations: int) -> None:
-    """Raise a ValueError for a model without inference, a prior with a mean, or too few samples."""
+def checked_sizes(
+    arguments: Arguments, model: AbstractModel, samples: int, nets: int, name: str
+) -> tuple[int, int]:
+    """`samples` and the argument `name`, over which they are split.
+
+    Raises a ValueError for too few of them, a model without directions, or a prior with a mean.
+    """
     require(model, Ability.DIRECTIONS)
-    check(
-        randomisations >= 2,
-        "randomisations",
-        randomisations,
-        "at least 2: their spread is the error bar",
-    )
-    check(samples >= 2 * randomisations, "samples", samples, "at least two points a randomisation")
-    P = model.indices
-    mean = model.prior.overlap(jnp.zeros((P, P), theory_dtype()))
-    check(
-        jnp.max(jnp.abs(mean)) <= 1e-12,
-        "model",
-        model.prior,
-        "a prior of mean zero (else all is learned from the start)",
-    )
+    nets = arguments.count(name, nets, at_least=2)
+    samples = arguments.count("samples", samples, at_least=2 * nets)
+    mean = model.prior.overlap(jnp.zeros((model.indices, model.indices), theory_dtype()))
+    allowed = "a prior of mean zero (else all is learned from the start)"
+    arguments.condition(jnp.max(jnp.abs(mean)) <= 1e-12, "model", model.prior, allowed)
+    return samples, nets

@@ -1,56 +1,56 @@
-r"""First-order transitions: two branches of fixed points, which of them is optimal, and where each ends.
+r"""First-order transitions: two branches of fixed points, which one is optimal, where each ends.
 
-Equations here [theory: multi-index, Eqs. (45), (49), (59)], V = S - Q, Φ the free entropy of `potential`:
-
-* uninformed branch: state evolution from a small overlap, followed upwards in α; informed branch: from Q near S, followed
-  downwards. Where they differ there is hysteresis;
-* spinodal: the α at which the informed branch appears; algorithmic threshold: the α at which the uninformed branch ends,
-  so that GAMP reaches the informed one; information-theoretic: Φ(informed) = Φ(uninformed) in between;
-* noiseless labels, a continuous prior, Q = S: Φ = ∞, so that perfect recovery is optimal wherever it is stable.
+Equations here [theory: multi-index, Eqs. (45), (49), (59)]: the uninformed branch is followed
+upwards in α, the informed one is started next to Q = S at each α. Where they differ there is
+hysteresis, and its ends are bisected (`edges`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
 from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
-from jaxsmi.inference.potential import potential_at
+from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.nets import power_of_two
-from jaxsmi.numerics.roots import bisect
-from jaxsmi.thresholds.branch import Branch
-from jaxsmi.thresholds.growth import check_problem
+from jaxsmi.thresholds.branch import NETS
+from jaxsmi.thresholds.edges import (
+    HALVINGS,
+    SMALL,
+    Bracket,
+    Edges,
+    apart,
+    edges,
+    informed,
+    uninformed,
+)
+from jaxsmi.thresholds.growth import checked_sizes
 
-_SMALL, _NEAR = 1e-3, (1e-6, 1e-3)  # starts: Q = _SMALL S, and V = _NEAR S
-
-
-_APART, _TINY = (
-    0.02,
-    1e-4,
-)  # V that differ by more (of the larger one, and in all) are of two branches
-
-
-_TIP = 1e-6  # V/S that stands for Q = S
-
-
-SCRAMBLES, _HALVINGS = 4, 9
+__all__ = ["FirstOrder", "first_order"]
 
 
 class FirstOrder(eqx.Module):
     """A first-order transition, or its absence.
 
-    `kind`: "first order" or "none"; `algorithmic`, `information_theoretic`, `spinodal`: a `Threshold` each, None where
-    there is none; `alpha` (K,), `uninformed` and `informed` (K, P, P): the hysteresis curves they were read from.
+    Attributes:
+        kind: "first order" or "none".
+        algorithmic: The α from which on message passing reaches the informed branch, or None.
+        information_theoretic: The α from which on the informed branch is optimal, or None.
+        spinodal: The α at which the informed branch appears, or None.
+        alpha: The grid (K,) of the hysteresis curves, from which the thresholds were read.
+        uninformed: Q (K, P, P) of the uninformed branch.
+        informed: Q (K, P, P) of the informed branch.
     """
 
     kind: str = eqx.field(static=True)
@@ -62,232 +62,225 @@ class FirstOrder(eqx.Module):
     informed: Array
 
 
-def _problem(model: Any, alpha: Array, key: Array, samples: int, randomisations: int) -> Branch:
-    P = model.indices
-    eye = jnp.eye(P, dtype=model.prior.second_moment(P).dtype)
-    return Branch(model, eye, alpha, key, samples, randomisations)
-
-
-def _up(problem: Branch, V: Array, steps: int) -> tuple[Array, Array]:
-    """The uninformed branch from V, a little of every direction learned and unlearned first: Q = 0 and V = 0 are fixed points
-    however unstable."""
-    S = problem.model.prior.second_moment(problem.model.indices)
-    end = problem.fixed_point(V + 2.0 * _SMALL * (0.5 * S - V), steps, 1e-5)
-    return end.V, end.result
-
-
-def _down(problem: Branch, V: Array, steps: int) -> tuple[Array, Array]:
-    """The informed branch from V, or from next to V = 0: as near as the basin of Q = S may ask for, and, where too few
-    samples see a V so small, from farther away."""
-    S = problem.model.prior.second_moment(problem.model.indices)
-    near, far = (problem.fixed_point(V + start * S, steps, 1e-2 * start) for start in _NEAR)
-    recovered = near.result == Result.RECOVERED
-    return jnp.where(recovered, near.V, far.V), jnp.where(recovered, near.result, far.result)
-
-
-def _apart(V: Array, W: Array) -> Array:
-    return jnp.max(jnp.abs(V - W)) > jnp.maximum(
-        _APART * jnp.maximum(jnp.max(jnp.abs(V)), jnp.max(jnp.abs(W))), _TINY
-    )
-
-
-@eqx.filter_jit
-def _follow(problem: Branch, V: Array, upwards: bool, steps: int) -> tuple[Array, Array]:
-    return (_up if upwards else _down)(problem, V, steps)
-
-
-@eqx.filter_jit
-def _edges(
-    model: Any, bracket: tuple[Any, ...], samples: int, steps: int, perfect: bool, appears: bool
-) -> tuple[Array, Array, Array]:
-    """(algorithmic, information-theoretic, spinodal) of each key, by bisection in α between the given ends.
-
-    `perfect`: the informed branch is Q = S; `appears`: it starts between the ends given for the spinodal.
-    """
-    (a0, a1), (s0, s1), V_low, V_end, V_over, keys = bracket
-    S = model.prior.second_moment(model.indices)
-    continuous = model.prior.continuous
-
-    def one(key: Array) -> tuple[Array, Array, Array]:
-        def problem(alpha: Array) -> Branch:
-            return _problem(model, alpha, key, samples, SCRAMBLES)
-
-        def gone(alpha: Array) -> Array:
-            low, _ = _up(problem(alpha), V_end, steps)
-            return jnp.sum((low - V_over) ** 2) < jnp.sum((low - V_end) ** 2)
-
-        def informed(alpha: Array) -> tuple[Array, Array]:
-            V, code = _down(problem(alpha), jnp.zeros_like(S), steps)
-            return V, (code == Result.SUCCESS) | (code == Result.RECOVERED)
-
-        def exists(alpha: Array) -> Array:
-            low, (high, fixed) = _up(problem(alpha), V_low, steps)[0], informed(alpha)
-            return _apart(low, high) & fixed
-
-        def wins(alpha: Array) -> Array:
-            low, _ = _up(problem(alpha), V_low, steps)
-            ordinary = potential_at(model, alpha, S - low, key, samples, SCRAMBLES).value
-            if not perfect:
-                high, fixed = informed(alpha)
-                return (
-                    fixed
-                    & _apart(low, high)
-                    & (
-                        potential_at(model, alpha, S - high, key, samples, SCRAMBLES).value
-                        > ordinary
-                    )
-                )
-            # at Q = S the first two terms of Φ are minus the entropy of the prior, whatever a large Q̂
-            large = jnp.eye(len(S), dtype=S.dtype) / _TIP
-            entropy = model.prior.free_entropy(large) - 0.5 * jnp.sum(S * large)
-            response = model.channel.response(
-                (1 - _TIP) * S,
-                _TIP * S,
-                key=key,
-                samples=samples,
-                randomisations=SCRAMBLES,
-                tangents=False,
-            )
-            return continuous | (entropy + alpha * jnp.mean(response.log_partition) > ordinary)
-
-        spinodal = bisect(exists, s0, s1, _HALVINGS) if appears else s0
-        algorithmic = bisect(gone, a0, a1, _HALVINGS)
-        if perfect and continuous and appears:
-            return algorithmic, spinodal, spinodal
-        # without a change of sign between its ends it lies outside them
-        first, last = spinodal if appears else s1, a0
-        optimal = bisect(wins, first, algorithmic, _HALVINGS)
-        optimal = jnp.where(~wins(last) & (a1 <= a0), jnp.inf, optimal)
-        if not appears:
-            optimal = jnp.where(wins(first), 0.0, optimal)
-        return algorithmic, optimal, spinodal
-
-    return lax.map(one, keys)
-
-
 def first_order(
-    model: Any,
+    model: AbstractModel,
     *,
-    key: Array,
-    alpha_min: float = 0.1,
-    alpha_max: float = 5.0,
+    key: PRNGKeyArray,
+    alpha_min: ArrayLike = 0.1,
+    alpha_max: ArrayLike = 5.0,
     points: int = 40,
     samples: int = 2**16,
     replicas: int = 8,
     max_steps: int = 3000,
     progress: bool = False,
 ) -> FirstOrder:
-    r"""Algorithmic, information-theoretic and spinodal thresholds of a first-order transition, with its hysteresis curves.
+    r"""Algorithmic, information-theoretic and spinodal thresholds of a first-order transition.
 
-    Arguments: `model`: any index model with a channel; `alpha_min`, `alpha_max`, `points`: geometric grid on which the
-    branches are followed (a transition narrower than its spacing is not seen); `samples` in all, split over `replicas`
-    independent bisections, whose spread is the error bar; `max_steps` of each fixed point: near the algorithmic threshold
-    α_a the iteration takes about |α - α_a|^{-1/2} steps.
-    Returns: a `FirstOrder`; kind "none" and None for the thresholds where the branches agree everywhere. A spinodal of 0
-    says that the informed branch still exists at alpha_min (an information-theoretic 0, that it is optimal there). A
-    transition that is not over at alpha_max: its algorithmic threshold is inf. Errors include the cell of the bisection.
-    Codes: SUCCESS, MAX_STEPS (a branch did not converge somewhere in the hysteresis: raise `max_steps`, doubt the kind).
-    Raises: ValueError for an empty range, a model without inference, a prior with a mean, or perfect recovery under a prior
-    that is neither continuous nor discrete.
-    Cost: about 2·points fixed points, then about 30 of them a replica. Source:
-    [theory: multi-index, section 7.5].
+    spinodal <= Φ(informed) = Φ(uninformed) <= algorithmic
+
+    Args:
+        model: Any index model with a channel and a prior of mean zero.
+        key: Random key of all averages.
+        alpha_min: Where the grid of α begins, a number > 0. Default 0.1.
+        alpha_max: Where it ends, a number > alpha_min. Default 5.
+        points: Points of the geometric grid on which the branches are followed; a transition
+            narrower than its spacing is not seen. Default 40.
+        samples: Points of the average, over all replicas. Default 2^16.
+        replicas: Independent bisections, whose spread is the error bar. Default 8.
+        max_steps: Step budget of each fixed point; near the algorithmic threshold α_a the
+            iteration takes about |α - α_a|^{-1/2} steps. Default 3000.
+        progress: Whether to show a bar on stderr. Default False.
+
+    Returns:
+        A `FirstOrder`; kind "none" and None for the thresholds where the branches agree
+        everywhere. A spinodal of 0 says that the informed branch exists at alpha_min already, an
+        information-theoretic 0 that it is optimal there. A transition that is not over at
+        alpha_max has an algorithmic threshold of inf. Error bars include the cell of the
+        bisection. Codes: SUCCESS, MAX_STEPS (a branch did not converge somewhere in the
+        hysteresis: raise `max_steps`, doubt the kind).
+
+    Raises:
+        ValueError: For an argument out of its range, a model without inference, a prior with a
+            mean, or perfect recovery under a prior that is neither continuous nor discrete.
+
     Example:
-    >>> import jax, jaxsmi as smi
-    >>> smi.first_order(smi.links.linear(0.1), key=jax.random.key(0), points=6, samples=2**9).kind
-    'none'
+        >>> import jax, jaxsmi as smi
+        >>> model = smi.links.linear(0.1)
+        >>> smi.first_order(model, key=jax.random.key(0), points=6, samples=2**9).kind
+        'none'
+
+    Cost:
+        About 2·points fixed points, then about 30 of them a replica. It runs outside jit.
+
+    Source:
+        [theory: multi-index, section 7.5].
     """
-    check_problem(model, samples, replicas)
-    check(
-        0 < alpha_min < alpha_max < np.inf,
-        "alpha_max",
-        (alpha_min, alpha_max),
-        "0 < alpha_min < alpha_max, finite",
-    )
-    check(points >= 3, "points", points, "at least 3")
-    model, P = frozen(model), model.indices
-    S = model.prior.second_moment(P)
-    grid = np.geomspace(alpha_min, alpha_max, points)
-    each = power_of_two(max(samples // (replicas * SCRAMBLES), 2))
-    steps = int(max_steps)
-    curves: dict[bool, list[Array]] = {}
-    perfect, settled = np.zeros(points, bool), np.ones(points, bool)
-    with tqdm(
-        total=2 * points + 1, desc="first-order transition", leave=False, disable=not progress
-    ) as bar:
-        for upwards in (True, False):
-            V, found = (1.0 - _SMALL) * S, []
-            for k, alpha in enumerate(grid):
-                problem = _problem(
-                    model, jnp.asarray(alpha, S.dtype), key, each * replicas, SCRAMBLES
-                )
-                # the informed start is next to Q = S at every α
-                V, code = _follow(problem, V if upwards else jnp.zeros_like(S), upwards, steps)
-                found.append(V)
-                perfect[k] = int(code) == Result.RECOVERED
-                settled[k] &= int(code) in (Result.SUCCESS, Result.RECOVERED)
-                bar.update()
-            curves[upwards] = found
-        apart = np.asarray(
-            [bool(_apart(v, w)) for v, w in zip(curves[True], curves[False], strict=True)]
-        )
-        unfinished = bool((apart & ~settled).any())
-        overlaps = [S - jnp.stack(curves[upwards]) for upwards in (True, False)]
-        if not apart.any():
-            return FirstOrder("none", None, None, None, jnp.asarray(grid), *overlaps)
-        low, high = np.flatnonzero(apart)[[0, -1]]
-        # the algorithmic end lies in (grid[high], next); the spinodal in (previous, grid[low])
-        over, appears = bool(high + 1 < points), bool(low > 0)
-        ends = (
-            [grid[high], grid[high + 1] if over else grid[high]],
-            [grid[low - 1] if appears else 0.0, grid[low]],
-        )
-        known = model.prior.continuous or model.prior.discrete or not perfect[apart].any()
-        check(
-            known,
-            "model",
-            model.prior,
-            "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)",
-        )
+    arguments = Arguments()
+    samples, replicas = checked_sizes(arguments, model, samples, replicas, "replicas")
+    key = arguments.key("key", key)
+    low = float(arguments.number("alpha_min", alpha_min, POSITIVE))
+    high = float(arguments.number("alpha_max", alpha_max, POSITIVE))
+    check(low < high, "alpha_max", (low, high), "0 < alpha_min < alpha_max, finite")
+    points = arguments.count("points", points, at_least=3)
+    steps = arguments.count("max_steps", max_steps)
+    progress = arguments.flag("progress", progress)
+    model = frozen(model)
+    each = power_of_two(max(samples // (replicas * NETS), 2))
+    title = "first-order transition"
+    with tqdm(total=2 * points + 1, desc=title, leave=False, disable=not progress) as bar:
+        curves = _followed(model, np.geomspace(low, high, points), key, each * replicas, steps, bar)
+        Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
+        grid = jnp.asarray(curves.grid)
+        if not curves.apart.any():
+            return FirstOrder("none", None, None, None, grid, *Q)
+        prior, perfect = model.prior, bool(curves.perfect[curves.apart].any())
+        allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
+        check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
-        bracket = (
-            *(tuple(jnp.asarray(e, S.dtype) for e in pair) for pair in ends),
-            curves[True][max(int(low) - 1, 0)], curves[True][high], curves[False][min(int(high) + 1, points - 1)], keys,
-        )  # fmt: skip
-        found = _edges(model, bracket, each, steps, bool(perfect[apart].all()), appears)
+        bisected = edges(model, curves.bracket(each, steps), keys)
         bar.update()
+    return FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
 
-    cells = [(ends[0][1] - ends[0][0]), grid[high] - grid[low], (ends[1][1] - ends[1][0]) * appears]
 
-    def threshold(which: int, informed: bool, known: bool = True) -> Threshold:
-        values, cell = found[which], max(cells[which], cells[0]) / 2**_HALVINGS / np.sqrt(12.0)
-        inside = np.flatnonzero(apart)
-        nearest = int(
-            inside[
-                np.argmin(
-                    np.abs(
-                        grid[inside]
-                        - float(jnp.mean(jnp.where(jnp.isfinite(values), values, grid[high])))
-                    )
-                )
-            ]
+@eqx.filter_jit
+def _next_uninformed(problem: OverlapMap, V: Array, steps: int) -> tuple[Array, Array]:
+    return uninformed(problem, V, steps)
+
+
+@eqx.filter_jit
+def _next_informed(problem: OverlapMap, steps: int) -> tuple[Array, Array]:
+    return informed(problem, steps)
+
+
+class _Hysteresis(NamedTuple):
+    """The two branches on the grid of α.
+
+    `uninformed`, `informed`: V at each α; `apart`: whether they differ there; `perfect`: whether
+    the informed branch is Q = S; `settled`: whether both fixed points were reached.
+    """
+
+    second_moment: Array
+    grid: np.ndarray
+    uninformed: list[Array]
+    informed: list[Array]
+    apart: np.ndarray
+    perfect: np.ndarray
+    settled: np.ndarray
+
+    def overlaps(self, branch: list[Array]) -> Array:
+        """Q (K, P, P) of a branch."""
+        return self.second_moment - jnp.stack(branch)
+
+    @property
+    def first(self) -> int:
+        """The first point of the hysteresis."""
+        return int(np.flatnonzero(self.apart)[0])
+
+    @property
+    def last(self) -> int:
+        """The last point of the hysteresis."""
+        return int(np.flatnonzero(self.apart)[-1])
+
+    @property
+    def over(self) -> bool:
+        """Whether it ends on the grid."""
+        return self.last + 1 < len(self.grid)
+
+    @property
+    def appears(self) -> bool:
+        """Whether it begins on the grid."""
+        return self.first > 0
+
+    @property
+    def end(self) -> tuple[float, float]:
+        """The two α between which the uninformed branch ends."""
+        return self.grid[self.last], self.grid[self.last + 1 if self.over else self.last]
+
+    @property
+    def start(self) -> tuple[float, float]:
+        """The two α between which the informed branch appears."""
+        return self.grid[self.first - 1] if self.appears else 0.0, self.grid[self.first]
+
+    def bracket(self, samples: int, steps: int) -> Bracket:
+        """Where to bisect."""
+        dtype = self.second_moment.dtype
+        return Bracket(
+            algorithmic=jnp.asarray(self.end, dtype),
+            spinodal=jnp.asarray(self.start, dtype),
+            before=self.uninformed[max(self.first - 1, 0)],
+            end=self.uninformed[self.last],
+            beyond=self.informed[min(self.last + 1, len(self.grid) - 1)],
+            samples=samples,
+            steps=steps,
+            perfect=bool(self.perfect[self.apart].all()),
+            appears=self.appears,
         )
-        place = int(high) if which == 0 else nearest
-        values = values if known else jnp.full_like(values, jnp.inf)
+
+    def nearest(self, values: Array) -> int:
+        """The point of the hysteresis that is nearest to a threshold."""
+        finite = jnp.where(jnp.isfinite(values), values, self.grid[self.last])
+        inside = np.flatnonzero(self.apart)
+        return int(inside[np.argmin(np.abs(self.grid[inside] - float(jnp.mean(finite))))])
+
+
+def _followed(
+    model: AbstractModel,
+    grid: np.ndarray,
+    key: PRNGKeyArray,
+    samples: int,
+    steps: int,
+    bar: tqdm,
+) -> _Hysteresis:
+    """Both branches on the grid, the uninformed one upwards; the bar moves with each point."""
+    S = model.prior.second_moment(model.indices)
+    problems = [OverlapMap(model, jnp.asarray(a, S.dtype), key, samples, NETS) for a in grid]
+    low: list[Array] = []
+    high: list[Array] = []
+    codes: list[tuple[int, int]] = []
+    V = (1.0 - SMALL) * S
+    for problem in problems:
+        V, code = _next_uninformed(problem, V, steps)
+        W, other = _next_informed(problem, steps)
+        low.append(V)
+        high.append(W)
+        codes.append((int(code), int(other)))
+        bar.update(2)
+    ends = np.asarray(codes)
+    return _Hysteresis(
+        S,
+        grid,
+        low,
+        high,
+        np.asarray([bool(apart(v, w)) for v, w in zip(low, high, strict=True)]),
+        ends[:, 1] == Result.RECOVERED,
+        np.all(np.isin(ends, (Result.SUCCESS, Result.RECOVERED)), axis=1),
+    )
+
+
+def _thresholds(
+    curves: _Hysteresis, bisected: Edges, low: Array, high: Array
+) -> tuple[Threshold, Threshold, Threshold]:
+    """The three thresholds with their error bars; `low`, `high`: Q of the two branches."""
+    end = curves.end[1] - curves.end[0]
+    start = (curves.start[1] - curves.start[0]) * curves.appears
+    hysteresis = curves.grid[curves.last] - curves.grid[curves.first]
+    unfinished = bool((curves.apart & ~curves.settled).any())
+    code = Result.MAX_STEPS if unfinished else Result.SUCCESS
+
+    def threshold(values: Array, width: float, place: int, branch: Array) -> Threshold:
         alpha = jnp.mean(values)
-        spread = jnp.std(values, ddof=1) / np.sqrt(replicas)
-        stderr = jnp.where(jnp.isfinite(alpha) & (alpha > 0), jnp.hypot(spread, cell), 0.0)
-        grows = overlaps[1][place] - overlaps[0][place]
-        code = Result.MAX_STEPS if unfinished else Result.SUCCESS
-        return Threshold(
-            alpha,
-            stderr,
-            values,
-            grows / jnp.trace(grows),
-            overlaps[int(informed)][place],
-            jnp.asarray(code),
-        )
+        spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
+        cell = max(width, end) / 2**HALVINGS / np.sqrt(12.0)
+        regular = jnp.isfinite(alpha) & (alpha > 0)
+        stderr = jnp.where(regular, jnp.hypot(spread, cell), 0.0)
+        grows = high[place] - low[place]
+        subspace = grows / jnp.trace(grows)
+        return Threshold(alpha, stderr, values, subspace, branch[place], jnp.asarray(code))
 
-    return FirstOrder(
-        "first order", threshold(0, False, over), threshold(1, True), threshold(2, True),
-        jnp.asarray(grid), *overlaps,
-    )  # fmt: skip
+    last = bisected.algorithmic if curves.over else jnp.full_like(bisected.algorithmic, jnp.inf)
+    optimal = bisected.information_theoretic
+    return (
+        threshold(last, end, curves.last, low),
+        threshold(optimal, hysteresis, curves.nearest(optimal), high),
+        threshold(bisected.spinodal, start, curves.nearest(bisected.spinodal), high),
+    )

@@ -1,4 +1,5 @@
-"""The free entropy against its exact value on a linear channel, and as the potential of state evolution."""
+"""The free entropy against its exact value on a linear channel, and as the potential of state
+evolution."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ KEY = jax.random.key(0)
 
 
 def test_linear_channel():
-    """Exact: E log N(y; ω, V + Δ) = -½ - ½ log 2π(V + Δ), q̂ = α/(V + Δ), Φ_w = ½ q̂ - ½ log(1 + q̂)."""
+    """Exact: E log N(y; ω, V + Δ) = -½ - ½ log 2π(V + Δ), q̂ = α/(V + Δ), Φ_w = ½ q̂ - ½ log(1 +
+    q̂)."""
     alpha, noise, q = 1.7, 0.3, 0.4
     found = smi.free_entropy(smi.links.linear(noise), alpha, q, key=KEY)
     v = 1 - q + noise
@@ -38,7 +40,8 @@ MODELS = {
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "linear")) for n in MODELS]
 )
 def test_its_gradient_is_the_residual_of_state_evolution(name):
-    """dΦ = ½ tr[(F(Q̂) - Q) dQ̂] with dQ̂ by differences, away from the fixed point: sampled to the error that Φ reports."""
+    """dΦ = ½ tr[(F(Q̂) - Q) dQ̂] with dQ̂ by differences, away from the fixed point: sampled to the
+    error that Φ reports."""
     model, alpha = MODELS[name]
     P, h, samples = model.indices, 0.05, 2**13
     S = np.eye(P)
@@ -75,7 +78,8 @@ def test_its_gradient_is_the_residual_of_state_evolution(name):
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "linear")) for n in MODELS]
 )
 def test_it_is_stationary_at_the_fixed_point(name):
-    """Second order around the fixed point: the change over ±h falls like h², and Φ there is a local extremum."""
+    """Second order around the fixed point: the change over ±h falls like h², and Φ there is a local
+    extremum."""
     model, alpha = MODELS[name]
     solution = smi.state_evolution(model, alpha, key=KEY, q0=0.3, samples=2**12)
     Q = np.asarray(solution.overlap)

@@ -8,6 +8,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi import Result
 from jaxsmi.numerics import fixed_point
+from jaxsmi.thresholds.branch import refuse_oblique
 
 KEY = jax.random.key(0)
 
@@ -21,7 +22,7 @@ def report(stairs):
         )
 
 
-# Derivatives of fixed points ------------------------------------------------------------------------------------------------
+# Derivatives of fixed points ----------------------------------------------------------------------
 
 
 def linear_overlap(alpha, noise):
@@ -32,7 +33,8 @@ def linear_overlap(alpha, noise):
 
 @pytest.mark.slow
 def test_implicit_derivatives_of_the_linear_channel():
-    """Both modes, in α and noise, under jit and vmap, against the closed form; its tolerance is the solver's."""
+    """Both modes, in α and noise, under jit and vmap, against the closed form; its tolerance is the
+    solver's."""
 
     def overlap(noise, alpha):
         return smi.state_evolution(
@@ -94,13 +96,14 @@ def test_no_derivative_at_a_marginal_or_unfinished_fixed_point():
     assert (
         float(jax.grad(lambda a: overlap(a, q0=0.9))(1.5)) == 0.0
     )  # perfect recovery: Q = 1 whatever α
-    # z → ω + noise of variance z: a linear map of V with slope exactly one is marginal, whatever the solver thinks of it
+    # z → ω + noise of variance z: a linear map of V with slope exactly one is marginal,
+    # whatever the solver thinks of it
     V = jnp.eye(1)
     J = jnp.ones((1, 1, 1, 1))
     assert not np.isfinite(fixed_point.resolvent(J, V)).any()
 
 
-# Staircase ------------------------------------------------------------------------------------------------------------------
+# Staircase ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -174,7 +177,8 @@ def test_a_guess_saves_the_scan_and_changes_nothing():
 
 @pytest.mark.slow
 def test_derivative_of_the_second_threshold():
-    """d(first layer's threshold)/d(skip) by autodiff against central differences with common random numbers."""
+    """d(first layer's threshold)/d(skip) by autodiff against central differences with common random
+    numbers."""
     near = smi.staircase(smi.DeepAttention(2, 2, skip=2.0), key=KEY, samples=2**12)
 
     def threshold(skip):
@@ -204,7 +208,72 @@ def test_bad_input():
         smi.search_threshold(smi.links.linear, np.nan, key=KEY)
 
 
-# First order ----------------------------------------------------------------------------------------------------------------
+# Priors that tie directions to each other ---------------------------------------------------------
+
+
+def oblique(angle):
+    """A unit vector u of the plane and the projector on what is orthogonal to it."""
+    u = jnp.asarray([np.cos(angle), np.sin(angle)])
+    return u, jnp.eye(2) - jnp.outer(u, u)
+
+
+@pytest.mark.parametrize(
+    ("prior", "angle", "factor"),
+    [
+        (smi.priors.Gaussian(), np.pi / 4, 1.0),
+        (smi.priors.Rademacher(), 0.0, 1.0),
+        (smi.priors.Rademacher(), np.pi / 4, 2.0),
+        (smi.priors.BernoulliGauss(0.2), 0.0, 1.0),
+    ],
+    ids=[
+        "Gaussian, oblique",
+        "Rademacher, coordinate",
+        "Rademacher, oblique",
+        "sparse, coordinate",
+    ],
+)
+def test_what_a_prior_tells_of_unlearned_directions(prior, angle, factor):
+    """With u known, a small field on v ⟂ u returns times E[C_vv²].
+
+    Two signs with w_u = (w1 + w2)/√2 known: w_v is ±√2 or 0, each with probability 1/2, so that
+    E[C_vv²] = 2² / 2 = 2 instead of S² = 1, and a small overlap grows twice as fast.
+    """
+    u, unlearned = oblique(angle)
+    pull = jax.linearize(prior.overlap, 400.0 * jnp.outer(u, u))[1]
+    returned = unlearned @ pull(unlearned) @ unlearned
+    np.testing.assert_allclose(returned, factor * unlearned, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "prior", [smi.priors.Rademacher(), smi.priors.BernoulliGauss(0.2)], ids=["signs", "sparse"]
+)
+def test_oblique_directions_are_refused_where_the_prior_ties_others_to_them(prior):
+    for angle in (0.0, np.pi / 2):  # coordinates
+        refuse_oblique(coupled(prior), oblique(angle)[0][:, None])
+    for angle in (np.pi / 4, np.arctan(0.5)):
+        with pytest.raises(ValueError, match=r"^model: got .*oblique"):
+            refuse_oblique(coupled(prior), oblique(angle)[0][:, None])
+        refuse_oblique(coupled(smi.priors.Gaussian()), oblique(angle)[0][:, None])
+
+
+def coupled(prior):
+    return smi.MultiIndex(_sum_then_difference, indices=2, noise=0.1, prior=prior)
+
+
+def _sum_then_difference(z):
+    """It learns z1 + z2 first."""
+    return jnp.abs(z[0, 0] + z[1, 0]) + 0.1 * jnp.abs(z[0, 0] - z[1, 0])
+
+
+@pytest.mark.slow
+def test_the_staircase_of_an_oblique_link_needs_a_gaussian_prior():
+    settings = {"key": KEY, "samples": 2**9, "replicas": 2, "alpha_max": 1.0}
+    with pytest.raises(ValueError, match=r"^model: got .*oblique"):
+        smi.staircase(coupled(smi.priors.Rademacher()), **settings)
+    assert smi.staircase(coupled(smi.priors.Gaussian()), **settings)
+
+
+# First order --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -218,7 +287,8 @@ def test_no_transition_where_learning_is_continuous():
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.6, 1.6931, 1.8, 2.5])
 def test_discrete_signals_are_recovered_however_fast_the_covariance_falls(alpha):
-    """V falls like exp(-c/√V), until no sample sees it and F jumps back to S: the iteration has to stop before that."""
+    """V falls like exp(-c/√V), until no sample sees it and F jumps back to S: the iteration has to
+    stop before that."""
     end = smi.state_evolution(
         smi.links.sign(smi.priors.Rademacher()), alpha, key=KEY, q0=0.999, samples=2**14
     )
@@ -248,7 +318,8 @@ def test_binary_perceptron():
 
 @pytest.mark.slow
 def test_phase_retrieval_recovers_by_a_jump():
-    """Perfect recovery is stable and optimal above 1, and reached by GAMP above 1.128 [theory: multi-index, Table 1]."""
+    """Perfect recovery is stable and optimal above 1, and reached by GAMP above 1.128 [theory:
+    multi-index, Table 1]."""
     found = smi.first_order(
         smi.links.phase_retrieval(), key=KEY, alpha_min=0.7, alpha_max=1.6, points=12
     )
@@ -264,7 +335,7 @@ def test_phase_retrieval_recovers_by_a_jump():
     np.testing.assert_allclose(found.information_theoretic.alpha, found.spinodal.alpha, rtol=1e-3)
 
 
-# Search ---------------------------------------------------------------------------------------------------------------------
+# Search -------------------------------------------------------------------------------------------
 
 
 def _even(z):
@@ -294,8 +365,10 @@ def test_search_prescribes_a_threshold():
 
 @pytest.mark.slow
 def test_search_minimises_the_threshold_of_the_first_layer():
-    """Against the curve it lies on. Differences to skip 1 on this key (2^15 samples, in 1e-3, ± from the replicas): skip 0.1
-    3.9(16), 0.2 -0.5(14), 0.35 -1.9(10), 0.6 -1.1(5), 1.6 1.0(4), 3 1.6(6): with 2^12 samples noise decides where the minimum is.
+    """Against the curve it lies on. Differences to skip 1 on this key (2^15 samples, in 1e-3, ±
+    from the replicas): skip 0.1
+    3.9(16), 0.2 -0.5(14), 0.35 -1.9(10), 0.6 -1.1(5), 1.6 1.0(4), 3 1.6(6): with 2^12 samples noise
+    decides where the minimum is.
     """
     settings = {"key": jax.random.key(5), "samples": 2**15}
     build = lambda p: smi.DeepAttention(2, 2, skip=jnp.exp(p))

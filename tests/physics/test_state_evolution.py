@@ -1,13 +1,16 @@
 """State evolution against closed forms, known thresholds, and identities of the theory.
 
-Statistical comparisons are z-scores: difference over standard error. Where a test says 5 standard errors, a correct library
-fails it by chance less than once in 10^4 runs of the file (the keys are fixed: it fails always or never), and the standard
+Statistical comparisons are z-scores: difference over standard error. Where a test says 5 standard
+errors, a correct library
+fails it by chance less than once in 10^4 runs of the file (the keys are fixed: it fails always or
+never), and the standard
 error is asserted to be small enough that an error of a factor of two could not hide in it.
 """
 
 import csv
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
+from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.numerics import fixed_point
 
 EPS = float(np.finfo(float).eps)
@@ -25,7 +29,8 @@ def code(solution):
 
 
 def z_scores(values, target=0.0):
-    """Mean of independent values (leading axis) minus target, in standard errors, and that standard error."""
+    """Mean of independent values (leading axis) minus target, in standard errors, and that standard
+    error."""
     values = np.asarray(values)
     stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
     return (values.mean(axis=0) - target) / stderr, stderr
@@ -36,11 +41,12 @@ def attention():
     return smi.DeepAttention(depth=2, tokens=2, skip=1.0)
 
 
-# The stopping test ---------------------------------------------------------------------------------------------------------
+# The stopping test --------------------------------------------------------------------------------
 
 
 def test_a_turning_point_is_not_a_fixed_point():
-    """F_11 = 0.8 V_11 + 30 (V_22 - 0.01) + .., F_22 = 0.7 V_22 + ..: V_11 turns 0.15 above its fixed point 0.5, where the
+    """F_11 = 0.8 V_11 + 30 (V_22 - 0.01) + .., F_22 = 0.7 V_22 + ..: V_11 turns 0.15 above its
+    fixed point 0.5, where the
     residual is 0.0003 and ρ = 0.8."""
     jacobian = (
         jnp.zeros((2, 2, 2, 2))
@@ -75,7 +81,8 @@ def test_a_turning_point_is_not_a_fixed_point():
 
 @pytest.mark.slow
 def test_a_layer_that_turns_back_is_followed_to_recovery():
-    """Two layers, skip 2.416, α = 1.25: what is missing of layer 2 throws layer 1 back to V_11 = 0.13, where it turns."""
+    """Two layers, skip 2.416, α = 1.25: what is missing of layer 2 throws layer 1 back to V_11 =
+    0.13, where it turns."""
     model = smi.DeepAttention(2, 2, skip=2.41617888881)
     start = jnp.eye(2) - jnp.diag(jnp.array([0.00666, 0.005]))
     key = jax.random.fold_in(jax.random.key(0), 0)
@@ -84,23 +91,30 @@ def test_a_layer_that_turns_back_is_followed_to_recovery():
     assert found.overlap[0, 0] > 0.99
 
 
-# Closed forms -------------------------------------------------------------------------------------------------------------
+# Closed forms -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("tokens", "newton"), [(1, True), pytest.param(3, False, marks=pytest.mark.slow)]
 )
 def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
-    """q = q̂/(1 + q̂), q̂ = αM/(1 - q + Δ): fixed point, and with newton=False every step on the way to it.
+    """q = q̂/(1 + q̂), q̂ = αM/(1 - q + Δ): fixed point, and with newton=False every step on the
+    way to it.
 
     The control variate makes the outer average of this channel exact, so that 64 points do.
     """
     for alpha in (0.2, 1.0, 2.5):
         for noise in (0.01, 0.3, 2.0):
             solution = smi.state_evolution(
-                smi.links.linear(noise, tokens=tokens), alpha, key=jax.random.key(3), samples=64, tolerance=1e-11,
-                max_steps=1000, newton=newton, q0=0.01,
-            )  # fmt: skip
+                smi.links.linear(noise, tokens=tokens),
+                alpha,
+                key=jax.random.key(3),
+                samples=64,
+                tolerance=1e-11,
+                max_steps=1000,
+                newton=newton,
+                q0=0.01,
+            )
             load = alpha * tokens
             b = 1.0 + noise + load
             q = (
@@ -118,13 +132,14 @@ def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
                 np.testing.assert_allclose(overlaps, expected, rtol=0, atol=1e-10)
 
 
-# Thresholds ---------------------------------------------------------------------------------------------------------------
+# Thresholds ---------------------------------------------------------------------------------------
 
 
 def test_phase_retrieval_weak_and_perfect_recovery():
     """Weak recovery at 1/2, GAMP's perfect recovery at 1.128, each approached from both sides.
 
-    2^16 outer points: the slope at zero has a standard error of 0.3 %, so that the threshold of the sampled map sits at
+    2^16 outer points: the slope at zero has a standard error of 0.3 %, so that the threshold of the
+    sampled map sits at
     0.500 ± 0.0015; overlaps are compared with zero and one in their own standard errors.
     """
     run = functools.partial(
@@ -157,7 +172,8 @@ def test_phase_retrieval_weak_and_perfect_recovery():
     ids=["phase retrieval", "attention, 3 tokens"],
 )
 def test_slope_at_zero_overlap_is_the_inverse_threshold(model, slope):
-    """d response/dQ at 0 is 1/α_c: 2 for phase retrieval, M(M+1) for one attention layer; also response(Q)/Q for Q → 0."""
+    """d response/dQ at 0 is 1/α_c: 2 for phase retrieval, M(M+1) for one attention layer; also
+    response(Q)/Q for Q → 0."""
     channel, tiny = model.channel, 1e-10
 
     @jax.jit
@@ -173,7 +189,8 @@ def test_slope_at_zero_overlap_is_the_inverse_threshold(model, slope):
 
 
 def test_binary_perceptron_first_order_transition():
-    """Rademacher prior, y = sign z: spinodal at 1.493. At 1.6 all starts recover; at 1.4 only the informed one does."""
+    """Rademacher prior, y = sign z: spinodal at 1.493. At 1.6 all starts recover; at 1.4 only the
+    informed one does."""
     run = functools.partial(
         smi.state_evolution,
         smi.links.sign(smi.priors.Rademacher()),
@@ -192,7 +209,8 @@ def test_binary_perceptron_first_order_transition():
 
 @pytest.mark.slow
 def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous():
-    """One key, one map: both starts end at one fixed point, to the tolerance of the solver and not only statistically."""
+    """One key, one map: both starts end at one fixed point, to the tolerance of the solver and not
+    only statistically."""
     for model, alpha, starts in (
         (smi.links.phase_retrieval(), 0.8, (1e-3, 0.9)),
         (attention(), 0.5, (0.05, 0.5)),
@@ -207,10 +225,62 @@ def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous(
         np.testing.assert_allclose(low.overlap, high.overlap, rtol=0, atol=3e-6)
 
 
-# Identities ---------------------------------------------------------------------------------------------------------------
+# Matrix models ------------------------------------------------------------------------------------
 
-# Overlaps inside the cone, with off-diagonals; h: step of the central difference. A label that jumps (sign) turns a
-# difference of common random numbers into a rare large number of size 1/h: a larger step keeps its variance finite.
+
+MATRICES = [smi.Bilinear(1.0, 0.2, 0.1), smi.AttentionIndexed(2, 0.5)]
+
+
+@pytest.mark.parametrize("model", MATRICES, ids=["bilinear", "attention"])
+@pytest.mark.parametrize("name", ["q0", "samples", "randomisations", "tolerance"])
+@pytest.mark.parametrize("newton", [True, False])
+def test_matrix_models_refuse_settings_that_they_would_ignore(model, name, newton):
+    value = {"q0": 0.5, "samples": 8192, "randomisations": 8, "tolerance": 1e-4}[name]
+    with pytest.raises(ValueError, match=rf"^{name}: got {value}; allowed: None for a matrix"):
+        smi.state_evolution(model, 0.3, newton=newton, **{name: value})
+
+
+def test_matrix_models_take_a_number_of_steps():
+    end = smi.state_evolution(smi.Bilinear(1.0, 0.2, 0.1), 0.3, newton=False, max_steps=4)
+    assert int(end.steps) == 4
+    assert end.history["step"].shape == (5,)
+
+
+def test_the_settings_of_index_models_have_their_documented_values():
+    model = smi.links.linear(0.5)
+    settings = {"q0": 1e-3, "samples": 8192, "randomisations": 8, "tolerance": 1e-4}
+    short = {"key": jax.random.key(0), "max_steps": 2}
+    one = smi.state_evolution(model, 1.0, **short)
+    two = smi.state_evolution(model, 1.0, **short, **settings)
+    np.testing.assert_array_equal(one.overlap, two.overlap)
+    np.testing.assert_array_equal(one.history["overlap"], two.history["overlap"])
+
+
+# The map ------------------------------------------------------------------------------------------
+
+
+def test_one_map_with_and_without_a_basis_of_learned_directions():
+    """All directions learned in any basis: the same step, Jacobian and replicas, turned."""
+    model = smi.links.sign_product(2)
+    V = jnp.asarray([[0.6, 0.1], [0.1, 0.8]])
+    U = jnp.asarray([[0.6, -0.8], [0.8, 0.6]])
+    settings = {"alpha": jnp.asarray(2.0), "key": jax.random.key(0), "samples": 64}
+    whole = OverlapMap(model, **settings, randomisations=2)
+    turned = OverlapMap(model, **settings, randomisations=2, learned=U)
+    evaluate = eqx.filter_jit(OverlapMap.evaluate)
+    one, two = evaluate(whole, V), evaluate(turned, U.T @ V @ U)
+    np.testing.assert_allclose(two.value, U.T @ one.value @ U, rtol=1e-10)
+    np.testing.assert_allclose(two.replicas, U.T @ one.replicas @ U, rtol=1e-10)
+    jacobian = jnp.einsum("pi,qj,pqrs,rk,sl->ijkl", U, U, one.jacobian, U, U)
+    np.testing.assert_allclose(two.jacobian, jacobian, rtol=1e-10, atol=1e-12)
+
+
+# Identities ---------------------------------------------------------------------------------------
+
+# Overlaps inside the cone, with off-diagonals; h: step of the central difference. A label that
+# jumps (sign) turns a
+# difference of common random numbers into a rare large number of size 1/h: a larger step keeps
+# its variance finite.
 CASES = {
     "linear": (lambda: smi.links.linear(0.2), [[0.4]], 1e-4, 2**10),
     "phase retrieval": (smi.links.phase_retrieval, [[0.4]], 1e-4, 2**13),
@@ -224,7 +294,8 @@ KEYS = 16
 
 @functools.cache
 def directional(name):
-    """Per key: d response[dQ] from the identity, by differences; ½ tr(response dQ), d E log Z[dQ] by differences."""
+    """Per key: d response[dQ] from the identity, by differences; ½ tr(response dQ), d E log Z[dQ]
+    by differences."""
     make, Q, h, samples = CASES[name]
     channel, Q = make().channel, jnp.asarray(Q)
     P = Q.shape[0]
@@ -253,7 +324,8 @@ def directional(name):
     ],
 )
 def test_jacobian_identity(name):
-    """d response[dQ] = E Σ ∂g dQ ∂gᵀ against central differences of the map, in standard errors over independent keys."""
+    """d response[dQ] = E Σ ∂g dQ ∂gᵀ against central differences of the map, in standard errors
+    over independent keys."""
     identity, difference, _, _ = directional(name)
     spread = (identity - difference).std(axis=0, ddof=1) / np.sqrt(KEYS)
     error = np.abs((identity - difference).mean(axis=0))
@@ -267,7 +339,8 @@ def test_jacobian_identity(name):
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign product")) for n in CASES]
 )
 def test_response_is_the_gradient_of_the_free_entropy(name):
-    """d E[log Z_out]/dQ = response/2: the output term of the replica free entropy generates state evolution."""
+    """d E[log Z_out]/dQ = response/2: the output term of the replica free entropy generates state
+    evolution."""
     _, _, half, entropy = directional(name)
     spread = (half - entropy).std(ddof=1) / np.sqrt(KEYS)
     assert abs((half - entropy).mean()) < 5 * spread + 2e-3 * abs(half.mean())
@@ -276,7 +349,8 @@ def test_response_is_the_gradient_of_the_free_entropy(name):
 
 @pytest.mark.parametrize(("depth", "tokens"), [(1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens):
-    """V → 0: the label fixes M linear combinations of the fields, tr(V · response) = M, whatever the shape of V."""
+    """V → 0: the label fixes M linear combinations of the fields, tr(V · response) = M, whatever
+    the shape of V."""
     model = smi.DeepAttention(depth, tokens)
     shape = jnp.asarray([[0.5]]) if depth == 1 else jnp.asarray([[5.0, 0.1], [0.1, 0.05]])
     V = 1e-8 * shape
@@ -293,7 +367,7 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
     assert float(found.inaccurate) <= 0.01
 
 
-# Two-layer attention ------------------------------------------------------------------------------------------------------
+# Two-layer attention ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -313,7 +387,7 @@ def test_two_layer_attention_follows_the_published_curve(reference):
     assert float(solution.rho) < 1.0
 
 
-# Error bars ---------------------------------------------------------------------------------------------------------------
+# Error bars ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -328,8 +402,10 @@ def test_two_layer_attention_follows_the_published_curve(reference):
 def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
     """χ² of independent runs about their mean, each in units of its own reported error.
 
-    With 16 nets a run the error has 15 degrees of freedom, and E z² = 15/13. The 10^-3 quantiles of χ² with 23 degrees of
-    freedom are 7.5 and 49.7; times 15/13 and with the kurtosis of Student's t, 8 and 65. An error bar off by a factor 1.7
+    With 16 nets a run the error has 15 degrees of freedom, and E z² = 15/13. The 10^-3 quantiles of
+    χ² with 23 degrees of
+    freedom are 7.5 and 49.7; times 15/13 and with the kurtosis of Student's t, 8 and 65. An error
+    bar off by a factor 1.7
     either way falls outside.
     """
     runs = [

@@ -8,6 +8,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
+from jaxsmi.thresholds.growth import applied, leading
 
 KEY = jax.random.key(0)
 EXACT = {
@@ -72,7 +73,8 @@ def test_two_layers_learn_the_last_one_first():
 
 @pytest.mark.slow
 def test_the_threshold_scales_with_the_prior():
-    """A signal of variance v sees fields of variance v: the label of phase retrieval scales, the threshold does not."""
+    """A signal of variance v sees fields of variance v: the label of phase retrieval scales, the
+    threshold does not."""
     model = smi.links.phase_retrieval(prior=smi.priors.Gaussian(jnp.asarray([[4.0]])))
     one = smi.weak_recovery(smi.links.phase_retrieval(), key=KEY, samples=2**10)
     four = smi.weak_recovery(model, key=KEY, samples=2**10)
@@ -80,7 +82,8 @@ def test_the_threshold_scales_with_the_prior():
 
 
 def test_the_error_bar_covers_the_truth():
-    """95 % intervals over 60 keys: at least 50 hold the truth (binomial: fewer than 50 has probability 3e-4)."""
+    """95 % intervals over 60 keys: at least 50 hold the truth (binomial: fewer than 50 has
+    probability 3e-4)."""
     model = smi.links.phase_retrieval()
     threshold = eqx.filter_jit(lambda key: smi.weak_recovery(model, key=key, samples=2**9))
     held = 0
@@ -91,9 +94,11 @@ def test_the_error_bar_covers_the_truth():
 
 
 def test_an_oscillating_map_is_solved():
-    """y = (sign z11 z21, sign z22 z32): F(diag(a, b, c)) = (4/π²) diag(b, a + c, b), which plain power iteration never solves.
+    """y = (sign z11 z21, sign z22 z32): F(diag(a, b, c)) = (4/π²) diag(b, a + c, b), which plain
+    power iteration never solves.
 
-    G of the two labels s, t = ±1 by hand: E[z11 z21|s] = 2s/π in token 1, E[z22 z32|t] = 2t/π in token 2.
+    G of the two labels s, t = ±1 by hand: E[z11 z21|s] = 2s/π in token 1, E[z22 z32|t] = 2t/π in
+    token 2.
     """
     G = np.zeros((4, 3, 2, 3, 2))
     for n, (s, t) in enumerate([(1, 1), (1, -1), (-1, 1), (-1, -1)]):
@@ -102,13 +107,13 @@ def test_an_oscillating_map_is_solved():
     G = jnp.asarray(G)
     a, b, c = 0.3, 0.5, 0.9
     np.testing.assert_allclose(
-        _applied(G, jnp.diag(jnp.asarray([a, b, c]))),
+        applied(G, jnp.diag(jnp.asarray([a, b, c]))),
         4 / np.pi**2 * np.diag([b, a + c, b]),
         atol=1e-12,
     )
-    X = _leading(jnp.stack([G, G]))
+    X = leading(jnp.stack([G, G]))
     np.testing.assert_allclose(
-        _applied(G, X), 4 / np.pi**2 * np.sqrt(2) * X, atol=1e-10
+        applied(G, X), 4 / np.pi**2 * np.sqrt(2) * X, atol=1e-10
     )  # eigenvalue √2 of the 3×3 part
     assert np.linalg.eigvalsh(X).min() > -1e-10
 
@@ -118,14 +123,15 @@ def test_many_indices_are_an_operator():
     G = np.zeros((2, 9, 1, 9, 1))
     for n, s in enumerate((1, -1)):
         G[n, 0, 0, 1, 0] = G[n, 1, 0, 0, 0] = 2 * s / np.pi
-    X = _leading(jnp.asarray(G)[None])
+    X = leading(jnp.asarray(G)[None])
     np.testing.assert_allclose(X, np.diag([1.0, 1.0] + [0.0] * 7) / np.sqrt(2), atol=1e-10)
-    np.testing.assert_allclose(_applied(jnp.asarray(G), X), 4 / np.pi**2 * X, atol=1e-10)
+    np.testing.assert_allclose(applied(jnp.asarray(G), X), 4 / np.pi**2 * X, atol=1e-10)
 
 
 @pytest.mark.slow
 def test_derivative_with_respect_to_the_inverse_temperature():
-    """One attention layer is seen through u alone: its threshold does not depend on β, its derivative is zero."""
+    """One attention layer is seen through u alone: its threshold does not depend on β, its
+    derivative is zero."""
 
     def threshold(beta):
         return smi.weak_recovery(smi.DeepAttention(1, 2, beta=beta), key=KEY, samples=2**9).alpha
@@ -136,7 +142,8 @@ def test_derivative_with_respect_to_the_inverse_temperature():
 
 @pytest.mark.slow
 def test_derivative_with_respect_to_noise():
-    """A noisy link, by autodiff in both modes, against central differences with the same key (which share all points)."""
+    """A noisy link, by autodiff in both modes, against central differences with the same key (which
+    share all points)."""
 
     def threshold(noise):
         model = smi.MultiIndex(_even, indices=1, noise=noise)
@@ -174,9 +181,44 @@ def test_bad_input():
         smi.recovery_threshold(smi.links.phase_retrieval(prior=smi.priors.Rademacher()))
 
 
+def test_arguments_are_checked_before_anything_is_computed():
+    model = smi.links.phase_retrieval()
+    for name, call in {
+        "key": lambda: smi.weak_recovery(model, key=None),
+        "samples": lambda: smi.weak_recovery(model, key=KEY, samples=2.0**10),
+        "replicas": lambda: smi.staircase(model, key=KEY, replicas=1),
+        "alpha_max": lambda: smi.staircase(model, key=KEY, alpha_max=[1.0, 2.0]),
+        "steps": lambda: smi.staircase(model, key=KEY, steps=0),
+        "guess": lambda: smi.staircase(model, key=KEY, guess=[0.5]),
+        "alpha_min": lambda: smi.first_order(model, key=KEY, alpha_min=0.0),
+        "points": lambda: smi.first_order(model, key=KEY, points=2),
+        "max_steps": lambda: smi.first_order(model, key=KEY, max_steps=0),
+        "step": lambda: smi.search_threshold(smi.links.linear, 0.1, key=KEY, step=-1),
+        "tolerance": lambda: smi.search_threshold(smi.links.linear, 0.1, key=KEY, tolerance=0.0),
+    }.items():
+        with pytest.raises(ValueError, match=rf"^{name}: got .*allowed: "):
+            call()
+
+
+def test_bad_priors_under_jit_are_a_code():
+    """A mean that is not zero is not known under jit: NaN and the code INVALID."""
+
+    class Shifted(smi.priors.Gaussian):
+        def overlap(self, Qhat):
+            return super().overlap(Qhat) + 0.5
+
+    model = smi.links.phase_retrieval(prior=Shifted(jnp.eye(1)))
+    with pytest.raises(ValueError, match="mean zero"):
+        smi.weak_recovery(model, key=KEY, samples=64)
+    found = eqx.filter_jit(lambda key: smi.weak_recovery(model, key=key, samples=64))(KEY)
+    assert np.isnan(found.alpha)
+    assert int(found.result) == Result.INVALID
+
+
 @pytest.mark.slow
 def test_derivative_with_respect_to_the_skip_strength():
-    """Two layers: d(threshold)/d(skip) by autodiff against central differences with common random numbers."""
+    """Two layers: d(threshold)/d(skip) by autodiff against central differences with common random
+    numbers."""
 
     def threshold(skip):
         return smi.weak_recovery(smi.DeepAttention(2, 2, skip=skip), key=KEY, samples=2**15).alpha
@@ -191,7 +233,8 @@ def test_derivative_with_respect_to_the_skip_strength():
 
 
 def fixed_points_near_recovery(depth, smallest, samples, iterations):
-    """α M/P and its standard error at the fixed points with V_11 as given, V on its ray: α tr(V response) = P - tr V."""
+    """α M/P and its standard error at the fixed points with V_11 as given, V on its ray: α tr(V
+    response) = P - tr V."""
     model, v, found = smi.DeepAttention(depth, 2), np.array([0.1, 0.001])[:depth], []
     for first in smallest:
         v = v * first / v[0]

@@ -49,6 +49,9 @@ def evolve(
     is met or `most` are used. It begins with few where the previous α was next to recovery: there
     few samples suffice, and each costs most.
     """
+    if model.channel.explicit:  # exact: no samples to add, no start to warm
+        given: dict[str, Any] = {} if samples is None else {"samples": samples}
+        return state_evolution(model, alpha, key=key, **(settings | given))
     recovering = previous is not None and bool(
         jnp.trace(previous.covariance) < 0.01 * jnp.trace(previous.overlap + previous.covariance)
     )
