@@ -325,7 +325,7 @@ def private_imports(house: House, files: list[File] | None = None) -> list[str]:
             if not isinstance(node, ast.Attribute) or not re.match(r"_(?!_)", node.attr):
                 continue
             root = node.value
-            while isinstance(root, ast.Attribute):
+            while isinstance(root, ast.Attribute) and not re.match(r"_(?!_)", root.attr):
                 root = root.value
             if isinstance(root, ast.Name) and root.id in bound:
                 found.append(file.at(node.lineno, ast.unparse(node)))
@@ -577,8 +577,14 @@ def citations(house: House) -> list[str]:
     found = []
     for file in [*house.package, *(f for f in house.users if not f.path.endswith("house.py"))]:
         for line, content in _cited(file):
+            theory = (
+                False  # "[theory: multi-index, Eq. (1); bilinear, Eq. (2)]": pages until the end
+            )
             for part in content.split("; "):
-                reason = _wrong(part.strip(), keys, house.root)
+                theory = theory or part.startswith("theory:")
+                page = theory and not KEY.match(part)
+                whole = "theory: " + part.removeprefix("theory:").strip() if page else part
+                reason = _wrong(whole.strip(), keys, house.root)
                 if reason:
                     found.append(file.at(line, f"[{part}]: {reason}"))
     return found

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import result
 from jaxsmi import Result
 
 DIMENSION, SEEDS, STEPS = 4000, 6, 6
@@ -16,10 +17,6 @@ PROBLEMS = {
     "linear": (lambda: smi.links.linear(0.3), 1.2, 0.1),
     "phase retrieval": (smi.links.phase_retrieval, 1.0, 0.2),
 }
-
-
-def code(solution):
-    return Result(int(solution.result))
 
 
 @functools.cache
@@ -117,7 +114,7 @@ def test_noiseless_linear_measurements_above_one_give_the_teacher_back():
     model, key = smi.links.linear(), jax.random.key(0)
     data = model.sample(key, dimension=400, alpha=1.5)
     solution = smi.gamp(model, data, key=key, max_steps=200)
-    assert code(solution) == Result.RECOVERED or float(solution.covariance[0, 0]) < 1e-8
+    assert result(solution) == Result.RECOVERED or float(solution.covariance[0, 0]) < 1e-8
     left = float(jnp.mean((solution.weights - data.teacher) ** 2))
     # stated covariance and true error are the same quantity; sample to sample a factor of a few at this size
     assert left < max(10 * float(solution.covariance[0, 0]), 1e-6)
@@ -146,7 +143,7 @@ def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
     model, key = smi.links.linear(0.1), jax.random.key(0)
     data = model.sample(key, dimension=300, alpha=0.5)
     solution = smi.gamp(model, data, key=key, init=30.0, calibrate=False)
-    assert code(solution) in (Result.DIVERGED, Result.NONFINITE)
+    assert result(solution) in (Result.DIVERGED, Result.NONFINITE)
     assert not bool(solution.converged)
     history = solution.trajectory
     assert len(history["step"]) == int(solution.steps) + 1 < 100

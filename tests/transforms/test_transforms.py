@@ -1,8 +1,5 @@
 """jit, vmap, forward derivatives, precision, continuation and batches leave the answers alone; one program for all numbers."""
 
-import contextlib
-import logging
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,32 +8,11 @@ import optax
 import pytest
 
 import jaxsmi as smi
+from helpers import compilations
 from jaxsmi.sensing.index import IndexSensing
 
 KEY = jax.random.key(0)
 CHEAP = {"samples": 64, "randomisations": 2, "max_steps": 25}
-
-
-@contextlib.contextmanager
-def compilations():
-    """Names of what is compiled inside the block."""
-    seen, logger = [], logging.getLogger("jax._src.interpreters.pxla")
-
-    class Recorder(logging.Handler):
-        def emit(self, record):
-            if "Compiling" in record.getMessage():
-                seen.append(record.getMessage().split()[1])
-
-    recorder, level, propagate = Recorder(), logger.level, logger.propagate
-    logger.addHandler(recorder)
-    logger.setLevel(logging.DEBUG)
-    logger.propagate = False
-    try:
-        yield seen
-    finally:
-        logger.removeHandler(recorder)
-        logger.setLevel(level)
-        logger.propagate = propagate
 
 
 def numbers(sol):

@@ -12,9 +12,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-import house
 import pytest
 
+import house
 import jaxsmi as smi
 
 ROOT = Path(__file__).resolve().parents[2]

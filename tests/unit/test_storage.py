@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import synthetic
 
+import synthetic
 from jaxsmi.workbench import storage
 
 pytest.importorskip("xarray")
