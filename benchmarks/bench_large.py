@@ -1,9 +1,11 @@
-"""Large dimension: bytes of inputs read a second against what a copy moves, and the time of an iteration against D.
+"""Large dimension: bytes of inputs read a second against what a copy moves, and the time of an
+iteration against D.
 
     python -m pytest benchmarks/bench_large.py --benchmark-only
 
-An iteration reads the inputs twice, once for the fields and once for their transpose: that is its floor. Regenerated inputs move
-no memory; their floor is the rate at which normal numbers are drawn. Runs on whatever device JAX finds; on a GPU the sizes grow.
+An iteration reads the inputs twice, once for the fields and once for their transpose: that is its
+floor. Regenerated inputs move no memory; their floor is the rate at which normal numbers are drawn.
+Runs on whatever device JAX finds; on a GPU the sizes grow.
 """
 
 import functools
@@ -76,7 +78,8 @@ def bench_pass(benchmark, way, kind, dimension):
     "model", [smi.links.phase_retrieval(), smi.DeepAttention(2, 2)], ids=["phase", "attention"]
 )
 def bench_iteration(benchmark, model, store, dimension):
-    """An iteration at α = 1 while nothing is learned yet: (time of four - time of one)/3, so that what a call costs drops out."""
+    """An iteration at α = 1 while nothing is learned yet: (time of four - time of one)/3, so that
+    what a call costs drops out."""
     data = model.sample(KEY, dimension=dimension, alpha=1.0, dtype=jnp.float32, store=store)
     state = smi.gamp(model, data, key=KEY, max_steps=1).state
 

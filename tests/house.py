@@ -1,10 +1,12 @@
-"""What the laws of the house count, read from the source text alone: nothing of the package is imported.
+"""What the laws of the house count, read from the source text alone: nothing of the package is
+imported.
 
     python tests/house.py [ROOT]      a table of all counts, with the worst offender of each
 
-Each function of `LAWS` takes a `House` and returns its offenders, one line of text each: `path:line what`. test_house.py holds
-them against their budgets. The package may lie anywhere (ROOT is the folder that holds jaxsmi/, tests/, docs/ and references.bib),
-so that two versions can be counted side by side.
+Each function of `LAWS` takes a `House` and returns its offenders, one line of text each: `path:line
+what`. test_house.py holds them against their budgets. The package may lie anywhere (ROOT is the
+folder that holds jaxsmi/, tests/, docs/ and references.bib), so that two versions can be counted
+side by side.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ KEY = re.compile(r"[A-Z][A-Za-z]*\d{2}[a-z]?\b")
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """One imported name: the module it is found in, the name (None for a whole module), and where."""
+    """One imported name: the module it is found in, the name (None for a whole module), and
+    where."""
 
     module: str
     name: str | None
@@ -82,9 +85,8 @@ class File:
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                if node.func.id in names:
-                    yield node
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in names:
+                yield node
 
     def at(self, line: int, what: str) -> str:
         return f"{self.path}:{line} {what}"
@@ -426,9 +428,8 @@ def _docstring_lines(tree: ast.AST) -> set[int]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                if isinstance(first.value.value, str):
-                    lines |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+            if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+                lines |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return lines
 
 
@@ -500,7 +501,8 @@ def unnamed_tuples(house: House) -> list[str]:
 
 
 def parallel_assignments(house: House) -> list[str]:
-    """`a, b = 1, 2`: several statements in one. A swap, where a later value reads an earlier name, is none."""
+    """`a, b = 1, 2`: several statements in one. A swap, where a later value reads an earlier name,
+    is none."""
     found = []
     for file in house.package:
         for node in ast.walk(file.tree):
@@ -528,7 +530,8 @@ def _swaps(targets: ast.Tuple, values: ast.Tuple) -> bool:
 
 
 def missing_docstrings(house: House) -> list[str]:
-    """Modules, and public classes and functions on a module's level, without a docstring, or with a single word."""
+    """Modules, and public classes and functions on a module's level, without a docstring, or with a
+    single word."""
     found = []
     for file in house.package:
         for node in [file.tree, *file.tree.body]:
@@ -560,7 +563,8 @@ def shorthand_names(house: House) -> list[str]:
 
 
 def _cited(file: File) -> Iterator[tuple[int, str]]:
-    """(line, content) of every bracket of a file that cites something, and of every mention of a specification."""
+    """(line, content) of every bracket of a file that cites something, and of every mention of a
+    specification."""
     text = re.sub(r"\n\s*(#\s)?\s*", lambda gap: " " + "\0" * (len(gap.group()) - 1), file.text)
     for match in re.finditer(r"\[([^\[\]]*)\]", text):
         content = re.sub(r"\s+", " ", match.group(1).replace("\0", "")).strip()
@@ -571,7 +575,8 @@ def _cited(file: File) -> Iterator[tuple[int, str]]:
 
 
 def citations(house: House) -> list[str]:
-    """Citations of an article that references.bib lacks, or of a page, an equation, a table or a section that docs/theory lacks."""
+    """Citations of an article that references.bib lacks, or of a page, an equation, a table or a
+    section that docs/theory lacks."""
     bibliography = house.root / "references.bib"
     keys = set(re.findall(r"@\w+\{(\w+),", bibliography.read_text(encoding="utf-8")))
     found = []
@@ -635,7 +640,8 @@ def _missing_places(places: str, path: Path) -> str:
 
 
 def exported_functions(house: House) -> list[tuple[File, ast.FunctionDef]]:
-    """Functions that `import jaxsmi` shows: those of its `__all__`, and those of the rooms and modules named there."""
+    """Functions that `import jaxsmi` shows: those of its `__all__`, and those of the rooms and
+    modules named there."""
     exported: dict[tuple[str, str], None] = {}
 
     def add(module: str, name: str, inside: bool) -> None:
@@ -686,7 +692,8 @@ def missing_sections(house: House) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A count that must not pass its budget, and what to do about an offender; no budget: shown, not held."""
+    """A count that must not pass its budget, and what to do about an offender; no budget: shown,
+    not held."""
 
     count: Callable[[House], list[str]]
     budget: int | None

@@ -1,7 +1,7 @@
 """The laws of the house, held against their budgets; and what only a running interpreter can tell.
 
-Imports go downward, engines know no model, functions fit on a screen, citations lead somewhere, public names are documented,
-importing does nothing. `python tests/house.py` prints all counts.
+Imports go downward, engines know no model, functions fit on a screen, citations lead somewhere,
+public names are documented, importing does nothing. `python tests/house.py` prints all counts.
 """
 
 import importlib.metadata
@@ -63,7 +63,7 @@ OFFENDERS = {
     "parallel_assignments": ("models/a.py", "a, b = 1, 2\na, b = b, a\na, b = f()"),
     "missing_docstrings": ("models/a.py", '"""Two words."""\ndef f():\n    """Word."""'),
     "shorthand_names": ("models/a.py", "found = 1"),
-    "citations": ("models/a.py", "'''[ABC21; theory: page, Eqs. (1), (2)], [theory: page, Eq. (3)]'''"),
+    "citations": ("models/a.py", "'''[ABC21; theory: page, Eq. (1)], [theory: page, Eq. (3)]'''"),
     "missing_sections": ("__init__.py", "from jaxsmi.models.b import f\n__all__ = ['f']"),
 }  # fmt: skip
 
@@ -97,7 +97,8 @@ def test_a_counter_sees_one_offender(name, tmp_path):
 
 
 def public():
-    """Public names, those of public modules, and the public methods and properties of public classes."""
+    """Public names, those of public modules, and the public methods and properties of public
+    classes."""
     for name in smi.__all__:
         thing = getattr(smi, name)
         yield name, thing
