@@ -1,5 +1,5 @@
-"""What several test files need: statistics of independent values, exact answers, published tables,
-counted compilations."""
+"""What several test files need: statistics of independent
+values, exact answers, published tables, counted compilations."""
 
 import contextlib
 import csv
@@ -23,8 +23,8 @@ def mean_and_error(values, axis=0):
 
 
 def z_scores(values, target=0.0, axis=0):
-    """Mean of independent values minus its target, in standard errors; exact agreement counts as
-    zero."""
+    """Mean of independent values minus its target, in
+    standard errors; exact agreement counts as zero."""
     mean, error = mean_and_error(values, axis)
     exact = np.abs(mean - target) < 1e-12
     return np.where(exact, 0.0, (mean - target) / np.maximum(error, 1e-300))
@@ -40,8 +40,8 @@ def two_layers():
 
 
 def linear_overlap(alpha, noise):
-    """Bayes-optimal overlap of the linear channel, q = q̂/(1 + q̂) with q̂ = α/(1 - q + Δ): a
-    quadratic."""
+    """Bayes-optimal overlap of the linear channel, q =
+    q̂/(1 + q̂) with q̂ = α/(1 - q + Δ): a quadratic."""
     b = alpha + 1 + noise
     return (b - (b**2 - 4 * alpha) ** 0.5) / 2
 
@@ -62,8 +62,8 @@ def keys(count, seed=0):
 
 @eqx.filter_jit
 def respond(channel, statistic, omega, V, key=None):
-    """The posteriors of a batch of samples; compiled once for each kind of channel and each
-    shape."""
+    """The posteriors of a batch of samples; compiled once
+    for each kind of channel and each shape."""
     return channel.respond(statistic, omega, V, key)
 
 

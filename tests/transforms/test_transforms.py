@@ -1,5 +1,5 @@
-"""jit, vmap, forward derivatives, precision, continuation and batches leave the answers alone; one
-program for all numbers."""
+"""jit, vmap, forward derivatives, precision, continuation and
+batches leave the answers alone; one program for all numbers."""
 
 import equinox as eqx
 import jax
@@ -72,8 +72,8 @@ def test_one_compilation_of_state_evolution(first, second):
 
 @pytest.fixture(scope="module")
 def deep_response():
-    """⟨Σ g gᵀ⟩ of the two-layer channel on 32 fixed points, as a compiled function of skip, beta
-    and Q; when it was traced."""
+    """⟨Σ g gᵀ⟩ of the two-layer channel on 32 fixed points, as a
+    compiled function of skip, beta and Q; when it was traced."""
     traced = []
     xi, eta = jax.random.normal(KEY, (2, 32, 2, 2))
 
@@ -134,8 +134,8 @@ def test_one_compilation_of_the_deep_channel():
 
 @pytest.mark.slow
 def test_tangent_of_the_response_of_a_closed_form():
-    """Phase retrieval: jvp against a central difference on common random numbers, and against E Σ
-    ∂g dQ ∂gᵀ."""
+    """Phase retrieval: jvp against a central difference on
+    common random numbers, and against E Σ ∂g dQ ∂gᵀ."""
     channel = smi.links.phase_retrieval().channel
 
     @jax.jit
@@ -147,9 +147,9 @@ def test_tangent_of_the_response_of_a_closed_form():
     q, h = 0.4, 1e-5
     slope = jax.jvp(lambda q: response(q)[0], (q,), (1.0,))[1]
     difference = (response(q + h)[0] - response(q - h)[0]) / (2 * h)
-    # h² × third derivative and eps/h: 1e-8 of a slope of order one. The control variate's slope is
-    # held fixed by the jvp and moves in the difference: its effect is its change times a mean of
-    # 1e-4
+    # h² × third derivative and eps/h: 1e-8 of a slope of order one.
+    # The control variate's slope is held fixed by the jvp and moves
+    # in the difference: its effect is its change times a mean of 1e-4
     np.testing.assert_allclose(slope, difference, rtol=2e-3)
     np.testing.assert_allclose(
         response(q)[1], difference, rtol=0.05

@@ -1,5 +1,5 @@
-"""The pages of docs/ and the README name what exists: functions, tests, files, headings,
-articles."""
+"""The pages of docs/ and the README name what exists:
+functions, tests, files, headings, articles."""
 
 import ast
 import functools
@@ -127,8 +127,8 @@ def test_every_article_is_in_the_equation_table():
 
 
 def denoising_error(kappa, R):
-    """R - (4π²/3) R² ∫ μ³ and ∫ μ of W Wᵀ/√(r d) + √R GOE, one band: its cubic by companion
-    matrices, in NumPy alone."""
+    """R - (4π²/3) R² ∫ μ³ and ∫ μ of W Wᵀ/√(r d) + √R GOE, one
+    band: its cubic by companion matrices, in NumPy alone."""
     a = np.sqrt(kappa)
     critical = np.roots(
         np.polysub(R * np.polymul([1, 0, 0], [1, -2 * a, a**2]), [1 - kappa, -2 * a, a**2])
@@ -149,8 +149,8 @@ def denoising_error(kappa, R):
 
 @pytest.mark.slow
 def test_a_published_error_is_off_where_two_bands_merge():
-    """Noiseless quadratic network of width 0.1, α = 0.0705748: E = MMSE(E/(2α)); 1e-11 is what the
-    root of E is good to."""
+    """Noiseless quadratic network of width 0.1, α = 0.0705748:
+    E = MMSE(E/(2α)); 1e-11 is what the root of E is good to."""
     import jaxsmi as smi
 
     alpha, published = 0.0705748031496063, 0.48356636245916945
