@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,10 +74,8 @@ def assert_agrees(values, target, stderr_below):
     strongly correlated along a run. The finite-size shift, of order 1/D, is below 1e-3. The standard error itself must be
     small: an error of a percent in the recursion grows to several of them.
     """
-    stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-    assert (np.abs(values.mean(axis=0) - target) < 6 * stderr + 1e-3).all(), (
-        values.mean(axis=0) - target
-    ) / stderr
+    mean, stderr = mean_and_error(values)
+    assert (np.abs(mean - target) < 6 * stderr + 1e-3).all(), (mean - target) / stderr
     assert stderr.max() < stderr_below
 
 
@@ -134,7 +133,7 @@ def test_two_layer_attention_learns_at_small_size():
     data = model.sample(key, dimension=300, alpha=1.5)
     solution = smi.gamp(model, data, key=key, max_steps=60)
     assert float(solution.trajectory["cosine"][-1, 1]) > 0.98
-    assert bool(jnp.all(jnp.isfinite(solution.weights)))
+    chex.assert_tree_all_finite(solution.weights)
 
 
 @pytest.mark.slow

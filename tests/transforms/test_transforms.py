@@ -16,34 +16,44 @@ KEY = jax.random.key(0)
 CHEAP = {"samples": 64, "randomisations": 2, "max_steps": 25}
 
 
-def numbers(sol):
-    return {
-        "overlap": sol.overlap,
-        "stderr": sol.stderr,
-        "error": sol.error,
-        "steps": sol.steps,
-        "result": sol.result,
-        "covariance": sol.covariance,
-        "rho": sol.rho,
-    }
+ALPHAS = (0.5, 3.0)
 
 
 def evolve(alpha):
-    return smi.state_evolution(smi.links.sign(), alpha, key=KEY, **CHEAP)
+    """What state evolution says of the perceptron at α, without what it was made from."""
+    solution = smi.state_evolution(smi.links.sign(), alpha, key=KEY, **CHEAP)
+    names = ("overlap", "stderr", "error", "steps", "result", "covariance", "rho")
+    return {name: getattr(solution, name) for name in names}
+
+
+@functools.cache
+def evolved_at_once():
+    return jax.vmap(evolve)(jnp.asarray(ALPHAS))
 
 
 @pytest.mark.slow
-def test_state_evolution_under_jit_and_vmap():
-    alphas = jnp.asarray([0.5, 3.0])
-    eager = [numbers(evolve(alpha)) for alpha in alphas]
-    jitted = jax.jit(evolve)
-    vmapped = numbers(jax.vmap(evolve)(alphas))
-    for i, alpha in enumerate(alphas):
-        compiled = numbers(jitted(alpha))
-        for name, value in eager[i].items():
+class TestStateEvolution(chex.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_each_alpha_alone_is_the_element_of_a_vmap(self):
+        run = self.variant(evolve)
+        for i, alpha in enumerate(ALPHAS):
+            among_others = jax.tree.map(lambda values, i=i: values[i], evolved_at_once())
             # the same sums in another order, through a contracting iteration of 25 steps
-            np.testing.assert_allclose(compiled[name], value, rtol=0, atol=1e-10, err_msg=name)
-            np.testing.assert_allclose(vmapped[name][i], value, rtol=0, atol=1e-10, err_msg=name)
+            chex.assert_trees_all_close(run(jnp.asarray(alpha)), among_others, rtol=0, atol=1e-10)
+
+
+class TestPosterior(chex.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_alone_is_the_element_of_a_vmap(self):
+        """Closed form, at three ω of one label: rounding of one expression."""
+        channel = smi.links.phase_retrieval().channel
+        omega = jnp.asarray([-1.2, 0.3, 2.0])[:, None, None]
+        posterior = lambda w: channel.posterior(0.8, w, 0.4 * jnp.eye(1))
+        at_once = jax.vmap(posterior)(omega)
+        run = self.variant(posterior)
+        for i, w in enumerate(omega):
+            among_others = jax.tree.map(lambda values, i=i: values[i], at_once)
+            chex.assert_trees_all_close(run(w), among_others, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +180,7 @@ def test_tangent_of_the_deep_response_with_respect_to_skip_and_overlap(deep_resp
     # inner integrals are good to 1e-7 or much better, divided by h; h² × third derivative
     assert float(jnp.max(jnp.abs(slope))) > 0.05
     np.testing.assert_allclose(slope, difference, atol=2e-3 * float(jnp.max(jnp.abs(difference))))
-    assert np.isfinite(value).all()
+    chex.assert_tree_all_finite(value)
     before = len(traced)
     run(jnp.asarray(0.4), jnp.asarray(1.3), 0.5 * Q)
     run(jnp.asarray(1.4), jnp.asarray(0.8), 0.7 * Q)
@@ -197,14 +207,9 @@ def test_a_continued_run_equals_an_uninterrupted_one(problem):
     rest = run(problem, max_steps=3, state=half.state)
     assert int(half.state.step) == 3
     assert int(rest.state.step) == 6
-    np.testing.assert_allclose(
-        rest.weights, whole.weights, rtol=0, atol=1e-12
-    )  # the same operations
-    np.testing.assert_allclose(rest.covariance, whole.covariance, rtol=0, atol=1e-12)
+    end = lambda sol: (sol.weights, sol.covariance, sol.trajectory["overlap"][-3:])
+    chex.assert_trees_all_close(end(rest), end(whole), rtol=0, atol=1e-12)  # the same operations
     np.testing.assert_array_equal(rest.trajectory["step"], [3, 4, 5, 6])
-    np.testing.assert_allclose(
-        rest.trajectory["overlap"][1:], whole.trajectory["overlap"][4:], atol=1e-12
-    )
 
 
 def test_record_keeps_any_function_of_the_state(problem):
@@ -281,11 +286,13 @@ def test_posteriors_do_not_depend_on_their_batch(model):
     order = rng.permutation(20)
     shuffled = respond(statistic[order], jnp.asarray(omega[order]))
     alone = channel.posterior(labels[7], omega[7], V)
-    for name in ("log_partition", "g", "dg"):
-        value = getattr(together, name)
-        scale = float(jnp.max(jnp.abs(value)))
-        # only the order of sums differs; u comes out of the inversion with the same rounding
-        np.testing.assert_allclose(
-            getattr(shuffled, name), value[order], rtol=0, atol=1e-11 * scale
-        )
-        np.testing.assert_allclose(getattr(alone, name), value[7], rtol=0, atol=1e-9 * scale)
+    parts = lambda posterior: (posterior.log_partition, posterior.g, posterior.dg)
+    scales = [jnp.max(jnp.abs(values)) for values in parts(together)]
+    in_units = lambda posterior: [
+        x / scale for x, scale in zip(parts(posterior), scales, strict=True)
+    ]
+    back = jax.tree.map(lambda values: values[jnp.argsort(order)], in_units(shuffled))
+    # only the order of sums differs; u comes out of the inversion with the same rounding
+    chex.assert_trees_all_close(back, in_units(together), rtol=0, atol=1e-11)
+    seventh = jax.tree.map(lambda values: values[7], in_units(together))
+    chex.assert_trees_all_close(in_units(alone), seventh, rtol=0, atol=1e-9)

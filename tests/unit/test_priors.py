@@ -3,6 +3,7 @@
 import itertools
 import re
 
+import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -288,8 +289,7 @@ def test_fully_dense_is_gaussian(qhat):
     sparse, gaussian = (
         averages(prior, qhat * np.eye(1)) for prior in (BernoulliGauss(1.0), Gaussian())
     )
-    for name in QUANTITIES:
-        np.testing.assert_allclose(sparse[name], gaussian[name], rtol=1e-12, atol=1e-14)
+    chex.assert_trees_all_close(sparse, gaussian, rtol=1e-12, atol=1e-14)
 
 
 def test_rank_one_precision_against_one_dimension():
@@ -381,7 +381,7 @@ def test_derivatives_where_nothing_is_known(prior):
 def test_derivatives_at_singular_precision(discrete):
     exact = derivatives(discrete, np.diag([0.0, 2.0]))
     jacobian = exact["overlap"]
-    assert all(np.all(np.isfinite(value)) for value in exact.values())
+    chex.assert_tree_all_finite(exact)
     np.testing.assert_allclose(jacobian[0, 0, 0, 0], 1.0, atol=1e-10)  # the unlearned index: E[w²]²
     one = derivatives(discrete, 2.0 * np.eye(1))["overlap"][0, 0, 0, 0]
     np.testing.assert_allclose(jacobian[1, 1, 1, 1], one, atol=1e-10)
