@@ -51,11 +51,6 @@ def result(solution):
     return smi.Result(int(solution.result))
 
 
-def even(z):
-    """A link without a sign: |z|."""
-    return abs(z[0, 0])
-
-
 def keys(count, seed=0):
     return jax.random.split(jax.random.key(seed), count)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from helpers import result
+from helpers import mean_and_error, result
 from jaxsmi import Result
 
 DIMENSION, SEEDS, STEPS = 4000, 6, 6

@@ -202,7 +202,7 @@ CASES = {
     "sign": (smi.links.sign, [[0.5]], 4e-2, 2**13),
     "sign product": (lambda: smi.links.sign_product(2), [[0.5, 0.2], [0.2, 0.6]], 4e-2, 2**11),
     "one attention layer": (lambda: smi.DeepAttention(1, 3), [[0.6]], 1e-4, 2**12),
-    "two attention layers": (attention, [[0.3, 0.1], [0.1, 0.7]], 1e-4, 2**7),
+    "two attention layers": (two_layers, [[0.3, 0.1], [0.1, 0.7]], 1e-4, 2**7),
 }
 KEYS = 16
 

@@ -1,6 +1,9 @@
 """jit, vmap, forward derivatives, precision, continuation and
 batches leave the answers alone; one program for all numbers."""
 
+import functools
+
+import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -286,11 +289,9 @@ def test_posteriors_do_not_depend_on_their_batch(model):
     order = rng.permutation(20)
     shuffled = respond(statistic[order], jnp.asarray(omega[order]))
     alone = channel.posterior(labels[7], omega[7], V)
-    parts = lambda posterior: (posterior.log_partition, posterior.g, posterior.dg)
+    parts = lambda posterior: [posterior.log_partition, posterior.g, posterior.dg]
     scales = [jnp.max(jnp.abs(values)) for values in parts(together)]
-    in_units = lambda posterior: [
-        x / scale for x, scale in zip(parts(posterior), scales, strict=True)
-    ]
+    in_units = lambda posterior: jax.tree.map(jnp.divide, parts(posterior), scales)
     back = jax.tree.map(lambda values: values[jnp.argsort(order)], in_units(shuffled))
     # only the order of sums differs; u comes out of the inversion with the same rounding
     chex.assert_trees_all_close(back, in_units(together), rtol=0, atol=1e-11)
