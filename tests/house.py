@@ -78,13 +78,17 @@ class File:
     def lines(self) -> list[str]:
         return self.text.splitlines()
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in names:
                 yield node
 
@@ -101,6 +105,7 @@ class House:
         users = [*root.glob("tests/**/*.py"), *root.glob("benchmarks/*.py")]
         self.users = [self._read(path) for path in sorted(users)]
         self.modules = {file.module: file for file in self.package}
+        self._imports: dict[str, list[Import]] = {}
 
     def _read(self, path: Path) -> File:
         relative = path.relative_to(self.root)
@@ -109,13 +114,18 @@ class House:
         text = path.read_text(encoding="utf-8")
         return File(str(relative), module, text, ast.parse(text))
 
-    def imports(self, file: File) -> Iterator[Import]:
+    def imports(self, file: File) -> list[Import]:
         """What a file imports from the package."""
-        typing = _lines_inside(file.tree, _is_type_checking)
+        if file.path not in self._imports:
+            self._imports[file.path] = list(self._imported(file))
+        return self._imports[file.path]
+
+    def _imported(self, file: File) -> Iterator[Import]:
+        typing = _lines_inside(file, _is_type_checking)
         lazy = _lines_inside(
-            file.tree, lambda node: isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            file, lambda node: isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         )
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
             where = (node.lineno, node.lineno in typing, node.lineno in lazy)
@@ -148,7 +158,7 @@ class House:
         bases = {
             node.name: {ast.unparse(base).split(".")[-1].split("[")[0] for base in node.bases}
             for file in self.package
-            for node in ast.walk(file.tree)
+            for node in file.nodes
             if isinstance(node, ast.ClassDef)
         }
         models = set(MODEL_ROOTS)
@@ -160,9 +170,9 @@ class House:
             models |= more
 
 
-def _lines_inside(tree: ast.Module, chosen: Callable[[ast.AST], bool]) -> set[int]:
+def _lines_inside(file: File, chosen: Callable[[ast.AST], bool]) -> set[int]:
     inside: set[int] = set()
-    for node in ast.walk(tree):
+    for node in file.nodes:
         if chosen(node) and isinstance(node, (ast.stmt, ast.expr)):
             inside |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return inside
@@ -225,7 +235,7 @@ def any_fields(house: House) -> list[str]:
     return [
         file.at(field.lineno, f"{node.name}.{ast.unparse(field.target)}: Any")
         for file in house.package
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.ClassDef)
         for field in node.body
         if isinstance(field, ast.AnnAssign) and _is_any(field.annotation)
@@ -261,7 +271,7 @@ def string_ladders(house: House) -> list[str]:
         file.at(node.lineno, ast.unparse(node))
         for file in house.package
         if file.room not in above
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("startswith", "endswith")
@@ -280,7 +290,7 @@ def models_named_in_engines(house: House) -> list[str]:
         if not file.path.startswith(tuple(f"jaxsmi/{name}" for name in ENGINES)):
             continue
         docstrings = _docstring_lines(file.tree)
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, ast.stmt) and node.lineno in docstrings:
                 continue
             for word in _words(node):
@@ -314,7 +324,7 @@ def private_imports(house: House, files: list[File] | None = None) -> list[str]:
         for one in house.imports(file):
             if one.name is not None and re.match(r"_(?!_)", one.name):
                 found.append(file.at(one.line, f"{one.module}.{one.name}"))
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxsmi"):
                 bound |= {alias.asname or alias.name: alias.name for alias in node.names}
             if isinstance(node, ast.Import):
@@ -323,7 +333,7 @@ def private_imports(house: House, files: list[File] | None = None) -> list[str]:
                     for alias in node.names
                     if alias.name.split(".")[0] == "jaxsmi"
                 }
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if not isinstance(node, ast.Attribute) or not re.match(r"_(?!_)", node.attr):
                 continue
             root = node.value
@@ -505,7 +515,7 @@ def parallel_assignments(house: House) -> list[str]:
     is none."""
     found = []
     for file in house.package:
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
                 continue
             target = node.targets[0]
@@ -550,7 +560,7 @@ def shorthand_names(house: House) -> list[str]:
     """Variables and parameters with a name that says nothing: found, seen, held .."""
     found = []
     for file in house.package:
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 name = node.id
             elif isinstance(node, ast.arg):

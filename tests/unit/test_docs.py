@@ -13,13 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-EVERY = [*PAGES, ROOT / "README.md"]
+THEORY = sorted((ROOT / "docs" / "theory").glob("*.md"))
+EVERY = [*PAGES, *THEORY, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FUNCTION = r"`(jaxsmi(?:\.\w+)+)`"
 TEST = r"`(tests/[\w/]+\.py)::(test_\w+)`(\]\([^)]*\))?( †)?"
 
 
 def name(path):
-    return path.name
+    return str(path.relative_to(ROOT))
 
 
 def prose(path):
@@ -78,10 +79,17 @@ def broken(path):
             yield target
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name)
+@pytest.mark.parametrize("path", EVERY, ids=name)
 def test_functions_exist(path):
-    for dotted in set(re.findall(FUNCTION, prose(path))):
-        assert found(dotted) is not None, dotted
+    named = set(re.findall(FUNCTION, prose(path)))
+    named |= {f"jaxsmi.{rest}" for rest in re.findall(r"`smi\.(\w+(?:\.\w+)*)", prose(path))}
+    missing = []
+    for dotted in sorted(named):
+        try:
+            found(dotted)
+        except (AttributeError, ModuleNotFoundError):
+            missing.append(dotted)
+    assert not missing
 
 
 @pytest.mark.parametrize("path", EVERY, ids=name)
