@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from helpers import keys
 from jaxsmi.core.codes import Result
 from jaxsmi.sgd.hermite import activation_coefficients
 from jaxsmi.sgd.population import _averaged, correlation, gradient, noise_at, overlaps, risk_at
@@ -22,6 +21,10 @@ def trace(terms, norm="none", encoding="paired"):
     return smi.SequenceSingleIndex(
         SGD.HermiteSeries(terms), 2, SGD.Attention(trace_norm=norm), encoding
     )
+
+
+def keys(count, seed=0):
+    return jax.random.split(jax.random.key(seed), count)
 
 
 # Expansions ----------------------------------------------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 import json
 import sys
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 import synthetic
+
 from jaxsmi.workbench import storage
 
 pytest.importorskip("xarray")
@@ -19,10 +18,12 @@ FIELDS = ("overlap", "stderr", "error", "alpha", "steps", "residual", "result", 
 
 
 def same(one, other):
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
     assert one.kind == other.kind
-    parts = lambda solution: [getattr(solution, name) for name in FIELDS]
-    chex.assert_trees_all_equal(parts(one), parts(other))
-    chex.assert_trees_all_equal(one.trajectory, other.trajectory)
+    assert one.trajectory.keys() == other.trajectory.keys()
+    for name, values in one.trajectory.items():
+        np.testing.assert_array_equal(values, other.trajectory[name], err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["state_evolution", "gamp"])
