@@ -39,8 +39,7 @@ def test_the_new_family_is_refused_nothing_that_it_can_do(names):
 
 
 def test_the_new_command_prints_one_json_object(names, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, names["moments"]))
-    monkeypatch.setattr(cli, "WITHOUT_MODEL", (*cli.WITHOUT_MODEL, names["moments"]))
+    monkeypatch.setitem(cli.COMMANDS, "moments", names["COMMAND"])
     assert cli.main(["moments", "--count", "50", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["command"] == "moments"
