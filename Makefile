@@ -50,13 +50,9 @@ demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (u
 	@find $(OUT) -type f | sort | sed 's/^/  /'
 
 # Most of the fast suite is compilation, of programs that run once: optimised less, they compile in two thirds of the time.
-# What takes long to compile is kept for the run, in a folder that its workers, doctests and notebooks share.
 test: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-test: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
 test: $(DEV)  ## doctests, then the test suite (minutes, CPU)
-	@programs=$$(mktemp -d) && trap 'rm -rf "$$programs"' EXIT && \
-	export JAX_COMPILATION_CACHE_DIR="$$programs" && \
-	JAX_ENABLE_X64=1 $(PYTEST) -q -n 2 --doctest-modules jaxsmi && \
+	JAX_ENABLE_X64=1 $(PYTEST) -q -n 2 --doctest-modules jaxsmi
 	$(PYTEST) -q -n 2 --dist worksteal $(ARGS)
 
 validate: $(DEV)  ## the slow tests: physics at full size, published figures
