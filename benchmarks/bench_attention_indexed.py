@@ -1,4 +1,5 @@
-"""Attention of extensive rank: sixty points of state evolution, the density, one iteration of message passing and its parts.
+"""Attention of extensive rank: sixty points of state evolution,
+the density, one iteration of message passing and its parts.
 
 taskset -c 0 python -m pytest benchmarks/bench_attention_indexed.py --benchmark-only
 """

@@ -1,4 +1,5 @@
-"""Bilinear sequence regression: two hundred points of state evolution, the law of the singular values, an iteration, descent.
+"""Bilinear sequence regression: two hundred points of state
+evolution, the law of the singular values, an iteration, descent.
 
 taskset -c 0 python -m pytest benchmarks/bench_bilinear.py --benchmark-only
 """
@@ -51,7 +52,8 @@ PARTS = {
 
 @functools.cache
 def problem(dimension, dtype):
-    """Floor of forward or adjoint: one pass over n·L·d inputs; at d = 100, α = .3 in float32 120 MB."""
+    """Floor of forward or adjoint: one pass over n·L·d
+    inputs; at d = 100, α = .3 in float32 120 MB."""
     model, key = smi.Bilinear(1.0, 0.2, 0.1), jax.random.key(0)
     data = model.sample(key, dimension=dimension, alpha=0.3, dtype=dtype)
     return model, data, smi.gamp(model, data, key=key, max_steps=10, tolerance=1e-12).state

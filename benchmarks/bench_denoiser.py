@@ -2,9 +2,9 @@
 
     taskset -c 0 python -m pytest benchmarks/bench_denoiser.py --benchmark-only
 
-g, ∂g and their error estimates of every sample are included in the time. The true error is measured against the same
-integral at tolerance 1e-8 (two layers), or at 1e-4 or as near as 2^20 nodes get (three layers): the error estimate of what
-it is compared with is stored too.
+g, ∂g and their error estimates of every sample are included in the time. The true error is
+measured against the same integral at tolerance 1e-8 (two layers), or at 1e-4 or as near as
+2^20 nodes get (three layers): the error estimate of what it is compared with is stored too.
 """
 
 import json
@@ -97,7 +97,8 @@ def bench_two_layers(benchmark):
 
 @pytest.mark.parametrize("row", [6, 13, 20])
 def bench_two_layers_small_covariance(benchmark, row):
-    """The hardest rows of the reference values, V22 = 0.002, repeated 1024 times: at least 4,000 samples a second."""
+    """The hardest rows of the reference values, V22 = 0.002,
+    repeated 1024 times: at least 4,000 samples a second."""
     if not REFERENCE.is_dir():
         pytest.skip("no reference data: the folder ../shared/reference is not beside the project")
     case = json.loads((REFERENCE / "denoiser_2layer.json").read_text())["rows"][row]

@@ -1,4 +1,5 @@
-"""One iteration of message passing on two-layer attention, D = 1000, α = 1.2, and what it spends where.
+"""One iteration of message passing on two-layer attention,
+D = 1000, α = 1.2, and what it spends where.
 
     taskset -c 0 python -m pytest benchmarks/bench_gamp.py --benchmark-only
 
@@ -49,7 +50,8 @@ def describe(benchmark, solution, **more):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def bench_iteration(benchmark, moment, dtype):
-    """A whole iteration as `gamp` runs it, with what a call costs besides (checks, the plug-in error at its end)."""
+    """A whole iteration as `gamp` runs it, with what a call
+    costs besides (checks, the plug-in error at its end)."""
     model, data = problem(dtype)
     solution = state(moment, dtype)
 
@@ -83,7 +85,8 @@ def bench_data_passes(benchmark, dtype):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def bench_denoiser(benchmark, moment):
-    """The posteriors of the N = 1200 samples, with the true error of 64 of them against tolerance 1e-8."""
+    """The posteriors of the N = 1200 samples, with the true
+    error of 64 of them against tolerance 1e-8."""
     model, data = problem()
     solution = state(moment, "float64")
     omega, V = solution.state.omega, jnp.asarray(solution.trajectory["covariance"][-2])

@@ -1,9 +1,11 @@
-"""Large dimension: bytes of inputs read a second against what a copy moves, and the time of an iteration against D.
+"""Large dimension: bytes of inputs read a second against
+what a copy moves, and the time of an iteration against D.
 
     python -m pytest benchmarks/bench_large.py --benchmark-only
 
-An iteration reads the inputs twice, once for the fields and once for their transpose: that is its floor. Regenerated inputs move
-no memory; their floor is the rate at which normal numbers are drawn. Runs on whatever device JAX finds; on a GPU the sizes grow.
+An iteration reads the inputs twice, once for the fields and once for their transpose:
+that is its floor. Regenerated inputs move no memory; their floor is the rate at which
+normal numbers are drawn. Runs on whatever device JAX finds; on a GPU the sizes grow.
 """
 
 import functools
@@ -65,9 +67,8 @@ def bench_pass(benchmark, way, kind, dimension):
         return
     moved = numbers * jnp.dtype(seen.inputs.dtype).itemsize / seconds
     benchmark.extra_info.update({"bytes_per_second": moved, "of_copy": moved / bandwidth()})
-    print(
-        f"{way}, D = {dimension}, {kind}: {moved / 1e9:.2f} GB/s, {moved / bandwidth():.0%} of a copy's {bandwidth() / 1e9:.1f}"
-    )
+    of_copy = f"{moved / bandwidth():.0%} of a copy's {bandwidth() / 1e9:.1f}"
+    print(f"{way}, D = {dimension}, {kind}: {moved / 1e9:.2f} GB/s, {of_copy}")
 
 
 @pytest.mark.parametrize("dimension", [1000, 2000, 4000])
@@ -76,7 +77,8 @@ def bench_pass(benchmark, way, kind, dimension):
     "model", [smi.links.phase_retrieval(), smi.DeepAttention(2, 2)], ids=["phase", "attention"]
 )
 def bench_iteration(benchmark, model, store, dimension):
-    """An iteration at α = 1 while nothing is learned yet: (time of four - time of one)/3, so that what a call costs drops out."""
+    """An iteration at α = 1 while nothing is learned yet: (time of
+    four - time of one)/3, so that what a call costs drops out."""
     data = model.sample(KEY, dimension=dimension, alpha=1.0, dtype=jnp.float32, store=store)
     state = smi.gamp(model, data, key=KEY, max_steps=1).state
 
@@ -93,9 +95,8 @@ def bench_iteration(benchmark, model, store, dimension):
     seconds = (timed[1] - timed[0]) / 3
     read = 2 * np.prod(data.inputs.shape)
     benchmark.extra_info.update({"seconds": seconds, "numbers_per_second": read / seconds})
-    print(
-        f"D = {dimension}: {seconds:.3f} s an iteration, {read / seconds / 1e6:.0f} million inputs read a second"
-    )
+    rate = f"{read / seconds / 1e6:.0f} million inputs read a second"
+    print(f"D = {dimension}: {seconds:.3f} s an iteration, {rate}")
 
 
 def _seconds(run, steps):

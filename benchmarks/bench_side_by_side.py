@@ -1,19 +1,23 @@
-"""Side by side: the package, and the same integrals in plain NumPy and SciPy (`plain.py`), in one run, at matched error.
+"""Side by side: the package, and the same integrals in plain
+NumPy and SciPy (`plain.py`), in one run, at matched error.
 
     python benchmarks/bench_side_by_side.py          # the table
     python -m pytest benchmarks/bench_side_by_side.py --benchmark-only
 
 How it is counted:
 
-* Time is processor time on one core (all threads of the process are pinned to it), so that other jobs disturb it little; for
-  ours, compiled, and what compiling took stands beside it. `both cores` is wall time, and is meaningful on an idle machine only.
-* Errors of a denoiser are max|g - g_true|/(1 + max|g_true|), the largest over the same samples for all; g_true by a trapezoidal
-  rule of 800² nodes. Of the settings of a plain method the tightest counts that is still no better than ours (errors below
-  1e-8 count as 1e-8): the ratio is then a lower bound. Where even the loosest is better, it counts, and the row says so.
-* Ours returns g, ∂g and the error estimates of both, and finds its nodes itself; plain methods return g alone, and their
-  setting is chosen knowing the error.
-* A ratio is plain/ours: below one, plain is faster. `pays from`: how many samples (updates, calls, points) it takes to have
-  back what compiling cost. Plain times marked ~ are extrapolated: seconds a label times labels needed for our standard error.
+* Time is processor time on one core (all threads of the process are pinned to it), so
+  that other jobs disturb it little; for ours, compiled, and what compiling took stands
+  beside it. `both cores` is wall time, and is meaningful on an idle machine only.
+* Errors of a denoiser are max|g - g_true|/(1 + max|g_true|), the largest over the same samples for
+  all; g_true by a trapezoidal rule of 800² nodes. Of the settings of a plain method the tightest
+  counts that is still no better than ours (errors below 1e-8 count as 1e-8): the ratio is then a
+  lower bound. Where even the loosest is better, it counts, and the row says so.
+* Ours returns g, ∂g and the error estimates of both, and finds its nodes itself;
+  plain methods return g alone, and their setting is chosen knowing the error.
+* A ratio is plain/ours: below one, plain is faster. `pays from`: how many samples
+  (updates, calls, points) it takes to have back what compiling cost. Plain times marked
+  ~ are extrapolated: seconds a label times labels needed for our standard error.
 """
 
 import contextlib
@@ -86,8 +90,8 @@ class Row(NamedTuple):
 
 
 HEADER = (
-    f"{'task':32} {'plain method (setting)':36} {'ours':>8} {'all cores':>9} {'plain':>9} {'ratio':>8}"
-    f" {'err ours':>9} {'err plain':>9} {'compile':>8} {'pays from':>9}"
+    f"{'task':32} {'plain method (setting)':36} {'ours':>8} {'all cores':>9} {'plain':>9}"
+    f" {'ratio':>8} {'err ours':>9} {'err plain':>9} {'compile':>8} {'pays from':>9}"
 )
 
 
@@ -95,8 +99,10 @@ def shown(row: Row) -> str:
     """A line of the table."""
     mark = "~" if row.extrapolated else ""
     return (
-        f"{row.task:32} {f'{row.method} ({row.setting})':36} {seconds(row.ours_s):>8} {seconds(row.all_cores_s):>9}"
-        f" {mark + seconds(row.plain_s):>9} {row.ratio:8.3g} {row.ours_error:9.1e} {row.plain_error:9.1e}"
+        f"{row.task:32} {f'{row.method} ({row.setting})':36}"
+        f" {seconds(row.ours_s):>8} {seconds(row.all_cores_s):>9}"
+        f" {mark + seconds(row.plain_s):>9} {row.ratio:8.3g}"
+        f" {row.ours_error:9.1e} {row.plain_error:9.1e}"
         f" {row.compile_s:6.1f} s {row.pays_from:9.2g}  {row.remarks}"
     )
 
@@ -111,7 +117,7 @@ def seconds(t: float) -> str:
     return f"{t * 1e9:.3g} ns"
 
 
-# Clocks --------------------------------------------------------------------------------------------------------------------
+# Clocks ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -146,7 +152,8 @@ def best(run: Any, clock: Any = time.process_time, rounds: int = 3) -> float:
 
 
 def ours(run: Any) -> tuple[Any, float, float, float]:
-    """Result, seconds on one core, wall seconds on all, and what compiling took (processor time of the first call, less one)."""
+    """Result, seconds on one core, wall seconds on all, and what
+    compiling took (processor time of the first call, less one)."""
     begin = time.process_time()
     result = jax.block_until_ready(run())
     first = time.process_time() - begin
@@ -162,7 +169,7 @@ def timed(run: Any) -> tuple[Any, float]:
         return run(), time.process_time() - begin
 
 
-# The denoiser --------------------------------------------------------------------------------------------------------------
+# The denoiser ---------------------------------------------------------------------------------
 
 
 def largest(found: np.ndarray, true: np.ndarray) -> float:
@@ -172,7 +179,8 @@ def largest(found: np.ndarray, true: np.ndarray) -> float:
 
 
 def matched(run: Any, settings: Any, true: np.ndarray, goal: float) -> tuple[Any, float, float]:
-    """(setting, seconds, error) of the tightest of the settings whose error is not below `goal`; else of the loosest."""
+    """(setting, seconds, error) of the tightest of the settings
+    whose error is not below `goal`; else of the loosest."""
     chosen, goal = None, max(goal, FLOOR)
     for setting in settings:
         found, spent = timed(functools.partial(run, setting))
@@ -231,7 +239,7 @@ def denoiser(point: str) -> list[Row]:
     return rows
 
 
-# State evolution -----------------------------------------------------------------------------------------------------------
+# State evolution ------------------------------------------------------------------------------
 
 ALPHA, HALF = 0.4, jnp.diag(jnp.array([0.0, 0.5]))
 UPDATE_POINTS, NETS = 256, 8
@@ -253,7 +261,8 @@ def update(Q: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def deviation(Q: np.ndarray) -> float:
-    """Standard deviation of α Σ_m g_2m² over independent labels at overlap Q: 4096 of them, by our denoiser (the same g)."""
+    """Standard deviation of α Σ_m g_2m² over independent labels
+    at overlap Q: 4096 of them, by our denoiser (the same g)."""
     u, omega = plain.draw(np.random.default_rng(2), Q, SKIP, BATCH)
     g = np.asarray(respond(jnp.asarray(u), jnp.asarray(omega), jnp.asarray(np.eye(2) - Q)).g)
     return float(ALPHA * np.std(np.sum(g[:, 1] ** 2, axis=-1)))
@@ -262,7 +271,8 @@ def deviation(Q: np.ndarray) -> float:
 def monte_carlo(
     task: str, Q: np.ndarray, labels: float, steps: int, stderr: float, times: tuple, note: str
 ) -> list[Row]:
-    """Rows of plain Monte-Carlo, extrapolated from the seconds that a few labels at overlap Q take."""
+    """Rows of plain Monte-Carlo, extrapolated from the
+    seconds that a few labels at overlap Q take."""
     V = np.eye(2) - Q
     u, omega = plain.draw(np.random.default_rng(0), Q, SKIP, CHECKED)
     rows, (alone, both, compile_s) = [], times
@@ -291,7 +301,8 @@ def monte_carlo(
 
 
 def one_update() -> list[Row]:
-    """Q̂(Q) at Q = diag(0, 0.5), α = 0.4: our standard error of Q̂_22 is the spread over 16 keys."""
+    """Q̂(Q) at Q = diag(0, 0.5), α = 0.4: our standard
+    error of Q̂_22 is the spread over 16 keys."""
     keys = jax.random.split(jax.random.key(0), 16)
     _, alone, both, compile_s = ours(lambda: update(HALF, keys[0]))
     stderr = float(np.std([update(HALF, key)[1, 1] for key in keys], ddof=1))
@@ -309,11 +320,13 @@ def one_update() -> list[Row]:
 
 
 def whole() -> list[Row]:
-    """The fixed point at α = 0.4, to a standard error of Q_22 below 0.02: the larger of what 8 keys report and their spread.
+    """The fixed point at α = 0.4, to a standard error of Q_22
+    below 0.02: the larger of what 8 keys report and their spread.
 
-    Plain is given: a start at Q = 0.1 (ours: at 0.001), damping 0.5, a stop when Q moves by our standard error, one set of
-    labels kept for the whole run (no noise between iterations), and no more labels than the error of its fixed point asks
-    for, which is deviation (1 - Q_22)²/((1 - ρ) √N), with ρ, the slope of the map, from our solutions.
+    Plain is given: a start at Q = 0.1 (ours: at 0.001), damping 0.5, a stop when Q moves by our
+    standard error, one set of labels kept for the whole run (no noise between iterations), and no
+    more labels than the error of its fixed point asks for, which is deviation (1 - Q_22)²/((1 - ρ)
+    √N), with ρ, the slope of the map, from our solutions.
     """
     keys = jax.random.split(jax.random.key(0), 8)
     run = lambda key: smi.state_evolution(MODEL, ALPHA, key=key, samples=1024)
@@ -335,14 +348,15 @@ def whole() -> list[Row]:
     return monte_carlo("state evolution, whole", Q, labels, steps, stderr, times, note)
 
 
-# One-dimensional channels --------------------------------------------------------------------------------------------------
+# One-dimensional channels ---------------------------------------------------------------------
 
 BETWEEN = "errors: the difference of the two"
 COUPLED = np.array([[0.6, 0.2], [0.2, 0.5]])
 
 
 def sign_product() -> list[Row]:
-    """g of y = sign(z_1 z_2): quad for each sample, and the closed form by Owen's T, which is also the truth."""
+    """g of y = sign(z_1 z_2): quad for each sample, and the
+    closed form by Owen's T, which is also the truth."""
     rng, channel = np.random.default_rng(3), smi.links.sign_product(2).channel
     omega = rng.standard_normal((BATCH, 2))
     z = omega + rng.standard_normal((BATCH, 2)) @ np.linalg.cholesky(COUPLED).T
@@ -405,7 +419,7 @@ def phase_retrieval() -> list[Row]:
     ]
 
 
-# Extensive rank ------------------------------------------------------------------------------------------------------------
+# Extensive rank -------------------------------------------------------------------------------
 
 CURVE = np.linspace(0.01, 0.18, 60)
 
@@ -419,7 +433,8 @@ def curve(alphas: jax.Array) -> jax.Array:
 
 
 def extensive_rank() -> list[Row]:
-    """State evolution of attention of extensive rank, a point of a curve of 60; errors: difference from plain at 1e-11."""
+    """State evolution of attention of extensive rank, a point
+    of a curve of 60; errors: difference from plain at 1e-11."""
     found, alone, both, compile_s = ours(lambda: curve(jnp.asarray(CURVE)))
     some = slice(5, 60, 10)
     true = np.array([plain.softmax_error(0.5, alpha, 1e-11) for alpha in CURVE[some]])
@@ -442,7 +457,7 @@ def extensive_rank() -> list[Row]:
     ]
 
 
-# The table -----------------------------------------------------------------------------------------------------------------
+# The table ------------------------------------------------------------------------------------
 
 TASKS = {f"denoiser, {point}": functools.partial(denoiser, point) for point in POINTS} | {
     "one update": one_update,
@@ -455,7 +470,8 @@ TASKS = {f"denoiser, {point}": functools.partial(denoiser, point) for point in P
 
 @pytest.mark.parametrize("task", TASKS)
 def bench_side_by_side(benchmark, task, request):
-    """The rows of a task, in the JSON and on the terminal; the time that the fixture reports is that of all of them."""
+    """The rows of a task, in the JSON and on the terminal; the
+    time that the fixture reports is that of all of them."""
     if jax.default_backend() != "cpu":
         pytest.skip("processor time says nothing of an accelerator")
     rows = benchmark.pedantic(TASKS[task], rounds=1)

@@ -49,7 +49,8 @@ def iteration(benchmark, model, alpha, Q, rounds):
 
 @pytest.mark.parametrize("overlap", [(0.0, 0.5), (0.5, 0.95), (0.995, 0.99995)], ids=str)
 def bench_two_layers(benchmark, overlap):
-    """10^4 outer points at Q = diag(0.5, 0.95) within 2 seconds on one core; also before and after the first layer."""
+    """10^4 outer points at Q = diag(0.5, 0.95) within 2 seconds
+    on one core; also before and after the first layer."""
     iteration(benchmark, smi.DeepAttention(2, 2), 0.9, jnp.diag(jnp.asarray(overlap)), 3)
 
 

@@ -1,4 +1,5 @@
-"""Throughput of training: eight runs at once on one dataset, by plain gradient descent, SGD and Adam; compiled before."""
+"""Throughput of training: eight runs at once on one dataset,
+by plain gradient descent, SGD and Adam; compiled before."""
 
 import jax
 import jax.numpy as jnp

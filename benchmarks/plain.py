@@ -1,14 +1,20 @@
-r"""The same integrals in plain NumPy and SciPy, as a script for one model would do them: the rival in `bench_side_by_side.py`.
+r"""The same integrals in plain NumPy and SciPy, as a script for
+one model would do them: the rival in `bench_side_by_side.py`.
 
-Nothing here comes from the package; equations are those of [TCDKZ25; theory: multi-index, Eqs. (17) to (25), (43);
-deep-attention, Eqs. (4) to (14)] and [BTEZ25; theory: random-matrices, Eqs. (3) to (12)].
+Nothing here comes from the package; equations are those of [TCDKZ25;
+theory: multi-index, Eqs. (17) to (25), (43); deep-attention, Eqs.
+(4) to (14)] and [BTEZ25; theory: random-matrices, Eqs. (3) to (12)].
 
-* two attention layers, two tokens: x = (x_1, x_2) the fields of layer 1, A = c I + σ(x xᵀ), v = A^{-1} u,
+* two attention layers, two tokens: x = (x_1, x_2) the
+  fields of layer 1, A = c I + σ(x xᵀ), v = A^{-1} u,
       Z = Σ_{s=±1} ∫ dx |det A|^{-1} N((x, s v); ω, V),   g = V^{-1} (E[z|y] - ω)
-  over the box ω_1 ± 6 √V_11, by `dblquad` (five scalar integrals of a Python function), by `cubature` (one integral of a
-  vector, its nodes evaluated as arrays) or by a trapezoidal rule of K × K nodes, K chosen by hand;
-* y = sign(z_1 z_2): six integrals over z_1 by `quad`, or the closed form with Owen's T; phase retrieval: a closed form;
-* extensive rank: the free convolution by a cubic at each point (`numpy.roots`), ∫ μ³ by `quad`, the fixed point by `brentq`.
+  over the box ω_1 ± 6 √V_11, by `dblquad` (five scalar integrals of a Python
+  function), by `cubature` (one integral of a vector, its nodes evaluated as
+  arrays) or by a trapezoidal rule of K × K nodes, K chosen by hand;
+* y = sign(z_1 z_2): six integrals over z_1 by `quad`, or the
+  closed form with Owen's T; phase retrieval: a closed form;
+* extensive rank: the free convolution by a cubic at each point
+  (`numpy.roots`), ∫ μ³ by `quad`, the fixed point by `brentq`.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ BOX = (
 )
 SQRT2, SQRT2PI = math.sqrt(2.0), math.sqrt(2.0 * math.pi)
 
-# Two attention layers ------------------------------------------------------------------------------------------------------
+# Two attention layers -------------------------------------------------------------------------
 
 
 def read_label(y: np.ndarray) -> np.ndarray:
@@ -45,7 +51,8 @@ def attention(x1: Any, x2: Any, skip: float, exp: Callable = np.exp) -> tuple[An
 def terms(
     x1: Any, x2: Any, u: Any, omega: Any, V: Any, skip: float, exp: Callable = np.exp
 ) -> tuple[Any, ...]:
-    """The integrand of Z, and the same times z - ω of each of the four fields, summed over the sign of u (up to a constant)."""
+    """The integrand of Z, and the same times z - ω of each of the
+    four fields, summed over the sign of u (up to a constant)."""
     a, b, c, d = attention(x1, x2, skip, exp)
     det = a * d - b * c
     v1, v2 = (d * u[0] - b * u[1]) / det, (a * u[1] - c * u[0]) / det
@@ -68,7 +75,8 @@ def terms(
 def trapezoid(
     u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, nodes: int, box: float = BOX
 ) -> np.ndarray:
-    """The five integrals on nodes × nodes points, some rows at a time: what fits a cache is several times as fast."""
+    """The five integrals on nodes × nodes points, some rows
+    at a time: what fits a cache is several times as fast."""
     t, step = np.linspace(-box, box, nodes, retstep=True)
     scale, total = math.sqrt(V[0, 0]), np.zeros(5)
     x1, x2 = omega[0, 0] + scale * t[:, None], omega[0, 1] + scale * t[None, :]
@@ -88,7 +96,8 @@ def by_grid(
 def by_dblquad(
     u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, tolerance: float
 ) -> np.ndarray:
-    """g (2, 2) by QUADPACK: five scalar integrals, each to `tolerance` of Z (times √V for the moments)."""
+    """g (2, 2) by QUADPACK: five scalar integrals, each to
+    `tolerance` of Z (times √V for the moments)."""
     scale, mass = np.sqrt(np.diag(V)), trapezoid(u, omega, V, skip, 64)[0]
     box = [end for w in omega[0] for end in (w - BOX * scale[0], w + BOX * scale[0])]
     numbers = (
@@ -112,7 +121,8 @@ def by_dblquad(
 def by_cubature(
     u: np.ndarray, omega: np.ndarray, V: np.ndarray, skip: float, tolerance: float
 ) -> np.ndarray:
-    """g (2, 2) by adaptive cubature: one vector of five integrals, each to `tolerance` of Z (times √V for the moments)."""
+    """g (2, 2) by adaptive cubature: one vector of five integrals,
+    each to `tolerance` of Z (times √V for the moments)."""
     scale, mass = np.sqrt(np.diag(V)), trapezoid(u, omega, V, skip, 64)[0]
     unit = np.array([1.0, scale[0], scale[0], scale[1], scale[1]])
     together = lambda x: np.stack(terms(x[:, 0], x[:, 1], u, omega, V, skip), axis=1) / unit
@@ -149,7 +159,8 @@ def picard(
     damping: float,
     tolerance: float,
 ) -> list:
-    """Damped iteration of Q ← Q̂ (I + Q̂)^{-1}, Q̂ = α step(Q), until it moves by less than `tolerance`: all Q on the way."""
+    """Damped iteration of Q ← Q̂ (I + Q̂)^{-1}, Q̂ = α step(Q),
+    until it moves by less than `tolerance`: all Q on the way."""
     path = [Q]
     while len(path) < 500 and (
         len(path) < 2 or np.abs(path[-1] - path[-2]).max() > tolerance * (1.0 - damping)
@@ -159,13 +170,14 @@ def picard(
     return path
 
 
-# One-dimensional channels --------------------------------------------------------------------------------------------------
+# One-dimensional channels ---------------------------------------------------------------------
 
 
 def sign_product_by_quad(
     y: float, omega: np.ndarray, V: np.ndarray, tolerance: float
 ) -> np.ndarray:
-    """g (2,) of y = sign(z_1 z_2), one sample: Z, E z_1 and E z_2 as integrals over either half-line of z_1."""
+    """g (2,) of y = sign(z_1 z_2), one sample: Z, E z_1 and
+    E z_2 as integrals over either half-line of z_1."""
     (w1, w2), (V11, V12, V22) = omega.tolist(), (float(V[0, 0]), float(V[0, 1]), float(V[1, 1]))
     slope, width, rest = V12 / V11, math.sqrt(V11), math.sqrt(V22 - V12 * V12 / V11)
 
@@ -212,11 +224,12 @@ def phase_retrieval(y: np.ndarray, omega: np.ndarray, V: float) -> np.ndarray:
     return (y * np.tanh(y * omega / V) - omega) / V
 
 
-# Extensive rank ------------------------------------------------------------------------------------------------------------
+# Extensive rank -------------------------------------------------------------------------------
 
 
 def density(x: float, rho: float, delta: float) -> float:
-    """μ(x) = Im g/π of the free convolution: (Δ/a) g³ - (Δ + x/a) g² + (x - a + 1/a) g - 1 = 0, a = √ρ."""
+    """μ(x) = Im g/π of the free convolution: (Δ/a) g³ - (Δ
+    + x/a) g² + (x - a + 1/a) g - 1 = 0, a = √ρ."""
     a = math.sqrt(rho)
     return (
         float(np.max(np.roots([delta / a, -(delta + x / a), x - a + 1.0 / a, -1.0]).imag)) / math.pi
@@ -224,7 +237,8 @@ def density(x: float, rho: float, delta: float) -> float:
 
 
 def bands(rho: float, delta: float) -> list[tuple[float, float]]:
-    """The intervals of the support: its edges are z(g) where z'(g) = Δ - 1/g² + ρ/(g - a)² = 0, times g² (g - a)² a quartic."""
+    """The intervals of the support: its edges are z(g) where z'(g)
+    = Δ - 1/g² + ρ/(g - a)² = 0, times g² (g - a)² a quartic."""
     a = math.sqrt(rho)
     roots = np.roots([delta, -2.0 * a * delta, a * a * delta + rho - 1.0, 2.0 * a, -a * a])
     g = roots[np.abs(roots.imag) < 1e-7 * np.abs(roots)].real
@@ -245,7 +259,8 @@ def mmse(rho: float, qhat: float, tolerance: float) -> float:
 
 
 def softmax_error(rho: float, alpha: float, tolerance: float, tokens: int = 2) -> float:
-    """V of softmax attention of extensive rank at α = n/d²: the root of q̂ V(q̂) = α (T² + T - 2)."""
+    """V of softmax attention of extensive rank at α = n/d²:
+    the root of q̂ V(q̂) = α (T² + T - 2)."""
     goal = alpha * (tokens**2 + tokens - 2)
     above = lambda l: math.exp(l) * mmse(rho, math.exp(l), tolerance) - goal
     l = optimize.brentq(

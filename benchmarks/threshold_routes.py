@@ -1,13 +1,15 @@
-"""Both thresholds of two-layer attention (two tokens, skip 1) by three independent routes, with error bars.
+"""Both thresholds of two-layer attention (two tokens, skip
+1) by three independent routes, with error bars.
 
     python benchmarks/threshold_routes.py [stability] [evolution] [gamp]
 
 * stability: α λ_max(F) = 1 along the fixed point (`smi.staircase`);
-* evolution: converged state evolution at four α above the threshold, α as a quadratic in the overlap, continued to
-  overlap zero, for each of eight keys;
-* gamp: does a small overlap grow or fall at finite D? Four steps of message passing from W = Q w* + √(Q(1-Q)) ξ, C = 1 - Q
-  (layer 2 as on the branch, for the first layer); the α at which the mean overlap stays, for three Q and two D over
-  many teachers, continued linearly to Q = 0 and 1/D = 0; errors by bootstrap over teachers.
+* evolution: converged state evolution at four α above the threshold, α as a
+  quadratic in the overlap, continued to overlap zero, for each of eight keys;
+* gamp: does a small overlap grow or fall at finite D? Four steps of message passing from W = Q w* +
+  √(Q(1-Q)) ξ, C = 1 - Q (layer 2 as on the branch, for the first layer); the α at which the mean
+  overlap stays, for three Q and two D over many teachers, continued linearly to Q = 0 and 1/D = 0;
+  errors by bootstrap over teachers.
 """
 
 import sys
@@ -23,7 +25,8 @@ jax.config.update("jax_enable_x64", True)
 MODEL = smi.DeepAttention(2, 2)
 # layer (of the overlap), α above its threshold
 STEPS = {"layer 2": (1, (0.19, 0.195, 0.2, 0.21)), "layer 1": (0, (0.73, 0.74, 0.75, 0.77))}
-# layer, α around the threshold, overlaps tried (of both layers, on the branch of state evolution), dimensions, teachers
+# layer, α around the threshold, overlaps tried (of both layers,
+# on the branch of state evolution), dimensions, teachers
 GAMP = {
     "layer 2": (
         1,
@@ -71,7 +74,8 @@ def evolution():
 
 
 def grown(D, alpha, Q, p, seed, steps=4):
-    """Overlap M_pp before and after a few steps from a Bayes-consistent start with overlap Q (diagonal)."""
+    """Overlap M_pp before and after a few steps from a
+    Bayes-consistent start with overlap Q (diagonal)."""
     data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), round(alpha * 1e4)))
     data = MODEL.sample(data_key, dimension=D, alpha=alpha, dtype="float32")
     Q = np.asarray(Q)[:, None]
@@ -126,7 +130,5 @@ if __name__ == "__main__":
     for route in sys.argv[1:] or ("stability", "evolution", "gamp"):
         begin = time.perf_counter()
         for name, alpha, stderr in globals()[route]():
-            print(
-                f"{route}, {name}: {alpha:.4f} ± {stderr:.4f}  ({time.perf_counter() - begin:.0f} s)",
-                flush=True,
-            )
+            seconds = time.perf_counter() - begin
+            print(f"{route}, {name}: {alpha:.4f} ± {stderr:.4f}  ({seconds:.0f} s)", flush=True)

@@ -31,7 +31,8 @@ def solution(
     moment=1.0,
     key=None,
 ):
-    """Two layers whose overlaps rise geometrically, with `recorded - steps` empty rows of history."""
+    """Two layers whose overlaps rise geometrically, with
+    `recorded - steps` empty rows of history."""
     step = np.arange(1.0, recorded + 1)
     overlap = moment * np.array([np.diag([1 - 0.9**t, 1 - 0.5**t]) for t in step])
     overlap[:, 0, 1] = overlap[:, 1, 0] = 0.01

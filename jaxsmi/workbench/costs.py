@@ -84,7 +84,8 @@ def gamp_cost(
     def draw(key: PRNGKeyArray, alpha: float) -> Dataset:
         return model.sample(key, dimension=dimension, alpha=alpha, dtype=dtype, store=store)
 
-    shapes = _shapes(model, lambda key: draw(key, float(alpha)))
+    complexity = float(jnp.asarray(alpha))
+    shapes = _shapes(model, lambda key: draw(key, complexity))
     inputs = shapes.data.inputs
     samples = shapes.data.labels.shape[0]
     each = float(np.prod(shapes.fields[1:]))
@@ -102,7 +103,7 @@ def gamp_cost(
     if not probe:
         return Cost(samples, memory, {})
     part = min(samples, max(64, _PROBE // int(np.prod(inputs.shape[1:]))))
-    seconds = _timed(model, draw(jax.random.key(0), float(alpha) * part / samples), samples)
+    seconds = _timed(model, draw(jax.random.key(0), complexity * part / samples), samples)
     return Cost(samples, memory, seconds)
 
 

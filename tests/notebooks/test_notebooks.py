@@ -71,7 +71,8 @@ def test_the_two_forms_hold_the_same_cells(source):
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_outputs_are_whole_and_say_nothing_of_the_machine(source):
-    """Executed from top to bottom, without warnings, with a picture, in a file that is quick to load."""
+    """Executed from top to bottom, without warnings, with a
+    picture, in a file that is quick to load."""
     path = source.with_suffix(".ipynb")
     assert path.stat().st_size < LARGEST
     code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]

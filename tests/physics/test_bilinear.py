@@ -3,7 +3,6 @@
 Values: computed independently of this code [theory: bilinear, section 9]; published curves in reference/.
 """
 
-import csv
 import time
 import warnings
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import published_columns
 from jaxsmi.core.codes import Result
 from jaxsmi.descent.baselines import minimum_nuclear_norm, nuclear_norm_threshold, ridge_error
 
@@ -98,11 +98,6 @@ def symmetric_error(alpha, rho, noise):
     return smi.state_evolution(smi.Bilinear(1.0, rho, noise, symmetric=True), alpha).error
 
 
-def rows(path, *names):
-    with open(path, encoding="utf-8") as file:
-        return [[float(row[name]) for name in names] for row in csv.DictReader(file)]
-
-
 def test_errors():
     rho, beta, noise, alpha = np.array(list(ERRORS)).T
     np.testing.assert_allclose(
@@ -116,17 +111,8 @@ def test_errors():
 )
 def test_published_curves(reference, name, tolerance):
     """[theory: bilinear, section 9]: typically 1e-6; wrong in print below α = .005 and at the threshold of β = 1."""
-    table = np.array(
-        rows(
-            reference / f"bsr/theory/{name}.csv",
-            "rho",
-            "delta",
-            "beta",
-            "alpha",
-            "mmse",
-            "mse_ridge_opt",
-        )
-    )
+    names = ("rho", "delta", "beta", "alpha", "mmse", "mse_ridge_opt")
+    table = published_columns(reference / f"bsr/theory/{name}.csv", *names).T
     rho, noise, beta, alpha, published, ridge = table[table[:, 3] > 0].T
     found = np.asarray(error(alpha, beta, rho, noise))
     np.testing.assert_allclose(ridge_error(alpha, noise, noise), ridge, rtol=0, atol=1e-9)
@@ -140,7 +126,7 @@ def test_published_curves(reference, name, tolerance):
 @pytest.mark.parametrize(("kappa", "noise"), [(0.1, 0), (0.5, 0), (1.0, 0), (5.0, 0), (0.5, 0.25)])
 def test_published_curves_of_the_symmetric_model(reference, kappa, noise):
     name = f"line_noise_{kappa}_{noise}" if noise else f"line_no_noise_{kappa}"
-    alpha, published = np.array(rows(reference / f"quadratic/{name}.csv", "alpha", "gen_error")).T
+    alpha, published = published_columns(reference / f"quadratic/{name}.csv", "alpha", "gen_error")
     found = np.asarray(
         symmetric_error(alpha, np.full_like(alpha, kappa), np.full_like(alpha, noise))
     )
@@ -199,9 +185,8 @@ def test_recovery_and_nuclear_norm_thresholds():
 
 def test_published_nuclear_norm_thresholds(reference):
     """Median difference 1e-10, largest 1.6e-6 [theory: bilinear, section 9]."""
-    table = np.array(
-        rows(reference / "bsr/min_norm/thresholds.csv", "rho", "beta", "alpha_BO", "alpha_MNNE")
-    )
+    names = ("rho", "beta", "alpha_BO", "alpha_MNNE")
+    table = published_columns(reference / "bsr/min_norm/thresholds.csv", *names).T
     table = table[(table[:, 0] > 0) & (table[:, 0] < 1)][::5]
     found = jax.vmap(nuclear_norm_threshold)(table[:, 1], table[:, 0])
     assert np.abs(found - table[:, 3]).max() < 2e-6

@@ -2,12 +2,14 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import mean_and_error, result
 from jaxsmi import Result
 
 DIMENSION, SEEDS, STEPS = 4000, 6, 6
@@ -16,10 +18,6 @@ PROBLEMS = {
     "linear": (lambda: smi.links.linear(0.3), 1.2, 0.1),
     "phase retrieval": (smi.links.phase_retrieval, 1.0, 0.2),
 }
-
-
-def code(solution):
-    return Result(int(solution.result))
 
 
 @functools.cache
@@ -76,10 +74,8 @@ def assert_agrees(values, target, stderr_below):
     strongly correlated along a run. The finite-size shift, of order 1/D, is below 1e-3. The standard error itself must be
     small: an error of a percent in the recursion grows to several of them.
     """
-    stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-    assert (np.abs(values.mean(axis=0) - target) < 6 * stderr + 1e-3).all(), (
-        values.mean(axis=0) - target
-    ) / stderr
+    mean, stderr = mean_and_error(values)
+    assert (np.abs(mean - target) < 6 * stderr + 1e-3).all(), (mean - target) / stderr
     assert stderr.max() < stderr_below
 
 
@@ -117,7 +113,7 @@ def test_noiseless_linear_measurements_above_one_give_the_teacher_back():
     model, key = smi.links.linear(), jax.random.key(0)
     data = model.sample(key, dimension=400, alpha=1.5)
     solution = smi.gamp(model, data, key=key, max_steps=200)
-    assert code(solution) == Result.RECOVERED or float(solution.covariance[0, 0]) < 1e-8
+    assert result(solution) == Result.RECOVERED or float(solution.covariance[0, 0]) < 1e-8
     left = float(jnp.mean((solution.weights - data.teacher) ** 2))
     # stated covariance and true error are the same quantity; sample to sample a factor of a few at this size
     assert left < max(10 * float(solution.covariance[0, 0]), 1e-6)
@@ -137,7 +133,7 @@ def test_two_layer_attention_learns_at_small_size():
     data = model.sample(key, dimension=300, alpha=1.5)
     solution = smi.gamp(model, data, key=key, max_steps=60)
     assert float(solution.trajectory["cosine"][-1, 1]) > 0.98
-    assert bool(jnp.all(jnp.isfinite(solution.weights)))
+    chex.assert_tree_all_finite(solution.weights)
 
 
 @pytest.mark.slow
@@ -146,7 +142,7 @@ def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
     model, key = smi.links.linear(0.1), jax.random.key(0)
     data = model.sample(key, dimension=300, alpha=0.5)
     solution = smi.gamp(model, data, key=key, init=30.0, calibrate=False)
-    assert code(solution) in (Result.DIVERGED, Result.NONFINITE)
+    assert result(solution) in (Result.DIVERGED, Result.NONFINITE)
     assert not bool(solution.converged)
     history = solution.trajectory
     assert len(history["step"]) == int(solution.steps) + 1 < 100

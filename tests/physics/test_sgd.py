@@ -14,21 +14,13 @@ import pytest
 from scipy.stats import fisher_exact
 
 import jaxsmi as smi
+from helpers import keys, mean_and_error
 from jaxsmi.core.codes import Result
 from jaxsmi.sgd.dynamics import drift
 from jaxsmi.sgd.tying import sum_of_squares
 
 SGD = smi.sgd
 SLOW = pytest.mark.slow
-
-
-def keys(count, seed=0):
-    return jax.random.split(jax.random.key(seed), count)
-
-
-def mean_and_error(x):
-    x = np.asarray(x)
-    return x.mean(axis=0), x.std(axis=0, ddof=1) / np.sqrt(len(x))
 
 
 def relu(length, tied=True):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import linear_overlap
 from jaxsmi import Result
 from jaxsmi.numerics import fixed_point
 from jaxsmi.thresholds.branch import refuse_oblique
@@ -23,12 +24,6 @@ def report(stairs):
 
 
 # Derivatives of fixed points ----------------------------------------------------------------------
-
-
-def linear_overlap(alpha, noise):
-    """q of q = q̂/(1 + q̂), q̂ = α/(1 - q + Δ): a quadratic."""
-    b = alpha + 1 + noise
-    return (b - jnp.sqrt(b**2 - 4 * alpha)) / 2
 
 
 @pytest.mark.slow

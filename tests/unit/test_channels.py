@@ -4,6 +4,7 @@ import itertools
 import json
 from functools import cache
 
+import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 from scipy.special import log_ndtr, logsumexp
 
 import jaxsmi as smi
+from helpers import gauss_legendre, respond, z_scores
 from jaxsmi.channels.attention import SingleAttentionChannel
 from jaxsmi.channels.layers import invert_attention
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
@@ -28,11 +30,6 @@ CLOSED = {
     "attention, 3 tokens": SingleAttentionChannel(3, jnp.asarray(BETA)),
 }
 V_TWO = np.array([[0.7, 0.35], [0.35, 0.4]])
-
-
-@eqx.filter_jit
-def respond(channel, statistic, omega, V, key=None):
-    return channel.respond(statistic, omega, V, key)
 
 
 @eqx.filter_jit
@@ -60,11 +57,6 @@ def draw(channel, V, count, seed=0, spread=1.0):
 
 def covariance_of(channel):
     return np.array([[0.6]]) if channel.indices == 1 else V_TWO
-
-
-def gauss_legendre(low, high, count):
-    x, w = np.polynomial.legendre.leggauss(count)
-    return 0.5 * (high + low) + 0.5 * (high - low) * x, 0.5 * (high - low) * w
 
 
 def log_gaussian(z, omega, V):
@@ -181,8 +173,7 @@ def test_closed_forms_stay_finite_far_out(name, variance):
             channel, jnp.asarray(-omega - 0.5 * root), jnp.zeros((8, channel.noise_size))
         )
     post = respond(channel, statistic_of(channel, labels), jnp.asarray(omega), jnp.asarray(V))
-    for array in (post.log_partition, post.g, post.dg):
-        assert bool(jnp.all(jnp.isfinite(array)))
+    chex.assert_tree_all_finite((post.log_partition, post.g, post.dg))
     # Cov[z|y] = V + V ∂g V has no negative eigenvalue, relative to V, beyond rounding of V × ∂g × (60 sigmas)²
     whiten = np.kron(np.linalg.cholesky(V), np.eye(M))
     covariance = np.eye(P * M) + np.einsum(
@@ -342,11 +333,6 @@ def drawn_at(channel, Q, count, seed=0):
     V = np.eye(channel.indices) - Q
     omega, fields, labels = draw(channel, V, count, seed, spread=np.diag(Q))
     return omega, fields, statistic_of(channel, labels), V
-
-
-def z_scores(per_sample):
-    mean = per_sample.mean(0)
-    return mean / (per_sample.std(0, ddof=1) / np.sqrt(len(per_sample)) + 1e-300)
 
 
 def test_deep_attention_nishimori_identities():

@@ -1,4 +1,5 @@
-"""The pages of docs/ and the README name what exists: functions, tests, files, headings, articles."""
+"""The pages of docs/ and the README name what exists:
+functions, tests, files, headings, articles."""
 
 import ast
 import functools
@@ -12,13 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-EVERY = [*PAGES, ROOT / "README.md"]
+THEORY = sorted((ROOT / "docs" / "theory").glob("*.md"))
+EVERY = [*PAGES, *THEORY, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FUNCTION = r"`(jaxsmi(?:\.\w+)+)`"
 TEST = r"`(tests/[\w/]+\.py)::(test_\w+)`(\]\([^)]*\))?( †)?"
 
 
 def name(path):
-    return path.name
+    return str(path.relative_to(ROOT))
 
 
 def prose(path):
@@ -77,10 +79,17 @@ def broken(path):
             yield target
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name)
+@pytest.mark.parametrize("path", EVERY, ids=name)
 def test_functions_exist(path):
-    for dotted in set(re.findall(FUNCTION, prose(path))):
-        assert found(dotted) is not None, dotted
+    named = set(re.findall(FUNCTION, prose(path)))
+    named |= {f"jaxsmi.{rest}" for rest in re.findall(r"`smi\.(\w+(?:\.\w+)*)", prose(path))}
+    missing = []
+    for dotted in sorted(named):
+        try:
+            found(dotted)
+        except (AttributeError, ModuleNotFoundError):
+            missing.append(dotted)
+    assert not missing
 
 
 @pytest.mark.parametrize("path", EVERY, ids=name)
@@ -122,11 +131,12 @@ def test_every_article_is_in_the_equation_table():
     assert cited <= table, cited - table
 
 
-# A number of docs/print.md that no other test shows -------------------------------------------------------------------------
+# A number of docs/print.md that no other test shows -------------------------------------------
 
 
 def denoising_error(kappa, R):
-    """R - (4π²/3) R² ∫ μ³ and ∫ μ of W Wᵀ/√(r d) + √R GOE, one band: its cubic by companion matrices, in NumPy alone."""
+    """R - (4π²/3) R² ∫ μ³ and ∫ μ of W Wᵀ/√(r d) + √R GOE, one
+    band: its cubic by companion matrices, in NumPy alone."""
     a = np.sqrt(kappa)
     critical = np.roots(
         np.polysub(R * np.polymul([1, 0, 0], [1, -2 * a, a**2]), [1 - kappa, -2 * a, a**2])
@@ -147,7 +157,8 @@ def denoising_error(kappa, R):
 
 @pytest.mark.slow
 def test_a_published_error_is_off_where_two_bands_merge():
-    """Noiseless quadratic network of width 0.1, α = 0.0705748: E = MMSE(E/(2α)); 1e-11 is what the root of E is good to."""
+    """Noiseless quadratic network of width 0.1, α = 0.0705748:
+    E = MMSE(E/(2α)); 1e-11 is what the root of E is good to."""
     import jaxsmi as smi
 
     alpha, published = 0.0705748031496063, 0.48356636245916945

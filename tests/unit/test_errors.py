@@ -1,4 +1,5 @@
-"""Bad input: a ValueError before tracing that names the argument, what came and what is allowed; under jit NaN and a code."""
+"""Bad input: a ValueError before tracing that names the argument,
+what came and what is allowed; under jit NaN and a code."""
 
 import jax
 import jax.numpy as jnp
@@ -212,7 +213,8 @@ def test_alpha_out_of_range_under_jit_and_vmap_is_a_code():
     for value in (sol.overlap, sol.covariance, sol.stderr):
         np.testing.assert_array_equal(np.isnan(value[:, 0, 0]), bad)
     np.testing.assert_array_equal(np.isnan(sol.error), bad)
-    # q̂ = α/(1 - q + Δ), q = q̂/(1 + q̂): at α = 1, Δ = 1/2 the fixed point is 1/2; the bad neighbours do not touch it
+    # q̂ = α/(1 - q + Δ), q = q̂/(1 + q̂): at α = 1, Δ = 1/2 the
+    # fixed point is 1/2; the bad neighbours do not touch it
     np.testing.assert_allclose(sol.overlap[1, 0, 0], 0.5, atol=1e-4)
 
 
@@ -239,7 +241,8 @@ def test_posterior_under_vmap_is_nan_where_V_is_bad():
 
 
 def test_a_diverging_run_keeps_its_history_and_says_what_to_do():
-    """Textbook GAMP with the divergence and a huge start: the size of the estimate leaves its range."""
+    """Textbook GAMP with the divergence and a huge start:
+    the size of the estimate leaves its range."""
     model = smi.links.phase_retrieval()
     data = model.sample(KEY, dimension=60, alpha=3.0)
     sol = smi.gamp(

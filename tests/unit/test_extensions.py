@@ -31,11 +31,12 @@ def test_network_equals_link(name):
         jnp.asarray(rng.standard_normal((model.indices, D))),
         jnp.asarray(rng.standard_normal((5, model.tokens, D))),
     )
-    by_link = jax.vmap(model.link)(IndexSensing(x).forward(W))
-    by_network = jax.vmap(lambda one: model.network(W, one))(x)
+    by_link = jax.jit(jax.vmap(model.link))(IndexSensing(x).forward(W))
+    by_network = jax.jit(jax.vmap(lambda one: model.network(W, one)))(x)
+    outputs = jax.jit(lambda W, x: model.outputs(W, x))(W, x)
     np.testing.assert_allclose(by_link, by_network, rtol=0, atol=1e-12)
     np.testing.assert_allclose(by_network.sum(-1), 1.0, atol=1e-13)
-    np.testing.assert_allclose(model.outputs(W, x), by_link, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(outputs, by_link, rtol=0, atol=1e-12)
     assert len(model.index_names) == len(set(model.index_names)) == model.indices
 
 

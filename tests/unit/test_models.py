@@ -42,8 +42,8 @@ def test_network_on_inputs_equals_link_on_fields(case):
     )
     fields = IndexSensing(x).forward(W)
     assert fields.shape == (3, model.indices, tokens)
-    by_link = jax.vmap(model.link)(fields)
-    by_network = jax.vmap(lambda one: model.network(W, one))(x)
+    by_link = jax.jit(jax.vmap(model.link))(fields)
+    by_network = jax.jit(jax.vmap(lambda one: model.network(W, one)))(x)
     np.testing.assert_allclose(
         by_link, by_network, rtol=0, atol=1e-12
     )  # the promise; rounding of some 1e3 operations

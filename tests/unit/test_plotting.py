@@ -7,8 +7,8 @@ import xml.etree.ElementTree as xml
 
 import numpy as np
 import pytest
-import synthetic
 
+import synthetic
 from jaxsmi.core.codes import Result
 from jaxsmi.workbench import plotting, storage
 

@@ -1,6 +1,5 @@
 """Noiseless channels of products of fields, against quadratures written here in NumPy and SciPy."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
+from helpers import gauss_legendre, respond
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
 from jaxsmi.numerics.refining import Budget
 
@@ -18,11 +18,6 @@ CHANNELS = {
 }
 HEAVY = [pytest.param(n, marks=[pytest.mark.slow] * (n != "product")) for n in CHANNELS]
 V_THREE = np.array([[0.7, 0.35, -0.2], [0.35, 0.4, 0.1], [-0.2, 0.1, 0.9]])
-
-
-@eqx.filter_jit
-def respond(channel, statistic, omega, V):
-    return channel.respond(statistic, omega, V)
 
 
 def covariance_of(channel):
@@ -37,11 +32,6 @@ def draw(channel, V, count, seed=0, spread=1.0):
     return omega, np.asarray(labels)
 
 
-def half_line(far, count=70):
-    x, w = np.polynomial.legendre.leggauss(count)
-    return 0.5 * far * (1 + x), 0.5 * far * w
-
-
 def nodes_of(name, y, omega, V):
     """Fields (n, P) compatible with the label, and log-weights of the measure on them."""
     far = np.abs(omega) + 9 * np.sqrt(np.diag(V))
@@ -51,14 +41,14 @@ def nodes_of(name, y, omega, V):
         plus = np.stack([root * np.exp(x), np.sign(y) * root * np.exp(-x)], axis=1)
         return np.concatenate([plus, -plus]), np.full(2 * len(x), np.log(step))
     if name == "triple sign":
-        grids = np.meshgrid(*[half_line(f)[0] for f in far], indexing="ij")
-        weights = np.meshgrid(*[half_line(f)[1] for f in far], indexing="ij")
+        grids = np.meshgrid(*[gauss_legendre(0.0, f, 70)[0] for f in far], indexing="ij")
+        weights = np.meshgrid(*[gauss_legendre(0.0, f, 70)[1] for f in far], indexing="ij")
         size = np.stack([g.ravel() for g in grids], axis=1)
         log_w = sum(np.log(w).ravel() for w in weights)
         signs = [(a, b, y * a * b) for a in (1, -1) for b in (1, -1)]
         return np.concatenate([size * s for s in signs]), np.tile(log_w, 4)
-    grids = np.meshgrid(*[half_line(f)[0] for f in far[1:]], indexing="ij")
-    weights = np.meshgrid(*[half_line(f)[1] for f in far[1:]], indexing="ij")
+    grids = np.meshgrid(*[gauss_legendre(0.0, f, 70)[0] for f in far[1:]], indexing="ij")
+    weights = np.meshgrid(*[gauss_legendre(0.0, f, 70)[1] for f in far[1:]], indexing="ij")
     size = np.stack([g.ravel() for g in grids], axis=1)
     log_w = sum(np.log(w).ravel() for w in weights)
     points, logs = [], []

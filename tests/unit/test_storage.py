@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import synthetic
 
 import jaxsmi as smi
+import synthetic
 from jaxsmi.core import provenance, records
 from jaxsmi.workbench import storage
 from jaxsmi.workbench.store import Store

@@ -1,7 +1,5 @@
 """What the library promises of deep attention, at full size: slow, run by `make validate`; pytest -rP shows the numbers."""
 
-import csv
-import functools
 import resource
 import time
 
@@ -12,19 +10,15 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import published_columns, two_layers
 from jaxsmi import Result
 
 pytestmark = pytest.mark.slow
 
 
-@functools.cache
-def attention():
-    return smi.DeepAttention(depth=2, tokens=2, skip=1.0)
-
-
 def evolve(alpha, q0=0.05, samples=2**14, **kwargs):
     solution = smi.state_evolution(
-        attention(), alpha, key=jax.random.key(0), q0=q0, samples=samples, **kwargs
+        two_layers(), alpha, key=jax.random.key(0), q0=q0, samples=samples, **kwargs
     )
     Q, E = np.asarray(solution.overlap), np.asarray(solution.stderr)
     print(
@@ -41,10 +35,7 @@ def evolve(alpha, q0=0.05, samples=2**14, **kwargs):
 @pytest.mark.parametrize("q0", [0.05, 1e-6])
 def test_state_evolution_below_the_second_threshold(alpha, q0, reference):
     """Q22 within 0.03 of the published curve (good to 0.015), layer 1 unlearned, standard errors below 0.005."""
-    with open(reference / "smi" / "BO_2w.csv") as file:
-        table = np.array(
-            [[float(row[name]) for name in ("alpha", "Q22")] for row in csv.DictReader(file)]
-        )
+    table = published_columns(reference / "smi" / "BO_2w.csv", "alpha", "Q22").T
     solution, Q, E = evolve(alpha, q0)
     published = np.interp(alpha, table[:, 0], table[:, 1])
     print(f"published Q22={published:.4f}")
@@ -84,7 +75,7 @@ def test_state_evolution_iteration_time():
     V = jnp.diag(jnp.asarray([0.5, 0.05]))
     step = jax.jit(
         lambda key: (
-            attention()
+            two_layers()
             .channel.response(jnp.eye(2) - V, V, key=key, samples=1024, randomisations=10)
             .mean
         )
@@ -103,7 +94,7 @@ def test_state_evolution_iteration_time():
 
 
 def learn(dimension, alpha, seed, **kwargs):
-    model, key = attention(), jax.random.key(seed)
+    model, key = two_layers(), jax.random.key(seed)
     data = model.sample(key, dimension=dimension, alpha=alpha, dtype=kwargs.pop("dtype", None))
     start = time.perf_counter()
     solution = jax.block_until_ready(
