@@ -7,7 +7,6 @@ never), and the standard
 error is asserted to be small enough that an error of a factor of two could not hide in it.
 """
 
-import csv
 import functools
 
 import equinox as eqx
@@ -17,28 +16,12 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import mean_and_error, published_columns, result, two_layers, z_scores
 from jaxsmi import Result
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.numerics import fixed_point
 
 EPS = float(np.finfo(float).eps)
-
-
-def code(solution):
-    return Result(int(solution.result))
-
-
-def z_scores(values, target=0.0):
-    """Mean of independent values (leading axis) minus target, in standard errors, and that standard
-    error."""
-    values = np.asarray(values)
-    stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-    return (values.mean(axis=0) - target) / stderr, stderr
-
-
-@functools.cache
-def attention():
-    return smi.DeepAttention(depth=2, tokens=2, skip=1.0)
 
 
 # The stopping test --------------------------------------------------------------------------------
@@ -120,7 +103,7 @@ def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
             q = (
                 2.0 * load / (b + np.sqrt(b * b - 4.0 * load))
             )  # the root of q² - b q + αM below one
-            assert code(solution) == Result.SUCCESS
+            assert result(solution) == Result.SUCCESS
             assert abs(float(solution.overlap[0, 0]) - q) < 1e-8
             assert float(solution.stderr[0, 0]) < 1e-10
             if not newton:
@@ -150,20 +133,20 @@ def test_phase_retrieval_weak_and_perfect_recovery():
         samples=2**16,
     )
     below, above = run(0.48), run(0.52)
-    assert code(below) == code(above) == Result.SUCCESS
+    assert result(below) == result(above) == Result.SUCCESS
     assert float(below.overlap[0, 0]) < 1e-4 + 3 * float(below.stderr[0, 0])
     assert float(below.stderr[0, 0]) < 1e-3
     assert float(above.overlap[0, 0]) > 4 * float(above.stderr[0, 0])
 
     below, above = run(1.10), run(1.15)
-    assert code(below) == Result.SUCCESS
+    assert result(below) == Result.SUCCESS
     assert float(below.stderr[0, 0]) < 0.005
     assert float(below.overlap[0, 0]) < 1.0 - 20 * float(below.stderr[0, 0])
-    assert code(above) == Result.RECOVERED
+    assert result(above) == Result.RECOVERED
     assert float(above.overlap[0, 0]) == 1.0
     assert float(above.error) == 0.0
     # perfect recovery is a stable fixed point already from α = 1: informed at 1.10
-    assert code(run(1.10, q0=0.999)) == Result.RECOVERED
+    assert result(run(1.10, q0=0.999)) == Result.RECOVERED
 
 
 @pytest.mark.parametrize(
@@ -183,7 +166,8 @@ def test_slope_at_zero_overlap_is_the_inverse_threshold(model, slope):
 
     found = [at(key) for key in jax.random.split(jax.random.key(5), 8)]
     for per_key in ([f.jacobian[0, 0, 0, 0] for f in found], [f.mean[0, 0] / tiny for f in found]):
-        z, stderr = z_scores(per_key, slope)
+        z = z_scores(per_key, slope)
+        stderr = mean_and_error(per_key)[1]
         assert abs(z) < 5
         assert stderr < 0.01 * slope
 
@@ -199,11 +183,11 @@ def test_binary_perceptron_first_order_transition():
     )
     for start in (1e-3, 0.99):
         recovered = run(1.6, q0=start)
-        assert code(recovered) == Result.RECOVERED
+        assert result(recovered) == Result.RECOVERED
         assert float(recovered.overlap[0, 0]) == 1.0
-    assert code(run(1.4, q0=0.99)) == Result.RECOVERED
+    assert result(run(1.4, q0=0.99)) == Result.RECOVERED
     uninformed = run(1.4)
-    assert code(uninformed) == Result.SUCCESS
+    assert result(uninformed) == Result.SUCCESS
     assert 0.5 < float(uninformed.overlap[0, 0]) < 0.99
 
 
@@ -213,7 +197,7 @@ def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous(
     only statistically."""
     for model, alpha, starts in (
         (smi.links.phase_retrieval(), 0.8, (1e-3, 0.9)),
-        (attention(), 0.5, (0.05, 0.5)),
+        (two_layers(), 0.5, (0.05, 0.5)),
     ):
         low, high = (
             smi.state_evolution(
@@ -221,7 +205,7 @@ def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous(
             )
             for q0 in starts
         )
-        assert code(low) == code(high) == Result.SUCCESS
+        assert result(low) == result(high) == Result.SUCCESS
         np.testing.assert_allclose(low.overlap, high.overlap, rtol=0, atol=3e-6)
 
 
@@ -287,7 +271,7 @@ CASES = {
     "sign": (smi.links.sign, [[0.5]], 4e-2, 2**13),
     "sign product": (lambda: smi.links.sign_product(2), [[0.5, 0.2], [0.2, 0.6]], 4e-2, 2**11),
     "one attention layer": (lambda: smi.DeepAttention(1, 3), [[0.6]], 1e-4, 2**12),
-    "two attention layers": (attention, [[0.3, 0.1], [0.1, 0.7]], 1e-4, 2**7),
+    "two attention layers": (two_layers, [[0.3, 0.1], [0.1, 0.7]], 1e-4, 2**7),
 }
 KEYS = 16
 
@@ -360,7 +344,9 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
         )
     )
     found = respond(V, jax.random.key(8))
-    z, stderr = z_scores(np.einsum("pq,rqp->r", np.asarray(V), np.asarray(found.replicas)), tokens)
+    traces = np.einsum("pq,rqp->r", np.asarray(V), np.asarray(found.replicas))
+    z = z_scores(traces, tokens)
+    stderr = mean_and_error(traces)[1]
     # samples whose sign copies overlap are a fraction of order √V_max = 2e-4
     assert abs(z) * stderr < 5 * stderr + 1e-3
     assert stderr < 0.02
@@ -373,13 +359,10 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
 @pytest.mark.slow
 def test_two_layer_attention_follows_the_published_curve(reference):
     """α = 0.5: Q11 = 0 (below its threshold at 0.72), Q22 on BO_2w.csv, good to 0.015 there."""
-    with open(reference / "smi" / "BO_2w.csv") as file:
-        table = np.array(
-            [[float(row[name]) for name in ("alpha", "Q22")] for row in csv.DictReader(file)]
-        )
+    table = published_columns(reference / "smi" / "BO_2w.csv", "alpha", "Q22").T
     published = np.interp(0.5, table[:, 0], table[:, 1])
-    solution = smi.state_evolution(attention(), 0.5, key=jax.random.key(0), q0=0.05, samples=1024)
-    assert code(solution) == Result.SUCCESS
+    solution = smi.state_evolution(two_layers(), 0.5, key=jax.random.key(0), q0=0.05, samples=1024)
+    assert result(solution) == Result.SUCCESS
     assert abs(float(solution.overlap[1, 1]) - published) < 0.03 + 3 * float(solution.stderr[1, 1])
     assert abs(float(solution.overlap[0, 0])) < 1e-3 + 3 * float(solution.stderr[0, 0])
     assert abs(float(solution.overlap[0, 1])) < 1e-3 + 3 * float(solution.stderr[0, 1])
@@ -414,7 +397,7 @@ def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
         )
         for key in jax.random.split(jax.random.key(21), 24)
     ]
-    assert all(code(run) == Result.SUCCESS for run in runs)
+    assert all(result(run) == Result.SUCCESS for run in runs)
     values = np.array([float(run.overlap[0, 0]) for run in runs])
     errors = np.array([float(run.stderr[0, 0]) for run in runs])
     weight = 1.0 / np.mean(errors**2)

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from helpers import linear_overlap
 from jaxsmi.cli import figure, flags
 from jaxsmi.cli import main as cli
 from jaxsmi.workbench import storage
@@ -42,12 +43,6 @@ QUICK = {
         "300",
     ],
 }
-
-
-def linear_overlap(alpha, noise):
-    """The root of q = Q̂/(1+Q̂), Q̂ = α/(1-q+Δ): q² - (1+α+Δ) q + α = 0."""
-    b = 1 + alpha + noise
-    return (b - math.sqrt(b * b - 4 * alpha)) / 2
 
 
 def finite(value):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import keys
 from jaxsmi.core.codes import Result
 from jaxsmi.sgd import chain
 from jaxsmi.sgd.correlation import correlation
@@ -25,10 +26,6 @@ def trace(terms, norm="none", encoding="paired"):
     return smi.SequenceSingleIndex(
         SGD.HermiteSeries(terms), 2, SGD.Attention(trace_norm=norm), encoding
     )
-
-
-def keys(count, seed=0):
-    return jax.random.split(jax.random.key(seed), count)
 
 
 # Expansions ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,12 +22,10 @@ FIELDS = ("overlap", "stderr", "error", "alpha", "steps", "residual", "result", 
 
 
 def same(one, other):
-    for name in FIELDS:
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
     assert one.kind == other.kind
-    assert one.trajectory.keys() == other.trajectory.keys()
-    for name, values in one.trajectory.items():
-        np.testing.assert_array_equal(values, other.trajectory[name], err_msg=name)
+    parts = lambda solution: [getattr(solution, name) for name in FIELDS]
+    chex.assert_trees_all_equal(parts(one), parts(other))
+    chex.assert_trees_all_equal(one.trajectory, other.trajectory)
 
 
 @pytest.mark.parametrize("kind", ["state_evolution", "gamp"])
