@@ -108,6 +108,7 @@ class AbstractModel(eqx.Module):
             >>> import jax, jaxsmi as smi
             >>> smi.links.sign().sample(jax.random.key(0), dimension=50, alpha=2.0).inputs.shape
             (100, 1, 50)
+
         Cost: N·M·D random numbers, and one pass over them.
         """
         dimension = Arguments().count("dimension", dimension, at_least=self.least_dimension)

@@ -43,6 +43,7 @@ def generalization_error(
         >>> key = jax.random.key(0)
         >>> round(float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=key)), 3)
         0.25
+
     Cost: `samples` links.
     Source: [TCDKZ25], [theory: multi-index, Eqs. (62), (63)].
     """

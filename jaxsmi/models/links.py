@@ -52,6 +52,7 @@ def linear(
         >>> import jaxsmi as smi
         >>> smi.links.linear(0.1).indices
         1
+
     Cost: None: nothing is computed before the model is used.
     Source: [theory: multi-index, Eq. (22), Table 1].
     """
@@ -72,6 +73,7 @@ def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
         >>> import jaxsmi as smi
         >>> smi.links.sign(smi.priors.Rademacher()).name
         'sign'
+
     Cost: None: nothing is computed before the model is used.
     Source: [theory: multi-index, Eq. (23)].
     """
@@ -90,6 +92,7 @@ def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None
         >>> import jaxsmi as smi
         >>> smi.links.phase_retrieval().symmetry[0].kind
         'sign'
+
     Cost: None: nothing is computed before the model is used.
     Source: [MM18], [theory: multi-index, Eq. (24), Table 1].
     """
@@ -110,6 +113,7 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
         >>> import jaxsmi as smi
         >>> smi.links.sign_product(2).indices
         2
+
     Cost: None: nothing is computed before the model is used.
     Source: [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
     """
@@ -136,6 +140,7 @@ def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
         >>> import jaxsmi as smi
         >>> smi.links.product(2).indices
         2
+
     Cost: None: nothing is computed before the model is used.
     Source: [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
     """
@@ -163,6 +168,7 @@ def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex
         >>> import jaxsmi as smi
         >>> smi.links.square_plus_sign_parity().indices
         3
+
     Cost: None: nothing is computed before the model is used.
     Source: [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
     """

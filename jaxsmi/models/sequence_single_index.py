@@ -208,6 +208,7 @@ def semantic_positional(
         >>> import jaxsmi as smi
         >>> smi.sgd.semantic_positional(0.3).length
         2
+
     Cost: None: nothing is computed before the model is used.
     Source: [ALSKZ25; theory: online-sgd, Eqs. (36) to (38)].
     """

@@ -361,6 +361,7 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: AbstractIndexModel) ->
         >>> W = jax.random.normal(jax.random.key(0), (2, 5))
         >>> bool(jnp.allclose(smi.align(-W, W, smi.DeepAttention(2, 2)), W))
         True
+
     Cost: O(P² D).
     Source: [theory: multi-index, section 9].
     """

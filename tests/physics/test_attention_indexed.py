@@ -191,7 +191,7 @@ def test_hardmax_response_values():
         (1, (1.8753501, 2.2033226, 3.9616802, 6.3493769)),
     ):
         for e, value in zip((0, 0.25, 0.75, 0.9, 0.99), values, strict=False):
-            np.testing.assert_allclose(channel.response(rho + e, 1 - e), value, rtol=2e-7)
+            np.testing.assert_allclose(channel.information(rho + e, 1 - e), value, rtol=2e-7)
 
 
 @pytest.mark.slow
@@ -340,7 +340,7 @@ def test_hardmax_of_more_tokens(tokens, value, error):
         for u in (0.25, 0.5, 0.9):
             direct = np.asarray(sampled_response(3, 1 - u**2, u**2))
             table, spread = (
-                float(channel.response(1 - u**2, u**2)),
+                float(channel.information(1 - u**2, u**2)),
                 float(channel.uncertainty(1 - u**2, u**2)),
             )
             assert (
@@ -376,7 +376,7 @@ def test_free_entropy_is_stationary_at_the_fixed_point():
         left = model.prior.norm - q
         ends = [model.channel.log_partition(q + s * 1e-5, left - s * 1e-5) for s in (1, -1)]
         np.testing.assert_allclose(
-            4 * (ends[0] - ends[1]) / 2e-5, model.channel.response(q, left), rtol=1e-6
+            4 * (ends[0] - ends[1]) / 2e-5, model.channel.information(q, left), rtol=1e-6
         )
     for rho, q, value in ((0.5, 0.9, -0.88675045), (1, 1.5, -0.70667595), (0.2, 1.1, -0.41225026)):
         found = smi.AttentionIndexed(2, rho, "hardmax").channel.log_partition(q, 1 + rho - q)
