@@ -56,7 +56,7 @@ def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], floa
         >>> import jaxsmi as smi
         >>> square = smi.sgd.HermiteSeries({(2,): 1.0}, normalised=True)
         >>> model = smi.SequenceSingleIndex(square, 1, square, loss_factor=1.0)
-        >>> round(smi.sgd.taylor(model, 2)[2,], 6)  # R = 2 - 2 m²
+        >>> round(float(smi.sgd.taylor(model, 2)[2,]), 6)  # R = 2 - 2 m²
         -2.0
 
     Cost:
