@@ -1,7 +1,8 @@
 """jaxsmi: solvable models of learning with attention in high dimension, solved in JAX.
 
-Message passing (`gamp`), its exact asymptotics (`state_evolution`), and the models, links, priors and channels they share.
-Importing starts no device and sets no flag; theory is meant for float64: jax.config.update("jax_enable_x64", True).
+Message passing (`gamp`), its exact asymptotics (`state_evolution`), and the models, links, priors
+and channels they share. Importing starts no device and sets no flag; theory is meant for float64:
+jax.config.update("jax_enable_x64", True).
 """
 
 from jaxsmi import models, priors, sgd, text

@@ -176,9 +176,13 @@ class Arguments:
         return value
 
     def array(
-        self, name: str, value: object, allowed: str, shape: tuple[int, ...] | None = None,
+        self,
+        name: str,
+        value: object,
+        allowed: str,
+        shape: tuple[int, ...] | None = None,
         dtype: DTypeLike | None = None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """Finite real numbers, of a shape if one is named; of the theory's precision unless `dtype`
         is given."""
         try:

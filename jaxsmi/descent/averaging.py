@@ -75,14 +75,16 @@ def averaged(fit: Solution, teacher: ArrayLike | None) -> Averaged:
         [theory: descent, Eqs. (7) to (9)].
     """
     Arguments().instance("fit", fit, Solution, "a Solution of train")
-    model, runs = fit.model, fit.result.shape
+    model = fit.model
+    runs = fit.result.shape
     check(model is not None, "fit", "a solution without its model", "a Solution of train")
     assert model is not None
     require(model, Ability.AVERAGES)
     allowed = "at least two runs: train(..., key=jax.random.split(key, 16))"
     check(len(runs) == 1 and runs[0] >= 2, "fit", f"runs of shape {runs}", allowed)
     check(teacher is not None, "teacher", None, "data.teacher")
-    truth, matrices = jnp.asarray(teacher), jnp.asarray(fit.weights)
+    truth = jnp.asarray(teacher)
+    matrices = jnp.asarray(fit.weights)
     model.check_teacher(truth, matrices.shape[1:])
     lost = np.isin(np.asarray(fit.result), (Result.NONFINITE, Result.DIVERGED))
     count = f"{int(lost.sum())} of {len(lost)} runs with code NONFINITE or DIVERGED"

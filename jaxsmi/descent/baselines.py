@@ -126,7 +126,8 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     inside = rho < 1.0
     rho = jnp.where(inside, rho, 0.5)
     g = b * (1.0 - rho) / (1.0 - b * rho)
-    low, high = (1.0 - jnp.sqrt(g)) ** 2, (1.0 + jnp.sqrt(g)) ** 2
+    low = (1.0 - jnp.sqrt(g)) ** 2
+    high = (1.0 + jnp.sqrt(g)) ** 2
     nodes, weights = legendre(96)
 
     def moments(cut: Array) -> tuple[Array, Array, Array]:

@@ -161,7 +161,8 @@ class _Stretches(AbstractSolver[_Descending]):
 
     def init(self) -> _Descending:
         """The runs before their first update, with a record of the start."""
-        state, dtype = self.start, theory_dtype()
+        state = self.start
+        dtype = theory_dtype()
         runs = state.step.shape[0]
         size = jax.vmap(lambda w: optax.tree.norm(w).astype(dtype))(state.weights)
         blank = _Descending(
@@ -207,11 +208,15 @@ class _Stretches(AbstractSolver[_Descending]):
 
     def _update(self, run: _Update, words: Array, step: Array) -> _Update:
         """One step of one run: `repeats` updates on its batch."""
-        problem, dtype = self.problem, theory_dtype()
+        problem = self.problem
+        dtype = theory_dtype()
         update = optax.with_extra_args_support(self.optimizer).update
         key = jax.random.wrap_key_data(words, impl="threefry2x32")
         carried, sample = problem.batch(key, run.carried, step)
-        weights, memory, total, size = run.weights, run.memory, run.total, run.change
+        weights = run.weights
+        memory = run.memory
+        total = run.total
+        size = run.change
         for repeat in range(self.repeats):
             value, gradient = jax.value_and_grad(problem.objective)(weights, sample)
             # line searches and learning rates that look at the loss ask for more than the gradient
@@ -234,7 +239,8 @@ class _Stretches(AbstractSolver[_Descending]):
         self, run: _Descending, state: TrainState, carried: Array, train_loss: Array
     ) -> _Descending:
         """One run at a record: what is seen of it, and whether it goes on."""
-        problem, weights = self.problem, state.weights
+        problem = self.problem
+        weights = state.weights
         record = {"step": state.step.astype(theory_dtype()), "train_loss": train_loss}
         record |= problem.observe(weights)
         watched = record.pop("watched")
@@ -321,7 +327,8 @@ def descend(
         A `Progress`. Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or
         `target` never met), DIVERGED, NONFINITE.
     """
-    records, batch = -(-steps // every), state.step.ndim == 1
+    records = -(-steps // every)
+    batch = state.step.ndim == 1
     start = state if batch else jax.tree.map(lambda x: x[None], state)
     origin = start.step[0]
     solver = _Stretches(

@@ -97,7 +97,8 @@ def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> A
     if isinstance(solution, Solution):
         allowed = "a solution of gamp or train, with cosines in its history"
         check("cosine" in solution.history, "solution", solution.kind, allowed)
-        steps, cosines = solution.history["step"], solution.history["cosine"]
+        steps = solution.history["step"]
+        cosines = solution.history["cosine"]
         if steps.ndim == 1:
             return crossing(steps, cosines, level)
         return jax.vmap(lambda s, c: crossing(s, c, level))(steps, cosines)

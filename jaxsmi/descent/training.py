@@ -184,8 +184,11 @@ def _check_one_pass(data: Dataset, size: int, steps: int, state: TrainState) -> 
 
 def _solution(task: Task, end: Progress, key: PRNGKeyArray) -> Solution:
     """The last record of a run (or of each run) as a solution."""
-    model, data, dtype = task.model, task.data, theory_dtype()
-    P, runs = model.indices, end.result.shape
+    model = task.model
+    data = task.data
+    dtype = theory_dtype()
+    P = model.indices
+    runs = end.result.shape
     place = jnp.sum(jnp.isfinite(end.history["step"]), axis=-1) - 1
 
     def last(values: Array) -> Array:

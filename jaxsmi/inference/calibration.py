@@ -56,7 +56,8 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> Calib
     s = jnp.einsum("pk,pq,qk->k", vectors, second_moment, vectors)
     n = jnp.einsum("pk,pq,qk->k", vectors, noise, vectors)
     positive = (a > 0.0) & (n > 0.0)
-    a, n = jnp.where(positive, a, 1.0), jnp.where(positive, n, 1.0)
+    a = jnp.where(positive, a, 1.0)
+    n = jnp.where(positive, n, 1.0)
     n = (n + a * a * s) / (1.0 + a * s)
     T = jnp.sum((vectors.T @ b) ** 2, axis=1) / (n * D) - 1.0
     deviation = (T - a * s) / (jnp.sqrt(2.0 / D) * (1.0 + a * s))

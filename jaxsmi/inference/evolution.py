@@ -200,7 +200,8 @@ def _run_with_bar(
     overlap_map: OverlapMap, V0: Array, tolerance: Array, options: _Options
 ) -> fixed_point.FixedPoint:
     """`_run` in short stretches, with a progress bar that shows the overlaps."""
-    most, S = options.max_steps, overlap_map.second_moment
+    most = options.max_steps
+    S = overlap_map.second_moment
     state: fixed_point.FixedPoint | None = None
     title = f"state evolution, α={float(overlap_map.alpha):g}"
     with tqdm(total=most, desc=title, leave=False) as bar:
@@ -247,7 +248,8 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
 @eqx.filter_jit
 def _solution(overlap_map: OverlapMap, end: fixed_point.FixedPoint) -> Solution:
     """What the end of the iteration says, with derivatives, errors and a result code."""
-    S, model = overlap_map.second_moment, overlap_map.model
+    S = overlap_map.second_moment
+    model = overlap_map.model
     success = end.result == Result.SUCCESS
     inaccurate, _ = end.evaluation.extra
     code = jnp.where(success & (inaccurate > _INACCURATE), Result.INACCURATE, end.result)

@@ -153,7 +153,8 @@ class GampIteration(AbstractSolver[Position]):
         new, inaccurate = self._step(old)
         trace = jnp.trace(new.covariance)
         ratio = trace / jnp.trace(old.covariance)
-        weights, covariance = new.weights, new.covariance
+        weights = new.weights
+        covariance = new.covariance
         finite = jnp.all(jnp.isfinite(weights)) & jnp.all(jnp.isfinite(covariance))
         reached = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
         return Position(
@@ -234,7 +235,9 @@ class GampIteration(AbstractSolver[Position]):
 
     def _device_step(self, state: GampState) -> tuple[GampState, Array]:
         """`_step`, as one device sees it."""
-        model, sensing, V = self.model, self.sensing, state.covariance
+        model = self.model
+        sensing = self.sensing
+        V = state.covariance
         omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", state.onsager, state.g)
         key = jax.random.fold_in(self.key, state.step)
         posterior = model.channel.respond(self.statistic, omega, V, key)

@@ -187,7 +187,8 @@ def _start(
     dtype = theory_dtype()
     signal, fields = model.shapes(data)
     start_key, side_key = keys
-    P, prior = model.indices, model.prior
+    P = model.indices
+    prior = model.prior
     side = SideInformation(jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype))
     if isinstance(init, str) or strength is not None:
         check(
@@ -263,7 +264,9 @@ def _run(
     problem: GampIteration, options: _Options, progress: bool, key: PRNGKeyArray, valid: Array
 ) -> Solution:
     """One run to its end, with or without a progress bar."""
-    every, steps, data = options.record.every, options.max_steps, problem.data
+    every = options.record.every
+    steps = options.max_steps
+    data = problem.data
     run = _begin(problem, steps // every)
     running = eqx.tree_at(lambda p: p.start, problem, None)
     label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
@@ -276,13 +279,16 @@ def _solution(
     problem: GampIteration, end: Run[Position], key: PRNGKeyArray, valid: Array
 ) -> Solution:
     """What the end of a run means."""
-    model, data, state = problem.model, problem.data, end.state.state
+    model = problem.model
+    data = problem.data
+    state = end.state.state
     P = model.indices
     Q = model.overlaps(state.weights, None)["overlap"]
     error = model.error_of(state.weights, data, key=jax.random.fold_in(problem.key, 1))
     # V falling to zero is recovery only if the estimate reproduces the labels; else the run was
     # overconfident
-    outputs, labels = jax.vmap(model.link)(problem.fields(state)), data.labels
+    outputs = jax.vmap(model.link)(problem.fields(state))
+    labels = data.labels
     misfit = jnp.mean((outputs - labels) ** 2)
     spread = jnp.mean((labels - jnp.mean(labels, 0)) ** 2)
     overconfident = (end.result == Result.RECOVERED) & ~(misfit < 0.05 * spread)

@@ -154,7 +154,8 @@ class Iteration(AbstractSolver[Iterate]):
 
     def init(self) -> Iterate:
         """V0, nothing known of F yet."""
-        V0, dtype = self.V0, self.V0.dtype
+        V0 = self.V0
+        dtype = self.V0.dtype
         shapes = jax.eval_shape(self.map_of, V0)
         unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         infinite = jnp.asarray(jnp.inf, dtype)
@@ -176,7 +177,8 @@ class Iteration(AbstractSolver[Iterate]):
     def step(self, state: Iterate, count: Array) -> Iterate:
         """F(V), or the Newton step from it where that is sound."""
         del count
-        V, scale = state.V, self.scale
+        V = state.V
+        scale = self.scale
         evaluation = self.map_of(V)
         value = evaluation.value
         difference = value - V

@@ -163,7 +163,9 @@ class _Integral(eqx.Module):
 
     def at_level(self, block: PyTree, level: _Level) -> tuple[Moments, Array]:
         """The moments of a block by one rule, and the share (S,) of the mass beyond its nodes."""
-        S, G, columns = self.block, self.rule.groups, self.columns
+        S = self.block
+        G = self.rule.groups
+        columns = self.columns
         groups = lax.map(lambda group: self.group_sums(block, group, level), jnp.arange(G))
         top = jnp.max(groups.top, axis=0)
         parts = jax.vmap(columns.rescaled, in_axes=(0, None))(groups, top)
@@ -174,7 +176,8 @@ class _Integral(eqx.Module):
         def error_of(full: Array, part: Array) -> Array:
             return self.rule.error(full.reshape(S, -1), part.reshape(G, S, -1))
 
-        mass, tail = sums[:, 0], sums[:, -2] / sums[:, 0]
+        mass = sums[:, 0]
+        tail = sums[:, -2] / sums[:, 0]
         error = error_of(g, part_g)
         moments = Moments(
             log_mass=top + jnp.log(mass),
@@ -193,8 +196,10 @@ class _Integral(eqx.Module):
         Far from the goal a level is skipped. Samples at the edge of the ball go to the wide one.
         Those that are out of levels keep their error, for the caller to see.
         """
-        rule, tolerance = self.rule, self.budget.tolerance
-        narrow, last = rule.narrow, rule.last
+        rule = self.rule
+        tolerance = self.budget.tolerance
+        narrow = rule.narrow
+        last = rule.last
         met = (new.error <= tolerance) & (new.dg_error <= 10 * tolerance) & (new.ess >= _MIN_ESS)
         outside = tail > 0.5 * tolerance
         end = jnp.where(level < narrow, narrow - 1, last)
@@ -208,7 +213,8 @@ class _Integral(eqx.Module):
 
     def climbed(self, climb: _Climb) -> _Climb:
         """All samples that are due at a level, solved there, block by block."""
-        S, total = self.block, self.total
+        S = self.block
+        total = self.total
         pending = climb.due == climb.level
         level = self.level(climb.level)
         order = jnp.argsort(jnp.where(pending, 0, 1), stable=True)
@@ -231,7 +237,8 @@ class _Integral(eqx.Module):
 
     def solved(self, first: Array) -> Moments:
         """The moments of all samples, from level `first` on."""
-        S, last = self.block, self.rule.last
+        S = self.block
+        last = self.rule.last
         block = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((S, *x.shape[1:]), x.dtype), self.samples
         )

@@ -37,7 +37,8 @@ __all__ = [
 
 # Radius of the ball of nodes in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5),
 # and that of a second family of rules, for the few samples whose posterior reaches the first's edge
-_RADIUS, _WIDE_RADIUS = 5.5, 9.0
+_RADIUS = 5.5
+_WIDE_RADIUS = 9.0
 
 _NODES_PER_AXIS = {
     1: (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),

@@ -104,7 +104,9 @@ class Columns(eqx.Module):
 
     def moments(self, values: Array) -> tuple[Array, Array]:
         """Mean (.., K) and covariance (.., K, K) of τ from sums (.., columns)."""
-        inner, outer, K = self.inner, self.outer, self.inner + self.outer
+        inner = self.inner
+        outer = self.outer
+        K = self.inner + self.outer
         mass = values[..., 0]
         mean = [values[..., 1 + i] for i in range(inner)]
         second = {}

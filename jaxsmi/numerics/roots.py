@@ -81,9 +81,12 @@ def _narrowed(bracket: _Bracket, x: Array, f: Array, tolerance: float) -> _Brack
     """The bracket after the function was `f` at `x`, by Chandrupatla's rule."""
     a, b, fa, fb, _ = bracket
     same = jnp.sign(f) == jnp.sign(fa)  # the root is between x and b; else between x and a
-    last, f_last = jnp.where(same, a, b), jnp.where(same, fa, fb)
-    other, f_other = jnp.where(same, b, a), jnp.where(same, fb, fa)
-    xi, phi = (x - other) / (last - other), (f - f_other) / (f_last - f_other)
+    last = jnp.where(same, a, b)
+    f_last = jnp.where(same, fa, fb)
+    other = jnp.where(same, b, a)
+    f_other = jnp.where(same, fb, fa)
+    xi = (x - other) / (last - other)
+    phi = (f - f_other) / (f_last - f_other)
     safe = (phi**2 < xi) & ((1.0 - phi) ** 2 < 1.0 - xi)
     one = f / (f_other - f) * f_last / (f_other - f_last)
     two = f / (f_last - f) * f_other / (f_last - f_other) * (last - x) / (other - x)

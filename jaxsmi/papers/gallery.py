@@ -126,7 +126,8 @@ def _made(record: Mapping[str, Any]) -> str:
 
 def _figure(record: Mapping[str, Any]) -> str:
     """A figure with its caption and its comparisons, or the reason of its failure."""
-    name, title = _safe(record["name"]), _safe(record["title"])
+    name = _safe(record["name"])
+    title = _safe(record["title"])
     head = (
         f'<figure id="{name}" aria-labelledby="{name}-title">'
         f'<h3 id="{name}-title">{name}: {title}</h3>'

@@ -211,7 +211,8 @@ def quadratic_decay(full: bool = False, progress: bool = False, reference: Folde
 def spread(
     model: Bilinear, alphas: np.ndarray, dimension: int, starts: int, steps: int, progress: bool
 ) -> np.ndarray:
-    """‖Ŝ_k - S̄‖²/d², mean over runs of descent from `starts` starts on one data set, for each α."""
+    """‖Ŝ_k - S̄‖²/d², mean over runs of descent from `starts` starts on one data set, for each
+    α."""
     spreads = []
     optimizer = optax.adam(0.02)
     title = f"starts, d={dimension}"

@@ -53,7 +53,8 @@ class AbstractPrior(eqx.Module):
 
     @abc.abstractmethod
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """The prior's part of the free entropy at overlaps Q and Q̂ (P, P), in nats a coordinate."""
+        """The prior's part of the free entropy at overlaps Q and Q̂ (P, P), in nats a
+        coordinate."""
 
     @abc.abstractmethod
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:

@@ -99,7 +99,8 @@ def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
 
     The components share a Kronecker sequence in P dimensions, half by weight, half evenly.
     """
-    (components, indices), dtype = mean.shape, mean.dtype
+    (components, indices) = mean.shape
+    dtype = mean.dtype
     count = 2 ** (21 - indices)
     root = 2.0
     for _ in range(64):

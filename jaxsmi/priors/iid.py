@@ -237,7 +237,8 @@ class AbstractIidPrior(AbstractPrior):
         Source:
             [TCDKZ25].
         """
-        b, A = jnp.asarray(b), jnp.asarray(A)
+        b = jnp.asarray(b)
+        A = jnp.asarray(A)
         check(b.ndim == 1, "b", b, "an array of shape (indices P,)")
         return self._mixture_for(b, A).respond(b, A)[0]
 
@@ -271,7 +272,8 @@ class AbstractIidPrior(AbstractPrior):
         Source:
             [TCDKZ25].
         """
-        b, A = jnp.asarray(b), jnp.asarray(A)
+        b = jnp.asarray(b)
+        A = jnp.asarray(A)
         check(b.ndim == 2, "b", b, "an array of shape (indices P, dimension D)")
         return posterior(self._mixture_for(b, A), b, A)
 

@@ -71,7 +71,8 @@ class ProductPrior(AbstractSpectralPrior):
         check(positive, "aspect_ratio", aspect_ratio, "a number > 0, or infinity")
         allowed = "a finite number > 0 (for rank_ratio -> 0: small_width_error of the model)"
         check(rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0), "rank_ratio", rank_ratio, allowed)
-        self.aspect_ratio, self.rank_ratio = beta, rho
+        self.aspect_ratio = beta
+        self.rank_ratio = rho
 
     @property
     def valid(self) -> Array:
@@ -162,7 +163,8 @@ class ProductPrior(AbstractSpectralPrior):
         Source:
             [theory: random-matrices, Eq. (29)].
         """
-        R, qhat = jnp.asarray(R), jnp.asarray(qhat, theory_dtype())
+        R = jnp.asarray(R)
+        qhat = jnp.asarray(qhat, theory_dtype())
         check(jnp.isfinite(qhat) & (qhat > 0), "qhat", qhat, "a finite number > 0")
         check(R.ndim == 2, "R", R, "a matrix (L, d)")
         check(jnp.all(jnp.isfinite(R)), "R", R, "finite numbers")
@@ -170,7 +172,8 @@ class ProductPrior(AbstractSpectralPrior):
 
     def shrunk(self, R: Array, qhat: ArrayLike) -> tuple[Array, Array]:
         """`denoise` without its checks."""
-        short, long = min(R.shape), max(R.shape)
+        short = min(R.shape)
+        long = max(R.shape)
         rank = jnp.maximum(jnp.round(self.rank_ratio * R.shape[1]), 1.0) / short
         law = rectangular_spectrum(long / short, rank, 1.0 / jnp.asarray(qhat, theory_dtype()))
         rows, values, columns = jnp.linalg.svd(R, full_matrices=False)

@@ -110,7 +110,8 @@ class AbstractSpectralPrior(AbstractPrior):
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
         """weight q̂ (Q_0 - q) - I(q̂): the prior's part of the free entropy at overlaps (1, 1)."""
-        q, qhat = Q[0, 0], Qhat[0, 0]
+        q = Q[0, 0]
+        qhat = Qhat[0, 0]
         return self.weight * qhat * (self.norm - q) - self.mutual_information(qhat)
 
     @staticmethod

@@ -135,7 +135,8 @@ class WishartPrior(AbstractSpectralPrior):
         Source:
             [theory: random-matrices, Eq. (10)].
         """
-        R, qhat = jnp.asarray(R), jnp.asarray(qhat, theory_dtype())
+        R = jnp.asarray(R)
+        qhat = jnp.asarray(qhat, theory_dtype())
         check(jnp.isfinite(qhat) & (qhat > 0), "qhat", qhat, "a finite number > 0")
         check(R.ndim == 2 and R.shape[0] == R.shape[1], "R", R, "a square matrix (d, d)")
         check(jnp.all(jnp.isfinite(R)), "R", R, "finite numbers")

@@ -83,7 +83,8 @@ class OverlapChain(eqx.Module):
     @classmethod
     def of(cls, setting: Setting) -> OverlapChain:
         """The chain of a setting."""
-        model, d = setting.model, setting.dimension
+        model = setting.model
+        d = setting.dimension
         return cls(
             model=model,
             dimension=jnp.asarray(d, theory_dtype()),
@@ -115,9 +116,11 @@ class OverlapChain(eqx.Module):
 
     def draw(self, key: PRNGKeyArray, block: Array) -> Noise:
         """What the steps of one block of one run draw, (BLOCK, ..)."""
-        L, K = self.model.length, self.model.encoding.shape[1]
+        L = self.model.length
+        K = self.model.encoding.shape[1]
         width = 2 * L + (L * K if self.model.tied else 0)
-        dtype, shape = self.dimension.dtype, (BLOCK, self.rows, self.tries)
+        dtype = self.dimension.dtype
+        shape = (BLOCK, self.rows, self.tries)
         normal_key, uniform_key = jax.random.split(jax.random.fold_in(key, block))
         normals = jax.random.normal(normal_key, (BLOCK, width + self.rows * self.tries), dtype)
         uniforms = jax.random.uniform(uniform_key, (BLOCK, self.rows * self.tries), dtype)
@@ -127,10 +130,14 @@ class OverlapChain(eqx.Module):
 
     def move(self, point: Array, noise: Noise) -> Array:
         """One step of one run (module docstring): its overlaps and rests."""
-        model, q = self.model, self.gamma / self.dimension
-        L, n = model.length, model.overlaps
-        v, r = point[:n], point[n:]
-        a, c = noise.normals[:L], noise.normals[L : 2 * L]
+        model = self.model
+        q = self.gamma / self.dimension
+        L = model.length
+        n = model.overlaps
+        v = point[:n]
+        r = point[n:]
+        a = noise.normals[:L]
+        c = noise.normals[L : 2 * L]
         b = noise.normals[2 * L :].reshape(L, -1)
         m, means = model.split(v)
         fields = m * a + b @ v[1:] + r * c + means if model.tied else m * a + r * c
@@ -188,11 +195,14 @@ def chi_square(count: Array, normals: Array, uniforms: Array) -> Array:
 
 def starting_point(setting: Setting, key: PRNGKeyArray) -> Array:
     """Overlaps and rests r (n + rows,) of one run, as asked or of weights uniform on the sphere."""
-    model, rows, start = setting.model, setting.rows, setting.start
+    model = setting.model
+    rows = setting.rows
+    start = setting.start
     if start is not None:
         square = jnp.sum(start**2)[None] if model.tied else start**2
         return jnp.concatenate([start, jnp.sqrt(jnp.maximum(1.0 - square, 0.0))])
-    n, dtype = model.overlaps, theory_dtype()
+    n = model.overlaps
+    dtype = theory_dtype()
     along_key, rest_key = jax.random.split(jax.random.fold_in(key, START_STREAM))
     along = jax.random.normal(along_key, (n,), dtype)
     freedom = setting.dimension - (n if model.tied else 1)
@@ -243,7 +253,8 @@ def run(setting: Setting, keys: PRNGKeyArray, progress: bool) -> Simulation:
     state = chain.init(jax.vmap(lambda key: starting_point(setting, key))(keys))
     shape = (setting.records + 1, len(keys), setting.model.overlaps)
     history = jnp.full(shape, jnp.nan, state.point.dtype).at[0].set(chain.overlaps(state))
-    recorded, every = Recorded(state, history), jnp.asarray(setting.every)
+    recorded = Recorded(state, history)
+    every = jnp.asarray(setting.every)
     blocks = -(-setting.steps // BLOCK)
     look = _BLOCKS_A_LOOK if progress else blocks
     total = setting.steps * len(keys)

@@ -53,7 +53,8 @@ def correlation(
     """
     L = e.shape[0]
     grid = Grid.of(L, reach, coarse=coarse)
-    nodes, step = jnp.asarray(grid.nodes), grid.step
+    nodes = jnp.asarray(grid.nodes)
+    step = grid.step
     outer = nodes[::stride]
     weights = jnp.asarray(grid.weights[::stride]) * stride
     G = tabulate(g, outer, L)

@@ -49,7 +49,8 @@ LABELS = (
 BOUNDARIES = ("positional minimum", "transition", "equal depth", "semantic minimum")
 
 # The polar grid of the disc.
-ANGLES, RADII = 91, 21
+ANGLES = 91
+RADII = 21
 
 _POINTS = {"origin": (0.0, 0.0), "semantic": (1.0, 0.0), "positional": (0.0, 1.0)}
 
@@ -118,7 +119,9 @@ def _corners_in(dtype: DTypeLike) -> _Corners:
 
 def _combined(table: Array, omega: float, beta: Array | float) -> Array:
     """R less its constant, or a derivative of it, from those of (C, S, M) in front: linear in ω."""
-    C, S, M = table[0], table[1], table[2]
+    C = table[0]
+    S = table[1]
+    M = table[2]
     return 2.0 * S - 4.0 * (1.0 - omega) * C - 4.0 * omega * beta * M
 
 
@@ -167,11 +170,13 @@ def boundaries(a: ArrayLike) -> dict[str, Array]:
     Source:
         [theory: online-sgd, Eqs. (40) to (43), Table 5].
     """
-    arguments, allowed = Arguments(), "numbers in (0, 1]"
+    arguments = Arguments()
+    allowed = "numbers in (0, 1]"
     widths = arguments.array("a", a, allowed)
     inside = (widths > 0.0) & (widths <= 1.0)
     arguments.condition(jnp.all(inside), "a", a, allowed)
-    lower, upper = _conditions(0.0, widths), _conditions(1.0, widths)
+    lower = _conditions(0.0, widths)
+    upper = _conditions(1.0, widths)
     return {
         name: jnp.where(inside, _root(lower[name], upper[name]), jnp.nan) for name in BOUNDARIES
     }
@@ -248,7 +253,8 @@ def _disc(angles: int, radii: int, progress: bool) -> _Disc:
 
 
 def _new_disc(angles: int, radii: int, progress: bool) -> _Disc:
-    theta, r = np.linspace(0.0, np.pi / 2, angles), np.linspace(0.0, 1.0, radii)[1:]
+    theta = np.linspace(0.0, np.pi / 2, angles)
+    r = np.linspace(0.0, 1.0, radii)[1:]
     points = np.stack([r[:, None] * np.cos(theta), r[:, None] * np.sin(theta)], axis=-1)
     points[np.abs(points) < 1e-15] = 0.0
     points[-1, 0] = _POINTS["semantic"]
@@ -338,11 +344,14 @@ def _cell(disc: _Disc, omega: float, a: float) -> _Cell:
     R = 2.0 * constant + at(disc.three)
     H = at(origin.hessian)
     # outwards the risk must fall, along the circle it must rise
-    m_slope, e_slope = at(semantic.gradient)[0], at(positional.gradient)[1]
-    corners = np.array([
-        m_slope < 0 and at(semantic.hessian)[1, 1] - m_slope > 0,
-        e_slope < 0 and at(positional.hessian)[0, 0] - e_slope > 0,
-    ])  # fmt: skip
+    m_slope = at(semantic.gradient)[0]
+    e_slope = at(positional.gradient)[1]
+    corners = np.array(
+        [
+            m_slope < 0 and at(semantic.hessian)[1, 1] - m_slope > 0,
+            e_slope < 0 and at(positional.hessian)[0, 0] - e_slope > 0,
+        ]
+    )
     minima = _minima(disc.points, R, corners)
     glob = minima[np.argmin(minima[:, 2]), 1] > 0.5
     dyn = H[1, 1] < H[0, 0]

@@ -180,7 +180,8 @@ def _on_grids(
     first = _integrals(target, student, length, degree, 0.0)
     second = _integrals(target, student, length, degree, 0.5)
     check(has_second_moment(target, length), "target", target, "a function of finite second moment")
-    g, moment = first.coefficients, first.second_moment
+    g = first.coefficients
+    moment = first.second_moment
     levels = _by_order(g**2, length, degree)
     errors = _by_order((g - second.coefficients) ** 2, length, degree)
     variance = moment - levels[0]
@@ -231,7 +232,9 @@ def _on_nets(
     points: Array,
 ) -> Exponent:
     """From unbiased squares over independent nets: a level counts from five standard errors on."""
-    levels, relative, moment = [], [], 0.0
+    levels = []
+    relative = []
+    moment = 0.0
     for k in range(degree + 1):
         which = jnp.asarray(multi_indices(points.shape[-1], k))
         g, moment = _averages_of_nets(target, which, points, degree)

@@ -40,9 +40,11 @@ class Grid(NamedTuple):
         of its step, and a `coarse` grid has errors of 1e-10 instead of 1e-13, for integrals that
         are taken thousands of times.
         """
-        step, width = _STEPS[length], _WIDTHS[length]
+        step = _STEPS[length]
+        width = _WIDTHS[length]
         if coarse:
-            step, width = max(step, 0.2), 8.0
+            step = max(step, 0.2)
+            width = 8.0
         half = round((width + float(np.ceil(5 * max(reach - 1.0, 0.0))) / 5) / step)
         nodes = step * (np.arange(-half, half + 1) + shift)
         return cls(nodes, step, step * np.exp(-0.5 * nodes**2) / np.sqrt(2 * np.pi))

@@ -65,7 +65,8 @@ def network_noise(model: SequenceSingleIndex, v: Array) -> Array:
     """V at the overlaps v, from the series of g and of g²."""
     series, network = _parts(model)
     rho = model.split(v)[0] / np.sqrt(model.length)
-    activation, square = network.activation, series.squared()
+    activation = network.activation
+    square = series.squared()
     slope = lambda x: jax.grad(activation)(x) ** 2
     student = activation_coefficients(lambda x: slope(x) * activation(x) ** 2, 0)[0]
     c = activation_coefficients(lambda x: slope(x) * activation(x), _highest_order(series))

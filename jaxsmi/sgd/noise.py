@@ -122,9 +122,12 @@ def noise_at(
         return net_average(model, v, key, samples, square)
     if is_finite_sum(model):
         return Estimate(network_noise(model, v), jnp.zeros(()))
-    m, e = clipped(v[0]), model.split(v)[1]
-    F, reach = Flat(model.student), model.reach
-    target, student = _TargetProducts(Flat(model.target)), _StudentProducts(F)
+    m = clipped(v[0])
+    e = model.split(v)[1]
+    F = Flat(model.student)
+    reach = model.reach
+    target = _TargetProducts(Flat(model.target))
+    student = _StudentProducts(F)
 
     def value(stride: int) -> Array:
         squares = expectation(_StudentSquares(F), e, reach=reach, stride=stride, coarse=coarse)

@@ -78,7 +78,9 @@ def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], floa
 
 def _terms(model: SequenceSingleIndex, order: int) -> Iterator[tuple[int, tuple[int, ...], float]]:
     """(j, α, value) for the terms value m^j Π_l (C e)_l^{α_l} of the risk."""
-    L, encoded, c = model.length, model.encoding.shape[1] > 0, float(model.loss_factor)
+    L = model.length
+    encoded = model.encoding.shape[1] > 0
+    c = float(model.loss_factor)
     g, F = (np.asarray(coefficients(f, L, order)) for f in (model.target, model.student))
     square = np.zeros(0)
     if encoded:
@@ -161,7 +163,8 @@ def hessian_at_origin(model: SequenceSingleIndex) -> np.ndarray:
     Source:
         [theory: online-sgd, Eq. (24), Table 2].
     """
-    series, size = taylor(model, 2), 1 + model.encoding.shape[1]
+    series = taylor(model, 2)
+    size = 1 + model.encoding.shape[1]
     hessian = np.zeros((size, size))
     for exponents, value in series.items():
         if sum(exponents) == 2:
@@ -307,7 +310,8 @@ def sample_complexity(
     arguments.number("eta", eta, UNIT_INTERVAL)
     arguments.condition(first < eta, "eta", eta, f"a number in (start, 1), start = {first:.3g}")
     _check_series(model)
-    series, small = taylor(model, DEGREES[model.length]), 1e-10 * _scale(model)
+    series = taylor(model, DEGREES[model.length])
+    small = 1e-10 * _scale(model)
     along = {n[0]: v for n, v in series.items() if not any(n[1:]) and abs(v) > small}
     k = min(along, default=0)
     if k == 0 or along[k] >= 0:

@@ -164,8 +164,11 @@ def risk_at(
 
 
 def _risk_on_grid(model: SequenceSingleIndex, v: Array, coarse: bool) -> Estimate:
-    m, e = clipped(v[0]), model.split(v)[1]
-    g, F, reach = Flat(model.target), Flat(model.student), model.reach
+    m = clipped(v[0])
+    e = model.split(v)[1]
+    g = Flat(model.target)
+    F = Flat(model.student)
+    reach = model.reach
 
     def value(stride: int, e: Array, m: Array) -> Array:
         target = expectation(SquaredNorm(g), jnp.zeros_like(e), stride=stride, coarse=coarse)
@@ -194,7 +197,8 @@ def net_average(
     check(key is not None, "key", key, "a key: the risk of this model is sampled")
     assert key is not None
     points = randomised_gaussians(key, power_of_two(samples), _NETS, 2 * model.length)
-    hidden, xi = points[..., : model.length], points[..., model.length :]
+    hidden = points[..., : model.length]
+    xi = points[..., model.length :]
     m, e = model.split(v)
     inside = jnp.abs(m) < 1.0
     s = jnp.where(inside, jnp.sqrt(jnp.where(inside, 1.0 - m**2, 1.0)), 0.0)

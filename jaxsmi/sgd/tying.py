@@ -227,13 +227,16 @@ def _summary(
     lengths: np.ndarray, times: list[tuple[np.ndarray, np.ndarray]], blind: list[bool]
 ) -> Gain:
     """Gains and their exponent, from times of tied and untied runs; negative: did not arrive."""
-    ratio, error, bound = np.zeros(len(lengths)), np.zeros(len(lengths)), []
+    ratio = np.zeros(len(lengths))
+    error = np.zeros(len(lengths))
+    bound = []
     for i, (tied, untied) in enumerate(times):
         if blind[i]:
             bound.append("none")
             continue
         bound.append(BOUNDS[bool((untied < 0).any()), bool((tied < 0).any())])
-        tied, untied = np.abs(tied), np.abs(untied)
+        tied = np.abs(tied)
+        untied = np.abs(untied)
         ratio[i] = untied.mean() / tied.mean() if bound[-1] != "both late" else np.nan
         relative = (x.std(ddof=1) / np.sqrt(len(x)) / x.mean() for x in (tied, untied))
         error[i] = ratio[i] * np.hypot(*relative)
@@ -256,7 +259,9 @@ def _power(lengths: np.ndarray, ratio: np.ndarray, error: np.ndarray) -> tuple[f
     """Exponent of ratio ~ L^exponent by a weighted line, and its error; NaN below two lengths."""
     if len(set(lengths)) < 2:
         return float("nan"), float("nan")
-    x, y, w = np.log(lengths), np.log(ratio), (ratio / error) ** 2
+    x = np.log(lengths)
+    y = np.log(ratio)
+    w = (ratio / error) ** 2
     centred = x - np.sum(w * x) / np.sum(w)
     spread = np.sum(w * centred**2)
     return float(np.sum(w * centred * y) / spread), float(1.0 / np.sqrt(spread))

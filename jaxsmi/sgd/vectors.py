@@ -88,7 +88,9 @@ class _Online(Descent):
 
 def _starting_weights(task: _Online, setting: Setting, key: PRNGKeyArray) -> Array:
     """Weights (rows, d) of one run, with the overlaps asked for or uniform on the sphere."""
-    n, d, start = task.directions, task.dimension, setting.start
+    n = task.directions
+    d = task.dimension
+    start = setting.start
     w = jax.random.normal(jax.random.fold_in(key, START_STREAM), (setting.rows, d), theory_dtype())
     if start is None:
         return w * np.sqrt(d) / jnp.linalg.norm(w, axis=1, keepdims=True)
@@ -100,7 +102,8 @@ def _starting_weights(task: _Online, setting: Setting, key: PRNGKeyArray) -> Arr
 
 def run(setting: Setting, keys: PRNGKeyArray, progress: bool) -> Simulation:
     """Runs of whole weight vectors, one a key; they stop to the resolution of the records."""
-    task, optimizer = _Online(setting.model, setting.dimension), spherical_sgd(setting.gamma)
+    task = _Online(setting.model, setting.dimension)
+    optimizer = spherical_sgd(setting.gamma)
     weights = jax.vmap(lambda key: _starting_weights(task, setting, key))(keys)
     memory = jax.vmap(optimizer.init)(weights)
     state = TrainState(weights, memory, jnp.zeros(len(keys), int), jax.random.key_data(keys))

@@ -11,7 +11,8 @@ import numpy as np
 from jaxsmi.core.checks import Arguments
 
 # Ids of padding and of words that the vocabulary lacks.
-PAD, UNKNOWN = 0, 1
+PAD = 0
+UNKNOWN = 1
 _FIRST = 2
 
 

@@ -283,7 +283,8 @@ class _Descent:
     def _lost(self, point: _Point) -> bool:
         """Whether to give up here; raises a ValueError for a start without a threshold."""
         if self.best is None:
-            step, most = self.objective.step, self.objective.alpha_max
+            step = self.objective.step
+            most = self.objective.alpha_max
             allowed = (
                 f"parameters at which threshold {step} and its derivative exist, below "
                 f"alpha_max = {most:g}"

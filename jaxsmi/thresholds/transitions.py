@@ -133,7 +133,8 @@ def first_order(
         grid = jnp.asarray(curves.grid)
         if not curves.apart.any():
             return FirstOrder("none", None, None, None, grid, *Q)
-        prior, perfect = model.prior, bool(curves.perfect[curves.apart].any())
+        prior = model.prior
+        perfect = bool(curves.perfect[curves.apart].any())
         allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
         check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))

@@ -1,4 +1,5 @@
-"""Attention-indexed models: state equations against independent values, exact thresholds, limits, derivatives, data.
+"""Attention-indexed models: state equations against independent values, exact thresholds, limits,
+derivatives, data.
 
 Values: computed independently of this code [theory: attention-indexed, section 11].
 """
@@ -136,7 +137,8 @@ def test_noise_and_one_token_obey_their_equation():
 
 
 def test_the_quadratic_network_published_elsewhere(reference):
-    """T = 1, linear: columns alpha and gen_error of the symmetric variant [theory: attention-indexed, section 11]."""
+    """T = 1, linear: columns alpha and gen_error of the symmetric variant [theory:
+    attention-indexed, section 11]."""
     np.testing.assert_allclose(
         [float(smi.state_evolution(smi.AttentionIndexed(1, rho, "linear"), alpha).error)
          for rho, alpha in ((0.5, 0.1423543307), (0.5, 0.2837086614), (1, 0.2524645669))],
@@ -261,7 +263,8 @@ def test_derivatives(output):
 
 
 def test_the_law_of_the_data():
-    """Var h = Q_0 off the diagonal and 2 Q_0 on it, for the S that was drawn; labels are those of the indices."""
+    """Var h = Q_0 off the diagonal and 2 Q_0 on it, for the S that was drawn; labels are those of
+    the indices."""
     model = smi.AttentionIndexed(2, 0.5, "softmax", beta=1.3)
     data = model.sample(jax.random.key(0), dimension=50, alpha=4.0)
     assert data.inputs.shape == (10_000, 2, 50)
@@ -313,7 +316,8 @@ def test_bad_arguments_are_named(name):
         smi.state_evolution(smi.AttentionIndexed(2, 0.5), 0.0)
 
 
-# More tokens, free entropy, prediction error --------------------------------------------------------------------------------
+# More tokens, free entropy, prediction error
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -329,7 +333,8 @@ def test_sampled_hardmax_agrees_with_the_exact_one():
 @pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "value", "error"), [(3, 5.702, 0.002), (4, 9.511, 0.003)])
 def test_hardmax_of_more_tokens(tokens, value, error):
-    """f(0) against [theory: attention-indexed, section 11]; state evolution with its error bar; a table holds its own points."""
+    """f(0) against [theory: attention-indexed, section 11]; state evolution with its error bar; a
+    table holds its own points."""
     replicas = np.asarray(sampled_response(tokens, 0.0, 1.0))
     stderr = replicas.std(ddof=1) / np.sqrt(8)
     print(f"T={tokens}: {replicas.mean():.4f} ± {stderr:.4f}, known {value} ± {error}")
@@ -361,7 +366,8 @@ def test_hardmax_of_more_tokens(tokens, value, error):
 
 @pytest.mark.slow
 def test_free_entropy_is_stationary_at_the_fixed_point():
-    """And 4 Ψ' = f (to 1e-6: central differences), Ψ as in [theory: attention-indexed, section 11]."""
+    """And 4 Ψ' = f (to 1e-6: central differences), Ψ as in [theory: attention-indexed, section
+    11]."""
     for output, tokens, alpha in (("hardmax", 2, 0.3), ("softmax", 3, 0.05), ("linear", 2, 0.08)):
         model = smi.AttentionIndexed(tokens, 0.5, output)
         end = smi.state_evolution(model, alpha)
@@ -407,7 +413,8 @@ def test_prediction_error_of_softmax(beta, rho, V):
 
 @pytest.mark.slow
 def test_prediction_error_by_sampling_agrees_with_closed_forms():
-    """The general route on models that have a closed form, and both predictors where both are exact."""
+    """The general route on models that have a closed form, and both predictors where both are
+    exact."""
     key, rng = jax.random.key(0), np.random.default_rng(0)
     goe = rng.standard_normal((2, 200_000, 2, 2))
     goe = (goe + goe.transpose(0, 1, 3, 2)) / np.sqrt(2)

@@ -1,4 +1,5 @@
-"""Attention-indexed models on data: message passing against state evolution, descent and its average, networks of layers."""
+"""Attention-indexed models on data: message passing against state evolution, descent and its
+average, networks of layers."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,8 @@ def test_fields_are_the_indices_of_the_article():
 
 @pytest.mark.slow
 def test_layers_are_those_of_the_network():
-    """The recursion on raw tokens against X_l = [c + softmax(β (X S Xᵀ/√d - centre))] X_{l-1} itself."""
+    """The recursion on raw tokens against X_l = [c + softmax(β (X S Xᵀ/√d - centre))] X_{l-1}
+    itself."""
     model = smi.AttentionIndexed(3, 0.4, beta=0.8, layers=3, skip=0.6)
     data = model.sample(KEY, dimension=9, alpha=0.1)
     x0, d, B = np.asarray(data.inputs[0]), 9, np.eye(3)
@@ -72,7 +74,8 @@ def test_layers_are_those_of_the_network():
     assert fit.history["train_loss"][-1] < fit.history["train_loss"][1]
 
 
-# Message passing ------------------------------------------------------------------------------------------------------------
+# Message passing
+# --------------------------------------------------------------------------------------------
 
 TRAJECTORIES = {  # [theory: attention-indexed, section 11]
     ("hardmax", 0.5): (0.38331, 0.26782, 0.23312, 0.22077, 0.21608, 0.21425),
@@ -93,7 +96,8 @@ def test_the_trajectory_of_state_evolution(output, alpha):
 
 @pytest.mark.slow
 def test_undamped_message_passing_follows_state_evolution():
-    """Hardmax, d = 80: finite-size errors of one run are some 5 % [theory: attention-indexed, section 6]."""
+    """Hardmax, d = 80: finite-size errors of one run are some 5 % [theory: attention-indexed,
+    section 6]."""
     model = smi.AttentionIndexed(2, 0.5, "hardmax")
     data = model.sample(jax.random.key(3), dimension=80, alpha=0.5)
     run = smi.gamp(model, data, key=KEY, max_steps=6, damping=0.0)
@@ -170,7 +174,8 @@ def test_message_passing_reaches_theory(output, tokens, alpha, dimension, seeds)
     assert -2 * stderr <= bias <= (0.05 if dimension == 200 else 0.1) + 2 * stderr
 
 
-# Descent --------------------------------------------------------------------------------------------------------------------
+# Descent
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -214,8 +219,8 @@ def test_a_wider_student_and_fresh_samples():
 
 @pytest.mark.slow
 def test_averaged_descent_approaches_theory():
-    """d = 50, α = 0.1, K = 16 [theory: attention-indexed, section 8]: AGD below GD, extrapolated within 0.9 to 1.6 of theory,
-    loss below 1e-3."""
+    """d = 50, α = 0.1, K = 16 [theory: attention-indexed, section 8]: AGD below GD, extrapolated
+    within 0.9 to 1.6 of theory, loss below 1e-3."""
     model = smi.AttentionIndexed(2, 0.5)
     data = model.sample(KEY, dimension=50, alpha=0.1)
     fit = smi.train(model, data, optax.adam(0.05), key=jax.random.split(KEY, 16), steps=2000)
@@ -229,7 +234,8 @@ def test_averaged_descent_approaches_theory():
     assert np.all(np.asarray(fit.history["train_loss"])[:, -1] < 1e-3)
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------------
+# Bad input
+# --------------------------------------------------------------------------------------------
 
 SOFT = smi.AttentionIndexed(2, 0.5)
 DATA = SOFT.sample(KEY, dimension=6, alpha=0.5)

@@ -1,6 +1,8 @@
-"""Bilinear sequence regression and its symmetric sibling: errors, thresholds, free entropy, limits, derivatives, bad input.
+"""Bilinear sequence regression and its symmetric sibling: errors, thresholds, free entropy, limits,
+derivatives, bad input.
 
-Values: computed independently of this code [theory: bilinear, section 9]; published curves in reference/.
+Values: computed independently of this code [theory: bilinear, section 9]; published curves in
+    reference/.
 """
 
 import time
@@ -110,7 +112,8 @@ def test_errors():
     [("delta_0_beta_1", 5e-5), ("delta_0.1_beta_1", 5e-5), ("delta_0_beta_inf", 1e-10)],
 )
 def test_published_curves(reference, name, tolerance):
-    """[theory: bilinear, section 9]: typically 1e-6; wrong in print below α = .005 and at the threshold of β = 1."""
+    """[theory: bilinear, section 9]: typically 1e-6; wrong in print below α = .005 and at the
+    threshold of β = 1."""
     names = ("rho", "delta", "beta", "alpha", "mmse", "mse_ridge_opt")
     table = published_columns(reference / f"bsr/theory/{name}.csv", *names).T
     rho, noise, beta, alpha, published, ridge = table[table[:, 3] > 0].T
@@ -132,7 +135,8 @@ def test_published_curves_of_the_symmetric_model(reference, kappa, noise):
     )
     recovery = np.inf if noise else (kappa - kappa**2 / 2 if kappa < 1 else 0.5)
     kept = (alpha > 0.02) & (np.abs(alpha - recovery) > 5e-3)
-    # [theory: bilinear, section 9]; κ = 0.1 has rows that are off by up to 4e-3 where its two bands merge
+    # [theory: bilinear, section 9]; κ = 0.1 has rows that are off by up to 4e-3 where its two bands
+    # merge
     assert np.median(np.abs(found - published)[kept]) < 1e-5
     assert np.quantile(np.abs(found - published)[kept], 0.8 if kappa == 0.1 else 1.0) < 1e-4
 
@@ -203,7 +207,8 @@ def test_published_nuclear_norm_thresholds(reference):
     ],
 )
 def test_free_entropy(beta, rho, alpha, left, value):
-    """[theory: bilinear, Eq. (13)], φ up to what does not depend on q: φ = Φ + (α/2)(log α - 1) - Σ_0(β) for Δ = 0."""
+    """[theory: bilinear, Eq. (13)], φ up to what does not depend on q: φ = Φ + (α/2)(log α - 1) -
+    Σ_0(β) for Δ = 0."""
     model = smi.Bilinear(beta, rho)
     solution = smi.state_evolution(model, alpha)
     np.testing.assert_allclose(solution.error, left, atol=1e-8)
@@ -293,7 +298,8 @@ def test_low_rank(beta, noise, scaled, values):
     ],
 )
 def test_derivatives(point):
-    """In α, β, ρ, Δ against differences of errors that are known to 1e-11; β = 1 is one of the points."""
+    """In α, β, ρ, Δ against differences of errors that are known to 1e-11; β = 1 is one of the
+    points."""
 
     def one(alpha, beta, rho, noise):
         return smi.state_evolution(smi.Bilinear(beta, rho, noise), alpha).error
@@ -314,7 +320,8 @@ def test_derivatives(point):
 
 @pytest.mark.slow
 def test_extremes_and_what_is_out_of_range_under_jit():
-    """Wide products are Gaussian (with their derivatives), tiny noise leaves D Δ/(α - D), bad numbers are NaN and a code."""
+    """Wide products are Gaussian (with their derivatives), tiny noise leaves D Δ/(α - D), bad
+    numbers are NaN and a code."""
 
     def one(alpha, rho, noise):
         return smi.state_evolution(smi.Bilinear(1.0, rho, noise), alpha)

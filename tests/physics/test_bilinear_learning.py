@@ -1,4 +1,5 @@
-"""Bilinear sequence regression learned from data: message passing, the nuclear norm, gradient descent.
+"""Bilinear sequence regression learned from data: message passing, the nuclear norm, gradient
+descent.
 
 Values: [theory: bilinear, sections 4, 6 and 9]; published runs in reference/.
 """
@@ -37,7 +38,8 @@ def test_the_adjoint_is_the_transpose_of_forward():
 
 @pytest.mark.slow
 def test_undamped_message_passing_follows_state_evolution():
-    """d = 60, four data sets: ‖S‖² fluctuates by 2/√(r d) = 7 % at rank 12, and errors with it: 3.7 % of the mean."""
+    """d = 60, four data sets: ‖S‖² fluctuates by 2/√(r d) = 7 % at rank 12, and errors with it: 3.7
+    % of the mean."""
     model = smi.Bilinear(1.0, 0.2, 0.5)
     theory = smi.state_evolution(model, 0.65, newton=False, max_steps=8).history["covariance"][
         :, 0, 0
@@ -95,7 +97,8 @@ HUNDRED = [*SIXTY, (0.2, 1, 0, 0.35), (0.2, 1, 0, 0.4), (0.2, 1, 0.5, 0.65), (0.
     ("dimension", "seeds", "point"), [*((60, 6, p) for p in SIXTY), *((100, 2, p) for p in HUNDRED)]
 )
 def test_message_passing_against_theory(dimension, seeds, point):
-    """[theory: bilinear, section 4]: single runs scatter by .02 (noisy) to .05 at d = 60, noiseless ones at d = 100 by .04."""
+    """[theory: bilinear, section 4]: single runs scatter by .02 (noisy) to .05 at d = 60, noiseless
+    ones at d = 100 by .04."""
     rho, beta, noise, alpha = point
     model = smi.Bilinear(beta, rho, noise)
     theory = float(smi.state_evolution(model, alpha).error)
@@ -173,7 +176,8 @@ def test_the_nuclear_norm_is_smallest_at_its_minimum():
 @pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "value", "tolerance"), [(0.2, 1.34, 0.12), (0.3, 0.63, 0.15)])
 def test_descent_with_a_large_rate_and_its_average(alpha, value, tolerance):
-    """Learning rate 0.7 at the edge of stability, d = 40, 8 teachers × 8 starts [theory: bilinear, section 6]."""
+    """Learning rate 0.7 at the edge of stability, d = 40, 8 teachers × 8 starts [theory: bilinear,
+    section 6]."""
     model, optimizer, singles, means = smi.Bilinear(1.0, 0.2), optax.sgd(0.7), [], []
     for seed in range(8):
         data = model.sample(jax.random.key(seed), dimension=40, alpha=alpha, dtype="float32")
@@ -188,7 +192,8 @@ def test_descent_with_a_large_rate_and_its_average(alpha, value, tolerance):
 
 @pytest.mark.slow
 def test_descent_from_a_small_start():
-    """At α = 0.4 > α_PR it finds S: error below .01 for the median start, of three teachers (one of them is harder)."""
+    """At α = 0.4 > α_PR it finds S: error below .01 for the median start, of three teachers (one of
+    them is harder)."""
     model, optimizer, errors = smi.Bilinear(1.0, 0.2), optax.sgd(0.3), []
     for seed in range(3):
         data = model.sample(jax.random.key(seed), dimension=40, alpha=0.4)
@@ -204,7 +209,8 @@ def test_descent_from_a_small_start():
 
 @pytest.mark.slow
 def test_descent_follows_its_equations():
-    """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) [theory: bilinear, Eqs. (31), (32)], for both kinds of factors."""
+    """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) [theory: bilinear, Eqs. (31), (32)], for both kinds of
+    factors."""
     for model in (smi.Bilinear(1.5, 0.3), smi.Bilinear(1.0, 0.3, symmetric=True)):
         data = model.sample(KEY, dimension=10, alpha=0.5)
         fit = smi.train(

@@ -1,4 +1,5 @@
-"""What the library promises of deep attention, at full size: slow, run by `make validate`; pytest -rP shows the numbers."""
+"""What the library promises of deep attention, at full size: slow, run by `make validate`; pytest
+-rP shows the numbers."""
 
 import resource
 import time
@@ -28,13 +29,15 @@ def evolve(alpha, q0=0.05, samples=2**14, **kwargs):
     return solution, Q, E
 
 
-# State evolution ----------------------------------------------------------------------------------------------------------
+# State evolution
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [0.4, 0.5, 0.6, 0.7])
 @pytest.mark.parametrize("q0", [0.05, 1e-6])
 def test_state_evolution_below_the_second_threshold(alpha, q0, reference):
-    """Q22 within 0.03 of the published curve (good to 0.015), layer 1 unlearned, standard errors below 0.005."""
+    """Q22 within 0.03 of the published curve (good to 0.015), layer 1 unlearned, standard errors
+    below 0.005."""
     table = published_columns(reference / "smi" / "BO_2w.csv", "alpha", "Q22").T
     solution, Q, E = evolve(alpha, q0)
     published = np.interp(alpha, table[:, 0], table[:, 1])
@@ -48,7 +51,8 @@ def test_state_evolution_below_the_second_threshold(alpha, q0, reference):
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.9, 0.57), (0.95, 0.755)])
 def test_state_evolution_between_the_second_threshold_and_recovery(alpha, expected):
-    """Q11 within 0.1 of plain Monte-Carlo values that are good to 0.04; standard error at most 0.01."""
+    """Q11 within 0.1 of plain Monte-Carlo values that are good to 0.04; standard error at most
+    0.01."""
     solution, Q, E = evolve(alpha, samples=2**15)
     assert Result(int(solution.result)) == Result.SUCCESS
     assert abs(Q[0, 0] - expected) < 0.1
@@ -58,7 +62,8 @@ def test_state_evolution_between_the_second_threshold_and_recovery(alpha, expect
 
 @pytest.mark.parametrize("q0", [0.05, 1e-6])
 def test_state_evolution_recovers_at_1_2(q0):
-    """Perfect recovery, V falling by P/(αM) = 0.833 a step on its ray: 0.02 covers the approach to the ray."""
+    """Perfect recovery, V falling by P/(αM) = 0.833 a step on its ray: 0.02 covers the approach to
+    the ray."""
     solution, Q, _ = evolve(1.2, q0, newton=False)
     assert Result(int(solution.result)) == Result.RECOVERED
     np.testing.assert_array_equal(Q, np.eye(2))
@@ -90,7 +95,8 @@ def test_state_evolution_iteration_time():
     assert min(seconds) <= 2.0
 
 
-# Message passing ----------------------------------------------------------------------------------------------------------
+# Message passing
+# --------------------------------------------------------------------------------------------
 
 
 def learn(dimension, alpha, seed, **kwargs):
@@ -116,7 +122,8 @@ def learn(dimension, alpha, seed, **kwargs):
 
 @pytest.mark.parametrize("seed", range(4, 11))
 def test_gamp_learns_both_layers_on_more_seeds(seed):
-    """As below, where the teacher's norms may be less typical and the last digits take a few iterations more."""
+    """As below, where the teacher's norms may be less typical and the last digits take a few
+    iterations more."""
     solution, cosine, _, _, _, _ = learn(1000, 1.2, seed)
     assert bool(solution.converged)
     assert (cosine >= 0.98).all()
@@ -124,7 +131,8 @@ def test_gamp_learns_both_layers_on_more_seeds(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_gamp_learns_both_layers(seed):
-    """D = 1000, α = 1.2, default settings, uninformative start: at most 60 iterations and 2 minutes."""
+    """D = 1000, α = 1.2, default settings, uninformative start: at most 60 iterations and 2
+    minutes."""
     solution, cosine, _, mismatch, nishimori, seconds = learn(1000, 1.2, seed, max_steps=60)
     assert int(solution.steps) <= 60
     assert bool(solution.converged)
@@ -142,7 +150,8 @@ ASTRAY = pytest.mark.xfail(
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, pytest.param(5, marks=ASTRAY)])
 def test_gamp_learns_the_last_layer_first(seed):
-    """D = 1000, α = 0.5: Q22 on state evolution within 0.1, layer 1 unlearned (a random cosine is 1/√D = 0.03)."""
+    """D = 1000, α = 0.5: Q22 on state evolution within 0.1, layer 1 unlearned (a random cosine is
+    1/√D = 0.03)."""
     _, theory, _ = evolve(0.5)
     _, cosine, Q, _, _, _ = learn(1000, 0.5, seed)
     assert abs(Q[1, 1] - theory[1, 1]) <= 0.1
@@ -163,14 +172,16 @@ def test_gamp_at_ten_thousand_dimensions():
     assert peak <= 24
 
 
-# Three layers -------------------------------------------------------------------------------------------------------------
+# Three layers
+# --------------------------------------------------------------------------------------------
 
 
 def brute_force(u, omega, variances, skip, nodes):
-    """g (3, 2) of one sample by the midpoint rule on nodes^4 points, written from the equations and sharing no code.
+    """g (3, 2) of one sample by the midpoint rule on nodes^4 points, written from the equations and
+    sharing no code.
 
-    E[z] under ∫ dZ_1 dZ_2 Σ_s N(Z_1; ω_1, V_1) N(Z_2; ω_2, V_2) N(s B^{-1}u; ω_3, V_3)/|det B|, B = A_2 A_1,
-    A_ℓ = c I + σ(h_ℓᵀh_ℓ), h_1 = Z_1, h_2 = Z_2 A_1ᵀ, on ω ± 5.2 standard deviations.
+    E[z] under ∫ dZ_1 dZ_2 Σ_s N(Z_1; ω_1, V_1) N(Z_2; ω_2, V_2) N(s B^{-1}u; ω_3, V_3)/|det B|, B =
+    A_2 A_1, A_ℓ = c I + σ(h_ℓᵀh_ℓ), h_1 = Z_1, h_2 = Z_2 A_1ᵀ, on ω ± 5.2 standard deviations.
     """
     t = (np.arange(nodes) + 0.5) * (10.4 / nodes) - 5.2
     width = np.sqrt(variances)
@@ -218,8 +229,8 @@ def brute_force(u, omega, variances, skip, nodes):
 def test_three_layer_denoiser_against_brute_force():
     """Q = diag(0.5, 0.5, 0.99), four inner variables: error at most 1e-2 (1 + max|g|), and honest.
 
-    The brute-force value is a midpoint rule with 56^4 nodes; its error, from a second rule of 44^4, is asserted to be a
-    fifth of what is asked.
+    The brute-force value is a midpoint rule with 56^4 nodes; its error, from a second rule of 44^4,
+    is asserted to be a fifth of what is asked.
     """
     model = smi.DeepAttention(3, 2)
     variances = np.array([0.5, 0.5, 0.01])

@@ -1,4 +1,5 @@
-"""The published run of stochastic gradient descent, and the order in which message passing and descent learn the layers."""
+"""The published run of stochastic gradient descent, and the order in which message passing and
+descent learn the layers."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ RUNS, D = 8, 500
 
 
 def published(steps, key):
-    """Two layers, α = 15, batches of 200, three updates on each, learning rate 15, weight decay 0.07/D, start 0.9 N(0, 1)."""
+    """Two layers, α = 15, batches of 200, three updates on each, learning rate 15, weight decay
+    0.07/D, start 0.9 N(0, 1)."""
     model = smi.DeepAttention(2, 2)
     data = model.sample(key, dimension=D, alpha=15.0, dtype=jnp.float32)
     optimizer = optax.chain(optax.add_decayed_weights(0.07 / D), optax.sgd(15.0))
@@ -23,7 +25,8 @@ def published(steps, key):
 
 
 def compare(fit, reference, steps):
-    """How far mean cosines at `steps` are from the published ones, beyond three combined standard errors."""
+    """How far mean cosines at `steps` are from the published ones, beyond three combined standard
+    errors."""
     table = np.genfromtxt(reference / "smi" / "sgd_cosine_2layer.csv", delimiter=",", names=True)
     cosines = np.asarray(fit.history["cosine"])
     gaps = []

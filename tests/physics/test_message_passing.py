@@ -1,4 +1,5 @@
-"""Message passing at finite size against its own theory: state evolution step by step, Nishimori identities, recovery."""
+"""Message passing at finite size against its own theory: state evolution step by step, Nishimori
+identities, recovery."""
 
 import functools
 
@@ -24,7 +25,8 @@ PROBLEMS = {
 def runs(name, calibrate):
     """Q, M and C (seeds, steps + 1) of undamped runs from side information.
 
-    The teacher's norm is set to √D exactly: its fluctuation, √(2/D), would be the largest part of the spread of the seeds.
+    The teacher's norm is set to √D exactly: its fluctuation, √(2/D), would be the largest part of
+    the spread of the seeds.
     """
     make, alpha, strength = PROBLEMS[name]
     model, found = make(), []
@@ -50,7 +52,8 @@ def runs(name, calibrate):
 
 @functools.cache
 def theory(name):
-    """Q^t: Q <- overlap(α response(Q) + λ/(1-λ)); the standard error of 2^17 points is far below that of the seeds."""
+    """Q^t: Q <- overlap(α response(Q) + λ/(1-λ)); the standard error of 2^17 points is far below
+    that of the seeds."""
     make, alpha, strength = PROBLEMS[name]
     model, eye = make(), jnp.eye(1)
 
@@ -70,8 +73,9 @@ def theory(name):
 def assert_agrees(values, target, stderr_below):
     """Mean over seeds within 6 standard errors of the target at every step.
 
-    Student's t with 5 degrees of freedom exceeds 6 with probability 2e-3 a comparison; the few dozen comparisons here are
-    strongly correlated along a run. The finite-size shift, of order 1/D, is below 1e-3. The standard error itself must be
+    Student's t with 5 degrees of freedom exceeds 6 with probability 2e-3 a comparison; the few
+    dozen comparisons here are strongly correlated along a run. The finite-size shift, of order 1/D,
+    is below 1e-3. The standard error itself must be
     small: an error of a percent in the recursion grows to several of them.
     """
     mean, stderr = mean_and_error(values)
@@ -85,7 +89,8 @@ def assert_agrees(values, target, stderr_below):
     [n if n == next(iter(PROBLEMS)) else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS],
 )
 def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
-    """Overlap with itself, with the teacher, and what is left: Q^t, Q^t, 1 - Q^t of the recursion at every step."""
+    """Overlap with itself, with the teacher, and what is left: Q^t, Q^t, 1 - Q^t of the recursion
+    at every step."""
     Q, M, C = runs(name, calibrate)
     expected = theory(name)
     assert Q.shape == (SEEDS, STEPS + 1)
@@ -101,7 +106,8 @@ def test_undamped_runs_follow_state_evolution_step_by_step(name, calibrate):
     [n if n == next(iter(PROBLEMS)) else pytest.param(n, marks=pytest.mark.slow) for n in PROBLEMS],
 )
 def test_nishimori_identities_along_the_run(name, calibrate):
-    """Q = M and C = 1 - Q, without theory: differences within one run, whose spread is smaller than that of Q itself."""
+    """Q = M and C = 1 - Q, without theory: differences within one run, whose spread is smaller than
+    that of Q itself."""
     Q, M, C = runs(name, calibrate)
     assert_agrees(Q - M, 0.0, 0.01)
     assert_agrees(C + Q - 1, 0.0, 0.02)
@@ -109,15 +115,18 @@ def test_nishimori_identities_along_the_run(name, calibrate):
 
 @pytest.mark.slow
 def test_noiseless_linear_measurements_above_one_give_the_teacher_back():
-    """α = 1.5: V falls to zero; the estimate is the teacher to the accuracy at which the run says so."""
+    """α = 1.5: V falls to zero; the estimate is the teacher to the accuracy at which the run says
+    so."""
     model, key = smi.links.linear(), jax.random.key(0)
     data = model.sample(key, dimension=400, alpha=1.5)
     solution = smi.gamp(model, data, key=key, max_steps=200)
     assert result(solution) == Result.RECOVERED or float(solution.covariance[0, 0]) < 1e-8
     left = float(jnp.mean((solution.weights - data.teacher) ** 2))
-    # stated covariance and true error are the same quantity; sample to sample a factor of a few at this size
+    # stated covariance and true error are the same quantity; sample to sample a factor of a few at
+    # this size
     assert left < max(10 * float(solution.covariance[0, 0]), 1e-6)
-    # the run stops once it has recognised the ray: 1 - cosine² is then of the size of the covariance it states
+    # the run stops once it has recognised the ray: 1 - cosine² is then of the size of the
+    # covariance it states
     stated = float(solution.covariance[0, 0])
     assert 1 - float(solution.trajectory["cosine"][-1, 0]) ** 2 < max(10 * stated, 1e-6)
     new = model.sample(jax.random.key(1), dimension=400, alpha=0.1, teacher=data.teacher)
@@ -138,7 +147,8 @@ def test_two_layer_attention_learns_at_small_size():
 
 @pytest.mark.slow
 def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
-    """A start thirty times too large, believed to be the truth: refused after the first step, with what led there."""
+    """A start thirty times too large, believed to be the truth: refused after the first step, with
+    what led there."""
     model, key = smi.links.linear(0.1), jax.random.key(0)
     data = model.sample(key, dimension=300, alpha=0.5)
     solution = smi.gamp(model, data, key=key, init=30.0, calibrate=False)
@@ -153,7 +163,8 @@ def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
 
 @pytest.mark.slow
 def test_a_start_off_the_nishimori_line_is_not_taken_for_signal():
-    """A seed on which noise of the first steps, taken for signal (or for none at all), ended the run elsewhere."""
+    """A seed on which noise of the first steps, taken for signal (or for none at all), ended the
+    run elsewhere."""
     model, key = smi.DeepAttention(2, 2), jax.random.key(0)
     data = model.sample(key, dimension=1000, alpha=0.5)
     solution = smi.gamp(model, data, key=jax.random.fold_in(key, 1), max_steps=40)

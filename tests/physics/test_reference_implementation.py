@@ -1,4 +1,5 @@
-"""The plain implementation of the benchmarks (benchmarks/plain.py), against stored values, closed forms and our channels."""
+"""The plain implementation of the benchmarks (benchmarks/plain.py), against stored values, closed
+forms and our channels."""
 
 import importlib
 import json
@@ -29,7 +30,8 @@ def relative(found, true):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_layers_against_the_reference_file(reference, method):
-    """Tolerance: the mass outside the box, 2e-9, times the largest posterior moment; adaptive rules keep what they were asked."""
+    """Tolerance: the mass outside the box, 2e-9, times the largest posterior moment; adaptive rules
+    keep what they were asked."""
     run, setting = METHODS[method]
     rows = json.loads((reference / "denoiser_2layer.json").read_text())["rows"]
     for number in {"grid": (3, 6, 13), "cubature": (0, 5, 6), "dblquad": (5,)}[method]:
@@ -85,7 +87,8 @@ def test_extensive_rank_against_stored_values():
 
 @pytest.mark.slow
 def test_two_layers_are_our_channel():
-    """Labels drawn by plain, nearly recovered: g agrees within the tolerance of ours; the mean over labels with its response."""
+    """Labels drawn by plain, nearly recovered: g agrees within the tolerance of ours; the mean over
+    labels with its response."""
     model, V = smi.DeepAttention(2, 2, 0.5), np.diag([0.5, 0.02])
     u, omega = plain.draw(np.random.default_rng(1), np.eye(2) - V, 0.5, 2048)
     found = eqx.filter_jit(model.channel.respond)(

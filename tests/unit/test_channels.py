@@ -1,4 +1,5 @@
-"""Channels against quadratures written here in NumPy, finite differences, Nishimori identities and stored brute-force values."""
+"""Channels against quadratures written here in NumPy, finite differences, Nishimori identities and
+stored brute-force values."""
 
 import itertools
 import json
@@ -77,7 +78,8 @@ def product_nodes(*axes):
 
 
 def brute_force(name, y, fields, omega, V):
-    """log Z_out, g and ∂g from moments over explicit nodes: points where the label fixes z, Gauss-Legendre otherwise."""
+    """log Z_out, g and ∂g from moments over explicit nodes: points where the label fixes z,
+    Gauss-Legendre otherwise."""
     P, M = omega.shape
     if name.startswith("linear"):
         axes = [
@@ -122,7 +124,8 @@ def test_closed_forms_against_brute_force(name):
     post = respond(channel, statistic_of(channel, labels), jnp.asarray(omega), jnp.asarray(V))
     for n in range(12):
         log_partition, g, dg = brute_force(name, np.asarray(labels[n]), fields[n], omega[n], V)
-        # Gauss-Legendre on 9 standard deviations leaves 1e-12; inverting attention labels 1e-12, squared by the moments
+        # Gauss-Legendre on 9 standard deviations leaves 1e-12; inverting attention labels 1e-12,
+        # squared by the moments
         np.testing.assert_allclose(post.log_partition[n], log_partition, atol=1e-9, rtol=0)
         np.testing.assert_allclose(post.g[n], g, atol=1e-9 * (1 + np.abs(g).max()), rtol=0)
         np.testing.assert_allclose(post.dg[n], dg, atol=1e-8 * (1 + np.abs(dg).max()), rtol=0)
@@ -174,7 +177,8 @@ def test_closed_forms_stay_finite_far_out(name, variance):
         )
     post = respond(channel, statistic_of(channel, labels), jnp.asarray(omega), jnp.asarray(V))
     chex.assert_tree_all_finite((post.log_partition, post.g, post.dg))
-    # Cov[z|y] = V + V ∂g V has no negative eigenvalue, relative to V, beyond rounding of V × ∂g × (60 sigmas)²
+    # Cov[z|y] = V + V ∂g V has no negative eigenvalue, relative to V, beyond rounding of V × ∂g ×
+    # (60 sigmas)²
     whiten = np.kron(np.linalg.cholesky(V), np.eye(M))
     covariance = np.eye(P * M) + np.einsum(
         "ia,nij,jb->nab", whiten, post.dg.reshape(8, P * M, P * M), whiten
@@ -188,14 +192,16 @@ def test_sign_far_out_is_the_inverse_mills_ratio():
         CLOSED["sign"], jnp.ones(5), jnp.asarray(omega.reshape(5, 1, 1)), jnp.ones((1, 1))
     )
     mills = np.exp(-0.5 * omega**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(omega))
-    # JAX's log_ndtr is a series of three terms below -20: 105/x^8 = 2e-10 at -30, times g² = 900 in ∂g
+    # JAX's log_ndtr is a series of three terms below -20: 105/x^8 = 2e-10 at -30, times g² = 900 in
+    # ∂g
     np.testing.assert_allclose(post.g[:, 0, 0], mills, rtol=1e-9)
     np.testing.assert_allclose(post.dg[:, 0, 0, 0, 0], -mills * (mills + omega), atol=1e-6)
 
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.99, 0.9999])
 def test_sign_product_with_nearly_equal_indices(correlation):
-    """Against a rule over z_1 with the conditional law of z_2 (scipy's normal distribution), split where that turns."""
+    """Against a rule over z_1 with the conditional law of z_2 (scipy's normal distribution), split
+    where that turns."""
     V = np.array([[1.0, correlation], [correlation, 1.0]])
     root = np.sqrt(1 - correlation**2)
     omega = np.random.default_rng(3).standard_normal((6, 2)) * 0.7
@@ -225,7 +231,8 @@ def test_sign_product_with_nearly_equal_indices(correlation):
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_closed_forms_are_normalised(name):
-    """Σ or ∫ over the label (over |z| for z², over u up to its sign for attention) of Z_out is one."""
+    """Σ or ∫ over the label (over |z| for z², over u up to its sign for attention) of Z_out is
+    one."""
     channel = CLOSED[name]
     V = covariance_of(channel)
     omega = draw(channel, V, 1, seed=4)[0][0]
@@ -321,7 +328,8 @@ def test_log_likelihood_of_the_user():
     np.testing.assert_allclose(post.dg, exact.dg, atol=1e-6)
 
 
-# Deep attention ------------------------------------------------------------------------------------------------------
+# Deep attention
+# --------------------------------------------------------------------------------------------
 
 
 @cache
@@ -393,7 +401,8 @@ def test_deep_attention_g_and_dg_are_derivatives():
 
 
 def test_deep_attention_when_all_of_V_vanishes():
-    """g√ε goes to that of the linearised channel, Jᵀ(JVJᵀ)^{-1}J(z - ω)√ε with J = ∂u/∂z, at the rate √ε."""
+    """g√ε goes to that of the linearised channel, Jᵀ(JVJᵀ)^{-1}J(z - ω)√ε with J = ∂u/∂z, at the
+    rate √ε."""
     from jaxsmi.channels.layers import Layer, last_fields
 
     channel, count = deep(1e-5), 16
@@ -436,13 +445,15 @@ OVERLAPS = [(0.0, 0.5), (0.5, 0.95), (0.9, 0.995), (0.5, 0.998)]
 
 @pytest.mark.parametrize("diagonal", [pytest.param(q, marks=pytest.mark.slow) for q in OVERLAPS])
 def test_deep_attention_reports_its_error(diagonal):
-    """The default rule against one of tolerance 1e-8 (three orders below), 300 samples at each overlap."""
+    """The default rule against one of tolerance 1e-8 (three orders below), 300 samples at each
+    overlap."""
     omega, _, statistic, V = drawn_at(deep(), np.diag(diagonal), 300, seed=9)
     post = respond(deep(), statistic, jnp.asarray(omega), jnp.asarray(V))
     fine = respond(deep(1e-8), statistic, jnp.asarray(omega), jnp.asarray(V))
     assert np.mean(fine.error <= 1e-7) > 0.98
     error = np.abs(post.g - fine.g).max(axis=(1, 2)) / (1 + np.abs(fine.g).max(axis=(1, 2)))
-    # half-grids agree by chance for one or two samples in a hundred at small V: those report too little
+    # half-grids agree by chance for one or two samples in a hundred at small V: those report too
+    # little
     assert np.mean(error <= 3 * np.maximum(post.error, 1e-7)) >= 0.97
     accepted = np.asarray(post.error) <= 1e-3
     assert accepted.mean() >= 0.99
@@ -466,7 +477,8 @@ def test_inversion_of_attention(tokens, beta):
 
 
 def deep_brute_force(u, omega, V, ranks, skip, beta, nodes, half_width=5.5):
-    """Z_out, g and ∂g of deep attention by the midpoint rule over all inner blocks, in NumPy, equation by equation."""
+    """Z_out, g and ∂g of deep attention by the midpoint rule over all inner blocks, in NumPy,
+    equation by equation."""
     P, M = omega.shape
     inner = (P - 1) * M
     L = np.linalg.cholesky(V)
@@ -524,7 +536,8 @@ def test_deeper_and_wider_attention_against_brute_force(name):
             np.asarray(u[n]), omega[n], V, ranks, skip, BETA, nodes
         )
         scale = 1 + np.abs(g).max(), 1 + np.abs(dg).max()
-        # the brute-force rule has steps of 0.42 (four inner variables) or 0.17 standard deviations: below 1e-4
+        # the brute-force rule has steps of 0.42 (four inner variables) or 0.17 standard deviations:
+        # below 1e-4
         assert np.abs(post.g[n] - g).max() / scale[0] <= 3 * max(float(post.error[n]), 1e-4)
         assert np.abs(post.dg[n] - dg).max() / scale[1] <= 3 * max(float(post.dg_error[n]), 1e-4)
         np.testing.assert_allclose(post.log_partition[n], log_partition, atol=5 * tolerance)
@@ -532,7 +545,8 @@ def test_deeper_and_wider_attention_against_brute_force(name):
 
 @pytest.mark.slow
 def test_two_layers_against_the_reference_file(reference):
-    """The promises of the issue, row by row: default settings against stored brute-force values (good to 1e-11)."""
+    """The promises of the issue, row by row: default settings against stored brute-force values
+    (good to 1e-11)."""
     rows = json.loads((reference / "denoiser_2layer.json").read_text())["rows"]
     assert len(rows) >= 20
     for row in rows:

@@ -1,4 +1,5 @@
-"""Heads, untied query and key, hardmax, label noise: network = link, symmetries, the exact channel where there is one."""
+"""Heads, untied query and key, hardmax, label noise: network = link, symmetries, the exact channel
+where there is one."""
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,8 @@ def test_hardmax_is_the_limit_of_a_large_beta():
 
 
 def turned(model, rng):
-    """A transformation of the rows of W that every label is blind to, by the definition of the layers."""
+    """A transformation of the rows of W that every label is blind to, by the definition of the
+    layers."""
     blocks = []
     for layer in model.layers:
         heads = []
@@ -126,7 +128,8 @@ def test_symmetries_change_no_label_no_cosine_and_are_undone(name):
 
 
 def by_brute_force(model, u, omega, v):
-    """g (P, M) of one sample, V = diag(v), from 2^20 plain draws of the inner fields; the layers written out in NumPy."""
+    """g (P, M) of one sample, V = diag(v), from 2^20 plain draws of the inner fields; the layers
+    written out in NumPy."""
     rng, c, beta = np.random.default_rng(8), float(model.skip[0]), float(model.beta)
     z = omega[:-1] + np.sqrt(v[:-1])[:, None] * rng.standard_normal((2**20, *omega[:-1].shape))
     pairs = ((0, 1),) if not model.layers[0].tied else ((0, 0), (1, 1))

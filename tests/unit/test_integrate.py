@@ -1,4 +1,5 @@
-"""Self-refining integration against Gaussian posteriors known exactly, honest errors, and unbiased nets."""
+"""Self-refining integration against Gaussian posteriors known exactly, honest errors, and unbiased
+nets."""
 
 import equinox as eqx
 import jax
@@ -20,7 +21,8 @@ def plain(mean, covariance):
 
 @eqx.filter_jit
 def gaussian_posterior(centre, width, budget, start=None, slope=None):
-    """Prior N(0, 1) in each t, likelihood exp(-(t - centre)²/(2 width²)); one residual r = slope·t where a slope is given."""
+    """Prior N(0, 1) in each t, likelihood exp(-(t - centre)²/(2 width²)); one residual r = slope·t
+    where a slope is given."""
     inner = centre.shape[1]
 
     def integrand(block, t):
@@ -48,7 +50,8 @@ def exact(centre, width):
 
 
 def draw(inner, count, narrow, wide, seed=0, isotropic=True):
-    """Centres drawn with the prior and the likelihood's width, which is log-uniform between `narrow` and `wide`."""
+    """Centres drawn with the prior and the likelihood's width, which is log-uniform between
+    `narrow` and `wide`."""
     rng = np.random.default_rng(seed)
     width = np.exp(rng.uniform(np.log(narrow), np.log(wide), (count, 1 if isotropic else inner)))
     width = np.broadcast_to(width, (count, inner))
@@ -64,7 +67,8 @@ def relative_errors(found, centre, width):
     )
 
 
-# inner variables, narrowest and widest likelihood, tolerance. The step of the finest rule: 1.3e-3 in one variable, 1e-2 in
+# inner variables, narrowest and widest likelihood, tolerance. The step of the finest rule: 1.3e-3
+# in one variable, 1e-2 in
 # two, 0.1 in three; nets reach their tolerance by importance sampling
 CHEQUERBOARD = (
     "a chequerboard does not see a feature that is narrow along one axis and wide along another"
@@ -100,7 +104,8 @@ def test_gaussian_posteriors_and_honest_errors(inner, narrow, wide, tolerance, i
 
 @pytest.mark.parametrize("inner", [1, 2])
 def test_narrow_posteriors_are_refined(inner):
-    """Nodes grow as the likelihood narrows, down to 2e-3 in one variable (step 1.3e-3 at the finest)."""
+    """Nodes grow as the likelihood narrows, down to 2e-3 in one variable (step 1.3e-3 at the
+    finest)."""
     width = np.repeat(np.array([1.0, 0.1, 0.03, 0.01])[:, None], inner, axis=1)
     if inner == 1:
         width = np.concatenate([width, [[2e-3]]])
@@ -120,7 +125,8 @@ def test_narrow_posteriors_are_refined(inner):
 
 
 def test_an_exhausted_budget_is_reported():
-    """Width 1e-3 in two variables needs 5e7 nodes: 2^11 are allowed. The error says so, whatever the answer is."""
+    """Width 1e-3 in two variables needs 5e7 nodes: 2^11 are allowed. The error says so, whatever
+    the answer is."""
     centre = np.array([[0.4, -0.3], [0.4, -0.3], [0.01, 0.02]])
     width = np.array([[1e-3, 1e-3], [1.0, 1.0], [1e-4, 1e-4]])
     found = gaussian_posterior(jnp.asarray(centre), jnp.asarray(width), Budget(1e-4, 2**11))
@@ -212,7 +218,8 @@ def test_the_answer_does_not_depend_on_the_batch():
 
 
 def test_levels_follow_the_width():
-    """The narrower the feature the later the level; spacing at most 2.6 widths (11/32 = 0.34 at the first)."""
+    """The narrower the feature the later the level; spacing at most 2.6 widths (11/32 = 0.34 at the
+    first)."""
     budget = Budget(1e-3)
     levels = [
         int(level_for_width(2, budget, jnp.asarray(w))) for w in (1.0, 0.132, 0.05, 0.01, 1e-9)
@@ -228,12 +235,14 @@ def test_budget_is_checked():
         Budget(1e-3, 100)
 
 
-# Nets -----------------------------------------------------------------------------------------------------------------
+# Nets
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dimension", [pytest.param(1, marks=pytest.mark.slow), 3, 6])
 def test_nets_are_unbiased_and_their_errors_honest(dimension):
-    """E sin(a·x + 1/2) = sin(1/2) exp(-|a|²/2) in z-scores over 40 keys of 8 randomisations each."""
+    """E sin(a·x + 1/2) = sin(1/2) exp(-|a|²/2) in z-scores over 40 keys of 8 randomisations
+    each."""
     a = 1.2 / np.sqrt(dimension) * np.ones(dimension)
     exact_value = np.sin(0.5) * np.exp(-0.5 * a @ a)
     sampled = jax.jit(
@@ -247,7 +256,8 @@ def test_nets_are_unbiased_and_their_errors_honest(dimension):
     assert 0.7 < np.sqrt(np.mean(scores**2)) < 1.9
     pooled = np.asarray(means).ravel() - exact_value
     assert abs(pooled.mean()) < 4 * pooled.std() / np.sqrt(320)
-    # plain Monte-Carlo would have √(Var/512), the variance of sin here being about 0.45; a net must beat it
+    # plain Monte-Carlo would have √(Var/512), the variance of sin here being about 0.45; a net must
+    # beat it
     assert np.mean(error) < 0.7 * np.sqrt(0.45 / 512)
 
 
@@ -259,7 +269,8 @@ def test_nets_are_standard_normals():
 
 
 def test_each_coordinate_of_a_net_is_evenly_spread():
-    """A (0, m, 1)-net: each of 256 cells of each axis holds one of 256 points, after any scrambling."""
+    """A (0, m, 1)-net: each of 256 cells of each axis holds one of 256 points, after any
+    scrambling."""
     uniforms = jax.vmap(lambda net: net.uniforms(0, 256))(nets(KEY, 3, 5))
     cells = np.sort(np.floor(256 * np.asarray(uniforms)).astype(int), axis=1)
     np.testing.assert_array_equal(

@@ -1,4 +1,5 @@
-"""The iid priors against exact values, independent quadratures and Monte-Carlo; tolerances say where they come from."""
+"""The iid priors against exact values, independent quadratures and Monte-Carlo; tolerances say
+where they come from."""
 
 import itertools
 import re
@@ -86,7 +87,8 @@ def differentiated(prior, b, A):
     )(b)
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
+# --- samples
+# --------------------------------------------------------------------------------------------
 
 
 def test_sample_moments(prior):
@@ -124,7 +126,8 @@ def test_unit_second_moment(prior, indices):
     np.testing.assert_allclose(prior.second_moment(indices), np.eye(indices), atol=1e-14)
 
 
-# --- one field --------------------------------------------------------------------------------------------------------
+# --- one field
+# --------------------------------------------------------------------------------------------
 
 
 def test_log_partition_exact():
@@ -209,7 +212,8 @@ def test_posterior_keeps_the_precision_of_its_inputs(name):
     np.testing.assert_allclose(low[0], high[0], atol=1e-5)
 
 
-# --- averages ---------------------------------------------------------------------------------------------------------
+# --- averages
+# --------------------------------------------------------------------------------------------
 
 
 def fields(prior, Qhat, count):
@@ -252,7 +256,8 @@ def test_gaussian_closed_forms(covariance, Q):
 
 @pytest.mark.parametrize("qhat", [1e-3, 0.5, 4.0, 60.0, 1000.0])
 def test_rademacher_mmse_by_adaptive_quadrature(qhat):
-    # 1 - E tanh²(q̂ + √q̂ ξ) = e^{-q̂/2} E sech(√q̂ ξ): no cancellation, so relative accuracy down to e^{-500}
+    # 1 - E tanh²(q̂ + √q̂ ξ) = e^{-q̂/2} E sech(√q̂ ξ): no cancellation, so relative accuracy down
+    # to e^{-500}
     density = lambda b: np.exp(-0.5 * b**2 / qhat) / np.sqrt(2 * np.pi * qhat) / np.cosh(b)
     end = min(60.0, 14 * np.sqrt(qhat))
     half = sum(
@@ -360,7 +365,8 @@ def test_mutual_information_saturates():
     )
 
 
-# --- derivatives: rules against finite differences of the values ------------------------------------------------------
+# --- derivatives: rules against finite differences of the values
+# ------------------------------------------------------
 
 
 def test_derivatives_against_finite_differences(prior):
@@ -454,7 +460,8 @@ def test_derivative_in_the_covariance():
     )
 
 
-# --- transforms -------------------------------------------------------------------------------------------------------
+# --- transforms
+# --------------------------------------------------------------------------------------------
 
 
 def test_jit_is_eager_and_vmap_is_loop():
@@ -498,7 +505,8 @@ def test_side_information():
         np.testing.assert_array_equal(added, 0.0)
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+# --- errors
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

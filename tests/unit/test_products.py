@@ -81,7 +81,8 @@ def test_against_brute_force(name, shrink):
         mean = p @ (z - omega[n])
         second = np.einsum("n,ni,nj->ij", p, z - omega[n], z - omega[n]) - np.outer(mean, mean)
         g, dg = inverse @ mean, inverse @ second @ inverse - inverse
-        # 70 Gauss-Legendre nodes on a half-line: 1e-10 at V of order one, 1e-6 for a Gaussian ten times narrower
+        # 70 Gauss-Legendre nodes on a half-line: 1e-10 at V of order one, 1e-6 for a Gaussian ten
+        # times narrower
         atol = 1e-8 if shrink == 1.0 or name == "product" else 1e-5
         np.testing.assert_allclose(post.log_partition[n], log_partition, atol=atol, rtol=0)
         np.testing.assert_allclose(post.g[n, :, 0], g, atol=atol * (1 + np.abs(g).max()), rtol=0)
@@ -113,7 +114,8 @@ def test_g_and_dg_are_derivatives(name):
 
 
 def test_product_meets_its_tolerance_whatever_V():
-    """Where one or both fields are nearly known the hyperbola is seen through a narrow window: followed, at any scale."""
+    """Where one or both fields are nearly known the hyperbola is seen through a narrow window:
+    followed, at any scale."""
     for variances in ([1.0, 1.0], [0.5, 0.01], [1e-8, 1e-8], [1.0, 1e-6]):
         V = np.diag(variances)
         rng = np.random.default_rng(5)
@@ -130,7 +132,8 @@ def test_product_meets_its_tolerance_whatever_V():
 
 @pytest.mark.parametrize("name", HEAVY)
 def test_response_is_on_the_nishimori_line(name):
-    """E g gᵀ = -E ∂g, both averaged over the labels of the channel itself (z-scores over randomisations)."""
+    """E g gᵀ = -E ∂g, both averaged over the labels of the channel itself (z-scores over
+    randomisations)."""
     channel = CHANNELS[name]
     V = 0.6 * np.eye(channel.indices)
     omega, labels = draw(channel, V, 4096, seed=3, spread=0.4)

@@ -1,4 +1,5 @@
-"""Free convolution of a Wishart-like law with a semicircle: independent values, identities, derivatives, and a simulation.
+"""Free convolution of a Wishart-like law with a semicircle: independent values, identities,
+derivatives, and a simulation.
 
 Values: computed independently of this code to ten digits [theory: random-matrices, section 5].
 """
@@ -234,7 +235,8 @@ def test_small_precision_and_the_cusp():
 
 
 def test_against_matrices():
-    """S + √Δ Z at d = 400: mean squared error of the shrunk matrix, and the eigenvalue counts of the density."""
+    """S + √Δ Z at d = 400: mean squared error of the shrunk matrix, and the eigenvalue counts of
+    the density."""
     rng, d, rho, delta = np.random.default_rng(0), 400, 0.5, 0.5
     W = rng.standard_normal((d, int(rho * d)))
     S = W @ W.T / np.sqrt(rho * d * d)

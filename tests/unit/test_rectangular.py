@@ -1,4 +1,5 @@
-"""Free convolution of a product of Gaussian matrices with noise: independent values, identities, limits, derivatives, matrices.
+"""Free convolution of a product of Gaussian matrices with noise: independent values, identities,
+limits, derivatives, matrices.
 
 Values: computed independently of this code to ten digits [theory: random-matrices, section 5].
 """
@@ -126,7 +127,8 @@ def test_density_and_hilbert_transform(point):
 
 
 def test_identities_far_and_wide():
-    """∫ μ = 1, ∫ x² μ = (1 + R) √R₁, (π²/3) ∫ μ³ = ∫ μ H² of 1400 laws, R from 1e-8 to 1e3; their two errors at R = 1."""
+    """∫ μ = 1, ∫ x² μ = (1 + R) √R₁, (π²/3) ∫ μ³ = ∫ μ H² of 1400 laws, R from 1e-8 to 1e3; their
+    two errors at R = 1."""
     rng = np.random.default_rng(0)
     R1 = np.repeat(ASPECTS, 200)
     R2, R = 10 ** rng.uniform(-2, 1, R1.size), 10 ** rng.uniform(-8, 3, R1.size)
@@ -194,7 +196,8 @@ def test_mutual_information(point):
 @pytest.mark.slow
 @pytest.mark.parametrize("point", [(1.5, 0.2, 10.0), (2.0, 0.5, 1.0), (5.0, 1.0, 0.1)])
 def test_derivatives_of_the_error(point):
-    """First and second, against differences of what was tested above; the gap is open in the second case."""
+    """First and second, against differences of what was tested above; the gap is open in the second
+    case."""
     for axis in range(3):
         first, step = jax.jit(jax.jacfwd(rectangular_error, axis)), 1e-4 * point[axis]
         up, down = (
@@ -228,7 +231,8 @@ def test_shrinkage_is_smooth_and_better_than_nothing():
     [((300, 300), 150, 0.14144), ((600, 300), 60, 0.3), ((150, 600), 90, 0.05)],
 )
 def test_against_matrices(shape, rank, noise):
-    """The error of the shrunk matrix is the one it says: 1 % at d = 300 [theory: random-matrices, section 5]."""
+    """The error of the shrunk matrix is the one it says: 1 % at d = 300 [theory: random-matrices,
+    section 5]."""
     long, short = max(shape), min(shape)
     keys = jax.random.split(jax.random.key(4), 3)
     S = (

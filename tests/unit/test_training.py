@@ -1,4 +1,5 @@
-"""Training: the loop is that of optax, an epoch is an epoch, a resumed run is the run, and runs do not disturb each other."""
+"""Training: the loop is that of optax, an epoch is an epoch, a resumed run is the run, and runs do
+not disturb each other."""
 
 import equinox as eqx
 import jax
@@ -452,7 +453,8 @@ def test_links_without_a_gradient_are_refused():
         smi.train(parity, parity.sample(KEY, dimension=10, alpha=2.0), optimizer, steps=1, key=KEY)
 
 
-# Order of learning ---------------------------------------------------------------------------------------------------------
+# Order of learning
+# --------------------------------------------------------------------------------------------
 
 
 def test_crossings_are_interpolated_exactly():

@@ -235,10 +235,12 @@ def edges_on_branches(c: Roots) -> tuple[Array, Array]:
     middle = bisect(lambda t: between(t, fixed).bend > 0.0, -0.5 * wide, 0.5 * wide)
     gap = between(middle, fixed).rate < 0.0
     # the rate falls up to `middle` and grows from there
-    lows, highs = jnp.stack([-0.5 * wide, middle]), jnp.stack([middle, 0.5 * wide])
+    lows = jnp.stack([-0.5 * wide, middle])
+    highs = jnp.stack([middle, 0.5 * wide])
     falling = jnp.asarray([True, False])
     high, low = bisect(lambda t: (between(t, fixed).rate < 0.0) == falling, lows, highs)
-    high, low = jnp.where(gap, high, middle), jnp.where(gap, low, middle)
+    high = jnp.where(gap, high, middle)
+    low = jnp.where(gap, low, middle)
     first = bisect(lambda t: within(t, fixed).rate < 0.0, -0.5 * wide, 0.5 * wide)
     last = bisect(lambda t: beyond(t, fixed).rate > 0.0, -wide, wide)
 

@@ -92,7 +92,9 @@ class RectangularSpectrum(AbstractSpectrum):
     @property
     def error(self) -> Array:
         """MMSE: mean squared error per entry of the best estimate of S from Y."""
-        R1, R2, R = self.aspect, self.rank, self.noise
+        R1 = self.aspect
+        R2 = self.rank
+        R = self.noise
         by_estimate = 1.0 - self.mean(_shrunk(self.x, self.hilbert, R1, R) ** 2) / jnp.sqrt(R1)
         a = 1.0 - R2 - R * R2
         root = jnp.sqrt(a * a + 4.0 * R * R2)
@@ -111,7 +113,8 @@ class RectangularSpectrum(AbstractSpectrum):
         goal = 2.0 * jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
         first, low, high, last = lax.stop_gradient(self.edges)
         critical = lax.stop_gradient(self.critical)
-        hole, outer = self.gap & (x > low) & (x < high), x >= last
+        hole = self.gap & (x > low) & (x < high)
+        outer = x >= last
         inner = (c.apart > 0.0) & (x <= first)
         p = jnp.exp(solved(below, goal, -WIDE, WIDE, c))
         q = _q_of(goal, self.gap & (x >= high), critical, self.gap, c)
@@ -156,7 +159,8 @@ def _pair(p: Array, t: Array, c: Roots) -> tuple[Array, Array, Array]:
     to_n, to_zero = (c.n * x for x in halves(t))
     size_p = c.m + p
     width = c.n_plus * c.apart / c.m  # n₊ - m₊
-    excess, product = c.n_plus + c.m_plus - c.rank, c.n_plus * c.m_plus
+    excess = c.n_plus + c.m_plus - c.rank
+    product = c.n_plus * c.m_plus
     # (m - p) - (q + n), small where both are large, from s(p) = s(q) divided by p - q
     bracket = excess * size_p * to_zero + product * (size_p + to_zero + c.rank)
     change = to_n * (to_n + c.apart) * bracket
@@ -271,7 +275,9 @@ def _band_coordinate(heights: Array, gap: Array, c: Roots) -> tuple[Array, Array
 
 def _log_potential(u: Array, v: Array, size: Array, c: Roots) -> Array:
     """Re L(u + iv)."""
-    R1, R2, R = c.aspect, c.rank, c.noise
+    R1 = c.aspect
+    R2 = c.rank
+    R = c.noise
     modulus = 0.5 * jnp.log(size)  # log|D|
     to_rank = 0.5 * jnp.log((u - R2) ** 2 + v**2)
     M = 0.5 * jnp.log((u + c.m) ** 2 + v**2) + 0.5 * jnp.log((u - c.m_plus) ** 2 + v**2)
@@ -378,7 +384,9 @@ def _information(aspect: Array, rank: Array, qhat: Array) -> Array:
     """`rectangular_information` without its checks."""
     faint = _faint(aspect, rank, qhat)
     law = _spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat))
-    R1, R2, R = law.aspect, law.rank, law.noise
+    R1 = law.aspect
+    R2 = law.rank
+    R = law.noise
     c = roots_of(R1, R2, R)
     over = R1 - 1.0
     log_over = jnp.log(jnp.where(over > 0.0, over, 1.0))

@@ -108,7 +108,9 @@ class Spectrum(AbstractSpectrum):
     def green(self, points: Array) -> tuple[Array, Array]:
         """(H, μ) at real points of any shape, on the support, in the gap or outside."""
         points = jnp.asarray(points, theory_dtype())
-        rho, delta, a = self.rho, self.delta, jnp.sqrt(self.rho)
+        rho = self.rho
+        delta = self.delta
+        a = jnp.sqrt(self.rho)
         regions = self._regions(points)
         ray = self._ray(points, regions)
         still, still_rho, still_delta, goal = lax.stop_gradient((ray, rho, delta, points))
@@ -144,8 +146,10 @@ class Spectrum(AbstractSpectrum):
         log = lambda x: jnp.log(jnp.maximum(x, tiny))
         to_zero = log(1.0 / jnp.maximum(jnp.abs(points), tiny))  # g = 1/x: z > x
         to_pole = jnp.log(1.0 / jnp.maximum(a - points, tiny))  # |g| = 1/(a - x): z < x
-        last, first = jnp.log(g[3]), jnp.log(-g[0])
-        zero, one = jnp.zeros_like(a), jnp.ones_like(a)
+        last = jnp.log(g[3])
+        first = jnp.log(-g[0])
+        zero = jnp.zeros_like(a)
+        one = jnp.ones_like(a)
         options = (
             (regions.right, _Ray(zero, one, jnp.minimum(to_zero, last), last, -one)),
             (regions.left, _Ray(zero, -one, jnp.minimum(to_pole, first), first, one)),
@@ -192,7 +196,8 @@ def _bands(critical: Array, gap: Array, rho: Array, delta: Array) -> Array:
 
 def _critical(rho: Array, delta: Array) -> tuple[Array, Array]:
     """g at the four edges, from left to right, and whether there is a gap."""
-    a, b = jnp.sqrt(rho), 1.0 / jnp.sqrt(delta)
+    a = jnp.sqrt(rho)
+    b = 1.0 / jnp.sqrt(delta)
     below = rho < 1.0
     # where z' is least between a and infinity (ρ >= 1: nowhere)
     star = a / jnp.where(below, 1.0 - jnp.cbrt(rho), 0.5)
@@ -244,7 +249,8 @@ def spectrum(rho: ArrayLike, delta: ArrayLike) -> Spectrum:
     Source:
         [theory: random-matrices, Eqs. (4) to (12)].
     """
-    rho, delta = jnp.asarray(rho, theory_dtype()), jnp.asarray(delta, theory_dtype())
+    rho = jnp.asarray(rho, theory_dtype())
+    delta = jnp.asarray(delta, theory_dtype())
     for name, value in (("rho", rho), ("delta", delta)):
         check(jnp.all(jnp.isfinite(value) & (value > 0.0)), name, value, "a finite number > 0")
     return _spectrum(rho, delta)
@@ -302,7 +308,8 @@ def shrinkage_error(rho: ArrayLike, qhat: ArrayLike) -> Array:
     Source:
         [theory: random-matrices, Eqs. (12), (13)].
     """
-    rho, qhat = jnp.asarray(rho, theory_dtype()), jnp.asarray(qhat, theory_dtype())
+    rho = jnp.asarray(rho, theory_dtype())
+    qhat = jnp.asarray(qhat, theory_dtype())
     check(jnp.all(jnp.isfinite(rho) & (rho > 0.0)), "rho", rho, "a finite number > 0")
     check(jnp.all(jnp.isfinite(qhat) & (qhat >= 0.0)), "qhat", qhat, "a finite number >= 0")
     small = qhat < 1e-4 * jnp.minimum(1.0, rho)

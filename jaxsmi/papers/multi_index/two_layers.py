@@ -94,7 +94,7 @@ def _runs(
     dimension: int,
     seeds: int,
     progress: bool,
-) -> list[Solution]:  # fmt: skip
+) -> list[Solution]:
     """Message passing on fresh teachers, α by α."""
     solutions = []
     title = f"message passing, D={dimension}"
