@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: From argparse, for `--help` and for words it cannot read.
     """
-    arguments = _parsed(argv)
+    arguments = parsed(argv)
     # the library leaves the precision to programs, and this is one
     jax.config.update("jax_enable_x64", True)
     name = arguments.command
@@ -72,18 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.problem else 0
 
 
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The words, read a second time where they ask for other defaults: those of a model, or of a
     task.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parser_of().parse_args(argv)
     defaults = COMMANDS[arguments.command].defaults(arguments)
     if defaults:
-        arguments = _parser({arguments.command: defaults}).parse_args(argv)
+        arguments = parser_of({arguments.command: defaults}).parse_args(argv)
     return arguments
 
 
-def _parser(defaults: Mapping[str, Mapping[str, Any]] | None = None) -> argparse.ArgumentParser:
+def parser_of(defaults: Mapping[str, Mapping[str, Any]] | None = None) -> argparse.ArgumentParser:
     """The command line; `defaults` of a command that replace its usual ones."""
     parser = argparse.ArgumentParser(
         prog="jaxsmi", description="Solvable models of learning with attention."

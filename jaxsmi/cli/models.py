@@ -47,7 +47,13 @@ class Flag:
         else:
             count = {"nargs": "+"} if self.many else {}
             metavar = name[0].upper()
-            parser.add_argument(flag, type=self.kind, help=help, metavar=metavar, **count)  # pyright: ignore
+            parser.add_argument(
+                flag,
+                type=self.kind,  # pyright: ignore[reportArgumentType]
+                help=help,
+                metavar=metavar,
+                **count,
+            )
 
 
 FLAGS: dict[str, Flag] = {

@@ -18,6 +18,7 @@ from jaxtyping import Array
 
 from jaxsmi.core import records
 from jaxsmi.core.codes import Result
+from jaxsmi.core.provenance import fields_of
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.descent.averaging import averaged
 from jaxsmi.descent.order import LearningOrder
@@ -132,7 +133,7 @@ def plain(solution: Solution) -> dict[str, Any]:
         "converged",
         "message",
     )
-    fields = {name: getattr(solution, name) for name in names}
+    fields = fields_of(solution, names)
     return fields | {"result": Result(int(solution.result)).name}
 
 

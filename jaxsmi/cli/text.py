@@ -14,6 +14,7 @@ from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import progress
 from jaxsmi.cli.report import Report, table, timed
 from jaxsmi.core.checks import check
+from jaxsmi.core.provenance import fields_of
 from jaxsmi.workbench import plotting, storage
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
         f"{run.result.name}, {seconds[0]:.1f} s.",
     ]
     names = ("step", "epoch", "similarity", "train_loss", "accuracy", "test_accuracy", "classes")
-    data = {name: getattr(run, name) for name in names}
+    data = fields_of(run, names)
     data |= {
         "words": len(run.vocabulary),
         "settled_at": settled,

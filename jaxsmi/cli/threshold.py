@@ -16,6 +16,7 @@ from jaxsmi.cli.report import Report, table, threshold_cells, timed, wrapped
 from jaxsmi.cli.solving import theory_key
 from jaxsmi.core.checks import Ability
 from jaxsmi.core.codes import Result
+from jaxsmi.core.provenance import fields_of
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, storage
@@ -164,7 +165,7 @@ def _data(axis: _Axis, stairs: list[list[Threshold]]) -> dict[str, Any]:
     for value, steps in zip(axis.values, stairs, strict=True):
         entries = []
         for step in steps:
-            entry: dict[str, Any] = {name: getattr(step, name) for name in names}
+            entry = fields_of(step, names)
             entry["never"] = bool(np.isinf(step.alpha))
             entry["result"] = Result(int(step.result)).name
             entries.append(entry)

@@ -68,7 +68,9 @@ def _shown(value: object) -> str:
 
 
 def _complex(value: object) -> bool:
-    return isinstance(value, complex) or bool(np.iscomplexobj(value))  # pyright: ignore[reportArgumentType]
+    """Whether a number or an array is of a complex type."""
+    kind = np.asarray(value).dtype if not isinstance(value, jax.Array) else value.dtype
+    return bool(jnp.issubdtype(kind, jnp.complexfloating))
 
 
 def positive_definite(V: Array) -> Array:
@@ -154,8 +156,9 @@ class Arguments:
     def count(self, name: str, value: object, at_least: int = 1) -> int:
         """A whole number, at least so large."""
         whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-        check(whole and int(value) >= at_least, name, value, f"an integer >= {at_least}")  # pyright: ignore
-        return int(value)  # pyright: ignore[reportArgumentType]
+        number = int(value) if isinstance(value, (int, np.integer)) else at_least
+        check(whole and number >= at_least, name, value, f"an integer >= {at_least}")
+        return number
 
     def flag(self, name: str, value: object) -> bool:
         """True or False."""
@@ -186,7 +189,8 @@ class Arguments:
         """Finite real numbers, of a shape if one is named; of the theory's precision unless `dtype`
         is given."""
         try:
-            array = jnp.asarray(value, theory_dtype() if dtype is None else dtype)  # pyright: ignore
+            precision = theory_dtype() if dtype is None else dtype
+            array = jnp.asarray(value, precision)  # pyright: ignore[reportArgumentType]
         except (TypeError, ValueError):
             raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.") from None
         numeric = value is not None and not isinstance(value, str) and not _complex(value)

@@ -13,7 +13,7 @@ import enum
 import importlib.metadata
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["key_data", "parameters", "provenance", "version"]
 
 _LARGEST = 256  # arrays of a model with more entries than this are described by shape and type
+
+
+def fields_of(module: eqx.Module | tuple[object, ...], names: Iterable[str]) -> dict[str, Any]:
+    """Some fields of a solution, a threshold or another record, by name."""
+    return {name: getattr(module, name) for name in names}
 
 
 def parameters(value: object, largest: float = _LARGEST) -> Any:
@@ -72,7 +77,8 @@ def parameters(value: object, largest: float = _LARGEST) -> Any:
 def _array(value: jax.Array | np.ndarray | np.generic, largest: float) -> Any:
     """An array as nested lists, a random key as its words, a large array by its shape and type."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return parameters(jax.random.key_data(value), largest)  # pyright: ignore[reportArgumentType]
+        words = jax.random.key_data(value)  # pyright: ignore[reportArgumentType]
+        return parameters(words, largest)
     if value.size > largest:
         return f"array of shape {value.shape}, {value.dtype}"
     return parameters(np.asarray(value).tolist(), largest)

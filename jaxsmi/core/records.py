@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
-from jaxsmi.core.provenance import key_data, provenance
+from jaxsmi.core.provenance import fields_of, key_data, provenance
 
 if TYPE_CHECKING:
     import xarray
@@ -138,10 +138,11 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
     )
     indices = np.shape(solution.overlap)[0]
     variables: dict[str, Any] = {
-        name: ((), np.asarray(getattr(solution, name))) for name in SCALARS
+        name: ((), np.asarray(value)) for name, value in fields_of(solution, SCALARS).items()
     }
     variables |= {
-        name: (("index", "index_"), np.asarray(getattr(solution, name))) for name in MATRICES
+        name: (("index", "index_"), np.asarray(value))
+        for name, value in fields_of(solution, MATRICES).items()
     }
     if solution.weights is not None:
         variables["weights"] = _weights(np.asarray(solution.weights), indices)

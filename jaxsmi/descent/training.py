@@ -110,15 +110,7 @@ def train(
     Source:
         [theory: descent, Eqs. (1) to (3)].
     """
-    arguments = Arguments()
-    arguments.instance("model", model, AbstractModel, "a model, such as smi.DeepAttention(2, 2)")
-    arguments.instance("data", data, (Dataset, Stream), "a Dataset or a Stream")
-    arguments.instance(
-        "optimizer",
-        optimizer,
-        optax.GradientTransformation,
-        "an optax transformation, such as optax.adam(1e-2)",
-    )
+    arguments = _kinds(model, data, optimizer)
     steps = arguments.count("steps", steps)
     reduction = arguments.choice("reduction", reduction, REDUCTIONS)
     batches = (batch_size if isinstance(batch_size, Batches) else Batches(batch_size)).checked()
@@ -155,6 +147,18 @@ def train(
         label=f"train, D={data.dimension}" if visible else None,
     )
     return _solution(task, end, key)
+
+
+def _kinds(
+    model: AbstractModel, data: Dataset | Stream, optimizer: optax.GradientTransformation
+) -> Arguments:
+    """Raise a ValueError for a model, data or an optimiser that is none."""
+    arguments = Arguments()
+    arguments.instance("model", model, AbstractModel, "a model, such as smi.DeepAttention(2, 2)")
+    arguments.instance("data", data, (Dataset, Stream), "a Dataset or a Stream")
+    allowed = "an optax transformation, such as optax.adam(1e-2)"
+    arguments.instance("optimizer", optimizer, optax.GradientTransformation, allowed)
+    return arguments
 
 
 def _check_stop(

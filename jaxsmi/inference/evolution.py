@@ -2,7 +2,7 @@ r"""State evolution: what message passing does as D → ∞, and where it ends.
 
 Equations here [TCDKZ25; theory: multi-index, Eqs. (43) to (48)], S the second moment of the prior:
 
-    Q̂ = α · channel.response(Q),   Q ← prior.overlap(Q̂)          (Gaussian prior: Q̂ (I + Q̂)^{-1})
+    Q̂ = α · channel.response(Q),   Q ← prior.overlap(Q̂)        (Gaussian prior: Q̂ (I + Q̂)^{-1})
 
 Undamped message passing at iteration t has the overlap Q^t. The iteration is carried on
 V = S - Q, which stays accurate when it goes to zero (`overlap_map`). Where the overlap is one

@@ -143,7 +143,8 @@ def _figure(record: Mapping[str, Any]) -> str:
     links = f"<p>Behind it: {', '.join(files)}.</p>"
     return (
         f'{head}<a href="{name}.png"><img src="{name}.png" alt="{title}"></a>'
-        f"<figcaption><p>{_safe(record['caption'])}</p>{_compared(record['compared'])}{links}{made}</figcaption></figure>"
+        f"<figcaption><p>{_safe(record['caption'])}</p>{_compared(record['compared'])}"
+        f"{links}{made}</figcaption></figure>"
     )
 
 

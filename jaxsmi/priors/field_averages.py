@@ -167,7 +167,7 @@ def _average_jvp(
     value = average(prior, Qhat, function=function, drift=drift)
     total = jnp.zeros_like(value)
     if Qhat_tangent is not None:
-        slope = average(prior, Qhat, function=drift or _generator(function))
+        slope = average(prior, Qhat, function=drift or generator(function))
         total += jnp.einsum("...pq,pq->...", slope, Qhat_tangent)
     if jax.tree.leaves(prior_tangent):
         filled = jax.tree.map(
@@ -178,7 +178,7 @@ def _average_jvp(
 
 
 @functools.cache
-def _generator(function: Integrand) -> Integrand:
+def generator(function: Integrand) -> Integrand:
     """Itô's formula for a function of (prior, b, Q̂): its coefficients of dQ̂, (..., P, P)."""
 
     def generator(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:
@@ -213,12 +213,12 @@ def _respond(prior: AbstractIidPrior, b: Array, Qhat: Array) -> tuple[Array, Arr
     return prior.mixture(len(b)).respond(b, Qhat)
 
 
-def _log_partition(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:
+def log_partition_of(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:
     """log Z_w."""
     return _respond(prior, b, Qhat)[0]
 
 
-def _half_outer(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:
+def half_outer(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:
     """½ f fᵀ."""
     return 0.5 * _outer(prior, b, Qhat)
 
@@ -230,7 +230,7 @@ def _outer(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:
 
 
 def _covariance(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:
-    """C."""
+    """Posterior covariance C of one column, from its field."""
     return _respond(prior, b, Qhat)[2]
 
 
@@ -247,7 +247,7 @@ def _minus_covariance_twice(prior: AbstractIidPrior, b: Array, Qhat: Array) -> A
 
 def free_entropy(prior: AbstractIidPrior, Qhat: Array) -> Array:
     """E log Z_w; its derivative is ½ E fᵀ dQ̂ f."""
-    return average(prior, Qhat, function=_log_partition, drift=_half_outer)
+    return average(prior, Qhat, function=log_partition_of, drift=half_outer)
 
 
 def overlap(prior: AbstractIidPrior, Qhat: Array) -> Array:

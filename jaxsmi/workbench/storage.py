@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.provenance import parameters
+from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.records import (
     MATRICES,
     SCALARS,
@@ -175,12 +175,14 @@ def thresholds(
 
 def _padded(stairs: Sequence[Sequence[Threshold]], longest: int, name: str) -> np.ndarray:
     """A field of all thresholds (parameter, step, ...), NaN where there is none."""
-    shapes = [np.shape(getattr(threshold, name)) for steps in stairs for threshold in steps]
+    shapes = [
+        np.shape(fields_of(threshold, [name])[name]) for steps in stairs for threshold in steps
+    ]
     shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     table = np.full((len(stairs), longest, *shape), np.nan)
     for i, steps in enumerate(stairs):
         for j, threshold in enumerate(steps):
-            entry = np.asarray(getattr(threshold, name))
+            entry = np.asarray(fields_of(threshold, [name])[name])
             table[(i, j, *(slice(n) for n in entry.shape))] = entry
     return table
 
@@ -218,8 +220,8 @@ def runs(solution: Solution, **attributes: object) -> xarray.Dataset:
     )
     indices = np.shape(solution.overlap)[-1]
     data: dict[str, Any] = {
-        name: (("run",), np.asarray(getattr(solution, name)))
-        for name in ("error", "result", "steps")
+        name: (("run",), np.asarray(value))
+        for name, value in fields_of(solution, ("error", "result", "steps")).items()
     }
     for name, recorded in solution.history.items():
         values = np.asarray(recorded)
@@ -252,7 +254,9 @@ def text_run(run: TextRun, **attributes: object) -> xarray.Dataset:
     """
     xarray = require()
     names = ("step", "epoch", "train_loss", "accuracy", "test_accuracy")
-    data: dict[str, Any] = {name: (("record",), getattr(run, name)) for name in names}
+    data: dict[str, Any] = {
+        name: (("record",), value) for name, value in fields_of(run, names).items()
+    }
     data["similarity"] = (("record", "layer"), run.similarity)
     made = {
         "kind": "text",

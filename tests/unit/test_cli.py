@@ -158,7 +158,7 @@ def test_help(capsys, command):
 
 
 def test_flags_reach_the_model():
-    arguments = cli._parser().parse_args(
+    arguments = cli.parser_of().parse_args(
         ["gamp", "deep-attention", "--depth", "3", "--skip", "1", "0.5", "--ranks", "1"]
     )
     assert flags.flags_of(arguments) == {
@@ -531,6 +531,6 @@ def test_flags_that_are_not_one_number_are_not_varied(capsys, name):
 
 
 def test_defaults_of_a_task_are_its_own():
-    assert cli._parsed(["sgd", "gain"]).gamma == 0.002
-    assert cli._parsed(["sgd", "flow"]).gamma == 0.2
-    assert cli._parsed(["sgd", "gain", "--gamma", "0.01"]).gamma == 0.01
+    assert cli.parsed(["sgd", "gain"]).gamma == 0.002
+    assert cli.parsed(["sgd", "flow"]).gamma == 0.2
+    assert cli.parsed(["sgd", "gain", "--gamma", "0.01"]).gamma == 0.01

@@ -422,10 +422,10 @@ def test_second_derivatives():
 def test_known_derivative_is_ito_s_formula():
     @jax.jit
     def both(b):
-        general = field_averages._generator(field_averages._log_partition)(
+        general = field_averages.generator(field_averages.log_partition_of)(
             BernoulliGauss(0.3), b, jnp.asarray(QHAT)
         )
-        return general, field_averages._half_outer(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
+        return general, field_averages.half_outer(BernoulliGauss(0.3), b, jnp.asarray(QHAT))
 
     general, known = both(jnp.array([0.4, -1.1]))
     np.testing.assert_allclose(np.sum(general * DIRECTION), np.sum(known * DIRECTION), rtol=1e-12)

@@ -213,11 +213,11 @@ def rectangular_spectrum(
     Source:
         [ETBMZ25], [theory: random-matrices, Eqs. (19) to (29)].
     """
-    return _spectrum(*_checked(aspect, rank, "noise", noise))
+    return spectrum_at(*_checked(aspect, rank, "noise", noise))
 
 
 @jax.jit
-def _spectrum(aspect: Array, rank: Array, noise: Array) -> RectangularSpectrum:
+def spectrum_at(aspect: Array, rank: Array, noise: Array) -> RectangularSpectrum:
     """`rectangular_spectrum` without its checks."""
     c = roots_of(aspect, rank, noise)
     critical, gap = edges_on_branches(c)
@@ -339,7 +339,7 @@ def _checked(
 def _error(aspect: Array, rank: Array, qhat: Array) -> Array:
     """`rectangular_error` without its checks."""
     faint = _faint(aspect, rank, qhat)
-    full = _spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat)).error
+    full = spectrum_at(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat)).error
     return jnp.where(faint, 1.0 - qhat + qhat**2 - (1.0 + aspect / rank**2) * qhat**3, full)
 
 
@@ -383,7 +383,7 @@ def rectangular_information(aspect: ArrayLike, rank: ArrayLike, qhat: ArrayLike)
 def _information(aspect: Array, rank: Array, qhat: Array) -> Array:
     """`rectangular_information` without its checks."""
     faint = _faint(aspect, rank, qhat)
-    law = _spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat))
+    law = spectrum_at(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat))
     R1 = law.aspect
     R2 = law.rank
     R = law.noise

@@ -49,7 +49,7 @@ def inverse_green(g: Array, rho: Array, delta: Array) -> Array:
 
 
 def _slope(g: Array, rho: Array, delta: Array) -> Array:
-    """z'(g)."""
+    """Slope z'(g) of the inverse of the Green function."""
     return rho / (g - jnp.sqrt(rho)) ** 2 + delta - 1.0 / g**2
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jaxsmi.core.provenance import fields_of as named_fields
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.deep_attention import DeepAttention
@@ -48,7 +49,9 @@ _SETTLED = 0.75  # up to here the published curves of two layers are converged
 def fields_of(solutions: Sequence[Solution], name: str) -> dict[str, np.ndarray]:
     """Fields of several solutions as arrays, each under `name` and its own name."""
     return {
-        f"{name}_{field}": np.array([np.asarray(getattr(one, field)) for one in solutions])
+        f"{name}_{field}": np.array(
+            [np.asarray(named_fields(one, [field])[field]) for one in solutions]
+        )
         for field in ("alpha", "overlap", "stderr", "error", "steps", "result")
     }
 
@@ -74,7 +77,7 @@ def two_layers(full: bool = False, progress: bool = False, reference: Folder = N
     arrays = theory | fields_of(runs, "gamp")
     arrays |= {"gamp_squared_cosine": _squared_cosines(runs), "skips": np.array(skips)}
     for name in ("alpha", "stderr"):
-        rows = [[float(getattr(step, name)) for step in one] for one in stairs]
+        rows = [[float(named_fields(step, [name])[name]) for step in one] for one in stairs]
         arrays[f"threshold_{name}"] = np.array([[*row, *[np.nan] * (2 - len(row))] for row in rows])
     compared = _same_overlaps(theory, reference) + _same_errors(theory, reference)
     compared += _same_runs(model, runs, theory, dimension, reference)

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.core.codes import Result
-from jaxsmi.core.provenance import parameters
+from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.models.base import AbstractModel
@@ -141,7 +141,7 @@ class Sweep:
         """Rows by one compiled program."""
         begin = time.perf_counter()
         solutions = _evolve_many(stacked, shared, jnp.asarray(self.alpha))
-        table = {name: np.asarray(getattr(solutions, name)) for name in KEPT}
+        table = {name: np.asarray(value) for name, value in fields_of(solutions, KEPT).items()}
         seconds = np.asarray((time.perf_counter() - begin) / len(numbers))
         aside = {"message": np.zeros(len(self.alpha), "<U1"), "seconds": seconds}
         return [
@@ -203,7 +203,7 @@ class Sweep:
 
 def _entry(solution: Solution) -> Row:
     """What a row keeps of a solution: numbers, and of runs the cosines."""
-    entry = {name: np.asarray(getattr(solution, name)) for name in KEPT}
+    entry = {name: np.asarray(value) for name, value in fields_of(solution, KEPT).items()}
     return entry | ({"cosine": solution.cosine} if "cosine" in solution.history else {})
 
 
