@@ -45,14 +45,14 @@ class Flag:
         if self.switch:
             parser.add_argument(flag, action="store_true", default=None, help=help)
         else:
-            count = {"nargs": "+"} if self.many else {}
+            count = "+" if self.many else None
             metavar = name[0].upper()
             parser.add_argument(
                 flag,
                 type=self.kind,  # pyright: ignore[reportArgumentType]
                 help=help,
                 metavar=metavar,
-                **count,
+                nargs=count,
             )
 
 

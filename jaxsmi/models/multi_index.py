@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel, NoInference
 from jaxsmi.channels.likelihood import SampledChannel
 from jaxsmi.core.arrays import concrete
-from jaxsmi.core.checks import VARIANCE, Arguments
+from jaxsmi.core.checks import VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.numerics.refining import Budget
@@ -94,14 +95,15 @@ class MultiIndex(AbstractIndexModel):
                 budget = Budget(error, max_nodes)
                 self.channel = SampledChannel(law, P, M, variance, budget, likelihood)
         else:
-            allowed = "none where a channel is given: its own link is the law of the labels"
-            arguments.condition(link is None, "link", link, allowed)
+            if link is not None:
+                _check_same_law(link, channel)
             for word, given, fixed in (
                 ("indices", indices, channel.indices),
                 ("tokens", tokens, channel.tokens),
             ):
                 arguments.condition(given in (None, fixed), word, given, f"{fixed}, the channel's")
-            self.name = name or type(channel).__name__
+            named = type(channel) if link is None else link
+            self.name = name or getattr(named, "__name__", type(named).__name__)
             self.channel = channel
         self.prior = Gaussian() if prior is None else prior
         self.symmetry = tuple(
@@ -115,6 +117,16 @@ class MultiIndex(AbstractIndexModel):
     def title(self) -> str:
         """The name of the link."""
         return self.name
+
+
+def _check_same_law(link: Callable[[Array], Array], channel: AbstractChannel) -> None:
+    """Raise a ValueError for a link that is not the channel's own, by its label at one point."""
+    fields = jnp.cos(1.0 + jnp.arange(float(channel.indices * channel.tokens)))
+    fields = fields.reshape(channel.indices, channel.tokens)
+    labels = (jnp.asarray(link(fields)), channel.link(fields))
+    same = labels[0].shape == labels[1].shape and bool(jnp.allclose(*labels))
+    allowed = "none, or the channel's own: that is the law of the labels"
+    check(same, "link", link, allowed)
 
 
 def as_tree(function: Callable[[Array], Array]) -> Callable[[Array], Array]:

@@ -33,7 +33,7 @@ def finished(task: Sweep, folder: pathlib.Path) -> dict[int, Row]:
 def write_row(folder: pathlib.Path, number: int, row: Row) -> None:
     """Keep a row."""
     store = Store(folder, {})
-    # pyright: NumPy types the keywords of savez as if they were its own
+    # NumPy types the keywords of savez as if they were its own
     store.write(_file(number), lambda handle: np.savez(handle, **row))  # pyright: ignore
 
 
