@@ -10,7 +10,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
-from jaxsmi.descent import training
+from jaxsmi.descent import loop, training
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 MODEL = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]) + z[1, 0] * z[1, 1], indices=2, tokens=2)
@@ -91,7 +91,7 @@ def test_one_pass_takes_each_sample_once_in_order():
 
 @pytest.mark.parametrize("size", [pytest.param(7, marks=SLOW), 10, 29])
 def test_an_epoch_is_a_permutation_of_all_samples(size):
-    epochs = training.Epochs(30, size, True)
+    epochs = loop.Epochs(30, size, True)
     seen = []
     order = epochs.start(KEY, jnp.asarray(0))
     for step in range(3 * epochs.batches):
@@ -111,7 +111,7 @@ def test_the_last_batch_of_an_epoch_counts_only_what_is_in_it():
     ).weights
     words = jax.random.bits(jax.random.split(jax.random.fold_in(KEY, 1))[1], (2,), jnp.uint32)
     order_key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    order = np.asarray(training.Epochs(30, 20, True).order(order_key, jnp.asarray(0)))
+    order = np.asarray(loop.Epochs(30, 20, True).order(order_key, jnp.asarray(0)))
     batches = [(DATA.inputs[part], DATA.labels[part]) for part in (order[:20], order[20:])]
     expected = by_hand(lambda w, x, y: total(w, x, y) / len(y), optax.sgd(0.3), batches)
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12)
