@@ -717,7 +717,7 @@ LAWS = {
     for law in (
         Law(any_parameters, 40, "declare an abstract class, a Protocol, a TypeVar or object"),
         Law(any_parameters_of_engines, 0, "engines read declared faces: AbstractModel and others"),
-        Law(any_fields, 0, "declare what the field holds"),
+        Law(any_fields, 1, "declare what the field holds"),
         Law(untyped_parameters, 0, "say its type"),
         Law(attribute_lookups, 8, "declare the attribute on the abstract class"),
         Law(isinstance_of_models, 0, "what differs between families is a method of the family"),

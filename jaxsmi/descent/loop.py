@@ -252,8 +252,6 @@ class _Stretches(AbstractSolver[_Descending]):
         if problem.target is not None:
             reached = jnp.all(record["cosine"] >= problem.target)
             result = jnp.where(reached, int(Result.SUCCESS), result)
-        grown = optax.tree.norm(weights) > _GROWTH * run.start_norm
-        result = jnp.where(grown, int(Result.DIVERGED), result)
         finite = jnp.asarray([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)])
         result = jnp.where(jnp.all(finite), result, int(Result.NONFINITE))
         return _Descending(
@@ -337,8 +335,18 @@ def descend(
     run = _begin(solver, records)
     stretch = max(records // _LOOKS, 1)
     end = drive(solver, run, records, label=label, stretch=stretch, unit=every)
-    unmet = Result.MAX_STEPS if solver.stopping else Result.SUCCESS
     history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
-    result = jnp.where(end.result == RUNNING, int(unmet), end.result)
+    result = _ended(end.state, end.result, solver.stopping)
     progress = Progress(end.state.state, history, result, end.state.change)
     return progress if batch else jax.tree.map(lambda x: x[0], progress)
+
+
+def _ended(state: _Descending, result: Array, stopping: bool) -> Array:
+    """The results of the runs, once all steps are taken: those still running have done what was
+    asked, or have not met what was to stop them; and weights that have grown a hundredfold are no
+    answer."""
+    unmet = Result.MAX_STEPS if stopping else Result.SUCCESS
+    result = jnp.where(result == RUNNING, int(unmet), result)
+    norm = jax.vmap(optax.tree.norm)(state.state.weights)
+    grown = (norm > _GROWTH * state.start_norm) & (result != Result.NONFINITE)
+    return jnp.where(grown, int(Result.DIVERGED), result)
