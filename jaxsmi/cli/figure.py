@@ -18,7 +18,7 @@ from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import progress
 from jaxsmi.cli.report import Report, table, timed, wrapped
 from jaxsmi.core.checks import check
-from jaxsmi.papers import RECIPES, gallery, making
+from jaxsmi.papers import ARTICLES, RECIPES, gallery, making
 from jaxsmi.papers.common import Folder
 from jaxsmi.papers.making import Record
 from jaxsmi.workbench import storage
@@ -67,6 +67,11 @@ def _execute(arguments: argparse.Namespace) -> Report:
     return _one(arguments, reference)
 
 
+def _write_gallery(folder: pathlib.Path) -> None:
+    """The page of all figures that are in the folder."""
+    gallery.write(making.records(list(RECIPES), folder), ARTICLES, folder)
+
+
 def _one(arguments: argparse.Namespace, reference: Folder) -> Report:
     """One figure, made again whether it is there or not."""
     name = arguments.name
@@ -74,7 +79,7 @@ def _one(arguments: argparse.Namespace, reference: Folder) -> Report:
         name, RECIPES[name], full=arguments.full, reference=reference, progress=progress(arguments)
     )
     making.keep(None, record, arguments.out)
-    gallery.write(making.records(list(RECIPES), arguments.out), arguments.out)
+    _write_gallery(arguments.out)
     data = {
         "caption": drawn.caption,
         "compared": record["compared"],
@@ -111,7 +116,7 @@ def _every(arguments: argparse.Namespace, reference: Folder) -> Report:
             kept += [name] if there else []
             bar.set_postfix_str(name)
             bar.update()
-            gallery.write(making.records(list(RECIPES), arguments.out), arguments.out)
+            _write_gallery(arguments.out)
     records = [made[name] for name in RECIPES]
     failed = {record["name"]: record["failed"] for record in records if record["failed"]}
     shown = ("name", "title", "caption", "compared", "seconds", "failed")

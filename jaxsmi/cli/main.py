@@ -1,8 +1,8 @@
 """The command line: `jaxsmi run | gamp | state-evolution | threshold | train | sgd | sweep | text |
 figure`.
 
-A table, or with `--json` one JSON object, on stdout. A command is one file of this folder, listed
-in `COMMANDS`; it returns a `Report`, which this file alone prints and writes, and from which the
+A table, or with `--json` one JSON object, on stdout. A command is one file of this folder, with
+a `COMMAND`; it returns a `Report`, which this file alone prints and writes, and from which the
 exit status comes. No equation lives here.
 """
 
@@ -17,19 +17,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsmi.cli import evolution, figure, gamp, run, sgd, sweep, text, threshold, train
 from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import Formatter, add_model, add_output, settings_of
 from jaxsmi.cli.report import Report
 from jaxsmi.core import records
+from jaxsmi.core.parts import declared
 from jaxsmi.core.provenance import parameters, version
 from jaxsmi.workbench import plotting, storage
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, Command] = {
-    module.COMMAND.name: module.COMMAND
-    for module in (run, gamp, evolution, threshold, train, sgd, sweep, text, figure)
+    command.name: command for command in declared("jaxsmi.cli", "COMMAND", Command)
 }
 
 

@@ -1,18 +1,15 @@
-"""A recipe for each published figure.
+"""A recipe for each published figure: a file, or a folder, of this room is an article.
 
 `RECIPES[name](full=False, progress=False, reference=None)` computes its arrays, draws them, and
 compares them with published data where a folder of them is given. No equation lives here.
 """
 
-from jaxsmi.papers import attention_indexed, bilinear, multi_index, quadratic, sequence_single_index
-from jaxsmi.papers.common import Comparison, Drawn, Recipe
+from jaxsmi.core.parts import declared
+from jaxsmi.papers.common import Article, Comparison, Drawn, Recipe
 
-RECIPES: dict[str, Recipe] = (
-    multi_index.RECIPES
-    | attention_indexed.RECIPES
-    | bilinear.RECIPES
-    | quadratic.RECIPES
-    | sequence_single_index.RECIPES
-)
+ARTICLES: list[Article] = declared(__name__, "ARTICLE", Article)
+RECIPES: dict[str, Recipe] = {
+    name: recipe for article in ARTICLES for name, recipe in article.figures.items()
+}
 
-__all__ = ["RECIPES", "Comparison", "Drawn", "Recipe"]
+__all__ = ["ARTICLES", "RECIPES", "Article", "Comparison", "Drawn", "Recipe"]

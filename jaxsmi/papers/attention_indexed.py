@@ -25,10 +25,10 @@ from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.papers.common import (
+    Article,
     Comparison,
     Drawn,
     Folder,
-    Recipe,
     axes_row,
     compare,
     dots,
@@ -41,7 +41,7 @@ from jaxsmi.thresholds.recovery import recovery_threshold
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["RECIPES"]
+__all__ = ["ARTICLE"]
 
 # Of figures 1 to 3; the article's list is not known [theory: attention-indexed, section 9].
 WIDTHS = (0.05, 0.2, 0.5, 1.0, 2.0)
@@ -272,10 +272,15 @@ def small_width(full: bool = False, progress: bool = False, reference: Folder = 
     return Drawn(figure, arrays, caption, compared)
 
 
-RECIPES: dict[str, Recipe] = {
-    "attention-indexed-1": hardmax,
-    "attention-indexed-2": softmax,
-    "attention-indexed-3": linear,
-    "attention-indexed-4": more_tokens,
-    "attention-indexed-5": small_width,
-}
+ARTICLE = Article(
+    "attention-indexed",
+    "Bayes optimal learning of attention-indexed models",
+    "2506.01582",
+    {
+        "1": hardmax,
+        "2": softmax,
+        "3": linear,
+        "4": more_tokens,
+        "5": small_width,
+    },
+)

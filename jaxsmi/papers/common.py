@@ -12,7 +12,7 @@ import csv
 import dataclasses
 import pathlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "Article",
     "Comparison",
     "Drawn",
     "Folder",
@@ -59,6 +60,25 @@ class Drawn:
 
 
 Recipe = Callable[..., Drawn]  # of full, progress and reference
+
+
+@dataclasses.dataclass(frozen=True)
+class Article:
+    """An article whose figures are made again.
+
+    `prefix` begins the names of its figures; `title` and `arxiv` number ("": none) stand in the
+    gallery; `recipes` by the rest of the figure's name.
+    """
+
+    prefix: str
+    title: str
+    arxiv: str
+    recipes: Mapping[str, Recipe]
+
+    @property
+    def figures(self) -> dict[str, Recipe]:
+        """The recipes by the whole names of the figures."""
+        return {f"{self.prefix}-{name}": recipe for name, recipe in self.recipes.items()}
 
 
 @dataclasses.dataclass(frozen=True)

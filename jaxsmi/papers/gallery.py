@@ -12,23 +12,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["ARTICLES", "article_of", "page", "summary", "write"]
+from jaxsmi.papers.common import Article
 
-ARTICLES = {  # how the names of its figures begin, and the article
-    "deep-attention": (
-        "Fundamental limits of learning in sequence multi-index models and deep attention networks",
-        "2502.00901",
-    ),
-    "attention-indexed": ("Bayes optimal learning of attention-indexed models", "2506.01582"),
-    "bilinear": ("Bilinear sequence regression", "2410.18858"),
-    "quadratic": (
-        "Bayes-optimal learning of an extensive-width neural network from quadratically many "
-        "samples",
-        "2408.03733",
-    ),
-    "single-index": ("Asymptotics of SGD in sequence-single index models", "2506.02651"),
-}
-
+__all__ = ["page", "summary", "write"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #007a33; --bad: #b3261e; }
@@ -148,10 +134,13 @@ def _figure(record: Mapping[str, Any]) -> str:
     )
 
 
-def _article(prefix: str, records: Sequence[Mapping[str, Any]]) -> str:
-    """The figures of an article."""
-    title, number = ARTICLES.get(prefix, (prefix, ""))
-    source = f' (<a href="https://arxiv.org/abs/{number}">arXiv {number}</a>)' if number else ""
+def _article(article: Article | None, records: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of an article, or those of none."""
+    prefix = article.prefix if article else "other"
+    title = article.title if article else "Other figures"
+    source = ""
+    if article and article.arxiv:
+        source = f' (<a href="https://arxiv.org/abs/{article.arxiv}">arXiv {article.arxiv}</a>)'
     figures = "\n".join(_figure(record) for record in records)
     head = f'<section><h2 id="{_safe(prefix)}">{_safe(title)}{source}</h2>'
     return f'{head}\n<div class="grid">\n{figures}\n</div></section>'
@@ -169,18 +158,28 @@ def summary(records: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def article_of(name: str) -> str:
-    """The article of a figure by the beginning of its name; "other" where there is none."""
-    return next((prefix for prefix in ARTICLES if name.startswith(f"{prefix}-")), "other")
+def _grouped(
+    records: Sequence[Mapping[str, Any]], articles: Sequence[Article]
+) -> list[tuple[Article | None, list[Mapping[str, Any]]]]:
+    """The records of each article, by how the names begin, and then those of none."""
+    groups: list[tuple[Article | None, list[Mapping[str, Any]]]] = []
+    rest = list(records)
+    for article in articles:
+        groups.append((article, [r for r in rest if r["name"].startswith(f"{article.prefix}-")]))
+        rest = [r for r in rest if not r["name"].startswith(f"{article.prefix}-")]
+    return [(article, group) for article, group in [*groups, (None, rest)] if group]
 
 
-def page(records: Sequence[Mapping[str, Any]]) -> str:
-    """The page of these records (what `making.keep` writes as JSON), article by article in their
-    order.
+def page(records: Sequence[Mapping[str, Any]], articles: Sequence[Article]) -> str:
+    """The page of these records (what `making.keep` writes as JSON), article by article.
+
+    Args:
+        records: The records of the figures.
+        articles: The articles, in the order of the page.
+
+    Returns:
+        The page, as HTML.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for record in records:
-        groups.setdefault(article_of(record["name"]), []).append(record)
     contents = "".join(
         f'<li><a href="#{_safe(r["name"])}">{_safe(r["name"])}</a>: {_safe(r["title"])}'
         f"{' <span class=no>failed</span>' if r['failed'] else ''}</li>"
@@ -196,13 +195,15 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
         "worst ratio is that of a deviation to the tolerance at its own point. All numbers were "
         "measured when the figure was made.</p></header>\n"
         f'<nav aria-label="Figures"><ul>{contents}</ul></nav>\n<main>\n'
-        + "\n".join(_article(prefix, group) for prefix, group in groups.items())
+        + "\n".join(_article(article, group) for article, group in _grouped(records, articles))
         + "\n</main></body></html>\n"
     )
 
 
-def write(records: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> pathlib.Path:
+def write(
+    records: Sequence[Mapping[str, Any]], articles: Sequence[Article], folder: pathlib.Path
+) -> pathlib.Path:
     """Write the page as index.html of the folder; returns its path."""
     path = pathlib.Path(folder) / "index.html"
-    path.write_text(page(records), encoding="utf-8")
+    path.write_text(page(records, articles), encoding="utf-8")
     return path

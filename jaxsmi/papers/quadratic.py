@@ -19,10 +19,10 @@ from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.papers.bilinear.descent import Runs, descents, quarter
 from jaxsmi.papers.bilinear.theory import errors
 from jaxsmi.papers.common import (
+    Article,
     Comparison,
     Drawn,
     Folder,
-    Recipe,
     axes_row,
     compare,
     dots,
@@ -37,7 +37,7 @@ from jaxsmi.papers.common import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["RECIPES"]
+__all__ = ["ARTICLE"]
 
 
 def _theory(reference: Folder, ax: Axes, kappa: float, noise: float, file: str) -> list[Comparison]:
@@ -268,10 +268,15 @@ def trivialisation(full: bool = False, progress: bool = False, reference: Folder
     return Drawn(figure, arrays, caption)
 
 
-RECIPES: dict[str, Recipe] = {
-    "quadratic-1": quadratic_error,
-    "quadratic-2": quadratic_message_passing,
-    "quadratic-3": quadratic_descent,
-    "quadratic-4": quadratic_decay,
-    "quadratic-5": trivialisation,
-}
+ARTICLE = Article(
+    "quadratic",
+    "Bayes-optimal learning of an extensive-width neural network from quadratically many samples",
+    "2408.03733",
+    {
+        "1": quadratic_error,
+        "2": quadratic_message_passing,
+        "3": quadratic_descent,
+        "4": quadratic_decay,
+        "5": trivialisation,
+    },
+)

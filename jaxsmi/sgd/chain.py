@@ -21,12 +21,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import RUNNING, Result
+from jaxsmi.core.driver import AbstractSolver, Run, advance, begin, drive
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.sgd.population import overlap_norm
 from jaxsmi.sgd.runs import Setting, Simulation
@@ -38,8 +37,6 @@ _BLOCKS_A_LOOK = 512
 
 # The stream of the random start; blocks of steps have the streams from zero on.
 START_STREAM = 2**31 - 1
-
-_GOING = -1  # the result of a run that has not stopped
 
 
 class Noise(NamedTuple):
@@ -56,7 +53,7 @@ class ChainState(eqx.Module):
         point: The overlaps and the rest r of each row of the weights (runs, n + rows).
         steps: Steps taken (runs,).
         reached: The step of the first passage of η, inf before it (runs,).
-        result: A `Result` code, negative where a run goes on (runs,).
+        result: A `Result` code, `RUNNING` where a run goes on (runs,).
     """
 
     point: Array
@@ -66,7 +63,7 @@ class ChainState(eqx.Module):
 
 
 class OverlapChain(eqx.Module):
-    """The chain of the overlaps as a solver of many runs: `init`, `step`, `observe`, `terminate`.
+    """The chain of the overlaps, of many runs at once.
 
     All numbers are arrays, so that another learning rate or dimension compiles nothing; `tries` of
     the rejection follow from the dimension.
@@ -104,14 +101,18 @@ class OverlapChain(eqx.Module):
         """(m, e_1..e_K), of an untied network m_1..m_L (runs, n)."""
         return state.point[:, : self.model.overlaps]
 
-    def init(self, points: Array) -> ChainState:
+    def observe(self, state: ChainState, count: Array) -> Array:
+        """The overlaps of the runs that took step number `count`; NaN of those that had stopped."""
+        return jnp.where((state.steps == count)[:, None], self.overlaps(state), jnp.nan)
+
+    def start(self, points: Array) -> ChainState:
         """Runs at the start, at points (runs, n + rows)."""
         size = overlap_norm(self.model, points[:, : self.model.overlaps])
         return ChainState(
             points,
             steps=jnp.zeros(len(points), int),
             reached=jnp.where(size >= self.eta, 0.0, jnp.inf),
-            result=jnp.where(size >= self.stop, int(Result.SUCCESS), _GOING),
+            result=jnp.where(size >= self.stop, int(Result.SUCCESS), RUNNING),
         )
 
     def draw(self, key: PRNGKeyArray, block: Array) -> Noise:
@@ -153,27 +154,67 @@ class OverlapChain(eqx.Module):
             size = jnp.sqrt(new**2 + rest)
         return jnp.concatenate([new / size, jnp.sqrt(rest) / size])
 
-    def step(self, state: ChainState, noise: Noise, index: Array) -> ChainState:
-        """Step number `index` of all runs that have not stopped, up to the limit of steps."""
-        going = (state.result < 0) & (index < self.limit)
+    def step(self, state: ChainState, noise: Noise) -> ChainState:
+        """One step of all runs that have not stopped, and the result of those that stop now."""
+        running = state.result == RUNNING
         moved = jax.vmap(self.move)(state.point, noise)
-        point = jnp.where(going[:, None], moved, state.point)
-        steps = state.steps + going
+        point = jnp.where(running[:, None], moved, state.point)
+        steps = state.steps + running
         size = overlap_norm(self.model, point[:, : self.model.overlaps])
         first = (size >= self.eta) & jnp.isinf(state.reached)
         reached = jnp.where(first, steps.astype(point.dtype), state.reached)
-        return self.terminate(ChainState(point, steps, reached, state.result), going)
+        result = jnp.where(running & (size >= self.stop), int(Result.SUCCESS), state.result)
+        result = jnp.where(running & ~jnp.isfinite(size), int(Result.NONFINITE), result)
+        return ChainState(point, steps, reached, result)
 
-    def observe(self, state: ChainState, taken: Array) -> Array:
-        """The overlaps of the runs that took step number `taken`; NaN of those that had stopped."""
-        return jnp.where((state.steps == taken)[:, None], self.overlaps(state), jnp.nan)
 
-    def terminate(self, state: ChainState, moved: Array) -> ChainState:
-        """The runs, with the result of those among the `moved` ones that have arrived or failed."""
-        size = overlap_norm(self.model, self.overlaps(state))
-        result = jnp.where(moved & (size >= self.stop), int(Result.SUCCESS), state.result)
-        result = jnp.where(moved & ~jnp.isfinite(size), int(Result.NONFINITE), result)
-        return ChainState(state.point, state.steps, state.reached, result)
+class Block(AbstractSolver[ChainState]):
+    """The steps of one block, whose random numbers (BLOCK, runs, ..) are there."""
+
+    chain: OverlapChain
+    noise: Noise
+    points: Array
+
+    def init(self) -> ChainState:
+        return self.chain.start(self.points)
+
+    def step(self, state: ChainState, count: Array) -> ChainState:
+        return self.chain.step(state, jax.tree.map(lambda x: x[count % BLOCK], self.noise))
+
+    def observe(self, state: ChainState, count: Array) -> dict[str, Array]:
+        return {"overlaps": self.chain.observe(state, count)}
+
+    def terminate(self, state: ChainState, count: Array) -> Array:
+        return state.result
+
+
+class Blocks(AbstractSolver[Run[ChainState]]):
+    """Block after block, each with random numbers of its own: a step of this solver is a block,
+    and its state the run so far."""
+
+    chain: OverlapChain
+    keys: PRNGKeyArray
+    points: Array
+    every: Array
+    records: int = eqx.field(static=True)
+
+    def block(self, index: Array) -> Block:
+        """The block of a number."""
+        noise = jax.vmap(self.chain.draw, in_axes=(0, None), out_axes=1)(self.keys, index)
+        return Block(self.chain, noise, self.points)
+
+    def init(self) -> Run[ChainState]:
+        return begin(self.block(jnp.zeros((), int)), self.records)
+
+    def step(self, state: Run[ChainState], count: Array) -> Run[ChainState]:
+        until = jnp.minimum((count + 1) * BLOCK, self.chain.limit)
+        return advance(self.block(count), state, until, self.every)
+
+    def observe(self, state: Run[ChainState], count: Array) -> dict[str, Array]:
+        return {}
+
+    def terminate(self, state: Run[ChainState], count: Array) -> Array:
+        return state.state.result
 
 
 def acceptance_tries(freedom: int) -> int:
@@ -211,62 +252,29 @@ def starting_point(setting: Setting, key: PRNGKeyArray) -> Array:
     return jnp.concatenate([along / size, jnp.sqrt(rest) / size])
 
 
-class Recorded(NamedTuple):
-    """The runs, and their history (records, runs, n); NaN after a run has stopped."""
-
-    state: ChainState
-    history: Array
-
-
 @eqx.filter_jit
-def advance(
-    chain: OverlapChain, keys: PRNGKeyArray, recorded: Recorded, every: Array, blocks: Array
-) -> Recorded:
-    """The runs after the blocks blocks[0] to blocks[1] - 1, or after all runs have stopped."""
-
-    def body(carry: tuple[Array, Recorded]) -> tuple[Array, Recorded]:
-        block, (state, history) = carry
-        noise = jax.vmap(chain.draw, in_axes=(0, None), out_axes=1)(keys, block)
-
-        def one(state: ChainState, step: tuple[Noise, Array]) -> tuple[ChainState, Array]:
-            noise, index = step
-            state = chain.step(state, noise, index)
-            return state, chain.observe(state, index + 1)
-
-        indices = block * BLOCK + jnp.arange(BLOCK)
-        state, observed = lax.scan(one, state, (noise, indices))
-        after = indices + 1
-        # the last record may come early
-        due = ((after % every == 0) | (after == chain.limit)) & (after <= chain.limit)
-        slots = jnp.where(due, -(-after // every), history.shape[0])
-        return block + 1, Recorded(state, history.at[slots].set(observed, mode="drop"))
-
-    def going(carry: tuple[Array, Recorded]) -> Array:
-        return (carry[0] < blocks[1]) & jnp.any(carry[1].state.result < 0)
-
-    return lax.while_loop(going, body, (blocks[0], recorded))[1]
+def _begun(blocks: Blocks) -> Run[Run[ChainState]]:
+    """The runs before their first block (compiled: what nobody reads is not drawn)."""
+    return begin(blocks, 0)
 
 
 def run(setting: Setting, keys: PRNGKeyArray, progress: bool) -> Simulation:
     """Runs of the chain, one a key."""
     chain = OverlapChain.of(setting)
-    state = chain.init(jax.vmap(lambda key: starting_point(setting, key))(keys))
-    shape = (setting.records + 1, len(keys), setting.model.overlaps)
-    history = jnp.full(shape, jnp.nan, state.point.dtype).at[0].set(chain.overlaps(state))
-    recorded = Recorded(state, history)
-    every = jnp.asarray(setting.every)
-    blocks = -(-setting.steps // BLOCK)
-    look = _BLOCKS_A_LOOK if progress else blocks
-    total = setting.steps * len(keys)
-    with tqdm(total=total, desc="SGD", disable=not progress, leave=False) as bar:
-        for block in range(0, blocks, look):
-            part = jnp.asarray([block, min(block + look, blocks)])
-            recorded = advance(chain, keys, recorded, every, part)
-            if progress:
-                bar.update(int(jnp.sum(recorded.state.steps)) - bar.n)
-                if bool(jnp.all(recorded.state.result >= 0)):
-                    break
-    state, history = recorded
+    points = jax.vmap(lambda key: starting_point(setting, key))(keys)
+    blocks = Blocks(chain, keys, points, jnp.asarray(setting.every), setting.records)
+    made = drive(
+        blocks,
+        _begun(blocks),
+        -(-setting.steps // BLOCK),
+        label="SGD" if progress else None,
+        stretch=_BLOCKS_A_LOOK,
+        unit=BLOCK * len(keys),
+    ).state
+    state = made.state
+    history = made.history["overlaps"]
+    if setting.steps % setting.every:  # the last record comes early
+        history = history.at[-1].set(chain.observe(state, chain.limit))
     unmet = jnp.where(jnp.isinf(setting.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))
     return Simulation(
         step=jnp.minimum(jnp.arange(history.shape[0]) * setting.every, setting.steps),
@@ -274,7 +282,7 @@ def run(setting: Setting, keys: PRNGKeyArray, progress: bool) -> Simulation:
         end=chain.overlaps(state),
         steps=state.steps,
         reached=state.reached,
-        result=jnp.where(state.result < 0, unmet, state.result),
+        result=jnp.where(state.result == RUNNING, unmet, state.result),
         gamma=setting.gamma,
         dimension=setting.dimension,
         tied=setting.model.tied,

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxsmi.cli import main as cli
+from jaxsmi.core.parts import declared
+from jaxsmi.papers import ARTICLES, Article
 
 PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 SECTIONS = ("link", "channel", "family of models", "figure", "command")
@@ -29,7 +31,7 @@ def test_the_new_link_the_new_channel_and_the_new_figure_hold(names):
     """What the blocks assert has held; the channel is the derivative of its log-partition by
     construction."""
     assert names["data"].samples == 180
-    assert set(names["RECIPES"]) == {"linear-1"}
+    assert set(names["ARTICLE"].figures) == {"linear-1"}
 
 
 def test_the_new_family_is_refused_nothing_that_it_can_do(names):
@@ -44,3 +46,20 @@ def test_the_new_command_prints_one_json_object(names, monkeypatch, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed["command"] == "moments"
     assert 0.3 < printed["moment"] < 2.0  # mean 1, standard deviation 0.2
+
+
+def test_a_file_in_a_room_is_listed_nowhere(tmp_path, monkeypatch):
+    """A new command and a new article are one file each: their rooms are searched."""
+    room = tmp_path / "a_room"
+    room.mkdir()
+    (room / "__init__.py").write_text("")
+    (room / "b.py").write_text("COUNT = 2")
+    (room / "a.py").write_text("COUNT = 1")
+    (room / "without.py").write_text("OTHER = 3")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert declared("a_room", "COUNT", int) == [1, 2]
+    (room / "wrong.py").write_text("COUNT = 'three'")
+    with pytest.raises(TypeError, match=r"a_room\.wrong\.COUNT: got 'three'"):
+        declared("a_room", "COUNT", int)
+    assert declared("jaxsmi.cli", "COMMAND", type(cli.COMMANDS["run"])) == [*cli.COMMANDS.values()]
+    assert declared("jaxsmi.papers", "ARTICLE", Article) == ARTICLES

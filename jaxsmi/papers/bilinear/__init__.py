@@ -10,22 +10,27 @@ two, and the caption says how many; `full=True` has the sizes of the article (d 
 import functools
 
 from jaxsmi.papers.bilinear import descent, runs, theory
-from jaxsmi.papers.common import Recipe
+from jaxsmi.papers.common import Article
 
-__all__ = ["RECIPES"]
+__all__ = ["ARTICLE"]
 
-RECIPES: dict[str, Recipe] = {
-    "bilinear-1": theory.bayes_error,
-    "bilinear-1-noisy": functools.partial(theory.bayes_error, noise=0.1),
-    "bilinear-2": theory.aspects,
-    "bilinear-2-noisy": functools.partial(theory.aspects, noise=0.1),
-    "bilinear-3": runs.message_passing,
-    "bilinear-4": theory.thresholds,
-    "bilinear-5": runs.nuclear_norm,
-    "bilinear-5-long": functools.partial(runs.nuclear_norm, beta=2.0),
-    "bilinear-6": descent.descent,
-    "bilinear-6-long": functools.partial(descent.descent, beta=2.0),
-    "bilinear-7": descent.small_start,
-    "bilinear-8": theory.entropies,
-    "bilinear-rates": descent.learning_rates,
-}
+ARTICLE = Article(
+    "bilinear",
+    "Bilinear sequence regression",
+    "2410.18858",
+    {
+        "1": theory.bayes_error,
+        "1-noisy": functools.partial(theory.bayes_error, noise=0.1),
+        "2": theory.aspects,
+        "2-noisy": functools.partial(theory.aspects, noise=0.1),
+        "3": runs.message_passing,
+        "4": theory.thresholds,
+        "5": runs.nuclear_norm,
+        "5-long": functools.partial(runs.nuclear_norm, beta=2.0),
+        "6": descent.descent,
+        "6-long": functools.partial(descent.descent, beta=2.0),
+        "7": descent.small_start,
+        "8": theory.entropies,
+        "rates": descent.learning_rates,
+    },
+)

@@ -6,14 +6,19 @@ By default grids are coarse, dimensions and samples small, so that a figure take
 descent to 1700 epochs; three layers at 10⁴ samples), hours.
 """
 
-from jaxsmi.papers.common import Recipe
+from jaxsmi.papers.common import Article
 from jaxsmi.papers.multi_index import depth, order, three_layers, two_layers
 
-__all__ = ["RECIPES"]
+__all__ = ["ARTICLE"]
 
-RECIPES: dict[str, Recipe] = {
-    "deep-attention-1": two_layers.two_layers,
-    "deep-attention-2": order.which_layer_first,
-    "deep-attention-3": three_layers.three_layers,
-    "deep-attention-4": depth.depth,
-}
+ARTICLE = Article(
+    "deep-attention",
+    "Fundamental limits of learning in sequence multi-index models and deep attention networks",
+    "2502.00901",
+    {
+        "1": two_layers.two_layers,
+        "2": order.which_layer_first,
+        "3": three_layers.three_layers,
+        "4": depth.depth,
+    },
+)

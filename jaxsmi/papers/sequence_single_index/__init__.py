@@ -6,15 +6,20 @@ of the overlaps. By default grids are coarse and runs few, so that a figure take
 `full=True` has the sizes of the article.
 """
 
-from jaxsmi.papers.common import Recipe
+from jaxsmi.papers.common import Article
 from jaxsmi.papers.sequence_single_index import landscapes, runs
 
-__all__ = ["RECIPES"]
+__all__ = ["ARTICLE"]
 
-RECIPES: dict[str, Recipe] = {
-    "single-index-1": landscapes.encoding_changes_the_landscape,
-    "single-index-2": landscapes.encoding_helps,
-    "single-index-3": runs.tying,
-    "single-index-4": runs.phases,
-    "single-index-5": runs.convergence,
-}
+ARTICLE = Article(
+    "single-index",
+    "Asymptotics of SGD in sequence-single index models",
+    "2506.02651",
+    {
+        "1": landscapes.encoding_changes_the_landscape,
+        "2": landscapes.encoding_helps,
+        "3": runs.tying,
+        "4": runs.phases,
+        "5": runs.convergence,
+    },
+)
