@@ -99,7 +99,7 @@ def _one(arguments: argparse.Namespace, reference: Folder) -> Report:
 def _every(arguments: argparse.Namespace, reference: Folder) -> Report:
     """All figures that are not there yet; those that fail are named, and the others go on."""
     made: dict[str, Record] = {}
-    kept: list[str] = []
+    reused: list[str] = []
     figures = making.every(
         RECIPES,
         arguments.out,
@@ -113,7 +113,7 @@ def _every(arguments: argparse.Namespace, reference: Folder) -> Report:
         for record, there in figures:
             name = record["name"]
             made[name] = record
-            kept += [name] if there else []
+            reused += [name] if there else []
             bar.set_postfix_str(name)
             bar.update()
             _write_gallery(arguments.out)
@@ -122,7 +122,7 @@ def _every(arguments: argparse.Namespace, reference: Folder) -> Report:
     shown = ("name", "title", "caption", "compared", "seconds", "failed")
     data = {
         "figures": [{key: record[key] for key in shown} for record in records],
-        "kept": kept,
+        "kept": reused,
         "failed": failed,
         "gallery": str(arguments.out / "index.html"),
         "seconds": seconds[0],
@@ -131,7 +131,7 @@ def _every(arguments: argparse.Namespace, reference: Folder) -> Report:
         table(["figure", "seconds", "compared", "agree"], [_row(record) for record in records]),
         *_verdicts(records),
         *(wrapped(f"{name} failed: {reason}") for name, reason in failed.items()),
-        f"{gallery.summary(records)} {len(kept)} were there already. {seconds[0]:.1f} s.",
+        f"{gallery.summary(records)} {len(reused)} were there already. {seconds[0]:.1f} s.",
     ]
     return Report(
         data,

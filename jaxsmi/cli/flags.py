@@ -99,7 +99,7 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
         if value is None:
             continue
         if name not in flags:
-            allowed = ", ".join(f"--{own}" for own in flags) or "none"
+            allowed = ", ".join(f"--{name}" for name in flags) or "none"
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(f"{flag} is no flag of {arguments.model}; its own: {allowed}.")
         flags[name] = value[0] if isinstance(value, list) and len(value) == 1 else value

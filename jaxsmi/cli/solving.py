@@ -31,8 +31,8 @@ class Learned(NamedTuple):
     @property
     def data(self) -> dict[str, Any]:
         """What JSON says of it."""
-        own = {"cosine": self.solution.cosine, "seconds": self.seconds}
-        return plain(self.solution) | own
+        more = {"cosine": self.solution.cosine, "seconds": self.seconds}
+        return plain(self.solution) | more
 
 
 def learn(model: AbstractModel, arguments: argparse.Namespace, **storage: Any) -> Learned:

@@ -127,8 +127,8 @@ def _thresholds(
     settings = {"samples": arguments.samples, "key": theory_key(arguments)}
     if arguments.first:
         first = smi.weak_recovery(model, randomisations=arguments.replicas, **settings)
-        near = first.alpha <= arguments.alpha_max or np.isinf(first.alpha)
-        return [first] if near else []
+        in_range = first.alpha <= arguments.alpha_max or np.isinf(first.alpha)
+        return [first] if in_range else []
     return smi.staircase(
         model,
         replicas=arguments.replicas,

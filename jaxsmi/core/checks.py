@@ -49,11 +49,11 @@ __all__ = [
 _Kind = TypeVar("_Kind")
 
 
-def check(condition: object, name: str, came: object, allowed: str) -> None:
+def check(condition: object, name: str, value: object, allowed: str) -> None:
     """Raise a ValueError naming the argument, what came and what is allowed; silent where
     `condition` is traced."""
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
-        raise ValueError(f"{name}: got {_shown(came)}; allowed: {allowed}.")
+        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
 
 
 def _shown(value: object) -> str:
@@ -147,9 +147,9 @@ class Arguments:
             valid = valid & condition
         return valid
 
-    def condition(self, condition: Array | bool, name: str, came: object, allowed: str) -> None:
+    def condition(self, condition: Array | bool, name: str, value: object, allowed: str) -> None:
         """Any condition: raised where it is known to fail, kept where it is traced."""
-        check(condition, name, came, allowed)
+        check(condition, name, value, allowed)
         if not concrete(condition):
             self._conditions.append(jnp.all(jnp.asarray(condition)))
 

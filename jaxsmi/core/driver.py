@@ -92,12 +92,12 @@ def begin(solver: AbstractSolver[State], records: int, start: bool = True) -> Ru
     """
     state = solver.init()
     zero = jnp.zeros((), int)
-    seen = jax.eval_shape(solver.observe, state, zero)
+    shapes = jax.eval_shape(solver.observe, state, zero)
     history = {
         name: jax.tree.map(
             lambda x: jnp.full((records + 1, *x.shape), jnp.nan, _inexact(x.dtype)), entry
         )
-        for name, entry in seen.items()
+        for name, entry in shapes.items()
     }
     if start:
         history = _put(history, zero, solver.observe(state, zero))

@@ -113,7 +113,7 @@ class OverlapMap(eqx.Module):
             max_steps=max_steps,
             tolerance=tolerance,
             newton=newton,
-            geometric=self.model.channel.noiseless,  # pyright: ignore[reportArgumentType]
+            geometric=self.model.channel.noiseless,
             until=until,
             state=state,
         )

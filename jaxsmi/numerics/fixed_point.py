@@ -322,12 +322,12 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
         moved = jax.jvp(lambda x: map_of(x).value, (V,), (X,))[1]
         return jnp.where(roots[i] + roots[j] > 0.1, 0.5 * (moved + moved.T), apply(stated, X))
 
-    found = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
+    entries = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
     table = (
         jnp.zeros((*Q.shape, *Q.shape), V.dtype)
         .at[rows, columns]
-        .set(found)
+        .set(entries)
         .at[columns, rows]
-        .set(found)
+        .set(entries)
     )
     return jnp.einsum("ijab,ci,dj->abcd", table, vectors, vectors)

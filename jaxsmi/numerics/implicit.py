@@ -104,8 +104,8 @@ def differentiable(
 
     wrapped = jax.custom_jvp(primal)
     wrapped.defjvp(rule, symbolic_zeros=True)
-    held = [lax.stop_gradient(x) if eqx.is_inexact_array(x) else x for x in context_leaves]
-    return wrapped(leaves, held)
+    constants = [lax.stop_gradient(x) if eqx.is_inexact_array(x) else x for x in context_leaves]
+    return wrapped(leaves, constants)
 
 
 def _tangents(

@@ -152,15 +152,19 @@ def risk_at(
     coarse: bool = False,
 ) -> Estimate:
     """The risk at the overlaps v, inside jit; NaN where they are out of range. See `risk`."""
-    rounding = max(1e-9, 10 * float(jnp.finfo(v.dtype).eps))
-    inside = (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + rounding
     if not without_sampling(model):
         estimate = net_average(model, v, key, samples, model.sample_loss)
     elif is_finite_sum(model):
         estimate = Estimate(network_risk(model, v), jnp.zeros(()))
     else:
         estimate = _risk_on_grid(model, v, coarse)
-    return Estimate(jnp.where(inside, estimate.value, jnp.nan), estimate.stderr)
+    return Estimate(jnp.where(_in_range(model, v), estimate.value, jnp.nan), estimate.stderr)
+
+
+def _in_range(model: SequenceSingleIndex, v: Array) -> Array:
+    """Whether m² + ‖e‖² <= 1, of an untied network all m_l² <= 1, up to rounding."""
+    rounding = max(1e-9, 10 * float(jnp.finfo(v.dtype).eps))
+    return (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + rounding
 
 
 def _risk_on_grid(model: SequenceSingleIndex, v: Array, coarse: bool) -> Estimate:
@@ -241,7 +245,7 @@ def hessian(
         samples: Points of each of 16 nets, there. Default 16384.
 
     Returns:
-        An array (1 + K, 1 + K), of an untied network (L, L).
+        An array (1 + K, 1 + K), of an untied network (L, L); NaN where `risk` is NaN.
 
     Raises:
         ValueError: As `risk`.
@@ -264,4 +268,5 @@ def hessian(
 
 @eqx.filter_jit
 def _hessian(model: SequenceSingleIndex, v: Array, key: PRNGKeyArray | None, samples: int) -> Array:
-    return jax.jacfwd(jax.jacfwd(lambda v: risk_at(model, v, key, samples).value))(v)
+    second = jax.jacfwd(jax.jacfwd(lambda v: risk_at(model, v, key, samples).value))(v)
+    return jnp.where(_in_range(model, v), second, jnp.nan)

@@ -163,8 +163,8 @@ def thresholds(
     dimensions = {"alpha": (), "stderr": (), "result": (), "replicas": ("replica",)}
     dimensions |= dict.fromkeys(("subspace", "overlap"), ("index", "other"))
     data = {
-        name: ((parameter, "step", *own), _padded(stairs, longest, name))
-        for name, own in dimensions.items()
+        name: ((parameter, "step", *axes), _padded(stairs, longest, name))
+        for name, axes in dimensions.items()
     }
     coordinates = {
         parameter: np.arange(len(stairs)) if values is None else np.asarray(values),

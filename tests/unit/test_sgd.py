@@ -664,3 +664,6 @@ def test_out_of_range_under_jit_is_nan():
     value = jax.jit(lambda m: SGD.risk(NETWORK, m).value)
     assert np.isnan(value(1.5))
     assert np.isfinite(value(0.5))
+    second = jax.jit(lambda m: SGD.hessian(NETWORK, m))
+    assert np.all(np.isnan(second(1.5)))
+    assert np.all(np.isfinite(second(0.5)))

@@ -160,10 +160,10 @@ def _same_overlaps(theory: dict[str, np.ndarray], reference: Folder) -> list[Com
     inside = alpha <= table["alpha"].max()
     low = inside & (alpha <= _SETTLED) & (np.abs(alpha - 0.185) > 0.03)
     high = inside & (alpha > 0.8)
-    told = "tolerance: 0.015 of the published curve, and three standard errors"
+    allowance = "tolerance: 0.015 of the published curve, and three standard errors"
     compared = []
     for where, p, name, remark in (
-        _Part(low, 1, "layer 2, α ≤ 0.75", told),
+        _Part(low, 1, "layer 2, α ≤ 0.75", allowance),
         _Part(low & (alpha <= 0.7), 0, "layer 1, α ≤ 0.7", "not learned yet"),
         _Part(high, 1, "layer 2, α > 0.8", "tolerance: as below 0.8"),
         _Part(high, 0, "layer 1, α > 0.8", PADDED),
@@ -186,10 +186,10 @@ def _same_errors(theory: dict[str, np.ndarray], reference: Folder) -> list[Compa
     known = np.interp(alpha, table["alpha"], table["gen_error"])
     low = alpha <= _SETTLED
     high = (alpha <= table["alpha"].max()) & (alpha > 0.8)
-    told = "tolerance: 0.015, for Monte-Carlo noise, interpolation and the statistical error of Q"
+    allowance = "tolerance: 0.015, for Monte-Carlo noise, interpolation and the error of Q"
     what = "prediction error"
     return [
-        compare(f"{what}, α ≤ 0.75", ours[low], known[low], 0.015, told),
+        compare(f"{what}, α ≤ 0.75", ours[low], known[low], 0.015, allowance),
         compare(f"{what}, α > 0.8", ours[high], known[high], 0.005, PADDED),
     ]
 
@@ -217,9 +217,9 @@ def _same_runs(
         return compared
     low = (table["alpha"] <= _SETTLED) & (table["alpha"] > 0.25)
     high = (table["alpha"] > 0.8) & (table["alpha"] <= alpha.max())
-    told = "state evolution beside runs at D = 1000; tolerance: 0.03, and their spread over √16"
+    beside = "state evolution beside runs at D = 1000; tolerance: 0.03, and their spread over √16"
     for where, p, name, remark in (
-        _Part(low, 1, "layer 2, 0.25 < α ≤ 0.75", told),
+        _Part(low, 1, "layer 2, 0.25 < α ≤ 0.75", beside),
         _Part(high, 0, "layer 1, α > 0.8", PADDED),
     ):
         mean = table[f"Q{p + 1}{p + 1}_mean"][where]
