@@ -49,11 +49,18 @@ demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (u
 	@echo "The results lie in $(OUT)/:"
 	@find $(OUT) -type f | sort | sed 's/^/  /'
 
-# Most of the fast suite is compilation, of programs that run once: optimised less, they compile in two thirds of the time.
-test: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-test: $(DEV)  ## doctests, then the test suite (minutes, CPU)
-	JAX_ENABLE_X64=1 $(PYTEST) -q -n 2 --doctest-modules jaxsmi
-	$(PYTEST) -q -n 2 --dist worksteal $(ARGS)
+# Most of the fast suite is compilation, of programs that run once: with fewer optimisations and the older emitters of fused
+# loops they compile in half of the time. Doctests and notebooks run longer, and are worth one level of optimisation. A jaxlib
+# that does not know these flags goes without.
+QUICK := --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false
+
+test: $(DEV)  ## doctests and notebooks, then the test suite (minutes, CPU)
+	@quick="$(QUICK) --xla_backend_optimization_level"; \
+	XLA_FLAGS="$$quick=1" $(BIN)/python -c 'import jax; jax.devices("cpu")' >/dev/null 2>&1 || quick=--xla_backend_optimization_level; \
+	run() { echo "$(PYTEST) -q -n 2 --dist worksteal $$*"; $(PYTEST) -q -n 2 --dist worksteal "$$@"; }; \
+	$(if $(ARGS),XLA_FLAGS="$$quick=0" run $(ARGS), \
+	JAX_ENABLE_X64=1 XLA_FLAGS="$$quick=1" run --doctest-modules jaxsmi tests/notebooks && \
+	XLA_FLAGS="$$quick=0" run --ignore=tests/notebooks)
 
 validate: $(DEV)  ## the slow tests: physics at full size, published figures
 	$(PYTEST) -q -m "slow and not gpu" $(ARGS)

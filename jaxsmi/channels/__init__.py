@@ -11,7 +11,7 @@ from jaxsmi.channels.base import (
     Posterior,
     Response,
 )
-from jaxsmi.channels.likelihood import SampledChannel
+from jaxsmi.channels.likelihood import IntegratedChannel
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
 
@@ -25,7 +25,7 @@ __all__ = [
     "Posterior",
     "ProductChannel",
     "Response",
-    "SampledChannel",
+    "IntegratedChannel",
     "SignChannel",
     "SignProductChannel",
     "SingleAttentionChannel",

@@ -1,7 +1,7 @@
 r"""The exact channels of noiseless attention: what an attention matrix says about its fields.
 
 Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (20)]. With Z_ℓ (P_ℓ, M) the block of
-layer ℓ and the link of channels/layers.py (h_ℓ, A_ℓ, B_ℓ):
+layer ℓ and the link of channels/attention_link.py (h_ℓ, A_ℓ, B_ℓ):
 
     inversion, the last layer one tied head of rank one, u = h_L:
         log(y_ij/y_ii)/β = u_i (u_j - u_i) gives u up to one global sign
@@ -21,14 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import (
-    AbstractChannel,
-    ClosedFormChannel,
-    Posterior,
-    as_posterior,
-    unwhiten,
-)
-from jaxsmi.channels.layers import (
+from jaxsmi.channels.attention_link import (
     Layer,
     attention_link,
     eliminate,
@@ -36,6 +29,13 @@ from jaxsmi.channels.layers import (
     invert_attention,
     last_fields,
     split_rows,
+)
+from jaxsmi.channels.base import (
+    AbstractChannel,
+    ClosedFormChannel,
+    Posterior,
+    as_posterior,
+    unwhiten,
 )
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments

@@ -30,7 +30,7 @@ class ExplicitChannel(AbstractChannel):
         """f(q) = E ‖g‖² at the overlap q, with V left: the precision that a sample adds."""
 
     @abc.abstractmethod
-    def log_partition(self, q: Array, V: Array) -> Array:
+    def mean_log_partition(self, q: Array, V: Array) -> Array:
         """Ψ(q) = E log Z_out, up to a constant where labels are noiseless numbers."""
 
     @property
@@ -63,7 +63,7 @@ class ExplicitChannel(AbstractChannel):
         if tangents:  # along a fixed second moment: dV = -dq
             slope = jax.jvp(self.information, (q, v), (jnp.ones_like(q), -jnp.ones_like(v)))[1]
         zero = jnp.zeros((), v.dtype)
-        log_partition = jnp.broadcast_to(self.log_partition(q, v), (randomisations,))
+        log_partition = jnp.broadcast_to(self.mean_log_partition(q, v), (randomisations,))
         replicas = jnp.broadcast_to(mean, (randomisations, 1, 1))
         return Response(mean, replicas, slope.reshape(1, 1, 1, 1), log_partition, zero, zero)
 

@@ -26,9 +26,9 @@ from jax.scipy.special import log_ndtr
 from jaxtyping import Array, PRNGKeyArray
 from scipy.special import ndtr
 
-from jaxsmi.channels.layers import hardmax
+from jaxsmi.channels.attention_link import hardmax
+from jaxsmi.channels.matrix_scores import AbstractScores
 from jaxsmi.channels.scalar import log_quadrant
-from jaxsmi.channels.scores import AbstractScores
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.nets import randomised_gaussians
@@ -107,7 +107,7 @@ class HardmaxScores(AbstractScores):
         """u f_1 as a polynomial."""
         return _hardmax_table() if self.tokens == 2 else sampled_table(self.tokens)
 
-    def log_partition(self, q: Array, V: Array) -> Array:
+    def mean_log_partition(self, q: Array, V: Array) -> Array:
         """E Σ_y P_y log P_y."""
         u = jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0))
         integral = np.polynomial.chebyshev.chebint(self._table().mean, lbnd=-1.0)

@@ -20,10 +20,10 @@ from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhi
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
-__all__ = ["SampledChannel"]
+__all__ = ["IntegratedChannel"]
 
 
-class SampledChannel(AbstractChannel):
+class IntegratedChannel(AbstractChannel):
     """p(y|z) = N(y; link(z), Δ) or exp(log_likelihood(y, z)) for any JAX link, integrated over all
     P·M fields."""
 

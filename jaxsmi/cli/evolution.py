@@ -13,7 +13,7 @@ from jaxsmi.cli.flags import model_of, setting_of
 from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, plain, table, timed, with_error, wrapped
 from jaxsmi.cli.solving import curve_of
-from jaxsmi.core import records
+from jaxsmi.core import labelled
 from jaxsmi.core.codes import Result
 from jaxsmi.workbench import plotting
 
@@ -67,7 +67,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
         ended = [f"{float(point.error):.4g}", f"{int(point.steps)}", code]
         rows.append([f"{float(point.alpha):g}", *overlaps, *ended])
         messages.append(wrapped(f"{code}: {point.message}"))
-    names = records.index_names(model, model.indices)
+    names = labelled.index_names(model, model.indices)
     text = [
         setting_of(arguments),
         table(["alpha", *names, "error", "steps", "result"], rows),

@@ -13,7 +13,7 @@ from jaxsmi.cli.flags import add_gamp, model_of, setting_of
 from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, foreseen, outcome, run_cells, table
 from jaxsmi.cli.solving import learn
-from jaxsmi.core import records
+from jaxsmi.core import labelled
 from jaxsmi.workbench import costs, plotting
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     solution = learned.solution
     rows = [
         [name, *run_cells(solution, p)]
-        for p, name in enumerate(records.index_names(model, model.indices))
+        for p, name in enumerate(labelled.index_names(model, model.indices))
     ]
     text = [
         setting_of(arguments),

@@ -20,7 +20,7 @@ import numpy as np
 from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import Formatter, add_model, add_output, settings_of
 from jaxsmi.cli.report import Report
-from jaxsmi.core import records
+from jaxsmi.core import labelled
 from jaxsmi.core.parts import declared
 from jaxsmi.core.provenance import parameters, version
 from jaxsmi.workbench import plotting, storage
@@ -110,7 +110,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
     if arguments.out and not arguments.dry_run:
         plotting.require()
-        records.require()
+        labelled.require()
         arguments.out.mkdir(parents=True, exist_ok=True)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Array
 
-from jaxsmi.core import records
+from jaxsmi.core import labelled
 from jaxsmi.core.codes import Result
 from jaxsmi.core.provenance import fields_of
 from jaxsmi.core.results import Solution, Threshold
@@ -181,7 +181,7 @@ def average(fit: Solution, teacher: Array) -> str:
 def learned(order: LearningOrder, method: str) -> dict[str, Any]:
     """What one method learned, for JSON."""
     solution = order.solutions[method]
-    names = records.index_names(solution.model, len(order.learned[method][0]))
+    names = labelled.index_names(solution.model, len(order.learned[method][0]))
     return {
         "alpha": order.alpha[method],
         "learned_at": order.learned[method],
@@ -199,7 +199,7 @@ def learned_rows(order: LearningOrder, method: str) -> list[list[str]]:
     ended = np.asarray(solution.result) != Result.NONFINITE
     times = np.asarray(order.learned[method])
     median = order.median(method)
-    names = records.index_names(solution.model, times.shape[1])
+    names = labelled.index_names(solution.model, times.shape[1])
     rows = []
     for p, (name, cosine) in enumerate(zip(names, solution.cosine.T, strict=True)):
         last = "-"

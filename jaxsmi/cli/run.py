@@ -17,7 +17,7 @@ from jaxsmi.cli.flags import add_gamp, model_of, progress, setting_of
 from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, outcome, plain, run_cells, table, timed, with_error
 from jaxsmi.cli.solving import Learned, curve_of, learn, theory_key
-from jaxsmi.core import records
+from jaxsmi.core import labelled
 from jaxsmi.core.checks import check
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
@@ -123,7 +123,7 @@ def _text(
     """Overlaps of both, and how each ended."""
     rows = [
         [name, *run_cells(learned.solution, p), with_error(theory.trajectory, p)]
-        for p, name in enumerate(records.index_names(model, model.indices))
+        for p, name in enumerate(labelled.index_names(model, model.indices))
     ]
     curve = f"Curve against alpha: {len(theory.curve)} points, {theory.curve_seconds:.1f} s."
     unfinished = [f"{float(point.alpha):.4g}" for point in theory.curve if not point.converged]

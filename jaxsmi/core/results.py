@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from jaxsmi.core import records
+from jaxsmi.core import labelled
 from jaxsmi.core.codes import Result, outcome
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Solution(eqx.Module):
     def to_xarray(self, **attributes: object) -> xarray.Dataset:
         """As an xarray.Dataset with provenance; keyword arguments are added to its attributes.
         Needs the extra `data`."""
-        return records.to_xarray(self, **attributes)
+        return labelled.to_xarray(self, **attributes)
 
 
 class Threshold(eqx.Module):

@@ -5,12 +5,12 @@ covariance C of what is not known of it, and the fields' variance V = C:
 
     ω = sensing.forward(W) - O g_old          (Onsager term, O = C: ∂W/∂b averaged over coordinates)
     g = channel.respond(y, ω, V)
-    A = the precision of the fields:  "controlled" (α ⟨g gᵀ⟩ with a control variate), "outer": (1/D)
-    Σ g gᵀ,
-        "divergence": -(1/D) Σ ∂g, "state": that of state evolution at V
+    A = the precision of the fields: "controlled": α ⟨g gᵀ⟩ with a control variate;
+        "outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state": that of state evolution at V
     b = sensing.adjoint(g) + A W
     A, b, O calibrated by the data (calibration.py)
-    W, C = prior.posterior(b, A)                     (then damping: C, W, O ← (1 - d) new + d old)
+    W, C = prior.posterior(b, A)
+    then damping, (W, C, O) ← (1 - d) new + d old    (Eq. (41), `GampIteration._damped`)
 
 Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
 
@@ -73,10 +73,9 @@ class SideInformation(NamedTuple):
 class Position(eqx.Module):
     """Where a run is: its `state`, the last finite one, and what the stopping test looks at.
 
-    `residual`: root mean square change of Ŵ in the last step; `ratio` of tr C over the last step,
-        `ray`: steps in a row on the
-    recovery ray; `inaccurate`: fraction of posteriors that missed their tolerance; `start_norm`:
-    size of Ŵ at the start.
+    `residual`: root mean square change of Ŵ in the last step; `ratio` of tr C over the last step;
+    `ray`: steps in a row on the recovery ray; `inaccurate`: fraction of posteriors that missed
+    their tolerance; `start_norm`: size of Ŵ at the start.
     """
 
     state: GampState
@@ -91,6 +90,9 @@ class Position(eqx.Module):
 def contract(A: Array, W: Array) -> Array:
     """A W, along the first axis of a signal of any shape."""
     return jnp.tensordot(A, W, axes=1)
+
+
+_Moved = tuple[Array, Array, Array]  # Ŵ, C and O, which are damped
 
 
 class GampIteration(AbstractSolver[Position]):
@@ -250,16 +252,28 @@ class GampIteration(AbstractSolver[Position]):
             calibrated = calibration(b, A, sensing.outer_precision(g), second_moment)
         b = contract(calibrated.rescaling, b) + self.side.fields
         weights, covariance = model.prior.posterior(b, calibrated.precision + self.side.precision)
-        new = (weights, covariance, covariance @ calibrated.rescaling)
-        old = (state.weights, state.covariance, state.onsager)
-        damping = self.damping
-        mixed = jax.tree.map(lambda x, y: (1.0 - damping) * x + damping * y, new, old)
-        weights, covariance, onsager = mixed
+        weights, covariance, onsager = self._damped(
+            (weights, covariance, covariance @ calibrated.rescaling),
+            (state.weights, state.covariance, state.onsager),
+        )
         missed = posterior.error > model.channel.tolerance
         inaccurate = sensing.mean(missed.astype(weights.dtype))
-        step = state.step + 1
-        next_state = GampState(weights, covariance, onsager, g, omega, calibrated.precision, step)
+        next_state = GampState(
+            weights=weights,
+            covariance=covariance,
+            onsager=onsager,
+            g=g,
+            omega=omega,
+            precision=calibrated.precision,
+            step=state.step + 1,
+        )
         return next_state, inaccurate
+
+    def _damped(self, new: _Moved, old: _Moved) -> _Moved:
+        """The damping rule (1 - d) new + d old, of Ŵ, C and O; `terminate` undoes its factor 1 - d
+        in the change of Ŵ: a change here is a change there."""
+        d = self.damping
+        return jax.tree.map(lambda x, y: (1.0 - d) * x + d * y, new, old)
 
     def _precision(self, sensing: AbstractSensing, posterior: Posterior, V: Array) -> Array:
         """A (P, P), by the estimate that was asked for."""

@@ -67,9 +67,9 @@ def gamp(
         key: Random key of the start, and of channels that sample; required.
         max_steps: Steps at most. Default 100.
         tolerance: On the change of Ŵ in a step (before damping), relative to Ŵ. Default 1e-4.
-        damping: Of Ŵ and C, in [0, 1). None: the model's own; for indices 0, which follows state
-            evolution step by step; matrices start again with more where a run diverges (outside
-            jit): history["damping"] says what it was.
+        damping: Of Ŵ, C and the Onsager term, in [0, 1). None: the model's own; for indices 0,
+            which follows state evolution step by step; matrices start again with more where a run
+            diverges (outside jit): history["damping"] says what it was.
         precision: How A is estimated: "controlled", "outer", "divergence" or "state" (that of state
             evolution at the current V). None: the model's own; indices "controlled", matrices
             "state", but for hardmax.
@@ -221,7 +221,13 @@ def _start(
         weights = weights if size.ndim == 0 else size
     nothing = jnp.zeros(fields, dtype)
     state = GampState(
-        weights, covariance, covariance, nothing, nothing, 0.0 * side.precision, jnp.zeros((), int)
+        weights=weights,
+        covariance=covariance,
+        onsager=covariance,
+        g=nothing,
+        omega=nothing,
+        precision=0.0 * side.precision,
+        step=jnp.zeros((), int),
     )
     return state, side
 

@@ -10,7 +10,8 @@ S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d), α = n/d², ρ = r/d:
         hardmax: never, V ~ c(ρ) α^{-2}, c(ρ) = π (1+ρ) D(ρ)²/(8 K²), K = ∫ φ²/(Φ(1 - Φ))
     small width, ᾱ = α/ρ, ρ -> 0: something is learned from ᾱ_c = 1/f(0) at Q_0 = 1
 
-The channels are in channels/scores.py and channels/hardmax.py, prediction errors in score_error.py.
+The channels are in channels/matrix_scores.py and channels/hardmax.py, prediction errors in
+score_error.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import NoInference
 from jaxsmi.channels.hardmax import HardmaxScores, sign_information
-from jaxsmi.channels.scores import AbstractScores, LinearScores, SoftmaxScores
+from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxScores
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import (
     NON_NEGATIVE,

@@ -30,7 +30,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.scores import AbstractLinearReadout, LinearField, LinearScores
+from jaxsmi.channels.matrix_scores import AbstractLinearReadout, LinearField, LinearScores
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import VARIANCE, Arguments, check
 from jaxsmi.core.data import Dataset, Regenerated

@@ -8,7 +8,7 @@ weights w_ℓ (P_ℓ, D):
 
 and, as extensions, S_ℓ the mean of several heads, query and key untied (S = σ_β(X w_qᵀ w_k Xᵀ/D)),
 and σ_∞ (hardmax). Tokens are only mixed among themselves, so y depends on x through Z = W xᵀ/√D
-alone: that link, its inversion and the exact channel are in channels/layers.py and
+alone: that link, its inversion and the exact channel are in channels/attention_link.py and
 channels/attention.py. That network and link agree is a tested identity.
 """
 
@@ -25,9 +25,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
+from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardmax_link
 from jaxsmi.channels.base import AbstractChannel, NoInference
-from jaxsmi.channels.layers import Layer, attention_link, hardmax, hardmax_link
-from jaxsmi.channels.likelihood import SampledChannel
+from jaxsmi.channels.likelihood import IntegratedChannel
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
@@ -140,7 +140,7 @@ class DeepAttention(AbstractIndexModel):
         inner = (indices if noisy else indices - 1) * tokens
         budget = Budget(default_tolerance(inner) if tolerance is None else tolerance, max_nodes)
         if noisy:
-            return SampledChannel(link, indices, tokens, self.noise, budget)
+            return IntegratedChannel(link, indices, tokens, self.noise, budget)
         if not last.invertible:
             name = (
                 f"noiseless attention with a last layer of rank {last.rank}, {last.heads} heads, "

@@ -78,7 +78,7 @@ class AbstractIndexModel(AbstractModel):
 
     @property
     def dampings(self) -> tuple[float, ...]:
-        """None: undamped, a run follows state evolution step by step."""
+        """0 alone: undamped, a run follows state evolution step by step."""
         return (0.0,)
 
     @property

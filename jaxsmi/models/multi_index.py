@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel, NoInference
-from jaxsmi.channels.likelihood import SampledChannel
+from jaxsmi.channels.likelihood import IntegratedChannel
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
@@ -39,7 +39,8 @@ class MultiIndex(AbstractIndexModel):
         tokens: M. Default: that of `channel`, else 1.
         noise: Variance Δ >= 0 of the label noise. Default 0.
         prior: Of the rows of W. Default: iid N(0, 1).
-        log_likelihood: log p(y|Z) as a function of (y, Z), instead of Gaussian noise.
+        log_likelihood: log p(y|Z) as a function of (y, Z), instead of Gaussian noise: for `gamp` on
+            data of your own. It cannot draw labels: `sample` and `state_evolution` refuse it.
         channel: An exact channel, if known.
         symmetry: What leaves every label unchanged: pairs (indices, word), with a word of
             `models.symmetry.SYMMETRIES` ("sign", "signed permutation", "rotation", ..), or
@@ -48,8 +49,11 @@ class MultiIndex(AbstractIndexModel):
         tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at. Default
             1e-3, 1e-2 for more than three fields.
         max_nodes: Nodes that the numerical channel may spend on one sample. Default 2^20.
-    Raises: ValueError for P < 1, M < 1, Δ < 0, a link that fails on an array (P, M), or an unknown
-        symmetry.
+
+    Raises:
+        ValueError: For P < 1, M < 1, Δ < 0, a link that fails on an array (P, M), or an unknown
+            symmetry.
+
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> smi.MultiIndex(lambda z: jnp.sum(jnp.tanh(z)), indices=2, tokens=1, noise=0.1).indices
@@ -93,7 +97,7 @@ class MultiIndex(AbstractIndexModel):
             else:
                 error = default_tolerance(P * M) if tolerance is None else tolerance
                 budget = Budget(error, max_nodes)
-                self.channel = SampledChannel(law, P, M, variance, budget, likelihood)
+                self.channel = IntegratedChannel(law, P, M, variance, budget, likelihood)
         else:
             if link is not None:
                 _check_same_law(link, channel)

@@ -5,6 +5,10 @@ Equations here [theory: numerics, Eqs. (23), (24)]:
     fixed point V = F(V, θ):   dV = (I - J)^{-1} ∂_θF dθ
     root h(α, θ) = 0:          dα = -(∂_θh/∂_αh) dθ
 
+This is the machinery. The two rules themselves are written where the equations are solved: the
+fixed point's in inference/evolution.py, the thresholds' in thresholds/growth.py (weak recovery)
+and thresholds/crossing.py (all later steps).
+
 Loops whose length depends on the data can be differentiated forwards only, and waste time there;
 `differentiable` gives a solver the derivative that its caller knows, in both modes. It is good for
 one derivative: a second one is NaN, not a wrong number.
@@ -23,7 +27,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
-__all__ = ["derivative", "differentiable", "numbers_of", "with_slope"]
+__all__ = ["derivative", "differentiable", "numbers_of", "not_differentiable", "with_slope"]
 
 
 @jax.custom_jvp
@@ -38,6 +42,36 @@ def _with_slope_jvp(
     primals: tuple[Array, ArrayLike], tangents: tuple[Array, ArrayLike]
 ) -> tuple[Array, Array]:
     return primals[0], jnp.multiply(primals[1], tangents[0])
+
+
+@jax.custom_jvp
+def _not_differentiable(value: Array, numbers: list[Array]) -> Array:
+    del numbers
+    return value
+
+
+@_not_differentiable.defjvp
+def _not_differentiable_jvp(
+    primals: tuple[Array, list[Array]], tangents: tuple[Array, list[Array]]
+) -> tuple[Array, Array]:
+    moved = jnp.sum(jnp.stack([jnp.sum(jnp.ravel(tangent)) for tangent in tangents[1]]))
+    return primals[0], jnp.full_like(primals[0], jnp.nan) * moved
+
+
+def not_differentiable(answer: PyTree, parameters: PyTree) -> PyTree:
+    """An answer that was found by steps without a derivative: along any number of `parameters` its
+    derivative is NaN, where it would be a silent zero.
+
+    Args:
+        answer: What was found, a tree.
+        parameters: What it depends on, a tree.
+
+    Returns:
+        The answer.
+    """
+    leaves, build = numbers_of(answer)
+    numbers = numbers_of(parameters)[0]
+    return build([_not_differentiable(leaf, numbers) for leaf in leaves]) if numbers else answer
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:

@@ -31,7 +31,9 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
             or a matrix model (by counting: D(ρ)/M, inf where nothing is recovered).
 
     Returns:
-        A `Threshold`, exact, without an error bar; its subspace is everything.
+        A `Threshold`, exact, without an error bar; its subspace is everything. Of index models it
+        is a count, whose derivative is zero; of matrix models it is differentiable in the numbers
+        of the model (rank ratio, aspect ratio).
 
     Raises:
         ValueError: For models whose labels fix no combination.

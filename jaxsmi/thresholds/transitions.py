@@ -23,6 +23,7 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
 from jaxsmi.thresholds.edges import (
@@ -97,7 +98,8 @@ def first_order(
         information-theoretic 0 that it is optimal there. A transition that is not over at
         alpha_max has an algorithmic threshold of inf. Error bars include the cell of the
         bisection. Codes: SUCCESS, MAX_STEPS (a branch did not converge somewhere in the
-        hysteresis: raise `max_steps`, doubt the kind).
+        hysteresis: raise `max_steps`, doubt the kind). Not differentiable: derivatives in the
+        model's numbers are NaN.
 
     Raises:
         ValueError: For an argument out of its range, a model without inference, a prior with a
@@ -124,7 +126,8 @@ def first_order(
     points = arguments.count("points", points, at_least=3)
     steps = arguments.count("max_steps", max_steps)
     progress = arguments.flag("progress", progress)
-    model = frozen(model)
+    given = model
+    model = frozen(given)
     each = power_of_two(max(samples // (replicas * NETS), 2))
     title = "first-order transition"
     with tqdm(total=2 * points + 1, desc=title, leave=False, disable=not progress) as bar:
@@ -132,7 +135,7 @@ def first_order(
         Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
         grid = jnp.asarray(curves.grid)
         if not curves.apart.any():
-            return FirstOrder("none", None, None, None, grid, *Q)
+            return not_differentiable(FirstOrder("none", None, None, None, grid, *Q), given)
         prior = model.prior
         perfect = bool(curves.perfect[curves.apart].any())
         allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
@@ -140,7 +143,8 @@ def first_order(
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
         bisected = edges(model, curves.bracket(each, steps), keys)
         bar.update()
-    return FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
+    transition = FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
+    return not_differentiable(transition, given)
 
 
 @eqx.filter_jit

@@ -4,6 +4,8 @@ Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52) to (54)], F th
 `growth` at Q = 0:
 
     α_c = 1/λ_max(F),   α_c = 0 where E g gᵀ ≠ 0,   stderr(α_c) = α_c² stderr(λ_max)
+    dα_c = -α_c² ⟨X, dF X⟩, X the leading eigenmatrix    (`growth` holds X, so that this is α_c
+                                                         differentiated as it stands)
 """
 
 from __future__ import annotations

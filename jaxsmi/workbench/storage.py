@@ -21,8 +21,7 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.provenance import fields_of, parameters
-from jaxsmi.core.records import (
+from jaxsmi.core.labelled import (
     MATRICES,
     SCALARS,
     annotated,
@@ -33,6 +32,7 @@ from jaxsmi.core.records import (
     require,
     to_xarray,
 )
+from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.models.base import AbstractModel
 

@@ -11,8 +11,8 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.channels.hardmax import HardmaxScores, hardmax_response, sampled_response
+from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
 from jaxsmi.channels.scalar import log_quadrant
-from jaxsmi.channels.scores import SoftmaxScores, centred
 from jaxsmi.core.codes import Result
 from jaxsmi.priors.wishart import WishartPrior
 
@@ -385,7 +385,7 @@ def test_free_entropy_is_stationary_at_the_fixed_point():
             4 * (ends[0] - ends[1]) / 2e-5, model.channel.information(q, left), rtol=1e-6
         )
     for rho, q, value in ((0.5, 0.9, -0.88675045), (1, 1.5, -0.70667595), (0.2, 1.1, -0.41225026)):
-        found = smi.AttentionIndexed(2, rho, "hardmax").channel.log_partition(q, 1 + rho - q)
+        found = smi.AttentionIndexed(2, rho, "hardmax").channel.mean_log_partition(q, 1 + rho - q)
         np.testing.assert_allclose(found, value, atol=6e-9)
 
 

@@ -177,3 +177,21 @@ def test_a_start_off_the_nishimori_line_is_not_taken_for_signal():
         ).max()
         < 0.15
     )
+
+
+def test_a_damped_step_is_a_mixture_and_does_not_end_a_run_earlier():
+    """Ŵ, C and O of one step at damping d are (1 - d) new + d old, to rounding; and a run stops on
+    the change that an undamped step would have made."""
+    model = smi.links.linear(0.3)
+    data = model.sample(jax.random.key(1), dimension=60, alpha=2.0)
+    run = functools.partial(smi.gamp, model, data, key=jax.random.key(2), calibrate=False)
+    old = run(max_steps=2).state
+    new, damped = (run(state=old, max_steps=1, damping=d).state for d in (0.0, 0.3))
+    for name in ("weights", "covariance", "onsager"):
+        expected = 0.7 * getattr(new, name) + 0.3 * getattr(old, name)
+        np.testing.assert_allclose(getattr(damped, name), expected, rtol=1e-12, atol=1e-14)
+    ended = run(damping=0.9, tolerance=1e-3, max_steps=500)
+    change = float(ended.history["residual"][int(ended.steps)]) / 0.1
+    norm = float(jnp.sqrt(jnp.mean(ended.weights**2)))
+    assert int(ended.result) == Result.SUCCESS
+    assert change <= 1e-3 * norm

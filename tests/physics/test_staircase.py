@@ -280,6 +280,20 @@ def test_no_transition_where_learning_is_continuous():
 
 
 @pytest.mark.slow
+def test_bisected_thresholds_have_no_derivative():
+    """NaN in both modes; it was a silent zero, as the branches are followed at frozen numbers."""
+
+    def learned(noise):
+        found = smi.first_order(smi.links.linear(noise), key=KEY, points=5, samples=2**9)
+        return jnp.sum(found.uninformed)
+
+    value, slope = jax.jvp(learned, (0.1,), (1.0,))
+    assert np.isfinite(value)
+    assert np.isnan(slope)
+    assert np.isnan(jax.grad(learned)(0.1))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.6, 1.6931, 1.8, 2.5])
 def test_discrete_signals_are_recovered_however_fast_the_covariance_falls(alpha):
     """V falls like exp(-c/√V), until no sample sees it and F jumps back to S: the iteration has to

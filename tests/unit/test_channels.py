@@ -16,7 +16,7 @@ from scipy.special import log_ndtr, logsumexp
 import jaxsmi as smi
 from helpers import gauss_legendre, respond, z_scores
 from jaxsmi.channels.attention import SingleAttentionChannel
-from jaxsmi.channels.layers import invert_attention
+from jaxsmi.channels.attention_link import invert_attention
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
 
 DELTA, BETA = 0.3, 1.3
@@ -403,7 +403,7 @@ def test_deep_attention_g_and_dg_are_derivatives():
 def test_deep_attention_when_all_of_V_vanishes():
     """g√ε goes to that of the linearised channel, Jᵀ(JVJᵀ)^{-1}J(z - ω)√ε with J = ∂u/∂z, at the
     rate √ε."""
-    from jaxsmi.channels.layers import Layer, last_fields
+    from jaxsmi.channels.attention_link import Layer, last_fields
 
     channel, count = deep(1e-5), 16
     rng = np.random.default_rng(8)

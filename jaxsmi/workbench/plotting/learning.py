@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxsmi.core.checks import check
-from jaxsmi.core.records import index_names
+from jaxsmi.core.labelled import index_names
 from jaxsmi.core.results import Solution
 from jaxsmi.workbench.plotting.style import (
     axes_or_new,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxsmi.core.checks import Arguments, check
-from jaxsmi.core.records import index_names, is_labelled
+from jaxsmi.core.labelled import index_names, is_labelled
 from jaxsmi.core.results import Solution
 from jaxsmi.workbench.plotting.style import axes_or_new, colour, frame, legend_above, markers
 from jaxsmi.workbench.storage import from_xarray

@@ -116,7 +116,7 @@ class AbstractLinearReadout(AbstractScores):
         """The labels (N, T, T); of one token, (N,) too."""
         return labels.reshape(-1, self.tokens, self.tokens)
 
-    def log_partition(self, q: Array, V: Array) -> Array:
+    def mean_log_partition(self, q: Array, V: Array) -> Array:
         """-w M log(V + spread): w = 1/4 of a matrix, 1/2 of a number."""
         del q
         return -self.weight * self.measurements * jnp.log(V + self.spread)
@@ -211,7 +211,7 @@ class SoftmaxScores(AbstractScores):
         h = L + rows[..., :, None]
         return centred(0.5 * (h + jnp.swapaxes(h, -1, -2)))
 
-    def log_partition(self, q: Array, V: Array) -> Array:
+    def mean_log_partition(self, q: Array, V: Array) -> Array:
         """-(M/4) log V."""
         del q
         return -0.25 * self.measurements * jnp.log(V)
