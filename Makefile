@@ -105,11 +105,11 @@ $(MADE):
 
 $(DEMO): pyproject.toml $(MADE)
 	@echo "Installing jaxsmi for the demo (a minute or two, the first time)"
-	$(PIP) install --quiet -e '.[plot,data]'
+	$(PIP) install --no-compile --quiet -e '.[plot,data]'
 	@touch $@
 
-# The development set contains the demo's.
+# The development set contains the demo's. Modules are compiled when they are imported, most never are (--no-compile).
 $(DEV): pyproject.toml $(MADE)
 	@echo "Installing jaxsmi and the development tools (a minute or two, the first time)"
-	$(PIP) install --quiet -e '.[all,dev]'
+	$(PIP) install --no-compile --quiet -e '.[all,dev]'
 	@touch $(DEMO) $@

@@ -13,6 +13,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 SOURCES = sorted(FOLDER.glob("0*.py"))
+QUICK = ("01", "03", "06")  # those that run in seconds; the others run in make validate
 LARGEST = 400 * 1024  # bytes of a notebook with its pictures
 
 
@@ -28,7 +29,14 @@ def small(monkeypatch, tmp_path):
     plt.close("all")
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "source",
+    [
+        path if path.stem[:2] in QUICK else pytest.param(path, marks=pytest.mark.slow)
+        for path in SOURCES
+    ],
+    ids=lambda path: path.stem,
+)
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 def test_it_runs(source, small):
     """All cells in order, with the assertions they hold."""

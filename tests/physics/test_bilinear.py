@@ -109,7 +109,11 @@ def test_errors():
 
 @pytest.mark.parametrize(
     ("name", "tolerance"),
-    [("delta_0_beta_1", 5e-5), ("delta_0.1_beta_1", 5e-5), ("delta_0_beta_inf", 1e-10)],
+    [
+        pytest.param("delta_0_beta_1", 5e-5, marks=pytest.mark.slow),
+        ("delta_0.1_beta_1", 5e-5),
+        pytest.param("delta_0_beta_inf", 1e-10, marks=pytest.mark.slow),
+    ],
 )
 def test_published_curves(reference, name, tolerance):
     """[theory: bilinear, section 9]: typically 1e-6; wrong in print below α = .005 and at the

@@ -13,7 +13,7 @@ import jaxsmi as smi
 from helpers import mean_and_error, result
 from jaxsmi import Result
 
-DIMENSION, SEEDS, STEPS = 4000, 6, 6
+DIMENSION, SEEDS, STEPS = 2000, 6, 6
 # (model, α, side information λ)
 PROBLEMS = {
     "linear": (lambda: smi.links.linear(0.3), 1.2, 0.1),

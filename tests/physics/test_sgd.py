@@ -38,6 +38,7 @@ def monomial(k):
 # Phases -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_transition():
     """[theory: online-sgd, Table 4]: to 1e-9; its slope by central differences."""
     for a, omega in ((1.0, 0.640962617902), (0.8, 0.856900344242)):
@@ -73,6 +74,7 @@ def test_boundaries():
     assert float(at["positional minimum"]) == pytest.approx(float(at["semantic minimum"]), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_phase_diagram():
     """[theory: online-sgd, Table 5]: the cells of each label on its grid, ±6 (grid ties near
     corners); under a minute.
