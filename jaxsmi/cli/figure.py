@@ -78,7 +78,7 @@ def _one(arguments: argparse.Namespace, reference: Folder) -> Report:
     drawn, record = making.draw(
         name, RECIPES[name], full=arguments.full, reference=reference, progress=progress(arguments)
     )
-    making.keep(None, record, arguments.out)
+    making.keep(drawn, record, arguments.out)
     _write_gallery(arguments.out)
     data = {
         "caption": drawn.caption,

@@ -27,7 +27,13 @@ __all__ = [
 ]
 
 _OUTPUT = ("out", "json", "quiet")
-_ASIDE = {"command", "model", "dry_run", *_OUTPUT, *FLAGS}  # nothing here decides the numbers
+_ASIDE = {
+    "command",
+    "model",
+    "dry_run",
+    *_OUTPUT,
+    *FLAGS,
+}  # `settings_of` adds model and flags itself
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -71,7 +77,10 @@ def add_gamp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
     parser.add_argument("--max-steps", type=int, default=100, help="step budget of GAMP")
     parser.add_argument(
-        "--tolerance", type=float, default=1e-5, help="stop GAMP at this change of a weight"
+        "--tolerance",
+        type=float,
+        default=1e-5,
+        help="stop GAMP at this change of its estimate, relative to it",
     )
     parser.add_argument(
         "--damping",

@@ -307,7 +307,7 @@ TASKS: dict[str, Task] = {
         _USUAL,
     ),
     "risk": Task(
-        "risk, its Hessian at the origin, flatness and the noise of the gradient",
+        "risk and its Hessian at given overlaps, flatness and the noise of the gradient",
         _risk,
         _problem,
         _USUAL,

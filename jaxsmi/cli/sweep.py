@@ -69,8 +69,10 @@ def _execute(arguments: argparse.Namespace) -> Report:
         return _foreseen(task, folder)
     scheduler = arguments.scheduler or arguments.workers or None
     with timed() as seconds:
-        table = sweeps.sweep(**grid, out=folder, scheduler=scheduler, progress=progress(arguments))
-    return _report(task, table, seconds[0])
+        results = sweeps.sweep(
+            **grid, out=folder, scheduler=scheduler, progress=progress(arguments)
+        )
+    return _report(task, results, seconds[0])
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

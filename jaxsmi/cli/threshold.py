@@ -127,8 +127,8 @@ def _thresholds(
     settings = {"samples": arguments.samples, "key": theory_key(arguments)}
     if arguments.first:
         first = smi.weak_recovery(model, randomisations=arguments.replicas, **settings)
-        in_range = first.alpha <= arguments.alpha_max or np.isinf(first.alpha)
-        return [first] if in_range else []
+        beyond = arguments.alpha_max < first.alpha < np.inf
+        return [] if beyond else [first]
     return smi.staircase(
         model,
         replicas=arguments.replicas,

@@ -92,14 +92,18 @@ def _execute(arguments: argparse.Namespace) -> Report:
         jax.block_until_ready([solution.weights for solution in order.solutions.values()])
     methods = {name: learned(order, name) for name in order.solutions}
     rows = [row for name in methods for row in learned_rows(order, name)]
-    codes = {Result[code] for entry in methods.values() for code in entry["result"]}
+    outcomes = {
+        (Result[code], outcome(Result[code], order.solutions[name].kind))
+        for name, entry in methods.items()
+        for code in entry["result"]
+    }
     text = [
         setting_of(arguments),
         table(["method", "", "learned at", "runs", "final cosine"], rows),
     ]
     for name, entry in methods.items():
         text.append(f"Order of {name}: {', then '.join(entry['order']) or 'nothing learned'}.")
-    text += [wrapped(f"{code.name}: {outcome(code, 'train')}") for code in sorted(codes)]
+    text += [wrapped(f"{code.name}: {sentence}") for code, sentence in sorted(outcomes)]
     if model.refusal(Ability.AVERAGES) is None and arguments.runs > 1:
         text.append(average(order.solutions[method], teacher))
     rate = _rate(order, method, arguments, seconds[0])
@@ -137,7 +141,7 @@ def _learning_order(
     shown = progress(arguments)
     level = arguments.level
     if arguments.online:
-        stream = smi.Stream(model, model.start(data_key, dimension), dtype="float32")
+        stream = smi.Stream(model, model.draw_teacher(data_key, dimension), dtype="float32")
         keys = jax.random.split(key, arguments.runs)
         fit = smi.train(model, stream, key=keys, progress=shown, **settings)
         times = {method: smi.learned_at(fit, level)}

@@ -23,11 +23,12 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core.arrays import concrete, theory_dtype
 
@@ -44,6 +45,7 @@ __all__ = [
     "check",
     "positive_definite",
     "require",
+    "without_nan",
 ]
 
 _Kind = TypeVar("_Kind")
@@ -54,6 +56,17 @@ def check(condition: object, name: str, value: object, allowed: str) -> None:
     `condition` is traced."""
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
         raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+
+
+def without_nan(tree: PyTree) -> Array:
+    """Whether no number of a tree is NaN."""
+    leaves = [x for x in jax.tree.leaves(tree) if eqx.is_inexact_array(x)]
+    known = [x for x in leaves if concrete(x)]
+    sound = jnp.asarray(not any(np.isnan(np.asarray(x)).any() for x in known))
+    for leaf in leaves:
+        if not concrete(leaf):
+            sound = sound & ~jnp.any(jnp.isnan(leaf))
+    return sound
 
 
 def _shown(value: object) -> str:
@@ -206,8 +219,15 @@ class Arguments:
             raise ValueError(f"{name}: got {_shown(value)}; allowed: {interval.allowed}.") from None
         single = number.ndim == 0 and value is not None and not _complex(value)
         check(single, name, value, f"{interval.allowed} (one; jax.vmap for many)")
-        self.condition(interval.holds(number), name, value, interval.allowed)
-        return number
+        return self.masked(number, interval.holds(number), name, value, interval.allowed)
+
+    def masked(
+        self, array: Array, condition: Array | bool, name: str, value: object, allowed: str
+    ) -> Array:
+        """An array under a condition: raised where it is known to fail; where it is traced, the
+        array is NaN, so that a model made inside jit with a wrong number gives no plausible one."""
+        self.condition(condition, name, value, allowed)
+        return array if concrete(condition) else jnp.where(condition, array, jnp.nan)
 
     def overlap(
         self, name: str, value: ArrayLike, second_moment: Array, strict: bool = True
@@ -224,8 +244,10 @@ class Arguments:
         check(given.shape in ((), S.shape), name, value, f"a number or an array of shape {S.shape}")
         Q = given * S if given.ndim == 0 else given
         self.condition(jnp.all(jnp.isfinite(Q)), name, value, "finite numbers")
-        self.condition(jnp.max(jnp.abs(Q - Q.T)) <= 1e-10, name, value, "a symmetric matrix")
-        low = jnp.all(jnp.linalg.eigvalsh(Q) > -1e-10)
+        rounding = max(1e-10, 8.0 * float(jnp.finfo(Q.dtype).eps))
+        gap = jnp.max(jnp.abs(Q - Q.T)) <= rounding * jnp.max(jnp.abs(S))
+        self.condition(gap, name, value, "a symmetric matrix")
+        low = jnp.all(jnp.linalg.eigvalsh(Q) > -rounding * jnp.max(jnp.abs(S)))
         rest = jnp.linalg.eigvalsh(S - Q)
         high = jnp.all(rest > 0.0) if strict else jnp.all(rest > -1e-9)
         allowed = (

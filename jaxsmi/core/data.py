@@ -243,7 +243,12 @@ class Dataset(eqx.Module):
         parts = len(self.of_samples[0])
         rest = parts % mesh.size
         unit = "blocks" if self.regenerated else "samples"
-        allowed = f"a number of devices that divides it (data.first({parts - rest}) drops the rest)"
+        remedy = (
+            "draw them for another number of samples"
+            if self.regenerated
+            else f"data.first({parts - rest}) drops the rest"
+        )
+        allowed = f"a number of devices that divides it ({remedy})"
         check(rest == 0, "mesh", f"{mesh.size} devices for {parts} {unit}", allowed)
         placed = [jax.device_put(x, spread) for x in self.of_samples]
         inputs = self.inputs

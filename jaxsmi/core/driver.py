@@ -201,7 +201,8 @@ class Record(eqx.Module):
     Args:
         function: Any function of a state (of the weights, in training) whose answer is a tree of
             arrays, kept in history["record"]; None: nothing more.
-        every: Steps between two records, of everything. Default 1.
+        every: Steps between two records, of everything. Default None: as often as the run does
+            without a Record (message passing each step, training 200 times in all).
 
     Raises:
         ValueError: For a `function` that is none, or `every` below one.
@@ -212,17 +213,21 @@ class Record(eqx.Module):
     """
 
     function: Callable[..., PyTree] | None
-    every: int = eqx.field(static=True)
+    every: int | None = eqx.field(static=True)
 
-    def __init__(self, function: Callable[..., PyTree] | None = None, every: int = 1):
+    def __init__(self, function: Callable[..., PyTree] | None = None, every: int | None = None):
         check(function is None or callable(function), "function", function, "a function of a state")
         self.function = function
-        self.every = Arguments().count("every", every)
+        self.every = None if every is None else Arguments().count("every", every)
 
     @classmethod
-    def of(cls, record: Record | Callable[..., PyTree] | None, every: int = 1) -> Record:
-        """A Record as it is; a function with so many steps between records."""
-        return record if isinstance(record, Record) else cls(record, every)
+    def of(
+        cls, record: Record | Callable[..., PyTree] | None, usual: int = 1
+    ) -> tuple[Callable[..., PyTree] | None, int]:
+        """What is recorded and how often; `usual`: the steps between records where nothing is said
+        of them."""
+        made = record if isinstance(record, Record) else cls(record)
+        return made.function, usual if made.every is None else made.every
 
 
 class RecoveryRay(eqx.Module):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.data import Regenerated
 from jaxsmi.models.base import AbstractModel
 
 __all__ = ["Stream"]
@@ -18,7 +21,7 @@ class Stream(eqx.Module):
 
     Args:
         model: The model that makes the labels.
-        teacher: Its weights, of a student's shape: (P, D) for indices.
+        teacher: As `model.sample` takes it: rows (P, D), factors (L r, d), or a matrix S (L, d).
         dtype: Precision of the inputs. None: that of the theory.
 
     Raises:
@@ -35,6 +38,7 @@ class Stream(eqx.Module):
     model: AbstractModel
     teacher: Array
     dtype: DTypeLike | None = eqx.field(static=True)
+    shape: tuple[int, int] = eqx.field(static=True)
 
     def __init__(self, model: AbstractModel, teacher: ArrayLike, dtype: DTypeLike | None = None):
         arguments = Arguments()
@@ -42,12 +46,13 @@ class Stream(eqx.Module):
             "model", model, AbstractModel, "a model, such as smi.DeepAttention(2, 2)"
         )
         given = jnp.asarray(teacher)
-        shape = model.student_shape(given.shape[-1] if given.ndim else 1)
-        check(given.shape == shape, "teacher", given, f"{shape}")
+        check(given.ndim == 2, "teacher", given, "an array whose last axis is the dimension")
+        model.admit_teacher(given, given.shape[1])
         check(jnp.all(jnp.isfinite(given)), "teacher", given, "finite numbers")
         self.model = model
         self.teacher = given
         self.dtype = dtype
+        self.shape = model.input_shape(given.shape[1])
 
     @property
     def dimension(self) -> int:
@@ -61,8 +66,9 @@ class Stream(eqx.Module):
 
     def draw(self, key: PRNGKeyArray, samples: int) -> tuple[Array, Array]:
         """So many inputs (samples, M, D) and their labels."""
-        alpha = self.model.complexity(samples, self.dimension)
-        data = self.model.sample(
-            key, dimension=self.dimension, alpha=alpha, teacher=self.teacher, dtype=self.dtype
-        )
-        return data.stored_inputs, data.labels
+        _, input_key, noise_key = jax.random.split(key, 3)  # as `model.sample` splits it
+        dtype = self.dtype or theory_dtype()
+        inputs = self.model.draw_inputs(input_key, samples, self.shape, dtype, store=True)
+        assert not isinstance(inputs, Regenerated)
+        truth = self.teacher.astype(theory_dtype())
+        return inputs, self.model.draw_labels(noise_key, truth, inputs)

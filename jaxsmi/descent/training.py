@@ -115,7 +115,7 @@ def train(
     reduction = arguments.choice("reduction", reduction, REDUCTIONS)
     batches = (batch_size if isinstance(batch_size, Batches) else Batches(batch_size)).checked()
     stopping = (Stop() if stop is None else stop).checked()
-    recorded = Record.of(record, max(steps // _RECORDS, 1))
+    function, every = Record.of(record, max(steps // _RECORDS, 1))
     _check_stop(model, data, test, stopping)
     size = batch_size_of(model, data, batches.size, test)
     check_gradient(model, loss, data.dimension)
@@ -130,7 +130,7 @@ def train(
         test=test,
         target=target,
         loss=loss,
-        record=recorded.function,
+        record=function,
         reduction=reduction,
         size=size,
         one_pass=batches.one_pass,
@@ -142,7 +142,7 @@ def train(
         optimizer,
         begin,
         steps=steps,
-        every=min(recorded.every, steps),
+        every=min(every, steps),
         repeats=batches.repeats,
         label=f"train, D={data.dimension}" if visible else None,
     )

@@ -126,7 +126,7 @@ def state_evolution(
         }
         _refuse_for_matrices(arguments, sampling, side_information)
         key = None if key is None else arguments.key("key", key)
-        alpha = jnp.where(arguments.valid, alpha, jnp.nan)
+        alpha = jnp.where(arguments.valid & model.valid, alpha, jnp.nan)
         matrix_model = cast(AbstractMatrixModel, model)  # no other channel is explicit
         return inverted(matrix_model, alpha, key, 0 if newton else max_steps)
     key = arguments.key("key", key)
@@ -139,7 +139,7 @@ def state_evolution(
     # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
     overlap_map = OverlapMap(
         model,
-        jnp.where(arguments.valid, alpha, jnp.nan),
+        jnp.where(arguments.valid & model.valid, alpha, jnp.nan),
         key,
         power_of_two(max(samples // nets, 2)),
         nets,

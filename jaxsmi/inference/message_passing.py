@@ -121,7 +121,7 @@ def gamp(
         tolerance=tolerance,
         precision=arguments.choice("precision", precision or model.precisions[0], model.precisions),
         calibrate=_calibrated(model, calibrate),
-        record=Record.of(record),
+        record=Record(*Record.of(record)),
         max_steps=max_steps,
     )
     strength = arguments.number("side_information", side_information, FRACTION)
@@ -132,7 +132,7 @@ def gamp(
     informed = not isinstance(side_information, (int, float)) or side_information != 0
     start, side = _start(model, data, start_keys, init, strength if informed else None)
     problem = _problem(model, data, start if state is None else state, side, run_key, options)
-    valid = arguments.valid
+    valid = arguments.valid & model.valid
     end = _run(problem, options, progress, key, valid)
     for more in model.dampings[1:] if damping is None else ():  # where the run can be looked at
         if not (concrete(end.result) and int(end.result) in (Result.DIVERGED, Result.NONFINITE)):
@@ -190,7 +190,8 @@ def _start(
     P = model.indices
     prior = model.prior
     side = SideInformation(jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype))
-    if isinstance(init, str) or strength is not None:
+    scale, given = _scale_or_signal(init, signal, strength is not None)
+    if given is None or strength is not None:
         check(
             data.teacher is not None,
             "data.teacher",
@@ -201,24 +202,16 @@ def _start(
         teacher = model.signal(data.teacher)
         if strength is not None:
             side = SideInformation(*prior.side_information(side_key, teacher, strength))
-        if isinstance(init, str):
-            allowed = "a positive number, 'informed', or an array (P, D)"
-            check(init == "informed", "init", init, allowed)
+        if given is None:
             A, b = prior.side_information(side_key, teacher, jnp.asarray(_INFORMED, dtype))
             weights, covariance = prior.posterior(b, A)
         else:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
             weights, covariance = prior.posterior(side.fields, side.precision)
-            size = jnp.asarray(init, dtype)
-            weights = weights + size * jax.random.normal(start_key, signal, dtype)
+            weights = weights + scale * jax.random.normal(start_key, signal, dtype)
     else:
-        allowed = f"a positive number, 'informed', or an array {signal}"
-        size = Arguments().array("init", init, allowed)
-        check(size.shape in ((), signal), "init", size, allowed)
-        positive = (size > 0) | (size.ndim > 0)
-        check(positive, "init", size, "a positive number (0 is a fixed point of an even label)")
-        scale = size if size.ndim == 0 else jnp.zeros((), dtype)
         weights, covariance = prior.start(start_key, signal, scale)
-        weights = weights if size.ndim == 0 else size
+    if given is not None and given.ndim:
+        weights = given
     nothing = jnp.zeros(fields, dtype)
     state = GampState(
         weights=weights,
@@ -230,6 +223,25 @@ def _start(
         step=jnp.zeros((), int),
     )
     return state, side
+
+
+def _scale_or_signal(
+    init: ArrayLike | str, signal: tuple[int, ...], aided: bool
+) -> tuple[Array, Array | None]:
+    """The scale of a random start (0 where it is not random), and what was given: a number, the
+    signal itself, or None for "informed". `aided`: side information makes the start not zero."""
+    nothing = jnp.zeros((), theory_dtype())
+    allowed = f"a positive number, 'informed', or an array {signal}"
+    if isinstance(init, str):
+        check(init == "informed", "init", init, allowed)
+        return nothing, None
+    given = Arguments().array("init", init, allowed)
+    check(given.shape in ((), signal), "init", given, allowed)
+    if given.ndim:
+        return nothing, given
+    enough = (given >= 0) if aided else (given > 0)
+    check(enough, "init", given, "a positive number (0 is a fixed point of an even label)")
+    return given, given
 
 
 def _problem(
@@ -270,7 +282,7 @@ def _run(
     problem: GampIteration, options: _Options, progress: bool, key: PRNGKeyArray, valid: Array
 ) -> Solution:
     """One run to its end, with or without a progress bar."""
-    every = options.record.every
+    every = options.record.every or 1
     steps = options.max_steps
     data = problem.data
     run = _begin(problem, steps // every)
@@ -302,6 +314,7 @@ def _solution(
     code = jnp.where(valid, code, int(Result.INVALID))
     lost = ~valid | (code == Result.NONFINITE)
     Q, error = (jnp.where(lost, jnp.nan, x) for x in (Q, error))
+    masked = lambda x: jnp.where(valid, x, jnp.nan)
     return Solution(
         overlap=Q,
         stderr=jnp.zeros((P, P), Q.dtype),
@@ -310,10 +323,10 @@ def _solution(
         steps=state.step,
         residual=end.state.residual,
         result=code,
-        history=end.history,
-        covariance=state.covariance,
+        history=jax.tree.map(masked, end.history),
+        covariance=masked(state.covariance),
         rho=jnp.asarray(jnp.nan, Q.dtype),
-        weights=model.estimate(state.weights),
+        weights=masked(model.estimate(state.weights)),
         state=state,
         model=model,
         key=key,

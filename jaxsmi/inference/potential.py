@@ -86,7 +86,7 @@ def free_entropy(
     if key is not None or not model.channel.explicit:
         key = arguments.key("key", key)
     each = power_of_two(max(samples // randomisations, 2))
-    valid = arguments.valid
+    valid = arguments.valid & model.valid
     estimate = potential_at(model, alpha, jnp.where(valid, Q, 0.5 * S), key, each, randomisations)
     return Estimate(*(jnp.where(valid, x, jnp.nan) for x in estimate))
 

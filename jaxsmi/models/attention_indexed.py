@@ -102,7 +102,10 @@ class AttentionIndexed(AbstractMatrixModel):
         check(self.layers == 1 or not linear, "layers", layers, "1 for the linear output")
         self.beta = arguments.number("beta", beta, _BETA)
         self.noise = arguments.number("noise", noise, VARIANCE)
-        check(linear | (self.noise == 0), "noise", noise, "0 but for the linear output")
+        silent = linear | (self.noise == 0)
+        self.noise = arguments.masked(
+            self.noise, silent, "noise", noise, "0 but for the linear output"
+        )
         self.skip = arguments.number("skip", skip, NON_NEGATIVE)
         self.prior = WishartPrior(rank_ratio)
 

@@ -23,7 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Ability, Arguments, check
+from jaxsmi.core.checks import Ability, Arguments, check, without_nan
 from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.priors.base import AbstractPrior
@@ -64,8 +64,9 @@ class AbstractModel(eqx.Module):
 
     @property
     def valid(self) -> Array:
-        """Whether all parameters are in their ranges: under jit nothing else says so."""
-        return jnp.asarray(True)
+        """Whether all numbers of the model are in their ranges: inside jit constructors cannot
+        raise, and make them NaN."""
+        return without_nan(self)
 
     def refusal(self, ability: Ability) -> str | None:
         """Why the model lacks an ability, as one sentence with its remedy; None where it has it."""
@@ -101,7 +102,8 @@ class AbstractModel(eqx.Module):
                 precision of theory; float32 where inputs are not stored.
             teacher: To reuse: rows (P, D), factors (L r, d), or a matrix S (L, d).
             store: False for inputs that are drawn again whenever they are read: memory for one
-                block of them. N is then rounded to whole blocks, by less than 0.5 %.
+                block of them. N is then rounded to whole blocks: by less than 0.5 % from N = 10⁴
+                on, of few samples by up to four.
         Returns: A `Dataset`.
         Raises: ValueError for arguments out of range, or a teacher of the wrong shape.
         Example:

@@ -64,7 +64,11 @@ class DeepAttention(AbstractIndexModel):
         tolerance: Error of g, relative to 1 + max|g|, that the exact channel aims at. Default
             1e-3, 1e-2 for more than three inner variables.
         max_nodes: Nodes that it may spend on one sample. Default 2^20.
-    Raises: ValueError for any of these outside its range.
+
+    Raises:
+        ValueError: For any of these outside its range (inside jit: the number is NaN, and `valid`
+            False).
+
     Example:
         >>> import jaxsmi as smi
         >>> model = smi.DeepAttention(depth=2, tokens=2, skip=1.0)
@@ -109,12 +113,14 @@ class DeepAttention(AbstractIndexModel):
         self.noise = arguments.number("noise", noise, VARIANCE)
         self.activation = arguments.choice("activation", activation, ACTIVATIONS)
         soft = self.activation == "softmax"
-        arguments.condition(soft | (self.noise == 0), "noise", noise, "0 with hardmax")
+        silent = soft | (self.noise == 0)
+        self.noise = arguments.masked(self.noise, silent, "noise", noise, "0 with hardmax")
         strengths = jnp.asarray(skip, float)
         fits = strengths.ndim == 0 or strengths.shape == (depth - 1,)
         check(fits, "skip", skip, f"a number, or {depth - 1}: one a hidden layer")
         positive = jnp.all(jnp.isfinite(strengths) & (strengths >= 0))
-        check(positive, "skip", skip, "finite numbers >= 0 (below, layers lose rank)")
+        allowed = "finite numbers >= 0 (below, layers lose rank)"
+        strengths = arguments.masked(strengths, positive, "skip", skip, allowed)
         self.skip = jnp.broadcast_to(strengths, (depth - 1,))
         self.layers = tuple(
             Layer(*each) for each in zip(widths, many, map(bool, ties), strict=True)

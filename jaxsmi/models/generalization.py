@@ -56,5 +56,8 @@ def generalization_error(
     if key is not None:
         key = arguments.key("key", key)
     return model.prediction_error(
-        jnp.where(arguments.valid, Q, jnp.nan), bayes=predictor == "bayes", key=key, samples=samples
+        jnp.where(arguments.valid & model.valid, Q, jnp.nan),
+        bayes=predictor == "bayes",
+        key=key,
+        samples=samples,
     )

@@ -69,7 +69,7 @@ class AbstractMatrixModel(AbstractModel):
     @property
     def valid(self) -> Array:
         """Whether all parameters are in their ranges: under jit nothing else says so."""
-        return self.prior.valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
+        return super().valid & self.prior.valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
 
     def start(
         self,

@@ -27,7 +27,14 @@ from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, UNIT_INTERVAL, Arguments
 from jaxsmi.core.codes import Result
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.sgd.noise import noise_at
-from jaxsmi.sgd.population import gradient, hessian, overlap_norm, overlaps, sampling
+from jaxsmi.sgd.population import (
+    gradient,
+    hessian,
+    in_range,
+    overlap_norm,
+    overlaps,
+    sampling,
+)
 
 _START = "a point away from the origin, which is at rest: about 1/√d"
 
@@ -145,7 +152,9 @@ def _equation(
 ) -> _Equation:
     """The equation of a call, its arguments checked."""
     rate = arguments.number("gamma", gamma, NON_NEGATIVE)
+    rate = jnp.where(jnp.isnan(rate), 0.0, rate)  # the answer is masked; NaN would take all steps
     arguments.condition(jnp.any(v != 0.0), "(m, e)", v, _START)
+    arguments.condition(in_range(model, v), "(m, e)", v, _START)
     samples = sampling(arguments, model, key, samples)
     arguments.number("rtol", rtol, POSITIVE)
     max_steps = arguments.count("max_steps", max_steps)

@@ -255,9 +255,11 @@ def _on_nets(
 def _averages_of_nets(
     function: Callable[[Array], Array], which: Array, points: Array, degree: int
 ) -> tuple[np.ndarray, float]:
-    """Coefficients at the multi-indices (n, L) by net (nets, n k), and E‖f‖² of the last net."""
+    """Coefficients at the multi-indices (n, L) by net (nets, n k), and E‖f‖² of all nets."""
     averages = [_averages(function, which, z, degree) for z in points]
-    return np.stack([np.asarray(x).ravel() for x, _ in averages]), float(averages[-1][1])
+    return np.stack([np.asarray(x).ravel() for x, _ in averages]), float(
+        np.mean([moment for _, moment in averages])
+    )
 
 
 @eqx.filter_jit

@@ -315,7 +315,7 @@ def sample_complexity(
     along = {n[0]: v for n, v in series.items() if not any(n[1:]) and abs(v) > small}
     k = min(along, default=0)
     if k == 0 or along[k] >= 0:
-        return jnp.asarray(jnp.inf)
+        return jnp.full(rates.shape, jnp.inf)
     a = -k * along[k]  # d^k R/(k-1)! = k times the coefficient
     if k == 1:
         time = eta / a

@@ -158,10 +158,10 @@ def risk_at(
         estimate = Estimate(network_risk(model, v), jnp.zeros(()))
     else:
         estimate = _risk_on_grid(model, v, coarse)
-    return Estimate(jnp.where(_in_range(model, v), estimate.value, jnp.nan), estimate.stderr)
+    return Estimate(jnp.where(in_range(model, v), estimate.value, jnp.nan), estimate.stderr)
 
 
-def _in_range(model: SequenceSingleIndex, v: Array) -> Array:
+def in_range(model: SequenceSingleIndex, v: Array) -> Array:
     """Whether m² + ‖e‖² <= 1, of an untied network all m_l² <= 1, up to rounding."""
     rounding = max(1e-9, 10 * float(jnp.finfo(v.dtype).eps))
     return (jnp.sum(v**2) if model.tied else jnp.max(v**2)) <= 1.0 + rounding
@@ -269,4 +269,4 @@ def hessian(
 @eqx.filter_jit
 def _hessian(model: SequenceSingleIndex, v: Array, key: PRNGKeyArray | None, samples: int) -> Array:
     second = jax.jacfwd(jax.jacfwd(lambda v: risk_at(model, v, key, samples).value))(v)
-    return jnp.where(_in_range(model, v), second, jnp.nan)
+    return jnp.where(in_range(model, v), second, jnp.nan)

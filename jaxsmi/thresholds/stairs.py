@@ -119,6 +119,9 @@ def staircase(
             outcome = scan.next(limits.guess_of(len(stairs)))
             if outcome is None:
                 break
+            if isinstance(outcome, _Lost):
+                stairs.append(_lost(model, limits.replicas))
+                break
             if isinstance(outcome, _Known):  # with the others, and so part of the last step
                 learned = _joined(learned, outcome.directions)
                 new = learned if len(stairs) == 1 else outcome.directions
@@ -199,7 +202,13 @@ class _Known(NamedTuple):
     directions: np.ndarray
 
 
-_Outcome = _Place | _Known | None  # None: nothing more up to alpha_max
+class _Lost(NamedTuple):
+    """The growth rate is not finite at this α: nothing can be said from there on."""
+
+    alpha: float
+
+
+_Outcome = _Place | _Known | _Lost | None  # None: nothing more up to alpha_max
 
 
 class _Glance(eqx.Module):
@@ -220,7 +229,7 @@ class _Glance(eqx.Module):
         if bool(jnp.any(self.known)):
             return _Known(np.asarray(self.vectors)[:, np.asarray(self.known)])
         if not np.isfinite(self.level(alpha)):
-            return None
+            return _Lost(alpha)
         return _Place(alpha, self.V, float(self.inaccurate))
 
 
@@ -313,6 +322,21 @@ def _between(last: tuple[float, float] | None, alpha: float, level: float) -> fl
     return float(np.exp(np.log(low) + np.log(alpha / low) * below / (below - level)))
 
 
+def _lost(model: AbstractModel, replicas: int) -> Threshold:
+    """What a staircase ends with where the scan for its next step failed."""
+    nothing = jnp.full_like(model.prior.second_moment(model.indices), jnp.nan)
+    alphas = jnp.full((replicas,), jnp.nan, nothing.dtype)
+    code = jnp.asarray(int(Result.NONFINITE))
+    return Threshold(alphas[0], alphas[0], alphas, nothing, nothing, code)
+
+
+def _worst(codes: Array) -> Result:
+    """The code of the replicas that says most against the threshold: any failure before SUCCESS,
+    NONFINITE before all others."""
+    present = {Result(int(code)) for code in np.asarray(codes)}
+    return Result.NONFINITE if Result.NONFINITE in present else max(present)
+
+
 def _threshold(model: AbstractModel, scan: _Scan, place: _Place, limits: _Limits) -> Threshold:
     """The threshold near a place of the scan, by the roots of all replicas."""
     dtype = scan.learned.dtype
@@ -325,7 +349,7 @@ def _threshold(model: AbstractModel, scan: _Scan, place: _Place, limits: _Limits
         power_of_two(max(limits.samples // (limits.replicas * NETS), 2)),
     )
     roots = crossings(model, region)
-    code = Result(int(jnp.max(roots.code)))
+    code = _worst(roots.code)
     if code == Result.SUCCESS and place.inaccurate > _INACCURATE:
         code = Result.INACCURATE
     valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, jnp.nan)

@@ -125,5 +125,5 @@ def weak_recovery(
         return derivative(lambda m: solve(m, key), model, directions)
 
     threshold = differentiable(solve, push, model, key)
-    valid = arguments.valid
+    valid = arguments.valid & model.valid
     return _masked(threshold, valid, jnp.where(valid, threshold.result, Result.INVALID))

@@ -1,0 +1,138 @@
+"""A wrong number inside jit, where no constructor can raise: NaN and a code, never a plausible
+answer."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxsmi as smi
+from jaxsmi import Result
+from jaxsmi.thresholds import stairs
+
+KEY = jax.random.key(5)
+MODELS = {
+    "noise": lambda x: smi.links.linear(x),
+    "skip": lambda x: smi.DeepAttention(2, 2, skip=x),
+    "beta": lambda x: smi.DeepAttention(1, 2, beta=x),
+    "beta of scores": lambda x: smi.AttentionIndexed(2, 0.5, beta=x),
+    "rank ratio": lambda x: smi.AttentionIndexed(2, x),
+    "aspect ratio": lambda x: smi.Bilinear(x, 0.5, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrong_number_makes_a_model_invalid_inside_jit_and_raises_outside(name):
+    valid = jax.jit(lambda x: MODELS[name](x).valid)
+    assert not bool(valid(-1.0))
+    assert bool(valid(1.0))
+    assert bool(MODELS[name](1.0).valid)
+    with pytest.raises(ValueError, match="allowed"):
+        MODELS[name](-1.0)
+
+
+@pytest.mark.parametrize("name", ["noise", "beta of scores"])
+def test_its_state_evolution_says_so(name):
+    """It was that of a model with a negative temperature, or a code that names no cause."""
+
+    @jax.jit
+    def solve(x):
+        sizes = {} if name == "beta of scores" else {"samples": 64, "randomisations": 2}
+        end = smi.state_evolution(MODELS[name](x), 0.5, key=KEY, **sizes)
+        return end.overlap, end.error, end.result
+
+    overlap, error, code = solve(-1.0)
+    assert np.all(np.isnan(overlap))
+    assert np.isnan(error)
+    assert int(code) == Result.INVALID
+    assert int(solve(1.0)[2]) in (Result.SUCCESS, Result.RECOVERED)
+
+
+def test_message_passing_with_an_invalid_argument_is_nan_as_a_whole():
+    """Not only the overlap: weights, covariance and history too."""
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=20, alpha=2.0)
+    run = jax.jit(lambda d: smi.gamp(model, data, key=KEY, damping=d, max_steps=2))
+    bad = run(1.5)
+    assert int(bad.result) == Result.INVALID
+    for part in (bad.weights, bad.covariance, bad.history["overlap"], bad.overlap, bad.error):
+        assert np.all(np.isnan(part))
+    assert np.all(np.isfinite(run(0.5).weights))
+
+
+def test_a_signal_given_as_a_start_stays_the_start_beside_side_information():
+    """It was the scale of a random start, entry by entry."""
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=20, alpha=2.0)
+    signal = jnp.arange(20.0)[None] / 10.0
+    run = {"key": KEY, "init": signal, "max_steps": 1, "record": lambda state: state.weights}
+    for strength in (0.0, 0.3):
+        end = smi.gamp(model, data, side_information=strength, **run)
+        np.testing.assert_array_equal(end.history["record"][0], signal)
+    with pytest.raises(ValueError, match="init"):
+        smi.gamp(model, data, side_information=0.3, key=KEY, init=-1.0)
+    with pytest.raises(ValueError, match="init"):
+        smi.gamp(model, data, side_information=0.3, key=KEY, init=jnp.ones(7))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_stream_of_bilinear_regression(symmetric):
+    """Its teacher is a matrix S and its student two factors: no teacher was admitted."""
+    model = smi.Bilinear(1.0, 0.5, 0.1, symmetric=symmetric)
+    stream = smi.Stream(model, model.draw_teacher(KEY, 12))
+    fit = smi.train(model, stream, optax.sgd(0.01), key=KEY, steps=3, batch_size=5)
+    assert np.all(np.isfinite(fit.weights))
+    with pytest.raises(ValueError, match="teacher"):
+        smi.Stream(model, jnp.ones((5, 12)))
+
+
+@pytest.mark.slow
+def test_a_failed_scan_is_no_end_of_the_staircase(monkeypatch):
+    """It was a staircase that ends early, with codes that say SUCCESS."""
+    model = smi.DeepAttention(2, 2)
+    growth = stairs.branch_growth
+
+    def failing(*arguments):
+        grown = growth(*arguments)
+        return eqx.tree_at(lambda g: g.each, grown, jnp.full_like(grown.each, jnp.nan))
+
+    monkeypatch.setattr(stairs, "branch_growth", failing)
+    jax.clear_caches()
+    found = smi.staircase(model, key=KEY, samples=64, replicas=2)
+    jax.clear_caches()
+    assert len(found) == 2
+    assert int(found[0].result) != Result.NONFINITE
+    assert int(found[-1].result) == Result.NONFINITE
+    assert np.isnan(found[-1].alpha)
+
+
+def test_overlaps_outside_the_ball_are_nan_inside_jit():
+    """A flow from there went back to the sphere, and said SUCCESS."""
+    series = smi.sgd.HermiteSeries({(2,): 1.0}, normalised=True)
+    network = smi.sgd.Network(lambda z: (z**2 - 1) / 2**0.5)
+    model = smi.SequenceSingleIndex(series, 1, network, loss_factor=1.0)
+
+    @jax.jit
+    def flow(m):
+        end = smi.sgd.flow(model, m, times=jnp.asarray([0.5]))
+        return end.overlaps, end.result
+
+    overlaps, code = flow(1.2)
+    assert np.all(np.isnan(overlaps))
+    assert int(code) == Result.INVALID
+    overlaps, code = flow(0.3)
+    assert np.all(np.isfinite(overlaps))
+    assert int(code) == Result.SUCCESS
+
+
+def test_a_record_without_a_rhythm_keeps_that_of_the_run():
+    """`train` records 200 times; a Record(f) made it record every step."""
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=10, alpha=2.0)
+    fit = smi.train(
+        model, data, optax.sgd(0.1), key=KEY, steps=1000, record=smi.Record(lambda w: w.sum())
+    )
+    assert fit.history["record"].shape == (201,)
+    assert smi.Record(lambda w: w.sum()).every is None
