@@ -52,7 +52,8 @@ demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (u
 # Most of the fast suite is compilation, of programs that run once: with fewer optimisations and the older emitters of fused
 # loops they compile in half of the time. Doctests and notebooks run longer, and are worth one level of optimisation. A jaxlib
 # that does not know these flags goes without.
-QUICK := --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false
+QUICK := --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false \
+    --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false
 
 test: $(DEV)  ## doctests and notebooks, then the test suite (minutes, CPU)
 	@quick="$(QUICK) --xla_backend_optimization_level"; \

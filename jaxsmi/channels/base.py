@@ -60,8 +60,8 @@ class Response(eqx.Module):
 
     `mean` (P, P): E Σ_m g gᵀ; `replicas` (R, P, P): the same from each randomisation of the outer
     points, whose spread is the statistical error; `jacobian` (P, P, P, P): d mean_{ab} / d Q_{cd};
-    `log_partition`: E log Z_out and its replicas (R,); `error`: largest accepted error of an inner
-    integral; `inaccurate`: fraction of samples whose inner integral missed its tolerance.
+    `log_partition` (R,): E log Z_out from each randomisation; `error`: largest accepted error of an
+    inner integral; `inaccurate`: fraction of samples whose inner integral missed its tolerance.
     """
 
     mean: Array
@@ -166,11 +166,19 @@ class AbstractChannel(eqx.Module):
             omega: Means of the fields (P, M).
             V: Their covariance (P, P), positive definite.
             key: For channels that sample. Default None.
-        Returns: A `Posterior`.
-        Raises: ValueError for wrong shapes, non-finite numbers, a V that is not positive definite,
-            a y out of range.
-        Cost: Microseconds for closed forms; see the channel for the others.
-        Source: [TCDKZ25], [theory: multi-index, Eqs. (17) to (20)].
+
+        Returns:
+            A `Posterior`.
+
+        Raises:
+            ValueError: For wrong shapes, non-finite numbers, a V that is not positive definite,
+                a y out of range.
+
+        Cost:
+            Microseconds for closed forms; see the channel for the others.
+
+        Source:
+            [TCDKZ25], [theory: multi-index, Eqs. (17) to (20)].
         """
         dtype = theory_dtype()
         y = jnp.asarray(y)
@@ -231,9 +239,15 @@ class AbstractChannel(eqx.Module):
             samples: Points in each randomisation, a power of two.
             randomisations: Independent scrambles of one net.
             tangents: Whether `jacobian` is computed, from d response = E Σ ∂g dQ ∂gᵀ.
-        Returns: A `Response`; NaN where Q or V is not finite or V is not positive definite.
-        Cost: samples × randomisations posteriors.
-        Source: [TCDKZ25], [theory: multi-index, Eqs. (42), (43), (46)].
+
+        Returns:
+            A `Response`; NaN where Q or V is not finite or V is not positive definite.
+
+        Cost:
+            samples × randomisations posteriors.
+
+        Source:
+            [TCDKZ25], [theory: multi-index, Eqs. (42), (43), (46)].
         """
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")

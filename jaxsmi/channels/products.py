@@ -42,6 +42,7 @@ from jaxsmi.channels.scalar import AbstractScalarChannel, check_label_shape, che
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining import Budget, self_refining_moments
+from jaxsmi.numerics.refining_rules import RADIUS, WIDE_RADIUS, no_weight
 
 __all__ = ["ProductChannel", "SquarePlusSignParityChannel", "TripleSignChannel", "log_parity"]
 
@@ -112,10 +113,11 @@ class ProductChannel(AbstractScalarChannel):
                 first = jnp.where(outside, 0.0, first)
                 second = jnp.where(outside, 0.0, second)
                 ell = -0.5 * (first**2 + second**2) + jnp.log(scale)[:, None]
-                ell = jnp.where(outside, jnp.finfo(ell.dtype).min / 4, ell)
+                ell = jnp.where(outside, no_weight(ell.dtype), ell)
                 branches.append((ell, [first, second]))
             # dt in place of the rule's φ(t) dt (nodes beyond its widest box, t > 9, have no weight)
-            return jnp.sqrt(2 * jnp.pi) * jnp.exp(0.5 * jnp.minimum(t[:, 0] ** 2, 81.0)), branches
+            square = jnp.minimum(t[:, 0] ** 2, WIDE_RADIUS**2)
+            return jnp.sqrt(2 * jnp.pi) * jnp.exp(0.5 * square), branches
 
         moments = self_refining_moments(
             integrand,
@@ -147,7 +149,7 @@ def _interval(
     high = logs(1.0)
     first = jnp.maximum(low[0], -high[1])
     last = jnp.minimum(high[0], -low[1])
-    return 0.5 * (first + last), jnp.where(last > first, 0.5 * (last - first), 1.0) / 5.5
+    return 0.5 * (first + last), jnp.where(last > first, 0.5 * (last - first), 1.0) / RADIUS
 
 
 class SquarePlusSignParityChannel(AbstractScalarChannel, ClosedFormChannel):
@@ -182,7 +184,7 @@ class SquarePlusSignParityChannel(AbstractScalarChannel, ClosedFormChannel):
                 d = sign * root - w[0]
                 log_density = -0.5 * d * d / v - 0.5 * jnp.log(2 * jnp.pi * v) - jnp.log(2 * root)
                 term = log_density + log_parity(parity * sign, w[1:] + slope * d, conditional)
-                terms.append(jnp.where(square > 0.0, term, jnp.finfo(term.dtype).min / 4))
+                terms.append(jnp.where(square > 0.0, term, no_weight(term.dtype)))
         return logsumexp(jnp.stack(terms))
 
 

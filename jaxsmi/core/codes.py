@@ -7,9 +7,12 @@ import enum
 import jax.numpy as jnp
 from jaxtyping import Array
 
-__all__ = ["RUNNING", "Result", "choose", "outcome"]
+__all__ = ["INACCURATE_SHARE", "RUNNING", "Result", "choose", "outcome"]
 
 RUNNING = -1  # the code of an iteration that goes on
+
+# A larger fraction of inner integrals that missed their tolerance makes an answer INACCURATE.
+INACCURATE_SHARE = 0.01
 
 
 class Result(enum.IntEnum):

@@ -30,7 +30,7 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import AbstractSolver, begin, drive
 
-__all__ = ["Descent", "Epochs", "Progress", "TrainState", "descend"]
+__all__ = ["Descent", "Epochs", "DescentEnd", "TrainState", "descend"]
 
 _GROWTH = 100.0  # norm of the weights, relative to the start, from which on a run has diverged
 _LOOKS = 50  # at a run with a progress bar
@@ -271,7 +271,7 @@ class _Stretches(AbstractSolver[_Descending]):
         return state.record
 
     def terminate(self, state: _Descending, count: Array) -> Array:
-        """The result of each run."""
+        """The result of each run, decided at its last record by `_judged` (the rules of `Stop`)."""
         del count
         return state.result
 
@@ -285,7 +285,7 @@ def _count(weights: PyTree) -> float:
     return float(sum(x[0].size for x in jax.tree.leaves(weights)))
 
 
-class Progress(eqx.Module):
+class DescentEnd(eqx.Module):
     """Where a descent ended: its state, its history (leading axis of records, NaN where not
     reached), its result and the last relative update; of several runs with a leading axis of
     runs."""
@@ -308,7 +308,7 @@ def descend(
     every: int,
     repeats: int = 1,
     label: str | None = None,
-) -> Progress:
+) -> DescentEnd:
     """Take `steps` steps from a state, or from each of several.
 
     Args:
@@ -322,7 +322,7 @@ def descend(
         label: What the progress bar is called; None: no bar.
 
     Returns:
-        A `Progress`. Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or
+        A `DescentEnd`. Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or
         `target` never met), DIVERGED, NONFINITE.
     """
     records = -(-steps // every)
@@ -337,7 +337,7 @@ def descend(
     end = drive(solver, run, records, label=label, stretch=stretch, unit=every)
     history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
     result = _ended(end.state, end.result, solver.stopping)
-    progress = Progress(end.state.state, history, result, end.state.change)
+    progress = DescentEnd(end.state.state, history, result, end.state.change)
     return progress if batch else jax.tree.map(lambda x: x[0], progress)
 
 

@@ -26,7 +26,7 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Record
 from jaxsmi.core.results import Solution
-from jaxsmi.descent.loop import Progress, TrainState, descend
+from jaxsmi.descent.loop import DescentEnd, TrainState, descend
 from jaxsmi.descent.stream import Stream
 from jaxsmi.descent.student import batch_size_of, begin_training, check_gradient
 from jaxsmi.descent.task import REDUCTIONS, Batches, Stop, Task, squared_loss
@@ -186,7 +186,7 @@ def _check_one_pass(data: Dataset, size: int, steps: int, state: TrainState) -> 
     check(steps <= rest, "steps", steps, allowed)
 
 
-def _solution(task: Task, end: Progress, key: PRNGKeyArray) -> Solution:
+def _solution(task: Task, end: DescentEnd, key: PRNGKeyArray) -> Solution:
     """The last record of a run (or of each run) as a solution."""
     model = task.model
     data = task.data

@@ -1,17 +1,23 @@
 r"""Calibration of message passing: precision and fields brought to what the data say of them.
 
 Theory says b = A W* + A^{1/2} ξ. A random start breaks this: its overlap M is √D times off its
-norm, and at finite D the mismatch grows with the signal. What holds off the Nishimori line too is b
-= m W* + n^{1/2} ξ, along each eigenvector u of A (eigenvalue a, s = uᵀSu), with noise n = uᵀ(Σ g
-gᵀ/D)u. The data say T = uᵀb bᵀu/(nD) - 1 for the signal-to-noise ratio m²s/n instead of a s, with
-standard error √(2/D)(1 + a s). Where the two differ by δ > 3 of these, b is rescaled to a
-sufficient statistic of the assumed form:
+norm, and at finite D the mismatch grows with the signal. What holds off the Nishimori line too,
+along each eigenvector u of A (eigenvalue a, s = uᵀSu), is
+
+    b = m W* + n^{1/2} ξ,   n = uᵀ(Σ g gᵀ/D)u
+
+The data say T = uᵀb bᵀu/(nD) - 1 for the signal-to-noise ratio m²s/n instead of a s, with standard
+error √(2/D)(1 + a s). Where the two differ by δ > 3 of these, b is rescaled to a sufficient
+statistic of the assumed form:
 
     a → a' = a + (1 - 9/δ²)(T/s - a) along u (at least a/10⁴: T may be negative)
     b → (a'/n)^{1/2} b
 
-Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a is the better noise: n
-→ (n + a·as)/(1 + as). At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped
+Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a is the better noise:
+
+    n → (n + a·as)/(1 + as)
+
+At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped
 message passing follows state evolution step by step.
 
 Source: derived for this library [theory: multi-index, Eqs. (38) to (40)].

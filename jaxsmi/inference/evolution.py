@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check, require
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.inversion import inverted
 from jaxsmi.inference.overlap_map import OverlapMap
@@ -37,7 +37,6 @@ from jaxsmi.numerics.nets import power_of_two
 __all__ = ["state_evolution"]
 
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
-_INACCURATE = 0.01  # a larger fraction of inaccurate inner integrals is reported
 _STRETCH = 4  # steps between two updates of the progress bar
 
 _START = 1e-3
@@ -128,7 +127,7 @@ def state_evolution(
         key = None if key is None else arguments.key("key", key)
         alpha = jnp.where(arguments.valid & model.valid, alpha, jnp.nan)
         matrix_model = cast(AbstractMatrixModel, model)  # no other channel is explicit
-        return inverted(matrix_model, alpha, key, 0 if newton else max_steps)
+        return inverted(matrix_model, alpha, key, history_steps=0 if newton else max_steps)
     key = arguments.key("key", key)
     nets = arguments.count("randomisations", _default(randomisations, _RANDOMISATIONS), at_least=2)
     samples = arguments.count("samples", _default(samples, _SAMPLES), at_least=2 * nets)
@@ -251,8 +250,8 @@ def _solution(overlap_map: OverlapMap, end: fixed_point.FixedPoint) -> Solution:
     S = overlap_map.second_moment
     model = overlap_map.model
     success = end.result == Result.SUCCESS
-    inaccurate, _ = end.evaluation.extra
-    code = jnp.where(success & (inaccurate > _INACCURATE), Result.INACCURATE, end.result)
+    inaccurate = end.evaluation.inaccurate
+    code = jnp.where(success & (inaccurate > INACCURATE_SHARE), Result.INACCURATE, end.result)
     code = jnp.where(success & (end.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
     recovered = end.result == Result.RECOVERED
     moved = _differentiable(overlap_map, end.V, code)

@@ -127,9 +127,9 @@ def _trajectory(model: AbstractMatrixModel, alpha: Array, steps: int) -> dict[st
 
 @eqx.filter_jit
 def inverted(
-    model: AbstractMatrixModel, alpha: Array, key: PRNGKeyArray | None, steps: int
+    model: AbstractMatrixModel, alpha: Array, key: PRNGKeyArray | None, history_steps: int
 ) -> Solution:
-    """The fixed point of a matrix model, with so many `steps` of the plain iteration as history."""
+    """The fixed point of a matrix model; its history are so many steps of the plain iteration."""
     dtype = alpha.dtype
     still = frozen(model)
     valid = jnp.isfinite(alpha) & (alpha > 0) & model.valid
@@ -148,10 +148,10 @@ def inverted(
         stderr=stderr * one,
         error=V,
         alpha=alpha,
-        steps=jnp.asarray(steps),
+        steps=jnp.asarray(history_steps),
         residual=jnp.zeros((), dtype),
         result=code,
-        history=_trajectory(still, lax.stop_gradient(alpha), steps),
+        history=_trajectory(still, lax.stop_gradient(alpha), history_steps),
         covariance=V * one,
         rho=jnp.asarray(jnp.nan, dtype),
         state={"qhat": jnp.where(root.recovered, jnp.inf, jnp.exp(log_precision))},

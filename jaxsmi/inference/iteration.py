@@ -36,7 +36,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.codes import Result, choose
+from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver, RecoveryRay
 from jaxsmi.inference.calibration import calibration, no_calibration
@@ -204,7 +204,7 @@ class GampIteration(AbstractSolver[Position]):
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),
             (ended, Result.SUCCESS),
-            (ended & (state.inaccurate > 0.01), Result.INACCURATE),
+            (ended & (state.inaccurate > INACCURATE_SHARE), Result.INACCURATE),
             (recovered, Result.RECOVERED),
             (size > 10.0 * self.largest, Result.DIVERGED),
             (~state.finite, Result.NONFINITE),

@@ -129,8 +129,8 @@ def gamp(
     key = arguments.key("key", key)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
-    informed = not isinstance(side_information, (int, float)) or side_information != 0
-    start, side = _start(model, data, start_keys, init, strength if informed else None)
+    aided = not isinstance(side_information, (int, float)) or side_information != 0
+    start, side = _start(model, data, start_keys, init, strength if aided else None)
     problem = _problem(model, data, start if state is None else state, side, run_key, options)
     valid = arguments.valid & model.valid
     end = _run(problem, options, progress, key, valid)

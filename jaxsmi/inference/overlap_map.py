@@ -92,7 +92,7 @@ class OverlapMap(eqx.Module):
             value,
             -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(jacobian),  # dQ = -dV
             value + jax.vmap(lambda R: pull(precision(R) - Qhat))(response.replicas),
-            (response.inaccurate, response.error),
+            response.inaccurate,
         )
 
     def fixed_point(

@@ -64,8 +64,11 @@ class AttentionIndexed(AbstractMatrixModel):
         noise: Δ >= 0 of the linear output: variance Δ on the diagonal of h, Δ/2 off it. Default 0.
         layers: L, all of width ρ. Default 1; more: data and training only.
         skip: Residual strength c >= 0 of the layers. Default 1.
-    Raises: ValueError for arguments out of range, one token with softmax or hardmax (no
-        information), noise elsewhere than on the linear output.
+
+    Raises:
+        ValueError: For arguments out of range, one token with softmax or hardmax (no
+            information), noise elsewhere than on the linear output.
+
     Example:
         >>> import jax, jaxsmi as smi
         >>> jax.config.update("jax_enable_x64", True)

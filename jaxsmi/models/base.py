@@ -104,14 +104,20 @@ class AbstractModel(eqx.Module):
             store: False for inputs that are drawn again whenever they are read: memory for one
                 block of them. N is then rounded to whole blocks: by less than 0.5 % from N = 10⁴
                 on, of few samples by up to four.
-        Returns: A `Dataset`.
-        Raises: ValueError for arguments out of range, or a teacher of the wrong shape.
+
+        Returns:
+            A `Dataset`.
+
+        Raises:
+            ValueError: For arguments out of range, or a teacher of the wrong shape.
+
         Example:
             >>> import jax, jaxsmi as smi
             >>> smi.links.sign().sample(jax.random.key(0), dimension=50, alpha=2.0).inputs.shape
             (100, 1, 50)
 
-        Cost: N·M·D random numbers, and one pass over them.
+        Cost:
+            N·M·D random numbers, and one pass over them.
         """
         dimension = Arguments().count("dimension", dimension, at_least=self.least_dimension)
         positive = bool(np.isfinite(alpha)) and alpha > 0
@@ -199,10 +205,16 @@ class AbstractModel(eqx.Module):
             solution: The solution of `gamp` or `train`, or an estimate itself: rows (P, D), or a
                 matrix (d, d) or (L, d).
             inputs: New inputs (N, M, D).
-        Returns: Labels (N, ...).
-        Raises: ValueError for a solution of theory, which has no weights, or shapes that do not
-            fit.
-        Cost: One pass over the inputs.
+
+        Returns:
+            Labels (N, ...).
+
+        Raises:
+            ValueError: For a solution of theory, which has no weights, or shapes that do not
+                fit.
+
+        Cost:
+            One pass over the inputs.
         """
         estimate = solution.weights if isinstance(solution, Solution) else solution
         remedy = "the solution of gamp or train"
@@ -279,7 +291,8 @@ class AbstractModel(eqx.Module):
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
         """What an estimate has in common with itself and with a teacher.
 
-        Returns: "overlap" Q (P, P), "teacher_overlap" M (P, P) and "cosine" (P,); the last two NaN
+        Returns:
+            "overlap" Q (P, P), "teacher_overlap" M (P, P) and "cosine" (P,); the last two NaN
             without a teacher.
         """
 
@@ -322,7 +335,8 @@ class AbstractModel(eqx.Module):
     def recovery(self) -> Array:
         """The α above which perfect recovery is stable (inf: never).
 
-        Raises: ValueError where it is not known.
+        Raises:
+            ValueError: Where it is not known.
         """
 
 

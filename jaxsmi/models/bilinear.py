@@ -65,7 +65,10 @@ class Bilinear(AbstractMatrixModel):
         rank_ratio: ρ = r/d > 0. Default 0.2.
         noise: Δ >= 0, the variance of the label noise. Default 0.
         symmetric: S = W Wᵀ/√r of a quadratic network (β = 1). Default False.
-    Raises: ValueError for arguments out of range.
+
+    Raises:
+        ValueError: For arguments out of range.
+
     Example:
         >>> import jax, jaxsmi as smi
         >>> jax.config.update("jax_enable_x64", True)

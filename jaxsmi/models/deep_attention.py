@@ -191,8 +191,12 @@ class DeepAttention(AbstractIndexModel):
         Args:
             weights: Rows W (P, D).
             x: One input (M, D), tokens as rows.
-        Raises: ValueError where the shapes do not fit.
-        Cost: O(M P D + M² D) a layer.
+
+        Raises:
+            ValueError: Where the shapes do not fit.
+
+        Cost:
+            O(M P D + M² D) a layer.
         """
         weights = jnp.asarray(weights)
         X = jnp.asarray(x)

@@ -36,16 +36,24 @@ def generalization_error(
         key: A random key. Default None: for closed forms only.
         predictor: "plug-in" or "bayes".
         samples: Links that are evaluated. Default 32768.
-    Returns: An `Estimate` (value, stderr).
-    Raises: ValueError for a wrong shape or predictor, or Q outside its range.
+
+    Returns:
+        An `Estimate` (value, stderr).
+
+    Raises:
+        ValueError: For a wrong shape or predictor, or Q outside its range.
+
     Example:
         >>> import jax, jaxsmi as smi
         >>> key = jax.random.key(0)
         >>> round(float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=key)), 3)
         0.25
 
-    Cost: `samples` links.
-    Source: [TCDKZ25], [theory: multi-index, Eqs. (62), (63)].
+    Cost:
+        `samples` links.
+
+    Source:
+        [TCDKZ25], [theory: multi-index, Eqs. (62), (63)].
     """
     P = model.indices
     arguments = Arguments()

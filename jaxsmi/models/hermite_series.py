@@ -30,8 +30,11 @@ class HermiteSeries(eqx.Module):
     Args:
         terms: From the degrees of the L tokens to a coefficient: {(2, 0): 1.0, (0, 2): 1.0}.
         normalised: h instead of He. Default False.
-    Raises: ValueError for no terms, degrees that are no whole numbers >= 0, unequal lengths, or
-        non-finite coefficients.
+
+    Raises:
+        ValueError: For no terms, degrees that are no whole numbers >= 0, unequal lengths, or
+            non-finite coefficients.
+
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> series = smi.sgd.HermiteSeries({(2, 0): 1.0, (0, 4): 1.0})

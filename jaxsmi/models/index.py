@@ -185,7 +185,8 @@ class AbstractIndexModel(AbstractModel):
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
         """What an estimate (P, D) has in common with itself and with a teacher (P*, D).
 
-        Returns: "overlap" Q = Ŵ Ŵᵀ/D (P, P), "teacher_overlap" M = Ŵ W*ᵀ/D (P, P*), "cosine" (P,);
+        Returns:
+            "overlap" Q = Ŵ Ŵᵀ/D (P, P), "teacher_overlap" M = Ŵ W*ᵀ/D (P, P*), "cosine" (P,);
             NaN without a teacher, the cosine also where P* is not P.
         """
         weights, D = weights.astype(theory_dtype()), weights.shape[1]

@@ -46,15 +46,23 @@ def linear(
         noise: Variance Δ >= 0. Default 0.
         tokens: M, the measurements of one sample. Default 1.
         prior: Of the row of W. Default: iid N(0, 1).
-    Returns: A `MultiIndex` model.
-    Raises: ValueError for Δ < 0 or M < 1.
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For Δ < 0 or M < 1.
+
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.linear(0.1).indices
         1
 
-    Cost: None: nothing is computed before the model is used.
-    Source: [theory: multi-index, Eq. (22), Table 1].
+    Cost:
+        None: nothing is computed before the model is used.
+
+    Source:
+        [theory: multi-index, Eq. (22), Table 1].
     """
     arguments = Arguments()
     variance = arguments.number("noise", noise, VARIANCE)
@@ -67,15 +75,23 @@ def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
 
     Args:
         prior: Of the row of W. Default: iid N(0, 1).
-    Returns: A `MultiIndex` model.
-    Raises: Nothing.
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        Nothing.
+
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.sign(smi.priors.Rademacher()).name
         'sign'
 
-    Cost: None: nothing is computed before the model is used.
-    Source: [theory: multi-index, Eq. (23)].
+    Cost:
+        None: nothing is computed before the model is used.
+
+    Source:
+        [theory: multi-index, Eq. (23)].
     """
     return MultiIndex(channel=SignChannel(), prior=prior, name="sign")
 
@@ -86,15 +102,23 @@ def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None
     Args:
         squared: y = z² instead of |z|. Default False.
         prior: Of the row of W. Default: iid N(0, 1).
-    Returns: A `MultiIndex` model.
-    Raises: Nothing.
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        Nothing.
+
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.phase_retrieval().symmetry[0].kind
         'sign'
 
-    Cost: None: nothing is computed before the model is used.
-    Source: [MM18], [theory: multi-index, Eq. (24), Table 1].
+    Cost:
+        None: nothing is computed before the model is used.
+
+    Source:
+        [MM18], [theory: multi-index, Eq. (24), Table 1].
     """
     channel = ModulusChannel(squared=squared)
     symmetry = [((0,), "sign")]
@@ -107,15 +131,23 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
     Args:
         k: Number of factors, at least 1. Default 2.
         prior: Of the rows of W. Default: iid N(0, 1).
-    Returns: A `MultiIndex` model.
-    Raises: ValueError for k < 1.
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For k < 1.
+
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.sign_product(2).indices
         2
 
-    Cost: None: nothing is computed before the model is used.
-    Source: [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
+    Cost:
+        None: nothing is computed before the model is used.
+
+    Source:
+        [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
     """
     k = Arguments().count("k", k)
     if k == 1:
@@ -134,15 +166,23 @@ def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     Args:
         k: Number of factors, at least 1. Default 2.
         prior: Of the rows of W. Default: iid N(0, 1).
-    Returns: A `MultiIndex` model.
-    Raises: ValueError for k < 1.
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For k < 1.
+
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.product(2).indices
         2
 
-    Cost: None: nothing is computed before the model is used.
-    Source: [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
+    Cost:
+        None: nothing is computed before the model is used.
+
+    Source:
+        [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
     """
     k = Arguments().count("k", k)
     if k == 1:
@@ -162,15 +202,23 @@ def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex
 
     Args:
         prior: Of the rows of W. Default: iid N(0, 1).
-    Returns: A `MultiIndex` model.
-    Raises: Nothing.
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        Nothing.
+
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.square_plus_sign_parity().indices
         3
 
-    Cost: None: nothing is computed before the model is used.
-    Source: [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
+    Cost:
+        None: nothing is computed before the model is used.
+
+    Source:
+        [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
     """
     symmetry = [((0, 1, 2), "even signed permutation, the first in place")]
     channel = SquarePlusSignParityChannel()

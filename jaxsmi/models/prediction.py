@@ -48,7 +48,9 @@ def prediction_error(
         samples: Points of each net, a power of two.
         randomisations: Independent nets.
         truth: The model that makes the labels. Default: `model`.
-    Returns: An `Estimate`, its standard error from the spread over the nets.
+
+    Returns:
+        An `Estimate`, its standard error from the spread over the nets.
     """
     P = model.indices
     M = model.tokens

@@ -60,9 +60,12 @@ class SequenceSingleIndex(eqx.Module):
             principal axes; inside jit rows of norm <= 1).
         loss_factor: c > 0. Default 1/2.
         loss: "squared" c‖y - F‖² (the default), or "frobenius" c‖y - F‖.
-    Raises: ValueError for L < 1, a target or student that fails or answers in another shape or not
-        in finite real numbers, an encoding of another shape, an encoding with a network, c <= 0, an
-        unknown loss.
+
+    Raises:
+        ValueError: For L < 1, a target or student that fails or answers in another shape or not
+            in finite real numbers, an encoding of another shape, an encoding with a network,
+            c <= 0, an unknown loss.
+
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> model = smi.SequenceSingleIndex(lambda z: jnp.sum(z**2), length=2, encoding="paired")
@@ -149,8 +152,12 @@ class SequenceSingleIndex(eqx.Module):
             samples: How many.
             teacher: The hidden direction (1, d). Default: uniform on the sphere of radius √d.
             dtype: Of the inputs. Default: the precision of theory.
-        Returns: A `Dataset`, as that of every model.
-        Raises: ValueError for arguments out of range.
+
+        Returns:
+            A `Dataset`, as that of every model.
+
+        Raises:
+            ValueError: For arguments out of range.
         """
         arguments = Arguments()
         dimension = arguments.count("dimension", dimension, at_least=2)
@@ -202,15 +209,23 @@ def semantic_positional(
         a: In (0, 1]. Default 1.
         loss_factor: As of `SequenceSingleIndex`.
         loss: As of `SequenceSingleIndex`.
-    Returns: A `SequenceSingleIndex`.
-    Raises: ValueError for ω or a out of range.
+
+    Returns:
+        A `SequenceSingleIndex`.
+
+    Raises:
+        ValueError: For ω or a out of range.
+
     Example:
         >>> import jaxsmi as smi
         >>> smi.sgd.semantic_positional(0.3).length
         2
 
-    Cost: None: nothing is computed before the model is used.
-    Source: [ALSKZ25; theory: online-sgd, Eqs. (36) to (38)].
+    Cost:
+        None: nothing is computed before the model is used.
+
+    Source:
+        [ALSKZ25; theory: online-sgd, Eqs. (36) to (38)].
     """
     arguments = Arguments()
     target = SemanticPositional(

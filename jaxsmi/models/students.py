@@ -36,7 +36,10 @@ class Attention(eqx.Module):
         trace_norm: "sqrtL" (over √L, the default) or "none".
         left: a (L,) of the bilinear reduction.
         right: b (L,) of the bilinear reduction.
-    Raises: ValueError for an unknown name, or `left`, `right` that are no vectors of norm > 0.
+
+    Raises:
+        ValueError: For an unknown name, or `left`, `right` that are no vectors of norm > 0.
+
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> smi.sgd.Attention("identity")(jnp.zeros(2)).shape
@@ -96,7 +99,9 @@ class Network(eqx.Module):
     Args:
         activation: Any JAX function of a number, smooth but perhaps at 0. Default: relu.
         tied: One direction for all tokens. Default True.
-    Raises: ValueError for an activation that is no function.
+
+    Raises:
+        ValueError: For an activation that is no function.
     """
 
     activation: Callable[[Array], Array] = eqx.field(static=True)

@@ -330,7 +330,9 @@ def symmetry_of(block: Block, kind: str, indices: int) -> AbstractSymmetry:
         block: Rows of W, or a sequence of such blocks.
         kind: One of `SYMMETRIES`.
         indices: P, the number of rows that there are.
-    Raises: ValueError for another word, or a row that is not there.
+
+    Raises:
+        ValueError: For another word, or a row that is not there.
     """
     kind = Arguments().choice("symmetry", kind, SYMMETRIES)
     rows = [np.atleast_1d(np.asarray(part)) for part in block]
@@ -354,16 +356,24 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: AbstractIndexModel) ->
         estimate: Rows Ŵ (P, D).
         teacher: Rows W* (P, D).
         model: The index model whose symmetries may be used.
-    Returns: The aligned estimate (P, D).
-    Raises: ValueError where the shapes differ from each other or from P.
+
+    Returns:
+        The aligned estimate (P, D).
+
+    Raises:
+        ValueError: Where the shapes differ from each other or from P.
+
     Example:
         >>> import jax, jax.numpy as jnp, jaxsmi as smi
         >>> W = jax.random.normal(jax.random.key(0), (2, 5))
         >>> bool(jnp.allclose(smi.align(-W, W, smi.DeepAttention(2, 2)), W))
         True
 
-    Cost: O(P² D).
-    Source: [theory: multi-index, section 9].
+    Cost:
+        O(P² D).
+
+    Source:
+        [theory: multi-index, section 9].
     """
     estimate = jnp.asarray(estimate)
     teacher = jnp.asarray(teacher)

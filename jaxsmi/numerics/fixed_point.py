@@ -64,13 +64,13 @@ def resolvent(J: Array, X: Array) -> Array:
 
 
 class Evaluation(eqx.Module):
-    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P) and whatever else the caller wants of
-    the last call."""
+    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P), and the fraction of samples whose
+    inner integral was inaccurate."""
 
     value: Array
     jacobian: Array
     replicas: Array
-    extra: tuple[Array, ...]
+    inaccurate: Array
 
 
 class Iterate(eqx.Module):
@@ -287,7 +287,8 @@ def solve(
     Returns:
         A `FixedPoint`. Codes: SUCCESS, RECOVERED, MAX_STEPS, NONFINITE.
 
-    Cost: one F a step.
+    Cost:
+        one F a step.
     """
     solver = Iteration(map_of, V0, scale, tolerance, geometric, newton, max_steps)
     run = begin(solver, max_steps) if state is None else state.run

@@ -31,14 +31,16 @@ __all__ = [
     "NetRule",
     "Nodes",
     "TrapezoidRule",
+    "RADIUS",
+    "WIDE_RADIUS",
     "no_weight",
     "rule_for",
 ]
 
 # Radius of the ball of nodes in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5),
 # and that of a second family of rules, for the few samples whose posterior reaches the first's edge
-_RADIUS = 5.5
-_WIDE_RADIUS = 9.0
+RADIUS = 5.5
+WIDE_RADIUS = 9.0
 
 _NODES_PER_AXIS = {
     1: (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
@@ -147,7 +149,7 @@ class TrapezoidRule(AbstractRule):
         self.dimension = dimension
         self.sizes = sizes + wide
         self.narrow = len(sizes)
-        self.radii = (_RADIUS,) * len(sizes) + (_WIDE_RADIUS,) * len(wide)
+        self.radii = (RADIUS,) * len(sizes) + (WIDE_RADIUS,) * len(wide)
         self.analytic = analytic
 
     @property
@@ -215,7 +217,7 @@ class TrapezoidRule(AbstractRule):
         At a spacing of 2 to 3 widths of a Gaussian the trapezoidal error is 1e-2 to 1e-1, where
         refining starts to pay.
         """
-        spacing = 2 * _RADIUS / jnp.asarray(self.sizes[: self.narrow - 1], theory_dtype())
+        spacing = 2 * RADIUS / jnp.asarray(self.sizes[: self.narrow - 1], theory_dtype())
         return jnp.sum(spacing > 2.6 * width)
 
 

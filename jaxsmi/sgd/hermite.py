@@ -2,9 +2,11 @@ r"""Hermite coefficients of functions of the fields [theory: online-sgd, Eq. (19
 
     ĝ_n = E[g(ξ) h_n(ξ)],   h_n = Π_l h_{n_l},   orthonormal under N(0, I_L)
 
-A Hermite series knows its own, a tied network has them in closed form, F̂_n = √(|n|!/n!) c_|n|
-L^{-|n|/2} with c_k = E σ(N) h_k(N); of any other JAX function they are integrals on a grid, of up
-to four tokens.
+A Hermite series knows its own; a tied network has them in closed form,
+
+    F̂_n = √(|n|!/n!) c_|n| L^{-|n|/2},   c_k = E σ(N) h_k(N)
+
+of any other JAX function they are integrals on a grid, of up to four tokens.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.checks import POSITIVE, Arguments
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
@@ -37,7 +37,6 @@ from jaxsmi.thresholds.weak import weak_recovery
 
 __all__ = ["staircase"]
 
-_INACCURATE = 0.01  # a larger fraction of inaccurate inner integrals is reported
 _SCAN_NETS = 16  # of the scan in α
 _SCAN_FACTOR = 1.2  # from one α of the scan to the next
 _NEAR = 0.5  # |log α λ_max| up to which a guess saves the scan
@@ -350,7 +349,7 @@ def _threshold(model: AbstractModel, scan: _Scan, place: _Place, limits: _Limits
     )
     roots = crossings(model, region)
     code = _worst(roots.code)
-    if code == Result.SUCCESS and place.inaccurate > _INACCURATE:
+    if code == Result.SUCCESS and place.inaccurate > INACCURATE_SHARE:
         code = Result.INACCURATE
     valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, jnp.nan)
     alphas = jnp.where(roots.code == Result.SUCCESS, roots.alpha, jnp.nan)

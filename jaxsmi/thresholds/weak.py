@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import Arguments
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.implicit import derivative, differentiable
@@ -25,8 +25,6 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.growth import checked_sizes, growth
 
 __all__ = ["weak_recovery"]
-
-_INACCURATE = 0.01  # a larger fraction of inaccurate inner integrals is reported
 
 
 @eqx.filter_jit
@@ -54,7 +52,7 @@ def _weak_recovery(
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
     subspace = subspace / jnp.maximum(jnp.trace(subspace), 1e-300)
     finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(start.start))
-    code = jnp.where(start.inaccurate > _INACCURATE, Result.INACCURATE, Result.SUCCESS)
+    code = jnp.where(start.inaccurate > INACCURATE_SHARE, Result.INACCURATE, Result.SUCCESS)
     code = jnp.where(finite, code, Result.NONFINITE)
     return _masked(
         Threshold(alpha, stderr, replicas, subspace, jnp.zeros_like(S), code), finite, code

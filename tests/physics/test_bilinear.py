@@ -110,11 +110,12 @@ def test_errors():
 @pytest.mark.parametrize(
     ("name", "tolerance"),
     [
-        pytest.param("delta_0_beta_1", 5e-5, marks=pytest.mark.slow),
+        ("delta_0_beta_1", 5e-5),
         ("delta_0.1_beta_1", 5e-5),
-        pytest.param("delta_0_beta_inf", 1e-10, marks=pytest.mark.slow),
+        ("delta_0_beta_inf", 1e-10),
     ],
 )
+@pytest.mark.slow
 def test_published_curves(reference, name, tolerance):
     """[theory: bilinear, section 9]: typically 1e-6; wrong in print below α = .005 and at the
     threshold of β = 1."""
@@ -207,7 +208,7 @@ def test_published_nuclear_norm_thresholds(reference):
         pytest.param(1, 1, 0.5, 0.45566397, -0.0902707800, marks=pytest.mark.slow),
         pytest.param(1, 1, 0.95, 0.02501959, 0.2228155646, marks=pytest.mark.slow),
         pytest.param(2, 0.5, 0.2, 0.75526401, -0.1719843243, marks=pytest.mark.slow),
-        (2, 0.5, 0.575, 0.10282710, -0.1792987283),
+        pytest.param(2, 0.5, 0.575, 0.10282710, -0.1792987283, marks=pytest.mark.slow),
     ],
 )
 def test_free_entropy(beta, rho, alpha, left, value):

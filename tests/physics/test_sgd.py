@@ -127,6 +127,7 @@ FLOW = {0.8: 0.176, 1.6: 0.301, 2.4: 0.476, 3.2: 0.651, 4.0: 0.763, 8.0: 0.837}
 GRADIENT_FLOW = {0.8: 0.241, 1.6: 0.522, 2.4: 0.833, 3.2: 0.966, 4.0: 0.994, 8.0: 1.000}
 
 
+@pytest.mark.slow
 def test_flow_of_a_network():
     """[theory: online-sgd, Table 6]: to its last digit, both orders; the end point solves (1 -
     m²)|R_m| = γ V m/2.

@@ -102,7 +102,7 @@ def test_gaussian_posteriors_and_honest_errors(inner, narrow, wide, tolerance, i
     )
 
 
-@pytest.mark.parametrize("inner", [1, 2])
+@pytest.mark.parametrize("inner", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_narrow_posteriors_are_refined(inner):
     """Nodes grow as the likelihood narrows, down to 2e-3 in one variable (step 1.3e-3 at the
     finest)."""

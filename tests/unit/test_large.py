@@ -160,6 +160,7 @@ def on_four_devices(cases, thorough):
     return done.stderr[-2000:] if done.returncode else "the same"
 
 
+@pytest.mark.slow
 def test_four_devices_are_one():
     assert (
         on_four_devices(['("linear", smi.links.linear(0.1), 40, 2.0, 6)'], thorough=False)

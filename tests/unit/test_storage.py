@@ -11,7 +11,7 @@ import pytest
 
 import jaxsmi as smi
 import synthetic
-from jaxsmi.core import provenance, records
+from jaxsmi.core import labelled, provenance
 from jaxsmi.workbench import storage
 from jaxsmi.workbench.store import Store
 
@@ -152,12 +152,12 @@ def test_parameters_are_ready_for_json():
 
 
 def test_names_of_indices():
-    assert records.index_names(synthetic.Layers(jnp.ones(2), ranks=(2, 1)), 3) == [
+    assert labelled.index_names(synthetic.Layers(jnp.ones(2), ranks=(2, 1)), 3) == [
         "layer 1, index 1",
         "layer 1, index 2",
         "layer 2",
     ]
-    assert records.index_names(None, 2) == ["index 1", "index 2"]
+    assert labelled.index_names(None, 2) == ["index 1", "index 2"]
 
 
 def test_a_store_keeps_whole_entries_of_one_work(tmp_path):

@@ -120,7 +120,7 @@ def test_the_last_batch_of_an_epoch_counts_only_what_is_in_it():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"batch_size": 7},
+        pytest.param({"batch_size": 7}, marks=SLOW),
         pytest.param({}, marks=SLOW),
         pytest.param({"batch_size": smi.Batches(11, repeats=2)}, marks=SLOW),
     ],
