@@ -68,7 +68,9 @@ def problem(output, alpha, dimension):
 def test_iteration(benchmark, output, alpha, dimension, part):
     model, data, state = problem(output, alpha, dimension)
     if part == "iteration":
-        run = lambda: smi.gamp(model, data, max_steps=10, tolerance=1e-12).weights  # ten of them
+        run = lambda: (
+            smi.gamp(model, data, key=jax.random.key(1), max_steps=10, tolerance=1e-12).weights
+        )  # ten of them
     else:
         compiled = jax.jit(functools.partial(PARTS[part], model, data))
         run = lambda: compiled(state)

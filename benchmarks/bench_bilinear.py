@@ -66,7 +66,9 @@ def problem(dimension, dtype):
 def test_iteration(benchmark, dimension, dtype, part):
     model, data, state = problem(dimension, dtype)
     if part == "ten iterations":
-        run = lambda: smi.gamp(model, data, max_steps=10, tolerance=1e-12).weights
+        run = lambda: (
+            smi.gamp(model, data, key=jax.random.key(1), max_steps=10, tolerance=1e-12).weights
+        )
     else:
         compiled = jax.jit(lambda data, state: PARTS[part](model, data, state))
         run = lambda: compiled(data, state)

@@ -81,7 +81,7 @@ def timed(benchmark, model, statistic, omega, V, rounds=5, checked=128):
             "largest_ratio_true_to_reported": float(
                 (error / np.maximum(reported[:checked], 1e-7)).max()
             ),
-            "fraction_inaccurate": float((reported > float(model.channel.tolerated)).mean()),
+            "fraction_inaccurate": float((reported > float(model.channel.tolerance)).mean()),
             "effective_nodes_median": float(np.median(found.ess)),
             "effective_nodes_min": float(np.min(found.ess)),
         }

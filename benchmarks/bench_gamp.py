@@ -57,7 +57,7 @@ def bench_iteration(benchmark, moment, dtype):
 
     def run():
         return jax.block_until_ready(
-            smi.gamp(model, data, state=solution.state, max_steps=1).weights
+            smi.gamp(model, data, state=solution.state, key=jax.random.key(1), max_steps=1).weights
         )
 
     run()

@@ -20,7 +20,10 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def bench_eight_runs(benchmark, name):
     data = MODEL.sample(jax.random.key(0), dimension=D, alpha=15.0, dtype=jnp.float32)
-    keys, settings = jax.random.split(jax.random.key(1), RUNS), METHODS[name] | {"record_every": 20}
+    keys, settings = (
+        jax.random.split(jax.random.key(1), RUNS),
+        METHODS[name] | {"record": smi.Record(every=20)},
+    )
 
     def run():
         return jax.block_until_ready(smi.train(MODEL, data, key=keys, **settings))

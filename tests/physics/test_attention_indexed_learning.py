@@ -195,7 +195,11 @@ def test_averaging_is_of_the_matrix():
     np.testing.assert_allclose(mean.extrapolated, (3 * mean.error - mean.single) / 2, rtol=1e-12)
     for wrong in (
         smi.train(model, data, optax.adam(0.05), key=KEY, steps=2),
-        smi.gamp(smi.links.linear(0.1), smi.links.linear(0.1).sample(KEY, dimension=9, alpha=2.0)),
+        smi.gamp(
+            smi.links.linear(0.1),
+            smi.links.linear(0.1).sample(KEY, dimension=9, alpha=2.0),
+            key=KEY,
+        ),
     ):
         with pytest.raises(ValueError, match=r"^fit: "):
             smi.averaged(wrong, data.teacher)
@@ -283,10 +287,12 @@ def test_bad_input_is_named(name):
 @pytest.mark.slow
 def test_single_precision_labels_are_warned_of():
     with pytest.warns(UserWarning, match="float32") as seen:
-        run = smi.gamp(SOFT, smi.Dataset(DATA.inputs, DATA.labels.astype("float32")), max_steps=1)
+        run = smi.gamp(
+            SOFT, smi.Dataset(DATA.inputs, DATA.labels.astype("float32")), key=KEY, max_steps=1
+        )
     assert len(seen) == 1
     np.testing.assert_allclose(
-        run.weights, smi.gamp(SOFT, DATA, max_steps=1).weights, atol=1e-3
+        run.weights, smi.gamp(SOFT, DATA, key=KEY, max_steps=1).weights, atol=1e-3
     )  # rounding over beta, some 1e-6
 
 

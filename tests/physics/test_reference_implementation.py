@@ -96,7 +96,7 @@ def test_two_layers_are_our_channel():
     )
     g = np.array([plain.by_grid(u[n], omega[n], V, 0.5, 160) for n in range(64)])
     for n in range(64):
-        assert relative(np.asarray(found.g)[n], g[n]) <= float(model.channel.tolerated)
+        assert relative(np.asarray(found.g)[n], g[n]) <= float(model.channel.tolerance)
     # E g gᵀ = -E ∂g, sample by sample a difference of mean zero
     gap = np.einsum("npm,npm->np", found.g, found.g) + np.einsum("npmpm->np", found.dg)
     assert np.all(np.abs(gap.mean(0)) < 4 * gap.std(0) / np.sqrt(len(gap)))
