@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
@@ -32,7 +34,8 @@ def generalization_error(
 
     Args:
         model: Any model.
-        overlap: Q (P, P), a number times S, or a Solution; 0 ⪯ Q ⪯ S, the prior's second moment.
+        overlap: Q (P, P), a number q (Q = q I; the q of a matrix), or a Solution; 0 ⪯ Q ⪯ S, the
+            prior's second moment.
         key: A random key. Default None: for closed forms only.
         predictor: "plug-in" or "bayes".
         samples: Links that are evaluated. Default 32768.
@@ -60,6 +63,8 @@ def generalization_error(
     predictor = arguments.choice("predictor", predictor, ("plug-in", "bayes"))
     samples = arguments.count("samples", samples, at_least=16)
     Q = overlap.overlap if isinstance(overlap, Solution) else overlap
+    if isinstance(Q, (int, float, np.ndarray, np.generic, jax.Array)) and np.ndim(Q) == 0:
+        Q = Q * jnp.eye(P)  # q, not a share of S
     Q = arguments.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
     if key is not None:
         key = arguments.key("key", key)

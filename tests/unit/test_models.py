@@ -338,6 +338,14 @@ def test_cosines_do_not_see_the_symmetry(name):
     assert np.all(cosines(np.zeros((3, 400))) == 0.0)
 
 
+def test_a_number_as_overlap_is_the_overlap_itself():
+    """Not a share of the second moment S = 1 + ρ: the error of one score is 2 (S - q)."""
+    model = smi.AttentionIndexed(1, 0.5, "linear", noise=0.1)
+    found = smi.generalization_error(model, 0.6)
+    np.testing.assert_allclose(found.value, 2 * (1.5 - 0.6), rtol=1e-12)
+    np.testing.assert_allclose(smi.generalization_error(model, [[0.6]]).value, found.value)
+
+
 @pytest.mark.parametrize("predictor", ["plug-in", "bayes"])
 @pytest.mark.parametrize("q", [0.0, 0.3, 1.0])
 def test_error_of_the_linear_link_is_exact(predictor, q):
