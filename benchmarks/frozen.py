@@ -299,6 +299,7 @@ def parts_of(value, path=""):
         or isinstance(x, (str, dict, list, tuple))
         or hasattr(x, "shape")
         or hasattr(x, "history")
+        or hasattr(x, "replicas")
         for x in value
     ):
         found = {}
