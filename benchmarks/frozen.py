@@ -1781,7 +1781,9 @@ def train_matrix(add):
 
     def averaged(model, d, alpha):
         data, fit = runs(model, d, alpha)
-        return {"fit": fit, "averaged": smi.averaged(fit, data.teacher)._asdict()}
+        averaged = smi.averaged(fit, data.teacher)
+        parts = averaged._asdict() if hasattr(averaged, "_asdict") else vars(averaged)
+        return {"fit": fit, "averaged": parts}
 
     add("softmax 2, averaged", lambda: averaged(smi.AttentionIndexed(2, 0.5), 12, 0.3))
     add("two layers, averaged", lambda: averaged(smi.AttentionIndexed(2, 0.25, layers=2), 12, 0.4))
