@@ -1,2 +1,7 @@
-"""Gradient descent on data: the loop, training, the order of learning, averaging, convex
-baselines."""
+"""Gradient descent on data.
+
+task: the loss of a student, batches, when to stop. loop: optimisers on the one driver. student: how
+weights start, and what must fit together. stream: endless fresh samples. training: `train`. order:
+when each index is learned. averaging: means over runs. baselines: ridge regression and the nuclear
+norm.
+"""

@@ -337,8 +337,8 @@ def descend(
     end = drive(solver, run, records, label=label, stretch=stretch, unit=every)
     history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
     result = _ended(end.state, end.result, solver.stopping)
-    progress = DescentEnd(end.state.state, history, result, end.state.change)
-    return progress if batch else jax.tree.map(lambda x: x[0], progress)
+    ended = DescentEnd(end.state.state, history, result, end.state.change)
+    return ended if batch else jax.tree.map(lambda x: x[0], ended)
 
 
 def _ended(state: _Descending, result: Array, stopping: bool) -> Array:

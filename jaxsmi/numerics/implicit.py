@@ -44,20 +44,6 @@ def _with_slope_jvp(
     return primals[0], jnp.multiply(primals[1], tangents[0])
 
 
-@jax.custom_jvp
-def _not_differentiable(value: Array, numbers: list[Array]) -> Array:
-    del numbers
-    return value
-
-
-@_not_differentiable.defjvp
-def _not_differentiable_jvp(
-    primals: tuple[Array, list[Array]], tangents: tuple[Array, list[Array]]
-) -> tuple[Array, Array]:
-    moved = jnp.sum(jnp.stack([jnp.sum(jnp.ravel(tangent)) for tangent in tangents[1]]))
-    return primals[0], jnp.full_like(primals[0], jnp.nan) * moved
-
-
 def not_differentiable(answer: PyTree, parameters: PyTree) -> PyTree:
     """An answer that was found by steps without a derivative: along any number of `parameters` its
     derivative is NaN, where it would be a silent zero.
@@ -71,7 +57,7 @@ def not_differentiable(answer: PyTree, parameters: PyTree) -> PyTree:
     """
     leaves, build = numbers_of(answer)
     numbers = numbers_of(parameters)[0]
-    return build([_not_differentiable(leaf, numbers) for leaf in leaves]) if numbers else answer
+    return build(_without_derivative(leaves, numbers)) if numbers else answer
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
@@ -166,7 +152,7 @@ def _tangents(
         total = jax.tree.map(
             lambda t, c, flat=flat: t + jnp.tensordot(flat, c, axes=1),
             total,
-            _first_order_only(columns, leaves),
+            _without_derivative(columns, leaves),
         )
     return total
 
@@ -184,14 +170,14 @@ def derivative(
 
 
 @jax.custom_jvp
-def _first_order_only(tree: PyTree, leaves: list[Array]) -> PyTree:
+def _without_derivative(tree: PyTree, leaves: list[Array]) -> PyTree:
     """The tree; its derivative is NaN wherever `leaves` move."""
     del leaves
     return tree
 
 
-@_first_order_only.defjvp
-def _first_order_only_jvp(
+@_without_derivative.defjvp
+def _without_derivative_jvp(
     primals: tuple[PyTree, list[Array]], tangents: tuple[PyTree, list[Array]]
 ) -> tuple[PyTree, PyTree]:
     tree, _ = primals

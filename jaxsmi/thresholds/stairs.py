@@ -201,10 +201,8 @@ class _Known(NamedTuple):
     directions: np.ndarray
 
 
-class _Lost(NamedTuple):
-    """The growth rate is not finite at this α: nothing can be said from there on."""
-
-    alpha: float
+class _Lost:
+    """The growth rate is not finite: nothing can be said from there on."""
 
 
 _Outcome = _Place | _Known | _Lost | None  # None: nothing more up to alpha_max
@@ -228,7 +226,7 @@ class _Glance(eqx.Module):
         if bool(jnp.any(self.known)):
             return _Known(np.asarray(self.vectors)[:, np.asarray(self.known)])
         if not np.isfinite(self.level(alpha)):
-            return _Lost(alpha)
+            return _Lost()
         return _Place(alpha, self.V, float(self.inaccurate))
 
 
