@@ -55,11 +55,6 @@ class AbstractAttentionChannel(AbstractChannel):
         """Combinations of the fields that a label fixes: u (M,), up to its sign."""
         return self.tokens
 
-    @property
-    def noise_size(self) -> int:
-        """Noiseless."""
-        return 0
-
     def link(self, fields: Array) -> Array:
         """y = S_L(h_L)."""
         return attention_link(fields, self.layers, self.skip, self.beta)
@@ -82,11 +77,6 @@ class AbstractAttentionChannel(AbstractChannel):
     def observe(self, fields: Array, noise: Array) -> Array:
         """u = h_L itself: exact where labels would underflow."""
         return last_fields(fields, self.layers, self.skip, self.beta)[0]
-
-    @property
-    def noiseless(self) -> Array:
-        """Always."""
-        return jnp.asarray(True)
 
     def statistic(self, labels: Array) -> Array:
         """u (N, M), up to a sign for each sample."""

@@ -116,9 +116,10 @@ class AbstractChannel(eqx.Module):
         return None
 
     @property
-    @abc.abstractmethod
     def noise_size(self) -> int:
-        """How many standard normals a label needs beyond its fields (0 when noiseless)."""
+        """How many standard normals a label needs beyond its fields: none, unless a channel says
+        otherwise."""
+        return 0
 
     @abc.abstractmethod
     def link(self, fields: Array) -> Array:
@@ -131,9 +132,11 @@ class AbstractChannel(eqx.Module):
         return self.link(fields)
 
     @property
-    @abc.abstractmethod
     def noiseless(self) -> Array:
-        """Whether the label is a function of the fields alone (a traced or concrete boolean)."""
+        """Whether a label fixes combinations of the fields exactly, so that V may fall to 0 by a
+        constant factor a step (a traced or concrete boolean): where nothing is drawn, unless a
+        channel says otherwise."""
+        return jnp.asarray(self.noise_size == 0)
 
     def observe(self, fields: Array, noise: Array) -> Array:
         """The statistic of a label drawn from fields (P, M): that of `label`, unless a channel
@@ -351,16 +354,6 @@ class NoInference(AbstractChannel):
             "sampled, and trained if it has a gradient, but not inferred. Allowed: "
             f"{self.remedy}."
         )
-
-    @property
-    def noise_size(self) -> int:
-        """Noiseless."""
-        return 0
-
-    @property
-    def noiseless(self) -> Array:
-        """Always."""
-        return jnp.asarray(True)
 
     def link(self, fields: Array) -> Array:
         """The link itself."""

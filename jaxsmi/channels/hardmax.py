@@ -62,13 +62,8 @@ class HardmaxScores(AbstractScores):
     tokens: int = eqx.field(static=True, default=2)
 
     @property
-    def noise_size(self) -> int:
-        """Noiseless."""
-        return 0
-
-    @property
     def noiseless(self) -> Array:
-        """Never in the sense of V = 0: V falls with α² only."""
+        """Never: labels that jump fix no combination, and V falls with α² only."""
         return jnp.asarray(False)
 
     @property

@@ -58,11 +58,6 @@ class IntegratedChannel(AbstractChannel):
         return int(np.prod(self.label_shape))
 
     @property
-    def noiseless(self) -> Array:
-        """Never: without noise this channel is not used."""
-        return jnp.asarray(False)
-
-    @property
     def tolerance(self) -> Array:
         """The tolerance of the integral."""
         return self.budget.tolerance

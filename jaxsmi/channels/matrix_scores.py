@@ -174,16 +174,6 @@ class SoftmaxScores(AbstractScores):
     beta: Array
 
     @property
-    def noise_size(self) -> int:
-        """Noiseless."""
-        return 0
-
-    @property
-    def noiseless(self) -> Array:
-        """Always."""
-        return jnp.asarray(True)
-
-    @property
     def measurements(self) -> int:
         """M = T² + T - 2: all of h but its mean, an off-diagonal entry counting twice."""
         return self.tokens**2 + self.tokens - 2

@@ -56,16 +56,6 @@ def check_signs(labels: Array) -> None:
 class AbstractScalarChannel(AbstractChannel):
     """What the channels of noiseless labels (N,) share."""
 
-    @property
-    def noise_size(self) -> int:
-        """Noiseless."""
-        return 0
-
-    @property
-    def noiseless(self) -> Array:
-        """Always."""
-        return jnp.asarray(True)
-
     def statistic(self, labels: Array) -> Array:
         """The labels themselves."""
         return labels

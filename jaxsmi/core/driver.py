@@ -32,7 +32,7 @@ from tqdm import tqdm
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import RUNNING
 
-__all__ = ["AbstractSolver", "Record", "RecoveryRay", "Run", "advance", "begin", "drive"]
+__all__ = ["AbstractSolver", "Record", "RecoveryRay", "Run", "advance", "begin", "drive", "ready"]
 
 State = TypeVar("State")
 
@@ -154,6 +154,7 @@ def advance(
     return lax.while_loop(running, body, run)
 
 
+ready = eqx.filter_jit(begin)  # from outside jit: one program instead of one an array
 _advance = eqx.filter_jit(advance)
 
 

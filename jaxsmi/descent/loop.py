@@ -28,7 +28,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
-from jaxsmi.core.driver import AbstractSolver, begin, drive
+from jaxsmi.core.driver import AbstractSolver, drive, ready
 
 __all__ = ["Descent", "Epochs", "DescentEnd", "TrainState", "descend"]
 
@@ -296,9 +296,6 @@ class DescentEnd(eqx.Module):
     change: Array
 
 
-_begin = eqx.filter_jit(begin)
-
-
 def descend(
     problem: Descent,
     optimizer: optax.GradientTransformation,
@@ -332,7 +329,7 @@ def descend(
     solver = _Stretches(
         problem, optimizer, start, origin, origin + steps, jnp.asarray(every), repeats
     )
-    run = _begin(solver, records)
+    run = ready(solver, records)
     stretch = max(records // _LOOKS, 1)
     end = drive(solver, run, records, label=label, stretch=stretch, unit=every)
     history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)

@@ -12,7 +12,7 @@ number and both functions are explicit, as for matrix models, a root takes its p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import cast
 
 import equinox as eqx
 import jax
@@ -20,11 +20,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check, require
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
+from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.inversion import inverted
 from jaxsmi.inference.overlap_map import OverlapMap
@@ -32,6 +32,7 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.prediction import prediction_error
 from jaxsmi.numerics import fixed_point, implicit
+from jaxsmi.numerics.fixed_point import Iterate
 from jaxsmi.numerics.nets import power_of_two
 
 __all__ = ["state_evolution"]
@@ -144,12 +145,15 @@ def state_evolution(
         nets,
         strength / (1.0 - strength),
     )
-    options = _Options(max_steps, newton)
     # derivatives come from the fixed point, not from the way to it
-    still = frozen(overlap_map)
     V0 = lax.stop_gradient(S - Q0)
-    follow = _run_with_bar if progress else _run
-    return _solution(overlap_map, follow(still, V0, limit, options))
+    iteration = frozen(overlap_map).iteration(
+        V0, max_steps=max_steps, tolerance=limit, newton=newton
+    )
+    label = f"state evolution, α={float(overlap_map.alpha):g}" if progress else None
+    run = ready(iteration, max_steps)
+    end = drive(iteration, run, max_steps, label=label, stretch=_STRETCH)
+    return _solution(overlap_map, end)
 
 
 def _default(value: ArrayLike | None, default: float) -> ArrayLike:
@@ -166,50 +170,6 @@ def _refuse_for_matrices(
         check(value is None, name, value, f"None {reason}")
     none = jnp.asarray(side_information) == 0.0
     arguments.condition(none, "side_information", side_information, f"0 {reason}")
-
-
-class _Options(NamedTuple):
-    """What the iteration is compiled for."""
-
-    max_steps: int
-    newton: bool
-
-
-@eqx.filter_jit
-def _run(
-    overlap_map: OverlapMap,
-    V0: Array,
-    tolerance: Array,
-    options: _Options,
-    until: Array | None = None,
-    state: fixed_point.FixedPoint | None = None,
-) -> fixed_point.FixedPoint:
-    """The iteration from V0, or from a state of it, to its end or to the step `until`."""
-    return overlap_map.fixed_point(
-        V0,
-        max_steps=options.max_steps,
-        tolerance=tolerance,
-        newton=options.newton,
-        until=until,
-        state=state,
-    )
-
-
-def _run_with_bar(
-    overlap_map: OverlapMap, V0: Array, tolerance: Array, options: _Options
-) -> fixed_point.FixedPoint:
-    """`_run` in short stretches, with a progress bar that shows the overlaps."""
-    most = options.max_steps
-    S = overlap_map.second_moment
-    state: fixed_point.FixedPoint | None = None
-    title = f"state evolution, α={float(overlap_map.alpha):g}"
-    with tqdm(total=most, desc=title, leave=False) as bar:
-        while state is None or (int(state.result) < 0 and int(state.step) < most):
-            until = min(_STRETCH if state is None else int(state.step) + _STRETCH, most)
-            state = _run(overlap_map, V0, tolerance, options, jnp.asarray(until), state)
-            bar.update(int(state.step) - bar.n)
-            bar.set_postfix(Q=" ".join(f"{q:.4f}" for q in jnp.diagonal(S - state.V)))
-    return state
 
 
 def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
@@ -245,16 +205,17 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
 
 
 @eqx.filter_jit
-def _solution(overlap_map: OverlapMap, end: fixed_point.FixedPoint) -> Solution:
+def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     """What the end of the iteration says, with derivatives, errors and a result code."""
     S = overlap_map.second_moment
     model = overlap_map.model
+    last = end.state
     success = end.result == Result.SUCCESS
-    inaccurate = end.evaluation.inaccurate
+    inaccurate = last.evaluation.inaccurate
     code = jnp.where(success & (inaccurate > INACCURATE_SHARE), Result.INACCURATE, end.result)
-    code = jnp.where(success & (end.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
+    code = jnp.where(success & (last.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
     recovered = end.result == Result.RECOVERED
-    moved = _differentiable(overlap_map, end.V, code)
+    moved = _differentiable(overlap_map, last.V, code)
     V = jnp.where(recovered, 0.0, moved)
     error = prediction_error(
         model,
@@ -264,7 +225,7 @@ def _solution(overlap_map: OverlapMap, end: fixed_point.FixedPoint) -> Solution:
     )
     # where labels jump the derivative along the sampled ones misses the jumps
     error = implicit.with_slope(error.value, 1.0 if model.channel.smooth else jnp.nan)
-    stderr = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
+    stderr = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
     stderr = jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr)
     invalid = ~(jnp.isfinite(overlap_map.alpha) & (overlap_map.alpha > 0))
     code = jnp.where(invalid, Result.INVALID, code)
@@ -279,11 +240,11 @@ def _solution(overlap_map: OverlapMap, end: fixed_point.FixedPoint) -> Solution:
         error=masked(jnp.where(recovered, 0.0, error)),
         alpha=overlap_map.alpha,
         steps=end.step,
-        residual=end.residual,
+        residual=last.residual,
         result=code,
         history=end.history,
         covariance=masked(V),
-        rho=end.rho,
+        rho=last.rho,
         model=model,
         key=overlap_map.key,
         kind="state_evolution",

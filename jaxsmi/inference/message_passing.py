@@ -26,7 +26,7 @@ from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check, require
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Record, Run, begin, drive
+from jaxsmi.core.driver import Record, Run, drive, ready
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
 from jaxsmi.models.base import AbstractModel
@@ -275,9 +275,6 @@ def _statistic(channel: AbstractChannel, labels: Array) -> Array:
     return channel.statistic(labels)
 
 
-_begin = eqx.filter_jit(begin)
-
-
 def _run(
     problem: GampIteration, options: _Options, progress: bool, key: PRNGKeyArray, valid: Array
 ) -> Solution:
@@ -285,7 +282,7 @@ def _run(
     every = options.record.every or 1
     steps = options.max_steps
     data = problem.data
-    run = _begin(problem, steps // every)
+    run = ready(problem, steps // every)
     running = eqx.tree_at(lambda p: p.start, problem, None)
     label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
     end = drive(running, run, steps, every=every, label=label, stretch=_STRETCH)

@@ -95,27 +95,18 @@ class OverlapMap(eqx.Module):
             response.inaccurate,
         )
 
-    def fixed_point(
-        self,
-        V0: Array,
-        *,
-        max_steps: int,
-        tolerance: Array,
-        newton: bool = True,
-        until: Array | None = None,
-        state: fixed_point.FixedPoint | None = None,
-    ) -> fixed_point.FixedPoint:
-        """Iterate from V0 (k, k), or from a state, to a fixed point or to the step `until`."""
-        return fixed_point.solve(
-            self.evaluate,
-            V0,
-            self.second_moment,
-            max_steps=max_steps,
+    def iteration(
+        self, V0: Array, *, max_steps: int, tolerance: Array, newton: bool = True
+    ) -> fixed_point.Iteration:
+        """The iteration of the map from V0 (k, k)."""
+        return fixed_point.Iteration(
+            map_of=self.evaluate,
+            V0=V0,
+            scale=self.second_moment,
             tolerance=tolerance,
-            newton=newton,
             geometric=self.model.channel.noiseless,
-            until=until,
-            state=state,
+            newton=newton,
+            max_steps=max_steps,
         )
 
     def _restrict_tensor(self, J: Array) -> Array:

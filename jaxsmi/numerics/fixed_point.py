@@ -20,7 +20,7 @@ Source: [theory: numerics, Eqs. (18) to (23)].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax
@@ -94,50 +94,20 @@ class Iterate(eqx.Module):
     recovered: Array
 
 
-class FixedPoint(eqx.Module):
-    """The end of an iteration, and what continues it."""
-
-    run: Run[Iterate]
-
-    @property
-    def V(self) -> Array:
-        """The fixed point (P, P), or the last V."""
-        return self.run.state.V
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """F at the V before the last step."""
-        return self.run.state.evaluation
-
-    @property
-    def residual(self) -> Array:
-        """The largest entry of F(V) - V."""
-        return self.run.state.residual
-
-    @property
-    def rho(self) -> Array:
-        """The spectral radius of the Jacobian."""
-        return self.run.state.rho
-
-    @property
-    def step(self) -> Array:
-        """Steps taken."""
-        return self.run.step
-
-    @property
-    def result(self) -> Array:
-        """The result code, `RUNNING` between two stretches."""
-        return self.run.result
-
-    @property
-    def history(self) -> dict[str, Array]:
-        """ "step", "covariance", "overlap", "residual", with a leading axis of max_steps + 1
-        records."""
-        return self.run.history
-
-
 class Iteration(AbstractSolver[Iterate]):
-    """V ← F(V), polished by Newton steps where the map contracts (module docstring)."""
+    """V ← F(V) until the distance to the fixed point is within the tolerance, polished by Newton
+    steps where the map contracts (module docstring).
+
+    Args:
+        map_of: V (P, P) to an `Evaluation` of F.
+        V0: Where to start, (P, P).
+        scale: The largest V (P, P), the second moment of the prior: what sizes are relative to.
+        tolerance: On the largest entry of the distance.
+        geometric: Whether V may fall to zero along a ray, which is then perfect recovery
+            (`core.driver.RecoveryRay`); so is V below 1e-6 of its scale that falls a hundredfold.
+        newton: Whether to polish once the iteration contracts.
+        max_steps: Steps at most.
+    """
 
     map_of: Callable[[Array], Evaluation]
     V0: Array
@@ -246,6 +216,11 @@ class Iteration(AbstractSolver[Iterate]):
             "residual": jnp.where(count == 0, jnp.nan, state.residual),
         }
 
+    def progress(self, state: Iterate) -> Mapping[str, str]:
+        """The overlaps of the single directions."""
+        overlaps = jnp.diagonal(self.scale - state.V)
+        return {"Q": " ".join(f"{q:.4f}" for q in overlaps)}
+
     def terminate(self, state: Iterate, count: Array) -> Array:
         """SUCCESS within the tolerance, RECOVERED on the recovery ray, else MAX_STEPS or
         NONFINITE."""
@@ -257,43 +232,13 @@ class Iteration(AbstractSolver[Iterate]):
         )
 
 
-def solve(
-    map_of: Callable[[Array], Evaluation],
-    V0: Array,
-    scale: Array,
-    *,
-    max_steps: int,
-    tolerance: Array,
-    newton: bool,
-    geometric: Array | bool,
-    until: Array | None = None,
-    state: FixedPoint | None = None,
-) -> FixedPoint:
-    r"""Iterate V ← F(V) until the distance to the fixed point is within the tolerance; say where it
-    ended and how well.
+def solve(iteration: Iteration) -> Run[Iterate]:
+    """The iteration run to its end, inside jit: codes SUCCESS, RECOVERED, MAX_STEPS, NONFINITE.
 
-    Args:
-        map_of: V (P, P) to an `Evaluation` of F.
-        V0: Where to start, (P, P).
-        scale: The largest V (P, P), the second moment of the prior: what sizes are relative to.
-        max_steps: Steps at most.
-        tolerance: On the largest entry of the distance (module docstring).
-        newton: Whether to polish once the iteration contracts.
-        geometric: Whether V may fall to zero along a ray, which is then perfect recovery
-            (`core.driver.RecoveryRay`); so is V below 1e-6 of its scale that falls a hundredfold.
-        until: Come back at this step, to show how far it is; None: at the end.
-        state: Where an earlier call came back; None: at V0.
-
-    Returns:
-        A `FixedPoint`. Codes: SUCCESS, RECOVERED, MAX_STEPS, NONFINITE.
-
-    Cost:
-        one F a step.
+    One F a step.
     """
-    solver = Iteration(map_of, V0, scale, tolerance, geometric, newton, max_steps)
-    run = begin(solver, max_steps) if state is None else state.run
-    limit = jnp.asarray(max_steps if until is None else until)
-    return FixedPoint(advance(solver, run, limit))
+    steps = iteration.max_steps
+    return advance(iteration, begin(iteration, steps), jnp.asarray(steps))
 
 
 def propagated_error(J: Array, replicas: Array) -> Array:

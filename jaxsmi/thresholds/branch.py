@@ -36,13 +36,15 @@ _SLACK = 0.05  # of the test: quadrature errors of priors, and errors of the lea
 
 def branch_end(
     branch: OverlapMap, V0: Array, max_steps: int, tolerance: float
-) -> fixed_point.FixedPoint:
-    """The fixed point reached from V0 (k, k); at perfect recovery V/S is that of `_DEEP`."""
+) -> tuple[Array, Array]:
+    """The fixed point V (k, k) reached from V0, and the result code; at perfect recovery V/S is
+    that of `_DEEP`."""
     S = branch.second_moment
-    end = branch.fixed_point(V0, max_steps=max_steps, tolerance=jnp.asarray(tolerance, S.dtype))
-    deep = end.V * jnp.minimum(_DEEP * jnp.trace(S) / jnp.trace(end.V), 1.0)
-    V = jnp.where(end.result == Result.RECOVERED, deep, end.V)
-    return eqx.tree_at(lambda e: e.V, end, V)
+    limit = jnp.asarray(tolerance, S.dtype)
+    end = fixed_point.solve(branch.iteration(V0, max_steps=max_steps, tolerance=limit))
+    V = end.state.V
+    deep = V * jnp.minimum(_DEEP * jnp.trace(S) / jnp.trace(V), 1.0)
+    return jnp.where(end.result == Result.RECOVERED, deep, V), end.result
 
 
 def branch_growth(branch: OverlapMap, V: Array, X: Array | None = None) -> Growth:

@@ -98,10 +98,10 @@ def _crossing(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> 
 
     def at(alpha: Array, V0: Array) -> _Point:
         branch = region.branch(model, alpha, key)
-        end = branch_end(branch, V0, 60, 1e-5)
-        grown = branch_growth(branch, end.V)
+        V, code = branch_end(branch, V0, 60, 1e-5)
+        grown = branch_growth(branch, V)
         level = jnp.log(jnp.maximum(alpha * grown.rate, 1e-30))
-        return _Point(alpha, level, end.V, grown.subspace, end.result)
+        return _Point(alpha, level, V, grown.subspace, code)
 
     def step(s: _Secant) -> _Secant:
         here = s.point

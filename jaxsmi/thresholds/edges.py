@@ -77,8 +77,8 @@ def uninformed(problem: OverlapMap, V: Array, steps: int) -> tuple[Array, Array]
     A little of every direction is learned and unlearned first: Q = 0 and V = 0 are fixed points
     however unstable.
     """
-    end = branch_end(problem, V + 2.0 * SMALL * (0.5 * problem.second_moment - V), steps, 1e-5)
-    return end.V, end.result
+    perturbed = V + 2.0 * SMALL * (0.5 * problem.second_moment - V)
+    return branch_end(problem, perturbed, steps, 1e-5)
 
 
 def informed(problem: OverlapMap, steps: int) -> tuple[Array, Array]:
@@ -91,9 +91,9 @@ def informed(problem: OverlapMap, steps: int) -> tuple[Array, Array]:
     nearest, other = (
         branch_end(problem, start * S, steps, 1e-2 * start) for start in (_NEAREST, _NEAR)
     )
-    recovered = nearest.result == Result.RECOVERED
-    V = jnp.where(recovered, nearest.V, other.V)
-    return V, jnp.where(recovered, nearest.result, other.result)
+    recovered = nearest[1] == Result.RECOVERED
+    V = jnp.where(recovered, nearest[0], other[0])
+    return V, jnp.where(recovered, nearest[1], other[1])
 
 
 def apart(V: Array, W: Array) -> Array:

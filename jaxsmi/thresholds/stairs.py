@@ -232,9 +232,9 @@ class _Glance(eqx.Module):
 
 @eqx.filter_jit
 def _glance(branch: OverlapMap, V0: Array) -> _Glance:
-    end = branch_end(branch, V0, 100, 1e-3)
-    grown = branch_growth(branch, end.V)
-    return _Glance(end.V, grown.rate, *grown.known(), grown.inaccurate)
+    V = branch_end(branch, V0, 100, 1e-3)[0]
+    grown = branch_growth(branch, V)
+    return _Glance(V, grown.rate, *grown.known(), grown.inaccurate)
 
 
 class _Scan(NamedTuple):

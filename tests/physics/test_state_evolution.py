@@ -49,17 +49,13 @@ def test_a_turning_point_is_not_a_fixed_point():
     start = end + jnp.diag(jnp.array([0.15, 0.001]))
     residual = float(jnp.max(jnp.abs(map_of(start).value - start)))
     assert residual / (1.0 - 0.8) < 2e-3
-    found = fixed_point.solve(
-        map_of,
-        start,
-        jnp.eye(2),
-        max_steps=200,
-        tolerance=jnp.asarray(2e-3),
-        newton=False,
-        geometric=False,
+    tolerance = jnp.asarray(2e-3)
+    iteration = fixed_point.Iteration(
+        map_of, start, jnp.eye(2), tolerance, geometric=False, newton=False, max_steps=200
     )
+    found = fixed_point.solve(iteration)
     assert Result(int(found.result)) == Result.SUCCESS
-    assert np.max(np.abs(found.V - end)) < 2e-3
+    assert np.max(np.abs(found.state.V - end)) < 2e-3
 
 
 @pytest.mark.slow
