@@ -1,0 +1,223 @@
+"""The only places that know how keyword arguments are grouped, and which attributes a result has:
+change these, and nothing else, when the API is regrouped."""
+
+from __future__ import annotations
+
+import jaxsmi as smi
+
+
+class Digest:
+    """A long array, of which norm, sum, a fixed combination and the first entries are kept."""
+
+    def __init__(self, array):
+        self.array = array
+
+
+def _given(**words):
+    """What was given, so that defaults stay those of the library."""
+    return {name: value for name, value in words.items() if value is not None}
+
+
+def gamp_words(*, record=None, record_every=None, **rest):
+    """Keyword arguments of `smi.gamp`."""
+    if record_every is not None:
+        record = smi.Record(record, record_every)
+    return _given(record=record) | rest
+
+
+def train_words(
+    *, one_pass=None, repeats=None, patience=None, target=None, record=None, record_every=None, batch_size=None,
+    reduction=None, loss=None, **rest,
+):  # fmt: skip
+    """Keyword arguments of `smi.train`."""
+    if record_every is not None:
+        record = smi.Record(record, record_every)
+    if one_pass is not None or repeats is not None:
+        batch_size = smi.Batches(batch_size, bool(one_pass), repeats or 1)
+    stop = smi.Stop(patience, target) if patience is not None or target is not None else None
+    return (
+        _given(record=record, batch_size=batch_size, stop=stop, reduction=reduction, loss=loss)
+        | rest
+    )
+
+
+def gamp(model, data, **words):
+    return smi.gamp(model, data, **gamp_words(**words))
+
+
+def train(model, data, optimizer, **words):
+    return smi.train(model, data, optimizer, **train_words(**words))
+
+
+def gamp_method(**words):
+    """A method of `smi.learning_order`, and settings of `smi.sweep(solver="gamp")`."""
+    return gamp_words(**words)
+
+
+def train_method(**words):
+    """A method of `smi.learning_order`, and settings of `smi.sweep(solver="train")`."""
+    return train_words(**words)
+
+
+def evolve(model, alpha, *, samples=None, randomisations=None, max_steps=None, tolerance=None, newton=None, q0=None,
+           side_information=None, progress=None, **rest):  # fmt: skip
+    return smi.state_evolution(model, alpha, **_given(
+        samples=samples, randomisations=randomisations, max_steps=max_steps, tolerance=tolerance, newton=newton, q0=q0,
+        side_information=side_information, progress=progress), **rest)  # fmt: skip
+
+
+def simulate(model, key, *, eta=None, until=None, every=None, method=None, progress=None, **rest):
+    return smi.sgd.simulate(
+        model,
+        key,
+        **_given(eta=eta, until=until, every=every, method=method, progress=progress),
+        **rest,
+    )
+
+
+def sweep(
+    build, alpha, parameters=None, *, key=None, seeds=None, solver=None, settings=None, out=None
+):
+    return smi.sweep(
+        build,
+        alpha,
+        parameters,
+        **_given(key=key, seeds=seeds, solver=solver, settings=settings, out=out),
+    )
+
+
+def solution_parts(solution):
+    """Of a Solution."""
+    names = (
+        "overlap",
+        "stderr",
+        "error",
+        "covariance",
+        "alpha",
+        "residual",
+        "rho",
+        "steps",
+        "result",
+        "converged",
+    )
+    found = {name: getattr(solution, name) for name in names}
+    if solution.weights is not None:
+        found["weights"] = Digest(solution.weights)
+    if isinstance(solution.state, dict):
+        found["state"] = solution.state
+    found["history"] = dict(solution.history)
+    return found
+
+
+def threshold_parts(threshold):
+    """Of a Threshold."""
+    return {
+        name: getattr(threshold, name)
+        for name in ("alpha", "stderr", "replicas", "subspace", "overlap", "result")
+    }
+
+
+def posterior_parts(posterior):
+    """Of `channel.posterior`."""
+    return {
+        name: getattr(posterior, name)
+        for name in ("log_partition", "g", "dg", "ess", "error", "dg_error")
+    }
+
+
+def first_order_parts(found):
+    """Of `smi.first_order`."""
+    names = (
+        "kind",
+        "algorithmic",
+        "information_theoretic",
+        "spinodal",
+        "alpha",
+        "uninformed",
+        "informed",
+    )
+    return {name: getattr(found, name) for name in names}
+
+
+def search_parts(found):
+    """Of `smi.search_threshold`."""
+    names = ("parameters", "threshold", "gradient", "steps", "result", "history")
+    return {name: getattr(found, name) for name in names}
+
+
+def order_parts(found):
+    """Of `smi.learning_order` (without the seconds)."""
+    medians = {name: found.median(name) for name in found.learned}
+    orders = {name: found.order(name) for name in found.learned}
+    return {
+        "learned": found.learned,
+        "alpha": found.alpha,
+        "median": medians,
+        "order": orders,
+        "solutions": found.solutions,
+    }
+
+
+def simulation_parts(runs):
+    """Of `smi.sgd.simulate`."""
+    names = (
+        "step",
+        "overlaps",
+        "end",
+        "steps",
+        "reached",
+        "result",
+        "gamma",
+        "dimension",
+        "time",
+        "m",
+        "e",
+    )
+    return {name: getattr(runs, name) for name in names}
+
+
+def flow_parts(found):
+    """Of `smi.sgd.flow`."""
+    return {name: getattr(found, name) for name in ("time", "overlaps", "result", "m", "e")}
+
+
+def dataset_parts(data):
+    """Of a Dataset with stored inputs."""
+    inputs = (
+        data.inputs
+        if hasattr(data.inputs, "dtype") and hasattr(data.inputs, "astype")
+        else data.stored().inputs
+    )
+    return {
+        "inputs": Digest(inputs), "labels": Digest(data.labels), "teacher": None if data.teacher is None else Digest(data.teacher),
+        "samples": data.samples, "dimension": data.dimension, "alpha": data.alpha, "shape": list(data.inputs.shape),
+    }  # fmt: skip
+
+
+def xarray_parts(dataset):
+    """Of an xarray.Dataset: numbers, names and dimensions of all its variables; provenance but for
+    time and versions."""
+    found = {}
+    for name in sorted(map(str, dataset.variables)):
+        variable = dataset[name]
+        found[name] = variable.values
+        found[f"{name}.dims"] = ",".join(map(str, variable.dims))
+    return found
+
+
+def text_parts(run):
+    """Of `smi.text.classify`."""
+    names = (
+        "step",
+        "epoch",
+        "similarity",
+        "train_loss",
+        "accuracy",
+        "test_accuracy",
+        "classes",
+        "length",
+    )
+    return {name: getattr(run, name) for name in names} | {
+        "result": int(run.result),
+        "words": len(run.vocabulary),
+    }

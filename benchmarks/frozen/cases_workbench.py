@@ -1,0 +1,193 @@
+"""Sweeps, data sets for xarray, the text classifier, and refusals."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import jax.numpy as jnp
+import optax
+from adapters import evolve, gamp, gamp_method, sweep, text_parts, train, train_method
+from cases_sgd import sequence_models
+from recording import group
+from shared import key, likelihood_model, norm_and_precision
+
+import jaxsmi as smi
+
+
+@group
+def sweeps(add):
+    """Grids of problems, in memory and in a folder."""
+    linear, quick = (lambda noise: smi.links.linear(noise)), {"samples": 512, "randomisations": 4}
+    add(
+        "state evolution",
+        lambda: sweep(linear, [0.5, 1.0, 2.0], {"noise": [0.1, 0.5]}, settings=quick, seeds=2),
+    )
+    add(
+        "list of points, key",
+        lambda: sweep(linear, [0.5, 1.0], [{"noise": 0.1}, {"noise": 0.5}], settings=quick, key=3),
+    )
+    add(
+        "to an error bar",
+        lambda: sweep(
+            lambda: smi.links.phase_retrieval(),
+            [0.7, 1.2],
+            settings={"stderr": 0.03, "most": 2**12},
+        ),
+    )
+    add(
+        "matrix models",
+        lambda: sweep(
+            lambda rank_ratio: smi.AttentionIndexed(2, rank_ratio),
+            [0.05, 0.1],
+            {"rank_ratio": [0.2, 0.5, 1.0]},
+        ),
+    )
+    add("a bad point", lambda: sweep(linear, [0.5, 1.0], {"noise": [0.5, -1.0]}, settings=quick))
+    add(
+        "gamp",
+        lambda: sweep(
+            linear,
+            [1.0, 2.0],
+            {"noise": [0.5]},
+            solver="gamp",
+            seeds=2,
+            settings=gamp_method(dimension=60, max_steps=8),
+        ),
+    )
+    add(
+        "train",
+        lambda: sweep(
+            linear,
+            [2.0],
+            {"noise": [0.1]},
+            solver="train",
+            seeds=2,
+            settings=train_method(dimension=40, steps=30, learning_rate=0.1),
+        ),
+    )
+
+    def folder():
+        with tempfile.TemporaryDirectory() as out:
+            sweep(linear, [0.5, 1.0], {"noise": [0.1, 0.5]}, settings=quick, out=out)
+            names = sorted(os.listdir(out))
+            os.unlink(os.path.join(out, "row-00001.npz"))
+            return {
+                "again": sweep(linear, [0.5, 1.0], {"noise": [0.1, 0.5]}, settings=quick, out=out),
+                "files": "|".join(names),
+            }
+
+    add("folder, continued", folder)
+
+    def own():
+        def solver(model, alpha, key, before, **settings):
+            return smi.state_evolution(model, alpha, key=key, **settings)
+
+        return sweep(linear, [0.5, 1.0], {"noise": [0.1]}, solver=solver, settings=quick)
+
+    add("own solver", own)
+
+
+@group
+def xarrays(add):
+    """Solutions as xarray Datasets."""
+    phase = smi.links.phase_retrieval()
+    add(
+        "state evolution",
+        lambda: evolve(phase, 0.8, key=key(1), samples=2**8, randomisations=2).to_xarray(),
+    )
+    add(
+        "gamp",
+        lambda: gamp(
+            phase,
+            phase.sample(key(1), dimension=30, alpha=2.0),
+            key=key(2),
+            max_steps=5,
+            record=norm_and_precision,
+        ).to_xarray(note="x"),
+    )
+    soft = smi.AttentionIndexed(2, 0.5)
+    add(
+        "matrix, gamp",
+        lambda: gamp(
+            soft, soft.sample(key(1), dimension=12, alpha=0.15), key=key(2), max_steps=5
+        ).to_xarray(),
+    )
+    add("matrix, theory", lambda: evolve(soft, 0.1).to_xarray())
+    add(
+        "train",
+        lambda: train(
+            phase,
+            phase.sample(key(1), dimension=30, alpha=2.0),
+            optax.adam(0.1),
+            key=key(2),
+            steps=5,
+        ).to_xarray(),
+    )
+
+    def attributes():
+        found = (
+            evolve(phase, 0.8, key=key(1), samples=2**8, randomisations=2).to_xarray(note="x").attrs
+        )
+        return {
+            name: str(value)
+            for name, value in sorted(found.items())
+            if name in ("kind", "message", "note", "key", "x64")
+        }
+
+    add("attributes", attributes)
+
+
+@group
+def text(add):
+    """The text classifier."""
+
+    def one():
+        questions = smi.text.synthetic_questions(60)
+        run = smi.text.classify(
+            questions,
+            key=key(1),
+            epochs=3,
+            width=16,
+            hidden=8,
+            records=6,
+            optimizer=optax.adam(1e-2),
+        )
+        return text_parts(run) | {
+            "settled": smi.text.settled_at(run),
+            "predict": run.predict([q.text for q in questions[:6]]),
+        }
+
+    add("classify", one)
+    add(
+        "questions", lambda: "|".join(" ".join(q) for q in smi.text.synthetic_questions(14, seed=2))
+    )
+
+
+@group
+def refusals(add):
+    """What is refused, and how (type and message)."""
+    linear = smi.links.linear(0.1)
+    data = linear.sample(key(1), dimension=10, alpha=2.0)
+    adam = optax.adam(0.1)
+    stairs = lambda: smi.staircase(
+        smi.links.linear(0.1, prior=smi.priors.Gaussian([[1.0]])),
+        key=key(1),
+        alpha_max=-1.0,
+        samples=64,
+        replicas=2,
+    )
+    cases = {
+        "alpha": lambda: smi.state_evolution(linear, -1.0, key=key(1)), "q0": lambda: smi.state_evolution(linear, 1.0, key=key(1), q0=2.0),
+        "no key": lambda: smi.state_evolution(linear, 1.0), "hardmax": lambda: smi.gamp(smi.DeepAttention(1, 2, activation="hardmax"), data),
+        "noiseless link": lambda: smi.state_evolution(smi.links.product(3), 1.0, key=key(1)), "tokens": lambda: smi.gamp(smi.DeepAttention(1, 2), data),
+        "precision": lambda: smi.gamp(linear, data, precision="exact"), "damping": lambda: smi.gamp(linear, data, damping=1.0),
+        "labels": lambda: smi.gamp(smi.links.phase_retrieval(), smi.Dataset(data.inputs, -jnp.abs(data.labels[:, 0]))),
+        "batch": lambda: train(linear, data, adam, batch_size=0), "sign has no gradient": lambda: train(smi.links.sign(), data, adam),
+        "several layers": lambda: smi.state_evolution(smi.AttentionIndexed(2, 0.5, layers=2), 0.1), "rank": lambda: smi.Bilinear(1.0, -0.1),
+        "staircase": stairs, "likelihood has no sampler": lambda: likelihood_model().sample(key(1), dimension=10, alpha=1.0),
+        "outside the ball": lambda: smi.sgd.risk(sequence_models()["semantic/positional"], 0.9, 0.9), "level": lambda: smi.learned_at([], 0.5),
+        "regenerated inputs, train": lambda: train(linear, linear.sample(key(1), dimension=10, alpha=2.0, store=False), adam),
+    }  # fmt: skip
+    for name, thunk in cases.items():
+        add(name, thunk)
