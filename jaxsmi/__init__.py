@@ -72,3 +72,8 @@ __all__ = [
     "train",
     "weak_recovery",
 ]
+
+
+def __dir__() -> list[str]:
+    """The names that users are meant to find: what the rooms hold besides is not offered."""
+    return __all__

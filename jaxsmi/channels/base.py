@@ -27,6 +27,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.jumps import continuous
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, check, positive_definite
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
@@ -92,12 +93,10 @@ def as_posterior(moments: Moments, shape: tuple[int, ...]) -> Posterior:
 class AbstractChannel(eqx.Module):
     """p(y|z) for fields z (P, M): draws labels, and says what a label tells about the fields.
 
-    `smooth`: False where labels jump with the fields (signs): derivatives along sampled labels then
-    miss the jumps. `explicit`: whether `response` is a function known in closed form, without
+    `explicit`: whether `response` is a function known in closed form, without
     random points: it then needs no key.
     """
 
-    smooth: ClassVar[bool] = True
     explicit: ClassVar[bool] = False
 
     indices: eqx.AbstractVar[int]
@@ -114,6 +113,12 @@ class AbstractChannel(eqx.Module):
         """How many combinations of a sample's fields a noiseless label fixes; None where they were
         not counted."""
         return None
+
+    @property
+    def smooth(self) -> bool | Array:
+        """False where labels jump with the fields (signs): derivatives along sampled labels then
+        miss the jumps. An array where that must be looked at."""
+        return True
 
     @property
     def noise_size(self) -> int:
@@ -354,6 +359,11 @@ class NoInference(AbstractChannel):
             "sampled, and trained if it has a gradient, but not inferred. Allowed: "
             f"{self.remedy}."
         )
+
+    @property
+    def smooth(self) -> Array:
+        """Whether the link is continuous, by looking (`jumps`)."""
+        return continuous(self.law, self.indices, self.tokens)
 
     def link(self, fields: Array) -> Array:
         """The link itself."""

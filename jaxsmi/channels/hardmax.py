@@ -15,7 +15,7 @@ f(q) = f_1(x)/(q + V), and u f_1 is a polynomial in u = √(1 - x), made once in
 from __future__ import annotations
 
 import functools
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -58,8 +58,12 @@ class HardmaxScores(AbstractScores):
     see `uncertainty`.
     """
 
-    smooth: ClassVar[bool] = False
     tokens: int = eqx.field(static=True, default=2)
+
+    @property
+    def smooth(self) -> bool:
+        """Labels jump."""
+        return False
 
     @property
     def noiseless(self) -> Array:

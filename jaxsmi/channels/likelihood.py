@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhiten
+from jaxsmi.channels.jumps import continuous
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
@@ -51,6 +52,11 @@ class IntegratedChannel(AbstractChannel):
         self.budget = budget
         self.log_likelihood = log_likelihood
         self.label_shape = jax.eval_shape(law, jax.ShapeDtypeStruct((indices, tokens), float)).shape
+
+    @property
+    def smooth(self) -> Array:
+        """Whether the link is continuous, by looking (`jumps`)."""
+        return continuous(self.law, self.indices, self.tokens)
 
     @property
     def noise_size(self) -> int:

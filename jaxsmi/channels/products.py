@@ -24,8 +24,6 @@ Source: [TDDZLK24], [P54]; [theory: multi-index, Eqs. (26) to (29)].
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -155,10 +153,13 @@ def _interval(
 class SquarePlusSignParityChannel(AbstractScalarChannel, ClosedFormChannel):
     """y = z_1² + sign(z_1 z_2 z_3) (P = 3, M = 1), any V."""
 
-    smooth: ClassVar[bool] = False
-
     indices: int = eqx.field(static=True, default=3)
     tokens: int = eqx.field(static=True, default=1)
+
+    @property
+    def smooth(self) -> bool:
+        """Labels jump."""
+        return False
 
     def link(self, fields: Array) -> Array:
         """z_1² + sign(z_1 z_2 z_3), with sign 0 = 1."""
@@ -192,10 +193,13 @@ class TripleSignChannel(AbstractScalarChannel, ClosedFormChannel):
     """y = sign(z_1 z_2 z_3) (P = 3, M = 1), any V. Where V is far from diagonal, labels of a
     probability below 1e-15 lose their digits."""
 
-    smooth: ClassVar[bool] = False
-
     indices: int = eqx.field(static=True, default=3)
     tokens: int = eqx.field(static=True, default=1)
+
+    @property
+    def smooth(self) -> bool:
+        """Labels jump."""
+        return False
 
     def link(self, fields: Array) -> Array:
         """sign(z_1 z_2 z_3), with sign 0 = 1."""

@@ -13,8 +13,6 @@ Source: [TCDKZ25], [TDDZLK24], [BKMMZ19]; [theory: multi-index, Eqs. (22) to (25
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -109,10 +107,13 @@ class LinearChannel(ClosedFormChannel):
 class SignChannel(AbstractScalarChannel, ClosedFormChannel):
     """y = sign z (P = M = 1): log Z_out = log Φ(y ω/√V)."""
 
-    smooth: ClassVar[bool] = False
-
     indices: int = eqx.field(static=True, default=1)
     tokens: int = eqx.field(static=True, default=1)
+
+    @property
+    def smooth(self) -> bool:
+        """Labels jump."""
+        return False
 
     def link(self, fields: Array) -> Array:
         """sign z, with sign 0 = 1."""
@@ -204,10 +205,13 @@ def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array
 class SignProductChannel(AbstractScalarChannel, ClosedFormChannel):
     """y = sign(z_1 z_2) (P = 2, M = 1), any V: the quadrants in which the product has sign y."""
 
-    smooth: ClassVar[bool] = False
-
     indices: int = eqx.field(static=True, default=2)
     tokens: int = eqx.field(static=True, default=1)
+
+    @property
+    def smooth(self) -> bool:
+        """Labels jump."""
+        return False
 
     def link(self, fields: Array) -> Array:
         """sign(z_1 z_2), with sign 0 = 1."""

@@ -29,6 +29,7 @@ class Command:
         execute: Does the work; writes and prints nothing.
         details: What its help says after the summary. Default "".
         takes_model: Whether the next word is a model, with its flags. Default True.
+        operand: What the next word is called, where it is no model; "": there is none. Default "".
         defaults: Defaults that depend on the words given, by flag. Default: none.
     """
 
@@ -38,7 +39,14 @@ class Command:
     execute: Callable[[argparse.Namespace], Report]
     details: str = ""
     takes_model: bool = True
+    operand: str = ""
     defaults: Callable[[argparse.Namespace], Mapping[str, Any]] = _no_defaults
+
+    @property
+    def usage(self) -> str:
+        """How it is called."""
+        operand = "MODEL" if self.takes_model else self.operand
+        return " ".join(word for word in ("jaxsmi", self.name, operand, "[flags]") if word)
 
     @property
     def description(self) -> str:

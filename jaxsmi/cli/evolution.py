@@ -6,7 +6,7 @@ No equation lives here.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import model_of, setting_of
@@ -33,30 +33,28 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         help="sample complexities N/D, n/d^2 or n/(dL)",
     )
     parser.add_argument("--q0", type=float, help="start every alpha from this overlap instead")
-    parser.add_argument("--samples", type=int, default=8192, help="points of the outer average")
+    parser.add_argument(
+        "--samples", type=int, help="points of the outer average (default: 8192; matrices: none)"
+    )
     parser.add_argument(
         "--randomisations",
         type=int,
-        default=8,
-        help="parts of the points, whose spread is the error bar",
+        help="parts of the points, whose spread is the error bar (default: 8; matrices: none)",
     )
     parser.add_argument("--max-steps", type=int, default=300, help="step budget")
     parser.add_argument(
-        "--tolerance", type=float, default=1e-4, help="stop at this distance from the fixed point"
+        "--tolerance",
+        type=float,
+        help="stop at this distance from the fixed point (default: 1e-4; matrices: none)",
     )
 
 
 def _execute(arguments: argparse.Namespace) -> Report:
     """Solve state evolution at all alphas, and lay out a row for each."""
     model = model_of(arguments)
-    settings: dict[str, Any] = {
-        "samples": arguments.samples,
-        "randomisations": arguments.randomisations,
-        "max_steps": arguments.max_steps,
-        "tolerance": arguments.tolerance,
-    }
-    if arguments.q0 is not None:
-        settings["q0"] = arguments.q0
+    words = vars(arguments)
+    names = ("q0", "samples", "randomisations", "max_steps", "tolerance")
+    settings = {name: words[name] for name in names if words[name] is not None}
     with timed() as seconds:
         curve = curve_of(model, sorted(set(arguments.alpha)), arguments, **settings)
     rows = []

@@ -213,4 +213,5 @@ COMMAND = Command(
         "finished is not made again."
     ),
     takes_model=False,
+    operand="NAME",
 )

@@ -92,7 +92,7 @@ def parser_of(defaults: Mapping[str, Mapping[str, Any]] | None = None) -> argpar
     for name, command in COMMANDS.items():
         child = commands.add_parser(
             name,
-            usage=f"jaxsmi {name}{' MODEL' if command.takes_model else ''} [flags]",
+            usage=command.usage,
             help=command.summary,
             description=command.description,
             formatter_class=Formatter,
@@ -109,8 +109,8 @@ def parser_of(defaults: Mapping[str, Mapping[str, Any]] | None = None) -> argpar
 def _prepare(arguments: argparse.Namespace) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
     if arguments.out and not arguments.dry_run:
-        plotting.require()
-        labelled.require()
+        plotting.import_pyplot()
+        labelled.import_xarray()
         arguments.out.mkdir(parents=True, exist_ok=True)
 
 

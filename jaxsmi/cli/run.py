@@ -103,7 +103,8 @@ def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
         )
     count = arguments.points
     grid = (np.arange(count) + 0.5) / count * _top(model, arguments.alpha, count)
-    settings = sampling | {"max_steps": arguments.curve_steps, "tolerance": 1e-3}
+    if not explicit:
+        settings = sampling | {"max_steps": arguments.curve_steps, "tolerance": 1e-3}
     with timed() as curve_seconds:
         curve = curve_of(model, grid, arguments, **settings)
     return _Theory(trajectory, seconds[0], curve, curve_seconds[0])

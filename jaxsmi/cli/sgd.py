@@ -151,5 +151,6 @@ COMMAND = Command(
         "series (--hermite)."
     ),
     takes_model=False,
+    operand="TASK",
     defaults=_defaults,
 )

@@ -71,6 +71,4 @@ def curve_of(
     Without `q0` each point starts near the one before: the branch from below.
     """
     key = theory_key(arguments)
-    if model.channel.explicit:  # the defaults of the options are those of index models
-        settings = {name: settings[name] for name in ("max_steps",) if name in settings}
     return sweeps.curve(model, alphas, key=key, progress=progress(arguments), **settings)

@@ -209,4 +209,5 @@ COMMAND = Command(
         '[settings]; alpha and parameters are lists, or ranges {from, to, points, scale = "log"}.'
     ),
     takes_model=False,
+    operand="FILE",
 )

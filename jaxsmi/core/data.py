@@ -153,6 +153,8 @@ class Dataset(eqx.Module):
         rows = f"an array with one row per sample: ({N}, ...)"
         aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
         check(aligned, "labels", self.labels, rows)
+        for name, part in (("inputs", self.inputs), ("labels", self.labels)):
+            check(not jnp.issubdtype(part.dtype, jnp.complexfloating), name, part, "real numbers")
         if concrete(self.labels):
             check(_all_finite(self.labels), "labels", self.labels, "finite numbers")
         if self.teacher is not None:

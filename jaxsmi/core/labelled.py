@@ -31,7 +31,7 @@ __all__ = [
     "dimensions_of",
     "index_names",
     "is_labelled",
-    "require",
+    "import_xarray",
     "to_xarray",
 ]
 
@@ -71,7 +71,7 @@ class Named(Protocol):
         ...
 
 
-def require() -> ModuleType:
+def import_xarray() -> ModuleType:
     """xarray, if netCDF can be written too.
 
     Otherwise an ImportError that says how to install it.
@@ -129,7 +129,7 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
         ValueError: For a batch of solutions.
         ImportError: Without xarray, with the remedy.
     """
-    xarray = require()
+    xarray = import_xarray()
     check(
         np.ndim(solution.alpha) == 0,
         "solution",

@@ -86,6 +86,8 @@ class Solution(eqx.Module):
     @property
     def trajectory(self) -> dict[str, PyTree]:
         """`history` as NumPy arrays cut after the last recorded step (outside jit and vmap)."""
+        if not self.history:
+            return {}
         recorded = np.isfinite(np.asarray(self.history["step"]))
         return jax.tree.map(lambda value: np.asarray(value)[recorded], dict(self.history))
 
@@ -93,6 +95,8 @@ class Solution(eqx.Module):
     def cosine(self) -> np.ndarray:
         """The last finite cosine of each index (P,), of a batch (runs, P), outside jit and vmap;
         NaN without a teacher."""
+        if "cosine" not in self.history:  # theory has no teacher
+            return np.full(np.shape(self.overlap)[:-1], np.nan)
         cosines = np.asarray(self.history["cosine"])
         finite = np.isfinite(cosines)[..., ::-1, :]
         last = cosines.shape[-2] - 1 - np.argmax(finite, axis=-2)

@@ -30,7 +30,7 @@ from jaxsmi.descent.loop import DescentEnd, TrainState, descend
 from jaxsmi.descent.stream import Stream
 from jaxsmi.descent.student import batch_size_of, begin_training, check_gradient
 from jaxsmi.descent.task import REDUCTIONS, Batches, Stop, Task, squared_loss
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["TrainState", "train"]
 
@@ -114,10 +114,14 @@ def train(
     steps = arguments.count("steps", steps)
     reduction = arguments.choice("reduction", reduction, REDUCTIONS)
     batches = (batch_size if isinstance(batch_size, Batches) else Batches(batch_size)).checked()
-    stopping = (Stop() if stop is None else stop).checked()
+    stopping = Stop() if stop is None else stop
+    arguments.instance("stop", stopping, Stop, "smi.Stop(patience, target)")
+    stopping.checked()
     function, every = Record.of(record, max(steps // _RECORDS, 1))
     _check_stop(model, data, test, stopping)
     size = batch_size_of(model, data, batches.size, test)
+    check(callable(loss), "loss", loss, "a function of a prediction and a label")
+    progress = arguments.flag("progress", progress)
     check_gradient(model, loss, data.dimension)
     key = arguments.key("key", key, many=True)
     begin = begin_training(model, data, optimizer, key, init, state)
@@ -154,7 +158,7 @@ def _kinds(
 ) -> Arguments:
     """Raise a ValueError for a model, data or an optimiser that is none."""
     arguments = Arguments()
-    arguments.instance("model", model, AbstractModel, "a model, such as smi.DeepAttention(2, 2)")
+    model_argument(model)
     arguments.instance("data", data, (Dataset, Stream), "a Dataset or a Stream")
     allowed = "an optax transformation, such as optax.adam(1e-2)"
     arguments.instance("optimizer", optimizer, optax.GradientTransformation, allowed)

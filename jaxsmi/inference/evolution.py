@@ -22,13 +22,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import frozen
-from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check, require
+from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.inversion import inverted
 from jaxsmi.inference.overlap_map import OverlapMap
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.prediction import prediction_error
 from jaxsmi.numerics import fixed_point, implicit
@@ -111,7 +111,7 @@ def state_evolution(
         [TCDKZ25], [theory: multi-index, Eqs. (42) to (48)]; matrix models
         [theory: attention-indexed, Eq. (27)].
     """
-    require(model, Ability.INFERENCE)
+    model = model_argument(model, Ability.INFERENCE)
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
     max_steps = arguments.count("max_steps", max_steps)
@@ -186,10 +186,13 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
     def prepare(
         overlap_map: OverlapMap, context: tuple[Array, Array], V: Array
     ) -> tuple[Array, Array]:
-        if not overlap_map.model.channel.smooth:
-            return V, overlap_map.evaluate(V).jacobian
+        smooth = overlap_map.model.channel.smooth
+        stated = overlap_map.evaluate(V).jacobian
+        if isinstance(smooth, bool) and not smooth:
+            return V, stated
         Q = overlap_map.second_moment - V
-        return V, fixed_point.pathwise_jacobian(overlap_map.evaluate, V, Q)
+        pathwise = fixed_point.pathwise_jacobian(overlap_map.evaluate, V, Q)
+        return V, jnp.where(smooth, pathwise, stated)
 
     def push(
         overlap_map: OverlapMap,
@@ -199,7 +202,11 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
     ) -> Array:
         V, J = prepared
         slope = implicit.derivative(lambda m: m.evaluate(V).value, overlap_map, directions)
-        return context[1] * fixed_point.resolvent(J, slope)
+        # where labels jump, those of the model's numbers miss the jumps; that in α is exact
+        numbers = len(implicit.numbers_of(overlap_map.model)[0])
+        moves = sum(jnp.sum(jnp.abs(x)) for x in directions[:numbers]) > 0.0
+        known = jnp.where(moves, overlap_map.model.channel.smooth, True)
+        return context[1] * fixed_point.resolvent(J, jnp.where(known, slope, jnp.nan))
 
     return implicit.differentiable(solve, push, overlap_map, (V, weight), prepare)
 
@@ -223,8 +230,7 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
         key=jax.random.fold_in(overlap_map.key, 2),
         samples=overlap_map.samples,
     )
-    # where labels jump the derivative along the sampled ones misses the jumps
-    error = implicit.with_slope(error.value, 1.0 if model.channel.smooth else jnp.nan)
+    error = error.value
     stderr = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
     stderr = jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr)
     invalid = ~(jnp.isfinite(overlap_map.alpha) & (overlap_map.alpha > 0))
@@ -234,6 +240,9 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     def masked(x: Array) -> Array:
         return jnp.where(lost, jnp.nan, x)
 
+    def unless_invalid(x: Array) -> Array:
+        return jnp.where(invalid, jnp.nan, x)
+
     return Solution(
         overlap=masked(S - V),
         stderr=masked(jnp.where(recovered, 0.0, stderr)),
@@ -242,7 +251,7 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
         steps=end.step,
         residual=last.residual,
         result=code,
-        history=end.history,
+        history=jax.tree.map(unless_invalid, end.history),
         covariance=masked(V),
         rho=last.rho,
         model=model,

@@ -23,13 +23,13 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check, require
+from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Record, Run, drive, ready
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["GampState", "gamp"]
 
@@ -111,7 +111,7 @@ def gamp(
     Source:
         [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
     """
-    require(model, Ability.INFERENCE)
+    model = model_argument(model, Ability.INFERENCE)
     arguments = Arguments()
     max_steps = arguments.count("max_steps", max_steps)
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
@@ -125,12 +125,13 @@ def gamp(
         max_steps=max_steps,
     )
     strength = arguments.number("side_information", side_information, FRACTION)
+    progress = arguments.flag("progress", progress)
     _check_data(model, data, state)
     key = arguments.key("key", key)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
     aided = not isinstance(side_information, (int, float)) or side_information != 0
-    start, side = _start(model, data, start_keys, init, strength if aided else None)
+    start, side = _start(model, data, start_keys, init, strength if aided else None, arguments)
     problem = _problem(model, data, start if state is None else state, side, run_key, options)
     valid = arguments.valid & model.valid
     end = _run(problem, options, progress, key, valid)
@@ -170,6 +171,8 @@ def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) ->
     signal, fields = model.shapes(data)
     model.channel.check_labels(data.labels)
     if state is not None:
+        allowed = "the state of a Solution of gamp: solution.state"
+        Arguments().instance("state", state, GampState, allowed)
         expected = f"the state of a run with weights {signal}"
         check(state.weights.shape == signal, "state", state.weights, expected)
         expected = f"the state of a run on {data.samples} samples"
@@ -182,6 +185,7 @@ def _start(
     keys: list[PRNGKeyArray],
     init: ArrayLike | str,
     strength: Array | None,
+    arguments: Arguments,
 ) -> tuple[GampState, SideInformation]:
     """The state before the first step, and side information of that strength (None: none)."""
     dtype = theory_dtype()
@@ -190,7 +194,7 @@ def _start(
     P = model.indices
     prior = model.prior
     side = SideInformation(jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype))
-    scale, given = _scale_or_signal(init, signal, strength is not None)
+    scale, given = _scale_or_signal(init, signal, strength is not None, arguments)
     if given is None or strength is not None:
         check(
             data.teacher is not None,
@@ -226,7 +230,7 @@ def _start(
 
 
 def _scale_or_signal(
-    init: ArrayLike | str, signal: tuple[int, ...], aided: bool
+    init: ArrayLike | str, signal: tuple[int, ...], aided: bool, arguments: Arguments
 ) -> tuple[Array, Array | None]:
     """The scale of a random start (0 where it is not random), and what was given: a number, the
     signal itself, or None for "informed". `aided`: side information makes the start not zero."""
@@ -235,12 +239,13 @@ def _scale_or_signal(
     if isinstance(init, str):
         check(init == "informed", "init", init, allowed)
         return nothing, None
-    given = Arguments().array("init", init, allowed)
+    given = arguments.array("init", init, allowed)
     check(given.shape in ((), signal), "init", given, allowed)
     if given.ndim:
         return nothing, given
     enough = (given >= 0) if aided else (given > 0)
-    check(enough, "init", given, "a positive number (0 is a fixed point of an even label)")
+    allowed = "a positive number (0 is a fixed point of an even label)"
+    arguments.condition(enough, "init", given, allowed)
     return given, given
 
 

@@ -19,14 +19,19 @@ mutual information of the prior, f = Ψ'/w:
 
 from __future__ import annotations
 
+import dataclasses
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.checks import POSITIVE, Ability, Arguments, require
+from jaxsmi.channels.base import Response
+from jaxsmi.core.checks import POSITIVE, Ability, Arguments
 from jaxsmi.core.results import Estimate, Solution
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.numerics.implicit import differentiable, not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 
 __all__ = ["free_entropy", "potential_at"]
@@ -74,7 +79,7 @@ def free_entropy(
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (49), (51)].
     """
-    require(model, Ability.INFERENCE)
+    model = model_argument(model, Ability.INFERENCE)
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
     samples = arguments.count("samples", samples, at_least=2)
@@ -101,10 +106,7 @@ def potential_at(
     randomisations: int,
 ) -> Estimate:
     """`free_entropy` without its checks, `samples` points in each of `randomisations` nets."""
-    S = model.prior.second_moment(model.indices)
-    response = model.channel.response(
-        Q, S - Q, key=key, samples=samples, randomisations=randomisations, tangents=False
-    )
+    response = _response(model, Q, key, samples, randomisations)
     Qhat = alpha * 0.5 * (response.mean + response.mean.T)
     value = model.prior.entropy_term(Q, Qhat) + alpha * jnp.mean(response.log_partition)
     # to first order in the fluctuations of Q̂ and of log Z_out
@@ -113,3 +115,56 @@ def potential_at(
         jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull) + response.log_partition
     )
     return Estimate(value, jnp.std(each, ddof=1) / jnp.sqrt(float(randomisations)))
+
+
+def _response(
+    model: AbstractModel, Q: Array, key: PRNGKeyArray | None, samples: int, randomisations: int
+) -> Response:
+    """The channel's response at Q, with the derivative that it has.
+
+    Where labels are known to jump: d E log Z_out = ½ tr(response dQ), and the stated Jacobian of
+    the response; along numbers of the model there is none.
+    """
+
+    def respond(parameters: _Point, key: PRNGKeyArray | None, tangents: bool = False) -> Response:
+        Q, model = parameters
+        return model.channel.response(
+            Q,
+            model.prior.second_moment(model.indices) - Q,
+            key=key,
+            samples=samples,
+            randomisations=randomisations,
+            tangents=tangents,
+        )
+
+    def jacobian(parameters: _Point, key: PRNGKeyArray | None, answer: Response) -> Response:
+        full = respond(parameters, key, True)
+        return eqx.tree_at(lambda r: r.jacobian, answer, full.jacobian)
+
+    smooth = model.channel.smooth
+    if model.channel.explicit or smooth is True:
+        return respond((Q, model), key)
+    if smooth is not False:
+        return not_differentiable(respond((Q, model), key), (Q, model), unless=smooth)
+    return differentiable(respond, _along, (Q, model), key, jacobian)
+
+
+_Point = tuple[Array, AbstractModel]  # an overlap, and the model that it is one of
+
+
+def _along(
+    parameters: _Point, key: PRNGKeyArray | None, known: Response, directions: list[Array]
+) -> Response:
+    """The tangents of a response along numbers of Q, NaN along those of the model."""
+    del parameters, key
+    dQ = directions[0]
+    moved = jnp.einsum("abcd,cd->ab", known.jacobian, dQ)
+    moves = sum(jnp.sum(jnp.abs(x)) for x in directions[1:])
+    missing = jnp.where(moves > 0.0, jnp.nan, 0.0)
+    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), known)
+    return dataclasses.replace(
+        unknown,
+        mean=moved + missing,
+        replicas=jnp.broadcast_to(moved, known.replicas.shape) + missing,
+        log_partition=0.5 * jnp.einsum("rpq,pq->r", known.replicas, dQ) + missing,
+    )

@@ -41,6 +41,7 @@ from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.score_error import hardmax_error, sampled_error, softmax_error
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import mapped, product_dtype
 from jaxsmi.sensing.symmetric import SymmetricSensing
@@ -176,21 +177,19 @@ class AttentionIndexed(AbstractMatrixModel):
         return (0.3, 0.6, 0.8) if self.output == "hardmax" else (0.4, 0.7, 0.85)
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
-        """Raise a ValueError for inputs of other tokens, or labels of another shape."""
-        del teacher
+        """Raise a ValueError for inputs of other tokens, labels of another shape or, if asked to, a
+        teacher of other layers."""
         T = self.tokens
         L = self.layers
         fits = data.inputs.shape[1] == T
         check(fits, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
         check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
-        if data.teacher is not None:
+        if teacher and data.teacher is not None:
             known = L if data.model is None else data.model.indices
             same = known == L and data.teacher.shape[0] % L == 0
             allowed = f"one of {L}, or Dataset(inputs, labels) without a teacher"
             check(same, "data", f"a teacher of {known} layer(s)", allowed)
-        real = not (jnp.iscomplexobj(data.inputs) or jnp.iscomplexobj(data.labels))
-        check(real, "data.inputs", data.inputs.dtype.name, "real inputs and labels")
 
     def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the signal √d S (1, d, d) and of its fields (n, 1, T²) in message passing."""
@@ -268,7 +267,8 @@ class AttentionIndexed(AbstractMatrixModel):
         if T == 2:
             return softmax_error(q, V, self.beta, bayes)
         key = Arguments().key("key", key)
-        return sampled_error(self.link, T, q, V, bayes=bayes, key=key, samples=samples)
+        estimate = sampled_error(self.link, T, q, V, bayes=bayes, key=key, samples=samples)
+        return not_differentiable(estimate, (self, Q), unless=self.readout.smooth)
 
     # The network
 

@@ -17,20 +17,19 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Ability, Arguments, check, without_nan
+from jaxsmi.core.checks import Ability, Arguments, Interval, check, require, without_nan
 from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
 from jaxsmi.sensing.blocks import draw_inputs
 
-__all__ = ["AbstractModel", "overlaps_of"]
+__all__ = ["AbstractModel", "model_argument", "overlaps_of"]
 
 
 class AbstractModel(eqx.Module):
@@ -119,14 +118,17 @@ class AbstractModel(eqx.Module):
         Cost:
             N·M·D random numbers, and one pass over them.
         """
-        dimension = Arguments().count("dimension", dimension, at_least=self.least_dimension)
-        positive = bool(np.isfinite(alpha)) and alpha > 0
-        check(positive, "alpha", alpha, f"a positive number {self.complexity_name}")
-        samples = max(self.samples_at(float(alpha), dimension), 1)
-        self.warn_of_rounding(dimension, samples, float(alpha))
+        arguments = Arguments()
+        dimension = arguments.count("dimension", dimension, at_least=self.least_dimension)
+        positive = Interval(f"a positive number {self.complexity_name}", low=0.0, open_low=True)
+        alpha = float(arguments.number("alpha", alpha, positive))
+        store = arguments.flag("store", store)
+        key = arguments.key("key", key)
+        samples = max(self.samples_at(alpha, dimension), 1)
+        self.warn_of_rounding(dimension, samples, alpha)
         teacher_key, input_key, noise_key = jax.random.split(key, 3)
         drawn = self.draw_teacher(teacher_key, dimension) if teacher is None else teacher
-        truth = jnp.asarray(drawn, theory_dtype())
+        truth = arguments.array("teacher", drawn, "an array of real numbers")
         self.admit_teacher(truth, dimension)
         shape = self.input_shape(dimension)
         usual = theory_dtype() if store else jnp.float32
@@ -338,6 +340,19 @@ class AbstractModel(eqx.Module):
         Raises:
             ValueError: Where it is not known.
         """
+
+
+def model_argument(model: object, ability: Ability | None = None) -> AbstractModel:
+    """The argument `model` of a public function: a ValueError for what is no model, or for one that
+    lacks the ability, with its own sentence."""
+    allowed = (
+        "a model with a prior and a channel, such as smi.DeepAttention(2, 2) (for a "
+        "SequenceSingleIndex: the functions of smi.sgd)"
+    )
+    made = Arguments().instance("model", model, AbstractModel, allowed)
+    if ability is not None:
+        require(made, ability)
+    return made
 
 
 def overlaps_of(

@@ -195,7 +195,7 @@ class Bilinear(AbstractMatrixModel):
         if not self.symmetric:
             columns = factors.shape[1]  # L + d, L = round(β d)
             if length is None:
-                length = columns - round(columns / (1.0 + float(self.aspect_ratio)))
+                length = max(columns - round(columns / (1.0 + float(self.aspect_ratio))), 1)
             first = factors[:, :length]
             second = factors[:, length:]
         return jnp.matmul(first.T, second, precision="highest") / np.sqrt(factors.shape[0])

@@ -34,7 +34,8 @@ from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.multi_index import default_tolerance
 from jaxsmi.models.symmetry import AbstractSymmetry, Exchange, QueryAndKey, Rotation, Sign
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors import AbstractIidPrior, Gaussian
+from jaxsmi.priors import AbstractIidPrior
+from jaxsmi.priors.gaussian import iid_prior
 
 __all__ = ["DeepAttention"]
 
@@ -115,17 +116,18 @@ class DeepAttention(AbstractIndexModel):
         soft = self.activation == "softmax"
         silent = soft | (self.noise == 0)
         self.noise = arguments.masked(self.noise, silent, "noise", noise, "0 with hardmax")
-        strengths = jnp.asarray(skip, float)
+        allowed = f"a number, or {depth - 1}: one a hidden layer"
+        strengths = arguments.array("skip", skip, allowed)
         fits = strengths.ndim == 0 or strengths.shape == (depth - 1,)
-        check(fits, "skip", skip, f"a number, or {depth - 1}: one a hidden layer")
-        positive = jnp.all(jnp.isfinite(strengths) & (strengths >= 0))
+        check(fits, "skip", skip, allowed)
+        positive = jnp.all(strengths >= 0)
         allowed = "finite numbers >= 0 (below, layers lose rank)"
         strengths = arguments.masked(strengths, positive, "skip", skip, allowed)
         self.skip = jnp.broadcast_to(strengths, (depth - 1,))
         self.layers = tuple(
             Layer(*each) for each in zip(widths, many, map(bool, ties), strict=True)
         )
-        self.prior = Gaussian() if prior is None else prior
+        self.prior = iid_prior(prior)
         starts = np.cumsum([0, *(layer.indices for layer in self.layers)])
         self.symmetry = tuple(
             _symmetry(layer, int(start))
@@ -220,10 +222,12 @@ class DeepAttention(AbstractIndexModel):
 
 def _each(name: str, value: int | Sequence[int], depth: int) -> tuple[int, ...]:
     """One integer >= 1 a layer."""
-    numbers = (value,) * depth if isinstance(value, (int, np.integer)) else tuple(value)
-    whole = all(isinstance(n, (int, np.integer)) and n >= 1 for n in numbers)
-    check(whole and len(numbers) == depth, name, value, f"an integer >= 1, or {depth} of them")
-    return tuple(int(n) for n in numbers)
+    several = isinstance(value, (Sequence, np.ndarray))
+    entries: tuple[object, ...] = tuple(value) if several else (value,) * depth
+    numbers = tuple(int(n) for n in entries if isinstance(n, (int, np.integer)) and n >= 1)
+    allowed = f"an integer >= 1, or {depth} of them"
+    check(len(numbers) == len(entries) == depth, name, value, allowed)
+    return numbers
 
 
 def _symmetry(layer: Layer, start: int) -> AbstractSymmetry:

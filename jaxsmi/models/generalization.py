@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.results import Estimate, Solution
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["generalization_error"]
 
@@ -58,7 +58,7 @@ def generalization_error(
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (62), (63)].
     """
-    P = model.indices
+    P = model_argument(model).indices
     arguments = Arguments()
     predictor = arguments.choice("predictor", predictor, ("plug-in", "bayes"))
     samples = arguments.count("samples", samples, at_least=16)

@@ -120,7 +120,7 @@ def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None
     Source:
         [MM18], [theory: multi-index, Eq. (24), Table 1].
     """
-    channel = ModulusChannel(squared=squared)
+    channel = ModulusChannel(squared=Arguments().flag("squared", squared))
     symmetry = [((0,), "sign")]
     return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name="phase_retrieval")
 

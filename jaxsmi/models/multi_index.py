@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -21,9 +22,14 @@ from jaxsmi.core.checks import VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors import AbstractIidPrior, Gaussian
+from jaxsmi.priors import AbstractIidPrior
+from jaxsmi.priors.gaussian import iid_prior
 
 __all__ = ["MultiIndex", "default_tolerance"]
+
+
+_MAX_NODES = 2**20
+_POINTS = 16  # at which a link is compared with that of a channel
 
 
 class MultiIndex(AbstractIndexModel):
@@ -78,9 +84,14 @@ class MultiIndex(AbstractIndexModel):
         symmetry: Sequence[AbstractSymmetry | tuple[Block, str]] = (),
         name: str | None = None,
         tolerance: float | None = None,
-        max_nodes: int = 2**20,
+        max_nodes: int = _MAX_NODES,
     ):
         arguments = Arguments()
+        if channel is not None:
+            arguments.instance("channel", channel, AbstractChannel, "an AbstractChannel")
+        if log_likelihood is not None:
+            allowed = "a function log p(y|z) of a label and its fields"
+            check(callable(log_likelihood), "log_likelihood", log_likelihood, allowed)
         if channel is None:
             if link is None or not callable(link):
                 raise ValueError(f"link: got {link!r}; allowed: a JAX function, or a channel=.")
@@ -90,8 +101,11 @@ class MultiIndex(AbstractIndexModel):
             self.name = name or getattr(link, "__name__", type(link).__name__)
             law = as_tree(link)
             check_link(law, P, M, self.name)
+            silent = concrete(variance) and float(variance) == 0.0
+            allowed = "0 with a log_likelihood=, which says all of how labels scatter"
+            check(log_likelihood is None or silent, "noise", noise, allowed)
             likelihood = None if log_likelihood is None else jax.tree_util.Partial(log_likelihood)
-            if likelihood is None and concrete(variance) and float(variance) == 0.0:
+            if likelihood is None and silent:
                 shown = f"{self.name} (noise=0)"
                 self.channel = NoInference(law=law, indices=P, tokens=M, name=shown)
             else:
@@ -106,10 +120,19 @@ class MultiIndex(AbstractIndexModel):
                 ("tokens", tokens, channel.tokens),
             ):
                 arguments.condition(given in (None, fixed), word, given, f"{fixed}, the channel's")
+            silent = concrete(noise) and not np.any(np.asarray(noise) != 0.0)
+            check(silent, "noise", noise, "0 beside a channel=, which has its own")
+            settings = {
+                "log_likelihood": log_likelihood is None,
+                "tolerance": tolerance is None,
+                "max_nodes": max_nodes == _MAX_NODES,
+            }
+            for word, usual in settings.items():
+                check(usual, word, "a value", "its default beside a channel=, which has its own")
             named = type(channel) if link is None else link
             self.name = name or getattr(named, "__name__", type(named).__name__)
             self.channel = channel
-        self.prior = Gaussian() if prior is None else prior
+        self.prior = iid_prior(prior)
         self.symmetry = tuple(
             part
             if isinstance(part, AbstractSymmetry)
@@ -124,11 +147,11 @@ class MultiIndex(AbstractIndexModel):
 
 
 def _check_same_law(link: Callable[[Array], Array], channel: AbstractChannel) -> None:
-    """Raise a ValueError for a link that is not the channel's own, by its label at one point."""
-    fields = jnp.cos(1.0 + jnp.arange(float(channel.indices * channel.tokens)))
-    fields = fields.reshape(channel.indices, channel.tokens)
-    labels = (jnp.asarray(link(fields)), channel.link(fields))
-    same = labels[0].shape == labels[1].shape and bool(jnp.allclose(*labels))
+    """Raise a ValueError for a link that is not the channel's own, by its labels at some points."""
+    shape = (_POINTS, channel.indices, channel.tokens)
+    fields = 2.0 * jnp.cos(1.0 + 2.4 * jnp.arange(float(np.prod(shape))).reshape(shape))
+    labels = (jax.vmap(lambda z: jnp.asarray(link(z)))(fields), jax.vmap(channel.link)(fields))
+    same = labels[0].shape == labels[1].shape and jnp.allclose(*labels)
     allowed = "none, or the channel's own: that is the law of the labels"
     check(same, "link", link, allowed)
 

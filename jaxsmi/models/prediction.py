@@ -18,6 +18,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.data import LabelLaw
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
 
@@ -82,7 +83,10 @@ def prediction_error(
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
     squared = jnp.sum((labels - other).reshape(randomisations, samples, -1) ** 2, axis=-1)
     each = jnp.mean(squared * (0.5 if bayes else 1.0), axis=1)
-    return Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(randomisations))
+    estimate = Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(randomisations))
+    # labels that jump have no derivative along the sampled ones
+    given = (model, Q, cross, second_moment)
+    return not_differentiable(estimate, given, unless=model.channel.smooth)
 
 
 compiled_prediction_error = eqx.filter_jit(prediction_error)

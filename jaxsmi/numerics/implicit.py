@@ -6,7 +6,7 @@ Equations here [theory: numerics, Eqs. (23), (24)]:
     root h(α, θ) = 0:          dα = -(∂_θh/∂_αh) dθ
 
 This is the machinery. The two rules themselves are written where the equations are solved: the
-fixed point's in inference/evolution.py, the thresholds' in thresholds/growth.py (weak recovery)
+fixed point's in inference/evolution.py, the thresholds' in thresholds/weak.py (weak recovery)
 and thresholds/crossing.py (all later steps).
 
 Loops whose length depends on the data can be differentiated forwards only, and waste time there;
@@ -24,40 +24,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
-__all__ = ["derivative", "differentiable", "numbers_of", "not_differentiable", "with_slope"]
+__all__ = ["derivative", "differentiable", "numbers_of", "not_differentiable"]
 
 
-@jax.custom_jvp
-def with_slope(x: Array, factor: ArrayLike) -> Array:
-    """x, its derivative times `factor`: NaN says that there is none."""
-    del factor
-    return x
-
-
-@with_slope.defjvp
-def _with_slope_jvp(
-    primals: tuple[Array, ArrayLike], tangents: tuple[Array, ArrayLike]
-) -> tuple[Array, Array]:
-    return primals[0], jnp.multiply(primals[1], tangents[0])
-
-
-def not_differentiable(answer: PyTree, parameters: PyTree) -> PyTree:
-    """An answer that was found by steps without a derivative: along any number of `parameters` its
-    derivative is NaN, where it would be a silent zero.
+def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array = False) -> PyTree:
+    """An answer that has no derivative, or not all of it: along any number of `parameters` it is
+    NaN, where it would be a silent zero or a part of the truth.
 
     Args:
         answer: What was found, a tree.
         parameters: What it depends on, a tree.
+        unless: Where it has its derivative after all. Default False.
 
     Returns:
         The answer.
     """
     leaves, build = numbers_of(answer)
     numbers = numbers_of(parameters)[0]
-    return build(_without_derivative(leaves, numbers)) if numbers else answer
+    weight = jnp.where(unless, 0.0, jnp.nan)
+    return build(_with_weight(leaves, numbers, weight)) if numbers else answer
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
@@ -150,9 +137,9 @@ def _tangents(
             columns = jax.tree.map(lambda x: x[None], one(basis[0]))
         flat = jnp.ravel(direction)
         total = jax.tree.map(
-            lambda t, c, flat=flat: t + jnp.tensordot(flat, c, axes=1),
+            lambda t, c, flat=flat: t + jnp.tensordot(flat, c, axes=1).astype(t.dtype),
             total,
-            _without_derivative(columns, leaves),
+            not_differentiable(columns, leaves),
         )
     return total
 
@@ -170,16 +157,16 @@ def derivative(
 
 
 @jax.custom_jvp
-def _without_derivative(tree: PyTree, leaves: list[Array]) -> PyTree:
-    """The tree; its derivative is NaN wherever `leaves` move."""
-    del leaves
+def _with_weight(tree: PyTree, leaves: list[Array], weight: Array) -> PyTree:
+    """The tree; wherever `leaves` move, its derivative has the weight, 0 or NaN, added."""
+    del leaves, weight
     return tree
 
 
-@_without_derivative.defjvp
-def _without_derivative_jvp(
-    primals: tuple[PyTree, list[Array]], tangents: tuple[PyTree, list[Array]]
+@_with_weight.defjvp
+def _with_weight_jvp(
+    primals: tuple[PyTree, list[Array], Array], tangents: tuple[PyTree, list[Array], Array]
 ) -> tuple[PyTree, PyTree]:
-    tree, _ = primals
-    moved = sum(jnp.sum(x) for x in tangents[1])
-    return tree, jax.tree.map(lambda x: jnp.nan * moved + jnp.zeros_like(x), tree)
+    tree, _, weight = primals
+    moved = weight * sum(jnp.sum(x) for x in tangents[1])
+    return tree, jax.tree.map(lambda x: x + moved.astype(x.dtype), tangents[0])

@@ -27,7 +27,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.numerics.refining_rules import (
     LARGEST_GRID,
     AbstractRule,
@@ -84,13 +84,9 @@ class Budget(eqx.Module):
     max_nodes: int = eqx.field(static=True)
 
     def __init__(self, tolerance: ArrayLike, max_nodes: int = 2**20):
-        if max_nodes < 2**11:
-            raise ValueError(
-                f"max_nodes: got {max_nodes}; allowed: at least {2**11} nodes per sample."
-            )
-        self.tolerance = jnp.asarray(tolerance, dtype=float)
-        self.max_nodes = max_nodes
-        check(self.tolerance > 0, "tolerance", tolerance, "a positive number")
+        arguments = Arguments()
+        self.max_nodes = arguments.count("max_nodes", max_nodes, at_least=2**11)
+        self.tolerance = arguments.number("tolerance", tolerance, POSITIVE)
 
 
 class _Level(NamedTuple):

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.matrix import AbstractMatrixModel
-from jaxsmi.workbench.plotting import require
+from jaxsmi.workbench.plotting import import_pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -204,7 +204,7 @@ def dots(
 
 def axes_row(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure and its panels, row by row; their height is an estimation error."""
-    require()
+    import_pyplot()
     from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
 
     figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")

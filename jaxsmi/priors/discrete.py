@@ -122,7 +122,7 @@ class BernoulliGauss(AbstractMixturePrior):
         [TCDKZ25], [theory: multi-index, section 2].
     """
 
-    density: Float[Array, ""] = eqx.field(converter=real)
+    density: Float[Array, ""] = eqx.field(converter=lambda x: real(x, "density"))
 
     def __check_init__(self):
         check(self.density.ndim == 0, "density", self.density, "one number in (0, 1]")

@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Arguments, check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
 from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix, real
 from jaxsmi.priors.mixture import Mixture
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "iid_prior"]
 
 
 class Gaussian(AbstractIidPrior):
@@ -53,7 +53,7 @@ class Gaussian(AbstractIidPrior):
     """
 
     covariance: Float[Array, "P P"] | None = eqx.field(
-        converter=lambda C: C if C is None else real(C), default=None
+        converter=lambda C: C if C is None else real(C, "covariance"), default=None
     )
 
     def __check_init__(self):
@@ -111,3 +111,11 @@ class Gaussian(AbstractIidPrior):
         mixture = self.mixture(Qhat.shape[0])
         log_partition = mixture.respond(jnp.zeros_like(Qhat[0]), Qhat)[0]
         return 0.5 * jnp.sum(mixture.covariance[0] * Qhat) + log_partition
+
+
+def iid_prior(prior: AbstractIidPrior | None) -> AbstractIidPrior:
+    """The prior of the rows of a model: the one that was given, or iid N(0, 1)."""
+    if prior is None:
+        return Gaussian()
+    allowed = "a prior of independent columns, such as smi.priors.Rademacher()"
+    return Arguments().instance("prior", prior, AbstractIidPrior, allowed)

@@ -330,9 +330,12 @@ class AbstractIidPrior(AbstractPrior):
         return jax.tree.map(lambda leaf: leaf.astype(dtype), self.mixture(P))
 
 
-def real(value: ArrayLike) -> Array:
+def real(value: ArrayLike, name: str = "Qhat") -> Array:
     """The value as an array of the theory's precision."""
-    return jnp.asarray(value, dtype=theory_dtype())
+    try:
+        return jnp.asarray(value, dtype=theory_dtype())
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: got {value!r}; allowed: real numbers.") from None
 
 
 def precision_matrix(Qhat: ArrayLike) -> Array:

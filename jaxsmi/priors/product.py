@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Arguments, Interval, check
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.random_matrix.rectangular import (
     rectangular_error,
@@ -31,6 +31,14 @@ from jaxsmi.numerics.random_matrix.rectangular import (
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 
 __all__ = ["ProductPrior", "gaussian_error", "tall_error"]
+
+
+_ASPECT = Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)
+_WIDTH = Interval(
+    "a finite number > 0 (for rank_ratio -> 0: small_width_error of the model)",
+    low=0.0,
+    open_low=True,
+)
 
 
 class ProductPrior(AbstractSpectralPrior):
@@ -66,13 +74,9 @@ class ProductPrior(AbstractSpectralPrior):
     weight: ClassVar[float] = 0.5
 
     def __init__(self, aspect_ratio: ArrayLike, rank_ratio: ArrayLike):
-        beta, rho = (jnp.asarray(x, theory_dtype()) for x in (aspect_ratio, rank_ratio))
-        positive = beta.ndim == 0 and beta > 0
-        check(positive, "aspect_ratio", aspect_ratio, "a number > 0, or infinity")
-        allowed = "a finite number > 0 (for rank_ratio -> 0: small_width_error of the model)"
-        check(rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0), "rank_ratio", rank_ratio, allowed)
-        self.aspect_ratio = beta
-        self.rank_ratio = rho
+        arguments = Arguments()
+        self.aspect_ratio = arguments.number("aspect_ratio", aspect_ratio, _ASPECT)
+        self.rank_ratio = arguments.number("rank_ratio", rank_ratio, _WIDTH)
 
     @property
     def valid(self) -> Array:

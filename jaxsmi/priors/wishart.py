@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 
@@ -58,10 +58,7 @@ class WishartPrior(AbstractSpectralPrior):
     weight: ClassVar[float] = 0.25
 
     def __init__(self, rank_ratio: ArrayLike):
-        rho = jnp.asarray(rank_ratio, theory_dtype())
-        inside = rho.ndim == 0 and jnp.isfinite(rho) & (rho > 0)
-        check(inside, "rank_ratio", rank_ratio, "a finite number > 0")
-        self.rank_ratio = rho
+        self.rank_ratio = Arguments().number("rank_ratio", rank_ratio, POSITIVE)
 
     def sample(self, key: PRNGKeyArray, dimension: int) -> Array:
         """Draw W (d, r), r = round(ρ d), at least one."""

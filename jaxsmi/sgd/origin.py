@@ -23,7 +23,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import POSITIVE, UNIT_INTERVAL, Arguments, check
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.sgd.exponents import DEGREES
@@ -304,6 +304,7 @@ def sample_complexity(
     arguments = Arguments()
     dimension = arguments.count("dimension", dimension, at_least=2)
     rates = arguments.array("gamma", gamma, "numbers > 0")
+    check(concrete(rates), "gamma", "a traced number", "known numbers: call it outside jit")
     arguments.condition(jnp.all(rates > 0.0), "gamma", gamma, "numbers > 0")
     first = float(1.0 / np.sqrt(dimension)) if start is None else start
     arguments.number("start", first, UNIT_INTERVAL)

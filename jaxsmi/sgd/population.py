@@ -27,7 +27,7 @@ from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import Network, SequenceSingleIndex
-from jaxsmi.numerics.implicit import with_slope
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.sgd.correlation import correlation
 from jaxsmi.sgd.functions import Flat, SquaredNorm
@@ -208,8 +208,8 @@ def net_average(
     s = jnp.where(inside, jnp.sqrt(jnp.where(inside, 1.0 - m**2, 1.0)), 0.0)
     means = jnp.mean(jax.vmap(jax.vmap(function))(hidden, e + m * hidden + s * xi), axis=1)
     # at |m| = 1 the noise is gone, and with it half of the derivative
-    smooth = jnp.where(jnp.all(inside), 1.0, jnp.nan)
-    return Estimate(with_slope(jnp.mean(means), smooth), jnp.std(means, ddof=1) / np.sqrt(_NETS))
+    mean = not_differentiable(jnp.mean(means), v, unless=jnp.all(inside))
+    return Estimate(mean, jnp.std(means, ddof=1) / np.sqrt(_NETS))
 
 
 def gradient(

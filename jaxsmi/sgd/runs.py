@@ -103,7 +103,8 @@ def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:
 
         P = share of |m| > ‖e‖,   standard error √(P (1 - P)/runs)
 
-    Where many runs have not arrived in their steps, those that have are not a fair sample.
+    Where all runs agree, the error is that of one more run, which does not. Where many runs have
+    not arrived in their steps, those that have are not a fair sample.
 
     Args:
         simulation: What `simulate` returned for a student with a positional encoding, with `until`.
@@ -119,7 +120,7 @@ def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:
         >>> model, keys = smi.sgd.semantic_positional(0.3), jax.random.split(jax.random.key(0), 8)
         >>> run = {"dimension": 100, "gamma": 1.0, "steps": 20_000, "until": 0.9}
         >>> smi.sgd.semantic_fraction(smi.sgd.simulate(model, keys, **run))
-        (1.0, 0.0, 8)
+        (1.0, 0.10475656017578482, 8)
 
     Cost:
         None.
@@ -130,5 +131,9 @@ def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:
     Arguments().instance("simulation", simulation, Simulation, "what smi.sgd.simulate returns")
     done = np.asarray(simulation.result) == Result.SUCCESS
     count = int(done.sum())
-    P = float(np.mean(np.asarray(simulation.semantic)[done])) if count else float("nan")
-    return P, float(np.sqrt(P * (1 - P) / count)) if count else float("nan"), count
+    if not count:
+        return float("nan"), float("nan"), 0
+    P = float(np.mean(np.asarray(simulation.semantic)[done]))
+    if P in (0.0, 1.0):
+        return P, float(np.sqrt(count) / (count + 1) ** 1.5), count
+    return P, float(np.sqrt(P * (1 - P) / count)), count

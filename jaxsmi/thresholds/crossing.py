@@ -187,7 +187,7 @@ def _tangent(
         slope = _slope_along(branch, root.V, root.X, root.jacobian, tangent)
         moved = -slope / root.slope
         # labels that jump have no derivative along the sampled ones: see AbstractChannel
-        return moved if model.channel.smooth else jnp.full_like(moved, jnp.nan)
+        return jnp.where(model.channel.smooth, moved, jnp.nan)
 
     moved = lax.map(one, roots)
     return Crossings(

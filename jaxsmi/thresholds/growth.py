@@ -24,8 +24,8 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Ability, Arguments, require
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.core.checks import Ability, Arguments
+from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 
 __all__ = ["Growth", "applied", "checked_sizes", "growth", "leading"]
@@ -98,7 +98,7 @@ class Growth(eqx.Module):
     Attributes:
         each: ⟨X, F X⟩ of each randomisation (R,).
         subspace: X (P, P), the leading eigenmatrix of F.
-        start: E g gᵀ of each randomisation, whitened (R, P, P).
+        first_order: E g gᵀ of each randomisation, whitened (R, P, P).
         slope_error: Error of ∂g from the inner integrals.
         field_error: Error of g from the inner integrals.
         inaccurate: Fraction of samples whose inner integral missed its tolerance.
@@ -106,7 +106,7 @@ class Growth(eqx.Module):
 
     each: Array
     subspace: Array
-    start: Array
+    first_order: Array
     slope_error: Array
     field_error: Array
     inaccurate: Array
@@ -126,8 +126,8 @@ class Growth(eqx.Module):
 
         E g gᵀ must lie above five standard errors, and above what integration errors would give.
         """
-        values, vectors = jnp.linalg.eigh(jnp.mean(self.start, axis=0))
-        along = jnp.einsum("pk,rpq,qk->rk", vectors, self.start, vectors)
+        values, vectors = jnp.linalg.eigh(jnp.mean(self.first_order, axis=0))
+        along = jnp.einsum("pk,rpq,qk->rk", vectors, self.first_order, vectors)
         noise = jnp.std(along, axis=0, ddof=1) / np.sqrt(along.shape[0])
         floor = 1e-12 + 25.0 * self.field_error**2
         return vectors, (values > _SIGMAS * noise) & (values > floor)
@@ -154,7 +154,7 @@ def growth(
     G = G.reshape(randomisations, samples, *G.shape[1:])
     X = lax.stop_gradient(leading(G)) if X is None else X
     g = jnp.einsum("ab,nbm->nam", root, post.g)
-    start = jnp.einsum("npm,nqm->npq", g, g).reshape(randomisations, samples, P, P)
+    outer = jnp.einsum("npm,nqm->npq", g, g).reshape(randomisations, samples, P, P)
     largest_slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()
     largest_field = jnp.max(jnp.abs(post.g), axis=(1, 2)).mean()
     # a few samples in ten thousand may miss the tolerance of the inner integral: medians say how
@@ -162,7 +162,7 @@ def growth(
     return Growth(
         each=jnp.einsum("pq,rpq->r", X, applied(G, X)),
         subspace=X,
-        start=start.mean(1),
+        first_order=outer.mean(1),
         slope_error=jnp.median(post.dg_error) * (1.0 + largest_slope),
         field_error=jnp.median(post.error) * (1.0 + largest_field),
         inaccurate=jnp.mean(post.error > model.channel.tolerance),
@@ -176,7 +176,7 @@ def checked_sizes(
 
     Raises a ValueError for too few of them, a model without directions, or a prior with a mean.
     """
-    require(model, Ability.DIRECTIONS)
+    model_argument(model, Ability.DIRECTIONS)
     nets = arguments.count(name, nets, at_least=2)
     samples = arguments.count("samples", samples, at_least=2 * nets)
     mean = model.prior.overlap(jnp.zeros((model.indices, model.indices), theory_dtype()))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["recovery_threshold"]
 
@@ -49,6 +49,7 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
     Source:
         [theory: multi-index, Eqs. (57), (58)].
     """
+    model = model_argument(model)
     alpha = jnp.where(model.valid, model.recovery, jnp.nan)
     S = model.prior.second_moment(model.indices)
     code = jnp.where(model.valid, Result.SUCCESS, Result.INVALID)

@@ -121,6 +121,9 @@ def search_threshold(
         [theory: multi-index, Eqs. (60), (61)].
     """
     arguments = Arguments()
+    check(callable(build), "build", build, "a function of `start` that makes a model")
+    replicas = arguments.count("replicas", replicas, at_least=2)
+    progress = arguments.flag("progress", progress)
     first = jax.tree.map(lambda x: arguments.array("start", x, "a tree of real numbers"), start)
     objective = _Objective(
         build,
@@ -129,7 +132,7 @@ def search_threshold(
         None if target is None else float(arguments.number("target", target, POSITIVE)),
         float(arguments.number("alpha_max", alpha_max, POSITIVE)),
         arguments.count("samples", samples, at_least=2 * replicas),
-        arguments.count("replicas", replicas, at_least=2),
+        replicas,
     )
     max_steps = arguments.count("max_steps", max_steps)
     limit = float(arguments.number("tolerance", tolerance, POSITIVE))

@@ -11,6 +11,7 @@ Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52) to (54)], F th
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
@@ -34,25 +35,25 @@ def _weak_recovery(
     """`weak_recovery` with `samples` points in each net, without its checks."""
     S = model.prior.second_moment(model.indices)
     everything = jnp.eye(len(S), dtype=S.dtype)
-    start = growth(model, jnp.zeros_like(S), S, everything, key, samples, randomisations)
-    vectors, known = start.known()
+    at_zero = growth(model, jnp.zeros_like(S), S, everything, key, samples, randomisations)
+    vectors, known = at_zero.known()
     trivial = jnp.any(known)
-    rate = start.rate
-    never = start.never
+    rate = at_zero.rate
+    never = at_zero.never
     alpha = jnp.where(trivial, 0.0, jnp.where(never, jnp.inf, 1.0 / jnp.where(never, 1.0, rate)))
     fixed = trivial | never
     squared = jnp.where(fixed, 0.0, alpha) ** 2
     # the mean of 1/λ_r is biased; the first-order replicas are not
-    replicas = jnp.where(fixed, alpha, alpha - (start.each - rate) * squared)
-    stderr = jnp.std(start.each, ddof=1) / np.sqrt(randomisations) * squared
+    replicas = jnp.where(fixed, alpha, alpha - (at_zero.each - rate) * squared)
+    stderr = jnp.std(at_zero.each, ddof=1) / np.sqrt(randomisations) * squared
     stderr = jnp.where(fixed, 0.0, stderr)
     grown = (vectors * known) @ vectors.T
-    subspace = jnp.where(trivial, grown, jnp.where(never, 0.0, start.subspace))
+    subspace = jnp.where(trivial, grown, jnp.where(never, 0.0, at_zero.subspace))
     root = sqrt_psd(S)
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
     subspace = subspace / jnp.maximum(jnp.trace(subspace), 1e-300)
-    finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(start.start))
-    code = jnp.where(start.inaccurate > INACCURATE_SHARE, Result.INACCURATE, Result.SUCCESS)
+    finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(at_zero.first_order))
+    code = jnp.where(at_zero.inaccurate > INACCURATE_SHARE, Result.INACCURATE, Result.SUCCESS)
     code = jnp.where(finite, code, Result.NONFINITE)
     return _masked(
         Threshold(alpha, stderr, replicas, subspace, jnp.zeros_like(S), code), finite, code
@@ -89,7 +90,8 @@ def weak_recovery(
     Returns:
         A `Threshold`: `alpha` is 0 where a direction is learned at any α > 0 (E[z|y] ≠ 0), and inf
         where nothing grows; `subspace` (P, P) is what is learned. Differentiable, forwards and
-        backwards, in every array of the model. Codes: SUCCESS, INACCURATE, NONFINITE; INVALID.
+        backwards, in every array of the model (NaN where labels jump). Codes: SUCCESS, INACCURATE,
+        NONFINITE; INVALID.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or too few samples. Under
@@ -120,7 +122,9 @@ def weak_recovery(
     def push(
         model: AbstractModel, key: PRNGKeyArray, _: Threshold, directions: list[Array]
     ) -> Threshold:
-        return derivative(lambda m: solve(m, key), model, directions)
+        moved = derivative(lambda m: solve(m, key), model, directions)
+        # labels that jump have no derivative along the sampled ones: see AbstractChannel
+        return jax.tree.map(lambda x: jnp.where(model.channel.smooth, x, jnp.nan), moved)
 
     threshold = differentiable(solve, push, model, key)
     valid = arguments.valid & model.valid

@@ -27,9 +27,9 @@ from jaxsmi.core.labelled import (
     annotated,
     attributes_of,
     dimensions_of,
+    import_xarray,
     index_names,
     is_labelled,
-    require,
     to_xarray,
 )
 from jaxsmi.core.provenance import fields_of, parameters
@@ -117,7 +117,7 @@ def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset
         ValueError: For no solutions, or for unequal numbers of indices.
         ImportError: Without xarray, with the remedy.
     """
-    xarray = require()
+    xarray = import_xarray()
     solutions = list(solutions)
     check(len(solutions) > 0, "solutions", "none", "at least one")
     sizes = {np.shape(solution.overlap) for solution in solutions}
@@ -157,7 +157,7 @@ def thresholds(
         ValueError: There is no threshold at all.
         ImportError: Without xarray, with the remedy.
     """
-    xarray = require()
+    xarray = import_xarray()
     check(any(len(steps) for steps in stairs), "stairs", "no threshold", "at least one")
     longest = max(len(steps) for steps in stairs)
     dimensions = {"alpha": (), "stderr": (), "result": (), "replicas": ("replica",)}
@@ -189,7 +189,7 @@ def _padded(stairs: Sequence[Sequence[Threshold]], longest: int, name: str) -> n
 
 def arrays(values: Mapping[str, ArrayLike], **attributes: object) -> xarray.Dataset:
     """Plain arrays by name as one dataset; an ImportError, with the remedy, without xarray."""
-    xarray = require()
+    xarray = import_xarray()
     data = {
         name: ([f"{name}_{k}" for k in range(np.ndim(value))], np.asarray(value))
         for name, value in values.items()
@@ -211,7 +211,7 @@ def runs(solution: Solution, **attributes: object) -> xarray.Dataset:
         ValueError: For a single run.
         ImportError: Without xarray, with the remedy.
     """
-    xarray = require()
+    xarray = import_xarray()
     check(
         np.ndim(solution.steps) == 1,
         "solution",
@@ -252,7 +252,7 @@ def text_run(run: TextRun, **attributes: object) -> xarray.Dataset:
     Raises:
         ImportError: Without xarray, with the remedy.
     """
-    xarray = require()
+    xarray = import_xarray()
     names = ("step", "epoch", "train_loss", "accuracy", "test_accuracy")
     data: dict[str, Any] = {
         name: (("record",), value) for name, value in fields_of(run, names).items()
@@ -285,7 +285,7 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> save(smi.Dataset(jnp.ones((6, 1, 3)), jnp.ones((6,))), "out/data.nc")  # doctest: +SKIP
     """
-    xarray = require()
+    xarray = import_xarray()
     if isinstance(item, Mapping) and not is_labelled(item):
         parts: Mapping[str, Part] = item  # pyright: ignore[reportAssignmentType]
         root = xarray.Dataset(attrs=attributes_of(None, groups=", ".join(parts), **attributes))
@@ -313,7 +313,7 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
         FileNotFoundError: There is no such file.
         ImportError: Without xarray and h5netcdf, with the remedy.
     """
-    return require().load_dataset(path, group=group, engine="h5netcdf")
+    return import_xarray().load_dataset(path, group=group, engine="h5netcdf")
 
 
 def _dataset(item: Part, **attributes: object) -> xarray.Dataset:
@@ -338,5 +338,7 @@ def _data_to_xarray(data: Dataset, **attributes: object) -> xarray.Dataset:
         variables["teacher"] = (("index", "dimension"), np.asarray(data.teacher))
     coordinates = {"alpha": ((), data.alpha)}
     return annotated(
-        require().Dataset(variables, coordinates, attributes_of(None, kind="dataset", **attributes))
+        import_xarray().Dataset(
+            variables, coordinates, attributes_of(None, kind="dataset", **attributes)
+        )
     )

@@ -136,3 +136,58 @@ def test_a_record_without_a_rhythm_keeps_that_of_the_run():
     )
     assert fit.history["record"].shape == (201,)
     assert smi.Record(lambda w: w.sum()).every is None
+
+
+def test_a_start_out_of_range_is_invalid_inside_jit():
+    """It ran, and said MAX_STEPS."""
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=20, alpha=2.0)
+    run = jax.jit(lambda init: smi.gamp(model, data, key=KEY, init=init, max_steps=2))
+    assert int(run(-1.0).result) == Result.INVALID
+    assert int(run(1.0).result) != Result.INVALID
+
+
+def test_an_invalid_state_evolution_has_no_history_either():
+    def solve(x):
+        return smi.state_evolution(smi.links.linear(x), 0.5, key=KEY, samples=64, max_steps=3)
+
+    assert np.all(np.isnan(jax.jit(solve)(-1.0).history["overlap"]))
+
+
+def test_theory_has_no_cosine_and_a_root_no_trajectory():
+    """Both raised a KeyError."""
+    exact = smi.state_evolution(smi.Bilinear(1.0, 0.2, 0.1), 0.3)
+    assert exact.trajectory == {}
+    assert np.all(np.isnan(exact.cosine))
+
+
+def test_a_student_of_one_layer_learns_from_a_teacher_of_two():
+    """check_data refused the teacher where it was not asked to look at it."""
+    teacher = smi.AttentionIndexed(2, 0.5, layers=2)
+    data = teacher.sample(KEY, dimension=8, alpha=0.2)
+    student = smi.AttentionIndexed(2, 0.5)
+    student.check_data(data, teacher=False)
+    with pytest.raises(ValueError, match="teacher of 2 layer"):
+        student.check_data(data)
+
+
+def test_a_short_sequence_has_one_token():
+    """β d below one half: L was 0 in one place and 1 in another."""
+    data = smi.Bilinear(0.01, 0.5).sample(KEY, dimension=10, alpha=3.0)
+    assert data.teacher.shape == (1, 10)
+
+
+def test_runs_that_all_agree_have_an_error_bar():
+    """It was zero, of eight runs."""
+    model = smi.sgd.semantic_positional(0.3)
+    runs = smi.sgd.simulate(
+        model, jax.random.split(KEY, 4), dimension=50, gamma=1.0, steps=5000, m=0.9, until=0.95
+    )
+    share, error, count = smi.sgd.semantic_fraction(runs)
+    assert (share, count) == (1.0, 4)
+    assert error == pytest.approx(4**0.5 / 5**1.5)
+
+
+def test_a_complexity_is_counted_outside_jit():
+    with pytest.raises(ValueError, match="gamma"):
+        jax.jit(lambda g: smi.sgd.sample_complexity(smi.sgd.semantic_positional(0.3), 400, g))(0.01)

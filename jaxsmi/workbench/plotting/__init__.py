@@ -9,7 +9,7 @@ matplotlib is imported only when a function here is called; it comes with `pip i
 
 from jaxsmi.workbench.plotting.learning import learning_curves, learning_order, text_curves
 from jaxsmi.workbench.plotting.overlaps import overlap_against_alpha, overlap_against_iteration
-from jaxsmi.workbench.plotting.style import require, savefig
+from jaxsmi.workbench.plotting.style import import_pyplot, savefig
 from jaxsmi.workbench.plotting.tables import sweep, thresholds_against
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "learning_order",
     "overlap_against_alpha",
     "overlap_against_iteration",
-    "require",
+    "import_pyplot",
     "savefig",
     "sweep",
     "text_curves",

@@ -18,9 +18,9 @@ from jaxsmi.workbench.plotting.style import (
     axes_or_new,
     colour,
     frame,
+    import_pyplot,
     legend_above,
     line,
-    require,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
     """
     count = len(order.solutions)
     if axes is None:
-        figure = require().figure(figsize=(4.2 * count, 3.6), layout="constrained")
+        figure = import_pyplot().figure(figsize=(4.2 * count, 3.6), layout="constrained")
         axes = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
     check(len(axes) == count, "axes", len(axes), f"{count}, one for each method")
     for n, (ax, (name, solution)) in enumerate(zip(axes, order.solutions.items(), strict=True)):

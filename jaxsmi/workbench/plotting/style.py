@@ -26,7 +26,7 @@ __all__ = [
     "legend_above",
     "line",
     "markers",
-    "require",
+    "import_pyplot",
     "savefig",
 ]
 
@@ -37,7 +37,7 @@ _LINES = ("-", "--", "-.", (0, (1, 1)))
 _METADATA = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 
 
-def require() -> ModuleType:
+def import_pyplot() -> ModuleType:
     """matplotlib.pyplot, or an ImportError that says how to install it."""
     try:
         import matplotlib.pyplot
@@ -50,7 +50,11 @@ def require() -> ModuleType:
 
 def axes_or_new(ax: Axes | None) -> Axes:
     """The axes that were given, or those of a new figure."""
-    return ax if ax is not None else require().subplots(figsize=(5, 3.6), layout="constrained")[1]
+    return (
+        ax
+        if ax is not None
+        else import_pyplot().subplots(figsize=(5, 3.6), layout="constrained")[1]
+    )
 
 
 def colour(p: int) -> str:

@@ -104,7 +104,7 @@ def sweep(
         The workbench of this library; no equation.
     """
     task = planned(build, alpha, parameters, key=key, seeds=seeds, solver=solver, settings=settings)
-    labelled.require()
+    labelled.import_xarray()
     folder = None if out is None else pathlib.Path(out)
     rows: dict[int, Row] = {}
     if folder is not None:
@@ -236,7 +236,7 @@ def _settings(
 
 def _assembled(task: Sweep, rows: Mapping[int, Row]) -> xarray.Dataset:
     """All rows as one dataset; a row that failed as a whole takes the shape of the others."""
-    xarray = labelled.require()
+    xarray = labelled.import_xarray()
     sizes = [*task.sizes.values(), len(task.seeds)]
     data: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows.values() for name in row if name != "seconds"):
