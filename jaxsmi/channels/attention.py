@@ -40,7 +40,7 @@ from jaxsmi.channels.base import (
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
-__all__ = ["AbstractAttentionChannel", "DeepAttentionChannel", "SingleAttentionChannel"]
+__all__ = ["DeepAttentionChannel", "SingleAttentionChannel"]
 
 
 class AbstractAttentionChannel(AbstractChannel):

@@ -36,7 +36,6 @@ __all__ = [
     "inner_matrices",
     "invert_attention",
     "last_fields",
-    "row_softmax",
     "scores",
     "split_rows",
 ]

@@ -34,6 +34,12 @@ class ExplicitChannel(AbstractChannel):
         """Ψ(q) = E log Z_out, up to a constant where labels are noiseless numbers."""
 
     @property
+    @abc.abstractmethod
+    def measurements(self) -> int:
+        """M with f = M/V, without noise: how many numbers a label fixes, an off-diagonal one
+        counting twice."""
+
+    @property
     def sampled(self) -> bool:
         """Whether f comes from Monte-Carlo, with an `uncertainty`."""
         return False

@@ -34,7 +34,8 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
     # steps of the halving, and the smallest jump that is told from a steep rise, of the range
     halvings, smallest = (44, 1e-6) if dtype == jnp.float64 else (18, 1e-3)
     ends = np.random.default_rng(0).standard_normal((2, _LINES, indices, tokens)) * 2.0
-    first, last = jnp.asarray(ends[0], dtype), jnp.asarray(ends[1], dtype)
+    first = jnp.asarray(ends[0], dtype)
+    last = jnp.asarray(ends[1], dtype)
 
     def label(t: Array) -> Array:
         """Labels (lines, intervals, ..) at the places t (lines, intervals) of the lines."""
@@ -49,12 +50,12 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
         low, high, at_low, at_high = now
         middle = 0.5 * (low + high)
         between = label(middle)
-        left = change(between, at_low) >= change(at_high, between)
+        lower = change(between, at_low) >= change(at_high, between)
         return (
-            jnp.where(left, low, middle),
-            jnp.where(left, middle, high),
-            jnp.where(left[..., None], at_low, between),
-            jnp.where(left[..., None], between, at_high),
+            jnp.where(lower, low, middle),
+            jnp.where(lower, middle, high),
+            jnp.where(lower[..., None], at_low, between),
+            jnp.where(lower[..., None], between, at_high),
         )
 
     grid = jnp.tile(jnp.linspace(0.0, 1.0, _INTERVALS + 1, dtype=dtype), (_LINES, 1))

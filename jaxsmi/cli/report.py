@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-def _draw_nothing(figure: Figure) -> None:
+def draw_nothing(figure: Figure) -> None:
     """For a command without a figure."""
     del figure
 
@@ -70,7 +70,7 @@ class Report:
 
     data: dict[str, Any]
     text: str
-    draw: Callable[[Figure], object] = _draw_nothing
+    draw: Callable[[Figure], object] = draw_nothing
     stored: Callable[[], Storable] = dict
     figure: Figure | None = None
     stem: str = ""

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxsmi import sgd as online
 from jaxsmi.cli.flags import progress
-from jaxsmi.cli.report import finite, table
+from jaxsmi.cli.report import draw_nothing, finite, table
 from jaxsmi.core.codes import Result
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 
@@ -25,18 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["TASKS", "Answer", "Task"]
 
 
-def _draw_nothing(figure: Figure) -> None:
-    """For a task without a figure."""
-    del figure
-
-
 class Answer(NamedTuple):
     """What a task computed: for JSON, for the reader, for the netCDF file, and how it is drawn."""
 
     data: Mapping[str, Any]
     lines: Sequence[str]
     arrays: Mapping[str, np.ndarray]
-    draw: Callable[[Figure], object] = _draw_nothing
+    draw: Callable[[Figure], object] = draw_nothing
 
 
 @dataclasses.dataclass(frozen=True)

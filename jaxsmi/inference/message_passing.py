@@ -116,12 +116,14 @@ def gamp(
     max_steps = arguments.count("max_steps", max_steps)
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
     chosen = model.dampings[0] if damping is None else damping
+    function, every = Record.of(record)
     options = _Options(
         damping=arguments.number("damping", chosen, FRACTION),
         tolerance=tolerance,
         precision=arguments.choice("precision", precision or model.precisions[0], model.precisions),
         calibrate=_calibrated(model, calibrate),
-        record=Record(*Record.of(record)),
+        record=function,
+        every=every,
         max_steps=max_steps,
     )
     strength = arguments.number("side_information", side_information, FRACTION)
@@ -150,7 +152,8 @@ class _Options(NamedTuple):
     tolerance: Array
     precision: str
     calibrate: bool
-    record: Record
+    record: Callable[[GampState], PyTree] | None
+    every: int
     max_steps: int
 
 
@@ -267,7 +270,7 @@ def _problem(
         damping=options.damping,
         tolerance=options.tolerance,
         key=key,
-        record=options.record.function,
+        record=options.record,
         mesh=data.mesh,
         precision=options.precision,
         calibrate=options.calibrate,
@@ -284,7 +287,7 @@ def _run(
     problem: GampIteration, options: _Options, progress: bool, key: PRNGKeyArray, valid: Array
 ) -> Solution:
     """One run to its end, with or without a progress bar."""
-    every = options.record.every or 1
+    every = options.every
     steps = options.max_steps
     data = problem.data
     run = ready(problem, steps // every)

@@ -20,6 +20,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
+from jaxsmi.numerics.linear_algebra import symmetric
 
 __all__ = ["OverlapMap"]
 
@@ -71,7 +72,7 @@ class OverlapMap(eqx.Module):
         The Jacobian is that of the infinite average, d response[dQ] = E Σ ∂g dQ ∂gᵀ.
         """
         model = self.model
-        Q, covariance = self.overlaps(0.5 * (V + V.T))
+        Q, covariance = self.overlaps(symmetric(V))
         response = model.channel.response(
             Q,
             covariance,
@@ -82,8 +83,7 @@ class OverlapMap(eqx.Module):
         side = self.side_information * jnp.eye(V.shape[0], dtype=V.dtype)
 
         def precision(replica: Array) -> Array:
-            inner = self.restrict(replica)
-            return self.alpha * 0.5 * (inner + inner.T) + side
+            return self.alpha * symmetric(self.restrict(replica)) + side
 
         Qhat = precision(response.mean)
         value, pull = jax.linearize(lambda A: self.restrict(model.prior.mmse(self.embed(A))), Qhat)

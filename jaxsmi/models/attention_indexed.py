@@ -146,15 +146,6 @@ class AttentionIndexed(AbstractMatrixModel):
         return tuple(f"layer {number}" for number in range(1, self.layers + 1))
 
     @property
-    def recovery(self) -> Array:
-        """α = D(ρ)/M of perfect recovery; inf where there is none."""
-        require(self, Ability.INFERENCE)
-        if self.output == "hardmax":
-            return jnp.asarray(jnp.inf, theory_dtype())
-        exact = self.prior.degrees_of_freedom / self.readout.measurements
-        return jnp.where(self.noise > 0.0, jnp.inf, exact)
-
-    @property
     def decay(self) -> Array:
         """c(ρ) of hardmax with two tokens, V ~ c(ρ)/α² for large α."""
         two = self.output == "hardmax" and self.tokens == 2
@@ -166,15 +157,13 @@ class AttentionIndexed(AbstractMatrixModel):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Theory's first where the labels fix linear combinations of the scores
-        [theory: attention-indexed, Eq. (42)]."""
-        return ("outer", "state") if self.output == "hardmax" else ("state", "outer")
+        """Those of the readout."""
+        return self.readout.precisions
 
     @property
     def dampings(self) -> tuple[float, ...]:
-        """Undamped, noiseless softmax and linear labels diverge at d = 100, and hardmax bursts at
-        d = 40."""
-        return (0.3, 0.6, 0.8) if self.output == "hardmax" else (0.4, 0.7, 0.85)
+        """Those of the readout."""
+        return self.readout.dampings
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
         """Raise a ValueError for inputs of other tokens, labels of another shape or, if asked to, a

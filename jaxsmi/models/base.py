@@ -17,12 +17,13 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Ability, Arguments, Interval, check, require, without_nan
+from jaxsmi.core.checks import Ability, Arguments, check, require, without_nan
 from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.priors.base import AbstractPrior
@@ -120,8 +121,13 @@ class AbstractModel(eqx.Module):
         """
         arguments = Arguments()
         dimension = arguments.count("dimension", dimension, at_least=self.least_dimension)
-        positive = Interval(f"a positive number {self.complexity_name}", low=0.0, open_low=True)
-        alpha = float(arguments.number("alpha", alpha, positive))
+        known = (
+            isinstance(alpha, (int, float, np.number, np.ndarray, jax.Array))
+            and np.ndim(alpha) == 0
+        )
+        positive = known and bool(np.isfinite(alpha)) and alpha > 0
+        check(positive, "alpha", alpha, f"a positive number {self.complexity_name}")
+        alpha = float(alpha)
         store = arguments.flag("store", store)
         key = arguments.key("key", key)
         samples = max(self.samples_at(alpha, dimension), 1)

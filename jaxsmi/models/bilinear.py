@@ -37,19 +37,21 @@ from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
 from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import draw_inputs, gaussian
 from jaxsmi.sensing.rectangular import RectangularSensing
 
-__all__ = ["Bilinear", "symmetric_gaussian"]
+__all__ = [
+    "Bilinear",
+]
 
 
 def symmetric_gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Symmetric matrices (n, d, d): off-diagonal entries of variance 1, diagonal ones of 2."""
-    X = gaussian(key, shape, dtype)
-    return (X + jnp.swapaxes(X, 1, 2)) * np.sqrt(0.5).astype(X.dtype)
+    return goe(gaussian(key, shape, dtype))
 
 
 class Bilinear(AbstractMatrixModel):
@@ -127,12 +129,6 @@ class Bilinear(AbstractMatrixModel):
     def indices(self) -> int:
         """One matrix."""
         return 1
-
-    @property
-    def recovery(self) -> Array:
-        """α of perfect recovery; inf with noise."""
-        exact = self.prior.degrees_of_freedom / self.readout.measurements
-        return jnp.where(self.noise > 0.0, jnp.inf, exact)
 
     @property
     def small_width_threshold(self) -> Array:

@@ -102,6 +102,15 @@ class AbstractMatrixModel(AbstractModel):
         return self.estimation_error(self.estimate(weights), data.teacher)
 
     @property
+    def recovery(self) -> Array:
+        """α = D/M of perfect recovery, by counting: degrees of freedom over what a label fixes
+        [theory: attention-indexed, Eq. (31); bilinear, Eq. (14)]; inf with noise, or where a label
+        fixes no numbers."""
+        require(self, Ability.INFERENCE)
+        exact = self.prior.degrees_of_freedom / float(self.readout.measurements)
+        return jnp.where(self.noise > 0.0, jnp.inf, exact)
+
+    @property
     def small_width_threshold(self) -> Array:
         """The ᾱ from which on something is learned, as ρ -> 0."""
         require(self, Ability.INFERENCE)

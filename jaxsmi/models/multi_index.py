@@ -6,7 +6,7 @@ Equation here: y = link(Z) + √Δ ξ, Z = W x/√D (P, M), for any JAX function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import equinox as eqx
 import jax
@@ -113,22 +113,9 @@ class MultiIndex(AbstractIndexModel):
                 budget = Budget(error, max_nodes)
                 self.channel = IntegratedChannel(law, P, M, variance, budget, likelihood)
         else:
-            if link is not None:
-                _check_same_law(link, channel)
-            for word, given, fixed in (
-                ("indices", indices, channel.indices),
-                ("tokens", tokens, channel.tokens),
-            ):
-                arguments.condition(given in (None, fixed), word, given, f"{fixed}, the channel's")
-            silent = concrete(noise) and not np.any(np.asarray(noise) != 0.0)
-            check(silent, "noise", noise, "0 beside a channel=, which has its own")
-            settings = {
-                "log_likelihood": log_likelihood is None,
-                "tolerance": tolerance is None,
-                "max_nodes": max_nodes == _MAX_NODES,
-            }
-            for word, usual in settings.items():
-                check(usual, word, "a value", "its default beside a channel=, which has its own")
+            given = {"indices": indices, "tokens": tokens, "noise": noise}
+            given |= {"log_likelihood": log_likelihood, "tolerance": tolerance}
+            _check_beside(channel, link, given | {"max_nodes": max_nodes})
             named = type(channel) if link is None else link
             self.name = name or getattr(named, "__name__", type(named).__name__)
             self.channel = channel
@@ -144,6 +131,28 @@ class MultiIndex(AbstractIndexModel):
     def title(self) -> str:
         """The name of the link."""
         return self.name
+
+
+def _check_beside(
+    channel: AbstractChannel,
+    link: Callable[[Array], Array] | None,
+    given: Mapping[str, object],
+) -> None:
+    """Raise a ValueError for arguments beside a channel=, which would ignore them."""
+    if link is not None:
+        _check_same_law(link, channel)
+    usual: dict[str, tuple[object, ...]] = {
+        "indices": (None, channel.indices),
+        "tokens": (None, channel.tokens),
+        "noise": (0.0,),
+        "log_likelihood": (None,),
+        "tolerance": (None,),
+        "max_nodes": (_MAX_NODES,),
+    }
+    for word, allowed in usual.items():
+        value = given[word]
+        known = concrete(value) and any(value is a or value == a for a in allowed)
+        check(known, word, value, f"{allowed[-1]} beside this channel=, which has its own")
 
 
 def _check_same_law(link: Callable[[Array], Array], channel: AbstractChannel) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.results import Estimate
+from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.numerics.quadrature import legendre
 
@@ -71,8 +72,7 @@ def sampled_error(
     replicas = 8
     each = power_of_two(max(samples // replicas, 2))
     points = randomised_gaussians(key, each, replicas, 3 * T * T)
-    points = points.reshape(replicas, each, 3, T, T)
-    points = jnp.sqrt(0.5) * (points + jnp.swapaxes(points, -1, -2))  # GOE(T)
+    points = goe(points.reshape(replicas, each, 3, T, T))
     labels = jax.vmap(jax.vmap(link))
     omega = jnp.sqrt(q) * points[:, :, 0]
     one, two = (labels(omega + jnp.sqrt(V) * points[:, :, k]) for k in (1, 2))

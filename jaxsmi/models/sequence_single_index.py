@@ -32,7 +32,6 @@ from jaxsmi.models.multi_index import as_tree
 from jaxsmi.models.students import REDUCTIONS, Attention, LinearAttention, Network
 
 __all__ = [
-    "LOSSES",
     "REDUCTIONS",
     "Attention",
     "HermiteSeries",

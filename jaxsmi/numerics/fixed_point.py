@@ -31,6 +31,7 @@ from jaxtyping import Array
 
 from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.driver import AbstractSolver, RecoveryRay, Run, advance, begin
+from jaxsmi.numerics.linear_algebra import symmetric
 
 
 def apply(J: Array, X: Array) -> Array:
@@ -47,7 +48,7 @@ def spectral_radius(J: Array, steps: int = 200) -> Array:
     def step(_: int | Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         X, _ = carry
         Y = apply(J, X) + shift * X
-        Y = 0.5 * (Y + Y.T)
+        Y = symmetric(Y)
         norm = jnp.sqrt(jnp.sum(Y * Y))
         return Y / jnp.where(norm > 0, norm, 1.0), norm - shift
 
@@ -164,7 +165,7 @@ class Iteration(AbstractSolver[Iterate]):
             state.polished & (residual > 0.5 * state.residual), 0.5 * state.trust, state.trust
         )
         candidate = value + trust * (V + newton_step - value)
-        candidate = 0.5 * (candidate + candidate.T)
+        candidate = symmetric(candidate)
         falls = (residual < state.residual) | state.polished
         take = self.newton & (rho < 0.98) & falls & self._sound(V, candidate)
         values, vectors = jnp.linalg.eigh(scale - jnp.where(take, candidate, value))
@@ -256,7 +257,7 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
     In the directions of the null space of Q, where fields are of size √Q and the points' own slope
     is all noise, the map's stated Jacobian takes its place.
     """
-    values, vectors = jnp.linalg.eigh(0.5 * (Q + Q.T))
+    values, vectors = jnp.linalg.eigh(symmetric(Q))
     roots = jnp.sqrt(jnp.maximum(values, 0.0))
     stated = map_of(V).jacobian
     rows, columns = np.triu_indices(len(values))
@@ -264,9 +265,9 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
     def along(pair: tuple[Array, Array]) -> Array:
         i, j = pair
         outer = vectors[:, i][:, None] * vectors[:, j]
-        X = 0.5 * (outer + outer.T)
+        X = symmetric(outer)
         moved = jax.jvp(lambda x: map_of(x).value, (V,), (X,))[1]
-        return jnp.where(roots[i] + roots[j] > 0.1, 0.5 * (moved + moved.T), apply(stated, X))
+        return jnp.where(roots[i] + roots[j] > 0.1, symmetric(moved), apply(stated, X))
 
     entries = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
     table = (

@@ -10,6 +10,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 __all__ = ["inverse_root", "positive_part", "sqrt_psd", "symmetric"]
@@ -18,6 +19,12 @@ __all__ = ["inverse_root", "positive_part", "sqrt_psd", "symmetric"]
 def symmetric(matrix: Array) -> Array:
     """The symmetric part of matrices (..., P, P)."""
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
+
+
+def goe(normal: Array) -> Array:
+    """Matrices (..., n, n) of the Gaussian orthogonal ensemble from iid N(0, 1) ones: entries of
+    variance 1, on the diagonal 2."""
+    return (normal + jnp.swapaxes(normal, -1, -2)) * np.sqrt(0.5).astype(normal.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

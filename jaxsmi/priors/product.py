@@ -30,7 +30,10 @@ from jaxsmi.numerics.random_matrix.rectangular import (
 )
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 
-__all__ = ["ProductPrior", "gaussian_error", "tall_error"]
+__all__ = [
+    "ProductPrior",
+    "gaussian_error",
+]
 
 
 _ASPECT = Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)

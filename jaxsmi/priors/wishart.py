@@ -23,6 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.numerics.linear_algebra import goe, symmetric
 from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 
@@ -103,7 +104,7 @@ class WishartPrior(AbstractSpectralPrior):
     def noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
         """Symmetric Z, entries of variance one (two on the diagonal)."""
         Z = jax.random.normal(key, shape, theory_dtype())
-        return jnp.sqrt(0.5) * (Z + jnp.swapaxes(Z, -1, -2))
+        return goe(Z)
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
         """The mean of √d S (1, d, d) plus a little symmetric noise, and V = 1."""
@@ -143,5 +144,5 @@ class WishartPrior(AbstractSpectralPrior):
     def shrunk(self, R: Array, qhat: ArrayLike) -> tuple[Array, Array]:
         """`denoise` without its checks, of the symmetric part of R."""
         law = spectrum(self.rank_ratio, 1.0 / jnp.asarray(qhat, theory_dtype()))
-        values, vectors = jnp.linalg.eigh(0.5 * (R + R.T))
+        values, vectors = jnp.linalg.eigh(symmetric(R))
         return (vectors * law.shrink(values)) @ vectors.T, law.error

@@ -21,6 +21,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.descent.loop import Descent, Epochs, TrainState, descend
+from jaxsmi.descent.order import crossing
 from jaxsmi.text.network import Classifier
 from jaxsmi.text.questions import Question, held_out
 from jaxsmi.text.vocabulary import Vocabulary
@@ -310,12 +311,6 @@ def settled_at(run: TextRun) -> np.ndarray:
     Arguments().instance("run", run, TextRun, "what smi.text.classify returns")
     if run.result == Result.NONFINITE:
         return np.full(run.similarity.shape[1], np.nan)
-    settled = []
-    for similarity in run.similarity.T:
-        half = 0.5 * (1.0 + similarity[0])
-        after = int(np.argmax(similarity >= half))
-        before = max(after - 1, 0)
-        rise = similarity[after] - similarity[before]
-        part = (half - similarity[before]) / rise if rise > 0 else 0.0
-        settled.append(run.epoch[before] + part * (run.epoch[after] - run.epoch[before]))
-    return np.asarray(settled)
+    epoch = jnp.asarray(run.epoch)
+    similarity = jnp.asarray(run.similarity)
+    return np.asarray(crossing(epoch, similarity, 0.5 * (1.0 + similarity[0])))

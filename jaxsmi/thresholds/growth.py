@@ -26,7 +26,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, Arguments
 from jaxsmi.models.base import AbstractModel, model_argument
-from jaxsmi.numerics.linear_algebra import sqrt_psd
+from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
 
 __all__ = ["Growth", "applied", "checked_sizes", "growth", "leading"]
 
@@ -48,7 +48,7 @@ def leading(G: Array) -> Array:
     or by an iteration. `G` is (randomisations, samples, P, M, P, M).
     """
     X = _leading_dense(G) if G.shape[-2] <= _DENSE else _leading_iterated(G)
-    X = 0.5 * (X + X.T)
+    X = symmetric(X)
     return X / jnp.maximum(jnp.linalg.norm(X), 1e-300)
 
 
@@ -67,7 +67,7 @@ def _leading_dense(G: Array) -> Array:
     basis = jnp.asarray(_symmetric_basis(G.shape[-2]), G.dtype)
     tensor = jnp.einsum("tnpaqb,tnsarb->tpqsr", G, G) / G.shape[1]
     matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
-    matrices = 0.5 * (matrices + jnp.swapaxes(matrices, 1, 2))
+    matrices = symmetric(matrices)
     values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
     rates = jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors)
     spread = jnp.std(rates, axis=0) / np.sqrt(len(G) - 1)

@@ -18,7 +18,10 @@ from typing import IO, Any, TypeVar
 
 from jaxsmi.core.checks import check
 
-__all__ = ["Store", "write_text", "write_whole"]
+__all__ = [
+    "Store",
+    "write_text",
+]
 
 _Entry = TypeVar("_Entry")
 _Name = TypeVar("_Name")

@@ -53,6 +53,7 @@ def step_evolution(alpha, a=0.0, noise=0.25):
     return smi.state_evolution(model, alpha, key=KEY, samples=2**12)
 
 
+@pytest.mark.slow
 def test_a_users_step_has_a_derivative_in_alpha_by_the_stated_jacobian():
     """Along the sampled labels it was .349, twice the truth. Tolerance: the statistical error of the
     Jacobian, 2 % at 4096 points."""
@@ -61,6 +62,7 @@ def test_a_users_step_has_a_derivative_in_alpha_by_the_stated_jacobian():
     np.testing.assert_allclose(slope, difference, rtol=0.06)
 
 
+@pytest.mark.slow
 def test_a_users_step_has_none_in_its_own_numbers():
     def parts(a, noise):
         solution = step_evolution(1.0, a, noise)
@@ -113,7 +115,9 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if "in the prior" in n else n for n in SILENT]
+)
 def test_a_derivative_that_is_not_there_is_nan(name):
     """These were zero, or a part of the truth."""
     assert np.isnan(jax.jit(jax.grad(SILENT[name]))(1.0))

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from laws.rooms import FLOOR
 
 import house
 import jaxsmi as smi
@@ -140,7 +141,7 @@ def test_about_twenty_five_public_names():
 
 def test_no_room_bears_the_name_of_a_public_function():
     rooms = {path.parent.name for path in (ROOT / "jaxsmi").glob("*/__init__.py")}
-    assert rooms == set(house.FLOOR)
+    assert rooms == set(FLOOR)
     assert not {name for name in smi.__all__ if not inspect.ismodule(getattr(smi, name))} & rooms
 
 

@@ -34,7 +34,6 @@ from jaxsmi.numerics.roots import bisect
 __all__ = [
     "WIDE",
     "Branch",
-    "Place",
     "Roots",
     "below",
     "between",

@@ -23,7 +23,7 @@ from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
 
-__all__ = ["SOLVERS", "Solver", "curve", "evolve", "optimizer_of", "settings_of", "warm_start"]
+__all__ = ["SOLVERS", "Solver", "curve", "evolve", "settings_of", "warm_start"]
 
 
 def warm_start(solution: Solution) -> Array:
