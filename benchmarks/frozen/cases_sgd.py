@@ -59,7 +59,7 @@ def sgd_models(add):
             data = model.sample(key(1), dimension=12, samples=5)
             z = jnp.linspace(-1.0, 1.3, model.length)
             found[name] = {"data": dataset_parts(data), "target": model.target(z), "student": model.student(0.7 * z),
-                           "loss": model.sample_loss(z, 0.7 * z), "encoding": model.encoding, "overlaps": model.overlaps}  # fmt: skip
+                           "loss": model.sample_loss(z, 0.7 * z), "encoding": model.encoding, "overlaps": model.overlap_count}  # fmt: skip
         return found
 
     add("all", one)

@@ -68,7 +68,7 @@ class SequenceSingleIndex(eqx.Module):
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> model = smi.SequenceSingleIndex(lambda z: jnp.sum(z**2), length=2, encoding="paired")
-        >>> model.overlaps  # m and e
+        >>> model.overlap_count  # m and e
         2
     """
 
@@ -114,7 +114,7 @@ class SequenceSingleIndex(eqx.Module):
         return not isinstance(self.student, Network) or self.student.tied
 
     @property
-    def overlaps(self) -> int:
+    def overlap_count(self) -> int:
         """How many overlaps describe the student: m and the K of e; of an untied network
         m_1..m_L."""
         return 1 + self.encoding.shape[1] if self.tied else self.length

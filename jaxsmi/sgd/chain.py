@@ -99,7 +99,7 @@ class OverlapChain(eqx.Module):
 
     def overlaps(self, state: ChainState) -> Array:
         """(m, e_1..e_K), of an untied network m_1..m_L (runs, n)."""
-        return state.point[:, : self.model.overlaps]
+        return state.point[:, : self.model.overlap_count]
 
     def observe(self, state: ChainState, count: Array) -> Array:
         """The overlaps of the runs that took step number `count`; NaN of those that had stopped."""
@@ -107,7 +107,7 @@ class OverlapChain(eqx.Module):
 
     def start(self, points: Array) -> ChainState:
         """Runs at the start, at points (runs, n + rows)."""
-        size = overlap_norm(self.model, points[:, : self.model.overlaps])
+        size = overlap_norm(self.model, points[:, : self.model.overlap_count])
         return ChainState(
             points,
             steps=jnp.zeros(len(points), int),
@@ -134,7 +134,7 @@ class OverlapChain(eqx.Module):
         model = self.model
         q = self.gamma / self.dimension
         L = model.length
-        n = model.overlaps
+        n = model.overlap_count
         v = point[:n]
         r = point[n:]
         a = noise.normals[:L]
@@ -160,7 +160,7 @@ class OverlapChain(eqx.Module):
         moved = jax.vmap(self.move)(state.point, noise)
         point = jnp.where(running[:, None], moved, state.point)
         steps = state.steps + running
-        size = overlap_norm(self.model, point[:, : self.model.overlaps])
+        size = overlap_norm(self.model, point[:, : self.model.overlap_count])
         first = (size >= self.eta) & jnp.isinf(state.reached)
         reached = jnp.where(first, steps.astype(point.dtype), state.reached)
         result = jnp.where(running & (size >= self.stop), int(Result.SUCCESS), state.result)
@@ -242,7 +242,7 @@ def starting_point(setting: Setting, key: PRNGKeyArray) -> Array:
     if start is not None:
         square = jnp.sum(start**2)[None] if model.tied else start**2
         return jnp.concatenate([start, jnp.sqrt(jnp.maximum(1.0 - square, 0.0))])
-    n = model.overlaps
+    n = model.overlap_count
     dtype = theory_dtype()
     along_key, rest_key = jax.random.split(jax.random.fold_in(key, START_STREAM))
     along = jax.random.normal(along_key, (n,), dtype)

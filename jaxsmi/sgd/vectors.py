@@ -57,7 +57,7 @@ class _Online(Descent):
     @property
     def directions(self) -> int:
         """Directions in which a row has an overlap."""
-        return self.model.overlaps if self.model.tied else 1
+        return self.model.overlap_count if self.model.tied else 1
 
     def fields(self, weights: Array, inputs: Array) -> Array:
         """z (L,) of weights (rows, d) and √d x (L, d)."""
