@@ -148,6 +148,17 @@ class AbstractChannel(eqx.Module):
         knows a more direct way."""
         return self.statistic(self.label(fields, noise)[None])[0]
 
+    @property
+    def drawable(self) -> bool:
+        """Whether labels can be drawn: not from a likelihood alone."""
+        return True
+
+    def replicated(self, omega: Array, V: Array, normal: Array, noise: Array) -> Array:
+        """Labels (N, ...) of fields ω + V^{1/2} η: ω and η, standard `normal`, (N, P, M), V (P, P),
+        and `noise` (N, noise_size)."""
+        fields = omega + jnp.einsum("pq,nqm->npm", sqrt_psd(V), normal)
+        return jax.vmap(self.label)(fields, noise)
+
     @abc.abstractmethod
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError where concrete labels (N, ...) are outside the channel's range."""

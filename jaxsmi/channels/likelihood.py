@@ -64,6 +64,11 @@ class IntegratedChannel(AbstractChannel):
         return int(np.prod(self.label_shape))
 
     @property
+    def drawable(self) -> bool:
+        """Unless the likelihood is a user's."""
+        return self.log_likelihood is None
+
+    @property
     def tolerance(self) -> Array:
         """The tolerance of the integral."""
         return self.budget.tolerance

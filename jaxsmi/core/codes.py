@@ -31,6 +31,7 @@ class Result(enum.IntEnum):
     INVALID = 5
     INACCURATE = 6
     MARGINAL = 7
+    OVERCONFIDENT = 8
 
     @property
     def remedy(self) -> str:
@@ -68,6 +69,11 @@ _REMEDIES = {
         "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where "
         "derivatives are infinite and error bars large; move α, or ask weak_recovery or staircase "
         "for the threshold itself."
+    ),
+    Result.OVERCONFIDENT: (
+        "The labels are missed by far more than the covariance says (history['misfit']): the "
+        "estimate is wrong, or surer of itself than it may be. Take another key, more steps, "
+        "damping, or a larger dimension."
     ),
 }
 

@@ -17,6 +17,14 @@ Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a 
 
     n → (n + a·as)/(1 + as)
 
+What a run believes of the fields, z ~ N(ω, V), also says how far labels lie from those of ω:
+
+    misfit = E_μ ‖y - link(ω)‖² / E_μ ‖y' - link(ω)‖²,   y' ~ p(y|z),  z = ω + V^{1/2} η
+
+which is one where V is what it should be (Nishimori). Where it is above one by more than three
+standard errors, V is too small, and is multiplied by it (up to S): a wrong estimate of small
+dimension then cannot talk itself into perfect recovery.
+
 At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped
 message passing follows state evolution step by step.
 
@@ -25,11 +33,33 @@ Source: derived for this library [theory: multi-index, Eqs. (38) to (40)].
 
 from __future__ import annotations
 
-import equinox as eqx
-import jax.numpy as jnp
-from jaxtyping import Array
+from typing import NamedTuple
 
-__all__ = ["Calibration", "calibration", "no_calibration"]
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.numerics.averages import quotient
+from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
+from jaxsmi.sensing.base import AbstractSensing
+
+__all__ = [
+    "Calibration",
+    "Draws",
+    "Misfit",
+    "calibration",
+    "draws",
+    "misfit",
+    "no_calibration",
+    "widened",
+]
+
+_SIGNIFICANT = 3.0  # standard errors
+_WIDEST = 1e6  # of one step
+_WIDE = 0.999  # of S
 
 
 class Calibration(eqx.Module):
@@ -73,3 +103,64 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> Calib
     new = jnp.where(positive, new, 0.0)
     rescaling = (vectors * jnp.where(positive, scale, 1.0)) @ vectors.T
     return Calibration((vectors * new) @ vectors.T, rescaling)
+
+
+class Draws(NamedTuple):
+    """Standard normals for one label a sample: of its fields (N, P, M), and of its noise."""
+
+    normal: Array
+    noise: Array
+
+
+def draws(channel: AbstractChannel, samples: int, key: PRNGKeyArray) -> Draws:
+    """The numbers that `misfit` needs."""
+    field_key, noise_key = jax.random.split(key)
+    shape = (samples, channel.indices, channel.tokens)
+    normal = jax.random.normal(field_key, shape, theory_dtype())
+    noise = jax.random.normal(noise_key, (samples, channel.noise_size), theory_dtype())
+    return Draws(normal, noise)
+
+
+class Misfit(eqx.Module):
+    """How far labels lie from those of ω, over what V says: `ratio`, and the `significance` of its
+    distance from one, in standard errors."""
+
+    ratio: Array
+    significance: Array
+
+    @property
+    def excess(self) -> Array:
+        """The ratio where it is significantly above one, else one."""
+        return jnp.where(self.significance > _SIGNIFICANT, jnp.maximum(self.ratio, 1.0), 1.0)
+
+
+def misfit(
+    channel: AbstractChannel,
+    labels: Array,
+    omega: Array,
+    V: Array,
+    draws: Draws,
+    sensing: AbstractSensing,
+) -> Misfit:
+    """The misfit of labels (N, ...) at ω (N, P, M), V (P, P) (module docstring)."""
+    predicted = jax.vmap(channel.link)(omega)
+
+    def distance(y: Array) -> Array:
+        return jnp.sum(((y - predicted) ** 2).reshape(len(omega), -1), axis=1)
+
+    measured = distance(labels)
+    believed = distance(channel.replicated(omega, V, draws.normal, draws.noise))
+    difference = sensing.mean(measured - believed)
+    variance = sensing.mean((measured - believed) ** 2) - difference**2
+    error = jnp.sqrt(jnp.maximum(variance, 0.0) / sensing.samples)
+    ratio = quotient(sensing.mean(measured), sensing.mean(believed))
+    return Misfit(ratio, quotient(difference, error))
+
+
+def widened(V: Array, second_moment: Array, excess: Array) -> Array:
+    """V times the excess misfit, below S."""
+    root = sqrt_psd(second_moment)
+    inverse = inverse_root(second_moment)
+    values, vectors = jnp.linalg.eigh(jnp.minimum(excess, _WIDEST) * (inverse @ V @ inverse))
+    capped = (vectors * jnp.minimum(values, _WIDE)) @ vectors.T
+    return jnp.where(excess > 1.0, root @ capped @ root, V)

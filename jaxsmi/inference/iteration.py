@@ -4,6 +4,7 @@ Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for 
 covariance C of what is not known of it, and the fields' variance V = C:
 
     ω = sensing.forward(W) - O g_old          (Onsager term, O = C: ∂W/∂b averaged over coordinates)
+    V widened where labels are missed by more than it says (calibration.py)
     g = channel.respond(y, ω, V)
     A = the precision of the fields: "controlled": α ⟨g gᵀ⟩ with a control variate;
         "outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state": that of state evolution at V
@@ -39,7 +40,14 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver, RecoveryRay
-from jaxsmi.inference.calibration import calibration, no_calibration
+from jaxsmi.inference.calibration import (
+    Draws,
+    calibration,
+    draws,
+    misfit,
+    no_calibration,
+    widened,
+)
 from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.sensing.base import AbstractSensing
@@ -75,7 +83,8 @@ class Position(eqx.Module):
 
     `residual`: root mean square change of Ŵ in the last step; `ratio` of tr C over the last step;
     `ray`: steps in a row on the recovery ray; `inaccurate`: fraction of posteriors that missed
-    their tolerance; `start_norm`: size of Ŵ at the start.
+    their tolerance; `misfit`: of the labels, significantly above one where V is too small
+    (calibration.py); `start_norm`: size of Ŵ at the start.
     """
 
     state: GampState
@@ -83,6 +92,7 @@ class Position(eqx.Module):
     ratio: Array
     ray: Array
     inaccurate: Array
+    misfit: Array
     finite: Array
     start_norm: Array
 
@@ -92,6 +102,7 @@ def contract(A: Array, W: Array) -> Array:
     return jnp.tensordot(A, W, axes=1)
 
 
+_DRAWS = 1  # the stream of the numbers that labels are compared by
 _Moved = tuple[Array, Array, Array]  # Ŵ, C and O, which are damped
 
 
@@ -144,6 +155,7 @@ class GampIteration(AbstractSolver[Position]):
             ratio=unknown,
             ray=jnp.zeros((), int),
             inaccurate=jnp.zeros((), dtype),
+            misfit=jnp.ones((), dtype),
             finite=jnp.ones((), bool),
             start_norm=jnp.sqrt(jnp.trace(overlap)),
         )
@@ -152,7 +164,7 @@ class GampIteration(AbstractSolver[Position]):
         """One step; a non-finite one is not taken."""
         del count
         old = state.state
-        new, inaccurate = self._step(old)
+        new, (inaccurate, excess) = self._step(old)
         trace = jnp.trace(new.covariance)
         ratio = trace / jnp.trace(old.covariance)
         weights = new.weights
@@ -165,6 +177,7 @@ class GampIteration(AbstractSolver[Position]):
             ratio=ratio,
             ray=self.ray.follow(state.ray, trace, ratio, state.ratio),
             inaccurate=inaccurate,
+            misfit=excess,
             finite=finite,
             start_norm=state.start_norm,
         )
@@ -179,6 +192,7 @@ class GampIteration(AbstractSolver[Position]):
             "damping": self.damping,
             "residual": jnp.where(count == 0, jnp.nan, state.residual),
             "inaccurate": state.inaccurate,
+            "misfit": state.misfit,
         }
         if self.record is not None:
             entry["record"] = jax.tree.map(jnp.asarray, self.record(now))
@@ -226,22 +240,41 @@ class GampIteration(AbstractSolver[Position]):
             SPREAD,
         )
 
-    def _step(self, state: GampState) -> tuple[GampState, Array]:
-        """The next state, and the fraction of posteriors that missed their tolerance."""
+    @property
+    def compares(self) -> bool:
+        """Whether labels are compared with those that a run believes in."""
+        return self.calibrate and self.model.channel.drawable
+
+    def _step(self, state: GampState) -> tuple[GampState, tuple[Array, Array]]:
+        """The next state, the fraction of posteriors that missed their tolerance, and the misfit of
+        the labels."""
         everywhere = jax.tree.map(lambda _: EVERYWHERE, state)
         spread = eqx.tree_at(lambda s: (s.g, s.omega), everywhere, (SPREAD, SPREAD))
-        arguments = (self, state)
+        key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), _DRAWS)
+        compares = self.compares
+        numbers = draws(self.model.channel, self.data.samples, key) if compares else None
         return on_devices(
-            GampIteration._device_step, self.mesh, arguments, _of_samples, (spread, EVERYWHERE)
+            GampIteration._device_step,
+            self.mesh,
+            (self, state, numbers),
+            _of_samples,
+            (spread, (EVERYWHERE, EVERYWHERE)),
         )
 
-    def _device_step(self, state: GampState) -> tuple[GampState, Array]:
+    def _device_step(
+        self, state: GampState, numbers: Draws | None
+    ) -> tuple[GampState, tuple[Array, Array]]:
         """`_step`, as one device sees it."""
         model = self.model
         sensing = self.sensing
         V = state.covariance
         omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", state.onsager, state.g)
         key = jax.random.fold_in(self.key, state.step)
+        excess = jnp.ones((), V.dtype)
+        if numbers is not None:
+            labels = self.data.labels
+            excess = misfit(model.channel, labels, omega, V, numbers, sensing).excess
+            V = widened(V, model.prior.second_moment(model.indices), excess)
         posterior = model.channel.respond(self.statistic, omega, V, key)
         g = posterior.g
         A = self._precision(sensing, posterior, V)
@@ -267,7 +300,7 @@ class GampIteration(AbstractSolver[Position]):
             precision=calibrated.precision,
             step=state.step + 1,
         )
-        return next_state, inaccurate
+        return next_state, (inaccurate, excess)
 
     def _damped(self, new: _Moved, old: _Moved) -> _Moved:
         """The damping rule (1 - d) new + d old, of Ŵ, C and O; `terminate` undoes its factor 1 - d
@@ -287,7 +320,10 @@ class GampIteration(AbstractSolver[Position]):
         return sensing.alpha * self.model.channel.expected(Q, V, self.key)
 
 
-def _of_samples(arguments: tuple[GampIteration, GampState]) -> list[Array]:
+def _of_samples(
+    arguments: tuple[GampIteration, GampState] | tuple[GampIteration, GampState, Draws | None],
+) -> list[Array]:
     """The arrays that have a leading axis of samples."""
-    problem, state = arguments
-    return [*problem.data.of_samples, problem.statistic, state.g, state.omega]
+    problem, state, *numbers = arguments
+    drawn = [x for draw in numbers if draw is not None for x in draw]
+    return [*problem.data.of_samples, problem.statistic, state.g, state.omega, *drawn]

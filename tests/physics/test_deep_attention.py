@@ -143,15 +143,10 @@ def test_gamp_learns_both_layers(seed):
     assert seconds <= 120
 
 
-ASTRAY = pytest.mark.xfail(
-    reason="2 of 28 starts at D = 1000, α = 0.5 (data seeds 5, 6; start 1) end overconfident: MAX_STEPS, Q22 0.95, cosine 0.2-0.4"
-)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, pytest.param(5, marks=ASTRAY)])
+@pytest.mark.parametrize("seed", range(7))
 def test_gamp_learns_the_last_layer_first(seed):
     """D = 1000, α = 0.5: Q22 on state evolution within 0.1, layer 1 unlearned (a random cosine is
-    1/√D = 0.03)."""
+    1/√D = 0.03). Seeds 5 and 6 went astray, overconfident, before labels were compared."""
     _, theory, _ = evolve(0.5)
     _, cosine, Q, _, _, _ = learn(1000, 0.5, seed)
     assert abs(Q[1, 1] - theory[1, 1]) <= 0.1
