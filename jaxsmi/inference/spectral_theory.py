@@ -1,0 +1,183 @@
+r"""The optimal spectral estimator in high dimension: what linear message passing finds.
+
+Equations here [theory: spectral, Eqs. (1) to (6)], in units where the second moment S of the prior
+is the identity. Each label says of its fields, before anything is learned (ω = 0, V = S),
+
+    μ(y) = E[z|y],    I + G(y) = Cov[z|y]                                    (PM), (PM, PM)
+
+and the Gaussian channel of the same mean and covariance has
+
+    H = (I + G Q)^{-1} G,    Q̂ = α ⟨Tr_M[μ μᵀ + G Q H]⟩,    Q = Q̂ (I + Q̂)^{-1}
+
+Tr_M sums the diagonal blocks of the M tokens. The largest Q that solves this is the overlap of the
+optimal spectral estimator, and of linear message passing; it leaves zero at the threshold of weak
+recovery, α_c = 1/λ_max, as Q ← α ⟨Tr_M[G Q G]⟩ is the growth map. Directions that grow only once
+others are learned are not found.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core.checks import POSITIVE, Ability, Arguments
+from jaxsmi.core.results import Estimate
+from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.numerics import fixed_point
+from jaxsmi.numerics.implicit import not_differentiable
+from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+from jaxsmi.numerics.nets import power_of_two
+
+__all__ = ["LabelMoments", "label_moments", "spectral_overlap"]
+
+_ALL = 1e-3  # V/S of the start: everything is learned
+_TOLERANCE = 1e-7
+_STEPS = 400
+_SIGMAS = 5.0
+
+
+class LabelMoments(eqx.Module):
+    """What labels say of their fields before anything is learned, in units S = I.
+
+    `mean` μ (.., P, M); `excess` G (.., PM, PM), the covariance beyond the identity.
+    """
+
+    mean: Array
+    excess: Array
+
+
+def label_moments(g: Array, dg: Array, second_moment: Array) -> LabelMoments:
+    """The moments from a channel's g (.., P, M) and ∂g (.., P, M, P, M) at ω = 0, V = S."""
+    root = sqrt_psd(second_moment)
+    P, M = g.shape[-2:]
+    mean = jnp.einsum("pq,...qm->...pm", root, g)
+    excess = jnp.einsum("pa,...ambn,bq->...pmqn", root, dg, root)
+    return LabelMoments(mean, symmetric(excess.reshape(*g.shape[:-2], P * M, P * M)))
+
+
+class _SpectralMap(eqx.Module):
+    """V = I - Q to the next V, on labels of R nets (module docstring)."""
+
+    moments: LabelMoments  # (R, n, ..)
+    alpha: Array
+
+    def evaluate(self, V: Array) -> fixed_point.Evaluation:
+        """The value of the map, its Jacobian dV ↦ V' α⟨Tr_M[H dV H]⟩ V', and one replica a net."""
+        mean = self.moments.mean
+        G = self.moments.excess
+        P, M = mean.shape[-2:]
+        identity = jnp.eye(P, dtype=V.dtype)
+        Q = jnp.kron(identity - symmetric(V), jnp.eye(M, dtype=V.dtype))
+        H = jnp.linalg.solve(jnp.eye(P * M, dtype=V.dtype) + G @ Q, G)
+        square = (G @ Q @ H).reshape(*G.shape[:-2], P, M, P, M)
+        terms = jnp.einsum("rnpm,rnqm->rpq", mean, mean) + jnp.einsum("rnpmqm->rpq", square)
+        precision = self.alpha * symmetric(terms) / G.shape[1]
+        new = jnp.linalg.inv(identity + jnp.mean(precision, axis=0))
+        blocks = H.reshape(-1, P, M, P, M)
+        pull = self.alpha * jnp.einsum("spmat,sbtqm->pqab", blocks, blocks) / len(blocks)
+        return fixed_point.Evaluation(
+            value=new,
+            jacobian=jnp.einsum("pa,abcd,bq->pqcd", new, pull, new),
+            replicas=jax.vmap(lambda A: new - new @ (A - jnp.mean(precision, 0)) @ new)(precision),
+            inaccurate=jnp.zeros((), V.dtype),
+        )
+
+
+def spectral_overlap(
+    model: AbstractModel,
+    alpha: ArrayLike,
+    *,
+    key: PRNGKeyArray | None = None,
+    samples: int = 2**14,
+    randomisations: int = 16,
+) -> Estimate:
+    r"""Overlap of the optimal spectral estimator as D → ∞: what the labels' covariances alone tell.
+
+        Q = Q̂ (I + Q̂)^{-1},   Q̂ = α ⟨Tr_M[G Q (I + G Q)^{-1} G]⟩,   I + G(y) = Cov[z|y]
+
+    It starts at the threshold of weak recovery and lies below state evolution: a message-passing
+    run goes on from there. Directions that are learned only after others stay at zero.
+
+    Args:
+        model: A model of indices, whose labels say nothing of W at first order (E[z|y] = 0).
+        alpha: Sample complexity N/D, a number > 0.
+        key: Random key of the labels. Required.
+        samples: Labels, over all nets. Default 2^14.
+        randomisations: Independent nets, whose spread is the standard error; with fewer it is badly
+            known, as G has heavy tails. Default 16.
+
+    Returns:
+        An `Estimate`: `value` Q (P, P), of one index its squared cosine times S; `stderr`. It has
+        no derivative (NaN).
+
+    Raises:
+        ValueError: For an argument out of its range, a model without directions, or one whose
+            labels tell W at first order (linear regression, signs): message passing starts there
+            by itself. Under jit the answer is NaN.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> overlap = smi.spectral_overlap(smi.links.phase_retrieval(), 1.5, key=jax.random.key(0))
+        >>> bool(abs(overlap.value[0, 0] - 0.4570764891) < 5 * overlap.stderr[0, 0])
+        True
+
+    Cost:
+        `samples` posteriors, and some ten to a hundred solutions of a linear system (PM, PM) for
+        each.
+
+    Source:
+        [theory: spectral, Eqs. (1) to (6)].
+    """
+    model = model_argument(model, Ability.DIRECTIONS)
+    arguments = Arguments()
+    alpha = arguments.number("alpha", alpha, POSITIVE)
+    nets = arguments.count("randomisations", randomisations, at_least=2)
+    samples = arguments.count("samples", samples, at_least=2 * nets)
+    key = arguments.key("key", key)
+    moments = _drawn(model, key, power_of_two(max(samples // nets, 2)), nets)
+    outer = jnp.einsum("rnpm,rnqm->rpq", moments.mean, moments.mean) / moments.mean.shape[1]
+    noise = jnp.std(outer, axis=0, ddof=1) / jnp.sqrt(float(nets))
+    silent = jnp.all(jnp.mean(outer, axis=0) <= _SIGMAS * noise + 1e-10)
+    allowed = (
+        "one whose labels say nothing of W at first order: message passing needs no other start"
+    )
+    arguments.condition(silent, "model", model.title, allowed)
+    valid = arguments.valid & model.valid
+    return _solved(model, jnp.where(valid, alpha, jnp.nan), moments)
+
+
+@eqx.filter_jit
+def _drawn(model: AbstractModel, key: PRNGKeyArray, samples: int, nets: int) -> LabelMoments:
+    """Moments of labels that are drawn by the model, (R, n, ..)."""
+    S = model.prior.second_moment(model.indices)
+    nothing = jnp.zeros_like(S)
+    post = model.channel.draw(nothing, S, key=key, samples=samples, randomisations=nets)
+    moments = label_moments(post.g, post.dg, S)
+    return jax.tree.map(lambda x: x.reshape(nets, samples, *x.shape[1:]), moments)
+
+
+@eqx.filter_jit
+def _solved(model: AbstractModel, alpha: Array, moments: LabelMoments) -> Estimate:
+    """The largest Q, from above, in the units of S."""
+    S = model.prior.second_moment(model.indices)
+    one = jnp.eye(len(S), dtype=S.dtype)
+    still = lax.stop_gradient((moments, alpha))
+    iteration = fixed_point.Iteration(
+        map_of=_SpectralMap(*still).evaluate,
+        V0=_ALL * one,
+        scale=one,
+        tolerance=jnp.asarray(_TOLERANCE, S.dtype),
+        geometric=False,
+        newton=True,
+        max_steps=_STEPS,
+    )
+    end = fixed_point.solve(iteration).state
+    error = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
+    root = sqrt_psd(S)
+    value = root @ (one - end.V) @ root
+    stderr = jnp.sqrt((root**2) @ error**2 @ (root**2))
+    return not_differentiable(Estimate(value, stderr), (model, alpha))
