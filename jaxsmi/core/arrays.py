@@ -8,11 +8,12 @@ from typing import TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import PyTree
 
-__all__ = ["concrete", "frozen", "theory_dtype"]
+__all__ = ["concrete", "frozen", "is_zero", "theory_dtype"]
 
 Tree = TypeVar("Tree")
 
@@ -45,3 +46,9 @@ def theory_dtype() -> jnp.dtype:
         _warned = True
         warnings.warn(_SINGLE, stacklevel=3)
     return jnp.dtype("float32")
+
+
+def is_zero(value: object) -> bool:
+    """Whether a number is known to be zero: not where it is traced. (Inside jit an array made of a
+    known number is traced: ask before making it.)"""
+    return concrete(value) and not np.any(np.asarray(value) != 0)

@@ -28,7 +28,7 @@ from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChann
 from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardmax_link
 from jaxsmi.channels.base import AbstractChannel, NoInference
 from jaxsmi.channels.likelihood import IntegratedChannel
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.multi_index import default_tolerance
@@ -133,9 +133,11 @@ class DeepAttention(AbstractIndexModel):
             _symmetry(layer, int(start))
             for layer, start in zip(self.layers, starts[:-1], strict=True)
         )
-        self.channel = self._channel(tokens, tolerance, max_nodes)
+        self.channel = self._channel(tokens, is_zero(noise), tolerance, max_nodes)
 
-    def _channel(self, tokens: int, tolerance: float | None, max_nodes: int) -> AbstractChannel:
+    def _channel(
+        self, tokens: int, silent: bool, tolerance: float | None, max_nodes: int
+    ) -> AbstractChannel:
         """The exact channel where there is one; with noise the numerical one; else a refusal."""
         indices = sum(layer.indices for layer in self.layers)
         last = self.layers[-1]
@@ -144,10 +146,9 @@ class DeepAttention(AbstractIndexModel):
         if self.activation == "hardmax":
             remedy = "a softmax student, trained on data of this model"
             return refuse(name="hardmax attention", remedy=remedy)
-        noisy = not concrete(self.noise) or float(self.noise) > 0.0
-        inner = (indices if noisy else indices - 1) * tokens
+        inner = (indices - 1 if silent else indices) * tokens
         budget = Budget(default_tolerance(inner) if tolerance is None else tolerance, max_nodes)
-        if noisy:
+        if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
         if not last.invertible:
             name = (

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel, NoInference
 from jaxsmi.channels.likelihood import IntegratedChannel
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.checks import VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
@@ -101,7 +101,7 @@ class MultiIndex(AbstractIndexModel):
             self.name = name or getattr(link, "__name__", type(link).__name__)
             law = as_tree(link)
             check_link(law, P, M, self.name)
-            silent = concrete(variance) and float(variance) == 0.0
+            silent = is_zero(noise)
             allowed = "0 with a log_likelihood=, which says all of how labels scatter"
             check(log_likelihood is None or silent, "noise", noise, allowed)
             likelihood = None if log_likelihood is None else jax.tree_util.Partial(log_likelihood)

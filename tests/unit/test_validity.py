@@ -191,3 +191,18 @@ def test_runs_that_all_agree_have_an_error_bar():
 def test_a_complexity_is_counted_outside_jit():
     with pytest.raises(ValueError, match="gamma"):
         jax.jit(lambda g: smi.sgd.sample_complexity(smi.sgd.semantic_positional(0.3), 400, g))(0.01)
+
+
+def test_a_model_made_inside_jit_has_the_channel_of_one_made_outside():
+    """Its noise, a traced zero there, was taken for noise: the numerical channel, with Δ = 0."""
+    kinds = {}
+
+    def made(skip):
+        model = smi.DeepAttention(2, 2, skip=skip)
+        kinds["inside"] = type(model.channel)
+        kinds["link"] = type(smi.MultiIndex(lambda z: skip * z[0, 0], indices=1).channel)
+        return model.skip
+
+    jax.jit(made)(1.0)
+    assert kinds["inside"] is type(smi.DeepAttention(2, 2).channel)
+    assert kinds["link"] is type(smi.MultiIndex(lambda z: z[0, 0], indices=1).channel)
