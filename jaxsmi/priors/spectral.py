@@ -104,9 +104,16 @@ class AbstractSpectralPrior(AbstractPrior):
         """q = F(q̂) = Q_0 - V(q̂), of a number q̂ or a matrix (1, 1)."""
         return self.norm - self.mmse(Qhat)
 
+    @property
+    def mean_square(self) -> Array:
+        """The overlap of two independent matrices: zero where their mean is."""
+        return jnp.zeros((), theory_dtype())
+
     def second_moment(self, indices: int = 1) -> Array:
-        """Q_0 as a matrix (1, 1)."""
-        return self.norm * jnp.ones((indices, indices), theory_dtype())
+        """Q_0 as a matrix (1, 1); of several independent matrices (P, P)."""
+        common = self.mean_square
+        apart = (self.norm - common) * jnp.eye(indices, dtype=theory_dtype())
+        return apart + common * jnp.ones((indices, indices), theory_dtype())
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
         """weight q̂ (Q_0 - q) - I(q̂): the prior's part of the free entropy at overlaps (1, 1)."""

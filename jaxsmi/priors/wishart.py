@@ -78,6 +78,11 @@ class WishartPrior(AbstractSpectralPrior):
         return 1.0 + self.rank_ratio
 
     @property
+    def mean_square(self) -> Array:
+        """Tr (E S)²/d = ρ."""
+        return self.rank_ratio
+
+    @property
     def degrees_of_freedom(self) -> Array:
         """D(ρ): twice the number of free entries of S over d²."""
         rho = self.rank_ratio
