@@ -563,11 +563,11 @@ def test_traced_parameters_raise_nothing():
 
 
 def test_the_second_moment_of_several_matrices():
-    """Tr S_a S_b/d of two layers of one teacher, d = 200, ρ = 0.5: 1 + ρ and ρ, to the 4 √(2/r d) of
-    the norm of W (three parts in a hundred, squared)."""
+    """Tr S_a S_b/d of two layers of one teacher, d = 200, ρ = 0.5: 1 + ρ and ρ. The norm of W
+    fluctuates by √(2/(r d)) = 0.01, its fourth power by .04, times 1.5; two of these."""
     model = smi.AttentionIndexed(2, 0.5, layers=2)
     teacher = model.sample(jax.random.key(0), dimension=200, alpha=0.001).teacher
     layers = teacher.reshape(2, -1, 200)
     S = jnp.einsum("lri,lrj->lij", layers, layers) / np.sqrt(layers.shape[1] * 200)
     overlaps = jnp.einsum("lij,mij->lm", S, S) / 200
-    np.testing.assert_allclose(overlaps, model.prior.second_moment(2), atol=0.08)
+    np.testing.assert_allclose(overlaps, model.prior.second_moment(2), atol=0.12)
