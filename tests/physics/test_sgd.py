@@ -350,8 +350,14 @@ def test_gain_where_the_tied_network_is_blind():
     )
     with pytest.raises(ValueError, match="blind"):  # ReLU has no third coefficient
         SGD.gain(jax.random.key(0), (2,), target=lambda L: SGD.HermiteSeries({(3, 0): 1.0}))
-    short = SGD.gain(jax.random.key(0), (2,), dimension=100, gamma=0.02, runs=(4, 4), patience=0.5)
-    assert short.bound == ["lower"]
+    late = {"dimension": 100, "gamma": 0.02, "runs": (4, 4)}
+    short = SGD.gain(jax.random.key(0), (2,), patience=0.5, **late)
+    assert short.bound == ["both late"]
+    assert np.isnan(short.gain[0])
+    some = SGD.gain(jax.random.key(0), (2,), patience=1.0, **late)
+    assert np.isinf(some.tied[0]).any()
+    assert np.isfinite(some.untied[0]).all()
+    assert some.bound == ["upper"]
 
 
 # [theory: online-sgd, Table 8]: c, loss, d, γ, m at the start, runs, P by ω, its 50 % point
