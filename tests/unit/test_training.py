@@ -46,7 +46,7 @@ def total(weights, inputs, labels):
 )
 def test_full_batch_descent_is_the_loop_of_optax(reduction, scale):
     optimizer = optax.chain(
-        # a rate at which none of the losses diverges: a run that does stops, the loop by hand does not
+        # rates at which no loss diverges: a run that does stops, the loop by hand does not
         optax.add_decayed_weights(0.1),
         optax.sgd(0.1 / 30 / scale, momentum=0.9, nesterov=True),
     )
