@@ -120,7 +120,7 @@ def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:
         >>> model, keys = smi.sgd.semantic_positional(0.3), jax.random.split(jax.random.key(0), 8)
         >>> run = {"dimension": 100, "gamma": 1.0, "steps": 20_000, "until": 0.9}
         >>> smi.sgd.semantic_fraction(smi.sgd.simulate(model, keys, **run))
-        (1.0, 0.10475656017578482, 8)
+        (1.0, 0.1048, 8)
 
     Cost:
         None.
