@@ -3,7 +3,7 @@
 base states the equations that all channels share; explicit those of a response in closed form.
 scalar, products: log Z_out of ready-made links. likelihood: of any p(y|z), integrated.
 attention_link, attention: deep attention on the fields, and its exact log Z_out. matrix_scores,
-hardmax: labels of a matrix of scores.
+hardmax: labels of a matrix of scores. jumps: whether a link is continuous.
 """
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel

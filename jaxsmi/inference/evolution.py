@@ -188,7 +188,7 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
     ) -> tuple[Array, Array]:
         smooth = overlap_map.model.channel.smooth
         stated = overlap_map.evaluate(V).jacobian
-        if isinstance(smooth, bool) and not smooth:
+        if smooth is False:
             return V, stated
         Q = overlap_map.second_moment - V
         pathwise = fixed_point.pathwise_jacobian(overlap_map.evaluate, V, Q)
@@ -229,8 +229,7 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
         S - moved,
         key=jax.random.fold_in(overlap_map.key, 2),
         samples=overlap_map.samples,
-    )
-    error = error.value
+    ).value
     stderr = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
     stderr = jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr)
     invalid = ~(jnp.isfinite(overlap_map.alpha) & (overlap_map.alpha > 0))
