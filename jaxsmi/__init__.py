@@ -19,6 +19,7 @@ from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.inference.potential import free_entropy
+from jaxsmi.inference.spectral import spectral
 from jaxsmi.inference.spectral_theory import spectral_overlap
 from jaxsmi.models import (
     AttentionIndexed,
@@ -66,6 +67,7 @@ __all__ = [
     "recovery_threshold",
     "search_threshold",
     "sgd",
+    "spectral",
     "spectral_overlap",
     "staircase",
     "state_evolution",

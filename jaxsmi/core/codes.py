@@ -32,6 +32,8 @@ class Result(enum.IntEnum):
     INACCURATE = 6
     MARGINAL = 7
     OVERCONFIDENT = 8
+    NOTHING_LEARNED = 9
+    LOST = 10
 
     @property
     def remedy(self) -> str:
@@ -74,6 +76,14 @@ _REMEDIES = {
         "The labels are missed by far more than the covariance says (history['misfit']): the "
         "estimate is wrong, or surer of itself than it may be. Take another key, more steps, "
         "damping, or a larger dimension."
+    ),
+    Result.NOTHING_LEARNED: (
+        "Nothing stands out of the bulk: the sample complexity is below the threshold of weak "
+        "recovery (smi.weak_recovery), take more samples."
+    ),
+    Result.LOST: (
+        "The run lost what the spectral estimate had found, which is returned in its place: take "
+        "more samples, or a larger dimension."
     ),
 }
 

@@ -3,15 +3,18 @@ r"""One step of generalised approximate message passing, as a solver of the one 
 Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, the
 covariance C of what is not known of it, and the fields' variance V = C:
 
-    ω = sensing.forward(W) - O g_old          (Onsager term, O = C: ∂W/∂b averaged over coordinates)
+    ω = sensing.forward(W) - memory           (Onsager term: memory = C g, C = ∂W/∂b)
     V widened where labels are missed by more than it says (calibration.py)
     g = channel.respond(y, ω, V)
     A = the precision of the fields: "controlled": α ⟨g gᵀ⟩ with a control variate;
         "outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state": that of state evolution at V
     b = sensing.adjoint(g) + A W
-    A, b, O calibrated by the data (calibration.py)
+    A, b calibrated by the data (calibration.py)
     W, C = prior.posterior(b, A)
-    then damping, (W, C, O) ← (1 - d) new + d old    (Eq. (41), `GampIteration._damped`)
+    then damping, (W, C, memory) ← (1 - d) new + d old    (Eq. (41), `GampIteration._damped`)
+
+A damped W remembers every g it is made of, and the Onsager term with it: it is the memory C g that
+is damped, not C alone. How much is in pace.py.
 
 Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
 
@@ -49,6 +52,7 @@ from jaxsmi.inference.calibration import (
     widened,
 )
 from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
+from jaxsmi.inference.pace import Pace
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.sensing.base import AbstractSensing
 
@@ -58,13 +62,14 @@ __all__ = ["GampIteration", "GampState", "Position", "SideInformation"]
 class GampState(eqx.Module):
     """State after a step, which `record` functions see and `state=` continues from.
 
-    `weights` Ŵ (P, D), `covariance` C (P, P), `onsager` O (P, P), `g` (N, P, M), `omega` (N, P, M),
-    `precision` A (P, P), `step`, the number of steps taken.
+    `weights` Ŵ (P, D), `covariance` C (P, P), `memory` (N, P, M), what the Onsager term takes off
+    the next fields, `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P), `step`, the number of
+    steps taken.
     """
 
     weights: Array
     covariance: Array
-    onsager: Array
+    memory: Array
     g: Array
     omega: Array
     precision: Array
@@ -81,7 +86,8 @@ class SideInformation(NamedTuple):
 class Position(eqx.Module):
     """Where a run is: its `state`, the last finite one, and what the stopping test looks at.
 
-    `residual`: root mean square change of Ŵ in the last step; `ratio` of tr C over the last step;
+    `residual`: root mean square change of Ŵ in the last step; `pace`: the damping, and what it is
+    chosen by (pace.py); `ratio` of tr C over the last step;
     `ray`: steps in a row on the recovery ray; `inaccurate`: fraction of posteriors that missed
     their tolerance; `misfit`: of the labels, significantly above one where V is too small
     (calibration.py); `start_norm`: size of Ŵ at the start.
@@ -89,6 +95,7 @@ class Position(eqx.Module):
 
     state: GampState
     residual: Array
+    pace: Pace
     ratio: Array
     ray: Array
     inaccurate: Array
@@ -103,7 +110,7 @@ def contract(A: Array, W: Array) -> Array:
 
 
 _DRAWS = 1  # the stream of the numbers that labels are compared by
-_Moved = tuple[Array, Array, Array]  # Ŵ, C and O, which are damped
+_Moved = tuple[Array, Array, Array]  # Ŵ, C and the memory, which are damped
 
 
 class GampIteration(AbstractSolver[Position]):
@@ -112,6 +119,7 @@ class GampIteration(AbstractSolver[Position]):
     model: AbstractModel
     data: Dataset
     start: GampState | None
+    spectral: Array | None
     statistic: Array
     side: SideInformation
     damping: Array
@@ -121,6 +129,7 @@ class GampIteration(AbstractSolver[Position]):
     mesh: Mesh | None = eqx.field(static=True)
     precision: str = eqx.field(static=True)
     calibrate: bool = eqx.field(static=True)
+    adaptive: bool = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
 
     @property
@@ -152,6 +161,7 @@ class GampIteration(AbstractSolver[Position]):
         return Position(
             state=self.start,
             residual=unknown,
+            pace=Pace.start(self.damping, self.start.weights),
             ratio=unknown,
             ray=jnp.zeros((), int),
             inaccurate=jnp.zeros((), dtype),
@@ -164,16 +174,19 @@ class GampIteration(AbstractSolver[Position]):
         """One step; a non-finite one is not taken."""
         del count
         old = state.state
-        new, (inaccurate, excess) = self._step(old)
+        new, (inaccurate, excess) = self._step(old, state.pace.damping)
         trace = jnp.trace(new.covariance)
         ratio = trace / jnp.trace(old.covariance)
         weights = new.weights
         covariance = new.covariance
         finite = jnp.all(jnp.isfinite(weights)) & jnp.all(jnp.isfinite(covariance))
         reached = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        change = weights - old.weights
+        pace = state.pace.follow(change, weights, trace)
         return Position(
             state=eqx.tree_at(lambda s: s.step, reached, new.step),
-            residual=jnp.sqrt(jnp.mean((weights - old.weights) ** 2)),
+            residual=jnp.sqrt(jnp.mean(change**2)),
+            pace=pace if self.adaptive else state.pace.measured(pace),
             ratio=ratio,
             ray=self.ray.follow(state.ray, trace, ratio, state.ratio),
             inaccurate=inaccurate,
@@ -189,7 +202,7 @@ class GampIteration(AbstractSolver[Position]):
             "step": now.step.astype(now.weights.dtype),
             **self.model.overlaps(now.weights, self.data.teacher),
             "covariance": now.covariance,
-            "damping": self.damping,
+            "damping": state.pace.damping,
             "residual": jnp.where(count == 0, jnp.nan, state.residual),
             "inaccurate": state.inaccurate,
             "misfit": state.misfit,
@@ -209,8 +222,7 @@ class GampIteration(AbstractSolver[Position]):
         weights = state.state.weights
         norm = jnp.sqrt(jnp.mean(weights**2))
         size = jnp.sum(weights**2) / weights[0].size
-        # the change that an undamped step would have made, relative to Ŵ
-        still = state.residual / (1.0 - self.damping) <= self.tolerance * norm
+        still = state.pace.relative <= self.tolerance
         vanished = norm <= 1e-5 * state.start_norm
         ended = still | vanished
         trace = jnp.trace(state.state.covariance)
@@ -245,30 +257,30 @@ class GampIteration(AbstractSolver[Position]):
         """Whether labels are compared with those that a run believes in."""
         return self.calibrate and self.model.channel.drawable
 
-    def _step(self, state: GampState) -> tuple[GampState, tuple[Array, Array]]:
+    def _step(self, state: GampState, damping: Array) -> tuple[GampState, tuple[Array, Array]]:
         """The next state, the fraction of posteriors that missed their tolerance, and the misfit of
         the labels."""
         everywhere = jax.tree.map(lambda _: EVERYWHERE, state)
-        spread = eqx.tree_at(lambda s: (s.g, s.omega), everywhere, (SPREAD, SPREAD))
+        spread = eqx.tree_at(lambda s: (s.memory, s.g, s.omega), everywhere, (SPREAD,) * 3)
         key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), _DRAWS)
         compares = self.compares
         numbers = draws(self.model.channel, self.data.samples, key) if compares else None
         return on_devices(
             GampIteration._device_step,
             self.mesh,
-            (self, state, numbers),
+            (self, state, damping, numbers),
             _of_samples,
             (spread, (EVERYWHERE, EVERYWHERE)),
         )
 
     def _device_step(
-        self, state: GampState, numbers: Draws | None
+        self, state: GampState, damping: Array, numbers: Draws | None
     ) -> tuple[GampState, tuple[Array, Array]]:
         """`_step`, as one device sees it."""
         model = self.model
         sensing = self.sensing
         V = state.covariance
-        omega = sensing.forward(state.weights) - jnp.einsum("pq,nqm->npm", state.onsager, state.g)
+        omega = sensing.forward(state.weights) - state.memory
         key = jax.random.fold_in(self.key, state.step)
         excess = jnp.ones((), V.dtype)
         if numbers is not None:
@@ -285,16 +297,18 @@ class GampIteration(AbstractSolver[Position]):
             calibrated = calibration(b, A, sensing.outer_precision(g), second_moment)
         b = contract(calibrated.rescaling, b) + self.side.fields
         weights, covariance = model.prior.posterior(b, calibrated.precision + self.side.precision)
-        weights, covariance, onsager = self._damped(
-            (weights, covariance, covariance @ calibrated.rescaling),
-            (state.weights, state.covariance, state.onsager),
+        onsager = covariance @ calibrated.rescaling
+        weights, covariance, memory = self._damped(
+            (weights, covariance, jnp.einsum("pq,nqm->npm", onsager, g)),
+            (state.weights, state.covariance, state.memory),
+            damping,
         )
         missed = posterior.error > model.channel.tolerance
         inaccurate = sensing.mean(missed.astype(weights.dtype))
         next_state = GampState(
             weights=weights,
             covariance=covariance,
-            onsager=onsager,
+            memory=memory,
             g=g,
             omega=omega,
             precision=calibrated.precision,
@@ -302,10 +316,9 @@ class GampIteration(AbstractSolver[Position]):
         )
         return next_state, (inaccurate, excess)
 
-    def _damped(self, new: _Moved, old: _Moved) -> _Moved:
-        """The damping rule (1 - d) new + d old, of Ŵ, C and O; `terminate` undoes its factor 1 - d
-        in the change of Ŵ: a change here is a change there."""
-        d = self.damping
+    def _damped(self, new: _Moved, old: _Moved, d: Array) -> _Moved:
+        """The damping rule (1 - d) new + d old, of Ŵ, C and the memory; `Pace.relative` undoes its
+        factor 1 - d in the change of Ŵ: a change here is a change there."""
         return jax.tree.map(lambda x, y: (1.0 - d) * x + d * y, new, old)
 
     def _precision(self, sensing: AbstractSensing, posterior: Posterior, V: Array) -> Array:
@@ -321,9 +334,10 @@ class GampIteration(AbstractSolver[Position]):
 
 
 def _of_samples(
-    arguments: tuple[GampIteration, GampState] | tuple[GampIteration, GampState, Draws | None],
+    arguments: tuple[GampIteration, GampState]
+    | tuple[GampIteration, GampState, Array, Draws | None],
 ) -> list[Array]:
     """The arrays that have a leading axis of samples."""
-    problem, state, *numbers = arguments
-    drawn = [x for draw in numbers if draw is not None for x in draw]
-    return [*problem.data.of_samples, problem.statistic, state.g, state.omega, *drawn]
+    problem, state, *others = arguments
+    drawn = [x for numbers in others[1:] if numbers is not None for x in numbers]
+    return [*problem.data.of_samples, problem.statistic, state.memory, state.g, state.omega, *drawn]

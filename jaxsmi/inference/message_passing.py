@@ -1,11 +1,11 @@
 r"""Generalised approximate message passing on a data set: one engine for every model.
 
-The step is in iteration.py, the loop in core/driver.py. Here: where a run starts, when it is tried
-again with more damping, and what its end means.
+The step is in iteration.py, the start in starts.py, the damping in pace.py, the loop in
+core/driver.py. Here: when a run is tried again with more damping, and what its end means.
 
-    start       Ŵ ~ size × N(0, 1), C = S: a tiny start says nothing, and grows as theory says
-    informed    the posterior mean given √λ W* + √(1-λ) ξ, λ = 0.99
     the end     V that falls to zero is perfect recovery only if the estimate reproduces the labels
+    lost        a run that has less in common with its spectral start than theory says, or has
+                learned less, gives that start back
 
 Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41)].
 """
@@ -28,12 +28,13 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Record, Run, drive, ready
 from jaxsmi.core.results import Solution
-from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
+from jaxsmi.inference import starts
+from jaxsmi.inference.iteration import GampIteration, GampState, Position
 from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["GampState", "gamp"]
 
-_INFORMED = 0.99  # side information λ of an informed start
+_KEPT = 0.5  # of what the spectral start has in common with itself
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
 _LOST = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 _STRETCH = 2  # steps between two looks at a run with a progress bar
@@ -44,12 +45,12 @@ def gamp(
     data: Dataset,
     *,
     key: PRNGKeyArray | None = None,
-    max_steps: int = 100,
+    max_steps: int = 300,
     tolerance: ArrayLike = 1e-4,
     damping: ArrayLike | None = None,
     precision: str | None = None,
     calibrate: bool | None = None,
-    init: ArrayLike | str = 1e-3,
+    init: ArrayLike | str | None = None,
     side_information: ArrayLike = 0.0,
     record: Record | Callable[[GampState], PyTree] | None = None,
     state: GampState | None = None,
@@ -59,27 +60,31 @@ def gamp(
 
         ω = Ŵ x/√D - C g,   g = channel(y, ω, C),   Ŵ, C = prior(Σ g x/√D + A Ŵ, A)
 
-    A start of order one with C = S, or C from ∂g, ends overconfident with the first layer
-    unlearned: start tiny, undamped.
+    It starts from the spectral estimate where there is one, follows state evolution step by step,
+    and is damped once nothing grows.
 
     Args:
         model: Any model with a posterior.
         data: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or
             without a teacher.
         key: Random key of the start, and of channels that sample; required.
-        max_steps: Steps at most. Default 100.
+        max_steps: Steps at most. Default 300.
         tolerance: On the change of Ŵ in a step (before damping), relative to Ŵ. Default 1e-4.
-        damping: Of Ŵ, C and the Onsager term, in [0, 1). None: the model's own; for indices 0,
-            which follows state evolution step by step; matrices start again with more where a run
-            diverges (outside jit): history["damping"] says what it was.
+        damping: Of Ŵ, C and the memory of the Onsager term, in [0, 1). None: of indices 0, which
+            follows state evolution step by step, and more once nothing grows and nothing converges;
+            of matrices the model's own, and more in another run where one diverges (outside jit).
+            history["damping"] says what it was.
         precision: How A is estimated: "controlled", "outer", "divergence" or "state" (that of state
             evolution at the current V). None: the model's own; indices "controlled", matrices
             "state", but for hardmax.
         calibrate: Whether A and b are calibrated by the data. None: the model's own; always for
             indices, never for matrices.
-        init: Size of a random start, a number > 0 (default 1e-3: uninformative), "informed" (the
-            posterior mean given the teacher seen with side information 0.99), or the signal itself,
-            (P, D).
+        init: "spectral" (the estimate of `smi.spectral`, and a random 1e-3 beside it), the size of
+            a random start, a number > 0 (1e-3 is uninformative; larger ones with C = S end
+            overconfident), "informed" (the posterior mean given the teacher seen with side
+            information 0.99), or the signal itself, (P, D). Default None: "spectral" where labels
+            do not change with the sign of the fields, 1e-3 where they do or where anything else
+            starts the run (side information, `state`), and for matrices.
         side_information: λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what
             that says. Default 0.
         record: A function of a `GampState`, kept in history["record"]; or a `Record` that also says
@@ -93,7 +98,8 @@ def gamp(
         "cosine", "covariance", "residual", "damping", "inaccurate", "misfit" of the labels where V
         was widened by it, else 1. Of matrix models `weights` is Ŝ
         (d, d), `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS,
-        DIVERGED, NONFINITE, INACCURATE, OVERCONFIDENT; a diverged run keeps its history.
+        DIVERGED, NONFINITE, INACCURATE, OVERCONFIDENT, LOST; a diverged run keeps its history.
+        After a spectral start of one index the prior of `model` has the norm that the labels tell.
 
     Raises:
         ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels the
@@ -125,6 +131,7 @@ def gamp(
         tolerance=tolerance,
         precision=arguments.choice("precision", precision or model.precisions[0], model.precisions),
         calibrate=_calibrated(model, calibrate),
+        adaptive=damping is None and len(model.dampings) == 1,
         record=function,
         every=every,
         max_steps=max_steps,
@@ -136,8 +143,10 @@ def gamp(
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
     aided = not isinstance(side_information, (int, float)) or side_information != 0
-    start, side = _start(model, data, start_keys, init, strength if aided else None, arguments)
-    problem = _problem(model, data, start if state is None else state, side, run_key, options)
+    start = starts.begin(
+        model, data, start_keys, init, strength if aided else None, state, arguments
+    )
+    problem = _problem(start, data, run_key, options)
     valid = arguments.valid & model.valid
     end = _run(problem, options, progress, key, valid)
     for more in model.dampings[1:] if damping is None else ():  # where the run can be looked at
@@ -155,6 +164,7 @@ class _Options(NamedTuple):
     tolerance: Array
     precision: str
     calibrate: bool
+    adaptive: bool
     record: Callable[[GampState], PyTree] | None
     every: int
     max_steps: int
@@ -185,91 +195,17 @@ def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) ->
         check(state.g.shape == fields, "state", state.g, expected)
 
 
-def _start(
-    model: AbstractModel,
-    data: Dataset,
-    keys: list[PRNGKeyArray],
-    init: ArrayLike | str,
-    strength: Array | None,
-    arguments: Arguments,
-) -> tuple[GampState, SideInformation]:
-    """The state before the first step, and side information of that strength (None: none)."""
-    dtype = theory_dtype()
-    signal, fields = model.shapes(data)
-    start_key, side_key = keys
-    P = model.indices
-    prior = model.prior
-    side = SideInformation(jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype))
-    scale, given = _scale_or_signal(init, signal, strength is not None, arguments)
-    if given is None or strength is not None:
-        check(
-            data.teacher is not None,
-            "data.teacher",
-            None,
-            "a teacher, for side information or an informed start",
-        )
-        assert data.teacher is not None
-        teacher = model.signal(data.teacher)
-        if strength is not None:
-            side = SideInformation(*prior.side_information(side_key, teacher, strength))
-        if given is None:
-            A, b = prior.side_information(side_key, teacher, jnp.asarray(_INFORMED, dtype))
-            weights, covariance = prior.posterior(b, A)
-        else:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
-            weights, covariance = prior.posterior(side.fields, side.precision)
-            weights = weights + scale * jax.random.normal(start_key, signal, dtype)
-    else:
-        weights, covariance = prior.start(start_key, signal, scale)
-    if given is not None and given.ndim:
-        weights = given
-    nothing = jnp.zeros(fields, dtype)
-    state = GampState(
-        weights=weights,
-        covariance=covariance,
-        onsager=covariance,
-        g=nothing,
-        omega=nothing,
-        precision=0.0 * side.precision,
-        step=jnp.zeros((), int),
-    )
-    return state, side
-
-
-def _scale_or_signal(
-    init: ArrayLike | str, signal: tuple[int, ...], aided: bool, arguments: Arguments
-) -> tuple[Array, Array | None]:
-    """The scale of a random start (0 where it is not random), and what was given: a number, the
-    signal itself, or None for "informed". `aided`: side information makes the start not zero."""
-    nothing = jnp.zeros((), theory_dtype())
-    allowed = f"a positive number, 'informed', or an array {signal}"
-    if isinstance(init, str):
-        check(init == "informed", "init", init, allowed)
-        return nothing, None
-    given = arguments.array("init", init, allowed)
-    check(given.shape in ((), signal), "init", given, allowed)
-    if given.ndim:
-        return nothing, given
-    enough = (given >= 0) if aided else (given > 0)
-    allowed = "a positive number (0 is a fixed point of an even label)"
-    arguments.condition(enough, "init", given, allowed)
-    return given, given
-
-
 def _problem(
-    model: AbstractModel,
-    data: Dataset,
-    start: GampState,
-    side: SideInformation,
-    key: PRNGKeyArray,
-    options: _Options,
+    start: starts.Start, data: Dataset, key: PRNGKeyArray, options: _Options
 ) -> GampIteration:
     """The solver of a run."""
     return GampIteration(
-        model=model,
+        model=start.model,
         data=data,
-        start=start,
-        statistic=_statistic(model.channel, data.labels),
-        side=side,
+        start=start.state,
+        spectral=start.spectral,
+        statistic=_statistic(start.model.channel, data.labels),
+        side=start.side,
         damping=options.damping,
         tolerance=options.tolerance,
         key=key,
@@ -277,6 +213,7 @@ def _problem(
         mesh=data.mesh,
         precision=options.precision,
         calibrate=options.calibrate,
+        adaptive=options.adaptive,
         max_steps=options.max_steps,
     )
 
@@ -316,6 +253,25 @@ def _overconfident(problem: GampIteration, end: Run[Position]) -> Array:
     return (end.result == Result.RECOVERED) & ~(missed < 0.05 * spread)
 
 
+def _lost(problem: GampIteration, end: Run[Position]) -> Array:
+    """Whether a run has left its spectral start Ŵ_s behind: of posterior means and what the same
+    data say of them, Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D, and Ŵ Ŵᵀ/D is not smaller."""
+    assert problem.spectral is not None
+    start = problem.spectral
+    W = end.state.state.weights
+    known = jnp.sum(start**2)
+    return (jnp.sum(W * start) < _KEPT * known) | (jnp.sum(W**2) < _KEPT * known)
+
+
+def _ending(
+    history: dict[str, Array], overlaps: dict[str, Array], covariance: Array
+) -> dict[str, Array]:
+    """The history with what is returned as its last record."""
+    last = jnp.sum(jnp.isfinite(history["step"])) - 1
+    returned = {**overlaps, "covariance": covariance}
+    return history | {k: history[k].at[last].set(x) for k, x in returned.items()}
+
+
 @eqx.filter_jit
 def _solution(
     problem: GampIteration, end: Run[Position], key: PRNGKeyArray, valid: Array
@@ -325,9 +281,18 @@ def _solution(
     data = problem.data
     state = end.state.state
     P = model.indices
-    Q = model.overlaps(state.weights, None)["overlap"]
-    error = model.error_of(state.weights, data, key=jax.random.fold_in(problem.key, 1))
     code = jnp.where(_overconfident(problem, end), int(Result.OVERCONFIDENT), end.result)
+    weights = state.weights
+    covariance = state.covariance
+    history = end.history
+    if problem.spectral is not None:
+        lost = _lost(problem, end)
+        code = jnp.where(lost, int(Result.LOST), code)
+        weights = jnp.where(lost, problem.spectral, weights)
+        covariance = jnp.where(lost, history["covariance"][0], covariance)
+        history = _ending(history, model.overlaps(weights, data.teacher), covariance)
+    Q = model.overlaps(weights, None)["overlap"]
+    error = model.error_of(weights, data, key=jax.random.fold_in(problem.key, 1))
     code = jnp.where(valid, code, int(Result.INVALID))
     lost = ~valid | (code == Result.NONFINITE)
     Q, error = (jnp.where(lost, jnp.nan, x) for x in (Q, error))
@@ -340,10 +305,10 @@ def _solution(
         steps=state.step,
         residual=end.state.residual,
         result=code,
-        history=jax.tree.map(masked, end.history),
-        covariance=masked(state.covariance),
+        history=jax.tree.map(masked, history),
+        covariance=masked(covariance),
         rho=jnp.asarray(jnp.nan, Q.dtype),
-        weights=masked(model.estimate(state.weights)),
+        weights=masked(model.estimate(weights)),
         state=state,
         model=model,
         key=key,

@@ -25,19 +25,29 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import POSITIVE, Ability, Arguments
+from jaxsmi.core.driver import Run
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.implicit import not_differentiable
-from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import inverse_of_many, sqrt_psd, symmetric
 from jaxsmi.numerics.nets import power_of_two
 
-__all__ = ["LabelMoments", "label_moments", "spectral_overlap"]
+__all__ = [
+    "LabelMoments",
+    "drawn_moments",
+    "label_moments",
+    "largest_overlap",
+    "response",
+    "spectral_overlap",
+    "tells_nothing",
+]
 
 _ALL = 1e-3  # V/S of the start: everything is learned
 _TOLERANCE = 1e-7
 _STEPS = 400
 _SIGMAS = 5.0
+_ZERO = 1e-4  # a squared mean that quadrature may leave
 
 
 class LabelMoments(eqx.Module):
@@ -59,6 +69,21 @@ def label_moments(g: Array, dg: Array, second_moment: Array) -> LabelMoments:
     return LabelMoments(mean, symmetric(excess.reshape(*g.shape[:-2], P * M, P * M)))
 
 
+def response(G: Array, Q: Array, sign: float = 1.0) -> tuple[Array, Array]:
+    """H = G (I ± QG)^{-1} of symmetric G (n, PM, PM) for Q (P, P), 0 ⪯ Q.
+
+    By I ± Q^{1/2} G Q^{1/2}, which has to be positive definite: no other inverse is needed.
+
+    Returns:
+        H (n, PM, PM), and whether all are.
+    """
+    M = G.shape[-1] // len(Q)
+    root = jnp.kron(sqrt_psd(Q), jnp.eye(M, dtype=Q.dtype))
+    told = G @ root
+    inverse, sound = inverse_of_many(jnp.eye(len(root), dtype=Q.dtype) + sign * (root @ told))
+    return symmetric(G - sign * told @ inverse @ jnp.swapaxes(told, -1, -2)), sound
+
+
 class _SpectralMap(eqx.Module):
     """V = I - Q to the next V, on labels of R nets (module docstring)."""
 
@@ -71,9 +96,10 @@ class _SpectralMap(eqx.Module):
         G = self.moments.excess
         P, M = mean.shape[-2:]
         identity = jnp.eye(P, dtype=V.dtype)
-        Q = jnp.kron(identity - symmetric(V), jnp.eye(M, dtype=V.dtype))
-        H = jnp.linalg.solve(jnp.eye(P * M, dtype=V.dtype) + G @ Q, G)
-        square = (G @ Q @ H).reshape(*G.shape[:-2], P, M, P, M)
+        Q = identity - symmetric(V)
+        H, _ = response(G.reshape(-1, P * M, P * M), Q)
+        H = H.reshape(*G.shape[:-2], P, M, P, M)
+        square = jnp.einsum("rnpmas,ab,rnbsqt->rnpmqt", G.reshape(*G.shape[:-2], P, M, P, M), Q, H)
         terms = jnp.einsum("rnpm,rnqm->rpq", mean, mean) + jnp.einsum("rnpmqm->rpq", square)
         precision = self.alpha * symmetric(terms) / G.shape[1]
         new = jnp.linalg.inv(identity + jnp.mean(precision, axis=0))
@@ -138,10 +164,8 @@ def spectral_overlap(
     nets = arguments.count("randomisations", randomisations, at_least=2)
     samples = arguments.count("samples", samples, at_least=2 * nets)
     key = arguments.key("key", key)
-    moments = _drawn(model, key, power_of_two(max(samples // nets, 2)), nets)
-    outer = jnp.einsum("rnpm,rnqm->rpq", moments.mean, moments.mean) / moments.mean.shape[1]
-    noise = jnp.std(outer, axis=0, ddof=1) / jnp.sqrt(float(nets))
-    silent = jnp.all(jnp.mean(outer, axis=0) <= _SIGMAS * noise + 1e-10)
+    moments = drawn_moments(model, key, power_of_two(max(samples // nets, 2)), nets)
+    silent = tells_nothing(moments.mean)
     allowed = (
         "one whose labels say nothing of W at first order: message passing needs no other start"
     )
@@ -150,8 +174,16 @@ def spectral_overlap(
     return _solved(model, jnp.where(valid, alpha, jnp.nan), moments)
 
 
+def tells_nothing(mean: Array) -> Array:
+    """Whether labels of R nets, of means μ (R, n, P, M), say nothing of W at first order: E μμᵀ is
+    zero within its error."""
+    outer = jnp.einsum("rnpm,rnqm->rpq", mean, mean) / mean.shape[1]
+    noise = jnp.std(outer, axis=0, ddof=1) / jnp.sqrt(float(len(mean)))
+    return jnp.all(jnp.mean(outer, axis=0) <= _SIGMAS * noise + _ZERO)
+
+
 @eqx.filter_jit
-def _drawn(model: AbstractModel, key: PRNGKeyArray, samples: int, nets: int) -> LabelMoments:
+def drawn_moments(model: AbstractModel, key: PRNGKeyArray, samples: int, nets: int) -> LabelMoments:
     """Moments of labels that are drawn by the model, (R, n, ..)."""
     S = model.prior.second_moment(model.indices)
     nothing = jnp.zeros_like(S)
@@ -165,19 +197,24 @@ def _solved(model: AbstractModel, alpha: Array, moments: LabelMoments) -> Estima
     """The largest Q, from above, in the units of S."""
     S = model.prior.second_moment(model.indices)
     one = jnp.eye(len(S), dtype=S.dtype)
-    still = lax.stop_gradient((moments, alpha))
-    iteration = fixed_point.Iteration(
-        map_of=_SpectralMap(*still).evaluate,
-        V0=_ALL * one,
-        scale=one,
-        tolerance=jnp.asarray(_TOLERANCE, S.dtype),
-        geometric=False,
-        newton=True,
-        max_steps=_STEPS,
-    )
-    end = fixed_point.solve(iteration).state
+    end = largest_overlap(*lax.stop_gradient((moments, alpha))).state
     error = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
     root = sqrt_psd(S)
     value = root @ (one - end.V) @ root
     stderr = jnp.sqrt((root**2) @ error**2 @ (root**2))
     return not_differentiable(Estimate(value, stderr), (model, alpha))
+
+
+def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Iterate]:
+    """The end of the iteration from above, in units S = I: V = I - Q."""
+    one = jnp.eye(moments.mean.shape[-2], dtype=moments.mean.dtype)
+    iteration = fixed_point.Iteration(
+        map_of=_SpectralMap(moments, alpha).evaluate,
+        V0=_ALL * one,
+        scale=one,
+        tolerance=jnp.asarray(_TOLERANCE, one.dtype),
+        geometric=False,
+        newton=True,
+        max_steps=_STEPS,
+    )
+    return fixed_point.solve(iteration)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-__all__ = ["inverse_root", "positive_part", "sqrt_psd", "symmetric"]
+__all__ = ["inverse_of_many", "inverse_root", "positive_part", "sqrt_psd", "symmetric"]
 
 
 def symmetric(matrix: Array) -> Array:
@@ -84,3 +84,26 @@ def positive_part(matrix: Array) -> Array:
     """The symmetric part of a matrix (P, P), its negative eigenvalues replaced by zero."""
     values, vectors = jnp.linalg.eigh(symmetric(matrix))
     return (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+
+
+def inverse_of_many(matrices: Array) -> tuple[Array, Array]:
+    """The inverses of many small positive definite matrices (n, k, k).
+
+    Gauss-Jordan steps over all of them at once, which need no pivots here. A batched LAPACK call
+    does one after the other, and inside two nested loops it does not come back (jaxlib 0.10, CPU,
+    k = 4, n = 4096).
+
+    Returns:
+        The inverses (n, k, k), and whether all matrices are positive definite.
+    """
+    A = matrices
+    definite = jnp.asarray(True)
+    for i in range(A.shape[-1]):
+        definite = definite & jnp.all(A[:, i, i] > 0.0)
+        pivot = 1.0 / A[:, i, i]
+        row = A[:, i, :] * pivot[:, None]
+        column = A[:, :, i]
+        A = A - column[:, :, None] * row[:, None, :]
+        A = A.at[:, i, :].set(row).at[:, :, i].set(-column * pivot[:, None])
+        A = A.at[:, i, i].set(pivot)
+    return A, definite

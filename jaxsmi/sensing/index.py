@@ -4,6 +4,7 @@ Equations here [TCDKZ25], [theory: multi-index, Eqs. (1), (33) to (36)]; inputs 
 
     forward     Z_μ = W x_μᵀ/√D                                                   (N, P, M)
     adjoint     Σ_μ g_μ x_μ/√D                                                    (P, D)
+    weighted    Σ_μ x_μ T_μ x_μᵀ W/D                                             (K, P, D)
     precision   A = α ⟨Σ_m g gᵀ⟩ = -α ⟨Σ_m ∂g_m/∂ω_m⟩,   α = N/D                   (P, P)
 
 The difference of the two forms of A has mean zero, which makes it a control variate:
@@ -76,6 +77,21 @@ class IndexSensing(AbstractSensing):
             return jnp.matmul(flat.T, x.reshape(n * M, D), precision="highest")
 
         return self.over_devices(summed(add, self.inputs, g)) / jnp.sqrt(float(self.dimension))
+
+    def weighted(self, T: Array, W: Array) -> Array:
+        """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (K, P, D), T (N, PM, PM): one pass over the inputs."""
+        K, P, D = W.shape
+        narrow = W.reshape(K * P, D).T.astype(product_dtype(self.inputs))
+
+        def add(x: Array, T: Array) -> Array:
+            n, M, _ = x.shape
+            flat = x.reshape(n * M, D)
+            fields = jnp.matmul(flat, narrow, precision="highest").reshape(n, M, K, P)
+            weights = T.reshape(n, P, M, P, M).astype(x.dtype)
+            told = jnp.einsum("npmqt,ntkq->nmkp", weights, fields, precision="highest")
+            return jnp.matmul(told.reshape(n * M, K * P).T, flat, precision="highest")
+
+        return self.over_devices(summed(add, self.inputs, T)).reshape(W.shape) / D
 
     def controlled_precision(self, g: Array, dg: Array) -> Array:
         """α ⟨g gᵀ - β (g gᵀ + ∂g)⟩ (P, P), its negative part (if any) cut."""

@@ -1,0 +1,387 @@
+r"""The spectral estimator of an index model, and the start it gives to message passing.
+
+Equations here [theory: spectral, Eqs. (3), (7) to (14)], in units S = I:
+
+    T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
+
+    W        its top eigenvectors, combined and scaled as theory says (spectral_outlier.py)
+    Ŵ        R W: then Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D, as of a posterior mean
+    memory   R V 𝒯_s X W/√D, what message passing has to take off the fields of the same inputs
+
+The norm of one index differs from √S by √(1/2D), and message passing with the wrong norm loses the
+signal even from the teacher. The labels tell of it:
+
+    Ŝ = argmax_ρ  Σ_μ log Z_out(y_μ; 0, ρ) - (D/2) (ρ/S - log ρ/S)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.sparse.linalg import lobpcg_standard
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import UNIT_INTERVAL, Ability, Arguments, check
+from jaxsmi.core.codes import Result
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.results import Solution
+from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
+from jaxsmi.inference.iteration import GampState
+from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
+from jaxsmi.inference.spectral_theory import (
+    drawn_moments,
+    label_moments,
+    largest_overlap,
+    response,
+    tells_nothing,
+)
+from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
+from jaxsmi.priors.gaussian import Gaussian
+from jaxsmi.sensing.index import IndexSensing
+
+__all__ = ["Seen", "SpectralStart", "spectral", "spectral_start", "with_norm"]
+
+_NETS = 16
+_SAMPLES = 128  # labels of a net: what theory's averages are made of
+_BLOCK = 4  # eigenvectors that are looked for at once
+_ITERATIONS = 150
+_RESIDUAL = 1e-4
+_LEARNED = 1e-4  # an overlap of theory, over S, that is none
+_COMBINATIONS = 4096
+_NEAR = 0.02  # a squared distance of Gram matrices, relative
+_GRID = 25
+_WIDTHS = 6.0  # Ŝ is looked for within so many standard deviations √(2/D) of log ρ/S
+
+
+class SpectralStart(NamedTuple):
+    """What the spectral estimator hands to message passing.
+
+    `state`: a `GampState`; `outlier`: theory's numbers; `eigenvalues` (k,); `residual` of the top
+    one; `iterations`; `learned`: whether theory says that anything stands out of the bulk.
+    """
+
+    state: GampState
+    outlier: Outlier
+    eigenvalues: Array
+    residual: Array
+    iterations: Array
+    learned: Array
+
+
+def spectral(
+    model: AbstractModel,
+    data: Dataset,
+    *,
+    key: PRNGKeyArray | None = None,
+    regularisation: ArrayLike = 0.95,
+    norm: bool | None = None,
+) -> Solution:
+    r"""The optimal spectral estimator on a data set: what the labels' covariances alone tell of W.
+
+    Its overlap as D → ∞ is that of `spectral_overlap`, up to the regularisation. `gamp` starts from
+    it.
+
+    Args:
+        model: A model of indices, whose labels say nothing of W at first order (E[z|y] = 0).
+        data: N samples, inputs stored or regenerated, on one device or sharded.
+        key: Random key of theory's labels and of the eigensolver's start. Required.
+        regularisation: s in (0, 1) of 𝒯_s = G (I + sG)^{-1}; nearer to one the vector is better and
+            harder to find. Default 0.95, which costs some per cent of the overlap.
+        norm: Whether the norm of the teacher is estimated from the labels. None: of one index with
+            the default Gaussian prior.
+
+    Returns:
+        A `Solution` with `weights` Ŵ (P, D), scaled as a posterior mean (Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D),
+        `overlap` Ŵ Ŵᵀ/D, `covariance` S - Q, `error`, `state` (message passing goes on from it) and
+        `model`, whose prior has the norm that was estimated; `history` with "eigenvalue" (1, 4),
+        and theory's "outlier", "edge" of the bulk and "expected" overlap Q (P, P). Codes: SUCCESS;
+        MAX_STEPS where the eigensolver did not settle; NOTHING_LEARNED, with weights zero, where
+        nothing stands out of the bulk.
+
+    Raises:
+        ValueError: For a matrix model, a model without a posterior, labels that tell W at first
+            order (linear regression, signs: message passing needs no such start), arguments out of
+            range. Under jit: NaN, and the code INVALID.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> model, key = smi.links.phase_retrieval(), jax.random.key(0)
+        >>> data = model.sample(key, dimension=200, alpha=3.0)
+        >>> bool(smi.spectral(model, data, key=key).cosine[0] > 0.8)
+        True
+
+    Cost:
+        Some fifty to two hundred iterations of two passes over the inputs each; 2048 posteriors and
+        a second of linear algebra for theory's numbers.
+
+    Source:
+        [theory: spectral, Eqs. (3), (7) to (14)]; for one token [MM18].
+    """
+    model = model_argument(model, Ability.DIRECTIONS)
+    arguments = Arguments()
+    Arguments().instance("data", data, Dataset, "a Dataset: model.sample(..)")
+    model.shapes(data)
+    model.channel.check_labels(data.labels)
+    s = arguments.number("regularisation", regularisation, UNIT_INTERVAL)
+    key = arguments.key("key", key)
+    model = with_norm(model, data, norm)
+    start, first_order = spectral_start(Seen(model, data, data.mesh), key, s)
+    allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
+    arguments.condition(~first_order, "model", model.title, allowed)
+    return _solution(model, data, start, key, arguments.valid & model.valid)
+
+
+def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> AbstractModel:
+    """The model with the norm of its one index as the labels tell it, if asked to (None: where that
+    is known to help)."""
+    prior = model.prior
+    usual = model.indices == 1 and isinstance(prior, Gaussian) and prior.covariance is None
+    if norm is None:
+        norm = usual
+    check(isinstance(norm, bool), "norm", norm, "True, False or None")
+    allowed = "False: it is estimated of one index with the default Gaussian prior"
+    check(usual or not norm, "norm", norm, allowed)
+    if not norm:
+        return model
+    covariance = _estimated_norm(model, data)
+    return eqx.tree_at(lambda m: m.prior.covariance, model, covariance, is_leaf=lambda x: x is None)
+
+
+@eqx.filter_jit
+def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
+    """Ŝ (1, 1), by a grid and a parabola through its best three points."""
+    statistic = model.channel.statistic(data.labels)
+    zero = jnp.zeros((data.samples, 1, model.tokens), theory_dtype())
+    widest = _WIDTHS * np.sqrt(2.0 / data.dimension)
+    grid = jnp.exp(jnp.linspace(-widest, widest, _GRID))
+    half = 0.5 * data.dimension
+
+    def evidence(rho: Array) -> Array:
+        post = model.channel.respond(statistic, zero, rho * jnp.eye(1), jax.random.key(0))
+        return jnp.sum(post.log_partition) - half * (rho - jnp.log(rho))
+
+    values = lax.map(evidence, grid)
+    best = jnp.clip(jnp.argmax(values), 1, _GRID - 2)
+    low, middle, high = (values[best + k] for k in (-1, 0, 1))
+    curvature = low - 2.0 * middle + high
+    shift = jnp.where(curvature < 0.0, 0.5 * (low - high) / jnp.minimum(curvature, -1e-30), 0.0)
+    step = 2.0 * widest / (_GRID - 1)
+    return (grid[best] * jnp.exp(jnp.clip(shift, -1.0, 1.0) * step)).reshape(1, 1)
+
+
+class Seen(eqx.Module):
+    """A model's data, and the devices that they lie on."""
+
+    model: AbstractModel
+    data: Dataset
+    mesh: Mesh | None = eqx.field(static=True)
+
+    @property
+    def sensing(self) -> IndexSensing:
+        """How weights are seen; on each device of the mesh, through its part of the samples."""
+        axes = () if self.mesh is None else self.mesh.axis_names
+        return IndexSensing(self.data.inputs, axes)
+
+    def weighted(self, T: Array, W: Array) -> Array:
+        """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (k, P, D)."""
+        return on_devices(
+            lambda seen, T, W: seen.sensing.weighted(T, W),
+            self.mesh,
+            (self, T, W),
+            lambda arguments: [*arguments[0].data.of_samples, arguments[1]],
+            EVERYWHERE,
+        )
+
+    def forward(self, W: Array) -> Array:
+        """Fields (N, P, M)."""
+        return on_devices(
+            lambda seen, W: seen.sensing.forward(W),
+            self.mesh,
+            (self, W),
+            lambda arguments: arguments[0].data.of_samples,
+            SPREAD,
+        )
+
+
+@eqx.filter_jit
+def spectral_start(seen: Seen, key: PRNGKeyArray, s: Array) -> tuple[SpectralStart, Array]:
+    """The start of message passing, and whether labels tell W at first order (module docstring)."""
+    model = seen.model
+    data = seen.data
+    theory_key, vector_key, channel_key = jax.random.split(key, 3)
+    S = model.prior.second_moment(model.indices)
+    P = model.indices
+    size = P * model.tokens
+    moments = drawn_moments(model, theory_key, _SAMPLES, _NETS)
+    alpha = jnp.asarray(model.complexity(data.samples, data.dimension), S.dtype)
+    optimal = jnp.eye(P) - largest_overlap(moments, alpha).state.V
+    learned = jnp.max(jnp.diagonal(optimal)) > _LEARNED
+    excess = moments.excess.reshape(-1, size, size)
+    theory = outlier(excess, model.tokens, alpha, s, optimal)
+    learned = learned & jnp.isfinite(theory.eigenvalue + jnp.sum(theory.overlap))
+    zero = jnp.zeros((data.samples, P, model.tokens), S.dtype)
+    statistic = model.channel.statistic(data.labels)
+    post = model.channel.respond(statistic, zero, S, channel_key)
+    T = transformed(label_moments(post.g, post.dg, S).excess, s)
+
+    def trace(T: Array) -> Array:
+        H, _ = response(T, jnp.where(learned, theory.resolvent, 0.0), -1.0)
+        return jnp.einsum("npmqm->pq", H.reshape(-1, P, size // P, P, size // P))
+
+    shift = trace(T) / data.dimension - alpha * trace(transformed(excess, s)) / len(excess)
+    vectors = _eigenvectors(seen, T, shift, vector_key)
+    W = jnp.where(learned, _combined(vectors.weights, theory, vector_key), 0.0)
+    overlap = jnp.where(learned, theory.overlap, 0.0)
+    theory = eqx.tree_at(lambda t: t.overlap, theory, overlap)
+    state = _state(seen, W, T, theory, learned)
+    start = SpectralStart(
+        state, theory, vectors.values, vectors.residual, vectors.iterations, learned
+    )
+    return start, ~tells_nothing(moments.mean)
+
+
+class _Eigenvectors(NamedTuple):
+    weights: Array  # (k, P, D), of norm one
+    values: Array
+    residual: Array
+    iterations: Array
+
+
+def _eigenvectors(seen: Seen, T: Array, shift: Array, key: PRNGKeyArray) -> _Eigenvectors:
+    """The top eigenvectors of T_s - shift; for a handful of dimensions fewer than usual.
+
+    The shift (P, P) of α ⟨Tr_M H⟩, and with it of m, is what the labels at hand have beyond those
+    of theory: it moves all eigenvalues together, and those of different indices against each other.
+    """
+    P = seen.model.indices
+    D = seen.data.dimension
+    length = P * D
+    k = max(min(_BLOCK, (length - 1) // 5), 1)
+
+    def product(vectors: Array) -> Array:
+        weights = vectors.T.reshape(-1, P, D)
+        moved = seen.weighted(T, weights) - jnp.einsum("pq,kqd->kpd", shift, weights)
+        return moved.reshape(-1, length).T
+
+    start = jax.random.normal(key, (length, k), T.dtype)
+    tolerance = _RESIDUAL / (20.0 * length)  # the solver multiplies by this, and by two eigenvalues
+    values, vectors, iterations = lobpcg_standard(product, start, m=_ITERATIONS, tol=tolerance)
+    top = vectors[:, :1]
+    residual = jnp.linalg.norm(product(top) - values[0] * top)
+    return _Eigenvectors(vectors.T.reshape(k, P, D), values, residual, iterations)
+
+
+def _combined(weights: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
+    """W (P, D): the combination c of eigenvectors whose Gram matrix is nearest to that of theory.
+
+    One eigenvector, scaled, where there is one copy; else the best of many random combinations,
+    looked for around the best so far at ever smaller distance, of as many vectors as there are
+    copies, or of more where these do not do: at finite D copies are split, and others between.
+    """
+    k, _, D = weights.shape
+    grams = jnp.einsum("apd,bqd->abpq", weights, weights) / D
+    first = jnp.zeros(k).at[0].set(1.0)
+    size = jnp.sqrt(jnp.trace(theory.gram))
+
+    def scaled(c: Array) -> tuple[Array, Array]:
+        gram = jnp.einsum("...a,...b,abpq->...pq", c, c, grams)
+        factor = size / jnp.sqrt(jnp.trace(gram, axis1=-2, axis2=-1))
+        return factor, gram * factor[..., None, None] ** 2
+
+    def distance(c: Array) -> Array:
+        square = jnp.sum((scaled(c)[1] - theory.gram) ** 2, axis=(-1, -2))
+        return jnp.where(jnp.isfinite(square), square, jnp.inf)
+
+    def among(count: Array) -> Array:
+        def search(n: int | Array, best: Array) -> Array:
+            normal = jax.random.normal(jax.random.fold_in(key, n), (_COMBINATIONS, k))
+            tried = jnp.where(jnp.arange(k) < count, best + 0.5**n * normal, 0.0)
+            tried = jnp.concatenate([best[None], tried / jnp.linalg.norm(tried, axis=1)[:, None]])
+            return tried[jnp.argmin(distance(tried))]
+
+        return lax.fori_loop(0, 8, search, first)
+
+    counts = jnp.arange(1, k + 1)
+    best = jax.vmap(among)(counts)
+    enough = distance(best) < _NEAR * jnp.sum(theory.gram**2)
+    allowed = jnp.where(theory.copies > 1, counts >= theory.copies, counts == 1)
+    penalty = jnp.where(enough, 0.0, distance(best)) + jnp.where(allowed, 0.0, jnp.inf)
+    c = best[jnp.argmin(penalty)]
+    return scaled(c)[0] * jnp.tensordot(c, weights, axes=1)
+
+
+def _state(seen: Seen, W: Array, T: Array, theory: Outlier, learned: Array) -> GampState:
+    """The state of message passing at the spectral estimate; of what is not learned, zero."""
+    prior = seen.model.prior
+    S = prior.second_moment(seen.model.indices)
+    one = jnp.eye(len(S), dtype=S.dtype)
+    inverse = inverse_root(S)
+    Q, scale, resolvent = (
+        jnp.where(learned, x, 0.0) for x in (theory.overlap, theory.scale, theory.resolvent)
+    )
+    rest = jnp.linalg.inv(one - Q)
+    precision = inverse @ rest @ Q @ inverse
+    weights, covariance = prior.posterior(inverse @ rest @ scale @ W, precision)
+    fields = seen.forward(W)
+    shape = fields.shape
+    told = jnp.einsum("nab,nb->na", T, fields.reshape(shape[0], -1)).reshape(shape)
+    g = jnp.einsum("pq,nqm->npm", inverse @ rest @ scale @ resolvent, told)
+    memory = jnp.einsum("pq,nqm->npm", covariance, g)
+    return GampState(
+        weights=weights,
+        covariance=covariance,
+        memory=memory,
+        g=g,
+        omega=seen.forward(weights) - memory,
+        precision=precision,
+        step=jnp.zeros((), int),
+    )
+
+
+@eqx.filter_jit
+def _solution(
+    model: AbstractModel, data: Dataset, start: SpectralStart, key: PRNGKeyArray, valid: Array
+) -> Solution:
+    """What a user sees of it."""
+    state = start.state
+    masked = lambda x: jnp.where(valid, x, jnp.nan)
+    settled = start.residual < 100.0 * _RESIDUAL
+    code = jnp.where(settled, int(Result.SUCCESS), int(Result.MAX_STEPS))
+    code = jnp.where(start.learned, code, int(Result.NOTHING_LEARNED))
+    found = model.overlaps(state.weights, data.teacher)
+    root = sqrt_psd(model.prior.second_moment(model.indices))
+    history = {
+        "step": jnp.zeros(()),
+        **found,
+        "eigenvalue": start.eigenvalues,
+        "outlier": start.outlier.eigenvalue,
+        "edge": start.outlier.edge,
+        "expected": root @ start.outlier.overlap @ root,
+    }
+    Q = masked(found["overlap"])
+    return Solution(
+        overlap=Q,
+        stderr=jnp.zeros_like(Q),
+        error=masked(model.error_of(state.weights, data, key=key)),
+        alpha=jnp.asarray(model.complexity(data.samples, data.dimension), Q.dtype),
+        steps=start.iterations,
+        residual=start.residual,
+        result=jnp.where(valid, code, int(Result.INVALID)),
+        history=jax.tree.map(lambda x: masked(x)[None], history),
+        covariance=masked(state.covariance),
+        rho=jnp.asarray(jnp.nan, Q.dtype),
+        weights=masked(state.weights),
+        state=state,
+        model=model,
+        key=key,
+        kind="spectral",
+    )

@@ -1,0 +1,193 @@
+r"""Where a run of message passing starts.
+
+    spectral    the spectral estimate with its memory (spectral.py), and size × N(0, 1) beside it
+    random      Ŵ ~ size × N(0, 1), C = S: a tiny start says nothing, and grows as theory says
+    informed    the posterior mean given √λ W* + √(1-λ) ξ, λ = 0.99
+
+The spectral start is the default where labels do not change with the sign of the fields: they then
+say nothing of W at first order, and a random start has to find at finite dimension what it lost
+itself. Where they do change it, any start is as good.
+
+Source: [theory: multi-index, section 4; spectral, section 6].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import Ability, Arguments, check, require
+from jaxsmi.core.data import Dataset
+from jaxsmi.inference.iteration import GampState, SideInformation
+from jaxsmi.inference.spectral import Seen, spectral_start, with_norm
+from jaxsmi.models.base import AbstractModel
+
+__all__ = ["Start", "begin"]
+
+_INFORMED = 0.99  # side information λ of an informed start
+_TINY = 1e-3
+_REGULARISATION = 0.95
+_FIELDS = 64  # fields at which the parity of a link is looked at
+
+
+class Start(NamedTuple):
+    """What a run starts with: the `model` (its prior with the norm that the labels tell), the
+    `state`, `side` information, and the `spectral` estimate (P, D) where the start was that."""
+
+    model: AbstractModel
+    state: GampState
+    side: SideInformation
+    spectral: Array | None
+
+
+def begin(
+    model: AbstractModel,
+    data: Dataset,
+    keys: list[PRNGKeyArray],
+    init: ArrayLike | str | None,
+    strength: Array | None,
+    state: GampState | None,
+    arguments: Arguments,
+) -> Start:
+    """The start of a run.
+
+    Args:
+        model: Any model with a posterior.
+        data: The data.
+        keys: Of the start, and of side information.
+        init, strength, state: As `gamp` takes them; a `strength` of None: no side information.
+        arguments: Where what is found wrong inside jit is kept.
+
+    Returns:
+        A `Start`.
+    """
+    aided = strength is not None
+    if init is None:
+        free = not aided and state is None
+        init = "spectral" if free and _silent(model) else _TINY
+    if isinstance(init, str) and init == "spectral":
+        require(model, Ability.DIRECTIONS)
+        check(not aided, "side_information", strength, "0 with init='spectral'")
+        check(state is None, "state", state, "None with init='spectral'")
+        return _spectral(model, data, keys, arguments)
+    made, side = _ordinary(model, data, keys, init, strength, arguments)
+    return Start(model, made if state is None else state, side, None)
+
+
+def _silent(model: AbstractModel) -> bool:
+    """Whether labels say nothing of W at first order, as far as their parity shows it."""
+    drawable = model.refusal(Ability.DIRECTIONS) is None and model.channel.drawable
+    if not drawable:
+        return False
+    even = _even(model.channel)
+    return bool(concrete(even) and even)
+
+
+@eqx.filter_jit
+def _even(channel: AbstractChannel) -> Array:
+    """Whether labels stay the same where all fields change their sign."""
+    shape = (_FIELDS, channel.indices, channel.tokens)
+    fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
+    labels, mirrored = (jax.vmap(channel.link)(z) for z in (fields, -fields))
+    rounding = 64.0 * jnp.finfo(labels.dtype).eps * jnp.max(jnp.abs(labels))
+    return jnp.max(jnp.abs(labels - mirrored)) <= rounding
+
+
+def _spectral(
+    model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray], arguments: Arguments
+) -> Start:
+    """The spectral start; where nothing is learned, a random one."""
+    start_key, spectral_key = keys
+    model = with_norm(model, data, None)
+    s = jnp.asarray(_REGULARISATION, theory_dtype())
+    start, first_order = spectral_start(Seen(model, data, data.mesh), spectral_key, s)
+    allowed = "a positive number where labels say something of W at first order"
+    arguments.condition(~first_order, "init", "spectral", allowed)
+    found = start.state.weights
+    noise = _TINY * jax.random.normal(start_key, found.shape, found.dtype)
+    state = eqx.tree_at(lambda s: s.weights, start.state, found + noise)
+    return Start(model, state, _no_side(model, found.shape), found)
+
+
+def _no_side(model: AbstractModel, signal: tuple[int, ...]) -> SideInformation:
+    dtype = theory_dtype()
+    P = model.indices
+    return SideInformation(jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype))
+
+
+def _ordinary(
+    model: AbstractModel,
+    data: Dataset,
+    keys: list[PRNGKeyArray],
+    init: ArrayLike | str,
+    strength: Array | None,
+    arguments: Arguments,
+) -> tuple[GampState, SideInformation]:
+    """The random or informed start, or one that is given, and side information of that strength
+    (None: none)."""
+    dtype = theory_dtype()
+    signal, fields = model.shapes(data)
+    start_key, side_key = keys
+    prior = model.prior
+    side = _no_side(model, signal)
+    scale, given = _scale_or_signal(init, signal, strength is not None, arguments)
+    if given is None or strength is not None:
+        check(
+            data.teacher is not None,
+            "data.teacher",
+            None,
+            "a teacher, for side information or an informed start",
+        )
+        assert data.teacher is not None
+        teacher = model.signal(data.teacher)
+        if strength is not None:
+            side = SideInformation(*prior.side_information(side_key, teacher, strength))
+        if given is None:
+            A, b = prior.side_information(side_key, teacher, jnp.asarray(_INFORMED, dtype))
+            weights, covariance = prior.posterior(b, A)
+        else:  # a start of exactly zero (λ = 0, traced) would be a fixed point of even labels
+            weights, covariance = prior.posterior(side.fields, side.precision)
+            weights = weights + scale * jax.random.normal(start_key, signal, dtype)
+    else:
+        weights, covariance = prior.start(start_key, signal, scale)
+    if given is not None and given.ndim:
+        weights = given
+    nothing = jnp.zeros(fields, dtype)
+    state = GampState(
+        weights=weights,
+        covariance=covariance,
+        memory=nothing,
+        g=nothing,
+        omega=nothing,
+        precision=0.0 * side.precision,
+        step=jnp.zeros((), int),
+    )
+    return state, side
+
+
+def _scale_or_signal(
+    init: ArrayLike | str, signal: tuple[int, ...], aided: bool, arguments: Arguments
+) -> tuple[Array, Array | None]:
+    """The scale of a random start (0 where it is not random), and what was given: a number, the
+    signal itself, or None for "informed". `aided`: side information makes the start not zero."""
+    nothing = jnp.zeros((), theory_dtype())
+    allowed = f"a positive number, 'spectral', 'informed', or an array {signal}"
+    if isinstance(init, str):
+        check(init == "informed", "init", init, allowed)
+        return nothing, None
+    given = arguments.array("init", init, allowed)
+    check(given.shape in ((), signal), "init", given, allowed)
+    if given.ndim:
+        return nothing, given
+    enough = (given >= 0) if aided else (given > 0)
+    allowed = "a positive number (0 is a fixed point of an even label)"
+    arguments.condition(enough, "init", given, allowed)
+    return given, given
