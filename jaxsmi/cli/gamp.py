@@ -6,6 +6,7 @@ No equation lives here.
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 from jaxsmi.cli.command import Command
@@ -21,10 +22,20 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
+_STARTS = ("spectral", "informed")
+
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     add_gamp(parser)
+    parser.add_argument(
+        "--init",
+        type=_start,
+        metavar="START",
+        help="where GAMP starts: spectral, informed (near the teacher), or the size of a random "
+        "start (default: spectral where labels do not change with the sign of the fields, else "
+        "0.001)",
+    )
     parser.add_argument(
         "--dtype",
         choices=("float64", "float32", "bfloat16"),
@@ -41,6 +52,20 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _start(word: str) -> str | float:
+    """A start by its name, or the size of a random one."""
+    if word in _STARTS:
+        return word
+    try:
+        size = float(word)
+    except ValueError:
+        size = math.nan
+    if not 0.0 < size < math.inf:
+        allowed = f"{', '.join(_STARTS)} or a number > 0"
+        raise argparse.ArgumentTypeError(f"got {word}; allowed: {allowed}.")
+    return size
+
+
 def _execute(arguments: argparse.Namespace) -> Report:
     """Run message passing, or say what the run would take."""
     model = model_of(arguments)
@@ -52,7 +77,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
             model, dimension=arguments.dimension, alpha=arguments.alpha, **storage
         )
         return foreseen(cost, arguments.max_steps, costs.copy_bandwidth())
-    learned = learn(model, arguments, **storage)
+    learned = learn(model, arguments, arguments.init, **storage)
     solution = learned.solution
     rows = [
         [name, *run_cells(solution, p)]

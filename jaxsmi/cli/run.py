@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
+_RANDOM = 1e-3  # size of the start: what theory beside it starts from is chance, too
+
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
@@ -60,7 +62,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     """Run message passing, and lay state evolution beside it."""
     check(arguments.points >= 2, "--points", arguments.points, "at least 2")
     model = model_of(arguments)
-    learned = learn(model, arguments)
+    learned = learn(model, arguments, _RANDOM)
     theory = _theory(model, arguments)
     data = {
         "gamp": learned.data,

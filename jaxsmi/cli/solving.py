@@ -35,10 +35,15 @@ class Learned(NamedTuple):
         return plain(self.solution) | more
 
 
-def learn(model: AbstractModel, arguments: argparse.Namespace, **storage: Any) -> Learned:
+def learn(
+    model: AbstractModel,
+    arguments: argparse.Namespace,
+    init: str | float | None,
+    **storage: Any,
+) -> Learned:
     """Draw a teacher and data, and learn it by message passing.
 
-    `storage`: how the inputs are kept.
+    `init`: where it starts, as `smi.gamp` takes it; `storage`: how the inputs are kept.
     """
     data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1))
     with timed() as seconds:
@@ -52,6 +57,7 @@ def learn(model: AbstractModel, arguments: argparse.Namespace, **storage: Any) -
             max_steps=arguments.max_steps,
             tolerance=arguments.tolerance,
             damping=arguments.damping,
+            init=init,
             progress=progress(arguments),
         )
         jax.block_until_ready(solution.overlap)

@@ -84,7 +84,8 @@ def gamp(
             overconfident), "informed" (the posterior mean given the teacher seen with side
             information 0.99), or the signal itself, (P, D). Default None: "spectral" where labels
             do not change with the sign of the fields, 1e-3 where they do or where anything else
-            starts the run (side information, `state`), and for matrices.
+            starts the run (side information, `state`), for matrices, and inside jit where numbers
+            of the model itself are traced.
         side_information: λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what
             that says. Default 0.
         record: A function of a `GampState`, kept in history["record"]; or a `Record` that also says

@@ -87,7 +87,8 @@ def _silent(model: AbstractModel) -> bool:
     drawable = model.refusal(Ability.DIRECTIONS) is None and model.channel.drawable
     if not drawable:
         return False
-    even = _even(model.channel)
+    with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
+        even = _even(model.channel)
     return bool(concrete(even) and even)
 
 

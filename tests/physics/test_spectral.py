@@ -1,4 +1,4 @@
-"""The optimal spectral estimator as D → ∞ [theory: spectral, Eqs. (1) to (6)]."""
+"""The optimal spectral estimator, its theory and the start it gives [theory: spectral]."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,12 @@ import pytest
 from scipy import integrate, optimize, stats
 
 import jaxsmi as smi
+from jaxsmi.core.codes import Result
+from jaxsmi.inference.spectral import with_norm
+from jaxsmi.inference.spectral_outlier import outlier, transformed
 
 KEY = jax.random.key(0)
+PHASE = smi.links.phase_retrieval()
 
 
 def phase_retrieval(alpha):
@@ -126,3 +130,244 @@ def test_what_it_refuses():
         smi.spectral_overlap(smi.links.phase_retrieval(), -1.0, key=KEY)
     with pytest.raises(ValueError, match="key"):
         smi.spectral_overlap(smi.links.phase_retrieval(), 1.0)
+
+
+def normal_excess(count):
+    """G = y² - 1 of phase retrieval at the midpoints of `count` equal parts of the normal law."""
+    y = stats.norm.ppf((np.arange(count) + 0.5) / count)
+    return jnp.asarray(y**2 - 1)[:, None, None]
+
+
+def scalar_outlier(alpha, s):
+    """Eqs. (8) to (12) for one index and token, by quadrature and a root in V: V, m, q and the
+    edge, written independently of the library."""
+    G = lambda y: y**2 - 1
+    H = lambda y, V: G(y) / (1 + (s - V) * G(y))
+
+    def mean(f):
+        return 2 * integrate.quad(lambda y: f(y) * stats.norm.pdf(y), 0, 14, limit=400)[0]
+
+    def level(V):
+        return V * alpha * mean(lambda y: G(y) * H(y, V)) - 1
+
+    V = optimize.brentq(level, 0.02, s - 1e-6)
+    m = 1 / V + alpha * mean(lambda y: H(y, V))
+    kappa = V**2 * alpha * mean(lambda y: H(y, V) ** 2)
+    q = (1 - kappa) / (1 + V**2 * alpha * mean(lambda y: H(y, V) ** 2 * G(y)))
+    edge = lambda V: V**2 * alpha * mean(lambda y: H(y, V) ** 2) - 1
+    at = optimize.brentq(edge, V, s - 1e-6)
+    return V, m, q, 1 / at + alpha * mean(lambda y: H(y, at))
+
+
+@pytest.mark.parametrize("alpha", [0.6, 0.9, 1.5])
+def test_the_outlier_of_phase_retrieval(alpha):
+    """V, m, Q and the edge against an independent quadrature; 2^14 midpoints leave 1e-3 of the
+    heavy tail of G."""
+    optimal = jnp.full((1, 1), phase_retrieval(alpha))
+    got = outlier(normal_excess(2**14), 1, jnp.asarray(alpha), jnp.asarray(0.95), optimal)
+    V, m, q, edge = scalar_outlier(alpha, 0.95)
+    numbers = [got.resolvent[0, 0], got.eigenvalue, got.overlap[0, 0], got.edge]
+    np.testing.assert_allclose(numbers, [V, m, q, edge], atol=1e-3)
+
+
+def test_the_reference_of_the_outlier():
+    """The quadrature of this file gives the table of a prototype done elsewhere, to 2e-5."""
+    np.testing.assert_allclose(
+        scalar_outlier(0.9, 0.95), [0.79284, 1.06306, 0.18197, 1.03374], atol=3e-5
+    )
+
+
+def test_near_one_the_outlier_is_that_of_linear_message_passing():
+    """s → 1: V = I - Q, m = 1 and the overlap of Eq. (4), of two indices with two copies, to a few
+    times 1 - s = 0.001."""
+    c = 2 / np.pi
+    y = jnp.asarray([1.0, -1.0])[:, None, None]
+    G = c * y * jnp.asarray([[0.0, 1.0], [1.0, 0.0]])
+    q = signs(4.0)
+    got = outlier(G, 1, jnp.asarray(4.0), jnp.asarray(0.999), q * jnp.eye(2))
+    assert int(got.copies) == 2
+    np.testing.assert_allclose(got.overlap, q * np.eye(2), atol=1e-3)
+    np.testing.assert_allclose(got.resolvent, (1 - q) * np.eye(2), atol=2e-3)
+    np.testing.assert_allclose(got.eigenvalue, 1.0, atol=3e-3)
+
+
+def test_below_the_threshold_there_is_no_outlier():
+    got = outlier(normal_excess(2**10), 1, jnp.asarray(0.4), jnp.asarray(0.95), jnp.zeros((1, 1)))
+    assert np.isnan(got.overlap).all()
+
+
+def test_transformed_covariances_are_bounded():
+    """T_s = G (I + sG)^{-1} lies in (-1/(1-s), 1/s), for Cov = I + G of any rank."""
+    roots = jax.random.normal(KEY, (50, 3, 2))
+    G = roots @ jnp.swapaxes(roots, 1, 2) - jnp.eye(3)
+    T = transformed(G, 0.9)
+    np.testing.assert_allclose(T @ (jnp.eye(3) + 0.9 * G), G, atol=1e-9)
+    values = np.linalg.eigvalsh(T)
+    assert values.min() > -10.0 - 1e-9
+    assert values.max() < 1 / 0.9
+
+
+def dense(data, labels, s=0.95):
+    """Eigenvalues and vectors of T_s of phase retrieval, all of them."""
+    G = labels**2 - 1
+    x = np.asarray(data.inputs)[:, 0]
+    return np.linalg.eigh((x.T * (G / (1 + s * G))) @ x / data.dimension)
+
+
+def test_it_finds_the_top_eigenvector():
+    """Against a dense eigensolver, and scaled to the overlap that theory expects."""
+    data = PHASE.sample(KEY, dimension=120, alpha=2.0)
+    found = smi.spectral(PHASE, data, key=KEY, norm=False)
+    values, vectors = dense(data, np.asarray(data.labels))
+    gaps = np.diff(np.asarray(found.history["eigenvalue"][0]))
+    np.testing.assert_allclose(gaps, np.diff(values[::-1][:4]), atol=1e-3)  # all shifted alike
+    cosine = vectors[:, -1] @ np.asarray(found.weights[0])
+    assert abs(cosine) > (1 - 1e-6) * np.linalg.norm(found.weights)
+    np.testing.assert_allclose(found.overlap, found.history["expected"][0], rtol=1e-9)
+    np.testing.assert_allclose(found.covariance + found.overlap, 1.0, atol=1e-9)
+    assert int(found.result) == Result.SUCCESS
+
+
+def test_it_is_scaled_as_a_posterior_mean_and_its_memory_makes_cavity_fields():
+    """Of 12 data sets, D = 400, α = 1.5: Ŵ W*ᵀ/D = Ŵ Ŵᵀ/D, and ω of law Q z + noise of variance
+    Q(1 - Q): E ω z = E ω² = Q, within four standard errors of the twelve and 0.02 for finite size.
+    Without the memory E ω² is larger by a third."""
+    rows = []
+    for seed in range(12):
+        key = jax.random.key(seed)
+        data = PHASE.sample(key, dimension=400, alpha=1.5)
+        found = smi.spectral(PHASE, data, key=key, norm=False)
+        z = data.inputs[:, 0] @ data.teacher[0] / jnp.sqrt(400.0)
+        sign = jnp.sign(jnp.vdot(found.weights, data.teacher))
+        omega = sign * found.state.omega[:, 0, 0]
+        bare = omega + sign * found.state.memory[:, 0, 0]
+        q = found.overlap[0, 0]
+        cross = sign * jnp.vdot(found.weights, data.teacher) / 400.0
+        rows.append(
+            [cross / q, jnp.mean(omega * z) / q, jnp.mean(omega**2) / q, jnp.mean(bare**2) / q]
+        )
+    mean = np.mean(rows, axis=0)
+    error = np.std(rows, axis=0, ddof=1) / np.sqrt(12)
+    assert np.all(np.abs(mean[:3] - 1.0) < 4.0 * error[:3] + 0.02)
+    assert np.all(error[:3] < 0.05)
+    assert mean[3] > 1.3
+
+
+def test_eigenvalues_lie_where_theory_puts_them():
+    """The outlier of twelve data sets, D = 400, α = 1.5: the mean within four standard errors and
+    0.02 (finite size) of theory, its spread below 0.1; the second one below it by the gap to the edge."""
+    model = smi.DeepAttention(1, 2)
+    tops, gaps = [], []
+    for seed in range(12):
+        key = jax.random.key(seed)
+        data = model.sample(key, dimension=300, alpha=0.6)
+        history = smi.spectral(model, data, key=key).history
+        tops.append(float(history["eigenvalue"][0, 0] - history["outlier"][0]))
+        gaps.append(float(history["eigenvalue"][0, 1] - history["edge"][0]))
+    assert abs(np.mean(tops)) < 4.0 * np.std(tops, ddof=1) / np.sqrt(12) + 0.02
+    assert np.std(tops) < 0.1
+    assert -0.2 < np.mean(gaps) < 0.05
+
+
+def test_two_copies_are_put_together():
+    """sign(z1 z2): the eigenvectors are W1 + W2 and W1 - W2; rows of the estimate are the teacher's
+    up to the symmetry of the model, each with the cosine² of theory, within 0.15 at D = 500."""
+    model = smi.links.sign_product(2)
+    key = jax.random.key(1)
+    data = model.sample(key, dimension=500, alpha=6.0)
+    found = smi.spectral(model, data, key=key)
+    np.testing.assert_allclose(found.overlap, found.history["expected"][0], atol=0.1)
+    assert np.all(np.abs(found.cosine**2 - signs(6.0)) < 0.15)
+
+
+def test_below_the_threshold_nothing_is_learned():
+    data = PHASE.sample(KEY, dimension=100, alpha=0.3)
+    found = smi.spectral(PHASE, data, key=KEY)
+    assert int(found.result) == Result.NOTHING_LEARNED
+    np.testing.assert_array_equal(found.weights, 0.0)
+    assert "weak_recovery" in found.message
+
+
+def test_regenerated_and_float32_inputs_are_the_same_ones():
+    data = PHASE.sample(KEY, dimension=64, alpha=3.0, store=False)
+    one, other = (smi.spectral(PHASE, d, key=KEY) for d in (data, data.stored()))
+    np.testing.assert_allclose(one.weights, other.weights, atol=1e-4)
+
+
+def test_the_norm_is_the_root_of_its_equation():
+    """Phase retrieval: N (1/ρ - ⟨y²⟩/ρ²) + D (1 - 1/ρ) = 0, from Eq. (14)."""
+    data = PHASE.sample(KEY, dimension=100, alpha=1.3, teacher=1.3 * jnp.ones((1, 100)))
+    N, D, square = 130, 100, float(jnp.mean(data.labels**2))
+    level = lambda r: N * (1 / r - square / r**2) + D * (1 - 1 / r)
+    got = with_norm(PHASE, data, None).prior.covariance[0, 0]
+    np.testing.assert_allclose(got, optimize.brentq(level, 0.5, 4.0), rtol=1e-3)
+
+
+def test_message_passing_starts_from_it():
+    """The default: on a data set where the random start learns nothing, D = 300, α = 0.9."""
+    for seed in range(20):
+        key = jax.random.key(seed)
+        data = PHASE.sample(key, dimension=300, alpha=0.9)
+        lost = smi.gamp(PHASE, data, key=key, init=1e-3)
+        if float(lost.overlap[0, 0]) < 1e-3:
+            break
+    run = smi.gamp(PHASE, data, key=key)
+    assert float(run.overlap[0, 0]) > 0.1
+    same = smi.gamp(PHASE, data, key=key, init="spectral")
+    np.testing.assert_array_equal(run.weights, same.weights)
+    inside = jax.jit(lambda k: smi.gamp(PHASE, data, key=k).weights)(key)
+    np.testing.assert_allclose(inside, run.weights, atol=1e-6)
+
+
+def test_a_run_that_loses_it_gives_it_back():
+    """Near the threshold in small dimension some runs end at zero: LOST, and the last record is of
+    what is returned."""
+    for seed in range(40):
+        key = jax.random.key(seed)
+        data = PHASE.sample(key, dimension=200, alpha=0.6)
+        run = smi.gamp(PHASE, data, key=key)
+        if int(run.result) == Result.LOST:
+            break
+    assert int(run.result) == Result.LOST
+    np.testing.assert_allclose(run.overlap, run.trajectory["overlap"][-1], rtol=1e-12)
+    np.testing.assert_allclose(run.overlap, run.weights @ run.weights.T / 200, rtol=1e-12)
+    assert float(run.overlap[0, 0]) > 0.01
+    assert "spectral" in run.message
+
+
+def test_what_spectral_refuses():
+    data = PHASE.sample(KEY, dimension=50, alpha=2.0)
+    linear = smi.links.linear(0.1)
+    cases = [
+        (
+            "model",
+            lambda: smi.spectral(linear, linear.sample(KEY, dimension=20, alpha=2.0), key=KEY),
+        ),
+        ("data", lambda: smi.spectral(PHASE, data.inputs, key=KEY)),
+        ("key", lambda: smi.spectral(PHASE, data)),
+        ("regularisation", lambda: smi.spectral(PHASE, data, key=KEY, regularisation=1.0)),
+        ("norm", lambda: smi.spectral(PHASE, data, key=KEY, norm=2)),
+        (
+            "norm",
+            lambda: smi.spectral(
+                smi.links.phase_retrieval(prior=smi.priors.Gaussian(jnp.eye(1))),
+                data,
+                key=KEY,
+                norm=True,
+            ),
+        ),
+        ("init", lambda: smi.gamp(PHASE, data, key=KEY, init="spectrum")),
+        (
+            "side_information",
+            lambda: smi.gamp(PHASE, data, key=KEY, init="spectral", side_information=0.5),
+        ),
+        (
+            "init",
+            lambda: smi.gamp(
+                linear, linear.sample(KEY, dimension=20, alpha=2.0), key=KEY, init="spectral"
+            ),
+        ),
+    ]
+    for word, call in cases:
+        with pytest.raises(ValueError, match=word):
+            call()
