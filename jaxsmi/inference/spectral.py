@@ -8,10 +8,7 @@ Equations here [theory: spectral, Eqs. (3), (7) to (14)], in units S = I:
     Ŵ        R W: then Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D, as of a posterior mean
     memory   R V 𝒯_s X W/√D, what message passing has to take off the fields of the same inputs
 
-The norm of one index differs from √S by √(1/2D), and message passing with the wrong norm loses the
-signal even from the teacher. The labels tell of it:
-
-    Ŝ = argmax_ρ  Σ_μ log Z_out(y_μ; 0, ρ) - (D/2) (ρ/S - log ρ/S)
+The norm of one index is that which the labels tell (teacher_norm.py).
 """
 
 from __future__ import annotations
@@ -21,15 +18,13 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental.sparse.linalg import lobpcg_standard
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import UNIT_INTERVAL, Ability, Arguments, check
+from jaxsmi.core.checks import UNIT_INTERVAL, Ability, Arguments
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
@@ -43,12 +38,12 @@ from jaxsmi.inference.spectral_theory import (
     response,
     tells_nothing,
 )
+from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
-from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.sensing.index import IndexSensing
 
-__all__ = ["Seen", "SpectralStart", "spectral", "spectral_start", "with_norm"]
+__all__ = ["Observations", "SpectralStart", "spectral", "spectral_start"]
 
 _NETS = 16
 _SAMPLES = 128  # labels of a net: what theory's averages are made of
@@ -59,8 +54,6 @@ _RESIDUAL = 1e-3  # against a gap of 0.05: a hundredth of the angle
 _LEARNED = 1e-4  # an overlap of theory, over S, that is none
 _COMBINATIONS = 4096
 _NEAR = 0.02  # a squared distance of Gram matrices, relative
-_GRID = 25
-_WIDTHS = 6.0  # Ŝ is looked for within so many standard deviations √(2/D) of log ρ/S
 
 
 class SpectralStart(NamedTuple):
@@ -135,51 +128,13 @@ def spectral(
     s = arguments.number("regularisation", regularisation, UNIT_INTERVAL)
     key = arguments.key("key", key)
     model = with_norm(model, data, norm)
-    start, first_order = spectral_start(Seen(model, data, data.mesh), key, s)
+    start, first_order = spectral_start(Observations(model, data, data.mesh), key, s)
     allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
     arguments.condition(~first_order, "model", model.title, allowed)
     return _solution(model, data, start, key, arguments.valid & model.valid)
 
 
-def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> AbstractModel:
-    """The model with the norm of its one index as the labels tell it, if asked to (None: where that
-    is known to help)."""
-    prior = model.prior
-    usual = model.indices == 1 and isinstance(prior, Gaussian) and prior.covariance is None
-    if norm is None:
-        norm = usual
-    check(isinstance(norm, bool), "norm", norm, "True, False or None")
-    allowed = "False: it is estimated of one index with the default Gaussian prior"
-    check(usual or not norm, "norm", norm, allowed)
-    if not norm:
-        return model
-    covariance = _estimated_norm(model, data)
-    return eqx.tree_at(lambda m: m.prior.covariance, model, covariance, is_leaf=lambda x: x is None)
-
-
-@eqx.filter_jit
-def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
-    """Ŝ (1, 1), by a grid and a parabola through its best three points."""
-    statistic = model.channel.statistic(data.labels)
-    zero = jnp.zeros((data.samples, 1, model.tokens), theory_dtype())
-    widest = _WIDTHS * np.sqrt(2.0 / data.dimension)
-    grid = jnp.exp(jnp.linspace(-widest, widest, _GRID))
-    half = 0.5 * data.dimension
-
-    def evidence(rho: Array) -> Array:
-        post = model.channel.respond(statistic, zero, rho * jnp.eye(1), jax.random.key(0))
-        return jnp.sum(post.log_partition) - half * (rho - jnp.log(rho))
-
-    values = lax.map(evidence, grid)
-    best = jnp.clip(jnp.argmax(values), 1, _GRID - 2)
-    low, middle, high = (values[best + k] for k in (-1, 0, 1))
-    curvature = low - 2.0 * middle + high
-    shift = jnp.where(curvature < 0.0, 0.5 * (low - high) / jnp.minimum(curvature, -1e-30), 0.0)
-    step = 2.0 * widest / (_GRID - 1)
-    return (grid[best] * jnp.exp(jnp.clip(shift, -1.0, 1.0) * step)).reshape(1, 1)
-
-
-class Seen(eqx.Module):
+class Observations(eqx.Module):
     """A model's data, and the devices that they lie on."""
 
     model: AbstractModel
@@ -195,7 +150,7 @@ class Seen(eqx.Module):
     def weighted(self, T: Array, W: Array) -> Array:
         """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (k, P, D)."""
         return on_devices(
-            lambda seen, T, W: seen.sensing.weighted(T, W),
+            lambda observations, T, W: observations.sensing.weighted(T, W),
             self.mesh,
             (self, T, W),
             lambda arguments: [*arguments[0].data.of_samples, arguments[1]],
@@ -205,7 +160,7 @@ class Seen(eqx.Module):
     def forward(self, W: Array) -> Array:
         """Fields (N, P, M)."""
         return on_devices(
-            lambda seen, W: seen.sensing.forward(W),
+            lambda observations, W: observations.sensing.forward(W),
             self.mesh,
             (self, W),
             lambda arguments: arguments[0].data.of_samples,
@@ -214,10 +169,12 @@ class Seen(eqx.Module):
 
 
 @eqx.filter_jit
-def spectral_start(seen: Seen, key: PRNGKeyArray, s: Array) -> tuple[SpectralStart, Array]:
+def spectral_start(
+    observations: Observations, key: PRNGKeyArray, s: Array
+) -> tuple[SpectralStart, Array]:
     """The start of message passing, and whether labels tell W at first order (module docstring)."""
-    model = seen.model
-    data = seen.data
+    model = observations.model
+    data = observations.data
     theory_key, vector_key, channel_key = jax.random.split(key, 3)
     S = model.prior.second_moment(model.indices)
     P = model.indices
@@ -239,11 +196,11 @@ def spectral_start(seen: Seen, key: PRNGKeyArray, s: Array) -> tuple[SpectralSta
         return jnp.einsum("npmqm->pq", H.reshape(-1, P, size // P, P, size // P))
 
     shift = trace(T) / data.dimension - alpha * trace(transformed(excess, s)) / len(excess)
-    vectors, search = _eigenvectors(seen, T, shift, theory.copies, vector_key)
+    vectors, search = _eigenvectors(observations, T, shift, theory.copies, vector_key)
     W = jnp.where(learned, _combined(vectors, theory, vector_key), 0.0)
     overlap = jnp.where(learned, theory.overlap, 0.0)
     theory = eqx.tree_at(lambda t: t.overlap, theory, overlap)
-    state = _state(seen, W, T, theory, learned)
+    state = _state(observations, W, T, theory, learned)
     start = SpectralStart(state, theory, search.values, search.residual, search.iterations, learned)
     return start, ~tells_nothing(moments.mean)
 
@@ -259,7 +216,7 @@ class _Search(NamedTuple):
 
 
 def _eigenvectors(
-    seen: Seen, T: Array, shift: Array, copies: Array, key: PRNGKeyArray
+    observations: Observations, T: Array, shift: Array, copies: Array, key: PRNGKeyArray
 ) -> tuple[Array, _Search]:
     """The top eigenvectors (k, P, D) of T_s - shift, and how they were found; for a handful of
     dimensions fewer than usual. The solver stops where all have settled, and is stopped here, stage
@@ -268,14 +225,14 @@ def _eigenvectors(
     The shift (P, P) of α ⟨Tr_M H⟩, and with it of m, is what the labels at hand have beyond those
     of theory: it moves all eigenvalues together, and those of different indices against each other.
     """
-    P = seen.model.indices
-    D = seen.data.dimension
+    P = observations.model.indices
+    D = observations.data.dimension
     length = P * D
     k = max(min(_BLOCK, (length - 1) // 5), 1)
 
     def product(vectors: Array) -> Array:
         weights = vectors.T.reshape(-1, P, D)
-        moved = seen.weighted(T, weights) - jnp.einsum("pq,kqd->kpd", shift, weights)
+        moved = observations.weighted(T, weights) - jnp.einsum("pq,kqd->kpd", shift, weights)
         return moved.reshape(-1, length).T
 
     def stage(now: _Search) -> _Search:
@@ -288,9 +245,9 @@ def _eigenvectors(
         return (now.residual > _RESIDUAL) & (now.iterations < _STAGES * _STAGE)
 
     start = jax.random.normal(key, (length, k), T.dtype)
-    far = jnp.asarray(jnp.inf, T.dtype)
+    unsettled = jnp.asarray(jnp.inf, T.dtype)
     none = jnp.zeros((), int)
-    end = lax.while_loop(goes_on, stage, _Search(start, jnp.zeros(k, T.dtype), far, none))
+    end = lax.while_loop(goes_on, stage, _Search(start, jnp.zeros(k, T.dtype), unsettled, none))
     return end.vectors.T.reshape(k, P, D), end
 
 
@@ -333,10 +290,12 @@ def _combined(weights: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
     return scaled(c)[0] * jnp.tensordot(c, weights, axes=1)
 
 
-def _state(seen: Seen, W: Array, T: Array, theory: Outlier, learned: Array) -> GampState:
+def _state(
+    observations: Observations, W: Array, T: Array, theory: Outlier, learned: Array
+) -> GampState:
     """The state of message passing at the spectral estimate; of what is not learned, zero."""
-    prior = seen.model.prior
-    S = prior.second_moment(seen.model.indices)
+    prior = observations.model.prior
+    S = prior.second_moment(observations.model.indices)
     one = jnp.eye(len(S), dtype=S.dtype)
     inverse = inverse_root(S)
     Q, scale, resolvent = (
@@ -345,17 +304,17 @@ def _state(seen: Seen, W: Array, T: Array, theory: Outlier, learned: Array) -> G
     rest = jnp.linalg.inv(one - Q)
     precision = inverse @ rest @ Q @ inverse
     weights, covariance = prior.posterior(inverse @ rest @ scale @ W, precision)
-    fields = seen.forward(W)
+    fields = observations.forward(W)
     shape = fields.shape
-    told = jnp.einsum("nab,nb->na", T, fields.reshape(shape[0], -1)).reshape(shape)
-    g = jnp.einsum("pq,nqm->npm", inverse @ rest @ scale @ resolvent, told)
+    weighted = jnp.einsum("nab,nb->na", T, fields.reshape(shape[0], -1)).reshape(shape)
+    g = jnp.einsum("pq,nqm->npm", inverse @ rest @ scale @ resolvent, weighted)
     memory = jnp.einsum("pq,nqm->npm", covariance, g)
     return GampState(
         weights=weights,
         covariance=covariance,
         memory=memory,
         g=g,
-        omega=seen.forward(weights) - memory,
+        omega=observations.forward(weights) - memory,
         precision=precision,
         step=jnp.zeros((), int),
     )
@@ -371,17 +330,17 @@ def _solution(
     settled = start.residual < 10.0 * _RESIDUAL
     code = jnp.where(settled, int(Result.SUCCESS), int(Result.MAX_STEPS))
     code = jnp.where(start.learned, code, int(Result.NOTHING_LEARNED))
-    found = model.overlaps(state.weights, data.teacher)
+    measured = model.overlaps(state.weights, data.teacher)
     root = sqrt_psd(model.prior.second_moment(model.indices))
     history = {
         "step": jnp.zeros(()),
-        **found,
+        **measured,
         "eigenvalue": start.eigenvalues,
         "outlier": start.outlier.eigenvalue,
         "edge": start.outlier.edge,
         "expected": root @ start.outlier.overlap @ root,
     }
-    Q = masked(found["overlap"])
+    Q = masked(measured["overlap"])
     return Solution(
         overlap=Q,
         stderr=jnp.zeros_like(Q),

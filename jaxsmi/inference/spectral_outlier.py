@@ -21,6 +21,8 @@ taken.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 from jax import lax
@@ -66,6 +68,16 @@ def transformed(G: Array, s: Array | float) -> Array:
     return response(G, s * jnp.ones((1, 1), G.dtype))[0]
 
 
+class _Newton(NamedTuple):
+    """Where the search for a resolvent is: V, what the map itself makes of the last V that was
+    admitted, the last change and the steps taken."""
+
+    V: Array
+    mapped: Array
+    change: Array
+    count: Array
+
+
 class _Bulk(eqx.Module):
     """The averages over labels at one V, for excess covariances G and 𝒯_s (n, P, M, P, M)."""
 
@@ -94,8 +106,8 @@ class _Bulk(eqx.Module):
         size = V.size
         unknown = jnp.full_like(V, jnp.nan)
 
-        def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-            V, mapped, _, count = carry
+        def step(now: _Newton) -> _Newton:
+            V = now.V
             H, admitted = self.response(V)
             admitted = admitted & _definite(V)
             new = jnp.linalg.inv(m * one - self.trace(H))
@@ -103,17 +115,18 @@ class _Bulk(eqx.Module):
             linear = jnp.eye(size, dtype=V.dtype) - J.reshape(size, size)
             ahead = V + symmetric(jnp.linalg.solve(linear, (new - V).ravel()).reshape(V.shape))
             change = jnp.where(admitted, jnp.max(jnp.abs(ahead - V)), jnp.inf)
-            ahead = jnp.where(admitted, ahead, mapped)
-            return ahead, jnp.where(admitted, new, unknown), change, count + 1
+            ahead = jnp.where(admitted, ahead, now.mapped)
+            return _Newton(ahead, jnp.where(admitted, new, unknown), change, now.count + 1)
 
-        def goes_on(carry: tuple[Array, Array, Array, Array]) -> Array:
-            V, _, change, count = carry
-            return (change > _SETTLED) & (count < _NEWTON) & jnp.all(jnp.isfinite(V))
+        def goes_on(now: _Newton) -> Array:
+            moving = (now.change > _SETTLED) & (now.count < _NEWTON)
+            return moving & jnp.all(jnp.isfinite(now.V))
 
-        far = jnp.asarray(jnp.inf, V.dtype)
-        new, _, change, _ = lax.while_loop(goes_on, step, (V, unknown, far, jnp.zeros((), int)))
-        sound = (change <= _SETTLED) & _definite(new)
-        new = jnp.where(sound, new, V)
+        infinite = jnp.asarray(jnp.inf, V.dtype)
+        start = _Newton(V, unknown, infinite, jnp.zeros((), int))
+        end = lax.while_loop(goes_on, step, start)
+        sound = (end.change <= _SETTLED) & _definite(end.V)
+        new = jnp.where(sound, end.V, V)
         H, _ = self.response(new)
         return new, H, sound & (self.top(new, H, H)[0][-1] < 1.0)
 

@@ -79,9 +79,9 @@ def response(G: Array, Q: Array, sign: float = 1.0) -> tuple[Array, Array]:
     """
     M = G.shape[-1] // len(Q)
     root = jnp.kron(sqrt_psd(Q), jnp.eye(M, dtype=Q.dtype))
-    told = G @ root
-    inverse, sound = inverse_of_many(jnp.eye(len(root), dtype=Q.dtype) + sign * (root @ told))
-    return symmetric(G - sign * told @ inverse @ jnp.swapaxes(told, -1, -2)), sound
+    weighted = G @ root
+    inverse, sound = inverse_of_many(jnp.eye(len(root), dtype=Q.dtype) + sign * (root @ weighted))
+    return symmetric(G - sign * weighted @ inverse @ jnp.swapaxes(weighted, -1, -2)), sound
 
 
 class _SpectralMap(eqx.Module):

@@ -27,7 +27,8 @@ from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check, require
 from jaxsmi.core.data import Dataset
 from jaxsmi.inference.iteration import GampState, SideInformation
-from jaxsmi.inference.spectral import Seen, spectral_start, with_norm
+from jaxsmi.inference.spectral import Observations, spectral_start
+from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.models.base import AbstractModel
 
 __all__ = ["Start", "begin"]
@@ -109,13 +110,13 @@ def _spectral(
     start_key, spectral_key = keys
     model = with_norm(model, data, None)
     s = jnp.asarray(_REGULARISATION, theory_dtype())
-    start, first_order = spectral_start(Seen(model, data, data.mesh), spectral_key, s)
+    start, first_order = spectral_start(Observations(model, data, data.mesh), spectral_key, s)
     allowed = "a positive number where labels say something of W at first order"
     arguments.condition(~first_order, "init", "spectral", allowed)
-    found = start.state.weights
-    noise = _TINY * jax.random.normal(start_key, found.shape, found.dtype)
-    state = eqx.tree_at(lambda s: s.weights, start.state, found + noise)
-    return Start(model, state, _no_side(model, found.shape), found)
+    estimate = start.state.weights
+    noise = _TINY * jax.random.normal(start_key, estimate.shape, estimate.dtype)
+    state = eqx.tree_at(lambda s: s.weights, start.state, estimate + noise)
+    return Start(model, state, _no_side(model, estimate.shape), estimate)
 
 
 def _no_side(model: AbstractModel, signal: tuple[int, ...]) -> SideInformation:

@@ -88,8 +88,8 @@ class IndexSensing(AbstractSensing):
             flat = x.reshape(n * M, D)
             fields = jnp.matmul(flat, narrow, precision="highest").reshape(n, M, K, P)
             weights = T.reshape(n, P, M, P, M).astype(x.dtype)
-            told = jnp.einsum("npmqt,ntkq->nmkp", weights, fields, precision="highest")
-            return jnp.matmul(told.reshape(n * M, K * P).T, flat, precision="highest")
+            moved = jnp.einsum("npmqt,ntkq->nmkp", weights, fields, precision="highest")
+            return jnp.matmul(moved.reshape(n * M, K * P).T, flat, precision="highest")
 
         return self.over_devices(summed(add, self.inputs, T)).reshape(W.shape) / D
 

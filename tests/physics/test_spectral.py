@@ -1,4 +1,4 @@
-"""The optimal spectral estimator, its theory and the start it gives [theory: spectral]."""
+"""The optimal spectral estimator, its theory and the start it gives [theory: spectral, Eqs. (1) to (14)]."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ from scipy import integrate, optimize, stats
 
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
-from jaxsmi.inference.spectral import with_norm
 from jaxsmi.inference.spectral_outlier import outlier, transformed
+from jaxsmi.inference.teacher_norm import with_norm
 
 KEY = jax.random.key(0)
 PHASE = smi.links.phase_retrieval()
