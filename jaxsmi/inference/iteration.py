@@ -90,7 +90,8 @@ class Position(eqx.Module):
     chosen by (pace.py); `ratio` of tr C over the last step;
     `ray`: steps in a row on the recovery ray; `inaccurate`: fraction of posteriors that missed
     their tolerance; `misfit`: of the labels, significantly above one where V is too small
-    (calibration.py); `start_norm`: size of Ŵ at the start.
+    (calibration.py); `emerging` (P,): rows that are next to zero and grow; `start_norm`: size of Ŵ
+    at the start.
     """
 
     state: GampState
@@ -100,6 +101,7 @@ class Position(eqx.Module):
     ray: Array
     inaccurate: Array
     misfit: Array
+    emerging: Array
     finite: Array
     start_norm: Array
 
@@ -109,6 +111,7 @@ def contract(A: Array, W: Array) -> Array:
     return jnp.tensordot(A, W, axes=1)
 
 
+_EMERGING = 1e-2  # of S: what is smaller is next to nothing
 _DRAWS = 1  # the stream of the numbers that labels are compared by
 _Moved = tuple[Array, Array, Array]  # Ŵ, C and the memory, which are damped
 
@@ -166,6 +169,7 @@ class GampIteration(AbstractSolver[Position]):
             ray=jnp.zeros((), int),
             inaccurate=jnp.zeros((), dtype),
             misfit=jnp.ones((), dtype),
+            emerging=jnp.zeros(len(self.start.weights), bool),
             finite=jnp.ones((), bool),
             start_norm=jnp.sqrt(jnp.trace(overlap)),
         )
@@ -191,6 +195,7 @@ class GampIteration(AbstractSolver[Position]):
             ray=self.ray.follow(state.ray, trace, ratio, state.ratio),
             inaccurate=inaccurate,
             misfit=excess,
+            emerging=self._emerging(old.weights, weights),
             finite=finite,
             start_norm=state.start_norm,
         )
@@ -222,7 +227,7 @@ class GampIteration(AbstractSolver[Position]):
         weights = state.state.weights
         norm = jnp.sqrt(jnp.mean(weights**2))
         size = jnp.sum(weights**2) / weights[0].size
-        still = state.pace.relative <= self.tolerance
+        still = (state.pace.relative <= self.tolerance) & ~jnp.any(state.emerging)
         vanished = norm <= 1e-5 * state.start_norm
         ended = still | vanished
         trace = jnp.trace(state.state.covariance)
@@ -315,6 +320,13 @@ class GampIteration(AbstractSolver[Position]):
             step=state.step + 1,
         )
         return next_state, (inaccurate, excess)
+
+    def _emerging(self, old: Array, new: Array) -> Array:
+        """Which rows (P,) are next to zero and grow: a run whose other rows stand still goes on."""
+        size = lambda W: jnp.sum(W**2, axis=tuple(range(1, W.ndim))) / W[0].size
+        second_moment = jnp.diagonal(self.model.prior.second_moment(self.model.indices))
+        rest = jnp.max(size(new)) > _EMERGING * jnp.max(second_moment)
+        return rest & (size(new) < _EMERGING * second_moment) & (size(new) > size(old))
 
     def _damped(self, new: _Moved, old: _Moved, d: Array) -> _Moved:
         """The damping rule (1 - d) new + d old, of Ŵ, C and the memory; `Pace.relative` undoes its

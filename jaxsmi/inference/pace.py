@@ -9,8 +9,9 @@ costs nothing. A step makes progress where
     the run converges:    ‖ΔŴ‖/‖Ŵ‖ < 0.9 × its smallest, since the damping was last changed
     a direction grows:    cos(ΔŴ_t, ΔŴ_{t-1}) > 1/2
 
-and after eight steps without progress 1 - d is halved, down to 1/8. ΔŴ is the change that an
-undamped step would have made.
+and after eight steps without progress 1 - d is halved, down to 1/8. Where ‖ΔŴ‖/‖Ŵ‖ rises while
+steps are aligned, five steps in a row, a direction grows out of the fixed point of the others, and
+1 - d is doubled again. ΔŴ is the change that an undamped step would have made.
 
 Source: derived for this library [theory: multi-index, Eq. (41)].
 """
@@ -28,13 +29,15 @@ _CONVERGES = 0.9
 _ALIGNED = 0.5
 _PATIENCE = 8
 _HALVINGS = 3
+_RISES = 5
 
 
 class Pace(eqx.Module):
     """The damping of a run, and what it is chosen by (module docstring).
 
     `damping` d; `change` ΔŴ of the last step; `relative` ‖ΔŴ‖/‖Ŵ‖ without damping, and the
-    `smallest` of it; `lowest` tr C; `waited`: steps without progress.
+    `smallest` of it; `lowest` tr C; `waited`: steps without progress; `risen`: steps in a row in
+    which a direction grew.
     """
 
     damping: Array
@@ -43,12 +46,14 @@ class Pace(eqx.Module):
     smallest: Array
     lowest: Array
     waited: Array
+    risen: Array
 
     @classmethod
     def start(cls, damping: Array, weights: Array) -> Pace:
         """Before the first step."""
-        far = jnp.asarray(jnp.inf, damping.dtype)
-        return cls(damping, jnp.zeros_like(weights), far, far, far, jnp.zeros((), int))
+        infinite = jnp.asarray(jnp.inf, damping.dtype)
+        zero = jnp.zeros((), int)
+        return cls(damping, jnp.zeros_like(weights), infinite, infinite, infinite, zero, zero)
 
     def follow(self, change: Array, weights: Array, trace: Array) -> Pace:
         """After a step that changed Ŵ by `change` to `weights`, with this tr C."""
@@ -63,6 +68,9 @@ class Pace(eqx.Module):
         most = 1.0 - 0.5**_HALVINGS
         damps = (waited >= _PATIENCE) & (self.damping < most)
         damping = jnp.where(damps, jnp.minimum(0.5 + 0.5 * self.damping, most), self.damping)
+        risen = jnp.where(aligned & (relative > self.relative), self.risen + 1, 0)
+        frees = risen >= _RISES
+        damping = jnp.where(frees, jnp.maximum(2.0 * damping - 1.0, 0.0), damping)
         return Pace(
             damping=damping,
             change=change,
@@ -70,6 +78,7 @@ class Pace(eqx.Module):
             smallest=jnp.where(damps, relative, jnp.minimum(relative, self.smallest)),
             lowest=jnp.minimum(trace, self.lowest),
             waited=jnp.where(damps, 0, waited),
+            risen=jnp.where(frees, 0, risen),
         )
 
     def measured(self, new: Pace) -> Pace:

@@ -204,3 +204,16 @@ def test_theory_is_on_the_published_tables(name, reference):
     for one in drawn.compared:
         print(one)
         assert one.agrees, one
+
+
+@pytest.mark.slow
+def test_the_spectral_start_is_on_theory():
+    """One eigenvalue stands out of the bulk; runs at D = 500 are where theory says, within the
+    tolerances of the recipe."""
+    drawn = RECIPES["spectral-start"]()
+    edge, outlier = drawn.arrays["edge"], drawn.arrays["shown_outlier"]
+    assert np.sum(drawn.arrays["eigenvalues"] > 0.5 * (edge + outlier)) == 1
+    assert drawn.compared
+    for one in drawn.compared:
+        print(one)
+        assert one.agrees, one
