@@ -55,13 +55,14 @@ plain = {
 # %% [markdown]
 # ## 1. One run of GAMP at $\alpha=1.2$, and the theory of it
 #
-# GAMP starts from noise; chance gives it a squared cosine of about $1/D$ with each layer. State evolution starts there too,
-# and is told as much about a waiting layer as chance tells the run (`side_information`). Nothing else is fitted.
+# GAMP starts from noise (by default it would start from the spectral estimate); chance gives it a squared cosine of about $1/D$
+# with each layer. State evolution starts there too, and is told as much about a waiting layer as chance tells the run
+# (`side_information`). Nothing else is fitted.
 
 # %%
 model = smi.DeepAttention(depth=2, tokens=2, skip=1.0)
 data = model.sample(key, dimension=dimension, alpha=1.2)
-learned = smi.gamp(model, data, key=key)
+learned = smi.gamp(model, data, key=key, init=1e-3)
 theory = smi.state_evolution(model, 1.2, q0=1 / dimension, side_information=1 / dimension, **plain)
 when = smi.learned_at(learned, level=0.5)
 print(f"GAMP, {int(learned.steps)} steps: {learned.message}")

@@ -32,6 +32,8 @@ from jaxsmi.models.base import AbstractModel
 
 __all__ = ["LearningOrder", "crossing", "learned_at", "learning_order"]
 
+_RANDOM = 1e-3  # the start of message passing beside descent from random weights
+
 
 def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
     """First step at which cosines reach a level, records without a number left out.
@@ -164,8 +166,8 @@ def learning_order(
         model: The student.
         data: A `Dataset` with a teacher.
         methods: A name and the settings of each: with "optimizer" they go to `train` (all seeds in
-            one vmapped run), else to `gamp`; "alpha" takes the first αD samples; "model" is another
-            student than `model`.
+            one vmapped run), else to `gamp`, whose start is random here, as theirs is; "alpha"
+            takes the first αD samples; "model" is another student than `model`.
         key: Random key, required.
         seeds: Runs of each method, from different random starts. Default 4.
         level: The cosine that counts, in (0, 1). Default 0.5.
@@ -236,6 +238,7 @@ def _runs(
     """All runs of one method, with a leading axis."""
     if "optimizer" in settings:
         return train(student, data, key=keys, progress=progress, **settings)
+    settings = {"init": _RANDOM, **settings}
     runs = [gamp(student, data, key=key, progress=progress, **settings) for key in keys]
     bare = [dataclasses.replace(run, model=None) for run in runs]
     stacked = jax.tree.map(

@@ -106,7 +106,7 @@ def _runs(
         for seed in range(seeds):
             data_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), i))
             data = model.sample(data_key, dimension=dimension, alpha=float(alpha))
-            solutions.append(gamp(model, data, key=start_key))
+            solutions.append(gamp(model, data, key=start_key, init=1e-3))
             bar.update()
     return solutions
 
