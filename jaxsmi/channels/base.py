@@ -31,7 +31,7 @@ from jaxsmi.channels.jumps import continuous
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, check, positive_definite
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
-from jaxsmi.numerics.linear_algebra import sqrt_psd
+from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.refining import Moments
 
@@ -271,14 +271,13 @@ class AbstractChannel(eqx.Module):
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
         P = self.indices
-        count = samples * randomisations
         post = self.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
         outer = jnp.einsum("npm,nqm->npq", post.g, post.g).reshape(randomisations, samples, P, P)
         curvature = -jnp.einsum("npmqm->npq", post.dg).reshape(randomisations, samples, P, P)
         replicas = _controlled(outer, outer - curvature)
         jacobian = jnp.zeros((P, P, P, P), outer.dtype)
         if tangents:
-            jacobian = jnp.einsum("samcn,sbmdn->abcd", post.dg, post.dg) / count
+            jacobian = conjugation(post.dg, post.dg)
         log_partition = jnp.mean(post.log_partition.reshape(randomisations, samples), axis=1)
         missed = post.error > self.tolerance
         error = jnp.max(jnp.where(missed, 0.0, post.error))

@@ -36,7 +36,7 @@ __all__ = ["GampState", "gamp"]
 
 _KEPT = 0.5  # of what the spectral start has in common with itself
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
-_LOST = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
+_AGAIN = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 _STRETCH = 2  # steps between two looks at a run with a progress bar
 
 
@@ -151,7 +151,7 @@ def gamp(
     valid = arguments.valid & model.valid
     end = _run(problem, options, progress, key, valid)
     for more in model.dampings[1:] if damping is None else ():  # where the run can be looked at
-        if not (concrete(end.result) and int(end.result) in _LOST):
+        if not (concrete(end.result) and int(end.result) in _AGAIN):
             break
         again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(more, theory_dtype()))
         end = _run(again, options, progress, key, valid)

@@ -14,6 +14,7 @@ which is bounded where that of s = 1, optimal, is not. At a spectral parameter m
     vector      W W*ᵀ/D = M,   W Wᵀ/D = M Mᵀ + N
     estimate    Ŵ = R W,   R = Mᵀ (M Mᵀ + N)^+,   Q = Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D = R M
 
+At s = 1 the outlier is at m = 1, and at 1 + (1 - s)/(1 - q) beside it: it is looked for above one.
 (V, M, N act on fields as V ⊗ I_M.) Where the labels do not change under a group of transformations
 of the indices, several M share the eigenvalue; the one nearest to Q of the optimal estimator is
 taken.
@@ -29,14 +30,15 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.inference.spectral_theory import response
-from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 
 __all__ = ["Outlier", "outlier", "transformed"]
 
 _NEWTON = 50  # steps to the resolvent at one m
 _HUGE = 1e6
 _SETTLED = 1e-9
-_HALVINGS = 24  # of the interval of m, some 20 wide: to 1e-6
+_HALVINGS = 24  # of an interval of m some 10 wide: to 1e-6 (of the edge, 200 wide: to 1e-5)
+_APART = 1e-4
 _SAME = 0.95  # eigenvalues from here to the top are copies of one
 _NULL = 1e-9
 
@@ -96,8 +98,8 @@ class _Bulk(eqx.Module):
         return self.alpha * jnp.einsum("npmqm->pq", H) / len(H)
 
     def between(self, H: Array, inner: Array) -> Array:
-        """N ↦ α⟨Tr_M[H N inner]⟩ as a tensor (P, P, P, P)."""
-        return self.alpha * jnp.einsum("npmat,nbtqm->pqab", H, inner) / len(H)
+        """N ↦ α⟨Tr_M[H N inner]⟩ as a tensor (P, P, P, P); both are symmetric."""
+        return self.alpha * conjugation(H, inner)
 
     def resolvent(self, m: Array, V: Array) -> tuple[Array, Array, Array]:
         """V at m, by Newton steps from one at a larger m (the map itself, which grows, where such a
@@ -162,10 +164,9 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     bulk = _Bulk(G.reshape(shape), transformed(G, s).reshape(shape), alpha)
     spread = (1.0 + jnp.sqrt(alpha * tokens)) ** 2
     high = spread / s
-    low = -spread / (1.0 - s)
     start = jnp.eye(P, dtype=G.dtype) / high
-    m, V = _last(bulk, low, high, start, stands_out=True)
-    edge, _ = _last(bulk, low, m, V, stands_out=False)
+    m, V = _last(bulk, jnp.ones(()), high, start, stands_out=True)
+    edge, _ = _last(bulk, -spread / (1.0 - s), m, V, stands_out=False)
     H, _ = bulk.response(V)
     values, modes = bulk.top(V, H, bulk.G)
     copy = values > _SAME * values[-1]
@@ -176,7 +177,8 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     N = _noise(bulk, V, H, M)
     gram = symmetric(M @ M.T + N)
     scale = M.T @ _pseudo_inverse(gram)
-    nan = jnp.where(m - edge > 1e-6 * jnp.abs(m), 0.0, jnp.nan)
+    stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
+    nan = jnp.where(stands_out, 0.0, jnp.nan)
     return Outlier(m, edge, V + nan, scale + nan, gram, symmetric(scale @ M) + nan, jnp.sum(copy))
 
 

@@ -30,7 +30,7 @@ from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.implicit import not_differentiable
-from jaxsmi.numerics.linear_algebra import inverse_of_many, sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
 from jaxsmi.numerics.nets import power_of_two
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "response",
     "spectral_overlap",
     "tells_nothing",
+    "token_trace",
 ]
 
 _ALL = 1e-3  # V/S of the start: everything is learned
@@ -84,6 +85,12 @@ def response(G: Array, Q: Array, sign: float = 1.0) -> tuple[Array, Array]:
     return symmetric(G - sign * weighted @ inverse @ jnp.swapaxes(weighted, -1, -2)), sound
 
 
+def token_trace(H: Array, tokens: int) -> Array:
+    """Tr_M (.., P, P), the sum of the diagonal blocks of the tokens, of matrices (.., PM, PM)."""
+    P = H.shape[-1] // tokens
+    return jnp.einsum("...pmqm->...pq", H.reshape(*H.shape[:-2], P, tokens, P, tokens))
+
+
 class _SpectralMap(eqx.Module):
     """V = I - Q to the next V, on labels of R nets (module docstring)."""
 
@@ -98,13 +105,13 @@ class _SpectralMap(eqx.Module):
         identity = jnp.eye(P, dtype=V.dtype)
         Q = identity - symmetric(V)
         H, _ = response(G.reshape(-1, P * M, P * M), Q)
-        H = H.reshape(*G.shape[:-2], P, M, P, M)
-        square = jnp.einsum("rnpmas,ab,rnbsqt->rnpmqt", G.reshape(*G.shape[:-2], P, M, P, M), Q, H)
-        terms = jnp.einsum("rnpm,rnqm->rpq", mean, mean) + jnp.einsum("rnpmqm->rpq", square)
+        square = G @ jnp.kron(Q, jnp.eye(M, dtype=V.dtype)) @ H.reshape(G.shape)
+        squares = jnp.sum(token_trace(square, M), axis=1)
+        terms = jnp.einsum("rnpm,rnqm->rpq", mean, mean) + squares
         precision = self.alpha * symmetric(terms) / G.shape[1]
         new = jnp.linalg.inv(identity + jnp.mean(precision, axis=0))
         blocks = H.reshape(-1, P, M, P, M)
-        pull = self.alpha * jnp.einsum("spmat,sbtqm->pqab", blocks, blocks) / len(blocks)
+        pull = self.alpha * conjugation(blocks, blocks)
         return fixed_point.Evaluation(
             value=new,
             jacobian=jnp.einsum("pa,abcd,bq->pqcd", new, pull, new),

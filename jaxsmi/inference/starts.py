@@ -8,7 +8,7 @@ The spectral start is the default where labels do not change with the sign of th
 say nothing of W at first order, and a random start has to find at finite dimension what it lost
 itself. Where they do change it, any start is as good.
 
-Source: [theory: multi-index, section 4; spectral, section 6].
+Source: [theory: multi-index, section 4; spectral, section 5].
 """
 
 from __future__ import annotations

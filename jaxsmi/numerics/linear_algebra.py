@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-__all__ = ["inverse_of_many", "inverse_root", "positive_part", "sqrt_psd", "symmetric"]
+__all__ = [
+    "conjugation",
+    "inverse_of_many",
+    "inverse_root",
+    "positive_part",
+    "sqrt_psd",
+    "symmetric",
+]
 
 
 def symmetric(matrix: Array) -> Array:
@@ -84,6 +91,11 @@ def positive_part(matrix: Array) -> Array:
     """The symmetric part of a matrix (P, P), its negative eigenvalues replaced by zero."""
     values, vectors = jnp.linalg.eigh(symmetric(matrix))
     return (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+
+
+def conjugation(A: Array, B: Array) -> Array:
+    """X ↦ ⟨Σ_{t,u} A_{tu} X B_{tu}ᵀ⟩ of samples A, B (n, P, M, P, M), as a tensor (P, P, P, P)."""
+    return jnp.einsum("npmat,nqmbt->pqab", A, B) / len(A)
 
 
 def inverse_of_many(matrices: Array) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ them at Q = 0):
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -26,7 +27,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, Arguments
 from jaxsmi.models.base import AbstractModel, model_argument
-from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 
 __all__ = ["Growth", "applied", "checked_sizes", "growth", "leading"]
 
@@ -65,7 +66,7 @@ def _symmetric_basis(P: int) -> np.ndarray:
 def _leading_dense(G: Array) -> Array:
     """`leading` by the eigenvectors of F as a matrix on symmetric matrices."""
     basis = jnp.asarray(_symmetric_basis(G.shape[-2]), G.dtype)
-    tensor = jnp.einsum("tnpaqb,tnsarb->tpqsr", G, G) / G.shape[1]
+    tensor = jnp.swapaxes(jax.vmap(conjugation)(G, G), 2, 3)
     matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
     matrices = symmetric(matrices)
     values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))

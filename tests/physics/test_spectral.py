@@ -179,7 +179,8 @@ def test_the_reference_of_the_outlier():
 
 def test_near_one_the_outlier_is_that_of_linear_message_passing():
     """s → 1: V = I - Q, m = 1 and the overlap of Eq. (4), of two indices with two copies, to a few
-    times 1 - s = 0.001."""
+    times 1 - s = 0.001; and m to the square of it, m = 1 + (1 - s)/(1 - q): a change of 𝒯_s by
+    (1 - s) 𝒯² moves the eigenvalue by (1 - s) g gᵀ/(W Wᵀ) = (1 - s) Q̂/Q."""
     c = 2 / np.pi
     y = jnp.asarray([1.0, -1.0])[:, None, None]
     G = c * y * jnp.asarray([[0.0, 1.0], [1.0, 0.0]])
@@ -188,7 +189,7 @@ def test_near_one_the_outlier_is_that_of_linear_message_passing():
     assert int(got.copies) == 2
     np.testing.assert_allclose(got.overlap, q * np.eye(2), atol=1e-3)
     np.testing.assert_allclose(got.resolvent, (1 - q) * np.eye(2), atol=2e-3)
-    np.testing.assert_allclose(got.eigenvalue, 1.0, atol=3e-3)
+    np.testing.assert_allclose(got.eigenvalue, 1.0 + 0.001 / (1 - q), atol=2e-5)
 
 
 def test_below_the_threshold_there_is_no_outlier():
