@@ -82,8 +82,8 @@ def grown(D, alpha, Q, p, seed, steps=4):
     W = Q * data.teacher + np.sqrt(Q * (1 - Q)) * jax.random.normal(
         jax.random.fold_in(key, 7), data.teacher.shape
     )
-    C, nothing = jax.numpy.diag(1.0 - Q[:, 0]), jax.numpy.zeros((data.samples, 2, 2))
-    start = GampState(W, C, C, nothing, nothing, 0.0 * C, jax.numpy.zeros((), int))
+    C = jax.numpy.diag(1.0 - Q[:, 0])
+    start = GampState.start(W, C, (data.samples, 2, 2))
     history = smi.gamp(MODEL, data, key=key, max_steps=steps, state=start, tolerance=1e-12).history
     return np.asarray(history["teacher_overlap"])[[0, steps], p, p]
 

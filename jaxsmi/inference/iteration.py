@@ -75,6 +75,15 @@ class GampState(eqx.Module):
     precision: Array
     step: Array
 
+    @classmethod
+    def start(cls, weights: Array, covariance: Array, fields: tuple[int, ...]) -> GampState:
+        """Before the first step: weights and covariance, fields (N, P, M) that nothing is known
+        of."""
+        nothing = jnp.zeros(fields, weights.dtype)
+        no_precision = jnp.zeros_like(covariance)
+        step = jnp.zeros((), int)
+        return cls(weights, covariance, nothing, nothing, nothing, no_precision, step)
+
 
 class SideInformation(NamedTuple):
     """What side information adds to A (P, P) and to b (P, D)."""

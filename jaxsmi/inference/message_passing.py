@@ -1,17 +1,21 @@
 r"""Generalised approximate message passing on a data set: one engine for every model.
 
 The step is in iteration.py, the start in starts.py, the damping in pace.py, the loop in
-core/driver.py. Here: when a run is tried again with more damping, and what its end means.
+core/driver.py. Here: when a run is tried again with more damping, when it goes on, and what its
+end means.
 
+    goes on     where it stands still and labels tell of directions that it does not know (outside
+                jit, after a spectral start)
     the end     V that falls to zero is perfect recovery only if the estimate reproduces the labels
-    lost        a run that has less in common with its spectral start than theory says, or has
-                learned less, gives that start back
+    lost        a row that has less in common with its spectral estimate than theory says, or has
+                learned less, is given back as that estimate
 
 Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41)].
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,7 +28,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Record, Run, drive, ready
 from jaxsmi.core.results import Solution
@@ -34,7 +38,8 @@ from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["GampState", "gamp"]
 
-_KEPT = 0.5  # of what the spectral start has in common with itself
+_KEPT = 0.5  # of what a spectral estimate has in common with itself
+_SMALL = 1e-6  # of the whole estimate: a row that is none
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
 _AGAIN = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 _STRETCH = 2  # steps between two looks at a run with a progress bar
@@ -61,7 +66,8 @@ def gamp(
         ω = Ŵ x/√D - C g,   g = channel(y, ω, C),   Ŵ, C = prior(Σ g x/√D + A Ŵ, A)
 
     It starts from the spectral estimate where there is one, follows state evolution step by step,
-    and is damped once nothing grows.
+    and is damped once nothing grows. Where it stands still and knows nothing of some directions, a
+    spectral estimate of these is added if labels tell of them.
 
     Args:
         model: Any model with a posterior.
@@ -232,10 +238,38 @@ def _run(
     steps = options.max_steps
     data = problem.data
     run = ready(problem, steps // every)
-    running = eqx.tree_at(lambda p: p.start, problem, None)
     label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
-    end = drive(running, run, steps, every=every, label=label, stretch=_STRETCH)
-    return _solution(running, end, key, valid)
+    for more in range(problem.model.indices - 1, -1, -1):
+        running = eqx.tree_at(lambda p: p.start, problem, None)
+        run = drive(running, run, steps, every=every, label=label, stretch=_STRETCH)
+        following = _following(problem, run, jax.random.fold_in(key, 2 + more)) if more else None
+        if following is None:
+            break
+        problem = following
+        run = Run(_restarted(problem), run.step, jnp.full_like(run.result, RUNNING), run.history)
+    return _solution(running, run, key, valid)
+
+
+def _following(
+    problem: GampIteration, run: Run[Position], key: PRNGKeyArray
+) -> GampIteration | None:
+    """The solver that goes on from a run that stands still, with a spectral estimate of directions
+    that it does not know; None where there is none, or no such start, or inside jit."""
+    if problem.spectral is None or not concrete(run.result):
+        return None
+    if int(run.result) != Result.SUCCESS:
+        return None
+    state = run.state.state
+    more = starts.further(problem.model, problem.data, state, problem.spectral, key)
+    if more is None:
+        return None
+    start, estimate = more
+    return dataclasses.replace(problem, start=start, spectral=estimate)
+
+
+@eqx.filter_jit
+def _restarted(problem: GampIteration) -> Position:
+    return problem.init()
 
 
 def _overconfident(problem: GampIteration, end: Run[Position]) -> Array:
@@ -254,14 +288,13 @@ def _overconfident(problem: GampIteration, end: Run[Position]) -> Array:
     return (end.result == Result.RECOVERED) & ~(missed < 0.05 * spread)
 
 
-def _lost(problem: GampIteration, end: Run[Position]) -> Array:
-    """Whether a run has left its spectral start Ŵ_s behind: of posterior means and what the same
-    data say of them, Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D, and Ŵ Ŵᵀ/D is not smaller."""
-    assert problem.spectral is not None
-    start = problem.spectral
-    W = end.state.state.weights
-    known = jnp.sum(start**2)
-    return (jnp.sum(W * start) < _KEPT * known) | (jnp.sum(W**2) < _KEPT * known)
+def _lost(start: Array, W: Array) -> Array:
+    """Which rows (P,) have left their spectral estimate Ŵ_s behind: of posterior means and what the
+    same data say of them, Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D, and Ŵ Ŵᵀ/D is not smaller."""
+    known = jnp.sum(start**2, axis=1)
+    common = jnp.sum(W * start, axis=1)
+    least = jnp.minimum(common, jnp.sum(W**2, axis=1))
+    return (least < _KEPT * known) & (known > _SMALL * jnp.sum(known))
 
 
 def _ending(
@@ -287,10 +320,11 @@ def _solution(
     covariance = state.covariance
     history = end.history
     if problem.spectral is not None:
-        lost = _lost(problem, end)
-        code = jnp.where(lost, int(Result.LOST), code)
-        weights = jnp.where(lost, problem.spectral, weights)
-        covariance = jnp.where(lost, history["covariance"][0], covariance)
+        lost = _lost(problem.spectral, weights)
+        code = jnp.where(jnp.any(lost), int(Result.LOST), code)
+        weights = jnp.where(lost[:, None], problem.spectral, weights)
+        rest = model.prior.second_moment(P) - weights @ weights.T / weights.shape[1]
+        covariance = jnp.where(lost[:, None] | lost, rest, covariance)
         history = _ending(history, model.overlaps(weights, data.teacher), covariance)
     Q = model.overlaps(weights, None)["overlap"]
     error = model.error_of(weights, data, key=jax.random.fold_in(problem.key, 1))

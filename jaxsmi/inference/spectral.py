@@ -1,6 +1,6 @@
 r"""The spectral estimator of an index model, and the start it gives to message passing.
 
-Equations here [theory: spectral, Eqs. (3), (7) to (14)], in units S = I:
+Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 
     T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
 
@@ -8,7 +8,9 @@ Equations here [theory: spectral, Eqs. (3), (7) to (14)], in units S = I:
     Ŵ        R W: then Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D, as of a posterior mean
     memory   R V 𝒯_s X W/√D, what message passing has to take off the fields of the same inputs
 
-The norm of one index is that which the labels tell (teacher_norm.py).
+The norm of one index is that which the labels tell (teacher_norm.py). In directions of which a run
+knows nothing yet, once it knows others, the same holds with G of these at its cavity fields, on
+vectors orthogonal to what is known.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
-from jaxsmi.inference.iteration import GampState
+from jaxsmi.inference.iteration import GampState, contract
 from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
 from jaxsmi.inference.spectral_theory import (
-    drawn_moments,
+    LabelMoments,
     label_moments,
     largest_overlap,
     response,
@@ -41,13 +43,20 @@ from jaxsmi.inference.spectral_theory import (
 )
 from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.models.base import AbstractModel, model_argument
-from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
+from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 from jaxsmi.sensing.index import IndexSensing
 
-__all__ = ["Observations", "SpectralStart", "spectral", "spectral_start"]
+__all__ = [
+    "Observations",
+    "SpectralStart",
+    "nothing_known",
+    "spectral",
+    "spectral_start",
+    "unknown_directions",
+]
 
-_NETS = 16
-_SAMPLES = 128  # labels of a net: what theory's averages are made of
+_LABELS = 4096  # at most, that theory's averages are made of
+_KNOWN = 0.02  # of S: a direction of which less is known is looked for
 _BLOCK = 4  # eigenvectors that are looked for at once
 _STAGE = 25  # iterations between two looks at the residual
 _STAGES = 8
@@ -60,11 +69,13 @@ _NEAR = 0.02  # a squared distance of Gram matrices, relative
 class SpectralStart(NamedTuple):
     """What the spectral estimator hands to message passing.
 
-    `state`: a `GampState`; `outlier`: theory's numbers; `eigenvalues` (k,); `residual` of the top
+    `state`: a `GampState`; `estimate` Ŵ (P, D): its weights, but for what was known before;
+    `outlier`: theory's numbers; `eigenvalues` (k,); `residual` of the top
     one; `iterations`; `learned`: whether theory says that anything stands out of the bulk.
     """
 
     state: GampState
+    estimate: Array
     outlier: Outlier
     eigenvalues: Array
     residual: Array
@@ -98,9 +109,9 @@ def spectral(
         A `Solution` with `weights` Ŵ (P, D), scaled as a posterior mean (Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D),
         `overlap` Ŵ Ŵᵀ/D, `covariance` S - Q, `error`, `state` (message passing goes on from it) and
         `model`, whose prior has the norm that was estimated; `history` with "eigenvalue" (1, 4),
-        and theory's "outlier", "edge" of the bulk and "expected" overlap Q (P, P). Codes: SUCCESS;
-        MAX_STEPS where the eigensolver did not settle; NOTHING_LEARNED, with weights zero, where
-        nothing stands out of the bulk.
+        and theory's "outlier", "edge" of the bulk and "expected" overlap Q (P, P), for these
+        labels. Codes: SUCCESS; MAX_STEPS where the eigensolver did not settle; NOTHING_LEARNED,
+        with weights zero, where nothing stands out of the bulk.
 
     Raises:
         ValueError: For a matrix model, a model without a posterior, labels that tell W at first
@@ -115,8 +126,8 @@ def spectral(
         True
 
     Cost:
-        Some fifty to two hundred iterations of two passes over the inputs each; 2048 posteriors and
-        a second of linear algebra for theory's numbers.
+        Some fifty to two hundred iterations of two passes over the inputs each; N posteriors, and a
+        fraction of a second of linear algebra for theory's numbers.
 
     Source:
         [theory: spectral, Eqs. (3), (7) to (14)]; for one token [MM18].
@@ -129,7 +140,8 @@ def spectral(
     s = arguments.number("regularisation", regularisation, UNIT_INTERVAL)
     key = arguments.key("key", key)
     model = with_norm(model, data, norm)
-    start, first_order = spectral_start(Observations(model, data, data.mesh), key, s)
+    observations = Observations(model, data, data.mesh)
+    start, first_order = spectral_start(observations, nothing_known(model, data), key, s)
     allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
     arguments.condition(~first_order, "model", model.title, allowed)
     return _solution(model, data, start, key, arguments.valid & model.valid)
@@ -171,39 +183,76 @@ class Observations(eqx.Module):
 
 @eqx.filter_jit
 def spectral_start(
-    observations: Observations, key: PRNGKeyArray, s: Array
+    observations: Observations, known: GampState, key: PRNGKeyArray, s: Array
 ) -> tuple[SpectralStart, Array]:
-    """The start of message passing, and whether labels tell W at first order (module docstring)."""
+    """The start of message passing in the directions that are not `known`, those of the others as
+    they are; and whether labels tell W at first order (module docstring).
+
+    Theory's averages ⟨·⟩ are over the labels at hand, the first 4096.
+    """
     model = observations.model
     data = observations.data
-    theory_key, vector_key, channel_key = jax.random.split(key, 3)
+    vector_key, channel_key = jax.random.split(key)
     S = model.prior.second_moment(model.indices)
-    P = model.indices
-    size = P * model.tokens
-    moments = drawn_moments(model, theory_key, _SAMPLES, _NETS)
+    unknown = unknown_directions(known.weights, S)
     alpha = jnp.asarray(model.complexity(data.samples, data.dimension), S.dtype)
-    optimal = jnp.eye(P) - largest_overlap(moments, alpha).state.V
+    moments = _moments(observations, known, unknown, channel_key)
+    some = jax.tree.map(lambda x: x[None, :_LABELS], moments)
+    optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
     learned = jnp.max(jnp.diagonal(optimal)) > _LEARNED
-    excess = moments.excess.reshape(-1, size, size)
-    theory = outlier(excess, model.tokens, alpha, s, optimal)
+    theory = outlier(some.excess[0], model.tokens, alpha, s, optimal)
     learned = learned & jnp.isfinite(theory.eigenvalue + jnp.sum(theory.overlap))
-    zero = jnp.zeros((data.samples, P, model.tokens), S.dtype)
-    statistic = model.channel.statistic(data.labels)
-    post = model.channel.respond(statistic, zero, S, channel_key)
-    T = transformed(label_moments(post.g, post.dg, S).excess, s)
-
-    def trace(T: Array) -> Array:
-        H, _ = response(T, jnp.where(learned, theory.resolvent, 0.0), -1.0)
-        return jnp.sum(token_trace(H, model.tokens), axis=0)
-
-    shift = trace(T) / data.dimension - alpha * trace(transformed(excess, s)) / len(excess)
-    vectors, search = _eigenvectors(observations, T, shift, theory.copies, vector_key)
-    W = jnp.where(learned, _combined(vectors, theory, vector_key), 0.0)
     overlap = jnp.where(learned, theory.overlap, 0.0)
     theory = eqx.tree_at(lambda t: t.overlap, theory, overlap)
-    state = _state(observations, W, T, theory, learned)
-    start = SpectralStart(state, theory, search.values, search.residual, search.iterations, learned)
-    return start, ~tells_nothing(moments.mean)
+    T = transformed(moments.excess, s)
+    H, _ = response(T, jnp.where(learned, theory.resolvent, 0.0), -1.0)
+    trace = lambda H: jnp.mean(token_trace(H, model.tokens), axis=0)
+    shift = alpha * (trace(H) - trace(H[:_LABELS] - some.excess[0]))
+    others = _orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
+    product = _Product(observations, T, shift, unknown, others)
+    vectors, search = _eigenvectors(product, theory.copies, learned, vector_key)
+    W = jnp.where(learned, _combined(vectors, theory, vector_key), 0.0)
+    state, estimate = _state(observations, known, unknown, W, T, theory, learned)
+    found = (search.values, search.residual, search.iterations, learned)
+    start = SpectralStart(state, estimate, theory, *found)
+    return start, ~tells_nothing(moments.mean[:, None])
+
+
+def nothing_known(model: AbstractModel, data: Dataset) -> GampState:
+    """The state of message passing before anything is learned, Ŵ = 0."""
+    signal, fields = model.shapes(data)
+    S = model.prior.second_moment(model.indices)
+    return GampState.start(jnp.zeros(signal, S.dtype), S, fields)
+
+
+def unknown_directions(weights: Array, S: Array) -> Array:
+    """The projector (P, P), in units S = I, onto directions in which next to nothing is known."""
+    inverse = inverse_root(S)
+    known = inverse @ (weights @ weights.T / weights.shape[1]) @ inverse
+    values, vectors = jnp.linalg.eigh(symmetric(known))
+    return (vectors * (values < _KNOWN)) @ vectors.T
+
+
+def _orthonormal(W: Array) -> Array:
+    """Rows (P, D) of length one, or zero, that span those of W, which may be zero."""
+    values, vectors = jnp.linalg.eigh(symmetric(W @ W.T))
+    kept = values > _KNOWN * W.shape[1] * 1e-6
+    return (vectors * jnp.where(kept, lax.rsqrt(jnp.where(kept, values, 1.0)), 0.0)).T @ W
+
+
+def _moments(
+    observations: Observations, known: GampState, unknown: Array, key: PRNGKeyArray
+) -> LabelMoments:
+    """What each label says of its fields in the unknown directions, given the others, (N, ..)."""
+    model = observations.model
+    S = model.prior.second_moment(model.indices)
+    statistic = model.channel.statistic(observations.data.labels)
+    omega = observations.forward(known.weights) - known.memory
+    post = model.channel.respond(statistic, omega, known.covariance, key)
+    moments = label_moments(post.g, post.dg, S)
+    both = jnp.kron(unknown, jnp.eye(model.tokens, dtype=S.dtype))
+    mean = jnp.einsum("pq,nqm->npm", unknown, moments.mean)
+    return LabelMoments(mean, both @ moments.excess @ both)
 
 
 class _Search(NamedTuple):
@@ -216,39 +265,62 @@ class _Search(NamedTuple):
     iterations: Array
 
 
-def _eigenvectors(
-    observations: Observations, T: Array, shift: Array, copies: Array, key: PRNGKeyArray
-) -> tuple[Array, _Search]:
-    """The top eigenvectors (k, P, D) of T_s - shift, and how they were found; for a handful of
-    dimensions fewer than usual. The solver stops where all have settled, and is stopped here, stage
-    by stage, where those that are wanted have.
+class _Product(eqx.Module):
+    """The matrix T_s - shift in the unknown directions, on W orthogonal to what is known.
 
-    The shift (P, P) of α ⟨Tr_M H⟩, and with it of m, is what the labels at hand have beyond those
-    of theory: it moves all eigenvalues together, and those of different indices against each other.
+    The shift (P, P) is α⟨Tr_M G⟩, and what α⟨Tr_M H⟩ of all labels has beyond that of those which
+    theory's averages were taken over: zero but for the labels at hand, it moves all eigenvalues
+    together, and those of different indices against each other.
     """
-    P = observations.model.indices
-    D = observations.data.dimension
+
+    observations: Observations
+    T: Array
+    shift: Array
+    unknown: Array
+    others: Array
+
+    def __call__(self, vectors: Array) -> Array:
+        """Of vectors (P D, k)."""
+        P, D = self.others.shape
+        weights = self.projected(vectors.T.reshape(-1, P, D))
+        moved = self.observations.weighted(self.T, weights)
+        moved = self.projected(moved - jnp.einsum("pq,kqd->kpd", self.shift, weights))
+        return moved.reshape(-1, P * D).T
+
+    def projected(self, weights: Array) -> Array:
+        """Weights (k, P, D) in the unknown directions, without what they have of the others."""
+        weights = jnp.einsum("pq,kqd->kpd", self.unknown, weights)
+        shares = jnp.einsum("kpd,qd->kpq", weights, self.others)
+        return weights - jnp.einsum("kpq,qd->kpd", shares, self.others)
+
+
+def _eigenvectors(
+    product: _Product, copies: Array, learned: Array, key: PRNGKeyArray
+) -> tuple[Array, _Search]:
+    """The top eigenvectors (k, P, D), and how they were found; for a handful of dimensions fewer
+    than usual. The solver stops where all have settled, and is stopped here, stage by stage, where
+    those that are wanted have; it does not begin where nothing is `learned`.
+    """
+    P, D = product.others.shape
     length = P * D
     k = max(min(_BLOCK, (length - 1) // 5), 1)
 
-    def product(vectors: Array) -> Array:
-        weights = vectors.T.reshape(-1, P, D)
-        moved = observations.weighted(T, weights) - jnp.einsum("pq,kqd->kpd", shift, weights)
-        return moved.reshape(-1, length).T
-
     def stage(now: _Search) -> _Search:
-        values, vectors, taken = lobpcg_standard(product, now.vectors, m=_STAGE, tol=0.0)
+        values, vectors, taken = lobpcg_standard(
+            lambda v: product(v), now.vectors, m=_STAGE, tol=0.0
+        )
         missed = jnp.linalg.norm(product(vectors) - values * vectors, axis=0)
         worst = jnp.max(jnp.where(jnp.arange(k) < copies, missed, 0.0))
         return _Search(vectors, values, worst, now.iterations + taken)
 
     def goes_on(now: _Search) -> Array:
-        return (now.residual > _RESIDUAL) & (now.iterations < _STAGES * _STAGE)
+        return learned & (now.residual > _RESIDUAL) & (now.iterations < _STAGES * _STAGE)
 
-    start = jax.random.normal(key, (length, k), T.dtype)
-    unsettled = jnp.asarray(jnp.inf, T.dtype)
+    start = product.projected(jax.random.normal(key, (k, P, D), product.T.dtype))
+    start = start.reshape(k, length).T
+    unsettled = jnp.asarray(jnp.inf, start.dtype)
     none = jnp.zeros((), int)
-    end = lax.while_loop(goes_on, stage, _Search(start, jnp.zeros(k, T.dtype), unsettled, none))
+    end = lax.while_loop(goes_on, stage, _Search(start, jnp.zeros(k, start.dtype), unsettled, none))
     return end.vectors.T.reshape(k, P, D), end
 
 
@@ -292,9 +364,16 @@ def _combined(weights: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
 
 
 def _state(
-    observations: Observations, W: Array, T: Array, theory: Outlier, learned: Array
-) -> GampState:
-    """The state of message passing at the spectral estimate; of what is not learned, zero."""
+    observations: Observations,
+    known: GampState,
+    unknown: Array,
+    W: Array,
+    T: Array,
+    theory: Outlier,
+    learned: Array,
+) -> tuple[GampState, Array]:
+    """The state of message passing with the spectral estimate in the unknown directions, and that
+    estimate alone; of what is not learned, zero."""
     prior = observations.model.prior
     S = prior.second_moment(observations.model.indices)
     one = jnp.eye(len(S), dtype=S.dtype)
@@ -310,15 +389,26 @@ def _state(
     weighted = jnp.einsum("nab,nb->na", T, fields.reshape(shape[0], -1)).reshape(shape)
     g = jnp.einsum("pq,nqm->npm", inverse @ rest @ scale @ resolvent, weighted)
     memory = jnp.einsum("pq,nqm->npm", covariance, g)
-    return GampState(
+
+    new = sqrt_psd(S) @ unknown @ inverse
+    old = one - new
+
+    def joined(found: Array, before: Array) -> Array:
+        return contract(new, found) + contract(old, before)
+
+    estimate = contract(new, weights)
+    weights = joined(weights, known.weights)
+    memory = jax.vmap(joined)(memory, known.memory)
+    state = GampState(
         weights=weights,
-        covariance=covariance,
+        covariance=new @ covariance @ new.T + old @ known.covariance @ old.T,
         memory=memory,
-        g=g,
+        g=jnp.einsum("qp,nqm->npm", new, g) + jnp.einsum("qp,nqm->npm", old, known.g),
         omega=observations.forward(weights) - memory,
-        precision=precision,
-        step=jnp.zeros((), int),
+        precision=new.T @ precision @ new + old.T @ known.precision @ old,
+        step=known.step,
     )
+    return state, estimate
 
 
 @eqx.filter_jit

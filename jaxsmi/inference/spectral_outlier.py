@@ -5,9 +5,10 @@ the top eigenvectors of
 
     T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,    𝒯_s = G (I + sG)^{-1},   0 < s < 1
 
-which is bounded where that of s = 1, optimal, is not. At a spectral parameter m outside the bulk
+which is bounded where that of s = 1, optimal, is not; less α⟨Tr_M G⟩, which is zero up to the
+labels at hand. At a spectral parameter m outside the bulk
 
-    V = (m I - α ⟨Tr_M H⟩)^{-1},    H = 𝒯_s (I - V 𝒯_s)^{-1}            the resolvent
+    V = (m I - α ⟨Tr_M (H - G)⟩)^{-1},   H = 𝒯_s (I - V 𝒯_s)^{-1}       the resolvent
     bulk edge   N ↦ V α⟨Tr_M[H N H]⟩ V              has the eigenvalue one
     outlier     M ↦ V α⟨Tr_M[H M G]⟩                has the eigenvalue one
     noise       N = V α⟨Tr_M[H (M (I+G) Mᵀ + N) H]⟩ V
@@ -112,7 +113,7 @@ class _Bulk(eqx.Module):
             V = now.V
             H, admitted = self.response(V)
             admitted = admitted & _definite(V)
-            new = jnp.linalg.inv(m * one - self.trace(H))
+            new = jnp.linalg.inv(m * one - self.trace(H - self.G))
             J = jnp.einsum("pa,abcd,bq->pqcd", new, self.between(H, H), new)
             linear = jnp.eye(size, dtype=V.dtype) - J.reshape(size, size)
             ahead = V + symmetric(jnp.linalg.solve(linear, (new - V).ravel()).reshape(V.shape))
@@ -149,7 +150,7 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     """The outlier of T_s (module docstring).
 
     Args:
-        G: Excess covariances of labels that were drawn by the model, (n, PM, PM).
+        G: Excess covariances of labels, (n, PM, PM).
         tokens: M.
         alpha: Sample complexity, above that of weak recovery.
         s: In (0, 1).

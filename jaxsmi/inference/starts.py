@@ -26,12 +26,19 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check, require
 from jaxsmi.core.data import Dataset
-from jaxsmi.inference.iteration import GampState, SideInformation
-from jaxsmi.inference.spectral import Observations, spectral_start
+from jaxsmi.inference.iteration import GampState, SideInformation, contract
+from jaxsmi.inference.spectral import (
+    Observations,
+    SpectralStart,
+    nothing_known,
+    spectral_start,
+    unknown_directions,
+)
 from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 
-__all__ = ["Start", "begin"]
+__all__ = ["Start", "begin", "further"]
 
 _INFORMED = 0.99  # side information λ of an informed start
 _TINY = 1e-3
@@ -110,13 +117,52 @@ def _spectral(
     start_key, spectral_key = keys
     model = with_norm(model, data, None)
     s = jnp.asarray(_REGULARISATION, theory_dtype())
-    start, first_order = spectral_start(Observations(model, data, data.mesh), spectral_key, s)
+    observations = Observations(model, data, data.mesh)
+    nothing = nothing_known(model, data)
+    start, first_order = spectral_start(observations, nothing, spectral_key, s)
     allowed = "a positive number where labels say something of W at first order"
     arguments.condition(~first_order, "init", "spectral", allowed)
-    estimate = start.state.weights
-    noise = _TINY * jax.random.normal(start_key, estimate.shape, estimate.dtype)
-    state = eqx.tree_at(lambda s: s.weights, start.state, estimate + noise)
+    state, estimate = _noisy(start, start_key)
     return Start(model, state, _no_side(model, estimate.shape), estimate)
+
+
+def _noisy(start: SpectralStart, key: PRNGKeyArray) -> tuple[GampState, Array]:
+    """The state with something tiny in all directions, and the spectral estimate alone."""
+    weights = start.state.weights
+    noise = _TINY * jax.random.normal(key, weights.shape, weights.dtype)
+    return eqx.tree_at(lambda s: s.weights, start.state, weights + noise), start.estimate
+
+
+def further(
+    model: AbstractModel, data: Dataset, state: GampState, spectral: Array, key: PRNGKeyArray
+) -> tuple[GampState, Array] | None:
+    """Where a run goes on that stands still, if labels tell of directions that it does not know:
+    given the others, these have a spectral estimate of their own.
+
+    Args:
+        model: The model of the run.
+        data: The data.
+        state: Where the run stands.
+        spectral: The spectral estimate that it started with (P, D).
+        key: A random key.
+
+    Returns:
+        The state, and the spectral estimate in all directions (P, D); None where all directions are
+        known, or none, or where nothing stands out of the bulk. Only outside jit.
+    """
+    S = model.prior.second_moment(model.indices)
+    unknown = unknown_directions(state.weights, S)
+    directions = round(float(jnp.trace(unknown)))
+    if not 0 < directions < model.indices:
+        return None
+    s = jnp.asarray(_REGULARISATION, theory_dtype())
+    start_key, spectral_key = jax.random.split(key)
+    start, _ = spectral_start(Observations(model, data, data.mesh), state, spectral_key, s)
+    if not bool(start.learned):
+        return None
+    more, estimate = _noisy(start, start_key)
+    before = sqrt_psd(S) @ (jnp.eye(model.indices) - unknown) @ inverse_root(S)
+    return more, estimate + contract(before, spectral)
 
 
 def _no_side(model: AbstractModel, signal: tuple[int, ...]) -> SideInformation:
@@ -162,17 +208,7 @@ def _ordinary(
         weights, covariance = prior.start(start_key, signal, scale)
     if given is not None and given.ndim:
         weights = given
-    nothing = jnp.zeros(fields, dtype)
-    state = GampState(
-        weights=weights,
-        covariance=covariance,
-        memory=nothing,
-        g=nothing,
-        omega=nothing,
-        precision=0.0 * side.precision,
-        step=jnp.zeros((), int),
-    )
-    return state, side
+    return GampState.start(weights, covariance, fields), side
 
 
 def _scale_or_signal(
