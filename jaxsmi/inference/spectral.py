@@ -20,9 +20,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.experimental.sparse.linalg import lobpcg_standard
-from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -30,7 +27,6 @@ from jaxsmi.core.checks import UNIT_INTERVAL, Ability, Arguments
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
-from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
 from jaxsmi.inference.iteration import GampState, contract
 from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
 from jaxsmi.inference.spectral_theory import (
@@ -41,13 +37,19 @@ from jaxsmi.inference.spectral_theory import (
     tells_nothing,
     token_trace,
 )
+from jaxsmi.inference.spectral_vectors import (
+    RESIDUAL,
+    Observations,
+    Product,
+    combined,
+    eigenvectors,
+    orthonormal,
+)
 from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
-from jaxsmi.sensing.index import IndexSensing
 
 __all__ = [
-    "Observations",
     "SpectralStart",
     "nothing_known",
     "spectral",
@@ -57,13 +59,7 @@ __all__ = [
 
 _LABELS = 4096  # at most, that theory's averages are made of
 _KNOWN = 0.02  # of S: a direction of which less is known is looked for
-_BLOCK = 4  # eigenvectors that are looked for at once
-_STAGE = 25  # iterations between two looks at the residual
-_STAGES = 8
-_RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
 _LEARNED = 1e-4  # an overlap of theory, over S, that is none
-_COMBINATIONS = 4096
-_NEAR = 0.02  # a squared distance of Gram matrices, relative
 
 
 class SpectralStart(NamedTuple):
@@ -147,40 +143,6 @@ def spectral(
     return _solution(model, data, start, key, arguments.valid & model.valid)
 
 
-class Observations(eqx.Module):
-    """A model's data, and the devices that they lie on."""
-
-    model: AbstractModel
-    data: Dataset
-    mesh: Mesh | None = eqx.field(static=True)
-
-    @property
-    def sensing(self) -> IndexSensing:
-        """How weights are seen; on each device of the mesh, through its part of the samples."""
-        axes = () if self.mesh is None else self.mesh.axis_names
-        return IndexSensing(self.data.inputs, axes)
-
-    def weighted(self, T: Array, W: Array) -> Array:
-        """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (k, P, D)."""
-        return on_devices(
-            lambda observations, T, W: observations.sensing.weighted(T, W),
-            self.mesh,
-            (self, T, W),
-            lambda arguments: [*arguments[0].data.of_samples, arguments[1]],
-            EVERYWHERE,
-        )
-
-    def forward(self, W: Array) -> Array:
-        """Fields (N, P, M)."""
-        return on_devices(
-            lambda observations, W: observations.sensing.forward(W),
-            self.mesh,
-            (self, W),
-            lambda arguments: arguments[0].data.of_samples,
-            SPREAD,
-        )
-
-
 @eqx.filter_jit
 def spectral_start(
     observations: Observations, known: GampState, key: PRNGKeyArray, s: Array
@@ -208,10 +170,10 @@ def spectral_start(
     H, _ = response(T, jnp.where(learned, theory.resolvent, 0.0), -1.0)
     trace = lambda H: jnp.mean(token_trace(H, model.tokens), axis=0)
     shift = alpha * (trace(H) - trace(H[:_LABELS] - some.excess[0]))
-    others = _orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
-    product = _Product(observations, T, shift, unknown, others)
-    vectors, search = _eigenvectors(product, theory.copies, learned, vector_key)
-    W = jnp.where(learned, _combined(vectors, theory, vector_key), 0.0)
+    others = orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
+    product = Product(observations, T, shift, unknown, others)
+    vectors, search = eigenvectors(product, theory.copies, learned, vector_key)
+    W = jnp.where(learned, combined(vectors, theory, vector_key), 0.0)
     state, estimate = _state(observations, known, unknown, W, T, theory, learned)
     found = (search.values, search.residual, search.iterations, learned)
     start = SpectralStart(state, estimate, theory, *found)
@@ -233,13 +195,6 @@ def unknown_directions(weights: Array, S: Array) -> Array:
     return (vectors * (values < _KNOWN)) @ vectors.T
 
 
-def _orthonormal(W: Array) -> Array:
-    """Rows (P, D) of length one, or zero, that span those of W, which may be zero."""
-    values, vectors = jnp.linalg.eigh(symmetric(W @ W.T))
-    kept = values > _KNOWN * W.shape[1] * 1e-6
-    return (vectors * jnp.where(kept, lax.rsqrt(jnp.where(kept, values, 1.0)), 0.0)).T @ W
-
-
 def _moments(
     observations: Observations, known: GampState, unknown: Array, key: PRNGKeyArray
 ) -> LabelMoments:
@@ -253,114 +208,6 @@ def _moments(
     both = jnp.kron(unknown, jnp.eye(model.tokens, dtype=S.dtype))
     mean = jnp.einsum("pq,nqm->npm", unknown, moments.mean)
     return LabelMoments(mean, both @ moments.excess @ both)
-
-
-class _Search(NamedTuple):
-    """Eigenvectors (P D, k) of norm one, their values (k,), the largest residual of those that are
-    wanted, and the iterations taken."""
-
-    vectors: Array
-    values: Array
-    residual: Array
-    iterations: Array
-
-
-class _Product(eqx.Module):
-    """The matrix T_s - shift in the unknown directions, on W orthogonal to what is known.
-
-    The shift (P, P) is α⟨Tr_M G⟩, and what α⟨Tr_M H⟩ of all labels has beyond that of those which
-    theory's averages were taken over: zero but for the labels at hand, it moves all eigenvalues
-    together, and those of different indices against each other.
-    """
-
-    observations: Observations
-    T: Array
-    shift: Array
-    unknown: Array
-    others: Array
-
-    def __call__(self, vectors: Array) -> Array:
-        """Of vectors (P D, k)."""
-        P, D = self.others.shape
-        weights = self.projected(vectors.T.reshape(-1, P, D))
-        moved = self.observations.weighted(self.T, weights)
-        moved = self.projected(moved - jnp.einsum("pq,kqd->kpd", self.shift, weights))
-        return moved.reshape(-1, P * D).T
-
-    def projected(self, weights: Array) -> Array:
-        """Weights (k, P, D) in the unknown directions, without what they have of the others."""
-        weights = jnp.einsum("pq,kqd->kpd", self.unknown, weights)
-        shares = jnp.einsum("kpd,qd->kpq", weights, self.others)
-        return weights - jnp.einsum("kpq,qd->kpd", shares, self.others)
-
-
-def _eigenvectors(
-    product: _Product, copies: Array, learned: Array, key: PRNGKeyArray
-) -> tuple[Array, _Search]:
-    """The top eigenvectors (k, P, D), and how they were found; for a handful of dimensions fewer
-    than usual. The solver stops where all have settled, and is stopped here, stage by stage, where
-    those that are wanted have; it does not begin where nothing is `learned`.
-    """
-    P, D = product.others.shape
-    length = P * D
-    k = max(min(_BLOCK, (length - 1) // 5), 1)
-
-    def stage(now: _Search) -> _Search:
-        values, vectors, taken = lobpcg_standard(
-            lambda v: product(v), now.vectors, m=_STAGE, tol=0.0
-        )
-        missed = jnp.linalg.norm(product(vectors) - values * vectors, axis=0)
-        worst = jnp.max(jnp.where(jnp.arange(k) < copies, missed, 0.0))
-        return _Search(vectors, values, worst, now.iterations + taken)
-
-    def goes_on(now: _Search) -> Array:
-        return learned & (now.residual > _RESIDUAL) & (now.iterations < _STAGES * _STAGE)
-
-    start = product.projected(jax.random.normal(key, (k, P, D), product.T.dtype))
-    start = start.reshape(k, length).T
-    unsettled = jnp.asarray(jnp.inf, start.dtype)
-    none = jnp.zeros((), int)
-    end = lax.while_loop(goes_on, stage, _Search(start, jnp.zeros(k, start.dtype), unsettled, none))
-    return end.vectors.T.reshape(k, P, D), end
-
-
-def _combined(weights: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
-    """W (P, D): the combination c of eigenvectors whose Gram matrix is nearest to that of theory.
-
-    One eigenvector, scaled, where there is one copy; else the best of many random combinations,
-    looked for around the best so far at ever smaller distance, of as many vectors as there are
-    copies, or of more where these do not do: at finite D copies are split, and others between.
-    """
-    k, _, D = weights.shape
-    grams = jnp.einsum("apd,bqd->abpq", weights, weights) / D
-    first = jnp.zeros(k).at[0].set(1.0)
-    size = jnp.sqrt(jnp.trace(theory.gram))
-
-    def scaled(c: Array) -> tuple[Array, Array]:
-        gram = jnp.einsum("...a,...b,abpq->...pq", c, c, grams)
-        factor = size / jnp.sqrt(jnp.trace(gram, axis1=-2, axis2=-1))
-        return factor, gram * factor[..., None, None] ** 2
-
-    def distance(c: Array) -> Array:
-        square = jnp.sum((scaled(c)[1] - theory.gram) ** 2, axis=(-1, -2))
-        return jnp.where(jnp.isfinite(square), square, jnp.inf)
-
-    def among(count: Array) -> Array:
-        def search(n: int | Array, best: Array) -> Array:
-            normal = jax.random.normal(jax.random.fold_in(key, n), (_COMBINATIONS, k))
-            tried = jnp.where(jnp.arange(k) < count, best + 0.5**n * normal, 0.0)
-            tried = jnp.concatenate([best[None], tried / jnp.linalg.norm(tried, axis=1)[:, None]])
-            return tried[jnp.argmin(distance(tried))]
-
-        return lax.fori_loop(0, 8, search, first)
-
-    counts = jnp.arange(1, k + 1)
-    best = jax.vmap(among)(counts)
-    enough = distance(best) < _NEAR * jnp.sum(theory.gram**2)
-    allowed = jnp.where(theory.copies > 1, counts >= theory.copies, counts == 1)
-    penalty = jnp.where(enough, 0.0, distance(best)) + jnp.where(allowed, 0.0, jnp.inf)
-    c = best[jnp.argmin(penalty)]
-    return scaled(c)[0] * jnp.tensordot(c, weights, axes=1)
 
 
 def _state(
@@ -418,7 +265,7 @@ def _solution(
     """What a user sees of it."""
     state = start.state
     masked = lambda x: jnp.where(valid, x, jnp.nan)
-    settled = start.residual < 10.0 * _RESIDUAL
+    settled = start.residual < 10.0 * RESIDUAL
     code = jnp.where(settled, int(Result.SUCCESS), int(Result.MAX_STEPS))
     code = jnp.where(start.learned, code, int(Result.NOTHING_LEARNED))
     measured = model.overlaps(state.weights, data.teacher)

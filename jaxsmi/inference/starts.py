@@ -28,12 +28,12 @@ from jaxsmi.core.checks import Ability, Arguments, check, require
 from jaxsmi.core.data import Dataset
 from jaxsmi.inference.iteration import GampState, SideInformation, contract
 from jaxsmi.inference.spectral import (
-    Observations,
     SpectralStart,
     nothing_known,
     spectral_start,
     unknown_directions,
 )
+from jaxsmi.inference.spectral_vectors import Observations
 from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd

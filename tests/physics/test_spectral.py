@@ -9,9 +9,10 @@ from scipy import integrate, optimize, stats
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
 from jaxsmi.inference.iteration import GampState
-from jaxsmi.inference.spectral import Observations, nothing_known, spectral_start
+from jaxsmi.inference.spectral import nothing_known, spectral_start
 from jaxsmi.inference.spectral_outlier import outlier, transformed
 from jaxsmi.inference.spectral_theory import LabelMoments, largest_overlap
+from jaxsmi.inference.spectral_vectors import Observations
 from jaxsmi.inference.teacher_norm import with_norm
 
 KEY = jax.random.key(0)
