@@ -133,7 +133,7 @@ def main():
     parser.add_argument("cells", nargs="*", default=CELLS)
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     parser.add_argument("--starts", default=",".join(["vector", *STARTS]), help="with commas")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if not arguments.table:
         for cell in arguments.cells:
             measure(cell, arguments.starts.split(","), arguments.rows)

@@ -75,17 +75,17 @@ def add_gamp(parser: argparse.ArgumentParser) -> None:
         "--alpha", type=float, default=1.2, help="sample complexity N/D (matrices: n/d^2 or n/(dL))"
     )
     parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
-    parser.add_argument("--max-steps", type=int, default=100, help="step budget of GAMP")
+    parser.add_argument("--max-steps", type=int, default=300, help="step budget of GAMP")
     parser.add_argument(
         "--tolerance",
         type=float,
-        default=1e-5,
+        default=1e-4,
         help="stop GAMP at this change of its estimate, relative to it",
     )
     parser.add_argument(
         "--damping",
         type=float,
-        help="damping of GAMP (default: none; of a matrix, as much as it needs)",
+        help="damping of GAMP (default: as much as it needs)",
     )
 
 

@@ -78,12 +78,23 @@ _REMEDIES = {
         "damping, or a larger dimension."
     ),
     Result.NOTHING_LEARNED: (
-        "Nothing stands out of the bulk: the sample complexity is below the threshold of weak "
-        "recovery (smi.weak_recovery), take more samples."
+        "Nothing stands out of the bulk: these labels say too little of the signal. Take more "
+        "samples, above the threshold of weak recovery (smi.weak_recovery)."
     ),
     Result.LOST: (
-        "The run lost what the spectral estimate had found, which is returned in its place: take "
-        "more samples, or a larger dimension."
+        "The run lost what its spectral start had found, and that start is returned: take more "
+        "samples, or a larger dimension."
+    ),
+}
+
+_SPECTRAL = {
+    Result.MAX_STEPS: (
+        "The eigensolver did not settle: the outlier is close to the bulk. Take more samples, or a "
+        "smaller regularisation."
+    ),
+    Result.NONFINITE: (
+        "A non-finite number appeared: check that inputs and labels are finite, and that labels "
+        "come from this model."
     ),
 }
 
@@ -109,10 +120,11 @@ def outcome(code: int, kind: str) -> str:
 
     Args:
         code: A `Result`.
-        kind: What ran: "gamp", "state_evolution" or "train".
+        kind: What ran: "gamp", "state_evolution", "spectral" or "train".
     """
     result = Result(code)
-    return _TRAINING.get(result, result.remedy) if kind == "train" else result.remedy
+    special = {"train": _TRAINING, "spectral": _SPECTRAL}.get(kind, {})
+    return special.get(result, result.remedy)
 
 
 def choose(*cases: tuple[Array | bool, int]) -> Array:

@@ -1,7 +1,9 @@
 """Message passing on data, and its asymptotics: state evolution and the free entropy.
 
-iteration: the equations of one GAMP step. message_passing: `gamp`, its starts. calibration: A, b
-and V brought to the data. devices: samples spread over a mesh. overlap_map: the one state-evolution
-map. evolution: its fixed points and their derivatives. inversion: those of matrix models.
-potential: Φ. spectral_theory: the overlap of the optimal spectral estimator.
+iteration: the equations of one GAMP step. message_passing: `gamp`. starts: where it starts. pace:
+its damping. calibration: A, b and V brought to the data. devices: samples spread over a mesh.
+overlap_map: the one state-evolution map. evolution: its fixed points and their derivatives.
+inversion: those of matrix models. potential: Φ. spectral: the optimal spectral estimator; of it,
+spectral_vectors: its eigenvectors, spectral_outlier: where theory puts them, spectral_theory: the
+overlap. teacher_norm: the norm that labels tell.
 """

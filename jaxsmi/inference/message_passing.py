@@ -7,8 +7,8 @@ end means.
     goes on     where it stands still and labels tell of directions that it does not know (outside
                 jit, after a spectral start)
     the end     V that falls to zero is perfect recovery only if the estimate reproduces the labels
-    lost        a row that has less in common with its spectral estimate than theory says, or has
-                learned less, is given back as that estimate
+    lost        a run of which a row has less in common with its spectral estimate than theory says,
+                or has learned less, gives back its start
 
 Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41)].
 """
@@ -103,15 +103,17 @@ def gamp(
         A `Solution` with `weights` Ŵ, `overlap` Q = ŴŴᵀ/D, `covariance` C, `error` (plug-in, NaN
         without a teacher), `state`, and `history` with "step", "overlap", "teacher_overlap" M,
         "cosine", "covariance", "residual", "damping", "inaccurate", "misfit" of the labels where V
-        was widened by it, else 1. Of matrix models `weights` is Ŝ
-        (d, d), `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS,
-        DIVERGED, NONFINITE, INACCURATE, OVERCONFIDENT, LOST; a diverged run keeps its history.
-        After a spectral start of one index the prior of `model` has the norm that the labels tell.
+        was widened by it, else 1. Of matrix models `weights` is Ŝ (d, d), `overlap` Tr Ŝ²/d,
+        `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS,
+        DIVERGED, NONFINITE, INACCURATE, OVERCONFIDENT (the labels are missed by more than V says),
+        LOST (a row left its spectral estimate behind; weights, covariance and state are those of
+        the start); a diverged run keeps its history. After a spectral start of one index the prior
+        of `model` has the norm that the labels tell.
 
     Raises:
         ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels the
-            channel cannot produce, a model without a posterior. Inside jit: NaN, and the code
-            INVALID.
+            channel cannot produce, a model without a posterior, init="spectral" of a matrix model
+            or of labels that tell W at first order. Inside jit: NaN, and the code INVALID.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -121,7 +123,8 @@ def gamp(
         (True, True)
 
     Cost:
-        Per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)). Of
+        Per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)); a
+        spectral start that of `spectral`, and about as much compilation again. Of
         matrices N T d² operations and an eigendecomposition, 4096 samples at a time.
 
     Source:
@@ -247,7 +250,7 @@ def _run(
             break
         problem = following
         run = Run(_restarted(problem), run.step, jnp.full_like(run.result, RUNNING), run.history)
-    return _solution(running, run, key, valid)
+    return _solution(problem, run, key, valid)
 
 
 def _following(
@@ -257,7 +260,7 @@ def _following(
     that it does not know; None where there is none, or no such start, or inside jit."""
     if problem.spectral is None or not concrete(run.result):
         return None
-    if int(run.result) != Result.SUCCESS:
+    if int(run.result) not in (Result.SUCCESS, Result.INACCURATE):
         return None
     state = run.state.state
     more = starts.further(problem.model, problem.data, state, problem.spectral, key)
@@ -289,12 +292,12 @@ def _overconfident(problem: GampIteration, end: Run[Position]) -> Array:
 
 
 def _lost(start: Array, W: Array) -> Array:
-    """Which rows (P,) have left their spectral estimate Ŵ_s behind: of posterior means and what the
-    same data say of them, Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D, and Ŵ Ŵᵀ/D is not smaller."""
+    """Whether a row has left its spectral estimate Ŵ_s behind: of posterior means and what the same
+    data say of them, Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D, and Ŵ Ŵᵀ/D is not smaller."""
     known = jnp.sum(start**2, axis=1)
     common = jnp.sum(W * start, axis=1)
     least = jnp.minimum(common, jnp.sum(W**2, axis=1))
-    return (least < _KEPT * known) & (known > _SMALL * jnp.sum(known))
+    return jnp.any((least < _KEPT * known) & (known > _SMALL * jnp.sum(known)))
 
 
 def _ending(
@@ -314,34 +317,34 @@ def _solution(
     model = problem.model
     data = problem.data
     state = end.state.state
+    steps = state.step
     P = model.indices
     code = jnp.where(_overconfident(problem, end), int(Result.OVERCONFIDENT), end.result)
-    weights = state.weights
-    covariance = state.covariance
     history = end.history
     if problem.spectral is not None:
-        lost = _lost(problem.spectral, weights)
-        code = jnp.where(jnp.any(lost), int(Result.LOST), code)
-        weights = jnp.where(lost[:, None], problem.spectral, weights)
-        rest = model.prior.second_moment(P) - weights @ weights.T / weights.shape[1]
-        covariance = jnp.where(lost[:, None] | lost, rest, covariance)
-        history = _ending(history, model.overlaps(weights, data.teacher), covariance)
+        broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
+        lost = _lost(problem.spectral, state.weights) & ~broken
+        code = jnp.where(lost, int(Result.LOST), code)
+        state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
+        overlaps = model.overlaps(state.weights, data.teacher)
+        history = _ending(history, overlaps, state.covariance)
+    weights = state.weights
     Q = model.overlaps(weights, None)["overlap"]
     error = model.error_of(weights, data, key=jax.random.fold_in(problem.key, 1))
     code = jnp.where(valid, code, int(Result.INVALID))
-    lost = ~valid | (code == Result.NONFINITE)
-    Q, error = (jnp.where(lost, jnp.nan, x) for x in (Q, error))
+    nothing = ~valid | (code == Result.NONFINITE)
+    Q, error = (jnp.where(nothing, jnp.nan, x) for x in (Q, error))
     masked = lambda x: jnp.where(valid, x, jnp.nan)
     return Solution(
         overlap=Q,
         stderr=jnp.zeros((P, P), Q.dtype),
         error=error,
         alpha=jnp.asarray(model.sensing(data).alpha, Q.dtype),
-        steps=state.step,
+        steps=steps,
         residual=end.state.residual,
         result=code,
         history=jax.tree.map(masked, history),
-        covariance=masked(covariance),
+        covariance=masked(state.covariance),
         rho=jnp.asarray(jnp.nan, Q.dtype),
         weights=masked(model.estimate(weights)),
         state=state,

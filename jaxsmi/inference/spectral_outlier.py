@@ -164,7 +164,7 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     shape = (n, P, tokens, P, tokens)
     bulk = _Bulk(G.reshape(shape), transformed(G, s).reshape(shape), alpha)
     spread = (1.0 + jnp.sqrt(alpha * tokens)) ** 2
-    high = spread / s
+    high = spread / s + jnp.max(jnp.abs(bulk.trace(bulk.G)))
     start = jnp.eye(P, dtype=G.dtype) / high
     m, V = _last(bulk, jnp.ones(()), high, start, stands_out=True)
     edge, _ = _last(bulk, -spread / (1.0 - s), m, V, stands_out=False)
@@ -186,7 +186,8 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
 def _last(
     bulk: _Bulk, low: Array, high: Array, start: Array, stands_out: bool
 ) -> tuple[Array, Array]:
-    """The smallest m, and its V, that is outside the bulk and, if asked to, above the outlier."""
+    """The smallest m, and its V, that is outside the bulk and, if asked to, above the outlier; NaN
+    where none below `high` is."""
 
     def halve(_: int | Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         low, high, V = carry
@@ -199,7 +200,7 @@ def _last(
         return low, high, jnp.where(above, new, V)
 
     _, m, V = lax.fori_loop(0, _HALVINGS, halve, (low, high, start))
-    return m, V
+    return jnp.where(m < high, m, jnp.nan), V
 
 
 def _definite(V: Array) -> Array:

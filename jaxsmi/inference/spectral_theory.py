@@ -27,7 +27,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.checks import POSITIVE, Ability, Arguments
 from jaxsmi.core.driver import Run
 from jaxsmi.core.results import Estimate
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
@@ -128,7 +128,8 @@ def spectral_overlap(
     samples: int = 2**14,
     randomisations: int = 16,
 ) -> Estimate:
-    r"""Overlap of the optimal spectral estimator as D → ∞: what the labels' covariances alone tell.
+    r"""Overlap of the optimal spectral estimator as D → ∞: what the covariances of fields given
+    their labels tell.
 
         Q = Q̂ (I + Q̂)^{-1},   Q̂ = α ⟨Tr_M[G Q (I + G Q)^{-1} G]⟩,   I + G(y) = Cov[z|y]
 
@@ -144,13 +145,14 @@ def spectral_overlap(
             known, as G has heavy tails. Default 16.
 
     Returns:
-        An `Estimate`: `value` Q (P, P), of one index its squared cosine times S; `stderr`. It has
-        no derivative (NaN).
+        An `Estimate`: `value` Q (P, P), of one index its squared cosine times S; `stderr`, with
+        what the iteration, which is slow near the threshold, is away from its end. It has no
+        derivative (NaN).
 
     Raises:
-        ValueError: For an argument out of its range, a model without directions, or one whose
-            labels tell W at first order (linear regression, signs): message passing starts there
-            by itself. Under jit the answer is NaN.
+        ValueError: For an argument out of its range, a model without directions, a prior with a
+            mean, or labels that tell W at first order (linear regression, signs): message passing
+            starts there by itself. Under jit the answer is NaN.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -171,6 +173,7 @@ def spectral_overlap(
     nets = arguments.count("randomisations", randomisations, at_least=2)
     samples = arguments.count("samples", samples, at_least=2 * nets)
     key = arguments.key("key", key)
+    arguments.condition(is_centred(model), "model", model.prior, CENTRED)
     moments = _drawn_moments(model, key, power_of_two(max(samples // nets, 2)), nets)
     silent = tells_nothing(moments.mean)
     allowed = (
@@ -185,7 +188,7 @@ def tells_nothing(mean: Array) -> Array:
     """Whether labels of R nets, of means μ (R, n, P, M), say nothing of W at first order: E μμᵀ is
     zero within its error."""
     outer = jnp.einsum("rnpm,rnqm->rpq", mean, mean) / mean.shape[1]
-    noise = jnp.std(outer, axis=0, ddof=1) / jnp.sqrt(float(len(mean)))
+    noise = jnp.std(outer, axis=0, ddof=min(len(mean) - 1, 1)) / jnp.sqrt(float(len(mean)))
     most = jnp.minimum(_SIGMAS * noise, _LITTLE)
     return jnp.all(jnp.mean(outer, axis=0) <= most + _ZERO)
 
@@ -209,6 +212,7 @@ def _solved(model: AbstractModel, alpha: Array, moments: LabelMoments) -> Estima
     one = jnp.eye(len(S), dtype=S.dtype)
     end = largest_overlap(*lax.stop_gradient((moments, alpha))).state
     error = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
+    error = jnp.sqrt(error**2 + end.distance**2)  # near the threshold the iteration is slow
     root = sqrt_psd(S)
     value = root @ (one - end.V) @ root
     stderr = jnp.sqrt((root**2) @ error**2 @ (root**2))

@@ -39,6 +39,7 @@ __all__ = [
 
 RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
 _BLOCK = 4  # eigenvectors that are looked for at once
+_DENSE = 64  # P D up to which the matrix is diagonalised
 _STAGE = 25  # iterations between two looks at the residual
 _STAGES = 8
 _COMBINATIONS = 4096
@@ -130,12 +131,19 @@ def eigenvectors(
     product: Product, copies: Array, learned: Array, key: PRNGKeyArray
 ) -> tuple[Array, Search]:
     """The top eigenvectors (k, P, D), and how they were found; for a handful of dimensions fewer
-    than usual. The solver stops where all have settled, and is stopped here, stage by stage, where
-    those that are wanted have; it does not begin where nothing is `learned`.
+    than usual, by diagonalisation. The solver stops where all have settled, and is stopped here,
+    stage by stage, where those that are wanted have; it does not begin where nothing is `learned`.
     """
     P, D = product.others.shape
     length = P * D
-    k = max(min(_BLOCK, (length - 1) // 5), 1)
+    k = min(_BLOCK, length)
+    if length <= _DENSE:
+        matrix = symmetric(product(jnp.eye(length, dtype=product.T.dtype)))
+        known = learned & jnp.all(jnp.isfinite(matrix))  # an eigensolver may not end on NaN
+        values, vectors = jnp.linalg.eigh(jnp.where(known, matrix, 0.0))
+        zero = jnp.zeros((), product.T.dtype)
+        end = Search(vectors[:, ::-1][:, :k], values[::-1][:k], zero, jnp.zeros((), int))
+        return end.vectors.T.reshape(k, P, D), end
 
     def stage(now: Search) -> Search:
         values, vectors, taken = lobpcg_standard(

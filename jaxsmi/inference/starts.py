@@ -6,7 +6,8 @@ r"""Where a run of message passing starts.
 
 The spectral start is the default where labels do not change with the sign of the fields: they then
 say nothing of W at first order, and a random start has to find at finite dimension what it lost
-itself. Where they do change it, any start is as good.
+itself. Where they do change, the first step of any start finds what they tell at first order; links
+that tell nothing at first order for another reason take init="spectral".
 
 Source: [theory: multi-index, section 4; spectral, section 5].
 """
@@ -24,10 +25,11 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import Ability, Arguments, check, require
+from jaxsmi.core.checks import Ability, Arguments, check
 from jaxsmi.core.data import Dataset
 from jaxsmi.inference.iteration import GampState, SideInformation, contract
 from jaxsmi.inference.spectral import (
+    REGULARISATION,
     SpectralStart,
     nothing_known,
     spectral_start,
@@ -35,14 +37,13 @@ from jaxsmi.inference.spectral import (
 )
 from jaxsmi.inference.spectral_vectors import Observations
 from jaxsmi.inference.teacher_norm import with_norm
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_centred
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 
 __all__ = ["Start", "begin", "further"]
 
 _INFORMED = 0.99  # side information λ of an informed start
 _TINY = 1e-3
-_REGULARISATION = 0.95
 _FIELDS = 64  # fields at which the parity of a link is looked at
 
 
@@ -80,24 +81,32 @@ def begin(
     aided = strength is not None
     if init is None:
         free = not aided and state is None
-        init = "spectral" if free and _silent(model) else _TINY
+        if free and _silent(model):
+            return _spectral(model, data, keys)[0]
+        init = _TINY
     if isinstance(init, str) and init == "spectral":
-        require(model, Ability.DIRECTIONS)
+        allowed = "a positive number, 'informed' or an array, for this model"
+        check(model.refusal(Ability.DIRECTIONS) is None, "init", init, allowed)
+        arguments.condition(is_centred(model), "init", init, allowed)
         check(not aided, "side_information", strength, "0 with init='spectral'")
         check(state is None, "state", state, "None with init='spectral'")
-        return _spectral(model, data, keys, arguments)
+        start, first_order = _spectral(model, data, keys)
+        allowed = "a positive number where labels say something of W at first order"
+        arguments.condition(~first_order, "init", init, allowed)
+        return start
     made, side = _ordinary(model, data, keys, init, strength, arguments)
     return Start(model, made if state is None else state, side, None)
 
 
 def _silent(model: AbstractModel) -> bool:
-    """Whether labels say nothing of W at first order, as far as their parity shows it."""
+    """Whether labels say nothing of W at first order, as far as their parity shows it; and the
+    prior neither."""
     drawable = model.refusal(Ability.DIRECTIONS) is None and model.channel.drawable
     if not drawable:
         return False
     with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
-        even = _even(model.channel)
-    return bool(concrete(even) and even)
+        silent = _even(model.channel) & is_centred(model)
+    return bool(concrete(silent) and silent)
 
 
 @eqx.filter_jit
@@ -110,20 +119,17 @@ def _even(channel: AbstractChannel) -> Array:
     return jnp.max(jnp.abs(labels - mirrored)) <= rounding
 
 
-def _spectral(
-    model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray], arguments: Arguments
-) -> Start:
-    """The spectral start; where nothing is learned, a random one."""
+def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> tuple[Start, Array]:
+    """The spectral start; where nothing is learned, a random one. And whether labels tell W at
+    first order, where it has no sense."""
     start_key, spectral_key = keys
     model = with_norm(model, data, None)
-    s = jnp.asarray(_REGULARISATION, theory_dtype())
+    s = jnp.asarray(REGULARISATION, theory_dtype())
     observations = Observations(model, data, data.mesh)
     nothing = nothing_known(model, data)
     start, first_order = spectral_start(observations, nothing, spectral_key, s)
-    allowed = "a positive number where labels say something of W at first order"
-    arguments.condition(~first_order, "init", "spectral", allowed)
     state, estimate = _noisy(start, start_key)
-    return Start(model, state, _no_side(model, estimate.shape), estimate)
+    return Start(model, state, _no_side(model, estimate.shape), estimate), first_order
 
 
 def _noisy(start: SpectralStart, key: PRNGKeyArray) -> tuple[GampState, Array]:
@@ -155,7 +161,7 @@ def further(
     directions = round(float(jnp.trace(unknown)))
     if not 0 < directions < model.indices:
         return None
-    s = jnp.asarray(_REGULARISATION, theory_dtype())
+    s = jnp.asarray(REGULARISATION, theory_dtype())
     start_key, spectral_key = jax.random.split(key)
     start, _ = spectral_start(Observations(model, data, data.mesh), state, spectral_key, s)
     if not bool(start.learned):
@@ -221,9 +227,12 @@ def _scale_or_signal(
     if isinstance(init, str):
         check(init == "informed", "init", init, allowed)
         return nothing, None
+    check(not isinstance(init, bool), "init", init, allowed)
     given = arguments.array("init", init, allowed)
     check(given.shape in ((), signal), "init", given, allowed)
     if given.ndim:
+        somewhere = jnp.asarray(aided) | jnp.any(given != 0)
+        arguments.condition(somewhere, "init", "zero", "a signal that is not zero")
         return nothing, given
     enough = (given >= 0) if aided else (given > 0)
     allowed = "a positive number (0 is a fixed point of an even label)"

@@ -30,7 +30,7 @@ from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
 from jaxsmi.sensing.blocks import draw_inputs
 
-__all__ = ["AbstractModel", "model_argument", "overlaps_of"]
+__all__ = ["CENTRED", "AbstractModel", "is_centred", "model_argument", "overlaps_of"]
 
 
 class AbstractModel(eqx.Module):
@@ -346,6 +346,15 @@ class AbstractModel(eqx.Module):
         Raises:
             ValueError: Where it is not known.
         """
+
+
+CENTRED = "one with a prior of mean zero (else all is learned from the start)"
+
+
+def is_centred(model: AbstractModel) -> Array:
+    """Whether the prior of a model of indices has mean zero."""
+    nothing = jnp.zeros((model.indices, model.indices), theory_dtype())
+    return jnp.max(jnp.abs(model.prior.overlap(nothing))) <= 1e-12
 
 
 def model_argument(model: object, ability: Ability | None = None) -> AbstractModel:

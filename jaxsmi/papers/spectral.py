@@ -18,7 +18,7 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
-from jaxsmi.inference.spectral import spectral
+from jaxsmi.inference.spectral import REGULARISATION, spectral
 from jaxsmi.inference.spectral_outlier import transformed
 from jaxsmi.inference.spectral_theory import spectral_overlap
 from jaxsmi.models import links
@@ -41,7 +41,6 @@ __all__ = ["ARTICLE", "spectral_start"]
 
 _BLUE = "#0072B2"
 _ORANGE = "#D55E00"
-_REGULARISATION = 0.95
 _SHOWN = 2.0  # α of the eigenvalues
 _LOWEST = -2.0  # eigenvalue that is drawn
 _CLEAR = 1.4  # from this α on both transitions, at 0.5 and 1.13, are behind
@@ -76,7 +75,7 @@ def spectral_start(full: bool = False, progress: bool = False, reference: Folder
     hidden = int(np.sum(arrays["eigenvalues"] < _LOWEST))
     caption = (
         f"Phase retrieval, D = {dimension}. Left: all eigenvalues of T_s for one data set at "
-        f"α = {_SHOWN:g}, s = {_REGULARISATION:g}, beside the edge of the bulk and the outlier as "
+        f"α = {_SHOWN:g}, s = {REGULARISATION:g}, beside the edge of the bulk and the outlier as "
         "D → ∞; they are moved together by what the labels drawn have beyond their mean "
         f"[theory: spectral, section 4]. {hidden} lie below {_LOWEST:g}, down to "
         f"{arrays['eigenvalues'].min():.0f}. Right: squared cosines, means of {seeds} data sets "
@@ -91,7 +90,7 @@ def _eigenvalues(dimension: int) -> dict[str, np.ndarray]:
     model = links.phase_retrieval()
     data_key, key = jax.random.split(jax.random.key(0))
     data = model.sample(data_key, dimension=dimension, alpha=_SHOWN)
-    run = spectral(model, data, key=key, regularisation=_REGULARISATION)
+    run = spectral(model, data, key=key, regularisation=REGULARISATION)
     values, vectors = np.linalg.eigh(_matrix(data, run))
     teacher = np.asarray(data.teacher).ravel()
     top = float(run.history["eigenvalue"][0, 0])
@@ -109,7 +108,7 @@ def _matrix(data: Dataset, run: Solution) -> np.ndarray:
     """T_s (D, D), 𝒯_s of G = y²/S - 1 at the norm S of the run."""
     S = run.model.prior.second_moment(1)[0, 0]
     G = data.labels.reshape(-1, 1, 1) ** 2 / S - 1.0
-    T = transformed(G, _REGULARISATION)[:, 0, 0]
+    T = transformed(G, REGULARISATION)[:, 0, 0]
     x = jnp.asarray(data.inputs)[:, 0]
     return np.asarray(x.T @ (T[:, None] * x)) / data.dimension
 
@@ -138,7 +137,7 @@ def _runs(at: np.ndarray, dimension: int, seeds: int, progress: bool) -> _Runs:
         for seed in range(seeds):
             data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), i))
             data = model.sample(data_key, dimension=dimension, alpha=float(alpha))
-            start = spectral(model, data, key=key, regularisation=_REGULARISATION)
+            start = spectral(model, data, key=key, regularisation=REGULARISATION)
             learned = gamp(model, data, key=key, init="spectral")
             runs.spectral[i, seed] = float(start.cosine[0]) ** 2
             runs.gamp[i, seed] = float(learned.cosine[0]) ** 2

@@ -24,9 +24,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, Arguments
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 
 __all__ = ["Growth", "applied", "checked_sizes", "growth", "leading"]
@@ -180,7 +179,5 @@ def checked_sizes(
     model_argument(model, Ability.DIRECTIONS)
     nets = arguments.count(name, nets, at_least=2)
     samples = arguments.count("samples", samples, at_least=2 * nets)
-    mean = model.prior.overlap(jnp.zeros((model.indices, model.indices), theory_dtype()))
-    allowed = "a prior of mean zero (else all is learned from the start)"
-    arguments.condition(jnp.max(jnp.abs(mean)) <= 1e-12, "model", model.prior, allowed)
+    arguments.condition(is_centred(model), "model", model.prior, CENTRED)
     return samples, nets
