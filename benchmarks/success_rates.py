@@ -1,5 +1,6 @@
 """How often message passing learns what theory promises, from its spectral start and from a random
-one, beside the spectral estimate alone: the table of docs/print.md, section 4.
+one, beside the spectral estimate alone: the table of docs/print.md, section 4 (the last column of
+which is of an earlier version).
 
     python benchmarks/success_rates.py ROWS.jsonl [CELL ...]         e.g. two-layers:1000:0.5
     python benchmarks/success_rates.py ROWS.jsonl --table            what is there so far
@@ -134,6 +135,14 @@ def main():
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     parser.add_argument("--starts", default=",".join(["vector", *STARTS]), help="with commas")
     arguments = parser.parse_intermixed_args()
+    for cell in arguments.cells:
+        if cell.split(":")[0] not in MODELS or cell.count(":") not in (2, 3):
+            parser.error(f"cell: got {cell}; allowed: MODEL:D:ALPHA, MODEL one of {list(MODELS)}")
+    for start in arguments.starts.split(","):
+        if start not in ("vector", *STARTS):
+            parser.error(f"--starts: got {start}; allowed: vector, {', '.join(STARTS)}")
+    if arguments.table and not arguments.rows.exists():
+        parser.error(f"rows: got {arguments.rows}; allowed: a file of rows that is there")
     if not arguments.table:
         for cell in arguments.cells:
             measure(cell, arguments.starts.split(","), arguments.rows)
