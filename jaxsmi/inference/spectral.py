@@ -4,9 +4,10 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 
     T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
 
-    W        its top eigenvectors, combined and scaled as theory says (spectral_outlier.py)
-    Ŵ        R W: then Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D, as of a posterior mean
-    memory   R V 𝒯_s X W/√D, what message passing has to take off the fields of the same inputs
+    W_a      its eigenvectors that stand out, scaled as theory says (spectral_outlier.py)
+    Ŵ        Σ_a R_a W_a: then Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D, as of a posterior mean
+    memory   Σ_a R_a V_a 𝒯_s X W_a/√D, what message passing has to take off the fields of the same
+             inputs
 
 The norm of one index is that which the labels tell (teacher_norm.py). In directions of which a run
 knows nothing yet, once it knows others, the same holds with G of these at its cavity fields, on
@@ -94,10 +95,9 @@ def spectral(
 
         T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
 
-    in units in which the prior's second moment S is the identity. Its top eigenvector, or
-    eigenvectors where directions are alike by a symmetry, has as D → ∞ the overlap of
-    `spectral_overlap`, up to the regularisation s < 1; other directions, with smaller eigenvalues
-    that stand out, are left to message passing. `gamp` starts from it.
+    in units in which the prior's second moment S is the identity. Its eigenvectors that stand out
+    of the bulk, up to four, have as D → ∞ the overlap of `spectral_overlap`, up to the
+    regularisation s < 1. `gamp` starts from it.
 
     Args:
         model: A model of indices, whose labels say nothing of W at first order (E[z|y] = 0).
@@ -113,11 +113,11 @@ def spectral(
         `overlap` Ŵ Ŵᵀ/D, `covariance` (of a Gaussian prior S - Q), `error`, `model`, whose prior
         has the norm that was estimated, and the `state` that message passing starts with; `steps`
         of the eigensolver and `residual` of the wanted eigenvectors (1e-3 is asked, 1e-2 taken);
-        `history`, one record, with "eigenvalue" (1, 4), theory's "outlier" and "edge" of the bulk
-        (1,) and "expected" overlap Q (1, P, P) for these labels, before a prior that is not
-        Gaussian makes more of it. Codes: SUCCESS; MAX_STEPS where the eigensolver did not settle;
-        NOTHING_LEARNED, with weights zero, where nothing stands out of the bulk; NONFINITE. It has
-        no derivatives.
+        `history`, one record, with "eigenvalue" (1, 4), theory's "outlier" (1, A), NaN where no
+        group of eigenvalues begins, "edge" of the bulk (1,) and "expected" overlap Q (1, P, P) for
+        these labels, before a prior that is not Gaussian makes more of it. Codes: SUCCESS;
+        MAX_STEPS where the eigensolver did not settle; NOTHING_LEARNED, with weights zero, where
+        nothing stands out of the bulk; NONFINITE. It has no derivatives.
 
     Raises:
         ValueError: For a matrix model, a model without a posterior, a prior with a mean, labels
@@ -182,16 +182,18 @@ def spectral_start(
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
     learned = jnp.max(jnp.diagonal(optimal)) > _LEARNED
     theory = outlier(some.excess[0], model.tokens, alpha, s, optimal)
-    learned = learned & jnp.isfinite(theory.eigenvalue + jnp.sum(theory.overlap))
+    learned = learned & jnp.isfinite(jnp.sum(theory.overlap))
     overlap = jnp.where(learned, theory.overlap, 0.0)
     theory = eqx.tree_at(lambda t: t.overlap, theory, overlap)
     T = transformed(moments.excess, s)
-    H, _ = response(T, jnp.where(learned, theory.resolvent, 0.0), -1.0)
+    H, _ = response(T, jnp.where(learned, theory.resolvent[0], 0.0), -1.0)
     trace = lambda H: jnp.mean(token_trace(H, model.tokens), axis=0)
     shift = alpha * (trace(H) - trace(H[:_LABELS] - some.excess[0]))
     others = orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
     product = Product(observations, T, shift, unknown, others)
-    vectors, search = eigenvectors(product, theory.copies, learned, vector_key)
+    ranks = jnp.arange(len(theory.copies))
+    wanted = jnp.max(jnp.where(theory.copies > 0, ranks + theory.copies, 0))
+    vectors, search = eigenvectors(product, wanted, learned, vector_key)
     W = combined(vectors, theory, jax.random.fold_in(vector_key, 1))
     W = jnp.where(learned, W, 0.0)
     state, estimate = _state(observations, known, unknown, W, T, theory, learned)
@@ -271,11 +273,13 @@ def _state(
     )
     rest = jnp.linalg.inv(one - Q)
     precision = inverse @ rest @ Q @ inverse
-    weights, covariance = prior.posterior(inverse @ rest @ scale @ W, precision)
-    fields = observations.forward(W)
-    shape = fields.shape
-    weighted = jnp.einsum("nab,nb->na", T, fields.reshape(shape[0], -1)).reshape(shape)
-    g = jnp.einsum("pq,nqm->npm", inverse @ rest @ scale @ resolvent, weighted)
+    scale = inverse @ rest @ scale
+    weights, covariance = prior.posterior(jnp.einsum("apq,aqd->pd", scale, W), precision)
+    A, P, D = W.shape
+    tokens = observations.model.tokens
+    fields = observations.forward(W.reshape(A * P, D)).reshape(-1, A, P * tokens)
+    weighted = jnp.einsum("nij,naj->nai", T, fields).reshape(-1, A, P, tokens)
+    g = jnp.einsum("apq,naqm->npm", scale @ resolvent, weighted)
     memory = jnp.einsum("pq,nqm->npm", covariance, g)
 
     new, old = _new_and_old(unknown, S)

@@ -1,4 +1,4 @@
-r"""The outlier of the regularised spectral matrix as D → ∞: its place, and what its vector knows.
+r"""Outliers of the regularised spectral matrix as D → ∞: where they are, what their vectors know.
 
 Equations here [theory: spectral, Eqs. (7) to (12)], in units S = I. The spectral estimator takes
 the top eigenvectors of
@@ -10,15 +10,15 @@ labels at hand. At a spectral parameter m outside the bulk
 
     V = (m I - α ⟨Tr_M (H - G)⟩)^{-1},   H = 𝒯_s (I - V 𝒯_s)^{-1}       the resolvent
     bulk edge   N ↦ V α⟨Tr_M[H N H]⟩ V              has the eigenvalue one
-    outlier     M ↦ V α⟨Tr_M[H M G]⟩                has the eigenvalue one
-    noise       N = V α⟨Tr_M[H (M (I+G) Mᵀ + N) H]⟩ V
-    vector      W W*ᵀ/D = M,   W Wᵀ/D = M Mᵀ + N
-    estimate    Ŵ = R W,   R = Mᵀ (M Mᵀ + N)^+,   Q = Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D = R M
+    outliers    M ↦ V α⟨Tr_M[H M G]⟩                has the eigenvalue one, at m_a, V_a, H_a
+    noise       N_ab = V_a α⟨Tr_M[H_a (M_a (I+G) M_bᵀ + N_ab) H_b]⟩ V_b
+    vectors     W_a W*ᵀ/D = M_a,   W_a W_bᵀ/D = M_a M_bᵀ + N_ab
+    estimate    Ŵ = Σ_a R_a W_a,   R = Mᵀ (M Mᵀ + N)^+,   Q = Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D = Σ_a R_a M_a
 
-At s = 1 the outlier is at m = 1, and at 1 + (1 - s)/(1 - q) beside it: it is looked for above one.
-(V, M, N act on fields as V ⊗ I_M.) Where the labels do not change under a group of transformations
-of the indices, several M share the eigenvalue; the one nearest to Q of the optimal estimator is
-taken.
+(M, R and N without an index are those of all vectors, stacked.) At s = 1 outliers are at m = 1, and
+at 1 + (1 - s)/(1 - q_a) beside it: they are looked for above one. (V, M, N act on fields as
+V ⊗ I_M.) Where the labels do not change under a group of transformations of the indices, several M
+share an eigenvalue; the one nearest to Q of the optimal estimator is taken.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
@@ -33,7 +34,7 @@ from jaxtyping import Array
 from jaxsmi.inference.spectral_theory import response
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 
-__all__ = ["Outlier", "outlier", "transformed"]
+__all__ = ["MOST", "Outlier", "outlier", "transformed"]
 
 _NEWTON = 50  # steps to the resolvent at one m
 _HUGE = 1e6
@@ -42,19 +43,20 @@ _HALVINGS = 24  # of an interval of m some 10 wide: to 1e-6 (of the edge, 200 wi
 _APART = 1e-4
 _SAME = 0.95  # eigenvalues from here to the top are copies of one
 _NULL = 1e-9
+MOST = 4  # outliers that are looked for, of P² that there may be
 
 
 class Outlier(eqx.Module):
-    """What theory says of the top eigenvectors (module docstring).
+    """What theory says of the top eigenvectors (module docstring), of up to four groups of them.
 
     Attributes:
-        eigenvalue: m of the outlier.
+        eigenvalue: m_a (A,), the group that begins with the eigenvalue of rank a; NaN: none does.
         edge: m of the bulk's edge.
-        resolvent: V (P, P) at the outlier.
-        scale: R (P, P).
-        gram: W Wᵀ/D (P, P) of the eigenvector.
+        resolvent: V_a (A, P, P).
+        scale: R_a (A, P, P).
+        gram: W_a W_bᵀ/D (A, A, P, P).
         overlap: Q (P, P) of the estimate.
-        copies: How many eigenvalues come together.
+        copies: How many eigenvalues of the group come together (A,); 0: no group.
     """
 
     eigenvalue: Array
@@ -166,35 +168,71 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     spread = (1.0 + jnp.sqrt(alpha * tokens)) ** 2
     high = spread / s + jnp.max(jnp.abs(bulk.trace(bulk.G)))
     start = jnp.eye(P, dtype=G.dtype) / high
-    m, V = _last(bulk, jnp.ones(()), high, start, stands_out=True)
-    edge, _ = _last(bulk, -spread / (1.0 - s), m, V, stands_out=False)
+    ranks = jnp.arange(min(P * P, MOST))
+    m, V, M, together = lax.map(lambda a: _crossing(bulk, a, high, start, optimal), ranks)
+    edge, _ = _last(bulk, -spread / (1.0 - s), m[0], V[0], None)
+    stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
+    copies = _groups(stands_out, together)
+    norm = jnp.sqrt(jnp.sum(M**2, axis=(1, 2)))
+    wanted = (copies > 0) & (norm > _NULL)
+    M = jnp.where(wanted, 1.0 / jnp.where(wanted, norm, 1.0), 0.0)[:, None, None] * M
+    gram = _grams(bulk, V, M, wanted)
+    A = len(ranks)
+    whole = jnp.transpose(gram, (0, 2, 1, 3)).reshape(A * P, A * P)
+    stacked = M.reshape(A * P, P)
+    R = stacked.T @ _pseudo_inverse(symmetric(whole))
+    nan = jnp.where(jnp.any(wanted), 0.0, jnp.nan)
+    return Outlier(
+        eigenvalue=jnp.where(wanted, m, jnp.nan),
+        edge=edge,
+        resolvent=V + nan,
+        scale=jnp.transpose(R.reshape(P, A, P), (1, 0, 2)) + nan,
+        gram=gram,
+        overlap=symmetric(R @ stacked) + nan,
+        copies=jnp.where(wanted, copies, 0),
+    )
+
+
+def _crossing(
+    bulk: _Bulk, rank: Array, high: Array, start: Array, optimal: Array
+) -> tuple[Array, Array, Array, Array]:
+    """The m at which the eigenvalue of this rank is one, V there, M (not scaled), and how many
+    eigenvalues come together from that rank on."""
+    P = len(start)
+    m, V = _last(bulk, jnp.ones(()), high, start, rank)
     H, _ = bulk.response(V)
     values, modes = bulk.top(V, H, bulk.G)
-    copy = values > _SAME * values[-1]
+    behind = P * P - 1 - jnp.arange(P * P) >= rank
+    together = behind & (values > _SAME * values[P * P - 1 - rank])
     root = sqrt_psd(V)
     wanted = jnp.linalg.solve(root, optimal).ravel()
-    M = root @ (modes @ jnp.where(copy, modes.T @ wanted, 0.0)).reshape(P, P)
-    M = M / jnp.sqrt(jnp.sum(M**2))
-    N = _noise(bulk, V, H, M)
-    gram = symmetric(M @ M.T + N)
-    scale = M.T @ _pseudo_inverse(gram)
-    stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
-    nan = jnp.where(stands_out, 0.0, jnp.nan)
-    return Outlier(m, edge, V + nan, scale + nan, gram, symmetric(scale @ M) + nan, jnp.sum(copy))
+    M = root @ (modes @ jnp.where(together, modes.T @ wanted, 0.0)).reshape(P, P)
+    return m, V, M, jnp.sum(together)
+
+
+def _groups(stands_out: Array, together: Array) -> Array:
+    """How many eigenvalues (A,) belong to the group that begins at each rank; 0 where none does."""
+    covered = jnp.zeros((), int)
+    sizes = []
+    for rank in range(len(stands_out)):
+        begins = stands_out[rank] & (rank >= covered)
+        covered = jnp.where(begins, rank + together[rank], covered)
+        sizes.append(jnp.where(begins, together[rank], 0))
+    return jnp.stack(sizes)
 
 
 def _last(
-    bulk: _Bulk, low: Array, high: Array, start: Array, stands_out: bool
+    bulk: _Bulk, low: Array, high: Array, start: Array, rank: Array | None
 ) -> tuple[Array, Array]:
-    """The smallest m, and its V, that is outside the bulk and, if asked to, above the outlier; NaN
-    where none below `high` is."""
+    """The smallest m, and its V, that is outside the bulk and, if asked to, above the outlier of
+    that rank; NaN where none below `high` is."""
 
     def halve(_: int | Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         low, high, V = carry
         middle = 0.5 * (low + high)
         new, H, above = bulk.resolvent(middle, V)
-        if stands_out:
-            above = above & (bulk.top(new, H, bulk.G)[0][-1] < 1.0)
+        if rank is not None:
+            above = above & (bulk.top(new, H, bulk.G)[0][new.size - 1 - rank] < 1.0)
         low = jnp.where(above, low, middle)
         high = jnp.where(above, middle, high)
         return low, high, jnp.where(above, new, V)
@@ -209,16 +247,23 @@ def _definite(V: Array) -> Array:
     return finite & (jnp.linalg.eigvalsh(jnp.where(finite, V, 0.0))[0] > 0.0)
 
 
-def _noise(bulk: _Bulk, V: Array, H: Array, M: Array) -> Array:
-    """N (P, P) of an eigenvector that has M in common with the signal."""
-    P = len(V)
+def _grams(bulk: _Bulk, V: Array, M: Array, wanted: Array) -> Array:
+    """W_a W_bᵀ/D (A, A, P, P) of eigenvectors that have M_a in common with the signal."""
+    P = V.shape[-1]
     tokens = bulk.G.shape[2]
     covariance = bulk.G + jnp.einsum("pq,mn->pmqn", jnp.eye(P), jnp.eye(tokens))
-    signal = jnp.einsum("pa,namct,qc->npmqt", M, covariance, M)
-    source = bulk.trace(jnp.einsum("npmas,nasct,nctqr->npmqr", H, signal, H))
-    J = jnp.einsum("pa,abcd,bq->pqcd", V, bulk.between(H, H), V).reshape(P * P, P * P)
-    noise = jnp.linalg.solve(jnp.eye(P * P, dtype=V.dtype) - J, (V @ source @ V).ravel())
-    return symmetric(noise.reshape(P, P))
+    H = jax.vmap(lambda V: bulk.response(V)[0])(V)
+
+    def pair(a: Array, b: Array) -> Array:
+        signal = jnp.einsum("pa,namct,qc->npmqt", M[a], covariance, M[b])
+        source = bulk.trace(jnp.einsum("npmas,nasct,nctqr->npmqr", H[a], signal, H[b]))
+        J = jnp.einsum("pa,abcd,bq->pqcd", V[a], bulk.between(H[a], H[b]), V[b])
+        linear = jnp.eye(P * P, dtype=V.dtype) - J.reshape(P * P, P * P)
+        noise = jnp.linalg.solve(linear, (V[a] @ source @ V[b]).ravel()).reshape(P, P)
+        return jnp.where(wanted[a] & wanted[b], M[a] @ M[b].T + noise, 0.0)
+
+    ranks = jnp.arange(len(V))
+    return lax.map(lambda a: lax.map(lambda b: pair(a, b), ranks), ranks)
 
 
 def _pseudo_inverse(matrix: Array) -> Array:

@@ -22,7 +22,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.data import Dataset
 from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
-from jaxsmi.inference.spectral_outlier import Outlier
+from jaxsmi.inference.spectral_outlier import MOST, Outlier
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.sensing.index import IndexSensing
@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
-_BLOCK = 4  # eigenvectors that are looked for at once
 _DENSE = 64  # P D up to which the matrix is diagonalised
 _STAGE = 25  # iterations between two looks at the residual
 _STAGES = 8
@@ -128,15 +127,16 @@ class Product(eqx.Module):
 
 
 def eigenvectors(
-    product: Product, copies: Array, learned: Array, key: PRNGKeyArray
+    product: Product, wanted: Array, learned: Array, key: PRNGKeyArray
 ) -> tuple[Array, Search]:
     """The top eigenvectors (k, P, D), and how they were found; for a handful of dimensions fewer
     than usual, by diagonalisation. The solver stops where all have settled, and is stopped here,
-    stage by stage, where those that are wanted have; it does not begin where nothing is `learned`.
+    stage by stage, where the first that are `wanted` have; it does not begin where nothing is
+    `learned`.
     """
     P, D = product.others.shape
     length = P * D
-    k = min(_BLOCK, length)
+    k = min(MOST, length)
     if length <= _DENSE:
         matrix = symmetric(product(jnp.eye(length, dtype=product.T.dtype)))
         known = learned & jnp.all(jnp.isfinite(matrix))  # an eigensolver may not end on NaN
@@ -150,7 +150,7 @@ def eigenvectors(
             lambda v: product(v), now.vectors, m=_STAGE, tol=0.0
         )
         missed = jnp.linalg.norm(product(vectors) - values * vectors, axis=0)
-        worst = jnp.max(jnp.where(jnp.arange(k) < copies, missed, 0.0))
+        worst = jnp.max(jnp.where(jnp.arange(k) < wanted, missed, 0.0))
         return Search(vectors, values, worst, now.iterations + taken)
 
     def goes_on(now: Search) -> Array:
@@ -164,31 +164,51 @@ def eigenvectors(
     return end.vectors.T.reshape(k, P, D), end
 
 
-def combined(weights: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
-    """W (P, D): the combination c of eigenvectors whose Gram matrix is nearest to that of theory.
+def combined(vectors: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
+    """W_a (A, P, D): of each group of eigenvectors (k, P, D) the combination whose Gram matrix is
+    nearest to that of theory; zero where there is no group. Signs are those of theory's W_a W_bᵀ.
+    """
+    A = len(theory.copies)
+    D = vectors.shape[-1]
+    ranks = jnp.arange(A)
+    of_group = lambda a: _nearest(vectors, theory.gram[a, a], a, theory.copies[a], key)
+    W = lax.map(of_group, ranks)
+    W = jnp.where((theory.copies > 0)[:, None, None], W, 0.0)
+    for a in range(1, A):
+        common = jnp.einsum("bpd,qd->bqp", W[:a], W[a]) / D
+        agreement = jnp.sum(common * theory.gram[a, :a])
+        W = W.at[a].multiply(jnp.where(agreement < 0.0, -1.0, 1.0))
+    return W
 
-    One eigenvector, scaled, where there is one copy; else the best of many random combinations,
-    looked for around the best so far at ever smaller distance, of as many vectors as there are
-    copies, or of more where these do not do: at finite D copies are split, and others between.
+
+def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGKeyArray) -> Array:
+    """W (P, D), c · eigenvectors from this rank on, scaled, of a Gram matrix nearest to `gram`.
+
+    One eigenvector where there is one copy; else the best of many random combinations, looked for
+    around the best so far at ever smaller distance, of as many vectors as there are copies, or of
+    more where these do not do: at finite D copies are split, and others between.
     """
     k, _, D = weights.shape
     grams = jnp.einsum("apd,bqd->abpq", weights, weights) / D
-    first = jnp.zeros(k).at[0].set(1.0)
-    size = jnp.sqrt(jnp.trace(theory.gram))
+    first = jnp.zeros(k).at[rank].set(1.0)
+    size = jnp.sqrt(jnp.trace(gram))
 
     def scaled(c: Array) -> tuple[Array, Array]:
-        gram = jnp.einsum("...a,...b,abpq->...pq", c, c, grams)
-        factor = size / jnp.sqrt(jnp.trace(gram, axis1=-2, axis2=-1))
-        return factor, gram * factor[..., None, None] ** 2
+        made = jnp.einsum("...a,...b,abpq->...pq", c, c, grams)
+        factor = size / jnp.sqrt(jnp.trace(made, axis1=-2, axis2=-1))
+        return factor, made * factor[..., None, None] ** 2
 
     def distance(c: Array) -> Array:
-        square = jnp.sum((scaled(c)[1] - theory.gram) ** 2, axis=(-1, -2))
+        square = jnp.sum((scaled(c)[1] - gram) ** 2, axis=(-1, -2))
         return jnp.where(jnp.isfinite(square), square, jnp.inf)
 
     def among(count: Array) -> Array:
+        behind = jnp.arange(k) - rank
+        taken = (behind >= 0) & (behind < count)
+
         def search(n: int | Array, best: Array) -> Array:
             normal = jax.random.normal(jax.random.fold_in(key, n), (_COMBINATIONS, k))
-            tried = jnp.where(jnp.arange(k) < count, best + 0.5**n * normal, 0.0)
+            tried = jnp.where(taken, best + 0.5**n * normal, 0.0)
             tried = jnp.concatenate([best[None], tried / jnp.linalg.norm(tried, axis=1)[:, None]])
             return tried[jnp.argmin(distance(tried))]
 
@@ -196,8 +216,8 @@ def combined(weights: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
 
     counts = jnp.arange(1, k + 1)
     best = jax.vmap(among)(counts)
-    enough = distance(best) < _NEAR * jnp.sum(theory.gram**2)
-    allowed = jnp.where(theory.copies > 1, counts >= theory.copies, counts == 1)
+    enough = distance(best) < _NEAR * jnp.sum(gram**2)
+    allowed = jnp.where(copies > 1, counts >= copies, counts == 1)
     penalty = jnp.where(enough, 0.0, distance(best)) + jnp.where(allowed, 0.0, jnp.inf)
     c = best[jnp.argmin(penalty)]
     return scaled(c)[0] * jnp.tensordot(c, weights, axes=1)

@@ -97,7 +97,7 @@ def _eigenvalues(dimension: int) -> dict[str, np.ndarray]:
     return {
         "eigenvalues": values - values[-1] + top,
         "edge": np.asarray(run.history["edge"])[0],
-        "shown_outlier": np.asarray(run.history["outlier"])[0],
+        "shown_outlier": np.asarray(run.history["outlier"])[0, 0],
         "dense": (vectors[:, -1] @ teacher) ** 2 / (teacher @ teacher),
         "solver": np.asarray(run.cosine)[0] ** 2,
         "solver_error": 2.0 * np.asarray(run.residual) / (values[-1] - values[-2]),
@@ -142,7 +142,7 @@ def _runs(at: np.ndarray, dimension: int, seeds: int, progress: bool) -> _Runs:
             runs.spectral[i, seed] = float(start.cosine[0]) ** 2
             runs.gamp[i, seed] = float(learned.cosine[0]) ** 2
             runs.eigenvalue[i, seed] = float(start.history["eigenvalue"][0, 0])
-            runs.outlier[i, seed] = float(start.history["outlier"][0])
+            runs.outlier[i, seed] = float(start.history["outlier"][0, 0])
             bar.update()
     return runs
 
