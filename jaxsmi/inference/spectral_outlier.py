@@ -169,10 +169,11 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     high = spread / s + jnp.max(jnp.abs(bulk.trace(bulk.G)))
     start = jnp.eye(P, dtype=G.dtype) / high
     ranks = jnp.arange(min(P * P, MOST))
-    m, V, M, together = lax.map(lambda a: _crossing(bulk, a, high, start, optimal), ranks)
+    found = lax.map(lambda a: _crossing(bulk, a, high, start, optimal), ranks)
+    m, V, M = found.eigenvalue, found.resolvent, found.signal
     edge, _ = _last(bulk, -spread / (1.0 - s), m[0], V[0], None)
     stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
-    copies = _groups(stands_out, together)
+    copies = _groups(stands_out, found.together)
     norm = jnp.sqrt(jnp.sum(M**2, axis=(1, 2)))
     wanted = (copies > 0) & (norm > _NULL)
     M = jnp.where(wanted, 1.0 / jnp.where(wanted, norm, 1.0), 0.0)[:, None, None] * M
@@ -193,11 +194,18 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     )
 
 
-def _crossing(
-    bulk: _Bulk, rank: Array, high: Array, start: Array, optimal: Array
-) -> tuple[Array, Array, Array, Array]:
-    """The m at which the eigenvalue of this rank is one, V there, M (not scaled), and how many
-    eigenvalues come together from that rank on."""
+class _Crossing(NamedTuple):
+    """Where an eigenvalue of (9) is one: m, V and M (not scaled), and how many eigenvalues come
+    together there."""
+
+    eigenvalue: Array
+    resolvent: Array
+    signal: Array
+    together: Array
+
+
+def _crossing(bulk: _Bulk, rank: Array, high: Array, start: Array, optimal: Array) -> _Crossing:
+    """The `_Crossing` of the eigenvalue of this rank."""
     P = len(start)
     m, V = _last(bulk, jnp.ones(()), high, start, rank)
     H, _ = bulk.response(V)
@@ -207,7 +215,7 @@ def _crossing(
     root = sqrt_psd(V)
     wanted = jnp.linalg.solve(root, optimal).ravel()
     M = root @ (modes @ jnp.where(together, modes.T @ wanted, 0.0)).reshape(P, P)
-    return m, V, M, jnp.sum(together)
+    return _Crossing(m, V, M, jnp.sum(together))
 
 
 def _groups(stands_out: Array, together: Array) -> Array:

@@ -170,7 +170,7 @@ def test_a_wrong_start_is_refused(capsys, word):
 def test_a_matrix_has_no_spectral_start(capsys):
     code, out, err = call(capsys, "gamp", "bilinear", "--dimension", 10, "--init", "spectral")
     assert (code, out) == (2, "")
-    assert "a model of indices" in err
+    assert "init: got 'spectral'; allowed: a positive number" in err
     assert len(err.strip().splitlines()) == 1
 
 
