@@ -282,6 +282,7 @@ def test_it_finds_the_top_eigenvector():
     assert int(found.result) == Result.SUCCESS
 
 
+@pytest.mark.slow
 def test_it_is_scaled_as_a_posterior_mean_and_its_memory_makes_cavity_fields():
     """Of 12 data sets, D = 400, α = 1.5: Ŵ W*ᵀ/D = Ŵ Ŵᵀ/D, and ω of law Q z + noise of variance
     Q(1 - Q): E ω z = E ω² = Q, within four standard errors of the twelve and 0.02 for finite size.
@@ -393,6 +394,7 @@ def test_two_copies_are_put_together():
     assert np.all(np.abs(found.cosine**2 - signs(6.0)) < 0.15)
 
 
+@pytest.mark.slow
 def test_a_handful_of_dimensions_or_samples():
     """P D below what the eigensolver takes is diagonalised; one label is no reason to refuse."""
     for dimension, alpha in ((3, 4.0), (30, 1 / 30)):
