@@ -53,6 +53,7 @@ from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 __all__ = [
     "REGULARISATION",
     "SpectralStart",
+    "new_and_old",
     "nothing_known",
     "spectral",
     "spectral_start",
@@ -217,7 +218,7 @@ def unknown_directions(weights: Array, S: Array) -> Array:
     return (vectors * (values < _KNOWN)) @ vectors.T
 
 
-def _new_and_old(unknown: Array, S: Array) -> tuple[Array, Array]:
+def new_and_old(unknown: Array, S: Array) -> tuple[Array, Array]:
     """The projectors (P, P) onto unknown directions and the others, in units of S."""
     new = sqrt_psd(S) @ unknown @ inverse_root(S)
     return new, jnp.eye(len(S), dtype=S.dtype) - new
@@ -226,7 +227,7 @@ def _new_and_old(unknown: Array, S: Array) -> tuple[Array, Array]:
 def _without(known: GampState, unknown: Array, S: Array) -> GampState:
     """The state with nothing known in the unknown directions, Ŵ = 0 and C = S there: G ⪰ -I holds
     in units of S, and 𝒯_s is bounded."""
-    new, old = _new_and_old(unknown, S)
+    new, old = new_and_old(unknown, S)
     return eqx.tree_at(
         lambda state: (state.weights, state.covariance, state.memory),
         known,
@@ -282,7 +283,7 @@ def _state(
     g = jnp.einsum("apq,naqm->npm", scale @ resolvent, weighted)
     memory = jnp.einsum("pq,nqm->npm", covariance, g)
 
-    new, old = _new_and_old(unknown, S)
+    new, old = new_and_old(unknown, S)
 
     def joined(found: Array, before: Array) -> Array:
         return contract(new, found) + contract(old, before)

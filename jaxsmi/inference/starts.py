@@ -31,6 +31,7 @@ from jaxsmi.inference.iteration import GampState, SideInformation, contract
 from jaxsmi.inference.spectral import (
     REGULARISATION,
     SpectralStart,
+    new_and_old,
     nothing_known,
     spectral_start,
     unknown_directions,
@@ -38,7 +39,6 @@ from jaxsmi.inference.spectral import (
 from jaxsmi.inference.spectral_vectors import Observations
 from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.models.base import AbstractModel, is_centred
-from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 
 __all__ = ["Start", "begin", "further"]
 
@@ -167,8 +167,8 @@ def further(
     if not bool(start.learned):
         return None
     more, estimate = _noisy(start, start_key)
-    before = sqrt_psd(S) @ (jnp.eye(model.indices) - unknown) @ inverse_root(S)
-    return more, estimate + contract(before, spectral)
+    _, old = new_and_old(unknown, S)
+    return more, estimate + contract(old, spectral)
 
 
 def _no_side(model: AbstractModel, signal: tuple[int, ...]) -> SideInformation:
