@@ -166,15 +166,16 @@ class AttentionIndexed(AbstractMatrixModel):
         return self.readout.dampings
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
-        """Raise a ValueError for inputs of other tokens, labels of another shape or, if asked to, a
-        teacher of other layers."""
+        """Raise a ValueError for inputs of other tokens, labels of another shape, or a teacher of
+        other layers: its factors would be taken for those of one matrix, whoever learns."""
+        del teacher
         T = self.tokens
         L = self.layers
         fits = data.inputs.shape[1] == T
         check(fits, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
         check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
-        if teacher and data.teacher is not None:
+        if data.teacher is not None:
             known = L if data.model is None else data.model.indices
             same = known == L and data.teacher.shape[0] % L == 0
             allowed = f"one of {L}, or Dataset(inputs, labels) without a teacher"
