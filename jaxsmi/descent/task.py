@@ -128,7 +128,9 @@ class Task(Descent):
 
     def observe(self, weights: Array) -> dict[str, PyTree]:
         """Overlaps and cosines, the error, and what the user asked to record."""
-        entry: dict[str, PyTree] = dict(self.model.overlaps(weights, self.data.teacher))
+        entry: dict[str, PyTree] = dict(
+            self.model.overlaps(weights, self.model.teacher_of(self.data))
+        )
         error = self._error(weights).astype(theory_dtype())
         entry |= {"error": error, "watched": error}
         if self.record is not None:

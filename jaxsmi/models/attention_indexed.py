@@ -36,7 +36,7 @@ from jaxsmi.core.checks import (
     check,
     require,
 )
-from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
 from jaxsmi.models.matrix import AbstractMatrixModel
@@ -166,20 +166,24 @@ class AttentionIndexed(AbstractMatrixModel):
         return self.readout.dampings
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
-        """Raise a ValueError for inputs of other tokens, labels of another shape, or a teacher of
-        other layers: its factors would be taken for those of one matrix, whoever learns."""
-        del teacher
+        """Raise a ValueError for inputs of other tokens, labels of another shape or, if asked to, a
+        teacher of other layers."""
         T = self.tokens
         L = self.layers
         fits = data.inputs.shape[1] == T
         check(fits, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
         check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
-        if data.teacher is not None:
+        if teacher and data.teacher is not None:
             known = L if data.model is None else data.model.indices
             same = known == L and data.teacher.shape[0] % L == 0
             allowed = f"one of {L}, or Dataset(inputs, labels) without a teacher"
             check(same, "data", f"a teacher of {known} layer(s)", allowed)
+
+    def teacher_of(self, data: Taught) -> Array | None:
+        """None of other layers: its factors would be taken for those of one matrix."""
+        same = data.model is None or data.model.indices == self.layers
+        return data.teacher if same else None
 
     def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the signal √d S (1, d, d) and of its fields (n, 1, T²) in message passing."""

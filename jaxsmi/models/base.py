@@ -310,6 +310,10 @@ class AbstractModel(eqx.Module):
     ) -> Array:
         """Error of an estimate against the teacher of the data; NaN without a teacher."""
 
+    def teacher_of(self, data: Taught) -> Array | None:
+        """The teacher of data, where weights have overlaps with it; else None."""
+        return data.teacher
+
     @abc.abstractmethod
     def comparable(self, teacher: Array) -> bool:
         """Whether cosines with this teacher exist (indices: it has as many rows)."""

@@ -97,9 +97,10 @@ class AbstractMatrixModel(AbstractModel):
     ) -> Array:
         """Estimation error per entry, of several layers their mean; NaN without a teacher."""
         del key, samples
-        if data.teacher is None:
+        teacher = self.teacher_of(data)
+        if teacher is None:
             return jnp.asarray(jnp.nan, theory_dtype())
-        return self.estimation_error(self.estimate(weights), data.teacher)
+        return self.estimation_error(self.estimate(weights), teacher)
 
     @property
     def recovery(self) -> Array:

@@ -27,9 +27,11 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 from jaxsmi.sensing.base import AbstractSensing
-from jaxsmi.sensing.blocks import Inputs, mapped, product_dtype, summed
+from jaxsmi.sensing.blocks import BLOCK, Inputs, mapped, product_dtype, summed
 
 __all__ = ["IndexSensing"]
+
+_LARGE = 2**26  # numbers of inputs that are read at once
 
 
 class IndexSensing(AbstractSensing):
@@ -91,7 +93,11 @@ class IndexSensing(AbstractSensing):
             moved = jnp.einsum("npmqt,ntkq->nmkp", weights, fields, precision="highest")
             return jnp.matmul(moved.reshape(n * M, K * P).T, flat, precision="highest")
 
-        return self.over_devices(summed(add, self.inputs, T)).reshape(W.shape) / D
+        # of a large array a product with several columns would keep copies, one for each place
+        # that it is taken in
+        samples, M, _ = self.inputs.shape
+        size = max(BLOCK // (M * D), 1) if samples * M * D > _LARGE else None
+        return self.over_devices(summed(add, self.inputs, T, size)).reshape(W.shape) / D
 
     def controlled_precision(self, g: Array, dg: Array) -> Array:
         """α ⟨g gᵀ - β (g gᵀ + ∂g)⟩ (P, P), its negative part (if any) cut."""

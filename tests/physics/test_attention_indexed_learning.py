@@ -309,12 +309,12 @@ def test_integer_inputs_are_numbers_like_others():
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused():
     two = smi.AttentionIndexed(2, 0.5, layers=2).sample(KEY, dimension=6, alpha=0.5)
-    for refused in (
-        lambda: smi.gamp(SOFT, two),
-        lambda: smi.train(SOFT, two, optax.adam(0.1), key=KEY, steps=1),
-    ):
-        with pytest.raises(ValueError, match=r"^data.*2 layer"):
-            refused()
+    with pytest.raises(ValueError, match=r"^data.*2 layer"):
+        smi.gamp(SOFT, two)
+    # one matrix may learn from two layers, but has no overlap with them
+    fit = smi.train(SOFT, two, optax.adam(0.1), key=KEY, steps=1)
+    assert np.all(np.isnan(fit.cosine))
+    assert np.isnan(fit.error)
     for name in ("weak_recovery", "staircase", "first_order"):
         with pytest.raises(ValueError, match=r"^model: .*a model of indices"):
             getattr(smi, name)(SOFT, key=KEY)

@@ -145,11 +145,14 @@ def test_gamp_learns_both_layers(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_gamp_learns_the_last_layer_first(seed):
-    """D = 1000, α = 0.5: Q22 on state evolution within 0.1, layer 1 unlearned (a random cosine is
-    1/√D = 0.03). Seed 5 went astray, overconfident, before labels were compared."""
+    """D = 1000, α = 0.5: Q22 on state evolution within three spreads over data sets (0.056, of 24),
+    and where a run from the teacher ends; layer 1 unlearned (a random cosine is 1/√D = 0.03). Seed
+    5 went astray, overconfident, before labels were compared."""
     _, theory, _ = evolve(0.5)
     _, cosine, Q, _, _, _ = learn(1000, 0.5, seed)
-    assert abs(Q[1, 1] - theory[1, 1]) <= 0.1
+    _, _, informed, _, _, _ = learn(1000, 0.5, seed, init="informed")
+    assert abs(Q[1, 1] - theory[1, 1]) <= 0.17
+    assert abs(Q[1, 1] - informed[1, 1]) <= 1e-2
     assert abs(cosine[0]) <= 0.2
 
 
