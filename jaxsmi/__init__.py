@@ -21,6 +21,7 @@ from jaxsmi.inference.message_passing import gamp
 from jaxsmi.inference.potential import free_entropy
 from jaxsmi.inference.spectral import spectral
 from jaxsmi.inference.spectral_theory import spectral_overlap
+from jaxsmi.learners import Erm, Mismatched, losses
 from jaxsmi.models import (
     AttentionIndexed,
     Bilinear,
@@ -44,6 +45,8 @@ __all__ = [
     "Bilinear",
     "Dataset",
     "DeepAttention",
+    "Erm",
+    "Mismatched",
     "MultiIndex",
     "Record",
     "Result",
@@ -62,6 +65,7 @@ __all__ = [
     "learned_at",
     "learning_order",
     "links",
+    "losses",
     "models",
     "priors",
     "recovery_threshold",

@@ -115,6 +115,12 @@ class AbstractChannel(eqx.Module):
         return None
 
     @property
+    def outcomes(self) -> Array | None:
+        """All labels that there are (K, ...), where they are few; None where they are a
+        continuum."""
+        return None
+
+    @property
     def smooth(self) -> bool | Array:
         """False where labels jump with the fields (signs): derivatives along sampled labels then
         miss the jumps. An array where that must be looked at."""

@@ -3,7 +3,7 @@ r"""Channels whose log-partition is closed form, or a one-dimensional integral d
 Equations here (ω, V as in channels/base.py; φ, Φ the Gaussian density and distribution function):
 
 * linear, y = z + √Δ ξ, any P = 1 row:       Z_out = Π_m N(y_m; ω_m, V + Δ)
-* sign, y = sign z:                           Z_out = Φ(y ω/√V)
+* sign, y = sign(z + √Δ ξ):                    Z_out = Φ(y ω/√(V + Δ))
 * modulus, y = |z| (or z²):                   Z_out = N(y; ω, V) + N(-y; ω, V)
 * sign of a product, y = sign(z_1 z_2):       Z_out = P(z_1 z_2 y > 0), each quadrant a
                                               one-dimensional integral
@@ -105,8 +105,13 @@ class LinearChannel(ClosedFormChannel):
 
 
 class SignChannel(AbstractScalarChannel, ClosedFormChannel):
-    """y = sign z (P = M = 1): log Z_out = log Φ(y ω/√V)."""
+    """y = sign(z + √Δ ξ) (P = M = 1): log Z_out = log Φ(y ω/√(V + Δ)).
 
+    Args:
+        noise: Δ, may be infinite: the label then says nothing. None: no noise.
+    """
+
+    noise: Array | None = None
     indices: int = eqx.field(static=True, default=1)
     tokens: int = eqx.field(static=True, default=1)
 
@@ -115,17 +120,34 @@ class SignChannel(AbstractScalarChannel, ClosedFormChannel):
         """Labels jump."""
         return False
 
+    @property
+    def outcomes(self) -> Array:
+        """+1 and -1."""
+        return jnp.array([1.0, -1.0])
+
+    @property
+    def noise_size(self) -> int:
+        """One normal, where there is noise."""
+        return 0 if self.noise is None else 1
+
     def link(self, fields: Array) -> Array:
         """sign z, with sign 0 = 1."""
         return jnp.where(fields[0, 0] >= 0.0, 1.0, -1.0)
+
+    def label(self, fields: Array, noise: Array) -> Array:
+        """sign(z + √Δ ξ)."""
+        if self.noise is None:
+            return self.link(fields)
+        return self.link(fields + jnp.sqrt(self.noise) * noise[0])
 
     def check_labels(self, labels: Array) -> None:
         """±1, shape (N,)."""
         check_signs(labels)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """log Φ(y ω/√V)."""
-        return log_ndtr(statistic * omega[0, 0] / jnp.sqrt(V[0, 0]))
+        """log Φ(y ω/√(V + Δ))."""
+        variance = V[0, 0] if self.noise is None else V[0, 0] + self.noise
+        return log_ndtr(statistic * omega[0, 0] / jnp.sqrt(variance))
 
 
 class ModulusChannel(AbstractScalarChannel, ClosedFormChannel):
@@ -212,6 +234,11 @@ class SignProductChannel(AbstractScalarChannel, ClosedFormChannel):
     def smooth(self) -> bool:
         """Labels jump."""
         return False
+
+    @property
+    def outcomes(self) -> Array:
+        """+1 and -1."""
+        return jnp.array([1.0, -1.0])
 
     def link(self, fields: Array) -> Array:
         """sign(z_1 z_2), with sign 0 = 1."""

@@ -34,6 +34,7 @@ class Result(enum.IntEnum):
     OVERCONFIDENT = 8
     NOTHING_LEARNED = 9
     LOST = 10
+    UNSTABLE = 11
 
     @property
     def remedy(self) -> str:
@@ -84,6 +85,11 @@ _REMEDIES = {
     Result.LOST: (
         "The run lost what its spectral start had found, and that start is returned: take more "
         "samples, or a larger dimension."
+    ),
+    Result.UNSTABLE: (
+        "The replica-symmetric fixed point is unstable, or the proximal point jumps for a "
+        "noticeable share of samples: these numbers are approximations, and message passing need "
+        "not converge. Take a larger ridge, or more samples."
     ),
 }
 

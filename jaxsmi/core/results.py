@@ -21,7 +21,7 @@ from jaxsmi.core.codes import Result, outcome
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Estimate", "Solution", "Threshold"]
+__all__ = ["Estimate", "LearnerSolution", "Solution", "Threshold"]
 
 
 class Estimate(NamedTuple):
@@ -106,6 +106,34 @@ class Solution(eqx.Module):
         """As an xarray.Dataset with provenance; keyword arguments are added to its attributes.
         Needs the extra `data`."""
         return labelled.to_xarray(self, **attributes)
+
+
+class LearnerSolution(Solution):
+    """What a solver says of a learner other than Bayes (`learner=`): a `Solution` with more.
+
+    Attributes:
+        teacher_overlap: M = W W*ᵀ/D (P, P*); NaN without a teacher.
+        direction_overlap: B = W Uᵀ/D (P, K), with the fixed directions of the inputs.
+        train_loss: Loss of a sample at the minimum, on average.
+        test_loss: Loss of a new sample, with its label noise.
+        energy: R(W)/D = α train_loss + (λ/2) tr Q.
+        potential: Φ, the energy at a fixed point.
+        stability: Spectral radius of the replicon map; below one where the theory is exact.
+        jump_fraction: Fraction of samples whose proximal point has another minimum.
+        gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
+        stderrs: Standard errors, by the names above; that of the overlap is `stderr`.
+    """
+
+    teacher_overlap: Array | None = None
+    direction_overlap: Array | None = None
+    train_loss: Array | None = None
+    test_loss: Array | None = None
+    energy: Array | None = None
+    potential: Array | None = None
+    stability: Array | None = None
+    jump_fraction: Array | None = None
+    gradient_norm: Array | None = None
+    stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
 
 
 class Threshold(eqx.Module):

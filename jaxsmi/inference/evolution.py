@@ -12,7 +12,7 @@ number and both functions are explicit, as for matrix models, a root takes its p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -21,14 +21,17 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import frozen
+from jaxsmi.core.arrays import frozen, is_zero
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
-from jaxsmi.core.results import Solution
+from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.inference.inversion import inverted
+from jaxsmi.inference.learner_evolution import Settings, Start, evolved, truth_of
 from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.prediction import prediction_error
 from jaxsmi.numerics import fixed_point, implicit
@@ -44,6 +47,7 @@ _START = 1e-3
 _SAMPLES = 8192
 _RANDOMISATIONS = 8
 _TOLERANCE = 1e-4
+_FINE = 1e-8  # of a learner, relative: accelerated steps get there at no cost
 
 
 def state_evolution(
@@ -51,7 +55,11 @@ def state_evolution(
     alpha: ArrayLike,
     *,
     key: PRNGKeyArray | None = None,
+    learner: AbstractLearner | None = None,
     q0: ArrayLike | None = None,
+    m0: ArrayLike | None = None,
+    v0: ArrayLike | None = None,
+    b0: ArrayLike | None = None,
     samples: int | None = None,
     randomisations: int | None = None,
     max_steps: int = 300,
@@ -70,16 +78,22 @@ def state_evolution(
     Args:
         model: Any model with a channel.
         alpha: Sample complexity, a number > 0: N/D for index models, n/d² or n/(dL) for matrices.
+        learner: Who learns, if not Bayes: `smi.Erm` or `smi.Mismatched`. Default None.
         key: Random key of the outer average, common random numbers: two calls with one key differ
             smoothly. Matrix models need none.
         q0: Starting overlap, a number (times the second moment S) or (P, P), 0 ⪯ Q ≺ S. A small
-            one is uninformed, one near S informed. Default 1e-3.
-        samples: Points of the outer average, over all nets. Default 8192.
+            one is uninformed, one near S informed. Default 1e-3; of a learner the identity.
+        m0, v0, b0: With a learner, M (P, P*), V (P, P) and B (P, K) of the start, or numbers: M
+            times the teacher's directions, shared evenly (0: uninformed), V times the identity.
+            Default 0.8, 0.5, 0.
+        samples: Points of the outer average, over all nets. Default 8192; of a learner 16384.
         randomisations: Independent nets, whose spread is the standard error. Default 8.
         max_steps: Step budget; for matrix models the steps of the history. Default 300.
-        tolerance: Largest distance to the fixed point, entry by entry. Default 1e-4.
-        newton: Whether Newton steps end the iteration. False gives the plain undamped trajectory;
-            for matrix models that from q̂ = 0, and their history is empty otherwise. Default True.
+        tolerance: Largest distance to the fixed point, entry by entry. Default 1e-4; of a learner
+            the largest relative residual, default 1e-8.
+        newton: Whether Newton steps (of a learner: accelerated ones) end the iteration. False gives
+            the plain undamped trajectory; for matrix models that from q̂ = 0, and their history is
+            empty otherwise. Default True.
         side_information: Strength λ in [0, 1) of a direct observation of the signal, which adds
             λ/(1-λ) to Q̂, as in `gamp`; λ = 1/D is what chance tells a run of dimension D about a
             direction that is not learned. Must be 0 for matrix models. Default 0.
@@ -90,6 +104,8 @@ def state_evolution(
         `covariance` V, plug-in `error`, `rho` (spectral radius of the map), and `history` with
         one entry a step ("step", "overlap", "covariance", "residual"). Its `result` is one of
         SUCCESS, RECOVERED, MARGINAL, MAX_STEPS, INACCURATE, NONFINITE, INVALID.
+        With a learner a `LearnerSolution`, with `teacher_overlap` M, `direction_overlap` B, losses,
+        `energy`, `stability`, and the codes UNSTABLE and DIVERGED.
         `overlap`, `covariance` and `error` have one derivative, forwards and backwards, in α and
         in every array of the model, dV = (I - J)^{-1} ∂F: NaN where the fixed point is marginal
         or was not reached, and for the `error` of links that jump. Matrix models have two.
@@ -111,49 +127,125 @@ def state_evolution(
         [TCDKZ25], [theory: multi-index, Eqs. (42) to (48)]; matrix models
         [theory: attention-indexed, Eq. (27)].
     """
-    model = model_argument(model, Ability.INFERENCE)
+    model = model_argument(model, None if learner is not None else Ability.INFERENCE)
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
-    max_steps = arguments.count("max_steps", max_steps)
-    newton = arguments.flag("newton", newton)
-    progress = arguments.flag("progress", progress)
+    given = _Given(
+        start=Start(q0, m0, v0, b0),
+        samples=samples,
+        randomisations=randomisations,
+        max_steps=arguments.count("max_steps", max_steps),
+        tolerance=tolerance,
+        newton=arguments.flag("newton", newton),
+        side_information=side_information,
+        progress=arguments.flag("progress", progress),
+    )
+    if learner is not None:
+        return _of_learner(model, alpha, learner, key, given, arguments)
+    for name, value in {"m0": m0, "v0": v0, "b0": b0}.items():
+        check(value is None, name, value, "None without a learner=: Bayes has M = Q and V = S - Q")
     if model.channel.explicit:
-        sampling = {
-            "q0": q0,
-            "samples": samples,
-            "randomisations": randomisations,
-            "tolerance": tolerance,
-        }
-        _refuse_for_matrices(arguments, sampling, side_information)
-        key = None if key is None else arguments.key("key", key)
-        alpha = jnp.where(arguments.valid & model.valid, alpha, jnp.nan)
         matrix_model = cast(AbstractMatrixModel, model)  # no other channel is explicit
-        return inverted(matrix_model, alpha, key, history_steps=0 if newton else max_steps)
-    key = arguments.key("key", key)
-    nets = arguments.count("randomisations", _default(randomisations, _RANDOMISATIONS), at_least=2)
-    samples = arguments.count("samples", _default(samples, _SAMPLES), at_least=2 * nets)
-    limit = arguments.number("tolerance", _default(tolerance, _TOLERANCE), POSITIVE)
-    strength = arguments.number("side_information", side_information, FRACTION)
+        return _of_matrix(matrix_model, alpha, key, given, arguments)
+    return _of_indices(model, alpha, arguments.key("key", key), given, arguments)
+
+
+class _Given(NamedTuple):
+    """The arguments of `state_evolution` that say where and how the iteration goes."""
+
+    start: Start
+    samples: int | None
+    randomisations: int | None
+    max_steps: int
+    tolerance: ArrayLike | None
+    newton: bool
+    side_information: ArrayLike
+    progress: bool
+
+    def sizes(self, arguments: Arguments, default: int, images: int) -> tuple[int, int]:
+        """Points of each rule of the average, with their `images`, and how many rules."""
+        rules = arguments.count(
+            "randomisations", _default(self.randomisations, _RANDOMISATIONS), at_least=2
+        )
+        total = arguments.count("samples", _default(self.samples, default), at_least=images * rules)
+        return total // rules, rules
+
+    def limit(self, arguments: Arguments, default: float) -> Array:
+        """The tolerance."""
+        return arguments.number("tolerance", _default(self.tolerance, default), POSITIVE)
+
+
+def _of_indices(
+    model: AbstractModel, alpha: Array, key: PRNGKeyArray, given: _Given, arguments: Arguments
+) -> Solution:
+    """`state_evolution` of a model of indices."""
+    points, rules = given.sizes(arguments, _SAMPLES, 2)
+    limit = given.limit(arguments, _TOLERANCE)
+    strength = arguments.number("side_information", given.side_information, FRACTION)
     S = model.prior.second_moment(model.indices)
-    Q0 = arguments.overlap("q0", _default(q0, _START), S)
+    Q0 = arguments.overlap("q0", _default(given.start.overlap, _START), S)
     # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
     overlap_map = OverlapMap(
         model,
         jnp.where(arguments.valid & model.valid, alpha, jnp.nan),
         key,
-        power_of_two(max(samples // nets, 2)),
-        nets,
+        power_of_two(max(points, 2)),
+        rules,
         strength / (1.0 - strength),
     )
     # derivatives come from the fixed point, not from the way to it
     V0 = lax.stop_gradient(S - Q0)
+    steps = given.max_steps
     iteration = frozen(overlap_map).iteration(
-        V0, max_steps=max_steps, tolerance=limit, newton=newton
+        V0, max_steps=steps, tolerance=limit, newton=given.newton
     )
-    label = f"state evolution, α={float(overlap_map.alpha):g}" if progress else None
-    run = ready(iteration, max_steps)
-    end = drive(iteration, run, max_steps, label=label, stretch=_STRETCH)
+    label = f"state evolution, α={float(overlap_map.alpha):g}" if given.progress else None
+    end = drive(iteration, ready(iteration, steps), steps, label=label, stretch=_STRETCH)
     return _solution(overlap_map, end)
+
+
+def _of_matrix(
+    model: AbstractMatrixModel,
+    alpha: Array,
+    key: PRNGKeyArray | None,
+    given: _Given,
+    arguments: Arguments,
+) -> Solution:
+    """`state_evolution` of a matrix model."""
+    sampling = {
+        "q0": given.start.overlap,
+        "samples": given.samples,
+        "randomisations": given.randomisations,
+        "tolerance": given.tolerance,
+    }
+    _refuse_for_matrices(arguments, sampling, given.side_information)
+    key = None if key is None else arguments.key("key", key)
+    alpha = jnp.where(arguments.valid & model.valid, alpha, jnp.nan)
+    return inverted(model, alpha, key, history_steps=0 if given.newton else given.max_steps)
+
+
+def _of_learner(
+    model: AbstractModel,
+    alpha: Array,
+    learner: AbstractLearner,
+    key: PRNGKeyArray | None,
+    given: _Given,
+    arguments: Arguments,
+) -> LearnerSolution:
+    """`state_evolution` with a learner."""
+    arguments.instance("learner", learner, AbstractLearner, "smi.Erm(..) or smi.Mismatched(..)")
+    allowed = "a model of indices beside learner= (no theory is known for matrices)"
+    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
+    none = is_zero(given.side_information)
+    check(none, "side_information", given.side_information, "0 with a learner")
+    key = arguments.key("key", key)
+    settings = Settings(
+        *given.sizes(arguments, 2 * _SAMPLES, 4), given.max_steps, given.newton, given.progress
+    )
+    tolerance = given.limit(arguments, _FINE)
+    student = learner.taught_by(teacher)
+    x = given.start.at(student, truth_of(teacher), arguments)
+    return evolved(teacher, alpha, student, key, x, tolerance, settings, arguments.valid)
 
 
 def _default(value: ArrayLike | None, default: float) -> ArrayLike:

@@ -53,6 +53,7 @@ from jaxsmi.inference.calibration import (
 )
 from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
 from jaxsmi.inference.pace import Pace
+from jaxsmi.learners.base import AbstractResponder
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.sensing.base import AbstractSensing
 
@@ -120,6 +121,7 @@ def contract(A: Array, W: Array) -> Array:
     return jnp.tensordot(A, W, axes=1)
 
 
+_GROWN = 1e6  # of |W|² at the start: a minimiser has no other bound
 _EMERGING = 1e-2  # of S: what is smaller is next to nothing
 _DRAWS = 1  # the stream of the numbers that labels are compared by
 _Moved = tuple[Array, Array, Array]  # Ŵ, C and the memory, which are damped
@@ -129,6 +131,7 @@ class GampIteration(AbstractSolver[Position]):
     """Message passing on one data set (module docstring)."""
 
     model: AbstractModel
+    learner: AbstractResponder
     data: Dataset
     start: GampState | None
     spectral: Array | None
@@ -240,14 +243,20 @@ class GampIteration(AbstractSolver[Position]):
         vanished = norm <= 1e-5 * state.start_norm
         ended = still | vanished
         trace = jnp.trace(state.state.covariance)
-        recovered = self.model.channel.noiseless & self.ray.reached(state.ray, trace)
+        recovered = jnp.zeros((), bool)
+        grown = size > _GROWN * state.start_norm**2
+        lost = Result.DIVERGED  # λ + A is not positive definite
+        if self.learner.bayes:
+            recovered = self.model.channel.noiseless & self.ray.reached(state.ray, trace)
+            grown = size > 10.0 * self.largest
+            lost = Result.NONFINITE
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),
             (ended, Result.SUCCESS),
             (ended & (state.inaccurate > INACCURATE_SHARE), Result.INACCURATE),
             (recovered, Result.RECOVERED),
-            (size > 10.0 * self.largest, Result.DIVERGED),
-            (~state.finite, Result.NONFINITE),
+            (grown, Result.DIVERGED),
+            (~state.finite, lost),
         )
 
     def progress(self, state: Position) -> Mapping[str, str]:
@@ -301,7 +310,7 @@ class GampIteration(AbstractSolver[Position]):
             labels = self.data.labels
             excess = misfit(model.channel, labels, omega, V, numbers, sensing).excess
             V = widened(V, model.prior.second_moment(model.indices), excess)
-        posterior = model.channel.respond(self.statistic, omega, V, key)
+        posterior = self.learner.respond(self.statistic, omega, V, key)
         g = posterior.g
         A = self._precision(sensing, posterior, V)
         b = sensing.adjoint(g) + contract(A, state.weights)
@@ -310,14 +319,14 @@ class GampIteration(AbstractSolver[Position]):
             second_moment = model.prior.second_moment(A.shape[0])
             calibrated = calibration(b, A, sensing.outer_precision(g), second_moment)
         b = contract(calibrated.rescaling, b) + self.side.fields
-        weights, covariance = model.prior.posterior(b, calibrated.precision + self.side.precision)
+        weights, covariance = self.learner.posterior(b, calibrated.precision + self.side.precision)
         onsager = covariance @ calibrated.rescaling
         weights, covariance, memory = self._damped(
             (weights, covariance, jnp.einsum("pq,nqm->npm", onsager, g)),
             (state.weights, state.covariance, state.memory),
             damping,
         )
-        missed = posterior.error > model.channel.tolerance
+        missed = posterior.error > self.learner.tolerance
         inaccurate = sensing.mean(missed.astype(weights.dtype))
         next_state = GampState(
             weights=weights,

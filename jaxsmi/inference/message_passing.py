@@ -34,6 +34,8 @@ from jaxsmi.core.driver import Record, Run, drive, ready
 from jaxsmi.core.results import Solution
 from jaxsmi.inference import starts
 from jaxsmi.inference.iteration import GampIteration, GampState, Position
+from jaxsmi.inference.learner_passing import Plan, learned
+from jaxsmi.learners.base import AbstractLearner, Bayes
 from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["GampState", "gamp"]
@@ -50,6 +52,7 @@ def gamp(
     data: Dataset,
     *,
     key: PRNGKeyArray | None = None,
+    learner: AbstractLearner | None = None,
     max_steps: int = 300,
     tolerance: ArrayLike = 1e-4,
     damping: ArrayLike | None = None,
@@ -74,6 +77,8 @@ def gamp(
         data: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or
             without a teacher.
         key: Random key of the start, and of channels that sample; required.
+        learner: Who learns, if not Bayes: `smi.Erm` (the run ends at a stationary point of its
+            risk) or `smi.Mismatched`. Default None.
         max_steps: Steps at most. Default 300.
         tolerance: On the change of Ŵ in a step (before damping), relative to Ŵ. Default 1e-4.
         damping: Of Ŵ, C and the memory of the Onsager term, in [0, 1). None: of indices 0, which
@@ -88,10 +93,10 @@ def gamp(
         init: "spectral" (the estimate of `smi.spectral`, and a random 1e-3 beside it), the size of
             a random start, a number > 0 (1e-3 is uninformative; larger ones with C = S end
             overconfident), "informed" (the posterior mean given the teacher seen with side
-            information 0.99), or the signal itself, (P, D). Default None: "spectral" where labels
-            do not change with the sign of the fields, 1e-3 where they do or where anything else
-            starts the run (side information, `state`), for matrices, and inside jit where numbers
-            of the model itself are traced.
+            information 0.99; of a learner the teacher), or the signal itself, (P, D). Default None:
+            "spectral" where labels do not change with the sign of the fields, 1e-3 where they do or
+            where anything else starts the run (side information, `state`), for matrices, and inside
+            jit where numbers of the model itself are traced; of a learner 0.5.
         side_information: λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what
             that says. Default 0.
         record: A function of a `GampState`, kept in history["record"]; or a `Record` that also says
@@ -130,12 +135,18 @@ def gamp(
     Source:
         [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
     """
-    model = model_argument(model, Ability.INFERENCE)
+    model = model_argument(model, None if learner is not None else Ability.INFERENCE)
     arguments = Arguments()
     max_steps = arguments.count("max_steps", max_steps)
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
     chosen = model.dampings[0] if damping is None else damping
     function, every = Record.of(record)
+    if learner is not None:
+        _check_beside(learner, precision, calibrate, side_information)
+        weight = arguments.number("damping", chosen, FRACTION)
+        bar = arguments.flag("progress", progress)
+        plan = Plan(init, state, weight, tolerance, function, every, max_steps, bar)
+        return learned(model, data, learner, arguments.key("key", key), plan, arguments)
     options = _Options(
         damping=arguments.number("damping", chosen, FRACTION),
         tolerance=tolerance,
@@ -189,6 +200,21 @@ def _calibrated(model: AbstractModel, calibrate: bool | None) -> bool:
     return bool(calibrate)
 
 
+def _check_beside(
+    learner: AbstractLearner,
+    precision: str | None,
+    calibrate: bool | None,
+    side_information: ArrayLike,
+) -> None:
+    """Raise a ValueError for settings that hold for Bayes alone."""
+    del learner
+    allowed = "'divergence' with a learner (the others assume the Nishimori line)"
+    check(precision in (None, "divergence"), "precision", precision, allowed)
+    check(calibrate in (None, False), "calibrate", calibrate, "False with a learner")
+    none = isinstance(side_information, (int, float)) and side_information == 0
+    check(none, "side_information", side_information, "0 with a learner")
+
+
 def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) -> None:
     """Raise a ValueError for data, labels or a state that do not fit the model."""
     Arguments().instance(
@@ -211,6 +237,7 @@ def _problem(
     """The solver of a run."""
     return GampIteration(
         model=start.model,
+        learner=Bayes(start.model),
         data=data,
         start=start.state,
         spectral=start.spectral,

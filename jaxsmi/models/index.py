@@ -57,8 +57,8 @@ class AbstractIndexModel(AbstractModel):
         return self.channel.link(fields)
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
-        """Raise a ValueError for inputs of other tokens, labels of another shape, or, if asked to,
-        a teacher of other rows."""
+        """Raise a ValueError for inputs of other tokens, labels of another size, or, if asked to, a
+        teacher of other rows."""
         shown = f"(N, {self.tokens}, D): M tokens a sample"
         check(data.inputs.shape[1] == self.tokens, "data.inputs", data.inputs, shown)
         if teacher and data.teacher is not None:
@@ -67,7 +67,10 @@ class AbstractIndexModel(AbstractModel):
         fields = jax.ShapeDtypeStruct((self.indices, self.tokens), float)
         shape = jax.eval_shape(self.link, fields).shape
         shown = f"rows of shape {shape}, as the link's"
-        check(data.labels.shape[1:] == shape, "data.labels", data.labels, shown)
+        given = data.labels.shape[1:]
+        # a student may predict one number as (1,) for labels of shape (), and the reverse
+        single = not teacher and np.prod(given) == 1 and np.prod(shape) == 1
+        check(given == shape or single, "data.labels", data.labels, shown)
 
     # Message passing and theory
 
@@ -114,7 +117,7 @@ class AbstractIndexModel(AbstractModel):
 
     def sensing(self, data: Dataset) -> IndexSensing:
         """How the signal is seen through the inputs of `data`."""
-        self.check_data(data)
+        self.check_data(data, teacher=False)
         return IndexSensing(data.inputs)
 
     # Data

@@ -3,7 +3,7 @@
 | link | y | channel |
 |---|---|---|
 | linear(noise) | z + √Δ ξ | closed form |
-| sign() | sign z | closed form |
+| sign(noise) | sign(z + √Δ ξ) | closed form |
 | phase_retrieval() | |z| or z² | closed form |
 | sign_product(k) | sign(z_1 .. z_k) | k = 1, 2, 3 (others sample and train) |
 | product(k) | z_1 .. z_k | k = 1, 2 (others sample and train) |
@@ -14,12 +14,15 @@ The law of a label is that of the channel; only links without a channel are writ
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
+from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.checks import VARIANCE, Arguments
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.numerics.refining import Budget
@@ -70,17 +73,19 @@ def linear(
     return MultiIndex(channel=LinearChannel(variance, tokens), prior=prior, name="linear")
 
 
-def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
-    """Perceptron, y = sign z. With a Rademacher prior: the binary perceptron.
+def sign(prior: AbstractIidPrior | None = None, noise: ArrayLike = 0.0) -> MultiIndex:
+    """Perceptron, y = sign(z + √Δ ξ). With a Rademacher prior: the binary perceptron.
 
     Args:
         prior: Of the row of W. Default: iid N(0, 1).
+        noise: Variance Δ >= 0 of the noise inside the sign; infinite: labels are random signs.
+            Default 0.
 
     Returns:
         A `MultiIndex` model.
 
     Raises:
-        Nothing.
+        ValueError: For Δ < 0.
 
     Example:
         >>> import jaxsmi as smi
@@ -93,7 +98,9 @@ def sign(prior: AbstractIidPrior | None = None) -> MultiIndex:
     Source:
         [theory: multi-index, Eq. (23)].
     """
-    return MultiIndex(channel=SignChannel(), prior=prior, name="sign")
+    allowed = dataclasses.replace(VARIANCE, infinite=True)
+    variance = None if is_zero(noise) else Arguments().number("noise", noise, allowed)
+    return MultiIndex(channel=SignChannel(noise=variance), prior=prior, name="sign")
 
 
 def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None) -> MultiIndex:

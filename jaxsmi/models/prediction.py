@@ -81,7 +81,11 @@ def prediction_error(
     other = link(omega)
     if bayes:
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
-    squared = jnp.sum((labels - other).reshape(randomisations, samples, -1) ** 2, axis=-1)
+    shape = (randomisations, samples, -1)
+    labels, other = labels.reshape(shape), other.reshape(shape)
+    # predictions of another size than the labels (a score, say) do not compare
+    gap = labels - other if labels.shape == other.shape else jnp.full((*shape[:2], 1), jnp.nan)
+    squared = jnp.sum(gap**2, axis=-1)
     each = jnp.mean(squared * (0.5 if bayes else 1.0), axis=1)
     estimate = Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(randomisations))
     # labels that jump have no derivative along the sampled ones

@@ -18,6 +18,7 @@ __all__ = [
     "inverse_of_many",
     "inverse_root",
     "positive_part",
+    "solve_definite",
     "sqrt_psd",
     "symmetric",
 ]
@@ -119,3 +120,22 @@ def inverse_of_many(matrices: Array) -> tuple[Array, Array]:
         A = A.at[:, i, :].set(row).at[:, :, i].set(-column * pivot[:, None])
         A = A.at[:, i, i].set(pivot)
     return A, definite
+
+
+def solve_definite(A: Array, b: Array) -> tuple[Array, Array]:
+    """A^{-1} b for one small symmetric A (k, k) and b (k, m), made for many under `vmap`.
+
+    Gauss-Jordan steps, unrolled: elementwise operations over all samples (see `inverse_of_many`).
+
+    Returns:
+        A^{-1} b (k, m), and whether A is positive definite (its pivots are positive).
+    """
+    definite = jnp.asarray(True)
+    size = A.shape[-1]
+    table = jnp.concatenate([A, b], axis=1)
+    for i in range(size):
+        pivot = table[i, i]
+        definite = definite & (pivot > 0.0)
+        row = table[i] / jnp.where(pivot != 0.0, pivot, 1.0)
+        table = (table - table[:, i][:, None] * row).at[i].set(row)
+    return table[:, size:], definite

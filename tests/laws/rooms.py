@@ -12,6 +12,7 @@ FLOORS = (  # a room may import from rooms before it and from those beside it, n
     {"numerics"},
     {"sensing", "priors", "channels"},
     {"models"},
+    {"learners"},
     {"inference"},
     {"descent"},
     {"thresholds", "sgd"},

@@ -1,0 +1,149 @@
+r"""The proximal channel: what a label says about its fields to a learner that minimises a loss.
+
+Equations here [Cui24; theory: empirical-risk, Eqs. (3) to (5)], for a loss ℓ_y(z) of the fields
+z (P, M) of one sample, V = L Lᵀ and τ = L^{-1}(z - ω):
+
+    prox(y; ω, V) = argmin_z ½ Σ_m (z_m - ω_m)ᵀ V^{-1} (z_m - ω_m) + ℓ_y(z);   𝓜 the minimum
+    g  = V^{-1}(prox - ω) = L^{-ᵀ} τ = -∂_ω 𝓜                                     (P, M)
+    ∂g = L^{-ᵀ} [(I + Lᵀ H L)^{-1} - I] L^{-1},   H = ∂²ℓ_y(prox)                   (P, M, P, M)
+    ∂g/∂z* = -L^{-ᵀ} (I + Lᵀ H L)^{-1} Lᵀ ∂_z ∂_{z*} ℓ_{y(z*)}                      (P, M, P*, M)
+
+The branch is the global minimum, by several starts (numerics/minimum.py). Derivatives in every
+number (ω, V, the label, the parameters of link and loss) come by the implicit function theorem: one
+Newton step from the minimum, which does not move it, carries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array
+
+from jaxsmi.core.arrays import frozen
+from jaxsmi.numerics.linear_algebra import solve_definite
+from jaxsmi.numerics.minimum import lowest_minimum
+
+__all__ = ["Loss", "Proximal", "given", "hinge_point", "solved"]
+
+Loss = Callable[[Array, Array], Array]  # ℓ_y(z) of a label and of its fields
+LabelLaw = Callable[[Array], Array]  # the label of teacher fields z* (P*, M), its noise fixed
+
+
+class Proximal(eqx.Module):
+    """The proximal point of one sample.
+
+    `g` (P, M); `dg` (P, M, P, M); `slope` (P, P*), Σ_m ∂g_m/∂z*_m through the label; `loss` ℓ_y at
+    the point and `envelope` 𝓜; `error`: the gradient that remained; `second`: whether another
+    minimum was met.
+    """
+
+    g: Array
+    dg: Array
+    slope: Array
+    loss: Array
+    envelope: Array
+    error: Array
+    second: Array
+
+
+class _Problem(eqx.Module):
+    """½|τ|² + ℓ_y(ω + L τ), as a function of τ (P M,)."""
+
+    loss: Loss
+    label: Array
+    omega: Array
+    root: Array
+
+    def fields(self, tau: Array) -> Array:
+        """z = ω + L τ."""
+        return self.omega + self.root @ tau.reshape(self.omega.shape)
+
+    def __call__(self, tau: Array) -> Array:
+        """The function itself."""
+        return 0.5 * jnp.sum(tau**2) + self.loss(self.label, self.fields(tau))
+
+
+def solved(
+    loss: Loss, label: Array, omega: Array, V: Array, starts: Array, law: LabelLaw, goal: Array
+) -> Proximal:
+    """The proximal point by damped Newton steps.
+
+    Args:
+        loss: ℓ_y(z), twice differentiable.
+        label: y of one sample.
+        omega: ω (P, M).
+        V: (P, P), positive definite.
+        starts: Fields to begin at, (K, P, M).
+        law: The label as a function of the teacher's fields, `label` = law(goal).
+        goal: Fields of the teacher (P*, M), for `slope`.
+
+    Returns:
+        A `Proximal`.
+    """
+    problem = _Problem(loss, label, omega, jnp.linalg.cholesky(V))
+    fixed = frozen(problem)
+    whitened = solve_triangular(fixed.root, lax.stop_gradient(starts) - fixed.omega, lower=True)
+    flat = whitened.reshape(len(starts), -1)
+    lowest = lowest_minimum(fixed, flat)
+    identity = jnp.eye(flat.shape[1], dtype=flat.dtype)
+    inverse, _ = solve_definite(jax.hessian(fixed)(lowest.position), identity)
+    # zero but for rounding, and for derivatives
+    tau = lowest.position - lax.stop_gradient(inverse) @ jax.grad(problem)(lowest.position)
+    inverse, _ = solve_definite(jax.hessian(problem)(tau), identity)
+    unwhiten = solve_triangular(problem.root, jnp.eye(len(V), dtype=V.dtype), lower=True, trans=1)
+    shape = omega.shape
+    bracket = (inverse - identity).reshape(shape + shape)
+    pull = lambda z: jax.grad(_Problem(loss, law(z), omega, problem.root))(tau)
+    mixed = jax.jacfwd(pull)(goal).reshape(tau.size, goal.size)
+    response = -(inverse @ mixed).reshape(shape + goal.shape)
+    value = loss(label, problem.fields(tau))
+    return Proximal(
+        g=unwhiten @ tau.reshape(shape),
+        dg=jnp.einsum("ap,pmqn,bq->ambn", unwhiten, bracket, unwhiten),
+        slope=jnp.einsum("ap,pmqm->aq", unwhiten, response),
+        loss=value,
+        envelope=value + 0.5 * jnp.sum(tau**2),
+        error=lowest.residual,
+        second=lowest.second,
+    )
+
+
+def given(
+    prox: Callable[[Array, Array, Array], Array],
+    loss: Loss,
+    label: Array,
+    omega: Array,
+    V: Array,
+    law: LabelLaw,
+    goal: Array,
+) -> Proximal:
+    """The proximal point by a formula, prox(y, ω, V): for losses with kinks.
+
+    Args and Returns as `solved`; ∂g and the slope are derivatives of the formula.
+    """
+    inverse = jnp.linalg.inv(V)
+    answer = lambda y, w: inverse @ (prox(y, w, V) - w)
+    z = prox(label, omega, V)
+    g = answer(label, omega)
+    dg = jax.jacfwd(answer, argnums=1)(label, omega)
+    slope = jax.jacfwd(lambda goal: answer(law(goal), omega))(goal)
+    value = loss(label, z)
+    return Proximal(
+        g=g,
+        dg=dg,
+        slope=jnp.einsum("pmqm->pq", slope),
+        loss=value,
+        envelope=value + 0.5 * jnp.sum(g * (z - omega)),
+        error=jnp.zeros_like(value),
+        second=jnp.zeros((), bool),
+    )
+
+
+def hinge_point(label: Array, omega: Array, V: Array) -> Array:
+    """The proximal point of the hinge for one index, ŷ = z: z = ω + y clip(1 - y ω, 0, V)."""
+    return omega + label * jnp.clip(1.0 - label * omega, 0.0, V[0, 0])

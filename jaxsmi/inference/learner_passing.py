@@ -1,0 +1,183 @@
+r"""Message passing of a learner other than Bayes: its start, and what its end says.
+
+Equations here [Cui24; theory: empirical-risk, sections 1 and 2], along the iteration of
+inference/iteration.py with g of the learner and the divergence for A:
+
+    R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²,    ∇R = (1/√D) Σ_μ ∂ℓ(z_μ) x_μᵀ + λ W
+
+A fixed point is a stationary point of R: ‖∇R‖/√D is returned with it. Undamped, a run follows the
+state evolution of its learner step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.codes import Result
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.driver import Run, drive, ready
+from jaxsmi.core.results import LearnerSolution
+from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
+from jaxsmi.learners.base import AbstractLearner
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.index import AbstractIndexModel
+
+__all__ = ["Plan", "learned"]
+
+_SIZE = 0.5  # of a random start: a tiny one fails where the loss is not convex
+
+
+class Plan(NamedTuple):
+    """How a run goes, checked: where it starts (`init`, or `state` to go on from), its `damping`
+    and `tolerance`, what is recorded and how often, and its steps."""
+
+    init: ArrayLike | str | None
+    state: GampState | None
+    damping: Array
+    tolerance: Array
+    record: Callable[[GampState], PyTree] | None
+    every: int
+    max_steps: int
+    progress: bool
+
+
+def learned(
+    model: AbstractModel,
+    data: Dataset,
+    learner: AbstractLearner,
+    key: PRNGKeyArray,
+    plan: Plan,
+    arguments: Arguments,
+) -> LearnerSolution:
+    """`gamp` with a learner (module docstring)."""
+    arguments.instance("learner", learner, AbstractLearner, "smi.Erm(..) or smi.Mismatched(..)")
+    allowed = "a model of indices beside learner= (message passing of matrices is that of Bayes)"
+    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
+    student = learner.taught_by(teacher)
+    network = student.network
+    network.check_data(data, teacher=False)
+    student.check_labels(data.labels)
+    start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
+    state = plan.state
+    if state is None:
+        state = _start(network, data, start_key, plan.init, arguments)
+    P = network.indices
+    dtype = theory_dtype()
+    nothing = SideInformation(jnp.zeros((P, P), dtype), jnp.zeros((P, data.dimension), dtype))
+    problem = GampIteration(
+        model=network,
+        learner=student,
+        data=data,
+        start=state,
+        spectral=None,
+        statistic=_statistic(student, data.labels),
+        side=nothing,
+        damping=plan.damping,
+        tolerance=plan.tolerance,
+        key=run_key,
+        record=plan.record,
+        mesh=data.mesh,
+        precision=student.precisions[0],
+        calibrate=False,
+        adaptive=False,
+        max_steps=plan.max_steps,
+    )
+    run = ready(problem, plan.max_steps // plan.every)
+    label = f"GAMP of a learner, D={data.dimension}, N={data.samples}" if plan.progress else None
+    running = eqx.tree_at(lambda p: p.start, problem, None)
+    run = drive(running, run, plan.max_steps, every=plan.every, label=label, stretch=2)
+    return _solution(running, student, run, key, arguments.valid & teacher.valid)
+
+
+@eqx.filter_jit
+def _statistic(learner: AbstractLearner, labels: Array) -> Array:
+    return learner.statistic(labels)
+
+
+def _start(
+    network: AbstractIndexModel,
+    data: Dataset,
+    key: PRNGKeyArray,
+    init: ArrayLike | str | None,
+    arguments: Arguments,
+) -> GampState:
+    """Random weights of order one, those of the teacher, or given ones, and C = I."""
+    shape = network.student_shape(data.dimension)
+    fields = (data.samples, network.indices, network.tokens)
+    covariance = jnp.eye(network.indices, dtype=theory_dtype())
+    allowed = f"a positive number, 'informed', or an array {shape}, with a learner"
+    if isinstance(init, str):
+        check(init == "informed", "init", init, allowed)
+        teacher = data.teacher
+        known = teacher is not None and teacher.shape == shape
+        check(known, "init", init, f"'informed' for a teacher of shape {shape}; or an array")
+        assert teacher is not None
+        return GampState.start(teacher.astype(theory_dtype()), covariance, fields)
+    given = arguments.array("init", _SIZE if init is None else init, allowed)
+    check(given.shape in ((), shape), "init", init, allowed)
+    if given.ndim:
+        return GampState.start(given, covariance, fields)
+    arguments.condition(given > 0.0, "init", init, allowed)
+    return GampState.start(network.start(key, data.dimension, given), covariance, fields)
+
+
+@eqx.filter_jit
+def _solution(
+    problem: GampIteration,
+    learner: AbstractLearner,
+    end: Run[Position],
+    key: PRNGKeyArray,
+    valid: Array,
+) -> LearnerSolution:
+    """What the end of a run means."""
+    network = problem.model
+    data = problem.data
+    state = end.state.state
+    W = state.weights
+    D = data.dimension
+    sensing = network.sensing(data)
+    overlaps = network.overlaps(W, data.teacher)
+    fields = sensing.forward(W)
+    losses, slope = jax.vmap(jax.value_and_grad(_one(learner)))(fields, data.labels)
+    gradient = sensing.adjoint(slope) + learner.decay * W
+    squares = jnp.sum(W**2) / D
+    energy = jnp.sum(losses) / D + 0.5 * learner.decay * squares
+    error = network.error_of(W, data, key=jax.random.fold_in(problem.key, 1))
+    code = jnp.where(valid, end.result, int(Result.INVALID))
+    nothing = ~valid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
+    masked = lambda x: jnp.where(nothing, jnp.nan, x)
+    return LearnerSolution(
+        overlap=masked(overlaps["overlap"]),
+        stderr=jnp.zeros_like(overlaps["overlap"]),
+        error=masked(error),
+        alpha=jnp.asarray(sensing.alpha, W.dtype),
+        steps=state.step,
+        residual=end.state.residual,
+        result=code,
+        history=jax.tree.map(lambda x: jnp.where(valid, x, jnp.nan), end.history),
+        covariance=masked(state.covariance),
+        rho=jnp.asarray(jnp.nan, W.dtype),
+        weights=jnp.where(valid, W, jnp.nan),
+        state=state,
+        model=network,
+        key=key,
+        kind="gamp",
+        teacher_overlap=masked(overlaps["teacher_overlap"]),
+        train_loss=masked(jnp.mean(losses)),
+        energy=masked(energy),
+        gradient_norm=masked(jnp.sqrt(jnp.sum(gradient**2) / D)),
+    )
+
+
+def _one(learner: AbstractLearner) -> Callable[[Array, Array], Array]:
+    """The loss of one sample's fields."""
+    return lambda fields, label: learner.losses(fields[None], label[None])[0]

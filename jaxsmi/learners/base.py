@@ -1,0 +1,270 @@
+r"""What a learner must say: the face that message passing and state evolution read.
+
+A learner is what somebody believes about data that may have been made otherwise: a student network
+with a loss (`Erm`), or the posterior of another model (`Mismatched`). It answers a label at its
+fields ω ~ N(·, V), and a field of its weights, b = M̂ w* + B̂ u + Q̂^{1/2} ξ of precision V̂:
+
+    g, ∂g = respond(y, ω, V)          W, C = posterior(b, A)
+    Q = E f fᵀ,  M = E f w*ᵀ,  B = E f uᵀ,  V = E ∂_b f                moments(conjugates, truth)
+
+Here P and P* are the indices of student and teacher, M the tokens, K the fixed directions of the
+inputs. Source: [Cui24], [theory: empirical-risk, sections 2 and 3].
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.channels.base import Posterior
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.priors.iid import AbstractIidPrior
+
+__all__ = [
+    "AbstractLearner",
+    "AbstractResponder",
+    "Bayes",
+    "Conjugates",
+    "LabelLaw",
+    "Moments",
+    "Overlaps",
+    "Reply",
+    "Truth",
+    "linear_moments",
+]
+
+LabelLaw = Callable[[Array, Array], Array]  # the label of teacher fields (P*, M) and its noise
+
+
+class Overlaps(eqx.Module):
+    """Order parameters: `overlap` Q = W Wᵀ/D (P, P), `teacher` M = W W*ᵀ/D (P, P*), `covariance`
+    V (P, P), the response of the fields to one sample, and `direction` B = W Uᵀ/D (P, K)."""
+
+    overlap: Array
+    teacher: Array
+    covariance: Array
+    direction: Array
+
+
+class Conjugates(eqx.Module):
+    """What the labels say of the weights: `noise` Q̂ (P, P), `signal` M̂ (P, P*), `precision` V̂
+    (P, P) and `direction` B̂ (P, K)."""
+
+    noise: Array
+    signal: Array
+    precision: Array
+    direction: Array
+
+
+class Truth(eqx.Module):
+    """What the teacher's weights are: their `prior`, `second_moment` S = W* W*ᵀ/D (P*, P*), `cross`
+    R* = W* Uᵀ/D (P*, K) and `gram` G = U Uᵀ/D (K, K)."""
+
+    prior: AbstractIidPrior
+    second_moment: Array
+    cross: Array
+    gram: Array
+
+
+class Moments(eqx.Module):
+    """What a field of the weights makes of them: the next `overlaps`, and `squared` E[C ⊗ C]
+    (P, P, P, P), C = ∂_b f, as X ↦ E C X C."""
+
+    overlaps: Overlaps
+    squared: Array
+
+
+class Reply(eqx.Module):
+    """What a learner makes of the labels of a batch (n samples).
+
+    `g` (n, P, M); `dg` (n, P, M, P, M); `slope` (n, P, P*), Σ_m ∂g_m/∂z*_m through the label, NaN
+    where the learner does not know it; `loss` and `envelope` (n,), NaN for a posterior; `error`
+    (n,), the gradient that remained; `second` (n,): whether there is another minimum.
+    """
+
+    g: Array
+    dg: Array
+    slope: Array
+    loss: Array
+    envelope: Array
+    error: Array
+    second: Array
+
+
+class AbstractResponder(eqx.Module):
+    """What message passing asks of whoever learns: answers to labels, and weights from their
+    field."""
+
+    @property
+    @abc.abstractmethod
+    def bayes(self) -> bool:
+        """Whether it is the posterior of the model that made the labels: then Σ g gᵀ = -Σ ∂g, Q = M
+        and V = S - Q on average."""
+
+    @property
+    @abc.abstractmethod
+    def tolerance(self) -> Array:
+        """The error of g that counts as accurate."""
+
+    @property
+    @abc.abstractmethod
+    def precisions(self) -> Sequence[str]:
+        """Estimates of the precision A that it allows, the default first."""
+
+    @abc.abstractmethod
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
+        """g and ∂g of a batch, as message passing asks for them."""
+
+    @abc.abstractmethod
+    def statistic(self, labels: Array) -> Array:
+        """What `respond` needs of the labels (N, ...), computed once per data set."""
+
+    @abc.abstractmethod
+    def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """Weights (P, D) and C = ∂_b f (P, P) from their field b (P, D) of precision A (P, P)."""
+
+
+class Bayes(AbstractResponder):
+    """The posterior of a model, of indices or of matrices: its channel and its prior."""
+
+    model: AbstractModel
+
+    @property
+    def bayes(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def tolerance(self) -> Array:
+        """The channel's."""
+        return self.model.channel.tolerance
+
+    @property
+    def precisions(self) -> Sequence[str]:
+        """Those of the model."""
+        return self.model.precisions
+
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
+        """The channel's."""
+        return self.model.channel.respond(statistic, omega, V, key)
+
+    def statistic(self, labels: Array) -> Array:
+        """The channel's."""
+        return self.model.channel.statistic(labels)
+
+    def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """The prior's."""
+        return self.model.prior.posterior(b, A)
+
+
+class AbstractLearner(AbstractResponder):
+    """Somebody who learns from labels: a student, how it answers a label, and what holds its
+    weights (module docstring)."""
+
+    student: eqx.AbstractVar[AbstractIndexModel | None]
+
+    @property
+    def network(self) -> AbstractIndexModel:
+        """The student, once it is known (`taught_by`)."""
+        assert self.student is not None
+        return self.student
+
+    @abc.abstractmethod
+    def taught_by(self, model: AbstractIndexModel) -> AbstractLearner:
+        """The same learner for labels of this model: its student the model itself where none was
+        named.
+
+        Raises:
+            ValueError: For a student whose tokens, or a loss whose labels, do not fit.
+        """
+
+    @property
+    def bayes(self) -> bool:
+        """No: the labels were made otherwise."""
+        return False
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The divergence alone: Σ g gᵀ is another number off the Nishimori line."""
+        return ("divergence",)
+
+    def check_labels(self, labels: Array) -> None:
+        """Raise a ValueError for labels (N, ...) that it cannot learn from."""
+        del labels
+
+    @abc.abstractmethod
+    def losses(self, fields: Array, labels: Array) -> Array:
+        """ℓ_y(z) of a batch of fields (n, P, M); NaN for a posterior."""
+
+    @property
+    @abc.abstractmethod
+    def decay(self) -> Array:
+        """λ of the ridge that holds the weights; NaN for a posterior, whose prior does."""
+
+    @property
+    @abc.abstractmethod
+    def sloped(self) -> bool:
+        """Whether replies have the slope ∂g/∂z*."""
+
+    @property
+    @abc.abstractmethod
+    def minimises(self) -> bool:
+        """Whether it minimises a loss: then there are a training loss, an energy and a
+        potential."""
+
+    @property
+    @abc.abstractmethod
+    def kinked(self) -> bool:
+        """Whether g has kinks in ω: its divergence is then noisy, and taken by parts."""
+
+    @property
+    @abc.abstractmethod
+    def jumps(self) -> bool:
+        """Whether g may jump with ω."""
+
+    @abc.abstractmethod
+    def reply(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
+        """The answers to labels law(goal, noise) of a batch.
+
+        Args:
+            law: The label of the teacher's fields and its noise, one sample.
+            goal: z* (n, P*, M).
+            noise: What `law` takes besides, (n, k).
+            omega: ω (n, P, M).
+            V: (P, P).
+        """
+
+    @abc.abstractmethod
+    def test_loss(self, outputs: Array, labels: Array) -> Array:
+        """The loss (n,) of predictions on labels; NaN for a posterior."""
+
+    @abc.abstractmethod
+    def moments(self, conjugates: Conjugates, truth: Truth) -> Moments:
+        """The averages over b = M̂ w* + B̂ u + Q̂^{1/2} ξ (module docstring)."""
+
+
+def linear_moments(C: Array, conjugates: Conjugates, truth: Truth) -> Moments:
+    """`AbstractLearner.moments` where f(b) = C b [theory: empirical-risk, Eq. (8)]: a ridge, or a
+    Gaussian prior. Only S of the teacher enters."""
+    S = truth.second_moment
+    R = truth.cross
+    signal = conjugates.signal
+    direction = conjugates.direction
+    mixed = signal @ R @ direction.T
+    square = signal @ S @ signal.T + mixed + mixed.T + direction @ truth.gram @ direction.T
+    overlaps = Overlaps(
+        overlap=C @ (square + conjugates.noise) @ C,
+        teacher=C @ (signal @ S + direction @ R.T),
+        covariance=C,
+        direction=C @ (signal @ R + direction @ truth.gram),
+    )
+    return Moments(overlaps, jnp.einsum("ac,bd->abcd", C, C))

@@ -1,0 +1,332 @@
+r"""Empirical risk minimisation: a student, a loss and a ridge.
+
+Equations here [Cui24; theory: empirical-risk, Eqs. (1), (3) to (5), (8)]:
+
+    R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²
+    g, ∂g: the proximal channel (channels/proximal.py);   W = (λ + A)^{-1} b,   C = (λ + A)^{-1}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.channels import proximal
+from jaxsmi.channels.base import Posterior
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.checks import NON_NEGATIVE, Arguments, check
+from jaxsmi.core.data import Dataset
+from jaxsmi.learners import losses
+from jaxsmi.learners.base import (
+    AbstractLearner,
+    Conjugates,
+    LabelLaw,
+    Moments,
+    Reply,
+    Truth,
+    linear_moments,
+)
+from jaxsmi.models.index import AbstractIndexModel
+
+__all__ = ["Erm"]
+
+Prox = Callable[[Array, Array, Array], Array]
+Starts = Callable[[Array, Array], Array]
+
+_FORMULAS: dict[object, Prox] = {
+    losses.hinge: proximal.hinge_point
+}  # losses with kinks: their proximal point, for ŷ = z
+_BATCH = 4096  # samples whose proximal points are sought at a time
+_ACCURATE = 1e-6  # gradient that may remain at a proximal point, relative to g
+_PROBES = 64  # random fields and labels at which a loss is looked at
+_RANDOM_STARTS = 4
+
+
+def _as_loss(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """A loss as a tree, whose arrays can be differentiated."""
+    check(callable(loss), "loss", loss, "a function of (prediction, label)")
+    if isinstance(loss, (eqx.Module, jax.tree_util.Partial)):
+        return loss  # pyright: ignore[reportReturnType]
+    return jax.tree_util.Partial(loss)
+
+
+def _as_ridge(ridge: ArrayLike) -> Array:
+    """λ >= 0, as an array."""
+    return Arguments().number("ridge", ridge, NON_NEGATIVE)
+
+
+def _function(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """The function itself, where `_as_loss` has wrapped one."""
+    return loss.func if isinstance(loss, jax.tree_util.Partial) else loss
+
+
+class Erm(AbstractLearner):
+    r"""Empirical risk minimisation with a ridge: what gradient descent with weight decay ends at.
+
+        R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²
+
+    The sum over samples is not divided by their number: a ridge λ_mean on the mean loss is λ = N
+    λ_mean. `smi.train(student, data, optax.chain(optax.add_decayed_weights(λ), optax.sgd(rate)),
+    loss=learner.loss, reduction="sum")` descends exactly R.
+
+    Args:
+        student: A `MultiIndex`, `DeepAttention` or other model of indices, whose link the student
+            has; its channel and prior are not used. Default: the model that makes the labels.
+        loss: ℓ(prediction, label), any JAX function to one number. Default ½ ‖ŷ - y‖².
+        ridge: λ >= 0. Default 0.1.
+        prox: prox(y, ω, V) -> z (P, M), the proximal point in closed form, for losses with kinks;
+            `losses.hinge` of a linear student has its own.
+        starts: starts(y, ω) -> fields (K, P, M) where the search for the proximal point begins.
+            Default: ω, -ω and four random ones; of a convex loss ω alone.
+        convex: Whether ℓ(link(z), y) is convex in the fields z. Default None: it is looked at.
+
+    Raises:
+        ValueError: For a ridge that is negative or no number, or what is no function. A loss that
+            does not fit its labels is refused where the labels are known.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.Erm(smi.links.linear(), loss=smi.losses.logistic, ridge=0.1).ridge
+        Array(0.1, dtype=...)
+
+    Source:
+        [Cui24], [theory: empirical-risk, section 1].
+    """
+
+    student: AbstractIndexModel | None = None
+    loss: Callable[[Array, Array], Array] = eqx.field(converter=_as_loss, default=losses.squared)
+    ridge: Array = eqx.field(converter=_as_ridge, default=0.1)
+    prox: Prox | None = eqx.field(static=True, default=None)
+    starts: Starts | None = eqx.field(static=True, default=None)
+    convex: bool | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        if self.student is not None:
+            allowed = "a model of indices, such as smi.MultiIndex(link, indices=1)"
+            Arguments().instance("student", self.student, AbstractIndexModel, allowed)
+        for name, part in (("prox", self.prox), ("starts", self.starts)):
+            check(part is None or callable(part), name, part, "a function")
+        check(self.convex in (None, True, False), "convex", self.convex, "True, False or None")
+
+    @property
+    def tolerance(self) -> Array:
+        """Of the gradient at the proximal point."""
+        return jnp.asarray(_ACCURATE)
+
+    @property
+    def decay(self) -> Array:
+        """λ."""
+        return self.ridge
+
+    @property
+    def sloped(self) -> bool:
+        """Always: through the proximal point."""
+        return True
+
+    @property
+    def kinked(self) -> bool:
+        """Where the proximal point is given by a formula."""
+        return self.prox is not None
+
+    @property
+    def jumps(self) -> bool:
+        """Where the loss is not convex."""
+        return not self.convex and self.prox is None
+
+    @property
+    def minimises(self) -> bool:
+        """Always."""
+        return True
+
+    def risk(self, weights: ArrayLike, data: Dataset) -> Array:
+        r"""R(W)/D on a data set: the number that descent, message passing and theory share.
+
+        Args:
+            weights: (P, D).
+            data: N samples.
+
+        Returns:
+            (1/D) [Σ_μ ℓ(ŷ_μ, y_μ) + (λ/2) ‖W‖²].
+
+        Raises:
+            ValueError: Without a student and without the model that made the data.
+        """
+        network = self.student if self.student is not None else data.model
+        allowed = "a student, or data that know the model that made them"
+        known = Arguments().instance("student", network, AbstractIndexModel, allowed)
+        W = jnp.asarray(weights)
+        outputs = known.outputs(W, data.stored_inputs)
+        total = jnp.sum(jax.vmap(self.loss)(outputs, data.labels))
+        return (total + 0.5 * self.ridge * jnp.sum(W**2)) / data.dimension
+
+    # Whose labels they are
+
+    def taught_by(self, model: AbstractIndexModel) -> Erm:
+        """The same learner for labels of a model, looked at once; see `AbstractLearner`."""
+        student = model if self.student is None else self.student
+        allowed = f"a student of {model.tokens} tokens, as the labels'"
+        check(student.tokens == model.tokens, "student", student.tokens, allowed)
+        learner = dataclasses.replace(self, student=student)
+        formula = _FORMULAS.get(_function(self.loss))
+        if self.prox is None and formula is not None and _is_identity(student):
+            learner = dataclasses.replace(learner, prox=formula)
+        if concrete((learner, model)):
+            convex = _look(learner, model)
+            known = convex if self.convex is None else self.convex
+            learner = dataclasses.replace(learner, convex=known)
+        return learner
+
+    # The proximal channel
+
+    def sample_loss(self, label: Array, fields: Array) -> Array:
+        """ℓ_y(z) of the student's fields (P, M)."""
+        return self.loss(self.network.link(fields), label)
+
+    def _point(
+        self, law: Callable[[Array], Array], goal: Array, omega: Array, V: Array
+    ) -> proximal.Proximal:
+        """The proximal point of one sample, whose label is law(goal)."""
+        label = law(goal)
+        if self.prox is not None:
+            return proximal.given(self.prox, self.sample_loss, label, omega, V, law, goal)
+        starts = self._starts(label, omega, V)
+        return proximal.solved(self.sample_loss, label, omega, V, starts, law, goal)
+
+    def _starts(self, label: Array, omega: Array, V: Array) -> Array:
+        """Where the search for the proximal point begins, (K, P, M)."""
+        if self.starts is not None:
+            return jnp.concatenate([omega[None], self.starts(label, omega)])
+        if self.convex:
+            return omega[None]
+        normal = np.random.default_rng(0).standard_normal((_RANDOM_STARTS, *omega.shape))
+        spread = jnp.einsum("pq,kqm->kpm", jnp.linalg.cholesky(V), jnp.asarray(normal, V.dtype))
+        return jnp.concatenate([omega[None], -omega[None], omega + spread])
+
+    def reply(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
+        """The proximal points of a batch; memory bounded by blocks of 4096 samples."""
+
+        def one(sample: tuple[Array, ...]) -> proximal.Proximal:
+            goal, noise, w = sample
+            return self._point(lambda z: law(z, noise), goal, w, V)
+
+        p = _in_blocks(one, (goal, noise, omega))
+        return Reply(p.g, p.dg, p.slope, p.loss, p.envelope, p.error, p.second)
+
+    def test_loss(self, outputs: Array, labels: Array) -> Array:
+        """ℓ(ŷ, y) of each sample."""
+        return jax.vmap(self.loss)(outputs, labels)
+
+    def statistic(self, labels: Array) -> Array:
+        """The labels themselves."""
+        return labels
+
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
+        """g, ∂g and -𝓜 in the place of the log-partition."""
+        nothing = jnp.zeros((0, 1), omega.dtype)
+
+        def one(sample: tuple[Array, ...]) -> proximal.Proximal:
+            y, w = sample
+            return self._point(lambda z: y, nothing, w, V)
+
+        p = _in_blocks(one, (statistic, omega))
+        size = 1.0 + jnp.max(jnp.abs(p.g), axis=(1, 2))
+        error = p.error / size
+        return Posterior(-p.envelope, p.g, p.dg, jnp.full_like(error, jnp.inf), error, error)
+
+    def losses(self, fields: Array, labels: Array) -> Array:
+        """ℓ_y(z)."""
+        return jax.vmap(self.sample_loss)(labels, fields)
+
+    # The ridge
+
+    def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """W = (λ + A)^{-1} b and C = (λ + A)^{-1}; NaN where λ + A is not positive definite."""
+        C = self._inverse(A)
+        return C @ b, C
+
+    def _inverse(self, A: Array) -> Array:
+        """(λ I + A)^{-1}."""
+        identity = jnp.eye(len(A), dtype=A.dtype)
+        root = jnp.linalg.cholesky(self.ridge * identity + 0.5 * (A + A.T))
+        half = jax.scipy.linalg.solve_triangular(root, identity, lower=True)
+        return half.T @ half
+
+    def moments(self, conjugates: Conjugates, truth: Truth) -> Moments:
+        """Closed forms: only S of the teacher's weights enters."""
+        return linear_moments(self._inverse(conjugates.precision), conjugates, truth)
+
+
+def _in_blocks(
+    one: Callable[[tuple[Array, ...]], proximal.Proximal], samples: tuple[Array, ...]
+) -> proximal.Proximal:
+    """`one` of each sample, in blocks of equal size: the last samples are repeated, as a rest would
+    be compiled as another program."""
+    count = len(samples[0])
+    blocks = -(-count // _BATCH)
+    size = -(-count // blocks)
+    every = jnp.minimum(jnp.arange(blocks * size), count - 1)
+    parts = [a[every].reshape(blocks, size, *a.shape[1:]) for a in samples]
+    if blocks == 1:
+        return jax.vmap(lambda *sample: one(sample))(*samples)
+    answers = lax.map(jax.vmap(lambda sample: one(sample)), tuple(parts))
+    return jax.tree.map(lambda a: a.reshape(blocks * size, *a.shape[2:])[:count], answers)
+
+
+def _probes(shape: tuple[int, ...], seed: int) -> Array:
+    """Random fields (n, *shape)."""
+    normal = np.random.default_rng(seed).standard_normal((_PROBES, *shape))
+    return jnp.asarray(normal, theory_dtype())
+
+
+def _is_identity(student: AbstractIndexModel) -> bool:
+    """Whether ŷ = z of one index and one token."""
+    if (student.indices, student.tokens) != (1, 1):
+        return False
+    fields = _probes((1, 1), 0)
+    return bool(jnp.all(jax.vmap(student.link)(fields).ravel() == fields.ravel()))
+
+
+def _look(learner: Erm, model: AbstractIndexModel) -> bool:
+    """Whether the loss is convex in the fields, by looking at random ones.
+
+    Raises:
+        ValueError: Where the loss is no finite number, does not depend on the fields, or has no
+            second derivative.
+    """
+    student = learner.network
+    noise = _probes((model.channel.noise_size,), 2)
+    labels = jax.vmap(model.channel.label)(_probes((model.indices, model.tokens), 1), noise)
+    fields = 2.0 * _probes((student.indices, student.tokens), 0)
+    loss = learner.sample_loss
+    allowed = f"a function of the prediction and a label of shape {labels.shape[1:]} to one number"
+    try:
+        shape = jax.eval_shape(loss, labels[0], fields[0]).shape
+    except Exception as failure:
+        raise ValueError(f"loss: got one that fails ({failure}); allowed: {allowed}.") from failure
+    check(shape == (), "loss", f"one of shape {shape}", allowed)
+    values = jax.vmap(loss)(labels, fields)
+    check(jnp.all(jnp.isfinite(values)), "loss", "one that is not finite", allowed)
+    gradients = jax.vmap(jax.grad(loss, argnums=1))(labels, fields)
+    allowed = (
+        "a loss that changes with the fields (signs need a student such as smi.links.linear())"
+    )
+    check(jnp.any(gradients != 0.0), "loss", "one whose gradient is zero everywhere", allowed)
+    if learner.prox is not None:
+        return True
+    curvature = jax.vmap(jax.hessian(loss, argnums=1))(labels, fields)
+    curvature = curvature.reshape(_PROBES, fields[0].size, fields[0].size)
+    smooth = jnp.all(jnp.isfinite(curvature)) & jnp.any(curvature != 0.0)
+    allowed = "one that is twice differentiable, or its proximal point: prox="
+    check(smooth, "loss", "one without a second derivative", allowed)
+    size = jnp.max(jnp.abs(curvature))
+    return bool(jnp.min(jnp.linalg.eigvalsh(curvature)) >= -1e-9 * size)
