@@ -388,7 +388,8 @@ def test_the_envelope_is_stationary(case):
         return problem.alpha * jnp.mean(problem.answers(x).envelope)
 
     slope = jax.jit(jax.grad(envelope))(x)
-    hats = jax.tree.map(lambda c: jnp.mean(c, 0), jax.jit(problem.answers)(x).conjugates)
+    conjugates = jax.jit(lambda x: problem.answers(x).conjugates)(x)
+    hats = jax.tree.map(lambda c: jnp.mean(c, 0), conjugates)
     np.testing.assert_allclose(slope.overlap, 0.5 * hats.precision, rtol=accuracy, atol=accuracy)
     np.testing.assert_allclose(slope.teacher, -hats.signal, rtol=accuracy, atol=accuracy)
     np.testing.assert_allclose(slope.covariance, -0.5 * hats.noise, rtol=accuracy, atol=accuracy)
