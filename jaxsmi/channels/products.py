@@ -36,7 +36,7 @@ from jaxsmi.channels.base import (
     as_posterior,
     unwhiten,
 )
-from jaxsmi.channels.scalar import AbstractScalarChannel, check_label_shape, check_signs
+from jaxsmi.channels.scalar import AbstractScalarChannel, AbstractSignsChannel, check_label_shape
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining import Budget, self_refining_moments
@@ -189,25 +189,16 @@ class SquarePlusSignParityChannel(AbstractScalarChannel, ClosedFormChannel):
         return logsumexp(jnp.stack(terms))
 
 
-class TripleSignChannel(AbstractScalarChannel, ClosedFormChannel):
+class TripleSignChannel(AbstractSignsChannel, ClosedFormChannel):
     """y = sign(z_1 z_2 z_3) (P = 3, M = 1), any V. Where V is far from diagonal, labels of a
     probability below 1e-15 lose their digits."""
 
     indices: int = eqx.field(static=True, default=3)
     tokens: int = eqx.field(static=True, default=1)
 
-    @property
-    def smooth(self) -> bool:
-        """Labels jump."""
-        return False
-
     def link(self, fields: Array) -> Array:
         """sign(z_1 z_2 z_3), with sign 0 = 1."""
         return jnp.where(jnp.prod(fields[:, 0]) >= 0.0, 1.0, -1.0)
-
-    def check_labels(self, labels: Array) -> None:
-        """±1, shape (N,)."""
-        check_signs(labels)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log (1 + y T)/2."""

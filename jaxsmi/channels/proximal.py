@@ -28,18 +28,18 @@ from jaxsmi.core.arrays import frozen
 from jaxsmi.numerics.linear_algebra import solve_definite
 from jaxsmi.numerics.minimum import lowest_minimum
 
-__all__ = ["Loss", "Proximal", "given", "hinge_point", "solved"]
+__all__ = ["Loss", "Reply", "given", "hinge_point", "solved"]
 
 Loss = Callable[[Array, Array], Array]  # ℓ_y(z) of a label and of its fields
 LabelLaw = Callable[[Array], Array]  # the label of teacher fields z* (P*, M), its noise fixed
 
 
-class Proximal(eqx.Module):
-    """The proximal point of one sample.
+class Reply(eqx.Module):
+    """What a learner makes of the label of one sample (or, with a leading axis, of a batch).
 
-    `g` (P, M); `dg` (P, M, P, M); `slope` (P, P*), Σ_m ∂g_m/∂z*_m through the label; `loss` ℓ_y at
-    the point and `envelope` 𝓜; `error`: the gradient that remained; `second`: whether another
-    minimum was met.
+    `g` (P, M); `dg` (P, M, P, M); `slope` (P, P*), Σ_m ∂g_m/∂z*_m through the label, NaN where the
+    learner does not know it; `loss` ℓ_y at the proximal point and `envelope` 𝓜, NaN for a
+    posterior; `error`: the gradient that remained; `second`: whether another minimum was met.
     """
 
     g: Array
@@ -70,7 +70,7 @@ class _Problem(eqx.Module):
 
 def solved(
     loss: Loss, label: Array, omega: Array, V: Array, starts: Array, law: LabelLaw, goal: Array
-) -> Proximal:
+) -> Reply:
     """The proximal point by damped Newton steps.
 
     Args:
@@ -83,7 +83,7 @@ def solved(
         goal: Fields of the teacher (P*, M), for `slope`.
 
     Returns:
-        A `Proximal`.
+        A `Reply`.
     """
     problem = _Problem(loss, label, omega, jnp.linalg.cholesky(V))
     fixed = frozen(problem)
@@ -102,7 +102,7 @@ def solved(
     mixed = jax.jacfwd(pull)(goal).reshape(tau.size, goal.size)
     response = -(inverse @ mixed).reshape(shape + goal.shape)
     value = loss(label, problem.fields(tau))
-    return Proximal(
+    return Reply(
         g=unwhiten @ tau.reshape(shape),
         dg=jnp.einsum("ap,pmqn,bq->ambn", unwhiten, bracket, unwhiten),
         slope=jnp.einsum("ap,pmqm->aq", unwhiten, response),
@@ -121,7 +121,7 @@ def given(
     V: Array,
     law: LabelLaw,
     goal: Array,
-) -> Proximal:
+) -> Reply:
     """The proximal point by a formula, prox(y, ω, V): for losses with kinks.
 
     Args and Returns as `solved`; ∂g and the slope are derivatives of the formula.
@@ -133,7 +133,7 @@ def given(
     dg = jax.jacfwd(answer, argnums=1)(label, omega)
     slope = jax.jacfwd(lambda goal: answer(law(goal), omega))(goal)
     value = loss(label, z)
-    return Proximal(
+    return Reply(
         g=g,
         dg=dg,
         slope=jnp.einsum("pmqm->pq", slope),

@@ -26,6 +26,7 @@ from jaxsmi.numerics.roots import bisect
 
 __all__ = [
     "AbstractScalarChannel",
+    "AbstractSignsChannel",
     "LinearChannel",
     "ModulusChannel",
     "SignChannel",
@@ -57,6 +58,24 @@ class AbstractScalarChannel(AbstractChannel):
     def statistic(self, labels: Array) -> Array:
         """The labels themselves."""
         return labels
+
+
+class AbstractSignsChannel(AbstractScalarChannel):
+    """What the channels of labels ±1 share."""
+
+    @property
+    def smooth(self) -> bool:
+        """Labels jump."""
+        return False
+
+    @property
+    def outcomes(self) -> Array:
+        """+1 and -1."""
+        return jnp.array([1.0, -1.0])
+
+    def check_labels(self, labels: Array) -> None:
+        """±1, shape (N,)."""
+        check_signs(labels)
 
 
 class LinearChannel(ClosedFormChannel):
@@ -104,7 +123,7 @@ class LinearChannel(ClosedFormChannel):
         return -0.5 * squares / v - 0.5 * self.tokens * jnp.log(2 * jnp.pi * v)
 
 
-class SignChannel(AbstractScalarChannel, ClosedFormChannel):
+class SignChannel(AbstractSignsChannel, ClosedFormChannel):
     """y = sign(z + √Δ ξ) (P = M = 1): log Z_out = log Φ(y ω/√(V + Δ)).
 
     Args:
@@ -114,16 +133,6 @@ class SignChannel(AbstractScalarChannel, ClosedFormChannel):
     noise: Array | None = None
     indices: int = eqx.field(static=True, default=1)
     tokens: int = eqx.field(static=True, default=1)
-
-    @property
-    def smooth(self) -> bool:
-        """Labels jump."""
-        return False
-
-    @property
-    def outcomes(self) -> Array:
-        """+1 and -1."""
-        return jnp.array([1.0, -1.0])
 
     @property
     def noise_size(self) -> int:
@@ -139,10 +148,6 @@ class SignChannel(AbstractScalarChannel, ClosedFormChannel):
         if self.noise is None:
             return self.link(fields)
         return self.link(fields + jnp.sqrt(self.noise) * noise[0])
-
-    def check_labels(self, labels: Array) -> None:
-        """±1, shape (N,)."""
-        check_signs(labels)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Φ(y ω/√(V + Δ))."""
@@ -224,29 +229,15 @@ def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array
     return logsumexp(values, b=weights) - 0.5 * jnp.log(2 * jnp.pi)
 
 
-class SignProductChannel(AbstractScalarChannel, ClosedFormChannel):
+class SignProductChannel(AbstractSignsChannel, ClosedFormChannel):
     """y = sign(z_1 z_2) (P = 2, M = 1), any V: the quadrants in which the product has sign y."""
 
     indices: int = eqx.field(static=True, default=2)
     tokens: int = eqx.field(static=True, default=1)
 
-    @property
-    def smooth(self) -> bool:
-        """Labels jump."""
-        return False
-
-    @property
-    def outcomes(self) -> Array:
-        """+1 and -1."""
-        return jnp.array([1.0, -1.0])
-
     def link(self, fields: Array) -> Array:
         """sign(z_1 z_2), with sign 0 = 1."""
         return jnp.where(fields[0, 0] * fields[1, 0] >= 0.0, 1.0, -1.0)
-
-    def check_labels(self, labels: Array) -> None:
-        """±1, shape (N,)."""
-        check_signs(labels)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log P(z_1 z_2 y > 0)."""

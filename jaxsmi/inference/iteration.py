@@ -5,7 +5,7 @@ covariance C of what is not known of it, and the fields' variance V = C:
 
     ω = sensing.forward(W) - memory           (Onsager term: memory = C g, C = ∂W/∂b)
     V widened where labels are missed by more than it says (calibration.py)
-    g = channel.respond(y, ω, V)
+    g = channel.respond(y, ω, V)        (of a learner other than Bayes: its own, learners/base.py)
     A = the precision of the fields: "controlled": α ⟨g gᵀ⟩ with a control variate;
         "outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state": that of state evolution at V
     b = sensing.adjoint(g) + A W

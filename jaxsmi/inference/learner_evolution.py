@@ -1,7 +1,7 @@
 r"""State evolution of a learner other than Bayes: its iteration, its error bars, and what it says.
 
-Equations here [Cui24; theory: empirical-risk, Eqs. (9) to (14)], at a fixed point x = (Q, M, V, B)
-of the map F (inference/learner_map.py) with Jacobian J:
+Equations here [Cui24; theory: empirical-risk, Eqs. (9) to (13), (20)], at a fixed point
+x = (Q, M, V, B) of the map F (inference/learner_map.py) with Jacobian J:
 
     train loss  E ℓ_y(prox),   test loss  E ℓ(link(ω), y),   error  E ‖link(ω) - link*(z*)‖²
     energy  E = α E ℓ_y(prox) + (λ/2) tr Q,   dE = ∂Φ at fixed order parameters
@@ -32,12 +32,12 @@ from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Truth
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.anderson import Anderson, Place
+from jaxsmi.numerics.linear_algebra import spectral_radius
 
 __all__ = ["Settings", "Start", "evolved"]
 
 _SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂
 _NOTICEABLE = 1e-4  # of V̂
-_SQUARINGS = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,8 +244,8 @@ class _Measured(eqx.Module):
 
 
 class _End(eqx.Module):
-    """What is known at order parameters x: `value` F(x), its `energy`-like numbers on average, and,
-    of each rule, `values` and `each`; and the `answers` they come from."""
+    """What is known at order parameters x: F(x), on average (`value`) and of each rule (`values`),
+    the numbers `measured`, on average and of `each` rule, and the `answers` they come from."""
 
     value: Overlaps
     measured: _Measured
@@ -267,20 +267,6 @@ def _end(problem: LearnerMap, x: Overlaps) -> _End:
 def _differentiated(end: _End) -> tuple[tuple[Overlaps, _Measured], _End]:
     """What has a derivative in x, and all."""
     return (end.value, end.measured), end
-
-
-def _radius(J: Array) -> Array:
-    """Spectral radius of a matrix, by the growth of its powers."""
-
-    def square(_: int | Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        power, exponent = carry
-        power = power @ power
-        norm = jnp.sqrt(jnp.sum(power**2)) + jnp.finfo(J.dtype).tiny
-        return power / norm, 2.0 * exponent + jnp.log(norm)
-
-    norm = jnp.sqrt(jnp.sum(J**2)) + jnp.finfo(J.dtype).tiny
-    _, exponent = lax.fori_loop(0, _SQUARINGS, square, (J / norm, jnp.log(norm)))
-    return jnp.exp(exponent / 2.0**_SQUARINGS)
 
 
 def _resolvent(J: Array, move: Overlaps) -> Overlaps:
@@ -344,9 +330,8 @@ def _code(problem: LearnerMap, end: Run[Place], answers: Answers, stability: Arr
     """What became of the iteration."""
     success = end.result == Result.SUCCESS
     unstable = (stability >= 1.0) | (problem.jumps & problem.learner.jumps)
-    code = jnp.where(
-        success & (answers.residual > problem.learner.tolerance), Result.INACCURATE, end.result
-    )
+    missed = answers.residual > problem.learner.tolerance
+    code = jnp.where(success & missed, Result.INACCURATE, end.result)
     code = jnp.where(success & unstable, Result.UNSTABLE, code)
     return jnp.where(jnp.isnan(problem.alpha), Result.INVALID, code)
 
@@ -385,7 +370,7 @@ def _solution(problem: LearnerMap, run: Run[Place]) -> LearnerSolution:
         result=code,
         history=run.history,
         covariance=x.covariance,
-        rho=masked(_radius(J)),
+        rho=masked(spectral_radius(J)),
         state=answers,
         model=problem.teacher,
         key=problem.key,

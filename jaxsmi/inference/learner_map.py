@@ -19,14 +19,13 @@ Points come with the signs of ξ and of η flipped, so that symmetries of even l
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Reply, Truth
+from jaxsmi.channels.proximal import Reply
+from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Truth
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
@@ -43,6 +42,11 @@ class _Fields(eqx.Module):
     normal: Array
     noise: Array
     weight: Array
+
+    def mean(self, values: Array) -> Array:
+        """Averages (R, ...) of values (n, ...) by each rule."""
+        split = values.reshape(*self.weight.shape, *values.shape[1:])
+        return jnp.einsum("rn,rn...->r...", self.weight, split)
 
 
 class _Labelled(eqx.Module):
@@ -137,14 +141,9 @@ class LearnerMap(eqx.Module):
         mean = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher, xi)
         mean = mean + self.truth.cross @ self.encoding.T
         if drawn:
-            mean = mean + jnp.einsum("pq,nqm->npm", sqrt_psd(self.remainder(x)), eta)
+            mean = mean + jnp.einsum("pq,nqm->npm", sqrt_psd(remainder(x, self.truth)), eta)
         weights = jnp.concatenate([weight] * images, axis=1) / images
         return _Fields(omega, mean, eta, noise, weights)
-
-    def remainder(self, x: Overlaps) -> Array:
-        """ρ = S - Mᵀ Q^{-1} M (P*, P*)."""
-        half = inverse_root(x.overlap) @ x.teacher
-        return symmetric(self.truth.second_moment - half.T @ half)
 
     def _labelled(self, x: Overlaps) -> _Labelled:
         """The points with their labels and teacher gradients (n, P*, M), and the answers; with
@@ -157,7 +156,7 @@ class LearnerMap(eqx.Module):
                 channel.label, fields.goal, fields.noise, fields.omega, x.covariance
             )
             labels = jax.vmap(channel.label)(fields.goal, fields.noise)
-            root = inverse_root(self.remainder(x))
+            root = inverse_root(remainder(x, self.truth))
             score = jnp.einsum("pq,nqm->npm", root, fields.normal)
             return _Labelled(fields, labels, score, reply)
         count = len(fields.omega)
@@ -165,7 +164,7 @@ class LearnerMap(eqx.Module):
         labels = jnp.repeat(outcomes, count, axis=0)
         repeated = lambda a: jnp.concatenate([a] * copies)
         goal = repeated(fields.goal)
-        known = channel.respond(channel.statistic(labels), goal, self.remainder(x))
+        known = channel.respond(channel.statistic(labels), goal, remainder(x, self.truth))
         odds = jnp.exp(known.log_partition).reshape(copies, *fields.weight.shape)
         weight = jnp.concatenate(list(odds * fields.weight), axis=1)
         # the rules come first: (copies, R, n) -> (R, copies, n)
@@ -178,20 +177,15 @@ class LearnerMap(eqx.Module):
         fields = _Fields(omega, order(goal), order(known.g), labels, weight)
         return _Labelled(fields, labels, order(known.g), reply)
 
-    def _mean(self, weight: Array, values: Array) -> Array:
-        """Averages (R, ...) of values (n, ...) by each rule."""
-        split = values.reshape(*weight.shape, *values.shape[1:])
-        return jnp.einsum("rn,rn...->r...", weight, split)
-
     def answers(self, x: Overlaps) -> Answers:
         """What the learner makes of the labels at the order parameters x."""
         labelled = self._labelled(x)
         fields = labelled.fields
         reply = labelled.reply
-        mean = lambda values: self._mean(fields.weight, values)
+        mean = fields.mean
         alpha = self.alpha
         g = reply.g
-        signal = self._signal(mean, labelled)
+        signal = self._signal(labelled)
         fluctuation = fields.omega - x.direction @ self.encoding.T
         pull = alpha * mean(jnp.einsum("npm,nqm->npq", g, fluctuation))
         half = inverse_root(x.overlap)
@@ -211,27 +205,27 @@ class LearnerMap(eqx.Module):
             by_parts=by_parts,
             train_loss=mean(reply.loss),
             test_loss=mean(self.learner.test_loss(outputs, labelled.labels)),
-            error=self._error(mean, fields, outputs),
+            error=self._error(fields, outputs),
             envelope=mean(reply.envelope),
-            squared=alpha * conjugation_of(fields.weight, reply.dg),
+            squared=alpha * _conjugation(fields.weight, reply.dg),
             second=jnp.mean(mean(reply.second.astype(g.dtype))),
             residual=jnp.max(reply.error),
         )
 
-    def _signal(self, mean: Callable[[Array], Array], labelled: _Labelled) -> Array:
+    def _signal(self, labelled: _Labelled) -> Array:
         """M̂ (R, P, P*), by the estimate with the least noise."""
         reply = labelled.reply
-        score = labelled.score
-        if not self._enumerated and self.learner.sloped:
-            slope = self.alpha * mean(reply.slope)
-            if self.teacher.channel.smooth is True:
-                return slope
-            stein = self.alpha * mean(jnp.einsum("npm,nqm->npq", reply.g, score))
-            return jnp.where(self.teacher.channel.smooth, slope, stein)
-        return self.alpha * mean(jnp.einsum("npm,nqm->npq", reply.g, score))
+        mean = labelled.fields.mean
+        by_score = self.alpha * mean(jnp.einsum("npm,nqm->npq", reply.g, labelled.score))
+        if self._enumerated or not self.learner.sloped:
+            return by_score
+        smooth = self.teacher.channel.smooth
+        slope = self.alpha * mean(reply.slope)
+        return slope if smooth is True else jnp.where(smooth, slope, by_score)
 
-    def _error(self, mean: Callable[[Array], Array], fields: _Fields, outputs: Array) -> Array:
-        """E ‖link(ω) - link*(z*)‖² (R,), without label noise; NaN where the two do not compare."""
+    def _error(self, fields: _Fields, outputs: Array) -> Array:
+        """E ‖link(ω) - link*(z*)‖² (R,), of finitely many labels E ‖link(ω) - y‖² with their noise;
+        NaN where the two do not compare."""
         if self._enumerated:
             goals = fields.noise
         else:
@@ -239,7 +233,7 @@ class LearnerMap(eqx.Module):
         if outputs[0].size != goals[0].size:
             return jnp.full(self.randomisations, jnp.nan, outputs.dtype)
         gap = outputs.reshape(len(outputs), -1) - goals.reshape(len(outputs), -1)
-        return mean(jnp.sum(gap**2, axis=1))
+        return fields.mean(jnp.sum(gap**2, axis=1))
 
     # The map
 
@@ -265,11 +259,17 @@ class LearnerMap(eqx.Module):
         return 0.5 * quadratic + linear - 0.5 * jnp.trace(square) + self.alpha * envelope
 
 
-def conjugation_of(weight: Array, dg: Array) -> Array:
+def _conjugation(weight: Array, dg: Array) -> Array:
     """X ↦ E Σ_{mn} ∂g_{mn} X ∂g_{mn}ᵀ, of weights (R, n) and ∂g (R n, P, M, P, M)."""
     count = weight.size
     scaled = dg * (weight.ravel() * (count / len(weight)))[:, None, None, None, None]
     return conjugation(scaled, dg)
+
+
+def remainder(x: Overlaps, truth: Truth) -> Array:
+    """ρ = S - Mᵀ Q^{-1} M (P*, P*): what the student's fields leave open of the teacher's."""
+    half = inverse_root(x.overlap) @ x.teacher
+    return symmetric(truth.second_moment - half.T @ half)
 
 
 def admissible(x: Overlaps, truth: Truth) -> Array:
@@ -277,10 +277,8 @@ def admissible(x: Overlaps, truth: Truth) -> Array:
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(x)]))
     safe = jax.tree.map(lambda a: jnp.where(finite, a, 1.0), x)
     values = jnp.linalg.eigvalsh(symmetric(safe.overlap))
-    half = (
-        inverse_root(jnp.where(values[0] > 0.0, safe.overlap, jnp.eye(len(values)))) @ safe.teacher
-    )
-    rho = symmetric(truth.second_moment - half.T @ half)
+    definite = jnp.where(values[0] > 0.0, safe.overlap, jnp.eye(len(values)))
+    rho = remainder(eqx.tree_at(lambda x: x.overlap, safe, definite), truth)
     size = jnp.trace(truth.second_moment)
     positive = (values[0] > 0.0) & (jnp.linalg.eigvalsh(symmetric(safe.covariance))[0] > 0.0)
     return finite & positive & (jnp.linalg.eigvalsh(rho)[0] > -1e-12 * size)

@@ -27,11 +27,11 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
-from jaxsmi.learners.base import AbstractLearner
+from jaxsmi.learners.base import AbstractLearner, AbstractResponder
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
 
-__all__ = ["Plan", "learned"]
+__all__ = ["Plan", "learned", "statistic_of"]
 
 _SIZE = 0.5  # of a random start: a tiny one fails where the loss is not convex
 
@@ -79,14 +79,14 @@ def learned(
         data=data,
         start=state,
         spectral=None,
-        statistic=_statistic(student, data.labels),
+        statistic=statistic_of(student, data.labels),
         side=nothing,
         damping=plan.damping,
         tolerance=plan.tolerance,
         key=run_key,
         record=plan.record,
         mesh=data.mesh,
-        precision=student.precisions[0],
+        precision="divergence",
         calibrate=False,
         adaptive=False,
         max_steps=plan.max_steps,
@@ -99,7 +99,8 @@ def learned(
 
 
 @eqx.filter_jit
-def _statistic(learner: AbstractLearner, labels: Array) -> Array:
+def statistic_of(learner: AbstractResponder, labels: Array) -> Array:
+    """What `respond` needs of the labels, once for a run."""
     return learner.statistic(labels)
 
 

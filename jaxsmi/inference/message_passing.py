@@ -25,8 +25,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
@@ -34,7 +33,7 @@ from jaxsmi.core.driver import Record, Run, drive, ready
 from jaxsmi.core.results import Solution
 from jaxsmi.inference import starts
 from jaxsmi.inference.iteration import GampIteration, GampState, Position
-from jaxsmi.inference.learner_passing import Plan, learned
+from jaxsmi.inference.learner_passing import Plan, learned, statistic_of
 from jaxsmi.learners.base import AbstractLearner, Bayes
 from jaxsmi.models.base import AbstractModel, model_argument
 
@@ -142,7 +141,7 @@ def gamp(
     chosen = model.dampings[0] if damping is None else damping
     function, every = Record.of(record)
     if learner is not None:
-        _check_beside(learner, precision, calibrate, side_information)
+        _check_beside(precision, calibrate, side_information)
         weight = arguments.number("damping", chosen, FRACTION)
         bar = arguments.flag("progress", progress)
         plan = Plan(init, state, weight, tolerance, function, every, max_steps, bar)
@@ -201,18 +200,13 @@ def _calibrated(model: AbstractModel, calibrate: bool | None) -> bool:
 
 
 def _check_beside(
-    learner: AbstractLearner,
-    precision: str | None,
-    calibrate: bool | None,
-    side_information: ArrayLike,
+    precision: str | None, calibrate: bool | None, side_information: ArrayLike
 ) -> None:
     """Raise a ValueError for settings that hold for Bayes alone."""
-    del learner
     allowed = "'divergence' with a learner (the others assume the Nishimori line)"
     check(precision in (None, "divergence"), "precision", precision, allowed)
     check(calibrate in (None, False), "calibrate", calibrate, "False with a learner")
-    none = isinstance(side_information, (int, float)) and side_information == 0
-    check(none, "side_information", side_information, "0 with a learner")
+    check(is_zero(side_information), "side_information", side_information, "0 with a learner")
 
 
 def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) -> None:
@@ -235,13 +229,14 @@ def _problem(
     start: starts.Start, data: Dataset, key: PRNGKeyArray, options: _Options
 ) -> GampIteration:
     """The solver of a run."""
+    learner = Bayes(start.model)
     return GampIteration(
         model=start.model,
-        learner=Bayes(start.model),
+        learner=learner,
         data=data,
         start=start.state,
         spectral=start.spectral,
-        statistic=_statistic(start.model.channel, data.labels),
+        statistic=statistic_of(learner, data.labels),
         side=start.side,
         damping=options.damping,
         tolerance=options.tolerance,
@@ -253,11 +248,6 @@ def _problem(
         adaptive=options.adaptive,
         max_steps=options.max_steps,
     )
-
-
-@eqx.filter_jit
-def _statistic(channel: AbstractChannel, labels: Array) -> Array:
-    return channel.statistic(labels)
 
 
 def _run(

@@ -1,7 +1,9 @@
 """Learners other than Bayes: what a student believes about data that were made otherwise.
 
-base: the declared face. erm: minimisers of a loss with a ridge. mismatched: posteriors of another
-model. losses: ready-made losses.
+base: the declared face, and what a linear learner makes of a field of its weights. erm: the risk
+R(W) and its ridge. mismatched: the averages of another prior. losses: ready-made losses. The
+proximal point is in channels/proximal.py, state evolution in inference/learner_map.py
+[theory: empirical-risk, Eqs. (1) to (15)].
 """
 
 from jaxsmi.learners import losses

@@ -14,13 +14,14 @@ inputs. Source: [Cui24], [theory: empirical-risk, sections 2 and 3].
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.proximal import Reply
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.priors.iid import AbstractIidPrior
@@ -33,7 +34,6 @@ __all__ = [
     "LabelLaw",
     "Moments",
     "Overlaps",
-    "Reply",
     "Truth",
     "linear_moments",
 ]
@@ -79,23 +79,6 @@ class Moments(eqx.Module):
     squared: Array
 
 
-class Reply(eqx.Module):
-    """What a learner makes of the labels of a batch (n samples).
-
-    `g` (n, P, M); `dg` (n, P, M, P, M); `slope` (n, P, P*), Σ_m ∂g_m/∂z*_m through the label, NaN
-    where the learner does not know it; `loss` and `envelope` (n,), NaN for a posterior; `error`
-    (n,), the gradient that remained; `second` (n,): whether there is another minimum.
-    """
-
-    g: Array
-    dg: Array
-    slope: Array
-    loss: Array
-    envelope: Array
-    error: Array
-    second: Array
-
-
 class AbstractResponder(eqx.Module):
     """What message passing asks of whoever learns: answers to labels, and weights from their
     field."""
@@ -110,11 +93,6 @@ class AbstractResponder(eqx.Module):
     @abc.abstractmethod
     def tolerance(self) -> Array:
         """The error of g that counts as accurate."""
-
-    @property
-    @abc.abstractmethod
-    def precisions(self) -> Sequence[str]:
-        """Estimates of the precision A that it allows, the default first."""
 
     @abc.abstractmethod
     def respond(
@@ -145,11 +123,6 @@ class Bayes(AbstractResponder):
     def tolerance(self) -> Array:
         """The channel's."""
         return self.model.channel.tolerance
-
-    @property
-    def precisions(self) -> Sequence[str]:
-        """Those of the model."""
-        return self.model.precisions
 
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
@@ -192,11 +165,6 @@ class AbstractLearner(AbstractResponder):
         """No: the labels were made otherwise."""
         return False
 
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """The divergence alone: Σ g gᵀ is another number off the Nishimori line."""
-        return ("divergence",)
-
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError for labels (N, ...) that it cannot learn from."""
         del labels
@@ -214,12 +182,6 @@ class AbstractLearner(AbstractResponder):
     @abc.abstractmethod
     def sloped(self) -> bool:
         """Whether replies have the slope ∂g/∂z*."""
-
-    @property
-    @abc.abstractmethod
-    def minimises(self) -> bool:
-        """Whether it minimises a loss: then there are a training loss, an energy and a
-        potential."""
 
     @property
     @abc.abstractmethod

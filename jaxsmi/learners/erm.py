@@ -21,6 +21,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels import proximal
 from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.proximal import Reply
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import NON_NEGATIVE, Arguments, check
 from jaxsmi.core.data import Dataset
@@ -30,7 +31,6 @@ from jaxsmi.learners.base import (
     Conjugates,
     LabelLaw,
     Moments,
-    Reply,
     Truth,
     linear_moments,
 )
@@ -41,9 +41,8 @@ __all__ = ["Erm"]
 Prox = Callable[[Array, Array, Array], Array]
 Starts = Callable[[Array, Array], Array]
 
-_FORMULAS: dict[object, Prox] = {
-    losses.hinge: proximal.hinge_point
-}  # losses with kinks: their proximal point, for ŷ = z
+# losses with kinks: their proximal point, for ŷ = z
+_FORMULAS: dict[object, Prox] = {losses.hinge: proximal.hinge_point}
 _BATCH = 4096  # samples whose proximal points are sought at a time
 _ACCURATE = 1e-6  # gradient that may remain at a proximal point, relative to g
 _PROBES = 64  # random fields and labels at which a loss is looked at
@@ -141,11 +140,6 @@ class Erm(AbstractLearner):
         """Where the loss is not convex."""
         return not self.convex and self.prox is None
 
-    @property
-    def minimises(self) -> bool:
-        """Always."""
-        return True
-
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
         r"""R(W)/D on a data set: the number that descent, message passing and theory share.
 
@@ -190,9 +184,7 @@ class Erm(AbstractLearner):
         """ℓ_y(z) of the student's fields (P, M)."""
         return self.loss(self.network.link(fields), label)
 
-    def _point(
-        self, law: Callable[[Array], Array], goal: Array, omega: Array, V: Array
-    ) -> proximal.Proximal:
+    def _point(self, law: Callable[[Array], Array], goal: Array, omega: Array, V: Array) -> Reply:
         """The proximal point of one sample, whose label is law(goal)."""
         label = law(goal)
         if self.prox is not None:
@@ -213,12 +205,11 @@ class Erm(AbstractLearner):
     def reply(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
         """The proximal points of a batch; memory bounded by blocks of 4096 samples."""
 
-        def one(sample: tuple[Array, ...]) -> proximal.Proximal:
+        def one(sample: tuple[Array, ...]) -> Reply:
             goal, noise, w = sample
             return self._point(lambda z: law(z, noise), goal, w, V)
 
-        p = _in_blocks(one, (goal, noise, omega))
-        return Reply(p.g, p.dg, p.slope, p.loss, p.envelope, p.error, p.second)
+        return _in_blocks(one, (goal, noise, omega))
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
         """ℓ(ŷ, y) of each sample."""
@@ -234,7 +225,7 @@ class Erm(AbstractLearner):
         """g, ∂g and -𝓜 in the place of the log-partition."""
         nothing = jnp.zeros((0, 1), omega.dtype)
 
-        def one(sample: tuple[Array, ...]) -> proximal.Proximal:
+        def one(sample: tuple[Array, ...]) -> Reply:
             y, w = sample
             return self._point(lambda z: y, nothing, w, V)
 
@@ -266,9 +257,7 @@ class Erm(AbstractLearner):
         return linear_moments(self._inverse(conjugates.precision), conjugates, truth)
 
 
-def _in_blocks(
-    one: Callable[[tuple[Array, ...]], proximal.Proximal], samples: tuple[Array, ...]
-) -> proximal.Proximal:
+def _in_blocks(one: Callable[[tuple[Array, ...]], Reply], samples: tuple[Array, ...]) -> Reply:
     """`one` of each sample, in blocks of equal size: the last samples are repeated, as a rest would
     be compiled as another program."""
     count = len(samples[0])

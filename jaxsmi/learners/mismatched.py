@@ -16,6 +16,7 @@ from jax.scipy.linalg import solve
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import ClosedFormChannel, Posterior
+from jaxsmi.channels.proximal import Reply
 from jaxsmi.core.checks import Ability, Arguments, check, require
 from jaxsmi.learners.base import (
     AbstractLearner,
@@ -23,7 +24,6 @@ from jaxsmi.learners.base import (
     LabelLaw,
     Moments,
     Overlaps,
-    Reply,
     Truth,
     linear_moments,
 )
@@ -92,11 +92,6 @@ class Mismatched(AbstractLearner):
     @property
     def jumps(self) -> bool:
         """No."""
-        return False
-
-    @property
-    def minimises(self) -> bool:
-        """No: it averages."""
         return False
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:

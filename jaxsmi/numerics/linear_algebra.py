@@ -19,6 +19,7 @@ __all__ = [
     "inverse_root",
     "positive_part",
     "solve_definite",
+    "spectral_radius",
     "sqrt_psd",
     "symmetric",
 ]
@@ -139,3 +140,22 @@ def solve_definite(A: Array, b: Array) -> tuple[Array, Array]:
         row = table[i] / jnp.where(pivot != 0.0, pivot, 1.0)
         table = (table - table[:, i][:, None] * row).at[i].set(row)
     return table[:, size:], definite
+
+
+def spectral_radius(J: Array) -> Array:
+    """Spectral radius of any square matrix, by the growth of its powers: ‖J^n‖^{1/n}, n = 2^12.
+
+    (Of a positive map of symmetric matrices: `fixed_point.spectral_radius`.)
+    """
+    squarings = 12
+    tiny = jnp.finfo(J.dtype).tiny
+
+    def square(_: int | Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        power, exponent = carry
+        power = power @ power
+        norm = jnp.sqrt(jnp.sum(power**2)) + tiny
+        return power / norm, 2.0 * exponent + jnp.log(norm)
+
+    norm = jnp.sqrt(jnp.sum(J**2)) + tiny
+    start = (J / norm, jnp.log(norm))
+    return jnp.exp(jax.lax.fori_loop(0, squarings, square, start)[1] / 2.0**squarings)

@@ -35,6 +35,14 @@ ORDER = ("overlap", "teacher_overlap", "covariance")
 ALL = (*ORDER, "train_loss", "energy")
 
 
+def beside(solution, row):
+    """(value, standard error, known value) of Q, M, V, train loss, energy and error."""
+    names = ("teacher_overlap", "covariance", "train_loss", "energy", "error")
+    bars = [solution.stderr, *(solution.stderrs[name] for name in names)]
+    bars = [float(jnp.ravel(bar)[0]) for bar in bars]
+    return list(zip(numbers(solution, *ALL, "error"), bars, row, strict=True))
+
+
 # Ridge regression, in closed form
 
 
@@ -236,12 +244,8 @@ def test_table_of_one_unit_on_two(alpha, row, error):
         COMMITTEE, alpha, learner=smi.Erm(UNIT, ridge=0.2), key=KEY, samples=2**16
     )
     assert solution.result == smi.Result.SUCCESS
-    bars = [solution.stderr[0, 0], solution.stderrs["teacher_overlap"][0, 0]]
-    bars += [solution.stderrs["covariance"][0, 0]]
-    bars += [solution.stderrs[name] for name in ("train_loss", "energy", "error")]
-    values = [*numbers(solution, *ALL), float(solution.error)]
-    for value, bar, known in zip(values, bars, (*row, error), strict=True):
-        assert abs(value - known) < 5.0 * float(bar) + 2e-5  # t of seven degrees of freedom
+    for value, bar, known in beside(solution, (*row, error)):
+        assert abs(value - known) < 5.0 * bar + 2e-5  # t of seven degrees of freedom
         assert bar < 3e-3 * known
     M = np.asarray(solution.teacher_overlap)[0]
     np.testing.assert_allclose(M[0], M[1], atol=2e-3)
@@ -291,12 +295,8 @@ def test_table_of_attention(alpha, ridge, row, error, stability):
         samples=2**16,
     )
     assert solution.result == smi.Result.SUCCESS
-    bars = [solution.stderr[0, 0], solution.stderrs["teacher_overlap"][0, 0]]
-    bars += [solution.stderrs["covariance"][0, 0]]
-    bars += [solution.stderrs[name] for name in ("train_loss", "energy", "error")]
-    values = [*numbers(solution, *ALL), float(solution.error)]
-    for value, bar, known in zip(values, bars, (*row, error), strict=True):
-        assert abs(value - known) < 5.0 * float(bar) + 3e-4 * known
+    for value, bar, known in beside(solution, (*row, error)):
+        assert abs(value - known) < 5.0 * bar + 3e-4 * known
         assert bar < 2e-2 * known
     np.testing.assert_allclose(solution.stability, stability, rtol=2e-2)
 
