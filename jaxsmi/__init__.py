@@ -16,7 +16,9 @@ from jaxsmi.descent.order import learned_at, learning_order
 from jaxsmi.descent.stream import Stream
 from jaxsmi.descent.task import Batches, Stop
 from jaxsmi.descent.training import train
+from jaxsmi.inference.branches import global_minimum
 from jaxsmi.inference.evolution import state_evolution
+from jaxsmi.inference.learner_search import search_learner
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.inference.potential import free_entropy
 from jaxsmi.inference.spectral import spectral
@@ -28,6 +30,7 @@ from jaxsmi.models import (
     DeepAttention,
     MultiIndex,
     SequenceSingleIndex,
+    Tokens,
     align,
     generalization_error,
     links,
@@ -55,6 +58,7 @@ __all__ = [
     "Stop",
     "Stream",
     "Threshold",
+    "Tokens",
     "align",
     "averaged",
     "baselines",
@@ -62,6 +66,7 @@ __all__ = [
     "free_entropy",
     "gamp",
     "generalization_error",
+    "global_minimum",
     "learned_at",
     "learning_order",
     "links",
@@ -69,6 +74,7 @@ __all__ = [
     "models",
     "priors",
     "recovery_threshold",
+    "search_learner",
     "search_threshold",
     "sgd",
     "spectral",

@@ -26,12 +26,12 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.numerics.linear_algebra import solve_definite
-from jaxsmi.numerics.minimum import lowest_minimum
+from jaxsmi.numerics.minimum import Minimum, hessian, lowest_minima
 
-__all__ = ["Loss", "Reply", "given", "hinge_point", "solved"]
+__all__ = ["LabelLaw", "Loss", "Reply", "given", "hinge_point", "solved"]
 
 Loss = Callable[[Array, Array], Array]  # ℓ_y(z) of a label and of its fields
-LabelLaw = Callable[[Array], Array]  # the label of teacher fields z* (P*, M), its noise fixed
+LabelLaw = Callable[[Array, Array], Array]  # the label of teacher fields (P*, M) and its noise
 
 
 class Reply(eqx.Module):
@@ -69,36 +69,57 @@ class _Problem(eqx.Module):
 
 
 def solved(
-    loss: Loss, label: Array, omega: Array, V: Array, starts: Array, law: LabelLaw, goal: Array
+    loss: Loss, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array, starts: Array
 ) -> Reply:
-    """The proximal point by damped Newton steps.
+    """The proximal points of a batch by damped Newton steps.
 
     Args:
-        loss: ℓ_y(z), twice differentiable.
-        label: y of one sample.
-        omega: ω (P, M).
+        loss: ℓ_y(z) of one sample, twice differentiable.
+        law: The label of the teacher's fields and its noise, of one sample.
+        goal: z* (n, P*, M), for `slope`.
+        noise: What `law` takes besides, (n, ...).
+        omega: ω (n, P, M).
         V: (P, P), positive definite.
-        starts: Fields to begin at, (K, P, M).
-        law: The label as a function of the teacher's fields, `label` = law(goal).
-        goal: Fields of the teacher (P*, M), for `slope`.
+        starts: Fields to begin at, (n, K, P, M).
 
     Returns:
-        A `Reply`.
+        A `Reply` with a leading axis of samples.
     """
-    problem = _Problem(loss, label, omega, jnp.linalg.cholesky(V))
+    root = jnp.linalg.cholesky(V)
+    labels = jax.vmap(law)(goal, noise)
+    still = frozen((loss, labels, omega, root))
+    begin = lax.stop_gradient(starts) - still[2][:, None]
+    whitened = solve_triangular(still[3], jnp.moveaxis(begin, 2, 0).reshape(len(V), -1), lower=True)
+    whitened = jnp.moveaxis(whitened.reshape(len(V), *begin.shape[:2], -1), 0, 2)
+    flat = whitened.reshape(*begin.shape[:2], -1)
+    function = lambda sample, tau: _Problem(still[0], sample[0], sample[1], still[3])(tau)
+    lowest = lowest_minima(function, (still[1], still[2]), flat)
+    one = lambda goal, noise, w, minimum: _reply(loss, law, goal, noise, w, root, minimum)
+    return jax.vmap(one)(goal, noise, omega, lowest)
+
+
+def _reply(
+    loss: Loss,
+    law: LabelLaw,
+    goal: Array,
+    noise: Array,
+    omega: Array,
+    root: Array,
+    lowest: Minimum,
+) -> Reply:
+    """What the lowest minimum of one sample says."""
+    label = law(goal, noise)
+    problem = _Problem(loss, label, omega, root)
     fixed = frozen(problem)
-    whitened = solve_triangular(fixed.root, lax.stop_gradient(starts) - fixed.omega, lower=True)
-    flat = whitened.reshape(len(starts), -1)
-    lowest = lowest_minimum(fixed, flat)
-    identity = jnp.eye(flat.shape[1], dtype=flat.dtype)
-    inverse, _ = solve_definite(jax.hessian(fixed)(lowest.position), identity)
+    identity = jnp.eye(lowest.position.size, dtype=omega.dtype)
+    inverse, _ = solve_definite(hessian(fixed, lowest.position), identity)
     # zero but for rounding, and for derivatives
     tau = lowest.position - lax.stop_gradient(inverse) @ jax.grad(problem)(lowest.position)
-    inverse, _ = solve_definite(jax.hessian(problem)(tau), identity)
-    unwhiten = solve_triangular(problem.root, jnp.eye(len(V), dtype=V.dtype), lower=True, trans=1)
+    inverse, _ = solve_definite(hessian(problem, tau), identity)
+    unwhiten = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True, trans=1)
     shape = omega.shape
     bracket = (inverse - identity).reshape(shape + shape)
-    pull = lambda z: jax.grad(_Problem(loss, law(z), omega, problem.root))(tau)
+    pull = lambda z: jax.grad(_Problem(loss, law(z, noise), omega, root))(tau)
     mixed = jax.jacfwd(pull)(goal).reshape(tau.size, goal.size)
     response = -(inverse @ mixed).reshape(shape + goal.shape)
     value = loss(label, problem.fields(tau))
@@ -116,32 +137,36 @@ def solved(
 def given(
     prox: Callable[[Array, Array, Array], Array],
     loss: Loss,
-    label: Array,
-    omega: Array,
-    V: Array,
     law: LabelLaw,
     goal: Array,
+    noise: Array,
+    omega: Array,
+    V: Array,
 ) -> Reply:
-    """The proximal point by a formula, prox(y, ω, V): for losses with kinks.
+    """The proximal points of a batch by a formula, prox(y, ω, V): for losses with kinks.
 
     Args and Returns as `solved`; ∂g and the slope are derivatives of the formula.
     """
     inverse = jnp.linalg.inv(V)
     answer = lambda y, w: inverse @ (prox(y, w, V) - w)
-    z = prox(label, omega, V)
-    g = answer(label, omega)
-    dg = jax.jacfwd(answer, argnums=1)(label, omega)
-    slope = jax.jacfwd(lambda goal: answer(law(goal), omega))(goal)
-    value = loss(label, z)
-    return Reply(
-        g=g,
-        dg=dg,
-        slope=jnp.einsum("pmqm->pq", slope),
-        loss=value,
-        envelope=value + 0.5 * jnp.sum(g * (z - omega)),
-        error=jnp.zeros_like(value),
-        second=jnp.zeros((), bool),
-    )
+
+    def one(goal: Array, noise: Array, omega: Array) -> Reply:
+        label = law(goal, noise)
+        z = prox(label, omega, V)
+        g = answer(label, omega)
+        slope = jax.jacfwd(lambda goal: answer(law(goal, noise), omega))(goal)
+        value = loss(label, z)
+        return Reply(
+            g=g,
+            dg=jax.jacfwd(answer, argnums=1)(label, omega),
+            slope=jnp.einsum("pmqm->pq", slope),
+            loss=value,
+            envelope=value + 0.5 * jnp.sum(g * (z - omega)),
+            error=jnp.zeros_like(value),
+            second=jnp.zeros((), bool),
+        )
+
+    return jax.vmap(one)(goal, noise, omega)
 
 
 def hinge_point(label: Array, omega: Array, V: Array) -> Array:

@@ -100,7 +100,7 @@ MODELS: dict[str, ModelEntry] = {
         DeepAttention, {"depth": 2, "tokens": 2, "skip": 1.0, "ranks": 1, "beta": 1.0}, {}
     ),
     "phase-retrieval": ModelEntry(links.phase_retrieval, {}, {}),
-    "sign": ModelEntry(links.sign, {}, {}),
+    "sign": ModelEntry(links.sign, {}, {"risk": {"student": "linear", "loss": "logistic"}}),
     "sign-product": ModelEntry(lambda factors: links.sign_product(factors), {"factors": 2}, {}),
     "product": ModelEntry(links.product, {}, {}),
     "square-plus-sign-parity": ModelEntry(links.square_plus_sign_parity, {}, {}),

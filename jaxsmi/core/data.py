@@ -61,6 +61,16 @@ class Taught(Protocol):
         """D."""
         ...
 
+    @property
+    def directions(self) -> Array | None:
+        """U (K, D), the fixed directions of the inputs; None: they have none."""
+        ...
+
+    @property
+    def encoding(self) -> Array | None:
+        """E (M, K), what every token has of them."""
+        ...
+
 
 class Regenerated(eqx.Module):
     """Inputs (N, M, D) that are not stored: a block is drawn again, from the key and its number,
@@ -75,6 +85,7 @@ class Regenerated(eqx.Module):
         each: Samples in a block, N = K·each.
         form: Shape (M, D) of one input.
         dtype: Precision of the inputs.
+        mean: Of every input (M, D); None: zero.
     """
 
     numbers: Array
@@ -83,6 +94,7 @@ class Regenerated(eqx.Module):
     each: int = eqx.field(static=True)
     form: tuple[int, ...] = eqx.field(static=True)
     dtype: jnp.dtype = eqx.field(static=True)
+    mean: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,7 +109,8 @@ class Regenerated(eqx.Module):
     def block(self, k: Array | int) -> Array:
         """The k-th block (each, M, D)."""
         key = jax.random.fold_in(self.key, self.numbers[k])
-        return self.law(key, (self.each, *self.form), self.dtype)
+        drawn = self.law(key, (self.each, *self.form), self.dtype)
+        return drawn if self.mean is None else drawn + self.mean.astype(self.dtype)
 
     def stored(self) -> Array:
         """All inputs, as an array."""
@@ -122,10 +135,12 @@ class Dataset(eqx.Module):
         teacher: (P, D), or None for a user's own data (errors are then NaN).
         model: The model that made the labels (set by `sample`). None: taken to be the model that
             learns.
+        directions: U (K, D), the fixed directions around which tokens lie (set by `sample`).
+        encoding: E (M, K), how much of each every token has: inputs have the mean E U/√D.
 
     Raises:
-        ValueError: For inputs that are not (N, M, D), a number of labels other than N, or
-            non-finite entries.
+        ValueError: For inputs that are not (N, M, D), a number of labels other than N, directions
+            without an encoding, or non-finite entries.
 
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
@@ -137,6 +152,8 @@ class Dataset(eqx.Module):
     labels: Float[Array, "N ..."]
     teacher: Float[Array, "P D"] | None = None
     model: LabelLaw | None = None
+    directions: Float[Array, "K D"] | None = None
+    encoding: Float[Array, "M K"] | None = None
 
     def __init__(
         self,
@@ -144,12 +161,14 @@ class Dataset(eqx.Module):
         labels: ArrayLike,
         teacher: ArrayLike | None = None,
         model: LabelLaw | None = None,
+        directions: ArrayLike | None = None,
+        encoding: ArrayLike | None = None,
     ):
         self.inputs = inputs if isinstance(inputs, Regenerated) else _inputs(inputs)
         self.labels = jnp.asarray(labels)
         self.teacher = None if teacher is None else jnp.asarray(teacher)
         self.model = model
-        N, _, D = self.inputs.shape
+        N, M, D = self.inputs.shape
         rows = f"an array with one row per sample: ({N}, ...)"
         aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
         check(aligned, "labels", self.labels, rows)
@@ -163,6 +182,15 @@ class Dataset(eqx.Module):
             real = not jnp.iscomplexobj(self.teacher)
             check(real, "teacher", self.teacher.dtype.name, "real numbers")
             check(jnp.all(jnp.isfinite(self.teacher)), "teacher", self.teacher, "finite numbers")
+        self.directions, self.encoding = None, None
+        if directions is not None or encoding is not None:
+            arguments = Arguments()
+            allowed = f"U of shape (directions K, {D}), beside encoding="
+            U = arguments.array("directions", directions, allowed)
+            check(U.ndim == 2 and U.shape[1] == D, "directions", directions, allowed)
+            allowed = "E of a row for each token, a column for each direction"
+            self.encoding = arguments.array("encoding", encoding, allowed, (M, len(U)))
+            self.directions = U
 
     @property
     def samples(self) -> int:
@@ -205,7 +233,11 @@ class Dataset(eqx.Module):
         """The same data with all inputs in memory (itself, where they are)."""
         if not isinstance(self.inputs, Regenerated):
             return self
-        return Dataset(self.inputs.stored(), self.labels, self.teacher, self.model)
+        return self._with(self.inputs.stored(), self.labels)
+
+    def _with(self, inputs: Array | Regenerated, labels: Array) -> Dataset:
+        """Other samples of the same making."""
+        return Dataset(inputs, labels, self.teacher, self.model, self.directions, self.encoding)
 
     @property
     def mesh(self) -> Mesh | None:
@@ -258,14 +290,14 @@ class Dataset(eqx.Module):
             inputs = eqx.tree_at(lambda i: i.numbers, inputs, placed[0])
         else:
             inputs = placed[0]
-        return Dataset(inputs, placed[1], self.teacher, self.model)
+        return self._with(inputs, placed[1])
 
     def first(self, samples: int) -> Dataset:
         """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or
         inputs that are not stored."""
         samples = Arguments().count("samples", samples)
         inputs = self.stored_inputs[:samples]
-        return Dataset(inputs, self.labels[:samples], self.teacher, self.model)
+        return self._with(inputs, self.labels[:samples])
 
 
 def _inputs(inputs: ArrayLike) -> Array:

@@ -12,6 +12,8 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Regenerated
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.tokens import Directions
+from jaxsmi.sensing.blocks import shifted
 
 __all__ = ["Stream"]
 
@@ -23,6 +25,7 @@ class Stream(eqx.Module):
         model: The model that makes the labels.
         teacher: As `model.sample` takes it: rows (P, D), factors (L r, d), or a matrix S (L, d).
         dtype: Precision of the inputs. None: that of the theory.
+        directions: U (K, D), of a model with `inputs=smi.Tokens(..)` (`data.directions`).
 
     Raises:
         ValueError: For a teacher of another shape, or numbers that are not finite.
@@ -40,7 +43,16 @@ class Stream(eqx.Module):
     dtype: DTypeLike | None = eqx.field(static=True)
     shape: tuple[int, int] = eqx.field(static=True)
 
-    def __init__(self, model: AbstractModel, teacher: ArrayLike, dtype: DTypeLike | None = None):
+    directions: Array | None
+    encoding: Array | None
+
+    def __init__(
+        self,
+        model: AbstractModel,
+        teacher: ArrayLike,
+        dtype: DTypeLike | None = None,
+        directions: ArrayLike | None = None,
+    ):
         arguments = Arguments()
         arguments.instance(
             "model", model, AbstractModel, "a model, such as smi.DeepAttention(2, 2)"
@@ -53,6 +65,9 @@ class Stream(eqx.Module):
         self.teacher = given
         self.dtype = dtype
         self.shape = model.input_shape(given.shape[1])
+        around = model.directions_of(None, given, directions)
+        self.directions = None if around is None else around.vectors
+        self.encoding = None if around is None else around.encoding
 
     @property
     def dimension(self) -> int:
@@ -69,6 +84,8 @@ class Stream(eqx.Module):
         _, input_key, noise_key = jax.random.split(key, 3)  # as `model.sample` splits it
         dtype = self.dtype or theory_dtype()
         inputs = self.model.draw_inputs(input_key, samples, self.shape, dtype, store=True)
+        if self.directions is not None and self.encoding is not None:
+            inputs = shifted(inputs, Directions(self.directions, self.encoding).mean)
         assert not isinstance(inputs, Regenerated)
         truth = self.teacher.astype(theory_dtype())
         return inputs, self.model.draw_labels(noise_key, truth, inputs)

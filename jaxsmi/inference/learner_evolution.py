@@ -36,8 +36,9 @@ from jaxsmi.numerics.linear_algebra import spectral_radius
 
 __all__ = ["Settings", "Start", "evolved"]
 
-_SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂
-_NOTICEABLE = 1e-4  # of V̂
+_SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂ that are a jump
+_SUSPECT = 2.0  # above which V̂ is taken by parts
+_NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,28 +113,30 @@ def evolved(
 ) -> LearnerSolution:
     """The fixed point of a learner that the iteration from a start reaches (module docstring)."""
     truth = truth_of(teacher)
+    # where proximal points may jump V̂ is taken by parts, until it is seen that none do
+    looked = learner.jumps and settings.accelerated
     problem = LearnerMap(
         teacher=teacher,
         learner=learner,
         truth=truth,
-        encoding=jnp.zeros((teacher.tokens, len(truth.gram)), theory_dtype()),
+        encoding=encoding_of(teacher),
         alpha=jnp.where(valid & teacher.valid, alpha, jnp.nan),
         key=key,
         samples=settings.samples,
         randomisations=settings.randomisations,
-        jumps=jnp.asarray(learner.kinked),
+        jumps=jnp.asarray(learner.kinked or learner.jumps),
     )
     start = lax.stop_gradient(start)
     run = _driven(problem, start, tolerance, settings)
-    if not (learner.jumps and settings.accelerated):
+    if not looked:
         return _solution(problem, run)
     if concrete((problem, run)):
         solution = _solution(problem, run)
-        jumps = _jumps(solution.state)
-        if not bool(jumps):
+        jumps = _differ(solution.state, _SUSPECT)
+        if bool(jumps):
             return solution
     else:
-        jumps = _jumps(_answers(frozen(problem), run.state.x))
+        jumps = _differ(_answers(frozen(problem), run.state.x), _SUSPECT)
     problem = eqx.tree_at(lambda p: p.jumps, problem, jumps)
     end = _driven(problem, run.state.x, tolerance, settings)
     return _solution(problem, Run(end.state, run.step + end.step, end.result, run.history))
@@ -158,7 +161,17 @@ def truth_of(teacher: AbstractIndexModel) -> Truth:
     """What the weights of a model are."""
     P = teacher.indices
     S = teacher.prior.second_moment(P)
-    return Truth(teacher.prior, S, jnp.zeros((P, 0), S.dtype), jnp.zeros((0, 0), S.dtype))
+    law = teacher.inputs
+    if law is None:
+        return Truth(teacher.prior, S, jnp.zeros((P, 0), S.dtype), jnp.zeros((0, 0), S.dtype))
+    return Truth(teacher.prior, S, law.of(P), law.gram)
+
+
+def encoding_of(teacher: AbstractIndexModel) -> Array:
+    """E (M, K) of the inputs; K = 0 where they are centred."""
+    if teacher.inputs is None:
+        return jnp.zeros((teacher.tokens, 0), theory_dtype())
+    return teacher.inputs.encoding
 
 
 def _iteration(
@@ -224,13 +237,13 @@ def _observed(x: Overlaps) -> dict[str, Array]:
     }
 
 
-def _jumps(answers: Answers) -> Array:
-    """Whether V̂ by parts and as a divergence differ significantly, where proximal points can jump
-    (there are others)."""
+def _differ(answers: Answers, errors: float) -> Array:
+    """Whether V̂ by parts and as a divergence differ by so many standard errors, where proximal
+    points have rivals: what jumps of g make of it."""
     gap = answers.by_parts - answers.divergence
     spread = jnp.std(gap, axis=0, ddof=1) / jnp.sqrt(float(len(gap)))
     size = jnp.max(jnp.abs(jnp.mean(answers.divergence, 0)))
-    differ = jnp.abs(jnp.mean(gap, 0)) > _SIGNIFICANT * spread + _NOTICEABLE * size
+    differ = jnp.abs(jnp.mean(gap, 0)) > errors * spread + _NOTICEABLE * size
     return jnp.any(differ) & (answers.second > 0.0)
 
 
@@ -329,7 +342,8 @@ class _Context(eqx.Module):
 def _code(problem: LearnerMap, end: Run[Place], answers: Answers, stability: Array) -> Array:
     """What became of the iteration."""
     success = end.result == Result.SUCCESS
-    unstable = (stability >= 1.0) | (problem.jumps & problem.learner.jumps)
+    jumps = problem.learner.jumps & _differ(answers, _SIGNIFICANT)
+    unstable = (stability >= 1.0) | jumps
     missed = answers.residual > problem.learner.tolerance
     code = jnp.where(success & missed, Result.INACCURATE, end.result)
     code = jnp.where(success & unstable, Result.UNSTABLE, code)

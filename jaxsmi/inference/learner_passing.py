@@ -6,7 +6,8 @@ inference/iteration.py with g of the learner and the divergence for A:
     R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²,    ∇R = (1/√D) Σ_μ ∂ℓ(z_μ) x_μᵀ + λ W
 
 A fixed point is a stationary point of R: ‖∇R‖/√D is returned with it. Undamped, a run follows the
-state evolution of its learner step by step.
+state evolution of its learner step by step. Inputs with fixed directions make both overshoot: where
+no damping is asked for, a run that does not settle is damped, and one that diverged begins again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
@@ -33,16 +34,20 @@ from jaxsmi.models.index import AbstractIndexModel
 
 __all__ = ["Plan", "learned", "statistic_of"]
 
+_AGAIN = (Result.DIVERGED, Result.NONFINITE)
+_MORE = 0.8  # damping of a second run, after one that diverged
 _SIZE = 0.5  # of a random start: a tiny one fails where the loss is not convex
 
 
 class Plan(NamedTuple):
     """How a run goes, checked: where it starts (`init`, or `state` to go on from), its `damping`
-    and `tolerance`, what is recorded and how often, and its steps."""
+    (`adaptive` where nobody said one) and `tolerance`, what is recorded and how often, and its
+    steps."""
 
     init: ArrayLike | str | None
     state: GampState | None
     damping: Array
+    adaptive: bool
     tolerance: Array
     record: Callable[[GampState], PyTree] | None
     every: int
@@ -88,14 +93,22 @@ def learned(
         mesh=data.mesh,
         precision="divergence",
         calibrate=False,
-        adaptive=False,
+        adaptive=plan.adaptive,
         max_steps=plan.max_steps,
     )
-    run = ready(problem, plan.max_steps // plan.every)
     label = f"GAMP of a learner, D={data.dimension}, N={data.samples}" if plan.progress else None
-    running = eqx.tree_at(lambda p: p.start, problem, None)
-    run = drive(running, run, plan.max_steps, every=plan.every, label=label, stretch=2)
+    run, running = _run(problem, plan, label)
+    if plan.adaptive and concrete(run.result) and int(run.result) in _AGAIN:
+        again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(_MORE, theory_dtype()))
+        run, running = _run(again, plan, label)
     return _solution(running, student, run, key, arguments.valid & teacher.valid)
+
+
+def _run(problem: GampIteration, plan: Plan, label: str | None) -> tuple[Run, GampIteration]:
+    """The iteration to its end; its start is let go."""
+    run = ready(problem, plan.max_steps // plan.every)
+    running = eqx.tree_at(lambda p: p.start, problem, None)
+    return drive(running, run, plan.max_steps, every=plan.every, label=label, stretch=2), running
 
 
 @eqx.filter_jit
@@ -173,6 +186,7 @@ def _solution(
         key=key,
         kind="gamp",
         teacher_overlap=masked(overlaps["teacher_overlap"]),
+        direction_overlap=None if data.directions is None else masked(W @ data.directions.T / D),
         train_loss=masked(jnp.mean(losses)),
         energy=masked(energy),
         gradient_norm=masked(jnp.sqrt(jnp.sum(gradient**2) / D)),

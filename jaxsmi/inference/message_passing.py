@@ -144,7 +144,8 @@ def gamp(
         _check_beside(precision, calibrate, side_information)
         weight = arguments.number("damping", chosen, FRACTION)
         bar = arguments.flag("progress", progress)
-        plan = Plan(init, state, weight, tolerance, function, every, max_steps, bar)
+        free = damping is None
+        plan = Plan(init, state, weight, free, tolerance, function, every, max_steps, bar)
         return learned(model, data, learner, arguments.key("key", key), plan, arguments)
     options = _Options(
         damping=arguments.number("damping", chosen, FRACTION),

@@ -14,14 +14,13 @@ inputs. Source: [Cui24], [theory: empirical-risk, sections 2 and 3].
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
-from jaxsmi.channels.proximal import Reply
+from jaxsmi.channels.proximal import LabelLaw, Reply
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.priors.iid import AbstractIidPrior
@@ -37,8 +36,6 @@ __all__ = [
     "Truth",
     "linear_moments",
 ]
-
-LabelLaw = Callable[[Array, Array], Array]  # the label of teacher fields (P*, M) and its noise
 
 
 class Overlaps(eqx.Module):

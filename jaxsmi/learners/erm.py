@@ -184,13 +184,16 @@ class Erm(AbstractLearner):
         """ℓ_y(z) of the student's fields (P, M)."""
         return self.loss(self.network.link(fields), label)
 
-    def _point(self, law: Callable[[Array], Array], goal: Array, omega: Array, V: Array) -> Reply:
-        """The proximal point of one sample, whose label is law(goal)."""
-        label = law(goal)
+    def _answered(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
+        """The proximal points of a batch; memory bounded by blocks of 4096 samples."""
+        loss = self.sample_loss
         if self.prox is not None:
-            return proximal.given(self.prox, self.sample_loss, label, omega, V, law, goal)
-        starts = self._starts(label, omega, V)
-        return proximal.solved(self.sample_loss, label, omega, V, starts, law, goal)
+            formula = self.prox
+            block = lambda z, y, w: proximal.given(formula, loss, law, z, y, w, V)
+        else:
+            begin = lambda z, y, w: self._starts(law(z, y), w, V)
+            block = lambda z, y, w: proximal.solved(loss, law, z, y, w, V, jax.vmap(begin)(z, y, w))
+        return _in_blocks(block, (goal, noise, omega))
 
     def _starts(self, label: Array, omega: Array, V: Array) -> Array:
         """Where the search for the proximal point begins, (K, P, M)."""
@@ -203,13 +206,8 @@ class Erm(AbstractLearner):
         return jnp.concatenate([omega[None], -omega[None], omega + spread])
 
     def reply(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
-        """The proximal points of a batch; memory bounded by blocks of 4096 samples."""
-
-        def one(sample: tuple[Array, ...]) -> Reply:
-            goal, noise, w = sample
-            return self._point(lambda z: law(z, noise), goal, w, V)
-
-        return _in_blocks(one, (goal, noise, omega))
+        """The proximal points of a batch."""
+        return self._answered(law, goal, noise, omega, V)
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
         """ℓ(ŷ, y) of each sample."""
@@ -223,13 +221,8 @@ class Erm(AbstractLearner):
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
         """g, ∂g and -𝓜 in the place of the log-partition."""
-        nothing = jnp.zeros((0, 1), omega.dtype)
-
-        def one(sample: tuple[Array, ...]) -> Reply:
-            y, w = sample
-            return self._point(lambda z: y, nothing, w, V)
-
-        p = _in_blocks(one, (statistic, omega))
+        nothing = jnp.zeros((len(omega), 1, 1), omega.dtype)  # no teacher: labels are given
+        p = self._answered(lambda _, y: y, nothing, statistic, omega, V)
         size = 1.0 + jnp.max(jnp.abs(p.g), axis=(1, 2))
         error = p.error / size
         return Posterior(-p.envelope, p.g, p.dg, jnp.full_like(error, jnp.inf), error, error)
@@ -257,17 +250,17 @@ class Erm(AbstractLearner):
         return linear_moments(self._inverse(conjugates.precision), conjugates, truth)
 
 
-def _in_blocks(one: Callable[[tuple[Array, ...]], Reply], samples: tuple[Array, ...]) -> Reply:
-    """`one` of each sample, in blocks of equal size: the last samples are repeated, as a rest would
-    be compiled as another program."""
+def _in_blocks(block: Callable[..., Reply], samples: tuple[Array, ...]) -> Reply:
+    """`block` of all samples, in blocks of equal size: the last samples are repeated, as a rest
+    would be compiled as another program."""
     count = len(samples[0])
     blocks = -(-count // _BATCH)
+    if blocks == 1:
+        return block(*samples)
     size = -(-count // blocks)
     every = jnp.minimum(jnp.arange(blocks * size), count - 1)
     parts = [a[every].reshape(blocks, size, *a.shape[1:]) for a in samples]
-    if blocks == 1:
-        return jax.vmap(lambda *sample: one(sample))(*samples)
-    answers = lax.map(jax.vmap(lambda sample: one(sample)), tuple(parts))
+    answers = lax.map(lambda part: block(*part), tuple(parts))
     return jax.tree.map(lambda a: a.reshape(blocks * size, *a.shape[2:])[:count], answers)
 
 

@@ -12,6 +12,7 @@ from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.symmetry import AbstractSymmetry, align
+from jaxsmi.models.tokens import Tokens
 
 __all__ = [
     "AbstractIndexModel",
@@ -24,6 +25,7 @@ __all__ = [
     "Estimate",
     "MultiIndex",
     "SequenceSingleIndex",
+    "Tokens",
     "align",
     "generalization_error",
     "links",

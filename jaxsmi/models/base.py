@@ -26,9 +26,10 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check, require, without_nan
 from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate, Solution
+from jaxsmi.models.tokens import Directions
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
-from jaxsmi.sensing.blocks import draw_inputs
+from jaxsmi.sensing.blocks import draw_inputs, shifted
 
 __all__ = ["CENTRED", "AbstractModel", "is_centred", "model_argument", "overlaps_of"]
 
@@ -87,6 +88,7 @@ class AbstractModel(eqx.Module):
         alpha: float,
         dtype: DTypeLike | None = None,
         teacher: ArrayLike | None = None,
+        directions: ArrayLike | None = None,
         store: bool = True,
     ) -> Dataset:
         r"""Draw a teacher, inputs of Gaussian entries, and their labels.
@@ -101,6 +103,7 @@ class AbstractModel(eqx.Module):
             dtype: Of the inputs: float64, float32 or bfloat16 (labels stay float64). Default: the
                 precision of theory; float32 where inputs are not stored.
             teacher: To reuse: rows (P, D), factors (L r, d), or a matrix S (L, d).
+            directions: To reuse: U (K, D), of a model with `inputs=smi.Tokens(..)`.
             store: False for inputs that are drawn again whenever they are read: memory for one
                 block of them. N is then rounded to whole blocks: by less than 0.5 % from N = 10⁴
                 on, of few samples by up to four.
@@ -139,7 +142,20 @@ class AbstractModel(eqx.Module):
         shape = self.input_shape(dimension)
         usual = theory_dtype() if store else jnp.float32
         inputs = self.draw_inputs(input_key, samples, shape, dtype or usual, store)
-        return Dataset(inputs, self.draw_labels(noise_key, truth, inputs), truth, self)
+        around = self.directions_of(jax.random.fold_in(teacher_key, 1), truth, directions)
+        if around is not None:
+            inputs = shifted(inputs, around.mean)
+        labels = self.draw_labels(noise_key, truth, inputs)
+        return Dataset(inputs, labels, truth, self, *(around or (None, None)))
+
+    def directions_of(
+        self, key: PRNGKeyArray | None, teacher: Array, given: ArrayLike | None
+    ) -> Directions | None:
+        """The fixed directions that inputs lie around, drawn or given; None: they are centred."""
+        del key, teacher
+        allowed = "none: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
+        check(given is None, "directions", given, allowed)
+        return None
 
     @property
     def least_dimension(self) -> int:

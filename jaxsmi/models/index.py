@@ -27,6 +27,7 @@ from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, overlaps_of
 from jaxsmi.models.prediction import compiled_prediction_error, prediction_error
 from jaxsmi.models.symmetry import AbstractSymmetry, NoSymmetry
+from jaxsmi.models.tokens import Directions, Tokens
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.priors.iid import AbstractIidPrior
 from jaxsmi.sensing.blocks import product_dtype
@@ -71,6 +72,11 @@ class AbstractIndexModel(AbstractModel):
         # a student may predict one number as (1,) for labels of shape (), and the reverse
         single = not teacher and np.prod(given) == 1 and np.prod(shape) == 1
         check(given == shape or single, "data.labels", data.labels, shown)
+
+    @property
+    def inputs(self) -> Tokens | None:
+        """Fixed directions of the inputs; None: they are centred."""
+        return None
 
     # Message passing and theory
 
@@ -143,6 +149,15 @@ class AbstractIndexModel(AbstractModel):
         shape = self.student_shape(dimension)
         check(teacher.shape == shape, "teacher", teacher, f"shape {shape}")
         check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
+
+    def directions_of(
+        self, key: PRNGKeyArray | None, teacher: Array, given: ArrayLike | None
+    ) -> Directions | None:
+        """Those of `inputs`."""
+        if self.inputs is None:
+            return super().directions_of(key, teacher, given)
+        S = self.prior.second_moment(self.indices)
+        return self.inputs.around(key, teacher.astype(S.dtype), S, given)
 
     def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
         """Labels (N, ...) of the channel."""
@@ -227,6 +242,10 @@ class AbstractIndexModel(AbstractModel):
         W = weights.astype(theory_dtype())
         teacher = data.teacher.astype(theory_dtype())
         D = data.dimension
+        means = None
+        if data.directions is not None and data.encoding is not None:
+            seen = data.directions.T @ data.encoding.T / D
+            means = (W @ seen, teacher @ seen)
         estimate = prediction_error(
             self,
             W @ W.T / D,
@@ -235,6 +254,7 @@ class AbstractIndexModel(AbstractModel):
             second_moment=teacher @ teacher.T / D,
             truth=data.model,
             samples=samples,
+            means=means,
         )
         return estimate.value
 

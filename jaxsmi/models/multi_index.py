@@ -18,9 +18,10 @@ from jaxtyping import Array
 from jaxsmi.channels.base import AbstractChannel, NoInference
 from jaxsmi.channels.likelihood import IntegratedChannel
 from jaxsmi.core.arrays import concrete, is_zero
-from jaxsmi.core.checks import VARIANCE, Arguments, check
+from jaxsmi.core.checks import VARIANCE, Ability, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
+from jaxsmi.models.tokens import Tokens
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
 from jaxsmi.priors.gaussian import iid_prior
@@ -48,6 +49,8 @@ class MultiIndex(AbstractIndexModel):
         log_likelihood: log p(y|Z) as a function of (y, Z), instead of Gaussian noise: for `gamp` on
             data of your own. It cannot draw labels: `sample` and `state_evolution` refuse it.
         channel: An exact channel, if known.
+        inputs: Fixed directions around which tokens lie, such as positional encodings:
+            `smi.Tokens(encoding=..)`. Default: inputs are centred.
         symmetry: What leaves every label unchanged: pairs (indices, word), with a word of
             `models.symmetry.SYMMETRIES` ("sign", "signed permutation", "rotation", ..), or
             symmetries themselves.
@@ -70,6 +73,7 @@ class MultiIndex(AbstractIndexModel):
     channel: AbstractChannel
     symmetry: tuple[AbstractSymmetry, ...]
     name: str = eqx.field(static=True)
+    _inputs: Tokens | None
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class MultiIndex(AbstractIndexModel):
         prior: AbstractIidPrior | None = None,
         log_likelihood: Callable[[Array, Array], Array] | None = None,
         channel: AbstractChannel | None = None,
+        inputs: Tokens | None = None,
         symmetry: Sequence[AbstractSymmetry | tuple[Block, str]] = (),
         name: str | None = None,
         tolerance: float | None = None,
@@ -120,6 +125,7 @@ class MultiIndex(AbstractIndexModel):
             self.name = name or getattr(named, "__name__", type(named).__name__)
             self.channel = channel
         self.prior = iid_prior(prior)
+        self._inputs = None if inputs is None else _fitting(inputs, self.channel, self.prior)
         self.symmetry = tuple(
             part
             if isinstance(part, AbstractSymmetry)
@@ -131,6 +137,29 @@ class MultiIndex(AbstractIndexModel):
     def title(self) -> str:
         """The name of the link."""
         return self.name
+
+    @property
+    def inputs(self) -> Tokens | None:
+        """Fixed directions of the inputs."""
+        return self._inputs
+
+    def refusal(self, ability: Ability) -> str | None:
+        """Also for a teacher that has something in common with directions of its inputs: its prior
+        does not know."""
+        if self._inputs is not None and self._inputs.known:
+            return (
+                f"inputs: got {self.name} with cross=, weights that overlap with directions of "
+                "their inputs; allowed: none (smi.Tokens(encoding=..)), or a learner: "
+                "smi.state_evolution(.., learner=smi.Erm(..))."
+            )
+        return super().refusal(ability)
+
+
+def _fitting(inputs: Tokens, channel: AbstractChannel, prior: AbstractIidPrior) -> Tokens:
+    """The argument `inputs`, of the shapes of a channel and with overlaps that a prior allows."""
+    law = Arguments().instance("inputs", inputs, Tokens, "smi.Tokens(encoding=..)")
+    law.fit(channel.indices, channel.tokens, prior.second_moment(channel.indices))
+    return law
 
 
 def _check_beside(

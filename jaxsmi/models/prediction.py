@@ -4,6 +4,7 @@ Equations here [theory: multi-index, Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and
 
     theory:            z = ω + (ρ - Q)^{1/2} η
     of an estimate:    z = Mᵀ Q^{-1} ω + (ρ - Mᵀ Q^{-1} M)^{1/2} η
+    (around the means B Eᵀ and R* Eᵀ, where inputs have fixed directions)
     plug-in:  E ‖link(z) - link(ω)‖²;     Bayes:  ½ E ‖link(z) - link(z')‖²
 """
 
@@ -36,6 +37,7 @@ def prediction_error(
     samples: int = 4096,
     randomisations: int = 8,
     truth: LabelLaw | None = None,
+    means: tuple[Array, Array] | None = None,
 ) -> Estimate:
     """Prediction error at given overlaps (module docstring).
 
@@ -49,6 +51,8 @@ def prediction_error(
         samples: Points of each net, a power of two.
         randomisations: Independent nets.
         truth: The model that makes the labels. Default: `model`.
+        means: Of the fields of the estimate, B Eᵀ (P, M), and of the teacher, R* Eᵀ (P*, M).
+            Default: zero.
 
     Returns:
         An `Estimate`, its standard error from the spread over the nets.
@@ -75,6 +79,9 @@ def prediction_error(
         rest = sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
     omega = jnp.einsum("pq,rsqm->rspm", root, xi)
     mean = jnp.einsum("pq,rsqm->rspm", into, xi)
+    if means is not None:
+        omega = omega + means[0]
+        mean = mean + means[1]
     link = jax.vmap(jax.vmap(model.link))
     true_link = jax.vmap(jax.vmap(label_law.link))
     labels = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, eta))

@@ -2,10 +2,13 @@ r"""Fixed points of smooth maps of any tree of arrays, by Anderson's acceleratio
 
 Equations here [WN11; theory: empirical-risk, Eq. (19)], r_k = F(x_k) - x_k:
 
-    x_{k+1} = F(x_k) - Σ_j γ_j (F(x_{j+1}) - F(x_j)),   γ = argmin ‖r_k - Σ_j γ_j (r_{j+1} - r_j)‖
+    x_{k+1} = x_k + β r_k - Σ_j γ_j (x_{j+1} - x_j + β (r_{j+1} - r_j)),
+    γ = argmin ‖r_k - Σ_j γ_j (r_{j+1} - r_j)‖
 
-over the last five steps, every number measured in its own units. A step that leaves the region of
-the map, or comes after a residual that more than doubled, is the plain F(x_k).
+over the last five steps, every number measured in its own units, β = 1. A step that leaves the
+region of the map is x_k + β r_k. Where the residual has more than doubled, the iteration goes back
+to its best x, forgets the steps before, and takes a third of β: a map that overshoots has its fixed
+points found too.
 """
 
 from __future__ import annotations
@@ -24,19 +27,23 @@ __all__ = ["Anderson", "Place"]
 
 _DEPTH = 5
 _RIDGE = 1e-14  # of the least squares problem, relative
+_LEAST = 0.05  # β at least
 
 
 class Place(eqx.Module):
-    """Where the iteration is: x, the last residual in units, the differences of the last steps in
-    units (depth, n) of r and of F, the values before, and how many differences there are."""
+    """Where the iteration is: x, the last residual in units, β, the differences of the last steps
+    (depth, n) of x and of r, how many there are, the x and r before, and the best x and r with
+    their residual."""
 
     x: PyTree
     residual: Array
-    change: Array
+    mixing: Array
     moved: Array
-    before: Array
-    value: Array
+    change: Array
     count: Array
+    before: tuple[Array, Array]
+    best: tuple[Array, Array]
+    least: Array
     finite: Array
 
 
@@ -68,36 +75,59 @@ class Anderson(AbstractSolver[Place]):
         flat, _ = ravel_pytree(self.initial)
         none = jnp.zeros((_DEPTH, flat.size), flat.dtype)
         infinite = jnp.asarray(jnp.inf, flat.dtype)
-        nothing = jnp.zeros_like(flat)
+        nothing = (flat, jnp.zeros_like(flat))
         count = jnp.zeros((), int)
+        one = jnp.ones((), flat.dtype)
         yes = jnp.ones((), bool)
-        return Place(self.initial, infinite, none, none, nothing, nothing, count, yes)
+        return Place(
+            self.initial, infinite, one, none, none, count, nothing, nothing, infinite, yes
+        )
 
     def step(self, state: Place, count: Array) -> Place:
-        """F(x), or the accelerated step from it."""
+        """The step from x (module docstring)."""
         x, build = ravel_pytree(state.x)
         value, _ = ravel_pytree(self.map_of(state.x))
         units, _ = ravel_pytree(self.units(state.x))
-        r = (value - x) / units
-        residual = jnp.max(jnp.abs(r))
-        known = count > 0
-        worse = residual > 2.0 * state.residual
-        push = lambda table, row: jnp.roll(table, 1, axis=0).at[0].set(row)
-        change = push(state.change, jnp.where(known, r - state.before, 0.0))
-        moved = push(state.moved, jnp.where(known, value - state.value, 0.0))
-        kept = jnp.where(worse, 0, jnp.minimum(state.count + known, _DEPTH))
-        inside = (jnp.arange(_DEPTH) < kept)[:, None]
-        change = jnp.where(inside, change, 0.0)
-        moved = jnp.where(inside, moved, 0.0)
-        gram = change @ change.T
-        ridge = _RIDGE * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
-        weight = jnp.linalg.solve(gram + ridge * jnp.eye(_DEPTH, dtype=gram.dtype), change @ r)
-        candidate = value - weight @ moved
-        candidate = jnp.where(jnp.all(jnp.isfinite(candidate)), candidate, value)
-        take = self.accelerated & (kept > 0) & self.admissible(build(candidate))
-        new = jnp.where(take, candidate, value)
+        r = value - x
+        residual = jnp.max(jnp.abs(r / units))
         finite = jnp.all(jnp.isfinite(value))
-        return Place(build(new), residual, change, moved, r, value, kept, finite)
+        back = self.accelerated & (state.mixing > _LEAST) & jnp.isfinite(state.least)
+        lost = back & ~(residual <= 2.0 * state.least)
+        # where it goes on from
+        pick = lambda a, b: jnp.where(lost, a, b)
+        x, r = pick(state.best[0], x), pick(state.best[1], r)
+        mixing = pick(state.mixing / 3.0, state.mixing)
+        push = lambda table, row: jnp.roll(table, 1, axis=0).at[0].set(row)
+        kept = pick(0, jnp.minimum(state.count + (count > 0), _DEPTH))
+        inside = (jnp.arange(_DEPTH) < kept)[:, None]
+        moved = jnp.where(inside, push(state.moved, x - state.before[0]), 0.0)
+        change = jnp.where(inside, push(state.change, r - state.before[1]), 0.0)
+        plain = x + mixing * r
+        scaled = change / units
+        gram = scaled @ scaled.T
+        ridge = _RIDGE * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
+        table = gram + ridge * jnp.eye(_DEPTH, dtype=gram.dtype)
+        weight = jnp.linalg.solve(table, scaled @ (r / units))
+        candidate = plain - weight @ (moved + mixing * change)
+        candidate = jnp.where(jnp.all(jnp.isfinite(candidate)), candidate, plain)
+        take = self.accelerated & (kept > 0) & self.admissible(build(candidate))
+        new = jnp.where(take, candidate, plain)
+        better = finite & ((residual < state.least) | (state.mixing <= _LEAST))
+        best = tuple(jnp.where(better, a, b) for a, b in zip((x, r), state.best, strict=True))
+        least = jnp.where(better, residual, state.least)
+        going = finite | lost
+        return Place(
+            build(new),
+            residual,
+            mixing,
+            moved,
+            change,
+            kept,
+            (x, r),
+            (best[0], best[1]),
+            least,
+            going,
+        )
 
     def observe(self, state: Place, count: Array) -> dict[str, Array]:
         """x and the residual."""

@@ -7,6 +7,7 @@ precision of the products.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -21,7 +22,16 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Regenerated
 
-__all__ = ["BLOCK", "Inputs", "draw_inputs", "gaussian", "mapped", "product_dtype", "summed"]
+__all__ = [
+    "BLOCK",
+    "Inputs",
+    "draw_inputs",
+    "gaussian",
+    "mapped",
+    "product_dtype",
+    "shifted",
+    "summed",
+]
 
 Inputs = Array | Regenerated
 
@@ -90,6 +100,19 @@ def _drawn_in_blocks(
         return lax.dynamic_update_slice_in_dim(inputs, block, start, 0)
 
     return lax.fori_loop(0, -(-samples // each), put, jnp.zeros((samples, *form), dtype))
+
+
+def shifted(inputs: Inputs, mean: Array) -> Inputs:
+    """The same inputs around a mean (M, D)."""
+    if isinstance(inputs, Regenerated):
+        return dataclasses.replace(inputs, mean=mean)
+    return _moved(inputs, mean.astype(inputs.dtype))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _moved(inputs: Array, mean: Array) -> Array:
+    """inputs + mean, in the memory of the inputs."""
+    return inputs + mean
 
 
 def product_dtype(inputs: Inputs) -> jnp.dtype:

@@ -12,14 +12,12 @@ of that sample, off the true one by about stderr(α_c') / α_c''.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray, PyTree
@@ -30,13 +28,11 @@ from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics.descent import Descent, Point
 from jaxsmi.thresholds.stairs import staircase
 from jaxsmi.thresholds.weak import weak_recovery
 
 __all__ = ["Search", "search_threshold"]
-
-_FIRST_STEP = 0.2
-_LONGEST_STEP = 0.3
 
 
 class Search(eqx.Module):
@@ -136,21 +132,17 @@ def search_threshold(
     )
     max_steps = arguments.count("max_steps", max_steps)
     limit = float(arguments.number("tolerance", tolerance, POSITIVE))
-    descent = _Descent(
-        objective,
-        _lbfgs() if optimizer is None else optimizer,
-        limit,
-        default=optimizer is None,
+    allowed = (
+        f"parameters at which threshold {objective.step} and its derivative exist, below "
+        f"alpha_max = {objective.alpha_max:g}"
     )
+    hit = lambda point: objective.is_hit(point.number, limit)
+    descent = Descent(objective.at, optimizer, limit, hit, "alpha", allowed)
     with tqdm(total=max_steps, desc="threshold search", leave=False, disable=not progress) as bar:
         end = descent.run(first, max_steps, bar)
-    return end
-
-
-def _lbfgs() -> optax.GradientTransformation:
-    """L-BFGS with steps of bounded length."""
-    clipped = optax.clip_by_global_norm(_LONGEST_STEP)
-    return optax.chain(optax.scale_by_lbfgs(), clipped, optax.scale(-1.0))
+    best = end.best
+    threshold = best.found[objective.step]
+    return Search(best.parameters, threshold, best.gradient, end.steps, end.result, end.history)
 
 
 class _Objective(NamedTuple):
@@ -193,130 +185,16 @@ class _Objective(NamedTuple):
             return height, stairs
         return 0.5 * (height - jnp.log(self.target)) ** 2, stairs
 
-    def at(self, parameters: PyTree, guess: list[Threshold] | None) -> _Point:
+    def is_hit(self, alpha: Array, tolerance: float) -> bool:
+        """Whether a threshold is the one that was prescribed."""
+        if self.target is None:
+            return False
+        return abs(float(jnp.log(alpha / self.target))) < tolerance
+
+    def at(self, parameters: PyTree, guess: list[Threshold] | None) -> Point:
         """Value and gradient at some parameters."""
         slope = jax.value_and_grad(self.value, has_aux=True)
         (value, stairs), gradient = slope(parameters, guess)
         alpha = stairs[self.step].alpha if len(stairs) > self.step else jnp.asarray(jnp.nan)
         size = float(optax.global_norm(gradient))
-        return _Point(parameters, float(value), gradient, size, stairs, alpha)
-
-
-class _Point(NamedTuple):
-    """One evaluation: objective, gradient and its norm, the stairs, and the threshold's α."""
-
-    parameters: PyTree
-    value: float
-    gradient: PyTree
-    size: float
-    stairs: list[Threshold]
-    alpha: Array
-
-    @property
-    def finite(self) -> bool:
-        """Whether the threshold and its gradient exist."""
-        return bool(np.isfinite(self.value) and np.isfinite(self.size))
-
-
-@dataclasses.dataclass
-class _Descent:
-    """The iteration: an optimiser, the best point so far, and the scale of the first gradient."""
-
-    objective: _Objective
-    optimizer: optax.GradientTransformation
-    tolerance: float
-    default: bool  # whether the optimiser is ours, whose steps are guarded
-    best: _Point | None = None
-    first_size: float = 0.0
-    history: dict[str, list[PyTree]] = dataclasses.field(
-        default_factory=lambda: {"parameters": [], "alpha": [], "gradient": []}
-    )
-
-    def run(self, parameters: PyTree, max_steps: int, bar: tqdm) -> Search:
-        """Evaluate and step until a test of convergence holds, or so many times."""
-        memory = self.optimizer.init(parameters)
-        guess: list[Threshold] | None = None
-        code = Result.MAX_STEPS
-        for _ in range(max_steps):
-            point = self.objective.at(parameters, guess)
-            self._record(point, bar)
-            if self._lost(point):
-                code = Result.NONFINITE
-                break
-            if self.default and self.best is not None and not point.value <= self.best.value:
-                parameters, length = self._half_way_back(parameters, self.best.parameters)
-                memory = self.optimizer.init(parameters)
-                if length < self.tolerance:
-                    code = Result.SUCCESS
-                    break
-                continue
-            if self.best is None or point.value <= self.best.value:
-                self.best = point
-            guess = point.stairs
-            if self._converged(point):
-                code = Result.SUCCESS
-                break
-            updates, memory = self._updates(point, memory)
-            if self.default and float(optax.global_norm(updates)) < self.tolerance:
-                code = Result.SUCCESS
-                break
-            parameters = jax.tree.map(jnp.add, parameters, updates)
-        assert self.best is not None  # the first evaluation was checked
-        best = self.best
-        return Search(
-            best.parameters,
-            best.stairs[self.objective.step],
-            best.gradient,
-            len(self.history["alpha"]),
-            jnp.asarray(code),
-            self.history,
-        )
-
-    def _record(self, point: _Point, bar: tqdm) -> None:
-        entries = {
-            "parameters": point.parameters,
-            "alpha": point.alpha,
-            "gradient": point.gradient,
-        }
-        for name, entry in entries.items():
-            self.history[name].append(jax.tree.map(np.asarray, entry))
-        bar.update()
-        bar.set_postfix(alpha=f"{float(point.alpha):.4f}")
-
-    def _lost(self, point: _Point) -> bool:
-        """Whether to give up here; raises a ValueError for a start without a threshold."""
-        if self.best is None:
-            step = self.objective.step
-            most = self.objective.alpha_max
-            allowed = (
-                f"parameters at which threshold {step} and its derivative exist, below "
-                f"alpha_max = {most:g}"
-            )
-            check(point.finite, "start", point.parameters, allowed)
-            self.first_size = point.size if point.size > 0 else 1.0
-            return False
-        return not point.finite and not self.default
-
-    @staticmethod
-    def _half_way_back(parameters: PyTree, best: PyTree) -> tuple[PyTree, float]:
-        """The middle between some parameters and the best ones, and the way to it."""
-        back = jax.tree.map(lambda p, b: 0.5 * (b - p), parameters, best)
-        return jax.tree.map(jnp.add, parameters, back), float(optax.global_norm(back))
-
-    def _converged(self, point: _Point) -> bool:
-        target = self.objective.target
-        if target is not None and abs(float(jnp.log(point.alpha / target))) < self.tolerance:
-            return True
-        return not self.default and point.size < self.tolerance * self.first_size
-
-    def _updates(self, point: _Point, memory: optax.OptState) -> tuple[PyTree, optax.OptState]:
-        """The next step in the parameters, and the optimiser's memory."""
-        scale = _FIRST_STEP / self.first_size if self.default else 1.0
-        scaled = jax.tree.map(lambda g: scale * g, point.gradient)
-        updates, memory = self.optimizer.update(scaled, memory, point.parameters)
-        products = jax.tree.map(lambda u, g: jnp.sum(u * g), updates, point.gradient)
-        if self.default and float(sum(jax.tree.leaves(products))) > 0:
-            # curvature of the wrong sign: down the gradient instead
-            downhill = jax.tree.map(lambda g: -g, scaled)
-            return downhill, self.optimizer.init(point.parameters)
-        return updates, memory
+        return Point(parameters, float(value), gradient, size, alpha, stairs)

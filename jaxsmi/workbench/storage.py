@@ -336,6 +336,9 @@ def _data_to_xarray(data: Dataset, **attributes: object) -> xarray.Dataset:
     }
     if data.teacher is not None:
         variables["teacher"] = (("index", "dimension"), np.asarray(data.teacher))
+    if data.directions is not None:
+        variables["directions"] = (("direction", "dimension"), np.asarray(data.directions))
+        variables["encoding"] = (("token", "direction"), np.asarray(data.encoding))
     coordinates = {"alpha": ((), data.alpha)}
     return annotated(
         import_xarray().Dataset(

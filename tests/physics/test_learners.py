@@ -43,6 +43,12 @@ def beside(solution, row):
     return list(zip(numbers(solution, *ALL, "error"), bars, row, strict=True))
 
 
+def largest_error(solution):
+    """Of Q, M, V, train loss and energy."""
+    bars = [solution.stderr, *(solution.stderrs[name] for name in ALL[1:])]
+    return max(float(jnp.max(bar)) for bar in bars)
+
+
 # Ridge regression, in closed form
 
 
@@ -195,7 +201,9 @@ def test_table_of_signs(loss, noise, alpha, ridge, row, stability):
     )
     assert solution.result == smi.Result.SUCCESS
     printed = 2e-9  # ten digits, of which the last is rounded
-    np.testing.assert_allclose(numbers(solution, *ALL), row, rtol=printed, atol=1e-12)
+    bar = 5.0 * largest_error(solution) if kinked else 1e-12
+    np.testing.assert_allclose(numbers(solution, *ALL), row, rtol=printed, atol=bar)
+    assert bar < 1e-7
     np.testing.assert_allclose(solution.stability, stability, rtol=1e-4)
     np.testing.assert_allclose(solution.potential, solution.energy, rtol=1e-11)
 
@@ -219,7 +227,7 @@ def test_table_of_phase_retrieval(alpha, ridge, row, stability, error):
         samples=2**17,
     )
     assert solution.result == smi.Result.SUCCESS
-    bar = 5.0 * max(float(x) for x in (solution.stderr[0, 0], solution.stderrs["train_loss"]))
+    bar = 5.0 * largest_error(solution)
     np.testing.assert_allclose(numbers(solution, *ALL), row, rtol=5e-9, atol=bar)
     np.testing.assert_allclose(solution.stability, stability, rtol=1e-3)
     np.testing.assert_allclose(solution.error, error, rtol=1e-6)
@@ -417,6 +425,22 @@ def test_derivatives_are_those_of_neighbouring_solutions():
     np.testing.assert_allclose(jax.grad(energy)(0.2), 0.5 * solve(2.0, 0.2)[0], rtol=1e-8)
 
 
+def first_step_of_attention(count=2**20):
+    """Q after one step at α = 2, λ = 0.1 from Q = V = 1, M = 0.8, by plain draws."""
+    model = smi.DeepAttention(depth=1, tokens=2)
+    learner = smi.Erm(ridge=0.1, convex=True).taught_by(model)  # from ω alone
+    draw = np.random.default_rng(0).standard_normal
+    omega = jnp.asarray(draw((count, 1, 2)))
+    goal = 0.8 * omega + 0.6 * jnp.asarray(draw((count, 1, 2)))
+    law = lambda z, _: model.link(z)
+    answer = jax.jit(lambda z, w: learner.reply(law, z, jnp.zeros((count, 0)), w, jnp.eye(1)))
+    reply = answer(goal, omega)
+    signal = 2.0 * jnp.mean(reply.slope)
+    noise = 2.0 * jnp.mean(jnp.sum(reply.g**2, axis=(1, 2)))
+    precision = 0.8 * signal - 2.0 * jnp.mean(jnp.sum(reply.g * omega, axis=(1, 2)))
+    return float((signal**2 + noise) / (0.1 + precision) ** 2)
+
+
 @pytest.mark.slow
 def test_undamped_message_passing_follows_the_plain_iteration():
     """Attention on itself from W = 0.8 W* + 0.6 noise, C = 1 (D = 1000, four runs)."""
@@ -424,8 +448,12 @@ def test_undamped_message_passing_follows_the_plain_iteration():
     theory = smi.state_evolution(
         model, 2.0, learner=learner, key=KEY, newton=False, max_steps=8, v0=1.0, samples=2**16
     ).trajectory
-    printed = [0.8215, 0.6894, 0.6457, 0.6403, 0.6413, 0.6419, 0.6422, 0.6423]
-    np.testing.assert_allclose(theory["overlap"][1:, 0, 0], printed, atol=2e-3)
+    # an independent quadrature; its first two steps (0.8215, 0.6894) are not compared: there ∂g has
+    # an infinite variance, next to fields at which the proximal point jumps
+    printed = [0.6457, 0.6403, 0.6413, 0.6419, 0.6422, 0.6423]
+    np.testing.assert_allclose(theory["overlap"][3:, 0, 0], printed, atol=2e-3)
+    # 2^20 draws of the first step: V̂ by parts, and all else
+    np.testing.assert_allclose(theory["overlap"][1, 0, 0], first_step_of_attention(), atol=5e-3)
     runs = []
     for seed in range(4):
         data_key, noise_key = jax.random.split(jax.random.key(seed))
@@ -484,3 +512,47 @@ def test_a_loss_with_a_bad_number_is_invalid_inside_jit():
         ).result
 
     assert solve(-1.0) in (smi.Result.INVALID, smi.Result.DIVERGED)
+
+
+# Searches and bounds
+
+
+@pytest.mark.slow
+def test_the_best_ridge_of_a_linear_teacher_is_its_noise():
+    """λ = Δ is the posterior mean: no other ridge has a smaller error."""
+    build = lambda p: smi.Erm(LINEAR, ridge=jnp.exp(p))
+    search = smi.search_learner(smi.links.linear(0.25), 2.0, build, 0.0, key=KEY)
+    assert search.result == smi.Result.SUCCESS
+    # E is flat there: off by the length of the last step
+    np.testing.assert_allclose(jnp.exp(search.parameters), 0.25, rtol=2e-3)
+    known = ridge_regression(2.0, 0.25, 0.25)
+    best = 1.0 - 2.0 * known[1] + known[0]
+    bar = 5.0 * float(search.solution.stderrs["error"])
+    np.testing.assert_allclose(search.solution.error, best, rtol=1e-6, atol=bar)
+    heights = np.array(search.history["error"])
+    assert np.all(heights >= best - bar)
+    assert heights[0] > 1.3 * best
+
+
+@pytest.mark.slow
+def test_no_learner_has_a_larger_cosine_than_bayes():
+    """M²/(Q S) <= Q_Bayes/S at the same α: signs with any loss, attention with any ridge."""
+    for teacher, alpha, learners in (
+        (
+            smi.links.sign(noise=0.3),
+            2.0,
+            [smi.Erm(LINEAR, loss=loss, ridge=r) for loss in LOSSES.values() for r in (0.1, 1.0)],
+        ),
+        (
+            smi.DeepAttention(depth=1, tokens=2),
+            0.6,
+            [smi.Erm(ridge=ridge) for ridge in (0.1, 0.5)],
+        ),
+    ):
+        bayes = smi.state_evolution(teacher, alpha, key=KEY, q0=0.5)
+        ceiling = float(bayes.overlap[0, 0]) + 5.0 * float(bayes.stderr[0, 0])
+        for learner in learners:
+            solution = smi.state_evolution(teacher, alpha, learner=learner, key=KEY)
+            q, m = numbers(solution, "overlap", "teacher_overlap")
+            assert solution.result in (smi.Result.SUCCESS, smi.Result.UNSTABLE)
+            assert 0.0 < m * m / q <= ceiling

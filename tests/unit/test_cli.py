@@ -111,6 +111,26 @@ def test_files_hold_what_was_printed(capsys, tmp_path, command):
         assert storage.load(folder / "run.nc", "curve").sizes["alpha"] == 3
 
 
+def test_risk_is_that_of_ridge_regression(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("h5py")
+    words = ["--alpha", "2", "1", "--noise", "0.25", "--ridge", "0.01", "0.5"]
+    code, out, err = call(capsys, "risk", "linear", *words, "--json", "--out", tmp_path)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert finite(found)
+    assert [curve["ridge"] for curve in found["curves"]] == [0.01, 0.5]
+    point = found["curves"][0]["curve"][0]
+    assert point["result"] == "SUCCESS"
+    # closed form, docs/theory/empirical-risk.md, Eq. (21); errors of 4096 points a rule
+    assert point["overlap"][0][0] == pytest.approx(1.98937039871, rel=2e-3)
+    assert point["energy"] == pytest.approx(0.0164149906367, rel=2e-3)
+    assert storage.load(tmp_path / "risk.nc", "ridge_1").sizes["alpha"] == 2
+    code, _, err = call(capsys, "risk", "linear", "--alpha", "1", "--ridge", "-1")
+    assert code == 2
+    assert "ridge: got -1" in err
+
+
 def test_an_unfinished_run_is_no_error_but_says_so(capsys):
     words = ["gamp", "linear", *QUICK["gamp"], "--damping", 0.99]
     code, out, _ = call(capsys, *words, "--json")

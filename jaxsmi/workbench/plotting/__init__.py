@@ -9,6 +9,7 @@ matplotlib is imported only when a function here is called; it comes with `pip i
 
 from jaxsmi.workbench.plotting.learning import learning_curves, learning_order, text_curves
 from jaxsmi.workbench.plotting.overlaps import overlap_against_alpha, overlap_against_iteration
+from jaxsmi.workbench.plotting.risk import risk_against_alpha
 from jaxsmi.workbench.plotting.style import import_pyplot, savefig
 from jaxsmi.workbench.plotting.tables import sweep, thresholds_against
 
@@ -18,6 +19,7 @@ __all__ = [
     "overlap_against_alpha",
     "overlap_against_iteration",
     "import_pyplot",
+    "risk_against_alpha",
     "savefig",
     "sweep",
     "text_curves",

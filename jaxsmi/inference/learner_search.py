@@ -1,0 +1,216 @@
+r"""The best learner of a family, by gradients of its theory: the best ridge, or shape of a loss.
+
+Equation here [theory: empirical-risk, Eqs. (9), (20)]: minimise log E(p), E the test error of the
+learner with parameters p at its fixed point, whose derivative is implicit; guarded quasi-Newton
+steps (numerics/descent.py), each begun at the fixed point of the last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray, PyTree
+from tqdm import tqdm
+
+from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.codes import Result
+from jaxsmi.core.results import LearnerSolution
+from jaxsmi.inference.evolution import state_evolution
+from jaxsmi.inference.learner_evolution import Start
+from jaxsmi.learners.base import AbstractLearner
+from jaxsmi.learners.erm import Erm
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.numerics.descent import Descent, Point
+
+__all__ = ["LearnerSearch", "search_learner"]
+
+_OBJECTIVES = ("error", "test_loss")
+
+
+class LearnerSearch(eqx.Module):
+    """The end of a search for a learner.
+
+    Attributes:
+        parameters: The best parameters.
+        solution: Theory of the learner that has them.
+        gradient: Of log E there.
+        steps: Evaluations taken.
+        result: A code: SUCCESS, MAX_STEPS, NONFINITE.
+        history: One entry an evaluation: "parameters", the objective by its name, "gradient".
+    """
+
+    parameters: PyTree
+    solution: LearnerSolution
+    gradient: PyTree
+    steps: int
+    result: Array
+    history: dict[str, list[PyTree]]
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code."""
+        return Result(int(self.result)).remedy
+
+
+def search_learner(
+    model: AbstractModel,
+    alpha: ArrayLike,
+    build: Callable[[PyTree], AbstractLearner],
+    start: PyTree,
+    *,
+    key: PRNGKeyArray,
+    objective: str = "error",
+    samples: int | None = None,
+    randomisations: int | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    max_steps: int = 30,
+    tolerance: ArrayLike = 1e-3,
+    progress: bool = False,
+) -> LearnerSearch:
+    r"""The parameters of a learner that minimise its test error: the best ridge, say.
+
+    Args:
+        model: Who makes the labels.
+        alpha: N/D, a number > 0.
+        build: Parameters to learner, e.g. `lambda p: smi.Erm(student, ridge=jnp.exp(p))`: a
+            logarithm keeps a ridge positive and makes one unit of it a sensible step.
+        start: Parameters, a number, an array or a tree of them.
+        key: As in `state_evolution`: one key for all parameters.
+        objective: "error", E ‖ŷ - y‖² without label noise, or "test_loss", E ℓ(ŷ, y). Default
+            "error".
+        samples, randomisations: As in `state_evolution`.
+        optimizer: Any optax optimiser. Default L-BFGS with steps of at most 0.3.
+        max_steps: Largest number of evaluations. Default 30.
+        tolerance: Stop where a step in the parameters is shorter. Default 1e-3.
+        progress: Whether to show a bar on stderr. Default False.
+
+    Returns:
+        A `LearnerSearch`.
+
+    Raises:
+        ValueError: For an argument out of its range, a learner that the labels do not fit, or a
+            start at which there is no fixed point.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxsmi as smi
+        >>> best = smi.search_learner(  # of a linear teacher of noise 1/4 the best ridge is 1/4
+        ...     smi.links.linear(0.25),
+        ...     2.0,
+        ...     lambda p: smi.Erm(smi.links.linear(), ridge=jnp.exp(p)),
+        ...     0.0,
+        ...     key=jax.random.key(0),
+        ... )
+        >>> round(float(jnp.exp(best.parameters)), 2)
+        0.25
+
+    Cost:
+        A fixed point and its derivative an evaluation, compiled once.
+
+    Source:
+        [theory: empirical-risk, Eqs. (9), (20)].
+    """
+    arguments = Arguments()
+    allowed = "a model of indices (no theory is known for matrices)"
+    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
+    alpha = arguments.number("alpha", alpha, POSITIVE)
+    key = arguments.key("key", key)
+    check(callable(build), "build", build, "a function of `start` that makes a learner")
+    name = arguments.choice("objective", objective, _OBJECTIVES)
+    first = jax.tree.map(lambda x: arguments.array("start", x, "a tree of real numbers"), start)
+    max_steps = arguments.count("max_steps", max_steps)
+    limit = float(arguments.number("tolerance", tolerance, POSITIVE))
+    learner = arguments.instance("build", build(first), AbstractLearner, "one that makes a learner")
+    known = learner.taught_by(teacher)
+
+    aim = _Objective(teacher, alpha, build, known, key, name, samples, randomisations)
+    allowed = "parameters at which state evolution has a fixed point with a derivative"
+    descent = Descent(aim.at, optimizer, limit, lambda point: False, name, allowed)
+    with tqdm(total=max_steps, desc="learner search", leave=False, disable=not progress) as bar:
+        end = descent.run(first, max_steps, bar)
+    best = end.best
+    return LearnerSearch(
+        best.parameters, best.found, best.gradient, end.steps, end.result, end.history
+    )
+
+
+class _Objective(NamedTuple):
+    """What is minimised: the number `name` of the theory of the learner that `build` makes; `known`
+    is one of them that was looked at."""
+
+    teacher: AbstractIndexModel
+    alpha: Array
+    build: Callable[[PyTree], AbstractLearner]
+    known: AbstractLearner
+    key: PRNGKeyArray
+    name: str
+    samples: int | None
+    randomisations: int | None
+
+    def solved(self, parameters: PyTree, last: LearnerSolution | None) -> LearnerSolution:
+        """Theory at some parameters."""
+        learner = self.build(parameters)
+        if isinstance(learner, Erm) and isinstance(self.known, Erm):
+            learner = dataclasses.replace(learner, convex=self.known.convex)  # looked at once
+        begin = _begin(last)
+        solution = state_evolution(
+            self.teacher,
+            self.alpha,
+            key=self.key,
+            learner=learner,
+            q0=begin.overlap,
+            m0=begin.teacher,
+            v0=begin.covariance,
+            b0=begin.direction,
+            samples=self.samples,
+            randomisations=self.randomisations,
+        )
+        assert isinstance(solution, LearnerSolution)
+        return solution
+
+    def height(self, parameters: PyTree, last: LearnerSolution) -> tuple[Array, LearnerSolution]:
+        """log E, and the theory."""
+        solution = self.solved(parameters, last)
+        return jnp.log(_given(self.name, solution)), solution
+
+    def at(self, parameters: PyTree, last: LearnerSolution | None) -> Point[LearnerSolution]:
+        """Value and gradient."""
+        last = self.solved(parameters, None) if last is None else last
+        (value, solution), gradient = _slope(self, parameters, last)
+        size = float(optax.global_norm(gradient))
+        return Point(parameters, float(value), gradient, size, jnp.exp(value), solution)
+
+
+def _given(name: str, solution: LearnerSolution) -> Array:
+    """The objective of that name."""
+    number = solution.test_loss if name == "test_loss" else solution.error
+    assert number is not None
+    return number
+
+
+@eqx.filter_jit
+def _slope(
+    objective: _Objective, parameters: PyTree, last: LearnerSolution
+) -> tuple[tuple[Array, LearnerSolution], PyTree]:
+    """log E with its gradient."""
+    return jax.value_and_grad(objective.height, has_aux=True)(parameters, last)
+
+
+def _begin(last: LearnerSolution | None) -> Start:
+    """The fixed point of the last evaluation, as a start."""
+    if last is None:
+        return Start(None, None, None, None)
+    still = jax.lax.stop_gradient
+    return Start(
+        still(last.overlap),
+        still(last.teacher_overlap),
+        still(last.covariance),
+        still(last.direction_overlap),
+    )

@@ -1,0 +1,150 @@
+r"""Inputs whose tokens have means: fixed directions such as positional encodings.
+
+Equations here [CBKZ24; theory: empirical-risk, section 1], token m of a sample, U (K, D):
+
+    x_m = ξ_m + Σ_k E_mk u_k/√D,      ξ iid N(0, 1),   G = U Uᵀ/D,   R* = W* Uᵀ/D
+    U = R*ᵀ S^{-1} W* + (G - R*ᵀ S^{-1} R*)^{1/2} N(0, 1)
+
+The mean of a token has norm O(1): it is lost among the D entries, but moves the fields by R* Eᵀ.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import Arguments, check
+from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+
+__all__ = ["Directions", "Tokens"]
+
+_ROUNDING = 1e-9
+
+
+class Directions(NamedTuple):
+    """Fixed directions of some inputs: `vectors` U (K, D), and the `encoding` E (M, K)."""
+
+    vectors: Array
+    encoding: Array
+
+    @property
+    def mean(self) -> Array:
+        """E U/√D (M, D)."""
+        return self.encoding @ self.vectors / jnp.sqrt(float(self.vectors.shape[1]))
+
+
+class Tokens(eqx.Module):
+    """Tokens around fixed directions: the `inputs=` of a `MultiIndex` (module docstring).
+
+    Args:
+        encoding: E (M, K): how much of each of K directions every token has; (M,) of one direction.
+        gram: G = U Uᵀ/D (K, K) of the directions, positive semi-definite. Default: I.
+        cross: R* = W* Uᵀ/D (P, K), what the teacher has in common with them; (P,) of one direction.
+            Default: nothing.
+
+    Raises:
+        ValueError: For arrays of other shapes, or a G that is not positive semi-definite.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> inputs = smi.Tokens(encoding=[[2.0], [-2.0]])
+        >>> model = smi.MultiIndex(lambda z: z[0, 0] * z[0, 1], indices=1, tokens=2, inputs=inputs)
+        >>> model.sample(jax.random.key(0), dimension=50, alpha=2.0).directions.shape
+        (1, 50)
+
+    Source:
+        [CBKZ24], [theory: empirical-risk, section 1].
+    """
+
+    encoding: Array
+    gram: Array
+    cross: Array | None
+
+    def __init__(
+        self,
+        encoding: ArrayLike,
+        gram: ArrayLike | None = None,
+        cross: ArrayLike | None = None,
+    ):
+        arguments = Arguments()
+        allowed = "E of shape (tokens M, directions K), or (M,)"
+        given = arguments.array("encoding", encoding, allowed)
+        check(given.ndim in (1, 2) and given.size > 0, "encoding", encoding, allowed)
+        self.encoding = given.reshape(len(given), -1)
+        K = self.encoding.shape[1]
+        allowed = f"a symmetric positive semi-definite G of shape ({K}, {K})"
+        identity = jnp.eye(K, dtype=theory_dtype())
+        G = arguments.array("gram", identity if gram is None else gram, allowed)
+        check(G.size == K * K, "gram", gram, allowed)
+        G = G.reshape(K, K)
+        size = jnp.max(jnp.abs(G))
+        even = jnp.max(jnp.abs(G - G.T)) <= _ROUNDING * size
+        definite = even & (jnp.linalg.eigvalsh(symmetric(G))[0] >= -_ROUNDING * size)
+        self.gram = arguments.masked(G, definite, "gram", gram, allowed)
+        self.cross = None
+        if cross is not None:
+            allowed = f"R* of shape (indices P, {K}){', or (P,)' if K == 1 else ''}"
+            R = arguments.array("cross", cross, allowed)
+            R = R[:, None] if R.ndim == 1 and K == 1 else R
+            check(R.ndim == 2 and R.shape[1] == K, "cross", cross, allowed)
+            self.cross = R
+
+    @property
+    def known(self) -> bool:
+        """Whether the teacher may have something in common with the directions."""
+        return self.cross is not None
+
+    def of(self, indices: int) -> Array:
+        """R* (P, K)."""
+        if self.cross is None:
+            return jnp.zeros((indices, len(self.gram)), self.gram.dtype)
+        return self.cross
+
+    def fit(self, indices: int, tokens: int, second_moment: Array) -> None:
+        """Raise a ValueError for shapes that are not those of a model, or overlaps that no teacher
+        of this S (P, P) can have."""
+        arguments = Arguments()
+        K = len(self.gram)
+        allowed = f"E of shape ({tokens}, {K}): one row for each token"
+        check(len(self.encoding) == tokens, "encoding", self.encoding, allowed)
+        if self.cross is None:
+            return
+        check(self.cross.shape == (indices, K), "cross", self.cross, f"shape ({indices}, {K})")
+        joint = jnp.block([[second_moment, self.cross], [self.cross.T, self.gram]])
+        definite = jnp.linalg.eigvalsh(symmetric(joint))[0] >= -_ROUNDING * jnp.max(jnp.abs(joint))
+        allowed = "R* with [[S, R*], [R*ᵀ, G]] positive semi-definite"
+        arguments.condition(definite, "cross", self.cross, allowed)
+
+    def around(
+        self,
+        key: PRNGKeyArray | None,
+        teacher: Array,
+        second_moment: Array,
+        given: ArrayLike | None,
+    ) -> Directions:
+        """Directions given, or drawn: of these overlaps with the teacher (P, D) on average."""
+        K = len(self.gram)
+        shape = (K, teacher.shape[1])
+        allowed = f"U of shape {shape}: rows of squared norm D and of the overlaps of {self}"
+        if given is not None:
+            U = Arguments().array("directions", given, allowed, shape)
+            return Directions(U, self.encoding)
+        if key is None:
+            raise ValueError(f"directions: got None; allowed: {allowed}.")
+        return Directions(self._drawn(key, teacher, second_moment), self.encoding)
+
+    def _drawn(self, key: PRNGKeyArray, teacher: Array, second_moment: Array) -> Array:
+        """U (K, D)."""
+        K = len(self.gram)
+        normal = jax.random.normal(key, (K, teacher.shape[1]), theory_dtype())
+        if self.cross is None:
+            return sqrt_psd(self.gram) @ normal
+        into = jnp.linalg.solve(second_moment, self.cross).T
+        rest = symmetric(self.gram - into @ self.cross)
+        return into @ teacher + sqrt_psd(rest) @ normal
