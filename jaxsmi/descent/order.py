@@ -27,6 +27,7 @@ from jaxsmi.core.checks import UNIT_INTERVAL, Arguments, check
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.training import train
+from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
 
@@ -166,8 +167,10 @@ def learning_order(
         model: The student.
         data: A `Dataset` with a teacher.
         methods: A name and the settings of each: with "optimizer" they go to `train` (all seeds in
-            one vmapped run), else to `gamp`, whose start is random here, as theirs is; "alpha"
-            takes the first αD samples; "model" is another student than `model`.
+            one vmapped run), with "theory": True to `state_evolution` (undamped, a step of it is
+            one of message passing), else to `gamp`, whose start is random here, as theirs is;
+            "alpha" takes the first αD samples; "model" is another student than `model`;
+            "learner" makes message passing, or theory, those of `smi.Erm`.
         key: Random key, required.
         seeds: Runs of each method, from different random starts. Default 4.
         level: The cosine that counts, in (0, 1). Default 0.5.
@@ -214,7 +217,7 @@ def learning_order(
         )
         begin = time.perf_counter()
         solutions[name] = _runs(student, part, keys, settings, progress)
-        jax.block_until_ready(solutions[name].weights)
+        jax.block_until_ready(solutions[name].overlap)
         seconds[name] = time.perf_counter() - begin
         alphas[name] = model.complexity(part.samples, part.dimension)
     learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
@@ -235,13 +238,39 @@ def _first_samples(model: AbstractModel, data: Dataset, name: str, alpha: object
 def _runs(
     student: AbstractModel, data: Dataset, keys: PRNGKeyArray, settings: dict, progress: bool
 ) -> Solution:
-    """All runs of one method, with a leading axis."""
+    """All runs of one method (theory: one), with a leading axis."""
     if "optimizer" in settings:
         return train(student, data, key=keys, progress=progress, **settings)
-    settings = {"init": _RANDOM, **settings}
+    if settings.pop("theory", False):
+        return _theory(student, data, keys[0], settings, progress)
+    start = _RANDOM if "learner" not in settings else None
+    settings = {"init": start, **settings}
     runs = [gamp(student, data, key=key, progress=progress, **settings) for key in keys]
     bare = [dataclasses.replace(run, model=None) for run in runs]
     stacked = jax.tree.map(
         lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *bare
     )
     return dataclasses.replace(stacked, model=runs[0].model)
+
+
+def _theory(
+    model: AbstractModel, data: Dataset, key: PRNGKeyArray, settings: dict, progress: bool
+) -> Solution:
+    """State evolution step by step, with the cosines that runs tend to in its history."""
+    law = data.model if isinstance(data.model, AbstractModel) else model
+    settings = {"newton": False, **settings}
+    solution = state_evolution(law, data.alpha, key=key, progress=progress, **settings)
+    history = dict(solution.history)
+    rho = jnp.diagonal(law.prior.second_moment(law.indices))
+    Q = jnp.diagonal(history["overlap"], axis1=-2, axis2=-1)
+    if "teacher_overlap" in history:
+        shape = history["teacher_overlap"].shape[-2:]
+        allowed = "a learner whose student has as many indices as the teacher"
+        check(shape[0] == shape[1], "methods", f"theory of M {shape}", allowed)
+        M = jnp.diagonal(history["teacher_overlap"], axis1=-2, axis2=-1)
+        history["cosine"] = jnp.abs(M) / jnp.sqrt(Q * rho)
+    else:
+        history["cosine"] = jnp.sqrt(jnp.maximum(Q, 0.0) / rho)
+    bare = dataclasses.replace(solution, history=history, model=None, state=None)
+    batched = jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, bare)
+    return dataclasses.replace(batched, model=law)

@@ -172,8 +172,9 @@ class Erm(AbstractLearner):
         formula = _FORMULAS.get(_function(self.loss))
         if self.prox is None and formula is not None and _is_identity(student):
             learner = dataclasses.replace(learner, prox=formula)
-        if concrete((learner, model)):
-            convex = _look(learner, model)
+        if concrete((self.loss, student, model)):  # a ridge may be traced
+            with jax.ensure_compile_time_eval():
+                convex = _look(learner, model)
             known = convex if self.convex is None else self.convex
             learner = dataclasses.replace(learner, convex=known)
         return learner

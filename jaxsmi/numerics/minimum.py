@@ -128,7 +128,10 @@ def _descended(function: Function, samples: PyTree, starts: Array, each: int) ->
         return jax.tree.map(lambda a, b: a.at[rows].set(b), place, new)
 
     every = jnp.arange(lanes)
-    place = run(every, look(take(samples, owner), starts), _TOGETHER)
+    first = look(take(samples, owner), starts)
+    if each == 1:  # as of a convex function: all lanes take about as long
+        return run(every, first, _STEPS)
+    place = run(every, first, _TOGETHER)
     part = max(lanes // _PART, 1)
     return lax.while_loop(lambda place: jnp.any(_unfinished(place)), gathered, place)
 

@@ -514,6 +514,46 @@ def test_a_loss_with_a_bad_number_is_invalid_inside_jit():
     assert solve(-1.0) in (smi.Result.INVALID, smi.Result.DIVERGED)
 
 
+# Side by side
+
+
+@pytest.mark.slow
+def test_four_learners_on_one_teacher():
+    """Message passing and descent, each beside its theory: final cosines within four standard
+    errors of a cosine in D = 400, √((1 - c²)/D), and the order of the two."""
+    D = 400
+    link = lambda z: jnp.tanh(z[0, 0]) + 0.5 * z[0, 0]
+    model = smi.MultiIndex(link, indices=1, noise=0.25)
+    data = model.sample(KEY, dimension=D, alpha=2.0)
+    learner = smi.Erm(ridge=0.05)
+    descent = {
+        "optimizer": optax.chain(optax.add_decayed_weights(0.05), optax.sgd(0.05)),
+        "steps": 1000,
+        "reduction": "sum",
+        "loss": learner.loss,
+        "init": 0.1,
+    }
+    order = smi.learning_order(
+        model,
+        data,
+        {
+            "GAMP": {},
+            "its theory": {"theory": True},
+            "descent": descent,
+            "its limit": {"theory": True, "learner": learner, "m0": 0.01},
+        },
+        key=KEY,
+        seeds=2,
+    )
+    last = {name: float(np.ravel(s.cosine)[0]) for name, s in order.solutions.items()}
+    error = 4.0 * np.sqrt((1.0 - last["its theory"] ** 2) / D)
+    assert abs(last["GAMP"] - last["its theory"]) < error
+    assert abs(last["descent"] - last["its limit"]) < error
+    assert last["its limit"] < last["its theory"]
+    assert last["descent"] < last["GAMP"]
+    assert all(np.all(np.isfinite(times)) for times in order.learned.values())
+
+
 # Searches and bounds
 
 

@@ -124,7 +124,7 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
         axes = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
     check(len(axes) == count, "axes", len(axes), f"{count}, one for each method")
     for n, (ax, (name, solution)) in enumerate(zip(axes, order.solutions.items(), strict=True)):
-        logarithmic = solution.kind != "gamp"
+        logarithmic = solution.kind not in ("gamp", "state_evolution")
         learning_curves(solution, ax, level=order.level, logarithmic=logarithmic, legend=n == 0)
         ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", fontsize="medium", loc="right")
         if n:
