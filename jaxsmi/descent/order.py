@@ -29,7 +29,7 @@ from jaxsmi.core.results import Solution
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["LearningOrder", "crossing", "learned_at", "learning_order"]
 
@@ -257,7 +257,7 @@ def _theory(
     model: AbstractModel, data: Dataset, key: PRNGKeyArray, settings: dict, progress: bool
 ) -> Solution:
     """State evolution step by step, with the cosines that runs tend to in its history."""
-    law = data.model if isinstance(data.model, AbstractModel) else model
+    law = model_argument(model if data.model is None else data.model)
     settings = {"newton": False, **settings}
     solution = state_evolution(law, data.alpha, key=key, progress=progress, **settings)
     history = dict(solution.history)
