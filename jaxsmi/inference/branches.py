@@ -27,7 +27,7 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start
-from jaxsmi.learners.base import AbstractLearner
+from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
 
@@ -90,17 +90,14 @@ def global_minimum(
         [CBKZ24], [theory: empirical-risk, section 4].
     """
     arguments = Arguments()
+    student, teacher = learner_of(learner, model, arguments)
     allowed = "smi.Erm(..): the posterior of another model has no energy"
-    arguments.instance("learner", learner, AbstractLearner, allowed)
-    check(bool(jnp.isfinite(learner.decay)), "learner", learner, allowed)
-    allowed = "a model of indices beside learner= (no theory is known for matrices)"
-    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
+    check(jnp.isfinite(student.decay), "learner", learner, allowed)
     allowed = f"words of {_NAMES}, or solutions of state_evolution with a learner"
     check(not isinstance(starts, str) and len(starts) > 0, "starts", starts, allowed)
     for start in starts:
         known = isinstance(start, LearnerSolution) or start in _NAMES
         check(known, "starts", start, allowed)
-    student = learner.taught_by(teacher)
     found: list[LearnerSolution] = []
     missed: list[LearnerSolution] = []
     words = [s for s in starts if s != "directions" or teacher.inputs is not None]

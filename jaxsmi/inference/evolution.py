@@ -29,9 +29,8 @@ from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.inference.inversion import inverted
 from jaxsmi.inference.learner_evolution import Settings, Start, evolved, truth_of
 from jaxsmi.inference.overlap_map import OverlapMap
-from jaxsmi.learners.base import AbstractLearner
+from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.models.base import AbstractModel, model_argument
-from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.prediction import prediction_error
 from jaxsmi.numerics import fixed_point, implicit
@@ -233,9 +232,7 @@ def _of_learner(
     arguments: Arguments,
 ) -> LearnerSolution:
     """`state_evolution` with a learner."""
-    arguments.instance("learner", learner, AbstractLearner, "smi.Erm(..) or smi.Mismatched(..)")
-    allowed = "a model of indices beside learner= (no theory is known for matrices)"
-    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
+    student, teacher = learner_of(learner, model, arguments)
     none = is_zero(given.side_information)
     check(none, "side_information", given.side_information, "0 with a learner")
     key = arguments.key("key", key)
@@ -243,7 +240,6 @@ def _of_learner(
         *given.sizes(arguments, 2 * _SAMPLES, 4), given.max_steps, given.newton, given.progress
     )
     tolerance = given.limit(arguments, _FINE)
-    student = learner.taught_by(teacher)
     x = given.start.at(student, truth_of(teacher), arguments)
     return evolved(teacher, alpha, student, key, x, tolerance, settings, arguments.valid)
 

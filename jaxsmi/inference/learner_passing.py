@@ -28,7 +28,7 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
-from jaxsmi.learners.base import AbstractLearner, AbstractResponder
+from jaxsmi.learners.base import AbstractLearner, AbstractResponder, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
 
@@ -64,10 +64,7 @@ def learned(
     arguments: Arguments,
 ) -> LearnerSolution:
     """`gamp` with a learner (module docstring)."""
-    arguments.instance("learner", learner, AbstractLearner, "smi.Erm(..) or smi.Mismatched(..)")
-    allowed = "a model of indices beside learner= (message passing of matrices is that of Bayes)"
-    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
-    student = learner.taught_by(teacher)
+    student, teacher = learner_of(learner, model, arguments)
     network = student.network
     network.check_data(data, teacher=False)
     student.check_labels(data.labels)

@@ -20,44 +20,28 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
 from jaxsmi.core.checks import POSITIVE, Arguments, check
-from jaxsmi.core.codes import Result
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start
-from jaxsmi.learners.base import AbstractLearner
+from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.learners.erm import Erm
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
-from jaxsmi.numerics.descent import Descent, Point
+from jaxsmi.numerics.descent import Descent, Ended, Point
 
 __all__ = ["LearnerSearch", "search_learner"]
 
 _OBJECTIVES = ("error", "test_loss")
 
 
-class LearnerSearch(eqx.Module):
-    """The end of a search for a learner.
+class LearnerSearch(Ended):
+    """The end of a search for a learner; its history has the objective by its name.
 
     Attributes:
-        parameters: The best parameters.
-        solution: Theory of the learner that has them.
-        gradient: Of log E there.
-        steps: Evaluations taken.
-        result: A code: SUCCESS, MAX_STEPS, NONFINITE.
-        history: One entry an evaluation: "parameters", the objective by its name, "gradient".
+        solution: Theory of the learner that has the best parameters.
     """
 
-    parameters: PyTree
     solution: LearnerSolution
-    gradient: PyTree
-    steps: int
-    result: Array
-    history: dict[str, list[PyTree]]
-
-    @property
-    def message(self) -> str:
-        """The sentence that goes with the result code."""
-        return Result(int(self.result)).remedy
 
 
 def search_learner(
@@ -118,8 +102,6 @@ def search_learner(
         [theory: empirical-risk, Eqs. (9), (20)].
     """
     arguments = Arguments()
-    allowed = "a model of indices (no theory is known for matrices)"
-    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
     alpha = arguments.number("alpha", alpha, POSITIVE)
     key = arguments.key("key", key)
     check(callable(build), "build", build, "a function of `start` that makes a learner")
@@ -127,18 +109,14 @@ def search_learner(
     first = jax.tree.map(lambda x: arguments.array("start", x, "a tree of real numbers"), start)
     max_steps = arguments.count("max_steps", max_steps)
     limit = float(arguments.number("tolerance", tolerance, POSITIVE))
-    learner = arguments.instance("build", build(first), AbstractLearner, "one that makes a learner")
-    known = learner.taught_by(teacher)
+    known, teacher = learner_of(build(first), model, arguments)
 
     aim = _Objective(teacher, alpha, build, known, key, name, samples, randomisations)
     allowed = "parameters at which state evolution has a fixed point with a derivative"
     descent = Descent(aim.at, optimizer, limit, lambda point: False, name, allowed)
     with tqdm(total=max_steps, desc="learner search", leave=False, disable=not progress) as bar:
-        end = descent.run(first, max_steps, bar)
-    best = end.best
-    return LearnerSearch(
-        best.parameters, best.found, best.gradient, end.steps, end.result, end.history
-    )
+        best, end = descent.run(first, max_steps, bar)
+    return LearnerSearch(**vars(end), solution=best.found)
 
 
 class _Objective(NamedTuple):

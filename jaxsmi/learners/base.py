@@ -21,6 +21,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import LabelLaw, Reply
+from jaxsmi.core.checks import Arguments
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.priors.iid import AbstractIidPrior
@@ -34,6 +35,7 @@ __all__ = [
     "Moments",
     "Overlaps",
     "Truth",
+    "learner_of",
     "linear_moments",
 ]
 
@@ -209,6 +211,22 @@ class AbstractLearner(AbstractResponder):
     @abc.abstractmethod
     def moments(self, conjugates: Conjugates, truth: Truth) -> Moments:
         """The averages over b = M̂ w* + B̂ u + Q̂^{1/2} ξ (module docstring)."""
+
+
+def learner_of(
+    learner: object, model: object, arguments: Arguments
+) -> tuple[AbstractLearner, AbstractIndexModel]:
+    """The arguments `learner` and `model` of a public function: the learner of that model's labels,
+    and the model.
+
+    Raises:
+        ValueError: For what is no learner, a model of matrices, or labels that do not fit.
+    """
+    allowed = "smi.Erm(..) or smi.Mismatched(..)"
+    known = arguments.instance("learner", learner, AbstractLearner, allowed)
+    allowed = "a model of indices beside learner= (of matrices there is only Bayes)"
+    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
+    return known.taught_by(teacher), teacher
 
 
 def linear_moments(C: Array, conjugates: Conjugates, truth: Truth) -> Moments:

@@ -244,8 +244,8 @@ class AbstractIndexModel(AbstractModel):
         D = data.dimension
         means = None
         if data.directions is not None and data.encoding is not None:
-            seen = data.directions.T @ data.encoding.T / D
-            means = (W @ seen, teacher @ seen)
+            mean = Directions(data.directions, data.encoding).mean.T / jnp.sqrt(float(D))
+            means = (W @ mean, teacher @ mean)
         estimate = prediction_error(
             self,
             W @ W.T / D,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,14 +48,27 @@ class Point(NamedTuple, Generic[_Found]):
         return bool(np.isfinite(self.value) and np.isfinite(self.size))
 
 
-class Ended(NamedTuple, Generic[_Found]):
-    """The end: the best point, the evaluations taken, a code, and a history with one entry an
-    evaluation ("parameters", the name of the number, "gradient")."""
+class Ended(eqx.Module):
+    """The end of a search.
 
-    best: Point[_Found]
+    Attributes:
+        parameters: The best parameters.
+        gradient: Of the objective there.
+        steps: Evaluations taken.
+        result: A code: SUCCESS, MAX_STEPS, NONFINITE.
+        history: One entry an evaluation: "parameters", the objective by its name, "gradient".
+    """
+
+    parameters: PyTree
+    gradient: PyTree
     steps: int
     result: Array
     history: dict[str, list[PyTree]]
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code."""
+        return Result(int(self.result)).remedy
 
 
 def _lbfgs() -> optax.GradientTransformation:
@@ -96,8 +110,9 @@ class Descent(Generic[_Found]):
         self.first_size = 0.0
         self.history: dict[str, list[PyTree]] = {"parameters": [], number: [], "gradient": []}
 
-    def run(self, parameters: PyTree, max_steps: int, bar: tqdm) -> Ended[_Found]:
-        """Evaluate and step until a test of convergence holds, or so many times."""
+    def run(self, parameters: PyTree, max_steps: int, bar: tqdm) -> tuple[Point[_Found], Ended]:
+        """Evaluate and step until a test of convergence holds, or so many times; returns the best
+        point and how the search ended."""
         memory = self.optimizer.init(parameters)
         found = None
         code = Result.MAX_STEPS
@@ -127,7 +142,9 @@ class Descent(Generic[_Found]):
             parameters = jax.tree.map(jnp.add, parameters, updates)
         assert self.best is not None  # the first evaluation was checked
         steps = len(self.history["gradient"])
-        return Ended(self.best, steps, jnp.asarray(code), self.history)
+        best = self.best
+        end = Ended(best.parameters, best.gradient, steps, jnp.asarray(code), self.history)
+        return best, end
 
     def _record(self, point: Point[_Found], bar: tqdm) -> None:
         entries = {

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -25,39 +24,23 @@ from tqdm import tqdm
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import POSITIVE, Arguments, check
-from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics.descent import Descent, Point
+from jaxsmi.numerics.descent import Descent, Ended, Point
 from jaxsmi.thresholds.stairs import staircase
 from jaxsmi.thresholds.weak import weak_recovery
 
 __all__ = ["Search", "search_threshold"]
 
 
-class Search(eqx.Module):
-    """The end of a search.
+class Search(Ended):
+    """The end of a search for a threshold; its history has "alpha".
 
     Attributes:
-        parameters: The best parameters.
-        threshold: Their threshold.
-        gradient: The gradient of the objective there.
-        steps: Evaluations taken.
-        result: A code: SUCCESS, MAX_STEPS, NONFINITE.
-        history: One entry an evaluation: "parameters", "alpha", "gradient".
+        threshold: That of the best parameters.
     """
 
-    parameters: PyTree
     threshold: Threshold
-    gradient: PyTree
-    steps: int
-    result: Array
-    history: dict[str, list[PyTree]]
-
-    @property
-    def message(self) -> str:
-        """The sentence that goes with the result code."""
-        return Result(int(self.result)).remedy
 
 
 def search_threshold(
@@ -139,10 +122,8 @@ def search_threshold(
     hit = lambda point: objective.is_hit(point.number, limit)
     descent = Descent(objective.at, optimizer, limit, hit, "alpha", allowed)
     with tqdm(total=max_steps, desc="threshold search", leave=False, disable=not progress) as bar:
-        end = descent.run(first, max_steps, bar)
-    best = end.best
-    threshold = best.found[objective.step]
-    return Search(best.parameters, threshold, best.gradient, end.steps, end.result, end.history)
+        best, end = descent.run(first, max_steps, bar)
+    return Search(**vars(end), threshold=best.found[objective.step])
 
 
 class _Objective(NamedTuple):
