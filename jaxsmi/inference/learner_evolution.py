@@ -87,6 +87,10 @@ class Start:
         arguments.condition(definite, "v0", self.covariance, "a positive definite V")
         definite = jnp.linalg.eigvalsh(x.overlap)[0] > 0.0
         arguments.condition(definite, "q0", self.overlap, "a positive definite Q")
+        joint = jnp.block([[x.overlap, x.direction], [x.direction.T, truth.gram]])
+        possible = jnp.linalg.eigvalsh(joint)[0] >= -1e-9 * jnp.max(jnp.abs(joint))
+        allowed = "B with [[Q, B], [Bᵀ, G]] positive semi-definite"
+        arguments.condition(possible, "b0", self.direction, allowed)
         allowed = "M with S - Mᵀ Q^{-1} M positive semi-definite"
         arguments.condition(admissible(x, truth), "m0", self.teacher, allowed)
         return x

@@ -131,6 +131,8 @@ def test_bad_tokens_are_refused():
     refused("inputs", lambda: smi.gamp(mixed(), data, key=KEY))
     learner = smi.Erm(ridge=0.1)
     refused("starts", lambda: smi.global_minimum(mixed(), 1.0, learner=learner, key=KEY, starts=[]))
+    too_large = lambda: smi.state_evolution(mixed(), 1.0, learner=learner, key=KEY, b0=1.5)
+    refused("b0", too_large)
     posterior = smi.Mismatched(smi.links.linear(0.5))
     refused("learner", lambda: smi.global_minimum(plain, 1.0, learner=posterior, key=KEY))
 
