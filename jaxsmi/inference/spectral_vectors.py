@@ -43,6 +43,7 @@ _STAGE = 25  # iterations between two looks at the residual
 _STAGES = 8
 _COMBINATIONS = 4096
 _NEAR = 0.02  # a squared distance of Gram matrices, relative
+_FAR = 0.5  # another
 _NULL = 1e-8  # of D: a squared length that is zero
 
 
@@ -184,13 +185,14 @@ def combined(vectors: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
 def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGKeyArray) -> Array:
     """W (P, D), c · eigenvectors from this rank on, scaled, of a Gram matrix nearest to `gram`.
 
-    One eigenvector where there is one copy; else the best of many random combinations, looked for
-    around the best so far at ever smaller distance, of as many vectors as there are copies, or of
-    more where these do not do: at finite D copies are split, and others between.
+    One eigenvector where there is one copy, the first that is not far; else the best of many random
+    combinations, looked for around the best so far at ever smaller distance, of as many vectors as
+    there are copies, or of more where these do not do. At finite D copies are split, and others
+    between, or above what is one.
     """
     k, _, D = weights.shape
     grams = jnp.einsum("apd,bqd->abpq", weights, weights) / D
-    first = jnp.zeros(k).at[rank].set(1.0)
+    single = jnp.eye(k)
     size = jnp.sqrt(jnp.trace(gram))
 
     def scaled(c: Array) -> tuple[Array, Array]:
@@ -212,12 +214,14 @@ def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGK
             tried = jnp.concatenate([best[None], tried / jnp.linalg.norm(tried, axis=1)[:, None]])
             return tried[jnp.argmin(distance(tried))]
 
-        return lax.fori_loop(0, 8, search, first)
+        return lax.fori_loop(0, 8, search, single[rank])
+
+    def chosen(tried: Array, near: float, allowed: Array) -> Array:
+        away = distance(tried)
+        penalty = jnp.where(away < near * jnp.sum(gram**2), 0.0, away)
+        return tried[jnp.argmin(jnp.where(allowed, penalty, jnp.inf))]
 
     counts = jnp.arange(1, k + 1)
-    best = jax.vmap(among)(counts)
-    enough = distance(best) < _NEAR * jnp.sum(gram**2)
-    allowed = jnp.where(copies > 1, counts >= copies, counts == 1)
-    penalty = jnp.where(enough, 0.0, distance(best)) + jnp.where(allowed, 0.0, jnp.inf)
-    c = best[jnp.argmin(penalty)]
+    several = chosen(jax.vmap(among)(counts), _NEAR, counts >= copies)
+    c = jnp.where(copies > 1, several, chosen(single, _FAR, jnp.arange(k) >= rank))
     return scaled(c)[0] * jnp.tensordot(c, weights, axes=1)

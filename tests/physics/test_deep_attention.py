@@ -146,13 +146,21 @@ def test_gamp_learns_both_layers(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_gamp_learns_the_last_layer_first(seed):
     """D = 1000, α = 0.5: Q22 on state evolution within three spreads over data sets (0.056, of 24),
-    and where a run from the teacher ends; layer 1 unlearned (a random cosine is 1/√D = 0.03). Seed
-    5 went astray, overconfident, before labels were compared."""
+    and where a run from the teacher ends; layer 1 unlearned (a random cosine is 1/√D = 0.03).
+
+    Seed 5 went astray, overconfident, before labels were compared. It does not settle, from either
+    start, and says so (MAX_STEPS): Q22 goes to and fro by 0.0045 in some 30 steps, so the mean of
+    the last 100 is compared where a run did not end.
+    """
     _, theory, _ = evolve(0.5)
-    _, cosine, Q, _, _, _ = learn(1000, 0.5, seed)
-    _, _, informed, _, _, _ = learn(1000, 0.5, seed, init="informed")
+    run, cosine, Q, _, _, _ = learn(1000, 0.5, seed)
+    informed, _, _, _, _, _ = learn(1000, 0.5, seed, init="informed")
+    last = []
+    for solution in (run, informed):
+        layer = np.asarray(solution.trajectory["overlap"])[:, 1, 1]
+        last.append(layer[-1] if bool(solution.converged) else np.mean(layer[-100:]))
     assert abs(Q[1, 1] - theory[1, 1]) <= 0.17
-    assert abs(Q[1, 1] - informed[1, 1]) <= 1e-2
+    assert abs(last[0] - last[1]) <= 5e-3
     assert abs(cosine[0]) <= 0.2
 
 

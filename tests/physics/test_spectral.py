@@ -12,9 +12,9 @@ import jaxsmi as smi
 from jaxsmi.core.codes import Result
 from jaxsmi.inference.iteration import GampState
 from jaxsmi.inference.spectral import nothing_known, spectral_start
-from jaxsmi.inference.spectral_outlier import outlier, transformed
+from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
 from jaxsmi.inference.spectral_theory import LabelMoments, largest_overlap
-from jaxsmi.inference.spectral_vectors import Observations
+from jaxsmi.inference.spectral_vectors import Observations, combined
 from jaxsmi.inference.teacher_norm import with_norm
 
 KEY = jax.random.key(0)
@@ -380,6 +380,33 @@ def test_a_run_goes_on_with_a_direction_that_another_uncovers():
     assert float(jnp.min(first[40:])) < 1e-6
     assert float(run.overlap[0, 0]) > 0.3
     np.testing.assert_allclose(run.cosine[0] ** 2, 0.60, atol=0.2)
+
+
+def test_the_eigenvector_that_theory_means_need_not_be_on_top():
+    """In 60 dimensions an eigenvector of layer 1, of which labels tell nothing, came above that of
+    layer 2: of theory's it has next to nothing."""
+    rng = np.random.default_rng(0)
+    P, D, A = 2, 60, 4
+    vectors = np.linalg.qr(rng.standard_normal((P * D, A)))[0].T.reshape(A, P, D)
+    vectors[0, 1] *= 1e-5  # layer 1 alone
+    vectors[1, 0] *= 1e-2  # layer 2
+    vectors[3, 0] = 0.0  # layer 2, further down
+    gram = np.zeros((A, A, P, P))
+    gram[0, 0, 1, 1] = 1.08
+    nothing = np.zeros((A, P, P))
+    theory = Outlier(
+        eigenvalue=jnp.asarray([1.4, np.nan, np.nan, np.nan]),
+        edge=jnp.asarray(1.0),
+        resolvent=jnp.asarray(nothing),
+        scale=jnp.asarray(nothing),
+        gram=jnp.asarray(gram),
+        overlap=jnp.asarray(np.diag([0.0, 0.92])),
+        copies=jnp.asarray([1, 0, 0, 0]),
+    )
+    W = np.asarray(combined(jnp.asarray(vectors), theory, jax.random.key(0)))
+    expected = np.sqrt(1.08 * D) * vectors[1] / np.linalg.norm(vectors[1])
+    np.testing.assert_allclose(W[0], expected, atol=1e-12)
+    assert (W[1:] == 0.0).all()
 
 
 @pytest.mark.slow
