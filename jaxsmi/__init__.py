@@ -23,7 +23,7 @@ from jaxsmi.inference.message_passing import gamp
 from jaxsmi.inference.potential import free_entropy
 from jaxsmi.inference.spectral import spectral
 from jaxsmi.inference.spectral_theory import spectral_overlap
-from jaxsmi.learners import Erm, Mismatched, losses
+from jaxsmi.learners import Erm, MatrixErm, Mismatched, losses
 from jaxsmi.models import (
     AttentionIndexed,
     Bilinear,
@@ -49,6 +49,7 @@ __all__ = [
     "Dataset",
     "DeepAttention",
     "Erm",
+    "MatrixErm",
     "Mismatched",
     "MultiIndex",
     "Record",

@@ -28,8 +28,10 @@ from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.inference.inversion import inverted
 from jaxsmi.inference.learner_evolution import Settings, Start, evolved, truth_of
+from jaxsmi.inference.matrix_learner import matrix_evolved
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.learners.base import AbstractLearner, learner_of
+from jaxsmi.learners.matrix_erm import MatrixErm
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.prediction import prediction_error
@@ -77,7 +79,8 @@ def state_evolution(
     Args:
         model: Any model with a channel.
         alpha: Sample complexity, a number > 0: N/D for index models, n/d² or n/(dL) for matrices.
-        learner: Who learns, if not Bayes: `smi.Erm` or `smi.Mismatched`. Default None.
+        learner: Who learns, if not Bayes: `smi.Erm` or `smi.Mismatched`; of a matrix
+            `smi.MatrixErm`. Default None.
         key: Random key of the outer average, common random numbers: two calls with one key differ
             smoothly. Matrix models need none.
         q0: Starting overlap, a number (times the second moment S) or (P, P), 0 ⪯ Q ≺ S. A small
@@ -139,6 +142,8 @@ def state_evolution(
         side_information=side_information,
         progress=arguments.flag("progress", progress),
     )
+    if isinstance(learner, MatrixErm):
+        return _of_matrix_learner(model, alpha, learner, key, given, arguments)
     if learner is not None:
         return _of_learner(model, alpha, learner, key, given, arguments)
     for name, value in {"m0": m0, "v0": v0, "b0": b0}.items():
@@ -244,6 +249,29 @@ def _of_learner(
     return evolved(teacher, alpha, student, key, x, tolerance, settings, arguments.valid)
 
 
+def _of_matrix_learner(
+    model: AbstractModel,
+    alpha: Array,
+    learner: MatrixErm,
+    key: PRNGKeyArray | None,
+    given: _Given,
+    arguments: Arguments,
+) -> LearnerSolution:
+    """`state_evolution` with a learner of a matrix: a convex risk, averages without random points,
+    so that where it starts says nothing."""
+    start = given.start
+    nothing = {"q0": start.overlap, "m0": start.teacher, "v0": start.covariance}
+    nothing |= {"b0": start.direction, "samples": given.samples}
+    nothing["randomisations"] = given.randomisations
+    _refuse_for_matrices(arguments, nothing, given.side_information)
+    key = None if key is None else arguments.key("key", key)
+    tolerance = given.limit(arguments, _FINE)
+    steps = given.max_steps
+    return matrix_evolved(
+        model, alpha, learner, key, tolerance, steps, given.newton, arguments.valid
+    )
+
+
 def _default(value: ArrayLike | None, default: float) -> ArrayLike:
     """The value that was given, or the default of index models."""
     return default if value is None else value
@@ -253,7 +281,7 @@ def _refuse_for_matrices(
     arguments: Arguments, sampling: Mapping[str, ArrayLike | None], side_information: ArrayLike
 ) -> None:
     """Raise a ValueError for settings of an iteration on random points, which would be ignored."""
-    reason = "for a matrix model, whose fixed point is the root of an explicit function"
+    reason = "for a matrix model, whose averages need no random points and no start"
     for name, value in sampling.items():
         check(value is None, name, value, f"None {reason}")
     none = jnp.asarray(side_information) == 0.0

@@ -32,7 +32,7 @@ from jaxsmi.learners.base import AbstractLearner, AbstractResponder, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
 
-__all__ = ["Plan", "learned", "statistic_of"]
+__all__ = ["Plan", "learned", "passed", "statistic_of"]
 
 _AGAIN = (Result.DIVERGED, Result.NONFINITE)
 _MORE = 0.8  # damping of a second run, after one that diverged
@@ -94,14 +94,14 @@ def learned(
         max_steps=plan.max_steps,
     )
     label = f"GAMP of a learner, D={data.dimension}, N={data.samples}" if plan.progress else None
-    run, running = _run(problem, plan, label)
+    run, running = passed(problem, plan, label)
     if plan.adaptive and concrete(run.result) and int(run.result) in _AGAIN:
         again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(_MORE, theory_dtype()))
-        run, running = _run(again, plan, label)
+        run, running = passed(again, plan, label)
     return _solution(running, student, run, key, arguments.valid & teacher.valid)
 
 
-def _run(problem: GampIteration, plan: Plan, label: str | None) -> tuple[Run, GampIteration]:
+def passed(problem: GampIteration, plan: Plan, label: str | None) -> tuple[Run, GampIteration]:
     """The iteration to its end; its start is let go."""
     run = ready(problem, plan.max_steps // plan.every)
     running = eqx.tree_at(lambda p: p.start, problem, None)

@@ -34,7 +34,9 @@ from jaxsmi.core.results import Solution
 from jaxsmi.inference import starts
 from jaxsmi.inference.iteration import GampIteration, GampState, Position
 from jaxsmi.inference.learner_passing import Plan, learned, statistic_of
+from jaxsmi.inference.matrix_learner import matrix_learned
 from jaxsmi.learners.base import AbstractLearner, Bayes
+from jaxsmi.learners.matrix_erm import MatrixErm
 from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["GampState", "gamp"]
@@ -51,7 +53,7 @@ def gamp(
     data: Dataset,
     *,
     key: PRNGKeyArray | None = None,
-    learner: AbstractLearner | None = None,
+    learner: AbstractLearner | MatrixErm | None = None,
     max_steps: int = 300,
     tolerance: ArrayLike = 1e-4,
     damping: ArrayLike | None = None,
@@ -77,7 +79,7 @@ def gamp(
             without a teacher.
         key: Random key of the start, and of channels that sample; required.
         learner: Who learns, if not Bayes: `smi.Erm` (the run ends at a stationary point of its
-            risk) or `smi.Mismatched`. Default None.
+            risk) or `smi.Mismatched`; of a matrix `smi.MatrixErm`. Default None.
         max_steps: Steps at most. Default 300.
         tolerance: On the change of Ŵ in a step (before damping), relative to Ŵ. Default 1e-4.
         damping: Of Ŵ, C and the memory of the Onsager term, in [0, 1). None: of indices 0, which
@@ -146,6 +148,8 @@ def gamp(
         bar = arguments.flag("progress", progress)
         free = damping is None
         plan = Plan(init, state, weight, free, tolerance, function, every, max_steps, bar)
+        if isinstance(learner, MatrixErm):
+            return matrix_learned(model, data, learner, arguments.key("key", key), plan, arguments)
         return learned(model, data, learner, arguments.key("key", key), plan, arguments)
     options = _Options(
         damping=arguments.number("damping", chosen, FRACTION),

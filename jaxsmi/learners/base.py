@@ -224,7 +224,7 @@ def learner_of(
     """
     allowed = "smi.Erm(..) or smi.Mismatched(..)"
     known = arguments.instance("learner", learner, AbstractLearner, allowed)
-    allowed = "a model of indices beside learner= (of matrices there is only Bayes)"
+    allowed = "a model of indices beside this learner (of a matrix: smi.MatrixErm)"
     teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
     return known.taught_by(teacher), teacher
 

@@ -197,7 +197,11 @@ class AttentionIndexed(AbstractMatrixModel):
 
     def signal(self, teacher: Array) -> Array:
         """√d S (1, d, d) of a teacher (r, d)."""
-        return jnp.sqrt(float(teacher.shape[1])) * self.estimate(teacher)[None]
+        return self.signal_of(self.estimate(teacher))
+
+    def signal_of(self, estimate: Array) -> Array:
+        """√d S (1, d, d) of S (d, d)."""
+        return jnp.sqrt(float(estimate.shape[-1])) * estimate[None]
 
     def estimate(self, signal: Array) -> Array:
         """S (d, d), of several layers (L, d, d), from the signal √d S (1, d, d) of message passing
@@ -318,8 +322,7 @@ class AttentionIndexed(AbstractMatrixModel):
 
     def predicted_labels(self, estimate: Array, inputs: Array) -> Array:
         """Labels (n, T, T) at the scores of Ŝ."""
-        signal = jnp.sqrt(float(estimate.shape[0])) * estimate[None]
-        return jax.vmap(self.link)(SymmetricSensing(inputs).forward(signal))
+        return jax.vmap(self.link)(SymmetricSensing(inputs).forward(self.signal_of(estimate)))
 
     # Data
 

@@ -200,6 +200,10 @@ class Bilinear(AbstractMatrixModel):
         """The signal (1, L, d) of a teacher (L, d)."""
         return teacher[None].astype(theory_dtype())
 
+    def signal_of(self, estimate: Array) -> Array:
+        """S itself."""
+        return estimate[None]
+
     # What was learned
 
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:

@@ -11,6 +11,8 @@ A symmetric S has n/(r d) = ᾱ, a rectangular one n/(r (d + L)) = ᾱ.
 
 from __future__ import annotations
 
+import abc
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -81,6 +83,10 @@ class AbstractMatrixModel(AbstractModel):
         """Random factors of a student: scale × N(0, 1)."""
         factors = jax.random.normal(key, self.student_shape(dimension), theory_dtype())
         return (jnp.asarray(scale) * factors).astype(dtype or theory_dtype())
+
+    @abc.abstractmethod
+    def signal_of(self, estimate: Array) -> Array:
+        """The signal (1, L, d) of message passing, from what a user sees of it, S (L, d)."""
 
     def comparable(self, teacher: Array) -> bool:
         """Always: matrices are compared, whatever their rank."""

@@ -23,6 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, Interval, check
 from jaxsmi.numerics.quadrature import legendre
+from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.numerics.random_matrix.rectangular import (
     rectangular_error,
     rectangular_information,
@@ -75,6 +76,7 @@ class ProductPrior(AbstractSpectralPrior):
     aspect_ratio: Array
     rank_ratio: Array
     weight: ClassVar[float] = 0.5
+    symmetric: ClassVar[bool] = False
 
     def __init__(self, aspect_ratio: ArrayLike, rank_ratio: ArrayLike):
         arguments = Arguments()
@@ -85,6 +87,11 @@ class ProductPrior(AbstractSpectralPrior):
     def valid(self) -> Array:
         """Whether β > 0, and ρ is finite and positive."""
         return super().valid & (self.aspect_ratio > 0.0)
+
+    @property
+    def bounded(self) -> Array:
+        """Whether β is finite."""
+        return jnp.isfinite(self.aspect_ratio)
 
     @property
     def sides(self) -> tuple[Array, Array]:
@@ -186,6 +193,16 @@ class ProductPrior(AbstractSpectralPrior):
         rows, values, columns = jnp.linalg.svd(R, full_matrices=False)
         mean = (rows * law.shrink(values)) @ columns
         return mean, rectangular_error(long / short, rank, qhat)
+
+    @property
+    def decay_scale(self) -> Array:
+        """√ρ/β^{1/4}."""
+        return jnp.sqrt(self.rank_ratio) / self.aspect_ratio**0.25
+
+    def seen(self, delta: Array) -> tuple[AbstractSpectrum, Array]:
+        """That of the singular values, at finite β, and R₁."""
+        long, wide = self.sides
+        return rectangular_spectrum(long, wide, delta), long
 
 
 def gaussian_error(alpha: Array, noise: Array) -> Array:

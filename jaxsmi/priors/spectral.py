@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.priors.base import AbstractPrior
 
 __all__ = ["AbstractSpectralPrior"]
@@ -33,10 +34,12 @@ class AbstractSpectralPrior(AbstractPrior):
     Attributes:
         rank_ratio: ρ = r/d, the width of the factors over the dimension.
         weight: The factor of q̂ (Q_0 - q) in the free entropy, so that dI/dq̂ = weight · V.
+        symmetric: Whether S is: it is then known by its eigenvalues, else by its singular values.
     """
 
     rank_ratio: eqx.AbstractVar[Array]
     weight: eqx.AbstractClassVar[float]
+    symmetric: eqx.AbstractClassVar[bool]
 
     # What a family says
 
@@ -74,12 +77,27 @@ class AbstractSpectralPrior(AbstractPrior):
     def shrunk(self, R: Array, qhat: ArrayLike) -> tuple[Array, Array]:
         """The best estimate of S from a matrix R = S + q̂^{-1/2} Z, and V(q̂)."""
 
+    @property
+    @abc.abstractmethod
+    def decay_scale(self) -> Array:
+        """The τ of the penalty τ (dL)^{1/4} ‖S‖_* that weight decay one of the factors is."""
+
+    @abc.abstractmethod
+    def seen(self, delta: Array) -> tuple[AbstractSpectrum, Array]:
+        """The law of the eigenvalues or singular values of S + √δ Z, and the long side over the
+        short one."""
+
     # What follows
 
     @property
     def valid(self) -> Array:
         """Whether the parameters are in their ranges: under jit nothing else says so."""
         return jnp.isfinite(self.rank_ratio) & (self.rank_ratio > 0.0)
+
+    @property
+    def bounded(self) -> Array:
+        """Whether the sides of the matrix have a finite ratio."""
+        return jnp.ones((), bool)
 
     @property
     def continuous(self) -> bool:

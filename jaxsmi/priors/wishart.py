@@ -24,6 +24,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.numerics.linear_algebra import goe, symmetric
+from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 
@@ -57,6 +58,7 @@ class WishartPrior(AbstractSpectralPrior):
 
     rank_ratio: Array
     weight: ClassVar[float] = 0.25
+    symmetric: ClassVar[bool] = True
 
     def __init__(self, rank_ratio: ArrayLike):
         self.rank_ratio = Arguments().number("rank_ratio", rank_ratio, POSITIVE)
@@ -151,3 +153,12 @@ class WishartPrior(AbstractSpectralPrior):
         law = spectrum(self.rank_ratio, 1.0 / jnp.asarray(qhat, theory_dtype()))
         values, vectors = jnp.linalg.eigh(symmetric(R))
         return (vectors * law.shrink(values)) @ vectors.T, law.error
+
+    @property
+    def decay_scale(self) -> Array:
+        """√ρ/2."""
+        return 0.5 * jnp.sqrt(self.rank_ratio)
+
+    def seen(self, delta: Array) -> tuple[AbstractSpectrum, Array]:
+        """That of the eigenvalues, and one."""
+        return spectrum(self.rank_ratio, delta), jnp.ones((), theory_dtype())

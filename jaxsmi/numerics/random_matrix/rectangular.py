@@ -131,12 +131,16 @@ class RectangularSpectrum(AbstractSpectrum):
         real = (D + 1.0 - c.rank + c.noise * c.rank - c.noise * c.rank**2 / D) / x
         return jnp.where(off, real, H), jnp.where(off, 0.0, mu)
 
-    def shrink(self, values: Array) -> Array:
+    def best(self, values: Array, hilbert: Array) -> Array:
         """f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)]: the singular values of the best estimate."""
         x = jnp.maximum(values, 1e-12)
         faint = _faint(self.aspect, self.rank, 1.0 / self.noise)
-        full = _shrunk(x, self.green(x)[0], self.aspect, self.noise)
+        full = _shrunk(x, hilbert, self.aspect, self.noise)
         return jnp.where(faint, x / (1.0 + self.noise), full)
+
+    def shrink(self, values: Array) -> Array:
+        """The same, of values that may be zero."""
+        return super().shrink(jnp.maximum(values, 1e-12))
 
 
 def _shrunk(x: Array, hilbert: Array, aspect: Array, noise: Array) -> Array:

@@ -162,9 +162,9 @@ class Spectrum(AbstractSpectrum):
             ray = _Ray(*(jnp.where(inside, x, y) for x, y in zip(option, ray, strict=True)))
         return ray
 
-    def shrink(self, values: Array) -> Array:
+    def best(self, values: Array, hilbert: Array) -> Array:
         """f(λ) = λ - 2 Δ H(λ): the eigenvalues of the best estimate of S."""
-        return values - 2.0 * self.delta * self.green(values)[0]
+        return values - 2.0 * self.delta * hilbert
 
 
 def _pair(s: Array, x: Array, rho: Array, delta: Array) -> tuple[Array, Array]:

@@ -1,0 +1,208 @@
+r"""Empirical risk of one matrix: the square loss, a ridge and a nuclear norm.
+
+Equations here [theory: empirical-risk, Eqs. (24) to (26)], S (L, d) with entries O(1) (of
+attention-indexed models √d S), u = (d L)^{1/4}, so that singular values over u are O(1):
+
+    R(S) = Σ_μ ½ ‖y_μ - X_μ[S]‖² + (λ/2) ‖S‖² + τ u ‖S‖_*
+    field    argmin_S  w A ‖R - S‖² + (λ/2) ‖S‖² + τ u ‖S‖_*:  of every singular value s u of R
+             f(s) = (2 w A s - τ)_+/(2 w A + λ),   w = 1/4 of a symmetric matrix, 1/2 of another
+    factors  S = Uᵀ V/√r with weight decay κ of U (r, L) and V (r, d):  τ = κ √ρ/β^{1/4}
+             S = Wᵀ W/√r with weight decay κ of W (r, d):  τ = κ √ρ/2, and S ⪰ 0
+
+as the least ½ (‖U‖² + ‖V‖²) of factors of one matrix is its nuclear norm, if r reaches its rank.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from jaxsmi.channels.matrix_scores import AbstractLinearReadout
+from jaxsmi.core.checks import NON_NEGATIVE, Arguments, check
+from jaxsmi.core.data import Dataset
+from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.numerics.linear_algebra import symmetric
+
+__all__ = ["MatrixErm", "Shrinkage", "student_of"]
+
+_MATRIX = "a model of one matrix with a linear output, such as smi.Bilinear()"
+_TIE = 1e-7  # of the largest: singular values that are taken for equal
+
+
+class Shrinkage(eqx.Module):
+    """What a penalty makes of singular values, or eigenvalues, s (over u): f(s), module docstring.
+
+    `scale` 2wA, `ridge` λ, `nuclear` τ; `positive`: whether negative eigenvalues are cut.
+    """
+
+    scale: Array
+    ridge: Array
+    nuclear: Array
+    positive: bool = eqx.field(static=True)
+
+    @property
+    def threshold(self) -> Array:
+        """Up to which f is zero."""
+        return self.nuclear / self.scale
+
+    @property
+    def slope(self) -> Array:
+        """f' beyond the threshold."""
+        return self.scale / (self.scale + self.ridge)
+
+    def __call__(self, s: Array) -> Array:
+        """f(s)."""
+        above = self.slope * jnp.maximum(s - self.threshold, 0.0)
+        if self.positive:
+            return above
+        return above - self.slope * jnp.maximum(-s - self.threshold, 0.0)
+
+    def derivative(self, s: Array) -> Array:
+        """f'(s)."""
+        size = s if self.positive else jnp.abs(s)
+        return jnp.where(size > self.threshold, self.slope, 0.0)
+
+    def quotient(self, x: Array, y: Array) -> Array:
+        """(f(x) - f(y))/(x - y), and f' where they are equal."""
+        gap = x - y
+        tie = jnp.abs(gap) <= _TIE * (jnp.abs(x) + jnp.abs(y))
+        return jnp.where(tie, self.derivative(x), (self(x) - self(y)) / jnp.where(tie, 1.0, gap))
+
+    def matrix(self, R: Array) -> tuple[Array, Array]:
+        """f of a matrix R (L, d), symmetric where f is of eigenvalues, and the mean of ∂f/∂R."""
+        L, d = R.shape
+        rows, values, columns = jnp.linalg.svd(R, full_matrices=False)
+        kept = self(values)
+        square = values**2
+        gap = square[:, None] - square[None, :]
+        tie = jnp.abs(gap) <= _TIE * (square[:, None] + square[None, :])
+        product = values * kept
+        pairs = (product[:, None] - product[None, :]) / jnp.where(tie, 1.0, gap)
+        # of equal values the limit: (s f)'/(2s); the diagonal itself is f'
+        ratio = kept / jnp.where(values > 0.0, values, 1.0)
+        limit = 0.5 * (self.derivative(values) + ratio)
+        pairs = jnp.where(tie, limit[:, None], pairs)
+        pairs = pairs.at[jnp.diag_indices(len(values))].set(self.derivative(values))
+        total = jnp.sum(pairs) + abs(L - d) * jnp.sum(ratio)
+        return (rows * kept) @ columns, total / (L * d)
+
+    def symmetric_matrix(self, R: Array) -> tuple[Array, Array]:
+        """f of the eigenvalues of a symmetric matrix R (d, d), and the mean of ∂f/∂R."""
+        values, vectors = jnp.linalg.eigh(symmetric(R))
+        mean = jnp.mean(self.quotient(values[:, None], values[None, :]))
+        return (vectors * self(values)) @ vectors.T, mean
+
+
+class MatrixErm(eqx.Module):
+    r"""Empirical risk minimisation over one matrix S: square loss, a ridge and a nuclear norm.
+
+        R(S) = Σ_μ ½ ‖y_μ - X_μ[S]‖² + (λ/2) ‖S‖² + τ (dL)^{1/4} ‖S‖_*
+
+    The nuclear norm is what weight decay of factors is: `of_weight_decay` says which τ. A tiny τ
+    gives the interpolating matrix of least nuclear norm where there are several.
+
+    Args:
+        ridge: λ >= 0. Default 0.
+        nuclear: τ >= 0. Default 0.
+        positive: Whether a symmetric S is positive semi-definite, as that of factors W Wᵀ is (of
+            other matrices it has no sense and is not looked at). Default True.
+
+    Raises:
+        ValueError: For numbers out of range, or with neither penalty.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> model = smi.Bilinear(rank_ratio=0.2, noise=0.1)
+        >>> sol = smi.state_evolution(model, 0.6, learner=smi.MatrixErm(nuclear=0.1))
+        >>> bool(smi.state_evolution(model, 0.6).error < sol.error)
+        True
+
+    Source:
+        [theory: empirical-risk, section 7].
+    """
+
+    ridge: Array
+    nuclear: Array
+    positive: bool = eqx.field(static=True)
+
+    def __init__(self, ridge: ArrayLike = 0.0, nuclear: ArrayLike = 0.0, *, positive: bool = True):
+        arguments = Arguments()
+        self.ridge = arguments.number("ridge", ridge, NON_NEGATIVE)
+        self.nuclear = arguments.number("nuclear", nuclear, NON_NEGATIVE)
+        self.positive = arguments.flag("positive", positive)
+        some = (self.ridge > 0.0) | (self.nuclear > 0.0)
+        arguments.condition(some, "ridge", ridge, "a number > 0 where nuclear is 0")
+
+    @classmethod
+    def of_weight_decay(cls, student: AbstractMatrixModel, decay: ArrayLike) -> MatrixErm:
+        """What a student with factors of that width minimises under weight decay (κ/2) ‖factors‖²,
+        if its width reaches the rank of the minimum.
+
+        `smi.train(student, data, optax.chain(optax.add_decayed_weights(κ), optax.sgd(rate)),
+        loss=smi.losses.squared, reduction="sum")` descends that risk.
+
+        Args:
+            student: `smi.Bilinear(..)`, or `smi.AttentionIndexed(.., output="linear")`.
+            decay: κ > 0.
+
+        Returns:
+            A `MatrixErm`, τ = κ √ρ/β^{1/4}, or κ √ρ/2 of a symmetric matrix.
+
+        Raises:
+            ValueError: For another student, or a decay that is not positive.
+        """
+        arguments = Arguments()
+        student = student_of(student, "student")
+        decay = arguments.number("decay", decay, NON_NEGATIVE)
+        return cls(nuclear=decay * student.prior.decay_scale)
+
+    def shrinkage(self, precision: Array, prior_weight: float, signed: bool) -> Shrinkage:
+        """f at a precision A: of eigenvalues (`signed`), or of singular values."""
+        scale = 2.0 * prior_weight * precision
+        return Shrinkage(scale, self.ridge, self.nuclear, self.positive and signed)
+
+    def penalty(self, signal: Array) -> Array:
+        """(λ/2) ‖S‖² + τ u ‖S‖_* of a signal S (1, L, d), over its entries."""
+        _, L, d = signal.shape
+        unit = float(L * d) ** 0.25
+        norm = jnp.sum(jnp.linalg.svd(signal[0], compute_uv=False))
+        return (0.5 * self.ridge * jnp.sum(signal**2) + self.nuclear * unit * norm) / (L * d)
+
+    def risk(self, weights: ArrayLike, data: Dataset) -> Array:
+        r"""R(S) over the entries of S, on a data set that knows its model.
+
+        Args:
+            weights: S (L, d), the `weights` of a solution of `gamp` or `train`.
+            data: N samples.
+
+        Returns:
+            A number.
+
+        Raises:
+            ValueError: For data of another model, or of none.
+        """
+        model = student_of(data.model, "data.model")
+        return self.risk_of(model, model.signal_of(jnp.asarray(weights)), data)
+
+    def risk_of(self, model: AbstractMatrixModel, signal: Array, data: Dataset) -> Array:
+        """R/entries of a signal (1, L, d)."""
+        sensing = model.sensing(data)
+        fields = sensing.forward(signal)
+        missed = model.readout.statistic(data.labels).reshape(fields.shape) - fields
+        return 0.5 * jnp.sum(missed**2) / sensing.entries + self.penalty(signal)
+
+
+def student_of(model: object, name: str = "model") -> AbstractMatrixModel:
+    """The argument `model` of a learner of matrices.
+
+    Raises:
+        ValueError: For a model of indices, or one whose labels are not linear in S: there no theory
+            of other learners than Bayes is known.
+    """
+    known = Arguments().instance(name, model, AbstractMatrixModel, _MATRIX)
+    allowed = f"{_MATRIX} (of others no theory is known but that of Bayes)"
+    check(isinstance(known.readout, AbstractLinearReadout), name, known.title, allowed)
+    return known

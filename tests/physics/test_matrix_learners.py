@@ -1,0 +1,267 @@
+"""Learners of one matrix: ridge and nuclear norm, against closed forms, an independent minimiser,
+trained factors, and simulations.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import optimize
+
+import jaxsmi as smi
+from jaxsmi.inference.matrix_learner import Order, Theory
+
+KEY = jax.random.key(0)
+SQUARE = smi.Bilinear(1.0, 0.3, 0.1)
+LONG = smi.Bilinear(2.0, 0.3, 0.1)
+SYMMETRIC = smi.Bilinear(1.0, 0.3, 0.1, symmetric=True)
+NUCLEAR = smi.MatrixErm(nuclear=0.3)
+RIDGE = smi.MatrixErm(ridge=0.2, positive=False)
+
+
+def evolve(model, alpha, learner, **kwargs):
+    solution = smi.state_evolution(model, alpha, learner=learner, **kwargs)
+    assert bool(solution.converged)
+    return solution
+
+
+# Theory
+# --------------------------------------------------------------------------------------------
+
+
+def ridge_in_closed_form(model, alpha, ridge):
+    """V, e, train loss of Ŝ = c R, c = A/(A + λ/(2w)), written from ridge regression: n labels of
+    variance (noise + κ e), κ = 1, or 2 of a symmetric matrix, whose d²/2 entries count twice."""
+    noise, norm = float(model.noise), float(model.prior.norm)
+    kappa, weight = (2.0, 0.25) if model.symmetric else (1.0, 0.5)
+    strength = 4.0 if model.symmetric else 1.0
+    precision = lambda V: strength * alpha / (1.0 + kappa * V)
+    level = lambda V: V - 1.0 / (ridge / (2.0 * weight) + precision(V))
+    V = optimize.brentq(level, 1e-9, 100.0, xtol=1e-14)
+    c = precision(V) / (precision(V) + ridge / (2.0 * weight))
+    # e = (1 - c)² Q_0 + c² δ, δ = (noise + κ e)/(strength α)
+    unit = c**2 / (strength * alpha)
+    e = ((1.0 - c) ** 2 * norm + unit * noise) / (1.0 - kappa * unit)
+    return V, e, 0.5 * (noise + kappa * e) / (1.0 + kappa * V) ** 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [SQUARE, LONG, SYMMETRIC], ids=["square", "long", "symmetric"])
+def test_a_ridge_is_ridge_regression(model):
+    """To 1e-10, the quadrature over the law of eigenvalues."""
+    for alpha in (0.3, 1.5):
+        solution = evolve(model, alpha, RIDGE)
+        V, e, train = ridge_in_closed_form(model, alpha, 0.2)
+        assert float(solution.covariance[0, 0]) == pytest.approx(V, rel=1e-8)
+        assert float(solution.error) == pytest.approx(e, rel=1e-8)
+        assert float(solution.train_loss) == pytest.approx(train, rel=1e-8)
+        Q, M = float(solution.overlap[0, 0]), float(solution.teacher_overlap[0, 0])
+        assert float(model.prior.norm) - 2 * M + Q == pytest.approx(e, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [SQUARE, LONG, SYMMETRIC], ids=["square", "long", "symmetric"])
+@pytest.mark.parametrize("positive", [True, False])
+def test_the_response_by_parts_is_the_divergence(model, positive):
+    """Stein's form of V needs the posterior mean of the teacher, the divergence only F and the law:
+    they agree at any order parameters, to the quadrature."""
+    learner = smi.MatrixErm(nuclear=0.3, ridge=0.05, positive=positive)
+    theory = Theory(model, learner, jnp.asarray(0.6))
+    for e, V in ((0.2, 0.4), (0.5, 1.5), (0.05, 0.1)):
+        x = Order(jnp.asarray(e), jnp.asarray(V))
+        assert float(theory(x).response) == pytest.approx(float(theory.divergence(x)), rel=1e-8)
+        assert float(jnp.sum(theory.at(x).seen.weight)) == pytest.approx(1.0, abs=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [LONG, SYMMETRIC], ids=["long", "symmetric"])
+def test_the_energy_has_the_derivatives_of_a_minimum(model):
+    """dE/dλ = Q/2, dE/dτ = the nuclear norm, dE/dα the Moreau envelope √(train · test): the
+    envelope theorem; and those of the error are differences."""
+
+    def energy(alpha, ridge, nuclear):
+        learner = smi.MatrixErm(ridge=ridge, nuclear=nuclear)
+        return smi.state_evolution(model, alpha, learner=learner, tolerance=1e-10).energy
+
+    def error(alpha, ridge, nuclear):
+        learner = smi.MatrixErm(ridge=ridge, nuclear=nuclear)
+        return smi.state_evolution(model, alpha, learner=learner, tolerance=1e-10).error
+
+    point = (0.5, 0.1, 0.2)
+    solution = evolve(model, 0.5, smi.MatrixErm(ridge=0.1, nuclear=0.2), tolerance=1e-10)
+    slopes = jax.jacfwd(energy, argnums=(0, 1, 2))(*point)
+    envelope = np.sqrt(float(solution.train_loss) * float(solution.test_loss))
+    Q = float(solution.overlap[0, 0])
+    norm = (float(solution.energy) - 0.5 * float(solution.train_loss) - 0.05 * Q) / 0.2
+    np.testing.assert_allclose(np.asarray(slopes), [envelope, 0.5 * Q, norm], rtol=1e-6)
+    slopes = jax.jacrev(error, argnums=(0, 1, 2))(*point)
+    for k in range(3):
+        ahead, behind = (
+            float(error(*(x + (k == j) * h for j, x in enumerate(point)))) for h in (1e-5, -1e-5)
+        )
+        assert float(slopes[k]) == pytest.approx((ahead - behind) / 2e-5, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_no_penalty_beats_bayes():
+    for model, alpha in ((SQUARE, 0.6), (LONG, 0.8), (SYMMETRIC, 0.3)):
+        bayes = float(smi.state_evolution(model, alpha).error)
+        for learner in (NUCLEAR, RIDGE, smi.MatrixErm(nuclear=0.1, ridge=0.1)):
+            solution = evolve(model, alpha, learner)
+            assert float(solution.error) > bayes
+            assert 0.0 < float(solution.stability) < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0.1, 0.3])
+def test_the_least_nuclear_norm_recovers_from_its_threshold_on(rank):
+    """Noiseless labels, τ → 0, against the threshold of the descent cone, where nothing but the
+    rank enters."""
+    model = smi.Bilinear(1.0, rank)
+    place = float(smi.baselines.nuclear_norm_threshold(1.0, rank))
+    learner = smi.MatrixErm(nuclear=1e-5)
+    errors = [
+        float(evolve(model, share * place, learner, max_steps=3000).error)
+        for share in (0.9, 0.98, 1.02, 1.1)
+    ]
+    assert errors[0] > errors[1] > 1e-4 > 1e-6 > errors[2] > errors[3]
+
+
+# Minimisers
+# --------------------------------------------------------------------------------------------
+
+
+def proximal_gradient(data, learner, symmetric, steps=5000):
+    """The minimum of R by accelerated proximal gradient steps, written from R."""
+    X, y = np.asarray(data.inputs), np.asarray(data.labels)
+    n, L, d = X.shape
+    A = X.reshape(n, -1) / np.sqrt(L * d)
+    ridge = float(learner.ridge)
+    cut = float(learner.nuclear) * (L * d) ** 0.25
+    rate = 1.0 / np.linalg.norm(A, 2) ** 2
+    S = ahead = np.zeros((L, d))
+    t = 1.0
+    for _ in range(steps):
+        B = ahead - rate * (A.T @ (A @ ahead.ravel() - y)).reshape(L, d)
+        if symmetric:
+            values, vectors = np.linalg.eigh(0.5 * (B + B.T))
+            low = 0.0 if learner.positive else -np.inf
+            size = np.sign(values) * np.maximum(np.abs(values) - rate * cut, 0.0)
+            new = (vectors * np.maximum(size, low)) @ vectors.T
+        else:
+            rows, values, columns = np.linalg.svd(B, full_matrices=False)
+            new = (rows * np.maximum(values - rate * cut, 0.0)) @ columns
+        new = new / (1.0 + rate * ridge)
+        following = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * t * t))
+        ahead = new + (t - 1.0) / following * (new - S)
+        moved, S, t = np.abs(new - S).max(), new, following
+        if moved < 1e-11:
+            break
+    return S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "alpha", "learner"),
+    [
+        (SYMMETRIC, 0.3, NUCLEAR),
+        (SYMMETRIC, 0.3, smi.MatrixErm(nuclear=0.3, positive=False)),
+        (LONG, 0.8, smi.MatrixErm(nuclear=0.3, ridge=0.1)),
+        (SQUARE, 0.8, RIDGE),
+    ],
+    ids=["symmetric", "signed", "long", "ridge"],
+)
+def test_message_passing_ends_at_the_minimum(model, alpha, learner):
+    data = model.sample(KEY, dimension=24, alpha=alpha)
+    fit = smi.gamp(model, data, learner=learner, key=KEY, tolerance=1e-9, max_steps=2000)
+    assert bool(fit.converged)
+    exact = proximal_gradient(data, learner, model.symmetric)
+    np.testing.assert_allclose(np.asarray(fit.weights), exact, atol=1e-6)
+    assert float(fit.gradient_norm) <= 1e-7
+    assert float(fit.energy) == pytest.approx(float(learner.risk(exact, data)), rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_weight_decay_of_factors_is_a_nuclear_norm(symmetric):
+    """Factors as wide as the matrix, trained by gradient descent with weight decay, end at the
+    matrix that message passing finds for the nuclear norm."""
+    teacher = smi.Bilinear(1.0, 0.25, 0.1, symmetric=symmetric)
+    student = smi.Bilinear(1.0, 1.0, symmetric=symmetric)
+    data = teacher.sample(KEY, dimension=16, alpha=0.6 if symmetric else 1.2)
+    decay = 0.4
+    learner = smi.MatrixErm.of_weight_decay(student, decay)
+    rate = optax.exponential_decay(0.03, 2000, 0.2)
+    descent = optax.chain(optax.add_decayed_weights(decay), optax.adam(rate))
+    trained = smi.train(
+        student, data, descent, key=KEY, steps=16000, loss=smi.losses.squared, reduction="sum"
+    )
+    fit = smi.gamp(teacher, data, learner=learner, key=KEY, tolerance=1e-9, max_steps=2000)
+    assert bool(fit.converged)
+    np.testing.assert_allclose(np.asarray(trained.weights), np.asarray(fit.weights), atol=1e-4)
+    assert float(learner.risk(trained.weights, data)) == pytest.approx(float(fit.energy), rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "alpha", "learner", "dimension"),
+    [
+        (SYMMETRIC, 0.3, NUCLEAR, 100),
+        (LONG, 0.8, NUCLEAR, 60),
+        (SQUARE, 0.8, RIDGE, 80),
+        (smi.AttentionIndexed(2, 0.3, "linear", noise=0.1), 0.1, NUCLEAR, 120),
+    ],
+    ids=["symmetric", "long", "ridge", "attention"],
+)
+def test_simulations_agree_with_theory(model, alpha, learner, dimension):
+    """Eight data sets each: within four standard errors and what 1/D makes of a matrix (two parts
+    in D: its diagonal, and Q_0 of a finite one)."""
+    theory = evolve(model, alpha, learner)
+    rows = []
+    for seed in range(8):
+        key = jax.random.key(seed)
+        data = model.sample(key, dimension=dimension, alpha=alpha)
+        fit = smi.gamp(model, data, learner=learner, key=key, tolerance=1e-6, max_steps=1000)
+        assert bool(fit.converged)
+        rows.append([fit.overlap[0, 0], fit.teacher_overlap[0, 0], fit.error, fit.energy])
+    found = np.asarray(rows, float)
+    expected = np.asarray(
+        [theory.overlap[0, 0], theory.teacher_overlap[0, 0], theory.error, theory.energy], float
+    )
+    mean, spread = found.mean(0), found.std(0, ddof=1) / np.sqrt(len(found))
+    print(f"theory {expected.round(5)} simulation {mean.round(5)} ± {spread.round(5)}")
+    assert (np.abs(mean - expected) <= 4.0 * spread + 2.0 / dimension * expected).all()
+
+
+# What is refused
+# --------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_refused():
+    data = SQUARE.sample(KEY, dimension=6, alpha=1.0)
+
+    def refused(name, make):
+        with pytest.raises(ValueError, match=rf"^{name}: got"):
+            make()
+
+    refused("ridge", lambda: smi.MatrixErm())
+    refused("ridge", lambda: smi.MatrixErm(ridge=-1.0))
+    refused("nuclear", lambda: smi.MatrixErm(nuclear=float("nan")))
+    refused("positive", lambda: smi.MatrixErm(ridge=0.1, positive=2))
+    refused("student", lambda: smi.MatrixErm.of_weight_decay(smi.links.linear(), 0.1))
+    refused("decay", lambda: smi.MatrixErm.of_weight_decay(SQUARE, -0.1))
+    softmax = smi.AttentionIndexed(2, 0.3)
+    refused("model", lambda: smi.state_evolution(softmax, 1.0, learner=NUCLEAR))
+    refused("model", lambda: smi.state_evolution(smi.links.linear(), 1.0, learner=NUCLEAR))
+    tall = smi.Bilinear(float("inf"), 0.3)
+    refused("model", lambda: smi.state_evolution(tall, 1.0, learner=NUCLEAR))
+    refused("alpha", lambda: smi.state_evolution(SQUARE, -1.0, learner=NUCLEAR))
+    refused("q0", lambda: smi.state_evolution(SQUARE, 1.0, learner=NUCLEAR, q0=0.5))
+    refused("m0", lambda: smi.state_evolution(SQUARE, 1.0, learner=NUCLEAR, m0=0.5))
+    refused("init", lambda: smi.gamp(SQUARE, data, learner=NUCLEAR, key=KEY, init="informed"))
+    refused("precision", lambda: smi.gamp(SQUARE, data, learner=NUCLEAR, precision="outer"))
+    erm = smi.Erm(ridge=0.1)
+    refused("model", lambda: smi.state_evolution(SQUARE, 1.0, learner=erm, key=KEY))
+    mixed = smi.links.linear().sample(KEY, dimension=6, alpha=1.0)
+    refused("data.model", lambda: NUCLEAR.risk(jnp.ones((6, 6)), mixed))
