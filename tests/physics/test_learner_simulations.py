@@ -1,8 +1,8 @@
 """Learners on data of D = 500 beside their theory: ten problems, sixteen data sets each.
 
-Eight data sets are too few for four standard errors: the spread of a number over eight is itself
-too small by a half or more once in a hundred numbers (ridge regression: 4.3 of its own errors, at
-1.6 of those of 200 data sets).
+Eight are too few for four standard errors: in three of a hundred numbers the spread over eight is
+half of what it should be or less (ridge regression: a training loss 4.3 of its own errors off, 1.5
+of those that 200 data sets have).
 
 Weights are those of an independent minimiser (L-BFGS on the risk; of the hinge on its dual), of the
 posterior those of message passing. New labels for the test error are drawn from the Gaussian law of
@@ -201,7 +201,6 @@ def predicted(problem):
 def test_simulations_agree_with_theory(name):
     problem = PROBLEMS[name]
     theory, error = predicted(problem)
-
     runs = np.array([simulated(problem, seed) for seed in range(DATA_SETS)])
     mean, spread = runs.mean(axis=0), runs.std(axis=0, ddof=1) / np.sqrt(DATA_SETS)
     known = np.isfinite(mean)
