@@ -48,7 +48,7 @@ _LARGEST = 1e8  # response that the iteration starts with, at most
 _TINY = 1e-14  # of Q_0: an error that counts as none
 _SIZE = 0.5  # of a random start
 _PANELS = 4  # of a band
-_NODES = 32  # of a panel
+_ROWS = 256  # pairs of so many nodes with all others at a time
 
 
 def _believed(model: AbstractMatrixModel) -> AbstractMatrixModel:
@@ -87,11 +87,16 @@ class _Seen(eqx.Module):
         with what opposite singular values and the long side of a matrix add."""
         x = self.x
         weight = self.weight
-        near = shrinkage.quotient(x[:, None], x[None, :]) ** power
+
+        def of_one(y: Array) -> Array:
+            near = shrinkage.quotient(y, x) ** power
+            if self.symmetric:
+                return weight @ near
+            return 0.5 * weight @ (near + shrinkage.quotient(y, -x) ** power)
+
+        square = weight @ lax.map(of_one, x, batch_size=_ROWS)
         if self.symmetric:
-            return weight @ near @ weight
-        far = shrinkage.quotient(x[:, None], -x[None, :]) ** power
-        square = weight @ (0.5 * (near + far)) @ weight
+            return square
         rest = jnp.sum(weight * (shrinkage(x) / x) ** power)
         return square / self.aspect + (1.0 - 1.0 / self.aspect) * rest
 
@@ -109,7 +114,7 @@ def _seen(law: AbstractSpectrum, aspect: Array, threshold: Array, symmetric: boo
     above = jnp.concatenate([cuts, jnp.full(1, jnp.inf)])
     lows = jnp.clip(marks[:, :-1, None], below, above).ravel()
     highs = jnp.clip(marks[:, 1:, None], below, above).ravel()
-    x, measure = (a.ravel() for a in lax.stop_gradient(band_nodes(lows, highs, _NODES)))
+    x, measure = (a.ravel() for a in lax.stop_gradient(band_nodes(lows, highs)))
     inside = measure > 0.0
     x = jnp.where(inside, x, lax.stop_gradient(last))
     hilbert, density = law.green(x)

@@ -230,7 +230,10 @@ def test_table_of_phase_retrieval(alpha, ridge, row, stability, error):
     bar = 5.0 * largest_error(solution)
     np.testing.assert_allclose(numbers(solution, *ALL), row, rtol=5e-9, atol=bar)
     np.testing.assert_allclose(solution.stability, stability, rtol=1e-3)
-    np.testing.assert_allclose(solution.error, error, rtol=1e-6)
+    # at (2, 0.1) proximal points may jump: V is by parts there, with a bar that q and m share
+    bar = 5.0 * float(solution.stderrs["error"])
+    assert bar < 1e-5
+    np.testing.assert_allclose(solution.error, error, rtol=1e-6, atol=bar)
     q, m = (float(x[0, 0]) for x in (solution.overlap, solution.teacher_overlap))
     np.testing.assert_allclose(solution.error, 3 * q * q - 2 * (q + 2 * m * m) + 3, rtol=1e-6)
 

@@ -120,12 +120,12 @@ def test_the_least_nuclear_norm_recovers_from_its_threshold_on(rank):
     rank enters."""
     model = smi.Bilinear(1.0, rank)
     place = float(smi.baselines.nuclear_norm_threshold(1.0, rank))
-    learner = smi.MatrixErm(nuclear=1e-5)
+    learner = smi.MatrixErm(nuclear=1e-4)
     errors = [
         float(evolve(model, share * place, learner, max_steps=3000).error)
         for share in (0.9, 0.98, 1.02, 1.1)
     ]
-    assert errors[0] > errors[1] > 1e-4 > 1e-6 > errors[2] > errors[3]
+    assert errors[0] > errors[1] > 5e-4 > 1e-5 > errors[2] > errors[3]
 
 
 # Minimisers
@@ -203,6 +203,18 @@ def test_weight_decay_of_factors_is_a_nuclear_norm(symmetric):
     assert float(learner.risk(trained.weights, data)) == pytest.approx(float(fit.energy), rel=1e-6)
 
 
+def simulated(model, alpha, learner, dimension):
+    """Q, M, e and E of eight data sets (8, 4)."""
+    rows = []
+    for seed in range(8):
+        key = jax.random.key(seed)
+        data = model.sample(key, dimension=dimension, alpha=alpha)
+        fit = smi.gamp(model, data, learner=learner, key=key, tolerance=1e-6, max_steps=1000)
+        assert bool(fit.converged)
+        rows.append([fit.overlap[0, 0], fit.teacher_overlap[0, 0], fit.error, fit.energy])
+    return np.asarray(rows, float)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "alpha", "learner", "dimension"),
@@ -215,17 +227,12 @@ def test_weight_decay_of_factors_is_a_nuclear_norm(symmetric):
     ids=["symmetric", "long", "ridge", "attention"],
 )
 def test_simulations_agree_with_theory(model, alpha, learner, dimension):
-    """Eight data sets each: within four standard errors and what 1/D makes of a matrix (two parts
-    in D: its diagonal, and Q_0 of a finite one)."""
+    """Within four standard errors, and what 1/D makes of a matrix: 2/D of each number. Of attention
+    1/D makes more, of Bayes too (e .157 at D = 120, theory .144): extrapolated from two D."""
     theory = evolve(model, alpha, learner)
-    rows = []
-    for seed in range(8):
-        key = jax.random.key(seed)
-        data = model.sample(key, dimension=dimension, alpha=alpha)
-        fit = smi.gamp(model, data, learner=learner, key=key, tolerance=1e-6, max_steps=1000)
-        assert bool(fit.converged)
-        rows.append([fit.overlap[0, 0], fit.teacher_overlap[0, 0], fit.error, fit.energy])
-    found = np.asarray(rows, float)
+    found = simulated(model, alpha, learner, dimension)
+    if model.title.startswith("AttentionIndexed"):
+        found = 2.0 * found - simulated(model, alpha, learner, dimension // 2)
     expected = np.asarray(
         [theory.overlap[0, 0], theory.teacher_overlap[0, 0], theory.error, theory.energy], float
     )

@@ -21,6 +21,8 @@ __all__ = ["NODES", "AbstractSpectrum", "band_nodes", "existing_edges", "positiv
 
 NODES = 96  # Gauss–Legendre nodes a band: 1e-13 for errors, 1e-11 where a gap closes
 
+_THETA, _WEIGHT = legendre_panel(NODES, 0.0, np.pi)
+
 
 class AbstractSpectrum(eqx.Module):
     """The law μ of the eigenvalues or singular values of a matrix seen through noise.
@@ -76,12 +78,11 @@ class AbstractSpectrum(eqx.Module):
         return self.best(values, self.green(values)[0])
 
 
-def band_nodes(low: Array, high: Array, nodes: int = NODES) -> tuple[Array, Array]:
-    """Nodes and weights (bands, nodes) of the rule on bands from `low` to `high` (bands,)."""
-    theta, weight = legendre_panel(nodes, 0.0, np.pi)
+def band_nodes(low: Array, high: Array) -> tuple[Array, Array]:
+    """Nodes and weights (bands, 96) of the rule on bands from `low` to `high` (bands,)."""
     half = 0.5 * (high - low)[:, None]
     middle = 0.5 * (high + low)[:, None]
-    return middle - half * np.cos(theta), half * np.sin(theta) * weight
+    return middle - half * np.cos(_THETA), half * np.sin(_THETA) * _WEIGHT
 
 
 def existing_edges(edges: Array, gap: Array) -> Array:
