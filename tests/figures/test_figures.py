@@ -217,3 +217,25 @@ def test_the_spectral_start_is_on_theory():
     for one in drawn.compared:
         print(one)
         assert one.agrees, one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("empirical-risk-")])
+def test_learners_are_on_closed_forms_runs_and_print(name):
+    """Tolerances are in the recipes."""
+    drawn = RECIPES[name]()
+    assert drawn.compared
+    for one in drawn.compared:
+        print(one)
+        assert one.agrees, one
+    if name.endswith("signs"):  # an independent quadrature, to the digits it gives
+        ends = drawn.arrays["known_margin"][[0, -1]]
+        np.testing.assert_allclose(ends, [1.256380339, 0.09988867079], rtol=1e-8)
+        cosines = drawn.arrays["known_cosine"][[0, -1]]
+        np.testing.assert_allclose(cosines, [0.5121485, 0.9880864], rtol=2e-6)
+    if name.endswith("attention"):  # nobody has a smaller error than Bayes
+        bayes = np.interp(
+            drawn.arrays["alpha"], drawn.arrays["alpha_bayes"], drawn.arrays["bayes_error"]
+        )
+        for ridge in ("0.1", "0.3", "1"):
+            assert np.all(drawn.arrays[f"ridge_{ridge}_error"] > 0.9 * bayes)
