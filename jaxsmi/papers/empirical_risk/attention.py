@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attention_risk", "positional_semantic"]
 
-_ATTENTION = (0.1, 0.3, 1.0)
+_ATTENTION = (0.1, 0.3)
 _REACHED = (Result.SUCCESS, Result.UNSTABLE)
 _SPREAD = 0.25  # variance of a token, and of a weight in its units [CBKZ24]
 
@@ -70,8 +70,8 @@ def attention_risk(full: bool = False, progress: bool = False, reference: Folder
     Bayes."""
     del reference  # no table is at hand
     figure, (ax,) = axes_row()
-    dimension, seeds = (400, 16) if full else (200, 8)
-    some = [0.3, 0.5, 0.7, 0.85, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0]
+    dimension, seeds = (400, 16) if full else (200, 4)
+    some = [0.3, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0]
     alphas = np.linspace(0.2, 4.0, 39) if full else np.array(some)
     fine = np.union1d(np.linspace(0.1, 0.6, 51 if full else 26), alphas)
     at = np.array([2.0, 4.0])
@@ -136,7 +136,7 @@ def positional_semantic(
     """Positional and semantic minima of one layer of attention: their energies cross."""
     del reference  # what is printed at two α is at hand
     figure, (energies, overlaps) = axes_row(2)
-    grid = np.linspace(2.0, 0.8, 25) if full else np.array([2.0, 1.75, 1.5, 1.25, 1.1, 0.95])
+    grid = np.linspace(2.0, 0.8, 25) if full else np.array([2.0, 1.6, 1.25, 1.0])
     teacher, learner = _positional_semantic()
     curves: dict[str, list[LearnerSolution]] = {"semantic": [], "positional": []}
     starts: Sequence[Any] = ("informed", "directions")
@@ -179,7 +179,7 @@ def _positional_semantic() -> tuple[MultiIndex, Erm]:
         indices=1,
         tokens=2,
         prior=Gaussian([[_SPREAD]]),
-        inputs=Tokens(encoding=[2.0, -2.0]),
+        inputs=Tokens(encoding=jnp.array([2.0, -2.0])),
     )
     student = MultiIndex(_attention, indices=1, tokens=2)
     loss = lambda prediction, label: 0.5 * _SPREAD * jnp.sum((prediction - label) ** 2)
@@ -222,8 +222,8 @@ def _draw_branches(energies: Axes, overlaps: Axes, arrays: dict[str, np.ndarray]
         unstable = arrays[f"{name}_result"] == Result.UNSTABLE
         for ax, (value, place, unit, label) in values.items():
             ax.plot(alpha, value, color=colour(k), marker=".", label=label)
-            rings = {"facecolors": "none", "edgecolors": colour(k)}
-            ax.scatter(alpha[unstable], value[unstable], s=50, **rings)
+            rings = {"marker": "o", "ms": 8, "mfc": "none", "ls": "none", "color": colour(k)}
+            ax.plot(alpha[unstable], value[unstable], **rings)
             printed = np.array(_PRINTED[name])
             label = None if k else "printed"
             overlay(ax, printed[:, 0], unit * printed[:, place], label=label)

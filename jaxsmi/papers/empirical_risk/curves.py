@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jaxsmi.core.codes import Result
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.learners.erm import Erm
@@ -56,11 +57,14 @@ def error_bars(curve: Sequence[LearnerSolution], quantity: str) -> np.ndarray:
 
 
 def arrays_of(curve: Sequence[LearnerSolution], name: str) -> dict[str, np.ndarray]:
-    """What is stored of a curve."""
-    quantities = ("overlap", "teacher_overlap", "covariance", "energy", "error")
-    arrays = {f"{name}_{quantity}": column(curve, quantity) for quantity in quantities}
-    arrays |= {f"{name}_{quantity}_stderr": error_bars(curve, quantity) for quantity in quantities}
-    for quantity in ("stability", "jump_fraction", "result"):
+    """What is stored of a curve; NaN where no fixed point was reached."""
+    result = column(curve, "result")
+    lost = ~np.isin(result, (Result.SUCCESS, Result.UNSTABLE))
+    arrays = {f"{name}_result": result}
+    for quantity in ("overlap", "teacher_overlap", "covariance", "energy", "error"):
+        arrays[f"{name}_{quantity}"] = np.where(lost, np.nan, column(curve, quantity))
+        arrays[f"{name}_{quantity}_stderr"] = error_bars(curve, quantity)
+    for quantity in ("stability", "jump_fraction"):
         arrays[f"{name}_{quantity}"] = column(curve, quantity)
     return arrays
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.integrate import quad
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar, root_scalar
 from scipy.special import log_ndtr
 
 from jaxsmi.inference.evolution import state_evolution
@@ -127,15 +127,14 @@ def _largest_margin(alpha: float) -> _Margin:
             height, bounds=(0.0, 1.0 - 1e-9), method="bounded", options={"xatol": 1e-10}
         )
 
-    margin = brentq(lambda margin: lowest(margin).fun, 1e-3, 10.0, xtol=1e-12)
+    margin = root_scalar(lambda x: lowest(x).fun, bracket=(1e-3, 10.0), xtol=1e-12).root
     return _Margin(float(margin), float(lowest(margin).x))
 
 
 def _random_margin(alpha: float) -> float:
     """The κ of random labels, at which α E(κ - t)₊² is one for m = 0."""
-    return float(
-        brentq(lambda margin: alpha * _shortfall(margin, 0.0) - 1.0, 0.0, 10.0, xtol=1e-12)
-    )
+    gap = lambda margin: alpha * _shortfall(margin, 0.0) - 1.0
+    return float(root_scalar(gap, bracket=(0.0, 10.0), xtol=1e-12).root)
 
 
 def _cosine(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
