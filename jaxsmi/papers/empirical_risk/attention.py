@@ -71,18 +71,19 @@ def attention_risk(full: bool = False, progress: bool = False, reference: Folder
     del reference  # no table is at hand
     figure, (ax,) = axes_row()
     dimension, seeds = (400, 16) if full else (200, 4)
-    some = [0.3, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0]
+    some = [0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0]
     alphas = np.linspace(0.2, 4.0, 39) if full else np.array(some)
-    fine = np.union1d(np.linspace(0.1, 0.6, 51 if full else 26), alphas)
+    fine = np.union1d(np.linspace(0.1, 0.6, 51 if full else 11), alphas)
     at = np.array([2.0, 4.0])
     model = DeepAttention(depth=1, tokens=2)
-    curves = [curve_of(model, alphas, Erm(ridge=ridge)) for ridge in _ATTENTION]
+    samples = 2**15 if full else 2**13
+    curves = [curve_of(model, alphas, Erm(ridge=ridge), samples) for ridge in _ATTENTION]
     bayes = [state_evolution(model, float(a), key=theory_key(), tolerance=1e-9) for a in fine]
     ridge = _ATTENTION[0]
     descent = optax.chain(optax.add_decayed_weights(ridge), optax.sgd(0.1))
 
     def measure(data: Any, key: jax.Array) -> float:
-        settings = {"steps": 1000, "reduction": "sum", "loss": losses.squared}
+        settings = {"steps": 500, "reduction": "sum", "loss": losses.squared}
         run = train(model, data, descent, key=key, init=data.teacher, **settings)
         return float(run.error)
 
@@ -152,7 +153,8 @@ def positional_semantic(
     for name, curve in curves.items():
         curve.reverse()  # upwards in α
         arrays |= {f"{name}_alpha": column(curve, "alpha")} | arrays_of(curve, name)
-        arrays |= {f"{name}_direction_overlap": column(curve, "direction_overlap")}
+        arrays[f"{name}_direction_overlap"] = column(curve, "direction_overlap")
+        arrays[f"{name}_direction_overlap_stderr"] = error_bars(curve, "direction_overlap")
     crossing = _crossing(curves)
     arrays |= {"transition": np.array(crossing.alpha), "transition_error": np.array(crossing.error)}
     _draw_branches(energies, overlaps, arrays)
@@ -215,13 +217,16 @@ def _draw_branches(energies: Axes, overlaps: Axes, arrays: dict[str, np.ndarray]
     letters = {"semantic": ("teacher", "|M|"), "positional": ("direction", "|B|")}
     for k, (name, (overlap, letter)) in enumerate(letters.items()):
         alpha = arrays[f"{name}_alpha"]
-        values = {
-            energies: (1e3 * arrays[f"{name}_energy"], 3, 1e3, f"{name} minimum"),
-            overlaps: (np.abs(arrays[f"{name}_{overlap}_overlap"]), 2, 1.0, f"{name}: ${letter}$"),
+        shown = {
+            energies: ("energy", 3, 1e3, f"{name} minimum"),
+            overlaps: (f"{overlap}_overlap", 2, 1.0, f"{name}: ${letter}$"),
         }
         unstable = arrays[f"{name}_result"] == Result.UNSTABLE
-        for ax, (value, place, unit, label) in values.items():
-            ax.plot(alpha, value, color=colour(k), marker=".", label=label)
+        for ax, (quantity, place, unit, label) in shown.items():
+            value = unit * np.abs(arrays[f"{name}_{quantity}"])
+            bar = unit * arrays[f"{name}_{quantity}_stderr"]
+            style = {"color": colour(k), "marker": ".", "capsize": 2, "label": label}
+            ax.errorbar(alpha, value, bar, **style)
             rings = {"marker": "o", "ms": 8, "mfc": "none", "ls": "none", "color": colour(k)}
             ax.plot(alpha[unstable], value[unstable], **rings)
             printed = np.array(_PRINTED[name])

@@ -26,10 +26,13 @@ def theory_key() -> jax.Array:
     return jax.random.key(0)
 
 
-def curve_of(model: AbstractIndexModel, alphas: np.ndarray, learner: Erm) -> list[LearnerSolution]:
+def curve_of(
+    model: AbstractIndexModel, alphas: np.ndarray, learner: Erm, samples: int | None = None
+) -> list[LearnerSolution]:
     """Theory of a learner at several α."""
-    evolve = lambda alpha: state_evolution(model, alpha, learner=learner, key=theory_key())
-    return [cast(LearnerSolution, evolve(float(alpha))) for alpha in alphas]
+    settings = {"learner": learner, "key": theory_key(), "samples": samples}
+    points = [state_evolution(model, float(alpha), **settings) for alpha in alphas]
+    return [cast(LearnerSolution, point) for point in points]
 
 
 def followed(model: AbstractIndexModel, alphas: np.ndarray, learner: Erm) -> list[LearnerSolution]:
