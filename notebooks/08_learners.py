@@ -83,7 +83,16 @@ assert abs(last["risk, descent"] - last["theory of the risk"]) < chance
 assert last["theory of the risk"] < last["theory of Bayes"]
 
 # %%
-plotting.learning_order(order)
+fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+for k, (name, run) in enumerate(order.solutions.items()):
+    history = run.history
+    style = "--" if name.startswith("theory") else "-"
+    step, cosine = (np.asarray(history[part]) for part in ("step", "cosine"))
+    step, cosine = np.atleast_2d(step)[0], cosine.reshape(-1, step.shape[-1])[0]  # the first run
+    ax.semilogx(step + 1, cosine, style, color=f"C{k}", label=name)
+ax.set_xlabel("step + 1")
+ax.set_ylabel("cosine with the teacher")
+ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
@@ -99,8 +108,8 @@ best = smi.search_learner(linear, 2.0, lambda p: smi.Erm(ridge=jnp.exp(p)), 0.0,
 bayes = smi.state_evolution(linear, 2.0, key=key)
 ridge, error = float(jnp.exp(best.parameters)), float(best.solution.error)
 bar = float(best.solution.stderrs["error"])
-print(f"best ridge {ridge:.4f}, its error {error:.4f} ± {bar:.4f};", end=" ")
-print(f"of ridge 1 {float(best.history['error'][0]):.4f}, of Bayes {float(bayes.error):.4f}")
+print(f"best ridge {ridge:.4f}, its error {error:.5f} ± {bar:.5f};", end=" ")
+print(f"of ridge 1 {float(best.history['error'][0]):.5f}, of Bayes {float(bayes.error):.5f}")
 np.testing.assert_allclose(ridge, noise, rtol=1e-2)  # flat there: off by the last step
 np.testing.assert_allclose(error, bayes.error, atol=5.0 * bar + 1e-3)  # ten residuals of Bayes
 assert error < float(best.history["error"][0])
