@@ -230,7 +230,7 @@ def _draw_branches(energies: Axes, overlaps: Axes, arrays: dict[str, np.ndarray]
             rings = {"marker": "o", "ms": 8, "mfc": "none", "ls": "none", "color": colour(k)}
             ax.plot(alpha[unstable], value[unstable], **rings)
             printed = np.array(_PRINTED[name])
-            label = None if k else "printed"
+            label = "printed" if k else None
             overlay(ax, printed[:, 0], unit * printed[:, place], label=label)
     for ax in (energies, overlaps):
         ax.axvline(float(arrays["transition"]), color="k", ls=":", lw=0.9)
