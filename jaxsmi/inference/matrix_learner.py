@@ -17,6 +17,7 @@ The risk is convex: there is one fixed point, wherever the iteration starts.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -26,7 +27,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
-from jaxsmi.core.arrays import frozen, theory_dtype
+from jaxsmi.core.arrays import concrete, frozen, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
@@ -46,6 +47,9 @@ __all__ = ["Order", "Responder", "Theory", "matrix_evolved", "matrix_learned"]
 
 _LARGEST = 1e8  # response that the iteration starts with, at most
 _TINY = 1e-14  # of Q_0: an error that counts as none
+_RESOLVED = 1e-10  # δ at least: what the spectra resolve
+_GROWTH = 1.2
+_AGAIN = (Result.DIVERGED, Result.MAX_STEPS)
 _SIZE = 0.5  # of a random start
 _PANELS = 4  # of a band
 _ROWS = 256  # pairs of so many nodes with all others at a time
@@ -144,6 +148,7 @@ class Theory(eqx.Module):
         prior = self.model.prior
         error = jnp.maximum(x.error, _TINY * prior.norm)
         noise = 1.0 / (self.alpha * self._information(self.model, error))
+        noise = jnp.maximum(noise, _RESOLVED)
         precision = self.alpha * self._information(_believed(self.model), x.response)
         shrinkage = self.learner.shrinkage(precision, prior.weight, prior.symmetric)
         law, aspect = prior.seen(noise)
@@ -194,22 +199,34 @@ class Theory(eqx.Module):
         }
 
 
-class _Units(eqx.Module):
-    """Every number by itself."""
+class _Logarithmic(eqx.Module):
+    """The map of the logarithms of the order parameters: near recovery they fall by orders, and an
+    extrapolation of the numbers themselves would go through zero."""
+
+    problem: Theory
 
     def __call__(self, x: Order) -> Order:
-        return jax.tree.map(lambda a: jnp.maximum(jnp.abs(a), _TINY), x)
+        return _logarithms(self.problem(jax.tree.map(jnp.exp, x)))
+
+
+def _logarithms(x: Order) -> Order:
+    """Of what is not smaller than next to nothing."""
+    return jax.tree.map(lambda a: jnp.log(jnp.maximum(a, _TINY)), x)
+
+
+def _ones(x: Order) -> Order:
+    """Units of logarithms."""
+    return jax.tree.map(jnp.ones_like, x)
 
 
 def _sound(x: Order) -> Array:
     """Whether the map is defined."""
-    numbers = jnp.stack([x.error, x.response])
-    return jnp.all(jnp.isfinite(numbers)) & (x.error > 0.0) & (x.response >= 0.0)
+    return jnp.isfinite(x.error + x.response)
 
 
 def _observed(x: Order) -> dict[str, Array]:
     """What is recorded."""
-    return {"error": x.error, "covariance": x.response * jnp.ones((1, 1))}
+    return {"error": jnp.exp(x.error), "covariance": jnp.exp(x.response) * jnp.ones((1, 1))}
 
 
 def matrix_evolved(
@@ -230,16 +247,21 @@ def matrix_evolved(
     problem = Theory(teacher, learner, alpha)
     largest = jnp.minimum(1.0 / (learner.ridge + learner.nuclear), _LARGEST)
     iteration = Anderson(
-        map_of=frozen(problem),
-        initial=lax.stop_gradient(Order(teacher.prior.norm, largest)),
-        units=_Units(),
+        map_of=_Logarithmic(frozen(problem)),
+        initial=lax.stop_gradient(_logarithms(Order(teacher.prior.norm, largest))),
+        units=_ones,
         admissible=_sound,
         observed=_observed,
         tolerance=tolerance,
         accelerated=accelerated,
         max_steps=max_steps,
+        growth=_GROWTH,
     )
     run = drive(iteration, ready(iteration, max_steps), max_steps, label=None, stretch=4)
+    if accelerated and concrete(run.result) and int(run.result) in _AGAIN:
+        # plain steps fall from the start to the fixed point: slower, and never past it
+        plain = dataclasses.replace(iteration, accelerated=False)
+        run = drive(plain, ready(plain, max_steps), max_steps, label=None, stretch=4)
     return _theory(problem, run, key)
 
 
@@ -247,7 +269,7 @@ def matrix_evolved(
 def _theory(problem: Theory, run: Run[Place], key: PRNGKeyArray | None) -> LearnerSolution:
     """What the fixed point says; a Newton step from it has its derivatives."""
     still = frozen(problem)
-    x = lax.stop_gradient(run.state.x)
+    x = lax.stop_gradient(jax.tree.map(jnp.exp, run.state.x))
     flat = lambda x: jnp.stack([x.error, x.response])
     J = jax.jacfwd(lambda a: flat(still(Order(a[0], a[1]))))(flat(x))
     move = jnp.linalg.solve(jnp.eye(2) - lax.stop_gradient(J), flat(problem(x)) - flat(x))

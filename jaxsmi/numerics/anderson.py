@@ -59,6 +59,7 @@ class Anderson(AbstractSolver[Place]):
         tolerance: On the largest residual, in units.
         accelerated: False: plain steps.
         max_steps: Steps at most.
+        growth: Of β, up to one, in a step that is the best so far. Default 1: it does not grow.
     """
 
     map_of: Callable[[PyTree], PyTree]
@@ -69,6 +70,7 @@ class Anderson(AbstractSolver[Place]):
     tolerance: Array
     accelerated: bool = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
+    growth: float = eqx.field(static=True, default=1.0)
 
     def init(self) -> Place:
         """x_0."""
@@ -96,7 +98,8 @@ class Anderson(AbstractSolver[Place]):
         # where it goes on from
         pick = lambda a, b: jnp.where(lost, a, b)
         x, r = pick(state.best[0], x), pick(state.best[1], r)
-        mixing = pick(state.mixing / 3.0, state.mixing)
+        grown = jnp.where(residual < state.least, self.growth * state.mixing, state.mixing)
+        mixing = pick(state.mixing / 3.0, jnp.minimum(grown, 1.0))
         push = lambda table, row: jnp.roll(table, 1, axis=0).at[0].set(row)
         kept = pick(0, jnp.minimum(state.count + (count > 0), _DEPTH))
         inside = (jnp.arange(_DEPTH) < kept)[:, None]
