@@ -1,14 +1,14 @@
 r"""Theory and message passing of empirical risk over one matrix.
 
 Equations here [theory: empirical-risk, Eqs. (27) to (31)], labels linear in S, f_Δ(V) the
-information of a label with noise Δ and M its measurements (a loss ½ ‖.‖² answers as one that
+information of a label with noise Δ and M_y its measurements (a loss ½ ‖.‖² answers as one that
 believes in Δ = 1), F the shrinkage of the penalty and F_B that of the posterior mean:
 
     e = Q_0 - 2 M + Q,   δ = 1/(α f_Δ(e)),   A = α f_1(V)
     Q = ∫ F(x)² μ_δ,   M = ∫ F(x) F_B(x) μ_δ,   V = ∫ F(x) (x - F_B(x)) μ_δ/(δ A)
-    test loss  M²/(2 f_Δ(e)),   train loss  test · (f_1(V)/f_1(0))²
+    test loss  M_y²/(2 f_Δ(e)),   train loss  test · (f_1(V)/f_1(0))²
     energy  α train + (λ/2) Q + τ ∫ |F(x)| μ_δ
-    stability  ∫∫ [(F(x) - F(y))/(x - y)]² μ_δ μ_δ/(α M), below one
+    stability  ∫∫ [(F(x) - F(y))/(x - y)]² μ_δ μ_δ/(α M_y), below one
 
 μ_δ is the law of the eigenvalues, or singular values, of S + √δ Z (for a rectangular matrix over
 √R₁, and with the part of its long side). V by parts is the divergence ∫∫ (F(x) - F(y))/(x - y)/A.
@@ -47,7 +47,7 @@ __all__ = ["Order", "Responder", "Theory", "matrix_evolved", "matrix_learned"]
 
 _LARGEST = 1e8  # response that the iteration starts with, at most
 _TINY = 1e-14  # of Q_0: an error that counts as none
-_RESOLVED = 1e-10  # δ at least: what the spectra resolve
+_RESOLVED = 1e-10  # δ at least, what the spectra resolve: a smaller e is not told from it
 _GROWTH = 1.2
 _AGAIN = (Result.DIVERGED, Result.MAX_STEPS)
 _SIZE = 0.5  # of a random start
@@ -243,7 +243,8 @@ def matrix_evolved(
     teacher = student_of(model)
     finite = teacher.prior.bounded
     Arguments().condition(finite, "model", teacher.title, "one of finite aspect_ratio")
-    alpha = jnp.where(valid & teacher.valid & finite, alpha, jnp.nan)
+    valid = valid & teacher.valid & finite & learner.valid
+    alpha = jnp.where(valid, alpha, jnp.nan)
     problem = Theory(teacher, learner, alpha)
     largest = jnp.minimum(1.0 / (learner.ridge + learner.nuclear), _LARGEST)
     iteration = Anderson(
@@ -389,7 +390,8 @@ def matrix_learned(
     )
     label = f"GAMP of a learner, D={data.dimension}, N={data.samples}" if plan.progress else None
     run, running = passed(problem, plan, label)
-    return _found(running, teacher, learner, run, key, arguments.valid & teacher.valid)
+    valid = arguments.valid & teacher.valid & learner.valid
+    return _found(running, teacher, learner, run, key, valid)
 
 
 @eqx.filter_jit

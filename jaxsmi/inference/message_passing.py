@@ -88,7 +88,7 @@ def gamp(
             history["damping"] says what it was.
         precision: How A is estimated: "controlled", "outer", "divergence" or "state" (that of state
             evolution at the current V). None: the model's own; indices "controlled", matrices
-            "state", but for hardmax.
+            "state", but for hardmax; of a learner "divergence" (of a matrix "state").
         calibrate: Whether A and b are calibrated by the data. None: the model's own; always for
             indices, never for matrices.
         init: "spectral" (the estimate of `smi.spectral`, and a random 1e-3 beside it), the size of
