@@ -32,11 +32,11 @@ from jaxsmi.learners.base import AbstractLearner, AbstractResponder, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
 
-__all__ = ["Plan", "learned", "passed", "statistic_of"]
+__all__ = ["SIZE", "Plan", "learned", "passed", "statistic_of"]
 
 _AGAIN = (Result.DIVERGED, Result.NONFINITE)
 _MORE = 0.8  # damping of a second run, after one that diverged
-_SIZE = 0.5  # of a random start: a tiny one fails where the loss is not convex
+SIZE = 0.5  # of a random start: a tiny one fails where the loss is not convex
 
 
 class Plan(NamedTuple):
@@ -72,36 +72,53 @@ def learned(
     state = plan.state
     if state is None:
         state = _start(network, data, start_key, plan.init, arguments)
+    run, running = passed(network, student, data, state, run_key, plan, "divergence")
+    return _solution(running, student, run, key, arguments.valid & teacher.valid)
+
+
+def passed(
+    network: AbstractModel,
+    learner: AbstractResponder,
+    data: Dataset,
+    state: GampState,
+    key: PRNGKeyArray,
+    plan: Plan,
+    precision: str,
+) -> tuple[Run[Position], GampIteration]:
+    """A run from `state` to its end, A estimated by `precision`; and its solver, whose start is let
+    go. Where no damping was asked for, a run that diverged begins again with more."""
     P = network.indices
     dtype = theory_dtype()
-    nothing = SideInformation(jnp.zeros((P, P), dtype), jnp.zeros((P, data.dimension), dtype))
+    nothing = SideInformation(jnp.zeros((P, P), dtype), jnp.zeros(state.weights.shape, dtype))
     problem = GampIteration(
         model=network,
-        learner=student,
+        learner=learner,
         data=data,
         start=state,
         spectral=None,
-        statistic=statistic_of(student, data.labels),
+        statistic=statistic_of(learner, data.labels),
         side=nothing,
         damping=plan.damping,
         tolerance=plan.tolerance,
-        key=run_key,
+        key=key,
         record=plan.record,
         mesh=data.mesh,
-        precision="divergence",
+        precision=precision,
         calibrate=False,
         adaptive=plan.adaptive,
         max_steps=plan.max_steps,
     )
     label = f"GAMP of a learner, D={data.dimension}, N={data.samples}" if plan.progress else None
-    run, running = passed(problem, plan, label)
+    run, running = _once(problem, plan, label)
     if plan.adaptive and concrete(run.result) and int(run.result) in _AGAIN:
-        again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(_MORE, theory_dtype()))
-        run, running = passed(again, plan, label)
-    return _solution(running, student, run, key, arguments.valid & teacher.valid)
+        again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(_MORE, dtype))
+        run, running = _once(again, plan, label)
+    return run, running
 
 
-def passed(problem: GampIteration, plan: Plan, label: str | None) -> tuple[Run, GampIteration]:
+def _once(
+    problem: GampIteration, plan: Plan, label: str | None
+) -> tuple[Run[Position], GampIteration]:
     """The iteration to its end; its start is let go."""
     run = ready(problem, plan.max_steps // plan.every)
     running = eqx.tree_at(lambda p: p.start, problem, None)
@@ -133,7 +150,7 @@ def _start(
         check(known, "init", init, f"'informed' for a teacher of shape {shape}; or an array")
         assert teacher is not None
         return GampState.start(teacher.astype(theory_dtype()), covariance, fields)
-    given = arguments.array("init", _SIZE if init is None else init, allowed)
+    given = arguments.array("init", SIZE if init is None else init, allowed)
     check(given.shape in ((), shape), "init", init, allowed)
     if given.ndim:
         return GampState.start(given, covariance, fields)

@@ -33,24 +33,23 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import LearnerSolution
-from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
-from jaxsmi.inference.learner_passing import Plan, passed, statistic_of
+from jaxsmi.inference.iteration import GampIteration, GampState, Position
+from jaxsmi.inference.learner_passing import SIZE, Plan, passed
 from jaxsmi.learners.base import AbstractResponder
-from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, student_of
+from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, residual, student_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.numerics.anderson import Anderson, Place
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.random_matrix.base import NODES, AbstractSpectrum, band_nodes
 
-__all__ = ["Order", "Responder", "Theory", "matrix_evolved", "matrix_learned"]
+__all__ = ["Order", "Theory", "matrix_evolved", "matrix_learned"]
 
 _LARGEST = 1e8  # response that the iteration starts with, at most
-_TINY = 1e-14  # of Q_0: an error that counts as none
+_TINY = 1e-14  # an order parameter that counts as zero
 _RESOLVED = 1e-10  # δ at least, what the spectra resolve: a smaller e is not told from it
-_GROWTH = 1.2
-_AGAIN = (Result.DIVERGED, Result.MAX_STEPS)
-_SIZE = 0.5  # of a random start
+_GROWTH = 1.2  # of the part of a step that is taken
+_AGAIN = (Result.DIVERGED, Result.MAX_STEPS)  # ends after which plain steps are taken
 _PANELS = 4  # of a band
 _ROWS = 256  # pairs of so many nodes with all others at a time
 
@@ -146,8 +145,7 @@ class Theory(eqx.Module):
     def at(self, x: Order) -> _At:
         """The averages at order parameters."""
         prior = self.model.prior
-        error = jnp.maximum(x.error, _TINY * prior.norm)
-        noise = 1.0 / (self.alpha * self._information(self.model, error))
+        noise = 1.0 / (self.alpha * self._information(self.model, x.error))
         noise = jnp.maximum(noise, _RESOLVED)
         precision = self.alpha * self._information(_believed(self.model), x.response)
         shrinkage = self.learner.shrinkage(precision, prior.weight, prior.symmetric)
@@ -309,7 +307,7 @@ def _theory(problem: Theory, run: Run[Place], key: PRNGKeyArray | None) -> Learn
 # --------------------------------------------------------------------------------------------
 
 
-class Responder(AbstractResponder):
+class _Responder(AbstractResponder):
     """A learner of one matrix, as message passing asks it: the labels' answers are those of `model`
     with noise of variance one, the matrix that of the penalty."""
 
@@ -364,32 +362,12 @@ def matrix_learned(
     start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
     state = plan.state
     if state is None:
-        size = arguments.array("init", _SIZE if plan.init is None else plan.init, "a number > 0")
+        size = arguments.array("init", SIZE if plan.init is None else plan.init, "a number > 0")
         check(size.ndim == 0, "init", plan.init, "a number > 0, for a learner of a matrix")
         arguments.condition(size > 0.0, "init", plan.init, "a number > 0")
         state = GampState.start(*student.prior.start(start_key, signal, size), fields)
-    one = jnp.zeros((1, 1), theory_dtype())
-    responder = Responder(student, learner)
-    problem = GampIteration(
-        model=student,
-        learner=responder,
-        data=data,
-        start=state,
-        spectral=None,
-        statistic=statistic_of(responder, data.labels),
-        side=SideInformation(one, jnp.zeros(signal, theory_dtype())),
-        damping=plan.damping,
-        tolerance=plan.tolerance,
-        key=run_key,
-        record=plan.record,
-        mesh=data.mesh,
-        precision="state",
-        calibrate=False,
-        adaptive=plan.adaptive,
-        max_steps=plan.max_steps,
-    )
-    label = f"GAMP of a learner, D={data.dimension}, N={data.samples}" if plan.progress else None
-    run, running = passed(problem, plan, label)
+    responder = _Responder(student, learner)
+    run, running = passed(student, responder, data, state, run_key, plan, "state")
     valid = arguments.valid & teacher.valid & learner.valid
     return _found(running, teacher, learner, run, key, valid)
 
@@ -409,8 +387,7 @@ def _found(
     S = state.weights
     sensing = teacher.sensing(data)
     overlaps = teacher.overlaps(S, data.teacher)
-    fields = sensing.forward(S)
-    missed = teacher.readout.statistic(data.labels).reshape(fields.shape) - fields
+    missed = residual(teacher, S, data)
     loss = 0.5 * jnp.sum(missed**2) / data.samples
     code = jnp.where(valid, end.result, int(Result.INVALID))
     nothing = ~valid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
@@ -442,5 +419,5 @@ def _gradient(model: AbstractMatrixModel, learner: MatrixErm, S: Array, pull: Ar
     """What a step of size one down the loss, and the penalty's shrinkage, move S by, over its
     entries: zero at the minimum alone, and without a nuclear norm (1 + λ)^{-1} ‖∇R‖."""
     one = jnp.ones((1, 1), theory_dtype()) / (2.0 * model.prior.weight)
-    moved, _ = Responder(model, learner).posterior((S + pull) * one[0, 0], one)
+    moved, _ = _Responder(model, learner).posterior((S + pull) * one[0, 0], one)
     return jnp.sqrt(jnp.mean((moved - S) ** 2))

@@ -143,7 +143,7 @@ def gamp(
     chosen = model.dampings[0] if damping is None else damping
     function, every = Record.of(record)
     if learner is not None:
-        _check_beside(precision, calibrate, side_information)
+        _check_beside(learner, precision, calibrate, side_information)
         weight = arguments.number("damping", chosen, FRACTION)
         bar = arguments.flag("progress", progress)
         free = damping is None
@@ -205,11 +205,15 @@ def _calibrated(model: AbstractModel, calibrate: bool | None) -> bool:
 
 
 def _check_beside(
-    precision: str | None, calibrate: bool | None, side_information: ArrayLike
+    learner: AbstractLearner | MatrixErm,
+    precision: str | None,
+    calibrate: bool | None,
+    side_information: ArrayLike,
 ) -> None:
     """Raise a ValueError for settings that hold for Bayes alone."""
-    allowed = "'divergence' with a learner (the others assume the Nishimori line)"
-    check(precision in (None, "divergence"), "precision", precision, allowed)
+    own = "state" if isinstance(learner, MatrixErm) else "divergence"
+    allowed = f"{own!r} with this learner (others assume the Nishimori line)"
+    check(precision in (None, own), "precision", precision, allowed)
     check(calibrate in (None, False), "calibrate", calibrate, "False with a learner")
     check(is_zero(side_information), "side_information", side_information, "0 with a learner")
 

@@ -8,7 +8,8 @@ Equations here [WN11; theory: empirical-risk, Eq. (19)], r_k = F(x_k) - x_k:
 over the last five steps, every number measured in its own units, β = 1. A step that leaves the
 region of the map is x_k + β r_k. Where the residual has more than doubled, the iteration goes back
 to its best x, forgets the steps before, and takes a third of β: a map that overshoots has its fixed
-points found too.
+points found too. With `growth` β grows again, up to one, in steps that are the best so far: a slow
+transient may have made it small.
 """
 
 from __future__ import annotations

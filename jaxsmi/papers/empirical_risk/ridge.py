@@ -1,4 +1,7 @@
-"""Double descent of ridge regression, beside its closed form [theory: empirical-risk, Eq. (21)]."""
+"""Double descent of ridge regression, beside its closed form (descent/baselines.py).
+
+No equation lives here.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxsmi.core.results import LearnerSolution
+from jaxsmi.descent.baselines import ridge_error
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.learners.erm import Erm
@@ -53,7 +57,7 @@ def double_descent(full: bool = False, progress: bool = False, reference: Folder
     model = links.linear(_NOISE)
     ridges = (*_RIDGES, _NOISE)
     curves = [curve_of(model, alphas, Erm(ridge=ridge)) for ridge in ridges]
-    known = [_ridge_error(alphas, ridge) for ridge in ridges]
+    known = [np.asarray(ridge_error(alphas, ridge, _NOISE)) for ridge in ridges]
 
     def measure(data: Any, key: jax.Array) -> float:
         run = gamp(model, data, learner=Erm(ridge=_RUN_RIDGE), key=key, max_steps=400)
@@ -78,19 +82,9 @@ def double_descent(full: bool = False, progress: bool = False, reference: Folder
         f"{seeds} data sets with their standard errors."
     )
     compared = _compared_ridges(alphas, curves, known)
-    there = _ridge_error(at, _RUN_RIDGE)
+    there = np.asarray(ridge_error(at, _RUN_RIDGE, _NOISE))
     compared.append(finite_size(f"runs, λ = {_RUN_RIDGE:g}", runs, there, dimension))
     return Drawn(figure, arrays, caption, compared)
-
-
-def _ridge_error(alphas: np.ndarray, ridge: float) -> np.ndarray:
-    """E(ŷ - z*)² = 1 - 2m + q of ridge regression [theory: empirical-risk, Eq. (21)]."""
-    b = ridge + alphas - 1.0
-    V = (np.sqrt(b * b + 4.0 * ridge) - b) / (2.0 * ridge)
-    m = V * alphas / (1.0 + V)
-    c = alphas * V**2 / (1.0 + V) ** 2
-    q = (m * m + c * (1.0 + _NOISE - 2.0 * m)) / (1.0 - c)
-    return 1.0 - 2.0 * m + q
 
 
 def _compared_ridges(
