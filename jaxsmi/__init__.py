@@ -12,7 +12,7 @@ from jaxsmi.core.driver import Record
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.descent import baselines
 from jaxsmi.descent.averaging import averaged
-from jaxsmi.descent.order import learned_at, learning_order
+from jaxsmi.descent.order import learned_at
 from jaxsmi.descent.stream import Stream
 from jaxsmi.descent.task import Batches, Stop
 from jaxsmi.descent.training import train
@@ -40,6 +40,7 @@ from jaxsmi.thresholds.search import search_threshold
 from jaxsmi.thresholds.stairs import staircase
 from jaxsmi.thresholds.transitions import first_order
 from jaxsmi.thresholds.weak import weak_recovery
+from jaxsmi.workbench.order import learning_order
 from jaxsmi.workbench.sweeps import sweep
 
 __all__ = [

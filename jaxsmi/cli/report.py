@@ -21,8 +21,8 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.provenance import fields_of
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.descent.averaging import averaged
-from jaxsmi.descent.order import LearningOrder
 from jaxsmi.workbench.costs import Cost
+from jaxsmi.workbench.order import LearningOrder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

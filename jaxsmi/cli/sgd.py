@@ -14,6 +14,7 @@ import jax
 from jaxsmi import sgd as online
 from jaxsmi.cli.command import Command
 from jaxsmi.cli.report import Report, timed, wrapped
+from jaxsmi.cli.sgd_index import INDEX_TASKS, add_model_flags, index_model, index_title
 from jaxsmi.cli.sgd_tasks import TASKS
 from jaxsmi.core.checks import check
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
@@ -32,12 +33,17 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     tasks = "; ".join(f"{name}: {task.help}" for name, task in TASKS.items())
     parser.add_argument("task", metavar="TASK", choices=TASKS, help=tasks)
     _add_problem(parser.add_argument_group("the problem"))
+    add_model_flags(parser.add_argument_group("an index model instead"))
     add = parser.add_argument_group("learning").add_argument
-    add("--gamma", type=float, help="learning rate (0.2; gain: 0.002)")
+    add("--gamma", type=float, help="learning rate for each sample (0.2; gain: 0.002)")
     add("--dimension", type=int, default=1000, help="dimension d")
-    add("--m", type=float, help="semantic overlap at the start (flow: 1/sqrt(d))")
+    add(
+        "--m",
+        type=float,
+        help="overlap at the start (flow: 1/sqrt(d); --model: M = m I, 0.1)",
+    )
     add("--e", type=float, default=0.0, help="positional overlap at the start")
-    add("--time", type=float, default=100.0, help="time t = gamma steps/d to go to")
+    add("--time", type=float, default=100.0, help="time t = gamma steps/d = kappa alpha to go to")
     add("--eta", type=float, help="weak recovery (0.5; gain: 0.2)")
     add("--runs", type=int, default=64, help="runs at once")
     add("--until", type=float, help="a run stops at this norm of the overlaps")
@@ -91,9 +97,17 @@ def _execute(arguments: argparse.Namespace) -> Report:
     check(arguments.runs >= 1, "--runs", arguments.runs, "an integer >= 1")
     check(arguments.cells >= 2, "--cells", arguments.cells, "an integer >= 2")
     task = TASKS[arguments.task]
+    model = index_model(arguments)
     with timed() as seconds:
-        answer = task.answer(_model_of(arguments), arguments)
-    text = "\n".join([wrapped(task.title(arguments)), *answer.lines, f"{seconds[0]:.1f} s."])
+        if model is None:
+            title = task.title(arguments)
+            answer = task.answer(_model_of(arguments), arguments)
+        else:
+            tasks = tuple(INDEX_TASKS)
+            check(arguments.task in tasks, "task", arguments.task, f"one of {tasks}, with --model")
+            title = index_title(model, arguments)
+            answer = INDEX_TASKS[arguments.task](model, arguments)
+    text = "\n".join([wrapped(title), *answer.lines, f"{seconds[0]:.1f} s."])
 
     def stored() -> Storable:
         return storage.arrays(answer.arrays) if answer.arrays else {}
@@ -143,12 +157,12 @@ def _defaults(arguments: argparse.Namespace) -> Mapping[str, Any]:
 
 COMMAND = Command(
     "sgd",
-    "Online SGD of sequence single-index models: exponents, risk, flow, runs, phase diagram, gain.",
+    "Online SGD: exponents, risk, flow, runs, growth rates, phase diagram, gain.",
     _add_flags,
     _execute,
     details=(
         "The problem is the semantic/positional one (--omega, --a), or a target given as a Hermite "
-        "series (--hermite)."
+        "series (--hermite), or an index model (--model)."
     ),
     takes_model=False,
     operand="TASK",

@@ -7,31 +7,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi import sgd as online
 from jaxsmi.cli.flags import progress
-from jaxsmi.cli.report import draw_nothing, finite, table
+from jaxsmi.cli.report import finite, table
+from jaxsmi.cli.sgd_answer import Answer, curves
 from jaxsmi.core.codes import Result
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["TASKS", "Answer", "Task"]
-
-
-class Answer(NamedTuple):
-    """What a task computed: for JSON, for the reader, for the netCDF file, and how it is drawn."""
-
-    data: Mapping[str, Any]
-    lines: Sequence[str]
-    arrays: Mapping[str, np.ndarray]
-    draw: Callable[[Figure], object] = draw_nothing
+__all__ = ["TASKS", "Task"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +124,8 @@ def _flow(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
     eta = arguments.eta
     key = _key(arguments)
     flow = online.flow(model, m, e, times=times, gamma=gamma, key=key)
-    recovery = online.recovery_time(
-        model, m, e, gamma=gamma, eta=eta, longest=arguments.time, key=key
+    recovery = jnp.asarray(
+        online.recovery_time(model, m, e, gamma=gamma, eta=eta, longest=arguments.time, key=key)
     )
     when = finite(recovery)
     overlaps = np.asarray(flow.overlaps)
@@ -149,7 +142,7 @@ def _flow(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
     ]
     arrays = {"time": times, "overlaps": overlaps}
     data = {**arrays, "recovery_time": when, "result": result.name}
-    return Answer(data, lines, arrays, _curves(times, overlaps[None], names))
+    return Answer(data, lines, arrays, curves(times, overlaps[None], names))
 
 
 def _simulate(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
@@ -193,22 +186,7 @@ def _simulate(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answ
         stopped = f"of the {count} runs that stopped as asked"
         lines.append(f"Semantic: {share:.3f} ± {error:.3f} {stopped}.")
     arrays = {"step": np.asarray(runs.step), "overlaps": overlaps, "end": end}
-    return Answer(data, lines, arrays, _curves(np.asarray(runs.time), overlaps, names))
-
-
-def _curves(x: np.ndarray, overlaps: np.ndarray, names: list[str]) -> Callable[[Figure], object]:
-    """Draws overlaps (runs, T, n) against the time."""
-
-    def draw(figure: Figure) -> None:
-        ax = figure.subplots()
-        for k, name in enumerate(names):
-            lines = ax.plot(x, overlaps[..., k].T, color=f"C{k}", lw=0.8)
-            lines[0].set_label(name)
-        ax.set_xlabel("time t")
-        ax.set_ylabel("overlap")
-        ax.legend(frameon=False)
-
-    return draw
+    return Answer(data, lines, arrays, curves(np.asarray(runs.time), overlaps, names))
 
 
 def _phase_diagram(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
@@ -292,6 +270,12 @@ def _networks(arguments: argparse.Namespace) -> str:
     return f"Target: the sum of h_2 over the tokens; ReLU; {numbers}."
 
 
+def _no_rates(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
+    """Rates are those of index models."""
+    del model, arguments
+    raise ValueError("--model: got None; allowed: an index model, such as deep-attention.")
+
+
 _USUAL = {"gamma": 0.2, "eta": 0.5}
 
 TASKS: dict[str, Task] = {
@@ -309,6 +293,9 @@ TASKS: dict[str, Task] = {
     ),
     "flow": Task("overlaps against time in the limit of many dimensions", _flow, _problem, _USUAL),
     "simulate": Task("runs of SGD by the exact chain of the overlaps", _simulate, _problem, _USUAL),
+    "rates": Task(
+        "growth rates of the unlearned state of --model, row by row", _no_rates, _problem, _USUAL
+    ),
     "phase-diagram": Task(
         "minima in the plane (a, omega) of the semantic/positional problem",
         _phase_diagram,

@@ -21,9 +21,9 @@ from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, average, learned, learned_rows, table, timed, wrapped
 from jaxsmi.core.checks import Ability, check
 from jaxsmi.core.codes import Result, outcome
-from jaxsmi.descent.order import LearningOrder
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench.order import LearningOrder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

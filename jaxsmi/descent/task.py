@@ -22,15 +22,11 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.descent.loop import Descent, Epochs
 from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.teacher_student import squared_loss
 
-__all__ = ["REDUCTIONS", "Batches", "Stop", "Task", "squared_loss"]
+__all__ = ["REDUCTIONS", "Batches", "Stop", "Task"]
 
 REDUCTIONS = ("mean", "sum", "sum/D")
-
-
-def squared_loss(prediction: Array, label: Array) -> Array:
-    """ℓ = ‖ŷ - y‖² of one sample (Frobenius)."""
-    return jnp.sum((prediction - label) ** 2)
 
 
 class Batches(NamedTuple):

@@ -29,8 +29,9 @@ from jaxsmi.core.results import Solution
 from jaxsmi.descent.loop import DescentEnd, TrainState, descend
 from jaxsmi.descent.stream import Stream
 from jaxsmi.descent.student import batch_size_of, begin_training, check_gradient
-from jaxsmi.descent.task import REDUCTIONS, Batches, Stop, Task, squared_loss
+from jaxsmi.descent.task import REDUCTIONS, Batches, Stop, Task
 from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.teacher_student import squared_loss
 
 __all__ = ["TrainState", "train"]
 

@@ -12,6 +12,8 @@ Equations here [TCDKZ25; theory: multi-index, Eqs. (1) to (3), (62) to (66)]:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -21,12 +23,13 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, overlaps_of
 from jaxsmi.models.prediction import compiled_prediction_error, prediction_error
 from jaxsmi.models.symmetry import AbstractSymmetry, NoSymmetry
+from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
 from jaxsmi.models.tokens import Directions, Tokens
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.priors.iid import AbstractIidPrior
@@ -36,7 +39,7 @@ from jaxsmi.sensing.index import IndexSensing
 __all__ = ["AbstractIndexModel"]
 
 
-class AbstractIndexModel(AbstractModel):
+class AbstractIndexModel(AbstractModel, AbstractTeacher):
     """A sequence multi-index model: prior on W (P, D), fields Z = W x/√D (P, M), channel p(y|Z)."""
 
     prior: eqx.AbstractVar[AbstractIidPrior]
@@ -198,6 +201,44 @@ class AbstractIndexModel(AbstractModel):
         """link(Ŵ x/√D)."""
         return jax.vmap(self.link)(IndexSensing(inputs).forward(estimate))
 
+    def teacher_student(
+        self,
+        student: AbstractTeacher | None = None,
+        loss: Callable[[Array, Array], Array] | None = None,
+    ) -> TeacherStudent:
+        """The model beside a student, any index model of as many tokens and the same labels."""
+        learner = self if student is None else student
+        allowed = f"an index model of {self.tokens} tokens"
+        learner = Arguments().instance("student", learner, AbstractIndexModel, allowed)
+        check(learner.tokens == self.tokens, "student", learner.title, allowed)
+        check(self.channel.drawable, "model", self.title, "one whose labels can be drawn")
+        shapes = [
+            jax.eval_shape(m.link, jax.ShapeDtypeStruct((m.indices, m.tokens), float)).shape
+            for m in (self, learner)
+        ]
+        allowed = f"one with predictions of the labels' shape {shapes[0]}"
+        check(shapes[0] == shapes[1], "student", f"predictions of shape {shapes[1]}", allowed)
+        S = self.prior.second_moment(self.indices)
+        gram = S
+        encoding = jnp.zeros((self.tokens, 0), S.dtype)
+        if self.inputs is not None:
+            R = self.inputs.of(self.indices).astype(S.dtype)
+            encoding = self.inputs.encoding
+            gram = jnp.block([[S, R], [R.T, self.inputs.gram]])
+        return TeacherStudent(
+            sample_loss=_Loss(self.channel, learner, squared_loss if loss is None else loss),
+            agreement=_Cosines(learner, self.indices),
+            draw_gram=_DrawnGram(self),
+            encoding=encoding,
+            gram=gram,
+            targets=self.indices,
+            rows=learner.indices,
+            groups=1,
+            tokens=self.tokens,
+            noise_size=self.channel.noise_size,
+            sized=not self.prior.wishart,
+        )
+
     # What was learned
 
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
@@ -279,3 +320,39 @@ def _labels(
 ) -> Array:
     """Labels (N, ...) of a teacher (P, D), compiled once for each channel and shape."""
     return jax.vmap(channel.label)(IndexSensing(inputs).forward(teacher), noise)
+
+
+class _Loss(eqx.Module):
+    """ℓ(link(z), y) of one sample, y drawn from z* (P*, M) by a channel."""
+
+    channel: AbstractChannel
+    student: AbstractIndexModel
+    loss: Callable[[Array, Array], Array] = eqx.field(static=True)
+
+    def __call__(self, hidden: Array, fields: Array, noise: Array) -> Array:
+        return self.loss(self.student.link(fields), self.channel.label(hidden, noise))
+
+
+class _Cosines(eqx.Module):
+    """Cosines (P,) of a student's rows up to its symmetries; where the teacher has other rows, of
+    each row that with the teacher's nearest."""
+
+    student: AbstractIndexModel
+    targets: int = eqx.field(static=True)
+
+    def __call__(self, cross: Array, Q: Array, gram: Array) -> Array:
+        M = cross[:, : self.targets]
+        rho = gram[: self.targets, : self.targets]
+        if self.student.indices == self.targets:
+            return self.student.cosines(M, Q, rho)
+        scale = jnp.sqrt(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)))
+        return jnp.max(jnp.abs(M) / jnp.where(scale > 0.0, scale, 1.0), axis=1)
+
+
+class _DrawnGram(eqx.Module):
+    """W* W*ᵀ/D (P*, P*) of a teacher drawn by the prior."""
+
+    model: AbstractIndexModel
+
+    def __call__(self, key: PRNGKeyArray, dimension: int | Array) -> Array:
+        return self.model.prior.gram(key, self.model.indices, dimension)

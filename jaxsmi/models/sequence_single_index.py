@@ -30,6 +30,7 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.multi_index import as_tree
 from jaxsmi.models.students import REDUCTIONS, Attention, LinearAttention, Network
+from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 
 __all__ = [
     "REDUCTIONS",
@@ -44,7 +45,7 @@ __all__ = [
 LOSSES = ("squared", "frobenius")
 
 
-class SequenceSingleIndex(eqx.Module):
+class SequenceSingleIndex(AbstractTeacher):
     r"""A target of one hidden direction over L tokens, and the student that learns it by SGD.
 
     Args:
@@ -125,6 +126,29 @@ class SequenceSingleIndex(eqx.Module):
             return v, jnp.zeros_like(v)
         return jnp.broadcast_to(v[0], (self.length,)), self.encoding.astype(v.dtype) @ v[1:]
 
+    def teacher_student(
+        self,
+        student: AbstractTeacher | None = None,
+        loss: Callable[[Array, Array], Array] | None = None,
+    ) -> TeacherStudent:
+        """Its own target and student on the sphere; of an untied network every row is a group."""
+        check(student is None, "student", student, "None: the model has a student of its own")
+        check(loss is None, "loss", loss, "None: the model has a loss of its own")
+        K = self.encoding.shape[1]
+        return TeacherStudent(
+            sample_loss=_Loss(self),
+            agreement=_Size(self.tied),
+            draw_gram=_Unit(),
+            encoding=self.encoding,
+            gram=jnp.eye(1 + K, dtype=theory_dtype()),
+            targets=1,
+            rows=1,
+            groups=1 if self.tied else self.length,
+            tokens=self.length if self.tied else 1,
+            noise_size=0,
+            spherical=True,
+        )
+
     def sample_loss(self, hidden: Array, fields: Array) -> Array:
         """ℓ of one sample from z* and z (L,); the slope of the unsquared loss at a residual of zero
         is taken to be zero."""
@@ -174,6 +198,36 @@ class SequenceSingleIndex(eqx.Module):
         fields = jnp.einsum("nld,d->nl", inputs, direction, precision="highest")
         fields = (fields / np.sqrt(dimension)).astype(theory_dtype())
         return Dataset(inputs, jax.vmap(self.target)(fields), teacher)
+
+
+class _Loss(eqx.Module):
+    """ℓ of one sample from z* and z (1, L), without noise."""
+
+    model: SequenceSingleIndex
+
+    def __call__(self, hidden: Array, fields: Array, noise: Array) -> Array:
+        del noise
+        return self.model.sample_loss(hidden[0], fields[0])
+
+
+class _Size(eqx.Module):
+    """‖(m, e)‖ of M (1, 1 + K), of an untied network ‖m‖/√L of M (L, 1): the measure of weak
+    recovery."""
+
+    tied: bool = eqx.field(static=True)
+
+    def __call__(self, cross: Array, Q: Array, gram: Array) -> Array:
+        del Q, gram
+        size = jnp.sqrt(jnp.sum(cross**2))
+        return size if self.tied else size / np.sqrt(len(cross))
+
+
+class _Unit(eqx.Module):
+    """The hidden direction has norm one, in units of √d."""
+
+    def __call__(self, key: PRNGKeyArray, dimension: int | Array) -> Array:
+        del key, dimension
+        return jnp.ones((1, 1), theory_dtype())
 
 
 _WEIGHT = Interval("a number in [0, 1]", low=0.0, high=1.0)

@@ -35,7 +35,13 @@ class Points(NamedTuple):
     weight: Array
 
 
-def gaussian_points(key: PRNGKeyArray, samples: int, randomisations: int, dimension: int) -> Points:
+def gaussian_points(
+    key: PRNGKeyArray,
+    samples: int,
+    randomisations: int,
+    dimension: int,
+    fewest: int = _FEWEST,
+) -> Points:
     """Rules for averages over `dimension` standard normals.
 
     Args:
@@ -43,12 +49,14 @@ def gaussian_points(key: PRNGKeyArray, samples: int, randomisations: int, dimens
         samples: Points of each rule, at most.
         randomisations: R, independent rules.
         dimension: d, the number of variables.
+        fewest: Points an axis below which a grid is worse than a net: more where the function has
+            poles near the real axis. Default 8.
 
     Returns:
-        `Points`: a grid where every axis gets 16 points or more, else a net.
+        `Points`: a grid where every axis gets so many points, else a net.
     """
     side = int(np.floor(samples ** (1.0 / dimension) + 1e-9))
-    if side < _FEWEST:
+    if side < fewest:
         size = power_of_two(samples // 2 + 1)
         position = randomised_gaussians(key, size, randomisations, dimension)
         return Points(position, jnp.full(position.shape[:2], 1.0 / size, position.dtype))

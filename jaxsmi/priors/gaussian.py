@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+from jaxsmi.numerics.triangular import bartlett, bartlett_size
 from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix, real
 from jaxsmi.priors.mixture import Mixture
 
@@ -74,6 +75,11 @@ class Gaussian(AbstractIidPrior):
         """It has a density."""
         return True
 
+    @property
+    def wishart(self) -> bool:
+        """Rows are Gaussian."""
+        return True
+
     def mixture(self, indices: int) -> Mixture:
         """One component, N(0, C_0)."""
         check(indices >= 1, "indices", indices, "an integer of at least 1")
@@ -91,6 +97,14 @@ class Gaussian(AbstractIidPrior):
         check_sizes(indices, dimension)
         factor = self.mixture(indices).factor[0]
         return factor @ jax.random.normal(key, (indices, dimension), factor.dtype)
+
+    def gram(self, key: PRNGKeyArray, indices: int, dimension: int | Array) -> Float[Array, "P P"]:
+        """W Wᵀ/D of a drawn signal by Wishart's law, D >= P: at a cost that does not know D, which
+        may be traced."""
+        factor = self.mixture(indices).factor[0]
+        normals = jax.random.normal(key, (bartlett_size(indices),), factor.dtype)
+        root = factor @ bartlett(normals, indices, dimension)
+        return root @ root.T / dimension
 
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """Q = C_0 (I + Q̂C_0)^{-1} Q̂C_0; see `AbstractIidPrior.overlap`."""

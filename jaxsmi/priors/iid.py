@@ -54,6 +54,16 @@ class AbstractIidPrior(AbstractPrior):
     def mixture(self, indices: int) -> Mixture:
         """The prior of a P-vector as a mixture of Gaussians, P = `indices`."""
 
+    @property
+    def wishart(self) -> bool:
+        """Whether `gram` draws from a law, instead of a whole signal."""
+        return False
+
+    def gram(self, key: PRNGKeyArray, indices: int, dimension: int | Array) -> Float[Array, "P P"]:
+        """W Wᵀ/D of a drawn signal: all of it is drawn, unless a prior knows its law."""
+        W = self.sample(key, indices, int(dimension))
+        return W @ W.T / dimension
+
     @abc.abstractmethod
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw a signal: D independent columns w_i ~ P_w.

@@ -12,14 +12,16 @@ from jaxsmi.models.sequence_single_index import (
     semantic_positional,
 )
 from jaxsmi.sgd.diagram import BOUNDARIES, LABELS, boundaries, phase_diagram, transition
-from jaxsmi.sgd.dynamics import flow, maximal_rate, recovery_time
+from jaxsmi.sgd.dynamics import flow, recovery_time
 from jaxsmi.sgd.exponents import information_exponent
 from jaxsmi.sgd.hermite import coefficients
+from jaxsmi.sgd.large_batches import large_batch_map
 from jaxsmi.sgd.noise import gradient_noise
 from jaxsmi.sgd.origin import flatness, hessian_at_origin, sample_complexity, taylor
 from jaxsmi.sgd.population import hessian, risk
+from jaxsmi.sgd.rates import maximal_rate, rates
 from jaxsmi.sgd.runs import semantic_fraction
-from jaxsmi.sgd.simulation import simulate
+from jaxsmi.sgd.simulation import per_sample_rate, simulate
 from jaxsmi.sgd.tying import gain
 
 __all__ = [
@@ -38,8 +40,11 @@ __all__ = [
     "hessian",
     "hessian_at_origin",
     "information_exponent",
+    "large_batch_map",
     "maximal_rate",
+    "per_sample_rate",
     "phase_diagram",
+    "rates",
     "recovery_time",
     "risk",
     "sample_complexity",

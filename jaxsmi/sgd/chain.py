@@ -1,188 +1,288 @@
-r"""The exact Markov chain of the overlaps of online SGD, at a cost independent of the dimension.
+r"""The exact Markov chain of online SGD, at a cost independent of the dimension.
 
-Equations here [ALSKZ25; theory: online-sgd, Eqs. (33) to (35)]. With a, b, c ~ N(0, 1) (components
-of √d x_l along w*, the K directions of the encoding, and the rest of w), r² = 1 - m² - ‖e‖², q =
-γ/d, s_l = ∂ℓ/∂z_l:
+Equations here [theory: online-sgd, Eqs. (56) to (59)], in the coordinates of coordinates.py, a
+batch of B samples of M tokens, N_T (k, BM), N_Z (n, BM) iid N(0, 1), U the means of the tokens, c
+the weight of a sample's loss, the slopes S = ∂ℓ/∂z (P, BM) of fields.py:
 
-    z*_l = a_l,   z_l = m a_l + b_l·e + r c_l + (C e)_l
-    v_m = m - q Σ s_l a_l,   v_e = e - q Σ s_l (b_l + C_l),   v_r = r - q Σ s_l c_l,
-    v_4² = q² (Σ s_l²) χ²_{d-K-2}
-    (m, e, r) ← (v_m, v_e, √(v_r² + v_4²))/‖(v_m, v_e, v_r, v_4)‖
+    g_T = (c/D) S (N_T + U)ᵀ,   g_Z = (c/D) S N_Zᵀ,   F = (c/D) Λ A,   Λ Λᵀ = S Sᵀ
+    V' = β V + λ W + g,   W' = W - η V'                    rows of [Y, Z, their part along F]
+    sphere: rows of W' over their norm, times the norm that they had at the start
+    Z ← the triangular factor of [Z', F']
 
-Untied networks: row by row, with K = 0. χ² comes from Marsaglia and Tsang's rejection with a fixed
-number of tries, more of them for small d; to stop there moves its law by less than 1e-6 in total
-variation.
+A (p, p), p = min(P, BM), is Bartlett's factor of p rows of D - k - n normals (triangular.py in
+numerics): F is the part of the gradient outside of the span, whose Gram matrix is Wishart's, and
+exact at every D >= k + n + p. Of batches that are used several times A is the factor of all BM
+tokens, in whose coordinates the updates are taken one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import AbstractSolver, Run, advance, begin, drive
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.sgd.population import overlap_norm
-from jaxsmi.sgd.runs import Setting, Simulation
+from jaxsmi.numerics.triangular import acceptance_tries, chi_square, total
+from jaxsmi.sgd import fields
+from jaxsmi.sgd.coordinates import Coordinates, Row, entries, factor, plus, product, times
+from jaxsmi.sgd.runs import Rule, Setting, Simulation, joined, summary
 
-# Steps whose random numbers are drawn at once, and how many such blocks lie between two looks at
-# the progress bar.
-BLOCK = 64
+__all__ = ["run"]
+
+# Numbers of a run that are drawn at once, in blocks of so many steps at most; how many blocks lie
+# between two looks at the progress bar; runs whose numbers lie in memory together.
+_DRAWN = 2**13
+_BLOCK = 64
 _BLOCKS_A_LOOK = 512
-
-# The stream of the random start; blocks of steps have the streams from zero on.
-START_STREAM = 2**31 - 1
+_TOGETHER = 4096
 
 
 class Noise(NamedTuple):
-    """What the steps of the runs draw: standard normals (.., normals) and χ² (.., rows)."""
+    """What steps draw, with groups and runs on the last axes: `fixed` N_T (.., k, BM, g, runs),
+    `moving` N_Z (.., n, BM, g, runs), `label` (.., noise, B, runs), and of Bartlett's A the
+    `normals` below its diagonal, row by row, and the `chi_square` on it (.., g, runs)."""
 
+    fixed: Array
+    moving: Array
+    label: Array
     normals: Array
     chi_square: Array
 
 
 class ChainState(eqx.Module):
-    """Runs on their way.
+    """Runs on their way: where they are, the steps taken (runs,), the step of the first passage of
+    the level (.., runs), inf before it, and a `Result` code (runs,), `RUNNING` where a run goes
+    on."""
 
-    Attributes:
-        point: The overlaps and the rest r of each row of the weights (runs, n + rows).
-        steps: Steps taken (runs,).
-        reached: The step of the first passage of η, inf before it (runs,).
-        result: A `Result` code, `RUNNING` where a run goes on (runs,).
-    """
-
-    point: Array
+    along: Array
+    across: Array
     steps: Array
     reached: Array
     result: Array
 
 
 class OverlapChain(eqx.Module):
-    """The chain of the overlaps, of many runs at once.
+    """The chain of many runs at once, from a start. All numbers are arrays, so that another
+    learning rate or dimension compiles nothing; `tries` of the rejection, and the shape of A where
+    a batch is as large as D, follow from the dimension."""
 
-    All numbers are arrays, so that another learning rate or dimension compiles nothing; `tries` of
-    the rejection follow from the dimension.
-    """
-
-    model: SequenceSingleIndex
+    rule: Rule
+    start: Coordinates
+    radius: Array | None
     dimension: Array
-    gamma: Array
-    eta: Array
-    stop: Array
     limit: Array
     tries: int = eqx.field(static=True)
+    side: tuple[int, int] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, setting: Setting) -> OverlapChain:
+    def of(cls, setting: Setting, start: Coordinates) -> OverlapChain:
         """The chain of a setting."""
-        model = setting.model
-        d = setting.dimension
+        rule = setting.rule
+        pair = rule.pair
+        tokens = rule.batch * pair.tokens
+        freedom = setting.dimension - pair.fixed - rule.moving
+        rows = tokens if rule.repeats > 1 else min(pair.rows, tokens)
+        columns = min(rows, freedom)
         return cls(
-            model=model,
-            dimension=jnp.asarray(d, theory_dtype()),
-            gamma=setting.gamma,
-            eta=setting.eta,
-            stop=setting.stop,
+            rule=rule,
+            start=start,
+            radius=start.norms(pair.rows) if rule.projected else None,
+            dimension=jnp.asarray(setting.dimension, theory_dtype()),
             limit=jnp.asarray(setting.steps),
-            tries=acceptance_tries(d - model.encoding.shape[1] - 2),
+            tries=acceptance_tries(freedom - columns + 1),
+            side=(rows, columns),
         )
 
     @property
-    def rows(self) -> int:
-        """Rows of the weights: how many rests r there are."""
-        return 1 if self.model.tied else self.model.length
+    def below(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the normals of A stand: rows and columns below its diagonal."""
+        rows, columns = self.side
+        return np.tril_indices(rows, -1, columns)
 
-    def overlaps(self, state: ChainState) -> Array:
-        """(m, e_1..e_K), of an untied network m_1..m_L (runs, n)."""
-        return state.point[:, : self.model.overlap_count]
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many normals a step of a run needs, in the order of `Noise`, the last for χ²."""
+        pair = self.rule.pair
+        tokens = self.rule.batch * pair.tokens * pair.groups
+        counts = (pair.fixed * tokens, self.rule.moving * tokens, pair.noise_size * self.rule.batch)
+        diagonal = self.side[1] * pair.groups
+        return (*counts, len(self.below[0]) * pair.groups, diagonal * 3 * self.tries)
 
-    def observe(self, state: ChainState, count: Array) -> Array:
-        """The overlaps of the runs that took step number `count`; NaN of those that had stopped."""
-        return jnp.where((state.steps == count)[:, None], self.overlaps(state), jnp.nan)
+    @property
+    def block(self) -> int:
+        """Steps whose numbers are drawn at once."""
+        return int(np.clip(2 ** int(np.log2(_DRAWN / sum(self.widths) + 1e-9)), 1, _BLOCK))
 
-    def start(self, points: Array) -> ChainState:
-        """Runs at the start, at points (runs, n + rows)."""
-        size = overlap_norm(self.model, points[:, : self.model.overlap_count])
-        return ChainState(
-            points,
-            steps=jnp.zeros(len(points), int),
-            reached=jnp.where(size >= self.eta, 0.0, jnp.inf),
-            result=jnp.where(size >= self.stop, int(Result.SUCCESS), RUNNING),
+    def draw(self, key: PRNGKeyArray, index: Array) -> Array:
+        """The standard normals (block, ..) of the steps of one block of one run."""
+        shape = (self.block, sum(self.widths))
+        return jax.random.normal(jax.random.fold_in(key, index), shape, self.dimension.dtype)
+
+    def noise(self, normals: Array) -> Noise:
+        """The numbers of a block (block, .., runs), in their places."""
+        pair = self.rule.pair
+        B = self.rule.batch
+        lead, runs = len(normals), normals.shape[-1]
+        ends = np.cumsum(self.widths)[:-1]
+        fixed, moving, label, below, proposals = jnp.split(normals, ends, axis=1)
+        tokens = (B * pair.tokens, pair.groups, runs)
+        columns = self.side[1]
+        tried = (lead, columns, pair.groups, 3, self.tries, runs)
+        freedom = self.dimension - pair.fixed - self.rule.moving - jnp.arange(columns)
+        return Noise(
+            fixed.reshape(lead, pair.fixed, *tokens),
+            moving.reshape(lead, self.rule.moving, *tokens),
+            label.reshape(lead, pair.noise_size, B, runs),
+            below.reshape(lead, -1, pair.groups, runs),
+            chi_square(
+                freedom[:, None, None], jnp.moveaxis(proposals.reshape(tried), (3, 4), (-2, -1))
+            ),
         )
 
-    def draw(self, key: PRNGKeyArray, block: Array) -> Noise:
-        """What the steps of one block of one run draw, (BLOCK, ..)."""
-        L = self.model.length
-        K = self.model.encoding.shape[1]
-        width = 2 * L + (L * K if self.model.tied else 0)
-        dtype = self.dimension.dtype
-        shape = (BLOCK, self.rows, self.tries)
-        normal_key, uniform_key = jax.random.split(jax.random.fold_in(key, block))
-        normals = jax.random.normal(normal_key, (BLOCK, width + self.rows * self.tries), dtype)
-        uniforms = jax.random.uniform(uniform_key, (BLOCK, self.rows * self.tries), dtype)
-        proposals = normals[:, width:].reshape(shape)
-        chi = chi_square(self.dimension - K - 2.0, proposals, uniforms.reshape(shape))
-        return Noise(normals[:, :width], chi)
+    # One step
 
-    def move(self, point: Array, noise: Noise) -> Array:
-        """One step of one run (module docstring): its overlaps and rests."""
-        model = self.model
-        q = self.gamma / self.dimension
-        L = model.length
-        n = model.overlap_count
-        v = point[:n]
-        r = point[n:]
-        a = noise.normals[:L]
-        c = noise.normals[L : 2 * L]
-        b = noise.normals[2 * L :].reshape(L, -1)
-        m, means = model.split(v)
-        fields = m * a + b @ v[1:] + r * c + means if model.tied else m * a + r * c
-        s = jax.grad(model.sample_loss, argnums=1)(a, fields)
-        if model.tied:
-            along = q * s @ (b + model.encoding)
-            new = jnp.concatenate([v[:1] - q * jnp.sum(s * a), v[1:] - along])
-            rest = (r - q * jnp.sum(s * c)) ** 2 + q**2 * jnp.sum(s**2) * noise.chi_square
-            size = jnp.sqrt(jnp.sum(new**2) + rest)
-        else:
-            new = v - q * s * a
-            rest = (r - q * s * c) ** 2 + (q * s) ** 2 * noise.chi_square
-            size = jnp.sqrt(new**2 + rest)
-        return jnp.concatenate([new / size, jnp.sqrt(rest) / size])
+    def move(self, along: Array, across: Array, noise: Noise) -> tuple[Array, Array]:
+        """One step of all runs (module docstring): Y and Z."""
+        seen = fields.seen(self.rule.pair, self.start.frame, noise.fixed)
+        step = self.once if self.rule.repeats == 1 else self.repeated
+        rows = step(along, across, seen, noise)
+        k = len(seen)
+        Lambda = factor([entries(row[k:]) for row in rows])
+        Y = jnp.stack([jnp.stack(list(row[:k])) for row in rows])
+        return Y, jnp.stack([jnp.stack(row) for row in Lambda])
+
+    def hidden(self, seen: Array) -> Array:
+        """z* (P*, BM, g, runs)."""
+        return fields.fixed_fields(self.start.frame, seen, self.rule.pair.targets)
+
+    def once(self, along: Array, across: Array, seen: Array, noise: Noise) -> list[Row]:
+        """The moving rows after one update, with what lies outside of their span behind."""
+        pair = self.rule.pair
+        P = pair.rows
+        position = Coordinates(self.start.frame, along, across)
+        z = fields.fields(P, position, seen, noise.moving)
+        S = fields.slopes(pair, self.hidden(seen), z, noise.label)
+        answers = [entries(s) for s in S]
+        tokens = [entries(x) for x in (*seen, *noise.moving)]
+        side = self.side[0]
+        Lambda = answers if len(S[0]) <= P else factor(answers)
+        below = zip(*(map(int, axis) for axis in self.below), strict=True)
+        places = dict(zip(below, noise.normals, strict=True))
+        places |= {(i, i): jnp.sqrt(noise.chi_square[i]) for i in range(side)}
+        gradient = [
+            [product(s, x) for x in tokens]
+            + [total([L[i] * places[i, j] for i in range(j, side)]) for j in range(side)]
+            for s, L in zip(answers, Lambda, strict=True)
+        ]
+        zero = [jnp.zeros_like(along[0, 0])] * side
+        rows = [[*along[i], *across[i], *zero] for i in range(self.rule.moving)]
+        return self.updated(rows, gradient)
+
+    def repeated(self, along: Array, across: Array, seen: Array, noise: Noise) -> list[Row]:
+        """The moving rows after several updates on one batch, in the coordinates of its tokens."""
+        rows, columns = self.side
+        A = jnp.zeros((rows, columns, *seen.shape[2:]), seen.dtype)
+        A = A.at[self.below].set(noise.normals)
+        A = A.at[np.arange(columns), np.arange(columns)].set(jnp.sqrt(noise.chi_square))
+        tokens = jnp.concatenate([seen, noise.moving, jnp.swapaxes(A, 0, 1)])
+        moving = jnp.concatenate([along, across], axis=1)
+        moving = jnp.concatenate(
+            [moving, jnp.zeros((len(moving), columns, *moving.shape[2:]), seen.dtype)], axis=1
+        )
+        hidden = self.hidden(seen)
+        P = self.rule.pair.rows
+        for _ in range(self.rule.repeats):
+            z = jnp.sum(moving[:P, :, None] * tokens, axis=1)
+            S = fields.slopes(self.rule.pair, hidden, z, noise.label)
+            gradient = jnp.sum(S[:, None] * tokens, axis=2)
+            moving = jnp.stack([jnp.asarray(row) for row in self.updated([*moving], [*gradient])])
+        return [*moving]
+
+    def updated(self, rows: Sequence[Row], gradient: Sequence[Row]) -> list[Row]:
+        """W' and, with momentum, V' behind, from the moving rows and S Xᵀ."""
+        rule = self.rule
+        P = rule.pair.rows
+        scale = rule.weight / self.dimension
+        moved = []
+        velocities = []
+        for p in range(P):
+            velocity = times(scale, gradient[p])
+            if rule.decay is not None:
+                velocity = plus(velocity, rule.decay, rows[p])
+            if rule.momentum is not None:
+                velocity = plus(velocity, rule.momentum, rows[P + p])
+                velocities.append(velocity)
+            new = plus(rows[p], -rule.rate[p], velocity)
+            if self.radius is not None:
+                new = times(self.radius[p] / jnp.sqrt(product(new, new)), new)
+            moved.append(new)
+        return moved + velocities
 
     def step(self, state: ChainState, noise: Noise) -> ChainState:
         """One step of all runs that have not stopped, and the result of those that stop now."""
         running = state.result == RUNNING
-        moved = jax.vmap(self.move)(state.point, noise)
-        point = jnp.where(running[:, None], moved, state.point)
+        along, across = self.move(state.along, state.across, noise)
+        along = jnp.where(running, along, state.along)
+        across = jnp.where(running, across, state.across)
         steps = state.steps + running
-        size = overlap_norm(self.model, point[:, : self.model.overlap_count])
-        first = (size >= self.eta) & jnp.isinf(state.reached)
-        reached = jnp.where(first, steps.astype(point.dtype), state.reached)
-        result = jnp.where(running & (size >= self.stop), int(Result.SUCCESS), state.result)
-        result = jnp.where(running & ~jnp.isfinite(size), int(Result.NONFINITE), result)
-        return ChainState(point, steps, reached, result)
+        values = self.rule.agreement(Coordinates(self.start.frame, along, across))
+        first = (values >= self.rule.level) & jnp.isinf(state.reached)
+        reached = jnp.where(first & running, steps.astype(along.dtype), state.reached)
+        met = self.met(values)
+        result = jnp.where(running & met, int(Result.SUCCESS), state.result)
+        finite = jnp.isfinite(total([*values.reshape(-1, values.shape[-1])]))
+        result = jnp.where(running & ~finite, int(Result.NONFINITE), result)
+        return ChainState(along, across, steps, reached, result)
+
+    def met(self, values: Array) -> Array:
+        """Whether runs have all the agreement that stops them (runs,)."""
+        return jnp.all(values.reshape(-1, values.shape[-1]) >= self.rule.stop, axis=0)
+
+    def begun(self) -> ChainState:
+        """Runs at the start."""
+        start = self.start
+        values = self.rule.agreement(start)
+        runs = values.shape[-1]
+        return ChainState(
+            start.along,
+            start.across,
+            steps=jnp.zeros(runs, int),
+            reached=jnp.where(values >= self.rule.level, 0.0, jnp.inf),
+            result=jnp.where(self.met(values), int(Result.SUCCESS), RUNNING),
+        )
+
+    def observe(self, state: ChainState, count: Array) -> dict[str, Array]:
+        """Y and Z of the runs that took step number `count`; NaN of those that had stopped."""
+        here = state.steps == count
+        P = self.rule.pair.rows
+        return {
+            "along": jnp.where(here, state.along[:P], jnp.nan),
+            "across": jnp.where(here, state.across[:P], jnp.nan),
+        }
 
 
 class Block(AbstractSolver[ChainState]):
-    """The steps of one block, whose random numbers (BLOCK, runs, ..) are there."""
+    """The steps of one block, whose random numbers (block, .., runs) are there."""
 
     chain: OverlapChain
     noise: Noise
-    points: Array
 
     def init(self) -> ChainState:
-        return self.chain.start(self.points)
+        return self.chain.begun()
 
     def step(self, state: ChainState, count: Array) -> ChainState:
-        return self.chain.step(state, jax.tree.map(lambda x: x[count % BLOCK], self.noise))
+        place = count % self.chain.block
+        return self.chain.step(state, jax.tree.map(lambda x: x[place], self.noise))
 
     def observe(self, state: ChainState, count: Array) -> dict[str, Array]:
-        return {"overlaps": self.chain.observe(state, count)}
+        return self.chain.observe(state, count)
 
     def terminate(self, state: ChainState, count: Array) -> Array:
         return state.result
@@ -194,20 +294,19 @@ class Blocks(AbstractSolver[Run[ChainState]]):
 
     chain: OverlapChain
     keys: PRNGKeyArray
-    points: Array
     every: Array
     records: int = eqx.field(static=True)
 
     def block(self, index: Array) -> Block:
         """The block of a number."""
-        noise = jax.vmap(self.chain.draw, in_axes=(0, None), out_axes=1)(self.keys, index)
-        return Block(self.chain, noise, self.points)
+        draw = jax.vmap(self.chain.draw, in_axes=(0, None), out_axes=-1)
+        return Block(self.chain, self.chain.noise(draw(self.keys, index)))
 
     def init(self) -> Run[ChainState]:
         return begin(self.block(jnp.zeros((), int)), self.records)
 
     def step(self, state: Run[ChainState], count: Array) -> Run[ChainState]:
-        until = jnp.minimum((count + 1) * BLOCK, self.chain.limit)
+        until = jnp.minimum((count + 1) * self.chain.block, self.chain.limit)
         return advance(self.block(count), state, until, self.every)
 
     def observe(self, state: Run[ChainState], count: Array) -> dict[str, Array]:
@@ -217,73 +316,50 @@ class Blocks(AbstractSolver[Run[ChainState]]):
         return state.state.result
 
 
-def acceptance_tries(freedom: int) -> int:
-    """Proposals of a χ² with so many degrees of freedom: all fail with probability below 1e-6."""
-    return 2 if freedom >= 57 else 8
-
-
-def chi_square(count: Array, normals: Array, uniforms: Array) -> Array:
-    """χ² with `count` degrees of freedom: the first of its proposals (.., tries) to be accepted."""
-    d = 0.5 * count - 1.0 / 3.0
-    v = (1.0 + normals / jnp.sqrt(9.0 * d)) ** 3
-    safe = jnp.where(v > 0.0, v, 1.0)
-    accepted = (v > 0.0) & (jnp.log(uniforms) < 0.5 * normals**2 + d * (1.0 - safe + jnp.log(safe)))
-    value = safe[..., -1]
-    for k in range(normals.shape[-1] - 2, -1, -1):
-        value = jnp.where(accepted[..., k], safe[..., k], value)
-    return 2.0 * d * value
-
-
-def starting_point(setting: Setting, key: PRNGKeyArray) -> Array:
-    """Overlaps and rests r (n + rows,) of one run, as asked or of weights uniform on the sphere."""
-    model = setting.model
-    rows = setting.rows
-    start = setting.start
-    if start is not None:
-        square = jnp.sum(start**2)[None] if model.tied else start**2
-        return jnp.concatenate([start, jnp.sqrt(jnp.maximum(1.0 - square, 0.0))])
-    n = model.overlap_count
-    dtype = theory_dtype()
-    along_key, rest_key = jax.random.split(jax.random.fold_in(key, START_STREAM))
-    along = jax.random.normal(along_key, (n,), dtype)
-    freedom = setting.dimension - (n if model.tied else 1)
-    rest = 2.0 * jax.random.gamma(rest_key, 0.5 * freedom, (rows,), dtype)
-    size = jnp.sqrt(jnp.sum(along**2) + rest) if model.tied else jnp.sqrt(along**2 + rest)
-    return jnp.concatenate([along / size, jnp.sqrt(rest) / size])
-
-
 @eqx.filter_jit
 def _begun(blocks: Blocks) -> Run[Run[ChainState]]:
     """The runs before their first block (compiled: what nobody reads is not drawn)."""
     return begin(blocks, 0)
 
 
-def run(setting: Setting, keys: PRNGKeyArray, progress: bool) -> Simulation:
-    """Runs of the chain, one a key."""
-    chain = OverlapChain.of(setting)
-    points = jax.vmap(lambda key: starting_point(setting, key))(keys)
-    blocks = Blocks(chain, keys, points, jnp.asarray(setting.every), setting.records)
+def run(setting: Setting, start: Coordinates, keys: PRNGKeyArray, progress: bool) -> Simulation:
+    """Runs of the chain from a start, one a key."""
+
+    def some(first: int) -> Simulation:
+        cut = slice(first, first + _TOGETHER)
+        begin = jax.tree.map(lambda x: x[..., cut], start)
+        return _together(setting, begin, keys[cut], progress)
+
+    parts = [some(first) for first in range(0, len(keys), _TOGETHER)]
+    return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def _together(
+    setting: Setting, start: Coordinates, keys: PRNGKeyArray, progress: bool
+) -> Simulation:
+    """Runs whose random numbers lie in memory together."""
+    chain = OverlapChain.of(setting, start)
+    blocks = Blocks(chain, keys, jnp.asarray(setting.every), setting.records)
     made = drive(
         blocks,
         _begun(blocks),
-        -(-setting.steps // BLOCK),
+        -(-setting.steps // chain.block),
         label="SGD" if progress else None,
         stretch=_BLOCKS_A_LOOK,
-        unit=BLOCK * len(keys),
+        unit=chain.block * len(keys),
     ).state
     state = made.state
-    history = made.history["overlaps"]
+    history = made.history
+    P = setting.rule.pair.rows
     if setting.steps % setting.every:  # the last record comes early
-        history = history.at[-1].set(chain.observe(state, chain.limit))
-    unmet = jnp.where(jnp.isinf(setting.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))
-    return Simulation(
-        step=jnp.minimum(jnp.arange(history.shape[0]) * setting.every, setting.steps),
-        overlaps=jnp.moveaxis(history, 0, 1),
-        end=chain.overlaps(state),
+        last = chain.observe(state, chain.limit)
+        history = {name: past.at[-1].set(last[name]) for name, past in history.items()}
+    unmet = jnp.where(jnp.isinf(setting.rule.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))
+    return summary(
+        setting,
+        jax.vmap(lambda Y, Z: Coordinates(start.frame, Y, Z))(history["along"], history["across"]),
+        Coordinates(start.frame, state.along[:P], state.across[:P]),
         steps=state.steps,
         reached=state.reached,
         result=jnp.where(state.result == RUNNING, unmet, state.result),
-        gamma=setting.gamma,
-        dimension=setting.dimension,
-        tied=setting.model.tied,
     )

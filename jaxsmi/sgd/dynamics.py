@@ -1,59 +1,78 @@
-r"""The limit of many dimensions: the differential equation of the overlaps, of order one and two.
+r"""The limit of many dimensions: overlaps of online SGD against time, and weak recovery.
 
-Equations here [ALSKZ25, Eq. 11, Prop. 2; theory: online-sgd, Eqs. (28) to (31)], t = γ τ/d,
-V = E Σ_l s_l²:
+Equations here [theory: online-sgd, Eqs. (28) to (32)]: those of equation.py, and
 
-    dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   v = (m, e)            γ → 0: spherical gradient flow
-    dm_l/dt = -(1 - m_l²) ∂R/∂m_l - (γ/2) (V/L) m_l                   untied networks, row by row
-    γ_max = 2 |λ_min|/V(0)                                            from an origin of order two
-
-The V term is what normalisation costs: without it the flow is too fast already at γ = 0.1 and ends
-at |m| = 1, where SGD does not. Integrated by diffrax, Tsitouras' method of order five with adaptive
-steps; overlaps are kept inside the ball.
+    t_p = min{t: cosine_p(t) >= level}
 """
 
 from __future__ import annotations
 
-import diffrax
+from collections.abc import Callable
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-import optimistix
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete
-from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, UNIT_INTERVAL, Arguments
+from jaxsmi.core.checks import POSITIVE, UNIT_INTERVAL, Arguments, check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.sgd.noise import noise_at
-from jaxsmi.sgd.population import (
-    gradient,
-    hessian,
-    in_range,
-    overlap_norm,
-    overlaps,
-    sampling,
-)
+from jaxsmi.models.teacher_student import AbstractTeacher
+from jaxsmi.sgd.averages import SphereAverages
+from jaxsmi.sgd.equation import Options, passages, problem_of, trajectories, velocity
+from jaxsmi.sgd.runs import flattened
 
-_START = "a point away from the origin, which is at rest: about 1/√d"
+__all__ = ["Flow", "FlowErrors", "drift", "error_over_nets", "flow", "recovery_time"]
+
+
+class FlowErrors(NamedTuple):
+    """Standard errors of a `Flow`, over independent nets: zero where nothing is sampled."""
+
+    teacher_overlap: Array
+    overlap: Array
+    cosine: Array
+    risk: Array
 
 
 class Flow(eqx.Module):
     """What `flow` returns.
 
     Attributes:
-        time: Times t of the records (T,).
-        overlaps: (m, e_1..e_K), of an untied network m_1..m_L (T, n); NaN where they were not
-            reached.
+        time: Times t = κ α of the records (T,).
+        teacher_overlap: M (T, P, k), with the teacher's rows and then with the directions of the
+            inputs; NaN where a time was not reached.
+        overlap: Q (T, P, P).
+        cosine: Cosines (T, P) up to the symmetries of the model; of a `SequenceSingleIndex`
+            ‖(m, e)‖ (T,).
+        risk: E ℓ (T,), with the noise of labels; NaN of a `SequenceSingleIndex`: `risk`.
+        stderr: Standard errors of these four.
         result: A `Result` code.
-        tied: Whether one direction serves all tokens.
+        kappa: κ.
+        tied: Whether a row sees all tokens.
     """
 
     time: Array
-    overlaps: Array
+    teacher_overlap: Array
+    overlap: Array
+    cosine: Array
+    risk: Array
+    stderr: FlowErrors
     result: Array
+    kappa: Array
     tied: bool = eqx.field(static=True)
+
+    @property
+    def alpha(self) -> Array:
+        """α = t/κ of the records; inf for κ = 0."""
+        return self.time / self.kappa
+
+    @property
+    def overlaps(self) -> Array:
+        """(m, e_1..e_K) of one direction, of an untied network m_1..m_L (T, n)."""
+        return flattened(self.teacher_overlap, self.tied)
 
     @property
     def m(self) -> Array:
@@ -74,128 +93,68 @@ def drift(
     samples: int = 2**12,
     order: int = 2,
 ) -> Array:
-    """dv/dt at the overlaps v (module docstring); `order` 1 leaves the V term out."""
-    size = jnp.linalg.norm(v) if model.tied else jnp.abs(v)
-    v = v / jnp.maximum(size, 1.0)  # a stage may step outside
-    slope = gradient(model, v, key, samples, coarse=True)
-    fall = slope - v * (v @ slope) if model.tied else (1.0 - v**2) * slope
-    if order == 1:
-        return -fall
-    V = noise_at(model, v, key, samples, coarse=True).value
-    return -fall - 0.5 * gamma * (V if model.tied else V / model.length) * v
-
-
-class _Equation(eqx.Module):
-    """The differential equation of one model at one learning rate, and the accuracy asked for."""
-
-    model: SequenceSingleIndex
-    gamma: Array
-    key: PRNGKeyArray | None
-    samples: int = eqx.field(static=True)
-    order: int = eqx.field(static=True)
-    rtol: float = eqx.field(static=True)
-    max_steps: int = eqx.field(static=True)
-
-    def drift(self, v: Array) -> Array:
-        """dv/dt."""
-        return drift(self.model, v, self.gamma, self.key, self.samples, self.order)
-
-    def solve(
-        self, v: Array, last: Array, saveat: diffrax.SaveAt, event: diffrax.Event | None = None
-    ) -> diffrax.Solution:
-        """From v at t = 0 to `last`, or to an event."""
-        return diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, v, equation: equation.drift(v)),
-            diffrax.Tsit5(),
-            t0=jnp.zeros_like(last),
-            t1=last,
-            dt0=None,
-            y0=v,
-            args=self,
-            saveat=saveat,
-            stepsize_controller=diffrax.PIDController(rtol=self.rtol, atol=1e-2 * self.rtol),
-            max_steps=self.max_steps,
-            event=event,
-            throw=False,
-        )
-
-
-@eqx.filter_jit
-def _trajectory(equation: _Equation, v: Array, times: Array) -> tuple[Array, Array]:
-    """Overlaps (T, n) at the times, and whether all were reached."""
-    solution = equation.solve(v, times[-1], diffrax.SaveAt(ts=times))
-    assert solution.ys is not None
-    return solution.ys, solution.result == diffrax.RESULTS.successful
-
-
-@eqx.filter_jit
-def _passage(equation: _Equation, v: Array, eta: Array, last: Array) -> tuple[Array, Array]:
-    """Time of the first passage of η (inf: none until `last`), and whether it is known."""
-    level = lambda t, y, args, **_: overlap_norm(equation.model, y) - eta
-    event = diffrax.Event(level, optimistix.Newton(1e-10, 1e-10))
-    solution = equation.solve(v, last, diffrax.SaveAt(t1=True), event)
-    happened = solution.result == diffrax.RESULTS.event_occurred
-    assert solution.ts is not None
-    time = jnp.where(happened, solution.ts[-1], jnp.inf)
-    return time, happened | (solution.result == diffrax.RESULTS.successful)
-
-
-def _equation(
-    arguments: Arguments,
-    model: SequenceSingleIndex,
-    v: Array,
-    gamma: ArrayLike,
-    key: PRNGKeyArray | None,
-    samples: int,
-    rtol: float,
-    max_steps: int,
-) -> _Equation:
-    """The equation of a call, its arguments checked."""
-    rate = arguments.number("gamma", gamma, NON_NEGATIVE)
-    rate = jnp.where(jnp.isnan(rate), 0.0, rate)  # the answer is masked; NaN would take all steps
-    arguments.condition(jnp.any(v != 0.0), "(m, e)", v, _START)
-    arguments.condition(in_range(model, v), "(m, e)", v, _START)
-    samples = sampling(arguments, model, key, samples)
-    arguments.number("rtol", rtol, POSITIVE)
-    max_steps = arguments.count("max_steps", max_steps)
-    # the V term costs as much as the gradient, so it is left out where it is known to vanish
-    order = 1 if concrete(rate) and float(rate) == 0.0 else 2
-    return _Equation(model, rate, key, samples, order, float(rtol), max_steps)
+    """dv/dt of one direction at the overlaps v; `order` 1 leaves the V term out."""
+    M = v[None] if model.tied else v[:, None]
+    Q = jnp.eye(len(M), dtype=v.dtype)
+    averages = SphereAverages(model, key, samples).at(M, Q, noise=order > 1)
+    dM, _ = velocity(averages, M, Q, jnp.asarray(gamma), 0.0, projected=True)
+    return dM[0] if model.tied else dM[:, 0]
 
 
 def flow(
-    model: SequenceSingleIndex,
-    m: ArrayLike,
+    model: AbstractTeacher,
+    m: ArrayLike | tuple[ArrayLike, ArrayLike],
     e: ArrayLike = 0.0,
     *,
     times: ArrayLike,
-    gamma: ArrayLike = 0.0,
+    rate: ArrayLike | None = None,
+    student: AbstractTeacher | None = None,
+    loss: Callable[[Array, Array], Array] | None = None,
+    decay: ArrayLike = 0.0,
+    projection: str | None = None,
+    teacher: str | ArrayLike | None = None,
+    encoding: ArrayLike | None = None,
     key: PRNGKeyArray | None = None,
     samples: int = 2**12,
+    nets: int = 8,
     rtol: float = 1e-7,
     max_steps: int = 4096,
+    gamma: ArrayLike | None = None,
 ) -> Flow:
-    r"""Overlaps against time in the limit of many dimensions, d → ∞ at fixed γ.
+    r"""Overlaps of online SGD against time in the limit of many dimensions, D → ∞ at fixed κ.
 
-        dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   t = γ τ/d
+        dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ V - 2 λ_t Q,   t = κ α,   α = N/D
+        one direction on the sphere:  dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   t = γ τ/d
 
     Args:
-        model: A `SequenceSingleIndex`.
-        m: Semantic overlap at the start, as for `risk`.
-        e: Positional overlaps at the start, as for `risk`; not both zero. Default 0.
+        model: The teacher: an index model, or a `SequenceSingleIndex`.
+        m: Overlaps (M, Q) at the start, M (P, k) with the fixed rows, Q (P, P); of a
+            `SequenceSingleIndex` the semantic overlap, as for `risk`.
+        e: Positional overlaps of a `SequenceSingleIndex` at the start, as for `risk`. Default 0.
         times: Times t of the records (T,), increasing, >= 0.
-        gamma: Learning rate γ, a number >= 0. Default 0, gradient flow.
-        key: A random key, needed where the risk is sampled (the same points at all times).
-        samples: Points of each of 16 nets, there. Default 4096.
+        rate: κ, the learning rate for each sample (`per_sample_rate`), a number >= 0. Default 0,
+            gradient flow.
+        student: Another index model of as many tokens. Default: the model.
+        loss: ℓ(prediction, label) of a sample. Default ‖ŷ - y‖².
+        decay: Weight decay for a unit of α, η λ D/B, a number >= 0. Default 0.
+        projection: "sphere": every row keeps its norm. Default None.
+        teacher: Gram matrix ρ (k, k) of the fixed rows. Default: that of the prior.
+        encoding: E (M, K), as for `simulate`. Default None.
+        key: A random key, needed where averages are sampled (the same points at all times): for
+            index models, and where `risk` needs one.
+        samples: Points of each net, there. Default 4096.
+        nets: Independent nets of an index model, an integer >= 2: each is integrated by itself.
+            Default 8.
         rtol: Relative tolerance of the integrator, a number > 0. Default 1e-7.
         max_steps: Largest number of its steps, an integer >= 1. Default 4096.
+        gamma: `rate`, of a `SequenceSingleIndex`.
 
     Returns:
         A `Flow`. Times that were not reached are NaN, with the code MAX_STEPS.
 
     Raises:
-        ValueError: For a start outside the ball or at the origin, γ < 0, times that do not
-            increase, another number out of range, or a missing key.
+        ValueError: For a start that no weights have or that is at rest, κ < 0, times that do not
+            increase, another number out of range, a matrix model, or a missing key.
 
     Example:
         >>> import jaxsmi as smi
@@ -206,62 +165,112 @@ def flow(
         0.596205
 
     Cost:
-        About a thousand gradients of the risk: 2 to 20 s for two tokens on a core, milliseconds for
-        networks with a series.
+        Some 500 to 1000 averages: of an index model `nets` times `samples` gradients of a sample
+        each; of one direction 2 to 20 s for two tokens on a core, milliseconds for networks with a
+        series.
 
     Source:
-        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30)].
+        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67)].
     """
     arguments = Arguments()
-    v = overlaps(model, m, e)
-    equation = _equation(arguments, model, v, gamma, key, samples, rtol, max_steps)
+    options = Options(
+        rate=rate,
+        gamma=gamma,
+        student=student,
+        loss=loss,
+        decay=decay,
+        projection=projection,
+        teacher=teacher,
+        encoding=encoding,
+        key=key,
+        samples=samples,
+        nets=nets,
+        rtol=rtol,
+        max_steps=max_steps,
+    )
+    problem = problem_of(arguments, model, m, e, options)
     increasing = "increasing numbers >= 0"
     moments = jnp.atleast_1d(arguments.array("times", times, increasing))
     arguments.condition(moments.ndim == 1 and moments.size > 0, "times", times, increasing)
     ordered = (moments[0] >= 0) & jnp.all(jnp.diff(moments) > 0)
     arguments.condition(ordered, "times", times, increasing)
-    path, complete = _trajectory(equation, v, moments)
-    path = jnp.where(jnp.isfinite(path) & arguments.valid, path, jnp.nan)
-    result = jnp.where(complete, int(Result.SUCCESS), int(Result.MAX_STEPS))
+    pair = problem.pair
+    path = trajectories(problem.equations, pair, problem.gram, problem.start, moments)
+    numbers = (path.M, path.Q, path.cosine, path.risk)
+    clean = [jnp.where(jnp.isfinite(x) & arguments.valid, x, jnp.nan) for x in numbers]
+    mean = [jnp.mean(x, axis=0) for x in clean]
+    count = len(path.complete)
+    spread = [error_over_nets(x, count) for x in clean]
+    result = jnp.where(jnp.all(path.complete), int(Result.SUCCESS), int(Result.MAX_STEPS))
     result = jnp.where(arguments.valid, result, int(Result.INVALID))
-    return Flow(moments, path, result, model.tied)
+    M, Q, cosine, risk = mean
+    kappa = problem.equations.kappa[0]
+    return Flow(moments, M, Q, cosine, risk, FlowErrors(*spread), result, kappa, pair.tied)
+
+
+def error_over_nets(values: Array, nets: int) -> Array:
+    """Standard error of the mean over nets (leading axis), zero for one exact answer."""
+    if nets == 1:
+        return jnp.zeros_like(values[0])
+    return jnp.std(values, axis=0, ddof=1) / np.sqrt(nets)
 
 
 def recovery_time(
-    model: SequenceSingleIndex,
-    m: ArrayLike,
+    model: AbstractTeacher,
+    m: ArrayLike | tuple[ArrayLike, ArrayLike],
     e: ArrayLike = 0.0,
     *,
-    gamma: ArrayLike = 0.0,
-    eta: ArrayLike = 0.5,
+    rate: ArrayLike | None = None,
+    level: ArrayLike | None = None,
     longest: ArrayLike = 1e4,
+    student: AbstractTeacher | None = None,
+    loss: Callable[[Array, Array], Array] | None = None,
+    decay: ArrayLike = 0.0,
+    projection: str | None = None,
+    teacher: str | ArrayLike | None = None,
+    encoding: ArrayLike | None = None,
     key: PRNGKeyArray | None = None,
     samples: int = 2**12,
+    nets: int = 8,
     rtol: float = 1e-7,
     max_steps: int = 4096,
-) -> Array:
-    r"""Time t of weak recovery: the first at which the overlaps have the size η.
+    gamma: ArrayLike | None = None,
+    eta: ArrayLike | None = None,
+) -> Array | Estimate:
+    r"""Time t = κ α of weak recovery in the limit of many dimensions.
 
-        t_η = min{t: ‖(m, e)(t)‖ >= η},   of an untied network ‖m‖/√L >= η
+        t_p = min{t: cosine_p(t) >= level},   of one direction on the sphere ‖(m, e)(t)‖ >= η
+
+    (of an untied network ‖m‖/√L >= η).
 
     Args:
-        model: A `SequenceSingleIndex`.
-        m: Semantic overlap at the start, as for `flow`.
+        model: The teacher: an index model, or a `SequenceSingleIndex`.
+        m: Overlaps at the start, as for `flow`.
         e: Positional overlaps at the start, as for `flow`. Default 0.
-        gamma: Learning rate γ, a number >= 0. Default 0, gradient flow.
-        eta: The level η, a number in (0, 1). Default 1/2.
+        rate: κ, as for `flow`. Default 0, gradient flow.
+        level: The level, a number in (0, 1). Default 1/2.
         longest: The time at which to give up, a number > 0. Default 1e4.
-        key: A random key, needed where the risk is sampled.
-        samples: Points of each of 16 nets, there. Default 4096.
-        rtol: Relative tolerance of the integrator, a number > 0. Default 1e-7.
-        max_steps: Largest number of its steps, an integer >= 1. Default 4096.
+        student: As for `flow`.
+        loss: As for `flow`.
+        decay: As for `flow`. Default 0.
+        projection: As for `flow`.
+        teacher: As for `flow`.
+        encoding: As for `flow`.
+        key: As for `flow`.
+        samples: As for `flow`. Default 4096.
+        nets: As for `flow`. Default 8.
+        rtol: As for `flow`. Default 1e-7.
+        max_steps: As for `flow`. Default 4096.
+        gamma: `rate`, of a `SequenceSingleIndex`.
+        eta: `level`, of a `SequenceSingleIndex`.
 
     Returns:
-        t; 0 where the start is there already, inf where η is not reached until `longest`, NaN where
-        `max_steps` ran out.
+        t, 0 where the start is there already, inf where the level is not reached until `longest`,
+        NaN where `max_steps` ran out; of an index model an Estimate(value, stderr) of one time for
+        each index (P,). α = t/κ.
 
     Raises:
-        ValueError: As `flow`, or for η outside (0, 1).
+        ValueError: As `flow`, or for a level outside (0, 1).
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -272,56 +281,35 @@ def recovery_time(
         0.437063
 
     Cost:
-        As `flow`.
+        That of `flow`, for each index.
 
     Source:
         [theory: online-sgd, Eq. (32)].
     """
     arguments = Arguments()
-    v = overlaps(model, m, e)
-    equation = _equation(arguments, model, v, gamma, key, samples, rtol, max_steps)
-    level = arguments.number("eta", eta, UNIT_INTERVAL)
+    options = Options(
+        rate=rate,
+        gamma=gamma,
+        student=student,
+        loss=loss,
+        decay=decay,
+        projection=projection,
+        teacher=teacher,
+        encoding=encoding,
+        key=key,
+        samples=samples,
+        nets=nets,
+        rtol=rtol,
+        max_steps=max_steps,
+    )
+    problem = problem_of(arguments, model, m, e, options)
+    check(level is None or eta is None, "eta", eta, "one of the two: eta= or level=")
+    name, value = ("eta", eta) if eta is not None else ("level", level)
+    height = arguments.number(name, 0.5 if value is None else value, UNIT_INTERVAL)
     last = arguments.number("longest", longest, POSITIVE)
-    time, known = _passage(equation, v, level, last)
-    time = jnp.where(overlap_norm(model, v) >= level, 0.0, jnp.where(known, time, jnp.nan))
-    return jnp.where(arguments.valid, time, jnp.nan)
-
-
-def maximal_rate(
-    model: SequenceSingleIndex, *, key: PRNGKeyArray | None = None, samples: int = 2**14
-) -> Array:
-    r"""Learning rate above which the flow of order two is trapped at the origin.
-
-        γ_max = 2 |λ_min(∇²R(0))|/V(0),   of an untied network with V/L
-
-    Args:
-        model: A `SequenceSingleIndex`.
-        key: A random key, needed where the risk is sampled.
-        samples: Points of each of 16 nets, there. Default 16384.
-
-    Returns:
-        γ_max; 0 where the Hessian at the origin has no negative eigenvalue (for other orders see
-        the source).
-
-    Raises:
-        ValueError: As `risk`.
-
-    Example:
-        >>> import jax, jaxsmi as smi
-        >>> square = smi.sgd.HermiteSeries({(2, 0): 1.0, (0, 2): 1.0}, normalised=True)
-        >>> model = smi.SequenceSingleIndex(
-        ...     square, 2, smi.sgd.Network(jax.nn.relu), loss_factor=1.0
-        ... )
-        >>> round(float(smi.sgd.maximal_rate(model)), 6)  # (2/√π)/(L + 1)
-        0.376126
-
-    Cost:
-        That of `hessian` and `gradient_noise`.
-
-    Source:
-        [theory: online-sgd, section 4, Eq. (31)].
-    """
-    lowest = jnp.linalg.eigvalsh(hessian(model, key=key, samples=samples))[0]
-    samples = sampling(Arguments(), model, key, samples)
-    V = noise_at(model, overlaps(model, 0.0), key, samples).value
-    return jnp.maximum(-2.0 * lowest, 0.0) / (V if model.tied else V / np.float64(model.length))
+    pair = problem.pair
+    time, known = passages(problem.equations, pair, problem.gram, problem.start, height, last)
+    time = jnp.where(known & arguments.valid, time, jnp.nan)
+    if pair.spherical:
+        return time[0, 0]
+    return Estimate(jnp.mean(time, axis=0), error_over_nets(time, len(time)))

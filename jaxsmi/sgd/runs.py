@@ -2,48 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.models.teacher_student import TeacherStudent
+from jaxsmi.sgd.coordinates import Coordinates
+
+__all__ = ["Rule", "Setting", "Simulation", "semantic_fraction", "summary"]
 
 
-class Setting(eqx.Module):
-    """What runs have in common.
+class Rule(eqx.Module):
+    """The update of online SGD, and what is looked for along the way.
 
     Attributes:
-        model: Target and student.
-        gamma: Learning rate γ.
-        eta: The level of the first passage.
-        stop: The level ‖(m, e)‖ at which a run stops; inf: never.
-        start: The overlaps at the start; None: weights uniform on the sphere.
-        dimension: d.
-        steps: Steps, at most.
-        every: Steps between two records.
+        pair: Teacher and student.
+        rate: Learning rate η of each row of a group (P,).
+        weight: c, the weight of a sample's loss in that of its batch.
+        momentum: β; None: none.
+        decay: Weight decay λ; None: none.
+        level: The agreement whose first passage is looked for.
+        stop: The agreement at which a run stops; inf: never.
+        batch: B, samples of a batch.
+        repeats: Updates on each batch.
+        projected: Whether rows keep their norm.
+        moving: n, rows that move: the student's P and, with momentum, their velocities.
     """
 
-    model: SequenceSingleIndex
-    gamma: Array
-    eta: Array
+    pair: TeacherStudent
+    rate: Array
+    weight: Array
+    momentum: Array | None
+    decay: Array | None
+    level: Array
     stop: Array
-    start: Array | None
-    dimension: int = eqx.field(static=True)
-    steps: int = eqx.field(static=True)
-    every: int = eqx.field(static=True)
+    batch: int = eqx.field(static=True)
+    repeats: int = eqx.field(static=True)
+    projected: bool = eqx.field(static=True)
+    moving: int = eqx.field(static=True)
+
+    @property
+    def kappa(self) -> Array:
+        """Learning rate for each sample, κ = c η (of rows with several rates: the largest)."""
+        return self.weight * jnp.max(self.rate)
+
+    def agreement(self, position: Coordinates) -> Array:
+        """What the runs have in common with the teacher (.., runs)."""
+        pair = self.pair
+        M = position.teacher_overlap(pair.rows)
+        Q = position.overlap(pair.rows)
+        return jax.vmap(pair.agreement, -1, -1)(M, Q, position.gram())
+
+
+class Setting(NamedTuple):
+    """What runs have in common: the `rule`, the `dimension` D, how many `steps` (batches) they take
+    at most, and the steps between two records, `every`."""
+
+    rule: Rule
+    dimension: int
+    steps: int
+    every: int
 
     @property
     def records(self) -> int:
         """Records after the one at the start; the last may come early."""
         return -(-self.steps // self.every)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the weights, each normalised by itself: one, of an untied network L."""
-        return 1 if self.model.tied else self.model.length
 
 
 class Simulation(eqx.Module):
@@ -51,33 +81,76 @@ class Simulation(eqx.Module):
 
     Attributes:
         step: Steps of the records (records,).
-        overlaps: (m, e_1..e_K), of an untied network m_1..m_L (runs, records, n); NaN after a run
-            has stopped.
-        end: Where each run ended (runs, n).
+        teacher_overlap: M (runs, records, P, k), with the teacher's rows and then with the
+            directions of the inputs; NaN after a run has stopped.
+        overlap: Q (runs, records, P, P); NaN between rows that see different tokens.
+        gram: ρ (runs, k, k), of the fixed rows.
+        agreement: What a run has in common with the teacher, (runs, records, P): cosines up to the
+            symmetries of the model; of a `SequenceSingleIndex` ‖(m, e)‖ (runs, records), of an
+            untied network ‖m‖/√L.
+        distance: ‖w_p ∓ w*_p‖²/D (runs, records, P), without cancellation; NaN where the student
+            has other rows than the teacher.
+        end: M where each run ended (runs, P, k), of a `SequenceSingleIndex` as `overlaps`
+            (runs, n).
         steps: How many steps it took (runs,).
-        reached: The first step with ‖(m, e)‖ >= η, of an untied network ‖m‖/√L (runs,); inf: never,
-            0: at the start.
+        reached: The first step at which the agreement has the level, (runs, P) or (runs,); inf:
+            never, 0: at the start.
         result: A `Result` code (runs,): SUCCESS (stopped as asked, or all steps taken where nothing
-            was asked), MAX_STEPS or NONFINITE.
-        gamma: Learning rate γ.
-        dimension: d.
-        tied: Whether one direction serves all tokens.
+            was asked), MAX_STEPS, DIVERGED or NONFINITE.
+        rate: Learning rate η, or γ.
+        kappa: κ, the learning rate for each sample.
+        dimension: D.
+        batch_size: B.
+        tied: Whether a row sees all tokens.
     """
 
     step: Array
-    overlaps: Array
+    teacher_overlap: Array
+    overlap: Array
+    gram: Array
+    agreement: Array
+    distance: Array
     end: Array
     steps: Array
     reached: Array
     result: Array
-    gamma: Array
+    rate: Array
+    kappa: Array
     dimension: int = eqx.field(static=True)
+    batch_size: int = eqx.field(static=True)
     tied: bool = eqx.field(static=True)
 
     @property
+    def alpha(self) -> Array:
+        """α = τ B/D of the records: samples over dimension."""
+        return self.step * self.batch_size / self.dimension
+
+    @property
     def time(self) -> Array:
-        """t = γ τ/d of the records."""
-        return self.step * self.gamma / self.dimension
+        """t = κ α of the records (of B = 1 and c = 1: γ τ/d)."""
+        return self.kappa * self.alpha
+
+    @property
+    def cosine(self) -> Array:
+        """The agreement: cosines (runs, records, P) up to the symmetries of the model."""
+        return self.agreement
+
+    @property
+    def reached_alpha(self) -> Array:
+        """α of the first passage, as `reached`."""
+        return self.reached * self.batch_size / self.dimension
+
+    @property
+    def gamma(self) -> Array:
+        """Learning rate γ."""
+        return self.rate
+
+    @property
+    def overlaps(self) -> Array:
+        """(m, e_1..e_K), of an untied network m_1..m_L (runs, records, n)."""
+        one = self.teacher_overlap.shape[-2] == 1 or not self.tied
+        check(one, "simulation", "several rows", "one of a single direction: else teacher_overlap")
+        return flattened(self.teacher_overlap, self.tied)
 
     @property
     def m(self) -> Array:
@@ -96,6 +169,80 @@ class Simulation(eqx.Module):
         allowed = "one of a student with a positional encoding"
         check(encoded, "simulation", "without positional overlaps", allowed)
         return jnp.abs(self.end[..., 0]) > jnp.linalg.norm(self.end[..., 1:], axis=-1)
+
+
+def flattened(M: Array, tied: bool) -> Array:
+    """(m, e_1..e_K) of overlaps M (.., P, k) of one direction, of an untied network m_1..m_L."""
+    return M[..., 0, :] if tied else M[..., 0]
+
+
+def summary(
+    setting: Setting,
+    positions: Coordinates,
+    last: Coordinates,
+    steps: Array,
+    reached: Array,
+    result: Array,
+) -> Simulation:
+    """The answer of runs, from their records (a leading axis) and where they ended."""
+    rule = setting.rule
+    pair = rule.pair
+    front = lambda x: jnp.moveaxis(x, -1, 0)
+    whole = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), positions, last)
+    M, Q, agreement, distance = map(front, _measured(rule, whole))
+    end = M[:, -1]
+    M, Q, agreement, distance = (x[:, :-1] for x in (M, Q, agreement, distance))
+    rate = rule.rate
+    return Simulation(
+        step=jnp.minimum(jnp.arange(M.shape[1]) * setting.every, setting.steps),
+        teacher_overlap=M,
+        overlap=Q,
+        gram=front(last.gram()),
+        agreement=agreement,
+        distance=distance,
+        end=flattened(end, pair.tied) if pair.spherical else end,
+        steps=steps,
+        reached=front(reached),
+        result=result,
+        rate=rate[0] if len(rate) == 1 else rate,
+        kappa=rule.kappa,
+        dimension=setting.dimension,
+        batch_size=rule.batch,
+        tied=pair.tied,
+    )
+
+
+class _Measured(NamedTuple):
+    """M, Q, agreement and distance of records."""
+
+    teacher_overlap: Array
+    overlap: Array
+    agreement: Array
+    distance: Array
+
+
+@eqx.filter_jit
+def _measured(rule: Rule, positions: Coordinates) -> _Measured:
+    """What is seen of records."""
+
+    def one(x: Coordinates) -> _Measured:
+        P = rule.pair.rows
+        distance = x.distance(P, rule.pair.targets)
+        return _Measured(x.teacher_overlap(P), x.overlap(P), rule.agreement(x), distance)
+
+    return jax.vmap(one)(positions)
+
+
+def joined(parts: Sequence[Simulation]) -> Simulation:
+    """Runs of one setting, one after the other."""
+
+    def one(name: str) -> Array:
+        return jnp.concatenate([jnp.asarray(vars(part)[name]) for part in parts])
+
+    over_runs = ("teacher_overlap", "overlap", "gram", "agreement", "distance", "end", "steps")
+    names = (*over_runs, "reached", "result")
+    where = lambda s: tuple(vars(s)[name] for name in names)
+    return eqx.tree_at(where, parts[0], tuple(one(name) for name in names))
 
 
 def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,101 +12,252 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import POSITIVE, UNIT_INTERVAL, Arguments, Interval, check
+from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
+from jaxsmi.core.checks import (
+    FRACTION,
+    NON_NEGATIVE,
+    UNIT_INTERVAL,
+    Arguments,
+    Interval,
+    check,
+)
 from jaxsmi.core.codes import Result
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.descent.task import REDUCTIONS
+from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.sgd import chain, vectors
-from jaxsmi.sgd.population import overlap_norm, overlaps
-from jaxsmi.sgd.runs import Setting, Simulation
+from jaxsmi.sgd.coordinates import Coordinates
+from jaxsmi.sgd.problem import beginning_of, overlaps_of, pair_of
+from jaxsmi.sgd.runs import Rule, Setting, Simulation
+from jaxsmi.sgd.starts import begun
+
+__all__ = ["per_sample_rate", "simulate"]
 
 _RECORDS = 100
 _UNTIL = Interval("a number in (0, 1], or None", low=0.0, high=1.0, open_low=True)
 _METHODS = {"reduced": chain.run, "full": vectors.run}
+_TOGETHER = "one of the two: the older names, of a SequenceSingleIndex, or the others"
 
 
 def simulate(
-    model: SequenceSingleIndex,
+    model: AbstractTeacher,
     key: PRNGKeyArray,
     *,
     dimension: int,
-    gamma: ArrayLike,
-    steps: int,
-    m: ArrayLike | None = None,
-    e: ArrayLike = 0.0,
-    eta: ArrayLike | None = None,
+    rate: ArrayLike | None = None,
+    alpha: float | None = None,
+    steps: int | None = None,
+    student: AbstractTeacher | None = None,
+    loss: Callable[[Array, Array], Array] | None = None,
+    batch_size: int = 1,
+    reduction: str | None = None,
+    momentum: ArrayLike = 0.0,
+    weight_decay: ArrayLike = 0.0,
+    projection: str | None = None,
+    init: ArrayLike | tuple[ArrayLike, ArrayLike] = 1.0,
+    teacher: str | ArrayLike | None = None,
+    encoding: ArrayLike | None = None,
+    repeats: int = 1,
+    level: ArrayLike | None = None,
     until: ArrayLike | None = None,
     every: int | None = None,
     method: str = "reduced",
     progress: bool = False,
+    gamma: ArrayLike | None = None,
+    m: ArrayLike | None = None,
+    e: ArrayLike = 0.0,
+    eta: ArrayLike | None = None,
 ) -> Simulation:
-    r"""Online spherical SGD of the student, one fresh sample a step.
+    r"""Online SGD of a student: fresh samples at every step, exact at any dimension.
 
-        w ← √d (w - γ ∇ℓ)/‖w - γ ∇ℓ‖,   t = γ τ/d
+        V ← β V + λ W + c Σ_μ ∇ℓ_μ,   W ← W - η V,   α = τ B/D,   t = κ α,   κ = c η
 
     Args:
-        model: A `SequenceSingleIndex`.
+        model: The teacher: an index model, or a `SequenceSingleIndex` (rows on the sphere, losses
+            added up, w ← √d (w - γ ∇ℓ)/‖w - γ ∇ℓ‖).
         key: A random key, or keys (runs,) for several runs at once: the answer of each depends on
             its own key alone.
-        dimension: The dimension d, an integer >= K + 3.
-        gamma: Learning rate γ, a number > 0 (c γ is what matters).
-        steps: The most steps of a run, an integer >= 1.
-        m: Semantic overlap at the start, as for `risk`. Default: weights uniform on the sphere.
-        e: Positional overlaps at the start, with `m` only. Default 0.
-        eta: The level of the first passage `reached`, a number in (0, 1) above the start. Default
+        dimension: The dimension D, an integer >= k + n + min(P, B M): k rows of the teacher and
+            directions of the inputs, n rows that move (P of the student, twice that with momentum).
+        rate: Learning rate η > 0, or one for each row (P,).
+        alpha: Samples over dimension, at most; or
+        steps: the most steps (batches) of a run, an integer >= 1.
+        student: Another index model of as many tokens. Default: the model.
+        loss: ℓ(prediction, label) of a sample. Default ‖ŷ - y‖².
+        batch_size: B, samples of a step. Default 1.
+        reduction: "mean" (c = 1/B), "sum" (1) or "sum/D" (1/D). Default "mean".
+        momentum: β of heavy-ball momentum, in [0, 1). Default 0.
+        weight_decay: λ >= 0. Default 0.
+        projection: "sphere": every row of W keeps the norm it started with. Default None.
+        init: Scale of a random student; or overlaps (M, Q) with M (P, k), Q (P, P); or weights
+            (P, D), with `teacher` weights. Default 1.
+        teacher: "iid" (drawn by the prior, its Gram matrix fluctuates by √(2/D)), "orthonormal"
+            (the expected Gram matrix), a Gram matrix ρ (k, k), or weights (P*, D). Default "iid",
+            with given overlaps "orthonormal".
+        encoding: E (M, K) along K orthonormal directions, orthogonal to the teacher, that all
+            tokens have: beside `inputs=` of the model. Default None.
+        repeats: Updates on each batch. Default 1.
+        level: The agreement (cosine) of the first passage `reached`, a number in (0, 1). Default
             1/2.
-        until: A run stops at ‖(m, e)‖ >= until, a number in (0, 1]. Default: after `steps`.
+        until: A run stops once every agreement is as large, a number in (0, 1]. Default: after all
+            steps.
         every: Steps between two records, an integer >= 1. Default: a hundred records.
-        method: "reduced", the overlaps alone, exact at any d, or "full", whole weight vectors
+        method: "reduced", the exact chain of the overlaps, or "full", whole weight vectors
             (`reached` and `until` then to the resolution of the records). Default "reduced".
         progress: Whether to show a bar. Default False.
+        gamma: `rate`, of a `SequenceSingleIndex`.
+        m: Semantic overlap at the start of a `SequenceSingleIndex`, as for `risk`. Default: weights
+            uniform on the sphere.
+        e: Positional overlaps at the start, with `m` only. Default 0.
+        eta: `level`, of a `SequenceSingleIndex`: a number above the start.
 
     Returns:
-        A `Simulation`.
+        A `Simulation`. A run whose numbers overflow has the code NONFINITE.
 
     Raises:
-        ValueError: For a number out of range, an `eta` that is not above the start, an unknown
-            method, or a start outside m² + ‖e‖² <= 1.
+        ValueError: For a number out of range, an unknown word, a student that does not fit, a
+            matrix model, a start that no weights have, or a link without a gradient.
 
     Example:
         >>> import jax, jaxsmi as smi
-        >>> model, keys = smi.sgd.semantic_positional(0.3), jax.random.split(jax.random.key(0), 8)
-        >>> runs = smi.sgd.simulate(model, keys, dimension=100, gamma=1.0, steps=20_000, until=0.9)
-        >>> bool(runs.semantic.all())
-        True
+        >>> model, keys = smi.links.phase_retrieval(), jax.random.split(jax.random.key(0), 8)
+        >>> rule = {"rate": 0.04, "projection": "sphere"}
+        >>> runs = smi.sgd.simulate(model, keys, dimension=10**6, alpha=0.01, every=5000, **rule)
+        >>> runs.cosine.shape
+        (8, 3, 1)
 
     Cost:
-        0.3 to 0.5 µs a step of a reduced run, many at once; L d random numbers a step of a full
-        one.
+        Microseconds a step of a reduced run, many at once, at any D; B M D random numbers a step
+        of a full one.
 
     Source:
-        [ALSKZ25]; [theory: online-sgd, Eqs. (5), (33) to (35)].
+        [ALSKZ25]; [theory: online-sgd, Eqs. (5), (33) to (35), (50) to (61)].
     """
     arguments = Arguments()
-    arguments.instance("model", model, SequenceSingleIndex, "a SequenceSingleIndex")
+    pair = pair_of(arguments, model, student, loss, encoding)
     keys = _keys(arguments.key("key", key, many=True))
-    steps = arguments.count("steps", steps)
-    start = None
-    if m is not None:
-        start = overlaps(model, m, e)
-    else:
-        check(not np.any(np.asarray(e)), "e", e, "nothing without m")
-    setting = Setting(
-        model=model,
-        gamma=arguments.number("gamma", gamma, POSITIVE),
-        eta=_level(arguments, model, start, eta),
-        stop=_stop(arguments, until),
-        start=start,
-        dimension=arguments.count("dimension", dimension, model.encoding.shape[1] + 3),
-        steps=steps,
-        every=max(-(-steps // _RECORDS), 1) if every is None else arguments.count("every", every),
+    dimension = arguments.count("dimension", dimension)
+    batch = arguments.count("batch_size", batch_size)
+    check(rate is None or gamma is None, "gamma", gamma, _TOGETHER)
+    check(level is None or eta is None, "eta", eta, _TOGETHER)
+    start = overlaps_of(arguments, model, pair, init, m, e)
+    asked = _Asked(
+        rate if gamma is None else gamma,
+        "rate" if gamma is None else "gamma",
+        reduction,
+        momentum,
+        weight_decay,
+        projection,
     )
-    run = _METHODS[arguments.choice("method", method, tuple(_METHODS))]
-    runs = run(setting, keys, arguments.flag("progress", progress))
-    result = jnp.where(arguments.valid, runs.result, int(Result.INVALID))
-    path = jnp.where(arguments.valid, runs.overlaps, jnp.nan)
-    end = jnp.where(arguments.valid, runs.end, jnp.nan)
-    return eqx.tree_at(lambda r: (r.result, r.overlaps, r.end), runs, (result, path, end))
+    rule = _rule(arguments, pair, asked, batch, arguments.count("repeats", repeats), dimension)
+    height = _level(arguments, level if eta is None else eta, eta is not None)
+    rule = eqx.tree_at(lambda r: (r.level, r.stop), rule, (height, _stop(arguments, until)))
+    _large_enough(arguments, rule, dimension)
+    beginning = beginning_of(arguments, pair, start, init, teacher, dimension, encoding is not None)
+    count = _steps(arguments, alpha, steps, batch, dimension)
+    records = max(-(-count // _RECORDS), 1) if every is None else arguments.count("every", every)
+    setting = Setting(rule, dimension, count, records)
+    runner = _METHODS[arguments.choice("method", method, tuple(_METHODS))]
+    size = dimension if pair.sized else jnp.asarray(dimension)  # a number compiles nothing anew
+    begin = eqx.filter_jit(begun)(pair, beginning, keys, size, rule.projected, rule.moving)
+    _above(arguments, rule, begin, eta)
+    runs = runner(setting, begin, keys, arguments.flag("progress", progress))
+    return _masked(runs, arguments.valid)
+
+
+def per_sample_rate(
+    rate: ArrayLike,
+    batch_size: int = 1,
+    reduction: str = "mean",
+    dimension: int | None = None,
+) -> Array:
+    r"""The learning rate for each sample, which decides the limit of many dimensions.
+
+        κ = c η,   c = 1/B ("mean"), 1 ("sum"), 1/D ("sum/D")
+
+    Args:
+        rate: η > 0, a number or one for each row.
+        batch_size: B. Default 1.
+        reduction: "mean", "sum" or "sum/D", as of `smi.train`. Default "mean".
+        dimension: D, for "sum/D".
+
+    Returns:
+        κ.
+
+    Raises:
+        ValueError: For numbers out of range, an unknown word, or a missing dimension.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> float(smi.sgd.per_sample_rate(15.0, batch_size=500))
+        0.03
+
+    Cost:
+        None.
+
+    Source:
+        [theory: online-sgd, Eq. (62)].
+    """
+    arguments = Arguments()
+    eta = arguments.array("rate", rate, "finite numbers > 0")
+    arguments.condition(jnp.all(eta > 0), "rate", rate, "finite numbers > 0")
+    batch = arguments.count("batch_size", batch_size)
+    word = arguments.choice("reduction", reduction, REDUCTIONS)
+    if word == "sum/D":
+        dimension = arguments.count("dimension", dimension)
+    return jnp.where(arguments.valid, _weight(word, batch, dimension or 1) * eta, jnp.nan)
+
+
+def _weight(reduction: str, batch: int, dimension: int) -> float:
+    """c, the weight of a sample's loss."""
+    return {"mean": 1.0 / batch, "sum": 1.0, "sum/D": 1.0 / dimension}[reduction]
+
+
+class _Asked(NamedTuple):
+    """The update that a call asks for, as a user writes it; `name`: what the rate was called."""
+
+    rate: ArrayLike | None
+    name: str
+    reduction: str | None
+    momentum: ArrayLike
+    decay: ArrayLike
+    projection: str | None
+
+
+def _rule(
+    arguments: Arguments,
+    pair: TeacherStudent,
+    asked: _Asked,
+    batch: int,
+    repeats: int,
+    dimension: int,
+) -> Rule:
+    """The update that was asked for; of a spherical pair rows are projected and losses added up."""
+    rate, name, reduction, momentum, decay, projection = asked
+    P = pair.rows
+    allowed = "a finite number > 0" + (f", or {P} of them" if P > 1 else "")
+    eta = arguments.array(name, jnp.nan if rate is None else rate, allowed)
+    check(eta.shape in ((), (P,)), name, rate, allowed)
+    eta = arguments.masked(eta, jnp.all(eta > 0), name, rate, allowed)
+    usual = "sum" if pair.spherical else "mean"
+    word = arguments.choice("reduction", usual if reduction is None else reduction, REDUCTIONS)
+    check(projection in (None, "sphere"), "projection", projection, "'sphere' or None")
+    none = is_zero(momentum)
+    beta = arguments.number("momentum", momentum, FRACTION)
+    shrink = arguments.number("weight_decay", decay, NON_NEGATIVE)
+    infinite = jnp.asarray(np.inf, theory_dtype())
+    return Rule(
+        pair=pair,
+        rate=jnp.broadcast_to(eta, (P,)),
+        weight=jnp.asarray(_weight(word, batch, dimension), theory_dtype()),
+        momentum=None if none else beta,
+        decay=None if is_zero(decay) else shrink,
+        level=infinite,
+        stop=infinite,
+        batch=batch,
+        repeats=repeats,
+        projected=pair.spherical or projection == "sphere",
+        moving=P if none else 2 * P,
+    )
 
 
 def _keys(key: PRNGKeyArray) -> PRNGKeyArray:
@@ -113,6 +267,18 @@ def _keys(key: PRNGKeyArray) -> PRNGKeyArray:
     return jnp.reshape(key, (1,)) if key.ndim == 0 else key
 
 
+def _steps(
+    arguments: Arguments, alpha: float | None, steps: int | None, batch: int, dimension: int
+) -> int:
+    """The steps of a run, as many as asked or those of α."""
+    check((alpha is None) != (steps is None), "steps", steps, "one of steps= and alpha=")
+    if alpha is None:
+        return arguments.count("steps", steps)
+    known = isinstance(alpha, (int, float, np.number)) and np.isfinite(alpha) and alpha > 0
+    check(known, "alpha", alpha, "a finite number > 0, samples over dimension")
+    return max(int(np.ceil(float(alpha) * dimension / batch - 1e-9)), 1)
+
+
 def _stop(arguments: Arguments, until: ArrayLike | None) -> Array:
     """The level at which a run stops, inf where nothing was asked."""
     if until is None:
@@ -120,15 +286,33 @@ def _stop(arguments: Arguments, until: ArrayLike | None) -> Array:
     return arguments.number("until", until, _UNTIL)
 
 
-def _level(
-    arguments: Arguments, model: SequenceSingleIndex, start: Array | None, eta: ArrayLike | None
-) -> Array:
-    """The level of the first passage: 1/2, or one above the start."""
+def _level(arguments: Arguments, level: ArrayLike | None, older: bool) -> Array:
+    """The level of the first passage, 1/2 unless another is asked for."""
+    name = "eta" if older else "level"
+    return arguments.number(name, 0.5 if level is None else level, UNIT_INTERVAL)
+
+
+def _large_enough(arguments: Arguments, rule: Rule, dimension: int) -> None:
+    """Raise a ValueError for a D that has no room for the rows and the gradient outside of them."""
+    pair = rule.pair
+    least = pair.fixed + rule.moving + min(pair.rows, rule.batch * pair.tokens)
+    allowed = f"an integer >= {least}: k = {pair.fixed} fixed rows, {rule.moving} that move"
+    arguments.condition(dimension >= least, "dimension", dimension, allowed)
+
+
+def _above(arguments: Arguments, rule: Rule, start: Coordinates, eta: ArrayLike | None) -> None:
+    """Raise a ValueError for an `eta` that a given start is above already."""
     if eta is None:
-        return jnp.asarray(0.5, theory_dtype())
-    level = arguments.number("eta", eta, UNIT_INTERVAL)
-    if start is not None:
-        size = overlap_norm(model, start)
-        shown = f", {float(size):.3g}" if concrete(size) else ""
-        arguments.condition(size < level, "eta", eta, f"a number above the start{shown}")
-    return level
+        return
+    size = jnp.max(rule.agreement(start))
+    shown = f", {float(size):.3g}" if concrete(size) else ""
+    arguments.condition(size < rule.level, "eta", eta, f"a number above the start{shown}")
+
+
+def _masked(runs: Simulation, valid: Array) -> Simulation:
+    """The same runs, NaN and INVALID where an argument was out of range inside jit."""
+    numbers = lambda r: (r.teacher_overlap, r.overlap, r.agreement, r.distance, r.end)
+    nothing = tuple(jnp.where(valid, x, jnp.nan) for x in numbers(runs))
+    runs = eqx.tree_at(numbers, runs, nothing)
+    result = jnp.where(valid, runs.result, int(Result.INVALID))
+    return eqx.tree_at(lambda r: r.result, runs, result)

@@ -1,14 +1,14 @@
-r"""Online SGD of whole weight vectors on the sphere: the chain of the overlaps is tested on it.
+r"""Online SGD of whole weight vectors: the chain of the overlaps is tested on it.
 
-Equations here [ALSKZ25; theory: online-sgd, Eq. (5)], one fresh sample a step, s_l = ∂ℓ/∂z_l:
+Equations here [theory: online-sgd, Eqs. (51), (52)], a batch X (BM, D) of fresh tokens with their
+means, the fixed rows T = √D [L 0] and the start W = √D [Y Z 0] in the first coordinates:
 
-    w ← √d (w - γ g)/‖w - γ g‖,   g = Σ_l s_l (x_l + u_l/√d)
-    untied: each row w_l by itself, with g_l = s_l x_l
+    V ← β V + λ W + c S X/√D,   W ← W - η V,   sphere: rows back to the norm of the start
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,119 +20,151 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import Result
 from jaxsmi.descent.loop import Descent, TrainState, descend
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.sgd.chain import START_STREAM
-from jaxsmi.sgd.population import overlap_norm
-from jaxsmi.sgd.runs import Setting, Simulation
+from jaxsmi.numerics.triangular import triangular_root
+from jaxsmi.sgd.coordinates import Coordinates
+from jaxsmi.sgd.runs import Rule, Setting, Simulation, summary
+
+__all__ = ["run"]
 
 
-def spherical_sgd(gamma: Array) -> optax.GradientTransformation:
-    """w ← ‖w‖ (w - γ ∇ℓ)/‖w - γ ∇ℓ‖, row by row."""
+class _Weights(NamedTuple):
+    """The rows W (P, g, D) of a student, and the frame L (k, k) of its teacher, which stays."""
 
-    def init(params: optax.Params) -> optax.OptState:
-        del params
-        return optax.EmptyState()
+    rows: Array
+    frame: Array
+
+
+def online_sgd(rule: Rule) -> optax.GradientTransformation:
+    """The update of a rule."""
+    rate = rule.rate[:, None, None]
+
+    def init(params: _Weights) -> Array:
+        return jnp.zeros_like(params.rows)
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
-        def one(g: Array, w: Array) -> Array:
-            moved = w - gamma * g
-            norm = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
-            return norm(w) * moved / norm(moved) - w
+        updates: _Weights, state: Array, params: _Weights | None = None
+    ) -> tuple[_Weights, Array]:
+        assert params is not None
+        W = params.rows
+        V = updates.rows if rule.momentum is None else updates.rows + rule.momentum * state
+        V = V if rule.decay is None else V + rule.decay * W
+        new = W - rate * V
+        norm = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
+        new = norm(W) / norm(new) * new if rule.projected else new
+        return _Weights(new - W, jnp.zeros_like(params.frame)), V
 
-        return jax.tree.map(one, updates, params), state
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
-    return optax.GradientTransformation(init, update)
+
+class _Batch(NamedTuple):
+    """Standard normal inputs (B, M, g, D), and the noise of their labels (B, noise)."""
+
+    inputs: Array
+    noise: Array
 
 
 class _Online(Descent):
-    """Weights (rows, d): w* is √d times the first unit vector, the encoding's frame the next K."""
+    """Weights that learn from fresh batches."""
 
-    model: SequenceSingleIndex
+    rule: Rule
     dimension: int = eqx.field(static=True)
     patience: ClassVar[int | None] = None
-    target: ClassVar[float | None] = None
+    target: ClassVar[Array | None] = None
 
-    @property
-    def directions(self) -> int:
-        """Directions in which a row has an overlap."""
-        return self.model.overlap_count if self.model.tied else 1
-
-    def fields(self, weights: Array, inputs: Array) -> Array:
-        """z (L,) of weights (rows, d) and √d x (L, d)."""
-        means = jnp.concatenate([jnp.zeros((self.model.length, 1)), self.model.encoding], axis=1)
-        means = means.astype(inputs.dtype)
-        encoded = inputs.at[:, : means.shape[1]].add(means)  # √d x + u: both over √d below
-        return jnp.sum(encoded * weights, axis=1) / np.sqrt(self.dimension)
-
-    def objective(self, weights: Array, batch: Array) -> Array:
-        """ℓ of one sample."""
-        return self.model.sample_loss(batch[:, 0], self.fields(weights, batch))
+    def objective(self, weights: _Weights, batch: _Batch) -> Array:
+        """The loss of a batch."""
+        pair = self.rule.pair
+        k = pair.fixed
+        L = weights.frame
+        means = pair.encoding @ L[pair.targets :]  # in the first k coordinates
+        inputs = batch.inputs.at[..., :k].add(means.reshape(pair.tokens, pair.groups, k))
+        hidden = jnp.einsum("qj,bmgj->bqmg", L[: pair.targets], inputs[..., :k])
+        fields = jnp.einsum("pgd,bmgd->bpmg", weights.rows, inputs) / np.sqrt(self.dimension)
+        flat = lambda x: x.reshape(*x.shape[:2], -1)
+        values = jax.vmap(pair.sample_loss)(flat(hidden), flat(fields), batch.noise)
+        return self.rule.weight * jnp.sum(values)
 
     def start(self, key: PRNGKeyArray, step: Array) -> Array:
         """Nothing is carried from step to step."""
         del key, step
         return jnp.zeros((0,), jnp.int32)
 
-    def batch(self, key: PRNGKeyArray, carried: Array, step: Array) -> tuple[Array, Array]:
-        """One fresh input √d x (L, d)."""
-        shape = (self.model.length, self.dimension)
-        return carried, jax.random.normal(jax.random.fold_in(key, step), shape, theory_dtype())
+    def batch(self, key: PRNGKeyArray, carried: Array, step: Array) -> tuple[Array, _Batch]:
+        """Fresh inputs."""
+        pair = self.rule.pair
+        input_key, noise_key = jax.random.split(jax.random.fold_in(key, step))
+        shape = (self.rule.batch, pair.tokens, pair.groups, self.dimension)
+        noise = jax.random.normal(noise_key, (shape[0], pair.noise_size), theory_dtype())
+        return carried, _Batch(jax.random.normal(input_key, shape, theory_dtype()), noise)
 
-    def observe(self, weights: Array) -> dict[str, Array]:
-        """The overlaps."""
-        v = jnp.ravel(weights[:, : self.directions]) / np.sqrt(self.dimension)
-        return {"overlaps": v, "watched": jnp.zeros((), v.dtype)}
-
-
-def _starting_weights(task: _Online, setting: Setting, key: PRNGKeyArray) -> Array:
-    """Weights (rows, d) of one run, with the overlaps asked for or uniform on the sphere."""
-    n = task.directions
-    d = task.dimension
-    start = setting.start
-    w = jax.random.normal(jax.random.fold_in(key, START_STREAM), (setting.rows, d), theory_dtype())
-    if start is None:
-        return w * np.sqrt(d) / jnp.linalg.norm(w, axis=1, keepdims=True)
-    v = start[None] if setting.model.tied else start[:, None]
-    rest = w[:, n:] / jnp.linalg.norm(w[:, n:], axis=1, keepdims=True)
-    rest = rest * jnp.sqrt(jnp.maximum(1.0 - jnp.sum(v**2, axis=1, keepdims=True), 0.0))
-    return np.sqrt(d) * jnp.concatenate([v, rest], axis=1)
+    def observe(self, weights: _Weights) -> dict[str, Array]:
+        """Y (P, k, g), and a triangular factor Z (P, P, g) of what lies outside of the frame."""
+        k = len(weights.frame)
+        rows = jnp.moveaxis(weights.rows, 1, -1) / np.sqrt(self.dimension)
+        rest = jnp.einsum("pdg,qdg->pqg", rows[:, k:], rows[:, k:])
+        across = jax.vmap(triangular_root, -1, -1)(rest)
+        return {"along": rows[:, :k], "across": across, "watched": jnp.zeros((), rest.dtype)}
 
 
-def run(setting: Setting, keys: PRNGKeyArray, progress: bool) -> Simulation:
+def _weights(start: Coordinates, rows: int, dimension: int) -> _Weights:
+    """√D [Y Z 0] of one run, with its frame."""
+    made = jnp.concatenate([start.along[:rows], start.across[:rows]], axis=1)
+    zeros = jnp.zeros((rows, dimension - made.shape[1], made.shape[2]), made.dtype)
+    W = np.sqrt(dimension) * jnp.concatenate([made, zeros], axis=1)
+    return _Weights(jnp.moveaxis(W, -1, 1), start.frame)
+
+
+def run(setting: Setting, start: Coordinates, keys: PRNGKeyArray, progress: bool) -> Simulation:
     """Runs of whole weight vectors, one a key; they stop to the resolution of the records."""
-    task = _Online(setting.model, setting.dimension)
-    optimizer = spherical_sgd(setting.gamma)
-    weights = jax.vmap(lambda key: _starting_weights(task, setting, key))(keys)
+    rule = setting.rule
+    task = _Online(rule, setting.dimension)
+    optimizer = online_sgd(rule)
+    made = lambda one: _weights(one, rule.pair.rows, setting.dimension)
+    weights = jax.vmap(made, in_axes=-1)(start)
     memory = jax.vmap(optimizer.init)(weights)
     state = TrainState(weights, memory, jnp.zeros(len(keys), int), jax.random.key_data(keys))
     label = "SGD" if progress else None
-    end = descend(task, optimizer, state, steps=setting.steps, every=setting.every, label=label)
-    return _summary(setting, end.history["step"][0], end.history["overlaps"])
+    end = descend(
+        task,
+        optimizer,
+        state,
+        steps=setting.steps,
+        every=setting.every,
+        repeats=rule.repeats,
+        label=label,
+    )
+    # (runs, records, ..) -> (records, .., runs)
+    order = lambda x: jnp.moveaxis(x, (1, 0), (0, -1))
+    step = end.history["step"][0]
+    Y = order(end.history["along"])
+    Z = order(end.history["across"])
+    return _summary(setting, step, jax.vmap(lambda y, z: Coordinates(start.frame, y, z))(Y, Z))
 
 
-def _summary(setting: Setting, step: Array, overlaps: Array) -> Simulation:
-    """What the records (runs, records, n) say of each run."""
-    size = overlap_norm(setting.model, overlaps)
+def _summary(setting: Setting, step: Array, positions: Coordinates) -> Simulation:
+    """What the records say of each run: they stop to the resolution of the records."""
+    rule = setting.rule
+    values = jax.vmap(rule.agreement)(positions)  # (records, .., runs)
 
     def first(over: Array) -> Array:
-        return jnp.where(jnp.any(over, axis=1), step[jnp.argmax(over, axis=1)], jnp.inf)
+        return jnp.where(jnp.any(over, axis=0), step[jnp.argmax(over, axis=0)], jnp.inf)
 
-    stopped = first(size >= setting.stop)
+    met = jnp.all(values.reshape(len(step), -1, values.shape[-1]) >= rule.stop, axis=1)
+    stopped = first(met)
     last = jnp.where(jnp.isfinite(stopped), jnp.searchsorted(step, stopped), len(step) - 1)
-    after = jnp.arange(len(step)) > last[:, None]
-    met = jnp.any(size >= setting.stop, axis=1) | jnp.isinf(setting.stop)
-    finite = jnp.all(jnp.isfinite(overlaps[:, -1]), axis=-1)
-    result = jnp.where(met, int(Result.SUCCESS), int(Result.MAX_STEPS))
-    return Simulation(
-        step=step,
-        overlaps=jnp.where(after[..., None], jnp.nan, overlaps),
-        end=jnp.take_along_axis(overlaps, last[:, None, None], axis=1)[:, 0],
+    after = jnp.arange(len(step))[:, None] > last
+    pick = lambda x: jnp.take_along_axis(x, last.reshape((1,) * (x.ndim - 1) + (-1,)), axis=0)[0]
+    finite = jnp.all(jnp.isfinite(positions.along[-1]), axis=(0, 1, 2))
+    done = jnp.any(met, axis=0) | jnp.isinf(rule.stop)
+    result = jnp.where(done, int(Result.SUCCESS), int(Result.MAX_STEPS))
+    hidden = lambda x: jnp.where(
+        after.reshape(len(step), *(1,) * (x.ndim - 2), after.shape[-1]), jnp.nan, x
+    )
+    return summary(
+        setting,
+        Coordinates(positions.frame, hidden(positions.along), hidden(positions.across)),
+        jax.tree.map(pick, positions),
         steps=step[last].astype(int),
-        reached=first(size >= setting.eta),
+        reached=first(values >= rule.level),
         result=jnp.where(finite, result, int(Result.NONFINITE)),
-        gamma=setting.gamma,
-        dimension=setting.dimension,
-        tied=setting.model.tied,
     )

@@ -12,7 +12,7 @@ import optax
 
 from jaxsmi.core.driver import Record
 from jaxsmi.core.results import Solution
-from jaxsmi.descent.order import learned_at, learning_order
+from jaxsmi.descent.order import learned_at
 from jaxsmi.descent.task import Batches
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
@@ -29,6 +29,7 @@ from jaxsmi.papers.common import (
 )
 from jaxsmi.papers.multi_index.two_layers import KEY
 from jaxsmi.workbench import plotting
+from jaxsmi.workbench.order import learning_order
 
 __all__ = ["which_layer_first"]
 

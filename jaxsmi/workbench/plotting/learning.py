@@ -26,8 +26,8 @@ from jaxsmi.workbench.plotting.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from jaxsmi.descent.order import LearningOrder
     from jaxsmi.text.classifier import TextRun
+    from jaxsmi.workbench.order import LearningOrder
 
 __all__ = ["learning_curves", "learning_order", "text_curves"]
 

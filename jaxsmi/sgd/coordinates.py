@@ -1,0 +1,159 @@
+r"""The state of online SGD as coordinates of rows, instead of their Gram matrices.
+
+Equations here [theory: online-sgd, Eqs. (53), (54)]: O are k + n orthonormal directions that
+contain the span of the fixed rows T (k, D) and of the moving rows R (n, D), the student's W and,
+with momentum, its velocities V:
+
+    T = √D [L 0] O,   R = √D [Y Z] O,   L, Z lower triangular
+    ρ = L Lᵀ,   M = Y Lᵀ,   Q = Y Yᵀ + Z Zᵀ
+
+Where L or Z is singular the directions beyond the span are arbitrary, and all stays exact: nothing
+is inverted. Runs lie on the last axis of every array, so that a small matrix is a few operations
+over all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxsmi.numerics.triangular import total
+
+__all__ = [
+    "Coordinates",
+    "Row",
+    "entries",
+    "factor",
+    "plus",
+    "product",
+    "rows_of",
+    "times",
+]
+
+
+class Coordinates(eqx.Module):
+    """Rows in coordinates (module docstring); `groups` g of rows share T and nothing else.
+
+    Attributes:
+        frame: L (k, k, runs).
+        along: Y (n, k, g, runs).
+        across: Z (n, n, g, runs).
+    """
+
+    frame: Array
+    along: Array
+    across: Array
+
+    @property
+    def groups(self) -> int:
+        """How many groups of rows there are."""
+        return self.along.shape[-2]
+
+    def teacher_overlap(self, rows: int) -> Array:
+        """M (g P, k, runs) of the first P rows of each group."""
+        k = len(self.frame)
+        entry = lambda p, g, j: total(
+            [self.along[p, i, g] * self.frame[j, i] for i in range(j + 1)]
+        )
+        every = [(g, p) for g in range(self.groups) for p in range(rows)]
+        return jnp.stack([jnp.stack([entry(p, g, j) for j in range(k)]) for g, p in every])
+
+    def overlap(self, rows: int) -> Array:
+        """Q (g P, g P, runs) of the first P rows of each group; NaN between groups."""
+        nothing = jnp.full_like(self.along[0, 0, 0], jnp.nan)
+        parts = [[*self.along[p], *self.across[p]] for p in range(rows)]
+        entry = lambda p, q, g: total(
+            [x[g] * y[g] for x, y in zip(parts[p], parts[q], strict=True)]
+        )
+        every = [(g, p) for g in range(self.groups) for p in range(rows)]
+        return jnp.stack(
+            [jnp.stack([entry(p, q, g) if g == h else nothing for h, q in every]) for g, p in every]
+        )
+
+    def norms(self, rows: int) -> Array:
+        """‖w_p‖/√D (P, g, runs) of the first P rows of each group."""
+        square = jnp.sum(self.along[:rows] ** 2, axis=1) + jnp.sum(self.across[:rows] ** 2, axis=1)
+        return jnp.sqrt(square)
+
+    def gram(self) -> Array:
+        """ρ (k, k, runs)."""
+        L = self.frame
+        k = range(len(L))
+        return jnp.stack(
+            [jnp.stack([total([*(L[i] * L[j])[: min(i, j) + 1]]) for j in k]) for i in k]
+        )
+
+    def distance(self, rows: int, targets: int) -> Array:
+        """‖w_p ∓ w*_p‖²/D (g P, runs), the sign that of M_pp, without cancellation; NaN where the
+        teacher has other rows."""
+        Y = self.along[:rows]
+        if rows != targets:
+            return jnp.full((self.groups * rows, Y.shape[-1]), jnp.nan, Y.dtype)
+        goal = self.frame[:targets, :, None]
+        sign = jnp.where(jnp.sum(Y * goal, axis=1, keepdims=True) < 0.0, -1.0, 1.0)
+        apart = jnp.sum((Y - sign * goal) ** 2, axis=1) + jnp.sum(self.across[:rows] ** 2, axis=1)
+        return jnp.moveaxis(apart, 1, 0).reshape(-1, Y.shape[-1])
+
+
+# A small matrix is unrolled, entry by entry; rows of more entries stay arrays.
+_UNROLLED = 16
+Row = list[Array] | Array
+
+
+def entries(row: Row) -> Row:
+    """The entries of a row (m, ..) as a list, where they are few."""
+    return list(row) if len(row) <= _UNROLLED else row
+
+
+def product(a: Row, b: Row) -> Array:
+    """Σ_i a_i b_i of two rows."""
+    if isinstance(a, list):
+        return total([x * y for x, y in zip(a, b, strict=True)])
+    return jnp.sum(a * jnp.asarray(b), axis=0)
+
+
+def plus(a: Row, scale: Array, b: Row) -> Row:
+    """a + s b of two rows."""
+    if isinstance(a, list):
+        return [x + scale * y for x, y in zip(a, b, strict=True)]
+    return a + scale * jnp.asarray(b)
+
+
+def times(scale: Array, row: Row) -> Row:
+    """s a of a row."""
+    return [scale * x for x in row] if isinstance(row, list) else scale * row
+
+
+def factor(rows: Sequence[Row]) -> list[list[Array]]:
+    """Lower triangular Λ (n, n) with Λ Λᵀ = A Aᵀ of a matrix A (n, m) given by its rows, entries of
+    any common shape.
+
+    Modified Gram-Schmidt steps, whose triangular factor has the backward error of Householder's; a
+    row that nothing is left of has a zero pivot and is subtracted from nothing.
+    """
+    rest = list(rows)
+    zero = jnp.zeros_like(rest[0][0])
+    Lambda = [[zero] * len(rows) for _ in rows]
+    for i in range(len(rows)):
+        square = product(rest[i], rest[i])
+        there = square > 0.0
+        norm = jnp.where(there, jnp.sqrt(jnp.where(there, square, 1.0)), 0.0)
+        Lambda[i][i] = norm
+        inverse = jnp.where(there, 1.0 / jnp.where(there, norm, 1.0), 0.0)
+        for j in range(i + 1, len(rows)):
+            Lambda[j][i] = product(rest[j], rest[i]) * inverse
+            rest[j] = plus(rest[j], -Lambda[j][i] * inverse, rest[i])
+    return Lambda
+
+
+def rows_of(matrix: Array) -> Array:
+    """[L 0; Y Z] (m, m) of rows (m, D) of √D: lower triangular, by a QR decomposition of the
+    transpose, with a diagonal >= 0."""
+    D = matrix.shape[1]
+    R = jnp.linalg.qr(matrix.T / np.sqrt(D), mode="r")
+    signs = jnp.where(jnp.diagonal(R) < 0.0, -1.0, 1.0)
+    return (signs[:, None] * R).T
