@@ -1,4 +1,4 @@
-"""Figures 1 to 5 of "Asymptotics of SGD in sequence-single index models" (arXiv 2506.02651),
+"""Figures 1 to 13 of "Asymptotics of SGD in sequence-single index models" (arXiv 2506.02651),
 listed in [theory: online-sgd, section 9].
 
 Risks and the phase diagram are exact; dots and lines with noise are runs of SGD by the exact chain
@@ -7,7 +7,11 @@ of the overlaps. By default grids are coarse and runs few, so that a figure take
 """
 
 from jaxsmi.papers.common import Article
-from jaxsmi.papers.sequence_single_index import landscapes, runs
+from jaxsmi.papers.sequence_single_index import (
+    injection,
+    landscapes,
+    runs,
+)
 
 __all__ = ["ARTICLE"]
 
@@ -21,5 +25,6 @@ ARTICLE = Article(
         "3": runs.tying,
         "4": runs.phases,
         "5": runs.convergence,
+        "6": injection.injection_shows_odd_targets,
     },
 )
