@@ -5,15 +5,19 @@ import json
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from figures import browser
 
+import jaxsmi as smi
+from jaxsmi import sgd
 from jaxsmi.cli import figure as cli_figures
 from jaxsmi.cli import main as cli
 from jaxsmi.core import provenance
 from jaxsmi.papers import ARTICLES, RECIPES, common, gallery, making
 from jaxsmi.papers.common import Drawn, axes_row, compare, published
+from jaxsmi.papers.sequence_single_index import blind, lengths, students
 from jaxsmi.workbench import storage
 
 CALLS = []
@@ -239,3 +243,73 @@ def test_learners_are_on_closed_forms_runs_and_print(name):
         )
         for ridge in ("0.1", "0.3"):
             assert np.all(drawn.arrays[f"ridge_{ridge}_error"] > 0.9 * bayes)
+
+
+# The appendix of the article on SGD -------------------------------------------------------------
+
+
+def test_injection_breaks_evenness():
+    """Odd levels of attention vanish without it and are there with it, by the same numbers in both
+    tokens, up to rounding."""
+    plain = sgd.Attention(trace_norm="none")
+    injected = students.Injected(plain, jnp.ones(2))
+    assert float(injected(jnp.array([0.2, -0.3]))) == float(plain(jnp.array([1.2, 0.7])))
+    even, odd = (np.asarray(sgd.coefficients(F, 2, 3))[..., 0] for F in (plain, injected))
+    for n in ((1, 0), (3, 0), (1, 2)):
+        assert abs(even[n]) < 1e-14
+        assert abs(odd[n]) > 0.005
+        np.testing.assert_allclose(odd[n], odd[n[::-1]], atol=1e-13)
+
+
+def test_weighted_tokens_of_equal_weight_are_a_tied_network():
+    """The flow to 1e-6, the tolerance of both integrators; weights of norm one."""
+    np.testing.assert_allclose(
+        jnp.linalg.norm(students.random_weights(jax.random.key(0), 7)), 1.0, rtol=1e-12
+    )
+    series = sgd.HermiteSeries({(2, 0): 1.0, (0, 1): 0.4}, normalised=True)
+    equal = students.Weighted(jnp.full(2, 0.5**0.5), jax.nn.relu)
+    tied = sgd.Network(jax.nn.relu)
+    fields = jnp.array([0.7, -0.2])
+    np.testing.assert_allclose(equal(fields), tied(fields), rtol=1e-14)
+    times = np.array([0.3, 1.0])
+    model = sgd_model(series, 2, tied)
+    expected = sgd.flow(model, 0.1, times=times, gamma=0.1).m
+    found = students.flow_of_weighted(series, equal, 0.1, times, 0.1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def sgd_model(series, length, student):
+    return smi.SequenceSingleIndex(series, length, student, loss_factor=1.0)
+
+
+def test_passage_of_a_linear_target():
+    """The integral is when the flow of the same page passes η, and it diverges at (1 + η)/(2γη)."""
+    for gamma in (0.05, 0.8):
+        time = lengths.passage_time(gamma, 0.03, 0.2)
+        path = lengths.flow_of_linear_target(gamma, 0.03, np.array([0.5 * time, time]))
+        np.testing.assert_allclose(path[-1], 0.2, rtol=1e-7)  # the tolerance of the integrator
+    edge = 1.2 / (2 * 0.2)  # γ = Lγ_0 at L = (1 + η)/(2 γ_0 η)
+    assert np.isfinite(lengths.passage_time(edge - 1e-6, 0.03, 0.2))
+    assert lengths.passage_time(edge + 1e-6, 0.03, 0.2) == np.inf
+
+
+def test_differences_are_seen_by_exponents_and_not_by_sums():
+    """(z_1² - z_2²)/√2, and a sum of coefficients of zero."""
+    series = blind.difference(2, 3)
+    z = jnp.array([0.3, -1.2, 2.0])
+    np.testing.assert_allclose(series(z), (0.3**2 - 1.2**2) / 2**0.5, rtol=1e-13)
+    for order in (1, 2):
+        target = blind.difference(order, 3)
+        assert sgd.information_exponent(target, 3).order == order
+        assert float(jnp.sum(target.orthonormal)) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(6, 14))
+def test_the_appendix_on_sgd_agrees(number):
+    """Closed forms, the flow, independent numbers and print; tolerances are in the recipes."""
+    drawn = RECIPES[f"single-index-{number}"]()
+    assert drawn.compared
+    for one in drawn.compared:
+        print(one)
+        assert one.agrees, one

@@ -8,9 +8,13 @@ of the overlaps. By default grids are coarse and runs few, so that a figure take
 
 from jaxsmi.papers.common import Article
 from jaxsmi.papers.sequence_single_index import (
+    attention,
+    blind,
     injection,
     landscapes,
+    lengths,
     runs,
+    transition,
 )
 
 __all__ = ["ARTICLE"]
@@ -26,5 +30,12 @@ ARTICLE = Article(
         "4": runs.phases,
         "5": runs.convergence,
         "6": injection.injection_shows_odd_targets,
+        "7": lengths.equal_rates,
+        "8": lengths.linear_target,
+        "9": lengths.growing_rate,
+        "10": attention.attention_beside_squares,
+        "11": blind.what_tied_networks_cannot_see,
+        "12": transition.small_dimension,
+        "13": transition.misaligned_runs,
     },
 )

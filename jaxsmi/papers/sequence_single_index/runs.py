@@ -21,7 +21,7 @@ from jaxsmi.sgd.tying import SCHEDULES, sum_of_squares
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["convergence", "phases", "tying"]
+__all__ = ["DENSE", "convergence", "crossing", "draw_runs", "phases", "semantic", "tying"]
 
 _PHASES = (
     "#4477aa",
@@ -33,7 +33,7 @@ _PHASES = (
     "#aa4499",
     "#ee8866",
 )
-_DENSE = (  # ω of figure 5
+DENSE = (  # ω of figure 5
     0.0,
     0.1,
     0.2,
@@ -128,7 +128,7 @@ def _tied_and_untied(ax: Axes, length: int, dimension: int, gamma: float) -> dic
     return arrays
 
 
-def _crossing(x: np.ndarray, height: np.ndarray) -> float:
+def crossing(x: np.ndarray, height: np.ndarray) -> float:
     """Where a sampled height first changes its sign, by linear interpolation.
 
     NaN where it never does.
@@ -161,7 +161,7 @@ def phases(full: bool = False, progress: bool = False, reference: Folder = None)
     )
     difference = diagram.hessian[..., 1] - diagram.hessian[..., 0]
     transition = diagram.boundaries[BOUNDARIES[1]]
-    signs = np.array([_crossing(omega, column) for column in difference.T])
+    signs = np.array([crossing(omega, column) for column in difference.T])
     cell = omega[1] - omega[0]
     what = "transition on the grid"
     compared = [
@@ -198,8 +198,8 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
     del reference  # none is published
     figure, (left, right) = axes_row(2)
     dimension = 1000 if full else 200
-    arrays = _draw_runs(left, dimension, 101 if full else 41, progress)
-    omegas = np.array(_DENSE if full else (0.5, 0.56, 0.6, 0.62, 0.64, 0.66, 0.68, 0.72, 0.78))
+    arrays = draw_runs(left, dimension, 101 if full else 41, progress)
+    omegas = np.array(DENSE if full else (0.5, 0.56, 0.6, 0.62, 0.64, 0.66, 0.68, 0.72, 0.78))
     arrays["omega"] = omegas
     count = 64 if full else 48
     losses = [("squared", 0.5, 0.2 if full else 1.0)]  # loss, its factor, learning rate
@@ -208,9 +208,9 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
     for k, (loss, factor, gamma) in enumerate(losses):
         problems = [sgd.semantic_positional(omega, 1.0, factor, loss) for omega in omegas]
         steps = int(2000 * dimension / gamma / factor / 2)
-        P, error, stopped = _semantic(problems, count, dimension, gamma, steps, progress)
+        P, error, stopped = semantic(problems, count, dimension, gamma, steps, progress)
         arrays |= {f"P_{loss}": P, f"se_{loss}": error, f"converged_{loss}": stopped}
-        middle = _crossing(omegas, P - 0.5)
+        middle = crossing(omegas, P - 0.5)
         remark = (
             f"interpolated; tolerance: 0.03, of {count} runs at a step of the grid and of "
             f"d = {dimension}"
@@ -235,7 +235,7 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
     return Drawn(figure, arrays, caption, compared)
 
 
-def _draw_runs(ax: Axes, dimension: int, points: int, progress: bool) -> dict[str, np.ndarray]:
+def draw_runs(ax: Axes, dimension: int, points: int, progress: bool) -> dict[str, np.ndarray]:
     """Runs of SGD on the landscape of ω = 0.67, folded into the quadrant of their end."""
     model = sgd.semantic_positional(0.67)
     axis, R = surface(model, points)
@@ -261,7 +261,7 @@ def _draw_runs(ax: Axes, dimension: int, points: int, progress: bool) -> dict[st
     return {"m": axis, "e": axis, "R": R, "run_step": step, "run_m": m, "run_e": e}
 
 
-def _semantic(
+def semantic(
     problems: Sequence[SequenceSingleIndex],
     count: int,
     dimension: int,
