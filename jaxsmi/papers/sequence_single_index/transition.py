@@ -91,13 +91,13 @@ def misaligned_runs(full: bool = False, progress: bool = False, reference: Folde
     del reference  # none is published
     figure, (plane, paths) = axes_row(2)
     model = sgd.semantic_positional(*_YELLOW)
-    axis, R = surface(model, 101 if full else 41)
+    axis, R = surface(model, 101 if full else 61)
     draw_landscape(plane, axis, R, "ω = 0.95, a = 0.76")
     plane.set_xlim(-0.1, 1.05)
     plane.set_ylim(-0.1, 1.05)
     trained = sgd.semantic_positional(*_YELLOW, 1.0, "frobenius") if full else model
     dimension = 1000 if full else 100
-    steps = 10**8 if full else 8 * 10**6
+    steps = 10**8 if full else 6 * 10**6
     runs = sgd.simulate(
         trained,
         jax.random.split(jax.random.key(13), 20 if full else 4),
@@ -118,10 +118,11 @@ def misaligned_runs(full: bool = False, progress: bool = False, reference: Folde
         paths.plot(times, np.abs(x), lw=0.5, color="C0")
         paths.plot(times, np.abs(y), lw=0.5, color="C3")
     arrays = {"m": axis, "e": axis, "R": R, "time": times, "run_m": m, "run_e": e, "end": end}
-    flow_times = np.linspace(0.0, float(times[-1]), 400)[1:]
-    flow = np.asarray(sgd.flow(model, 0.01, 0.03, times=flow_times, gamma=0.05, rtol=1e-5).overlaps)
+    longest = float(np.max(np.asarray(runs.steps))) * 0.05 / dimension
+    flow_times = np.linspace(0.0, longest, 400)[1:]
+    flow = np.asarray(sgd.flow(model, 0.01, 0.03, times=flow_times, gamma=0.05, rtol=1e-4).overlaps)
     arrays |= {"flow_time": flow_times, "flow_m": flow[:, 0], "flow_e": flow[:, 1]}
-    plane.plot(flow[:, 0], flow[:, 1], color="yellow", lw=1.6)
+    plane.plot(flow[:, 0], flow[:, 1], color="k", lw=1.6)
     for k, (name, colour) in enumerate((("|m|", "C0"), ("|e|", "C3"))):
         paths.plot(flow_times, np.abs(flow[:, k]), color=colour, lw=1.8, label=f"{name}, flow")
     paths.set_xlabel("t = γτ/d")
@@ -129,7 +130,7 @@ def misaligned_runs(full: bool = False, progress: bool = False, reference: Folde
     small_legend(paths)
     caption = (
         f"White: SGD with the {'un' if full else ''}squared loss from the origin, d = {dimension}, "
-        "γ = 0.05, until ‖(m, e)‖ > 0.95, folded into one quadrant; yellow: the flow of order two "
+        "γ = 0.05, until ‖(m, e)‖ > 0.95, folded into one quadrant; black: the flow of order two "
         "of the squared loss from (0.01, 0.03). The positional direction is the steepest at the "
         "origin; on the e axis the risk has a saddle that is nearly flat along m, and runs stay "
         "there for long before they turn to the semantic minimum, the only one. The article trains "
