@@ -44,7 +44,7 @@ def small_dimension(full: bool = False, progress: bool = False, reference: Folde
     """Figure 12: figure 5 at d = 100, where the transition is smoother."""
     del reference  # none is published
     figure, (plane, shares) = axes_row(2)
-    arrays = draw_runs(plane, 100, 101 if full else 31, progress)
+    arrays = draw_runs(plane, 100, 101 if full else 61, progress)
     omegas = np.array(DENSE if full else (0.5, 0.56, 0.6, 0.62, 0.64, 0.66, 0.7, 0.8))
     count = 128 if full else 64
     problems = [sgd.semantic_positional(omega, 1.0, 1.0, "frobenius") for omega in omegas]
