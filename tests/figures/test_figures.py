@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from figures import browser
 
-import jaxsmi as smi
 from jaxsmi import sgd
 from jaxsmi.cli import figure as cli_figures
 from jaxsmi.cli import main as cli
@@ -262,24 +261,17 @@ def test_injection_breaks_evenness():
 
 
 def test_weighted_tokens_of_equal_weight_are_a_tied_network():
-    """The flow to 1e-6, the tolerance of both integrators; weights of norm one."""
+    """As functions; its flow to 1e-6, the tolerance of both integrators. Weights have norm one."""
     np.testing.assert_allclose(
         jnp.linalg.norm(students.random_weights(jax.random.key(0), 7)), 1.0, rtol=1e-12
     )
-    series = sgd.HermiteSeries({(2, 0): 1.0, (0, 1): 0.4}, normalised=True)
     equal = students.Weighted(jnp.full(2, 0.5**0.5), jax.nn.relu)
-    tied = sgd.Network(jax.nn.relu)
     fields = jnp.array([0.7, -0.2])
-    np.testing.assert_allclose(equal(fields), tied(fields), rtol=1e-14)
+    np.testing.assert_allclose(equal(fields), sgd.Network(jax.nn.relu)(fields), rtol=1e-14)
     times = np.array([0.3, 1.0])
-    model = sgd_model(series, 2, tied)
-    expected = sgd.flow(model, 0.1, times=times, gamma=0.1).m
-    found = students.flow_of_weighted(series, equal, 0.1, times, 0.1)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def sgd_model(series, length, student):
-    return smi.SequenceSingleIndex(series, length, student, loss_factor=1.0)
+    path = students.flow_of_weighted(lengths.sum_of_fields(2), equal, 0.1, times, 0.4)
+    expected = lengths.flow_of_linear_target(0.4, 0.1, times)
+    np.testing.assert_allclose(path, expected, rtol=1e-6)
 
 
 def test_passage_of_a_linear_target():

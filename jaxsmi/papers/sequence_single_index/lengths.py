@@ -274,7 +274,7 @@ def equal_rates(full: bool = False, progress: bool = False, reference: Folder = 
     del reference  # none is published
     lengths = tuple(range(1, 11)) if full else (1, 2, 4)
     dimension = 1000 if full else 400
-    race = Race(sum_of_squares, SCHEDULES["equal"], 0.005, dimension, (32, 24))
+    race = Race(sum_of_squares, SCHEDULES["equal"], 0.005, dimension, (16, 12))
     result, compared = _equal(race, lengths, progress)
     arrays = result.arrays
     both = [k for k, L in enumerate(lengths) if L in _TABLE]
