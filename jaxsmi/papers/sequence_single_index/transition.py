@@ -5,6 +5,8 @@ Source: [ALSKZ25, appendix F.2; theory: online-sgd, sections 6 and 9].
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,9 @@ from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, s
 from jaxsmi.papers.sequence_single_index.landscapes import draw_landscape, surface
 from jaxsmi.papers.sequence_single_index.runs import DENSE, crossing, draw_runs, semantic
 from jaxsmi.sgd.population import gradient
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["misaligned_runs", "small_dimension"]
 
@@ -118,25 +123,36 @@ def misaligned_runs(full: bool = False, progress: bool = False, reference: Folde
         paths.plot(times, np.abs(x), lw=0.5, color="C0")
         paths.plot(times, np.abs(y), lw=0.5, color="C3")
     arrays = {"m": axis, "e": axis, "R": R, "time": times, "run_m": m, "run_e": e, "end": end}
-    longest = float(np.max(np.asarray(runs.steps))) * 0.05 / dimension
-    flow_times = np.linspace(0.0, longest, 400)[1:]
-    flow = np.asarray(sgd.flow(model, 0.01, 0.03, times=flow_times, gamma=0.05, rtol=1e-4).overlaps)
-    arrays |= {"flow_time": flow_times, "flow_m": flow[:, 0], "flow_e": flow[:, 1]}
-    plane.plot(flow[:, 0], flow[:, 1], color="k", lw=1.6)
-    for k, (name, colour) in enumerate((("|m|", "C0"), ("|e|", "C3"))):
-        paths.plot(flow_times, np.abs(flow[:, k]), color=colour, lw=1.8, label=f"{name}, flow")
+    if full:
+        longest = float(np.max(np.asarray(runs.steps))) * 0.05 / dimension
+        arrays |= _draw_flow(plane, paths, model, longest)
+    for name, colour in (("|m|", "C0"), ("|e|", "C3")):
+        paths.plot([], [], color=colour, label=name)
     paths.set_xlabel("t = γτ/d")
     paths.set_ylabel("overlaps")
     small_legend(paths)
+    thick = "Thick: the flow of order two of the squared loss. "
     caption = (
         f"White: SGD with the {'un' if full else ''}squared loss from the origin, d = {dimension}, "
-        "γ = 0.05, until ‖(m, e)‖ > 0.95, folded into one quadrant; black: the flow of order two "
-        "of the squared loss from (0.01, 0.03). The positional direction is the steepest at the "
-        "origin; on the e axis the risk has a saddle that is nearly flat along m, and runs stay "
+        "γ = 0.05, until ‖(m, e)‖ > 0.95, folded into one quadrant. "
+        f"{thick if full else ''}The positional direction is the steepest at the origin; "
+        "on the e axis the risk has a saddle that is nearly flat along m, and runs stay "
         "there for long before they turn to the semantic minimum, the only one. The article trains "
         "with the unsquared loss at d = 1000 for 10^8 steps."
     )
     return Drawn(figure, arrays, caption, _compared_yellow(model, runs.semantic))
+
+
+def _draw_flow(
+    plane: Axes, paths: Axes, model: SequenceSingleIndex, longest: float
+) -> dict[str, np.ndarray]:
+    """The flow of order two from (0.01, 0.03), which takes most of a minute."""
+    times = np.linspace(0.0, longest, 400)[1:]
+    flow = np.asarray(sgd.flow(model, 0.01, 0.03, times=times, gamma=0.05, rtol=1e-4).overlaps)
+    plane.plot(flow[:, 0], flow[:, 1], color="k", lw=1.6)
+    for k, colour in enumerate(("C0", "C3")):
+        paths.plot(times, np.abs(flow[:, k]), color=colour, lw=1.8)
+    return {"flow_time": times, "flow_m": flow[:, 0], "flow_e": flow[:, 1]}
 
 
 @eqx.filter_jit
