@@ -1,0 +1,209 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Which layer does online SGD learn first?
+#
+# Two layers of attention, learned from fresh samples only: every sample is used once. The overlaps
+#
+# $$M=\frac{WW^{*\mathsf T}}D,\qquad Q=\frac{WW^{\mathsf T}}D$$
+#
+# of such a run are a Markov chain that can be drawn exactly at a cost that does not know $D$
+# (`smi.sgd.simulate`), they have a closed flow as $D\to\infty$ (`smi.sgd.flow`), and the unlearned state has growth rates
+# (`smi.sgd.rates`). Three questions: which layer is learned first, when, and what does one pass cost beside message passing?
+#
+# Theory: `docs/theory/online-sgd.md`, sections 11 to 13. Run time: some minutes on two cores.
+
+# %%
+import os
+import time
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+import jaxsmi as smi
+
+jax.config.update("jax_enable_x64", True)
+small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
+dimension, runs, samples = (200, 8, 2**14) if small else (500, 48, 2**17)
+kappa = 0.2  # the learning rate for each sample
+model = smi.DeepAttention(depth=2, tokens=2, skip=1.0)
+key = jax.random.key(0)
+
+# %% [markdown]
+# ## 1. The rates of the unlearned state
+#
+# From a random start the cosine of the student's layer $p$ with the teacher's layer $q$ grows with $\alpha=N/D$ at the rate
+# $\kappa\Lambda_{pq}-\frac{\kappa^2}2\mathbb E|s_p|^2/Q_{pp}$. Layer 2 grows 39 times faster than layer 1, which is at
+# first drawn to the *teacher's layer 2*; its plain overlap does not even grow before layer 2 is known ($\mu_{11}<0$).
+
+# %%
+rates = smi.sgd.rates(model, key=key, samples=samples)
+for p in range(2):
+    for q in range(2):
+        bar = float(rates.stderr.signal[p, q])
+        print(
+            f"layer {p + 1} to the teacher's layer {q + 1}: Lambda = {float(rates.signal[p, q]):.4f} ± {bar:.4f},",
+            f"mu = {float(rates.plain[p, q]):+.4f}",
+        )
+assert rates.signal[1, 1] > 10 * rates.signal[0, 0]  # the last layer first
+assert rates.signal[0, 1] > 3 * rates.signal[0, 0]  # drawn to the teacher's layer 2
+
+# %% [markdown]
+# ## 2. Runs, exact at any dimension
+#
+# The chain at $D=500$ from random starts until both cosines pass 0.9, and a few steps at $D=10^6$: they cost the same.
+
+# %%
+keys = jax.random.split(key, runs)
+longest = 30.0 if small else 600.0
+chain = smi.sgd.simulate(
+    model, keys, dimension=dimension, rate=kappa, alpha=longest, until=0.9, every=dimension // 2
+)
+reached = np.asarray(chain.reached_alpha)
+for p in (1, 0):
+    quartiles = np.sort(reached[:, p])[[runs // 4, runs // 2, 3 * runs // 4]]
+    print(f"layer {p + 1}: alpha at cosine 1/2: quartiles", *(f"{a:.4g}" for a in quartiles))
+if not small:
+    assert (reached[:, 1] < reached[:, 0]).all()  # layer 2 first, in every run
+
+seconds = []
+for D in (10**3, 10**6):
+    for _ in range(2):  # the second is compiled
+        begin = time.perf_counter()
+        far = smi.sgd.simulate(model, keys, dimension=D, rate=kappa, steps=5000)
+        jax.block_until_ready(far.end)
+    seconds.append((time.perf_counter() - begin) / (5000 * runs))
+print(f"a step of a run: {1e6 * seconds[0]:.1f} µs at D = 1000, {1e6 * seconds[1]:.1f} µs at 10^6")
+
+# %% [markdown]
+# ## 3. The chain, whole vectors and the flow
+#
+# The same start for all three, $M$ of order 0.1. `smi.train` on a `Stream` moves whole weight vectors; the flow is the limit
+# of many dimensions. Points are means of the runs with their standard errors.
+
+# %%
+start = ([[0.1, 0.02], [-0.03, 0.15]], [[1.0, 0.05], [0.05, 0.9]])
+last = 4.0 if small else 40.0
+alphas = np.linspace(0.0, last, 81)[1:]
+path = smi.sgd.flow(
+    model, start, times=kappa * alphas, rate=kappa, key=key, samples=samples // 16, rtol=1e-6
+)
+given = {"dimension": dimension, "rate": kappa, "alpha": last, "init": start}
+many = smi.sgd.simulate(model, keys, **given, every=dimension)
+few = smi.sgd.simulate(
+    model, keys[: 4 if small else 8], **given, every=5 * dimension, method="full"
+)
+
+fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+for p in range(2):
+    ax.plot(alphas, path.teacher_overlap[:, p, p], color=f"C{p}", label=f"layer {p + 1}, flow")
+    for simulated, mark, name in ((many, ".", "chain"), (few, "o", "whole vectors")):
+        M = np.asarray(simulated.teacher_overlap[:, :, p, p])
+        bar = M.std(0, ddof=1) / np.sqrt(len(M))
+        ax.errorbar(
+            simulated.alpha,
+            M.mean(0),
+            bar,
+            fmt=mark,
+            mfc="none",
+            color=f"C{p}",
+            label=f"layer {p + 1}, {name}",
+        )
+ax.set_xlabel(r"$\alpha=N/D$")
+ax.set_ylabel("overlap with the teacher")
+ax.legend(frameon=False, fontsize="small")
+plt.show()
+
+gap = np.asarray(many.teacher_overlap[:, -1]).mean(0) - np.asarray(path.teacher_overlap[-1])
+spread = np.asarray(many.teacher_overlap[:, -1]).std(0, ddof=1) / np.sqrt(runs)
+allowed = 5.0 * np.hypot(spread, path.stderr.teacher_overlap[-1]) + 20.0 / dimension
+assert (np.abs(gap) < allowed).all()
+
+# %% [markdown]
+# ## 4. All in one picture
+#
+# Message passing with its theory, descent that sees its data many times, and online SGD, against the samples that each has
+# seen per dimension. All learn the last layer first. One pass costs two orders of magnitude more samples than message
+# passing needs.
+
+# %%
+grid = (
+    (0.3, 0.6, 0.9, 1.2)
+    if small
+    else (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9, 1.0, 1.2, 1.5)
+)
+theory = [smi.state_evolution(model, a, key=key) for a in grid]
+data = model.sample(key, dimension=dimension, alpha=max(grid))
+passing = [smi.gamp(model, data.first(round(a * dimension)), key=key) for a in grid]
+descent = [
+    smi.train(
+        model,
+        data.first(round(a * dimension)),
+        optax.adam(0.05),
+        key=key,
+        steps=200 if small else 2000,
+        batch_size=50,
+    )
+    for a in grid[1::3]
+]
+
+fig, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+cosine = np.asarray(chain.cosine)
+for run in cosine:  # a run that stopped keeps its last cosine
+    for p in range(2):
+        there = np.isfinite(run[:, p])
+        run[~there, p] = run[there, p][-1]
+for p in range(2):
+    style = {"color": f"C{p}"}
+    Q = np.array([float(point.overlap[p, p]) for point in theory])
+    ax.plot(
+        grid, np.sqrt(np.clip(Q, 0, None)), "--", **style, label=f"layer {p + 1}: Bayes, theory"
+    )
+    ax.plot(grid, [run.cosine[p] for run in passing], "x", **style, label="message passing")
+    ax.plot(
+        grid[1::3],
+        [run.cosine[p] for run in descent],
+        "s",
+        mfc="none",
+        **style,
+        label="Adam, many passes",
+    )
+    low, middle, high = np.quantile(cosine[1:, 1:, p], [0.25, 0.5, 0.75], axis=0)
+    ax.fill_between(chain.alpha[1:], low, high, alpha=0.25, lw=0, **style)
+    ax.plot(chain.alpha[1:], middle, **style, label="online SGD, quartiles")
+ax.set_xscale("log")
+ax.set_xlabel(r"samples over dimension, $\alpha=N/D$")
+ax.set_ylabel("cosine with the teacher")
+fig.legend(
+    *ax.get_legend_handles_labels(),
+    loc="outside upper center",
+    ncols=2,
+    frameon=False,
+    fontsize="small",
+)
+plt.show()
+
+bayes = [float(smi.learned_at(theory, 0.5)[p]) for p in range(2)]
+online = [float(np.sort(reached[:, p])[runs // 2]) for p in range(2)]
+for p in (1, 0):
+    print(
+        f"layer {p + 1}: cosine 1/2 at alpha = {bayes[p]:.3g} (Bayes), {online[p]:.3g} (online SGD)"
+    )
+assert bayes[1] <= bayes[0]
+
+# %% [markdown]
+# Layer 1 waits at a second saddle: once layer 2 is learned its rate is positive, but small, and every saddle costs a
+# logarithm of $D$. Above the learning rate `smi.sgd.maximal_rate(model, key=key)` the layers are found but not exactly.

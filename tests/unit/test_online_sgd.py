@@ -1,0 +1,184 @@
+"""What online SGD of index models refuses, and where it appears: learning orders, command line."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxsmi as smi
+from helpers import keys
+from jaxsmi.cli.main import main
+from jaxsmi.core.codes import Result
+
+KEY = jax.random.key(0)
+TWO = smi.DeepAttention(2, 2)
+START = (0.1 * np.eye(2), np.eye(2))
+
+
+def refused(name, call):
+    with pytest.raises(ValueError, match=rf"(?s)^{name}: got .*; allowed: "):
+        call()
+
+
+def simulate(model=TWO, key=KEY, **settings):
+    return smi.sgd.simulate(model, key, **{"dimension": 50, "rate": 0.1, "steps": 2, **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("dimension", {"dimension": 5}),
+        ("dimension", {"dimension": 10.5}),
+        ("dimension", {"dimension": 7, "momentum": 0.5}),
+        ("rate", {"rate": 0.0}),
+        ("rate", {"rate": None}),
+        ("rate", {"rate": [0.1, 0.1, 0.1]}),
+        ("gamma", {"gamma": 0.1}),
+        ("steps", {"alpha": 1.0}),
+        ("steps", {"steps": 0}),
+        ("alpha", {"steps": None, "alpha": -1.0}),
+        ("batch_size", {"batch_size": 0}),
+        ("reduction", {"reduction": "average"}),
+        ("momentum", {"momentum": 1.0}),
+        ("weight_decay", {"weight_decay": -0.1}),
+        ("projection", {"projection": "ball"}),
+        ("repeats", {"repeats": 0}),
+        ("every", {"every": 0}),
+        ("level", {"level": 1.0}),
+        ("until", {"until": 0.0}),
+        ("method", {"method": "fast"}),
+        ("teacher", {"teacher": "random"}),
+        ("teacher", {"teacher": [[1.0, 0.2], [0.1, 1.0]]}),
+        ("teacher", {"init": np.ones((2, 50))}),
+        ("init", {"init": 0.0}),
+        ("M", {"init": (np.eye(3), np.eye(2))}),
+        ("Q", {"init": (np.eye(2), np.array([[1.0, 0.3], [0.2, 1.0]]))}),
+        (r"\(M, Q\)", {"init": (np.eye(2), 0.5 * np.eye(2))}),
+        ("m", {"m": 0.1}),
+        ("e", {"e": 0.1}),
+        ("encoding", {"encoding": [[1.0]]}),
+        ("student", {"student": smi.DeepAttention(2, 3)}),
+        ("student", {"student": smi.links.phase_retrieval()}),
+        ("student", {"student": smi.DeepAttention(1, 2, activation="hardmax")}),
+        ("loss", {"loss": "absolute"}),
+        ("key", {"key": 3}),
+        ("model", {"model": smi.Bilinear()}),
+        ("student", {"model": smi.links.sign()}),
+    ],
+)
+def test_runs_refuse(name, settings):
+    refused(name, lambda: simulate(**settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("times", {"times": [0.2, 0.1]}),
+        ("rate", {"rate": -0.1}),
+        ("decay", {"decay": 0.1}),
+        ("decay", {"rate": 0.1, "decay": -0.1}),
+        ("nets", {"nets": 1}),
+        ("key", {"key": None}),
+        ("M", {"m": (np.zeros((2, 2)), np.eye(2))}),
+        (r"\(M, Q\)", {"m": (2.0 * np.eye(2), np.eye(2))}),
+        ("m", {"m": 0.1}),
+        ("projection", {"projection": 1}),
+        ("rtol", {"rtol": 0.0}),
+        ("model", {"model": smi.AttentionIndexed(2, 0.5)}),
+    ],
+)
+def test_the_flow_refuses(name, settings):
+    given = {"model": TWO, "m": START, "times": [0.1], "key": KEY, **settings}
+    refused(name, lambda: smi.sgd.flow(given.pop("model"), given.pop("m"), **given))
+
+
+def test_rates_and_maps_refuse():
+    refused("overlap", lambda: smi.sgd.rates(TWO, [[1.0, 0.2], [0.2, 1.0]], key=KEY))
+    refused("overlap", lambda: smi.sgd.rates(TWO, 0.0, key=KEY))
+    refused("model", lambda: smi.sgd.rates(smi.links.linear(0.1), key=KEY))
+    refused("model", lambda: smi.sgd.maximal_rate(smi.links.linear(0.1), key=KEY))
+    refused("key", lambda: smi.sgd.maximal_rate(TWO))
+    step = {"ratio": 0.5, "rate": 0.1, "steps": 1, "key": KEY}
+    refused("ratio", lambda: smi.sgd.large_batch_map(TWO, START, **{**step, "ratio": 0.0}))
+    refused("steps", lambda: smi.sgd.large_batch_map(TWO, START, **{**step, "steps": 0}))
+    refused("level", lambda: smi.sgd.recovery_time(TWO, START, level=1.0, key=KEY))
+    refused("rate", lambda: smi.sgd.per_sample_rate(0.0))
+    refused("dimension", lambda: smi.sgd.per_sample_rate(0.1, reduction="sum/D"))
+
+
+def test_the_rate_of_a_sample():
+    """κ = η/B, η, η/D; runs know it, and time is κ α."""
+    for reduction, kappa in (("mean", 0.1 / 4), ("sum", 0.1), ("sum/D", 0.1 / 50)):
+        assert smi.sgd.per_sample_rate(0.1, 4, reduction, 50) == pytest.approx(kappa)
+        runs = simulate(batch_size=4, reduction=reduction)
+        assert float(runs.kappa) == pytest.approx(kappa)
+        np.testing.assert_allclose(runs.alpha, np.arange(3) * 4 / 50)
+        np.testing.assert_allclose(runs.time, kappa * np.asarray(runs.alpha))
+
+
+def test_a_run_that_overflows_says_so_and_one_out_of_range_inside_jit_too():
+    wild = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1, tokens=1)
+    runs = smi.sgd.simulate(wild, keys(4), dimension=20, rate=30.0, steps=60)
+    assert set(np.asarray(runs.result)) <= {Result.NONFINITE, Result.SUCCESS}
+    assert (np.asarray(runs.result) == Result.NONFINITE).any()
+    inside = jax.jit(lambda rate: simulate(rate=rate))(-0.1)
+    assert int(inside.result[0]) == Result.INVALID
+    assert np.isnan(inside.teacher_overlap).all()
+
+
+def test_a_student_of_more_rows_has_the_cosine_of_its_nearest_teacher():
+    erf = lambda z: jnp.sum(jax.scipy.special.erf(z[:, 0]))
+    teacher, student = (smi.MultiIndex(erf, indices=p, tokens=1) for p in (2, 3))
+    M, Q = np.array([[0.1, 0.5], [0.3, 0.0], [0.2, 0.2]]), np.eye(3)
+    runs = smi.sgd.simulate(
+        teacher, KEY, student=student, dimension=20, rate=0.1, steps=1, init=(M, Q)
+    )
+    np.testing.assert_allclose(runs.cosine[0, 0], [0.5, 0.3, 0.2])
+    assert np.isnan(runs.distance).all()
+    assert runs.teacher_overlap.shape == (1, 2, 3, 2)
+
+
+@pytest.mark.slow
+def test_learning_orders_take_online_sgd():
+    """Beside multi-pass SGD and message passing with its theory: the last layer first in all."""
+    data = TWO.sample(KEY, dimension=200, alpha=1.5)
+    methods = {
+        "GAMP": {},
+        "theory": {"theory": True},
+        "Adam": {"optimizer": optax.adam(0.05), "steps": 300, "batch_size": 50},
+        "online": {"online": {"rate": 0.3, "alpha": 60.0}},
+    }
+    order = smi.learning_order(TWO, data, methods, key=KEY, seeds=4)
+    runs = order.solutions["online"]
+    assert runs.history["cosine"].shape == (4, 101, 2)
+    assert order.order("online")[0] == 1 == order.order("GAMP")[0]
+    assert order.alpha["online"] == pytest.approx(60.0)
+    known = np.linalg.norm(np.asarray(data.teacher), axis=1) ** 2 / 200
+    rho = np.diagonal(np.asarray(data.teacher) @ np.asarray(data.teacher).T / 200)
+    np.testing.assert_allclose(known, rho)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["simulate", "flow", "rates"])
+def test_the_command_line_takes_index_models(task, capsys, tmp_path):
+    words = ["sgd", task, "--model", "deep-attention", "--skip", "0.5", "--json", "--quiet"]
+    words += ["--time", "0.5", "--runs", "3", "--dimension", "100", "--out", str(tmp_path)]
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    name = {"simulate": "reached_alpha", "flow": "risk", "rates": "signal"}[task]
+    assert np.isfinite(np.asarray(answer[name], float)).any() or task == "simulate"
+    assert any(tmp_path.iterdir())
+
+
+def test_the_command_line_says_what_is_missing(capsys):
+    for words, name in (
+        (["sgd", "rates"], "--model"),
+        (["sgd", "simulate", "--skip", "0.5"], "--model"),
+        (["sgd", "gain", "--model", "linear"], "task"),
+        (["sgd", "flow", "--model", "sign-product", "--depth", "2"], "--depth"),
+    ):
+        assert main(words) != 0
+        assert name in capsys.readouterr().err
