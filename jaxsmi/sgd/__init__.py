@@ -15,10 +15,10 @@ from jaxsmi.sgd.diagram import BOUNDARIES, LABELS, boundaries, phase_diagram, tr
 from jaxsmi.sgd.dynamics import flow, recovery_time
 from jaxsmi.sgd.exponents import information_exponent
 from jaxsmi.sgd.hermite import coefficients
+from jaxsmi.sgd.landscape import hessian, risk
 from jaxsmi.sgd.large_batches import large_batch_map
 from jaxsmi.sgd.noise import gradient_noise
 from jaxsmi.sgd.origin import flatness, hessian_at_origin, sample_complexity, taylor
-from jaxsmi.sgd.population import hessian, risk
 from jaxsmi.sgd.rates import maximal_rate, rates
 from jaxsmi.sgd.runs import semantic_fraction
 from jaxsmi.sgd.simulation import per_sample_rate, simulate

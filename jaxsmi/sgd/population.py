@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +22,6 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import Network, SequenceSingleIndex
@@ -32,7 +30,6 @@ from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.sgd.correlation import correlation
 from jaxsmi.sgd.functions import Flat, SquaredNorm
 from jaxsmi.sgd.grid import expectation
-from jaxsmi.sgd.hermite import has_second_moment
 from jaxsmi.sgd.networks import is_finite_sum, network_risk
 
 # Tokens on grids: two take milliseconds, three seconds, four would take minutes.
@@ -90,58 +87,6 @@ def sampling(
     needless = without_sampling(model)
     check(needless or key is not None, "key", key, "a key: the risk of this model is sampled")
     return power_of_two(arguments.count("samples", samples))
-
-
-def risk(
-    model: SequenceSingleIndex,
-    m: ArrayLike,
-    e: ArrayLike = 0.0,
-    *,
-    key: PRNGKeyArray | None = None,
-    samples: int = 2**14,
-) -> Estimate:
-    r"""Population risk, differentiable in (m, e), at |m| = 1 too, and in the model's numbers.
-
-        R(m, e) = c E‖g(z*) - F(z)‖²,   z = C e + m z* + √(1 - m²) ξ
-
-    Args:
-        model: A `SequenceSingleIndex`.
-        m: Semantic overlap, a number in [-1, 1]; of an untied network (L,), or a number for all
-            directions.
-        e: Positional overlaps (K,), or a number for all of them, with m² + ‖e‖² <= 1. Default 0.
-        key: A random key, needed where the risk is sampled: with more than three tokens, for
-            networks whose target is no `HermiteSeries`, and for the unsquared loss.
-        samples: Points of each of 16 nets, there; rounded up to a power of two. Default 16384.
-
-    Returns:
-        Estimate(value, stderr). On grids `stderr` is what half of the nodes would change: for
-        smooth functions of size one about 1e-13 for one and two tokens and 1e-10 for three. NaN
-        under jit where m² + ‖e‖² > 1, as is the derivative of a sampled risk at |m| = 1.
-
-    Raises:
-        ValueError: For a point outside m² + ‖e‖² <= 1, other shapes, a target without a second
-            moment, or a missing key.
-
-    Example:
-        >>> import jaxsmi as smi
-        >>> round(float(smi.sgd.risk(smi.sgd.semantic_positional(0.67), 0.5, 0.4).value), 10)
-        0.1175037044
-
-    Cost:
-        2 L n^{L+1} operations, n = 201 nodes for two tokens (2 ms), 81 for three (0.5 s); for |m|
-        so close to one that √(1 - m²) < 1.3 steps, 10^L n^L evaluations of F. Many points at once
-        by `jax.lax.map`: vmap takes all rules for each.
-
-    Source:
-        [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
-    """
-    arguments = Arguments()
-    v = overlaps(model, m, e)
-    samples = sampling(arguments, model, key, samples)
-    if concrete((model, v)) and without_sampling(model):
-        finite = has_second_moment(model.target, model.length)
-        check(finite, "target", model.target, "a function of finite second moment")
-    return eqx.filter_jit(risk_at)(model, v, key, samples)
 
 
 def risk_at(
@@ -221,52 +166,3 @@ def gradient(
 ) -> Array:
     """∂R/∂v at the overlaps v, inside jit."""
     return jax.jacfwd(lambda v: risk_at(model, v, key, samples, coarse).value)(v)
-
-
-def hessian(
-    model: SequenceSingleIndex,
-    m: ArrayLike = 0.0,
-    e: ArrayLike = 0.0,
-    *,
-    key: PRNGKeyArray | None = None,
-    samples: int = 2**14,
-) -> Array:
-    r"""Hessian of the population risk in the overlaps, by differentiation.
-
-        ∂²R/∂v_i ∂v_j,   v = (m, e_1..e_K), of an untied network (m_1..m_L)
-
-    At the origin it equals `hessian_at_origin`, which has it from Hermite coefficients.
-
-    Args:
-        model: A `SequenceSingleIndex`.
-        m: Semantic overlap, as for `risk`. Default 0.
-        e: Positional overlaps, as for `risk`. Default 0.
-        key: A random key, needed where the risk is sampled.
-        samples: Points of each of 16 nets, there. Default 16384.
-
-    Returns:
-        An array (1 + K, 1 + K), of an untied network (L, L); NaN where `risk` is NaN.
-
-    Raises:
-        ValueError: As `risk`.
-
-    Example:
-        >>> import jax.numpy as jnp, jaxsmi as smi
-        >>> hessian = smi.sgd.hessian(smi.sgd.semantic_positional(0.64))  # doctest: +SKIP
-        >>> jnp.diag(hessian).round(6).tolist()  # R_mm, R_ee  # doctest: +SKIP
-        [-0.079381, -0.07885]
-
-    Cost:
-        20 times that of `risk`, and seconds to compile.
-
-    Source:
-        [theory: online-sgd, Eqs. (12), (24)].
-    """
-    v = overlaps(model, m, e)
-    return _hessian(model, v, key, sampling(Arguments(), model, key, samples))
-
-
-@eqx.filter_jit
-def _hessian(model: SequenceSingleIndex, v: Array, key: PRNGKeyArray | None, samples: int) -> Array:
-    second = jax.jacfwd(jax.jacfwd(lambda v: risk_at(model, v, key, samples).value))(v)
-    return jnp.where(in_range(model, v), second, jnp.nan)

@@ -41,8 +41,9 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.averages import net_averages
 from jaxsmi.sgd.dynamics import error_over_nets
+from jaxsmi.sgd.landscape import hessian
 from jaxsmi.sgd.noise import noise_at
-from jaxsmi.sgd.population import hessian, overlaps, sampling
+from jaxsmi.sgd.population import overlaps, sampling
 from jaxsmi.sgd.problem import pair_of
 
 __all__ = ["Rates", "RatesErrors", "maximal_rate", "rates"]

@@ -80,7 +80,7 @@ PAIRS = {
     "a rate for each row": (TWO, None, {"dimension": 10, "rate": [0.5, 1.5]}),
     "directions of the inputs": (
         smi.MultiIndex(
-            lambda z: z[0, 0] * z[0, 1],
+            lambda z: jnp.tanh(z[0, 0] + 0.5 * z[0, 1]),
             indices=1,
             tokens=2,
             noise=0.1,
@@ -344,6 +344,8 @@ def test_linear_flow_is_its_closed_form():
         assert (np.abs(found - expected) < 5.0 * spread + 1e-7).all()
         assert spread.max() < 5e-3
     np.testing.assert_allclose(path.alpha, times / rate)
+    risk = smi.sgd.risk(model, ([[m]], [[q]]), key=KEY, samples=2**10)
+    assert abs(float(risk) - (q - 2 * m + 1 + noise)) < 5.0 * float(risk.stderr) < 0.02
     still = smi.sgd.flow(model, ([[m]], [[q]]), times=times, key=KEY, samples=2**11)
     gap = np.abs(still.m - known)
     assert (gap < 5.0 * still.stderr.teacher_overlap[:, 0, 0] + 1e-7).all()
