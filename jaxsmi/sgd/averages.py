@@ -39,7 +39,7 @@ from jaxsmi.sgd.starts import in_frame
 __all__ = ["AbstractAverages", "Averages", "NetAverages", "SphereAverages", "net_averages"]
 
 _COPIES = 8  # of a point, at most
-_AXIS = 24  # points an axis of a grid, at least: softmax has poles near the real axis
+_AXIS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
 _TOGETHER = 2**15  # points whose fields lie in memory together
 
 

@@ -49,7 +49,7 @@ from jaxsmi.sgd.problem import pair_of
 __all__ = ["Rates", "RatesErrors", "maximal_rate", "rates"]
 
 _ROUNDING = 1e-9
-_AXIS = 24  # points an axis of a grid, at least
+_AXIS = 40  # points an axis of a grid, at least
 
 
 class RatesErrors(NamedTuple):

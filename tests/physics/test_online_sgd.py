@@ -392,7 +392,7 @@ def test_committee_flow():
         assert (np.abs(mean - values) < 4.5 * error).all()
         assert error.max() < 3e-3
     decayed = smi.sgd.flow(committee(2), start, times=[4.0], rate=0.2, decay=0.02, key=KEY, nets=16)
-    values = [[0.45441556, 0.35903313], [0.34047273, 0.43484121]]
+    values = np.array([[0.45441556, 0.35903313], [0.34047273, 0.43484121]])
     gap = np.abs(decayed.teacher_overlap[0] - values)
     assert (gap < 4.5 * np.asarray(decayed.stderr.teacher_overlap[0])).all()
 
