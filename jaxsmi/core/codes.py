@@ -126,10 +126,10 @@ def outcome(code: int, kind: str) -> str:
 
     Args:
         code: A `Result`.
-        kind: What ran: "gamp", "state_evolution", "spectral" or "train".
+        kind: What ran: "gamp", "state_evolution", "spectral", "train" or "online".
     """
     result = Result(code)
-    special = {"train": _TRAINING, "spectral": _SPECTRAL}.get(kind, {})
+    special = {"train": _TRAINING, "online": _TRAINING, "spectral": _SPECTRAL}.get(kind, {})
     return special.get(result, result.remedy)
 
 

@@ -19,6 +19,9 @@ from jaxsmi.sgd.coordinates import Coordinates
 __all__ = ["Rule", "Setting", "Simulation", "semantic_fraction", "summary"]
 
 
+_GROWTH = 100.0  # of the norm of a row, relative to the start: from there on a run has diverged
+
+
 class Rule(eqx.Module):
     """The update of online SGD, and what is looked for along the way.
 
@@ -96,7 +99,8 @@ class Simulation(eqx.Module):
         reached: The first step at which the agreement has the level, (runs, P) or (runs,); inf:
             never, 0: at the start.
         result: A `Result` code (runs,): SUCCESS (stopped as asked, or all steps taken where nothing
-            was asked), MAX_STEPS, DIVERGED or NONFINITE.
+            was asked), MAX_STEPS, DIVERGED (a row a hundred times as long as at the start, or as
+            one) or NONFINITE.
         rate: Learning rate η, or γ.
         kappa: κ, the learning rate for each sample.
         dimension: D.
@@ -191,6 +195,9 @@ def summary(
     whole = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), positions, last)
     M, Q, agreement, distance = map(front, _measured(rule, whole))
     end = M[:, -1]
+    size = jnp.diagonal(Q, axis1=-2, axis2=-1)
+    first = jnp.maximum(size[:, 0], 1.0)
+    grown = jnp.any(size[:, -1] > _GROWTH**2 * first, axis=-1) & (result != Result.NONFINITE)
     M, Q, agreement, distance = (x[:, :-1] for x in (M, Q, agreement, distance))
     rate = rule.rate
     return Simulation(
@@ -203,7 +210,7 @@ def summary(
         end=flattened(end, pair.tied) if pair.spherical else end,
         steps=steps,
         reached=front(reached),
-        result=result,
+        result=jnp.where(grown, int(Result.DIVERGED), result),
         rate=rate[0] if len(rate) == 1 else rate,
         kappa=rule.kappa,
         dimension=setting.dimension,

@@ -7,6 +7,7 @@ No equation lives here.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 from collections.abc import Mapping
 
@@ -81,10 +82,11 @@ def learning_order(
         data: A `Dataset` with a teacher.
         methods: A name and the settings of each: with "optimizer" they go to `train` (all seeds in
             one vmapped run), with "theory": True to `state_evolution` (undamped, a step of it is
-            one of message passing), with "online": {..} these settings to `smi.sgd.simulate` (fresh
-            samples of the same teacher at every step), else to `gamp`, whose start is random
-            here, as theirs is; "alpha" takes the first αD samples; "model" is another student than
-            `model`; "learner" makes message passing, or theory, those of `smi.Erm`.
+            one of message passing), with "online": {..} these settings, and how many "runs", to
+            `smi.sgd.simulate` (fresh samples of the same teacher at every step), else to `gamp`,
+            whose start is random here, as theirs is; "alpha" takes the first αD samples; "model" is
+            another student than `model`; "learner" makes message passing, or theory, those of
+            `smi.Erm`.
         key: Random key, required.
         seeds: Runs of each method, from different random starts. Default 4.
         level: The cosine that counts, in (0, 1). Default 0.5.
@@ -185,8 +187,13 @@ def _online(
     law = model_argument(model if data.model is None else data.model)
     teacher = Arguments().instance("model", law, AbstractTeacher, "an index model")
     given = Arguments().instance("methods['online']", settings["online"], dict, "settings of runs")
+    words = set(inspect.signature(simulate).parameters) - {"model", "key", "dimension"} | {"runs"}
+    unknown = sorted(set(given) - words)
+    check(not unknown, "methods['online']", unknown, f"settings of smi.sgd.simulate: {words}")
     other = None if student is law else student
     made = {"teacher": data.teacher, "student": other, "progress": progress, **given}
+    if "runs" in made:
+        keys = jax.random.split(keys[0], Arguments().count("runs", made.pop("runs")))
     runs = simulate(teacher, keys, dimension=data.dimension, **made)
     count = len(keys)
     steps = jnp.broadcast_to(runs.step.astype(runs.overlap.dtype), (count, len(runs.step)))
