@@ -20,7 +20,7 @@
 #
 # of such a run are a Markov chain that can be drawn exactly at a cost that does not know $D$
 # (`smi.sgd.simulate`), they have a closed flow as $D\to\infty$ (`smi.sgd.flow`), and the unlearned state has growth rates
-# (`smi.sgd.rates`). Three questions: which layer is learned first, when, and what does one pass cost beside message passing?
+# (`smi.sgd.rates`). Which layer is learned first, and when?
 #
 # Theory: `docs/theory/online-sgd.md`, sections 11 to 13. Run time: some minutes on two cores.
 
@@ -31,7 +31,6 @@ import time
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
-import optax
 
 import jaxsmi as smi
 
@@ -133,55 +132,8 @@ allowed = 5.0 * np.hypot(spread, path.stderr.teacher_overlap[-1]) + 20.0 / dimen
 assert (np.abs(gap) < allowed).all()
 
 # %% [markdown]
-# ## 4. All in one picture
+# Message passing finds layer 2 from $\alpha=0.186$ and layer 1 from $0.719$ on (`02_two_layer_attention`): in the same order,
+# from two orders of magnitude fewer samples, each of which it may use many times.
 #
-# Message passing with its theory, descent that sees its data many times, and online SGD, against the samples that each has
-# seen per dimension. All learn the last layer first. One pass costs two orders of magnitude more samples than message
-# passing needs.
-
-# %%
-grid = np.array([0.15, 0.3, 0.75, 1.2] if small else [*np.arange(0.1, 1.01, 0.05), 1.2, 1.5])
-bayes = np.asarray(jax.vmap(lambda a: smi.state_evolution(model, a, key=key).overlap)(grid))
-data = model.sample(key, dimension=dimension, alpha=max(grid))
-seen = (1.2,) if small else (0.15, 0.3, 0.5, 0.8, 1.2)
-parts = {a: data.first(round(a * dimension)) for a in seen}
-passing = [smi.gamp(model, part, key=key).cosine for part in parts.values()]
-many_passes = {"steps": 200 if small else 2000, "batch_size": 50, "key": key}
-last_parts = dict(list(parts.items())[-3:])
-adam = optax.adam(0.05)
-descent = [smi.train(model, part, adam, **many_passes).cosine for part in last_parts.values()]
-
-fig, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-cosine = np.array(chain.cosine)
-for run in cosine:  # a run that stopped keeps its last cosine
-    for p in range(2):
-        there = np.isfinite(run[:, p])
-        run[~there, p] = run[there, p][-1]
-for p in range(2):
-    style = {"color": f"C{p}"}
-    theory = np.sqrt(np.clip(bayes[:, p, p], 0.0, None))
-    ax.plot(grid, theory, "--", **style, label=f"layer {p + 1}: Bayes, theory")
-    ax.plot(list(parts), np.array(passing)[:, p], "x", **style, label="message passing")
-    ends = np.array(descent)[:, p]
-    ax.plot(list(last_parts), ends, "s", mfc="none", **style, label="Adam, many passes")
-    low, middle, high = np.quantile(cosine[:, 1:, p], [0.25, 0.5, 0.75], axis=0)
-    ax.fill_between(chain.alpha[1:], low, high, alpha=0.25, lw=0, **style)
-    ax.plot(chain.alpha[1:], middle, **style, label="online SGD, quartiles")
-ax.set_xscale("log")
-ax.set_xlabel(r"samples over dimension, $\alpha=N/D$")
-ax.set_ylabel("cosine with the teacher")
-words = {"loc": "outside upper center", "ncols": 2, "frameon": False, "fontsize": "small"}
-fig.legend(*ax.get_legend_handles_labels(), **words)
-plt.show()
-
-online = np.sort(reached, axis=0)[runs // 2]
-for p in (1, 0):
-    first = grid[np.argmax(np.sqrt(np.clip(bayes[:, p, p], 0.0, None)) >= 0.5)]
-    print(
-        f"layer {p + 1}: cosine 1/2 at alpha <= {first:.3g} (Bayes), {online[p]:.3g} (online SGD)"
-    )
-assert (bayes[:, 1, 1] >= bayes[:, 0, 0] - 1e-3).all()  # at no alpha is layer 1 ahead
-
-# %% [markdown]
 # Layer 1 waits at a second saddle: once layer 2 is learned its rate is positive, but small, and every saddle costs a
 # logarithm of $D$. Above the learning rate `smi.sgd.maximal_rate(model, key=key)` the layers are found but not exactly.

@@ -58,8 +58,8 @@ def test_it_runs_in_a_kernel(source, small, monkeypatch):
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
-def test_there_are_eight_of_them():
-    assert [path.stem[:2] for path in SOURCES] == [f"{number:02d}" for number in range(1, 9)]
+def test_there_are_nine_of_them():
+    assert [path.stem[:2] for path in SOURCES] == [f"{number:02d}" for number in range(1, 10)]
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == {path.stem for path in SOURCES}
 
 
