@@ -223,6 +223,25 @@ def test_the_spectral_start_is_on_theory():
 
 
 @pytest.mark.slow
+def test_all_learners_in_one_picture():
+    """Each learns the last layer first, message passing before many passes before one; tolerances
+    of the comparisons are in the recipe."""
+    drawn = RECIPES["online-sgd-order"]()
+    assert drawn.compared
+    for one in drawn.compared:
+        print(one)
+        assert one.agrees, one
+    chain = np.median(drawn.arrays["reached"], axis=0)
+    flow = np.median(drawn.arrays["flow"], axis=0)
+    passed = [np.interp(0.5, flow[:, p], drawn.arrays["flow_alpha"]) for p in range(2)]
+    np.testing.assert_allclose(passed, chain, rtol=0.35)  # starts and noise differ by O(1/rate)
+    seen = drawn.arrays["descent_alpha"]
+    last = drawn.arrays["descent"][:, :, 1].max(axis=1)
+    theory = np.interp(0.5, drawn.arrays["theory"][:, 1], drawn.arrays["alpha"])
+    assert theory < seen[last > 0.5].min() < chain[1] < chain[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("empirical-risk-")])
 def test_learners_are_on_closed_forms_runs_and_print(name):
     """Tolerances are in the recipes."""
