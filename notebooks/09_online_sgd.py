@@ -132,8 +132,14 @@ allowed = 5.0 * np.hypot(spread, path.stderr.teacher_overlap[-1]) + 20.0 / dimen
 assert (np.abs(gap) < allowed).all()
 
 # %% [markdown]
+# ## 4. All learners in one picture
+#
 # Message passing finds layer 2 from $\alpha=0.186$ and layer 1 from $0.719$ on (`02_two_layer_attention`): in the same order,
-# from two orders of magnitude fewer samples, each of which it may use many times.
+# from two orders of magnitude fewer samples, each of which it may use many times. SGD that sees its data again and again is
+# between the two. `jaxsmi figure online-sgd-order` computes all of them, each beside its theory where one is known, in five
+# minutes (`--full` for hours):
+#
+# ![cosines of both layers against samples over dimension, by all learners](../assets/online_sgd_order.png)
 #
 # Layer 1 waits at a second saddle: once layer 2 is learned its rate is positive, but small, and every saddle costs a
 # logarithm of $D$. Above the learning rate `smi.sgd.maximal_rate(model, key=key)` the layers are found but not exactly.

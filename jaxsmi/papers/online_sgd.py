@@ -104,9 +104,9 @@ def all_learners(full: bool = False, progress: bool = False, reference: Folder =
     caption = (
         f"Two layers of attention, two tokens, c = 1, D = {_DIMENSION}, all from random starts. "
         f"Every learner learns the last layer first, online SGD in {100 * order:.0f} % of its "
-        f"runs. Message passing beside state evolution: means of {sizes.seeds} data sets. SGD that "
-        f"sees αD samples again and again, {sizes.updates} D updates by one sample each in batches "
-        f"of {_BATCH}: single runs on one data set, no theory is known. Online SGD: medians and "
+        f"runs. Message passing beside state evolution: means of {sizes.seeds} data sets. SGD of "
+        f"many passes: single runs of {sizes.updates * _DIMENSION // _BATCH} batches of {_BATCH}, "
+        "out of the same αD samples again and again; no theory is known. Online SGD: medians and "
         f"quartiles of {sizes.runs} runs of the exact chain; they pass a cosine of 1/2 at α = "
         f"{reached[1]:.3g} and {reached[0]:.3g}. Dashed: the flow D → ∞ from {_FLOWS} of their "
         "starts, medians; it lacks the noise of the first steps, which is as large as starts of "
@@ -179,11 +179,11 @@ def _draw(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     sparse = np.unique(np.searchsorted(arrays["vectors_alpha"], np.geomspace(1.0, 300.0, 18)))
     sparse = sparse[sparse < len(arrays["vectors_alpha"])]
     for p in (1, 0):
-        style = {"color": _COLOURS[p]}
+        style: dict[str, Any] = {"color": _COLOURS[p]}
         name = f"layer {p + 1}: "
         ax.plot(arrays["alpha"], arrays["theory"][:, p], label=name + "state evolution", **style)
         mean, error = mean_and_error(arrays["passing"][:, :, p])
-        hollow = {"ls": "none", "mfc": "none", "ms": 5} | style
+        hollow: dict[str, Any] = {"ls": "none", "mfc": "none", "ms": 5} | style
         ax.errorbar(arrays["passing_alpha"], mean, error, marker="o", label=name + "GAMP", **hollow)
         for run in range(arrays["descent"].shape[1]):
             label = name + "SGD, many passes" if run == 0 else None
@@ -215,8 +215,8 @@ def _compared(sizes: _Sizes, arrays: dict[str, np.ndarray]) -> list[Comparison]:
         spread = 1.25 / 1.35 * (high - low)
         allowed = 3.0 * spread * np.hypot(len(times) ** -0.5, 48**-0.5)
         what = f"median α at cosine 1/2, layer {p + 1}"
-        ours = np.median(times)
-        compared.append(compare(what, [ours], [middle], allowed, remark, "independent runs"))
+        ours = np.atleast_1d(np.median(times))
+        compared.append(compare(what, ours, middle, allowed, remark, "independent runs"))
     ends = np.array([arrays["vectors"][:, -1, 1]])
     at = np.argmin(np.abs(arrays["chain_alpha"] - arrays["vectors_alpha"][-1]))
     others = np.array([arrays["chain"][:, at, 1]])

@@ -285,6 +285,7 @@ def erf_averages(a, C, teachers, noise):
     )
 
 
+@SLOW
 def test_averages_of_committees_are_their_closed_forms():
     """Within five standard errors, and closed forms themselves beside an independent table to
     1e-11 [theory: online-sgd, Eq. (63)]."""
@@ -326,6 +327,7 @@ def test_averages_of_one_layer():
         np.testing.assert_allclose(found.mean(0), known, atol=1e-8)
 
 
+@SLOW
 def test_linear_flow_is_its_closed_form():
     """m(α) and ε(α) of linear labels with noise; gradient flow of κ = 0 in t."""
     rate, noise, m, q = 0.3, 0.2, 0.1, 0.5
@@ -457,6 +459,7 @@ def test_derivatives_of_the_flow_are_those_of_its_answers():
         assert float(slope) == pytest.approx(difference, rel=1e-4)
 
 
+@SLOW
 def test_what_symmetry_forbids_stays_zero():
     """From diagonal M and Q the flow of two layers keeps them diagonal exactly."""
     start = (np.diag([0.1, 0.2]), np.eye(2))
@@ -499,6 +502,69 @@ def test_rates_of_the_unlearned_state():
             assert (np.abs(np.ravel(mean) - value) < 5.0 * np.ravel(error) + 1e-6).all()
             assert np.max(error) < allowed
     assert found.signal[1, 1] > 10.0 * found.signal[0, 0]  # the last layer first
+
+
+def trapezoid(model, h, last=6.5):
+    """Λ, E s·z, E|s|² and the risk at M = 0, Q = I of two layers and tokens: sums over a grid of the
+    four fields, of which half is enough for each row. At M = 0 student and teacher are independent:
+    Λ by Stein from the link alone, the others from f, its Jacobian J and E f f*ᵀ."""
+    whole = np.arange(-round(last / h), round(last / h) + 1) * h
+    half = whole[whole >= 0]
+    density = lambda x: h * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+    link = lambda z: jnp.ravel(model.link(z))
+    second = jnp.asarray(np.stack(np.meshgrid(whole, whole), -1).reshape(-1, 2))
+    weights = jnp.asarray(np.outer(density(whole), density(whole)).ravel())
+    twice = density(half) * np.where(half == 0, 1.0, 2.0)
+
+    def slab(part):
+        first, weight = part
+
+        def one(other):
+            z = jnp.stack([first, other], axis=1)
+            f, J = link(z), jax.jacfwd(link)(z)
+            H = jnp.einsum("pm,pk->pmk", z, z) - jnp.eye(2)
+            along = jnp.einsum("opm,pm->op", J, z)
+            JJ = jnp.einsum("opm,kpm->okp", J, J)
+            fJJ = jnp.einsum("o,okp->kp", f, JJ)
+            curvature = f[:, None, None, None] * H
+            return f, jnp.outer(f, f), curvature, along, f @ along, JJ, fJJ, f @ fJJ
+
+        found = jax.vmap(one)(second)
+        return jax.tree.map(lambda x: weight * jnp.tensordot(weights, x, 1), found)
+
+    firsts = jnp.asarray(np.stack(np.meshgrid(half, half), -1).reshape(-1, 2))
+    parts = (firsts, jnp.asarray(np.outer(twice, twice).ravel()))
+    shapes = jax.eval_shape(slab, tuple(x[0] for x in parts))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
+    add = lambda total, part: (jax.tree.map(jnp.add, total, slab(part)), None)
+    f, ff, curvature, along, f_along, JJ, fJJ, ffJJ = jax.jit(
+        lambda parts: jax.lax.scan(add, zero, parts)[0]
+    )(parts)
+    signal = 2 * jnp.einsum("opmk,oqmk->pq", curvature, curvature)
+    noise = 4 * (ffJJ - 2 * f @ fJJ + jnp.einsum("ok,okp->p", ff, JJ))
+    return signal, 2 * (f_along - f @ along), noise, 2 * (jnp.trace(ff) - f @ f)
+
+
+@SLOW
+def test_rates_of_the_unlearned_state_to_eight_digits():
+    """[theory: online-sgd, Eq. (68)] by sums over fields at steps of 0.1; nets are within their
+    bars of them."""
+    found = trapezoid(TWO, 0.1)
+    known = ([0.01918730, 0.10920634, 0.10920634, 0.75446166], [0.03132641, 0.38917599])
+    for mean, value in zip(found[:2], known, strict=True):
+        np.testing.assert_allclose(np.ravel(mean), value, atol=1.5e-8)
+    np.testing.assert_allclose(found[2], [0.066030, 1.108106], atol=1.5e-6)
+    np.testing.assert_allclose(found[3], 0.60481225, atol=1.5e-8)
+    half = trapezoid(smi.DeepAttention(2, 2, skip=0.5), 0.2)
+    np.testing.assert_allclose(
+        np.ravel(half[0]), [0.0317155, 0.1043270, 0.1043270, 0.4651930], atol=1.5e-7
+    )
+    np.testing.assert_allclose(half[1], [0.0614177, 0.3043370], atol=1.5e-7)
+    nets = smi.sgd.rates(TWO, key=KEY, samples=2**17)
+    for mean, error, value in zip(
+        (nets.signal, nets.pull, nets.noise), nets.stderr, found[:3], strict=True
+    ):
+        assert (np.abs(mean - value) < 5.0 * error + 1e-6).all()
 
 
 def test_rates_of_one_layer():

@@ -130,6 +130,7 @@ def test_a_run_that_overflows_says_so_and_one_out_of_range_inside_jit_too():
     assert np.isnan(inside.teacher_overlap).all()
 
 
+@pytest.mark.slow
 def test_a_student_of_more_rows_has_the_cosine_of_its_nearest_teacher():
     erf = lambda z: jnp.sum(jax.scipy.special.erf(z[:, 0]))
     teacher, student = (smi.MultiIndex(erf, indices=p, tokens=1) for p in (2, 3))

@@ -333,6 +333,7 @@ def test_derivatives_at_full_overlap():
     assert abs(nearer - slope(1.0)) < 2e-3 * abs(near - slope(1.0))
 
 
+@SLOW
 def test_derivatives_of_the_risk_at_full_overlap():
     """Those just inside; a sampled risk, which loses half of them there, says NaN."""
     model = SGD.semantic_positional(0.3)
