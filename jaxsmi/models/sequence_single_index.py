@@ -147,6 +147,7 @@ class SequenceSingleIndex(AbstractTeacher):
             tokens=self.length if self.tied else 1,
             noise_size=0,
             spherical=True,
+            tied=self.tied,
         )
 
     def sample_loss(self, hidden: Array, fields: Array) -> Array:

@@ -45,6 +45,7 @@ class TeacherStudent(eqx.Module):
         sized: Whether `draw_gram` must know D as an integer.
         spherical: Whether rows stay on the sphere, the losses of a batch are added up, and the
             overlaps of a student are written as one vector (m, e_1..e_K).
+        tied: Whether every row sees all tokens. (One of an untied network of one token does, too.)
     """
 
     sample_loss: Callable[[Array, Array, Array], Array]
@@ -59,11 +60,7 @@ class TeacherStudent(eqx.Module):
     noise_size: int = eqx.field(static=True)
     sized: bool = eqx.field(static=True, default=False)
     spherical: bool = eqx.field(static=True, default=False)
-
-    @property
-    def tied(self) -> bool:
-        """Whether every row sees all tokens."""
-        return self.groups == 1
+    tied: bool = eqx.field(static=True, default=True)
 
     @property
     def fixed(self) -> int:

@@ -571,6 +571,15 @@ def test_the_last_record_may_come_early(method):
     np.testing.assert_array_equal(found.overlaps[:, -1], found.end)
 
 
+def test_an_untied_network_of_one_token_has_a_vector_of_one_overlap():
+    model = smi.SequenceSingleIndex(
+        SGD.HermiteSeries({(2,): 1.0}, True), 1, SGD.Network(jax.nn.relu, tied=False)
+    )
+    runs = SGD.simulate(model, keys(2), dimension=20, gamma=0.1, steps=4, every=2)
+    assert runs.m.shape == (2, 3, 1)
+    assert SGD.flow(model, 0.3, times=[0.1, 0.2], gamma=0.1).m.shape == (2, 1)
+
+
 def test_one_compilation_for_all_numbers():
     settings = {"steps": 10, "m": 0.3, "e": 0.1}
     SGD.simulate(SGD.semantic_positional(0.64), keys(2), dimension=500, gamma=1.0, **settings)
