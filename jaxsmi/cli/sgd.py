@@ -35,7 +35,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     _add_problem(parser.add_argument_group("the problem"))
     add_model_flags(parser.add_argument_group("an index model instead"))
     add = parser.add_argument_group("learning").add_argument
-    add("--gamma", type=float, help="learning rate for each sample (0.2; gain: 0.002)")
+    add("--gamma", "--rate", type=float, help="learning rate for each sample (0.2; gain: 0.002)")
     add("--dimension", type=int, default=1000, help="dimension d")
     add(
         "--m",
@@ -43,7 +43,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         help="overlap at the start (flow: 1/sqrt(d); --model: M = m I, 0.1)",
     )
     add("--e", type=float, default=0.0, help="positional overlap at the start")
-    add("--time", type=float, default=100.0, help="time t = gamma steps/d = kappa alpha to go to")
+    add("--time", type=float, help="time t = gamma steps/d = kappa alpha to go to (100)")
+    add("--alpha", type=float, help="the same as samples over dimension, alpha = t/kappa")
     add("--eta", type=float, help="weak recovery (0.5; gain: 0.2)")
     add("--runs", type=int, default=64, help="runs at once")
     add("--until", type=float, help="a run stops at this norm of the overlaps")
@@ -93,7 +94,7 @@ def _add_problem(group: argparse._ArgumentGroup) -> None:
 
 def _execute(arguments: argparse.Namespace) -> Report:
     """Answer the task, and lay out its lines."""
-    check(arguments.time > 0, "--time", arguments.time, "a number > 0")
+    _settle_time(arguments)
     check(arguments.runs >= 1, "--runs", arguments.runs, "an integer >= 1")
     check(arguments.cells >= 2, "--cells", arguments.cells, "an integer >= 2")
     task = TASKS[arguments.task]
@@ -105,6 +106,8 @@ def _execute(arguments: argparse.Namespace) -> Report:
         else:
             tasks = tuple(INDEX_TASKS)
             check(arguments.task in tasks, "task", arguments.task, f"one of {tasks}, with --model")
+            allowed = "nothing beside --model: it is the target of another problem"
+            check(arguments.hermite is None, "--hermite", arguments.hermite, allowed)
             title = index_title(model, arguments)
             answer = INDEX_TASKS[arguments.task](model, arguments)
     text = "\n".join([wrapped(title), *answer.lines, f"{seconds[0]:.1f} s."])
@@ -114,6 +117,17 @@ def _execute(arguments: argparse.Namespace) -> Report:
 
     data = dict(answer.data) | {"seconds": seconds[0]}
     return Report(data, text, answer.draw, stored, stem=f"sgd-{arguments.task}")
+
+
+def _settle_time(arguments: argparse.Namespace) -> None:
+    """The time to go to, of --time or of --alpha."""
+    both = arguments.time is not None and arguments.alpha is not None
+    check(not both, "--alpha", arguments.alpha, "one of --alpha and --time")
+    if arguments.alpha is not None:
+        check(arguments.alpha > 0, "--alpha", arguments.alpha, "a number > 0")
+        arguments.time = arguments.alpha * arguments.gamma
+    arguments.time = 100.0 if arguments.time is None else arguments.time
+    check(arguments.time > 0, "--time", arguments.time, "a number > 0")
 
 
 def _model_of(arguments: argparse.Namespace) -> SequenceSingleIndex:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxsmi import sgd as online
 from jaxsmi.cli.models import FLAGS, MODELS
-from jaxsmi.cli.report import finite, table
+from jaxsmi.cli.report import finite, table, wrapped
 from jaxsmi.cli.sgd_answer import Answer, curves
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
@@ -93,7 +93,7 @@ def _simulate(model: AbstractIndexModel, arguments: argparse.Namespace) -> Answe
     )
     cosine = np.asarray(runs.cosine)
     reached = np.asarray(runs.reached_alpha)
-    last = np.array([run[np.isfinite(run).all(axis=1)][-1] for run in cosine])
+    last = np.asarray(runs.final)
     rows = []
     for p, name in enumerate(model.index_names):
         spread = last[:, p].std() / np.sqrt(max(len(last) - 1, 1))
@@ -168,11 +168,20 @@ def _rates(model: AbstractIndexModel, arguments: argparse.Namespace) -> Answer:
         for q, goal in enumerate(names)
     ]
     order = [names[p] for p in np.argsort(-np.diagonal(growth))]
-    first = f"First of the unlearned state: {', then '.join(order)}."
-    left = [f"{name} {a:.3g}" for name, a in zip(names, escape, strict=True)]
+    soonest = int(np.argmax(np.diagonal(growth)))
+    first = f"Growing from nothing: {', then '.join(order)}."
+    if np.isfinite(escape[soonest]):
+        first += f" {names[soonest]} leaves after alpha ~ ln D/(2 rate) = {escape[soonest]:.3g}"
+        first += (
+            ", to leading order. "
+            if len(names) == 1
+            else (
+                ", to leading order; the others then wait at another saddle (jaxsmi sgd simulate)."
+            )
+        )
     lines = [
         table(["", "Lambda", "mu of M", f"of cosines, kappa {kappa:g}"], rows),
-        f"{first} Escape after alpha ~ ln D/(2 rate): {', '.join(left)}.",
+        wrapped(first),
     ]
     arrays = {
         "signal": np.asarray(found.signal),

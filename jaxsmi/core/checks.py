@@ -73,10 +73,12 @@ def _shown(value: object) -> str:
     """A value as a message shows it: short ones whole, arrays by their shape, tracers by their
     type."""
     if isinstance(value, (jax.Array, np.ndarray)):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return f"keys of shape {value.shape}"
         if not concrete(value) or value.size > 8:
             return f"an array of shape {value.shape}"
         return repr(value)
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 120 else f"{text[:100]}.. ({type(value).__name__})"
 
 
@@ -84,6 +86,13 @@ def _complex(value: object) -> bool:
     """Whether a number or an array is of a complex type."""
     kind = np.asarray(value).dtype if not isinstance(value, jax.Array) else value.dtype
     return bool(jnp.issubdtype(kind, jnp.complexfloating))
+
+
+def _numeric(value: object) -> bool:
+    """Whether a value may stand for numbers: no word, truth value, complex number or None."""
+    if value is None or isinstance(value, (str, bytes, bool, np.bool_)):
+        return False
+    return not any(_complex(leaf) for leaf in jax.tree.leaves(value))
 
 
 def positive_definite(V: Array) -> Array:
@@ -202,23 +211,24 @@ class Arguments:
         """Finite real numbers, of a shape if one is named; of the theory's precision unless `dtype`
         is given."""
         try:
+            check(_numeric(value), name, value, allowed)
             precision = theory_dtype() if dtype is None else dtype
             array = jnp.asarray(value, precision)  # pyright: ignore[reportArgumentType]
         except (TypeError, ValueError):
             raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.") from None
-        numeric = value is not None and not isinstance(value, str) and not _complex(value)
-        check(numeric and (shape is None or array.shape == shape), name, value, allowed)
-        self.condition(jnp.all(jnp.isfinite(array)), name, value, f"{allowed}, finite numbers")
+        check(shape is None or array.shape == shape, name, value, allowed)
+        finite = allowed if "finite" in allowed else f"{allowed}, finite numbers"
+        self.condition(jnp.all(jnp.isfinite(array)), name, value, finite)
         return array
 
     def number(self, name: str, value: ArrayLike, interval: Interval) -> Array:
         """One number of an interval, as an array of the theory's precision."""
         try:
+            check(_numeric(value), name, value, interval.allowed)
             number = jnp.asarray(value, theory_dtype())
         except (TypeError, ValueError):
             raise ValueError(f"{name}: got {_shown(value)}; allowed: {interval.allowed}.") from None
-        single = number.ndim == 0 and value is not None and not _complex(value)
-        check(single, name, value, f"{interval.allowed} (one; jax.vmap for many)")
+        check(number.ndim == 0, name, value, f"{interval.allowed} (one; jax.vmap for many)")
         return self.masked(number, interval.holds(number), name, value, interval.allowed)
 
     def masked(
@@ -269,5 +279,6 @@ class Arguments:
         typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         check(typed or value.dtype == jnp.uint32, name, value, allowed)
         dimensions = value.ndim - (0 if typed else 1)
-        check(dimensions == 0 or (many and dimensions == 1), name, value, allowed)
+        several = many and dimensions == 1 and len(value) > 0
+        check(dimensions == 0 or several, name, value, allowed)
         return value

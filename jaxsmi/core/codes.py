@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
-__all__ = ["INACCURATE_SHARE", "RUNNING", "Result", "choose", "outcome"]
+__all__ = ["INACCURATE_SHARE", "RUNNING", "Result", "choose", "outcome", "outcomes"]
 
 RUNNING = -1  # the code of an iteration that goes on
 
@@ -131,6 +133,18 @@ def outcome(code: int, kind: str) -> str:
     result = Result(code)
     special = {"train": _TRAINING, "online": _TRAINING, "spectral": _SPECTRAL}.get(kind, {})
     return special.get(result, result.remedy)
+
+
+def outcomes(results: ArrayLike, kind: str) -> str:
+    """The sentence that goes with a result code; with several codes how often each came, and the
+    sentence of the first that is not the best."""
+    codes = np.ravel(np.asarray(results))
+    if codes.size == 1:
+        return outcome(int(codes[0]), kind)
+    counted = {int(code): int(np.sum(codes == code)) for code in np.unique(codes)}
+    said = [f"{n} {Result(code).name}" for code, n in counted.items()]
+    worst = max(counted, key=lambda code: (code > Result.RECOVERED, counted[code]))
+    return f"{', '.join(said)}. {Result(worst).name}: {outcome(worst, kind)}"
 
 
 def choose(*cases: tuple[Array | bool, int]) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core import labelled
-from jaxsmi.core.codes import Result, outcome
+from jaxsmi.core.codes import Result, outcomes
 
 if TYPE_CHECKING:
     import xarray
@@ -81,7 +81,7 @@ class Solution(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return outcome(int(self.result), self.kind)
+        return outcomes(self.result, self.kind)
 
     @property
     def trajectory(self) -> dict[str, PyTree]:

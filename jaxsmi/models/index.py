@@ -217,7 +217,8 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
             for m in (self, learner)
         ]
         allowed = f"one with predictions of the labels' shape {shapes[0]}"
-        check(shapes[0] == shapes[1], "student", f"predictions of shape {shapes[1]}", allowed)
+        same = shapes[0] == shapes[1] or set(shapes) == {(), (1,)}
+        check(same, "student", f"predictions of shape {shapes[1]}", allowed)
         S = self.prior.second_moment(self.indices)
         gram = S
         encoding = jnp.zeros((self.tokens, 0), S.dtype)
@@ -330,7 +331,8 @@ class _Loss(eqx.Module):
     loss: Callable[[Array, Array], Array] = eqx.field(static=True)
 
     def __call__(self, hidden: Array, fields: Array, noise: Array) -> Array:
-        return self.loss(self.student.link(fields), self.channel.label(hidden, noise))
+        label = self.channel.label(hidden, noise)
+        return self.loss(self.student.link(fields).reshape(label.shape), label)
 
 
 class _Cosines(eqx.Module):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.numerics.triangular import total
@@ -99,8 +100,10 @@ class Coordinates(eqx.Module):
         return jnp.moveaxis(apart, 1, 0).reshape(-1, Y.shape[-1])
 
 
-# A small matrix is unrolled, entry by entry; rows of more entries stay arrays.
+# A small matrix is unrolled, entry by entry; rows of more entries stay arrays. Of more rows the
+# factor is a loop: a compiler that fuses unrolled steps repeats all of them for every entry.
 _UNROLLED = 16
+_STEPS = 3
 Row = list[Array] | Array
 
 
@@ -135,6 +138,8 @@ def factor(rows: Sequence[Row]) -> list[list[Array]]:
     Modified Gram-Schmidt steps, whose triangular factor has the backward error of Householder's; a
     row that nothing is left of has a zero pivot and is subtracted from nothing.
     """
+    if len(rows) > _STEPS:
+        return _factor_by_steps(jnp.stack([jnp.stack(list(row)) for row in rows]))
     rest = list(rows)
     zero = jnp.zeros_like(rest[0][0])
     Lambda = [[zero] * len(rows) for _ in rows]
@@ -148,6 +153,28 @@ def factor(rows: Sequence[Row]) -> list[list[Array]]:
             Lambda[j][i] = product(rest[j], rest[i]) * inverse
             rest[j] = plus(rest[j], -Lambda[j][i] * inverse, rest[i])
     return Lambda
+
+
+def _factor_by_steps(matrix: Array) -> list[list[Array]]:
+    """`factor` of a matrix (n, m, ..), one step a pass of a loop."""
+    n = len(matrix)
+    below = jnp.arange(n).reshape(-1, *[1] * (matrix.ndim - 2))
+
+    def step(i: int | Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        rest, Lambda = now
+        pivot = rest[i]
+        square = jnp.sum(pivot**2, axis=0)
+        there = square > 0.0
+        norm = jnp.sqrt(jnp.where(there, square, 1.0))
+        inverse = jnp.where(there, 1.0 / norm, 0.0)
+        column = jnp.where(below > i, jnp.sum(rest * pivot, axis=1) * inverse, 0.0)
+        rest = rest - (column * inverse)[:, None] * pivot
+        column = column.at[i].set(jnp.where(there, norm, 0.0))
+        return rest, Lambda.at[:, i].set(column)
+
+    empty = jnp.zeros((n, n, *matrix.shape[2:]), matrix.dtype)
+    _, Lambda = lax.fori_loop(0, n, step, (matrix, empty))
+    return [list(row) for row in Lambda]
 
 
 def rows_of(matrix: Array) -> Array:

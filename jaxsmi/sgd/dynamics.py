@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import POSITIVE, UNIT_INTERVAL, Arguments, check
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import Result, outcomes
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher
@@ -68,6 +68,11 @@ class Flow(eqx.Module):
     def alpha(self) -> Array:
         """α = t/κ of the records; inf for κ = 0."""
         return self.time / self.kappa
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code (outside jit and vmap)."""
+        return outcomes(self.result, "flow")
 
     @property
     def overlaps(self) -> Array:

@@ -38,7 +38,7 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.averages import AbstractAverages, Averages, SphereAverages, net_averages
 from jaxsmi.sgd.population import in_range, sampling
-from jaxsmi.sgd.problem import check_start, frame_of, overlaps_of, pair_of
+from jaxsmi.sgd.problem import check_start, frame_of, guarded, overlaps_of, pair_of
 
 __all__ = [
     "Equation",
@@ -255,6 +255,8 @@ def problem_of(
         float(o.rtol),
         max_steps,
     )
+    if not pair.spherical:
+        start = Point(*guarded(pair, gram, *start))
     return Problem(equations, pair, gram, start)
 
 

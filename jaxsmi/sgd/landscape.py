@@ -24,7 +24,7 @@ from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.averages import net_averages
 from jaxsmi.sgd.hermite import has_second_moment
 from jaxsmi.sgd.population import in_range, overlaps, risk_at, sampling, without_sampling
-from jaxsmi.sgd.problem import check_start, overlaps_of, pair_of
+from jaxsmi.sgd.problem import check_start, guarded, overlaps_of, pair_of
 
 __all__ = ["hessian", "risk"]
 
@@ -104,6 +104,7 @@ def _index_risk(
     if start is None:
         raise ValueError(f"m: got {where[0]!r}; allowed: (M, Q), of an index model.")
     check_start(arguments, pair, pair.gram, start)
+    start = guarded(pair, pair.gram, *start)
     check(key is not None, "key", key, "a key: averages of this model are sampled")
     count = power_of_two(arguments.count("samples", samples))
     values = _on_nets(pair, start, arguments.key("key", key), count)

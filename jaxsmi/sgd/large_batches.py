@@ -80,7 +80,8 @@ def large_batch_map(
     """
     arguments = Arguments()
     pair = pair_of(arguments, model, student)
-    check(not pair.spherical, "model", type(model).__name__, "an index model: smi.sgd.simulate")
+    allowed = "an index model (runs of a sequence model with batches: smi.sgd.simulate)"
+    check(not pair.spherical, "model", type(model).__name__, allowed)
     b = arguments.number("ratio", ratio, POSITIVE)
     kappa = arguments.number("rate", rate, POSITIVE)
     count = arguments.count("steps", steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import equinox as eqx
@@ -20,7 +21,7 @@ from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.population import overlaps
 from jaxsmi.sgd.starts import Beginning, in_frame
 
-__all__ = ["beginning_of", "check_start", "frame_of", "overlaps_of", "pair_of"]
+__all__ = ["beginning_of", "check_start", "frame_of", "guarded", "overlaps_of", "pair_of"]
 
 _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
@@ -44,6 +45,7 @@ def pair_of(
     allowed = "a function of (prediction, label), or None"
     check(loss is None or callable(loss), "loss", loss, allowed)
     pair = teacher.teacher_student(learner, loss)
+    _check_loss(pair, loss)
     _check_gradient(pair)
     if encoding is None:
         return pair
@@ -54,6 +56,22 @@ def pair_of(
     P, K = pair.targets, E.shape[1]
     gram = jnp.block([[pair.gram, jnp.zeros((P, K))], [jnp.zeros((K, P)), jnp.eye(K)]])
     return eqx.tree_at(lambda p: (p.encoding, p.gram), pair, (E, gram))
+
+
+def _check_loss(pair: TeacherStudent, loss: object) -> None:
+    """Refuse a loss that fails, or is not one number."""
+    tokens = pair.tokens * pair.groups
+    shapes = ((pair.targets, tokens), (pair.rows, tokens), (pair.noise_size,))
+    allowed = "a JAX function of (prediction, label) that returns one number"
+    try:
+        made = jax.eval_shape(
+            pair.sample_loss, *(jax.ShapeDtypeStruct(shape, theory_dtype()) for shape in shapes)
+        )
+    except Exception as failure:
+        said = str(failure).splitlines()[0]
+        raise ValueError(f"loss: got one that fails ({said}); allowed: {allowed}.") from failure
+    shapes = [leaf.shape for leaf in jax.tree.leaves(made)]
+    check(shapes == [()], "loss", f"values of shapes {shapes}", allowed)
 
 
 def _check_gradient(pair: TeacherStudent) -> None:
@@ -97,10 +115,11 @@ def overlaps_of(
         one = arguments.instance("model", model, SequenceSingleIndex, "a SequenceSingleIndex")
         v = overlaps(one, m, e)
         return (v[None] if pair.tied else v[:, None]), jnp.eye(rows, dtype=v.dtype)
-    check(is_zero(e), "e", e, "nothing without m")
+    allowed = "0: the positional overlaps of a SequenceSingleIndex, beside its m"
+    check(is_zero(e), "e", e, allowed)
     if not isinstance(given, tuple):
         return None
-    check(len(given) == 2, "init", given, "two arrays: (M, Q)")
+    check(len(given) == 2, "(M, Q)", given, "two arrays")
     allowed = f"M of shape ({rows}, {k})"
     M = arguments.array("M", given[0], allowed)
     M = M.reshape(rows, -1) if M.size in (rows * k, rows * pair.targets) else M
@@ -147,7 +166,30 @@ def check_start(
     rest = (Q - Y @ Y.T) * blocks
     allowed = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
     least = jnp.linalg.eigvalsh(symmetric(rest))[0]
-    arguments.condition(least >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q))), "(M, Q)", Q, allowed)
+    least = least >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
+    shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
+    arguments.condition(least, "(M, Q)", shown, allowed)
+
+
+@jax.custom_jvp
+def _kept(x: Array, singular: Array) -> Array:
+    """x itself, with derivatives that are NaN where it is singular."""
+    del singular
+    return x
+
+
+@_kept.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    x, singular = primals
+    return x, tangents[0] * jnp.where(singular, jnp.nan, 1.0)
+
+
+def guarded(pair: TeacherStudent, gram: Array, M: Array, Q: Array) -> tuple[Array, Array]:
+    """Overlaps whose derivatives are NaN where Q - M ρ⁺ Mᵀ is singular: a row in the span of others
+    has no coordinate of its own there, and its derivative would be lost in silence."""
+    _, Z = in_frame(triangular_root(gram), M, Q)
+    singular = jnp.any(jnp.diagonal(Z) == 0.0) & (pair.groups == 1)
+    return _kept(M, singular), _kept(Q, singular)
 
 
 def beginning_of(
@@ -160,7 +202,9 @@ def beginning_of(
     exact: bool,
 ) -> Beginning:
     """Where runs begin, from the arguments of a call."""
-    given = None if teacher is None or isinstance(teacher, str) else jnp.asarray(teacher)
+    words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
+    named = teacher is None or isinstance(teacher, str)
+    given = None if named else arguments.array("teacher", teacher, words)
     weighted = given is not None and given.ndim == 2 and given.shape[1] == dimension != pair.fixed
     one = jnp.ones((), theory_dtype())
     if start is None and jnp.ndim(init) == 2:  # pyright: ignore[reportArgumentType]
@@ -174,6 +218,9 @@ def beginning_of(
     if weighted and given is not None:
         rows = arguments.array("teacher", given, "W*", (pair.targets, dimension))
         gram = pair.gram.at[: pair.targets, : pair.targets].set(rows @ rows.T / dimension)
+        least = jnp.linalg.eigvalsh(gram)[0] >= -_ROUNDING * jnp.max(jnp.abs(gram))
+        allowed = "weights whose Gram matrix fits the overlaps with directions of the inputs"
+        arguments.condition(least, "teacher", teacher, allowed)
     else:
         gram = frame_of(arguments, pair, teacher)
     if start is not None:
@@ -181,6 +228,7 @@ def beginning_of(
         check(known, "teacher", teacher, "'orthonormal', ρ or weights, beside given overlaps")
         check_start(arguments, pair, gram, start)
         return Beginning(gram, None, one, start, None, exact)
-    scale = arguments.number("init", init, POSITIVE)  # pyright: ignore[reportArgumentType]
+    kinds = dataclasses.replace(POSITIVE, allowed="a scale > 0, overlaps (M, Q), or weights (P, D)")
+    scale = arguments.number("init", init, kinds)  # pyright: ignore[reportArgumentType]
     drawn = teacher is None or (isinstance(teacher, str) and teacher == "iid")
     return Beginning(None if drawn else gram, None, scale, None, None, exact)

@@ -4,7 +4,7 @@ Equations here [theory: online-sgd, Eqs. (31), (68) to (72)], squared loss. At M
 are even in every row, z ~ N(0, Q), z* ~ N(0, S):
 
     C_p = E Hess_pp link,   C*_q = E Hess_qq link*                        tokens × tokens, by Stein
-    Λ_pq = 2 Σ_{outputs,m,n} C_p[m, n] C*_q[m, n],   H_p = E[s_p·z_p]/Q_pp
+    Λ_pq = 2 S_qq Σ_{outputs,m,n} C_p[m, n] C*_q[m, n],   H_p = E[s_p·z_p]/Q_pp,   S diagonal
     dM_pq/dα = κ (Λ_pq - H_p) M_pq
     cosines, and M_pq on the sphere:   κ Λ_pq - (κ²/2) E|s_p|²/Q_pp
 
@@ -30,7 +30,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.checks import Arguments, Interval, check
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
@@ -49,6 +49,7 @@ from jaxsmi.sgd.problem import pair_of
 __all__ = ["Rates", "RatesErrors", "maximal_rate", "rates"]
 
 _ROUNDING = 1e-9
+_DIMENSIONS = Interval("a number > 1", low=1.0, open_low=True)
 _AXIS = 40  # points an axis of a grid, at least
 
 
@@ -85,16 +86,26 @@ class Rates(eqx.Module):
     def cosine(self, rate: ArrayLike) -> Array:
         """Growth rate (P, P*) of the cosines with α at the learning rate κ, and of M on the
         sphere."""
-        kappa = jnp.asarray(rate)
-        size = jnp.diagonal(self.overlap)
-        return kappa * self.signal - 0.5 * kappa**2 * (self.noise / size)[:, None]
+        P = len(self.overlap)
+        allowed = f"a finite number > 0, or one for each row ({P},)"
+        kappa = Arguments().array("rate", rate, allowed)
+        check(kappa.shape in ((), (P,)), "rate", rate, allowed)
+        check(jnp.all(kappa > 0.0), "rate", rate, allowed)
+        each = jnp.broadcast_to(kappa, (P,))[:, None]
+        size = jnp.diagonal(self.overlap)[:, None]
+        return each * self.signal - 0.5 * each**2 * self.noise[:, None] / size
 
     def escape(self, rate: ArrayLike, dimension: ArrayLike) -> Array:
         """α (P,) after which a random start has left the unlearned state, to leading order:
-        ln D/(2 rate) of the diagonal growth rates; inf where they are not positive."""
+        ln D/(2 rate) of the diagonal growth rates; inf where they are not positive.
+
+        It is meant for the rows that leave first: once they are learned the others wait at another
+        saddle, with another rate.
+        """
+        size = Arguments().number("dimension", dimension, _DIMENSIONS)
         growth = jnp.diagonal(self.cosine(rate))
         safe = jnp.where(growth > 0.0, growth, 1.0)
-        return jnp.where(growth > 0.0, jnp.log(jnp.asarray(dimension)) / (2.0 * safe), jnp.inf)
+        return jnp.where(growth > 0.0, jnp.log(size) / (2.0 * safe), jnp.inf)
 
 
 def rates(
@@ -111,7 +122,8 @@ def rates(
         dM_pq/dα = κ (Λ_pq - H_p) M_pq,   cosines: κ Λ_pq - (κ²/2) E|s_p|²/Q_pp
 
     Args:
-        model: The teacher: an index model whose link is even in every row.
+        model: The teacher: an index model whose link is even in every row, with a prior of
+            independent rows.
         overlap: Q (P, P) of the student, diagonal, or a number times I. Default 1.
         key: A random key, of the nets.
         student: Another index model of as many tokens, even in every row. Default: the model.
@@ -122,8 +134,9 @@ def rates(
         A `Rates`: its `signal` Λ, `plain` μ, `cosine(rate)` and `escape(rate, dimension)`.
 
     Raises:
-        ValueError: For a link that is not even in every row (it does not start at a saddle), a Q
-            that is not diagonal and positive, or numbers out of range.
+        ValueError: For a link that is not even in every row (it does not start at a saddle), a
+            prior with correlated rows (entries of M then grow together), a Q that is not diagonal
+            and positive, or numbers out of range.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -143,6 +156,9 @@ def rates(
     teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
     check(not pair.directions, "model", teacher.title, allowed)
     learner = arguments.instance("student", student or model, AbstractIndexModel, allowed)
+    S = pair.gram
+    apart = jnp.max(jnp.abs(S - jnp.diag(jnp.diagonal(S)))) <= _ROUNDING * jnp.max(jnp.abs(S))
+    arguments.condition(apart, "model", teacher.title, "one whose prior has independent rows")
     key = arguments.key("key", key)
     number = arguments.count("nets", nets, at_least=2)
     count = power_of_two(arguments.count("samples", samples))
@@ -166,10 +182,11 @@ def _check_even(model: AbstractIndexModel, name: str) -> None:
     if not concrete(model):
         return
     shape = (model.indices, model.tokens)
-    point = jnp.cos(1.0 + 2.4 * jnp.arange(float(np.prod(shape))).reshape(shape))
-    label = model.link(point)
-    flips = 1.0 - 2.0 * jnp.eye(model.indices)[:, :, None]
-    even = all(jnp.allclose(model.link(point * flip), label) for flip in flips)
+    with jax.ensure_compile_time_eval():
+        point = jnp.cos(1.0 + 2.4 * jnp.arange(float(np.prod(shape))).reshape(shape))
+        label = model.link(point)
+        flips = 1.0 - 2.0 * jnp.eye(model.indices)[:, :, None]
+        even = all(bool(jnp.allclose(model.link(point * flip), label)) for flip in flips)
     allowed = "a link that is even in every row (others leave M = 0 at once: smi.sgd.flow)"
     check(even, name, model.title, allowed)
 
@@ -193,7 +210,8 @@ def _rates(
     numbers, rest = eqx.partition(averages, eqx.is_array)
     found = lax.map(lambda part: eqx.combine(part, rest).at(M, Q), numbers)
     diagonal = lambda x: jnp.diagonal(x, axis1=-2, axis2=-1)
-    signal = 2.0 * jnp.einsum("rpomn,rqomn->rpq", own, goal)
+    size = jnp.diagonal(pair.gram)
+    signal = 2.0 * jnp.einsum("rpomn,rqomn,q->rpq", own, goal, size)
     return signal, diagonal(found.own) / jnp.diagonal(Q), diagonal(found.square)
 
 
@@ -274,7 +292,8 @@ def maximal_rate(
         V = noise_at(one, overlaps(one, 0.0), key, count).value
         return jnp.maximum(-2.0 * lowest, 0.0) / (V / pair.groups)
     law = arguments.instance("model", model, AbstractIndexModel, "an index model")
-    check(pair.noise_size == 0, "model", law.title, "one with noiseless labels")
+    silent = pair.noise_size == 0 or law.channel.noiseless
+    arguments.condition(silent, "model", law.title, "one with noiseless labels")
     check(key is not None, "key", key, "a key: averages of this model are sampled")
     made = arguments.key("key", key)
     number = arguments.count("nets", nets, at_least=2)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.core.checks import Arguments, check
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import Result, outcomes
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.sgd.coordinates import Coordinates
 
@@ -95,6 +95,7 @@ class Simulation(eqx.Module):
             has other rows than the teacher.
         end: M where each run ended (runs, P, k), of a `SequenceSingleIndex` as `overlaps`
             (runs, n).
+        final: The agreement there (runs, P) or (runs,).
         steps: How many steps it took (runs,).
         reached: The first step at which the agreement has the level, (runs, P) or (runs,); inf:
             never, 0: at the start.
@@ -115,6 +116,7 @@ class Simulation(eqx.Module):
     agreement: Array
     distance: Array
     end: Array
+    final: Array
     steps: Array
     reached: Array
     result: Array
@@ -143,6 +145,11 @@ class Simulation(eqx.Module):
     def reached_alpha(self) -> Array:
         """α of the first passage, as `reached`."""
         return self.reached * self.batch_size / self.dimension
+
+    @property
+    def message(self) -> str:
+        """What became of the runs, and the remedies (outside jit and vmap)."""
+        return outcomes(self.result, "online")
 
     @property
     def gamma(self) -> Array:
@@ -195,6 +202,7 @@ def summary(
     whole = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), positions, last)
     M, Q, agreement, distance = map(front, _measured(rule, whole))
     end = M[:, -1]
+    final = agreement[:, -1]
     size = jnp.diagonal(Q, axis1=-2, axis2=-1)
     first = jnp.maximum(size[:, 0], 1.0)
     grown = jnp.any(size[:, -1] > _GROWTH**2 * first, axis=-1) & (result != Result.NONFINITE)
@@ -208,6 +216,7 @@ def summary(
         agreement=agreement,
         distance=distance,
         end=flattened(end, pair.tied) if pair.spherical else end,
+        final=final,
         steps=steps,
         reached=front(reached),
         result=jnp.where(grown, int(Result.DIVERGED), result),
@@ -246,8 +255,8 @@ def joined(parts: Sequence[Simulation]) -> Simulation:
     def one(name: str) -> Array:
         return jnp.concatenate([jnp.asarray(vars(part)[name]) for part in parts])
 
-    over_runs = ("teacher_overlap", "overlap", "gram", "agreement", "distance", "end", "steps")
-    names = (*over_runs, "reached", "result")
+    over_runs = ("teacher_overlap", "overlap", "gram", "agreement", "distance", "end")
+    names = (*over_runs, "final", "steps", "reached", "result")
     where = lambda s: tuple(vars(s)[name] for name in names)
     return eqx.tree_at(where, parts[0], tuple(one(name) for name in names))
 

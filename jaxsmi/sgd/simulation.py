@@ -111,11 +111,13 @@ def simulate(
         eta: `level`, of a `SequenceSingleIndex`: a number above the start.
 
     Returns:
-        A `Simulation`. A run whose numbers overflow has the code NONFINITE.
+        A `Simulation`: `cosine` (runs, records, P) at `alpha`, `reached_alpha`, M and Q; what a run
+        had when it stopped is in `final` (its records after that are NaN), what became of it in
+        `message`. Cosines are up to the symmetries of the student (`MultiIndex(symmetry=)`).
 
     Raises:
-        ValueError: For a number out of range, an unknown word, a student that does not fit, a
-            matrix model, a start that no weights have, or a link without a gradient.
+        ValueError: For a number out of range, an unknown word, a student or a loss that does not
+            fit, a matrix model, a start that no weights have, or a link without a gradient.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -202,7 +204,7 @@ def per_sample_rate(
     arguments.condition(jnp.all(eta > 0), "rate", rate, "finite numbers > 0")
     batch = arguments.count("batch_size", batch_size)
     word = arguments.choice("reduction", reduction, REDUCTIONS)
-    if word == "sum/D":
+    if word == "sum/D" or dimension is not None:
         dimension = arguments.count("dimension", dimension)
     return jnp.where(arguments.valid, _weight(word, batch, dimension or 1) * eta, jnp.nan)
 
@@ -234,8 +236,8 @@ def _rule(
     """The update that was asked for; of a spherical pair rows are projected and losses added up."""
     rate, name, reduction, momentum, decay, projection = asked
     P = pair.rows
-    allowed = "a finite number > 0" + (f", or {P} of them" if P > 1 else "")
-    eta = arguments.array(name, jnp.nan if rate is None else rate, allowed)
+    allowed = f"a finite number > 0, or one for each row ({P},)"
+    eta = arguments.array(name, rate, allowed)
     check(eta.shape in ((), (P,)), name, rate, allowed)
     eta = arguments.masked(eta, jnp.all(eta > 0), name, rate, allowed)
     usual = "sum" if pair.spherical else "mean"
@@ -311,7 +313,7 @@ def _above(arguments: Arguments, rule: Rule, start: Coordinates, eta: ArrayLike 
 
 def _masked(runs: Simulation, valid: Array) -> Simulation:
     """The same runs, NaN and INVALID where an argument was out of range inside jit."""
-    numbers = lambda r: (r.teacher_overlap, r.overlap, r.agreement, r.distance, r.end)
+    numbers = lambda r: (r.teacher_overlap, r.overlap, r.agreement, r.distance, r.end, r.final)
     nothing = tuple(jnp.where(valid, x, jnp.nan) for x in numbers(runs))
     runs = eqx.tree_at(numbers, runs, nothing)
     result = jnp.where(valid, runs.result, int(Result.INVALID))

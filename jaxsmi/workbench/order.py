@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax
@@ -120,20 +120,25 @@ def learning_order(
     check(data.teacher is not None, "data.teacher", None, "a teacher: cosines are measured with it")
     arguments.count("seeds", seeds)
     arguments.number("level", level, UNIT_INTERVAL)
-    check(len(methods) > 0, "methods", dict(methods), "at least one, such as {'GAMP': {}}")
+    allowed = "at least one name with its settings, such as {'GAMP': {}}"
+    named = isinstance(methods, Mapping) and len(methods) > 0
+    check(
+        named and all(isinstance(x, Mapping) for x in methods.values()), "methods", methods, allowed
+    )
     keys = jax.random.split(arguments.key("key", key), seeds)
     solutions: dict[str, Solution] = {}
     alphas: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for name, given in methods.items():
         settings = dict(given)
+        _known(name, settings)
         part = _first_samples(model, data, name, settings.pop("alpha", None))
         student = arguments.instance(
             f"methods[{name!r}]['model']", settings.pop("model", model), AbstractModel, "a model"
         )
         begin = time.perf_counter()
         if "online" in settings:
-            solutions[name] = _online(model, student, part, keys, settings, progress)
+            solutions[name] = _online(model, student, part, keys, settings["online"], progress)
         else:
             solutions[name] = _runs(student, part, keys, settings, progress)
         jax.block_until_ready(solutions[name].overlap)
@@ -143,6 +148,40 @@ def learning_order(
         alphas[name] = float(reached)
     learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
     return LearningOrder(solutions, learned, level, alphas, seconds)
+
+
+def _known(name: str, settings: Mapping[str, object]) -> None:
+    """Raise a ValueError for a setting that the method does not have."""
+    common = {"alpha", "model"}
+    where = f"methods[{name!r}]"
+    function = train if "optimizer" in settings else state_evolution
+    own = {"model", "data", "alpha", "key", "progress"}
+    if "online" in settings:
+        inner = settings["online"]
+        allowed = "settings of runs, such as {'rate': 0.2, 'alpha': 20.0}"
+        check(isinstance(inner, Mapping), f"{where}['online']", inner, allowed)
+        _refuse(
+            f"{where}['online']", inner, _words(simulate, own - {"alpha"} | _ELSEWHERE) | {"runs"}
+        )
+        _refuse(where, settings, common | {"online"})
+        return
+    if "optimizer" not in settings and not settings.get("theory", False):
+        function = gamp
+    _refuse(where, settings, common | {"theory", "online"} | _words(function, own))
+
+
+_ELSEWHERE = {"dimension", "level", "gamma", "m", "e", "eta"}  # settings that runs have from here
+
+
+def _words(function: Callable[..., object], without: set[str]) -> set[str]:
+    """The names of a function's arguments."""
+    return set(inspect.signature(function).parameters) - without
+
+
+def _refuse(where: str, settings: object, words: set[str]) -> None:
+    """Raise a ValueError for a setting with another name than those."""
+    unknown = sorted(set(dict(settings)) - words)  # pyright: ignore
+    check(not unknown, where, unknown, f"only {', '.join(sorted(words))}")
 
 
 def _first_samples(model: AbstractModel, data: Dataset, name: str, alpha: object) -> Dataset:
@@ -179,18 +218,17 @@ def _online(
     student: AbstractModel,
     data: Dataset,
     keys: PRNGKeyArray,
-    settings: dict,
+    settings: object,
     progress: bool,
 ) -> Solution:
     """Online SGD of the data's teacher, as a Solution whose history has what that of `train` has;
     its steps are those of SGD."""
     law = model_argument(model if data.model is None else data.model)
     teacher = Arguments().instance("model", law, AbstractTeacher, "an index model")
-    given = Arguments().instance("methods['online']", settings["online"], dict, "settings of runs")
-    words = set(inspect.signature(simulate).parameters) - {"model", "key", "dimension"} | {"runs"}
-    unknown = sorted(set(given) - words)
-    check(not unknown, "methods['online']", unknown, f"settings of smi.sgd.simulate: {words}")
+    allowed = "data without directions of the inputs: runs draw directions of their own"
+    check(data.directions is None, "data.directions", data.directions, allowed)
     other = None if student is law else student
+    given = Arguments().instance("methods", settings, Mapping, "settings of runs")
     made = {"teacher": data.teacher, "student": other, "progress": progress, **given}
     if "runs" in made:
         keys = jax.random.split(keys[0], Arguments().count("runs", made.pop("runs")))

@@ -76,6 +76,11 @@ PAIRS = {
         {"dimension": 12, "rate": 0.5, "momentum": 0.5, "projection": "sphere"},
     ),
     "more rows than fields": (committee(2), committee(3), {"dimension": 9, "rate": 0.7}),
+    "three rows, momentum": (
+        committee(2),
+        committee(3),
+        {"dimension": 11, "rate": 0.4, "momentum": 0.5, "weight_decay": 0.02},
+    ),
     "batches used twice": (ONE, None, {"dimension": 8, "rate": 2.0, "batch_size": 2, "repeats": 2}),
     "a rate for each row": (TWO, None, {"dimension": 10, "rate": [0.5, 1.5]}),
     "directions of the inputs": (

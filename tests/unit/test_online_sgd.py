@@ -1,6 +1,7 @@
 """What online SGD of index models refuses, and where it appears: learning orders, command line."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -184,3 +185,96 @@ def test_the_command_line_says_what_is_missing(capsys):
     ):
         assert main(words) != 0
         assert name in capsys.readouterr().err
+
+
+SQUARE = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1)
+
+
+def test_rates_of_a_teacher_of_another_norm():
+    """y = z*², E z*² = 2: Λ = 8 E z*² = 16; correlated rows are refused."""
+    wide = smi.MultiIndex(SQUARE.channel.link, indices=1, prior=smi.priors.Gaussian([[2.0]]))
+    found = smi.sgd.rates(wide, 0.7, key=KEY, samples=2**10)
+    np.testing.assert_allclose(found.signal, [[16.0]], rtol=1e-8)
+    jitted = jax.jit(lambda Q: smi.sgd.rates(SQUARE, Q, key=KEY, samples=2**10).signal)(0.7)
+    np.testing.assert_allclose(jitted, [[8.0]], rtol=1e-8)
+    prior = smi.priors.Gaussian([[1.0, 0.5], [0.5, 1.0]])
+    two = smi.MultiIndex(lambda z: jnp.sum(z**2), indices=2, prior=prior)
+    refused("model", lambda: smi.sgd.rates(two, key=KEY))
+    refused("rate", lambda: found.cosine(-0.1))
+    refused("rate", lambda: found.cosine("0.1"))
+    refused("dimension", lambda: found.escape(0.1, 1.0))
+
+
+def test_derivatives_at_a_singular_start_are_nan_and_not_wrong():
+    risk = lambda m: smi.sgd.risk(SQUARE, ([[m]], [[1.0]]), key=KEY, samples=2**8).value
+    assert np.isnan(jax.grad(risk)(1.0))
+    assert jax.grad(risk)(0.9) == pytest.approx(-7.2, abs=0.3)  # -8 m, on coarse nets
+
+
+def test_largest_rate_of_linear_labels_of_a_channel():
+    assert float(smi.sgd.maximal_rate(smi.links.linear(0.0), key=KEY, samples=64).value) == (
+        pytest.approx(1.0, abs=1e-9)
+    )
+    refused("model", lambda: smi.sgd.maximal_rate(smi.links.linear(0.1), key=KEY))
+
+
+def test_weights_that_do_not_fit_the_directions_are_refused():
+    inputs = smi.Tokens([[1.0], [1.0]], cross=[[1.0]])
+    model = smi.MultiIndex(lambda z: z[0, 0] * z[0, 1], indices=1, tokens=2, inputs=inputs)
+    small = 0.5 * np.ones((1, 40))
+    setting = {"dimension": 40, "rate": 0.1, "steps": 1}
+    refused("teacher", lambda: smi.sgd.simulate(model, KEY, teacher=small, **setting))
+
+
+def test_runs_of_an_even_link_of_ones_own_know_its_sign():
+    runs = smi.sgd.simulate(
+        SQUARE, jax.random.split(KEY, 8), dimension=200, rate=0.03, alpha=60.0, until=0.8
+    )
+    assert (runs.cosine[:, 0] >= 0.0).all()
+    assert (runs.final >= 0.8).sum() >= 6  # where a run stopped, between two records
+    assert "SUCCESS" in runs.message or runs.message.startswith("All steps")
+    assert runs.final.shape == (8, 1)
+
+
+def test_labels_of_signs_are_learned_by_a_line():
+    """Predictions (1,) of labels ()."""
+    runs = smi.sgd.simulate(
+        smi.links.sign(),
+        jax.random.split(KEY, 4),
+        dimension=100,
+        rate=0.3,
+        alpha=10.0,
+        student=smi.links.linear(),
+        loss=smi.losses.logistic,
+    )
+    assert (runs.final > 0.5).all()
+
+
+BAD = {
+    "teacher": {"teacher": object()},
+    "loss of three numbers": {"loss": lambda a, b: (a - b) ** 2 * jnp.ones(3)},
+    "loss of one argument": {"loss": lambda a: a},
+    "loss in Python": {"loss": lambda a, b: float(a - b) ** 2},
+    "rate, missing": {"rate": None},
+    "rate of two": {"rate": [0.1, 0.2]},
+    "rate, a word": {"rate": "0.1"},
+    "momentum, a word": {"momentum": "0.9"},
+    "rate, a truth": {"rate": True},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_newcomers_wrote(name):
+    setting = {"dimension": 50, "rate": 0.1, "steps": 2} | BAD[name]
+    refused(re.split("[ ,]", name)[0], lambda: smi.sgd.simulate(SQUARE, KEY, **setting))
+
+
+def test_methods_of_learning_orders_are_checked():
+    data = SQUARE.sample(KEY, dimension=20, alpha=2.0)
+    online = {"rate": 0.1, "alpha": 1.0}
+    ask = lambda methods: smi.learning_order(SQUARE, data, methods, key=KEY)
+    refused("methods", lambda: ask([online]))
+    refused(r"methods\['o'\]", lambda: ask({"o": {"onlin": online}}))
+    refused(r"methods\['o'\]", lambda: ask({"o": {"online": online, "runs": 3}}))
+    refused(r"methods\['o'\]\['online'\]", lambda: ask({"o": {"online": online | {"level": 0.2}}}))
+    refused("key", lambda: smi.sgd.simulate(SQUARE, jax.random.split(KEY, 0), dimension=9, rate=1))
