@@ -7,6 +7,7 @@ V (P, P) shared by the M tokens:
     g  = ∂_ω log Z_out = V^{-1} (E[z|y,ω,V] - ω)                                   (P, M)
     ∂g = ∂²_ω log Z_out = V^{-1} Cov[z|y] V^{-1} - V^{-1} ⊗ I_M                    (P, M, P, M)
     response(Q) = E Σ_m g_m g_mᵀ,  ω = Q^{1/2} ξ, z = ω + V^{1/2} η, y ~ p(y|z)    (P, P)
+                  = E_ω Σ_y Z_out(y; ω, V) Σ_m g_m g_mᵀ  where labels are few
     d response(Q)[dQ] = E Σ_{m,n} ∂g_{mn} dQ ∂g_{mn}ᵀ
 
 A channel with a closed-form log Z_out needs to say nothing else (`ClosedFormChannel`): g and ∂g
@@ -242,6 +243,23 @@ class AbstractChannel(eqx.Module):
         inner_key = jax.random.fold_in(key, 1)
         return self.respond(statistic, omega, V, inner_key)
 
+    def weighted(
+        self, Q: Array, V: Array, *, key: PRNGKeyArray, samples: int, randomisations: int
+    ) -> tuple[Posterior, Array]:
+        """Posteriors at overlap Q with weights (n,) of mean one, randomisation by randomisation:
+        `draw`, or, where labels are few, every label at every ω, by its probability Z_out."""
+        outcomes = self.outcomes
+        if outcomes is None:
+            post = self.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
+            return post, jnp.ones_like(post.log_partition)
+        P = self.indices
+        M = self.tokens
+        points = randomised_gaussians(key, samples, randomisations, P * M).reshape(-1, P, M)
+        omega = jnp.repeat(jnp.einsum("pq,nqm->npm", sqrt_psd(Q), points), len(outcomes), axis=0)
+        labels = jnp.tile(outcomes, (len(points), *[1] * (outcomes.ndim - 1)))
+        post = self.respond(self.statistic(labels), omega, V, jax.random.fold_in(key, 1))
+        return post, len(outcomes) * jnp.exp(post.log_partition)
+
     def response(
         self,
         Q: Array,
@@ -269,7 +287,7 @@ class AbstractChannel(eqx.Module):
             A `Response`; NaN where Q or V is not finite or V is not positive definite.
 
         Cost:
-            samples × randomisations posteriors.
+            samples × randomisations posteriors, where labels are few one for each of them.
 
         Source:
             [TCDKZ25], [theory: multi-index, Eqs. (42), (43), (46)].
@@ -277,19 +295,23 @@ class AbstractChannel(eqx.Module):
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
         P = self.indices
-        post = self.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
-        outer = jnp.einsum("npm,nqm->npq", post.g, post.g).reshape(randomisations, samples, P, P)
-        curvature = -jnp.einsum("npmqm->npq", post.dg).reshape(randomisations, samples, P, P)
-        replicas = _controlled(outer, outer - curvature)
+        post, weight = self.weighted(Q, V, key=key, samples=samples, randomisations=randomisations)
+        each = weight[:, None, None]
+        outer = each * jnp.einsum("npm,nqm->npq", post.g, post.g)
+        curvature = -each * jnp.einsum("npmqm->npq", post.dg)
+        outer, curvature = (x.reshape(randomisations, -1, P, P) for x in (outer, curvature))
+        # with all labels at hand the two agree at every ω, and have nothing to control
+        drawn = self.outcomes is None
+        replicas = _controlled(outer, outer - curvature) if drawn else jnp.mean(outer, axis=1)
         jacobian = jnp.zeros((P, P, P, P), outer.dtype)
         if tangents:
-            jacobian = conjugation(post.dg, post.dg)
-        log_partition = jnp.mean(post.log_partition.reshape(randomisations, samples), axis=1)
+            jacobian = conjugation(each[..., None, None] * post.dg, post.dg)
+        values = jnp.where(weight > 0.0, weight * post.log_partition, 0.0)
+        log_partition = jnp.mean(values.reshape(randomisations, -1), axis=1)
         missed = post.error > self.tolerance
         error = jnp.max(jnp.where(missed, 0.0, post.error))
-        return Response(
-            jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, jnp.mean(missed)
-        )
+        share = jnp.mean(missed * weight)
+        return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, share)
 
     def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
         """`response` on few points: what the precision "state" of `gamp` uses."""

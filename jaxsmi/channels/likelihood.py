@@ -2,8 +2,10 @@ r"""The channel of any JAX link with a likelihood, integrated numerically.
 
 Equation here [theory: multi-index, section 3]: Z_out(y; ω, V) = ∫ Π_m N(z_m; ω_m, V) p(y|z) dz over
 the P·M fields, z = ω + V^{1/2} t, with p(y|z) = N(y; link(z), Δ I) for Gaussian label noise, or any
-log p(y|z) the user gives. Up to three fields: refined trapezoidal sums; more: randomised nets; both
-through `numerics.refining.self_refining_moments`, which reports its error.
+log p(y|z) the user gives. Labels of such a law are drawn by the user's sampler, or, where they are
+few, the k-th where u = Φ(ξ) is between Σ_{j<k} p(y_j|z) and Σ_{j<=k} p(y_j|z). Up to three fields:
+refined trapezoidal sums; more: randomised nets; both through
+`numerics.refining.self_refining_moments`, which reports its error.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import ndtr
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhiten
@@ -21,7 +24,58 @@ from jaxsmi.channels.jumps import continuous
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
-__all__ = ["IntegratedChannel"]
+__all__ = ["IntegratedChannel", "LabelLaw"]
+
+
+class LabelLaw(eqx.Module):
+    """How labels scatter, where it is not by Gaussian noise.
+
+    Attributes:
+        log_likelihood: log p(y|z) of (y, z).
+        sampler: Draws a label from (key, z).
+        outcomes: All labels (K, ...), where they are few.
+    """
+
+    log_likelihood: Callable[[Array, Array], Array] | None = None
+    sampler: Callable[[PRNGKeyArray, Array], Array] | None = None
+    outcomes: Array | None = None
+
+    def shape(self, link: Callable[[Array], Array], fields: tuple[int, int]) -> tuple[int, ...]:
+        """Shape of a label of fields (P, M)."""
+        z = jax.ShapeDtypeStruct(fields, float)
+        if self.outcomes is not None:
+            return self.outcomes.shape[1:]
+        if self.sampler is not None:
+            return jax.eval_shape(lambda z: self.draw(z, z[0, 0]), z).shape
+        return jax.eval_shape(link, z).shape
+
+    @property
+    def drawn(self) -> bool:
+        """Whether labels can be drawn: not from a likelihood alone."""
+        alone = self.sampler is None and self.outcomes is None
+        return self.log_likelihood is None or not alone
+
+    def odds(self, fields: Array) -> Array:
+        """p(y_k|z) of all labels (K,), where they are few."""
+        assert self.log_likelihood is not None
+        assert self.outcomes is not None
+        return jnp.exp(jax.vmap(self.log_likelihood, in_axes=(0, None))(self.outcomes, fields))
+
+    def mean(self, fields: Array) -> Array:
+        """E[y|z], where labels are few."""
+        odds = self.odds(fields)
+        assert self.outcomes is not None
+        return jnp.tensordot(odds, self.outcomes, axes=1) / jnp.sum(odds)
+
+    def draw(self, fields: Array, normal: Array) -> Array:
+        """A label of fields, from one standard normal."""
+        if self.outcomes is not None:
+            odds = jnp.cumsum(self.odds(fields))
+            return self.outcomes[jnp.sum(ndtr(normal) * odds[-1] >= odds[:-1])]
+        assert self.sampler is not None
+        bits = jax.lax.bitcast_convert_type(normal, jnp.uint32)
+        seed = jax.lax.reduce(bits, np.uint32(0), jax.lax.bitwise_xor, range(bits.ndim))
+        return jnp.asarray(self.sampler(jax.random.key(seed), fields), fields.dtype)
 
 
 class IntegratedChannel(AbstractChannel):
@@ -29,7 +83,7 @@ class IntegratedChannel(AbstractChannel):
     P·M fields."""
 
     law: Callable[[Array], Array]
-    log_likelihood: Callable[[Array, Array], Array] | None
+    labels: LabelLaw
     noise: Array
     budget: Budget
     indices: int = eqx.field(static=True)
@@ -43,30 +97,38 @@ class IntegratedChannel(AbstractChannel):
         tokens: int,
         noise: Array,
         budget: Budget,
-        log_likelihood: Callable[[Array, Array], Array] | None = None,
+        labels: LabelLaw | None = None,
     ):
         self.law = law
         self.indices = indices
         self.tokens = tokens
         self.noise = noise
         self.budget = budget
-        self.log_likelihood = log_likelihood
-        self.label_shape = jax.eval_shape(law, jax.ShapeDtypeStruct((indices, tokens), float)).shape
+        self.labels = LabelLaw() if labels is None else labels
+        self.label_shape = self.labels.shape(law, (indices, tokens))
+
+    @property
+    def outcomes(self) -> Array | None:
+        """Those of a user's law."""
+        return self.labels.outcomes
 
     @property
     def smooth(self) -> Array:
-        """Whether the link is continuous, by looking (`jumps`)."""
+        """Whether the link is continuous, by looking (`jumps`); labels of a user's law are taken
+        to jump."""
+        if self.labels.log_likelihood is not None:
+            return jnp.asarray(False)
         return continuous(self.law, self.indices, self.tokens)
 
     @property
     def noise_size(self) -> int:
-        """One normal for each entry of the label."""
-        return int(np.prod(self.label_shape))
+        """One normal for each entry of the label, of a user's law one in all."""
+        return int(np.prod(self.label_shape)) if self.labels.log_likelihood is None else 1
 
     @property
     def drawable(self) -> bool:
-        """Unless the likelihood is a user's."""
-        return self.log_likelihood is None
+        """Unless there is nothing but a user's likelihood."""
+        return self.labels.drawn
 
     @property
     def tolerance(self) -> Array:
@@ -78,21 +140,26 @@ class IntegratedChannel(AbstractChannel):
         return self.law(fields)
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """link(z) + √Δ ξ. A user's likelihood has no sampler, and is refused rather than sampled
-        from another law."""
-        if self.log_likelihood is not None:
-            raise ValueError(
-                "model: got a log_likelihood=, which says how likely a label is but not how to "
-                "draw one; sampling and state evolution are not possible. Allowed: noise= for "
-                "Gaussian label noise; gamp on your own data."
-            )
-        return self.link(fields) + jnp.sqrt(self.noise) * noise.reshape(self.label_shape)
+        """link(z) + √Δ ξ; of a user's law what it draws, refused where it cannot."""
+        if self.labels.log_likelihood is None:
+            return self.link(fields) + jnp.sqrt(self.noise) * noise.reshape(self.label_shape)
+        if self.labels.drawn:
+            return self.labels.draw(fields, noise[0])
+        raise ValueError(
+            "model: got a log_likelihood=, which says how likely a label is but not how to "
+            "draw one; sampling and state evolution are not possible. Allowed: sampler= or "
+            "outcomes= beside it; noise= for Gaussian label noise; gamp on your own data."
+        )
 
     def check_labels(self, labels: Array) -> None:
-        """Finite numbers of the link's output shape."""
+        """Finite numbers of a label's shape; where labels are few, of them."""
         allowed = f"rows of shape {self.label_shape}, as the link's"
         check(labels.shape[1:] == self.label_shape, "labels", labels, allowed)
         check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
+        if self.outcomes is not None:
+            axes = tuple(range(2, labels.ndim + 1))
+            known = jnp.any(jnp.all(labels[:, None] == self.outcomes, axis=axes), axis=1)
+            check(jnp.all(known), "labels", labels, f"only the outcomes {self.outcomes.tolist()}")
 
     def statistic(self, labels: Array) -> Array:
         """The labels themselves."""
@@ -100,10 +167,10 @@ class IntegratedChannel(AbstractChannel):
 
     def log_probability(self, y: Array, fields: Array) -> Array:
         """log p(y|z) of one sample."""
-        if self.log_likelihood is not None:
-            return self.log_likelihood(y, fields)
+        if self.labels.log_likelihood is not None:
+            return self.labels.log_likelihood(y, fields)
         squares = jnp.sum((y - self.link(fields)) ** 2)
-        log_norm = 0.5 * self.noise_size * jnp.log(2 * jnp.pi * self.noise)
+        log_norm = 0.5 * int(np.prod(self.label_shape)) * jnp.log(2 * jnp.pi * self.noise)
         return -0.5 * squares / self.noise - log_norm
 
     def respond(
@@ -125,7 +192,11 @@ class IntegratedChannel(AbstractChannel):
 
         # noise resolves the fields to about √Δ: the narrowest feature in t
         width = jnp.sqrt(self.noise / (self.noise + jnp.max(jnp.diagonal(V))))
-        start = level_for_width(P * M, self.budget, width) if self.log_likelihood is None else None
+        start = (
+            level_for_width(P * M, self.budget, width)
+            if self.labels.log_likelihood is None
+            else None
+        )
         moments = self_refining_moments(
             integrand,
             (statistic, omega),

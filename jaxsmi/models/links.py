@@ -9,6 +9,8 @@
 | product(k) | z_1 .. z_k | k = 1, 2 (others sample and train) |
 | square_plus_sign_parity() | z_1² + sign(z_1 z_2 z_3) | exact |
 
+and those of label_links.py: random labels, and pieces of straight lines.
+
 The law of a label is that of the channel; only links without a channel are written here.
 """
 
@@ -24,16 +26,34 @@ from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.checks import VARIANCE, Arguments
+from jaxsmi.models.label_links import (
+    absolute,
+    door,
+    hard_tanh,
+    logistic,
+    piecewise_linear,
+    poisson,
+    relu,
+    softmax,
+)
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
+    "absolute",
+    "door",
+    "hard_tanh",
     "linear",
+    "logistic",
     "phase_retrieval",
+    "piecewise_linear",
+    "poisson",
     "product",
+    "relu",
     "sign",
     "sign_product",
+    "softmax",
     "square_plus_sign_parity",
 ]
 

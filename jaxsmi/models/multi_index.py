@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, NoInference
-from jaxsmi.channels.likelihood import IntegratedChannel
+from jaxsmi.channels.likelihood import IntegratedChannel, LabelLaw
 from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.checks import VARIANCE, Ability, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.invariance import symmetries_of
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.models.tokens import Tokens
 from jaxsmi.numerics.refining import Budget
@@ -30,6 +31,7 @@ __all__ = ["MultiIndex", "default_tolerance"]
 
 
 _MAX_NODES = 2**20
+_ROUNDING = 1e-4  # of probabilities that add up to one
 _POINTS = 16  # at which a link is compared with that of a channel
 
 
@@ -46,22 +48,27 @@ class MultiIndex(AbstractIndexModel):
         tokens: M. Default: that of `channel`, else 1.
         noise: Variance Δ >= 0 of the label noise. Default 0.
         prior: Of the rows of W. Default: iid N(0, 1).
-        log_likelihood: log p(y|Z) as a function of (y, Z), instead of Gaussian noise: for `gamp` on
-            data of your own. It cannot draw labels: `sample` and `state_evolution` refuse it.
+        log_likelihood: log p(y|Z) as a function of (y, Z), normalised, instead of Gaussian noise.
+            Alone it serves `gamp` on data of your own; `sample` and `state_evolution` must draw
+            labels, by one of the next two.
+        sampler: Draws a label from (key, Z).
+        outcomes: All labels (K, ...), where they are few: drawn with the probabilities of
+            log_likelihood. The link is then E[y|Z] unless it is given.
         channel: An exact channel, if known.
         inputs: Fixed directions around which tokens lie, such as positional encodings:
             `smi.Tokens(encoding=..)`. Default: inputs are centred.
         symmetry: What leaves every label unchanged: pairs (indices, word), with a word of
             `models.symmetry.SYMMETRIES` ("sign", "signed permutation", "rotation", ..), or
-            symmetries themselves.
+            symmetries themselves; () for none. Default: found by looking at the labels of some
+            fields, which sees signs, orders and rotations of rows.
         name: What to call the model. Default: the name of the link.
         tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at. Default
             1e-3, 1e-2 for more than three fields.
         max_nodes: Nodes that the numerical channel may spend on one sample. Default 2^20.
 
     Raises:
-        ValueError: For P < 1, M < 1, Δ < 0, a link that fails on an array (P, M), or an unknown
-            symmetry.
+        ValueError: For P < 1, M < 1, Δ < 0, a link that fails on an array (P, M), a log_likelihood
+            whose outcomes' probabilities do not add up to one, or an unknown symmetry.
 
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
@@ -84,9 +91,11 @@ class MultiIndex(AbstractIndexModel):
         noise: ArrayLike = 0.0,
         prior: AbstractIidPrior | None = None,
         log_likelihood: Callable[[Array, Array], Array] | None = None,
+        sampler: Callable[[PRNGKeyArray, Array], Array] | None = None,
+        outcomes: ArrayLike | None = None,
         channel: AbstractChannel | None = None,
         inputs: Tokens | None = None,
-        symmetry: Sequence[AbstractSymmetry | tuple[Block, str]] = (),
+        symmetry: Sequence[AbstractSymmetry | tuple[Block, str]] | None = None,
         name: str | None = None,
         tolerance: float | None = None,
         max_nodes: int = _MAX_NODES,
@@ -94,44 +103,38 @@ class MultiIndex(AbstractIndexModel):
         arguments = Arguments()
         if channel is not None:
             arguments.instance("channel", channel, AbstractChannel, "an AbstractChannel")
-        if log_likelihood is not None:
-            allowed = "a function log p(y|z) of a label and its fields"
-            check(callable(log_likelihood), "log_likelihood", log_likelihood, allowed)
+        labels = _label_law(arguments, log_likelihood, sampler, outcomes)
         if channel is None:
-            if link is None or not callable(link):
-                raise ValueError(f"link: got {link!r}; allowed: a JAX function, or a channel=.")
             P = arguments.count("indices", indices)
             M = arguments.count("tokens", 1 if tokens is None else tokens)
+            if link is None and labels.outcomes is not None:
+                link = labels.mean
+                name = name or _name_of(log_likelihood)
+            if link is None or not callable(link):
+                raise ValueError(f"link: got {link!r}; allowed: a JAX function, or a channel=.")
             variance = arguments.number("noise", noise, VARIANCE)
-            self.name = name or getattr(link, "__name__", type(link).__name__)
+            self.name = name or _name_of(link)
             law = as_tree(link)
             check_link(law, P, M, self.name)
-            silent = is_zero(noise)
             allowed = "0 with a log_likelihood=, which says all of how labels scatter"
-            check(log_likelihood is None or silent, "noise", noise, allowed)
-            likelihood = None if log_likelihood is None else jax.tree_util.Partial(log_likelihood)
-            if likelihood is None and silent:
+            check(log_likelihood is None or is_zero(noise), "noise", noise, allowed)
+            if log_likelihood is None and is_zero(noise):
                 shown = f"{self.name} (noise=0)"
                 self.channel = NoInference(law=law, indices=P, tokens=M, name=shown)
             else:
-                error = default_tolerance(P * M) if tolerance is None else tolerance
-                budget = Budget(error, max_nodes)
-                self.channel = IntegratedChannel(law, P, M, variance, budget, likelihood)
+                _check_labels(labels, P, M)
+                budget = Budget(tolerance or default_tolerance(P * M), max_nodes)
+                self.channel = IntegratedChannel(law, P, M, variance, budget, labels)
         else:
             given = {"indices": indices, "tokens": tokens, "noise": noise}
-            given |= {"log_likelihood": log_likelihood, "tolerance": tolerance}
+            given |= {"log_likelihood": log_likelihood, "sampler": sampler, "outcomes": outcomes}
+            given |= {"tolerance": tolerance}
             _check_beside(channel, link, given | {"max_nodes": max_nodes})
-            named = type(channel) if link is None else link
-            self.name = name or getattr(named, "__name__", type(named).__name__)
+            self.name = name or _name_of(type(channel) if link is None else link)
             self.channel = channel
         self.prior = iid_prior(prior)
         self._inputs = None if inputs is None else _fitting(inputs, self.channel, self.prior)
-        self.symmetry = tuple(
-            part
-            if isinstance(part, AbstractSymmetry)
-            else symmetry_of(part[0], part[1], self.channel.indices)
-            for part in symmetry
-        )
+        self.symmetry = _symmetry(symmetry, self.channel, labels)
 
     @property
     def title(self) -> str:
@@ -155,6 +158,86 @@ class MultiIndex(AbstractIndexModel):
         return super().refusal(ability)
 
 
+def _name_of(function: object) -> str:
+    """What a function calls itself."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _symmetry(
+    given: Sequence[AbstractSymmetry | tuple[Block, str]] | None,
+    channel: AbstractChannel,
+    labels: LabelLaw,
+) -> tuple[AbstractSymmetry, ...]:
+    """The symmetries that are given, or found."""
+    P = channel.indices
+    if given is None:
+        return symmetries_of(_Seen(channel, labels), P, channel.tokens)
+    return tuple(
+        part if isinstance(part, AbstractSymmetry) else symmetry_of(part[0], part[1], P)
+        for part in given
+    )
+
+
+class _Seen(eqx.Module):
+    """What shows a symmetry: the label, and its likelihood where a user gives one."""
+
+    channel: AbstractChannel
+    labels: LabelLaw
+
+    def __call__(self, fields: Array) -> Array:
+        label = jnp.asarray(self.channel.link(fields))
+        if self.labels.log_likelihood is None:
+            return jnp.ravel(label)
+        if self.labels.outcomes is not None:
+            return self.labels.odds(fields)
+        return jnp.append(jnp.ravel(label), self.labels.log_likelihood(label, fields))
+
+
+def _label_law(
+    arguments: Arguments,
+    log_likelihood: Callable[[Array, Array], Array] | None,
+    sampler: Callable[[PRNGKeyArray, Array], Array] | None,
+    outcomes: ArrayLike | None,
+) -> LabelLaw:
+    """The arguments that say how labels scatter."""
+    if log_likelihood is None:
+        allowed = "None without a log_likelihood=, the law that it draws from"
+        check(sampler is None, "sampler", sampler, allowed)
+        check(outcomes is None, "outcomes", outcomes, allowed)
+        return LabelLaw()
+    allowed = "a function log p(y|z) of a label and its fields"
+    check(callable(log_likelihood), "log_likelihood", log_likelihood, allowed)
+    law = as_tree(log_likelihood)
+    if outcomes is not None:
+        check(sampler is None, "sampler", sampler, "None with outcomes=, whose odds are known")
+        values = arguments.array("outcomes", outcomes, "all labels (K, ...), two or more")
+        check(values.ndim >= 1 and len(values) > 1, "outcomes", outcomes, "two or more labels")
+        return LabelLaw(law, None, values)
+    if sampler is None:
+        return LabelLaw(law)
+    check(callable(sampler), "sampler", sampler, "a function of (key, fields)")
+    return LabelLaw(law, as_tree(sampler))
+
+
+def _check_labels(labels: LabelLaw, indices: int, tokens: int) -> None:
+    """Raise a ValueError for a sampler that fails, or odds that do not add up to one."""
+    z = jnp.asarray(np.cos(1.0 + 2.4 * np.arange(indices * tokens))).reshape(indices, tokens)
+    try:
+        labels.shape(lambda z: z, (indices, tokens))
+    except Exception as failure:
+        allowed = f"a function of (key, fields {z.shape}) that draws a label ({failure})"
+        raise ValueError(f"sampler: got {labels.sampler}; allowed: {allowed}.") from failure
+    if labels.outcomes is None or labels.log_likelihood is None:
+        return
+    try:
+        total = jnp.sum(labels.odds(z))
+    except Exception as failure:
+        allowed = f"a JAX function of (a label, fields {z.shape}) ({failure})"
+        raise ValueError(f"log_likelihood: got one that fails; allowed: {allowed}.") from failure
+    allowed = f"probabilities of the outcomes that add up to one, not {total:.6g}"
+    check(jnp.abs(total - 1.0) <= _ROUNDING, "log_likelihood", labels.log_likelihood, allowed)
+
+
 def _fitting(inputs: Tokens, channel: AbstractChannel, prior: AbstractIidPrior) -> Tokens:
     """The argument `inputs`, of the shapes of a channel and with overlaps that a prior allows."""
     law = Arguments().instance("inputs", inputs, Tokens, "smi.Tokens(encoding=..)")
@@ -175,6 +258,8 @@ def _check_beside(
         "tokens": (None, channel.tokens),
         "noise": (0.0,),
         "log_likelihood": (None,),
+        "sampler": (None,),
+        "outcomes": (None,),
         "tolerance": (None,),
         "max_nodes": (_MAX_NODES,),
     }
@@ -194,7 +279,7 @@ def _check_same_law(link: Callable[[Array], Array], channel: AbstractChannel) ->
     check(same, "link", link, allowed)
 
 
-def as_tree(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def as_tree(function: Callable[..., Array]) -> Callable[..., Array]:
     """A function as a tree, whose arrays can be differentiated; what it closes over becomes
     constants of the tree."""
     if isinstance(function, eqx.Module):

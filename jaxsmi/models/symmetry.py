@@ -6,6 +6,7 @@ onto a teacher [theory: multi-index, section 9, Eqs. (65), (66)], with M = Ŵ W*
 
     sign                         each row by itself: |M_pp|/√(Q_pp ρ_pp)
     joint sign                   all rows together: ± M_pp/√(Q_pp ρ_pp), one common sign
+    permutation                  any order: the best one of M_pq/√(Q_pp ρ_qq)
     signed permutation           any order, any signs: the best order of |M_pq|/√(Q_pp ρ_qq)
     even signed permutation      the signs multiply to one: an odd flip costs the least certain row
     rotation                     O(P): the singular values of Q^{-1/2} M ρ^{-1/2}
@@ -44,6 +45,7 @@ __all__ = [
     "Exchange",
     "JointSign",
     "NoSymmetry",
+    "Permutation",
     "QueryAndKey",
     "Rotation",
     "Sign",
@@ -218,6 +220,23 @@ class AnchoredEvenSignedPermutation(AbstractSignedPermutation):
     anchored: ClassVar[int] = 1
 
 
+class Permutation(AbstractSymmetry):
+    """Rows in any order, with their signs: what a committee allows."""
+
+    indices: tuple[int, ...] = eqx.field(static=True)
+    kind: ClassVar[str] = "permutation"
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Those of the best order, with their signs."""
+        table = cross / _scale(Q, rho)
+        return table[jnp.arange(len(table)), best_order(table)]
+
+    def align(self, estimate: Array, teacher: Array) -> Array:
+        """The order of the largest sum of overlaps."""
+        order = best_order(estimate @ teacher.T)
+        return jnp.zeros_like(estimate).at[order].set(estimate)
+
+
 class Rotation(AbstractSymmetry):
     """O(n) on the n rows of the block: only their span is determined by the labels."""
 
@@ -313,6 +332,7 @@ _CLASSES = (
     NoSymmetry,
     Sign,
     JointSign,
+    Permutation,
     SignedPermutation,
     EvenSignedPermutation,
     AnchoredEvenSignedPermutation,

@@ -149,12 +149,15 @@ def growth(
     """
     P = model.indices
     root = unlearned @ sqrt_psd(V)
-    post = model.channel.draw(Q, V, key=key, samples=samples, randomisations=randomisations)
-    G = jnp.einsum("ab,nbmcl,dc->namdl", root, post.dg, root)
-    G = G.reshape(randomisations, samples, *G.shape[1:])
+    sizes = {"samples": samples, "randomisations": randomisations}
+    post, weight = model.channel.weighted(Q, V, key=key, **sizes)
+    # Σ w G X Gᵀ and Σ w g gᵀ with the root of the weight in both factors
+    share = jnp.sqrt(jnp.maximum(weight, 1e-30))
+    G = jnp.einsum("n,ab,nbmcl,dc->namdl", share, root, post.dg, root)
+    G = G.reshape(randomisations, -1, *G.shape[1:])
     X = lax.stop_gradient(leading(G)) if X is None else X
-    g = jnp.einsum("ab,nbm->nam", root, post.g)
-    outer = jnp.einsum("npm,nqm->npq", g, g).reshape(randomisations, samples, P, P)
+    g = jnp.einsum("n,ab,nbm->nam", share, root, post.g)
+    outer = jnp.einsum("npm,nqm->npq", g, g).reshape(randomisations, -1, P, P)
     largest_slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()
     largest_field = jnp.max(jnp.abs(post.g), axis=(1, 2)).mean()
     # a few samples in ten thousand may miss the tolerance of the inner integral: medians say how
@@ -165,7 +168,7 @@ def growth(
         first_order=outer.mean(1),
         slope_error=jnp.median(post.dg_error) * (1.0 + largest_slope),
         field_error=jnp.median(post.error) * (1.0 + largest_field),
-        inaccurate=jnp.mean(post.error > model.channel.tolerance),
+        inaccurate=jnp.mean(weight * (post.error > model.channel.tolerance)),
     )
 
 

@@ -1,0 +1,350 @@
+"""Links whose labels are random, or linear piece by piece: `MultiIndex` models by name.
+
+| link | y | channel |
+|---|---|---|
+| logistic(beta) | ±1 with probability ς(βyz) | one-dimensional sum |
+| softmax(classes) | a unit vector, with probability softmax(z) | integrated |
+| poisson(size) | a count of mean e^{size z} | integrated |
+| piecewise_linear(slopes, offsets, knots, noise) | a_s z + b_s + √Δ ξ | closed form |
+| relu(noise, leak), hard_tanh(noise), absolute(noise), door(width) | pieces | closed form |
+
+Source: [BKMMZ19; theory: multi-index, section 3].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.channels.logistic import LogisticChannel
+from jaxsmi.channels.piecewise import PiecewiseLinearChannel
+from jaxsmi.core.arrays import is_zero
+from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, Interval, check
+from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.priors.iid import AbstractIidPrior
+
+__all__ = [
+    "absolute",
+    "door",
+    "hard_tanh",
+    "logistic",
+    "piecewise_linear",
+    "poisson",
+    "relu",
+    "softmax",
+]
+
+_STEEPEST = dataclasses.replace(POSITIVE, allowed="a number in (0, 20]", high=20.0)
+_FINITE = Interval("a finite number")
+_A = np.array
+_HALF = 0.6744897501960817  # half of N(0, 1) lies within it
+
+
+def logistic(beta: ArrayLike = 1.0, prior: AbstractIidPrior | None = None) -> MultiIndex:
+    """Logistic regression: y = ±1 with probability 1/(1 + e^{-βyz}).
+
+    Args:
+        beta: β, in (0, 20]. Default 1.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For β out of range (steeper ones: `sign`).
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> model, key = smi.links.logistic(), jax.random.key(0)
+        >>> round(float(smi.state_evolution(model, 4.0, key=key).overlap[0, 0]), 2)
+        0.41
+
+    Cost:
+        A sum of 181 terms a denoiser; error of its derivatives 1e-12 up to β√V = 5, 1e-7 at 10.
+
+    Source:
+        [theory: multi-index, Eq. (69)].
+    """
+    steepness = Arguments().number("beta", beta, _STEEPEST)
+    return MultiIndex(channel=LogisticChannel(steepness), prior=prior, name="logistic")
+
+
+def softmax(
+    classes: int = 3, tolerance: float | None = None, prior: AbstractIidPrior | None = None
+) -> MultiIndex:
+    """Classes: y is the k-th unit vector with probability softmax(z)_k, one field a class.
+
+    Args:
+        classes: How many there are, and indices P, at least 2. Default 3.
+        tolerance: That of `MultiIndex`. Default None.
+        prior: Of the rows of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For fewer than two classes.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> model = smi.links.softmax(3)
+        >>> data = model.sample(jax.random.key(0), dimension=20, alpha=2.0)
+        >>> data.labels.shape  # one of three for each of 40 samples
+        (40, 3)
+
+    Cost:
+        An integral over `classes` fields a denoiser: milliseconds for three.
+
+    Source:
+        [theory: multi-index, section 3].
+    """
+    K = Arguments().count("classes", classes, at_least=2)
+    name = f"softmax({K})"
+    setting = {"indices": K, "outcomes": np.eye(K), "tolerance": tolerance, "prior": prior}
+    return MultiIndex(log_likelihood=_log_softmax, name=name, **setting)
+
+
+def poisson(
+    size: ArrayLike = 1.0, tolerance: float | None = None, prior: AbstractIidPrior | None = None
+) -> MultiIndex:
+    """Counts: y is a Poisson number of mean e^{size z}.
+
+    Args:
+        size: Of the logarithm of the mean, a number > 0. Default 1.
+        tolerance: That of `MultiIndex`. Default None.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For a size that is not positive.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> data = smi.links.poisson(0.5).sample(jax.random.key(0), dimension=20, alpha=2.0)
+        >>> bool((data.labels >= 0).all())
+        True
+
+    Cost:
+        A one-dimensional integral a denoiser.
+
+    Source:
+        [theory: multi-index, section 3].
+    """
+    law = _Counts(Arguments().number("size", size, POSITIVE))
+    return MultiIndex(
+        law.mean,
+        indices=1,
+        log_likelihood=law.log_likelihood,
+        sampler=law.draw,
+        tolerance=tolerance,
+        prior=prior,
+        name="poisson",
+    )
+
+
+def piecewise_linear(
+    slopes: ArrayLike,
+    offsets: ArrayLike,
+    knots: ArrayLike,
+    noise: ArrayLike = 0.0,
+    prior: AbstractIidPrior | None = None,
+    name: str = "piecewise_linear",
+) -> MultiIndex:
+    """A link that is linear piece by piece, y = a_s z + b_s + √Δ ξ for z between two knots.
+
+    Args:
+        slopes: a (S,).
+        offsets: b (S,).
+        knots: Ends of the pieces (S - 1,), increasing.
+        noise: Variance Δ >= 0. Default 0.
+        prior: Of the row of W. Default: iid N(0, 1).
+        name: What to call the model. Default "piecewise_linear".
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For arrays that do not fit, knots that do not increase, a link that is constant,
+            or Δ < 0.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> model = smi.links.piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1])  # hard tanh
+        >>> model.sample(jax.random.key(0), dimension=20, alpha=2.0).labels.shape
+        (40,)
+
+    Cost:
+        A closed form for each piece.
+
+    Source:
+        [theory: multi-index, Eqs. (67), (68)].
+    """
+    arguments = Arguments()
+    a = arguments.array("slopes", slopes, "numbers (S,), S >= 1")
+    check(a.ndim == 1 and len(a) >= 1, "slopes", slopes, "numbers (S,), S >= 1")
+    b = arguments.array("offsets", offsets, f"numbers ({len(a)},), one a slope")
+    check(b.shape == a.shape, "offsets", offsets, f"numbers ({len(a)},), one a slope")
+    allowed = f"increasing numbers ({len(a) - 1},), one less than slopes"
+    k = arguments.array("knots", knots, allowed)
+    check(k.shape == (len(a) - 1,), "knots", knots, allowed)
+    check(jnp.all(jnp.diff(k) > 0.0), "knots", knots, allowed)
+    flat = tuple(bool(is_zero(slope)) for slope in a)
+    varies = len(a) > 1 and jnp.any(jnp.diff(b) != 0.0)
+    check(not all(flat) or varies, "slopes", slopes, "a link that is not constant")
+    variance = None if is_zero(noise) else arguments.number("noise", noise, VARIANCE)
+    channel = PiecewiseLinearChannel(a, b, k, flat, variance)
+    return MultiIndex(channel=channel, prior=prior, name=name)
+
+
+def relu(
+    noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: AbstractIidPrior | None = None
+) -> MultiIndex:
+    """Rectified linear unit, y = max(z, leak z) + √Δ ξ.
+
+    Args:
+        noise: Variance Δ >= 0. Default 0.
+        leak: Slope for z < 0. Default 0.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For Δ < 0.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.links.relu(noise=0.1).name
+        'relu'
+
+    Cost:
+        That of `piecewise_linear`.
+
+    Source:
+        [BKMMZ19].
+    """
+    low = Arguments().number("leak", leak, _FINITE)
+    slopes = jnp.stack([low, jnp.ones_like(low)])
+    return piecewise_linear(slopes, _A([0, 0]), _A([0]), noise, prior, "relu")
+
+
+def hard_tanh(noise: ArrayLike = 0.0, prior: AbstractIidPrior | None = None) -> MultiIndex:
+    """A field that is cut off, y = min(max(z, -1), 1) + √Δ ξ.
+
+    Args:
+        noise: Variance Δ >= 0. Default 0.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For Δ < 0.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.links.hard_tanh().name
+        'hard_tanh'
+
+    Cost:
+        That of `piecewise_linear`.
+
+    Source:
+        [theory: multi-index, Eqs. (67), (68)].
+    """
+    return piecewise_linear(_A([0, 1, 0]), _A([-1, 0, 1]), _A([-1, 1]), noise, prior, "hard_tanh")
+
+
+def absolute(noise: ArrayLike = 0.0, prior: AbstractIidPrior | None = None) -> MultiIndex:
+    """The modulus with noise, y = |z| + √Δ ξ; without: `phase_retrieval`.
+
+    Args:
+        noise: Variance Δ >= 0. Default 0.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For Δ < 0.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.links.absolute(0.1).symmetry[0].kind
+        'sign'
+
+    Cost:
+        That of `piecewise_linear`.
+
+    Source:
+        [BKMMZ19].
+    """
+    return piecewise_linear(_A([-1, 1]), _A([0, 0]), _A([0]), noise, prior, "absolute")
+
+
+def door(
+    width: ArrayLike = 0.6744897501960817, prior: AbstractIidPrior | None = None
+) -> MultiIndex:
+    """The symmetric door, y = sign(|z| - width).
+
+    Args:
+        width: A number > 0. Default: half of all labels are 1.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For a width that is not positive.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> found = smi.weak_recovery(smi.links.door(), key=jax.random.key(0), samples=2**10)
+        >>> round(float(found.alpha), 1)  # 1.360 in closed form
+        1.4
+
+    Cost:
+        That of `piecewise_linear`.
+
+    Source:
+        [BKMMZ19].
+    """
+    half = Arguments().number("width", width, POSITIVE)
+    knots = jnp.stack([-half, half])
+    return piecewise_linear(_A([0, 0, 0]), _A([1, -1, 1]), knots, 0.0, prior, "door")
+
+
+# Named functions, not lambdas: two models of the same link are then one program, compiled once.
+
+
+def _log_softmax(y: Array, z: Array) -> Array:
+    """log softmax(z)_k of the k-th unit vector."""
+    return jnp.sum(y * jax.nn.log_softmax(z[:, 0]))
+
+
+class _Counts(eqx.Module):
+    """Poisson numbers of mean e^{size z}."""
+
+    size: Array
+
+    def mean(self, z: Array) -> Array:
+        """E[y|z]."""
+        return jnp.exp(self.size * z[0, 0])
+
+    def log_likelihood(self, y: Array, z: Array) -> Array:
+        """log p(y|z)."""
+        rate = self.size * z[0, 0]
+        return y * rate - jnp.exp(rate) - gammaln(y + 1.0)
+
+    def draw(self, key: PRNGKeyArray, z: Array) -> Array:
+        """A label."""
+        return jax.random.poisson(key, self.mean(z))
