@@ -71,6 +71,10 @@ FLAGS: dict[str, Flag] = {
     "beta": Flag("inverse temperature of the softmax"),
     "factors": Flag("factors in the product", int),
     "noise": Flag("variance of the label noise"),
+    "classes": Flag("classes of the labels", int),
+    "size": Flag("size of the logarithm of the mean count"),
+    "leak": Flag("slope for negative fields"),
+    "width": Flag("where the door ends"),
 }
 
 
@@ -105,6 +109,13 @@ MODELS: dict[str, ModelEntry] = {
     "product": ModelEntry(links.product, {}, {}),
     "square-plus-sign-parity": ModelEntry(links.square_plus_sign_parity, {}, {}),
     "linear": ModelEntry(links.linear, {"noise": 0.1}, {}),
+    "logistic": ModelEntry(links.logistic, {"beta": 1.0}, {}),
+    "softmax": ModelEntry(links.softmax, {"classes": 3}, {}),
+    "poisson": ModelEntry(links.poisson, {"size": 1.0}, {}),
+    "relu": ModelEntry(links.relu, {"noise": 0.0, "leak": 0.0}, {}),
+    "hard-tanh": ModelEntry(links.hard_tanh, {"noise": 0.0}, {}),
+    "absolute": ModelEntry(links.absolute, {"noise": 0.1}, {}),
+    "door": ModelEntry(links.door, {"width": 0.6745}, {}),
     "attention-indexed": ModelEntry(
         lambda rank_ratio, **flags: AttentionIndexed(rank_ratio=rank_ratio, **flags),
         _ATTENTION_INDEXED,

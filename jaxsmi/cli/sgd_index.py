@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["INDEX_TASKS", "add_model_flags", "index_model", "index_title"]
 
 _NAMES = ("depth", "tokens", "skip", "beta", "ranks", "factors", "noise")
+_NAMES += ("classes", "size", "leak", "width")
 _PREFIX = "own_"
 
 

@@ -6,7 +6,12 @@ spectrum, wishart (symmetric) or product (rectangular).
 """
 
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.priors.discrete import AbstractMixturePrior, BernoulliGauss, Rademacher
+from jaxsmi.priors.discrete import (
+    AbstractMixturePrior,
+    BernoulliGauss,
+    GaussianMixture,
+    Rademacher,
+)
 from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.priors.iid import AbstractIidPrior
 from jaxsmi.priors.product import ProductPrior
@@ -20,6 +25,7 @@ __all__ = [
     "AbstractSpectralPrior",
     "BernoulliGauss",
     "Gaussian",
+    "GaussianMixture",
     "ProductPrior",
     "Rademacher",
     "WishartPrior",

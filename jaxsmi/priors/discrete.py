@@ -1,7 +1,8 @@
 """Priors that are mixtures of several Gaussians: binary and sparse weights.
 
 Rademacher weights are w_p = ±1, a mixture of 2^P points. Bernoulli–Gauss weights are zero with
-probability 1-ρ, else N(0, 1/ρ): a mixture of 2^P supports. Averages over their fields are
+probability 1-ρ, else N(0, 1/ρ): a mixture of 2^P supports. Weights with several peaks are a mixture
+of Gaussians each, with either sign. Averages over their fields are
 quadratures (field_averages.py).
 """
 
@@ -22,9 +23,10 @@ from jaxsmi.priors import field_averages
 from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix, real
 from jaxsmi.priors.mixture import Mixture
 
-__all__ = ["AbstractMixturePrior", "BernoulliGauss", "Rademacher"]
+__all__ = ["AbstractMixturePrior", "BernoulliGauss", "GaussianMixture", "Rademacher"]
 
 _MAX_INDICES = 8  # 2^8 components
+_MOST = 2**_MAX_INDICES
 
 
 class AbstractMixturePrior(AbstractIidPrior):
@@ -147,3 +149,69 @@ class BernoulliGauss(AbstractMixturePrior):
         support = jax.random.bernoulli(support_key, self.density, (indices, dimension))
         values = jax.random.normal(value_key, support.shape, theory_dtype())
         return support * values / jnp.sqrt(self.density)
+
+
+class GaussianMixture(AbstractMixturePrior):
+    """Prior with independent entries, each a mixture of Gaussians with either sign.
+
+        w_p ~ Σ_k π_k ½ [N(μ_k, s_k²) + N(-μ_k, s_k²)]
+
+    Args:
+        weights: π (K,), numbers >= 0 that add up to one.
+        means: μ (K,).
+        scales: s (K,), numbers >= 0.
+
+    Returns:
+        A prior.
+
+    Raises:
+        ValueError: For arrays that do not fit, weights that are no probabilities, or scales below
+            zero; from its methods, for more than 2^8 components (2K)^P.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxsmi.priors import GaussianMixture
+        >>> GaussianMixture([1.0], [1.0], [0.0]).overlap(jnp.eye(1))  # Rademacher
+        Array([[0.5504]], dtype=...)
+
+    Cost:
+        See `AbstractIidPrior.overlap`, with (2K)^P components for 2^P.
+
+    Source:
+        [theory: multi-index, section 2].
+    """
+
+    weights: Float[Array, " K"] = eqx.field(converter=lambda x: real(x, "weights"))
+    means: Float[Array, " K"] = eqx.field(converter=lambda x: real(x, "means"))
+    scales: Float[Array, " K"] = eqx.field(converter=lambda x: real(x, "scales"))
+
+    def __check_init__(self):
+        shape = self.weights.shape
+        check(len(shape) == 1 and shape[0] > 0, "weights", self.weights, "probabilities (K,)")
+        for name, value in (("means", self.means), ("scales", self.scales)):
+            check(value.shape == shape, name, value, f"numbers {shape}, one a weight")
+        sound = jnp.all(self.weights >= 0.0) & (jnp.abs(jnp.sum(self.weights) - 1.0) < 1e-6)
+        check(sound, "weights", self.weights, "numbers >= 0 that add up to one")
+        check(jnp.all(self.scales >= 0.0), "scales", self.scales, "numbers >= 0")
+
+    def mixture(self, indices: int) -> Mixture:
+        """(2K)^P components: a peak and a sign for each entry."""
+        peaks = 2 * len(self.weights)
+        allowed = f"1 or more with (2K)^P <= {_MOST} components, 2K = {peaks}"
+        check(indices >= 1 and peaks**indices <= _MOST, "indices", indices, allowed)
+        choice = np.array(list(itertools.product(range(peaks), repeat=indices)))
+        kind, sign = choice // 2, jnp.asarray(1.0 - 2.0 * (choice % 2), self.means.dtype)
+        floor = jnp.finfo(self.weights.dtype).tiny
+        log_weight = jnp.sum(jnp.log(jnp.maximum(0.5 * self.weights, floor))[kind], axis=1)
+        factor = jax.vmap(jnp.diag)(self.scales[kind])
+        return Mixture(log_weight, sign * self.means[kind], factor)
+
+    def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
+        """Draw peaks, signs and values; see `AbstractIidPrior.sample`."""
+        check_sizes(indices, dimension)
+        peak_key, sign_key, value_key = jax.random.split(key, 3)
+        shape = (indices, dimension)
+        kind = jax.random.choice(peak_key, len(self.weights), shape, p=self.weights)
+        sign = jax.random.rademacher(sign_key, shape, theory_dtype())
+        values = jax.random.normal(value_key, shape, theory_dtype())
+        return sign * self.means[kind] + self.scales[kind] * values

@@ -34,7 +34,7 @@ __all__ = ["AbstractIidPrior", "check_sizes", "precision_matrix", "real"]
 
 
 class AbstractIidPrior(AbstractPrior):
-    """A prior with iid columns: `Gaussian`, `Rademacher` and `BernoulliGauss`.
+    """A prior with iid columns: `Gaussian`, `Rademacher`, `BernoulliGauss`, `GaussianMixture`.
 
     A new one that is a mixture of Gaussians, the same for w and -w, is a subclass of
     `AbstractMixturePrior` with the methods `mixture` and `sample`.

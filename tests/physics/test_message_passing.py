@@ -197,6 +197,7 @@ def test_a_damped_step_is_a_mixture_and_does_not_end_a_run_earlier():
     assert change <= 1e-3 * norm
 
 
+@pytest.mark.slow
 def test_a_damped_run_ends_where_an_undamped_one_does():
     """The memory is damped with Ŵ: phase retrieval at half damping stays at the fixed point that
     theory promises, its cosine² and S - C - Q within finite size (√(2/D) = 0.06: 0.1)."""

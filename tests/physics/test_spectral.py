@@ -511,6 +511,7 @@ def test_the_norm_is_the_root_of_its_equation():
     np.testing.assert_allclose(got, optimize.brentq(level, 0.5, 4.0), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_message_passing_starts_from_it():
     """The default: on a data set where the random start learns nothing, D = 300, α = 0.9."""
     for seed in range(20):

@@ -239,6 +239,7 @@ def test_the_settings_of_index_models_have_their_documented_values():
 # The map ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_map_with_and_without_a_basis_of_learned_directions():
     """All directions learned in any basis: the same step, Jacobian and replicas, turned."""
     model = smi.links.sign_product(2)

@@ -165,6 +165,7 @@ def test_an_argument_out_of_range_is_named(capsys, words, name):
 START = ["gamp", "phase-retrieval", "--dimension", 100, "--alpha", 3, "--max-steps", 1, "--json"]
 
 
+@pytest.mark.slow
 def test_where_message_passing_starts(capsys):
     """After one step: from the spectral estimate (squared cosine 0.85 in theory) more than half is
     known, from a random start, of 1/D on average and some 6/D after a step, little."""

@@ -571,3 +571,40 @@ def test_the_second_moment_of_several_matrices():
     S = jnp.einsum("lri,lrj->lij", layers, layers) / np.sqrt(layers.shape[1] * 200)
     overlaps = jnp.einsum("lij,mij->lm", S, S) / 200
     np.testing.assert_allclose(overlaps, model.prior.second_moment(2), atol=0.12)
+
+
+def test_a_mixture_of_peaks_by_adaptive_quadrature():
+    """Q = E f(b)² at precision q̂, P = 1; its limits are the other priors."""
+    weights, means, scales = [0.3, 0.7], [1.5, 0.2], [0.4, 0.1]
+    prior = smi.priors.GaussianMixture(weights, means, scales)
+    known = smi.priors.Rademacher().overlap(jnp.eye(2))
+    np.testing.assert_allclose(
+        smi.priors.GaussianMixture([1.0], [1.0], [0.0]).overlap(jnp.eye(2)), known, atol=1e-12
+    )
+    qhat = 2.3
+    signs = [
+        (p / 2, s * m, v**2)
+        for p, m, v in zip(weights, means, scales, strict=True)
+        for s in (1, -1)
+    ]
+
+    def law(b):  # density of b = q̂ w + √q̂ ξ times powers of w
+        total = np.zeros(2)
+        for p, m, v in signs:
+            spread = qhat**2 * v + qhat
+            density = p * np.exp(-0.5 * (b - qhat * m) ** 2 / spread) / np.sqrt(2 * np.pi * spread)
+            mean = m + qhat * v * (b - qhat * m) / spread
+            total += density * np.array([1.0, mean])
+        return total
+
+    exact = quad(lambda b: law(b)[1] ** 2 / law(b)[0], -25, 25, epsabs=1e-13, limit=400)[0]
+    assert float(prior.overlap(jnp.full((1, 1), qhat))[0, 0]) == pytest.approx(exact, abs=1e-9)
+    second = sum(p * (m**2 + v) for p, m, v in signs)
+    assert float(prior.second_moment(1)[0, 0]) == pytest.approx(second, abs=1e-12)
+    drawn = prior.sample(jax.random.key(0), 1, 100_000)
+    assert float((drawn**2).mean()) == pytest.approx(second, abs=0.02)
+    for given in (([0.5], [1.0], [0.1]), ([1.0], [1.0, 2.0], [0.1]), ([1.0], [1.0], [-0.1])):
+        with pytest.raises(ValueError, match="got"):
+            smi.priors.GaussianMixture(*given)
+    with pytest.raises(ValueError, match=r"^indices"):
+        prior.second_moment(5)
