@@ -223,6 +223,23 @@ def test_the_spectral_start_is_on_theory():
 
 
 @pytest.mark.slow
+def test_an_untied_query_and_key_are_slower_than_one_vector():
+    """Flow on closed equations, runs on the flow; query and key pass an overlap of 1/2 with each
+    other before either has one with the teacher."""
+    drawn = RECIPES["online-sgd-query-key"]()
+    assert len(drawn.compared) == 4
+    for one in drawn.compared:
+        print(one)
+        assert one.agrees, one
+    arrays = drawn.arrays
+    half = {n: np.interp(0.5, arrays[f"{n}_flow_m"], arrays[f"{n}_flow_alpha"]) for n in
+            ("tied", "untied")}  # fmt: skip
+    assert half["untied"] > 1.5 * half["tied"]
+    early = arrays["untied_flow_m"] < 0.2
+    assert 0.4 < arrays["untied_flow_r"][early].max() < 0.6
+
+
+@pytest.mark.slow
 def test_all_learners_in_one_picture():
     """Each learns the last layer first, message passing before many passes before one; tolerances
     of the comparisons are in the recipe."""

@@ -19,7 +19,6 @@ from jaxsmi.descent.training import train
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.deep_attention import DeepAttention
 from jaxsmi.papers.common import (
-    Article,
     Comparison,
     Drawn,
     Folder,
@@ -32,7 +31,7 @@ from jaxsmi.workbench.sweeps.solvers import curve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["ARTICLE", "all_learners"]
+__all__ = ["all_learners"]
 
 _KAPPA = 0.2  # learning rate for each sample
 _BATCH = 10  # of descent that sees its data many times, at the same κ
@@ -232,11 +231,3 @@ def _compared(sizes: _Sizes, arrays: dict[str, np.ndarray]) -> list[Comparison]:
         what = f"message passing, layer {p + 1}"
         compared.append(compare(what, ours, theory, allowed, remark, "theory"))
     return compared
-
-
-ARTICLE = Article(
-    "online-sgd",
-    "Which layer online SGD learns first, beside message passing and descent",
-    "",
-    {"order": all_learners},
-)
