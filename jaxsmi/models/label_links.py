@@ -64,7 +64,7 @@ def logistic(beta: ArrayLike = 1.0, prior: AbstractIidPrior | None = None) -> Mu
         >>> import jax, jaxsmi as smi
         >>> model, key = smi.links.logistic(), jax.random.key(0)
         >>> round(float(smi.state_evolution(model, 4.0, key=key).overlap[0, 0]), 2)
-        0.41
+        0.42
 
     Cost:
         A sum of 181 terms a denoiser; error of its derivatives 1e-12 up to β√V = 5, 1e-7 at 10.
