@@ -17,6 +17,7 @@ from jaxsmi.sgd.exponents import information_exponent
 from jaxsmi.sgd.hermite import coefficients
 from jaxsmi.sgd.landscape import hessian, risk
 from jaxsmi.sgd.large_batches import large_batch_map
+from jaxsmi.sgd.leaps import leaps
 from jaxsmi.sgd.noise import gradient_noise
 from jaxsmi.sgd.origin import flatness, hessian_at_origin, sample_complexity, taylor
 from jaxsmi.sgd.rates import maximal_rate, rates
@@ -41,6 +42,7 @@ __all__ = [
     "hessian_at_origin",
     "information_exponent",
     "large_batch_map",
+    "leaps",
     "maximal_rate",
     "per_sample_rate",
     "phase_diagram",

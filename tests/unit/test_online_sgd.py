@@ -278,3 +278,36 @@ def test_methods_of_learning_orders_are_checked():
     refused(r"methods\['o'\]", lambda: ask({"o": {"online": online, "runs": 3}}))
     refused(r"methods\['o'\]\['online'\]", lambda: ask({"o": {"online": online | {"level": 0.2}}}))
     refused("key", lambda: smi.sgd.simulate(SQUARE, jax.random.split(KEY, 0), dimension=9, rate=1))
+
+
+LEAPS = {
+    "He3": (lambda z: z[0, 0] ** 3 - 3 * z[0, 0], 1, (3, 3), (1, 1)),
+    "He4": (lambda z: z[0, 0] ** 4 - 6 * z[0, 0] ** 2 + 3, 1, (4, 4), (2, 2)),
+    "cancels": (lambda z: z[0, 0] ** 2 * jnp.exp(-(z[0, 0] ** 2)), 1, (4, 4), (4, 4)),
+    "one by one": (
+        lambda z: z[0, 0] * (1 + z[1, 0] + z[1, 0] * z[2, 0]), 3, (1, 1), (1, 1)
+    ),
+    "nothing": (lambda z: 1.0 + 0.0 * z[0, 0], 1, (None, None), (None, None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAPS)
+def test_exponents_and_leaps(name):
+    """[theory: online-sgd, Table 11]: exponent and largest leap of labels, functions of them."""
+    link, indices, *known = LEAPS[name]
+    found = smi.sgd.leaps(smi.MultiIndex(link, indices=indices, noise=0.3))
+    for ladder, pair in zip(found, known, strict=True):
+        assert (ladder.exponent, ladder.leap) == pair
+
+
+def test_leaps_of_ready_made_links():
+    parity = smi.sgd.leaps(smi.links.square_plus_sign_parity()).generative
+    assert parity.steps == ((2, (0,)), (2, (1, 2)))
+    assert smi.sgd.leaps(smi.links.sign_product(3)).information.exponent == 3
+    assert smi.sgd.leaps(smi.links.logistic()).generative.exponent == 1
+    assert smi.sgd.leaps(smi.links.door()).information.exponent == 2
+    sequence = smi.sgd.leaps(smi.sgd.semantic_positional(0.3))
+    assert sequence.information.exponent == 2
+    refused("model", lambda: smi.sgd.leaps(smi.DeepAttention(3, 2)))
+    refused("model", lambda: smi.sgd.leaps(smi.Bilinear()))
+    refused("degree", lambda: smi.sgd.leaps(smi.links.sign(), degree=0))
