@@ -179,6 +179,7 @@ def test_a_start_off_the_nishimori_line_is_not_taken_for_signal():
     )
 
 
+@pytest.mark.slow
 def test_a_damped_step_is_a_mixture_and_does_not_end_a_run_earlier():
     """Ŵ, C and the memory of one step at damping d are (1 - d) new + d old, to rounding; and a run stops on
     the change that an undamped step would have made."""
@@ -213,6 +214,7 @@ def test_a_damped_run_ends_where_an_undamped_one_does():
     np.testing.assert_allclose(runs[0].overlap, runs[1].overlap, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_run_is_damped_once_nothing_grows():
     """Undamped until the overlap stands; then it ends, where undamped it wanders on."""
     model, key = smi.links.phase_retrieval(), jax.random.key(17)

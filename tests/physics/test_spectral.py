@@ -528,6 +528,7 @@ def test_message_passing_starts_from_it():
     np.testing.assert_allclose(inside, run.weights, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_it_gives_it_back():
     """Near the threshold in small dimension some runs end at zero: LOST, and the last record is of
     what is returned."""
