@@ -123,7 +123,8 @@ class MultiIndex(AbstractIndexModel):
                 self.channel = NoInference(law=law, indices=P, tokens=M, name=shown)
             else:
                 _check_labels(labels, P, M)
-                budget = Budget(tolerance or default_tolerance(P * M), max_nodes)
+                error = default_tolerance(P * M) if tolerance is None else tolerance
+                budget = Budget(error, max_nodes)
                 self.channel = IntegratedChannel(law, P, M, variance, budget, labels)
         else:
             given = {"indices": indices, "tokens": tokens, "noise": noise}

@@ -1,4 +1,5 @@
-"""Online SGD of sequence single-index models: expansions, risk, flow, runs, phases [ALSKZ25].
+"""Online SGD of index models and of sequence single-index models [ALSKZ25]: expansions, exponents,
+risk, flow, runs, rates, phases.
 
 The theory is on the page `docs/theory/online-sgd.md`, which the functions cite equation by
 equation.

@@ -40,7 +40,10 @@ def risk(
     samples: int = 2**14,
     student: AbstractTeacher | None = None,
 ) -> Estimate:
-    r"""Population risk, differentiable in the overlaps, at |m| = 1 too, and in the model's numbers.
+    r"""Population risk, differentiable in the overlaps and in the model's numbers.
+
+    Of one direction at |m| = 1 too; of an index model derivatives in (M, Q) are NaN where
+    Q - M ρ⁺ Mᵀ is singular.
 
         R(m, e) = c E‖g(z*) - F(z)‖²,   z = C e + m z* + √(1 - m²) ξ
         index models:  R(M, Q) = E ℓ(link(z), y), with the noise of labels

@@ -94,7 +94,7 @@ def leaps(model: AbstractTeacher, *, degree: int | None = None, tolerance: float
         (3, 1)
 
     Cost:
-        2 × 13 evaluations of the link at each of 401, 201², 81³ or 61⁴ nodes.
+        Four evaluations of the link at each of 401, 201², 81³ or 61⁴ nodes.
 
     Source:
         [theory: online-sgd, Eq. (75)].
