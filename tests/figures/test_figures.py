@@ -210,6 +210,20 @@ def test_theory_is_on_the_published_tables(name, reference):
 
 
 @pytest.mark.slow
+def test_published_curves_of_attention_indexed_models(reference):
+    """Softmax, laid over the linear curves at 2α/3: all widths but 0.1, where two bands of the
+    spectrum merge [print, section 1.9]; without the folder nothing is compared with print."""
+    drawn = RECIPES["attention-indexed-3"](reference=pathlib.Path(reference))
+    print(*drawn.compared, sep="\n")
+    off = [one.what for one in drawn.compared if not one.agrees]
+    assert off == ["linear, T = 2, ρ = 0.1"]
+    assert [one.against for one in drawn.compared] == ["theory"] + 5 * ["published data"]
+    alone = RECIPES["attention-indexed-3"]()
+    assert [one.against for one in alone.compared] == ["theory"]
+    assert alone.arrays.keys() == drawn.arrays.keys()
+
+
+@pytest.mark.slow
 def test_the_spectral_start_is_on_theory():
     """One eigenvalue stands out of the bulk; runs at D = 500 are where theory says, within the
     tolerances of the recipe."""

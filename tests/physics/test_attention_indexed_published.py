@@ -129,29 +129,27 @@ def test_published_descent_is_not_optimal(reference, tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tokens", "alpha"), [(2, 0.0505253), (2, 0.1471328), (3, 0.0422911)])
+@pytest.mark.parametrize(("tokens", "alpha"), [(2, 0.0505), (2, 0.1471), (3, 0.0423)])
 def test_our_descent_is_the_published_one(reference, tokens, alpha):
     """Adam 0.1, 1000 steps, loss sum/D, d = 60 beside 200: one run and the average of 32 (of 8
     runs, extrapolated), within three joint standard errors of four data sets and 2/d."""
+    names = (f"GD_softmax_D=200_rho=0.5_T={tokens}{end}.csv" for end in ("", "_averages=32"))
+    tables = [published_columns(reference / "aim" / x, *COLUMNS, "mmse_std").T for x in names]
+    rows = [table[np.argmin(np.abs(table[:, 0] - alpha))] for table in tables]
     model, optimizer = smi.AttentionIndexed(tokens, 0.5), optax.adam(0.1)
     each = []
     for seed in range(4):
         key = jax.random.key(seed)
-        data = model.sample(key, dimension=60, alpha=alpha)
+        data = model.sample(key, dimension=60, alpha=rows[0][0])
         keys = jax.random.split(key, 8)
         fit = smi.train(model, data, optimizer, key=keys, steps=1000, reduction="sum/D")
         mean = smi.averaged(fit, data.teacher)
         rest = float(mean.single - mean.extrapolated)
         each.append((float(mean.single), float(mean.extrapolated) + rest / 32))
-    ours, error = mean_and_error(each)
-    for k, name in enumerate(("", "_averages=32")):
-        file = reference / f"aim/GD_softmax_D=200_rho=0.5_T={tokens}{name}.csv"
-        at, published, std = published_columns(file, *COLUMNS, "mmse_std")
-        row = np.argmin(np.abs(at - alpha))
-        assert abs(at[row] / alpha - 1) < 1e-5
-        print(f"{ours[k]:.4f}({error[k]:.4f}), published {published[row]:.4f}({std[row] / 4:.4f})")
-        allowed = 3 * np.hypot(error[k], std[row] / 4) + 2 / 60 * published[row]
-        assert abs(ours[k] - published[row]) < allowed
+    for ours, error, (at, published, std) in zip(*mean_and_error(each), rows, strict=True):
+        print(f"α = {at:.5f}: {ours:.4f}({error:.4f}), published {published:.4f}({std / 4:.4f})")
+        assert abs(at / alpha - 1) < 2e-3
+        assert abs(ours - published) < 3 * np.hypot(error, std / 4) + 2 / 60 * published
 
 
 # Hardmax: what print does
@@ -224,7 +222,9 @@ def test_the_printed_gamma_of_hardmax_is_not_the_posterior_mean():
             largest[printed] = max(largest[printed], np.max(np.abs(gamma - counted) / error))
             if not printed:
                 matrix = jnp.array([[omega[0], omega[1]], [omega[1], omega[2]]])
-                ours = np.asarray(HardmaxScores().gamma(jnp.asarray(s, float), matrix, V))
+                ours = np.asarray(
+                    HardmaxScores().gamma(jnp.asarray(s, float), matrix, jnp.asarray(V))
+                )
                 np.testing.assert_allclose(ours[np.triu_indices(2)], gamma, rtol=1e-9)
     print(f"largest z: ours {largest[False]:.1f}, printed {largest[True]:.0f}")
     assert largest[False] < 4.5
