@@ -10,11 +10,10 @@ from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChann
 from jaxsmi.channels.base import (
     AbstractChannel,
     ClosedFormChannel,
-    NoInference,
     Posterior,
     Response,
 )
-from jaxsmi.channels.likelihood import IntegratedChannel
+from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
 

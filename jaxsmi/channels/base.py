@@ -17,7 +17,6 @@ come by autodiff.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from typing import ClassVar
 
 import equinox as eqx
@@ -28,7 +27,6 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.jumps import continuous
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, check, positive_definite
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
@@ -317,6 +315,15 @@ class AbstractChannel(eqx.Module):
         """`response` on few points: what the precision "state" of `gamp` uses."""
         return self.response(Q, V, key=key, samples=512, randomisations=4, tangents=False).mean
 
+    def mixed(self, root: Array) -> AbstractChannel:
+        """The channel of the same labels as a law of fields z' (P, M) with z = z' root. Refuses
+        where the law is no function that could be composed."""
+        del root
+        raise ValueError(
+            f"model: got the channel {type(self).__name__}, which has its fields' tokens "
+            "independent; allowed: its link as a function: smi.MultiIndex(link, noise=..)."
+        )
+
     @property
     @abc.abstractmethod
     def tolerance(self) -> Array:
@@ -372,55 +379,3 @@ def _controlled(values: Array, control: Array) -> Array:
     )
     slope = lax.stop_gradient(quotient(covariance, variance))
     return jnp.mean(values, axis=1) - slope * jnp.mean(control, axis=1)
-
-
-class NoInference(AbstractChannel):
-    """The channel of a link that can be sampled and trained but has no posterior: inference
-    refuses, with the remedy."""
-
-    law: Callable[[Array], Array]
-    indices: int = eqx.field(static=True)
-    tokens: int = eqx.field(static=True)
-    name: str = eqx.field(static=True)
-    remedy: str = eqx.field(
-        static=True,
-        default="the same link with noise > 0 (its channel is then integrated numerically), a "
-        "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)",
-    )
-
-    def refusal(self, ability: Ability) -> str | None:
-        """That there is no posterior, and what to do instead."""
-        if ability not in (Ability.INFERENCE, Ability.DIRECTIONS):
-            return None
-        return (
-            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be "
-            "sampled, and trained if it has a gradient, but not inferred. Allowed: "
-            f"{self.remedy}."
-        )
-
-    @property
-    def smooth(self) -> Array:
-        """Whether the link is continuous, by looking (`jumps`)."""
-        return continuous(self.law, self.indices, self.tokens)
-
-    def link(self, fields: Array) -> Array:
-        """The link itself."""
-        return self.law(fields)
-
-    def check_labels(self, labels: Array) -> None:
-        """Nothing is known about the range."""
-
-    def statistic(self, labels: Array) -> Array:
-        """Refuses."""
-        raise ValueError(self.refusal(Ability.INFERENCE))
-
-    def respond(
-        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
-    ) -> Posterior:
-        """Refuses."""
-        raise ValueError(self.refusal(Ability.INFERENCE))
-
-    @property
-    def tolerance(self) -> Array:
-        """Refuses."""
-        raise ValueError(self.refusal(Ability.INFERENCE))

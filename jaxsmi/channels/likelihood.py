@@ -21,10 +21,20 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhiten
 from jaxsmi.channels.jumps import continuous
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Ability, check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
-__all__ = ["IntegratedChannel", "LabelLaw"]
+__all__ = ["IntegratedChannel", "LabelLaw", "NoInference"]
+
+
+class Mixed(eqx.Module):
+    """A function whose last argument are fields (P, M), at fields z' root."""
+
+    function: Callable[..., Array]
+    root: Array
+
+    def __call__(self, *arguments: Array) -> Array:
+        return self.function(*arguments[:-1], arguments[-1] @ self.root)
 
 
 class LabelLaw(eqx.Module):
@@ -48,6 +58,11 @@ class LabelLaw(eqx.Module):
         if self.sampler is not None:
             return jax.eval_shape(lambda z: self.draw(z, z[0, 0]), z).shape
         return jax.eval_shape(link, z).shape
+
+    def mixed(self, root: Array) -> LabelLaw:
+        """The same labels as a law of fields z' with z = z' root."""
+        laws = (self.log_likelihood, self.sampler)
+        return LabelLaw(*(law and Mixed(law, root) for law in laws), self.outcomes)
 
     @property
     def drawn(self) -> bool:
@@ -135,6 +150,11 @@ class IntegratedChannel(AbstractChannel):
         """The tolerance of the integral."""
         return self.budget.tolerance
 
+    def mixed(self, root: Array) -> IntegratedChannel:
+        """Of link(z' root), noise and all."""
+        sizes = (self.indices, self.tokens, self.noise, self.budget)
+        return IntegratedChannel(Mixed(self.law, root), *sizes, self.labels.mixed(root))
+
     def link(self, fields: Array) -> Array:
         """link(z)."""
         return self.law(fields)
@@ -209,3 +229,59 @@ class IntegratedChannel(AbstractChannel):
             key=key,
         )
         return as_posterior(moments, omega.shape)
+
+
+class NoInference(AbstractChannel):
+    """The channel of a link that can be sampled and trained but has no posterior: inference
+    refuses, with the remedy."""
+
+    law: Callable[[Array], Array]
+    indices: int = eqx.field(static=True)
+    tokens: int = eqx.field(static=True)
+    name: str = eqx.field(static=True)
+    remedy: str = eqx.field(
+        static=True,
+        default="the same link with noise > 0 (its channel is then integrated numerically), a "
+        "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)",
+    )
+
+    def refusal(self, ability: Ability) -> str | None:
+        """That there is no posterior, and what to do instead."""
+        if ability not in (Ability.INFERENCE, Ability.DIRECTIONS):
+            return None
+        return (
+            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be "
+            "sampled, and trained if it has a gradient, but not inferred. Allowed: "
+            f"{self.remedy}."
+        )
+
+    @property
+    def smooth(self) -> Array:
+        """Whether the link is continuous, by looking (`jumps`)."""
+        return continuous(self.law, self.indices, self.tokens)
+
+    def mixed(self, root: Array) -> NoInference:
+        """Of the link at z' root."""
+        return NoInference(Mixed(self.law, root), self.indices, self.tokens, self.name, self.remedy)
+
+    def link(self, fields: Array) -> Array:
+        """The link itself."""
+        return self.law(fields)
+
+    def check_labels(self, labels: Array) -> None:
+        """Nothing is known about the range."""
+
+    def statistic(self, labels: Array) -> Array:
+        """Refuses."""
+        raise ValueError(self.refusal(Ability.INFERENCE))
+
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
+        """Refuses."""
+        raise ValueError(self.refusal(Ability.INFERENCE))
+
+    @property
+    def tolerance(self) -> Array:
+        """Refuses."""
+        raise ValueError(self.refusal(Ability.INFERENCE))

@@ -15,6 +15,7 @@ from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, foreseen, outcome, run_cells, table
 from jaxsmi.cli.solving import learn
 from jaxsmi.core import labelled
+from jaxsmi.sensing.blocks import LAWS
 from jaxsmi.workbench import costs, plotting
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         choices=("float64", "float32", "bfloat16"),
         default="float64",
         help="of the inputs",
+    )
+    parser.add_argument(
+        "--inputs",
+        choices=tuple(LAWS),
+        default="gaussian",
+        help="law of their entries (all of them beside theory: jaxsmi universality)",
     )
     parser.add_argument(
         "--regenerate",
@@ -77,7 +84,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
             model, dimension=arguments.dimension, alpha=arguments.alpha, **storage
         )
         return foreseen(cost, arguments.max_steps, costs.copy_bandwidth())
-    learned = learn(model, arguments, arguments.init, **storage)
+    learned = learn(model, arguments, arguments.init, inputs=arguments.inputs, **storage)
     solution = learned.solution
     rows = [
         [name, *run_cells(solution, p)]

@@ -22,6 +22,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.moments import SecondMoments, block_of, second_moments
+from jaxsmi.core.whitening import Whitening, whitening_of
 
 __all__ = ["Dataset", "LabelLaw", "Regenerated", "Taught"]
 
@@ -32,6 +34,11 @@ class LabelLaw(Protocol):
     @property
     def indices(self) -> int:
         """P, the number of indices."""
+        ...
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the teacher is rows W (P, D), seen through W x/√D."""
         ...
 
     def link(self, fields: Array) -> Array:
@@ -137,6 +144,7 @@ class Dataset(eqx.Module):
             learns.
         directions: U (K, D), the fixed directions around which tokens lie (set by `sample`).
         encoding: E (M, K), how much of each every token has: inputs have the mean E U/√D.
+        whitening: How the inputs were whitened (set by `whiten`).
 
     Raises:
         ValueError: For inputs that are not (N, M, D), a number of labels other than N, directions
@@ -154,6 +162,7 @@ class Dataset(eqx.Module):
     model: LabelLaw | None = None
     directions: Float[Array, "K D"] | None = None
     encoding: Float[Array, "M K"] | None = None
+    whitening: Whitening | None = None
 
     def __init__(
         self,
@@ -163,11 +172,13 @@ class Dataset(eqx.Module):
         model: LabelLaw | None = None,
         directions: ArrayLike | None = None,
         encoding: ArrayLike | None = None,
+        whitening: Whitening | None = None,
     ):
         self.inputs = inputs if isinstance(inputs, Regenerated) else _inputs(inputs)
         self.labels = jnp.asarray(labels)
         self.teacher = None if teacher is None else jnp.asarray(teacher)
         self.model = model
+        self.whitening = whitening
         N, M, D = self.inputs.shape
         rows = f"an array with one row per sample: ({N}, ...)"
         aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
@@ -237,7 +248,8 @@ class Dataset(eqx.Module):
 
     def _with(self, inputs: Array | Regenerated, labels: Array) -> Dataset:
         """Other samples of the same making."""
-        return Dataset(inputs, labels, self.teacher, self.model, self.directions, self.encoding)
+        making = (self.teacher, self.model, self.directions, self.encoding, self.whitening)
+        return Dataset(inputs, labels, *making)
 
     @property
     def mesh(self) -> Mesh | None:
@@ -298,6 +310,113 @@ class Dataset(eqx.Module):
         samples = Arguments().count("samples", samples)
         inputs = self.stored_inputs[:samples]
         return self._with(inputs, self.labels[:samples])
+
+    def second_moments(self, quick: bool = False) -> SecondMoments:
+        r"""Whether the inputs look as message passing assumes: iid entries of mean zero, variance
+        one.
+
+        Sums of squares beside their law for iid entries: of the mean, of variances of features and
+        tokens, of correlations of features and of tokens; fixed directions are taken off first.
+
+        Args:
+            quick: Look at 128 features and 2^20 numbers at most. Default False: at all.
+
+        Returns:
+            `SecondMoments`: `print` shows a table; `.failing`, and `.message` with remedies.
+
+        Raises:
+            ValueError: For inputs that are not stored.
+
+        Example:
+            >>> import jax, jaxsmi as smi
+            >>> data = smi.links.sign().sample(jax.random.key(0), dimension=50, alpha=2.0)
+            >>> data.second_moments().failing
+            ()
+
+        Cost:
+            N D² + D³ operations; quick ones 2^27 at most.
+
+        Source:
+            [theory: inputs, section 3].
+        """
+        inputs = self.stored_inputs
+        mean = None
+        if self.directions is not None and self.encoding is not None:
+            mean = np.asarray(self.encoding @ self.directions) / np.sqrt(self.dimension)
+        if not quick:
+            x = np.asarray(inputs, np.float64)
+            return second_moments(x if mean is None else x - mean)
+        samples, tokens, features = block_of(inputs.shape)
+        local = all(device.platform == "cpu" for device in inputs.devices())
+        whole = np.asarray(inputs) if local else inputs  # without a copy, or a part of them
+        x = np.asarray(whole[np.ix_(samples, tokens, features)], np.float64)
+        x = x if mean is None else x - mean[np.ix_(tokens, features)]
+        return second_moments(x, self.dimension, eigenvalue=False)
+
+    def whiten(
+        self, covariance: ArrayLike | None = None, *, tokens: ArrayLike | str | None = None
+    ) -> Dataset:
+        r"""The same samples in coordinates in which their inputs have the identity for a
+        covariance.
+
+            x' = C^{-1/2} x Σ^{-1/2},   W' = W Σ^{1/2},   W x^T = W' x'^T C^{1/2}
+
+        The teacher goes with them, `unwhiten` maps estimates back. Weights of second moment S have
+        S·Tr Σ/D there (`whitening.scale`), which is what the prior of the model must say. With
+        `tokens`, labels are those of `model.mixed(C)`. Means are not subtracted.
+
+        Args:
+            covariance: Σ (D, D) of the features; or other inputs (N', M, D), labelled or not, many
+                more than D tokens, from which it is estimated: the covariance that is left has
+                eigenvalues of relative variance c = D/(N' M). Default: estimated from these inputs,
+                which is good only for N M >> D: they then have Σ̂ = I exactly, which iid ones do
+                not, and overlaps are off by O(D/(N M)).
+            tokens: C (M, M) of the tokens; "estimated" from these inputs, with trace M and an
+                error 1/√(N D). Default: they are not correlated.
+
+        Returns:
+            A `Dataset` with a `whitening`.
+
+        Raises:
+            ValueError: For a covariance that is not positive definite or of another size, too few
+                tokens to estimate it, inputs that are not stored, have fixed directions or were
+                whitened already, and the teacher of a matrix model.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, jaxsmi as smi
+            >>> x = jnp.linspace(0.5, 2.0, 50) * jax.random.normal(jax.random.key(0), (100, 1, 50))
+            >>> data = smi.Dataset(x, jnp.sign(x[:, 0, 0]), jnp.eye(1, 50))
+            >>> white = data.whiten(jnp.diag(jnp.linspace(0.5, 2.0, 50) ** 2))
+            >>> len(data.second_moments().failing) > 0, white.second_moments().failing
+            (True, ())
+
+        Cost:
+            D³ + N M D² operations.
+
+        Source:
+            [theory: inputs, sections 1 and 2].
+        """
+        inputs = self.stored_inputs
+        check(self.whitening is None, "data", "whitened inputs", "inputs that are not whitened yet")
+        allowed = "inputs without fixed directions"
+        check(self.directions is None, "data", "inputs with directions", allowed)
+        rows = self.model is None or self.model.of_rows
+        check(rows, "data", "the teacher of a matrix model", "a teacher of rows W (P, D)")
+        whitening = whitening_of(inputs, covariance, tokens)
+        teacher = None if self.teacher is None else whitening.into(self.teacher)
+        # the labels' law in the new coordinates is that of `model.mixed`, not of this model
+        model = self.model if whitening.tokens is None else None
+        return Dataset(whitening.whitened(inputs), self.labels, teacher, model, whitening=whitening)
+
+    def unwhiten(self, weights: ArrayLike) -> Array:
+        """Weights (P, D) of these coordinates in those before `whiten`: W = W' Σ^{-1/2}. Raises a
+        ValueError for data that were not whitened."""
+        check(self.whitening is not None, "data", "inputs as they came", "those of data.whiten(..)")
+        assert self.whitening is not None
+        allowed = f"weights of shape (P, {self.dimension})"
+        array = Arguments().array("weights", weights, allowed)
+        check(array.shape[-1:] == (self.dimension,), "weights", weights, allowed)
+        return self.whitening.back(array)
 
 
 def _inputs(inputs: ArrayLike) -> Array:

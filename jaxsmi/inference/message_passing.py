@@ -32,6 +32,7 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Record, Run, drive, ready
 from jaxsmi.core.results import Solution
 from jaxsmi.inference import starts
+from jaxsmi.inference.assumptions import warn_of_inputs
 from jaxsmi.inference.iteration import GampIteration, GampState, Position
 from jaxsmi.inference.learner_passing import Plan, learned, statistic_of
 from jaxsmi.inference.matrix_learner import matrix_learned
@@ -71,7 +72,9 @@ def gamp(
 
     It starts from the spectral estimate where there is one, follows state evolution step by step,
     and is damped once nothing grows. Where it stands still and knows nothing of some directions, a
-    spectral estimate of these is added if labels tell of them.
+    spectral estimate of these is added if labels tell of them. It assumes inputs of iid entries,
+    mean zero, variance one, of any law: stored ones that are far from that are warned of, with the
+    remedy (`data.second_moments()`).
 
     Args:
         model: Any model with a posterior.
@@ -137,6 +140,7 @@ def gamp(
         [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
     """
     model = model_argument(model, None if learner is not None else Ability.INFERENCE)
+    warn_of_inputs(model, data)
     arguments = Arguments()
     max_steps = arguments.count("max_steps", max_steps)
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)

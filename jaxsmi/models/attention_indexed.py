@@ -23,8 +23,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import NoInference
 from jaxsmi.channels.hardmax import HardmaxScores, sign_information
+from jaxsmi.channels.likelihood import NoInference
 from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxScores
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import (

@@ -29,7 +29,7 @@ from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.models.tokens import Directions
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
-from jaxsmi.sensing.blocks import draw_inputs, shifted
+from jaxsmi.sensing.blocks import LAWS, draw_inputs, shifted
 
 __all__ = ["CENTRED", "AbstractModel", "is_centred", "model_argument", "overlaps_of"]
 
@@ -90,8 +90,9 @@ class AbstractModel(eqx.Module):
         teacher: ArrayLike | None = None,
         directions: ArrayLike | None = None,
         store: bool = True,
+        inputs: str = "gaussian",
     ) -> Dataset:
-        r"""Draw a teacher, inputs of Gaussian entries, and their labels.
+        r"""Draw a teacher, inputs of iid entries, and their labels.
 
         The number of samples is N = round(α D) of an index model, round(α d²) of attention with
         one matrix, round(α d L) of bilinear regression.
@@ -107,6 +108,8 @@ class AbstractModel(eqx.Module):
             store: False for inputs that are drawn again whenever they are read: memory for one
                 block of them. N is then rounded to whole blocks: by less than 0.5 % from N = 10⁴
                 on, of few samples by up to four.
+            inputs: Law of their entries, of mean zero and variance one: "gaussian" (default),
+                "rademacher" (±1), "uniform", or "sparse" (one in ten is not zero).
 
         Returns:
             A `Dataset`.
@@ -132,21 +135,22 @@ class AbstractModel(eqx.Module):
         check(positive, "alpha", alpha, f"a positive number {self.complexity_name}")
         alpha = float(alpha)
         store = arguments.flag("store", store)
+        law = arguments.choice("inputs", inputs, self.input_laws)
         key = arguments.key("key", key)
         samples = max(self.samples_at(alpha, dimension), 1)
         self.warn_of_rounding(dimension, samples, alpha)
         teacher_key, input_key, noise_key = jax.random.split(key, 3)
-        drawn = self.draw_teacher(teacher_key, dimension) if teacher is None else teacher
-        truth = arguments.array("teacher", drawn, "an array of real numbers")
+        given = self.draw_teacher(teacher_key, dimension) if teacher is None else teacher
+        truth = arguments.array("teacher", given, "an array of real numbers")
         self.admit_teacher(truth, dimension)
         shape = self.input_shape(dimension)
         usual = theory_dtype() if store else jnp.float32
-        inputs = self.draw_inputs(input_key, samples, shape, dtype or usual, store)
+        drawn = self.draw_inputs(input_key, samples, shape, dtype or usual, store, law)
         around = self.directions_of(jax.random.fold_in(teacher_key, 1), truth, directions)
         if around is not None:
-            inputs = shifted(inputs, around.mean)
-        labels = self.draw_labels(noise_key, truth, inputs)
-        return Dataset(inputs, labels, truth, self, *(around or (None, None)))
+            drawn = shifted(drawn, around.mean)
+        labels = self.draw_labels(noise_key, truth, drawn)
+        return Dataset(drawn, labels, truth, self, *(around or (None, None)))
 
     def directions_of(
         self, key: PRNGKeyArray | None, teacher: Array, given: ArrayLike | None
@@ -190,9 +194,20 @@ class AbstractModel(eqx.Module):
         shape: tuple[int, int],
         dtype: DTypeLike,
         store: bool,
+        law: str = "gaussian",
     ) -> Array | Regenerated:
-        """Inputs (N, *shape) of iid N(0, 1) entries, stored or to be drawn again."""
-        return draw_inputs(key, samples, shape, dtype, store)
+        """Inputs (N, *shape) of iid entries of one of `input_laws`, stored or to be drawn again."""
+        return draw_inputs(key, samples, shape, dtype, store, LAWS[law])
+
+    @property
+    def input_laws(self) -> Sequence[str]:
+        """What entries of inputs can be; with more than one they are iid."""
+        return tuple(LAWS)
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the teacher is rows W (P, D), seen through W x/√D."""
+        return False
 
     @abc.abstractmethod
     def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:

@@ -41,7 +41,7 @@ from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
-from jaxsmi.sensing.blocks import draw_inputs, gaussian
+from jaxsmi.sensing.blocks import LAWS, draw_inputs, gaussian
 from jaxsmi.sensing.rectangular import RectangularSensing
 
 __all__ = [
@@ -331,10 +331,16 @@ class Bilinear(AbstractMatrixModel):
         shape: tuple[int, int],
         dtype: DTypeLike,
         store: bool,
+        law: str = "gaussian",
     ) -> Array | Regenerated:
-        """Gaussian inputs (n, L, d), symmetric where the model is."""
-        law = symmetric_gaussian if self.symmetric else gaussian
-        return draw_inputs(key, samples, shape, dtype, store, law)
+        """Inputs (n, L, d) of iid entries; symmetric Gaussian ones of a symmetric model."""
+        drawn = symmetric_gaussian if self.symmetric else LAWS[law]
+        return draw_inputs(key, samples, shape, dtype, store, drawn)
+
+    @property
+    def input_laws(self) -> tuple[str, ...]:
+        """Symmetric inputs are Gaussian."""
+        return ("gaussian",) if self.symmetric else tuple(LAWS)
 
     def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
         """⟨X, S⟩/√(dL) + √Δ z (n,)."""

@@ -26,8 +26,8 @@ from jaxtyping import Array
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
 from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardmax_link
-from jaxsmi.channels.base import AbstractChannel, NoInference
-from jaxsmi.channels.likelihood import IntegratedChannel
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel

@@ -77,6 +77,11 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
         check(given == shape or single, "data.labels", data.labels, shown)
 
     @property
+    def of_rows(self) -> bool:
+        """It is."""
+        return True
+
+    @property
     def inputs(self) -> Tokens | None:
         """Fixed directions of the inputs; None: they are centred."""
         return None

@@ -15,14 +15,15 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, NoInference
-from jaxsmi.channels.likelihood import IntegratedChannel, LabelLaw
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.channels.likelihood import IntegratedChannel, LabelLaw, NoInference
 from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.checks import VARIANCE, Ability, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.invariance import symmetries_of
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.models.tokens import Tokens
+from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
 from jaxsmi.priors.gaussian import iid_prior
@@ -141,6 +142,44 @@ class MultiIndex(AbstractIndexModel):
     def title(self) -> str:
         """The name of the link."""
         return self.name
+
+    def mixed(self, covariance: ArrayLike) -> MultiIndex:
+        r"""The model of the same labels on inputs whose tokens were whitened: those of
+        `data.whiten(.., tokens=C)`.
+
+            link'(z') = link(z' C^{1/2})
+
+        Args:
+            covariance: C (M, M) of the tokens, symmetric and positive semi-definite.
+
+        Returns:
+            A `MultiIndex` with the same prior, noise and symmetries.
+
+        Raises:
+            ValueError: For another covariance, a model with `inputs=`, or one with a channel of its
+                own, whose link is no function here.
+
+        Example:
+            >>> import jax.numpy as jnp, jaxsmi as smi
+            >>> link = lambda z: jnp.tanh(z[0, 0] * z[0, 1])
+            >>> model = smi.MultiIndex(link, indices=1, tokens=2, noise=0.1)
+            >>> model.mixed([[1.0, 0.5], [0.5, 1.0]]).tokens
+            2
+
+        Source:
+            [theory: inputs, Eq. (5)].
+        """
+        M = self.tokens
+        allowed = f"a symmetric positive semi-definite array ({M}, {M})"
+        arguments = Arguments()
+        C = arguments.array("covariance", covariance, allowed, (M, M))
+        even = jnp.max(jnp.abs(C - C.T)) <= 1e-9 * jnp.max(jnp.abs(C))
+        definite = even & (jnp.linalg.eigvalsh(C)[0] >= -1e-9 * jnp.max(jnp.abs(C)))
+        C = arguments.masked(C, definite, "covariance", covariance, allowed)
+        check(self._inputs is None, "model", self.name, "a model without inputs=")
+        channel = self.channel.mixed(sqrt_psd(C))
+        name = f"{self.name} of mixed tokens"
+        return MultiIndex(channel=channel, prior=self.prior, symmetry=self.symmetry, name=name)
 
     @property
     def inputs(self) -> Tokens | None:

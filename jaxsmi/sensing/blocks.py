@@ -24,6 +24,7 @@ from jaxsmi.core.data import Regenerated
 
 __all__ = [
     "BLOCK",
+    "LAWS",
     "Inputs",
     "draw_inputs",
     "gaussian",
@@ -38,6 +39,8 @@ Inputs = Array | Regenerated
 # numbers in a block of regenerated inputs: 32 MiB, and three times that while they are drawn
 BLOCK = 2**23
 
+DENSITY = 0.1  # of sparse inputs
+
 _LARGE = 2**27  # numbers of inputs that are drawn all at once
 
 
@@ -45,6 +48,29 @@ def gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Arr
     """iid N(0, 1); bfloat16 ones are rounded from float32, whose tails are right."""
     drawn = jnp.float32 if dtype == jnp.bfloat16 else dtype
     return jax.random.normal(key, shape, drawn).astype(dtype)
+
+
+def rademacher(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """iid ±1."""
+    return jax.random.rademacher(key, shape, dtype)
+
+
+def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """iid, uniform on [-√3, √3]: of variance one."""
+    drawn = jnp.float32 if dtype == jnp.bfloat16 else dtype
+    width = math.sqrt(3.0)
+    return jax.random.uniform(key, shape, drawn, -width, width).astype(dtype)
+
+
+def sparse(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """iid: zero with probability 0.9, else N(0, 10): of variance one, kurtosis 30."""
+    where_key, size_key = jax.random.split(key)
+    size = gaussian(size_key, shape, dtype) * math.sqrt(1.0 / DENSITY)
+    return jnp.where(jax.random.bernoulli(where_key, DENSITY, shape), size, 0.0).astype(dtype)
+
+
+# what entries of inputs can be, all of mean zero and variance one
+LAWS = {"gaussian": gaussian, "rademacher": rademacher, "uniform": uniform, "sparse": sparse}
 
 
 def draw_inputs(

@@ -76,12 +76,13 @@ def _pass_messages(
     previous: Solution | None,
     dimension: int = 1000,
     store: bool = True,
+    inputs: str = "gaussian",
     **settings: Any,
 ) -> Solution:
     """Message passing on a teacher and data of its own: no run depends on another."""
     del previous
     data_key, start_key = jax.random.split(key)
-    data = model.sample(data_key, dimension=dimension, alpha=alpha, store=store)
+    data = model.sample(data_key, dimension=dimension, alpha=alpha, store=store, inputs=inputs)
     return gamp(model, data, key=start_key, **settings)
 
 

@@ -1,0 +1,257 @@
+r"""Second moments of inputs: do they look like iid entries of mean zero and variance one?
+
+Equations here [theory: inputs, Eqs. (9) to (14)]: a sum of squares T over entries x_{μmd}, its mean
+and variance when the entries are iid of any symmetric law, and the tail of a chi-square of both:
+
+    T ~ a χ²_h,   a = Var T/(2 E T),   h = 2 (E T)²/Var T,   z = (T - E T)/√Var T
+
+Moments of T are those of random signs and permutations of the entries themselves, so that they hold
+for heavy tails and for ±1. NumPy, not JAX: nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import gammaincc, ndtr
+
+__all__ = ["Moment", "SecondMoments", "block_of", "second_moments"]
+
+_FEATURES = 128  # of the part of the inputs that a quick look takes
+_NUMBERS = 2**20  # in that part
+_RUN = 8  # features in a row: neighbours may be correlated where others are not
+_TOKENS = 8
+_RARE = 1e-8  # p-value of one statistic; there are six
+_LARGE = 0.05  # size from which on message passing notices
+_EXACT = 1e-12
+
+
+class Moment(NamedTuple):
+    """One statistic of the inputs.
+
+    Attributes:
+        name: What it measures.
+        size: How large the departure is, relative to what message passing assumes.
+        z: How far it is from its mean for iid entries, in standard deviations.
+        p_value: Of iid entries: how likely they are so far from it.
+        remedy: What to do where it fails.
+    """
+
+    name: str
+    size: float
+    z: float
+    p_value: float
+    remedy: str
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is beyond chance and large enough to matter."""
+        return self.p_value < _RARE and self.size > _LARGE
+
+
+class SecondMoments(NamedTuple):
+    """What the second moments of some inputs say (`Dataset.second_moments`).
+
+    Attributes:
+        moments: The statistics.
+        features: Largest eigenvalue of the features' sample covariance; NaN where not asked for.
+        edge: Where it lies for iid entries, and its standard deviation there.
+        tokens: Covariance of the tokens (M, M), averaged over features.
+    """
+
+    moments: tuple[Moment, ...]
+    features: float
+    edge: tuple[float, float]
+    tokens: np.ndarray
+
+    @property
+    def failing(self) -> tuple[Moment, ...]:
+        """The statistics that fail; none: the inputs look as message passing assumes."""
+        return tuple(moment for moment in self.moments if moment.fails)
+
+    @property
+    def message(self) -> str:
+        """What fails, by how much, and the remedy, in one sentence; "" where nothing does."""
+        parts = [
+            f"{moment.name} (size {moment.size:.2g}, z = {moment.z:.1f}: {moment.remedy})"
+            for moment in self.failing
+        ]
+        return "; ".join(parts)
+
+    def __str__(self) -> str:
+        """A table."""
+        lines = [f"{'':28}{'size':>9}{'z':>9}{'p':>10}"]
+        for moment in self.moments:
+            row = f"{moment.name:28}{moment.size:9.3f}{moment.z:9.1f}{moment.p_value:10.1e}"
+            lines.append(row + ("  fails" if moment.fails else ""))
+        low = f"{self.edge[0]:.3f} ± {self.edge[1]:.3f}"
+        lines.append(f"largest eigenvalue of the features: {self.features:.3f}; iid: {low}")
+        return "\n".join(lines)
+
+
+def second_moments(
+    inputs: np.ndarray, dimension: int | None = None, eigenvalue: bool = True
+) -> SecondMoments:
+    """All statistics of inputs (N, M, D), or of a part of their features.
+
+    Args:
+        inputs: The inputs, or a part of them.
+        dimension: D of all of them. Default: that of `inputs`.
+        eigenvalue: Whether to find the largest eigenvalue of the features, which costs D³.
+
+    Returns:
+        The statistics.
+    """
+    x = np.asarray(inputs, np.float64)
+    D = x.shape[2] if dimension is None else dimension
+    squares = x**2
+    mean = float(np.mean(squares))
+    tokens = np.einsum("nmd,nkd->mk", x, x, optimize=True) / (x.shape[0] * x.shape[2])
+    if mean == 0.0:
+        nothing = Moment("variance of the entries", 1.0, -np.inf, 0.0, "inputs are zero")
+        return SecondMoments((nothing,), 0.0, (np.nan, np.nan), tokens)
+    deviation = squares - mean
+    rows = x[np.arange(len(x)), np.arange(len(x)) % x.shape[1]]
+    moments = (
+        _variance(mean, squares),
+        _means(x, squares, mean),
+        _groups("variances of the features", deviation, mean, (0, 1), "whiten, or scale each"),
+        _groups("norms of the tokens", deviation, mean, (2,), "divide each token by its norm"),
+        _correlations(rows, D),
+        *([_tokens(x, tokens)] if x.shape[1] > 1 else []),
+    )
+    n = x.shape[0] * x.shape[1]
+    top = _largest(x.reshape(n, -1)) if eigenvalue else np.nan
+    return SecondMoments(moments, top, _edge(n, x.shape[2], mean), tokens)
+
+
+def block_of(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples, tokens and features of a part of inputs (N, M, D) that is quick to look at: all of
+    them where they are few."""
+    N, M, D = shape
+    runs = -(-min(D, _FEATURES) // _RUN)
+    starts = np.linspace(0, max(D - _RUN, 0), runs).astype(int)
+    features = np.unique((starts[:, None] + np.arange(_RUN)).ravel())
+    features = np.arange(D) if D <= _FEATURES else features
+    tokens = np.unique(np.linspace(0, M - 1, min(M, _TOKENS)).astype(int))
+    most = max(_NUMBERS // (len(features) * len(tokens)), 2)
+    samples = np.unique(np.linspace(0, N - 1, min(N, most)).astype(int))
+    return samples, tokens, features
+
+
+def _moment(name: str, size: float, T: float, law: tuple[float, float], remedy: str) -> Moment:
+    """A sum of squares beside its mean and variance (module docstring). A lower tail is that of the
+    normal law, which is the wider one there."""
+    mean, variance = law
+    if variance <= _EXACT * mean**2:
+        return Moment(name, 0.0, 0.0, 1.0, remedy)
+    z = (T - mean) / np.sqrt(variance)
+    scale = 0.5 * variance / mean
+    upper = gammaincc(mean**2 / variance, max(T, 0.0) / (2.0 * scale))
+    p_value = min(1.0, 2.0 * float(upper if z > 0.0 else ndtr(z)))
+    return Moment(name, float(size), float(z), p_value, remedy)
+
+
+def _variance(mean: float, squares: np.ndarray) -> Moment:
+    """Mean square of all entries: one."""
+    name = "variance of the entries"
+    remedy = "divide the inputs by its root, or give the prior the second moment of the fields"
+    kurtosis = float(np.mean(squares**2)) / mean**2
+    spread = np.sqrt(max(kurtosis - 1.0, 0.0) / squares.size)
+    size = abs(mean - 1.0)
+    if spread <= _EXACT:
+        z = 0.0 if size < 1e-6 else np.copysign(np.inf, mean - 1.0)
+    else:
+        z = (mean - 1.0) / spread
+    return Moment(name, size, float(z), float(2.0 * ndtr(-abs(z))), remedy)
+
+
+def _means(x: np.ndarray, squares: np.ndarray, mean: float) -> Moment:
+    """Σ of the squared means over samples of each entry (m, d): moments of random signs."""
+    N = x.shape[0]
+    second = np.sum(squares, axis=0)
+    fourth = np.sum(squares**2, axis=0)
+    T = float(np.sum(np.sum(x, axis=0) ** 2))
+    expected = float(np.sum(second))
+    variance = float(np.sum(2.0 * second**2 - 2.0 * fourth))
+    size = (T - expected) / (N**2 * mean * second.size)
+    return _moment("means", size, T, (expected, variance), "subtract the means from the inputs")
+
+
+def _groups(
+    name: str, deviation: np.ndarray, mean: float, axes: tuple[int, ...], remedy: str
+) -> Moment:
+    """Σ of the squared means of x² - ⟨x²⟩ over groups of entries: the analysis of variance."""
+    values = np.mean(deviation, axis=axes).ravel()
+    K = values.size
+    each = deviation.size // K
+    second = float(np.mean(deviation**2))
+    if second <= _EXACT * mean**2 or K < 2:
+        return Moment(name, 0.0, 0.0, 1.0, remedy)
+    excess = float(np.mean(deviation**4)) / second**2 - 3.0
+    expected = (K - 1) * second / each
+    variance = 2.0 * (K - 1) * (second / each) ** 2 * max(1.0 + 0.5 * excess / each, 0.0)
+    T = float(np.sum(values**2))
+    size = (T - expected) / (K * mean**2)
+    return _moment(name, size, T, (expected, variance), remedy)
+
+
+def _correlations(rows: np.ndarray, dimension: int) -> Moment:
+    """Σ of the squared correlations of pairs of features over one token a sample: moments of random
+    signs and permutations of each feature; both tails."""
+    n = len(rows)
+    remedy = "data.whiten(covariance)"
+    norms = np.sum(rows**2, axis=0)
+    units = rows[:, norms > 0.0] / np.sqrt(norms[norms > 0.0])
+    K = units.shape[1]
+    name = "correlations of the features"
+    if K < 2 or n < 2:
+        return Moment(name, 0.0, 0.0, 1.0, remedy)
+    gram = units.T @ units
+    T = 0.5 * float(np.sum(gram**2) - np.sum(np.diagonal(gram) ** 2))
+    fourth = np.sum(units**4, axis=0)
+    pairs = 0.5 * K * (K - 1)
+    over_pairs: Callable[[np.ndarray], float] = lambda a: 0.5 * float(np.sum(a) ** 2 - np.sum(a**2))
+    moment = over_pairs(fourth) / n + 3.0 * over_pairs(1.0 - fourth) / (n * (n - 1))
+    law = (pairs / n, moment - pairs / n**2)
+    size = abs(T - law[0]) / pairs * (dimension - 1)
+    if law[0] > T:
+        remedy = "smaller than chance: whiten by a covariance from other samples, many more than D"
+    return _moment(name, size, T, law, remedy)
+
+
+def _tokens(x: np.ndarray, covariance: np.ndarray) -> Moment:
+    """Σ of the squared covariances of pairs of tokens: moments of random signs."""
+    M = x.shape[1]
+    T = expected = variance = 0.0
+    for m in range(1, M):
+        products = np.einsum("nd,nmd->m", x[:, m], x[:, :m], optimize=True)
+        squares = (x[:, m, None] * x[:, :m]) ** 2
+        second = np.sum(squares, axis=(0, 2))
+        T += np.sum(products**2)
+        expected += np.sum(second)
+        variance += np.sum(2.0 * second**2 - 2.0 * np.sum(squares**2, axis=(0, 2)))
+    roots = np.sqrt(np.maximum(np.diagonal(covariance), np.finfo(float).tiny))
+    size = np.max(np.abs(np.tril(covariance / np.outer(roots, roots), -1)))
+    remedy = "data.whiten(covariance, tokens=..) and model.mixed(..)"
+    law = (float(expected), float(variance))
+    return _moment("correlations of the tokens", float(size), float(T), law, remedy)
+
+
+def _largest(rows: np.ndarray) -> float:
+    """The largest eigenvalue of the sample covariance of rows (n, D)."""
+    n, D = rows.shape
+    gram = rows.T @ rows if n >= D else rows @ rows.T
+    return float(np.linalg.eigvalsh(gram)[-1]) / n
+
+
+def _edge(n: int, D: int, mean: float) -> tuple[float, float]:
+    """Mean and standard deviation of that eigenvalue for iid entries: the edge of Marchenko and
+    Pastur, and the law of Tracy and Widom around it."""
+    low = np.sqrt(max(n - 1, 1))
+    high = np.sqrt(D)
+    edge = (low + high) ** 2 / n
+    scale = (low + high) * (1.0 / low + 1.0 / high) ** (1.0 / 3.0) / n
+    return float(mean * (edge - 1.2065336 * scale)), float(mean * 1.2679814 * scale)

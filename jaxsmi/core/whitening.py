@@ -1,0 +1,118 @@
+r"""Inputs with a covariance, and the coordinates in which they have none.
+
+Equations here [theory: inputs, Eqs. (1) to (4)], features of covariance Σ (D, D), tokens of C (M,
+M):
+
+    x = C^{1/2} x' Σ^{1/2},   W' = W Σ^{1/2},   W x^T/√D = (W' x'^T/√D) C^{1/2}
+
+x' has iid entries where x is Gaussian.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.checks import Arguments, check
+
+__all__ = ["Whitening", "covariance_of", "token_covariance_of", "whitening_of"]
+
+_SINGULAR = 1e-10  # of the largest eigenvalue
+
+
+class Whitening(eqx.Module):
+    """How inputs were whitened: what maps weights and inputs there and back.
+
+    Attributes:
+        root: Σ^{1/2} (D, D).
+        inverse: Σ^{-1/2} (D, D).
+        scale: Tr Σ/D, the second moment that weights of second moment one have in the new
+            coordinates.
+        tokens: C (M, M); None: tokens were left as they were.
+    """
+
+    root: Array
+    inverse: Array
+    scale: Array
+    tokens: Array | None = None
+
+    def whitened(self, inputs: Array) -> Array:
+        """x' = C^{-1/2} x Σ^{-1/2} of inputs (N, M, D), in their precision."""
+        wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+        if self.tokens is not None:
+            wide = jnp.einsum("mk,nkd->nmd", _powers(self.tokens)[1].astype(wide.dtype), wide)
+        flat = jnp.matmul(wide, self.inverse.astype(wide.dtype), precision="highest")
+        return flat.astype(inputs.dtype)
+
+    def into(self, weights: Array) -> Array:
+        """W' = W Σ^{1/2} of weights (P, D)."""
+        return weights @ self.root
+
+    def back(self, weights: Array) -> Array:
+        """W = W' Σ^{-1/2} of weights (P, D) in whitened coordinates."""
+        return weights @ self.inverse
+
+
+def covariance_of(inputs: Array) -> Array:
+    """XᵀX/(NM) (D, D) of inputs (N, M, D)."""
+    rows = inputs.reshape(-1, inputs.shape[2]).astype(theory_dtype())
+    return rows.T @ rows / rows.shape[0]
+
+
+def token_covariance_of(inputs: Array) -> Array:
+    """C (M, M) of inputs (N, M, D), up to its size: of trace M."""
+    wide = inputs.astype(theory_dtype())
+    C = jnp.einsum("nmd,nkd->mk", wide, wide)
+    return C * inputs.shape[1] / jnp.trace(C)
+
+
+def whitening_of(
+    inputs: Array, covariance: ArrayLike | None, tokens: ArrayLike | str | None
+) -> Whitening:
+    """The arguments of `Dataset.whiten`, checked; what is not given is estimated."""
+    N, M, D = inputs.shape
+    C = None
+    if isinstance(tokens, str):
+        allowed = f"'estimated', a covariance ({M}, {M}), or None"
+        check(tokens == "estimated", "tokens", tokens, allowed)
+        C = token_covariance_of(inputs)
+    elif tokens is not None:
+        C = _definite("tokens", tokens, M)
+    if covariance is None:
+        allowed = f"data of more than D = {D} tokens in all, or a covariance of other inputs"
+        check(N * M > D, "covariance", f"None for {N * M} tokens", allowed)
+        apart = inputs
+        if C is not None:
+            apart = jnp.einsum("mk,nkd->nmd", _powers(C)[1], inputs.astype(theory_dtype()))
+        covariance = covariance_of(apart)
+    elif jnp.ndim(covariance) == 3:
+        allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
+        others = Arguments().array("covariance", covariance, allowed)
+        fits = others.shape[2] == D and others.shape[0] * others.shape[1] > D
+        check(fits, "covariance", covariance, allowed)
+        # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
+        covariance = covariance_of(others) / (1.0 - D / (others.shape[0] * others.shape[1]))
+    Sigma = _definite("covariance", covariance, D)
+    root, inverse = _powers(Sigma)
+    return Whitening(root, inverse, jnp.trace(Sigma) / D, C)
+
+
+def _definite(name: str, value: ArrayLike, size: int) -> Array:
+    """A covariance that can be inverted."""
+    allowed = f"a symmetric positive definite array ({size}, {size})"
+    matrix = Arguments().array(name, value, allowed, (size, size))
+    gap = jnp.max(jnp.abs(matrix - matrix.T)) <= 1e-6 * jnp.max(jnp.abs(matrix))
+    check(gap, name, value, allowed)
+    matrix = 0.5 * (matrix + matrix.T)
+    values = jnp.linalg.eigvalsh(matrix)
+    check(values[0] > _SINGULAR * values[-1], name, value, allowed)
+    return matrix
+
+
+def _powers(matrix: Array) -> tuple[Array, Array]:
+    """The symmetric roots C^{1/2} and C^{-1/2}."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    return (vectors * jnp.sqrt(values)) @ vectors.T, (vectors / jnp.sqrt(values)) @ vectors.T
