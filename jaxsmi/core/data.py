@@ -334,7 +334,7 @@ class Dataset(eqx.Module):
             ()
 
         Cost:
-            N D² + D³ operations; quick ones 2^27 at most.
+            N D² + D³ operations; quick ones 2^28 at most.
 
         Source:
             [theory: inputs, section 3].
@@ -359,11 +359,13 @@ class Dataset(eqx.Module):
         r"""The same samples in coordinates in which their inputs have the identity for a
         covariance.
 
-            x' = C^{-1/2} x Σ^{-1/2},   W' = W Σ^{1/2},   W x^T = W' x'^T C^{1/2}
+            Σ = U diag(s) Uᵀ,   x' = C^{-1/2} x U diag(s)^{-1/2},   W' = W U diag(s)^{1/2}
 
-        The teacher goes with them, `unwhiten` maps estimates back. Weights of second moment S have
-        S·Tr Σ/D there (`whitening.scale`), which is what the prior of the model must say. With
-        `tokens`, labels are those of `model.mixed(C)`. Means are not subtracted.
+        The teacher goes with them, `unwhiten` maps estimates back. What the model's prior must say
+        is the law of W': of iid Gaussian W it is `priors.GaussianProfile(whitening.variances)`,
+        Bayes-optimal; `priors.Gaussian([[mean of s]])` follows the theory of that prior, too, but
+        does not use what it knows. With `tokens`, labels are those of `model.mixed(C)`. Means are
+        not subtracted.
 
         Args:
             covariance: Σ (D, D) of the features; or other inputs (N', M, D), labelled or not, many
@@ -409,7 +411,7 @@ class Dataset(eqx.Module):
         return Dataset(whitening.whitened(inputs), self.labels, teacher, model, whitening=whitening)
 
     def unwhiten(self, weights: ArrayLike) -> Array:
-        """Weights (P, D) of these coordinates in those before `whiten`: W = W' Σ^{-1/2}. Raises a
+        """Weights (P, D) of these coordinates in those before `whiten`: W = W' diag(s)^{-1/2} Uᵀ. Raises a
         ValueError for data that were not whitened."""
         check(self.whitening is not None, "data", "inputs as they came", "those of data.whiten(..)")
         assert self.whitening is not None

@@ -5,13 +5,12 @@ and variance when the entries are iid of any symmetric law, and the tail of a ch
 
     T ~ a χ²_h,   a = Var T/(2 E T),   h = 2 (E T)²/Var T,   z = (T - E T)/√Var T
 
-Moments of T are those of random signs and permutations of the entries themselves, so that they hold
-for heavy tails and for ±1. NumPy, not JAX: nothing is compiled.
+Moments of T are those of random signs of the entries themselves, or of random groups of their
+squares, so that they hold for heavy tails and for ±1. NumPy, not JAX: nothing is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -106,25 +105,27 @@ def second_moments(
     """
     x = np.asarray(inputs, np.float64)
     D = x.shape[2] if dimension is None else dimension
+    N, M, _ = x.shape
+    means = _means(x)
+    if means.fails:
+        x = x - np.mean(x, axis=0)
     squares = x**2
     mean = float(np.mean(squares))
-    tokens = np.einsum("nmd,nkd->mk", x, x, optimize=True) / (x.shape[0] * x.shape[2])
+    tokens = np.einsum("nmd,nkd->mk", x, x, optimize=True) / (N * x.shape[2])
     if mean == 0.0:
-        nothing = Moment("variance of the entries", 1.0, -np.inf, 0.0, "inputs are zero")
+        nothing = Moment("variance of the entries", 1.0, -np.inf, 0.0, "inputs do not vary")
         return SecondMoments((nothing,), 0.0, (np.nan, np.nan), tokens)
     deviation = squares - mean
-    rows = x[np.arange(len(x)), np.arange(len(x)) % x.shape[1]]
     moments = (
+        means,
         _variance(mean, squares),
-        _means(x, squares, mean),
         _groups("variances of the features", deviation, mean, (0, 1), "whiten, or scale each"),
         _groups("norms of the tokens", deviation, mean, (2,), "divide each token by its norm"),
-        _correlations(rows, D),
-        *([_tokens(x, tokens)] if x.shape[1] > 1 else []),
+        _correlations(x[np.arange(N), np.arange(N) % M], D),
+        *([_tokens(x, tokens)] if M > 1 else []),
     )
-    n = x.shape[0] * x.shape[1]
-    top = _largest(x.reshape(n, -1)) if eigenvalue else np.nan
-    return SecondMoments(moments, top, _edge(n, x.shape[2], mean), tokens)
+    top = _largest(x.reshape(N * M, -1)) if eigenvalue else np.nan
+    return SecondMoments(moments, top, _edge(N * M, x.shape[2], mean), tokens)
 
 
 def block_of(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -145,7 +146,7 @@ def _moment(name: str, size: float, T: float, law: tuple[float, float], remedy: 
     """A sum of squares beside its mean and variance (module docstring). A lower tail is that of the
     normal law, which is the wider one there."""
     mean, variance = law
-    if variance <= _EXACT * mean**2:
+    if variance <= _EXACT * mean**2 or mean == 0.0:
         return Moment(name, 0.0, 0.0, 1.0, remedy)
     z = (T - mean) / np.sqrt(variance)
     scale = 0.5 * variance / mean
@@ -168,15 +169,16 @@ def _variance(mean: float, squares: np.ndarray) -> Moment:
     return Moment(name, size, float(z), float(2.0 * ndtr(-abs(z))), remedy)
 
 
-def _means(x: np.ndarray, squares: np.ndarray, mean: float) -> Moment:
+def _means(x: np.ndarray) -> Moment:
     """Σ of the squared means over samples of each entry (m, d): moments of random signs."""
     N = x.shape[0]
+    squares = x**2
     second = np.sum(squares, axis=0)
     fourth = np.sum(squares**2, axis=0)
     T = float(np.sum(np.sum(x, axis=0) ** 2))
     expected = float(np.sum(second))
     variance = float(np.sum(2.0 * second**2 - 2.0 * fourth))
-    size = (T - expected) / (N**2 * mean * second.size)
+    size = (T - expected) / max(N * expected, np.finfo(float).tiny)
     return _moment("means", size, T, (expected, variance), "subtract the means from the inputs")
 
 
@@ -200,26 +202,29 @@ def _groups(
 
 def _correlations(rows: np.ndarray, dimension: int) -> Moment:
     """Σ of the squared correlations of pairs of features over one token a sample: moments of random
-    signs and permutations of each feature; both tails."""
-    n = len(rows)
+    signs; both tails."""
     remedy = "data.whiten(covariance)"
+    name = "correlations of the features"
     norms = np.sum(rows**2, axis=0)
     units = rows[:, norms > 0.0] / np.sqrt(norms[norms > 0.0])
     K = units.shape[1]
-    name = "correlations of the features"
-    if K < 2 or n < 2:
+    if K < 2 or len(rows) < 2:
         return Moment(name, 0.0, 0.0, 1.0, remedy)
-    gram = units.T @ units
-    T = 0.5 * float(np.sum(gram**2) - np.sum(np.diagonal(gram) ** 2))
-    fourth = np.sum(units**4, axis=0)
-    pairs = 0.5 * K * (K - 1)
-    over_pairs: Callable[[np.ndarray], float] = lambda a: 0.5 * float(np.sum(a) ** 2 - np.sum(a**2))
-    moment = over_pairs(fourth) / n + 3.0 * over_pairs(1.0 - fourth) / (n * (n - 1))
-    law = (pairs / n, moment - pairs / n**2)
-    size = abs(T - law[0]) / pairs * (dimension - 1)
-    if law[0] > T:
+    squares = units**2
+    T = _over_pairs(units.T @ units, 2)
+    common = squares.T @ squares
+    expected = _over_pairs(common, 1)
+    fourth = 0.5 * float(np.sum(np.sum(squares**2, axis=1) ** 2) - np.sum(squares**4))
+    law = (expected, 2.0 * (_over_pairs(common, 2) - fourth))
+    size = abs(T - expected) / (0.5 * K) * (dimension - 1) / (K - 1)
+    if expected > T:
         remedy = "smaller than chance: whiten by a covariance from other samples, many more than D"
     return _moment(name, size, T, law, remedy)
+
+
+def _over_pairs(matrix: np.ndarray, power: int) -> float:
+    """Σ of a power of the entries above the diagonal of a symmetric matrix."""
+    return 0.5 * float(np.sum(matrix**power) - np.sum(np.diagonal(matrix) ** power))
 
 
 def _tokens(x: np.ndarray, covariance: np.ndarray) -> Moment:

@@ -3,9 +3,10 @@ r"""Inputs with a covariance, and the coordinates in which they have none.
 Equations here [theory: inputs, Eqs. (1) to (4)], features of covariance Σ (D, D), tokens of C (M,
 M):
 
-    x = C^{1/2} x' Σ^{1/2},   W' = W Σ^{1/2},   W x^T/√D = (W' x'^T/√D) C^{1/2}
+    Σ = U diag(s) Uᵀ,   x = C^{1/2} x' diag(s)^{1/2} Uᵀ,   W' = W U diag(s)^{1/2}
+    W x^T/√D = (W' x'^T/√D) C^{1/2}
 
-x' has iid entries where x is Gaussian.
+x' has iid entries where x is Gaussian, and iid weights have columns of variances s.
 """
 
 from __future__ import annotations
@@ -27,33 +28,32 @@ class Whitening(eqx.Module):
     """How inputs were whitened: what maps weights and inputs there and back.
 
     Attributes:
-        root: Σ^{1/2} (D, D).
-        inverse: Σ^{-1/2} (D, D).
-        scale: Tr Σ/D, the second moment that weights of second moment one have in the new
-            coordinates.
+        variances: s (D,), the eigenvalues of Σ: the variances of iid weights in the new
+            coordinates, of which the mean is their second moment.
+        basis: U (D, D), the eigenvectors of Σ.
         tokens: C (M, M); None: tokens were left as they were.
     """
 
-    root: Array
-    inverse: Array
-    scale: Array
+    variances: Array
+    basis: Array
     tokens: Array | None = None
 
     def whitened(self, inputs: Array) -> Array:
-        """x' = C^{-1/2} x Σ^{-1/2} of inputs (N, M, D), in their precision."""
+        """x' = C^{-1/2} x U diag(s)^{-1/2} of inputs (N, M, D), in their precision."""
         wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
         if self.tokens is not None:
             wide = jnp.einsum("mk,nkd->nmd", _powers(self.tokens)[1].astype(wide.dtype), wide)
-        flat = jnp.matmul(wide, self.inverse.astype(wide.dtype), precision="highest")
+        inverse = (self.basis / jnp.sqrt(self.variances)).astype(wide.dtype)
+        flat = jnp.matmul(wide, inverse, precision="highest")
         return flat.astype(inputs.dtype)
 
     def into(self, weights: Array) -> Array:
-        """W' = W Σ^{1/2} of weights (P, D)."""
-        return weights @ self.root
+        """W' = W U diag(s)^{1/2} of weights (P, D)."""
+        return (weights @ self.basis) * jnp.sqrt(self.variances)
 
     def back(self, weights: Array) -> Array:
-        """W = W' Σ^{-1/2} of weights (P, D) in whitened coordinates."""
-        return weights @ self.inverse
+        """W = W' diag(s)^{-1/2} Uᵀ of weights (P, D) in whitened coordinates."""
+        return (weights / jnp.sqrt(self.variances)) @ self.basis.T
 
 
 def covariance_of(inputs: Array) -> Array:
@@ -96,8 +96,7 @@ def whitening_of(
         # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
         covariance = covariance_of(others) / (1.0 - D / (others.shape[0] * others.shape[1]))
     Sigma = _definite("covariance", covariance, D)
-    root, inverse = _powers(Sigma)
-    return Whitening(root, inverse, jnp.trace(Sigma) / D, C)
+    return Whitening(*jnp.linalg.eigh(Sigma), C)
 
 
 def _definite(name: str, value: ArrayLike, size: int) -> Array:

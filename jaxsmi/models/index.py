@@ -23,7 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.checks import Ability, Arguments, check
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, overlaps_of
@@ -59,6 +59,16 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
     def link(self, fields: Array) -> Array:
         """The noiseless label of one sample from its fields (P, M): the channel's link."""
         return self.channel.link(fields)
+
+    def refusal(self, ability: Ability) -> str | None:
+        """Also directions under a prior whose columns differ: what grows first is not what S
+        says."""
+        if ability is Ability.DIRECTIONS and not self.prior.alike:
+            return (
+                "model: got a prior whose columns have laws of their own; allowed: one of iid "
+                "columns, such as smi.priors.Gaussian() (state_evolution takes both)."
+            )
+        return super().refusal(ability)
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
         """Raise a ValueError for inputs of other tokens, labels of another size, or, if asked to, a

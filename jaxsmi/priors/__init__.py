@@ -1,8 +1,8 @@
 """Priors on the signal.
 
 base: the declared face. iid: independent columns, gaussian or discrete (binary, sparse); mixture
-and field_averages hold their one formula and its averages. spectral: matrices known by their
-spectrum, wishart (symmetric) or product (rectangular).
+and field_averages hold their one formula and its averages; profile: Gaussian columns of unequal
+variances. spectral: matrices known by their spectrum, wishart (symmetric) or product (rectangular).
 """
 
 from jaxsmi.priors.base import AbstractPrior
@@ -15,6 +15,7 @@ from jaxsmi.priors.discrete import (
 from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.priors.iid import AbstractIidPrior
 from jaxsmi.priors.product import ProductPrior
+from jaxsmi.priors.profile import GaussianProfile
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 
@@ -26,6 +27,7 @@ __all__ = [
     "BernoulliGauss",
     "Gaussian",
     "GaussianMixture",
+    "GaussianProfile",
     "ProductPrior",
     "Rademacher",
     "WishartPrior",

@@ -46,6 +46,11 @@ class AbstractIidPrior(AbstractPrior):
         return False
 
     @property
+    def alike(self) -> bool:
+        """Whether all columns have the same law."""
+        return True
+
+    @property
     def discrete(self) -> bool:
         """Whether it is a law on finitely many points."""
         return False

@@ -1,0 +1,157 @@
+"""Message passing on inputs that are not iid Gaussian, beside theory: covariances of features and
+of tokens, other laws of entries."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import linalg
+
+import jaxsmi as smi
+from helpers import mean_and_error
+from jaxsmi.priors import Gaussian, GaussianProfile
+from jaxsmi.workbench.universality import universality
+
+pytestmark = pytest.mark.slow
+
+KEY = jax.random.key(0)
+D, RUNS = 500, 6
+RNG = np.random.default_rng(0)
+BASIS = linalg.qr(RNG.standard_normal((D, D)))[0]
+EIGENVALUES = np.exp(RNG.standard_normal(D))
+EIGENVALUES /= EIGENVALUES.mean()
+DELTA2 = EIGENVALUES.var()
+SIGMA, ROOT = (BASIS * EIGENVALUES) @ BASIS.T, (BASIS * np.sqrt(EIGENVALUES)) @ BASIS.T
+LABELS = {
+    "linear": lambda rng, z: z[:, None] + np.sqrt(0.5) * rng.standard_normal((len(z), 1)),
+    "sign": lambda rng, z: np.sign(z),
+}
+MODELS = {
+    "linear": lambda prior: smi.links.linear(0.5, prior=prior),
+    "sign": lambda prior: smi.links.sign(prior),
+}
+
+
+def cosine2(a, b):
+    return float(np.sum(a * b) ** 2 / (np.sum(a * a) * np.sum(b * b)))
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_strong_anisotropy_before_and_after_whitening(label):
+    """δ² = 1.2, Gaussian iid weights: raw runs warn and do not settle; whitened ones settle, with
+    either prior at the theory of that prior."""
+    runs = {"raw": [], "gaussian": [], "profile": []}
+    settled = 0
+    for seed in range(RUNS):
+        rng = np.random.default_rng(100 + seed)
+        x, W = rng.standard_normal((2 * D, 1, D)) @ ROOT, rng.standard_normal((1, D))
+        raw = smi.Dataset(x, LABELS[label](rng, x[:, 0] @ W[0] / np.sqrt(D)), W)
+        white, key = raw.whiten(SIGMA), jax.random.key(seed)
+        with pytest.warns(UserWarning, match=r"data\.whiten"):
+            sol = smi.gamp(MODELS[label](None), raw, key=key, max_steps=100)
+        settled += bool(sol.converged)
+        runs["raw"].append(cosine2(np.asarray(sol.weights) @ ROOT, W @ ROOT))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for name in ("gaussian", "profile"):
+                s = white.whitening.variances
+                prior = Gaussian() if name == "gaussian" else GaussianProfile(s)
+                sol = smi.gamp(MODELS[label](prior), white, key=key, max_steps=100)
+                assert bool(sol.converged)
+                runs[name].append(sol.cosine[0] ** 2)
+    assert settled <= 2
+    for name in ("gaussian", "profile"):
+        prior = Gaussian() if name == "gaussian" else GaussianProfile(EIGENVALUES)
+        theory = float(smi.state_evolution(MODELS[label](prior), 2.0, key=KEY).overlap[0, 0])
+        mean, error = mean_and_error(runs[name])
+        assert error < 0.02
+        assert abs(mean - theory) < 4 * error, (name, mean, error, theory)
+    assert np.mean(runs["profile"]) > np.mean(runs["gaussian"]) + 0.03
+
+
+def test_a_profile_moves_weak_recovery_by_its_spread():
+    """|z|: α_c = 1/2 of a Gaussian prior, 1/(2 (1 + δ²)) here: small overlaps shrink below, and
+    grow above."""
+    model = smi.links.phase_retrieval(prior=GaussianProfile(EIGENVALUES))
+    for factor, grows in ((0.9, False), (1.15, True)):
+        alpha = factor * 0.5 / (1 + DELTA2)
+        start = 1e-4
+        sol = smi.state_evolution(model, alpha, key=KEY, q0=start, max_steps=200)
+        assert (float(sol.overlap[0, 0]) > 5 * start) == grows, (factor, sol.overlap)
+
+
+def test_whitening_by_the_samples_themselves_is_not_theory():
+    """c = D/N = 1/2: far off, and warned of; by 40 D other inputs within errors."""
+    theory = float(smi.state_evolution(smi.links.linear(0.5), 2.0, key=KEY).overlap[0, 0])
+    runs = {"own": [], "other": []}
+    for seed in range(RUNS):
+        rng = np.random.default_rng(200 + seed)
+        x, W = rng.standard_normal((2 * D, 1, D)) @ ROOT, rng.standard_normal((1, D))
+        raw = smi.Dataset(x, LABELS["linear"](rng, x[:, 0] @ W[0] / np.sqrt(D)), W)
+        other = rng.standard_normal((40 * D, 1, D)) @ ROOT
+        with pytest.warns(UserWarning, match="smaller than chance"):
+            sol = smi.gamp(smi.links.linear(0.5), raw.whiten(), key=KEY)
+        runs["own"].append(sol.cosine[0] ** 2)
+        sol = smi.gamp(smi.links.linear(0.5), raw.whiten(other), key=KEY)
+        runs["other"].append(sol.cosine[0] ** 2)
+    mean, error = mean_and_error(runs["own"])
+    assert abs(mean - theory) > 5 * error, (mean, error, theory)
+    mean, error = mean_and_error(runs["other"])
+    # what is left of Σ has δ² = 1/40, which is below the error of six runs
+    assert abs(mean - theory) < 4 * error, (mean, error, theory)
+
+
+def test_correlated_tokens():
+    """Two tokens of correlation 0.7: with the composed link at its theory, without far off."""
+    C = np.array([[1.0, 0.7], [0.7, 1.0]])
+    link = lambda z: jnp.tanh(z[0, 0]) * z[0, 1] + 0.5 * z[0, 0]
+    model, alpha = smi.MultiIndex(link, indices=1, tokens=2, noise=0.1), 0.6
+    mixed, runs = model.mixed(C), {"mixed": [], "plain": []}
+    for seed in range(RUNS):
+        rng = np.random.default_rng(300 + seed)
+        x = np.einsum("mk,nkd->nmd", linalg.sqrtm(C), rng.standard_normal((int(alpha * D), 2, D)))
+        W = rng.standard_normal((1, D))
+        z = np.swapaxes(x @ W.T, 1, 2) / np.sqrt(D)
+        y = np.asarray(jax.vmap(link)(z)) + np.sqrt(0.1) * rng.standard_normal(len(z))
+        raw, key = smi.Dataset(x, y, W), jax.random.key(seed)
+        white = raw.whiten(np.eye(D), tokens=C)
+        assert white.second_moments().failing == ()
+        runs["mixed"].append(smi.gamp(mixed, white, key=key).cosine[0] ** 2)
+        with pytest.warns(UserWarning, match="correlations of the tokens"):
+            runs["plain"].append(smi.gamp(model, raw, key=key).cosine[0] ** 2)
+    theory = {
+        name: float(smi.state_evolution(m, alpha, key=KEY).overlap[0, 0])
+        for name, m in (("mixed", mixed), ("plain", model))
+    }
+    mean, error = mean_and_error(runs["mixed"])
+    assert abs(mean - theory["mixed"]) < 4 * error, (mean, error, theory)
+    mean, error = mean_and_error(runs["plain"])
+    assert abs(mean - theory["plain"]) > 4 * error, (mean, error, theory)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_laws_of_entries_do_not_matter(label):
+    beside = universality(MODELS[label](None), 2.0, dimension=D, key=KEY, runs=8)
+    assert beside.overlaps.shape == (4, 8, 1)
+    assert np.all(beside.converged == 8)
+    assert np.all(beside.stderr < 0.02)
+    assert np.all(np.abs(beside.z) < 4.0), str(beside)
+    assert np.all(np.abs(beside.z_law) < 4.0), str(beside)
+
+
+@pytest.mark.parametrize(("law", "kurtosis"), [("gaussian", 3), ("rademacher", 1), ("sparse", 30)])
+def test_scores_of_a_token_with_itself_see_the_kurtosis(law, kurtosis):
+    """Var h_aa = [2 Σ S_ij² + (κ - 3) Σ S_ii²]/d, in NumPy, near 2(1 + ρ) + (κ - 3) ρ."""
+    model, d = smi.AttentionIndexed(tokens=2, rank_ratio=0.5), 150
+    data = model.sample(KEY, dimension=d, alpha=2.0, inputs=law)
+    W = np.asarray(data.teacher)
+    S = W @ W.T / np.sqrt(W.shape[1] * d) if W.shape[0] == d else W.T @ W / np.sqrt(len(W) * d)
+    x = np.asarray(data.inputs).reshape(-1, d)
+    h = (np.einsum("ni,ij,nj->n", x, S, x, optimize=True) - np.trace(S)) / np.sqrt(d)
+    exact = (2 * np.sum(S**2) + (kurtosis - 3) * np.sum(np.diag(S) ** 2)) / d
+    error = np.std(h**2) / np.sqrt(len(h))
+    assert abs(np.mean(h**2) - exact) < 4 * error
+    # S_ii² = ρ (1 + 2/r), and as much in Σ S_ij²: r = 75
+    assert exact == pytest.approx(3.0 + (kurtosis - 3) * 0.5, rel=0.1)
