@@ -1,4 +1,4 @@
-"""The command line: `jaxsmi run | gamp | state-evolution | risk | threshold | train | sgd | sweep |
+"""The command line: `jaxsmi run | gamp | state-evolution | risk | threshold | train | universality | sgd | sweep |
 text | figure`.
 
 A table, or with `--json` one JSON object, on stdout. A command is one file of this folder, with

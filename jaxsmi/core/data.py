@@ -411,7 +411,7 @@ class Dataset(eqx.Module):
         return Dataset(whitening.whitened(inputs), self.labels, teacher, model, whitening=whitening)
 
     def unwhiten(self, weights: ArrayLike) -> Array:
-        """Weights (P, D) of these coordinates in those before `whiten`: W = W' diag(s)^{-1/2} Uᵀ. Raises a
+        """Weights (P, D) in the coordinates before `whiten`: W = W' diag(s)^{-1/2} Uᵀ. Raises a
         ValueError for data that were not whitened."""
         check(self.whitening is not None, "data", "inputs as they came", "those of data.whiten(..)")
         assert self.whitening is not None

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.checks import Arguments, check
-from jaxsmi.numerics.linear_algebra import symmetric
+from jaxsmi.numerics.linear_algebra import inverse_of_many, symmetric
 from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix
 from jaxsmi.priors.mixture import Mixture
@@ -133,8 +133,8 @@ class GaussianProfile(AbstractIidPrior):
 
     @eqx.filter_jit
     def _covariances(self, A: Array) -> Array:
-        """(C_0^{-1}/s_i + A)^{-1} of all columns (D, P, P)."""
-        C = self.base.second_moment(len(A))
-        identity = jnp.eye(len(A), dtype=A.dtype)
-        one = lambda s: symmetric(jnp.linalg.solve(identity + s * (C @ A), s * C))
-        return jax.vmap(one)(self.variances)
+        """(C_0^{-1}/s_i + A)^{-1} = s_i L (I + s_i LᵀAL)^{-1} Lᵀ of all columns (D, P, P)."""
+        L = self.base.mixture(len(A)).factor[0]
+        s = self.variances[:, None, None]
+        inverse, _ = inverse_of_many(jnp.eye(len(A), dtype=A.dtype) + s * (L.T @ A @ L))
+        return s * (L @ inverse @ L.T)

@@ -392,6 +392,25 @@ def test_bilinear_on_the_command_line(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_laws_of_inputs_beside_theory(capsys, tmp_path):
+    pytest.importorskip("h5py")
+    words = ["--dimension", 100, "--alpha", 2, "--noise", 0.5, "--runs", 3]
+    laws = ["--laws", "gaussian", "sparse"]
+    code, out, _ = call(
+        capsys, "universality", "linear", *words, *laws, "--json", "--out", tmp_path
+    )
+    found = json.loads(out)
+    assert code == 0
+    assert found["laws"] == ["gaussian", "sparse"]
+    assert found["theory"] == [pytest.approx(linear_overlap(2, 0.5), abs=2e-4)]
+    distance = (np.array(found["overlap"]) - found["theory"]) / found["stderr"]
+    np.testing.assert_allclose(distance, found["z"], rtol=1e-6)
+    assert storage.load(tmp_path / "universality.nc").overlap.shape == (2, 1)
+    words = ["--dimension", 60, "--alpha", 2, "--noise", 0.5, "--inputs", "uniform", "--json"]
+    assert json.loads(call(capsys, "gamp", "linear", *words)[1])["settings"]["inputs"] == "uniform"
+
+
 def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
     words = ["--dimension", 12, "--steps", 30, "--runs", 2, "--gamp", 0.1, "--out", tmp_path]
     code, out, _ = call(capsys, "train", "attention-indexed", *words)
