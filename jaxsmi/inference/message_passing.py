@@ -146,12 +146,12 @@ def gamp(
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
     chosen = model.dampings[0] if damping is None else damping
     function, every = Record.of(record)
+    progress = arguments.flag("progress", progress)
     if learner is not None:
         _check_beside(learner, precision, calibrate, side_information)
         weight = arguments.number("damping", chosen, FRACTION)
-        bar = arguments.flag("progress", progress)
         free = damping is None
-        plan = Plan(init, state, weight, free, tolerance, function, every, max_steps, bar)
+        plan = Plan(init, state, weight, free, tolerance, function, every, max_steps, progress)
         if isinstance(learner, MatrixErm):
             return matrix_learned(model, data, learner, arguments.key("key", key), plan, arguments)
         return learned(model, data, learner, arguments.key("key", key), plan, arguments)
@@ -166,7 +166,6 @@ def gamp(
         max_steps=max_steps,
     )
     strength = arguments.number("side_information", side_information, FRACTION)
-    progress = arguments.flag("progress", progress)
     _check_data(model, data, state)
     key = arguments.key("key", key)
     # another stream than that of `sample`: with one key for both, the start would be the teacher

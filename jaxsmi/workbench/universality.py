@@ -58,7 +58,8 @@ class Universality(eqx.Module):
 
     @property
     def z(self) -> np.ndarray:
-        """Distance to theory in standard errors, (laws, P): finite D counts, too."""
+        """Distance to theory in standard errors, (laws, P): finite D counts, too. Of few runs it
+        has the tails of Student's law: beyond ±4 of eight runs is one in 200."""
         return _distance(self.mean - self.theory, self.stderr, self.theory_stderr)
 
     @property

@@ -224,12 +224,12 @@ def test_message_passing_on_whitened_data_is_ridge_regression_on_raw_ones():
     model = smi.links.linear(noise, prior=GaussianProfile(white.whitening.variances))
     raw = smi.Dataset(x, y[:, None], W)
     with pytest.warns(UserWarning, match=r"correlations of the features .*data\.whiten"):
-        smi.gamp(model, raw, key=KEY, tolerance=1e-8)
+        smi.gamp(model, raw, key=KEY, tolerance=1e-8, max_steps=60)
     with pytest.warns(UserWarning, match="smaller than chance"):
         warn_of_inputs(model, raw.whiten())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sol = smi.gamp(model, white, key=KEY, tolerance=1e-8)
+        sol = smi.gamp(model, white, key=KEY, tolerance=1e-8, max_steps=60)
     assert bool(sol.converged)
     ridge = linalg.solve(F.T @ F / noise + np.eye(D), F.T @ y / noise)
     np.testing.assert_allclose(white.unwhiten(sol.weights)[0], ridge, atol=1e-6)
