@@ -61,8 +61,8 @@ class LabelLaw(eqx.Module):
 
     def mixed(self, root: Array) -> LabelLaw:
         """The same labels as a law of fields z' with z = z' root."""
-        laws = (self.log_likelihood, self.sampler)
-        return LabelLaw(*(law and Mixed(law, root) for law in laws), self.outcomes)
+        likely = self.log_likelihood and Mixed(self.log_likelihood, root)
+        return LabelLaw(likely, self.sampler and Mixed(self.sampler, root), self.outcomes)
 
     @property
     def drawn(self) -> bool:
@@ -262,7 +262,13 @@ class NoInference(AbstractChannel):
 
     def mixed(self, root: Array) -> NoInference:
         """Of the link at z' root."""
-        return NoInference(Mixed(self.law, root), self.indices, self.tokens, self.name, self.remedy)
+        return NoInference(
+            law=Mixed(self.law, root),
+            indices=self.indices,
+            tokens=self.tokens,
+            name=self.name,
+            remedy=self.remedy,
+        )
 
     def link(self, fields: Array) -> Array:
         """The link itself."""

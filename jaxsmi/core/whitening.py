@@ -96,7 +96,8 @@ def whitening_of(
         # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
         covariance = covariance_of(others) / (1.0 - D / (others.shape[0] * others.shape[1]))
     Sigma = _definite("covariance", covariance, D)
-    return Whitening(*jnp.linalg.eigh(Sigma), C)
+    variances, basis = jnp.linalg.eigh(Sigma)
+    return Whitening(variances, basis, C)
 
 
 def _definite(name: str, value: ArrayLike, size: int) -> Array:
