@@ -319,7 +319,7 @@ class Dataset(eqx.Module):
         tokens, of correlations of features and of tokens; fixed directions are taken off first.
 
         Args:
-            quick: Look at 128 features and 2^20 numbers at most. Default False: at all.
+            quick: Look at 64 features and 2^17 numbers at most. Default False: at all.
 
         Returns:
             `SecondMoments`: `print` shows a table; `.failing`, and `.message` with remedies.
@@ -334,7 +334,7 @@ class Dataset(eqx.Module):
             ()
 
         Cost:
-            N D² + D³ operations; quick ones 2^28 at most.
+            N D² + D³ operations; quick ones 2^24 at most.
 
         Source:
             [theory: inputs, section 3].

@@ -18,8 +18,8 @@ from scipy.special import gammaincc, ndtr
 
 __all__ = ["Moment", "SecondMoments", "block_of", "second_moments"]
 
-_FEATURES = 128  # of the part of the inputs that a quick look takes
-_NUMBERS = 2**20  # in that part
+_FEATURES = 64  # of the part of the inputs that a quick look takes
+_NUMBERS = 2**17  # in that part
 _RUN = 8  # features in a row: neighbours may be correlated where others are not
 _TOKENS = 8
 _RARE = 1e-8  # p-value of one statistic; there are six

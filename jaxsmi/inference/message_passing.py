@@ -140,13 +140,13 @@ def gamp(
         [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
     """
     model = model_argument(model, None if learner is not None else Ability.INFERENCE)
-    warn_of_inputs(model, data)
     arguments = Arguments()
     max_steps = arguments.count("max_steps", max_steps)
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
     chosen = model.dampings[0] if damping is None else damping
     function, every = Record.of(record)
     progress = arguments.flag("progress", progress)
+    warn_of_inputs(model, data)
     if learner is not None:
         _check_beside(learner, precision, calibrate, side_information)
         weight = arguments.number("damping", chosen, FRACTION)
