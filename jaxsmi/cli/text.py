@@ -26,7 +26,9 @@ __all__ = ["COMMAND"]
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     parser.add_argument("--file", type=pathlib.Path, help="lines `LABEL:sub text`; else built in")
-    parser.add_argument("--test-file", type=pathlib.Path, help="else a fifth is held out")
+    parser.add_argument(
+        "--test-file", type=pathlib.Path, help="of the same form; else a fifth is held out"
+    )
     parser.add_argument(
         "--questions", type=int, default=600, help="how many synthetic questions, without a file"
     )
@@ -69,6 +71,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     accuracy = f"{run.accuracy[-1]:.3f}; on held-out questions: {run.test_accuracy[-1]:.3f}"
     lines = [
         f"{source}; {len(run.classes)} classes, {len(run.vocabulary)} words.",
+        f"AdamW, rate {rate:g}, batches of {arguments.batch_size}, {arguments.epochs} epochs.",
         table(["", "similarity at the start", "epoch of half-way"], rows),
         f"Accuracy: {accuracy}.",
         f"{run.result.name}, {seconds[0]:.1f} s.",
@@ -76,6 +79,8 @@ def _execute(arguments: argparse.Namespace) -> Report:
     names = ("step", "epoch", "similarity", "train_loss", "accuracy", "test_accuracy", "classes")
     data = fields_of(run, names)
     data |= {
+        "learning_rate": rate,
+        "length": run.length,
         "words": len(run.vocabulary),
         "settled_at": settled,
         "seconds": seconds[0],

@@ -33,7 +33,7 @@ def load(path: str | os.PathLike[str]) -> list[Question]:
     """Questions of a plain file, a line each: `LABEL:sub text` or `LABEL text`.
 
     Args:
-        path: The file, in UTF-8, or in Latin-1 as the original TREC files.
+        path: The file, in UTF-8, or in Latin-1 as TREC's train_5500.label and TREC_10.label.
 
     Returns:
         The questions; empty lines are skipped.

@@ -339,6 +339,59 @@ def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
     assert "absent.txt" in err
 
 
+# The form of train_5500.label and TREC_10.label: a coarse class, a colon, a subclass, words and
+# punctuation apart; one byte that is no UTF-8; doubled blanks, a blank at the end, a text with a
+# colon, a question twice, no newline after the last line. The questions are ours.
+PUBLISHED = (
+    b"DESC:manner How did barter end in Iceland ?\n"
+    b"ENTY:cremat What ballads did Rosa Lind compose ?\n"
+    b"ABBR:exp What does the letter string  F.A.Q. stand for ? \n"
+    b"HUM:ind Who 's the author of `` Rain : a history '' ?\n"
+    b"LOC:other What is the sister\xf0city of Porto ?\n"
+    b"NUM:date When did Ada 's ferry sink ?\n"
+    b"NUM:date When did Ada 's ferry sink ?\n"
+    b"\n"
+    b"HUM:gr Which team plays at home in Oslo ?\n"
+    b"LOC:city What town lies on the Aare ?"
+)
+
+
+@pytest.mark.slow
+def test_text_runs_from_the_files_as_published(capsys, tmp_path):
+    learned, tested = tmp_path / "train_5500.label", tmp_path / "TREC_10.label"
+    learned.write_bytes(PUBLISHED)
+    tested.write_bytes(b"NUM:dist How far is it from Oslo to Porto ?\nLOC:city Where is Bern ?\n")
+    words = ["text", "--file", learned, "--test-file", tested, "--json"]
+    code, out, _ = call(capsys, *words, "--out", tmp_path / "out")
+    assert code == 0
+    found = json.loads(out)
+    assert finite(found)
+    assert found["classes"] == ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
+    # what the article says, spec section 9: AdamW, 5e-5, 40 epochs
+    assert (found["learning_rate"], found["settings"]["epochs"]) == (5e-5, 40)
+    assert found["synthetic"] is False
+    # by hand, the longest question: "what does the letter string f . a . q . stand for ?"
+    assert found["length"] == 14
+    # words and signs apart as in the file, but for two: then padding and the unknown word
+    text = PUBLISHED.decode("latin-1")
+    separate = [line.split()[1:] for line in text.lower().split("\n") if line]
+    kept = {piece for line in separate for piece in line} - {"f.a.q.", "``"}
+    assert found["words"] == len(kept | {"f", "a", "q", ".", "`"}) + 2
+    assert len(found["settled_at"]) == len(found["similarity"][-1]) == 2
+    assert found["epoch"][-1] == 40.0
+    # nine questions are one batch, and a step of AdamW changes a weight by about its rate at most:
+    # 40 of them by 40 * 5e-5 where weights are of size 1/sqrt(128), 2.6e-4 in half a square
+    start = found["similarity"][0]
+    assert all(1.0 - (40 * 5e-5) ** 2 * 128 < value < 1.0 - 1e-8 for value in start)
+    assert (tmp_path / "out" / "text.png").stat().st_size > 5000
+    curves = storage.load(tmp_path / "out" / "text.nc")
+    np.testing.assert_allclose(curves["similarity"][-1], 1.0, atol=1e-6)
+    # without the test file a fifth of each class's texts is set apart, which here is none
+    code, _, err = call(capsys, "text", "--file", learned)
+    assert code == 2
+    assert "questions to test on" in err
+
+
 def test_matrix_models_on_the_command_line(capsys):
     code, out, err = call(
         capsys,
