@@ -84,7 +84,8 @@ def state_evolution(
         key: Random key of the outer average, common random numbers: two calls with one key differ
             smoothly. Matrix models need none.
         q0: Starting overlap, a number (times the second moment S) or (P, P), 0 ⪯ Q ≺ S. A small
-            one is uninformed, one near S informed. Default 1e-3; of a learner the identity.
+            one is uninformed, one near S informed. Default 1e-3, beside what the prior's mean
+            tells; of a learner the identity.
         m0, v0, b0: With a learner, M (P, P*), V (P, P) and B (P, K) of the start, or numbers: M
             times the teacher's directions, shared evenly (0: uninformed), V times the identity.
             Default 0.8, 0.5, 0.
@@ -188,7 +189,8 @@ def _of_indices(
     limit = given.limit(arguments, _TOLERANCE)
     strength = arguments.number("side_information", given.side_information, FRACTION)
     S = model.prior.second_moment(model.indices)
-    Q0 = arguments.overlap("q0", _default(given.start.overlap, _START), S)
+    known = model.prior.known(model.indices)
+    Q0 = arguments.overlap("q0", _default(given.start.overlap, known + _START * (S - known)), S)
     # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
     overlap_map = OverlapMap(
         model,
@@ -273,7 +275,7 @@ def _of_matrix_learner(
     )
 
 
-def _default(value: ArrayLike | None, default: float) -> ArrayLike:
+def _default(value: ArrayLike | None, default: ArrayLike) -> ArrayLike:
     """The value that was given, or the default of index models."""
     return default if value is None else value
 

@@ -143,7 +143,7 @@ class Mismatched(AbstractLearner):
         P = self.student.indices
         A = conjugates.precision
         prior = self.student.prior
-        mixture = prior.mixture(P)
+        mixture = prior.column(P).gaussians()
         if prior.continuous and len(mixture.log_weight) == 1:
             covariance = mixture.covariance[0]
             C = solve(jnp.eye(P, dtype=A.dtype) + covariance @ A, covariance)
@@ -152,10 +152,10 @@ class Mismatched(AbstractLearner):
 
     def _averaged(self, conjugates: Conjugates, truth: Truth) -> Moments:
         """`moments` by a sum over the components of the teacher's prior and a grid in each."""
-        student = self.student.prior.mixture(self.student.indices)
+        student = self.student.prior.column(self.student.indices).gaussians()
         goal = truth.second_moment.shape[0]
         P = len(conjugates.noise)
-        teacher = truth.prior.mixture(goal)
+        teacher = truth.prior.column(goal).gaussians()
         points = gaussian_points(jax.random.key(0), _NODES, 1, goal + P)
         zeta = points.position[0, :, :goal]
         xi = points.position[0, :, goal:] @ sqrt_psd(conjugates.noise)

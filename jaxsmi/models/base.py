@@ -388,8 +388,7 @@ CENTRED = "one with a prior of mean zero (else all is learned from the start)"
 
 def is_centred(model: AbstractModel) -> Array:
     """Whether the prior of a model of indices has mean zero."""
-    nothing = jnp.zeros((model.indices, model.indices), theory_dtype())
-    return jnp.max(jnp.abs(model.prior.overlap(nothing))) <= 1e-12
+    return jnp.max(jnp.abs(model.prior.known(model.indices))) <= 1e-12
 
 
 def model_argument(model: object, ability: Ability | None = None) -> AbstractModel:

@@ -129,9 +129,11 @@ class DeepAttention(AbstractIndexModel):
         )
         self.prior = iid_prior(prior)
         starts = np.cumsum([0, *(layer.indices for layer in self.layers)])
+        told = not self.prior.even  # a prior that tells signs tells what heads and layers are
         self.symmetry = tuple(
             _symmetry(layer, int(start))
             for layer, start in zip(self.layers, starts[:-1], strict=True)
+            if not told
         )
         self.channel = self._channel(tokens, is_zero(noise), tolerance, max_nodes)
 

@@ -26,10 +26,10 @@ _CLOSE = {jnp.dtype("float64"): 1e-9, jnp.dtype("float32"): 1e-4}
 
 
 def symmetries_of(
-    law: Callable[[Array], Array], indices: int, tokens: int
+    law: Callable[[Array], Array], indices: int, tokens: int, even: bool = True
 ) -> tuple[AbstractSymmetry, ...]:
     """The symmetries of labels law(z) of fields z (P, M); none where the law is traced, or is not
-    finite there.
+    finite there. Without an `even` prior, which tells signs, only orders of rows.
 
     Cost: some hundred labels.
     """
@@ -46,18 +46,18 @@ def symmetries_of(
     kept = _unchanged(law, np.stack(every), tokens)
     if kept is None:
         return ()
-    flipped = dict(zip(flips, kept, strict=False))
+    flipped = {move: even and same for move, same in zip(flips, kept, strict=False)}
     ordered = all(kept[len(flips) : -1]) and bool(moves)
     single = all(flipped[(p,)] for p in range(P))
     if P == 1:
         return (symmetry_of((0,), "sign", 1),) if single else ()
-    if kept[-1]:
+    if kept[-1] and even:
         return (symmetry_of(joint, "rotation", P),)
     if ordered:
-        even = all(flipped[(0, p)] for p in range(1, P))
+        pairs = all(flipped[(0, p)] for p in range(1, P))
         kind = "signed permutation" if single else "even signed permutation"
-        return (symmetry_of(joint, kind if single or even else "permutation", P),)
-    return _signs(law, flipped, indices, tokens)
+        return (symmetry_of(joint, kind if single or pairs else "permutation", P),)
+    return _signs(law, flipped, indices, tokens) if even else ()
 
 
 def _signs(

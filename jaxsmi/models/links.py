@@ -17,6 +17,7 @@ The law of a label is that of the channel; only links without a channel are writ
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -37,7 +38,9 @@ from jaxsmi.models.label_links import (
     softmax,
 )
 from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.models.symmetry import Block
 from jaxsmi.numerics.refining import Budget
+from jaxsmi.priors.gaussian import iid_prior
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
@@ -123,6 +126,13 @@ def sign(prior: AbstractIidPrior | None = None, noise: ArrayLike = 0.0) -> Multi
     return MultiIndex(channel=SignChannel(noise=variance), prior=prior, name="sign")
 
 
+def _unbroken(
+    symmetry: Sequence[tuple[Block, str]], prior: AbstractIidPrior | None
+) -> Sequence[tuple[Block, str]] | None:
+    """The symmetry of a link; None, to be looked for, where the prior tells signs."""
+    return symmetry if iid_prior(prior).even else None
+
+
 def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Phase retrieval, y = |z| or z². Weak recovery at α = 1/2.
 
@@ -148,7 +158,7 @@ def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None
         [MM18], [theory: multi-index, Eq. (24), Table 1].
     """
     channel = ModulusChannel(squared=Arguments().flag("squared", squared))
-    symmetry = [((0,), "sign")]
+    symmetry = _unbroken([((0,), "sign")], prior)
     return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name="phase_retrieval")
 
 
@@ -180,7 +190,7 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
     if k == 1:
         return sign(prior)
     name = f"sign_product({k})"
-    symmetry = [(range(k), "even signed permutation")]
+    symmetry = _unbroken([(range(k), "even signed permutation")], prior)
     if k > 3:
         return MultiIndex(_sign_product, indices=k, prior=prior, symmetry=symmetry, name=name)
     channel = SignProductChannel() if k == 2 else TripleSignChannel()
@@ -215,7 +225,7 @@ def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     if k == 1:
         return linear(0.0, prior=prior)
     name = f"product({k})"
-    symmetry = [(range(k), "even signed permutation")]
+    symmetry = _unbroken([(range(k), "even signed permutation")], prior)
     if k > 2:
         return MultiIndex(_product, indices=k, prior=prior, symmetry=symmetry, name=name)
     channel = ProductChannel(Budget(1e-6))
@@ -247,7 +257,7 @@ def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex
     Source:
         [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
     """
-    symmetry = [((0, 1, 2), "even signed permutation, the first in place")]
+    symmetry = _unbroken([((0, 1, 2), "even signed permutation, the first in place")], prior)
     channel = SquarePlusSignParityChannel()
     name = "square_plus_sign_parity"
     return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)

@@ -61,7 +61,8 @@ class MultiIndex(AbstractIndexModel):
         symmetry: What leaves every label unchanged: pairs (indices, word), with a word of
             `models.symmetry.SYMMETRIES` ("sign", "signed permutation", "rotation", ..), or
             symmetries themselves; () for none. Default: found by looking at the labels of some
-            fields, which sees signs, orders and rotations of rows.
+            fields, which sees signs, orders and rotations of rows (of a prior that is not even,
+            orders only: it tells signs itself).
         name: What to call the model. Default: the name of the link.
         tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at. Default
             1e-3, 1e-2 for more than three fields.
@@ -136,7 +137,7 @@ class MultiIndex(AbstractIndexModel):
             self.channel = channel
         self.prior = iid_prior(prior)
         self._inputs = None if inputs is None else _fitting(inputs, self.channel, self.prior)
-        self.symmetry = _symmetry(symmetry, self.channel, labels)
+        self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.even)
 
     @property
     def title(self) -> str:
@@ -207,11 +208,12 @@ def _symmetry(
     given: Sequence[AbstractSymmetry | tuple[Block, str]] | None,
     channel: AbstractChannel,
     labels: LabelLaw,
+    even: bool,
 ) -> tuple[AbstractSymmetry, ...]:
-    """The symmetries that are given, or found."""
+    """The symmetries that are given, or found; `even`: whether the prior has them, too."""
     P = channel.indices
     if given is None:
-        return symmetries_of(_Seen(channel, labels), P, channel.tokens)
+        return symmetries_of(_Seen(channel, labels), P, channel.tokens, even)
     return tuple(
         part if isinstance(part, AbstractSymmetry) else symmetry_of(part[0], part[1], P)
         for part in given

@@ -1,8 +1,9 @@
 """Priors on the signal.
 
-base: the declared face. iid: independent columns, gaussian or discrete (binary, sparse); mixture
-and field_averages hold their one formula and its averages; profile: Gaussian columns of unequal
-variances. spectral: matrices known by their spectrum, wishart (symmetric) or product (rectangular).
+base: the declared face. iid: independent columns, gaussian, discrete (binary, sparse, peaks) or
+positive; mixture, nodes and field_averages hold their one formula and its averages; profile:
+Gaussian columns of unequal variances. spectral: matrices known by their spectrum, wishart
+(symmetric) or product (rectangular).
 """
 
 from jaxsmi.priors.base import AbstractPrior
@@ -14,6 +15,7 @@ from jaxsmi.priors.discrete import (
 )
 from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.priors.iid import AbstractIidPrior
+from jaxsmi.priors.positive import Positive
 from jaxsmi.priors.product import ProductPrior
 from jaxsmi.priors.profile import GaussianProfile
 from jaxsmi.priors.spectral import AbstractSpectralPrior
@@ -28,6 +30,7 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "GaussianProfile",
+    "Positive",
     "ProductPrior",
     "Rademacher",
     "WishartPrior",

@@ -40,6 +40,10 @@ class AbstractPrior(eqx.Module):
         """S (P, P) for P = `indices`."""
 
     @abc.abstractmethod
+    def known(self, indices: int) -> Array:
+        """The overlap (P, P) before any label, that of the mean with itself."""
+
+    @abc.abstractmethod
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """Posterior mean of the signal and its covariance (P, P), from its field b and A (P, P)."""
 

@@ -1,13 +1,14 @@
-"""Priors that are mixtures of several Gaussians: binary and sparse weights.
+"""Priors that are mixtures of several Gaussians: binary and sparse weights, weights with peaks.
 
 Rademacher weights are w_p = ±1, a mixture of 2^P points. Bernoulli–Gauss weights are zero with
 probability 1-ρ, else N(0, 1/ρ): a mixture of 2^P supports. Weights with several peaks are a mixture
-of Gaussians each, with either sign. Averages over their fields are
-quadratures (field_averages.py).
+of Gaussians each, with either sign or as they stand: zeros and ones, unequal peaks. Averages over
+their fields are quadratures (field_averages.py).
 """
 
 from __future__ import annotations
 
+import abc
 import itertools
 import math
 
@@ -23,17 +24,20 @@ from jaxsmi.priors import field_averages
 from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix, real
 from jaxsmi.priors.mixture import Mixture
 
-__all__ = ["AbstractMixturePrior", "BernoulliGauss", "GaussianMixture", "Rademacher"]
+__all__ = [
+    "AbstractAveragedPrior",
+    "AbstractMixturePrior",
+    "BernoulliGauss",
+    "GaussianMixture",
+    "Rademacher",
+]
 
 _MAX_INDICES = 8  # 2^8 components
 _MOST = 2**_MAX_INDICES
 
 
-class AbstractMixturePrior(AbstractIidPrior):
-    """A mixture of several Gaussians, the same for w and -w.
-
-    A family says its `mixture` and draws a `sample`; its averages are quadratures.
-    """
+class AbstractAveragedPrior(AbstractIidPrior):
+    """A prior whose averages are quadratures over the nodes of its `column`."""
 
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """Q = E[f fᵀ] by quadrature; see `AbstractIidPrior.overlap`."""
@@ -46,6 +50,18 @@ class AbstractMixturePrior(AbstractIidPrior):
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
         """Φ_w = E log Z_w by quadrature; see `AbstractIidPrior.free_entropy`."""
         return field_averages.free_entropy(self, precision_matrix(Qhat))
+
+
+class AbstractMixturePrior(AbstractAveragedPrior):
+    """A mixture of several Gaussians: a family says its `mixture` and draws a `sample`."""
+
+    @abc.abstractmethod
+    def mixture(self, indices: int) -> Mixture:
+        """The prior of a P-vector as a mixture of Gaussians, P = `indices`."""
+
+    def column(self, indices: int) -> Mixture:
+        """The mixture."""
+        return self.mixture(indices)
 
 
 def _supports(indices: int) -> Array:
@@ -152,27 +168,33 @@ class BernoulliGauss(AbstractMixturePrior):
 
 
 class GaussianMixture(AbstractMixturePrior):
-    """Prior with independent entries, each a mixture of Gaussians with either sign.
+    """Prior with independent entries, each a mixture of Gaussians.
 
-        w_p ~ Σ_k π_k ½ [N(μ_k, s_k²) + N(-μ_k, s_k²)]
+        w_p ~ Σ_k π_k ½ [N(μ_k, s_k²) + N(-μ_k, s_k²)];   one-sided: w_p ~ Σ_k π_k N(μ_k, s_k²)
 
     Args:
         weights: π (K,), numbers >= 0 that add up to one.
         means: μ (K,).
         scales: s (K,), numbers >= 0.
+        mirrored: Whether each peak comes with either sign. False: peaks as they stand, such as
+            weights [1-ρ, ρ], means [0, 1], scales [0, 0] for zeros and ones; a mean that is not
+            zero tells of W from the start. Default True.
 
     Returns:
         A prior.
 
     Raises:
         ValueError: For arrays that do not fit, weights that are no probabilities, or scales below
-            zero; from its methods, for more than 2^8 components (2K)^P.
+            zero; from its methods, for more than 2^8 components (2K)^P, one-sided K^P.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from jaxsmi.priors import GaussianMixture
         >>> GaussianMixture([1.0], [1.0], [0.0]).overlap(jnp.eye(1))  # Rademacher
         Array([[0.5504]], dtype=...)
+        >>> rare = GaussianMixture([0.9, 0.1], [0.0, 1.0], [0.0, 0.0], mirrored=False)
+        >>> rare.overlap(jnp.zeros((1, 1)))  # the square of the mean
+        Array([[0.01]], dtype=...)
 
     Cost:
         See `AbstractIidPrior.overlap`, with (2K)^P components for 2^P.
@@ -185,7 +207,10 @@ class GaussianMixture(AbstractMixturePrior):
     means: Float[Array, " K"] = eqx.field(converter=lambda x: real(x, "means"))
     scales: Float[Array, " K"] = eqx.field(converter=lambda x: real(x, "scales"))
 
+    mirrored: bool = eqx.field(static=True, default=True)
+
     def __check_init__(self):
+        check(isinstance(self.mirrored, bool), "mirrored", self.mirrored, "True or False")
         shape = self.weights.shape
         check(len(shape) == 1 and shape[0] > 0, "weights", self.weights, "probabilities (K,)")
         for name, value in (("means", self.means), ("scales", self.scales)):
@@ -194,15 +219,21 @@ class GaussianMixture(AbstractMixturePrior):
         check(sound, "weights", self.weights, "numbers >= 0 that add up to one")
         check(jnp.all(self.scales >= 0.0), "scales", self.scales, "numbers >= 0")
 
+    @property
+    def even(self) -> bool:
+        """Where peaks are mirrored."""
+        return self.mirrored
+
     def mixture(self, indices: int) -> Mixture:
-        """(2K)^P components: a peak and a sign for each entry."""
-        peaks = 2 * len(self.weights)
-        allowed = f"1 or more with (2K)^P <= {_MOST} components, 2K = {peaks}"
+        """(2K)^P components, a peak and a sign for each entry; one-sided K^P."""
+        sides = 2 if self.mirrored else 1
+        peaks = sides * len(self.weights)
+        allowed = f"1 or more with K^P <= {_MOST} components, K = {peaks} peaks"
         check(indices >= 1 and peaks**indices <= _MOST, "indices", indices, allowed)
         choice = np.array(list(itertools.product(range(peaks), repeat=indices)))
-        kind, sign = choice // 2, jnp.asarray(1.0 - 2.0 * (choice % 2), self.means.dtype)
+        kind, sign = choice // sides, jnp.asarray(1.0 - 2.0 * (choice % sides), self.means.dtype)
         floor = jnp.finfo(self.weights.dtype).tiny
-        log_weight = jnp.sum(jnp.log(jnp.maximum(0.5 * self.weights, floor))[kind], axis=1)
+        log_weight = jnp.sum(jnp.log(jnp.maximum(self.weights / sides, floor))[kind], axis=1)
         factor = jax.vmap(jnp.diag)(self.scales[kind])
         return Mixture(log_weight, sign * self.means[kind], factor)
 
@@ -212,6 +243,6 @@ class GaussianMixture(AbstractMixturePrior):
         peak_key, sign_key, value_key = jax.random.split(key, 3)
         shape = (indices, dimension)
         kind = jax.random.choice(peak_key, len(self.weights), shape, p=self.weights)
-        sign = jax.random.rademacher(sign_key, shape, theory_dtype())
         values = jax.random.normal(value_key, shape, theory_dtype())
-        return sign * self.means[kind] + self.scales[kind] * values
+        signs = jax.random.rademacher(sign_key, shape, theory_dtype()) if self.mirrored else 1.0
+        return signs * self.means[kind] + self.scales[kind] * values

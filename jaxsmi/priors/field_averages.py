@@ -1,9 +1,9 @@
-r"""Averages over the field b = Q̂w + Q̂^{1/2}ξ of a prior that is a mixture of Gaussians.
+r"""Averages over the field b = Q̂w + Q̂^{1/2}ξ of a prior with iid columns.
 
 Equations here [TCDKZ25], [theory: numerics, Eqs. (14) to (16)],
 [theory: multi-index, Eqs. (14) to (16)]:
 
-* E h(b, Q̂) by a deterministic quadrature: b = Q̂^{1/2}u, and the law of u is a mixture;
+* E h(b, Q̂) by a deterministic quadrature over u, b = Q̂^{1/2}u, whose nodes a column knows;
 * derivatives in Q̂ never differentiate Q̂^{1/2}, which is singular where a direction is unlearned:
   b is a diffusion in the "time" Q̂ whose drift is f, so that by Itô's formula
 
@@ -23,104 +23,18 @@ from typing import TYPE_CHECKING
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.numerics.linear_algebra import sqrt_psd
-from jaxsmi.priors.mixture import Mixture
+from jaxsmi.priors.nodes import CHUNK
 
 if TYPE_CHECKING:
     from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = ["average", "free_entropy", "mmse", "overlap"]
 
-# P: nodes per axis, standard deviations spanned
-_TRAPEZOID = {1: (1024, 9.0), 2: (128, 8.5), 3: (48, 7.5)}
-
-_CHUNK = 512  # nodes at a time: small enough for the cache
-
 Integrand = Callable[["AbstractIidPrior", Array, Array], Array]  # of the prior, b and Q̂
-
-
-# Quadrature --------------------------------------------------------------------------------------
-
-
-def _nodes(mixture: Mixture, root: Array) -> tuple[Array, Array]:
-    """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, where `root` is Q̂^{1/2}.
-
-    n is a multiple of the chunk. P <= 3: a tensor trapezoidal rule for each component. P > 3: a
-    Kronecker sequence over (ξ, component).
-    """
-    indices = mixture.mean.shape[1]
-    mean = mixture.mean @ root
-    covariance = root @ mixture.covariance @ root + jnp.eye(indices, dtype=root.dtype)
-    spread = jnp.linalg.cholesky(covariance)
-    if indices > 3:
-        return _sequence(jnp.exp(mixture.log_weight), mean, spread)
-    # axes turned to those of w, the best known first: there Bernoulli–Gauss has its narrow bands
-    signal = jax.scipy.linalg.solve_triangular(spread, root @ mixture.covariance, lower=True)
-    order = jnp.argsort(-jnp.linalg.norm(signal, axis=1), axis=1)
-    turn = jnp.linalg.qr(jnp.take_along_axis(signal, order[:, None, :], axis=2))[0]
-    u, weight = jax.vmap(_grid, in_axes=(0, 0, 0, None))(mean, spread, turn, root)
-    return u.reshape(-1, indices), (jnp.exp(mixture.log_weight)[:, None] * weight).reshape(-1)
-
-
-def _grid(mean: Array, spread: Array, turn: Array, root: Array) -> tuple[Array, Array]:
-    """Nodes (n, P) and weights (n,) of one component of at most three indices.
-
-    A trapezoidal rule along each axis: nodes ξ = center + width·sinh(t) are dense where the
-    posterior switches between components and still span the Gaussian. Their weights and second
-    moment are normalised exactly, however sharp they are.
-    """
-    indices = mean.shape[0]
-    count, reach = _TRAPEZOID[indices]
-    if indices == 1:
-        center = -mean / spread[0]  # b = 0, where Rademacher switches sign
-        center = jnp.where(jnp.abs(center) < 40.0, center, 0.0)  # beyond, its weight underflows
-        width = 1.0 / jnp.sqrt(spread[0] ** 2 + root[0] ** 2)
-    else:
-        spread = spread @ turn
-        center = jnp.zeros_like(mean)
-        width = 3.0 / jnp.linalg.norm(spread, axis=0)
-    end = jnp.arcsinh((reach + jnp.abs(center)) / width)
-    t = jnp.linspace(-1.0, 1.0, count, dtype=root.dtype)[:, None] * end
-    xi = center + width * jnp.sinh(t)
-    weight = jnp.exp(-0.5 * xi**2) * jnp.cosh(t)
-    weight = weight / jnp.sum(weight, axis=0)
-    xi = xi / jnp.sqrt(jnp.sum(weight * xi**2, axis=0))
-    grid = jnp.stack(jnp.meshgrid(*xi.T, indexing="ij"), axis=-1).reshape(-1, indices)
-    weights = functools.reduce(jnp.multiply.outer, weight.T)
-    return mean + grid @ spread.T, weights.reshape(-1)
-
-
-def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
-    """2^(22-P) nodes ±u.
-
-    The components share a Kronecker sequence in P dimensions, half by weight, half evenly.
-    """
-    (components, indices) = mean.shape
-    dtype = mean.dtype
-    count = 2 ** (21 - indices)
-    root = 2.0
-    for _ in range(64):
-        # the root above one of x^(P+1) = x + 1: its inverse powers spread the points evenly
-        root = (1.0 + root) ** (1.0 / (indices + 1))
-    step = np.array([int(2**32 * root ** -(p + 1)) for p in range(indices)], dtype=np.uint32)
-    point = jnp.arange(1, count + 1, dtype=jnp.uint32)[:, None] * step  # modulo 2^32 by overflow
-    uniform = jnp.clip((point.astype(dtype) + 0.5) / 2.0**32, 1e-10, 1.0 - jnp.finfo(dtype).eps)
-    xi = jax.scipy.special.ndtri(uniform)
-    share = jnp.cumsum(0.5 * weight + 0.5 / components)
-    member = jnp.searchsorted(share[:-1], (jnp.arange(count, dtype=dtype) + 0.5) / count)
-    taken = jnp.bincount(member, length=components)
-    # the second moment of each component's nodes is made exact, where there are enough of them
-    moment = jax.ops.segment_sum(xi[:, :, None] * xi[:, None, :], member, components)
-    number = taken[:, None, None]
-    moment = jnp.where(number > 4 * indices, moment / number, jnp.eye(indices, dtype=dtype))
-    factor = spread @ jnp.linalg.inv(jnp.linalg.cholesky(moment))
-    u = mean[member] + jnp.einsum("npq,nq->np", factor[member], xi)
-    weight = 0.5 * weight[member] / taken[member]
-    return jnp.concatenate([u, -u]), jnp.concatenate([weight, weight])
 
 
 # Averages and their derivatives ------------------------------------------------------------------
@@ -134,14 +48,14 @@ def average(
     """E function(prior, b, Q̂) over b = Q̂w + Q̂^{1/2}ξ.
 
     Args:
-        prior: A prior that is a mixture of Gaussians.
+        prior: A prior with iid columns.
         Qhat: Q̂ (P, P), positive semi-definite.
         function: What is averaged, of any shape.
         drift: The derivative of the average in Q̂ as another average, (..., P, P), where it is
             known. Default: by Itô's formula.
     """
     root = sqrt_psd(Qhat)
-    u, weights = _nodes(prior.mixture(len(Qhat)), root)
+    u, weights = prior.column(len(Qhat)).nodes(root)
 
     def add(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
         b, weight = chunk
@@ -149,7 +63,7 @@ def average(
         return total + jnp.tensordot(weight, values, 1), None
 
     shape = jax.eval_shape(lambda: function(prior, u[0], Qhat))
-    chunks = (u @ root).reshape(-1, _CHUNK, len(Qhat)), weights.reshape(-1, _CHUNK)
+    chunks = (u @ root).reshape(-1, CHUNK, len(Qhat)), weights.reshape(-1, CHUNK)
     return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), chunks)[0]
 
 
@@ -210,7 +124,7 @@ def _score(function: Integrand) -> Integrand:
 
 def _respond(prior: AbstractIidPrior, b: Array, Qhat: Array) -> tuple[Array, Array, Array]:
     """log Z_w, f and C."""
-    return prior.mixture(len(b)).respond(b, Qhat)
+    return prior.column(len(b)).respond(b, Qhat)
 
 
 def log_partition_of(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:

@@ -92,6 +92,10 @@ class Gaussian(AbstractIidPrior):
         weight = jnp.zeros(1, factor.dtype)
         return Mixture(weight, jnp.zeros((1, indices), factor.dtype), factor[None])
 
+    def column(self, indices: int) -> Mixture:
+        """One component."""
+        return self.mixture(indices)
+
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw W = C_0^{1/2} ξ, (P, D); see `AbstractIidPrior.sample`."""
         check_sizes(indices, dimension)

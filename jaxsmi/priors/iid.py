@@ -1,4 +1,4 @@
-"""Priors with iid columns: the columns of W (P, D) are independent draws of w ∈ R^P, of mean zero.
+"""Priors with iid columns: the columns of W (P, D) are independent draws of w ∈ R^P.
 
 Equations here ([TCDKZ25], [theory: multi-index, section 2]; b and A are what GAMP and state
 evolution hand to the prior):
@@ -9,9 +9,12 @@ evolution hand to the prior):
 * free entropy         Φ_w(Q̂) = E log Z_w(b, Q̂),  ∂Φ_w/∂Q̂ = ½ Q
 * side information     s = √λ w + √(1-λ) ξ:  A += λ/(1-λ) I,  b += √λ/(1-λ) s
 
-Every prior here is a mixture of Gaussians, so that one formula, `Mixture.respond` in mixture.py,
-gives log Z_w, f and C of all: one component is the Gaussian prior (gaussian.py), 2^P points are
-Rademacher, 2^P supports are Bernoulli–Gauss (discrete.py).
+A prior says the law of one column (mixture.py), which gives log Z_w, f and C. Most are mixtures of
+Gaussians with one formula, `Mixture.respond`: one component is the Gaussian prior (gaussian.py),
+2^P points are Rademacher, 2^P supports are Bernoulli–Gauss (discrete.py). Weights on the half-line
+have closed forms of their own (positive.py).
+
+A prior with a mean m says something of W before any label: Q = m mᵀ at Q̂ = 0.
 """
 
 from __future__ import annotations
@@ -28,16 +31,17 @@ from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.priors.mixture import Mixture, posterior
+from jaxsmi.priors.mixture import AbstractColumn, posterior
 
 __all__ = ["AbstractIidPrior", "check_sizes", "precision_matrix", "real"]
 
 
 class AbstractIidPrior(AbstractPrior):
-    """A prior with iid columns: `Gaussian`, `Rademacher`, `BernoulliGauss`, `GaussianMixture`.
+    """A prior with iid columns: `Gaussian`, `Rademacher`, `BernoulliGauss`, `GaussianMixture`,
+    `Positive`.
 
-    A new one that is a mixture of Gaussians, the same for w and -w, is a subclass of
-    `AbstractMixturePrior` with the methods `mixture` and `sample`.
+    A new one that is a mixture of Gaussians is a subclass of `AbstractMixturePrior` with the
+    methods `mixture` and `sample`.
     """
 
     @property
@@ -55,9 +59,14 @@ class AbstractIidPrior(AbstractPrior):
         """Whether it is a law on finitely many points."""
         return False
 
+    @property
+    def even(self) -> bool:
+        """Whether w and -w have the same law: signs that labels do not tell, nothing tells."""
+        return True
+
     @abc.abstractmethod
-    def mixture(self, indices: int) -> Mixture:
-        """The prior of a P-vector as a mixture of Gaussians, P = `indices`."""
+    def column(self, indices: int) -> AbstractColumn:
+        """The law of a P-vector, P = `indices`."""
 
     @property
     def wishart(self) -> bool:
@@ -120,9 +129,10 @@ class AbstractIidPrior(AbstractPrior):
             Array([[0.75]], dtype=...)
 
         Cost:
-            O(P³) for the Gaussian; else a deterministic quadrature with 1024 (P = 1), 128² (P = 2),
-            48³ (P = 3) nodes for each of 2^P components, above that 2^(22-P) for all together, each
-            node 2^P P² operations: 0.5 ms, 9 ms, 0.3 s and 0.2 to 0.4 s on two cores. Largest error
+            O(P³) for the Gaussian; else a deterministic quadrature with 512 nodes (P = 1) for each
+            peak and gap, 128² (P = 2), 48³ (P = 3) nodes for each of 2^P components, above that
+            2^(22-P) for all together, each node 2^P P² operations: 2 ms, 9 ms, 0.3 s and 0.2 to
+            0.4 s on two cores. Largest error
             met for Q̂ from 0 to 10^8 (Rademacher; Bernoulli–Gauss of density 0.1 and 0.5): P = 1:
             1e-15; P = 2: 2e-10; 5e-7; P = 3: 3e-6; 2e-5; P = 4: 2e-4; 2e-3; P = 6 to 8: 4e-3; 2e-2.
             A derivative is the quadrature of the exact derivative: errors of that size.
@@ -199,7 +209,7 @@ class AbstractIidPrior(AbstractPrior):
     def second_moment(self, indices: int) -> Float[Array, "P P"]:
         """Second moment of the prior; V = second_moment - Q in state evolution.
 
-            E[w wᵀ] = Σ_k π_k (S_k + μ_k μ_kᵀ)
+            S = E[w wᵀ], with the mean; of a mixture Σ_k π_k (S_k + μ_k μ_kᵀ)
 
         Args:
             indices: P, an integer >= 1.
@@ -221,9 +231,7 @@ class AbstractIidPrior(AbstractPrior):
         Source:
             [TCDKZ25].
         """
-        mixture = self.mixture(indices)
-        points = jnp.einsum("kp,kq->kpq", mixture.mean, mixture.mean)
-        return jnp.einsum("k,kpq->pq", jnp.exp(mixture.log_weight), mixture.covariance + points)
+        return self.column(indices).second_moment
 
     def log_partition(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> Float[Array, ""]:
         """Log-partition function of one column; its derivatives in b are mean and covariance.
@@ -255,7 +263,7 @@ class AbstractIidPrior(AbstractPrior):
         b = jnp.asarray(b)
         A = jnp.asarray(A)
         check(b.ndim == 1, "b", b, "an array of shape (indices P,)")
-        return self._mixture_for(b, A).respond(b, A)[0]
+        return self._column_for(b, A).respond(b, A)[0]
 
     def posterior(
         self, b: Float[Array, "P D"], A: Float[Array, "P P"]
@@ -290,11 +298,19 @@ class AbstractIidPrior(AbstractPrior):
         b = jnp.asarray(b)
         A = jnp.asarray(A)
         check(b.ndim == 2, "b", b, "an array of shape (indices P, dimension D)")
-        return posterior(self._mixture_for(b, A), b, A)
+        return posterior(self._column_for(b, A), b, A)
+
+    def known(self, indices: int) -> Float[Array, "P P"]:
+        """m mᵀ, m = E w."""
+        mean = self.column(indices).first_moment
+        return jnp.outer(mean, mean)
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
-        """Weights (P, D) of that size around the mean, zero, and their covariance S."""
-        return size * jax.random.normal(key, shape, theory_dtype()), self.second_moment(shape[0])
+        """Weights (P, D) of that size around the mean, and what the prior leaves unknown of W."""
+        column = self.column(shape[0])
+        mean = column.first_moment
+        noise = size * jax.random.normal(key, shape, theory_dtype())
+        return mean[:, None] + noise, column.second_moment - self.known(shape[0])
 
     def side_information(
         self, key: PRNGKeyArray, W: Float[Array, "P D"], strength: ArrayLike
@@ -336,13 +352,13 @@ class AbstractIidPrior(AbstractPrior):
         A = strength / (1.0 - strength) * jnp.eye(W.shape[0], dtype=W.dtype)
         return A, jnp.sqrt(strength) / (1.0 - strength) * observed
 
-    def _mixture_for(self, b: Array, A: Array) -> Mixture:
-        """The mixture for fields b (P, ...), in the precision of b and A."""
+    def _column_for(self, b: Array, A: Array) -> AbstractColumn:
+        """The law for fields b (P, ...), in the precision of b and A."""
         P = b.shape[0]
         check(A.shape == (P, P), "A", A, f"an array of shape ({P}, {P}), as b has P={P}")
         dtype = jnp.result_type(b, A)
         dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else theory_dtype()
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), self.mixture(P))
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), self.column(P))
 
 
 def real(value: ArrayLike, name: str = "Qhat") -> Array:

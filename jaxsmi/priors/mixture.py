@@ -1,4 +1,4 @@
-"""A mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P: what every prior with iid columns is.
+"""The law of one column: the face of all, and a mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P.
 
 Equations here [TCDKZ25], [theory: multi-index, section 2]:
 
@@ -9,18 +9,53 @@ What they are used for is in iid.py, and averages over their fields are in field
 
 from __future__ import annotations
 
+import abc
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = ["Mixture", "posterior"]
+from jaxsmi.priors.nodes import mixture_nodes
+
+__all__ = ["AbstractColumn", "Mixture", "posterior"]
 
 _MEMORY = 2**22  # numbers that the posterior of one batch of columns may hold
 
 
-class Mixture(eqx.Module):
-    """Σ_k π_k N(μ_k, L_k L_kᵀ) in R^P; the same for w and -w.
+class AbstractColumn(eqx.Module):
+    """The law of one column w in R^P, and what it answers to a field."""
+
+    @property
+    @abc.abstractmethod
+    def first_moment(self) -> Float[Array, " P"]:
+        """E w."""
+
+    @property
+    @abc.abstractmethod
+    def second_moment(self) -> Float[Array, "P P"]:
+        """E w wᵀ."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Numbers that the posterior of one column takes."""
+
+    @abc.abstractmethod
+    def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
+        """log Z_w, posterior mean f and posterior covariance C at one field b."""
+
+    @abc.abstractmethod
+    def nodes(self, root: Float[Array, "P P"]) -> tuple[Array, Array]:
+        """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, `root` = Q̂^{1/2}."""
+
+    @abc.abstractmethod
+    def gaussians(self) -> Mixture:
+        """The law as a mixture of Gaussians; a ValueError where it is none."""
+
+
+class Mixture(AbstractColumn):
+    """Σ_k π_k N(μ_k, L_k L_kᵀ) in R^P.
 
     Args:
         log_weight: log π_k (K,).
@@ -36,6 +71,30 @@ class Mixture(eqx.Module):
     def covariance(self) -> Float[Array, "K P P"]:
         """S_k = L_k L_kᵀ."""
         return self.factor @ jnp.swapaxes(self.factor, 1, 2)
+
+    @property
+    def first_moment(self) -> Float[Array, " P"]:
+        """E w = Σ_k π_k μ_k."""
+        return jnp.exp(self.log_weight) @ self.mean
+
+    @property
+    def second_moment(self) -> Float[Array, "P P"]:
+        """E w wᵀ = Σ_k π_k (S_k + μ_k μ_kᵀ)."""
+        points = jnp.einsum("kp,kq->kpq", self.mean, self.mean)
+        return jnp.einsum("k,kpq->pq", jnp.exp(self.log_weight), self.covariance + points)
+
+    @property
+    def size(self) -> int:
+        """K P²."""
+        return self.factor.size
+
+    def nodes(self, root: Float[Array, "P P"]) -> tuple[Array, Array]:
+        """By a rule for few indices, else a sequence; see nodes.py."""
+        return mixture_nodes(self.log_weight, self.mean, self.covariance, root)
+
+    def gaussians(self) -> Mixture:
+        """Itself."""
+        return self
 
     @eqx.filter_jit
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
@@ -69,10 +128,10 @@ class Mixture(eqx.Module):
 
 
 @eqx.filter_jit
-def posterior(mixture: Mixture, b: Array, A: Array) -> tuple[Array, Array]:
+def posterior(column: AbstractColumn, b: Array, A: Array) -> tuple[Array, Array]:
     """Posterior means (P, D) of the columns of b, and the average of their covariances (P, P)."""
-    respond = lambda column: mixture.respond(column, A)[1:]
-    batch = max(1, _MEMORY // mixture.factor.size)
+    respond = lambda field: column.respond(field, A)[1:]
+    batch = max(1, _MEMORY // column.size)
     if b.shape[1] <= batch:
         mean, covariance = jax.vmap(respond, in_axes=1)(b)
     else:

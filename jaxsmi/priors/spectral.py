@@ -129,9 +129,12 @@ class AbstractSpectralPrior(AbstractPrior):
 
     def second_moment(self, indices: int = 1) -> Array:
         """Q_0 as a matrix (1, 1); of several independent matrices (P, P)."""
-        common = self.mean_square
-        apart = (self.norm - common) * jnp.eye(indices, dtype=theory_dtype())
-        return apart + common * jnp.ones((indices, indices), theory_dtype())
+        apart = (self.norm - self.mean_square) * jnp.eye(indices, dtype=theory_dtype())
+        return apart + self.known(indices)
+
+    def known(self, indices: int = 1) -> Array:
+        """`mean_square`, of several independent matrices, too."""
+        return self.mean_square * jnp.ones((indices, indices), theory_dtype())
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
         """weight q̂ (Q_0 - q) - I(q̂): the prior's part of the free entropy at overlaps (1, 1)."""

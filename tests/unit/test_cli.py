@@ -367,7 +367,7 @@ def test_text_runs_from_the_files_as_published(capsys, tmp_path):
     found = json.loads(out)
     assert finite(found)
     assert found["classes"] == ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
-    # what the article says, spec section 9: AdamW, 5e-5, 40 epochs
+    # what the article says: AdamW, 5e-5, 40 epochs
     assert (found["learning_rate"], found["settings"]["epochs"]) == (5e-5, 40)
     assert found["synthetic"] is False
     # by hand, the longest question: "what does the letter string f . a . q . stand for ?"
