@@ -9,7 +9,8 @@ Equations here [theory: online-sgd, Eq. (75)], z all P·M fields, h_n orthonorma
                   its rows join K. The largest leap decides, [theory: online-sgd, section 14]
 
 The coefficients are those of hermite.py, on two grids that tell how far to trust them; functions of
-the label are cosines and sines along fixed directions t.
+the label are cosines and sines along fixed directions t. More than four fields are averaged over
+nets (sampled.py): what is seen is then seen with an error bar.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher
+from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.sgd.grid import MAX_TOKENS
 from jaxsmi.sgd.hermite import coefficients
+from jaxsmi.sgd.sampled import NETS, affordable, sampled_coefficients
 
 __all__ = ["Ladder", "Leaps", "leaps"]
 
@@ -44,10 +47,13 @@ class Ladder(NamedTuple):
         steps: (order, rows) of each leap, from nothing on.
         complete: Whether all rows are reached; the others have no coefficient up to the degree
             looked at.
+        hidden: How large a coefficient may be, over the deviation of what is expanded, that was not
+            told from zero: an order below the first step could hide one of that size.
     """
 
     steps: tuple[tuple[int, tuple[int, ...]], ...]
     complete: bool
+    hidden: float
 
     @property
     def exponent(self) -> int | None:
@@ -67,24 +73,35 @@ class Leaps(NamedTuple):
     generative: Ladder
 
 
-def leaps(model: AbstractTeacher, *, degree: int | None = None, tolerance: float = 1e-10) -> Leaps:
+def leaps(
+    model: AbstractTeacher,
+    *,
+    degree: int | None = None,
+    tolerance: float = 1e-10,
+    key: PRNGKeyArray | None = None,
+    samples: int = 2**16,
+) -> Leaps:
     r"""Information and generative exponents of a link, and the leaps of its rows one by one.
 
         information: least |n| with E[y h_n(z)] != 0;   generative: with E[h_n(z)|y] != 0
 
     Args:
-        model: An index model, or a `SequenceSingleIndex`, of at most four fields P·M. Gaussian
-            label noise changes nothing and is left out; of labels with few outcomes their
-            probabilities are looked at.
-        degree: The highest degree of each field. Default 12, 10, 6, 4 for one to four fields.
+        model: An index model, or a `SequenceSingleIndex`. Gaussian label noise changes nothing and
+            is left out; of labels with few outcomes their probabilities are looked at.
+        degree: The highest degree of each field, of more than four fields P·M their total order.
+            Default 12, 10, 6, 4 for one to four fields, 7, 6, 5, 4 for five to eight, above that
+            what 1000 multi-indices allow; 10 000 at most.
         tolerance: A coefficient counts if its square is above this part of the variance, and above
-            what a second grid changes of it; a number > 0. Default 1e-10.
+            what a second grid changes of it; a number > 0. Default 1e-10. More than four fields:
+            and above its error bar, which one zero among all passes with a risk of 1e-3.
+        key: A random key, for more than four fields. Default `jax.random.key(0)`.
+        samples: Points for more than four fields, an integer >= 2^10. Default 2^16.
 
     Returns:
-        A `Leaps` of two `Ladder`s with `exponent`, `leap` and `steps`.
+        A `Leaps` of two `Ladder`s with `exponent`, `leap`, `steps`, and what may be `hidden`.
 
     Raises:
-        ValueError: For more than four fields, a matrix model, or numbers out of range.
+        ValueError: For a matrix model, more than 999 fields, or numbers out of range.
 
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
@@ -94,24 +111,45 @@ def leaps(model: AbstractTeacher, *, degree: int | None = None, tolerance: float
         (3, 1)
 
     Cost:
-        Four evaluations of the link at each of 401, 201², 81³ or 61⁴ nodes.
+        Four evaluations of the link at each of 401, 201², 81³ or 61⁴ nodes; of more fields two at
+        `samples` points, times the multi-indices.
 
     Source:
         [theory: online-sgd, Eq. (75)].
     """
     arguments = Arguments()
-    allowed = f"an index model or a SequenceSingleIndex of at most {MAX_TOKENS} fields"
+    allowed = "an index model or a SequenceSingleIndex"
     teacher = arguments.instance("model", model, AbstractTeacher, allowed)
     link, rows, tokens = _link_of(teacher)
     length = rows * tokens
-    check(length <= MAX_TOKENS, "model", f"{length} fields", allowed)
-    highest = arguments.count("degree", _DEGREES[length] if degree is None else degree)
     part = float(arguments.number("tolerance", tolerance, POSITIVE))
-    ladders = (
-        _climbed(_significant(function, length, highest, part), rows, tokens)
-        for function in (link, _seen(link, length))
-    )
-    return Leaps(*ladders)
+    key = jax.random.key(0) if key is None else arguments.key("key", key)
+    samples = arguments.count("samples", samples, at_least=2**10)
+    usual = _DEGREES[length] if length <= MAX_TOKENS else affordable(length)
+    check(usual > 0, "model", f"{length} fields", f"{allowed} of fewer fields")
+    highest = arguments.count("degree", usual if degree is None else degree)
+    if length > MAX_TOKENS:
+        check(
+            highest <= usual, "degree", highest, f"1 to {usual}, a total order, of {length} fields"
+        )
+
+    def ladder(function: Callable[[Array], Array], stream: PRNGKeyArray) -> Ladder:
+        if length <= MAX_TOKENS:
+            seen = _significant(function, length, highest, part)
+            return _climbed(seen, rows, tokens, part**0.5)
+        found = sampled_coefficients(
+            function, length, highest, stream, power_of_two(samples // NETS)
+        )
+        if found.variance <= _CONSTANT * float(np.sum(found.value**2)):
+            return _climbed(np.zeros((0, length), int), rows, tokens, 0.0)
+        sure = found.sure(part)
+        made = _climbed(found.orders[sure], rows, tokens, 0.0)
+        below = found.orders.sum(axis=1) < (made.exponent or highest + 1)
+        below[0] = False
+        hidden = float(np.max(found.hidden, where=below, initial=0.0))
+        return made._replace(hidden=hidden)
+
+    return Leaps(ladder(link, key), ladder(_seen(link, length), jax.random.fold_in(key, 1)))
 
 
 def _link_of(model: AbstractTeacher) -> tuple[Callable[[Array], Array], int, int]:
@@ -165,7 +203,7 @@ def _significant(
     return np.argwhere(sure)
 
 
-def _climbed(orders: np.ndarray, rows: int, tokens: int) -> Ladder:
+def _climbed(orders: np.ndarray, rows: int, tokens: int, hidden: float) -> Ladder:
     """Leaps from nothing, over multi-indices (n, P·M)."""
     by_row = orders.reshape(-1, rows, tokens).sum(axis=-1)
     known = np.zeros(rows, bool)
@@ -178,4 +216,4 @@ def _climbed(orders: np.ndarray, rows: int, tokens: int) -> Ladder:
         new = (by_row[unknown == least] > 0).any(axis=0) & ~known
         steps.append((least, tuple(int(p) for p in np.flatnonzero(new))))
         known |= new
-    return Ladder(tuple(steps), bool(known.all()))
+    return Ladder(tuple(steps), bool(known.all()), hidden)
