@@ -78,7 +78,7 @@ class GaussianProfile(AbstractIidPrior):
         """Columns have laws of their own."""
         return False
 
-    def mixture(self, indices: int) -> Mixture:
+    def column(self, indices: int) -> Mixture:
         """The law of a column whose place is not known: a component for each."""
         factor = self.base.mixture(indices).factor[0]
         D = self.variances.size
