@@ -8,10 +8,12 @@ layer ℓ and the link of channels/attention_link.py (h_ℓ, A_ℓ, B_ℓ):
     channel:
         Z_out = Σ_{s=±1} ∫ dZ_1..dZ_{L-1} |det B_{L-1}|^{-1}
                 N((Z_1, .., Z_{L-1}, s u B_{L-1}^{-ᵀ}); ω, V)
+    rank two: h_L up to R in O(2), with two tokens up to a component c across as well [Eqs. (27)
+    to (33)]; the sum over signs is an integral over R (and c), and |det B|^{-2} its Jacobian
 
 In whitened fields τ = chol(V)^{-1}(z - ω), the inner blocks are standard Gaussians t and the last
 block is a residual r_s(t); that is the form `numerics.refining.self_refining_moments` takes, and it
-stays right when V goes to zero.
+stays right when V goes to zero. The rotation is integrated at each t (rotations.py).
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ from jaxsmi.channels.base import (
     as_posterior,
     unwhiten,
 )
+from jaxsmi.channels.rotations import alone, copies
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
+from jaxsmi.numerics.refining_sums import Copy
 
 __all__ = ["DeepAttentionChannel", "SingleAttentionChannel"]
 
@@ -51,9 +55,15 @@ class AbstractAttentionChannel(AbstractChannel):
     beta: eqx.AbstractVar[Array]
 
     @property
+    def seen(self) -> int:
+        """k = min(r, M - 1), the dimension of what a label shows of h_L (r, M), up to O(r)."""
+        return min(self.layers[-1].rank, self.tokens - 1)
+
+    @property
     def constraints(self) -> int:
-        """Combinations of the fields that a label fixes: u (M,), up to its sign."""
-        return self.tokens
+        """Combinations of the fields that a label fixes: u (k, M) up to O(k)."""
+        k = self.seen
+        return k * self.tokens - k * (k - 1) // 2
 
     def link(self, fields: Array) -> Array:
         """y = S_L(h_L)."""
@@ -75,12 +85,28 @@ class AbstractAttentionChannel(AbstractChannel):
         check(jnp.all(gap < 1e-8), "labels", labels, "rows of y that sum to one")
 
     def observe(self, fields: Array, noise: Array) -> Array:
-        """u = h_L itself: exact where labels would underflow."""
-        return last_fields(fields, self.layers, self.skip, self.beta)[0]
+        """h_L itself, of two tokens in a plane what the label shows of it: exact where labels would
+        underflow."""
+        h = last_fields(fields, self.layers, self.skip, self.beta)
+        if len(h) == 1:
+            return h[0]
+        return h if self.seen == 2 else _along_the_line(h)
 
     def statistic(self, labels: Array) -> Array:
-        """u (N, M), up to a sign for each sample."""
-        return jax.vmap(lambda y: invert_attention(y, self.beta))(labels)
+        """u (N, M), up to a sign for each sample; of rank two u (N, 2, M), up to a rotation."""
+        u = jax.vmap(lambda y: invert_attention(y, self.beta, self.seen))(labels)
+        rank = self.layers[-1].rank
+        if rank == 1:
+            return u[:, 0]
+        return jnp.concatenate([u, jnp.zeros((len(u), rank - self.seen, self.tokens))], axis=1)
+
+
+def _along_the_line(h: Array) -> Array:
+    """(v, 0) (2, 2) of the fields h of two tokens in a plane, v their components along h_2 - h_1:
+    a label does not show the other, which the tokens have in common."""
+    difference = h[:, 1] - h[:, 0]
+    v = difference @ h / jnp.sqrt(jnp.sum(difference**2))
+    return jnp.stack([v, jnp.zeros_like(v)])
 
 
 class SingleAttentionChannel(ClosedFormChannel, AbstractAttentionChannel):
@@ -108,8 +134,8 @@ class SingleAttentionChannel(ClosedFormChannel, AbstractAttentionChannel):
 
 
 class DeepAttentionChannel(AbstractAttentionChannel):
-    """The exact noiseless channel of two or more attention layers, the last one tied head of rank
-    one, the others any.
+    """The exact noiseless channel of attention layers, the last one tied head of rank one or two,
+    the others any.
 
     The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over with
     `self_refining_moments`; `budget` says how accurate g must be and how many nodes a sample may
@@ -138,57 +164,66 @@ class DeepAttentionChannel(AbstractAttentionChannel):
         """The tolerance of the inner integral."""
         return self.budget.tolerance
 
+    @property
+    def inner(self) -> int:
+        """Rows of the inner layers."""
+        return self.indices - self.layers[-1].rank
+
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
-        """Batch posterior from u (N, M), omega (N, P, M), V (P, P)."""
-        P = self.indices
+        """Batch posterior from u (N, M) or (N, 2, M), omega (N, P, M), V (P, P)."""
+        P = self.inner
         M = self.tokens
+        rank = self.layers[-1].rank
         chol = jnp.linalg.cholesky(V)
+        u = statistic.reshape(-1, rank, M)
 
-        def integrand(
-            block: tuple[Array, Array], t: Array
-        ) -> tuple[Array, list[tuple[Array, list[Array]]]]:
-            u, w = block  # (S, M), (S, P, M)
+        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Copy]]:
+            u, w = block  # (S, r, M), (S, P, M)
             L, skip, beta = (x.astype(t.dtype) for x in (chol, self.skip, self.beta))
-            rows = t.T.reshape(P - 1, M, -1)  # t_{p,m} at the n nodes
-            deviation = jnp.einsum("pq,qmn->pmn", L[:-1, :-1], rows)
-            z = [[w[:, p, m, None] + deviation[p, m] for m in range(M)] for p in range(P - 1)]
+            rows = t.T.reshape(P, M, -1)  # t_{p,m} at the n nodes
+            deviation = jnp.einsum("pq,qmn->pmn", L[:P, :P], rows)
+            z = [[w[:, p, m, None] + deviation[p, m] for m in range(M)] for p in range(P)]
             matrices = inner_matrices(split_rows(z, self.layers[:-1]), self.layers[:-1], skip, beta)
-            # Z_L = ±u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u
-            scale = 1.0 / L[-1, -1]
-            v = [u[:, m, None] * scale for m in range(M)]
+            # Z_L = R u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u, row by row
+            v = [[u[:, p, m, None] for m in range(M)] for p in range(rank)]
             jacobian = 1.0
             for A in reversed(matrices):
-                v, inverse_det = eliminate(A, v)
-                jacobian = jacobian * inverse_det
-            # mean of the last block given the inner ones, minus ω
-            shift = jnp.einsum("q,qmn->mn", L[-1, :-1], rows)
-            centre = [w[:, -1, m, None] * scale + shift[m] * scale for m in range(M)]
-            branches = []
-            for sign in (1.0, -1.0):
-                r = [sign * v[m] - centre[m] for m in range(M)]
-                branches.append((-0.5 * sum(x * x for x in r), r))
-            return jacobian, branches  # pyright: ignore[reportReturnType]
+                solved = [eliminate(A, row) for row in v]
+                v = [row for row, _ in solved]
+                for _, inverse_det in solved:
+                    jacobian = jacobian * inverse_det
+            # mean of the last block given the inner ones
+            shift = jnp.einsum("pq,qmn->pmn", L[P:, :P], rows)
+            centre = [[w[:, P + p, m, None] + shift[p, m] for m in range(M)] for p in range(rank)]
+            return jacobian, copies(v, centre, L[P:, P:])  # pyright: ignore[reportReturnType]
 
-        # narrowest feature in t: the width of the last block's conditional, in units of the widest
-        # inner field
-        width = chol[-1, -1] / jnp.max(jnp.diagonal(chol)[:-1])
-        # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance is no
-        # loss
-        single = jnp.finfo(jnp.float32).eps <= 0.01 * self.budget.tolerance * chol[-1, -1] ** 2
-        start = level_for_width((P - 1) * M, self.budget, width)
-        moments = self_refining_moments(
-            integrand,
-            (statistic, omega),
-            lambda *tau: unwhiten(chol, M, *tau),
-            inner=(P - 1) * M,
-            outer=M,
-            budget=self.budget,
-            start=start,
-            key=key,
-            single=single,
-        )
-        log_norm = M * (jnp.log(chol[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi))
+        width = jnp.min(jnp.diagonal(chol)[P:])
+        if P == 0:
+            moments = alone(u, omega, chol)
+        else:
+            # narrowest feature in t: the width of the last block's conditional, in units of the
+            # widest inner field
+            start = level_for_width(
+                P * M, self.budget, width / jnp.max(jnp.diagonal(chol)[:P])
+            )
+            # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance
+            # is no loss
+            single = jnp.finfo(jnp.float32).eps <= 0.01 * self.budget.tolerance * width**2
+            moments = self_refining_moments(
+                integrand,
+                (u, omega),
+                lambda *tau: unwhiten(chol, M, *tau),
+                inner=P * M,
+                outer=rank * M,
+                budget=self.budget,
+                start=start,
+                key=key,
+                single=single,
+            )
+        log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(chol)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
+        if self.seen < rank:  # the component across, common to the tokens: B 1 = Π(1 + c_ℓ) 1
+            log_norm = log_norm - jnp.sum(jnp.log1p(self.skip))
         post = as_posterior(moments, omega.shape)
         return eqx.tree_at(lambda p: p.log_partition, post, post.log_partition - log_norm)

@@ -60,8 +60,9 @@ class Layer(NamedTuple):
 
     @property
     def invertible(self) -> bool:
-        """Whether its attention matrix gives its fields back, up to a sign."""
-        return self == Layer()
+        """Whether its attention matrix gives its fields back, up to a sign or a rotation of the
+        plane (and what it leaves free is integrated over)."""
+        return self.heads == 1 and self.tied and self.rank <= 2
 
 
 def _total(terms: Iterable[Array]) -> Array:
@@ -218,16 +219,41 @@ def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array
     return hard(jnp.stack(last) @ B.T, layers[-1])
 
 
-def invert_attention(labels: Array, beta: Array) -> Array:
-    r"""u (M,), up to one global sign, from y = σ_β(u uᵀ) (M, M) in float64.
+def invert_attention(labels: Array, beta: Array, rank: int = 1) -> Array:
+    r"""h (r, M), up to an orthogonal matrix, from y = σ_β(hᵀh) (M, M) in float64, r < M.
 
-    a_ij = log(y_ij/y_ii)/β = u_i(u_j - u_i); a_ij + a_ji = -(u_i - u_j)². The pair with the largest
-    |u_i - u_j| gives sign and scale, its larger member r the others by u_k = u_r + a_rk/u_r, and
-    Gauss-Newton steps on all pairs the rest.
+    a_ij = log(y_ij/y_ii)/β = h_i·(h_j - h_i); a_ij + a_ji = -|h_i - h_j|². Rank one: the pair with
+    the largest |h_i - h_j| gives sign and scale, its larger member r the others by
+    h_k = h_r + a_rk/h_r. Above: distances give h up to its mean, which is then linear in a. Then
+    Gauss-Newton steps on all pairs.
     """
     M = labels.shape[0]
     logs = jnp.log(jnp.maximum(labels, 1e-300))
     a = (logs - jnp.diagonal(logs)[:, None]) / beta
+    h = _from_largest_gap(a)[None] if rank == 1 else _from_distances(a, rank)
+
+    def polish(h: Array, _: None) -> tuple[Array, None]:
+        eye = jnp.eye(M, dtype=h.dtype)
+        residual = jnp.sum(h[:, :, None] * (h[:, None, :] - h[:, :, None]), axis=0) - a
+        # d/dh_k [h_i·(h_j - h_i)] = δ_ik (h_j - 2h_i) + δ_jk h_i
+        jac = (
+            eye[:, None, None, :] * (h[:, None, :] - 2 * h[:, :, None]).transpose(1, 2, 0)[..., None]
+            + eye[None, :, None, :] * h.T[:, None, :, None]
+        )
+        jac = jac.reshape(M * M, rank * M)
+        normal = jac.T @ jac
+        # rotations, and tokens that agree exactly, leave directions unseen: a tiny ridge keeps the
+        # step finite
+        ridge = 1e-14 * (jnp.trace(normal) + 1e-30) * jnp.eye(rank * M, dtype=h.dtype)
+        step = jnp.linalg.solve(normal + ridge, jac.T @ residual.reshape(M * M))
+        return h - step.reshape(rank, M), None
+
+    return jax.lax.scan(polish, h, None, length=2)[0]
+
+
+def _from_largest_gap(a: Array) -> Array:
+    """h (M,) of rank one from a_ij = h_i (h_j - h_i)."""
+    M = a.shape[0]
     gap = jnp.maximum(-(a + a.T), 0.0)
     flat = jnp.argmax(jnp.where(jnp.eye(M, dtype=bool), -1.0, gap))
     i = flat // M
@@ -237,21 +263,19 @@ def invert_attention(labels: Array, beta: Array) -> Array:
     u_j = a[j, i] / delta
     reference = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), i, j)
     u_r = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), u_i, u_j)
-    u = u_r + a[reference] / jnp.where(u_r == 0.0, 1.0, u_r)
+    return u_r + a[reference] / jnp.where(u_r == 0.0, 1.0, u_r)
 
-    def polish(u: Array, _: None) -> tuple[Array, None]:
-        eye = jnp.eye(M, dtype=u.dtype)
-        residual = u[:, None] * (u[None, :] - u[:, None]) - a
-        # d/du_k [u_i(u_j - u_i)] = δ_ik (u_j - 2u_i) + δ_jk u_i
-        jac = (
-            eye[:, None, :] * (u[None, :] - 2 * u[:, None])[:, :, None]
-            + eye[None, :, :] * u[:, None, None]
-        )
-        jac = jac.reshape(M * M, M)
-        residual = residual.reshape(M * M)
-        normal = jac.T @ jac
-        # tokens that agree exactly leave one direction unseen: a tiny ridge keeps the step finite
-        ridge = 1e-14 * (jnp.trace(normal) + 1e-30) * eye
-        return u - jnp.linalg.solve(normal + ridge, jac.T @ residual), None
 
-    return jax.lax.scan(polish, u, None, length=2)[0]
+def _from_distances(a: Array, rank: int) -> Array:
+    """h (r, M) from a_ij = h_i·(h_j - h_i): distances give h - mean, by the leading eigenvectors of
+    its Gram matrix, and a_ij - a_ii = h_i·(h_j - h_i) is linear in the mean."""
+    M = a.shape[0]
+    centring = jnp.eye(M, dtype=a.dtype) - 1.0 / M
+    values, vectors = jnp.linalg.eigh(centring @ (0.5 * (a + a.T)) @ centring)
+    lengths = jnp.sqrt(jnp.maximum(values[-rank:], 1e-300))
+    d = lengths[:, None] * vectors[:, -rank:].T
+    # Σ_i over pairs: a_ij = d_i·(d_j - d_i) + mean·(d_j - d_i), projected on d_j
+    gram = d.T @ d
+    rest = jnp.mean(a - (gram - jnp.diagonal(gram)[:, None]), axis=0)
+    mean = (d @ rest) / lengths**2
+    return d + mean[:, None]

@@ -148,7 +148,7 @@ class DeepAttention(AbstractIndexModel):
         if self.activation == "hardmax":
             remedy = "a softmax student, trained on data of this model"
             return refuse(name="hardmax attention", remedy=remedy)
-        inner = (indices - 1 if silent else indices) * tokens
+        inner = (indices - last.rank if silent else indices) * tokens
         budget = Budget(default_tolerance(inner) if tolerance is None else tolerance, max_nodes)
         if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
@@ -158,10 +158,11 @@ class DeepAttention(AbstractIndexModel):
                 f"tied={last.tied}"
             )
             remedy = (
-                "one tied head of rank one in the last layer, or noise > 0 (integrated numerically)"
+                "one tied head of rank one or two in the last layer, or noise > 0 (integrated "
+                "numerically)"
             )
             return refuse(name=name, remedy=remedy)
-        if len(self.layers) == 1:
+        if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
         return DeepAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
 

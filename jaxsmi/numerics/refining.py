@@ -36,13 +36,13 @@ from jaxsmi.numerics.refining_rules import (
     no_weight,
     rule_for,
 )
-from jaxsmi.numerics.refining_sums import Branch, Columns, Sums
+from jaxsmi.numerics.refining_sums import Columns, Copy, Sums
 
 __all__ = ["Budget", "Moments", "level_for_width", "self_refining_moments"]
 
 _MIN_ESS = 32.0  # fewer effective nodes than this are refined whatever the error estimate says
 
-Integrand = Callable[[PyTree, Array], tuple[Array, Sequence[Branch]]]
+Integrand = Callable[[PyTree, Array], tuple[Array, Sequence[Copy]]]
 Respond = Callable[[Array, Array], tuple[Array, Array]]
 
 
@@ -274,7 +274,8 @@ def self_refining_moments(
 
     Args:
         integrand: `integrand(block, t)` for a block of S samples and nodes t (n, inner): the
-            positive factor f (S, n), and one (ℓ (S, n), [r_1 .. r_outer]) a branch.
+            positive factor f (S, n), and one (ℓ (S, n), [r_1 .. r_outer]) a branch, or a `Branch`
+            where a copy is itself an integral.
         samples: A tree of arrays with leading axis N.
         respond: `respond(mean (S, K), covariance (S, K, K))` -> (g, dg), the quantities whose error
             counts.

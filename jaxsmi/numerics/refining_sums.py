@@ -6,7 +6,7 @@ nothing overflows, and nothing is read twice [theory: numerics, section 3].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -17,9 +17,28 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.refining_rules import Nodes, no_weight
 
-__all__ = ["Branch", "Columns", "Sums"]
+__all__ = ["Branch", "Columns", "Copy", "Sums"]
 
-Branch = tuple[Array, Sequence[Array]]  # ℓ (S, n), and the residuals r_1 .. r_outer (S, n)
+
+class Branch(NamedTuple):
+    """One copy of the integrand: ℓ (S, n), and the residuals r_1 .. r_outer (S, n).
+
+    Where a copy is itself an integral, residuals are its means, and `products` its second moments
+    ⟨r_m r_n⟩ (S, n), m <= n.
+    """
+
+    log_weight: Array
+    residuals: Sequence[Array]
+    products: Mapping[tuple[int, int], Array] | None = None
+
+    def product(self, m: int, n: int) -> Array:
+        """⟨r_m r_n⟩."""
+        if self.products is None:
+            return self.residuals[m] * self.residuals[n]
+        return self.products[m, n]
+
+
+Copy = Branch | tuple[Array, Sequence[Array]]
 
 
 class Sums(NamedTuple):
@@ -65,11 +84,11 @@ class Columns(eqx.Module):
         top = jnp.full((samples,), no_weight(dtype), dtype)
         return Sums(top, jnp.zeros((samples, self.count), dtype))
 
-    def over(self, nodes: Nodes, factor: Array, branches: Sequence[Branch]) -> Sums:
+    def over(self, nodes: Nodes, factor: Array, branches: Sequence[Copy]) -> Sums:
         """The sums over some nodes, from what the integrand is there."""
         t, log_node, tail = nodes
-        logs = [ell + log_node for ell, _ in branches]
-        residuals = [r for _, r in branches]
+        branches = [Branch(*branch) for branch in branches]
+        logs = [branch.log_weight + log_node for branch in branches]
         top = jnp.max(jnp.stack([jnp.max(ell, axis=1) for ell in logs]), axis=0)
         top = lax.stop_gradient(jnp.maximum(top, no_weight(top.dtype) / 2))
         weights = [factor * jnp.exp(ell - top[:, None]) for ell in logs]
@@ -79,12 +98,12 @@ class Columns(eqx.Module):
             return jnp.dot(sum(terms[1:], terms[0]), columns, precision="highest")
 
         one = jnp.ones_like(tail)
-        pairs = list(zip(weights, residuals, strict=True))
+        pairs = list(zip(weights, branches, strict=True))
         sums = [total(weights, [one, *t.T, *(t[:, i] * t[:, j] for i, j in self.inner_pairs)])]
         for m in range(self.outer):
-            sums.append(total([w * r[m] for w, r in pairs], [one, *t.T]))
+            sums.append(total([w * b.residuals[m] for w, b in pairs], [one, *t.T]))
         for m, n in self.outer_pairs:
-            sums.append(total([w * r[m] * r[n] for w, r in pairs], [one]))
+            sums.append(total([w * b.product(m, n) for w, b in pairs], [one]))
         sums.append(total(weights, [tail]))
         squares = jnp.sum(jnp.stack([jnp.sum(w * w, axis=1) for w in weights]), axis=0)
         values = jnp.concatenate([*sums, squares[:, None]], axis=1)

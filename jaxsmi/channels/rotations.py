@@ -1,0 +1,274 @@
+r"""The integral over the rotations that an attention matrix of rank two leaves open.
+
+Equations here [theory: deep-attention, Eqs. (27) to (33)]. The label fixes h (2, M) up to an
+orthogonal matrix; with two tokens, what it fixes is a line e vᵀ, and the component c of h across
+it, common to the tokens, is free as well. In whitened fields, N = Λ_LL^{-1} of the last block and
+a the whitened mean of that block given the inner ones,
+
+    r(θ) = N R_θ X - a = cos θ · N X + sin θ · N J X - a,   J = [[0, -1], [1, 0]]
+    e^ℓ = Σ_± ∫ dθ e^{-|r(θ)|²/2},   X_± = diag(1, ±1) X              three tokens or more
+    e^ℓ = ∫ dθ ∫ dc e^{-|r(θ) + c n(θ)|²/2},   n = N e_⊥,   X = (v, 0)   two tokens: c in closed form
+
+As V falls to zero the angle is known ever more sharply, and the nodes follow: the circle is cut
+between its two highest maxima, and on each arc Gauss-Legendre nodes sit at θ_0 + w tan x, with θ_0
+the maximum and w a multiple of its width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from jaxsmi.channels.base import unwhiten
+from jaxsmi.numerics.refining import Moments
+from jaxsmi.numerics.refining_sums import Branch, Copy
+
+__all__ = ["alone", "copies"]
+
+_NODES = 16  # of each arc, inside another integral
+_FINE_NODES = (48, 64)  # where the angle is all there is: their difference is the error
+
+_SCAN = 32  # angles among which the maxima are looked for
+_NEWTON = 6  # steps towards each of them
+_LOOKS = 4  # steps towards its width
+_SPREAD = 2.5  # w in units of a maximum's half width
+
+
+class Orbit(NamedTuple):
+    """Whitened residuals r(θ) = cos θ · `cosine` + sin θ · `sine` - `centre` (2, M, 1, D, ...), the
+    third axis for arcs, D reflections; `across` (2, 2) is N where a component across is free, else None."""
+
+    cosine: Array
+    sine: Array
+    centre: Array
+    across: Array | None
+
+    @property
+    def tokens(self) -> int:
+        """M."""
+        return self.cosine.shape[1]
+
+    def direction(self, cos: Array, sin: Array) -> Array:
+        """n(θ) (2, ...), along which the free component moves the whitened fields."""
+        N = self.across
+        assert N is not None
+        return jnp.stack([N[p, 1] * cos - N[p, 0] * sin for p in range(2)])
+
+    def residuals(self, angle: Array) -> tuple[Array, Array]:
+        """r (2, M, ...) at the free component's mean, and the logarithm of the weight."""
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        r = cos * self.cosine + sin * self.sine - self.centre
+        if self.across is None:
+            return r, -0.5 * jnp.sum(r * r, axis=(0, 1))
+        n = self.direction(cos, sin)
+        square = jnp.sum(n * n, axis=0)
+        along = jnp.sum(n * jnp.mean(r, axis=1), axis=0) / square
+        r = r - (n * along)[:, None]
+        volume = 0.5 * (np.log(2.0 * np.pi / self.tokens) - jnp.log(square))
+        return r, volume - 0.5 * jnp.sum(r * r, axis=(0, 1))
+
+    def log_weight(self, angle: Array) -> Array:
+        """ℓ(θ)."""
+        return self.residuals(angle)[1]
+
+
+def orbit_of(X: Array, centre: Array, whiten: Array) -> Orbit:
+    """The orbit of X (2, M, ...), the last block up to a rotation, around its whitened mean
+    `centre` (2, M, ...); `whiten` (2, 2) is N."""
+    free = X.shape[1] == 2
+    copies = X[:, :, None, None]
+    if not free:
+        mirrored = jnp.stack([X[0], -X[1]])
+        copies = jnp.stack([X, mirrored], axis=2)[:, :, None]
+    turned = jnp.stack([-copies[1], copies[0]])
+
+    def whitened(x: Array) -> Array:
+        # a sum of two terms, not a contraction: which would round in single precision on some GPUs
+        return jnp.stack([whiten[p, 0] * x[0] + whiten[p, 1] * x[1] for p in range(2)])
+
+    across = whiten if free else None
+    return Orbit(whitened(copies), whitened(turned), centre[:, :, None, None], across)
+
+
+class _Arcs(NamedTuple):
+    """Two arcs of the circle: their maxima, the width w of the map, and the ends x of its
+    variable, all (2, D, ...)."""
+
+    top: Array
+    width: Array
+    low: Array
+    high: Array
+
+
+def _slopes(function: Callable[[Array], Array], x: Array) -> tuple[Array, Array]:
+    """First and second derivative of an elementwise function."""
+    one = jnp.ones_like(x)
+    first = lambda x: jax.jvp(function, (x,), (one,))[1]
+    return jax.jvp(first, (x,), (one,))
+
+
+def _arcs(orbit: Orbit) -> _Arcs:
+    """The circle, cut at the lowest points between its two highest maxima."""
+    step = 2.0 * np.pi / _SCAN
+    shape = jnp.broadcast_shapes(orbit.cosine.shape[2:], orbit.centre.shape[2:])
+    dtype = orbit.cosine.dtype
+    values = lax.map(
+        lambda k: orbit.log_weight(jnp.full(shape, k * step, dtype)), jnp.arange(_SCAN)
+    )
+    k = jnp.arange(_SCAN).reshape(-1, *[1] * len(shape))
+    first = jnp.argmax(values, axis=0)
+    peak = (values >= jnp.roll(values, 1, axis=0)) & (values >= jnp.roll(values, -1, axis=0))
+    apart = (k - first) % _SCAN
+    peak = peak & (apart > 1) & (apart < _SCAN - 1)
+    second = jnp.argmax(jnp.where(peak, values, -jnp.inf), axis=0)
+    alone = ~jnp.any(peak, axis=0)
+    gap = jnp.where(alone, _SCAN // 2, (second - first) % _SCAN)
+    lowest = lambda inside: jnp.argmin(jnp.where(inside, values, jnp.inf), axis=0)
+    after = (lowest((apart > 0) & (apart < gap)) - first) % _SCAN
+    before = (lowest(apart > gap) - first) % _SCAN
+    # one maximum alone: two arcs that meet at a quarter turn from it
+    after = jnp.where(alone, _SCAN // 4, after)
+    before = jnp.where(alone, _SCAN - _SCAN // 4, before)
+    start = first * step
+    low = jnp.concatenate([before - _SCAN, after]) * step
+    high = jnp.concatenate([after, before]) * step
+    middle = jnp.concatenate([jnp.zeros_like(gap), gap]) * step
+    low, high, middle = (x.astype(dtype) for x in (low, high, middle))
+
+    def climb(_: int, angle: Array) -> Array:
+        slope, bend = _slopes(orbit.log_weight, start + angle)
+        uphill = 0.25 * step * jnp.sign(slope)
+        move = jnp.where(bend < 0.0, -slope / jnp.where(bend < 0.0, bend, -1.0), uphill)
+        return jnp.clip(angle + move, jnp.maximum(middle - step, low), jnp.minimum(middle + step, high))
+
+    top = lax.fori_loop(0, _NEWTON, climb, middle)
+    width = _SPREAD * _half_width(orbit, start + top)
+    low, high = (jnp.arctan((x - top) / width) for x in (low, high))
+    return _Arcs(start + top, width, low, high)
+
+
+def _half_width(orbit: Orbit, top: Array) -> Array:
+    """How far from a maximum ℓ falls by about one half; from its curvature, then by looking, for
+    maxima that are flat, or about to part into two."""
+    height, bend = orbit.log_weight(top), _slopes(orbit.log_weight, top)[1]
+    width = 1.0 / jnp.sqrt(jnp.maximum(-bend, 1.0))
+
+    def look(_: int, width: Array) -> Array:
+        lowest = jnp.minimum(orbit.log_weight(top + width), orbit.log_weight(top - width))
+        drop = jnp.clip(2.0 * (height - lowest), 0.1, 1e6)
+        return jnp.minimum(width * drop**-0.4, 0.75)
+
+    return lax.fori_loop(0, _LOOKS, look, width)
+
+
+def _rotated(orbit: Orbit, nodes: int) -> tuple[Branch, Array]:
+    """The integral over the angle by `nodes` nodes on each arc: its logarithm, and mean and second
+    moments of r, row by row; beside it (Σ w)²/Σ w²."""
+    arcs = _arcs(lax.stop_gradient(orbit))  # where nodes lie changes nothing
+    M = orbit.tokens
+    x, weight = (jnp.asarray(v, arcs.top.dtype) for v in np.polynomial.legendre.leggauss(nodes))
+    top = jnp.max(lax.stop_gradient(orbit.log_weight(arcs.top)), axis=(0, 1))
+    pairs = [(i, j) for i in range(2 * M) for j in range(i, 2 * M)]
+    left, right = (np.array(side) for side in zip(*pairs, strict=True))
+    middle, half = 0.5 * (arcs.high + arcs.low), 0.5 * (arcs.high - arcs.low)
+
+    def add(k: Array, sums: Array) -> Array:
+        shift = jnp.tan(middle + half * x[k])
+        angle = arcs.top + arcs.width * shift
+        r, log_weight = orbit.residuals(angle)
+        spacing = weight[k] * half * arcs.width * (1.0 + shift * shift)
+        w = spacing * jnp.exp(jnp.minimum(log_weight - top, 300.0))  # a peak that was missed
+        flat = r.reshape(2 * M, *r.shape[2:])
+        products = flat[left] * flat[right]
+        if orbit.across is not None:
+            n = orbit.direction(jnp.cos(angle), jnp.sin(angle))
+            n = n / jnp.sqrt(jnp.sum(n * n, axis=0))
+            products = products + n[left // M] * n[right // M] / M
+        each = jnp.concatenate([jnp.ones_like(w)[None], w[None], flat, products])
+        return sums + jnp.sum(w * each, axis=(1, 2))
+
+    count = 2 + 2 * M + len(pairs)
+    sums = lax.fori_loop(0, nodes, add, jnp.zeros((count, *top.shape), top.dtype))
+    mass = sums[0]
+    moments = sums[2:] / mass
+    products = dict(zip(pairs, moments[2 * M :], strict=True))
+    return Branch(top + jnp.log(mass), list(moments[: 2 * M]), products), mass**2 / sums[1]
+
+
+def copies(
+    block: Sequence[Sequence[Array]], centre: Sequence[Sequence[Array]], root: Array
+) -> list[Copy]:
+    """What a label leaves open of the last block, rows of M arrays (S, n): two signs of rank one,
+    an orbit of rank two; `centre` is its mean given the inner fields, `root` (r, r) its Λ."""
+    if len(block) == 1:
+        scale = 1.0 / root[0, 0]
+        pairs = list(zip(block[0], centre[0], strict=True))
+        signed = [[scale * (sign * v - c) for v, c in pairs] for sign in (1.0, -1.0)]
+        return [(-0.5 * sum(x * x for x in r), r) for r in signed]  # pyright: ignore[reportReturnType]
+    return [_rotated(_whitened(block, centre, root), _NODES)[0]]
+
+
+def _whitened(
+    block: Sequence[Sequence[Array]], centre: Sequence[Sequence[Array]], root: Array
+) -> Orbit:
+    """The orbit of a block."""
+    a, b, c = 1.0 / root[0, 0], root[1, 0], 1.0 / root[1, 1]
+    whiten = jnp.stack([jnp.stack([a, jnp.zeros_like(a)]), jnp.stack([-a * b * c, c])])
+    X = jnp.stack([jnp.stack(list(row)) for row in block])
+    mean = jnp.stack([jnp.stack(list(row)) for row in centre])
+    mean = jnp.stack([a * mean[0], c * (mean[1] - a * b * mean[0])])
+    return orbit_of(X, mean, whiten)
+
+
+def alone(u: Array, omega: Array, root: Array) -> Moments:
+    """The moments of a single layer of rank two, whose only integral is that over the angle, from
+    u and omega (N, 2, M)."""
+    M = u.shape[2]
+
+    def one(sample: tuple[Array, Array]) -> Moments:
+        block, centre = (x[:, :, None, None] for x in sample)
+        orbit = _whitened(block, centre, root)  # pyright: ignore[reportArgumentType]
+        (g, dg, branch, ess), (rough, rough_dg, _, _) = (
+            _response(orbit, nodes, root, M) for nodes in reversed(_FINE_NODES)
+        )
+        floor = jnp.sqrt(jnp.finfo(g.dtype).eps)
+        apart = lambda fine, coarse: jnp.maximum(
+            jnp.max(jnp.abs(fine - coarse)) / (1.0 + jnp.max(jnp.abs(fine))), floor
+        )
+        return Moments(
+            branch.log_weight[0, 0],
+            g,
+            dg,
+            ess[0, 0],
+            apart(g, rough),
+            apart(dg, rough_dg),
+            jnp.asarray(2 * max(_FINE_NODES)),
+        )
+
+    return lax.map(one, (u, omega), batch_size=min(4096, len(u)))
+
+
+class _Response(NamedTuple):
+    """g and ∂g of one rule, what they come from, and the effective number of nodes."""
+
+    g: Array
+    dg: Array
+    branch: Branch
+    ess: Array
+
+
+def _response(orbit: Orbit, nodes: int, root: Array, tokens: int) -> _Response:
+    """The response of one sample."""
+    branch, ess = _rotated(orbit, nodes)
+    size = 2 * tokens
+    mean = jnp.stack([r[0, 0] for r in branch.residuals])
+    entries = [branch.product(min(i, j), max(i, j))[0, 0] for i in range(size) for j in range(size)]
+    covariance = jnp.stack(entries).reshape(size, size) - jnp.outer(mean, mean)
+    g, dg = unwhiten(root, tokens, mean[None], covariance[None])
+    return _Response(g[0], dg[0], branch, ess)
