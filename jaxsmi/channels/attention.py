@@ -39,7 +39,7 @@ from jaxsmi.channels.base import (
     as_posterior,
     unwhiten,
 )
-from jaxsmi.channels.rotations import alone, copies
+from jaxsmi.channels.rotations import alone, copies, with_angle
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 from jaxsmi.numerics.refining_sums import Copy
@@ -205,12 +205,11 @@ class DeepAttentionChannel(AbstractAttentionChannel):
         else:
             # narrowest feature in t: the width of the last block's conditional, in units of the
             # widest inner field
-            start = level_for_width(
-                P * M, self.budget, width / jnp.max(jnp.diagonal(chol)[:P])
-            )
+            start = level_for_width(P * M, self.budget, width / jnp.max(jnp.diagonal(chol)[:P]))
             # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance
             # is no loss
-            single = jnp.finfo(jnp.float32).eps <= 0.01 * self.budget.tolerance * width**2
+            limit = jnp.asarray(0.01 * self.budget.tolerance * width**2)
+            single = jnp.greater_equal(limit, jnp.finfo(jnp.float32).eps)
             moments = self_refining_moments(
                 integrand,
                 (u, omega),
@@ -222,6 +221,7 @@ class DeepAttentionChannel(AbstractAttentionChannel):
                 key=key,
                 single=single,
             )
+            moments = with_angle(moments) if rank == 2 else moments
         log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(chol)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
         if self.seen < rank:  # the component across, common to the tokens: B 1 = Π(1 + c_ℓ) 1
             log_norm = log_norm - jnp.sum(jnp.log1p(self.skip))

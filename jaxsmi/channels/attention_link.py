@@ -237,7 +237,8 @@ def invert_attention(labels: Array, beta: Array, rank: int = 1) -> Array:
         residual = jnp.sum(h[:, :, None] * (h[:, None, :] - h[:, :, None]), axis=0) - a
         # d/dh_k [h_i·(h_j - h_i)] = δ_ik (h_j - 2h_i) + δ_jk h_i
         jac = (
-            eye[:, None, None, :] * (h[:, None, :] - 2 * h[:, :, None]).transpose(1, 2, 0)[..., None]
+            eye[:, None, None, :]
+            * (h[:, None, :] - 2 * h[:, :, None]).transpose(1, 2, 0)[..., None]
             + eye[None, :, None, :] * h.T[:, None, :, None]
         )
         jac = jac.reshape(M * M, rank * M)

@@ -1,13 +1,15 @@
 r"""The integral over the rotations that an attention matrix of rank two leaves open.
 
-Equations here [theory: deep-attention, Eqs. (27) to (33)]. The label fixes h (2, M) up to an
+Equations here [theory: deep-attention, Eqs. (28) to (33)]. The label fixes h (2, M) up to an
 orthogonal matrix; with two tokens, what it fixes is a line e vᵀ, and the component c of h across
 it, common to the tokens, is free as well. In whitened fields, N = Λ_LL^{-1} of the last block and
 a the whitened mean of that block given the inner ones,
 
     r(θ) = N R_θ X - a = cos θ · N X + sin θ · N J X - a,   J = [[0, -1], [1, 0]]
-    e^ℓ = Σ_± ∫ dθ e^{-|r(θ)|²/2},   X_± = diag(1, ±1) X              three tokens or more
-    e^ℓ = ∫ dθ ∫ dc e^{-|r(θ) + c n(θ)|²/2},   n = N e_⊥,   X = (v, 0)   two tokens: c in closed form
+    e^ℓ = Σ_± ∫ dθ e^{-|r(θ)|²/2},   X_± = diag(1, ±1) X            three tokens or more
+    e^ℓ = ∫ dθ ∫ dc e^{-|r(θ) + c n(θ)|²/2},   n = N e_⊥,   X = (v, 0)           two tokens
+
+The integral over c is a Gaussian one.
 
 As V falls to zero the angle is known ever more sharply, and the nodes follow: the circle is cut
 between its two highest maxima, and on each arc Gauss-Legendre nodes sit at θ_0 + w tan x, with θ_0
@@ -19,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,10 +32,12 @@ from jaxsmi.channels.base import unwhiten
 from jaxsmi.numerics.refining import Moments
 from jaxsmi.numerics.refining_sums import Branch, Copy
 
-__all__ = ["alone", "copies"]
+__all__ = ["alone", "copies", "with_angle"]
 
-_NODES = 16  # of each arc, inside another integral
-_FINE_NODES = (48, 64)  # where the angle is all there is: their difference is the error
+_NODES = 24  # of each arc, inside another integral
+_BLOCK = 256  # samples worked on at once
+_ANGLE_ERROR = 3e-4  # of that rule, measured: relative, and no smaller for a smaller tolerance
+_FINE_NODES = (32, 48)  # where the angle is all there is: their difference is the error
 
 _SCAN = 32  # angles among which the maxima are looked for
 _NEWTON = 6  # steps towards each of them
@@ -42,7 +47,8 @@ _SPREAD = 2.5  # w in units of a maximum's half width
 
 class Orbit(NamedTuple):
     """Whitened residuals r(θ) = cos θ · `cosine` + sin θ · `sine` - `centre` (2, M, 1, D, ...), the
-    third axis for arcs, D reflections; `across` (2, 2) is N where a component across is free, else None."""
+    third axis for arcs, D reflections; `across` (2, 2) is N where a component across is free, else
+    None."""
 
     cosine: Array
     sine: Array
@@ -73,9 +79,50 @@ class Orbit(NamedTuple):
         volume = 0.5 * (np.log(2.0 * np.pi / self.tokens) - jnp.log(square))
         return r, volume - 0.5 * jnp.sum(r * r, axis=(0, 1))
 
-    def log_weight(self, angle: Array) -> Array:
-        """ℓ(θ)."""
-        return self.residuals(angle)[1]
+
+class _Height(NamedTuple):
+    """ℓ(θ) up to a constant, by a few numbers that are computed once: what nodes are placed by.
+
+    The quadratic form of (cos θ, sin θ) and its linear part; with a free component across, of the
+    tokens' deviations from their mean, and the means' distance (`across` · (1, cos θ, sin θ))² from
+    the line n(θ), over |n|², `norm` its three entries.
+    """
+
+    square: Array
+    linear: Array
+    across: Array | None
+    norm: Array | None
+
+    def __call__(self, angle: Array) -> Array:
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        a, b, c = self.square
+        form = 0.5 * (a * cos * cos + b * sin * sin) + c * cos * sin
+        height = self.linear[0] * cos + self.linear[1] * sin - form
+        if self.across is None or self.norm is None:
+            return height
+        n = self.norm[0] * cos * cos + self.norm[1] * sin * sin + self.norm[2] * cos * sin
+        distance = self.across[0] + self.across[1] * cos + self.across[2] * sin
+        # two tokens: M distance²/2
+        return height - distance * distance / n - 0.5 * jnp.log(n)
+
+
+def _height(orbit: Orbit) -> _Height:
+    """The height of an orbit."""
+    P, Q, a, N = orbit
+    across = norm = None
+    if N is not None:
+        p, q, mean = (jnp.mean(x, axis=1) for x in (P, Q, a))
+        P, Q, a = P - p[:, None], Q - q[:, None], a - mean[:, None]
+        cross = lambda x, y: x[0] * y[1] - x[1] * y[0]
+        constant = cross(N[:, 1], p)  # n × N e v̄, whatever the angle
+        columns = [cross(N[:, 1], mean), cross(N[:, 0], mean)]
+        shape = jnp.broadcast_shapes(constant.shape, columns[0].shape)
+        each = [constant, -columns[0], columns[1]]
+        across = jnp.stack([jnp.broadcast_to(x, shape) for x in each])
+        norm = jnp.stack([N[:, 1] @ N[:, 1], N[:, 0] @ N[:, 0], -2.0 * (N[:, 0] @ N[:, 1])])
+    total = lambda x, y: jnp.sum(x * y, axis=(0, 1))
+    square = jnp.stack([total(P, P), total(Q, Q), total(P, Q)])
+    return _Height(square, jnp.stack([total(P, a), total(Q, a)]), across, norm)
 
 
 def orbit_of(X: Array, centre: Array, whiten: Array) -> Orbit:
@@ -113,15 +160,12 @@ def _slopes(function: Callable[[Array], Array], x: Array) -> tuple[Array, Array]
     return jax.jvp(first, (x,), (one,))
 
 
-def _arcs(orbit: Orbit) -> _Arcs:
+def _arcs(height: _Height) -> _Arcs:
     """The circle, cut at the lowest points between its two highest maxima."""
     step = 2.0 * np.pi / _SCAN
-    shape = jnp.broadcast_shapes(orbit.cosine.shape[2:], orbit.centre.shape[2:])
-    dtype = orbit.cosine.dtype
-    values = lax.map(
-        lambda k: orbit.log_weight(jnp.full(shape, k * step, dtype)), jnp.arange(_SCAN)
-    )
-    k = jnp.arange(_SCAN).reshape(-1, *[1] * len(shape))
+    dtype = height.linear.dtype
+    values = lax.map(lambda k: height((k * step).astype(dtype)), jnp.arange(_SCAN))
+    k = jnp.arange(_SCAN).reshape(-1, *[1] * (values.ndim - 1))
     first = jnp.argmax(values, axis=0)
     peak = (values >= jnp.roll(values, 1, axis=0)) & (values >= jnp.roll(values, -1, axis=0))
     apart = (k - first) % _SCAN
@@ -142,38 +186,39 @@ def _arcs(orbit: Orbit) -> _Arcs:
     low, high, middle = (x.astype(dtype) for x in (low, high, middle))
 
     def climb(_: int, angle: Array) -> Array:
-        slope, bend = _slopes(orbit.log_weight, start + angle)
+        slope, bend = _slopes(height, start + angle)
         uphill = 0.25 * step * jnp.sign(slope)
         move = jnp.where(bend < 0.0, -slope / jnp.where(bend < 0.0, bend, -1.0), uphill)
-        return jnp.clip(angle + move, jnp.maximum(middle - step, low), jnp.minimum(middle + step, high))
+        return jnp.clip(
+            angle + move, jnp.maximum(middle - step, low), jnp.minimum(middle + step, high)
+        )
 
     top = lax.fori_loop(0, _NEWTON, climb, middle)
-    width = _SPREAD * _half_width(orbit, start + top)
+    width = _SPREAD * _half_width(height, start + top)
     low, high = (jnp.arctan((x - top) / width) for x in (low, high))
     return _Arcs(start + top, width, low, high)
 
 
-def _half_width(orbit: Orbit, top: Array) -> Array:
+def _half_width(height: _Height, top: Array) -> Array:
     """How far from a maximum ℓ falls by about one half; from its curvature, then by looking, for
     maxima that are flat, or about to part into two."""
-    height, bend = orbit.log_weight(top), _slopes(orbit.log_weight, top)[1]
+    peak, bend = height(top), _slopes(height, top)[1]
     width = 1.0 / jnp.sqrt(jnp.maximum(-bend, 1.0))
 
     def look(_: int, width: Array) -> Array:
-        lowest = jnp.minimum(orbit.log_weight(top + width), orbit.log_weight(top - width))
-        drop = jnp.clip(2.0 * (height - lowest), 0.1, 1e6)
+        lowest = jnp.minimum(height(top + width), height(top - width))
+        drop = jnp.clip(2.0 * (peak - lowest), 0.1, 1e6)
         return jnp.minimum(width * drop**-0.4, 0.75)
 
     return lax.fori_loop(0, _LOOKS, look, width)
 
 
-def _rotated(orbit: Orbit, nodes: int) -> tuple[Branch, Array]:
+def _rotated(orbit: Orbit, arcs: _Arcs, nodes: int) -> tuple[Branch, Array]:
     """The integral over the angle by `nodes` nodes on each arc: its logarithm, and mean and second
     moments of r, row by row; beside it (Σ w)²/Σ w²."""
-    arcs = _arcs(lax.stop_gradient(orbit))  # where nodes lie changes nothing
     M = orbit.tokens
     x, weight = (jnp.asarray(v, arcs.top.dtype) for v in np.polynomial.legendre.leggauss(nodes))
-    top = jnp.max(lax.stop_gradient(orbit.log_weight(arcs.top)), axis=(0, 1))
+    top = jnp.max(lax.stop_gradient(orbit.residuals(arcs.top)[1]), axis=(0, 1))
     pairs = [(i, j) for i in range(2 * M) for j in range(i, 2 * M)]
     left, right = (np.array(side) for side in zip(*pairs, strict=True))
     middle, half = 0.5 * (arcs.high + arcs.low), 0.5 * (arcs.high - arcs.low)
@@ -211,17 +256,16 @@ def copies(
         pairs = list(zip(block[0], centre[0], strict=True))
         signed = [[scale * (sign * v - c) for v, c in pairs] for sign in (1.0, -1.0)]
         return [(-0.5 * sum(x * x for x in r), r) for r in signed]  # pyright: ignore[reportReturnType]
-    return [_rotated(_whitened(block, centre, root), _NODES)[0]]
+    X, mean = (jnp.stack([jnp.stack(list(row)) for row in rows]) for rows in (block, centre))
+    orbit = _whitened(X, mean, root)
+    # where nodes lie changes nothing
+    return [_rotated(orbit, _arcs(_height(lax.stop_gradient(orbit))), _NODES)[0]]
 
 
-def _whitened(
-    block: Sequence[Sequence[Array]], centre: Sequence[Sequence[Array]], root: Array
-) -> Orbit:
-    """The orbit of a block."""
+def _whitened(X: Array, mean: Array, root: Array) -> Orbit:
+    """The orbit of a block X (2, M, ...) around its mean (2, M, ...)."""
     a, b, c = 1.0 / root[0, 0], root[1, 0], 1.0 / root[1, 1]
     whiten = jnp.stack([jnp.stack([a, jnp.zeros_like(a)]), jnp.stack([-a * b * c, c])])
-    X = jnp.stack([jnp.stack(list(row)) for row in block])
-    mean = jnp.stack([jnp.stack(list(row)) for row in centre])
     mean = jnp.stack([a * mean[0], c * (mean[1] - a * b * mean[0])])
     return orbit_of(X, mean, whiten)
 
@@ -229,46 +273,53 @@ def _whitened(
 def alone(u: Array, omega: Array, root: Array) -> Moments:
     """The moments of a single layer of rank two, whose only integral is that over the angle, from
     u and omega (N, 2, M)."""
-    M = u.shape[2]
+    total = len(u)
+    size = min(_BLOCK, total)
+    order = jnp.arange(-(-total // size) * size).reshape(-1, size)
 
-    def one(sample: tuple[Array, Array]) -> Moments:
-        block, centre = (x[:, :, None, None] for x in sample)
-        orbit = _whitened(block, centre, root)  # pyright: ignore[reportArgumentType]
-        (g, dg, branch, ess), (rough, rough_dg, _, _) = (
-            _response(orbit, nodes, root, M) for nodes in reversed(_FINE_NODES)
-        )
-        floor = jnp.sqrt(jnp.finfo(g.dtype).eps)
-        apart = lambda fine, coarse: jnp.maximum(
-            jnp.max(jnp.abs(fine - coarse)) / (1.0 + jnp.max(jnp.abs(fine))), floor
-        )
-        return Moments(
-            branch.log_weight[0, 0],
-            g,
-            dg,
-            ess[0, 0],
-            apart(g, rough),
-            apart(dg, rough_dg),
-            jnp.asarray(2 * max(_FINE_NODES)),
-        )
+    def block(which: Array) -> Moments:
+        X, mean = (x[jnp.minimum(which, total - 1)].transpose(1, 2, 0) for x in (u, omega))
+        orbit = _whitened(X, mean, root)
+        arcs = _arcs(_height(lax.stop_gradient(orbit)))
+        rough, fine = (_response(orbit, arcs, nodes, root) for nodes in _FINE_NODES)
+        floor = jnp.sqrt(jnp.finfo(u.dtype).eps)
 
-    return lax.map(one, (u, omega), batch_size=min(4096, len(u)))
+        def apart(one: Array, two: Array) -> Array:
+            one, two = (x.reshape(size, -1) for x in (one, two))
+            error = jnp.max(jnp.abs(one - two), axis=1) / (1.0 + jnp.max(jnp.abs(two), axis=1))
+            return jnp.where(jnp.isfinite(error), jnp.maximum(error, floor), jnp.inf)
+
+        error = apart(rough.g, fine.g)
+        slope = apart(rough.dg, fine.dg)
+        count = jnp.full((size,), 2 * max(_FINE_NODES))
+        return Moments(fine.log_mass, fine.g, fine.dg, fine.ess, error, slope, count)
+
+    moments = lax.map(block, order)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:total], moments)
+
+
+def with_angle(moments: Moments) -> Moments:
+    """Moments of inner fields whose error includes that of the integral over the angle."""
+    errors = (moments.error + _ANGLE_ERROR, moments.dg_error + 10.0 * _ANGLE_ERROR)
+    return eqx.tree_at(lambda m: (m.error, m.dg_error), moments, errors)
 
 
 class _Response(NamedTuple):
-    """g and ∂g of one rule, what they come from, and the effective number of nodes."""
+    """log of the mass (S,), g and ∂g of one rule, and the effective number of nodes."""
 
+    log_mass: Array
     g: Array
     dg: Array
-    branch: Branch
     ess: Array
 
 
-def _response(orbit: Orbit, nodes: int, root: Array, tokens: int) -> _Response:
-    """The response of one sample."""
-    branch, ess = _rotated(orbit, nodes)
-    size = 2 * tokens
-    mean = jnp.stack([r[0, 0] for r in branch.residuals])
-    entries = [branch.product(min(i, j), max(i, j))[0, 0] for i in range(size) for j in range(size)]
-    covariance = jnp.stack(entries).reshape(size, size) - jnp.outer(mean, mean)
-    g, dg = unwhiten(root, tokens, mean[None], covariance[None])
-    return _Response(g[0], dg[0], branch, ess)
+def _response(orbit: Orbit, arcs: _Arcs, nodes: int, root: Array) -> _Response:
+    """The response of a block of samples."""
+    branch, ess = _rotated(orbit, arcs, nodes)
+    size = 2 * orbit.tokens
+    mean = jnp.stack(list(branch.residuals), axis=-1)
+    entries = [branch.product(min(i, j), max(i, j)) for i in range(size) for j in range(size)]
+    second = jnp.stack(entries, axis=-1).reshape(-1, size, size)
+    covariance = second - mean[:, :, None] * mean[:, None, :]
+    g, dg = unwhiten(root, orbit.tokens, mean, covariance)
+    return _Response(branch.log_weight, g, dg, ess)

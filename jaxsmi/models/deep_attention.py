@@ -46,8 +46,8 @@ class DeepAttention(AbstractIndexModel):
     r"""L self-attention layers learned from their output matrix: y = σ_β(h_Lᵀ h_L) ∈ R^{M×M}.
 
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
-    if untied. The exact channel needs no noise and, in the last layer, one tied head of rank one;
-    the other layers may be any. With noise the channel integrates over all fields. Everything else
+    if untied. The exact channel needs no noise and, in the last layer, one tied head of rank one or
+    two; the other layers may be any. With noise the channel integrates over all fields. Everything else
     samples and trains, and inference refuses it; hardmax samples only: train a softmax student on
     its data.
 

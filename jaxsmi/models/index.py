@@ -115,12 +115,12 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
 
     @property
     def recovery(self) -> Array:
-        """P/M of noiseless labels that fix M combinations of the fields, under a prior with a
+        """P/k of noiseless labels that fix k combinations of the fields, under a prior with a
         density."""
         fixed = self.channel.constraints
         allowed = (
-            "a noiseless model whose label fixes M combinations of its fields (attention, the "
-            "last layer of rank one)"
+            "a noiseless model whose label fixes some combinations of its fields (attention, the "
+            "last layer of rank one or two)"
         )
         check(fixed is not None, "model", self.title, allowed)
         check(self.prior.continuous, "model", self.prior, "a continuous (Gaussian) prior")

@@ -217,9 +217,9 @@ def test_bad_input_is_refused_by_name(name, call):
         smi.links.product(3),
         smi.links.sign_product(4),
         smi.MultiIndex(first, indices=1),
-        smi.DeepAttention(depth=2, tokens=2, ranks=(1, 2)),
+        smi.DeepAttention(depth=2, tokens=2, ranks=(1, 3)),
     ],
-    ids=["product", "sign product of four", "noiseless link", "rank two"],
+    ids=["product", "sign product of four", "noiseless link", "rank three"],
 )
 def test_links_without_inference_sample_but_refuse_it_with_the_remedy(model):
     data = model.sample(KEY, dimension=6, alpha=2.0)
