@@ -68,7 +68,8 @@ class Orbit(NamedTuple):
 
     def residuals(self, angle: Array) -> tuple[Array, Array]:
         """r (2, M, ...) at the free component's mean, and the logarithm of the weight."""
-        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        cos = jnp.cos(angle)
+        sin = jnp.sin(angle)
         r = cos * self.cosine + sin * self.sine - self.centre
         if self.across is None:
             return r, -0.5 * jnp.sum(r * r, axis=(0, 1))
@@ -94,7 +95,8 @@ class _Height(NamedTuple):
     norm: Array | None
 
     def __call__(self, angle: Array) -> Array:
-        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        cos = jnp.cos(angle)
+        sin = jnp.sin(angle)
         a, b, c = self.square
         form = 0.5 * (a * cos * cos + b * sin * sin) + c * cos * sin
         height = self.linear[0] * cos + self.linear[1] * sin - form
@@ -112,7 +114,9 @@ def _height(orbit: Orbit) -> _Height:
     across = norm = None
     if N is not None:
         p, q, mean = (jnp.mean(x, axis=1) for x in (P, Q, a))
-        P, Q, a = P - p[:, None], Q - q[:, None], a - mean[:, None]
+        P = P - p[:, None]
+        Q = Q - q[:, None]
+        a = a - mean[:, None]
         cross = lambda x, y: x[0] * y[1] - x[1] * y[0]
         constant = cross(N[:, 1], p)  # n × N e v̄, whatever the angle
         columns = [cross(N[:, 1], mean), cross(N[:, 0], mean)]
@@ -202,7 +206,8 @@ def _arcs(height: _Height) -> _Arcs:
 def _half_width(height: _Height, top: Array) -> Array:
     """How far from a maximum ℓ falls by about one half; from its curvature, then by looking, for
     maxima that are flat, or about to part into two."""
-    peak, bend = height(top), _slopes(height, top)[1]
+    peak = height(top)
+    bend = _slopes(height, top)[1]
     width = 1.0 / jnp.sqrt(jnp.maximum(-bend, 1.0))
 
     def look(_: int, width: Array) -> Array:
@@ -221,7 +226,8 @@ def _rotated(orbit: Orbit, arcs: _Arcs, nodes: int) -> tuple[Branch, Array]:
     top = jnp.max(lax.stop_gradient(orbit.residuals(arcs.top)[1]), axis=(0, 1))
     pairs = [(i, j) for i in range(2 * M) for j in range(i, 2 * M)]
     left, right = (np.array(side) for side in zip(*pairs, strict=True))
-    middle, half = 0.5 * (arcs.high + arcs.low), 0.5 * (arcs.high - arcs.low)
+    middle = 0.5 * (arcs.high + arcs.low)
+    half = 0.5 * (arcs.high - arcs.low)
 
     def add(k: Array, sums: Array) -> Array:
         shift = jnp.tan(middle + half * x[k])
@@ -264,7 +270,9 @@ def copies(
 
 def _whitened(X: Array, mean: Array, root: Array) -> Orbit:
     """The orbit of a block X (2, M, ...) around its mean (2, M, ...)."""
-    a, b, c = 1.0 / root[0, 0], root[1, 0], 1.0 / root[1, 1]
+    a = 1.0 / root[0, 0]
+    b = root[1, 0]
+    c = 1.0 / root[1, 1]
     whiten = jnp.stack([jnp.stack([a, jnp.zeros_like(a)]), jnp.stack([-a * b * c, c])])
     mean = jnp.stack([a * mean[0], c * (mean[1] - a * b * mean[0])])
     return orbit_of(X, mean, whiten)

@@ -47,9 +47,9 @@ class DeepAttention(AbstractIndexModel):
 
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
     if untied. The exact channel needs no noise and, in the last layer, one tied head of rank one or
-    two; the other layers may be any. With noise the channel integrates over all fields. Everything else
-    samples and trains, and inference refuses it; hardmax samples only: train a softmax student on
-    its data.
+    two; the other layers may be any. With noise the channel integrates over all fields. Everything
+    else samples and trains, and inference refuses it; hardmax samples only: train a softmax student
+    on its data.
 
     Args:
         depth: L >= 1, the number of layers.
