@@ -260,8 +260,11 @@ def copies(
     if len(block) == 1:
         scale = 1.0 / root[0, 0]
         pairs = list(zip(block[0], centre[0], strict=True))
-        signed = [[scale * (sign * v - c) for v, c in pairs] for sign in (1.0, -1.0)]
-        return [(-0.5 * sum(x * x for x in r), r) for r in signed]  # pyright: ignore[reportReturnType]
+        signs = []
+        for sign in (1.0, -1.0):
+            r = [scale * (sign * v - c) for v, c in pairs]
+            signs.append(Branch(-0.5 * sum((x * x for x in r[1:]), r[0] * r[0]), r))
+        return signs
     X, mean = (jnp.stack([jnp.stack(list(row)) for row in rows]) for rows in (block, centre))
     orbit = _whitened(X, mean, root)
     # where nodes lie changes nothing
