@@ -140,8 +140,8 @@ class DeepAttentionChannel(AbstractAttentionChannel):
     The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over with
     `self_refining_moments`; `budget` says how accurate g must be and how many nodes a sample may
     cost. Two layers of two tokens cost about 20 ns × 1024 nodes at the first level on one CPU core;
-    a last layer of rank two costs some thousand times as much, its angle being integrated at each node
-    (a single one of rank two below a millisecond a sample).
+    a last layer of rank two costs some thousand times as much, its angle being integrated at each
+    node (a single one of rank two below a millisecond a sample).
     """
 
     tokens: int = eqx.field(static=True)
