@@ -247,7 +247,7 @@ class NoInference(AbstractChannel):
 
     def refusal(self, ability: Ability) -> str | None:
         """That there is no posterior, and what to do instead."""
-        if ability not in (Ability.INFERENCE, Ability.DIRECTIONS):
+        if ability is Ability.AVERAGES:
             return None
         return (
             f"model: got {self.name}, a noiseless link without a closed-form channel; it can be "

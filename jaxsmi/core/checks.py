@@ -108,6 +108,7 @@ class Ability(enum.Enum):
     DIRECTIONS = (
         "directions that grow one by one: weak recovery, staircase, first-order transitions"
     )
+    SPECTRAL = "rows W (P, D) that a matrix of the inputs estimates"
 
 
 class Able(Protocol):

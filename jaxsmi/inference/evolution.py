@@ -34,7 +34,6 @@ from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.learners.matrix_erm import MatrixErm
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.models.matrix import AbstractMatrixModel
-from jaxsmi.models.prediction import prediction_error
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.fixed_point import Iterate
 from jaxsmi.numerics.nets import power_of_two
@@ -343,12 +342,9 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     recovered = end.result == Result.RECOVERED
     moved = _differentiable(overlap_map, last.V, code)
     V = jnp.where(recovered, 0.0, moved)
-    error = prediction_error(
-        model,
-        S - moved,
-        key=jax.random.fold_in(overlap_map.key, 2),
-        samples=overlap_map.samples,
-    ).value
+    error = model.theory_error(
+        moved, key=jax.random.fold_in(overlap_map.key, 2), samples=overlap_map.samples
+    )
     stderr = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
     stderr = jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr)
     invalid = ~(jnp.isfinite(overlap_map.alpha) & (overlap_map.alpha > 0))

@@ -47,13 +47,13 @@ class _Root(NamedTuple):
 def _level(model: AbstractMatrixModel, log_precision: Array) -> tuple[Array, Array]:
     """The left side log q̂ - log f(q(q̂)), and V(q̂)."""
     V = model.prior.mmse(jnp.exp(log_precision))
-    return log_precision - jnp.log(model.readout.information(model.prior.norm - V, V)), V
+    return log_precision - jnp.log(model.explicit_readout.information(model.prior.norm - V, V)), V
 
 
 def _root(model: AbstractMatrixModel, alpha: Array, goal: Array) -> _Root:
     """The root between q̂ = α f(q(0)), below which no root lies as f grows, and the largest q̂."""
     start = jnp.ones((), alpha.dtype)  # V at q̂ = 0
-    lowest = goal + jnp.log(model.readout.information(model.prior.norm - start, start))
+    lowest = goal + jnp.log(model.explicit_readout.information(model.prior.norm - start, start))
     highest = jnp.log(jnp.asarray(_LARGEST_PRECISION, alpha.dtype))
     root = lax.stop_gradient(roots.root(lambda l: _level(model, l)[0] - goal, lowest, highest))
     beyond = root.values[1] < 0.0
@@ -88,14 +88,14 @@ def _standard_error(
 
     An error e of log f moves log q̂ by e over the slope.
     """
-    if not model.readout.sampled:
+    if not model.explicit_readout.sampled:
         return lax.stop_gradient(jnp.zeros_like(V))
     moved = jax.jvp(
         lambda l: model.prior.mmse(jnp.exp(l)),
         (lax.stop_gradient(log_precision),),
         (jnp.ones_like(log_precision),),
     )[1]
-    relative = model.readout.uncertainty(model.prior.norm - V, lax.stop_gradient(V))
+    relative = model.explicit_readout.uncertainty(model.prior.norm - V, lax.stop_gradient(V))
     stderr = jnp.abs(moved / root.slope) * relative
     return jnp.where(root.recovered, 0.0, lax.stop_gradient(stderr))
 
@@ -116,7 +116,7 @@ def _trajectory(model: AbstractMatrixModel, alpha: Array, steps: int) -> dict[st
         }
 
     def step(V: Array, count: Array) -> tuple[Array, dict[str, Array]]:
-        new = model.prior.mmse(alpha * model.readout.information(model.prior.norm - V, V))
+        new = model.prior.mmse(alpha * model.explicit_readout.information(model.prior.norm - V, V))
         return new, entry(count, new, jnp.abs(new - V))
 
     start = jnp.ones((), dtype)

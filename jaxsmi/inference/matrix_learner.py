@@ -155,7 +155,7 @@ class Theory(eqx.Module):
 
     def _information(self, model: AbstractMatrixModel, V: Array) -> Array:
         """f(V) of linear labels, which does not depend on q."""
-        return model.readout.information(jnp.zeros_like(V), V)
+        return model.explicit_readout.information(jnp.zeros_like(V), V)
 
     def __call__(self, x: Order) -> Order:
         """The next order parameters: e as the error of the posterior mean and what F is from it,
@@ -175,7 +175,7 @@ class Theory(eqx.Module):
         """What a solution says at the fixed point."""
         seen, shrinkage, _, _ = self.at(x)
         kept = shrinkage(seen.x)
-        readout = self.model.readout
+        readout = self.model.explicit_readout
         Q = seen.mean(kept**2)
         zero = jnp.zeros_like(x.response)
         test = 0.5 * readout.measurements**2 / self._information(self.model, x.error)
@@ -322,17 +322,17 @@ class _Responder(AbstractResponder):
     @property
     def tolerance(self) -> Array:
         """The readout's."""
-        return self.model.readout.tolerance
+        return self.model.explicit_readout.tolerance
 
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
         """The readout's."""
-        return self.model.readout.respond(statistic, omega, V, key)
+        return self.model.explicit_readout.respond(statistic, omega, V, key)
 
     def statistic(self, labels: Array) -> Array:
         """The readout's."""
-        return self.model.readout.statistic(labels)
+        return self.model.explicit_readout.statistic(labels)
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """S (1, L, d) and V (1, 1) from b (1, L, d) of precision A (1, 1)."""

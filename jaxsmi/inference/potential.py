@@ -110,7 +110,7 @@ def potential_at(
     Qhat = alpha * 0.5 * (response.mean + response.mean.T)
     value = model.prior.entropy_term(Q, Qhat) + alpha * jnp.mean(response.log_partition)
     # to first order in the fluctuations of Q̂ and of log Z_out
-    pull = 0.5 * (model.prior.overlap(Qhat) - Q)
+    pull = model.prior.weight * (model.prior.overlap(Qhat) - Q)
     each = alpha * (
         jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull) + response.log_partition
     )
@@ -156,7 +156,8 @@ def _along(
     parameters: _Point, key: PRNGKeyArray | None, known: Response, directions: list[Array]
 ) -> Response:
     """The tangents of a response along numbers of Q, NaN along those of the model."""
-    del parameters, key
+    del key
+    _, model = parameters
     dQ = directions[0]
     moved = jnp.einsum("abcd,cd->ab", known.jacobian, dQ)
     moves = sum(jnp.sum(jnp.abs(x)) for x in directions[1:])
@@ -166,5 +167,5 @@ def _along(
         unknown,
         mean=moved + missing,
         replicas=jnp.broadcast_to(moved, known.replicas.shape) + missing,
-        log_partition=0.5 * jnp.einsum("rpq,pq->r", known.replicas, dQ) + missing,
+        log_partition=model.prior.weight * jnp.einsum("rpq,pq->r", known.replicas, dQ) + missing,
     )

@@ -146,7 +146,7 @@ def spectral(
     Source:
         [theory: spectral, Eqs. (3), (7) to (14)]; for one token [MM18].
     """
-    model = model_argument(model, Ability.DIRECTIONS)
+    model = model_argument(model, Ability.SPECTRAL)
     arguments = Arguments()
     Arguments().instance("data", data, Dataset, "a Dataset: model.sample(..)")
     model.shapes(data)

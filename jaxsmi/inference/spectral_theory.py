@@ -167,7 +167,7 @@ def spectral_overlap(
     Source:
         [theory: spectral, Eqs. (1) to (6)].
     """
-    model = model_argument(model, Ability.DIRECTIONS)
+    model = model_argument(model, Ability.SPECTRAL)
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
     nets = arguments.count("randomisations", randomisations, at_least=2)

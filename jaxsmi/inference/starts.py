@@ -86,7 +86,7 @@ def begin(
         init = _TINY
     if isinstance(init, str) and init == "spectral":
         allowed = "a positive number, 'informed' or an array, for this model"
-        check(model.refusal(Ability.DIRECTIONS) is None, "init", init, allowed)
+        check(model.refusal(Ability.SPECTRAL) is None, "init", init, allowed)
         arguments.condition(is_centred(model), "init", init, allowed)
         check(not aided, "side_information", strength, "0 with init='spectral'")
         check(state is None, "state", state, "None with init='spectral'")
@@ -101,7 +101,7 @@ def begin(
 def _silent(model: AbstractModel) -> bool:
     """Whether labels say nothing of W at first order, as far as their parity shows it; and the
     prior neither."""
-    drawable = model.refusal(Ability.DIRECTIONS) is None and model.channel.drawable
+    drawable = model.refusal(Ability.SPECTRAL) is None and model.channel.drawable
     if not drawable:
         return False
     with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced

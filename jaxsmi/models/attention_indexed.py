@@ -16,6 +16,8 @@ score_error.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -23,9 +25,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.hardmax import HardmaxScores, sign_information
 from jaxsmi.channels.likelihood import NoInference
 from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxScores
+from jaxsmi.channels.symmetric_fields import SymmetricFields
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import (
     NON_NEGATIVE,
@@ -40,6 +44,7 @@ from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
 from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.models.matrix_outputs import Labels, scores_output
 from jaxsmi.models.score_error import hardmax_error, sampled_error, softmax_error
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.priors.wishart import WishartPrior
@@ -53,22 +58,28 @@ _BETA = Interval("a finite number > 0 (or output='hardmax')", low=0.0, open_low=
 
 
 class AttentionIndexed(AbstractMatrixModel):
-    r"""Attention of extensive rank: y = g(h), h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d, S = W Wᵀ/√(r d).
+    r"""Attention of extensive rank: y = φ(h), h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d, S = W Wᵀ/√(r d).
 
     Sample complexity is α = n/d². Inputs are (n, T, d), labels (n, T, T), the teacher W (L r, d).
 
     Args:
         tokens: T.
         rank_ratio: ρ = r/d > 0.
-        output: "softmax" (the default), "hardmax" (two to five tokens) or "linear".
+        output: "softmax", "hardmax" (two to five tokens), "linear", or a JAX function of symmetric
+            scores (T, T) (inference with noise > 0). Default "softmax"; with `outcomes` E[y|h].
         beta: Inverse temperature > 0 of the softmax. Default 1.
-        noise: Δ >= 0 of the linear output: variance Δ on the diagonal of h, Δ/2 off it. Default 0.
+        noise: Δ >= 0 of the linear output: variance Δ on the diagonal of h, Δ/2 off it; of a
+            function Δ on every number of its label. Default 0.
         layers: L, all of width ρ. Default 1; more: data and training only.
         skip: Residual strength c >= 0 of the layers. Default 1.
+        log_likelihood: log p(y|h) of (y, h), normalised, instead of noise. Default None.
+        sampler: Draws a label from (key, h), beside log_likelihood. Default None.
+        outcomes: All labels (K, ...), where they are few, in place of a sampler. Default None.
+        tolerance: Error of Γ that a numerical channel aims at, as in `MultiIndex`. Default None.
 
     Raises:
         ValueError: For arguments out of range, one token with softmax or hardmax (no
-            information), noise elsewhere than on the linear output.
+            information), noise on softmax or hardmax.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -83,6 +94,7 @@ class AttentionIndexed(AbstractMatrixModel):
     noise: Array
     skip: Array
     tokens: int = eqx.field(static=True)
+    given: AbstractChannel | None
     output: str = eqx.field(static=True)
     layers: int = eqx.field(static=True)
 
@@ -90,23 +102,33 @@ class AttentionIndexed(AbstractMatrixModel):
         self,
         tokens: int,
         rank_ratio: ArrayLike,
-        output: str = "softmax",
+        output: str | Callable[[Array], Array] | None = None,
         *,
         beta: ArrayLike = 1.0,
         noise: ArrayLike = 0.0,
         layers: int = 1,
         skip: ArrayLike = 1.0,
+        log_likelihood: Callable[[Array, Array], Array] | None = None,
+        sampler: Callable[[PRNGKeyArray, Array], Array] | None = None,
+        outcomes: ArrayLike | None = None,
+        tolerance: float | None = None,
     ):
         arguments = Arguments()
-        self.output = arguments.choice("output", output, OUTPUTS)
-        linear = self.output == "linear"
+        labels = Labels(noise, log_likelihood, sampler, outcomes)
+        if output is None and not labels.scattered:
+            output = "softmax"
+        if isinstance(output, str):
+            arguments.choice("output", output, OUTPUTS)
+        linear = output not in ("softmax", "hardmax")
         self.tokens = arguments.count("tokens", tokens, at_least=1 if linear else 2)
         check(output != "hardmax" or self.tokens <= 5, "tokens", tokens, "2 to 5 for hardmax")
         self.layers = arguments.count("layers", layers)
-        check(self.layers == 1 or not linear, "layers", layers, "1 for the linear output")
+        check(self.layers == 1 or not linear, "layers", layers, "1 for this output")
+        known = scores_output(output, labels, self.tokens, tolerance)
+        self.output, self.given = known.name, known.channel
         self.beta = arguments.number("beta", beta, _BETA)
         self.noise = arguments.number("noise", noise, VARIANCE)
-        silent = linear | (self.noise == 0)
+        silent = linear or self.noise == 0
         self.noise = arguments.masked(
             self.noise, silent, "noise", noise, "0 but for the linear output"
         )
@@ -114,7 +136,7 @@ class AttentionIndexed(AbstractMatrixModel):
         self.prior = WishartPrior(rank_ratio)
 
     @property
-    def channel(self) -> AbstractScores | NoInference:
+    def channel(self) -> AbstractScores | SymmetricFields | NoInference:
         """What a label says about the scores; of one layer only."""
         if self.layers == 1:
             return self.readout
@@ -125,8 +147,10 @@ class AttentionIndexed(AbstractMatrixModel):
         )
 
     @property
-    def readout(self) -> AbstractScores:
+    def readout(self) -> AbstractScores | SymmetricFields:
         """The last layer: what a label says about the scores it was made of."""
+        if self.given is not None:
+            return SymmetricFields(self.given, self.tokens)
         if self.output == "linear":
             return LinearScores(tokens=self.tokens, noise=self.noise)
         if self.output == "softmax":
@@ -157,13 +181,15 @@ class AttentionIndexed(AbstractMatrixModel):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those of the readout."""
-        return self.readout.precisions
+        """Those of the readout; of a function of the scores what was measured first."""
+        readout = self.readout
+        return readout.precisions if isinstance(readout, AbstractScores) else ("outer", "state")
 
     @property
     def dampings(self) -> tuple[float, ...]:
         """Those of the readout."""
-        return self.readout.dampings
+        readout = self.readout
+        return readout.dampings if isinstance(readout, AbstractScores) else (0.3, 0.6, 0.8)
 
     def check_data(self, data: Dataset, teacher: bool = True) -> None:
         """Raise a ValueError for inputs of other tokens, labels of another shape or, if asked to, a
@@ -173,7 +199,9 @@ class AttentionIndexed(AbstractMatrixModel):
         fits = data.inputs.shape[1] == T
         check(fits, "data.inputs", data.inputs, f"(n, {T}, d): T tokens a sample")
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
-        check(data.labels.shape[1:] == (T, T), "data.labels", data.labels, f"(n, {T}, {T})")
+        fields = jax.ShapeDtypeStruct((L, T, T), float)
+        shape = jax.eval_shape(self.link, fields).shape
+        check(data.labels.shape[1:] == shape, "data.labels", data.labels, f"rows of shape {shape}")
         if teacher and data.teacher is not None:
             known = L if data.model is None else data.model.indices
             same = known == L and data.teacher.shape[0] % L == 0
@@ -258,11 +286,11 @@ class AttentionIndexed(AbstractMatrixModel):
         q = Q[0, 0]
         T = self.tokens
         V = self.prior.norm - q
-        if self.output == "linear":
+        if self.given is None and self.output == "linear":
             return Estimate(T * (T + 1) * V, jnp.zeros((), theory_dtype()))
-        if T == 2 and self.output == "hardmax":
+        if self.given is None and T == 2 and self.output == "hardmax":
             return hardmax_error(q, self.prior.norm, bayes)
-        if T == 2:
+        if self.given is None and T == 2:
             return softmax_error(q, V, self.beta, bayes)
         key = Arguments().key("key", key)
         estimate = sampled_error(self.link, T, q, V, bayes=bayes, key=key, samples=samples)
@@ -350,9 +378,9 @@ class AttentionIndexed(AbstractMatrixModel):
         check(fits, "teacher", teacher, f"({layers}r, {dimension})")
 
     def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
-        """Labels (n, T, T); of the linear output with noise."""
-        labels = jax.vmap(self.link)(self.fields_of(teacher, inputs))
+        """Labels (n, ...), with their noise."""
+        fields = self.fields_of(teacher, inputs)
         if not self.readout.noise_size:
-            return labels
-        noise = jax.random.normal(key, labels.shape, labels.dtype)
-        return jax.vmap(self.readout.label)(labels, noise)
+            return jax.vmap(self.link)(fields)
+        noise = jax.random.normal(key, (len(fields), self.readout.noise_size), fields.dtype)
+        return jax.vmap(self.readout.label)(fields[:, 0], noise)

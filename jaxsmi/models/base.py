@@ -373,6 +373,10 @@ class AbstractModel(eqx.Module):
         """Prediction error on a new input at the overlap Q (P, P), of the Bayes or of the plug-in
         predictor."""
 
+    @abc.abstractmethod
+    def theory_error(self, V: Array, *, key: PRNGKeyArray, samples: int) -> Array:
+        """What `error_of` measures, at the covariance V (P, P) that is left, as D → ∞."""
+
     @property
     @abc.abstractmethod
     def recovery(self) -> Array:

@@ -17,11 +17,15 @@ X symmetric and Gaussian, of variance 1 off the diagonal and 2 on it:
 which is `AttentionIndexed(1, ρ, "linear", noise=Δ)` with X in place of x xᵀ - I: a quadratic
 network, with the same asymptotics. A hidden layer with noise σ, y = (1/√r) Σ_k (w_k·x/√d + σ z_k)²,
 has Δ = 4σ² + 2σ⁴.
+
+Other outputs, y = φ(z) + √Δ ξ of the field z [theory: bilinear, Eqs. (33) to (37)], have the
+channels of index models with P = M = 1 (matrix_outputs.py); signs of S are lost where φ is even.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -30,13 +34,19 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.matrix_scores import AbstractLinearReadout, LinearField, LinearScores
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.channels.matrix_scores import LinearField, LinearScores
+from jaxsmi.channels.symmetric_fields import SymmetricFields
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import VARIANCE, Arguments, check
+from jaxsmi.core.checks import VARIANCE, Ability, Arguments, check
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
 from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.models.matrix_outputs import Labels, field_output
+from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.models.score_error import sampled_error
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import AbstractSpectralPrior
@@ -49,13 +59,16 @@ __all__ = [
 ]
 
 
+OUTPUTS = ("linear", "sign", "absolute")
+
+
 def symmetric_gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Symmetric matrices (n, d, d): off-diagonal entries of variance 1, diagonal ones of 2."""
     return goe(gaussian(key, shape, dtype))
 
 
 class Bilinear(AbstractMatrixModel):
-    r"""Bilinear sequence regression: y = ⟨X, S⟩/√(dL) + √Δ z, S (L, d) a product of width r.
+    r"""Bilinear sequence regression: y = φ(⟨X, S⟩/√(dL)) + √Δ z, S (L, d) a product of width r.
 
     Sample complexity is α = n/(dL), L = round(β d), r = round(ρ d). Inputs are (n, L, d), S and the
     teacher (L, d): one row a token. `sample` warns where rounding moves β, ρ or α by more than 1 %:
@@ -65,11 +78,17 @@ class Bilinear(AbstractMatrixModel):
     Args:
         aspect_ratio: β = L/d > 0 (infinite: theory only). Default 1.
         rank_ratio: ρ = r/d > 0. Default 0.2.
-        noise: Δ >= 0, the variance of the label noise. Default 0.
+        noise: Δ >= 0, the variance of the label noise (of signs inside the sign). Default 0.
         symmetric: S = W Wᵀ/√r of a quadratic network (β = 1). Default False.
+        output: φ: "linear", "sign" (one-bit sensing), "absolute" (phaseless: S is known up to its
+            sign), a JAX function of one number (inference with noise > 0), or a link of one index,
+            such as smi.links.relu(0.1). Default "linear"; with `outcomes` E[y|z].
+        log_likelihood: log p(y|z) of (y, z), normalised, instead of Gaussian noise. Default None.
+        sampler: Draws a label from (key, z), beside log_likelihood. Default None.
+        outcomes: All labels (K, ...), where they are few, in place of a sampler. Default None.
 
     Raises:
-        ValueError: For arguments out of range.
+        ValueError: For arguments out of range, or labels without a law.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -81,8 +100,11 @@ class Bilinear(AbstractMatrixModel):
 
     prior: AbstractSpectralPrior
     noise: Array
+    scalar: AbstractChannel | None
     symmetric: bool = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
+    output: str = eqx.field(static=True)
+    even: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -90,11 +112,24 @@ class Bilinear(AbstractMatrixModel):
         rank_ratio: ArrayLike = 0.2,
         noise: ArrayLike = 0.0,
         symmetric: bool = False,
+        *,
+        output: str | Callable[[Array], Array] | MultiIndex | None = None,
+        log_likelihood: Callable[[Array, Array], Array] | None = None,
+        sampler: Callable[[PRNGKeyArray, Array], Array] | None = None,
+        outcomes: ArrayLike | None = None,
     ):
         arguments = Arguments()
         self.symmetric = arguments.flag("symmetric", symmetric)
         self.noise = arguments.number("noise", noise, VARIANCE)
         self.tokens = 1  # one field a sample
+        labels = Labels(noise, log_likelihood, sampler, outcomes)
+        if output is None and not labels.scattered:
+            output = "linear"
+        if isinstance(output, str):
+            arguments.choice("output", output, OUTPUTS)
+        known = field_output(output, labels)
+        self.output, self.scalar = known.name, known.channel
+        self.even = known.even and not self.symmetric
         if self.symmetric:
             square = jnp.asarray(aspect_ratio) == 1.0
             check(square, "aspect_ratio", aspect_ratio, "1 for a symmetric matrix")
@@ -114,16 +149,24 @@ class Bilinear(AbstractMatrixModel):
         return self.prior.length(dimension) if isinstance(self.prior, ProductPrior) else dimension
 
     @property
-    def readout(self) -> AbstractLinearReadout:
+    def readout(self) -> AbstractChannel:
         """What a label says about its field."""
+        if self.scalar is not None:
+            return SymmetricFields(self.scalar, 1) if self.symmetric else self.scalar
         if self.symmetric:
             return LinearScores(tokens=1, noise=self.noise)
         return LinearField(noise=self.noise)
 
     @property
-    def channel(self) -> AbstractLinearReadout:
+    def channel(self) -> AbstractChannel:
         """The same."""
         return self.readout
+
+    def refusal(self, ability: Ability) -> str | None:
+        """Also of averages where the sign of S is lost."""
+        if ability is Ability.AVERAGES and self.even:
+            return "fit: got runs with S up to its sign; allowed: an output that tells the sign."
+        return super().refusal(ability)
 
     @property
     def indices(self) -> int:
@@ -146,8 +189,8 @@ class Bilinear(AbstractMatrixModel):
     # with damping and without noise "outer" lets V collapse; undamped, "state" can explode
     @property
     def precisions(self) -> tuple[str, ...]:
-        """That of theory first."""
-        return ("state", "outer")
+        """That of theory first; of other outputs what was measured."""
+        return ("state", "outer") if self.scalar is None else ("outer", "state")
 
     @property
     def dampings(self) -> tuple[float, ...]:
@@ -166,7 +209,9 @@ class Bilinear(AbstractMatrixModel):
         else:
             asked = self.length(d) if concrete(self.aspect_ratio) else L
             check(asked == L, "data.inputs", data.inputs, f"(n, {asked}, {d}): β d tokens a sample")
-        check(data.labels.ndim == 1, "data.labels", data.labels, "(n,)")
+        shape = jax.eval_shape(self.link, jax.ShapeDtypeStruct((1, 1), float)).shape
+        shown = "(n,)" if not shape else f"(n, *{shape})"
+        check(data.labels.shape[1:] == shape, "data.labels", data.labels, shown)
         if teacher and data.teacher is not None:
             check(data.teacher.shape == (L, d), "data.teacher", data.teacher, f"S ({L}, {d})")
 
@@ -224,6 +269,7 @@ class Bilinear(AbstractMatrixModel):
         truth = teacher.astype(S.dtype)
         cross = jnp.mean(S * truth)
         cosine = cross / jnp.sqrt(Q * jnp.mean(truth * truth))
+        cosine = jnp.abs(cosine) if self.even else cosine
         return overlaps_of(Q * one, cross * one, cosine * one[0])
 
     def error_of(
@@ -236,14 +282,21 @@ class Bilinear(AbstractMatrixModel):
         return self.estimation_error(S, data.teacher)
 
     def estimation_error(self, estimate: Array, teacher: Array) -> Array:
-        """‖Ŝ - S‖² per entry."""
-        return jnp.mean((estimate - teacher) ** 2)
+        """‖Ŝ - S‖² per entry; up to the sign of S where labels do not tell it."""
+        error = jnp.mean((estimate - teacher) ** 2)
+        return jnp.minimum(error, jnp.mean((estimate + teacher) ** 2)) if self.even else error
 
     def prediction_error(
         self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
     ) -> Estimate:
-        """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω."""
-        del bayes, key, samples
+        """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω; of other outputs by
+        sampling."""
+        if self.scalar is not None:
+            key = Arguments().key("key", key)
+            half = 1.0 if self.symmetric else 0.5  # GOE(1) has variance 2
+            q, V = half * Q[0, 0], half * (self.prior.norm - Q[0, 0])
+            error = sampled_error(self.link, 1, q, V, bayes=bayes, key=key, samples=samples)
+            return not_differentiable(error, (self, Q), unless=self.scalar.smooth)
         value = (2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0])
         return Estimate(value, jnp.zeros((), theory_dtype()))
 
@@ -259,13 +312,15 @@ class Bilinear(AbstractMatrixModel):
         return (self.prior.width(dimension), columns)
 
     def link(self, fields: Array) -> Array:
-        """The noiseless label: the field itself."""
-        return fields.reshape(())
+        """The noiseless label φ(z) of a field."""
+        field = fields.reshape(())
+        return field if self.scalar is None else self.scalar.link(fields.reshape(1, 1))
 
     def outputs(self, weights: Array, inputs: Array) -> Array:
         """Labels of inputs (n, L, d) for factors, in the precision of the inputs."""
+        cast = jax.tree.map(lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self)
         S = self.product(weights.astype(inputs.dtype), inputs.shape[1])
-        return self.predicted_labels(S, inputs)
+        return cast.predicted_labels(S, inputs)
 
     def predicted_shape(self, estimate: Array) -> tuple[int, int]:
         """That of S (L, d)."""
@@ -273,10 +328,10 @@ class Bilinear(AbstractMatrixModel):
         return (estimate.shape[0], estimate.shape[1])
 
     def predicted_labels(self, estimate: Array, inputs: Array) -> Array:
-        """⟨X, Ŝ⟩/√(dL) (n,)."""
+        """φ(⟨X, Ŝ⟩/√(dL)) (n, ...)."""
         S = estimate.astype(inputs.dtype)
         fields = jnp.einsum("nld,ld->n", inputs, S, precision="highest")
-        return fields / np.sqrt(estimate.size)
+        return jax.vmap(self.link)(fields / np.sqrt(estimate.size))
 
     # Data
 
@@ -343,6 +398,9 @@ class Bilinear(AbstractMatrixModel):
         return ("gaussian",) if self.symmetric else tuple(LAWS)
 
     def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
-        """⟨X, S⟩/√(dL) + √Δ z (n,)."""
+        """φ(⟨X, S⟩/√(dL)) + √Δ z (n, ...)."""
         labels = RectangularSensing(inputs).forward(teacher)[:, 0, 0]
+        if self.scalar is not None:
+            noise = jax.random.normal(key, (len(labels), self.scalar.noise_size), labels.dtype)
+            return jax.vmap(self.scalar.label)(labels[:, None, None], noise)
         return labels + jnp.sqrt(self.noise) * jax.random.normal(key, labels.shape, labels.dtype)

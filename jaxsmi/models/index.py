@@ -329,6 +329,11 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
             self, Q, key=key, bayes=bayes, samples=power_of_two(samples // 8), randomisations=8
         )
 
+    def theory_error(self, V: Array, *, key: PRNGKeyArray, samples: int) -> Array:
+        """The plug-in prediction error."""
+        Q = self.prior.second_moment(self.indices) - V
+        return prediction_error(self, Q, key=key, samples=samples).value
+
 
 @eqx.filter_jit
 def _labels(

@@ -36,12 +36,13 @@ class AbstractMatrixModel(AbstractModel):
     spectral prior.
 
     `recovery`: the α of perfect recovery (inf: none). `readout`: what a label says about the fields
-    it was made of; the channel where there is one.
+    it was made of; the channel where there is one. Where its response is not explicit, state
+    evolution is that of index models, with this prior.
     """
 
     prior: eqx.AbstractVar[AbstractSpectralPrior]
     channel: eqx.AbstractVar[AbstractChannel]
-    readout: eqx.AbstractVar[ExplicitChannel]
+    readout: eqx.AbstractVar[AbstractChannel]
     noise: eqx.AbstractVar[Array]
 
     @property
@@ -56,7 +57,8 @@ class AbstractMatrixModel(AbstractModel):
 
     def refusal(self, ability: Ability) -> str | None:
         """One matrix has no directions that could grow one by one; else what the channel lacks."""
-        if ability is Ability.DIRECTIONS:
+        grows = not self.prior.symmetric and not self.readout.explicit
+        if ability is Ability.SPECTRAL or (ability is Ability.DIRECTIONS and not grows):
             return (
                 f"model: got {self.title}; allowed: a model of indices (for matrices: "
                 "recovery_threshold, and model.small_width_threshold)."
@@ -109,32 +111,59 @@ class AbstractMatrixModel(AbstractModel):
         return self.estimation_error(self.estimate(weights), teacher)
 
     @property
+    def explicit_readout(self) -> ExplicitChannel:
+        """The readout, where its response is a function in closed form.
+
+        Raises:
+            ValueError: Where it is not.
+        """
+        require(self, Ability.INFERENCE)
+        if not isinstance(self.readout, ExplicitChannel):
+            allowed = "one with an explicit response, such as the linear output"
+            raise ValueError(f"model: got {self.title}; allowed: {allowed}.")
+        return self.readout
+
+    def theory_error(self, V: Array, *, key: PRNGKeyArray, samples: int) -> Array:
+        """V itself."""
+        del key, samples
+        return V[0, 0]
+
+    @property
     def recovery(self) -> Array:
         """α = D/M of perfect recovery, by counting: degrees of freedom over what a label fixes
         [theory: attention-indexed, Eq. (31); bilinear, Eq. (14)]; inf with noise, or where a label
         fixes no numbers."""
         require(self, Ability.INFERENCE)
-        exact = self.prior.degrees_of_freedom / float(self.readout.measurements)
-        return jnp.where(self.noise > 0.0, jnp.inf, exact)
+        readout = self.readout
+        degrees = self.prior.degrees_of_freedom
+        if isinstance(readout, ExplicitChannel):
+            exact = degrees / float(readout.measurements)
+            return jnp.where(self.noise > 0.0, jnp.inf, exact)
+        if readout.outcomes is not None or readout.noise_size or readout.smooth is False:
+            return jnp.full_like(degrees, jnp.inf)
+        allowed = "an output whose label fixes its fields, or never does"
+        check(readout.constraints is not None, "model", self.title, allowed)
+        # of a symmetric matrix a field of variance 2V
+        return 2.0 * self.prior.weight * degrees / float(readout.constraints or jnp.nan)
 
     @property
     def small_width_threshold(self) -> Array:
         """The ᾱ from which on something is learned, as ρ -> 0."""
-        require(self, Ability.INFERENCE)
+        readout = self.explicit_readout
         one = jnp.ones((), theory_dtype())
         (start, scale) = self.prior.small_width_start
-        return start / (scale * self.readout.information(0.0 * one, one))
+        return start / (scale * readout.information(0.0 * one, one))
 
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """V at ᾱ as ρ -> 0 (module docstring), elementwise."""
-        require(self, Ability.INFERENCE)
+        readout = self.explicit_readout
         scaled = jnp.asarray(scaled, theory_dtype())
         check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
         start, scale = self.prior.small_width_start
 
         def height(log_t: Array) -> Array:
             V = self.prior.small_width(jnp.exp(log_t))
-            return log_t - jnp.log(scale * self.readout.information(1.0 - V, V))
+            return log_t - jnp.log(scale * readout.information(1.0 - V, V))
 
         low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
         above = lambda log_t: height(log_t) > jnp.log(scaled)

@@ -67,7 +67,7 @@ def sampled_error(
     key: PRNGKeyArray,
     samples: int,
 ) -> Estimate:
-    """Any link of the scores (T, T), by eight randomised nets of `samples` points in all."""
+    """Any link of symmetric scores (T, T), by eight randomised nets of `samples` points in all."""
     T = tokens
     replicas = 8
     each = power_of_two(max(samples // replicas, 2))
@@ -77,6 +77,7 @@ def sampled_error(
     omega = jnp.sqrt(q) * points[:, :, 0]
     one, two = (labels(omega + jnp.sqrt(V) * points[:, :, k]) for k in (1, 2))
     other = two if bayes else labels(omega)
-    squared = jnp.mean(jnp.sum((one - other) ** 2, axis=(-2, -1)), axis=1)
+    gap = (one - other).reshape(replicas, each, -1)
+    squared = jnp.mean(jnp.sum(gap**2, axis=-1), axis=1)
     squared = squared * (0.5 if bayes else 1.0)
     return Estimate(jnp.mean(squared), jnp.std(squared, ddof=1) / np.sqrt(replicas))

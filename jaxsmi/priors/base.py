@@ -23,7 +23,13 @@ __all__ = ["AbstractPrior"]
 
 
 class AbstractPrior(eqx.Module):
-    """A prior on the signal: its columns are independent, or it is one matrix."""
+    """A prior on the signal: its columns are independent, or it is one matrix.
+
+    Attributes:
+        weight: w, the factor of tr(Q̂ (S - Q)) in the free entropy: dΨ = w tr(response dQ).
+    """
+
+    weight: eqx.AbstractClassVar[float]
 
     @property
     @abc.abstractmethod

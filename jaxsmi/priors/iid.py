@@ -20,6 +20,7 @@ A prior with a mean m says something of W before any label: Q = m mᵀ at Q̂ = 
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,8 @@ class AbstractIidPrior(AbstractPrior):
     A new one that is a mixture of Gaussians is a subclass of `AbstractMixturePrior` with the
     methods `mixture` and `sample`.
     """
+
+    weight: ClassVar[float] = 0.5
 
     @property
     def continuous(self) -> bool:
