@@ -65,7 +65,9 @@ FLAGS: dict[str, Flag] = {
     "aspect_ratio": Flag("length of the sequence over dimension of a token L/d"),
     "rank_ratio": Flag("width of the matrix r/d"),
     "symmetric": Flag("S = W W^T, a quadratic network", switch=True, varies=False),
-    "output": Flag("softmax, hardmax or linear", str, varies=False),
+    "output": Flag(
+        "softmax, hardmax or linear; of bilinear: linear, sign or absolute", str, varies=False
+    ),
     "layers": Flag("layers (more than one: train only)", int),
     "ranks": Flag("rank of the layers: one number, or one for each", int, many=True, varies=False),
     "beta": Flag("inverse temperature of the softmax"),
@@ -135,7 +137,13 @@ MODELS: dict[str, ModelEntry] = {
     ),
     "bilinear": ModelEntry(
         Bilinear,
-        {"aspect_ratio": 1.0, "rank_ratio": 0.2, "noise": 0.0, "symmetric": False},
+        {
+            "aspect_ratio": 1.0,
+            "rank_ratio": 0.2,
+            "noise": 0.0,
+            "symmetric": False,
+            "output": "linear",
+        },
         {
             "run": {"alpha": 0.3, "dimension": 60},
             "gamp": {"alpha": 0.3, "dimension": 60},

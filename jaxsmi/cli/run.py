@@ -87,7 +87,7 @@ def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
     what Q is.
     """
     explicit = model.channel.explicit
-    chance = 1.0 / arguments.dimension
+    chance = 1.0 / model.samples_at(1.0, arguments.dimension)
     sampling = {"samples": arguments.samples, "randomisations": arguments.randomisations}
     # what chance keeps saying about a layer that is not learned yet
     random_start = {"q0": chance, "side_information": chance}

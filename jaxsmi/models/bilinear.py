@@ -318,7 +318,9 @@ class Bilinear(AbstractMatrixModel):
 
     def outputs(self, weights: Array, inputs: Array) -> Array:
         """Labels of inputs (n, L, d) for factors, in the precision of the inputs."""
-        cast = jax.tree.map(lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self)
+        cast = jax.tree.map(
+            lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self
+        )
         S = self.product(weights.astype(inputs.dtype), inputs.shape[1])
         return cast.predicted_labels(S, inputs)
 

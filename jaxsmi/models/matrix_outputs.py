@@ -64,7 +64,9 @@ class _Seen(eqx.Module):
         return jnp.asarray(self.function(*before, (basis @ fields[0]).reshape(self.size, -1)))
 
 
-def _model_of(output: object, labels: Labels, size: int | None, tolerance: float | None) -> MultiIndex:
+def _model_of(
+    output: object, labels: Labels, size: int | None, tolerance: float | None
+) -> MultiIndex:
     """The model of one index whose channel it is."""
     tokens = 1 if size is None else size * (size + 1) // 2
     seen = lambda f: None if f is None else _Seen(as_tree(f), size)
