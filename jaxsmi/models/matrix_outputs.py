@@ -41,8 +41,8 @@ class Labels(NamedTuple):
 
 
 class MatrixOutput(NamedTuple):
-    """The name of an output, its channel (None: linear, the model has its own), and whether labels do not change with the sign of the
-    fields."""
+    """The name of an output, its channel (None: the model has its own), and whether labels do not
+    change with the sign of the fields."""
 
     name: str
     channel: AbstractChannel | None
