@@ -125,7 +125,8 @@ class AttentionIndexed(AbstractMatrixModel):
         self.layers = arguments.count("layers", layers)
         check(self.layers == 1 or not linear, "layers", layers, "1 for this output")
         known = scores_output(output, labels, self.tokens, tolerance)
-        self.output, self.given = known.name, known.channel
+        self.output = known.name
+        self.given = known.channel
         self.beta = arguments.number("beta", beta, _BETA)
         self.noise = arguments.number("noise", noise, VARIANCE)
         silent = linear or self.noise == 0

@@ -128,7 +128,8 @@ class Bilinear(AbstractMatrixModel):
         if isinstance(output, str):
             arguments.choice("output", output, OUTPUTS)
         known = field_output(output, labels)
-        self.output, self.scalar = known.name, known.channel
+        self.output = known.name
+        self.scalar = known.channel
         self.even = known.even and not self.symmetric
         if self.symmetric:
             square = jnp.asarray(aspect_ratio) == 1.0
@@ -294,7 +295,8 @@ class Bilinear(AbstractMatrixModel):
         if self.scalar is not None:
             key = Arguments().key("key", key)
             half = 1.0 if self.symmetric else 0.5  # GOE(1) has variance 2
-            q, V = half * Q[0, 0], half * (self.prior.norm - Q[0, 0])
+            q = half * Q[0, 0]
+            V = half * self.prior.norm - q
             error = sampled_error(self.link, 1, q, V, bayes=bayes, key=key, samples=samples)
             return not_differentiable(error, (self, Q), unless=self.scalar.smooth)
         value = (2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0])

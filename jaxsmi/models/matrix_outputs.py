@@ -19,7 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.symmetric_fields import symmetric_basis
 from jaxsmi.core.arrays import is_zero
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Arguments, check
 from jaxsmi.models import links
 from jaxsmi.models.multi_index import MultiIndex, as_tree
 
@@ -115,7 +115,9 @@ def field_output(output: object, labels: Labels) -> MatrixOutput:
         silent = is_zero(labels.noise)
         model = links.phase_retrieval() if silent else links.absolute(labels.noise)
         return MatrixOutput(output, model.channel, True)
-    if isinstance(output, MultiIndex):
+    if output is not None and not callable(output):
+        allowed = "linear, sign, absolute, a JAX function of one number, or a link of smi.links"
+        output = Arguments().instance("output", output, MultiIndex, allowed)
         one = output.indices == 1 and output.tokens == 1
         check(one, "output", output.title, "a link of one index and one token")
         beside = is_zero(labels.noise) and not labels.scattered

@@ -37,6 +37,7 @@ def modulus_information(q):
     return w @ g**2 @ w / (2.0 * np.pi)
 
 
+@pytest.mark.slow
 def test_one_bit_state_evolution_against_quadrature():
     """The iteration V = MMSE(α f(1 - V)) with f by quad; ours within five of its error bars."""
     model = smi.Bilinear(1.0, 0.2, output="sign")
@@ -51,6 +52,7 @@ def test_one_bit_state_evolution_against_quadrature():
     assert np.isinf(float(smi.recovery_threshold(model).alpha))
 
 
+@pytest.mark.slow
 def test_response_of_the_modulus_against_quadrature():
     """Within five error bars, at 2^14 points; Gauss–Hermite is good to 1e-6 at this q."""
     model = smi.Bilinear(1.0, 0.2, output="absolute")
@@ -62,6 +64,7 @@ def test_response_of_the_modulus_against_quadrature():
         assert abs(float(response.mean[0, 0]) - modulus_information(q)) < 5.0 * stderr + 1e-6
 
 
+@pytest.mark.slow
 def test_phaseless_weak_recovery_and_recovery():
     """α = 1/(F'(0) f'(0)) = 1/2 whatever the ratios; D of the linear output; S up to its sign."""
     for beta, rho in ((1.0, 0.2), (2.0, 0.7)):
@@ -73,11 +76,12 @@ def test_phaseless_weak_recovery_and_recovery():
         exact = smi.recovery_threshold(smi.Bilinear(beta, rho)).alpha
         assert float(smi.recovery_threshold(model).alpha) == pytest.approx(float(exact))
     model = smi.Bilinear(1.0, 0.2, output="absolute")
-    assert result(smi.state_evolution(model, 0.7, key=KEY)) == "RECOVERED"
+    assert result(smi.state_evolution(model, 0.7, key=KEY)) is smi.Result.RECOVERED
     S = np.asarray(model.draw_teacher(KEY, 10))
     assert float(model.estimation_error(-S, S)) == 0.0
 
 
+@pytest.mark.slow
 def test_a_symmetric_field_has_twice_the_variance():
     """A straight line as a piecewise link, whose channel is that of the linear output."""
     link = smi.links.piecewise_linear([1.0], [0.0], np.zeros(0), 0.3)
