@@ -68,7 +68,7 @@ FLAGS: dict[str, Flag] = {
     "output": Flag(
         "softmax, hardmax or linear; of bilinear: linear, sign or absolute", str, varies=False
     ),
-    "layers": Flag("layers (more than one: train only)", int),
+    "layers": Flag("layers (two softmax layers of two tokens; else train only)", int),
     "ranks": Flag("rank of the layers: one number, or one for each", int, many=True, varies=False),
     "beta": Flag("inverse temperature of the softmax"),
     "factors": Flag("factors in the product", int),

@@ -11,6 +11,7 @@ number and both functions are explicit, as for matrix models, a root takes its p
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
@@ -72,8 +73,10 @@ def state_evolution(
 
     Q̂ = α E Σ_m g gᵀ,  Q ← prior.overlap(Q̂), started at Q = `q0`.
 
-    The functions of matrix models are explicit: the fixed point is then a root, without random
-    points or an iteration. `q0`, `samples`, `randomisations` and `tolerance` must be left out.
+    The functions of models of one matrix are explicit: the fixed point is then a root, without
+    random points or an iteration. `q0`, `samples`, `randomisations` and `tolerance` must be left
+    out. Two layers of `AttentionIndexed` are solved under an ansatz (`model.ansatz`, also a
+    warning): overlaps between the layers are those of their means.
 
     Args:
         model: Any model with a channel.
@@ -183,7 +186,9 @@ class _Given(NamedTuple):
 def _of_indices(
     model: AbstractModel, alpha: Array, key: PRNGKeyArray, given: _Given, arguments: Arguments
 ) -> Solution:
-    """`state_evolution` of a model of indices."""
+    """`state_evolution` of a model whose response is an average over random points."""
+    if model.ansatz is not None:
+        warnings.warn(f"jaxsmi: {model.ansatz}", stacklevel=3)
     points, rules = given.sizes(arguments, _SAMPLES, 2)
     limit = given.limit(arguments, _TOLERANCE)
     strength = arguments.number("side_information", given.side_information, FRACTION)

@@ -27,6 +27,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.hardmax import HardmaxScores, sign_information
+from jaxsmi.channels.layered_scores import LayeredScores, layered_scores
 from jaxsmi.channels.likelihood import NoInference
 from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxScores
 from jaxsmi.channels.symmetric_fields import SymmetricFields
@@ -47,6 +48,7 @@ from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.models.matrix_outputs import Labels, scores_output
 from jaxsmi.models.score_error import hardmax_error, sampled_error, softmax_error
 from jaxsmi.numerics.implicit import not_differentiable
+from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import mapped, product_dtype
 from jaxsmi.sensing.symmetric import SymmetricSensing
@@ -54,6 +56,7 @@ from jaxsmi.sensing.symmetric import SymmetricSensing
 __all__ = ["AttentionIndexed"]
 
 OUTPUTS = ("softmax", "hardmax", "linear")
+_TOLERANCE = 1e-3  # of the inner integral of two layers
 _BETA = Interval("a finite number > 0 (or output='hardmax')", low=0.0, open_low=True)
 
 
@@ -70,7 +73,8 @@ class AttentionIndexed(AbstractMatrixModel):
         beta: Inverse temperature > 0 of the softmax. Default 1.
         noise: Δ >= 0 of the linear output: variance Δ on the diagonal of h, Δ/2 off it; of a
             function Δ on every number of its label. Default 0.
-        layers: L, all of width ρ. Default 1; more: data and training only.
+        layers: L, all of width ρ. Default 1. Two softmax layers of two tokens have message passing
+            and a state evolution under the diagonal ansatz; others data and training only.
         skip: Residual strength c >= 0 of the layers. Default 1.
         log_likelihood: log p(y|h) of (y, h), normalised, instead of noise. Default None.
         sampler: Draws a label from (key, h), beside log_likelihood. Default None.
@@ -137,14 +141,31 @@ class AttentionIndexed(AbstractMatrixModel):
         self.prior = WishartPrior(rank_ratio)
 
     @property
-    def channel(self) -> AbstractScores | SymmetricFields | NoInference:
-        """What a label says about the scores; of one layer only."""
+    def channel(self) -> AbstractChannel:
+        """What a label says about the scores: of one layer, or of two softmax layers of two
+        tokens."""
+        last = self.readout
         if self.layers == 1:
-            return self.readout
+            return last
+        if isinstance(last, SoftmaxScores) and self.layers == 2 and self.tokens == 2:
+            return LayeredScores(2, 2, self.skip, last, Budget(_TOLERANCE))
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
-        remedy = "one layer; more can be sampled and trained"
+        remedy = (
+            "one layer, or two softmax layers of two tokens (more have an inner integral in four "
+            "variables at least); all can be sampled and trained"
+        )
         return NoInference(
             law=self.link, indices=self.layers, tokens=self.tokens, name=name, remedy=remedy
+        )
+
+    @property
+    def ansatz(self) -> str | None:
+        """Of several layers, the diagonal one."""
+        if self.layers == 1:
+            return None
+        return (
+            "state evolution of several layers is under the diagonal ansatz: overlaps between "
+            "different layers are those of their means [theory: attention-indexed, section 7]."
         )
 
     @property
@@ -215,25 +236,27 @@ class AttentionIndexed(AbstractMatrixModel):
         return data.teacher if same else None
 
     def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the signal √d S (1, d, d) and of its fields (n, 1, T²) in message passing."""
+        """Shapes of the signal √d S (L, d, d) and of its fields (n, L, T²) in message passing."""
         self.check_data(data)
         require(self, Ability.INFERENCE)
-        return (1, data.dimension, data.dimension), (data.samples, 1, self.tokens**2)
+        L = self.layers
+        return (L, data.dimension, data.dimension), (data.samples, L, self.tokens**2)
 
     def sensing(self, data: Dataset) -> SymmetricSensing:
         """How the signal is seen through the inputs of `data`."""
         return SymmetricSensing(data.inputs)
 
     def signal(self, teacher: Array) -> Array:
-        """√d S (1, d, d) of a teacher (r, d)."""
+        """√d S (L, d, d) of a teacher (L r, d)."""
         return self.signal_of(self.estimate(teacher))
 
     def signal_of(self, estimate: Array) -> Array:
-        """√d S (1, d, d) of S (d, d)."""
-        return jnp.sqrt(float(estimate.shape[-1])) * estimate[None]
+        """√d S (L, d, d) of S (d, d) or (L, d, d)."""
+        d = estimate.shape[-1]
+        return jnp.sqrt(float(d)) * estimate.reshape(-1, d, d)
 
     def estimate(self, signal: Array) -> Array:
-        """S (d, d), of several layers (L, d, d), from the signal √d S (1, d, d) of message passing
+        """S (d, d), of several layers (L, d, d), from the signal √d S (L, d, d) of message passing
         or from factors (L r, d)."""
         S = self._matrices(signal)
         return S[0] if self.layers == 1 else S
@@ -283,18 +306,18 @@ class AttentionIndexed(AbstractMatrixModel):
         self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
     ) -> Estimate:
         """E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise: ŷ = E[y|ω] (`bayes`) or y(ω)."""
-        check(self.layers == 1, "model", f"{self.layers} layers", "one layer")
         q = Q[0, 0]
         T = self.tokens
         V = self.prior.norm - q
         if self.given is None and self.output == "linear":
             return Estimate(T * (T + 1) * V, jnp.zeros((), theory_dtype()))
-        if self.given is None and T == 2 and self.output == "hardmax":
+        if self.given is None and T == 2 and self.layers == 1 and self.output == "hardmax":
             return hardmax_error(q, self.prior.norm, bayes)
-        if self.given is None and T == 2:
+        if self.given is None and T == 2 and self.layers == 1:
             return softmax_error(q, V, self.beta, bayes)
         key = Arguments().key("key", key)
-        estimate = sampled_error(self.link, T, q, V, bayes=bayes, key=key, samples=samples)
+        rest = self.prior.second_moment(self.layers) - Q
+        estimate = sampled_error(self.link, T, Q, rest, bayes=bayes, key=key, samples=samples)
         return not_differentiable(estimate, (self, Q), unless=self.readout.smooth)
 
     # The network
@@ -326,14 +349,10 @@ class AttentionIndexed(AbstractMatrixModel):
         return jnp.stack(each, axis=1)
 
     def link(self, fields: Array) -> Array:
-        """The noiseless label (T, T) of one sample from its scores (T, T) or (L, T, T), or as one
-        field vector (1, T²)."""
+        """The noiseless label (T, T) of one sample from its scores (T, T) or (L, T, T), or as field
+        vectors (L, T²)."""
         h = fields.reshape(self.layers, self.tokens, self.tokens)
-        identity = jnp.eye(self.tokens, dtype=h.dtype)
-        B = identity
-        for inner in h[:-1]:
-            B = (self.skip * identity + self.readout.link(B @ inner @ B.T)) @ B
-        return self.readout.link(B @ h[-1] @ B.T)
+        return self.readout.link(layered_scores(h, self.skip, self.readout.link))
 
     def outputs(self, weights: Array, inputs: Array) -> Array:
         """Labels of inputs (n, T, d) for factors (L r, d), in the precision of the inputs."""
@@ -342,12 +361,12 @@ class AttentionIndexed(AbstractMatrixModel):
         return jax.vmap(cast.link)(self.fields_of(weights, inputs).astype(dtype))
 
     def predicted_shape(self, estimate: Array) -> tuple[int, int]:
-        """(T, d) for S (d, d); of one layer only."""
-        allowed = "one layer (of more: model.outputs(fit.state.weights, inputs))"
-        check(self.layers == 1, "model", f"{self.layers} layers", allowed)
-        square = estimate.ndim == 2 and estimate.shape[0] == estimate.shape[1]
-        check(square, "solution", estimate, "a matrix (d, d)")
-        return (self.tokens, estimate.shape[0])
+        """(T, d) for S (d, d), or (L, d, d) of several layers."""
+        d = estimate.shape[-1] if estimate.ndim else 0
+        one = self.layers == 1
+        fits = estimate.shape == ((d, d) if one else (self.layers, d, d))
+        check(fits, "solution", estimate, "a matrix (d, d)" if one else f"({self.layers}, d, d)")
+        return (self.tokens, d)
 
     def predicted_labels(self, estimate: Array, inputs: Array) -> Array:
         """Labels (n, T, T) at the scores of Ŝ."""

@@ -366,6 +366,12 @@ class AbstractModel(eqx.Module):
 
     # Theory
 
+    @property
+    def ansatz(self) -> str | None:
+        """What the theory of the model assumes without proof, as one sentence; None: nothing beyond
+        what its page says."""
+        return None
+
     @abc.abstractmethod
     def prediction_error(
         self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int

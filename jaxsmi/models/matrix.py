@@ -124,18 +124,18 @@ class AbstractMatrixModel(AbstractModel):
         return self.readout
 
     def theory_error(self, V: Array, *, key: PRNGKeyArray, samples: int) -> Array:
-        """V itself."""
+        """V itself, of several matrices its mean."""
         del key, samples
-        return V[0, 0]
+        return jnp.mean(jnp.diagonal(V))
 
     @property
     def recovery(self) -> Array:
         """α = D/M of perfect recovery, by counting: degrees of freedom over what a label fixes
-        [theory: attention-indexed, Eq. (31); bilinear, Eq. (14)]; inf with noise, or where a label
-        fixes no numbers."""
+        [theory: attention-indexed, Eqs. (31), (55); bilinear, Eq. (14)]; L times as much of L
+        matrices; inf with noise, or where a label fixes no numbers."""
         require(self, Ability.INFERENCE)
         readout = self.readout
-        degrees = self.prior.degrees_of_freedom
+        degrees = self.indices * self.prior.degrees_of_freedom
         if isinstance(readout, ExplicitChannel):
             exact = degrees / float(readout.measurements)
             return jnp.where(self.noise > 0.0, jnp.inf, exact)
@@ -149,13 +149,20 @@ class AbstractMatrixModel(AbstractModel):
     @property
     def small_width_threshold(self) -> Array:
         """The ᾱ from which on something is learned, as ρ -> 0."""
+        self._check_one_matrix()
         readout = self.explicit_readout
         one = jnp.ones((), theory_dtype())
         (start, scale) = self.prior.small_width_start
         return start / (scale * readout.information(0.0 * one, one))
 
+    def _check_one_matrix(self) -> None:
+        """Raise a ValueError for several matrices, or without a posterior."""
+        require(self, Ability.INFERENCE)
+        check(self.indices == 1, "model", f"{self.indices} matrices", "one matrix")
+
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """V at ᾱ as ρ -> 0 (module docstring), elementwise."""
+        self._check_one_matrix()
         readout = self.explicit_readout
         scaled = jnp.asarray(scaled, theory_dtype())
         check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")

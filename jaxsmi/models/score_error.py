@@ -7,7 +7,7 @@ Q_0 = q + V, of E[y|ω] and of y(ω):
     hardmax, T = 2    (2/π) arccos(q/Q_0)                       (4/π) arccos √(q/Q_0)
     softmax, T = 2    4 E_w Var_u[sigmoid(β u)]                 4 E (sigmoid(β u) - sigmoid(β w))²
                       w ~ N(0, 3q), u ~ N(w, 3V)
-    others            by randomised nets
+    others            by randomised nets; Q and V of several layers are matrices
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.results import Estimate
-from jaxsmi.numerics.linear_algebra import goe
+from jaxsmi.numerics.linear_algebra import goe, sqrt_psd
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.numerics.quadrature import legendre
 
@@ -60,22 +60,25 @@ def _two_tokens(q: Array, V: Array, beta: Array, bayes: bool, nodes: int) -> Arr
 def sampled_error(
     link: Callable[[Array], Array],
     tokens: int,
-    q: Array,
+    Q: Array,
     V: Array,
     *,
     bayes: bool,
     key: PRNGKeyArray,
     samples: int,
 ) -> Estimate:
-    """Any link of symmetric scores (T, T), by eight randomised nets of `samples` points in all."""
+    """Any link of the scores (L, T, T) at Q, V (L, L), by eight randomised nets of `samples` points
+    in all."""
     T = tokens
+    L = len(Q)
     replicas = 8
     each = power_of_two(max(samples // replicas, 2))
-    points = randomised_gaussians(key, each, replicas, 3 * T * T)
-    points = goe(points.reshape(replicas, each, 3, T, T))
+    points = randomised_gaussians(key, each, replicas, 3 * L * T * T)
+    points = goe(points.reshape(replicas, each, 3, L, T, T))
     labels = jax.vmap(jax.vmap(link))
-    omega = jnp.sqrt(q) * points[:, :, 0]
-    one, two = (labels(omega + jnp.sqrt(V) * points[:, :, k]) for k in (1, 2))
+    of = lambda X, k: jnp.einsum("lk,rnkab->rnlab", sqrt_psd(X), points[:, :, k])
+    omega = of(Q, 0)
+    one, two = (labels(omega + of(V, k)) for k in (1, 2))
     other = two if bayes else labels(omega)
     gap = (one - other).reshape(replicas, each, -1)
     squared = jnp.mean(jnp.sum(gap**2, axis=-1), axis=1)

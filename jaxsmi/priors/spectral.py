@@ -7,6 +7,11 @@ a prior says:
     V q̂ → D for q̂ → ∞: how many numbers make the matrix, over its entries
     I(q̂): mutual information an entry, dI/dq̂ = weight · V
 
+Of L independent matrices, which messages treat one by one, Q̂ and V are (L, L), of which only the
+diagonal counts [theory: attention-indexed, Eq. (53)]:
+
+    V_l = V(q̂_ll),   V_lk = 0,   Q = S - V
+
 wishart.py: S = W Wᵀ/√(r d), symmetric. product.py: S = U V/√r, rectangular.
 Source: [theory: random-matrices, sections 1 and 2].
 """
@@ -18,6 +23,7 @@ import abc
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -114,13 +120,16 @@ class AbstractSpectralPrior(AbstractPrior):
         return max(round(float(self.rank_ratio) * dimension), 1)
 
     def mmse(self, Qhat: ArrayLike) -> Array:
-        """V(q̂), 1 at q̂ = 0, of a number q̂ or a matrix (1, 1)."""
+        """V(q̂), 1 at q̂ = 0, of a number q̂; of a matrix (L, L) that of its diagonal."""
         Qhat = jnp.asarray(Qhat, theory_dtype())
-        return self.error(Qhat.reshape(())).reshape(Qhat.shape)
+        if Qhat.size == 1:
+            return self.error(Qhat.reshape(())).reshape(Qhat.shape)
+        return jnp.diag(jax.vmap(self.error)(jnp.diagonal(Qhat)))
 
     def overlap(self, Qhat: ArrayLike) -> Array:
-        """q = F(q̂) = Q_0 - V(q̂), of a number q̂ or a matrix (1, 1)."""
-        return self.norm - self.mmse(Qhat)
+        """q = F(q̂) = Q_0 - V(q̂) of a number q̂, S - V(Q̂) of a matrix (L, L)."""
+        V = self.mmse(Qhat)
+        return self.second_moment(len(V)) - V if V.ndim else self.norm - V
 
     @property
     def mean_square(self) -> Array:
@@ -137,10 +146,12 @@ class AbstractSpectralPrior(AbstractPrior):
         return self.mean_square * jnp.ones((indices, indices), theory_dtype())
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """weight q̂ (Q_0 - q) - I(q̂): the prior's part of the free entropy at overlaps (1, 1)."""
-        q = Q[0, 0]
-        qhat = Qhat[0, 0]
-        return self.weight * qhat * (self.norm - q) - self.mutual_information(qhat)
+        """weight q̂ (Q_0 - q) - I(q̂): the prior's part of the free entropy at overlaps (L, L), a
+        sum over their diagonals."""
+        q = jnp.diagonal(Q)
+        qhat = jnp.diagonal(Qhat)
+        information = jax.vmap(self.mutual_information)(qhat)
+        return jnp.sum(self.weight * qhat * (self.norm - q) - information)
 
     @staticmethod
     def noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
@@ -150,16 +161,21 @@ class AbstractSpectralPrior(AbstractPrior):
     def side_information(
         self, key: PRNGKeyArray, signal: Array, strength: ArrayLike
     ) -> tuple[Array, Array]:
-        """What observing √λ signal + √(1-λ) Z, λ = `strength`, adds to A (1, 1) and to b."""
+        """What observing √λ signal + √(1-λ) Z, λ = `strength`, adds to A (L, L) and to b."""
         strength = jnp.asarray(strength)
         noise = self.noise(key, signal.shape)
         observed = jnp.sqrt(strength) * signal + jnp.sqrt(1.0 - strength) * noise
-        A = strength / (1.0 - strength) * jnp.ones((1, 1))
+        A = strength / (1.0 - strength) * jnp.eye(len(signal))
         return A, jnp.sqrt(strength) / (1.0 - strength) * observed
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Mean of the signal (1, a, b), of entries O(1), and V (1, 1), from its field b."""
-        precision = jnp.maximum(A[0, 0], 1e-12)
+        """Mean of the signal (L, a, b), of entries O(1), and V (L, L), from its field b, matrix by
+        matrix: of A its diagonal."""
         unit = (b.shape[1] * b.shape[2]) ** 0.25
-        mean, V = self.shrunk(b[0] / (precision * unit), precision)
-        return unit * mean[None], V * jnp.ones((1, 1))
+
+        def one(field: tuple[Array, Array]) -> tuple[Array, Array]:
+            b, precision = field
+            return self.shrunk(b / (precision * unit), precision)
+
+        mean, V = lax.map(one, (b, jnp.maximum(jnp.diagonal(A), 1e-12)))
+        return unit * mean, jnp.diag(V)

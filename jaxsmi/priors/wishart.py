@@ -114,10 +114,10 @@ class WishartPrior(AbstractSpectralPrior):
         return goe(Z)
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
-        """The mean of √d S (1, d, d) plus a little symmetric noise, and V = 1."""
+        """The mean of √d S (L, d, d) plus a little symmetric noise, and V = 1."""
         mean = jnp.sqrt(self.rank_ratio * shape[-1]) * jnp.eye(shape[-1])
         signal = mean + size * jnp.sqrt(0.5) * self.noise(key, shape)
-        return signal, self.mmse(0.0) * jnp.ones((1, 1))
+        return signal, self.mmse(0.0) * jnp.eye(shape[0])
 
     def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
         """The mean of S given R = S + q̂^{-1/2} Z, and V(q̂).

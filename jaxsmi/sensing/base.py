@@ -90,10 +90,15 @@ class AbstractSensing(eqx.Module):
 
 
 class AbstractMatrixSensing(AbstractSensing):
-    """Fields of one matrix.
+    """Fields of one matrix, or of several that are treated one by one.
 
-    A is a number, and g² estimates it well enough that no other estimate is offered.
+    A is a number (of several matrices a diagonal), and g² estimates it well enough that no other
+    estimate is offered.
     """
+
+    def outer_precision(self, g: Array) -> Array:
+        """A (L, L), the diagonal of (1/n) Σ_μ Σ_m g gᵀ."""
+        return jnp.diag(jnp.diagonal(super().outer_precision(g)))
 
     def controlled_precision(self, g: Array, dg: Array) -> Array:
         """Refuses."""

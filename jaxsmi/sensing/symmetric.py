@@ -1,11 +1,11 @@
-r"""Sensing of a symmetric matrix by pairs of tokens: the attention-indexed family.
+r"""Sensing of symmetric matrices by pairs of tokens: the attention-indexed family.
 
-Equations here [theory: attention-indexed, Eqs. (40) to (44)]; signal √d S (1, d, d), inputs
-X (N, T, d), g symmetric:
+Equations here [theory: attention-indexed, Eqs. (40) to (44), (53)]; L signals √d S_l (L, d, d),
+inputs X (N, T, d), g symmetric:
 
-    forward     h_μ = (X_μ (√d S) X_μᵀ - I Tr √d S)/d        (N, 1, T²)
-    adjoint     Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d              (1, d, d)
-    precision   A = α ⟨‖g‖²⟩, α = N/d²                        (1, 1)
+    forward     h_μ = (X_μ (√d S_l) X_μᵀ - I Tr √d S_l)/d     (N, L, T²)
+    adjoint     Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d               (L, d, d)
+    precision   A_l = α ⟨‖g_l‖²⟩, A_lk = 0, α = N/d²           (L, L)
 """
 
 from __future__ import annotations
@@ -43,26 +43,30 @@ class SymmetricSensing(AbstractMatrixSensing):
         return self.inputs.shape[2] ** 2
 
     def forward(self, W: Array) -> Array:
-        """Fields (N, 1, T²) of the signal (1, d, d)."""
+        """Fields (N, L, T²) of the signals (L, d, d)."""
         _, T, d = self.inputs.shape
-        narrow = W[0].astype(product_dtype(self.inputs))
+        narrow = W.astype(product_dtype(self.inputs))
 
         def fields(x: Array) -> Array:
+            x = x[:, None]
             half = jnp.matmul(x, narrow, precision="highest")
-            scores = jnp.matmul(half, jnp.swapaxes(x, 1, 2), precision="highest")
+            scores = jnp.matmul(half, jnp.swapaxes(x, 2, 3), precision="highest")
             return scores.astype(theory_dtype())
 
-        h = mapped(fields, self.inputs, self.batch) - jnp.trace(W[0]) * jnp.eye(T)
-        return h.reshape(len(h), 1, T * T) / d
+        traces = jnp.trace(W, axis1=1, axis2=2)
+        h = mapped(fields, self.inputs, self.batch) - traces[:, None, None] * jnp.eye(T)
+        return h.reshape(len(h), len(W), T * T) / d
 
     def adjoint(self, g: Array) -> Array:
-        """Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d (1, d, d) of per-sample matrices (N, 1, T²)."""
+        """Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d (L, d, d) of per-sample matrices (N, L, T²)."""
         _, T, d = self.inputs.shape
-        g = g.reshape(-1, T, T)
+        g = g.reshape(len(g), -1, T, T)
 
         def add(x: Array, g: Array) -> Array:
-            weighted = jnp.einsum("nab,nbd->nad", g.astype(x.dtype), x, precision="highest")
-            return jnp.matmul(x.reshape(-1, d).T, weighted.reshape(-1, d), precision="highest")
+            weighted = jnp.einsum("nlab,nbd->lnad", g.astype(x.dtype), x, precision="highest")
+            weighted = weighted.reshape(len(weighted), -1, d)
+            return jnp.matmul(x.reshape(-1, d).T, weighted, precision="highest")
 
-        total = summed(add, self.inputs, g, self.batch) - jnp.trace(jnp.sum(g, axis=0)) * jnp.eye(d)
-        return self.over_devices(total)[None] / d
+        traces = jnp.trace(jnp.sum(g, axis=0), axis1=1, axis2=2)
+        total = summed(add, self.inputs, g, self.batch) - traces[:, None, None] * jnp.eye(d)
+        return self.over_devices(total) / d
