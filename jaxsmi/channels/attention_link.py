@@ -38,6 +38,7 @@ __all__ = [
     "last_fields",
     "scores",
     "split_rows",
+    "total",
 ]
 
 # a small matrix whose entries are arrays of any common shape
@@ -65,7 +66,7 @@ class Layer(NamedTuple):
         return self.heads == 1 and self.tied and self.rank <= 2
 
 
-def _total(terms: Iterable[Array]) -> Array:
+def total(terms: Iterable[Array]) -> Array:
     """The sum of arrays, from left to right."""
     return functools.reduce(operator.add, terms)
 
@@ -99,7 +100,7 @@ def _products(q: Components, k: Components) -> list[list[Array]]:
     """qᵀk (M×M), for q and k given as rows of M arrays."""
     pairs = list(zip(q, k, strict=True))
     M = len(q[0])
-    return [[_total(a[i] * b[j] for a, b in pairs) for j in range(M)] for i in range(M)]
+    return [[total(a[i] * b[j] for a, b in pairs) for j in range(M)] for i in range(M)]
 
 
 def averaged(heads: Sequence[Components]) -> list[list[Array]]:
@@ -108,14 +109,12 @@ def averaged(heads: Sequence[Components]) -> list[list[Array]]:
         return [list(row) for row in heads[0]]
     M = len(heads[0])
     count = len(heads)
-    return [[_total(head[i][j] for head in heads) / count for j in range(M)] for i in range(M)]
+    return [[total(head[i][j] for head in heads) / count for j in range(M)] for i in range(M)]
 
 
 def transfer(A: Components, block: Components) -> list[list[Array]]:
     """Z Aᵀ for a block Z of rows: mixes the tokens of each row."""
-    return [
-        [_total(a * z for a, z in zip(A_row, row, strict=True)) for A_row in A] for row in block
-    ]
+    return [[total(a * z for a, z in zip(A_row, row, strict=True)) for A_row in A] for row in block]
 
 
 def mixing(h: Components, layer: Layer, skip: Array, beta: Array) -> list[list[Array]]:

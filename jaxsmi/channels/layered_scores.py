@@ -23,9 +23,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.attention_link import eliminate, row_softmax
+from jaxsmi.channels.attention_link import eliminate, row_softmax, total
 from jaxsmi.channels.base import AbstractChannel, Posterior, Response, as_posterior, unwhiten
 from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
 from jaxsmi.numerics.linear_algebra import sqrt_psd
@@ -111,14 +112,29 @@ class LayeredScores(AbstractChannel):
 
     # Posterior
 
-    def _mixing(self, h: _Matrix, skip: Array, beta: Array) -> list[list[Array]]:
-        """c I + softmax(β h)."""
-        if len(h) == 2:  # one logistic function a row
-            stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (h[i][i] - h[i][1 - i])) for i in range(2)]
-            rows = [[stay[0], 1.0 - stay[0]], [1.0 - stay[1], stay[1]]]
-        else:
-            rows = row_softmax(h, beta)
-        return [[x + skip if i == j else x for j, x in enumerate(row)] for i, row in enumerate(rows)]
+    def _matrix(self, z: Sequence[Array]) -> list[list[Array]]:
+        """√2 Σ_i z_i E_i of m coordinates, as rows of arrays."""
+        T = self.tokens
+        E = np.sqrt(2.0) * self.basis
+        entry = lambda a, b: total(x * e for x, e in zip(z, E[:, a, b], strict=True) if e != 0.0)
+        return [[entry(a, b) for b in range(T)] for a in range(T)]
+
+    def _last(self, s: Array, inner: Sequence[_Matrix], dtype: DTypeLike) -> tuple[_Matrix, Array]:
+        """B^{-1} s B^{-ᵀ} and 1/|det B| at the nodes, from the scores of the inner layers."""
+        T = self.tokens
+        skip = self.skip.astype(dtype)
+        beta = self.readout.beta.astype(dtype)
+        mixings: list[list[list[Array]]] = []
+        for h in inner:
+            for A in mixings:
+                h = _sandwich(A, h)
+            mixings.append(_mixing(h, skip, beta))
+        last: _Matrix = [[s[:, a, b, None] for b in range(T)] for a in range(T)]
+        inverse_det = jnp.ones((), dtype)
+        for A in reversed(mixings):
+            last, one = _undone(A, last)
+            inverse_det = inverse_det * one
+        return last, inverse_det
 
     def whitened(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None
@@ -128,40 +144,28 @@ class LayeredScores(AbstractChannel):
         T = self.tokens
         m = self.constraints
         chol = jnp.linalg.cholesky(V)
-        E = np.sqrt(2.0) * self.basis
-        beta = self.readout.beta
-
-        def matrix(z: Sequence[Array]) -> list[list[Array]]:
-            entry = lambda a, b: sum(z[i] * E[i, a, b] for i in range(m) if E[i, a, b] != 0.0)
-            return [[entry(a, b) for b in range(T)] for a in range(T)]
+        E = self.basis / np.sqrt(2.0)
 
         def integrand(
             block: tuple[Array, Array], t: Array
         ) -> tuple[Array, list[tuple[Array, list[Array]]]]:
             s, w = block
-            root, skip, scale = (x.astype(t.dtype) for x in (chol, self.skip, beta))
+            root = chol.astype(t.dtype)
             rows = t.T.reshape(L - 1, m, -1)
             moved = jnp.einsum("lk,kin->lin", root[:-1, :-1], rows)
-            mixings: list[list[list[Array]]] = []
-            for layer in range(L - 1):
-                h = matrix([w[:, layer, i, None] + moved[layer, i] for i in range(m)])
-                for A in mixings:
-                    h = _sandwich(A, h)
-                mixings.append(self._mixing(h, skip, scale))
-            last: _Matrix = [[s[:, a, b, None] for b in range(T)] for a in range(T)]
-            jacobian = jnp.ones((), t.dtype)
-            for A in reversed(mixings):
-                last, inverse_det = _undone(A, last)
-                jacobian = jacobian * inverse_det ** (T + 1)
+            z = [[w[:, l, i, None] + moved[l, i] for i in range(m)] for l in range(L - 1)]
+            last, inverse_det = self._last(s, [self._matrix(each) for each in z], t.dtype)
             shift = jnp.einsum("k,kin->in", root[-1, :-1], rows)
             r = []
             for i in range(m):
-                z = sum(last[a][b] * (0.5 * E[i, a, b]) for a in range(T) for b in range(T))
-                r.append((z - w[:, -1, i, None] - shift[i]) / root[-1, -1])
-            return jacobian, [(-0.5 * sum(x * x for x in r), r)]
+                seen = total(last[a][b] * E[i, a, b] for a in range(T) for b in range(T))
+                r.append((seen - w[:, -1, i, None] - shift[i]) / root[-1, -1])
+            return inverse_det ** (T + 1), [(-0.5 * total(x * x for x in r), r)]
 
         inner = (L - 1) * m
-        width = chol[-1, -1] / (jnp.max(jnp.diagonal(chol)[:-1]) * jnp.maximum(beta, 1.0))
+        # narrowest feature in t: the last layer's width over that of the widest inner one
+        steepness = jnp.maximum(self.readout.beta, 1.0)
+        width = chol[-1, -1] / (jnp.max(jnp.diagonal(chol)[:-1]) * steepness)
         single = jnp.finfo(jnp.float32).eps <= 0.01 * self.budget.tolerance * chol[-1, -1] ** 2
         moments = self_refining_moments(
             integrand,
@@ -218,12 +222,8 @@ class LayeredScores(AbstractChannel):
 
     def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
         """The diagonal of `response` on few points: layers are treated one by one."""
-        return jnp.diag(jnp.diagonal(super().expected(Q, V, key)))
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """Estimates of the precision in message passing."""
-        return ("outer", "state")
+        few = self.response(Q, V, key=key, samples=256, randomisations=4, tangents=False)
+        return jnp.diag(jnp.diagonal(few.mean))
 
     @property
     def tolerance(self) -> Array:
@@ -231,10 +231,20 @@ class LayeredScores(AbstractChannel):
         return self.budget.tolerance
 
 
+def _mixing(h: _Matrix, skip: Array, beta: Array) -> list[list[Array]]:
+    """c I + softmax(β h)."""
+    if len(h) == 2:  # one logistic function a row
+        stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (h[i][i] - h[i][1 - i])) for i in range(2)]
+        rows = [[stay[0], 1.0 - stay[0]], [1.0 - stay[1], stay[1]]]
+    else:
+        rows = row_softmax(h, beta)
+    return [[x + skip if i == j else x for j, x in enumerate(row)] for i, row in enumerate(rows)]
+
+
 def _product(A: _Matrix, X: _Matrix) -> list[list[Array]]:
     """A X."""
     T = len(A)
-    return [[sum(A[a][c] * X[c][b] for c in range(T)) for b in range(T)] for a in range(T)]
+    return [[total(A[a][c] * X[c][b] for c in range(T)) for b in range(T)] for a in range(T)]
 
 
 def _sandwich(A: _Matrix, X: _Matrix) -> list[list[Array]]:
@@ -244,12 +254,6 @@ def _sandwich(A: _Matrix, X: _Matrix) -> list[list[Array]]:
 
 def _undone(A: _Matrix, X: _Matrix) -> tuple[list[list[Array]], Array]:
     """A^{-1} X A^{-ᵀ} of a symmetric X, and 1/|det A|."""
-    columns = []
-    inverse_det = None
-    for column in zip(*X, strict=True):
-        solved, inverse_det = eliminate(A, column)
-        columns.append(solved)
-    rows = []
-    for row in zip(*columns, strict=True):
-        rows.append(eliminate(A, row)[0])
-    return rows, inverse_det
+    columns, dets = zip(*(eliminate(A, column) for column in zip(*X, strict=True)), strict=True)
+    rows = [eliminate(A, row)[0] for row in zip(*columns, strict=True)]
+    return rows, dets[0]
