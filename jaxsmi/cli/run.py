@@ -18,7 +18,7 @@ from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, outcome, plain, run_cells, table, timed, with_error
 from jaxsmi.cli.solving import Learned, curve_of, learn, theory_key
 from jaxsmi.core import labelled
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import Ability, check
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting
@@ -113,8 +113,8 @@ def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
 
 
 def _top(model: AbstractModel, alpha: float, points: int) -> float:
-    """The largest α of the curve; of a matrix a little beyond perfect recovery."""
-    if not model.channel.explicit:
+    """The largest α of the curve; of matrices a little beyond perfect recovery."""
+    if model.refusal(Ability.DIRECTIONS) is None:
         return max(1.3, alpha * points / (points - 0.5))
     recovery = float(smi.recovery_threshold(model).alpha)
     return max(1.2 * recovery if np.isfinite(recovery) else 0.0, 1.5 * alpha)
