@@ -1,6 +1,6 @@
 r"""Output channel of several attention layers of extensive rank: inner scores are integrated over.
 
-Equations here [theory: attention-indexed, Eqs. (45), (49) to (54)]. Layer l has scores h^l (T, T),
+Equations here [theory: attention-indexed, Eqs. (45), (52) to (57)]. Layer l has scores h^l (T, T),
 ω^l + a Gaussian symmetric matrix of covariance V (L, L) across the layers, entries as GOE(T):
 
     B_0 = I,   B_l = (c I + softmax(β B_{l-1} h^l B_{l-1}ᵀ)) B_{l-1},

@@ -131,7 +131,7 @@ class AbstractMatrixModel(AbstractModel):
     @property
     def recovery(self) -> Array:
         """α = D/M of perfect recovery, by counting: degrees of freedom over what a label fixes
-        [theory: attention-indexed, Eqs. (31), (54); bilinear, Eq. (14)]; L times as much of L
+        [theory: attention-indexed, Eqs. (31), (57); bilinear, Eq. (14)]; L times as much of L
         matrices; inf with noise, or where a label fixes no numbers."""
         require(self, Ability.INFERENCE)
         readout = self.readout

@@ -8,7 +8,7 @@ a prior says:
     I(q̂): mutual information an entry, dI/dq̂ = weight · V
 
 Of L independent matrices, which messages treat one by one, Q̂ and V are (L, L), of which only the
-diagonal counts [theory: attention-indexed, Eq. (53)]:
+diagonal counts [theory: attention-indexed, Eq. (56)]:
 
     V_l = V(q̂_ll),   V_lk = 0,   Q = S - V
 

@@ -1,6 +1,6 @@
 r"""Sensing of symmetric matrices by pairs of tokens: the attention-indexed family.
 
-Equations here [theory: attention-indexed, Eqs. (40) to (44), (53)]; L signals √d S_l (L, d, d),
+Equations here [theory: attention-indexed, Eqs. (40) to (44), (56)]; L signals √d S_l (L, d, d),
 inputs X (N, T, d), g symmetric:
 
     forward     h_μ = (X_μ (√d S_l) X_μᵀ - I Tr √d S_l)/d     (N, L, T²)
