@@ -73,7 +73,7 @@ def unconverged(width: float, alphas: np.ndarray, error: np.ndarray, step: float
     below = error > 0.0
     model = AttentionIndexed(2, width)
     V = jnp.asarray(np.where(below, error, 1.0))
-    precision = jnp.asarray(alphas) * model.readout.information(model.prior.norm - V, V)
+    precision = jnp.asarray(alphas) * model.explicit_readout.information(model.prior.norm - V, V)
     slope = -jax.vmap(jax.grad(model.prior.mmse))(precision) * precision / V
     return np.where(below, step / (1.0 - np.asarray(slope)), np.nan)
 
