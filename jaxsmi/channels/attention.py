@@ -42,6 +42,7 @@ from jaxsmi.channels.base import (
 from jaxsmi.channels.rotations import alone, copies, with_angle
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
+from jaxsmi.numerics.refining_rules import LARGEST_GRID
 from jaxsmi.numerics.refining_sums import Copy
 
 __all__ = ["DeepAttentionChannel", "SingleAttentionChannel"]
@@ -165,6 +166,11 @@ class DeepAttentionChannel(AbstractAttentionChannel):
     def tolerance(self) -> Array:
         """The tolerance of the inner integral."""
         return self.budget.tolerance
+
+    @property
+    def random_nodes(self) -> bool:
+        """In more variables than a grid can cover."""
+        return self.inner * self.tokens > LARGEST_GRID
 
     @property
     def inner(self) -> int:

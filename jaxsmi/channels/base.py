@@ -154,6 +154,11 @@ class AbstractChannel(eqx.Module):
         return self.statistic(self.label(fields, noise)[None])[0]
 
     @property
+    def random_nodes(self) -> bool:
+        """Whether `respond` integrates over random nodes, which its key draws."""
+        return False
+
+    @property
     def drawable(self) -> bool:
         """Whether labels can be drawn: not from a likelihood alone."""
         return True
@@ -238,8 +243,22 @@ class AbstractChannel(eqx.Module):
         # a lower triangular root keeps each index on its own coordinates of the lattice
         fields = omega + jnp.einsum("pq,nqm->npm", jnp.linalg.cholesky(V), eta)
         statistic = jax.vmap(self.observe)(fields, points[:, 2 * P * M :])
-        inner_key = jax.random.fold_in(key, 1)
-        return self.respond(statistic, omega, V, inner_key)
+        return self._apart(statistic, omega, V, jax.random.fold_in(key, 1), randomisations)
+
+    def _apart(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray, randomisations: int
+    ) -> Posterior:
+        """`respond`; of random nodes each randomisation has its own, so that its spread holds their
+        error too: shared nodes would err alike everywhere, and the spread not know it."""
+        if not self.random_nodes:
+            return self.respond(statistic, omega, V, key)
+        split = lambda x: x.reshape(randomisations, -1, *x.shape[1:])
+        keys = jax.random.split(key, randomisations)
+        post = lax.map(
+            lambda part: self.respond(part[0], part[1], V, part[2]),
+            (split(statistic), split(omega), keys),
+        )
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), post)
 
     def weighted(
         self, Q: Array, V: Array, *, key: PRNGKeyArray, samples: int, randomisations: int
@@ -255,7 +274,8 @@ class AbstractChannel(eqx.Module):
         points = randomised_gaussians(key, samples, randomisations, P * M).reshape(-1, P, M)
         omega = jnp.repeat(jnp.einsum("pq,nqm->npm", sqrt_psd(Q), points), len(outcomes), axis=0)
         labels = jnp.tile(outcomes, (len(points), *[1] * (outcomes.ndim - 1)))
-        post = self.respond(self.statistic(labels), omega, V, jax.random.fold_in(key, 1))
+        statistic = self.statistic(labels)
+        post = self._apart(statistic, omega, V, jax.random.fold_in(key, 1), randomisations)
         return post, len(outcomes) * jnp.exp(post.log_partition)
 
     def response(

@@ -23,6 +23,7 @@ from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhi
 from jaxsmi.channels.jumps import continuous
 from jaxsmi.core.checks import Ability, check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
+from jaxsmi.numerics.refining_rules import LARGEST_GRID
 
 __all__ = ["IntegratedChannel", "LabelLaw", "NoInference"]
 
@@ -144,6 +145,11 @@ class IntegratedChannel(AbstractChannel):
     def drawable(self) -> bool:
         """Unless there is nothing but a user's likelihood."""
         return self.labels.drawn
+
+    @property
+    def random_nodes(self) -> bool:
+        """In more variables than a grid can cover."""
+        return self.indices * self.tokens > LARGEST_GRID
 
     @property
     def tolerance(self) -> Array:

@@ -82,6 +82,11 @@ class SymmetricFields(AbstractChannel):
         return self.inner.noiseless
 
     @property
+    def random_nodes(self) -> bool:
+        """Whether those of `inner` are."""
+        return self.inner.random_nodes
+
+    @property
     def drawable(self) -> bool:
         """Whether labels of `inner` are."""
         return self.inner.drawable
