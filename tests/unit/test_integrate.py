@@ -307,9 +307,9 @@ def test_control_variates():
 
 @pytest.mark.slow
 def test_spread_over_nets_holds_the_error_of_the_inner_nodes():
-    """Four fields go to random nodes, here too few of them. An overlap that vanishes by symmetry does
-    so within its error bar, and means of different keys spread as their error bars say: with nodes
-    shared by all randomisations they spread three times as far off the diagonal."""
+    """Four fields go to random nodes, here too few of them. An overlap that vanishes by symmetry
+    does so within its error bar, and means of different keys spread as their error bars say: with
+    nodes shared by all randomisations they spread three times as far off the diagonal."""
     link = lambda z: z[0, 0] * z[1, 1] + z[0, 1]
     model = smi.MultiIndex(link, indices=2, tokens=2, noise=0.5, tolerance=0.1)
     Q = jnp.diag(jnp.array([0.5, 0.4]))
