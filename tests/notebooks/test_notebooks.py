@@ -13,7 +13,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 SOURCES = sorted(FOLDER.glob("0*.py"))
-QUICK = ("01", "06")  # those that run in seconds; the others run in make validate
+QUICK = ("01",)  # the one that runs in seconds; the others run in make validate
 LARGEST = 400 * 1024  # bytes of a notebook with its pictures
 
 

@@ -57,7 +57,7 @@ CLOSED = [
     (smi.links.phase_retrieval(), 1.5, phase_retrieval(1.5)),
     (smi.DeepAttention(1, 2), 0.3, one_layer(0.3, 2)),
     (smi.DeepAttention(1, 3), 0.25, one_layer(0.25, 3)),
-    (smi.links.sign_product(2), 2.6, signs(2.6)),
+    pytest.param(smi.links.sign_product(2), 2.6, signs(2.6), marks=pytest.mark.slow),
 ]
 
 
@@ -199,7 +199,8 @@ def test_near_one_the_outlier_is_that_of_linear_message_passing():
     np.testing.assert_allclose(got.eigenvalue[0], 1.0 + 0.001 / (1 - q), atol=2e-5)
 
 
-@pytest.mark.parametrize("weaker", [0.8, pytest.param(0.95, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("weaker", [0.8, 0.95])
 def test_directions_that_are_not_alike_have_an_outlier_each(weaker):
     """Two labels, of one index each, the second fainter: m, V and Q of both are those of either
     alone, and their vectors have nothing in common. (At 0.95 the second eigenvalue at the first m
@@ -486,6 +487,7 @@ def test_near_the_threshold_the_error_bar_has_what_the_iteration_misses():
         assert abs(found.value[0, 0] - exact) < 4.0 * found.stderr[0, 0] + 1e-6
 
 
+@pytest.mark.slow
 def test_below_the_threshold_nothing_is_learned():
     data = PHASE.sample(KEY, dimension=100, alpha=0.3)
     found = smi.spectral(PHASE, data, key=KEY)

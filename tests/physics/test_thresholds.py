@@ -204,8 +204,8 @@ def test_bad_priors_under_jit_are_a_code():
     """A mean that is not zero is not known under jit: NaN and the code INVALID."""
 
     class Shifted(smi.priors.Gaussian):
-        def overlap(self, Qhat):
-            return super().overlap(Qhat) + 0.5
+        def known(self, indices):
+            return super().known(indices) + 0.5
 
     model = smi.links.phase_retrieval(prior=Shifted(jnp.eye(1)))
     with pytest.raises(ValueError, match="mean zero"):

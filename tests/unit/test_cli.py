@@ -410,7 +410,7 @@ def test_matrix_models_on_the_command_line(capsys):
     point = json.loads(out)["curve"][0]
     assert code == 0
     assert abs(point["error"] - 0.39219602) < 1e-8
-    code, _, err = call(capsys, "gamp", "attention-indexed", "--layers", 2, "--dimension", 8)
+    code, _, err = call(capsys, "gamp", "attention-indexed", "--layers", 3, "--dimension", 8)
     assert code == 2
     assert "one layer" in err
 

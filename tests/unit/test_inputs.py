@@ -324,6 +324,7 @@ def test_sizes_are_those_of_the_population():
     assert moment.z == pytest.approx(n * moment.size / 2 / (1 - 1 / D) ** 0.5, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_largest_eigenvalue_has_the_law_of_tracy_and_widom():
     rng = np.random.default_rng(13)
     found = [second_moments(rng.standard_normal((160, 1, 80))) for _ in range(150)]

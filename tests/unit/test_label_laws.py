@@ -64,7 +64,9 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(
+    "name", ["door", *(pytest.param(name, marks=pytest.mark.slow) for name in ("relu", "logistic"))]
+)
 def test_responses_are_those_of_adaptive_quadratures(name):
     """E Σ g gᵀ at an overlap, within five standard errors and 1e-6."""
     make, exact = KNOWN[name]

@@ -366,6 +366,7 @@ def test_leaps_of_more_than_four_fields(name):
     assert all(ladder.hidden < 0.35 for ladder in found)
 
 
+@pytest.mark.slow
 def test_leaps_of_ready_made_links():
     parity = smi.sgd.leaps(smi.links.square_plus_sign_parity()).generative
     assert parity.steps == ((2, (0,)), (2, (1, 2)))

@@ -228,7 +228,11 @@ def test_shrinkage_is_smooth_and_better_than_nothing():
 
 @pytest.mark.parametrize(
     ("shape", "rank", "noise"),
-    [((300, 300), 150, 0.14144), ((600, 300), 60, 0.3), ((150, 600), 90, 0.05)],
+    [
+        ((300, 300), 150, 0.14144),
+        pytest.param((600, 300), 60, 0.3, marks=pytest.mark.slow),
+        pytest.param((150, 600), 90, 0.05, marks=pytest.mark.slow),
+    ],
 )
 def test_against_matrices(shape, rank, noise):
     """The error of the shrunk matrix is the one it says: 1 % at d = 300 [theory: random-matrices,

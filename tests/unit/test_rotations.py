@@ -63,7 +63,7 @@ def moments_of(h, omega, V, count=100_000):
     return log_z, (whiten @ mean).reshape(2, M), dg.reshape(2, M, 2, M)
 
 
-@pytest.mark.parametrize("tokens", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [2, *(pytest.param(M, marks=pytest.mark.slow) for M in (3, 4))])
 def test_one_layer_of_rank_two_against_brute_force(tokens):
     """From labels, in covariances from 1 to 1e-6: the sum of 1e5 angles resolves √V = 1e-3; tokens
     that nearly agree cost the inversion some digits, and 1e-6 what cancels in it."""
@@ -104,6 +104,7 @@ def test_rotations_of_everything_change_nothing():
     np.testing.assert_allclose(moved.g, R @ post.g, atol=1e-6 * (1 + np.abs(post.g).max()))
 
 
+@pytest.mark.slow
 def test_near_perfect_recovery_labels_count_their_constraints():
     """tr(V E g gᵀ) → kM - k(k-1)/2: 2 for two tokens, 5 for three."""
     for tokens, count in ((2, 2), (3, 5)):

@@ -556,7 +556,7 @@ def test_runs_stop_where_they_are_told_and_say_when_they_arrived():
     assert np.isinf(np.asarray(short.reached)).all()
 
 
-@pytest.mark.parametrize("method", ["reduced", "full"])
+@pytest.mark.parametrize("method", ["reduced", pytest.param("full", marks=pytest.mark.slow)])
 def test_the_last_record_may_come_early(method):
     found = SGD.simulate(
         SGD.semantic_positional(0.6),
