@@ -28,6 +28,7 @@ from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChann
 from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardmax_link
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
+from jaxsmi.channels.paired_attention import PairedAttentionChannel
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
@@ -164,7 +165,9 @@ class DeepAttention(AbstractIndexModel):
             return refuse(name=name, remedy=remedy)
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
-        return DeepAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
+        paired = tokens == 2 and len(self.layers) > 2 and self.layers[-2].invertible
+        kind = PairedAttentionChannel if paired else DeepAttentionChannel
+        return kind(tokens, self.layers, self.skip, self.beta, budget)
 
     @property
     def depth(self) -> int:

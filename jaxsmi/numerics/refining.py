@@ -260,6 +260,7 @@ def self_refining_moments(
     analytic: bool = True,
     key: PRNGKeyArray | None = None,
     single: Array | None = None,
+    shared: int | None = None,
 ) -> Moments:
     r"""Posterior moments of τ = (t, r(t)) for a batch of samples, refined until the error is met.
 
@@ -288,6 +289,9 @@ def self_refining_moments(
         key: Randomisation of the nets (more than three inner variables). Default jax.random.key(0).
         single: Whether nets may weigh their nodes in single precision, a boolean number: three
             times as fast, and the caller answers for the rounding of r. Default: no.
+        shared: How many of the t, from the first on, are components of τ. The others only say
+            where the nodes are: whatever τ has beside the shared ones are residuals, which may then
+            differ from branch to branch. Default: all.
 
     Returns:
         `Moments` of all samples.
@@ -299,7 +303,7 @@ def self_refining_moments(
         [TW14], [M98], [theory: numerics, section 3].
     """
     rule = rule_for(inner, budget.max_nodes, analytic, key)
-    columns = Columns(inner, outer)
+    columns = Columns(inner if shared is None else shared, outer)
     integral = _Integral(integrand, respond, samples, rule, columns, budget, single)
     first = jnp.zeros((), int) if start is None else jnp.clip(start, 0, rule.narrow - 1)
     return integral.solved(first)
