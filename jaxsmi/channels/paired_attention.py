@@ -142,7 +142,8 @@ class _LastLayers(NamedTuple):
         """Both ways at nodes `free`, for both signs of u and of h_{L-1}.
 
         A loop over the signs, not two copies: what is left of it are arrays, which the sums read
-        without computing them again.
+        without computing them again. (They must not be stacked: the stack would compute all of them
+        for each of its elements, four times as slow.)
         """
         (a, _), _ = self.root
         h = self.mixed(_moved(self.means[0], a, free))
@@ -152,12 +153,12 @@ class _LastLayers(NamedTuple):
         first = self.before(gap, (odds[0], odds[1]))
         w = self.mixed(_moved(self.means[1], self.spread, free))
 
-        def signed(sign: Array) -> Array:
-            one = self.from_before(sign, free, first)
-            return jnp.stack([_stacked(branch) for branch in (one, *self.from_last(sign, free, w))])
+        def signed(sign: Array) -> list[Branch]:
+            ways = [self.from_before(sign, free, first), *self.from_last(sign, free, w)]
+            return [(log, [jnp.broadcast_to(x, log.shape) for x in r]) for log, r in ways]
 
         each = jax.lax.map(signed, jnp.asarray([1.0, -1.0], gap.dtype))
-        return [(x[0], list(x[1:])) for x in each.reshape(-1, *each.shape[2:])]
+        return [(log[i], [x[i] for x in r]) for i in range(2) for log, r in each]
 
     def before(self, gap: Array, odds: _Pair) -> _Inner:
         """A_{L-1} of odds p/(1 - p), q/(1 - q) and w = A_{L-1}^{-1} u, `gap` = h_1 - h_2."""
@@ -215,12 +216,6 @@ class _LastLayers(NamedTuple):
         both = self.det * inner.det * (1.0 + ratio * inner.jacobian)
         weight = -0.5 * (rest[0] ** 2 + rest[1] ** 2) - jnp.log(both)
         return weight, [*before, *rest]
-
-
-def _stacked(branch: Branch) -> Array:
-    """Weight and residuals of a branch as one array (5, S, n)."""
-    weight, residuals = branch
-    return jnp.stack([weight, *(jnp.broadcast_to(x, weight.shape) for x in residuals)])
 
 
 def _determinant(A: Components) -> Array:
