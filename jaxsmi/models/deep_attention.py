@@ -150,7 +150,9 @@ class DeepAttention(AbstractIndexModel):
             remedy = "a softmax student, trained on data of this model"
             return refuse(name="hardmax attention", remedy=remedy)
         inner = (indices - last.rank if silent else indices) * tokens
-        budget = Budget(default_tolerance(inner) if tolerance is None else tolerance, max_nodes)
+        paired = silent and PairedAttentionChannel.fits(tokens, self.layers)
+        wanted = PairedAttentionChannel.wanted if paired else default_tolerance(inner)
+        budget = Budget(wanted if tolerance is None else tolerance, max_nodes)
         if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
         if not last.invertible:
@@ -165,7 +167,6 @@ class DeepAttention(AbstractIndexModel):
             return refuse(name=name, remedy=remedy)
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
-        paired = tokens == 2 and len(self.layers) > 2 and self.layers[-2].invertible
         kind = PairedAttentionChannel if paired else DeepAttentionChannel
         return kind(tokens, self.layers, self.skip, self.beta, budget)
 

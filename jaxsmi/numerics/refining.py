@@ -57,6 +57,8 @@ class Moments(eqx.Module):
         error: Estimated error of g, relative to 1 + max|g|.
         dg_error: Estimated error of dg, relative to 1 + max|dg|.
         nodes: Nodes spent on the last rule.
+        halves: (g, dg) of two independent halves of the nodes, (N, 2, ...) each: their products are
+            free of the bias σ² that noise gives a square. None where nodes are not random.
     """
 
     log_mass: Array
@@ -66,6 +68,7 @@ class Moments(eqx.Module):
     error: Array
     dg_error: Array
     nodes: Array
+    halves: tuple[Array, Array] | None
 
 
 class Budget(eqx.Module):
@@ -172,6 +175,10 @@ class _Integral(eqx.Module):
         def error_of(full: Array, part: Array) -> Array:
             return self.rule.error(full.reshape(S, -1), part.reshape(G, S, -1))
 
+        halves = self.rule.halves(parts)
+        if halves is not None:
+            pair = self.respond(*columns.moments(halves.reshape(2 * S, columns.count)))
+            halves = jax.tree.map(lambda x: x.reshape(2, S, *x.shape[1:]).swapaxes(0, 1), pair)
         mass = sums[:, 0]
         tail = sums[:, -2] / sums[:, 0]
         error = error_of(g, part_g)
@@ -183,6 +190,7 @@ class _Integral(eqx.Module):
             error=error + tail,
             dg_error=jnp.maximum(error, error_of(dg, part_dg)) + tail,
             nodes=jnp.full((S,), G * level.rows[-1]),
+            halves=halves,
         )
         return moments, tail
 
