@@ -62,8 +62,8 @@ def test_both_ways_meet_at_the_same_points():
         inside = np.asarray(log_weight[0] > -1e30)
         reached[k] = inside.sum()
         before, rest = np.stack([x[0] for x in residuals], 1).reshape(-1, 2, 2).swapaxes(0, 1)
-        found = expected_of(A1, u, means, root, before[inside], rest[inside])
-        other, solved, drawn, expected = found
+        every = expected_of(A1, u, means, root, before, rest)
+        other, solved, drawn, expected = (x[inside] for x in every)
         np.testing.assert_allclose(other, (1.0 if k < 3 else -1.0) * solved, rtol=1e-8, atol=1e-8)
         what = drawn if k % 3 else before[inside]
         np.testing.assert_allclose(what, free[inside], atol=1e-8)
