@@ -2,7 +2,8 @@
 
     python benchmarks/deep_thresholds.py [--layers 3] [--samples 16384]
 
-Two tokens, skip 1, beta 1, ranks one; the overlap is diag(0, .., 0, q) with V = 1 - q for the last layer.
+Two tokens, skip 1, beta 1, ranks one; the overlap is diag(0, .., 0, q) with V = 1 - q for the last
+layer.
 By symmetry the unlearned layers then have E[z_l|y] = 0 and no cross moments, so that only second
 moments are needed:
 
@@ -11,8 +12,8 @@ moments are needed:
                                                                      alpha(V) lambda_l(V) = 1
     V = 1:        weak recovery at 1/max_l lambda_l
 
-A posterior mean is a quotient of sums over plain Monte-Carlo nodes of two kinds (the last two layers
-drawn one from its Gaussian and the other solved for, either way, weighted by the sum of both
+A posterior mean is a quotient of sums over plain Monte-Carlo nodes of two kinds (the last two
+layers drawn one from its Gaussian and the other solved for, either way, weighted by the sum of both
 densities). Squares of posterior means are products of independent estimates (8 sets of nodes), so
 that nodes bias them only by what a quotient is biased.
 """
@@ -111,9 +112,7 @@ def moments(u, omega, V, t, layers):
     two = weigh(unchain(matrices, h), h, (p, q), inside)
     total = 0.0
     for weight, z, last in (one, two):
-        seconds = [
-            jnp.einsum("kn,kni,knj->kij", weight, x, x).reshape(-1, 4) for x in (*given, z)
-        ]
+        seconds = [jnp.einsum("kn,kni,knj->kij", weight, x, x).reshape(-1, 4) for x in (*given, z)]
         mean = jnp.einsum("kn,kni->ki", weight, last)
         total = total + jnp.concatenate([weight.sum(1)[:, None], *seconds, mean], 1)
     squares = (one[0] ** 2).sum() + (two[0] ** 2).sum()
@@ -156,9 +155,7 @@ def measured(layers, V, samples, nodes, seed):
     total, ess = (np.asarray(x) for x in run(u, jnp.asarray(omega)))
     means = total[..., 1:] / total[..., :1]
     identity = np.eye(2).ravel()
-    rates = [
-        squared(means[..., 4 * k : 4 * k + 4] - identity).mean() for k in range(layers - 1)
-    ]
+    rates = [squared(means[..., 4 * k : 4 * k + 4] - identity).mean() for k in range(layers - 1)]
     if V == 1.0:
         each = jax.jit(lambda u: jax.lax.map(lambda u: last_squared(u, t, layers), u))
         total = np.asarray(each(u))

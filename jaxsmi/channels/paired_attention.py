@@ -1,14 +1,15 @@
 r"""The exact channel of three layers and more of attention between two tokens.
 
-Equations here [theory: deep-attention, Eqs. (34) to (38)], c = c_{L-1}, z_ℓ = Z_ℓ in R², w = B_{L-2} z_L:
+Equations here [theory: deep-attention, Eqs. (35) to (39)], c = c_{L-1}, z_ℓ = Z_ℓ in R²,
+w = B_{L-2} z_L:
 
     A_{L-1} w = s u   fixes A_{L-1}:   p/(1 - p) = (s u_1 - c w_1 - w_2)/((1 + c) w_1 - s u_1),
                                        q likewise with 1 and 2 exchanged
     h_{L-1} = ±(log p/(1-p), -log q/(1-q))/(β δ),   β δ² = log p/(1-p) + log q/(1-q)
 
 so that nodes of the last layers may be drawn in two ways: z_{L-1} from its Gaussian, which fixes
-z_L, or z_L from its own, which fixes z_{L-1}. The first misses where layer L is known (a thin surface
-carries the mass), the second where its Jacobian vanishes; with both and the weights
+z_L, or z_L from its own, which fixes z_{L-1}. The first misses where layer L is known (a thin
+surface carries the mass), the second where its Jacobian vanishes; with both and the weights
 
     N(z; ω, V)/|det B| / (density of the first + density of the second)
 
@@ -37,11 +38,11 @@ from jaxsmi.channels.attention_link import (
 )
 from jaxsmi.channels.base import Posterior, as_posterior, unwhiten
 from jaxsmi.numerics.refining import self_refining_moments
-from jaxsmi.numerics.refining_sums import Branch
 
 __all__ = ["PairedAttentionChannel"]
 
 _Pair = tuple[Array, Array]  # of the two tokens
+_Way = tuple[Array, list[Array]]  # log-weight, and residuals
 _LARGEST = 40.0  # of an exponent, so that nothing overflows in single precision
 
 
@@ -56,9 +57,9 @@ class PairedAttentionChannel(DeepAttentionChannel):
     wanted: ClassVar[float] = 0.05
 
     @staticmethod
-    def fits(tokens: int, layers: Sequence[Layer]) -> bool:
+    def fits(tokens: int, layers: tuple[Layer, ...]) -> bool:
         """Whether the label and the last two layers are such."""
-        return tokens == 2 and len(layers) > 2 and all(x.invertible for x in layers[-2:])
+        return tokens == 2 and len(layers) > 2 and layers[-2:] == (Layer(), Layer())
 
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
@@ -67,12 +68,14 @@ class PairedAttentionChannel(DeepAttentionChannel):
         P = self.indices
         chol = jnp.linalg.cholesky(V)
 
-        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
+        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[_Way]]:
             narrow = jax.tree.map(lambda x: x.astype(t.dtype), (chol, self.skip, self.beta))
             return jnp.ones((), t.dtype), self._branches(*block, t, *narrow)
 
         # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V
-        single = jnp.finfo(jnp.float32).eps <= 0.01 * self.budget.tolerance * chol[-1, -1] ** 2
+        single = jnp.greater_equal(
+            0.01 * self.budget.tolerance * chol[-1, -1] ** 2, jnp.finfo(jnp.float32).eps
+        )
         moments = self_refining_moments(
             integrand,
             (statistic, omega),
@@ -90,7 +93,7 @@ class PairedAttentionChannel(DeepAttentionChannel):
 
     def _branches(
         self, u: Array, omega: Array, t: Array, chol: Array, skip: Array, beta: Array
-    ) -> list[Branch]:
+    ) -> list[_Way]:
         """Both ways at the nodes t (n, 2(P-1)), for labels u (S, 2) and ω (S, P, 2)."""
         P = self.indices
         rows = t.T.reshape(P - 1, 2, -1)
@@ -114,8 +117,8 @@ class PairedAttentionChannel(DeepAttentionChannel):
 
 
 class _Inner(NamedTuple):
-    """Of layer L-1: `last` = B_{L-1}^{-1} u, `det` of A_{L-1}, and the `jacobian` |∂z_L/∂z_{L-1}| at
-    a given label."""
+    """Of layer L-1: `last` = B_{L-1}^{-1} u, `det` of A_{L-1}, and the `jacobian` |∂z_L/∂z_{L-1}|
+    at a given label."""
 
     last: _Pair
     det: Array
@@ -156,7 +159,7 @@ class _LastLayers(NamedTuple):
             w = (first, second)
         return w
 
-    def branches(self, free: _Pair) -> list[Branch]:
+    def branches(self, free: _Pair) -> list[_Way]:
         """Both ways at nodes `free`, for both signs of u and of h_{L-1}.
 
         A loop over the signs, not two copies: what is left of it are arrays, which the sums read
@@ -171,7 +174,7 @@ class _LastLayers(NamedTuple):
         first = self.before(gap, (odds[0], odds[1]))
         w = self.mixed(_moved(self.means[1], self.spread, free))
 
-        def signed(sign: Array) -> list[Branch]:
+        def signed(sign: Array) -> list[_Way]:
             ways = [self.from_before(sign, free, first), *self.from_last(sign, free, w)]
             return [(log, [jnp.broadcast_to(x, log.shape) for x in r]) for log, r in ways]
 
@@ -192,13 +195,13 @@ class _LastLayers(NamedTuple):
         size = (self.beta * gap * (w[0] - w[1])) ** 2
         return _Inner(self.unmixed(w), det, 2.0 * size * slope / det)
 
-    def from_before(self, sign: Array, free: _Pair, inner: _Inner) -> Branch:
+    def from_before(self, sign: Array, free: _Pair, inner: _Inner) -> _Way:
         """z_{L-1} drawn, z_L = ±B_{L-1}^{-1} u."""
         _, (b, scale) = self.root
         rest = _whitened(inner.last, sign, self.means[1], b, free, scale)
         return self.branch(free, rest, inner)
 
-    def from_last(self, sign: Array, free: _Pair, w: _Pair) -> list[Branch]:
+    def from_last(self, sign: Array, free: _Pair, w: _Pair) -> list[_Way]:
         """z_L drawn, z_{L-1} what ±u = A_{L-1} w makes of it, w = B_{L-2} z_L; no weight where no
         A_{L-1} does."""
         c = self.skip
@@ -229,7 +232,7 @@ class _LastLayers(NamedTuple):
             branches.append((log_weight, [jnp.where(inside, x, 0.0) for x in residuals]))
         return branches
 
-    def branch(self, before: _Pair, rest: _Pair, inner: _Inner) -> Branch:
+    def branch(self, before: _Pair, rest: _Pair, inner: _Inner) -> _Way:
         """The weight of a point, over the density of both ways, and its whitened last layers:
         z_{L-1} and the residual of z_L."""
         (a, _), (b, scale) = self.root

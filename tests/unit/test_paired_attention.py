@@ -1,6 +1,8 @@
 """Three layers of attention between two tokens: both ways to draw nodes, and the posterior they
 make, against autodiff, plain Monte-Carlo in NumPy and the other channel of the same link."""
 
+from pathlib import Path
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -160,3 +162,38 @@ def test_against_plain_monte_carlo():
         assert (np.abs(found.g[n] - g) <= allowed).all()
         log_mass, spread = np.log(np.mean(masses)), np.std(masses, ddof=1) / np.mean(masses) / 4
         assert abs(float(found.log_partition[n]) - log_mass) <= 5 * spread + 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("V", "nodes"), [(1.0, 512), (0.02, 4096)])
+def test_thresholds_by_both_routes(V, nodes, monkeypatch):
+    """Growth of the hidden layers (α λ_1 where layer 3 is known) by the library and by a script
+    that shares nothing with it, benchmarks/deep_thresholds.py: within three joint standard errors
+    and 1 %, what a tolerance of 0.05 may leave."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    import deep_thresholds
+
+    runs = [deep_thresholds.measured(3, V, 1024, nodes, seed) for seed in range(1, 5)]
+    independent = np.array([run[0][0] for run in runs])  # λ_1
+    slopes = np.array([run[1] for run in runs])  # f
+
+    Q = jnp.diag(jnp.asarray([0.0, 0.0, 1.0 - V]))
+    model = smi.DeepAttention(3, 2)
+
+    @eqx.filter_jit
+    def growth_of(model, key):
+        sizes = {"samples": 1024, "randomisations": 8}
+        post, _ = model.channel.weighted(Q, jnp.eye(3) - Q, key=key, **sizes)
+        (g, dg), (g_too, dg_too) = post.factors
+        rate = jnp.sum((dg * dg_too)[:, 0, :, 0], axis=(1, 2))
+        return jnp.mean(rate.reshape(8, -1), 1), jnp.mean(jnp.sum((g * g_too)[:, 2], 1))
+
+    ours, slope = growth_of(model, jax.random.key(0))
+    ours = np.asarray(ours)
+    joint = np.hypot(ours.std(ddof=1) / np.sqrt(8), independent.std(ddof=1) / 2)
+    print("λ_1", ours.mean(), independent.mean(), "joint standard error", joint)
+    assert abs(ours.mean() - independent.mean()) <= 3 * joint + 0.01 * ours.mean()
+    if V < 1.0:
+        print("α", (1 - V) / (V * slope), (1 - V) / (V * slopes).mean())
+        spread = slopes.std(ddof=1) / 2
+        assert abs(float(slope) - slopes.mean()) <= 4 * spread + 0.01 * slopes.mean()
