@@ -18,14 +18,13 @@ no node weighs much more than another, however well the last layer is known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.attention import DeepAttentionChannel
@@ -211,14 +210,14 @@ class _LastLayers(NamedTuple):
             _quotient(u[0] - c * w[0] - w[1], (1.0 + c) * w[0] - u[0]),
             _quotient(u[1] - c * w[1] - w[0], (1.0 + c) * w[1] - u[1]),
         )
-        limits = float(np.exp(-_LARGEST)), float(np.exp(_LARGEST))
+        limits = math.exp(-_LARGEST), math.exp(_LARGEST)
         logits = tuple(jnp.log(jnp.clip(x, *limits)) for x in odds)
         total = logits[0] + logits[1]  # β δ²: where it is rounding alone the Jacobian vanishes
         inside = total > 8.0 * jnp.finfo(total.dtype).eps
         for x in odds:
             inside = inside & (x > limits[0]) & (x < limits[1])
         valid = (jnp.where(inside, odds[0], 2.0), jnp.where(inside, odds[1], 2.0))
-        logits = tuple(jnp.where(inside, x, np.log(2.0).astype(x.dtype)) for x in logits)
+        logits = tuple(jnp.where(inside, x, math.log(2.0)) for x in logits)
         gap = jnp.sqrt((logits[0] + logits[1]) / self.beta)
         z = self.unmixed((logits[0] / (self.beta * gap), -logits[1] / (self.beta * gap)))
         inner = self.before(gap, valid)
@@ -255,7 +254,7 @@ def _moved(mean: _Pair, scale: Array, free: _Pair) -> _Pair:
 
 
 def _whitened(
-    z: _Pair, sign: ArrayLike, mean: _Pair, slope: Array, free: _Pair, scale: Array
+    z: _Pair, sign: Array | float, mean: _Pair, slope: Array, free: _Pair, scale: Array
 ) -> _Pair:
     """(sign z - mean - slope × free)/scale."""
     first, second = ((sign * z[m] - mean[m] - slope * free[m]) / scale for m in range(2))

@@ -167,8 +167,9 @@ class DeepAttention(AbstractIndexModel):
             return refuse(name=name, remedy=remedy)
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
-        kind = PairedAttentionChannel if paired else DeepAttentionChannel
-        return kind(tokens, self.layers, self.skip, self.beta, budget)
+        if paired:
+            return PairedAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
+        return DeepAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
 
     @property
     def depth(self) -> int:

@@ -87,7 +87,7 @@ def drawn(count, V, seed):
     omega = 0.7 * rng.standard_normal((count, 3, 2))
     noise = rng.standard_normal((count, 3, 2))
     fields = jnp.asarray(omega + np.einsum("pq,nqm->npm", np.linalg.cholesky(V), noise))
-    return jax.vmap(lambda z: model.channel.observe(z, None))(fields), jnp.asarray(omega)
+    return jax.vmap(lambda z: model.channel.observe(z, jnp.zeros(0)))(fields), jnp.asarray(omega)
 
 
 CORRELATED = np.array([[0.7, -0.1, 0.1], [-0.1, 0.6, 0.2], [0.1, 0.2, 0.3]])
@@ -171,7 +171,7 @@ def test_thresholds_by_both_routes(V, nodes, monkeypatch):
     that shares nothing with it, benchmarks/deep_thresholds.py: within three joint standard errors
     and 1 %, what a tolerance of 0.05 may leave."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    import deep_thresholds
+    import deep_thresholds  # pyright: ignore[reportMissingImports]
 
     runs = [deep_thresholds.measured(3, V, 1024, nodes, seed) for seed in range(1, 5)]
     independent = np.array([run[0][0] for run in runs])  # λ_1
