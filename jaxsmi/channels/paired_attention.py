@@ -38,7 +38,7 @@ from jaxsmi.channels.attention_link import (
 from jaxsmi.channels.base import Posterior, as_posterior, unwhiten
 from jaxsmi.numerics.refining import self_refining_moments
 
-__all__ = ["PairedAttentionChannel"]
+__all__ = ["LastLayers", "PairedAttentionChannel"]
 
 _Pair = tuple[Array, Array]  # of the two tokens
 _Way = tuple[Array, list[Array]]  # log-weight, and residuals
@@ -103,7 +103,7 @@ class PairedAttentionChannel(DeepAttentionChannel):
         det = jnp.ones((), t.dtype)
         for A in matrices:
             det = det * _determinant(A)
-        last = _LastLayers(
+        last = LastLayers(
             label=(u[:, 0, None], u[:, 1, None]),
             means=((mean[-2][0], mean[-2][1]), (mean[-1][0], mean[-1][1])),
             root=chol[-2:, -2:],
@@ -124,7 +124,7 @@ class _Inner(NamedTuple):
     jacobian: Array
 
 
-class _LastLayers(NamedTuple):
+class LastLayers(NamedTuple):
     """What the integrand is made of at nodes where the layers up to L-2 are given.
 
     `label`: u. `means`: of z_{L-1} and of z_L, given the layers before. `root`: their lower

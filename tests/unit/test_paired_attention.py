@@ -11,7 +11,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.channels.attention import DeepAttentionChannel
-from jaxsmi.channels.paired_attention import PairedAttentionChannel, _LastLayers
+from jaxsmi.channels.paired_attention import LastLayers, PairedAttentionChannel
 
 SKIP, BETA = 0.8, 1.3
 
@@ -57,9 +57,9 @@ def test_both_ways_meet_at_the_same_points():
     det = jnp.linalg.det(A1)
     pairs = column(means[0]), column(means[1])
     numbers = jnp.asarray(SKIP), jnp.asarray(BETA)
-    last = _LastLayers(column(u), pairs, root, [matrix], det, *numbers)
+    last = LastLayers(column(u), pairs, root, [matrix], det, *numbers)
     reached = np.zeros(6, int)
-    branches = jax.jit(_LastLayers.branches)(last, (free[:, 0], free[:, 1]))
+    branches = jax.jit(LastLayers.branches)(last, (free[:, 0], free[:, 1]))
     for k, (log_weight, residuals) in enumerate(branches):
         inside = np.asarray(log_weight[0] > -1e30)
         reached[k] = inside.sum()
