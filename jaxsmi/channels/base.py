@@ -30,7 +30,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, check, positive_definite
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
-from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd
+from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.refining import Moments
 
@@ -40,7 +40,8 @@ class Posterior(eqx.Module):
 
     `log_partition`: log Z_out; `g` (P, M); `dg` (P, M, P, M); `ess`: effective number of
     integration nodes (inf for closed forms); `error`, `dg_error`: estimated errors of g and dg
-    relative to 1 + max|g| and 1 + max|dg|.
+    relative to 1 + max|g| and 1 + max|dg|; `halves`: g and dg of two independent halves of random
+    nodes, (N, 2, ...), None where nodes are not random.
     """
 
     log_partition: Array
@@ -49,6 +50,19 @@ class Posterior(eqx.Module):
     ess: Array
     error: Array
     dg_error: Array
+    halves: tuple[Array, Array] | None = None
+
+    @property
+    def factors(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """(g, ∂g) twice, of a batch, as the two factors of a product that is averaged.
+
+        They are those of the halves of random nodes: the noise of one factor is independent of the
+        other's and drops out, where that of a square would stay.
+        """
+        if self.halves is None:
+            return (self.g, self.dg), (self.g, self.dg)
+        g, dg = self.halves
+        return (g[:, 0], dg[:, 0]), (g[:, 1], dg[:, 1])
 
     def mean(self, omega: Array, V: Array) -> Array:
         """Posterior mean of the fields, E[z|y] = ω + V g (one sample)."""
@@ -86,7 +100,7 @@ def unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Arr
 def as_posterior(moments: Moments, shape: tuple[int, ...]) -> Posterior:
     """A batch Posterior from integrated moments."""
     m = moments
-    return Posterior(m.log_mass, m.g.reshape(shape), m.dg, m.ess, m.error, m.dg_error)
+    return Posterior(m.log_mass, m.g.reshape(shape), m.dg, m.ess, m.error, m.dg_error, m.halves)
 
 
 class AbstractChannel(eqx.Module):
@@ -315,7 +329,8 @@ class AbstractChannel(eqx.Module):
         P = self.indices
         post, weight = self.weighted(Q, V, key=key, samples=samples, randomisations=randomisations)
         each = weight[:, None, None]
-        outer = each * jnp.einsum("npm,nqm->npq", post.g, post.g)
+        (g, dg), (g_too, dg_too) = post.factors
+        outer = each * symmetric(jnp.einsum("npm,nqm->npq", g, g_too))
         curvature = -each * jnp.einsum("npmqm->npq", post.dg)
         outer, curvature = (x.reshape(randomisations, -1, P, P) for x in (outer, curvature))
         # with all labels at hand the two agree at every ω, and have nothing to control
@@ -323,7 +338,7 @@ class AbstractChannel(eqx.Module):
         replicas = _controlled(outer, outer - curvature) if drawn else jnp.mean(outer, axis=1)
         jacobian = jnp.zeros((P, P, P, P), outer.dtype)
         if tangents:
-            jacobian = conjugation(each[..., None, None] * post.dg, post.dg)
+            jacobian = conjugation(each[..., None, None] * dg, dg_too)
         values = jnp.where(weight > 0.0, weight * post.log_partition, 0.0)
         log_partition = jnp.mean(values.reshape(randomisations, -1), axis=1)
         missed = post.error > self.tolerance

@@ -28,6 +28,7 @@ from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChann
 from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardmax_link
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
+from jaxsmi.channels.paired_attention import PairedAttentionChannel
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
@@ -149,7 +150,9 @@ class DeepAttention(AbstractIndexModel):
             remedy = "a softmax student, trained on data of this model"
             return refuse(name="hardmax attention", remedy=remedy)
         inner = (indices - last.rank if silent else indices) * tokens
-        budget = Budget(default_tolerance(inner) if tolerance is None else tolerance, max_nodes)
+        paired = silent and PairedAttentionChannel.fits(tokens, self.layers)
+        wanted = PairedAttentionChannel.wanted if paired else default_tolerance(inner)
+        budget = Budget(wanted if tolerance is None else tolerance, max_nodes)
         if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
         if not last.invertible:
@@ -164,6 +167,8 @@ class DeepAttention(AbstractIndexModel):
             return refuse(name=name, remedy=remedy)
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
+        if paired:
+            return PairedAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
         return DeepAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
 
     @property

@@ -57,6 +57,8 @@ class Moments(eqx.Module):
         error: Estimated error of g, relative to 1 + max|g|.
         dg_error: Estimated error of dg, relative to 1 + max|dg|.
         nodes: Nodes spent on the last rule.
+        halves: (g, dg) of two independent halves of the nodes, (N, 2, ...) each: their products are
+            free of the bias σ² that noise gives a square. None where nodes are not random.
     """
 
     log_mass: Array
@@ -66,6 +68,7 @@ class Moments(eqx.Module):
     error: Array
     dg_error: Array
     nodes: Array
+    halves: tuple[Array, Array] | None = None
 
 
 class Budget(eqx.Module):
@@ -172,6 +175,10 @@ class _Integral(eqx.Module):
         def error_of(full: Array, part: Array) -> Array:
             return self.rule.error(full.reshape(S, -1), part.reshape(G, S, -1))
 
+        halves = self.rule.halves(parts)
+        if halves is not None:
+            pair = self.respond(*columns.moments(halves.reshape(2 * S, columns.count)))
+            halves = jax.tree.map(lambda x: x.reshape(2, S, *x.shape[1:]).swapaxes(0, 1), pair)
         mass = sums[:, 0]
         tail = sums[:, -2] / sums[:, 0]
         error = error_of(g, part_g)
@@ -183,6 +190,7 @@ class _Integral(eqx.Module):
             error=error + tail,
             dg_error=jnp.maximum(error, error_of(dg, part_dg)) + tail,
             nodes=jnp.full((S,), G * level.rows[-1]),
+            halves=halves,
         )
         return moments, tail
 
@@ -260,6 +268,7 @@ def self_refining_moments(
     analytic: bool = True,
     key: PRNGKeyArray | None = None,
     single: Array | None = None,
+    shared: int | None = None,
 ) -> Moments:
     r"""Posterior moments of τ = (t, r(t)) for a batch of samples, refined until the error is met.
 
@@ -288,6 +297,9 @@ def self_refining_moments(
         key: Randomisation of the nets (more than three inner variables). Default jax.random.key(0).
         single: Whether nets may weigh their nodes in single precision, a boolean number: three
             times as fast, and the caller answers for the rounding of r. Default: no.
+        shared: How many of the t, from the first on, are components of τ. The others only say
+            where the nodes are: whatever τ has beside the shared ones are residuals, which may then
+            differ from branch to branch. Default: all.
 
     Returns:
         `Moments` of all samples.
@@ -299,7 +311,7 @@ def self_refining_moments(
         [TW14], [M98], [theory: numerics, section 3].
     """
     rule = rule_for(inner, budget.max_nodes, analytic, key)
-    columns = Columns(inner, outer)
+    columns = Columns(inner if shared is None else shared, outer)
     integral = _Integral(integrand, respond, samples, rule, columns, budget, single)
     first = jnp.zeros((), int) if start is None else jnp.clip(start, 0, rule.narrow - 1)
     return integral.solved(first)

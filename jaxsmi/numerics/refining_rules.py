@@ -107,6 +107,12 @@ class AbstractRule(eqx.Module):
     def nodes(self, start: Array, count: int, group: Array, level: Array, rows: Array) -> Nodes:
         """`count` nodes of a group, from number `start` on; those past its end have no weight."""
 
+    def halves(self, parts: Array) -> Array | None:
+        """Sums (2, S, columns) of two independent halves of the nodes, from those (G, S, columns)
+        of the groups; None where the nodes are not random."""
+        del parts
+        return None
+
     @abc.abstractmethod
     def stride(self, error: Array, tolerance: Array) -> Array:
         """How many levels to go up from an error that misses the tolerance."""
@@ -259,6 +265,10 @@ class NetRule(AbstractRule):
         log_weight = jnp.full(index.shape, -jnp.log(size.astype(dtype)))
         log_weight = jnp.where(index < rows[-1], log_weight, no_weight(dtype))
         return Nodes(t, log_weight, jnp.zeros(index.shape, dtype))
+
+    def halves(self, parts: Array) -> Array:
+        """Every other net."""
+        return jnp.sum(parts.reshape(-1, 2, *parts.shape[1:]), axis=0)
 
     def stride(self, error: Array, tolerance: Array) -> Array:
         """As many doublings as an error that falls like N^(-0.9) asks for, at most five."""

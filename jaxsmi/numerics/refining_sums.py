@@ -87,6 +87,7 @@ class Columns(eqx.Module):
     def over(self, nodes: Nodes, factor: Array, branches: Sequence[Copy]) -> Sums:
         """The sums over some nodes, from what the integrand is there."""
         t, log_node, tail = nodes
+        t = t[:, : self.inner]
         branches = [b if isinstance(b, Branch) else Branch(b[0], b[1]) for b in branches]
         logs = [branch.log_weight + log_node for branch in branches]
         top = jnp.max(jnp.stack([jnp.max(ell, axis=1) for ell in logs]), axis=0)

@@ -79,8 +79,7 @@ def three_layers(full: bool = False, progress: bool = False, reference: Folder =
     caption = (
         "Left: three layers, c = 1; crosses, where the iteration was stopped before it had "
         "converged: "
-        f"α = {', '.join(unfinished) or 'none'}. Layer 3 is learned first, layers 1 and 2 rise "
-        "together. "
+        f"α = {', '.join(unfinished) or 'none'}. Layer 3 is learned first, then layer 1. "
         "Right: a text classifier of two attention layers on built-in synthetic questions, not on "
         "TREC, "
         f"whose files were not at hand: layers half-way at epochs {settled[0]:.2g} and "
