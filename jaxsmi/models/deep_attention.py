@@ -167,9 +167,10 @@ class DeepAttention(AbstractIndexModel):
             return refuse(name=name, remedy=remedy)
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
-        if paired:
-            return PairedAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
-        return DeepAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
+        kind: type[DeepAttentionChannel] = (
+            PairedAttentionChannel if paired else DeepAttentionChannel
+        )
+        return kind(tokens, self.layers, self.skip, self.beta, budget)
 
     @property
     def depth(self) -> int:
