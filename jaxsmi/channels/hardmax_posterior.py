@@ -1,6 +1,6 @@
 r"""What a hardmax label of any number of tokens says about its scores.
 
-Equations here [theory: attention-indexed, Eqs. (68) to (70)]: row a points at y_a. An edge {a, y_a},
+Equations here [theory: attention-indexed, Eqs. (58), (59)]: row a points at y_a. An edge {a, y_a},
 y_a ≠ a, is above all other edges at a: a partial order of the T(T-1)/2 scores off the diagonal. They
 are drawn from the top down, each below the least x_e of those above it,
 

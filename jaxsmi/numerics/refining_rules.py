@@ -157,9 +157,7 @@ class TrapezoidRule(AbstractRule):
     analytic: bool = eqx.field(static=True)
     jumps: Array | None
 
-    def __init__(
-        self, dimension: int, max_nodes: int, analytic: bool, jumps: Array | None = None
-    ):
+    def __init__(self, dimension: int, max_nodes: int, analytic: bool, jumps: Array | None = None):
         table = _NODES_PER_AXIS[dimension]
         sizes = tuple(size for size in table if size**dimension <= max_nodes)
         wide = sizes[2:]
