@@ -7,7 +7,7 @@ u = (h_11 - h_12, h_22 - h_12), whose covariance is [[3, 1], [1, 3]] per unit of
     Γ_11 = 2 g_1,  Γ_22 = 2 g_2,  Γ_12 = -(g_1 + g_2)
     f = 2 E Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2)
 
-T >= 3: f by Monte-Carlo (no message passing). As a function of x = q/(q + V) alone,
+T >= 3: Γ by refined integrals (hardmax_posterior.py), f by Monte-Carlo. As a function of x = q/(q + V) alone,
 f(q) = f_1(x)/(q + V), and u f_1 is a polynomial in u = √(1 - x), made once in a process:
 Ψ = -½ ∫_0^u (u f_1) du.
 """
@@ -27,6 +27,8 @@ from jaxtyping import Array, PRNGKeyArray
 from scipy.special import ndtr
 
 from jaxsmi.channels.attention_link import hardmax
+from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.hardmax_posterior import TOLERANCE, hardmax_moments, possible
 from jaxsmi.channels.matrix_scores import AbstractScores
 from jaxsmi.channels.scalar import log_quadrant
 from jaxsmi.core.arrays import theory_dtype
@@ -89,18 +91,18 @@ class HardmaxScores(AbstractScores):
         return hardmax(fields.reshape(self.tokens, self.tokens))
 
     def check_labels(self, labels: Array) -> None:
-        """Rows with a single one; of two tokens."""
-        allowed = (
-            "2 for message passing: hardmax of more tokens has no closed form (state evolution, "
-            "sampling and training do)"
-        )
-        check(self.tokens == 2, "tokens", self.tokens, allowed)
+        """Rows with a single one, of some symmetric scores."""
         binary = jnp.all((labels == 0.0) | (labels == 1.0))
         ones = binary & jnp.all(jnp.sum(labels, axis=-1) == 1.0)
         check(ones, "labels", labels, "rows of zeros with a single one")
+        allowed = "those of symmetric scores: no tokens that point in a circle"
+        check(jnp.all(possible(jnp.argmax(labels, axis=-1))), "labels", labels, allowed)
 
     def statistic(self, labels: Array) -> Array:
-        """s (.., 2): 1 where a token points at itself, else -1."""
+        """Of two tokens s (.., 2), 1 where one points at itself, else -1; of more at which each
+        points (.., T)."""
+        if self.tokens > 2:
+            return jnp.argmax(labels, axis=-1)
         return 2.0 * jnp.diagonal(labels, axis1=-2, axis2=-1).astype(theory_dtype()) - 1.0
 
     @property
@@ -133,8 +135,27 @@ class HardmaxScores(AbstractScores):
         error = jnp.std(each, axis=0, ddof=1) / np.sqrt(len(table.replicas))
         return error / clenshaw(table.mean, x)
 
+    @property
+    def tolerance(self) -> Array:
+        """Of the integrals of three tokens and more."""
+        return jnp.asarray(TOLERANCE if self.tokens > 2 else jnp.inf)
+
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
+        """Γ as the engine's fields, of three tokens and more with its error."""
+        if self.tokens == 2:
+            return super().respond(statistic, omega, V, key)
+        scores = omega.reshape(-1, self.tokens, self.tokens)
+        moments = hardmax_moments(statistic, scores, V[0, 0])
+        nan = jnp.full(moments.error.shape, jnp.nan, moments.g.dtype)
+        g = moments.g.reshape(omega.shape)
+        return Posterior(moments.log_mass, g, nan, moments.ess, moments.error, nan)
+
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """Γ (.., 2, 2) from the signs s (.., 2) and ω (.., 2, 2)."""
+        """Γ (.., T, T) from the `statistic` and ω (.., T, T)."""
+        if self.tokens > 2:
+            return hardmax_moments(statistic, omega, V).g.reshape(omega.shape)
         one = statistic[..., 0]
         two = statistic[..., 1]
         sigma = jnp.sqrt(3.0 * V)

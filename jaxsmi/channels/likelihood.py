@@ -137,6 +137,14 @@ class IntegratedChannel(AbstractChannel):
         return continuous(self.law, self.indices, self.tokens)
 
     @property
+    def jumps(self) -> Array:
+        """Whether p(y|z) jumps with z, by looking; of a user's law without outcomes it may."""
+        law = self.law if self.labels.log_likelihood is None else self.labels.odds
+        if self.labels.log_likelihood is not None and self.outcomes is None:
+            return jnp.ones((), bool)
+        return ~continuous(law, self.indices, self.tokens)
+
+    @property
     def noise_size(self) -> int:
         """One normal for each entry of the label, of a user's law one in all."""
         return int(np.prod(self.label_shape)) if self.labels.log_likelihood is None else 1
@@ -232,6 +240,7 @@ class IntegratedChannel(AbstractChannel):
             budget=self.budget,
             start=start,
             analytic=False,
+            jumps=self.jumps,
             key=key,
         )
         return as_posterior(moments, omega.shape)

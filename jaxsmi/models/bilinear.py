@@ -295,8 +295,8 @@ class Bilinear(AbstractMatrixModel):
         if self.scalar is not None:
             key = Arguments().key("key", key)
             half = 1.0 if self.symmetric else 0.5  # GOE(1) has variance 2
-            q = half * Q[0, 0]
-            V = half * self.prior.norm - q
+            q = half * Q
+            V = half * self.prior.second_moment(1) - q
             error = sampled_error(self.link, 1, q, V, bayes=bayes, key=key, samples=samples)
             return not_differentiable(error, (self, Q), unless=self.scalar.smooth)
         value = (2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0])

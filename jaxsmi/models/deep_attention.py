@@ -170,7 +170,7 @@ class DeepAttention(AbstractIndexModel):
         kind: type[DeepAttentionChannel] = (
             PairedAttentionChannel if paired else DeepAttentionChannel
         )
-        return kind(tokens, self.layers, self.skip, self.beta, budget)
+        return kind(tokens, self.layers, self.skip, self.beta, budget)  # pyright: ignore[reportCallIssue]
 
     @property
     def depth(self) -> int:

@@ -170,6 +170,7 @@ class _Integral(eqx.Module):
         parts = jax.vmap(columns.rescaled, in_axes=(0, None))(groups, top)
         sums = jnp.sum(parts, axis=0)
         g, dg = self.respond(*columns.moments(sums))
+        parts = self.rule.compared(parts)
         part_g, part_dg = self.respond(*columns.moments(parts.reshape(G * S, columns.count)))
 
         def error_of(full: Array, part: Array) -> Array:
@@ -266,6 +267,7 @@ def self_refining_moments(
     budget: Budget,
     start: Array | None = None,
     analytic: bool = True,
+    jumps: Array | None = None,
     key: PRNGKeyArray | None = None,
     single: Array | None = None,
     shared: int | None = None,
@@ -294,6 +296,7 @@ def self_refining_moments(
         start: Level to begin with, a number. Default: the first.
         analytic: Whether the integrand is smooth, which the error estimate of grids may then rely
             on. Default True.
+        jumps: Whether the integrand, not analytic, jumps, a boolean number. Default: never.
         key: Randomisation of the nets (more than three inner variables). Default jax.random.key(0).
         single: Whether nets may weigh their nodes in single precision, a boolean number: three
             times as fast, and the caller answers for the rounding of r. Default: no.
@@ -310,7 +313,7 @@ def self_refining_moments(
     Source:
         [TW14], [M98], [theory: numerics, section 3].
     """
-    rule = rule_for(inner, budget.max_nodes, analytic, key)
+    rule = rule_for(inner, budget.max_nodes, analytic, key, jumps)
     columns = Columns(inner if shared is None else shared, outer)
     integral = _Integral(integrand, respond, samples, rule, columns, budget, single)
     first = jnp.zeros((), int) if start is None else jnp.clip(start, 0, rule.narrow - 1)

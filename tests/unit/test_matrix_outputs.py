@@ -10,7 +10,8 @@ from scipy.stats import norm
 import jaxsmi as smi
 from helpers import result
 from jaxsmi.channels.hardmax import HardmaxScores
-from jaxsmi.channels.matrix_scores import LinearScores
+from jaxsmi.channels.matrix_scores import LinearScores, SoftmaxScores
+from jaxsmi.numerics.refining_rules import TrapezoidRule
 
 KEY = jax.random.key(0)
 ONE = jnp.ones((1, 1))
@@ -133,7 +134,7 @@ def test_scores_by_brute_force():
 
 @pytest.mark.slow
 def test_hardmax_by_its_outcomes():
-    """An indicator as a likelihood against the exact channel: a grid sees jumps to 2 %."""
+    """An indicator as a likelihood against the exact channel: the error that is told is honest."""
     hardmax = lambda h: jax.nn.one_hot(jnp.argmax(h, -1), 2)
     eye = np.eye(2)
     labels = jnp.asarray([[eye[i], eye[j]] for i in range(2) for j in range(2)])
@@ -143,7 +144,9 @@ def test_hardmax_by_its_outcomes():
     omega = scores(4, 2)
     post = model.channel.respond(labels, omega.reshape(4, 1, 4), 0.6 * ONE)
     gamma = exact.gamma(exact.statistic(labels), omega, jnp.asarray(0.6))
-    np.testing.assert_allclose(post.g.reshape(4, 2, 2), gamma, atol=3e-2)
+    gap = np.max(np.abs(post.g.reshape(4, 2, 2) - gamma), axis=(1, 2))
+    assert np.all(gap < post.error * (1.0 + np.max(np.abs(gamma), axis=(1, 2))))
+    assert np.all(np.asarray(post.error) < 2e-2)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +166,123 @@ def test_bad_input_is_named(call, name):
         call()
 
 
+def logistic():
+    law = lambda y, z: jax.nn.log_sigmoid(4.0 * y * z)
+    return smi.Bilinear(1.0, 0.2, log_likelihood=law, outcomes=[-1.0, 1.0])
+
+
+# a model, α, d, runs, and what helps even labels to start
+RUNS = {
+    "one bit": (lambda: smi.Bilinear(1.0, 0.2, output="sign"), 1.0, 100, 8, 0.0),
+    "one bit, symmetric": (
+        lambda: smi.Bilinear(1.0, 0.5, symmetric=True, output="sign"),
+        0.6,
+        50,
+        6,
+        0.0,
+    ),
+    "modulus": (lambda: smi.Bilinear(1.0, 0.2, 0.05, output="absolute"), 0.9, 50, 6, 0.3),
+    "logistic": (logistic, 1.0, 40, 4, 0.0),
+    "function of scores": (
+        lambda: smi.AttentionIndexed(2, 0.5, output=jnp.tanh, noise=0.1),
+        0.6,
+        50,
+        3,
+        0.0,
+    ),
+}
+
+
 @pytest.mark.slow
-def test_message_passing_of_one_bit_labels_against_theory():
-    """The mean of six runs at d = 40, within three standard errors and 5 % of finite size."""
-    model = smi.Bilinear(1.0, 0.2, output="sign")
+@pytest.mark.parametrize("case", RUNS)
+def test_message_passing_against_theory(case):
+    """The mean of some runs, within three standard errors and ten percent of finite size (that of
+    one bit is 7 % at d = 30 and 2 % at d = 100)."""
+    make, alpha, dimension, runs, aid = RUNS[case]
+    model = make()
     errors = []
-    for key in jax.random.split(KEY, 6):
-        data = model.sample(key, dimension=40, alpha=1.0)
-        errors.append(float(smi.gamp(model, data, key=key).error))
-    theory = float(smi.state_evolution(model, 1.0, key=KEY).error)
-    spread = np.std(errors, ddof=1) / np.sqrt(6)
-    assert abs(np.mean(errors) - theory) < 3.0 * spread + 0.05 * theory
+    for key in jax.random.split(KEY, runs):
+        data = model.sample(key, dimension=dimension, alpha=alpha)
+        errors.append(float(smi.gamp(model, data, key=key, side_information=aid).error))
+    theory = float(smi.state_evolution(model, alpha, key=KEY, side_information=aid).error)
+    spread = np.std(errors, ddof=1) / np.sqrt(runs)
+    assert abs(np.mean(errors) - theory) < 3.0 * spread + 0.1 * theory
+
+
+@pytest.mark.slow
+def test_prediction_errors_of_signs():
+    """Plug-in, the angle between field and estimate: 4 P(signs differ) = (4/π) arccos √q; Bayes
+    (2/π) arccos q, as of a hardmax; five standard errors."""
+    model = smi.Bilinear(1.0, 0.2, output="sign")
+    q = 0.6
+    exact = {"plug-in": 4.0 / np.pi * np.arccos(np.sqrt(q)), "bayes": 2.0 / np.pi * np.arccos(q)}
+    for predictor, value in exact.items():
+        sizes = {"key": KEY, "samples": 2**12}
+        error = smi.generalization_error(model, q * ONE, predictor=predictor, **sizes)
+        assert abs(float(error.value) - value) < 5.0 * float(error.stderr)
+        assert float(error.stderr) < 0.02 * value
+
+
+def test_errors_of_a_likelihood_that_jumps_are_honest():
+    """y = sign((z_1 - a)(z_2 - b)) as an indicator: its jumps lie along the axes, where the halves
+    of a chequerboard agree; the true error is below the one that is told."""
+    law = lambda y, z: jnp.where(jnp.sign((z[0, 0] - 0.3) * (z[0, 1] + 0.2)) == y, 0.0, -1e4)
+    model = smi.MultiIndex(
+        indices=1, tokens=2, log_likelihood=law, outcomes=[-1.0, 1.0], symmetry=()
+    )
+    assert bool(model.channel.jumps)
+    assert not bool(logistic().channel.jumps)
+    deviation = np.sqrt(0.7)
+    omega = np.random.default_rng(1).normal(size=(8, 2))
+    channel = model.channel
+    post = channel.respond(jnp.ones(8), jnp.asarray(omega[:, None]), 0.7 * ONE)
+    a = (omega[:, 0] - 0.3) / deviation
+    b = (omega[:, 1] + 0.2) / deviation
+    mass = norm.cdf(a) * norm.cdf(b) + norm.cdf(-a) * norm.cdf(-b)
+    g = [norm.pdf(a) * (2.0 * norm.cdf(b) - 1.0), norm.pdf(b) * (2.0 * norm.cdf(a) - 1.0)]
+    g = np.stack(g, 1) / (deviation * mass[:, None])
+    error = np.max(np.abs(post.g[:, 0] - g), 1) / (1.0 + np.max(np.abs(g), 1))
+    assert np.all(error < post.error)
+    assert np.all(np.asarray(post.error) < 2e-2)
+
+
+@pytest.mark.slow
+def test_a_softmax_with_little_noise_is_the_noiseless_one():
+    """Γ of a function of scores with noise Δ, at noiseless labels, against the closed form: the gap
+    falls like Δ, from 13 % at 1/400 by a factor between 3 and 4.2 for each factor of 4."""
+    exact = SoftmaxScores(tokens=2, beta=jnp.asarray(1.0))
+    omega = 0.2 * scores(4, 2, seed=3)
+    labels = jax.nn.softmax(omega + np.sqrt(0.1) * scores(4, 2, seed=4), -1)
+    gamma = exact.gamma(exact.statistic(labels), omega, jnp.asarray(0.2)).reshape(4, 4)
+    gaps = []
+    for noise in (2.5e-3, 6.25e-4):
+        softmax = lambda h: jax.nn.softmax(h, -1)
+        model = smi.AttentionIndexed(2, 0.5, output=softmax, noise=noise)
+        post = model.channel.respond(labels, omega.reshape(4, 1, 4), 0.2 * ONE)
+        gaps.append(float(jnp.max(jnp.abs(post.g[:, 0] - gamma))))
+    assert gaps[1] < 0.05 * float(jnp.max(jnp.abs(gamma)))
+    assert 3.0 < gaps[0] / gaps[1] < 4.2
+
+
+@pytest.mark.slow
+def test_rows_of_a_grid_by_parity_along_every_axis():
+    """The 2^d groups are the nodes of the grid, each once, and agree on a constant."""
+    for dimension in (2, 3):
+        jumps = jnp.ones((), bool)
+        rule = TrapezoidRule(dimension, 2**15, False, jumps)
+        plain = TrapezoidRule(dimension, 2**15, False)
+        level = jnp.asarray(0)
+
+        def nodes(rule, level=level):
+            rows = rule.rows(level)
+            each = [
+                rule.nodes(0, int(rows[-1]), jnp.asarray(k), level, rows).points
+                for k in range(rule.groups)
+            ]
+            return np.unique(np.round(np.concatenate(each), 9), axis=0), sum(map(len, each))
+
+        found, count = nodes(rule)
+        expected, total = nodes(plain)
+        assert rule.groups == 2**dimension
+        assert len(found) == count == total
+        np.testing.assert_allclose(found, expected)
