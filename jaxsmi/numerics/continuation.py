@@ -40,7 +40,9 @@ class Limit(NamedTuple):
 def ladder(arguments: Arguments, name: str, values: ArrayLike) -> Array:
     """The argument `name` as a ladder to zero: four values or more (K,), positive, each the same
     fraction of the one before."""
-    allowed = "four variances or more, each the same fraction of the one before: (.08, .04, .02, .01)"
+    allowed = (
+        "four variances or more, each the same fraction of the one before: (.08, .04, .02, .01)"
+    )
     steps = arguments.array(name, values, allowed)
     arguments.condition(steps.ndim == 1 and len(steps) >= _LEAST, name, values, allowed)
     ratios = steps[:-1] / steps[1:]

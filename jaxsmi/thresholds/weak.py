@@ -137,9 +137,7 @@ def weak_recovery(
     return _masked(threshold, valid, jnp.where(valid, threshold.result, Result.INVALID))
 
 
-def _differentiable(
-    model: AbstractModel, key: PRNGKeyArray, samples: int, nets: int
-) -> Threshold:
+def _differentiable(model: AbstractModel, key: PRNGKeyArray, samples: int, nets: int) -> Threshold:
     """`_weak_recovery` with its derivatives in the model."""
 
     def solve(model: AbstractModel, key: PRNGKeyArray) -> Threshold:
