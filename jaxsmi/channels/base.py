@@ -114,7 +114,7 @@ class AbstractChannel(eqx.Module):
         limit."""
         del noises
         raise ValueError(
-            "noises: got some for a model whose labels have a posterior of their own; allowed: None."
+            "noises: got some for labels that have a posterior of their own; allowed: None."
         )
 
     @property

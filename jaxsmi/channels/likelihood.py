@@ -238,8 +238,8 @@ class IntegratedChannel(AbstractChannel):
 
 
 _CONTINUED = (
-    "; for smi.weak_recovery and smi.state_evolution of a continuous link noises=(..) (continued to "
-    "zero noise)"
+    "; in smi.weak_recovery and smi.state_evolution, of a continuous link, noises=(..) (continued "
+    "to zero noise)"
 )
 
 

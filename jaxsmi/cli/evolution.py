@@ -45,7 +45,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         "--noises",
         type=float,
         nargs="+",
-        help="noiseless without a channel: extrapolate from these label noises, e.g. .08 .04 .02 .01",
+        help="noiseless without a channel: extrapolate from such label noises (.08 .04 .02 .01)",
     )
     parser.add_argument("--max-steps", type=int, default=300, help="step budget")
     parser.add_argument(

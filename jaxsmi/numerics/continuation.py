@@ -1,13 +1,13 @@
 r"""The limit of a quantity as a small parameter goes to zero by a power that is not known.
 
-Equations here [theory: multi-index, Eqs. (70) and (71)]: x_k at Δ_k = Δ_1 r^{1-k}, k = 1 .. K,
+Equations here [theory: multi-index, Eqs. (70), (71)]: x_k at Δ_k = Δ_1 r^{1-k}, k = 1 .. K,
 
     x_k = x + a Δ_k^p  ⟹  r^p = ⟨d_{K-1}, d_K⟩/⟨d_K, d_K⟩,   d_k = x_k - x_{k-1}
     x ≈ A_K = x_K + d_K/(r^p - 1)                       (Aitken),   p in [1/4, 2]
     error   = max{ |A_K - A_{K-1}|/(r^{min(p,1)} - 1),  ½ |A_K - L_K| },   L_K: A_K at p = 1
 
-The first error is what is left if A_K has no better power than x_K; the second keeps two A that agree
-by chance from counting as exact.
+The first error is what is left if A_K has no better power than x_K; the second keeps two A that
+agree by chance from counting as exact.
 """
 
 from __future__ import annotations

@@ -81,6 +81,52 @@ def test_the_refusal_names_the_limit():
     data = SQUARE.sample(KEY, dimension=6, alpha=2.0)
     with pytest.raises(ValueError, match=r"noises=\(\.\.\) \(continued to zero noise\)"):
         smi.gamp(SQUARE, data, key=KEY)
-    with pytest.raises(ValueError, match="^noises: .*None with a learner"):
-        learner = smi.Erm(smi.links.linear(), ridge=0.5)
+    learner = smi.Erm(smi.links.linear(), ridge=0.5)
+    with pytest.raises(ValueError, match=r"^noises: .*None with a learner"):
         smi.state_evolution(SQUARE, 1.0, key=KEY, noises=LADDER, learner=learner)
+
+
+EXACT = {
+    "product": (lambda z: z[0, 0] * z[1, 0], (2, 1), 0.1, 0.59375),
+    "attention": (attention, (1, 2), 0.01, 1 / 6),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+def test_thresholds_of_noiseless_links_are_their_exact_values(name):
+    """Of z_1 z_2, and of one attention layer, 1/(M(M + 1)), through their plain links."""
+    link, (indices, tokens), first, exact = EXACT[name]
+    model = smi.MultiIndex(link, indices=indices, tokens=tokens)
+    noises = first / 2.0 ** np.arange(4)
+    found = smi.weak_recovery(model, key=KEY, noises=noises, samples=2**12)
+    assert found.result == smi.Result.SUCCESS
+    assert abs(found.alpha - exact) < 2 * found.stderr < 0.4 * exact
+
+
+@pytest.mark.slow
+def test_untied_query_and_key_have_the_threshold_of_their_bessel_functions():
+    """√5 - 2, by the average over R = |q| |k_1 - k_2| of the posterior of (73), in NumPy."""
+    rng = np.random.default_rng(0)
+    R = np.sqrt(2.0) * np.abs(rng.standard_normal(2**20)) * rng.rayleigh(size=2**20)
+    a = R / np.sqrt(2.0)
+    rates = np.array([[np.mean(a**2 + 1), np.mean(a**2)], [np.mean(a**2), np.mean((a - 1) ** 2)]])
+    exact = 1.0 / np.linalg.eigvalsh(rates)[1]
+    np.testing.assert_allclose(exact, np.sqrt(5.0) - 2.0, rtol=0.01)  # 2^20 draws, heavy-tailed
+    model = smi.DeepAttention(1, 2, tied=False)
+    sizes = {"samples": 2**9, "randomisations": 8}
+    found = smi.weak_recovery(model, key=KEY, noises=(0.08, 0.04, 0.02, 0.01), **sizes)
+    assert found.result == smi.Result.SUCCESS
+    assert abs(found.alpha - exact) < 2 * found.stderr < 0.6
+
+
+@pytest.mark.slow
+def test_state_evolution_is_that_of_the_exact_channel():
+    sizes = {"key": KEY, "samples": 2**11}
+    exact = smi.state_evolution(smi.links.phase_retrieval(), 0.8, **sizes)
+    found = smi.state_evolution(SQUARE, 0.8, noises=(0.08, 0.04, 0.02, 0.01), **sizes)
+    assert found.result == smi.Result.SUCCESS
+    # common points: the extrapolation is an order finer than their statistical error
+    np.testing.assert_allclose(found.overlap, exact.overlap, atol=0.005)
+    np.testing.assert_allclose(found.stderr, exact.stderr, rtol=0.2)
+    np.testing.assert_allclose(found.overlap + found.covariance, np.eye(1), atol=1e-12)
