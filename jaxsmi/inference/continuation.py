@@ -57,8 +57,10 @@ def continued(
     statistical = jnp.std(V.replicas, axis=0, ddof=1) / jnp.sqrt(R)
     S = model.prior.second_moment(model.indices)
     overlap = positive_part(S - positive_part(V.value))
-    error = limit(noises, jnp.stack([solution.error for _, solution in runs])[None]).value
-    last = runs[-1][1]
+    problem, last = runs[-1]
+    assert last.key is not None
+    drawn = {"key": jax.random.fold_in(last.key, 2), "samples": problem.samples}
+    error = model.theory_error(S - overlap, **drawn)
     code = worst(jnp.stack([solution.result for _, solution in runs]))
     lost = (code == Result.INVALID) | (code == Result.NONFINITE)
     ended = lost | (code == Result.MAX_STEPS)
@@ -67,7 +69,7 @@ def continued(
         overlap=jnp.where(lost, jnp.nan, overlap),
         covariance=jnp.where(lost, jnp.nan, S - overlap),
         stderr=jnp.where(ended, jnp.nan, jnp.sqrt(statistical**2 + V.error**2)),
-        error=jnp.where(lost, jnp.nan, jnp.maximum(error, 0.0)),
+        error=jnp.where(lost, jnp.nan, error),
         result=code,
         model=model,
     )

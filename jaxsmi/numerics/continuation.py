@@ -4,10 +4,9 @@ Equations here [theory: multi-index, Eqs. (70), (71)]: x_k at Δ_k = Δ_1 r^{1-k
 
     x_k = x + a Δ_k^p  ⟹  r^p = ⟨d_{K-1}, d_K⟩/⟨d_K, d_K⟩,   d_k = x_k - x_{k-1}
     x ≈ A_K = x_K + d_K/(r^p - 1)                       (Aitken),   p in [1/4, 2]
-    error   = max{ |A_K - A_{K-1}|/(r^{min(p,1)} - 1),  ½ |A_K - L_K| },   L_K: A_K at p = 1
+    error   = max{ |A_K - A_{K-1}|, ½ |A_K - L_K| },    L_K = x_K + d_K/(r - 1), A_K at p = 1
 
-The first error is what is left if A_K has no better power than x_K; the second keeps two A that
-agree by chance from counting as exact.
+The second keeps two A that agree by chance from counting as exact.
 """
 
 from __future__ import annotations
@@ -64,21 +63,20 @@ def limit(steps: Array, replicas: Array) -> Limit:
     """
     ratio = steps[-2] / steps[-1]
     mean = jnp.mean(replicas, axis=0)
-    value, grown = _aitken(ratio, mean[-3:])
-    before = _aitken(ratio, mean[-4:-1])[0]
+    value = _aitken(ratio, mean[-3:])
+    before = _aitken(ratio, mean[-4:-1])
     linear = mean[-1] + (mean[-1] - mean[-2]) / (ratio - 1.0)
-    drift = jnp.abs(value - before) / (jnp.minimum(grown, ratio) - 1.0)
-    error = jnp.maximum(drift, 0.5 * jnp.abs(value - linear))
+    error = jnp.maximum(jnp.abs(value - before), 0.5 * jnp.abs(value - linear))
     R = len(replicas)
     if R == 1:
         return Limit(value, value[None], error)
     without = (R * mean - replicas) / (R - 1)
-    others = jax.vmap(lambda x: _aitken(ratio, x[-3:])[0])(without)
+    others = jax.vmap(lambda x: _aitken(ratio, x[-3:]))(without)
     return Limit(value, R * value - (R - 1) * others, error)
 
 
-def _aitken(ratio: Array, three: Array) -> tuple[Array, Array]:
-    """The limit of three values (3, ...) by their own power p, and r^p."""
+def _aitken(ratio: Array, three: Array) -> Array:
+    """The limit of three values (3, ...) by their own power."""
     first = three[1] - three[0]
     second = three[2] - three[1]
     squares = jnp.sum(second**2)
@@ -86,4 +84,4 @@ def _aitken(ratio: Array, three: Array) -> tuple[Array, Array]:
     grown = jnp.where(moves, jnp.sum(first * second) / jnp.where(moves, squares, 1.0), ratio)
     low, high = _POWERS
     grown = jnp.clip(grown, ratio**low, ratio**high)
-    return three[2] + second / (grown - 1.0), grown
+    return three[2] + second / (grown - 1.0)
