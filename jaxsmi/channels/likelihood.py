@@ -38,16 +38,6 @@ class Mixed(eqx.Module):
         return self.function(*arguments[:-1], arguments[-1] @ self.root)
 
 
-class Observed(eqx.Module):
-    """A function of the labels of a law."""
-
-    function: Callable[[Array], Array]
-    law: Callable[[Array], Array]
-
-    def __call__(self, fields: Array) -> Array:
-        return self.function(self.law(fields))
-
-
 class LabelLaw(eqx.Module):
     """How labels scatter, where it is not by Gaussian noise.
 
@@ -267,7 +257,6 @@ class NoInference(AbstractChannel):
         "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)",
     )
     budget: Budget | None = None  # of the link with noise; None: no limit of vanishing noise
-    observed: Callable[[Array], Array] | None = None  # of a label, one-to-one: what gets the noise
 
     def refusal(self, ability: Ability) -> str | None:
         """That there is no posterior, and what to do instead."""
@@ -280,14 +269,12 @@ class NoInference(AbstractChannel):
         )
 
     def noisy(self, noises: Array) -> Sequence[AbstractChannel]:
-        """The same labels with noise, on what is `observed` of them, integrated numerically;
-        refused for links that jump."""
+        """The same link with label noise, integrated numerically; refused for links that jump."""
         if self.budget is None:
             raise ValueError(f"noises: got some for {self.name}; allowed: None. {self.remedy}.")
         allowed = f"None for {self.name}: its labels jump, and have no limit to extrapolate"
         check(self.smooth, "noises", noises, allowed)
-        law = self.law if self.observed is None else Observed(self.observed, self.law)
-        sizes = (law, self.indices, self.tokens)
+        sizes = (self.law, self.indices, self.tokens)
         return [IntegratedChannel(*sizes, noise, self.budget) for noise in noises]
 
     @property
@@ -304,7 +291,6 @@ class NoInference(AbstractChannel):
             name=self.name,
             remedy=self.remedy,
             budget=self.budget,
-            observed=self.observed,
         )
 
     def link(self, fields: Array) -> Array:

@@ -163,9 +163,7 @@ class DeepAttention(AbstractIndexModel):
                 "numerically)"
             )
             error = default_tolerance(indices * tokens) if tolerance is None else tolerance
-            observed = jax.tree_util.Partial(_log_odds)
-            limit = {"budget": Budget(error, max_nodes), "observed": observed}
-            return refuse(name=name, remedy=remedy, **limit)
+            return refuse(name=name, remedy=remedy, budget=Budget(error, max_nodes))
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
         return DeepAttentionChannel(tokens, self.layers, self.skip, self.beta, budget)
@@ -248,12 +246,6 @@ def _symmetry(layer: Layer, start: int) -> AbstractSymmetry:
     ends = range(start, start + layer.indices, size)
     heads = tuple(kind(tuple(range(first, first + size))) for first in ends)
     return heads[0] if layer.heads == 1 else Exchange(heads)
-
-
-def _log_odds(attention: Array) -> Array:
-    """Logarithms of attention (M, M), centred row by row: what does not saturate."""
-    logs = jnp.log(jnp.maximum(attention, jnp.finfo(attention.dtype).tiny))
-    return logs - jnp.mean(logs, axis=-1, keepdims=True)
 
 
 def _link(

@@ -97,8 +97,7 @@ def weak_recovery(
             query and key, any function): variances Δ of label noise, four or more, each the same
             fraction of the one before, such as (.08, .04, .02, .01). 1/α_c at each is extrapolated
             to Δ = 0 by a power Δ^p that is found, p in [1/4, 2], and `stderr` contains the error of
-            that. Labels are to be resolved: the first Δ below their variance. Of attention the noise is
-            on the log-odds of its labels, which do not saturate. Default None.
+            that. The first Δ should lie below the variance of a label. Default None.
 
     Returns:
         A `Threshold`: `alpha` is 0 where a direction is learned at any α > 0 (E[z|y] ≠ 0), and inf
