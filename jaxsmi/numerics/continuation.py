@@ -4,7 +4,7 @@ Equations here [theory: multi-index, Eqs. (70), (71)]: x_k at Δ_k = Δ_1 r^{1-k
 
     x_k = x + a Δ_k^p  ⟹  r^p = ⟨d_{K-1}, d_K⟩/⟨d_K, d_K⟩,   d_k = x_k - x_{k-1}
     x ≈ A_K = x_K + d_K/(r^p - 1)                       (Aitken),   p in [1/4, 2]
-    error   = max{ |A_K - A_{K-1}|, ½ |A_K - L_K| },    L_K = x_K + d_K/(r - 1), A_K at p = 1
+    error   = max{ |A_K - A_{K-1}|, |A_K - L_K| },    L_K = x_K + d_K/(r - 1), A_K at p = 1
 
 The second keeps two A that agree by chance from counting as exact.
 """
@@ -66,7 +66,7 @@ def limit(steps: Array, replicas: Array) -> Limit:
     value = _aitken(ratio, mean[-3:])
     before = _aitken(ratio, mean[-4:-1])
     linear = mean[-1] + (mean[-1] - mean[-2]) / (ratio - 1.0)
-    error = jnp.maximum(jnp.abs(value - before), 0.5 * jnp.abs(value - linear))
+    error = jnp.maximum(jnp.abs(value - before), jnp.abs(value - linear))
     R = len(replicas)
     if R == 1:
         return Limit(value, value[None], error)

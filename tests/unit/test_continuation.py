@@ -40,7 +40,7 @@ def test_the_error_covers_what_a_power_does_not_describe(logs):
     values = 1.0 + np.sqrt(steps) * (1.0 - 0.5 * logs * np.log(steps)) + 2.0 * steps
     found = limit(jnp.asarray(steps), jnp.asarray(values)[None])
     assert abs(found.value - 1.0) < 2.0 * found.error
-    assert found.error < 0.5 * abs(values[-1] - 1.0)  # and better than the last value
+    assert found.error < abs(values[-1] - 1.0)  # and better than the last value
 
 
 def test_phase_retrieval_without_its_channel():
@@ -115,7 +115,7 @@ def test_untied_query_and_key_have_the_threshold_of_their_bessel_functions():
     np.testing.assert_allclose(exact, np.sqrt(5.0) - 2.0, rtol=0.01)  # 2^20 draws, heavy-tailed
     model = smi.DeepAttention(1, 2, tied=False)
     sizes = {"samples": 2**9, "randomisations": 8}
-    found = smi.weak_recovery(model, key=KEY, noises=(0.08, 0.04, 0.02, 0.01), **sizes)
+    found = smi.weak_recovery(model, key=KEY, noises=(0.16, 0.08, 0.04, 0.02), **sizes)
     assert found.result == smi.Result.SUCCESS
     assert abs(found.alpha - exact) < 2 * found.stderr < 0.6
 
