@@ -17,6 +17,7 @@ come by autodiff.
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import ClassVar
 
 import equinox as eqx
@@ -120,6 +121,15 @@ class AbstractChannel(eqx.Module):
         it."""
         del ability
         return None
+
+    def noisy(self, noises: Array) -> Sequence[AbstractChannel]:
+        """The same link with Gaussian label noise of these variances (K,), for the limit of
+        vanishing noise; refused where the channel itself has a posterior, or there is no such
+        limit."""
+        del noises
+        raise ValueError(
+            "noises: got some for labels that have a posterior of their own; allowed: None."
+        )
 
     @property
     def constraints(self) -> int | None:

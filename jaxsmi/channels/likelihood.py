@@ -10,7 +10,7 @@ refined trapezoidal sums; more: randomised nets; both through
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -246,6 +246,12 @@ class IntegratedChannel(AbstractChannel):
         return as_posterior(moments, omega.shape)
 
 
+_CONTINUED = (
+    "; in smi.weak_recovery and smi.state_evolution, of a continuous link, noises=(..) (continued "
+    "to zero noise)"
+)
+
+
 class NoInference(AbstractChannel):
     """The channel of a link that can be sampled and trained but has no posterior: inference
     refuses, with the remedy."""
@@ -259,6 +265,7 @@ class NoInference(AbstractChannel):
         default="the same link with noise > 0 (its channel is then integrated numerically), a "
         "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)",
     )
+    budget: Budget | None = None  # of the link with noise; None: no limit of vanishing noise
 
     def refusal(self, ability: Ability) -> str | None:
         """That there is no posterior, and what to do instead."""
@@ -267,8 +274,17 @@ class NoInference(AbstractChannel):
         return (
             f"model: got {self.name}, a noiseless link without a closed-form channel; it can be "
             "sampled, and trained if it has a gradient, but not inferred. Allowed: "
-            f"{self.remedy}."
+            f"{self.remedy}{'' if self.budget is None else _CONTINUED}."
         )
+
+    def noisy(self, noises: Array) -> Sequence[AbstractChannel]:
+        """The same link with label noise, integrated numerically; refused for links that jump."""
+        if self.budget is None:
+            raise ValueError(f"noises: got some for {self.name}; allowed: None. {self.remedy}.")
+        allowed = f"None for {self.name}: its labels jump, and have no limit to extrapolate"
+        check(self.smooth, "noises", noises, allowed)
+        sizes = (self.law, self.indices, self.tokens)
+        return [IntegratedChannel(*sizes, noise, self.budget) for noise in noises]
 
     @property
     def smooth(self) -> Array:
@@ -283,6 +299,7 @@ class NoInference(AbstractChannel):
             tokens=self.tokens,
             name=self.name,
             remedy=self.remedy,
+            budget=self.budget,
         )
 
     def link(self, fields: Array) -> Array:

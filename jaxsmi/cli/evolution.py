@@ -41,6 +41,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="parts of the points, whose spread is the error bar (default: 8; matrices: none)",
     )
+    parser.add_argument(
+        "--noises",
+        type=float,
+        nargs="+",
+        help="noiseless without a channel: extrapolate from such label noises (.08 .04 .02 .01)",
+    )
     parser.add_argument("--max-steps", type=int, default=300, help="step budget")
     parser.add_argument(
         "--tolerance",
@@ -53,7 +59,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     """Solve state evolution at all alphas, and lay out a row for each."""
     model = model_of(arguments)
     words = vars(arguments)
-    names = ("q0", "samples", "randomisations", "max_steps", "tolerance")
+    names = ("q0", "samples", "randomisations", "noises", "max_steps", "tolerance")
     settings = {name: words[name] for name in names if words[name] is not None}
     with timed() as seconds:
         curve = curve_of(model, sorted(set(arguments.alpha)), arguments, **settings)

@@ -38,6 +38,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         "--first", action="store_true", help="weak recovery alone, not the whole staircase"
     )
     parser.add_argument(
+        "--noises",
+        type=float,
+        nargs="+",
+        help="with --first, noiseless without a channel: extrapolate from these label noises",
+    )
+    parser.add_argument(
         "--samples", type=int, default=8192, help="samples in all, for each threshold"
     )
     parser.add_argument(
@@ -122,11 +128,15 @@ def _thresholds(
     model: AbstractModel, arguments: argparse.Namespace, previous: list[Threshold] | None
 ) -> list[Threshold]:
     """Thresholds of one model in the order of learning, up to --alpha-max."""
-    if model.refusal(Ability.DIRECTIONS) is not None:
+    noises = arguments.noises
+    if noises is None and model.refusal(Ability.DIRECTIONS) is not None:
         return [smi.recovery_threshold(model)]
+    if noises is not None and not arguments.first:
+        raise ValueError(f"--noises: got {noises} without --first; allowed: with it.")
     settings = {"samples": arguments.samples, "key": theory_key(arguments)}
     if arguments.first:
-        first = smi.weak_recovery(model, randomisations=arguments.replicas, **settings)
+        settings |= {"randomisations": arguments.replicas, "noises": noises}
+        first = smi.weak_recovery(model, **settings)
         beyond = arguments.alpha_max < first.alpha < np.inf
         return [] if beyond else [first]
     return smi.staircase(

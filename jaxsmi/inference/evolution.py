@@ -27,6 +27,7 @@ from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import LearnerSolution, Solution
+from jaxsmi.inference.continuation import continued, noisy_models
 from jaxsmi.inference.inversion import inverted
 from jaxsmi.inference.learner_evolution import Settings, Start, evolved, truth_of
 from jaxsmi.inference.matrix_learner import matrix_evolved
@@ -67,6 +68,7 @@ def state_evolution(
     tolerance: ArrayLike | None = None,
     newton: bool = True,
     side_information: ArrayLike = 0.0,
+    noises: ArrayLike | None = None,
     progress: bool = False,
 ) -> Solution:
     r"""Bayes-optimal state evolution: the overlap that GAMP reaches at α, with its error bar.
@@ -102,6 +104,9 @@ def state_evolution(
         side_information: Strength λ in [0, 1) of a direct observation of the signal, which adds
             λ/(1-λ) to Q̂, as in `gamp`; λ = 1/D is what chance tells a run of dimension D about a
             direction that is not learned. Must be 0 for matrix models. Default 0.
+        noises: Of a noiseless link without a channel: label noises Δ from which V is extrapolated
+            to Δ = 0, as in `weak_recovery`; the error of that is in `stderr`. `history`, `steps`
+            and `rho` are those of the last. Default None.
         progress: Whether to show a bar on stderr (not under jit). Default False.
 
     Returns:
@@ -130,10 +135,11 @@ def state_evolution(
         `samples` posteriors a step: 8192 of two-layer attention take about 0.3 s on one core.
 
     Source:
-        [TCDKZ25], [theory: multi-index, Eqs. (42) to (48)]; matrix models
+        [TCDKZ25], [theory: multi-index, Eqs. (42) to (48), (70) to (72)]; matrix models
         [theory: attention-indexed, Eq. (27)].
     """
-    model = model_argument(model, None if learner is not None else Ability.INFERENCE)
+    bayes = learner is None and noises is None
+    model = model_argument(model, Ability.INFERENCE if bayes else None)
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
     given = _Given(
@@ -146,16 +152,21 @@ def state_evolution(
         side_information=side_information,
         progress=arguments.flag("progress", progress),
     )
+    check(learner is None or noises is None, "noises", noises, "None with a learner")
     if isinstance(learner, MatrixErm):
         return _of_matrix_learner(model, alpha, learner, key, given, arguments)
     if learner is not None:
         return _of_learner(model, alpha, learner, key, given, arguments)
     for name, value in {"m0": m0, "v0": v0, "b0": b0}.items():
         check(value is None, name, value, "None without a learner=: Bayes has M = Q and V = S - Q")
+    if noises is not None:
+        steps, models = noisy_models(arguments, model, noises)
+        key = arguments.key("key", key)
+        return continued(model, steps, [_run(m, alpha, key, given, arguments) for m in models])
     if model.channel.explicit:
         matrix_model = cast(AbstractMatrixModel, model)  # no other channel is explicit
         return _of_matrix(matrix_model, alpha, key, given, arguments)
-    return _of_indices(model, alpha, arguments.key("key", key), given, arguments)
+    return _run(model, alpha, arguments.key("key", key), given, arguments)[1]
 
 
 class _Given(NamedTuple):
@@ -183,10 +194,10 @@ class _Given(NamedTuple):
         return arguments.number("tolerance", _default(self.tolerance, default), POSITIVE)
 
 
-def _of_indices(
+def _run(
     model: AbstractModel, alpha: Array, key: PRNGKeyArray, given: _Given, arguments: Arguments
-) -> Solution:
-    """`state_evolution` of a model whose response is an average over random points."""
+) -> tuple[OverlapMap, Solution]:
+    """`state_evolution` of a model whose response is an average over random points, and its map."""
     if model.ansatz is not None:
         warnings.warn(f"jaxsmi: {model.ansatz}", stacklevel=3)
     points, rules = given.sizes(arguments, _SAMPLES, 2)
@@ -212,7 +223,7 @@ def _of_indices(
     )
     label = f"state evolution, α={float(overlap_map.alpha):g}" if given.progress else None
     end = drive(iteration, ready(iteration, steps), steps, label=label, stretch=_STRETCH)
-    return _solution(overlap_map, end)
+    return overlap_map, _solution(overlap_map, end)
 
 
 def _of_matrix(

@@ -78,6 +78,12 @@ class AbstractModel(eqx.Module):
             )
         return self.channel.refusal(ability)
 
+    def noisy(self, noises: Array) -> Sequence[AbstractModel]:
+        """The models of the same signal and link with label noise of these variances (K,), for the
+        limit of vanishing noise; refused where there is none."""
+        del noises
+        raise ValueError(f"noises: got some for {self.title}; allowed: None for this model.")
+
     # Data
 
     def sample(

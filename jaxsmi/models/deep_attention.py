@@ -49,8 +49,9 @@ class DeepAttention(AbstractIndexModel):
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
     if untied. The exact channel needs no noise and, in the last layer, one tied head of rank one or
     two; the other layers may be any. With noise the channel integrates over all fields. Everything
-    else samples and trains, and inference refuses it; hardmax samples only: train a softmax student
-    on its data.
+    else samples and trains; of it `weak_recovery` and `state_evolution` take the limit of vanishing
+    noise (their `noises`), and `gamp` refuses it. Hardmax samples only: train a softmax student on
+    its data.
 
     Args:
         depth: L >= 1, the number of layers.
@@ -164,13 +165,13 @@ class DeepAttention(AbstractIndexModel):
                 "one tied head of rank one or two in the last layer, or noise > 0 (integrated "
                 "numerically)"
             )
-            return refuse(name=name, remedy=remedy)
+            error = default_tolerance(indices * tokens) if tolerance is None else tolerance
+            return refuse(name=name, remedy=remedy, budget=Budget(error, max_nodes))
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
-        kind: type[DeepAttentionChannel] = (
-            PairedAttentionChannel if paired else DeepAttentionChannel
-        )
-        return kind(tokens, self.layers, self.skip, self.beta, budget)  # pyright: ignore[reportCallIssue]
+        kind = PairedAttentionChannel if paired else DeepAttentionChannel
+        arguments = (tokens, self.layers, self.skip, self.beta, budget)
+        return kind(*arguments)  # pyright: ignore[reportCallIssue]
 
     @property
     def depth(self) -> int:

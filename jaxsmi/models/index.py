@@ -12,7 +12,7 @@ Equations here [TCDKZ25; theory: multi-index, Eqs. (1) to (3), (62) to (66)]:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -59,6 +59,11 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
     def link(self, fields: Array) -> Array:
         """The noiseless label of one sample from its fields (P, M): the channel's link."""
         return self.channel.link(fields)
+
+    def noisy(self, noises: Array) -> Sequence[AbstractIndexModel]:
+        """By the channel; numbers beside it stay."""
+        channels = self.channel.noisy(noises)
+        return [eqx.tree_at(lambda model: model.channel, self, channel) for channel in channels]
 
     def refusal(self, ability: Ability) -> str | None:
         """Also directions under a prior whose columns differ: what grows first is not what S

@@ -39,8 +39,8 @@ _POINTS = 16  # at which a link is compared with that of a channel
 class MultiIndex(AbstractIndexModel):
     r"""Sequence multi-index model y = link(Z) + √Δ ξ with Z = W x/√D ∈ R^{P×M}.
 
-    A noiseless link without a channel samples and trains; `gamp` and `state_evolution` refuse it
-    and say what to do.
+    A noiseless link without a channel samples and trains; `gamp` refuses it and says what to do,
+    `state_evolution` and `weak_recovery` take the limit of vanishing noise (their `noises`).
 
     Args:
         link: array (P, M) -> array, any JAX function (an equinox Module keeps its arrays
@@ -120,13 +120,14 @@ class MultiIndex(AbstractIndexModel):
             check_link(law, P, M, self.name)
             allowed = "0 with a log_likelihood=, which says all of how labels scatter"
             check(log_likelihood is None or is_zero(noise), "noise", noise, allowed)
+            error = default_tolerance(P * M) if tolerance is None else tolerance
+            budget = Budget(error, max_nodes)
             if log_likelihood is None and is_zero(noise):
                 shown = f"{self.name} (noise=0)"
-                self.channel = NoInference(law=law, indices=P, tokens=M, name=shown)
+                sizes = {"law": law, "indices": P, "tokens": M}
+                self.channel = NoInference(**sizes, name=shown, budget=budget)
             else:
                 _check_labels(labels, P, M)
-                error = default_tolerance(P * M) if tolerance is None else tolerance
-                budget = Budget(error, max_nodes)
                 self.channel = IntegratedChannel(law, P, M, variance, budget, labels)
         else:
             given = {"indices": indices, "tokens": tokens, "noise": noise}

@@ -6,20 +6,26 @@ Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52) to (54)], F th
     α_c = 1/λ_max(F),   α_c = 0 where E g gᵀ ≠ 0,   stderr(α_c) = α_c² stderr(λ_max)
     dα_c = -α_c² ⟨X, dF X⟩, X the leading eigenmatrix    (`growth` holds X, so that this is α_c
                                                          differentiated as it stands)
+    noiseless without a channel: 1/α_c = lim_{Δ → 0} λ_max(F_Δ)      [Eqs. (70) to (72)]
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.results import Threshold
+from jaxsmi.inference.continuation import noisy_models, worst
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics.continuation import limit
 from jaxsmi.numerics.implicit import derivative, differentiable
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.nets import power_of_two
@@ -75,6 +81,7 @@ def weak_recovery(
     key: PRNGKeyArray,
     samples: int = 2**16,
     randomisations: int = 16,
+    noises: ArrayLike | None = None,
 ) -> Threshold:
     r"""The smallest α at which anything is learned from labels alone.
 
@@ -86,6 +93,11 @@ def weak_recovery(
         samples: Points of the average, over all nets. Default 2^16.
         randomisations: Independent nets, whose spread is the error bar. Take 16 or more: G has
             heavy tails, and `Threshold.interval` needs the degrees of freedom. Default 16.
+        noises: For a noiseless link that is continuous but has no channel (several heads, untied
+            query and key, any function): variances Δ of label noise, four or more, each the same
+            fraction of the one before, such as (.08, .04, .02, .01). 1/α_c at each is extrapolated
+            to Δ = 0 by a power Δ^p that is found, p in [1/4, 2], and `stderr` contains the error of
+            that. The first Δ should lie below the variance of a label. Default None.
 
     Returns:
         A `Threshold`: `alpha` is 0 where a direction is learned at any α > 0 (E[z|y] ≠ 0), and inf
@@ -106,18 +118,30 @@ def weak_recovery(
 
     Cost:
         `samples` posteriors: 2^16 of two-layer attention take about 2 s on one core after
-        compilation.
+        compilation; with `noises` so many at each, by the integral over all fields.
 
     Source:
-        [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (54)].
+        [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (54), (70) to (72)].
     """
     arguments = Arguments()
-    samples, nets = checked_sizes(arguments, model, samples, randomisations, "randomisations")
+    models: Sequence[AbstractModel] = [model]
+    steps = jnp.zeros(1)
+    if noises is not None:
+        steps, models = noisy_models(arguments, model, noises)
+    samples, nets = checked_sizes(arguments, models[0], samples, randomisations, "randomisations")
     key = arguments.key("key", key)
     each = power_of_two(max(samples // nets, 2))
+    thresholds = [_differentiable(model, key, each, nets) for model in models]
+    threshold = thresholds[0] if noises is None else _continued(steps, thresholds)
+    valid = arguments.valid & models[-1].valid
+    return _masked(threshold, valid, jnp.where(valid, threshold.result, Result.INVALID))
+
+
+def _differentiable(model: AbstractModel, key: PRNGKeyArray, samples: int, nets: int) -> Threshold:
+    """`_weak_recovery` with its derivatives in the model."""
 
     def solve(model: AbstractModel, key: PRNGKeyArray) -> Threshold:
-        return _weak_recovery(model, key, each, nets)
+        return _weak_recovery(model, key, samples, nets)
 
     def push(
         model: AbstractModel, key: PRNGKeyArray, _: Threshold, directions: list[Array]
@@ -126,6 +150,28 @@ def weak_recovery(
         # labels that jump have no derivative along the sampled ones: see AbstractChannel
         return jax.tree.map(lambda x: jnp.where(model.channel.smooth, x, jnp.nan), moved)
 
-    threshold = differentiable(solve, push, model, key)
-    valid = arguments.valid & model.valid
-    return _masked(threshold, valid, jnp.where(valid, threshold.result, Result.INVALID))
+    return differentiable(solve, push, model, key)
+
+
+def _continued(noises: Array, thresholds: Sequence[Threshold]) -> Threshold:
+    """The threshold at zero noise, from those at each of the noises, by their rates 1/α_c."""
+    alphas = jnp.stack([threshold.alpha for threshold in thresholds])
+    replicas = jnp.stack([threshold.replicas for threshold in thresholds], axis=1)
+    trivial = alphas[-1] == 0.0
+    never = jnp.isinf(alphas[-1])
+    grows = jnp.isfinite(alphas) & (alphas > 0.0)
+    some = jnp.where(grows, alphas, 1.0)
+    # the replicas of α are first-order ones of 1/α
+    rates = jnp.where(grows, 2.0 / some - replicas / some**2, 0.0)
+    zero = limit(noises, rates)
+    fixed = trivial | never
+    rate = jnp.where(fixed, 1.0, zero.value)
+    alpha = jnp.where(trivial, 0.0, jnp.where(never, jnp.inf, 1.0 / rate))
+    squared = jnp.where(fixed, 0.0, 1.0 / rate) ** 2
+    statistical = jnp.std(zero.replicas, ddof=1) / np.sqrt(len(replicas))
+    stderr = jnp.where(fixed, 0.0, jnp.hypot(statistical, zero.error) * squared)
+    each = jnp.where(fixed, alpha, alpha - (zero.replicas - rate) * squared)
+    last = thresholds[-1]
+    code = worst(jnp.stack([threshold.result for threshold in thresholds]))
+    threshold = Threshold(alpha, stderr, each, last.subspace, last.overlap, code)
+    return _masked(threshold, fixed | (jnp.isfinite(rate) & (rate > 0.0)), code)

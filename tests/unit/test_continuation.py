@@ -1,0 +1,132 @@
+"""Noiseless links without a channel: limits of vanishing label noise, against exact values and the
+exact channels of the same labels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+from jaxsmi.numerics.continuation import limit
+
+KEY = jax.random.key(1)
+LADDER = tuple(0.1 / 2**k for k in range(4))
+
+
+def attention(z):
+    return jax.nn.softmax(z.T @ z, axis=-1)
+
+
+SQUARE = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1)
+
+
+@pytest.mark.parametrize("power", [0.3, 0.5, 1.0, 1.25])
+def test_a_power_is_found_and_its_limit(power):
+    steps = np.asarray(LADDER)
+    exact = np.array([[2.0, 0.3], [0.3, 1.0]])
+    slope = np.array([[1.0, -0.2], [-0.2, 0.5]])
+    values = exact + slope * steps[:, None, None] ** power
+    spread = 0.01 * np.random.default_rng(0).standard_normal((8, 1, 2, 2))
+    spread -= spread.mean(0)
+    found = limit(jnp.asarray(steps), jnp.asarray(values + spread))
+    np.testing.assert_allclose(found.value, exact, atol=1e-9)  # rounding over r^p - 1
+    # an offset that all steps share is that of the limit: the jackknife is exact
+    np.testing.assert_allclose(found.replicas, exact + spread[:, 0], atol=1e-9)
+
+
+@pytest.mark.parametrize("logs", [0, 1])
+def test_the_error_covers_what_a_power_does_not_describe(logs):
+    steps = np.asarray(LADDER)
+    values = 1.0 + np.sqrt(steps) * (1.0 - 0.5 * logs * np.log(steps)) + 2.0 * steps
+    found = limit(jnp.asarray(steps), jnp.asarray(values)[None])
+    assert abs(found.value - 1.0) < 2.0 * found.error
+    assert found.error < abs(values[-1] - 1.0)  # and better than the last value
+
+
+def test_phase_retrieval_without_its_channel():
+    """Weak recovery 1/2, on the random points of the exact channel."""
+    sizes = {"key": KEY, "samples": 2**10, "randomisations": 8}
+    found = smi.weak_recovery(SQUARE, noises=LADDER, **sizes)
+    exact = smi.weak_recovery(smi.links.phase_retrieval(), **sizes)
+    assert found.result == smi.Result.SUCCESS
+    # common points: only the extrapolation differs, which a thousand points see to Δ = .0125
+    assert abs(found.alpha - exact.alpha) < 0.01
+    assert abs(found.alpha - 0.5) < 3 * found.stderr < 0.3
+
+
+REFUSED = {
+    "three": (SQUARE, (0.1, 0.05, 0.025), "four variances"),
+    "uneven": (SQUARE, (0.1, 0.05, 0.02, 0.01), "same fraction"),
+    "rising": (SQUARE, LADDER[::-1], "same fraction"),
+    "negative": (SQUARE, tuple(-x for x in LADDER), "same fraction"),
+    "exact": (smi.links.phase_retrieval(), LADDER, "posterior of their own"),
+    "jumps": (smi.MultiIndex(lambda z: jnp.sign(z[0, 0]), indices=1), LADDER, "jump"),
+    "hardmax": (smi.DeepAttention(1, 2, activation="hardmax"), LADDER, "softmax student"),
+    "matrix": (smi.Bilinear(1.0, 0.2), LADDER, "None for this model"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_limit_is_refused(name):
+    model, noises, allowed = REFUSED[name]
+    for call in (
+        lambda: smi.weak_recovery(model, key=KEY, noises=noises),
+        lambda: smi.state_evolution(model, 1.0, key=KEY, noises=noises),
+    ):
+        with pytest.raises(ValueError, match=f"^noises: .*{allowed}"):
+            call()
+
+
+def test_the_refusal_names_the_limit():
+    data = SQUARE.sample(KEY, dimension=6, alpha=2.0)
+    with pytest.raises(ValueError, match=r"noises=\(\.\.\) \(continued to zero noise\)"):
+        smi.gamp(SQUARE, data, key=KEY)
+    learner = smi.Erm(smi.links.linear(), ridge=0.5)
+    with pytest.raises(ValueError, match=r"^noises: .*None with a learner"):
+        smi.state_evolution(SQUARE, 1.0, key=KEY, noises=LADDER, learner=learner)
+
+
+EXACT = {
+    "product": (lambda z: z[0, 0] * z[1, 0], (2, 1), 0.1, 0.59375),
+    "attention": (attention, (1, 2), 0.01, 1 / 6),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+def test_thresholds_of_noiseless_links_are_their_exact_values(name):
+    """Of z_1 z_2, and of one attention layer, 1/(M(M + 1)), through their plain links."""
+    link, (indices, tokens), first, exact = EXACT[name]
+    model = smi.MultiIndex(link, indices=indices, tokens=tokens)
+    noises = first / 2.0 ** np.arange(4)
+    found = smi.weak_recovery(model, key=KEY, noises=noises, samples=2**12)
+    assert found.result == smi.Result.SUCCESS
+    assert abs(found.alpha - exact) < 2 * found.stderr < 0.4 * exact
+
+
+@pytest.mark.slow
+def test_untied_query_and_key_have_the_threshold_of_their_bessel_functions():
+    """√5 - 2, by the average over R = |q| |k_1 - k_2| of the posterior of (73), in NumPy."""
+    rng = np.random.default_rng(0)
+    R = np.sqrt(2.0) * np.abs(rng.standard_normal(2**20)) * rng.rayleigh(size=2**20)
+    a = R / np.sqrt(2.0)
+    rates = np.array([[np.mean(a**2 + 1), np.mean(a**2)], [np.mean(a**2), np.mean((a - 1) ** 2)]])
+    exact = 1.0 / np.linalg.eigvalsh(rates)[1]
+    np.testing.assert_allclose(exact, np.sqrt(5.0) - 2.0, rtol=0.01)  # 2^20 draws, heavy-tailed
+    model = smi.DeepAttention(1, 2, tied=False)
+    sizes = {"samples": 2**9, "randomisations": 8}
+    found = smi.weak_recovery(model, key=KEY, noises=(0.16, 0.08, 0.04, 0.02), **sizes)
+    assert found.result == smi.Result.SUCCESS
+    assert abs(found.alpha - exact) < 2 * found.stderr < 0.6
+
+
+@pytest.mark.slow
+def test_state_evolution_is_that_of_the_exact_channel():
+    sizes = {"key": KEY, "samples": 2**11}
+    exact = smi.state_evolution(smi.links.phase_retrieval(), 0.8, **sizes)
+    found = smi.state_evolution(SQUARE, 0.8, noises=(0.08, 0.04, 0.02, 0.01), **sizes)
+    assert found.result == smi.Result.SUCCESS
+    # common points: the extrapolation is an order finer than their statistical error
+    np.testing.assert_allclose(found.overlap, exact.overlap, atol=0.005)
+    np.testing.assert_allclose(found.stderr, exact.stderr, rtol=0.2)
+    np.testing.assert_allclose(found.overlap + found.covariance, np.eye(1), atol=1e-12)
