@@ -1,8 +1,8 @@
 r"""What a hardmax label of any number of tokens says about its scores.
 
 Equations here [theory: attention-indexed, Eqs. (58), (59)]: row a points at y_a. An edge {a, y_a},
-y_a ≠ a, is above all other edges at a: a partial order of the T(T-1)/2 scores off the diagonal. They
-are drawn from the top down, each below the least x_e of those above it,
+y_a ≠ a, is above all other edges at a: a partial order of the T(T-1)/2 scores off the diagonal.
+They are drawn from the top down, each below the least x_e of those above it,
 
     h_e = ω_e + √V s_e,   Φ(s_e) = Φ(t_e) Φ((x_e - ω_e)/√V),   t ~ N(0, I)
     weight = Π_e Φ((x_e - ω_e)/√V) Π_a Φ(±z_a),   z_a = (ω_aa - max_b h_ab)/√(2V)

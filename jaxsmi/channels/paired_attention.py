@@ -50,7 +50,8 @@ class PairedAttentionChannel(DeepAttentionChannel):
     rank one: the same integral, its nodes drawn in two ways (module docstring).
 
     `wanted` is the tolerance by default: averages are free of the noise of nodes
-    (`Posterior.factors`), and at 0.05 what is left moved none by more than 0.6 %.
+    (`Posterior.factors`). With it λ_1 of three layers at V_33 = .02 was 1.042(13), with .03 on the
+    same labels 1.048.
     """
 
     wanted: ClassVar[float] = 0.05
