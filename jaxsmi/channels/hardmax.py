@@ -8,8 +8,8 @@ u = (h_11 - h_12, h_22 - h_12), whose covariance is [[3, 1], [1, 3]] per unit of
     f = 2 E Σ_s P_s (3 g_1² + 3 g_2² + 2 g_1 g_2)
 
 T >= 3: Γ by refined integrals (hardmax_posterior.py), f by Monte-Carlo. As a function of
-x = q/(q + V) alone, f(q) = f_1(x)/(q + V), and u f_1 is a polynomial in u = √(1 - x), made once in a
-process: Ψ = -½ ∫_0^u (u f_1) du.
+x = q/(q + V) alone, f(q) = f_1(x)/(q + V), and u f_1 is a polynomial in u = √(1 - x), made once in
+a process: Ψ = -½ ∫_0^u (u f_1) du.
 """
 
 from __future__ import annotations
