@@ -168,7 +168,7 @@ def test_bad_input_is_named(call, name):
 
 def logistic():
     law = lambda y, z: jax.nn.log_sigmoid(4.0 * y * z)
-    return smi.Bilinear(1.0, 0.2, log_likelihood=law, outcomes=[-1.0, 1.0])
+    return smi.Bilinear(1.0, 0.2, log_likelihood=law, outcomes=np.array([-1.0, 1.0]))
 
 
 # a model, α, d, runs, and what helps even labels to start
@@ -228,7 +228,7 @@ def test_errors_of_a_likelihood_that_jumps_are_honest():
     of a chequerboard agree; the true error is below the one that is told."""
     law = lambda y, z: jnp.where(jnp.sign((z[0, 0] - 0.3) * (z[0, 1] + 0.2)) == y, 0.0, -1e4)
     model = smi.MultiIndex(
-        indices=1, tokens=2, log_likelihood=law, outcomes=[-1.0, 1.0], symmetry=()
+        indices=1, tokens=2, log_likelihood=law, outcomes=np.array([-1.0, 1.0]), symmetry=()
     )
     assert bool(model.channel.jumps)
     assert not bool(logistic().channel.jumps)
