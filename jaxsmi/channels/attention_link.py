@@ -39,6 +39,7 @@ __all__ = [
     "scores",
     "split_rows",
     "total",
+    "with_skip",
 ]
 
 # a small matrix whose entries are arrays of any common shape
@@ -119,7 +120,11 @@ def transfer(A: Components, block: Components) -> list[list[Array]]:
 
 def mixing(h: Components, layer: Layer, skip: Array, beta: Array) -> list[list[Array]]:
     """A = c I + S(h), M×M."""
-    raw = scores(h, layer)
+    return with_skip(scores(h, layer), skip, beta)
+
+
+def with_skip(raw: Sequence[Components], skip: Array, beta: Array) -> list[list[Array]]:
+    """c I + the mean of σ_β of the scores of each head."""
     if len(raw[0]) == 2:
         # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as
         # fast

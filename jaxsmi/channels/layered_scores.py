@@ -26,7 +26,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.attention_link import eliminate, row_softmax, total
+from jaxsmi.channels.attention_link import Components, eliminate, total, with_skip
 from jaxsmi.channels.base import AbstractChannel, Posterior, Response, as_posterior, unwhiten
 from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
 from jaxsmi.numerics.linear_algebra import sqrt_psd
@@ -34,8 +34,6 @@ from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
 __all__ = ["LayeredScores", "layered_scores"]
-
-_Matrix = Sequence[Sequence[Array]]
 
 
 def layered_scores(h: Array, skip: Array, attention: Callable[[Array], Array]) -> Array:
@@ -119,7 +117,9 @@ class LayeredScores(AbstractChannel):
         entry = lambda a, b: total(x * e for x, e in zip(z, E[:, a, b], strict=True) if e != 0.0)
         return [[entry(a, b) for b in range(T)] for a in range(T)]
 
-    def _last(self, s: Array, inner: Sequence[_Matrix], dtype: DTypeLike) -> tuple[_Matrix, Array]:
+    def _last(
+        self, s: Array, inner: Sequence[Components], dtype: DTypeLike
+    ) -> tuple[Components, Array]:
         """B^{-1} s B^{-ᵀ} and 1/|det B| at the nodes, from the scores of the inner layers."""
         T = self.tokens
         skip = self.skip.astype(dtype)
@@ -128,8 +128,8 @@ class LayeredScores(AbstractChannel):
         for h in inner:
             for A in mixings:
                 h = _sandwich(A, h)
-            mixings.append(_mixing(h, skip, beta))
-        last: _Matrix = [[s[:, a, b, None] for b in range(T)] for a in range(T)]
+            mixings.append(with_skip([h], skip, beta))
+        last: Components = [[s[:, a, b, None] for b in range(T)] for a in range(T)]
         inverse_det = jnp.ones((), dtype)
         for A in reversed(mixings):
             last, one = _undone(A, last)
@@ -231,28 +231,18 @@ class LayeredScores(AbstractChannel):
         return self.budget.tolerance
 
 
-def _mixing(h: _Matrix, skip: Array, beta: Array) -> list[list[Array]]:
-    """c I + softmax(β h)."""
-    if len(h) == 2:  # one logistic function a row
-        stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (h[i][i] - h[i][1 - i])) for i in range(2)]
-        rows = [[stay[0], 1.0 - stay[0]], [1.0 - stay[1], stay[1]]]
-    else:
-        rows = row_softmax(h, beta)
-    return [[x + skip if i == j else x for j, x in enumerate(row)] for i, row in enumerate(rows)]
-
-
-def _product(A: _Matrix, X: _Matrix) -> list[list[Array]]:
+def _product(A: Components, X: Components) -> list[list[Array]]:
     """A X."""
     T = len(A)
     return [[total(A[a][c] * X[c][b] for c in range(T)) for b in range(T)] for a in range(T)]
 
 
-def _sandwich(A: _Matrix, X: _Matrix) -> list[list[Array]]:
+def _sandwich(A: Components, X: Components) -> list[list[Array]]:
     """A X Aᵀ."""
     return _product(A, list(zip(*_product(A, X), strict=True)))  # X symmetric
 
 
-def _undone(A: _Matrix, X: _Matrix) -> tuple[list[list[Array]], Array]:
+def _undone(A: Components, X: Components) -> tuple[list[list[Array]], Array]:
     """A^{-1} X A^{-ᵀ} of a symmetric X, and 1/|det A|."""
     columns, dets = zip(*(eliminate(A, column) for column in zip(*X, strict=True)), strict=True)
     rows = [eliminate(A, row)[0] for row in zip(*columns, strict=True)]

@@ -13,7 +13,7 @@ surface carries the mass), the second where its Jacobian vanishes; with both and
 
     N(z; ω, V)/|det B| / (density of the first + density of the second)
 
-no node weighs much more than another, however well the last layer is known.
+few nodes weigh much more than the others, however well the last layer is known.
 """
 
 from __future__ import annotations

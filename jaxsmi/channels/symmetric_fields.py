@@ -18,18 +18,14 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Posterior, Response
 from jaxsmi.core.checks import Ability
+from jaxsmi.numerics.linear_algebra import symmetric_basis
 
-__all__ = ["SymmetricFields", "symmetric_basis"]
+__all__ = ["SymmetricFields", "frame"]
 
 
-def symmetric_basis(size: int) -> np.ndarray:
+def frame(size: int) -> np.ndarray:
     """B (T², M): an orthonormal basis of the symmetric matrices (T, T), one a column."""
-    rows, columns = np.triu_indices(size)
-    scale = np.where(rows == columns, 1.0, np.sqrt(0.5))
-    basis = np.zeros((size, size, len(rows)))
-    basis[rows, columns, np.arange(len(rows))] = scale
-    basis[columns, rows, np.arange(len(rows))] = scale
-    return basis.reshape(size * size, -1)
+    return symmetric_basis(size).reshape(-1, size * size).T
 
 
 class SymmetricFields(AbstractChannel):
@@ -49,7 +45,7 @@ class SymmetricFields(AbstractChannel):
 
     def fields(self, scores: Array) -> Array:
         """v (1, M) of scores (T, T), or of their field vector (1, T²)."""
-        basis = jnp.asarray(symmetric_basis(self.size), scores.dtype)
+        basis = jnp.asarray(frame(self.size), scores.dtype)
         return (scores.reshape(-1) @ basis)[None]
 
     def refusal(self, ability: Ability) -> str | None:
@@ -116,7 +112,7 @@ class SymmetricFields(AbstractChannel):
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
         """Γ = 2 B g_v as the engine's fields: ω (N, 1, T²), V (1, 1)."""
-        basis = jnp.asarray(symmetric_basis(self.size), omega.dtype)
+        basis = jnp.asarray(frame(self.size), omega.dtype)
         post = self.inner.respond(statistic, omega @ basis, 2.0 * V, key)
         g = 2.0 * post.g @ basis.T
         dg = 2.0 * jnp.einsum("am,npmqk,bk->npaqb", basis, post.dg, basis)

@@ -42,7 +42,7 @@ class Whitening(eqx.Module):
         """x' = C^{-1/2} x U diag(s)^{-1/2} of inputs (N, M, D), in their precision."""
         wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
         if self.tokens is not None:
-            wide = jnp.einsum("mk,nkd->nmd", _powers(self.tokens)[1].astype(wide.dtype), wide)
+            wide = jnp.einsum("mk,nkd->nmd", _inverse_root(self.tokens).astype(wide.dtype), wide)
         inverse = (self.basis / jnp.sqrt(self.variances)).astype(wide.dtype)
         flat = jnp.matmul(wide, inverse, precision="highest")
         return flat.astype(inputs.dtype)
@@ -86,7 +86,7 @@ def whitening_of(
         check(N * M > D, "covariance", f"None for {N * M} tokens", allowed)
         apart = inputs
         if C is not None:
-            apart = jnp.einsum("mk,nkd->nmd", _powers(C)[1], inputs.astype(theory_dtype()))
+            apart = jnp.einsum("mk,nkd->nmd", _inverse_root(C), inputs.astype(theory_dtype()))
         covariance = covariance_of(apart)
     elif jnp.ndim(covariance) == 3:
         allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
@@ -112,7 +112,7 @@ def _definite(name: str, value: ArrayLike, size: int) -> Array:
     return matrix
 
 
-def _powers(matrix: Array) -> tuple[Array, Array]:
-    """The symmetric roots C^{1/2} and C^{-1/2}."""
+def _inverse_root(matrix: Array) -> Array:
+    """C^{-1/2}, symmetric."""
     values, vectors = jnp.linalg.eigh(matrix)
-    return (vectors * jnp.sqrt(values)) @ vectors.T, (vectors / jnp.sqrt(values)) @ vectors.T
+    return (vectors / jnp.sqrt(values)) @ vectors.T

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.channels.symmetric_fields import symmetric_basis
+from jaxsmi.channels.symmetric_fields import frame
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.models import links
@@ -60,7 +60,7 @@ class _Seen(eqx.Module):
         *before, fields = arguments
         if self.size is None:
             return jnp.asarray(self.function(*before, fields[0, 0]))
-        basis = jnp.asarray(symmetric_basis(self.size), fields.dtype)
+        basis = jnp.asarray(frame(self.size), fields.dtype)
         return jnp.asarray(self.function(*before, (basis @ fields[0]).reshape(self.size, -1)))
 
 

@@ -22,12 +22,23 @@ __all__ = [
     "spectral_radius",
     "sqrt_psd",
     "symmetric",
+    "symmetric_basis",
 ]
 
 
 def symmetric(matrix: Array) -> Array:
     """The symmetric part of matrices (..., P, P)."""
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
+
+
+def symmetric_basis(size: int) -> np.ndarray:
+    """Orthonormal basis (n, P, P) of the symmetric P×P matrices, n = P(P+1)/2."""
+    rows, columns = np.triu_indices(size)
+    each = np.arange(len(rows))
+    basis = np.zeros((len(rows), size, size))
+    basis[each, rows, columns] = np.where(rows == columns, 1.0, np.sqrt(0.5))
+    basis[each, columns, rows] = basis[each, rows, columns]
+    return basis
 
 
 def goe(normal: Array) -> Array:

@@ -27,7 +27,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.checks import Ability, Arguments
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
-from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
 
 __all__ = ["Growth", "applied", "checked_sizes", "growth", "leading"]
 
@@ -56,19 +56,9 @@ def leading(G: Array, other: Array | None = None) -> Array:
     return X / jnp.maximum(jnp.linalg.norm(X), 1e-300)
 
 
-def _symmetric_basis(P: int) -> np.ndarray:
-    """Orthonormal basis of the symmetric P×P matrices."""
-    rows, columns = np.triu_indices(P)
-    scale = np.where(rows == columns, 1.0, np.sqrt(0.5))
-    basis = np.zeros((len(rows), P, P))
-    basis[np.arange(len(rows)), rows, columns] = scale
-    basis[np.arange(len(rows)), columns, rows] = scale
-    return basis
-
-
 def _leading_dense(G: Array, other: Array) -> Array:
     """`leading` by the eigenvectors of F as a matrix on symmetric matrices."""
-    basis = jnp.asarray(_symmetric_basis(G.shape[-2]), G.dtype)
+    basis = jnp.asarray(symmetric_basis(G.shape[-2]), G.dtype)
     tensor = jnp.swapaxes(jax.vmap(conjugation)(G, other), 2, 3)
     matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
     matrices = symmetric(matrices)
