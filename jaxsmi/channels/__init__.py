@@ -1,9 +1,11 @@
 """Output channels: what a label says about its fields.
 
 base states the equations that all channels share; explicit those of a response in closed form.
-scalar, products: log Z_out of ready-made links. likelihood: of any p(y|z), integrated.
-attention_link, attention: deep attention on the fields, and its exact log Z_out. matrix_scores,
-hardmax: labels of a matrix of scores. jumps: whether a link is continuous.
+scalar, products, piecewise, logistic: log Z_out of ready-made links. likelihood: of any p(y|z),
+integrated. attention_link, attention: deep attention on the fields, and its exact log Z_out;
+rotations: of a last layer of rank two; paired_attention: of three layers and more. matrix_scores,
+hardmax, hardmax_posterior: labels of a matrix of scores; layered_scores: of several layers of them;
+symmetric_fields: any channel on them. proximal: losses. jumps: whether a link is continuous.
 """
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel

@@ -2,6 +2,7 @@
 
 iteration: the equations of one GAMP step. message_passing: `gamp`. starts: where it starts. pace:
 its damping. calibration: A, b and V brought to the data. devices: samples spread over a mesh.
+assumptions: a look at inputs before a run. continuation: limits of vanishing noise.
 overlap_map: the one state-evolution map. evolution: its fixed points and their derivatives.
 inversion: those of matrix models. learner_map, learner_evolution, branches, learner_search: theory
 of learners other than Bayes, learner_passing: their message passing; matrix_learner: both of a
