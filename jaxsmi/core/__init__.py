@@ -1,5 +1,5 @@
 """Arrays and their letters, checks of arguments, results, data: what every other room passes
-around. Its only equations are those of inputs [theory: inputs]: whitening and moments.
+around. Its only equations are those of whitening and moments [theory: inputs, Eqs. (1) to (14)].
 
 arrays: shape letters and precision. checks: what an argument must be. codes: what became of a run.
 results: estimates, thresholds, solutions. data: data sets, stored or drawn again. driver: the one
