@@ -24,7 +24,6 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import log_ndtr
 from jaxtyping import Array, PRNGKeyArray
-from scipy.special import ndtr
 
 from jaxsmi.channels.attention_link import hardmax
 from jaxsmi.channels.base import Posterior
@@ -183,6 +182,8 @@ def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Arra
 
 def sign_information() -> float:
     """K = ∫ φ²/(Φ(1 - Φ)) = 1.806: what the sign of x + noise tells of x."""
+    from scipy.special import ndtr  # here: importing it takes longer than the sum
+
     x, weights = legendre_panel(200, -8.0, 8.0)
     return float(np.sum(weights * np.exp(-(x**2)) / (2.0 * np.pi * ndtr(x) * ndtr(-x))))
 

@@ -5,3 +5,7 @@ weights start, and what must fit together. stream: endless fresh samples. traini
 when each index is learned. averaging: means over runs. baselines: ridge regression and the nuclear
 norm.
 """
+
+from jaxsmi.descent import baselines
+
+__all__ = ["baselines"]

@@ -16,7 +16,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.sparse.linalg import lobpcg_standard
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
@@ -135,6 +134,8 @@ def eigenvectors(
     stage by stage, where the first that are `wanted` have; it does not begin where nothing is
     `learned`.
     """
+    from jax.experimental.sparse.linalg import lobpcg_standard  # here: few runs need it
+
     P, D = product.others.shape
     length = P * D
     k = min(MOST, length)

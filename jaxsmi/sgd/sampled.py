@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
-from scipy.stats import t as student
 
 from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.quadrature import hermite_polynomials
@@ -54,8 +53,10 @@ class SampledCoefficients(NamedTuple):
     @property
     def width(self) -> float:
         """How many standard errors tell a coefficient from zero."""
+        from scipy.special import stdtrit  # here: importing it takes longer than the quantile
+
         tests = max(self.value.size, 1)
-        return float(student.isf(0.5 * RISK / tests, NETS - 1))
+        return float(-stdtrit(NETS - 1, 0.5 * RISK / tests))
 
     def sure(self, tolerance: float) -> np.ndarray:
         """Which multi-indices (n,) are not zero: one of their entries is told from zero, and is

@@ -25,7 +25,7 @@ FLOORS = (  # a room may import from rooms before it and from those beside it, n
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
-TOP_LEVEL = {"__init__.py", "py.typed"}
+TOP_LEVEL = {"__init__.py", "__init__.pyi", "py.typed"}
 
 
 def private_imports(house: House, files: list[File] | None = None) -> list[str]:

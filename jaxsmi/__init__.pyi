@@ -1,0 +1,85 @@
+"""The public names, and the rooms that they come from: what `__init__.py` loads on first use."""
+
+from . import models, priors, sgd, text
+from .core.codes import Result
+from .core.data import Dataset
+from .core.driver import Record
+from .core.results import Solution, Threshold
+from .descent import baselines
+from .descent.averaging import averaged
+from .descent.order import learned_at
+from .descent.stream import Stream
+from .descent.task import Batches, Stop
+from .descent.training import train
+from .inference.branches import global_minimum
+from .inference.evolution import state_evolution
+from .inference.learner_search import search_learner
+from .inference.message_passing import gamp
+from .inference.potential import free_entropy
+from .inference.spectral import spectral
+from .inference.spectral_theory import spectral_overlap
+from .learners import Erm, MatrixErm, Mismatched, losses
+from .models import (
+    AttentionIndexed,
+    Bilinear,
+    DeepAttention,
+    MultiIndex,
+    SequenceSingleIndex,
+    Tokens,
+    align,
+    generalization_error,
+    links,
+)
+from .thresholds.recovery import recovery_threshold
+from .thresholds.search import search_threshold
+from .thresholds.stairs import staircase
+from .thresholds.transitions import first_order
+from .thresholds.weak import weak_recovery
+from .workbench.order import learning_order
+from .workbench.sweeps import sweep
+
+__all__ = [
+    "AttentionIndexed",
+    "Batches",
+    "Bilinear",
+    "Dataset",
+    "DeepAttention",
+    "Erm",
+    "MatrixErm",
+    "Mismatched",
+    "MultiIndex",
+    "Record",
+    "Result",
+    "SequenceSingleIndex",
+    "Solution",
+    "Stop",
+    "Stream",
+    "Threshold",
+    "Tokens",
+    "align",
+    "averaged",
+    "baselines",
+    "first_order",
+    "free_entropy",
+    "gamp",
+    "generalization_error",
+    "global_minimum",
+    "learned_at",
+    "learning_order",
+    "links",
+    "losses",
+    "models",
+    "priors",
+    "recovery_threshold",
+    "search_learner",
+    "search_threshold",
+    "sgd",
+    "spectral",
+    "spectral_overlap",
+    "staircase",
+    "state_evolution",
+    "sweep",
+    "text",
+    "train",
+    "weak_recovery",
+]
