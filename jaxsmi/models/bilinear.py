@@ -356,8 +356,9 @@ class Bilinear(AbstractMatrixModel):
         """Warn where rounding moves β, ρ or α by more than 1 %."""
         d = dimension
         L = self.length(dimension)
-        rho = float(self.prior.rank_ratio)
-        beta = float(self.aspect_ratio)
+        with jax.ensure_compile_time_eval():  # a known model is known inside jit, too
+            rho = float(self.prior.rank_ratio)
+            beta = float(self.aspect_ratio)
         ratios = {
             "rank_ratio": (rho, self.prior.width(d) / d),
             "alpha": (alpha, samples / (d * L)),

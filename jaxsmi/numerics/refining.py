@@ -28,6 +28,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import POSITIVE, Arguments
+from jaxsmi.numerics.memory import Block, block_within, working_memory
 from jaxsmi.numerics.refining_rules import (
     LARGEST_GRID,
     AbstractRule,
@@ -124,9 +125,14 @@ class _Integral(eqx.Module):
         return jax.tree.leaves(self.samples)[0].shape[0]
 
     @property
+    def shape(self) -> Block:
+        """Samples and nodes worked on at once, by the memory of the device."""
+        return block_within(working_memory(), self.columns.count, *self.rule.blocks)
+
+    @property
     def block(self) -> int:
         """S, the number of samples of a block."""
-        return min(self.rule.block_shape[0], self.total)
+        return min(self.shape.samples, self.total)
 
     def level(self, number: Array) -> _Level:
         """The level of that number."""
@@ -134,7 +140,7 @@ class _Integral(eqx.Module):
 
     def chunk_sums(self, block: PyTree, start: Array, group: Array, level: _Level) -> Sums:
         """Sums over one chunk of nodes, in single precision where that is enough."""
-        chunk = self.rule.block_shape[1]
+        chunk = self.shape.nodes
         nodes = self.rule.nodes(start, chunk, group, level.number, level.rows)
 
         def sums(operands: tuple[PyTree, Nodes]) -> Sums:
@@ -153,7 +159,7 @@ class _Integral(eqx.Module):
 
     def group_sums(self, block: PyTree, group: Array, level: _Level) -> Sums:
         """Sums over all nodes of one group."""
-        chunk = self.rule.block_shape[1]
+        chunk = self.shape.nodes
 
         def add(step: Array, sums: Sums) -> Sums:
             return self.columns.merged(sums, self.chunk_sums(block, step * chunk, group, level))

@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.numerics.memory import Block
 from jaxsmi.numerics.nets import Net, nets
 
 __all__ = [
@@ -85,6 +86,7 @@ class AbstractRule(eqx.Module):
             samples whose posterior reaches the edge.
         groups: How many interleaved parts a level has, each a rule of its own.
         single_precision: Whether nodes may be weighed in single precision.
+        blocks: Samples and nodes worked on at once, at least and at most (`memory.block_within`).
     """
 
     dimension: eqx.AbstractVar[int]
@@ -92,16 +94,12 @@ class AbstractRule(eqx.Module):
     narrow: eqx.AbstractVar[int]
     groups: eqx.AbstractVar[int]
     single_precision: eqx.AbstractClassVar[bool]
+    blocks: eqx.AbstractClassVar[tuple[Block, Block]]
 
     @property
     def last(self) -> int:
         """The finest level."""
         return len(self.sizes) - 1
-
-    @property
-    @abc.abstractmethod
-    def block_shape(self) -> tuple[int, int]:
-        """Samples and nodes worked on at once: what fits the cache or fills the accelerator."""
 
     @abc.abstractmethod
     def rows(self, level: Array) -> Array:
@@ -154,6 +152,7 @@ class TrapezoidRule(AbstractRule):
     """
 
     single_precision: ClassVar[bool] = False
+    blocks: ClassVar[tuple[Block, Block]] = (Block(16, 512), Block(512, 2048))
 
     dimension: int = eqx.field(static=True)
     sizes: tuple[int, ...] = eqx.field(static=True)
@@ -180,11 +179,6 @@ class TrapezoidRule(AbstractRule):
     def spacing(self) -> int:
         """That of a group's rows, in those of the grid."""
         return 1 if self.jumps is None else 2
-
-    @property
-    def block_shape(self) -> tuple[int, int]:
-        """Samples and nodes worked on at once."""
-        return (16, 512) if jax.default_backend() == "cpu" else (512, 2048)
 
     def rows(self, level: Array) -> Array:
         """How many nodes of one group lie in the rows up to each.
@@ -279,6 +273,8 @@ class NetRule(AbstractRule):
 
     groups: ClassVar[int] = _NETS
     single_precision: ClassVar[bool] = True
+    # points are costly, and many samples share them
+    blocks: ClassVar[tuple[Block, Block]] = (Block(64, 256), Block(64, 16384))
 
     net: Net
     dimension: int = eqx.field(static=True)
@@ -290,11 +286,6 @@ class NetRule(AbstractRule):
         self.dimension = dimension
         self.sizes = tuple(size for size in _NET_SIZES if size <= max_nodes)
         self.narrow = len(self.sizes)
-
-    @property
-    def block_shape(self) -> tuple[int, int]:
-        """Samples and nodes worked on at once: points are costly, and many samples share them."""
-        return (64, 256) if jax.default_backend() == "cpu" else (64, 16384)
 
     def rows(self, level: Array) -> Array:
         """One row holds all points of a group."""

@@ -36,7 +36,7 @@ from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.gaussian_points import gaussian_points
-from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd
+from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.averages import net_averages
@@ -319,7 +319,8 @@ def _recovery_rates(
         scaled = G * (len(weight) * weight)[:, None, None, None, None]
         noise = conjugation(scaled, G).reshape(P * P, P * P)
         identity = jnp.eye(P, dtype=theory_dtype())
-        pull = jnp.kron(mean, identity) + jnp.kron(identity, mean)
-        return 0.5 / jnp.max(jnp.abs(jnp.linalg.eigvals(jnp.linalg.solve(pull, noise))))
+        # both are symmetric: no eigenvalues of a matrix that is not, which a TPU does not have
+        root = inverse_root(jnp.kron(mean, identity) + jnp.kron(identity, mean))
+        return 0.5 / jnp.linalg.eigvalsh(symmetric(root @ noise @ root))[-1]
 
     return lax.map(one, (z, weight))
