@@ -16,6 +16,7 @@ score_error.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import equinox as eqx
@@ -331,17 +332,19 @@ class AttentionIndexed(AbstractMatrixModel):
         return (self.layers * self.prior.width(dimension), dimension)
 
     def scores_of(self, W: Array, inputs: Array | Regenerated) -> Array:
-        """Scores h (n, T, T) of inputs (n, T, d) for weights (d, r)."""
+        """Scores h (n, T, T) of inputs (n, T, d) for weights (d, r), in the wider
+        precision of the two."""
         d, r = W.shape
         narrow = W.astype(product_dtype(inputs))
-        trace = jnp.sum(W.astype(theory_dtype()) ** 2)
+        wide = jnp.promote_types(W.dtype, narrow.dtype)
+        trace = jnp.sum(W.astype(wide) ** 2)
 
         def products(x: Array) -> Array:
-            z = jnp.einsum("ntd,dr->ntr", x, narrow, precision="highest").astype(theory_dtype())
-            return jnp.einsum("nar,nbr->nab", z, z)
+            z = jnp.einsum("ntd,dr->ntr", x, narrow, precision="highest").astype(wide)
+            return jnp.einsum("nar,nbr->nab", z, z, precision="highest")
 
-        scores = mapped(products, inputs) - trace * jnp.eye(inputs.shape[1])
-        return scores / jnp.sqrt(float(r * d)) / jnp.sqrt(float(d))
+        scores = mapped(products, inputs) - trace * jnp.eye(inputs.shape[1], dtype=wide)
+        return scores / math.sqrt(r * d) / math.sqrt(d)
 
     def fields_of(self, weights: Array, inputs: Array | Regenerated) -> Array:
         """Scores h (n, L, T, T) of inputs (n, T, d) for factors (L r, d)."""

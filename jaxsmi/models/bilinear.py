@@ -24,13 +24,13 @@ channels of index models with P = M = 1 (matrix_outputs.py); signs of S are lost
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -240,7 +240,7 @@ class Bilinear(AbstractMatrixModel):
                 length = max(columns - round(columns / (1.0 + float(self.aspect_ratio))), 1)
             first = factors[:, :length]
             second = factors[:, length:]
-        return jnp.matmul(first.T, second, precision="highest") / np.sqrt(factors.shape[0])
+        return jnp.matmul(first.T, second, precision="highest") / math.sqrt(factors.shape[0])
 
     def signal(self, teacher: Array) -> Array:
         """The signal (1, L, d) of a teacher (L, d)."""
@@ -335,7 +335,7 @@ class Bilinear(AbstractMatrixModel):
         """φ(⟨X, Ŝ⟩/√(dL)) (n, ...)."""
         S = estimate.astype(inputs.dtype)
         fields = jnp.einsum("nld,ld->n", inputs, S, precision="highest")
-        return jax.vmap(self.link)(fields / np.sqrt(estimate.size))
+        return jax.vmap(self.link)(fields / math.sqrt(estimate.size))
 
     # Data
 

@@ -19,11 +19,12 @@ second case and to 1 in the first.
 
 from __future__ import annotations
 
+import math
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 from jaxsmi.sensing.base import AbstractSensing
@@ -37,9 +38,9 @@ _LARGE = 2**26  # numbers of inputs that are read at once
 class IndexSensing(AbstractSensing):
     """Fields of the index family (module docstring).
 
-    Inputs may be float32: products are then float32 at highest precision, sums of theory float64.
-    Memory beyond the inputs: O(N P M + P D). Cost of `forward` or `adjoint`: one pass over N·M·D
-    numbers.
+    Inputs may be float32: products are then float32 at highest precision, sums over blocks of
+    samples float64. Memory beyond the inputs: O(N P M + P D). Cost of `forward` or `adjoint`: one
+    pass over N·M·D numbers.
 
     Args:
         inputs: Inputs (N, M, D).
@@ -60,15 +61,16 @@ class IndexSensing(AbstractSensing):
         return self.dimension
 
     def forward(self, W: Array) -> Array:
-        """Fields (N, P, M) of the signal (P, D)."""
+        """Fields (N, P, M) of the signal (P, D), in the wider precision of signal and products."""
         narrow = W.T.astype(product_dtype(self.inputs))
+        wide = jnp.promote_types(W.dtype, narrow.dtype)
 
         def fields(x: Array) -> Array:
             n, M, D = x.shape
             flat = jnp.matmul(x.reshape(n * M, D), narrow, precision="highest")
-            return jnp.swapaxes(flat.reshape(n, M, -1), 1, 2).astype(theory_dtype())
+            return jnp.swapaxes(flat.reshape(n, M, -1), 1, 2).astype(wide)
 
-        return mapped(fields, self.inputs) / jnp.sqrt(float(self.dimension))
+        return mapped(fields, self.inputs) / math.sqrt(self.dimension)
 
     def adjoint(self, g: Array) -> Array:
         """Σ_μ g_μ x_μ/√D (P, D) of per-sample vectors (N, P, M)."""
