@@ -1,0 +1,364 @@
+"""The programs that the library hands to XLA, as text, for accelerators that need not be there.
+
+    python tests/programs.py      the table of docs/accelerators.md: sizes, memory, operations
+
+A program is a function of a random key that draws its data, too: it is traced and lowered without
+a number being drawn. `step_of` cuts out the step of a solver, the body of the one loop, which is
+compiled for the CPU to count its memory and its kernels.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import re
+import sys
+import time
+import warnings
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import export
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+import jaxsmi as smi
+from jaxsmi.core import driver
+from jaxsmi.core.data import Dataset
+
+ACCELERATORS = ("cuda", "rocm", "tpu")
+KEY = jax.ShapeDtypeStruct((), jax.eval_shape(lambda: jax.random.key(0)).dtype)
+
+# The programs -------------------------------------------------------------------------------
+
+
+def arrays(tree):
+    """What a compiled program can return."""
+    return eqx.filter(tree, eqx.is_array)
+
+
+def message_passing(model, dimension, alpha, learner=None, **drawing):
+    def program(key):
+        data = model.sample(key, dimension=dimension, alpha=alpha, **drawing)
+        return arrays(smi.gamp(model, data, key=key, learner=learner, max_steps=10))
+
+    return program
+
+
+def evolution(model, alpha=1.0, **options):
+    return lambda key: arrays(smi.state_evolution(model, alpha, key=key, **options))
+
+
+def weak_recovery(model, **options):
+    return lambda key: arrays(smi.weak_recovery(model, key=key, **options))
+
+
+def training(model, dimension, dtype=None, **options):
+    def program(key):
+        data = model.sample(key, dimension=dimension, alpha=2.0, dtype=dtype)
+        fit = smi.train(model, data, optax.adam(1e-2), key=key, steps=20, **options)
+        return arrays(fit)
+
+    return program
+
+
+def online(model, **options):
+    rule = {"dimension": 100, "alpha": 1.0, "rate": 0.1, **options}
+    return lambda key: arrays(smi.sgd.simulate(model, key, **rule))
+
+
+def retrieval():
+    return smi.links.phase_retrieval()
+
+
+def softmax():
+    return smi.AttentionIndexed(2, 0.5)
+
+
+def bilinear():
+    return smi.Bilinear(1.0, 0.25)
+
+
+def quadratic():
+    return smi.Bilinear(1.0, 0.5, 0.1, symmetric=True)
+
+
+def committee():
+    """Four fields, integrated over nets."""
+    return smi.MultiIndex(lambda z: jnp.tanh(jnp.sum(z)), indices=2, tokens=2, noise=0.1)
+
+
+def tanh():
+    return smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]), indices=1, noise=0.1)
+
+
+SINGLE = {"store": False, "dtype": jnp.float32}
+
+FAST = {
+    "message passing, softmax scores": lambda: message_passing(softmax(), 16, 0.5, **SINGLE),
+    "state evolution, linear": lambda: evolution(smi.links.linear(0.1)),
+    "state evolution, softmax scores": lambda: evolution(softmax(), 0.2),
+    "weak recovery, phase retrieval": lambda: weak_recovery(retrieval()),
+    "training, phase retrieval": lambda: training(retrieval(), 20),
+    "online SGD, chain": lambda: online(retrieval()),
+}
+
+SLOW = {
+    "message passing, bilinear": lambda: message_passing(bilinear(), 16, 0.5),
+    "message passing, linear": lambda: message_passing(smi.links.linear(0.1), 40, 2.0),
+    "message passing, phase retrieval": lambda: message_passing(retrieval(), 40, 2.0),
+    "message passing, two layers": lambda: message_passing(smi.DeepAttention(2, 2), 40, 1.2),
+    "message passing, three layers": lambda: message_passing(smi.DeepAttention(3, 2), 20, 1.2),
+    "message passing, rank two": lambda: message_passing(
+        smi.DeepAttention(2, 2, ranks=(1, 2)), 20, 1.2
+    ),
+    "message passing, any link": lambda: message_passing(tanh(), 20, 2.0),
+    "message passing, nets": lambda: message_passing(committee(), 20, 2.0),
+    "message passing, regenerated": lambda: message_passing(retrieval(), 64, 2.0, **SINGLE),
+    "message passing, stored scores": lambda: message_passing(softmax(), 16, 0.5),
+    "message passing, hardmax scores": lambda: message_passing(
+        smi.AttentionIndexed(3, 0.5, output="hardmax"), 16, 0.5
+    ),
+    "message passing, quadratic": lambda: message_passing(quadratic(), 16, 0.5),
+    "message passing, ridge": lambda: message_passing(
+        smi.links.linear(0.1), 40, 2.0, learner=smi.Erm()
+    ),
+    "message passing, nuclear norm": lambda: message_passing(
+        smi.AttentionIndexed(2, 0.5, output="linear"), 16, 0.5, learner=smi.MatrixErm(0.1)
+    ),
+    "state evolution, two layers": lambda: evolution(smi.DeepAttention(2, 2)),
+    "state evolution, nets": lambda: evolution(committee()),
+    "state evolution, bilinear": lambda: evolution(bilinear(), 0.2),
+    "state evolution, mismatched": lambda: evolution(
+        smi.links.linear(0.1), learner=smi.Mismatched(smi.links.linear(0.3))
+    ),
+    "state evolution, risk": lambda: evolution(
+        smi.links.sign(), learner=smi.Erm(tanh(), ridge=0.1)
+    ),
+    "weak recovery, two layers": lambda: weak_recovery(smi.DeepAttention(2, 2)),
+    "weak recovery, three layers": lambda: weak_recovery(smi.DeepAttention(3, 2)),
+    "training, two layers, batches": lambda: training(smi.DeepAttention(2, 2), 20, batch_size=10),
+    "training, softmax scores": lambda: training(softmax(), 16),
+    "training, bilinear": lambda: training(bilinear(), 16),
+    "online SGD, whole vectors": lambda: online(retrieval(), method="full"),
+    "online SGD, momentum": lambda: online(retrieval(), momentum=0.5, repeats=2, batch_size=2),
+}
+
+PROGRAMS = FAST | SLOW
+
+# Lowering ------------------------------------------------------------------------------------
+
+
+def lowered(program, platforms=ACCELERATORS, key=KEY):
+    """The program for these platforms, as `jax.export` makes it: it refuses calls of the host and
+    of libraries that promise nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return export.export(jax.jit(program), platforms=platforms)(key)
+
+
+def over_devices(program, monkeypatch, devices=4):
+    """The program on data that are spread over so many devices."""
+    mesh = AbstractMesh((devices,), ("samples",))
+    monkeypatch.setattr(Dataset, "mesh", property(lambda data: mesh))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return lowered(program, key=jax.ShapeDtypeStruct((), KEY.dtype, sharding=everywhere))
+
+
+def calls(text):
+    """The libraries' functions that a program calls, and how often it names them."""
+    return collections.Counter(re.findall(r"custom_call @(\w+)", text))
+
+
+def largest(text, kind):
+    """Entries of the largest array of a kind, such as f64; 0 where there is none."""
+    shapes = re.findall(rf"tensor<((?:\d+x)*){kind}>", text)
+    return max((math.prod(int(d) for d in s.split("x") if d) for s in shapes), default=0)
+
+
+def shapes_of(tree):
+    """The same tree, of shapes."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+class Part(NamedTuple):
+    """A function of arrays, of which only the shapes are known."""
+
+    function: object
+    shapes: object
+
+    def lower(self):
+        return jax.jit(self.function).lower(self.shapes)
+
+    def export(self, platforms=ACCELERATORS):
+        return export.export(jax.jit(self.function), platforms=platforms)(self.shapes)
+
+
+class Solving(NamedTuple):
+    """The first solver that a program drives, with its run: shapes of arrays, and the rest."""
+
+    shapes: object
+    rest: object
+
+    @property
+    def solver(self):
+        return eqx.combine(self.shapes, self.rest)[0]
+
+    def part(self, function):
+        """A function of (solver, run) as a part of the program."""
+        return Part(lambda x: arrays(function(*eqx.combine(x, self.rest))), self.shapes)
+
+
+def solving(program):
+    """What a program drives first; traced, not computed."""
+    seen = []
+    original = driver.drive
+
+    def noted(solver, run, *arguments, **options):
+        shapes, rest = eqx.partition((solver, run), eqx.is_array)
+        seen.append(Solving(shapes_of(shapes), rest))
+        return run
+
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in [m for name, m in sys.modules.items() if name.startswith("jaxsmi.")]:
+            if vars(module).get("drive") is original:
+                module.drive = noted
+                stack.callback(setattr, module, "drive", original)
+        jax.eval_shape(program, KEY)
+    return seen[0]
+
+
+def step_of(program):
+    """One step of the solver that a program drives."""
+    return solving(program).part(lambda solver, run: solver.step(run.state, run.step))
+
+
+@contextlib.contextmanager
+def compiled_parts():
+    """The programs of `eqx.filter_jit` that are run inside the block, from outside jit."""
+    kind = type(eqx.filter_jit(lambda: None))
+    original = kind.__call__
+    parts = []
+
+    def noted(self, *arguments, **options):
+        given, rest = eqx.partition((arguments, options), eqx.is_array)
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given)):
+
+            def function(given):
+                positional, named = eqx.combine(given, rest)
+                return arrays(original(self, *positional, **named))
+
+            parts.append(Part(function, shapes_of(given)))
+        return original(self, *arguments, **options)
+
+    kind.__call__ = noted
+    try:
+        yield parts
+    finally:
+        kind.__call__ = original
+
+
+# Counting ------------------------------------------------------------------------------------
+
+# What is no kernel of its own
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota"}
+_FREE |= {"while", "call", "conditional"}
+
+
+def kernels(hlo):
+    """Instructions of a compiled program in its entry and its loops, a fusion for one: each is a
+    kernel or a call of a library; those of a loop are counted once. Of the CPU: a proxy."""
+    count = 0
+    counted = False
+    for line in hlo.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            # the body of a loop returns a tuple, unlike conditions and what a reduction applies
+            counted = line.startswith("ENTRY") or (") -> (" in line and "fused" not in line[:20])
+        operation = re.match(r"\s+(?:ROOT )?%?[\w.\-]+ = .*? ([a-z][\w\-]*)\(", line)
+        if operation and counted and operation.group(1) not in _FREE:
+            count += 1
+    return count
+
+
+class Cost(NamedTuple):
+    """StableHLO; bytes of arguments and temporary arrays, operations and kernels of the
+    program compiled for this machine; seconds of tracing and lowering, and of compiling."""
+
+    text: str
+    arguments: int
+    temporary: int
+    operations: float
+    kernels: int
+    lowering: float
+    compiling: float
+
+
+def cost(part):
+    begin = time.process_time()
+    low = part.lower()
+    lowering = time.process_time() - begin
+    compiled = low.compile()
+    memory = compiled.memory_analysis()
+    return Cost(
+        text=low.as_text(),
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        operations=compiled.cost_analysis()["flops"],
+        kernels=kernels(compiled.as_text()),
+        lowering=lowering,
+        compiling=time.process_time() - begin - lowering,
+    )
+
+
+# The table ------------------------------------------------------------------------------------
+
+
+def parts():
+    """What is compiled and counted, by its name."""
+    two = smi.DeepAttention(2, 2)
+    steps = {
+        "GAMP, phase retrieval, float32, N = D = 1000": message_passing(
+            retrieval(), 1000, 1.0, dtype=jnp.float32
+        ),
+        "GAMP, phase retrieval, regenerated": message_passing(retrieval(), 1000, 1.0, **SINGLE),
+        "GAMP, two layers, N = D = 500": message_passing(two, 500, 1.0),
+        "GAMP, softmax scores, d = 100, N = d²": message_passing(softmax(), 100, 1.0),
+        "GAMP, bilinear, d = L = 50, N = dL/2": message_passing(bilinear(), 50, 0.5),
+        "GAMP, quadratic, d = 50, N = d²/2": message_passing(quadratic(), 50, 0.5),
+        "state evolution, phase retrieval, 2^13 samples": evolution(retrieval(), samples=2**13),
+        "state evolution, two layers, 2^13 samples": evolution(two, samples=2**13),
+        "state evolution, minimiser of a risk": evolution(
+            smi.links.sign(), learner=smi.Erm(tanh(), ridge=0.1)
+        ),
+        "training, two layers, D = 500, N = 1000": training(two, 500),
+        "online SGD, chain, a block": online(retrieval()),
+        "online SGD, whole vectors, D = 100, a record": online(retrieval(), method="full"),
+    }
+    yield from ((name, step_of(program)) for name, program in steps.items())
+    for name, model in (("phase retrieval", retrieval()), ("two layers", two)):
+        yield f"weak recovery, {name}, 2^16 samples", Part(weak_recovery(model), KEY)
+
+
+def main():
+    jax.config.update("jax_enable_x64", True)
+    columns = "arguments (bytes) | temporary (bytes) | operations | kernels | lines"
+    print(f"| program | {columns} | lowering (s) | compiling (s) |\n|---|{'---:|' * 7}")
+    for name, part in parts():
+        c = cost(part)
+        lines = c.text.count("\n")
+        shown = f"{c.arguments} | {c.temporary} | {c.operations:.2g} | {c.kernels} | {lines}"
+        print(f"| {name} | {shown} | {c.lowering:.1f} | {c.compiling:.1f} |", flush=True)
+    print("\n| program | lines for one device | libraries called |\n|---|---:|---|")
+    for name, build in PROGRAMS.items():
+        text = lowered(build(), ("cuda",)).mlir_module()
+        called = ", ".join(sorted(calls(text))) or "none"
+        lines = text.count("\n")
+        print(f"| {name} | {lines} | {called} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

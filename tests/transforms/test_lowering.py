@@ -1,0 +1,297 @@
+"""Programs for accelerators that are not at hand: they lower, call nothing on the host, keep to
+the precision of their inputs, and take the memory that is stated.
+
+Lowered by `jax.export` for CUDA, ROCm and TPU at once; memory and kernels are those of the program
+compiled for the CPU. Nothing is computed here."""
+
+import itertools
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import programs
+import pytest
+
+import jaxsmi as smi
+from jaxsmi.numerics import memory, refining
+from jaxsmi.numerics.memory import Block, block_within, working_memory
+from jaxsmi.sensing.blocks import BLOCK
+from jaxsmi.workbench import costs
+
+EVERY = [
+    *programs.FAST,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in programs.SLOW),
+]
+
+# Every accelerator ----------------------------------------------------------------------------
+
+
+def stays_on_the_device(text):
+    """No call of Python, of the CPU's linear algebra, no transfer to the host or back."""
+    strange = [name for name in programs.calls(text) if re.search("callback|python|lapack", name)]
+    return not strange and not re.search(r"stablehlo\.(send|recv|infeed|outfeed)\b", text)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_lowers_for_every_accelerator(name):
+    exported = programs.lowered(programs.PROGRAMS[name]())
+    assert exported.platforms == programs.ACCELERATORS
+    assert stays_on_the_device(exported.mlir_module())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "message passing, linear",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "message passing, softmax scores",
+                "message passing, regenerated",
+                "message passing, two layers",
+                "message passing, bilinear",
+                "message passing, quadratic",
+            )
+        ),
+    ],
+)
+def test_lowers_over_four_devices(name, monkeypatch):
+    """Sums over samples go over the devices, and no array with an axis of samples does."""
+    exported = programs.over_devices(programs.PROGRAMS[name](), monkeypatch)
+    text = exported.mlir_module()
+    assert exported.nr_devices == 4
+    assert stays_on_the_device(text)
+    assert "stablehlo.all_reduce" in text
+    assert not re.search(r"stablehlo\.(all_gather|all_to_all|collective_permute)", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda key: smi.staircase(smi.links.sign(), key=key, alpha_max=2.0, samples=2**8),
+        lambda key: smi.first_order(smi.links.sign(), key=key, samples=2**8),
+        lambda key: smi.gamp(*_sampled(), key=key, max_steps=3),
+        lambda key: smi.free_entropy(smi.links.sign(), 1.0, 0.5, key=key),
+        lambda key: smi.sgd.maximal_rate(programs.tanh(), key=key),
+    ],
+    ids=["staircase", "first order", "spectral start", "free entropy", "maximal rate"],
+)
+def test_programs_between_which_the_host_decides(call):
+    """Each of them, as they are compiled when the call is made."""
+    with programs.compiled_parts() as parts:
+        call(jax.random.key(0))
+    assert parts
+    for part in parts:
+        assert stays_on_the_device(part.export().mlir_module())
+
+
+def _sampled():
+    model = smi.links.phase_retrieval()
+    return model, model.sample(jax.random.key(0), dimension=20, alpha=2.0)
+
+
+# Precision ------------------------------------------------------------------------------------
+
+SINGLE = [
+    name for name in programs.PROGRAMS if not re.search("layers|rank two|bilinear|nuclear", name)
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name.startswith("weak") else pytest.mark.slow)
+        for name in SINGLE
+    ],
+)
+def test_no_double_precision_where_it_is_off(name):
+    """Noiseless attention and rectangular matrices refuse single precision, with the remedy."""
+    with jax.enable_x64(False):
+        text = programs.lowered(programs.PROGRAMS[name]()).mlir_module()
+    assert programs.largest(text, "f32") > 0
+    assert programs.largest(text, "f64") == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "dimension"),
+    [
+        (programs.retrieval, 30),
+        pytest.param(lambda: smi.DeepAttention(2, 2), 30, marks=pytest.mark.slow),
+        pytest.param(programs.softmax, 10, marks=pytest.mark.slow),
+        pytest.param(programs.bilinear, 10, marks=pytest.mark.slow),
+        pytest.param(programs.quadratic, 10, marks=pytest.mark.slow),
+    ],
+)
+def test_an_update_on_float32_inputs_is_float32(model, dimension):
+    """In double precision are the labels that came so, and single numbers."""
+    stretch = programs.solving(programs.training(model(), dimension, jnp.float32))
+
+    def gradient(solver, run):
+        now = run.state
+        words = jax.random.wrap_key_data(now.state.key[0])
+        _, batch = solver.problem.batch(words, now.carried[0], run.step)
+        weights = jax.tree.map(lambda x: x[0], now.state.weights)
+        change = jax.value_and_grad(solver.problem.objective)(weights, batch)
+        return optax.apply_updates(weights, change[1])
+
+    text = stretch.part(gradient).lower().as_text()
+    wide = set(re.findall(r"(stablehlo\.\w+) .*tensor<\d[\dx]*xf64>", text))
+    assert wide <= {"stablehlo.convert"}  # of the labels
+    assert programs.largest(text, "f64") <= stretch.solver.problem.data.labels.size
+    assert programs.largest(text, "f32") >= stretch.solver.problem.data.inputs.size
+
+
+# Memory and kernels ---------------------------------------------------------------------------
+
+
+class Case:
+    """Message passing whose step is compiled for N samples, with what it may take beside the
+    fields and the signal that `gamp_cost` counts (`more` bytes), and how many kernels."""
+
+    def __init__(self, model, dimension, alpha, kernels, more=0, **drawing):
+        self.model, self.kernels, self.more, self.drawing = model, kernels, more, drawing
+        self.size = {"dimension": dimension, "alpha": alpha}
+
+
+def integral(columns):
+    """Bytes of a block of the refining integral, twice over."""
+    return 2 * 8 * columns * 16 * 512
+
+
+SCORES = 4096  # samples that products of scores are made of at once
+
+STEPS = {
+    "phase retrieval": Case(programs.retrieval, 1000, 1.0, kernels=250, dtype=jnp.float32),
+    "linear": Case(lambda: smi.links.linear(0.1), 1000, 1.0, kernels=250),
+    "regenerated": Case(programs.retrieval, 1000, 1.0, kernels=320, **programs.SINGLE),
+    # two inner fields, two residuals: 17 columns
+    "two layers": Case(lambda: smi.DeepAttention(2, 2), 500, 1.0, kernels=650, more=integral(17)),
+    # half of a product of two tokens, and the same with its weights
+    "softmax scores": Case(programs.softmax, 100, 1.0, 250, more=2 * SCORES * 2 * 100 * 8),
+    "bilinear": Case(programs.bilinear, 50, 0.5, kernels=650),
+    "quadratic": Case(programs.quadratic, 50, 0.5, kernels=250),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "phase retrieval" else pytest.mark.slow)
+        for name in STEPS
+    ],
+)
+def test_memory_and_kernels_of_a_step_of_message_passing(name):
+    """No copy of the inputs: temporary arrays are the fields and the signal, as `gamp_cost` counts
+    them, six blocks of regenerated inputs, and a block of the integral or of products."""
+    case = STEPS[name]
+    model = case.model()
+    part = programs.step_of(programs.message_passing(model, **case.size, **case.drawing))
+    counted = costs.gamp_cost(model, **case.size, **case.drawing, probe=False).memory
+    allowed = counted["fields"] + counted["signal"] + case.more
+    if not case.drawing.get("store", True):
+        allowed += counted["inputs"]
+    elif not case.more:
+        assert allowed < 0.1 * counted["inputs"]  # so that a copy would be seen
+    found = programs.cost(part)
+    assert found.temporary <= allowed
+    assert found.kernels <= case.kernels
+    if case.drawing:  # float32: the fields are double, no inputs or block of them is
+        inputs = int(counted["inputs"]) // 4 // (1 if case.drawing.get("store", True) else 6)
+        assert programs.largest(found.text, "f32") >= inputs
+        assert programs.largest(found.text, "f64") < inputs / 10
+
+
+@pytest.mark.parametrize(
+    ("program", "model", "samples"),
+    [
+        (evolve, model, samples)
+        if (evolve, model, samples) == ("step", programs.retrieval, 2**13)
+        else pytest.param(evolve, model, samples, marks=pytest.mark.slow)
+        for evolve in ("step", "weak recovery")
+        for model in (programs.retrieval, lambda: smi.DeepAttention(2, 2))
+        for samples in (2**13, 2**16)
+    ],
+)
+def test_memory_of_the_outer_average(program, model, samples):
+    """State evolution and weak recovery hold the fields of all samples, 10 F + 2 F² numbers each
+    (ω, z, g, statistics, points of the net; ∂g twice), as many for the block of 4096 that is worked
+    on, and a block of the integral."""
+    built = model()
+    F = built.indices * built.tokens
+    if program == "step":
+        part = programs.step_of(programs.evolution(built, samples=samples))
+    else:
+        call = programs.weak_recovery(built, samples=samples)
+        part = programs.Part(call, programs.KEY)
+    allowed = 8 * (10 * F + 2 * F**2) * (samples + 4096) + integral(17)
+    assert programs.cost(part).temporary <= allowed
+
+
+# Blocks of the refining integral --------------------------------------------------------------
+
+
+def device(bytes_limit, name="accelerator"):
+    """What a device says of its memory."""
+    stats = None if bytes_limit is None else {"bytes_limit": bytes_limit, "bytes_in_use": 0}
+    return types.SimpleNamespace(platform=name, memory_stats=lambda: stats)
+
+
+def test_blocks_follow_memory_and_not_names():
+    least, most = Block(16, 512), Block(512, 2048)
+    shape = lambda size, name: block_within(working_memory(device(size, name)), 17, least, most)
+    for size in (None, 2**30, 2**33, 2**37):
+        assert len({shape(size, name) for name in ("cpu", "gpu", "cuda", "rocm", "tpu")}) == 1
+    assert shape(None, "gpu") == shape(0, "tpu") == least  # memory unknown: the cache
+    assert shape(2**37, "cpu") == most
+    sizes = [shape(2**k, "gpu") for k in range(20, 40)]
+    assert len(set(sizes)) > 5
+    for k, block in zip(range(20, 40), sizes, strict=True):
+        taken = 8 * 17 * block.samples * block.nodes
+        assert taken <= max(2**k // 64, 8 * 17 * 16 * 512)
+    assert all(a.samples <= b.samples and a.nodes <= b.nodes for a, b in itertools.pairwise(sizes))
+
+
+def test_a_device_says_how_large_the_blocks_are(monkeypatch):
+    """The program of a posterior holds blocks of 512 samples and 2048 nodes where memory is large,
+    of 16 and 512 where it is not known."""
+    channel = programs.tanh().channel
+    given = [jax.ShapeDtypeStruct(shape, float) for shape in ((1024,), (1024, 1, 1), (1, 1))]
+    for size, shape in ((None, "16x512"), (80 * 2**30, "512x2048")):
+        monkeypatch.setattr(jax, "local_devices", lambda size=size: [device(size)])
+        text = jax.jit(lambda *x: channel.respond(*x).g).lower(*given).as_text()
+        assert f"tensor<{shape}xf64>" in text
+        assert len(re.findall(r"tensor<(?:16x512|512x2048)xf64>", text)) == text.count(
+            f"tensor<{shape}xf64>"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [programs.tanh, programs.committee, lambda: smi.DeepAttention(2)])
+def test_blocks_change_no_number(model, monkeypatch):
+    """The same sums in another order."""
+    built = model()
+    rng = np.random.default_rng(0)
+    omega, fields = rng.standard_normal((2, 200, built.indices, built.tokens))
+    channel = built.channel
+    noise = jnp.asarray(rng.standard_normal((200, channel.noise_size)))
+    statistic = channel.statistic(jax.vmap(channel.label)(jnp.asarray(fields), noise))
+    V = 0.4 * jnp.eye(built.indices)
+    found = []
+    for size in (memory.CACHE, 2**31):
+        monkeypatch.setattr(refining, "working_memory", lambda size=size: size)
+        found.append(jax.jit(lambda s, w: channel.respond(s, w, V))(statistic, omega))
+    np.testing.assert_array_equal(found[0].nodes, found[1].nodes)
+    np.testing.assert_allclose(found[0].g, found[1].g, atol=1e-10)
+
+
+def test_blocks_of_regenerated_inputs_are_bounded():
+    """A block holds 2^23 numbers at most, whatever N and D."""
+    data = jax.eval_shape(
+        lambda key: programs.retrieval().sample(key, dimension=20000, alpha=1.0, store=False),
+        programs.KEY,
+    )
+    assert data.inputs.each * 20000 <= BLOCK
