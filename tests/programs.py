@@ -91,8 +91,8 @@ def committee():
     return smi.MultiIndex(lambda z: jnp.tanh(jnp.sum(z)), indices=2, tokens=2, noise=0.1)
 
 
-def tanh():
-    return smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]), indices=1, noise=0.1)
+def tanh(noise=0.1):
+    return smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]), indices=1, noise=noise)
 
 
 SINGLE = {"store": False, "dtype": jnp.float32}

@@ -34,26 +34,34 @@ class _Weights(NamedTuple):
     frame: Array
 
 
-def online_sgd(rule: Rule) -> optax.GradientTransformation:
-    """The update of a rule."""
-    rate = rule.rate[:, None, None]
+class _Update(eqx.Module):
+    """The update of a rule as an optimiser; its numbers are arrays, and compile nothing anew."""
 
-    def init(params: _Weights) -> Array:
+    rule: Rule
+
+    def init(self, params: _Weights) -> Array:
+        """Velocities of zero."""
         return jnp.zeros_like(params.rows)
 
     def update(
-        updates: _Weights, state: Array, params: _Weights | None = None
+        self, updates: _Weights, state: Array, params: _Weights | None = None
     ) -> tuple[_Weights, Array]:
+        """The change of the weights, and the velocities."""
         assert params is not None
+        rule = self.rule
         W = params.rows
         V = updates.rows if rule.momentum is None else updates.rows + rule.momentum * state
         V = V if rule.decay is None else V + rule.decay * W
-        new = W - rate * V
+        new = W - rule.rate[:, None, None] * V
         norm = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
         new = norm(W) / norm(new) * new if rule.projected else new
         return _Weights(new - W, jnp.zeros_like(params.frame)), V
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+def online_sgd(rule: Rule) -> optax.GradientTransformation:
+    """The update of a rule."""
+    made = _Update(rule)
+    return optax.GradientTransformation(made.init, made.update)  # pyright: ignore[reportArgumentType]
 
 
 class _Batch(NamedTuple):

@@ -73,12 +73,11 @@ def test_lowers_over_four_devices(name, monkeypatch):
     "call",
     [
         lambda key: smi.staircase(smi.links.sign(), key=key, alpha_max=2.0, samples=2**8),
-        lambda key: smi.first_order(smi.links.sign(), key=key, samples=2**8),
         lambda key: smi.gamp(*_sampled(), key=key, max_steps=3),
         lambda key: smi.free_entropy(smi.links.sign(), 1.0, 0.5, key=key),
-        lambda key: smi.sgd.maximal_rate(programs.tanh(), key=key),
+        lambda key: smi.sgd.maximal_rate(programs.tanh(noise=0.0), key=key),
     ],
-    ids=["staircase", "first order", "spectral start", "free entropy", "maximal rate"],
+    ids=["staircase", "spectral start", "free entropy", "maximal rate"],
 )
 def test_programs_between_which_the_host_decides(call):
     """Each of them, as they are compiled when the call is made."""
@@ -101,17 +100,16 @@ SINGLE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name.startswith("weak") else pytest.mark.slow)
-        for name in SINGLE
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SINGLE)
 def test_no_double_precision_where_it_is_off(name):
     """Noiseless attention and rectangular matrices refuse single precision, with the remedy."""
-    with jax.enable_x64(False):
-        text = programs.lowered(programs.PROGRAMS[name]()).mlir_module()
+    jax.clear_caches()  # JAX keeps the constants of a traced program in their precision
+    try:
+        with jax.enable_x64(False):
+            text = programs.lowered(programs.PROGRAMS[name]()).mlir_module()
+    finally:
+        jax.clear_caches()
     assert programs.largest(text, "f32") > 0
     assert programs.largest(text, "f64") == 0
 
@@ -165,15 +163,15 @@ def integral(columns):
 SCORES = 4096  # samples that products of scores are made of at once
 
 STEPS = {
-    "phase retrieval": Case(programs.retrieval, 1000, 1.0, kernels=250, dtype=jnp.float32),
-    "linear": Case(lambda: smi.links.linear(0.1), 1000, 1.0, kernels=250),
-    "regenerated": Case(programs.retrieval, 1000, 1.0, kernels=320, **programs.SINGLE),
+    "phase retrieval": Case(programs.retrieval, 1000, 1.0, kernels=280, dtype=jnp.float32),
+    "linear": Case(lambda: smi.links.linear(0.1), 1000, 1.0, kernels=280),
+    "regenerated": Case(programs.retrieval, 1000, 1.0, kernels=450, **programs.SINGLE),
     # two inner fields, two residuals: 17 columns
-    "two layers": Case(lambda: smi.DeepAttention(2, 2), 500, 1.0, kernels=650, more=integral(17)),
-    # half of a product of two tokens, and the same with its weights
-    "softmax scores": Case(programs.softmax, 100, 1.0, 250, more=2 * SCORES * 2 * 100 * 8),
-    "bilinear": Case(programs.bilinear, 50, 0.5, kernels=650),
-    "quadratic": Case(programs.quadratic, 50, 0.5, kernels=250),
+    "two layers": Case(lambda: smi.DeepAttention(2, 2), 500, 1.0, kernels=600, more=integral(17)),
+    # inputs of two tokens, their products and copies of them in another order: eight such blocks
+    "softmax scores": Case(programs.softmax, 100, 1.0, kernels=250, more=8 * SCORES * 2 * 100 * 8),
+    "bilinear": Case(programs.bilinear, 50, 0.5, kernels=600),
+    "quadratic": Case(programs.quadratic, 50, 0.5, kernels=200),
 }
 
 
@@ -217,9 +215,9 @@ def test_memory_and_kernels_of_a_step_of_message_passing(name):
     ],
 )
 def test_memory_of_the_outer_average(program, model, samples):
-    """State evolution and weak recovery hold the fields of all samples, 10 F + 2 F² numbers each
-    (ω, z, g, statistics, points of the net; ∂g twice), as many for the block of 4096 that is worked
-    on, and a block of the integral."""
+    """State evolution and weak recovery hold the fields of all samples, 12 F + 2 F² numbers each
+    (points of the net, ω, z, g, statistics; ∂g twice), as many for the block of 4096 that is worked
+    on, or a block of the integral."""
     built = model()
     F = built.indices * built.tokens
     if program == "step":
@@ -227,7 +225,8 @@ def test_memory_of_the_outer_average(program, model, samples):
     else:
         call = programs.weak_recovery(built, samples=samples)
         part = programs.Part(call, programs.KEY)
-    allowed = 8 * (10 * F + 2 * F**2) * (samples + 4096) + integral(17)
+    closed = F == 1
+    allowed = 8 * (12 * F + 2 * F**2) * (samples + 4096 * closed) + integral(17) * (not closed)
     assert programs.cost(part).temporary <= allowed
 
 
@@ -270,7 +269,9 @@ def test_a_device_says_how_large_the_blocks_are(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [programs.tanh, programs.committee, lambda: smi.DeepAttention(2)])
+@pytest.mark.parametrize(
+    "model", [programs.tanh, programs.committee, lambda: smi.DeepAttention(2, 2)]
+)
 def test_blocks_change_no_number(model, monkeypatch):
     """The same sums in another order."""
     built = model()
@@ -284,8 +285,9 @@ def test_blocks_change_no_number(model, monkeypatch):
     for size in (memory.CACHE, 2**31):
         monkeypatch.setattr(refining, "working_memory", lambda size=size: size)
         found.append(jax.jit(lambda s, w: channel.respond(s, w, V))(statistic, omega))
-    np.testing.assert_array_equal(found[0].nodes, found[1].nodes)
-    np.testing.assert_allclose(found[0].g, found[1].g, atol=1e-10)
+    for name in ("log_partition", "g", "ess"):
+        one, other = (getattr(posterior, name) for posterior in found)
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
 
 
 def test_blocks_of_regenerated_inputs_are_bounded():
