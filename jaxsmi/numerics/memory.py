@@ -8,7 +8,8 @@ a device is called does not matter.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import jax
 
@@ -26,7 +27,14 @@ class Block(NamedTuple):
     nodes: int
 
 
-def working_memory(device: jax.Device | None = None) -> int:
+class Device(Protocol):
+    """What is asked of a `jax.Device`."""
+
+    def memory_stats(self) -> Mapping[str, int] | None:
+        """Its memory in bytes, among others the "bytes_limit"; None where it does not say."""
+
+
+def working_memory(device: Device | None = None) -> int:
     """Bytes that a block of an integral may take on a device.
 
     Args:
@@ -41,9 +49,11 @@ def working_memory(device: jax.Device | None = None) -> int:
         >>> working_memory(jax.devices("cpu")[0])
         524288
     """
-    if device is None:
-        device = jax.local_devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+    first: Device = jax.local_devices()[0] if device is None else device
+    try:
+        limit = (first.memory_stats() or {}).get("bytes_limit", 0)
+    except jax.errors.JaxRuntimeError:  # a plug-in that cannot say
+        limit = 0
     return limit // _SHARE if limit else CACHE
 
 
