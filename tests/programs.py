@@ -216,6 +216,8 @@ def solving(program):
     """What a program drives first; traced, not computed."""
     seen = []
     original = driver.drive
+    for name in smi.__all__:  # loaded before they are looked through
+        getattr(smi, name)
 
     def noted(solver, run, *arguments, **options):
         shapes, rest = eqx.partition((solver, run), eqx.is_array)

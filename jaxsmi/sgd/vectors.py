@@ -61,7 +61,8 @@ class _Update(eqx.Module):
 def online_sgd(rule: Rule) -> optax.GradientTransformation:
     """The update of a rule."""
     made = _Update(rule)
-    return optax.GradientTransformation(made.init, made.update)  # pyright: ignore[reportArgumentType]
+    init, update = made.init, made.update
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
 class _Batch(NamedTuple):
