@@ -102,7 +102,6 @@ FAST = {
     "state evolution, linear": lambda: evolution(smi.links.linear(0.1)),
     "state evolution, softmax scores": lambda: evolution(softmax(), 0.2),
     "weak recovery, phase retrieval": lambda: weak_recovery(retrieval()),
-    "training, phase retrieval": lambda: training(retrieval(), 20),
     "online SGD, chain": lambda: online(retrieval()),
 }
 
@@ -140,6 +139,7 @@ SLOW = {
     ),
     "weak recovery, two layers": lambda: weak_recovery(smi.DeepAttention(2, 2)),
     "weak recovery, three layers": lambda: weak_recovery(smi.DeepAttention(3, 2)),
+    "training, phase retrieval": lambda: training(retrieval(), 20),
     "training, two layers, batches": lambda: training(smi.DeepAttention(2, 2), 20, batch_size=10),
     "training, softmax scores": lambda: training(softmax(), 16),
     "training, bilinear": lambda: training(bilinear(), 16),

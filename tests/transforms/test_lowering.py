@@ -203,17 +203,10 @@ def test_memory_and_kernels_of_a_step_of_message_passing(name):
         assert programs.largest(found.text, "f64") < inputs / 10
 
 
-@pytest.mark.parametrize(
-    ("program", "model", "samples"),
-    [
-        (evolve, model, samples)
-        if (evolve, model, samples) == ("step", programs.retrieval, 2**13)
-        else pytest.param(evolve, model, samples, marks=pytest.mark.slow)
-        for evolve in ("step", "weak recovery")
-        for model in (programs.retrieval, lambda: smi.DeepAttention(2, 2))
-        for samples in (2**13, 2**16)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("samples", [2**13, 2**16])
+@pytest.mark.parametrize("model", [programs.retrieval, lambda: smi.DeepAttention(2, 2)])
+@pytest.mark.parametrize("program", ["step", "weak recovery"])
 def test_memory_of_the_outer_average(program, model, samples):
     """State evolution and weak recovery hold the fields of all samples, 12 F + 2 F² numbers each
     (points of the net, ω, z, g, statistics; ∂g twice), as many for the block of 4096 that is worked
@@ -254,6 +247,7 @@ def test_blocks_follow_memory_and_not_names():
     assert all(a.samples <= b.samples and a.nodes <= b.nodes for a, b in itertools.pairwise(sizes))
 
 
+@pytest.mark.slow
 def test_a_device_says_how_large_the_blocks_are(monkeypatch):
     """The program of a posterior holds blocks of 512 samples and 2048 nodes where memory is large,
     of 16 and 512 where it is not known."""
