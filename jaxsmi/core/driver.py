@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import RUNNING
+from jaxsmi.core.programs import program
 
 __all__ = ["AbstractSolver", "Record", "RecoveryRay", "Run", "advance", "begin", "drive", "ready"]
 
@@ -154,8 +155,8 @@ def advance(
     return lax.while_loop(running, body, run)
 
 
-ready = eqx.filter_jit(begin)  # from outside jit: one program instead of one an array
-_advance = eqx.filter_jit(advance)
+ready = program(begin)  # from outside jit: one program instead of one an array
+_advance = program(advance)
 
 
 def drive(

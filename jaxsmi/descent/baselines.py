@@ -32,6 +32,7 @@ from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver, advance, begin
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.numerics.quadrature import legendre
@@ -261,7 +262,7 @@ class DouglasRachford(AbstractSolver[_Splitting]):
         )
 
 
-@eqx.filter_jit
+@program
 def _smallest(
     model: Bilinear, data: Dataset, basis: Array, triangle: Array, tolerance: Array, max_steps: int
 ) -> Solution:

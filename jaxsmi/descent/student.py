@@ -6,7 +6,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.programs import program
 from jaxsmi.descent.loop import TrainState
 from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel
@@ -87,7 +87,7 @@ def _check_state(
     check(level, "state", state.step, allowed)
 
 
-@eqx.filter_jit
+@program
 def _gradient(
     model: AbstractModel,
     loss: Callable[[Array, Array], Array],

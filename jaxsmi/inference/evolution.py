@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -26,6 +25,7 @@ from jaxsmi.core.arrays import frozen, is_zero
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.inference.continuation import continued, noisy_models
 from jaxsmi.inference.inversion import inverted
@@ -345,7 +345,7 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
     return implicit.differentiable(solve, push, overlap_map, (V, weight), prepare)
 
 
-@eqx.filter_jit
+@program
 def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     """What the end of the iteration says, with derivatives, errors and a result code."""
     S = overlap_map.second_moment

@@ -26,6 +26,7 @@ from jaxsmi.core.arrays import concrete, frozen, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.driver import Run, drive, ready
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.learner_map import Answers, LearnerMap, admissible
 from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Truth
@@ -146,7 +147,7 @@ def evolved(
     return _solution(problem, Run(end.state, run.step + end.step, end.result, run.history))
 
 
-_answers = eqx.filter_jit(LearnerMap.answers)
+_answers = program(LearnerMap.answers)
 
 
 def _driven(
@@ -354,7 +355,7 @@ def _code(problem: LearnerMap, end: Run[Place], answers: Answers, stability: Arr
     return jnp.where(jnp.isnan(problem.alpha), Result.INVALID, code)
 
 
-@eqx.filter_jit
+@program
 def _solution(problem: LearnerMap, run: Run[Place]) -> LearnerSolution:
     """What the end of the iteration says."""
     still = frozen(problem)

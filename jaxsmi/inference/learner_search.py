@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -20,6 +19,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
 from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start
@@ -173,7 +173,7 @@ def _given(name: str, solution: LearnerSolution) -> Array:
     return number
 
 
-@eqx.filter_jit
+@program
 def _slope(
     objective: _Objective, parameters: PyTree, last: LearnerSolution
 ) -> tuple[tuple[Array, LearnerSolution], PyTree]:

@@ -30,6 +30,7 @@ from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Record, Run, drive, ready
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference import starts
 from jaxsmi.inference.assumptions import warn_of_inputs
@@ -299,7 +300,7 @@ def _following(
     return dataclasses.replace(problem, start=start, spectral=estimate)
 
 
-@eqx.filter_jit
+@program
 def _restarted(problem: GampIteration) -> Position:
     return problem.init()
 
@@ -338,7 +339,7 @@ def _ending(
     return history | {k: history[k].at[last].set(x) for k, x in returned.items()}
 
 
-@eqx.filter_jit
+@program
 def _solution(
     problem: GampIteration, end: Run[Position], key: PRNGKeyArray, valid: Array
 ) -> Solution:

@@ -29,6 +29,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core.checks import POSITIVE, Ability, Arguments
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.implicit import differentiable, not_differentiable
@@ -96,7 +97,7 @@ def free_entropy(
     return Estimate(*(jnp.where(valid, x, jnp.nan) for x in estimate))
 
 
-@eqx.filter_jit
+@program
 def potential_at(
     model: AbstractModel,
     alpha: Array,

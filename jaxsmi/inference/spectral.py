@@ -27,6 +27,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.checks import UNIT_INTERVAL, Ability, Arguments
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.iteration import GampState, contract
 from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
@@ -162,7 +163,7 @@ def spectral(
     return _solution(model, data, start, key, arguments.valid & model.valid)
 
 
-@eqx.filter_jit
+@program
 def spectral_start(
     observations: Observations, known: GampState, key: PRNGKeyArray, s: Array
 ) -> tuple[SpectralStart, Array]:
@@ -303,7 +304,7 @@ def _state(
     return state, estimate
 
 
-@eqx.filter_jit
+@program
 def _solution(
     model: AbstractModel, data: Dataset, start: SpectralStart, key: PRNGKeyArray, valid: Array
 ) -> Solution:

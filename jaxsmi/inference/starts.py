@@ -27,6 +27,7 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.programs import program
 from jaxsmi.inference.iteration import GampState, SideInformation, contract
 from jaxsmi.inference.spectral import (
     REGULARISATION,
@@ -109,7 +110,7 @@ def _silent(model: AbstractModel) -> bool:
     return bool(concrete(silent) and silent)
 
 
-@eqx.filter_jit
+@program
 def _even(channel: AbstractChannel) -> Array:
     """Whether labels stay the same where all fields change their sign."""
     shape = (_FIELDS, channel.indices, channel.tokens)

@@ -25,6 +25,7 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check
 from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, overlaps_of
 from jaxsmi.models.prediction import compiled_prediction_error, prediction_error
@@ -340,7 +341,7 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
         return prediction_error(self, Q, key=key, samples=samples).value
 
 
-@eqx.filter_jit
+@program
 def _labels(
     channel: AbstractChannel, inputs: Array | Regenerated, teacher: Array, noise: Array
 ) -> Array:

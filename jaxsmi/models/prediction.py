@@ -10,13 +10,13 @@ Equations here [theory: multi-index, Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.data import LabelLaw
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.implicit import not_differentiable
@@ -100,4 +100,4 @@ def prediction_error(
     return not_differentiable(estimate, given, unless=model.channel.smooth)
 
 
-compiled_prediction_error = eqx.filter_jit(prediction_error)
+compiled_prediction_error = program(prediction_error)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxsmi.core.programs import program
 from jaxsmi.priors.nodes import mixture_nodes
 
 __all__ = ["AbstractColumn", "Mixture", "posterior"]
@@ -96,7 +97,7 @@ class Mixture(AbstractColumn):
         """Itself."""
         return self
 
-    @eqx.filter_jit
+    @program
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
         """log Z_w, posterior mean f and posterior covariance C at one field b.
 
@@ -127,7 +128,7 @@ class Mixture(AbstractColumn):
         return log_partition, likeliest + shift, within + between
 
 
-@eqx.filter_jit
+@program
 def posterior(column: AbstractColumn, b: Array, A: Array) -> tuple[Array, Array]:
     """Posterior means (P, D) of the columns of b, and the average of their covariances (P, P)."""
     respond = lambda field: column.respond(field, A)[1:]

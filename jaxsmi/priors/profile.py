@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.programs import program
 from jaxsmi.numerics.linear_algebra import inverse_of_many, symmetric
 from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix
@@ -131,7 +131,7 @@ class GaussianProfile(AbstractIidPrior):
         )
         return jnp.mean(jax.vmap(one)(self.variances))
 
-    @eqx.filter_jit
+    @program
     def _covariances(self, A: Array) -> Array:
         """(C_0^{-1}/s_i + A)^{-1} = s_i L (I + s_i LᵀAL)^{-1} Lᵀ of all columns (D, P, P)."""
         L = self.base.mixture(len(A)).factor[0]

@@ -32,6 +32,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, Arguments, check
+from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.nets import power_of_two
@@ -127,7 +128,7 @@ class Path(NamedTuple):
     complete: Array
 
 
-@eqx.filter_jit
+@program
 def trajectories(
     equations: Equation, pair: TeacherStudent, gram: Array, x: Point, times: Array
 ) -> Path:
@@ -147,7 +148,7 @@ def trajectories(
     return _each(one, equations)
 
 
-@eqx.filter_jit
+@program
 def passages(
     equations: Equation,
     pair: TeacherStudent,

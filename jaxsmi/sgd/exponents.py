@@ -16,7 +16,6 @@ from collections.abc import Callable
 from math import comb
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.numerics.quadrature import hermite_polynomials
@@ -262,7 +262,7 @@ def _averages_of_nets(
     )
 
 
-@eqx.filter_jit
+@program
 def _averages(
     function: Callable[[Array], Array], which: Array, z: Array, degree: int
 ) -> tuple[Array, Array]:

@@ -16,6 +16,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
@@ -91,7 +92,7 @@ def risk(
     if concrete((model, v)) and without_sampling(model):
         finite = has_second_moment(model.target, model.length)
         check(finite, "target", model.target, "a function of finite second moment")
-    return eqx.filter_jit(risk_at)(model, v, key, samples)
+    return program(risk_at)(model, v, key, samples)
 
 
 def _index_risk(
@@ -115,7 +116,7 @@ def _index_risk(
     return Estimate(jnp.mean(values), jnp.std(values, ddof=1) / np.sqrt(_NETS))
 
 
-@eqx.filter_jit
+@program
 def _on_nets(
     pair: TeacherStudent, start: tuple[Array, Array], key: PRNGKeyArray, samples: int
 ) -> Array:
@@ -168,7 +169,7 @@ def hessian(
     return _hessian(model, v, key, sampling(Arguments(), model, key, samples))
 
 
-@eqx.filter_jit
+@program
 def _hessian(model: SequenceSingleIndex, v: Array, key: PRNGKeyArray | None, samples: int) -> Array:
     second = jax.jacfwd(jax.jacfwd(lambda v: risk_at(model, v, key, samples).value))(v)
     return jnp.where(in_range(model, v), second, jnp.nan)

@@ -18,6 +18,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.programs import program
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
@@ -113,7 +114,7 @@ class _Record(NamedTuple):
     risk: Array
 
 
-@eqx.filter_jit
+@program
 def _iterated(
     pair: TeacherStudent,
     gram: Array,

@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import Arguments
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.sgd.correlation import correlation
@@ -105,7 +106,7 @@ def gradient_noise(
     """
     v = overlaps(model, m, e)
     samples = sampling(Arguments(), model, key, samples)
-    return eqx.filter_jit(noise_at)(model, v, key, samples)
+    return program(noise_at)(model, v, key, samples)
 
 
 def noise_at(

@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
 from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.linear_algebra import symmetric
@@ -90,7 +91,7 @@ def _check_gradient(pair: TeacherStudent) -> None:
     check(slope, "student", "a link whose gradient is zero", allowed)
 
 
-@eqx.filter_jit
+@program
 def _sloped(pair: TeacherStudent, points: Array) -> Array:
     """Whether the loss has a gradient at some points (n, P* + P, tokens)."""
     slopes = jax.vmap(jax.grad(pair.sample_loss, argnums=1), (0, 0, None))

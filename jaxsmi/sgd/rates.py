@@ -31,6 +31,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, Interval, check
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
@@ -191,7 +192,7 @@ def _check_even(model: AbstractIndexModel, name: str) -> None:
     check(even, name, model.title, allowed)
 
 
-@eqx.filter_jit
+@program
 def _rates(
     pair: TeacherStudent,
     teacher: AbstractIndexModel,
@@ -299,7 +300,7 @@ def maximal_rate(
     number = arguments.count("nets", nets, at_least=2)
     count = power_of_two(arguments.count("samples", samples))
     S = pair.gram[: pair.targets, : pair.targets]
-    values = eqx.filter_jit(_recovery_rates)(law, S, made, count, number)
+    values = program(_recovery_rates)(law, S, made, count, number)
     return Estimate(jnp.mean(values), jnp.std(values, ddof=1) / np.sqrt(number))
 
 

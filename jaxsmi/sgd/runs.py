@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result, outcomes
+from jaxsmi.core.programs import program
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.sgd.coordinates import Coordinates
 
@@ -237,7 +238,7 @@ class _Measured(NamedTuple):
     distance: Array
 
 
-@eqx.filter_jit
+@program
 def _measured(rule: Rule, positions: Coordinates) -> _Measured:
     """What is seen of records."""
 

@@ -22,6 +22,7 @@ from jaxsmi.core.checks import (
     check,
 )
 from jaxsmi.core.codes import Result
+from jaxsmi.core.programs import program
 from jaxsmi.descent.task import REDUCTIONS
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.sgd import chain, vectors
@@ -160,7 +161,7 @@ def simulate(
     setting = Setting(rule, dimension, count, records)
     runner = _METHODS[arguments.choice("method", method, tuple(_METHODS))]
     size = dimension if pair.sized else jnp.asarray(dimension)  # a number compiles nothing anew
-    begin = eqx.filter_jit(begun)(pair, beginning, keys, size, rule.projected, rule.moving)
+    begin = program(begun)(pair, beginning, keys, size, rule.projected, rule.moving)
     _above(arguments, rule, begin, eta)
     runs = runner(setting, begin, keys, arguments.flag("progress", progress))
     return _masked(runs, arguments.valid)

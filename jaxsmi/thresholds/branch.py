@@ -13,13 +13,13 @@ and oblique directions E[C ⊗ C] differs from S ⊗ S: `refuse_oblique` says so
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.programs import program
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
@@ -63,7 +63,7 @@ def branch_growth(branch: OverlapMap, V: Array, X: Array | None = None) -> Growt
     )
 
 
-@eqx.filter_jit
+@program
 def _ties(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
     """How far unlearned directions are from independent of the learned ones, relative to S.
 

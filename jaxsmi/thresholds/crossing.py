@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.codes import Result
+from jaxsmi.core.programs import program
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, implicit
@@ -88,7 +89,7 @@ def crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
     return implicit.differentiable(_crossings, _tangent, model, region, _linearized)
 
 
-@eqx.filter_jit
+@program
 def _crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
     return lax.map(lambda key: _crossing(model, region, key), region.keys)
 
@@ -158,7 +159,7 @@ def _slope_along(
     return implicit.derivative(level, (branch, V), [*directions, moved])
 
 
-@eqx.filter_jit
+@program
 def _linearized(model: AbstractModel, region: SearchRegion, roots: Crossings) -> _Root:
     """What derivatives of all replicas have in common."""
 
@@ -173,7 +174,7 @@ def _linearized(model: AbstractModel, region: SearchRegion, roots: Crossings) ->
     return lax.map(one, (region.keys, roots.alpha, roots.V, roots.X))
 
 
-@eqx.filter_jit
+@program
 def _tangent(
     model: AbstractModel, region: SearchRegion, roots: _Root, directions: list[Array]
 ) -> Crossings:

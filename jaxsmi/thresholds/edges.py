@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.codes import Result
+from jaxsmi.core.programs import program
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.inference.potential import potential_at
 from jaxsmi.models.base import AbstractModel
@@ -183,7 +184,7 @@ class _Replica(eqx.Module):
         return Edges(algorithmic, optimal, spinodal)
 
 
-@eqx.filter_jit
+@program
 def edges(model: AbstractModel, bracket: Bracket, keys: PRNGKeyArray) -> Edges:
     """The three thresholds of each key, by bisection in α between the given ends."""
     return lax.map(lambda key: _Replica(model, key, bracket).edges(), keys)

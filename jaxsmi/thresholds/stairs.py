@@ -26,6 +26,7 @@ from tqdm import tqdm
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
@@ -230,7 +231,7 @@ class _Glance(eqx.Module):
         return _Place(alpha, self.V, float(self.inaccurate))
 
 
-@eqx.filter_jit
+@program
 def _glance(branch: OverlapMap, V0: Array) -> _Glance:
     V = branch_end(branch, V0, 100, 1e-3)[0]
     grown = branch_growth(branch, V)

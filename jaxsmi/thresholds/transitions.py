@@ -20,6 +20,7 @@ from tqdm import tqdm
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
@@ -147,12 +148,12 @@ def first_order(
     return not_differentiable(transition, given)
 
 
-@eqx.filter_jit
+@program
 def _next_uninformed(problem: OverlapMap, V: Array, steps: int) -> tuple[Array, Array]:
     return uninformed(problem, V, steps)
 
 
-@eqx.filter_jit
+@program
 def _next_informed(problem: OverlapMap, steps: int) -> tuple[Array, Array]:
     return informed(problem, steps)
 

@@ -22,6 +22,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
+from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.continuation import noisy_models, worst
 from jaxsmi.models.base import AbstractModel
@@ -34,7 +35,7 @@ from jaxsmi.thresholds.growth import checked_sizes, growth
 __all__ = ["weak_recovery"]
 
 
-@eqx.filter_jit
+@program
 def _weak_recovery(
     model: AbstractModel, key: PRNGKeyArray, samples: int, randomisations: int
 ) -> Threshold:

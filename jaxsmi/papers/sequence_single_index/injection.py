@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi import sgd
+from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, small_legend
 from jaxsmi.papers.sequence_single_index.students import Injected
@@ -71,7 +71,7 @@ def injection_shows_odd_targets(
     return Drawn(figure, arrays | runs, caption, [*compared, comparison])
 
 
-@eqx.filter_jit
+@program
 def _table(model: SequenceSingleIndex, m: Array) -> Array:
     return lax.map(lambda x: risk_at(model, x[None]).value, m)
 

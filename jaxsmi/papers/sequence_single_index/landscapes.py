@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array
 
 from jaxsmi import sgd
+from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.papers.common import (
     Comparison,
@@ -51,7 +51,7 @@ def surface(model: SequenceSingleIndex, points: int) -> tuple[np.ndarray, np.nda
     encoded = model.encoding.shape[1] > 0
     where = np.column_stack([m[inside], e[inside]]) if encoded else axis[:, None]
 
-    @eqx.filter_jit
+    @program
     def values(model: SequenceSingleIndex, where: Array) -> Array:
         return lax.map(lambda v: risk_at(model, v, coarse=True).value, where)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi import sgd
+from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, small_legend
 from jaxsmi.papers.sequence_single_index.landscapes import draw_landscape, surface
@@ -155,7 +155,7 @@ def _draw_flow(
     return {"flow_time": times, "flow_m": flow[:, 0], "flow_e": flow[:, 1]}
 
 
-@eqx.filter_jit
+@program
 def _slopes(model: SequenceSingleIndex, e: Array) -> Array:
     """∂R/∂e along m = 0."""
     return lax.map(lambda e: gradient(model, jnp.stack([jnp.zeros_like(e), e]))[1], e)

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.core.codes import Result
+from jaxsmi.core.programs import program
 from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.evolution import state_evolution
@@ -224,7 +225,7 @@ def _table(entries: Sequence[Mapping[str, np.ndarray] | None]) -> Row:
     }
 
 
-@eqx.filter_jit
+@program
 def _evolve_many(models: AbstractModel, static: AbstractModel, alpha: Array) -> Solution:
     """State evolution of many matrix models at all α."""
     one = lambda model, a: state_evolution(eqx.combine(model, static), a)
