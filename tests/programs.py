@@ -248,11 +248,13 @@ def compiled_parts():
 
     def noted(self, *arguments, **options):
         given, rest = eqx.partition((arguments, options), eqx.is_array)
+        # without options of the compiler, which JAX takes at the top alone
+        plain = eqx.filter_jit(self.__wrapped__)
         if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given)):
 
             def function(given):
                 positional, named = eqx.combine(given, rest)
-                return arrays(original(self, *positional, **named))
+                return arrays(original(plain, *positional, **named))
 
             parts.append(Part(function, shapes_of(given)))
         return original(self, *arguments, **options)

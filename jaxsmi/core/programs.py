@@ -18,12 +18,12 @@ import jax.numpy as jnp
 
 from jaxsmi.core.arrays import concrete
 
-__all__ = ["options", "program"]
+__all__ = ["OPTIONS", "options", "program"]
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
-_OPTIONS: dict[str, dict[str, bool | int]] = {
+OPTIONS: dict[str, dict[str, bool | int]] = {
     "cpu": {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 }
 
@@ -32,7 +32,7 @@ _OPTIONS: dict[str, dict[str, bool | int]] = {
 def options() -> dict[str, bool | int] | None:
     """What the compiler of the default backend is told; None where it is left alone, or where its
     version does not know one of these options."""
-    wanted = _OPTIONS.get(jax.default_backend())
+    wanted = OPTIONS.get(jax.default_backend())
     try:
         jax.jit(lambda: 0, compiler_options=wanted).lower().compile()
     except (ValueError, jax.errors.JaxRuntimeError):
@@ -47,7 +47,10 @@ def program(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
     @functools.cache
     def outer() -> Callable[Arguments, Answer]:  # asked at the first call: it starts the device
         told = options()
-        return inner if told is None else eqx.filter_jit(function, compiler_options=told)  # pyright: ignore[reportCallIssue]
+        if told is None:
+            return inner
+        # the types of equinox do not know the options that it passes on to JAX
+        return eqx.filter_jit(function, compiler_options=told)  # pyright: ignore[reportCallIssue]
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:

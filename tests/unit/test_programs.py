@@ -42,7 +42,7 @@ def test_inside_of_transformations(doubled, inside):
 
 
 def test_a_compiler_without_such_an_option_is_left_alone(monkeypatch):
-    monkeypatch.setattr(programs, "_OPTIONS", {jax.default_backend(): {"xla_no_such_option": 1}})
+    monkeypatch.setattr(programs, "OPTIONS", {jax.default_backend(): {"xla_no_such_option": 1}})
     programs.options.cache_clear()
     assert programs.options() is None
     assert programs.program(lambda x: x + 1)(1) == 2
@@ -52,4 +52,4 @@ def test_a_compiler_without_such_an_option_is_left_alone(monkeypatch):
 def test_the_options_are_known_here():
     programs.options.cache_clear()
     known = programs.options()
-    assert (known is None) == (jax.default_backend() not in programs._OPTIONS)
+    assert (known is None) == (jax.default_backend() not in programs.OPTIONS)
