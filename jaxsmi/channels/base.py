@@ -337,8 +337,14 @@ class AbstractChannel(eqx.Module):
         """
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
-        P = self.indices
         post, weight = self.weighted(Q, V, key=key, samples=samples, randomisations=randomisations)
+        return self.averaged(post, weight, randomisations, tangents)
+
+    def averaged(
+        self, post: Posterior, weight: Array, randomisations: int, tangents: bool = True
+    ) -> Response:
+        """`response` from posteriors that are there already, those of `weighted`."""
+        P = self.indices
         each = weight[:, None, None]
         (g, dg), (g_too, dg_too) = post.factors
         outer = each * symmetric(jnp.einsum("npm,nqm->npq", g, g_too))

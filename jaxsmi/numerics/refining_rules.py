@@ -274,7 +274,7 @@ class NetRule(AbstractRule):
     groups: ClassVar[int] = _NETS
     single_precision: ClassVar[bool] = True
     # points are costly, and many samples share them
-    blocks: ClassVar[tuple[Block, Block]] = (Block(64, 256), Block(64, 16384))
+    blocks: ClassVar[tuple[Block, Block]] = (Block(4, 256), Block(64, 16384))
 
     net: Net
     dimension: int = eqx.field(static=True)

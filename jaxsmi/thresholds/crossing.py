@@ -24,6 +24,7 @@ from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.thresholds.branch import NETS, branch_end, branch_growth
+from jaxsmi.thresholds.following import approach
 
 __all__ = ["Crossings", "SearchRegion", "crossings"]
 
@@ -91,7 +92,19 @@ def crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
 
 @program
 def _crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
-    return lax.map(lambda key: _crossing(model, region, key), region.keys)
+    # random nodes are costly, and h is no smoother than they are
+    one = _approached if model.channel.random_nodes else _crossing
+    return lax.map(lambda key: one(model, region, key), region.keys)
+
+
+def _approached(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Crossings:
+    """Root of h near the guess, V and α moving together."""
+    end = approach(region.branch(model, region.guess, key), region.V0, region.floor)
+    alpha, V = end.stand.moved(end.stretch)
+    code = jnp.where(end.near, Result.SUCCESS, Result.MAX_STEPS)
+    code = jnp.where(jnp.isfinite(end.stand.level), code, Result.NONFINITE)
+    alpha = jnp.maximum(alpha, region.floor)
+    return Crossings(alpha, V, end.stand.grown.subspace, end.stand.level, code)
 
 
 def _crossing(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Crossings:
