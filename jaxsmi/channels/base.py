@@ -184,6 +184,12 @@ class AbstractChannel(eqx.Module):
         return False
 
     @property
+    def averaging(self) -> AbstractChannel:
+        """The channel that averages over labels integrate with: itself, unless they need less of
+        each posterior than message passing does."""
+        return self
+
+    @property
     def drawable(self) -> bool:
         """Whether labels can be drawn: not from a likelihood alone."""
         return True
@@ -275,12 +281,13 @@ class AbstractChannel(eqx.Module):
     ) -> Posterior:
         """`respond`; of random nodes each randomisation has its own, so that its spread holds their
         error too: shared nodes would err alike everywhere, and the spread not know it."""
+        channel = self.averaging
         if not self.random_nodes:
-            return self.respond(statistic, omega, V, key)
+            return channel.respond(statistic, omega, V, key)
         split = lambda x: x.reshape(randomisations, -1, *x.shape[1:])
         keys = jax.random.split(key, randomisations)
         post = lax.map(
-            lambda part: self.respond(part[0], part[1], V, part[2]),
+            lambda part: channel.respond(part[0], part[1], V, part[2]),
             (split(statistic), split(omega), keys),
         )
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), post)
@@ -348,7 +355,7 @@ class AbstractChannel(eqx.Module):
         each = weight[:, None, None]
         (g, dg), (g_too, dg_too) = post.factors
         outer = each * symmetric(jnp.einsum("npm,nqm->npq", g, g_too))
-        curvature = -each * jnp.einsum("npmqm->npq", post.dg)
+        curvature = -each * jnp.einsum("npmqm->npq", 0.5 * (dg + dg_too))
         outer, curvature = (x.reshape(randomisations, -1, P, P) for x in (outer, curvature))
         # with all labels at hand the two agree at every ω, and have nothing to control
         drawn = self.outcomes is None
@@ -358,7 +365,7 @@ class AbstractChannel(eqx.Module):
             jacobian = conjugation(each[..., None, None] * dg, dg_too)
         values = jnp.where(weight > 0.0, weight * post.log_partition, 0.0)
         log_partition = jnp.mean(values.reshape(randomisations, -1), axis=1)
-        missed = post.error > self.tolerance
+        missed = post.error > self.averaging.tolerance
         error = jnp.max(jnp.where(missed, 0.0, post.error))
         share = jnp.mean(missed * weight)
         return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, share)

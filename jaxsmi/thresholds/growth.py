@@ -176,7 +176,7 @@ def growth_from(
         first_order=outer.mean(1),
         slope_error=slope_error,
         field_error=field_error,
-        inaccurate=jnp.mean(weight * (post.error > model.channel.tolerance)),
+        inaccurate=jnp.mean(weight * (post.error > model.channel.averaging.tolerance)),
     )
 
 
