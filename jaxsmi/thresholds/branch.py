@@ -63,7 +63,7 @@ def branch_growth(branch: OverlapMap, V: Array, X: Array | None = None) -> Growt
     )
 
 
-def branch_point(branch: OverlapMap, V: Array) -> tuple[Response, Growth]:
+def branch_point(branch: OverlapMap, V: Array, X: Array | None = None) -> tuple[Response, Growth]:
     """The channel's response at V (k, k) and the growth there, of the same posteriors."""
     Q, covariance = branch.overlaps(V)
     nets = branch.randomisations
@@ -71,7 +71,7 @@ def branch_point(branch: OverlapMap, V: Array) -> tuple[Response, Growth]:
     sizes = {"samples": branch.samples, "randomisations": nets}
     post, weight = channel.weighted(Q, covariance, key=branch.key, **sizes)
     unlearned = _unlearned(branch, V)
-    grown = growth_from(branch.model, post, weight, covariance, unlearned, nets)
+    grown = growth_from(branch.model, post, weight, covariance, unlearned, nets, X)
     return channel.averaged(post, weight, nets), grown
 
 

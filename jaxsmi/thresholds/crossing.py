@@ -42,6 +42,8 @@ class SearchRegion(eqx.Module):
         V0: V (k, k) near `guess`, from which the fixed point is followed.
         keys: One key for each replica (R,).
         samples: Points in each net of a replica.
+        X: The leading eigenmatrix (P, P) near `guess`, of all replicas: one replica alone may
+            not tell which of two directions grows faster. Default: each its own.
     """
 
     learned: Array
@@ -50,6 +52,7 @@ class SearchRegion(eqx.Module):
     V0: Array
     keys: PRNGKeyArray
     samples: int = eqx.field(static=True)
+    X: Array | None = None
 
     def branch(self, model: AbstractModel, alpha: Array, key: PRNGKeyArray) -> OverlapMap:
         """State evolution of one replica with these directions learned."""
@@ -99,7 +102,7 @@ def _crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
 
 def _approached(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Crossings:
     """Root of h near the guess, V and α moving together."""
-    end = approach(region.branch(model, region.guess, key), region.V0, region.floor)
+    end = approach(region.branch(model, region.guess, key), region.V0, region.X, region.floor)
     alpha, V = end.stand.moved(end.stretch)
     code = jnp.where(end.near, Result.SUCCESS, Result.MAX_STEPS)
     code = jnp.where(jnp.isfinite(end.stand.level), code, Result.NONFINITE)
@@ -113,7 +116,7 @@ def _crossing(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> 
     def at(alpha: Array, V0: Array) -> _Point:
         branch = region.branch(model, alpha, key)
         V, code = branch_end(branch, V0, 60, 1e-5)
-        grown = branch_growth(branch, V)
+        grown = branch_growth(branch, V, region.X)
         level = jnp.log(jnp.maximum(alpha * grown.rate, 1e-30))
         return _Point(alpha, level, V, grown.subspace, code)
 

@@ -33,7 +33,7 @@ __all__ = ["Approach", "Stand", "approach", "begin", "proceed"]
 _LONGEST = 0.5  # of a step, relative to V
 _STRIDE = 0.35  # of a step of the scan, relative to V
 _FACTOR = 0.18  # of a step of the scan, in log α
-_NEAREST, _FARTHEST = 1e-4, 1e4  # α in which the first one is looked for
+_RANGE = (1e-4, 1e4)  # of α in which the first one is looked for
 _SECANTS = 25  # at most
 _CLOSE = 2e-3  # a step in log α that is the last one: what it leaves is of second order
 _CLOSE_V = 2e-2  # the same in V, relative
@@ -87,16 +87,16 @@ def _at(branch: OverlapMap, alpha: Array) -> OverlapMap:
     return eqx.tree_at(lambda b: b.alpha, branch, alpha)
 
 
-def _stand(branch: OverlapMap, alpha: Array | None, V: Array) -> Stand:
+def _stand(branch: OverlapMap, alpha: Array | None, V: Array, X: Array | None = None) -> Stand:
     """The average at (α, V); without α at the one at which F(V) has the trace of V."""
     V = _inside(branch, V)
-    response, grown = branch_point(branch, V)
+    response, grown = branch_point(branch, V, X)
 
     def value(log_alpha: Array) -> Array:
         return _at(branch, jnp.exp(log_alpha)).returned(V, response).value
 
     if alpha is None:
-        ends = jnp.log(jnp.asarray([_NEAREST, _FARTHEST], V.dtype))
+        ends = jnp.log(jnp.asarray(_RANGE, V.dtype))
         less = lambda x: jnp.trace(value(x)) < jnp.trace(V)
         log_alpha = roots.bisect(less, *ends)
     else:
@@ -165,8 +165,9 @@ def _step(stand: Stand, gradient: Array, count: Array) -> Approach:
     return Approach(stand, gradient, jnp.clip(stretch, -0.15, 0.15), count)
 
 
-def approach(branch: OverlapMap, V0: Array, floor: Array) -> Approach:
-    """The root of h near the branch's α and V0, with `alpha` no less than `floor`.
+def approach(branch: OverlapMap, V0: Array, X: Array | None, floor: Array) -> Approach:
+    """The root of h near the branch's α and V0, with α no less than `floor`; X is the leading
+    eigenmatrix where it is known.
 
     The end's `stand.moved(stretch)` is the root, found to second order in `_CLOSE`.
     """
@@ -174,12 +175,12 @@ def approach(branch: OverlapMap, V0: Array, floor: Array) -> Approach:
     def onwards(state: Approach) -> Approach:
         old = state.stand
         alpha, V = old.moved(state.stretch)
-        new = _stand(branch, jnp.maximum(alpha, floor), V)
+        new = _stand(branch, jnp.maximum(alpha, floor), V, X)
         step = new.V - old.V
         rise = (new.level - jnp.log(new.alpha)) - (old.level - jnp.log(old.alpha))
         missing = rise - jnp.sum(state.gradient * step)
         return _step(new, state.gradient + missing * _dual(old.V, step), state.count + 1)
 
-    first = _stand(branch, branch.alpha, V0)
+    first = _stand(branch, branch.alpha, V0, X)
     begin = _step(first, _dual(first.V, first.tangent), jnp.zeros((), int))
     return lax.while_loop(lambda state: state.unfinished, onwards, begin)

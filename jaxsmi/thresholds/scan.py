@@ -34,10 +34,12 @@ _NEAR = 0.5  # |log α λ_max| up to which a guess saves the scan
 
 
 class Place(NamedTuple):
-    """An α next to the root, V there, and the fraction of inaccurate inner integrals."""
+    """An α next to the root, V and the leading eigenmatrix X there, and the fraction of inaccurate
+    inner integrals."""
 
     alpha: float
     V: Array
+    X: Array
     inaccurate: float
 
 
@@ -55,9 +57,10 @@ Outcome = Place | Known | Lost | None  # None: nothing more up to alpha_max
 
 
 class _Glance(eqx.Module):
-    """The branch at one α of the scan: V, λ_max, and the directions known at once."""
+    """The branch at one α of the scan: V, X, λ_max, and the directions known at once."""
 
     V: Array
+    X: Array
     rate: Array
     vectors: Array
     known: Array
@@ -67,7 +70,7 @@ class _Glance(eqx.Module):
     def of(cls, stand: Stand) -> _Glance:
         """That of a point on the branch."""
         grown = stand.grown
-        return cls(stand.V, grown.rate, *grown.known(), grown.inaccurate)
+        return cls(stand.V, grown.subspace, grown.rate, *grown.known(), grown.inaccurate)
 
     def level(self, alpha: float) -> float:
         """h = log α λ_max."""
@@ -79,14 +82,14 @@ class _Glance(eqx.Module):
             return Known(np.asarray(self.vectors)[:, np.asarray(self.known)])
         if not np.isfinite(self.level(alpha)):
             return Lost()
-        return Place(alpha, self.V, float(self.inaccurate))
+        return Place(alpha, self.V, self.X, float(self.inaccurate))
 
 
 @program
 def _glance(branch: OverlapMap, V0: Array) -> _Glance:
     V = branch_end(branch, V0, 100, 1e-3)[0]
     grown = branch_growth(branch, V)
-    return _Glance(V, grown.rate, *grown.known(), grown.inaccurate)
+    return _Glance(V, grown.subspace, grown.rate, *grown.known(), grown.inaccurate)
 
 
 class Scan(NamedTuple):
@@ -179,11 +182,12 @@ class Scan(NamedTuple):
             if alpha > self.lowest:
                 if float(here.level) >= 0.0:
                     return outcome if last is None else _amid(last, here)
-                if alpha >= self.alpha_max:
+                if alpha >= (1.0 - 1e-9) * self.alpha_max:
                     return None
             if not float(here.rho) < 1.0:
                 break
-            last, here = here, proceed(branch, here, jnp.asarray(self.alpha_max, S.dtype))
+            last = here
+            here = proceed(branch, last, jnp.asarray(self.alpha_max, S.dtype))
         return self.upwards()
 
     def upwards(self) -> Outcome:
@@ -213,8 +217,8 @@ def _amid(last: Stand, here: Stand) -> Place:
     if not 0.0 <= share <= 1.0:
         share = 1.0
     alpha = float(last.alpha) ** (1.0 - share) * float(here.alpha) ** share
-    inaccurate = float(here.grown.inaccurate)
-    return Place(alpha, (1.0 - share) * last.V + share * here.V, inaccurate)
+    V = (1.0 - share) * last.V + share * here.V
+    return Place(alpha, V, here.grown.subspace, float(here.grown.inaccurate))
 
 
 def _between(last: tuple[float, float] | None, alpha: float, level: float) -> float:

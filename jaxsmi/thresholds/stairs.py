@@ -211,6 +211,7 @@ def _threshold(model: AbstractModel, scan: Scan, place: Place, limits: _Limits) 
         place.V,
         limits.keys,
         power_of_two(max(limits.samples // (limits.replicas * NETS), 2)),
+        place.X,
     )
     roots = crossings(model, region)
     code = _worst(roots.code)
