@@ -60,7 +60,8 @@ class SearchRegion(eqx.Module):
 
 
 class Crossings(eqx.Module):
-    """One root for each replica: α, V (R, k, k), leading eigenmatrix X (R, P, P), h and a code."""
+    """One root for each replica: α, V (R, k, k), leading eigenmatrix X (R, P, P), h at the last
+    average, and a code."""
 
     alpha: Array
     V: Array

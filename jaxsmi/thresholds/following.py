@@ -182,5 +182,5 @@ def approach(branch: OverlapMap, V0: Array, X: Array | None, floor: Array) -> Ap
         return _step(new, state.gradient + missing * _dual(old.V, step), state.count + 1)
 
     first = _stand(branch, branch.alpha, V0, X)
-    begin = _step(first, _dual(first.V, first.tangent), jnp.zeros((), int))
-    return lax.while_loop(lambda state: state.unfinished, onwards, begin)
+    start = _step(first, _dual(first.V, first.tangent), jnp.zeros((), int))
+    return lax.while_loop(lambda state: state.unfinished, onwards, start)
