@@ -6,20 +6,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.scipy.special import log_ndtr
+from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
 from scipy.optimize import brentq
 
 import jaxsmi as smi
 from jaxsmi.channels import ClosedFormChannel
+from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.thresholds.following import approach
 
 KEY = jax.random.key(0)
 NOISE = 0.5
+MEDIAN = 0.6744897501960817  # of |z|
 
 
 class GatedChannel(ClosedFormChannel):
-    """y1 = z1 + √Δ ξ, and y2 = |z2| where z1 > 0, |another normal| where not."""
+    """y1 = z1 + √Δ ξ, and y2 = 1 where |z2| is above its median; where z1 < 0 that of another
+    normal."""
 
     costly: bool = eqx.field(static=True, default=False)
     indices: int = eqx.field(static=True, default=2)
@@ -37,8 +41,9 @@ class GatedChannel(ClosedFormChannel):
         return self.label(fields, jnp.zeros(2))
 
     def label(self, fields, noise):
-        modulus = jnp.abs(jnp.where(fields[0, 0] > 0.0, fields[1, 0], noise[1]))
-        return jnp.stack([fields[0, 0] + jnp.sqrt(NOISE) * noise[0], modulus])
+        gated = jnp.where(fields[0, 0] > 0.0, fields[1, 0], noise[1])
+        outside = (jnp.abs(gated) > MEDIAN).astype(fields.dtype)
+        return jnp.stack([fields[0, 0] + jnp.sqrt(NOISE) * noise[0], outside])
 
     def check_labels(self, labels):
         pass
@@ -51,11 +56,11 @@ class GatedChannel(ClosedFormChannel):
         total = V[0, 0] + NOISE
         mean = omega[0, 0] + V[0, 0] / total * (statistic[0] - omega[0, 0])
         x = mean / jnp.sqrt(V[0, 0] * NOISE / total)
-        sides = jnp.asarray([1.0, -1.0]) * statistic[1]
-        seen = jax.nn.logsumexp(norm.logpdf(sides, omega[1, 0], jnp.sqrt(V[1, 1])))
-        other = jnp.log(2.0) + norm.logpdf(statistic[1])
+        s = jnp.sqrt(V[1, 1])
+        beyond = ndtr((-MEDIAN - omega[1, 0]) / s) + ndtr((omega[1, 0] - MEDIAN) / s)
+        seen = jnp.where(statistic[1] > 0.5, beyond, 1.0 - beyond)
         first = norm.logpdf(statistic[0], omega[0, 0], jnp.sqrt(total))
-        return first + jnp.logaddexp(log_ndtr(x) + seen, log_ndtr(-x) + other)
+        return first + jnp.log(ndtr(x) * seen + 0.5 * ndtr(-x))
 
 
 class Gated(AbstractIndexModel):
@@ -72,21 +77,55 @@ class Gated(AbstractIndexModel):
         return self.channel.link(fields)
 
 
+def covariance(alpha):
+    """V_11 = 1/(1 + α/(V_11 + Δ)): a linear channel."""
+    b = NOISE + alpha - 1.0
+    return 0.5 * (np.sqrt(b * b + 4 * NOISE) - b)
+
+
 def exact():
-    """α λ = 1 with V = 1/(1 + α/(V + Δ)) of the linear channel and λ = 2 E P(z1 > 0|y)², the second
-    moment of an orthant: P² is the chance that two copies of z1 are positive, of correlation
-    1 - s², s² = VΔ/(V + Δ)."""
+    """α λ = 1, λ = (E[z2²|y2] - 1)² E P(z1 > 0|y)²: the first factor is (4 c φ(c))² for both
+    labels, c the median; P² is the chance that two copies of z1 are positive, of correlation 1 - s²,
+    s² = VΔ/(V + Δ)."""
+    square = (4 * MEDIAN * np.exp(-0.5 * MEDIAN**2) / np.sqrt(2 * np.pi)) ** 2
 
     def level(alpha):
-        b = NOISE + alpha - 1.0  # V² + b V - Δ = 0
-        V = 0.5 * (np.sqrt(b * b + 4 * NOISE) - b)
+        V = covariance(alpha)
         s2 = V * NOISE / (V + NOISE)
-        return alpha * 2.0 * (0.25 + np.arcsin(1.0 - s2) / (2 * np.pi)) - 1.0
+        return alpha * square * (0.25 + np.arcsin(1.0 - s2) / (2 * np.pi)) - 1.0
 
-    return brentq(level, 0.5, 2.0)
+    return brentq(level, 0.5, 10.0)
 
 
-def test_the_second_threshold_has_its_closed_form():
+def test_the_root_of_a_closed_form():
+    """From an α 20 % too small, on 8 keys, within four standard errors and in few points; what
+    Newton's last step leaves is a part of 2e-3."""
+    guess = 0.8 * exact()
+    learned = jnp.asarray([[1.0], [0.0]])
+
+    @jax.jit
+    def roots(keys):
+        def one(key):
+            branch = OverlapMap(Gated(True), jnp.asarray(guess), key, 256, 4, learned=learned)
+            V0 = jnp.asarray([[covariance(guess)]])
+            end = approach(branch, V0, jnp.diag(jnp.asarray([0.0, 1.0])), jnp.asarray(0.1))
+            return *end.stand.moved(end.stretch), end.near, end.count
+
+        return jax.lax.map(one, keys)
+
+    alpha, V, near, count = (np.asarray(x) for x in roots(jax.random.split(KEY, 8)))
+    stderr = alpha.std(ddof=1) / 8**0.5
+    print(alpha.mean(), stderr, exact(), V.mean(), covariance(exact()), count)
+    assert near.all()
+    assert count.max() < 8
+    assert stderr < 0.01 * exact()
+    assert abs(alpha.mean() - exact()) < 4 * stderr + 1e-3 * exact()
+    spread = V.std(ddof=1) / 8**0.5
+    assert abs(V.mean() - covariance(exact())) < 4 * spread + 1e-3 * V.mean()
+
+
+@pytest.mark.slow
+def test_both_routes_find_the_same_stairs():
     """z1 is learned at any α > 0, z2 at the root of a closed equation; the route that solves for V
     at each α finds the same root of each replica to 1e-4 in h, Newton's last step leaves a part of
     2e-3 in log α."""
@@ -97,10 +136,10 @@ def test_the_second_threshold_has_its_closed_form():
         assert float(first.alpha) == 0.0
         print(float(second.alpha), float(second.stderr), exact())
         assert smi.Result(int(second.result)) == smi.Result.SUCCESS
-        assert float(second.stderr) < 0.02
+        assert float(second.stderr) < 0.01 * exact()
         assert abs(float(second.alpha) - exact()) < 4 * float(second.stderr)
         np.testing.assert_allclose(second.subspace, np.diag([0.0, 1.0]), atol=1e-2)
-    np.testing.assert_allclose(one[1].replicas, other[1].replicas, rtol=1e-3)
+    np.testing.assert_allclose(one[1].replicas, other[1].replicas, rtol=2e-3)
     np.testing.assert_allclose(one[1].overlap, other[1].overlap, atol=2e-2)
 
 
