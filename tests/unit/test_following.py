@@ -85,7 +85,7 @@ def covariance(alpha):
 
 def exact():
     """α λ = 1, λ = (E[z2²|y2] - 1)² E P(z1 > 0|y)²: the first factor is (4 c φ(c))² for both
-    labels, c the median; P² is the chance that two copies of z1 are positive, of correlation 1 - s²,
+    labels, c the median; P² is the chance that two copies of z1 are positive, correlated by 1 - s²,
     s² = VΔ/(V + Δ)."""
     square = (4 * MEDIAN * np.exp(-0.5 * MEDIAN**2) / np.sqrt(2 * np.pi)) ** 2
 
