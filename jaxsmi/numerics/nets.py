@@ -10,6 +10,7 @@ share their noise (common random numbers).
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -22,15 +23,23 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 
-__all__ = ["Net", "nets", "power_of_two", "randomised_gaussians"]
+__all__ = ["Net", "generated_directions", "nets", "power_of_two", "randomised_gaussians"]
 
 _BITS = 20  # a net has at most 2^20 points
+_KEPT = Path(__file__).with_name("directions.npy")  # generated_directions(128)
 
 
 @functools.cache
 def _directions(dimension: int) -> np.ndarray:
-    """Sobol direction numbers (dimension, 20), uint32, read off SciPy's generator."""
-    from scipy.stats import qmc  # here: importing scipy.stats takes a second
+    """Sobol direction numbers (dimension, 20), uint32: those of SciPy's generator, of which the
+    first dimensions are kept in a file, as importing scipy.stats takes two seconds."""
+    kept = np.load(_KEPT)
+    return kept[:dimension] if dimension <= len(kept) else generated_directions(dimension)
+
+
+def generated_directions(dimension: int) -> np.ndarray:
+    """The same, read off SciPy's generator."""
+    from scipy.stats import qmc
 
     columns = []
     for k in range(_BITS):
