@@ -1,4 +1,4 @@
-"""Cold starts: processor seconds from the start of a process to its answer, nothing compiled before.
+"""Cold starts: processor seconds from the start of a process to its answer.
 
     python benchmarks/cold.py                       # the table
     python benchmarks/cold.py --json FILE           # and its numbers
@@ -6,9 +6,10 @@
     python benchmarks/cold.py --cache FOLDER        # with compiled programs kept there
     PYTHONPATH=TREE python benchmarks/cold.py       # of another tree
 
-Each case is a process of its own, in this order of columns: `cold`, user and system time of the
-whole process; `warm`, of the same call once more; of the cold call, what JAX traced, lowered to
-MLIR and compiled (seconds), and into how many programs; `answer`, to see that two trees agree.
+Each case is a process of its own, for which nothing was compiled before. Columns: `cold`, user and
+system time of the whole process; `warm`, of the same call once more; of the cold call, what JAX
+traced, lowered to MLIR and compiled (seconds), and into how many programs; `answer`, to see that
+two trees agree.
 Processor time of all threads: other jobs disturb it little, and compiling on many cores hides
 nothing. On one core (`taskset -c 0`) it is what a user waits for.
 """

@@ -46,7 +46,7 @@ def keep_programs(folder: str | os.PathLike[str] | None = None) -> Path | None:
         A gigabyte of disk at most. Reading a program takes some hundredths of a second.
 
     Source:
-        [theory: numerics, section 8].
+        JAX's persistent compilation cache; no equation.
     """
     before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if before is not None:
