@@ -107,7 +107,7 @@ def _silent(model: AbstractModel) -> bool:
         return False
     with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
         shape = (_FIELDS, model.channel.indices, model.channel.tokens)
-        fields = np.random.default_rng(0).standard_normal(shape).astype(theory_dtype())
+        fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
         both = (_even(model.channel, fields), is_centred(model))
     return concrete(both) and all(map(bool, both))
 

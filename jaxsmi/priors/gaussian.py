@@ -89,8 +89,8 @@ class Gaussian(AbstractIidPrior):
             size = self.covariance.shape[0]
             check(size == indices, "indices", indices, f"{size}, the size of the covariance")
             factor = sqrt_psd(self.covariance, 0.0)
-        nothing = (np.zeros(shape, factor.dtype) for shape in (1, (1, indices)))
-        return Mixture(*map(jnp.asarray, nothing), factor[None])
+        weight = jnp.asarray(np.zeros(1, factor.dtype))
+        return Mixture(weight, jnp.asarray(np.zeros((1, indices), factor.dtype)), factor[None])
 
     def column(self, indices: int) -> Mixture:
         """One component."""
