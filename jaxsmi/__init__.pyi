@@ -1,7 +1,6 @@
 """The public names, and the rooms that they come from: what `__init__.py` loads on first use."""
 
 from . import models, priors, sgd, text
-from .core.cache import keep_programs
 from .core.codes import Result
 from .core.data import Dataset
 from .core.driver import Record
@@ -65,7 +64,6 @@ __all__ = [
     "gamp",
     "generalization_error",
     "global_minimum",
-    "keep_programs",
     "learned_at",
     "learning_order",
     "links",

@@ -38,8 +38,8 @@ def keep_programs(folder: str | os.PathLike[str] | None = None) -> Path | None:
         OSError: Where a `folder` that is given, or JAXSMI_CACHE, cannot be made.
 
     Example:
-        >>> import jaxsmi as smi
-        >>> smi.keep_programs()  # doctest: +SKIP
+        >>> from jaxsmi.core.cache import keep_programs
+        >>> keep_programs()  # doctest: +SKIP
         PosixPath('/home/me/.cache/jaxsmi')
 
     Cost:

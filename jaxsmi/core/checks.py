@@ -258,7 +258,8 @@ class Arguments:
             ) from None
         check(given.shape in ((), S.shape), name, value, f"a number or an array of shape {S.shape}")
         xp = arithmetic(given, S)
-        given, S = xp.asarray(given), xp.asarray(S)
+        given = xp.asarray(given)
+        S = xp.asarray(S)
         Q = given * S if given.ndim == 0 else given
         self.condition(xp.all(xp.isfinite(Q)), name, value, "finite numbers")
         rounding = max(1e-10, 8.0 * float(jnp.finfo(Q.dtype).eps))

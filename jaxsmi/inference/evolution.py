@@ -205,7 +205,8 @@ def _run(
     strength = arguments.number("side_information", given.side_information, FRACTION)
     S = model.prior.second_moment(model.indices)
     xp = arithmetic(S)
-    S, known = xp.asarray(S), xp.asarray(model.prior.known(model.indices))
+    S = xp.asarray(S)
+    known = xp.asarray(model.prior.known(model.indices))
     Q0 = arguments.overlap("q0", _default(given.start.overlap, known + _START * (S - known)), S)
     # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
     overlap_map = OverlapMap(

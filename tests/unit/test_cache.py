@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-import jaxsmi as smi
 from jaxsmi.core import cache
 
 SETTINGS = (
@@ -20,9 +19,10 @@ SETTINGS = (
 )
 
 SCRIPT = """
-import json, sys, jax, jaxsmi as smi
+import json, jax
+from jaxsmi.core import cache
 assert jax.config.jax_compilation_cache_dir is None  # importing sets no flag
-folder = smi.keep_programs()
+folder = cache.keep_programs()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 heard = []
 jax.monitoring.register_event_listener(lambda event, **_: heard.append(event))
@@ -74,14 +74,14 @@ def test_processes_share_their_programs(tmp_path):
 @pytest.mark.parametrize("word", ["off", "OFF"])
 def test_off_means_off(nothing_set, word):
     nothing_set.setenv(cache.VARIABLE, word)
-    assert smi.keep_programs() is None
+    assert cache.keep_programs() is None
     assert jax.config.jax_compilation_cache_dir is None
 
 
 def test_a_setting_of_jax_is_left_alone(nothing_set, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
     size = jax.config.jax_compilation_cache_max_size
-    assert smi.keep_programs(tmp_path / "ours") == tmp_path / "theirs"
+    assert cache.keep_programs(tmp_path / "ours") == tmp_path / "theirs"
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "theirs")
     assert jax.config.jax_compilation_cache_max_size == size
     assert not (tmp_path / "ours").exists()
@@ -89,22 +89,22 @@ def test_a_setting_of_jax_is_left_alone(nothing_set, tmp_path):
 
 def test_it_lies_among_the_caches_of_the_user(nothing_set, tmp_path):
     nothing_set.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert smi.keep_programs() == tmp_path / "jaxsmi"
+    assert cache.keep_programs() == tmp_path / "jaxsmi"
     assert (tmp_path / "jaxsmi").stat().st_mode & 0o077 == 0  # what lies there is run
 
 
 def test_a_folder_that_cannot_be_made(nothing_set, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        smi.keep_programs(tmp_path / "file" / "cache")
+        cache.keep_programs(tmp_path / "file" / "cache")
     nothing_set.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert smi.keep_programs() is None  # nobody asked for this one
+    assert cache.keep_programs() is None  # nobody asked for this one
 
 
 def test_its_size_is_bounded(nothing_set, tmp_path):
     """The bound is that of all programs together, and holds while more of them come."""
     nothing_set.setattr(cache, "SIZE", 12_000)
-    smi.keep_programs(tmp_path)
+    cache.keep_programs(tmp_path)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     written = set()
     for power in range(2, 8):
