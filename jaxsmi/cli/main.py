@@ -21,6 +21,7 @@ from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import Formatter, add_model, add_output, settings_of
 from jaxsmi.cli.report import Report
 from jaxsmi.core import labelled
+from jaxsmi.core.cache import keep_programs
 from jaxsmi.core.parts import declared
 from jaxsmi.core.provenance import parameters, version
 from jaxsmi.workbench import plotting, storage
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: From argparse, for `--help` and for words it cannot read.
     """
     arguments = parsed(argv)
-    # the library leaves the precision to programs, and this is one
+    # the library leaves the precision, and a cache, to programs, and this is one
+    keep_programs()
     jax.config.update("jax_enable_x64", True)
     name = arguments.command
     try:

@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import frozen, is_zero
+from jaxsmi.core.arrays import arithmetic, frozen, is_zero, nan_unless
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
@@ -204,12 +204,14 @@ def _run(
     limit = given.limit(arguments, _TOLERANCE)
     strength = arguments.number("side_information", given.side_information, FRACTION)
     S = model.prior.second_moment(model.indices)
-    known = model.prior.known(model.indices)
+    xp = arithmetic(S)
+    S = xp.asarray(S)
+    known = xp.asarray(model.prior.known(model.indices))
     Q0 = arguments.overlap("q0", _default(given.start.overlap, known + _START * (S - known)), S)
     # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
     overlap_map = OverlapMap(
         model,
-        jnp.where(arguments.valid & model.valid, alpha, jnp.nan),
+        nan_unless(alpha, arguments.valid, model.valid),
         key,
         power_of_two(max(points, 2)),
         rules,
@@ -242,7 +244,7 @@ def _of_matrix(
     }
     _refuse_for_matrices(arguments, sampling, given.side_information)
     key = None if key is None else arguments.key("key", key)
-    alpha = jnp.where(arguments.valid & model.valid, alpha, jnp.nan)
+    alpha = nan_unless(alpha, arguments.valid, model.valid)
     return inverted(model, alpha, key, history_steps=0 if given.newton else given.max_steps)
 
 

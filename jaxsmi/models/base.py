@@ -22,7 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import arithmetic, theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check, require, without_nan
 from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate, Solution
@@ -404,7 +404,9 @@ CENTRED = "one with a prior of mean zero (else all is learned from the start)"
 
 def is_centred(model: AbstractModel) -> Array:
     """Whether the prior of a model of indices has mean zero."""
-    return jnp.max(jnp.abs(model.prior.known(model.indices))) <= 1e-12
+    known = model.prior.known(model.indices)
+    xp = arithmetic(known)
+    return xp.max(xp.abs(xp.asarray(known))) <= 1e-12
 
 
 def model_argument(model: object, ability: Ability | None = None) -> AbstractModel:

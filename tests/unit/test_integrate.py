@@ -9,7 +9,13 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
-from jaxsmi.numerics.nets import nets, power_of_two, randomised_gaussians
+from jaxsmi.numerics.nets import (
+    direction_numbers,
+    generated_directions,
+    nets,
+    power_of_two,
+    randomised_gaussians,
+)
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 
 KEY = jax.random.key(0)
@@ -260,6 +266,13 @@ def test_nets_are_unbiased_and_their_errors_honest(dimension):
     # plain Monte-Carlo would have √(Var/512), the variance of sin here being about 0.45; a net must
     # beat it
     assert np.mean(error) < 0.7 * np.sqrt(0.45 / 512)
+
+
+def test_direction_numbers_are_those_of_scipy():
+    """Kept ones, and beyond them; up to 128 dimensions a file has them."""
+    expected = generated_directions(130)
+    for dimension in (1, 128, 130):
+        assert np.array_equal(direction_numbers(dimension), expected[:dimension])
 
 
 def test_nets_are_standard_normals():
