@@ -7,6 +7,7 @@ hysteresis, and its ends are bisected (`edges`).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -29,6 +30,7 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
 from jaxsmi.thresholds.edges import (
     HALVINGS,
+    RESOLUTION,
     SMALL,
     Bracket,
     Edges,
@@ -199,13 +201,26 @@ class _Hysteresis(NamedTuple):
 
     @property
     def end(self) -> tuple[float, float]:
-        """The two α between which the uninformed branch ends."""
-        return self.grid[self.last], self.grid[self.last + 1 if self.over else self.last]
+        """The two α between which the uninformed branch ends.
+
+        They reach a little beyond the cell of the grid: a replica has fewer samples than the grid,
+        and its branch may end on the other side of a point.
+        """
+        low = self.grid[self.last]
+        high = self.grid[self.last + 1 if self.over else self.last]
+        room = 0.1 * (high - low)
+        return max(low - room, self.grid[self.first]), high + room
 
     @property
     def start(self) -> tuple[float, float]:
         """The two α between which the informed branch appears."""
         return self.grid[self.first - 1] if self.appears else 0.0, self.grid[self.first]
+
+    @property
+    def halvings(self) -> int:
+        """How often the interval of its end is halved, to a relative `RESOLUTION`."""
+        low, high = self.end
+        return max(math.ceil(math.log2(max((high - low) / (RESOLUTION * low), 1.0))), 1)
 
     def bracket(self, samples: int, steps: int) -> Bracket:
         """Where to bisect."""
@@ -215,11 +230,11 @@ class _Hysteresis(NamedTuple):
             spinodal=jnp.asarray(self.start, dtype),
             before=self.uninformed[max(self.first - 1, 0)],
             end=self.uninformed[self.last],
-            beyond=self.informed[min(self.last + 1, len(self.grid) - 1)],
             samples=samples,
             steps=steps,
             perfect=bool(self.perfect[self.apart].all()),
             appears=self.appears,
+            halvings=jnp.asarray(self.halvings),
         )
 
     def nearest(self, values: Array) -> int:
@@ -267,18 +282,18 @@ def _thresholds(
     curves: _Hysteresis, bisected: Edges, low: Array, high: Array
 ) -> tuple[Threshold, Threshold, Threshold]:
     """The three thresholds with their error bars; `low`, `high`: Q of the two branches."""
-    end = curves.end[1] - curves.end[0]
+    end = (curves.end[1] - curves.end[0]) / 2**curves.halvings
     start = (curves.start[1] - curves.start[0]) * curves.appears
     hysteresis = curves.grid[curves.last] - curves.grid[curves.first]
     unfinished = bool((curves.apart & ~curves.settled).any())
     code = Result.MAX_STEPS if unfinished else Result.SUCCESS
 
-    def threshold(values: Array, width: float, place: int, branch: Array) -> Threshold:
+    def threshold(values: Array, cell: float, place: int, branch: Array) -> Threshold:
         alpha = jnp.mean(values)
         spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
-        cell = max(width, end) / 2**HALVINGS / np.sqrt(12.0)
         regular = jnp.isfinite(alpha) & (alpha > 0)
-        stderr = jnp.where(regular, jnp.hypot(spread, cell), 0.0)
+        # the replicas share their cells: what lies inside one is no average over them
+        stderr = jnp.where(regular, jnp.hypot(spread, cell / np.sqrt(12.0)), 0.0)
         grows = high[place] - low[place]
         subspace = grows / jnp.trace(grows)
         return Threshold(alpha, stderr, values, subspace, branch[place], jnp.asarray(code))
@@ -287,6 +302,6 @@ def _thresholds(
     optimal = bisected.information_theoretic
     return (
         threshold(last, end, curves.last, low),
-        threshold(optimal, hysteresis, curves.nearest(optimal), high),
-        threshold(bisected.spinodal, start, curves.nearest(bisected.spinodal), high),
+        threshold(optimal, max(hysteresis / 2**HALVINGS, end), curves.nearest(optimal), high),
+        threshold(bisected.spinodal, start / 2**HALVINGS, curves.nearest(bisected.spinodal), high),
     )
