@@ -156,7 +156,6 @@ def test_samples_are_added_until_the_error_bar_is_met():
 
 @pytest.mark.slow
 def test_training_and_processes_of_this_machine():
-    pytest.importorskip("dask.distributed")
     words = {
         "solver": "train",
         "seeds": 2,
