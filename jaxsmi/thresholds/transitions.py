@@ -23,6 +23,7 @@ from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
+from jaxsmi.core.shown import Shown, readable, with_error
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.implicit import not_differentiable
@@ -64,6 +65,27 @@ class FirstOrder(eqx.Module):
     alpha: Array
     uninformed: Array
     informed: Array
+
+    def __repr__(self) -> str:
+        return readable(self, self._shown)
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
+        """What a reader sees (`core.shown`)."""
+        found = {
+            "spinodal": self.spinodal,
+            "information-theoretic": self.information_theoretic,
+            "algorithmic": self.algorithmic,
+        }
+        rows = [
+            [name, with_error(threshold.alpha, threshold.stderr)]
+            for name, threshold in found.items()
+            if threshold is not None
+        ]
+        grid = f"α on a grid of {len(self.alpha)} points"
+        return Shown(f"Transition: {self.kind}", [grid], ["", "α"], rows)
 
 
 def first_order(
