@@ -1,5 +1,6 @@
 """`jaxsmi`, and `python -m jaxsmi.cli`: the command line. No equation lives here."""
 
+import importlib
 import os
 import sys
 
@@ -17,12 +18,11 @@ def start() -> None:
         SystemExit: With the exit status.
     """
     interrupts.listen()
-    from jaxsmi.cli.main import main  # here: it takes a second, and may be interrupted
-
     status = 0
     try:
         try:
-            status = main()
+            # not at the head of the file: it takes a second, in which Ctrl-C is heard already
+            status = importlib.import_module("jaxsmi.cli.main").main()
         except SystemExit as end:  # of argparse
             status = end.code if isinstance(end.code, int) else 0
         sys.stdout.flush()

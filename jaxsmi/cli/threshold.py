@@ -156,6 +156,7 @@ def _thresholds(
         replicas=arguments.replicas,
         alpha_max=arguments.alpha_max,
         guess=previous,
+        progress=progress(arguments),
         **settings,
     )
 

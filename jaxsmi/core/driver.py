@@ -30,12 +30,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PyTree
-from tqdm.auto import tqdm
 
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import RUNNING
 from jaxsmi.core.programs import program
+from jaxsmi.core.progress import Bar
 
 __all__ = [
     "AbstractSolver",
@@ -214,7 +214,8 @@ def drive(
     every_steps = jnp.asarray(every)
     if not concrete((solver, run, every_steps)):
         return _advance(solver, run, jnp.asarray(max_steps), every_steps)
-    with tqdm(total=max_steps * unit, desc=label, leave=False, disable=label is None) as bar:
+    name = type(solver).__name__ if label is None else label
+    with Bar(max_steps * unit, name, label is not None, "compiling") as bar:
         until = int(run.step)
         stretch = 1
         while until < max_steps:
@@ -224,13 +225,12 @@ def drive(
             if not concrete(run):  # a function in the solver holds traced numbers
                 return _advance(solver, run, jnp.asarray(max_steps), every_steps)
             done = not bool(jnp.any(run.result == RUNNING))  # waits for the device
-            bar.update(int(run.step) * unit - bar.n)
+            more = int(run.step) * unit - bar.count
+            bar.update(more, {} if label is None else solver.progress(run.state))
             for watcher in _watchers:
                 watcher(run, max_steps)
             if done:
                 break
-            if label is not None:
-                bar.set_postfix(solver.progress(run.state))
             stretch = _next(stretch, time.perf_counter() - begin)
     return run
 

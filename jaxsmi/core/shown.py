@@ -62,8 +62,8 @@ class Shown:
 
 
 def readable(module: eqx.Module, shown: Callable[[], Shown]) -> str:
-    """What a reader sees of a module; its plain tree, where its leaves are no numbers (their shapes,
-    axes or specifications)."""
+    """What a reader sees of a module; its plain tree, where its leaves are no numbers but their
+    shapes, axes or specifications."""
     try:
         return shown().text()
     except (AttributeError, IndexError, TypeError, ValueError):

@@ -21,12 +21,12 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.programs import program
+from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
@@ -53,7 +53,7 @@ def staircase(
     replicas: int = 16,
     guess: Sequence[Threshold] | None = None,
     steps: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> list[Threshold]:
     r"""Thresholds in the order of learning, with what is learned at each and the overlap below it.
 
@@ -69,7 +69,7 @@ def staircase(
         guess: The stairs of a model nearby, which save the scan in α, e.g. along a curve or a
             search. Default None.
         steps: Stop after so many thresholds. Default all.
-        progress: Whether to show a bar on stderr. Default False.
+        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
         A list of `Threshold` with α <= alpha_max. It is shorter than P where several indices are
@@ -111,9 +111,9 @@ def staircase(
     learned = _directions_of(first.subspace)
     title = "staircase: directions learned"
     P = model.indices
-    with tqdm(total=P, desc=title, leave=False, disable=not progress) as bar:
+    with Bar(P, title, Arguments().shown(progress), "compiling") as bar:
         while (learned.shape[1] < P) and (steps is None or len(stairs) < steps):
-            bar.update(learned.shape[1] - bar.n)
+            bar.update(learned.shape[1] - bar.count, {"α": f"{lowest:.4g}"})
             scan = _Scan.of(still, learned, lowest, len(stairs), limits)
             refuse_oblique(still, scan.learned)
             outcome = scan.next(limits.guess_of(len(stairs)))

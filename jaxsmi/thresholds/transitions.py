@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
+from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.shown import Shown, readable, with_error
 from jaxsmi.inference.overlap_map import OverlapMap
@@ -98,7 +98,7 @@ def first_order(
     samples: int = 2**16,
     replicas: int = 8,
     max_steps: int = 3000,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> FirstOrder:
     r"""Algorithmic, information-theoretic and spinodal thresholds of a first-order transition.
 
@@ -115,7 +115,7 @@ def first_order(
         replicas: Independent bisections, whose spread is the error bar. Default 8.
         max_steps: Step budget of each fixed point; near the algorithmic threshold α_a the
             iteration takes about |α - α_a|^{-1/2} steps. Default 3000.
-        progress: Whether to show a bar on stderr. Default False.
+        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
         A `FirstOrder`; kind "none" and None for the thresholds where the branches agree
@@ -150,12 +150,11 @@ def first_order(
     check(low < high, "alpha_max", (low, high), "0 < alpha_min < alpha_max, finite")
     points = arguments.count("points", points, at_least=3)
     steps = arguments.count("max_steps", max_steps)
-    progress = arguments.flag("progress", progress)
+    shown = arguments.shown(progress)
     given = model
     model = frozen(given)
     each = power_of_two(max(samples // (replicas * NETS), 2))
-    title = "first-order transition"
-    with tqdm(total=2 * points + 1, desc=title, leave=False, disable=not progress) as bar:
+    with Bar(2 * points + 1, "first-order transition", shown, "compiling") as bar:
         curves = _followed(model, np.geomspace(low, high, points), key, each * replicas, steps, bar)
         Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
         grid = jnp.asarray(curves.grid)
@@ -167,7 +166,7 @@ def first_order(
         check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
         bisected = edges(model, curves.bracket(each, steps), keys)
-        bar.update()
+        bar.update(1)
     transition = FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
     return not_differentiable(transition, given)
 
@@ -272,7 +271,7 @@ def _followed(
     key: PRNGKeyArray,
     samples: int,
     steps: int,
-    bar: tqdm,
+    bar: Bar,
 ) -> _Hysteresis:
     """Both branches on the grid, the uninformed one upwards; the bar moves with each point."""
     S = model.prior.second_moment(model.indices)
@@ -287,7 +286,7 @@ def _followed(
         low.append(V)
         high.append(W)
         codes.append((int(code), int(other)))
-        bar.update(2)
+        bar.update(2, {"α": f"{float(problem.alpha):.4g}"})
     ends = np.asarray(codes)
     return _Hysteresis(
         S,

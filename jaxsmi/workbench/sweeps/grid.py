@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxsmi.core import labelled
 from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.progress import tqdm
 from jaxsmi.core.provenance import provenance
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
