@@ -181,7 +181,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         stem = arguments.out / command.stem(arguments)
         there = [path for end in _ENDINGS if (path := stem.with_name(stem.name + end)).exists()]
         allowed = "another folder, or --overwrite"
-        check(not there, "--out", ", ".join(map(str, there)) + " from before", allowed)
+        check(not there, "--out", f"files from before, {there[-1].name}" if there else "", allowed)
     arguments.out.mkdir(parents=True, exist_ok=True)
 
 

@@ -207,7 +207,7 @@ def test_files_from_before_are_not_written_over_silently(capsys, tmp_path):
     times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     code, out, err = call(capsys, *words)
     assert (code, out) == (2, "")
-    assert "threshold.nc" in err
+    assert "threshold.txt" in err
     assert "--overwrite" in err
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
     assert call(capsys, *words, "--overwrite")[0] == 0
