@@ -174,6 +174,7 @@ _advance = program(advance)
 
 
 _SECONDS = 0.2  # of a stretch: short enough to be interrupted, long beside its start
+_UNSEEN = 16  # steps of the first one where nobody looks on: many runs are over by then
 
 _watchers: list[Callable[[Run[Any], int], object]] = []
 
@@ -217,7 +218,7 @@ def drive(
     name = type(solver).__name__ if label is None else label
     with Bar(max_steps * unit, name, label is not None, "compiling") as bar:
         until = int(run.step)
-        stretch = 1
+        stretch = 1 if label is not None or _watchers else _UNSEEN
         while until < max_steps:
             until = min(until + stretch, max_steps)
             begin = time.perf_counter()
@@ -236,8 +237,8 @@ def drive(
 
 
 def _next(stretch: int, seconds: float) -> int:
-    """The next stretch: at most twice as long, and of about `_SECONDS`."""
-    return max(min(2 * stretch, int(stretch * _SECONDS / max(seconds, 1e-9))), 1)
+    """The next stretch: of about `_SECONDS`, and at most eight times as long, as steps differ."""
+    return max(min(8 * stretch, int(stretch * _SECONDS / max(seconds, 1e-9))), 1)
 
 
 class Record(eqx.Module):

@@ -7,6 +7,7 @@ lines of the logger "jaxsmi": one when a run begins and ends, one every ten seco
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 import warnings
@@ -26,7 +27,10 @@ _logger = logging.getLogger("jaxsmi")
 
 
 def attended() -> bool:
-    """Whether somebody looks on: stderr is a terminal, or this is a notebook."""
+    """Whether somebody looks on: stderr is a terminal, or this is a notebook, and the environment
+    does not set TQDM_DISABLE."""
+    if os.environ.get("TQDM_DISABLE"):
+        return False
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
