@@ -191,6 +191,10 @@ class Arguments:
         check(isinstance(value, (bool, np.bool_)), name, value, "True or False")
         return bool(value)
 
+    def shown(self, value: object) -> bool | None:
+        """Of a progress bar: True, False, or None: where somebody looks on."""
+        return None if value is None else self.flag("progress", value)
+
     def choice(self, name: str, value: object, options: Sequence[str]) -> str:
         """One of a few words."""
         check(isinstance(value, str) and value in options, name, value, f"one of {tuple(options)}")

@@ -23,6 +23,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.moments import SecondMoments, block_of, second_moments
+from jaxsmi.core.shown import readable
+from jaxsmi.core.summary import described
 from jaxsmi.core.whitening import Whitening, whitening_of
 
 __all__ = ["Dataset", "LabelLaw", "Regenerated", "Taught"]
@@ -202,6 +204,17 @@ class Dataset(eqx.Module):
             allowed = "E of a row for each token, a column for each direction"
             self.encoding = arguments.array("encoding", encoding, allowed, (M, len(U)))
             self.directions = U
+
+    def __repr__(self) -> str:
+        return readable(self, lambda: described(self))
+
+    def _repr_html_(self) -> str:
+        return described(self).html()
+
+    def summary(self) -> str:
+        """What the data are, a few numbers of the labels, and a quick look at the inputs
+        (`second_moments`), as text."""
+        return described(self, look=True).text()
 
     @property
     def samples(self) -> int:

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start

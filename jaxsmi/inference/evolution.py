@@ -43,7 +43,6 @@ from jaxsmi.numerics.nets import power_of_two
 __all__ = ["state_evolution"]
 
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
-_STRETCH = 4  # steps between two updates of the progress bar
 
 _START = 1e-3
 _SAMPLES = 8192
@@ -94,7 +93,7 @@ def state_evolution(
             times the teacher's directions, shared evenly (0: uninformed), V times the identity.
             Default 0.8, 0.5, 0.
         samples: Points of the outer average, over all nets. Default 8192; of a learner 16384.
-        randomisations: Independent nets, whose spread is the standard error. Default 8.
+        randomisations: Independent nets, whose spread is the statistical error. Default 8.
         max_steps: Step budget; for matrix models the steps of the history. Default 300.
         tolerance: Largest distance to the fixed point, entry by entry. Default 1e-4; of a learner
             the largest relative residual, default 1e-8.
@@ -110,7 +109,8 @@ def state_evolution(
         progress: Whether to show a bar on stderr (not under jit). Default False.
 
     Returns:
-        A `Solution` with `overlap` Q, its statistical error `stderr` (NaN where not converged),
+        A `Solution` with `overlap` Q, its error `stderr` (statistical, and what `tolerance` leaves
+        open; NaN where not converged),
         `covariance` V, plug-in `error`, `rho` (spectral radius of the map), and `history` with
         one entry a step ("step", "overlap", "covariance", "residual"). Its `result` is one of
         SUCCESS, RECOVERED, MARGINAL, MAX_STEPS, INACCURATE, NONFINITE, INVALID.
@@ -224,7 +224,7 @@ def _run(
         V0, max_steps=steps, tolerance=limit, newton=given.newton
     )
     label = f"state evolution, α={float(overlap_map.alpha):g}" if given.progress else None
-    end = drive(iteration, ready(iteration, steps), steps, label=label, stretch=_STRETCH)
+    end = drive(iteration, ready(iteration, steps), steps, label=label)
     return overlap_map, _solution(overlap_map, end)
 
 
@@ -363,7 +363,8 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     error = model.theory_error(
         moved, key=jax.random.fold_in(overlap_map.key, 2), samples=overlap_map.samples
     )
-    stderr = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
+    spread = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
+    stderr = jnp.hypot(spread, last.open)
     stderr = jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr)
     invalid = ~(jnp.isfinite(overlap_map.alpha) & (overlap_map.alpha > 0))
     code = jnp.where(invalid, Result.INVALID, code)

@@ -26,6 +26,7 @@ from jaxsmi.core.arrays import arithmetic, theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check, require, without_nan
 from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate, Solution
+from jaxsmi.core.shown import Shown, brief, constructed
 from jaxsmi.models.tokens import Directions
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
@@ -45,6 +46,16 @@ class AbstractModel(eqx.Module):
     prior: eqx.AbstractVar[AbstractPrior]
     channel: eqx.AbstractVar[AbstractChannel]
     tokens: eqx.AbstractVar[int]
+
+    def __repr__(self) -> str:
+        return constructed(self)
+
+    def _repr_html_(self) -> str:
+        refused = self.refusal(Ability.INFERENCE)
+        parts = {"indices": ", ".join(self.index_names), "tokens": str(self.tokens)}
+        parts |= {"prior": brief(self.prior), "channel": brief(self.channel)}
+        rows = [*parts.items(), ("inference", "yes" if refused is None else refused)]
+        return Shown(constructed(self), header=("", ""), rows=rows).html()
 
     # Names and sizes
 

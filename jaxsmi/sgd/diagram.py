@@ -26,10 +26,10 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import Arguments
+from jaxsmi.core.progress import tqdm
 from jaxsmi.sgd.correlation import correlation
 from jaxsmi.sgd.grid import expectation
 

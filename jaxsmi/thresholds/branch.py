@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.base import Response
@@ -36,7 +37,7 @@ _SLACK = 0.05  # of the test: quadrature errors of priors, and errors of the lea
 
 
 def branch_end(
-    branch: OverlapMap, V0: Array, max_steps: int, tolerance: float
+    branch: OverlapMap, V0: Array, max_steps: int, tolerance: ArrayLike
 ) -> tuple[Array, Array]:
     """The fixed point V (k, k) reached from V0, and the result code; at perfect recovery V/S is
     that of `_DEEP`."""

@@ -21,11 +21,11 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
+from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.nets import power_of_two
@@ -49,7 +49,7 @@ def staircase(
     replicas: int = 16,
     guess: Sequence[Threshold] | None = None,
     steps: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> list[Threshold]:
     r"""Thresholds in the order of learning, with what is learned at each and the overlap below it.
 
@@ -65,7 +65,7 @@ def staircase(
         guess: The stairs of a model nearby, which save the scan in α, e.g. along a curve or a
             search. Default None.
         steps: Stop after so many thresholds. Default all.
-        progress: Whether to show a bar on stderr. Default False.
+        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
         A list of `Threshold` with α <= alpha_max. It is shorter than P where several indices are
@@ -108,9 +108,9 @@ def staircase(
     learned = _directions_of(first.subspace)
     title = "staircase: directions learned"
     P = model.indices
-    with tqdm(total=P, desc=title, leave=False, disable=not progress) as bar:
+    with Bar(P, title, Arguments().shown(progress), "compiling") as bar:
         while (learned.shape[1] < P) and (steps is None or len(stairs) < steps):
-            bar.update(learned.shape[1] - bar.n)
+            bar.update(learned.shape[1] - bar.count, {"α": f"{lowest:.4g}"})
             scan = Scan.of(
                 still, learned, lowest, stairs, limits.key, limits.alpha_max, limits.samples
             )
