@@ -70,9 +70,10 @@ test: $(DEV)  ## doctests and notebooks, then the test suite (minutes, CPU)
 validate: $(DEV)  ## the slow tests: physics at full size, published figures (hours; a line a test)
 	@$(TESTING) run -v -m "slow and not gpu" --durations=60 $(ARGS)
 
-bench: $(DEV)  ## the benchmarks, into out/benchmarks.json
+bench: $(DEV)  ## the benchmarks, into out/report.html and .json; fails where a ratio has become worse
 	@mkdir -p $(OUT)
 	$(PYTEST) benchmarks --benchmark-only --benchmark-json=$(OUT)/benchmarks.json $(ARGS)
+	$(BIN)/python benchmarks/report.py $(OUT)
 
 notebooks: $(DEV)  ## execute the notebooks at full size and write them with their outputs (ARGS=03 for one of them)
 	$(BIN)/python notebooks/execute.py $(ARGS)

@@ -11,8 +11,8 @@ The two forms of A agree at Bayes-optimality [theory: multi-index, Eqs. (33), (3
 signal W (P, D), n = D. symmetric.py: a symmetric matrix, n = d². rectangular.py: a rectangular one,
 n = d L.
 
-A sample is read in blocks (blocks.py): all at once where inputs are stored in the precision of the
-products, and in blocks where they are `Regenerated` or stored as bfloat16 (then float32 products).
+Inputs are read all at once where they are stored, and in blocks where they are `Regenerated`
+(blocks.py). Products with bfloat16 are float32. A pass over many rows is in passes.py.
 Where the samples are spread over devices each device holds a part of them, and every sum over
 samples goes over the `axes` of the mesh.
 """

@@ -26,12 +26,14 @@ __all__ = [
     "BLOCK",
     "LAWS",
     "Inputs",
+    "as_bits",
     "draw_inputs",
     "gaussian",
     "mapped",
     "product_dtype",
     "shifted",
     "summed",
+    "widened",
 ]
 
 Inputs = Array | Regenerated
@@ -146,6 +148,20 @@ def product_dtype(inputs: Inputs) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if inputs.dtype == jnp.bfloat16 else jnp.dtype(inputs.dtype)
 
 
+def as_bits(x: Array) -> Array:
+    """bfloat16 as its bits (uint16), everything else as it is: of bfloat16 XLA for CPUs would make
+    a float32 copy of the whole array before the loop that takes slices of it."""
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def widened(x: Array) -> Array:
+    """bfloat16, or the bits of it, as float32; everything else as it is."""
+    bits = as_bits(x)
+    if bits.dtype != jnp.uint16:
+        return bits
+    return lax.bitcast_convert_type(bits.astype(jnp.uint32) << 16, jnp.float32)
+
+
 class Blocks(NamedTuple):
     """Inputs as blocks of samples.
 
@@ -162,28 +178,36 @@ class Blocks(NamedTuple):
     read: Callable[[Array | int, int], Array]
 
 
-def blocks_of(inputs: Inputs, size: int | None) -> Blocks:
+def blocks_of(inputs: Inputs, size: int | None, as_stored: bool = False) -> Blocks:
     """The inputs in blocks of `size` samples.
 
-    Without a size they come all at once, but bfloat16 inputs in blocks of 2^23 numbers.
+    Without a size they come all at once, but bfloat16 inputs in float32 blocks of 2^23 numbers;
+    `as_stored` those come all at once, too, and in bfloat16.
     """
-    dtype = product_dtype(inputs)
     if isinstance(inputs, Regenerated):
-        block = lambda k, count: inputs.block(k).astype(dtype)
+        block = lambda k, count: widened(inputs.block(k))
         return Blocks(len(inputs.numbers), inputs.each, 0, block)
     N = inputs.shape[0]
+    if as_stored:
+        return Blocks(1, N, 0, lambda k, count: inputs)
     if size is None and inputs.dtype == jnp.bfloat16:
         size = max(BLOCK // math.prod(inputs.shape[1:]), 1)
     each = N if size is None else min(size, N)
     if each == N:
-        return Blocks(1, N, 0, lambda k, count: inputs.astype(dtype))
-    read = lambda k, count: lax.dynamic_slice_in_dim(inputs, k * each, count).astype(dtype)
+        return Blocks(1, N, 0, lambda k, count: widened(inputs))
+    bits = as_bits(inputs)
+    read = lambda k, count: widened(lax.dynamic_slice_in_dim(bits, k * each, count))
     return Blocks(N // each, each, N % each, read)
 
 
-def mapped(function: Callable[[Array], Array], inputs: Inputs, size: int | None = None) -> Array:
+def mapped(
+    function: Callable[[Array], Array],
+    inputs: Inputs,
+    size: int | None = None,
+    as_stored: bool = False,
+) -> Array:
     """`function(block)` of all blocks of samples, stacked: (N, ...)."""
-    count, each, rest, read = blocks_of(inputs, size)
+    count, each, rest, read = blocks_of(inputs, size, as_stored)
     if count == 1 and not rest:
         return function(read(0, each))
     values = lax.map(lambda k: function(read(k, each)), jnp.arange(count))
@@ -192,10 +216,14 @@ def mapped(function: Callable[[Array], Array], inputs: Inputs, size: int | None 
 
 
 def summed(
-    function: Callable[[Array, Array], Array], inputs: Inputs, g: Array, size: int | None = None
+    function: Callable[[Array, Array], Array],
+    inputs: Inputs,
+    g: Array,
+    size: int | None = None,
+    as_stored: bool = False,
 ) -> Array:
     """Σ of `function(block, g of the block)` over the blocks of samples, in float64."""
-    count, each, rest, read = blocks_of(inputs, size)
+    count, each, rest, read = blocks_of(inputs, size, as_stored)
 
     def part(k: Array | int, n: int) -> Array:
         weights = lax.dynamic_slice_in_dim(g, k * each, n)

@@ -29,6 +29,7 @@ from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 from jaxsmi.sensing.base import AbstractSensing
 from jaxsmi.sensing.blocks import BLOCK, Inputs, mapped, product_dtype, summed
+from jaxsmi.sensing.passes import rows_combined, rows_times
 
 __all__ = ["IndexSensing"]
 
@@ -62,25 +63,25 @@ class IndexSensing(AbstractSensing):
 
     def forward(self, W: Array) -> Array:
         """Fields (N, P, M) of the signal (P, D), in the wider precision of signal and products."""
-        narrow = W.T.astype(product_dtype(self.inputs))
+        narrow = W.astype(product_dtype(self.inputs))
         wide = jnp.promote_types(W.dtype, narrow.dtype)
 
         def fields(x: Array) -> Array:
-            n, M, D = x.shape
-            flat = jnp.matmul(x.reshape(n * M, D), narrow, precision="highest")
-            return jnp.swapaxes(flat.reshape(n, M, -1), 1, 2).astype(wide)
+            n, M, _ = x.shape
+            return jnp.swapaxes(rows_times(x, narrow).reshape(n, M, -1), 1, 2).astype(wide)
 
-        return mapped(fields, self.inputs) / math.sqrt(self.dimension)
+        return mapped(fields, self.inputs, as_stored=True) / math.sqrt(self.dimension)
 
     def adjoint(self, g: Array) -> Array:
         """Σ_μ g_μ x_μ/√D (P, D) of per-sample vectors (N, P, M)."""
 
         def add(x: Array, g: Array) -> Array:
-            n, M, D = x.shape
-            flat = jnp.swapaxes(g, 1, 2).reshape(n * M, -1).astype(x.dtype)
-            return jnp.matmul(flat.T, x.reshape(n * M, D), precision="highest")
+            n, M, _ = x.shape
+            flat = jnp.swapaxes(g, 1, 2).reshape(n * M, -1)
+            return rows_combined(flat.astype(product_dtype(self.inputs)), x)
 
-        return self.over_devices(summed(add, self.inputs, g)) / jnp.sqrt(float(self.dimension))
+        total = self.over_devices(summed(add, self.inputs, g, as_stored=True))
+        return total / jnp.sqrt(float(self.dimension))
 
     def weighted(self, T: Array, W: Array) -> Array:
         """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (K, P, D), T (N, PM, PM): one pass over the inputs."""

@@ -17,6 +17,7 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.sensing.base import AbstractMatrixSensing
 from jaxsmi.sensing.blocks import Inputs, mapped, product_dtype, summed
+from jaxsmi.sensing.passes import rows_combined, rows_times
 
 __all__ = ["RectangularSensing"]
 
@@ -42,16 +43,14 @@ class RectangularSensing(AbstractMatrixSensing):
 
     def forward(self, W: Array) -> Array:
         """Fields (N, 1, 1) of the signal (1, L, d)."""
-        narrow = W.reshape(-1).astype(product_dtype(self.inputs))
-
-        def fields(x: Array) -> Array:
-            flat = jnp.matmul(x.reshape(len(x), -1), narrow, precision="highest")
-            return flat.astype(theory_dtype())
-
-        return mapped(fields, self.inputs)[:, None, None] / jnp.sqrt(float(self.entries))
+        narrow = W.reshape(1, -1).astype(product_dtype(self.inputs))
+        fields = lambda x: rows_times(x, narrow).astype(theory_dtype())
+        flat = mapped(fields, self.inputs, as_stored=True)
+        return flat[:, :, None] / jnp.sqrt(float(self.entries))
 
     def adjoint(self, g: Array) -> Array:
         """Σ_μ g_μ X_μ/√(dL) (1, L, d) of numbers (N, 1, 1)."""
-        add = lambda x, g: jnp.matmul(g.astype(x.dtype), x.reshape(len(x), -1), precision="highest")
-        total = self.over_devices(summed(add, self.inputs, g.reshape(-1)))
+        narrow = g.reshape(-1, 1).astype(product_dtype(self.inputs))
+        add = lambda x, g: rows_combined(g, x)
+        total = self.over_devices(summed(add, self.inputs, narrow, as_stored=True))
         return total.reshape(1, *self.inputs.shape[1:]) / jnp.sqrt(float(self.entries))

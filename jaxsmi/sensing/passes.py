@@ -1,0 +1,173 @@
+r"""One pass over many rows: X Wᵀ and Gᵀ X of a tall array X (R, D), for W (P, D) and G (R, P).
+
+Both read all of X and do little with it, so that memory is the limit; P is the number of indices.
+The matrix product of a CPU packs X before it multiplies. Measured on one core, P = 2, D = 16000,
+in GB of X a second, where a copy of X moves 23 to 26 (read and written):
+
+                          Gᵀ X               X Wᵀ
+                    product   here     product   here
+    float64             2.9   18.3        13.0   17.9
+    float32            10.0   15.5        18.1   18.4
+    bfloat16            0.9   12.8         1.0   17.5
+
+Here the P sums are P operands of one reduction: X is read once, in order, and a few rows at a time
+make the body of a loop that the compiler unrolls entirely. Several loops run at once, and sums over
+rows are added up in float64.
+
+XLA for CPUs makes float32 of a whole bfloat16 array before a loop that reads a part of it, three
+times the memory: hence its bits are read, which it leaves alone.
+
+Other devices, short rows, many indices, and a single one (whose product is as fast as memory) take
+the matrix product; so does X Wᵀ in float32, where nothing is gained.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.sensing.blocks import as_bits, mapped, summed, widened
+
+__all__ = ["rows_combined", "rows_times"]
+
+_LONG = 512  # numbers in a row, below which a loop costs more than it saves
+_MANY = 2**20  # numbers of an array, below which its compilation does
+_HUGE = 2**24  # numbers of an array from which on four loops run at once, not two
+_TOGETHER = 8  # rows that are multiplied by the same piece of W
+_BLOCK = 2**17  # numbers of X in the body of the loop of X Wᵀ
+_ROWS = 8  # of one sample, at most
+_UNROLLED = 24  # products with a column of X in the body of the loop of Gᵀ X
+_FEW = 3  # indices: with more, sums leave the registers
+
+
+def rows_times(x: Array, W: Array) -> Array:
+    """X Wᵀ (R, P) of the rows X (R, D) that samples x (N, ...) are made of, in the precision of
+    W (P, D): that of x, of bfloat16 float32."""
+    gains = x.dtype == jnp.bfloat16 or (x.dtype == jnp.float64 and len(W) > 1)
+    return _by_rows(x, W) if gains and _tall(x, *W.shape) else _times(x, W)
+
+
+def rows_combined(g: Array, x: Array) -> Array:
+    """Gᵀ X (P, D) of G (R, P) and the rows X (R, D) that samples x (N, ...) are made of, in the
+    precision of G or wider."""
+    R, P = g.shape
+    gains = x.dtype == jnp.bfloat16 or P > 1
+    return _by_sums(g, x) if gains and _tall(x, P, x.size // R) else _combined(g, x)
+
+
+def _tall(x: Array, indices: int, length: int) -> bool:
+    """Whether loops over a few rows gain anything."""
+    rows = x.size // (len(x) * length)  # of a sample
+    return indices <= _FEW and rows <= _ROWS and length >= _LONG and x.size >= _MANY
+
+
+def _times(x: Array, W: Array) -> Array:
+    """X Wᵀ, a matrix product; of bfloat16 one for each block."""
+    P, D = W.shape
+    product = lambda x: jnp.matmul(x.reshape(-1, D), W.T, precision="highest")
+    return mapped(lambda x: product(x).reshape(len(x), -1), x).reshape(-1, P)
+
+
+def _combined(g: Array, x: Array) -> Array:
+    """Gᵀ X, a matrix product; of bfloat16 one for each block."""
+    R, P = g.shape
+
+    def product(x: Array, g: Array) -> Array:
+        rows = x.reshape(len(x) * (R // N), -1)
+        return jnp.matmul(g.reshape(-1, P).T, rows, precision="highest")
+
+    N = len(x)
+    return summed(product, x, g.reshape(N, R // N * P))
+
+
+@jax.custom_jvp
+def _by_rows(x: Array, W: Array) -> Array:
+    return lax.platform_dependent(x, W, cpu=_rows_on_cpu, default=_times)
+
+
+@_by_rows.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    x, W = primals
+    dx, dW = tangents
+    return _by_rows(x, W), _times(x, dW) + _times(dx, W)
+
+
+@jax.custom_jvp
+def _by_sums(g: Array, x: Array) -> Array:
+    return lax.platform_dependent(g, x, cpu=_sums_on_cpu, default=_combined)
+
+
+@_by_sums.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    g, x = primals
+    dg, dx = tangents
+    return _by_sums(g, x), _combined(dg, x) + _combined(g, dx)
+
+
+def _sums(terms: list[Array], axis: int) -> list[Array]:
+    """The sums of all terms over one axis, in one pass over what they are made of."""
+    zero = jnp.zeros((), terms[0].dtype)
+    add = lambda a, b: tuple(map(operator.add, a, b))
+    return list(lax.reduce(tuple(terms), (zero,) * len(terms), add, (axis,)))
+
+
+def _rows_on_cpu(x: Array, W: Array) -> Array:
+    """X Wᵀ: eight rows at a time, over blocks of samples."""
+    P, D = W.shape
+    N = len(x)
+    bits = as_bits(x)
+    each = _TOGETHER * max(_BLOCK * N // (_TOGETHER * x.size), 1)
+    parts = _parts(x)
+    count = N // (each * parts)
+
+    def block(k: Array) -> Array:
+        rows = lax.dynamic_slice_in_dim(bits, k * each, each).reshape(-1, _TOGETHER, D)
+        terms = [widened(rows[:, i]) * W[p] for i in range(_TOGETHER) for p in range(P)]
+        return jnp.stack(_sums(terms, 1), -1).reshape(-1, P)
+
+    done = [lax.map(block, jnp.arange(s * count, (s + 1) * count)) for s in range(parts)]
+    fields = [part.reshape(-1, P) for part in done]
+    samples = parts * count * each
+    return jnp.concatenate(fields + ([_times(x[samples:], W)] if samples < N else []))
+
+
+def _sums_on_cpu(g: Array, x: Array) -> Array:
+    """Gᵀ X: a few rows at a time."""
+    R, P = g.shape
+    N = len(x)
+    D = x.size // R
+    per_sample = R // N
+    bits = as_bits(x)
+    # a reduction of one operand is not fused with what makes it: of two groups of rows it has two
+    groups = 2 if P == 1 else 1
+    each = max((_ROWS if P == 1 else _UNROLLED // P) // per_sample, 1)
+    parts = _parts(x)
+    count = N // (groups * each * parts)
+
+    def add(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        terms = []
+        for group in range(groups):
+            start = (k * groups + group) * each
+            rows = widened(lax.dynamic_slice_in_dim(bits, start, each)).reshape(-1, D)
+            weights = lax.dynamic_slice_in_dim(g, start * per_sample, each * per_sample)
+            terms += [rows * weights[:, p, None] for p in range(P)]
+        sums = [term.astype(theory_dtype()) for term in _sums(terms, 0)]
+        return tuple(total + sum(sums[p::P]) for p, total in enumerate(totals))
+
+    start = (jnp.zeros(D, theory_dtype()),) * P
+    done = [lax.fori_loop(s * count, (s + 1) * count, add, start) for s in range(parts)]
+    total = jnp.sum(jnp.stack([jnp.stack(part) for part in done]), axis=0)
+    samples = parts * count * groups * each
+    rest = samples * per_sample
+    return total + _combined(g[rest:], x[samples:]) if samples < N else total
+
+
+def _parts(x: Array) -> int:
+    """How many loops run at once: by the size of the array, not by the number of cores, so that
+    the order of sums is the same everywhere."""
+    return 4 if x.size >= _HUGE else 2
