@@ -117,7 +117,14 @@ def begin(solver: AbstractSolver[State], records: int, start: bool = True) -> Ru
     if start:
         history = _put(history, zero, solver.observe(state, zero))
     code = jax.eval_shape(solver.terminate, state, zero)
-    return Run(state, zero, jnp.full(code.shape, RUNNING), history)
+    run = Run(state, zero, jnp.full(code.shape, RUNNING), history)
+    return jax.tree.map(lambda x: _strong(x) if eqx.is_array(x) else x, run)
+
+
+def _strong(x: Array) -> Array:
+    """The array, not of a weak type: that of a run after some steps, so that these and the next are
+    one program."""
+    return lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
 
 
 def _inexact(dtype: jnp.dtype) -> jnp.dtype:

@@ -47,6 +47,15 @@ def test_history_has_the_start_and_every_record_and_nothing_after_the_end():
     np.testing.assert_array_equal(run.history["value"][:3], [1.0, 0.25, 0.0625])
 
 
+def test_the_first_steps_and_the_next_are_one_program():
+    """A run begins with the types that it goes on with, weak ones included: nothing is compiled
+    again between two looks at it."""
+    solver = Halving(jnp.asarray(1.0), 0.1, 20)
+    start = jax.jit(begin, static_argnums=1)(solver, 3)
+    after = jax.jit(advance)(solver, start, jnp.asarray(2))
+    assert jax.tree.map(jax.typeof, start) == jax.tree.map(jax.typeof, after)
+
+
 def test_the_budget_ends_a_run_with_its_code():
     solver = Halving(jnp.asarray(1.0), 0.0, 5)
     run = drive(solver, begin(solver, 5), 5)
