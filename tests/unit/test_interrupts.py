@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from jaxsmi.cli import main as cli
 from jaxsmi.cli import run
+from jaxsmi.workbench import storage
 
 RUN = ["run", "linear", "--dimension", "60", "--alpha", "2", "--noise", "0.5"]
 
@@ -45,12 +47,18 @@ def test_ctrl_c_leaves_without_a_traceback(delay, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_history_of_a_run(tmp_path):
-    words = ("train", "linear", "--dimension", 200, "--steps", 10**7, "--out", tmp_path)
-    code, err, seconds = interrupted(started(*words), 30.0)
+    folder = tmp_path / "out"
+    words = ("train", "linear", "--dimension", 200, "--steps", 10**7, "--out", folder)
+    process = started(*words)
+    while process.poll() is None and not folder.exists():  # made when everything is imported
+        time.sleep(0.1)
+    code, err, seconds = interrupted(process, 20.0)
     assert code == 130
     assert seconds < 3.0  # a second, and room for a machine that does other things
     assert "steps of its last run; written: " in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.nc", "train.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["train.nc", "train.txt"]
+    cosine = storage.load(folder / "train.nc")["cosine"]
+    assert np.isfinite(cosine[0]).all()
 
 
 def test_an_interrupted_run_keeps_what_gamp_found(capsys, monkeypatch, tmp_path):

@@ -21,6 +21,7 @@ import numpy as np
 from jaxsmi.core import labelled
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.progress import tqdm
+from jaxsmi.core.provenance import parameters as parameters_of
 from jaxsmi.core.provenance import provenance
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
@@ -179,7 +180,9 @@ def _points(
     if parameters is None or isinstance(parameters, Mapping):
         axes = {name: list(values) for name, values in (parameters or {}).items()}
         for name, values in axes.items():
-            once = len({repr(value) for value in values}) == len(values)
+            # what is shown of a module leaves out large arrays, what it consists of does not
+            kinds = {f"{value!r} {parameters_of(value, np.inf)}" for value in values}
+            once = len(kinds) == len(values)
             arguments.condition(
                 len(values) >= 1 and once,
                 f"parameters[{name!r}]",
