@@ -74,6 +74,7 @@ intersphinx_mapping = {
 }
 
 # Pages
+html_math_renderer = "formulas"
 html_theme = "sphinx_book_theme"
 html_title = "jaxsmi"
 html_static_path = ["_static"]
@@ -88,6 +89,7 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "home_page_in_toc": True,
     "navbar_persistent": [],
+    "secondary_sidebar_items": {"**": ["page-toc"], "docs/equations": []},
 }
 html_context = {"default_mode": "auto"}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

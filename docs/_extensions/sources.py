@@ -16,7 +16,11 @@ from sphinx import addnodes
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "source"
-wanted = set()  # paths of this build, relative to the root
+
+
+def wanted(app):
+    """Paths of the files that pages link to; kept with what Sphinx keeps of pages it has read."""
+    return app.env.__dict__.setdefault("linked_sources", set())
 
 
 def page_of(path):
@@ -56,13 +60,13 @@ def replace(app, doctree):
         if path.suffix != ".py" or not path.is_file():
             continue
         path = path.relative_to(ROOT).as_posix()
-        wanted.add(path)
+        wanted(app).add(path)
         line = line_of(path, node.astext())
         uri = app.builder.get_relative_uri(docname, page_of(path)) + (f"#L-{line}" if line else "")
         node.replace_self(nodes.reference("", "", *node.children, refuri=uri, internal=True))
 
 
-def linkcode_resolve(domain, info):
+def source_of(app, info):
     """The source of a documented name, from a page of docs/reference."""
     names = f"{info['module']}.{info['fullname']}".split(".")
     thing = functools.reduce(getattr, names[1:], importlib.import_module(names[0]))
@@ -72,7 +76,7 @@ def linkcode_resolve(domain, info):
         line = inspect.getsourcelines(thing)[1]
     except (TypeError, ValueError, OSError):
         return None
-    wanted.add(path)
+    wanted(app).add(path)
     return f"../../{page_of(path)}.html#L-{line}"
 
 
@@ -99,7 +103,7 @@ def write(app, error):
     if error or app.builder.format != "html":
         return
     style = HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True, wrapcode=True)
-    for path in sorted(wanted):
+    for path in sorted(wanted(app)):
         code = highlight((ROOT / path).read_text(encoding="utf-8"), PythonLexer(), style)
         target = Path(app.outdir) / f"{page_of(path)}.html"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +112,7 @@ def write(app, error):
 
 
 def setup(app):
-    app.config.linkcode_resolve = linkcode_resolve
+    app.config.linkcode_resolve = lambda domain, info: source_of(app, info)
     app.connect("doctree-read", replace, priority=100)
     app.connect("build-finished", write)
     return {"parallel_read_safe": False, "parallel_write_safe": True}
