@@ -114,10 +114,12 @@ def test_an_empty_environment_without_extras(empty, outside):
     done = run(command, "--help", **outside)
     assert done.returncode == 0
     assert "state-evolution" in done.stdout
-    done = run(command, "state-evolution", "linear", "--alpha", "1", "--json", **outside)
+    words = ("state-evolution", "linear", "--noise", "0.5", "--alpha", "1", "--json")
+    done = run(command, *words, **outside)
     assert done.returncode == 0, done.stderr
-    # y = z + √Δ ξ at α = 1, Δ = 1e-2 (the default) or none: the overlap is a number in (0, 1]
-    assert 0 < json.loads(done.stdout)["alpha"][0] <= 1
+    overlap = json.loads(done.stdout)["curve"][0]["overlap"][0][0]
+    # V² + (α - 1 + Δ) V - Δ = 0 at α = 1, Δ = 1/2: V = 1/2; the run stops at 1e-4 or below
+    assert abs(overlap - 0.5) < 1e-4
 
 
 MISSING = {
