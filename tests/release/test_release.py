@@ -16,7 +16,7 @@ import jaxsmi as smi
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-COMPLETE = 98.0  # percent of the public symbols whose types are known
+COMPLETE = 99.0  # percent of the public symbols whose types are known
 
 
 def run(*command, **settings):

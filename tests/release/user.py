@@ -1,4 +1,4 @@
-# pyright: strict, reportUnknownMemberType=false
+# pyright: strict, reportUnknownMemberType=false, reportMissingTypeStubs=false
 """A user's script: `make lint` checks its types, under the strict rules of pyright."""
 
 from typing import assert_type
