@@ -148,6 +148,8 @@ def test_public_types_are_complete():
         sys.executable,
         "-m",
         "pyright",
+        "--pythonpath",
+        sys.executable,
         "--verifytypes",
         "jaxsmi",
         "--ignoreexternal",
