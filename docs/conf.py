@@ -50,6 +50,7 @@ bibtex_default_style = "keys"
 bibtex_cite_id = "{key}"
 
 # Docstrings
+autodoc_default_options = {"show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_inherit_docstrings = False

@@ -49,7 +49,7 @@ def targets(text):
         elif kind == "key":
             page = None
             if value in keys():
-                yield match.start(), match.end(), ARTICLES, value
+                yield match.start(), match.end(), ARTICLES, nodes.make_id(value)
         elif page and kind == "equation":
             yield match.start(), match.end(), f"docs/theory/{page}", f"eq-{value}"
         elif page and kind == "section" and value in section_anchors(page):

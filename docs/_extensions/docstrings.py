@@ -104,13 +104,18 @@ def process(app, what, name, thing, options, lines):
 
 
 def constructor(app, what, name, thing, options, arguments, returned):
-    """The signature of a class is that of its constructor, not of its metaclass."""
+    """The signature of a class is that of its constructor, not of its metaclass; names of types
+    stand for themselves in a union, too."""
     if what == "class" and inspect.isfunction(getattr(thing, "__init__", None)):
         aliases = app.config.autodoc_type_aliases
         shown = signature(thing.__init__, bound_method=True, type_aliases=aliases)
         text = stringify_signature(shown, show_return_annotation=False, unqualified_typehints=True)
-        return text, None
-    return None
+        return plain(text), None
+    return plain(arguments), plain(returned)
+
+
+def plain(text):
+    return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
 
 
 def setup(app):

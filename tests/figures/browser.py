@@ -76,7 +76,7 @@ def counted(page, width=1280, address=_file):
         done = _open(address(copy), "--dump-dom", f"--window-size={width},1000")
     finally:
         copy.unlink()
-    found = re.search(r'<pre id="counted">(.*?)</pre>', done.stdout, re.DOTALL).group(1)
+    found = re.search(r'<pre id="counted"[^>]*>(.*?)</pre>', done.stdout, re.DOTALL).group(1)
     return json.loads(html.unescape(found)), _messages(done)
 
 
