@@ -38,7 +38,7 @@ export MPLBACKEND := Agg
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test validate bench notebooks lint format clean distclean
+.PHONY: help demo test validate bench notebooks docs dist lint format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -77,6 +77,15 @@ bench: $(DEV)  ## the benchmarks, into out/report.html and .json; fails where a 
 
 notebooks: $(DEV)  ## execute the notebooks at full size and write them with their outputs (ARGS=03 for one of them)
 	$(BIN)/python notebooks/execute.py $(ARGS)
+
+# Node's wheel renders the formulas; nothing is fetched, and what Sphinx warns of ends the build.
+docs: $(DEV)  ## the documentation as a site, out/site/index.html
+	rm -rf $(OUT)/site
+	$(BIN)/python -m sphinx -q -b html -W --keep-going -c docs -d $(OUT)/doctrees . $(OUT)/site
+
+dist: $(DEV)  ## wheel and sdist, into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
 
 lint: $(DEV)  ## ruff (rules and format) and pyright
 	$(BIN)/ruff check .
@@ -117,5 +126,5 @@ $(DEMO): pyproject.toml $(MADE)
 # The development set contains the demo's. Modules are compiled when they are imported, most never are (--no-compile).
 $(DEV): pyproject.toml $(MADE)
 	@echo "Installing jaxsmi and the development tools (a minute or two, the first time)"
-	$(PIP) install --no-compile --quiet -e '.[all,dev]'
+	$(PIP) install --no-compile --quiet -e '.[all,dev,docs]'
 	@touch $(DEMO) $@

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -13,9 +13,14 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
-__all__ = ["arithmetic", "concrete", "frozen", "is_zero", "nan_unless", "theory_dtype"]
+if TYPE_CHECKING:
+    PyTree: TypeAlias = Any  # of jaxtyping's a type checker knows nothing, not even that
+else:
+    from jaxtyping import PyTree
+
+__all__ = ["PyTree", "arithmetic", "concrete", "frozen", "is_zero", "nan_unless", "theory_dtype"]
 
 Tree = TypeVar("Tree")
 

@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import arithmetic, concrete, theory_dtype
+from jaxsmi.core.arrays import PyTree, arithmetic, concrete, theory_dtype
 
 __all__ = [
     "COSINE",

@@ -29,9 +29,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import PyTree, concrete
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import RUNNING
 from jaxsmi.core.programs import program

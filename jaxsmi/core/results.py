@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import labelled
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import PyTree, concrete
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result, outcomes
 from jaxsmi.core.shown import Shown, number, readable, with_error

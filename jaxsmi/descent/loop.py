@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import AbstractSolver, drive, ready
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.checks import COSINE, Arguments
 from jaxsmi.core.data import Dataset
 from jaxsmi.descent.loop import Descent, Epochs

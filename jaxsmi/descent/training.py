@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset

@@ -36,10 +36,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver, RecoveryRay

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.arrays import PyTree
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.programs import program
 from jaxsmi.core.progress import Bar

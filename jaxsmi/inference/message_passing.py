@@ -23,9 +23,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
+from jaxsmi.core.arrays import PyTree, concrete, is_zero, theory_dtype
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset

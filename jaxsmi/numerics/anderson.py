@@ -19,8 +19,9 @@ from collections.abc import Callable
 import equinox as eqx
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
+from jaxsmi.core.arrays import PyTree
 from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.driver import AbstractSolver
 

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
+from jaxsmi.core.arrays import PyTree
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.progress import Bar

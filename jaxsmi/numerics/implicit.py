@@ -24,7 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
+
+from jaxsmi.core.arrays import PyTree
 
 __all__ = ["derivative", "differentiable", "numbers_of", "not_differentiable"]
 

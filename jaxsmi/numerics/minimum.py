@@ -18,8 +18,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
+from jaxsmi.core.arrays import PyTree
 from jaxsmi.numerics.linear_algebra import solve_definite
 
 __all__ = ["Minimum", "hessian", "lowest_minima"]

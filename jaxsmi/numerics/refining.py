@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.numerics.memory import Block, block_within, working_memory
 from jaxsmi.numerics.refining_rules import (

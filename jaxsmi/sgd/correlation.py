@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
+from jaxsmi.core.arrays import PyTree
 from jaxsmi.numerics.quadrature import hermite
 from jaxsmi.sgd.functions import Joined, Laplacian, LinearTimes, Scaled, Slopes, Tangent
 from jaxsmi.sgd.grid import Grid, contract, tabulate

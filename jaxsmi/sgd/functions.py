@@ -11,7 +11,9 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
+
+from jaxsmi.core.arrays import PyTree
 
 
 class Flat(eqx.Module):

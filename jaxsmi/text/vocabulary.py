@@ -40,7 +40,7 @@ class Vocabulary:
             size = Arguments().count("size", size)
         counts = Counter(word for text in texts for word in self.words(text))
         frequent = sorted(counts, key=lambda word: (-counts[word], word))[:size]
-        self.ids = {word: n for n, word in enumerate(frequent, _FIRST)}
+        self.ids: dict[str, int] = {word: n for n, word in enumerate(frequent, _FIRST)}
 
     @staticmethod
     def words(text: str) -> list[str]:

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold

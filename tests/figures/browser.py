@@ -5,6 +5,7 @@ A copy of the page beside it, with a script that counts its images once they are
 opened; then the page itself.
 """
 
+import html
 import json
 import pathlib
 import re
@@ -32,7 +33,7 @@ def browser():
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
-def _open(page, *flags):
+def _open(address, *flags):
     with tempfile.TemporaryDirectory() as profile:
         command = [
             browser(),
@@ -46,9 +47,37 @@ def _open(page, *flags):
             f"--user-data-dir={profile}",
             "--virtual-time-budget=10000",
             *flags,
-            page.resolve().as_uri(),
+            address,
         ]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+
+
+def _file(page):
+    return page.resolve().as_uri()
+
+
+def _messages(done):
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def visit(address):
+    """What a page is once its scripts have run, and the messages of the console."""
+    done = _open(address, "--dump-dom")
+    return done.stdout, _messages(done)
+
+
+def counted(page, width=1280, address=_file):
+    """What the script counts on a page, and the messages of the console; `address` of a path, where
+    it is served.
+    """
+    copy = page.with_name("counted-" + page.name)
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", _COUNT), encoding="utf-8")
+    try:
+        done = _open(address(copy), "--dump-dom", f"--window-size={width},1000")
+    finally:
+        copy.unlink()
+    found = re.search(r'<pre id="counted"[^>]*>(.*?)</pre>', done.stdout, re.DOTALL).group(1)
+    return json.loads(html.unescape(found)), _messages(done)
 
 
 def inspect(page, width=1280):
@@ -56,21 +85,15 @@ def inspect(page, width=1280):
     messages of the console).
     """
     page = pathlib.Path(page)
-    copy = page.with_name("counted-" + page.name)
-    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", _COUNT), encoding="utf-8")
-    try:
-        done = _open(copy, "--dump-dom", f"--window-size={width},1000")
-    finally:
-        copy.unlink()
-    found = json.loads(re.search(r'<pre id="counted">(.*?)</pre>', done.stdout, re.DOTALL).group(1))
-    plain = _open(page, "--dump-dom")
-    messages = [line for line in (done.stderr + plain.stderr).splitlines() if "CONSOLE" in line]
+    found, messages = counted(page, width)
+    messages += visit(_file(page))[1]
     return found["images"], found["broken"], found["silent"], found["wide"], messages
 
 
 def screenshot(page, picture, width=1280, height=2000):
     """A picture of the top of the page."""
-    _open(pathlib.Path(page), f"--screenshot={picture}", f"--window-size={width},{height}")
+    address = page if str(page).startswith("http") else _file(pathlib.Path(page))
+    _open(address, f"--screenshot={picture}", f"--window-size={width},{height}")
 
 
 if __name__ == "__main__":

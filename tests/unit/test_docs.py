@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 THEORY = sorted((ROOT / "docs" / "theory").glob("*.md"))
-EVERY = [*PAGES, *THEORY, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+EVERY = [*PAGES, *THEORY, *HOW_TO, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FUNCTION = r"`(jaxsmi(?:\.\w+)+)`"
 TEST = r"`(tests/[\w/]+\.py)::(test_\w+)`(\]\([^)]*\))?( †)?"
 
