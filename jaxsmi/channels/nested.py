@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array
 
 from jaxsmi.channels.base import unwhiten
@@ -48,9 +49,11 @@ def unwhitened(root: Array, tokens: int, mean: Array, covariance: Array) -> tupl
 def without_difference(moments: Moments, root: Array) -> Moments:
     """Moments of `unwhitened`, whose errors include that of the rule inside."""
     g = moments.g[..., :-1]
-    inverse = jnp.max(jnp.sum(jnp.abs(jnp.linalg.inv(root)), axis=0))
+    inverse = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True)
+    inverse = jnp.max(jnp.sum(jnp.abs(inverse), axis=0))
     relative = lambda x: 1.0 + jnp.max(jnp.abs(x.reshape(len(x), -1)), axis=1)
     off = inverse * moments.g[..., -1]
+    off = jnp.where(jnp.isfinite(off), off, jnp.inf)
     values = (
         g,
         moments.error + off / relative(g),

@@ -34,6 +34,7 @@ _NEWTON = 12  # steps towards the largest weight
 _LOOKED = 16  # points at which an interval is looked at,
 _ROUNDS = 3  # so many times
 _NODES = 32  # of each sign, inside another integral
+_BLOCK = 4096  # samples worked on at once
 _ALONE = 64  # where the scale is all there is
 
 
@@ -118,13 +119,15 @@ def _intervals(scales: Scales) -> list[_Interval]:
     depth = _DEPTH + jnp.minimum(height(1.0, best[0]), height(-1.0, best[1]))
     reach = (jnp.sqrt(2.0 * depth / A), jnp.sqrt(2.0 * depth / B))
     intervals = []
+    eps = 8.0 * jnp.finfo(A.dtype).eps
     for sign, x in zip((1.0, -1.0), best, strict=True):
         # both terms below the depth: too much, where they are large together
         logs = [jnp.log(jnp.maximum(v, tiny)) for v in (sign * c0 - reach[0], sign * d0 - reach[1])]
         ends = [sign * c0 + reach[0], sign * d0 + reach[1]]
         high, low = (jnp.log(jnp.maximum(end, tiny)) for end in ends)
-        low = jnp.minimum(jnp.maximum(-low, logs[0]), x - 1e-12)
-        high = jnp.maximum(jnp.minimum(high, -logs[1]), x + 1e-12)
+        margin = eps * (1.0 + jnp.abs(x))  # no interval is empty
+        low = jnp.minimum(jnp.maximum(-low, logs[0]), x - margin)
+        high = jnp.maximum(jnp.minimum(high, -logs[1]), x + margin)
         inside = lambda x, sign=sign: height(sign, x) < depth
         intervals.append(_Interval(*_narrowed(low, high, x, inside)))
     return intervals
@@ -159,22 +162,27 @@ def _log_volume(root: Array, tokens: int) -> Array:
 def alone(u: Array, omega: Array, root: Array) -> Moments:
     """The moments of a single layer, whose only integral is that over the scale, from u and omega
     (N, 2, M)."""
-    M = u.shape[2]
-    rows = lambda x: [[x[:, p, m] for m in range(M)] for p in range(2)]
-    signs = copies(rows(u), rows(omega), root, nodes=_ALONE)
+    size = min(_BLOCK, len(u))
+    moments = lax.map(lambda sample: _of_one(*sample, root), (u, omega), batch_size=size)
+    return without_difference(moments, root)
+
+
+def _of_one(u: Array, omega: Array, root: Array) -> Moments:
+    """The moments of one sample (2, M)."""
+    M = u.shape[1]
+    signs = copies([list(row) for row in u], [list(row) for row in omega], root, nodes=_ALONE)
     log_mass = jnp.logaddexp(signs[0].log_weight, signs[1].log_weight)
     shares = [jnp.exp(sign.log_weight - log_mass) for sign in signs]
     total = lambda values: shares[0] * values[0] + shares[1] * values[1]
     size = 2 * M + 1
-    mean = jnp.stack([total([sign.residuals[i] for sign in signs]) for i in range(size)], axis=1)
+    mean = jnp.stack([total([sign.residuals[i] for sign in signs]) for i in range(size)])
     pair = lambda i, j: total([sign.product(min(i, j), max(i, j)) for sign in signs])
-    second = jnp.stack([pair(i, j) for i in range(size) for j in range(size)], axis=1)
-    covariance = second.reshape(-1, size, size) - mean[:, :, None] * mean[:, None, :]
-    g, dg = unwhitened(root, M, mean, covariance)
-    floor = jnp.full(log_mass.shape, jnp.sqrt(jnp.finfo(mean.dtype).eps))
-    nodes = jnp.full(log_mass.shape, 2 * _ALONE)
-    moments = Moments(log_mass, g, dg, jnp.inf + floor, floor, floor, nodes)
-    return without_difference(moments, root)
+    second = jnp.stack([pair(i, j) for i in range(size) for j in range(size)])
+    covariance = second.reshape(size, size) - jnp.outer(mean, mean)
+    g, dg = unwhitened(root, M, mean[None], covariance[None])
+    floor = jnp.sqrt(jnp.finfo(mean.dtype).eps)
+    nodes = jnp.asarray(2 * _ALONE)
+    return Moments(log_mass, g[0], dg[0], jnp.inf + floor, floor, floor, nodes)
 
 
 def copies(
