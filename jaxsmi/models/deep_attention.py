@@ -29,6 +29,7 @@ from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardm
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.channels.paired_attention import PairedAttentionChannel
+from jaxsmi.channels.two_heads import TwoHeadsChannel
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
@@ -48,10 +49,11 @@ class DeepAttention(AbstractIndexModel):
 
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
     if untied. The exact channel needs no noise and, in the last layer, one head, tied and of rank
-    one or two, or untied and of rank one; the other layers may be any. With noise the channel
-    integrates over all fields. Everything else samples and trains; of it `weak_recovery` and
-    `state_evolution` take the limit of vanishing noise (their `noises`), and `gamp` refuses it.
-    Hardmax samples only: train a softmax student on its data.
+    one or two, or untied and of rank one; the other layers may be any. A single layer of two tied
+    heads between two tokens has one, too. With noise the channel integrates over all fields.
+    Everything else samples and trains; of it `weak_recovery` and `state_evolution` take the limit
+    of vanishing noise (their `noises`), and `gamp` refuses it. Hardmax samples only: train a
+    softmax student on its data.
 
     Args:
         depth: L >= 1, the number of layers.
@@ -156,6 +158,9 @@ class DeepAttention(AbstractIndexModel):
         budget = Budget(wanted if tolerance is None else tolerance, max_nodes)
         if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
+        error = default_tolerance(indices * tokens) if tolerance is None else tolerance
+        if TwoHeadsChannel.fits(tokens, self.layers):
+            return TwoHeadsChannel(self.beta, Budget(error, max_nodes))
         if not last.invertible:
             name = (
                 f"noiseless attention with a last layer of rank {last.rank}, {last.heads} heads, "
@@ -165,7 +170,6 @@ class DeepAttention(AbstractIndexModel):
                 "one head in the last layer, tied of rank one or two, or untied of rank one, or "
                 "noise > 0 (integrated numerically)"
             )
-            error = default_tolerance(indices * tokens) if tolerance is None else tolerance
             return refuse(name=name, remedy=remedy, budget=Budget(error, max_nodes))
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
