@@ -199,7 +199,7 @@ def copies(
     x, mean = (jnp.stack([jnp.stack(list(row)) for row in rows]) for rows in (block, centre))
     scales = _scales(x, mean, root)
     volume = _log_volume(root, scales.tokens)
-    intervals = lax.stop_gradient(_intervals(scales))
+    intervals = _intervals(lax.stop_gradient(scales))  # where nodes lie changes nothing
     return [
         _integrated(scales, sign, interval, nodes, volume)
         for sign, interval in zip((1.0, -1.0), intervals, strict=True)
