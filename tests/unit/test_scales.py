@@ -95,6 +95,7 @@ def moments_of(fields, omega, V, count=200_000):
     return inverse.T @ mean, inverse.T @ (covariance - np.eye(2 * M)) @ inverse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2, 3])
 def test_one_layer_in_all_covariances(tokens):
     """Down to variances of 1e-6, in one direction or both; errors are within those reported."""
@@ -112,6 +113,7 @@ def test_one_layer_in_all_covariances(tokens):
             assert off < float(post.dg_error[n]) < 1e-2
 
 
+@pytest.mark.slow
 def test_what_a_label_shows_is_what_theory_takes():
     """q κᵀ of labels and of fields; 1e-9: what the softmax leaves of float64."""
     for tokens in (2, 3, 4):
@@ -124,6 +126,7 @@ def test_what_a_label_shows_is_what_theory_takes():
         np.testing.assert_allclose(abs(u), abs(seen), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_near_perfect_recovery_labels_count_their_constraints():
     """tr(V E g gᵀ) → 2M - 2, a χ² of so many degrees of freedom: 4.5 standard errors."""
     for tokens in (2, 3):
@@ -140,7 +143,8 @@ def test_near_perfect_recovery_labels_count_their_constraints():
     np.testing.assert_allclose(float(threshold.alpha), 0.5)
 
 
-@pytest.mark.parametrize("tokens", [2, *(pytest.param(M, marks=pytest.mark.slow) for M in (3, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [2, 3, 4])
 def test_weak_recovery_of_untied_query_and_key(tokens):
     """α_c = (√(M² + 1) - M)/(M - 1); queries and keys grow in the ratio of its eigenvector."""
     exact = (np.sqrt(tokens**2 + 1) - tokens) / (tokens - 1)

@@ -33,6 +33,7 @@ def response(label, omega, V, radius=0.03, count=2_000_000):
     return (4 * near - far) / 3, 4.5 * 4 / 3 * scatter + abs(near - far) / 3
 
 
+@pytest.mark.slow
 def test_posterior_against_draws_of_nearby_labels():
     """The tolerance is 1e-2 of 1 + max|g|; beside it the error of the draws."""
     channel = smi.DeepAttention(1, 2, heads=2, beta=BETA).channel
