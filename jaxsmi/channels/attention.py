@@ -10,10 +10,12 @@ layer ℓ and the link of channels/attention_link.py (h_ℓ, A_ℓ, B_ℓ):
                 N((Z_1, .., Z_{L-1}, s u B_{L-1}^{-ᵀ}); ω, V)
     rank two: h_L up to R in O(2), with two tokens up to a component c across as well [Eqs. (27)
     to (33)]; the sum over signs is an integral over R (and c), and |det B|^{-2} its Jacobian
+    untied, rank one: h_L = (q, k) up to c x, x'/c + m 1, c of either sign [Eqs. (40) to (43)]
 
 In whitened fields τ = chol(V)^{-1}(z - ω), the inner blocks are standard Gaussians t and the last
 block is a residual r_s(t); that is the form `numerics.refining.self_refining_moments` takes, and it
-stays right when V goes to zero. The rotation is integrated at each t (rotations.py).
+stays right when V goes to zero. The rotation is integrated at each t (rotations.py), and so is the
+scale (scales.py).
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels import rotations, scales
 from jaxsmi.channels.attention_link import (
     Layer,
     attention_link,
+    balanced,
     eliminate,
     inner_matrices,
     invert_attention,
+    invert_untied_attention,
     last_fields,
     split_rows,
 )
@@ -39,7 +44,7 @@ from jaxsmi.channels.base import (
     as_posterior,
     unwhiten,
 )
-from jaxsmi.channels.rotations import alone, copies, with_angle
+from jaxsmi.channels.nested import unwhitened, without_difference
 from jaxsmi.core.arrays import arithmetic
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
@@ -63,9 +68,12 @@ class AbstractAttentionChannel(AbstractChannel):
 
     @property
     def constraints(self) -> int:
-        """Combinations of the fields that a label fixes: u (k, M) up to O(k)."""
+        """Combinations of the fields that a label fixes: u (k, M) up to O(k); untied, of rank one,
+        the entries of a matrix q κᵀ with κ of mean zero."""
         k = self.seen
-        return k * self.tokens - k * (k - 1) // 2
+        M = self.tokens
+        last = self.layers[-1]
+        return k * M - k * (k - 1) // 2 if last.tied else 2 * M - 2
 
     def link(self, fields: Array) -> Array:
         """y = S_L(h_L)."""
@@ -92,12 +100,17 @@ class AbstractAttentionChannel(AbstractChannel):
         """h_L itself, of two tokens in a plane what the label shows of it: exact where labels would
         underflow."""
         h = last_fields(fields, self.layers, self.skip, self.beta)
+        if not self.layers[-1].tied:
+            return balanced(h[0], h[1])
         if len(h) == 1:
             return h[0]
         return h if self.seen == 2 else _along_the_line(h)
 
     def statistic(self, labels: Array) -> Array:
-        """u (N, M), up to a sign for each sample; of rank two u (N, 2, M), up to a rotation."""
+        """u (N, M), up to a sign for each sample; of rank two u (N, 2, M), up to a rotation;
+        untied, of rank one, (N, 2, M), up to a scale."""
+        if not self.layers[-1].tied:
+            return jax.vmap(lambda y: invert_untied_attention(y, self.beta))(labels)
         u = jax.vmap(lambda y: invert_attention(y, self.beta, self.seen))(labels)
         rank = self.layers[-1].rank
         if rank == 1:
@@ -138,8 +151,8 @@ class SingleAttentionChannel(ClosedFormChannel, AbstractAttentionChannel):
 
 
 class DeepAttentionChannel(AbstractAttentionChannel):
-    """The exact noiseless channel of attention layers, the last one tied head of rank one or two,
-    the others any.
+    """The exact noiseless channel of attention layers, the last one head, tied of rank one or two,
+    or untied of rank one, the others any.
 
     The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over with
     `self_refining_moments`; `budget` says how accurate g must be and how many nodes a sample may
@@ -178,7 +191,7 @@ class DeepAttentionChannel(AbstractAttentionChannel):
     @property
     def inner(self) -> int:
         """Rows of the inner layers."""
-        return self.indices - self.layers[-1].rank
+        return self.indices - self.layers[-1].indices
 
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
@@ -186,7 +199,8 @@ class DeepAttentionChannel(AbstractAttentionChannel):
         """Batch posterior from u (N, M) or (N, 2, M), omega (N, P, M), V (P, P)."""
         P = self.inner
         M = self.tokens
-        rank = self.layers[-1].rank
+        last = self.layers[-1]
+        rank = last.indices
         chol = jnp.linalg.cholesky(V)
         u = statistic.reshape(-1, rank, M)
 
@@ -208,11 +222,14 @@ class DeepAttentionChannel(AbstractAttentionChannel):
             # mean of the last block given the inner ones
             shift = jnp.einsum("pq,qmn->pmn", L[P:, :P], rows)
             centre = [[w[:, P + p, m, None] + shift[p, m] for m in range(M)] for p in range(rank)]
-            return jacobian, copies(v, centre, L[P:, P:])  # pyright: ignore[reportReturnType]
+            return jacobian, what.copies(v, centre, L[P:, P:])  # pyright: ignore[reportReturnType]
 
+        what = rotations if last.tied else scales
+        nested = rank > 1  # copies of the last block are integrals, each with its error
+        respond = unwhitened if nested else unwhiten
         width = jnp.min(jnp.diagonal(chol)[P:])
         if P == 0:
-            moments = alone(u, omega, chol)
+            moments = what.alone(u, omega, chol)
         else:
             # narrowest feature in t: the width of the last block's conditional, in units of the
             # widest inner field
@@ -224,17 +241,19 @@ class DeepAttentionChannel(AbstractAttentionChannel):
             moments = self_refining_moments(
                 integrand,
                 (u, omega),
-                lambda *tau: unwhiten(chol, M, *tau),
+                lambda *tau: respond(chol, M, *tau),
                 inner=P * M,
-                outer=rank * M,
+                outer=rank * M + int(nested),
                 budget=self.budget,
                 start=start,
                 key=key,
                 single=single,
             )
-            moments = with_angle(moments) if rank == 2 else moments
+            moments = without_difference(moments, chol) if nested else moments
         log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(chol)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
-        if self.seen < rank:  # the component across, common to the tokens: B 1 = Π(1 + c_ℓ) 1
+        if (
+            self.seen < rank or not last.tied
+        ):  # the component across, common to the tokens: B 1 = Π(1 + c_ℓ) 1
             log_norm = log_norm - jnp.sum(jnp.log1p(self.skip))
         post = as_posterior(moments, omega.shape)
         return eqx.tree_at(lambda p: p.log_partition, post, post.log_partition - log_norm)

@@ -30,11 +30,13 @@ __all__ = [
     "Layer",
     "attention_link",
     "averaged",
+    "balanced",
     "eliminate",
     "hardmax",
     "hardmax_link",
     "inner_matrices",
     "invert_attention",
+    "invert_untied_attention",
     "last_fields",
     "scores",
     "split_rows",
@@ -63,8 +65,8 @@ class Layer(NamedTuple):
     @property
     def invertible(self) -> bool:
         """Whether its attention matrix gives its fields back, up to a sign or a rotation of the
-        plane (and what it leaves free is integrated over)."""
-        return self.heads == 1 and self.tied and self.rank <= 2
+        plane, untied up to a scale (and what it leaves free is integrated over)."""
+        return self.heads == 1 and self.rank <= (2 if self.tied else 1)
 
 
 def total(terms: Iterable[Array]) -> Array:
@@ -254,6 +256,29 @@ def invert_attention(labels: Array, beta: Array, rank: int = 1) -> Array:
         return h - step.reshape(rank, M), None
 
     return jax.lax.scan(polish, h, None, length=2)[0]
+
+
+def invert_untied_attention(labels: Array, beta: Array) -> Array:
+    r"""`balanced` query and centred key (2, M) from y = σ_β(q kᵀ) (M, M) in float64.
+
+    log y/β less its mean over each row is q κᵀ, κ = k less its mean: its row and its column through
+    the largest entry, and one step of least squares for each.
+    """
+    logs = jnp.log(jnp.maximum(labels, 1e-300)) / beta
+    product = logs - jnp.mean(logs, axis=1, keepdims=True)
+    column = jnp.argmax(jnp.abs(product)) % len(product)
+    q = product[:, column]
+    least = lambda a, b: a @ b / jnp.maximum(jnp.sum(b * b), 1e-300)
+    k = least(product.T, q)
+    return balanced(least(product, k), k)
+
+
+def balanced(q: Array, k: Array) -> Array:
+    """(x, x') (2, M), of one length: c x and x'/c are q and k less its mean, for some c > 0."""
+    k = k - jnp.mean(k)
+    lengths = (jnp.sum(q * q), jnp.sum(k * k))
+    ratio = (lengths[1] / jnp.maximum(lengths[0], 1e-300)) ** 0.25
+    return jnp.stack([ratio * q, k / jnp.maximum(ratio, 1e-300)])
 
 
 def _from_largest_gap(a: Array) -> Array:

@@ -18,10 +18,10 @@ the maximum and w a multiple of its width.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,14 +29,14 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.channels.base import unwhiten
+from jaxsmi.channels.nested import with_difference
 from jaxsmi.numerics.refining import Moments
 from jaxsmi.numerics.refining_sums import Branch, Copy
 
-__all__ = ["alone", "copies", "with_angle"]
+__all__ = ["alone", "copies"]
 
-_NODES = 24  # of each arc, inside another integral
+_NODES = (16, 24)  # of each arc, inside another integral: the error of the first to the power 3/2
 _BLOCK = 256  # samples worked on at once
-_ANGLE_ERROR = 3e-4  # of that rule, measured: relative, and no smaller for a smaller tolerance
 _FINE_NODES = (32, 48)  # where the angle is all there is: their difference is the error
 
 _SCAN = 32  # angles among which the maxima are looked for
@@ -268,7 +268,13 @@ def copies(
     X, mean = (jnp.stack([jnp.stack(list(row)) for row in rows]) for rows in (block, centre))
     orbit = _whitened(X, mean, root)
     # where nodes lie changes nothing
-    return [_rotated(orbit, _arcs(_height(lax.stop_gradient(orbit))), _NODES)[0]]
+    arcs = _arcs(_height(lax.stop_gradient(orbit)))
+    rough, fine = (_rotated(orbit, arcs, nodes)[0] for nodes in _NODES)
+    differences = [jnp.abs(a - b) for a, b in zip(rough.residuals, fine.residuals, strict=True)]
+    difference = jnp.abs(jnp.expm1(rough.log_weight - fine.log_weight))
+    difference = difference + functools.reduce(jnp.maximum, differences)
+    products = fine.products or {}
+    return [with_difference(fine.log_weight, fine.residuals, products, difference)]
 
 
 def _whitened(X: Array, mean: Array, root: Array) -> Orbit:
@@ -307,12 +313,6 @@ def alone(u: Array, omega: Array, root: Array) -> Moments:
 
     moments = lax.map(block, order)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:total], moments)
-
-
-def with_angle(moments: Moments) -> Moments:
-    """Moments of inner fields whose error includes that of the integral over the angle."""
-    errors = (moments.error + _ANGLE_ERROR, moments.dg_error + 10.0 * _ANGLE_ERROR)
-    return eqx.tree_at(lambda m: (m.error, m.dg_error), moments, errors)
 
 
 class _Response(NamedTuple):

@@ -29,6 +29,7 @@ from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardm
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.channels.paired_attention import PairedAttentionChannel
+from jaxsmi.channels.two_heads import TwoHeadsChannel
 from jaxsmi.core.arrays import arithmetic, is_zero
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
@@ -47,11 +48,12 @@ class DeepAttention(AbstractIndexModel):
     r"""L self-attention layers learned from their output matrix: y = σ_β(h_Lᵀ h_L) ∈ R^{M×M}.
 
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
-    if untied. The exact channel needs no noise and, in the last layer, one tied head of rank one or
-    two; the other layers may be any. With noise the channel integrates over all fields. Everything
-    else samples and trains; of it `weak_recovery` and `state_evolution` take the limit of vanishing
-    noise (their `noises`), and `gamp` refuses it. Hardmax samples only: train a softmax student on
-    its data.
+    if untied. The exact channel needs no noise and, in the last layer, one head, tied and of rank
+    one or two, or untied and of rank one; the other layers may be any. A single layer of two tied
+    heads between two tokens has one, too. With noise the channel integrates over all fields.
+    Everything else samples and trains; of it `weak_recovery` and `state_evolution` take the limit
+    of vanishing noise (their `noises`), and `gamp` refuses it. Hardmax samples only: train a
+    softmax student on its data.
 
     Args:
         depth: L >= 1, the number of layers.
@@ -151,22 +153,24 @@ class DeepAttention(AbstractIndexModel):
         if self.activation == "hardmax":
             remedy = "a softmax student, trained on data of this model"
             return refuse(name="hardmax attention", remedy=remedy)
-        inner = (indices - last.rank if silent else indices) * tokens
+        inner = (indices - last.indices if silent else indices) * tokens
         paired = silent and PairedAttentionChannel.fits(tokens, self.layers)
         wanted = PairedAttentionChannel.wanted if paired else default_tolerance(inner)
         budget = Budget(wanted if tolerance is None else tolerance, max_nodes)
         if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
+        error = default_tolerance(indices * tokens) if tolerance is None else tolerance
+        if TwoHeadsChannel.fits(tokens, self.layers):
+            return TwoHeadsChannel(self.beta, Budget(error, max_nodes))
         if not last.invertible:
             name = (
                 f"noiseless attention with a last layer of rank {last.rank}, {last.heads} heads, "
                 f"tied={last.tied}"
             )
             remedy = (
-                "one tied head of rank one or two in the last layer, or noise > 0 (integrated "
-                "numerically)"
+                "one head in the last layer, tied of rank one or two, or untied of rank one, or "
+                "noise > 0 (integrated numerically)"
             )
-            error = default_tolerance(indices * tokens) if tolerance is None else tolerance
             return refuse(name=name, remedy=remedy, budget=Budget(error, max_nodes))
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)

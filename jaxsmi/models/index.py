@@ -126,7 +126,7 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
         fixed = self.channel.constraints
         allowed = (
             "a noiseless model whose label fixes some combinations of its fields (attention, the "
-            "last layer of rank one or two)"
+            "last layer one head, tied of rank one or two, or untied of rank one)"
         )
         check(fixed is not None, "model", self.title, allowed)
         check(self.prior.continuous, "model", self.prior, "a continuous (Gaussian) prior")

@@ -19,7 +19,8 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
     r"""The α above which perfect recovery is stable: P/M for noiseless attention of rank one.
 
     tr(V Q̂) → αk for V → 0, so that V falls by P/(αk) a step, for labels that fix k combinations of
-    their fields: k = M where the last layer has rank one, 2M - 1 of rank two, 2 with two tokens
+    their fields: k = M where the last layer has rank one, 2M - 1 of rank two, 2 with two tokens,
+    and 2M - 2 where query and key are untied, of rank one.
 
     Stability does not prove that the branch from small overlap reaches Q = S. Measured for two
     tokens: it does, and without a jump. Fixed points with a small V lie at α < P/M, which they
@@ -27,9 +28,10 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
     0.989(2), 0.997(1) for two, and 0.98(1) at V_11 = 0.1 for three.
 
     Args:
-        model: A noiseless attention model with a Gaussian prior and a last layer of rank one or
-            two, or another link whose labels fix a known number of combinations (phase retrieval,
-            z1 z2), or a matrix model (by counting: D(ρ)/M, inf where nothing is recovered).
+        model: A noiseless attention model with a Gaussian prior and a last layer of one head, tied
+            of rank one or two, or untied of rank one, or another link whose labels fix a known
+            number of combinations (phase retrieval, z1 z2), or a matrix model (by counting:
+            D(ρ)/M, inf where nothing is recovered).
 
     Returns:
         A `Threshold`, exact, without an error bar; its subspace is everything. Of index models it

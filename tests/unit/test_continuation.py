@@ -113,7 +113,8 @@ def test_untied_query_and_key_have_the_threshold_of_their_bessel_functions():
     rates = np.array([[np.mean(a**2 + 1), np.mean(a**2)], [np.mean(a**2), np.mean((a - 1) ** 2)]])
     exact = 1.0 / np.linalg.eigvalsh(rates)[1]
     np.testing.assert_allclose(exact, np.sqrt(5.0) - 2.0, rtol=0.01)  # 2^20 draws, heavy-tailed
-    model = smi.DeepAttention(1, 2, tied=False)
+    link = smi.DeepAttention(1, 2, tied=False).link  # without the channel that the model has
+    model = smi.MultiIndex(link, indices=2, tokens=2)
     sizes = {"samples": 2**9, "randomisations": 8}
     found = smi.weak_recovery(model, key=KEY, noises=(0.16, 0.08, 0.04, 0.02), **sizes)
     assert found.result == smi.Result.SUCCESS
