@@ -163,7 +163,7 @@ def alone(u: Array, omega: Array, root: Array) -> Moments:
     """The moments of a single layer, whose only integral is that over the scale, from u and omega
     (N, 2, M)."""
     size = min(_BLOCK, len(u))
-    moments = lax.map(lambda sample: _of_one(*sample, root), (u, omega), batch_size=size)
+    moments = lax.map(lambda one: _of_one(one[0], one[1], root), (u, omega), batch_size=size)
     return without_difference(moments, root)
 
 
