@@ -21,6 +21,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.border import anything, checked, either, flag, instance, numbers, optional, whole
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.moments import SecondMoments, block_of, second_moments
 from jaxsmi.core.whitening import Whitening, whitening_of
@@ -124,6 +125,11 @@ class Regenerated(eqx.Module):
         return lax.map(self.block, jnp.arange(len(self.numbers))).reshape(self.shape)
 
 
+_INPUTS = either("real numbers (N, M, D)", instance(Regenerated, ""), numbers("", dimensions=3))
+_LABELS = numbers("real numbers (N, ...)")
+_ROWS = numbers("rows of real numbers", dimensions=2)
+
+
 @jax.jit
 def _all_finite(x: Array) -> Array:
     """Whether all numbers are finite, in one pass: no copy of a large array, on the device or to
@@ -164,6 +170,15 @@ class Dataset(eqx.Module):
     encoding: Float[Array, "M K"] | None = None
     whitening: Whitening | None = None
 
+    @checked(
+        inputs=_INPUTS,
+        labels=_LABELS,
+        teacher=optional(_ROWS),
+        model=optional(instance(eqx.Module, "the model that made the labels")),
+        directions=optional(_ROWS),
+        encoding=optional(_ROWS),
+        whitening=optional(instance(Whitening, "what data.whiten() kept")),
+    )
     def __init__(
         self,
         inputs: ArrayLike | Regenerated,
@@ -183,15 +198,11 @@ class Dataset(eqx.Module):
         rows = f"an array with one row per sample: ({N}, ...)"
         aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
         check(aligned, "labels", self.labels, rows)
-        for name, part in (("inputs", self.inputs), ("labels", self.labels)):
-            check(not jnp.issubdtype(part.dtype, jnp.complexfloating), name, part, "real numbers")
         if concrete(self.labels):
             check(_all_finite(self.labels), "labels", self.labels, "finite numbers")
         if self.teacher is not None:
             fits = self.teacher.ndim == 2 and self.teacher.shape[1] == D
             check(fits, "teacher", self.teacher, f"an array of shape (indices P, {D})")
-            real = not jnp.iscomplexobj(self.teacher)
-            check(real, "teacher", self.teacher.dtype.name, "real numbers")
             check(jnp.all(jnp.isfinite(self.teacher)), "teacher", self.teacher, "finite numbers")
         self.directions, self.encoding = None, None
         if directions is not None or encoding is not None:
@@ -263,6 +274,7 @@ class Dataset(eqx.Module):
         spread = sharding.spec and sharding.spec[0]
         return sharding.mesh if spread and isinstance(sharding.mesh, Mesh) else None
 
+    @checked(mesh=optional(instance(Mesh, "a jax.sharding.Mesh")))
     def sharded(self, mesh: Mesh | None = None) -> Dataset:
         """The same samples, spread evenly over devices: `gamp` and `train` then work on all of them
         at once, with the same numbers up to rounding.
@@ -304,13 +316,14 @@ class Dataset(eqx.Module):
             inputs = placed[0]
         return self._with(inputs, placed[1])
 
+    @checked(samples=whole())
     def first(self, samples: int) -> Dataset:
         """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or
         inputs that are not stored."""
-        samples = Arguments().count("samples", samples)
         inputs = self.stored_inputs[:samples]
         return self._with(inputs, self.labels[:samples])
 
+    @checked(quick=flag)
     def second_moments(self, quick: bool = False) -> SecondMoments:
         r"""Whether the inputs look as message passing assumes: iid entries of mean zero, variance
         one.
@@ -353,6 +366,7 @@ class Dataset(eqx.Module):
         x = x if mean is None else x - mean[np.ix_(tokens, features)]
         return second_moments(x, self.dimension, eigenvalue=False)
 
+    @checked(covariance=anything, tokens=anything)
     def whiten(
         self, covariance: ArrayLike | None = None, *, tokens: ArrayLike | str | None = None
     ) -> Dataset:
@@ -410,6 +424,7 @@ class Dataset(eqx.Module):
         model = self.model if whitening.tokens is None else None
         return Dataset(whitening.whitened(inputs), self.labels, teacher, model, whitening=whitening)
 
+    @checked(weights=anything)
     def unwhiten(self, weights: ArrayLike) -> Array:
         """Weights (P, D) in the coordinates before `whiten`: W = W' diag(s)^{-1/2} Uᵀ. Raises a
         ValueError for data that were not whitened."""
@@ -426,10 +441,9 @@ def _inputs(inputs: ArrayLike) -> Array:
     array = jnp.asarray(inputs)
     if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
         array = array.astype(theory_dtype())
-    allowed = "an array of shape (samples N, tokens M, dimension D)"
-    check(array.ndim == 3, "inputs", array, allowed)
-    allowed = "at least one sample, one token and one dimension"
-    check(min(array.shape) >= 1, "inputs", array, allowed)
     if concrete(array):
         check(_all_finite(array), "inputs", array, "finite numbers")
     return array
+
+
+is_dataset = instance(Dataset, "a Dataset: model.sample(..) or smi.Dataset(inputs, labels)")

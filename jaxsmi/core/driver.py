@@ -29,7 +29,7 @@ from jax import lax
 from jaxtyping import Array, PyTree
 from tqdm import tqdm
 
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import checked, either, function, instance, optional, whole
 from jaxsmi.core.codes import RUNNING
 from jaxsmi.core.programs import program
 
@@ -217,10 +217,10 @@ class Record(eqx.Module):
     function: Callable[..., PyTree] | None
     every: int | None = eqx.field(static=True)
 
+    @checked(function=optional(function("a function of a state")), every=optional(whole()))
     def __init__(self, function: Callable[..., PyTree] | None = None, every: int | None = None):
-        check(function is None or callable(function), "function", function, "a function of a state")
         self.function = function
-        self.every = None if every is None else Arguments().count("every", every)
+        self.every = every
 
     @classmethod
     def of(
@@ -230,6 +230,11 @@ class Record(eqx.Module):
         of them."""
         made = record if isinstance(record, Record) else cls(record)
         return made.function, usual if made.every is None else made.every
+
+
+is_record = optional(
+    either("a function of a state, or a Record", instance(Record, ""), function(""))
+)
 
 
 class RecoveryRay(eqx.Module):

@@ -16,12 +16,14 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core import labelled
+from jaxsmi.core.border import checked, either, instance, numbers, scalar
+from jaxsmi.core.checks import UNIT_INTERVAL
 from jaxsmi.core.codes import Result, outcomes
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Estimate", "LearnerSolution", "Solution", "Threshold"]
+__all__ = ["Estimate", "LearnerSolution", "Solution", "Threshold", "is_estimate", "is_overlap"]
 
 
 class Estimate(NamedTuple):
@@ -136,6 +138,14 @@ class LearnerSolution(Solution):
     stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
 
 
+is_overlap = either(
+    "a number, an array (P, P), or a Solution", instance(Solution, ""), numbers("finite numbers")
+)
+is_estimate = either(
+    "a Solution with weights, or an estimate", instance(Solution, ""), numbers("finite numbers")
+)
+
+
 class Threshold(eqx.Module):
     """A critical sample complexity, with its error bar and what is learned there.
 
@@ -161,6 +171,7 @@ class Threshold(eqx.Module):
         """The sentence that goes with the result code (outside jit and vmap)."""
         return Result(int(self.result)).remedy
 
+    @checked(confidence=scalar(UNIT_INTERVAL))
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
         from scipy.special import stdtrit  # here: importing it takes longer than the quantile
