@@ -29,6 +29,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.border import checked, numbers, optional, random_key
 from jaxsmi.core.checks import Ability, check, positive_definite
 from jaxsmi.core.programs import program
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
@@ -103,6 +104,12 @@ def as_posterior(moments: Moments, shape: tuple[int, ...]) -> Posterior:
     """A batch Posterior from integrated moments."""
     m = moments
     return Posterior(m.log_mass, m.g.reshape(shape), m.dg, m.ess, m.error, m.dg_error, m.halves)
+
+
+def _is_label(name: str, value: object) -> object:
+    """One label, which messages call by the name of many."""
+    del name
+    return numbers("real numbers")("labels", value)
 
 
 class AbstractChannel(eqx.Module):
@@ -208,6 +215,12 @@ class AbstractChannel(eqx.Module):
     ) -> Posterior:
         """Posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
 
+    @checked(
+        y=_is_label,
+        omega=numbers("fields (P, M)"),
+        V=numbers("a covariance (P, P)"),
+        key=optional(random_key),
+    )
     def posterior(
         self, y: ArrayLike, omega: ArrayLike, V: ArrayLike, key: PRNGKeyArray | None = None
     ) -> Posterior:
