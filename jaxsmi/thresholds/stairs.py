@@ -24,12 +24,13 @@ from jaxtyping import Array, PRNGKeyArray
 from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
+from jaxsmi.core.border import anything, checked, flag, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS, branch_end, branch_growth, refuse_oblique
 from jaxsmi.thresholds.crossing import SearchRegion, crossings
@@ -44,6 +45,16 @@ _NEAR = 0.5  # |log α λ_max| up to which a guess saves the scan
 _LEARNED = 0.05  # eigenvalues of a subspace below this part of the largest are errors
 
 
+@checked(
+    model=is_model,
+    key=random_key,
+    alpha_max=scalar(POSITIVE),
+    samples=whole(),
+    replicas=whole(2),
+    guess=anything,
+    steps=optional(whole()),
+    progress=flag,
+)
 def staircase(
     model: AbstractModel,
     *,

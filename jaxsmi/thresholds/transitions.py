@@ -18,12 +18,13 @@ from jaxtyping import Array, PRNGKeyArray
 from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
+from jaxsmi.core.border import checked, flag, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
@@ -64,6 +65,17 @@ class FirstOrder(eqx.Module):
     informed: Array
 
 
+@checked(
+    model=is_model,
+    key=random_key,
+    alpha_min=scalar(POSITIVE),
+    alpha_max=scalar(POSITIVE),
+    points=whole(3),
+    samples=whole(),
+    replicas=whole(2),
+    max_steps=whole(),
+    progress=flag,
+)
 def first_order(
     model: AbstractModel,
     *,
@@ -120,13 +132,10 @@ def first_order(
     """
     arguments = Arguments()
     samples, replicas = checked_sizes(arguments, model, samples, replicas, "replicas")
-    key = arguments.key("key", key)
     low = float(arguments.number("alpha_min", alpha_min, POSITIVE))
     high = float(arguments.number("alpha_max", alpha_max, POSITIVE))
     check(low < high, "alpha_max", (low, high), "0 < alpha_min < alpha_max, finite")
-    points = arguments.count("points", points, at_least=3)
-    steps = arguments.count("max_steps", max_steps)
-    progress = arguments.flag("progress", progress)
+    steps = max_steps
     given = model
     model = frozen(given)
     each = power_of_two(max(samples // (replicas * NETS), 2))
