@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.border import whole
 from jaxsmi.core.checks import COSINE, Arguments
 from jaxsmi.core.data import Dataset
 from jaxsmi.descent.loop import Descent, Epochs
@@ -45,9 +46,9 @@ class Batches(NamedTuple):
     def checked(self) -> Batches:
         """The same, or a ValueError that names what is wrong."""
         arguments = Arguments()
-        size = self.size if self.size is None else arguments.count("batch_size", self.size)
+        size = self.size if self.size is None else whole()("batch_size", self.size)
         one_pass = arguments.flag("one_pass", self.one_pass)
-        return Batches(size, one_pass, arguments.count("repeats", self.repeats))
+        return Batches(size, one_pass, whole()("repeats", self.repeats))
 
 
 class Stop(NamedTuple):
@@ -66,7 +67,7 @@ class Stop(NamedTuple):
         """The same, or a ValueError that names what is wrong."""
         arguments = Arguments()
         if self.patience is not None:
-            arguments.count("patience", self.patience)
+            whole()("patience", self.patience)
         if self.target is not None:
             arguments.number("target", self.target, COSINE)
         return self
