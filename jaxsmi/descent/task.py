@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import whole
+from jaxsmi.core.border import asked, whole
 from jaxsmi.core.checks import COSINE, Arguments
 from jaxsmi.core.data import Dataset
 from jaxsmi.descent.loop import Descent, Epochs
@@ -131,7 +131,8 @@ class Task(Descent):
         error = self._error(weights).astype(theory_dtype())
         entry |= {"error": error, "watched": error}
         if self.record is not None:
-            entry["record"] = jax.tree.map(jnp.asarray, self.record(weights))
+            made = asked("record", self.record, "a function of the weights", weights)
+            entry["record"] = jax.tree.map(jnp.asarray, made)
         return entry
 
     def _error(self, weights: Array) -> Array:

@@ -40,7 +40,7 @@ from jaxsmi.core.driver import Record, is_record
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.loop import DescentEnd, TrainState, descend
 from jaxsmi.descent.stream import Stream
-from jaxsmi.descent.student import batch_size_of, begin_training, check_gradient
+from jaxsmi.descent.student import batch_size_of, begin_training, check_gradient, check_loss
 from jaxsmi.descent.task import REDUCTIONS, Batches, Stop, Task
 from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.models.teacher_student import squared_loss
@@ -147,11 +147,12 @@ def train(
     function, every = Record.of(record, max(steps // _RECORDS, 1))
     _check_stop(model, data, test, stopping)
     size = batch_size_of(model, data, batches.size, test)
-    check_gradient(model, loss, data.dimension)
+    check_loss(model, loss, data.dimension)
     key = arguments.key("key", key, many=True)
     begin = begin_training(model, data, optimizer, key, init, state)
     if batches.one_pass and isinstance(data, Dataset):
         _check_one_pass(data, size, steps, begin)
+    check_gradient(model, loss, data.dimension)
     target = None if stopping.target is None else jnp.asarray(stopping.target, theory_dtype())
     task = Task(
         model=model,

@@ -148,6 +148,16 @@ def test_traced_numbers_pass_and_known_ones_are_looked_at_inside_jit():
         jax.vmap(ask, (None, 0))(jnp.ones(3), jnp.ones(3))  # three α where one is asked for
 
 
+@pytest.mark.parametrize(
+    "loss", [lambda p, y: (p - y) ** 2, lambda p: p, lambda p, y: None], ids=["vector", "one", "no"]
+)
+def test_a_loss_of_training_is_one_number(loss):
+    data = border.ATTENTION.sample(border.KEY, dimension=6, alpha=1.0)
+    given = {"data": data, "optimizer": border.ADAM, "key": border.KEY}
+    with pytest.raises(ValueError, match=r"loss: got .*allowed: a JAX function of"):
+        smi.train(border.ATTENTION, **given, loss=loss)
+
+
 def test_an_old_key_is_a_key():
     typed, old = jax.random.key(3), jax.random.PRNGKey(3)
     model = smi.links.linear(0.5)
