@@ -151,7 +151,7 @@ def run(call: Callable, seconds: float) -> object:
         raise Late
 
     previous = signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)  # again, where it fell into a callback
     try:
         with mock.patch.object(programs, "concrete", _raise_started):
             return call()
