@@ -60,6 +60,7 @@ Checked = TypeVar("Checked", bound=Callable[..., Any])
 _LARGEST = 2**31 - 1  # whole numbers count things in memory: JAX indexes with 32 bits
 EXACT = 2**53  # whole numbers that a formula takes, as far as a float has all of them
 _LOOKED_AT = 4096
+_LONG = 2**63  # a Python integer beyond it is no number of JAX, but as a float
 _PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -271,8 +272,8 @@ def scalar(interval: Interval) -> Predicate:
     """One real number of an interval; of a traced one, that it is a number."""
 
     def look(name: str, value: object) -> object:
-        if type(value) in (int, float) and _holds(value, interval):  # pyright: ignore
-            return value
+        if isinstance(value, (int, float)) and type(value) is not bool and _holds(value, interval):
+            return value if abs(value) < _LONG else float(value)
         found = _reals(value)
         check(found is not None, name, value, interval.allowed)
         assert found is not None
@@ -280,7 +281,7 @@ def scalar(interval: Interval) -> Predicate:
         check(found.shape == (), name, value, allowed)
         if isinstance(found, np.ndarray):
             check(_inside(found, interval), name, value, interval.allowed)
-        return float(value) if _long(found) else value  # pyright: ignore[reportArgumentType]
+        return value
 
     return look
 
