@@ -60,6 +60,7 @@ Checked = TypeVar("Checked", bound=Callable[..., Any])
 _LARGEST = 2**31 - 1  # whole numbers count things in memory: JAX indexes with 32 bits
 EXACT = 2**53  # whole numbers that a formula takes, as far as a float has all of them
 _LOOKED_AT = 4096
+_MOST = float(np.finfo(np.float64).max)
 _LONG = 2**63  # a Python integer beyond it is no number of JAX, but as a float
 _PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 
@@ -326,14 +327,15 @@ def _reals(value: object) -> np.ndarray | jax.ShapeDtypeStruct | None:
 
 def _long(found: object) -> bool:
     """Whether it is one Python integer too long for NumPy."""
-    return isinstance(found, np.ndarray) and found.dtype == object and type(found[()]) is int
+    one = isinstance(found, np.ndarray) and found.dtype == object and found.shape == ()
+    return one and type(found[()]) is int and abs(found[()]) <= _MOST
 
 
 def _holds(x: float, interval: Interval) -> bool:
     """Whether a Python number lies in an interval."""
     low = x > interval.low if interval.open_low else x >= interval.low
     high = x < interval.high if interval.open_high else x <= interval.high
-    return low and high and (interval.infinite or abs(x) < math.inf)
+    return low and high and (abs(x) <= _MOST or (interval.infinite and abs(x) == math.inf))
 
 
 def _inside(found: np.ndarray, interval: Interval) -> bool:
