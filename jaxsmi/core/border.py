@@ -325,10 +325,12 @@ def _reals(value: object) -> np.ndarray | jax.ShapeDtypeStruct | None:
     return found if real or _long(found) else None
 
 
-def _long(found: object) -> bool:
+def _long(found: Any) -> bool:
     """Whether it is one Python integer too long for NumPy."""
-    one = isinstance(found, np.ndarray) and found.dtype == object and found.shape == ()
-    return one and type(found[()]) is int and abs(found[()]) <= _MOST
+    if not isinstance(found, np.ndarray) or found.dtype != object or found.shape != ():
+        return False
+    value: Any = found[()]
+    return type(value) is int and abs(value) <= _MOST
 
 
 def _holds(x: float, interval: Interval) -> bool:

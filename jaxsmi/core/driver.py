@@ -197,6 +197,9 @@ def drive(
     return run
 
 
+_FUNCTION = optional(function("a function of a state"))
+
+
 class Record(eqx.Module):
     """What a run records of its states, beside what it always does, and how often.
 
@@ -217,7 +220,7 @@ class Record(eqx.Module):
     function: Callable[..., PyTree] | None
     every: int | None = eqx.field(static=True)
 
-    @checked(function=optional(function("a function of a state")), every=optional(whole()))
+    @checked(function=_FUNCTION, every=optional(whole()))
     def __init__(self, function: Callable[..., PyTree] | None = None, every: int | None = None):
         self.function = function
         self.every = every

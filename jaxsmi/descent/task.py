@@ -46,9 +46,12 @@ class Batches(NamedTuple):
     def checked(self) -> Batches:
         """The same, or a ValueError that names what is wrong."""
         arguments = Arguments()
-        size = self.size if self.size is None else whole()("batch_size", self.size)
+        if self.size is not None:
+            whole()("batch_size", self.size)
+        whole()("repeats", self.repeats)
+        size = self.size if self.size is None else int(self.size)
         one_pass = arguments.flag("one_pass", self.one_pass)
-        return Batches(size, one_pass, whole()("repeats", self.repeats))
+        return Batches(size, one_pass, int(self.repeats))
 
 
 class Stop(NamedTuple):

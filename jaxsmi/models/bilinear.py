@@ -71,6 +71,9 @@ __all__ = [
 
 
 OUTPUTS = ("linear", "sign", "absolute")
+_ASPECT = scalar(ASPECT)
+_RANK = scalar(POSITIVE)
+_NOISE = scalar(VARIANCE)
 _OUTPUT = f"one of {OUTPUTS}, a JAX function of one number, or a link of smi.links"
 
 
@@ -119,9 +122,9 @@ class Bilinear(AbstractMatrixModel):
     even: bool = eqx.field(static=True)
 
     @checked(
-        aspect_ratio=scalar(ASPECT),
-        rank_ratio=scalar(POSITIVE),
-        noise=scalar(VARIANCE),
+        aspect_ratio=_ASPECT,
+        rank_ratio=_RANK,
+        noise=_NOISE,
         symmetric=flag,
         output=optional(either(_OUTPUT, choice(*OUTPUTS), function(""), instance(MultiIndex, ""))),
         log_likelihood=optional(function("a function of (label, fields)")),
