@@ -279,7 +279,7 @@ _FLOW = {
     "max_steps": "count",
     "gamma": "non-negative?",
 }
-_MQ = {"m": ("M", "Q", "e"), "e": ("m", "M", "Q"), "start": ("M", "Q")}
+_MQ = {"teacher": ("M",), "m": ("M", "Q", "e"), "e": ("m", "M", "Q"), "start": ("M", "Q")}
 
 # models
 case(

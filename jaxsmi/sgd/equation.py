@@ -272,6 +272,8 @@ def _sphere(
 ) -> AbstractAverages:
     """Averages of one direction on the sphere, exact or sampled as its risk is."""
     del gram
+    named = options.teacher is None or isinstance(options.teacher, str)
+    check(named, "teacher", options.teacher, "None: it is one direction of norm one")
     check(is_zero(options.decay), "decay", options.decay, "0: directions stay on the sphere")
     single = arguments.instance("model", model, SequenceSingleIndex, "a SequenceSingleIndex")
     v = start.M[0] if pair.tied else start.M[:, 0]
