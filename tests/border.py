@@ -1158,7 +1158,7 @@ case(
     smi.sgd.gain,
     {"key": KEY},
     key="key",
-    lengths="sequence",
+    lengths="seeds",
     dimension="dimension",
     gamma="positive",
     schedule="function",

@@ -162,7 +162,12 @@ def gain(
     arguments.number("gamma", gamma, POSITIVE)
     if not callable(schedule):
         schedule = SCHEDULES[arguments.choice("schedule", schedule, tuple(SCHEDULES))]
-    check(min(runs) >= 2, "runs", runs, "two numbers >= 2: their spread is the error bar")
+    check(
+        len(runs) == 2 and min(runs) >= 2,
+        "runs",
+        runs,
+        "two numbers >= 2: their spread is the error bar",
+    )
     arguments.number("patience", patience, POSITIVE)
     arguments.number("eta", eta, UNIT_INTERVAL)
     asked(
