@@ -44,7 +44,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (under out/)
-	$(BIN)/jaxsmi run deep-attention --out $(OUT)
+	$(BIN)/jaxsmi run deep-attention --out $(OUT) --overwrite
 	@echo
 	@echo "The results lie in $(OUT)/:"
 	@find $(OUT) -type f | sort | sed 's/^/  /'

@@ -1,13 +1,14 @@
 """Thresholds of three and four layers of attention by a route that shares nothing with the library.
 
-    python benchmarks/deep_thresholds.py [--layers 3] [--samples 16384]
+    python benchmarks/deep_thresholds.py [--layers 3] [--samples 16384] [--V .02] [--first .8]
 
-Two tokens, skip 1, beta 1, ranks one; the overlap is diag(0, .., 0, q) with V = 1 - q for the last
-layer.
+Two tokens, skip 1, beta 1, ranks one; V = diag(V_1, 1, .., 1, V_L): the last layer is learned, and
+with --first layer 1 as well.
 By symmetry the unlearned layers then have E[z_l|y] = 0 and no cross moments, so that only second
 moments are needed:
 
-    f(V)        = E sum_m g_m^2, g = (E[z_L|y] - omega)/V            alpha(V) = (1 - V)/(V f(V))
+    f_l(V)      = E sum_m g_m^2, g = (E[z_l|y] - omega_l)/V_l        alpha(V) = (1 - V_l)/(V_l f_l),
+                                                                     the same for all learned l
     lambda_l(V) = E sum_mn (E[z_l z_l^T|y] - I)_mn^2                 layer l is learned where
                                                                      alpha(V) lambda_l(V) = 1
     V = 1:        weak recovery at 1/max_l lambda_l
@@ -68,10 +69,13 @@ def unchain(matrices, x):
     return x
 
 
-def moments(u, omega, V, t, layers):
-    """Sums of one label over nodes t (sets, n, 2(L-1)): mass, E z_l z_l^T of each unlearned layer,
-    E z_L; and the effective number of nodes."""
+def moments(u, first, omega, V, t, layers):
+    """Sums of one label over nodes t (sets, n, 2(L-1)): mass, E z_l z_l^T of each hidden layer,
+    E z_1, E z_L; and the effective number of nodes. `first` is omega of layer 1, `omega` that of
+    layer L, and V holds their variances."""
+    V_first, V = V
     free = [t[..., 2 * k : 2 * k + 2] for k in range(layers - 1)]
+    free[0] = first + jnp.sqrt(V_first) * free[0]
     given = free[:-1]
     matrices = []
     for z in given:
@@ -113,8 +117,8 @@ def moments(u, omega, V, t, layers):
     total = 0.0
     for weight, z, last in (one, two):
         seconds = [jnp.einsum("kn,kni,knj->kij", weight, x, x).reshape(-1, 4) for x in (*given, z)]
-        mean = jnp.einsum("kn,kni->ki", weight, last)
-        total = total + jnp.concatenate([weight.sum(1)[:, None], *seconds, mean], 1)
+        means = [jnp.einsum("kn,kni->ki", weight, x) for x in (free[0], last)]
+        total = total + jnp.concatenate([weight.sum(1)[:, None], *seconds, *means], 1)
     squares = (one[0] ** 2).sum() + (two[0] ** 2).sum()
     return total, total[:, 0].sum() ** 2 / squares
 
@@ -138,21 +142,24 @@ def squared(estimates):
     return whole / (sets * (sets - 1))
 
 
-def measured(layers, V, samples, nodes, seed):
-    """f, alpha and lambda_l, each with a standard error, at V."""
+def measured(layers, V, samples, nodes, seed, V_first=1.0):
+    """lambda_l of the hidden layers, f of the last layer, the smallest number of effective nodes,
+    and f of layer 1, at V = diag(V_first, 1, .., 1, V)."""
     dimension = 2 * (layers - 1)
-    net = qmc.Sobol(2 * layers + 2, seed=seed).random(samples)
-    x = norm.ppf(np.clip(net, 1e-15, 1 - 1e-15)).reshape(samples, layers + 1, 2)
+    net = qmc.Sobol(2 * layers + 4, seed=seed).random(samples)
+    x = norm.ppf(np.clip(net, 1e-15, 1 - 1e-15)).reshape(samples, layers + 2, 2)
     omega = np.sqrt(1 - V) * x[:, 0]
-    z = [*np.moveaxis(x[:, 1:-1], 1, 0), omega + np.sqrt(V) * x[:, -1]]
+    first = np.sqrt(1 - V_first) * x[:, -1]
+    z = [*np.moveaxis(x[:, 1:-2], 1, 0), omega + np.sqrt(V) * x[:, -2]]
+    z[0] = first + np.sqrt(V_first) * z[0]
     matrices = []
     for block in z[:-1]:
         matrices.append(attention(chain(matrices, block)))
     u = chain(matrices, z[-1])
     points = [qmc.Sobol(dimension, seed=1000 * seed + k).random(nodes) for k in range(SETS)]
     t = jnp.asarray(norm.ppf(np.clip(np.stack(points), 1e-15, 1 - 1e-15)))
-    run = jax.jit(lambda u, w: jax.lax.map(lambda s: moments(*s, V, t, layers), (u, w)))
-    total, ess = (np.asarray(x) for x in run(u, jnp.asarray(omega)))
+    run = jax.jit(lambda *s: jax.lax.map(lambda s: moments(*s, (V_first, V), t, layers), s))
+    total, ess = (np.asarray(x) for x in run(u, jnp.asarray(first), jnp.asarray(omega)))
     means = total[..., 1:] / total[..., :1]
     identity = np.eye(2).ravel()
     rates = [squared(means[..., 4 * k : 4 * k + 4] - identity).mean() for k in range(layers - 1)]
@@ -160,9 +167,11 @@ def measured(layers, V, samples, nodes, seed):
         each = jax.jit(lambda u: jax.lax.map(lambda u: last_squared(u, t, layers), u))
         total = np.asarray(each(u))
         rates.append(squared(total[..., 1:] / total[..., :1] - identity).mean())
-        return rates, np.nan, np.min(ess)
-    g = (means[..., 4 * (layers - 1) :] - omega[:, None]) / V
-    return rates, squared(g).mean(), np.min(ess)
+        return rates, np.nan, np.min(ess), np.nan
+    ends = means[..., 4 * (layers - 1) :]
+    g = (ends[..., 2:] - omega[:, None]) / V
+    g_first = (ends[..., :2] - first[:, None]) / V_first
+    return rates, squared(g).mean(), np.min(ess), squared(g_first).mean()
 
 
 def main():
@@ -171,23 +180,29 @@ def main():
     parser.add_argument("--samples", type=int, default=2**11, help="labels of each seed")
     parser.add_argument("--nodes", type=int, default=512, help="of each of the eight sets")
     parser.add_argument("--seeds", type=int, default=8, help="their spread is the error bar")
+    parser.add_argument("--first", type=float, default=1.0, help="V of layer 1")
     parser.add_argument("--V", type=float, nargs="+", default=[1.0, 0.03, 0.02, 0.015, 0.01])
     arguments = parser.parse_args()
     for V in arguments.V:
         runs = [
-            measured(arguments.layers, V, arguments.samples, arguments.nodes, seed)
+            measured(arguments.layers, V, arguments.samples, arguments.nodes, seed, arguments.first)
             for seed in range(1, arguments.seeds + 1)
         ]
         rates = np.array([run[0] for run in runs])
         f = np.array([run[1] for run in runs])
         alpha = np.ones_like(f) if V == 1.0 else (1 - V) / (V * f)
         root = np.sqrt(len(runs))
-        row = {"V": V, "lambda": rates.mean(0).tolist()}
+        row = {"V": V, "V_first": arguments.first, "lambda": rates.mean(0).tolist()}
         row["lambda_stderr"] = (rates.std(0, ddof=1) / root).tolist()
         if V < 1.0:
             scaled = alpha[:, None] * rates
             row["alpha"] = alpha.mean()
             row["alpha_stderr"] = alpha.std(ddof=1) / root
+            if arguments.first < 1.0:
+                f_first = np.array([run[3] for run in runs])
+                other = (1 - arguments.first) / (arguments.first * f_first)
+                row["alpha_of_first"] = other.mean()
+                row["alpha_of_first_stderr"] = other.std(ddof=1) / root
             row["alpha_lambda"] = scaled.mean(0).tolist()
             row["alpha_lambda_stderr"] = (scaled.std(0, ddof=1) / root).tolist()
         row["smallest_ess"] = min(run[2] for run in runs)

@@ -8,6 +8,14 @@ A name is loaded with its room when it is first used (SPEC 1 of Scientific Pytho
 says where each of them lies.
 """
 
+import importlib
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_room_of, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":  # of the installed package: pyproject.toml is the one place
+        return importlib.import_module("jaxsmi.core.provenance").version()
+    return _room_of(name)

@@ -83,3 +83,5 @@ __all__ = [
     "train",
     "weak_recovery",
 ]
+
+__version__: str

@@ -50,6 +50,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     os.environ.pop("MPLBACKEND", None)  # the kernel draws into the notebook
+    os.environ["TQDM_DISABLE"] = "1"  # no progress bars among the outputs
     os.environ["PYTHONWARNINGS"] = (
         "ignore:IProgress not found"  # of tqdm without widgets; no bar is shown here
     )

@@ -1,11 +1,13 @@
-"""What all test rooms share: double precision, and the folder of reference values."""
+"""What all test rooms share: double precision, no cache, and the folder of reference values."""
 
+import os
 from pathlib import Path
 
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+os.environ.setdefault("JAXSMI_CACHE", "off")  # the command line writes nothing into a home
 
 REFERENCE = (
     Path(__file__).resolve().parents[2] / "shared" / "reference"

@@ -40,6 +40,7 @@ from jaxsmi.channels.base import (
     unwhiten,
 )
 from jaxsmi.channels.rotations import alone, copies, with_angle
+from jaxsmi.core.arrays import arithmetic
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 from jaxsmi.numerics.refining_rules import LARGEST_GRID
@@ -81,9 +82,11 @@ class AbstractAttentionChannel(AbstractChannel):
         )
         check(labels.dtype == jnp.float64, "labels", labels.dtype.name, allowed)
         allowed = "strictly positive attention weights (none underflowed to zero)"
-        check(jnp.all(labels > 0.0), "labels", labels, allowed)
-        gap = jnp.abs(jnp.sum(labels, -1) - 1.0)
-        check(jnp.all(gap < 1e-8), "labels", labels, "rows of y that sum to one")
+        xp = arithmetic(labels)
+        y = xp.asarray(labels)
+        check(xp.all(y > 0.0), "labels", labels, allowed)
+        gap = xp.abs(xp.sum(y, -1) - 1.0)
+        check(xp.all(gap < 1e-8), "labels", labels, "rows of y that sum to one")
 
     def observe(self, fields: Array, noise: Array) -> Array:
         """h_L itself, of two tokens in a plane what the label shows of it: exact where labels would

@@ -29,7 +29,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import checked, numbers, optional, random_key
+from jaxsmi.core.border import checked, numbers, one_label, optional, random_key
 from jaxsmi.core.checks import Ability, check, positive_definite
 from jaxsmi.core.programs import program
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
@@ -104,12 +104,6 @@ def as_posterior(moments: Moments, shape: tuple[int, ...]) -> Posterior:
     """A batch Posterior from integrated moments."""
     m = moments
     return Posterior(m.log_mass, m.g.reshape(shape), m.dg, m.ess, m.error, m.dg_error, m.halves)
-
-
-def _is_label(name: str, value: object) -> object:
-    """One label, which messages call by the name of many."""
-    del name
-    return numbers("real numbers")("labels", value)
 
 
 class AbstractChannel(eqx.Module):
@@ -191,6 +185,12 @@ class AbstractChannel(eqx.Module):
         return False
 
     @property
+    def averaging(self) -> AbstractChannel:
+        """The channel that averages over labels integrate with: itself, unless they need less of
+        each posterior than message passing does."""
+        return self
+
+    @property
     def drawable(self) -> bool:
         """Whether labels can be drawn: not from a likelihood alone."""
         return True
@@ -216,7 +216,7 @@ class AbstractChannel(eqx.Module):
         """Posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
 
     @checked(
-        y=_is_label,
+        y=one_label,
         omega=numbers("fields (P, M)"),
         V=numbers("a covariance (P, P)"),
         key=optional(random_key),
@@ -288,12 +288,13 @@ class AbstractChannel(eqx.Module):
     ) -> Posterior:
         """`respond`; of random nodes each randomisation has its own, so that its spread holds their
         error too: shared nodes would err alike everywhere, and the spread not know it."""
+        channel = self.averaging
         if not self.random_nodes:
-            return self.respond(statistic, omega, V, key)
+            return channel.respond(statistic, omega, V, key)
         split = lambda x: x.reshape(randomisations, -1, *x.shape[1:])
         keys = jax.random.split(key, randomisations)
         post = lax.map(
-            lambda part: self.respond(part[0], part[1], V, part[2]),
+            lambda part: channel.respond(part[0], part[1], V, part[2]),
             (split(statistic), split(omega), keys),
         )
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), post)
@@ -350,12 +351,18 @@ class AbstractChannel(eqx.Module):
         """
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
-        P = self.indices
         post, weight = self.weighted(Q, V, key=key, samples=samples, randomisations=randomisations)
+        return self.averaged(post, weight, randomisations, tangents)
+
+    def averaged(
+        self, post: Posterior, weight: Array, randomisations: int, tangents: bool = True
+    ) -> Response:
+        """`response` from posteriors that are there already, those of `weighted`."""
+        P = self.indices
         each = weight[:, None, None]
         (g, dg), (g_too, dg_too) = post.factors
         outer = each * symmetric(jnp.einsum("npm,nqm->npq", g, g_too))
-        curvature = -each * jnp.einsum("npmqm->npq", post.dg)
+        curvature = -each * jnp.einsum("npmqm->npq", 0.5 * (dg + dg_too))
         outer, curvature = (x.reshape(randomisations, -1, P, P) for x in (outer, curvature))
         # with all labels at hand the two agree at every ω, and have nothing to control
         drawn = self.outcomes is None
@@ -365,7 +372,7 @@ class AbstractChannel(eqx.Module):
             jacobian = conjugation(each[..., None, None] * dg, dg_too)
         values = jnp.where(weight > 0.0, weight * post.log_partition, 0.0)
         log_partition = jnp.mean(values.reshape(randomisations, -1), axis=1)
-        missed = post.error > self.tolerance
+        missed = post.error > self.averaging.tolerance
         error = jnp.max(jnp.where(missed, 0.0, post.error))
         share = jnp.mean(missed * weight)
         return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, share)

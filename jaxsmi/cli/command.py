@@ -12,6 +12,11 @@ from jaxsmi.cli.report import Report
 __all__ = ["Command"]
 
 
+def _name(arguments: argparse.Namespace) -> str:
+    """Files are called after the command."""
+    return arguments.command
+
+
 def _no_defaults(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """No defaults depend on the words."""
     del arguments
@@ -31,6 +36,8 @@ class Command:
         takes_model: Whether the next word is a model, with its flags. Default True.
         operand: What the next word is called, where it is no model; "": there is none. Default "".
         defaults: Defaults that depend on the words given, by flag. Default: none.
+        stem: How the names of its files begin. Default: with its own.
+        resumes: Whether it goes on in a folder that holds results. Default False.
     """
 
     name: str
@@ -41,6 +48,14 @@ class Command:
     takes_model: bool = True
     operand: str = ""
     defaults: Callable[[argparse.Namespace], Mapping[str, Any]] = _no_defaults
+    stem: Callable[[argparse.Namespace], str] = _name
+    resumes: bool = False
+
+    def defaults_of(self, model: str) -> Mapping[str, Any]:
+        """Its defaults for a model."""
+        if not self.takes_model:
+            return {}
+        return self.defaults(argparse.Namespace(command=self.name, model=model))
 
     @property
     def usage(self) -> str:

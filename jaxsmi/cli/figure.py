@@ -214,4 +214,5 @@ COMMAND = Command(
     ),
     takes_model=False,
     operand="NAME",
+    resumes=True,
 )

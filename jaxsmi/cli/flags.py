@@ -26,7 +26,7 @@ __all__ = [
     "settings_of",
 ]
 
-_OUTPUT = ("out", "json", "quiet")
+_OUTPUT = ("out", "json", "quiet", "overwrite")
 _ASIDE = {
     "command",
     "model",
@@ -53,11 +53,17 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of the table"
     )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="write over the files of an earlier run in --out"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The model and the flags of all models; None for flags that are not given."""
+def add_model(parser: argparse.ArgumentParser, shown: str | None = None) -> None:
+    """The model and the flags of all models; None for flags that are not given.
+
+    The help lists those of the model `shown`; of all models where it is None.
+    """
     parser.add_argument("model", metavar="MODEL", choices=MODELS, help=" | ".join(MODELS))
     group = parser.add_argument_group("the model's own flags")
     for name, flag in FLAGS.items():
@@ -66,7 +72,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
             for model, entry in MODELS.items()
             if name in entry.flags
         ]
-        flag.add(group, name, f"{flag.help} ({', '.join(defaults)})")
+        help = f"{flag.help} ({', '.join(defaults)})"
+        if shown is not None:
+            own = MODELS[shown].flags
+            help = argparse.SUPPRESS
+            if name in own:
+                help = f"{flag.help} (default: {own[name]})"
+        flag.add(group, name, help)
 
 
 def add_gamp(parser: argparse.ArgumentParser) -> None:

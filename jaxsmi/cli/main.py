@@ -9,18 +9,26 @@ exit status comes. No equation lives here.
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
+from jaxsmi.cli import interrupts, kept
 from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import Formatter, add_model, add_output, settings_of
+from jaxsmi.cli.models import MODELS
 from jaxsmi.cli.report import Report
 from jaxsmi.core import labelled
+from jaxsmi.core.cache import keep_programs
+from jaxsmi.core.checks import check
+from jaxsmi.core.driver import watching
 from jaxsmi.core.parts import declared
 from jaxsmi.core.provenance import parameters, version
 from jaxsmi.workbench import plotting, storage
@@ -31,6 +39,12 @@ COMMANDS: dict[str, Command] = {
     command.name: command for command in declared("jaxsmi.cli", "COMMAND", Command)
 }
 
+_STATUSES = """
+exit status: 0; 1 where a part of the work failed (the report says which); 2 for a wrong argument
+or a missing package; 130 when interrupted, after what was there is saved; 141 where the reader of
+the output has gone. A run that did not converge is no error: its report says so.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -39,93 +53,163 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `jaxsmi`. Default None: those of the shell.
 
     Returns:
-        The exit status: 0, 1 where a part of the work failed (the report says which), 2 for an
-        argument out of range, 130 when interrupted. A run that did not converge is no error: its
-        report says so.
+        The exit status, as `--help` lists them.
 
     Raises:
         SystemExit: From argparse, for `--help` and for words it cannot read.
+        BrokenPipeError: Nobody reads the output any more.
     """
     arguments = parsed(argv)
-    # the library leaves the precision to programs, and this is one
+    # the library leaves the precision, and a cache, to programs, and this is one
+    keep_programs()
     jax.config.update("jax_enable_x64", True)
     name = arguments.command
+    kept.forget()
+    interrupts.on_interrupt(functools.partial(_interrupted, arguments))
     try:
         _prepare(arguments)
-        report = COMMANDS[name].execute(arguments)
-        files = _write(report, arguments)
+        with watching(kept.look):
+            report = COMMANDS[name].execute(arguments)
+        with interrupts.writing:
+            interrupts.on_interrupt(lambda: None)  # nothing is left to be saved
+            _print(report, arguments, _write(report, arguments))
+    except BrokenPipeError:
+        raise
     except (ValueError, ImportError, OSError) as error:
-        print(f"jaxsmi {name}: {error}", file=sys.stderr)
+        print(f"jaxsmi {name}: {_with_flag(str(error), arguments)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"jaxsmi {name}: interrupted", file=sys.stderr)
-        return 130
-    if arguments.json:
-        head = {"command": name, "settings": settings_of(arguments)}
-        data = parameters({**head, **report.data, "files": files}, largest=np.inf)
-        print(json.dumps(data, allow_nan=False))
-    else:
-        print("\n".join([report.text, *(f"Written: {file}" for file in files)]))
+    except KeyboardInterrupt:  # where nobody listens for it, as in a notebook
+        _interrupted(arguments)
+        return interrupts.STATUS
     if report.problem:
         print(f"jaxsmi {name}: {report.problem}", file=sys.stderr)
     return 1 if report.problem else 0
+
+
+def _print(report: Report, arguments: argparse.Namespace, files: list[str]) -> None:
+    """The report on stdout, all of it at once."""
+    if arguments.json:
+        head = {"command": arguments.command, "settings": settings_of(arguments)}
+        data = parameters({**head, **report.data, "files": files}, largest=np.inf)
+        text = json.dumps(data, allow_nan=False)
+    else:
+        text = "\n".join([report.text, *(f"Written: {file}" for file in files)])
+    print(text, flush=True)
+
+
+def _interrupted(arguments: argparse.Namespace) -> None:
+    """Save and print what the command has kept, and say so."""
+    report = kept.report()
+    done = kept.progress()
+    if report is not None:
+        files = _write(report, arguments, picture=False)
+        report.data["interrupted"] = True
+        _print(report, arguments, files)
+    elif arguments.out and (arrays := kept.arrays()):
+        partial = Report({}, done, stored=lambda: storage.arrays(arrays))
+        done += "; written: " + ", ".join(_write(partial, arguments, picture=False))
+    print(f"jaxsmi {arguments.command}: interrupted{done}", file=sys.stderr)
+
+
+def _with_flag(sentence: str, arguments: argparse.Namespace) -> str:
+    """A sentence that begins with the name of an argument begins with its flag."""
+    name = re.match(r"(\w+): ", sentence)
+    if name and name[1] in vars(arguments) and name[1] not in ("command", "model", "file", "name"):
+        return f"--{name[1].replace('_', '-')}{sentence[name.end(1) :]}"
+    return sentence
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The words, read a second time where they ask for other defaults: those of a model, or of a
     task.
     """
-    arguments = parser_of().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    model = next((word for word in words[1:] if word in MODELS), None)
+    arguments = parser_of(model=model).parse_args(words)
     defaults = COMMANDS[arguments.command].defaults(arguments)
     if defaults:
-        arguments = parser_of({arguments.command: defaults}).parse_args(argv)
+        arguments = parser_of({arguments.command: defaults}).parse_args(words)
     return arguments
 
 
-def parser_of(defaults: Mapping[str, Mapping[str, Any]] | None = None) -> argparse.ArgumentParser:
-    """The command line; `defaults` of a command that replace its usual ones."""
-    parser = argparse.ArgumentParser(
-        prog="jaxsmi", description="Solvable models of learning with attention."
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and where to read more; status 2."""
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)\n")
+
+
+def parser_of(
+    defaults: Mapping[str, Mapping[str, Any]] | None = None, model: str | None = None
+) -> argparse.ArgumentParser:
+    """The command line; `defaults` of a command that replace its usual ones, and the `model` whose
+    flags the help shows, None for all."""
+    parser = _Parser(
+        prog="jaxsmi",
+        description="Solvable models of learning with attention.",
+        epilog=_STATUSES,
     )
     parser.add_argument("--version", action="version", version=f"jaxsmi {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         child = commands.add_parser(
             name,
-            usage=command.usage,
+            usage=command.usage if model is None else command.usage.replace("MODEL", model),
             help=command.summary,
             description=command.description,
             formatter_class=Formatter,
         )
         if command.takes_model:
-            add_model(child)
+            add_model(child, model)
         child.set_defaults(dry_run=False)
         command.add_flags(child)
         add_output(child)
+        if model is not None:
+            child.set_defaults(**command.defaults_of(model))
         child.set_defaults(**(defaults or {}).get(name, {}))
     return parser
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
-    if arguments.out and not arguments.dry_run:
-        plotting.import_pyplot()
-        labelled.import_xarray()
-        arguments.out.mkdir(parents=True, exist_ok=True)
+    if not arguments.out or arguments.dry_run:
+        return
+    command = COMMANDS[arguments.command]
+    labelled.import_xarray()
+    if not _draws() and not command.resumes:
+        print("jaxsmi: no picture without matplotlib: pip install 'jaxsmi[plot]'", file=sys.stderr)
+    if not command.resumes and not arguments.overwrite:
+        stem = arguments.out / command.stem(arguments)
+        there = [path for end in _ENDINGS if (path := stem.with_name(stem.name + end)).exists()]
+        allowed = "another folder, or --overwrite"
+        check(not there, "--out", f"files from before, {there[-1].name}" if there else "", allowed)
+    arguments.out.mkdir(parents=True, exist_ok=True)
 
 
-def _write(report: Report, arguments: argparse.Namespace) -> list[str]:
+_ENDINGS = (".png", ".nc", ".txt")
+
+
+def _draws() -> bool:
+    """Whether matplotlib is there."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _write(report: Report, arguments: argparse.Namespace, picture: bool = True) -> list[str]:
     """Figure, netCDF and table, named after the command; returns their paths."""
     if not arguments.out or arguments.dry_run:
         return []
-    from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
-
-    drawing = report.figure or Figure(figsize=(5, 3.6), layout="constrained")
-    report.draw(drawing)
     made = {"command": arguments.command, "settings": settings_of(arguments)}
-    stem = report.stem or arguments.command
-    picture, arrays, words = (arguments.out / f"{stem}{end}" for end in (".png", ".nc", ".txt"))
-    plotting.savefig(drawing, picture, **made)
+    stem = report.stem or COMMANDS[arguments.command].stem(arguments)
+    drawn, arrays, words = (arguments.out / f"{stem}{end}" for end in _ENDINGS)
     storage.save(report.stored(), arrays, **made)
     words.write_text(report.text + "\n", encoding="utf-8")
-    return [str(path) for path in (picture, arrays, words)]
+    written = [arrays, words]
+    if picture and _draws():
+        from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
+
+        drawing = report.figure or Figure(figsize=(5, 3.6), layout="constrained")
+        report.draw(drawing)
+        plotting.savefig(drawing, drawn, **made)
+        written = [drawn, *written]
+    return [str(path) for path in written]

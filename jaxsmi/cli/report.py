@@ -38,6 +38,7 @@ __all__ = [
     "learned_rows",
     "outcome",
     "plain",
+    "rounded",
     "run_cells",
     "short",
     "threshold_cells",
@@ -111,6 +112,11 @@ def short(value: object) -> str:
     return str(value) if isinstance(value, (str, bool, pathlib.Path)) else f"{value:g}"
 
 
+def rounded(value: float) -> str:
+    """A share or an overlap to three digits; what is left of a zero is 0."""
+    return "0" if abs(value) < 1e-6 else f"{value:.3g}"
+
+
 def finite(value: float | np.ndarray | Array) -> float | None:
     """A number for JSON: None where it is not finite."""
     return float(value) if np.isfinite(value) else None
@@ -158,7 +164,7 @@ def threshold_cells(step: Threshold) -> list[str]:
     code.
     """
     diagonals = [
-        " ".join(f"{x:.3g}" for x in np.diagonal(np.asarray(matrix)))
+        " ".join(rounded(x) for x in np.diagonal(np.asarray(matrix)))
         for matrix in (step.subspace, step.overlap)
     ]
     alpha = f"{float(step.alpha):.4f} ± {float(step.stderr):.4f}"

@@ -14,6 +14,7 @@ import numpy as np
 import jaxsmi as smi
 from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import add_gamp, model_of, progress, setting_of
+from jaxsmi.cli.kept import keep
 from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, outcome, plain, run_cells, table, timed, with_error
 from jaxsmi.cli.solving import Learned, curve_of, learn, theory_key
@@ -63,6 +64,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     check(arguments.points >= 2, "--points", arguments.points, "at least 2")
     model = model_of(arguments)
     learned = learn(model, arguments, _RANDOM)
+    keep(_of_gamp(model, learned, arguments))
     theory = _theory(model, arguments)
     data = {
         "gamp": learned.data,
@@ -80,6 +82,19 @@ def _execute(arguments: argparse.Namespace) -> Report:
         return {"gamp": learned.solution, "trajectory": theory.trajectory, "curve": theory.curve}
 
     return Report(data, _text(model, learned, theory, arguments), draw, stored)
+
+
+def _of_gamp(model: AbstractModel, learned: Learned, arguments: argparse.Namespace) -> Report:
+    """What there is before theory has been computed."""
+    solution = learned.solution
+    names = labelled.index_names(model, model.indices)
+    rows = [[name, *run_cells(solution, p)] for p, name in enumerate(names)]
+    text = [
+        setting_of(arguments),
+        table(["", "cosine", "cosine²", "Q of GAMP"], rows),
+        outcome("GAMP", solution, learned.seconds),
+    ]
+    return Report({"gamp": learned.data}, "\n".join(text), stored=lambda: {"gamp": solution})
 
 
 def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:

@@ -61,8 +61,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 def _add_problem(group: argparse._ArgumentGroup) -> None:
     """Flags of the problem: the target and the student."""
     add = group.add_argument
-    add("--omega", type=float, default=0.5, help="weight of the positional part of the target")
-    add("--a", type=float, default=1.0, help="strength of the positional part")
+    add("--omega", type=float, help="weight of the positional part of the target (0.5)")
+    add("--a", type=float, help="strength of the positional part (1.0)")
     add(
         "--hermite",
         nargs="+",
@@ -95,6 +95,7 @@ def _add_problem(group: argparse._ArgumentGroup) -> None:
 def _execute(arguments: argparse.Namespace) -> Report:
     """Answer the task, and lay out its lines."""
     _settle_time(arguments)
+    _settle_target(arguments)
     check(arguments.runs >= 1, "--runs", arguments.runs, "an integer >= 1")
     check(arguments.cells >= 2, "--cells", arguments.cells, "an integer >= 2")
     task = TASKS[arguments.task]
@@ -116,7 +117,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
         return storage.arrays(answer.arrays) if answer.arrays else {}
 
     data = dict(answer.data) | {"seconds": seconds[0]}
-    return Report(data, text, answer.draw, stored, stem=f"sgd-{arguments.task}")
+    return Report(data, text, answer.draw, stored)
 
 
 def _settle_time(arguments: argparse.Namespace) -> None:
@@ -128,6 +129,17 @@ def _settle_time(arguments: argparse.Namespace) -> None:
         arguments.time = arguments.alpha * arguments.gamma
     arguments.time = 100.0 if arguments.time is None else arguments.time
     check(arguments.time > 0, "--time", arguments.time, "a number > 0")
+
+
+def _settle_target(arguments: argparse.Namespace) -> None:
+    """The weights of the semantic/positional target, where that is the problem."""
+    other = "--hermite" if arguments.hermite is not None else "--model"
+    elsewhere = arguments.hermite is not None or arguments.index_model is not None
+    for name, usual in {"omega": 0.5, "a": 1.0}.items():
+        value = vars(arguments)[name]
+        allowed = f"nothing beside {other}, which is another target"
+        check(value is None or not elsewhere, f"--{name}", value, allowed)
+        vars(arguments)[name] = usual if value is None and not elsewhere else value
 
 
 def _model_of(arguments: argparse.Namespace) -> SequenceSingleIndex:
@@ -181,4 +193,5 @@ COMMAND = Command(
     takes_model=False,
     operand="TASK",
     defaults=_defaults,
+    stem=lambda arguments: f"sgd-{arguments.task}",
 )

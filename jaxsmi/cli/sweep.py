@@ -210,4 +210,5 @@ COMMAND = Command(
     ),
     takes_model=False,
     operand="FILE",
+    resumes=True,
 )

@@ -11,6 +11,7 @@ from tqdm import tqdm
 import jaxsmi as smi
 from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import flags_of, progress, setting_of
+from jaxsmi.cli.kept import keep
 from jaxsmi.cli.models import FLAGS, MODELS, defaults_for
 from jaxsmi.cli.report import Report, table, threshold_cells, timed, wrapped
 from jaxsmi.cli.solving import theory_key
@@ -65,6 +66,10 @@ class _Axis(NamedTuple):
         """Whether the values are whole numbers."""
         return self.flag is not None and FLAGS[self.flag].whole
 
+    def first(self, count: int) -> _Axis:
+        """Its first values."""
+        return _Axis(self.flag, self.values[:count])
+
     def flags(self, value: float | None) -> dict[str, float | int]:
         """The flag at a value, for the model."""
         if self.flag is None or value is None:
@@ -106,6 +111,16 @@ def _execute(arguments: argparse.Namespace) -> Report:
             model = MODELS[arguments.model].make(**(flags | axis.flags(value)))
             previous = stairs[-1] if stairs and not axis.whole else None
             stairs.append(_thresholds(model, arguments, previous))
+            keep(_report(axis, list(stairs), arguments))
+    report = _report(axis, stairs, arguments)
+    report.data["seconds"] = seconds[0]
+    report.text += f"\n{seconds[0]:.1f} s."
+    return report
+
+
+def _report(axis: _Axis, stairs: list[list[Threshold]], arguments: argparse.Namespace) -> Report:
+    """The values that are finished."""
+    axis = axis.first(len(stairs))
     name = axis.flag or arguments.model
 
     def draw(figure: Figure) -> None:
@@ -118,10 +133,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
             return {}
         return storage.thresholds(stairs, axis.flag or "model", axis.numbers)
 
-    text = _text(axis, stairs, arguments)
-    return Report(
-        _data(axis, stairs) | {"seconds": seconds[0]}, f"{text}\n{seconds[0]:.1f} s.", draw, stored
-    )
+    return Report(_data(axis, stairs), _text(axis, stairs, arguments), draw, stored)
 
 
 def _thresholds(
@@ -144,6 +156,7 @@ def _thresholds(
         replicas=arguments.replicas,
         alpha_max=arguments.alpha_max,
         guess=previous,
+        progress=progress(arguments),
         **settings,
     )
 

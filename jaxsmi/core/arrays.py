@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import ModuleType
 from typing import TypeVar
 
 import equinox as eqx
@@ -11,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
-__all__ = ["concrete", "frozen", "is_zero", "theory_dtype"]
+__all__ = ["arithmetic", "concrete", "frozen", "is_zero", "nan_unless", "theory_dtype"]
 
 Tree = TypeVar("Tree")
 
@@ -23,6 +25,22 @@ _SINGLE = (
     "below about 1e-3 are not reached, and reported errors are floored there."
 )
 _warned = False
+_FEW = 2**16  # numbers
+
+
+def arithmetic(*values: PyTree) -> ModuleType:
+    """NumPy where values are known and few, jax.numpy elsewhere: outside jit every operation of
+    jax.numpy is a program of its own, whose compilation takes longer than all checks together."""
+    few = sum(np.size(leaf) for leaf in jax.tree.leaves(values)) <= _FEW
+    return np if few and concrete(values) else jnp
+
+
+def nan_unless(x: Array, *conditions: ArrayLike) -> Array:
+    """x where all conditions hold, else NaN; those that are known to hold are not computed with."""
+    for condition in conditions:
+        if not (concrete(condition) and bool(condition)):
+            x = jnp.where(condition, x, jnp.nan)
+    return x
 
 
 def concrete(value: PyTree) -> bool:

@@ -42,6 +42,7 @@ __all__ = [
     "is_path",
     "mapping",
     "numbers",
+    "one_label",
     "optional",
     "precision",
     "random_key",
@@ -305,6 +306,12 @@ def numbers(allowed: str, interval: Interval = _ANY, dimensions: int | None = No
         return value
 
     return look
+
+
+def one_label(name: str, value: object) -> object:
+    """One label, which messages call by the name of many."""
+    del name
+    return numbers("real numbers")("labels", value)
 
 
 def _reals(value: object) -> np.ndarray | jax.ShapeDtypeStruct | None:

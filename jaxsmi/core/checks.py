@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -30,7 +32,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import arithmetic, concrete, theory_dtype
 
 __all__ = [
     "COSINE",
@@ -98,7 +100,9 @@ def _numeric(value: object) -> bool:
 
 def positive_definite(V: Array) -> Array:
     """Whether a symmetric matrix is positive definite (a traced or concrete boolean)."""
-    return jnp.all(jnp.linalg.eigvalsh(0.5 * (V + V.T)) > 0.0)
+    xp = arithmetic(V)
+    V = xp.asarray(V)
+    return xp.all(xp.linalg.eigvalsh(0.5 * (V + V.T)) > 0.0)
 
 
 class Ability(enum.Enum):
@@ -141,10 +145,12 @@ class Interval:
 
     def holds(self, value: Array) -> Array:
         """Whether all numbers of an array lie inside."""
+        xp = arithmetic(value)
+        value = xp.asarray(value)
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
-        finite = ~jnp.isnan(value) if self.infinite else jnp.isfinite(value)
-        return jnp.all(above & below & finite)
+        finite = ~xp.isnan(value) if self.infinite else xp.isfinite(value)
+        return xp.all(above & below & finite)
 
 
 POSITIVE = Interval("a finite number > 0", low=0.0, open_low=True)
@@ -167,10 +173,7 @@ class Arguments:
     def valid(self) -> Array:
         """Whether every condition that could not be decided when it was checked holds (inside jit,
         a traced boolean)."""
-        valid = jnp.asarray(True)
-        for condition in self._conditions:
-            valid = valid & condition
-        return valid
+        return functools.reduce(operator.and_, self._conditions, jnp.asarray(np.True_))
 
     def condition(self, condition: Array | bool, name: str, value: object, allowed: str) -> None:
         """Any condition: raised where it is known to fail, kept where it is traced."""
@@ -189,6 +192,10 @@ class Arguments:
         """True or False."""
         check(isinstance(value, (bool, np.bool_)), name, value, "True or False")
         return bool(value)
+
+    def shown(self, value: object) -> bool | None:
+        """Of a progress bar: True, False, or None: where somebody looks on."""
+        return None if value is None else self.flag("progress", value)
 
     def choice(self, name: str, value: object, options: Sequence[str]) -> str:
         """One of a few words."""
@@ -221,7 +228,8 @@ class Arguments:
             raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.") from None
         check(shape is None or array.shape == shape, name, value, allowed)
         finite = allowed if "finite" in allowed else f"{allowed}, finite numbers"
-        self.condition(jnp.all(jnp.isfinite(array)), name, value, finite)
+        xp = arithmetic(array)
+        self.condition(xp.all(xp.isfinite(array)), name, value, finite)
         return array
 
     def number(self, name: str, value: ArrayLike, interval: Interval) -> Array:
@@ -255,21 +263,25 @@ class Arguments:
                 f"{name}: got {_shown(value)}; allowed: a number or an array {S.shape}."
             ) from None
         check(given.shape in ((), S.shape), name, value, f"a number or an array of shape {S.shape}")
+        xp = arithmetic(given, S)
+        given = xp.asarray(given)
+        S = xp.asarray(S)
         Q = given * S if given.ndim == 0 else given
-        self.condition(jnp.all(jnp.isfinite(Q)), name, value, "finite numbers")
+        self.condition(xp.all(xp.isfinite(Q)), name, value, "finite numbers")
         rounding = max(1e-10, 8.0 * float(jnp.finfo(Q.dtype).eps))
-        gap = jnp.max(jnp.abs(Q - Q.T)) <= rounding * jnp.max(jnp.abs(S))
+        size = xp.max(xp.abs(S))
+        gap = xp.max(xp.abs(Q - Q.T)) <= rounding * size
         self.condition(gap, name, value, "a symmetric matrix")
-        low = jnp.all(jnp.linalg.eigvalsh(Q) > -rounding * jnp.max(jnp.abs(S)))
-        rest = jnp.linalg.eigvalsh(S - Q)
-        high = jnp.all(rest > 0.0) if strict else jnp.all(rest > -1e-9)
+        low = xp.all(xp.linalg.eigvalsh(Q) > -rounding * size)
+        rest = xp.linalg.eigvalsh(S - Q)
+        high = xp.all(rest > 0.0) if strict else xp.all(rest > -1e-9)
         allowed = (
             "0 ⪯ Q, and Q below the second moment of the prior"
             if strict
             else "0 ⪯ Q ⪯ second moment"
         )
         self.condition(low & high, name, value, allowed)
-        return Q
+        return jnp.asarray(Q)
 
     def key(self, name: str, value: object, many: bool = False) -> PRNGKeyArray:
         """A random key (jax.random.key, or the two words of an old one); `many`: or an array of

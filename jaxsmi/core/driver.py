@@ -11,29 +11,43 @@ such solvers. The driver counts the steps, keeps the history (NaN where nothing 
 at the step budget, and shows how far it is. A solver of several runs at once returns a code for
 each, and goes on while one of them is running.
 
-The loop is one `lax.while_loop`: it can be jitted, vmapped and differentiated forwards. With a
-progress bar it is cut into stretches, between which the host looks at the state; the numbers are
-the same.
+The loop is one `lax.while_loop`: it can be jitted, vmapped and differentiated forwards. Outside of
+these it is cut into stretches of about a fifth of a second, between which the host looks at the
+state, for the progress bar and for whoever asked to be told (`watching`), and can be interrupted;
+the numbers are the same.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PyTree
-from tqdm import tqdm
 
+from jaxsmi.core.arrays import concrete
 from jaxsmi.core.border import checked, either, function, instance, optional, whole
 from jaxsmi.core.codes import RUNNING
 from jaxsmi.core.programs import program
+from jaxsmi.core.progress import Bar
 
-__all__ = ["AbstractSolver", "Record", "RecoveryRay", "Run", "advance", "begin", "drive", "ready"]
+__all__ = [
+    "AbstractSolver",
+    "Record",
+    "RecoveryRay",
+    "Run",
+    "advance",
+    "begin",
+    "drive",
+    "ready",
+    "watching",
+]
 
 State = TypeVar("State")
 
@@ -159,6 +173,22 @@ ready = program(begin)  # from outside jit: one program instead of one an array
 _advance = program(advance)
 
 
+_SECONDS = 0.2  # of a stretch: short enough to be interrupted, long beside its start
+_UNSEEN = 16  # steps of the first one where nobody looks on: many runs are over by then
+
+_watchers: list[Callable[[Run[Any], int], object]] = []
+
+
+@contextlib.contextmanager
+def watching(watcher: Callable[[Run[Any], int], object]) -> Iterator[None]:
+    """Inside the block `watcher(run, max_steps)` is called after each stretch of each run."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
 def drive(
     solver: AbstractSolver[State],
     run: Run[State],
@@ -166,7 +196,6 @@ def drive(
     *,
     every: int = 1,
     label: str | None = None,
-    stretch: int = 1,
     unit: int = 1,
 ) -> Run[State]:
     """Run an iteration to its end, with a progress bar if it has a label.
@@ -176,8 +205,7 @@ def drive(
         run: Where it begins.
         max_steps: Steps at most.
         every: Steps between records. Default 1.
-        label: What the progress bar is called; None: no bar, and one compiled loop.
-        stretch: Steps between two looks at the state, for the bar. Default 1.
+        label: What the progress bar is called; None: no bar.
         unit: What the bar counts for a step. Default 1.
 
     Returns:
@@ -185,16 +213,32 @@ def drive(
         anything.
     """
     every_steps = jnp.asarray(every)
-    if label is None:
+    if not concrete((solver, run, every_steps)):
         return _advance(solver, run, jnp.asarray(max_steps), every_steps)
-    with tqdm(total=max_steps * unit, desc=label, leave=False) as bar:
-        for until in range(stretch, max_steps + stretch, stretch):
-            run = _advance(solver, run, jnp.asarray(min(until, max_steps)), every_steps)
-            bar.update(int(run.step) * unit - bar.n)
-            bar.set_postfix(solver.progress(run.state))
-            if not bool(jnp.any(run.result == RUNNING)):
+    name = type(solver).__name__ if label is None else label
+    with Bar(max_steps * unit, name, label is not None, "compiling") as bar:
+        until = int(run.step)
+        stretch = 1 if label is not None or _watchers else _UNSEEN
+        while until < max_steps:
+            until = min(until + stretch, max_steps)
+            begin = time.perf_counter()
+            run = _advance(solver, run, jnp.asarray(until), every_steps)
+            if not concrete(run):  # a function in the solver holds traced numbers
+                return _advance(solver, run, jnp.asarray(max_steps), every_steps)
+            done = not bool(jnp.any(run.result == RUNNING))  # waits for the device
+            more = int(run.step) * unit - bar.count
+            bar.update(more, {} if label is None else solver.progress(run.state))
+            for watcher in _watchers:
+                watcher(run, max_steps)
+            if done:
                 break
+            stretch = _next(stretch, time.perf_counter() - begin)
     return run
+
+
+def _next(stretch: int, seconds: float) -> int:
+    """The next stretch: of about `_SECONDS`, and at most eight times as long, as steps differ."""
+    return max(min(8 * stretch, int(stretch * _SECONDS / max(seconds, 1e-9))), 1)
 
 
 _FUNCTION = optional(function("a function of a state"))

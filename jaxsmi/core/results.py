@@ -7,6 +7,7 @@ Letters of the shapes: P indices, D dimension, T recorded steps, R replicas.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,12 +17,15 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxsmi.core import labelled
+from jaxsmi.core.arrays import concrete
 from jaxsmi.core.border import checked, either, instance, numbers, scalar
-from jaxsmi.core.checks import UNIT_INTERVAL
+from jaxsmi.core.checks import UNIT_INTERVAL, check
 from jaxsmi.core.codes import Result, outcomes
+from jaxsmi.core.shown import Shown, number, readable, with_error
 
 if TYPE_CHECKING:
     import xarray
+    from matplotlib.axes import Axes
 
 __all__ = ["Estimate", "LearnerSolution", "Solution", "Threshold", "is_estimate", "is_overlap"]
 
@@ -34,6 +38,9 @@ class Estimate(NamedTuple):
 
     def __float__(self) -> float:
         return float(self.value)
+
+    def __repr__(self) -> str:
+        return f"Estimate({with_error(self.value, self.stderr)})"
 
 
 class Solution(eqx.Module):
@@ -104,6 +111,71 @@ class Solution(eqx.Module):
         last = cosines.shape[-2] - 1 - np.argmax(finite, axis=-2)
         return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
 
+    def __repr__(self) -> str:
+        return readable(self, self._shown)
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
+        """What a reader sees (`core.shown`)."""
+        said = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
+        known = concrete((self.result, self.steps))
+        if known:
+            codes = np.ravel(np.asarray(self.result))
+            names = {Result(int(code)).name: int(np.sum(codes == code)) for code in codes}
+            ended = ", ".join(name if n == 1 else f"{n} {name}" for name, n in names.items())
+            said += f": {ended} after {number(self.steps)} steps"
+        facts = [", ".join(f"{name} {text}" for name, text in self._numbers().items())]
+        if np.ndim(self.overlap) != 2:
+            facts.append(f"overlap {number(self.overlap)}, a batch")
+            return Shown(said, facts, remark=self.message if known else "")
+        header, rows = self._rows()
+        return Shown(said, facts, header, rows, self.message if known else "")
+
+    def _numbers(self) -> dict[str, str]:
+        """Names and values of what is one number."""
+        return {"error": number(self.error)}
+
+    def _rows(self) -> tuple[list[str], list[list[str]]]:
+        """A table with a row for each index."""
+        names = labelled.index_names(self.model, np.shape(self.overlap)[0])
+        rows = [
+            [name, with_error(self.overlap[p, p], self.stderr[p, p])]
+            for p, name in enumerate(names)
+        ]
+        header = ["", "overlap"]
+        if "cosine" in self.history and concrete(self.history["cosine"]):
+            header.append("cosine")
+            for row, cosine in zip(rows, self.cosine, strict=True):
+                row.append(number(cosine))
+        return header, rows
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """How each index was learned, against the iteration, as
+        `workbench.plotting.overlap_against_iteration` draws it.
+
+        Args:
+            ax: Axes to draw in. Default None: new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: For a batch of solutions, or one without a history.
+            ImportError: Without matplotlib, with the remedy.
+        """
+        single = np.ndim(self.overlap) == 2
+        allowed = "one solution, such as jax.tree.map(lambda leaf: leaf[0], batch)"
+        check(single, "solution", f"a batch of shape {np.shape(self.alpha)}", allowed)
+        check("step" in self.history, "solution", "one without a history", "one with a history")
+        # not at the head: drawing is a room above this one, loaded where somebody draws
+        draw = importlib.import_module("jaxsmi.workbench.plotting").overlap_against_iteration
+        if self.kind == "state_evolution":
+            return draw(theory=self, ax=ax)
+        quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
+        return draw(self, ax=ax, quantity=quantity)
+
     def to_xarray(self, **attributes: object) -> xarray.Dataset:
         """As an xarray.Dataset with provenance; keyword arguments are added to its attributes.
         Needs the extra `data`."""
@@ -136,6 +208,22 @@ class LearnerSolution(Solution):
     jump_fraction: Array | None = None
     gradient_norm: Array | None = None
     stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
+
+    def _numbers(self) -> dict[str, str]:
+        values = {
+            "error": self.error,
+            "train loss": self.train_loss,
+            "test loss": self.test_loss,
+            "energy": self.energy,
+            "stability": self.stability,
+        }
+        none = np.float64(0.0)
+        errors = {name: self.stderrs.get(name.replace(" ", "_"), none) for name in values}
+        return {
+            name: with_error(value, errors[name])
+            for name, value in values.items()
+            if value is not None
+        }
 
 
 is_overlap = either(
@@ -170,6 +258,26 @@ class Threshold(eqx.Module):
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
         return Result(int(self.result)).remedy
+
+    def __repr__(self) -> str:
+        return readable(self, self._shown)
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
+        """What a reader sees (`core.shown`)."""
+        said = f"Threshold α = {with_error(self.alpha, self.stderr)}"
+        if np.ndim(self.alpha) or not concrete((self.alpha, self.result)):
+            return Shown(said)
+        rows = [
+            [f"index {p + 1}", number(self.subspace[p, p], 3), number(self.overlap[p, p], 3)]
+            for p in range(len(self.overlap))
+        ]
+        header = ["", "learned there", "overlap below"]
+        said += f": {Result(int(self.result)).name}"
+        remark = self.message if int(self.result) else ""
+        return Shown(said, header=header, rows=rows, remark=remark)
 
     @checked(confidence=scalar(UNIT_INTERVAL))
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:

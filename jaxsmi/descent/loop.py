@@ -33,7 +33,6 @@ from jaxsmi.core.driver import AbstractSolver, drive, ready
 __all__ = ["Descent", "Epochs", "DescentEnd", "TrainState", "descend"]
 
 _GROWTH = 100.0  # norm of the weights, relative to the start, from which on a run has diverged
-_LOOKS = 50  # at a run with a progress bar
 
 
 class TrainState(eqx.Module):
@@ -330,8 +329,7 @@ def descend(
         problem, optimizer, start, origin, origin + steps, jnp.asarray(every), repeats
     )
     run = ready(solver, records)
-    stretch = max(records // _LOOKS, 1)
-    end = drive(solver, run, records, label=label, stretch=stretch, unit=every)
+    end = drive(solver, run, records, label=label, unit=every)
     history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
     result = _ended(end.state, end.result, solver.stopping)
     ended = DescentEnd(end.state.state, history, result, end.state.change)

@@ -64,7 +64,7 @@ _RECORDS = 200  # of a run, if nothing else is said
     record=is_record,
     stop=optional(instance(Stop, "smi.Stop(patience, target)")),
     state=optional(instance(TrainState, "the `state` of a solution of train")),
-    progress=flag,
+    progress=optional(flag),
 )
 def train(
     model: AbstractModel,

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.border import (
     anything,
@@ -34,6 +33,7 @@ from jaxsmi.core.border import (
 )
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start
@@ -58,7 +58,7 @@ _NOTHING = 1e-6  # of an overlap that is zero
     samples=optional(whole()),
     randomisations=optional(whole(2)),
     max_steps=whole(),
-    progress=flag,
+    progress=optional(flag),
 )
 def global_minimum(
     model: AbstractModel,

@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import frozen, is_zero
+from jaxsmi.core.arrays import arithmetic, frozen, is_zero, nan_unless
 from jaxsmi.core.border import anything, checked, flag, numbers, optional, random_key, scalar, whole
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
@@ -44,7 +44,6 @@ from jaxsmi.numerics.nets import power_of_two
 __all__ = ["state_evolution"]
 
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
-_STRETCH = 4  # steps between two updates of the progress bar
 
 _START = 1e-3
 _SAMPLES = 8192
@@ -69,7 +68,7 @@ _FINE = 1e-8  # of a learner, relative: accelerated steps get there at no cost
     newton=flag,
     side_information=scalar(FRACTION),
     noises=anything,
-    progress=flag,
+    progress=optional(flag),
 )
 def state_evolution(
     model: AbstractModel,
@@ -113,7 +112,7 @@ def state_evolution(
             times the teacher's directions, shared evenly (0: uninformed), V times the identity.
             Default 0.8, 0.5, 0.
         samples: Points of the outer average, over all nets. Default 8192; of a learner 16384.
-        randomisations: Independent nets, whose spread is the standard error. Default 8.
+        randomisations: Independent nets, whose spread is the statistical error. Default 8.
         max_steps: Step budget; for matrix models the steps of the history. Default 300.
         tolerance: Largest distance to the fixed point, entry by entry. Default 1e-4; of a learner
             the largest relative residual, default 1e-8.
@@ -129,7 +128,8 @@ def state_evolution(
         progress: Whether to show a bar on stderr (not under jit). Default False.
 
     Returns:
-        A `Solution` with `overlap` Q, its statistical error `stderr` (NaN where not converged),
+        A `Solution` with `overlap` Q, its error `stderr` (statistical, and what `tolerance` leaves
+        open; NaN where not converged),
         `covariance` V, plug-in `error`, `rho` (spectral radius of the map), and `history` with
         one entry a step ("step", "overlap", "covariance", "residual"). Its `result` is one of
         SUCCESS, RECOVERED, MARGINAL, MAX_STEPS, INACCURATE, NONFINITE, INVALID.
@@ -223,12 +223,14 @@ def _run(
     limit = given.limit(arguments, _TOLERANCE)
     strength = arguments.number("side_information", given.side_information, FRACTION)
     S = model.prior.second_moment(model.indices)
-    known = model.prior.known(model.indices)
+    xp = arithmetic(S)
+    S = xp.asarray(S)
+    known = xp.asarray(model.prior.known(model.indices))
     Q0 = arguments.overlap("q0", _default(given.start.overlap, known + _START * (S - known)), S)
     # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
     overlap_map = OverlapMap(
         model,
-        jnp.where(arguments.valid & model.valid, alpha, jnp.nan),
+        nan_unless(alpha, arguments.valid, model.valid),
         key,
         power_of_two(max(points, 2)),
         rules,
@@ -241,7 +243,7 @@ def _run(
         V0, max_steps=steps, tolerance=limit, newton=given.newton
     )
     label = f"state evolution, α={float(overlap_map.alpha):g}" if given.progress else None
-    end = drive(iteration, ready(iteration, steps), steps, label=label, stretch=_STRETCH)
+    end = drive(iteration, ready(iteration, steps), steps, label=label)
     return overlap_map, _solution(overlap_map, end)
 
 
@@ -261,7 +263,7 @@ def _of_matrix(
     }
     _refuse_for_matrices(arguments, sampling, given.side_information)
     key = None if key is None else arguments.key("key", key)
-    alpha = jnp.where(arguments.valid & model.valid, alpha, jnp.nan)
+    alpha = nan_unless(alpha, arguments.valid, model.valid)
     return inverted(model, alpha, key, history_steps=0 if given.newton else given.max_steps)
 
 
@@ -380,7 +382,8 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     error = model.theory_error(
         moved, key=jax.random.fold_in(overlap_map.key, 2), samples=overlap_map.samples
     )
-    stderr = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
+    spread = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
+    stderr = jnp.hypot(spread, last.open)
     stderr = jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr)
     invalid = ~(jnp.isfinite(overlap_map.alpha) & (overlap_map.alpha > 0))
     code = jnp.where(invalid, Result.INVALID, code)

@@ -159,7 +159,7 @@ def _driven(
     label = None
     if settings.progress:
         label = f"state evolution of a learner, α={float(problem.alpha):g}"
-    return drive(iteration, ready(iteration, steps), steps, label=label, stretch=4)
+    return drive(iteration, ready(iteration, steps), steps, label=label)
 
 
 def truth_of(teacher: AbstractIndexModel) -> Truth:
@@ -364,7 +364,7 @@ def _solution(problem: LearnerMap, run: Run[Place]) -> LearnerSolution:
     flat, build = ravel_pytree(x)
     columns = lax.map(lambda unit: ravel_pytree(push(build(unit))[0])[0], jnp.eye(flat.size))
     J = columns.T
-    errors = _errors(end, J, push)
+    errors = _errors(x, end, J, push)
     answers = end.answers
     average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
     squared = problem.learner.moments(average, problem.truth).squared
@@ -407,16 +407,19 @@ def _solution(problem: LearnerMap, run: Run[Place]) -> LearnerSolution:
 
 
 def _errors(
-    end: _End, J: Array, push: Callable[[Overlaps], tuple[Overlaps, _Measured]]
+    x: Overlaps, end: _End, J: Array, push: Callable[[Overlaps], tuple[Overlaps, _Measured]]
 ) -> tuple[Overlaps, _Measured]:
     """Standard errors from the spread over the rules of the average: of the fixed point, which an
-    error of F moves by (I - J)^{-1}, and of the numbers measured there."""
+    error of F moves by (I - J)^{-1}, and of the numbers measured there; with them (I - J)^{-1} of
+    the residual at x, which the tolerance leaves open."""
     off = jax.tree.map(lambda r, v: r - v, end.values, end.value)
     moves = jax.vmap(lambda move: _resolvent(J, move))(off)
     through = jax.vmap(lambda move: push(move)[1])(moves)
     spread = lambda moved: jnp.sqrt(jnp.sum(moved**2, 0) / (len(moved) * (len(moved) - 1.0)))
     measured = jax.tree.map(lambda r, m, d: spread(r - m + d), end.each, end.measured, through)
-    return jax.tree.map(spread, moves), measured
+    rest = _resolvent(J, jax.tree.map(lambda f, x: f - x, end.value, x))
+    spreads = (jax.tree.map(spread, moves), measured)
+    return jax.tree.map(jnp.hypot, spreads, (rest, push(rest)[1]))
 
 
 def _named(x: Overlaps, measured: _Measured) -> dict[str, Array]:

@@ -123,7 +123,7 @@ def _once(
     """The iteration to its end; its start is let go."""
     run = ready(problem, plan.max_steps // plan.every)
     running = eqx.tree_at(lambda p: p.start, problem, None)
-    return drive(running, run, plan.max_steps, every=plan.every, label=label, stretch=2), running
+    return drive(running, run, plan.max_steps, every=plan.every, label=label), running
 
 
 @program

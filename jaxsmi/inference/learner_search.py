@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray, PyTree
-from tqdm import tqdm
 
 from jaxsmi.core.border import (
     anything,
@@ -33,6 +32,7 @@ from jaxsmi.core.border import (
 )
 from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.programs import program
+from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start
@@ -70,7 +70,7 @@ class LearnerSearch(Ended):
     optimizer=optional(instance(optax.GradientTransformation, "an optimiser of optax")),
     max_steps=whole(),
     tolerance=scalar(POSITIVE),
-    progress=flag,
+    progress=optional(flag),
 )
 def search_learner(
     model: AbstractModel,
@@ -139,7 +139,7 @@ def search_learner(
     aim = _Objective(teacher, alpha, build, known, key, name, samples, randomisations)
     allowed = "parameters at which state evolution has a fixed point with a derivative"
     descent = Descent(aim.at, optimizer, limit, lambda point: False, name, allowed)
-    with tqdm(total=max_steps, desc="learner search", leave=False, disable=not progress) as bar:
+    with Bar(max_steps, "learner search", progress, "compiling") as bar:
         best, end = descent.run(first, max_steps, bar)
     return LearnerSearch(**vars(end), solution=best.found)
 

@@ -257,11 +257,11 @@ def matrix_evolved(
         max_steps=max_steps,
         growth=_GROWTH,
     )
-    run = drive(iteration, ready(iteration, max_steps), max_steps, label=None, stretch=4)
+    run = drive(iteration, ready(iteration, max_steps), max_steps)
     if accelerated and concrete(run.result) and int(run.result) in _AGAIN:
         # plain steps fall from the start to the fixed point: slower, and never past it
         plain = dataclasses.replace(iteration, accelerated=False)
-        run = drive(plain, ready(plain, max_steps), max_steps, label=None, stretch=4)
+        run = drive(plain, ready(plain, max_steps), max_steps)
     return _theory(problem, run, key)
 
 

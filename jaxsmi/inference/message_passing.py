@@ -58,7 +58,6 @@ _KEPT = 0.5  # of what a spectral estimate has in common with itself
 _SMALL = 1e-6  # of the whole estimate: a row that is none
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
 _AGAIN = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
-_STRETCH = 2  # steps between two looks at a run with a progress bar
 
 
 @checked(
@@ -75,7 +74,7 @@ _STRETCH = 2  # steps between two looks at a run with a progress bar
     side_information=scalar(FRACTION),
     record=is_record,
     state=optional(instance(GampState, "the state of a Solution of gamp: solution.state")),
-    progress=flag,
+    progress=optional(flag),
 )
 def gamp(
     model: AbstractModel,
@@ -299,7 +298,7 @@ def _run(
     label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
     for more in range(problem.model.indices - 1, -1, -1):
         running = eqx.tree_at(lambda p: p.start, problem, None)
-        run = drive(running, run, steps, every=every, label=label, stretch=_STRETCH)
+        run = drive(running, run, steps, every=every, label=label)
         following = _following(problem, run, jax.random.fold_in(key, 2 + more)) if more else None
         if following is None:
             break

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.base import Response
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.linear_algebra import symmetric
@@ -71,22 +72,26 @@ class OverlapMap(eqx.Module):
 
         The Jacobian is that of the infinite average, d response[dQ] = E Σ ∂g dQ ∂gᵀ.
         """
-        model = self.model
         Q, covariance = self.overlaps(symmetric(V))
-        response = model.channel.response(
+        response = self.model.channel.response(
             Q,
             covariance,
             key=self.key,
             samples=self.samples,
             randomisations=self.randomisations,
         )
+        return self.returned(V, response)
+
+    def returned(self, V: Array, response: Response) -> fixed_point.Evaluation:
+        """`evaluate`, from the channel's response at V."""
+        prior = self.model.prior
         side = self.side_information * jnp.eye(V.shape[0], dtype=V.dtype)
 
         def precision(replica: Array) -> Array:
             return self.alpha * symmetric(self.restrict(replica)) + side
 
         Qhat = precision(response.mean)
-        value, pull = jax.linearize(lambda A: self.restrict(model.prior.mmse(self.embed(A))), Qhat)
+        value, pull = jax.linearize(lambda A: self.restrict(prior.mmse(self.embed(A))), Qhat)
         jacobian = self.alpha * self._restrict_tensor(response.jacobian)
         return fixed_point.Evaluation(
             value,

@@ -213,7 +213,11 @@ def spectral_start(
 
 def nothing_known(model: AbstractModel, data: Dataset) -> GampState:
     """The state of message passing before anything is learned, Ŵ = 0."""
-    signal, fields = model.shapes(data)
+    return _nothing(model, *model.shapes(data))
+
+
+@program
+def _nothing(model: AbstractModel, signal: tuple[int, ...], fields: tuple[int, ...]) -> GampState:
     S = model.prior.second_moment(model.indices)
     return GampState.start(jnp.zeros(signal, S.dtype), S, fields)
 

@@ -21,22 +21,12 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import (
-    checked,
-    flag,
-    instance,
-    numbers,
-    optional,
-    precision,
-    random_key,
-    scalar,
-    text,
-    whole,
-)
+from jaxsmi.core import border
+from jaxsmi.core.arrays import arithmetic, theory_dtype
 from jaxsmi.core.checks import POSITIVE, Ability, Arguments, check, require, without_nan
 from jaxsmi.core.data import Dataset, Regenerated, Taught
 from jaxsmi.core.results import Estimate, Solution, is_estimate
+from jaxsmi.core.shown import Shown, brief, constructed
 from jaxsmi.models.tokens import Directions
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
@@ -56,6 +46,16 @@ class AbstractModel(eqx.Module):
     prior: eqx.AbstractVar[AbstractPrior]
     channel: eqx.AbstractVar[AbstractChannel]
     tokens: eqx.AbstractVar[int]
+
+    def __repr__(self) -> str:
+        return constructed(self)
+
+    def _repr_html_(self) -> str:
+        refused = self.refusal(Ability.INFERENCE)
+        parts = {"indices": ", ".join(self.index_names), "tokens": str(self.tokens)}
+        parts |= {"prior": brief(self.prior), "channel": brief(self.channel)}
+        rows = [*parts.items(), ("inference", "yes" if refused is None else refused)]
+        return Shown(constructed(self), header=("", ""), rows=rows).html()
 
     # Names and sizes
 
@@ -97,15 +97,15 @@ class AbstractModel(eqx.Module):
 
     # Data
 
-    @checked(
-        key=random_key,
-        dimension=whole(),
-        alpha=scalar(POSITIVE),
-        dtype=optional(precision),
-        teacher=optional(numbers("an array of real numbers")),
-        directions=optional(numbers("U (K, D)", dimensions=2)),
-        store=flag,
-        inputs=text,
+    @border.checked(
+        key=border.random_key,
+        dimension=border.whole(),
+        alpha=border.scalar(POSITIVE),
+        dtype=border.optional(border.precision),
+        teacher=border.optional(border.numbers("an array of real numbers")),
+        directions=border.optional(border.numbers("U (K, D)", dimensions=2)),
+        store=border.flag,
+        inputs=border.text,
     )
     def sample(
         self,
@@ -253,7 +253,9 @@ class AbstractModel(eqx.Module):
         """Noiseless labels (N, ...) of inputs for a student's weights, in the precision of the
         inputs: what `train` differentiates."""
 
-    @checked(solution=is_estimate, inputs=numbers("new inputs (N, M, D)", dimensions=3))
+    @border.checked(
+        solution=is_estimate, inputs=border.numbers("new inputs (N, M, D)", dimensions=3)
+    )
     def predict(self, solution: Solution | ArrayLike, inputs: ArrayLike) -> Array:
         r"""Labels of new inputs by the plug-in predictor: the link at the fields of the estimate.
 
@@ -415,14 +417,16 @@ CENTRED = "one with a prior of mean zero (else all is learned from the start)"
 
 def is_centred(model: AbstractModel) -> Array:
     """Whether the prior of a model of indices has mean zero."""
-    return jnp.max(jnp.abs(model.prior.known(model.indices))) <= 1e-12
+    known = model.prior.known(model.indices)
+    xp = arithmetic(known)
+    return xp.max(xp.abs(xp.asarray(known))) <= 1e-12
 
 
 _MODEL = (
     "a model with a prior and a channel, such as smi.DeepAttention(2, 2) (for a "
     "SequenceSingleIndex: the functions of smi.sgd)"
 )
-is_model = instance(AbstractModel, _MODEL)
+is_model = border.instance(AbstractModel, _MODEL)
 
 
 def model_argument(model: object, ability: Ability | None = None) -> AbstractModel:

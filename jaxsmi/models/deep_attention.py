@@ -29,7 +29,7 @@ from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardm
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.channels.paired_attention import PairedAttentionChannel
-from jaxsmi.core.arrays import is_zero
+from jaxsmi.core.arrays import arithmetic, is_zero
 from jaxsmi.core.border import (
     checked,
     choice,
@@ -140,13 +140,14 @@ class DeepAttention(AbstractIndexModel):
         self.noise = arguments.number("noise", noise, VARIANCE)
         self.activation = activation
         soft = self.activation == "softmax"
-        silent = soft | (self.noise == 0)
+        silent = True if soft else self.noise == 0
         self.noise = arguments.masked(self.noise, silent, "noise", noise, "0 with hardmax")
         allowed = f"a number, or {depth - 1}: one a hidden layer"
         strengths = arguments.array("skip", skip, allowed)
         fits = strengths.ndim == 0 or strengths.shape == (depth - 1,)
         check(fits, "skip", skip, allowed)
-        positive = jnp.all(strengths >= 0)
+        xp = arithmetic(strengths)
+        positive = xp.all(xp.asarray(strengths) >= 0)
         allowed = "finite numbers >= 0 (below, layers lose rank)"
         strengths = arguments.masked(strengths, positive, "skip", skip, allowed)
         self.skip = jnp.broadcast_to(strengths, (depth - 1,))

@@ -29,7 +29,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
-from optax.assignment import hungarian_algorithm
 
 from jaxsmi.core.border import checked, instance, numbers
 from jaxsmi.core.checks import Arguments, check
@@ -69,6 +68,8 @@ def best_order(table: Array) -> Array:
     if count <= 6:
         orders = jnp.asarray(list(itertools.permutations(range(count))))
         return orders[jnp.argmax(jnp.sum(table[jnp.arange(count), orders], axis=1))]
+    from optax.assignment import hungarian_algorithm  # here: importing it takes long
+
     rows, columns = hungarian_algorithm(-table)
     return columns[jnp.argsort(rows)]
 

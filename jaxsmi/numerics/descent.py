@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, PyTree
-from tqdm import tqdm
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.progress import Bar
 
 __all__ = ["Descent", "Ended", "Point"]
 
@@ -110,7 +110,7 @@ class Descent(Generic[_Found]):
         self.first_size = 0.0
         self.history: dict[str, list[PyTree]] = {"parameters": [], number: [], "gradient": []}
 
-    def run(self, parameters: PyTree, max_steps: int, bar: tqdm) -> tuple[Point[_Found], Ended]:
+    def run(self, parameters: PyTree, max_steps: int, bar: Bar) -> tuple[Point[_Found], Ended]:
         """Evaluate and step until a test of convergence holds, or so many times; returns the best
         point and how the search ended."""
         memory = self.optimizer.init(parameters)
@@ -146,7 +146,7 @@ class Descent(Generic[_Found]):
         end = Ended(best.parameters, best.gradient, steps, jnp.asarray(code), self.history)
         return best, end
 
-    def _record(self, point: Point[_Found], bar: tqdm) -> None:
+    def _record(self, point: Point[_Found], bar: Bar) -> None:
         entries = {
             "parameters": point.parameters,
             self.number: point.number,
@@ -154,8 +154,7 @@ class Descent(Generic[_Found]):
         }
         for name, entry in entries.items():
             self.history[name].append(jax.tree.map(np.asarray, entry))
-        bar.update()
-        bar.set_postfix({self.number: f"{float(point.number):.4f}"})
+        bar.update(1, {self.number: f"{float(point.number):.4f}"})
 
     def _lost(self, point: Point[_Found]) -> bool:
         """Whether to give up here; raises a ValueError for a start without a finite objective."""

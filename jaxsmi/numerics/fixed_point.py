@@ -12,6 +12,10 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 * ρ by a shifted power iteration from the identity: J maps positive matrices to positive matrices,
   its leading eigenvalue is real with a positive eigenvector, and the shift kills oscillation
   between blocks;
+* what the tolerance leaves open: (I - J)^{-1} r before the last step, J times that after a plain
+  one, and half of it after a Newton step, which has to halve the residual;
+* a fixed point V > 0 or perfect recovery: as long as V is no larger than twice that distance and
+  falls geometrically, zero is as good an answer, and the iteration goes on;
 * error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ;
 * implicit derivative: dV = (I - J)^{-1} ∂_θ F dθ. At a marginal fixed point I - J is singular: NaN.
 
@@ -79,7 +83,9 @@ class Iterate(eqx.Module):
     stopping test made of it.
 
     `trace` is tr V before the last step; `ray`: steps in a row on the recovery ray; `trust`: the
-    part of a Newton step that is taken; `polished`: whether the last step was one.
+    part of a Newton step that is taken; `polished`: whether the last step was one; `open`: how far
+    the fixed point still is from V, (P, P) without signs; `undecided`: whether it may as well be
+    zero.
     """
 
     V: Array
@@ -91,6 +97,8 @@ class Iterate(eqx.Module):
     ray: Array
     trust: Array
     polished: Array
+    open: Array
+    undecided: Array
     finite: Array
     recovered: Array
 
@@ -141,6 +149,8 @@ class Iteration(AbstractSolver[Iterate]):
             ray=jnp.zeros((), int),
             trust=jnp.ones((), dtype),
             polished=no,
+            open=jnp.full_like(V0, jnp.inf),
+            undecided=no,
             finite=jnp.ones((), bool),
             recovered=no,
         )
@@ -174,6 +184,10 @@ class Iteration(AbstractSolver[Iterate]):
         trace = jnp.trace(V)
         ratio = jnp.trace(value) / trace
         ray = self.ray.follow(state.ray, trace, ratio, trace / state.trace)
+        undecided = (ratio < self.ray.slowest) & (trace <= 2.0 * len(V) * distance)
+        remains = jnp.where(
+            take, (1.0 - 0.5 * trust) * newton_step, apply(evaluation.jacobian, newton_step)
+        )
         # faster than any ray (discrete priors): stop before V is so small that no sample sees it,
         # where F falls back to S
         collapsed = (jnp.trace(value) < 1e-6 * jnp.trace(scale)) & (ratio < 1e-2)
@@ -187,6 +201,8 @@ class Iteration(AbstractSolver[Iterate]):
             ray=ray,
             trust=trust,
             polished=take,
+            open=jnp.abs(symmetric(remains)),
+            undecided=self.geometric & undecided,
             finite=jnp.all(jnp.isfinite(value)),
             recovered=self.geometric & (self.ray.reached(ray, jnp.trace(new)) | collapsed),
         )
@@ -223,11 +239,12 @@ class Iteration(AbstractSolver[Iterate]):
         return {"Q": " ".join(f"{q:.4f}" for q in overlaps)}
 
     def terminate(self, state: Iterate, count: Array) -> Array:
-        """SUCCESS within the tolerance, RECOVERED on the recovery ray, else MAX_STEPS or
-        NONFINITE."""
+        """SUCCESS within the tolerance and away from zero, RECOVERED on the recovery ray, else
+        MAX_STEPS or NONFINITE."""
+        near = (state.distance <= self.tolerance) & (state.rho < 1.0)
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),
-            ((state.distance <= self.tolerance) & (state.rho < 1.0), Result.SUCCESS),
+            (near & ~state.undecided, Result.SUCCESS),
             (state.recovered, Result.RECOVERED),
             (~state.finite, Result.NONFINITE),
         )

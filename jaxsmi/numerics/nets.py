@@ -10,6 +10,7 @@ share their noise (common random numbers).
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -22,15 +23,30 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 
-__all__ = ["Net", "nets", "power_of_two", "randomised_gaussians"]
+__all__ = [
+    "Net",
+    "direction_numbers",
+    "generated_directions",
+    "nets",
+    "power_of_two",
+    "randomised_gaussians",
+]
 
 _BITS = 20  # a net has at most 2^20 points
+_KEPT = Path(__file__).with_name("directions.npy")  # generated_directions(128)
 
 
 @functools.cache
-def _directions(dimension: int) -> np.ndarray:
-    """Sobol direction numbers (dimension, 20), uint32, read off SciPy's generator."""
-    from scipy.stats import qmc  # here: importing scipy.stats takes a second
+def direction_numbers(dimension: int) -> np.ndarray:
+    """Sobol direction numbers (dimension, 20), uint32: those of SciPy's generator, of which the
+    first dimensions are kept in a file, as importing scipy.stats takes two seconds."""
+    kept = np.load(_KEPT)
+    return kept[:dimension] if dimension <= len(kept) else generated_directions(dimension)
+
+
+def generated_directions(dimension: int) -> np.ndarray:
+    """The same, read off SciPy's generator."""
+    from scipy.stats import qmc
 
     columns = []
     for k in range(_BITS):
@@ -61,7 +77,7 @@ class Net(eqx.Module):
         # bit of each row, the most significant first
         place = jnp.uint32(1) << jnp.arange(31, -1, -1, dtype=jnp.uint32)
         masks = jnp.sum(lower * place, axis=-1, dtype=jnp.uint32)
-        bits = masks[:, None, :] & jnp.asarray(_directions(dimension))[:, :, None]
+        bits = masks[:, None, :] & jnp.asarray(direction_numbers(dimension))[:, :, None]
         parity = lax.population_count(bits) & 1
         self.directions = jnp.sum(parity * place, axis=-1, dtype=jnp.uint32)
         self.shift = jax.random.bits(shift_key, (dimension,), jnp.uint32)

@@ -182,10 +182,8 @@ class _Integral(eqx.Module):
         def error_of(full: Array, part: Array) -> Array:
             return self.rule.error(full.reshape(S, -1), part.reshape(G, S, -1))
 
-        halves = self.rule.halves(parts)
-        if halves is not None:
-            pair = self.respond(*columns.moments(halves.reshape(2 * S, columns.count)))
-            halves = jax.tree.map(lambda x: x.reshape(2, S, *x.shape[1:]).swapaxes(0, 1), pair)
+        split = self.rule.halves(parts)
+        halves = None if split is None else self.without_bias(split)
         mass = sums[:, 0]
         tail = sums[:, -2] / sums[:, 0]
         error = error_of(g, part_g)
@@ -200,6 +198,25 @@ class _Integral(eqx.Module):
             halves=halves,
         )
         return moments, tail
+
+    def without_bias(self, split: Array) -> tuple[Array, Array]:
+        """(g, dg), (S, 2, ...), of two halves of the nets, from sums (2, G/2, S, columns).
+
+        A posterior mean is a quotient, biased by its noise: n times it less n - 1 times the mean of
+        those without one of the n nets has no bias of first order left (the jackknife).
+        """
+        n = split.shape[1]
+        whole = jnp.sum(split, axis=1, keepdims=True)
+        every = jnp.concatenate([whole, whole - split], axis=1)
+        flat = every.reshape(-1, self.columns.count)
+        values = self.respond(*self.columns.moments(flat))
+
+        def corrected(x: Array) -> Array:
+            x = x.reshape(2, n + 1, self.block, *x.shape[1:])
+            better = n * x[:, 0] - (n - 1) * jnp.mean(x[:, 1:], axis=1)
+            return jnp.where(jnp.isfinite(better), better, x[:, 0]).swapaxes(0, 1)
+
+        return corrected(values[0]), corrected(values[1])
 
     def next_level(self, level: Array, new: Moments, tail: Array) -> Array:
         """The level (S,) that samples are due at after this one; done ones are due beyond the last.

@@ -113,8 +113,8 @@ class AbstractRule(eqx.Module):
         """`count` nodes of a group, from number `start` on; those past its end have no weight."""
 
     def halves(self, parts: Array) -> Array | None:
-        """Sums (2, S, columns) of two independent halves of the nodes, from those (G, S, columns)
-        of the groups; None where the nodes are not random."""
+        """The sums (G, S, columns) of the groups in two independent halves, (2, G/2, S, columns);
+        None where the nodes are not random."""
         del parts
         return None
 
@@ -274,7 +274,7 @@ class NetRule(AbstractRule):
     groups: ClassVar[int] = _NETS
     single_precision: ClassVar[bool] = True
     # points are costly, and many samples share them
-    blocks: ClassVar[tuple[Block, Block]] = (Block(64, 256), Block(64, 16384))
+    blocks: ClassVar[tuple[Block, Block]] = (Block(4, 256), Block(64, 16384))
 
     net: Net
     dimension: int = eqx.field(static=True)
@@ -303,7 +303,7 @@ class NetRule(AbstractRule):
 
     def halves(self, parts: Array) -> Array:
         """Every other net."""
-        return jnp.sum(parts.reshape(-1, 2, *parts.shape[1:]), axis=0)
+        return parts.reshape(-1, 2, *parts.shape[1:]).swapaxes(0, 1)
 
     def stride(self, error: Array, tolerance: Array) -> Array:
         """As many doublings as an error that falls like N^(-0.9) asks for, at most five."""

@@ -19,7 +19,9 @@ __all__ = ["Root", "bisect", "root"]
 _APART = 1e-4  # distance from the root of the two points that give its slope
 
 
-def bisect(above: Callable[[Array], Array], low: Array, high: Array, steps: int = 60) -> Array:
+def bisect(
+    above: Callable[[Array], Array], low: Array, high: Array, steps: int | Array = 60
+) -> Array:
     """The point from which on `above(x)` is true, to (high - low)/2^(steps + 1).
 
     The ends `low` and `high` are arrays of one shape.

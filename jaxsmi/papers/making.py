@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import multiprocessing
 import os
 import pathlib
 import platform
@@ -28,6 +27,7 @@ import jax
 from jaxsmi.core.provenance import parameters, provenance, version
 from jaxsmi.papers.common import Drawn, Folder
 from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench.processes import processes
 from jaxsmi.workbench.store import Store, write_text
 
 __all__ = ["Record", "draw", "every", "finished", "folder_of_published", "keep", "records", "title"]
@@ -247,9 +247,7 @@ def _in_processes(
     make: _Make, recipes: Mapping[str, Recipe], workers: int
 ) -> Iterator[tuple[str, Record | None]]:
     """Names and records of figures as they are finished; None where the process died."""
-    pool = concurrent.futures.ProcessPoolExecutor(
-        min(workers, len(recipes)), multiprocessing.get_context("spawn")
-    )
+    pool = processes(min(workers, len(recipes)))
     try:
         jobs = {pool.submit(make, name, recipe): name for name, recipe in recipes.items()}
         for job in concurrent.futures.as_completed(jobs):

@@ -86,13 +86,13 @@ class Gaussian(AbstractIidPrior):
         """One component, N(0, C_0)."""
         check(indices >= 1, "indices", indices, "an integer of at least 1")
         if self.covariance is None:
-            factor = jnp.eye(indices, dtype=theory_dtype())
+            factor = jnp.asarray(np.eye(indices, dtype=theory_dtype()))
         else:
             size = self.covariance.shape[0]
             check(size == indices, "indices", indices, f"{size}, the size of the covariance")
             factor = sqrt_psd(self.covariance, 0.0)
-        weight = jnp.zeros(1, factor.dtype)
-        return Mixture(weight, jnp.zeros((1, indices), factor.dtype), factor[None])
+        weight = jnp.asarray(np.zeros(1, factor.dtype))
+        return Mixture(weight, jnp.asarray(np.zeros((1, indices), factor.dtype)), factor[None])
 
     def column(self, indices: int) -> Mixture:
         """One component."""

@@ -31,6 +31,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.border import checked, numbers, random_key, scalar, whole
 from jaxsmi.core.checks import FRACTION, check
+from jaxsmi.core.programs import program
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.priors.mixture import AbstractColumn, posterior
@@ -258,7 +259,7 @@ class AbstractIidPrior(AbstractPrior):
         Source:
             [TCDKZ25].
         """
-        return self.column(indices).second_moment
+        return _moments(self, indices)[0]
 
     @answered
     def log_partition(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> Float[Array, ""]:
@@ -331,8 +332,7 @@ class AbstractIidPrior(AbstractPrior):
 
     def known(self, indices: int) -> Float[Array, "P P"]:
         """m mᵀ, m = E w."""
-        mean = self.column(indices).first_moment
-        return jnp.outer(mean, mean)
+        return _moments(self, indices)[1]
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
         """Weights (P, D) of that size around the mean, and what the prior leaves unknown of W."""
@@ -411,3 +411,11 @@ def check_sizes(indices: int, dimension: int) -> None:
     """Raise a ValueError for a P or D below one."""
     check(indices >= 1, "indices", indices, "an integer of at least 1")
     check(dimension >= 1, "dimension", dimension, "an integer of at least 1")
+
+
+@program
+def _moments(prior: AbstractIidPrior, indices: int) -> tuple[Array, Array]:
+    """E w wᵀ and E w E wᵀ of a column."""
+    column = prior.column(indices)
+    mean = column.first_moment
+    return column.second_moment, jnp.outer(mean, mean)

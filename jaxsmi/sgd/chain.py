@@ -41,7 +41,6 @@ __all__ = ["run"]
 # between two looks at the progress bar; runs whose numbers lie in memory together.
 _DRAWN = 2**13
 _BLOCK = 64
-_BLOCKS_A_LOOK = 512
 _TOGETHER = 4096
 
 
@@ -346,7 +345,6 @@ def _together(
         _begun(blocks),
         -(-setting.steps // chain.block),
         label="SGD" if progress else None,
-        stretch=_BLOCKS_A_LOOK,
         unit=chain.block * len(keys),
     ).state
     state = made.state

@@ -26,11 +26,11 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import checked, either, flag, numbers, scalar, whole
+from jaxsmi.core.border import checked, either, flag, numbers, optional, scalar, whole
 from jaxsmi.core.checks import FRACTION, Arguments, Interval
+from jaxsmi.core.progress import tqdm
 from jaxsmi.sgd.correlation import correlation
 from jaxsmi.sgd.grid import expectation
 
@@ -278,7 +278,7 @@ def _new_disc(angles: int, radii: int, progress: bool) -> _Disc:
     omega=_LINE,
     angles=whole(9),
     radii=whole(5),
-    progress=flag,
+    progress=optional(flag),
 )
 def phase_diagram(
     a: ArrayLike,

@@ -84,7 +84,7 @@ _TOGETHER = "one of the two: the older names, of a SequenceSingleIndex, or the o
     until=optional(scalar(_UNTIL)),
     every=optional(whole(at_most=EXACT)),
     method=choice("reduced", "full"),
-    progress=flag,
+    progress=optional(flag),
     gamma=optional(numbers("finite numbers > 0, one or (P,)", POSITIVE)),
     m=optional(is_point),
     e=is_point,

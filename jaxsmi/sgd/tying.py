@@ -99,7 +99,7 @@ def sum_of_squares(length: int) -> HermiteSeries:
     eta=scalar(UNIT_INTERVAL),
     runs=sequence("two numbers >= 2: their spread is the error bar", whole(2)),
     patience=scalar(POSITIVE),
-    progress=flag,
+    progress=optional(flag),
 )
 def gain(
     key: PRNGKeyArray,

@@ -172,7 +172,7 @@ def _corpus(
     skip=scalar(FINITE),
     max_length=whole(),
     records=whole(),
-    progress=flag,
+    progress=optional(flag),
 )
 def classify(
     questions: Sequence[Question],

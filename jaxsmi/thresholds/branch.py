@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.channels.base import Response
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
@@ -24,9 +26,9 @@ from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.thresholds.growth import Growth, growth
+from jaxsmi.thresholds.growth import Growth, growth, growth_from
 
-__all__ = ["NETS", "branch_end", "branch_growth", "refuse_oblique"]
+__all__ = ["NETS", "branch_end", "branch_growth", "branch_point", "refuse_oblique"]
 
 NETS = 4  # nets inside one replica of a threshold
 _DEEP = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be known
@@ -35,7 +37,7 @@ _SLACK = 0.05  # of the test: quadrature errors of priors, and errors of the lea
 
 
 def branch_end(
-    branch: OverlapMap, V0: Array, max_steps: int, tolerance: float
+    branch: OverlapMap, V0: Array, max_steps: int, tolerance: ArrayLike
 ) -> tuple[Array, Array]:
     """The fixed point V (k, k) reached from V0, and the result code; at perfect recovery V/S is
     that of `_DEEP`."""
@@ -50,17 +52,34 @@ def branch_end(
 def branch_growth(branch: OverlapMap, V: Array, X: Array | None = None) -> Growth:
     """Growth of the directions that are not learned, at V (k, k)."""
     Q, covariance = branch.overlaps(V)
-    unlearned = jnp.eye(len(Q), dtype=Q.dtype) - branch.embed(jnp.eye(len(V), dtype=Q.dtype))
     return growth(
         branch.model,
         Q,
         covariance,
-        unlearned,
+        _unlearned(branch, V),
         branch.key,
         branch.samples,
         branch.randomisations,
         X,
     )
+
+
+def branch_point(branch: OverlapMap, V: Array, X: Array | None = None) -> tuple[Response, Growth]:
+    """The channel's response at V (k, k) and the growth there, of the same posteriors."""
+    Q, covariance = branch.overlaps(V)
+    nets = branch.randomisations
+    channel = branch.model.channel
+    sizes = {"samples": branch.samples, "randomisations": nets}
+    post, weight = channel.weighted(Q, covariance, key=branch.key, **sizes)
+    unlearned = _unlearned(branch, V)
+    grown = growth_from(branch.model, post, weight, covariance, unlearned, nets, X)
+    return channel.averaged(post, weight, nets), grown
+
+
+def _unlearned(branch: OverlapMap, V: Array) -> Array:
+    """The projector (P, P) on the directions that are not learned."""
+    everything = jnp.eye(branch.model.indices, dtype=V.dtype)
+    return everything - branch.embed(jnp.eye(len(V), dtype=V.dtype))
 
 
 @program

@@ -24,6 +24,7 @@ from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.thresholds.branch import NETS, branch_end, branch_growth
+from jaxsmi.thresholds.following import approach
 
 __all__ = ["Crossings", "SearchRegion", "crossings"]
 
@@ -41,6 +42,8 @@ class SearchRegion(eqx.Module):
         V0: V (k, k) near `guess`, from which the fixed point is followed.
         keys: One key for each replica (R,).
         samples: Points in each net of a replica.
+        X: The leading eigenmatrix (P, P) near `guess`, of all replicas: one replica alone may
+            not tell which of two directions grows faster. Default: each its own.
     """
 
     learned: Array
@@ -49,6 +52,7 @@ class SearchRegion(eqx.Module):
     V0: Array
     keys: PRNGKeyArray
     samples: int = eqx.field(static=True)
+    X: Array | None = None
 
     def branch(self, model: AbstractModel, alpha: Array, key: PRNGKeyArray) -> OverlapMap:
         """State evolution of one replica with these directions learned."""
@@ -56,7 +60,8 @@ class SearchRegion(eqx.Module):
 
 
 class Crossings(eqx.Module):
-    """One root for each replica: α, V (R, k, k), leading eigenmatrix X (R, P, P), h and a code."""
+    """One root for each replica: α, V (R, k, k), leading eigenmatrix X (R, P, P), h at the last
+    average, and a code."""
 
     alpha: Array
     V: Array
@@ -91,7 +96,19 @@ def crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
 
 @program
 def _crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
-    return lax.map(lambda key: _crossing(model, region, key), region.keys)
+    # random nodes are costly, and h is no smoother than they are
+    one = _approached if model.channel.random_nodes else _crossing
+    return lax.map(lambda key: one(model, region, key), region.keys)
+
+
+def _approached(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Crossings:
+    """Root of h near the guess, V and α moving together."""
+    end = approach(region.branch(model, region.guess, key), region.V0, region.X, region.floor)
+    alpha, V = end.stand.moved(end.stretch)
+    code = jnp.where(end.near, Result.SUCCESS, Result.MAX_STEPS)
+    code = jnp.where(jnp.isfinite(end.stand.level), code, Result.NONFINITE)
+    alpha = jnp.maximum(alpha, region.floor)
+    return Crossings(alpha, V, end.stand.grown.subspace, end.stand.level, code)
 
 
 def _crossing(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Crossings:
@@ -100,7 +117,7 @@ def _crossing(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> 
     def at(alpha: Array, V0: Array) -> _Point:
         branch = region.branch(model, alpha, key)
         V, code = branch_end(branch, V0, 60, 1e-5)
-        grown = branch_growth(branch, V)
+        grown = branch_growth(branch, V, region.X)
         level = jnp.log(jnp.maximum(alpha * grown.rate, 1e-30))
         return _Point(alpha, level, V, grown.subspace, code)
 

@@ -26,10 +26,21 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.roots import bisect
 from jaxsmi.thresholds.branch import NETS, branch_end
 
-__all__ = ["HALVINGS", "SMALL", "Bracket", "Edges", "apart", "edges", "informed", "uninformed"]
+__all__ = [
+    "HALVINGS",
+    "RESOLUTION",
+    "SMALL",
+    "Bracket",
+    "Edges",
+    "apart",
+    "edges",
+    "informed",
+    "uninformed",
+]
 
 SMALL = 1e-3  # Q/S where the uninformed branch starts
-HALVINGS = 9  # of each bisection
+HALVINGS = 9  # of the bisections between the two ends of the hysteresis
+RESOLUTION = 5e-4  # of the end of the uninformed branch, relative, whatever the grid
 
 _NEAREST = 1e-6  # V/S where the informed branch starts ..
 _NEAR = 1e-3  # .. and where too few samples see a V so small
@@ -46,22 +57,22 @@ class Bracket(eqx.Module):
         spinodal: Two α between which the informed branch appears (2,).
         before: V (P, P) of the uninformed branch below the transition.
         end: V of the uninformed branch at its last α.
-        beyond: V of the informed branch beyond that.
         samples: Points in each net of a replica.
         steps: Step budget of a fixed point.
         perfect: Whether the informed branch is Q = S.
         appears: Whether the informed branch appears between the two α of `spinodal`.
+        halvings: Of the bisection between the two α of `algorithmic`.
     """
 
     algorithmic: Array
     spinodal: Array
     before: Array
     end: Array
-    beyond: Array
     samples: int = eqx.field(static=True)
     steps: int = eqx.field(static=True)
     perfect: bool = eqx.field(static=True)
     appears: bool = eqx.field(static=True)
+    halvings: Array
 
 
 class Edges(NamedTuple):
@@ -89,12 +100,11 @@ def informed(problem: OverlapMap, steps: int) -> tuple[Array, Array]:
     small, farther away.
     """
     S = problem.second_moment
-    nearest, other = (
-        branch_end(problem, start * S, steps, 1e-2 * start) for start in (_NEAREST, _NEAR)
-    )
-    recovered = nearest[1] == Result.RECOVERED
-    V = jnp.where(recovered, nearest[0], other[0])
-    return V, jnp.where(recovered, nearest[1], other[1])
+    starts = jnp.asarray((_NEAREST, _NEAR), S.dtype)
+    # one after the other, in one program
+    V, codes = lax.map(lambda start: branch_end(problem, start * S, steps, 1e-2 * start), starts)
+    taken = jnp.where(codes[0] == Result.RECOVERED, 0, 1)
+    return V[taken], codes[taken]
 
 
 def apart(V: Array, W: Array) -> Array:
@@ -124,10 +134,13 @@ class _Replica(eqx.Module):
         return V, (code == Result.SUCCESS) | (code == Result.RECOVERED)
 
     def ended(self, alpha: Array) -> Array:
-        """Whether the uninformed branch is nearer to what lies beyond its end than to its end."""
-        V = self.uninformed(alpha, self.bracket.end)
-        beyond = jnp.sum((V - self.bracket.beyond) ** 2)
-        return beyond < jnp.sum((V - self.bracket.end) ** 2)
+        """Whether the uninformed branch has become the informed one of the same α.
+
+        V at other α says little: up to its end the uninformed branch moves by as much again.
+        """
+        low = self.uninformed(alpha, self.bracket.end)
+        high, reached = self.informed(alpha)
+        return ~apart(low, high) & reached
 
     def exists(self, alpha: Array) -> Array:
         """Whether there is an informed branch apart from the uninformed one."""
@@ -171,7 +184,7 @@ class _Replica(eqx.Module):
         if bracket.appears:
             spinodal = bisect(self.exists, spinodal, bracket.spinodal[1], HALVINGS)
         last = bracket.algorithmic[0]
-        algorithmic = bisect(self.ended, last, bracket.algorithmic[1], HALVINGS)
+        algorithmic = bisect(self.ended, last, bracket.algorithmic[1], bracket.halvings)
         if bracket.perfect and self.model.prior.continuous and bracket.appears:
             return Edges(algorithmic, spinodal, spinodal)
         first = spinodal if bracket.appears else bracket.spinodal[1]

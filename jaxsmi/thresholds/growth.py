@@ -29,7 +29,7 @@ from jaxsmi.core.checks import Ability, Arguments
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
 
-__all__ = ["Growth", "applied", "checked_sizes", "growth", "leading"]
+__all__ = ["Growth", "applied", "checked_sizes", "growth", "growth_from", "leading"]
 
 _DENSE = 8  # up to this many indices the map is a matrix; above, an operator on the samples
 _POWER_STEPS = 300
@@ -141,10 +141,23 @@ def growth(
 
     `X` is the leading eigenmatrix where it is known already. `samples` points in each net.
     """
-    P = model.indices
-    root = unlearned @ sqrt_psd(V)
     sizes = {"samples": samples, "randomisations": randomisations}
     post, weight = model.channel.weighted(Q, V, key=key, **sizes)
+    return growth_from(model, post, weight, V, unlearned, randomisations, X)
+
+
+def growth_from(
+    model: AbstractModel,
+    post: Posterior,
+    weight: Array,
+    V: Array,
+    unlearned: Array,
+    randomisations: int,
+    X: Array | None = None,
+) -> Growth:
+    """`growth` from posteriors that are there already, with their weights."""
+    P = model.indices
+    root = unlearned @ sqrt_psd(V)
     # Σ w G X Gᵀ and Σ w g gᵀ with the root of the weight in both factors
     share = jnp.sqrt(jnp.maximum(weight, 1e-30))
 
@@ -163,7 +176,7 @@ def growth(
         first_order=outer.mean(1),
         slope_error=slope_error,
         field_error=field_error,
-        inaccurate=jnp.mean(weight * (post.error > model.channel.tolerance)),
+        inaccurate=jnp.mean(weight * (post.error > model.channel.averaging.tolerance)),
     )
 
 

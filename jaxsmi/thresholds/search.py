@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray, PyTree
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.border import (
@@ -36,6 +35,7 @@ from jaxsmi.core.border import (
     whole,
 )
 from jaxsmi.core.checks import POSITIVE, Arguments
+from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.descent import Descent, Ended, Point
@@ -70,7 +70,7 @@ _BUILD = "a function of `start` that makes a model"
     optimizer=optional(instance(optax.GradientTransformation, "an optimiser of optax")),
     max_steps=whole(),
     tolerance=scalar(POSITIVE),
-    progress=flag,
+    progress=optional(flag),
 )
 def search_threshold(
     build: Callable[[PyTree], AbstractModel],
@@ -85,7 +85,7 @@ def search_threshold(
     optimizer: optax.GradientTransformation | None = None,
     max_steps: int = 30,
     tolerance: ArrayLike = 2e-3,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Search:
     r"""The parameters that minimise a threshold, or give it a prescribed value, by gradients.
 
@@ -107,7 +107,7 @@ def search_threshold(
         tolerance: Stop where a step in the parameters is shorter (your own optimiser: where the
             gradient is less than so much of the first one), or |log α_c/target| smaller. Default
             2e-3.
-        progress: Whether to show a bar on stderr. Default False.
+        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
         A `Search`. Codes: SUCCESS, MAX_STEPS, NONFINITE (the threshold or its gradient was not
@@ -129,6 +129,7 @@ def search_threshold(
         [theory: multi-index, Eqs. (60), (61)].
     """
     arguments = Arguments()
+    shown = arguments.shown(progress)
     first = jax.tree.map(lambda x: arguments.array("start", x, "a tree of real numbers"), start)
     objective = _Objective(
         build,
@@ -146,7 +147,7 @@ def search_threshold(
     )
     hit = lambda point: objective.is_hit(point.number, limit)
     descent = Descent(objective.at, optimizer, limit, hit, "alpha", allowed)
-    with tqdm(total=max_steps, desc="threshold search", leave=False, disable=not progress) as bar:
+    with Bar(max_steps, "threshold search", shown, "compiling") as bar:
         best, end = descent.run(first, max_steps, bar)
     return Search(**vars(end), threshold=best.found[objective.step])
 
@@ -173,6 +174,7 @@ class _Objective(NamedTuple):
                 replicas=self.replicas,
                 guess=guess,
                 steps=self.step + 1,
+                progress=False,
             )
         first = weak_recovery(
             model, key=self.key, samples=self.samples, randomisations=self.replicas

@@ -5,8 +5,8 @@ Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (55), (56)]; F and 
 * α λ_max(F_{Q(α)}) = 1 along the stable fixed point Q(α) that has only the subspace Π learned,
       V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π;
 * N E[g gᵀ] N ≠ 0 at that fixed point: those directions are learned at once;
-* a scan in α finds where to look, and `crossing` the root of each replica, whose spread is the
-  error bar.
+* a scan in α finds where to look (`scan`), and `crossing` the root of each replica, whose spread is
+  the error bar.
 """
 
 from __future__ import annotations
@@ -21,27 +21,23 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.border import anything, checked, flag, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
-from jaxsmi.core.programs import program
+from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
-from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.nets import power_of_two
-from jaxsmi.thresholds.branch import NETS, branch_end, branch_growth, refuse_oblique
+from jaxsmi.thresholds.branch import NETS, refuse_oblique
 from jaxsmi.thresholds.crossing import SearchRegion, crossings
 from jaxsmi.thresholds.growth import checked_sizes
+from jaxsmi.thresholds.scan import Known, Lost, Place, Scan
 from jaxsmi.thresholds.weak import weak_recovery
 
 __all__ = ["staircase"]
 
-_SCAN_NETS = 16  # of the scan in α
-_SCAN_FACTOR = 1.2  # from one α of the scan to the next
-_NEAR = 0.5  # |log α λ_max| up to which a guess saves the scan
 _LEARNED = 0.05  # eigenvalues of a subspace below this part of the largest are errors
 
 
@@ -53,7 +49,7 @@ _LEARNED = 0.05  # eigenvalues of a subspace below this part of the largest are 
     replicas=whole(2),
     guess=anything,
     steps=optional(whole()),
-    progress=flag,
+    progress=optional(flag),
 )
 def staircase(
     model: AbstractModel,
@@ -64,7 +60,7 @@ def staircase(
     replicas: int = 16,
     guess: Sequence[Threshold] | None = None,
     steps: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> list[Threshold]:
     r"""Thresholds in the order of learning, with what is learned at each and the overlap below it.
 
@@ -80,7 +76,7 @@ def staircase(
         guess: The stairs of a model nearby, which save the scan in α, e.g. along a curve or a
             search. Default None.
         steps: Stop after so many thresholds. Default all.
-        progress: Whether to show a bar on stderr. Default False.
+        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
         A list of `Threshold` with α <= alpha_max. It is shorter than P where several indices are
@@ -104,11 +100,12 @@ def staircase(
         [2.5]
 
     Cost:
-        About fifteen times `samples` posteriors a step, and a scan. It runs outside jit and vmap;
-        grad and jvp are fine.
+        About fifteen times `samples` posteriors a step, and a scan; of inner integrals on random
+        nodes (four variables and more) about four times: 200 s for three layers of attention. It
+        runs outside jit and vmap; grad and jvp are fine.
 
     Source:
-        [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (56), (60)].
+        [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (56), (60), (74) to (76)].
     """
     limits = _checked(model, key, alpha_max, samples, replicas, guess, steps)
     first = weak_recovery(model, key=key, samples=samples, randomisations=replicas)
@@ -122,18 +119,20 @@ def staircase(
     learned = _directions_of(first.subspace)
     title = "staircase: directions learned"
     P = model.indices
-    with tqdm(total=P, desc=title, leave=False, disable=not progress) as bar:
+    with Bar(P, title, Arguments().shown(progress), "compiling") as bar:
         while (learned.shape[1] < P) and (steps is None or len(stairs) < steps):
-            bar.update(learned.shape[1] - bar.n)
-            scan = _Scan.of(still, learned, lowest, len(stairs), limits)
+            bar.update(learned.shape[1] - bar.count, {"α": f"{lowest:.4g}"})
+            scan = Scan.of(
+                still, learned, lowest, stairs, limits.key, limits.alpha_max, limits.samples
+            )
             refuse_oblique(still, scan.learned)
             outcome = scan.next(limits.guess_of(len(stairs)))
             if outcome is None:
                 break
-            if isinstance(outcome, _Lost):
+            if isinstance(outcome, Lost):
                 stairs.append(_lost(model, limits.replicas))
                 break
-            if isinstance(outcome, _Known):  # with the others, and so part of the last step
+            if isinstance(outcome, Known):  # with the others, and so part of the last step
                 learned = _joined(learned, outcome.directions)
                 new = learned if len(stairs) == 1 else outcome.directions
                 stairs[-1] = _with_directions(stairs[-1], new)
@@ -199,138 +198,6 @@ def _checked(
     return _Limits(key, most, samples, replicas, list(guess or []))
 
 
-class _Place(NamedTuple):
-    """An α next to the root, V there, and the fraction of inaccurate inner integrals."""
-
-    alpha: float
-    V: Array
-    inaccurate: float
-
-
-class _Known(NamedTuple):
-    """Directions (P, n) that labels tell as soon as the learned ones are known."""
-
-    directions: np.ndarray
-
-
-class _Lost:
-    """The growth rate is not finite: nothing can be said from there on."""
-
-
-_Outcome = _Place | _Known | _Lost | None  # None: nothing more up to alpha_max
-
-
-class _Glance(eqx.Module):
-    """The branch at one α of the scan: V, λ_max, and the directions known at once."""
-
-    V: Array
-    rate: Array
-    vectors: Array
-    known: Array
-    inaccurate: Array
-
-    def level(self, alpha: float) -> float:
-        """h = log α λ_max."""
-        return float(jnp.log(jnp.maximum(alpha * self.rate, 1e-30)))
-
-    def outcome(self, alpha: float) -> _Outcome:
-        """What the scan ends with here, should it end here."""
-        if bool(jnp.any(self.known)):
-            return _Known(np.asarray(self.vectors)[:, np.asarray(self.known)])
-        if not np.isfinite(self.level(alpha)):
-            return _Lost()
-        return _Place(alpha, self.V, float(self.inaccurate))
-
-
-@program
-def _glance(branch: OverlapMap, V0: Array) -> _Glance:
-    V = branch_end(branch, V0, 100, 1e-3)[0]
-    grown = branch_growth(branch, V)
-    return _Glance(V, grown.rate, *grown.known(), grown.inaccurate)
-
-
-class _Scan(NamedTuple):
-    """The search in α, from the threshold `lowest` on, for where the next direction grows."""
-
-    model: AbstractModel
-    learned: Array
-    lowest: float
-    alpha_max: float
-    key: PRNGKeyArray
-    samples: int
-
-    @classmethod
-    def of(
-        cls,
-        model: AbstractModel,
-        learned: np.ndarray,
-        lowest: float,
-        number: int,
-        limits: _Limits,
-    ) -> _Scan:
-        """The scan for the step `number` of a staircase."""
-        dtype = model.prior.second_moment(model.indices).dtype
-        return cls(
-            model,
-            jnp.asarray(learned, dtype),
-            lowest,
-            limits.alpha_max,
-            jax.random.fold_in(limits.key, 7 + number),
-            power_of_two(max(limits.samples // 32, 2)),
-        )
-
-    def glance(self, alpha: float, V0: Array | None) -> _Glance:
-        """The branch at one α, from V0, by default a little below S."""
-        dtype = self.learned.dtype
-        branch = OverlapMap(
-            self.model,
-            jnp.asarray(alpha, dtype),
-            self.key,
-            self.samples,
-            _SCAN_NETS,
-            learned=self.learned,
-        )
-        return _glance(branch, 0.9 * branch.second_moment if V0 is None else V0)
-
-    def next(self, guess: Threshold | None) -> _Outcome:
-        """Next to the guess where that is near a root, else by going upwards in α."""
-        if guess is not None:
-            at = min(max(float(guess.alpha), self.lowest * 1.001), self.alpha_max)
-            here = self.glance(at, None)
-            outcome = here.outcome(at)
-            if not isinstance(outcome, _Place) or abs(here.level(at)) < _NEAR:
-                return outcome
-        return self.upwards()
-
-    def upwards(self) -> _Outcome:
-        """From the last threshold on in equal steps of log α, until α λ_max >= 1."""
-        at = max(self.lowest * 1.1, 1e-2 if self.lowest == 0.0 else 0.0)
-        V: Array | None = None
-        last: tuple[float, float] | None = None
-        while True:
-            at = min(at, self.alpha_max)
-            here = self.glance(at, V)
-            outcome = here.outcome(at)
-            if not isinstance(outcome, _Place):
-                return outcome
-            level = here.level(at)
-            if level >= 0.0:
-                return outcome._replace(alpha=_between(last, at, level))
-            if at >= self.alpha_max:
-                return None
-            V = here.V
-            last = (at, level)
-            at = at * _SCAN_FACTOR
-
-
-def _between(last: tuple[float, float] | None, alpha: float, level: float) -> float:
-    """Where h is zero between the last two points of a scan, by a line in log α."""
-    if last is None:
-        return alpha
-    low, below = last
-    return float(np.exp(np.log(low) + np.log(alpha / low) * below / (below - level)))
-
-
 def _lost(model: AbstractModel, replicas: int) -> Threshold:
     """What a staircase ends with where the scan for its next step failed."""
     nothing = jnp.full_like(model.prior.second_moment(model.indices), jnp.nan)
@@ -346,7 +213,7 @@ def _worst(codes: Array) -> Result:
     return Result.NONFINITE if Result.NONFINITE in present else max(present)
 
 
-def _threshold(model: AbstractModel, scan: _Scan, place: _Place, limits: _Limits) -> Threshold:
+def _threshold(model: AbstractModel, scan: Scan, place: Place, limits: _Limits) -> Threshold:
     """The threshold near a place of the scan, by the roots of all replicas."""
     dtype = scan.learned.dtype
     region = SearchRegion(
@@ -356,6 +223,7 @@ def _threshold(model: AbstractModel, scan: _Scan, place: _Place, limits: _Limits
         place.V,
         limits.keys,
         power_of_two(max(limits.samples // (limits.replicas * NETS), 2)),
+        place.X,
     )
     roots = crossings(model, region)
     code = _worst(roots.code)

@@ -7,6 +7,7 @@ hysteresis, and its ends are bisected (`edges`).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -15,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.arrays import frozen
-from jaxsmi.core.border import checked, flag, random_key, scalar, whole
+from jaxsmi.core.border import checked, flag, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
+from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
+from jaxsmi.core.shown import Shown, readable, with_error
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.implicit import not_differentiable
@@ -30,6 +32,7 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
 from jaxsmi.thresholds.edges import (
     HALVINGS,
+    RESOLUTION,
     SMALL,
     Bracket,
     Edges,
@@ -64,6 +67,27 @@ class FirstOrder(eqx.Module):
     uninformed: Array
     informed: Array
 
+    def __repr__(self) -> str:
+        return readable(self, self._shown)
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
+        """What a reader sees (`core.shown`)."""
+        found = {
+            "spinodal": self.spinodal,
+            "information-theoretic": self.information_theoretic,
+            "algorithmic": self.algorithmic,
+        }
+        rows = [
+            [name, with_error(threshold.alpha, threshold.stderr)]
+            for name, threshold in found.items()
+            if threshold is not None
+        ]
+        grid = f"α on a grid of {len(self.alpha)} points"
+        return Shown(f"Transition: {self.kind}", [grid], ["", "α"], rows)
+
 
 @checked(
     model=is_model,
@@ -74,7 +98,7 @@ class FirstOrder(eqx.Module):
     samples=whole(),
     replicas=whole(2),
     max_steps=whole(),
-    progress=flag,
+    progress=optional(flag),
 )
 def first_order(
     model: AbstractModel,
@@ -86,7 +110,7 @@ def first_order(
     samples: int = 2**16,
     replicas: int = 8,
     max_steps: int = 3000,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> FirstOrder:
     r"""Algorithmic, information-theoretic and spinodal thresholds of a first-order transition.
 
@@ -103,7 +127,7 @@ def first_order(
         replicas: Independent bisections, whose spread is the error bar. Default 8.
         max_steps: Step budget of each fixed point; near the algorithmic threshold α_a the
             iteration takes about |α - α_a|^{-1/2} steps. Default 3000.
-        progress: Whether to show a bar on stderr. Default False.
+        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
         A `FirstOrder`; kind "none" and None for the thresholds where the branches agree
@@ -136,11 +160,11 @@ def first_order(
     high = float(arguments.number("alpha_max", alpha_max, POSITIVE))
     check(low < high, "alpha_max", (low, high), "0 < alpha_min < alpha_max, finite")
     steps = max_steps
+    shown = arguments.shown(progress)
     given = model
     model = frozen(given)
     each = power_of_two(max(samples // (replicas * NETS), 2))
-    title = "first-order transition"
-    with tqdm(total=2 * points + 1, desc=title, leave=False, disable=not progress) as bar:
+    with Bar(2 * points + 1, "first-order transition", shown, "compiling") as bar:
         curves = _followed(model, np.geomspace(low, high, points), key, each * replicas, steps, bar)
         Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
         grid = jnp.asarray(curves.grid)
@@ -152,7 +176,7 @@ def first_order(
         check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
         bisected = edges(model, curves.bracket(each, steps), keys)
-        bar.update()
+        bar.update(1)
     transition = FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
     return not_differentiable(transition, given)
 
@@ -208,13 +232,26 @@ class _Hysteresis(NamedTuple):
 
     @property
     def end(self) -> tuple[float, float]:
-        """The two α between which the uninformed branch ends."""
-        return self.grid[self.last], self.grid[self.last + 1 if self.over else self.last]
+        """The two α between which the uninformed branch ends.
+
+        They reach a little beyond the cell of the grid: a replica has fewer samples than the grid,
+        and its branch may end on the other side of a point.
+        """
+        low = self.grid[self.last]
+        high = self.grid[self.last + 1 if self.over else self.last]
+        room = 0.1 * (high - low)
+        return max(low - room, self.grid[self.first]), high + room
 
     @property
     def start(self) -> tuple[float, float]:
         """The two α between which the informed branch appears."""
         return self.grid[self.first - 1] if self.appears else 0.0, self.grid[self.first]
+
+    @property
+    def halvings(self) -> int:
+        """How often the interval of its end is halved, to a relative `RESOLUTION`."""
+        low, high = self.end
+        return max(math.ceil(math.log2(max((high - low) / (RESOLUTION * low), 1.0))), 1)
 
     def bracket(self, samples: int, steps: int) -> Bracket:
         """Where to bisect."""
@@ -224,11 +261,11 @@ class _Hysteresis(NamedTuple):
             spinodal=jnp.asarray(self.start, dtype),
             before=self.uninformed[max(self.first - 1, 0)],
             end=self.uninformed[self.last],
-            beyond=self.informed[min(self.last + 1, len(self.grid) - 1)],
             samples=samples,
             steps=steps,
             perfect=bool(self.perfect[self.apart].all()),
             appears=self.appears,
+            halvings=jnp.asarray(self.halvings),
         )
 
     def nearest(self, values: Array) -> int:
@@ -244,7 +281,7 @@ def _followed(
     key: PRNGKeyArray,
     samples: int,
     steps: int,
-    bar: tqdm,
+    bar: Bar,
 ) -> _Hysteresis:
     """Both branches on the grid, the uninformed one upwards; the bar moves with each point."""
     S = model.prior.second_moment(model.indices)
@@ -259,7 +296,7 @@ def _followed(
         low.append(V)
         high.append(W)
         codes.append((int(code), int(other)))
-        bar.update(2)
+        bar.update(2, {"α": f"{float(problem.alpha):.4g}"})
     ends = np.asarray(codes)
     return _Hysteresis(
         S,
@@ -276,18 +313,18 @@ def _thresholds(
     curves: _Hysteresis, bisected: Edges, low: Array, high: Array
 ) -> tuple[Threshold, Threshold, Threshold]:
     """The three thresholds with their error bars; `low`, `high`: Q of the two branches."""
-    end = curves.end[1] - curves.end[0]
+    end = (curves.end[1] - curves.end[0]) / 2**curves.halvings
     start = (curves.start[1] - curves.start[0]) * curves.appears
     hysteresis = curves.grid[curves.last] - curves.grid[curves.first]
     unfinished = bool((curves.apart & ~curves.settled).any())
     code = Result.MAX_STEPS if unfinished else Result.SUCCESS
 
-    def threshold(values: Array, width: float, place: int, branch: Array) -> Threshold:
+    def threshold(values: Array, cell: float, place: int, branch: Array) -> Threshold:
         alpha = jnp.mean(values)
         spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
-        cell = max(width, end) / 2**HALVINGS / np.sqrt(12.0)
         regular = jnp.isfinite(alpha) & (alpha > 0)
-        stderr = jnp.where(regular, jnp.hypot(spread, cell), 0.0)
+        # the replicas share their cells: what lies inside one is no average over them
+        stderr = jnp.where(regular, jnp.hypot(spread, cell / np.sqrt(12.0)), 0.0)
         grows = high[place] - low[place]
         subspace = grows / jnp.trace(grows)
         return Threshold(alpha, stderr, values, subspace, branch[place], jnp.asarray(code))
@@ -296,6 +333,6 @@ def _thresholds(
     optimal = bisected.information_theoretic
     return (
         threshold(last, end, curves.last, low),
-        threshold(optimal, hysteresis, curves.nearest(optimal), high),
-        threshold(bisected.spinodal, start, curves.nearest(bisected.spinodal), high),
+        threshold(optimal, max(hysteresis / 2**HALVINGS, end), curves.nearest(optimal), high),
+        threshold(bisected.spinodal, start / 2**HALVINGS, curves.nearest(bisected.spinodal), high),
     )

@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.arrays import concrete
 from jaxsmi.core.border import anything, checked, random_key, whole
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
@@ -135,7 +136,10 @@ def weak_recovery(
     each = power_of_two(max(samples // nets, 2))
     thresholds = [_differentiable(model, key, each, nets) for model in models]
     threshold = thresholds[0] if noises is None else _continued(steps, thresholds)
-    valid = arguments.valid & models[-1].valid
+    conditions = (arguments.valid, models[-1].valid)
+    if concrete(conditions) and all(map(bool, conditions)):
+        return threshold
+    valid = conditions[0] & conditions[1]
     return _masked(threshold, valid, jnp.where(valid, threshold.result, Result.INVALID))
 
 

@@ -70,7 +70,7 @@ class LearningOrder(eqx.Module):
     key=optional(random_key),
     seeds=whole(),
     level=scalar(UNIT_INTERVAL),
-    progress=flag,
+    progress=optional(flag),
 )
 def learning_order(
     model: AbstractModel,

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
@@ -26,6 +27,7 @@ __all__ = [
 _Entry = TypeVar("_Entry")
 _Name = TypeVar("_Name")
 
+_VERSION = "jaxsmi"  # what provenance calls the version
 _UNREADABLE = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)  # a file cut short
 
 
@@ -79,13 +81,22 @@ class Store:
             content = {part: json.loads(json.dumps(self.description)), **aside}
             write_text(path, json.dumps(content, indent=1))
             return
-        differences = self.differences(json.loads(path.read_text(encoding="utf-8"))[part])
+        content = self.read(file, lambda p: dict(json.loads(p.read_text(encoding="utf-8"))))
+        other = None if content is None else content.get(part)
+        ours = isinstance(other, dict)
+        allowed = f"an empty folder: its {file} does not describe a {part}"
+        check(ours, argument, str(self.folder), allowed)
+        differences = self.differences(other) if ours else []
         check(
             not differences,
             argument,
             str(self.folder),
             f"an empty folder, or one of the same work: it differs in {', '.join(differences)}",
         )
+        made, now = (content or {}).get(_VERSION), aside.get(_VERSION)
+        if made != now:
+            said = f"jaxsmi: {self.folder} was begun by version {made}, and goes on with {now}."
+            warnings.warn(said, stacklevel=4)
 
     def read(self, file: str, read: Callable[[pathlib.Path], _Entry]) -> _Entry | None:
         """An entry by the name of its file; None where it is not there, or cannot be read."""

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core import labelled
 from jaxsmi.core.checks import Ability, Arguments, check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.progress import tqdm
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel, model_argument

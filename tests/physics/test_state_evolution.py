@@ -168,6 +168,33 @@ def test_slope_at_zero_overlap_is_the_inverse_threshold(model, slope):
         assert stderr < 0.01 * slope
 
 
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4])
+def test_the_error_bar_has_what_the_tolerance_leaves_open(tolerance):
+    """y = z + noise of variance 1/2 at α = 1: q̂ = 1/(1 - q + 1/2), q = q̂/(1 + q̂): q = 1/2, without
+    statistical error. After plain steps the bar is the distance to first order, whose square is
+    below 2 %; after a Newton step it is no smaller."""
+    run = functools.partial(
+        smi.state_evolution, smi.links.linear(0.5), 1.0, key=jax.random.key(0), tolerance=tolerance
+    )
+    plain = run(newton=False)
+    distance = 0.5 - float(plain.overlap[0, 0])
+    assert distance > 1e-5
+    assert distance == pytest.approx(float(plain.stderr[0, 0]), rel=0.02)
+    polished = run()
+    assert abs(0.5 - float(polished.overlap[0, 0])) < float(polished.stderr[0, 0])
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, None])
+def test_a_run_on_its_way_to_recovery_is_recovered(tolerance):
+    """It was SUCCESS at 0.999963 ± 8e-8 where V fell by half a step and the tolerance was met."""
+    end = smi.state_evolution(
+        smi.links.phase_retrieval(), 2.0, key=jax.random.key(0), tolerance=tolerance
+    )
+    assert result(end) == Result.RECOVERED
+    assert float(end.overlap[0, 0]) == 1.0
+    assert float(end.stderr[0, 0]) == 0.0
+
+
 def test_binary_perceptron_first_order_transition():
     """Rademacher prior, y = sign z: spinodal at 1.493. At 1.6 all starts recover; at 1.4 only the
     informed one does."""

@@ -2,6 +2,7 @@
 tracebacks.
 """
 
+import importlib.util
 import json
 import math
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import linear_overlap
-from jaxsmi.cli import figure, flags
+from jaxsmi.cli import figure, flags, report
 from jaxsmi.cli import main as cli
 from jaxsmi.workbench import storage
 
@@ -160,6 +161,72 @@ def test_an_argument_out_of_range_is_named(capsys, words, name):
     assert name in err
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_an_error_of_argparse_is_one_sentence_that_names_the_flag(capsys):
+    for words in (["gamp", "linear", "--alpha", "x"], ["sgd", "risk", "--loss", "none"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        out, err = capsys.readouterr()
+        assert (end.value.code, out) == (2, "")
+        assert len(err.strip().splitlines()) == 1
+        assert words[-2] in err
+
+
+def test_an_error_of_the_library_names_the_flag(capsys):
+    code, _, err = call(capsys, "gamp", "linear", "--max-steps", 0)
+    assert code == 2
+    assert err.startswith("jaxsmi gamp: --max-steps: got 0")
+
+
+@pytest.mark.parametrize("words", [["--omega", 0.3], ["--a", 2]])
+def test_another_target_is_refused_beside_a_series(capsys, words):
+    code, out, err = call(capsys, "sgd", "risk", "--hermite", "2,0:1", "0,2:1", *words)
+    assert (code, out) == (2, "")
+    assert f"{words[0]}: got" in err
+    assert "--hermite" in err
+
+
+def test_help_of_a_model_lists_its_own_flags_and_defaults(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "attention-indexed", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "--rank-ratio R width of the matrix r/d (default: 0.5)" in words
+    assert (
+        "--learning-rate LEARNING_RATE learning rate (of order 0.01 for adam) (default: 0.05)"
+        in words
+    )
+    assert "--depth" not in words
+    assert "--factors" not in words
+
+
+def test_files_from_before_are_not_written_over_silently(capsys, tmp_path):
+    pytest.importorskip("h5py")
+    words = ["threshold", "attention-indexed", "--out", tmp_path]
+    assert call(capsys, *words)[0] == 0
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (2, "")
+    assert "threshold.txt" in err
+    assert "--overwrite" in err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+    assert call(capsys, *words, "--overwrite")[0] == 0
+
+
+def test_without_matplotlib_all_but_the_picture_is_written(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    find = importlib.util.find_spec
+    absent = lambda name, *more: None if name == "matplotlib" else find(name, *more)
+    monkeypatch.setattr(importlib.util, "find_spec", absent)
+    code, _, err = call(capsys, "threshold", "attention-indexed", "--out", tmp_path)
+    assert code == 0
+    assert "pip install 'jaxsmi[plot]'" in err
+    assert {path.suffix for path in tmp_path.iterdir()} == {".nc", ".txt"}
+
+
+def test_what_is_left_of_a_zero_is_zero():
+    assert report.rounded(1e-60) == "0"
+    assert report.rounded(0.40567) == "0.406"
 
 
 START = ["gamp", "phase-retrieval", "--dimension", 100, "--alpha", 3, "--max-steps", 1, "--json"]

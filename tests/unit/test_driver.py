@@ -59,7 +59,7 @@ def test_the_budget_ends_a_run_with_its_code():
 def test_a_run_with_a_progress_bar_is_the_same_run(capsys):
     solver = Halving(jnp.asarray(1.0), 1e-3, 50)
     silent = drive(solver, begin(solver, 50), 50)
-    shown = drive(solver, begin(solver, 50), 50, label="halving", stretch=3)
+    shown = drive(solver, begin(solver, 50), 50, label="halving")
     chex.assert_trees_all_equal(silent, shown)
     captured = capsys.readouterr()
     assert "halving" in captured.err

@@ -1,7 +1,9 @@
 """Sweeps: what they give, what they keep, and how they go on."""
 
 import os
+import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -154,9 +156,54 @@ def test_samples_are_added_until_the_error_bar_is_met():
     same(more, smi.sweep(smi.links.phase_retrieval, [0.7], **many))
 
 
+def test_a_folder_of_other_work_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "sweep.json").write_text('{"name": "another program"}')
+    with pytest.raises(ValueError, match=r"^out: got .*does not describe a sweep\.$"):
+        table(out=tmp_path)
+
+
+def test_a_folder_of_another_version_is_said(tmp_path):
+    table(out=tmp_path)
+    path = tmp_path / "sweep.json"
+    path.write_text(path.read_text().replace(f'"{smi.__version__}"', '"0.0.1"'))
+    with pytest.warns(UserWarning, match=r"begun by version 0\.0\.1"):
+        table(out=tmp_path)
+
+
+class Trap:
+    """What runs when it is unpickled."""
+
+    def __reduce__(self):
+        return (pathlib.Path("unpickled").write_text, ("yes",))
+
+
+def test_nothing_is_unpickled_from_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = table(out=tmp_path)
+    trap = np.empty(1, object)
+    trap[0] = Trap()
+    np.savez(tmp_path / "row-00001.npz", overlap=trap)
+    same(table(out=tmp_path), first)  # solved again
+    assert not (tmp_path / "unpickled").exists()
+
+
+@pytest.mark.slow
+def test_processes_are_asked_for_by_number_and_listen_to_nobody(monkeypatch):
+    """Without Dask; what they are sent goes through pipes, no socket is opened."""
+    monkeypatch.setitem(sys.modules, "dask", None)
+    monkeypatch.setitem(sys.modules, "dask.distributed", None)
+
+    def refused(*_):
+        raise AssertionError("a socket listens")
+
+    monkeypatch.setattr(socket.socket, "listen", refused)
+    same(table(), table(scheduler=2))
+    with pytest.raises(ValueError, match="scheduler"):
+        table(scheduler=0)
+
+
 @pytest.mark.slow
 def test_training_and_processes_of_this_machine():
-    pytest.importorskip("dask.distributed")
     words = {
         "solver": "train",
         "seeds": 2,

@@ -10,7 +10,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
-from jaxsmi.thresholds import stairs
+from jaxsmi.thresholds import scan
 
 KEY = jax.random.key(5)
 MODELS = {
@@ -92,13 +92,13 @@ def test_a_stream_of_bilinear_regression(symmetric):
 def test_a_failed_scan_is_no_end_of_the_staircase(monkeypatch):
     """It was a staircase that ends early, with codes that say SUCCESS."""
     model = smi.DeepAttention(2, 2)
-    growth = stairs.branch_growth
+    growth = scan.branch_growth
 
     def failing(*arguments):
         grown = growth(*arguments)
         return eqx.tree_at(lambda g: g.each, grown, jnp.full_like(grown.each, jnp.nan))
 
-    monkeypatch.setattr(stairs, "branch_growth", failing)
+    monkeypatch.setattr(scan, "branch_growth", failing)
     jax.clear_caches()
     found = smi.staircase(model, key=KEY, samples=64, replicas=2)
     jax.clear_caches()

@@ -119,7 +119,9 @@ def _stairs(skips: Sequence[float], full: bool, progress: bool) -> list[list[Thr
     for skip in tqdm(skips, desc="skip", disable=not progress, leave=False):
         model = DeepAttention(2, 2, skip=skip)
         previous = stairs[-1] if stairs else None
-        stairs.append(staircase(model, key=jax.random.key(KEY), guess=previous, **settings))
+        stairs.append(
+            staircase(model, key=jax.random.key(KEY), guess=previous, progress=False, **settings)
+        )
     return stairs
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxsmi.core import labelled
 from jaxsmi.core.border import (
@@ -35,10 +34,11 @@ from jaxsmi.core.border import (
     whole,
 )
 from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.progress import tqdm
 from jaxsmi.core.provenance import provenance
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench.sweeps.cluster import solve_here, solve_there
+from jaxsmi.workbench.sweeps.cluster import solve_beside, solve_here, solve_there
 from jaxsmi.workbench.sweeps.folder import finished, open_folder, write_row
 from jaxsmi.workbench.sweeps.rows import KEPT, Row, Sweep
 from jaxsmi.workbench.sweeps.solvers import SOLVERS, settings_of
@@ -84,7 +84,7 @@ def _address(name: str, value: object) -> object:
     settings=optional(mapping("settings of the solver, by name")),
     out=optional(is_path),
     scheduler=optional(either(_SCHEDULER, _address, whole(1, 2**16), instance(Submits, ""))),
-    progress=flag,
+    progress=optional(flag),
 )
 def sweep(
     build: Callable[..., AbstractModel],
@@ -119,9 +119,9 @@ def sweep(
         settings: Keyword arguments of the solver.
         out: A folder, from which a sweep that was interrupted continues. Default None: nothing is
             kept.
-        scheduler: The address of a Dask cluster, its Client, or a number of processes on this
-            machine: rows are solved there, each again if its worker is lost. Default None: this
-                process.
+        scheduler: A number of processes on this machine, the address of a Dask cluster, or its
+            Client: rows are solved there, each again if its worker is lost. A script that asks for
+            processes does so under `if __name__ == "__main__":`. Default None: this process.
         progress: Whether to show a bar with rate and time left. Default False.
 
     Returns:
@@ -135,7 +135,7 @@ def sweep(
             parameters without values, or called "alpha", "seed" or as a variable of the result; an
             unknown solver, or a setting that it does not take; a folder that holds another sweep
             (the message says in what it differs).
-        ImportError: Without xarray, or dask where a scheduler is named, with the remedy.
+        ImportError: Without xarray, or dask where an address is named, with the remedy.
 
     Example:
         >>> import jaxsmi as smi
@@ -159,7 +159,12 @@ def sweep(
         open_folder(folder, task)
         rows = finished(task, folder)
     chunks = task.chunks([number for number in range(len(task.rows)) if number not in rows])
-    solved = solve_here(task, chunks) if scheduler is None else solve_there(task, chunks, scheduler)
+    if scheduler is None:
+        solved = solve_here(task, chunks)
+    elif isinstance(scheduler, (int, np.integer)):
+        solved = solve_beside(task, chunks, int(scheduler))
+    else:
+        solved = solve_there(task, chunks, scheduler)
     with tqdm(total=len(task.rows), initial=len(rows), desc="rows", disable=not progress) as bar:
         for numbers, chunk in solved:
             for number, row in zip(numbers, chunk, strict=True):

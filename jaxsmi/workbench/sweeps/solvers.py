@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray
-from tqdm import tqdm
 
 from jaxsmi.core.checks import check
+from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution

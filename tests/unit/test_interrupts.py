@@ -1,0 +1,79 @@
+"""Ctrl-C and closed pipes: what is there is kept, no traceback, an exit status that says it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxsmi.cli import main as cli
+from jaxsmi.cli import run
+
+RUN = ["run", "linear", "--dimension", "60", "--alpha", "2", "--noise", "0.5"]
+
+
+def started(*words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxsmi.cli", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(os.environ, JAX_PLATFORMS="cpu"),
+        text=True,
+    )
+
+
+def interrupted(process, delay):
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("delay", [0.4, pytest.param(4.0, marks=pytest.mark.slow)])
+def test_ctrl_c_leaves_without_a_traceback(delay, tmp_path):
+    """While modules are imported, and while programs are compiled or run."""
+    words = ("train", "deep-attention", "--steps", 10**6, "--out", tmp_path)
+    code, err, _ = interrupted(started(*words), delay)
+    assert code == 130
+    assert "Traceback" not in err
+    assert "interrupted" in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_history_of_a_run(tmp_path):
+    words = ("train", "linear", "--dimension", 200, "--steps", 10**7, "--out", tmp_path)
+    code, err, seconds = interrupted(started(*words), 30.0)
+    assert code == 130
+    assert seconds < 3.0  # a second, and room for a machine that does other things
+    assert "steps of its last run; written: " in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.nc", "train.txt"]
+
+
+def test_an_interrupted_run_keeps_what_gamp_found(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("h5py")
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.smi, "state_evolution", stopped)
+    code = cli.main([*RUN, "--json", "--out", str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert code == 130
+    found = json.loads(out)
+    assert found["interrupted"] is True
+    assert found["gamp"]["result"] == "SUCCESS"
+    assert "interrupted" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.nc", "run.txt"]
+
+
+def test_a_reader_that_has_gone_is_no_traceback():
+    process = started("threshold", "attention-indexed")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 141
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err

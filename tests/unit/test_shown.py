@@ -1,0 +1,121 @@
+"""What a reader sees at the prompt and in a notebook: numbers with their errors, what became of a
+run, how to mend it.
+"""
+
+import importlib.metadata
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+from jaxsmi.core.progress import Bar
+from jaxsmi.core.results import Estimate, Threshold
+from jaxsmi.core.shown import with_error
+
+KEY = jax.random.key(0)
+MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)
+
+
+def marked_up(z):
+    return z[0, 0]
+
+
+def test_version_is_that_of_the_package():
+    assert smi.__version__ == importlib.metadata.version("jaxsmi")
+
+
+def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
+    solution = smi.state_evolution(smi.links.linear(0.5), 1.0, key=KEY, max_steps=2, newton=False)
+    shown = repr(solution)
+    assert "MAX_STEPS" in shown
+    assert f"{float(solution.overlap[0, 0]):.4g}" in shown
+    assert "raise max_steps" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "<table>" in solution._repr_html_()
+    batch = jax.vmap(lambda a: smi.state_evolution(MATRIX, a))(jnp.array([0.1, 0.15]))
+    assert "2 SUCCESS" in repr(batch)
+
+
+def test_what_is_traced_or_no_number_can_be_shown():
+    seen = []
+
+    def run(alpha):
+        solution = smi.state_evolution(MATRIX, alpha)
+        seen.extend([repr(solution), solution._repr_html_(), repr(smi.links.linear(alpha))])
+        data = smi.Dataset(alpha * jnp.ones((6, 1, 3)), alpha * jnp.ones((6,)))
+        seen.append(repr(data))
+        return solution.error
+
+    jax.jit(run)(0.1)
+    assert len(seen) == 4
+    solution = smi.state_evolution(MATRIX, 0.1)
+    for tree in (jax.tree.map(lambda x: x.shape, solution), jax.tree.map(lambda x: None, solution)):
+        assert repr(tree).startswith("Solution(")
+
+
+def test_data_show_their_sizes_and_no_closure():
+    data = smi.links.sign().sample(KEY, dimension=50, alpha=2.0)
+    assert "N = 100 samples of M = 1 tokens, D = 50" in repr(data)
+    assert "function" not in repr(data)
+    assert "0x" not in repr(data)
+    share = np.mean(np.asarray(data.labels) == 1.0)
+    assert f"1 ({share:.0%})" in data.summary()
+    assert "look iid" in data.summary()
+    assert "variance" in smi.Dataset(3.0 * data.inputs, data.labels).summary()
+
+
+def test_models_are_shown_as_their_constructors_with_all_numbers():
+    assert repr(smi.DeepAttention(2, 2, skip=0.5)).startswith("DeepAttention(depth=2, tokens=2, ")
+    assert "noise=0.3" in repr(smi.links.linear(0.3))
+    assert "rank_ratio=0.5" in repr(MATRIX)
+
+
+def test_html_is_escaped():
+    marked_up.__name__ = "<script>"
+    html = smi.MultiIndex(marked_up, indices=1, noise=0.1)._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (0.43211, 0.0123, "0.432 ± 0.012"),
+        (1.49271, 1.6e-4, "1.49271 ± 0.00016"),
+        (12.3, 4.5, "12.3 ± 4.5"),
+        (0.5, 0.0, "0.5"),
+        (0.5, np.nan, "0.5 ± nan"),
+        (0.4056, 0.003, "0.4056 ± 0.0030"),
+    ],
+)
+def test_a_number_has_as_many_digits_as_its_error_allows(value, error, shown):
+    assert with_error(value, error) == shown
+    assert repr(Estimate(jnp.asarray(value), jnp.asarray(error))) == f"Estimate({shown})"
+
+
+def test_thresholds_show_their_error():
+    one = jnp.eye(1)
+    threshold = Threshold(
+        *map(jnp.asarray, (0.5, 0.01)), jnp.full((4,), 0.5), one, 0 * one, jnp.asarray(0)
+    )
+    assert "α = 0.500 ± 0.010: SUCCESS" in repr(threshold)
+
+
+def test_a_solution_draws_itself():
+    pytest.importorskip("matplotlib")
+    model = smi.links.linear(0.5)
+    theory = smi.state_evolution(model, 1.0, key=KEY)
+    line = theory.plot().lines[0]
+    np.testing.assert_allclose(line.get_ydata(), theory.trajectory["overlap"][:, 0, 0])
+    with pytest.raises(ValueError, match=r"^solution: got "):
+        smi.state_evolution(MATRIX, 0.1).plot()
+
+
+def test_runs_without_a_terminal_have_a_logger(caplog):
+    with caplog.at_level(logging.INFO, logger="jaxsmi"), Bar(3, "a run", None) as bar:
+        bar.update(3, {"Q": "0.5"})
+    assert [record.name for record in caplog.records] == ["jaxsmi", "jaxsmi"]
+    assert "a run: ended after 3 of 3" in caplog.text
