@@ -29,6 +29,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.border import checked, numbers, one_label, optional, random_key
 from jaxsmi.core.checks import Ability, check, positive_definite
 from jaxsmi.core.programs import program
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
@@ -214,6 +215,12 @@ class AbstractChannel(eqx.Module):
     ) -> Posterior:
         """Posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
 
+    @checked(
+        y=one_label,
+        omega=numbers("fields (P, M)"),
+        V=numbers("a covariance (P, P)"),
+        key=optional(random_key),
+    )
     def posterior(
         self, y: ArrayLike, omega: ArrayLike, V: ArrayLike, key: PRNGKeyArray | None = None
     ) -> Posterior:

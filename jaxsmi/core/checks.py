@@ -36,6 +36,7 @@ from jaxsmi.core.arrays import PyTree, arithmetic, concrete, theory_dtype
 
 __all__ = [
     "COSINE",
+    "FINITE",
     "FRACTION",
     "NON_NEGATIVE",
     "POSITIVE",
@@ -157,6 +158,7 @@ NON_NEGATIVE = Interval("a finite number >= 0", low=0.0)
 FRACTION = Interval("a number in [0, 1)", low=0.0, high=1.0, open_high=True)
 UNIT_INTERVAL = Interval("a number in (0, 1)", low=0.0, high=1.0, open_low=True, open_high=True)
 VARIANCE = Interval("a variance >= 0", low=0.0)
+FINITE = Interval("a finite number")
 COSINE = Interval("a cosine in (0, 1]", low=0.0, high=1.0, open_low=True)
 
 
@@ -287,11 +289,12 @@ class Arguments:
         allowed = "a key: jax.random.key(0)" + (
             ", or an array of them: jax.random.split(key, 8)" if many else ""
         )
-        if not isinstance(value, jax.Array):
+        if not isinstance(value, (jax.Array, np.ndarray)):
             raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
         typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        check(typed or value.dtype == jnp.uint32, name, value, allowed)
+        words = value.dtype == jnp.uint32 and value.shape[-1:] in ((2,), (4,))
+        check(typed or words, name, value, allowed)
         dimensions = value.ndim - (0 if typed else 1)
         several = many and dimensions == 1 and len(value) > 0
         check(dimensions == 0 or several, name, value, allowed)
-        return value
+        return jnp.asarray(value) if isinstance(value, np.ndarray) else value

@@ -20,8 +20,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core import border
+from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.inputs import all_finite, as_inputs
 from jaxsmi.core.moments import SecondMoments, block_of, second_moments
 from jaxsmi.core.shown import readable
 from jaxsmi.core.summary import described
@@ -126,11 +128,11 @@ class Regenerated(eqx.Module):
         return lax.map(self.block, jnp.arange(len(self.numbers))).reshape(self.shape)
 
 
-@jax.jit
-def _all_finite(x: Array) -> Array:
-    """Whether all numbers are finite, in one pass: no copy of a large array, on the device or to
-    the host."""
-    return jnp.all(jnp.isfinite(x))
+_INPUTS = border.either(
+    "real numbers (N, M, D)", border.instance(Regenerated, ""), border.numbers("", dimensions=3)
+)
+_LABELS = border.numbers("real numbers (N, ...)")
+_ROWS = border.numbers("rows of real numbers", dimensions=2)
 
 
 class Dataset(eqx.Module):
@@ -166,6 +168,15 @@ class Dataset(eqx.Module):
     encoding: Float[Array, "M K"] | None = None
     whitening: Whitening | None = None
 
+    @border.checked(
+        inputs=_INPUTS,
+        labels=_LABELS,
+        teacher=border.optional(_ROWS),
+        model=border.optional(border.instance(eqx.Module, "the model that made the labels")),
+        directions=border.optional(_ROWS),
+        encoding=border.optional(_ROWS),
+        whitening=border.optional(border.instance(Whitening, "what data.whiten() kept")),
+    )
     def __init__(
         self,
         inputs: ArrayLike | Regenerated,
@@ -176,7 +187,7 @@ class Dataset(eqx.Module):
         encoding: ArrayLike | None = None,
         whitening: Whitening | None = None,
     ):
-        self.inputs = inputs if isinstance(inputs, Regenerated) else _inputs(inputs)
+        self.inputs = inputs if isinstance(inputs, Regenerated) else as_inputs(inputs)
         self.labels = jnp.asarray(labels)
         self.teacher = None if teacher is None else jnp.asarray(teacher)
         self.model = model
@@ -185,15 +196,11 @@ class Dataset(eqx.Module):
         rows = f"an array with one row per sample: ({N}, ...)"
         aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
         check(aligned, "labels", self.labels, rows)
-        for name, part in (("inputs", self.inputs), ("labels", self.labels)):
-            check(not jnp.issubdtype(part.dtype, jnp.complexfloating), name, part, "real numbers")
         if concrete(self.labels):
-            check(_all_finite(self.labels), "labels", self.labels, "finite numbers")
+            check(all_finite(self.labels), "labels", self.labels, "finite numbers")
         if self.teacher is not None:
             fits = self.teacher.ndim == 2 and self.teacher.shape[1] == D
             check(fits, "teacher", self.teacher, f"an array of shape (indices P, {D})")
-            real = not jnp.iscomplexobj(self.teacher)
-            check(real, "teacher", self.teacher.dtype.name, "real numbers")
             check(jnp.all(jnp.isfinite(self.teacher)), "teacher", self.teacher, "finite numbers")
         self.directions, self.encoding = None, None
         if directions is not None or encoding is not None:
@@ -276,6 +283,7 @@ class Dataset(eqx.Module):
         spread = sharding.spec and sharding.spec[0]
         return sharding.mesh if spread and isinstance(sharding.mesh, Mesh) else None
 
+    @border.checked(mesh=border.optional(border.instance(Mesh, "a jax.sharding.Mesh")))
     def sharded(self, mesh: Mesh | None = None) -> Dataset:
         """The same samples, spread evenly over devices: `gamp` and `train` then work on all of them
         at once, with the same numbers up to rounding.
@@ -317,13 +325,14 @@ class Dataset(eqx.Module):
             inputs = placed[0]
         return self._with(inputs, placed[1])
 
+    @border.checked(samples=border.whole())
     def first(self, samples: int) -> Dataset:
         """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or
         inputs that are not stored."""
-        samples = Arguments().count("samples", samples)
         inputs = self.stored_inputs[:samples]
         return self._with(inputs, self.labels[:samples])
 
+    @border.checked(quick=border.flag)
     def second_moments(self, quick: bool = False) -> SecondMoments:
         r"""Whether the inputs look as message passing assumes: iid entries of mean zero, variance
         one.
@@ -366,6 +375,7 @@ class Dataset(eqx.Module):
         x = x if mean is None else x - mean[np.ix_(tokens, features)]
         return second_moments(x, self.dimension, eigenvalue=False)
 
+    @border.checked(covariance=border.anything, tokens=border.anything)
     def whiten(
         self, covariance: ArrayLike | None = None, *, tokens: ArrayLike | str | None = None
     ) -> Dataset:
@@ -423,6 +433,7 @@ class Dataset(eqx.Module):
         model = self.model if whitening.tokens is None else None
         return Dataset(whitening.whitened(inputs), self.labels, teacher, model, whitening=whitening)
 
+    @border.checked(weights=border.anything)
     def unwhiten(self, weights: ArrayLike) -> Array:
         """Weights (P, D) in the coordinates before `whiten`: W = W' diag(s)^{-1/2} Uᵀ. Raises a
         ValueError for data that were not whitened."""
@@ -434,15 +445,4 @@ class Dataset(eqx.Module):
         return self.whitening.back(array)
 
 
-def _inputs(inputs: ArrayLike) -> Array:
-    """Stored inputs as an array of real numbers (N, M, D), all finite."""
-    array = jnp.asarray(inputs)
-    if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
-        array = array.astype(theory_dtype())
-    allowed = "an array of shape (samples N, tokens M, dimension D)"
-    check(array.ndim == 3, "inputs", array, allowed)
-    allowed = "at least one sample, one token and one dimension"
-    check(min(array.shape) >= 1, "inputs", array, allowed)
-    if concrete(array):
-        check(_all_finite(array), "inputs", array, "finite numbers")
-    return array
+is_dataset = border.instance(Dataset, "a Dataset: model.sample(..) or smi.Dataset(inputs, labels)")

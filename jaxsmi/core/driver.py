@@ -32,7 +32,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, concrete
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import checked, either, function, instance, optional, whole
 from jaxsmi.core.codes import RUNNING
 from jaxsmi.core.programs import program
 from jaxsmi.core.progress import Bar
@@ -248,6 +248,9 @@ def _next(stretch: int, seconds: float) -> int:
     return max(min(8 * stretch, int(stretch * _SECONDS / max(seconds, 1e-9))), 1)
 
 
+_FUNCTION = optional(function("a function of a state"))
+
+
 class Record(eqx.Module):
     """What a run records of its states, beside what it always does, and how often.
 
@@ -268,10 +271,10 @@ class Record(eqx.Module):
     function: Callable[..., PyTree] | None
     every: int | None = eqx.field(static=True)
 
+    @checked(function=_FUNCTION, every=optional(whole()))
     def __init__(self, function: Callable[..., PyTree] | None = None, every: int | None = None):
-        check(function is None or callable(function), "function", function, "a function of a state")
         self.function = function
-        self.every = None if every is None else Arguments().count("every", every)
+        self.every = every
 
     @classmethod
     def of(
@@ -281,6 +284,11 @@ class Record(eqx.Module):
         of them."""
         made = record if isinstance(record, Record) else cls(record)
         return made.function, usual if made.every is None else made.every
+
+
+is_record = optional(
+    either("a function of a state, or a Record", instance(Record, ""), function(""))
+)
 
 
 class RecoveryRay(eqx.Module):

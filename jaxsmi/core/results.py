@@ -18,7 +18,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import labelled
 from jaxsmi.core.arrays import PyTree, concrete
-from jaxsmi.core.checks import check
+from jaxsmi.core.border import checked, either, instance, numbers, scalar
+from jaxsmi.core.checks import UNIT_INTERVAL, check
 from jaxsmi.core.codes import Result, outcomes
 from jaxsmi.core.shown import Shown, number, readable, with_error
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-__all__ = ["Estimate", "LearnerSolution", "Solution", "Threshold"]
+__all__ = ["Estimate", "LearnerSolution", "Solution", "Threshold", "is_estimate", "is_overlap"]
 
 
 class Estimate(NamedTuple):
@@ -225,6 +226,14 @@ class LearnerSolution(Solution):
         }
 
 
+is_overlap = either(
+    "a number, an array (P, P), or a Solution", instance(Solution, ""), numbers("finite numbers")
+)
+is_estimate = either(
+    "a Solution with weights, or an estimate", instance(Solution, ""), numbers("finite numbers")
+)
+
+
 class Threshold(eqx.Module):
     """A critical sample complexity, with its error bar and what is learned there.
 
@@ -270,6 +279,7 @@ class Threshold(eqx.Module):
         remark = self.message if int(self.result) else ""
         return Shown(said, header=header, rows=rows, remark=remark)
 
+    @checked(confidence=scalar(UNIT_INTERVAL))
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
         from scipy.special import stdtrit  # here: importing it takes longer than the quantile

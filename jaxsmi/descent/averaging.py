@@ -17,7 +17,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.checks import Ability, Arguments, check, require
+from jaxsmi.core.border import checked, instance, numbers
+from jaxsmi.core.checks import Ability, check, require
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
 
@@ -42,6 +43,7 @@ class Averaged(eqx.Module):
     stderr: Array
 
 
+@checked(fit=instance(Solution, "a Solution of train"), teacher=numbers("data.teacher"))
 def averaged(fit: Solution, teacher: ArrayLike | None) -> Averaged:
     r"""The mean of the matrices of several runs of descent, and its estimation error.
 
@@ -74,7 +76,6 @@ def averaged(fit: Solution, teacher: ArrayLike | None) -> Averaged:
     Source:
         [theory: descent, Eqs. (7) to (9)].
     """
-    Arguments().instance("fit", fit, Solution, "a Solution of train")
     model = fit.model
     runs = fit.result.shape
     check(model is not None, "fit", "a solution without its model", "a Solution of train")

@@ -28,20 +28,26 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.border import checked, numbers, scalar, whole
+from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result, choose
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.driver import AbstractSolver, advance, begin
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
+from jaxsmi.models.base import is_model
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.roots import bisect
-from jaxsmi.priors.product import ProductPrior, gaussian_error
+from jaxsmi.priors.product import ASPECT, ProductPrior, gaussian_error
 
 __all__ = ["minimum_nuclear_norm", "nuclear_norm_threshold", "ridge_error"]
 
 
+_NUMBERS = numbers("finite numbers >= 0", NON_NEGATIVE)
+
+
+@checked(alpha=_NUMBERS, penalty=_NUMBERS, noise=_NUMBERS)
 def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) -> Array:
     r"""Estimation error per entry of ridge regression, whatever the width, elementwise.
 
@@ -93,6 +99,7 @@ def _non_negative(arguments: Arguments, name: str, value: ArrayLike) -> Array:
     return numbers
 
 
+@checked(aspect_ratio=scalar(ASPECT), rank_ratio=scalar(POSITIVE))
 def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Array:
     r"""α_NN, from which on the minimum of the nuclear norm is S (Δ = 0); never below that of the
     Bayes-optimal error.
@@ -155,6 +162,7 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     return jnp.where(prior.valid, jnp.where(inside, value, 1.0), jnp.nan)
 
 
+@checked(model=is_model, data=is_dataset, tolerance=scalar(POSITIVE), max_steps=whole())
 def minimum_nuclear_norm(
     model: Bilinear, data: Dataset, *, tolerance: ArrayLike = 1e-8, max_steps: int = 5000
 ) -> Solution:
@@ -200,7 +208,6 @@ def minimum_nuclear_norm(
     entries = inputs.shape[1] * inputs.shape[2]
     allowed = f"at most {entries}: no more equations than entries"
     check(data.samples <= entries, "data", f"{data.samples} samples", allowed)
-    max_steps = arguments.count("max_steps", max_steps)
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
     rows = inputs.reshape(data.samples, -1).astype(theory_dtype())
     basis, triangle = jnp.linalg.qr(rows.T)

@@ -18,6 +18,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.core.border import checked, either, instance, scalar, sequence
 from jaxsmi.core.checks import UNIT_INTERVAL, Arguments, check
 from jaxsmi.core.results import Solution
 
@@ -50,6 +51,14 @@ def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
     return jnp.where(jnp.any(above, axis=0), step, never)
 
 
+@checked(
+    solution=either(
+        "a Solution, or a list of them",
+        instance(Solution, ""),
+        sequence("", instance(Solution, "")),
+    ),
+    level=scalar(UNIT_INTERVAL),
+)
 def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> Array:
     r"""When each index was learned: the first step, or the first α, at which its cosine reached a
     level.

@@ -9,9 +9,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.border import checked, numbers, optional, precision, random_key, whole
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Regenerated
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.models.tokens import Directions
 from jaxsmi.sensing.blocks import shifted
 
@@ -46,6 +47,12 @@ class Stream(eqx.Module):
     directions: Array | None
     encoding: Array | None
 
+    @checked(
+        model=is_model,
+        teacher=numbers("an array whose last axis is the dimension", dimensions=2),
+        dtype=optional(precision),
+        directions=optional(numbers("U (K, D)", dimensions=2)),
+    )
     def __init__(
         self,
         model: AbstractModel,
@@ -79,6 +86,7 @@ class Stream(eqx.Module):
         """N/D, without end."""
         return float("inf")
 
+    @checked(key=random_key, samples=whole())
     def draw(self, key: PRNGKeyArray, samples: int) -> tuple[Array, Array]:
         """So many inputs (samples, M, D) and their labels."""
         _, input_key, noise_key = jax.random.split(key, 3)  # as `model.sample` splits it

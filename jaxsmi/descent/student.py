@@ -14,6 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.border import asked
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.programs import program
@@ -24,6 +25,9 @@ from jaxsmi.models.base import AbstractModel
 __all__ = ["batch_size_of", "begin_training", "check_gradient"]
 
 _PROBE = 8  # dimension, at most, in which a link is asked for its gradient
+
+
+_LOSS = "a JAX function of (prediction, label) that returns one number"
 
 
 def begin_training(
@@ -99,6 +103,20 @@ def _gradient(
     inputs = jax.random.normal(jax.random.key(0), (16, *shape), theory_dtype())
     labels = model.outputs(teacher, inputs)
     return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.outputs(w, inputs), labels)))(weights)
+
+
+def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int) -> None:
+    """Refuse a loss that fails on a prediction and a label, or whose answer is not one number."""
+
+    def predictions(key: Array) -> Array:
+        inputs = jnp.zeros((1, *model.input_shape(D)), theory_dtype())
+        return model.outputs(model.start(key, D), inputs)[0]
+
+    D = min(dimension, _PROBE)
+    one = jax.eval_shape(predictions, jax.random.key(0))
+    made = asked("loss", jax.eval_shape, _LOSS, loss, one, one)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(made)]
+    check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
 
 
 def check_gradient(

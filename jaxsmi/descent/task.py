@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import PyTree, theory_dtype
+from jaxsmi.core.border import asked, whole
 from jaxsmi.core.checks import COSINE, Arguments
 from jaxsmi.core.data import Dataset
 from jaxsmi.descent.loop import Descent, Epochs
@@ -45,9 +46,12 @@ class Batches(NamedTuple):
     def checked(self) -> Batches:
         """The same, or a ValueError that names what is wrong."""
         arguments = Arguments()
-        size = self.size if self.size is None else arguments.count("batch_size", self.size)
+        if self.size is not None:
+            whole()("batch_size", self.size)
+        whole()("repeats", self.repeats)
+        size = self.size if self.size is None else int(self.size)
         one_pass = arguments.flag("one_pass", self.one_pass)
-        return Batches(size, one_pass, arguments.count("repeats", self.repeats))
+        return Batches(size, one_pass, int(self.repeats))
 
 
 class Stop(NamedTuple):
@@ -66,7 +70,7 @@ class Stop(NamedTuple):
         """The same, or a ValueError that names what is wrong."""
         arguments = Arguments()
         if self.patience is not None:
-            arguments.count("patience", self.patience)
+            whole()("patience", self.patience)
         if self.target is not None:
             arguments.number("target", self.target, COSINE)
         return self
@@ -130,7 +134,8 @@ class Task(Descent):
         error = self._error(weights).astype(theory_dtype())
         entry |= {"error": error, "watched": error}
         if self.record is not None:
-            entry["record"] = jax.tree.map(jnp.asarray, self.record(weights))
+            made = asked("record", self.record, "a function of the weights", weights)
+            entry["record"] = jax.tree.map(jnp.asarray, made)
         return entry
 
     def _error(self, weights: Array) -> Array:

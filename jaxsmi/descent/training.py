@@ -21,16 +21,28 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
+from jaxsmi.core.border import (
+    checked,
+    choice,
+    either,
+    flag,
+    function,
+    instance,
+    numbers,
+    optional,
+    random_keys,
+    whole,
+)
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
-from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Record
+from jaxsmi.core.data import Dataset, is_dataset
+from jaxsmi.core.driver import Record, is_record
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.loop import DescentEnd, TrainState, descend
 from jaxsmi.descent.stream import Stream
-from jaxsmi.descent.student import batch_size_of, begin_training, check_gradient
+from jaxsmi.descent.student import batch_size_of, begin_training, check_gradient, check_loss
 from jaxsmi.descent.task import REDUCTIONS, Batches, Stop, Task
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.models.teacher_student import squared_loss
 
 __all__ = ["TrainState", "train"]
@@ -38,6 +50,22 @@ __all__ = ["TrainState", "train"]
 _RECORDS = 200  # of a run, if nothing else is said
 
 
+@checked(
+    model=is_model,
+    data=instance((Dataset, Stream), "a Dataset or a Stream"),
+    optimizer=instance(optax.GradientTransformation, "an optimiser of optax"),
+    key=optional(random_keys),
+    steps=whole(),
+    batch_size=optional(either("an integer >= 1, or smi.Batches", whole(), instance(Batches, ""))),
+    reduction=choice(*REDUCTIONS),
+    loss=function("a function of a prediction and a label"),
+    init=numbers("a scale, or weights (P, D)"),
+    test=optional(is_dataset),
+    record=is_record,
+    stop=optional(instance(Stop, "smi.Stop(patience, target)")),
+    state=optional(instance(TrainState, "the `state` of a solution of train")),
+    progress=optional(flag),
+)
 def train(
     model: AbstractModel,
     data: Dataset | Stream,
@@ -112,8 +140,6 @@ def train(
         [theory: descent, Eqs. (1) to (3)].
     """
     arguments = _kinds(model, data, optimizer)
-    steps = arguments.count("steps", steps)
-    reduction = arguments.choice("reduction", reduction, REDUCTIONS)
     batches = (batch_size if isinstance(batch_size, Batches) else Batches(batch_size)).checked()
     stopping = Stop() if stop is None else stop
     arguments.instance("stop", stopping, Stop, "smi.Stop(patience, target)")
@@ -121,13 +147,12 @@ def train(
     function, every = Record.of(record, max(steps // _RECORDS, 1))
     _check_stop(model, data, test, stopping)
     size = batch_size_of(model, data, batches.size, test)
-    check(callable(loss), "loss", loss, "a function of a prediction and a label")
-    progress = arguments.flag("progress", progress)
-    check_gradient(model, loss, data.dimension)
+    check_loss(model, loss, data.dimension)
     key = arguments.key("key", key, many=True)
     begin = begin_training(model, data, optimizer, key, init, state)
     if batches.one_pass and isinstance(data, Dataset):
         _check_one_pass(data, size, steps, begin)
+    check_gradient(model, loss, data.dimension)
     target = None if stopping.target is None else jnp.asarray(stopping.target, theory_dtype())
     task = Task(
         model=model,

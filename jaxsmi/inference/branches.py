@@ -21,14 +21,24 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import (
+    anything,
+    checked,
+    flag,
+    optional,
+    random_key,
+    scalar,
+    sequence,
+    whole,
+)
+from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start
 from jaxsmi.learners.base import AbstractLearner, learner_of
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.models.index import AbstractIndexModel
 
 __all__ = ["global_minimum"]
@@ -39,6 +49,17 @@ _SAME = 1e-3  # relative distance below which two fixed points are one
 _NOTHING = 1e-6  # of an overlap that is zero
 
 
+@checked(
+    model=is_model,
+    alpha=scalar(POSITIVE),
+    learner=anything,
+    key=random_key,
+    starts=sequence("words or LearnerSolutions, at least one"),
+    samples=optional(whole()),
+    randomisations=optional(whole(2)),
+    max_steps=whole(),
+    progress=optional(flag),
+)
 def global_minimum(
     model: AbstractModel,
     alpha: ArrayLike,

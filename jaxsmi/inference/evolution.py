@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import arithmetic, frozen, is_zero, nan_unless
+from jaxsmi.core.border import anything, checked, flag, numbers, optional, random_key, scalar, whole
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
@@ -34,7 +35,7 @@ from jaxsmi.inference.matrix_learner import matrix_evolved
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.learners.matrix_erm import MatrixErm
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.fixed_point import Iterate
@@ -51,6 +52,24 @@ _TOLERANCE = 1e-4
 _FINE = 1e-8  # of a learner, relative: accelerated steps get there at no cost
 
 
+@checked(
+    model=is_model,
+    alpha=scalar(POSITIVE),
+    key=optional(random_key),
+    learner=anything,
+    q0=optional(numbers("a number, or Q (P, P)")),
+    m0=optional(numbers("a number, or M (P, P*)")),
+    v0=optional(numbers("a number, or V (P, P)")),
+    b0=optional(numbers("a number, or B (P, K)")),
+    samples=optional(whole()),
+    randomisations=optional(whole(2)),
+    max_steps=whole(),
+    tolerance=optional(scalar(POSITIVE)),
+    newton=flag,
+    side_information=scalar(FRACTION),
+    noises=anything,
+    progress=optional(flag),
+)
 def state_evolution(
     model: AbstractModel,
     alpha: ArrayLike,
@@ -146,11 +165,11 @@ def state_evolution(
         start=Start(q0, m0, v0, b0),
         samples=samples,
         randomisations=randomisations,
-        max_steps=arguments.count("max_steps", max_steps),
+        max_steps=max_steps,
         tolerance=tolerance,
-        newton=arguments.flag("newton", newton),
+        newton=newton,
         side_information=side_information,
-        progress=arguments.flag("progress", progress),
+        progress=progress,
     )
     check(learner is None or noises is None, "noises", noises, "None with a learner")
     if isinstance(learner, MatrixErm):

@@ -40,6 +40,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import PyTree, theory_dtype
+from jaxsmi.core.border import asked
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver, RecoveryRay
@@ -225,7 +226,8 @@ class GampIteration(AbstractSolver[Position]):
             "misfit": state.misfit,
         }
         if self.record is not None:
-            entry["record"] = jax.tree.map(jnp.asarray, self.record(now))
+            made = asked("record", self.record, "a function of a GampState", now)
+            entry["record"] = jax.tree.map(jnp.asarray, made)
         return entry
 
     def recorded(self, state: Position, count: Array) -> Array:

@@ -18,7 +18,20 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import PyTree
-from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.border import (
+    anything,
+    asked,
+    checked,
+    choice,
+    flag,
+    function,
+    instance,
+    optional,
+    random_key,
+    scalar,
+    whole,
+)
+from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.programs import program
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import LearnerSolution
@@ -26,12 +39,13 @@ from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start
 from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.learners.erm import Erm
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.numerics.descent import Descent, Ended, Point
 
 __all__ = ["LearnerSearch", "search_learner"]
 
+_BUILD = "a function of `start` that makes a learner"
 _OBJECTIVES = ("error", "test_loss")
 
 
@@ -45,6 +59,20 @@ class LearnerSearch(Ended):
     solution: LearnerSolution
 
 
+@checked(
+    model=is_model,
+    alpha=scalar(POSITIVE),
+    build=function(_BUILD),
+    start=anything,
+    key=random_key,
+    objective=choice(*_OBJECTIVES),
+    samples=optional(whole()),
+    randomisations=optional(whole(2)),
+    optimizer=optional(instance(optax.GradientTransformation, "an optimiser of optax")),
+    max_steps=whole(),
+    tolerance=scalar(POSITIVE),
+    progress=optional(flag),
+)
 def search_learner(
     model: AbstractModel,
     alpha: ArrayLike,
@@ -104,13 +132,10 @@ def search_learner(
     """
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
-    key = arguments.key("key", key)
-    check(callable(build), "build", build, "a function of `start` that makes a learner")
-    name = arguments.choice("objective", objective, _OBJECTIVES)
+    name = objective
     first = jax.tree.map(lambda x: arguments.array("start", x, "a tree of real numbers"), start)
-    max_steps = arguments.count("max_steps", max_steps)
     limit = float(arguments.number("tolerance", tolerance, POSITIVE))
-    known, teacher = learner_of(build(first), model, arguments)
+    known, teacher = learner_of(asked("build", build, _BUILD, first), model, arguments)
 
     aim = _Objective(teacher, alpha, build, known, key, name, samples, randomisations)
     allowed = "parameters at which state evolution has a fixed point with a derivative"

@@ -26,10 +26,21 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import PyTree, concrete, is_zero, theory_dtype
+from jaxsmi.core.border import (
+    anything,
+    checked,
+    flag,
+    instance,
+    optional,
+    random_key,
+    scalar,
+    text,
+    whole,
+)
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import RUNNING, Result
-from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Record, Run, drive, ready
+from jaxsmi.core.data import Dataset, is_dataset
+from jaxsmi.core.driver import Record, Run, drive, is_record, ready
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference import starts
@@ -39,7 +50,7 @@ from jaxsmi.inference.learner_passing import Plan, learned, statistic_of
 from jaxsmi.inference.matrix_learner import matrix_learned
 from jaxsmi.learners.base import AbstractLearner, Bayes
 from jaxsmi.learners.matrix_erm import MatrixErm
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import AbstractModel, is_model, model_argument
 
 __all__ = ["GampState", "gamp"]
 
@@ -49,6 +60,22 @@ _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
 _AGAIN = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 
 
+@checked(
+    model=is_model,
+    data=is_dataset,
+    key=optional(random_key),
+    learner=anything,
+    max_steps=whole(),
+    tolerance=scalar(POSITIVE),
+    damping=optional(scalar(FRACTION)),
+    precision=optional(text),
+    calibrate=optional(flag),
+    init=anything,
+    side_information=scalar(FRACTION),
+    record=is_record,
+    state=optional(instance(GampState, "the state of a Solution of gamp: solution.state")),
+    progress=optional(flag),
+)
 def gamp(
     model: AbstractModel,
     data: Dataset,
@@ -141,11 +168,9 @@ def gamp(
     """
     model = model_argument(model, None if learner is not None else Ability.INFERENCE)
     arguments = Arguments()
-    max_steps = arguments.count("max_steps", max_steps)
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
     chosen = model.dampings[0] if damping is None else damping
     function, every = Record.of(record)
-    progress = arguments.flag("progress", progress)
     warn_of_inputs(model, data)
     if learner is not None:
         _check_beside(learner, precision, calibrate, side_information)

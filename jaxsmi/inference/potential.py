@@ -28,16 +28,25 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
+from jaxsmi.core.border import checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Ability, Arguments
 from jaxsmi.core.programs import program
-from jaxsmi.core.results import Estimate, Solution
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.core.results import Estimate, Solution, is_overlap
+from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.numerics.implicit import differentiable, not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 
 __all__ = ["free_entropy", "potential_at"]
 
 
+@checked(
+    model=is_model,
+    alpha=scalar(POSITIVE),
+    overlap=is_overlap,
+    key=optional(random_key),
+    samples=whole(2),
+    randomisations=whole(2),
+)
 def free_entropy(
     model: AbstractModel,
     alpha: ArrayLike,
@@ -83,8 +92,6 @@ def free_entropy(
     model = model_argument(model, Ability.INFERENCE)
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
-    samples = arguments.count("samples", samples, at_least=2)
-    randomisations = arguments.count("randomisations", randomisations, at_least=2)
     S = model.prior.second_moment(model.indices)
     Q = arguments.overlap(
         "overlap", overlap.overlap if isinstance(overlap, Solution) else overlap, S

@@ -24,9 +24,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.border import checked, flag, optional, random_key, scalar
 from jaxsmi.core.checks import UNIT_INTERVAL, Ability, Arguments
 from jaxsmi.core.codes import Result
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.iteration import GampState, contract
@@ -48,7 +49,7 @@ from jaxsmi.inference.spectral_vectors import (
     orthonormal,
 )
 from jaxsmi.inference.teacher_norm import with_norm
-from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
+from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, is_model, model_argument
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 
 __all__ = [
@@ -84,6 +85,13 @@ class SpectralStart(NamedTuple):
     learned: Array
 
 
+@checked(
+    model=is_model,
+    data=is_dataset,
+    key=optional(random_key),
+    regularisation=scalar(UNIT_INTERVAL),
+    norm=optional(flag),
+)
 def spectral(
     model: AbstractModel,
     data: Dataset,
@@ -149,7 +157,6 @@ def spectral(
     """
     model = model_argument(model, Ability.SPECTRAL)
     arguments = Arguments()
-    Arguments().instance("data", data, Dataset, "a Dataset: model.sample(..)")
     model.shapes(data)
     model.channel.check_labels(data.labels)
     s = arguments.number("regularisation", regularisation, UNIT_INTERVAL)

@@ -24,11 +24,12 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.border import checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Ability, Arguments
 from jaxsmi.core.driver import Run
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
-from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
+from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, is_model, model_argument
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
@@ -121,6 +122,13 @@ class _SpectralMap(eqx.Module):
         )
 
 
+@checked(
+    model=is_model,
+    alpha=scalar(POSITIVE),
+    key=optional(random_key),
+    samples=whole(4),
+    randomisations=whole(2),
+)
 def spectral_overlap(
     model: AbstractModel,
     alpha: ArrayLike,
@@ -171,7 +179,7 @@ def spectral_overlap(
     model = model_argument(model, Ability.SPECTRAL)
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
-    nets = arguments.count("randomisations", randomisations, at_least=2)
+    nets = randomisations
     samples = arguments.count("samples", samples, at_least=2 * nets)
     key = arguments.key("key", key)
     arguments.condition(is_centred(model), "model", model.prior, CENTRED)

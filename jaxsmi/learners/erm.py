@@ -23,8 +23,9 @@ from jaxsmi.channels import proximal
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import Reply
 from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.border import anything, checked, flag, function, numbers, optional, scalar
 from jaxsmi.core.checks import NON_NEGATIVE, Arguments, check
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.learners import losses
 from jaxsmi.learners.base import (
     AbstractLearner,
@@ -67,6 +68,14 @@ def _function(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array],
     return loss.func if isinstance(loss, jax.tree_util.Partial) else loss
 
 
+@checked(
+    student=anything,
+    loss=function("a function of (prediction, label)"),
+    ridge=scalar(NON_NEGATIVE),
+    prox=anything,
+    starts=anything,
+    convex=optional(flag),
+)
 class Erm(AbstractLearner):
     r"""Empirical risk minimisation with a ridge: what gradient descent with weight decay ends at.
 
@@ -140,6 +149,7 @@ class Erm(AbstractLearner):
         """Where the loss is not convex."""
         return not self.convex and self.prox is None
 
+    @checked(weights=numbers("weights (P, D)", dimensions=2), data=is_dataset)
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
         r"""R(W)/D on a data set: the number that descent, message passing and theory share.
 

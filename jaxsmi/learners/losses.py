@@ -15,9 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxsmi.core.border import checked, numbers
+
 __all__ = ["hinge", "logistic", "squared"]
 
 
+@checked(prediction=numbers("real numbers"), label=numbers("real numbers"))
 def squared(prediction: Array, label: Array) -> Array:
     """½ ‖ŷ - y‖². (The default of `smi.train` is without the ½.)
 
@@ -42,9 +45,10 @@ def squared(prediction: Array, label: Array) -> Array:
     Source:
         [theory: empirical-risk, section 1].
     """
-    return 0.5 * jnp.sum((prediction - label) ** 2)
+    return 0.5 * jnp.sum(jnp.subtract(prediction, label) ** 2)
 
 
+@checked(prediction=numbers("real numbers"), label=numbers("real numbers"))
 def logistic(prediction: Array, label: Array) -> Array:
     """Σ log(1 + exp(-y ŷ)), labels ±1.
 
@@ -72,6 +76,7 @@ def logistic(prediction: Array, label: Array) -> Array:
     return jnp.sum(jax.nn.softplus(-label * prediction))
 
 
+@checked(prediction=numbers("real numbers"), label=numbers("real numbers"))
 def hinge(prediction: Array, label: Array) -> Array:
     """Σ max(0, 1 - y ŷ), labels ±1. It has a kink: its proximal point is a formula.
 

@@ -20,8 +20,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.matrix_scores import AbstractLinearReadout
+from jaxsmi.core.border import anything, checked, flag, numbers, scalar
 from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, Arguments, check
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.numerics.linear_algebra import symmetric
 
@@ -136,11 +137,12 @@ class MatrixErm(eqx.Module):
     nuclear: Array
     positive: bool = eqx.field(static=True)
 
+    @checked(ridge=scalar(NON_NEGATIVE), nuclear=scalar(NON_NEGATIVE), positive=flag)
     def __init__(self, ridge: ArrayLike = 0.0, nuclear: ArrayLike = 0.0, *, positive: bool = True):
         arguments = Arguments()
         self.ridge = arguments.number("ridge", ridge, NON_NEGATIVE)
         self.nuclear = arguments.number("nuclear", nuclear, NON_NEGATIVE)
-        self.positive = arguments.flag("positive", positive)
+        self.positive = positive
         some = (self.ridge > 0.0) | (self.nuclear > 0.0)
         arguments.condition(some, "ridge", ridge, "a number > 0 where nuclear is 0")
         self.ridge = jnp.where(some, self.ridge, jnp.nan)  # inside jit nothing else says so
@@ -151,6 +153,7 @@ class MatrixErm(eqx.Module):
         return jnp.isfinite(self.ridge) & jnp.isfinite(self.nuclear)
 
     @classmethod
+    @checked(student=anything, decay=scalar(POSITIVE))
     def of_weight_decay(cls, student: AbstractMatrixModel, decay: ArrayLike) -> MatrixErm:
         """What a student with factors of that width minimises under weight decay (κ/2) ‖factors‖²,
         if its width reaches the rank of the minimum.
@@ -188,6 +191,7 @@ class MatrixErm(eqx.Module):
         norm = jnp.sum(jnp.linalg.svd(signal[0], compute_uv=False))
         return (0.5 * self.ridge * jnp.sum(signal**2) + self.nuclear * unit * norm) / (L * d)
 
+    @checked(weights=numbers("S (L, d)"), data=is_dataset)
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
         r"""R(S) over the entries of S, on a data set that knows its model.
 

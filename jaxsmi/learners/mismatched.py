@@ -17,6 +17,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import ClosedFormChannel, Posterior
 from jaxsmi.channels.proximal import Reply
+from jaxsmi.core.border import anything, checked
 from jaxsmi.core.checks import Ability, Arguments, check, require
 from jaxsmi.learners.base import (
     AbstractLearner,
@@ -36,6 +37,7 @@ __all__ = ["Mismatched"]
 _NODES = 2**14  # of the average over weights, of each component of the teacher's prior
 
 
+@checked(student=anything)
 class Mismatched(AbstractLearner):
     """The posterior mean of another model: its prior and its channel, on labels it did not make.
 

@@ -33,8 +33,19 @@ from jaxsmi.channels.likelihood import NoInference
 from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxScores
 from jaxsmi.channels.symmetric_fields import SymmetricFields
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.border import (
+    checked,
+    choice,
+    either,
+    function,
+    numbers,
+    optional,
+    scalar,
+    whole,
+)
 from jaxsmi.core.checks import (
     NON_NEGATIVE,
+    POSITIVE,
     VARIANCE,
     Ability,
     Arguments,
@@ -57,6 +68,7 @@ from jaxsmi.sensing.symmetric import SymmetricSensing
 __all__ = ["AttentionIndexed"]
 
 OUTPUTS = ("softmax", "hardmax", "linear")
+_OUTPUT = f"one of {OUTPUTS}, or a JAX function of scores (T, T)"
 _TOLERANCE = 1e-3  # of the inner integral of two layers
 _BETA = Interval("a finite number > 0 (or output='hardmax')", low=0.0, open_low=True)
 
@@ -103,6 +115,19 @@ class AttentionIndexed(AbstractMatrixModel):
     output: str = eqx.field(static=True)
     layers: int = eqx.field(static=True)
 
+    @checked(
+        tokens=whole(),
+        rank_ratio=scalar(POSITIVE),
+        output=optional(either(_OUTPUT, choice(*OUTPUTS), function(""))),
+        beta=scalar(_BETA),
+        noise=scalar(VARIANCE),
+        layers=whole(),
+        skip=scalar(NON_NEGATIVE),
+        log_likelihood=optional(function("a function of (label, fields)")),
+        sampler=optional(function("a function of (key, fields)")),
+        outcomes=optional(numbers("all labels (K, ...), two or more")),
+        tolerance=optional(scalar(POSITIVE)),
+    )
     def __init__(
         self,
         tokens: int,
@@ -127,7 +152,7 @@ class AttentionIndexed(AbstractMatrixModel):
         linear = output not in ("softmax", "hardmax")
         self.tokens = arguments.count("tokens", tokens, at_least=1 if linear else 2)
         check(output != "hardmax" or self.tokens <= 5, "tokens", tokens, "2 to 5 for hardmax")
-        self.layers = arguments.count("layers", layers)
+        self.layers = layers
         check(self.layers == 1 or not linear, "layers", layers, "1 for this output")
         known = scores_output(output, labels, self.tokens, tolerance)
         self.output = known.name
@@ -376,11 +401,6 @@ class AttentionIndexed(AbstractMatrixModel):
         return jax.vmap(self.link)(SymmetricSensing(inputs).forward(self.signal_of(estimate)))
 
     # Data
-
-    @property
-    def complexity_name(self) -> str:
-        """α."""
-        return "n/d²"
 
     def complexity(self, samples: int, dimension: int) -> float:
         """α = n/d²."""

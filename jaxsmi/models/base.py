@@ -17,15 +17,15 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.core import border
 from jaxsmi.core.arrays import arithmetic, theory_dtype
-from jaxsmi.core.checks import Ability, Arguments, check, require, without_nan
+from jaxsmi.core.checks import POSITIVE, Ability, Arguments, check, require, without_nan
 from jaxsmi.core.data import Dataset, Regenerated, Taught
-from jaxsmi.core.results import Estimate, Solution
+from jaxsmi.core.results import Estimate, Solution, is_estimate
 from jaxsmi.core.shown import Shown, brief, constructed
 from jaxsmi.models.tokens import Directions
 from jaxsmi.priors.base import AbstractPrior
@@ -97,6 +97,16 @@ class AbstractModel(eqx.Module):
 
     # Data
 
+    @border.checked(
+        key=border.random_key,
+        dimension=border.whole(),
+        alpha=border.scalar(POSITIVE),
+        dtype=border.optional(border.precision),
+        teacher=border.optional(border.numbers("an array of real numbers")),
+        directions=border.optional(border.numbers("U (K, D)", dimensions=2)),
+        store=border.flag,
+        inputs=border.text,
+    )
     def sample(
         self,
         key: PRNGKeyArray,
@@ -144,17 +154,11 @@ class AbstractModel(eqx.Module):
         """
         arguments = Arguments()
         dimension = arguments.count("dimension", dimension, at_least=self.least_dimension)
-        known = (
-            isinstance(alpha, (int, float, np.number, np.ndarray, jax.Array))
-            and np.ndim(alpha) == 0
-        )
-        positive = known and bool(np.isfinite(alpha)) and alpha > 0
-        check(positive, "alpha", alpha, f"a positive number {self.complexity_name}")
         alpha = float(alpha)
-        store = arguments.flag("store", store)
         law = arguments.choice("inputs", inputs, self.input_laws)
-        key = arguments.key("key", key)
+        check(alpha < 2**31, "alpha", alpha, "a number < 2^31")
         samples = max(self.samples_at(alpha, dimension), 1)
+        check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
         self.warn_of_rounding(dimension, samples, alpha)
         teacher_key, input_key, noise_key = jax.random.split(key, 3)
         given = self.draw_teacher(teacher_key, dimension) if teacher is None else teacher
@@ -162,8 +166,8 @@ class AbstractModel(eqx.Module):
         self.admit_teacher(truth, dimension)
         shape = self.input_shape(dimension)
         usual = theory_dtype() if store else jnp.float32
-        drawn = self.draw_inputs(input_key, samples, shape, dtype or usual, store, law)
         around = self.directions_of(jax.random.fold_in(teacher_key, 1), truth, directions)
+        drawn = self.draw_inputs(input_key, samples, shape, dtype or usual, store, law)
         if around is not None:
             drawn = shifted(drawn, around.mean)
         labels = self.draw_labels(noise_key, truth, drawn)
@@ -182,11 +186,6 @@ class AbstractModel(eqx.Module):
     def least_dimension(self) -> int:
         """The smallest dimension that data can have."""
         return 1
-
-    @property
-    def complexity_name(self) -> str:
-        """The sample complexity α in the letters of the family."""
-        return "N/D"
 
     @abc.abstractmethod
     def samples_at(self, alpha: float, dimension: int) -> int:
@@ -254,6 +253,9 @@ class AbstractModel(eqx.Module):
         """Noiseless labels (N, ...) of inputs for a student's weights, in the precision of the
         inputs: what `train` differentiates."""
 
+    @border.checked(
+        solution=is_estimate, inputs=border.numbers("new inputs (N, M, D)", dimensions=3)
+    )
     def predict(self, solution: Solution | ArrayLike, inputs: ArrayLike) -> Array:
         r"""Labels of new inputs by the plug-in predictor: the link at the fields of the estimate.
 
@@ -420,14 +422,17 @@ def is_centred(model: AbstractModel) -> Array:
     return xp.max(xp.abs(xp.asarray(known))) <= 1e-12
 
 
+_MODEL = (
+    "a model with a prior and a channel, such as smi.DeepAttention(2, 2) (for a "
+    "SequenceSingleIndex: the functions of smi.sgd)"
+)
+is_model = border.instance(AbstractModel, _MODEL)
+
+
 def model_argument(model: object, ability: Ability | None = None) -> AbstractModel:
     """The argument `model` of a public function: a ValueError for what is no model, or for one that
     lacks the ability, with its own sentence."""
-    allowed = (
-        "a model with a prior and a channel, such as smi.DeepAttention(2, 2) (for a "
-        "SequenceSingleIndex: the functions of smi.sgd)"
-    )
-    made = Arguments().instance("model", model, AbstractModel, allowed)
+    made = Arguments().instance("model", model, AbstractModel, _MODEL)
     if ability is not None:
         require(made, ability)
     return made

@@ -38,7 +38,18 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import LinearField, LinearScores
 from jaxsmi.channels.symmetric_fields import SymmetricFields
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import VARIANCE, Ability, Arguments, check
+from jaxsmi.core.border import (
+    checked,
+    choice,
+    either,
+    flag,
+    function,
+    instance,
+    numbers,
+    optional,
+    scalar,
+)
+from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, VARIANCE, Ability, Arguments, check
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
@@ -48,7 +59,7 @@ from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.score_error import sampled_error
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import goe
-from jaxsmi.priors.product import ProductPrior, gaussian_error
+from jaxsmi.priors.product import ASPECT, ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import AbstractSpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import LAWS, draw_inputs, gaussian
@@ -60,6 +71,10 @@ __all__ = [
 
 
 OUTPUTS = ("linear", "sign", "absolute")
+_ASPECT = scalar(ASPECT)
+_RANK = scalar(POSITIVE)
+_NOISE = scalar(VARIANCE)
+_OUTPUT = f"one of {OUTPUTS}, a JAX function of one number, or a link of smi.links"
 
 
 def symmetric_gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -106,6 +121,16 @@ class Bilinear(AbstractMatrixModel):
     output: str = eqx.field(static=True)
     even: bool = eqx.field(static=True)
 
+    @checked(
+        aspect_ratio=_ASPECT,
+        rank_ratio=_RANK,
+        noise=_NOISE,
+        symmetric=flag,
+        output=optional(either(_OUTPUT, choice(*OUTPUTS), function(""), instance(MultiIndex, ""))),
+        log_likelihood=optional(function("a function of (label, fields)")),
+        sampler=optional(function("a function of (key, fields)")),
+        outcomes=optional(numbers("all labels (K, ...), two or more")),
+    )
     def __init__(
         self,
         aspect_ratio: ArrayLike = 1.0,
@@ -119,7 +144,7 @@ class Bilinear(AbstractMatrixModel):
         outcomes: ArrayLike | None = None,
     ):
         arguments = Arguments()
-        self.symmetric = arguments.flag("symmetric", symmetric)
+        self.symmetric = symmetric
         self.noise = arguments.number("noise", noise, VARIANCE)
         self.tokens = 1  # one field a sample
         labels = Labels(noise, log_likelihood, sampler, outcomes)
@@ -180,6 +205,7 @@ class Bilinear(AbstractMatrixModel):
         (1 + Δ/2)/2 [theory: bilinear, Eq. (20)]."""
         return jnp.where(jnp.isinf(self.aspect_ratio), 0.0, super().small_width_threshold)
 
+    @checked(scaled=numbers("finite numbers >= 0", NON_NEGATIVE))
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """V at ᾱ as ρ -> 0, elementwise; at β = ∞ that of a Gaussian S at α = ᾱ."""
         wide = gaussian_error(jnp.asarray(scaled, theory_dtype()), self.noise)
@@ -338,11 +364,6 @@ class Bilinear(AbstractMatrixModel):
         return jax.vmap(self.link)(fields / math.sqrt(estimate.size))
 
     # Data
-
-    @property
-    def complexity_name(self) -> str:
-        """α."""
-        return "n/(dL)"
 
     def complexity(self, samples: int, dimension: int) -> float:
         """α = n/(dL)."""

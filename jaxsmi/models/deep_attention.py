@@ -31,17 +31,29 @@ from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.channels.paired_attention import PairedAttentionChannel
 from jaxsmi.channels.two_heads import TwoHeadsChannel
 from jaxsmi.core.arrays import arithmetic, is_zero
+from jaxsmi.core.border import (
+    checked,
+    choice,
+    either,
+    flag,
+    numbers,
+    optional,
+    scalar,
+    sequence,
+    whole,
+)
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.multi_index import default_tolerance
 from jaxsmi.models.symmetry import AbstractSymmetry, Exchange, QueryAndKey, Rotation, Sign
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
-from jaxsmi.priors.gaussian import iid_prior
+from jaxsmi.priors.gaussian import iid_prior, is_prior
 
 __all__ = ["DeepAttention"]
 
 ACTIVATIONS = ("softmax", "hardmax")
+_COUNTS = either("an integer >= 1, or one a layer", whole(), sequence("", whole()))
 
 
 class DeepAttention(AbstractIndexModel):
@@ -90,6 +102,20 @@ class DeepAttention(AbstractIndexModel):
     activation: str = eqx.field(static=True)
     symmetry: tuple[AbstractSymmetry, ...]
 
+    @checked(
+        depth=whole(),
+        tokens=whole(2),
+        skip=numbers("a number >= 0, or one a layer"),
+        ranks=_COUNTS,
+        beta=scalar(POSITIVE),
+        heads=_COUNTS,
+        tied=either("True or False, or one a layer", flag, sequence("", flag)),
+        noise=scalar(VARIANCE),
+        activation=choice(*ACTIVATIONS),
+        prior=is_prior,
+        tolerance=optional(scalar(POSITIVE)),
+        max_nodes=whole(),
+    )
     def __init__(
         self,
         depth: int,
@@ -107,8 +133,6 @@ class DeepAttention(AbstractIndexModel):
         max_nodes: int = 2**20,
     ):
         arguments = Arguments()
-        depth = arguments.count("depth", depth)
-        tokens = arguments.count("tokens", tokens, at_least=2)
         widths = _each("ranks", ranks, depth)
         many = _each("heads", heads, depth)
         ties = (tied,) * depth if isinstance(tied, (bool, np.bool_)) else tuple(tied)
@@ -116,7 +140,7 @@ class DeepAttention(AbstractIndexModel):
         check(valid, "tied", tied, f"True or False, or {depth} of them")
         self.beta = arguments.number("beta", beta, POSITIVE)
         self.noise = arguments.number("noise", noise, VARIANCE)
-        self.activation = arguments.choice("activation", activation, ACTIVATIONS)
+        self.activation = activation
         soft = self.activation == "softmax"
         silent = True if soft else self.noise == 0
         self.noise = arguments.masked(self.noise, silent, "noise", noise, "0 with hardmax")
@@ -203,6 +227,7 @@ class DeepAttention(AbstractIndexModel):
                         names.append(", ".join(words))
         return tuple(names)
 
+    @checked(weights=numbers("rows (P, D)"), x=numbers("tokens as rows (M, D)"))
     def network(self, weights: ArrayLike, x: ArrayLike) -> Array:
         r"""The network itself: y (M, M) of one input, layer by layer.
 

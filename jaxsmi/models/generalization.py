@@ -8,13 +8,21 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
+from jaxsmi.core.border import checked, choice, optional, random_key, whole
 from jaxsmi.core.checks import Arguments
-from jaxsmi.core.results import Estimate, Solution
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.core.results import Estimate, Solution, is_overlap
+from jaxsmi.models.base import AbstractModel, is_model, model_argument
 
 __all__ = ["generalization_error"]
 
 
+@checked(
+    model=is_model,
+    overlap=is_overlap,
+    key=optional(random_key),
+    predictor=choice("plug-in", "bayes"),
+    samples=whole(16),
+)
 def generalization_error(
     model: AbstractModel,
     overlap: ArrayLike | Solution,
@@ -60,8 +68,6 @@ def generalization_error(
     """
     P = model_argument(model).indices
     arguments = Arguments()
-    predictor = arguments.choice("predictor", predictor, ("plug-in", "bayes"))
-    samples = arguments.count("samples", samples, at_least=16)
     Q = overlap.overlap if isinstance(overlap, Solution) else overlap
     if isinstance(Q, (int, float, np.ndarray, np.generic, jax.Array)) and np.ndim(Q) == 0:
         Q = Q * jnp.eye(P)  # q, not a share of S

@@ -18,6 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.core.border import checked, flag, mapping
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.quadrature import hermite_polynomials
 
@@ -46,6 +47,7 @@ class HermiteSeries(eqx.Module):
     degrees: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     normalised: bool = eqx.field(static=True)
 
+    @checked(terms=mapping("coefficients by degrees: {(2, 0): 1.0}"), normalised=flag)
     def __init__(self, terms: Mapping[tuple[int, ...], ArrayLike], normalised: bool = False):
         check(len(terms) > 0, "terms", dict(terms), "at least one term")
         degrees = [tuple(n) for n in terms]

@@ -26,8 +26,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.logistic import LogisticChannel
 from jaxsmi.channels.piecewise import PiecewiseLinearChannel
 from jaxsmi.core.arrays import is_zero
-from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, Interval, check
+from jaxsmi.core.border import anything, checked, numbers, optional, scalar, text, whole
+from jaxsmi.core.checks import FINITE, POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.priors.gaussian import is_prior
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
@@ -42,10 +44,10 @@ __all__ = [
 ]
 
 _STEEPEST = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
-_FINITE = Interval("a finite number")
 _HALF = 0.6744897501960817  # half of N(0, 1) lies within it
 
 
+@checked(beta=scalar(_STEEPEST), prior=is_prior)
 def logistic(beta: ArrayLike = 1.0, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Logistic regression: y = ±1 with probability 1/(1 + e^{-βyz}).
 
@@ -75,6 +77,7 @@ def logistic(beta: ArrayLike = 1.0, prior: AbstractIidPrior | None = None) -> Mu
     return MultiIndex(channel=LogisticChannel(steepness), prior=prior, name="logistic")
 
 
+@checked(classes=whole(2), tolerance=optional(scalar(POSITIVE)), prior=is_prior)
 def softmax(
     classes: int = 3, tolerance: float | None = None, prior: AbstractIidPrior | None = None
 ) -> MultiIndex:
@@ -104,12 +107,13 @@ def softmax(
     Source:
         [theory: multi-index, section 3].
     """
-    K = Arguments().count("classes", classes, at_least=2)
+    K = classes
     name = f"softmax({K})"
     setting = {"indices": K, "outcomes": np.eye(K), "tolerance": tolerance, "prior": prior}
     return MultiIndex(log_likelihood=_log_softmax, name=name, **setting)
 
 
+@checked(size=scalar(POSITIVE), tolerance=optional(scalar(POSITIVE)), prior=is_prior)
 def poisson(
     size: ArrayLike = 1.0, tolerance: float | None = None, prior: AbstractIidPrior | None = None
 ) -> MultiIndex:
@@ -150,6 +154,14 @@ def poisson(
     )
 
 
+@checked(
+    slopes=numbers("numbers (S,), S >= 1"),
+    offsets=numbers("numbers (S,), one a slope"),
+    knots=anything,
+    noise=scalar(VARIANCE),
+    prior=is_prior,
+    name=text,
+)
 def piecewise_linear(
     slopes: ArrayLike,
     offsets: ArrayLike,
@@ -204,6 +216,7 @@ def piecewise_linear(
     return MultiIndex(channel=channel, prior=prior, name=name)
 
 
+@checked(noise=scalar(VARIANCE), leak=scalar(FINITE), prior=is_prior)
 def relu(
     noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: AbstractIidPrior | None = None
 ) -> MultiIndex:
@@ -231,11 +244,12 @@ def relu(
     Source:
         [BKMMZ19].
     """
-    low = Arguments().number("leak", leak, _FINITE)
+    low = Arguments().number("leak", leak, FINITE)
     slopes = jnp.stack([low, jnp.ones_like(low)])
     return piecewise_linear(slopes, np.array([0, 0]), np.array([0]), noise, prior, "relu")
 
 
+@checked(noise=scalar(VARIANCE), prior=is_prior)
 def hard_tanh(noise: ArrayLike = 0.0, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """A field that is cut off, y = min(max(z, -1), 1) + √Δ ξ.
 
@@ -265,6 +279,7 @@ def hard_tanh(noise: ArrayLike = 0.0, prior: AbstractIidPrior | None = None) -> 
     )
 
 
+@checked(noise=scalar(VARIANCE), prior=is_prior)
 def absolute(noise: ArrayLike = 0.0, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """The modulus with noise, y = |z| + √Δ ξ; without: `phase_retrieval`.
 
@@ -294,6 +309,7 @@ def absolute(noise: ArrayLike = 0.0, prior: AbstractIidPrior | None = None) -> M
     )
 
 
+@checked(width=scalar(POSITIVE), prior=is_prior)
 def door(
     width: ArrayLike = 0.6744897501960817, prior: AbstractIidPrior | None = None
 ) -> MultiIndex:

@@ -26,6 +26,7 @@ from jaxtyping import Array
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
 from jaxsmi.core.arrays import is_zero
+from jaxsmi.core.border import checked, flag, scalar, whole
 from jaxsmi.core.checks import VARIANCE, Arguments
 from jaxsmi.models.label_links import (
     absolute,
@@ -40,7 +41,7 @@ from jaxsmi.models.label_links import (
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.symmetry import Block
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors.gaussian import iid_prior
+from jaxsmi.priors.gaussian import iid_prior, is_prior
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
 ]
 
 
+@checked(noise=scalar(VARIANCE), tokens=whole(), prior=is_prior)
 def linear(
     noise: ArrayLike = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = None
 ) -> MultiIndex:
@@ -92,10 +94,10 @@ def linear(
     """
     arguments = Arguments()
     variance = arguments.number("noise", noise, VARIANCE)
-    tokens = arguments.count("tokens", tokens)
     return MultiIndex(channel=LinearChannel(variance, tokens), prior=prior, name="linear")
 
 
+@checked(prior=is_prior, noise=scalar(VARIANCE))
 def sign(prior: AbstractIidPrior | None = None, noise: ArrayLike = 0.0) -> MultiIndex:
     """Perceptron, y = sign(z + √Δ ξ). With a Rademacher prior: the binary perceptron.
 
@@ -133,6 +135,7 @@ def _unbroken(
     return symmetry if iid_prior(prior).even else None
 
 
+@checked(squared=flag, prior=is_prior)
 def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Phase retrieval, y = |z| or z². Weak recovery at α = 1/2.
 
@@ -157,11 +160,12 @@ def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None
     Source:
         [MM18], [theory: multi-index, Eq. (24), Table 1].
     """
-    channel = ModulusChannel(squared=Arguments().flag("squared", squared))
+    channel = ModulusChannel(squared=squared)
     symmetry = _unbroken([((0,), "sign")], prior)
     return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name="phase_retrieval")
 
 
+@checked(k=whole(), prior=is_prior)
 def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 3.
 
@@ -186,7 +190,6 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
     Source:
         [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
     """
-    k = Arguments().count("k", k)
     if k == 1:
         return sign(prior)
     name = f"sign_product({k})"
@@ -197,6 +200,7 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
     return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
 
 
+@checked(k=whole(), prior=is_prior)
 def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """Product of k fields, y = z_1 z_2 .. z_k. Inference for k <= 2.
 
@@ -221,7 +225,6 @@ def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     Source:
         [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
     """
-    k = Arguments().count("k", k)
     if k == 1:
         return linear(0.0, prior=prior)
     name = f"product({k})"
@@ -232,6 +235,7 @@ def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
     return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
 
 
+@checked(prior=is_prior)
 def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex:
     """The staircase example y = z_1² + sign(z_1 z_2 z_3).
 

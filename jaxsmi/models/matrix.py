@@ -24,7 +24,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.explicit import ExplicitChannel
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Ability, check, require
+from jaxsmi.core.border import checked, numbers
+from jaxsmi.core.checks import NON_NEGATIVE, Ability, check, require
 from jaxsmi.core.data import Dataset
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.roots import bisect
@@ -160,6 +161,7 @@ class AbstractMatrixModel(AbstractModel):
         require(self, Ability.INFERENCE)
         check(self.indices == 1, "model", f"{self.indices} matrices", "one matrix")
 
+    @checked(scaled=numbers("finite numbers >= 0", NON_NEGATIVE))
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """V at ᾱ as ρ -> 0 (module docstring), elementwise."""
         self._check_one_matrix()

@@ -18,7 +18,19 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, LabelLaw, NoInference
 from jaxsmi.core.arrays import concrete, is_zero
-from jaxsmi.core.checks import VARIANCE, Ability, Arguments, check
+from jaxsmi.core.border import (
+    anything,
+    checked,
+    function,
+    instance,
+    numbers,
+    optional,
+    scalar,
+    sequence,
+    text,
+    whole,
+)
+from jaxsmi.core.checks import POSITIVE, VARIANCE, Ability, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.invariance import symmetries_of
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
@@ -26,12 +38,13 @@ from jaxsmi.models.tokens import Tokens
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
-from jaxsmi.priors.gaussian import iid_prior
+from jaxsmi.priors.gaussian import iid_prior, is_prior
 
 __all__ = ["MultiIndex", "default_tolerance"]
 
 
 _MAX_NODES = 2**20
+_SYMMETRIES = "symmetries, such as [((0, 1), 'sign')]"
 _ROUNDING = 1e-4  # of probabilities that add up to one
 _POINTS = 16  # at which a link is compared with that of a channel
 
@@ -84,6 +97,24 @@ class MultiIndex(AbstractIndexModel):
     name: str = eqx.field(static=True)
     _inputs: Tokens | None
 
+    @checked(
+        link=anything,
+        indices=optional(whole()),
+        tokens=optional(whole()),
+        noise=scalar(VARIANCE),
+        prior=is_prior,
+        log_likelihood=optional(function("a function of (label, fields)")),
+        sampler=optional(function("a function of (key, fields)")),
+        outcomes=optional(numbers("all labels (K, ...), two or more")),
+        channel=anything,
+        inputs=anything,
+        symmetry=optional(
+            sequence(_SYMMETRIES, instance((AbstractSymmetry, tuple), _SYMMETRIES), True)
+        ),
+        name=optional(text),
+        tolerance=optional(scalar(POSITIVE)),
+        max_nodes=whole(),
+    )
     def __init__(
         self,
         link: Callable[[Array], Array] | None = None,
@@ -145,6 +176,7 @@ class MultiIndex(AbstractIndexModel):
         """The name of the link."""
         return self.name
 
+    @checked(covariance=numbers("a covariance (M, M)"))
     def mixed(self, covariance: ArrayLike) -> MultiIndex:
         r"""The model of the same labels on inputs whose tokens were whitened: those of
         `data.whiten(.., tokens=C)`.

@@ -25,6 +25,19 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.border import (
+    checked,
+    choice,
+    either,
+    function,
+    instance,
+    numbers,
+    optional,
+    precision,
+    random_key,
+    scalar,
+    whole,
+)
 from jaxsmi.core.checks import POSITIVE, Arguments, Interval, check
 from jaxsmi.core.data import Dataset
 from jaxsmi.models.hermite_series import HermiteSeries
@@ -43,6 +56,7 @@ __all__ = [
 ]
 
 LOSSES = ("squared", "frobenius")
+_WORDS = "'paired', 'orthonormal', or rows (L, K)"
 
 
 class SequenceSingleIndex(AbstractTeacher):
@@ -81,6 +95,14 @@ class SequenceSingleIndex(AbstractTeacher):
     loss: str = eqx.field(static=True)
     reach: float = eqx.field(static=True)
 
+    @checked(
+        target=function("a function of the fields (L,)"),
+        length=whole(),
+        student=optional(function("a function of the fields (L,)")),
+        encoding=optional(either(_WORDS, choice("paired", "orthonormal"), numbers(""))),
+        loss_factor=scalar(POSITIVE),
+        loss=choice(*LOSSES),
+    )
     def __init__(
         self,
         target: Callable[[Array], Array],
@@ -91,8 +113,8 @@ class SequenceSingleIndex(AbstractTeacher):
         loss: str = "squared",
     ):
         arguments = Arguments()
-        self.length = arguments.count("length", length)
-        self.loss = arguments.choice("loss", loss, LOSSES)
+        self.length = length
+        self.loss = loss
         self.loss_factor = arguments.number("loss_factor", loss_factor, POSITIVE)
         self.target = as_tree(target)
         self.student = Attention() if student is None else as_tree(student)
@@ -159,6 +181,13 @@ class SequenceSingleIndex(AbstractTeacher):
         apart = square > 0.0
         return self.loss_factor * jnp.where(apart, jnp.sqrt(jnp.where(apart, square, 1.0)), 0.0)
 
+    @checked(
+        key=random_key,
+        dimension=whole(2),
+        samples=whole(),
+        teacher=optional(numbers("rows (k, D)", dimensions=2)),
+        dtype=optional(precision),
+    )
     def sample(
         self,
         key: PRNGKeyArray,
@@ -183,9 +212,6 @@ class SequenceSingleIndex(AbstractTeacher):
         Raises:
             ValueError: For arguments out of range.
         """
-        arguments = Arguments()
-        dimension = arguments.count("dimension", dimension, at_least=2)
-        samples = arguments.count("samples", samples)
         teacher_key, input_key = jax.random.split(key)
         if teacher is None:
             drawn = jax.random.normal(teacher_key, (1, dimension), theory_dtype())
@@ -248,6 +274,9 @@ class SemanticPositional(eqx.Module):
         return (1.0 - self.omega) * Attention("identity")(fields) + self.omega * B
 
 
+@checked(
+    omega=scalar(_WEIGHT), a=scalar(_ANGLE), loss_factor=scalar(POSITIVE), loss=choice(*LOSSES)
+)
 def semantic_positional(
     omega: ArrayLike, a: ArrayLike = 1.0, loss_factor: ArrayLike = 0.5, loss: str = "squared"
 ) -> SequenceSingleIndex:
@@ -335,3 +364,6 @@ def _coordinates(encoding: ArrayLike | str | None, length: int) -> Array:
     axes = (directions * sizes)[:, :rank]
     lead = axes[np.argmax(np.abs(axes) > 1e-12 * sizes[0], axis=0), np.arange(rank)]
     return jnp.asarray(axes * np.sign(lead))  # the first token's share is positive
+
+
+is_sequence = instance(SequenceSingleIndex, "a SequenceSingleIndex")

@@ -19,11 +19,13 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import checked, choice, flag, function, numbers, optional
+from jaxsmi.core.checks import check
 
 __all__ = ["REDUCTIONS", "Attention", "LinearAttention", "Network"]
 
 REDUCTIONS = ("trace", "identity", "bilinear")
+_VECTOR = numbers("a vector (L,)", dimensions=1)
 
 
 class Attention(eqx.Module):
@@ -51,6 +53,12 @@ class Attention(eqx.Module):
     reduction: str = eqx.field(static=True)
     trace_norm: str = eqx.field(static=True)
 
+    @checked(
+        reduction=choice(*REDUCTIONS),
+        trace_norm=choice("sqrtL", "none"),
+        left=optional(_VECTOR),
+        right=optional(_VECTOR),
+    )
     def __init__(
         self,
         reduction: str = "trace",
@@ -58,7 +66,7 @@ class Attention(eqx.Module):
         left: ArrayLike | None = None,
         right: ArrayLike | None = None,
     ):
-        self.reduction = Arguments().choice("reduction", reduction, REDUCTIONS)
+        self.reduction = reduction
         check(trace_norm in ("sqrtL", "none"), "trace_norm", trace_norm, "'sqrtL' or 'none'")
         self.trace_norm = trace_norm
         self.left = self._vector("left", left)
@@ -107,6 +115,7 @@ class Network(eqx.Module):
     activation: Callable[[Array], Array] = eqx.field(static=True)
     tied: bool = eqx.field(static=True)
 
+    @checked(activation=function("a JAX function of a number"), tied=flag)
     def __init__(self, activation: Callable[[Array], Array] = jax.nn.relu, tied: bool = True):
         check(callable(activation), "activation", activation, "a JAX function of a number")
         self.activation = activation

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import abc
 import itertools
+import typing
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,6 +30,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.core.border import checked, instance, numbers
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.numerics.linear_algebra import inverse_root
 
@@ -367,6 +369,22 @@ def symmetry_of(block: Block, kind: str, indices: int) -> AbstractSymmetry:
     return blocks[0] if len(blocks) == 1 else Exchange(blocks)
 
 
+@typing.runtime_checkable
+class Symmetric(typing.Protocol):
+    """What has rows with symmetries."""
+
+    indices: int
+    symmetry: Sequence[AbstractSymmetry]
+
+
+has_symmetry = instance(Symmetric, "an index model, such as smi.DeepAttention(2, 2)")
+
+
+@checked(
+    estimate=numbers("rows (P, D)", dimensions=2),
+    teacher=numbers("rows (P, D)", dimensions=2),
+    model=has_symmetry,
+)
 def align(estimate: ArrayLike, teacher: ArrayLike, model: AbstractIndexModel) -> Array:
     r"""Bring an estimate onto a teacher by the symmetries of its model.
 

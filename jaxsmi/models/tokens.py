@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.border import anything, checked, numbers, optional
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
 
@@ -66,6 +67,7 @@ class Tokens(eqx.Module):
     gram: Array
     cross: Array | None
 
+    @checked(encoding=anything, gram=anything, cross=optional(numbers("R (P, K)")))
     def __init__(
         self,
         encoding: ArrayLike,

@@ -19,9 +19,10 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.border import checked, flag, numbers, scalar
+from jaxsmi.core.checks import Interval, check
 from jaxsmi.priors import field_averages
-from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix, real
+from jaxsmi.priors.iid import AbstractIidPrior, averaged, check_sizes, drawn, precision_matrix, real
 from jaxsmi.priors.mixture import Mixture
 
 __all__ = [
@@ -34,19 +35,23 @@ __all__ = [
 
 _MAX_INDICES = 8  # 2^8 components
 _MOST = 2**_MAX_INDICES
+_DENSITY = Interval("a number in (0, 1]", low=0.0, high=1.0, open_low=True)
 
 
 class AbstractAveragedPrior(AbstractIidPrior):
     """A prior whose averages are quadratures over the nodes of its `column`."""
 
+    @averaged
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """Q = E[f fᵀ] by quadrature; see `AbstractIidPrior.overlap`."""
         return field_averages.overlap(self, precision_matrix(Qhat))
 
+    @averaged
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """V = E[C] by quadrature; see `AbstractIidPrior.mmse`."""
         return field_averages.mmse(self, precision_matrix(Qhat))
 
+    @averaged
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
         """Φ_w = E log Z_w by quadrature; see `AbstractIidPrior.free_entropy`."""
         return field_averages.free_entropy(self, precision_matrix(Qhat))
@@ -107,12 +112,14 @@ class Rademacher(AbstractMixturePrior):
         log_weight = jnp.full(len(signs), -indices * math.log(2.0), signs.dtype)
         return Mixture(log_weight, signs, jnp.zeros((*signs.shape, indices), signs.dtype))
 
+    @drawn
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw P·D independent signs; see `AbstractIidPrior.sample`."""
         check_sizes(indices, dimension)
         return jax.random.rademacher(key, (indices, dimension), theory_dtype())
 
 
+@checked(density=scalar(_DENSITY))
 class BernoulliGauss(AbstractMixturePrior):
     """Sparse prior with independent entries of unit variance, for at most eight indices.
 
@@ -158,6 +165,7 @@ class BernoulliGauss(AbstractMixturePrior):
         factor = jax.vmap(jnp.diag)(support / jnp.sqrt(self.density))
         return Mixture(log_weight, jnp.zeros_like(support), factor)
 
+    @drawn
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw supports and values; see `AbstractIidPrior.sample`."""
         check_sizes(indices, dimension)
@@ -167,6 +175,12 @@ class BernoulliGauss(AbstractMixturePrior):
         return support * values / jnp.sqrt(self.density)
 
 
+@checked(
+    weights=numbers("probabilities (K,)"),
+    means=numbers("numbers (K,)"),
+    scales=numbers("numbers (K,)"),
+    mirrored=flag,
+)
 class GaussianMixture(AbstractMixturePrior):
     """Prior with independent entries, each a mixture of Gaussians.
 
@@ -237,6 +251,7 @@ class GaussianMixture(AbstractMixturePrior):
         factor = jax.vmap(jnp.diag)(self.scales[kind])
         return Mixture(log_weight, sign * self.means[kind], factor)
 
+    @drawn
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw peaks, signs and values; see `AbstractIidPrior.sample`."""
         check_sizes(indices, dimension)

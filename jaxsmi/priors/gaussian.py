@@ -15,15 +15,17 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.border import anything, checked, instance, optional
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
 from jaxsmi.numerics.triangular import bartlett, bartlett_size
-from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix, real
+from jaxsmi.priors.iid import AbstractIidPrior, averaged, check_sizes, drawn, precision_matrix, real
 from jaxsmi.priors.mixture import Mixture
 
 __all__ = ["Gaussian", "iid_prior"]
 
 
+@checked(covariance=anything)
 class Gaussian(AbstractIidPrior):
     """Gaussian prior; the default of every index model.
 
@@ -96,6 +98,7 @@ class Gaussian(AbstractIidPrior):
         """One component."""
         return self.mixture(indices)
 
+    @drawn
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw W = C_0^{1/2} ξ, (P, D); see `AbstractIidPrior.sample`."""
         check_sizes(indices, dimension)
@@ -110,6 +113,7 @@ class Gaussian(AbstractIidPrior):
         root = factor @ bartlett(normals, indices, dimension)
         return root @ root.T / dimension
 
+    @averaged
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """Q = C_0 (I + Q̂C_0)^{-1} Q̂C_0; see `AbstractIidPrior.overlap`."""
         Qhat = precision_matrix(Qhat)
@@ -118,11 +122,13 @@ class Gaussian(AbstractIidPrior):
         identity = jnp.eye(Qhat.shape[0], dtype=Qhat.dtype)
         return symmetric(covariance @ jnp.linalg.solve(identity + product, product))
 
+    @averaged
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """V = (I + C_0Q̂)^{-1} C_0; see `AbstractIidPrior.mmse`."""
         Qhat = precision_matrix(Qhat)
         return self.mixture(Qhat.shape[0]).respond(jnp.zeros_like(Qhat[0]), Qhat)[2]
 
+    @averaged
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
         """Φ_w = ½ tr(C_0Q̂) - ½ log det(I + C_0Q̂); see `AbstractIidPrior.free_entropy`."""
         Qhat = precision_matrix(Qhat)
@@ -135,5 +141,8 @@ def iid_prior(prior: AbstractIidPrior | None) -> AbstractIidPrior:
     """The prior of the rows of a model: the one that was given, or iid N(0, 1)."""
     if prior is None:
         return Gaussian()
-    allowed = "a prior of independent columns, such as smi.priors.Rademacher()"
-    return Arguments().instance("prior", prior, AbstractIidPrior, allowed)
+    return Arguments().instance("prior", prior, AbstractIidPrior, _PRIOR)
+
+
+_PRIOR = "a prior of independent columns, such as smi.priors.Rademacher()"
+is_prior = optional(instance(AbstractIidPrior, _PRIOR))

@@ -29,13 +29,32 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.border import checked, numbers, random_key, scalar, whole
+from jaxsmi.core.checks import FRACTION, check
 from jaxsmi.core.programs import program
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.priors.mixture import AbstractColumn, posterior
 
-__all__ = ["AbstractIidPrior", "check_sizes", "precision_matrix", "real"]
+__all__ = [
+    "AbstractIidPrior",
+    "answered",
+    "averaged",
+    "counted",
+    "drawn",
+    "check_sizes",
+    "precision_matrix",
+    "real",
+]
+
+# what the arguments of a prior's methods may be, whichever class defines them
+drawn = checked(key=random_key, indices=whole(), dimension=whole())
+counted = checked(indices=whole())
+averaged = checked(Qhat=numbers("a square array (indices, indices)"))
+answered = checked(
+    b=numbers("fields (P, D), or (P,) of one column"), A=numbers("a precision (P, P)")
+)
+observed = checked(key=random_key, W=numbers("a signal (P, D)"), strength=scalar(FRACTION))
 
 
 class AbstractIidPrior(AbstractPrior):
@@ -83,6 +102,7 @@ class AbstractIidPrior(AbstractPrior):
         return W @ W.T / dimension
 
     @abc.abstractmethod
+    @drawn
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw a signal: D independent columns w_i ~ P_w.
 
@@ -111,6 +131,7 @@ class AbstractIidPrior(AbstractPrior):
         """
 
     @abc.abstractmethod
+    @averaged
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """Input side of state evolution: the overlap that a field of precision Q̂ gives.
 
@@ -146,6 +167,7 @@ class AbstractIidPrior(AbstractPrior):
         """
 
     @abc.abstractmethod
+    @averaged
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """What a field of precision Q̂ leaves unknown, without cancellation near perfect recovery.
 
@@ -177,6 +199,7 @@ class AbstractIidPrior(AbstractPrior):
         """
 
     @abc.abstractmethod
+    @averaged
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
         """The prior's term Φ_w of the replica free entropy.
 
@@ -210,6 +233,7 @@ class AbstractIidPrior(AbstractPrior):
         """The prior's part of the free entropy: -½ tr(Q Q̂) + Φ_w(Q̂) at overlaps (P, P)."""
         return -0.5 * jnp.sum(Q * Qhat) + self.free_entropy(Qhat)
 
+    @counted
     def second_moment(self, indices: int) -> Float[Array, "P P"]:
         """Second moment of the prior; V = second_moment - Q in state evolution.
 
@@ -237,6 +261,7 @@ class AbstractIidPrior(AbstractPrior):
         """
         return _moments(self, indices)[0]
 
+    @answered
     def log_partition(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> Float[Array, ""]:
         """Log-partition function of one column; its derivatives in b are mean and covariance.
 
@@ -269,6 +294,7 @@ class AbstractIidPrior(AbstractPrior):
         check(b.ndim == 1, "b", b, "an array of shape (indices P,)")
         return self._column_for(b, A).respond(b, A)[0]
 
+    @answered
     def posterior(
         self, b: Float[Array, "P D"], A: Float[Array, "P P"]
     ) -> tuple[Float[Array, "P D"], Float[Array, "P P"]]:
@@ -315,6 +341,7 @@ class AbstractIidPrior(AbstractPrior):
         noise = size * jax.random.normal(key, shape, theory_dtype())
         return mean[:, None] + noise, column.second_moment - self.known(shape[0])
 
+    @observed
     def side_information(
         self, key: PRNGKeyArray, W: Float[Array, "P D"], strength: ArrayLike
     ) -> tuple[Float[Array, "P P"], Float[Array, "P D"]]:

@@ -20,9 +20,10 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.border import checked, scalar
+from jaxsmi.core.checks import FINITE, NON_NEGATIVE, check
 from jaxsmi.priors.discrete import AbstractAveragedPrior
-from jaxsmi.priors.iid import check_sizes, real
+from jaxsmi.priors.iid import check_sizes, drawn, real
 from jaxsmi.priors.mixture import AbstractColumn, Mixture
 from jaxsmi.priors.nodes import REACH, on_a_line
 
@@ -150,6 +151,7 @@ class HalfLine(AbstractColumn):
         return jnp.where(far, beyond - 0.5 * u**2, near)
 
 
+@checked(slope=scalar(FINITE), precision=scalar(NON_NEGATIVE))
 class Positive(AbstractAveragedPrior):
     r"""Weights w > 0 of one index: half-normal, exponential or truncated Gaussian.
 
@@ -209,6 +211,7 @@ class Positive(AbstractAveragedPrior):
         )
         return HalfLine(self.slope, self.precision)
 
+    @drawn
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw by inverting the distribution; see `AbstractIidPrior.sample`."""
         check_sizes(indices, dimension)

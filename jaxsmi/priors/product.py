@@ -21,7 +21,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import Arguments, Interval, check
+from jaxsmi.core.border import checked, numbers, scalar
+from jaxsmi.core.checks import POSITIVE, Arguments, Interval, check
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.numerics.random_matrix.rectangular import (
@@ -29,15 +30,16 @@ from jaxsmi.numerics.random_matrix.rectangular import (
     rectangular_information,
     rectangular_spectrum,
 )
-from jaxsmi.priors.spectral import AbstractSpectralPrior
+from jaxsmi.priors.spectral import AbstractSpectralPrior, informed
 
 __all__ = [
+    "ASPECT",
     "ProductPrior",
     "gaussian_error",
 ]
 
 
-_ASPECT = Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)
+ASPECT = Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)
 _WIDTH = Interval(
     "a finite number > 0 (for rank_ratio -> 0: small_width_error of the model)",
     low=0.0,
@@ -78,9 +80,10 @@ class ProductPrior(AbstractSpectralPrior):
     weight: ClassVar[float] = 0.5
     symmetric: ClassVar[bool] = False
 
+    @checked(aspect_ratio=scalar(ASPECT), rank_ratio=scalar(_WIDTH))
     def __init__(self, aspect_ratio: ArrayLike, rank_ratio: ArrayLike):
         arguments = Arguments()
-        self.aspect_ratio = arguments.number("aspect_ratio", aspect_ratio, _ASPECT)
+        self.aspect_ratio = arguments.number("aspect_ratio", aspect_ratio, ASPECT)
         self.rank_ratio = arguments.number("rank_ratio", rank_ratio, _WIDTH)
 
     @property
@@ -130,6 +133,7 @@ class ProductPrior(AbstractSpectralPrior):
         tall = tall_error(self.rank_ratio, qhat)
         return jnp.where(jnp.isinf(self.aspect_ratio), tall, rectangular_error(*self.sides, qhat))
 
+    @informed
     def mutual_information(self, qhat: ArrayLike) -> Array:
         """I(q̂) per d L to 1e-7; above β = 1e8 that of β = ∞, by quadrature over log(1 + q̂)."""
         nodes, weights = legendre(64)
@@ -155,6 +159,7 @@ class ProductPrior(AbstractSpectralPrior):
         """Where message passing begins: a little noise, and V = 1."""
         return size * self.noise(key, shape), jnp.ones((1, 1))
 
+    @checked(R=numbers("a matrix (L, d)", dimensions=2), qhat=scalar(POSITIVE))
     def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
         """The mean of S/(dL)^¼ given R = S/(dL)^¼ + q̂^{-1/2} Z/(dL)^¼, and V(q̂).
 

@@ -15,11 +15,20 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import anything, checked, numbers
+from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.programs import program
 from jaxsmi.numerics.linear_algebra import inverse_of_many, symmetric
 from jaxsmi.priors.gaussian import Gaussian
-from jaxsmi.priors.iid import AbstractIidPrior, check_sizes, precision_matrix
+from jaxsmi.priors.iid import (
+    AbstractIidPrior,
+    answered,
+    averaged,
+    check_sizes,
+    counted,
+    drawn,
+    precision_matrix,
+)
 from jaxsmi.priors.mixture import Mixture
 
 __all__ = ["GaussianProfile"]
@@ -60,6 +69,10 @@ class GaussianProfile(AbstractIidPrior):
     variances: Float[Array, " D"]
     base: Gaussian
 
+    @checked(
+        variances=numbers("variances (D,), finite numbers > 0", POSITIVE, dimensions=1),
+        covariance=anything,
+    )
     def __init__(self, variances: ArrayLike, covariance: ArrayLike | None = None):
         arguments = Arguments()
         allowed = "positive numbers (D,)"
@@ -86,10 +99,12 @@ class GaussianProfile(AbstractIidPrior):
         mean = jnp.zeros((D, indices), factor.dtype)
         return Mixture(weight, mean, jnp.sqrt(self.variances)[:, None, None] * factor)
 
+    @counted
     def second_moment(self, indices: int) -> Float[Array, "P P"]:
         """⟨s⟩ C_0; see `AbstractIidPrior.second_moment`."""
         return jnp.mean(self.variances) * self.base.second_moment(indices)
 
+    @drawn
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw W, D the number of variances; see `AbstractIidPrior.sample`."""
         check_sizes(indices, dimension)
@@ -97,6 +112,7 @@ class GaussianProfile(AbstractIidPrior):
         check(dimension == D, "dimension", dimension, f"{D}, the number of variances of the prior")
         return jnp.sqrt(self.variances) * self.base.sample(key, indices, dimension)
 
+    @answered
     def posterior(
         self, b: Float[Array, "P D"], A: Float[Array, "P P"]
     ) -> tuple[Float[Array, "P D"], Float[Array, "P P"]]:
@@ -109,6 +125,7 @@ class GaussianProfile(AbstractIidPrior):
         covariances = self._covariances(A)
         return jnp.einsum("dpq,qd->pd", covariances, b), jnp.mean(covariances, axis=0)
 
+    @averaged
     def overlap(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """Q = ⟨V(s) Q̂ s⟩ C_0; see `AbstractIidPrior.overlap`."""
         Qhat = precision_matrix(Qhat)
@@ -117,10 +134,12 @@ class GaussianProfile(AbstractIidPrior):
         weighted = jnp.mean(self.variances[:, None, None] * each, axis=0)
         return symmetric(weighted @ Qhat @ C)
 
+    @averaged
     def mmse(self, Qhat: Float[Array, "P P"]) -> Float[Array, "P P"]:
         """V = ⟨s C_0 (I + s Q̂ C_0)^{-1}⟩; see `AbstractIidPrior.mmse`."""
         return jnp.mean(self._covariances(precision_matrix(Qhat)), axis=0)
 
+    @averaged
     def free_entropy(self, Qhat: Float[Array, "P P"]) -> Float[Array, ""]:
         """Φ_w (module docstring); see `AbstractIidPrior.free_entropy`."""
         Qhat = precision_matrix(Qhat)

@@ -28,10 +28,16 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.border import checked, scalar, square
+from jaxsmi.core.checks import POSITIVE
 from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.priors.base import AbstractPrior
 
-__all__ = ["AbstractSpectralPrior"]
+__all__ = ["AbstractSpectralPrior", "averaged", "informed"]
+
+# what the arguments of a prior's methods may be, whichever class defines them
+averaged = checked(Qhat=square("a number >= 0, or a matrix (L, L)"))
+informed = checked(qhat=scalar(POSITIVE))
 
 
 class AbstractSpectralPrior(AbstractPrior):
@@ -64,6 +70,7 @@ class AbstractSpectralPrior(AbstractPrior):
         """V(q̂) of a number q̂ >= 0."""
 
     @abc.abstractmethod
+    @informed
     def mutual_information(self, qhat: ArrayLike) -> Array:
         """I(q̂) of a number q̂ > 0, in nats an entry; dI/dq̂ = weight · V."""
 
@@ -119,6 +126,7 @@ class AbstractSpectralPrior(AbstractPrior):
         """r = round(ρ d), at least one."""
         return max(round(float(self.rank_ratio) * dimension), 1)
 
+    @averaged
     def mmse(self, Qhat: ArrayLike) -> Array:
         """V(q̂), 1 at q̂ = 0, of a number q̂; of a matrix (L, L) that of its diagonal."""
         Qhat = jnp.asarray(Qhat, theory_dtype())
@@ -126,6 +134,7 @@ class AbstractSpectralPrior(AbstractPrior):
             return self.error(Qhat.reshape(())).reshape(Qhat.shape)
         return jnp.diag(jax.vmap(self.error)(jnp.diagonal(Qhat)))
 
+    @averaged
     def overlap(self, Qhat: ArrayLike) -> Array:
         """q = F(q̂) = Q_0 - V(q̂) of a number q̂, S - V(Q̂) of a matrix (L, L)."""
         V = self.mmse(Qhat)

@@ -22,11 +22,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.border import checked, numbers, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.numerics.linear_algebra import goe, symmetric
 from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
-from jaxsmi.priors.spectral import AbstractSpectralPrior
+from jaxsmi.priors.spectral import AbstractSpectralPrior, informed
 
 __all__ = ["WishartPrior"]
 
@@ -60,9 +61,11 @@ class WishartPrior(AbstractSpectralPrior):
     weight: ClassVar[float] = 0.25
     symmetric: ClassVar[bool] = True
 
+    @checked(rank_ratio=scalar(POSITIVE))
     def __init__(self, rank_ratio: ArrayLike):
         self.rank_ratio = Arguments().number("rank_ratio", rank_ratio, POSITIVE)
 
+    @checked(key=random_key, dimension=whole(2))
     def sample(self, key: PRNGKeyArray, dimension: int) -> Array:
         """Draw W (d, r), r = round(ρ d), at least one."""
         check(dimension >= 2, "dimension", dimension, "an integer d >= 2")
@@ -94,6 +97,7 @@ class WishartPrior(AbstractSpectralPrior):
         """V(q̂); 1 at q̂ = 0."""
         return shrinkage_error(self.rank_ratio, qhat)
 
+    @informed
     def mutual_information(self, qhat: ArrayLike) -> Array:
         """I(q̂) per d²."""
         return mutual_information(self.rank_ratio, qhat)
@@ -119,6 +123,7 @@ class WishartPrior(AbstractSpectralPrior):
         signal = mean + size * jnp.sqrt(0.5) * self.noise(key, shape)
         return signal, self.mmse(0.0) * jnp.eye(shape[0])
 
+    @checked(R=numbers("a symmetric matrix (d, d)", dimensions=2), qhat=scalar(POSITIVE))
     def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
         """The mean of S given R = S + q̂^{-1/2} Z, and V(q̂).
 

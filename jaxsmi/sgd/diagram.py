@@ -28,7 +28,8 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Arguments
+from jaxsmi.core.border import checked, either, flag, numbers, optional, scalar, whole
+from jaxsmi.core.checks import FRACTION, Arguments, Interval
 from jaxsmi.core.progress import tqdm
 from jaxsmi.sgd.correlation import correlation
 from jaxsmi.sgd.grid import expectation
@@ -144,6 +145,12 @@ def _conditions(omega: float, a: Array) -> dict[str, Array]:
     }
 
 
+_WIDTHS = Interval("numbers in (0, 1]", low=0.0, high=1.0, open_low=True)
+_LINE = either("numbers in [0, 1)", scalar(FRACTION), numbers("", FRACTION, 1))
+_LINE_OF_WIDTHS = either("numbers in (0, 1]", scalar(_WIDTHS), numbers("", _WIDTHS, 1))
+
+
+@checked(a=numbers("numbers in (0, 1]", _WIDTHS))
 def boundaries(a: ArrayLike) -> dict[str, Array]:
     r"""The four boundaries ω(a) of the phase diagram, elementwise and differentiable.
 
@@ -182,6 +189,7 @@ def boundaries(a: ArrayLike) -> dict[str, Array]:
     }
 
 
+@checked(a=numbers("numbers in (0, 1]", _WIDTHS))
 def transition(a: ArrayLike) -> Array:
     r"""ω at which the steepest direction at the origin turns from semantic to positional.
 
@@ -265,6 +273,13 @@ def _new_disc(angles: int, radii: int, progress: bool) -> _Disc:
     return _Disc(points, np.moveaxis(np.stack(rows), -1, 0))
 
 
+@checked(
+    a=_LINE_OF_WIDTHS,
+    omega=_LINE,
+    angles=whole(9),
+    radii=whole(5),
+    progress=optional(flag),
+)
 def phase_diagram(
     a: ArrayLike,
     omega: ArrayLike,
@@ -313,9 +328,7 @@ def phase_diagram(
     weights = np.atleast_1d(np.asarray(arguments.array("omega", omega, "numbers in [0, 1)"), float))
     inside = bool(np.all((weights >= 0) & (weights < 1)))
     arguments.condition(inside, "omega", omega, "numbers in [0, 1)")
-    angles = arguments.count("angles", angles, at_least=9)
-    radii = arguments.count("radii", radii, at_least=5)
-    disc = _disc(angles, radii, arguments.flag("progress", progress))
+    disc = _disc(angles, radii, progress)
     cells = [[_cell(disc, float(w), float(x)) for x in widths] for w in weights]
     shape = (len(weights), len(widths))
     return PhaseDiagram(

@@ -16,13 +16,25 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.checks import POSITIVE, UNIT_INTERVAL, Arguments, check
+from jaxsmi.core.border import (
+    anything,
+    checked,
+    choice,
+    function,
+    numbers,
+    optional,
+    random_key,
+    scalar,
+    whole,
+)
+from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, UNIT_INTERVAL, Arguments, check
 from jaxsmi.core.codes import Result, outcomes
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher
 from jaxsmi.sgd.averages import SphereAverages
 from jaxsmi.sgd.equation import Options, passages, problem_of, trajectories, velocity
+from jaxsmi.sgd.problem import is_point, is_teacher
 from jaxsmi.sgd.runs import flattened
 
 __all__ = ["Flow", "FlowErrors", "drift", "error_over_nets", "flow", "recovery_time"]
@@ -106,6 +118,25 @@ def drift(
     return dM[0] if model.tied else dM[:, 0]
 
 
+@checked(
+    model=is_teacher,
+    m=is_point,
+    e=is_point,
+    times=numbers("increasing numbers >= 0", NON_NEGATIVE),
+    rate=optional(scalar(NON_NEGATIVE)),
+    student=optional(is_teacher),
+    loss=optional(function("a function of (prediction, label)")),
+    decay=scalar(NON_NEGATIVE),
+    projection=optional(choice("sphere")),
+    teacher=anything,
+    encoding=anything,
+    key=optional(random_key),
+    samples=whole(),
+    nets=whole(2),
+    rtol=scalar(POSITIVE),
+    max_steps=whole(),
+    gamma=optional(scalar(NON_NEGATIVE)),
+)
 def flow(
     model: AbstractTeacher,
     m: ArrayLike | tuple[ArrayLike, ArrayLike],
@@ -220,6 +251,27 @@ def error_over_nets(values: Array, nets: int) -> Array:
     return jnp.std(values, axis=0, ddof=1) / np.sqrt(nets)
 
 
+@checked(
+    model=is_teacher,
+    m=is_point,
+    e=is_point,
+    rate=optional(scalar(NON_NEGATIVE)),
+    level=optional(scalar(UNIT_INTERVAL)),
+    longest=scalar(POSITIVE),
+    student=optional(is_teacher),
+    loss=optional(function("a function of (prediction, label)")),
+    decay=scalar(NON_NEGATIVE),
+    projection=optional(choice("sphere")),
+    teacher=anything,
+    encoding=anything,
+    key=optional(random_key),
+    samples=whole(),
+    nets=whole(2),
+    rtol=scalar(POSITIVE),
+    max_steps=whole(),
+    gamma=optional(scalar(NON_NEGATIVE)),
+    eta=optional(scalar(UNIT_INTERVAL)),
+)
 def recovery_time(
     model: AbstractTeacher,
     m: ArrayLike | tuple[ArrayLike, ArrayLike],

@@ -39,7 +39,7 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.averages import AbstractAverages, Averages, SphereAverages, net_averages
 from jaxsmi.sgd.population import in_range, sampling
-from jaxsmi.sgd.problem import check_start, frame_of, guarded, overlaps_of, pair_of
+from jaxsmi.sgd.problem import check_gradient, check_start, frame_of, guarded, overlaps_of, pair_of
 
 __all__ = [
     "Equation",
@@ -240,6 +240,7 @@ def problem_of(
     start = _overlaps(arguments, model, pair, m, e)
     make = _sphere if pair.spherical else _nets
     averages = make(arguments, model, pair, gram, start, o)
+    check_gradient(pair)
     number = 1 if pair.spherical else o.nets
     # the V term costs as much as the gradient, so it is left out where it is known to vanish
     noisy = not (concrete(kappa) and float(kappa) == 0.0)
@@ -271,6 +272,8 @@ def _sphere(
 ) -> AbstractAverages:
     """Averages of one direction on the sphere, exact or sampled as its risk is."""
     del gram
+    named = options.teacher is None or isinstance(options.teacher, str)
+    check(named, "teacher", options.teacher, "None: it is one direction of norm one")
     check(is_zero(options.decay), "decay", options.decay, "0: directions stay on the sphere")
     single = arguments.instance("model", model, SequenceSingleIndex, "a SequenceSingleIndex")
     v = start.M[0] if pair.tied else start.M[:, 0]

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.border import checked, function, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
@@ -57,6 +58,15 @@ class Exponent(NamedTuple):
     student_order: int | None
 
 
+@checked(
+    target=function("a function of the fields (L,)"),
+    length=whole(),
+    degree=optional(whole()),
+    tolerance=scalar(POSITIVE),
+    student=optional(function("a function of the fields (L,)")),
+    key=optional(random_key),
+    samples=whole(),
+)
 def information_exponent(
     target: Callable[[Array], Array],
     length: int,
@@ -106,12 +116,10 @@ def information_exponent(
         [ALSKZ25]; [theory: online-sgd, Eqs. (19) to (22)].
     """
     arguments = Arguments()
-    length = arguments.count("length", length)
     if degree is None:
         degree = DEGREES.get(length, _SAMPLED_DEGREE)
-    degree = arguments.count("degree", degree)
     arguments.number("tolerance", tolerance, POSITIVE)
-    samples = power_of_two(arguments.count("samples", samples))
+    samples = power_of_two(samples)
     model = SequenceSingleIndex(target, length, target if student is None else student)
     target = model.target
     other = None if student is None else model.student

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxsmi.core.border import checked, function, scalar, whole
 from jaxsmi.core.checks import Arguments, Interval
 from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network
@@ -30,6 +31,12 @@ from jaxsmi.sgd.grid import MAX_TOKENS, Grid, contract, tabulate
 _SHIFT = Interval("a finite number, in steps of the grid")
 
 
+@checked(
+    function=function("a JAX function of the fields"),
+    length=whole(),
+    degree=whole(0),
+    shift=scalar(_SHIFT),
+)
 def coefficients(
     function: Callable[[Array], Array], length: int, degree: int, shift: float = 0.0
 ) -> Array:
@@ -65,10 +72,7 @@ def coefficients(
         [ALSKZ25]; [theory: online-sgd, Eq. (19)].
     """
     arguments = Arguments()
-    arguments.condition(callable(function), "function", function, "a JAX function of the fields")
-    length = arguments.count("length", length)
     arguments.condition(length <= MAX_TOKENS, "length", length, f"1 to {MAX_TOKENS} on a grid")
-    degree = arguments.count("degree", degree, at_least=0)
     arguments.number("shift", shift, _SHIFT)
     return _expansion(function, length, degree, float(shift))
 

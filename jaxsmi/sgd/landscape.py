@@ -15,23 +15,40 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete
+from jaxsmi.core.border import checked, optional, random_key, whole
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.models.sequence_single_index import SequenceSingleIndex, is_sequence
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.averages import net_averages
 from jaxsmi.sgd.hermite import has_second_moment
 from jaxsmi.sgd.population import in_range, overlaps, risk_at, sampling, without_sampling
-from jaxsmi.sgd.problem import check_start, guarded, overlaps_of, pair_of
+from jaxsmi.sgd.problem import (
+    check_gradient,
+    check_start,
+    guarded,
+    is_point,
+    is_teacher,
+    overlaps_of,
+    pair_of,
+)
 
 __all__ = ["hessian", "risk"]
 
 _NETS = 16
 
 
+@checked(
+    model=is_teacher,
+    m=is_point,
+    e=is_point,
+    key=optional(random_key),
+    samples=whole(),
+    student=optional(is_teacher),
+)
 def risk(
     model: AbstractTeacher,
     m: ArrayLike | tuple[ArrayLike, ArrayLike],
@@ -92,6 +109,7 @@ def risk(
     if concrete((model, v)) and without_sampling(model):
         finite = has_second_moment(model.target, model.length)
         check(finite, "target", model.target, "a function of finite second moment")
+    check_gradient(pair)
     return program(risk_at)(model, v, key, samples)
 
 
@@ -111,6 +129,7 @@ def _index_risk(
     start = guarded(pair, pair.gram, *start)
     check(key is not None, "key", key, "a key: averages of this model are sampled")
     count = power_of_two(arguments.count("samples", samples))
+    check_gradient(pair)
     values = _on_nets(pair, start, arguments.key("key", key), count)
     values = jnp.where(arguments.valid, values, jnp.nan)
     return Estimate(jnp.mean(values), jnp.std(values, ddof=1) / np.sqrt(_NETS))
@@ -126,6 +145,7 @@ def _on_nets(
     return lax.map(lambda part: eqx.combine(part, rest).at(*start).risk, numbers)
 
 
+@checked(model=is_sequence, m=is_point, e=is_point, key=optional(random_key), samples=whole())
 def hessian(
     model: SequenceSingleIndex,
     m: ArrayLike = 0.0,

@@ -16,6 +16,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.border import anything, checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
@@ -24,11 +25,31 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.averages import NetAverages, net_averages
 from jaxsmi.sgd.dynamics import Flow, FlowErrors, error_over_nets
-from jaxsmi.sgd.problem import check_start, frame_of, overlaps_of, pair_of
+from jaxsmi.sgd.problem import (
+    check_gradient,
+    check_start,
+    frame_of,
+    is_overlaps,
+    is_teacher,
+    overlaps_of,
+    pair_of,
+)
 
 __all__ = ["large_batch_map"]
 
 
+@checked(
+    model=is_teacher,
+    start=is_overlaps,
+    ratio=scalar(POSITIVE),
+    rate=scalar(POSITIVE),
+    steps=whole(),
+    student=optional(is_teacher),
+    teacher=anything,
+    key=random_key,
+    samples=whole(),
+    nets=whole(2),
+)
 def large_batch_map(
     model: AbstractTeacher,
     start: tuple[ArrayLike, ArrayLike],
@@ -85,15 +106,16 @@ def large_batch_map(
     check(not pair.spherical, "model", type(model).__name__, allowed)
     b = arguments.number("ratio", ratio, POSITIVE)
     kappa = arguments.number("rate", rate, POSITIVE)
-    count = arguments.count("steps", steps)
+    count = steps
     gram = frame_of(arguments, pair, teacher)
     begin = overlaps_of(arguments, model, pair, start)
     if begin is None:
         raise ValueError(f"start: got {start!r}; allowed: overlaps (M, Q).")
     check_start(arguments, pair, gram, begin)
-    made = arguments.key("key", key)
-    number = arguments.count("nets", nets, at_least=2)
-    size = power_of_two(arguments.count("samples", samples))
+    made = key
+    number = nets
+    size = power_of_two(samples)
+    check_gradient(pair)
     found = _iterated(pair, gram, begin, b, kappa, made, (size, number, count))
     clean = [jnp.where(arguments.valid, x, jnp.nan) for x in found]
     M, Q, cosine, risk = (jnp.mean(x, axis=0) for x in clean)

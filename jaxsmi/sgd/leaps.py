@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.border import checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
@@ -30,6 +31,7 @@ from jaxsmi.models.teacher_student import AbstractTeacher
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.sgd.grid import MAX_TOKENS
 from jaxsmi.sgd.hermite import coefficients
+from jaxsmi.sgd.problem import is_teacher
 from jaxsmi.sgd.sampled import NETS, affordable, sampled_coefficients
 
 __all__ = ["Ladder", "Leaps", "leaps"]
@@ -73,6 +75,13 @@ class Leaps(NamedTuple):
     generative: Ladder
 
 
+@checked(
+    model=is_teacher,
+    degree=optional(whole()),
+    tolerance=scalar(POSITIVE),
+    key=optional(random_key),
+    samples=whole(),
+)
 def leaps(
     model: AbstractTeacher,
     *,

@@ -18,15 +18,17 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.border import checked, optional, random_key, whole
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.models.sequence_single_index import SequenceSingleIndex, is_sequence
 from jaxsmi.sgd.correlation import correlation
 from jaxsmi.sgd.functions import Flat
 from jaxsmi.sgd.grid import expectation
 from jaxsmi.sgd.networks import is_finite_sum, network_noise
 from jaxsmi.sgd.population import clipped, net_average, overlaps, sampling, without_sampling
+from jaxsmi.sgd.problem import is_point
 
 
 class _StudentSquares(eqx.Module):
@@ -64,6 +66,7 @@ def _value_and_slopes(f: Callable[[Array], Array], z: Array) -> tuple[Array, Arr
     return f(z), jax.jacfwd(f)(z).T
 
 
+@checked(model=is_sequence, m=is_point, e=is_point, key=optional(random_key), samples=whole())
 def gradient_noise(
     model: SequenceSingleIndex,
     m: ArrayLike = 0.0,

@@ -24,8 +24,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.border import EXACT, checked, numbers, optional, scalar, whole
 from jaxsmi.core.checks import POSITIVE, UNIT_INTERVAL, Arguments, check
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.models.sequence_single_index import SequenceSingleIndex, is_sequence
 from jaxsmi.sgd.exponents import DEGREES
 from jaxsmi.sgd.functions import SquaredNorm
 from jaxsmi.sgd.grid import MAX_TOKENS
@@ -34,6 +35,7 @@ from jaxsmi.sgd.hermite import coefficients, multi_indices, second_moment
 _RANDOM_DIRECTIONS = 4096
 
 
+@checked(model=is_sequence, order=whole())
 def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], float]:
     r"""Coefficients of the risk's Taylor series in (m, e_1..e_K) at the origin.
 
@@ -65,7 +67,6 @@ def taylor(model: SequenceSingleIndex, order: int) -> dict[tuple[int, ...], floa
     Source:
         [theory: online-sgd, Eq. (23)].
     """
-    order = Arguments().count("order", order)
     _check_series(model)
     rows = np.asarray(model.encoding, float)
     series: dict[tuple[int, ...], float] = {}
@@ -137,6 +138,7 @@ def _scale(model: SequenceSingleIndex) -> float:
     )
 
 
+@checked(model=is_sequence)
 def hessian_at_origin(model: SequenceSingleIndex) -> np.ndarray:
     r"""Hessian of the risk in (m, e_1..e_K) at the origin, from Hermite coefficients.
 
@@ -192,6 +194,7 @@ class Flatness(NamedTuple):
     series: dict[tuple[int, ...], float]
 
 
+@checked(model=is_sequence, order=whole(), tolerance=scalar(POSITIVE))
 def flatness(model: SequenceSingleIndex, order: int = 6, tolerance: float = 1e-10) -> Flatness:
     r"""Flatness index of the risk at the origin, and the order by which SGD escapes from there.
 
@@ -226,7 +229,6 @@ def flatness(model: SequenceSingleIndex, order: int = 6, tolerance: float = 1e-1
         [ALSKZ25]; [theory: online-sgd, Eq. (25)].
     """
     arguments = Arguments()
-    order = arguments.count("order", order)
     arguments.number("tolerance", tolerance, POSITIVE)
     series = taylor(model, order)
     tolerance = max(tolerance, 1e3 * float(jnp.finfo(theory_dtype()).eps))
@@ -261,6 +263,13 @@ def _directions(hessian: np.ndarray, small: float) -> np.ndarray:
     return rays / np.linalg.norm(rays, axis=1, keepdims=True)
 
 
+@checked(
+    model=is_sequence,
+    dimension=whole(2, EXACT),
+    gamma=numbers("numbers > 0", POSITIVE),
+    eta=scalar(UNIT_INTERVAL),
+    start=optional(scalar(UNIT_INTERVAL)),
+)
 def sample_complexity(
     model: SequenceSingleIndex,
     dimension: int,
@@ -302,7 +311,6 @@ def sample_complexity(
         [ALSKZ25]; [theory: online-sgd, Eqs. (26), (27)].
     """
     arguments = Arguments()
-    dimension = arguments.count("dimension", dimension, at_least=2)
     rates = arguments.array("gamma", gamma, "numbers > 0")
     check(concrete(rates), "gamma", "a traced number", "known numbers: call it outside jit")
     arguments.condition(jnp.all(rates > 0.0), "gamma", gamma, "numbers > 0")

@@ -13,7 +13,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
-from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.border import either, instance, numbers, sequence
+from jaxsmi.core.checks import POSITIVE, Arguments, Interval, check
 from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
@@ -22,13 +23,29 @@ from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.population import overlaps
 from jaxsmi.sgd.starts import Beginning, in_frame
 
-__all__ = ["beginning_of", "check_start", "frame_of", "guarded", "overlaps_of", "pair_of"]
+__all__ = [
+    "beginning_of",
+    "check_gradient",
+    "check_start",
+    "frame_of",
+    "guarded",
+    "overlaps_of",
+    "pair_of",
+]
 
 _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
     "infinitely many overlaps: smi.train(model, smi.Stream(model, teacher), ..))"
 )
 _ROUNDING = 1e-9
+
+is_teacher = instance(AbstractTeacher, _MODEL)
+is_overlaps = sequence("two arrays, overlaps (M, Q)", numbers("finite numbers"))
+is_point = either(
+    "overlaps (M, Q), or of a SequenceSingleIndex numbers in [-1, 1]",
+    numbers("", Interval("", -1.0, 1.0)),
+    is_overlaps,
+)
 
 
 def pair_of(
@@ -47,7 +64,6 @@ def pair_of(
     check(loss is None or callable(loss), "loss", loss, allowed)
     pair = teacher.teacher_student(learner, loss)
     _check_loss(pair, loss)
-    _check_gradient(pair)
     if encoding is None:
         return pair
     tokens = pair.tokens * pair.groups
@@ -75,7 +91,7 @@ def _check_loss(pair: TeacherStudent, loss: object) -> None:
     check(shapes == [()], "loss", f"values of shapes {shapes}", allowed)
 
 
-def _check_gradient(pair: TeacherStudent) -> None:
+def check_gradient(pair: TeacherStudent) -> None:
     """Refuse a loss whose gradient is zero at all fields (signs, hardmax)."""
     if not concrete(pair):
         return

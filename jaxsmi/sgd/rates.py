@@ -30,6 +30,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.border import checked, numbers, optional, random_key, whole
 from jaxsmi.core.checks import Arguments, Interval, check
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
@@ -45,7 +46,7 @@ from jaxsmi.sgd.dynamics import error_over_nets
 from jaxsmi.sgd.landscape import hessian
 from jaxsmi.sgd.noise import noise_at
 from jaxsmi.sgd.population import overlaps, sampling
-from jaxsmi.sgd.problem import pair_of
+from jaxsmi.sgd.problem import check_gradient, is_teacher, pair_of
 
 __all__ = ["Rates", "RatesErrors", "maximal_rate", "rates"]
 
@@ -109,6 +110,14 @@ class Rates(eqx.Module):
         return jnp.where(growth > 0.0, jnp.log(size) / (2.0 * safe), jnp.inf)
 
 
+@checked(
+    model=is_teacher,
+    overlap=numbers("finite numbers > 0, one or (P, P)"),
+    key=random_key,
+    student=optional(is_teacher),
+    samples=whole(),
+    nets=whole(2),
+)
 def rates(
     model: AbstractTeacher,
     overlap: ArrayLike = 1.0,
@@ -160,9 +169,8 @@ def rates(
     S = pair.gram
     apart = jnp.max(jnp.abs(S - jnp.diag(jnp.diagonal(S)))) <= _ROUNDING * jnp.max(jnp.abs(S))
     arguments.condition(apart, "model", teacher.title, "one whose prior has independent rows")
-    key = arguments.key("key", key)
-    number = arguments.count("nets", nets, at_least=2)
-    count = power_of_two(arguments.count("samples", samples))
+    number = nets
+    count = power_of_two(samples)
     P = pair.rows
     allowed = f"a number > 0, or a diagonal Q ({P}, {P})"
     Q = arguments.array("overlap", overlap, allowed)
@@ -173,6 +181,7 @@ def rates(
     Q = arguments.masked(Q, positive, "overlap", overlap, allowed)
     for name, law in (("model", teacher), ("student", learner)):
         _check_even(law, name)
+    check_gradient(pair)
     found = _rates(pair, teacher, learner, Q, key, count, number)
     signal, pull, noise = (jnp.where(arguments.valid, jnp.mean(x, axis=0), jnp.nan) for x in found)
     return Rates(signal, pull, noise, Q, RatesErrors(*(error_over_nets(x, number) for x in found)))
@@ -238,6 +247,7 @@ def _curvatures(
     return lax.map(lambda part: one(*part), (z, weight))
 
 
+@checked(model=is_teacher, key=optional(random_key), samples=whole(), nets=whole(2))
 def maximal_rate(
     model: AbstractTeacher,
     *,
@@ -288,6 +298,7 @@ def maximal_rate(
     pair = pair_of(arguments, model)
     if pair.spherical:
         one = arguments.instance("model", model, SequenceSingleIndex, "a SequenceSingleIndex")
+        check_gradient(pair)
         lowest = jnp.linalg.eigvalsh(hessian(one, key=key, samples=samples))[0]
         count = sampling(Arguments(), one, key, samples)
         V = noise_at(one, overlaps(one, 0.0), key, count).value
@@ -297,8 +308,9 @@ def maximal_rate(
     arguments.condition(silent, "model", law.title, "one with noiseless labels")
     check(key is not None, "key", key, "a key: averages of this model are sampled")
     made = arguments.key("key", key)
-    number = arguments.count("nets", nets, at_least=2)
-    count = power_of_two(arguments.count("samples", samples))
+    number = nets
+    count = power_of_two(samples)
+    check_gradient(pair)
     S = pair.gram[: pair.targets, : pair.targets]
     values = program(_recovery_rates)(law, S, made, count, number)
     return Estimate(jnp.mean(values), jnp.std(values, ddof=1) / np.sqrt(number))

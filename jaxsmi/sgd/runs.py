@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import checked, instance
+from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result, outcomes
 from jaxsmi.core.programs import program
 from jaxsmi.models.teacher_student import TeacherStudent
@@ -262,6 +263,7 @@ def joined(parts: Sequence[Simulation]) -> Simulation:
     return eqx.tree_at(where, parts[0], tuple(one(name) for name in names))
 
 
+@checked(simulation=instance(Simulation, "what smi.sgd.simulate returns"))
 def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:
     r"""Share of the runs that ended semantic, among those that stopped as asked.
 
@@ -292,7 +294,6 @@ def semantic_fraction(simulation: Simulation) -> tuple[float, float, int]:
     Source:
         [theory: online-sgd, section 5].
     """
-    Arguments().instance("simulation", simulation, Simulation, "what smi.sgd.simulate returns")
     done = np.asarray(simulation.result) == Result.SUCCESS
     count = int(done.sum())
     if not count:

@@ -13,9 +13,24 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
+from jaxsmi.core.border import (
+    EXACT,
+    anything,
+    checked,
+    choice,
+    either,
+    flag,
+    function,
+    numbers,
+    optional,
+    random_keys,
+    scalar,
+    whole,
+)
 from jaxsmi.core.checks import (
     FRACTION,
     NON_NEGATIVE,
+    POSITIVE,
     UNIT_INTERVAL,
     Arguments,
     Interval,
@@ -27,7 +42,15 @@ from jaxsmi.descent.task import REDUCTIONS
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.sgd import chain, vectors
 from jaxsmi.sgd.coordinates import Coordinates
-from jaxsmi.sgd.problem import beginning_of, overlaps_of, pair_of
+from jaxsmi.sgd.problem import (
+    beginning_of,
+    check_gradient,
+    is_overlaps,
+    is_point,
+    is_teacher,
+    overlaps_of,
+    pair_of,
+)
 from jaxsmi.sgd.runs import Rule, Setting, Simulation
 from jaxsmi.sgd.starts import begun
 
@@ -39,6 +62,34 @@ _METHODS = {"reduced": chain.run, "full": vectors.run}
 _TOGETHER = "one of the two: the older names, of a SequenceSingleIndex, or the others"
 
 
+@checked(
+    model=is_teacher,
+    key=random_keys,
+    dimension=whole(1, EXACT),
+    rate=optional(numbers("finite numbers > 0, one or (P,)", POSITIVE)),
+    alpha=optional(scalar(POSITIVE)),
+    steps=optional(whole(at_most=EXACT)),
+    student=optional(is_teacher),
+    loss=optional(function("a function of (prediction, label)")),
+    batch_size=whole(),
+    reduction=optional(choice(*REDUCTIONS)),
+    momentum=scalar(FRACTION),
+    weight_decay=scalar(NON_NEGATIVE),
+    projection=optional(choice("sphere")),
+    init=either("a scale, overlaps (M, Q), or weights (P, D)", numbers(""), is_overlaps),
+    teacher=anything,
+    encoding=anything,
+    repeats=whole(),
+    level=optional(scalar(UNIT_INTERVAL)),
+    until=optional(scalar(_UNTIL)),
+    every=optional(whole(at_most=EXACT)),
+    method=choice("reduced", "full"),
+    progress=optional(flag),
+    gamma=optional(numbers("finite numbers > 0, one or (P,)", POSITIVE)),
+    m=optional(is_point),
+    e=is_point,
+    eta=optional(scalar(UNIT_INTERVAL)),
+)
 def simulate(
     model: AbstractTeacher,
     key: PRNGKeyArray,
@@ -137,9 +188,8 @@ def simulate(
     """
     arguments = Arguments()
     pair = pair_of(arguments, model, student, loss, encoding)
-    keys = _keys(arguments.key("key", key, many=True))
-    dimension = arguments.count("dimension", dimension)
-    batch = arguments.count("batch_size", batch_size)
+    keys = _keys(key)
+    batch = batch_size
     check(rate is None or gamma is None, "gamma", gamma, _TOGETHER)
     check(level is None or eta is None, "eta", eta, _TOGETHER)
     start = overlaps_of(arguments, model, pair, init, m, e)
@@ -151,7 +201,7 @@ def simulate(
         weight_decay,
         projection,
     )
-    rule = _rule(arguments, pair, asked, batch, arguments.count("repeats", repeats), dimension)
+    rule = _rule(arguments, pair, asked, batch, repeats, dimension)
     height = _level(arguments, level if eta is None else eta, eta is not None)
     rule = eqx.tree_at(lambda r: (r.level, r.stop), rule, (height, _stop(arguments, until)))
     _large_enough(arguments, rule, dimension)
@@ -159,14 +209,21 @@ def simulate(
     count = _steps(arguments, alpha, steps, batch, dimension)
     records = max(-(-count // _RECORDS), 1) if every is None else arguments.count("every", every)
     setting = Setting(rule, dimension, count, records)
-    runner = _METHODS[arguments.choice("method", method, tuple(_METHODS))]
+    runner = _METHODS[method]
     size = dimension if pair.sized else jnp.asarray(dimension)  # a number compiles nothing anew
+    check_gradient(pair)
     begin = program(begun)(pair, beginning, keys, size, rule.projected, rule.moving)
     _above(arguments, rule, begin, eta)
-    runs = runner(setting, begin, keys, arguments.flag("progress", progress))
+    runs = runner(setting, begin, keys, progress)
     return _masked(runs, arguments.valid)
 
 
+@checked(
+    rate=numbers("finite numbers > 0", POSITIVE),
+    batch_size=whole(),
+    reduction=choice(*REDUCTIONS),
+    dimension=optional(whole(1, EXACT)),
+)
 def per_sample_rate(
     rate: ArrayLike,
     batch_size: int = 1,
@@ -203,8 +260,8 @@ def per_sample_rate(
     arguments = Arguments()
     eta = arguments.array("rate", rate, "finite numbers > 0")
     arguments.condition(jnp.all(eta > 0), "rate", rate, "finite numbers > 0")
-    batch = arguments.count("batch_size", batch_size)
-    word = arguments.choice("reduction", reduction, REDUCTIONS)
+    batch = batch_size
+    word = reduction
     if word == "sum/D" or dimension is not None:
         dimension = arguments.count("dimension", dimension)
     return jnp.where(arguments.valid, _weight(word, batch, dimension or 1) * eta, jnp.nan)

@@ -19,6 +19,19 @@ import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.border import (
+    EXACT,
+    anything,
+    asked,
+    checked,
+    flag,
+    function,
+    optional,
+    random_key,
+    scalar,
+    sequence,
+    whole,
+)
 from jaxsmi.core.checks import POSITIVE, UNIT_INTERVAL, Arguments, check
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network, SequenceSingleIndex
 from jaxsmi.sgd.dynamics import recovery_time
@@ -74,6 +87,20 @@ def sum_of_squares(length: int) -> HermiteSeries:
     return HermiteSeries(terms, normalised=True)
 
 
+@checked(
+    key=random_key,
+    lengths=sequence("whole numbers >= 1, at least one", whole()),
+    dimension=whole(3, EXACT),
+    gamma=scalar(POSITIVE),
+    schedule=anything,
+    target=function("a function of a length that makes a HermiteSeries"),
+    activation=function("a JAX function of a number"),
+    m=optional(scalar(UNIT_INTERVAL)),
+    eta=scalar(UNIT_INTERVAL),
+    runs=sequence("two numbers >= 2: their spread is the error bar", whole(2)),
+    patience=scalar(POSITIVE),
+    progress=optional(flag),
+)
 def gain(
     key: PRNGKeyArray,
     lengths: Sequence[int] = (1, 2, 4, 8),
@@ -130,26 +157,37 @@ def gain(
         [ALSKZ25, Fig. 3]; [theory: online-sgd, Eqs. (46) to (49), Table 7].
     """
     arguments = Arguments()
-    arguments.key("key", key)
     whole = len(lengths) >= 1 and all(int(L) == L and L >= 1 for L in lengths)
     check(whole, "lengths", lengths, "at least one length, whole numbers >= 1")
-    dimension = arguments.count("dimension", dimension, at_least=3)
     arguments.number("gamma", gamma, POSITIVE)
     if not callable(schedule):
         schedule = SCHEDULES[arguments.choice("schedule", schedule, tuple(SCHEDULES))]
-    check(min(runs) >= 2, "runs", runs, "two numbers >= 2: their spread is the error bar")
+    check(
+        len(runs) == 2 and min(runs) >= 2,
+        "runs",
+        runs,
+        "two numbers >= 2: their spread is the error bar",
+    )
     arguments.number("patience", patience, POSITIVE)
     arguments.number("eta", eta, UNIT_INTERVAL)
+    asked(
+        "activation",
+        jax.eval_shape,
+        "a JAX function of a number",
+        activation,
+        jax.ShapeDtypeStruct((), float),
+    )
     o = 1.0 / np.sqrt(dimension)
     m = float(o / np.sqrt((1 - o) ** 2 + o**2)) if m is None else m
     race = _Race(activation, dimension, m, eta, patience, progress)
     times: list[tuple[np.ndarray, np.ndarray]] = []
     blind = []
     for position, L in enumerate(map(int, lengths)):
-        series = target(L)
+        series = asked("target", target, "a function of a length: a HermiteSeries", L)
         blind.append(_blind(series, activation, L))
+        rates = asked("schedule", schedule, "a function of (length, gamma): two rates", L, gamma)
         pair = []
-        for tied, rate, count in zip((True, False), schedule(L, gamma), runs, strict=True):
+        for tied, rate, count in zip((True, False), rates, runs, strict=True):
             stream = jax.random.fold_in(key, 2 * position + tied)
             hopeless = tied and blind[-1]
             pair.append(

@@ -18,13 +18,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import checked, flag, instance, optional, random_key, scalar, whole
+from jaxsmi.core.checks import FINITE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.descent.loop import Descent, Epochs, TrainState, descend
 from jaxsmi.descent.order import crossing
 from jaxsmi.text.network import Classifier
-from jaxsmi.text.questions import Question, held_out
-from jaxsmi.text.vocabulary import Vocabulary
+from jaxsmi.text.questions import Question, held_out, is_questions
+from jaxsmi.text.vocabulary import Vocabulary, is_texts
 
 _LEARNING_RATE = 5e-5
 
@@ -58,6 +59,7 @@ class TextRun(NamedTuple):
     test_accuracy: np.ndarray
     result: Result
 
+    @checked(texts=is_texts)
     def predict(self, texts: Sequence[str]) -> list[str]:
         """The class of each text."""
         ids = self.vocabulary.encode(list(texts), self.length)
@@ -157,6 +159,21 @@ def _corpus(
     return _Corpus(questions, test, classes, vocabulary, min(longest, max_length))
 
 
+@checked(
+    questions=is_questions,
+    test=optional(is_questions),
+    key=optional(random_key),
+    epochs=whole(),
+    optimizer=optional(instance(optax.GradientTransformation, "an optimiser of optax")),
+    batch_size=whole(),
+    width=whole(),
+    hidden=whole(),
+    depth=whole(),
+    skip=scalar(FINITE),
+    max_length=whole(),
+    records=whole(),
+    progress=optional(flag),
+)
 def classify(
     questions: Sequence[Question],
     test: Sequence[Question] | None = None,
@@ -211,16 +228,12 @@ def classify(
         [TCDKZ25, Fig. 3]; [theory: descent, section 4].
     """
     arguments = Arguments()
-    epochs = arguments.count("epochs", epochs)
-    batch_size = arguments.count("batch_size", batch_size)
-    max_length = arguments.count("max_length", max_length)
-    records = arguments.count("records", records)
     sizes = {
-        "width": arguments.count("width", width),
-        "hidden": arguments.count("hidden", hidden),
-        "depth": arguments.count("depth", depth),
+        "width": width,
+        "hidden": hidden,
+        "depth": depth,
     }
-    label = "text" if arguments.flag("progress", progress) else None
+    label = "text" if progress else None
     key = jax.random.key(0) if key is None else arguments.key("key", key)
     split_key, start_key, order_key = jax.random.split(key, 3)
     corpus = _corpus(questions, test, max_length, split_key)
@@ -284,6 +297,7 @@ def _curves(
     )
 
 
+@checked(run=instance(TextRun, "what smi.text.classify returns"))
 def settled_at(run: TextRun) -> np.ndarray:
     r"""Epoch at which each layer has gone half of its way, from its first similarity to one.
 
@@ -308,7 +322,6 @@ def settled_at(run: TextRun) -> np.ndarray:
     Source:
         [TCDKZ25, Fig. 3]; [theory: descent, section 4].
     """
-    Arguments().instance("run", run, TextRun, "what smi.text.classify returns")
     if run.result == Result.NONFINITE:
         return np.full(run.similarity.shape[1], np.nan)
     epoch = jnp.asarray(run.epoch)

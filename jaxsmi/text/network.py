@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.checks import Arguments
+from jaxsmi.core.border import checked, random_key, scalar, whole
+from jaxsmi.core.checks import FINITE
 from jaxsmi.text.vocabulary import PAD
 
 
@@ -53,6 +54,15 @@ class Classifier(eqx.Module):
     bias: Array
     skip: float = eqx.field(static=True)
 
+    @checked(
+        words=whole(),
+        classes=whole(),
+        key=random_key,
+        width=whole(),
+        hidden=whole(),
+        depth=whole(),
+        skip=scalar(FINITE),
+    )
     def __init__(
         self,
         words: int,
@@ -64,12 +74,8 @@ class Classifier(eqx.Module):
         depth: int = 2,
         skip: float = 1.0,
     ):
-        arguments = Arguments()
-        words = arguments.count("words", words)
-        classes = arguments.count("classes", classes)
-        width = arguments.count("width", width)
-        shape = (arguments.count("depth", depth), arguments.count("hidden", hidden), width)
-        word_key, layer_key, head_key = jax.random.split(arguments.key("key", key), 3)
+        shape = (depth, hidden, width)
+        word_key, layer_key, head_key = jax.random.split(key, 3)
         self.embedding = jax.random.normal(word_key, (words, width), jnp.float32)
         self.layers = jax.random.normal(layer_key, shape, jnp.float32) / np.sqrt(width)
         self.head = jax.random.normal(head_key, (classes, width), jnp.float32) / np.sqrt(width)

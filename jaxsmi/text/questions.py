@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import checked, instance, is_path, sequence, text, whole
+from jaxsmi.core.checks import check
 
 _SHOWN = 60  # characters of a line that a message shows
 
@@ -29,6 +30,10 @@ class Question(NamedTuple):
     text: str
 
 
+is_questions = sequence("a list of smi.text.Question, at least one", instance(Question, ""))
+
+
+@checked(path=is_path)
 def load(path: str | os.PathLike[str]) -> list[Question]:
     """Questions of a plain file, a line each: `LABEL:sub text` or `LABEL text`.
 
@@ -71,6 +76,7 @@ def load(path: str | os.PathLike[str]) -> list[Question]:
     return questions
 
 
+@checked(name=text, split=text, label=text)
 def load_huggingface(
     name: str = "CogComp/trec", split: str = "train", label: str = "coarse_label"
 ) -> list[Question]:
@@ -209,6 +215,7 @@ _TEMPLATES = {
 }
 
 
+@checked(count=whole(2 * len(_TEMPLATES)), seed=whole(0))
 def synthetic_questions(count: int = 600, seed: int = 0) -> list[Question]:
     """Synthetic questions: templates over the six coarse classes of TREC, filled at random.
 
@@ -232,9 +239,7 @@ def synthetic_questions(count: int = 600, seed: int = 0) -> list[Question]:
     Source:
         [theory: descent, section 4].
     """
-    arguments = Arguments()
-    count = arguments.count("count", count, at_least=2 * len(_TEMPLATES))
-    random = np.random.default_rng(arguments.count("seed", seed, at_least=0))
+    random = np.random.default_rng(seed)
     fill = lambda slot: str(random.choice(_SLOTS[slot.group(1)].split()))
     questions = []
     for n in range(count):

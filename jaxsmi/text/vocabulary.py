@@ -8,12 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxsmi.core.checks import Arguments
+from jaxsmi.core.border import checked, optional, sequence, text, whole
 
 # Ids of padding and of words that the vocabulary lacks.
 PAD = 0
 UNKNOWN = 1
 _FIRST = 2
+
+
+is_texts = sequence("a list of texts (str)", text, empty=True)
 
 
 class Vocabulary:
@@ -35,9 +38,8 @@ class Vocabulary:
         [[2, 1, 1, 3, 0]]
     """
 
+    @checked(texts=is_texts, size=optional(whole()))
     def __init__(self, texts: Sequence[str], size: int | None = None):
-        if size is not None:
-            size = Arguments().count("size", size)
         counts = Counter(word for text in texts for word in self.words(text))
         frequent = sorted(counts, key=lambda word: (-counts[word], word))[:size]
         self.ids: dict[str, int] = {word: n for n, word in enumerate(frequent, _FIRST)}
@@ -50,10 +52,11 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.ids) + _FIRST
 
+    @checked(texts=is_texts, length=whole())
     def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
         """Ids (texts, length), cut or padded with zeros."""
         table = np.zeros((len(texts), length), np.int32)
-        for row, text in zip(table, texts, strict=True):
-            ids = [self.ids.get(word, UNKNOWN) for word in self.words(text)][:length]
+        for row, line in zip(table, texts, strict=True):
+            ids = [self.ids.get(word, UNKNOWN) for word in self.words(line)][:length]
             row[: len(ids)] = ids
         return table

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from jaxsmi.core.border import checked
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import AbstractModel, is_model, model_argument
 
 __all__ = ["recovery_threshold"]
 
 
+@checked(model=is_model)
 def recovery_threshold(model: AbstractModel) -> Threshold:
     r"""The α above which perfect recovery is stable: P/M for noiseless attention of rank one.
 

@@ -22,7 +22,19 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import PyTree, theory_dtype
-from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core.border import (
+    anything,
+    asked,
+    checked,
+    flag,
+    function,
+    instance,
+    optional,
+    random_key,
+    scalar,
+    whole,
+)
+from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel
@@ -43,6 +55,23 @@ class Search(Ended):
     threshold: Threshold
 
 
+_BUILD = "a function of `start` that makes a model"
+
+
+@checked(
+    build=function(_BUILD),
+    start=anything,
+    key=random_key,
+    step=whole(0),
+    target=optional(scalar(POSITIVE)),
+    alpha_max=scalar(POSITIVE),
+    samples=whole(),
+    replicas=whole(2),
+    optimizer=optional(instance(optax.GradientTransformation, "an optimiser of optax")),
+    max_steps=whole(),
+    tolerance=scalar(POSITIVE),
+    progress=optional(flag),
+)
 def search_threshold(
     build: Callable[[PyTree], AbstractModel],
     start: PyTree,
@@ -100,20 +129,17 @@ def search_threshold(
         [theory: multi-index, Eqs. (60), (61)].
     """
     arguments = Arguments()
-    check(callable(build), "build", build, "a function of `start` that makes a model")
-    replicas = arguments.count("replicas", replicas, at_least=2)
     shown = arguments.shown(progress)
     first = jax.tree.map(lambda x: arguments.array("start", x, "a tree of real numbers"), start)
     objective = _Objective(
         build,
-        arguments.key("key", key),
-        arguments.count("step", step, at_least=0),
+        key,
+        step,
         None if target is None else float(arguments.number("target", target, POSITIVE)),
         float(arguments.number("alpha_max", alpha_max, POSITIVE)),
         arguments.count("samples", samples, at_least=2 * replicas),
         replicas,
     )
-    max_steps = arguments.count("max_steps", max_steps)
     limit = float(arguments.number("tolerance", tolerance, POSITIVE))
     allowed = (
         f"parameters at which threshold {objective.step} and its derivative exist, below "
@@ -159,7 +185,7 @@ class _Objective(NamedTuple):
         self, parameters: PyTree, guess: list[Threshold] | None
     ) -> tuple[Array, list[Threshold]]:
         """The objective and the stairs; NaN where the threshold is missing."""
-        stairs = self.stairs(self.build(parameters), guess)
+        stairs = self.stairs(asked("build", self.build, _BUILD, parameters), guess)
         if len(stairs) <= self.step:
             return jnp.asarray(jnp.nan, theory_dtype()), stairs
         height = jnp.log(stairs[self.step].alpha)

@@ -23,11 +23,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import frozen
+from jaxsmi.core.border import anything, checked, flag, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS, refuse_oblique
 from jaxsmi.thresholds.crossing import SearchRegion, crossings
@@ -40,6 +41,16 @@ __all__ = ["staircase"]
 _LEARNED = 0.05  # eigenvalues of a subspace below this part of the largest are errors
 
 
+@checked(
+    model=is_model,
+    key=random_key,
+    alpha_max=scalar(POSITIVE),
+    samples=whole(),
+    replicas=whole(2),
+    guess=anything,
+    steps=optional(whole()),
+    progress=optional(flag),
+)
 def staircase(
     model: AbstractModel,
     *,

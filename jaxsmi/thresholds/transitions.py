@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import frozen
+from jaxsmi.core.border import checked, flag, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
@@ -25,7 +26,7 @@ from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.shown import Shown, readable, with_error
 from jaxsmi.inference.overlap_map import OverlapMap
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
@@ -88,6 +89,17 @@ class FirstOrder(eqx.Module):
         return Shown(f"Transition: {self.kind}", [grid], ["", "α"], rows)
 
 
+@checked(
+    model=is_model,
+    key=random_key,
+    alpha_min=scalar(POSITIVE),
+    alpha_max=scalar(POSITIVE),
+    points=whole(3),
+    samples=whole(),
+    replicas=whole(2),
+    max_steps=whole(),
+    progress=optional(flag),
+)
 def first_order(
     model: AbstractModel,
     *,
@@ -144,12 +156,10 @@ def first_order(
     """
     arguments = Arguments()
     samples, replicas = checked_sizes(arguments, model, samples, replicas, "replicas")
-    key = arguments.key("key", key)
     low = float(arguments.number("alpha_min", alpha_min, POSITIVE))
     high = float(arguments.number("alpha_max", alpha_max, POSITIVE))
     check(low < high, "alpha_max", (low, high), "0 < alpha_min < alpha_max, finite")
-    points = arguments.count("points", points, at_least=3)
-    steps = arguments.count("max_steps", max_steps)
+    steps = max_steps
     shown = arguments.shown(progress)
     given = model
     model = frozen(given)

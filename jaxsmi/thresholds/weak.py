@@ -21,12 +21,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete
+from jaxsmi.core.border import anything, checked, random_key, whole
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.continuation import noisy_models, worst
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.continuation import limit
 from jaxsmi.numerics.implicit import derivative, differentiable
 from jaxsmi.numerics.linear_algebra import sqrt_psd
@@ -77,6 +78,7 @@ def _masked(threshold: Threshold, valid: Array, code: Array) -> Threshold:
     )
 
 
+@checked(model=is_model, key=random_key, samples=whole(), randomisations=whole(2), noises=anything)
 def weak_recovery(
     model: AbstractModel,
     *,
@@ -131,7 +133,6 @@ def weak_recovery(
     if noises is not None:
         steps, models = noisy_models(arguments, model, noises)
     samples, nets = checked_sizes(arguments, models[0], samples, randomisations, "randomisations")
-    key = arguments.key("key", key)
     each = power_of_two(max(samples // nets, 2))
     thresholds = [_differentiable(model, key, each, nets) for model in models]
     threshold = thresholds[0] if noises is None else _continued(steps, thresholds)

@@ -17,14 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.border import checked, flag, mapping, optional, random_key, scalar, whole
 from jaxsmi.core.checks import UNIT_INTERVAL, Arguments, check
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.order import learned_at
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.models.teacher_student import AbstractTeacher
 from jaxsmi.sgd.simulation import simulate
 
@@ -62,6 +63,15 @@ class LearningOrder(eqx.Module):
         return [int(p) for p in np.argsort(times, kind="stable") if np.isfinite(times[p])]
 
 
+@checked(
+    model=is_model,
+    data=is_dataset,
+    methods=mapping("settings by method: {'gamp': {}}"),
+    key=optional(random_key),
+    seeds=whole(),
+    level=scalar(UNIT_INTERVAL),
+    progress=optional(flag),
+)
 def learning_order(
     model: AbstractModel,
     data: Dataset,
@@ -116,9 +126,7 @@ def learning_order(
         [TCDKZ25], [theory: descent, sections 1 and 2].
     """
     arguments = Arguments()
-    arguments.instance("data", data, Dataset, "a Dataset with a teacher")
     check(data.teacher is not None, "data.teacher", None, "a teacher: cosines are measured with it")
-    arguments.count("seeds", seeds)
     arguments.number("level", level, UNIT_INTERVAL)
     allowed = "at least one name with its settings, such as {'GAMP': {}}"
     named = isinstance(methods, Mapping) and len(methods) > 0

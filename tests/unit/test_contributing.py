@@ -11,7 +11,7 @@ from jaxsmi.core.parts import declared
 from jaxsmi.papers import ARTICLES, Article
 
 PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
-SECTIONS = ("link", "channel", "family of models", "figure", "command")
+SECTIONS = ("link", "channel", "family of models", "figure", "command", "argument")
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,26 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxsmi.core import labelled
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.border import (
+    checked,
+    choice,
+    either,
+    flag,
+    function,
+    instance,
+    is_path,
+    mapping,
+    numbers,
+    optional,
+    sequence,
+    whole,
+)
+from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.progress import tqdm
 from jaxsmi.core.provenance import parameters as parameters_of
 from jaxsmi.core.provenance import provenance
@@ -36,9 +50,43 @@ if TYPE_CHECKING:
 
 __all__ = ["planned", "sweep"]
 
+_SEED = whole(-(2**63), 2**63 - 1)
+_SCHEDULER = "an address 'host:port', a dask Client, or a number of processes >= 1"
 _TAKEN = ("alpha", "seed", "point", "message", "cosine", "index", "index_", *KEPT)
 
 
+@runtime_checkable
+class Submits(Protocol):
+    """What takes work: a Client of dask."""
+
+    def submit(self, *arguments: object) -> object:
+        """A piece of work, to be asked for later."""
+
+
+def _address(name: str, value: object) -> object:
+    """Where a scheduler listens."""
+    check(isinstance(value, str) and ":" in value, name, value, _SCHEDULER)
+    return value
+
+
+@checked(
+    build=function("a function of the parameters that makes a model"),
+    alpha=numbers("finite numbers > 0, ascending", POSITIVE),
+    parameters=optional(
+        either(
+            "values by name, or a list of points",
+            mapping(""),
+            sequence("", mapping(""), empty=True),
+        )
+    ),
+    key=_SEED,
+    seeds=either("a number of seeds, or a list of whole numbers", whole(), sequence("", _SEED)),
+    solver=either(f"one of {tuple(SOLVERS)}, or a function", choice(*SOLVERS), function("")),
+    settings=optional(mapping("settings of the solver, by name")),
+    out=optional(is_path),
+    scheduler=optional(either(_SCHEDULER, _address, whole(1, 2**16), instance(Submits, ""))),
+    progress=optional(flag),
+)
 def sweep(
     build: Callable[..., AbstractModel],
     alpha: Sequence[float],
