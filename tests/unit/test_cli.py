@@ -252,7 +252,7 @@ def test_a_wrong_start_is_refused(capsys, word):
     with pytest.raises(SystemExit) as stop:
         cli.main(["gamp", "phase-retrieval", f"--init={word}"])
     assert stop.value.code == 2
-    assert "argument --init: got " in capsys.readouterr().err.splitlines()[-1]
+    assert "jaxsmi gamp: --init: got " in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_matrix_has_no_spectral_start(capsys):
