@@ -35,7 +35,7 @@ def interrupted(process, delay):
     return process.returncode, err, time.monotonic() - begin
 
 
-@pytest.mark.parametrize("delay", [0.4, pytest.param(4.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("delay", [1.5, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_without_a_traceback(delay, tmp_path):
     """While modules are imported, and while programs are compiled or run."""
     words = ("train", "deep-attention", "--steps", 10**6, "--out", tmp_path)
