@@ -16,7 +16,7 @@ from jaxsmi.core.driver import Run
 __all__ = ["arrays", "forget", "keep", "look", "progress", "report"]
 
 _reports: list[Report] = []
-_runs: list[tuple[Run[Any], int]] = []
+_runs: list[tuple[int, int, dict[str, np.ndarray]]] = []  # steps, of how many, history
 
 
 def forget() -> None:
@@ -31,8 +31,12 @@ def keep(finished: Report) -> None:
 
 
 def look(run: Run[Any], max_steps: int) -> None:
-    """Where a run stands."""
-    _runs[:] = [(run, max_steps)]
+    """Where a run stands, as NumPy arrays: the device may be busy when they are asked for."""
+    leaves = jax.tree_util.tree_leaves_with_path(run.history)
+    separate = "[]'."  # ["record"][0] becomes record_0
+    name = lambda path: "_".join(jax.tree_util.keystr((key,)).strip(separate) for key in path)
+    history = {name(path): np.array(leaf) for path, leaf in leaves}
+    _runs[:] = [(int(run.step), max_steps, history)]
 
 
 def report() -> Report | None:
@@ -44,15 +48,10 @@ def progress() -> str:
     """How far the last run is, after a word such as "interrupted"."""
     if not _runs:
         return ""
-    run, steps = _runs[0]
-    return f" after {int(run.step)} of {steps} steps of its last run"
+    step, steps, _ = _runs[0]
+    return f" after {step} of {steps} steps of its last run"
 
 
 def arrays() -> dict[str, np.ndarray]:
     """The history of the last run up to now: arrays by their names."""
-    if not _runs:
-        return {}
-    leaves = jax.tree_util.tree_leaves_with_path(_runs[0][0].history)
-    separate = "[]'."  # ["record"][0] becomes record_0
-    name = lambda path: "_".join(jax.tree_util.keystr((key,)).strip(separate) for key in path)
-    return {name(path): np.asarray(leaf) for path, leaf in leaves}
+    return _runs[0][2] if _runs else {}

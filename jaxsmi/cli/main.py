@@ -12,8 +12,10 @@ import argparse
 import functools
 import importlib.util
 import json
+import pathlib
 import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -184,6 +186,9 @@ def _prepare(arguments: argparse.Namespace) -> None:
         there = [path for end in _ENDINGS if (path := stem.with_name(stem.name + end)).exists()]
         allowed = "another folder, or --overwrite"
         check(not there, "--out", f"files from before, {there[-1].name}" if there else "", allowed)
+    # what xarray imports for its first file it imports now, not when Ctrl-C asks for a file at once
+    with tempfile.TemporaryDirectory() as folder:
+        storage.save(storage.arrays({"step": np.zeros(1)}), pathlib.Path(folder) / "first.nc")
     arguments.out.mkdir(parents=True, exist_ok=True)
 
 

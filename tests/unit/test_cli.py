@@ -252,7 +252,7 @@ def test_a_wrong_start_is_refused(capsys, word):
     with pytest.raises(SystemExit) as stop:
         cli.main(["gamp", "phase-retrieval", f"--init={word}"])
     assert stop.value.code == 2
-    assert "argument --init: got " in capsys.readouterr().err.splitlines()[-1]
+    assert "jaxsmi gamp: --init: got " in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_matrix_has_no_spectral_start(capsys):
@@ -326,7 +326,7 @@ def test_a_threshold_that_is_never_reached_says_so(capsys):
         (["--vary", "skip", "--values", "1"], "--vary"),
         (["--vary", "factors"], "--values"),
         (["--vary", "factors", "--values", "2.5"], "--values"),
-        (["--alpha-max", "-1"], "alpha_max"),
+        (["--alpha-max", "-1"], "--alpha-max"),
     ],
 )
 def test_a_wrong_parameter_of_a_threshold_is_named(capsys, words, name):
