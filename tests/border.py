@@ -716,7 +716,7 @@ case(
     side_information="fraction",
     record="function?",
     state="object?",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "gamp of a matrix",
@@ -752,7 +752,7 @@ case(
     newton="flag",
     side_information="fraction",
     noises="positive array?",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "state_evolution of a learner",
@@ -787,7 +787,7 @@ case(
     tolerance="object?",
     newton="flag",
     side_information="zero",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "free_entropy",
@@ -823,7 +823,7 @@ case(
     samples="count?",
     randomisations="count?",
     max_steps="count",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "search_learner",
@@ -847,7 +847,7 @@ case(
     optimizer="object?",
     max_steps="count",
     tolerance="positive",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "spectral",
@@ -889,7 +889,7 @@ case(
     samples="count",
     replicas="count",
     max_steps="count",
-    progress="flag",
+    progress="flag?",
 )
 case("recovery_threshold", smi.recovery_threshold, {"model": ATTENTION}, model="object")
 case(
@@ -908,7 +908,7 @@ case(
     optimizer="object?",
     max_steps="count",
     tolerance="positive",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "staircase",
@@ -921,7 +921,7 @@ case(
     replicas="count",
     guess="list?",
     steps="count?",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "weak_recovery",
@@ -954,7 +954,7 @@ case(
     record="function?",
     stop="object?",
     state="object?",
-    progress="flag",
+    progress="flag?",
 )
 _TRAINED = {"model": LINEAR, "data": ONE_LABEL, "optimizer": ADAM, "key": KEY, "steps": 2}
 case(
@@ -993,7 +993,7 @@ case(
     key="key",
     seeds="count",
     level="open unit",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "baselines.ridge_error",
@@ -1056,7 +1056,7 @@ case(
     omega="fractions",
     angles="count",
     radii="count",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "sgd.coefficients",
@@ -1168,7 +1168,7 @@ case(
     eta="open unit",
     runs="sequence",
     patience="positive",
-    progress="flag",
+    progress="flag?",
 )
 case(
     "sgd.information_exponent",
@@ -1269,7 +1269,7 @@ _SIMULATE = {
     "until": "cosine?",
     "every": "count?",
     "method": "choice",
-    "progress": "flag",
+    "progress": "flag?",
 }
 case(
     "sgd.simulate",
@@ -1315,7 +1315,7 @@ case(
     settings="mapping?",
     out="name?",
     scheduler="object?",
-    progress="flag",
+    progress="flag?",
 )
 QUESTIONS = smi.text.synthetic_questions(60)
 case(
@@ -1360,7 +1360,7 @@ case(
     skip="real",
     max_length="count",
     records="count",
-    progress="flag",
+    progress="flag?",
 )
 with tempfile.NamedTemporaryFile("w", delete=False) as _file:
     _file.write("A who is it\nB what is it\n")
