@@ -9,7 +9,7 @@ It reads the JSON of pytest-benchmark and, where it is there, that of `cold.py -
 
 The guard compares ratios of this run, not seconds, with `baseline.json`: plain over ours, and a
 data pass over a copy. A ratio below two thirds of its baseline is a regression, and the exit status
-1. A ratio without a baseline, or a baseline that this run did not measure, is listed and not judged.
+1. Where a ratio has no baseline, or was not measured in this run, it is listed and not judged.
 """
 
 import argparse
