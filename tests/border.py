@@ -68,6 +68,7 @@ KINDS: dict[str, set[str]] = {
     "dimension": {"10**30"},
     "positive": {"0.5", "2.0", *_LARGE},
     "non-negative": {"0", "0.5", "2.0", *_LARGE},
+    "non-negative or inf": {"0", "0.5", "2.0", "inf", *_LARGE},
     "fraction": {"0", "0.5"},
     "open unit": {"0.5"},
     "cosine": {"0.5"},
@@ -390,7 +391,7 @@ case(
 case("links.poisson", smi.links.poisson, {}, size="positive", tolerance="positive?", **_PRIOR)
 case("links.product", smi.links.product, {}, k="count", **_PRIOR)
 case("links.relu", smi.links.relu, {}, leak="real", **_NOISY)
-case("links.sign", smi.links.sign, {}, **_NOISY)
+case("links.sign", smi.links.sign, {}, **{**_NOISY, "noise": "non-negative or inf"})
 case("links.sign_product", smi.links.sign_product, {}, k="count", **_PRIOR)
 case("links.softmax", smi.links.softmax, {}, classes="count", tolerance="positive?", **_PRIOR)
 case("links.square_plus_sign_parity", smi.links.square_plus_sign_parity, {}, **_PRIOR)

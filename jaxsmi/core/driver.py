@@ -225,7 +225,8 @@ def drive(
     name = type(solver).__name__ if label is None else label
     with Bar(max_steps * unit, name, label is not None, "compiling") as bar:
         until = int(run.step)
-        stretch = 1 if label is not None or _watchers else _UNSEEN
+        alike = jax.process_count() > 1  # hosts that run one program take the same stretches
+        stretch = 1 if label is not None or _watchers else max_steps if alike else _UNSEEN
         while until < max_steps:
             until = min(until + stretch, max_steps)
             begin = time.perf_counter()
@@ -239,7 +240,7 @@ def drive(
                 watcher(run, max_steps)
             if done:
                 break
-            stretch = _next(stretch, time.perf_counter() - begin)
+            stretch = stretch if alike else _next(stretch, time.perf_counter() - begin)
     return run
 
 

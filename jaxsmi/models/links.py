@@ -62,6 +62,9 @@ __all__ = [
 ]
 
 
+_INSIDE = dataclasses.replace(VARIANCE, infinite=True)  # of the noise inside a sign
+
+
 @checked(noise=scalar(VARIANCE), tokens=whole(), prior=is_prior)
 def linear(
     noise: ArrayLike = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = None
@@ -97,7 +100,7 @@ def linear(
     return MultiIndex(channel=LinearChannel(variance, tokens), prior=prior, name="linear")
 
 
-@checked(prior=is_prior, noise=scalar(VARIANCE))
+@checked(prior=is_prior, noise=scalar(_INSIDE))
 def sign(prior: AbstractIidPrior | None = None, noise: ArrayLike = 0.0) -> MultiIndex:
     """Perceptron, y = sign(z + √Δ ξ). With a Rademacher prior: the binary perceptron.
 
@@ -123,8 +126,7 @@ def sign(prior: AbstractIidPrior | None = None, noise: ArrayLike = 0.0) -> Multi
     Source:
         [theory: multi-index, Eq. (23)].
     """
-    allowed = dataclasses.replace(VARIANCE, infinite=True)
-    variance = None if is_zero(noise) else Arguments().number("noise", noise, allowed)
+    variance = None if is_zero(noise) else Arguments().number("noise", noise, _INSIDE)
     return MultiIndex(channel=SignChannel(noise=variance), prior=prior, name="sign")
 
 

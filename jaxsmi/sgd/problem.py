@@ -223,6 +223,8 @@ def beginning_of(
     named = teacher is None or isinstance(teacher, str)
     given = None if named else arguments.array("teacher", teacher, words)
     weighted = given is not None and given.ndim == 2 and given.shape[1] == dimension != pair.fixed
+    allowed = "'iid', 'orthonormal' or weights (P*, D), of rows on the sphere"
+    check(given is None or weighted or not pair.spherical, "teacher", teacher, allowed)
     one = jnp.ones((), theory_dtype())
     if start is None and jnp.ndim(init) == 2:  # pyright: ignore[reportArgumentType]
         allowed = f"W* ({pair.targets}, {dimension}) beside weights, of inputs without directions"
