@@ -97,6 +97,7 @@ def exact():
     return brentq(level, 0.5, 10.0)
 
 
+@pytest.mark.slow
 def test_the_root_of_a_closed_form():
     """From an α 20 % too small, on 8 keys, within four standard errors and in few points; what
     Newton's last step leaves is a part of 2e-3."""

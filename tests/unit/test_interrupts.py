@@ -61,6 +61,7 @@ def test_ctrl_c_keeps_the_history_of_a_run(tmp_path):
     assert np.isfinite(cosine[0]).all()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_gamp_found(capsys, monkeypatch, tmp_path):
     pytest.importorskip("h5py")
 
@@ -78,6 +79,7 @@ def test_an_interrupted_run_keeps_what_gamp_found(capsys, monkeypatch, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.nc", "run.txt"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_is_no_traceback():
     process = started("threshold", "attention-indexed")
     process.stdout.close()
