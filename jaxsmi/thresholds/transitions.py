@@ -21,11 +21,9 @@ from jaxsmi.core.arrays import frozen
 from jaxsmi.core.border import checked, flag, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
-from jaxsmi.core.programs import program
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.shown import Shown, readable, with_error
-from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
@@ -36,10 +34,10 @@ from jaxsmi.thresholds.edges import (
     SMALL,
     Bracket,
     Edges,
-    apart,
+    Pair,
+    branches,
     edges,
-    informed,
-    uninformed,
+    questions,
 )
 from jaxsmi.thresholds.growth import checked_sizes
 
@@ -164,31 +162,22 @@ def first_order(
     given = model
     model = frozen(given)
     each = power_of_two(max(samples // (replicas * NETS), 2))
-    with Bar(2 * points + 1, "first-order transition", shown, "compiling") as bar:
+    with Bar(points, "first-order transition: branches", shown, "compiling") as bar:
         curves = _followed(model, np.geomspace(low, high, points), key, each * replicas, steps, bar)
-        Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
-        grid = jnp.asarray(curves.grid)
-        if not curves.apart.any():
-            return not_differentiable(FirstOrder("none", None, None, None, grid, *Q), given)
-        prior = model.prior
-        perfect = bool(curves.perfect[curves.apart].any())
-        allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
-        check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
-        keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
-        bisected = edges(model, curves.bracket(each, steps), keys)
-        bar.update(1)
+    Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
+    grid = jnp.asarray(curves.grid)
+    if not curves.apart.any():
+        return not_differentiable(FirstOrder("none", None, None, None, grid, *Q), given)
+    prior = model.prior
+    perfect = bool(curves.perfect[curves.apart].any())
+    allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
+    check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
+    keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
+    bracket = curves.bracket(each, steps)
+    with Bar(questions(model, bracket), "first-order transition: ends", shown, "compiling") as bar:
+        bisected = edges(model, bracket, keys, bar)
     transition = FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
     return not_differentiable(transition, given)
-
-
-@program
-def _next_uninformed(problem: OverlapMap, V: Array, steps: int) -> tuple[Array, Array]:
-    return uninformed(problem, V, steps)
-
-
-@program
-def _next_informed(problem: OverlapMap, steps: int) -> tuple[Array, Array]:
-    return informed(problem, steps)
 
 
 class _Hysteresis(NamedTuple):
@@ -255,17 +244,16 @@ class _Hysteresis(NamedTuple):
 
     def bracket(self, samples: int, steps: int) -> Bracket:
         """Where to bisect."""
-        dtype = self.second_moment.dtype
         return Bracket(
-            algorithmic=jnp.asarray(self.end, dtype),
-            spinodal=jnp.asarray(self.start, dtype),
+            algorithmic=self.end,
+            spinodal=self.start,
             before=self.uninformed[max(self.first - 1, 0)],
             end=self.uninformed[self.last],
             samples=samples,
             steps=steps,
             perfect=bool(self.perfect[self.apart].all()),
             appears=self.appears,
-            halvings=jnp.asarray(self.halvings),
+            halvings=self.halvings,
         )
 
     def nearest(self, values: Array) -> int:
@@ -285,27 +273,22 @@ def _followed(
 ) -> _Hysteresis:
     """Both branches on the grid, the uninformed one upwards; the bar moves with each point."""
     S = model.prior.second_moment(model.indices)
-    problems = [OverlapMap(model, jnp.asarray(a, S.dtype), key, samples, NETS) for a in grid]
-    low: list[Array] = []
-    high: list[Array] = []
-    codes: list[tuple[int, int]] = []
+    pairs: list[Pair] = []
     V = (1.0 - SMALL) * S
-    for problem in problems:
-        V, code = _next_uninformed(problem, V, steps)
-        W, other = _next_informed(problem, steps)
-        low.append(V)
-        high.append(W)
-        codes.append((int(code), int(other)))
-        bar.update(2, {"α": f"{float(problem.alpha):.4g}"})
-    ends = np.asarray(codes)
+    for alpha in grid:
+        pair = branches(model, jnp.asarray([alpha], S.dtype), V, key[None], samples, steps)
+        V = pair.uninformed[0]
+        pairs.append(pair)
+        bar.update(1, {"α": f"{alpha:.4g}"})
+    codes = np.concatenate([pair.codes for pair in pairs])
     return _Hysteresis(
         S,
         grid,
-        low,
-        high,
-        np.asarray([bool(apart(v, w)) for v, w in zip(low, high, strict=True)]),
-        ends[:, 1] == Result.RECOVERED,
-        np.all(np.isin(ends, (Result.SUCCESS, Result.RECOVERED)), axis=1),
+        [pair.uninformed[0] for pair in pairs],
+        [pair.informed[0] for pair in pairs],
+        np.concatenate([pair.apart for pair in pairs]),
+        codes[:, 1] == Result.RECOVERED,
+        np.all(np.isin(codes, (Result.SUCCESS, Result.RECOVERED)), axis=1),
     )
 
 
