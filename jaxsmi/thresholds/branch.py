@@ -14,7 +14,6 @@ and oblique directions E[C ⊗ C] differs from S ⊗ S: `refuse_oblique` says so
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,14 +43,15 @@ def branch_end(
     V0: Array,
     max_steps: int,
     tolerance: ArrayLike,
-    **settings: Any,
+    downwards: Array | None = None,
+    fold: bool = False,
 ) -> tuple[Array, Array]:
     """The fixed point V (k, k) reached from V0, and the result code; at perfect recovery V/S is
-    that of `_DEEP`. `settings`: others of `fixed_point.Iteration`."""
+    that of `_DEEP`. `downwards`, `fold`: as in `fixed_point.Iteration`."""
     S = branch.second_moment
     limit = jnp.asarray(tolerance, S.dtype)
     iteration = branch.iteration(V0, max_steps=max_steps, tolerance=limit)
-    end = fixed_point.solve(dataclasses.replace(iteration, **settings))
+    end = fixed_point.solve(dataclasses.replace(iteration, downwards=downwards, fold=fold))
     V = end.state.V
     deep = V * jnp.minimum(_DEEP * jnp.trace(S) / jnp.trace(V), 1.0)
     return jnp.where(end.result == Result.RECOVERED, deep, V), end.result

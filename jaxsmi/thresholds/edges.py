@@ -32,6 +32,7 @@ from jaxsmi.thresholds.branch import NETS, branch_end
 
 __all__ = [
     "HALVINGS",
+    "NEAREST",
     "RESOLUTION",
     "SMALL",
     "Bracket",
@@ -45,10 +46,10 @@ __all__ = [
 
 SMALL = 1e-3  # Q/S where the uninformed branch starts
 HALVINGS = 9  # of the bisections between the two ends of the hysteresis
+NEAREST = 1e-6  # V/S where the informed branch starts: a basin as small is missed by about its root
 RESOLUTION = 5e-4  # of the end of the uninformed branch, relative, whatever the grid
 
-_NEAREST = 1e-6  # V/S where the informed branch starts ..
-_NEAR = 1e-3  # .. and where too few samples see a V so small
+_NEAR = 1e-3  # the same, where too few samples see a V so small
 _APART = 0.02  # V that differ by more, relative to the larger one, are of two branches ..
 _TINY = 1e-4  # .. if they differ by more than this
 _TIP = 1e-6  # V/S that stands for Q = S
@@ -124,8 +125,8 @@ def _branches(problem: OverlapMap, V: Array, steps: int) -> Pair:
     where that is not where it leads, farther away: too few samples see a V so small.
     """
     S = problem.second_moment
-    starts = jnp.stack([V + 2.0 * SMALL * (0.5 * S - V), _NEAREST * S, _NEAR * S])
-    tolerances = jnp.asarray((1e-5, 1e-2 * _NEAREST, 1e-2 * _NEAR), S.dtype)
+    starts = jnp.stack([V + 2.0 * SMALL * (0.5 * S - V), NEAREST * S, _NEAR * S])
+    tolerances = jnp.asarray((1e-5, 1e-2 * NEAREST, 1e-2 * _NEAR), S.dtype)
     falling = jnp.asarray((False, True, False))
 
     def follow(known: Array, start: tuple[Array, Array, Array]) -> tuple[Array, tuple]:
@@ -242,7 +243,8 @@ class _Replicas(NamedTuple):
         for _ in range(halvings):
             middle = 0.5 * (low + high)
             over = above(middle)
-            low, high = jnp.where(over, low, middle), jnp.where(over, middle, high)
+            low = jnp.where(over, low, middle)
+            high = jnp.where(over, middle, high)
         return 0.5 * (low + high)
 
     def edges(self) -> Edges:

@@ -30,6 +30,7 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
 from jaxsmi.thresholds.edges import (
     HALVINGS,
+    NEAREST,
     RESOLUTION,
     SMALL,
     Bracket,
@@ -123,9 +124,10 @@ def first_order(
             narrower than its spacing is not seen. Default 40.
         samples: Points of the average, over all replicas. Default 2^16.
         replicas: Independent bisections, whose spread is the error bar. Default 8.
-        max_steps: Step budget of each fixed point; near the algorithmic threshold α_a the
+        max_steps: Step budget of each fixed point; beyond the algorithmic threshold α_a the
             iteration takes about |α - α_a|^{-1/2} steps. Default 3000.
-        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
+        progress: Whether to show two bars on stderr, of the grid and of the bisections. Default
+            None: on a terminal and in a notebook.
 
     Returns:
         A `FirstOrder`; kind "none" and None for the thresholds where the branches agree
@@ -147,7 +149,9 @@ def first_order(
         'none'
 
     Cost:
-        About 2·points fixed points, then about 30 of them a replica. It runs outside jit.
+        Two compilations of a fixed point (5 to 15 s each), then 2·points of them and about 50 a
+        replica. Half a minute on one core for signs of Rademacher weights, 40 s for
+        `Bilinear(output="absolute")`. It runs outside jit.
 
     Source:
         [theory: multi-index, section 7.5].
@@ -176,7 +180,10 @@ def first_order(
     bracket = curves.bracket(each, steps)
     with Bar(questions(model, bracket), "first-order transition: ends", shown, "compiling") as bar:
         bisected = edges(model, bracket, keys, bar)
-    transition = FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
+    # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
+    basin = math.sqrt(NEAREST) if bracket.perfect and prior.continuous else 0.0
+    ends = _thresholds(curves, bisected, *Q, basin)
+    transition = FirstOrder("first order", *ends, grid, *Q)
     return not_differentiable(transition, given)
 
 
@@ -293,29 +300,38 @@ def _followed(
 
 
 def _thresholds(
-    curves: _Hysteresis, bisected: Edges, low: Array, high: Array
+    curves: _Hysteresis, bisected: Edges, low: Array, high: Array, basin: float
 ) -> tuple[Threshold, Threshold, Threshold]:
-    """The three thresholds with their error bars; `low`, `high`: Q of the two branches."""
+    """The three thresholds with their error bars.
+
+    `low`, `high`: Q of the two branches; `basin`: error of where Q = S is stable, relative.
+    """
     end = (curves.end[1] - curves.end[0]) / 2**curves.halvings
     start = (curves.start[1] - curves.start[0]) * curves.appears
     hysteresis = curves.grid[curves.last] - curves.grid[curves.first]
     unfinished = bool((curves.apart & ~curves.settled).any())
     code = Result.MAX_STEPS if unfinished else Result.SUCCESS
 
-    def threshold(values: Array, cell: float, place: int, branch: Array) -> Threshold:
+    def threshold(
+        values: Array, cell: float, place: int, branch: Array, start: float = 0.0
+    ) -> Threshold:
         alpha = jnp.mean(values)
         spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
         regular = jnp.isfinite(alpha) & (alpha > 0)
         # the replicas share their cells: what lies inside one is no average over them
-        stderr = jnp.where(regular, jnp.hypot(spread, cell / np.sqrt(12.0)), 0.0)
+        shared = jnp.hypot(cell / np.sqrt(12.0), start * alpha)
+        stderr = jnp.where(regular, jnp.hypot(spread, shared), 0.0)
         grows = high[place] - low[place]
         subspace = grows / jnp.trace(grows)
         return Threshold(alpha, stderr, values, subspace, branch[place], jnp.asarray(code))
 
+    spinodal = bisected.spinodal
     last = bisected.algorithmic if curves.over else jnp.full_like(bisected.algorithmic, jnp.inf)
     optimal = bisected.information_theoretic
     return (
         threshold(last, end, curves.last, low),
-        threshold(optimal, max(hysteresis / 2**HALVINGS, end), curves.nearest(optimal), high),
-        threshold(bisected.spinodal, start / 2**HALVINGS, curves.nearest(bisected.spinodal), high),
+        threshold(
+            optimal, max(hysteresis / 2**HALVINGS, end), curves.nearest(optimal), high, basin
+        ),
+        threshold(spinodal, start / 2**HALVINGS, curves.nearest(spinodal), high, basin),
     )
