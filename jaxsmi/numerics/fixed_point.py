@@ -116,6 +116,12 @@ class Iteration(AbstractSolver[Iterate]):
             (`core.driver.RecoveryRay`); so is V below 1e-6 of its scale that falls a hundredfold.
         newton: Whether to polish once the iteration contracts.
         max_steps: Steps at most.
+        downwards: Whether to ask only where V0 leads, up or down. F is monotone: once V ≻ V0 the
+            iteration never comes back (MAX_STEPS), and once V ≺ V0 it stays below, which without
+            noise counts as perfect recovery (RECOVERED). Default None: it goes on.
+        fold: Whether the end of a branch may be near: Newton steps are then taken up to ρ = 0.998,
+            and one that leaves the region where F contracts is taken back, with plain steps from
+            there (J has statistical errors). Default False: up to 0.98.
     """
 
     map_of: Callable[[Array], Evaluation]
@@ -125,6 +131,8 @@ class Iteration(AbstractSolver[Iterate]):
     geometric: Array | bool
     newton: bool = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
+    downwards: Array | None = None
+    fold: bool = eqx.field(static=True, default=False)
 
     @property
     def ray(self) -> RecoveryRay:
@@ -177,10 +185,16 @@ class Iteration(AbstractSolver[Iterate]):
         candidate = value + trust * (V + newton_step - value)
         candidate = symmetric(candidate)
         falls = (residual < state.residual) | state.polished
-        take = self.newton & (rho < 0.98) & falls & self._sound(V, candidate)
+        contracts = rho < (0.998 if self.fold else 0.98)
+        take = self.newton & contracts & falls & self._sound(V, candidate)
         values, vectors = jnp.linalg.eigh(scale - jnp.where(take, candidate, value))
         inside = scale - (vectors * jnp.maximum(values, 0.0)) @ vectors.T
         new = jnp.where(take, inside, value)
+        if self.fold:
+            take = take & (trust > 0.0)
+            left = state.polished & (rho >= 1.0)
+            trust = jnp.where(left, 0.0, trust)
+            new = jnp.where(left, state.evaluation.value, jnp.where(take, inside, value))
         trace = jnp.trace(V)
         ratio = jnp.trace(value) / trace
         ray = self.ray.follow(state.ray, trace, ratio, trace / state.trace)
@@ -242,10 +256,16 @@ class Iteration(AbstractSolver[Iterate]):
         """SUCCESS within the tolerance and away from zero, RECOVERED on the recovery ray, else
         MAX_STEPS or NONFINITE."""
         near = (state.distance <= self.tolerance) & (state.rho < 1.0)
+        rises: Array | bool = False
+        falls: Array | bool = False
+        if self.downwards is not None:
+            moved = jnp.linalg.eigvalsh(state.V - self.V0)
+            rises = self.downwards & (moved[0] > 0.0)
+            falls = self.downwards & self.geometric & (moved[-1] < 0.0)
         return choose(
-            (count >= self.max_steps, Result.MAX_STEPS),
+            ((count >= self.max_steps) | rises, Result.MAX_STEPS),
             (near & ~state.undecided, Result.SUCCESS),
-            (state.recovered, Result.RECOVERED),
+            (state.recovered | falls, Result.RECOVERED),
             (~state.finite, Result.NONFINITE),
         )
 

@@ -13,6 +13,8 @@ and oblique directions E[C ⊗ C] differs from S ⊗ S: `refuse_oblique` says so
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -37,13 +39,19 @@ _SLACK = 0.05  # of the test: quadrature errors of priors, and errors of the lea
 
 
 def branch_end(
-    branch: OverlapMap, V0: Array, max_steps: int, tolerance: ArrayLike
+    branch: OverlapMap,
+    V0: Array,
+    max_steps: int,
+    tolerance: ArrayLike,
+    downwards: Array | None = None,
+    fold: bool = False,
 ) -> tuple[Array, Array]:
     """The fixed point V (k, k) reached from V0, and the result code; at perfect recovery V/S is
-    that of `_DEEP`."""
+    that of `_DEEP`. `downwards`, `fold`: as in `fixed_point.Iteration`."""
     S = branch.second_moment
     limit = jnp.asarray(tolerance, S.dtype)
-    end = fixed_point.solve(branch.iteration(V0, max_steps=max_steps, tolerance=limit))
+    iteration = branch.iteration(V0, max_steps=max_steps, tolerance=limit)
+    end = fixed_point.solve(dataclasses.replace(iteration, downwards=downwards, fold=fold))
     V = end.state.V
     deep = V * jnp.minimum(_DEEP * jnp.trace(S) / jnp.trace(V), 1.0)
     return jnp.where(end.result == Result.RECOVERED, deep, V), end.result

@@ -21,25 +21,24 @@ from jaxsmi.core.arrays import frozen
 from jaxsmi.core.border import checked, flag, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
-from jaxsmi.core.programs import program
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.shown import Shown, readable, with_error
-from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
 from jaxsmi.thresholds.edges import (
     HALVINGS,
+    NEAREST,
     RESOLUTION,
     SMALL,
     Bracket,
     Edges,
-    apart,
+    Pair,
+    branches,
     edges,
-    informed,
-    uninformed,
+    questions,
 )
 from jaxsmi.thresholds.growth import checked_sizes
 
@@ -125,9 +124,10 @@ def first_order(
             narrower than its spacing is not seen. Default 40.
         samples: Points of the average, over all replicas. Default 2^16.
         replicas: Independent bisections, whose spread is the error bar. Default 8.
-        max_steps: Step budget of each fixed point; near the algorithmic threshold α_a the
+        max_steps: Step budget of each fixed point; beyond the algorithmic threshold α_a the
             iteration takes about |α - α_a|^{-1/2} steps. Default 3000.
-        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
+        progress: Whether to show two bars on stderr, of the grid and of the bisections. Default
+            None: on a terminal and in a notebook.
 
     Returns:
         A `FirstOrder`; kind "none" and None for the thresholds where the branches agree
@@ -149,7 +149,9 @@ def first_order(
         'none'
 
     Cost:
-        About 2·points fixed points, then about 30 of them a replica. It runs outside jit.
+        Two compilations of a fixed point (5 to 15 s each), then 2·points of them and about 50 a
+        replica. Half a minute on one core for signs of Rademacher weights, 40 s for
+        `Bilinear(output="absolute")`. It runs outside jit.
 
     Source:
         [theory: multi-index, section 7.5].
@@ -164,31 +166,25 @@ def first_order(
     given = model
     model = frozen(given)
     each = power_of_two(max(samples // (replicas * NETS), 2))
-    with Bar(2 * points + 1, "first-order transition", shown, "compiling") as bar:
+    with Bar(points, "first-order transition: branches", shown, "compiling") as bar:
         curves = _followed(model, np.geomspace(low, high, points), key, each * replicas, steps, bar)
-        Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
-        grid = jnp.asarray(curves.grid)
-        if not curves.apart.any():
-            return not_differentiable(FirstOrder("none", None, None, None, grid, *Q), given)
-        prior = model.prior
-        perfect = bool(curves.perfect[curves.apart].any())
-        allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
-        check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
-        keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
-        bisected = edges(model, curves.bracket(each, steps), keys)
-        bar.update(1)
-    transition = FirstOrder("first order", *_thresholds(curves, bisected, *Q), grid, *Q)
+    Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
+    grid = jnp.asarray(curves.grid)
+    if not curves.apart.any():
+        return not_differentiable(FirstOrder("none", None, None, None, grid, *Q), given)
+    prior = model.prior
+    perfect = bool(curves.perfect[curves.apart].any())
+    allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
+    check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
+    keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
+    bracket = curves.bracket(each, steps)
+    with Bar(questions(model, bracket), "first-order transition: ends", shown, "compiling") as bar:
+        bisected = edges(model, bracket, keys, bar)
+    # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
+    basin = math.sqrt(NEAREST) if bracket.perfect and prior.continuous else 0.0
+    ends = _thresholds(curves, bisected, *Q, basin)
+    transition = FirstOrder("first order", *ends, grid, *Q)
     return not_differentiable(transition, given)
-
-
-@program
-def _next_uninformed(problem: OverlapMap, V: Array, steps: int) -> tuple[Array, Array]:
-    return uninformed(problem, V, steps)
-
-
-@program
-def _next_informed(problem: OverlapMap, steps: int) -> tuple[Array, Array]:
-    return informed(problem, steps)
 
 
 class _Hysteresis(NamedTuple):
@@ -255,17 +251,16 @@ class _Hysteresis(NamedTuple):
 
     def bracket(self, samples: int, steps: int) -> Bracket:
         """Where to bisect."""
-        dtype = self.second_moment.dtype
         return Bracket(
-            algorithmic=jnp.asarray(self.end, dtype),
-            spinodal=jnp.asarray(self.start, dtype),
+            algorithmic=self.end,
+            spinodal=self.start,
             before=self.uninformed[max(self.first - 1, 0)],
             end=self.uninformed[self.last],
             samples=samples,
             steps=steps,
             perfect=bool(self.perfect[self.apart].all()),
             appears=self.appears,
-            halvings=jnp.asarray(self.halvings),
+            halvings=self.halvings,
         )
 
     def nearest(self, values: Array) -> int:
@@ -285,54 +280,58 @@ def _followed(
 ) -> _Hysteresis:
     """Both branches on the grid, the uninformed one upwards; the bar moves with each point."""
     S = model.prior.second_moment(model.indices)
-    problems = [OverlapMap(model, jnp.asarray(a, S.dtype), key, samples, NETS) for a in grid]
-    low: list[Array] = []
-    high: list[Array] = []
-    codes: list[tuple[int, int]] = []
+    pairs: list[Pair] = []
     V = (1.0 - SMALL) * S
-    for problem in problems:
-        V, code = _next_uninformed(problem, V, steps)
-        W, other = _next_informed(problem, steps)
-        low.append(V)
-        high.append(W)
-        codes.append((int(code), int(other)))
-        bar.update(2, {"α": f"{float(problem.alpha):.4g}"})
-    ends = np.asarray(codes)
+    for alpha in grid:
+        pair = branches(model, jnp.asarray([alpha], S.dtype), V, key[None], samples, steps)
+        V = pair.uninformed[0]
+        pairs.append(pair)
+        bar.update(1, {"α": f"{alpha:.4g}"})
+    codes = np.concatenate([pair.codes for pair in pairs])
     return _Hysteresis(
         S,
         grid,
-        low,
-        high,
-        np.asarray([bool(apart(v, w)) for v, w in zip(low, high, strict=True)]),
-        ends[:, 1] == Result.RECOVERED,
-        np.all(np.isin(ends, (Result.SUCCESS, Result.RECOVERED)), axis=1),
+        [pair.uninformed[0] for pair in pairs],
+        [pair.informed[0] for pair in pairs],
+        np.concatenate([pair.apart for pair in pairs]),
+        codes[:, 1] == Result.RECOVERED,
+        np.all(np.isin(codes, (Result.SUCCESS, Result.RECOVERED)), axis=1),
     )
 
 
 def _thresholds(
-    curves: _Hysteresis, bisected: Edges, low: Array, high: Array
+    curves: _Hysteresis, bisected: Edges, low: Array, high: Array, basin: float
 ) -> tuple[Threshold, Threshold, Threshold]:
-    """The three thresholds with their error bars; `low`, `high`: Q of the two branches."""
+    """The three thresholds with their error bars.
+
+    `low`, `high`: Q of the two branches; `basin`: error of where Q = S is stable, relative.
+    """
     end = (curves.end[1] - curves.end[0]) / 2**curves.halvings
     start = (curves.start[1] - curves.start[0]) * curves.appears
     hysteresis = curves.grid[curves.last] - curves.grid[curves.first]
     unfinished = bool((curves.apart & ~curves.settled).any())
     code = Result.MAX_STEPS if unfinished else Result.SUCCESS
 
-    def threshold(values: Array, cell: float, place: int, branch: Array) -> Threshold:
+    def threshold(
+        values: Array, cell: float, place: int, branch: Array, start: float = 0.0
+    ) -> Threshold:
         alpha = jnp.mean(values)
         spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
         regular = jnp.isfinite(alpha) & (alpha > 0)
         # the replicas share their cells: what lies inside one is no average over them
-        stderr = jnp.where(regular, jnp.hypot(spread, cell / np.sqrt(12.0)), 0.0)
+        shared = jnp.hypot(cell / np.sqrt(12.0), start * alpha)
+        stderr = jnp.where(regular, jnp.hypot(spread, shared), 0.0)
         grows = high[place] - low[place]
         subspace = grows / jnp.trace(grows)
         return Threshold(alpha, stderr, values, subspace, branch[place], jnp.asarray(code))
 
+    spinodal = bisected.spinodal
     last = bisected.algorithmic if curves.over else jnp.full_like(bisected.algorithmic, jnp.inf)
     optimal = bisected.information_theoretic
     return (
         threshold(last, end, curves.last, low),
-        threshold(optimal, max(hysteresis / 2**HALVINGS, end), curves.nearest(optimal), high),
-        threshold(bisected.spinodal, start / 2**HALVINGS, curves.nearest(bisected.spinodal), high),
+        threshold(
+            optimal, max(hysteresis / 2**HALVINGS, end), curves.nearest(optimal), high, basin
+        ),
+        threshold(spinodal, start / 2**HALVINGS, curves.nearest(spinodal), high, basin),
     )

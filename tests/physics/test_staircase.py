@@ -356,6 +356,36 @@ def test_phase_retrieval_recovers_by_a_jump():
     np.testing.assert_allclose(found.information_theoretic.alpha, found.spinodal.alpha, rtol=1e-3)
 
 
+def _phaseless_precision(q):
+    """f(q) of y = |z| from q̂ = α f: (1 - E[y² sech²(y ω/V)]/V)/V, y = √V a, ω = √V b, by the
+    trapezoidal rule, whose error falls exponentially."""
+    V = 1.0 - q
+    a, b = np.meshgrid(np.linspace(0, 12, 601), np.linspace(-12, 12, 1201), indexing="ij")
+    inside = a**2 / np.cosh(a * b) * np.exp(-0.5 * (a**2 + b**2 / q))  # b²/q = b² + b² V/q
+    return (1.0 - np.sqrt(V / q) / np.pi * np.sum(inside) * 0.02**2) / V
+
+
+@pytest.mark.slow
+def test_phaseless_bilinear_regression_has_a_hard_phase():
+    """Perfect recovery from the count of unknowns on, 0.36; the uninformed branch ends where
+    α(V) = q̂(V)/f(1 - V) along it is largest."""
+    model = smi.Bilinear(1, 0.2, output="absolute")
+    qhat = np.geomspace(0.05, 2.0, 400)
+    V = np.asarray(jax.vmap(model.prior.mmse)(jnp.asarray(qhat)))
+    branch = qhat / np.asarray([_phaseless_precision(1.0 - v) for v in V])
+    found = smi.first_order(model, key=jax.random.key(0), alpha_min=0.3, alpha_max=0.7, points=10)
+    print(found, np.max(branch[V > 0.8]))
+    recovery = float(smi.recovery_threshold(model).alpha)
+    np.testing.assert_allclose(recovery, 0.36, rtol=1e-12)
+    for threshold, value in (
+        (found.spinodal, recovery),
+        (found.information_theoretic, recovery),
+        (found.algorithmic, np.max(branch[V > 0.8])),
+    ):
+        assert float(threshold.stderr) < 1.5e-3
+        assert abs(float(threshold.alpha) - value) < 3 * float(threshold.stderr)
+
+
 # Search -------------------------------------------------------------------------------------------
 
 
