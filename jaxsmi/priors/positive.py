@@ -50,8 +50,9 @@ class Positive(AbstractAveragedPrior):
         Array([[2.]], dtype=...)
 
     Cost:
-        See `AbstractIidPrior.overlap`, with 512 nodes; two indices: 6144 nodes of 156 each, 0.8 s
-        an average and 30 µs a posterior on one core.
+        See `AbstractIidPrior.overlap`, with 512 nodes. Two indices: 6144 nodes, each a posterior of
+        156; 0.8 s an average, 75 µs a posterior, on one core. Largest error met of an average: 1e-9
+        for Q̂ from 0 to 10^8; of V relative to itself 1e-8 up to Q̂ = 10^4, 4e-4 at 10^8.
 
     Source:
         [theory: multi-index, section 2].
