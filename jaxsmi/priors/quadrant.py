@@ -79,9 +79,9 @@ def _panels(h: Array, H: Array) -> tuple[Array, Array, Array]:
     height = lambda w: _height(h, H, point, w, _given(h, H, w))
     right = lambda log_x: height(peak + distance(log_x)) < levels
     left = lambda log_x: height(jnp.maximum(peak - distance(log_x), 0.0)) < levels
-    low, high = jnp.full_like(levels, -span), jnp.full_like(levels, span)
-    right_ends = peak + distance(bisect(right, low, high, _HALVINGS) + half_step)
-    left_ends = distance(bisect(left, low, high, _HALVINGS) + half_step)
+    high = jnp.full_like(levels, span)
+    right_ends = peak + distance(bisect(right, -high, high, _HALVINGS) + half_step)
+    left_ends = distance(bisect(left, -high, high, _HALVINGS) + half_step)
     left_ends = jnp.maximum(peak - left_ends, 0.0)
     holds = height(right_ends)[-1] < levels[-1]
     coupled = H[0, 1] != 0.0
@@ -155,7 +155,8 @@ class Quadrant(AbstractColumn):
         along the second are elsewhere at each node of the first, and around the mean."""
         r, axes = jnp.linalg.eigh(root)
         r = jnp.maximum(r, 0.0)
-        first, second = axes[:, 1], axes[:, 0]
+        first = axes[:, 1]
+        second = axes[:, 0]
         mean = self.each.first_moment[0]
         spread = jnp.sqrt(1.0 + r**2 * (self.each.second_moment[0, 0] - mean**2))
         box = self.each.reach
