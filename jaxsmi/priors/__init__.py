@@ -1,9 +1,9 @@
 """Priors on the signal.
 
 base: the declared face. iid: independent columns, gaussian, discrete (binary, sparse, peaks) or
-positive; mixture, nodes and field_averages hold their one formula and its averages; profile:
-Gaussian columns of unequal variances. spectral: matrices known by their spectrum, wishart
-(symmetric) or product (rectangular).
+positive (half_line, quadrant); mixture, nodes and field_averages hold their one formula and its
+averages; profile: Gaussian columns of unequal variances. spectral: matrices known by their
+spectrum, wishart (symmetric) or product (rectangular).
 """
 
 from jaxsmi.priors.base import AbstractPrior

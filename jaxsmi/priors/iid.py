@@ -12,7 +12,7 @@ evolution hand to the prior):
 A prior says the law of one column (mixture.py), which gives log Z_w, f and C. Most are mixtures of
 Gaussians with one formula, `Mixture.respond`: one component is the Gaussian prior (gaussian.py),
 2^P points are Rademacher, 2^P supports are Bernoulli–Gauss (discrete.py). Weights on the half-line
-have closed forms of their own (positive.py).
+have forms of their own (positive.py).
 
 A prior with a mean m says something of W before any label: Q = m mᵀ at Q̂ = 0.
 """

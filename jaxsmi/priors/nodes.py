@@ -32,16 +32,19 @@ _NEWTON = 4
 _TRAPEZOID = {2: (128, 8.5), 3: (48, 7.5)}
 
 
-def on_a_line(centers: Array, width: Array, low: Array, high: Array) -> tuple[Array, Array]:
+def on_a_line(
+    centers: Array, width: Array, low: Array, high: Array, each: int = CHUNK
+) -> tuple[Array, Array]:
     """Nodes u (n,) from `low` to `high` and their weights du, dense around each of the `centers`
-    (k,) on the scale `width`; n is k times the chunk, for up to sixteen."""
+    (k,) on the scale `width`, a number or one each; n is k times `each`, for up to sixteen."""
+    width = jnp.broadcast_to(width, centers.shape)
     coordinate = lambda u: jnp.sum(jnp.arcsinh((u[:, None] - centers) / width), axis=1)
     rate = lambda u: jnp.sum(((u[:, None] - centers) ** 2 + width**2) ** -0.5, axis=1)
-    ends = jnp.arcsinh((jnp.stack([low, high]) - centers[:, None]) / width)
-    each = jnp.linspace(ends[:, 0], ends[:, 1], _FIRST, axis=1)
-    coarse = jnp.sort((centers[:, None] + width * jnp.sinh(each)).reshape(-1))
+    ends = jnp.arcsinh((jnp.stack([low, high]) - centers[:, None]) / width[:, None])
+    around = jnp.linspace(ends[:, 0], ends[:, 1], _FIRST, axis=1)
+    coarse = jnp.sort((centers[:, None] + width[:, None] * jnp.sinh(around)).reshape(-1))
     first = coordinate(coarse)
-    count = CHUNK * min(len(centers), _MOST_CENTERS)
+    count = each * min(len(centers), _MOST_CENTERS)
     step = (first[-1] - first[0]) / count
     t = first[0] + step * (jnp.arange(count, dtype=centers.dtype) + 0.5)
     u = jnp.interp(t, first, coarse)

@@ -156,7 +156,7 @@ def test_a_prior_that_tells_signs_leaves_no_sign_open():
         (lambda: Positive(1.0, 0.0), "precision"),
         (lambda: Positive(0.0, -1.0), "precision"),
         (lambda: Positive(jnp.inf), "slope"),
-        (lambda: Positive().second_moment(2), "indices"),
+        (lambda: Positive().second_moment(3), "indices"),
         (lambda: GaussianMixture([1.0], [1.0], [0.0], mirrored=1), "mirrored"),
         (
             lambda: smi.weak_recovery(
