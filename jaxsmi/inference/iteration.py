@@ -35,6 +35,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
@@ -125,6 +126,19 @@ def contract(A: Array, W: Array) -> Array:
 _GROWN = 1e6  # of |W|² at the start: a minimiser has no other bound
 _EMERGING = 1e-2  # of S: what is smaller is next to nothing
 _DRAWS = 1  # the stream of the numbers that labels are compared by
+
+
+class Responses(NamedTuple):
+    """What the fields of one step say: ω, the V that is believed in, the misfit of the labels, the
+    posteriors of the fields, and Σ g x/√D."""
+
+    omega: Array
+    V: Array
+    excess: Array
+    posterior: Posterior
+    fields: Array
+
+
 _Moved = tuple[Array, Array, Array]  # Ŵ, C and the memory, which are damped
 
 
@@ -304,18 +318,12 @@ class GampIteration(AbstractSolver[Position]):
         """`_step`, as one device sees it."""
         model = self.model
         sensing = self.sensing
-        V = state.covariance
-        omega = sensing.forward(state.weights) - state.memory
-        key = jax.random.fold_in(self.key, state.step)
-        excess = jnp.ones((), V.dtype)
-        if numbers is not None:
-            labels = self.data.labels
-            excess = misfit(model.channel, labels, omega, V, numbers, sensing).excess
-            V = widened(V, model.prior.second_moment(model.indices), excess)
-        posterior = self.learner.respond(self.statistic, omega, V, key)
+        seen = self._responses(sensing, state, numbers)
+        V = seen.V
+        posterior = seen.posterior
         g = posterior.g
         A = self._precision(sensing, posterior, V)
-        b = sensing.adjoint(g) + contract(A, state.weights)
+        b = seen.fields + contract(A, state.weights)
         calibrated = no_calibration(A)
         if self.calibrate:
             second_moment = model.prior.second_moment(A.shape[0])
@@ -335,11 +343,64 @@ class GampIteration(AbstractSolver[Position]):
             covariance=covariance,
             memory=memory,
             g=g,
-            omega=omega,
+            omega=seen.omega,
             precision=calibrated.precision,
             step=state.step + 1,
         )
-        return next_state, (inaccurate, excess)
+        return next_state, (inaccurate, seen.excess)
+
+    def _responses(
+        self, sensing: AbstractSensing, state: GampState, numbers: Draws | None
+    ) -> Responses:
+        """What the fields of the estimate say.
+
+        Inputs that are drawn again are drawn once, for ω and for Σ g x/√D: of labels that V
+        explains these are the answer; else V is widened by what all ω say, and they are drawn a
+        second time.
+        """
+        key = jax.random.fold_in(self.key, state.step)
+        rows = (self.statistic, state.memory)
+
+        def believed(omega: Array) -> tuple[Array, Array]:
+            V = state.covariance
+            if numbers is None:
+                return V, jnp.ones((), V.dtype)
+            model = self.model
+            excess = misfit(model.channel, self.data.labels, omega, V, numbers, sensing).excess
+            return widened(V, model.prior.second_moment(model.indices), excess), excess
+
+        def through(V: Array) -> Responses:
+            def answer(fields: Array, rows: PyTree, k: Array) -> tuple[Array, PyTree]:
+                statistic, memory = rows
+                omega = fields - memory
+                block_key = jax.random.fold_in(key, k)
+                posterior = self.learner.respond(statistic, omega, V, block_key)
+                return posterior.g, (omega, posterior)
+
+            kept, total = sensing.there_and_back(state.weights, rows, answer)
+            omega, posterior = kept
+            return Responses(omega, *believed(omega), posterior, total)
+
+        if not sensing.drawn_again:
+            omega = sensing.forward(state.weights) - state.memory
+            V, excess = believed(omega)
+            posterior = self.learner.respond(self.statistic, omega, V, key)
+            return Responses(omega, V, excess, posterior, sensing.adjoint(posterior.g))
+        if numbers is None:
+            return through(state.covariance)
+
+        def unexplained(now: tuple[Array, Responses]) -> Array:
+            count, found = now
+            return (count == 0) | (count == 1) & (found.excess > 1.0)
+
+        def again(now: tuple[Array, Responses]) -> tuple[Array, Responses]:
+            count, found = now
+            return count + 1, through(found.V)
+
+        shapes = jax.eval_shape(through, state.covariance)
+        unseen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        first = (jnp.zeros((), int), unseen._replace(V=state.covariance))
+        return lax.while_loop(unexplained, again, first)[1]
 
     def _emerging(self, old: Array, new: Array) -> Array:
         """Which rows (P,) are next to zero and grow: a run whose other rows stand still goes on."""

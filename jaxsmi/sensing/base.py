@@ -20,12 +20,17 @@ samples goes over the `axes` of the mesh.
 from __future__ import annotations
 
 import abc
+import dataclasses
+from collections.abc import Callable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from jaxsmi.core.arrays import PyTree, theory_dtype
+from jaxsmi.core.data import Regenerated
 from jaxsmi.sensing.blocks import Inputs
 
 __all__ = ["AbstractMatrixSensing", "AbstractSensing"]
@@ -79,6 +84,44 @@ class AbstractSensing(eqx.Module):
     def alpha(self) -> float:
         """N over the entries."""
         return self.samples / self.entries
+
+    @property
+    def drawn_again(self) -> bool:
+        """Whether each pass draws the inputs again, which costs more than anything else."""
+        return isinstance(self.inputs, Regenerated)
+
+    def there_and_back(
+        self,
+        W: Array,
+        of_samples: PyTree,
+        answer: Callable[[Array, PyTree, Array], tuple[Array, PyTree]],
+    ) -> tuple[PyTree, Array]:
+        """Fields and the transpose of what they are answered by, of one drawing of the inputs.
+
+        Args:
+            W: The signal.
+            of_samples: Arrays (N, ...), what else an answer looks at.
+            answer: `answer(fields, of_samples, k)` of block k: g (n, P, M) of these samples, and
+                arrays (n, ...) to keep.
+
+        Returns:
+            What was kept, (N, ...), and `adjoint(g)`.
+        """
+        inputs = self.inputs
+        assert isinstance(inputs, Regenerated)
+        count = len(inputs.numbers)
+        rows = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), of_samples)
+
+        def block(total: Array, at: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+            k, rows = at
+            drawn = lax.optimization_barrier(inputs.block(k))
+            part = dataclasses.replace(self, inputs=drawn, axes=())
+            g, kept = answer(part.forward(W), rows, k)
+            return total + part.adjoint(g).astype(total.dtype), kept
+
+        start = jnp.zeros(W.shape, theory_dtype())
+        total, kept = lax.scan(block, start, (jnp.arange(count), rows))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept), self.over_devices(total)
 
     def over_devices(self, total: Array) -> Array:
         """The sum over all devices of a sum over the samples of one."""

@@ -3,6 +3,7 @@
 And what a run will take.
 """
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -56,6 +57,42 @@ def test_regenerated_inputs_are_the_stored_ones(name):
         float(jnp.vdot(W, other.adjoint(g))), abs=1e-10
     )
     assert float(jnp.std(data.labels)) > 0.1
+
+
+def test_a_run_on_regenerated_inputs_is_that_on_stored_ones():
+    """Labels that V explains, and labels three times as large, for which V is widened by what the
+    fields of all samples say: the same steps, but for the order of sums."""
+    model = smi.links.linear(0.1)
+    lazy = model.sample(KEY, dimension=60, alpha=2.0, store=False, dtype=jnp.float64)
+    for factor in (1.0, 3.0):
+        there = dataclasses.replace(lazy, labels=factor * lazy.labels)
+        one, other = (
+            smi.gamp(model, data, key=KEY, max_steps=4, init=0.5)
+            for data in (there.stored(), there)
+        )
+        np.testing.assert_allclose(other.weights, one.weights, atol=1e-10)
+        np.testing.assert_allclose(other.history["misfit"], one.history["misfit"], rtol=1e-10)
+        assert (jnp.nanmax(other.history["misfit"]) > 1.0) == (factor > 1.0)
+
+
+def test_a_step_draws_regenerated_inputs_once():
+    """Their fields and their transpose come from one drawing: the floor is the rate of drawing."""
+    drawn = []
+
+    def law(key, shape, dtype):
+        jax.debug.callback(lambda: drawn.append(None))
+        return jax.random.normal(key, shape, dtype)
+
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=60, alpha=2.0, store=False)
+    data = dataclasses.replace(data, inputs=dataclasses.replace(data.inputs, law=law))
+    counts = []
+    for steps in (1, 3):
+        drawn.clear()
+        jax.block_until_ready(smi.gamp(model, data, key=KEY, max_steps=steps, init=0.5).weights)
+        jax.effects_barrier()
+        counts.append(len(drawn))
+    assert counts[1] - counts[0] == 2 * len(data.inputs.numbers)
 
 
 def test_blocks_cover_what_was_asked_for():
