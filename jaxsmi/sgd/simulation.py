@@ -156,11 +156,11 @@ def simulate(
         method: "reduced", the exact chain of the overlaps, or "full", whole weight vectors
             (`reached` and `until` then to the resolution of the records). Default "reduced".
         progress: Whether to show a bar. Default False.
-        gamma: `rate`, of a `SequenceSingleIndex`.
+        gamma: Another name of `rate`, that of the article of `SequenceSingleIndex`.
         m: Semantic overlap at the start of a `SequenceSingleIndex`, as for `risk`. Default: weights
             uniform on the sphere.
         e: Positional overlaps at the start, with `m` only. Default 0.
-        eta: `level`, of a `SequenceSingleIndex`: a number above the start.
+        eta: Another name of `level` there: a number above the start.
 
     Returns:
         A `Simulation`: `cosine` (runs, records, P) at `alpha`, `reached_alpha`, M and Q; what a run
