@@ -96,7 +96,9 @@ def _sampled():
 # Precision ------------------------------------------------------------------------------------
 
 SINGLE = [
-    name for name in programs.PROGRAMS if not re.search("layers|rank two|bilinear|nuclear", name)
+    name
+    for name in programs.PROGRAMS
+    if not re.search("layers|rank two|untied|heads|bilinear|nuclear", name)
 ]
 
 
