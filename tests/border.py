@@ -144,8 +144,8 @@ class Case:
 
 
 def _started(arguments: object) -> bool:
-    """In place of `concrete`, which every program asks: its start, but for moments of a prior, which
-    arguments are compared with."""
+    """In place of `concrete`, which every program asks: its start, but for moments of a prior, with
+    which arguments are compared."""
     if sys._getframe(2).f_code.co_name in ("second_moment", "known"):
         return concrete(arguments)
     raise Started

@@ -9,6 +9,7 @@ exit status comes. No equation lives here.
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import importlib.util
 import json
@@ -127,15 +128,29 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     model = next((word for word in words[1:] if word in MODELS), None)
-    arguments = parser_of(model=model).parse_args(words)
+    arguments = _read(parser_of(model=model), words)
     defaults = COMMANDS[arguments.command].defaults(arguments)
     if defaults:
         arguments = parser_of({arguments.command: defaults}).parse_args(words)
     return arguments
 
 
+def _read(parser: _Parser, words: Sequence[str]) -> argparse.Namespace:
+    """The words, or one sentence of the command that does not know one of them."""
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        command = parser.commands[arguments.command]
+        flags = set(re.findall(r"--[a-z][a-z-]*", command.format_help()))
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(flags), 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+    return arguments
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
+    """A parser whose errors are one sentence; `commands`: those of its commands, by name."""
+
+    commands: Mapping[str, argparse.ArgumentParser]
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where to read more; status 2."""
@@ -144,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser_of(
     defaults: Mapping[str, Mapping[str, Any]] | None = None, model: str | None = None
-) -> argparse.ArgumentParser:
+) -> _Parser:
     """The command line; `defaults` of a command that replace its usual ones, and the `model` whose
     flags the help shows, None for all."""
     parser = _Parser(
@@ -154,6 +169,7 @@ def parser_of(
     )
     parser.add_argument("--version", action="version", version=f"jaxsmi {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.commands = commands.choices
     for name, command in COMMANDS.items():
         child = commands.add_parser(
             name,

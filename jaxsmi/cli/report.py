@@ -211,10 +211,18 @@ def learned_rows(order: LearningOrder, method: str) -> list[list[str]]:
         last = "-"
         if ended.any():
             last = f"{np.nanmean(cosine[ended]):.4f} ± {np.nanstd(cosine[ended]):.4f}"
-        when = f"{median[p]:.4g}" if np.isfinite(median[p]) else "never"
+        when = "never"
+        if np.isfinite(median[p]):
+            when = f"{median[p]:.4g} ± {_half_range(times[:, p]):.2g}"
         runs = f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}"
         rows.append([method if p == 0 else "", name, when, runs, last])
     return rows
+
+
+def _half_range(times: np.ndarray) -> float:
+    """Half of the distance between the quartiles of those that are finite."""
+    low, high = np.quantile(times[np.isfinite(times)], [0.25, 0.75])
+    return float(high - low) / 2.0
 
 
 # Costs

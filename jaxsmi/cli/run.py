@@ -6,6 +6,7 @@ No equation lives here.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,10 +147,16 @@ def _text(
     curve = f"Curve against alpha: {len(theory.curve)} points, {theory.curve_seconds:.1f} s."
     unfinished = [f"{float(point.alpha):.4g}" for point in theory.curve if not point.converged]
     if unfinished:
-        curve += f" Not converged (crosses) at alpha = {', '.join(unfinished)}."
+        curve += f" Not converged (crosses) at alpha = {', '.join(unfinished)}: --curve-steps "
+        curve += f"{4 * arguments.curve_steps} goes on."
     text = [
         setting_of(arguments),
         table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
+    ]
+    if model.refusal(Ability.DIRECTIONS) is None:
+        spread = math.sqrt(2.0 / arguments.dimension)
+        text.append(f"Q of GAMP follows the norm of the teacher that was drawn, 1 ± {spread:.2g}.")
+    text += [
         outcome("GAMP", learned.solution, learned.seconds),
         outcome("State evolution", theory.trajectory, theory.seconds),
         curve,

@@ -101,6 +101,12 @@ def _execute(arguments: argparse.Namespace) -> Report:
         setting_of(arguments),
         table(["method", "", "learned at", "runs", "final cosine"], rows),
     ]
+    level = arguments.level
+    said = (
+        f"learned at: the step at which the cosine is first {level:g}, between records by a line, "
+    )
+    said += "median of the runs ± half of their quartiles' distance; final cosine: mean ± spread."
+    text.append(wrapped(said))
     for name, entry in methods.items():
         text.append(f"Order of {name}: {', then '.join(entry['order']) or 'nothing learned'}.")
     text += [wrapped(f"{code.name}: {sentence}") for code, sentence in sorted(outcomes)]

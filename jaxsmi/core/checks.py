@@ -72,6 +72,17 @@ def without_nan(tree: PyTree) -> Array:
     return sound
 
 
+def _range(value: jax.Array | np.ndarray) -> str:
+    """Which numbers a known array has, in words; nothing of one that has none."""
+    if not concrete(value) or jnp.iscomplexobj(value) or not value.size:
+        return ""
+    numbers = np.asarray(value, float)
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        return f", {np.sum(~finite)} of them not finite"
+    return f", from {np.min(numbers):.4g} to {np.max(numbers):.4g}"
+
+
 def _shown(value: object) -> str:
     """A value as a message shows it: short ones whole, arrays by their shape, tracers by their
     type."""
@@ -79,7 +90,7 @@ def _shown(value: object) -> str:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return f"keys of shape {value.shape}"
         if not concrete(value) or value.size > 8:
-            return f"an array of shape {value.shape}"
+            return f"an array of shape {value.shape}{_range(value)}"
         return repr(value)
     text = " ".join(repr(value).split())
     return text if len(text) <= 120 else f"{text[:100]}.. ({type(value).__name__})"

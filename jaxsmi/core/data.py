@@ -129,7 +129,9 @@ class Regenerated(eqx.Module):
 
 
 _INPUTS = border.either(
-    "real numbers (N, M, D)", border.instance(Regenerated, ""), border.numbers("", dimensions=3)
+    "real numbers (N, M, D): samples, tokens (one: x[:, None, :]), entries",
+    border.instance(Regenerated, ""),
+    border.numbers("", dimensions=3),
 )
 _LABELS = border.numbers("real numbers (N, ...)")
 _ROWS = border.numbers("rows of real numbers", dimensions=2)

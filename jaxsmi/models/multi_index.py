@@ -367,11 +367,23 @@ def check_link(link: Callable[[Array], Array], indices: int, tokens: int, name: 
     shape = (indices, tokens)
     try:
         jax.eval_shape(link, jax.ShapeDtypeStruct(shape, float))
+        _check_places(link, shape)
     except Exception as failure:
         raise ValueError(
             f"link: got {name}, which fails on its fields ({failure}); allowed: a JAX function of "
             f"an array of shape {shape}."
         ) from failure
+
+
+def _check_places(link: Callable[[Array], Array], shape: tuple[int, int]) -> None:
+    """Raise an IndexError for a link that reads z at an index or a token that there is not: JAX
+    would read the last one instead, NumPy does not."""
+    try:
+        jax.eval_shape(lambda: jnp.asarray(link(np.zeros(shape))))  # pyright: ignore
+    except IndexError:
+        raise
+    except Exception:  # what is written for JAX's arrays alone is not looked at
+        return
 
 
 def default_tolerance(inner: int) -> float:

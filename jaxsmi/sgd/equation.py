@@ -19,13 +19,11 @@ steps; each net of an average by itself, so that the spread of the answers is th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optimistix
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
@@ -40,6 +38,9 @@ from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.averages import AbstractAverages, Averages, SphereAverages, net_averages
 from jaxsmi.sgd.population import in_range, sampling
 from jaxsmi.sgd.problem import check_gradient, check_start, frame_of, guarded, overlaps_of, pair_of
+
+if TYPE_CHECKING:
+    import diffrax  # takes a second: it is imported where a flow is solved
 
 __all__ = [
     "Equation",
@@ -102,6 +103,8 @@ class Equation(eqx.Module):
         event: diffrax.Event | None = None,
     ) -> diffrax.Solution:
         """From x at t = 0 to `last`, or to an event."""
+        import diffrax
+
         return diffrax.diffeqsolve(
             diffrax.ODETerm(lambda t, x, equation: equation.drift(x)),
             diffrax.Tsit5(),
@@ -133,6 +136,7 @@ def trajectories(
     equations: Equation, pair: TeacherStudent, gram: Array, x: Point, times: Array
 ) -> Path:
     """The paths of all nets (leading axis) at the times."""
+    import diffrax
 
     def one(equation: Equation) -> Path:
         solution = equation.solve(x, times[-1], diffrax.SaveAt(ts=times))
@@ -159,6 +163,9 @@ def passages(
 ) -> tuple[Array, Array]:
     """Times (nets, n) at which each agreement has the level (inf: not until `last`), and whether
     they are known."""
+    import diffrax
+    import optimistix
+
     sizes = lambda y: jnp.atleast_1d(pair.agreement(y.M, y.Q, gram))
 
     def passage(equation: Equation, index: int) -> tuple[Array, Array]:

@@ -173,6 +173,14 @@ def test_an_error_of_argparse_is_one_sentence_that_names_the_flag(capsys):
         assert words[-2] in err
 
 
+def test_a_misspelt_flag_is_answered_by_the_nearest_one(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["gamp", "sign", "--aplha", "2"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "--aplha 2; did you mean --alpha? (see jaxsmi gamp --help)" in said
+
+
 def test_an_error_of_the_library_names_the_flag(capsys):
     code, _, err = call(capsys, "gamp", "linear", "--max-steps", 0)
     assert code == 2

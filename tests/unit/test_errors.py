@@ -211,6 +211,22 @@ def test_bad_input_is_refused_by_name(name, call):
     assert name in message.split(":")[0].replace(".", " ").split(), message
 
 
+def test_a_link_that_reads_an_index_there_is_not_is_refused():
+    """JAX would read the last one."""
+    with pytest.raises(ValueError, match=r"link: .*index 2 is out of bounds"):
+        smi.MultiIndex(lambda z: jnp.abs(z[0, 0]) + jnp.tanh(z[2, 0]), indices=2, noise=0.1)
+
+
+def test_numbers_of_a_refused_array_are_named():
+    inputs = np.ones((20, 1, 5))
+    key = jax.random.key(0)
+    with pytest.raises(ValueError, match=r"labels: .* from 0 to 1; allowed: only \+1 and -1"):
+        smi.gamp(smi.links.sign(), smi.Dataset(inputs, np.arange(20) % 2), key=key)
+    inputs[3] = np.nan
+    with pytest.raises(ValueError, match=r"inputs: .* 5 of them not finite"):
+        smi.Dataset(inputs, np.ones(20))
+
+
 @pytest.mark.parametrize(
     "model",
     [

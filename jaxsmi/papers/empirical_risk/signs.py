@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.integrate import quad
-from scipy.optimize import minimize_scalar, root_scalar
-from scipy.special import log_ndtr
 
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
@@ -110,6 +107,9 @@ class _Margin(NamedTuple):
 
 def _shortfall(margin: float, cosine: float) -> float:
     """E(κ - t)₊², t of density 2 Φ(m t/√(1 - m²)) φ(t)."""
+    from scipy.integrate import quad
+    from scipy.special import log_ndtr
+
     steepness = cosine / np.sqrt(1.0 - cosine**2)
     density = lambda t: 2.0 * np.exp(log_ndtr(steepness * t) - 0.5 * t * t) / np.sqrt(2.0 * np.pi)
     lowest = -12.0  # of a normal number
@@ -120,6 +120,8 @@ def _shortfall(margin: float, cosine: float) -> float:
 
 def _largest_margin(alpha: float) -> _Margin:
     """The κ at which min_m {α E(κ - t)₊² - (1 - m²)} is zero, and that m."""
+
+    from scipy.optimize import minimize_scalar, root_scalar
 
     def lowest(margin: float) -> Any:
         height = lambda m: alpha * _shortfall(margin, m) - (1.0 - m * m)
@@ -133,6 +135,8 @@ def _largest_margin(alpha: float) -> _Margin:
 
 def _random_margin(alpha: float) -> float:
     """The κ of random labels, at which α E(κ - t)₊² is one for m = 0."""
+    from scipy.optimize import root_scalar
+
     gap = lambda margin: alpha * _shortfall(margin, 0.0) - 1.0
     return float(root_scalar(gap, bracket=(0.0, 10.0), xtol=1e-12).root)
 

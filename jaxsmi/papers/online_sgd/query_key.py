@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from scipy.integrate import solve_ivp
 
 from jaxsmi import sgd
 from jaxsmi.models.multi_index import MultiIndex
@@ -103,6 +102,8 @@ def _slopes(m: float, r: float) -> tuple[float, float]:
 
 def _closed(name: str, times: np.ndarray) -> np.ndarray:
     """m at times t in closed equations: of the tied student dm/dt = 8 m (1 - m²)."""
+    from scipy.integrate import solve_ivp
+
     if name == "tied":
         drift = lambda t, v: [8.0 * v[0] * (1.0 - v[0] ** 2)]
         start = [_START]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
-from scipy.integrate import quad, solve_ivp
 
 from jaxsmi import sgd
 from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
@@ -107,6 +106,8 @@ def passage_time(gamma: float, m: float, eta: float) -> float:
 
     Source: [theory: online-sgd, Eqs. (16), (17), (29)].
     """
+    from scipy.integrate import quad
+
     if 1.0 + (1.0 - 2.0 * gamma) * eta <= 0.0:
         return np.inf
     return float(quad(lambda x: 1.0 / ((1.0 - x) * (1.0 + (1.0 - 2.0 * gamma) * x)), m, eta)[0])
@@ -117,6 +118,8 @@ def flow_of_linear_target(gamma: float, m: float, times: np.ndarray) -> np.ndarr
 
     Source: [theory: online-sgd, Eqs. (16), (17), (29)].
     """
+    from scipy.integrate import solve_ivp
+
     drift = lambda t, v: (1.0 - v) * (1.0 + v - 2.0 * gamma * v)
     return solve_ivp(drift, (0.0, times[-1]), [m], t_eval=times, rtol=1e-9, atol=1e-12).y[0]
 

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
-from scipy.integrate import solve_ivp
 
 from jaxsmi.models.sequence_single_index import HermiteSeries
 from jaxsmi.sgd.hermite import activation_coefficients
@@ -77,6 +76,8 @@ def flow_of_weighted(
     order, highest = (max(sum(n) for n in one.degrees) for one in (series, square))
     slope = lambda x: jax.grad(sigma)(x) ** 2
     c = activation_coefficients(sigma, order)
+    from scipy.integrate import solve_ivp
+
     own = activation_coefficients(lambda x: slope(x) * sigma(x) ** 2, 0)[0]
     mixed = activation_coefficients(lambda x: slope(x) * sigma(x), order)
     slopes = activation_coefficients(slope, highest)
