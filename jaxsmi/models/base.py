@@ -160,13 +160,13 @@ class AbstractModel(eqx.Module):
         samples = max(self.samples_at(alpha, dimension), 1)
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
         self.warn_of_rounding(dimension, samples, alpha)
-        teacher_key, input_key, noise_key = jax.random.split(key, 3)
+        teacher_key, input_key, noise_key, direction_key = _streams(key)
         given = self.draw_teacher(teacher_key, dimension) if teacher is None else teacher
         truth = arguments.array("teacher", given, "an array of real numbers")
         self.admit_teacher(truth, dimension)
         shape = self.input_shape(dimension)
         usual = theory_dtype() if store else jnp.float32
-        around = self.directions_of(jax.random.fold_in(teacher_key, 1), truth, directions)
+        around = self.directions_of(direction_key, truth, directions)
         drawn = self.draw_inputs(input_key, samples, shape, dtype or usual, store, law)
         if around is not None:
             drawn = shifted(drawn, around.mean)
@@ -410,6 +410,13 @@ class AbstractModel(eqx.Module):
         Raises:
             ValueError: Where it is not known.
         """
+
+
+@jax.jit
+def _streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
+    """The keys of a teacher, of inputs, of label noise and of directions."""
+    teacher_key, input_key, noise_key = jax.random.split(key, 3)
+    return teacher_key, input_key, noise_key, jax.random.fold_in(teacher_key, 1)
 
 
 CENTRED = "one with a prior of mean zero (else all is learned from the start)"

@@ -21,6 +21,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Regenerated
+from jaxsmi.core.programs import program
 
 __all__ = [
     "BLOCK",
@@ -99,13 +100,20 @@ def draw_inputs(
         An array, or `Regenerated`.
     """
     if store and samples * math.prod(form) <= _LARGE:
-        return law(key, (samples, *form), dtype)
+        return _drawn_at_once(key, (samples, *form), jnp.dtype(dtype), law)
     if store:
         return _drawn_in_blocks(key, samples, form, jnp.dtype(dtype), law)
     least = 8 * math.ceil(samples / 8 / max(BLOCK // math.prod(form), 1))
     count = next((k for k in range(least, 2 * least, 8) if samples % k == 0), least)
     each = max(round(samples / count), 1)
     return Regenerated(jnp.arange(count), key, law, each, form, jnp.dtype(dtype))
+
+
+@program
+def _drawn_at_once(
+    key: PRNGKeyArray, shape: tuple[int, ...], dtype: jnp.dtype, law: Callable[..., Array]
+) -> Array:
+    return law(key, shape, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
