@@ -14,11 +14,11 @@ from jaxsmi.core.programs import program
 __all__ = ["all_finite", "as_inputs"]
 
 
-def all_finite(x: Array) -> Array:
+def all_finite(x: Array) -> Array | bool:
     """Whether all numbers are finite: of many in one pass, without a copy of a large array, on the
     device or to the host."""
     if arithmetic(x) is np and x.is_fully_addressable:
-        return np.isfinite(np.asarray(x)).all()
+        return bool(np.isfinite(np.asarray(x)).all())
     return _finite(x)
 
 

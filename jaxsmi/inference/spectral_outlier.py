@@ -175,7 +175,7 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
         jnp.arange(A + 1),
     )[1]
     m, V, edge = searched[0][:A], searched[1][:A], searched[0][A]
-    M, together = lax.map(lambda a: _signal(bulk, *a, optimal), (jnp.arange(A), V))
+    M, together = lax.map(lambda a: _signal(bulk, a[0], a[1], optimal), (jnp.arange(A), V))
     stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
     copies = _groups(stands_out, together)
     norm = jnp.sqrt(jnp.sum(M**2, axis=(1, 2)))
