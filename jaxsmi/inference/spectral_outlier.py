@@ -174,7 +174,9 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
         (high, start),
         jnp.arange(A + 1),
     )[1]
-    m, V, edge = searched[0][:A], searched[1][:A], searched[0][A]
+    m = searched[0][:A]
+    V = searched[1][:A]
+    edge = searched[0][A]
     M, together = lax.map(lambda a: _signal(bulk, a[0], a[1], optimal), (jnp.arange(A), V))
     stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
     copies = _groups(stands_out, together)

@@ -131,7 +131,8 @@ def _inverted_along(one: Array, i: Array | int, carry: tuple[Array, Array]) -> t
     """The Gauss-Jordan step of the i-th pivot, elementwise."""
     A, definite = carry
     here = one[i]
-    row, column = A[:, i, :], A[:, :, i]
+    row = A[:, i, :]
+    column = A[:, :, i]
     pivot = row[:, i]
     definite = definite & jnp.all(pivot > 0.0)
     pivot = 1.0 / pivot

@@ -33,6 +33,7 @@ __all__ = [
     "mapped",
     "product_dtype",
     "shifted",
+    "streams",
     "summed",
     "widened",
 ]
@@ -51,6 +52,13 @@ def gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Arr
     """iid N(0, 1); bfloat16 ones are rounded from float32, whose tails are right."""
     drawn = jnp.float32 if dtype == jnp.bfloat16 else dtype
     return jax.random.normal(key, shape, drawn).astype(dtype)
+
+
+@jax.jit
+def streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
+    """The keys of a teacher, of inputs, of label noise and of directions."""
+    teacher_key, input_key, noise_key = jax.random.split(key, 3)
+    return teacher_key, input_key, noise_key, jax.random.fold_in(teacher_key, 1)
 
 
 def rademacher(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
