@@ -13,9 +13,15 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-__all__ = ["keep_programs"]
+__all__ = ["SETTINGS", "keep_programs"]
 
 VARIABLE = "JAXSMI_CACHE"
+# what JAX is told, and processes that work for this one with it
+SETTINGS = (
+    "jax_compilation_cache_max_size",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_compilation_cache_dir",
+)
 SIZE = 2**30  # bytes: a gigabyte, some hundred runs; what was not used for longest goes first
 SHORTEST = 0.1  # seconds: reading a program from disk takes some hundredths
 

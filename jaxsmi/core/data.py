@@ -203,7 +203,8 @@ class Dataset(eqx.Module):
         if self.teacher is not None:
             fits = self.teacher.ndim == 2 and self.teacher.shape[1] == D
             check(fits, "teacher", self.teacher, f"an array of shape (indices P, {D})")
-            check(jnp.all(jnp.isfinite(self.teacher)), "teacher", self.teacher, "finite numbers")
+            if concrete(self.teacher):
+                check(all_finite(self.teacher), "teacher", self.teacher, "finite numbers")
         self.directions, self.encoding = None, None
         if directions is not None or encoding is not None:
             arguments = Arguments()

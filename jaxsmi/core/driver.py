@@ -28,6 +28,7 @@ from typing import Any, Generic, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -233,7 +234,7 @@ def drive(
             run = _advance(solver, run, jnp.asarray(until), every_steps)
             if not concrete(run):  # a function in the solver holds traced numbers
                 return _advance(solver, run, jnp.asarray(max_steps), every_steps)
-            done = not bool(jnp.any(run.result == RUNNING))  # waits for the device
+            done = not np.any(np.asarray(run.result) == RUNNING)  # waits for the device
             more = int(run.step) * unit - bar.count
             bar.update(more, {} if label is None else solver.progress(run.state))
             for watcher in _watchers:

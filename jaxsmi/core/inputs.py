@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import arithmetic, concrete, theory_dtype
 from jaxsmi.core.checks import check
+from jaxsmi.core.programs import program
 
 __all__ = ["all_finite", "as_inputs"]
 
 
-@jax.jit
-def all_finite(x: Array) -> Array:
-    """Whether all numbers are finite, in one pass: no copy of a large array, on the device or to
-    the host."""
+def all_finite(x: Array) -> Array | bool:
+    """Whether all numbers are finite: of many in one pass, without a copy of a large array, on the
+    device or to the host."""
+    if arithmetic(x) is np and x.is_fully_addressable:
+        return bool(np.isfinite(np.asarray(x)).all())
+    return _finite(x)
+
+
+@program
+def _finite(x: Array) -> Array:
     return jnp.all(jnp.isfinite(x))
 
 

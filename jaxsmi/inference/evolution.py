@@ -222,6 +222,7 @@ def _run(
     points, rules = given.sizes(arguments, _SAMPLES, 2)
     limit = given.limit(arguments, _TOLERANCE)
     strength = arguments.number("side_information", given.side_information, FRACTION)
+    strength = arithmetic(strength).asarray(strength)
     S = model.prior.second_moment(model.indices)
     xp = arithmetic(S)
     S = xp.asarray(S)
@@ -234,10 +235,10 @@ def _run(
         key,
         power_of_two(max(points, 2)),
         rules,
-        strength / (1.0 - strength),
+        jnp.asarray(strength / (1.0 - strength)),
     )
     # derivatives come from the fixed point, not from the way to it
-    V0 = lax.stop_gradient(S - Q0)
+    V0 = lax.stop_gradient(jnp.asarray(S - arithmetic(S, Q0).asarray(Q0)))
     steps = given.max_steps
     iteration = frozen(overlap_map).iteration(
         V0, max_steps=steps, tolerance=limit, newton=given.newton

@@ -194,7 +194,7 @@ def gamp(
     _check_data(model, data, state)
     key = arguments.key("key", key)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
-    *start_keys, run_key = jax.random.split(jax.random.fold_in(key, 1), 3)
+    *start_keys, run_key = _streams(key)
     aided = not isinstance(side_information, (int, float)) or side_information != 0
     start = starts.begin(
         model, data, start_keys, init, strength if aided else None, state, arguments
@@ -208,6 +208,13 @@ def gamp(
         again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(more, theory_dtype()))
         end = _run(again, options, progress, key, valid)
     return end
+
+
+@jax.jit
+def _streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
+    """The keys of the start, of its side information, and of the run."""
+    keys = jax.random.split(jax.random.fold_in(key, 1), 3)
+    return keys[0], keys[1], keys[2]
 
 
 class _Options(NamedTuple):

@@ -31,6 +31,7 @@ from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.iteration import GampState, contract
+from jaxsmi.inference.learner_passing import statistic_of
 from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
 from jaxsmi.inference.spectral_theory import (
     LabelMoments,
@@ -49,6 +50,7 @@ from jaxsmi.inference.spectral_vectors import (
     orthonormal,
 )
 from jaxsmi.inference.teacher_norm import with_norm
+from jaxsmi.learners.base import Bayes
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, is_model, model_argument
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 
@@ -170,7 +172,6 @@ def spectral(
     return _solution(model, data, start, key, arguments.valid & model.valid)
 
 
-@program
 def spectral_start(
     observations: Observations, known: GampState, key: PRNGKeyArray, s: Array
 ) -> tuple[SpectralStart, Array]:
@@ -179,6 +180,16 @@ def spectral_start(
 
     Theory's averages ⟨·⟩ are over the labels at hand, the first 4096.
     """
+    # the program of message passing itself: what it computes is not compiled twice
+    statistic = statistic_of(Bayes(observations.model), observations.data.labels)
+    return _started(observations, statistic, known, key, s)
+
+
+@program
+def _started(
+    observations: Observations, statistic: Array, known: GampState, key: PRNGKeyArray, s: Array
+) -> tuple[SpectralStart, Array]:
+    """`spectral_start`, from what the channel needs of the labels."""
     model = observations.model
     data = observations.data
     vector_key, channel_key = jax.random.split(key)
@@ -186,7 +197,7 @@ def spectral_start(
     unknown = unknown_directions(known.weights, S)
     known = _without(known, unknown, S)
     alpha = jnp.asarray(model.complexity(data.samples, data.dimension), S.dtype)
-    moments = _moments(observations, known, unknown, channel_key)
+    moments = _moments(observations, statistic, known, unknown, channel_key)
     some = jax.tree.map(lambda x: x[None, :_LABELS], moments)
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
     learned = jnp.max(jnp.diagonal(optimal)) > _LEARNED
@@ -252,12 +263,15 @@ def _without(known: GampState, unknown: Array, S: Array) -> GampState:
 
 
 def _moments(
-    observations: Observations, known: GampState, unknown: Array, key: PRNGKeyArray
+    observations: Observations,
+    statistic: Array,
+    known: GampState,
+    unknown: Array,
+    key: PRNGKeyArray,
 ) -> LabelMoments:
     """What each label says of its fields in the unknown directions, given the others, (N, ..)."""
     model = observations.model
     S = model.prior.second_moment(model.indices)
-    statistic = model.channel.statistic(observations.data.labels)
     omega = observations.forward(known.weights) - known.memory
     post = model.channel.respond(statistic, omega, known.covariance, key)
     moments = label_moments(post.g, post.dg, S)

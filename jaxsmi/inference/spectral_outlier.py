@@ -168,17 +168,22 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     spread = (1.0 + jnp.sqrt(alpha * tokens)) ** 2
     high = spread / s + jnp.max(jnp.abs(bulk.trace(bulk.G)))
     start = jnp.eye(P, dtype=G.dtype) / high
-    ranks = jnp.arange(min(P * P, MOST))
-    found = lax.map(lambda a: _crossing(bulk, a, high, start, optimal), ranks)
-    m, V, M = found.eigenvalue, found.resolvent, found.signal
-    edge, _ = _last(bulk, -spread / (1.0 - s), m[0], V[0], None)
+    A = min(P * P, MOST)
+    searched = lax.scan(
+        lambda first, number: _searched(bulk, number, A, (spread, s), (high, start), first),
+        (high, start),
+        jnp.arange(A + 1),
+    )[1]
+    m = searched[0][:A]
+    V = searched[1][:A]
+    edge = searched[0][A]
+    M, together = lax.map(lambda a: _signal(bulk, a[0], a[1], optimal), (jnp.arange(A), V))
     stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
-    copies = _groups(stands_out, found.together)
+    copies = _groups(stands_out, together)
     norm = jnp.sqrt(jnp.sum(M**2, axis=(1, 2)))
     wanted = (copies > 0) & (norm > _NULL)
     M = jnp.where(wanted, 1.0 / jnp.where(wanted, norm, 1.0), 0.0)[:, None, None] * M
     gram = _grams(bulk, V, M, wanted)
-    A = len(ranks)
     whole = jnp.transpose(gram, (0, 2, 1, 3)).reshape(A * P, A * P)
     stacked = M.reshape(A * P, P)
     R = stacked.T @ _pseudo_inverse(symmetric(whole))
@@ -194,20 +199,27 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     )
 
 
-class _Crossing(NamedTuple):
-    """Where an eigenvalue of (9) is one: m, V and M (not scaled), and how many eigenvalues come
+_Place = tuple[Array, Array]  # m and V there
+
+
+def _searched(
+    bulk: _Bulk, number: Array, edge: int, widths: tuple[Array, Array], far: _Place, first: _Place
+) -> tuple[_Place, _Place]:
+    """One search after the other, in one loop, as the program of a search is large: those of the
+    eigenvalues by rank, from `far` above all of them, and as number `edge` that of the bulk's edge,
+    from the `first` eigenvalue down. Returns the first place, and the one that was searched for."""
+    spread, s = widths
+    last = number == edge
+    low = jnp.where(last, -spread / (1.0 - s), 1.0)
+    high, start = jax.tree.map(lambda a, b: jnp.where(last, a, b), first, far)
+    place = _last(bulk, low, high, start, jnp.where(last, -1, number))
+    return jax.tree.map(lambda a, b: jnp.where(number == 0, a, b), place, first), place
+
+
+def _signal(bulk: _Bulk, rank: Array, V: Array, optimal: Array) -> tuple[Array, Array]:
+    """M (not scaled) of the eigenvalue of (9) of this rank, at its V, and how many eigenvalues come
     together there."""
-
-    eigenvalue: Array
-    resolvent: Array
-    signal: Array
-    together: Array
-
-
-def _crossing(bulk: _Bulk, rank: Array, high: Array, start: Array, optimal: Array) -> _Crossing:
-    """The `_Crossing` of the eigenvalue of this rank."""
-    P = len(start)
-    m, V = _last(bulk, jnp.ones(()), high, start, rank)
+    P = len(V)
     H, _ = bulk.response(V)
     values, modes = bulk.top(V, H, bulk.G)
     behind = P * P - 1 - jnp.arange(P * P) >= rank
@@ -215,7 +227,7 @@ def _crossing(bulk: _Bulk, rank: Array, high: Array, start: Array, optimal: Arra
     root = sqrt_psd(V)
     wanted = jnp.linalg.solve(root, optimal).ravel()
     M = root @ (modes @ jnp.where(together, modes.T @ wanted, 0.0)).reshape(P, P)
-    return _Crossing(m, V, M, jnp.sum(together))
+    return M, jnp.sum(together)
 
 
 def _groups(stands_out: Array, together: Array) -> Array:
@@ -229,18 +241,16 @@ def _groups(stands_out: Array, together: Array) -> Array:
     return jnp.stack(sizes)
 
 
-def _last(
-    bulk: _Bulk, low: Array, high: Array, start: Array, rank: Array | None
-) -> tuple[Array, Array]:
-    """The smallest m, and its V, that is outside the bulk and, if asked to, above the outlier of
-    that rank; NaN where none below `high` is."""
+def _last(bulk: _Bulk, low: Array, high: Array, start: Array, rank: Array) -> tuple[Array, Array]:
+    """The smallest m, and its V, that is outside the bulk and, unless that is negative, above the
+    outlier of that rank; NaN where none below `high` is."""
 
     def halve(_: int | Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         low, high, V = carry
         middle = 0.5 * (low + high)
         new, H, above = bulk.resolvent(middle, V)
-        if rank is not None:
-            above = above & (bulk.top(new, H, bulk.G)[0][new.size - 1 - rank] < 1.0)
+        value = bulk.top(new, H, bulk.G)[0][new.size - 1 - jnp.maximum(rank, 0)]
+        above = above & ((rank < 0) | (value < 1.0))
         low = jnp.where(above, low, middle)
         high = jnp.where(above, middle, high)
         return low, high, jnp.where(above, new, V)

@@ -105,10 +105,12 @@ def _silent(model: AbstractModel) -> bool:
     drawable = model.refusal(Ability.SPECTRAL) is None and model.channel.drawable
     if not drawable:
         return False
+    centred = is_centred(model)  # outside jit one program
     with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
         shape = (_FIELDS, model.channel.indices, model.channel.tokens)
         fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
-        both = (_even(model.channel, fields), is_centred(model))
+        centred = centred if concrete(centred) else is_centred(model)
+        both = (_even(model.channel, fields), centred)
     return concrete(both) and all(map(bool, both))
 
 
@@ -134,6 +136,7 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     return Start(model, state, _no_side(model, estimate.shape), estimate), first_order
 
 
+@program
 def _noisy(start: SpectralStart, key: PRNGKeyArray) -> tuple[GampState, Array]:
     """The state with something tiny in all directions, and the spectral estimate alone."""
     weights = start.state.weights
@@ -176,7 +179,8 @@ def further(
 def _no_side(model: AbstractModel, signal: tuple[int, ...]) -> SideInformation:
     dtype = theory_dtype()
     P = model.indices
-    return SideInformation(jnp.zeros((P, P), dtype), jnp.zeros(signal, dtype))
+    nothing = (np.zeros((P, P), dtype), np.zeros(signal, dtype))
+    return SideInformation(*map(jnp.asarray, nothing))
 
 
 def _ordinary(

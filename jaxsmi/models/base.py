@@ -15,7 +15,6 @@ import abc
 from collections.abc import Sequence
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
@@ -30,7 +29,7 @@ from jaxsmi.core.shown import Shown, brief, constructed
 from jaxsmi.models.tokens import Directions
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.sensing.base import AbstractSensing
-from jaxsmi.sensing.blocks import LAWS, draw_inputs, shifted
+from jaxsmi.sensing.blocks import LAWS, draw_inputs, shifted, streams
 
 __all__ = ["CENTRED", "AbstractModel", "is_centred", "model_argument", "overlaps_of"]
 
@@ -160,13 +159,13 @@ class AbstractModel(eqx.Module):
         samples = max(self.samples_at(alpha, dimension), 1)
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
         self.warn_of_rounding(dimension, samples, alpha)
-        teacher_key, input_key, noise_key = jax.random.split(key, 3)
+        teacher_key, input_key, noise_key, direction_key = streams(key)
         given = self.draw_teacher(teacher_key, dimension) if teacher is None else teacher
         truth = arguments.array("teacher", given, "an array of real numbers")
         self.admit_teacher(truth, dimension)
         shape = self.input_shape(dimension)
         usual = theory_dtype() if store else jnp.float32
-        around = self.directions_of(jax.random.fold_in(teacher_key, 1), truth, directions)
+        around = self.directions_of(direction_key, truth, directions)
         drawn = self.draw_inputs(input_key, samples, shape, dtype or usual, store, law)
         if around is not None:
             drawn = shifted(drawn, around.mean)

@@ -22,9 +22,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check
 from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.core.inputs import all_finite
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, overlaps_of
@@ -172,7 +173,8 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
         """Finite rows (P, D)."""
         shape = self.student_shape(dimension)
         check(teacher.shape == shape, "teacher", teacher, f"shape {shape}")
-        check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
+        if concrete(teacher):
+            check(all_finite(teacher), "teacher", teacher, "finite numbers")
 
     def directions_of(
         self, key: PRNGKeyArray | None, teacher: Array, given: ArrayLike | None
@@ -185,9 +187,7 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
 
     def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
         """Labels (N, ...) of the channel."""
-        size = (inputs.shape[0], self.channel.noise_size)
-        noise = jax.random.normal(key, size, theory_dtype())
-        return _labels(self.channel, inputs, teacher, noise)
+        return _labels(self.channel, inputs, teacher, key)
 
     # The network
 
@@ -343,9 +343,10 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
 
 @program
 def _labels(
-    channel: AbstractChannel, inputs: Array | Regenerated, teacher: Array, noise: Array
+    channel: AbstractChannel, inputs: Array | Regenerated, teacher: Array, key: PRNGKeyArray
 ) -> Array:
     """Labels (N, ...) of a teacher (P, D), compiled once for each channel and shape."""
+    noise = jax.random.normal(key, (inputs.shape[0], channel.noise_size), theory_dtype())
     return jax.vmap(channel.label)(IndexSensing(inputs).forward(teacher), noise)
 
 

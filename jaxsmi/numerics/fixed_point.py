@@ -143,7 +143,7 @@ class Iteration(AbstractSolver[Iterate]):
         """V0, nothing known of F yet."""
         V0 = self.V0
         dtype = self.V0.dtype
-        shapes = jax.eval_shape(self.map_of, V0)
+        shapes = jax.eval_shape(_mapped, self.map_of, V0)
         unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         infinite = jnp.asarray(jnp.inf, dtype)
         no = jnp.zeros((), bool)
@@ -168,7 +168,7 @@ class Iteration(AbstractSolver[Iterate]):
         del count
         V = state.V
         scale = self.scale
-        evaluation = self.map_of(V)
+        evaluation = _mapped(self.map_of, V)
         value = evaluation.value
         difference = value - V
         residual = jnp.max(jnp.abs(difference))
@@ -268,6 +268,12 @@ class Iteration(AbstractSolver[Iterate]):
             (state.recovered | falls, Result.RECOVERED),
             (~state.finite, Result.NONFINITE),
         )
+
+
+@eqx.filter_jit
+def _mapped(map_of: Callable[[Array], Evaluation], V: Array) -> Evaluation:
+    """The map at V, traced once for the start of the iteration and its steps."""
+    return map_of(V)
 
 
 def solve(iteration: Iteration) -> Run[Iterate]:

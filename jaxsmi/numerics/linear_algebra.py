@@ -11,6 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
 __all__ = [
@@ -121,17 +122,25 @@ def inverse_of_many(matrices: Array) -> tuple[Array, Array]:
     Returns:
         The inverses (n, k, k), and whether all matrices are positive definite.
     """
-    A = matrices
-    definite = jnp.asarray(True)
-    for i in range(A.shape[-1]):
-        definite = definite & jnp.all(A[:, i, i] > 0.0)
-        pivot = 1.0 / A[:, i, i]
-        row = A[:, i, :] * pivot[:, None]
-        column = A[:, :, i]
-        A = A - column[:, :, None] * row[:, None, :]
-        A = A.at[:, i, :].set(row).at[:, :, i].set(-column * pivot[:, None])
-        A = A.at[:, i, i].set(pivot)
-    return A, definite
+    k = matrices.shape[-1]
+    step = functools.partial(_inverted_along, jnp.eye(k, dtype=bool))
+    return lax.fori_loop(0, k, step, (matrices, jnp.asarray(True)))
+
+
+def _inverted_along(one: Array, i: Array | int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The Gauss-Jordan step of the i-th pivot, elementwise."""
+    A, definite = carry
+    here = one[i]
+    row = A[:, i, :]
+    column = A[:, :, i]
+    pivot = row[:, i]
+    definite = definite & jnp.all(pivot > 0.0)
+    pivot = 1.0 / pivot
+    row = row * pivot[:, None]
+    rest = A - column[:, :, None] * row[:, None, :]
+    rest = jnp.where(here, (-column * pivot[:, None])[:, :, None], rest)
+    own = jnp.where(here, pivot[:, None], row)
+    return jnp.where(here[:, None], own[:, None, :], rest), definite
 
 
 def solve_definite(A: Array, b: Array) -> tuple[Array, Array]:

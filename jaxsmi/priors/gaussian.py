@@ -102,8 +102,7 @@ class Gaussian(AbstractIidPrior):
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw W = C_0^{1/2} ξ, (P, D); see `AbstractIidPrior.sample`."""
         check_sizes(indices, dimension)
-        factor = self.mixture(indices).factor[0]
-        return factor @ jax.random.normal(key, (indices, dimension), factor.dtype)
+        return _drawn(self, key, indices, dimension)
 
     def gram(self, key: PRNGKeyArray, indices: int, dimension: int | Array) -> Float[Array, "P P"]:
         """W Wᵀ/D of a drawn signal by Wishart's law, D >= P: at a cost that does not know D, which
@@ -135,6 +134,13 @@ class Gaussian(AbstractIidPrior):
         mixture = self.mixture(Qhat.shape[0])
         log_partition = mixture.respond(jnp.zeros_like(Qhat[0]), Qhat)[0]
         return 0.5 * jnp.sum(mixture.covariance[0] * Qhat) + log_partition
+
+
+@eqx.filter_jit
+def _drawn(prior: Gaussian, key: PRNGKeyArray, indices: int, dimension: int) -> Array:
+    """C_0^{1/2} ξ (P, D)."""
+    factor = prior.mixture(indices).factor[0]
+    return factor @ jax.random.normal(key, (indices, dimension), factor.dtype)
 
 
 def iid_prior(prior: AbstractIidPrior | None) -> AbstractIidPrior:

@@ -21,6 +21,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Regenerated
+from jaxsmi.core.programs import program
 
 __all__ = [
     "BLOCK",
@@ -32,6 +33,7 @@ __all__ = [
     "mapped",
     "product_dtype",
     "shifted",
+    "streams",
     "summed",
     "widened",
 ]
@@ -50,6 +52,13 @@ def gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Arr
     """iid N(0, 1); bfloat16 ones are rounded from float32, whose tails are right."""
     drawn = jnp.float32 if dtype == jnp.bfloat16 else dtype
     return jax.random.normal(key, shape, drawn).astype(dtype)
+
+
+@jax.jit
+def streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
+    """The keys of a teacher, of inputs, of label noise and of directions."""
+    teacher_key, input_key, noise_key = jax.random.split(key, 3)
+    return teacher_key, input_key, noise_key, jax.random.fold_in(teacher_key, 1)
 
 
 def rademacher(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -99,13 +108,20 @@ def draw_inputs(
         An array, or `Regenerated`.
     """
     if store and samples * math.prod(form) <= _LARGE:
-        return law(key, (samples, *form), dtype)
+        return _drawn_at_once(key, (samples, *form), jnp.dtype(dtype), law)
     if store:
         return _drawn_in_blocks(key, samples, form, jnp.dtype(dtype), law)
     least = 8 * math.ceil(samples / 8 / max(BLOCK // math.prod(form), 1))
     count = next((k for k in range(least, 2 * least, 8) if samples % k == 0), least)
     each = max(round(samples / count), 1)
     return Regenerated(jnp.arange(count), key, law, each, form, jnp.dtype(dtype))
+
+
+@program
+def _drawn_at_once(
+    key: PRNGKeyArray, shape: tuple[int, ...], dtype: jnp.dtype, law: Callable[..., Array]
+) -> Array:
+    return law(key, shape, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 
 import jax
+
+from jaxsmi.core.cache import SETTINGS
 
 __all__ = ["processes"]
 
 
 def processes(count: int) -> ProcessPoolExecutor:
-    """A pool of `count` processes in the precision of this one, which leave Ctrl-C to it."""
-    x64 = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+    """A pool of `count` processes in the precision of this one, which keep their programs where it
+    does and leave Ctrl-C to it."""
+    settings = {name: jax.config.values[name] for name in ("jax_enable_x64", *SETTINGS)}
     spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(x64,))
+    return ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(settings,))
 
 
-def _begin(x64: bool) -> None:
+def _begin(settings: Mapping[str, object]) -> None:
     """Before the first task of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    jax.config.update("jax_enable_x64", x64)
+    for name, value in settings.items():
+        jax.config.update(name, value)

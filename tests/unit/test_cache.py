@@ -11,12 +11,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxsmi.core import cache
-
-SETTINGS = (
-    "jax_compilation_cache_dir",
-    "jax_compilation_cache_max_size",
-    "jax_persistent_cache_min_compile_time_secs",
-)
+from jaxsmi.workbench.processes import processes
 
 SCRIPT = """
 import json, jax
@@ -35,7 +30,7 @@ print(json.dumps({"folder": folder and str(folder), "answer": answer, "hits": hi
 @pytest.fixture
 def nothing_set(monkeypatch):
     """JAX as it is before anybody speaks of a cache, and afterwards as it was."""
-    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    before = {name: getattr(jax.config, name) for name in cache.SETTINGS}
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.delenv(cache.VARIABLE, raising=False)
     yield monkeypatch
@@ -113,3 +108,12 @@ def test_its_size_is_bounded(nothing_set, tmp_path):
         written |= {file.name for file in present}
         assert sum(file.stat().st_size for file in present) <= 12_000
     assert len(written) > len(present)  # some had to go
+
+
+@pytest.mark.slow
+def test_workers_keep_theirs_in_the_same_place(nothing_set, tmp_path):
+    """A process that works for this one is told by it, not by the environment."""
+    nothing_set.setenv(cache.VARIABLE, "off")
+    cache.keep_programs(tmp_path)
+    with processes(1) as pool:
+        assert pool.submit(cache.keep_programs).result() == tmp_path
