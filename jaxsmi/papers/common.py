@@ -22,13 +22,15 @@ from tqdm import tqdm
 
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.matrix import AbstractMatrixModel
-from jaxsmi.workbench.plotting import import_pyplot
+from jaxsmi.workbench.plotting import canvas, style
+from jaxsmi.workbench.plotting.palette import GREY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
+    "DOTS",
     "Article",
     "Comparison",
     "Drawn",
@@ -42,11 +44,11 @@ __all__ = [
     "note",
     "overlay",
     "published",
-    "small_legend",
     "with_bars",
 ]
 
 Folder = pathlib.Path | None  # of published data, where there is one
+DOTS: dict[str, Any] = {"marker": "o", "mfc": "none", "ls": "none"}  # runs, with their error bars
 
 
 @dataclasses.dataclass
@@ -202,30 +204,24 @@ def dots(
     return errors
 
 
-def axes_row(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure and its panels, row by row; their height is an estimation error."""
-    import_pyplot()
-    from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
-
-    figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")
-    axes = list(np.ravel(figure.subplots(rows, columns, squeeze=False)))
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(alpha=0.25, lw=0.6)
-        ax.set_ylabel("estimation error")
+def axes_row(
+    columns: int = 1, rows: int = 1, ordinate: str = "", height: float = 2.55
+) -> tuple[Figure, list[Axes]]:
+    """A figure and its panels, row by row, each `height` inches; `ordinate`: what they show, with
+    what it is normalised by.
+    """
+    figure = canvas(columns, rows, height)
+    with style():
+        axes = list(np.ravel(figure.subplots(rows, columns, squeeze=False)))
+        for ax in axes:
+            ax.set_ylabel(ordinate)
     return figure, axes
 
 
-def small_legend(ax: Axes) -> None:
-    """A legend in small letters, without a frame."""
-    ax.legend(fontsize=8, frameon=False)
-
-
-def with_bars(ax: Axes, x: ArrayLike, values: np.ndarray, **style: Any) -> None:
+def with_bars(ax: Axes, x: ArrayLike, values: np.ndarray, **look: Any) -> None:
     """Means of values (x, seeds) with their standard errors."""
     mean, error = mean_and_error(values)
-    style = {"marker": "o", "mfc": "none", "ls": "none", "ms": 4, "capsize": 2} | style
-    ax.errorbar(x, mean, error, **style)
+    ax.errorbar(x, mean, error, **(DOTS | {"elinewidth": 0.9} | look))
 
 
 def overlay(
@@ -234,11 +230,14 @@ def overlay(
     y: ArrayLike,
     error: ArrayLike | None = None,
     line: bool = False,
-    label: str | None = "published",
+    label: str = "",
 ) -> None:
-    """Published values in grey, behind ours: a line, or dots with their error bars."""
-    style: dict[str, Any] = {"ls": "none", "marker": "d", "ms": 3.5}
+    """Published values in grey, behind ours: a line, or dots with their error bars.
+
+    `label` "": that they are published.
+    """
+    look: dict[str, Any] = {"ls": "none", "marker": "d", "ms": 3.0}
     if line:
-        style = {"ls": "-", "marker": "", "lw": 3.5}
-    style |= {"color": "0.65", "capsize": 0, "elinewidth": 0.8, "zorder": 0.5, "label": label}
-    ax.errorbar(x, y, error, **style)
+        look = {"ls": "-", "marker": "", "lw": 3.2}
+    look |= {"color": GREY, "capsize": 0, "elinewidth": 0.7, "zorder": 0.5}
+    ax.errorbar(x, y, error, label=label or ("published" if line else "published runs"), **look)

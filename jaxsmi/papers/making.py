@@ -130,7 +130,8 @@ def draw(
 ) -> tuple[Drawn, Record]:
     """Run a recipe: what it drew, and the record of it. Raises whatever the recipe raises."""
     begin = time.perf_counter()
-    drawn = recipe(full=full, progress=progress, reference=reference)
+    with plotting.style():
+        drawn = recipe(full=full, progress=progress, reference=reference)
     seconds = time.perf_counter() - begin
     compared = [dataclasses.asdict(one) | {"agrees": one.agrees} for one in drawn.compared]
     settings = {"full": full, "reference": reference}

@@ -19,6 +19,7 @@ from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.papers.bilinear.descent import Runs, descents, quarter
 from jaxsmi.papers.bilinear.theory import errors
 from jaxsmi.papers.common import (
+    DOTS,
     Article,
     Comparison,
     Drawn,
@@ -30,14 +31,18 @@ from jaxsmi.papers.common import (
     note,
     overlay,
     published,
-    small_legend,
     with_bars,
 )
+from jaxsmi.workbench.plotting import colour, legend, line, markers, shades
+from jaxsmi.workbench.plotting.palette import INK, MAP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["ARTICLE"]
+
+
+ERROR = r"estimation error $\Vert\hat S-S\Vert_F^2/d^2$"
 
 
 def _theory(reference: Folder, ax: Axes, kappa: float, noise: float, file: str) -> list[Comparison]:
@@ -47,7 +52,7 @@ def _theory(reference: Folder, ax: Axes, kappa: float, noise: float, file: str) 
         return []
     alpha = table["alpha"]
     error = table["gen_error"]
-    overlay(ax, alpha, error, line=True, label=None)
+    overlay(ax, alpha, error, line=True)
     ours = errors(alpha, 1.0, kappa, noise, symmetric=True)
     rough = [float(np.max(np.abs(np.diff(values, 2)))) for values in (ours, error)]
     remark = (
@@ -61,7 +66,7 @@ def quadratic_error(full: bool = False, progress: bool = False, reference: Folde
     """Errors, and their map over α and width."""
     del progress  # no runs
     compared: list[Comparison] = []
-    figure, (left, right) = axes_row(2)
+    figure, (left, right) = axes_row(2, ordinate=ERROR)
     alphas = np.linspace(0.002, 0.6, 200 if full else 100)
     widths = np.array([0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 5.0])
     theory = errors(alphas, 1.0, widths[:, None], symmetric=True)
@@ -69,16 +74,19 @@ def quadratic_error(full: bool = False, progress: bool = False, reference: Folde
     rows = np.linspace(0.001, 2.0, size)
     columns = np.linspace(0.001, 0.6, size)
     heat = errors(columns, 1.0, rows[:, None], symmetric=True)
-    for k, width in enumerate(widths):
+    for tint, width, error in zip(shades(len(widths)), widths, theory, strict=True):
         compared += _theory(reference, left, width, 0.0, f"line_no_noise_{float(width)}.csv")
-        left.plot(alphas, theory[k], color=f"C{k}", label=rf"$\kappa = {width:g}$")
-    left.set_xlabel(r"$\alpha = n/d^2$")
-    small_legend(left)
-    shown = right.pcolormesh(columns, rows, heat, shading="nearest", cmap="viridis")
-    figure.colorbar(shown, ax=right, label="estimation error")
-    right.plot(np.where(rows < 1.0, rows - 0.5 * rows**2, 0.5), rows, "w--", lw=1.0)
-    right.set_xlabel(r"$\alpha = n/d^2$")
-    right.set_ylabel(r"$\kappa = r/d$")
+        left.plot(alphas, error, color=tint, label=rf"$\kappa = {width:g}$")
+    left.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    legend(left)
+    shown = right.pcolormesh(columns, rows, heat, shading="nearest", cmap=MAP, rasterized=True)
+    figure.colorbar(shown, ax=right, label=ERROR)
+    edge = np.where(rows < 1.0, rows - 0.5 * rows**2, 0.5)
+    right.plot(edge, rows, color="w", ls="--", lw=1.2, label="perfect recovery")
+    legend(right, labelcolor="w", loc="upper right")
+    right.grid(False)
+    right.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    right.set_ylabel(r"width $\kappa = r/d$")
     arrays = {
         "alpha": alphas,
         "widths": widths,
@@ -96,7 +104,7 @@ def quadratic_message_passing(
 ) -> Drawn:
     """Message passing on the curves of theory."""
     compared: list[Comparison] = []
-    figure, (ax,) = axes_row()
+    figure, (ax,) = axes_row(ordinate=ERROR)
     dimension, seeds = (100, 8) if full else (50, 3)
     alphas = np.linspace(0.01, 0.5, 100)
     at = np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3])
@@ -108,8 +116,8 @@ def quadratic_message_passing(
         runs = dots(model, at, dimension, seeds, progress, "float32", 150)
         arrays |= {f"theory_{name}": theory, f"gamp_{name}": runs}
         label = rf"$\kappa = {kappa:g}$, $\Delta = {noise:g}$"
-        ax.plot(alphas, theory, color=f"C{k}", label=label)
-        with_bars(ax, at, runs, color=f"C{k}")
+        ax.plot(alphas, theory, label=label, **(line(k) | {"color": colour(k)}))
+        with_bars(ax, at, runs, color=colour(k))
         setting = f"κ = {kappa:g}, Δ = {noise:g}"
         known = errors(at, 1.0, kappa, noise, symmetric=True)
         compared.append(finite_size(f"message passing, {setting}", runs, known, dimension))
@@ -117,8 +125,8 @@ def quadratic_message_passing(
             file = f"line_noise_{kappa:.1f}_{noise:g}.csv"
             compared += _theory(reference, ax, kappa, noise, file)
         compared += _beside_runs(reference, ax, kappa, noise)
-    ax.set_xlabel(r"$\alpha = n/d^2$")
-    small_legend(ax)
+    ax.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    legend(ax, {f"message passing, d = {dimension}": DOTS})
     caption = (
         f"Quadratic network, message passing with Gaussian inputs: d = {dimension}, {seeds} seeds."
     )
@@ -130,7 +138,7 @@ def _beside_runs(reference: Folder, ax: Axes, kappa: float, noise: float) -> lis
     table = published(reference, "quadratic", f"AMP_100_{kappa:.1f}_{noise if noise else 0.0}.csv")
     if table is None:
         return []
-    overlay(ax, table["alpha"], table["AMP_mean"], table["AMP_std"], label=None)
+    overlay(ax, table["alpha"], table["AMP_mean"], table["AMP_std"])
     ours = errors(table["alpha"], 1.0, kappa, noise, symmetric=True)
     remark = (
         "published message passing at d = 100, inputs x xᵀ - I; tolerance: three of its standard "
@@ -146,19 +154,19 @@ def quadratic_descent(
 ) -> Drawn:
     """Gradient descent, and the average of its runs."""
     del reference  # no table is at hand
-    figure, (ax,) = axes_row()
+    figure, (ax,) = axes_row(ordinate=ERROR)
     runs = Runs(100, 4, 64, 3000, 0.1) if full else Runs(24, 2, 8, 1500, 0.1)
     alphas = np.linspace(0.01, 0.5, 100)
     at = np.linspace(0.05, 0.45, 9) if full else np.array([0.1, 0.2, 0.3])
     model = Bilinear(1.0, 0.5, symmetric=True)
     arrays = {"alpha": alphas, "at": at, "theory": errors(alphas, 1.0, 0.5, symmetric=True)}
     arrays |= descents(model, at, runs, progress)
-    ax.plot(alphas, arrays["theory"], color="C0", label="Bayes-optimal")
-    with_bars(ax, at, arrays["single"], color="C1", label="descent")
-    average = f"average of {runs.starts}"
-    with_bars(ax, at, arrays["averaged"], color="C2", marker="^", label=average)
-    ax.set_xlabel(r"$\alpha = n/d^2$")
-    small_legend(ax)
+    ax.plot(alphas, arrays["theory"], color=colour(0), label="Bayes-optimal")
+    with_bars(ax, at, arrays["single"], color=colour(1), label="descent")
+    average = f"average of {runs.starts} runs"
+    with_bars(ax, at, arrays["averaged"], color=colour(2), marker="^", label=average)
+    ax.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    legend(ax)
     known = errors(at, 1.0, 0.5, symmetric=True)
     remark = (
         f"expected of posterior samples: (1 + 1/{runs.starts}) of it; tolerance: a quarter of it, "
@@ -179,7 +187,7 @@ def quadratic_descent(
 def quadratic_decay(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Gradient descent with weight decay."""
     del reference  # no table is at hand
-    figure, (ax,) = axes_row()
+    figure, (ax,) = axes_row(ordinate=ERROR)
     dimension, starts, steps = (100, 8, 3000) if full else (24, 4, 1500)
     decays = np.array([0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5])
     arrays = {"decays": decays}
@@ -197,11 +205,13 @@ def quadratic_decay(full: bool = False, progress: bool = False, reference: Folde
         name = f"{alpha:g}_{noise:g}"
         arrays[name] = np.array(ends)
         label = rf"$\alpha = {alpha:g}$, $\Delta = {noise:g}$"
-        with_bars(ax, np.arange(len(decays)), arrays[name], color=f"C{k}", label=label)
-        ax.axhline(float(errors(alpha, 1.0, 0.5, noise, symmetric=True)), color=f"C{k}", lw=0.8)
+        look = {"color": colour(k), "marker": "os"[k], "label": label}
+        with_bars(ax, np.arange(len(decays)), arrays[name], **look)
+        best = float(errors(alpha, 1.0, 0.5, noise, symmetric=True))
+        ax.axhline(best, **(line(k) | {"color": colour(k), "lw": 1.0}))
     ax.set_xticks(np.arange(len(decays)), [f"{decay:g}" for decay in decays])
     ax.set_xlabel("weight decay")
-    small_legend(ax)
+    legend(ax, {"Bayes-optimal": {"lw": 1.0}})
     caption = (
         f"Adam with weight decay, κ = 1/2, d = {dimension}, {starts} starts; lines: Bayes-optimal."
     )
@@ -239,7 +249,7 @@ def trivialisation(full: bool = False, progress: bool = False, reference: Folder
     level = 1e-3
     threshold = []
     arrays = {"alpha": alphas, "noises": np.array(noises)}
-    for k, noise in enumerate(noises):
+    for k, (tint, noise) in enumerate(zip(shades(len(noises)), noises, strict=True)):
         model = Bilinear(1.0, 0.5, noise, symmetric=True)
         spreads = spread(model, alphas, dimension, starts, steps, progress)
         arrays[f"spread_{noise:g}"] = spreads
@@ -248,16 +258,21 @@ def trivialisation(full: bool = False, progress: bool = False, reference: Folder
         inside = 0 <= last < len(alphas) - 1
         threshold.append(0.5 * (alphas[last] + alphas[last + 1]) if inside else np.nan)
         label = rf"$\Delta = {noise:g}$"
-        left.semilogy(alphas, np.maximum(spreads, 1e-12), "o-", color=f"C{k}", label=label)
+        look = markers(k) | {"color": tint, "ls": "-", "label": label}
+        left.semilogy(alphas, np.maximum(spreads, 1e-12), **look)
     arrays["threshold"] = np.array(threshold)
-    left.axhline(level, color="k", lw=0.8, ls=":")
-    left.set_xlabel(r"$\alpha = n/d^2$")
-    left.set_ylabel("spread between starts")
-    small_legend(left)
+    left.axhline(level, color=INK, lw=0.9, ls=":", label="one matrix below")
+    left.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    left.set_ylabel(r"spread of starts $\Vert\hat S_k-\bar S\Vert_F^2/d^2$")
+    legend(left)
     cell = 0.5 * (alphas[1] - alphas[0])
-    right.errorbar(noises, threshold, cell, fmt="o", mfc="none", capsize=2)
-    right.axhline(float(Bilinear(1.0, 0.5, symmetric=True).recovery), color="k", lw=0.8, ls="--")
-    right.set_xlabel(r"$\Delta$")
+    right.errorbar(
+        noises, threshold, cell, color=colour(0), label="half a step of the grid", **DOTS
+    )
+    recovered = float(Bilinear(1.0, 0.5, symmetric=True).recovery)
+    right.axhline(recovered, color=INK, lw=0.9, ls="--", label="recovery without noise")
+    legend(right)
+    right.set_xlabel(r"noise $\Delta$")
     right.set_ylabel(r"$\alpha$ from which all starts agree")
     caption = (
         f"Quadratic network, κ = 1/2: Adam from {starts} starts on one data set, d = {dimension}, "

@@ -30,17 +30,17 @@ from jaxsmi.papers.common import (
     axes_row,
     compare,
     finite_size,
-    small_legend,
     with_bars,
 )
+from jaxsmi.workbench.plotting import colour, legend
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["ARTICLE", "spectral_start"]
 
-_BLUE = "#0072B2"
-_ORANGE = "#D55E00"
+_LEARNED, _SPECTRUM = colour(0), colour(1)
 _SHOWN = 2.0  # α of the eigenvalues
 _LOWEST = -2.0  # eigenvalue that is drawn
 _CLEAR = 1.4  # from this α on both transitions, at 0.5 and 1.13, are behind
@@ -151,31 +151,31 @@ def _draw_eigenvalues(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     """The histogram of eigenvalues, and theory's edge and outlier."""
     eigenvalues = arrays["eigenvalues"]
     shown = eigenvalues[eigenvalues > _LOWEST]
-    ax.hist(shown, bins=40, color=_ORANGE, alpha=0.45, lw=0)
-    ax.axvline(float(arrays["edge"]), color="k", lw=0.9, ls="--", label="edge of the bulk")
+    ax.hist(shown, bins=40, color=_SPECTRUM, alpha=0.45, lw=0)
+    ax.axvline(float(arrays["edge"]), color=INK, lw=0.9, ls="--", label="edge of the bulk, theory")
     outlier = float(arrays["shown_outlier"])
-    ax.axvline(outlier, color=_BLUE, lw=0.9, label="outlier")
-    top = {"marker": "v", "ls": "none", "color": _ORANGE, "clip_on": False, "zorder": 3}
+    ax.axvline(outlier, color=_LEARNED, lw=0.9, label="outlier, theory")
+    top = {"marker": "v", "ls": "none", "color": _SPECTRUM, "clip_on": False, "zorder": 3}
     ax.plot(eigenvalues[-1], 1.0, label="top eigenvalue", **top)
     ax.set_xlim(_LOWEST, 1.15 * outlier)
     ax.set_xlabel(r"eigenvalue of $T_s$")
     ax.set_ylabel("eigenvalues in a bin")
     ax.locator_params(axis="y", integer=True)
-    small_legend(ax)
+    legend(ax)
 
 
 def _draw_overlaps(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     """Squared cosines against α: lines of theory, runs with error bars."""
-    for name, runs, colour, marker, line, dots in (
-        ("evolution", "gamp", _BLUE, "o", "state evolution", "GAMP from the spectral estimate"),
-        ("spectral_theory", "spectral", _ORANGE, "s", "spectral, theory", "spectral estimate"),
+    for name, runs, tint, marker, line, dots in (
+        ("evolution", "gamp", _LEARNED, "o", "state evolution", "GAMP from the spectral estimate"),
+        ("spectral_theory", "spectral", _SPECTRUM, "s", "spectral, theory", "spectral estimate"),
     ):
-        ax.plot(arrays["alpha"], arrays[name], color=colour, label=line)
-        with_bars(ax, arrays["at"], arrays[runs], color=colour, marker=marker, label=dots)
+        ax.plot(arrays["alpha"], arrays[name], color=tint, label=line)
+        with_bars(ax, arrays["at"], arrays[runs], color=tint, marker=marker, label=dots)
     ax.set_ylim(bottom=0.0)
     ax.set_xlabel(r"sample complexity $\alpha$")
     ax.set_ylabel("squared cosine")
-    small_legend(ax)
+    legend(ax)
 
 
 def _compared(arrays: dict[str, np.ndarray], dimension: int) -> list[Comparison]:

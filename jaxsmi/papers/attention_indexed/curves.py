@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,16 @@ from jaxtyping import Array
 
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.models.attention_indexed import AttentionIndexed
-from jaxsmi.papers.common import Comparison, Folder, compare, overlay, published, small_legend
+from jaxsmi.papers.common import Comparison, Folder, compare, overlay, published
+from jaxsmi.workbench.plotting import legend, shades
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
+    "ERROR",
+    "LIMIT",
     "beside_dots",
     "beside_limit",
     "draw_small_widths",
@@ -33,6 +37,8 @@ __all__ = [
 ]
 
 
+ERROR = r"estimation error $\Vert\hat S-S\Vert_F^2/d$"
+LIMIT: dict[str, Any] = {"color": INK, "ls": "--", "lw": 1.0}  # a limit or another line of theory
 ROWS = 256  # a call has a multiple of these, so that tables of any length share a program
 
 
@@ -86,7 +92,7 @@ def beside_dots(
     if table is None:
         return []
     alphas = table["alpha"]
-    overlay(ax, scale * alphas, table["mmse"], table["mmse_std"], label=None)
+    overlay(ax, scale * alphas, table["mmse"], table["mmse_std"])
     ours = errors(tokens, (width,), output, alphas)[0]
     remark = "published message passing; tolerance: three of its standard deviations and 0.01"
     if output == "hardmax":
@@ -103,13 +109,14 @@ def draw_small_widths(
 
     Returns the limit.
     """
-    for k, width in enumerate(widths):
-        ax.plot(x, theory[k], color=f"C{k}", label=rf"$\rho = {width:g}$")
+    for tint, width, error in zip(shades(len(widths)), widths, theory, strict=True):
+        ax.plot(x, error, color=tint, label=rf"$\rho = {width:g}$")
     limit = np.asarray(model.small_width_error(x))
-    ax.plot(x, limit, "k--", lw=1.0, label=r"$\rho \to 0$")
-    ax.axvline(float(model.small_width_threshold), color="k", ls=":", lw=0.8)
-    ax.set_xlabel(r"$\bar\alpha = n/(dr)$")
-    small_legend(ax)
+    ax.plot(x, limit, label=r"$\rho \to 0$", **LIMIT)
+    begins = float(model.small_width_threshold)
+    ax.axvline(begins, color=INK, ls=":", lw=0.9, label=r"learning starts, $\rho \to 0$")
+    ax.set_xlabel(r"sample complexity $\bar\alpha = n/(dr)$")
+    legend(ax)
     return limit
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.papers.attention_indexed.curves import (
+    ERROR,
     beside_dots,
     beside_limit,
     draw_small_widths,
@@ -19,6 +20,7 @@ from jaxsmi.papers.attention_indexed.curves import (
     table_of,
 )
 from jaxsmi.papers.common import (
+    DOTS,
     Comparison,
     Drawn,
     Folder,
@@ -28,9 +30,9 @@ from jaxsmi.papers.common import (
     finite_size,
     note,
     overlay,
-    small_legend,
     with_bars,
 )
+from jaxsmi.workbench.plotting import legend, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +53,7 @@ def _beside_curve(reference: Folder, ax: Axes, name: str, width: float) -> list[
     alpha = table["alpha"]
     small = name == "rescaled_"
     shown = alpha / width if small and width > 0.0 else alpha
-    overlay(ax, shown, table["mmse"], line=True, label=None)
+    overlay(ax, shown, table["mmse"], line=True)
     if width > 0.0:
         ours = errors(2, (width,), "hardmax", alpha)[0]
     else:
@@ -67,21 +69,21 @@ def _beside_curve(reference: Folder, ax: Axes, name: str, width: float) -> list[
 def two_tokens(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 1: hardmax with two tokens, and its limit of small width."""
     compared: list[Comparison] = []
-    figure, (left, right) = axes_row(2)
+    figure, (left, right) = axes_row(2, ordinate=ERROR, height=2.8)
     alphas = np.logspace(-2, 1.5, 60)
     theory = errors(2, WIDTHS, "hardmax", alphas)
     dimension, seeds = sizes(full)
     at = np.logspace(-1.3, 0.3, 8) if full else np.array([0.1, 0.4])
     arrays = {"widths": np.array(WIDTHS), "alpha": alphas, "theory": theory, "gamp_alpha": at}
-    for k, width in enumerate(WIDTHS):
+    for k, (tint, width) in enumerate(zip(shades(len(WIDTHS)), WIDTHS, strict=True)):
         model = AttentionIndexed(2, width, "hardmax")
-        left.loglog(alphas, theory[k], color=f"C{k}", label=rf"$\rho = {width:g}$")
+        left.loglog(alphas, theory[k], color=tint, label=rf"$\rho = {width:g}$")
         law = float(model.decay) / alphas**2
-        left.loglog(alphas, np.where(law < 0.1, law, np.nan), color=f"C{k}", ls=":", lw=0.8)
+        left.loglog(alphas, np.where(law < 0.1, law, np.nan), color=tint, ls=":", lw=0.8)
         if full or width == 0.5:
             runs = dots(model, at, dimension, seeds, progress)
             arrays[f"gamp_{width:g}"] = runs
-            with_bars(left, at, runs, color=f"C{k}")
+            with_bars(left, at, runs, color=tint)
             known = errors(2, (width,), "hardmax", at)[0]
             compared.append(finite_size(f"message passing, ρ = {width:g}", runs, known, dimension))
         compared += _beside_curve(reference, left, "", width)
@@ -89,8 +91,9 @@ def two_tokens(full: bool = False, progress: bool = False, reference: Folder = N
         compared += beside_dots(reference, left, dotted, 2, width, "hardmax", 1.0)
     left.set_ylim(theory.min() / 2, 1.5)
     left.set_xlim(alphas[0] / 1.2, 1.2 * alphas[-1])
-    left.set_xlabel(r"$\alpha = n/d^2$")
-    small_legend(left)
+    left.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    keys = {r"$c(\rho)/\alpha^2$": {"ls": ":", "lw": 0.8}, "message passing": DOTS}
+    legend(left, keys, loc="lower left")
     x = np.linspace(0.02, 2.0, 80)
     small = errors(2, SMALL_WIDTHS, "hardmax", np.outer(SMALL_WIDTHS, x))
     for width in (0.0, 0.05, 0.1, 0.2, 0.5):

@@ -5,7 +5,7 @@ No equation lives here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jaxsmi.descent.averaging import averaged
 from jaxsmi.descent.training import train
 from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.papers.attention_indexed.curves import (
+    ERROR,
+    LIMIT,
     beside_dots,
     beside_limit,
     draw_small_widths,
@@ -25,6 +27,7 @@ from jaxsmi.papers.attention_indexed.curves import (
     unconverged,
 )
 from jaxsmi.papers.common import (
+    DOTS,
     Comparison,
     Drawn,
     Folder,
@@ -35,10 +38,10 @@ from jaxsmi.papers.common import (
     mean_and_error,
     note,
     overlay,
-    small_legend,
     with_bars,
 )
 from jaxsmi.thresholds.recovery import recovery_threshold
+from jaxsmi.workbench.plotting import colour, legend, line, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,14 +49,15 @@ if TYPE_CHECKING:
 __all__ = ["linear", "more_tokens", "small_width", "two_tokens"]
 
 WIDTHS = (0.1, 0.3, 0.5, 1.0, 2.0)  # of the published curves
+_RECOVERY: dict[str, Any] = {"marker": "|", "ms": 9.0, "mew": 1.4, "ls": "none"}
 AVERAGED = 32  # runs of the published averages
 STEP = 3e-5  # of the published iteration, where it stopped
 
 
-def _mark_recovery(ax: Axes, model: AttentionIndexed, colour: str) -> float:
+def _mark_recovery(ax: Axes, model: AttentionIndexed, tint: str) -> float:
     """Mark α of perfect recovery on the axis; returns it."""
     alpha = float(recovery_threshold(model).alpha)
-    ax.plot(alpha, 0.0, "|", color=colour, ms=10)
+    ax.plot(alpha, 0.0, color=tint, clip_on=False, zorder=3, **_RECOVERY)
     return alpha
 
 
@@ -66,7 +70,7 @@ def _beside_curve(reference: Folder, ax: Axes, width: float, output: str) -> lis
         return []
     alpha = table["alpha"]
     shown = alpha if output == "softmax" else alpha / 1.5
-    overlay(ax, shown, table["mmse"], line=True, label=None)
+    overlay(ax, shown, table["mmse"], line=True)
     ours = errors(2, (width,), output, shown)[0]
     allowed = unconverged(width, alpha, ours, STEP)
     begun = alpha > 0.02 * float(recovery_threshold(AttentionIndexed(2, width)).alpha)
@@ -108,7 +112,7 @@ def _overlay_descents(reference: Folder, ax: Axes) -> None:
             table = table_of(reference, f"GD_softmax_D=200_rho=0.5_T={tokens}{name}")
             if table is not None:
                 x = (tokens**2 + tokens - 2) * table["alpha"]
-                overlay(ax, x, table["mmse"], table["mmse_std"], label=None)
+                overlay(ax, x, table["mmse"], table["mmse_std"])
 
 
 def two_tokens(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
@@ -116,27 +120,27 @@ def two_tokens(full: bool = False, progress: bool = False, reference: Folder = N
     passing and descent.
     """
     compared: list[Comparison] = []
-    figure, (left, right) = axes_row(2)
+    figure, (left, right) = axes_row(2, ordinate=ERROR, height=2.8)
     alphas = np.linspace(0.002, 0.26, 200 if full else 100)
     theory = errors(2, WIDTHS, "softmax", alphas)
     arrays = {"widths": np.array(WIDTHS), "alpha": alphas, "theory": theory}
-    for k, width in enumerate(WIDTHS):
-        left.plot(alphas, theory[k], color=f"C{k}", label=rf"$\rho = {width:g}$")
-        _mark_recovery(left, AttentionIndexed(2, width), f"C{k}")
+    for tint, width, error in zip(shades(len(WIDTHS)), WIDTHS, theory, strict=True):
+        left.plot(alphas, error, color=tint, label=rf"$\rho = {width:g}$")
+        _mark_recovery(left, AttentionIndexed(2, width), tint)
         compared += _beside_curve(reference, left, width, "softmax")
-    left.set_xlabel(r"$\alpha = n/d^2$")
-    small_legend(left)
+    left.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    legend(left, {"perfect recovery": _RECOVERY})
     dimension, seeds = sizes(full)
     x = np.linspace(0.01, 0.8, 80)
     at = np.linspace(0.2, 0.7, 6) if full else np.array([0.3, 0.45, 0.6])
     known = errors(2, (0.5,), "softmax", at / 4)[0]
     arrays |= {"x": x, "collapsed": errors(2, (0.5,), "softmax", x / 4)[0], "at": at}
-    right.plot(x, arrays["collapsed"], "k--", label="Bayes-optimal")
+    right.plot(x, arrays["collapsed"], label="Bayes-optimal", **LIMIT)
     for k, tokens in enumerate((2, 3)):
         model = AttentionIndexed(tokens, 0.5)
         runs = dots(model, at / (tokens**2 + tokens - 2), dimension, seeds, progress)
         arrays[f"gamp_{tokens}"] = runs
-        with_bars(right, at, runs, color=f"C{k}", label=f"GAMP, T = {tokens}")
+        with_bars(right, at, runs, color=colour(k), marker="os"[k], label=f"GAMP, T = {tokens}")
         compared.append(finite_size(f"message passing, T = {tokens}", runs, known, dimension))
     for tokens in (2, 4):
         collapse = float(tokens**2 + tokens - 2)
@@ -148,11 +152,11 @@ def two_tokens(full: bool = False, progress: bool = False, reference: Folder = N
     compared.append(_averaging(mean, known, dimension))
     compared += _beside_descent(reference, at / 4, single, mean, dimension)
     _overlay_descents(reference, right)
-    with_bars(right, at, single, color="C2", marker="s", label="Adam")
-    with_bars(right, at, mean, color="C3", marker="^", label=f"averaged Adam, K = {AVERAGED}")
+    with_bars(right, at, single, color=colour(4), marker="D", label="Adam")
+    with_bars(right, at, mean, color=colour(3), marker="^", label=f"Adam, {AVERAGED} averaged")
     right.set_xlim(0.0, 0.95)
     right.set_xlabel(r"$\alpha\,(T^2 + T - 2)$")
-    small_legend(right)
+    legend(right)
     caption = (
         "Softmax: perfect recovery at α = D(ρ)/4 (bars, T = 2); all T on one curve of α (T² + T - "
         f"2), ρ = 1/2, up to 0.75. Dots: message passing, d = {sizes(full)[0]}, {sizes(full)[1]} "
@@ -198,19 +202,19 @@ def descents(
 def linear(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 3: all scores observed."""
     del progress  # no runs
-    figure, (ax,) = axes_row()
+    figure, (ax,) = axes_row(ordinate=ERROR)
     alphas = np.linspace(0.002, 0.175, 200 if full else 100)
     theory = errors(2, WIDTHS, "linear", alphas)
     arrays = {"widths": np.array(WIDTHS), "alpha": alphas, "theory": theory}
     same = errors(2, WIDTHS, "softmax", 1.5 * alphas)  # α (T² + T) here is α (T² + T - 2) there
     remark = "tolerance: that of the solver"
     compared = [compare("the curve of softmax at 3α/2", theory, same, 1e-8, remark, "theory")]
-    for k, width in enumerate(WIDTHS):
-        ax.plot(alphas, theory[k], color=f"C{k}", label=rf"$\rho = {width:g}$")
-        _mark_recovery(ax, AttentionIndexed(2, width, "linear"), f"C{k}")
+    for tint, width, error in zip(shades(len(WIDTHS)), WIDTHS, theory, strict=True):
+        ax.plot(alphas, error, color=tint, label=rf"$\rho = {width:g}$")
+        _mark_recovery(ax, AttentionIndexed(2, width, "linear"), tint)
         compared += _beside_curve(reference, ax, width, "linear")
-    ax.set_xlabel(r"$\alpha = n/d^2$")
-    small_legend(ax)
+    ax.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    legend(ax, {"perfect recovery": _RECOVERY})
     caption = "Linear, T = 2: perfect recovery at α = D(ρ)/6 (bars)." + note(reference)
     if reference is not None:
         caption += " It is of softmax, at 2α/3; none of linear labels."
@@ -220,18 +224,19 @@ def linear(full: bool = False, progress: bool = False, reference: Folder = None)
 def more_tokens(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 4: softmax with four and five tokens."""
     compared: list[Comparison] = []
-    figure, (ax,) = axes_row()
+    figure, (ax,) = axes_row(ordinate=ERROR)
     dimension, seeds = sizes(full, 120)
     alphas = np.linspace(0.001, 0.045, 100)
     arrays = {"alpha": alphas}
     for k, tokens in enumerate((4, 5)):
         model = AttentionIndexed(tokens, 0.5)
         theory = errors(tokens, (0.5,), "softmax", alphas)[0]
-        ax.plot(alphas, theory, color=f"C{k}", label=f"T = {tokens}")
-        end = _mark_recovery(ax, model, f"C{k}")
+        style = line(k) | {"color": colour(k)}
+        ax.plot(alphas, theory, label=f"$T = {tokens}$", **style)
+        end = _mark_recovery(ax, model, colour(k))
         at = end * (np.linspace(0.3, 0.95, 6) if full else np.array([0.5, 0.75]))
         runs = dots(model, at, dimension, seeds, progress)
-        with_bars(ax, at, runs, color=f"C{k}")
+        with_bars(ax, at, runs, color=colour(k), marker="os"[k])
         arrays[f"theory_{tokens}"] = theory
         arrays[f"gamp_alpha_{tokens}"] = at
         arrays[f"gamp_{tokens}"] = runs
@@ -239,8 +244,8 @@ def more_tokens(full: bool = False, progress: bool = False, reference: Folder = 
         compared.append(finite_size(f"message passing, T = {tokens}", runs, known, dimension))
     compared += beside_dots(reference, ax, "AMP_softmax_T=4_rho=0.5", 4, 0.5, "softmax", 1.0)
     ax.set_xlim(0.0, 0.046)
-    ax.set_xlabel(r"$\alpha = n/d^2$")
-    small_legend(ax)
+    ax.set_xlabel(r"sample complexity $\alpha = n/d^2$")
+    legend(ax, {"message passing": DOTS, "perfect recovery": _RECOVERY})
     caption = (
         "Softmax, T = 4 and 5, ρ = 1/2: recovery at D/18 and D/28. "
         f"Dots: d = {dimension}, {seeds} seeds.{note(reference)}"
@@ -251,7 +256,7 @@ def more_tokens(full: bool = False, progress: bool = False, reference: Folder = 
 def small_width(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 5: softmax with two tokens and small width."""
     del full, progress, reference  # exact, no runs; none is published
-    figure, (ax,) = axes_row()
+    figure, (ax,) = axes_row(ordinate=ERROR)
     x = np.linspace(0.005, 0.55, 110)
     widths = (0.001, 0.01, 0.05, 0.2, 0.5)
     theory = errors(2, widths, "softmax", np.outer(widths, x))

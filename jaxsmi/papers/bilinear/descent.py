@@ -20,8 +20,9 @@ from jaxsmi.descent.baselines import minimum_nuclear_norm, nuclear_norm_threshol
 from jaxsmi.descent.training import train
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.papers.bilinear.runs import Published, beside, minimum_norm, published_norms
-from jaxsmi.papers.bilinear.theory import errors
+from jaxsmi.papers.bilinear.theory import ERROR, errors
 from jaxsmi.papers.common import (
+    DOTS,
     Comparison,
     Drawn,
     Folder,
@@ -30,9 +31,9 @@ from jaxsmi.papers.common import (
     note,
     overlay,
     published,
-    small_legend,
     with_bars,
 )
+from jaxsmi.workbench.plotting import colour, legend, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +131,7 @@ def descent(
     runs."""
     compared: list[Comparison] = []
     noises = (0.0, 0.5) if beta == 1.0 else (0.0,)
-    figure, axes = axes_row(len(noises))
+    figure, axes = axes_row(len(noises), ordinate=ERROR)
     arrays: dict[str, np.ndarray] = {}
     sizes = Runs(100, 4, 64, 50000, 0.7) if full else Runs(25, 2, 8, 1500, 0.7)
     for ax, noise in zip(axes, noises, strict=True):
@@ -145,17 +146,17 @@ def descent(
         arrays |= {f"alpha_{noise:g}": alphas, f"at_{noise:g}": at, f"theory_{noise:g}": theory}
         arrays |= {f"{name}_{noise:g}": values for name, values in ends.items()}
         arrays[f"gamp_{noise:g}"] = passed
-        ax.plot(alphas, theory, color="C0", label="Bayes-optimal")
-        ax.plot(alphas, 2.0 * theory, color="C0", ls="--", label="twice that")
-        with_bars(ax, at, passed, color="C0", marker="x", label="message passing")
-        with_bars(ax, at, ends["single"], color="C1", label="descent")
-        average = f"average of {runs.starts}"
-        with_bars(ax, at, ends["averaged"], color="C2", marker="^", label=average)
-        with_bars(ax, at, ends["train"], color="C4", marker=".", label="training error")
+        ax.plot(alphas, theory, color=colour(0), label="Bayes-optimal")
+        ax.plot(alphas, 2.0 * theory, color=colour(0), ls="--", label="twice that")
+        with_bars(ax, at, passed, color=colour(0), marker="x", label="message passing")
+        with_bars(ax, at, ends["single"], color=colour(1), label="descent")
+        average = f"average of {runs.starts} runs"
+        with_bars(ax, at, ends["averaged"], color=colour(2), marker="^", label=average)
+        with_bars(ax, at, ends["train"], color=colour(3), marker="v", label="training error")
         compared += _beside_descent(ax, model, at, ends, runs, reference)
-        ax.set_title(rf"$\Delta = {noise:g}$, $\beta = {beta:g}$", fontsize=9)
-        ax.set_xlabel(r"$\alpha = n/(dL)$")
-    small_legend(axes[0])
+        ax.set_title(rf"$\Delta = {noise:g}$, $\beta = {beta:g}$")
+        ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
+        legend(ax)
     caption = "Gradient descent at learning rate 0.7 (with noise 0.3): the rate decides the error"
     caption += f". d = {sizes.dimension}, {sizes.teachers} teachers, {sizes.steps} steps."
     return Drawn(figure, arrays, caption + note(reference), compared)
@@ -183,7 +184,7 @@ def _beside_descent(
         file = f"{kind}_beta_{beta:.1f}_rho_0.2_delta_{noise:.1f}_D_100.csv"
         known = _published_descent(reference, file)
         if known is not None:
-            overlay(ax, *known, label=None)
+            overlay(ax, *known)
             extra = np.interp(at, known.alpha, known.mean) * share + 5.0 / runs.dimension
             title = f"{what}, β = {beta:g}, Δ = {noise:g}"
             compared.append(beside(title, at, ends[name], known, extra, _FINITE))
@@ -193,7 +194,7 @@ def _beside_descent(
 def small_start(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 7: gradient descent from a small start, its end and its way, beside the nuclear
     norm."""
-    figure, (ax, right) = axes_row(2)
+    figure, (ax, right) = axes_row(2, ordinate=ERROR)
     runs = Runs(50, 4, 4, 50000, 0.3, 1e-4) if full else Runs(20, 3, 3, 4000, 0.3, 1e-4)
     model = Bilinear(1.0, 0.2)
     alphas = np.linspace(0.01, 0.7, 100)
@@ -201,14 +202,15 @@ def small_start(full: bool = False, progress: bool = False, reference: Folder = 
     arrays = {"alpha": alphas, "at": at, "theory": errors(alphas, 1.0, 0.2)}
     arrays |= descents(model, at, runs, progress)
     arrays["nuclear"] = minimum_norm(model, at, runs.dimension, runs.teachers, progress)
-    ax.plot(alphas, arrays["theory"], color="C0", label="Bayes-optimal")
-    ax.plot(alphas, 2.0 * arrays["theory"], color="C0", ls="--", label="twice that")
-    with_bars(ax, at, arrays["single"], color="C1", label="small start, end")
-    with_bars(ax, at, arrays["early"], color="C2", marker="^", label="small start, best")
-    with_bars(ax, at, arrays["nuclear"], color="C3", marker="s", label="nuclear norm")
-    ax.axvline(float(nuclear_norm_threshold(1.0, 0.2)), color="C3", ls=":", lw=0.8)
-    ax.set_xlabel(r"$\alpha = n/(dL)$")
-    small_legend(ax)
+    ax.plot(alphas, arrays["theory"], color=colour(0), label="Bayes-optimal")
+    ax.plot(alphas, 2.0 * arrays["theory"], color=colour(0), ls="--", label="twice that")
+    with_bars(ax, at, arrays["single"], color=colour(1), label="small start, end")
+    with_bars(ax, at, arrays["early"], color=colour(2), marker="^", label="small start, best")
+    with_bars(ax, at, arrays["nuclear"], color=colour(3), marker="s", label="nuclear norm")
+    exact = float(nuclear_norm_threshold(1.0, 0.2))
+    ax.axvline(exact, color=colour(3), ls=":", lw=0.9, label="nuclear norm is exact")
+    ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
+    legend(ax)
     compared = _beside_small_start(ax, at, arrays, runs.dimension, reference)
     arrays |= _along_descent(right, model, runs)
     caption = (
@@ -235,7 +237,7 @@ def _beside_small_start(
         file = f"{kind}_GD_beta_1.0_rho_0.2_delta_0.0_D_50.csv"
         known = _published_descent(reference, file)
         if known is not None:
-            overlay(ax, *known, label=None)
+            overlay(ax, *known)
             what = f"descent from a small start, {which}"
             compared.append(beside(what, at, arrays[name], known, 5.0 / dimension, remark))
     known = published_norms(reference, "D20R0.2B1.0")
@@ -265,11 +267,12 @@ def _along_descent(ax: Axes, model: Bilinear, runs: Runs) -> dict[str, np.ndarra
         error = np.asarray(fit.history["error"])
         arrays |= {"way_step": steps, f"way_{rate:g}": error}
         median = np.nanmedian(error, axis=0)
-        ax.loglog(steps[1:], median[1:], color=f"C{k}", label=f"rate {rate:g}")
+        look = line(k) | {"color": colour(k), "label": f"learning rate {rate:g}"}
+        ax.loglog(steps[1:], median[1:], **look)
     arrays["way_nuclear"] = np.asarray(minimum_nuclear_norm(model, data).error)
-    ax.axhline(float(arrays["way_nuclear"]), color="C3", lw=1.0, ls="--", label="nuclear norm")
+    ax.axhline(float(arrays["way_nuclear"]), color=colour(3), lw=1.0, ls=":", label="nuclear norm")
     ax.set_xlabel("steps")
-    small_legend(ax)
+    legend(ax)
     return arrays
 
 
@@ -278,7 +281,7 @@ def learning_rates(full: bool = False, progress: bool = False, reference: Folder
     factors.
     """
     del reference  # no table is at hand
-    figure, axes = axes_row(2)
+    figure, axes = axes_row(2, ordinate=ERROR)
     dimension, starts, steps = (50, 16, 10000) if full else (20, 6, 2000)
     rates = np.array([0.01, *np.arange(1, 8) / 10]) if full else np.array([0.1, 0.3, 0.5, 0.7])
     model = Bilinear(1.0, 0.2)
@@ -302,8 +305,9 @@ def learning_rates(full: bool = False, progress: bool = False, reference: Folder
             )
             ends.append(np.asarray(fit.error))
         arrays[f"error_{init:g}"] = np.array(ends)
-        ax.semilogy(rates, arrays[f"error_{init:g}"], "o", color="C0", ms=4, mfc="none")
-        ax.set_title(name, fontsize=9)
+        ax.semilogy(rates, arrays[f"error_{init:g}"], "o", color=colour(0), mfc="none")
+        legend(ax, {"one start": DOTS})
+        ax.set_title(name)
         ax.set_xlabel("learning rate")
     caption = (
         f"End of descent after {steps} steps, {starts} starts, d = {dimension}, α = 0.44, ρ = 0.2."

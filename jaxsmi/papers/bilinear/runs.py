@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from jaxsmi.descent.baselines import minimum_nuclear_norm, nuclear_norm_threshold
 from jaxsmi.models.bilinear import Bilinear
-from jaxsmi.papers.bilinear.theory import errors
+from jaxsmi.papers.bilinear.theory import ERROR, errors
 from jaxsmi.papers.common import (
     Comparison,
     Drawn,
@@ -27,9 +27,9 @@ from jaxsmi.papers.common import (
     note,
     overlay,
     published,
-    small_legend,
     with_bars,
 )
+from jaxsmi.workbench.plotting import colour, legend, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ def beside(
 
 def message_passing(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 3: message passing on the curves of theory."""
-    figure, axes = axes_row(2)
+    figure, axes = axes_row(2, ordinate=ERROR)
     dimension = 100 if full else 30
     seeds = 4
     arrays: dict[str, np.ndarray] = {}
@@ -94,8 +94,8 @@ def message_passing(full: bool = False, progress: bool = False, reference: Folde
             name = f"{rho:g}_{beta:g}_{noise:g}"
             arrays |= {f"theory_{name}": theory, f"gamp_{name}": runs}
             label = rf"$\rho = {rho:g}$, $\beta = {beta:g}$"
-            ax.plot(alphas, theory, color=f"C{k}", label=label)
-            with_bars(ax, at, runs, color=f"C{k}", marker="x")
+            ax.plot(alphas, theory, label=label, **(line(k) | {"color": colour(k)}))
+            with_bars(ax, at, runs, color=colour(k), marker="x")
             known = errors(at, beta, rho, noise)
             problem = f"ρ = {rho:g}, β = {beta:g}, Δ = {noise:g}"
             compared.append(finite_size(f"message passing, {problem}", runs, known, dimension))
@@ -105,9 +105,10 @@ def message_passing(full: bool = False, progress: bool = False, reference: Folde
                 shown = (table["mmse"] < 2.0) & (table["alpha"] <= top)  # the others diverged
                 ours = errors(table["alpha"][shown], beta, rho, noise)
                 compared.append(_single_runs(ax, f"theory, {problem}", ours, table, shown))
-        ax.set_title(rf"$\Delta = {noise:g}$", fontsize=9)
-        ax.set_xlabel(r"$\alpha = n/(dL)$")
-    small_legend(axes[0])
+        ax.set_title(rf"$\Delta = {noise:g}$")
+        ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
+    for ax in axes:
+        legend(ax, {f"message passing, d = {dimension}": {"marker": "x", "ls": "none"}})
     caption = f"Message passing (crosses: d = {dimension}, {seeds} seeds) and theory."
     return Drawn(figure, arrays, caption + note(reference), compared)
 
@@ -119,7 +120,7 @@ def _single_runs(
     scatter.
     """
     error = table["mmse"][shown]
-    overlay(ax, table["alpha"][shown], error, label=None)
+    overlay(ax, table["alpha"][shown], error)
     # the second difference of independent noise of variance s² on a smooth curve has variance 6 s²
     scatter = float(np.sqrt(np.mean(np.diff(error, 2) ** 2) / 6.0))
     diverged = int(np.sum(table["mmse"] >= 2.0))
@@ -159,7 +160,7 @@ def nuclear_norm(
 ) -> Drawn:
     """Figure 5 (and β = 2): the minimum of the nuclear norm."""
     compared: list[Comparison] = []
-    figure, axes = axes_row(2)
+    figure, axes = axes_row(2, ordinate=ERROR)
     dimension = 20
     size = 60 if full else 30  # of message passing
     seeds = 16 if full else 4
@@ -172,19 +173,21 @@ def nuclear_norm(
         norm = minimum_norm(model, at, int(dimension / max(beta, 1.0)), seeds, progress)
         runs = dots(model, at, size, seeds, progress, "float32", 150)
         arrays |= {f"theory_{rho:g}": theory, f"nuclear_{rho:g}": norm, f"gamp_{rho:g}": runs}
-        ax.plot(alphas, theory, color="C0", label="Bayes-optimal")
-        with_bars(ax, at, runs, color="C0", marker="x", label="message passing")
-        with_bars(ax, at, norm, color="C1", label="nuclear norm")
+        ax.plot(alphas, theory, color=colour(0), label="Bayes-optimal")
+        with_bars(ax, at, runs, color=colour(0), marker="x", label="message passing")
+        with_bars(ax, at, norm, color=colour(1), label="nuclear norm")
         known = errors(at, beta, rho)
         compared.append(finite_size(f"message passing, ρ = {rho:g}", runs, known, size))
         table = published_norms(reference, f"D20R{rho:.1f}B{beta:.1f}")
         if table is not None:
             overlay(ax, *table)
             compared.append(beside(f"nuclear norm, ρ = {rho:g}", at, norm, table, 0.02))
-        ax.axvline(float(nuclear_norm_threshold(beta, rho)), color="C1", ls=":", lw=0.8)
-        ax.set_title(rf"$\rho = {rho:g}$, $\beta = {beta:g}$", fontsize=9)
-        ax.set_xlabel(r"$\alpha = n/(dL)$")
-    small_legend(axes[0])
+        exact = float(nuclear_norm_threshold(beta, rho))
+        ax.axvline(exact, color=colour(1), ls=":", lw=0.9, label="nuclear norm is exact")
+        ax.set_title(rf"$\rho = {rho:g}$, $\beta = {beta:g}$")
+        ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
+    for ax in axes:
+        legend(ax)
     caption = (
         f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is "
         "exact."

@@ -28,16 +28,19 @@ from jaxsmi.papers.common import (
     note,
     overlay,
     published,
-    small_legend,
 )
+from jaxsmi.workbench.plotting import colour, legend, line, shades
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["aspects", "bayes_error", "entropies", "errors", "thresholds"]
+__all__ = ["ERROR", "aspects", "bayes_error", "entropies", "errors", "thresholds"]
 
+ERROR = r"estimation error $\Vert\hat S-S\Vert_F^2/(dL)$"
 WIDTHS = (2.0, 1.0, 0.5, 0.2, 0.05)
 INFINITE = float("inf")
+_LIMIT: dict[str, Any] = {"marker": "_", "ms": 9.0, "mew": 1.4, "ls": "none"}
 
 
 @functools.partial(jax.jit, static_argnums=4)
@@ -80,7 +83,7 @@ def _beside_tables(
     ours = errors(alpha, beta, rho, noise)
     for width, ax in axes.items():
         row = rho == width
-        overlay(ax, alpha[row], error[row], line=True, label=None)
+        overlay(ax, alpha[row], error[row], line=True)
     recovered = np.inf
     if noise == 0.0:
         recovered = np.where(rho < 1.0, rho * (1.0 + (1.0 - rho) / beta), 1.0)
@@ -100,7 +103,7 @@ def bayes_error(
     """Figure 1 (and with noise): errors against α and against n/(r (d + L))."""
     del progress  # no runs
     compared: list[Comparison] = []
-    figure, axes = axes_row(2, 3)
+    figure, axes = axes_row(2, 3, ERROR)
     alphas = np.linspace(0.005, 1.0, 200 if full else 100)
     scaled = np.linspace(0.02, 2.0 if noise else 1.2, 100)
     ridge = np.asarray(ridge_error(alphas, noise, noise))
@@ -112,17 +115,18 @@ def bayes_error(
         theory = errors(alphas, beta, widths, noise)
         again = errors(scaled * factor * widths, beta, widths, noise)
         arrays |= {f"theory_{beta:g}": theory, f"scaled_{beta:g}": again}
-        for k, width in enumerate(WIDTHS):
-            left.plot(alphas, theory[k], color=f"C{k}", label=rf"$\rho = {width:g}$")
-            right.plot(scaled, again[k], color=f"C{k}")
-        left.plot(alphas, ridge, "k--", lw=1.0, label="ridge")
+        for k, tint in enumerate(reversed(shades(len(WIDTHS)))):
+            left.plot(alphas, theory[k], color=tint, label=rf"$\rho = {WIDTHS[k]:g}$")
+            right.plot(scaled, again[k], color=tint, label=rf"$\rho = {WIDTHS[k]:g}$")
+        left.plot(alphas, ridge, color=INK, ls="--", lw=1.0, label="ridge regression")
         arrays[f"limit_{beta:g}"] = _draw_limit(right, scaled, beta, noise)
         compared += _beside_tables(reference, beta, noise, dict.fromkeys(WIDTHS, left))
-        left.set_title(rf"$\beta = {_named(beta)}$", fontsize=9)
-        left.set_xlabel(r"$\alpha = n/(dL)$")
-        right.set_xlabel(r"$\bar\alpha = n/(r(d + L))$")
-    small_legend(axes[0])
-    small_legend(axes[1])
+        left.set_title(rf"$\beta = {_named(beta)}$")
+        right.set_title(rf"$\beta = {_named(beta)}$")
+        left.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
+        right.set_xlabel(r"sample complexity $\bar\alpha = n/(r(d + L))$")
+    legend(axes[0])
+    legend(axes[1])
     caption = f"Bayes-optimal error, noise {noise:g}; dotted: where learning starts as ρ → 0."
     return Drawn(figure, arrays, caption + note(reference), compared)
 
@@ -134,8 +138,9 @@ def _draw_limit(ax: Axes, scaled: np.ndarray, beta: float, noise: float) -> np.n
     else:
         thin = Bilinear(beta, 1.0, noise)
         limit = np.asarray(thin.small_width_error(scaled))
-        ax.axvline(float(thin.small_width_threshold), color="k", ls=":", lw=0.8)
-    ax.plot(scaled, limit, "k", lw=1.0, label=r"$\rho \to 0$")
+        begins = float(thin.small_width_threshold)
+        ax.axvline(begins, color=INK, ls=":", lw=0.9, label=r"learning starts, $\rho \to 0$")
+    ax.plot(scaled, limit, color=INK, ls="--", lw=1.0, label=r"$\rho \to 0$")
     return limit
 
 
@@ -144,7 +149,7 @@ def aspects(
 ) -> Drawn:
     """Figure 2 (and with noise): errors at several β."""
     del progress  # no runs
-    figure, axes = axes_row(2, 2)
+    figure, axes = axes_row(2, 2, ERROR)
     alphas = np.linspace(0.005, 1.0, 200 if full else 100)
     betas = (1.0, 2.0, 5.0, 10.0, 100.0, INFINITE)
     ridge = np.asarray(ridge_error(alphas, noise, noise))
@@ -156,12 +161,12 @@ def aspects(
     for width, ax in panels.items():
         theory = errors(alphas, np.array(betas)[:, None], width, noise)
         arrays[f"theory_{width:g}"] = theory
-        for k, beta in enumerate(betas):
-            ax.plot(alphas, theory[k], color=f"C{k}", label=rf"$\beta = {_named(beta)}$")
-        ax.plot(alphas, ridge, "k--", lw=1.0, label="ridge")
-        ax.set_title(rf"$\rho = {width:g}$", fontsize=9)
-        ax.set_xlabel(r"$\alpha = n/(dL)$")
-    small_legend(axes[0])
+        for tint, beta, error in zip(shades(len(betas)), betas, theory, strict=True):
+            ax.plot(alphas, error, color=tint, label=rf"$\beta = {_named(beta)}$")
+        ax.plot(alphas, ridge, color=INK, ls="--", lw=1.0, label="ridge regression")
+        ax.set_title(rf"$\rho = {width:g}$")
+        ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
+    legend(axes[0])
     caption = f"Bayes-optimal error against sequence length, noise {noise:g}."
     return Drawn(figure, arrays, caption + note(reference), compared)
 
@@ -186,20 +191,24 @@ def thresholds(full: bool = False, progress: bool = False, reference: Folder = N
     figure, axes = axes_row(2)
     widths = np.linspace(0.001, 1.0, 1000 if full else 200)
     arrays = {"rho": widths}
-    for k, beta in enumerate((1.0, 2.0, 5.0)):
+    betas = (1.0, 2.0, 5.0)
+    for tint, beta in zip(shades(len(betas)), betas, strict=True):
         best = _over_widths(_recovery, beta, widths)
         nuclear = _over_widths(nuclear_norm_threshold, beta, widths)
         arrays |= {f"bayes_{beta:g}": best, f"nuclear_{beta:g}": nuclear}
         for ax, scale in zip(axes, (1.0, beta / ((1.0 + beta) * widths)), strict=True):
-            ax.plot(widths, best * scale, color=f"C{k}", label=rf"$\beta = {beta:g}$")
-            ax.plot(widths, nuclear * scale, color=f"C{k}", ls="--")
+            ax.plot(widths, best * scale, color=tint, label=rf"$\beta = {beta:g}$")
+            ax.plot(widths, nuclear * scale, color=tint, ls="--")
         if table is not None:
             compared += _published_thresholds(table, beta, axes[0])
-        axes[1].plot(0.0, 2.0 * (1.0 + np.sqrt(beta) / (1.0 + beta)), "_", color=f"C{k}", ms=10)
+        limit = 2.0 * (1.0 + np.sqrt(beta) / (1.0 + beta))
+        axes[1].plot(0.0, limit, color=tint, clip_on=False, zorder=3, **_LIMIT)
     for ax, name in zip(axes, (r"$\alpha$", r"$\bar\alpha$"), strict=True):
-        ax.set_xlabel(r"$\rho$")
-        ax.set_ylabel(f"perfect recovery, {name}")
-    small_legend(axes[0])
+        ax.set_xlabel(r"width $\rho = r/L$")
+        ax.set_ylabel(f"{name} of perfect recovery")
+    keys: dict[str, Any] = {"Bayes-optimal": {"ls": "-"}, "nuclear norm": {"ls": "--"}}
+    legend(axes[0], keys)
+    legend(axes[1], keys | {r"nuclear norm, $\rho \to 0$": _LIMIT})
     caption = "Perfect recovery: Bayes-optimal (solid), minimum of the nuclear norm (dashed)."
     return Drawn(figure, arrays, caption + note(reference), compared)
 
@@ -213,7 +222,7 @@ def _published_thresholds(table: dict[str, np.ndarray], beta: float, ax: Axes) -
         ("Bayes-optimal", "alpha_BO", _recovery),
         ("nuclear norm", "alpha_MNNE", nuclear_norm_threshold),
     ):
-        overlay(ax, x, table[column][rows], line=True, label=None)
+        overlay(ax, x, table[column][rows], line=True)
         ours = _over_widths(law, beta, x)
         name = f"{what} recovery, β = {beta:g}"
         compared.append(
@@ -249,12 +258,13 @@ def entropies(full: bool = False, progress: bool = False, reference: Folder = No
             peak = float(_potential(float(beta), rho, alpha, jnp.asarray([1.0 - error]))[0])
             arrays[f"phi_{beta}_{rho}_{alpha}"] = phi
             tops.append((float(phi.max()), peak))
-            ax.semilogx(distance, phi, color=f"C{k}", label=rf"$\alpha = {alpha:g}$")
-            ax.plot(error, peak, "o", color=f"C{k}", ms=4)
-        ax.set_title(rf"$\beta = {beta:g}$, $\rho = {rho:g}$", fontsize=9)
+            look = line(k) | {"color": colour(k), "label": rf"$\alpha = {alpha:g}$"}
+            ax.semilogx(distance, phi, **look)
+            ax.plot(error, peak, "o", color=colour(k))
+        ax.set_title(rf"$\beta = {beta:g}$, $\rho = {rho:g}$")
         ax.set_xlabel(r"$1 - q$")
-        ax.set_ylabel("free entropy")
-        small_legend(ax)
+        ax.set_ylabel("free entropy, up to a constant")
+        legend(ax, {"Bayes-optimal error": {"marker": "o", "ls": "none", "mfc": INK}})
     caption = (
         "Free entropy (up to a constant of each curve), its maximum at the Bayes-optimal error "
         "(dots)."

@@ -33,7 +33,6 @@ from jaxsmi.papers.common import (
     compare,
     finite_size,
     overlay,
-    small_legend,
     with_bars,
 )
 from jaxsmi.papers.empirical_risk.curves import (
@@ -45,8 +44,9 @@ from jaxsmi.papers.empirical_risk.curves import (
     theory_key,
 )
 from jaxsmi.priors.gaussian import Gaussian
-from jaxsmi.workbench.plotting.risk import risk_against_alpha
-from jaxsmi.workbench.plotting.style import colour, legend_above
+from jaxsmi.workbench.plotting import colour, legend, legend_above, line
+from jaxsmi.workbench.plotting.palette import INK
+from jaxsmi.workbench.plotting.risk import risk_against_alpha, unreached_keys
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +55,7 @@ __all__ = ["attention_risk", "positional_semantic"]
 
 _ATTENTION = (0.1, 0.3)
 _REACHED = (Result.SUCCESS, Result.UNSTABLE)
+_RINGS: dict[str, Any] = {"marker": "o", "ms": 7.0, "mfc": "none", "ls": "none"}
 _SPREAD = 0.25  # variance of a token, and of a weight in its units [CBKZ24]
 
 # What is printed [CBKZ24] (docs/print.md, section 1.6), in our units: α, Q, |M| or |B|, energy
@@ -95,15 +96,15 @@ def attention_risk(full: bool = False, progress: bool = False, reference: Folder
     labels = [rf"$\lambda = {value:g}$" for value in _ATTENTION]
     risk_against_alpha(curves, labels, ax)
     recovered = _draw_bayes(ax, arrays)
-    with_bars(ax, at, runs, color="k", label=rf"descent, $\lambda = {ridge:g}$", zorder=3)
-    legend_above(ax, 3)
+    with_bars(ax, at, runs, color=INK, label=rf"descent, $\lambda = {ridge:g}$", zorder=3)
+    legend_above(ax, 3, unreached_keys(curves))
     caption = (
         "One layer of tied attention on itself, two tokens, without label noise: error on new "
         "samples against α. Lines: theory of the minimum of the squared loss with a ridge λ; open "
         "circles: UNSTABLE, replica symmetry is broken or the proximal point jumps, and the "
-        "numbers are approximations; crosses: no fixed point was reached. Dashed: Bayes, whose "
-        f"error is zero from α = {recovered:g} on. Dots: gradient descent with weight decay from "
-        f"the teacher, D = {dimension}, means of {seeds} data sets with their standard errors."
+        "numbers are approximations; crosses: no fixed point was reached. Dash-dotted: Bayes, "
+        f"whose error is zero from α = {recovered:g} on. Dots: gradient descent with weight decay "
+        f"from the teacher, D = {dimension}, means of {seeds} data sets with their standard errors."
     )
     theory = np.interp(at, alphas, arrays[f"ridge_{ridge:g}_error"])
     ratio = runs / theory[:, None]
@@ -124,7 +125,7 @@ def _draw_bayes(ax: Axes, arrays: dict[str, np.ndarray]) -> float:
     ax.set_ylim(bottom, 0.4)
     ax.set_ylabel(r"test error $E\Vert\hat y - y\Vert^2$")
     x = np.append(alpha[shown], edge)
-    ax.plot(x, np.append(error[shown], 1e-2 * bottom), color="k", ls="--", label="Bayes")
+    ax.plot(x, np.append(error[shown], 1e-2 * bottom), color=INK, ls="-.", label="Bayes-optimal")
     return edge
 
 
@@ -225,17 +226,15 @@ def _draw_branches(energies: Axes, overlaps: Axes, arrays: dict[str, np.ndarray]
         for ax, (quantity, place, unit, label) in shown.items():
             value = unit * np.abs(arrays[f"{name}_{quantity}"])
             bar = unit * arrays[f"{name}_{quantity}_stderr"]
-            style = {"color": colour(k), "marker": ".", "capsize": 2, "label": label}
+            style = line(k) | {"color": colour(k), "marker": ".", "label": label}
             ax.errorbar(alpha, value, bar, **style)
-            rings = {"marker": "o", "ms": 8, "mfc": "none", "ls": "none", "color": colour(k)}
-            ax.plot(alpha[unstable], value[unstable], **rings)
+            ax.plot(alpha[unstable], value[unstable], color=colour(k), **_RINGS)
             printed = np.array(_PRINTED[name])
-            label = "printed" if k else None
-            overlay(ax, printed[:, 0], unit * printed[:, place], label=label)
+            overlay(ax, printed[:, 0], unit * printed[:, place], label="printed")
     for ax in (energies, overlaps):
-        ax.axvline(float(arrays["transition"]), color="k", ls=":", lw=0.9)
+        ax.axvline(float(arrays["transition"]), color=INK, ls=":", lw=0.9, label="equal energies")
         ax.set_xlabel(r"sample complexity $\alpha$")
-        small_legend(ax)
+        legend(ax, {"unstable": _RINGS})
     energies.set_ylabel(r"$10^3$ energy $R/D$")
     overlaps.set_ylabel("overlap")
 

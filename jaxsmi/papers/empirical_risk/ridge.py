@@ -35,8 +35,9 @@ from jaxsmi.papers.empirical_risk.curves import (
     runs_of,
     theory_key,
 )
+from jaxsmi.workbench.plotting import legend_above
+from jaxsmi.workbench.plotting.palette import INK
 from jaxsmi.workbench.plotting.risk import risk_against_alpha
-from jaxsmi.workbench.plotting.style import legend_above
 
 __all__ = ["double_descent"]
 
@@ -64,11 +65,11 @@ def double_descent(full: bool = False, progress: bool = False, reference: Folder
         return float(run.error)
 
     runs = runs_of(model, at, dimension, seeds, progress, measure)
-    for k, exact in enumerate(known):
-        overlay(ax, alphas, exact, line=True, label=None if k else "closed form")
+    for exact in known:
+        overlay(ax, alphas, exact, line=True, label="closed form")
     labels = [rf"$\lambda = {ridge:g}$" for ridge in _RIDGES]
     risk_against_alpha(curves, [*labels, rf"$\lambda = {_NOISE:g}$, the best"], ax)
-    with_bars(ax, at, runs, color="k", label=rf"GAMP, $\lambda = {_RUN_RIDGE:g}$", zorder=3)
+    with_bars(ax, at, runs, color=INK, label=rf"GAMP, $\lambda = {_RUN_RIDGE:g}$", zorder=3)
     ax.set_yscale("log")
     ax.set_ylabel(r"test error $E(\hat y - z^*)^2$")
     legend_above(ax, 3)

@@ -28,7 +28,6 @@ from jaxsmi.papers.common import (
     compare,
     finite_size,
     overlay,
-    small_legend,
     with_bars,
 )
 from jaxsmi.papers.empirical_risk.curves import (
@@ -39,7 +38,8 @@ from jaxsmi.papers.empirical_risk.curves import (
     runs_of,
     theory_key,
 )
-from jaxsmi.workbench.plotting.style import colour
+from jaxsmi.workbench.plotting import colour, legend, line
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,8 +156,9 @@ def _draw_errors(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     alpha = arrays["alpha"]
     names = {"logistic": rf"logistic, $\lambda = {_LOGISTIC:g}$", "margin": "largest margin"}
     for k, (name, label) in enumerate(names.items()):
-        ax.plot(alpha, _wrong(_cosine(arrays, name)), color=colour(k), label=label)
-    ax.plot(alpha, _wrong(np.sqrt(arrays["bayes_overlap"])), "k--", label="Bayes")
+        ax.plot(alpha, _wrong(_cosine(arrays, name)), color=colour(k), label=label, **line(k))
+    bayes = _wrong(np.sqrt(arrays["bayes_overlap"]))
+    ax.plot(alpha, bayes, color=INK, ls="-.", label="Bayes-optimal")
     with_bars(ax, arrays["at"], _wrong(arrays["runs"]), color=colour(0), label="GAMP, logistic")
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -165,8 +166,8 @@ def _draw_errors(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     ax.set_yticks([0.05, 0.1, 0.2, 0.3], ["0.05", "0.1", "0.2", "0.3"])
     ax.minorticks_off()
     ax.set_xlabel(r"sample complexity $\alpha$")
-    ax.set_ylabel("classification error")
-    small_legend(ax)
+    ax.set_ylabel("share of wrong labels")
+    legend(ax)
 
 
 def _draw_margins(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
@@ -174,14 +175,14 @@ def _draw_margins(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     cases = (("margin", "alpha", "sign teacher"), ("random", "alpha_random", "random labels"))
     for k, (name, alpha, label) in enumerate(cases):
         exact = arrays["known_margin" if name == "margin" else "known_random"]
-        overlay(ax, arrays[alpha], exact, line=True, label=None if k else "another formula")
+        overlay(ax, arrays[alpha], exact, line=True, label="another formula")
         margin = 1.0 / np.sqrt(arrays[f"{name}_overlap"])
-        ax.plot(arrays[alpha], margin, color=colour(k + 1), label=label)
-    ax.axvline(_SEPARABLE, color="k", ls=":", lw=0.9)
+        ax.plot(arrays[alpha], margin, color=colour(k + 1), label=label, **line(k))
+    ax.axvline(_SEPARABLE, color=INK, ls=":", lw=0.9, label="random labels separable")
     ax.set_ylim(bottom=0.0)
     ax.set_xlabel(r"sample complexity $\alpha$")
     ax.set_ylabel(r"largest margin $\kappa = 1/\sqrt{Q}$")
-    small_legend(ax)
+    legend(ax)
 
 
 def _compared_signs(arrays: dict[str, np.ndarray], dimension: int) -> list[Comparison]:

@@ -15,17 +15,16 @@ from jaxtyping import PRNGKeyArray
 from tqdm import tqdm
 
 from jaxsmi.models.deep_attention import DeepAttention
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare
+from jaxsmi.papers.common import DOTS, Comparison, Drawn, Folder, axes_row, compare
 from jaxsmi.papers.multi_index.two_layers import KEY
 from jaxsmi.thresholds.recovery import recovery_threshold
 from jaxsmi.thresholds.weak import weak_recovery
+from jaxsmi.workbench.plotting import colour, legend, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["depth", "swapped"]
-
-_COLOURS = ("#0072B2", "#D55E00")
 
 
 def swapped(layers: int, skip: float, samples: int, key: PRNGKeyArray) -> np.ndarray:
@@ -98,16 +97,16 @@ def _thresholds(depths: Sequence[int], full: bool, progress: bool) -> dict[str, 
 
 def _draw_thresholds(ax: Axes, depths: Sequence[int], arrays: dict[str, np.ndarray]) -> None:
     """Both thresholds against depth."""
-    style: dict[str, Any] = {"fmt": "o", "mfc": "none", "capsize": 2, "color": _COLOURS[0]}
+    style: dict[str, Any] = DOTS | {"color": colour(0)}
     error = 2.0 * arrays["weak_stderr"]
     ax.errorbar(depths, arrays["weak"], error, label="last layer is learned", **style)
-    style = {"mfc": "none", "color": _COLOURS[1], "lw": 0.8}
-    ax.plot(depths, arrays["perfect"], "s--", label="perfect recovery, L/2", **style)
+    style = {"mfc": "none", "color": colour(1), "lw": 0.8}
+    ax.plot(depths, arrays["perfect"], "s--", label="perfect recovery, $L/2$", **style)
     ax.set_xticks(depths)
-    ax.set_xlabel("layers L")
+    ax.set_xlabel("layers $L$")
     ax.set_ylabel(r"critical sample complexity $\alpha_c$")
     ax.set_ylim(bottom=0.0)
-    ax.legend(frameon=False, fontsize="small")
+    legend(ax)
 
 
 def _exchanges(ax: Axes, many: np.ndarray, samples: int) -> dict[str, np.ndarray]:
@@ -117,18 +116,18 @@ def _exchanges(ax: Axes, many: np.ndarray, samples: int) -> dict[str, np.ndarray
         ("growing", "I + S/L", float),
     )
     arrays: dict[str, np.ndarray] = {}
-    for colour, (name, layer, skip) in zip(_COLOURS, laws, strict=True):
+    for k, (name, layer, skip) in enumerate(laws):
         key = jax.random.key(KEY)
         ratios = np.array([swapped(int(L), skip(int(L)), samples, key) for L in many])
         arrays[f"swapped_{name}"] = ratios
-        for pair, line, which in ((0, "-", "neighbours"), (1, "--", "first and last")):
-            style: dict[str, Any] = {"ls": line, "mfc": "none", "color": colour}
-            ax.loglog(many, ratios[:, pair], "o", label=f"{layer}, {which}", **style)
+        for pair, which in ((0, "neighbours"), (1, "first and last")):
+            style = line(pair) | {"marker": "os"[k], "mfc": "none", "color": colour(k)}
+            ax.loglog(many, ratios[:, pair], label=f"{layer}, {which}", **style)
     ax.set_xticks(many, [str(L) for L in many])
     ax.set_xticks([], minor=True)
-    ax.set_xlabel("layers L")
-    ax.set_ylabel("change of labels: swapped over drawn anew")
-    ax.legend(frameon=False, fontsize="small")
+    ax.set_xlabel("layers $L$")
+    ax.set_ylabel("change of labels, swapped over drawn anew")
+    legend(ax)
     return arrays
 
 

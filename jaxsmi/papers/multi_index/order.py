@@ -30,6 +30,7 @@ from jaxsmi.papers.common import (
 from jaxsmi.papers.multi_index.two_layers import KEY
 from jaxsmi.workbench import plotting
 from jaxsmi.workbench.order import learning_order
+from jaxsmi.workbench.plotting.palette import INK
 
 __all__ = ["which_layer_first"]
 
@@ -40,7 +41,7 @@ def which_layer_first(
     """Figure 2: cosine similarity of each layer with the teacher's, along message passing and along
     gradient descent.
     """
-    figure, (left, right) = axes_row(2)
+    figure, (left, right) = axes_row(2, height=3.1)
     dimension, seeds = (1000, 16) if full else (500, 3)
     model, fit = _descent(full, progress)
     key = jax.random.key(1)
@@ -48,19 +49,20 @@ def which_layer_first(
     order = learning_order(model, data, {"GAMP": {}}, key=key, seeds=seeds, progress=progress)
     runs = order.solutions["GAMP"]
     trajectory = _theory(model, dimension, full)
-    plotting.learning_curves(runs, left, level=0.5)
     for p in range(2):
         cosine = np.sqrt(np.maximum(trajectory["overlap"][:, p, p], 0.0))
-        left.plot(trajectory["step"], cosine, color="0.3", lw=0.9, zorder=1)
-    left.set_title(rf"GAMP, $\alpha = 1.2$, $D = {dimension}$", fontsize="medium", loc="right")
+        label = r"state evolution, $\sqrt{Q}$" if p == 0 else None
+        left.plot(trajectory["step"], cosine, color=INK, lw=0.9, zorder=1, label=label)
+    plotting.learning_curves(runs, left, level=0.5)
+    left.set_title(rf"GAMP, $\alpha = 1.2$, $D = {dimension}$", loc="right")
     compared = [_recovered(runs, dimension)]
     table = published(reference, "smi", "sgd_cosine_2layer.csv")
     if table is not None:
         for p in (1, 2):
-            overlay(right, table["step"], table[f"cos{p}_mean"], line=True, label=None)
+            overlay(right, table["step"], table[f"cos{p}_mean"], line=True)
         compared += _same_descent(fit, table)
     plotting.learning_curves(fit, right, level=0.5, logarithmic=True)
-    right.set_title(r"SGD, $\alpha = 15$, $D = 500$", fontsize="medium", loc="right")
+    right.set_title(r"SGD, $\alpha = 15$, $D = 500$", loc="right")
     arrays = {
         "sgd_step": np.asarray(fit.history["step"])[0],
         "sgd_cosine": np.asarray(fit.history["cosine"]),

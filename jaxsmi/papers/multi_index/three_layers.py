@@ -23,7 +23,7 @@ from jaxsmi.papers.common import (
     overlay,
     published,
 )
-from jaxsmi.papers.multi_index.two_layers import BLUE, KEY, fields_of
+from jaxsmi.papers.multi_index.two_layers import KEY, PREDICTION, fields_of
 from jaxsmi.workbench import plotting
 from jaxsmi.workbench.sweeps.solvers import curve
 
@@ -44,7 +44,7 @@ _COARSE = "known: the published inner integral is too coarse where the hidden la
 
 def three_layers(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 3: three layers, and when each layer of a text classifier settles."""
-    figure, (left, middle, right) = axes_row(3)
+    figure, (left, middle, right) = axes_row(3, height=3.0)
     key = jax.random.key(KEY)
     if full:
         model = DeepAttention(3, 2)
@@ -60,13 +60,15 @@ def three_layers(full: bool = False, progress: bool = False, reference: Folder =
     table = published(reference, "smi", "BO_3w.csv")
     if table is not None:
         for p in range(3):
-            overlay(left, table["alpha"], table[f"Q{p + 1}{p + 1}"], line=True, label=None)
+            overlay(left, table["alpha"], table[f"Q{p + 1}{p + 1}"], line=True)
         compared = _same_overlaps(theory, table)
     plotting.overlap_against_alpha(solutions, None, left)
     left.set_xlim(0.0, 2.05)
-    middle.plot(theory["theory_alpha"], theory["theory_error"], ".-", color=BLUE)
+    look = {"color": plotting.colour(0), "label": "state evolution"}
+    middle.plot(theory["theory_alpha"], theory["theory_error"], ".-", **look)
     middle.set_xlabel(r"sample complexity $\alpha$")
-    middle.set_ylabel("prediction error")
+    middle.set_ylabel(PREDICTION)
+    plotting.legend(middle)
     run = _classifier(right, full, progress)
     settled = text.settled_at(run)
     arrays = theory | {

@@ -33,10 +33,10 @@ from jaxsmi.workbench.sweeps.solvers import curve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["KEY", "fields_of", "two_layers"]
+__all__ = ["KEY", "PREDICTION", "fields_of", "two_layers"]
 
 KEY = 0
-BLUE = "#0072B2"
+PREDICTION = r"prediction error $E\Vert\hat y-y\Vert_F^2$"
 PADDED = (
     "known: in print V is padded by 1e-3, boxes of numerator and denominator differ and about 35 "
     "steps are not enough, so that "
@@ -59,7 +59,7 @@ def fields_of(solutions: Sequence[Solution], name: str) -> dict[str, np.ndarray]
 def two_layers(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
     """Figure 1: overlaps and errors of two layers, and both thresholds against the skip
     strength."""
-    figure, (left, middle, right) = axes_row(3)
+    figure, (left, middle, right) = axes_row(3, height=3.0)
     model = DeepAttention(2, 2)
     few = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.76, 0.83, 0.9, 0.96, 1.2, 1.55)
     alphas = np.arange(1, 49) / 30 if full else np.array(few)
@@ -128,12 +128,19 @@ def _stairs(skips: Sequence[float], full: bool, progress: bool) -> list[list[Thr
 def _draw_errors(ax: Axes, theory: dict[str, np.ndarray], runs: Sequence[Solution]) -> None:
     """Prediction errors of state evolution and of message passing."""
     alpha = theory["theory_alpha"]
-    ax.plot(alpha, theory["theory_error"], ".-", color=BLUE, label="state evolution")
+    ax.plot(alpha, theory["theory_error"], ".-", color=plotting.colour(0), label="state evolution")
     at = [float(run.alpha) for run in runs]
-    ax.plot(at, [float(run.error) for run in runs], "o", mfc="none", color=BLUE, label="GAMP")
+    ax.plot(
+        at,
+        [float(run.error) for run in runs],
+        "o",
+        mfc="none",
+        color=plotting.colour(0),
+        label="GAMP",
+    )
     ax.set_xlabel(r"sample complexity $\alpha$")
-    ax.set_ylabel("prediction error")
-    ax.legend(frameon=False, fontsize="small")
+    ax.set_ylabel(PREDICTION)
+    plotting.legend(ax)
 
 
 def _squared_cosines(runs: Sequence[Solution]) -> np.ndarray:
@@ -234,12 +241,11 @@ def _same_runs(
 
 def _same_thresholds(stairs: Sequence[Threshold]) -> list[Comparison]:
     """Both thresholds at c = 1 beside the printed ones."""
-    remark = (
-        "tolerance: three standard errors and the last digit; the published overlaps themselves "
-        "contradict the printed 0.14"
-    )
     compared = []
     for k, (step, printed) in enumerate(zip(stairs, (0.14, 0.79), strict=False)):
+        remark = "tolerance: three standard errors and the last digit"
+        if k == 0:
+            remark += "; the published overlaps themselves contradict the printed 0.14"
         allowed = 0.005 + 3.0 * float(step.stderr)
         what = f"threshold {k + 1} at c = 1"
         compared.append(compare(what, float(step.alpha), printed, allowed, remark, "the article"))

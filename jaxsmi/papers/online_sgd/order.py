@@ -19,6 +19,7 @@ from jaxsmi.descent.training import train
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.deep_attention import DeepAttention
 from jaxsmi.papers.common import (
+    DOTS,
     Comparison,
     Drawn,
     Folder,
@@ -26,6 +27,8 @@ from jaxsmi.papers.common import (
     compare,
     mean_and_error,
 )
+from jaxsmi.workbench.plotting import band, colour, legend
+from jaxsmi.workbench.plotting.style import PAGE
 from jaxsmi.workbench.sweeps.solvers import curve
 
 if TYPE_CHECKING:
@@ -38,7 +41,6 @@ _BATCH = 10  # of descent that sees its data many times, at the same κ
 _DIMENSION = 500
 _LEVEL = 0.5
 _INDEPENDENT = {1: (11.9, 10.6, 13.1), 0: (175.0, 146.0, 216.0)}  # [theory: online-sgd, Table 10]
-_COLOURS = ("#D55E00", "#0072B2")  # of the layers
 _FLOWS = 9  # starts of the chain from which the flow begins
 _SEEN = np.geomspace(1.0, 400.0, 80)  # α at which online SGD is drawn
 
@@ -94,10 +96,9 @@ def all_learners(full: bool = False, progress: bool = False, reference: Folder =
     arrays = {"alpha": sizes.alphas, "theory": np.sqrt(np.maximum(Q, 0.0))}
     arrays |= _from_data(model, sizes, progress)
     arrays |= _online(model, sizes, progress)
-    figure, (ax,) = axes_row()
-    figure.set_size_inches(7.6, 4.2)
+    figure, (ax,) = axes_row(height=3.6)
+    figure.set_size_inches(PAGE, 3.6)
     _draw(ax, arrays)
-    figure.legend(loc="outside right center", fontsize=8, frameon=False)
     reached = np.median(arrays["reached"], axis=0)
     order = (arrays["reached"][:, 1] < arrays["reached"][:, 0]).mean()
     caption = (
@@ -174,34 +175,46 @@ def _online(model: DeepAttention, sizes: _Sizes, progress: bool) -> dict[str, np
 
 def _draw(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     """Cosines against α: a colour for each layer, a mark or line for each learner."""
-    seen = arrays["chain_alpha"] >= _SEEN[0]
-    sparse = np.unique(np.searchsorted(arrays["vectors_alpha"], np.geomspace(1.0, 300.0, 18)))
-    sparse = sparse[sparse < len(arrays["vectors_alpha"])]
     for p in (1, 0):
-        style: dict[str, Any] = {"color": _COLOURS[p]}
-        name = f"layer {p + 1}: "
-        ax.plot(arrays["alpha"], arrays["theory"][:, p], label=name + "state evolution", **style)
+        tint = colour(1 - p)
+        hollow: dict[str, Any] = DOTS | {"color": tint}
+        ax.plot(arrays["alpha"], arrays["theory"][:, p], color=tint)
         mean, error = mean_and_error(arrays["passing"][:, :, p])
-        hollow: dict[str, Any] = {"ls": "none", "mfc": "none", "ms": 5} | style
-        ax.errorbar(arrays["passing_alpha"], mean, error, marker="o", label=name + "GAMP", **hollow)
-        for run in range(arrays["descent"].shape[1]):
-            label = name + "SGD, many passes" if run == 0 else None
-            values = arrays["descent"][:, run, p]
-            ax.plot(arrays["descent_alpha"], values, marker="s", label=label, **hollow)
-        quartiles = np.quantile(arrays["chain"][:, seen, p], [0.25, 0.5, 0.75], axis=0)
-        alpha = arrays["chain_alpha"][seen]
-        ax.fill_between(alpha, quartiles[0], quartiles[2], alpha=0.22, lw=0, **style)
-        ax.plot(alpha, quartiles[1], lw=2.2, alpha=0.7, label=name + "online SGD, chain", **style)
-        middle = np.median(arrays["flow"][:, :, p], axis=0)
-        ax.plot(arrays["flow_alpha"], middle, "--", lw=1.1, label=name + "its flow", **style)
-        mean = arrays["vectors"][:, sparse, p].mean(axis=0)
-        ax.plot(
-            arrays["vectors_alpha"][sparse], mean, "x", ms=4, label=name + "whole vectors", **style
-        )
+        ax.errorbar(arrays["passing_alpha"], mean, error, **hollow)
+        descent = arrays["descent"][:, :, p]
+        ax.plot(arrays["descent_alpha"], descent, **(hollow | {"marker": "s"}))
+        _draw_online(ax, arrays, p, tint)
     ax.set_xscale("log")
     ax.set_ylim(0.0, 1.05)
-    ax.set_xlabel(r"samples over dimension, $\alpha=N/D$")
+    ax.set_xlabel(r"samples over dimension $\alpha=N/D$")
     ax.set_ylabel("cosine with the teacher")
+    keys: dict[str, Any] = {
+        "layer 2": {"color": colour(0), "lw": 4.0},
+        "layer 1": {"color": colour(1), "lw": 4.0},
+        "state evolution": {},
+        "GAMP": DOTS,
+        "SGD, many passes": DOTS | {"marker": "s"},
+        "online SGD, median": {"lw": 2.4, "alpha": 0.6},
+        "its quartiles": {"lw": 6.0, "alpha": 0.2},
+        "its flow": {"ls": "--", "lw": 1.1},
+        "whole vectors": {"marker": "x", "ls": "none"},
+    }
+    legend(ax, keys, loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def _draw_online(ax: Axes, arrays: dict[str, np.ndarray], p: int, tint: str) -> None:
+    """Runs of online SGD of a layer, their quartiles, whole vectors, and the flow."""
+    shown = arrays["chain_alpha"] >= _SEEN[0]
+    sparse = np.unique(np.searchsorted(arrays["vectors_alpha"], np.geomspace(1.0, 300.0, 18)))
+    sparse = sparse[sparse < len(arrays["vectors_alpha"])]
+    low, middle, high = np.quantile(arrays["chain"][:, shown, p], [0.25, 0.5, 0.75], axis=0)
+    alpha = arrays["chain_alpha"][shown]
+    band(ax, alpha, low, high, tint, within=(-1.0, 1.0))
+    ax.plot(alpha, middle, lw=2.4, alpha=0.6, color=tint)
+    flow = np.median(arrays["flow"][:, :, p], axis=0)
+    ax.plot(arrays["flow_alpha"], flow, "--", lw=1.1, color=tint)
+    mean = arrays["vectors"][:, sparse, p].mean(axis=0)
+    ax.plot(arrays["vectors_alpha"][sparse], mean, "x", ms=4, color=tint)
 
 
 def _compared(sizes: _Sizes, arrays: dict[str, np.ndarray]) -> list[Comparison]:

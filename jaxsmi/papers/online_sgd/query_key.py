@@ -21,7 +21,9 @@ from jaxtyping import Array
 
 from jaxsmi import sgd
 from jaxsmi.models.multi_index import MultiIndex
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, small_legend
+from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare
+from jaxsmi.workbench.plotting import band, colour, legend
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +33,7 @@ __all__ = ["untied"]
 _LENGTH = 4
 _KAPPA = 0.01
 _START = 0.04  # overlaps with the teacher at the start
-_COLOURS = {"tied": "#0072B2", "untied": "#D55E00"}
+_COLOURS = {"tied": colour(0), "untied": colour(1)}
 
 
 def mean_form(fields: Array) -> Array:
@@ -118,25 +120,27 @@ def _draw_overlap(ax: Axes, name: str, arrays: dict[str, np.ndarray]) -> None:
     """Overlap with the teacher of one student."""
     style: dict[str, Any] = {"color": _COLOURS[name]}
     low, middle, high = np.quantile(arrays[f"{name}_m"], [0.25, 0.5, 0.75], axis=0)
-    ax.fill_between(arrays[f"{name}_alpha"], low, high, alpha=0.25, lw=0, **style)
-    ax.plot(arrays[f"{name}_alpha"], middle, label=f"{name}, runs", **style)
-    ax.plot(arrays[f"{name}_flow_alpha"], arrays[f"{name}_flow_m"], "--", label="its flow", **style)
-    ax.set_xlabel(r"samples over dimension, $\alpha=N/D$")
+    band(ax, arrays[f"{name}_alpha"], low, high, _COLOURS[name], within=(0.0, 1.0))
+    ax.plot(arrays[f"{name}_alpha"], middle, label=f"{name}, median of runs", **style)
+    ax.plot(
+        arrays[f"{name}_flow_alpha"], arrays[f"{name}_flow_m"], "--", label=f"{name}, flow", **style
+    )
+    ax.set_xlabel(r"samples over dimension $\alpha=N/D$")
     ax.set_ylabel("overlap with the teacher")
-    small_legend(ax)
+    legend(ax, {"quartiles": {"lw": 5.0, "alpha": 0.2}})
 
 
 def _draw_alignment(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     """Overlap of query and key."""
     style: dict[str, Any] = {"color": _COLOURS["untied"]}
     low, middle, high = np.quantile(arrays["untied_r"], [0.25, 0.5, 0.75], axis=0)
-    ax.fill_between(arrays["untied_alpha"], low, high, alpha=0.25, lw=0, **style)
-    ax.plot(arrays["untied_alpha"], middle, label="runs", **style)
+    band(ax, arrays["untied_alpha"], low, high, _COLOURS["untied"], within=(-1.0, 1.0))
+    ax.plot(arrays["untied_alpha"], middle, label="median of runs", **style)
     ax.plot(arrays["untied_flow_alpha"], arrays["untied_flow_r"], "--", label="flow", **style)
-    ax.axhline(0.5, color="k", lw=0.8, ls=":", label="1/2")
-    ax.set_xlabel(r"samples over dimension, $\alpha=N/D$")
+    ax.axhline(0.5, color=INK, lw=0.9, ls=":", label="1/2")
+    ax.set_xlabel(r"samples over dimension $\alpha=N/D$")
     ax.set_ylabel("overlap of query and key")
-    small_legend(ax)
+    legend(ax, {"quartiles": {"lw": 5.0, "alpha": 0.2}})
 
 
 def _compared(arrays: dict[str, np.ndarray]) -> list[Comparison]:

@@ -20,7 +20,9 @@ from jaxtyping import Array
 
 from jaxsmi import sgd
 from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, small_legend
+from jaxsmi.papers.common import DOTS, Comparison, Drawn, Folder, axes_row, compare
+from jaxsmi.workbench.plotting import colour, legend, legend_above
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +34,6 @@ STUDENTS: dict[str, Callable[[Array], Array]] = {
     "tied, x² (linear attention)": sgd.Network(jnp.square),
     "untied, x²": sgd.Network(jnp.square, tied=False),
 }
-_COLOURS = ("C2", "C1", "C0")  # the first two as in the article
 _MARKERS = "os^Dv"
 
 
@@ -150,29 +151,29 @@ def _draw_path(
     """The mean path of one student at one length."""
     marker = _MARKERS[setting.shown.index(length)]
     name = list(STUDENTS)[row].split(" (")[0]
-    style = {"color": _COLOURS[row], "mfc": "none", "ms": 4, "lw": 0.6}
-    ax.plot(step[::4], size[::4], marker=marker, label=f"{name}, L = {length}", **style)
+    style = {"color": colour(row), "mfc": "none", "lw": 0.6}
+    ax.plot(step[::4], size[::4], marker=marker, label=f"{name}, $L = {length}$", **style)
 
 
 def _finish(paths: Axes, times: Axes, setting: Setting, table: dict[str, np.ndarray]) -> None:
     """Axes, levels and the panel of the recovery times."""
-    paths.axhline(setting.eta, color="k", lw=0.6, ls=":")
+    paths.axhline(setting.eta, color=INK, lw=0.8, ls=":", label=rf"level $\eta = {setting.eta:g}$")
     paths.set_xscale("log")
     paths.set_xlabel("steps")
     paths.set_ylabel(r"overlap $\|m\|$, untied over $\sqrt{L}$")
-    small_legend(paths)
+    legend_above(paths, 2)
     scale = np.log(setting.eta / setting.m) * setting.dimension / setting.gamma
     for row, name in enumerate(STUDENTS):
-        style = {"fmt": "o", "mfc": "none", "ms": 5, "capsize": 2, "color": _COLOURS[row]}
+        style = DOTS | {"marker": _MARKERS[row], "color": colour(row)}
         mean, error = (table[key][row] for key in ("steps", "steps_se"))
         times.errorbar(setting.lengths, mean, error, label=name, **style)
-        times.plot(setting.lengths, scale / table["rate"][row], color=_COLOURS[row], lw=0.9)
+        times.plot(setting.lengths, scale / table["rate"][row], color=colour(row), lw=0.9)
     times.set_yscale("log")
-    times.set_xlabel("length L")
-    times.set_ylabel(f"steps to η = {setting.eta:g}")
+    times.set_xlabel("tokens $L$")
+    times.set_ylabel(rf"steps to $\eta = {setting.eta:g}$")
     low, high = times.get_ylim()
     times.set_ylim(low, 3.0 * high)  # room for the legend
-    small_legend(times)
+    legend(times, {"linear growth": {"lw": 0.9}})
 
 
 def _compared(setting: Setting, table: dict[str, np.ndarray]) -> list[Comparison]:

@@ -25,13 +25,14 @@ from jaxsmi.papers.sequence_single_index.students import (
     flow_of_weighted,
     random_weights,
 )
+from jaxsmi.workbench.plotting import colour, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["difference", "what_tied_networks_cannot_see"]
 
-_COLOURS = {"tied": "C2", "untied": "C1", "weighted": "C0"}
+_COLOURS = {"tied": colour(0), "untied": colour(1), "weighted": colour(2)}
 _MARKERS = {2: "o", 5: "s", 10: "^"}
 
 
@@ -86,11 +87,11 @@ def what_tied_networks_cannot_see(
                 ends.append(end)
             compared.append(_against_the_flow(case, name, np.concatenate(ends, axis=1)))
         compared.append(_blindness(case))
-        ax.set_title(("z_1 - z_2", "(z_1² - z_2²)/√2")[case.order - 1], fontsize=9)
+        ax.set_title(("$z_1 - z_2$", r"$(z_1^2 - z_2^2)/\sqrt{2}$")[case.order - 1])
         ax.set_xlabel("steps")
         ax.set_ylabel(r"overlap $\|m\|/\sqrt{L}$")
         ax.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
-        ax.legend(fontsize=7, frameon=False, loc="upper left")
+        legend(ax, {"flow": {"lw": 0.9}}, loc="upper left")
     caption = (
         f"ReLU, d = {_DIMENSION}, γ = {_GAMMA:g}; targets and sizes are those of the published "
         "configurations. Markers: means over runs of SGD; lines: the flow of order two. A tied "
@@ -130,11 +131,10 @@ def _draw_network(
     paths = np.asarray(runs.overlaps)  # (runs, records, rows)
     step = np.asarray(runs.step)
     size, flow = (np.linalg.norm(v, axis=-1) / np.sqrt(v.shape[-1]) for v in (paths, line))
-    colour = _COLOURS[name]
-    style = {"color": colour, "mfc": "none", "ms": 4, "ls": "none"}
+    style = {"color": _COLOURS[name], "mfc": "none", "ls": "none"}
     mean = np.mean(size, axis=0)
-    ax.plot(step[::8], mean[::8], _MARKERS[length], label=f"{name}, L = {length}", **style)
-    ax.plot(step, flow, color=colour, lw=0.9)
+    ax.plot(step[::8], mean[::8], _MARKERS[length], label=f"{name}, $L = {length}$", **style)
+    ax.plot(step, flow, color=_COLOURS[name], lw=0.9)
     arrays = {"steps": step, "m": mean, "flow": flow}
     error = np.std(paths[:, -1], axis=0, ddof=1) / np.sqrt(case.runs)
     return arrays, np.array([np.mean(paths[:, -1], axis=0), error, line[-1]])

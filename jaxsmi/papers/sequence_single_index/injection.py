@@ -20,9 +20,11 @@ from jaxtyping import Array
 from jaxsmi import sgd
 from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, small_legend
+from jaxsmi.papers.common import DOTS, Comparison, Drawn, Folder, axes_row, compare
 from jaxsmi.papers.sequence_single_index.students import Injected
 from jaxsmi.sgd.population import risk_at
+from jaxsmi.workbench.plotting import colour, legend, line
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,12 +55,12 @@ def injection_shows_odd_targets(
         arrays |= {f"R_plain_{order}": risks[0], f"R_injected_{order}": risks[1]}
         arrays |= {f"coefficient_{order}": np.array(coefficient)}
         compared += _compared(order, m, risks, coefficient, flat.order)
-        for risk, name in zip(risks, ("no encoding", "injected"), strict=True):
-            ax.plot(m, risk, label=name, lw=1.8)
-        ax.set_title(f"He{order}(z_1) + He{order}(z_2): κ = {flat.order:g} if injected", fontsize=9)
-        ax.set_xlabel("m")
-        ax.set_ylabel("risk R(m)")
-        small_legend(ax)
+        for k, (risk, name) in enumerate(zip(risks, ("no encoding", "injected"), strict=True)):
+            ax.plot(m, risk, label=name, color=colour(k), **line(k))
+        ax.set_title(rf"$He_{order}(z_1) + He_{order}(z_2)$: $\kappa = {flat.order:g}$ if injected")
+        ax.set_xlabel("overlap $m$")
+        ax.set_ylabel("risk $R(m)$")
+        legend(ax)
     runs, comparison = _draw_runs(axes[2], 1000 if full else 200, 32 if full else 16, progress)
     caption = (
         "Risk (c = 1/2) of attention with the trace against m, two tokens: flat without encoding, "
@@ -121,12 +123,12 @@ def _draw_runs(
     paths = np.asarray(runs.m)
     mean = np.mean(paths, axis=0)
     error = np.std(paths, axis=0, ddof=1) / np.sqrt(count)
-    ax.errorbar(times, mean, error, fmt="o", mfc="none", ms=4, capsize=2, color="C1", label="SGD")
-    ax.plot(times, flow, color="k", lw=1.2, label="flow")
-    ax.set_title(f"He1(z_1) + He1(z_2), injected, d = {dimension}, γ = {gamma:g}", fontsize=9)
-    ax.set_xlabel("t = γτ/d")
-    ax.set_ylabel("m")
-    small_legend(ax)
+    ax.errorbar(times, mean, error, color=colour(1), label=f"mean of {count} runs", **DOTS)
+    ax.plot(times, flow, color=INK, lw=1.2, label="flow")
+    ax.set_title(rf"$He_1$, injected: SGD at $d = {dimension}$, $\gamma = {gamma:g}$")
+    ax.set_xlabel(r"time $t = \gamma\tau/d$")
+    ax.set_ylabel("overlap $m$")
+    legend(ax)
     remark = f"tolerance: three standard errors of {count} runs, and 5/d for finite size"
     what = "SGD of the injected student, He1"
     allowed = 3.0 * error + 5.0 / dimension

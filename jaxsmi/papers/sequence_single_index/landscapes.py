@@ -24,6 +24,7 @@ from jaxsmi.papers.common import (
     compare,
 )
 from jaxsmi.sgd.population import risk_at
+from jaxsmi.workbench.plotting.palette import MAP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,12 +64,12 @@ def surface(model: SequenceSingleIndex, points: int) -> tuple[np.ndarray, np.nda
 
 def draw_landscape(ax: Axes, axis: np.ndarray, R: np.ndarray, title: str) -> None:
     """The risk as a map over the overlaps."""
-    drawn = ax.contourf(axis, axis, R.T, levels=24, cmap="viridis")
-    ax.figure.colorbar(drawn, ax=ax, shrink=0.85)
+    drawn = ax.contourf(axis, axis, R.T, levels=24, cmap=MAP)
+    ax.figure.colorbar(drawn, ax=ax, shrink=0.85, label="risk $R$")
     ax.set_aspect("equal")
-    ax.set_xlabel("m")
-    ax.set_ylabel("e")
-    ax.set_title(title, fontsize=9)
+    ax.set_xlabel("semantic overlap $m$")
+    ax.set_ylabel("positional overlap $e$")
+    ax.set_title(title)
     ax.grid(False)
 
 
@@ -99,7 +100,9 @@ def _panels(
         }
         for column, value in row.items():
             columns[column].append(value)
-        draw_landscape(ax, axis, R, f"{name}: κ = {flat.order:g}, κ_esc = {flat.escape:g}")
+        draw_landscape(
+            ax, axis, R, rf"{name}: $\kappa = {flat.order:g}$, $\kappa_{{esc}} = {flat.escape:g}$"
+        )
         for value, vector in zip(eigenvalues, vectors.T, strict=True):
             if value < -1e-9:
                 end = 0.5 * np.pad(vector, (0, 1 - K))

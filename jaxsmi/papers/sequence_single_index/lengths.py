@@ -21,8 +21,10 @@ import numpy as np
 
 from jaxsmi import sgd
 from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, small_legend
+from jaxsmi.papers.common import DOTS, Comparison, Drawn, Folder, axes_row, compare
 from jaxsmi.sgd.tying import SCHEDULES, sum_of_squares
+from jaxsmi.workbench.plotting import colour, legend, legend_above
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +40,6 @@ __all__ = [
 ]
 
 NETWORKS = ("tied", "untied")
-_COLOURS = ("C2", "C1")  # as in the article
 _MARKERS = "os^Dv"
 _TABLE = {1: 0.99, 2: 1.97, 4: 3.86, 8: 7.96}  # [theory: online-sgd, Table 7], equal rates
 
@@ -181,7 +182,7 @@ class _Result(NamedTuple):
 
 def _draw(race: Race, lengths: tuple[int, ...], shown: tuple[int, ...], progress: bool) -> _Result:
     """Overlaps against steps at the lengths `shown`, steps to recovery, and the gain."""
-    figure, axes = axes_row(3)
+    figure, axes = axes_row(3, height=2.8)
     paths, times, gains = axes
     table = np.full((2, 3, len(lengths)), np.nan)  # network; mean, its error, flow; length
     allowed = np.zeros((2, len(lengths)))
@@ -193,28 +194,31 @@ def _draw(race: Race, lengths: tuple[int, ...], shown: tuple[int, ...], progress
             allowed[row, k] = one.allowed
             if length in shown:
                 marker = _MARKERS[shown.index(length)]
-                style = {"color": _COLOURS[row], "mfc": "none", "ms": 4, "ls": "none"}
-                label = f"{name}, L = {length}"
+                style = {"color": colour(row), "mfc": "none", "ls": "none"}
+                label = f"{name}, $L = {length}$"
                 paths.plot(one.step[::6], one.size[::6], marker, label=label, **style)
-                paths.plot(one.step, one.line, color=_COLOURS[row], lw=0.9)
+                paths.plot(one.step, one.line, color=colour(row), lw=0.9)
                 path = {"steps": one.step, "m": one.size, "flow": one.line}
                 arrays |= {f"{key}_{name}_{length}": value for key, value in path.items()}
-    paths.axhline(race.eta, color="k", lw=0.6, ls=":")
+    paths.axhline(race.eta, color=INK, lw=0.8, ls=":", label=rf"level $\eta = {race.eta:g}$")
     paths.set_xscale("log")
     paths.set_xlabel("steps")
     paths.set_ylabel(r"overlap $\|m\|/\sqrt{L}$")
-    small_legend(paths)
+    legend_above(paths, 2, {"flow": {"lw": 0.9}})
     for row, name in enumerate(NETWORKS):
-        style = {"fmt": "o", "mfc": "none", "ms": 5, "capsize": 2, "color": _COLOURS[row]}
+        style = DOTS | {"marker": _MARKERS[row], "color": colour(row)}
         times.errorbar(lengths, table[row, 0], table[row, 1], label=name, **style)
         if race.rates is SCHEDULES["equal"]:
-            times.plot(lengths, table[row, 2], color=_COLOURS[row], lw=0.9)
-    for ax, what in ((times, f"steps to η = {race.eta:g}"), (gains, "gain: steps untied/tied")):
+            times.plot(lengths, table[row, 2], color=colour(row), lw=0.9)
+    for ax, what in (
+        (times, rf"steps to $\eta = {race.eta:g}$"),
+        (gains, "steps, untied over tied"),
+    ):
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_xlabel("length L")
+        ax.set_xlabel("tokens $L$")
         ax.set_ylabel(what)
-    small_legend(times)
+    legend(times, {"flow": {"lw": 0.9}})
     gain = table[1, 0] / table[0, 0]
     error = gain * np.hypot(*(table[:, 1] / table[:, 0]))
     arrays |= {f"steps_{name}": table[row, 0] for row, name in enumerate(NETWORKS)}
@@ -222,8 +226,7 @@ def _draw(race: Race, lengths: tuple[int, ...], shown: tuple[int, ...], progress
     arrays |= {f"steps_flow_{name}": table[row, 2] for row, name in enumerate(NETWORKS)}
     arrays |= {"gain": gain, "gain_se": error, "gain_flow": table[1, 2] / table[0, 2]}
     arrays["steps_allowed_untied"] = allowed[1]
-    style = {"fmt": "o", "mfc": "none", "ms": 5, "capsize": 2, "color": "C0", "label": "SGD"}
-    gains.errorbar(lengths, gain, error, **style)
+    gains.errorbar(lengths, gain, error, color=colour(2), label="SGD", **DOTS)
     return _Result(figure, axes, arrays)
 
 
@@ -245,14 +248,14 @@ def _equal(
     slope, error = _exponent(arrays)
     arrays["exponent"] = np.array([slope, error])
     ax = result.axes[2]
-    ax.plot(lengths, lengths, color="k", lw=0.8, ls="--", label="L")
-    ax.set_title(f"exponent {slope:.3f} ± {error:.3f}", fontsize=9)
+    ax.plot(lengths, lengths, color=INK, lw=0.9, ls="--", label="$L$")
+    ax.set_title(f"exponent {slope:.3f} ± {error:.3f}")
     for panel in result.axes[1:]:
         panel.set_xticks(lengths, [str(L) for L in lengths])
         panel.set_xticks([], minor=True)
     ax.set_yticks(lengths, [str(L) for L in lengths])
     ax.set_yticks([], minor=True)
-    small_legend(ax)
+    legend(ax)
     compared = [
         compare(
             "exponent of the gain, equal rates",
@@ -340,18 +343,20 @@ def growing_rate(full: bool = False, progress: bool = False, reference: Folder =
     seconds = np.array([passage_time(race.gamma * L, race.m, race.eta) for L in every])
     first = passage_time(race.gamma, race.m, race.eta)
     ax = result.axes[2]
-    ax.plot(every, seconds / first, color="k", lw=1.0, label="flow, closed form")
-    ax.axvline(longest, color="C3", ls=":", label=f"L = (1 + η)/(2γη) = {longest:g}")
+    ax.plot(every, seconds / first, color=INK, lw=1.0, label="flow, closed form")
+    ax.axvline(
+        longest, color=colour(1), ls=":", label=rf"$L = (1+\eta)/(2\gamma\eta) = {longest:g}$"
+    )
     late = ~np.isfinite(arrays["gain"])
     bound = arrays["steps_allowed_untied"][late] / arrays["steps_tied"][late]
-    ax.plot(arrays["lengths"][late], bound, "^", color="C0", mfc="none", label="more than")
+    ax.plot(arrays["lengths"][late], bound, "^", color=colour(2), mfc="none", label="more than")
     tied = first * race.dimension / race.gamma
-    result.axes[1].plot(every, seconds / first * tied, color=_COLOURS[1], lw=0.9)
+    result.axes[1].plot(every, seconds / first * tied, color=colour(1), lw=0.9)
     for panel in result.axes[1:]:
         panel.set_xscale("linear")
         panel.set_yscale("linear")
     ax.set_ylim(0.0, 8.0)
-    small_legend(ax)
+    legend(ax)
     arrays |= {
         "longest": np.array(longest),
         "closed_lengths": every,

@@ -13,26 +13,29 @@ import numpy as np
 
 from jaxsmi import sgd
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.papers.common import Drawn, Folder, axes_row, compare, small_legend
+from jaxsmi.papers.common import DOTS, Drawn, Folder, axes_row, compare
 from jaxsmi.papers.sequence_single_index.landscapes import draw_landscape, surface
 from jaxsmi.sgd.diagram import BOUNDARIES, LABELS, PhaseDiagram
 from jaxsmi.sgd.tying import SCHEDULES, sum_of_squares
+from jaxsmi.workbench.plotting import colour, legend
+from jaxsmi.workbench.plotting.palette import INK, REGIONS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["DENSE", "convergence", "crossing", "draw_runs", "phases", "semantic", "tying"]
+__all__ = [
+    "DENSE",
+    "TO_MEANING",
+    "convergence",
+    "crossing",
+    "draw_runs",
+    "phases",
+    "semantic",
+    "tying",
+]
 
-_PHASES = (
-    "#4477aa",
-    "#000000",
-    "#eecc66",
-    "#cc6677",
-    "#88ccee",
-    "#444444",
-    "#aa4499",
-    "#ee8866",
-)
+TO_MEANING: dict[str, Any] = {"color": "w", "lw": 0.7}  # of a run on the map of the risk
+TO_POSITION: dict[str, Any] = {"color": colour(4), "lw": 0.9, "ls": "--"}
 DENSE = (  # ω of figure 5
     0.0,
     0.1,
@@ -54,7 +57,7 @@ def tying(full: bool = False, progress: bool = False, reference: Folder = None) 
     gamma = 0.002 if full else 0.01
     arrays = {"lengths": np.array(lengths)}
     compared = []
-    for colour, schedule, law in (("C0", "equal", 1), ("C1", "linear", 2)):
+    for k, (schedule, law) in enumerate((("equal", 1), ("linear", 2))):
         gain = sgd.gain(
             jax.random.key(0),
             lengths,
@@ -72,15 +75,17 @@ def tying(full: bool = False, progress: bool = False, reference: Folder = None) 
         what = f"exponent of the gain, {schedule} rates"
         allowed = 3.0 * gain.exponent_stderr + 0.1
         compared.append(compare(what, gain.exponent, law, allowed, remark, "the article"))
-        label = rf"{schedule}: $L^{{{gain.exponent:.2f} \pm {gain.exponent_stderr:.2f}}}$"
-        style: dict[str, Any] = {"fmt": "o", "mfc": "none", "color": colour, "label": label}
+        label = rf"{schedule} rates: $L^{{{gain.exponent:.2f} \pm {gain.exponent_stderr:.2f}}}$"
+        style = DOTS | {"marker": "os"[k], "color": colour(k), "label": label}
         left.errorbar(lengths, gain.gain, gain.stderr, **style)
-        left.loglog(lengths, np.array(lengths, float) ** law, color=colour, lw=0.8, ls="--")
+        power = {"color": colour(k), "lw": 0.9, "ls": ("-", "--")[k]}
+        label = ("$L$", "$L^2$")[k]
+        left.loglog(lengths, np.array(lengths, float) ** law, label=label, **power)
     left.set_xticks(lengths, [str(L) for L in lengths])
     left.set_xticks([], minor=True)
-    left.set_xlabel("length L")
-    left.set_ylabel("steps untied/steps tied")
-    small_legend(left)
+    left.set_xlabel("tokens $L$")
+    left.set_ylabel("steps, untied over tied")
+    legend(left)
     arrays |= _tied_and_untied(right, lengths[-1], dimension, gamma)
     caption = (
         f"Left: gain for Σ h_2, ReLU, d = {dimension}: L at equal learning rates, L² if γ_tied = L "
@@ -95,10 +100,7 @@ def _tied_and_untied(ax: Axes, length: int, dimension: int, gamma: float) -> dic
     arrays: dict[str, np.ndarray] = {}
     m = 1.0 / np.sqrt(dimension)
     rates = SCHEDULES["equal"](length, gamma)
-    for colour, name, tied, rate in (
-        ("C0", "tied", True, rates[0]),
-        ("C1", "untied", False, rates[1]),
-    ):
+    for k, (name, tied, rate) in enumerate((("tied", True, rates[0]), ("untied", False, rates[1]))):
         student = sgd.Network(jax.nn.relu, tied)
         model = SequenceSingleIndex(sum_of_squares(length), length, student, loss_factor=1.0)
         time = float(sgd.recovery_time(model, m, gamma=rate, eta=0.6))
@@ -119,12 +121,12 @@ def _tied_and_untied(ax: Axes, length: int, dimension: int, gamma: float) -> dic
         line = np.linalg.norm(np.asarray(flow.overlaps), axis=-1) / norm
         step = np.asarray(runs.step)
         arrays |= {f"steps_{name}": step, f"m_{name}": size, f"flow_{name}": line}
-        ax.plot(step, size.T, color=colour, lw=0.5, alpha=0.6)
-        ax.plot(step, line, color=colour, lw=1.6, label=name)
+        ax.plot(step, size.T, color=colour(k), lw=0.5, alpha=0.6)
+        ax.plot(step, line, color=colour(k), ls=("-", "--")[k], label=f"{name}, flow")
     ax.set_xscale("log")
     ax.set_xlabel("steps")
-    ax.set_ylabel("overlap m")
-    small_legend(ax)
+    ax.set_ylabel(r"overlap $\Vert m\Vert$, untied over $\sqrt{L}$")
+    legend(ax, {"single runs": {"lw": 0.5, "alpha": 0.6}})
     return arrays
 
 
@@ -178,18 +180,19 @@ def _draw_phases(ax: Axes, a: np.ndarray, omega: np.ndarray, diagram: PhaseDiagr
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    colours = ListedColormap(_PHASES)
+    colours = ListedColormap(REGIONS)
     style: dict[str, Any] = {"cmap": colours, "vmin": -0.5, "vmax": 7.5, "rasterized": True}
     ax.pcolormesh(a, omega, diagram.label, **style)
     for name, line in zip(BOUNDARIES, (":", "-", "--", "-."), strict=True):
-        ax.plot(a, diagram.boundaries[name], color="k", lw=1.2, ls=line, label=name)
+        ax.plot(a, diagram.boundaries[name], color=INK, lw=1.2, ls=line, label=name)
     shown = [k for k in range(8) if np.any(diagram.label == k)]
-    patches = [Patch(color=_PHASES[k], label=LABELS[k]) for k in shown]
+    patches = [Patch(color=REGIONS[k], label=LABELS[k]) for k in shown]
     lines = ax.get_legend_handles_labels()[0]
-    ax.legend(handles=[*patches, *lines], fontsize=6, frameon=True, loc="lower left")
-    ax.plot(0.76, 0.95, "o", color="yellow", mec="k", ms=5)
-    ax.set_xlabel("a")
-    ax.set_ylabel("ω")
+    (shown_run,) = ax.plot(0.76, 0.95, "o", color="w", mec=INK, ls="none", label="figure 13")
+    ax.legend(handles=[*patches, *lines, shown_run], loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.grid(False)
+    ax.set_xlabel("strength of the encoding $a$")
+    ax.set_ylabel(r"weight of the positional part $\omega$")
     ax.set_ylim(0.4, 1.0)
 
 
@@ -217,18 +220,18 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
         )
         what = f"ω at probability 1/2, {loss}"
         compared.append(compare(what, middle, 0.64, 0.03, remark, "the article"))
-        label = f"{loss}, γ = {gamma:g}, d = {dimension}"
-        style: dict[str, Any] = {"fmt": "o-", "lw": 0.8, "ms": 4, "capsize": 2, "color": f"C{k}"}
+        label = rf"{loss} loss, $\gamma = {gamma:g}$, $d = {dimension}$"
+        style = DOTS | {"ls": "-", "lw": 0.8, "marker": "os"[k], "color": colour(k)}
         right.errorbar(omegas, P, error, label=label, **style)
     transition = float(sgd.transition(1.0))
-    right.axvline(transition, color="k", ls=":", lw=0.9, label="transition (squared)")
-    right.axhline(0.5, color="k", lw=0.4)
-    right.set_xlabel("ω")
+    right.axvline(transition, color=INK, ls=":", lw=0.9, label="transition, squared loss")
+    right.axhline(0.5, color=INK, lw=0.4)
+    right.set_xlabel(r"weight of the positional part $\omega$")
     right.set_ylabel("probability of the semantic minimum")
-    small_legend(right)
+    legend(right)
     caption = (
         f"Left: 16 runs of SGD at d = {dimension}, γ = 1/2, folded into one quadrant; white: "
-        "semantic, red: "
+        "semantic, dashed orange: "
         f"positional. Right: {count} runs from the origin until ‖(m, e)‖² > 0.8; standard errors "
         "are binomial."
     )
@@ -252,9 +255,11 @@ def draw_runs(ax: Axes, dimension: int, points: int, progress: bool) -> dict[str
     end = np.asarray(runs.end)
     m = np.asarray(runs.m) * np.sign(end[:, :1])
     e = np.asarray(runs.e)[..., 0] * np.sign(end[:, 1:])
-    draw_landscape(ax, axis, R, "ω = 0.67, a = 1")
+    draw_landscape(ax, axis, R, r"$\omega = 0.67$, $a = 1$")
     for x, y, semantic in zip(m, e, np.asarray(runs.semantic), strict=True):
-        ax.plot(x, y, lw=0.7, color="w" if semantic else "C3")
+        ax.plot(x, y, **(TO_MEANING if semantic else TO_POSITION))
+    named = {"to semantic": TO_MEANING, "to positional": TO_POSITION}
+    legend(ax, named, labelcolor="w", loc="upper right")
     ax.set_xlim(-0.1, 1.05)
     ax.set_ylim(-0.1, 1.05)
     step = np.asarray(runs.step)

@@ -16,10 +16,12 @@ from jaxtyping import Array
 from jaxsmi import sgd
 from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.papers.common import Comparison, Drawn, Folder, axes_row, compare, small_legend
+from jaxsmi.papers.common import DOTS, Comparison, Drawn, Folder, axes_row, compare
 from jaxsmi.papers.sequence_single_index.landscapes import draw_landscape, surface
 from jaxsmi.papers.sequence_single_index.runs import DENSE, crossing, draw_runs, semantic
 from jaxsmi.sgd.population import gradient
+from jaxsmi.workbench.plotting import colour, legend, line
+from jaxsmi.workbench.plotting.palette import GREY, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +33,7 @@ _HUNDRED = {0.5: 1.0, 0.6: 0.85, 0.64: 0.44, 0.7: 0.09, 0.8: 0.0}
 _THOUSAND = {0.5: 1.0, 0.56: 0.98, 0.6: 0.89, 0.61: 0.8, 0.62: 0.5, 0.64: 0.36}
 _THOUSAND |= {0.66: 0.22, 0.68: 0.08, 0.72: 0.02}
 _TRANSITION = 0.6277  # of the unsquared loss, [theory: online-sgd, Table 4]
+_OVERLAPS = ("semantic $|m|$", "positional $|e|$")
 _YELLOW = (0.95, 0.76)  # ω and a of the article's yellow point
 _RISKS = {  # at a = 0.76, ω = 0.95, [theory: online-sgd, Table 3]
     (0.0, 0.0): 0.0979971777300,
@@ -55,21 +58,21 @@ def small_dimension(full: bool = False, progress: bool = False, reference: Folde
     problems = [sgd.semantic_positional(omega, 1.0, 1.0, "frobenius") for omega in omegas]
     P, error, stopped = semantic(problems, count, 100, 0.05, 300_000, progress)
     arrays |= {"omega": omegas, "P": P, "se": error, "converged": stopped}
-    style = {"fmt": "o-", "lw": 0.8, "ms": 4, "capsize": 2, "color": "C0"}
-    shares.errorbar(omegas, P, error, label="d = 100", **style)
-    independent = {"ls": "none", "color": "0.6", "ms": 7, "mfc": "none"}
+    style = DOTS | {"ls": "-", "lw": 0.8, "color": colour(0)}
+    shares.errorbar(omegas, P, error, label="$d = 100$", **style)
+    independent = {"ls": "none", "color": GREY, "ms": 6.5, "mfc": "none"}
     for marker, d, table in (("s", 100, _HUNDRED), ("d", 1000, _THOUSAND)):
-        label = f"d = {d}, independent"
+        label = f"$d = {d}$, independent"
         shares.plot(list(table), list(table.values()), marker, label=label, **independent)
-    shares.axvline(_TRANSITION, color="k", ls=":", lw=0.9, label=f"transition, {_TRANSITION}")
-    shares.axhline(0.5, color="k", lw=0.4)
-    shares.set_xlabel("ω")
+    shares.axvline(_TRANSITION, color=INK, ls=":", lw=0.9, label=f"transition, {_TRANSITION}")
+    shares.axhline(0.5, color=INK, lw=0.4)
+    shares.set_xlabel(r"weight of the positional part $\omega$")
     shares.set_ylabel("probability of the semantic minimum")
-    small_legend(shares)
+    legend(shares)
     caption = (
         "Left: 16 runs of SGD (squared loss, γ = 1/2) on the risk of ω = 0.67 at d = 100, folded "
-        f"into one quadrant; white: semantic, red: positional. Right: {count} runs each with the "
-        "unsquared loss and γ = 0.05 of the published configuration, from the origin until "
+        "into one quadrant; white: semantic, dashed orange: positional. Right: "
+        f"{count} runs each with the unsquared loss and γ = 0.05 of the published configuration, from the origin until "
         "‖(m, e)‖² > 0.8; standard errors are binomial. The transition is smoother than at d = "
         "1000. Grey: shares of an independent computation. The article averages over 25 runs."
     )
@@ -97,7 +100,7 @@ def misaligned_runs(full: bool = False, progress: bool = False, reference: Folde
     figure, (plane, paths) = axes_row(2)
     model = sgd.semantic_positional(*_YELLOW)
     axis, R = surface(model, 101 if full else 61)
-    draw_landscape(plane, axis, R, "ω = 0.95, a = 0.76")
+    draw_landscape(plane, axis, R, r"$\omega = 0.95$, $a = 0.76$")
     plane.set_xlim(-0.1, 1.05)
     plane.set_ylim(-0.1, 1.05)
     trained = sgd.semantic_positional(*_YELLOW, 1.0, "frobenius") if full else model
@@ -120,17 +123,17 @@ def misaligned_runs(full: bool = False, progress: bool = False, reference: Folde
     times = np.asarray(runs.time)
     for x, y in zip(m, e, strict=True):
         plane.plot(x, y, lw=0.5, color="w", alpha=0.8)
-        paths.plot(times, np.abs(x), lw=0.5, color="C0")
-        paths.plot(times, np.abs(y), lw=0.5, color="C3")
+        for k, overlap in enumerate((x, y)):
+            paths.plot(times, np.abs(overlap), lw=0.5, color=colour(k))
     arrays = {"m": axis, "e": axis, "R": R, "time": times, "run_m": m, "run_e": e, "end": end}
     if full:
         longest = float(np.max(np.asarray(runs.steps))) * 0.05 / dimension
         arrays |= _draw_flow(plane, paths, model, longest)
-    for name, colour in (("|m|", "C0"), ("|e|", "C3")):
-        paths.plot([], [], color=colour, label=name)
-    paths.set_xlabel("t = γτ/d")
-    paths.set_ylabel("overlaps")
-    small_legend(paths)
+    runs_of = {name: {"color": colour(k), "lw": 0.5} for k, name in enumerate(_OVERLAPS)}
+    paths.set_xlabel(r"time $t = \gamma\tau/d$")
+    paths.set_ylabel("overlap of a run")
+    legend(paths, runs_of)
+    legend(plane, {"single runs": {"color": "w", "lw": 0.5}}, labelcolor="w", loc="upper right")
     thick = "Thick: the flow of order two of the squared loss. "
     caption = (
         f"White: SGD with the {'un' if full else ''}squared loss from the origin, d = {dimension}, "
@@ -149,9 +152,10 @@ def _draw_flow(
     """The flow of order two from (0.01, 0.03), which takes most of a minute."""
     times = np.linspace(0.0, longest, 400)[1:]
     flow = np.asarray(sgd.flow(model, 0.01, 0.03, times=times, gamma=0.05, rtol=1e-4).overlaps)
-    plane.plot(flow[:, 0], flow[:, 1], color="k", lw=1.6)
-    for k, colour in enumerate(("C0", "C3")):
-        paths.plot(times, np.abs(flow[:, k]), color=colour, lw=1.8)
+    plane.plot(flow[:, 0], flow[:, 1], color=INK, lw=1.6, label="flow")
+    for k, name in enumerate(_OVERLAPS):
+        label = f"{name}, flow"
+        paths.plot(times, np.abs(flow[:, k]), color=colour(k), label=label, **line(k))
     return {"flow_time": times, "flow_m": flow[:, 0], "flow_e": flow[:, 1]}
 
 
@@ -163,8 +167,8 @@ def _slopes(model: SequenceSingleIndex, e: Array) -> Array:
 
 def _compared_yellow(model: SequenceSingleIndex, semantic: jax.Array) -> list[Comparison]:
     """The saddle on the e axis, risks, the phase, and where the runs ended."""
-    line = np.linspace(0.8, 0.95, 61)
-    saddle = crossing(line, np.asarray(_slopes(model, jnp.asarray(line))))
+    axis = np.linspace(0.8, 0.95, 61)
+    saddle = crossing(axis, np.asarray(_slopes(model, jnp.asarray(axis))))
     curvature = float(sgd.hessian(model, 0.0, saddle)[0, 0])
     height = float(sgd.risk(model, 0.0, saddle).value)
     independent = "an independent computation"

@@ -14,14 +14,9 @@ import numpy as np
 from jaxsmi.core.checks import check
 from jaxsmi.core.labelled import index_names
 from jaxsmi.core.results import Solution
-from jaxsmi.workbench.plotting.style import (
-    axes_or_new,
-    colour,
-    frame,
-    import_pyplot,
-    legend_above,
-    line,
-)
+from jaxsmi.workbench.plotting.labels import legend_above
+from jaxsmi.workbench.plotting.palette import INK, colour, line
+from jaxsmi.workbench.plotting.style import PAGE, axes_or_new, band, frame, import_pyplot, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["learning_curves", "learning_order", "text_curves"]
 
 
+@styled
 def learning_curves(
     solution: Solution,
     ax: Axes | None = None,
@@ -72,11 +68,11 @@ def learning_curves(
         if len(cosines) > 1:
             low = mean[:, p] - spread[:, p]
             high = mean[:, p] + spread[:, p]
-            ax.fill_between(steps, low, high, color=colour(p), alpha=0.18, lw=0)
+            band(ax, steps, low, high, colour(p), within=(-1.0, 1.0))
         if level is not None and np.any(mean[:, p] >= level):
             ax.axvline(steps[np.argmax(mean[:, p] >= level)], color=colour(p), lw=0.8, ls=":")
     if level is not None:
-        ax.axhline(level, color="0.5", lw=0.8, ls=":")
+        ax.axhline(level, color=INK, lw=0.8, ls=":")
     if logarithmic:
         ax.set_xscale("symlog", linthresh=max(steps[1], 1.0))
     ax.set_xlim(left=0)
@@ -85,7 +81,10 @@ def learning_curves(
     ax.set_ylim(-0.03, 1.05)
     frame(ax)
     if legend:
-        legend_above(ax, 2)
+        keys = {} if level is None else {f"cosine {level:g}": {"ls": ":", "lw": 0.8}}
+        if len(cosines) > 1:
+            keys["± one standard deviation"] = {"lw": 5.0, "alpha": 0.2}
+        legend_above(ax, 2, keys)
     return ax
 
 
@@ -104,6 +103,7 @@ def _recorded(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
     return longest[recorded], values
 
 
+@styled
 def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> list[Axes]:
     """One panel a method: cosines of all indices, with lines where their mean passes the level.
 
@@ -120,18 +120,19 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
     """
     count = len(order.solutions)
     if axes is None:
-        figure = import_pyplot().figure(figsize=(4.2 * count, 3.6), layout="constrained")
+        figure = import_pyplot().figure(figsize=(PAGE, 2.7), layout="constrained")
         axes = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
     check(len(axes) == count, "axes", len(axes), f"{count}, one for each method")
     for n, (ax, (name, solution)) in enumerate(zip(axes, order.solutions.items(), strict=True)):
         logarithmic = solution.kind not in ("gamp", "state_evolution")
         learning_curves(solution, ax, level=order.level, logarithmic=logarithmic, legend=n == 0)
-        ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", fontsize="medium", loc="right")
+        ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", loc="right")
         if n:
             ax.set_ylabel("")
     return list(axes)
 
 
+@styled
 def text_curves(run: TextRun, ax: Axes | None = None) -> Axes:
     """Similarity of each layer of a text classifier to its end, and the accuracy, against the
     epoch.
@@ -150,7 +151,7 @@ def text_curves(run: TextRun, ax: Axes | None = None) -> Axes:
     for p in range(run.similarity.shape[1]):
         label = f"layer {p + 1}, similarity"
         ax.plot(run.epoch, run.similarity[:, p], color=colour(p), label=label, **line(p))
-    ax.plot(run.epoch, run.test_accuracy, color="0.5", lw=1, label="test accuracy")
+    ax.plot(run.epoch, run.test_accuracy, color=INK, lw=1, label="test accuracy")
     ax.set_xlabel("epoch")
     ax.set_ylabel("cosine similarity with the end")
     ax.set_xlim(left=0)

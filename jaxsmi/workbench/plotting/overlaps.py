@@ -16,7 +16,9 @@ import numpy as np
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.labelled import index_names, is_labelled
 from jaxsmi.core.results import Solution
-from jaxsmi.workbench.plotting.style import axes_or_new, colour, frame, legend_above, markers
+from jaxsmi.workbench.plotting.labels import legend_above
+from jaxsmi.workbench.plotting.palette import INK, colour, markers
+from jaxsmi.workbench.plotting.style import axes_or_new, band, frame, styled
 from jaxsmi.workbench.storage import from_xarray
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["overlap_against_alpha", "overlap_against_iteration"]
 
 
+@styled
 def overlap_against_alpha(
     theory: Curve | None = None,
     gamp: Curve | None = None,
@@ -66,11 +69,12 @@ def overlap_against_alpha(
         if curves.gamp:
             ends = [_end(solution, p) for solution in curves.gamp]
             alpha = [end.alpha for end in ends]
-            ax.plot(alpha, [end.overlap for end in ends], **markers(p, size=8.0))
+            ax.plot(alpha, [end.overlap for end in ends], **markers(p, size=5.5))
     ax.set_xlabel(r"sample complexity $\alpha$")
     return _finish(ax, "overlap", curves, legend)
 
 
+@styled
 def overlap_against_iteration(
     gamp: xarray.Dataset | Solution | None = None,
     theory: xarray.Dataset | Solution | None = None,
@@ -177,13 +181,12 @@ def _draw_theory(ax: Axes, solutions: Sequence[Solution], p: int, bands: float) 
     alpha, overlap, stderr = np.array([_end(solution, p) for solution in solutions]).T
     crosses = [k for k, solution in enumerate(solutions) if not bool(solution.converged)]
     dots = [k for k in range(len(solutions)) if k not in crosses]
-    ax.plot(alpha, overlap, color=colour(p), marker=".", markersize=5, markevery=dots)
+    ax.plot(alpha, overlap, color=colour(p), marker=".", markersize=3.5, markevery=dots)
     if crosses:
-        style: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
+        style: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}
         ax.plot(alpha[crosses], overlap[crosses], color=colour(p), **style)
-    low = overlap - bands * stderr
-    high = overlap + bands * stderr
-    ax.fill_between(alpha, low, high, color=colour(p), alpha=0.2, lw=0)
+    half = bands * stderr
+    band(ax, alpha, overlap - half, overlap + half, colour(p), within=(0.0, 1.0))
 
 
 def _end(solution: Solution, p: int) -> _End:
@@ -226,6 +229,14 @@ def _handles(curves: _Curves) -> list[Any]:
         handles.append(Line2D([], [], label=name, **style))
         handles[-1].set_linestyle("-" if curves.theory else "none")
     if curves.theory and curves.gamp:
-        handles.append(Line2D([], [], label="state evolution", color="0.4"))
-        handles.append(Line2D([], [], label="GAMP", **markers(0, "0.4")))
+        handles.append(Line2D([], [], label="state evolution", color=INK))
+        handles.append(Line2D([], [], label="GAMP", **markers(0, INK)))
+    if any(not bool(solution.converged) for solution in curves.theory):
+        crosses: dict[str, Any] = {
+            "color": INK,
+            "marker": "x",
+            "markersize": 4,
+            "linestyle": "none",
+        }
+        handles.append(Line2D([], [], label="not converged", **crosses))
     return handles

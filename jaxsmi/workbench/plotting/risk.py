@@ -6,23 +6,28 @@ No equation lives here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import LearnerSolution
-from jaxsmi.workbench.plotting.style import axes_or_new, colour, frame, legend_above, line
+from jaxsmi.workbench.plotting.labels import legend_above
+from jaxsmi.workbench.plotting.palette import colour, line
+from jaxsmi.workbench.plotting.style import axes_or_new, band, frame, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["risk_against_alpha"]
+__all__ = ["risk_against_alpha", "unreached_keys"]
 
 _REACHED = (Result.SUCCESS, Result.UNSTABLE)
+_CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x"}
+_RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
 
+@styled
 def risk_against_alpha(
     curves: Sequence[Sequence[LearnerSolution]],
     labels: Sequence[str],
@@ -59,14 +64,20 @@ def risk_against_alpha(
         marker = "." if len(curve) < 12 else ""
         tint = colour(number)
         ax.plot(alpha, value, label=label, color=tint, marker=marker, **line(number))
-        low, high = value - bands * bar, value + bands * bar
-        ax.fill_between(alpha, low, high, color=tint, alpha=0.25, linewidth=0)
+        band(ax, alpha, value - bands * bar, value + bands * bar, tint)
         lost = ~np.isin(codes, _REACHED)
-        ax.plot(alpha[lost], value[lost], linestyle="", marker="x", color=tint)
+        ax.plot(alpha[lost], value[lost], color=tint, **_CROSS)
         unstable = codes == Result.UNSTABLE
-        ax.scatter(alpha[unstable], value[unstable], facecolors="none", edgecolors=tint)
+        ax.plot(alpha[unstable], value[unstable], color=tint, **_RING)
     ax.set_xlabel(r"sample complexity $\alpha$")
     ax.set_ylabel(quantity.replace("_", " "))
-    legend_above(ax, min(len(curves), 3))
+    legend_above(ax, min(len(curves), 3), unreached_keys(curves))
     frame(ax)
     return ax
+
+
+def unreached_keys(curves: Sequence[Sequence[LearnerSolution]]) -> dict[str, dict[str, Any]]:
+    """What crosses and open circles are, for a legend, where there are any."""
+    codes = {int(point.result) for curve in curves for point in curve}
+    keys = {"no fixed point": _CROSS} if codes - {int(code) for code in _REACHED} else {}
+    return keys | ({"unstable": _RING} if int(Result.UNSTABLE) in codes else {})

@@ -1,19 +1,27 @@
-"""What all figures share: axes, colours, markers, legends, and files that say how they were made.
+"""What all figures share: one style, axes at the widths of an article, error bands, legends, and
+files that say how they were made.
 
 No equation lives here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+from jax.typing import ArrayLike
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.provenance import provenance
 from jaxsmi.core.results import Solution
+from jaxsmi.workbench.plotting.palette import colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,20 +29,83 @@ if TYPE_CHECKING:
 
 __all__ = [
     "axes_or_new",
-    "colour",
+    "band",
+    "canvas",
     "frame",
-    "legend_above",
-    "line",
-    "markers",
     "import_pyplot",
     "savefig",
+    "style",
+    "styled",
 ]
 
-# Okabe and Ito's palette, told apart with any colour vision; markers tell indices apart in grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_LINES = ("-", "--", "-.", (0, (1, 1)))
+P = ParamSpec("P")
+T = TypeVar("T")
+
+COLUMN = 3.5  # inches: one column of a page, and the whole of it
+PAGE = 7.1
 _METADATA = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
+_LETTERS = 8.0
+_SMALL = 7.0
+_RULES: dict[str, Any] = {
+    "font.size": _LETTERS,
+    "axes.labelsize": _LETTERS,
+    "axes.titlesize": _LETTERS,
+    "xtick.labelsize": _SMALL,
+    "ytick.labelsize": _SMALL,
+    "legend.fontsize": _SMALL,
+    "legend.title_fontsize": _SMALL,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "legend.labelspacing": 0.3,
+    "legend.columnspacing": 1.2,
+    "legend.handletextpad": 0.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "lines.markeredgewidth": 1.0,
+    "errorbar.capsize": 1.5,
+    "patch.linewidth": 0.0,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 3.0,
+    "ytick.major.size": 3.0,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "svg.fonttype": "none",  # letters stay letters, in svg and in pdf
+    "pdf.fonttype": 42,
+    "savefig.dpi": 220,
+}
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """The one style of all figures, while they are made and saved."""
+    import_pyplot()
+    from matplotlib import cycler, rc_context
+
+    cycle = cycler(color=[colour(p) for p in range(7)])
+    with rc_context(_RULES | {"axes.prop_cycle": cycle}):
+        yield
+
+
+def styled(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that draws, in that style whatever the caller's is."""
+
+    @functools.wraps(function)
+    def draws(*arguments: P.args, **settings: P.kwargs) -> T:
+        with style():
+            return function(*arguments, **settings)
+
+    return draws
 
 
 def import_pyplot() -> ModuleType:
@@ -48,55 +119,44 @@ def import_pyplot() -> ModuleType:
     return matplotlib.pyplot
 
 
+def canvas(columns: int = 1, rows: int = 1, height: float = 2.55) -> Figure:
+    """An empty figure without a window for so many panels: a column of an article for one, the page
+    for more; `height` of a row in inches.
+    """
+    import_pyplot()
+    from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
+
+    width = COLUMN if columns == 1 else PAGE
+    with style():
+        return Figure(figsize=(width, height * rows), layout="constrained")
+
+
 def axes_or_new(ax: Axes | None) -> Axes:
-    """The axes that were given, or those of a new figure."""
-    return (
-        ax
-        if ax is not None
-        else import_pyplot().subplots(figsize=(5, 3.6), layout="constrained")[1]
-    )
-
-
-def colour(p: int) -> str:
-    """Colour of index p."""
-    return _COLOURS[p % len(_COLOURS)]
-
-
-def line(p: int) -> dict[str, Any]:
-    """Style of the line of index p."""
-    return {"linestyle": _LINES[p % len(_LINES)], "linewidth": 1.6}
-
-
-def markers(p: int, grey: str | None = None, size: float = 5.0) -> dict[str, Any]:
-    """Hollow markers of index p without a line, drawn whole at the limits of the axes."""
-    return {
-        "color": grey or colour(p),
-        "marker": _MARKERS[p % len(_MARKERS)],
-        "markersize": size,
-        "markerfacecolor": "none",
-        "markeredgewidth": 1.2,
-        "linestyle": "none",
-        "zorder": 3,
-        "clip_on": False,
-    }
+    """The axes that were given, or those of a new figure with the size of a column."""
+    if ax is not None:
+        return ax
+    with style():
+        return import_pyplot().subplots(figsize=(COLUMN, 2.7), layout="constrained")[1]
 
 
 def frame(ax: Axes) -> None:
     """A light grid, and no lines above and at the right."""
     ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, lw=0.6)
+    ax.set_axisbelow(True)
+    ax.grid(color=_RULES["grid.color"], lw=_RULES["grid.linewidth"])
 
 
-def legend_above(ax: Axes, columns: int, **settings: Any) -> None:
-    """The legend above the axes, where it hides nothing."""
-    ax.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=columns,
-        frameon=False,
-        fontsize="small",
-        **settings,
-    )
+def band(
+    ax: Axes,
+    x: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    tint: str,
+    within: tuple[float, float] = (-np.inf, np.inf),
+) -> None:
+    """A light band between two curves, no further than the values that the quantity can have."""
+    low, high = np.clip(low, *within), np.clip(high, *within)
+    ax.fill_between(np.asarray(x), low, high, color=tint, alpha=0.2, lw=0)
 
 
 def savefig(
@@ -123,8 +183,6 @@ def savefig(
     ending = pathlib.Path(path).suffix.lower()
     check(ending in _METADATA, "path", str(path), "a name ending in " + ", ".join(_METADATA))
     made = provenance(solution, **attributes)
-    figure.savefig(
-        path,
-        dpi=160,
-        metadata={_METADATA[ending]: json.dumps(made), "Creator": f"jaxsmi {made['jaxsmi']}"},
-    )
+    written = {_METADATA[ending]: json.dumps(made), "Creator": f"jaxsmi {made['jaxsmi']}"}
+    with style():
+        figure.savefig(path, metadata=written)

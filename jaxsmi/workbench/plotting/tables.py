@@ -10,7 +10,9 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.results import Threshold
-from jaxsmi.workbench.plotting.style import axes_or_new, colour, frame, legend_above, markers
+from jaxsmi.workbench.plotting.labels import legend, legend_above
+from jaxsmi.workbench.plotting.palette import MAP, colour, markers, shades
+from jaxsmi.workbench.plotting.style import COLUMN, PAGE, axes_or_new, frame, styled
 
 if TYPE_CHECKING:
     import xarray
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["sweep", "thresholds_against"]
 
 _SHARE = "overlap / second moment"
+_NAMED = 10  # curves with a name
 
 
+@styled
 def thresholds_against(
     stairs: Sequence[Sequence[Threshold]],
     values: ArrayLike | Sequence[float] | None = None,
@@ -56,15 +60,22 @@ def thresholds_against(
         half = np.nan_to_num(alpha - low)
         style: dict[str, Any] = markers(step) | {"linestyle": "-" if len(known) > 1 else "none"}
         ax.plot(at, alpha, label=f"threshold {step + 1}", **style)
-        ax.errorbar(at, alpha, half, fmt="none", ecolor=colour(step), capsize=2)
+        ax.errorbar(
+            at,
+            alpha,
+            half,
+            fmt="none",
+            ecolor=colour(step),
+        )
     ax.set_xlabel(parameter)
     ax.set_ylabel(r"critical sample complexity $\alpha_c$")
     ax.set_ylim(bottom=0)
     frame(ax)
-    legend_above(ax, 3)
+    legend_above(ax, 3, {"95 % interval": {"marker": "|", "ls": "none", "ms": 7}})
     return ax
 
 
+@styled
 def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     """The share of each index that a sweep learned, one panel an index.
 
@@ -84,7 +95,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     parameters = [str(name) for name in share.dims[:-3]]
     axes = [name for name in parameters if share.sizes[name] > 1] or parameters[:1]
     count = share.sizes["index"]
-    figure.set_size_inches(4.6 * count, 3.8)
+    figure.set_size_inches(PAGE if count > 1 else COLUMN, 2.7)
     panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
     mapped = _is_map(table, axes, share)
     drawn = None
@@ -95,10 +106,12 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
             drawn = _draw_map(ax, table[axes[0]], values)
             ax.set_ylabel(axes[0] if p == 0 else "")
         else:
-            _draw_curves(ax, values, axes, legend=p == 0)
+            _draw_curves(ax, values, axes)
             ax.set_ylabel(_SHARE if p == 0 else "")
+            if p == 0 and axes:
+                legend(ax)
         ax.set_xlabel(r"$\alpha$")
-        ax.set_title(f"index {p + 1}" if count > 1 else "", fontsize="medium")
+        ax.set_title(f"index {p + 1}" if count > 1 else "")
     if drawn is not None:
         figure.colorbar(drawn, ax=list(panels), label=_SHARE)
     return figure
@@ -115,7 +128,7 @@ def _draw_map(ax: Axes, parameter: xarray.DataArray, values: xarray.DataArray) -
     """The share over α and a parameter, whose axis is logarithmic where it spans more than a factor
     of eight.
     """
-    style: dict[str, Any] = {"vmin": 0.0, "vmax": 1.0, "cmap": "viridis", "rasterized": True}
+    style: dict[str, Any] = {"vmin": 0.0, "vmax": 1.0, "cmap": MAP, "rasterized": True}
     drawn = ax.pcolormesh(values.alpha, parameter, values, **style)
     lowest = float(parameter.min())
     logarithmic = lowest > 0 and float(parameter.max() / parameter.min()) > 8
@@ -123,18 +136,17 @@ def _draw_map(ax: Axes, parameter: xarray.DataArray, values: xarray.DataArray) -
     return drawn
 
 
-def _draw_curves(ax: Axes, values: xarray.DataArray, axes: Sequence[str], legend: bool) -> None:
-    """The share against α, a curve for each combination of parameters.
-
-    Up to ten of them have a legend.
+def _draw_curves(ax: Axes, values: xarray.DataArray, axes: Sequence[str]) -> None:
+    """The share against α, a curve for each combination of parameters, in their order from dark to
+    light.
     """
     if axes:
         rows = values.stack(row=list(axes)).transpose("row", "alpha")
     else:
         rows = values.expand_dims("row")
-    for k in range(rows.sizes["row"]):
+    tints = shades(rows.sizes["row"])
+    for k, tint in enumerate(tints):
         label = ", ".join(f"{name} {rows[name].values[k]}" for name in axes)
-        ax.plot(values.alpha, rows[k], "o-", ms=3, label=label)
+        style: dict[str, Any] = {"marker": markers(k)["marker"], "markersize": 3, "color": tint}
+        ax.plot(values.alpha, rows[k], label=label if len(tints) <= _NAMED else None, **style)
     frame(ax)
-    if legend and axes and rows.sizes["row"] <= 10:
-        ax.legend(frameon=False, fontsize="small")
