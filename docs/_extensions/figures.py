@@ -1,67 +1,101 @@
 """The directive `gallery`: every recipe of `jaxsmi figure`, article by article, from the recipes
-themselves; with its picture where `jaxsmi figure all --out out/gallery` has drawn it.
+themselves, with a search; and with its picture, caption, comparisons and files where `jaxsmi figure
+all --out out/gallery` has drawn it.
 """
 
 import functools
+import html
 import inspect
 import json
 import shutil
 from pathlib import Path
 
+import sources
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAWN = ROOT / "out" / "gallery"
+FOLDER = "_gallery"  # of pictures and arrays, on the site
+ENDINGS = (".png", ".svg", ".pdf", ".nc", ".json")
+
+
+def function(recipe):
+    while isinstance(recipe, functools.partial):
+        recipe = recipe.func
+    return recipe
 
 
 def title(recipe):
-    """The first sentence of a recipe, without the number that print gives the figure."""
-    while isinstance(recipe, functools.partial):
-        recipe = recipe.func
-    return " ".join(inspect.getdoc(recipe).partition("\n\n")[0].split())
+    """The first sentence of a recipe."""
+    return " ".join(inspect.getdoc(function(recipe)).partition("\n\n")[0].split())
 
 
-def source(recipe):
-    while isinstance(recipe, functools.partial):
-        recipe = recipe.func
-    return Path(inspect.getsourcefile(recipe)).relative_to(ROOT).as_posix()
+def record_of(name):
+    """The record of a figure that was drawn with all its files, or None."""
+    files = [DRAWN / f"{name}{ending}" for ending in ENDINGS]
+    if not all(file.is_file() for file in files):
+        return None
+    record = json.loads(files[-1].read_text(encoding="utf-8"))
+    return None if record["failed"] else record
 
 
 class Gallery(SphinxDirective):
-    """Headings and lists in Markdown, parsed where the directive stands."""
+    """Headings as Markdown, parsed where the directive stands; cards as the page of `jaxsmi figure
+    all` has them.
+    """
 
     has_content = False
 
     def run(self):
-        from jaxsmi.papers import ARTICLES
+        from jaxsmi.papers import ARTICLES, gallery
 
-        lines = []
+        lines = self.raw(
+            f"<style>{gallery.CARDS}</style>", f"<div class='gallery'>{gallery.FIND}</div>"
+        )
         for article in ARTICLES:
             lines += [f"## {article.title}", ""]
             if article.arxiv:
                 lines += [f"[arXiv {article.arxiv}](https://arxiv.org/abs/{article.arxiv})", ""]
-            for name, recipe in article.figures.items():
-                lines += self.entry(name, recipe)
-            lines.append("")
+            cards = [self.card(name, recipe) for name, recipe in article.figures.items()]
+            lines += self.raw("<div class='gallery'><div class='grid'>", *cards, "</div></div>")
+        lines += self.raw(f"<script>{gallery.SEARCH}</script>")
         self.env.note_dependency(str(ROOT / "jaxsmi" / "papers"))
         return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
-    def entry(self, name, recipe):
-        path = source(recipe)
-        said = f"- `{name}` – {title(recipe)} ([recipe](../{path}))"
-        record = DRAWN / f"{name}.json"
-        if not record.is_file() or not record.with_suffix(".png").is_file():
-            return [said]
-        held = json.loads(record.read_text(encoding="utf-8"))
-        folder = ROOT / "docs" / "_gallery"
-        folder.mkdir(exist_ok=True)
-        shutil.copy(record.with_suffix(".png"), folder)
-        picture = f"  ![{held['title']}](_gallery/{name}.png)"
-        agree = sum(one["agrees"] for one in held["compared"])
-        compared = f"{agree} of {len(held['compared'])} comparisons agree within their tolerance"
-        return [said, "", picture, "", f"  {held['caption']} *{compared}.*", ""]
+    def raw(self, *parts):
+        return ["````{raw} html", *parts, "````", ""]
+
+    def card(self, name, recipe):
+        from jaxsmi.papers import gallery
+
+        made = function(recipe)
+        path = Path(inspect.getsourcefile(made)).relative_to(ROOT).as_posix()
+        sources.wanted(self.env.app).add(path)
+        line = inspect.getsourcelines(made)[1]
+        uri = f"../{sources.page_of(path)}.html#L-{line}"
+        link = f'<a href="{uri}">recipe</a>'
+        record = record_of(name)
+        if record is not None:
+            return gallery.card(record, f"{FOLDER}/", link)
+        head = f"<h3>{name}: {html.escape(title(recipe))}</h3>"
+        return f'<figure id="{name}">{head}<figcaption><p>{link}</p></figcaption></figure>'
+
+
+def copy(app, error):
+    """Pictures and arrays into the site, where they were drawn."""
+    if error or app.builder.format != "html":
+        return
+    from jaxsmi.papers import RECIPES
+
+    for name in RECIPES:
+        if record_of(name) is not None:
+            folder = Path(app.outdir) / "docs" / FOLDER
+            folder.mkdir(exist_ok=True)
+            for ending in ENDINGS:
+                shutil.copy(DRAWN / f"{name}{ending}", folder)
 
 
 def setup(app):
     app.add_directive("gallery", Gallery)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    app.connect("build-finished", copy)
+    return {"parallel_read_safe": False, "parallel_write_safe": True}

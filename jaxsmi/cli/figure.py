@@ -21,7 +21,8 @@ from jaxsmi.core.checks import check
 from jaxsmi.papers import ARTICLES, RECIPES, gallery, making
 from jaxsmi.papers.common import Folder
 from jaxsmi.papers.making import Record
-from jaxsmi.workbench import storage
+from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     import xarray
@@ -189,16 +190,18 @@ def _overview(figure: Figure, records: Sequence[Mapping[str, Any]]) -> None:
         for one in record["compared"]
         if one["points"]
     ]
-    figure.set_size_inches(9, 1.2 + 0.17 * len(ratios))
+    figure.set_size_inches(plotting.PAGE, 1.2 + 0.12 * len(ratios))
     ax = figure.subplots()
+    verdicts = {"agrees": {"color": plotting.colour(0), "marker": "o", "ls": "none", "ms": 3.0}}
+    verdicts["does not"] = {"color": plotting.colour(1), "marker": "X", "ls": "none", "ms": 5.0}
     for row, (_, ratio) in enumerate(ratios):
-        ax.plot(max(ratio, 1e-3), row, "o", ms=4, color="C2" if ratio <= 1 else "C3")
-    ax.axvline(1.0, color="k", lw=0.8, ls=":")
+        ax.plot(max(ratio, 1e-3), row, **verdicts["agrees" if ratio <= 1 else "does not"])
+    ax.axvline(1.0, color=INK, lw=0.8, ls=":")
+    plotting.legend_above(ax, 2, verdicts)
     ax.set_xscale("log")
     ax.set_xlabel("largest deviation over its tolerance")
-    ax.set_yticks(np.arange(len(ratios)), [name for name, _ in ratios], fontsize=6)
+    ax.set_yticks(np.arange(len(ratios)), [name for name, _ in ratios], fontsize=5)
     ax.set_ylim(len(ratios), -1)
-    ax.grid(alpha=0.25, lw=0.6)
 
 
 COMMAND = Command(

@@ -227,10 +227,9 @@ def _write(report: Report, arguments: argparse.Namespace, picture: bool = True) 
     words.write_text(report.text + "\n", encoding="utf-8")
     written = [arrays, words]
     if picture and _draws():
-        from matplotlib.figure import Figure  # not pyplot: no window, whatever the machine
-
-        drawing = report.figure or Figure(figsize=(5, 3.6), layout="constrained")
-        report.draw(drawing)
+        drawing = report.figure or plotting.canvas(height=2.7)
+        with plotting.style():
+            report.draw(drawing)
         plotting.savefig(drawing, drawn, **made)
         written = [drawn, *written]
     return [str(path) for path in written]

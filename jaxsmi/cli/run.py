@@ -74,7 +74,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     }
 
     def draw(figure: Figure) -> None:
-        figure.set_size_inches(9, 3.8)
+        figure.set_size_inches(plotting.PAGE, 2.9)
         left, right = figure.subplots(1, 2, sharey=True)
         plotting.overlap_against_iteration(learned.solution, theory.trajectory, left)
         plotting.overlap_against_alpha(theory.curve, learned.solution, right, legend=False)

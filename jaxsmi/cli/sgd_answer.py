@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxsmi.cli.report import draw_nothing
+from jaxsmi.workbench import plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,10 +37,10 @@ def curves(
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
         for k, name in enumerate(names):
-            lines = ax.plot(x, overlaps[..., k].T, color=f"C{k}", lw=0.8)
+            lines = ax.plot(x, overlaps[..., k].T, color=plotting.colour(k), lw=0.8)
             lines[0].set_label(name)
         ax.set_xlabel(across)
         ax.set_ylabel(up)
-        ax.legend(frameon=False)
+        plotting.legend(ax)
 
     return draw

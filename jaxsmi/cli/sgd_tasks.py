@@ -20,6 +20,7 @@ from jaxsmi.cli.report import finite, table
 from jaxsmi.cli.sgd_answer import Answer, curves
 from jaxsmi.core.codes import Result
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.workbench import plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,8 +79,8 @@ def _exponent(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answ
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
         ax.bar(range(len(exponent.levels)), exponent.levels)
-        ax.set_xlabel("order k")
-        ax.set_ylabel("weight P_k")
+        ax.set_xlabel("order $k$")
+        ax.set_ylabel("weight $P_k$")
 
     arrays = {"levels": np.asarray(exponent.levels), "errors": np.asarray(exponent.errors)}
     return Answer(exponent._asdict(), lines, arrays, draw)
@@ -206,13 +207,8 @@ def _phase_diagram(model: SequenceSingleIndex, arguments: argparse.Namespace) ->
 
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
-        ax.pcolormesh(a, omega, diagram.label, cmap="tab10", vmin=0, vmax=9)
-        for name, values in diagram.boundaries.items():
-            ax.plot(a, values, label=name)
-        ax.set_ylim(omega[0], omega[-1])
-        ax.set_xlabel("a")
-        ax.set_ylabel("ω")
-        ax.legend(fontsize=7)
+        figure.set_size_inches(5.6, 2.9)
+        plotting.phases(diagram, a, omega, ax)
 
     return Answer(data, lines, arrays | {"hessian": diagram.hessian}, draw)
 
@@ -249,11 +245,11 @@ def _gain(model: SequenceSingleIndex, arguments: argparse.Namespace) -> Answer:
 
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
-        ax.errorbar(gain.lengths, gain.gain, gain.stderr, fmt="o")
+        ax.errorbar(gain.lengths, gain.gain, gain.stderr, **plotting.markers(0))
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_xlabel("length L")
-        ax.set_ylabel("steps untied/steps tied")
+        ax.set_xlabel("tokens $L$")
+        ax.set_ylabel("steps, untied over tied")
 
     return Answer(data, lines, arrays, draw)
 

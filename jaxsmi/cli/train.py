@@ -117,7 +117,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
 
     def draw(figure: Figure) -> None:
         count = len(order.solutions)
-        figure.set_size_inches(4.4 * count + 0.6, 3.8)
+        figure.set_size_inches(max(plotting.PAGE, 2.4 * count), 2.9)
         axes = figure.subplots(1, count, sharey=True, squeeze=False)[0]
         plotting.learning_order(order, list(axes))
 

@@ -238,6 +238,6 @@ def overlay(
     """
     look: dict[str, Any] = {"ls": "none", "marker": "d", "ms": 3.0}
     if line:
-        look = {"ls": "-", "marker": "", "lw": 3.2}
+        look = {"ls": "-", "marker": "", "lw": 2.8}
     look |= {"color": GREY, "capsize": 0, "elinewidth": 0.7, "zorder": 0.5}
     ax.errorbar(x, y, error, label=label or ("published" if line else "published runs"), **look)

@@ -1,8 +1,8 @@
 """The gallery: one static page of all figures in a folder, with what agrees with published numbers
 and what does not.
 
-No script, no font, no file from elsewhere: the page opens from a folder as it is. No equation lives
-here.
+No script, no font, no file from elsewhere: the page opens from a folder as it is, in light and
+dark, and its search is a filter of its own. No equation lives here.
 """
 
 from __future__ import annotations
@@ -14,38 +14,96 @@ from typing import Any
 
 from jaxsmi.papers.common import Article
 
-__all__ = ["page", "summary", "write"]
+__all__ = ["CARDS", "FIND", "SEARCH", "card", "page", "summary", "write"]
+
+# Of the cards, on this page and on the site of the documentation: `data-theme` is the theme's
+# switch, without one the system decides.
+CARDS = """
+.gallery { --line: #8884; --good: #007a33; --bad: #b3261e; }
+html[data-theme="dark"] .gallery { --good: #5fd38d; --bad: #ff8a80; }
+@media (prefers-color-scheme: dark) {
+  html:not([data-theme="light"]) .gallery { --good: #5fd38d; --bad: #ff8a80; }
+}
+.gallery [hidden], section[hidden] { display: none; }
+.gallery .find { display: flex; gap: .8rem; align-items: center; margin: 1rem 0; }
+.gallery input { font: inherit; color: inherit; padding: .45rem .7rem; width: min(100%, 34rem); }
+.gallery input { background: transparent; border: 1px solid var(--line); border-radius: .4rem; }
+.gallery .grid { display: grid; gap: 1.5rem; align-items: start; }
+.gallery .grid { grid-template-columns: repeat(auto-fill, minmax(min(100%, 38rem), 1fr)); }
+.gallery figure { margin: 0; padding: 1rem; border-radius: .5rem; overflow-x: auto; }
+.gallery figure { border: 1px solid var(--line); max-width: none; }
+.gallery h3 { font-size: 1rem; margin: 0 0 .6rem; }
+.gallery figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+.gallery figure img { background: #fff; border-radius: .25rem; padding: .3rem; }
+.gallery figcaption { font-size: .92rem; text-align: left; }
+.gallery figcaption p { margin: .6rem 0; }
+.gallery table { border-collapse: collapse; width: 100%; display: table; }
+.gallery table { font-size: .82rem; font-variant-numeric: tabular-nums; }
+.gallery th, .gallery td { text-align: left; vertical-align: top; padding: .25rem .5rem; }
+.gallery th, .gallery td { border-bottom: 1px solid var(--line); }
+.gallery td.number, .gallery th.number { text-align: right; white-space: nowrap; }
+.gallery .yes { color: var(--good); }
+.gallery .no { color: var(--bad); font-weight: 600; }
+.gallery tr.remark td { border: 0; padding: 0 .5rem .3rem 1.5rem; opacity: .75; }
+.gallery tr:has(+ .remark) td { border-bottom: 0; }
+.gallery tr.remark + tr td { border-top: 1px solid var(--line); }
+.gallery details { font-size: .85rem; margin: .4rem 0; }
+.gallery details pre { overflow-x: auto; padding: .6rem; font-size: .78rem; }
+.gallery details pre { border: 1px solid var(--line); border-radius: .25rem; }
+.gallery dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
+.gallery dt, .gallery dd { margin: 0; overflow-wrap: anywhere; }
+.gallery .made { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; }
+.gallery .failed { border: 2px solid var(--bad); padding: .8rem; }
+"""
+
+# Every word must be in the title, the caption, the parameters or the comparisons of a figure.
+SEARCH = """
+{
+  const box = document.querySelector(".gallery .find input");
+  const count = document.querySelector(".gallery .find output");
+  const cards = [...document.querySelectorAll(".gallery figure")];
+  const texts = cards.map(card => [...card.querySelectorAll("h3, figcaption > p, dl, td")]
+    .map(part => part.textContent).join(" ").toLowerCase());
+  const sections = new Set(cards.map(card => card.closest("section")));
+  const find = () => {
+    const words = box.value.toLowerCase().split(/\\s+/).filter(Boolean);
+    cards.forEach((card, k) => { card.hidden = !words.every(word => texts[k].includes(word)); });
+    for (const section of sections)
+      section.hidden = !section.querySelector("figure:not([hidden])");
+    const shown = cards.filter(card => !card.hidden).length;
+    count.textContent = words.length ? `${shown} of ${cards.length} figures` : "";
+  };
+  box.addEventListener("input", find);
+  find();
+}
+"""
+
+FIND = (
+    '<p class="find"><input type="search" placeholder="find figures: a word of the caption, a '
+    'parameter" aria-label="Find figures"><output aria-live="polite"></output></p>'
+)
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --good: #007a33; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --good: #5fd38d; --bad: #ff8a80; } }
+:root { color-scheme: light dark; }
+:root[data-theme="light"] { color-scheme: light; }
+:root[data-theme="dark"] { color-scheme: dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 100rem; }
 h1 { font-size: 1.6rem; }
 h2 { font-size: 1.25rem; margin-top: 2.5rem; }
-h3 { font-size: 1rem; margin: 0 0 .6rem; }
 nav ul { columns: 22rem; padding-left: 1.2rem; }
-.grid { display: grid; gap: 1.5rem; align-items: start; }
-.grid { grid-template-columns: repeat(auto-fill, minmax(min(100%, 38rem), 1fr)); }
-figure { margin: 0; padding: 1rem; border-radius: .5rem; overflow-x: auto; }
-figure { border: 1px solid var(--line); }
-img { display: block; width: 100%; height: auto; background: #fff; border-radius: .25rem; }
-figcaption { font-size: .92rem; }
-figcaption p { margin: .6rem 0; }
-table { border-collapse: collapse; width: 100%; }
-table { font-size: .82rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .5rem; }
-th, td { border-bottom: 1px solid var(--line); }
-td.number, th.number { text-align: right; white-space: nowrap; }
-.yes { color: var(--good); }
-.no { color: var(--bad); font-weight: 600; }
-tr.remark td { border: 0; padding: 0 .5rem .3rem 1.5rem; opacity: .75; }
-tr:has(+ .remark) td { border-bottom: 0; }
-tr.remark + tr td { border-top: 1px solid var(--line); }
-.made { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; }
-.failed { border: 2px solid var(--bad); padding: .8rem; }
+header { position: relative; }
+#theme { position: absolute; top: 0; right: 0; font: inherit; padding: .3rem .7rem; }
 """
 
+_SWITCH = """
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = root.dataset.theme || (dark ? "dark" : "light");
+  root.dataset.theme = now === "dark" ? "light" : "dark";
+});
+"""
 
+_PIXELS = 92.0  # of the page for an inch of a picture, whose letters then have their size
 _COLUMNS = {
     "points": "points",
     "median": "median |Δ|",
@@ -110,8 +168,42 @@ def _made(record: Mapping[str, Any]) -> str:
     )
 
 
-def _figure(record: Mapping[str, Any]) -> str:
-    """A figure with its caption and its comparisons, or the reason of its failure."""
+def _parameters(record: Mapping[str, Any]) -> str:
+    """The settings of a figure, and the numbers or ranges of its arrays."""
+    settings = record["provenance"]["settings"]
+    shown = {"command": f"jaxsmi figure {record['name']}{' --full' * bool(settings.get('full'))}"}
+    shown |= record.get("arrays", {})
+    rows = "".join(f"<dt>{_safe(name)}</dt><dd>{_safe(text)}</dd>" for name, text in shown.items())
+    return f"<details><summary>Parameters and arrays</summary><dl>{rows}</dl></details>"
+
+
+def _links(name: str, folder: str, recipe: str) -> str:
+    """The files behind a figure, and its recipe."""
+    files = {"svg": "svg", "pdf": "pdf", "nc": "arrays, netCDF", "json": "how it was made, JSON"}
+    links = [f'<a href="{folder}{name}.{end}">{what}</a>' for end, what in files.items()]
+    return f"<p>{' · '.join([*links, recipe] if recipe else links)}</p>"
+
+
+def _code(record: Mapping[str, Any]) -> str:
+    """The recipe as it was when the figure was made."""
+    recipe = record.get("recipe")
+    if not recipe:
+        return ""
+    summary = f"<summary>Recipe: <code>{_safe(recipe['function'])}</code></summary>"
+    return f"<details>{summary}<pre>{_safe(recipe['code'])}</pre></details>"
+
+
+def card(record: Mapping[str, Any], folder: str = "", recipe: str = "") -> str:
+    """A figure with its caption, comparisons, parameters and files, or the reason of its failure.
+
+    Args:
+        record: Of the figure.
+        folder: Where its files are, with a slash. Default "": beside the page.
+        recipe: A link to the recipe, as HTML. Default "": its code is shown.
+
+    Returns:
+        A <figure>, as HTML.
+    """
     name = _safe(record["name"])
     title = _safe(record["title"])
     head = (
@@ -122,15 +214,14 @@ def _figure(record: Mapping[str, Any]) -> str:
     if record["failed"]:
         reason = f'<p class="failed">Failed: {_safe(record["failed"])}</p>'
         return f"{head}<figcaption>{reason}{made}</figcaption></figure>"
-    files = (
-        f'<a href="{name}.nc">{name}.nc</a> (arrays)',
-        f'<a href="{name}.json">{name}.json</a> (how it was made)',
-    )
-    links = f"<p>Behind it: {', '.join(files)}.</p>"
+    inches = (record.get("inches") or [7.0])[0]
+    width = round(_PIXELS * float(inches))
+    picture = f'<img src="{folder}{name}.png" width="{width}" alt="{title}">'
+    code = "" if recipe else _code(record)
     return (
-        f'{head}<a href="{name}.png"><img src="{name}.png" alt="{title}"></a>'
+        f'{head}<a href="{folder}{name}.png">{picture}</a>'
         f"<figcaption><p>{_safe(record['caption'])}</p>{_compared(record['compared'])}"
-        f"{links}{made}</figcaption></figure>"
+        f"{_links(name, folder, recipe)}{_parameters(record)}{code}{made}</figcaption></figure>"
     )
 
 
@@ -141,7 +232,7 @@ def _article(article: Article | None, records: Sequence[Mapping[str, Any]]) -> s
     source = ""
     if article and article.arxiv:
         source = f' (<a href="https://arxiv.org/abs/{article.arxiv}">arXiv {article.arxiv}</a>)'
-    figures = "\n".join(_figure(record) for record in records)
+    figures = "\n".join(card(record) for record in records)
     head = f'<section><h2 id="{_safe(prefix)}">{_safe(title)}{source}</h2>'
     return f'{head}\n<div class="grid">\n{figures}\n</div></section>'
 
@@ -189,14 +280,16 @@ def page(records: Sequence[Mapping[str, Any]], articles: Sequence[Article]) -> s
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>jaxsmi: '
         "figures</title>"
-        f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head><body>\n'
-        f"<header><h1>jaxsmi: published figures, made again</h1><p>{_safe(summary(records))} Δ is "
+        f'<link rel="icon" href="data:,"><style>{_STYLE}{CARDS}</style></head><body '
+        'class="gallery">\n'
+        '<header><button id="theme" type="button">light / dark</button>'
+        f"<h1>jaxsmi: published figures, made again</h1><p>{_safe(summary(records))} Δ is "
         "ours minus the other at the same abscissa; the tolerance shown is the median one, and the "
         "worst ratio is that of a deviation to the tolerance at its own point. All numbers were "
-        "measured when the figure was made.</p></header>\n"
+        f"measured when the figure was made.</p>{FIND}</header>\n"
         f'<nav aria-label="Figures"><ul>{contents}</ul></nav>\n<main>\n'
         + "\n".join(_article(article, group) for article, group in _grouped(records, articles))
-        + "\n</main></body></html>\n"
+        + f"\n</main><script>{_SWITCH}{SEARCH}</script></body></html>\n"
     )
 
 

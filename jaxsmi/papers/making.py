@@ -1,5 +1,5 @@
-"""Recipes run and kept: NAME.png, NAME.nc (the arrays), NAME.json (caption, comparisons, seconds,
-provenance).
+"""Recipes run and kept: NAME.png, .svg and .pdf (the picture), NAME.nc (the arrays), NAME.json
+(caption, comparisons, what the arrays are, the recipe, seconds, provenance).
 
 A figure that is there already, with the same settings and the same version, is not made again; one
 that fails is recorded with its reason and stops nothing. The record is written last, so that a
@@ -23,6 +23,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from jaxsmi.core.provenance import parameters, provenance, version
 from jaxsmi.papers.common import Drawn, Folder
@@ -30,12 +31,24 @@ from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.processes import processes
 from jaxsmi.workbench.store import Store, write_text
 
-__all__ = ["Record", "draw", "every", "finished", "folder_of_published", "keep", "records", "title"]
+__all__ = [
+    "Record",
+    "draw",
+    "every",
+    "finished",
+    "folder_of_published",
+    "keep",
+    "records",
+    "source",
+    "title",
+]
 
 Recipe = Callable[..., Drawn]
 Record = dict[str, Any]  # what NAME.json holds
 
-_FILES = (".json", ".png", ".nc")
+_PICTURES = (".png", ".svg", ".pdf")
+_FILES = (".json", ".nc", *_PICTURES)
+_LISTED = 8  # so many numbers of an array stand in its record, of longer ones their range
 _BROKEN = (
     "the process ended, perhaps for want of memory; the same command again makes what is missing"
 )
@@ -49,6 +62,29 @@ def title(recipe: Recipe) -> str:
         recipe = recipe.func
     line = " ".join((inspect.getdoc(recipe) or "").split("\n\n")[0].split()).rstrip(".")
     return f"{line} ({bound})" if bound else line
+
+
+def source(recipe: Recipe) -> dict[str, str]:
+    """Where the code of a recipe is, `module.function`, and its text."""
+    while isinstance(recipe, functools.partial):
+        recipe = recipe.func
+    code = inspect.getsource(recipe)
+    return {"function": f"{recipe.__module__}.{recipe.__name__}", "code": code}
+
+
+def _described(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """What the arrays of a figure are: few numbers themselves, else the shape and the range."""
+    words = {}
+    for name, values in arrays.items():
+        numbers = np.asarray(values, float)
+        known = numbers[np.isfinite(numbers)]
+        if numbers.ndim < 2 and numbers.size <= _LISTED:
+            words[name] = ", ".join(f"{x:.4g}" for x in numbers.ravel())
+            continue
+        shape = " × ".join(map(str, numbers.shape))
+        span = f" from {known.min():.4g} to {known.max():.4g}" if known.size else ""
+        words[name] = f"{shape}{span}"
+    return words
 
 
 def folder_of_published(given: Folder = None) -> Folder:
@@ -97,11 +133,11 @@ def _record(
     settings: Mapping[str, object],
     seconds: float,
     *,
-    caption: str = "",
-    compared: Sequence[Mapping[str, object]] = (),
+    drawn: Drawn | None = None,
     failed: str = "",
 ) -> Record:
     """The record of a figure, or of its failure."""
+    compared = drawn.compared if drawn else []
     made: dict[str, object] = {
         "platform": platform.platform(),
         "commit": commit(),
@@ -112,8 +148,11 @@ def _record(
         "name": name,
         "title": title(recipe),
         "seconds": seconds,
-        "caption": caption,
-        "compared": list(compared),
+        "caption": drawn.caption if drawn else "",
+        "compared": [dataclasses.asdict(one) | {"agrees": one.agrees} for one in compared],
+        "arrays": _described(drawn.arrays) if drawn else {},
+        "inches": [round(float(x), 2) for x in drawn.figure.get_size_inches()] if drawn else [],
+        "recipe": source(recipe),
         "failed": failed,
         "provenance": provenance(**made),
     }
@@ -133,9 +172,8 @@ def draw(
     with plotting.style():
         drawn = recipe(full=full, progress=progress, reference=reference)
     seconds = time.perf_counter() - begin
-    compared = [dataclasses.asdict(one) | {"agrees": one.agrees} for one in drawn.compared]
     settings = {"full": full, "reference": reference}
-    return drawn, _record(name, recipe, settings, seconds, caption=drawn.caption, compared=compared)
+    return drawn, _record(name, recipe, settings, seconds, drawn=drawn)
 
 
 def keep(drawn: Drawn | None, record: Mapping[str, Any], folder: pathlib.Path) -> None:
@@ -150,7 +188,8 @@ def keep(drawn: Drawn | None, record: Mapping[str, Any], folder: pathlib.Path) -
         stem.with_suffix(".json").unlink(
             missing_ok=True
         )  # of another run: it is not of these files
-        plotting.savefig(drawn.figure, stem.with_suffix(".png"), **made)
+        for ending in _PICTURES:
+            plotting.savefig(drawn.figure, stem.with_suffix(ending), **made)
         storage.save(storage.arrays(drawn.arrays), stem.with_suffix(".nc"), **made)
     write_text(stem.with_suffix(".json"), json.dumps(record, indent=1, allow_nan=False) + "\n")
 

@@ -33,7 +33,7 @@ from jaxsmi.papers.common import (
     published,
     with_bars,
 )
-from jaxsmi.workbench.plotting import colour, legend, line, markers, shades
+from jaxsmi.workbench.plotting import colour, legend, legend_above, line, markers, shades
 from jaxsmi.workbench.plotting.palette import INK, MAP
 
 if TYPE_CHECKING:
@@ -78,12 +78,12 @@ def quadratic_error(full: bool = False, progress: bool = False, reference: Folde
         compared += _theory(reference, left, width, 0.0, f"line_no_noise_{float(width)}.csv")
         left.plot(alphas, error, color=tint, label=rf"$\kappa = {width:g}$")
     left.set_xlabel(r"sample complexity $\alpha = n/d^2$")
-    legend(left)
+    legend_above(left, 4)
     shown = right.pcolormesh(columns, rows, heat, shading="nearest", cmap=MAP, rasterized=True)
     figure.colorbar(shown, ax=right, label=ERROR)
     edge = np.where(rows < 1.0, rows - 0.5 * rows**2, 0.5)
-    right.plot(edge, rows, color="w", ls="--", lw=1.2, label="perfect recovery")
-    legend(right, labelcolor="w", loc="upper right")
+    right.plot(edge, rows, color=colour(4), ls="--", label="perfect recovery")
+    legend_above(right, 1)
     right.grid(False)
     right.set_xlabel(r"sample complexity $\alpha = n/d^2$")
     right.set_ylabel(r"width $\kappa = r/d$")
@@ -126,7 +126,7 @@ def quadratic_message_passing(
             compared += _theory(reference, ax, kappa, noise, file)
         compared += _beside_runs(reference, ax, kappa, noise)
     ax.set_xlabel(r"sample complexity $\alpha = n/d^2$")
-    legend(ax, {f"message passing, d = {dimension}": DOTS})
+    legend(ax, {f"message passing, $d = {dimension}$": DOTS})
     caption = (
         f"Quadratic network, message passing with Gaussian inputs: d = {dimension}, {seeds} seeds."
     )
@@ -258,7 +258,7 @@ def trivialisation(full: bool = False, progress: bool = False, reference: Folder
         inside = 0 <= last < len(alphas) - 1
         threshold.append(0.5 * (alphas[last] + alphas[last + 1]) if inside else np.nan)
         label = rf"$\Delta = {noise:g}$"
-        look = markers(k) | {"color": tint, "ls": "-", "label": label}
+        look = markers(k) | {"color": tint, "linestyle": "-", "label": label}
         left.semilogy(alphas, np.maximum(spreads, 1e-12), **look)
     arrays["threshold"] = np.array(threshold)
     left.axhline(level, color=INK, lw=0.9, ls=":", label="one matrix below")

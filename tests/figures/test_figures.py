@@ -102,6 +102,8 @@ def test_all_goes_on_after_a_failure_and_says_so(two, capsys, tmp_path):
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {
         "bilinear-a.png",
+        "bilinear-a.svg",
+        "bilinear-a.pdf",
         "bilinear-a.nc",
         "bilinear-a.json",
         "quadratic-b.json",
@@ -142,7 +144,12 @@ def test_the_gallery_escapes_everything_and_needs_nothing(two, tmp_path):
     drawn, record = making.draw("bilinear-a", functools.partial(line, slope=1.0))
     making.keep(drawn, record, tmp_path)
     page = gallery.page([record], ARTICLES)
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the search and the switch of the page itself
+    assert "src=" not in page.replace('src="bilinear-a.png"', "")
+    for ending in ("png", "svg", "pdf", "nc", "json"):
+        assert f'href="bilinear-a.{ending}"' in page
+    assert "<dt>x</dt><dd>0, 0.25, 0.5, 0.75, 1</dd>" in page  # parameters: the numbers themselves
+    assert "def line(full=False" in page  # the recipe
     assert "http" not in page.replace("https://arxiv.org/abs/", "")  # links to the articles alone
     assert "&lt;line&gt;" in page
     assert "same &amp; near" in page

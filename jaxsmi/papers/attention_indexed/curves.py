@@ -18,7 +18,7 @@ from jaxtyping import Array
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.papers.common import Comparison, Folder, compare, overlay, published
-from jaxsmi.workbench.plotting import legend, shades
+from jaxsmi.workbench.plotting import legend_above, shades
 from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def draw_small_widths(
     begins = float(model.small_width_threshold)
     ax.axvline(begins, color=INK, ls=":", lw=0.9, label=r"learning starts, $\rho \to 0$")
     ax.set_xlabel(r"sample complexity $\bar\alpha = n/(dr)$")
-    legend(ax)
+    legend_above(ax, 3)
     return limit
 
 

@@ -32,7 +32,7 @@ from jaxsmi.papers.common import (
     overlay,
     with_bars,
 )
-from jaxsmi.workbench.plotting import legend, shades
+from jaxsmi.workbench.plotting import label_ends, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +93,7 @@ def two_tokens(full: bool = False, progress: bool = False, reference: Folder = N
     left.set_xlim(alphas[0] / 1.2, 1.2 * alphas[-1])
     left.set_xlabel(r"sample complexity $\alpha = n/d^2$")
     keys = {r"$c(\rho)/\alpha^2$": {"ls": ":", "lw": 0.8}, "message passing": DOTS}
-    legend(left, keys, loc="lower left")
+    label_ends(left, keys)
     x = np.linspace(0.02, 2.0, 80)
     small = errors(2, SMALL_WIDTHS, "hardmax", np.outer(SMALL_WIDTHS, x))
     for width in (0.0, 0.05, 0.1, 0.2, 0.5):

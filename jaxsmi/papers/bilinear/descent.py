@@ -33,7 +33,7 @@ from jaxsmi.papers.common import (
     published,
     with_bars,
 )
-from jaxsmi.workbench.plotting import colour, legend, line
+from jaxsmi.workbench.plotting import colour, legend, legend_above, legend_of_all, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,7 +156,7 @@ def descent(
         compared += _beside_descent(ax, model, at, ends, runs, reference)
         ax.set_title(rf"$\Delta = {noise:g}$, $\beta = {beta:g}$")
         ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
-        legend(ax)
+    legend_of_all(figure, 4 if len(noises) > 1 else 2)
     caption = "Gradient descent at learning rate 0.7 (with noise 0.3): the rate decides the error"
     caption += f". d = {sizes.dimension}, {sizes.teachers} teachers, {sizes.steps} steps."
     return Drawn(figure, arrays, caption + note(reference), compared)
@@ -210,9 +210,9 @@ def small_start(full: bool = False, progress: bool = False, reference: Folder = 
     exact = float(nuclear_norm_threshold(1.0, 0.2))
     ax.axvline(exact, color=colour(3), ls=":", lw=0.9, label="nuclear norm is exact")
     ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
-    legend(ax)
     compared = _beside_small_start(ax, at, arrays, runs.dimension, reference)
     arrays |= _along_descent(right, model, runs)
+    legend_above(ax, 2)
     caption = (
         f"Descent from factors of size 1e-4: d = {runs.dimension}, {runs.teachers} teachers, "
         f"{runs.steps} steps. Right: the way at α = 0.45 on one data set (median of the starts; no "
@@ -272,7 +272,7 @@ def _along_descent(ax: Axes, model: Bilinear, runs: Runs) -> dict[str, np.ndarra
     arrays["way_nuclear"] = np.asarray(minimum_nuclear_norm(model, data).error)
     ax.axhline(float(arrays["way_nuclear"]), color=colour(3), lw=1.0, ls=":", label="nuclear norm")
     ax.set_xlabel("steps")
-    legend(ax)
+    legend_above(ax, 2)
     return arrays
 
 

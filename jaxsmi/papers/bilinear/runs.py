@@ -29,7 +29,7 @@ from jaxsmi.papers.common import (
     published,
     with_bars,
 )
-from jaxsmi.workbench.plotting import colour, legend, line
+from jaxsmi.workbench.plotting import colour, legend_of_all, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,8 +107,8 @@ def message_passing(full: bool = False, progress: bool = False, reference: Folde
                 compared.append(_single_runs(ax, f"theory, {problem}", ours, table, shown))
         ax.set_title(rf"$\Delta = {noise:g}$")
         ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
-    for ax in axes:
-        legend(ax, {f"message passing, d = {dimension}": {"marker": "x", "ls": "none"}})
+    crosses = {"marker": "x", "ls": "none"}
+    legend_of_all(figure, 3, {f"message passing, $d = {dimension}$": crosses})
     caption = f"Message passing (crosses: d = {dimension}, {seeds} seeds) and theory."
     return Drawn(figure, arrays, caption + note(reference), compared)
 
@@ -186,8 +186,7 @@ def nuclear_norm(
         ax.axvline(exact, color=colour(1), ls=":", lw=0.9, label="nuclear norm is exact")
         ax.set_title(rf"$\rho = {rho:g}$, $\beta = {beta:g}$")
         ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
-    for ax in axes:
-        legend(ax)
+    legend_of_all(figure, 5)
     caption = (
         f"Minimum of the nuclear norm: longer side {dimension}, {seeds} seeds; dotted: where it is "
         "exact."

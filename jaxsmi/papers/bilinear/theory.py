@@ -29,7 +29,7 @@ from jaxsmi.papers.common import (
     overlay,
     published,
 )
-from jaxsmi.workbench.plotting import colour, legend, line, shades
+from jaxsmi.workbench.plotting import colour, label_ends, legend, legend_of_all, line, shades
 from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def bayes_error(
         right.set_title(rf"$\beta = {_named(beta)}$")
         left.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
         right.set_xlabel(r"sample complexity $\bar\alpha = n/(r(d + L))$")
-    legend(axes[0])
-    legend(axes[1])
+    legend_of_all(figure, 5)
     caption = f"Bayes-optimal error, noise {noise:g}; dotted: where learning starts as ρ → 0."
     return Drawn(figure, arrays, caption + note(reference), compared)
 
@@ -166,7 +165,7 @@ def aspects(
         ax.plot(alphas, ridge, color=INK, ls="--", lw=1.0, label="ridge regression")
         ax.set_title(rf"$\rho = {width:g}$")
         ax.set_xlabel(r"sample complexity $\alpha = n/(dL)$")
-    legend(axes[0])
+    legend_of_all(figure, 4)
     caption = f"Bayes-optimal error against sequence length, noise {noise:g}."
     return Drawn(figure, arrays, caption + note(reference), compared)
 
@@ -208,7 +207,7 @@ def thresholds(full: bool = False, progress: bool = False, reference: Folder = N
         ax.set_ylabel(f"{name} of perfect recovery")
     keys: dict[str, Any] = {"Bayes-optimal": {"ls": "-"}, "nuclear norm": {"ls": "--"}}
     legend(axes[0], keys)
-    legend(axes[1], keys | {r"nuclear norm, $\rho \to 0$": _LIMIT})
+    label_ends(axes[1], keys | {r"nuclear norm, $\rho \to 0$": _LIMIT})
     caption = "Perfect recovery: Bayes-optimal (solid), minimum of the nuclear norm (dashed)."
     return Drawn(figure, arrays, caption + note(reference), compared)
 

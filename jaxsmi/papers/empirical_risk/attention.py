@@ -55,6 +55,7 @@ __all__ = ["attention_risk", "positional_semantic"]
 
 _ATTENTION = (0.1, 0.3)
 _REACHED = (Result.SUCCESS, Result.UNSTABLE)
+_BOTTOM = 1e-3  # of the errors that are drawn
 _RINGS: dict[str, Any] = {"marker": "o", "ms": 7.0, "mfc": "none", "ls": "none"}
 _SPREAD = 0.25  # variance of a token, and of a weight in its units [CBKZ24]
 
@@ -94,10 +95,12 @@ def attention_risk(full: bool = False, progress: bool = False, reference: Folder
     for value, curve in zip(_ATTENTION, curves, strict=True):
         arrays |= arrays_of(curve, f"ridge_{value:g}")
     labels = [rf"$\lambda = {value:g}$" for value in _ATTENTION]
+    ax.set_yscale("log")
+    ax.set_ylim(_BOTTOM, 0.4)
     risk_against_alpha(curves, labels, ax)
     recovered = _draw_bayes(ax, arrays)
     with_bars(ax, at, runs, color=INK, label=rf"descent, $\lambda = {ridge:g}$", zorder=3)
-    legend_above(ax, 3, unreached_keys(curves))
+    legend_above(ax, 2, unreached_keys(curves))
     caption = (
         "One layer of tied attention on itself, two tokens, without label noise: error on new "
         "samples against α. Lines: theory of the minimum of the squared loss with a ridge λ; open "
@@ -120,12 +123,9 @@ def _draw_bayes(ax: Axes, arrays: dict[str, np.ndarray]) -> float:
     recovered = alpha[arrays["bayes_result"] == Result.RECOVERED]
     edge = float(np.min(recovered)) if len(recovered) else np.inf
     shown &= alpha < edge
-    ax.set_yscale("log")
-    bottom = 1e-3
-    ax.set_ylim(bottom, 0.4)
     ax.set_ylabel(r"test error $E\Vert\hat y - y\Vert^2$")
     x = np.append(alpha[shown], edge)
-    ax.plot(x, np.append(error[shown], 1e-2 * bottom), color=INK, ls="-.", label="Bayes-optimal")
+    ax.plot(x, np.append(error[shown], 1e-2 * _BOTTOM), color=INK, ls="-.", label="Bayes-optimal")
     return edge
 
 

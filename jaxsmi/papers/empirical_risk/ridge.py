@@ -68,9 +68,9 @@ def double_descent(full: bool = False, progress: bool = False, reference: Folder
     for exact in known:
         overlay(ax, alphas, exact, line=True, label="closed form")
     labels = [rf"$\lambda = {ridge:g}$" for ridge in _RIDGES]
+    ax.set_yscale("log")
     risk_against_alpha(curves, [*labels, rf"$\lambda = {_NOISE:g}$, the best"], ax)
     with_bars(ax, at, runs, color=INK, label=rf"GAMP, $\lambda = {_RUN_RIDGE:g}$", zorder=3)
-    ax.set_yscale("log")
     ax.set_ylabel(r"test error $E(\hat y - z^*)^2$")
     legend_above(ax, 3)
     arrays = {"alpha": alphas, "at": at, "runs": runs}

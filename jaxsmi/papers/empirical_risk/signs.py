@@ -38,7 +38,7 @@ from jaxsmi.papers.empirical_risk.curves import (
     runs_of,
     theory_key,
 )
-from jaxsmi.workbench.plotting import colour, legend, line
+from jaxsmi.workbench.plotting import colour, label_ends, legend, line
 from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _draw_errors(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     ax.minorticks_off()
     ax.set_xlabel(r"sample complexity $\alpha$")
     ax.set_ylabel("share of wrong labels")
-    legend(ax)
+    label_ends(ax)
 
 
 def _draw_margins(ax: Axes, arrays: dict[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ from jaxsmi.papers.common import DOTS, Comparison, Drawn, Folder, axes_row, comp
 from jaxsmi.papers.multi_index.two_layers import KEY
 from jaxsmi.thresholds.recovery import recovery_threshold
 from jaxsmi.thresholds.weak import weak_recovery
-from jaxsmi.workbench.plotting import colour, legend, line
+from jaxsmi.workbench.plotting import colour, legend, legend_above, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,8 +126,8 @@ def _exchanges(ax: Axes, many: np.ndarray, samples: int) -> dict[str, np.ndarray
     ax.set_xticks(many, [str(L) for L in many])
     ax.set_xticks([], minor=True)
     ax.set_xlabel("layers $L$")
-    ax.set_ylabel("change of labels, swapped over drawn anew")
-    legend(ax)
+    ax.set_ylabel("change by a swap over drawing anew")
+    legend_above(ax, 2)
     return arrays
 
 

@@ -54,7 +54,7 @@ def which_layer_first(
         label = r"state evolution, $\sqrt{Q}$" if p == 0 else None
         left.plot(trajectory["step"], cosine, color=INK, lw=0.9, zorder=1, label=label)
     plotting.learning_curves(runs, left, level=0.5)
-    left.set_title(rf"GAMP, $\alpha = 1.2$, $D = {dimension}$", loc="right")
+    left.set_title(rf"GAMP, $\alpha = 1.2$, $D = {dimension}$", loc="right", y=0.04)
     compared = [_recovered(runs, dimension)]
     table = published(reference, "smi", "sgd_cosine_2layer.csv")
     if table is not None:
@@ -62,7 +62,7 @@ def which_layer_first(
             overlay(right, table["step"], table[f"cos{p}_mean"], line=True)
         compared += _same_descent(fit, table)
     plotting.learning_curves(fit, right, level=0.5, logarithmic=True)
-    right.set_title(r"SGD, $\alpha = 15$, $D = 500$", loc="right")
+    right.set_title(r"SGD, $\alpha = 15$, $D = 500$", loc="right", y=0.04)
     arrays = {
         "sgd_step": np.asarray(fit.history["step"])[0],
         "sgd_cosine": np.asarray(fit.history["cosine"]),

@@ -57,7 +57,7 @@ def injection_shows_odd_targets(
         compared += _compared(order, m, risks, coefficient, flat.order)
         for k, (risk, name) in enumerate(zip(risks, ("no encoding", "injected"), strict=True)):
             ax.plot(m, risk, label=name, color=colour(k), **line(k))
-        ax.set_title(rf"$He_{order}(z_1) + He_{order}(z_2)$: $\kappa = {flat.order:g}$ if injected")
+        ax.set_title(rf"$He_{order}$: $\kappa = {flat.order:g}$ if injected")
         ax.set_xlabel("overlap $m$")
         ax.set_ylabel("risk $R(m)$")
         legend(ax)
@@ -125,7 +125,7 @@ def _draw_runs(
     error = np.std(paths, axis=0, ddof=1) / np.sqrt(count)
     ax.errorbar(times, mean, error, color=colour(1), label=f"mean of {count} runs", **DOTS)
     ax.plot(times, flow, color=INK, lw=1.2, label="flow")
-    ax.set_title(rf"$He_1$, injected: SGD at $d = {dimension}$, $\gamma = {gamma:g}$")
+    ax.set_title(rf"$He_1$, SGD: $d = {dimension}$, $\gamma = {gamma:g}$")
     ax.set_xlabel(r"time $t = \gamma\tau/d$")
     ax.set_ylabel("overlap $m$")
     legend(ax)

@@ -24,7 +24,7 @@ from jaxsmi.papers.common import (
     compare,
 )
 from jaxsmi.sgd.population import risk_at
-from jaxsmi.workbench.plotting.palette import MAP
+from jaxsmi.workbench.plotting.palette import MAP, colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,13 +100,13 @@ def _panels(
         }
         for column, value in row.items():
             columns[column].append(value)
-        draw_landscape(
-            ax, axis, R, rf"{name}: $\kappa = {flat.order:g}$, $\kappa_{{esc}} = {flat.escape:g}$"
-        )
+        escape = f"{flat.escape:g}" if np.isfinite(flat.escape) else r"\infty"
+        orders = rf"$\kappa = {flat.order:g}$, $\kappa_{{esc}} = {escape}$"
+        draw_landscape(ax, axis, R, f"{name}: {orders}")
         for value, vector in zip(eigenvalues, vectors.T, strict=True):
             if value < -1e-9:
                 end = 0.5 * np.pad(vector, (0, 1 - K))
-                arrow = {"arrowstyle": "->", "color": "w"}
+                arrow = {"arrowstyle": "->", "color": colour(1), "lw": 1.6}
                 ax.annotate("", (end[0], end[1]), (0, 0), arrowprops=arrow)
     arrays = {name: np.array(values, float) for name, values in columns.items()}
     return figure, {"m": axis, "e": axis} | arrays

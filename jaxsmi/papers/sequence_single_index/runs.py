@@ -15,10 +15,11 @@ from jaxsmi import sgd
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.papers.common import DOTS, Drawn, Folder, axes_row, compare
 from jaxsmi.papers.sequence_single_index.landscapes import draw_landscape, surface
-from jaxsmi.sgd.diagram import BOUNDARIES, LABELS, PhaseDiagram
+from jaxsmi.sgd.diagram import BOUNDARIES
 from jaxsmi.sgd.tying import SCHEDULES, sum_of_squares
+from jaxsmi.workbench import plotting
 from jaxsmi.workbench.plotting import colour, legend
-from jaxsmi.workbench.plotting.palette import INK, REGIONS
+from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +37,7 @@ __all__ = [
 
 TO_MEANING: dict[str, Any] = {"color": "w", "lw": 0.7}  # of a run on the map of the risk
 TO_POSITION: dict[str, Any] = {"color": colour(4), "lw": 0.9, "ls": "--"}
+_SHOWN = (0.76, 0.95)  # a and ω of figure 13, misaligned dynamics
 DENSE = (  # ω of figure 5
     0.0,
     0.1,
@@ -146,11 +148,14 @@ def phases(full: bool = False, progress: bool = False, reference: Folder = None)
     """Figure 4: semantic and positional minima in the plane (a, ω)."""
     del reference  # none is published
     figure, (ax,) = axes_row()
+    figure.set_size_inches(5.6, 2.9)
     cells = 200 if full else 60
     a = np.linspace(0.7, 1.0, cells)
     omega = np.linspace(0.4, 0.999, cells)
     diagram = sgd.phase_diagram(a, omega, progress=progress)
-    _draw_phases(ax, a, omega, diagram)
+    ax.plot(*_SHOWN, "o", color="w", mec=INK, ls="none", label="figure 13", zorder=3)
+    plotting.phases(diagram, a, omega, ax)
+    ax.set_ylim(0.4, 1.0)
     arrays = {"a": a, "omega": omega, "label": diagram.label, "hessian": diagram.hessian}
     for name, values in diagram.boundaries.items():
         arrays[f"boundary_{name.replace(' ', '_')}"] = values
@@ -159,7 +164,7 @@ def phases(full: bool = False, progress: bool = False, reference: Folder = None)
         "is a minimum (dotted), "
         "transition at the origin (full), equal depth (dashed), up to which ω the semantic corner "
         "is a minimum (dash-dotted). "
-        "Yellow: misaligned dynamics."
+        "Yellow: misaligned dynamics; circle: figure 13."
     )
     difference = diagram.hessian[..., 1] - diagram.hessian[..., 0]
     transition = diagram.boundaries[BOUNDARIES[1]]
@@ -173,27 +178,6 @@ def phases(full: bool = False, progress: bool = False, reference: Folder = None)
     remark = "printed to two digits"
     compared += [compare("transition at a = 1", end, 0.64, 0.005, remark, "the article")]
     return Drawn(figure, arrays, caption, compared)
-
-
-def _draw_phases(ax: Axes, a: np.ndarray, omega: np.ndarray, diagram: PhaseDiagram) -> None:
-    """The phases as colours, the boundaries as lines."""
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    colours = ListedColormap(REGIONS)
-    style: dict[str, Any] = {"cmap": colours, "vmin": -0.5, "vmax": 7.5, "rasterized": True}
-    ax.pcolormesh(a, omega, diagram.label, **style)
-    for name, line in zip(BOUNDARIES, (":", "-", "--", "-."), strict=True):
-        ax.plot(a, diagram.boundaries[name], color=INK, lw=1.2, ls=line, label=name)
-    shown = [k for k in range(8) if np.any(diagram.label == k)]
-    patches = [Patch(color=REGIONS[k], label=LABELS[k]) for k in shown]
-    lines = ax.get_legend_handles_labels()[0]
-    (shown_run,) = ax.plot(0.76, 0.95, "o", color="w", mec=INK, ls="none", label="figure 13")
-    ax.legend(handles=[*patches, *lines, shown_run], loc="center left", bbox_to_anchor=(1.0, 0.5))
-    ax.grid(False)
-    ax.set_xlabel("strength of the encoding $a$")
-    ax.set_ylabel(r"weight of the positional part $\omega$")
-    ax.set_ylim(0.4, 1.0)
 
 
 def convergence(full: bool = False, progress: bool = False, reference: Folder = None) -> Drawn:
@@ -259,7 +243,7 @@ def draw_runs(ax: Axes, dimension: int, points: int, progress: bool) -> dict[str
     for x, y, semantic in zip(m, e, np.asarray(runs.semantic), strict=True):
         ax.plot(x, y, **(TO_MEANING if semantic else TO_POSITION))
     named = {"to semantic": TO_MEANING, "to positional": TO_POSITION}
-    legend(ax, named, labelcolor="w", loc="upper right")
+    legend(ax, named, labelcolor="w", facecolor="0.35", loc="upper right")
     ax.set_xlim(-0.1, 1.05)
     ax.set_ylim(-0.1, 1.05)
     step = np.asarray(runs.step)

@@ -72,9 +72,10 @@ def small_dimension(full: bool = False, progress: bool = False, reference: Folde
     caption = (
         "Left: 16 runs of SGD (squared loss, γ = 1/2) on the risk of ω = 0.67 at d = 100, folded "
         "into one quadrant; white: semantic, dashed orange: positional. Right: "
-        f"{count} runs each with the unsquared loss and γ = 0.05 of the published configuration, from the origin until "
-        "‖(m, e)‖² > 0.8; standard errors are binomial. The transition is smoother than at d = "
-        "1000. Grey: shares of an independent computation. The article averages over 25 runs."
+        f"{count} runs each with the unsquared loss and γ = 0.05 of the published configuration, "
+        "from the origin until ‖(m, e)‖² > 0.8; standard errors are binomial. The transition is "
+        "smoother than at d = 1000. Grey: shares of an independent computation. The article "
+        "averages over 25 runs."
     )
     return Drawn(figure, arrays, caption, _compared_shares(omegas, P, count))
 
@@ -133,7 +134,13 @@ def misaligned_runs(full: bool = False, progress: bool = False, reference: Folde
     paths.set_xlabel(r"time $t = \gamma\tau/d$")
     paths.set_ylabel("overlap of a run")
     legend(paths, runs_of)
-    legend(plane, {"single runs": {"color": "w", "lw": 0.5}}, labelcolor="w", loc="upper right")
+    legend(
+        plane,
+        {"single runs": {"color": "w", "lw": 0.5}},
+        labelcolor="w",
+        facecolor="0.35",
+        loc="upper right",
+    )
     thick = "Thick: the flow of order two of the squared loss. "
     caption = (
         f"White: SGD with the {'un' if full else ''}squared loss from the origin, d = {dimension}, "

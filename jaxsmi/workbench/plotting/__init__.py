@@ -8,10 +8,11 @@ matplotlib is imported only when a function here is called; it comes with `pip i
 'jaxsmi[plot]'`.
 """
 
-from jaxsmi.workbench.plotting.labels import label_ends, legend, legend_above
+from jaxsmi.workbench.plotting.labels import label_ends, legend, legend_above, legend_of_all
 from jaxsmi.workbench.plotting.learning import learning_curves, learning_order, text_curves
 from jaxsmi.workbench.plotting.overlaps import overlap_against_alpha, overlap_against_iteration
 from jaxsmi.workbench.plotting.palette import colour, line, markers, shades
+from jaxsmi.workbench.plotting.phases import phases
 from jaxsmi.workbench.plotting.risk import risk_against_alpha
 from jaxsmi.workbench.plotting.style import (
     band,
@@ -25,6 +26,7 @@ from jaxsmi.workbench.plotting.style import (
 from jaxsmi.workbench.plotting.tables import sweep, thresholds_against
 
 __all__ = [
+    "PAGE",
     "band",
     "canvas",
     "colour",
@@ -35,10 +37,12 @@ __all__ = [
     "learning_order",
     "legend",
     "legend_above",
+    "legend_of_all",
     "line",
     "markers",
     "overlap_against_alpha",
     "overlap_against_iteration",
+    "phases",
     "risk_against_alpha",
     "savefig",
     "shades",

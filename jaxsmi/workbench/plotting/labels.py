@@ -5,6 +5,7 @@ No equation lives here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,14 @@ from jaxsmi.workbench.plotting.palette import INK
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["label_ends", "legend", "legend_above"]
+__all__ = ["label_ends", "legend", "legend_above", "legend_of_all"]
 
+_MATHS = re.compile(r"\\[a-zA-Z]+|[${}^_\\]")  # what a formula has beside its letters
+_LETTER = 0.56  # width of a letter over its height
+_MARGIN = 40.0  # points for the ordinate of a panel
 _MOST = 6  # curves with a label at their end
 _APART = 1.25  # lines of text between two labels
 _AWAY = 2.0  # lines of text that a label may be away from its curve
@@ -36,12 +41,40 @@ def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
 
 
 def legend_above(ax: Axes, columns: int, keys: Keys | None = None, **settings: Any) -> None:
-    """The legend above the axes, where it hides nothing."""
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": columns, "borderaxespad": 0.3}
+    """The legend above the axes, where it hides nothing: in as many columns as there is room for,
+    at most `columns`; `handles=` as they are.
+    """
+    entries = _entries(ax, keys or {})
     if "handles" in settings:
-        ax.legend(**place, **settings)
-    else:
-        legend(ax, keys, **place, **settings)
+        handles = settings.pop("handles")
+        entries = {str(handle.get_label()): handle for handle in handles}
+    if entries:
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
+        place["ncols"] = min(columns, _room(ax, entries))
+        ax.legend(handles=list(entries.values()), labels=list(entries), **place, **settings)
+
+
+def legend_of_all(figure: Figure, columns: int, keys: Keys | None = None) -> None:
+    """One legend above all panels of a figure, which share what it names."""
+    entries: dict[str, Artist] = {}
+    for ax in figure.axes:
+        entries = _entries(ax, {}) | entries
+    entries |= _entries(figure.axes[0], keys or {})
+    order = [*{label: None for ax in figure.axes for label in _entries(ax, {})}, *(keys or {})]
+    handles = [entries[label] for label in order]
+    figure.legend(handles=handles, labels=order, loc="outside upper center", ncols=columns)
+
+
+def _room(ax: Axes, entries: Mapping[str, Artist]) -> int:
+    """How many columns of a legend are as wide as the axes, from the number of letters."""
+    from matplotlib import rcParams
+
+    size = float(rcParams["legend.fontsize"])
+    letters = max(len(_MATHS.sub("", label)) for label in entries)
+    handle = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"]
+    column = size * (_LETTER * letters + handle + rcParams["legend.columnspacing"])
+    width = 72.0 * ax.figure.get_size_inches()[0] / _columns(ax) - _MARGIN
+    return max(1, int((width + size * rcParams["legend.columnspacing"]) / column))
 
 
 def _entries(ax: Axes, keys: Keys) -> dict[str, Artist]:
@@ -57,7 +90,7 @@ def _entries(ax: Axes, keys: Keys) -> dict[str, Artist]:
     return entries
 
 
-def label_ends(ax: Axes, keys: Keys | None = None, **settings: Any) -> bool:
+def label_ends(ax: Axes, keys: Keys | None = None, columns: int = 0) -> bool:
     """Write the labels of lines at the right of the axes, at the height of their ends.
 
     Where there are too many of them, or ends are so close that a label would be away from its
@@ -67,15 +100,15 @@ def label_ends(ax: Axes, keys: Keys | None = None, **settings: Any) -> bool:
     Args:
         ax: The axes.
         keys: As in `legend`.
-        **settings: Of the legend.
+        columns: Of a legend above the axes. Default 0: it is inside.
 
     Returns:
         Whether the ends have labels.
     """
-    lines = [line for line in ax.lines if not line.get_label().startswith("_")]  # pyright: ignore
+    lines = [line for line in ax.lines if _is_curve(line)]
     heights = [_height(line) for line in lines]
     if not 0 < len(lines) <= _MOST or None in heights:
-        legend(ax, keys, **settings)
+        _rest(ax, keys, columns)
         return False
     size = ax.xaxis.label.get_fontsize()
     inches = ax.figure.get_size_inches()[1] / _rows(ax) * 0.78  # what ticks and labels leave
@@ -83,7 +116,7 @@ def label_ends(ax: Axes, keys: Keys | None = None, **settings: Any) -> bool:
     wanted = np.array(heights, float)
     placed = _apart(wanted, row)
     if np.max(np.abs(placed - wanted)) > _AWAY * row:
-        legend(ax, keys, **settings)
+        _rest(ax, keys, columns)
         return False
     for line, height in zip(lines, placed, strict=True):
         ax.annotate(
@@ -97,14 +130,35 @@ def label_ends(ax: Axes, keys: Keys | None = None, **settings: Any) -> bool:
             annotation_clip=False,
         )
         line.set_label("_")
-    legend(ax, keys, **settings)
+    _rest(ax, keys, columns)
     return True
+
+
+def _rest(ax: Axes, keys: Keys | None, columns: int) -> None:
+    """What has no label at its end: in a legend, inside or above the axes."""
+    if columns:
+        legend_above(ax, columns, keys)
+    else:
+        legend(ax, keys)
 
 
 def _rows(ax: Axes) -> int:
     """Rows of panels of the figure."""
     spec = ax.get_subplotspec()
     return spec.get_gridspec().nrows if spec is not None else 1
+
+
+def _columns(ax: Axes) -> int:
+    """Columns of panels of the figure."""
+    spec = ax.get_subplotspec()
+    return spec.get_gridspec().ncols if spec is not None else 1
+
+
+def _is_curve(line: Line2D) -> bool:
+    """Whether a line has a label and is no level that crosses the axes."""
+    ax = line.axes
+    named = not str(line.get_label()).startswith("_") and line.get_linestyle() != "None"
+    return ax is not None and named and line.get_transform() is ax.transData
 
 
 def _height(line: Line2D) -> float | None:

@@ -126,7 +126,7 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
     for n, (ax, (name, solution)) in enumerate(zip(axes, order.solutions.items(), strict=True)):
         logarithmic = solution.kind not in ("gamp", "state_evolution")
         learning_curves(solution, ax, level=order.level, logarithmic=logarithmic, legend=n == 0)
-        ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", loc="right")
+        ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", loc="right", y=0.04)
         if n:
             ax.set_ylabel("")
     return list(axes)

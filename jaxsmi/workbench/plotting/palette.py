@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["GREY", "INK", "MAP", "REGIONS", "colour", "line", "markers", "shades"]
 
 INK = "0.15"  # theory without a colour, levels and limits
-GREY = "0.62"  # published data, behind ours
+GREY = "0.7"  # published data, behind ours
 MAP = "viridis"  # of heights; its shades are those of a parameter
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

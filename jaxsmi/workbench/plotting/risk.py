@@ -13,7 +13,7 @@ import numpy as np
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import LearnerSolution
-from jaxsmi.workbench.plotting.labels import legend_above
+from jaxsmi.workbench.plotting.labels import label_ends
 from jaxsmi.workbench.plotting.palette import colour, line
 from jaxsmi.workbench.plotting.style import axes_or_new, band, frame, styled
 
@@ -71,8 +71,8 @@ def risk_against_alpha(
         ax.plot(alpha[unstable], value[unstable], color=tint, **_RING)
     ax.set_xlabel(r"sample complexity $\alpha$")
     ax.set_ylabel(quantity.replace("_", " "))
-    legend_above(ax, min(len(curves), 3), unreached_keys(curves))
     frame(ax)
+    label_ends(ax, unreached_keys(curves), columns=min(len(curves), 3))
     return ax
 
 

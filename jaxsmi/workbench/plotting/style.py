@@ -54,7 +54,10 @@ _RULES: dict[str, Any] = {
     "ytick.labelsize": _SMALL,
     "legend.fontsize": _SMALL,
     "legend.title_fontsize": _SMALL,
-    "legend.frameon": False,
+    "legend.frameon": True,  # without an edge, but what is behind it shines through less
+    "legend.fancybox": False,
+    "legend.framealpha": 0.85,
+    "legend.edgecolor": "none",
     "legend.handlelength": 1.8,
     "legend.labelspacing": 0.3,
     "legend.columnspacing": 1.2,

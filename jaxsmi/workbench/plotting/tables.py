@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.results import Threshold
-from jaxsmi.workbench.plotting.labels import legend, legend_above
+from jaxsmi.workbench.plotting.labels import label_ends, legend
 from jaxsmi.workbench.plotting.palette import MAP, colour, markers, shades
 from jaxsmi.workbench.plotting.style import COLUMN, PAGE, axes_or_new, frame, styled
 
@@ -71,7 +71,7 @@ def thresholds_against(
     ax.set_ylabel(r"critical sample complexity $\alpha_c$")
     ax.set_ylim(bottom=0)
     frame(ax)
-    legend_above(ax, 3, {"95 % interval": {"marker": "|", "ls": "none", "ms": 7}})
+    label_ends(ax, {"95 % interval": {"marker": "|", "ls": "none", "ms": 7}}, columns=3)
     return ax
 
 
