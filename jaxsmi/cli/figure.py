@@ -23,6 +23,7 @@ from jaxsmi.papers.common import Folder
 from jaxsmi.papers.making import Record
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.plotting.palette import INK
+from jaxsmi.workbench.plotting.style import PAGE
 
 if TYPE_CHECKING:
     import xarray
@@ -190,7 +191,7 @@ def _overview(figure: Figure, records: Sequence[Mapping[str, Any]]) -> None:
         for one in record["compared"]
         if one["points"]
     ]
-    figure.set_size_inches(plotting.PAGE, 1.2 + 0.12 * len(ratios))
+    figure.set_size_inches(PAGE, 1.2 + 0.12 * len(ratios))
     ax = figure.subplots()
     verdicts = {"agrees": {"color": plotting.colour(0), "marker": "o", "ls": "none", "ms": 3.0}}
     verdicts["does not"] = {"color": plotting.colour(1), "marker": "X", "ls": "none", "ms": 5.0}

@@ -24,6 +24,7 @@ from jaxsmi.core.checks import Ability, check
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting
+from jaxsmi.workbench.plotting.style import PAGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +75,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     }
 
     def draw(figure: Figure) -> None:
-        figure.set_size_inches(plotting.PAGE, 2.9)
+        figure.set_size_inches(PAGE, 2.9)
         left, right = figure.subplots(1, 2, sharey=True)
         plotting.overlap_against_iteration(learned.solution, theory.trajectory, left)
         plotting.overlap_against_alpha(theory.curve, learned.solution, right, legend=False)

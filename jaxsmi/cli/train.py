@@ -24,6 +24,7 @@ from jaxsmi.core.codes import Result, outcome
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.order import LearningOrder
+from jaxsmi.workbench.plotting.style import PAGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +118,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
 
     def draw(figure: Figure) -> None:
         count = len(order.solutions)
-        figure.set_size_inches(max(plotting.PAGE, 2.4 * count), 2.9)
+        figure.set_size_inches(max(PAGE, 2.4 * count), 2.9)
         axes = figure.subplots(1, count, sharey=True, squeeze=False)[0]
         plotting.learning_order(order, list(axes))
 

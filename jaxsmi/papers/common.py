@@ -221,7 +221,8 @@ def axes_row(
 def with_bars(ax: Axes, x: ArrayLike, values: np.ndarray, **look: Any) -> None:
     """Means of values (x, seeds) with their standard errors."""
     mean, error = mean_and_error(values)
-    ax.errorbar(x, mean, error, **(DOTS | {"elinewidth": 0.9} | look))
+    drawn: dict[str, Any] = DOTS | {"elinewidth": 0.9} | look
+    ax.errorbar(x, mean, error, **drawn)
 
 
 def overlay(
@@ -238,6 +239,6 @@ def overlay(
     """
     look: dict[str, Any] = {"ls": "none", "marker": "d", "ms": 3.0}
     if line:
-        look = {"ls": "-", "marker": "", "lw": 2.8}
+        look: dict[str, Any] = {"ls": "-", "marker": "", "lw": 2.8}
     look |= {"color": GREY, "capsize": 0, "elinewidth": 0.7, "zorder": 0.5}
     ax.errorbar(x, y, error, label=label or ("published" if line else "published runs"), **look)

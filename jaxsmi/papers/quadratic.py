@@ -6,7 +6,7 @@ Sizes as in `jaxsmi.papers.bilinear`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ def quadratic_message_passing(
         runs = dots(model, at, dimension, seeds, progress, "float32", 150)
         arrays |= {f"theory_{name}": theory, f"gamp_{name}": runs}
         label = rf"$\kappa = {kappa:g}$, $\Delta = {noise:g}$"
-        ax.plot(alphas, theory, label=label, **(line(k) | {"color": colour(k)}))
+        ax.plot(alphas, theory, label=label, color=colour(k), **line(k))
         with_bars(ax, at, runs, color=colour(k))
         setting = f"κ = {kappa:g}, Δ = {noise:g}"
         known = errors(at, 1.0, kappa, noise, symmetric=True)
@@ -205,10 +205,10 @@ def quadratic_decay(full: bool = False, progress: bool = False, reference: Folde
         name = f"{alpha:g}_{noise:g}"
         arrays[name] = np.array(ends)
         label = rf"$\alpha = {alpha:g}$, $\Delta = {noise:g}$"
-        look = {"color": colour(k), "marker": "os"[k], "label": label}
+        look: dict[str, Any] = {"color": colour(k), "marker": "os"[k], "label": label}
         with_bars(ax, np.arange(len(decays)), arrays[name], **look)
         best = float(errors(alpha, 1.0, 0.5, noise, symmetric=True))
-        ax.axhline(best, **(line(k) | {"color": colour(k), "lw": 1.0}))
+        ax.axhline(best, color=colour(k), linestyle=line(k)["linestyle"], lw=1.0)
     ax.set_xticks(np.arange(len(decays)), [f"{decay:g}" for decay in decays])
     ax.set_xlabel("weight decay")
     legend(ax, {"Bayes-optimal": {"lw": 1.0}})
@@ -258,7 +258,7 @@ def trivialisation(full: bool = False, progress: bool = False, reference: Folder
         inside = 0 <= last < len(alphas) - 1
         threshold.append(0.5 * (alphas[last] + alphas[last + 1]) if inside else np.nan)
         label = rf"$\Delta = {noise:g}$"
-        look = markers(k) | {"color": tint, "linestyle": "-", "label": label}
+        look: dict[str, Any] = markers(k) | {"color": tint, "linestyle": "-", "label": label}
         left.semilogy(alphas, np.maximum(spreads, 1e-12), **look)
     arrays["threshold"] = np.array(threshold)
     left.axhline(level, color=INK, lw=0.9, ls=":", label="one matrix below")

@@ -231,7 +231,7 @@ def more_tokens(full: bool = False, progress: bool = False, reference: Folder = 
     for k, tokens in enumerate((4, 5)):
         model = AttentionIndexed(tokens, 0.5)
         theory = errors(tokens, (0.5,), "softmax", alphas)[0]
-        style = line(k) | {"color": colour(k)}
+        style: dict[str, Any] = line(k) | {"color": colour(k)}
         ax.plot(alphas, theory, label=f"$T = {tokens}$", **style)
         end = _mark_recovery(ax, model, colour(k))
         at = end * (np.linspace(0.3, 0.95, 6) if full else np.array([0.5, 0.75]))

@@ -5,7 +5,7 @@ Source: [theory: bilinear, section 7].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -267,7 +267,7 @@ def _along_descent(ax: Axes, model: Bilinear, runs: Runs) -> dict[str, np.ndarra
         error = np.asarray(fit.history["error"])
         arrays |= {"way_step": steps, f"way_{rate:g}": error}
         median = np.nanmedian(error, axis=0)
-        look = line(k) | {"color": colour(k), "label": f"learning rate {rate:g}"}
+        look: dict[str, Any] = line(k) | {"color": colour(k), "label": f"learning rate {rate:g}"}
         ax.loglog(steps[1:], median[1:], **look)
     arrays["way_nuclear"] = np.asarray(minimum_nuclear_norm(model, data).error)
     ax.axhline(float(arrays["way_nuclear"]), color=colour(3), lw=1.0, ls=":", label="nuclear norm")

@@ -94,7 +94,7 @@ def message_passing(full: bool = False, progress: bool = False, reference: Folde
             name = f"{rho:g}_{beta:g}_{noise:g}"
             arrays |= {f"theory_{name}": theory, f"gamp_{name}": runs}
             label = rf"$\rho = {rho:g}$, $\beta = {beta:g}$"
-            ax.plot(alphas, theory, label=label, **(line(k) | {"color": colour(k)}))
+            ax.plot(alphas, theory, label=label, color=colour(k), **line(k))
             with_bars(ax, at, runs, color=colour(k), marker="x")
             known = errors(at, beta, rho, noise)
             problem = f"ρ = {rho:g}, β = {beta:g}, Δ = {noise:g}"

@@ -257,7 +257,7 @@ def entropies(full: bool = False, progress: bool = False, reference: Folder = No
             peak = float(_potential(float(beta), rho, alpha, jnp.asarray([1.0 - error]))[0])
             arrays[f"phi_{beta}_{rho}_{alpha}"] = phi
             tops.append((float(phi.max()), peak))
-            look = line(k) | {"color": colour(k), "label": rf"$\alpha = {alpha:g}$"}
+            look: dict[str, Any] = line(k) | {"color": colour(k), "label": rf"$\alpha = {alpha:g}$"}
             ax.semilogx(distance, phi, **look)
             ax.plot(error, peak, "o", color=colour(k))
         ax.set_title(rf"$\beta = {beta:g}$, $\rho = {rho:g}$")

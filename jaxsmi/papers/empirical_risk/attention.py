@@ -226,7 +226,7 @@ def _draw_branches(energies: Axes, overlaps: Axes, arrays: dict[str, np.ndarray]
         for ax, (quantity, place, unit, label) in shown.items():
             value = unit * np.abs(arrays[f"{name}_{quantity}"])
             bar = unit * arrays[f"{name}_{quantity}_stderr"]
-            style = line(k) | {"color": colour(k), "marker": ".", "label": label}
+            style: dict[str, Any] = line(k) | {"color": colour(k), "marker": ".", "label": label}
             ax.errorbar(alpha, value, bar, **style)
             ax.plot(alpha[unstable], value[unstable], color=colour(k), **_RINGS)
             printed = np.array(_PRINTED[name])

@@ -100,7 +100,7 @@ def _draw_thresholds(ax: Axes, depths: Sequence[int], arrays: dict[str, np.ndarr
     style: dict[str, Any] = DOTS | {"color": colour(0)}
     error = 2.0 * arrays["weak_stderr"]
     ax.errorbar(depths, arrays["weak"], error, label="last layer is learned", **style)
-    style = {"mfc": "none", "color": colour(1), "lw": 0.8}
+    style: dict[str, Any] = {"mfc": "none", "color": colour(1), "lw": 0.8}
     ax.plot(depths, arrays["perfect"], "s--", label="perfect recovery, $L/2$", **style)
     ax.set_xticks(depths)
     ax.set_xlabel("layers $L$")
@@ -121,8 +121,8 @@ def _exchanges(ax: Axes, many: np.ndarray, samples: int) -> dict[str, np.ndarray
         ratios = np.array([swapped(int(L), skip(int(L)), samples, key) for L in many])
         arrays[f"swapped_{name}"] = ratios
         for pair, which in ((0, "neighbours"), (1, "first and last")):
-            style = line(pair) | {"marker": "os"[k], "mfc": "none", "color": colour(k)}
-            ax.loglog(many, ratios[:, pair], label=f"{layer}, {which}", **style)
+            style: dict[str, Any] = line(pair) | {"marker": "os"[k], "mfc": "none"}
+            ax.loglog(many, ratios[:, pair], color=colour(k), label=f"{layer}, {which}", **style)
     ax.set_xticks(many, [str(L) for L in many])
     ax.set_xticks([], minor=True)
     ax.set_xlabel("layers $L$")

@@ -64,7 +64,7 @@ def three_layers(full: bool = False, progress: bool = False, reference: Folder =
         compared = _same_overlaps(theory, table)
     plotting.overlap_against_alpha(solutions, None, left)
     left.set_xlim(0.0, 2.05)
-    look = {"color": plotting.colour(0), "label": "state evolution"}
+    look: dict[str, Any] = {"color": plotting.colour(0), "label": "state evolution"}
     middle.plot(theory["theory_alpha"], theory["theory_error"], ".-", **look)
     middle.set_xlabel(r"sample complexity $\alpha$")
     middle.set_ylabel(PREDICTION)

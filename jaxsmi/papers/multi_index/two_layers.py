@@ -259,8 +259,8 @@ def _lay_published(overlaps: Axes, errors: Axes, reference: Folder) -> None:
         if table is not None:
             for name in ("Q11", "Q22"):
                 values = table[name + suffix]
-                overlay(overlaps, table["alpha"], values, table.get(f"{name}_std"), line, None)
+                overlay(overlaps, table["alpha"], values, table.get(f"{name}_std"), line)
         table = published(reference, "smi", f"gen_error_{kind}_2w.csv")
         if table is not None:
             values = table["gen_error" + suffix]
-            overlay(errors, table["alpha"], values, table.get("gen_error_std"), line, None)
+            overlay(errors, table["alpha"], values, table.get("gen_error_std"), line)

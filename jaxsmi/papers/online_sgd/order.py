@@ -182,7 +182,7 @@ def _draw(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
         mean, error = mean_and_error(arrays["passing"][:, :, p])
         ax.errorbar(arrays["passing_alpha"], mean, error, **hollow)
         descent = arrays["descent"][:, :, p]
-        ax.plot(arrays["descent_alpha"], descent, **(hollow | {"marker": "s"}))
+        ax.plot(arrays["descent_alpha"], descent, ls="none", mfc="none", marker="s", color=tint)
         _draw_online(ax, arrays, p, tint)
     ax.set_xscale("log")
     ax.set_ylim(0.0, 1.05)

@@ -11,7 +11,7 @@ Equations here [ALSKZ25, appendix E.3; theory: online-sgd, Eqs. (16), (24), (26)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +151,7 @@ def _draw_path(
     """The mean path of one student at one length."""
     marker = _MARKERS[setting.shown.index(length)]
     name = list(STUDENTS)[row].split(" (")[0]
-    style = {"color": colour(row), "mfc": "none", "lw": 0.6}
+    style: dict[str, Any] = {"color": colour(row), "mfc": "none", "lw": 0.6}
     ax.plot(step[::4], size[::4], marker=marker, label=f"{name}, $L = {length}$", **style)
 
 
@@ -164,7 +164,7 @@ def _finish(paths: Axes, times: Axes, setting: Setting, table: dict[str, np.ndar
     legend_above(paths, 2)
     scale = np.log(setting.eta / setting.m) * setting.dimension / setting.gamma
     for row, name in enumerate(STUDENTS):
-        style = DOTS | {"marker": _MARKERS[row], "color": colour(row)}
+        style: dict[str, Any] = DOTS | {"marker": _MARKERS[row], "color": colour(row)}
         mean, error = (table[key][row] for key in ("steps", "steps_se"))
         times.errorbar(setting.lengths, mean, error, label=name, **style)
         times.plot(setting.lengths, scale / table["rate"][row], color=colour(row), lw=0.9)

@@ -10,7 +10,7 @@ An untied network, and a tied one whose tokens have weights a_l, see Σ_n √(k!
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +131,7 @@ def _draw_network(
     paths = np.asarray(runs.overlaps)  # (runs, records, rows)
     step = np.asarray(runs.step)
     size, flow = (np.linalg.norm(v, axis=-1) / np.sqrt(v.shape[-1]) for v in (paths, line))
-    style = {"color": _COLOURS[name], "mfc": "none", "ls": "none"}
+    style: dict[str, Any] = {"color": _COLOURS[name], "mfc": "none", "ls": "none"}
     mean = np.mean(size, axis=0)
     ax.plot(step[::8], mean[::8], _MARKERS[length], label=f"{name}, $L = {length}$", **style)
     ax.plot(step, flow, color=_COLOURS[name], lw=0.9)

@@ -14,7 +14,7 @@ so that the gain is L at equal rates. At γ_untied = Lγ an untied network stops
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -194,7 +194,7 @@ def _draw(race: Race, lengths: tuple[int, ...], shown: tuple[int, ...], progress
             allowed[row, k] = one.allowed
             if length in shown:
                 marker = _MARKERS[shown.index(length)]
-                style = {"color": colour(row), "mfc": "none", "ls": "none"}
+                style: dict[str, Any] = {"color": colour(row), "mfc": "none", "ls": "none"}
                 label = f"{name}, $L = {length}$"
                 paths.plot(one.step[::6], one.size[::6], marker, label=label, **style)
                 paths.plot(one.step, one.line, color=colour(row), lw=0.9)
@@ -206,7 +206,7 @@ def _draw(race: Race, lengths: tuple[int, ...], shown: tuple[int, ...], progress
     paths.set_ylabel(r"overlap $\|m\|/\sqrt{L}$")
     legend_above(paths, 2, {"flow": {"lw": 0.9}})
     for row, name in enumerate(NETWORKS):
-        style = DOTS | {"marker": _MARKERS[row], "color": colour(row)}
+        style: dict[str, Any] = DOTS | {"marker": _MARKERS[row], "color": colour(row)}
         times.errorbar(lengths, table[row, 0], table[row, 1], label=name, **style)
         if race.rates is SCHEDULES["equal"]:
             times.plot(lengths, table[row, 2], color=colour(row), lw=0.9)

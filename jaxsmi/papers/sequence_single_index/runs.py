@@ -78,9 +78,9 @@ def tying(full: bool = False, progress: bool = False, reference: Folder = None) 
         allowed = 3.0 * gain.exponent_stderr + 0.1
         compared.append(compare(what, gain.exponent, law, allowed, remark, "the article"))
         label = rf"{schedule} rates: $L^{{{gain.exponent:.2f} \pm {gain.exponent_stderr:.2f}}}$"
-        style = DOTS | {"marker": "os"[k], "color": colour(k), "label": label}
+        style: dict[str, Any] = DOTS | {"marker": "os"[k], "color": colour(k), "label": label}
         left.errorbar(lengths, gain.gain, gain.stderr, **style)
-        power = {"color": colour(k), "lw": 0.9, "ls": ("-", "--")[k]}
+        power: dict[str, Any] = {"color": colour(k), "lw": 0.9, "ls": ("-", "--")[k]}
         label = ("$L$", "$L^2$")[k]
         left.loglog(lengths, np.array(lengths, float) ** law, label=label, **power)
     left.set_xticks(lengths, [str(L) for L in lengths])
@@ -205,7 +205,7 @@ def convergence(full: bool = False, progress: bool = False, reference: Folder = 
         what = f"ω at probability 1/2, {loss}"
         compared.append(compare(what, middle, 0.64, 0.03, remark, "the article"))
         label = rf"{loss} loss, $\gamma = {gamma:g}$, $d = {dimension}$"
-        style = DOTS | {"ls": "-", "lw": 0.8, "marker": "os"[k], "color": colour(k)}
+        style: dict[str, Any] = DOTS | {"ls": "-", "lw": 0.8, "marker": "os"[k], "color": colour(k)}
         right.errorbar(omegas, P, error, label=label, **style)
     transition = float(sgd.transition(1.0))
     right.axvline(transition, color=INK, ls=":", lw=0.9, label="transition, squared loss")

@@ -5,7 +5,7 @@ Source: [ALSKZ25, appendix F.2; theory: online-sgd, sections 6 and 9].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def small_dimension(full: bool = False, progress: bool = False, reference: Folde
     problems = [sgd.semantic_positional(omega, 1.0, 1.0, "frobenius") for omega in omegas]
     P, error, stopped = semantic(problems, count, 100, 0.05, 300_000, progress)
     arrays |= {"omega": omegas, "P": P, "se": error, "converged": stopped}
-    style = DOTS | {"ls": "-", "lw": 0.8, "color": colour(0)}
+    style: dict[str, Any] = DOTS | {"ls": "-", "lw": 0.8, "color": colour(0)}
     shares.errorbar(omegas, P, error, label="$d = 100$", **style)
     independent = {"ls": "none", "color": GREY, "ms": 6.5, "mfc": "none"}
     for marker, d, table in (("s", 100, _HUNDRED), ("d", 1000, _THOUSAND)):

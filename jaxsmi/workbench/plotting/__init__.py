@@ -26,7 +26,6 @@ from jaxsmi.workbench.plotting.style import (
 from jaxsmi.workbench.plotting.tables import sweep, thresholds_against
 
 __all__ = [
-    "PAGE",
     "band",
     "canvas",
     "colour",

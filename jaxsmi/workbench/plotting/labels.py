@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,7 +25,7 @@ _MATHS = re.compile(r"\\[a-zA-Z]+|[${}^_\\]")  # what a formula has beside its l
 _LETTER = 0.56  # width of a letter over its height
 _MARGIN = 40.0  # points for the ordinate of a panel
 _MOST = 6  # curves with a label at their end
-_APART = 1.25  # lines of text between two labels
+_APART = 1.45  # lines of text between two labels
 _AWAY = 2.0  # lines of text that a label may be away from its curve
 
 Keys = Mapping[str, Mapping[str, Any]]  # entries of a legend: how what they name is drawn
@@ -73,7 +73,7 @@ def _room(ax: Axes, entries: Mapping[str, Artist]) -> int:
     letters = max(len(_MATHS.sub("", label)) for label in entries)
     handle = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"]
     column = size * (_LETTER * letters + handle + rcParams["legend.columnspacing"])
-    width = 72.0 * ax.figure.get_size_inches()[0] / _columns(ax) - _MARGIN
+    width = 72.0 * _whole(ax).get_figwidth() / _columns(ax) - _MARGIN
     return max(1, int((width + size * rcParams["legend.columnspacing"]) / column))
 
 
@@ -86,7 +86,8 @@ def _entries(ax: Axes, keys: Keys) -> dict[str, Artist]:
     for handle, label in zip(handles, labels, strict=True):
         entries.setdefault(label, handle)
     for label, drawn in keys.items():
-        entries[label] = Line2D([], [], **({"color": INK, "mfc": "none"} | dict(drawn)))
+        look: dict[str, Any] = {"color": INK, "mfc": "none"} | dict(drawn)
+        entries[label] = Line2D([], [], **look)
     return entries
 
 
@@ -110,8 +111,8 @@ def label_ends(ax: Axes, keys: Keys | None = None, columns: int = 0) -> bool:
     if not 0 < len(lines) <= _MOST or None in heights:
         _rest(ax, keys, columns)
         return False
-    size = ax.xaxis.label.get_fontsize()
-    inches = ax.figure.get_size_inches()[1] / _rows(ax) * 0.78  # what ticks and labels leave
+    size = float(ax.xaxis.label.get_fontsize())
+    inches = _whole(ax).get_figheight() / _rows(ax) * 0.78  # what ticks and labels leave
     row = _APART * size / 72.0 / inches
     wanted = np.array(heights, float)
     placed = _apart(wanted, row)
@@ -140,6 +141,11 @@ def _rest(ax: Axes, keys: Keys | None, columns: int) -> None:
         legend_above(ax, columns, keys)
     else:
         legend(ax, keys)
+
+
+def _whole(ax: Axes) -> Figure:
+    """The figure that the axes are in."""
+    return cast("Figure", ax.figure)
 
 
 def _rows(ax: Axes) -> int:

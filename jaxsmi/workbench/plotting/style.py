@@ -93,10 +93,11 @@ _RULES: dict[str, Any] = {
 def style() -> Iterator[None]:
     """The one style of all figures, while they are made and saved."""
     import_pyplot()
-    from matplotlib import cycler, rc_context
+    from cycler import cycler
+    from matplotlib import rc_context
 
-    cycle = cycler(color=[colour(p) for p in range(7)])
-    with rc_context(_RULES | {"axes.prop_cycle": cycle}):
+    rules: Any = _RULES | {"axes.prop_cycle": cycler(color=[colour(p) for p in range(7)])}
+    with rc_context(rules):
         yield
 
 
