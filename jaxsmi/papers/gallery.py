@@ -56,7 +56,8 @@ html[data-theme="dark"] .gallery { --good: #5fd38d; --bad: #ff8a80; }
 .gallery .failed { border: 2px solid var(--bad); padding: .8rem; }
 """
 
-# Every word must be in the title, the caption, the parameters or the comparisons of a figure.
+# Every word must be in the title, the caption, the parameters or the comparisons of a figure; of an
+# address that ends in ?q=words they are found at once.
 SEARCH = """
 {
   const box = document.querySelector(".gallery .find input");
@@ -73,6 +74,7 @@ SEARCH = """
     const shown = cards.filter(card => !card.hidden).length;
     count.textContent = words.length ? `${shown} of ${cards.length} figures` : "";
   };
+  box.value = new URLSearchParams(location.search).get("q") || "";
   box.addEventListener("input", find);
   find();
 }

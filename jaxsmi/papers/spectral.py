@@ -32,7 +32,7 @@ from jaxsmi.papers.common import (
     finite_size,
     with_bars,
 )
-from jaxsmi.workbench.plotting import colour, legend
+from jaxsmi.workbench.plotting import colour, legend, legend_above
 from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ARTICLE", "spectral_start"]
 
-_LEARNED, _SPECTRUM = colour(0), colour(1)
+_LEARNED = colour(0)
+_SPECTRUM = colour(1)
 _SHOWN = 2.0  # α of the eigenvalues
 _LOWEST = -2.0  # eigenvalue that is drawn
 _CLEAR = 1.4  # from this α on both transitions, at 0.5 and 1.13, are behind
@@ -175,7 +176,7 @@ def _draw_overlaps(ax: Axes, arrays: dict[str, np.ndarray]) -> None:
     ax.set_ylim(bottom=0.0)
     ax.set_xlabel(r"sample complexity $\alpha$")
     ax.set_ylabel("squared cosine")
-    legend(ax)
+    legend_above(ax, 2)
 
 
 def _compared(arrays: dict[str, np.ndarray], dimension: int) -> list[Comparison]:

@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -174,6 +175,10 @@ def test_the_gallery_opens_in_a_browser(two, tmp_path):
     page = gallery.write([record], ARTICLES, tmp_path)
     for width in (1280, 500):
         assert browser.inspect(page, width) == (1, [], 0, False, [])
+    for words, hidden in (("slope", 0), ("SLOPE+line", 0), ("0.75", 0), ("slope+absent", 1)):
+        shown, messages = browser.visit(f"{page.as_uri()}?q={words}")
+        assert not messages
+        assert len(re.findall(r'<figure id="bilinear-a"[^>]* hidden=""', shown)) == hidden, words
     bad = (
         page.read_text()
         .replace("bilinear-a.png", "absent.png")

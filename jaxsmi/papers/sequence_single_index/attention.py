@@ -21,7 +21,7 @@ from jaxtyping import Array
 from jaxsmi import sgd
 from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
 from jaxsmi.papers.common import DOTS, Comparison, Drawn, Folder, axes_row, compare
-from jaxsmi.workbench.plotting import colour, legend, legend_above
+from jaxsmi.workbench.plotting import colour, legend_above
 from jaxsmi.workbench.plotting.palette import INK
 
 if TYPE_CHECKING:
@@ -171,9 +171,7 @@ def _finish(paths: Axes, times: Axes, setting: Setting, table: dict[str, np.ndar
     times.set_yscale("log")
     times.set_xlabel("tokens $L$")
     times.set_ylabel(rf"steps to $\eta = {setting.eta:g}$")
-    low, high = times.get_ylim()
-    times.set_ylim(low, 3.0 * high)  # room for the legend
-    legend(times, {"linear growth": {"lw": 0.9}})
+    legend_above(times, 2, {"linear growth": {"lw": 0.9}})
 
 
 def _compared(setting: Setting, table: dict[str, np.ndarray]) -> list[Comparison]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["label_ends", "legend", "legend_above", "legend_of_all"]
 
 _MATHS = re.compile(r"\\[a-zA-Z]+|[${}^_\\]")  # what a formula has beside its letters
-_LETTER = 0.56  # width of a letter over its height
-_MARGIN = 40.0  # points for the ordinate of a panel
+_LETTER = 0.5  # width of a letter over its height
+_MARGIN = 30.0  # points for the ordinate of a panel
 _MOST = 6  # curves with a label at their end
 _APART = 1.45  # lines of text between two labels
 _AWAY = 2.0  # lines of text that a label may be away from its curve
@@ -172,7 +172,8 @@ def _height(line: Line2D) -> float | None:
     ax = line.axes
     if ax is None:
         return None
-    x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
+    x = np.asarray(line.get_xdata(), float)
+    y = np.asarray(line.get_ydata(), float)
     known = np.isfinite(x) & np.isfinite(y)
     low, high = ax.get_xlim()
     known &= (x >= min(low, high)) & (x <= max(low, high))

@@ -40,7 +40,7 @@ def phases(diagram: PhaseDiagram, a: ArrayLike, omega: ArrayLike, ax: Axes | Non
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    a, omega = np.asarray(a), np.asarray(omega)
+    omega = np.asarray(omega)
     style: dict[str, Any] = {"cmap": ListedColormap(REGIONS), "vmin": -0.5, "vmax": 7.5}
     ax.pcolormesh(a, omega, diagram.label, rasterized=True, **style)
     for name, dashes in zip(BOUNDARIES, (":", "-", "--", "-."), strict=True):
