@@ -1,6 +1,6 @@
-"""The directive `gallery`: every recipe of `jaxsmi figure`, article by article, from the recipes
-themselves, with a search; and with its picture, caption, comparisons and files where `jaxsmi figure
-all --out out/gallery` has drawn it.
+"""The directives `find-figures`, a search, and `gallery`: every recipe of `jaxsmi figure`, article
+by article, from the recipes themselves, with its picture, caption, comparisons and files where
+`jaxsmi figure all --out out/gallery` has drawn it.
 """
 
 import functools
@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import sources
+from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,18 @@ def record_of(name):
     return None if record["failed"] else record
 
 
+class Find(SphinxDirective):
+    """The search of the cards; it stands before them, where headings leave a directive's text."""
+
+    has_content = False
+
+    def run(self):
+        from jaxsmi.papers import gallery
+
+        text = f"<style>{gallery.CARDS}</style><div class='gallery'>{gallery.FIND}</div>"
+        return [nodes.raw("", text, format="html")]
+
+
 class Gallery(SphinxDirective):
     """Headings as Markdown, parsed where the directive stands; cards as the page of `jaxsmi figure
     all` has them.
@@ -49,9 +62,7 @@ class Gallery(SphinxDirective):
     def run(self):
         from jaxsmi.papers import ARTICLES, gallery
 
-        lines = self.raw(
-            f"<style>{gallery.CARDS}</style>", f"<div class='gallery'>{gallery.FIND}</div>"
-        )
+        lines = []
         for article in ARTICLES:
             lines += [f"## {article.title}", ""]
             if article.arxiv:
@@ -96,6 +107,7 @@ def copy(app, error):
 
 
 def setup(app):
+    app.add_directive("find-figures", Find)
     app.add_directive("gallery", Gallery)
     app.connect("build-finished", copy)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

@@ -24,6 +24,7 @@ from jaxsmi.core.checks import Ability, check
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting
+from jaxsmi.workbench.plotting.overlaps import CROSS
 from jaxsmi.workbench.plotting.style import PAGE
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def _execute(arguments: argparse.Namespace) -> Report:
         left, right = figure.subplots(1, 2, sharey=True)
         plotting.overlap_against_iteration(learned.solution, theory.trajectory, left)
         plotting.overlap_against_alpha(theory.curve, learned.solution, right, legend=False)
+        if not all(bool(point.converged) for point in theory.curve):
+            plotting.legend_above(right, 1, {"not converged": CROSS})
 
     def stored() -> dict[str, Solution | Sequence[Solution]]:
         return {"gamp": learned.solution, "trajectory": theory.trajectory, "curve": theory.curve}

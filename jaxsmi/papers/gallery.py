@@ -35,12 +35,14 @@ html[data-theme="dark"] .gallery { --good: #5fd38d; --bad: #ff8a80; }
 .gallery h3 { font-size: 1rem; margin: 0 0 .6rem; }
 .gallery figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 .gallery figure img { background: #fff; border-radius: .25rem; padding: .3rem; }
-.gallery figcaption { font-size: .92rem; text-align: left; }
-.gallery figcaption p { margin: .6rem 0; }
+.gallery figcaption { font: inherit; font-size: .92rem; color: inherit; text-align: left; }
+.gallery figcaption p { display: block; margin: .6rem 0; }
 .gallery table { border-collapse: collapse; width: 100%; display: table; }
 .gallery table { font-size: .82rem; font-variant-numeric: tabular-nums; }
 .gallery th, .gallery td { text-align: left; vertical-align: top; padding: .25rem .5rem; }
+.gallery th, .gallery td { color: inherit; }
 .gallery th, .gallery td { border-bottom: 1px solid var(--line); }
+.gallery td:first-child { min-width: 10rem; }
 .gallery td.number, .gallery th.number { text-align: right; white-space: nowrap; }
 .gallery .yes { color: var(--good); }
 .gallery .no { color: var(--bad); font-weight: 600; }
@@ -71,6 +73,10 @@ SEARCH = """
     cards.forEach((card, k) => { card.hidden = !words.every(word => texts[k].includes(word)); });
     for (const section of sections)
       section.hidden = !section.querySelector("figure:not([hidden])");
+    for (const link of document.querySelectorAll('nav li > a[href^="#"]')) {
+      const card = document.getElementById(link.hash.slice(1));
+      if (cards.includes(card)) link.parentElement.hidden = card.hidden;
+    }
     const shown = cards.filter(card => !card.hidden).length;
     count.textContent = words.length ? `${shown} of ${cards.length} figures` : "";
   };

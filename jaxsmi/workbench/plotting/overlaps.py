@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
     Curve = xarray.Dataset | Solution | Iterable[Solution]
 
-__all__ = ["overlap_against_alpha", "overlap_against_iteration"]
+__all__ = ["CROSS", "overlap_against_alpha", "overlap_against_iteration"]
+
+CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}  # not converged
 
 
 @styled
@@ -71,7 +73,7 @@ def overlap_against_alpha(
             alpha = [end.alpha for end in ends]
             ax.plot(alpha, [end.overlap for end in ends], **markers(p, size=5.5))
     ax.set_xlabel(r"sample complexity $\alpha$")
-    return _finish(ax, "overlap", curves, legend)
+    return _finish(ax, r"overlap $Q/\rho$", curves, legend)
 
 
 @styled
@@ -124,7 +126,7 @@ def overlap_against_iteration(
             ax.plot(trajectory["step"], values, markevery=every, **markers(p))
     ax.set_xlim(left=0)
     ax.set_xlabel("iteration")
-    return _finish(ax, "squared cosine" if squared else "overlap", curves, legend)
+    return _finish(ax, "squared cosine" if squared else "overlap $Q$", curves, legend)
 
 
 class _Curves(NamedTuple):
@@ -183,8 +185,7 @@ def _draw_theory(ax: Axes, solutions: Sequence[Solution], p: int, bands: float) 
     dots = [k for k in range(len(solutions)) if k not in crosses]
     ax.plot(alpha, overlap, color=colour(p), marker=".", markersize=3.5, markevery=dots)
     if crosses:
-        style: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}
-        ax.plot(alpha[crosses], overlap[crosses], color=colour(p), **style)
+        ax.plot(alpha[crosses], overlap[crosses], color=colour(p), **CROSS)
     half = bands * stderr
     band(ax, alpha, overlap - half, overlap + half, colour(p), within=(0.0, 1.0))
 
@@ -232,11 +233,5 @@ def _handles(curves: _Curves) -> list[Any]:
         handles.append(Line2D([], [], label="state evolution", color=INK))
         handles.append(Line2D([], [], label="GAMP", **markers(0, INK)))
     if any(not bool(solution.converged) for solution in curves.theory):
-        crosses: dict[str, Any] = {
-            "color": INK,
-            "marker": "x",
-            "markersize": 4,
-            "linestyle": "none",
-        }
-        handles.append(Line2D([], [], label="not converged", **crosses))
+        handles.append(Line2D([], [], label="not converged", color=INK, **CROSS))
     return handles
