@@ -59,7 +59,7 @@ html[data-theme="dark"] .gallery { --good: #5fd38d; --bad: #ff8a80; }
 """
 
 # Every word must be in the title, the caption, the parameters or the comparisons of a figure; of an
-# address that ends in ?q=words they are found at once.
+# address that ends in ?find=words they are found at once.
 SEARCH = """
 {
   const box = document.querySelector(".gallery .find input");
@@ -80,7 +80,7 @@ SEARCH = """
     const shown = cards.filter(card => !card.hidden).length;
     count.textContent = words.length ? `${shown} of ${cards.length} figures` : "";
   };
-  box.value = new URLSearchParams(location.search).get("q") || "";
+  box.value = new URLSearchParams(location.search).get("find") || "";
   box.addEventListener("input", find);
   find();
 }

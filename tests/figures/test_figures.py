@@ -176,7 +176,7 @@ def test_the_gallery_opens_in_a_browser(two, tmp_path):
     for width in (1280, 500):
         assert browser.inspect(page, width) == (1, [], 0, False, [])
     for words, hidden in (("slope", 0), ("SLOPE+line", 0), ("0.75", 0), ("slope+absent", 1)):
-        shown, messages = browser.visit(f"{page.as_uri()}?q={words}")
+        shown, messages = browser.visit(f"{page.as_uri()}?find={words}")
         assert not messages
         assert len(re.findall(r'<figure id="bilinear-a"[^>]* hidden=""', shown)) == hidden, words
     bad = (
