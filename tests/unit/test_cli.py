@@ -611,7 +611,8 @@ def test_a_figure_comes_with_its_arrays(capsys, tmp_path):
     code, out, err = call(capsys, "figure", "attention-indexed-5", "--out", tmp_path, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    kept = [f"attention-indexed-5.{kind}" for kind in ("json", "nc", "png", "txt")]
+    kinds = ("json", "nc", "pdf", "png", "svg", "txt")
+    kept = [f"attention-indexed-5.{kind}" for kind in kinds]
     assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "index.html"]
     assert all(one["agrees"] for one in found["compared"])
     theory, limit = np.array(found["arrays"]["theory"]), np.array(found["arrays"]["limit"])
