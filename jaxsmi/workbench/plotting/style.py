@@ -159,8 +159,9 @@ def band(
     within: tuple[float, float] = (-np.inf, np.inf),
 ) -> None:
     """A light band between two curves, no further than the values that the quantity can have."""
-    ends = [np.clip(end, *within) for end in (low, high)]
-    ax.fill_between(np.asarray(x), *ends, color=tint, alpha=0.2, lw=0)
+    bottom = np.clip(low, *within)
+    top = np.clip(high, *within)
+    ax.fill_between(np.asarray(x), bottom, top, color=tint, alpha=0.2, lw=0)
 
 
 def savefig(
