@@ -320,7 +320,7 @@ def _reals(value: object) -> np.ndarray | jax.ShapeDtypeStruct | None:
     if value is None or isinstance(value, (str, bytes, bool, np.bool_)):
         return None
     try:
-        if isinstance(value, jax.Array) and (value.size > _LOOKED_AT or not concrete(value)):
+        if isinstance(value, jax.Array) and not _near(value):
             found = jax.ShapeDtypeStruct(value.shape, value.dtype)
         elif concrete(value):
             found = np.asarray(value)
@@ -330,6 +330,12 @@ def _reals(value: object) -> np.ndarray | jax.ShapeDtypeStruct | None:
         return None
     real = any(jnp.issubdtype(found.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
     return found if real or _long(found) else None
+
+
+def _near(value: jax.Array) -> bool:
+    """Whether an array is known, to this process, and small enough to be looked at."""
+    known = concrete(value) and (value.is_fully_addressable or value.is_fully_replicated)
+    return known and value.size <= _LOOKED_AT
 
 
 def _long(found: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -9,7 +10,6 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import arithmetic, concrete, theory_dtype
 from jaxsmi.core.checks import check
-from jaxsmi.core.programs import program
 
 __all__ = ["all_finite", "as_inputs"]
 
@@ -22,7 +22,7 @@ def all_finite(x: Array) -> Array | bool:
     return _finite(x)
 
 
-@program
+@jax.jit  # not as a `program`: the older emitters make arrays of the size of x
 def _finite(x: Array) -> Array:
     return jnp.all(jnp.isfinite(x))
 

@@ -370,11 +370,10 @@ class GampIteration(AbstractSolver[Position]):
             return widened(V, model.prior.second_moment(model.indices), excess), excess
 
         def through(V: Array) -> Responses:
-            def answer(fields: Array, rows: PyTree, k: Array) -> tuple[Array, PyTree]:
+            def answer(fields: Array, rows: PyTree) -> tuple[Array, PyTree]:
                 statistic, memory = rows
                 omega = fields - memory
-                block_key = jax.random.fold_in(key, k)
-                posterior = self.learner.respond(statistic, omega, V, block_key)
+                posterior = self.learner.respond(statistic, omega, V, key)
                 return posterior.g, (omega, posterior)
 
             kept, total = sensing.there_and_back(state.weights, rows, answer)

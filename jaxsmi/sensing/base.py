@@ -94,15 +94,15 @@ class AbstractSensing(eqx.Module):
         self,
         W: Array,
         of_samples: PyTree,
-        answer: Callable[[Array, PyTree, Array], tuple[Array, PyTree]],
+        answer: Callable[[Array, PyTree], tuple[Array, PyTree]],
     ) -> tuple[PyTree, Array]:
         """Fields and the transpose of what they are answered by, of one drawing of the inputs.
 
         Args:
             W: The signal.
             of_samples: Arrays (N, ...), what else an answer looks at.
-            answer: `answer(fields, of_samples, k)` of block k: g (n, P, M) of these samples, and
-                arrays (n, ...) to keep.
+            answer: `answer(fields, of_samples)` of a block: g (n, P, M) of its samples, and arrays
+                (n, ...) to keep.
 
         Returns:
             What was kept, (N, ...), and `adjoint(g)`.
@@ -116,7 +116,7 @@ class AbstractSensing(eqx.Module):
             k, rows = at
             drawn = lax.optimization_barrier(inputs.block(k))
             part = dataclasses.replace(self, inputs=drawn, axes=())
-            g, kept = answer(part.forward(W), rows, k)
+            g, kept = answer(part.forward(W), rows)
             return total + part.adjoint(g).astype(total.dtype), kept
 
         start = jnp.zeros(W.shape, theory_dtype())
