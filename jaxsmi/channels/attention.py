@@ -36,6 +36,7 @@ from jaxsmi.channels.attention_link import (
     invert_untied_attention,
     last_fields,
     split_rows,
+    total,
 )
 from jaxsmi.channels.base import (
     AbstractChannel,
@@ -47,8 +48,14 @@ from jaxsmi.channels.base import (
 from jaxsmi.channels.nested import unwhitened, without_difference
 from jaxsmi.core.arrays import arithmetic
 from jaxsmi.core.checks import check
-from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
-from jaxsmi.numerics.refining_rules import LARGEST_GRID
+from jaxsmi.numerics.refining import (
+    Budget,
+    Moments,
+    Rest,
+    level_for_width,
+    self_refining_moments,
+)
+from jaxsmi.numerics.refining_rules import LARGEST_GRID, grid_fits
 from jaxsmi.numerics.refining_sums import Copy
 
 __all__ = ["DeepAttentionChannel", "SingleAttentionChannel"]
@@ -186,7 +193,7 @@ class DeepAttentionChannel(AbstractAttentionChannel):
     @property
     def random_nodes(self) -> bool:
         """In more variables than a grid can cover."""
-        return self.inner * self.tokens > LARGEST_GRID
+        return not grid_fits(self.inner * self.tokens, self.budget.max_nodes)
 
     @property
     def inner(self) -> int:
@@ -203,13 +210,46 @@ class DeepAttentionChannel(AbstractAttentionChannel):
         rank = last.indices
         chol = jnp.linalg.cholesky(V)
         u = statistic.reshape(-1, rank, M)
+        if P == 0:
+            moments = rotations.alone(u, omega, chol) if last.tied else scales.alone(u, omega, chol)
+        else:
+            moments = self.moments(u, omega, chol, self.budget, key)
+        log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(chol)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
+        if (
+            self.seen < rank or not last.tied
+        ):  # the component across, common to the tokens: B 1 = Π(1 + c_ℓ) 1
+            log_norm = log_norm - jnp.sum(jnp.log1p(self.skip))
+        post = as_posterior(moments, omega.shape)
+        return eqx.tree_at(lambda p: p.log_partition, post, post.log_partition - log_norm)
+
+    def width(self, chol: Array) -> Array:
+        """That of the narrowest feature in t: of the last block given the inner ones, in units of
+        the widest inner field."""
+        P = self.inner
+        return jnp.min(jnp.diagonal(chol)[P:]) / jnp.max(jnp.diagonal(chol)[:P])
+
+    def moments(
+        self,
+        u: Array,
+        omega: Array,
+        chol: Array,
+        budget: Budget,
+        key: PRNGKeyArray | None,
+        rest: Rest | None = None,
+        largest: int = LARGEST_GRID,
+    ) -> Moments:
+        """Those of the whitened fields, from u (N, r, M), omega (N, P, M) and the root of V."""
+        P = self.inner
+        M = self.tokens
+        last = self.layers[-1]
+        rank = last.indices
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Copy]]:
             u, w = block  # (S, r, M), (S, P, M)
             L, skip, beta = (x.astype(t.dtype) for x in (chol, self.skip, self.beta))
             rows = t.T.reshape(P, M, -1)  # t_{p,m} at the n nodes
-            deviation = jnp.einsum("pq,qmn->pmn", L[:P, :P], rows)
-            z = [[w[:, p, m, None] + deviation[p, m] for m in range(M)] for p in range(P)]
+            moved = lambda p, m: total(L[p, q] * rows[q, m] for q in range(min(p + 1, P)))
+            z = [[w[:, p, m, None] + moved(p, m) for m in range(M)] for p in range(P)]
             matrices = inner_matrices(split_rows(z, self.layers[:-1]), self.layers[:-1], skip, beta)
             # Z_L = R u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u, row by row
             v = [[u[:, p, m, None] for m in range(M)] for p in range(rank)]
@@ -220,40 +260,28 @@ class DeepAttentionChannel(AbstractAttentionChannel):
                 for _, inverse_det in solved:
                     jacobian = jacobian * inverse_det
             # mean of the last block given the inner ones
-            shift = jnp.einsum("pq,qmn->pmn", L[P:, :P], rows)
-            centre = [[w[:, P + p, m, None] + shift[p, m] for m in range(M)] for p in range(rank)]
+            centre = [
+                [w[:, P + p, m, None] + moved(P + p, m) for m in range(M)] for p in range(rank)
+            ]
             return jacobian, what.copies(v, centre, L[P:, P:])  # pyright: ignore[reportReturnType]
 
         what = rotations if last.tied else scales
         nested = rank > 1  # copies of the last block are integrals, each with its error
         respond = unwhitened if nested else unwhiten
-        width = jnp.min(jnp.diagonal(chol)[P:])
-        if P == 0:
-            moments = what.alone(u, omega, chol)
-        else:
-            # narrowest feature in t: the width of the last block's conditional, in units of the
-            # widest inner field
-            start = level_for_width(P * M, self.budget, width / jnp.max(jnp.diagonal(chol)[:P]))
-            # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance
-            # is no loss
-            limit = jnp.asarray(0.01 * self.budget.tolerance * width**2)
-            single = jnp.greater_equal(limit, jnp.finfo(jnp.float32).eps)
-            moments = self_refining_moments(
-                integrand,
-                (u, omega),
-                lambda *tau: respond(chol, M, *tau),
-                inner=P * M,
-                outer=rank * M + int(nested),
-                budget=self.budget,
-                start=start,
-                key=key,
-                single=single,
-            )
-            moments = without_difference(moments, chol) if nested else moments
-        log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(chol)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
-        if (
-            self.seen < rank or not last.tied
-        ):  # the component across, common to the tokens: B 1 = Π(1 + c_ℓ) 1
-            log_norm = log_norm - jnp.sum(jnp.log1p(self.skip))
-        post = as_posterior(moments, omega.shape)
-        return eqx.tree_at(lambda p: p.log_partition, post, post.log_partition - log_norm)
+        # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance is no
+        # loss
+        limit = jnp.asarray(0.01 * budget.tolerance * jnp.min(jnp.diagonal(chol)[P:]) ** 2)
+        moments = self_refining_moments(
+            integrand,
+            (u, omega),
+            lambda *tau: respond(chol, M, *tau),
+            inner=P * M,
+            outer=rank * M + int(nested),
+            budget=budget,
+            start=level_for_width(P * M, budget, self.width(chol), largest),
+            key=key,
+            single=jnp.greater_equal(limit, jnp.finfo(jnp.float32).eps),
+            rest=rest,
+            largest=largest,
+        )
+        return without_difference(moments, chol) if nested else moments

@@ -25,6 +25,7 @@ from typing import ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.attention import DeepAttentionChannel
@@ -36,12 +37,17 @@ from jaxsmi.channels.attention_link import (
     split_rows,
 )
 from jaxsmi.channels.base import Posterior, as_posterior, unwhiten
-from jaxsmi.numerics.refining import self_refining_moments
+from jaxsmi.core.arrays import concrete
+from jaxsmi.numerics.refining import Budget, Rest, self_refining_moments
+from jaxsmi.numerics.refining_rules import grid_fits
 
-__all__ = ["LastLayers", "PairedAttentionChannel"]
+__all__ = ["GridAttentionChannel", "LastLayers", "PairedAttentionChannel"]
 
 _Pair = tuple[Array, Array]  # of the two tokens
 _Way = tuple[Array, list[Array]]  # log-weight, and residuals
+_NARROW = 0.8  # nets are cheaper than grids where a feature is narrower than this, in t,
+_ROUGH = 0.005  # or the tolerance larger
+_ON_GRIDS = 2**17  # nodes on grids, before nets
 _LARGEST = 40.0  # of an exponent, so that nothing overflows in single precision
 
 
@@ -62,6 +68,11 @@ class PairedAttentionChannel(DeepAttentionChannel):
         """With four times the tolerance."""
         return eqx.tree_at(lambda c: c.budget.tolerance, self, 4.0 * self.budget.tolerance)
 
+    def begun(self, u: Array, omega: Array, chol: Array) -> Rest | None:
+        """Which samples are left to nets: all."""
+        del u, omega, chol
+        return None
+
     @staticmethod
     def fits(tokens: int, layers: tuple[Layer, ...]) -> bool:
         """Whether the label and the last two layers are such."""
@@ -73,6 +84,7 @@ class PairedAttentionChannel(DeepAttentionChannel):
         """Batch posterior from u (N, 2), omega (N, P, 2), V (P, P)."""
         P = self.indices
         chol = jnp.linalg.cholesky(V)
+        rest = self.begun(statistic, omega, chol)
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[_Way]]:
             narrow = jax.tree.map(lambda x: x.astype(t.dtype), (chol, self.skip, self.beta))
@@ -92,6 +104,7 @@ class PairedAttentionChannel(DeepAttentionChannel):
             budget=self.budget,
             key=key,
             single=single,
+            rest=rest,
         )
         log_norm = 2.0 * (jnp.log(chol[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi))
         post = as_posterior(moments, omega.shape)
@@ -120,6 +133,26 @@ class PairedAttentionChannel(DeepAttentionChannel):
             beta=beta,
         )
         return last.branches((rows[-1, 0], rows[-1, 1]))
+
+
+class GridAttentionChannel(PairedAttentionChannel):
+    """`PairedAttentionChannel` of four inner variables and a small tolerance: where no feature is
+    narrow it begins on grids in t, and only samples that miss there go on to nets."""
+
+    @staticmethod
+    def pays(inner: int, tolerance: object, max_nodes: int) -> bool:
+        """Whether grids are faster: where the tolerance is known, and at most 0.005."""
+        known = tolerance is not None and concrete(tolerance)
+        fine = known and bool(np.all(np.asarray(tolerance) <= _ROUGH))
+        return fine and grid_fits(inner, min(_ON_GRIDS, max_nodes), largest=4)
+
+    def begun(self, u: Array, omega: Array, chol: Array) -> Rest | None:
+        """Samples that grids miss, and what they say of the others."""
+        tolerance = self.budget.tolerance
+        budget = Budget(tolerance, min(_ON_GRIDS, self.budget.max_nodes))
+        due = jnp.broadcast_to(self.width(chol) > _NARROW, omega.shape[:1])
+        grids = self.moments(u[:, None], omega, chol, budget, None, Rest(due), largest=4)
+        return Rest(~(due & grids.met(tolerance)), grids)
 
 
 class _Inner(NamedTuple):

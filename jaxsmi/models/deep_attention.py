@@ -28,7 +28,7 @@ from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChann
 from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardmax_link
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
-from jaxsmi.channels.paired_attention import PairedAttentionChannel
+from jaxsmi.channels.paired_attention import GridAttentionChannel, PairedAttentionChannel
 from jaxsmi.channels.two_heads import TwoHeadsChannel
 from jaxsmi.core.arrays import arithmetic, is_zero
 from jaxsmi.core.border import (
@@ -199,6 +199,8 @@ class DeepAttention(AbstractIndexModel):
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
         kind = PairedAttentionChannel if paired else DeepAttentionChannel
+        if paired and GridAttentionChannel.pays(inner, tolerance, max_nodes):
+            kind = GridAttentionChannel
         arguments = (tokens, self.layers, self.skip, self.beta, budget)
         return kind(*arguments)  # pyright: ignore[reportCallIssue]
 

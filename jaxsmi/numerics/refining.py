@@ -34,12 +34,13 @@ from jaxsmi.numerics.refining_rules import (
     AbstractRule,
     Nodes,
     TrapezoidRule,
+    grid_fits,
     no_weight,
     rule_for,
 )
 from jaxsmi.numerics.refining_sums import Columns, Copy, Sums
 
-__all__ = ["Budget", "Moments", "level_for_width", "self_refining_moments"]
+__all__ = ["Budget", "Moments", "Rest", "level_for_width", "self_refining_moments"]
 
 _MIN_ESS = 32.0  # fewer effective nodes than this are refined whatever the error estimate says
 
@@ -71,6 +72,19 @@ class Moments(eqx.Module):
     nodes: Array
     halves: tuple[Array, Array] | None = None
 
+    def met(self, tolerance: Array) -> Array:
+        """Which samples (N,) are done."""
+        accurate = (self.error <= tolerance) & (self.dg_error <= 10 * tolerance)
+        return accurate & (self.ess >= _MIN_ESS)
+
+
+class Rest(NamedTuple):
+    """Which samples (N,) an integral is wanted of, and the `moments` that the others keep (None:
+    zeros)."""
+
+    due: Array
+    moments: Moments | None = None
+
 
 class Budget(eqx.Module):
     """How hard an integral tries.
@@ -91,6 +105,19 @@ class Budget(eqx.Module):
         arguments = Arguments()
         self.max_nodes = arguments.count("max_nodes", max_nodes, at_least=2**11)
         self.tolerance = arguments.number("tolerance", tolerance, POSITIVE)
+
+
+def _is_none(x: object) -> bool:
+    return x is None
+
+
+def _with_halves(moments: Moments, like: Moments) -> Moments:
+    """Moments of nodes that are not random among those of nets: their halves are equal."""
+    if like.halves is None or moments.halves is not None:
+        return moments
+    twice = lambda x: jnp.stack([x, x], axis=1)
+    halves = (twice(moments.g), twice(moments.dg))
+    return eqx.tree_at(lambda m: m.halves, moments, halves, is_leaf=_is_none)
 
 
 class _Level(NamedTuple):
@@ -228,7 +255,7 @@ class _Integral(eqx.Module):
         tolerance = self.budget.tolerance
         narrow = rule.narrow
         last = rule.last
-        met = (new.error <= tolerance) & (new.dg_error <= 10 * tolerance) & (new.ess >= _MIN_ESS)
+        met = new.met(tolerance)
         outside = tail > 0.5 * tolerance
         end = jnp.where(level < narrow, narrow - 1, last)
         stride = rule.stride(jnp.maximum(new.error, 0.1 * new.dg_error), tolerance)
@@ -263,8 +290,8 @@ class _Integral(eqx.Module):
         due, store = lax.fori_loop(0, -(-count // S), one_block, (climb.due, climb.store))
         return _Climb(climb.level + 1, due, store)
 
-    def solved(self, first: Array) -> Moments:
-        """The moments of all samples, from level `first` on."""
+    def solved(self, first: Array, rest: Rest | None = None) -> Moments:
+        """The moments of all samples, or of the `rest`, from level `first` on."""
         S = self.block
         last = self.rule.last
         block = jax.tree.map(
@@ -272,7 +299,12 @@ class _Integral(eqx.Module):
         )
         shapes = jax.eval_shape(lambda block: self.at_level(block, self.level(first))[0], block)
         empty = lambda x: jnp.zeros((self.total, *x.shape[1:]), x.dtype)
-        start = _Climb(first, jnp.full((self.total,), first), jax.tree.map(empty, shapes))
+        due = jnp.full((self.total,), first)
+        store = jax.tree.map(empty, shapes)
+        if rest is not None:
+            due = jnp.where(rest.due, first, last + 1)
+            store = store if rest.moments is None else _with_halves(rest.moments, store)
+        start = _Climb(first, due, store)
 
         def unfinished(climb: _Climb) -> Array:
             return (climb.level <= last) & jnp.any(climb.due <= last)
@@ -294,6 +326,8 @@ def self_refining_moments(
     key: PRNGKeyArray | None = None,
     single: Array | None = None,
     shared: int | None = None,
+    rest: Rest | None = None,
+    largest: int = LARGEST_GRID,
 ) -> Moments:
     r"""Posterior moments of τ = (t, r(t)) for a batch of samples, refined until the error is met.
 
@@ -320,12 +354,16 @@ def self_refining_moments(
         analytic: Whether the integrand is smooth, which the error estimate of grids may then rely
             on. Default True.
         jumps: Whether the integrand, not analytic, jumps, a boolean number. Default: never.
-        key: Randomisation of the nets (more than three inner variables). Default jax.random.key(0).
+        key: Randomisation of the nets (where grids do not fit, `grid_fits`). Default
+            jax.random.key(0).
         single: Whether nets may weigh their nodes in single precision, a boolean number: three
             times as fast, and the caller answers for the rounding of r. Default: no.
         shared: How many of the t, from the first on, are components of τ. The others only say
             where the nodes are: whatever τ has beside the shared ones are residuals, which may then
             differ from branch to branch. Default: all.
+        rest: Which samples are integrated, and what is known of the others. Default: all.
+        largest: Variables that grids are taken for, at most: 3, or 4 where the integrand is smooth
+            and has no narrow feature. Default 3.
 
     Returns:
         `Moments` of all samples.
@@ -336,15 +374,15 @@ def self_refining_moments(
     Source:
         [TW14], [M98], [theory: numerics, section 3].
     """
-    rule = rule_for(inner, budget.max_nodes, analytic, key, jumps)
+    rule = rule_for(inner, budget.max_nodes, analytic, key, jumps, largest)
     columns = Columns(inner if shared is None else shared, outer)
     integral = _Integral(integrand, respond, samples, rule, columns, budget, single)
     first = jnp.zeros((), int) if start is None else jnp.clip(start, 0, rule.narrow - 1)
-    return integral.solved(first)
+    return integral.solved(first, rest)
 
 
-def level_for_width(inner: int, budget: Budget, width: Array) -> Array:
+def level_for_width(inner: int, budget: Budget, width: Array, largest: int = LARGEST_GRID) -> Array:
     """The level to begin with, from a guess of the `width` of the narrowest feature in t."""
-    if inner > LARGEST_GRID:
+    if not grid_fits(inner, budget.max_nodes, largest):
         return jnp.zeros((), int)
     return TrapezoidRule(inner, budget.max_nodes, True).level_for_width(width)

@@ -17,6 +17,7 @@ from jaxsmi.numerics.nets import (
     randomised_gaussians,
 )
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
+from jaxsmi.numerics.refining_rules import TrapezoidRule
 
 KEY = jax.random.key(0)
 
@@ -234,7 +235,28 @@ def test_levels_follow_the_width():
     assert levels[0] == 0
     assert levels[1] == 1  # 11/32 > 2.6 × 0.132 >= 11/48
     assert levels == sorted(levels)
-    assert int(level_for_width(4, budget, jnp.asarray(1e-9))) == 0
+    assert int(level_for_width(4, budget, jnp.asarray(1e-9))) == 0  # nets have one first level
+    assert int(level_for_width(4, budget, jnp.asarray(1e-9), 4)) > 0
+
+
+def test_both_chequerboards_of_four_axes():
+    """The groups together are the grid in the ball, each node once; two of them are the nodes of
+    one colour on the first two axes, or on the last two."""
+    rule = TrapezoidRule(4, 2**15, True)
+    assert rule.sizes == (16,)
+    level = jnp.zeros((), int)
+    rows = rule.rows(level)
+    size = int(rows[-1])
+    nodes = [rule.nodes(level, size, jnp.asarray(g), level, rows) for g in range(4)]
+    place = np.rint([(np.asarray(x.points) + 5.5) * 16 / 11 - 0.5 for x in nodes]).astype(int)
+    colours = [place[..., :2].sum(-1) % 2, place[..., 2:].sum(-1) % 2]
+    for g in range(4):
+        assert (colours[0][g] == g % 2).all()
+        assert (colours[1][g] == g // 2).all()
+    axis = np.arange(16)
+    square = ((np.stack(np.meshgrid(*[axis] * 4)) + 0.5) * 11 / 16 - 5.5) ** 2
+    count = np.sum(square.sum(0) <= 5.5**2)
+    assert len(np.unique(place.reshape(-1, 4), axis=0)) == place[..., 0].size == count
 
 
 def test_budget_is_checked():

@@ -11,7 +11,12 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.channels.attention import DeepAttentionChannel
-from jaxsmi.channels.paired_attention import LastLayers, PairedAttentionChannel
+from jaxsmi.channels.paired_attention import (
+    GridAttentionChannel,
+    LastLayers,
+    PairedAttentionChannel,
+)
+from jaxsmi.numerics.refining import Budget
 
 SKIP, BETA = 0.8, 1.3
 
@@ -116,6 +121,24 @@ def test_against_the_channel_of_one_way(V):
     difference = np.abs(one.log_partition - two.log_partition)[good]
     print("log Z: largest difference", difference.max())
     assert (difference <= 2e-2).all()
+
+
+@pytest.mark.slow
+def test_grids_against_nets():
+    """Where no layer is known well: grids at 1e-3 and nets at 3e-3, within the sum of both."""
+    V = jnp.diag(jnp.asarray([0.8, 0.7, 0.9]))
+    u, omega = drawn(24, V, 4)
+    model = smi.DeepAttention(3, 2, SKIP, beta=BETA, tolerance=1e-3)
+    assert isinstance(model.channel, GridAttentionChannel)
+    arguments = (2, model.layers, model.skip, model.beta, Budget(3e-3))
+    nets = PairedAttentionChannel(*arguments)  # pyright: ignore[reportCallIssue]
+    two = posterior(model.channel, u, omega, V, jax.random.key(1))
+    one = posterior(nets, u, omega, V, jax.random.key(2))
+    assert (two.error <= 1e-3).all()
+    assert (one.error <= 3e-3).all()
+    for name, allowed in (("g", 4e-3), ("dg", 4e-2)):
+        a, b = (np.asarray(getattr(x, name)).reshape(24, -1) for x in (one, two))
+        assert (np.abs(a - b).max(1) <= allowed * (1 + np.abs(a).max(1))).all()
 
 
 @pytest.mark.slow
