@@ -438,8 +438,7 @@ class Dataset(eqx.Module):
 
     @border.checked(weights=border.anything)
     def unwhiten(self, weights: ArrayLike) -> Array:
-        """Weights (P, D) in the coordinates before `whiten`: W = W' diag(s)^{-1/2} Uᵀ. Raises a
-        ValueError for data that were not whitened."""
+        """W' diag(s)^{-1/2} Uᵀ (P, D), before `whiten`; a ValueError for data never whitened."""
         check(self.whitening is not None, "data", "inputs as they came", "those of data.whiten(..)")
         assert self.whitening is not None
         allowed = f"weights of shape (P, {self.dimension})"

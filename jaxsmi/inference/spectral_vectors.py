@@ -145,7 +145,7 @@ def eigenvectors(
         values, vectors = jnp.linalg.eigh(jnp.where(known, matrix, 0.0))
         zero = jnp.zeros((), product.T.dtype)
         end = Search(vectors[:, ::-1][:, :k], values[::-1][:k], zero, jnp.zeros((), int))
-        return end.vectors.T.reshape(k, P, D), end
+        return _signed(end.vectors.T).reshape(k, P, D), end
 
     def stage(now: Search) -> Search:
         values, vectors, taken = lobpcg_standard(
@@ -163,7 +163,14 @@ def eigenvectors(
     unsettled = jnp.asarray(jnp.inf, start.dtype)
     none = jnp.zeros((), int)
     end = lax.while_loop(goes_on, stage, Search(start, jnp.zeros(k, start.dtype), unsettled, none))
-    return end.vectors.T.reshape(k, P, D), end
+    return _signed(end.vectors.T).reshape(k, P, D), end
+
+
+def _signed(vectors: Array) -> Array:
+    """Vectors (k, n), the largest entry of each positive: else rounding would choose their signs,
+    and a run on several devices begin elsewhere than on one."""
+    largest = jnp.argmax(jnp.abs(vectors), axis=1, keepdims=True)
+    return vectors * jnp.where(jnp.take_along_axis(vectors, largest, 1) < 0.0, -1.0, 1.0)
 
 
 def combined(vectors: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
