@@ -77,7 +77,7 @@ _LOOKED_AT = 2**20  # numbers
 
 def _range(value: jax.Array | np.ndarray) -> str:
     """Which numbers a known array has, in words; nothing of one that has none, or very many."""
-    if not 0 < value.size <= _LOOKED_AT or jnp.iscomplexobj(value):
+    if not concrete(value) or not 0 < value.size <= _LOOKED_AT or jnp.iscomplexobj(value):
         return ""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return ""
