@@ -143,7 +143,7 @@ class Iteration(AbstractSolver[Iterate]):
         """V0, nothing known of F yet."""
         V0 = self.V0
         dtype = self.V0.dtype
-        shapes = jax.eval_shape(_mapped, self.map_of, V0)
+        shapes = eqx.filter_eval_shape(_mapped, self.map_of, V0)
         unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         infinite = jnp.asarray(jnp.inf, dtype)
         no = jnp.zeros((), bool)

@@ -127,6 +127,7 @@ def minimum(function, start, steps=400):
     return weights, norm
 
 
+@pytest.mark.slow
 def test_message_passing_ends_at_the_minimum():
     data = smi.links.sign().sample(KEY, dimension=100, alpha=2.0)
     learner = smi.Erm(LINEAR, loss=smi.losses.logistic, ridge=0.3)

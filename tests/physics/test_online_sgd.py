@@ -196,6 +196,7 @@ def test_near_recovery_no_digits_are_lost():
     assert (distance[:, -1] >= 0.0).all()
 
 
+@pytest.mark.slow
 def test_runs_do_not_depend_on_their_company_and_numbers_compile_nothing():
     from helpers import compilations
 

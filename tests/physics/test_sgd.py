@@ -54,6 +54,7 @@ def test_transition():
     )
 
 
+@pytest.mark.slow
 def test_boundaries():
     """[theory: online-sgd, Table 5]: its error is 1e-6; the corners' cross at a = 0.7635."""
     known = {

@@ -183,6 +183,7 @@ def test_the_reference_of_the_outlier():
     )
 
 
+@pytest.mark.slow
 def test_near_one_the_outlier_is_that_of_linear_message_passing():
     """s → 1: V = I - Q, m = 1 and the overlap of Eq. (4), of two indices with two copies, to a few
     times 1 - s = 0.001; and m to the square of it, m = 1 + (1 - s)/(1 - q): a change of 𝒯_s by
@@ -466,6 +467,7 @@ def test_directions_of_unequal_strength_are_put_together():
         np.testing.assert_allclose(found.cosine**2, jnp.diagonal(limit), atol=0.08)
 
 
+@pytest.mark.slow
 def test_nothing_is_taken_for_known_in_directions_that_are_not():
     """G ⪰ -I, so that 𝒯_s is bounded, whatever covariance a run has where it knows nothing: the
     spectral start is the same for C = 0.9 and for C = 1 there."""

@@ -78,6 +78,7 @@ def test_inputs_lie_around_their_directions():
     np.testing.assert_array_equal(given.sharded().encoding, law.encoding)
 
 
+@pytest.mark.slow
 def test_the_error_of_an_estimate_counts_the_means():
     """E(z1 - z1* + ½ z2² - ½ z2*²)² in closed form, from Q, M, B, ρ and R* of some weights."""
     model = mixed()

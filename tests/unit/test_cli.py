@@ -539,6 +539,7 @@ def test_laws_of_inputs_beside_theory(capsys, tmp_path):
     assert json.loads(call(capsys, "gamp", "linear", *words)[1])["settings"]["inputs"] == "uniform"
 
 
+@pytest.mark.slow
 def test_matrix_models_have_their_own_defaults(capsys, tmp_path):
     words = ["--dimension", 12, "--steps", 30, "--runs", 2, "--gamp", 0.1, "--out", tmp_path]
     code, out, _ = call(capsys, "train", "attention-indexed", *words)
@@ -683,6 +684,7 @@ def test_message_passing_is_foreseen(capsys):
     assert all(seconds > 0 for seconds in found["seconds_per_step"].values())
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_in_part_returns_its_status_and_prints_one_object(
     capsys, tmp_path, monkeypatch
 ):

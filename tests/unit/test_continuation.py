@@ -43,6 +43,7 @@ def test_the_error_covers_what_a_power_does_not_describe(logs):
     assert found.error < abs(values[-1] - 1.0)  # and better than the last value
 
 
+@pytest.mark.slow
 def test_phase_retrieval_without_its_channel():
     """Weak recovery 1/2, on the random points of the exact channel."""
     sizes = {"key": KEY, "samples": 2**10, "randomisations": 8}

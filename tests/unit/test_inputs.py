@@ -211,6 +211,7 @@ def test_mixed_tokens_of_a_law_of_labels():
     assert model.mixed(C).sample(KEY, dimension=20, alpha=1.0).labels.shape == (20,)
 
 
+@pytest.mark.slow
 def test_message_passing_on_whitened_data_is_ridge_regression_on_raw_ones():
     """It warns of the raw ones, and of those whitened by their own samples, and names the remedy.
     Linear labels of iid weights: the fixed point with the profile is the minimum of

@@ -75,6 +75,7 @@ def test_a_run_on_regenerated_inputs_is_that_on_stored_ones():
         assert (jnp.nanmax(other.history["misfit"]) > 1.0) == (factor > 1.0)
 
 
+@pytest.mark.slow
 def test_a_step_draws_regenerated_inputs_once():
     """Their fields and their transpose come from one drawing: the floor is the rate of drawing."""
     drawn = []
@@ -108,6 +109,7 @@ def test_blocks_cover_what_was_asked_for():
     assert draw_inputs(KEY, 20000, (2, 20000), jnp.float32, store=False).shape[0] == 20000
 
 
+@pytest.mark.slow
 def test_bfloat16_is_storage_not_arithmetic():
     """Fields of bfloat16 inputs: those of the same numbers in float64, to the rounding of float32
     sums over D.

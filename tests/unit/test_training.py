@@ -76,6 +76,7 @@ def test_full_batch_descent_is_the_loop_of_optax(reduction, scale):
     assert int(fit.steps) == 4
 
 
+@pytest.mark.slow
 def test_one_pass_takes_each_sample_once_in_order():
     batches = [(DATA.inputs[i : i + 7], DATA.labels[i : i + 7]) for i in (0, 7, 14, 21)]
     expected = by_hand(lambda w, x, y: total(w, x, y) / 7, optax.sgd(0.3), batches)
@@ -318,6 +319,7 @@ def test_early_stopping_and_codes():
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_diverging_run_ends_with_its_code_and_leaves_the_others_alone():
     rates = jnp.array([0.05, 1e6])
     runs = jax.vmap(lambda rate: smi.train(MODEL, DATA, optax.sgd(rate), key=KEY, steps=30))(rates)
@@ -327,6 +329,7 @@ def test_a_diverging_run_ends_with_its_code_and_leaves_the_others_alone():
     assert np.isfinite(float(runs.history["error"][1, 0]))  # the history is kept
 
 
+@pytest.mark.slow
 def test_a_stream_is_fresh_at_each_step_and_its_limit_is_the_population():
     model = smi.links.linear(0.0)
     stream = smi.Stream(model, model.start(jax.random.key(4), 30))
