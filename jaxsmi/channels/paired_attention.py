@@ -14,6 +14,9 @@ surface carries the mass), the second where its Jacobian vanishes; with both and
     N(z; ω, V)/|det B| / (density of the first + density of the second)
 
 few nodes weigh much more than the others, however well the last layer is known.
+
+For small tolerances grids in all inner variables come first (`GridAttentionChannel`), with the
+error estimate of [theory: numerics, Eq. (26)].
 """
 
 from __future__ import annotations

@@ -213,7 +213,9 @@ def learned_rows(order: LearningOrder, method: str) -> list[list[str]]:
             last = f"{np.nanmean(cosine[ended]):.4f} ± {np.nanstd(cosine[ended]):.4f}"
         when = "never"
         if np.isfinite(median[p]):
-            when = f"{median[p]:.4g} ± {_half_range(times[:, p]):.2g}"
+            when = f"{median[p]:.4g}"
+            if len(times) > 1:
+                when += f" ± {_half_range(times[:, p]):.2g}"
         runs = f"{int(np.isfinite(times[:, p]).sum())}/{len(times)}"
         rows.append([method if p == 0 else "", name, when, runs, last])
     return rows

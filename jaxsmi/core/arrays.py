@@ -34,10 +34,18 @@ _FEW = 2**16  # numbers
 
 
 def arithmetic(*values: PyTree) -> ModuleType:
-    """NumPy where values are known and few, jax.numpy elsewhere: outside jit every operation of
-    jax.numpy is a program of its own, whose compilation takes longer than all checks together."""
-    few = sum(np.size(leaf) for leaf in jax.tree.leaves(values)) <= _FEW
-    return np if few and concrete(values) else jnp
+    """NumPy where values are known to this process and few, jax.numpy elsewhere: outside jit every
+    operation of jax.numpy is a program of its own, whose compilation takes longer than all checks
+    together."""
+    leaves = jax.tree.leaves(values)
+    few = sum(np.size(leaf) for leaf in leaves) <= _FEW
+    return np if few and concrete(values) and all(map(_here, leaves)) else jnp
+
+
+def _here(leaf: object) -> bool:
+    """Whether a known value can be read by this process: an array may lie on several hosts."""
+    alone = not isinstance(leaf, jax.Array)
+    return alone or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 def nan_unless(x: Array, *conditions: ArrayLike) -> Array:

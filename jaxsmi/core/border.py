@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import arithmetic, concrete
 from jaxsmi.core.checks import NON_NEGATIVE, Arguments, Interval, check
 
 __all__ = [
@@ -320,7 +320,7 @@ def _reals(value: object) -> np.ndarray | jax.ShapeDtypeStruct | None:
     if value is None or isinstance(value, (str, bytes, bool, np.bool_)):
         return None
     try:
-        if isinstance(value, jax.Array) and not _near(value):
+        if isinstance(value, jax.Array) and arithmetic(value) is jnp:
             found = jax.ShapeDtypeStruct(value.shape, value.dtype)
         elif concrete(value):
             found = np.asarray(value)
@@ -330,12 +330,6 @@ def _reals(value: object) -> np.ndarray | jax.ShapeDtypeStruct | None:
         return None
     real = any(jnp.issubdtype(found.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
     return found if real or _long(found) else None
-
-
-def _near(value: jax.Array) -> bool:
-    """Whether an array is known, to this process, and small enough to be looked at."""
-    known = concrete(value) and (value.is_fully_addressable or value.is_fully_replicated)
-    return known and value.size <= _LOOKED_AT
 
 
 def _long(found: Any) -> bool:

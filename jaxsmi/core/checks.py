@@ -72,14 +72,9 @@ def without_nan(tree: PyTree) -> Array:
     return sound
 
 
-_LOOKED_AT = 2**20  # numbers
-
-
 def _range(value: jax.Array | np.ndarray) -> str:
     """Which numbers a known array has, in words; nothing of one that has none, or very many."""
-    if not concrete(value) or not 0 < value.size <= _LOOKED_AT or jnp.iscomplexobj(value):
-        return ""
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+    if arithmetic(value) is not np or not value.size or jnp.iscomplexobj(value):
         return ""
     numbers = np.asarray(value, float)
     finite = np.isfinite(numbers)

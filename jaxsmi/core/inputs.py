@@ -17,7 +17,7 @@ __all__ = ["all_finite", "as_inputs"]
 def all_finite(x: Array) -> Array | bool:
     """Whether all numbers are finite: of many in one pass, without a copy of a large array, on the
     device or to the host."""
-    if arithmetic(x) is np and x.is_fully_addressable:
+    if arithmetic(x) is np:
         return bool(np.isfinite(np.asarray(x)).all())
     return _finite(x)
 

@@ -217,6 +217,20 @@ def test_a_link_that_reads_an_index_there_is_not_is_refused():
         smi.MultiIndex(lambda z: jnp.abs(z[0, 0]) + jnp.tanh(z[2, 0]), indices=2, noise=0.1)
 
 
+@pytest.mark.parametrize(
+    "link",
+    [
+        lambda z: z[jnp.argmax(z[:, 0]), 0],
+        lambda z: jnp.sum(z[jnp.array([0, 1]), 0]),
+        lambda z: z.at[0, 0].set(1.0).sum(),
+        lambda z: jax.lax.fori_loop(0, 2, lambda i, a: a + z[i, 0], 0.0),
+    ],
+    ids=["place of the largest", "array of places", "a number set", "loop"],
+)
+def test_links_that_numpy_cannot_follow_are_allowed(link):
+    assert smi.MultiIndex(link, indices=2, noise=0.1).indices == 2
+
+
 def test_numbers_of_a_refused_array_are_named():
     inputs = np.ones((20, 1, 5))
     key = jax.random.key(0)
