@@ -49,7 +49,7 @@ class Bar:
         delay = _SOON if progress is None else 0.0
         self.total = total
         self.label = label
-        self.count = 0
+        self.count: int = 0
         self._begin = self._said = time.monotonic()
         self._bar = tqdm(total=total, desc=label, leave=False, disable=not shown, delay=delay)
         if shown and word:

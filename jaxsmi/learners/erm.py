@@ -116,7 +116,7 @@ class Erm(AbstractLearner):
     starts: Starts | None = eqx.field(static=True, default=None)
     convex: bool | None = eqx.field(static=True, default=None)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         if self.student is not None:
             allowed = "a model of indices, such as smi.MultiIndex(link, indices=1)"
             Arguments().instance("student", self.student, AbstractIndexModel, allowed)

@@ -58,7 +58,7 @@ class Mismatched(AbstractLearner):
 
     student: AbstractIndexModel
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         allowed = "a model of indices with a posterior, such as smi.links.linear(0.5)"
         Arguments().instance("student", self.student, AbstractIndexModel, allowed)
         require(self.student, Ability.INFERENCE)

@@ -149,7 +149,7 @@ class BernoulliGauss(AbstractMixturePrior):
 
     density: Float[Array, ""] = eqx.field(converter=lambda x: real(x, "density"))
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check(self.density.ndim == 0, "density", self.density, "one number in (0, 1]")
         inside = (self.density > 0) & (self.density <= 1)
         check(inside, "density", self.density, "a number in (0, 1]")
@@ -223,7 +223,7 @@ class GaussianMixture(AbstractMixturePrior):
 
     mirrored: bool = eqx.field(static=True, default=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check(isinstance(self.mirrored, bool), "mirrored", self.mirrored, "True or False")
         shape = self.weights.shape
         check(len(shape) == 1 and shape[0] > 0, "weights", self.weights, "probabilities (K,)")

@@ -59,7 +59,7 @@ class Gaussian(AbstractIidPrior):
         converter=lambda C: C if C is None else real(C, "covariance"), default=None
     )
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         if self.covariance is None:
             return
         shape = self.covariance.shape

@@ -61,7 +61,7 @@ class Positive(AbstractAveragedPrior):
     slope: Float[Array, ""] = eqx.field(converter=lambda x: real(x, "slope"), default=0.0)
     precision: Float[Array, ""] = eqx.field(converter=lambda x: real(x, "precision"), default=1.0)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         for name, value in (("slope", self.slope), ("precision", self.precision)):
             check(value.ndim == 0 and jnp.all(jnp.isfinite(value)), name, value, "a finite number")
         if concrete((self.slope, self.precision)):
