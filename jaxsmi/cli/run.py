@@ -17,7 +17,7 @@ from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import add_gamp, model_of, progress, setting_of
 from jaxsmi.cli.kept import keep
 from jaxsmi.cli.models import defaults_for
-from jaxsmi.cli.report import Report, outcome, plain, run_cells, table, timed, with_error
+from jaxsmi.cli.report import Report, outcome, plain, run_cells, table, timed, with_error, wrapped
 from jaxsmi.cli.solving import Learned, curve_of, learn, theory_key
 from jaxsmi.core import labelled
 from jaxsmi.core.checks import Ability, check
@@ -163,7 +163,7 @@ def _text(
     text += [
         outcome("GAMP", learned.solution, learned.seconds),
         outcome("State evolution", theory.trajectory, theory.seconds),
-        curve,
+        wrapped(curve),
     ]
     return "\n".join(text)
 
