@@ -291,13 +291,16 @@ def scalar(interval: Interval) -> Predicate:
 _ANY = Interval("finite real numbers")
 
 
-def numbers(allowed: str, interval: Interval = _ANY, dimensions: int | None = None) -> Predicate:
-    """An array of finite real numbers, or nested lists of them: not empty, all of an interval,
-    with so many axes."""
+def numbers(
+    allowed: str, interval: Interval = _ANY, dimensions: int | None = None, empty: bool = False
+) -> Predicate:
+    """An array of finite real numbers, or nested lists of them: not empty unless said so, all of
+    an interval, with so many axes."""
 
     def look(name: str, value: object) -> object:
         found = _reals(value)
-        check(found is not None and found.size > 0 and not _long(found), name, value, allowed)
+        some = found is not None and (empty or found.size > 0)
+        check(found is not None and some and not _long(found), name, value, allowed)
         assert found is not None
         check(dimensions is None or found.ndim == dimensions, name, value, allowed)
         if isinstance(found, np.ndarray) and found.size <= _LOOKED_AT:

@@ -60,7 +60,7 @@ _FINE = 1e-8  # of a learner, relative: accelerated steps get there at no cost
     q0=optional(numbers("a number, or Q (P, P)")),
     m0=optional(numbers("a number, or M (P, P*)")),
     v0=optional(numbers("a number, or V (P, P)")),
-    b0=optional(numbers("a number, or B (P, K)")),
+    b0=optional(numbers("a number, or B (P, K)", empty=True)),
     samples=optional(whole()),
     randomisations=optional(whole(2)),
     max_steps=whole(),

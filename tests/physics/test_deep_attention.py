@@ -233,12 +233,13 @@ def brute_force(u, omega, variances, skip, nodes):
 
 
 def test_three_layer_denoiser_against_brute_force():
-    """Q = diag(0.5, 0.5, 0.99), four inner variables: error at most 1e-2 (1 + max|g|), and honest.
+    """Q = diag(0.5, 0.5, 0.99), four inner variables: error at most 1e-2 (1 + max|g|) where that is
+    the tolerance, and honest.
 
     The brute-force value is a midpoint rule with 56^4 nodes; its error, from a second rule of 44^4,
     is asserted to be a fifth of what is asked.
     """
-    model = smi.DeepAttention(3, 2)
+    model = smi.DeepAttention(3, 2, tolerance=1e-2)
     variances = np.array([0.5, 0.5, 0.01])
     first, second = jax.random.normal(jax.random.key(4), (2, 4, 3, 2))
     omega = np.sqrt(1 - variances)[:, None] * first

@@ -17,7 +17,7 @@ from jaxsmi.numerics.nets import (
     randomised_gaussians,
 )
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
-from jaxsmi.numerics.refining_rules import TrapezoidRule
+from jaxsmi.numerics.refining_rules import TrapezoidRule, grid_fits
 
 KEY = jax.random.key(0)
 
@@ -394,3 +394,8 @@ def test_halves_of_nets_are_jackknifed():
             np.testing.assert_allclose(means[k, half], expected, atol=1e-9)
             expected = 4 * covariance - 3 * np.mean([x for _, x in less], 0)
             np.testing.assert_allclose(covariances[k, half], expected, atol=1e-9)
+
+
+def test_an_integral_of_no_variables_fits():
+    """Channels in closed form but for a scale have none: their nodes are not random."""
+    assert grid_fits(0, 1)
