@@ -299,8 +299,8 @@ def numbers(
 
     def look(name: str, value: object) -> object:
         found = _reals(value)
-        some = found is not None and (empty or found.size > 0)
-        check(found is not None and some and not _long(found), name, value, allowed)
+        fits = found is not None and (empty or found.size > 0) and not _long(found)
+        check(fits, name, value, allowed)
         assert found is not None
         check(dimensions is None or found.ndim == dimensions, name, value, allowed)
         if isinstance(found, np.ndarray) and found.size <= _LOOKED_AT:

@@ -65,8 +65,10 @@ _NET_SIZES = tuple(_NETS * 2**k for k in range(8, 21))
 def grid_fits(dimension: int, max_nodes: int, largest: int = LARGEST_GRID) -> bool:
     """Whether an integral is a sum over grids: of at most `largest` variables, no more than four,
     and with nodes enough for the coarsest. One of no variables is no integral, and fits."""
-    if dimension == 0 or dimension > largest:
-        return dimension == 0
+    if dimension == 0:
+        return True
+    if dimension > largest:
+        return False
     return _BALL[dimension] * _NODES_PER_AXIS[dimension][0] ** dimension <= max_nodes
 
 

@@ -232,14 +232,15 @@ def brute_force(u, omega, variances, skip, nodes):
     return (first / total - omega) / variances[:, None]
 
 
-def test_three_layer_denoiser_against_brute_force():
-    """Q = diag(0.5, 0.5, 0.99), four inner variables: error at most 1e-2 (1 + max|g|) where that is
-    the tolerance, and honest.
+@pytest.mark.parametrize("tolerance", [None, 1e-2])
+def test_three_layer_denoiser_against_brute_force(tolerance):
+    """Q = diag(0.5, 0.5, 0.99), four inner variables: the error is at most the tolerance that was
+    asked for, times 1 + max|g|, and honest; by default as documented, 0.05.
 
     The brute-force value is a midpoint rule with 56^4 nodes; its error, from a second rule of 44^4,
     is asserted to be a fifth of what is asked.
     """
-    model = smi.DeepAttention(3, 2, tolerance=1e-2)
+    model = smi.DeepAttention(3, 2, tolerance=tolerance)
     variances = np.array([0.5, 0.5, 0.01])
     first, second = jax.random.normal(jax.random.key(4), (2, 4, 3, 2))
     omega = np.sqrt(1 - variances)[:, None] * first
@@ -261,5 +262,5 @@ def test_three_layer_denoiser_against_brute_force():
             f"sample {k}: error {error:.1e}, reported {reported:.1e}, of the brute force (coarse rule) {own:.1e}"
         )
         assert own < 2e-3
-        assert error <= 1e-2
+        assert error <= (0.05 if tolerance is None else tolerance)
         assert error <= 3 * max(reported, own)

@@ -166,6 +166,15 @@ def test_an_old_key_is_a_key():
     np.testing.assert_array_equal(drawn[1], drawn[2])
 
 
+def test_empty_arrays_are_refused_unless_said_so():
+    """A direction B (P, K) has no columns where a learner's labels depend on none."""
+    nothing = np.zeros((1, 0))
+    assert numbers("B (P, K)", empty=True)("b0", nothing) is nothing
+    for wrong in (nothing, [], None):
+        with pytest.raises(ValueError, match=r"^b0: got "):
+            numbers("B (P, K)")("b0", wrong)
+
+
 def test_looking_takes_microseconds():
     """Ten arguments of four kinds; 100 µs is what a call may cost beside what it computes."""
     kinds = {"a": scalar(POSITIVE), "b": whole(), "c": optional(whole()), "d": numbers("numbers")}
