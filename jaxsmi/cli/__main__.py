@@ -1,4 +1,4 @@
-"""`jaxsmi`, and `python -m jaxsmi.cli`: the command line. No equation lives here."""
+"""`jaxsmi`, and `python -m jaxsmi`: the command line. No equation lives here."""
 
 import importlib
 import os

@@ -25,7 +25,7 @@ FLOORS = (  # a room may import from rooms before it and from those beside it, n
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
-TOP_LEVEL = {"__init__.py", "__init__.pyi", "py.typed"}
+TOP_LEVEL = {"__init__.py", "__init__.pyi", "__main__.py", "py.typed"}
 
 
 def private_imports(house: House, files: list[File] | None = None) -> list[str]:
@@ -78,7 +78,7 @@ def room_circles(house: House) -> list[str]:
     """Rooms that import each other, directly or around."""
     graph: dict[str, set[str]] = {}
     for file in house.package:
-        if file.module == "jaxsmi":
+        if file.module in ("jaxsmi", "jaxsmi.__main__"):
             continue
         rooms = {one.module.split(".")[1] for one in house.imports(file) if "." in one.module}
         graph.setdefault(file.room, set()).update(rooms - {file.room})
@@ -111,8 +111,8 @@ def upward_imports(house: House) -> list[str]:
     """Imports from a room above."""
     found = []
     for file in house.package:
-        if file.module == "jaxsmi":
-            continue  # the list of public names
+        if file.module in ("jaxsmi", "jaxsmi.__main__"):
+            continue  # the list of public names, and the door to the command line
         if file.room not in FLOOR:
             found.append(file.at(1, f"{file.room} is no room"))
             continue

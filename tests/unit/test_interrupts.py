@@ -19,7 +19,7 @@ RUN = ["run", "linear", "--dimension", "60", "--alpha", "2", "--noise", "0.5"]
 
 def started(*words):
     return subprocess.Popen(
-        [sys.executable, "-m", "jaxsmi.cli", *map(str, words)],
+        [sys.executable, "-m", "jaxsmi", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=dict(os.environ, JAX_PLATFORMS="cpu"),
