@@ -95,6 +95,10 @@ def _one(arguments: argparse.Namespace, reference: Folder) -> Report:
         stored=lambda: storage.arrays(drawn.arrays),
         figure=drawn.figure,
         stem=name,
+        written=[
+            *(arguments.out / f"{name}{ending}" for ending in making.FILES),
+            arguments.out / "index.html",
+        ],
     )
 
 

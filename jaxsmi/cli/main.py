@@ -232,4 +232,4 @@ def _write(report: Report, arguments: argparse.Namespace, picture: bool = True) 
             report.draw(drawing)
         plotting.savefig(drawing, drawn, **made)
         written = [drawn, *written]
-    return [str(path) for path in written]
+    return [str(path) for path in dict.fromkeys([*written, *report.written])]

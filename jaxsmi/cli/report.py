@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +65,7 @@ class Report:
         stored: Makes what the netCDF file holds, for --out. Default: an empty file.
         figure: A figure to draw into, where it is not a new one. Default None.
         stem: How the names of the files begin. Default "": with the command.
+        written: Files that the command has written by itself. Default: none.
         problem: What went wrong, one sentence; "" where all went well. The exit status is 1 if
             there is one.
     """
@@ -75,6 +76,7 @@ class Report:
     stored: Callable[[], Storable] = dict
     figure: Figure | None = None
     stem: str = ""
+    written: Sequence[pathlib.Path] = ()
     problem: str = ""
 
 

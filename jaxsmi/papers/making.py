@@ -32,6 +32,7 @@ from jaxsmi.workbench.processes import processes
 from jaxsmi.workbench.store import Store, write_text
 
 __all__ = [
+    "FILES",
     "Record",
     "draw",
     "every",
@@ -47,7 +48,7 @@ Recipe = Callable[..., Drawn]
 Record = dict[str, Any]  # what NAME.json holds
 
 _PICTURES = (".png", ".svg", ".pdf")
-_FILES = (".json", ".nc", *_PICTURES)
+FILES = (".json", ".nc", *_PICTURES)
 _LISTED = 8  # so many numbers of an array stand in its record, of longer ones their range
 _BROKEN = (
     "the process ended, perhaps for want of memory; the same command again makes what is missing"
@@ -201,7 +202,7 @@ def finished(name: str, folder: pathlib.Path, settings: Mapping[str, object]) ->
     None where a file is missing or cut short, where the figure failed, or where full sizes, the
     folder of published data or the version are others.
     """
-    if not all((folder / f"{name}{ending}").is_file() for ending in _FILES):
+    if not all((folder / f"{name}{ending}").is_file() for ending in FILES):
         return None
     deciding = {key: settings.get(key) for key in ("full", "reference")}
     store = Store(folder, parameters({**deciding, "jaxsmi": version()}))

@@ -120,6 +120,15 @@ def test_all_goes_on_after_a_failure_and_says_so(two, capsys, tmp_path):
     assert "Failed: ValueError: nothing &lt;b&gt;here&lt;/b&gt;" in page
 
 
+def test_every_file_of_a_figure_is_named(two, capsys, tmp_path):
+    code, out, _ = call(capsys, "bilinear-a", "--out", tmp_path)
+    assert code == 0
+    written = re.findall(r"^Written: (.*)$", out, re.M)
+    assert len(written) == len(set(written))
+    assert set(written) == set(map(str, tmp_path.iterdir()))
+    assert len(written) == 7
+
+
 def test_what_is_finished_is_not_made_again(two, capsys, tmp_path):
     del two["quadratic-b"]
     words = ("all", "--out", tmp_path, "--workers", 1)
