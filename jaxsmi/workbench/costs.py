@@ -7,7 +7,7 @@ numbers and fields of F numbers (P·M of indices, T² of matrices), signal of s 
               (its bits, their normals, what is made of them)
     fields    8 N (6 F + 2 F²) bytes: g and ω of two steps, the fields, their labels; ∂g twice
     signal    8 × 8 s bytes
-    program   0.6 GiB: Python, JAX, compiled code
+    program   0.4 GiB: Python, JAX, compiled code
 
 Timed: forward and adjoint, the posteriors of the first step (later ones may need finer rules:
 twelve times as much for two layers nearly recovered, benchmarks/bench_side_by_side.py), and the
@@ -32,8 +32,7 @@ from jaxsmi.models.base import AbstractModel
 
 __all__ = ["Cost", "copy_bandwidth", "gamp_cost"]
 
-_PROGRAM = 0.6 * 2**30
-
+_PROGRAM = 0.4 * 2**30
 
 _PROBE = 2**24  # numbers of inputs in the part that is timed
 
