@@ -49,7 +49,15 @@ from jaxsmi.core.border import (
     optional,
     scalar,
 )
-from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, VARIANCE, Ability, Arguments, check
+from jaxsmi.core.checks import (
+    NON_NEGATIVE,
+    POSITIVE,
+    VARIANCE,
+    Ability,
+    Arguments,
+    check,
+    check_rows,
+)
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
@@ -237,8 +245,7 @@ class Bilinear(AbstractMatrixModel):
             asked = self.length(d) if concrete(self.aspect_ratio) else L
             check(asked == L, "data.inputs", data.inputs, f"(n, {asked}, {d}): β d tokens a sample")
         shape = jax.eval_shape(self.link, jax.ShapeDtypeStruct((1, 1), float)).shape
-        shown = "(n,)" if not shape else f"(n, *{shape})"
-        check(data.labels.shape[1:] == shape, "data.labels", data.labels, shown)
+        check_rows(data.labels, shape)
         if teacher and data.teacher is not None:
             check(data.teacher.shape == (L, d), "data.teacher", data.teacher, f"S ({L}, {d})")
 
