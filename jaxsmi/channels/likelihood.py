@@ -21,7 +21,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhiten
 from jaxsmi.channels.jumps import continuous
-from jaxsmi.core.checks import Ability, check
+from jaxsmi.core.checks import Ability, check, check_rows
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 from jaxsmi.numerics.refining_rules import LARGEST_GRID
 
@@ -187,8 +187,7 @@ class IntegratedChannel(AbstractChannel):
 
     def check_labels(self, labels: Array) -> None:
         """Finite numbers of a label's shape; where labels are few, of them."""
-        allowed = f"rows of shape {self.label_shape}, as the link's"
-        check(labels.shape[1:] == self.label_shape, "labels", labels, allowed)
+        check_rows(labels, self.label_shape, "labels")
         check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
         if self.outcomes is not None:
             axes = tuple(range(2, labels.ndim + 1))

@@ -5,6 +5,7 @@ import os
 import sys
 
 from jaxsmi.cli import interrupts
+from jaxsmi.core import notices
 
 __all__ = ["start"]
 
@@ -18,6 +19,7 @@ def start() -> None:
         SystemExit: With the exit status.
     """
     interrupts.listen()
+    notices.plainly()
     status = 0
     try:
         try:

@@ -9,7 +9,6 @@ exit status comes. No equation lives here.
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import importlib.util
 import json
@@ -30,7 +29,7 @@ from jaxsmi.cli.models import MODELS
 from jaxsmi.cli.report import Report
 from jaxsmi.core import labelled
 from jaxsmi.core.cache import keep_programs
-from jaxsmi.core.checks import check
+from jaxsmi.core.checks import check, nearest
 from jaxsmi.core.driver import watching
 from jaxsmi.core.parts import declared
 from jaxsmi.core.provenance import parameters, version
@@ -141,8 +140,8 @@ def _read(parser: _Parser, words: Sequence[str]) -> argparse.Namespace:
     if unknown:
         command = parser.commands[arguments.command]
         flags = set(re.findall(r"--[a-z][a-z-]*", command.format_help()))
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(flags), 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        near = nearest(unknown[0].partition("=")[0], sorted(flags))
+        meant = f"; did you mean {near}?" if near else ""
         command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     return arguments
 

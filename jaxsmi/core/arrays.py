@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -15,6 +14,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.core.notices import warn
+
 if TYPE_CHECKING:
     PyTree: TypeAlias = Any  # of jaxtyping's a type checker knows nothing, not even that
 else:
@@ -25,7 +26,7 @@ __all__ = ["PyTree", "arithmetic", "concrete", "frozen", "is_zero", "nan_unless"
 Tree = TypeVar("Tree")
 
 _SINGLE = (
-    "jaxsmi: channels and fixed points are meant for float64, which is off. Call "
+    "channels and fixed points are meant for float64, which is off. Call "
     "jax.config.update('jax_enable_x64', True) at the start of the program; until then errors "
     "below about 1e-3 are not reached, and reported errors are floored there."
 )
@@ -75,7 +76,7 @@ def theory_dtype() -> jnp.dtype:
         return jnp.dtype("float64")
     if not _warned:
         _warned = True
-        warnings.warn(_SINGLE, stacklevel=3)
+        warn(_SINGLE)
     return jnp.dtype("float32")
 
 

@@ -18,7 +18,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi.core.arrays import arithmetic, concrete
-from jaxsmi.core.checks import NON_NEGATIVE, Arguments, Interval, check
+from jaxsmi.core.checks import NON_NEGATIVE, Arguments, Interval, check, nearest
 
 __all__ = [
     "EXACT",
@@ -96,6 +96,7 @@ def _looking(target: Callable[..., Any], predicates: Mapping[str, Predicate]) ->
     kinds = inspect.Parameter
     parameters = inspect.signature(target).parameters.values()
     given = [p.name for p in parameters if p.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)]
+    open_ended = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
     missing = (set(given) - {"self", "cls"}) ^ set(predicates)
     if missing:
         where = f"{target.__module__}.{target.__qualname__}"
@@ -103,18 +104,28 @@ def _looking(target: Callable[..., Any], predicates: Mapping[str, Predicate]) ->
 
     @functools.wraps(target)
     def looking(*args: Any, **kwargs: Any) -> Any:
+        for name, value in kwargs.items():
+            if name in predicates:
+                kwargs[name] = predicates[name](name, value)
+            elif not open_ended:
+                raise TypeError(_unknown(target, name, predicates))
         values = [
             predicates[name](name, value) if name in predicates else value
             for name, value in zip(given, args, strict=False)
         ]
         values += args[len(values) :]  # too many: the function says so
-        for name, value in kwargs.items():
-            if name in predicates:
-                kwargs[name] = predicates[name](name, value)
         return target(*values, **kwargs)
 
     looking.__checked__ = predicates  # pyright: ignore[reportAttributeAccessIssue]
     return looking
+
+
+def _unknown(target: Callable[..., Any], name: str, allowed: Iterable[str]) -> str:
+    """What is said of a keyword that is no argument."""
+    near = nearest(name, allowed)
+    meant = f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed) or 'none'}."
+    called = target.__qualname__.removesuffix(".__init__")
+    return f"{called}() got an unexpected keyword argument {name!r}; {meant}"
 
 
 def asked(

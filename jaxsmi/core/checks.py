@@ -18,11 +18,12 @@ What a part cannot do at all (a link without a posterior, a matrix without direc
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import equinox as eqx
@@ -46,6 +47,8 @@ __all__ = [
     "Arguments",
     "Interval",
     "check",
+    "check_rows",
+    "nearest",
     "positive_definite",
     "require",
     "without_nan",
@@ -59,6 +62,23 @@ def check(condition: object, name: str, value: object, allowed: str) -> None:
     `condition` is traced."""
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
         raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The one of some words that a misspelt one is nearest to; "" where none is near."""
+    return "".join(difflib.get_close_matches(word, list(words), 1, 0.5))
+
+
+def check_rows(labels: Array, shape: tuple[int, ...], name: str = "data.labels") -> None:
+    """Raise a ValueError for labels whose rows, one a sample, have another shape; where only axes
+    of size one differ it says how to reshape them."""
+    given = labels.shape
+    wanted = (*given[:1], *shape)
+    alike = [n for n in given[1:] if n != 1] == [n for n in shape if n != 1]
+    size = ", ".join(map(str, wanted))
+    remedy = f": take labels.reshape({size})" if alike and given[1:] != shape else ""
+    row = f"rows of shape {shape}" if shape else "one number a sample, shape (N,)"
+    check(given[1:] == shape, name, labels, f"{row}{remedy}")
 
 
 def without_nan(tree: PyTree) -> Array:

@@ -3,7 +3,6 @@ has a gradient."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import jax
@@ -17,6 +16,7 @@ from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.border import asked
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.notices import warn
 from jaxsmi.core.programs import program
 from jaxsmi.descent.loop import TrainState
 from jaxsmi.descent.stream import Stream
@@ -138,8 +138,7 @@ def check_gradient(
     check(len(flat) < len(weights), "model", "a link whose gradient is zero", allowed)
     if len(flat):
         rows = [int(p) for p in flat]
-        message = f"jaxsmi: rows {rows} of the weights have no gradient: they stay as they are."
-        warnings.warn(message, stacklevel=3)
+        warn(f"rows {rows} of the weights have no gradient: they stay as they are.")
 
 
 def batch_size_of(

@@ -11,7 +11,6 @@ number and both functions are explicit, as for matrix models, a root takes its p
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
@@ -26,6 +25,7 @@ from jaxsmi.core.border import anything, checked, flag, numbers, optional, rando
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
+from jaxsmi.core.notices import warn
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.inference.continuation import continued, noisy_models
@@ -218,7 +218,7 @@ def _run(
 ) -> tuple[OverlapMap, Solution]:
     """`state_evolution` of a model whose response is an average over random points, and its map."""
     if model.ansatz is not None:
-        warnings.warn(f"jaxsmi: {model.ansatz}", stacklevel=3)
+        warn(model.ansatz)
     points, rules = given.sizes(arguments, _SAMPLES, 2)
     limit = given.limit(arguments, _TOLERANCE)
     strength = arguments.number("side_information", given.side_information, FRACTION)

@@ -51,6 +51,7 @@ from jaxsmi.core.checks import (
     Arguments,
     Interval,
     check,
+    check_rows,
     require,
 )
 from jaxsmi.core.data import Dataset, Regenerated, Taught
@@ -249,7 +250,7 @@ class AttentionIndexed(AbstractMatrixModel):
         check(data.inputs.shape[2] >= 2, "data.inputs", data.inputs, "a dimension d >= 2")
         fields = jax.ShapeDtypeStruct((L, T, T), float)
         shape = jax.eval_shape(self.link, fields).shape
-        check(data.labels.shape[1:] == shape, "data.labels", data.labels, f"rows of shape {shape}")
+        check_rows(data.labels, shape)
         if teacher and data.teacher is not None:
             known = L if data.model is None else data.model.indices
             same = known == L and data.teacher.shape[0] % L == 0

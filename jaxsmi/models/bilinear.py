@@ -25,7 +25,6 @@ channels of index models with P = M = 1 (matrix_outputs.py); signs of S are lost
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -49,8 +48,17 @@ from jaxsmi.core.border import (
     optional,
     scalar,
 )
-from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, VARIANCE, Ability, Arguments, check
+from jaxsmi.core.checks import (
+    NON_NEGATIVE,
+    POSITIVE,
+    VARIANCE,
+    Ability,
+    Arguments,
+    check,
+    check_rows,
+)
 from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.core.notices import warn
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
 from jaxsmi.models.matrix import AbstractMatrixModel
@@ -237,8 +245,7 @@ class Bilinear(AbstractMatrixModel):
             asked = self.length(d) if concrete(self.aspect_ratio) else L
             check(asked == L, "data.inputs", data.inputs, f"(n, {asked}, {d}): β d tokens a sample")
         shape = jax.eval_shape(self.link, jax.ShapeDtypeStruct((1, 1), float)).shape
-        shown = "(n,)" if not shape else f"(n, *{shape})"
-        check(data.labels.shape[1:] == shape, "data.labels", data.labels, shown)
+        check_rows(data.labels, shape)
         if teacher and data.teacher is not None:
             check(data.teacher.shape == (L, d), "data.teacher", data.teacher, f"S ({L}, {d})")
 
@@ -391,7 +398,7 @@ class Bilinear(AbstractMatrixModel):
             if abs(actual / asked - 1.0) > 0.01
         ]
         if moved:
-            warnings.warn(f"jaxsmi: rounded at dimension {d}: {', '.join(moved)}.", stacklevel=3)
+            warn(f"rounded at dimension {d}: {', '.join(moved)}.")
 
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
         """S (L, d) of Gaussian factors."""

@@ -23,7 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import Ability, Arguments, check
+from jaxsmi.core.checks import Ability, Arguments, check, check_rows
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.inputs import all_finite
 from jaxsmi.core.programs import program
@@ -87,11 +87,11 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
             check(self.comparable(data.teacher), "data.teacher", data.teacher, shown)
         fields = jax.ShapeDtypeStruct((self.indices, self.tokens), float)
         shape = jax.eval_shape(self.link, fields).shape
-        shown = f"rows of shape {shape}, as the link's"
         given = data.labels.shape[1:]
         # a student may predict one number as (1,) for labels of shape (), and the reverse
         single = not teacher and np.prod(given) == 1 and np.prod(shape) == 1
-        check(given == shape or single, "data.labels", data.labels, shown)
+        if not single:
+            check_rows(data.labels, shape)
 
     @property
     def of_rows(self) -> bool:

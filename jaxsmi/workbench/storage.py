@@ -311,9 +311,21 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
 
     Raises:
         FileNotFoundError: There is no such file.
+        ValueError: The file has no such group; the message names those it has.
         ImportError: Without xarray and h5netcdf, with the remedy.
     """
-    return import_xarray().load_dataset(path, group=group, engine="h5netcdf")
+    xarray = import_xarray()
+    try:
+        return xarray.load_dataset(path, group=group, engine="h5netcdf")
+    except OSError as failure:
+        if group is None or not os.path.exists(path):
+            raise
+        with xarray.open_dataset(path, engine="h5netcdf") as root:  # raises where it is no netCDF
+            names = str(root.attrs.get("groups", ""))
+        if group in names.split(", "):
+            raise
+        allowed = f"one of {names}" if names else "None: one item was saved, not a dict of them"
+        raise ValueError(f"group: got {group!r}; allowed: {allowed}.") from failure
 
 
 def _dataset(item: Part, **attributes: object) -> xarray.Dataset:

@@ -12,12 +12,12 @@ import dataclasses
 import json
 import os
 import pathlib
-import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
 from jaxsmi.core.checks import check
+from jaxsmi.core.notices import warn
 
 __all__ = [
     "Store",
@@ -95,8 +95,7 @@ class Store:
         )
         made, now = (content or {}).get(_VERSION), aside.get(_VERSION)
         if made != now:
-            said = f"jaxsmi: {self.folder} was begun by version {made}, and goes on with {now}."
-            warnings.warn(said, stacklevel=4)
+            warn(f"{self.folder} was begun by version {made}, and goes on with {now}.")
 
     def read(self, file: str, read: Callable[[pathlib.Path], _Entry]) -> _Entry | None:
         """An entry by the name of its file; None where it is not there, or cannot be read."""

@@ -96,6 +96,44 @@ def test_an_argument_without_a_predicate_is_refused_where_it_is_written():
             return alpha, samples
 
 
+LINEAR = smi.links.linear(0.5)
+DATA = smi.Dataset(np.zeros((6, 1, 5)), np.ones((6, 1)))
+MISSPELT = {
+    "max_steps": lambda: smi.gamp(DATA, max_step=10),  # not: "model: got a Dataset"
+    "noise": lambda: smi.DeepAttention(2, 2, nois=0.1),
+    "teacher": lambda: smi.Dataset(DATA.inputs, DATA.labels, teachr=None),
+    "dimension": lambda: LINEAR.sample(border.KEY, dimensions=5, alpha=1.0),
+    "function": lambda: smi.Record(fuction=len),
+}
+
+
+@pytest.mark.parametrize("meant", MISSPELT)
+def test_a_misspelt_argument_is_answered_by_the_nearest(meant):
+    with pytest.raises(TypeError, match=rf"^\w.*\(\) got an .* did you mean '{meant}'\?$"):
+        MISSPELT[meant]()
+
+
+def test_an_argument_like_no_other_is_answered_by_all():
+    @checked(alpha=anything)
+    def ask(alpha):
+        return alpha
+
+    @checked(alpha=anything)
+    def ask_more(alpha, **more):
+        return alpha, more
+
+    with pytest.raises(TypeError, match=r"ask\(\) got .* 'zzz'; allowed: alpha\.$"):
+        ask(1, zzz=2)
+    assert ask_more(1, alph=2) == (1, {"alph": 2})
+
+
+def test_a_misspelt_public_name_is_answered_by_the_nearest():
+    with pytest.raises(AttributeError, match=r"no attribute 'thresold'; did you mean 'Threshold'"):
+        smi.thresold  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'zzz'; dir\(jaxsmi\) lists"):
+        smi.zzz  # noqa: B018
+
+
 # What is between a wrong value and the function -----------------------------------------------
 
 SMALL = st.floats(0.01, 0.99)

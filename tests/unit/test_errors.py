@@ -211,6 +211,24 @@ def test_bad_input_is_refused_by_name(name, call):
     assert name in message.split(":")[0].replace(".", " ").split(), message
 
 
+@pytest.mark.parametrize(
+    ("model", "given", "wanted"),
+    [
+        (SIGN, (6, 1), (6,)),
+        (LINEAR, (6,), (6, 1)),
+        (LINEAR, (6, 1, 1), (6, 1)),
+        (smi.Bilinear(1.0, 0.5, noise=0.1), (6, 1), (6,)),
+        (smi.AttentionIndexed(2, 0.5), (6, 1, 2, 2), (6, 2, 2)),
+    ],
+    ids=["sign", "linear, no axis", "linear, two axes", "bilinear", "attention"],
+)
+def test_labels_with_an_axis_too_many_or_too_few_are_told_how_to_reshape(model, given, wanted):
+    data = smi.Dataset(np.zeros((6, *model.input_shape(5))), np.ones(given))
+    remedy = ", ".join(map(str, wanted))
+    with pytest.raises(ValueError, match=rf"labels\.reshape\({remedy}\)\.$"):
+        smi.gamp(model, data, key=KEY)
+
+
 def test_a_link_that_reads_an_index_there_is_not_is_refused():
     """JAX would read the last one."""
     with pytest.raises(ValueError, match=r"link: .*index 2 is out of bounds"):

@@ -99,6 +99,21 @@ def test_a_dict_becomes_groups(tmp_path):
     assert storage.load(tmp_path / "run.nc", "curve").sizes["alpha"] == 2
 
 
+def test_a_group_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    one = synthetic.solution("gamp")
+    storage.save({"gamp": one, "theory": one}, tmp_path / "run.nc")
+    storage.save(one, tmp_path / "one.nc")
+    with pytest.raises(ValueError, match=r"group: got 'Gamp'; allowed: one of gamp, theory\."):
+        storage.load(tmp_path / "run.nc", "Gamp")
+    with pytest.raises(ValueError, match="group: got 'gamp'; allowed: None: one item"):
+        storage.load(tmp_path / "one.nc", "gamp")
+    with pytest.raises(FileNotFoundError):
+        storage.load(tmp_path / "none.nc", "gamp")
+    (tmp_path / "words.nc").write_text("no netCDF")
+    with pytest.raises(OSError, match=r"signature|words"):
+        storage.load(tmp_path / "words.nc", "gamp")
+
+
 @pytest.mark.parametrize("teacher", [True, False])
 def test_a_data_set_survives_the_file(tmp_path, teacher):
     data = synthetic.data(teacher)

@@ -14,7 +14,6 @@ import dataclasses
 import inspect
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.core.codes import Result
+from jaxsmi.core.notices import warn
 from jaxsmi.core.programs import program
 from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution
@@ -109,9 +109,7 @@ class Sweep:
             try:
                 return self._solve_together(numbers, *models)
             except Exception as failure:  # one by one they say which point it is
-                warnings.warn(
-                    f"jaxsmi: {len(numbers)} rows are solved one by one: {failure}", stacklevel=2
-                )
+                warn(f"{len(numbers)} rows are solved one by one: {failure}")
         return [self._solve_one(number) for number in numbers]
 
     def _alike(self, numbers: Sequence[int]) -> tuple[AbstractModel, AbstractModel] | None:
