@@ -30,7 +30,7 @@ from jaxsmi.cli.flags import progress
 from jaxsmi.cli.models import build
 from jaxsmi.cli.report import Report, table, timed, wrapped
 from jaxsmi.core.checks import check
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import Result, outcome
 from jaxsmi.workbench import costs, plotting, sweeps
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _report(task: sweeps.Sweep, results: xarray.Dataset, seconds: float) -> Repo
     text = [
         wrapped(f"{len(task.rows)} rows of {len(task.alpha)} alpha; axes {sizes}."),
         table(["result", "points"], rows),
-        *(wrapped(f"{code.name}: {code.remedy}") for code in bad),
+        *(wrapped(f"{code.name}: {outcome(code, str(task.solver))}") for code in bad),
         *(wrapped(message) for message in messages[:5]),
         f"{seconds:.1f} s.",
     ]

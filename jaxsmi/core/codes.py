@@ -108,6 +108,11 @@ _SPECTRAL = {
 
 _TRAINING = {
     Result.SUCCESS: "All steps were taken, or the run was stopped as asked.",
+    Result.NOTHING_LEARNED: (
+        "The run ended as asked, but learned nothing: no cosine with the teacher is beyond chance, "
+        "three times 1/√D. Take more steps, another learning rate (plain SGD on the mean loss "
+        "wants one of order D), or more samples."
+    ),
     Result.MAX_STEPS: (
         "All steps were taken, and what was to stop the run was not met: take more steps, or ask "
         "for less."

@@ -47,6 +47,7 @@ from jaxsmi.models.teacher_student import squared_loss
 
 __all__ = ["TrainState", "train"]
 
+_CHANCE = 3.0  # standard deviations of the cosine of two random directions
 _RECORDS = 200  # of a run, if nothing else is said
 
 
@@ -118,8 +119,8 @@ def train(
         `error` ‖Ŝ - S*‖²/d unless there is a `test`), `overlap`, `error`, `state`, and `history`:
         "step", "cosine", "overlap", "teacher_overlap", "train_loss" (mean of the batches since the
         last record), "error". `covariance` is NaN. Codes: SUCCESS (all steps taken, or stopped
-        early), MAX_STEPS (`stop` never met), DIVERGED (weights a hundred times their size),
-        NONFINITE.
+        early), NOTHING_LEARNED (so, but no cosine with the teacher is beyond chance, 3/√D),
+        MAX_STEPS (`stop` never met), DIVERGED (weights a hundred times their size), NONFINITE.
 
     Raises:
         ValueError: Outside jit, for arguments out of range, shapes that do not fit, a link without
@@ -216,6 +217,20 @@ def _check_one_pass(data: Dataset, size: int, steps: int, state: TrainState) -> 
     check(steps <= rest, "steps", steps, allowed)
 
 
+def _outcome(task: Task, result: Array, cosines: Array) -> Array:
+    """The result; NOTHING_LEARNED where a run that went well has no cosine beyond chance.
+
+    Of two random directions √(D-1) cos/√(1 - cos²) follows Student's law, which for large D is that
+    of √D cos. Matrices have no such chance level: what is common to all of them has a cosine.
+    """
+    if not task.model.of_rows:
+        return result
+    chance = _CHANCE / jnp.sqrt(task.data.dimension - 1.0 + _CHANCE**2)
+    nothing = jnp.all(jnp.abs(cosines) < chance, axis=-1)  # not of NaN, without a teacher
+    blind = (result == Result.SUCCESS) & nothing
+    return jnp.where(blind, int(Result.NOTHING_LEARNED), result)
+
+
 def _solution(task: Task, end: DescentEnd, key: PRNGKeyArray) -> Solution:
     """The last record of a run (or of each run) as a solution."""
     model = task.model
@@ -242,7 +257,7 @@ def _solution(task: Task, end: DescentEnd, key: PRNGKeyArray) -> Solution:
         alpha=jnp.broadcast_to(jnp.asarray(alpha, dtype), runs),
         steps=end.state.step,
         residual=end.change,
-        result=end.result,
+        result=_outcome(task, end.result, last(end.history["cosine"])),
         history=end.history,
         covariance=jnp.full((*runs, P, P), jnp.nan, dtype),
         rho=jnp.full(runs, jnp.nan, dtype),

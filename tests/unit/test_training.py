@@ -319,11 +319,42 @@ def test_early_stopping_and_codes():
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
 
 
+def test_a_run_that_learned_nothing_says_so_and_what_to_do():
+    """A rate of 1e-6 keeps its random start, whose cosine is chance; the other run learns."""
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=200, alpha=3.0)
+    rates = jnp.array([1e-6, 0.1])
+    runs = jax.vmap(lambda rate: smi.train(model, data, optax.adam(rate), key=KEY, steps=60))(rates)
+    assert [int(code) for code in runs.result] == [Result.NOTHING_LEARNED, Result.SUCCESS]
+    blind = jax.tree.map(lambda leaf: leaf[0], runs)
+    assert "learned nothing" in blind.message
+    assert "learning rate" in repr(blind)
+    # a start that knows something: not chance, though no step changes it
+    near = 0.5 * data.teacher + model.start(KEY, 200)
+    fit = smi.train(model, data, optax.sgd(1e-6), key=KEY, steps=5, init=near)
+    assert int(fit.result) == Result.SUCCESS
+    # nothing is known of a teacher
+    alone = smi.Dataset(data.inputs, data.labels)
+    fit = smi.train(model, alone, optax.sgd(1e-6), key=KEY, steps=5)
+    assert int(fit.result) == Result.SUCCESS
+
+
+def test_chance_is_rarely_taken_for_learning():
+    """Student's law beyond three: 0.3 % of random directions, of few dimensions more."""
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=30, alpha=1.0)
+    starts = jax.random.split(KEY, 400)
+    runs = smi.train(model, data, optax.sgd(1e-9), key=starts, steps=1)
+    taken = np.sum(np.asarray(runs.result) == Result.SUCCESS)
+    assert taken <= 9  # 2.2 expected (0.55 %): more than nine once in 10 000
+
+
 @pytest.mark.slow
 def test_a_diverging_run_ends_with_its_code_and_leaves_the_others_alone():
     rates = jnp.array([0.05, 1e6])
     runs = jax.vmap(lambda rate: smi.train(MODEL, DATA, optax.sgd(rate), key=KEY, steps=30))(rates)
-    assert [int(code) for code in runs.result] == [Result.SUCCESS, Result.NONFINITE]
+    assert int(runs.result[0]) in (Result.SUCCESS, Result.NOTHING_LEARNED)  # 30 steps are few
+    assert int(runs.result[1]) == Result.NONFINITE
     assert np.all(np.isfinite(runs.weights[0]))
     assert np.isnan(float(runs.error[1]))
     assert np.isfinite(float(runs.history["error"][1, 0]))  # the history is kept
