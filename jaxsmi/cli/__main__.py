@@ -5,7 +5,6 @@ import os
 import sys
 
 from jaxsmi.cli import interrupts
-from jaxsmi.core import notices
 
 __all__ = ["start"]
 
@@ -19,11 +18,11 @@ def start() -> None:
         SystemExit: With the exit status.
     """
     interrupts.listen()
-    notices.plainly()
     status = 0
     try:
         try:
             # not at the head of the file: it takes a second, in which Ctrl-C is heard already
+            importlib.import_module("jaxsmi.core.notices").plainly()
             status = importlib.import_module("jaxsmi.cli.main").main()
         except SystemExit as end:  # of argparse
             status = end.code if isinstance(end.code, int) else 0

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["STATUS", "leave", "listen", "on_interrupt", "writing"]
+__all__ = ["STATUS", "act", "leave", "listen", "on_interrupt", "writing"]
 
 STATUS = 130  # of a program that was interrupted
 
@@ -30,6 +30,12 @@ _actions: list[Callable[[], object]] = []
 def on_interrupt(action: Callable[[], object]) -> None:
     """What is done before the program leaves, instead of what was to be done before."""
     _actions[:] = [action]
+
+
+def act() -> None:
+    """Do what is to be done before the program leaves."""
+    for action in _actions or [_say]:
+        action()
 
 
 def listen() -> None:
@@ -52,8 +58,7 @@ def _wait(ear: socket.socket, mouth: socket.socket) -> None:
     last.start()
     try:
         with writing:  # a result that is being printed is printed
-            for action in _actions or [_say]:
-                action()
+            act()
     finally:
         mouth.close()
         leave(STATUS)

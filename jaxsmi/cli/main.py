@@ -34,6 +34,7 @@ from jaxsmi.core.driver import watching
 from jaxsmi.core.parts import declared
 from jaxsmi.core.provenance import parameters, version
 from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench.store import discard, write_text
 
 __all__ = ["COMMANDS", "main"]
 
@@ -73,15 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         with watching(kept.look):
             report = COMMANDS[name].execute(arguments)
         with interrupts.writing:
+            files = _write(report, arguments)
+            # drawing takes seconds: Ctrl-C does not wait for it
+            interrupts.on_interrupt(functools.partial(_without, report, arguments, files))
+        pictures = _draw(report, arguments)
+        with interrupts.writing:
             interrupts.on_interrupt(lambda: None)  # nothing is left to be saved
-            _print(report, arguments, _write(report, arguments))
+            _print(report, arguments, list(dict.fromkeys([*pictures, *files])))
     except BrokenPipeError:
         raise
     except (ValueError, ImportError, OSError) as error:
         print(f"jaxsmi {name}: {_with_flag(str(error), arguments)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # where nobody listens for it, as in a notebook
-        _interrupted(arguments)
+        interrupts.act()
         return interrupts.STATUS
     if report.problem:
         print(f"jaxsmi {name}: {report.problem}", file=sys.stderr)
@@ -99,17 +105,29 @@ def _print(report: Report, arguments: argparse.Namespace, files: list[str]) -> N
     print(text, flush=True)
 
 
+def _without(report: Report, arguments: argparse.Namespace, files: list[str]) -> None:
+    """Print a finished report whose picture was not waited for, and say so."""
+    report.data["interrupted"] = True
+    if files:
+        discard(arguments.out)  # the picture, if it was being written
+    _print(report, arguments, files)
+    missing = "; its picture is not drawn" if files and _draws() else ""
+    print(f"jaxsmi {arguments.command}: interrupted{missing}", file=sys.stderr)
+
+
 def _interrupted(arguments: argparse.Namespace) -> None:
     """Save and print what the command has kept, and say so."""
     report = kept.report()
     done = kept.progress()
     if report is not None:
-        files = _write(report, arguments, picture=False)
+        files = _write(report, arguments)
         report.data["interrupted"] = True
         _print(report, arguments, files)
     elif arguments.out and (arrays := kept.arrays()):
         partial = Report({}, done, stored=lambda: storage.arrays(arrays))
-        done += "; written: " + ", ".join(_write(partial, arguments, picture=False))
+        done += "; written: " + ", ".join(_write(partial, arguments))
+    if arguments.out and not arguments.dry_run:
+        discard(arguments.out)
     print(f"jaxsmi {arguments.command}: interrupted{done}", file=sys.stderr)
 
 
@@ -215,20 +233,35 @@ def _draws() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def _write(report: Report, arguments: argparse.Namespace, picture: bool = True) -> list[str]:
-    """Figure, netCDF and table, named after the command; returns their paths."""
+def _paths(report: Report, arguments: argparse.Namespace) -> list[pathlib.Path]:
+    """Figure, netCDF and table, named after the command; none without --out."""
     if not arguments.out or arguments.dry_run:
         return []
-    made = {"command": arguments.command, "settings": settings_of(arguments)}
     stem = report.stem or COMMANDS[arguments.command].stem(arguments)
-    drawn, arrays, words = (arguments.out / f"{stem}{end}" for end in _ENDINGS)
-    storage.save(report.stored(), arrays, **made)
-    words.write_text(report.text + "\n", encoding="utf-8")
-    written = [arrays, words]
-    if picture and _draws():
+    return [arguments.out / f"{stem}{end}" for end in _ENDINGS]
+
+
+def _made(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the files of a command say of it."""
+    return {"command": arguments.command, "settings": settings_of(arguments)}
+
+
+def _write(report: Report, arguments: argparse.Namespace) -> list[str]:
+    """Write netCDF and table; returns their paths, and those of what the command wrote itself."""
+    written = _paths(report, arguments)[1:]
+    if written:
+        arrays, words = written
+        storage.save(report.stored(), arrays, **_made(arguments))
+        write_text(words, report.text + "\n")
+    return [str(path) for path in dict.fromkeys([*written, *report.written])]
+
+
+def _draw(report: Report, arguments: argparse.Namespace) -> list[str]:
+    """Draw and write the figure, where there is matplotlib; returns its path."""
+    written = _paths(report, arguments)[:1] if _draws() else []
+    for path in written:
         drawing = report.figure or plotting.canvas(height=2.7)
         with plotting.style():
             report.draw(drawing)
-        plotting.savefig(drawing, drawn, **made)
-        written = [drawn, *written]
-    return [str(path) for path in dict.fromkeys([*written, *report.written])]
+        plotting.savefig(drawing, path, **_made(arguments))
+    return [str(path) for path in written]

@@ -5,10 +5,10 @@ No equation lives here.
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import SpawnContext, SpawnProcess
 
 import jax
 
@@ -17,12 +17,33 @@ from jaxsmi.core.cache import SETTINGS
 __all__ = ["processes"]
 
 
+class _Deaf(SpawnProcess):
+    """A process that never hears Ctrl-C, not even before its first task, while it imports: a
+    terminal sends it to all processes, and Python would print a traceback of each."""
+
+    def start(self) -> None:
+        """Begin, with the signal blocked: what a program blocks, the one that it starts does."""
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            super().start()
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Spawn(SpawnContext):
+    """Processes that are programs of their own, and deaf."""
+
+    Process = _Deaf
+
+
 def processes(count: int) -> ProcessPoolExecutor:
     """A pool of `count` processes in the precision of this one, which keep their programs where it
     does and leave Ctrl-C to it."""
     settings = {name: jax.config.values[name] for name in ("jax_enable_x64", *SETTINGS)}
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(settings,))
+    return ProcessPoolExecutor(count, _Spawn(), initializer=_begin, initargs=(settings,))
 
 
 def _begin(settings: Mapping[str, object]) -> None:

@@ -35,6 +35,7 @@ from jaxsmi.core.labelled import (
 from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.workbench.store import whole
 
 if TYPE_CHECKING:
     import xarray
@@ -270,7 +271,7 @@ def text_run(run: TextRun, **attributes: object) -> xarray.Dataset:
 
 def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> None:
     """Write a solution, a curve of solutions, or a data set to a netCDF file that says how it was
-    made.
+    made; the file is there whole or not at all.
 
     Args:
         item: A Solution, several (stacked along alpha), a jaxsmi Dataset, an xarray.Dataset, or a
@@ -289,12 +290,16 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
     if isinstance(item, Mapping) and not is_labelled(item):
         parts: Mapping[str, Part] = item  # pyright: ignore[reportAssignmentType]
         root = xarray.Dataset(attrs=attributes_of(None, groups=", ".join(parts), **attributes))
-        root.to_netcdf(path, engine="h5netcdf")
-        for group, part in parts.items():
-            _dataset(part, **attributes).to_netcdf(path, group=group, mode="a", engine="h5netcdf")
+        made = {group: _dataset(part, **attributes) for group, part in parts.items()}
+        with whole(path) as aside:
+            root.to_netcdf(aside, engine="h5netcdf")
+            for group, part in made.items():
+                part.to_netcdf(aside, group=group, mode="a", engine="h5netcdf")
     else:
         single: Part = item  # pyright: ignore[reportAssignmentType]
-        _dataset(single, **attributes).to_netcdf(path, engine="h5netcdf")
+        dataset = _dataset(single, **attributes)
+        with whole(path) as aside:
+            dataset.to_netcdf(aside, engine="h5netcdf")
 
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Dataset:

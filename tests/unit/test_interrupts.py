@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ def started(*words):
         stderr=subprocess.PIPE,
         env=dict(os.environ, JAX_PLATFORMS="cpu"),
         text=True,
+        start_new_session=True,
     )
 
 
@@ -62,6 +64,26 @@ def test_ctrl_c_keeps_the_history_of_a_run(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.5, 1.5, 4.0])
+def test_ctrl_c_of_a_terminal_reaches_all_processes_and_none_complains(delay, tmp_path):
+    """Also those that still import: a terminal sends the signal to all of a group."""
+    grid = tmp_path / "grid.toml"
+    grid.write_text(
+        'model = "linear"\nsolver = "gamp"\nalpha = [1.0]\nseeds = 40\n[settings]\ndimension = 50\n'
+    )
+    folder = tmp_path / "out"
+    process = started("sweep", grid, "--workers", 2, "--out", folder)
+    while process.poll() is None and not (folder / "sweep.json").exists():
+        time.sleep(0.02)
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "interrupted" in err
+
+
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_gamp_found(capsys, monkeypatch, tmp_path):
     pytest.importorskip("h5py")
 
@@ -77,6 +99,31 @@ def test_an_interrupted_run_keeps_what_gamp_found(capsys, monkeypatch, tmp_path)
     assert found["gamp"]["result"] == "SUCCESS"
     assert "interrupted" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.nc", "run.txt"]
+
+
+@pytest.mark.parametrize("where", ["as_drawn", "as_written"])
+def test_ctrl_c_does_not_wait_for_the_picture_of_a_finished_run(
+    where, capsys, monkeypatch, tmp_path
+):
+    pytest.importorskip("h5py")
+    figure = pytest.importorskip("matplotlib.figure").Figure
+
+    def stopped(self, path=None, *_, **__):
+        if where == "as_written":
+            Path(path).write_bytes(b"half of a picture")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(figure, "savefig" if where == "as_written" else "subplots", stopped)
+    words = ["gamp", "linear", "--noise", "0.5", "--dimension", "60", "--alpha", "2", "--json"]
+    code = cli.main([*words, "--out", str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert code == 130
+    found = json.loads(out)
+    assert found["interrupted"] is True
+    assert found["result"] == "SUCCESS"
+    assert sorted(Path(file).name for file in found["files"]) == ["gamp.nc", "gamp.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gamp.nc", "gamp.txt"]
+    assert "interrupted; its picture is not drawn" in err
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from jaxsmi.core.checks import check
 from jaxsmi.core.provenance import provenance
 from jaxsmi.core.results import Solution
 from jaxsmi.workbench.plotting.palette import colour
+from jaxsmi.workbench.store import whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -189,5 +190,5 @@ def savefig(
     check(ending in _METADATA, "path", str(path), "a name ending in " + ", ".join(_METADATA))
     made = provenance(solution, **attributes)
     written = {_METADATA[ending]: json.dumps(made), "Creator": f"jaxsmi {made['jaxsmi']}"}
-    with style():
-        figure.savefig(path, metadata=written)
+    with style(), whole(path) as aside:
+        figure.savefig(aside, metadata=written)
