@@ -30,6 +30,7 @@ import numpy as np
 import optax
 
 import jaxsmi as smi
+from jaxsmi.workbench import plotting
 
 jax.config.update("jax_enable_x64", True)
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
@@ -78,19 +79,20 @@ print(
 )
 print(f"theory {theory:.3f}; extrapolated to infinitely many runs {mean.extrapolated:.3f}")
 
-fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
-ax.plot(alphas, errors, "k", label="state evolution")
-ax.axvline(recovery, color="0.5", lw=0.8, ls=":")
-for value, marker, label in [
-    (learned.error, "o", "GAMP"),
-    (mean.single, "s", "one run of Adam"),
-    (mean.error, "^", f"mean of {runs} runs"),
-]:
-    ax.plot(at, float(value), marker, mfc="none", ms=8, label=f"{label}, d = {dimension}")
-ax.set_xlabel(r"$\alpha = n/d^2$")
-ax.set_ylabel(r"estimation error $\|\hat S-S\|^2/d$")
-ax.legend(frameon=False)
-plt.show()
+with plotting.style():
+    fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+    ax.plot(alphas, errors, "k", label="state evolution")
+    ax.axvline(recovery, color="0.5", lw=0.8, ls=":")
+    for value, marker, label in [
+        (learned.error, "o", "GAMP"),
+        (mean.single, "s", "one run of Adam"),
+        (mean.error, "^", f"mean of {runs} runs"),
+    ]:
+        ax.plot(at, float(value), marker, mfc="none", ms=8, label=f"{label}, d = {dimension}")
+    ax.set_xlabel(r"$\alpha = n/d^2$")
+    ax.set_ylabel(r"estimation error $\|\hat S-S\|^2/d$")
+    ax.legend(frameon=False)
+    plt.show()
 assert mean.error < mean.single  # a mean of distinct matrices that are equally good: Jensen
 assert (
     abs(float(learned.error) - theory) < 6 / dimension
@@ -121,16 +123,19 @@ print(
     f"at alpha = {between}, d = {size}: GAMP {learned.error:.1e}, nuclear norm {baseline.error:.3f}"
 )
 
-fig, ax = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-ax.plot(alphas, errors, "k", label="state evolution")
-ax.plot(alphas, smi.baselines.ridge_error(alphas, 0.0), color="0.6", label="ridge regression")
-ax.axvline(convex, color="C3", lw=1, ls=":", label="nuclear norm exact from here")
-ax.plot(between, float(learned.error), "o", mfc="none", ms=8, label=f"GAMP, d = {size}")
-ax.plot(between, float(baseline.error), "C3s", mfc="none", ms=8, label=f"nuclear norm, d = {size}")
-ax.set_xlabel(r"$\alpha = n/(dL)$")
-ax.set_ylabel(r"estimation error $\|\hat S-S\|^2/(dL)$")
-ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-plt.show()
+with plotting.style():
+    fig, ax = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    ax.plot(alphas, errors, "k", label="state evolution")
+    ax.plot(alphas, smi.baselines.ridge_error(alphas, 0.0), color="0.6", label="ridge regression")
+    ax.axvline(convex, color="C3", lw=1, ls=":", label="nuclear norm exact from here")
+    ax.plot(between, float(learned.error), "o", mfc="none", ms=8, label=f"GAMP, d = {size}")
+    ax.plot(
+        between, float(baseline.error), "C3s", mfc="none", ms=8, label=f"nuclear norm, d = {size}"
+    )
+    ax.set_xlabel(r"$\alpha = n/(dL)$")
+    ax.set_ylabel(r"estimation error $\|\hat S-S\|^2/(dL)$")
+    ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    plt.show()
 assert abs(optimal - (2 * 0.2 - 0.2**2)) < 1e-9
 assert abs(convex - 0.5716899213) < 1e-8
 assert learned.error < 1e-2

@@ -37,6 +37,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 import jaxsmi as smi
+from jaxsmi.workbench import plotting
 
 jax.config.update("jax_enable_x64", True)
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
@@ -75,19 +76,24 @@ assert np.isnan(smi.sgd.transition(0.7))
 a, omega = np.linspace(0.7, 1.0, cells), np.linspace(0.4, 0.99, cells)
 found = smi.sgd.phase_diagram(a, omega, **grid)
 colors = ["#4477aa", "#000000", "#eecc66", "#cc6677", "#88ccee", "#444444", "#aa4499", "#ee8866"]
-fig, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
-ax.pcolormesh(a, omega, found.label, cmap=ListedColormap(colors), vmin=-0.5, vmax=7.5)
-styles = zip(smi.sgd.BOUNDARIES, (":", "-", "--", "-."), strict=True)
-lines = [
-    ax.plot(a, found.boundaries[name], "k", ls=style, lw=1.2, label=name)[0]
-    for name, style in styles
-]
-shown = [Patch(color=colors[k], label=smi.sgd.LABELS[k]) for k in np.unique(found.label)]
-ax.legend(
-    handles=[*shown, *lines], fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
-)
-ax.set(xlabel="a", ylabel="ω", ylim=(omega[0], omega[-1]))
-plt.show()
+with plotting.style():
+    fig, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
+    ax.pcolormesh(a, omega, found.label, cmap=ListedColormap(colors), vmin=-0.5, vmax=7.5)
+    styles = zip(smi.sgd.BOUNDARIES, (":", "-", "--", "-."), strict=True)
+    lines = [
+        ax.plot(a, found.boundaries[name], "k", ls=style, lw=1.2, label=name)[0]
+        for name, style in styles
+    ]
+    shown = [Patch(color=colors[k], label=smi.sgd.LABELS[k]) for k in np.unique(found.label)]
+    ax.legend(
+        handles=[*shown, *lines],
+        fontsize=8,
+        frameon=False,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
+    ax.set(xlabel="a", ylabel="ω", ylim=(omega[0], omega[-1]))
+    plt.show()
 
 # %% [markdown]
 # Along $a=1$, the labels change where the lines say.
@@ -127,19 +133,20 @@ for k, value in enumerate(omegas):
     table.append(smi.sgd.semantic_fraction(smi.sgd.simulate(model, keys, **settings)))
 fraction, stderr, arrived = (np.array(column) for column in zip(*table, strict=True))
 
-fig, ax = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
-ax.errorbar(
-    omegas,
-    fraction,
-    stderr,
-    fmt="o-",
-    capsize=2,
-    label=f"{runs} runs each, d = {dimension}, γ = 1/2",
-)
-ax.axvline(omega_c, color="k", ls=":", label="transition")
-ax.set(xlabel="ω", ylabel="fraction of runs that end semantic")
-ax.legend(frameon=False, fontsize="small")
-plt.show()
+with plotting.style():
+    fig, ax = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+    ax.errorbar(
+        omegas,
+        fraction,
+        stderr,
+        fmt="o-",
+        capsize=2,
+        label=f"{runs} runs each, d = {dimension}, γ = 1/2",
+    )
+    ax.axvline(omega_c, color="k", ls=":", label="transition")
+    ax.set(xlabel="ω", ylabel="fraction of runs that end semantic")
+    ax.legend(frameon=False, fontsize="small")
+    plt.show()
 print("arrived:", arrived, "of", runs)
 assert np.all(arrived == runs)
 assert fraction[0] > 0.8

@@ -31,6 +31,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import jaxsmi as smi
+from jaxsmi.workbench import plotting
 
 jax.config.update("jax_enable_x64", True)
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
@@ -127,13 +128,14 @@ np.testing.assert_array_equal(table.error, again.error)  # the same numbers, bit
 
 # %%
 error = table.error.squeeze("seed").transpose("alpha", "rank_ratio")
-fig, ax = plt.subplots(figsize=(5.5, 3.8), layout="constrained")
-image = ax.pcolormesh(ratios, alphas, error, vmin=0, vmax=1, shading="nearest")
-line = np.linspace(0.05, 1.0, 100)
-ax.plot(line, (2 * line - line**2) / 4, "w", lw=1.5)
-ax.set(xlabel="ρ = r/d", ylabel=r"$\alpha = n/d^2$", ylim=(alphas[0], alphas[-1]))
-fig.colorbar(image, label=r"error $\|\hat S-S\|^2/d$")
-plt.show()
+with plotting.style():
+    fig, ax = plt.subplots(figsize=(5.5, 3.8), layout="constrained")
+    image = ax.pcolormesh(ratios, alphas, error, vmin=0, vmax=1, shading="nearest")
+    line = np.linspace(0.05, 1.0, 100)
+    ax.plot(line, (2 * line - line**2) / 4, "w", lw=1.5)
+    ax.set(xlabel="ρ = r/d", ylabel=r"$\alpha = n/d^2$", ylim=(alphas[0], alphas[-1]))
+    fig.colorbar(image, label=r"error $\|\hat S-S\|^2/d$")
+    plt.show()
 recovery = (2 * ratios - ratios**2) / 4
 beyond, before = alphas[:, None] > recovery + 1e-9, alphas[:, None] < recovery - 1e-9
 print(f"largest error beyond the threshold: {float(np.max(error.values[beyond])):.1e}")

@@ -83,17 +83,21 @@ assert abs(last["risk, descent"] - last["theory of the risk"]) < chance
 assert last["theory of the risk"] < last["theory of Bayes"]
 
 # %%
-fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
-for k, (name, run) in enumerate(order.solutions.items()):
-    history = run.history
-    style = "--" if name.startswith("theory") else "-"
-    step, cosine = (np.asarray(history[part]) for part in ("step", "cosine"))
-    step, cosine = np.atleast_2d(step)[0], cosine.reshape(-1, step.shape[-1])[0]  # the first run
-    ax.semilogx(step + 1, cosine, style, color=f"C{k}", label=name)
-ax.set_xlabel("step + 1")
-ax.set_ylabel("cosine with the teacher")
-ax.legend(frameon=False)
-plt.show()
+with plotting.style():
+    fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+    for k, (name, run) in enumerate(order.solutions.items()):
+        history = run.history
+        style = "--" if name.startswith("theory") else "-"
+        step, cosine = (np.asarray(history[part]) for part in ("step", "cosine"))
+        step, cosine = (
+            np.atleast_2d(step)[0],
+            cosine.reshape(-1, step.shape[-1])[0],
+        )  # the first run
+        ax.semilogx(step + 1, cosine, style, color=f"C{k}", label=name)
+    ax.set_xlabel("step + 1")
+    ax.set_ylabel("cosine with the teacher")
+    ax.legend(frameon=False)
+    plt.show()
 
 # %% [markdown]
 # ## 2. The best ridge

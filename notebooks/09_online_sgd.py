@@ -33,6 +33,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import jaxsmi as smi
+from jaxsmi.workbench import plotting
 
 jax.config.update("jax_enable_x64", True)
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
@@ -106,25 +107,26 @@ few = smi.sgd.simulate(
     model, keys[: 4 if small else 8], **given, every=5 * dimension, method="full"
 )
 
-fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
-for p in range(2):
-    ax.plot(alphas, path.teacher_overlap[:, p, p], color=f"C{p}", label=f"layer {p + 1}, flow")
-    for simulated, mark, name in ((many, ".", "chain"), (few, "o", "whole vectors")):
-        M = np.asarray(simulated.teacher_overlap[:, :, p, p])
-        bar = M.std(0, ddof=1) / np.sqrt(len(M))
-        ax.errorbar(
-            simulated.alpha,
-            M.mean(0),
-            bar,
-            fmt=mark,
-            mfc="none",
-            color=f"C{p}",
-            label=f"layer {p + 1}, {name}",
-        )
-ax.set_xlabel(r"$\alpha=N/D$")
-ax.set_ylabel("overlap with the teacher")
-ax.legend(frameon=False, fontsize="small")
-plt.show()
+with plotting.style():
+    fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+    for p in range(2):
+        ax.plot(alphas, path.teacher_overlap[:, p, p], color=f"C{p}", label=f"layer {p + 1}, flow")
+        for simulated, mark, name in ((many, ".", "chain"), (few, "o", "whole vectors")):
+            M = np.asarray(simulated.teacher_overlap[:, :, p, p])
+            bar = M.std(0, ddof=1) / np.sqrt(len(M))
+            ax.errorbar(
+                simulated.alpha,
+                M.mean(0),
+                bar,
+                fmt=mark,
+                mfc="none",
+                color=f"C{p}",
+                label=f"layer {p + 1}, {name}",
+            )
+    ax.set_xlabel(r"$\alpha=N/D$")
+    ax.set_ylabel("overlap with the teacher")
+    ax.legend(frameon=False, fontsize="small")
+    plt.show()
 
 gap = np.asarray(many.teacher_overlap[:, -1]).mean(0) - np.asarray(path.teacher_overlap[-1])
 spread = np.asarray(many.teacher_overlap[:, -1]).std(0, ddof=1) / np.sqrt(runs)
