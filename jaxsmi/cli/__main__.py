@@ -18,6 +18,8 @@ def start() -> None:
         SystemExit: With the exit status.
     """
     interrupts.listen()
+    # a helper of multiprocessing clears away what is left of us after Ctrl-C: it need not say so
+    sys.warnoptions.append("ignore:resource_tracker")
     status = 0
     try:
         try:

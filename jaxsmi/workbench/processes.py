@@ -6,6 +6,7 @@ No equation lives here.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -23,7 +24,7 @@ class _Deaf(SpawnProcess):
 
     def start(self) -> None:
         """Begin, with the signal blocked: what a program blocks, the one that it starts does."""
-        if not hasattr(signal, "pthread_sigmask"):  # Windows
+        if sys.platform == "win32":  # signals cannot be blocked there
             super().start()
             return
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

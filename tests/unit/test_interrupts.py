@@ -73,13 +73,14 @@ def test_ctrl_c_of_a_terminal_reaches_all_processes_and_none_complains(delay, tm
     )
     folder = tmp_path / "out"
     process = started("sweep", grid, "--workers", 2, "--out", folder)
-    while process.poll() is None and not (folder / "sweep.json").exists():
+    while process.poll() is None and not (folder / "rows" / "sweep.json").exists():
         time.sleep(0.02)
     time.sleep(delay)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
+    assert "leaked" not in err
     assert "interrupted" in err
 
 
