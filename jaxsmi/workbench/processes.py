@@ -9,10 +9,12 @@ import multiprocessing
 import signal
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import jax
 
 from jaxsmi.core.cache import SETTINGS
+from jaxsmi.core.calls import keep, kept_in
 
 __all__ = ["processes"]
 
@@ -22,11 +24,13 @@ def processes(count: int) -> ProcessPoolExecutor:
     does and leave Ctrl-C to it."""
     settings = {name: jax.config.values[name] for name in ("jax_enable_x64", *SETTINGS)}
     spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(settings,))
+    initargs = (settings, kept_in())
+    return ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=initargs)
 
 
-def _begin(settings: Mapping[str, object]) -> None:
+def _begin(settings: Mapping[str, object], calls: Path | None) -> None:
     """Before the first task of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name, value in settings.items():
         jax.config.update(name, value)
+    keep(calls)
