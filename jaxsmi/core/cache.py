@@ -13,6 +13,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxsmi.core import calls
+
 __all__ = ["SETTINGS", "keep_programs"]
 
 VARIABLE = "JAXSMI_CACHE"
@@ -71,6 +73,7 @@ def keep_programs(folder: str | os.PathLike[str] | None = None) -> Path | None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
     jax.config.update("jax_compilation_cache_dir", str(kept))
     compilation_cache.reset_cache()  # what was compiled before has said that there is none
+    calls.keep(kept / "calls")
     return kept
 
 

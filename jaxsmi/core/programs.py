@@ -3,7 +3,8 @@
 On the CPU programs are built with the older emitters of fused loops, and with LLVM's first level
 of optimisation: that takes 45 % of the time for the state evolution of two layers, 55 % for the
 spectral start of message passing. A program that is called while JAX traces another becomes a part
-of it and takes that one's options. Other backends compile as JAX does by itself.
+of it and takes that one's options. Other backends compile as JAX does by itself. Where calls are
+kept on disk (calls.py) a program is looked for there first.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
+from jaxsmi.core import calls
 from jaxsmi.core.arrays import concrete
 
 __all__ = ["OPTIONS", "options", "program"]
@@ -52,9 +53,13 @@ def program(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
         # the types of equinox do not know the options that it passes on to JAX
         return eqx.filter_jit(function, compiler_options=told)  # pyright: ignore[reportCallIssue]
 
+    find = calls.kept(function, options)
+
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        traced = not concrete((args, kwargs, jnp.asarray(0)))
-        return (inner if traced else outer())(*args, **kwargs)
+        if not concrete((args, kwargs, jax.device_put(0))):
+            return inner(*args, **kwargs)
+        kept = find(args, kwargs)
+        return outer()(*args, **kwargs) if kept is None else kept()
 
     return call
