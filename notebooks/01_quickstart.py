@@ -72,7 +72,7 @@ alphas = np.linspace(0.2, 5.0, points)
 curve = [smi.state_evolution(model, alpha, key=key, samples=samples) for alpha in alphas]
 theory = smi.state_evolution(model, 2.0, key=key, samples=samples)
 print(
-    f"theory at alpha = 2: q = {theory.overlap[0, 0]:.4f} ± {theory.stderr[0, 0]:.4f}. {theory.message}"
+    f"theory at alpha = 2: q = {theory.overlap[0, 0]:.4f} ± {theory.stderr[0, 0]:.0e}. {theory.message}"
 )
 
 ax = plotting.overlap_against_alpha([*curve, theory], learned, names=["w"], legend=False)
