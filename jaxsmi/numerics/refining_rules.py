@@ -28,6 +28,7 @@ from jaxsmi.numerics.nets import Net, nets
 
 __all__ = [
     "AbstractRule",
+    "NODES_PER_AXIS",
     "NetRule",
     "Nodes",
     "TrapezoidRule",
@@ -44,7 +45,8 @@ __all__ = [
 RADIUS = 5.5
 WIDE_RADIUS = 9.0
 
-_NODES_PER_AXIS = {
+# of each level, by the number of variables
+NODES_PER_AXIS = {
     1: (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
     2: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
     3: (20, 28, 40, 56, 80, 100, 128, 160),
@@ -69,7 +71,7 @@ def grid_fits(dimension: int, max_nodes: int, largest: int = LARGEST_GRID) -> bo
         return True
     if dimension > largest:
         return False
-    return _BALL[dimension] * _NODES_PER_AXIS[dimension][0] ** dimension <= max_nodes
+    return _BALL[dimension] * NODES_PER_AXIS[dimension][0] ** dimension <= max_nodes
 
 
 def no_weight(dtype: DTypeLike) -> np.floating:
@@ -182,7 +184,7 @@ class TrapezoidRule(AbstractRule):
     jumps: Array | None
 
     def __init__(self, dimension: int, max_nodes: int, analytic: bool, jumps: Array | None = None):
-        table = _NODES_PER_AXIS[dimension]
+        table = NODES_PER_AXIS[dimension]
         sizes = tuple(size for size in table if _BALL[dimension] * size**dimension <= max_nodes)
         wide = sizes[2:]
         self.dimension = dimension
