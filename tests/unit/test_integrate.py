@@ -242,7 +242,7 @@ def test_levels_follow_the_width():
 
 def test_halves_of_four_axes():
     """The groups together are the grid in the ball, each node once, a group the nodes of one parity
-    along every axis; the halves that are compared are those of one parity along one axis."""
+    along every axis; the halves that are compared are those of one parity along one or two axes."""
     rule = TrapezoidRule(4, 2**15, True)
     assert rule.sizes == (16,)
     level = jnp.zeros((), int)
@@ -258,10 +258,11 @@ def test_halves_of_four_axes():
     count = np.sum(square.sum(0) <= 5.5**2)
     assert len(np.unique(place.reshape(-1, 4), axis=0)) == place[..., 0].size == count
     each = 2.0 ** groups[:, None, None]  # a sum tells which groups it has
-    expected = [
-        sum(2.0**g for g in groups if (g >> a) & 1 == v) for v in range(2) for a in range(4)
-    ]
-    np.testing.assert_array_equal(rule.compared(jnp.asarray(each))[:, 0, 0], expected)
+    found = np.asarray(rule.compared(jnp.asarray(each)))[:, 0, 0]
+    odd = [[a] for a in range(4)] + [[a, b] for a in range(4) for b in range(a + 1, 4)]
+    parity = lambda g, axes: sum(g >> a & 1 for a in axes) % 2
+    expected = [sum(2.0**g for g in groups if parity(g, x) == v) for v in range(2) for x in odd]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_four_axes_see_what_is_narrow_along_one():
