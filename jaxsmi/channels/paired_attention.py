@@ -50,7 +50,7 @@ _Pair = tuple[Array, Array]  # of the two tokens
 _Way = tuple[Array, list[Array]]  # log-weight, and residuals
 _NARROW = 0.8  # nets are cheaper than grids where a feature is narrower than this, in t,
 _ROUGH = 0.005  # or the tolerance larger
-_ON_GRIDS = 2**17  # nodes on grids, before nets
+_ON_GRIDS = 2**19  # nodes on grids, before nets
 _LARGEST = 40.0  # of an exponent, so that nothing overflows in single precision
 
 

@@ -204,10 +204,10 @@ class _Integral(eqx.Module):
         sums = jnp.sum(parts, axis=0)
         g, dg = self.respond(*columns.moments(sums))
         parts = self.rule.compared(parts)
-        part_g, part_dg = self.respond(*columns.moments(parts.reshape(G * S, columns.count)))
+        part_g, part_dg = self.respond(*columns.moments(parts.reshape(-1, columns.count)))
 
         def error_of(full: Array, part: Array) -> Array:
-            return self.rule.error(full.reshape(S, -1), part.reshape(G, S, -1))
+            return self.rule.error(full.reshape(S, -1), part.reshape(len(parts), S, -1))
 
         split = self.rule.halves(parts)
         halves = None if split is None else self.without_bias(split)

@@ -16,6 +16,7 @@ from jaxsmi.channels.paired_attention import (
     LastLayers,
     PairedAttentionChannel,
 )
+from jaxsmi.numerics import refining_rules
 from jaxsmi.numerics.refining import Budget
 
 SKIP, BETA = 0.8, 1.3
@@ -139,6 +140,53 @@ def test_grids_against_nets():
     for name, allowed in (("g", 4e-3), ("dg", 4e-2)):
         a, b = (np.asarray(getattr(x, name)).reshape(24, -1) for x in (one, two))
         assert (np.abs(a - b).max(1) <= allowed * (1 + np.abs(a).max(1))).all()
+
+
+BROAD = np.array([[0.9, -0.1, 0.1], [-0.1, 0.8, 0.2], [0.1, 0.2, 0.9]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("V", "skip"),
+    [(np.diag([0.7, 0.7, 0.5]), 1.0), (np.diag([0.3, 0.3, 0.99]), 0.8), (BROAD, 2.0)],
+    ids=["nothing known", "first layers known", "correlated"],
+)
+def test_grids_say_how_much_they_err(V, skip, monkeypatch):
+    """g of 32 labels on 16^4, 20^4 and 24^4 nodes beside 40^4, fields of variance one: at most one
+    error in 20 is above the one that is told, and none above twice that, between 1e-5 and 3e-2; no
+    sample that meets 1e-3 errs by more."""
+    model = smi.DeepAttention(3, 2, skip, beta=BETA)
+    rng = np.random.default_rng(5)
+    spread = np.sqrt(1.0 - np.diagonal(V))[:, None]
+    omega = jnp.asarray(spread * rng.standard_normal((64, 3, 2)))[:32]
+    noise = rng.standard_normal((64, 3, 2))[:32]
+    fields = omega + np.einsum("pq,nqm->npm", np.linalg.cholesky(V), noise)
+    u = jax.vmap(lambda z: model.channel.observe(z, jnp.zeros(0)))(fields)
+    budget = Budget(1e-3)
+    arguments = (2, model.layers, model.skip, model.beta, budget)
+    channel = GridAttentionChannel(*arguments)  # pyright: ignore[reportCallIssue]
+
+    def on_grid(nodes):
+        monkeypatch.setitem(refining_rules.NODES_PER_AXIS, 4, (nodes,))
+        root = jnp.linalg.cholesky(jnp.asarray(V))
+        moments = jax.jit(lambda: channel.moments(u[:, None], omega, root, budget, None, largest=4))
+        return moments()
+
+    g = np.asarray(on_grid(40).g).reshape(32, -1)
+    ratios = []
+    for nodes in (16, 20, 24):
+        found = on_grid(nodes)
+        scale = 1.0 + np.abs(g).max(1)
+        error = np.abs(np.asarray(found.g).reshape(32, -1) - g).max(1) / scale
+        told = np.asarray(found.error)
+        assert (error[np.asarray(found.met(budget.tolerance))] <= 1e-3).all()
+        inside = (told > 1e-5) & (told < 3e-2)
+        ratios.append((error / told)[inside])
+    ratio = np.concatenate(ratios)
+    print("true over told, of", ratio.size, "share above one", (ratio > 1).mean(), ratio.max())
+    assert ratio.size > 40
+    assert (ratio > 1).mean() <= 0.05
+    assert ratio.max() <= 2
 
 
 @pytest.mark.slow
