@@ -170,7 +170,10 @@ class _Parser(argparse.ArgumentParser):
     commands: Mapping[str, argparse.ArgumentParser]
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and where to read more; status 2."""
+        """Say what is wrong, which word may be meant, and where to read more; status 2."""
+        choice = re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)$", message)
+        near = nearest(choice[1], re.findall(r"[\w.-]+", choice[2])) if choice else ""
+        message += f"; did you mean {near}?" if near else ""
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)\n")
 
 

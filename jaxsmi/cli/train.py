@@ -6,7 +6,7 @@ No equation lives here.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -38,6 +38,14 @@ OPTIMIZERS: dict[str, tuple[str, Callable[..., optax.GradientTransformation]]] =
     "momentum": ("SGD with momentum 0.9", lambda rate: optax.sgd(rate, momentum=0.9)),
     "adam": ("Adam", optax.adam),
 }
+_ADAM_RATE = 0.01
+
+
+def _defaults(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """Those of the model; Adam's rate does not depend on it."""
+    adam = vars(arguments).get("optimizer") == "adam"  # of the help no word is known but the model
+    own = {"learning_rate": _ADAM_RATE} if adam else {}
+    return {**defaults_for(arguments), **own}
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +59,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--dimension", type=int, default=500, help="dimension D of a token")
     add("--optimizer", choices=OPTIMIZERS, default="sgd", help="; ".join(OPTIMIZERS))
-    add("--learning-rate", type=float, default=15.0, help="learning rate (of order 0.01 for adam)")
+    add("--learning-rate", type=float, default=15.0, help="learning rate; of adam 0.01 by default")
     add("--weight-decay", type=float, default=0.07, help="decay of the weights, divided by D")
     add("--reduction", choices=("sum/D", "mean", "sum"), default="sum/D", help="loss of a batch")
     add("--batch-size", type=int, default=200, help="samples in a batch; 0: all of them")
@@ -186,5 +194,5 @@ COMMAND = Command(
     _add_flags,
     _execute,
     details="The defaults are the published setting of two attention layers, cut to fewer steps.",
-    defaults=defaults_for,
+    defaults=_defaults,
 )

@@ -97,6 +97,9 @@ def _looking(target: Callable[..., Any], predicates: Mapping[str, Predicate]) ->
     parameters = inspect.signature(target).parameters.values()
     given = [p.name for p in parameters if p.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)]
     open_ended = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
+    places = [p.kind for p in parameters]
+    most = _by_place(places)
+    bound = len({"self", "cls"}.intersection(given[:1]))
     missing = (set(given) - {"self", "cls"}) ^ set(predicates)
     if missing:
         where = f"{target.__module__}.{target.__qualname__}"
@@ -109,15 +112,33 @@ def _looking(target: Callable[..., Any], predicates: Mapping[str, Predicate]) ->
                 kwargs[name] = predicates[name](name, value)
             elif not open_ended:
                 raise TypeError(_unknown(target, name, predicates))
+        if len(args) > most and kinds.VAR_POSITIONAL not in places:
+            raise TypeError(_too_many(target, len(args) - bound, given[bound:most], given[most:]))
         values = [
             predicates[name](name, value) if name in predicates else value
             for name, value in zip(given, args, strict=False)
         ]
-        values += args[len(values) :]  # too many: the function says so
+        values += args[len(values) :]
         return target(*values, **kwargs)
 
     looking.__checked__ = predicates  # pyright: ignore[reportAttributeAccessIssue]
     return looking
+
+
+def _by_place(kinds: Iterable[inspect._ParameterKind]) -> int:
+    """How many arguments may be given by their place."""
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return len([kind for kind in kinds if kind in places])
+
+
+def _too_many(
+    target: Callable[..., Any], count: int, places: Sequence[str], names: Sequence[str]
+) -> str:
+    """What is said of more arguments than have a place."""
+    called = target.__qualname__.removesuffix(".__init__")
+    by_name = f"; by name: {', '.join(f'{name}=' for name in names)}" if names else ""
+    allowed = ", ".join(places) or "none"
+    return f"{called}() got {count} arguments without a name; allowed: {allowed}{by_name}."
 
 
 def _unknown(target: Callable[..., Any], name: str, allowed: Iterable[str]) -> str:

@@ -95,6 +95,15 @@ _REMEDIES = {
     ),
 }
 
+_PASSING = {
+    Result.MAX_STEPS: (
+        "The step budget ran out before the tolerance was met: raise max_steps, or loosen "
+        "tolerance; close to a threshold convergence is slow. Where history['misfit'] stays well "
+        "above one the run is caught away from the answer: begin elsewhere (init=1e-3, another "
+        "key)."
+    ),
+}
+
 _SPECTRAL = {
     Result.MAX_STEPS: (
         "The eigensolver did not settle: the outlier is close to the bulk. Take more samples, or a "
@@ -128,6 +137,14 @@ _TRAINING = {
 }
 
 
+_SPECIAL = {
+    "gamp": _PASSING,
+    "spectral": _SPECTRAL,
+    "train": _TRAINING,
+    "online": _TRAINING,
+}
+
+
 def outcome(code: int, kind: str) -> str:
     """The sentence that goes with a result code.
 
@@ -136,8 +153,7 @@ def outcome(code: int, kind: str) -> str:
         kind: What ran: "gamp", "state_evolution", "spectral", "train" or "online".
     """
     result = Result(code)
-    special = {"train": _TRAINING, "online": _TRAINING, "spectral": _SPECTRAL}.get(kind, {})
-    return special.get(result, result.remedy)
+    return _SPECIAL.get(kind, {}).get(result, result.remedy)
 
 
 def outcomes(results: ArrayLike, kind: str) -> str:

@@ -278,6 +278,8 @@ class Threshold(eqx.Module):
         header = ["", "learned there", "overlap below"]
         said += f": {Result(int(self.result)).name}"
         remark = self.message if int(self.result) else ""
+        if float(self.alpha) == 0.0:
+            remark = f"Something is learned at any α > 0. {remark}".rstrip()
         return Shown(said, header=header, rows=rows, remark=remark)
 
     @checked(confidence=scalar(UNIT_INTERVAL))

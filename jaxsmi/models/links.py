@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NoReturn
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -27,7 +28,7 @@ from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.border import checked, flag, scalar, whole
-from jaxsmi.core.checks import VARIANCE, Arguments
+from jaxsmi.core.checks import VARIANCE, Arguments, nearest
 from jaxsmi.models.label_links import (
     absolute,
     door,
@@ -60,6 +61,18 @@ __all__ = [
     "softmax",
     "square_plus_sign_parity",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> NoReturn:
+    near = nearest(name, __all__)
+    meant = f"did you mean {near!r}? " if near else ""
+    own = "one of your own is smi.MultiIndex(link, indices=..)"
+    # with a name, and no object, Python adds no second guess of its own
+    raise AttributeError(f"jaxsmi.links has no {name!r}; {meant}{own}", name=name)
 
 
 _INSIDE = dataclasses.replace(VARIANCE, infinite=True)  # of the noise inside a sign

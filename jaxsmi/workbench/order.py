@@ -21,6 +21,7 @@ from jaxsmi.core.border import checked, flag, mapping, optional, random_key, sca
 from jaxsmi.core.checks import UNIT_INTERVAL, Arguments, check
 from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.results import Solution
+from jaxsmi.core.shown import Shown, number, readable
 from jaxsmi.descent.order import learned_at
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
@@ -50,6 +51,28 @@ class LearningOrder(eqx.Module):
     level: float
     alpha: dict[str, float]
     seconds: dict[str, float]
+
+    def __repr__(self) -> str:
+        return readable(self, self._shown)
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
+        """What a reader sees (`core.shown`)."""
+        rows = []
+        for method, solution in self.solutions.items():
+            times = self.median(method)
+            own = [number(time) if np.isfinite(time) else "not learned" for time in times]
+            order = ", then ".join(str(p + 1) for p in self.order(method)) or "none"
+            rows.append([method, number(self.alpha[method]), *own, order, str(len(solution.steps))])
+        indices = [f"index {p + 1}" for p in range(len(rows[0]) - 4)]
+        return Shown(
+            f"LearningOrder: steps until half of the runs reach a cosine of {self.level:g}",
+            header=["method", "α", *indices, "order", "runs"],
+            rows=rows,
+            remark="jaxsmi.workbench.plotting.learning_order draws it.",
+        )
 
     def median(self, method: str) -> np.ndarray:
         """When half of the runs had learned each index (P,): inf where fewer than half did."""

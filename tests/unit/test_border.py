@@ -127,6 +127,22 @@ def test_an_argument_like_no_other_is_answered_by_all():
     assert ask_more(1, alph=2) == (1, {"alph": 2})
 
 
+def test_arguments_without_a_place_are_asked_for_by_name():
+    said = r"weak_recovery\(\) got 2 arguments without a name; allowed: model; by name: key=, "
+    with pytest.raises(TypeError, match=said):
+        smi.weak_recovery(LINEAR, border.KEY)
+    with pytest.raises(TypeError, match=r"Dataset\(\) got 9 arguments without a name; allowed: in"):
+        smi.Dataset(*range(9))
+
+
+def test_a_link_that_is_not_ready_made_is_one_of_your_own():
+    with pytest.raises(AttributeError, match=r"no 'tanh'; .*smi\.MultiIndex\(link"):
+        smi.links.tanh  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no 'lienar'; did you mean 'linear'"):
+        smi.links.lienar  # noqa: B018
+    assert "jnp" not in dir(smi.links)
+
+
 def test_a_misspelt_public_name_is_answered_by_the_nearest():
     with pytest.raises(AttributeError, match=r"no attribute 'thresold'; did you mean 'Threshold'"):
         smi.thresold  # noqa: B018

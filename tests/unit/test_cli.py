@@ -195,13 +195,30 @@ def test_another_target_is_refused_beside_a_series(capsys, words):
     assert "--hermite" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["gamp", "deep-atention"], "deep-attention"), (["threshhold", "sign"], "threshold")],
+)
+def test_a_misspelt_model_or_command_is_answered_by_the_nearest_one(capsys, words, meant):
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    assert f"; did you mean {meant}? (see jaxsmi" in capsys.readouterr().err
+
+
+def test_adam_has_a_learning_rate_of_its_own():
+    rate = lambda *words: cli.parsed(["train", *words]).learning_rate
+    assert rate("deep-attention") == 15.0
+    assert rate("deep-attention", "--optimizer", "adam") == 0.01
+    assert rate("bilinear", "--optimizer", "adam", "--learning-rate", "0.3") == 0.3
+
+
 def test_help_of_a_model_lists_its_own_flags_and_defaults(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "attention-indexed", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert "--rank-ratio R width of the matrix r/d (default: 0.5)" in words
     assert (
-        "--learning-rate LEARNING_RATE learning rate (of order 0.01 for adam) (default: 0.05)"
+        "--learning-rate LEARNING_RATE learning rate; of adam 0.01 by default (default: 0.05)"
         in words
     )
     assert "--depth" not in words
