@@ -285,6 +285,22 @@ def test_four_axes_see_what_is_narrow_along_one():
     assert (dg_error <= 2 * np.asarray(found.dg_error)).all()
 
 
+def test_four_axes_know_what_vanishes_by_symmetry():
+    """Of likelihoods about the origin g is zero, exactly, though halves of a grid differ; what is
+    told of ∂g is honest."""
+    width = np.full((4, 4), 3.0)
+    width[np.arange(4), np.arange(4)] = [0.3, 0.35, 0.4, 0.5]
+    centre = np.zeros((4, 4))
+    found = gaussian_posterior(
+        jnp.asarray(centre), jnp.asarray(width), Budget(1e-3, 2**15), largest=4
+    )
+    error, dg_error = relative_errors(found, centre, width)
+    assert (error < 1e-12).all()
+    assert (np.asarray(found.error) < 1e-3).all()  # of the tail
+    assert (dg_error > 1e-4).any()  # the test sees something
+    assert (dg_error <= 2 * np.asarray(found.dg_error)).all()
+
+
 def test_budget_is_checked():
     with pytest.raises(ValueError, match="max_nodes"):
         Budget(1e-3, 100)
