@@ -18,6 +18,11 @@ from jaxsmi.workbench import storage
 RUN = ["run", "linear", "--dimension", "60", "--alpha", "2", "--noise", "0.5"]
 
 
+def heard():
+    """In the process to be: a shell that starts tests in the background has them ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def started(*words):
     return subprocess.Popen(
         [sys.executable, "-m", "jaxsmi", *map(str, words)],
@@ -26,6 +31,7 @@ def started(*words):
         env=dict(os.environ, JAX_PLATFORMS="cpu"),
         text=True,
         start_new_session=True,
+        preexec_fn=heard,
     )
 
 
@@ -33,7 +39,10 @@ def interrupted(process, delay):
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
     begin = time.monotonic()
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()  # nothing, where it has ended
     return process.returncode, err, time.monotonic() - begin
 
 
