@@ -13,7 +13,11 @@ in GB of X a second, where a copy of X moves 23 to 26 (read and written):
 That was of blocks of rows. Of the blocks of samples here, float32 Gᵀ X of 1536 rows: 16.8 to 18.5
 where a copy moves 22 to 24; blocks of columns, so that sums stay in the first cache, gave 11 to 17.
 On two cores, where a copy moves 36, D = 16000: float64 20.3 and 20.6, float32 18.4 and 26.9,
-bfloat16 13.9 and 12.4 GB/s (as many numbers as of float32).
+bfloat16 13.9 and 12.4 GB/s (as many numbers as of float32). On another machine, where a copy moves
+52 on two cores and 44 on one, reading alone (a maximum) reaches 32 and 24.5, so that no pass can
+have more than 0.6 of a copy: here float64 20.1 and 20.0, float32 18.0 and 30.0 on two cores, and
+20.1, 20.1, 18.2, 18.5 on one. The older emitters of the compiler keep a loop to one core; with the
+others float64 X Wᵀ has 28.7 on two cores, but float32 Gᵀ X 14.2 and bfloat16 2.5 (programs.py).
 
 Here the P sums are P operands of one reduction: X is read once, in order, and a few rows at a time
 make the body of a loop that the compiler unrolls entirely. Several loops run at once, and sums over

@@ -319,6 +319,7 @@ def test_early_stopping_and_codes():
         np.testing.assert_allclose(together.weights[n], alone.weights, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_that_learned_nothing_says_so_and_what_to_do():
     """A rate of 1e-6 keeps its random start, whose cosine is chance; the other run learns."""
     model = smi.links.linear(0.1)
