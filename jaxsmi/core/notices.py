@@ -44,7 +44,7 @@ def plainly() -> None:
         line: str | None = None,
     ) -> str:
         said = str(message)
-        ours = said.startswith(_PREFIX)
+        ours = said != said.removeprefix(_PREFIX)
         return f"{said}\n" if ours else usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = shown
