@@ -35,6 +35,14 @@ export JUPYTER_DATA_DIR := $(CURDIR)/.cache/jupyter
 export JUPYTER_RUNTIME_DIR := $(CURDIR)/.cache/jupyter/runtime
 export MPLBACKEND := Agg
 
+# What was compiled once, tests, notebooks and the demo do not compile again: a gigabyte of programs at most, here. JAXSMI_CACHE=off: none.
+ifneq ($(JAXSMI_CACHE),off)
+demo: export JAXSMI_CACHE := $(CURDIR)/.cache/programs
+test validate notebooks: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/programs
+test validate notebooks: export JAX_COMPILATION_CACHE_MAX_SIZE := 1073741824
+test validate notebooks: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
+endif
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
