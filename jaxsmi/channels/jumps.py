@@ -1,5 +1,5 @@
-r"""Whether a function of the fields jumps, found by looking: derivatives along its labels then
-miss the jumps [theory: numerics, section 9].
+r"""Whether a function of the fields jumps, or its gradient does, found by looking: derivatives
+along its labels then miss the jumps [theory: numerics, section 9].
 
 Lines through random fields are cut into intervals, and each interval is halved, towards the half in
 which the label changes more, until its ends are neighbours in floating point. A label that is
@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
 
-__all__ = ["continuous"]
+__all__ = ["continuous", "kinked"]
 
 _LINES = 16
 _INTERVALS = 128
@@ -64,3 +64,16 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
     *_, at_low, at_high = lax.fori_loop(0, halvings, halve, start)
     scale = jnp.max(labels) - jnp.min(labels)
     return ~(jnp.max(change(at_low, at_high)) > smallest * scale)
+
+
+def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
+    """Whether the gradient of a label jumps, found likewise; where JAX has none, it may.
+
+    Cost: some 10⁵ gradients.
+    """
+    gradient = jax.jacfwd(law)
+    try:
+        jax.eval_shape(gradient, jnp.zeros((indices, tokens), theory_dtype()))
+    except TypeError:  # of a law with a rule for reverse mode alone
+        return jnp.ones((), bool)
+    return ~continuous(gradient, indices, tokens)

@@ -20,7 +20,7 @@ from jax.scipy.special import ndtr
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhiten
-from jaxsmi.channels.jumps import continuous
+from jaxsmi.channels.jumps import continuous, kinked
 from jaxsmi.core.checks import Ability, check, check_rows
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 from jaxsmi.numerics.refining_rules import LARGEST_GRID
@@ -139,10 +139,25 @@ class IntegratedChannel(AbstractChannel):
     @property
     def jumps(self) -> Array:
         """Whether p(y|z) jumps with z, by looking; of a user's law without outcomes it may."""
-        law = self.law if self.labels.log_likelihood is None else self.labels.odds
-        if self.labels.log_likelihood is not None and self.outcomes is None:
+        law = self._seen
+        if law is None:
             return jnp.ones((), bool)
         return ~continuous(law, self.indices, self.tokens)
+
+    @property
+    def kinked(self) -> Array:
+        """Whether the gradient of p(y|z) jumps with z, likewise."""
+        law = self._seen
+        if law is None:
+            return jnp.ones((), bool)
+        return kinked(law, self.indices, self.tokens)
+
+    @property
+    def _seen(self) -> Callable[[Array], Array] | None:
+        """What p(y|z) is as smooth as; None where that is not known."""
+        if self.labels.log_likelihood is None:
+            return self.law
+        return None if self.outcomes is None else self.labels.odds
 
     @property
     def noise_size(self) -> int:
@@ -238,7 +253,7 @@ class IntegratedChannel(AbstractChannel):
             outer=0,
             budget=self.budget,
             start=start,
-            analytic=False,
+            analytic=~self.kinked,
             jumps=self.jumps,
             key=key,
         )

@@ -31,6 +31,7 @@ from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.numerics.memory import Block, block_within, working_memory
 from jaxsmi.numerics.refining_rules import (
     LARGEST_GRID,
+    RADIUS,
     AbstractRule,
     Nodes,
     TrapezoidRule,
@@ -194,7 +195,7 @@ class _Integral(eqx.Module):
         return lax.fori_loop(0, -(-level.rows[-1] // chunk), add, self.columns.none(self.block))
 
     def at_level(self, block: PyTree, level: _Level) -> tuple[Moments, Array]:
-        """The moments of a block by one rule, and the share (S,) of the mass beyond its nodes."""
+        """The moments of a block by one rule, and the error (S,) of what lies beyond its nodes."""
         S = self.block
         G = self.rule.groups
         columns = self.columns
@@ -212,19 +213,35 @@ class _Integral(eqx.Module):
         split = self.rule.halves(parts)
         halves = None if split is None else self.without_bias(split)
         mass = sums[:, 0]
-        tail = sums[:, -2] / sums[:, 0]
+        cut = self.cut(sums, g, dg)
         error = error_of(g, part_g)
         moments = Moments(
             log_mass=top + jnp.log(mass),
             g=g,
             dg=dg,
             ess=mass**2 / sums[:, -1],
-            error=error + tail,
-            dg_error=jnp.maximum(error, error_of(dg, part_dg)) + tail,
+            error=error + cut[0],
+            dg_error=jnp.maximum(error, error_of(dg, part_dg)) + cut[1],
             nodes=jnp.full((S,), G * level.rows[-1]),
             halves=halves,
         )
-        return moments, tail
+        return moments, jnp.maximum(cut[0], 0.1 * cut[1])
+
+    def cut(self, sums: Array, g: Array, dg: Array) -> tuple[Array, Array]:
+        """What the tail beyond the nodes, of all columns' `sums` the last but one, is in g and dg:
+        that much in the second moments of t, and a radius less in their means."""
+        mean, covariance = self.columns.moments(sums)
+        tail = sums[:, -2] / sums[:, 0]
+        one = jnp.eye(mean.shape[-1], dtype=tail.dtype)
+        moved_g, moved_dg = self.respond(
+            mean + (tail / RADIUS)[:, None], covariance + tail[:, None, None] * one
+        )
+
+        def relative(moved: Array, x: Array) -> Array:
+            moved, x = (y.reshape(self.block, -1) for y in (moved, x))
+            return jnp.max(jnp.abs(moved - x), axis=1) / (1.0 + jnp.max(jnp.abs(x), axis=1))
+
+        return relative(moved_g, g), relative(moved_dg, dg)
 
     def without_bias(self, split: Array) -> tuple[Array, Array]:
         """(g, dg), (S, 2, ...), of two halves of the nets, from sums (2, G/2, S, columns).
@@ -245,7 +262,7 @@ class _Integral(eqx.Module):
 
         return corrected(values[0]), corrected(values[1])
 
-    def next_level(self, level: Array, new: Moments, tail: Array) -> Array:
+    def next_level(self, level: Array, new: Moments, cut: Array) -> Array:
         """The level (S,) that samples are due at after this one; done ones are due beyond the last.
 
         Far from the goal a level is skipped. Samples at the edge of the ball go to the wide one.
@@ -256,7 +273,7 @@ class _Integral(eqx.Module):
         narrow = rule.narrow
         last = rule.last
         met = new.met(tolerance)
-        outside = tail > 0.5 * tolerance
+        outside = cut > 0.5 * tolerance
         end = jnp.where(level < narrow, narrow - 1, last)
         stride = rule.stride(jnp.maximum(new.error, 0.1 * new.dg_error), tolerance)
         finer = jnp.where(level >= end, last + 1, jnp.minimum(level + stride, end))
@@ -282,9 +299,9 @@ class _Integral(eqx.Module):
             # out of range: dropped by the scatter, clamped by the gather
             which = jnp.where(position < count, which, total)
             block = jax.tree.map(lambda x: x.at[which].get(mode="clip"), self.samples)
-            new, tail = self.at_level(block, level)
+            new, cut = self.at_level(block, level)
             put = lambda old, x: old.at[which].set(x, mode="drop")
-            due = put(due, self.next_level(climb.level, new, tail))
+            due = put(due, self.next_level(climb.level, new, cut))
             return due, jax.tree.map(put, store, new)
 
         due, store = lax.fori_loop(0, -(-count // S), one_block, (climb.due, climb.store))
@@ -321,7 +338,7 @@ def self_refining_moments(
     outer: int,
     budget: Budget,
     start: Array | None = None,
-    analytic: bool = True,
+    analytic: Array | bool = True,
     jumps: Array | None = None,
     key: PRNGKeyArray | None = None,
     single: Array | None = None,
@@ -352,8 +369,8 @@ def self_refining_moments(
         budget: Tolerance, and the largest rule.
         start: Level to begin with, a number. Default: the first.
         analytic: Whether the integrand is smooth, which the error estimate of grids may then rely
-            on. Default True.
-        jumps: Whether the integrand, not analytic, jumps, a boolean number. Default: never.
+            on, a boolean number. Default True.
+        jumps: Whether the integrand jumps, a boolean number. Default: never.
         key: Randomisation of the nets (where grids do not fit, `grid_fits`). Default
             jax.random.key(0).
         single: Whether nets may weigh their nodes in single precision, a boolean number: three

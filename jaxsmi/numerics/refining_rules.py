@@ -59,6 +59,13 @@ LARGEST_GRID = 3  # variables, unless a caller knows that four do; above, nets
 # spacing of the first level, in widths of the narrowest feature; in four variables nodes are dear
 _FIRST_SPACING = {1: 2.6, 2: 2.6, 3: 2.6, 4: 5.0}
 
+# c and p of the error c e^p, e the largest difference of a half, on grids that are moved or not
+_ON_MOVED = (3.0, 4.0 / 3.0)
+_ON_CENTRED = {2: (1.0, 1.5), 3: (1.0, 1.5), 4: (1.5, 4.0 / 3.0)}
+
+_SHIFT = 0.25  # of a spacing, by which a grid is moved off its centre of symmetry
+_NODES = {1: 64, 2: 256, 3: 128, 4: 128}  # worked on at once, at least
+
 _NETS = 8  # independent randomisations of a net: their spread is the error
 
 _NET_SIZES = tuple(_NETS * 2**k for k in range(8, 21))
@@ -112,7 +119,7 @@ class AbstractRule(eqx.Module):
     narrow: eqx.AbstractVar[int]
     groups: eqx.AbstractVar[int]
     single_precision: eqx.AbstractClassVar[bool]
-    blocks: eqx.AbstractClassVar[tuple[Block, Block]]
+    blocks: eqx.AbstractVar[tuple[Block, Block]]
 
     @property
     def last(self) -> int:
@@ -161,29 +168,39 @@ class AbstractRule(eqx.Module):
 class TrapezoidRule(AbstractRule):
     """Trapezoidal sums in one to four variables on the nodes of a ball |t| <= radius.
 
-    Nodes are coloured like a chequerboard: a group holds those of one parity. Both groups of two
-    axes and more are blind to a jump across a plane along an axis: each has nodes in all layers.
-    Where the integrand may jump a group holds the nodes of one parity along every axis, 2^d in all,
-    mirror images of one another [theory: numerics, section 3]. So it does of four axes, and halves
-    of one parity along one or two axes are compared: a half of a chequerboard of all four, the
-    lattice D_4, misses no lower frequency than the whole does, and one of two axes none along the
-    narrower of them alone [theory: numerics, Eq. (26)]. Dropping the corners of the box saves 21 %
-    of the nodes in two dimensions, 48 % in three and 69 % in four, at the price of a tail
-    e^{-radius²/2} that the error estimate includes.
+    A group holds the nodes of one parity along every axis, 2^d in all, mirror images of one another
+    [theory: numerics, section 3]. Halves of one parity along one axis, and of one chequerboard of
+    two axes, are compared with the whole: a chequerboard of all axes is blind to what is narrow
+    along one of them and wide along another, as to a jump across a plane along an axis
+    [theory: numerics, Eq. (26)].
+
+    What is even in t and narrow, mirror images see alike. The fields of attention change their sign
+    token by token together, which a chequerboard of two axes sees. In one variable, and where
+    `jumps` says that labels may be anything, the grid is moved by a quarter of its spacing instead,
+    after which its halves are no mirror images.
+
+    Dropping the corners of the box saves 21 % of the nodes in two dimensions, 48 % in three and
+    69 % in four, at the price of a tail e^{-radius²/2} that the error estimate includes.
     """
 
     single_precision: ClassVar[bool] = False
-    blocks: ClassVar[tuple[Block, Block]] = (Block(16, 512), Block(512, 2048))
 
     dimension: int = eqx.field(static=True)
     sizes: tuple[int, ...] = eqx.field(static=True)
     radii: tuple[float, ...] = eqx.field(static=True)
     narrow: int = eqx.field(static=True)
     groups: int = eqx.field(static=True)
-    analytic: bool = eqx.field(static=True)
+    shift: float = eqx.field(static=True)
+    analytic: Array
     jumps: Array | None
 
-    def __init__(self, dimension: int, max_nodes: int, analytic: bool, jumps: Array | None = None):
+    def __init__(
+        self,
+        dimension: int,
+        max_nodes: int,
+        analytic: Array | bool = True,
+        jumps: Array | None = None,
+    ):
         table = NODES_PER_AXIS[dimension]
         sizes = tuple(size for size in table if _BALL[dimension] * size**dimension <= max_nodes)
         wide = sizes[2:]
@@ -191,20 +208,16 @@ class TrapezoidRule(AbstractRule):
         self.sizes = sizes + wide
         self.narrow = len(sizes)
         self.radii = (RADIUS,) * len(sizes) + (WIDE_RADIUS,) * len(wide)
-        self.analytic = analytic
+        self.shift = 0.0 if dimension > 1 and jumps is None else _SHIFT
+        self.analytic = jnp.asarray(analytic)
         # of one axis the two parities see every jump
         self.jumps = None if dimension == 1 else jumps
-        self.groups = 2 ** (dimension if self.mirrored else 1)
+        self.groups = 2**dimension
 
     @property
-    def mirrored(self) -> bool:
-        """Whether a group holds the nodes of one parity along every axis."""
-        return self.jumps is not None or self.dimension > 3
-
-    @property
-    def spacing(self) -> int:
-        """That of a group's rows, in those of the grid."""
-        return 2 if self.mirrored else 1
+    def blocks(self) -> tuple[Block, Block]:
+        """The groups of the first levels should fill the smallest."""
+        return Block(16, _NODES[self.dimension]), Block(512, 2048)
 
     def rows(self, level: Array) -> Array:
         """How many nodes of one group lie in the rows up to each.
@@ -213,19 +226,19 @@ class TrapezoidRule(AbstractRule):
         """
         size = jnp.asarray(self.sizes)[level]
         radius = jnp.asarray(self.radii, theory_dtype())[level]
-        count = size // self.spacing
-        row = jnp.arange((max(self.sizes) // self.spacing) ** (self.dimension - 1))
+        count = size // 2
+        row = jnp.arange((max(self.sizes) // 2) ** (self.dimension - 1))
         step = 2 * radius / size
         square = radius**2
         for digit in self.digits(row, count):
             square = square - ((digit + 0.5) * step - radius) ** 2
-        # columns run symmetrically about the centre (size is even) and alternate between the groups
+        # columns run symmetrically about the centre (size is even): half of them are even
         per_row = jnp.floor(jnp.sqrt(jnp.maximum(square, 0.0)) / step + 0.5).astype(int)
         return jnp.cumsum(jnp.where(row < count ** (self.dimension - 1), per_row, 0))
 
     def digits(self, row: Array, count: Array) -> list[Array]:
         """Where a row of the first group lies along the axes before the last."""
-        return [self.spacing * ((row // count**k) % count) for k in range(self.dimension - 1)]
+        return [2 * ((row // count**k) % count) for k in range(self.dimension - 1)]
 
     def nodes(self, start: Array, count: int, group: Array, level: Array, rows: Array) -> Nodes:
         """Nodes of a group, row by row."""
@@ -236,24 +249,20 @@ class TrapezoidRule(AbstractRule):
         step = 2 * radius / size
         row = jnp.minimum(jnp.searchsorted(rows, index, side="right"), rows.shape[0] - 1)
         before = jnp.where(row > 0, rows[row - 1], 0)
-        rest = size // self.spacing
-        digits = self.digits(row, rest)
+        digits = self.digits(row, size // 2)
         first = size // 2 - (rows[row] - before)
-        colour = 0 if self.mirrored else group
-        parity = (sum(digits) + first + colour) % 2
-        digits.append(first + 2 * (index - before) + parity)
+        digits.append(first + first % 2 + 2 * (index - before))
         t = jnp.stack([(digit + 0.5) * step - radius for digit in digits], axis=1).astype(dtype)
-        if self.mirrored:
-            bits = (group >> jnp.arange(self.dimension)) & 1
-            t = t * (1 - 2 * bits).astype(dtype)
+        bits = (group >> jnp.arange(self.dimension)) & 1
+        t = t * (1 - 2 * bits).astype(dtype)
+        outermost = jnp.sum(t * t, axis=1) > (radius - step) ** 2
+        t = t + self.shift * step
         square = jnp.sum(t * t, axis=1)
         log_weight = -0.5 * square + self.dimension * (jnp.log(step) - 0.5 * np.log(2 * np.pi))
         log_weight = jnp.where(index < rows[-1], log_weight, no_weight(dtype))
-        # mass beyond the ball per weight in its last shell is 1/(radius·step), less where steps are
-        # coarse; second moments take it times radius²
-        coarse = self.dimension > LARGEST_GRID
-        beyond = radius**2 / jnp.expm1((radius - 0.5 * step) * step) if coarse else radius / step
-        tail = jnp.where(square > (radius - step) ** 2, beyond, 0.0)
+        # mass beyond the ball per weight in its last shell; second moments take it times radius²
+        beyond = radius**2 / jnp.expm1((radius - 0.5 * step) * step)
+        tail = jnp.where(outermost, beyond, 0.0)
         return Nodes(t, log_weight, tail.astype(dtype))
 
     def stride(self, error: Array, tolerance: Array) -> Array:
@@ -262,44 +271,37 @@ class TrapezoidRule(AbstractRule):
         return jnp.where(error > 1.0, 2, 1)
 
     def compared(self, parts: Array) -> Array:
-        """Where nothing jumps the two parities, each as often as it has groups; of four axes both
-        halves along each axis and of the chequerboard of each pair of axes, 20 in all."""
-        if not self.mirrored:
-            return parts
-        if self.jumps is None:
-            bits = np.arange(self.groups) >> np.arange(self.dimension)[:, None] & 1
-            first, second = np.triu_indices(self.dimension, 1)
-            odd = np.concatenate([bits, bits[first] ^ bits[second]])
-            halves = jnp.asarray(np.concatenate([1 - odd, odd]), parts.dtype)
-            return jnp.tensordot(halves, parts, axes=1)
-        colour = np.array([bin(group).count("1") % 2 for group in range(self.groups)])
-        same = jnp.asarray(colour[:, None] == colour, parts.dtype)
-        return jnp.where(self.jumps, parts, jnp.tensordot(same, parts, axes=1))
+        """Both halves along each axis and of the chequerboard of each pair of axes, d (d + 1) in
+        all; where the integrand may jump the groups as well."""
+        bits = np.arange(self.groups) >> np.arange(self.dimension)[:, None] & 1
+        first, second = np.triu_indices(self.dimension, 1)
+        odd = np.concatenate([bits, bits[first] ^ bits[second]])
+        halves = jnp.asarray(np.concatenate([1 - odd, odd]), parts.dtype)
+        compared = jnp.tensordot(halves, parts, axes=1)
+        return compared if self.jumps is None else jnp.concatenate([compared, parts])
 
     def disagreement(self, full: Array, parts: Array) -> Array:
-        """e^1.5, e the largest difference of a group (1.5 e^{4/3} in four variables); 3e where the
-        integrand may have kinks; where it jumps three standard errors of the mean of its groups.
+        """c e^p, e the largest difference of a half, by what is integrated; of links with kinks 3e;
+        where it jumps three standard errors of the mean of the groups [theory: numerics, Eq. (4)].
 
-        Trapezoidal sums of analytic integrands converge so fast that the error is about the square
-        of that of half the nodes; the power 1.5 is the one that held in all brute-force
-        comparisons. A jump across a plane along the axes moves all groups by the same distance to
-        either side, and the whole by at most as much: three standard errors are 1.7 and 1.1 of that
-        in two and three variables. What vanishes by a symmetry t -> -t of all nodes, which halves
-        along one of four axes lack, is exact.
+        Trapezoidal sums of analytic integrands converge so fast that the error is at most about the
+        square of that of half the nodes; where a small part of the mass is not resolved it is that
+        of half the nodes. A jump across a plane along the axes moves all groups by the same
+        distance to either side, and the whole by at most as much: three standard errors are 1.7 and
+        1.1 of that in two and three variables. What vanishes by a symmetry t -> -t of all nodes,
+        which halves along one axis lack, is exact.
         """
+        halves, groups = jnp.split(parts, [self.dimension * (self.dimension + 1)])
         scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
-        apart = jnp.abs(parts - full)
-        if self.dimension > LARGEST_GRID:
-            nothing = jnp.sqrt(jnp.finfo(full.dtype).eps) * jnp.max(jnp.abs(parts), axis=0)
-            apart = jnp.where(jnp.abs(full) <= nothing, 0.0, apart)
+        nothing = jnp.sqrt(jnp.finfo(full.dtype).eps) * jnp.max(jnp.abs(halves), axis=0)
+        apart = jnp.where(jnp.abs(full) <= nothing, 0.0, jnp.abs(halves - full))
         error = jnp.max(apart, axis=(0, -1)) / scale
-        if self.analytic:
-            if self.dimension > LARGEST_GRID:
-                return 1.5 * jnp.where(error < 1.0, error ** (4.0 / 3.0), error)
-            return jnp.where(error < 1.0, error**1.5, error)
+        factor, power = _ON_MOVED if self.shift else _ON_CENTRED[self.dimension]
+        smooth = factor * jnp.where(error < 1.0, error**power, error)
+        error = jnp.where(self.analytic, smooth, 3.0 * error)
         if self.jumps is None:
-            return 3.0 * error
-        return jnp.where(self.jumps, standard_error(full, parts) / scale, error) * 3.0
+            return error
+        return jnp.where(self.jumps, 3.0 * standard_error(full, groups) / scale, error)
 
     def level_for_width(self, width: Array) -> Array:
         """The first level whose spacing is at most 2.6 widths, in four variables five.
@@ -365,7 +367,7 @@ class NetRule(AbstractRule):
 def rule_for(
     dimension: int,
     max_nodes: int,
-    analytic: bool = True,
+    analytic: Array | bool = True,
     key: PRNGKeyArray | None = None,
     jumps: Array | None = None,
     largest: int = LARGEST_GRID,
