@@ -60,6 +60,8 @@ from jaxsmi.numerics.refining_sums import Copy
 
 __all__ = ["DeepAttentionChannel", "SingleAttentionChannel"]
 
+_STEEP = 0.55  # how far the last block moves with t, per distance between the two tokens of u
+
 
 class AbstractAttentionChannel(AbstractChannel):
     """What the channels of noiseless attention share: the link, its labels and their inversion."""
@@ -228,6 +230,19 @@ class DeepAttentionChannel(AbstractAttentionChannel):
         P = self.inner
         return jnp.min(jnp.diagonal(chol)[P:]) / jnp.max(jnp.diagonal(chol)[:P])
 
+    def first_level(self, u: Array, chol: Array, budget: Budget, largest: int) -> Array:
+        """That of grids, by the width; of two layers and two tokens one for each sample (N,), as
+        the last block moves with t as far as the tokens of u lie apart [theory: deep-attention, Eq.
+        (17a)]."""
+        level = lambda width: level_for_width(self.inner * self.tokens, budget, width, largest)
+        width = self.width(chol)
+        if self.tokens != 2 or len(self.layers) != 2 or self.layers[-1] != Layer():
+            return level(width)
+        apart = jnp.abs(u[:, 0, 0] - u[:, 0, 1])
+        each = width / jnp.maximum(_STEEP * apart, jnp.finfo(u.dtype).tiny)
+        # few samples at a level of their own leave most of a block empty
+        return jnp.minimum(level(each), level(width) + 2)
+
     def moments(
         self,
         u: Array,
@@ -278,7 +293,7 @@ class DeepAttentionChannel(AbstractAttentionChannel):
             inner=P * M,
             outer=rank * M + int(nested),
             budget=budget,
-            start=level_for_width(P * M, budget, self.width(chol), largest),
+            start=self.first_level(u, chol, budget, largest),
             key=key,
             single=jnp.greater_equal(limit, jnp.finfo(jnp.float32).eps),
             rest=rest,

@@ -21,7 +21,7 @@ _SHARE = 64  # a block takes no more than this part of a device's memory
 
 
 class Block(NamedTuple):
-    """Samples and nodes worked on at once, both powers of two."""
+    """Samples and nodes worked on at once; powers of two, unless they are the least of a rule."""
 
     samples: int
     nodes: int

@@ -308,20 +308,21 @@ class _Integral(eqx.Module):
         return _Climb(climb.level + 1, due, store)
 
     def solved(self, first: Array, rest: Rest | None = None) -> Moments:
-        """The moments of all samples, or of the `rest`, from level `first` on."""
+        """The moments of all samples, or of the `rest`, from the levels `first` (N,) on."""
         S = self.block
         last = self.rule.last
         block = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((S, *x.shape[1:]), x.dtype), self.samples
         )
-        shapes = jax.eval_shape(lambda block: self.at_level(block, self.level(first))[0], block)
+        lowest = jnp.min(first)
+        shapes = jax.eval_shape(lambda block: self.at_level(block, self.level(lowest))[0], block)
         empty = lambda x: jnp.zeros((self.total, *x.shape[1:]), x.dtype)
-        due = jnp.full((self.total,), first)
+        due = first
         store = jax.tree.map(empty, shapes)
         if rest is not None:
             due = jnp.where(rest.due, first, last + 1)
             store = store if rest.moments is None else _with_halves(rest.moments, store)
-        start = _Climb(first, due, store)
+        start = _Climb(lowest, due, store)
 
         def unfinished(climb: _Climb) -> Array:
             return (climb.level <= last) & jnp.any(climb.due <= last)
@@ -367,7 +368,7 @@ def self_refining_moments(
         inner: Number of variables t.
         outer: Number of residuals r.
         budget: Tolerance, and the largest rule.
-        start: Level to begin with, a number. Default: the first.
+        start: Level to begin with, a number, or one for each sample (N,). Default: the first.
         analytic: Whether the integrand is smooth, which the error estimate of grids may then rely
             on, a boolean number. Default True.
         jumps: Whether the integrand jumps, a boolean number. Default: never.
@@ -395,11 +396,12 @@ def self_refining_moments(
     columns = Columns(inner if shared is None else shared, outer)
     integral = _Integral(integrand, respond, samples, rule, columns, budget, single)
     first = jnp.zeros((), int) if start is None else jnp.clip(start, 0, rule.narrow - 1)
-    return integral.solved(first, rest)
+    return integral.solved(jnp.broadcast_to(first, (integral.total,)), rest)
 
 
 def level_for_width(inner: int, budget: Budget, width: Array, largest: int = LARGEST_GRID) -> Array:
-    """The level to begin with, from a guess of the `width` of the narrowest feature in t."""
+    """The level to begin with, from a guess of the `width` of the narrowest feature in t, a number
+    or one for each sample."""
     if not grid_fits(inner, budget.max_nodes, largest):
-        return jnp.zeros((), int)
+        return jnp.zeros(jnp.shape(width), int)
     return TrapezoidRule(inner, budget.max_nodes, True).level_for_width(width)

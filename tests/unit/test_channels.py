@@ -440,6 +440,29 @@ def test_deep_attention_when_all_of_V_vanishes():
         assert fine < max(0.2 * coarse, 3e-5), distances
 
 
+def test_deep_attention_begins_at_a_level_of_each_sample():
+    """Where tokens of u agree the last block does not move with the inner ones, and the coarsest
+    grid is enough; each sample alone takes the nodes that it takes among others, and no level is
+    more than two above that of the width of all."""
+    channel = deep()
+    V = jnp.diag(jnp.asarray([0.5, 0.002]))
+    apart = jnp.asarray([0.0, 0.3, 1.0, 1.5, 30.0])
+    u = jnp.stack([0.5 + apart, 0.5 + 0.0 * apart], axis=1)
+    first = channel.first_level(u[:, None], jnp.sqrt(V), channel.budget, 3)
+    assert first[0] == 0
+    assert first.tolist() == sorted(first.tolist())
+    assert first[-1] == 5  # two above 11/96 <= 2.6 √0.004 < 11/64
+    same = respond(channel, u[:1], jnp.full((1, 2, 2), 0.25), V)
+    fine = respond(deep(1e-8), u[:1], jnp.full((1, 2, 2), 0.25), V)
+    np.testing.assert_allclose(same.g, fine.g, rtol=1e-6, atol=1e-6)
+    omega, _, statistic, _ = drawn_at(channel, np.diag([0.5, 0.998]), 20, seed=3)
+    together = respond(channel, statistic, jnp.asarray(omega), V)
+    for k in range(3):
+        alone = respond(channel, statistic[k : k + 1], jnp.asarray(omega[k : k + 1]), V)
+        np.testing.assert_allclose(alone.ess[0], together.ess[k], rtol=1e-9)
+        np.testing.assert_allclose(alone.g[0], together.g[k], rtol=1e-9, atol=1e-9)
+
+
 OVERLAPS = [(0.0, 0.5), (0.5, 0.95), (0.9, 0.995), (0.5, 0.998)]
 
 

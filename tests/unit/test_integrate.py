@@ -234,6 +234,8 @@ def test_levels_follow_the_width():
     assert levels == sorted(levels)
     assert int(level_for_width(4, budget, jnp.asarray(1e-9))) == 0  # nets have one first level
     assert int(level_for_width(4, budget, jnp.asarray(1e-9), 4)) > 0
+    together = level_for_width(2, budget, jnp.asarray([1.0, 0.132, 0.05, 0.01, 1e-9]))
+    assert together.tolist() == levels
 
 
 def test_halves_of_four_axes():
