@@ -32,6 +32,8 @@ the matrix product; so does X Wᵀ in float32, where nothing is gained.
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 
 import jax
@@ -50,15 +52,20 @@ _HUGE = 2**24  # numbers of an array from which on four loops run at once, not t
 _TOGETHER = 8  # rows that are multiplied by the same piece of W
 _BLOCK = 2**17  # numbers of X in the body of the loop of X Wᵀ
 _ROWS = 8  # of one sample, at most
-_UNROLLED = 24  # products with a column of X in the body of the loop of Gᵀ X
-_FEW = 3  # indices: with more, sums leave the registers
+_FEW = 3  # indices of X Wᵀ: with more, sums leave the registers
+_ADDED = 12  # rows that are added up in the body of the loop of Gᵀ X: 16 are not vectorised
+_SUMS = 6  # indices of Gᵀ X, at most
+_SIDE = 16  # numbers of a row that are multiplied by one weight after the other
+_SHARED = 2**16  # float64 numbers of a result, from which on the compiler has cores share them
 
 
 def rows_times(x: Array, W: Array) -> Array:
     """X Wᵀ (R, P) of the rows X (R, D) that samples x (N, ...) are made of, in the precision of
     W (P, D): that of x, of bfloat16 float32."""
-    gains = x.dtype == jnp.bfloat16 or (x.dtype == jnp.float64 and len(W) > 1)
-    return _by_rows(x, W) if gains and _tall(x, *W.shape) else _times(x, W)
+    P, D = W.shape
+    gains = x.dtype == jnp.bfloat16 or (x.dtype == jnp.float64 and P > 1)
+    few = P <= _FEW and x.size // (len(x) * D) <= _ROWS
+    return _by_rows(x, W) if gains and few and _large(x, D) else _times(x, W)
 
 
 def rows_combined(g: Array, x: Array) -> Array:
@@ -66,13 +73,13 @@ def rows_combined(g: Array, x: Array) -> Array:
     precision of G or wider."""
     R, P = g.shape
     gains = x.dtype == jnp.bfloat16 or P > 1
-    return _by_sums(g, x) if gains and _tall(x, P, x.size // R) else _combined(g, x)
+    few = P <= _SUMS and R // len(x) <= _ROWS and R >= 2 * _ADDED * _ROWS
+    return _by_sums(g, x) if gains and few and _large(x, x.size // R) else _combined(g, x)
 
 
-def _tall(x: Array, indices: int, length: int) -> bool:
+def _large(x: Array, length: int) -> bool:
     """Whether loops over a few rows gain anything."""
-    rows = x.size // (len(x) * length)  # of a sample
-    return indices <= _FEW and rows <= _ROWS and length >= _LONG and x.size >= _MANY
+    return length >= _LONG and x.size >= _MANY
 
 
 def _times(x: Array, W: Array) -> Array:
@@ -146,34 +153,47 @@ def _rows_on_cpu(x: Array, W: Array) -> Array:
 
 
 def _sums_on_cpu(g: Array, x: Array) -> Array:
-    """Gᵀ X: a few rows at a time."""
+    """Gᵀ X: twelve rows at a time (module docstring)."""
     R, P = g.shape
-    N = len(x)
     D = x.size // R
-    per_sample = R // N
+    per_sample = R // len(x)
     bits = as_bits(x)
-    # a reduction of one operand is not fused with what makes it: of two groups of rows it has two
-    groups = 2 if P == 1 else 1
-    each = max((_ROWS if P == 1 else _UNROLLED // P) // per_sample, 1)
-    parts = _parts(x)
-    count = N // (groups * each * parts)
+    # whole samples, two groups of rows, and not less of them than cores share
+    unit = math.lcm(2 * _ADDED, per_sample)
+    least = -(-2 * _ADDED * _SHARED // (unit * P * D))
+    count = max(R // (unit * least), 1)
+    each = R // (unit * count) * unit
+    groups = each // (2 * _ADDED)
+    samples = each // per_sample
+    side = _SIDE // 2 if g.dtype == jnp.float64 and D % _SIDE else _SIDE
+    whole = D // side * side
+    columns = [(0, whole)] + ([(D - side, D)] if whole < D else [])
 
-    def add(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        terms = []
-        for group in range(groups):
-            start = (k * groups + group) * each
-            rows = widened(lax.dynamic_slice_in_dim(bits, start, each)).reshape(-1, D)
-            weights = lax.dynamic_slice_in_dim(g, start * per_sample, each * per_sample)
-            terms += [rows * weights[:, p, None] for p in range(P)]
-        sums = [term.astype(theory_dtype()) for term in _sums(terms, 0)]
-        return tuple(total + sum(sums[p::P]) for p, total in enumerate(totals))
+    def add(k: Array, totals: list[Array]) -> list[Array]:
+        x = widened(lax.dynamic_slice_in_dim(bits, k * samples, samples)).reshape(each, D)
+        weights = lax.dynamic_slice_in_dim(g, k * each, each)
+        weights = weights.reshape(2 * groups, _ADDED, 1, P, 1)
 
-    start = (jnp.zeros(D, theory_dtype()),) * P
-    done = [lax.fori_loop(s * count, (s + 1) * count, add, start) for s in range(parts)]
-    total = jnp.sum(jnp.stack([jnp.stack(part) for part in done]), axis=0)
-    samples = parts * count * groups * each
-    rest = samples * per_sample
-    return total + _combined(g[rest:], x[samples:]) if samples < N else total
+        def sums(first: int, last: int) -> Array:
+            rows = x[:, first:last].reshape(2 * groups, _ADDED, -1, 1, side)
+            terms = [rows[:, i] * weights[:, i] for i in range(_ADDED)]
+            return functools.reduce(operator.add, terms).reshape(groups, 2, -1, P, side)
+
+        made = [sums(*part) for part in columns]
+        half = lambda sums, i: lax.dynamic_index_in_dim(sums, i, 1, keepdims=False)
+
+        def put(i: Array, totals: list[Array]) -> list[Array]:
+            return [t + half(s, i).astype(t.dtype) for t, s in zip(totals, made, strict=True)]
+
+        return lax.fori_loop(0, 2, put, totals)
+
+    form = lambda part: (groups, (part[1] - part[0]) // side, P, side)
+    start = [jnp.zeros(form(part), theory_dtype()) for part in columns]
+    totals = [jnp.sum(total, axis=0) for total in lax.fori_loop(0, count, add, start)]
+    totals = [jnp.swapaxes(total, 0, 1).reshape(P, -1) for total in totals]
+    total = jnp.concatenate([totals[0]] + [tail[:, whole - D :] for tail in totals[1:]], axis=1)
+    done = count * each
+    return total + _combined(g[done:], x[count * samples :]) if done < R else total
 
 
 def _parts(x: Array) -> int:
