@@ -10,24 +10,43 @@ in GB of X a second, where a copy of X moves 23 to 26 (read and written):
     float32            10.0   15.5        18.1   18.4
     bfloat16            0.9   12.8         1.0   17.5
 
-That was of blocks of rows. Of the blocks of samples here, float32 Gᵀ X of 1536 rows: 16.8 to 18.5
-where a copy moves 22 to 24; blocks of columns, so that sums stay in the first cache, gave 11 to 17.
-On two cores, where a copy moves 36, D = 16000: float64 20.3 and 20.6, float32 18.4 and 26.9,
-bfloat16 13.9 and 12.4 GB/s (as many numbers as of float32). On another machine, where a copy moves
-52 on two cores and 44 on one, reading alone (a maximum) reaches 32 and 24.5, so that no pass can
-have more than 0.6 of a copy: here float64 20.1 and 20.0, float32 18.0 and 30.0 on two cores, and
-20.1, 20.1, 18.2, 18.5 on one. The older emitters of the compiler keep a loop to one core; with the
-others float64 X Wᵀ has 28.7 on two cores, but float32 Gᵀ X 14.2 and bfloat16 2.5 (programs.py).
+That was of an earlier form. On another machine a copy moves 52 on two cores and 44 on one, and
+reading alone (a maximum) reaches 32 and 24.5, so that no pass can have more than 0.6 of a copy.
+There Gᵀ X, in the form before this one and in this one (256 MiB; bfloat16 P = 2 only):
 
-Here the P sums are P operands of one reduction: X is read once, in order, and a few rows at a time
-make the body of a loop that the compiler unrolls entirely. Several loops run at once, and sums over
-rows are added up in float64.
+                          one core                           two cores
+            D, P    16000, 2  2000, 2  16000, 3     16000, 2  2000, 2  16000, 3
+    float64 before      20.0     21.3      15.5         20.2     20.0      16.1
+            now         21.6     20.3      20.3         28.6     28.2      27.2
+    float32 before      18.9     16.8      12.8         19.2     17.4      12.8
+            now         19.5     16.4      17.2         26.7     25.5      22.9
+    bfloat16 before     14.5                            14.6
+            now         14.0                            21.1
+
+P = 4, a product before: float64 4.5 and 18.7 on one core, 12.0 and 25.3 on two, float32 10.9 and
+15.1, 20.9 and 21.6. Where D is no multiple of eight, one core is up to a tenth slower than before.
+It compiles in a quarter to a third of the time; beside 15 MiB of float32 inputs both passes take
+1.0 MiB instead of 0.1, beside 31 MiB of float64 1.5 instead of 1.4.
+
+Of Gᵀ X twelve products are added up term by term: that is one array, which the compiler divides
+among cores if it is large enough, hence so many groups of twelve rows at once. Sixteen numbers
+side by side are taken with all indices before the next, so that X is read from memory once. The
+sums are added to the total, in float64, in a loop of its own: in place with what makes them, the
+total is read from where it is written, and the loop is a third slower (float32: half). As a
+reduction over rows the sums would be given to a library, which took twenty times as long; with
+sixteen rows instead of twelve the speed drops by a third.
+
+Of X Wᵀ the P sums are P operands of one reduction: X is read once, in order, and eight rows at a
+time make the body of a loop that the compiler unrolls entirely. That stays on one core (float64
+21 GB/s on one and on two): the compiler divides what is one array, not a tuple, and loops beside
+each other were not seen to run at once, not even sixteen. Float64 as a matrix product has 14.8 on
+one core and 28.5 on two.
 
 XLA for CPUs makes float32 of a whole bfloat16 array before a loop that reads a part of it, three
 times the memory: hence its bits are read, which it leaves alone.
 
-Other devices, short rows, many indices, and a single one (whose product is as fast as memory) take
-the matrix product; so does X Wᵀ in float32, where nothing is gained.
+Other devices, short or few rows, many indices, and a single one (whose product is as fast as
+memory) take the matrix product; so does X Wᵀ in float32, where nothing is gained.
 """
 
 from __future__ import annotations
@@ -53,10 +72,10 @@ _TOGETHER = 8  # rows that are multiplied by the same piece of W
 _BLOCK = 2**17  # numbers of X in the body of the loop of X Wᵀ
 _ROWS = 8  # of one sample, at most
 _FEW = 3  # indices of X Wᵀ: with more, sums leave the registers
-_ADDED = 12  # rows that are added up in the body of the loop of Gᵀ X: 16 are not vectorised
+_ADDED = 12  # rows that are added up in the body of the loop of Gᵀ X
 _SUMS = 6  # indices of Gᵀ X, at most
 _SIDE = 16  # numbers of a row that are multiplied by one weight after the other
-_SHARED = 2**16  # float64 numbers of a result, from which on the compiler has cores share them
+_SHARED = 2**17  # bytes of half of the sums, from which on the compiler has cores share them
 
 
 def rows_times(x: Array, W: Array) -> Array:
@@ -73,7 +92,7 @@ def rows_combined(g: Array, x: Array) -> Array:
     precision of G or wider."""
     R, P = g.shape
     gains = x.dtype == jnp.bfloat16 or P > 1
-    few = P <= _SUMS and R // len(x) <= _ROWS and R >= 2 * _ADDED * _ROWS
+    few = P <= _SUMS and R // len(x) <= _ROWS and R >= 4 * _ADDED * _ROWS
     return _by_sums(g, x) if gains and few and _large(x, x.size // R) else _combined(g, x)
 
 
@@ -153,20 +172,24 @@ def _rows_on_cpu(x: Array, W: Array) -> Array:
 
 
 def _sums_on_cpu(g: Array, x: Array) -> Array:
-    """Gᵀ X: twelve rows at a time (module docstring)."""
+    """Gᵀ X: twelve rows at a time, of many groups of twelve at once."""
     R, P = g.shape
     D = x.size // R
     per_sample = R // len(x)
     bits = as_bits(x)
-    # whole samples, two groups of rows, and not less of them than cores share
-    unit = math.lcm(2 * _ADDED, per_sample)
-    least = -(-2 * _ADDED * _SHARED // (unit * P * D))
-    count = max(R // (unit * least), 1)
-    each = R // (unit * count) * unit
+    # whole samples, groups in two halves for two cores, and not less of them than cores share
+    unit = math.lcm(4 * _ADDED, per_sample)
+    units = R // unit
+    least = min(-(-2 * _ADDED * _SHARED // (unit * P * D * g.dtype.itemsize)), units)
+    # few rows are left over: they take a product
+    size = min(range(least, min(2 * least, units) + 1), key=lambda size: units % size)
+    count = units // size
+    each = size * unit
     groups = each // (2 * _ADDED)
     samples = each // per_sample
     side = _SIDE // 2 if g.dtype == jnp.float64 and D % _SIDE else _SIDE
     whole = D // side * side
+    # the last columns once more, of which those that are left over count
     columns = [(0, whole)] + ([(D - side, D)] if whole < D else [])
 
     def add(k: Array, totals: list[Array]) -> list[Array]:
