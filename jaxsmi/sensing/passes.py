@@ -10,28 +10,49 @@ in GB of X a second, where a copy of X moves 23 to 26 (read and written):
     float32            10.0   15.5        18.1   18.4
     bfloat16            0.9   12.8         1.0   17.5
 
-That was of blocks of rows. Of the blocks of samples here, float32 Gᵀ X of 1536 rows: 16.8 to 18.5
-where a copy moves 22 to 24; blocks of columns, so that sums stay in the first cache, gave 11 to 17.
-On two cores, where a copy moves 36, D = 16000: float64 20.3 and 20.6, float32 18.4 and 26.9,
-bfloat16 13.9 and 12.4 GB/s (as many numbers as of float32). On another machine, where a copy moves
-52 on two cores and 44 on one, reading alone (a maximum) reaches 32 and 24.5, so that no pass can
-have more than 0.6 of a copy: here float64 20.1 and 20.0, float32 18.0 and 30.0 on two cores, and
-20.1, 20.1, 18.2, 18.5 on one. The older emitters of the compiler keep a loop to one core; with the
-others float64 X Wᵀ has 28.7 on two cores, but float32 Gᵀ X 14.2 and bfloat16 2.5 (programs.py).
+That was of an earlier form. On another machine a copy moves 52 on two cores and 44 on one, and
+reading alone (a maximum) reaches 32 and 24.5, so that no pass can have more than 0.6 of a copy.
+There Gᵀ X, in the form before this one and in this one (256 MiB; bfloat16 P = 2 only):
 
-Here the P sums are P operands of one reduction: X is read once, in order, and a few rows at a time
-make the body of a loop that the compiler unrolls entirely. Several loops run at once, and sums over
-rows are added up in float64.
+                          one core                           two cores
+            D, P    16000, 2  2000, 2  16000, 3     16000, 2  2000, 2  16000, 3
+    float64 before      20.0     21.3      15.5         20.2     20.0      16.1
+            now         21.6     20.3      20.3         28.6     28.2      27.2
+    float32 before      18.9     16.8      12.8         19.2     17.4      12.8
+            now         19.5     16.4      17.2         26.7     25.5      22.9
+    bfloat16 before     14.5                            14.6
+            now         14.0                            21.1
+
+P = 4, a product before: float64 4.5 and 18.7 on one core, 12.0 and 25.3 on two, float32 10.9 and
+15.1, 20.9 and 21.6. Where D is no multiple of eight, one core is up to a tenth slower than before.
+It compiles in a quarter to a third of the time; beside 15 MiB of float32 inputs both passes take
+1.0 MiB instead of 0.1, beside 31 MiB of float64 1.5 instead of 1.4.
+
+Of Gᵀ X twelve products are added up term by term: that is one array, which the compiler divides
+among cores if it is large enough, hence so many groups of twelve rows at once. Sixteen numbers
+side by side are taken with all indices before the next, so that X is read from memory once. The
+sums are added to the total, in float64, in a loop of its own: in place with what makes them, the
+total is read from where it is written, and the loop is a third slower (float32: half). As a
+reduction over rows the sums would be given to a library, which took twenty times as long; with
+sixteen rows instead of twelve the speed drops by a third.
+
+Of X Wᵀ the P sums are P operands of one reduction: X is read once, in order, and eight rows at a
+time make the body of a loop that the compiler unrolls entirely. That stays on one core (float64
+21 GB/s on one and on two): the compiler divides what is one array, not a tuple, and loops beside
+each other were not seen to run at once, not even sixteen. Float64 as a matrix product has 14.8 on
+one core and 28.5 on two.
 
 XLA for CPUs makes float32 of a whole bfloat16 array before a loop that reads a part of it, three
 times the memory: hence its bits are read, which it leaves alone.
 
-Other devices, short rows, many indices, and a single one (whose product is as fast as memory) take
-the matrix product; so does X Wᵀ in float32, where nothing is gained.
+Other devices, short or few rows, many indices, and a single one (whose product is as fast as
+memory) take the matrix product; so does X Wᵀ in float32, where nothing is gained.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 
 import jax
@@ -50,15 +71,20 @@ _HUGE = 2**24  # numbers of an array from which on four loops run at once, not t
 _TOGETHER = 8  # rows that are multiplied by the same piece of W
 _BLOCK = 2**17  # numbers of X in the body of the loop of X Wᵀ
 _ROWS = 8  # of one sample, at most
-_UNROLLED = 24  # products with a column of X in the body of the loop of Gᵀ X
-_FEW = 3  # indices: with more, sums leave the registers
+_FEW = 3  # indices of X Wᵀ: with more, sums leave the registers
+_ADDED = 12  # rows that are added up in the body of the loop of Gᵀ X
+_SUMS = 6  # indices of Gᵀ X, at most
+_SIDE = 16  # numbers of a row that are multiplied by one weight after the other
+_SHARED = 2**17  # bytes of half of the sums, from which on the compiler has cores share them
 
 
 def rows_times(x: Array, W: Array) -> Array:
     """X Wᵀ (R, P) of the rows X (R, D) that samples x (N, ...) are made of, in the precision of
     W (P, D): that of x, of bfloat16 float32."""
-    gains = x.dtype == jnp.bfloat16 or (x.dtype == jnp.float64 and len(W) > 1)
-    return _by_rows(x, W) if gains and _tall(x, *W.shape) else _times(x, W)
+    P, D = W.shape
+    gains = x.dtype == jnp.bfloat16 or (x.dtype == jnp.float64 and P > 1)
+    few = P <= _FEW and x.size // (len(x) * D) <= _ROWS
+    return _by_rows(x, W) if gains and few and _large(x, D) else _times(x, W)
 
 
 def rows_combined(g: Array, x: Array) -> Array:
@@ -66,13 +92,13 @@ def rows_combined(g: Array, x: Array) -> Array:
     precision of G or wider."""
     R, P = g.shape
     gains = x.dtype == jnp.bfloat16 or P > 1
-    return _by_sums(g, x) if gains and _tall(x, P, x.size // R) else _combined(g, x)
+    few = P <= _SUMS and R // len(x) <= _ROWS and R >= 4 * _ADDED * _ROWS
+    return _by_sums(g, x) if gains and few and _large(x, x.size // R) else _combined(g, x)
 
 
-def _tall(x: Array, indices: int, length: int) -> bool:
+def _large(x: Array, length: int) -> bool:
     """Whether loops over a few rows gain anything."""
-    rows = x.size // (len(x) * length)  # of a sample
-    return indices <= _FEW and rows <= _ROWS and length >= _LONG and x.size >= _MANY
+    return length >= _LONG and x.size >= _MANY
 
 
 def _times(x: Array, W: Array) -> Array:
@@ -146,34 +172,51 @@ def _rows_on_cpu(x: Array, W: Array) -> Array:
 
 
 def _sums_on_cpu(g: Array, x: Array) -> Array:
-    """Gᵀ X: a few rows at a time."""
+    """Gᵀ X: twelve rows at a time, of many groups of twelve at once."""
     R, P = g.shape
-    N = len(x)
     D = x.size // R
-    per_sample = R // N
+    per_sample = R // len(x)
     bits = as_bits(x)
-    # a reduction of one operand is not fused with what makes it: of two groups of rows it has two
-    groups = 2 if P == 1 else 1
-    each = max((_ROWS if P == 1 else _UNROLLED // P) // per_sample, 1)
-    parts = _parts(x)
-    count = N // (groups * each * parts)
+    # whole samples, groups in two halves for two cores, and not less of them than cores share
+    unit = math.lcm(4 * _ADDED, per_sample)
+    units = R // unit
+    least = min(-(-2 * _ADDED * _SHARED // (unit * P * D * g.dtype.itemsize)), units)
+    # few rows are left over: they take a product
+    size = min(range(least, min(2 * least, units) + 1), key=lambda size: units % size)
+    count = units // size
+    each = size * unit
+    groups = each // (2 * _ADDED)
+    samples = each // per_sample
+    side = _SIDE // 2 if g.dtype == jnp.float64 and D % _SIDE else _SIDE
+    whole = D // side * side
+    # the last columns once more, of which those that are left over count
+    columns = [(0, whole)] + ([(D - side, D)] if whole < D else [])
 
-    def add(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        terms = []
-        for group in range(groups):
-            start = (k * groups + group) * each
-            rows = widened(lax.dynamic_slice_in_dim(bits, start, each)).reshape(-1, D)
-            weights = lax.dynamic_slice_in_dim(g, start * per_sample, each * per_sample)
-            terms += [rows * weights[:, p, None] for p in range(P)]
-        sums = [term.astype(theory_dtype()) for term in _sums(terms, 0)]
-        return tuple(total + sum(sums[p::P]) for p, total in enumerate(totals))
+    def add(k: Array, totals: list[Array]) -> list[Array]:
+        x = widened(lax.dynamic_slice_in_dim(bits, k * samples, samples)).reshape(each, D)
+        weights = lax.dynamic_slice_in_dim(g, k * each, each)
+        weights = weights.reshape(2 * groups, _ADDED, 1, P, 1)
 
-    start = (jnp.zeros(D, theory_dtype()),) * P
-    done = [lax.fori_loop(s * count, (s + 1) * count, add, start) for s in range(parts)]
-    total = jnp.sum(jnp.stack([jnp.stack(part) for part in done]), axis=0)
-    samples = parts * count * groups * each
-    rest = samples * per_sample
-    return total + _combined(g[rest:], x[samples:]) if samples < N else total
+        def sums(first: int, last: int) -> Array:
+            rows = x[:, first:last].reshape(2 * groups, _ADDED, -1, 1, side)
+            terms = [rows[:, i] * weights[:, i] for i in range(_ADDED)]
+            return functools.reduce(operator.add, terms).reshape(groups, 2, -1, P, side)
+
+        made = [sums(*part) for part in columns]
+        half = lambda sums, i: lax.dynamic_index_in_dim(sums, i, 1, keepdims=False)
+
+        def put(i: Array, totals: list[Array]) -> list[Array]:
+            return [t + half(s, i).astype(t.dtype) for t, s in zip(totals, made, strict=True)]
+
+        return lax.fori_loop(0, 2, put, totals)
+
+    form = lambda part: (groups, (part[1] - part[0]) // side, P, side)
+    start = [jnp.zeros(form(part), theory_dtype()) for part in columns]
+    totals = [jnp.sum(total, axis=0) for total in lax.fori_loop(0, count, add, start)]
+    totals = [jnp.swapaxes(total, 0, 1).reshape(P, -1) for total in totals]
+    total = jnp.concatenate([totals[0]] + [tail[:, whole - D :] for tail in totals[1:]], axis=1)
+    done = count * each
+    return total + _combined(g[done:], x[count * samples :]) if done < R else total
 
 
 def _parts(x: Array) -> int:
