@@ -7,5 +7,6 @@ results: estimates, thresholds, solutions. data: data sets, stored or drawn agai
 loop. programs: what the compiler is told. cache: compiled programs on disk. files: written whole.
 labelled: solutions as xarray. provenance: how a file was made. parts: what a room declares.
 whitening: inputs with a covariance, and without. moments: whether inputs look like iid entries.
-progress: bars. notices: warnings. shown, summary: what solutions and data say at the prompt.
+progress: bars. notices: warnings. words: misspelt ones. shown, summary: what solutions and data
+say at the prompt.
 """

@@ -18,12 +18,11 @@ What a part cannot do at all (a link without a posterior, a matrix without direc
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import functools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import equinox as eqx
@@ -48,7 +47,6 @@ __all__ = [
     "Interval",
     "check",
     "check_rows",
-    "nearest",
     "positive_definite",
     "require",
     "without_nan",
@@ -62,11 +60,6 @@ def check(condition: object, name: str, value: object, allowed: str) -> None:
     `condition` is traced."""
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
         raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """The one of some words that a misspelt one is nearest to; "" where none is near."""
-    return "".join(difflib.get_close_matches(word, list(words), 1, 0.5))
 
 
 def check_rows(labels: Array, shape: tuple[int, ...], name: str = "data.labels") -> None:
