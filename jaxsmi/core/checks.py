@@ -54,6 +54,9 @@ __all__ = [
 
 _Kind = TypeVar("_Kind")
 
+_REAL = (jnp.floating, jnp.integer, jnp.bool_)
+_NAMES = {"U": "words", "S": "words", "O": "objects", "M": "dates", "c": "complex numbers"}
+
 
 def check(condition: object, name: str, value: object, allowed: str) -> None:
     """Raise a ValueError naming the argument, what came and what is allowed; silent where
@@ -87,8 +90,10 @@ def without_nan(tree: PyTree) -> Array:
 
 def _range(value: jax.Array | np.ndarray) -> str:
     """Which numbers a known array has, in words; nothing of one that has none, or very many."""
-    if arithmetic(value) is not np or not value.size or jnp.iscomplexobj(value):
+    if arithmetic(value) is not np or not value.size:
         return ""
+    if not any(jnp.issubdtype(value.dtype, kind) for kind in _REAL):
+        return f", of {_NAMES.get(value.dtype.kind, value.dtype.name)}"
     numbers = np.asarray(value, float)
     finite = np.isfinite(numbers)
     if not finite.all():
