@@ -42,10 +42,11 @@ _ADAM_RATE = 0.01
 
 
 def _defaults(arguments: argparse.Namespace) -> Mapping[str, Any]:
-    """Those of the model; Adam's rate does not depend on it."""
+    """Those of the model; Adam's rate where the model's own is that of another optimiser."""
+    usual = defaults_for(arguments)
     adam = vars(arguments).get("optimizer") == "adam"  # of the help no word is known but the model
-    own = {"learning_rate": _ADAM_RATE} if adam else {}
-    return {**defaults_for(arguments), **own}
+    other = adam and usual.get("optimizer") != "adam"
+    return {**usual, "learning_rate": _ADAM_RATE} if other else usual
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -73,7 +73,9 @@ def test_adam_has_a_learning_rate_of_its_own():
     rate = lambda *words: cli.parsed(["train", *words]).learning_rate
     assert rate("deep-attention") == 15.0
     assert rate("deep-attention", "--optimizer", "adam") == 0.01
+    assert rate("bilinear", "--optimizer", "adam") == 0.01
     assert rate("bilinear", "--optimizer", "adam", "--learning-rate", "0.3") == 0.3
+    assert rate("attention-indexed") == 0.05  # whose usual optimiser is Adam
 
 
 def test_help_of_a_model_lists_its_own_flags_and_defaults(capsys):
