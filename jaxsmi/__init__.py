@@ -8,10 +8,11 @@ A name is loaded with its room when it is first used (SPEC 1 of Scientific Pytho
 says where each of them lies.
 """
 
-import difflib
 import importlib
 
 import lazy_loader
+
+from jaxsmi.core.words import nearest
 
 _room_of, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
@@ -21,7 +22,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("jaxsmi.core.provenance").version()
     if name in __all__:
         return _room_of(name)
-    near = difflib.get_close_matches(name, __all__, 1, 0.5)
-    meant = f"; did you mean {near[0]!r}?" if near else "; dir(jaxsmi) lists those there are."
+    near = nearest(name, __all__)
+    meant = f"; did you mean {near!r}?" if near else "; dir(jaxsmi) lists those there are."
     # with a name, and no object, Python adds no second guess of its own
     raise AttributeError(f"module 'jaxsmi' has no attribute {name!r}{meant}", name=name)

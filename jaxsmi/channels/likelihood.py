@@ -45,11 +45,23 @@ class LabelLaw(eqx.Module):
         log_likelihood: log p(y|z) of (y, z).
         sampler: Draws a label from (key, z).
         outcomes: All labels (K, ...), where they are few.
+        counts: Whether labels are whole numbers >= 0.
     """
 
     log_likelihood: Callable[[Array, Array], Array] | None = None
     sampler: Callable[[PRNGKeyArray, Array], Array] | None = None
     outcomes: Array | None = None
+    counts: bool = eqx.field(static=True, default=False)
+
+    def check(self, labels: Array) -> None:
+        """Raise a ValueError for labels (N, ...) that the law never gives."""
+        if self.outcomes is not None:
+            axes = tuple(range(2, labels.ndim + 1))
+            known = jnp.any(jnp.all(labels[:, None] == self.outcomes, axis=axes), axis=1)
+            check(jnp.all(known), "labels", labels, f"only the outcomes {self.outcomes.tolist()}")
+        if self.counts:
+            whole = (labels >= 0) & (labels == jnp.floor(labels))
+            check(jnp.all(whole), "labels", labels, "counts: whole numbers >= 0")
 
     def shape(self, link: Callable[[Array], Array], fields: tuple[int, int]) -> tuple[int, ...]:
         """Shape of a label of fields (P, M)."""
@@ -63,7 +75,8 @@ class LabelLaw(eqx.Module):
     def mixed(self, root: Array) -> LabelLaw:
         """The same labels as a law of fields z' with z = z' root."""
         likely = self.log_likelihood and Mixed(self.log_likelihood, root)
-        return LabelLaw(likely, self.sampler and Mixed(self.sampler, root), self.outcomes)
+        drawn = self.sampler and Mixed(self.sampler, root)
+        return LabelLaw(likely, drawn, self.outcomes, self.counts)
 
     @property
     def drawn(self) -> bool:
@@ -201,13 +214,10 @@ class IntegratedChannel(AbstractChannel):
         )
 
     def check_labels(self, labels: Array) -> None:
-        """Finite numbers of a label's shape; where labels are few, of them."""
+        """Finite numbers of a label's shape, that a user's law may give."""
         check_rows(labels, self.label_shape, "labels")
         check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
-        if self.outcomes is not None:
-            axes = tuple(range(2, labels.ndim + 1))
-            known = jnp.any(jnp.all(labels[:, None] == self.outcomes, axis=axes), axis=1)
-            check(jnp.all(known), "labels", labels, f"only the outcomes {self.outcomes.tolist()}")
+        self.labels.check(labels)
 
     def statistic(self, labels: Array) -> Array:
         """The labels themselves."""

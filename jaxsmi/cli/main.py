@@ -29,12 +29,13 @@ from jaxsmi.cli.models import MODELS
 from jaxsmi.cli.report import Report
 from jaxsmi.core import labelled
 from jaxsmi.core.cache import keep_programs
-from jaxsmi.core.checks import check, nearest
+from jaxsmi.core.checks import check
 from jaxsmi.core.driver import watching
+from jaxsmi.core.files import discard, write_text
 from jaxsmi.core.parts import declared
 from jaxsmi.core.provenance import parameters, version
+from jaxsmi.core.words import nearest
 from jaxsmi.workbench import plotting, storage
-from jaxsmi.workbench.store import discard, write_text
 
 __all__ = ["COMMANDS", "main"]
 

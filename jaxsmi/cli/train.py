@@ -42,10 +42,11 @@ _ADAM_RATE = 0.01
 
 
 def _defaults(arguments: argparse.Namespace) -> Mapping[str, Any]:
-    """Those of the model; Adam's rate does not depend on it."""
+    """Those of the model; Adam's rate where the model's own is that of another optimiser."""
+    usual = defaults_for(arguments)
     adam = vars(arguments).get("optimizer") == "adam"  # of the help no word is known but the model
-    own = {"learning_rate": _ADAM_RATE} if adam else {}
-    return {**defaults_for(arguments), **own}
+    other = adam and usual.get("optimizer") != "adam"
+    return {**usual, "learning_rate": _ADAM_RATE} if other else usual
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +63,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--learning-rate", type=float, default=15.0, help="learning rate; of adam 0.01 by default")
     add("--weight-decay", type=float, default=0.07, help="decay of the weights, divided by D")
     add("--reduction", choices=("sum/D", "mean", "sum"), default="sum/D", help="loss of a batch")
-    add("--batch-size", type=int, default=200, help="samples in a batch; 0: all of them")
+    add(
+        "--batch-size",
+        type=int,
+        default=200,
+        help="samples in a batch; 0, or more than there are: all of them",
+    )
     add("--repeats", type=int, default=3, help="consecutive updates on each batch")
     add("--steps", type=int, default=10000, help="batches")
     add("--online", action="store_true", help="fresh samples at each step, none used twice")
@@ -163,6 +169,8 @@ def _learning_order(
         order = LearningOrder({method: fit}, times, level, {method: float("inf")}, {})
         return order, stream.teacher
     data = model.sample(data_key, dimension=dimension, alpha=arguments.alpha, dtype="float32")
+    size = min(arguments.batch_size, data.samples)  # the default is for large data
+    settings["batch_size"] = smi.Batches(size or None, repeats=arguments.repeats)
     methods: dict[str, dict[str, Any]] = {method: settings}
     if arguments.gamp:
         methods = {"GAMP": {"alpha": arguments.gamp}} | methods

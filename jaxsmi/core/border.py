@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi.core.arrays import arithmetic, concrete
-from jaxsmi.core.checks import NON_NEGATIVE, Arguments, Interval, check, nearest
+from jaxsmi.core.checks import NON_NEGATIVE, Arguments, Interval, check
+from jaxsmi.core.words import nearest
 
 __all__ = [
     "EXACT",

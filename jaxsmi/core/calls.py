@@ -25,7 +25,6 @@ import pickle
 import platform
 import re
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -40,6 +39,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
 from jaxsmi.core.arrays import PyTree
+from jaxsmi.core.files import whole
 
 __all__ = ["Kept", "keep", "kept", "kept_in", "shrink"]
 
@@ -200,10 +200,10 @@ def _compiled(
     answers: list[PyTree] = []
 
     def flat(arrays: list[Any]) -> list[Any]:
-        whole: list[Any] = list(rest)  # the program must not hold the arrays of its first call
+        filled: list[Any] = list(rest)  # the program must not hold the arrays of its first call
         for place, array in zip(places, arrays, strict=True):
-            whole[place] = array
-        args, kwargs = jax.tree.unflatten(tree, whole)
+            filled[place] = array
+        args, kwargs = jax.tree.unflatten(tree, filled)
         answer = function(*args, **kwargs)
         answers.append(jax.tree.map(lambda x: _Array() if eqx.is_array(x) else x, answer))
         return [x for x in jax.tree.leaves(answer) if eqx.is_array(x)]
@@ -273,9 +273,9 @@ def _write(path: Path, made: Kept) -> None:
     content = zlib.compress(pickle.dumps((payload, answer, made.targets)), 1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
+        with whole(path) as aside:
+            aside.touch(mode=0o600)  # a file is code: no other user writes into it
+            aside.write_bytes(content)
         shrink(path.parent)
     except OSError:
         return  # a full disk, or one that is only read

@@ -18,12 +18,11 @@ What a part cannot do at all (a link without a posterior, a matrix without direc
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import functools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import equinox as eqx
@@ -48,7 +47,6 @@ __all__ = [
     "Interval",
     "check",
     "check_rows",
-    "nearest",
     "positive_definite",
     "require",
     "without_nan",
@@ -56,17 +54,15 @@ __all__ = [
 
 _Kind = TypeVar("_Kind")
 
+_REAL = (jnp.floating, jnp.integer, jnp.bool_)
+_NAMES = {"U": "words", "S": "words", "O": "objects", "M": "dates", "c": "complex numbers"}
+
 
 def check(condition: object, name: str, value: object, allowed: str) -> None:
     """Raise a ValueError naming the argument, what came and what is allowed; silent where
     `condition` is traced."""
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
         raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """The one of some words that a misspelt one is nearest to; "" where none is near."""
-    return "".join(difflib.get_close_matches(word, list(words), 1, 0.5))
 
 
 def check_rows(labels: Array, shape: tuple[int, ...], name: str = "data.labels") -> None:
@@ -94,8 +90,10 @@ def without_nan(tree: PyTree) -> Array:
 
 def _range(value: jax.Array | np.ndarray) -> str:
     """Which numbers a known array has, in words; nothing of one that has none, or very many."""
-    if arithmetic(value) is not np or not value.size or jnp.iscomplexobj(value):
+    if arithmetic(value) is not np or not value.size:
         return ""
+    if not any(jnp.issubdtype(value.dtype, kind) for kind in _REAL):
+        return f", of {_NAMES.get(value.dtype.kind, value.dtype.name)}"
     numbers = np.asarray(value, float)
     finite = np.isfinite(numbers)
     if not finite.all():

@@ -157,7 +157,8 @@ class Solution(eqx.Module):
         `workbench.plotting.overlap_against_iteration` draws it.
 
         Args:
-            ax: Axes to draw in. Default None: new ones.
+            ax: Axes to draw in, those of another solution's `plot` too: the second has the next
+                colours, and the legend says which is which. Default None: new ones.
 
         Returns:
             The axes.

@@ -162,4 +162,7 @@ def batch_size_of(
     stored = not data.regenerated and data.inputs.dtype != jnp.bfloat16
     allowed = "stored float32 or float64; or a Stream"
     check(stored, "data.inputs", "inputs that are not stored, or bfloat16", allowed)
-    return data.samples if size is None else min(size, data.samples)
+    size = data.samples if size is None else size
+    allowed = f"at most {data.samples}, the samples that there are; None: all of them"
+    check(size <= data.samples, "batch_size", size, allowed)
+    return size

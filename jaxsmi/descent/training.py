@@ -100,8 +100,8 @@ def train(
         optimizer: Any optax transformation, schedules and weight decay included.
         key: Random key of the start and of the order of the samples, required; or keys, one a run.
         steps: Batches taken. Default 1000.
-        batch_size: Samples in a batch; None: all at once. Or a `Batches`, which also says how often
-            each is used, and whether each sample is used once.
+        batch_size: Samples in a batch, of a `Dataset` no more than it has; None: all at once. Or a
+            `Batches`, which also says how often each is used, and whether each sample is used once.
         reduction: "mean", "sum" or "sum/D": c above. Default "mean".
         loss: ℓ(prediction, label) of one sample. Default: ‖ŷ - y‖².
         init: Scale of a random start, or weights of a student's shape. Default 1.

@@ -37,8 +37,9 @@ def generalization_error(
 
         plug-in: E ‖link(z) - link(ω)‖²;    bayes: E ‖link(z) - E[link(z)|ω]‖².
 
-    Of matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed form
-    (two tokens, linear output).
+    Of labels ±1 a wrong sign costs (1 + 1)² = 4: the plug-in error is four times the share of wrong
+    signs. Of matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed
+    form (two tokens, linear output).
 
     Args:
         model: Any model.
@@ -59,6 +60,9 @@ def generalization_error(
         >>> key = jax.random.key(0)
         >>> round(float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=key)), 3)
         0.25
+        >>> error = smi.generalization_error(smi.links.sign(), 0.75, key=key)
+        >>> round(float(error) / 4, 2)  # wrong signs: arccos(√q)/π
+        0.17
 
     Cost:
         `samples` links.

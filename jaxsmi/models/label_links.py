@@ -23,12 +23,14 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.likelihood import IntegratedChannel, LabelLaw
 from jaxsmi.channels.logistic import LogisticChannel
 from jaxsmi.channels.piecewise import PiecewiseLinearChannel
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.border import anything, checked, numbers, optional, scalar, text, whole
 from jaxsmi.core.checks import FINITE, POSITIVE, VARIANCE, Arguments, check
-from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.models.multi_index import MultiIndex, default_tolerance
+from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.gaussian import is_prior
 from jaxsmi.priors.iid import AbstractIidPrior
 
@@ -143,15 +145,10 @@ def poisson(
         [theory: multi-index, section 3].
     """
     law = _Counts(Arguments().number("size", size, POSITIVE))
-    return MultiIndex(
-        law.mean,
-        indices=1,
-        log_likelihood=law.log_likelihood,
-        sampler=law.draw,
-        tolerance=tolerance,
-        prior=prior,
-        name="poisson",
-    )
+    labels = LabelLaw(law.log_likelihood, law.draw, counts=True)
+    budget = Budget(default_tolerance(1) if tolerance is None else tolerance)
+    channel = IntegratedChannel(law.mean, 1, 1, jnp.zeros(()), budget, labels)
+    return MultiIndex(channel=channel, prior=prior, name="poisson")
 
 
 @checked(

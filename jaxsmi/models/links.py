@@ -28,7 +28,8 @@ from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
 from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.border import checked, flag, scalar, whole
-from jaxsmi.core.checks import VARIANCE, Arguments, nearest
+from jaxsmi.core.checks import VARIANCE, Arguments
+from jaxsmi.core.words import nearest
 from jaxsmi.models.label_links import (
     absolute,
     door,

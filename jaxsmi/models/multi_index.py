@@ -7,6 +7,7 @@ Equation here: y = link(Z) + √Δ ξ, Z = W x/√D (P, M), for any JAX function
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -82,8 +83,9 @@ class MultiIndex(AbstractIndexModel):
         max_nodes: Nodes that the numerical channel may spend on one sample. Default 2^20.
 
     Raises:
-        ValueError: For P < 1, M < 1, Δ < 0, a link that fails on an array (P, M), a log_likelihood
-            whose outcomes' probabilities do not add up to one, or an unknown symmetry.
+        ValueError: For P < 1, M < 1, Δ < 0, a link that fails on an array (P, M) or returns none (a
+            list: jnp.stack makes an array of it), a log_likelihood whose outcomes' probabilities do
+            not add up to one, or an unknown symmetry.
 
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
@@ -143,12 +145,13 @@ class MultiIndex(AbstractIndexModel):
             if link is None and labels.outcomes is not None:
                 link = labels.mean
                 name = name or _name_of(log_likelihood)
-            if link is None or not callable(link):
+            elif link is None or not callable(link):
                 raise ValueError(f"link: got {link!r}; allowed: a JAX function, or a channel=.")
+            else:
+                check_link(link, P, M, name or _name_of(link))
             variance = arguments.number("noise", noise, VARIANCE)
             self.name = name or _name_of(link)
             law = as_tree(link)
-            check_link(law, P, M, self.name)
             allowed = "0 with a log_likelihood=, which says all of how labels scatter"
             check(log_likelihood is None or is_zero(noise), "noise", noise, allowed)
             error = default_tolerance(P * M) if tolerance is None else tolerance
@@ -158,7 +161,7 @@ class MultiIndex(AbstractIndexModel):
                 sizes = {"law": law, "indices": P, "tokens": M}
                 self.channel = NoInference(**sizes, name=shown, budget=budget)
             else:
-                _check_labels(labels, P, M)
+                _check_labels(labels, law, P, M)
                 self.channel = IntegratedChannel(law, P, M, variance, budget, labels)
         else:
             given = {"indices": indices, "tokens": tokens, "noise": noise}
@@ -294,21 +297,24 @@ def _label_law(
     return LabelLaw(law, as_tree(sampler))
 
 
-def _check_labels(labels: LabelLaw, indices: int, tokens: int) -> None:
-    """Raise a ValueError for a sampler that fails, or odds that do not add up to one."""
-    z = jnp.asarray(np.cos(1.0 + 2.4 * np.arange(indices * tokens))).reshape(indices, tokens)
-    try:
-        labels.shape(lambda z: z, (indices, tokens))
-    except Exception as failure:
-        allowed = f"a function of (key, fields {z.shape}) that draws a label ({failure})"
-        raise ValueError(f"sampler: got {labels.sampler}; allowed: {allowed}.") from failure
-    if labels.outcomes is None or labels.log_likelihood is None:
+def _check_labels(
+    labels: LabelLaw, link: Callable[[Array], Array], indices: int, tokens: int
+) -> None:
+    """Raise a ValueError for a sampler or a likelihood that fails, or odds that do not add up to
+    one."""
+    if labels.log_likelihood is None:
         return
-    try:
-        total = jnp.sum(labels.odds(z))
-    except Exception as failure:
-        allowed = f"a JAX function of (a label, fields {z.shape}) ({failure})"
-        raise ValueError(f"log_likelihood: got one that fails; allowed: {allowed}.") from failure
+    z = np.cos(1.0 + 2.4 * np.arange(indices * tokens)).reshape(indices, tokens)
+    if labels.sampler is not None:
+        _check_function("sampler", labels.sampler, f"(key, fields {z.shape})", jax.random.key(0), z)
+    label = np.zeros(labels.shape(link, (indices, tokens)))
+    wanted = f"(a label, fields {z.shape})"
+    shape = _check_function("log_likelihood", labels.log_likelihood, wanted, label, z)
+    allowed = f"a JAX function of {wanted} that returns one number"
+    check(shape == (), "log_likelihood", f"an answer of shape {shape}", allowed)
+    if labels.outcomes is None:
+        return
+    total = jnp.sum(labels.odds(jnp.asarray(z)))
     allowed = f"probabilities of the outcomes that add up to one, not {total:.6g}"
     check(jnp.abs(total - 1.0) <= _ROUNDING, "log_likelihood", labels.log_likelihood, allowed)
 
@@ -363,23 +369,36 @@ def as_tree(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def check_link(link: Callable[[Array], Array], indices: int, tokens: int, name: str) -> None:
-    """Raise a ValueError for a link that fails on an array (P, M)."""
+    """Raise a ValueError for a link that fails on an array (P, M), or returns none."""
     shape = (indices, tokens)
+    _check_function("link", link, f"an array of shape {shape}", np.zeros(shape), called=name)
+
+
+def _check_function(
+    name: str, function: Callable[..., Array], of: str, *values: Any, called: str = "one"
+) -> tuple[int, ...]:
+    """The shape of what a user's function returns; a ValueError where it fails, or returns another
+    thing than one array of real numbers (a list, say)."""
+    allowed = f"a JAX function of {of}"
     try:
-        jax.eval_shape(link, jax.ShapeDtypeStruct(shape, float))
-        _check_places(link, shape)
+        made = jax.eval_shape(function, *values)
+        _check_places(function, *values)
     except Exception as failure:
-        raise ValueError(
-            f"link: got {name}, which fails on its fields ({failure}); allowed: a JAX function of "
-            f"an array of shape {shape}."
-        ) from failure
+        said = f"{called} that fails on it ({failure})"
+        raise ValueError(f"{name}: got {said}; allowed: {allowed}.") from failure
+    one = isinstance(made, jax.ShapeDtypeStruct)
+    kind = f"complex numbers {made.shape}" if one else f"a {type(made).__name__}"
+    real = one and not jnp.issubdtype(made.dtype, jnp.complexfloating)
+    allowed += " that returns one array of real numbers, such as jnp.stack([...])"
+    check(real, name, f"{called} that returns {kind}", allowed)
+    return made.shape
 
 
-def _check_places(link: Callable[[Array], Array], shape: tuple[int, int]) -> None:
-    """Raise an IndexError for a link that reads z at an index or a token that there is not: JAX
-    would read the last one instead, NumPy does not."""
+def _check_places(function: Callable[..., Array], *values: Any) -> None:
+    """Raise an IndexError for a function that reads fields at an index or a token that there is
+    not: JAX would read the last one instead, NumPy does not."""
     try:
-        jax.eval_shape(lambda: jnp.asarray(link(np.zeros(shape))))  # pyright: ignore
+        jax.eval_shape(lambda: jnp.asarray(function(*values)))
     except IndexError:
         raise
     except Exception:  # what is written for JAX's arrays alone is not looked at

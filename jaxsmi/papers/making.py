@@ -25,11 +25,12 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jaxsmi.core.files import write_text
 from jaxsmi.core.provenance import parameters, provenance, version
 from jaxsmi.papers.common import Drawn, Folder
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.processes import processes
-from jaxsmi.workbench.store import Store, write_text
+from jaxsmi.workbench.store import Store
 
 __all__ = [
     "FILES",

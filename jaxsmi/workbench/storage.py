@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.files import whole
 from jaxsmi.core.labelled import (
     MATRICES,
     SCALARS,
@@ -35,7 +36,6 @@ from jaxsmi.core.labelled import (
 from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution, Threshold
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench.store import whole
 
 if TYPE_CHECKING:
     import xarray

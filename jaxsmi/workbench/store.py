@@ -8,61 +8,24 @@ belongs to the same work if its description is the same. No equation lives here.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
 from jaxsmi.core.checks import check
+from jaxsmi.core.files import write_text, write_whole
 from jaxsmi.core.notices import warn
 
-__all__ = [
-    "Store",
-    "discard",
-    "whole",
-    "write_text",
-]
+__all__ = ["Store"]
 
 _Entry = TypeVar("_Entry")
 _Name = TypeVar("_Name")
 
 _VERSION = "jaxsmi"  # what provenance calls the version
 _UNREADABLE = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)  # a file cut short
-
-
-@contextlib.contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A path beside a file's, of the same ending, to write to: it becomes the file at the end."""
-    named = pathlib.Path(path)
-    aside = named.with_name(f".{os.getpid()}.{named.name}")
-    try:
-        yield aside
-        os.replace(aside, named)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def discard(folder: pathlib.Path) -> None:
-    """Remove what this process has begun to write in a folder, before it leaves."""
-    for aside in folder.glob(f".{os.getpid()}.*"):
-        aside.unlink(missing_ok=True)
-
-
-def write_whole(path: pathlib.Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file so that it is there whole or not at all, whenever the program dies."""
-    with whole(path) as aside, open(aside, "wb") as handle:
-        write(handle)
-        handle.flush()
-        os.fsync(handle.fileno())
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a text file, in UTF-8, whole or not at all."""
-    write_whole(path, lambda handle: handle.write(text.encode()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,7 @@ def test_one_compilation_of_state_evolution(first, second):
         jax.block_until_ready(
             smi.state_evolution(model, alpha, key=jax.random.key(1), **options).overlap
         )
-    assert not [name for name in seen if "_run" in name or "_finish" in name], seen
+    assert seen == []
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,12 @@
 """The public border: every argument has a predicate, and no wrong value gets past it.
 
-What an argument may be is written in `tests/border.py`, independently of the predicates; `python
+What an argument may be is written in `tests/border`, independently of the predicates; `python
 tests/fuzz.py` tries all values on all arguments, this file a random part of them.
 """
 
 import inspect
 import time
 
-import border
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+import border
 import jaxsmi as smi
 from jaxsmi.core.border import anything, checked, numbers, optional, scalar, whole
 from jaxsmi.core.checks import POSITIVE

@@ -144,6 +144,18 @@ class TestRefused:
         assert afresh(_user, 1.0) == 2.0
         assert not list(folder.iterdir())
 
+    def test_a_disk_that_is_full(self, folder, named, monkeypatch):
+        """The call answers, and nothing of its file stays."""
+
+        def full(self, content):
+            self.open("wb").write(content[:9])
+            raise OSError("No space left on device")
+
+        function, _ = named
+        monkeypatch.setattr(type(folder), "write_bytes", full)
+        assert afresh(function, jnp.ones(2))["answer"].tolist() == [2.0, 2.0]
+        assert not list(folder.iterdir())
+
     def test_a_program_that_calls_back(self, folder, named):
         function, _ = named
 
@@ -154,6 +166,16 @@ class TestRefused:
         calling.__module__, calling.__qualname__ = function.__module__, "calling"
         assert afresh(calling, jnp.ones(2)).tolist() == [2.0, 2.0]
         assert not list(folder.iterdir())
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+    def test_others_who_would_write_into_a_file(self, folder, named):
+        function, _ = named
+        before = os.umask(0)
+        try:
+            afresh(function, jnp.ones(2))
+        finally:
+            os.umask(before)
+        assert [x.stat().st_mode & 0o777 for x in folder.iterdir()] == [0o600]
 
     @pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
     def test_a_folder_that_others_may_write_to(self, folder, named):

@@ -233,6 +233,42 @@ def test_a_link_that_reads_an_index_there_is_not_is_refused():
     """JAX would read the last one."""
     with pytest.raises(ValueError, match=r"link: .*index 2 is out of bounds"):
         smi.MultiIndex(lambda z: jnp.abs(z[0, 0]) + jnp.tanh(z[2, 0]), indices=2, noise=0.1)
+    law = {"link": first, "log_likelihood": lambda y, z: -jnp.abs(y - z[1, 0])}
+    with pytest.raises(ValueError, match=r"log_likelihood: .*index 1 is out of bounds"):
+        smi.MultiIndex(indices=1, **law)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("link", "kind"),
+    [
+        (lambda z: [z[0, 0], z[1, 0]], "a list"),
+        (lambda z: (z[0, 0], z[1, 0]), "a tuple"),
+        (lambda z: None, "a NoneType"),
+        (lambda z: 1j * z[0, 0], r"complex numbers \(\)"),
+    ],
+    ids=["list", "tuple", "nothing", "complex"],
+)
+def test_a_link_that_returns_no_array_is_refused(link, kind, noise):
+    wanted = rf"^link: got .* that returns {kind}.* array of real numbers, such as jnp\.stack\("
+    with pytest.raises(ValueError, match=wanted):
+        smi.MultiIndex(link, indices=2, noise=noise)
+
+
+@pytest.mark.parametrize(
+    ("argument", "law"),
+    [
+        ("sampler", {"sampler": lambda key, z: [z[0, 0]]}),
+        ("log_likelihood", {"log_likelihood": lambda y, z: [y * z[0, 0]]}),
+        ("log_likelihood", {"log_likelihood": lambda y, z: y * z[0]}),
+        ("log_likelihood", {"log_likelihood": lambda y: y}),
+    ],
+    ids=["a list drawn", "a list", "a vector", "of nothing but the label"],
+)
+def test_a_law_of_labels_that_gives_no_number_is_refused(argument, law):
+    law = {"link": first, "log_likelihood": lambda y, z: -jnp.abs(y - z[0, 0])} | law
+    with pytest.raises(ValueError, match=rf"^{argument}: got .*; allowed: a JAX function of \("):
+        smi.MultiIndex(indices=1, **law)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +290,15 @@ def test_numbers_of_a_refused_array_are_named():
     key = jax.random.key(0)
     with pytest.raises(ValueError, match=r"labels: .* from 0 to 1; allowed: only \+1 and -1"):
         smi.gamp(smi.links.sign(), smi.Dataset(inputs, np.arange(20) % 2), key=key)
+    for wrong, kind in (
+        (np.repeat("cat", 20), "words"),
+        (np.repeat("1", 20), "words"),
+        (np.repeat("1", 20).astype(object), "objects"),
+        (np.zeros(20, "datetime64[D]"), "dates"),
+        (np.full(20, 1j), "complex numbers"),
+    ):
+        with pytest.raises(ValueError, match=rf"labels: got .* \(20,\), of {kind}; allowed: real"):
+            smi.Dataset(inputs, wrong)
     inputs[3] = np.nan
     with pytest.raises(ValueError, match=r"inputs: .* 5 of them not finite"):
         smi.Dataset(inputs, np.ones(20))

@@ -146,9 +146,11 @@ def test_no_room_bears_the_name_of_a_public_function():
 
 
 def test_importing_starts_nothing():
-    """No backend, no flag, none of the slow optional packages."""
+    """Not even JAX; with it no backend, no flag, none of the slow optional packages."""
     code = (
-        "import sys, jaxsmi, jax\n"
+        "import sys, jaxsmi\n"
+        "assert not {'jax', 'numpy'} & set(sys.modules), 'slow to load'\n"
+        "import jax\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge._backends, 'a backend was started'\n"
         "assert not jax.config.jax_enable_x64, 'x64 was switched on'\n"

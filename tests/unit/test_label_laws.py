@@ -145,6 +145,21 @@ def test_labels_of_a_law_have_its_probabilities():
     np.testing.assert_array_equal(drawn, again)
 
 
+@pytest.mark.parametrize("wrong", [-1.0, 0.5])
+def test_labels_of_counts_are_whole_numbers(wrong):
+    """Neither a negative one, whose posterior is NaN, nor a fraction, of which the formula of the
+    probability gives a number."""
+    model = smi.links.poisson()
+    labels = np.arange(6.0)
+    inputs = np.random.default_rng(0).normal(size=(6, 1, 5))
+    assert np.isfinite(smi.gamp(model, smi.Dataset(inputs, labels), key=KEY, max_steps=2).overlap)
+    with pytest.raises(ValueError, match=r"^labels: got .*; allowed: counts: whole numbers >= 0"):
+        smi.gamp(model, smi.Dataset(inputs, np.append(labels[1:], wrong)), key=KEY)
+    for m in (model, model.mixed([[4.0]])):
+        with pytest.raises(ValueError, match=r"^labels: got .*; allowed: counts"):
+            m.channel.posterior(wrong, np.zeros((1, 1)), np.eye(1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["softmax", "poisson"])
 def test_runs_on_random_labels_follow_their_theory(name):

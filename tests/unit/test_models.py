@@ -148,7 +148,8 @@ def test_ready_made_links(name):
         np.testing.assert_allclose(noiseless, formula(z), rtol=1e-14)
 
 
-SYMMETRIC = {name: model for name, (model, _) in LINKS.items()} | {
+PLAIN = ("linear", "sign")  # nothing but the teacher itself has these labels
+SYMMETRIC = {name: model for name, (model, _) in LINKS.items() if name not in PLAIN} | {
     "attention": ATTENTION,
     "attention of rank above one": smi.DeepAttention(2, 3, ranks=(2, 3)),
     "heads": smi.DeepAttention(2, 2, heads=2),
@@ -178,12 +179,21 @@ def test_align_changes_no_label(name):
     z = rng.standard_normal((4, model.indices, model.tokens))
     label = jax.jit(jax.vmap(model.link))
     labels = label(jnp.asarray(z))
+    assert model.symmetry
     for symmetry in model.symmetry:
         rows = np.array(symmetry.indices)
         for turn in elements(symmetry, rng):
             other = z.copy()
             other[:, rows] = np.einsum("pq,nqm->npm", turn, z[:, rows])
             np.testing.assert_allclose(label(jnp.asarray(other)), labels, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_align_leaves_an_estimate_of_a_link_without_symmetry(name):
+    """With the sign of the teacher turned it predicts other labels, and must be seen to."""
+    model, teacher = LINKS[name][0], np.random.default_rng(1).standard_normal((1, 5))
+    assert model.symmetry == ()
+    np.testing.assert_array_equal(smi.align(-teacher, teacher, model), -teacher)
 
 
 def test_the_staircase_has_its_whole_group():

@@ -54,6 +54,30 @@ def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
     ]
 
 
+def test_what_is_drawn_onto_another_has_the_next_colours_and_a_name_of_its_own(ax):
+    """Two solutions on the same axes, and one of them again: six colours for two indices each; of
+    one call alone the legend has the names of the indices."""
+    first, second = synthetic.solution(), synthetic.solution("gamp", alpha=2.0)
+    said = lambda: [text.get_text() for text in ax.get_legend().get_texts()]
+    first.plot(ax)
+    assert said() == ["layer 1", "layer 2"]
+    second.plot(ax)
+    first.plot(ax)
+    assert [line.get_color() for line in ax.lines] == [plotting.colour(p) for p in range(6)]
+    once = [f"layer {p}, state evolution at $\\alpha=1.2$" for p in (1, 2)]
+    runs = [f"layer {p}, GAMP at $\\alpha=2$" for p in (1, 2)]
+    assert said() == once + runs + [f"{label} (2)" for label in once]
+    assert len({line.get_linestyle() for line in ax.lines[::2]}) == 3  # and no colour is needed
+
+
+def test_curves_drawn_onto_others_are_told_apart(ax):
+    for alphas in ((0.3, 0.6), (0.6, 0.9)):
+        plotting.overlap_against_alpha([synthetic.solution(alpha=x) for x in alphas], ax=ax)
+    colours = [line.get_color() for line in ax.lines]
+    assert colours == [plotting.colour(p) for p in range(4)]
+    assert len({text.get_text() for text in ax.get_legend().get_texts()}) == 4
+
+
 def test_overlaps_are_drawn_as_they_are(ax):
     gamp = synthetic.solution("gamp", moment=4.0)
     plotting.overlap_against_iteration(

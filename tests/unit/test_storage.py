@@ -12,6 +12,7 @@ import pytest
 import jaxsmi as smi
 import synthetic
 from jaxsmi.core import labelled, provenance
+from jaxsmi.core.files import discard, whole
 from jaxsmi.workbench import storage
 from jaxsmi.workbench.store import Store
 
@@ -173,6 +174,29 @@ def test_names_of_indices():
         "layer 2",
     ]
     assert labelled.index_names(None, 2) == ["index 1", "index 2"]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    """Two that write the same file at the same time, as threads do, do not write into each
+    other's; what a process has not ended it finds again."""
+    path = tmp_path / "table.txt"
+    with whole(path) as one, whole(path) as other:
+        assert one != other
+        assert one.suffix == other.suffix == ".txt"
+        one.write_text("one")
+        other.write_text("other")
+    assert path.read_text() == "one"  # the last to end
+
+    def dies(aside):
+        aside.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), whole(path) as aside:
+        dies(aside)
+    assert path.read_text() == "one"
+    aside.write_text("of one who had no time to remove it")
+    discard(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_store_keeps_whole_entries_of_one_work(tmp_path):

@@ -409,6 +409,9 @@ def test_bad_arguments_are_named(name):
 
 def test_bad_combinations_are_named():
     optimizer = optax.sgd(0.1)
+    for many in (31, smi.Batches(31), smi.Batches(31, one_pass=True)):
+        with pytest.raises(ValueError, match=r"^batch_size: got 31; allowed: at most 30, the samp"):
+            smi.train(MODEL, DATA, optimizer, steps=1, batch_size=many, key=KEY)
     with pytest.raises(ValueError, match=r"^steps: .*one_pass"):
         smi.train(
             MODEL, DATA, optimizer, steps=5, batch_size=smi.Batches(7, one_pass=True), key=KEY

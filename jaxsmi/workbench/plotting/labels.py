@@ -40,14 +40,17 @@ def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
         ax.legend(handles=list(entries.values()), labels=list(entries), **settings)
 
 
-def legend_above(ax: Axes, columns: int, keys: Keys | None = None, **settings: Any) -> None:
+def legend_above(
+    ax: Axes,
+    columns: int,
+    keys: Keys | None = None,
+    entries: Mapping[str, Artist] | None = None,
+    **settings: Any,
+) -> None:
     """The legend above the axes, where it hides nothing: in as many columns as there is room for,
-    at most `columns`; `handles=` as they are.
+    at most `columns`; of `entries` alone, handles by label, where they are given.
     """
-    entries = _entries(ax, keys or {})
-    if "handles" in settings:
-        handles = settings.pop("handles")
-        entries = {str(handle.get_label()): handle for handle in handles}
+    entries = _entries(ax, keys or {}) if entries is None else entries
     if entries:
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
         place["ncols"] = min(columns, _room(ax, entries))

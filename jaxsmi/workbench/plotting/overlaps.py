@@ -16,19 +16,23 @@ import numpy as np
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.labelled import index_names, is_labelled
 from jaxsmi.core.results import Solution
+from jaxsmi.core.shown import number
 from jaxsmi.workbench.plotting.labels import legend_above
-from jaxsmi.workbench.plotting.palette import INK, colour, markers
+from jaxsmi.workbench.plotting.palette import INK, colour, line, markers
 from jaxsmi.workbench.plotting.style import axes_or_new, band, frame, styled
 from jaxsmi.workbench.storage import from_xarray
 
 if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
     Curve = xarray.Dataset | Solution | Iterable[Solution]
 
 __all__ = ["CROSS", "overlap_against_alpha", "overlap_against_iteration"]
 
+_OURS = "_overlap of "  # of labels that stay out of legends until a second call
+_KINDS = {"gamp": "GAMP"}
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}  # not converged
 
 
@@ -51,7 +55,8 @@ def overlap_against_alpha(
         theory: State evolution, of which Q/ρ is drawn: a curve from `storage.stack`, a Solution, or
             several.
         gamp: Message passing, of which cos² is drawn (Q without a teacher), in the same forms.
-        ax: Axes to draw in. Default None: new ones.
+        ax: Axes to draw in. Default None: new ones. What is drawn onto those of an earlier call
+            has the next colours, and the legend says which is which.
         names: Of the indices. Default None: those of the file or of the model.
         bands: Half width of the error band in standard errors. Default 2.
         legend: Whether to draw one. Default True.
@@ -65,15 +70,19 @@ def overlap_against_alpha(
     """
     curves = _curves(theory, gamp, names)
     ax = axes_or_new(ax)
-    for p in range(len(curves.names)):
+    first = _first(ax)
+    for p, name in enumerate(curves.names):
         if curves.theory:
-            _draw_theory(ax, curves.theory, p, bands)
+            look = _look(first, p, curves) | {"label": _label(ax, name, curves.theory)}
+            _draw_theory(ax, curves.theory, p, look, bands)
         if curves.gamp:
             ends = [_end(solution, p) for solution in curves.gamp]
             alpha = [end.alpha for end in ends]
-            ax.plot(alpha, [end.overlap for end in ends], **markers(p, size=5.5))
+            label = _label(ax, name, curves.gamp)
+            drawn = markers(first + p, size=5.5)
+            ax.plot(alpha, [end.overlap for end in ends], label=label, **drawn)
     ax.set_xlabel(r"sample complexity $\alpha$")
-    return _finish(ax, r"overlap $Q/\rho$", curves, legend)
+    return _finish(ax, r"overlap $Q/\rho$", curves, first, legend)
 
 
 @styled
@@ -108,8 +117,9 @@ def overlap_against_iteration(
     squared = Arguments().choice("quantity", quantity, ("cosine", "overlap")) == "cosine"
     curves = _curves(theory, gamp, names)
     ax = axes_or_new(ax)
+    first = _first(ax)
     last = max((solution.trajectory["step"][-1] for solution in curves.gamp), default=0)
-    for p in range(len(curves.names)):
+    for p, name in enumerate(curves.names):
         for solution in curves.theory:
             trajectory = solution.trajectory
             scale = _second_moment(solution)[p] if squared else 1.0
@@ -118,15 +128,17 @@ def overlap_against_iteration(
             if bool(solution.converged) and step[-1] < last:  # it stays where it ended
                 step = np.append(step, last)
                 overlap = np.append(overlap, overlap[-1])
-            ax.plot(step, overlap, color=colour(p))
+            label = _label(ax, name, [solution])
+            ax.plot(step, overlap, label=label, **_look(first, p, curves))
         for solution in curves.gamp:
             trajectory = solution.trajectory
             values = trajectory["cosine"][:, p] ** 2 if squared else trajectory["overlap"][:, p, p]
             every = math.ceil(len(values) / 40)
-            ax.plot(trajectory["step"], values, markevery=every, **markers(p))
+            label = _label(ax, name, [solution])
+            ax.plot(trajectory["step"], values, label=label, markevery=every, **markers(first + p))
     ax.set_xlim(left=0)
     ax.set_xlabel("iteration")
-    return _finish(ax, "squared cosine" if squared else "overlap $Q$", curves, legend)
+    return _finish(ax, "squared cosine" if squared else "overlap $Q$", curves, first, legend)
 
 
 class _Curves(NamedTuple):
@@ -178,16 +190,45 @@ def _solutions(item: Curve | None) -> list[Solution]:
     return sorted(item, key=lambda solution: float(solution.alpha))  # pyright: ignore
 
 
-def _draw_theory(ax: Axes, solutions: Sequence[Solution], p: int, bands: float) -> None:
+def _first(ax: Axes) -> int:
+    """How many colours earlier calls have used on these axes: those of a call are the next."""
+    return len({drawn.get_color() for drawn in _before(ax).values()})
+
+
+def _before(ax: Axes) -> dict[str, Line2D]:
+    """What was drawn here on these axes, by its label."""
+    labels = [str(drawn.get_label()).partition(_OURS)[2] for drawn in ax.lines]
+    return {label: drawn for label, drawn in zip(labels, ax.lines, strict=True) if label}
+
+
+def _label(ax: Axes, name: str, solutions: Sequence[Solution]) -> str:
+    """What a line is called where several calls drew on the same axes: another name than those
+    before it. Until then no legend shows it."""
+    kind = solutions[0].kind
+    label = f"{name}, {_KINDS.get(kind, kind.replace('_', ' '))}"
+    if len(solutions) == 1 and np.isfinite(solutions[0].alpha):
+        label += rf" at $\alpha={number(solutions[0].alpha)}$"
+    same = sum(label in (other, other.rpartition(" (")[0]) for other in _before(ax))
+    return f"{_OURS}{label} ({same + 1})" if same else f"{_OURS}{label}"
+
+
+def _look(first: int, p: int, curves: _Curves) -> dict[str, Any]:
+    """Style of the line of theory of index p: of a later call with other dashes."""
+    return {"color": colour(first + p), **line(first // len(curves.names))}
+
+
+def _draw_theory(
+    ax: Axes, solutions: Sequence[Solution], p: int, look: dict[str, Any], bands: float
+) -> None:
     """The line of an index with its error band; crosses where state evolution did not converge."""
     alpha, overlap, stderr = np.array([_end(solution, p) for solution in solutions]).T
     crosses = [k for k, solution in enumerate(solutions) if not bool(solution.converged)]
     dots = [k for k in range(len(solutions)) if k not in crosses]
-    ax.plot(alpha, overlap, color=colour(p), marker=".", markersize=3.5, markevery=dots)
+    ax.plot(alpha, overlap, marker=".", markersize=3.5, markevery=dots, **look)
     if crosses:
-        ax.plot(alpha[crosses], overlap[crosses], color=colour(p), **CROSS)
+        ax.plot(alpha[crosses], overlap[crosses], color=look["color"], **CROSS)
     half = bands * stderr
-    band(ax, alpha, overlap - half, overlap + half, colour(p), within=(0.0, 1.0))
+    band(ax, alpha, overlap - half, overlap + half, look["color"], within=(0.0, 1.0))
 
 
 def _end(solution: Solution, p: int) -> _End:
@@ -210,13 +251,16 @@ def _second_moment(solution: Solution) -> np.ndarray:
     return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))
 
 
-def _finish(ax: Axes, ordinate: str, curves: _Curves, legend: bool) -> Axes:
-    """Labels, limits, and the legend."""
+def _finish(ax: Axes, ordinate: str, curves: _Curves, first: int, legend: bool) -> Axes:
+    """Labels, limits, and the legend: of all lines, where an earlier call drew some."""
     ax.set_ylabel(ordinate)
     ax.set_ylim(-0.03, 1.05)
     frame(ax)
     if legend:
-        legend_above(ax, 2 if len(curves.names) in (2, 3) else 3, handles=_handles(curves))
+        entries = {str(handle.get_label()): handle for handle in _handles(curves)}
+        if first:
+            entries = _before(ax)
+        legend_above(ax, 2 if len(curves.names) in (2, 3) else 3, entries=entries)
     return ax
 
 

@@ -19,10 +19,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxsmi.core.checks import check
+from jaxsmi.core.files import whole
 from jaxsmi.core.provenance import provenance
 from jaxsmi.core.results import Solution
 from jaxsmi.workbench.plotting.palette import colour
-from jaxsmi.workbench.store import whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

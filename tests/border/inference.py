@@ -1,0 +1,313 @@
+"""Calls of learners, message passing, theory and thresholds."""
+
+import numpy as np
+
+import jaxsmi as smi
+from border.problems import (
+    ATTENTION,
+    FOUND,
+    INPUTS,
+    KEY,
+    LINEAR,
+    OF_DATA,
+    ONE_LABEL,
+    RECTANGLE,
+    SCORES,
+    TEACHER,
+    WIDE,
+    Table,
+)
+
+case = Table()
+
+# learners
+case(
+    "Erm",
+    smi.Erm,
+    {},
+    student="object?",
+    loss="function",
+    ridge="non-negative",
+    prox="function?",
+    starts="function?",
+    convex="flag?",
+)
+case(
+    "Erm.risk",
+    smi.Erm(LINEAR).risk,
+    {"weights": TEACHER, "data": ONE_LABEL},
+    OF_DATA,
+    weights="array",
+    data="object",
+)
+case(
+    "MatrixErm",
+    smi.MatrixErm,
+    {"ridge": 0.1},
+    {"nuclear": ("ridge",)},
+    ridge="non-negative",
+    nuclear="non-negative",
+    positive="flag",
+)
+case(
+    "MatrixErm.of_weight_decay",
+    smi.MatrixErm.of_weight_decay,
+    {"student": smi.Bilinear(1.0, 0.5, symmetric=True), "decay": 0.1},
+    student="object",
+    decay="positive",
+)
+case(
+    "MatrixErm.risk",
+    smi.MatrixErm(0.1).risk,
+    {"weights": np.eye(6), "data": smi.Dataset(WIDE.inputs, WIDE.labels, np.eye(6), RECTANGLE)},
+    OF_DATA,
+    weights="array",
+    data="object",
+)
+case("Mismatched", smi.Mismatched, {"student": LINEAR}, student="object")
+for _loss in ("hinge", "logistic", "squared"):
+    case(
+        f"losses.{_loss}",
+        getattr(smi.losses, _loss),
+        {"prediction": 0.5, "label": 1.0},
+        prediction="array",
+        label="array",
+    )
+
+# message passing and theory
+case(
+    "gamp",
+    smi.gamp,
+    {"model": LINEAR, "data": ONE_LABEL, "key": KEY},
+    OF_DATA,
+    model="object",
+    data="object",
+    key="key",
+    learner="object?",
+    max_steps="count",
+    tolerance="positive",
+    damping="fraction?",
+    precision="choice?",
+    calibrate="flag?",
+    init="start?",
+    side_information="fraction",
+    record="function?",
+    state="object?",
+    progress="flag?",
+)
+case(
+    "gamp of a matrix",
+    smi.gamp,
+    {"model": RECTANGLE, "data": WIDE, "key": KEY},
+    OF_DATA,
+    data="object",
+    key="key",
+    learner="object?",
+    max_steps="count",
+    tolerance="positive",
+    damping="fraction?",
+    init="start?",
+    record="function?",
+    state="object?",
+)
+case(
+    "state_evolution",
+    smi.state_evolution,
+    {"model": LINEAR, "alpha": 1.0, "key": KEY},
+    model="object",
+    alpha="positive",
+    key="key",
+    learner="object?",
+    q0="overlap?",
+    m0="object?",
+    v0="object?",
+    b0="object?",
+    samples="count?",
+    randomisations="count?",
+    max_steps="count",
+    tolerance="positive?",
+    newton="flag",
+    side_information="fraction",
+    noises="positive array?",
+    progress="flag?",
+)
+case(
+    "state_evolution of a learner",
+    smi.state_evolution,
+    {"model": LINEAR, "alpha": 1.0, "key": KEY, "learner": smi.Erm()},
+    {"q0": ("m0",)},
+    alpha="positive",
+    key="key",
+    learner="object?",
+    q0="positive array?",
+    m0="array?",
+    v0="positive array?",
+    b0="array?",
+    samples="count?",
+    randomisations="count?",
+    max_steps="count",
+    tolerance="positive?",
+    side_information="fraction",
+)
+case(
+    "state_evolution of a matrix",
+    smi.state_evolution,
+    {"model": SCORES, "alpha": 0.2},
+    {"alpha": ()},
+    alpha="positive",
+    key="key?",
+    learner="object?",
+    q0="object?",
+    samples="object?",
+    randomisations="object?",
+    max_steps="count",
+    tolerance="object?",
+    newton="flag",
+    side_information="zero",
+    progress="flag?",
+)
+case(
+    "free_entropy",
+    smi.free_entropy,
+    {"model": LINEAR, "alpha": 1.0, "overlap": 0.5, "key": KEY},
+    model="object",
+    alpha="positive",
+    overlap="overlap",
+    key="key",
+    samples="count",
+    randomisations="count",
+)
+case(
+    "free_entropy of a matrix",
+    smi.free_entropy,
+    {"model": SCORES, "alpha": 1.0, "overlap": 0.5},
+    model="object",
+    alpha="positive",
+    overlap="overlap",
+    key="key?",
+    samples="count",
+    randomisations="count",
+)
+case(
+    "global_minimum",
+    smi.global_minimum,
+    {"model": LINEAR, "alpha": 1.0, "learner": smi.Erm(), "key": KEY},
+    model="object",
+    alpha="positive",
+    learner="object",
+    key="key",
+    starts="sequence",
+    samples="count?",
+    randomisations="count?",
+    max_steps="count",
+    progress="flag?",
+)
+case(
+    "search_learner",
+    smi.search_learner,
+    {
+        "model": LINEAR,
+        "alpha": 1.0,
+        "build": lambda ridge: smi.Erm(ridge=ridge),
+        "start": 0.1,
+        "key": KEY,
+    },
+    {"start": ("ridge", "build")},
+    model="object",
+    alpha="positive",
+    build="function",
+    start="tree",
+    key="key",
+    objective="choice",
+    samples="count?",
+    randomisations="count?",
+    optimizer="object?",
+    max_steps="count",
+    tolerance="positive",
+    progress="flag?",
+)
+case(
+    "spectral",
+    smi.spectral,
+    {
+        "model": smi.links.phase_retrieval(),
+        "data": smi.Dataset(INPUTS, np.abs(INPUTS[:, 0] @ TEACHER[0])),
+        "key": KEY,
+    },
+    OF_DATA,
+    model="object",
+    data="object",
+    key="key",
+    regularisation="open unit",
+    norm="flag?",
+)
+case(
+    "spectral_overlap",
+    smi.spectral_overlap,
+    {"model": smi.links.phase_retrieval(), "alpha": 1.0, "key": KEY},
+    model="object",
+    alpha="positive",
+    key="key",
+    samples="count",
+    randomisations="count",
+)
+
+# thresholds
+case(
+    "first_order",
+    smi.first_order,
+    {"model": LINEAR, "key": KEY},
+    {"alpha_min": ("alpha_max",), "alpha_max": ("alpha_min",)},
+    model="object",
+    key="key",
+    alpha_min="positive",
+    alpha_max="positive",
+    points="count",
+    samples="count",
+    replicas="count",
+    max_steps="count",
+    progress="flag?",
+)
+case("recovery_threshold", smi.recovery_threshold, {"model": ATTENTION}, model="object")
+case(
+    "search_threshold",
+    smi.search_threshold,
+    {"build": smi.links.linear, "start": 0.1, "key": KEY},
+    {"start": ("noise", "build")},
+    build="function",
+    start="tree",
+    key="key",
+    step="count from 0",
+    target="positive?",
+    alpha_max="positive",
+    samples="count",
+    replicas="count",
+    optimizer="object?",
+    max_steps="count",
+    tolerance="positive",
+    progress="flag?",
+)
+case(
+    "staircase",
+    smi.staircase,
+    {"model": smi.links.phase_retrieval(), "key": KEY},
+    model="object",
+    key="key",
+    alpha_max="positive",
+    samples="count",
+    replicas="count",
+    guess="list?",
+    steps="count?",
+    progress="flag?",
+)
+case(
+    "weak_recovery",
+    smi.weak_recovery,
+    {"model": smi.links.phase_retrieval(), "key": KEY},
+    model="object",
+    key="key",
+    samples="count",
+    randomisations="count",
+    noises="positive array?",
+)
+case("Threshold.interval", FOUND.interval, {}, confidence="open unit")
