@@ -23,10 +23,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.border import anything, checked, random_key, whole
 from jaxsmi.core.checks import Arguments
-from jaxsmi.core.codes import INACCURATE_SHARE, Result
+from jaxsmi.core.codes import INACCURATE_SHARE, Result, worst
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
-from jaxsmi.inference.continuation import noisy_models, worst
+from jaxsmi.inference.continuation import noisy_models
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.continuation import limit
 from jaxsmi.numerics.implicit import derivative, differentiable
