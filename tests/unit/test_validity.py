@@ -13,6 +13,15 @@ from jaxsmi import Result
 from jaxsmi.thresholds import scan
 
 KEY = jax.random.key(5)
+priors = smi.priors
+
+
+def learns(prior, indices=1):
+    """A model whose rows have a prior."""
+    link = lambda z: jnp.sum(z)
+    return smi.MultiIndex(link, indices=indices, noise=0.1, prior=prior)
+
+
 MODELS = {
     "noise": lambda x: smi.links.linear(x),
     "skip": lambda x: smi.DeepAttention(2, 2, skip=x),
@@ -20,6 +29,13 @@ MODELS = {
     "beta of scores": lambda x: smi.AttentionIndexed(2, 0.5, beta=x),
     "rank ratio": lambda x: smi.AttentionIndexed(2, x),
     "aspect ratio": lambda x: smi.Bilinear(x, 0.5, 0.1),
+    "density": lambda x: learns(priors.BernoulliGauss(0.5 * x)),
+    "weights": lambda x: learns(priors.GaussianMixture(jnp.stack([0.5, 0.5 * x]), [1, 2], [0, 1])),
+    "scales": lambda x: learns(priors.GaussianMixture([1.0], [1.0], jnp.stack([x]))),
+    "covariance": lambda x: learns(priors.Gaussian(jnp.array([[1.0, 0.9], [0.9 * x, 1.0]])), 2),
+    "indefinite": lambda x: learns(priors.Gaussian(jnp.diag(jnp.array([1.0, x]))), 2),
+    "precision": lambda x: learns(priors.Positive(1.0, x)),
+    "slope": lambda x: learns(priors.Positive(-x, 0.0)),
 }
 
 
@@ -31,6 +47,21 @@ def test_a_wrong_number_makes_a_model_invalid_inside_jit_and_raises_outside(name
     assert bool(MODELS[name](1.0).valid)
     with pytest.raises(ValueError, match="allowed"):
         MODELS[name](-1.0)
+
+
+def test_weights_that_are_no_probabilities_inside_jit():
+    """Their overlap was 1.74, above that of the signal with itself, with the code SUCCESS."""
+
+    @jax.jit
+    def solve(x):
+        weights = jnp.stack([0.5, x])
+        prior = priors.GaussianMixture(weights, [1.0, 0.0], [0.0, 0.5])
+        sizes = {"key": KEY, "samples": 64, "randomisations": 2}
+        return smi.state_evolution(smi.links.linear(0.1, prior=prior), 1.0, **sizes)
+
+    assert int(solve(2.0).result) == Result.INVALID
+    assert np.all(np.isnan(solve(2.0).overlap))
+    assert int(solve(0.5).result) == Result.SUCCESS
 
 
 @pytest.mark.parametrize("name", ["noise", "beta of scores"])
