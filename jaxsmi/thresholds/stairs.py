@@ -231,7 +231,7 @@ def _threshold(model: AbstractModel, scan: Scan, place: Place, limits: _Limits) 
         jnp.mean(alphas) * valid,
         jnp.std(lax.stop_gradient(alphas), ddof=1) / np.sqrt(limits.replicas),
         alphas,
-        jnp.asarray(X / max(np.trace(X), 1e-300)),
+        jnp.asarray(X / max(np.trace(X), np.finfo(X.dtype).tiny)),
         below.overlaps(V)[0],
         jnp.asarray(code),
     )
@@ -240,7 +240,7 @@ def _threshold(model: AbstractModel, scan: Scan, place: Place, limits: _Limits) 
 def _directions_of(subspace: Array) -> np.ndarray:
     """Orthonormal basis of the range of a positive semi-definite matrix, but for its errors."""
     values, vectors = np.linalg.eigh(np.asarray(lax.stop_gradient(subspace)))
-    return vectors[:, values > _LEARNED * max(values[-1], 1e-300)]
+    return vectors[:, values > _LEARNED * max(values[-1], np.finfo(values.dtype).tiny)]
 
 
 def _joined(learned: np.ndarray, new: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
+from jaxsmi.core.arrays import off_zero
 from jaxsmi.thresholds import scan
 
 KEY = jax.random.key(5)
@@ -237,3 +238,17 @@ def test_a_model_made_inside_jit_has_the_channel_of_one_made_outside():
     jax.jit(made)(1.0)
     assert kinds["inside"] is type(smi.DeepAttention(2, 2).channel)
     assert kinds["link"] is type(smi.MultiIndex(lambda z: z[0, 0], indices=1).channel)
+
+
+@pytest.mark.filterwarnings("ignore:.*float64")
+def test_a_floor_is_not_zero_in_float32():
+    """1e-300 is: an estimate of labels that tell nothing was 0/0."""
+    for dtype in (jnp.float32, jnp.float64):
+        floor = off_zero(jnp.zeros(2, dtype))
+        assert floor.dtype == dtype
+        assert bool(jnp.all((floor > 0.0) & jnp.isfinite(1.0 / floor)))
+    with jax.enable_x64(False):
+        model = smi.links.sign(noise=np.inf)
+        found = smi.weak_recovery(model, key=jax.random.key(5), samples=64, randomisations=2)
+        assert np.isinf(found.alpha)
+        assert int(found.result) == Result.SUCCESS
