@@ -35,6 +35,7 @@ from jaxsmi.priors.gaussian import is_prior
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
+    "HALF_WIDTH",
     "absolute",
     "door",
     "hard_tanh",
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 _STEEPEST = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
-_HALF = 0.6744897501960817  # half of N(0, 1) lies within it
+HALF_WIDTH = 0.6744897501960817  # half of N(0, 1) lies within it
 
 
 @checked(beta=scalar(_STEEPEST), prior=is_prior)
@@ -338,7 +339,7 @@ def absolute(noise: ArrayLike = 0.0, prior: AbstractIidPrior | None = None) -> M
 
 
 @checked(width=scalar(POSITIVE), prior=is_prior)
-def door(width: ArrayLike = 0.6744897501960817, prior: AbstractIidPrior | None = None) -> MultiIndex:
+def door(width: ArrayLike = HALF_WIDTH, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """The symmetric door, y = sign(|z| - width).
 
     Args:
