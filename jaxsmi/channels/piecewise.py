@@ -21,6 +21,7 @@ from jaxtyping import Array
 from jaxsmi.channels.base import ClosedFormChannel
 from jaxsmi.channels.jumps import continuous
 from jaxsmi.channels.scalar import AbstractScalarChannel, check_label_shape
+from jaxsmi.core.arrays import off_zero
 from jaxsmi.core.checks import check
 
 __all__ = ["PiecewiseLinearChannel"]
@@ -34,7 +35,7 @@ def _log_between(low: Array, high: Array) -> Array:
     a = jnp.where(flip, -high, low)
     b = jnp.where(flip, -low, high)
     top = log_ndtr(b)
-    gap = jnp.minimum(log_ndtr(a) - top, -1e-300)
+    gap = -off_zero(top - log_ndtr(a))
     return top + jnp.log(-jnp.expm1(gap))
 
 

@@ -37,6 +37,7 @@ from jaxsmi.channels.base import (
     unwhiten,
 )
 from jaxsmi.channels.scalar import AbstractScalarChannel, AbstractSignsChannel, check_label_shape
+from jaxsmi.core.arrays import off_zero
 from jaxsmi.core.checks import check
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining import Budget, self_refining_moments
@@ -89,7 +90,7 @@ class ProductChannel(AbstractScalarChannel):
         """Batch posterior from y (N,), omega (N, 2, 1), V (2, 2)."""
         del key
         L = jnp.linalg.cholesky(V)
-        log_root = 0.5 * jnp.log(jnp.maximum(jnp.abs(statistic), 1e-300))
+        log_root = 0.5 * jnp.log(off_zero(jnp.abs(statistic)))
         sign_of_label = jnp.where(statistic >= 0.0, 1.0, -1.0)
 
         boxes = [
@@ -141,7 +142,7 @@ def _interval(
 
     def logs(side: float) -> list[Array]:
         ends = [w + side * spread[i] for i, w in enumerate(expected)]
-        return [jnp.log(jnp.maximum(end, 1e-300)) - log_root for end in ends]
+        return [jnp.log(off_zero(end)) - log_root for end in ends]
 
     low = logs(-1.0)
     high = logs(1.0)

@@ -53,7 +53,7 @@ def check_signs(labels: Array) -> None:
 
 
 class AbstractScalarChannel(AbstractChannel):
-    """What the channels of noiseless labels (N,) share."""
+    """What the channels of one number a sample, labels (N,) that are their own statistic, share."""
 
     def statistic(self, labels: Array) -> Array:
         """The labels themselves."""

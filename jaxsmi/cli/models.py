@@ -16,6 +16,7 @@ from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.models.deep_attention import DeepAttention
+from jaxsmi.models.label_links import HALF_WIDTH
 
 __all__ = ["FLAGS", "MODELS", "Flag", "ModelEntry", "build", "defaults_for"]
 
@@ -117,7 +118,7 @@ MODELS: dict[str, ModelEntry] = {
     "relu": ModelEntry(links.relu, {"noise": 0.0, "leak": 0.0}, {}),
     "hard-tanh": ModelEntry(links.hard_tanh, {"noise": 0.0}, {}),
     "absolute": ModelEntry(links.absolute, {"noise": 0.1}, {}),
-    "door": ModelEntry(links.door, {"width": 0.6745}, {}),
+    "door": ModelEntry(links.door, {"width": HALF_WIDTH}, {}),
     "attention-indexed": ModelEntry(
         lambda rank_ratio, **flags: AttentionIndexed(rank_ratio=rank_ratio, **flags),
         _ATTENTION_INDEXED,

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 else:
     from jaxtyping import PyTree
 
-__all__ = ["PyTree", "arithmetic", "concrete", "frozen", "is_zero", "nan_unless", "theory_dtype"]
+__all__ = [
+    "PyTree",
+    "arithmetic",
+    "concrete",
+    "frozen",
+    "is_zero",
+    "nan_unless",
+    "off_zero",
+    "theory_dtype",
+]
 
 Tree = TypeVar("Tree")
 
@@ -55,6 +64,12 @@ def nan_unless(x: Array, *conditions: ArrayLike) -> Array:
         if not (concrete(condition) and bool(condition)):
             x = jnp.where(condition, x, jnp.nan)
     return x
+
+
+def off_zero(x: Array) -> Array:
+    """x, at least the smallest normal number of its type: to divide by, or for a logarithm. (A
+    literal such as 1e-300 is zero in float32.)"""
+    return jnp.maximum(x, jnp.finfo(x.dtype).tiny)
 
 
 def concrete(value: PyTree) -> bool:

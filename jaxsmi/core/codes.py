@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-__all__ = ["INACCURATE_SHARE", "RUNNING", "Result", "choose", "outcome", "outcomes"]
+__all__ = ["INACCURATE_SHARE", "RUNNING", "Result", "choose", "outcome", "outcomes", "worst"]
 
 RUNNING = -1  # the code of an iteration that goes on
 
@@ -42,6 +42,35 @@ class Result(enum.IntEnum):
     def remedy(self) -> str:
         """One sentence: what happened and what to do about it."""
         return _REMEDIES[self]
+
+
+# From the mildest to the gravest: what says less against the numbers comes first. Numbers of the
+# codes are names, not an order.
+_ORDER = (
+    Result.RECOVERED,
+    Result.SUCCESS,
+    Result.INACCURATE,
+    Result.MARGINAL,
+    Result.UNSTABLE,
+    Result.NOTHING_LEARNED,
+    Result.LOST,
+    Result.OVERCONFIDENT,
+    Result.MAX_STEPS,
+    Result.DIVERGED,
+    Result.NONFINITE,
+    Result.INVALID,
+)
+_RANKS = np.argsort(np.array(_ORDER))  # where each code stands in the order
+
+
+def worst(codes: ArrayLike) -> Array:
+    """One code for many runs: the gravest of theirs (traced or not, of any one shape).
+
+    From the mildest: RECOVERED, SUCCESS, INACCURATE, MARGINAL, UNSTABLE, NOTHING_LEARNED, LOST,
+    OVERCONFIDENT, MAX_STEPS, DIVERGED, NONFINITE, INVALID.
+    """
+    ranks = jnp.asarray(_RANKS)[jnp.asarray(codes)]
+    return jnp.asarray(np.array(_ORDER))[jnp.max(ranks)]
 
 
 _REMEDIES = {
@@ -158,14 +187,14 @@ def outcome(code: int, kind: str) -> str:
 
 def outcomes(results: ArrayLike, kind: str) -> str:
     """The sentence that goes with a result code; with several codes how often each came, and the
-    sentence of the first that is not the best."""
+    sentence of the `worst`."""
     codes = np.ravel(np.asarray(results))
     if codes.size == 1:
         return outcome(int(codes[0]), kind)
     counted = {int(code): int(np.sum(codes == code)) for code in np.unique(codes)}
     said = [f"{n} {Result(code).name}" for code, n in counted.items()]
-    worst = max(counted, key=lambda code: (code > Result.RECOVERED, counted[code]))
-    return f"{', '.join(said)}. {Result(worst).name}: {outcome(worst, kind)}"
+    gravest = max(counted, key=lambda code: _RANKS[code])
+    return f"{', '.join(said)}. {Result(gravest).name}: {outcome(gravest, kind)}"
 
 
 def choose(*cases: tuple[Array | bool, int]) -> Array:

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core.checks import Arguments
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import Result, worst
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.overlap_map import OverlapMap
@@ -28,7 +28,7 @@ from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part
 
-__all__ = ["continued", "noisy_models", "worst"]
+__all__ = ["continued", "noisy_models"]
 
 
 def noisy_models(
@@ -37,14 +37,6 @@ def noisy_models(
     """The argument `noises`, checked, and the model at each of them."""
     steps = ladder(arguments, "noises", noises)
     return steps, model_argument(model).noisy(steps)
-
-
-def worst(codes: Array) -> Array:
-    """One code for many runs: INVALID, else NONFINITE, else the largest."""
-    code = jnp.max(codes)
-    for bad in (Result.NONFINITE, Result.INVALID):
-        code = jnp.where(jnp.any(codes == bad), bad, code)
-    return code
 
 
 def continued(
@@ -61,9 +53,10 @@ def continued(
     assert last.key is not None
     drawn = {"key": jax.random.fold_in(last.key, 2), "samples": problem.samples}
     error = model.theory_error(S - overlap, **drawn)
-    code = worst(jnp.stack([solution.result for _, solution in runs]))
+    codes = jnp.stack([solution.result for _, solution in runs])
+    code = worst(codes)
     lost = (code == Result.INVALID) | (code == Result.NONFINITE)
-    ended = lost | (code == Result.MAX_STEPS)
+    ended = lost | jnp.any((codes == Result.MAX_STEPS) | (codes == Result.DIVERGED))
     return dataclasses.replace(
         last,
         overlap=jnp.where(lost, jnp.nan, overlap),

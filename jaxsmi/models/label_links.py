@@ -14,6 +14,8 @@ Source: [BKMMZ19; theory: multi-index, section 3].
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from typing import cast
 
 import equinox as eqx
 import jax
@@ -26,7 +28,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.likelihood import IntegratedChannel, LabelLaw
 from jaxsmi.channels.logistic import LogisticChannel
 from jaxsmi.channels.piecewise import PiecewiseLinearChannel
-from jaxsmi.core.arrays import is_zero
+from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.border import anything, checked, numbers, optional, scalar, text, whole
 from jaxsmi.core.checks import FINITE, POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.models.multi_index import MultiIndex, default_tolerance
@@ -35,6 +37,7 @@ from jaxsmi.priors.gaussian import is_prior
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
+    "HALF_WIDTH",
     "absolute",
     "door",
     "hard_tanh",
@@ -46,7 +49,7 @@ __all__ = [
 ]
 
 _STEEPEST = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
-_HALF = 0.6744897501960817  # half of N(0, 1) lies within it
+HALF_WIDTH = 0.6744897501960817  # half of N(0, 1) lies within it
 
 
 @checked(beta=scalar(_STEEPEST), prior=is_prior)
@@ -204,12 +207,37 @@ def piecewise_linear(
     allowed = f"increasing numbers ({len(a) - 1},), one less than slopes"
     k = arguments.array("knots", knots, allowed)
     check(k.shape == (len(a) - 1,), "knots", knots, allowed)
-    check(jnp.all(jnp.diff(k) > 0.0), "knots", knots, allowed)
-    flat = tuple(bool(is_zero(slope)) for slope in a)
-    varies = len(a) > 1 and jnp.any(jnp.diff(b) != 0.0)
-    check(not all(flat) or varies, "slopes", slopes, "a link that is not constant")
+    k = arguments.masked(k, jnp.all(jnp.diff(k) > 0.0), "knots", knots, allowed)
+    # of the slopes as they came: an array that is made inside jit is traced, and not known
+    flat = _zeros(slopes)
+    varies = jnp.any(jnp.diff(b) != 0.0) if all(flat) else True
+    a = arguments.masked(a, varies, "slopes", slopes, "a link that is not constant")
+    return _of_pieces(a, b, k, flat, noise, prior, name)
+
+
+def _zeros(slopes: ArrayLike) -> tuple[bool, ...]:
+    """Which slopes are known to be zero."""
+    each = np.asarray(slopes) if concrete(slopes) else cast(Iterable[object], slopes)
+    return tuple(is_zero(slope) for slope in each)
+
+
+def _of_pieces(
+    slopes: Array,
+    offsets: Array,
+    knots: Array,
+    flat: tuple[bool, ...],
+    noise: ArrayLike,
+    prior: AbstractIidPrior | None,
+    name: str,
+) -> MultiIndex:
+    """The model of pieces that fit; `flat`: which slopes are known to be zero."""
+    arguments = Arguments()
     variance = None if is_zero(noise) else arguments.number("noise", noise, VARIANCE)
-    channel = PiecewiseLinearChannel(a, b, k, flat, variance)
+    if variance is None:  # a traced slope may not be zero: whether it is decides the program
+        steep = jnp.all((slopes != 0.0) | np.array(flat))
+        allowed = "no zero that is traced, where there is no noise"
+        slopes = arguments.masked(slopes, steep, "slopes", slopes, allowed)
+    channel = PiecewiseLinearChannel(slopes, offsets, knots, flat, variance)
     return MultiIndex(channel=channel, prior=prior, name=name)
 
 
@@ -243,7 +271,8 @@ def relu(
     """
     low = Arguments().number("leak", leak, FINITE)
     slopes = jnp.stack([low, jnp.ones_like(low)])
-    return piecewise_linear(slopes, np.array([0, 0]), np.array([0]), noise, prior, "relu")
+    b, knots = jnp.zeros_like(slopes), jnp.zeros(1, slopes.dtype)
+    return _of_pieces(slopes, b, knots, (is_zero(leak), False), noise, prior, "relu")
 
 
 @checked(noise=scalar(VARIANCE), prior=is_prior)
@@ -307,9 +336,7 @@ def absolute(noise: ArrayLike = 0.0, prior: AbstractIidPrior | None = None) -> M
 
 
 @checked(width=scalar(POSITIVE), prior=is_prior)
-def door(
-    width: ArrayLike = 0.6744897501960817, prior: AbstractIidPrior | None = None
-) -> MultiIndex:
+def door(width: ArrayLike = HALF_WIDTH, prior: AbstractIidPrior | None = None) -> MultiIndex:
     """The symmetric door, y = sign(|z| - width).
 
     Args:

@@ -8,7 +8,7 @@ onto a teacher [theory: multi-index, section 9, Eqs. (65), (66)], with M = Ŵ W*
     joint sign                   all rows together: ± M_pp/√(Q_pp ρ_pp), one common sign
     permutation                  any order: the best one of M_pq/√(Q_pp ρ_qq)
     signed permutation           any order, any signs: the best order of |M_pq|/√(Q_pp ρ_qq)
-    even signed permutation      the signs multiply to one: an odd flip costs the least certain row
+    even signed permutation      the signs multiply to one: the best order with what its flips cost
     rotation                     O(P): the singular values of Q^{-1/2} M ρ^{-1/2}
     query and key                q -> A q, k -> A^{-ᵀ} k: a joint sign for rank one, else a rotation
                                  of each
@@ -61,12 +61,20 @@ __all__ = [
 Block = Sequence[int] | Sequence[Sequence[int]]
 
 
+_ENUMERATED = 6  # rows up to which all orders are tried
+
+
+def _orders(count: int) -> Array:
+    """All orders of so many rows, (count!, count)."""
+    return jnp.asarray(list(itertools.permutations(range(count))))
+
+
 def best_order(table: Array) -> Array:
     """The column of each row of a square table for which the sum is largest: an exact assignment,
     over all orders up to six rows, by the Hungarian algorithm above."""
     count = len(table)
-    if count <= 6:
-        orders = jnp.asarray(list(itertools.permutations(range(count))))
+    if count <= _ENUMERATED:
+        orders = _orders(count)
         return orders[jnp.argmax(jnp.sum(table[jnp.arange(count), orders], axis=1))]
     from optax.assignment import hungarian_algorithm  # here: importing it takes long
 
@@ -165,34 +173,42 @@ class AbstractSignedPermutation(AbstractSymmetry):
     anchored: eqx.AbstractClassVar[int]
 
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
-        """Those of the best order; where it takes an odd number of flips and only even ones are
-        allowed, the smallest cosine is negative."""
-        table = jnp.abs(cross) / _scale(Q, rho)
-        rows = jnp.arange(len(table))
-        order = self._order(table)
-        values = table[rows, order]
-        if self.even:
-            odd = jnp.prod(_signs(cross[rows, order])) < 0.0
-            values = values.at[jnp.argmin(values)].multiply(jnp.where(odd, -1.0, 1.0))
-        return values
+        """Those of the best order and signs; where the best is one with a wrong sign, as only an
+        even number of flips is allowed, the smallest cosine is negative."""
+        table = cross / _scale(Q, rho)
+        order, signs = self._best(table)
+        return table[jnp.arange(len(table)), order] * signs
 
     def align(self, estimate: Array, teacher: Array) -> Array:
-        """The order and signs of the largest sum of overlaps; where only even flips are allowed
-        and it takes an odd one, the row of the smallest overlap is left with the wrong sign."""
-        cross = estimate @ teacher.T
-        rows = jnp.arange(len(cross))
-        order = self._order(jnp.abs(cross))
-        overlaps = cross[rows, order]
-        signs = _signs(overlaps)
-        if self.even:
-            signs = signs.at[jnp.argmin(jnp.abs(overlaps))].multiply(jnp.prod(signs))
+        """The order and signs of the largest sum of overlaps."""
+        order, signs = self._best(estimate @ teacher.T)
         return estimate.at[order].set(estimate * signs[:, None])
 
+    def _best(self, table: Array) -> tuple[Array, Array]:
+        """The column and the sign (n,) of each row of a table (n, n) for which the sum is
+        largest."""
+        order = self._order(table)
+        values = table[jnp.arange(len(table)), order]
+        signs = _signs(values)
+        if self.even:
+            signs = signs.at[jnp.argmin(jnp.abs(values))].multiply(jnp.prod(signs))
+        return order, signs
+
     def _order(self, table: Array) -> Array:
-        """The best order of the rows that may move."""
+        """The best order of the rows that may move; of an even group of more than six rows the best
+        for any signs."""
         first = self.anchored
-        rest = first + best_order(table[first:, first:])
-        return jnp.concatenate([jnp.arange(first), rest]) if first else rest
+        count = len(table) - first
+        fixed = jnp.arange(first)
+        if not self.even or count > _ENUMERATED:
+            return jnp.concatenate([fixed, first + best_order(jnp.abs(table)[first:, first:])])
+        moving = first + _orders(count)
+        orders = jnp.concatenate([jnp.tile(fixed, (len(moving), 1)), moving], axis=1)
+        values = table[jnp.arange(len(table)), orders]
+        odd = jnp.prod(_signs(values), axis=1) < 0.0
+        # an odd number of flips leaves the smallest entry with the wrong sign
+        lost = jnp.where(odd, 2.0 * jnp.min(jnp.abs(values), axis=1), 0.0)
+        return orders[jnp.argmax(jnp.sum(jnp.abs(values), axis=1) - lost)]
 
 
 class SignedPermutation(AbstractSignedPermutation):
@@ -319,16 +335,18 @@ class Exchange(AbstractSymmetry):
         return pairs[jnp.arange(len(self.blocks)), order].ravel()
 
     def align(self, estimate: Array, teacher: Array) -> Array:
-        """Each block brought onto the teacher's block that the best order gives it."""
-        pairs = self._pairs(estimate @ teacher.T, estimate @ estimate.T, teacher @ teacher.T)
-        order = best_order(jnp.sum(pairs, axis=-1))
-        count, size = pairs.shape[1:]
-        goals = teacher.reshape(count, size, -1)[order]
-        moved = [
-            block.align(estimate[part], goal)
-            for block, part, goal in zip(self.blocks, self._parts(), goals, strict=True)
-        ]
-        return jnp.zeros_like(goals).at[order].set(jnp.stack(moved)).reshape(estimate.shape)
+        """Each block brought onto the teacher's block that the closest order gives it."""
+        parts = self._parts()
+        moved = jnp.stack(
+            [
+                jnp.stack([block.align(estimate[a], teacher[b]) for b in parts])
+                for block, a in zip(self.blocks, parts, strict=True)
+            ]
+        )
+        goals = teacher.reshape(len(parts), -1, teacher.shape[1])
+        order = best_order(-jnp.sum((moved - goals) ** 2, axis=(2, 3)))
+        chosen = moved[jnp.arange(len(parts)), order]
+        return jnp.zeros_like(goals).at[order].set(chosen).reshape(estimate.shape)
 
 
 _CLASSES = (
@@ -389,7 +407,9 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: AbstractIndexModel) ->
     r"""Bring an estimate onto a teacher by the symmetries of its model.
 
     Minimises ‖R Ŵ - W*‖_F over the group: signs of M_pp; the best signed permutation; Procrustes
-    R = U Vᵀ of M_bᵀ.
+    R = U Vᵀ of M_bᵀ. Two groups come near, and no nearer: of a query and its key the query is
+    brought closest, and the key follows; an even group of more than six rows takes the order that
+    is best for any signs.
 
     Args:
         estimate: Rows Ŵ (P, D).

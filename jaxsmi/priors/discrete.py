@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.border import checked, flag, numbers, scalar
-from jaxsmi.core.checks import Interval, check
+from jaxsmi.core.checks import Arguments, Interval, check
 from jaxsmi.priors import field_averages
 from jaxsmi.priors.iid import AbstractIidPrior, averaged, check_sizes, drawn, precision_matrix, real
 from jaxsmi.priors.mixture import Mixture
@@ -147,12 +147,9 @@ class BernoulliGauss(AbstractMixturePrior):
         [TCDKZ25], [theory: multi-index, section 2].
     """
 
-    density: Float[Array, ""] = eqx.field(converter=lambda x: real(x, "density"))
-
-    def __check_init__(self) -> None:
-        check(self.density.ndim == 0, "density", self.density, "one number in (0, 1]")
-        inside = (self.density > 0) & (self.density <= 1)
-        check(inside, "density", self.density, "a number in (0, 1]")
+    density: Float[Array, ""] = eqx.field(
+        converter=lambda x: Arguments().number("density", x, _DENSITY)
+    )
 
     def mixture(self, indices: int) -> Mixture:
         """2^P supports."""
@@ -173,6 +170,22 @@ class BernoulliGauss(AbstractMixturePrior):
         support = jax.random.bernoulli(support_key, self.density, (indices, dimension))
         values = jax.random.normal(value_key, support.shape, theory_dtype())
         return support * values / jnp.sqrt(self.density)
+
+
+# Inside jit, where nothing can be raised, what is out of range becomes NaN.
+
+
+def _as_probabilities(weights: object) -> Array:
+    """Numbers >= 0 that add up to one."""
+    value = real(weights, "weights")
+    sound = jnp.all(value >= 0.0) & (jnp.abs(jnp.sum(value) - 1.0) < 1e-6)
+    return Arguments().masked(value, sound, "weights", value, "numbers >= 0 that add up to one")
+
+
+def _as_scales(scales: object) -> Array:
+    """Numbers >= 0."""
+    value = real(scales, "scales")
+    return Arguments().masked(value, jnp.all(value >= 0.0), "scales", value, "numbers >= 0")
 
 
 @checked(
@@ -217,9 +230,11 @@ class GaussianMixture(AbstractMixturePrior):
         [theory: multi-index, section 2].
     """
 
-    weights: Float[Array, " K"] = eqx.field(converter=lambda x: real(x, "weights"))
-    means: Float[Array, " K"] = eqx.field(converter=lambda x: real(x, "means"))
-    scales: Float[Array, " K"] = eqx.field(converter=lambda x: real(x, "scales"))
+    weights: Float[Array, " K"] = eqx.field(converter=_as_probabilities)
+    means: Float[Array, " K"] = eqx.field(
+        converter=lambda x: Arguments().array("means", x, "numbers (K,)")
+    )
+    scales: Float[Array, " K"] = eqx.field(converter=_as_scales)
 
     mirrored: bool = eqx.field(static=True, default=True)
 
@@ -229,9 +244,6 @@ class GaussianMixture(AbstractMixturePrior):
         check(len(shape) == 1 and shape[0] > 0, "weights", self.weights, "probabilities (K,)")
         for name, value in (("means", self.means), ("scales", self.scales)):
             check(value.shape == shape, name, value, f"numbers {shape}, one a weight")
-        sound = jnp.all(self.weights >= 0.0) & (jnp.abs(jnp.sum(self.weights) - 1.0) < 1e-6)
-        check(sound, "weights", self.weights, "numbers >= 0 that add up to one")
-        check(jnp.all(self.scales >= 0.0), "scales", self.scales, "numbers >= 0")
 
     @property
     def even(self) -> bool:

@@ -12,9 +12,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import arithmetic, theory_dtype
 from jaxsmi.core.border import anything, checked, instance, optional
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
@@ -23,6 +24,25 @@ from jaxsmi.priors.iid import AbstractIidPrior, averaged, check_sizes, drawn, pr
 from jaxsmi.priors.mixture import Mixture
 
 __all__ = ["Gaussian", "iid_prior"]
+
+
+def _as_covariance(C: object) -> Array | None:
+    """A covariance; NaN where it is traced and none."""
+    if C is None:
+        return None
+    covariance = real(C, "covariance")
+    shape = covariance.shape
+    square = len(shape) == 2 and shape[0] == shape[-1]
+    check(square, "covariance", covariance, "a square array (P, P)")
+    xp = arithmetic(covariance)
+    value = xp.asarray(lax.stop_gradient(covariance))
+    finite = xp.all(xp.isfinite(value))
+    value = xp.where(finite, value, 0.0)
+    floor = -64 * jnp.finfo(value.dtype).eps * xp.max(xp.abs(value), initial=0.0)
+    sound = finite & xp.allclose(value, value.T)
+    sound = sound & (xp.min(xp.linalg.eigvalsh(value), initial=0.0) >= floor)
+    allowed = "finite, symmetric and positive semi-definite"
+    return Arguments().masked(covariance, sound, "covariance", covariance, allowed)
 
 
 @checked(covariance=anything)
@@ -55,22 +75,7 @@ class Gaussian(AbstractIidPrior):
         [TCDKZ25], [theory: multi-index, section 2].
     """
 
-    covariance: Float[Array, "P P"] | None = eqx.field(
-        converter=lambda C: C if C is None else real(C, "covariance"), default=None
-    )
-
-    def __check_init__(self) -> None:
-        if self.covariance is None:
-            return
-        shape = self.covariance.shape
-        square = len(shape) == 2 and shape[0] == shape[-1]
-        check(square, "covariance", self.covariance, "a square array (P, P)")
-        if concrete(self.covariance):
-            value = np.asarray(self.covariance)
-            sound = np.isfinite(value).all() and np.allclose(value, value.T)
-            floor = -64 * np.finfo(value.dtype).eps * np.max(np.abs(value), initial=0.0)
-            sound = sound and np.min(np.linalg.eigvalsh(value), initial=0.0) >= floor
-            check(sound, "covariance", value, "finite, symmetric and positive semi-definite")
+    covariance: Float[Array, "P P"] | None = eqx.field(converter=_as_covariance, default=None)
 
     @property
     def continuous(self) -> bool:

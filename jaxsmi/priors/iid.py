@@ -391,7 +391,7 @@ class AbstractIidPrior(AbstractPrior):
         return jax.tree.map(lambda leaf: leaf.astype(dtype), self.column(P))
 
 
-def real(value: ArrayLike, name: str = "Qhat") -> Array:
+def real(value: object, name: str = "Qhat") -> Array:
     """The value as an array of the theory's precision."""
     try:
         return jnp.asarray(value, dtype=theory_dtype())

@@ -5,17 +5,17 @@ One index has closed forms (half_line.py), two are a quadrature over one of them
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.border import checked, scalar
-from jaxsmi.core.checks import FINITE, NON_NEGATIVE, check
+from jaxsmi.core.checks import FINITE, NON_NEGATIVE, Arguments, check
 from jaxsmi.priors.discrete import AbstractAveragedPrior
 from jaxsmi.priors.half_line import SWITCH, HalfLine, far
-from jaxsmi.priors.iid import check_sizes, drawn, real
+from jaxsmi.priors.iid import check_sizes, drawn
 from jaxsmi.priors.quadrant import Quadrant
 
 __all__ = ["Positive"]
@@ -23,7 +23,6 @@ __all__ = ["Positive"]
 _NEWTON = 30
 
 
-@checked(slope=scalar(FINITE), precision=scalar(NON_NEGATIVE))
 class Positive(AbstractAveragedPrior):
     r"""Weights w > 0 of one or two indices: half-normal, exponential or truncated Gaussian.
 
@@ -58,15 +57,17 @@ class Positive(AbstractAveragedPrior):
         [theory: multi-index, section 2].
     """
 
-    slope: Float[Array, ""] = eqx.field(converter=lambda x: real(x, "slope"), default=0.0)
-    precision: Float[Array, ""] = eqx.field(converter=lambda x: real(x, "precision"), default=1.0)
+    slope: Float[Array, ""]
+    precision: Float[Array, ""]
 
-    def __check_init__(self) -> None:
-        for name, value in (("slope", self.slope), ("precision", self.precision)):
-            check(value.ndim == 0 and jnp.all(jnp.isfinite(value)), name, value, "a finite number")
-        if concrete((self.slope, self.precision)):
-            sound = self.precision > 0 or (self.precision == 0 and self.slope < 0)
-            check(sound, "precision", self.precision, "a number > 0, or 0 with a slope < 0")
+    @checked(slope=scalar(FINITE), precision=scalar(NON_NEGATIVE))
+    def __init__(self, slope: ArrayLike = 0.0, precision: ArrayLike = 1.0):
+        arguments = Arguments()
+        h = arguments.number("slope", slope, FINITE)
+        a = arguments.number("precision", precision, NON_NEGATIVE)
+        allowed = "a number > 0, or 0 with a slope < 0"
+        self.slope = h
+        self.precision = arguments.masked(a, (a > 0) | (h < 0), "precision", precision, allowed)
 
     @property
     def continuous(self) -> bool:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from jaxsmi.core.arrays import off_zero
 from jaxsmi.core.programs import program
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.numerics import fixed_point, roots
@@ -154,7 +155,7 @@ def _dual(V: Array, step: Array) -> Array:
     """The covector c with ⟨c, step⟩ = 1, of the metric tr(V^{-1} A V^{-1} B)."""
     inverse = jnp.linalg.inv(V)
     c = inverse @ step @ inverse
-    return symmetric(c) / jnp.maximum(jnp.sum(c * step), 1e-300)
+    return symmetric(c) / off_zero(jnp.sum(c * step))
 
 
 def _step(stand: Stand, gradient: Array, count: Array) -> Approach:

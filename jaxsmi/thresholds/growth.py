@@ -25,6 +25,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
+from jaxsmi.core.arrays import off_zero
 from jaxsmi.core.checks import Ability, Arguments
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
@@ -53,7 +54,7 @@ def leading(G: Array, other: Array | None = None) -> Array:
     other = G if other is None else other
     X = (_leading_dense if G.shape[-2] <= _DENSE else _leading_iterated)(G, other)
     X = symmetric(X)
-    return X / jnp.maximum(jnp.linalg.norm(X), 1e-300)
+    return X / off_zero(jnp.linalg.norm(X))
 
 
 def _leading_dense(G: Array, other: Array) -> Array:
@@ -81,7 +82,7 @@ def _leading_iterated(G: Array, other: Array) -> Array:
     def step(_: int, X: Array) -> Array:
         Y = applied(flat, X, flat_too)
         Y = Y + 0.25 * jnp.linalg.norm(Y) * X
-        return Y / jnp.maximum(jnp.linalg.norm(Y), 1e-300)
+        return Y / off_zero(jnp.linalg.norm(Y))
 
     return lax.fori_loop(0, _POWER_STEPS, step, jnp.eye(P, dtype=G.dtype) / np.sqrt(P))
 

@@ -25,7 +25,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.border import anything, checked, flag, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments
-from jaxsmi.core.codes import INACCURATE_SHARE, Result
+from jaxsmi.core.codes import INACCURATE_SHARE, Result, worst
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel, is_model
@@ -206,13 +206,6 @@ def _lost(model: AbstractModel, replicas: int) -> Threshold:
     return Threshold(alphas[0], alphas[0], alphas, nothing, nothing, code)
 
 
-def _worst(codes: Array) -> Result:
-    """The code of the replicas that says most against the threshold: any failure before SUCCESS,
-    NONFINITE before all others."""
-    present = {Result(int(code)) for code in np.asarray(codes)}
-    return Result.NONFINITE if Result.NONFINITE in present else max(present)
-
-
 def _threshold(model: AbstractModel, scan: Scan, place: Place, limits: _Limits) -> Threshold:
     """The threshold near a place of the scan, by the roots of all replicas."""
     dtype = scan.learned.dtype
@@ -226,7 +219,7 @@ def _threshold(model: AbstractModel, scan: Scan, place: Place, limits: _Limits) 
         place.X,
     )
     roots = crossings(model, region)
-    code = _worst(roots.code)
+    code = Result(int(worst(roots.code)))
     if code == Result.SUCCESS and place.inaccurate > INACCURATE_SHARE:
         code = Result.INACCURATE
     valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, jnp.nan)
@@ -238,7 +231,7 @@ def _threshold(model: AbstractModel, scan: Scan, place: Place, limits: _Limits) 
         jnp.mean(alphas) * valid,
         jnp.std(lax.stop_gradient(alphas), ddof=1) / np.sqrt(limits.replicas),
         alphas,
-        jnp.asarray(X / max(np.trace(X), 1e-300)),
+        jnp.asarray(X / max(np.trace(X), np.finfo(X.dtype).tiny)),
         below.overlaps(V)[0],
         jnp.asarray(code),
     )
@@ -247,7 +240,7 @@ def _threshold(model: AbstractModel, scan: Scan, place: Place, limits: _Limits) 
 def _directions_of(subspace: Array) -> np.ndarray:
     """Orthonormal basis of the range of a positive semi-definite matrix, but for its errors."""
     values, vectors = np.linalg.eigh(np.asarray(lax.stop_gradient(subspace)))
-    return vectors[:, values > _LEARNED * max(values[-1], 1e-300)]
+    return vectors[:, values > _LEARNED * max(values[-1], np.finfo(values.dtype).tiny)]
 
 
 def _joined(learned: np.ndarray, new: np.ndarray) -> np.ndarray:

@@ -20,13 +20,13 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import concrete, off_zero
 from jaxsmi.core.border import anything, checked, random_key, whole
 from jaxsmi.core.checks import Arguments
-from jaxsmi.core.codes import INACCURATE_SHARE, Result
+from jaxsmi.core.codes import INACCURATE_SHARE, Result, worst
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
-from jaxsmi.inference.continuation import noisy_models, worst
+from jaxsmi.inference.continuation import noisy_models
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.numerics.continuation import limit
 from jaxsmi.numerics.implicit import derivative, differentiable
@@ -60,7 +60,7 @@ def _weak_recovery(
     subspace = jnp.where(trivial, grown, jnp.where(never, 0.0, at_zero.subspace))
     root = sqrt_psd(S)
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
-    subspace = subspace / jnp.maximum(jnp.trace(subspace), 1e-300)
+    subspace = subspace / off_zero(jnp.trace(subspace))
     finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(at_zero.first_order))
     code = jnp.where(at_zero.inaccurate > INACCURATE_SHARE, Result.INACCURATE, Result.SUCCESS)
     code = jnp.where(finite, code, Result.NONFINITE)

@@ -1,12 +1,18 @@
 """Noiseless links without a channel: limits of vanishing label noise, against exact values and the
 exact channels of the same labels."""
 
+import dataclasses
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxsmi as smi
+from jaxsmi.core.codes import Result, outcomes, worst
+from jaxsmi.inference.continuation import continued
+from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.numerics.continuation import limit
 
 KEY = jax.random.key(1)
@@ -41,6 +47,45 @@ def test_the_error_covers_what_a_power_does_not_describe(logs):
     found = limit(jnp.asarray(steps), jnp.asarray(values)[None])
     assert abs(found.value - 1.0) < 2.0 * found.error
     assert found.error < abs(values[-1] - 1.0)  # and better than the last value
+
+
+def test_the_gravest_of_many_codes():
+    """Numbers of codes are no order: INACCURATE (6) is milder than MAX_STEPS (2)."""
+    order = [Result.SUCCESS, Result.INACCURATE, Result.MARGINAL, Result.MAX_STEPS]
+    order += [Result.DIVERGED, Result.NONFINITE, Result.INVALID]
+    for mild, grave in itertools.combinations(order, 2):
+        for codes in ([mild, grave], [grave, mild, mild]):
+            assert worst(jnp.array(codes)) == grave
+            assert jax.jit(worst)(jnp.array(codes)) == grave
+    for code in Result:
+        assert worst(jnp.array([code, code])) == code
+    # the sentence is that of the gravest, not of the most frequent
+    assert "MAX_STEPS: The step budget" in outcomes([0, 2, 7, 7], "state_evolution")
+
+
+def test_a_run_that_did_not_end_leaves_no_error_bar():
+    """Whatever became of the other runs of the ladder."""
+    runs = []
+    for noise in LADDER:
+        problem = OverlapMap(smi.links.linear(noise), jnp.asarray(0.5), KEY, 16, 2)
+        found = smi.state_evolution(problem.model, 0.5, key=KEY, samples=32, randomisations=2)
+        runs.append((problem, found))
+    ends = {
+        (0, 0, 0, 0): Result.SUCCESS,
+        (6, 0, 0, 0): Result.INACCURATE,
+        (6, 2, 2, 2): Result.MAX_STEPS,
+        (0, 7, 2, 0): Result.MAX_STEPS,
+        (2, 0, 0, 4): Result.NONFINITE,
+    }
+    for codes, code in ends.items():
+        given = [
+            (problem, dataclasses.replace(run, result=jnp.asarray(each)))
+            for (problem, run), each in zip(runs, codes, strict=True)
+        ]
+        found = continued(runs[-1][0].model, jnp.asarray(LADDER), given)
+        assert found.result == code
+        finished = code in (Result.SUCCESS, Result.INACCURATE)
+        assert bool(jnp.all(jnp.isfinite(found.stderr))) == finished
 
 
 @pytest.mark.slow

@@ -102,6 +102,64 @@ def test_state_evolution_and_message_passing_of_these_labels(name, alpha):
     assert float(run.cosine[0]) ** 2 == pytest.approx(q, abs=4.0 / 1000**0.5)
 
 
+SLOPES = jnp.array([0.0, 1.0])
+LINKS = {
+    "linear": smi.links.linear,
+    "sign": smi.links.sign,
+    "phase_retrieval": smi.links.phase_retrieval,
+    "sign_product": lambda: smi.links.sign_product(2),
+    "product": lambda: smi.links.product(2),
+    "square_plus_sign_parity": smi.links.square_plus_sign_parity,
+    "logistic": smi.links.logistic,
+    "poisson": smi.links.poisson,
+    "relu": smi.links.relu,
+    "leaky": lambda: smi.links.relu(leak=0.2),
+    "noisy": lambda: smi.links.relu(noise=0.1),
+    "hard_tanh": smi.links.hard_tanh,
+    "absolute": smi.links.absolute,
+    "door": smi.links.door,
+    "lists": lambda: smi.links.piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1]),
+    "arrays": lambda: smi.links.piecewise_linear(SLOPES, [0, 0], [0]),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_made_inside_jit_is_the_link_made_outside(name):
+    """Which slopes are flat, and whether there is noise, is known there, too."""
+    outside = LINKS[name]()
+    labels = outside.sample(KEY, dimension=4, alpha=2.0).labels
+
+    def posterior(model):
+        omega = 0.1 * jnp.ones((model.indices, model.tokens))
+        return model.channel.posterior(labels[3], omega, 0.7 * jnp.eye(model.indices))
+
+    found = jax.jit(lambda _: posterior(LINKS[name]()))(0.0)
+    expected = posterior(outside)
+    assert bool(jnp.isfinite(expected.log_partition))
+    np.testing.assert_allclose(found.log_partition, expected.log_partition, rtol=1e-9)
+    np.testing.assert_allclose(found.g, expected.g, rtol=1e-9, atol=1e-12)
+
+
+def test_a_law_of_few_labels_can_be_made_inside_jit():
+    """Its odds are traced there: they were put into a message that they add up to one."""
+    fields = jnp.array([[0.3], [-0.2]])
+    found = jax.jit(lambda z: smi.links.softmax(2).channel.link(z))(fields)
+    np.testing.assert_allclose(found, smi.links.softmax(2).channel.link(fields), rtol=1e-12)
+
+
+def test_pieces_with_traced_slopes():
+    """A slope that is traced may not be zero; where it is not, it is what it was."""
+    point = (jnp.asarray(0.4), jnp.full((1, 1), 0.1), jnp.full((1, 1), 0.7))
+    value = jax.jit(lambda leak: smi.links.relu(leak=leak).channel.log_partition(*point))
+    expected = smi.links.relu(leak=0.2).channel.log_partition(*point)
+    assert float(value(0.2)) == pytest.approx(float(expected), rel=1e-12)
+    assert np.isnan(value(0.0))
+    found = jax.jit(lambda a: smi.state_evolution(smi.links.door(), a, key=KEY, q0=0.5, samples=64))
+    exact = smi.state_evolution(smi.links.door(), 2.0, key=KEY, q0=0.5, samples=64)
+    assert float(exact.overlap[0, 0]) > 0.5
+    np.testing.assert_allclose(found(2.0).overlap, exact.overlap, rtol=1e-9)
+
+
 def test_weak_recovery_of_the_door_is_its_closed_form():
     """1/α = (2Kφ(K))² (1/p + 1/(1 - p)), p = 1/2."""
     found = smi.weak_recovery(smi.links.door(), key=KEY, samples=2**11)

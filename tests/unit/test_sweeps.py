@@ -232,6 +232,7 @@ def test_message_passing_of_several_seeds():
         ({"parameters": {"noise": []}}, "noise"), ({"parameters": {"noise": [0.1, 0.1]}}, "noise"),
         ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
         ({"parameters": {"seed": [1]}}, "seed"), ({"parameters": {"rho": [1]}}, "rho"),
+        ({"seeds": [-1, 2]}, "seeds"), ({"seeds": [0, 2**32]}, "seeds"),
         ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
         ({"alpha": [-0.5, 1.0]}, "alpha"), ({"alpha": [0.0, 1.0]}, "alpha"),
         ({"alpha": ["a"]}, "alpha"), ({"settings": {"key": 1}}, "settings"),

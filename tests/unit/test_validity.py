@@ -10,9 +10,19 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
+from jaxsmi.core.arrays import off_zero
 from jaxsmi.thresholds import scan
 
 KEY = jax.random.key(5)
+priors = smi.priors
+
+
+def learns(prior, indices=1):
+    """A model whose rows have a prior."""
+    link = lambda z: jnp.sum(z)
+    return smi.MultiIndex(link, indices=indices, noise=0.1, prior=prior)
+
+
 MODELS = {
     "noise": lambda x: smi.links.linear(x),
     "skip": lambda x: smi.DeepAttention(2, 2, skip=x),
@@ -20,6 +30,13 @@ MODELS = {
     "beta of scores": lambda x: smi.AttentionIndexed(2, 0.5, beta=x),
     "rank ratio": lambda x: smi.AttentionIndexed(2, x),
     "aspect ratio": lambda x: smi.Bilinear(x, 0.5, 0.1),
+    "density": lambda x: learns(priors.BernoulliGauss(0.5 * x)),
+    "weights": lambda x: learns(priors.GaussianMixture(jnp.stack([0.5, 0.5 * x]), [1, 2], [0, 1])),
+    "scales": lambda x: learns(priors.GaussianMixture([1.0], [1.0], jnp.stack([x]))),
+    "covariance": lambda x: learns(priors.Gaussian(jnp.array([[1.0, 0.9], [0.9 * x, 1.0]])), 2),
+    "indefinite": lambda x: learns(priors.Gaussian(jnp.diag(jnp.array([1.0, x]))), 2),
+    "precision": lambda x: learns(priors.Positive(1.0, x)),
+    "slope": lambda x: learns(priors.Positive(-x, 0.0)),
 }
 
 
@@ -31,6 +48,21 @@ def test_a_wrong_number_makes_a_model_invalid_inside_jit_and_raises_outside(name
     assert bool(MODELS[name](1.0).valid)
     with pytest.raises(ValueError, match="allowed"):
         MODELS[name](-1.0)
+
+
+def test_weights_that_are_no_probabilities_inside_jit():
+    """Their overlap was 1.74, above that of the signal with itself, with the code SUCCESS."""
+
+    @jax.jit
+    def solve(x):
+        weights = jnp.stack([0.5, x])
+        prior = priors.GaussianMixture(weights, [1.0, 0.0], [0.0, 0.5])
+        sizes = {"key": KEY, "samples": 64, "randomisations": 2}
+        return smi.state_evolution(smi.links.linear(0.1, prior=prior), 1.0, **sizes)
+
+    assert int(solve(2.0).result) == Result.INVALID
+    assert np.all(np.isnan(solve(2.0).overlap))
+    assert int(solve(0.5).result) == Result.SUCCESS
 
 
 @pytest.mark.parametrize("name", ["noise", "beta of scores"])
@@ -206,3 +238,17 @@ def test_a_model_made_inside_jit_has_the_channel_of_one_made_outside():
     jax.jit(made)(1.0)
     assert kinds["inside"] is type(smi.DeepAttention(2, 2).channel)
     assert kinds["link"] is type(smi.MultiIndex(lambda z: z[0, 0], indices=1).channel)
+
+
+@pytest.mark.filterwarnings("ignore:.*float64")
+def test_a_floor_is_not_zero_in_float32():
+    """1e-300 is: an estimate of labels that tell nothing was 0/0."""
+    for dtype in (jnp.float32, jnp.float64):
+        floor = off_zero(jnp.zeros(2, dtype))
+        assert floor.dtype == dtype
+        assert bool(jnp.all((floor > 0.0) & jnp.isfinite(1.0 / floor)))
+    with jax.enable_x64(False):
+        model = smi.links.sign(noise=np.inf)
+        found = smi.weak_recovery(model, key=jax.random.key(5), samples=64, randomisations=2)
+        assert np.isinf(found.alpha)
+        assert int(found.result) == Result.SUCCESS

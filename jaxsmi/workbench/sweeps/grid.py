@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["planned", "sweep"]
 
-_SEED = whole(-(2**63), 2**63 - 1)
+_KEY = whole(-(2**63), 2**63 - 1)
+_SEED = whole(0, 2**32 - 1)  # what jax.random.fold_in takes
 _SCHEDULER = "an address 'host:port', a dask Client, or a number of processes >= 1"
 _TAKEN = ("alpha", "seed", "point", "message", "cosine", "index", "index_", *KEPT)
 
@@ -79,8 +80,12 @@ def _address(name: str, value: object) -> object:
             sequence("", mapping(""), empty=True),
         )
     ),
-    key=_SEED,
-    seeds=either("a number of seeds, or a list of whole numbers", whole(), sequence("", _SEED)),
+    key=_KEY,
+    seeds=either(
+        "a number of seeds, or a list of whole numbers from 0 to 2^32 - 1",
+        whole(),
+        sequence("", _SEED),
+    ),
     solver=either(f"one of {tuple(SOLVERS)}, or a function", choice(*SOLVERS), function("")),
     settings=optional(mapping("settings of the solver, by name")),
     out=optional(is_path),
