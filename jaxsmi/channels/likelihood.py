@@ -25,7 +25,7 @@ from jaxsmi.core.checks import Ability, check, check_rows
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 from jaxsmi.numerics.refining_rules import LARGEST_GRID
 
-__all__ = ["IntegratedChannel", "LabelLaw", "NoInference"]
+__all__ = ["IntegratedChannel", "Likelihood", "NoInference"]
 
 
 class Mixed(eqx.Module):
@@ -38,7 +38,7 @@ class Mixed(eqx.Module):
         return self.function(*arguments[:-1], arguments[-1] @ self.root)
 
 
-class LabelLaw(eqx.Module):
+class Likelihood(eqx.Module):
     """How labels scatter, where it is not by Gaussian noise.
 
     Attributes:
@@ -60,10 +60,10 @@ class LabelLaw(eqx.Module):
             return jax.eval_shape(lambda z: self.draw(z, z[0, 0]), z).shape
         return jax.eval_shape(link, z).shape
 
-    def mixed(self, root: Array) -> LabelLaw:
+    def mixed(self, root: Array) -> Likelihood:
         """The same labels as a law of fields z' with z = z' root."""
         likely = self.log_likelihood and Mixed(self.log_likelihood, root)
-        return LabelLaw(likely, self.sampler and Mixed(self.sampler, root), self.outcomes)
+        return Likelihood(likely, self.sampler and Mixed(self.sampler, root), self.outcomes)
 
     @property
     def drawn(self) -> bool:
@@ -99,7 +99,7 @@ class IntegratedChannel(AbstractChannel):
     P·M fields."""
 
     law: Callable[[Array], Array]
-    labels: LabelLaw
+    labels: Likelihood
     noise: Array
     budget: Budget
     indices: int = eqx.field(static=True)
@@ -113,14 +113,14 @@ class IntegratedChannel(AbstractChannel):
         tokens: int,
         noise: Array,
         budget: Budget,
-        labels: LabelLaw | None = None,
+        labels: Likelihood | None = None,
     ):
         self.law = law
         self.indices = indices
         self.tokens = tokens
         self.noise = noise
         self.budget = budget
-        self.labels = LabelLaw() if labels is None else labels
+        self.labels = Likelihood() if labels is None else labels
         self.label_shape = self.labels.shape(law, (indices, tokens))
 
     @property
