@@ -21,11 +21,12 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhiten
 from jaxsmi.channels.jumps import continuous, kinked
+from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import Ability, check, check_rows
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
 from jaxsmi.numerics.refining_rules import LARGEST_GRID
 
-__all__ = ["IntegratedChannel", "LabelLaw", "NoInference"]
+__all__ = ["IntegratedChannel", "Likelihood", "NoInference"]
 
 
 class Mixed(eqx.Module):
@@ -38,7 +39,7 @@ class Mixed(eqx.Module):
         return self.function(*arguments[:-1], arguments[-1] @ self.root)
 
 
-class LabelLaw(eqx.Module):
+class Likelihood(eqx.Module):
     """How labels scatter, where it is not by Gaussian noise.
 
     Attributes:
@@ -58,7 +59,8 @@ class LabelLaw(eqx.Module):
         if self.outcomes is not None:
             axes = tuple(range(2, labels.ndim + 1))
             known = jnp.any(jnp.all(labels[:, None] == self.outcomes, axis=axes), axis=1)
-            check(jnp.all(known), "labels", labels, f"only the outcomes {self.outcomes.tolist()}")
+            outcomes = f" {self.outcomes.tolist()}" if concrete(self.outcomes) else ""
+            check(jnp.all(known), "labels", labels, f"only the outcomes{outcomes}")
         if self.counts:
             whole = (labels >= 0) & (labels == jnp.floor(labels))
             check(jnp.all(whole), "labels", labels, "counts: whole numbers >= 0")
@@ -72,11 +74,11 @@ class LabelLaw(eqx.Module):
             return jax.eval_shape(lambda z: self.draw(z, z[0, 0]), z).shape
         return jax.eval_shape(link, z).shape
 
-    def mixed(self, root: Array) -> LabelLaw:
+    def mixed(self, root: Array) -> Likelihood:
         """The same labels as a law of fields z' with z = z' root."""
         likely = self.log_likelihood and Mixed(self.log_likelihood, root)
         drawn = self.sampler and Mixed(self.sampler, root)
-        return LabelLaw(likely, drawn, self.outcomes, self.counts)
+        return Likelihood(likely, drawn, self.outcomes, self.counts)
 
     @property
     def drawn(self) -> bool:
@@ -112,7 +114,7 @@ class IntegratedChannel(AbstractChannel):
     P·M fields."""
 
     law: Callable[[Array], Array]
-    labels: LabelLaw
+    labels: Likelihood
     noise: Array
     budget: Budget
     indices: int = eqx.field(static=True)
@@ -126,14 +128,14 @@ class IntegratedChannel(AbstractChannel):
         tokens: int,
         noise: Array,
         budget: Budget,
-        labels: LabelLaw | None = None,
+        labels: Likelihood | None = None,
     ):
         self.law = law
         self.indices = indices
         self.tokens = tokens
         self.noise = noise
         self.budget = budget
-        self.labels = LabelLaw() if labels is None else labels
+        self.labels = Likelihood() if labels is None else labels
         self.label_shape = self.labels.shape(law, (indices, tokens))
 
     @property

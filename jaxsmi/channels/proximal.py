@@ -28,10 +28,10 @@ from jaxsmi.core.arrays import frozen
 from jaxsmi.numerics.linear_algebra import solve_definite
 from jaxsmi.numerics.minimum import Minimum, hessian, lowest_minima
 
-__all__ = ["LabelLaw", "Loss", "Reply", "given", "hinge_point", "solved"]
+__all__ = ["LabelOf", "Loss", "Reply", "given", "hinge_point", "solved"]
 
 Loss = Callable[[Array, Array], Array]  # ℓ_y(z) of a label and of its fields
-LabelLaw = Callable[[Array, Array], Array]  # the label of teacher fields (P*, M) and its noise
+LabelOf = Callable[[Array, Array], Array]  # the label of teacher fields (P*, M) and its noise
 
 
 class Reply(eqx.Module):
@@ -69,7 +69,7 @@ class _Problem(eqx.Module):
 
 
 def solved(
-    loss: Loss, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array, starts: Array
+    loss: Loss, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array, starts: Array
 ) -> Reply:
     """The proximal points of a batch by damped Newton steps.
 
@@ -100,7 +100,7 @@ def solved(
 
 def _reply(
     loss: Loss,
-    law: LabelLaw,
+    law: LabelOf,
     goal: Array,
     noise: Array,
     omega: Array,
@@ -137,7 +137,7 @@ def _reply(
 def given(
     prox: Callable[[Array, Array, Array], Array],
     loss: Loss,
-    law: LabelLaw,
+    law: LabelOf,
     goal: Array,
     noise: Array,
     omega: Array,

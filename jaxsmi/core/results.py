@@ -52,7 +52,8 @@ class Solution(eqx.Module):
             run on data.
         error: Prediction error ‖ŷ - y‖² of the plug-in predictor at noiseless labels (±1: four
             times the share of wrong ones; matrices: estimation error), by 2048 new inputs of a run
-            on data; NaN without a teacher. With an error bar: `smi.generalization_error`.
+            on data; NaN without a teacher. With an error bar: `smi.generalization_error` (of a run:
+            with its `data=`).
         alpha: Sample complexity N/D (matrices: n/d², n/(dL)).
         steps: Steps taken.
         residual: The last residual of the fixed point.

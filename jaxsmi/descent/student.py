@@ -146,7 +146,8 @@ def batch_size_of(
 ) -> int:
     """The size of a batch; raises a ValueError where shapes do not fit together."""
     if test is not None:
-        Arguments().instance("test", test, Dataset, "a Dataset")
+        allowed = "stored ones: test.stored()"
+        check(not test.regenerated, "test", "regenerated inputs", allowed)
         model.check_data(test, teacher=False)
         allowed = f"inputs of dimension {data.dimension}"
         check(test.dimension == data.dimension, "test", test.inputs, allowed)

@@ -105,9 +105,10 @@ def train(
         reduction: "mean", "sum" or "sum/D": c above. Default "mean".
         loss: ℓ(prediction, label) of one sample. Default: ‖ŷ - y‖².
         init: Scale of a random start, or weights of a student's shape. Default 1.
-        test: Data on which the error is measured. None: the population error of Gaussian inputs,
-            from the overlaps, on 4096 quasi-random points, the same in all runs, to about 1 %,
-            where there is a teacher.
+        test: Data on which the error is measured: ‖ŷ - y‖² of the link, whatever the `loss` (which
+            is in "train_loss"). None: the population error of Gaussian inputs, from the overlaps,
+            on 4096 quasi-random points, the same in all runs, to about 1 %, where there is a
+            teacher. `patience` watches it.
         record: A function of the weights, kept in history["record"]; or a `Record` that also says
             how often anything is recorded (else 200 times).
         stop: When to stop early, a `Stop`. None: never.

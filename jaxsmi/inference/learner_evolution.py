@@ -368,7 +368,7 @@ def _solution(problem: LearnerMap, run: Run[Place]) -> LearnerSolution:
     answers = end.answers
     average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
     squared = problem.learner.moments(average, problem.truth).squared
-    stability = fixed_point.spectral_radius(jnp.einsum("abcd,cdef->abef", squared, answers.squared))
+    stability = fixed_point.perron_value(jnp.einsum("abcd,cdef->abef", squared, answers.squared))
     code = _code(still, run, answers, stability)
     sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)
     potential = still.potential(x, average, jnp.mean(answers.envelope))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
-from jaxsmi.channels.proximal import LabelLaw, Reply
+from jaxsmi.channels.proximal import LabelOf, Reply
 from jaxsmi.core.checks import Arguments
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import AbstractIndexModel
@@ -31,7 +31,7 @@ __all__ = [
     "AbstractResponder",
     "Bayes",
     "Conjugates",
-    "LabelLaw",
+    "LabelOf",
     "Moments",
     "Overlaps",
     "Truth",
@@ -193,7 +193,7 @@ class AbstractLearner(AbstractResponder):
         """Whether g may jump with ω."""
 
     @abc.abstractmethod
-    def reply(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
+    def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
         """The answers to labels law(goal, noise) of a batch.
 
         Args:

@@ -30,7 +30,7 @@ from jaxsmi.learners import losses
 from jaxsmi.learners.base import (
     AbstractLearner,
     Conjugates,
-    LabelLaw,
+    LabelOf,
     Moments,
     Truth,
     linear_moments,
@@ -195,7 +195,7 @@ class Erm(AbstractLearner):
         """ℓ_y(z) of the student's fields (P, M)."""
         return self.loss(self.network.link(fields), label)
 
-    def _answered(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
+    def _answered(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
         """The proximal points of a batch; memory bounded by blocks of 4096 samples."""
         loss = self.sample_loss
         if self.prox is not None:
@@ -216,7 +216,7 @@ class Erm(AbstractLearner):
         spread = jnp.einsum("pq,kqm->kpm", jnp.linalg.cholesky(V), jnp.asarray(normal, V.dtype))
         return jnp.concatenate([omega[None], -omega[None], omega + spread])
 
-    def reply(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
+    def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
         """The proximal points of a batch."""
         return self._answered(law, goal, noise, omega, V)
 

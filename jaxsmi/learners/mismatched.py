@@ -22,7 +22,7 @@ from jaxsmi.core.checks import Ability, Arguments, check, require
 from jaxsmi.learners.base import (
     AbstractLearner,
     Conjugates,
-    LabelLaw,
+    LabelOf,
     Moments,
     Overlaps,
     Truth,
@@ -118,7 +118,7 @@ class Mismatched(AbstractLearner):
         """The student's channel."""
         return self.student.channel.respond(statistic, omega, V, key)
 
-    def reply(self, law: LabelLaw, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
+    def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
         """The student's channel, with the slope along the label where that is a closed form."""
         respond = lambda goal: self.respond(self.statistic(jax.vmap(law)(goal, noise)), omega, V)
         posterior = respond(goal)

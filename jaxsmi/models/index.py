@@ -29,7 +29,11 @@ from jaxsmi.core.inputs import all_finite
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, overlaps_of
-from jaxsmi.models.prediction import compiled_prediction_error, prediction_error
+from jaxsmi.models.prediction import (
+    compiled_prediction_error,
+    error_of_rows,
+    prediction_error,
+)
 from jaxsmi.models.symmetry import AbstractSymmetry, NoSymmetry
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
 from jaxsmi.models.tokens import Directions, Tokens
@@ -302,24 +306,7 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
         of the data's teacher; NaN without a teacher."""
         if data.teacher is None:
             return jnp.asarray(jnp.nan, theory_dtype())
-        W = weights.astype(theory_dtype())
-        teacher = data.teacher.astype(theory_dtype())
-        D = data.dimension
-        means = None
-        if data.directions is not None and data.encoding is not None:
-            mean = Directions(data.directions, data.encoding).mean.T / jnp.sqrt(float(D))
-            means = (W @ mean, teacher @ mean)
-        estimate = prediction_error(
-            self,
-            W @ W.T / D,
-            key=key,
-            cross=W @ teacher.T / D,
-            second_moment=teacher @ teacher.T / D,
-            truth=data.model,
-            samples=samples,
-            means=means,
-        )
-        return estimate.value
+        return error_of_rows(self, weights, data, key=key, samples=samples).value
 
     def comparable(self, teacher: Array) -> bool:
         """Whether the teacher has P rows."""

@@ -25,7 +25,7 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.likelihood import IntegratedChannel, LabelLaw
+from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood
 from jaxsmi.channels.logistic import LogisticChannel
 from jaxsmi.channels.piecewise import PiecewiseLinearChannel
 from jaxsmi.core.arrays import concrete, is_zero
@@ -148,7 +148,7 @@ def poisson(
         [theory: multi-index, section 3].
     """
     law = _Counts(Arguments().number("size", size, POSITIVE))
-    labels = LabelLaw(law.log_likelihood, law.draw, counts=True)
+    labels = Likelihood(law.log_likelihood, law.draw, counts=True)
     budget = Budget(default_tolerance(1) if tolerance is None else tolerance)
     channel = IntegratedChannel(law.mean, 1, 1, jnp.zeros(()), budget, labels)
     return MultiIndex(channel=channel, prior=prior, name="poisson")

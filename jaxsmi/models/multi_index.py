@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.channels.likelihood import IntegratedChannel, LabelLaw, NoInference
+from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood, NoInference
 from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.border import (
     anything,
@@ -243,7 +243,7 @@ def _name_of(function: object) -> str:
 def _symmetry(
     given: Sequence[AbstractSymmetry | tuple[Block, str]] | None,
     channel: AbstractChannel,
-    labels: LabelLaw,
+    labels: Likelihood,
     even: bool,
 ) -> tuple[AbstractSymmetry, ...]:
     """The symmetries that are given, or found; `even`: whether the prior has them, too."""
@@ -260,7 +260,7 @@ class _Seen(eqx.Module):
     """What shows a symmetry: the label, and its likelihood where a user gives one."""
 
     channel: AbstractChannel
-    labels: LabelLaw
+    labels: Likelihood
 
     def __call__(self, fields: Array) -> Array:
         label = jnp.asarray(self.channel.link(fields))
@@ -276,13 +276,13 @@ def _label_law(
     log_likelihood: Callable[[Array, Array], Array] | None,
     sampler: Callable[[PRNGKeyArray, Array], Array] | None,
     outcomes: ArrayLike | None,
-) -> LabelLaw:
+) -> Likelihood:
     """The arguments that say how labels scatter."""
     if log_likelihood is None:
         allowed = "None without a log_likelihood=, the law that it draws from"
         check(sampler is None, "sampler", sampler, allowed)
         check(outcomes is None, "outcomes", outcomes, allowed)
-        return LabelLaw()
+        return Likelihood()
     allowed = "a function log p(y|z) of a label and its fields"
     check(callable(log_likelihood), "log_likelihood", log_likelihood, allowed)
     law = as_tree(log_likelihood)
@@ -290,15 +290,15 @@ def _label_law(
         check(sampler is None, "sampler", sampler, "None with outcomes=, whose odds are known")
         values = arguments.array("outcomes", outcomes, "all labels (K, ...), two or more")
         check(values.ndim >= 1 and len(values) > 1, "outcomes", outcomes, "two or more labels")
-        return LabelLaw(law, None, values)
+        return Likelihood(law, None, values)
     if sampler is None:
-        return LabelLaw(law)
+        return Likelihood(law)
     check(callable(sampler), "sampler", sampler, "a function of (key, fields)")
-    return LabelLaw(law, as_tree(sampler))
+    return Likelihood(law, as_tree(sampler))
 
 
 def _check_labels(
-    labels: LabelLaw, link: Callable[[Array], Array], indices: int, tokens: int
+    labels: Likelihood, link: Callable[[Array], Array], indices: int, tokens: int
 ) -> None:
     """Raise a ValueError for a sampler or a likelihood that fails, or odds that do not add up to
     one."""

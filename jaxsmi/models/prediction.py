@@ -15,15 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.data import LabelLaw
+from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.data import LabelLaw, Taught
 from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.tokens import Directions
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
 
-__all__ = ["compiled_prediction_error", "prediction_error"]
+__all__ = ["compiled_prediction_error", "error_of_rows", "prediction_error"]
 
 
 def prediction_error(
@@ -101,3 +103,36 @@ def prediction_error(
 
 
 compiled_prediction_error = program(prediction_error)
+
+
+def error_of_rows(
+    model: AbstractModel,
+    weights: Array,
+    data: Taught,
+    *,
+    key: PRNGKeyArray,
+    bayes: bool = False,
+    samples: int = 2048,
+) -> Estimate:
+    """Prediction error of an estimate (P, D) against the teacher of its data, which must have one,
+    on new Gaussian inputs and noiseless labels: at M, Q and ρ of the weights themselves; eight
+    nets of `samples` points."""
+    assert data.teacher is not None
+    W = weights.astype(theory_dtype())
+    teacher = data.teacher.astype(theory_dtype())
+    D = data.dimension
+    means = None
+    if data.directions is not None and data.encoding is not None:
+        mean = Directions(data.directions, data.encoding).mean.T / jnp.sqrt(float(D))
+        means = (W @ mean, teacher @ mean)
+    return prediction_error(
+        model,
+        W @ W.T / D,
+        key=key,
+        cross=W @ teacher.T / D,
+        second_moment=teacher @ teacher.T / D,
+        bayes=bayes,
+        samples=samples,
+        truth=data.model,
+        means=means,
+    )

@@ -26,6 +26,7 @@ from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
 __all__ = ["Directions", "Tokens"]
 
 _ROUNDING = 1e-9
+_DEVIATIONS = 8.0  # of an overlap of given directions: more is another law, not chance
 
 
 class Directions(NamedTuple):
@@ -136,10 +137,26 @@ class Tokens(eqx.Module):
         allowed = f"U of shape {shape}: rows of squared norm D and of the overlaps of {self}"
         if given is not None:
             U = Arguments().array("directions", given, allowed, shape)
+            self._check_given(U, teacher, second_moment)
             return Directions(U, self.encoding)
         if key is None:
             raise ValueError(f"directions: got None; allowed: {allowed}.")
         return Directions(self._drawn(key, teacher, second_moment), self.encoding)
+
+    def _check_given(self, U: Array, teacher: Array, second_moment: Array) -> None:
+        """Raise a ValueError for directions whose overlaps, among themselves or with the teacher,
+        are not G and R* up to what a drawn teacher and drawn directions fluctuate by."""
+        D = teacher.shape[1]
+        P = len(second_moment)
+        rows = jnp.concatenate([teacher, U]).astype(theory_dtype())
+        wanted = jnp.block([[second_moment, self.of(P)], [self.of(P).T, self.gram]])
+        if len(rows) != len(wanted):  # a teacher of other rows than the model
+            rows, wanted = U.astype(theory_dtype()), self.gram
+        size = jnp.diagonal(wanted)
+        allowance = _DEVIATIONS * jnp.sqrt(2.0 * jnp.outer(size, size) / D)
+        within = (jnp.abs(rows @ rows.T / D - wanted) <= allowance + _ROUNDING)[-len(U) :]
+        allowed = f"U with U Uᵀ/D = G and W* Uᵀ/D = R* up to O(1/√D), of {self}"
+        check(jnp.all(within), "directions", U, allowed)
 
     def _drawn(self, key: PRNGKeyArray, teacher: Array, second_moment: Array) -> Array:
         """U (K, D)."""

@@ -43,7 +43,7 @@ def apply(J: Array, X: Array) -> Array:
     return jnp.einsum("abcd,cd->ab", J, X)
 
 
-def spectral_radius(J: Array, steps: int = 200) -> Array:
+def perron_value(J: Array, steps: int = 200) -> Array:
     """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices, by shifted power
     iteration."""
     P = J.shape[0]
@@ -172,7 +172,7 @@ class Iteration(AbstractSolver[Iterate]):
         value = evaluation.value
         difference = value - V
         residual = jnp.max(jnp.abs(difference))
-        rho = spectral_radius(evaluation.jacobian)
+        rho = perron_value(evaluation.jacobian)
         newton_step = resolvent(evaluation.jacobian, difference)
         distance = jnp.maximum(
             residual / jnp.maximum(1.0 - rho, 1e-6), jnp.max(jnp.abs(newton_step))

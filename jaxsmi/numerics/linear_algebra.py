@@ -165,7 +165,7 @@ def solve_definite(A: Array, b: Array) -> tuple[Array, Array]:
 def spectral_radius(J: Array) -> Array:
     """Spectral radius of any square matrix, by the growth of its powers: ‖J^n‖^{1/n}, n = 2^12.
 
-    (Of a positive map of symmetric matrices: `fixed_point.spectral_radius`.)
+    (Of a positive map of symmetric matrices: `fixed_point.perron_value`.)
     """
     squarings = 12
     tiny = jnp.finfo(J.dtype).tiny

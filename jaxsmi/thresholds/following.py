@@ -111,7 +111,7 @@ def _stand(branch: OverlapMap, alpha: Array | None, V: Array, X: Array | None = 
         V=V,
         newton=symmetric(fixed_point.resolvent(J, evaluation.value - V)),
         tangent=symmetric(fixed_point.resolvent(J, slope)),
-        rho=fixed_point.spectral_radius(J),
+        rho=fixed_point.perron_value(J),
         level=jnp.log(jnp.maximum(alpha * grown.rate, 1e-30)),
         grown=grown,
     )

@@ -217,6 +217,7 @@ case(
     {"model": LINEAR, "overlap": 0.5, "key": KEY},
     model="object",
     overlap="overlap",
+    data="object?",
     key="key?",
     predictor="choice",
     samples="count",

@@ -126,6 +126,12 @@ def test_bad_tokens_are_refused():
         lambda: tokens.sample(KEY, dimension=9, alpha=1.0, directions=jnp.ones((1, 8))),
     )
     refused("directions", lambda: smi.Stream(tokens, jnp.ones((1, 9))))
+    # 900 where G = 1, and one that is the teacher where R* = 0
+    W = jax.random.normal(KEY, (1, 400))
+    for U in (30.0 * jnp.ones((1, 400)), W):
+        sized = {"dimension": 400, "alpha": 0.1, "teacher": W, "directions": U}
+        refused("directions", lambda: tokens.sample(KEY, **sized))  # noqa: B023
+        refused("directions", lambda: smi.Stream(tokens, W, directions=U))  # noqa: B023
     # a posterior does not know that the teacher overlaps with directions of its inputs
     refused("inputs", lambda: smi.state_evolution(mixed(), 1.0, key=KEY))
     data = mixed().sample(KEY, dimension=20, alpha=1.0)

@@ -19,6 +19,7 @@ PAIRS = np.random.default_rng(1).standard_normal((6, 2, 5))
 GOOD = np.array([[0.6, 0.4], [0.3, 0.7]])
 ATTENTION_LABELS = np.tile(GOOD, (6, 1, 1))
 DATA = smi.Dataset(INPUTS, np.ones((6, 1)), np.ones((1, 5)))
+DRAWN = LINEAR.sample(jax.random.key(1), dimension=5, alpha=2.0, store=False)
 ONE, TWO, EYE = np.zeros((1, 1)), np.zeros((2, 2)), np.eye(2)
 
 
@@ -90,6 +91,7 @@ BAD = [
     ("state", lambda: smi.gamp(LINEAR, DATA, key=KEY, state=3)),
     ("stop", lambda: smi.train(LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, stop=3)),
     ("loss", lambda: smi.train(LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, loss="mse")),
+    ("test", lambda: smi.train(LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, test=DRAWN)),
     ("build", lambda: smi.search_threshold(3, 0.1, key=KEY)),
     ("replicas", lambda: smi.search_threshold(smi.links.linear, 0.1, key=KEY, replicas=None)),
     ("tokens", lambda: smi.links.linear(0.1, tokens=0)),

@@ -379,6 +379,30 @@ def test_error_of_phase_retrieval_with_the_square_is_exact():
     assert float(bayes.stderr) < 0.02
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_error_of_a_run_is_that_against_its_own_teacher(noise):
+    """Of a linear link (Ŵ - W*)²/D, whatever the norm of the teacher: theory at Q alone refuses
+    norms above one, and answers 1 - Q for a teacher that is known but shorter."""
+    model = smi.links.linear(noise)
+    lengths = []
+    for seed in range(3):
+        key = jax.random.key(seed)
+        data = model.sample(key, dimension=100, alpha=2.0)
+        run = smi.gamp(model, data, key=key)
+        exact = float(jnp.mean((run.weights - data.teacher) ** 2))
+        lengths.append(float(jnp.mean(data.teacher**2)))
+        found = smi.generalization_error(model, run, data=data, key=key)
+        assert abs(float(found) - exact) <= 4 * float(found.stderr) + 1e-3 * exact + 1e-9
+        # one score that is Gaussian given ω: (M/Q) ω is its mean, what is left the Bayes error
+        cross = float(jnp.mean(run.weights * data.teacher))
+        left = lengths[-1] - cross**2 / float(run.overlap[0, 0])
+        bayes = smi.generalization_error(model, run, data=data, key=key, predictor="bayes")
+        assert abs(float(bayes) - left) <= 4 * float(bayes.stderr) + 1e-3 * left + 1e-9
+    assert max(lengths) > 1.0  # where Q is above S
+    with pytest.raises(ValueError, match="data: got"):
+        smi.generalization_error(model, 0.5, data=data, key=KEY)
+
+
 @pytest.mark.slow
 def test_bayes_is_at_most_plug_in_and_vanishes_at_full_overlap():
     Q = np.array([[0.5, 0.1], [0.1, 0.8]])
