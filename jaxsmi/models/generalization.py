@@ -85,9 +85,8 @@ def generalization_error(
     P = model_argument(model).indices
     arguments = Arguments()
     bayes = predictor == "bayes"
-    run = isinstance(overlap, Solution) and overlap.weights is not None and model.of_rows
-    if run and data is not None:
-        weights = overlap.weights
+    weights = overlap.weights if isinstance(overlap, Solution) and model.of_rows else None
+    if weights is not None and data is not None:
         taught = _taught(model, weights, data)
         key = arguments.key("key", key)
         weights = jnp.where(model.valid, weights, jnp.nan)
