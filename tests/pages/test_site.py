@@ -16,18 +16,8 @@ from jaxsmi.papers import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "out" / "site"
-
-
-def current():
-    """Whether the site is there, and was built after the last change of a page."""
-    start = SITE / "index.html"
-    if not start.is_file():
-        return False
-    return start.stat().st_mtime > max(x.stat().st_mtime for x in (ROOT / "docs").rglob("*.md"))
-
-
 pytestmark = pytest.mark.skipif(
-    not current(), reason="no site in out/site, or one older than its pages: `make docs` builds it"
+    not SITE.is_dir(), reason="no site in out/site: `make docs` builds it"
 )
 THEME = "[PST]: "  # what the theme says of itself on every page
 looked_at = pytest.mark.skipif(browser.browser() is None, reason=f"none of {browser.NAMES}")
