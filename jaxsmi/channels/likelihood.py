@@ -154,7 +154,7 @@ class IntegratedChannel(AbstractChannel):
     @property
     def jumps(self) -> Array:
         """Whether p(y|z) jumps with z, by looking; of a user's law without outcomes it may."""
-        law = self._seen
+        law = self._as_smooth
         if law is None:
             return jnp.ones((), bool)
         return ~continuous(law, self.indices, self.tokens)
@@ -162,13 +162,13 @@ class IntegratedChannel(AbstractChannel):
     @property
     def kinked(self) -> Array:
         """Whether the gradient of p(y|z) jumps with z, likewise."""
-        law = self._seen
+        law = self._as_smooth
         if law is None:
             return jnp.ones((), bool)
         return kinked(law, self.indices, self.tokens)
 
     @property
-    def _seen(self) -> Callable[[Array], Array] | None:
+    def _as_smooth(self) -> Callable[[Array], Array] | None:
         """What p(y|z) is as smooth as; None where that is not known."""
         if self.labels.log_likelihood is None:
             return self.law

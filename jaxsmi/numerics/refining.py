@@ -228,8 +228,9 @@ class _Integral(eqx.Module):
         return moments, jnp.maximum(cut[0], 0.1 * cut[1])
 
     def cut(self, sums: Array, g: Array, dg: Array) -> tuple[Array, Array]:
-        """What the tail beyond the nodes, of all columns' `sums` the last but one, is in g and dg:
-        that much in the second moments of t, and a radius less in their means."""
+        """What g and dg change by where second moments of τ are moved by the tail beyond the nodes,
+        of all columns' `sums` the last but one, and means by a radius less [theory: numerics, Eq.
+        (3)]."""
         mean, covariance = self.columns.moments(sums)
         tail = sums[:, -2] / sums[:, 0]
         one = jnp.eye(mean.shape[-1], dtype=tail.dtype)
