@@ -123,7 +123,12 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("name", LINKS)
+SLOW = ("sign_product", "product", "square_plus_sign_parity")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in LINKS]
+)
 def test_a_link_made_inside_jit_is_the_link_made_outside(name):
     """Which slopes are flat, and whether there is noise, is known there, too."""
     outside = LINKS[name]()

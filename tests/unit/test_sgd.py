@@ -523,6 +523,7 @@ def test_chi_square(count):
         assert abs(moment.mean() - value) < 5 * moment.std() / np.sqrt(n)
 
 
+@pytest.mark.slow
 def test_runs_do_not_depend_on_their_company_or_on_the_bar():
     model = SGD.semantic_positional(0.64)
     settings = {"dimension": 50, "gamma": 1.0, "steps": 300, "m": 0.3, "e": 0.1, "every": 50}
