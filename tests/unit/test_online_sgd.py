@@ -121,6 +121,7 @@ def test_the_rate_of_a_sample():
         np.testing.assert_allclose(runs.time, kappa * np.asarray(runs.alpha))
 
 
+@pytest.mark.slow
 def test_a_run_that_overflows_says_so_and_one_out_of_range_inside_jit_too():
     wild = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1, tokens=1)
     runs = smi.sgd.simulate(wild, keys(4), dimension=20, rate=30.0, steps=60)

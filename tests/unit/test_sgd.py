@@ -536,6 +536,7 @@ def test_runs_do_not_depend_on_their_company_or_on_the_bar():
     assert (np.asarray(together.result) == Result.SUCCESS).all()
 
 
+@pytest.mark.slow
 def test_runs_stop_where_they_are_told_and_say_when_they_arrived():
     model = SGD.semantic_positional(0.2)
     found = SGD.simulate(

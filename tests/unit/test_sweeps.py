@@ -117,6 +117,7 @@ def attention(rank_ratio):
     return smi.AttentionIndexed(2, rank_ratio)
 
 
+@pytest.mark.slow
 def test_matrix_models_are_solved_many_at_once(tmp_path):
     """70 rows in two programs of 64 and 6 rows, the same as one by one.
 
