@@ -54,7 +54,10 @@ def linear_means(D, n, a, noise, steps, m, q):
     return miss + 1.0, error + 2.0 * (miss + 1.0) - 1.0
 
 
-@pytest.mark.parametrize(("D", "B", "rate", "runs"), [(10, 1, 0.3, 20_000), (30, 7, 2.0, 4000)])
+@pytest.mark.parametrize(
+    ("D", "B", "rate", "runs"),
+    [pytest.param(10, 1, 0.3, 20_000, marks=pytest.mark.slow), (30, 7, 2.0, 4000)],
+)
 def test_linear_labels_have_their_exact_means_at_any_dimension(D, B, rate, runs):
     settings = {"dimension": D, "batch_size": B, "rate": rate, "steps": 20, "every": 20}
     found = smi.sgd.simulate(smi.links.linear(0.2), keys(runs), init=([[0.1]], [[0.5]]), **settings)
@@ -573,6 +576,7 @@ def test_rates_of_the_unlearned_state_to_eight_digits():
         assert (np.abs(mean - value) < 5.0 * error + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_rates_of_one_layer():
     """Λ = .441004675562 = 2 |R_mm| of the semantic/positional problem at ω = 0."""
     found = smi.sgd.rates(ONE, key=KEY, samples=2**15)

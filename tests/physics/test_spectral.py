@@ -550,6 +550,7 @@ def test_a_run_that_loses_it_gives_it_back():
     assert "spectral" in run.message
 
 
+@pytest.mark.slow
 def test_what_spectral_refuses():
     data = PHASE.sample(KEY, dimension=50, alpha=2.0)
     linear = smi.links.linear(0.1)

@@ -102,6 +102,7 @@ def test_the_error_of_an_estimate_counts_the_means():
     np.testing.assert_allclose(error, known, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_bad_tokens_are_refused():
     def refused(name, call):
         with pytest.raises(ValueError, match=rf"^{name}: "):

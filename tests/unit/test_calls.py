@@ -61,6 +61,7 @@ def afresh(called, *args, **kwargs):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="calls are kept on CPUs")
+@pytest.mark.slow
 def test_a_second_process_traces_nothing(tmp_path):
     told = []
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}

@@ -63,6 +63,7 @@ def test_the_gravest_of_many_codes():
     assert "MAX_STEPS: The step budget" in outcomes([0, 2, 7, 7], "state_evolution")
 
 
+@pytest.mark.slow
 def test_a_run_that_did_not_end_leaves_no_error_bar():
     """Whatever became of the other runs of the ladder."""
     runs = []

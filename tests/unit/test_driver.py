@@ -146,6 +146,7 @@ def test_a_missing_key_is_asked_for(learner):
         calls[learner]()
 
 
+@pytest.mark.slow
 def test_training_that_explodes_says_so():
     import optax
 

@@ -152,6 +152,7 @@ def test_a_law_of_few_labels_can_be_made_inside_jit():
     np.testing.assert_allclose(found, smi.links.softmax(2).channel.link(fields), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_pieces_with_traced_slopes():
     """A slope that is traced may not be zero; where it is not, it is what it was."""
     point = (jnp.asarray(0.4), jnp.full((1, 1), 0.1), jnp.full((1, 1), 0.7))
@@ -209,6 +210,7 @@ def test_labels_of_a_law_have_its_probabilities():
 
 
 @pytest.mark.parametrize("wrong", [-1.0, 0.5])
+@pytest.mark.slow
 def test_labels_of_counts_are_whole_numbers(wrong):
     """Neither a negative one, whose posterior is NaN, nor a fraction, of which the formula of the
     probability gives a number."""

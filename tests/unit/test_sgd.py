@@ -573,6 +573,7 @@ def test_the_last_record_may_come_early(method):
     np.testing.assert_array_equal(found.overlaps[:, -1], found.end)
 
 
+@pytest.mark.slow
 def test_an_untied_network_of_one_token_has_a_vector_of_one_overlap():
     model = smi.SequenceSingleIndex(
         SGD.HermiteSeries({(2,): 1.0}, True), 1, SGD.Network(jax.nn.relu, tied=False)

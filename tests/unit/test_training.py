@@ -340,6 +340,7 @@ def test_a_run_that_learned_nothing_says_so_and_what_to_do():
     assert int(fit.result) == Result.SUCCESS
 
 
+@pytest.mark.slow
 def test_chance_is_rarely_taken_for_learning():
     """Student's law beyond three: 0.3 % of random directions, of few dimensions more."""
     model = smi.links.linear(0.1)
@@ -407,6 +408,7 @@ def test_bad_arguments_are_named(name):
         smi.train(MODEL, DATA, optax.sgd(0.1), key=KEY, **({"steps": 2} | BAD[name]))
 
 
+@pytest.mark.slow
 def test_bad_combinations_are_named():
     optimizer = optax.sgd(0.1)
     for many in (31, smi.Batches(31), smi.Batches(31, one_pass=True)):

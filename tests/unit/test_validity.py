@@ -109,7 +109,7 @@ def test_a_signal_given_as_a_start_stays_the_start_beside_side_information():
         smi.gamp(model, data, side_information=0.3, key=KEY, init=jnp.ones(7))
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("symmetric", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_stream_of_bilinear_regression(symmetric):
     """Its teacher is a matrix S and its student two factors: no teacher was admitted."""
     model = smi.Bilinear(1.0, 0.5, 0.1, symmetric=symmetric)
