@@ -20,8 +20,8 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11 
 JAX_PLATFORMS ?= cpu
 export JAX_PLATFORMS
 
-# Nothing from outside comes in, and nothing is left outside.
-unexport PYTHONPATH PYTHONHOME
+# Nothing from outside comes in, and nothing is left outside. Bytecode is kept: without it a process reads jax for 1.6 s longer.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 export PIP_CACHE_DIR
