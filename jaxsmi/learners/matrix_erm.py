@@ -126,7 +126,7 @@ class MatrixErm(eqx.Module):
         True
 
     Cost:
-        Theory 0.3 s after compilation, which takes half a minute; message passing an
+        Theory 0.2 s after compilation, which takes 10 s; message passing an
         eigendecomposition (or singular values) a step.
 
     Source:

@@ -100,6 +100,7 @@ def symmetric_error(alpha, rho, noise):
     return smi.state_evolution(smi.Bilinear(1.0, rho, noise, symmetric=True), alpha).error
 
 
+@pytest.mark.slow
 def test_errors():
     rho, beta, noise, alpha = np.array(list(ERRORS)).T
     np.testing.assert_allclose(

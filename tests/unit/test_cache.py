@@ -55,6 +55,7 @@ def answer(running):
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_processes_share_their_programs(tmp_path):
     """Two at once, and one after them, which compiles nothing of what they did."""
     together = [process(tmp_path), process(tmp_path)]

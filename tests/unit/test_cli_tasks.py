@@ -12,6 +12,7 @@ from jaxsmi.cli import figure
 from jaxsmi.workbench import storage
 
 
+@pytest.mark.slow
 def test_risk_is_that_of_ridge_regression(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("h5py")

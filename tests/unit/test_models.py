@@ -380,6 +380,7 @@ def test_error_of_phase_retrieval_with_the_square_is_exact():
 
 
 @pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.slow
 def test_error_of_a_run_is_that_against_its_own_teacher(noise):
     """Of a linear link (Ŵ - W*)²/D, whatever the norm of the teacher: theory at Q alone refuses
     norms above one, and answers 1 - Q for a teacher that is known but shorter."""

@@ -111,6 +111,7 @@ def test_rates_and_maps_refuse():
     refused("dimension", lambda: smi.sgd.per_sample_rate(0.1, reduction="sum/D"))
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_sample():
     """κ = η/B, η, η/D; runs know it, and time is κ α."""
     for reduction, kappa in (("mean", 0.1 / 4), ("sum", 0.1), ("sum/D", 0.1 / 50)):

@@ -105,6 +105,7 @@ def compared(name):
     np.testing.assert_allclose(C / size, exact_C / size, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_pair_by_adaptive_quadrature():
     compared("plain")
 

@@ -70,6 +70,7 @@ def test_limits_on_the_half_line():
         np.testing.assert_allclose(values, 1.0 / (1.0 + q), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_posterior_on_the_half_line_is_the_slope_of_its_partition_function():
     """Both branches of the closed forms and where they meet (x = -3), f and C against central
     differences: step² and rounding/step² for C."""

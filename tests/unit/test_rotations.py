@@ -79,6 +79,7 @@ def test_one_layer_of_rank_two_against_brute_force(tokens):
         assert np.all(post.error < 1e-3)
 
 
+@pytest.mark.slow
 def test_labels_give_the_fields_back_up_to_a_rotation():
     """Gram matrices agree; the condition of the inversion grows as tokens near each other, which
     leaves 1e-9 of float64 in the worst of 16."""

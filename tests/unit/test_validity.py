@@ -209,6 +209,7 @@ def test_a_short_sequence_has_one_token():
     assert data.teacher.shape == (1, 10)
 
 
+@pytest.mark.slow
 def test_runs_that_all_agree_have_an_error_bar():
     """It was zero, of eight runs."""
     model = smi.sgd.semantic_positional(0.3)
