@@ -25,6 +25,7 @@ from laws.faces import (
     models_named_in_engines,
     string_ladders,
     untyped_parameters,
+    word_ladders,
 )
 from laws.rooms import (
     files_on_the_top_level,
@@ -71,6 +72,7 @@ LAWS = {
         Law(attribute_lookups, 8, "declare the attribute on the abstract class"),
         Law(isinstance_of_models, 0, "what differs between families is a method of the family"),
         Law(string_ladders, 0, "a class for each case"),
+        Law(word_ladders, 0, "a table of the words, or a method of what differs"),
         Law(models_named_in_engines, 0, "an engine knows no model: ask the model's face"),
         Law(private_imports, 0, "what two modules share is public: no leading underscore"),
         Law(private_imports_of_tests, 0, "test what a user can call, or make the name public"),

@@ -25,9 +25,14 @@ from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss
 
-__all__ = ["REDUCTIONS", "Batches", "Stop", "Task"]
+__all__ = ["REDUCTIONS", "Batches", "Stop", "Task", "divisor"]
 
 REDUCTIONS = ("mean", "sum", "sum/D")
+
+
+def divisor(reduction: str, count: Array | int, dimension: int) -> Array | int:
+    """1/c of the loss c Σ ℓ of a batch of `count` samples in dimension D."""
+    return {"mean": count, "sum": 1, "sum/D": dimension}[reduction]
 
 
 class Batches(NamedTuple):
@@ -121,10 +126,7 @@ class Task(Descent):
         if inside is not None:
             values = jnp.where(inside, values, 0.0)
             count = jnp.sum(inside)
-        total = jnp.sum(values)
-        if self.reduction == "mean":
-            return total / count
-        return total / self.data.dimension if self.reduction == "sum/D" else total
+        return jnp.sum(values) / divisor(self.reduction, count, self.data.dimension)
 
     def observe(self, weights: Array) -> dict[str, PyTree]:
         """Overlaps and cosines, the error, and what the user asked to record."""

@@ -13,6 +13,7 @@ their start.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -158,15 +159,36 @@ def _begins(
     if isinstance(start, LearnerSolution):
         yield Start(start.overlap, start.teacher_overlap, start.covariance, start.direction_overlap)
         return
-    high = 0.5 / max(float(learner.decay), 1e-3)  # half of what no label holds
-    if start == "directions":
-        for part, share, V in ((0.25, 0.5, high), (1.0, 0.5, 0.5), (0.25, 0.8, high)):
-            Q = part * _scale(teacher) * np.eye(learner.network.indices)
-            yield Start(Q, 0.0, V, share * _along(Q, teacher))
-        return
-    overlap = 0.8 if start == "informed" else 0.0
-    for part, V in ((1.0, 0.5), (0.25, high)):
+    yield from _BEGINNINGS[start](teacher, learner)
+
+
+def _aligned(
+    overlap: float, teacher: AbstractIndexModel, learner: AbstractLearner
+) -> Iterator[Start]:
+    """With this share of the teacher, whoever that is."""
+    del teacher
+    for part, V in ((1.0, 0.5), (0.25, _loose(learner))):
         yield Start(part, overlap * part, V, 0.0)
+
+
+def _along_directions(teacher: AbstractIndexModel, learner: AbstractLearner) -> Iterator[Start]:
+    """Along the directions of the inputs, and orthogonal to the teacher."""
+    high = _loose(learner)
+    for part, share, V in ((0.25, 0.5, high), (1.0, 0.5, 0.5), (0.25, 0.8, high)):
+        Q = part * _scale(teacher) * np.eye(learner.network.indices)
+        yield Start(Q, 0.0, V, share * _along(Q, teacher))
+
+
+def _loose(learner: AbstractLearner) -> float:
+    """Half of V where no label holds the weights."""
+    return 0.5 / max(float(learner.decay), 1e-3)
+
+
+_BEGINNINGS = {
+    "informed": functools.partial(_aligned, 0.8),
+    "uninformed": functools.partial(_aligned, 0.0),
+    "directions": _along_directions,
+}
 
 
 def _scale(teacher: AbstractIndexModel) -> float:

@@ -414,13 +414,10 @@ class GampIteration(AbstractSolver[Position]):
         return jax.tree.map(lambda x, y: (1.0 - d) * x + d * y, new, old)
 
     def _precision(self, sensing: AbstractSensing, posterior: Posterior, V: Array) -> Array:
-        """A (P, P), by the estimate that was asked for."""
-        if self.precision == "controlled":
-            return sensing.controlled_precision(posterior.g, posterior.dg)
-        if self.precision == "outer":
-            return sensing.outer_precision(posterior.g)
-        if self.precision == "divergence":
-            return sensing.divergence_precision(posterior.dg)
+        """A (P, P), by the estimate that was asked for; "state": that of theory."""
+        estimate = sensing.precisions.get(self.precision)
+        if estimate is not None:
+            return estimate(posterior.g, posterior.dg)
         Q = self.model.prior.second_moment(self.model.indices) - V
         return sensing.alpha * self.model.channel.expected(Q, V, self.key)
 

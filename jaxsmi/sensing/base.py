@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax
@@ -60,16 +60,10 @@ class AbstractSensing(eqx.Module):
     def adjoint(self, g: Array) -> Array:
         """The transpose of `forward`: of vectors g (N, P, M), in the shape of the signal."""
 
+    @property
     @abc.abstractmethod
-    def controlled_precision(self, g: Array, dg: Array) -> Array:
-        """A (P, P) by a control variate, from g (N, P, M) and ∂g (N, P, M, P, M).
-
-        It is positive semi-definite.
-        """
-
-    @abc.abstractmethod
-    def divergence_precision(self, dg: Array) -> Array:
-        """A (P, P) = -(1/n) Σ_μ Σ_m ∂g_m/∂ω_m from ∂g (N, P, M, P, M)."""
+    def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
+        """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by their names."""
 
     def outer_precision(self, g: Array) -> Array:
         """A (P, P) = (1/n) Σ_μ Σ_m g gᵀ from g (N, P, M): positive semi-definite."""
@@ -143,18 +137,7 @@ class AbstractMatrixSensing(AbstractSensing):
         """A (L, L), the diagonal of (1/n) Σ_μ Σ_m g gᵀ."""
         return jnp.diag(jnp.diagonal(super().outer_precision(g)))
 
-    def controlled_precision(self, g: Array, dg: Array) -> Array:
-        """Refuses."""
-        del g, dg
-        raise ValueError(self._refusal("controlled"))
-
-    def divergence_precision(self, dg: Array) -> Array:
-        """Refuses."""
-        del dg
-        raise ValueError(self._refusal("divergence"))
-
-    @staticmethod
-    def _refusal(precision: str) -> str:
-        """The one sentence for an estimate that matrices do not have."""
-        allowed = "'outer' or 'state' where the signal is a matrix"
-        return f"precision: got {precision!r}; allowed: {allowed}."
+    @property
+    def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
+        """g gᵀ alone."""
+        return {"outer": lambda g, _: self.outer_precision(g)}

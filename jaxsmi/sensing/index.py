@@ -20,6 +20,7 @@ second case and to 1 in the first.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -101,6 +102,15 @@ class IndexSensing(AbstractSensing):
         samples, M, _ = self.inputs.shape
         size = max(BLOCK // (M * D), 1) if samples * M * D > _LARGE else None
         return self.over_devices(summed(add, self.inputs, T, size)).reshape(W.shape) / D
+
+    @property
+    def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
+        """g gᵀ, ∂g, and both: their difference is a control variate."""
+        return {
+            "controlled": self.controlled_precision,
+            "outer": lambda g, _: self.outer_precision(g),
+            "divergence": lambda _, dg: self.divergence_precision(dg),
+        }
 
     def controlled_precision(self, g: Array, dg: Array) -> Array:
         """α ⟨g gᵀ - β (g gᵀ + ∂g)⟩ (P, P), its negative part (if any) cut."""

@@ -38,7 +38,7 @@ from jaxsmi.core.checks import (
 )
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
-from jaxsmi.descent.task import REDUCTIONS
+from jaxsmi.descent.task import REDUCTIONS, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.sgd import chain, vectors
 from jaxsmi.sgd.coordinates import Coordinates
@@ -264,12 +264,7 @@ def per_sample_rate(
     word = reduction
     if word == "sum/D" or dimension is not None:
         dimension = arguments.count("dimension", dimension)
-    return jnp.where(arguments.valid, _weight(word, batch, dimension or 1) * eta, jnp.nan)
-
-
-def _weight(reduction: str, batch: int, dimension: int) -> float:
-    """c, the weight of a sample's loss."""
-    return {"mean": 1.0 / batch, "sum": 1.0, "sum/D": 1.0 / dimension}[reduction]
+    return jnp.where(arguments.valid, eta / divisor(word, batch, dimension or 1), jnp.nan)
 
 
 class _Asked(NamedTuple):
@@ -308,7 +303,7 @@ def _rule(
     return Rule(
         pair=pair,
         rate=jnp.broadcast_to(eta, (P,)),
-        weight=jnp.asarray(_weight(word, batch, dimension), theory_dtype()),
+        weight=jnp.asarray(1.0 / divisor(word, batch, dimension), theory_dtype()),
         momentum=None if none else beta,
         decay=None if is_zero(decay) else shrink,
         level=infinite,

@@ -96,6 +96,25 @@ def isinstance_of_models(house: House) -> list[str]:
     ]
 
 
+def word_ladders(house: House) -> list[str]:
+    """Functions of engines that ask one name more than once which word it is: a table, or a method
+    of what differs, says it once."""
+    rungs: dict[str, int] = {}
+    for file in house.package:
+        if not file.path.startswith(tuple(f"jaxsmi/{name}" for name in (*ENGINES, "descent/"))):
+            continue
+        for function in file.functions():
+            for node in ast.walk(function):
+                if isinstance(node, ast.Compare) and _is_word(node.comparators[0]):
+                    asked = file.at(function.lineno, f"{function.name}: {ast.unparse(node.left)}")
+                    rungs[asked] = rungs.get(asked, 0) + 1
+    return [asked for asked, count in rungs.items() if count > 1]
+
+
+def _is_word(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def string_ladders(house: House) -> list[str]:
     """Cases told apart by how a word begins or ends, in the rooms below the workbench."""
     above = {"workbench", "papers", "cli", "text"}

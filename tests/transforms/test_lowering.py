@@ -251,15 +251,15 @@ def test_blocks_follow_memory_and_not_names():
 
 @pytest.mark.slow
 def test_a_device_says_how_large_the_blocks_are(monkeypatch):
-    """The program of a posterior holds blocks of 512 samples and 2048 nodes where memory is large,
-    of 16 and 512 where it is not known."""
+    """The program of a posterior of one field holds blocks of 512 samples and 2048 nodes where
+    memory is large, of 128 and 64 where it is not known: what a cache takes."""
     channel = programs.tanh().channel
     given = [jax.ShapeDtypeStruct(shape, float) for shape in ((1024,), (1024, 1, 1), (1, 1))]
-    for size, shape in ((None, "16x512"), (80 * 2**30, "512x2048")):
+    for size, shape in ((None, "128x64"), (80 * 2**30, "512x2048")):
         monkeypatch.setattr(jax, "local_devices", lambda size=size: [device(size)])
         text = jax.jit(lambda *x: channel.respond(*x).g).lower(*given).as_text()
         assert f"tensor<{shape}xf64>" in text
-        assert len(re.findall(r"tensor<(?:16x512|512x2048)xf64>", text)) == text.count(
+        assert len(re.findall(r"tensor<(?:128x64|512x2048)xf64>", text)) == text.count(
             f"tensor<{shape}xf64>"
         )
 

@@ -47,6 +47,10 @@ OFFENDERS = {
         "models/a.py",
         "class A(AbstractModel): ...\nclass B(A): ...\nisinstance(1, (int, B))",
     ),
+    "word_ladders": (
+        "inference/a.py",
+        "def f(x):\n    if x == 'a':\n        return 1\n    return 2 if x == 'b' else 3",
+    ),
     "string_ladders": ("models/a.py", "'signed'.endswith('d')"),
     "models_named_in_engines": ("inference/a.py", "'''Bilinear may stand here.'''\nbilinear = 1"),
     "private_imports": ("models/a.py", "from jaxsmi.models.b import _y"),
