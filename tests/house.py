@@ -88,7 +88,7 @@ LAWS = {
         Law(unnamed_tuples, 0, "return a NamedTuple or a Module with named fields"),
         Law(parallel_assignments, 20, "one statement a line"),
         Law(missing_docstrings, 0, "say in one sentence what it is"),
-        Law(shorthand_names, None, "estimate, residual, spread, lower, previous"),
+        Law(shorthand_names, 127, "estimate, residual, spread, lower, previous"),
         Law(citations, 0, "cite [KEY] of references.bib or [theory: page, Eq. (n)] of docs/theory"),
         Law(missing_sections, 0, f"its docstring needs {' '.join(SECTIONS)}"),
     )

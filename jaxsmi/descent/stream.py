@@ -10,7 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.border import checked, numbers, optional, precision, random_key, whole
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.checks import check
 from jaxsmi.core.data import Regenerated
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.models.tokens import Directions
@@ -60,12 +60,7 @@ class Stream(eqx.Module):
         dtype: DTypeLike | None = None,
         directions: ArrayLike | None = None,
     ):
-        arguments = Arguments()
-        arguments.instance(
-            "model", model, AbstractModel, "a model, such as smi.DeepAttention(2, 2)"
-        )
         given = jnp.asarray(teacher)
-        check(given.ndim == 2, "teacher", given, "an array whose last axis is the dimension")
         model.admit_teacher(given, given.shape[1])
         check(jnp.all(jnp.isfinite(given)), "teacher", given, "finite numbers")
         self.model = model

@@ -73,7 +73,6 @@ def _check_state(
 ) -> None:
     """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or
     of runs at different steps."""
-    Arguments().instance("state", state, TrainState, "the `state` of a solution of train")
     weights = state.weights
     shape = model.student_shape(dimension)
     check(weights.shape[-2:] == shape, "state", weights, f"a state with weights {shape}")

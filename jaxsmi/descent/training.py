@@ -42,7 +42,7 @@ from jaxsmi.descent.loop import DescentEnd, TrainState, descend
 from jaxsmi.descent.stream import Stream
 from jaxsmi.descent.student import batch_size_of, begin_training, check_gradient, check_loss
 from jaxsmi.descent.task import REDUCTIONS, Batches, Stop, Task
-from jaxsmi.models.base import AbstractModel, is_model, model_argument
+from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.models.teacher_student import squared_loss
 
 __all__ = ["TrainState", "train"]
@@ -54,7 +54,7 @@ _RECORDS = 200  # of a run, if nothing else is said
 @checked(
     model=is_model,
     data=instance((Dataset, Stream), "a Dataset or a Stream"),
-    optimizer=instance(optax.GradientTransformation, "an optimiser of optax"),
+    optimizer=instance(optax.GradientTransformation, "one of optax, such as optax.adam(1e-2)"),
     key=optional(random_keys),
     steps=whole(),
     batch_size=optional(either("an integer >= 1, or smi.Batches", whole(), instance(Batches, ""))),
@@ -141,10 +141,9 @@ def train(
     Source:
         [theory: descent, Eqs. (1) to (3)].
     """
-    arguments = _kinds(model, data, optimizer)
+    arguments = Arguments()
     batches = (batch_size if isinstance(batch_size, Batches) else Batches(batch_size)).checked()
     stopping = Stop() if stop is None else stop
-    arguments.instance("stop", stopping, Stop, "smi.Stop(patience, target)")
     stopping.checked()
     function, every = Record.of(record, max(steps // _RECORDS, 1))
     _check_stop(model, data, test, stopping)
@@ -179,18 +178,6 @@ def train(
         label=f"train, D={data.dimension}" if visible else None,
     )
     return _solution(task, end, key)
-
-
-def _kinds(
-    model: AbstractModel, data: Dataset | Stream, optimizer: optax.GradientTransformation
-) -> Arguments:
-    """Raise a ValueError for a model, data or an optimiser that is none."""
-    arguments = Arguments()
-    model_argument(model)
-    arguments.instance("data", data, (Dataset, Stream), "a Dataset or a Stream")
-    allowed = "an optax transformation, such as optax.adam(1e-2)"
-    arguments.instance("optimizer", optimizer, optax.GradientTransformation, allowed)
-    return arguments
 
 
 def _check_stop(

@@ -255,14 +255,9 @@ def _check_beside(
 
 def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) -> None:
     """Raise a ValueError for data, labels or a state that do not fit the model."""
-    Arguments().instance(
-        "data", data, Dataset, "a Dataset: model.sample(..) or smi.Dataset(inputs, labels)"
-    )
     signal, fields = model.shapes(data)
     model.channel.check_labels(data.labels)
     if state is not None:
-        allowed = "the state of a Solution of gamp: solution.state"
-        Arguments().instance("state", state, GampState, allowed)
         expected = f"the state of a run with weights {signal}"
         check(state.weights.shape == signal, "state", state.weights, expected)
         expected = f"the state of a run on {data.samples} samples"

@@ -67,7 +67,6 @@ class Attention(eqx.Module):
         right: ArrayLike | None = None,
     ):
         self.reduction = reduction
-        check(trace_norm in ("sqrtL", "none"), "trace_norm", trace_norm, "'sqrtL' or 'none'")
         self.trace_norm = trace_norm
         self.left = self._vector("left", left)
         self.right = self._vector("right", right)
