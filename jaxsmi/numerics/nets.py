@@ -71,16 +71,17 @@ class Net(eqx.Module):
     shift: Array
 
     def __init__(self, key: PRNGKeyArray, dimension: int):
-        scramble_key, shift_key = jax.random.split(key)
-        lower = jnp.tril(jax.random.bits(scramble_key, (dimension, 32, 32), jnp.uint8) & 1, -1)
-        lower = (lower | jnp.eye(32, dtype=jnp.uint8)).astype(jnp.uint32)
+        draw = lambda key: jax.random.bits(key, (dimension, 32, 32), jnp.uint32)
+        # scramble and shift in one call: each call of a generator takes 0.1 s to compile
+        words, shifts = jax.vmap(draw)(jax.random.split(key))
+        lower = jnp.tril(words & 1, -1) | jnp.eye(32, dtype=jnp.uint32)
         # bit of each row, the most significant first
         place = jnp.uint32(1) << jnp.arange(31, -1, -1, dtype=jnp.uint32)
         masks = jnp.sum(lower * place, axis=-1, dtype=jnp.uint32)
         bits = masks[:, None, :] & jnp.asarray(direction_numbers(dimension))[:, :, None]
         parity = lax.population_count(bits) & 1
         self.directions = jnp.sum(parity * place, axis=-1, dtype=jnp.uint32)
-        self.shift = jax.random.bits(shift_key, (dimension,), jnp.uint32)
+        self.shift = shifts.ravel()[:dimension]
 
     def uniforms(self, start: ArrayLike, count: int) -> Array:
         """Points (count, d) in (0, 1) from position `start` on.
