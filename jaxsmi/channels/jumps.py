@@ -1,5 +1,6 @@
 r"""Whether a function of the fields jumps, or its gradient does, found by looking: derivatives
-along its labels then miss the jumps [theory: numerics, section 9].
+along its labels then miss the jumps [theory: numerics, section 9], and sums over grids converge
+slowly [theory: numerics, Eq. (4)].
 
 Lines through random fields are cut into intervals, and each interval is halved, towards the half in
 which the label changes more, until its ends are neighbours in floating point. A label that is
@@ -9,6 +10,7 @@ continuous changes there by rounding; one that jumps, by the jump.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,20 @@ __all__ = ["continuous", "kinked"]
 _LINES = 16
 _INTERVALS = 128
 
+# a gradient that changes by so much of its range, after so many halvings (within some 0.005 of a
+# field), is as bad as a kink: tanh(13 z), sin(20 z)
+_TURN = 0.05
+_TURN_HALVINGS = 3
+
+
+class _Changes(NamedTuple):
+    """The largest change of a label across an interval, after `_TURN_HALVINGS` and in the end, and
+    the range of labels."""
+
+    early: Array
+    late: Array
+    scale: Array
+
 
 def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
     """Whether a label (of any shape) is continuous in fields (P, M): a boolean, traced where the
@@ -30,9 +46,19 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
 
     Cost: some 10⁵ labels.
     """
+    return ~_jumps(_changes(law, indices, tokens))
+
+
+def _jumps(changes: _Changes) -> Array:
+    """Whether the last change is larger than the smallest jump that is told from a steep rise."""
+    smallest = 1e-6 if theory_dtype() == jnp.float64 else 1e-3
+    return changes.late > smallest * changes.scale
+
+
+def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Changes:
+    """What halving finds (module docstring)."""
     dtype = theory_dtype()
-    # steps of the halving, and the smallest jump that is told from a steep rise, of the range
-    halvings, smallest = (44, 1e-6) if dtype == jnp.float64 else (18, 1e-3)
+    halvings = 44 if dtype == jnp.float64 else 18
     ends = np.random.default_rng(0).standard_normal((2, _LINES, indices, tokens)) * 2.0
     first = jnp.asarray(ends[0], dtype)
     last = jnp.asarray(ends[1], dtype)
@@ -46,8 +72,9 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
     def change(one: Array, other: Array) -> Array:
         return jnp.max(jnp.abs(one - other), axis=-1)
 
-    def halve(_: int | Array, now: tuple[Array, ...]) -> tuple[Array, ...]:
-        low, high, at_low, at_high = now
+    def halve(step: int | Array, now: tuple[Array, ...]) -> tuple[Array, ...]:
+        low, high, at_low, at_high, early = now
+        early = jnp.where(step == _TURN_HALVINGS, jnp.max(change(at_low, at_high)), early)
         middle = 0.5 * (low + high)
         between = label(middle)
         lower = change(between, at_low) >= change(at_high, between)
@@ -56,18 +83,20 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
             jnp.where(lower, middle, high),
             jnp.where(lower[..., None], at_low, between),
             jnp.where(lower[..., None], between, at_high),
+            early,
         )
 
     grid = jnp.tile(jnp.linspace(0.0, 1.0, _INTERVALS + 1, dtype=dtype), (_LINES, 1))
     labels = label(grid)
-    start = (grid[:, :-1], grid[:, 1:], labels[:, :-1], labels[:, 1:])
-    *_, at_low, at_high = lax.fori_loop(0, halvings, halve, start)
+    start = (grid[:, :-1], grid[:, 1:], labels[:, :-1], labels[:, 1:], jnp.zeros((), labels.dtype))
+    *_, at_low, at_high, early = lax.fori_loop(0, halvings, halve, start)
     scale = jnp.max(labels) - jnp.min(labels)
-    return ~(jnp.max(change(at_low, at_high)) > smallest * scale)
+    return _Changes(early, jnp.max(change(at_low, at_high)), scale)
 
 
 def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
-    """Whether the gradient of a label jumps, found likewise; where JAX has none, it may.
+    """Whether the gradient of a label jumps, found likewise, or turns so fast that grids see a jump
+    of it (`_TURN`); where JAX has none, it may.
 
     Cost: some 10⁵ gradients.
     """
@@ -76,4 +105,5 @@ def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
         jax.eval_shape(gradient, jnp.zeros((indices, tokens), theory_dtype()))
     except TypeError:  # of a law with a rule for reverse mode alone
         return jnp.ones((), bool)
-    return ~continuous(gradient, indices, tokens)
+    changes = _changes(gradient, indices, tokens)
+    return _jumps(changes) | (changes.early > _TURN * changes.scale)

@@ -16,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, PRNGKeyArray
 
@@ -24,9 +25,18 @@ from jaxsmi.channels.jumps import continuous, kinked
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.checks import Ability, check, check_rows
 from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
-from jaxsmi.numerics.refining_rules import LARGEST_GRID
+from jaxsmi.numerics.refining_rules import LARGEST_GRID, grid_fits
 
 __all__ = ["IntegratedChannel", "Likelihood", "NoInference"]
+
+# places at which the slope of a link is looked at, by differences of that step in t, of so many
+# samples at once
+_PLACES = 8
+_STEP = 1e-2
+_BATCH = 4096
+# widths in one variable that call for 256 and for 8192 nodes
+_KINK = 0.017
+_JUMP = 5.2e-4
 
 
 class Mixed(eqx.Module):
@@ -233,6 +243,32 @@ class IntegratedChannel(AbstractChannel):
         log_norm = 0.5 * int(np.prod(self.label_shape)) * jnp.log(2 * jnp.pi * self.noise)
         return -0.5 * squares / self.noise - log_norm
 
+    def _widths(self, omega: Array, L: Array) -> Array:
+        """The narrowest feature in t of each sample (N,), of means ω (N, P, M) [theory: numerics,
+        Eq. (27)]: noise resolves the label to √Δ, and t to that over the slope of the label in it.
+
+        The slope is the root mean square of that at a few t, and at least that of y = z: on nodes
+        that do not resolve an oscillation all halves may err alike.
+        """
+        size = self.indices * self.tokens
+        places = np.random.default_rng(0).standard_normal((_PLACES, 1, 1, size))
+        steps = _STEP * np.stack([np.eye(size), -np.eye(size)])
+        t = jnp.asarray(places + steps, omega.dtype).reshape(-1, self.indices, self.tokens)
+        deviations = jnp.einsum("pq,nqm->npm", L, t)
+
+        def square(w: Array) -> Array:
+            labels = jax.vmap(self.link)(w + deviations).reshape(_PLACES, 2, -1)
+            return jnp.sum((labels[:, 0] - labels[:, 1]) ** 2) / (_PLACES * (2 * _STEP) ** 2)
+
+        slope = lax.map(square, omega, batch_size=min(len(omega), _BATCH))
+        slope = jnp.maximum(slope, jnp.max(jnp.sum(L * L, axis=1)))
+        widths = jnp.sqrt(self.noise / (self.noise + slope))
+        if size > 1:
+            return widths
+        # two jumps may cancel in both parities of one axis, where nodes are cheap
+        widths = jnp.where(self.kinked, jnp.minimum(widths, _KINK), widths)
+        return jnp.where(self.jumps, jnp.minimum(widths, _JUMP), widths)
+
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
@@ -250,13 +286,9 @@ class IntegratedChannel(AbstractChannel):
             value = jax.vmap(lambda y, o: each_node(y, o + deviation))(labels, w)
             return jnp.ones_like(value), [(value, [])]
 
-        # noise resolves the fields to about √Δ: the narrowest feature in t
-        width = jnp.sqrt(self.noise / (self.noise + jnp.max(jnp.diagonal(V))))
-        start = (
-            level_for_width(P * M, self.budget, width)
-            if self.labels.log_likelihood is None
-            else None
-        )
+        start = None
+        if self.labels.log_likelihood is None and grid_fits(P * M, self.budget.max_nodes):
+            start = level_for_width(P * M, self.budget, self._widths(omega, L))
         moments = self_refining_moments(
             integrand,
             (statistic, omega),
@@ -265,7 +297,7 @@ class IntegratedChannel(AbstractChannel):
             outer=0,
             budget=self.budget,
             start=start,
-            analytic=~self.kinked,
+            analytic=~(self.kinked | self.jumps),  # the gradient of a step is zero
             jumps=self.jumps,
             key=key,
         )

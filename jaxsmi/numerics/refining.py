@@ -108,6 +108,12 @@ class Budget(eqx.Module):
         self.tolerance = arguments.number("tolerance", tolerance, POSITIVE)
 
 
+def _relative(moved: Array, x: Array) -> Array:
+    """The largest change (S,) of x (S, ...), relative to one plus its largest entry."""
+    moved, x = (y.reshape(len(x), -1) for y in (moved, x))
+    return jnp.max(jnp.abs(moved - x), axis=1) / (1.0 + jnp.max(jnp.abs(x), axis=1))
+
+
 def _is_none(x: object) -> bool:
     return x is None
 
@@ -214,7 +220,7 @@ class _Integral(eqx.Module):
         halves = None if split is None else self.without_bias(split)
         mass = sums[:, 0]
         cut = self.cut(sums, g, dg)
-        error = error_of(g, part_g)
+        error = jnp.maximum(error_of(g, part_g), self.hidden(sums, g))
         moments = Moments(
             log_mass=top + jnp.log(mass),
             g=g,
@@ -237,12 +243,18 @@ class _Integral(eqx.Module):
         moved_g, moved_dg = self.respond(
             mean + (tail / RADIUS)[:, None], covariance + tail[:, None, None] * one
         )
+        return _relative(moved_g, g), _relative(moved_dg, dg)
 
-        def relative(moved: Array, x: Array) -> Array:
-            moved, x = (y.reshape(self.block, -1) for y in (moved, x))
-            return jnp.max(jnp.abs(moved - x), axis=1) / (1.0 + jnp.max(jnp.abs(x), axis=1))
-
-        return relative(moved_g, g), relative(moved_dg, dg)
+    def hidden(self, sums: Array, g: Array) -> Array:
+        """What g changes by where half a node's share 1/ESS of the mass lies beyond a jump and one
+        deviation off, and the groups may not see it."""
+        there = self.rule.hidden
+        if there is None:
+            return jnp.zeros(len(g), g.dtype)
+        mean, covariance = self.columns.moments(sums)
+        share = sums[:, -1] / sums[:, 0] ** 2
+        moved, _ = self.respond(mean + 0.5 * share[:, None], covariance)
+        return jnp.where(there, _relative(moved, g), 0.0)
 
     def without_bias(self, split: Array) -> tuple[Array, Array]:
         """(g, dg), (S, 2, ...), of two halves of the nets, from sums (2, G/2, S, columns).

@@ -47,7 +47,7 @@ WIDE_RADIUS = 9.0
 
 # of each level, by the number of variables
 NODES_PER_AXIS = {
-    1: (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+    1: tuple(2**k for k in range(5, 17)),
     2: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
     3: (20, 28, 40, 56, 80, 100, 128, 160),
     4: (16, 20, 24, 32, 40),
@@ -138,6 +138,11 @@ class AbstractRule(eqx.Module):
     def nodes(self, start: Array, count: int, group: Array, level: Array, rows: Array) -> Nodes:
         """`count` nodes of a group, from number `start` on; those past its end have no weight."""
 
+    @property
+    def hidden(self) -> Array | None:
+        """Whether jumps of the integrand may cancel in all groups; None where they never do."""
+        return None
+
     def halves(self, parts: Array) -> Array | None:
         """The sums (G, S, columns) of the groups in two independent halves, (2, G/2, S, columns);
         None where the nodes are not random."""
@@ -194,6 +199,7 @@ class TrapezoidRule(AbstractRule):
     shift: float = eqx.field(static=True)
     analytic: Array
     jumps: Array | None
+    _alone: Array | None
 
     def __init__(
         self,
@@ -211,9 +217,15 @@ class TrapezoidRule(AbstractRule):
         self.radii = (RADIUS,) * len(sizes) + (WIDE_RADIUS,) * len(wide)
         self.shift = 0.0 if dimension > 1 and jumps is None else _SHIFT
         self.analytic = jnp.asarray(analytic)
-        # of one axis the two parities see every jump
+        # of one axis the two parities see every jump, but not two of them that cancel
         self.jumps = None if dimension == 1 else jumps
+        self._alone = jumps if dimension == 1 else None
         self.groups = 2**dimension
+
+    @property
+    def hidden(self) -> Array | None:
+        """In one variable, where there are jumps."""
+        return self._alone
 
     @property
     def blocks(self) -> tuple[Block, Block]:

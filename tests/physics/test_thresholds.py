@@ -1,5 +1,7 @@
 """Weak recovery against exact values, the honesty of its error bars, and its derivatives."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,24 @@ def test_weak_recovery_at_its_exact_values(name):
     )
     assert abs(float(found.alpha) - alpha) < 0.02 * alpha
     np.testing.assert_allclose(found.subspace, subspace, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_even_link_that_jumps_tells_nothing_at_first_order():
+    """y = 1 where |z| > 0.6, and label noise: nodes that are not even in t made E[z|y] of 1e-3,
+    told as 1e-6, and a threshold of zero. The odds of y = 1 are p, and with them
+    λ = (2Kφ(K))² ∫ (N_1 - N_0)²/(p N_1 + (1 - p) N_0) dy."""
+    K, noise = 0.6, 0.1
+    law = lambda z: jnp.where(jnp.abs(z[0, 0]) > K, 1.0, 0.0)
+    model = smi.MultiIndex(law, indices=1, noise=noise)
+    found = smi.weak_recovery(model, key=KEY, samples=2**11)
+    y = np.linspace(-3.0, 4.0, 7001)
+    one, zero = (np.exp(-((y - x) ** 2) / (2 * noise)) for x in (1.0, 0.0))
+    p = math.erfc(K / math.sqrt(2.0))
+    ratio = (one - zero) ** 2 / (p * one + (1.0 - p) * zero)
+    density = np.sum(ratio) * (y[1] - y[0]) / math.sqrt(2 * np.pi * noise)
+    rate = (2.0 * K * math.exp(-(K**2) / 2)) ** 2 / (2 * np.pi) * density
+    assert abs(float(found.alpha) * rate - 1.0) < 4 * float(found.stderr) * rate + 1e-3
 
 
 @pytest.mark.slow

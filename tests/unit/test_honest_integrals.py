@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 import jaxsmi as smi
 from jaxsmi.channels.jumps import kinked
@@ -96,6 +97,62 @@ def test_errors_of_many_labels_are_honest(name, variance, noise):
     assert not np.any((error > 1e-3) & (told <= 1e-3) & known)
 
 
+STEPS = {  # knots, and the labels between them
+    "sign": ([0.0], [-1.0, 1.0]),
+    "door": ([-0.6, 0.6], [1.0, 0.0, 1.0]),
+    "narrow door": ([0.48, 0.52], [0.0, 3.0, 0.0]),
+    "staircase": (np.arange(-9, 10) / 2, np.arange(-10, 10) / 2),
+}
+
+
+def of_steps(knots, values, y, omega, variance, noise):
+    """g (N,) of a link of flat pieces, each a Gaussian that is cut."""
+    edges = np.concatenate([[-np.inf], knots, [np.inf]])
+    x = (edges - omega[:, None]) / np.sqrt(variance)
+    odds = np.exp(-0.5 * (y[:, None] - np.asarray(values)) ** 2 / noise)
+    mass = np.sum(odds * np.diff(ndtr(x), axis=1), axis=1)
+    mean = np.sum(odds * -np.diff(np.exp(-0.5 * x**2), axis=1), axis=1) / np.sqrt(2 * np.pi)
+    return mean / mass / np.sqrt(variance)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(("variance", "noise"), [(1.0, 0.1), (0.1, 0.1), (0.5, 1e-3)])
+def test_links_of_one_field_that_jump(name, variance, noise):
+    """256 labels: within the tolerance, which is met (the gradient of a step is zero, and no sign
+    of a smooth link). The error of one jump is at most the one that is told; several may cancel in
+    both parities, and are told by ESS."""
+    knots, values = STEPS[name]
+    rng = np.random.default_rng(1)
+    omega = np.sqrt(1.0 - variance) * rng.standard_normal(256)
+    z = omega + np.sqrt(variance) * rng.standard_normal(256)
+    y = np.asarray(values)[np.searchsorted(knots, z)] + np.sqrt(noise) * rng.standard_normal(256)
+    table = jnp.asarray(values)
+    law = lambda z: table[jnp.searchsorted(jnp.asarray(knots), z[0, 0])]
+    channel = smi.MultiIndex(law, indices=1, noise=noise).channel
+    arguments = jnp.asarray(y), jnp.asarray(omega[:, None, None]), variance * jnp.eye(1)
+    post = program(type(channel).respond)(channel, *arguments)
+    g = of_steps(knots, values, y, omega, variance, noise)
+    error = np.abs(np.asarray(post.g).ravel() - g) / (1.0 + np.abs(g))
+    told = np.asarray(post.error)
+    assert np.mean(told <= 1e-3) > 0.98
+    assert np.all((error <= 1e-3) | (told > 1e-3))
+    assert np.all(error <= (1.0 if len(knots) == 1 else 3.0) * told)
+
+
+def test_an_oscillation_is_resolved_from_the_first_grid_on():
+    """sin(8 z_1 + 5 z_2), V of condition number 100: along (8, 5) so many periods leave g = 0 but
+    for e^-40; on the grid that V alone calls for errors of 1.3 were told as 4e-5."""
+    c, s = np.cos(0.5), np.sin(0.5)
+    axes = np.array([[c, -s], [s, c]])
+    V = axes @ np.diag([0.9, 0.009]) @ axes.T
+    omega = np.array([[-1.34018, 1.49148], [0.3, 0.2], [-0.7, 1.0], [1.1, -0.1]])
+    y = np.array([-0.20104, 0.3, -0.9, 1.1])
+    law = lambda z: jnp.sin(8.0 * z[0, 0] + 5.0 * z[1, 0])
+    channel = smi.MultiIndex(law, indices=2, noise=0.05).channel
+    post = channel.respond(jnp.asarray(y), jnp.asarray(omega[..., None]), jnp.asarray(V))
+    assert np.all(np.max(np.abs(np.asarray(post.g)), axis=(1, 2)) <= np.asarray(post.error))
+
+
 def fields_of(model, V, count):
     """What labels (N, ..) of attention say, and means ω of the fields they are of."""
     P, M = model.indices, model.tokens
@@ -173,6 +230,8 @@ only_reverse.defvjp(lambda z: (only_reverse(z), z), lambda z, c: (c * jnp.ones_l
         (lambda z: jax.nn.relu(z[0, 0]) + z[0, 1], True),
         (lambda z: jnp.abs(z[0, 1]) + z[0, 0] ** 2, True),
         (lambda z: jnp.sqrt(jnp.abs(z[0, 0])), True),
+        (lambda z: jnp.tanh(3.0 * z[0, 0]), False),
+        (lambda z: jnp.tanh(30.0 * z[0, 0]), True),  # as good as a kink
         (only_reverse, True),
     ],
 )
