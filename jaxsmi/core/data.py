@@ -289,7 +289,7 @@ class Dataset(eqx.Module):
     @border.checked(mesh=border.optional(border.instance(Mesh, "a jax.sharding.Mesh")))
     def sharded(self, mesh: Mesh | None = None) -> Dataset:
         """The same samples, spread evenly over devices: `gamp` and `train` then work on all of them
-        at once, with the same numbers up to rounding.
+        at once, with the same numbers up to rounding (of a spectral start up to 1e-6).
 
         Args:
             mesh: The devices. None: all there are.
