@@ -137,8 +137,8 @@ def state_evolution(
         `energy`, `stability`, and the codes UNSTABLE and DIVERGED.
         `overlap`, `covariance` and `error` have one derivative, forwards and backwards, in α and
         in every array of the model, dV = (I - J)^{-1} ∂F: NaN where the fixed point is marginal
-        or was not reached, and for the `error` of links that jump. Matrix models have two, with a
-        learner one.
+        or was not reached, for the `error` of links that jump, and in the numbers of those whose
+        average is along sampled labels (not in α). Matrix models have two, with a learner one.
 
     Raises:
         ValueError: For an argument out of its range, or a model without inference. Under jit the
