@@ -3,7 +3,7 @@
 from . import models, priors, sgd, text
 from .core.codes import Result
 from .core.data import Dataset
-from .core.driver import Record
+from .core.options import Averages, Iteration, Record, Start
 from .core.results import Solution, Threshold
 from .descent import baselines
 from .descent.averaging import averaged
@@ -40,11 +40,13 @@ from .workbench.sweeps import sweep
 
 __all__ = [
     "AttentionIndexed",
+    "Averages",
     "Batches",
     "Bilinear",
     "Dataset",
     "DeepAttention",
     "Erm",
+    "Iteration",
     "MatrixErm",
     "Mismatched",
     "MultiIndex",
@@ -52,6 +54,7 @@ __all__ = [
     "Result",
     "SequenceSingleIndex",
     "Solution",
+    "Start",
     "Stop",
     "Stream",
     "Threshold",

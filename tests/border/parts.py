@@ -42,6 +42,26 @@ case(
     key="key",
     samples="count",
 )
+case("Averages", smi.Averages, {}, points="count?", nets="count?")
+case(
+    "Iteration",
+    smi.Iteration,
+    {},
+    max_steps="count?",
+    tolerance="positive?",
+    damping="fraction?",
+    newton="flag?",
+)
+case(
+    "Start",
+    smi.Start,
+    {},
+    overlap="array?",
+    teacher_overlap="array?",
+    variance="array?",
+    direction_overlap="array?",
+    side_information="fraction",
+)
 case("Record", smi.Record, {}, function="function?", every="count?")
 
 # priors and channels

@@ -1,0 +1,132 @@
+r"""Records of settings that several calls take, each with None for the default of the call.
+
+Counts are static; numbers are arrays, so that another value does not retrace.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from jaxsmi.core import validate
+from jaxsmi.core.driver import Record
+from jaxsmi.core.validate import FRACTION, POSITIVE
+
+__all__ = ["Averages", "Iteration", "Record", "Start"]
+
+
+class Averages(eqx.Module):
+    """How averages over random points are taken.
+
+    Args:
+        points: Points of all nets together.
+        nets: Independent nets, at least 2, whose spread is the statistical error.
+
+    Raises:
+        ValueError: For a count out of its range.
+
+    Example:
+        >>> Averages(points=4096).nets is None
+        True
+    """
+
+    points: int | None = eqx.field(static=True)
+    nets: int | None = eqx.field(static=True)
+
+    def __init__(self, points: int | None = None, nets: int | None = None):
+        self.points = validate.optional(validate.count, "points", points)
+        self.nets = validate.optional(validate.count, "nets", nets, 2)
+
+    def sizes(self, points: int, nets: int, images: int = 1) -> tuple[int, int]:
+        """Points of each net and number of nets, by the defaults of a call; a net has at least
+        `images` points."""
+        nets = nets if self.nets is None else self.nets
+        points = points if self.points is None else self.points
+        return validate.count("points", points, images * nets) // nets, nets
+
+
+class Iteration(eqx.Module):
+    """How an iteration goes on and ends.
+
+    Args:
+        max_steps: Step budget.
+        tolerance: Where it ends, as the call defines it.
+        damping: Share of the old state in the new one, in [0, 1).
+        newton: End by Newton steps; False: the plain trajectory.
+
+    Raises:
+        ValueError: For a number out of its range.
+
+    Example:
+        >>> Iteration(max_steps=10).max_steps
+        10
+    """
+
+    max_steps: int | None = eqx.field(static=True)
+    tolerance: Array | None
+    damping: Array | None
+    newton: bool | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        max_steps: int | None = None,
+        tolerance: ArrayLike | None = None,
+        damping: ArrayLike | None = None,
+        newton: bool | None = None,
+    ):
+        self.max_steps = validate.optional(validate.count, "max_steps", max_steps)
+        self.tolerance = validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
+        self.damping = validate.optional(validate.number, "damping", damping, FRACTION)
+        self.newton = validate.optional(validate.flag, "newton", newton)
+
+
+class Start(eqx.Module):
+    """Where an iteration starts.
+
+    Args:
+        overlap: Q (P, P), or a number times the second moment of the prior.
+        teacher_overlap: With a learner, M (P, P*), or a number.
+        variance: With a learner, V (P, P), or a number times the identity.
+        direction_overlap: With a learner and fixed directions of the inputs, B (P, K), or a number.
+        side_information: Strength λ in [0, 1) of a direct observation √λ W* + √(1-λ) noise of the
+            signal. Default 0.
+
+    Raises:
+        ValueError: For a number out of its range.
+
+    Example:
+        >>> float(Start(overlap=0.5).overlap)
+        0.5
+    """
+
+    overlap: Array | None
+    teacher_overlap: Array | None
+    variance: Array | None
+    direction_overlap: Array | None
+    side_information: Array
+
+    def __init__(
+        self,
+        overlap: ArrayLike | None = None,
+        teacher_overlap: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        direction_overlap: ArrayLike | None = None,
+        side_information: ArrayLike = 0.0,
+    ):
+        self.overlap = _numbers("overlap", overlap, "a number, or Q (P, P)")
+        self.teacher_overlap = _numbers(
+            "teacher_overlap", teacher_overlap, "a number, or M (P, P*)"
+        )
+        self.variance = _numbers("variance", variance, "a number, or V (P, P)")
+        self.direction_overlap = _numbers(
+            "direction_overlap", direction_overlap, "a number, or B (P, K)"
+        )
+        self.side_information = validate.number("side_information", side_information, FRACTION)
+
+
+def _numbers(name: str, value: ArrayLike | None, allowed: str) -> Array | None:
+    """None, a number or a matrix (B (P, 0) where the inputs have no fixed directions)."""
+    array = validate.optional(validate.array, name, value, allowed, empty=True)
+    validate.check(array is None or array.ndim in (0, 2), name, value, allowed)
+    return array

@@ -1,0 +1,342 @@
+"""Validation of arguments: converters that a public function calls in its body.
+
+Each takes the name of an argument and its value, and returns the value in the type that the
+computation needs, or raises a ValueError that names the argument, the value and what is allowed:
+
+    alpha = validate.number("alpha", alpha, POSITIVE)
+    max_steps = validate.count("max_steps", max_steps)
+
+Under jit the values of traced numbers are unknown. A traced number outside of its interval becomes
+NaN, and `valid(tree)` tells the end of the computation that its result code is INVALID.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core.arrays import PyTree, arithmetic, concrete, theory_dtype
+
+__all__ = [
+    "COSINE",
+    "FINITE",
+    "FRACTION",
+    "NON_NEGATIVE",
+    "POSITIVE",
+    "UNIT_INTERVAL",
+    "VARIANCE",
+    "Interval",
+    "array",
+    "call_user_function",
+    "check",
+    "choice",
+    "count",
+    "dtype",
+    "flag",
+    "function",
+    "instance",
+    "key",
+    "number",
+    "optional",
+    "overlap",
+    "path",
+    "sequence",
+    "text",
+    "valid",
+]
+
+_Kind = TypeVar("_Kind")
+_Value = TypeVar("_Value")
+
+_LARGEST = 2**31 - 1  # counts are sizes in memory, and JAX indexes with 32 bits
+_LONG = 2**63  # JAX takes no larger Python integer, but takes the float
+_LARGEST_FLOAT = float(np.finfo(np.float64).max)
+_KINDS = {"U": "words", "S": "words", "O": "objects", "M": "dates", "c": "complex numbers"}
+_REAL = (jnp.floating, jnp.integer, jnp.bool_)
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """Numbers from `low` to `high`, without the ends where `open_low`, `open_high`; infinities only
+    where `infinite`."""
+
+    allowed: str
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+    infinite: bool = False
+
+    def inside(self, x: Array) -> Array:
+        """Elementwise: x lies in the interval (NumPy in, NumPy out)."""
+        xp = arithmetic(x)
+        x = xp.asarray(x)
+        above = x > self.low if self.open_low else x >= self.low
+        below = x < self.high if self.open_high else x <= self.high
+        finite = ~xp.isnan(x) if self.infinite else xp.isfinite(x)
+        return above & below & finite
+
+
+POSITIVE = Interval("a finite number > 0", low=0.0, open_low=True)
+NON_NEGATIVE = Interval("a finite number >= 0", low=0.0)
+FRACTION = Interval("a number in [0, 1)", low=0.0, high=1.0, open_high=True)
+UNIT_INTERVAL = Interval("a number in (0, 1)", low=0.0, high=1.0, open_low=True, open_high=True)
+VARIANCE = Interval("a variance >= 0", low=0.0)
+FINITE = Interval("a finite number")
+COSINE = Interval("a cosine in (0, 1]", low=0.0, high=1.0, open_low=True)
+
+
+def check(condition: object, name: str, value: Any, allowed: str) -> None:
+    """Raise a ValueError where the condition is known to fail; do nothing where it is traced."""
+    if concrete(condition) and not bool(np.all(np.asarray(condition))):
+        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+
+
+def valid(tree: PyTree) -> Array:
+    """No number of the tree is NaN (a boolean array, traced if the tree is)."""
+    leaves = [x for x in jax.tree.leaves(tree) if eqx.is_inexact_array(x)]
+    known = [x for x in leaves if concrete(x)]
+    # known numbers on the host: no computation on the device, and no tracing of constants
+    sound = jnp.asarray(not any(np.isnan(np.asarray(x)).any() for x in known))
+    for leaf in leaves:
+        if not concrete(leaf):
+            sound = sound & ~jnp.any(jnp.isnan(leaf))
+    return sound
+
+
+def number(name: str, value: Any, interval: Interval = FINITE) -> Array:
+    """One real number of an interval, in the theory's precision; NaN where it is traced and lies
+    outside."""
+    x = _real_array(name, value, interval.allowed, theory_dtype())
+    several = "" if x.ndim == 0 else " (jax.vmap for many)"
+    check(x.ndim == 0, name, value, interval.allowed + several)
+    return _within(x, name, value, interval, interval.allowed)
+
+
+def array(
+    name: str,
+    value: Any,
+    allowed: str,
+    *,
+    shape: tuple[int, ...] | None = None,
+    interval: Interval = FINITE,
+    dtype: DTypeLike | None = None,
+    empty: bool = False,
+) -> Array:
+    """Real numbers of an interval, in the theory's precision or another; entries that are traced
+    and lie outside become NaN."""
+    x = _real_array(name, value, allowed, theory_dtype() if dtype is None else dtype)
+    check(shape is None or x.shape == shape, name, value, allowed)
+    check(empty or shape is not None or x.size > 0, name, value, allowed)
+    return _within(
+        x, name, value, interval, allowed if "finite" in allowed else f"{allowed}, finite numbers"
+    )
+
+
+def count(name: str, value: Any, at_least: int = 1, at_most: int = _LARGEST) -> int:
+    """An integer (no float, array, boolean or word)."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+    allowed = f"an integer >= {at_least}"
+    if not whole or value < at_least:
+        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+    check(value <= at_most, name, value, f"an integer from {at_least} to {at_most}")
+    return int(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    check(isinstance(value, (bool, np.bool_)), name, value, "True or False")
+    return bool(value)
+
+
+def choice(name: str, value: Any, options: Sequence[str]) -> str:
+    """One of a few words."""
+    check(isinstance(value, str) and value in options, name, value, f"one of {tuple(options)}")
+    return str(value)
+
+
+def text(name: str, value: Any) -> str:
+    """A word."""
+    return instance(name, value, str, "a word (str)")
+
+
+def path(name: str, value: Any) -> str | os.PathLike[str]:
+    """The name of a file or folder."""
+    return instance(name, value, (str, os.PathLike), "a path (str or os.PathLike)")
+
+
+def dtype(name: str, value: Any) -> jnp.dtype:
+    """A floating-point precision."""
+    try:
+        unnamed = value is None or isinstance(value, (list, dict))  # NumPy accepts these
+        kind: Any = object if unnamed else value
+        precision = jnp.dtype(kind)
+    except (TypeError, ValueError):
+        precision = jnp.dtype(object)
+    check(precision.name in _DTYPES, name, value, f"one of {_DTYPES}")
+    return precision
+
+
+def instance(
+    name: str, value: Any, kind: type[_Kind] | tuple[type[_Kind], ...], allowed: str
+) -> _Kind:
+    """An object of a class."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+    return value
+
+
+def function(name: str, value: Any, allowed: str) -> Callable[..., Any]:
+    """A callable; `allowed` says of which arguments."""
+    if not callable(value):
+        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+    return value
+
+
+def sequence(
+    name: str,
+    value: Any,
+    allowed: str,
+    converter: Callable[..., _Value] | None = None,
+    *args: Any,
+    empty: bool = False,
+) -> list[_Value]:
+    """The entries of a list, a tuple or a vector, each through a converter."""
+    listed = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    vector = isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 1
+    check(listed or vector, name, value, allowed)
+    check(empty or len(value) > 0, name, "none", allowed)
+    if converter is None:
+        return list(value)
+    return [converter(f"{name}[{k}]", entry, *args) for k, entry in enumerate(value)]
+
+
+def optional(
+    converter: Callable[..., _Value], name: str, value: Any, *args: Any, **keywords: Any
+) -> _Value | None:
+    """None, or the value through a converter."""
+    return None if value is None else converter(name, value, *args, **keywords)
+
+
+def key(name: str, value: Any, many: bool = False) -> PRNGKeyArray:
+    """A random key, typed or the two words of an old one; `many`: or an array of keys."""
+    allowed = "a key: jax.random.key(0)"
+    if many:
+        allowed += ", or an array of them: jax.random.split(key, 8)"
+    if not isinstance(value, (jax.Array, np.ndarray)):
+        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+    typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    words = value.dtype == jnp.uint32 and value.shape[-1:] in ((2,), (4,))
+    check(typed or words, name, value, allowed)
+    dimensions = value.ndim - (0 if typed else 1)
+    several = many and dimensions == 1 and len(value) > 0
+    check(dimensions == 0 or several, name, value, allowed)
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) -> Array:
+    """An overlap Q (P, P), 0 ⪯ Q ⪯ S, or a number times S; `strict`: Q ≺ S, so that V = S - Q > 0.
+    NaN where it is traced and is none."""
+    S = second_moment
+    x = _real_array(name, value, f"a number or an array {S.shape}", theory_dtype())
+    check(x.shape in ((), S.shape), name, value, f"a number or an array of shape {S.shape}")
+    xp = arithmetic(x, S)
+    x, S = xp.asarray(x), xp.asarray(S)
+    finite = xp.all(xp.isfinite(x))
+    check(finite, name, value, "finite numbers")
+    Q = x * S if x.ndim == 0 else x
+    # an overlap that was computed is symmetric and in its range to rounding only
+    rounding = max(1e-10, 8.0 * float(jnp.finfo(Q.dtype).eps))
+    size = xp.max(xp.abs(S))
+    symmetric = xp.max(xp.abs(Q - Q.T)) <= rounding * size
+    check(symmetric, name, value, "a symmetric matrix")
+    low = xp.all(xp.linalg.eigvalsh(Q) > -rounding * size)
+    rest = xp.linalg.eigvalsh(S - Q)
+    high = xp.all(rest > 0.0) if strict else xp.all(rest > -1e-9)
+    bounds = "0 ⪯ Q, and Q below the second moment of the prior"
+    check(low & high, name, value, bounds if strict else "0 ⪯ Q ⪯ second moment")
+    fits = finite & symmetric & low & high
+    return jnp.asarray(Q) if concrete(fits) else jnp.where(fits, Q, jnp.nan)
+
+
+def call_user_function(
+    name: str, function: Callable[..., _Value], allowed: str, *values: object
+) -> _Value:
+    """The result of a user's function; where it fails, a ValueError that names the argument."""
+    try:
+        return function(*values)
+    except Exception as failure:
+        # the function may call this package, whose message is the better one
+        if isinstance(failure, ValueError) and "; allowed: " in str(failure):
+            raise
+        reason = f"one that fails ({type(failure).__name__}: {failure})"
+        raise ValueError(f"{name}: got {reason}; allowed: {allowed}.") from failure
+
+
+def _within(x: Array, name: str, value: Any, interval: Interval, allowed: str) -> Array:
+    inside = interval.inside(x)
+    check(inside, name, value, allowed)
+    floats = jnp.issubdtype(x.dtype, jnp.inexact)
+    return x if concrete(inside) or not floats else jnp.where(inside, x, jnp.nan)
+
+
+def _real_array(name: str, value: Any, allowed: str, dtype: DTypeLike) -> Array:
+    """The value as an array of a dtype; a ValueError where it is no array of real numbers."""
+    try:
+        check(_is_real(value), name, value, allowed)
+        long = isinstance(value, int) and _LONG <= abs(value) <= _LARGEST_FLOAT
+        numbers = float(value) if long else value
+        # on the host first: outside jit jnp.asarray of nested lists compiles a program per entry
+        if concrete(numbers) and not isinstance(numbers, jax.Array):
+            numbers = np.asarray(numbers, np.dtype(dtype))
+        return jnp.asarray(numbers, dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.") from None
+
+
+def _is_real(value: Any) -> bool:
+    """May stand for real numbers: no word, boolean, complex number, key or None."""
+    if value is None or isinstance(value, (str, bytes, bool, np.bool_)):
+        return False
+    kinds = [
+        x.dtype if isinstance(x, jax.Array) else np.asarray(x).dtype for x in jax.tree.leaves(value)
+    ]
+    long = [x == np.dtype(object) for x in kinds]  # a Python integer beyond 64 bits
+    real = [any(jnp.issubdtype(x, kind) for kind in _REAL) for x in kinds]
+    return all(map(any, zip(real, long, strict=True)))
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: short ones in full, arrays by shape and range, tracers by type."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return f"keys of shape {value.shape}"
+        if not concrete(value) or value.size > 8:
+            return f"an array of shape {value.shape}{_range(value)}"
+        return repr(value)
+    words = " ".join(repr(value).split())
+    return words if len(words) <= 120 else f"{words[:100]}.. ({type(value).__name__})"
+
+
+def _range(value: jax.Array | np.ndarray) -> str:
+    """ ", from 0 to 1" of known numbers; "" of traced or very many ones."""
+    if arithmetic(value) is not np or not value.size:
+        return ""
+    if not any(jnp.issubdtype(value.dtype, kind) for kind in _REAL):
+        return f", of {_KINDS.get(value.dtype.kind, value.dtype.name)}"
+    numbers = np.asarray(value, float)
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        return f", {np.sum(~finite)} of them not finite"
+    return f", from {np.min(numbers):.4g} to {np.max(numbers):.4g}"
