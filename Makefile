@@ -38,15 +38,15 @@ export MPLBACKEND := Agg
 # What was compiled once, tests, notebooks and the demo do not compile again: a gigabyte of programs at most, here. JAXSMI_CACHE=off: none.
 ifneq ($(JAXSMI_CACHE),off)
 demo: export JAXSMI_CACHE := $(CURDIR)/.cache/programs
-test validate notebooks: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/programs
-test validate notebooks: export JAX_COMPILATION_CACHE_MAX_SIZE := 1073741824
-test validate notebooks: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
+test validate notebooks figures: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/programs
+test validate notebooks figures: export JAX_COMPILATION_CACHE_MAX_SIZE := 1073741824
+test validate notebooks figures: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test validate bench notebooks docs dist lint format clean distclean
+.PHONY: help demo test validate bench notebooks figures docs dist lint format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -85,6 +85,11 @@ bench: $(DEV)  ## the benchmarks, into out/report.html and .json; fails where a 
 
 notebooks: $(DEV)  ## execute the notebooks at full size and write them with their outputs (ARGS=03 for one of them)
 	$(BIN)/python notebooks/execute.py $(ARGS)
+
+figures: $(DEV)  ## run the figure scripts, into out/figures (ARGS=spectral for one of them, ARGS="spectral --quick" at small size)
+	@set -e; for script in $(or $(filter-out --%,$(ARGS)),$(notdir $(basename $(wildcard notebooks/figures/[a-z]*.py)))); do \
+	    echo "$$script"; $(BIN)/python notebooks/figures/$$script.py $(filter --%,$(ARGS)); \
+	done
 
 # Node's wheel renders the formulas; nothing is fetched, and what Sphinx warns of ends the build.
 docs: $(DEV)  ## the documentation as a site, out/site/index.html

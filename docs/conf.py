@@ -24,11 +24,11 @@ extensions = [
     "sphinx.ext.linkcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_gallery.gen_gallery",
     "sphinxcontrib.bibtex",
     "articles",
     "citations",
     "docstrings",
-    "figures",
     "formulas",
     "names",
     "sources",
@@ -36,6 +36,20 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = ["docs/**", "notebooks/*.ipynb", "CHANGELOG.md", "CONTRIBUTING.md"]
 exclude_patterns = [".*", "**/.*", "out", "build", "dist", "jaxsmi", "tests", "docs/_*"]
+exclude_patterns += ["docs/gallery/*.ipynb", "notebooks/figures"]
+
+# The figure scripts are shown with the pictures in assets/figures: running them takes half an hour
+sphinx_gallery_conf = {
+    "examples_dirs": "notebooks/figures",
+    "gallery_dirs": "docs/gallery",
+    "plot_gallery": False,
+    "ignore_pattern": r"_common\.py",
+    "within_subsection_order": "FileNameSortKey",
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+}
+suppress_warnings = ["config.cache"]  # Sphinx cannot store the sort key of the gallery
 
 # Markdown and notebooks
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]

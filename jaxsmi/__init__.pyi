@@ -1,6 +1,6 @@
 """The public names, and the rooms that they come from: what `__init__.py` loads on first use."""
 
-from . import models, priors, sgd, text
+from . import models, priors, sgd
 from .core.codes import Result
 from .core.data import Dataset
 from .core.options import Averages, Iteration, Record, Start
@@ -82,7 +82,6 @@ __all__ = [
     "staircase",
     "state_evolution",
     "sweep",
-    "text",
     "train",
     "weak_recovery",
 ]

@@ -189,4 +189,4 @@ assert lowest == {2.0: "semantic", 1.6: "semantic", 1.0: "positional"}
 # %% [markdown]
 # With few samples the global minimum is positional, with many it is semantic: the energies cross in between. Each branch was
 # followed from the last $\alpha$; the code UNSTABLE says that the proximal point of too many samples jumps there, so that the
-# numbers of that branch are approximations. `jaxsmi figure empirical-risk-positional` draws both branches and their crossing.
+# numbers of that branch are approximations. `notebooks/figures/risk_positional.py` draws both branches and their crossing.

@@ -138,7 +138,7 @@ assert (np.abs(gap) < allowed).all()
 #
 # Message passing finds layer 2 from $\alpha=0.186$ and layer 1 from $0.719$ on (`02_two_layer_attention`): in the same order,
 # from two orders of magnitude fewer samples, each of which it may use many times. SGD that sees its data again and again is
-# between the two. `jaxsmi figure online-sgd-order` computes all of them, each beside its theory where one is known, in five
+# between the two. `notebooks/figures/sgd_learners.py` computes all of them, each beside its theory where one is known, in five
 # minutes (`--full` for hours):
 #
 # ![cosines of both layers against samples over dimension, by all learners](../assets/online_sgd_order.png)

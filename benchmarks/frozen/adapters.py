@@ -203,21 +203,3 @@ def xarray_parts(dataset):
         found[name] = variable.values
         found[f"{name}.dims"] = ",".join(map(str, variable.dims))
     return found
-
-
-def text_parts(run):
-    """Of `smi.text.classify`."""
-    names = (
-        "step",
-        "epoch",
-        "similarity",
-        "train_loss",
-        "accuracy",
-        "test_accuracy",
-        "classes",
-        "length",
-    )
-    return {name: getattr(run, name) for name in names} | {
-        "result": int(run.result),
-        "words": len(run.vocabulary),
-    }

@@ -1,4 +1,4 @@
-"""Sweeps, data sets for xarray, the text classifier, and refusals."""
+"""Sweeps, data sets for xarray, and refusals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 
 import jax.numpy as jnp
 import optax
-from adapters import evolve, gamp, gamp_method, sweep, text_parts, train, train_method
+from adapters import evolve, gamp, gamp_method, sweep, train, train_method
 from cases_sgd import sequence_models
 from recording import group
 from shared import key, likelihood_model, norm_and_precision
@@ -136,32 +136,6 @@ def xarrays(add):
         }
 
     add("attributes", attributes)
-
-
-@group
-def text(add):
-    """The text classifier."""
-
-    def one():
-        questions = smi.text.synthetic_questions(60)
-        run = smi.text.classify(
-            questions,
-            key=key(1),
-            epochs=3,
-            width=16,
-            hidden=8,
-            records=6,
-            optimizer=optax.adam(1e-2),
-        )
-        return text_parts(run) | {
-            "settled": smi.text.settled_at(run),
-            "predict": run.predict([q.text for q in questions[:6]]),
-        }
-
-    add("classify", one)
-    add(
-        "questions", lambda: "|".join(" ".join(q) for q in smi.text.synthetic_questions(14, seed=2))
-    )
 
 
 @group

@@ -1,5 +1,5 @@
 """The command line: `jaxsmi run | gamp | state-evolution | risk | threshold | train |
-universality | sgd | sweep | text | figure`.
+sgd | sweep`.
 
 A table, or with `--json` one JSON object, on stdout. A command is one file of this folder, with
 a `COMMAND`; it returns a `Report`, which this file alone prints and writes, and from which the

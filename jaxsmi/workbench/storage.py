@@ -40,8 +40,6 @@ from jaxsmi.models.base import AbstractModel
 if TYPE_CHECKING:
     import xarray
 
-    from jaxsmi.text.classifier import TextRun
-
     Part = Solution | Iterable[Solution] | Dataset | xarray.Dataset
     Storable = Part | Mapping[str, Part]
 
@@ -52,7 +50,6 @@ __all__ = [
     "runs",
     "save",
     "stack",
-    "text_run",
     "thresholds",
     "to_xarray",
 ]
@@ -238,35 +235,6 @@ def runs(solution: Solution, **attributes: object) -> xarray.Dataset:
         "model_parameters": parameters(solution.model),
     }
     return annotated(xarray.Dataset(data, coordinates, attributes_of(None, **made, **attributes)))
-
-
-def text_run(run: TextRun, **attributes: object) -> xarray.Dataset:
-    """The curves of a text classifier (`jaxsmi.text.classify`) as a dataset over its records.
-
-    Args:
-        run: What the classifier returned.
-        **attributes: Added to the attributes.
-
-    Returns:
-        similarity (record, layer), and step, epoch, train_loss, accuracy, test_accuracy (record).
-
-    Raises:
-        ImportError: Without xarray, with the remedy.
-    """
-    xarray = import_xarray()
-    names = ("step", "epoch", "train_loss", "accuracy", "test_accuracy")
-    data: dict[str, Any] = {
-        name: (("record",), value) for name, value in fields_of(run, names).items()
-    }
-    data["similarity"] = (("record", "layer"), run.similarity)
-    made = {
-        "kind": "text",
-        "classes": list(run.classes),
-        "words": len(run.vocabulary),
-        "result": run.result.name,
-    }
-    layers = {"layer": np.arange(run.similarity.shape[1]) + 1}
-    return xarray.Dataset(data, layers, attributes_of(None, **made, **attributes))
 
 
 def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> None:

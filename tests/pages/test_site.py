@@ -12,7 +12,6 @@ import pytest
 from figures import browser
 
 import jaxsmi as smi
-from jaxsmi.papers import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "out" / "site"
@@ -130,7 +129,7 @@ def served():
     ("page", "images"),
     [
         ("docs/index", 1),
-        ("docs/gallery", 2),
+        ("docs/gallery/index", 2),
         ("docs/reference/inference", 0),
         ("docs/theory/multi-index", 0),
         ("notebooks/02_two_layer_attention", 2),
@@ -152,15 +151,3 @@ def test_search_finds(served):
     found = re.search(r'<ul[^>]*class="search".*?</ul>', shown, re.DOTALL)
     assert found, shown[-2000:]
     assert "reference/thresholds.html" in found.group()
-
-
-@looked_at
-def test_the_gallery_is_filtered(served):
-    """By every word, whether the figures were drawn or not."""
-    address = served(SITE / "docs" / "gallery.html")
-    shown, messages = browser.visit(f"{address}?find=phase+retrieval")
-    assert not [message for message in messages if THEME not in message]
-    cards = re.findall(r'<figure id="([\w-]+)"([^>]*)>', shown)
-    left = [name for name, rest in cards if "hidden" not in rest]
-    assert left == ["spectral-start"]
-    assert len(cards) == len(RECIPES)

@@ -126,7 +126,6 @@ MISSING = {
     "data": "smi.sweep(smi.links.linear, [1.0], {'noise': [0.1]})",
     "plot": "from jaxsmi.workbench import plotting; plotting.import_pyplot()",
     "cluster": "smi.sweep(smi.links.linear, [1.0], {'noise': [0.1]}, scheduler=2)",
-    "text": "smi.text.load_huggingface()",
 }
 
 

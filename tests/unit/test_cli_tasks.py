@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from commands import GRID, STAIRS, call, finite
-from helpers import linear_overlap
-from jaxsmi.cli import figure
 from jaxsmi.workbench import storage
 
 
@@ -110,79 +108,6 @@ def test_train_prints_when_each_index_was_learned_and_writes_its_curves(capsys, 
     assert "--gamp" in err
 
 
-@pytest.mark.slow
-def test_text_says_that_its_questions_are_synthetic(capsys, tmp_path):
-    quick = ["--questions", "60", "--epochs", "2"]
-    code, out, _ = call(capsys, "text", *quick, "--out", tmp_path)
-    assert code == 0
-    assert "synthetic questions (templates, not TREC)" in out
-    curves = storage.load(tmp_path / "text.nc")
-    assert curves["similarity"].dims == ("record", "layer")
-    questions = tmp_path / "questions.txt"
-    questions.write_text("\n".join(f"A:x what is {n} ?\nB:y who was {n} ?" for n in range(20)))
-    code, out, _ = call(capsys, "text", "--file", questions, "--epochs", "1", "--json")
-    assert code == 0
-    found = json.loads(out)
-    assert found["classes"] == ["A", "B"]
-    assert found["synthetic"] is False
-    code, _, err = call(capsys, "text", "--file", tmp_path / "absent.txt")
-    assert code == 2
-    assert "absent.txt" in err
-
-
-# The form of train_5500.label and TREC_10.label: a coarse class, a colon, a subclass, words and
-# punctuation apart; one byte that is no UTF-8; doubled blanks, a blank at the end, a text with a
-# colon, a question twice, no newline after the last line. The questions are ours.
-PUBLISHED = (
-    b"DESC:manner How did barter end in Iceland ?\n"
-    b"ENTY:cremat What ballads did Rosa Lind compose ?\n"
-    b"ABBR:exp What does the letter string  F.A.Q. stand for ? \n"
-    b"HUM:ind Who 's the author of `` Rain : a history '' ?\n"
-    b"LOC:other What is the sister\xf0city of Porto ?\n"
-    b"NUM:date When did Ada 's ferry sink ?\n"
-    b"NUM:date When did Ada 's ferry sink ?\n"
-    b"\n"
-    b"HUM:gr Which team plays at home in Oslo ?\n"
-    b"LOC:city What town lies on the Aare ?"
-)
-
-
-@pytest.mark.slow
-def test_text_runs_from_the_files_as_published(capsys, tmp_path):
-    learned, tested = tmp_path / "train_5500.label", tmp_path / "TREC_10.label"
-    learned.write_bytes(PUBLISHED)
-    tested.write_bytes(b"NUM:dist How far is it from Oslo to Porto ?\nLOC:city Where is Bern ?\n")
-    words = ["text", "--file", learned, "--test-file", tested, "--json"]
-    code, out, _ = call(capsys, *words, "--out", tmp_path / "out")
-    assert code == 0
-    found = json.loads(out)
-    assert finite(found)
-    assert found["classes"] == ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
-    # what the article says: AdamW, 5e-5, 40 epochs
-    assert (found["learning_rate"], found["settings"]["epochs"]) == (5e-5, 40)
-    assert found["synthetic"] is False
-    # by hand, the longest question: "what does the letter string f . a . q . stand for ?"
-    assert found["length"] == 14
-    # words and signs apart as in the file, but for two: then padding and the unknown word
-    text = PUBLISHED.decode("latin-1")
-    separate = [line.split()[1:] for line in text.lower().split("\n") if line]
-    kept = {piece for line in separate for piece in line} - {"f.a.q.", "``"}
-    assert found["words"] == len(kept | {"f", "a", "q", ".", "`"}) + 2
-    assert len(found["settled_at"]) == len(found["similarity"][-1]) == 2
-    assert found["epoch"][-1] == 40.0
-    # nine questions are one batch, and a step of AdamW changes a weight by about its rate at most:
-    # 40 of them by 40 * 5e-5 where weights are of size 1/sqrt(128), 2.6e-4 in half a square
-    start = found["similarity"][0]
-    assert all(1.0 - (40 * 5e-5) ** 2 * 128 < value < 1.0 - 1e-8 for value in start)
-    assert (tmp_path / "out" / "text.png").stat().st_size > 5000
-    curves = storage.load(tmp_path / "out" / "text.nc")
-    np.testing.assert_allclose(curves["similarity"][-1], 1.0, atol=1e-6)
-    # without the test file a fifth of each class's texts is set apart, which here is none
-    code, _, err = call(capsys, "text", "--file", learned)
-    assert code == 2
-    assert "questions to test on" in err
-
-
 def test_matrix_models_on_the_command_line(capsys):
     code, out, err = call(
         capsys,
@@ -233,25 +158,6 @@ def test_bilinear_on_the_command_line(capsys):
     assert found["settings"]["symmetric"] is True
     assert found["settings"]["alpha"] == 0.3  # its own default
     assert 0 < found["error"] < 1.5
-
-
-@pytest.mark.slow
-def test_laws_of_inputs_beside_theory(capsys, tmp_path):
-    pytest.importorskip("h5py")
-    words = ["--dimension", 100, "--alpha", 2, "--noise", 0.5, "--runs", 3]
-    laws = ["--laws", "gaussian", "sparse"]
-    code, out, _ = call(
-        capsys, "universality", "linear", *words, *laws, "--json", "--out", tmp_path
-    )
-    found = json.loads(out)
-    assert code == 0
-    assert found["laws"] == ["gaussian", "sparse"]
-    assert found["theory"] == [pytest.approx(linear_overlap(2, 0.5), abs=2e-4)]
-    distance = (np.array(found["overlap"]) - found["theory"]) / found["stderr"]
-    np.testing.assert_allclose(distance, found["z"], rtol=1e-6)
-    assert storage.load(tmp_path / "universality.nc").overlap.shape == (2, 1)
-    words = ["--dimension", 60, "--alpha", 2, "--noise", 0.5, "--inputs", "uniform", "--json"]
-    assert json.loads(call(capsys, "gamp", "linear", *words)[1])["settings"]["inputs"] == "uniform"
 
 
 @pytest.mark.slow
@@ -323,21 +229,6 @@ def test_tasks_of_sgd(capsys, tmp_path, task, words, key):
     assert len(found["files"]) == 3
 
 
-def test_a_figure_comes_with_its_arrays(capsys, tmp_path):
-    code, out, err = call(capsys, "figure", "attention-indexed-5", "--out", tmp_path, "--json")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    kinds = ("json", "nc", "pdf", "png", "svg", "txt")
-    kept = [f"attention-indexed-5.{kind}" for kind in kinds]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "index.html"]
-    assert all(one["agrees"] for one in found["compared"])
-    theory, limit = np.array(found["arrays"]["theory"]), np.array(found["arrays"]["limit"])
-    assert np.abs(theory[0] - limit).max() < 0.05  # width 0.001 is almost the limit
-    code, _, err = call(capsys, "figure", "attention-indexed-5")
-    assert code == 2
-    assert "--out" in err
-
-
 def test_a_sweep_from_a_file(capsys, tmp_path):
     """It is solved once, found again, and foreseen before and after."""
     (tmp_path / "grid.toml").write_text(GRID)
@@ -359,35 +250,3 @@ def test_a_sweep_from_a_file(capsys, tmp_path):
     code, _, err = call(capsys, *words)
     assert code == 2
     assert "settings" in err
-
-
-@pytest.mark.slow
-def test_a_command_that_fails_in_part_returns_its_status_and_prints_one_object(
-    capsys, tmp_path, monkeypatch
-):
-    """All figures: one that fails is named in the report, and `main` alone prints and ends."""
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("h5py")
-
-    def broken(full=False, progress=False, reference=None):
-        """Figure 1: none."""
-        raise ValueError("no luck")
-
-    monkeypatch.setattr(figure, "RECIPES", {"bilinear-a": broken})
-    monkeypatch.delenv("JAXSMI_REFERENCE", raising=False)
-    words = ("figure", "all", "--workers", 1, "--out", tmp_path, "--json")
-    code, out, err = call(capsys, *words)  # a SystemExit would pass through
-    assert code == 1
-    assert len(out.splitlines()) == 1
-    found = json.loads(out)
-    assert found["failed"] == {"bilinear-a": "ValueError: no luck"}
-    assert found["settings"]["workers"] == 1
-    assert {path.rsplit("/", 1)[1] for path in found["files"]} == {
-        "index.png",
-        "index.nc",
-        "index.txt",
-    }
-    assert err.splitlines()[-1] == "jaxsmi figure: 1 failed: bilinear-a"
-    code, out, _ = call(capsys, *words[:-1])
-    assert code == 1
-    assert "bilinear-a failed: ValueError: no luck" in out

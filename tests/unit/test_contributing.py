@@ -8,7 +8,6 @@ import pytest
 
 from jaxsmi.cli import main as cli
 from jaxsmi.core.parts import declared
-from jaxsmi.papers import ARTICLES, Article
 
 PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 SECTIONS = ("link", "channel", "family of models", "figure", "command", "argument")
@@ -27,11 +26,10 @@ def names():
     return defined
 
 
-def test_the_new_link_the_new_channel_and_the_new_figure_hold(names):
+def test_the_new_link_and_the_new_channel_hold(names):
     """What the blocks assert has held; the channel is the derivative of its log-partition by
     construction."""
     assert names["data"].samples == 180
-    assert set(names["ARTICLE"].figures) == {"linear-1"}
 
 
 def test_the_new_family_is_refused_nothing_that_it_can_do(names):
@@ -49,7 +47,7 @@ def test_the_new_command_prints_one_json_object(names, monkeypatch, capsys):
 
 
 def test_a_file_in_a_room_is_listed_nowhere(tmp_path, monkeypatch):
-    """A new command and a new article are one file each: their rooms are searched."""
+    """A new command is one file: the folder is searched."""
     room = tmp_path / "a_room"
     room.mkdir()
     (room / "__init__.py").write_text("")
@@ -62,4 +60,3 @@ def test_a_file_in_a_room_is_listed_nowhere(tmp_path, monkeypatch):
     with pytest.raises(TypeError, match=r"a_room\.wrong\.COUNT: got 'three'"):
         declared("a_room", "COUNT", int)
     assert declared("jaxsmi.cli", "COMMAND", type(cli.COMMANDS["run"])) == [*cli.COMMANDS.values()]
-    assert declared("jaxsmi.papers", "ARTICLE", Article) == ARTICLES

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
-import re
 import sys
 import xml.etree.ElementTree as xml
 
@@ -339,23 +337,3 @@ def test_a_legend_has_each_label_once_and_what_marks_are(ax):
         "published",
         "message passing",
     ]
-
-
-def test_colours_are_named_in_one_place():
-    """Recipes and the command line take theirs from the palette, but white on a map: red and green
-    are nowhere.
-    """
-    room = pathlib.Path(plotting.__file__).parents[2]
-    literal = re.compile(
-        r"""["'](C\d|tab:\w+|red|green|#[0-9A-Fa-f]{6}|[rgbcmyk](--|-\.?|:|o))["']|f["']C\{"""
-        r"""|\bcolor["']?\s*[:=]\s*f?["'](?!w["'])|cmap["']?\s*[:=]\s*["']"""
-    )
-    drawn = [*(room / "papers").rglob("*.py"), *(room / "cli").rglob("*.py")]
-    drawn = [path for path in drawn if path.name != "gallery.py"]  # which is a page
-    found = [
-        f"{path.name}: {line.strip()}"
-        for path in drawn
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if literal.search(line)
-    ]
-    assert not found, found

@@ -9,7 +9,7 @@ matplotlib is imported only when a function here is called; it comes with `pip i
 """
 
 from jaxsmi.workbench.plotting.labels import label_ends, legend, legend_above, legend_of_all
-from jaxsmi.workbench.plotting.learning import learning_curves, learning_order, text_curves
+from jaxsmi.workbench.plotting.learning import learning_curves, learning_order
 from jaxsmi.workbench.plotting.overlaps import overlap_against_alpha, overlap_against_iteration
 from jaxsmi.workbench.plotting.palette import colour, line, markers, shades
 from jaxsmi.workbench.plotting.phases import phases
@@ -48,6 +48,5 @@ __all__ = [
     "style",
     "styled",
     "sweep",
-    "text_curves",
     "thresholds_against",
 ]

@@ -1,5 +1,5 @@
-"""Learning curves: cosines against the step, the order of learning of several methods, and a text
-classifier.
+"""Learning curves: cosines against the step, and the order of learning of several
+methods.
 
 No equation lives here.
 """
@@ -21,10 +21,9 @@ from jaxsmi.workbench.plotting.style import PAGE, axes_or_new, band, frame, impo
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from jaxsmi.text.classifier import TextRun
     from jaxsmi.workbench.order import LearningOrder
 
-__all__ = ["learning_curves", "learning_order", "text_curves"]
+__all__ = ["learning_curves", "learning_order"]
 
 
 @styled
@@ -130,32 +129,3 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
         if n:
             ax.set_ylabel("")
     return list(axes)
-
-
-@styled
-def text_curves(run: TextRun, ax: Axes | None = None) -> Axes:
-    """Similarity of each layer of a text classifier to its end, and the accuracy, against the
-    epoch.
-
-    Args:
-        run: From `jaxsmi.text.classify`.
-        ax: Axes to draw in. Default None: new ones.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ImportError: Without matplotlib, with the remedy.
-    """
-    ax = axes_or_new(ax)
-    for p in range(run.similarity.shape[1]):
-        label = f"layer {p + 1}, similarity"
-        ax.plot(run.epoch, run.similarity[:, p], color=colour(p), label=label, **line(p))
-    ax.plot(run.epoch, run.test_accuracy, color=INK, lw=1, label="test accuracy")
-    ax.set_xlabel("epoch")
-    ax.set_ylabel("cosine similarity with the end")
-    ax.set_xlim(left=0)
-    ax.set_ylim(top=1.02)
-    frame(ax)
-    legend_above(ax, 3)
-    return ax
