@@ -1,0 +1,173 @@
+"""Functions of a user as pytrees: every way in which a function may hold an array."""
+
+import functools
+import pickle
+
+import cloudpickle
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxsmi.core.functions import ClosedFunction, as_module, check_closure
+
+GLOBAL = jnp.array(2.0)
+
+
+class Scale:
+    def __init__(self, c):
+        self.c = c
+
+    def method(self, z):
+        return self.c * z
+
+    __call__ = method
+
+
+class Slotted:
+    __slots__ = ("c",)
+
+    def __init__(self, c):
+        self.c = c
+
+    def __call__(self, z):
+        return self.c * z
+
+
+class Scaled(eqx.Module):
+    c: jax.Array
+    function: object
+
+    def __call__(self, z):
+        return self.c * self.function(z)
+
+
+def nested(c):
+    def outer(z):
+        def inner(y):
+            return c * y
+
+        return inner(z)
+
+    return outer
+
+
+def recursive(c):
+    def step(z, n=2):
+        return c * z if n == 0 else step(z, n - 1)
+
+    return step
+
+
+def in_containers(c):
+    box = {"values": [c, (1.0, c)]}
+    return lambda z: box["values"][1][1] * z
+
+
+def of_an_object(c):
+    scale = Scale(c)
+    return lambda z: scale.c * z
+
+
+FUNCTIONS = {
+    "closure": lambda c: lambda z: c * z,
+    "default": lambda c: lambda z, c=c: c * z,
+    "keyword default": lambda c: lambda z, *, c=c: c * z,
+    "nested": nested,
+    "recursive": recursive,
+    "containers": in_containers,
+    "object": of_an_object,
+    "bound method": lambda c: Scale(c).method,
+    "callable object": Scale,
+    "slots": Slotted,
+    "functools.partial": lambda c: functools.partial(lambda a, z: a * z, c),
+    "keyword of partial": lambda c: functools.partial(lambda z, a: a * z, a=c),
+    "jax Partial": lambda c: jax.tree_util.Partial(lambda a, z: a * z * c / a, c),
+    "eqx.Partial": lambda c: eqx.Partial(lambda a, z: a * z * c / a, c),
+    "jax.jit": lambda c: jax.jit(lambda z: c * z),
+    "eqx.filter_jit": lambda c: eqx.filter_jit(lambda z: c * z),
+    "jax.grad": lambda c: jax.grad(lambda z: 0.5 * c * z**2),
+    "jax.checkpoint": lambda c: jax.checkpoint(lambda z: c * z),
+    "module": lambda c: Scaled(c, lambda z: z),
+    "function of a module": lambda c: Scaled(jnp.ones(()), lambda z: c * z),
+}
+
+
+@pytest.mark.parametrize("build", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_arrays_of_a_function_are_leaves(build):
+    """Derivatives under every transformation, inside a jitted solver with the function as its
+    argument."""
+    traces = []
+
+    @eqx.filter_jit
+    def solver(function, z):
+        traces.append(1)
+        return function(z)
+
+    apply = lambda c: solver(as_module(build(c)), jnp.array(3.0))
+    for c in (0.1, 0.2, 0.3):
+        apply(jnp.array(c))
+    if not hasattr(build(1.0), "__wrapped__"):  # JAX makes new functions of those it wraps
+        assert len(traces) == 1
+    with jax.checking_leaks():
+        slopes = [
+            jax.grad(apply)(0.5),
+            jax.grad(jax.jit(apply))(0.5),
+            jax.jit(jax.grad(apply))(0.5),
+        ]
+        slopes.append(jax.jvp(apply, (0.5,), (1.0,))[1])
+    np.testing.assert_allclose(slopes, 3.0)
+    np.testing.assert_allclose(jax.vmap(apply)(jnp.array([1.0, 2.0])), [3.0, 6.0])
+    check_closure("link", as_module(build(jnp.ones(()))), jnp.ones(()))
+
+
+def test_python_numbers_and_numpy_arrays_are_static():
+    scaled = lambda c: as_module(lambda z: c * z)
+    assert scaled(0.5).template == scaled(0.5).template != scaled(0.25).template
+    assert scaled(np.ones(2)).template == scaled(np.ones(2)).template
+    assert scaled(np.ones(2)).template != scaled(np.zeros(2)).template
+    assert scaled(0.0).template != scaled(-0.0).template
+    assert not jax.tree.leaves(scaled(0.5))
+
+
+def test_globals_of_the_users_modules_are_leaves():
+    def link(z):
+        return GLOBAL * z
+
+    assert len(jax.tree.leaves(as_module(link))) == 1
+
+
+def test_functions_of_libraries_and_none_stay_as_they_are():
+    for function in (
+        jnp.tanh,
+        jax.nn.relu,
+        np.sum,
+        test_python_numbers_and_numpy_arrays_are_static,
+    ):
+        assert as_module(function) is function
+    assert as_module(None) is None
+
+
+def test_a_tracer_that_cannot_be_found_is_an_error():
+    def hidden(c):
+        class Local:
+            def link(self, z):
+                return c * z
+
+        return lambda z: Local().link(z)
+
+    def build(c):
+        check_closure("link", as_module(hidden(c)), jnp.ones(()))
+        return c
+
+    with pytest.raises(ValueError, match=r"^link: got a function that depends on a traced array"):
+        jax.grad(build)(1.0)
+
+
+def test_a_converted_function_survives_pickling():
+    function = as_module(lambda z, c=GLOBAL: c * z)
+    copy = pickle.loads(cloudpickle.dumps(function))
+    assert isinstance(copy, ClosedFunction)
+    assert copy.template == function.template
+    assert float(copy(3.0)) == 6.0
