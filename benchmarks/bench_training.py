@@ -12,8 +12,12 @@ import jaxsmi as smi
 MODEL, D, RUNS = smi.DeepAttention(2, 2), 500, 8
 METHODS = {
     "gradient descent": {"optimizer": optax.sgd(150.0), "steps": 40},
-    "SGD": {"optimizer": optax.sgd(37.5), "steps": 1000, "batch_size": 200},
-    "Adam": {"optimizer": optax.adam(1e-2), "steps": 1000, "batch_size": 200},
+    "SGD": {"optimizer": optax.sgd(37.5), "steps": 1000, "gradient": smi.Gradient(batch_size=200)},
+    "Adam": {
+        "optimizer": optax.adam(1e-2),
+        "steps": 1000,
+        "gradient": smi.Gradient(batch_size=200),
+    },
 }
 
 
@@ -22,14 +26,15 @@ def bench_eight_runs(benchmark, name):
     data = MODEL.sample(jax.random.key(0), dimension=D, alpha=15.0, dtype=jnp.float32)
     keys, settings = (
         jax.random.split(jax.random.key(1), RUNS),
-        METHODS[name] | {"record": smi.Record(every=20)},
+        METHODS[name] | {"monitor": smi.Monitor(every=20)},
     )
 
     def run():
         return jax.block_until_ready(smi.train(MODEL, data, key=keys, **settings))
 
     fit = benchmark.pedantic(run, rounds=3, warmup_rounds=1)
-    used = settings["steps"] * settings.get("batch_size", data.samples) * RUNS
+    gradient = settings.get("gradient", smi.Gradient())
+    used = settings["steps"] * (gradient.batch_size or data.samples) * RUNS
     benchmark.extra_info["samples_per_second"] = used / benchmark.stats.stats.min
     benchmark.extra_info["loss"] = float(np.mean(np.asarray(fit.history["train_loss"])[:, -1]))
     benchmark.extra_info["cosine"] = np.asarray(fit.history["cosine"])[:, -1].mean(0).tolist()

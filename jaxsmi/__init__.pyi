@@ -7,9 +7,9 @@ from .core.options import Averages, Iteration, Record, Start
 from .core.results import Solution, Threshold
 from .descent import baselines
 from .descent.averaging import averaged
+from .descent.options import Gradient, Monitor
 from .descent.order import learned_at
 from .descent.stream import Stream
-from .descent.task import Batches, Stop
 from .descent.training import train
 from .inference.branches import global_minimum
 from .inference.evolution import state_evolution
@@ -41,21 +41,21 @@ from .workbench.sweeps import sweep
 __all__ = [
     "AttentionIndexed",
     "Averages",
-    "Batches",
     "Bilinear",
     "Dataset",
     "DeepAttention",
     "Erm",
+    "Gradient",
     "Iteration",
     "MatrixErm",
     "Mismatched",
+    "Monitor",
     "MultiIndex",
     "Record",
     "Result",
     "SequenceSingleIndex",
     "Solution",
     "Start",
-    "Stop",
     "Stream",
     "Threshold",
     "Tokens",

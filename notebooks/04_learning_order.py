@@ -54,7 +54,7 @@ methods = {
     "Adam": {
         "optimizer": optax.adam(3e-2 if small else 1e-2),
         "steps": steps,
-        "batch_size": dimension // 5 * 2,
+        "gradient": smi.Gradient(batch_size=dimension // 5 * 2),
     },
 }
 order = smi.learning_order(model, data, methods, key=key, seeds=seeds)

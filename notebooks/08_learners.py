@@ -56,9 +56,8 @@ learner = smi.Erm(ridge=0.05)
 descent = {
     "optimizer": optax.chain(optax.add_decayed_weights(learner.ridge), optax.sgd(0.05)),
     "steps": 1000,
-    "reduction": "sum",
-    "loss": learner.loss,
-    "init": 0.1,
+    "gradient": smi.Gradient(loss=learner.loss, reduction="sum"),
+    "start": 0.1,
 }
 methods = {
     "Bayes": {},

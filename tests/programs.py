@@ -146,7 +146,9 @@ SLOW = {
     "weak recovery, two layers": lambda: weak_recovery(smi.DeepAttention(2, 2)),
     "weak recovery, three layers": lambda: weak_recovery(smi.DeepAttention(3, 2)),
     "training, phase retrieval": lambda: training(retrieval(), 20),
-    "training, two layers, batches": lambda: training(smi.DeepAttention(2, 2), 20, batch_size=10),
+    "training, two layers, batches": lambda: training(
+        smi.DeepAttention(2, 2), 20, gradient=smi.Gradient(batch_size=10)
+    ),
     "training, softmax scores": lambda: training(softmax(), 16),
     "training, bilinear": lambda: training(bilinear(), 16),
     "online SGD, whole vectors": lambda: online(retrieval(), method="full"),

@@ -27,17 +27,19 @@ def gamp_words(*, record=None, record_every=None, **rest):
 
 def train_words(
     *, one_pass=None, repeats=None, patience=None, target=None, record=None, record_every=None, batch_size=None,
-    reduction=None, loss=None, **rest,
+    reduction=None, loss=None, test=None, progress=None, init=None, state=None, **rest,
 ):  # fmt: skip
     """Keyword arguments of `smi.train`."""
-    if record_every is not None:
-        record = smi.Record(record, record_every)
-    if one_pass is not None or repeats is not None:
-        batch_size = smi.Batches(batch_size, bool(one_pass), repeats or 1)
-    stop = smi.Stop(patience, target) if patience is not None or target is not None else None
-    return (
-        _given(record=record, batch_size=batch_size, stop=stop, reduction=reduction, loss=loss)
-        | rest
+    gradient = _given(
+        loss=loss, reduction=reduction, batch_size=batch_size, one_pass=one_pass, repeats=repeats
+    )
+    monitor = _given(
+        record=record, every=record_every, test=test, patience=patience, target=target, progress=progress
+    )  # fmt: skip
+    return rest | _given(
+        gradient=smi.Gradient(**gradient) if gradient else None,
+        start=init if state is None else state,
+        monitor=smi.Monitor(**monitor) if monitor else None,
     )
 
 

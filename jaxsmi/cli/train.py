@@ -154,23 +154,23 @@ def _learning_order(
         step = optax.chain(decay, step)
     settings: dict[str, Any] = {
         "steps": arguments.steps,
-        "reduction": arguments.reduction,
-        "init": arguments.init,
+        "start": arguments.init,
         "optimizer": step,
-        "batch_size": smi.Batches(arguments.batch_size or None, repeats=arguments.repeats),
     }
+    gradient = {"reduction": arguments.reduction, "repeats": arguments.repeats}
     shown = progress(arguments)
     level = arguments.level
     if arguments.online:
+        settings["gradient"] = smi.Gradient(batch_size=arguments.batch_size or None, **gradient)
         stream = smi.Stream(model, model.draw_teacher(data_key, dimension), dtype="float32")
         keys = jax.random.split(key, arguments.runs)
-        fit = smi.train(model, stream, key=keys, progress=shown, **settings)
+        fit = smi.train(model, stream, key=keys, monitor=smi.Monitor(progress=shown), **settings)
         times = {method: smi.learned_at(fit, level)}
         order = LearningOrder({method: fit}, times, level, {method: float("inf")}, {})
         return order, stream.teacher
     data = model.sample(data_key, dimension=dimension, alpha=arguments.alpha, dtype="float32")
     size = min(arguments.batch_size, data.samples)  # the default is for large data
-    settings["batch_size"] = smi.Batches(size or None, repeats=arguments.repeats)
+    settings["gradient"] = smi.Gradient(batch_size=size or None, **gradient)
     methods: dict[str, dict[str, Any]] = {method: settings}
     if arguments.gamp:
         methods = {"GAMP": {"alpha": arguments.gamp}} | methods

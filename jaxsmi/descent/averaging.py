@@ -17,22 +17,23 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.border import checked, instance, numbers
-from jaxsmi.core.checks import Ability, check, require
+from jaxsmi.core import validate
+from jaxsmi.core.checks import Ability, require
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
+from jaxsmi.core.validate import check
 
 __all__ = ["Averaged", "averaged"]
 
 
 class Averaged(eqx.Module):
-    """Several runs of descent on one matrix.
+    """The mean of several runs of descent on one matrix.
 
     Attributes:
         weights: The mean S̄, (d, d).
-        single: Estimation error of one run, the mean over the runs.
-        error: That of S̄.
-        extrapolated: That of the mean of infinitely many runs.
+        single: Estimation error of one run, averaged over the runs.
+        error: Estimation error of S̄.
+        extrapolated: Estimation error of the mean of infinitely many runs.
         stderr: Standard error of `single` over the runs.
     """
 
@@ -43,9 +44,8 @@ class Averaged(eqx.Module):
     stderr: Array
 
 
-@checked(fit=instance(Solution, "a Solution of train"), teacher=numbers("data.teacher"))
-def averaged(fit: Solution, teacher: ArrayLike | None) -> Averaged:
-    r"""The mean of the matrices of several runs of descent, and its estimation error.
+def averaged(fit: Solution, teacher: ArrayLike) -> Averaged:
+    r"""Average the matrices of several runs of descent, and measure the error of the mean.
 
         S̄ = (1/K) Σ_k Ŝ_k,   extrapolated = (K error(S̄) - error(one))/(K - 1)
 
@@ -76,20 +76,19 @@ def averaged(fit: Solution, teacher: ArrayLike | None) -> Averaged:
     Source:
         [theory: descent, Eqs. (7) to (9)].
     """
-    model = fit.model
-    runs = fit.result.shape
+    validate.instance("fit", fit, Solution, "a Solution of train")
+    model, runs = fit.model, fit.result.shape
     check(model is not None, "fit", "a solution without its model", "a Solution of train")
     assert model is not None
     require(model, Ability.AVERAGES)
     allowed = "at least two runs: train(..., key=jax.random.split(key, 16))"
     check(len(runs) == 1 and runs[0] >= 2, "fit", f"runs of shape {runs}", allowed)
-    check(teacher is not None, "teacher", None, "data.teacher")
-    truth = jnp.asarray(teacher)
+    truth = validate.array("teacher", teacher, "data.teacher")
     matrices = jnp.asarray(fit.weights)
     model.check_teacher(truth, matrices.shape[1:])
-    lost = np.isin(np.asarray(fit.result), (Result.NONFINITE, Result.DIVERGED))
-    count = f"{int(lost.sum())} of {len(lost)} runs with code NONFINITE or DIVERGED"
-    check(not np.any(lost), "fit", count, "runs that stayed finite")
+    failed = np.isin(np.asarray(fit.result), (Result.NONFINITE, Result.DIVERGED))
+    shown = f"{int(failed.sum())} of {len(failed)} runs with code NONFINITE or DIVERGED"
+    check(not np.any(failed), "fit", shown, "runs that stayed finite")
     K = runs[0]
     errors = jax.vmap(lambda S: model.estimation_error(S, truth))(matrices)
     mean = jnp.mean(matrices, axis=0)

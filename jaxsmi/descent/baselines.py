@@ -1,5 +1,4 @@
-r"""What others do with the data of bilinear sequence regression: ridge regression and the minimum
-of the nuclear norm.
+r"""Baselines of bilinear sequence regression: ridge regression and the minimum of the nuclear norm.
 
 Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
 
@@ -19,6 +18,8 @@ Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -27,29 +28,27 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import checked, numbers, scalar, whole
-from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result, choose
-from jaxsmi.core.data import Dataset, is_dataset
-from jaxsmi.core.driver import AbstractSolver, advance, begin
-from jaxsmi.core.programs import program
+from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
-from jaxsmi.models.base import is_model
+from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.roots import bisect
-from jaxsmi.priors.product import ASPECT, ProductPrior, gaussian_error
+from jaxsmi.priors.product import ProductPrior, gaussian_error
 
 __all__ = ["minimum_nuclear_norm", "nuclear_norm_threshold", "ridge_error"]
 
+_NODES = 96  # Gauss-Legendre: the integrands are smooth in θ, to rounding (tests: 1e-12)
+_SHRINKAGE = 0.5  # τ/√(larger side): speed only; empirical, between 0.2 and 1 much the same
+# relative pivots of the QR of the inputs: samples of continuous laws stay far above, copies do not
+_DEPENDENT = 1e-6
 
-_NUMBERS = numbers("finite numbers >= 0", NON_NEGATIVE)
 
-
-@checked(alpha=_NUMBERS, penalty=_NUMBERS, noise=_NUMBERS)
 def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) -> Array:
-    r"""Estimation error per entry of ridge regression, whatever the width, elementwise.
+    r"""Compute the estimation error per entry of ridge regression at any width, elementwise.
 
         V (1 + α/(λ + V)) = 1,   c = V/(λ + V),   error = (V² + α Δ c²)/(1 - α c²)
 
@@ -70,17 +69,13 @@ def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) ->
         >>> round(float(ridge_error(0.5, 0.3, 0.1)), 10)
         0.5951316645
 
-    Cost:
-        None.
-
     Source:
         [theory: bilinear, Eq. (25)].
     """
-    arguments = Arguments()
-    alpha, penalty, noise = (
-        _non_negative(arguments, name, value)
-        for name, value in (("alpha", alpha), ("penalty", penalty), ("noise", noise))
-    )
+    allowed = "finite numbers >= 0"
+    alpha = validate.array("alpha", alpha, allowed, interval=NON_NEGATIVE)
+    penalty = validate.array("penalty", penalty, allowed, interval=NON_NEGATIVE)
+    noise = validate.array("noise", noise, allowed, interval=NON_NEGATIVE)
     V = gaussian_error(alpha, penalty)
     positive = penalty > 0.0
     shrinkage = jnp.where(
@@ -89,20 +84,11 @@ def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) ->
     gap = 1.0 - alpha * shrinkage**2
     value = (V**2 + alpha * noise * shrinkage**2) / jnp.where(gap > 0.0, gap, 1.0)
     value = jnp.where(gap > 0.0, value, jnp.where(noise > 0.0, jnp.inf, 0.0))
-    return jnp.where((alpha >= 0.0) & (penalty >= 0.0) & (noise >= 0.0), value, jnp.nan)
+    return jnp.where(jnp.isnan(alpha + penalty + noise), jnp.nan, value)
 
 
-def _non_negative(arguments: Arguments, name: str, value: ArrayLike) -> Array:
-    """Finite numbers >= 0."""
-    numbers = arguments.array(name, value, "finite numbers >= 0")
-    arguments.condition(jnp.all(numbers >= 0.0), name, value, "finite numbers >= 0")
-    return numbers
-
-
-@checked(aspect_ratio=scalar(ASPECT), rank_ratio=scalar(POSITIVE))
 def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Array:
-    r"""α_NN, from which on the minimum of the nuclear norm is S (Δ = 0); never below that of the
-    Bayes-optimal error.
+    r"""Compute α_NN, above which the minimum of the nuclear norm is S (Δ = 0).
 
         α_NN = min_λ M(λ)   (module docstring)
 
@@ -128,7 +114,7 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     Source:
         [DGM13], [theory: bilinear, Eqs. (28) to (30)].
     """
-    prior = ProductPrior(aspect_ratio, rank_ratio)
+    prior = ProductPrior(aspect_ratio, rank_ratio)  # which validates both
     long, rho = prior.sides
     b = jnp.where(jnp.isinf(prior.aspect_ratio), 0.5, 1.0 / long)
     inside = rho < 1.0
@@ -136,10 +122,10 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     g = b * (1.0 - rho) / (1.0 - b * rho)
     low = (1.0 - jnp.sqrt(g)) ** 2
     high = (1.0 + jnp.sqrt(g)) ** 2
-    nodes, weights = legendre(96)
+    nodes, weights = legendre(_NODES)
 
     def moments(cut: Array) -> tuple[Array, Array, Array]:
-        """P_0, P_1/2, P_1; t = low + (high - low) sin²θ takes the square roots away."""
+        """P_0, P_1/2, P_1; with t = low + (high - low) sin²θ the integrands are smooth."""
         share = jnp.clip((cut**2 - low) / (high - low), 0.0, 1.0)
         above = share > 0.0
         start = jnp.where(above, jnp.arcsin(jnp.sqrt(jnp.where(above, share, 0.5))), 0.0)
@@ -149,12 +135,12 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
         measure = 0.5 * (0.5 * np.pi - start) * weights * 2.0 * square / (2.0 * np.pi * g)
         return jnp.sum(measure / t), jnp.sum(measure / jnp.sqrt(t)), jnp.sum(measure)
 
-    def past(cut: Array) -> Array:
+    def beyond(cut: Array) -> Array:
         P_0, P_half, _ = moments(cut)
         return P_half - cut * P_0 < cut * rho / (1.0 - rho)
 
-    # M is least there: its derivatives need not follow
-    cut = lax.stop_gradient(bisect(past, jnp.zeros_like(g), jnp.sqrt(high)))
+    # M is stationary in the cut, so that its derivative does not need that of the cut
+    cut = lax.stop_gradient(bisect(beyond, jnp.zeros_like(g), jnp.sqrt(high)))
     P_0, P_half, P_1 = moments(cut)
     bulk = rho * cut**2 + (1.0 - rho) * (P_1 - 2.0 * cut * P_half + cut**2 * P_0)
     value = rho + b * rho - b * rho**2 + (1.0 - b * rho) * bulk
@@ -162,11 +148,10 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     return jnp.where(prior.valid, jnp.where(inside, value, 1.0), jnp.nan)
 
 
-@checked(model=is_model, data=is_dataset, tolerance=scalar(POSITIVE), max_steps=whole())
 def minimum_nuclear_norm(
     model: Bilinear, data: Dataset, *, tolerance: ArrayLike = 1e-8, max_steps: int = 5000
 ) -> Solution:
-    r"""The matrix of smallest nuclear norm that reproduces all labels, by Douglas–Rachford
+    r"""Find the matrix of smallest nuclear norm that reproduces all labels, by Douglas–Rachford
     splitting.
 
         Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ   (module docstring)
@@ -198,8 +183,10 @@ def minimum_nuclear_norm(
     Source:
         [DGM13], [theory: bilinear, Eqs. (26), (27)].
     """
-    arguments = Arguments()
-    arguments.instance("model", model, Bilinear, "a rectangular Bilinear")
+    validate.instance("model", model, Bilinear, "a rectangular Bilinear")
+    validate.instance("data", data, Dataset, "a Dataset")
+    tolerance = validate.number("tolerance", tolerance, POSITIVE)
+    max_steps = validate.count("max_steps", max_steps)
     check(not model.symmetric, "model", "a symmetric Bilinear", "a rectangular Bilinear")
     allowed = "a model without noise: all labels are reproduced"
     check(model.noise == 0.0, "model", "label noise", allowed)
@@ -208,91 +195,77 @@ def minimum_nuclear_norm(
     entries = inputs.shape[1] * inputs.shape[2]
     allowed = f"at most {entries}: no more equations than entries"
     check(data.samples <= entries, "data", f"{data.samples} samples", allowed)
-    tolerance = arguments.number("tolerance", tolerance, POSITIVE)
     rows = inputs.reshape(data.samples, -1).astype(theory_dtype())
     basis, triangle = jnp.linalg.qr(rows.T)
     pivots = jnp.abs(jnp.diagonal(triangle))
-    independent = jnp.min(pivots) > 1e-6 * jnp.max(pivots)
+    independent = jnp.min(pivots) > _DEPENDENT * jnp.max(pivots)
     allowed = "independent ones: drop the others"
     check(independent, "data.inputs", "linearly dependent samples", allowed)
-    return _smallest(model, data, basis, triangle, tolerance, max_steps)
+    _, L, d = inputs.shape
+    labels = data.labels.astype(theory_dtype()) * np.sqrt(L * d)
+    fixed = jax.scipy.linalg.solve_triangular(triangle.T, labels, lower=True)
+    end = _douglas_rachford(basis, fixed, tolerance, jnp.asarray(max_steps), (L, d))
+    return _solution(model, data, end, tolerance)
 
 
-class _Splitting(eqx.Module):
-    """State of the splitting: z, x on the constraints, and the residual ‖p - x‖/‖x‖."""
+class _Splitting(NamedTuple):
+    """State of the splitting: steps, z, x on the constraints, and the residual ‖p - x‖/‖x‖."""
 
+    steps: Array
     z: Array
     x: Array
     residual: Array
 
 
-class DouglasRachford(AbstractSolver[_Splitting]):
+@eqx.filter_jit
+def _douglas_rachford(
+    basis: Array, fixed: Array, tolerance: Array, max_steps: Array, shape: tuple[int, int]
+) -> _Splitting:
     """x = z - Q (Qᵀz - c),   p = shrink_τ(2x - z),   z ← z + p - x (module docstring)."""
+    shrinkage = _SHRINKAGE * np.sqrt(max(shape))
 
-    basis: Array
-    fixed: Array
-    tolerance: Array
-    shape: tuple[int, int] = eqx.field(static=True)
-    max_steps: int = eqx.field(static=True)
+    def shrink(matrix: Array) -> Array:
+        left, values, right = jnp.linalg.svd(matrix.reshape(shape), full_matrices=False)
+        return ((left * jnp.maximum(values - shrinkage, 0.0)) @ right).reshape(-1)
 
-    def init(self) -> _Splitting:
-        """Zero."""
-        zero = jnp.zeros((self.shape[0] * self.shape[1],), self.basis.dtype)
-        return _Splitting(zero, zero, jnp.asarray(jnp.inf, zero.dtype))
-
-    def step(self, state: _Splitting, count: Array) -> _Splitting:
-        """One reflection at the constraints, one shrinkage of the singular values."""
-        del count
+    def step(state: _Splitting) -> _Splitting:
         z = state.z
-        x = z - self.basis @ (self.basis.T @ z - self.fixed)
-        p = self._shrunk(2.0 * x - z)
+        x = z - basis @ (basis.T @ z - fixed)
+        p = shrink(2.0 * x - z)
         size = jnp.maximum(jnp.linalg.norm(x), 1e-30)  # labels may all be zero
-        return _Splitting(z + p - x, x, jnp.linalg.norm(p - x) / size)
+        return _Splitting(state.steps + 1, z + p - x, x, jnp.linalg.norm(p - x) / size)
 
-    def _shrunk(self, matrix: Array) -> Array:
-        """Singular values of a matrix less τ, at least zero."""
-        threshold = 0.5 * np.sqrt(max(self.shape))
-        left, values, right = jnp.linalg.svd(matrix.reshape(self.shape), full_matrices=False)
-        return ((left * jnp.maximum(values - threshold, 0.0)) @ right).reshape(-1)
+    def running(state: _Splitting) -> Array:
+        unfinished = (state.steps < max_steps) & (state.residual > tolerance)
+        return unfinished & ~jnp.isnan(state.residual)
 
-    def observe(self, state: _Splitting, count: Array) -> dict[str, Array]:
-        """Nothing on the way."""
-        del state, count
-        return {}
-
-    def terminate(self, state: _Splitting, count: Array) -> Array:
-        """SUCCESS within the tolerance, MAX_STEPS, NONFINITE."""
-        return choose(
-            (count >= self.max_steps, Result.MAX_STEPS),
-            (state.residual <= self.tolerance, Result.SUCCESS),
-            (~jnp.isfinite(state.residual), Result.NONFINITE),
-        )
+    zero = jnp.zeros((len(basis),), basis.dtype)
+    start = _Splitting(jnp.zeros((), int), zero, zero, jnp.asarray(jnp.inf, zero.dtype))
+    return lax.while_loop(running, step, start)
 
 
-@program
-def _smallest(
-    model: Bilinear, data: Dataset, basis: Array, triangle: Array, tolerance: Array, max_steps: int
-) -> Solution:
+@eqx.filter_jit
+def _solution(model: Bilinear, data: Dataset, end: _Splitting, tolerance: Array) -> Solution:
     """The end of the splitting as a solution."""
     dtype = theory_dtype()
-    _, L, d = data.inputs.shape
-    labels = data.labels.astype(dtype) * np.sqrt(L * d)
-    fixed = jax.scipy.linalg.solve_triangular(triangle.T, labels, lower=True)
-    solver = DouglasRachford(basis, fixed, tolerance, (L, d), max_steps)
-    end = advance(solver, begin(solver, 0), jnp.asarray(max_steps))
-    S = end.state.x.reshape(L, d)
+    S = end.x.reshape(data.inputs.shape[1:])
     overlaps = model.overlaps(S[None], data.teacher)
     unknown = jnp.full((1, 1), jnp.nan, dtype)
-    history = {"step": end.step[None].astype(dtype)}
+    history = {"step": end.steps[None].astype(dtype)}
     history |= {name: value[None] for name, value in overlaps.items()}
+    finite = jnp.isfinite(end.residual)
     return Solution(
         overlap=overlaps["overlap"],
         stderr=jnp.zeros((1, 1), dtype),
         error=model.error_of(S[None], data, key=jax.random.key(0)),
         alpha=jnp.asarray(model.sensing(data).alpha, dtype),
-        steps=end.step,
-        residual=end.state.residual,
-        result=end.result,
+        steps=end.steps,
+        residual=end.residual,
+        result=choose(
+            (finite, Result.MAX_STEPS),
+            (end.residual <= tolerance, Result.SUCCESS),
+            (~finite, Result.NONFINITE),
+        ),
         history=history,
         covariance=unknown,
         rho=unknown[0, 0],

@@ -1,16 +1,12 @@
-r"""Gradient descent as a solver of the one driver: many runs at once, a record every so many
-updates.
+r"""Gradient descent as a solver of the common driver: many runs at once, a record every so many
+steps.
 
     weights ← weights + optimiser(∇objective(weights; batch)),   `repeats` times on each batch
 
-A step of the driver is the stretch between two records, of all runs together. The loops count for
-all runs, and only what is inside them is vmapped: a condition that differed between runs would make
-XLA compute both of its branches, on a copy of the data for each run. The order of the samples is a
-function of the key and the step alone, so that a run of 2000 steps and one of 1000 continued for
-1000 are the same run.
-
-A run has diverged when its weights, of order one at the start as the teacher's are, have grown a
-hundredfold in norm.
+One step of the driver takes all runs from one record to the next. The loop counts for all runs, and
+only its body is vmapped: under a condition that differed between runs XLA would compute both
+branches, on a copy of the data for each run. The order of the samples depends on the key and the
+step alone, so that 1000 steps continued for 1000 are one run of 2000.
 """
 
 from __future__ import annotations
@@ -30,16 +26,18 @@ from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import AbstractSolver, drive, ready
 
-__all__ = ["Descent", "Epochs", "DescentEnd", "TrainState", "descend"]
+__all__ = ["AbstractObjective", "DescentEnd", "Epochs", "TrainState", "descend"]
 
-_GROWTH = 100.0  # norm of the weights, relative to the start, from which on a run has diverged
+# Weights are O(1) at the start, as the teacher's are, and so are those of a student that has
+# learned it: a norm a hundred times as large is an overshoot.
+_DIVERGED = 100.0
+_BETTER = 1e-4  # relative fall of the error that `patience` counts: above rounding of float32
 
 
 class TrainState(eqx.Module):
-    """What continues a run: the weights, the optimiser's memory, the number of steps taken, and the
-    words of its key.
+    """State of a run: weights, the optimiser's memory, steps taken, and the words of its key.
 
-    The key is plain numbers, so that `eqx.tree_serialise_leaves` can write all of it.
+    The key is plain numbers, so that `eqx.tree_serialise_leaves` writes all of the state.
     """
 
     weights: PyTree
@@ -47,18 +45,14 @@ class TrainState(eqx.Module):
     step: Array
     key: Array
 
-    @property
-    def random_key(self) -> PRNGKeyArray:
-        """The key, made of its words."""
-        return jax.random.wrap_key_data(self.key, impl="threefry2x32")
+
+def _key(words: Array) -> PRNGKeyArray:
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 class Epochs(eqx.Module):
-    """Which samples make the batch of a step: an order of all samples, renewed at the start of each
-    epoch.
-
-    Each epoch is a new permutation; its last batch may be smaller.
-    """
+    """Batches of a data set: an order of all samples, renewed at the start of each epoch; the last
+    batch of an epoch may be smaller."""
 
     samples: int = eqx.field(static=True)
     size: int = eqx.field(static=True)
@@ -66,21 +60,19 @@ class Epochs(eqx.Module):
 
     @property
     def batches(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         return -(-self.samples // self.size)
 
     def order(self, key: PRNGKeyArray, step: Array) -> Array:
-        """The order of the samples in the epoch of a step."""
+        """The order of the samples in the epoch of a step; empty where they are not shuffled."""
+        if not self.shuffled:
+            return jnp.zeros((0,), jnp.int32)
         key = jax.random.fold_in(key, step // self.batches)
         return jax.random.permutation(key, self.samples).astype(jnp.int32)
 
-    def start(self, key: PRNGKeyArray, step: Array) -> Array:
-        """What the loop carries along: nothing where all samples are used at once, or each once."""
-        return self.order(key, step) if self.shuffled else jnp.zeros((0,), jnp.int32)
-
     def next(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, Array, Array]:
-        """The order, and the samples of this step with their weights (0 past the end of the
-        epoch)."""
+        """The order, the samples of this step, and which of them count (not past the epoch's
+        end)."""
         if self.shuffled:
             order = lax.cond(step % self.batches == 0, lambda: self.order(key, step), lambda: order)
         place = (step % self.batches) * self.size + jnp.arange(self.size)
@@ -89,38 +81,31 @@ class Epochs(eqx.Module):
         return order, order[place] if self.shuffled else place, inside
 
 
-class Descent(eqx.Module):
-    """A problem of descent: subclasses say the loss, the batches and what is recorded.
-
-    `patience` and `target` stop a run early: after so many records without a smaller "watched"
-    number, and where every "cosine" is as large.
-    """
-
-    patience: eqx.AbstractVar[int | None]
-    target: eqx.AbstractVar[Array | None]
+class AbstractObjective(eqx.Module):
+    """A loss over batches, and the quantities recorded of the weights."""
 
     @abc.abstractmethod
     def objective(self, weights: PyTree, batch: PyTree) -> Array:
         """The loss of a batch."""
 
     @abc.abstractmethod
-    def start(self, key: PRNGKeyArray, step: Array) -> Array:
-        """What `batch` carries from step to step."""
-
-    @abc.abstractmethod
-    def batch(self, key: PRNGKeyArray, carried: Array, step: Array) -> tuple[Array, PyTree]:
-        """(carried, batch) of a step."""
+    def batch(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, PyTree]:
+        """The order of the samples and the batch of a step."""
 
     @abc.abstractmethod
     def observe(self, weights: PyTree) -> dict[str, PyTree]:
-        """What is recorded: with "watched", the number `patience` watches, and "cosine" where there
-        is a `target`."""
+        """One record, with "error" for `patience` and "cosine" for `target`."""
+
+    def order(self, key: PRNGKeyArray, step: Array) -> Array:
+        """The order of the samples at a step; empty where each step draws fresh ones."""
+        del key, step
+        return jnp.zeros((0,), jnp.int32)
 
 
-class _Descending(eqx.Module):
-    """Where the runs are, each array with a leading axis of runs: their states, the last record,
-    the result, the last relative update, what early stopping remembers, what the batches carry, and
-    the size of the weights at the start."""
+class _Runs(eqx.Module):
+    """All runs, each array with a leading axis: their states, the last record and result code, the
+    last relative update, the smallest error and the records since then, the order of the samples,
+    and the norm of the weights at the start."""
 
     state: TrainState
     record: dict[str, PyTree]
@@ -128,166 +113,145 @@ class _Descending(eqx.Module):
     change: Array
     best: Array
     stale: Array
-    carried: Array
+    order: Array
     start_norm: Array
 
 
 class _Update(NamedTuple):
-    """What one update of one run carries."""
+    """The part of one run that changes with every update."""
 
     weights: PyTree
     memory: PyTree
-    carried: Array
-    total: Array
+    order: Array
+    total_loss: Array
     change: Array
 
 
-class _Stretches(AbstractSolver[_Descending]):
-    """The solver: a step is `every` updates of all runs, and a record."""
+class _Solver(AbstractSolver[_Runs]):
+    """A step is `every` steps of all runs, and a record."""
 
-    problem: Descent
+    objective: AbstractObjective
     optimizer: optax.GradientTransformation
     start: TrainState
-    origin: Array
+    first: Array
     last: Array
     every: Array
+    target: Array | None
     repeats: int = eqx.field(static=True)
+    patience: int | None = eqx.field(static=True)
 
     @property
-    def stopping(self) -> bool:
-        """Whether runs may stop early."""
-        return self.problem.patience is not None or self.problem.target is not None
+    def stops_early(self) -> bool:
+        """Runs may stop before their last step."""
+        return self.patience is not None or self.target is not None
 
-    def init(self) -> _Descending:
+    def init(self) -> _Runs:
         """The runs before their first update, with a record of the start."""
         state = self.start
         dtype = theory_dtype()
-        runs = state.step.shape[0]
-        size = jax.vmap(lambda w: optax.tree.norm(w).astype(dtype))(state.weights)
-        blank = _Descending(
+        shape = state.step.shape
+        numbers = sum(x[0].size for x in jax.tree.leaves(state.weights))
+        norm = jax.vmap(lambda w: optax.tree.norm(w).astype(dtype))(state.weights)
+        runs = _Runs(
             state=state,
             record={},
-            result=jnp.full((runs,), RUNNING),
-            change=jnp.full((runs,), jnp.nan, dtype),
-            best=jnp.full((runs,), jnp.inf, dtype),
-            stale=jnp.zeros((runs,), int),
-            carried=jax.vmap(lambda s: self.problem.start(s.random_key, s.step))(state),
-            start_norm=jnp.maximum(size, jnp.sqrt(_count(state.weights))),
+            result=jnp.full(shape, RUNNING),
+            change=jnp.full(shape, jnp.nan, dtype),
+            best=jnp.full(shape, jnp.inf, dtype),
+            stale=jnp.zeros(shape, int),
+            order=jax.vmap(lambda s: self.objective.order(_key(s.key), s.step))(state),
+            start_norm=jnp.maximum(norm, jnp.sqrt(float(numbers))),
         )
-        return jax.vmap(self._judged)(
-            blank, state, blank.carried, jnp.full((runs,), jnp.nan, dtype)
-        )
+        return jax.vmap(self._recorded)(runs, state, runs.order, runs.change)
 
-    def step(self, state: _Descending, count: Array) -> _Descending:
-        """The next stretch; runs that have stopped stay where they are."""
-        first = self.origin + count * self.every
+    def step(self, state: _Runs, count: Array) -> _Runs:
+        """All runs up to the next record; runs that have stopped keep their state."""
+        first = self.first + count * self.every
         end = jnp.minimum(first + self.every, self.last)
         zero = jnp.zeros(state.result.shape, theory_dtype())
         now = state.state
-        carry = _Update(now.weights, now.optimizer, state.carried, zero, zero)
 
-        def update(i: Array, carry: _Update) -> _Update:
-            return jax.vmap(lambda run, key: self._update(run, key, i))(carry, now.key)
+        def update(step: Array, runs: _Update) -> _Update:
+            return jax.vmap(lambda run, words: self._update(run, _key(words), step))(runs, now.key)
 
-        carry = lax.fori_loop(first, end, update, carry)
-        mean = carry.total / (end - first)
-        moved = TrainState(carry.weights, carry.memory, jnp.full_like(now.step, end), now.key)
-        new = eqx.tree_at(lambda s: s.change, state, carry.change)
-        new = jax.vmap(self._judged)(new, moved, carry.carried, mean)
-        if not self.stopping:
+        start = _Update(now.weights, now.optimizer, state.order, zero, zero)
+        runs = lax.fori_loop(first, end, update, start)
+        loss = runs.total_loss / (end - first)
+        after = TrainState(runs.weights, runs.memory, jnp.full_like(now.step, end), now.key)
+        new = eqx.tree_at(lambda s: s.change, state, runs.change)
+        new = jax.vmap(self._recorded)(new, after, runs.order, loss)
+        if not self.stops_early:
             return new
-        going = state.result == RUNNING
+        running = state.result == RUNNING
 
-        def kept(x: Array, y: Array | float) -> Array:
-            return jnp.where(going.reshape(going.shape + (1,) * (x.ndim - 1)), x, y)
+        def where_running(x: Array, y: Array | float) -> Array:
+            return jnp.where(running.reshape(running.shape + (1,) * (x.ndim - 1)), x, y)
 
-        record = jax.tree.map(lambda x: kept(x, jnp.nan), new.record)
-        frozen = jax.tree.map(kept, new, state)
-        return eqx.tree_at(lambda s: s.record, frozen, record)
+        record = jax.tree.map(lambda x: where_running(x, jnp.nan), new.record)
+        return eqx.tree_at(lambda s: s.record, jax.tree.map(where_running, new, state), record)
 
-    def _update(self, run: _Update, words: Array, step: Array) -> _Update:
+    def _update(self, run: _Update, key: PRNGKeyArray, step: Array) -> _Update:
         """One step of one run: `repeats` updates on its batch."""
-        problem = self.problem
+        objective = self.objective.objective
         dtype = theory_dtype()
-        update = optax.with_extra_args_support(self.optimizer).update
-        key = jax.random.wrap_key_data(words, impl="threefry2x32")
-        carried, sample = problem.batch(key, run.carried, step)
-        weights = run.weights
-        memory = run.memory
-        total = run.total
-        size = run.change
+        # line searches and learning rates that depend on the loss take more than the gradient
+        optimizer = optax.with_extra_args_support(self.optimizer)
+        order, batch = self.objective.batch(key, run.order, step)
+        weights, memory, total, size = run.weights, run.memory, run.total_loss, run.change
         for repeat in range(self.repeats):
-            value, gradient = jax.value_and_grad(problem.objective)(weights, sample)
-            # line searches and learning rates that look at the loss ask for more than the gradient
-            change, new = update(
+            value, gradient = jax.value_and_grad(objective)(weights, batch)
+            change, new = optimizer.update(
                 gradient,
                 memory,
                 weights,
                 value=value,
                 grad=gradient,
-                value_fn=lambda w: problem.objective(w, sample),
+                value_fn=lambda w: objective(w, batch),
             )
-            # rates may promote the memory
+            # a rate in double precision promotes the memory of single-precision weights
             memory = jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory)
             size = optax.tree.norm(change) / jnp.maximum(optax.tree.norm(weights), 1e-30)
             weights = optax.apply_updates(weights, change)
+            # fresh batches: the loss before the first update is that of new samples
             total = total + (value.astype(dtype) if repeat == 0 else 0.0)
-        return _Update(weights, memory, carried, total, size.astype(dtype))
+        return _Update(weights, memory, order, total, size.astype(dtype))
 
-    def _judged(
-        self, run: _Descending, state: TrainState, carried: Array, train_loss: Array
-    ) -> _Descending:
-        """One run at a record: what is seen of it, and whether it goes on."""
-        problem = self.problem
-        weights = state.weights
-        record = {"step": state.step.astype(theory_dtype()), "train_loss": train_loss}
-        record |= problem.observe(weights)
-        watched = record.pop("watched")
-        better = watched < run.best * (1.0 - 1e-4)
-        stale = jnp.where(better, 0, run.stale + 1)
-        result = run.result
-        if problem.patience is not None:
-            result = jnp.where(stale >= problem.patience, int(Result.SUCCESS), result)
-        if problem.target is not None:
-            reached = jnp.all(record["cosine"] >= problem.target)
+    def _recorded(self, run: _Runs, state: TrainState, order: Array, loss: Array) -> _Runs:
+        """One run with a new record, and the result code that follows from it."""
+        record = {"step": state.step.astype(theory_dtype()), "train_loss": loss}
+        record |= self.objective.observe(state.weights)
+        best, stale, result = run.best, run.stale, run.result
+        if self.patience is not None:
+            better = record["error"] < best * (1.0 - _BETTER)
+            stale = jnp.where(better, 0, stale + 1)
+            best = jnp.where(better, record["error"], best)
+            result = jnp.where(stale >= self.patience, int(Result.SUCCESS), result)
+        if self.target is not None:
+            reached = jnp.all(record["cosine"] >= self.target)
             result = jnp.where(reached, int(Result.SUCCESS), result)
-        finite = jnp.asarray([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)])
-        result = jnp.where(jnp.all(finite), result, int(Result.NONFINITE))
-        return _Descending(
-            state=state,
-            record=record,
-            result=result.astype(run.result.dtype),
-            change=run.change,
-            best=jnp.where(better, watched, run.best),
-            stale=stale,
-            carried=carried,
-            start_norm=run.start_norm,
-        )
+        leaves = jax.tree.leaves(state.weights)
+        finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(x)) for x in leaves]))
+        result = jnp.where(finite, result, int(Result.NONFINITE)).astype(run.result.dtype)
+        return _Runs(state, record, result, run.change, best, stale, order, run.start_norm)
 
-    def observe(self, state: _Descending, count: Array) -> dict[str, PyTree]:
-        """The record that was made with the step."""
+    def observe(self, state: _Runs, count: Array) -> dict[str, PyTree]:
+        """The record that belongs to the step."""
         del count
         return state.record
 
-    def terminate(self, state: _Descending, count: Array) -> Array:
-        """The result of each run, decided at its last record by `_judged` (the rules of `Stop`)."""
+    def terminate(self, state: _Runs, count: Array) -> Array:
+        """The result codes of the last record."""
         del count
         return state.result
 
-    def progress(self, state: _Descending) -> Mapping[str, str]:
+    def progress(self, state: _Runs) -> Mapping[str, str]:
         """The loss, averaged over the runs."""
         return {"loss": f"{float(jnp.nanmean(state.record['train_loss'])):.3g}"}
 
 
-def _count(weights: PyTree) -> float:
-    """How many numbers one run's weights are."""
-    return float(sum(x[0].size for x in jax.tree.leaves(weights)))
-
-
 class DescentEnd(eqx.Module):
-    """Where a descent ended: its state, its history (leading axis of records, NaN where not
-    reached), its result and the last relative update; of several runs with a leading axis of
-    runs."""
+    """End of a descent: state, history (leading axis of records, NaN after the end), result code
+    and last relative update; of several runs with a leading axis of runs."""
 
     state: TrainState
     history: dict[str, PyTree]
@@ -296,26 +260,27 @@ class DescentEnd(eqx.Module):
 
 
 def descend(
-    problem: Descent,
+    objective: AbstractObjective,
     optimizer: optax.GradientTransformation,
     state: TrainState,
     *,
     steps: int,
     every: int,
     repeats: int = 1,
+    stop: tuple[int | None, Array | None] = (None, None),
     label: str | None = None,
 ) -> DescentEnd:
     """Take `steps` steps from a state, or from each of several.
 
     Args:
-        problem: The loss, the batches and what is recorded.
+        objective: The loss, the batches and the records.
         optimizer: Any optax transformation.
-        state: Where to begin; arrays with a leading axis of runs are a batch of runs, all at the
-            same step.
+        state: Where to start; arrays with a leading axis are a batch of runs at one step.
         steps: Batches taken.
         every: Steps between two records.
         repeats: Updates on each batch. Default 1.
-        label: What the progress bar is called; None: no bar.
+        stop: `patience` and `target` of a `Monitor`. Default: neither.
+        label: Name of the progress bar; None: no bar.
 
     Returns:
         A `DescentEnd`. Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or
@@ -324,24 +289,25 @@ def descend(
     records = -(-steps // every)
     batch = state.step.ndim == 1
     start = state if batch else jax.tree.map(lambda x: x[None], state)
-    origin = start.step[0]
-    solver = _Stretches(
-        problem, optimizer, start, origin, origin + steps, jnp.asarray(every), repeats
+    first = start.step[0]
+    patience, target = stop
+    solver = _Solver(
+        objective=objective,
+        optimizer=optimizer,
+        start=start,
+        first=first,
+        last=first + steps,
+        every=jnp.asarray(every),
+        target=target,
+        repeats=repeats,
+        patience=patience,
     )
-    run = ready(solver, records)
-    end = drive(solver, run, records, label=label, unit=every)
+    end = drive(solver, ready(solver, records), records, label=label, unit=every)
+    unmet = Result.MAX_STEPS if solver.stops_early else Result.SUCCESS
+    result = jnp.where(end.result == RUNNING, int(unmet), end.result)
+    norm = jax.vmap(optax.tree.norm)(end.state.state.weights)
+    diverged = (norm > _DIVERGED * end.state.start_norm) & (result != Result.NONFINITE)
+    result = jnp.where(diverged, int(Result.DIVERGED), result)
     history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
-    result = _ended(end.state, end.result, solver.stopping)
     ended = DescentEnd(end.state.state, history, result, end.state.change)
     return ended if batch else jax.tree.map(lambda x: x[0], ended)
-
-
-def _ended(state: _Descending, result: Array, stopping: bool) -> Array:
-    """The results of the runs, once all steps are taken: those still running have done what was
-    asked, or have not met what was to stop them; and weights that have grown a hundredfold are no
-    answer."""
-    unmet = Result.MAX_STEPS if stopping else Result.SUCCESS
-    result = jnp.where(result == RUNNING, int(unmet), result)
-    norm = jax.vmap(optax.tree.norm)(state.state.weights)
-    grown = (norm > _GROWTH * state.start_norm) & (result != Result.NONFINITE)
-    return jnp.where(grown, int(Result.DIVERGED), result)

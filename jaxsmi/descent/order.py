@@ -18,15 +18,15 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.border import checked, either, instance, scalar, sequence
-from jaxsmi.core.checks import UNIT_INTERVAL, Arguments, check
+from jaxsmi.core import validate
 from jaxsmi.core.results import Solution
+from jaxsmi.core.validate import UNIT_INTERVAL, check
 
 __all__ = ["crossing", "learned_at"]
 
 
 def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
-    """First step at which cosines reach a level, records without a number left out.
+    """First step at which cosines reach a level; records that are not finite are skipped.
 
     Args:
         steps: Of the records, (T,).
@@ -36,32 +36,23 @@ def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
     Returns:
         Steps (P,): inf where the level is never reached, NaN where there is no number at all.
     """
-    known = jnp.isfinite(cosines)
+    finite = jnp.isfinite(cosines)
     records = jnp.arange(len(steps))[:, None]
-    last_known = lax.cummax(jnp.where(known, records, -1), axis=0)
-    above = known & (cosines >= level)
+    last_finite = lax.cummax(jnp.where(finite, records, -1), axis=0)
+    above = finite & (cosines >= level)
     k = jnp.argmax(above, axis=0)
-    before = jnp.take_along_axis(last_known, jnp.maximum(k - 1, 0)[None], 0)[0]
+    before = jnp.take_along_axis(last_finite, jnp.maximum(k - 1, 0)[None], 0)[0]
     before = jnp.where((k > 0) & (before >= 0), before, k)
     low = jnp.take_along_axis(cosines, before[None], 0)[0]
     high = jnp.take_along_axis(cosines, k[None], 0)[0]
     part = jnp.where(before < k, (level - low) / jnp.where(high > low, high - low, 1.0), 0.0)
     step = steps[before] + part * (steps[k] - steps[before])
-    never = jnp.where(jnp.any(known, axis=0), jnp.inf, jnp.nan)
+    never = jnp.where(jnp.any(finite, axis=0), jnp.inf, jnp.nan)
     return jnp.where(jnp.any(above, axis=0), step, never)
 
 
-@checked(
-    solution=either(
-        "a Solution, or a list of them",
-        instance(Solution, ""),
-        sequence("", instance(Solution, "")),
-    ),
-    level=scalar(UNIT_INTERVAL),
-)
 def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> Array:
-    r"""When each index was learned: the first step, or the first α, at which its cosine reached a
-    level.
+    r"""Find the first step, or the first α, at which the cosine of each index reaches a level.
 
         t_p = min {t: cos_p(t) >= c}, between records by linear interpolation
 
@@ -87,23 +78,20 @@ def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> A
         >>> bool(smi.learned_at(fit, 0.9)[0] < 50)
         True
 
-    Cost:
-        None.
-
     Source:
         [TCDKZ25], [theory: descent, Eqs. (5), (6)].
     """
-    Arguments().number("level", level, UNIT_INTERVAL)
+    validate.number("level", level, UNIT_INTERVAL)
     if isinstance(solution, Solution):
         allowed = "a solution of gamp or train, with cosines in its history"
         check("cosine" in solution.history, "solution", solution.kind, allowed)
-        steps = solution.history["step"]
-        cosines = solution.history["cosine"]
+        steps, cosines = solution.history["step"], solution.history["cosine"]
         if steps.ndim == 1:
             return crossing(steps, cosines, level)
         return jax.vmap(lambda s, c: crossing(s, c, level))(steps, cosines)
-    curve = sorted(solution, key=lambda point: float(point.alpha))
-    check(len(curve) > 0, "solution", "none", "at least one")
+    allowed = "a Solution, or a list of them"
+    points = validate.sequence("solution", solution, allowed, validate.instance, Solution, allowed)
+    curve = sorted(points, key=lambda point: float(point.alpha))
     alphas = jnp.asarray([point.alpha for point in curve])
     return crossing(alphas, jnp.stack([_last_cosine(point) for point in curve]), level)
 

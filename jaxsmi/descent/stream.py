@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import checked, numbers, optional, precision, random_key, whole
-from jaxsmi.core.checks import check
 from jaxsmi.core.data import Regenerated
-from jaxsmi.models.base import AbstractModel, is_model
+from jaxsmi.core.validate import check
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.tokens import Directions
 from jaxsmi.sensing.blocks import shifted
 
@@ -35,7 +34,10 @@ class Stream(eqx.Module):
         >>> import jax, optax, jaxsmi as smi
         >>> model, key = smi.links.phase_retrieval(), jax.random.key(0)
         >>> stream = smi.Stream(model, model.start(key, 50))
-        >>> smi.train(model, stream, optax.sgd(1.0), key=key, steps=20, batch_size=10).weights.shape
+        >>> fit = smi.train(
+        ...     model, stream, optax.sgd(1.0), key=key, gradient=smi.Gradient(batch_size=10)
+        ... )
+        >>> fit.weights.shape
         (1, 50)
     """
 
@@ -43,16 +45,9 @@ class Stream(eqx.Module):
     teacher: Array
     dtype: DTypeLike | None = eqx.field(static=True)
     shape: tuple[int, int] = eqx.field(static=True)
-
     directions: Array | None
     encoding: Array | None
 
-    @checked(
-        model=is_model,
-        teacher=numbers("an array whose last axis is the dimension", dimensions=2),
-        dtype=optional(precision),
-        directions=optional(numbers("U (K, D)", dimensions=2)),
-    )
     def __init__(
         self,
         model: AbstractModel,
@@ -60,14 +55,15 @@ class Stream(eqx.Module):
         dtype: DTypeLike | None = None,
         directions: ArrayLike | None = None,
     ):
-        given = jnp.asarray(teacher)
-        model.admit_teacher(given, given.shape[1])
-        check(jnp.all(jnp.isfinite(given)), "teacher", given, "finite numbers")
-        self.model = model
-        self.teacher = given
-        self.dtype = dtype
-        self.shape = model.input_shape(given.shape[1])
-        around = model.directions_of(None, given, directions)
+        self.model = validate.instance("model", model, AbstractModel, "a model")
+        allowed = "an array whose last axis is the dimension, of finite numbers"
+        self.teacher = validate.array("teacher", teacher, allowed)
+        check(self.teacher.ndim == 2, "teacher", teacher, allowed)
+        model.admit_teacher(self.teacher, self.teacher.shape[1])
+        self.dtype = validate.optional(validate.dtype, "dtype", dtype)
+        self.shape = model.input_shape(self.teacher.shape[1])
+        U = validate.optional(validate.array, "directions", directions, "U (K, D)")
+        around = model.directions_of(None, self.teacher, U)
         self.directions = None if around is None else around.vectors
         self.encoding = None if around is None else around.encoding
 
@@ -78,12 +74,13 @@ class Stream(eqx.Module):
 
     @property
     def alpha(self) -> float:
-        """N/D, without end."""
+        """N/D, infinite."""
         return float("inf")
 
-    @checked(key=random_key, samples=whole())
     def draw(self, key: PRNGKeyArray, samples: int) -> tuple[Array, Array]:
-        """So many inputs (samples, M, D) and their labels."""
+        """Draw inputs (samples, M, D) and their labels."""
+        key = validate.key("key", key)
+        samples = validate.count("samples", samples)
         _, input_key, noise_key = jax.random.split(key, 3)  # as `model.sample` splits it
         dtype = self.dtype or theory_dtype()
         inputs = self.model.draw_inputs(input_key, samples, self.shape, dtype, store=True)

@@ -83,7 +83,7 @@ class Erm(AbstractLearner):
 
     The sum over samples is not divided by their number: a ridge λ_mean on the mean loss is λ = N
     λ_mean. `smi.train(student, data, optax.chain(optax.add_decayed_weights(λ), optax.sgd(rate)),
-    loss=learner.loss, reduction="sum")` descends exactly R.
+    gradient=smi.Gradient(loss=learner.loss, reduction="sum"), ..)` descends exactly R.
 
     Args:
         student: A `MultiIndex`, `DeepAttention` or other model of indices, whose link the student

@@ -159,7 +159,7 @@ class MatrixErm(eqx.Module):
         if its width reaches the rank of the minimum.
 
         `smi.train(student, data, optax.chain(optax.add_decayed_weights(κ), optax.sgd(rate)),
-        loss=smi.losses.squared, reduction="sum")` descends that risk.
+        gradient=smi.Gradient(loss=smi.losses.squared, reduction="sum"), ..)` descends it.
 
         Args:
             student: `smi.Bilinear(..)`, or `smi.AttentionIndexed(.., output="linear")`, of which

@@ -38,7 +38,7 @@ from jaxsmi.core.checks import (
 )
 from jaxsmi.core.codes import Result
 from jaxsmi.core.programs import program
-from jaxsmi.descent.task import REDUCTIONS, divisor
+from jaxsmi.descent.options import REDUCTIONS, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.sgd import chain, vectors
 from jaxsmi.sgd.coordinates import Coordinates

@@ -8,7 +8,7 @@ means, the fixed rows T = √D [L 0] and the start W = √D [Y Z 0] in the first
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,7 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import Result
-from jaxsmi.descent.loop import Descent, TrainState, descend
+from jaxsmi.descent.loop import AbstractObjective, TrainState, descend
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.coordinates import Coordinates
 from jaxsmi.sgd.runs import Rule, Setting, Simulation, summary
@@ -72,13 +72,11 @@ class _Batch(NamedTuple):
     noise: Array
 
 
-class _Online(Descent):
+class _Online(AbstractObjective):
     """Weights that learn from fresh batches."""
 
     rule: Rule
     dimension: int = eqx.field(static=True)
-    patience: ClassVar[int | None] = None
-    target: ClassVar[Array | None] = None
 
     def objective(self, weights: _Weights, batch: _Batch) -> Array:
         """The loss of a batch."""
@@ -93,18 +91,13 @@ class _Online(Descent):
         values = jax.vmap(pair.sample_loss)(flat(hidden), flat(fields), batch.noise)
         return self.rule.weight * jnp.sum(values)
 
-    def start(self, key: PRNGKeyArray, step: Array) -> Array:
-        """Nothing is carried from step to step."""
-        del key, step
-        return jnp.zeros((0,), jnp.int32)
-
-    def batch(self, key: PRNGKeyArray, carried: Array, step: Array) -> tuple[Array, _Batch]:
+    def batch(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, _Batch]:
         """Fresh inputs."""
         pair = self.rule.pair
         input_key, noise_key = jax.random.split(jax.random.fold_in(key, step))
         shape = (self.rule.batch, pair.tokens, pair.groups, self.dimension)
         noise = jax.random.normal(noise_key, (shape[0], pair.noise_size), theory_dtype())
-        return carried, _Batch(jax.random.normal(input_key, shape, theory_dtype()), noise)
+        return order, _Batch(jax.random.normal(input_key, shape, theory_dtype()), noise)
 
     def observe(self, weights: _Weights) -> dict[str, Array]:
         """Y (P, k, g), and a triangular factor Z (P, P, g) of what lies outside of the frame."""
@@ -112,7 +105,7 @@ class _Online(Descent):
         rows = jnp.moveaxis(weights.rows, 1, -1) / np.sqrt(self.dimension)
         rest = jnp.einsum("pdg,qdg->pqg", rows[:, k:], rows[:, k:])
         across = jax.vmap(triangular_root, -1, -1)(rest)
-        return {"along": rows[:, :k], "across": across, "watched": jnp.zeros((), rest.dtype)}
+        return {"along": rows[:, :k], "across": across}
 
 
 def _weights(start: Coordinates, rows: int, dimension: int) -> _Weights:

@@ -22,6 +22,7 @@ from jaxsmi.core.checks import UNIT_INTERVAL, Arguments, check
 from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.core.shown import Shown, number, readable
+from jaxsmi.descent.options import Monitor
 from jaxsmi.descent.order import learned_at
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
@@ -231,7 +232,8 @@ def _runs(
 ) -> Solution:
     """All runs of one method (theory: one), with a leading axis."""
     if "optimizer" in settings:
-        return train(student, data, key=keys, progress=progress, **settings)
+        monitor = dataclasses.replace(settings.pop("monitor", Monitor()), progress=progress)
+        return train(student, data, key=keys, monitor=monitor, **settings)
     if settings.pop("theory", False):
         return _theory(student, data, keys[0], settings, progress)
     start = _RANDOM if "learner" not in settings else None

@@ -213,7 +213,9 @@ def test_a_wider_student_and_fresh_samples():
     assert fit.state.weights.shape == (12, 12)
     assert fit.error < 0.2
     stream = smi.Stream(model, data.teacher)
-    online = smi.train(model, stream, optax.adam(0.05), key=KEY, steps=300, batch_size=50)
+    online = smi.train(
+        model, stream, optax.adam(0.05), key=KEY, steps=300, gradient=smi.Gradient(batch_size=50)
+    )
     assert online.error < 0.5
     assert np.isinf(float(online.alpha))
     hard = smi.AttentionIndexed(2, 0.5, "hardmax")

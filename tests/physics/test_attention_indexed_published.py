@@ -142,7 +142,9 @@ def test_our_descent_is_the_published_one(reference, tokens, alpha):
         key = jax.random.key(seed)
         data = model.sample(key, dimension=60, alpha=rows[0][0])
         keys = jax.random.split(key, 8)
-        fit = smi.train(model, data, optimizer, key=keys, steps=1000, reduction="sum/D")
+        fit = smi.train(
+            model, data, optimizer, key=keys, steps=1000, gradient=smi.Gradient(reduction="sum/D")
+        )
         mean = smi.averaged(fit, data.teacher)
         rest = float(mean.single - mean.extrapolated)
         each.append((float(mean.single), float(mean.extrapolated) + rest / 32))

@@ -182,7 +182,14 @@ def test_descent_with_a_large_rate_and_its_average(alpha, value, tolerance):
     for seed in range(8):
         data = model.sample(jax.random.key(seed), dimension=40, alpha=alpha, dtype="float32")
         keys = jax.random.split(jax.random.key(100 + seed), 8)
-        fit = smi.train(model, data, optimizer, key=keys, steps=2000, reduction="sum", loss=quarter)
+        fit = smi.train(
+            model,
+            data,
+            optimizer,
+            key=keys,
+            steps=2000,
+            gradient=smi.Gradient(reduction="sum", loss=quarter),
+        )
         found = smi.averaged(fit, data.teacher)
         singles.append(float(found.single))
         means.append(float(found.error))
@@ -199,7 +206,13 @@ def test_descent_from_a_small_start():
         data = model.sample(jax.random.key(seed), dimension=40, alpha=0.4)
         keys = jax.random.split(jax.random.key(7 + seed), 8)
         fit = smi.train(
-            model, data, optimizer, key=keys, steps=6000, reduction="sum", loss=quarter, init=1e-4
+            model,
+            data,
+            optimizer,
+            key=keys,
+            steps=6000,
+            gradient=smi.Gradient(reduction="sum", loss=quarter),
+            start=1e-4,
         )
         errors.extend(np.asarray(fit.error))
         moment = float(jnp.mean(data.teacher**2))
@@ -214,10 +227,20 @@ def test_descent_follows_its_equations():
     for model in (smi.Bilinear(1.5, 0.3), smi.Bilinear(1.0, 0.3, symmetric=True)):
         data = model.sample(KEY, dimension=10, alpha=0.5)
         fit = smi.train(
-            model, data, optax.sgd(0.1), key=KEY, steps=1, reduction="sum", loss=quarter
+            model,
+            data,
+            optax.sgd(0.1),
+            key=KEY,
+            steps=1,
+            gradient=smi.Gradient(reduction="sum", loss=quarter),
         )
         start = smi.train(
-            model, data, optax.sgd(0.0), key=KEY, steps=1, reduction="sum", loss=quarter
+            model,
+            data,
+            optax.sgd(0.0),
+            key=KEY,
+            steps=1,
+            gradient=smi.Gradient(reduction="sum", loss=quarter),
         ).state.weights
         r, L = 3, data.inputs.shape[1]
         V, U = (start, start) if model.symmetric else (start[:, :L], start[:, L:])

@@ -160,12 +160,19 @@ def test_descent_ends_where_message_passing_does():
     fit = smi.gamp(smi.links.sign(), data, learner=learner, key=KEY, tolerance=1e-9)
     optimizer = optax.chain(optax.add_decayed_weights(0.3), optax.sgd(0.1))
     run = smi.train(
-        LINEAR, data, optimizer, key=KEY, steps=5000, reduction="sum", loss=learner.loss
+        LINEAR,
+        data,
+        optimizer,
+        key=KEY,
+        steps=5000,
+        gradient=smi.Gradient(reduction="sum", loss=learner.loss),
     )
     np.testing.assert_allclose(run.weights, fit.weights, atol=1e-6)
     # on the mean of the losses the decay is λ/N
     optimizer = optax.chain(optax.add_decayed_weights(0.3 / 200), optax.sgd(20.0))
-    run = smi.train(LINEAR, data, optimizer, key=KEY, steps=5000, loss=learner.loss)
+    run = smi.train(
+        LINEAR, data, optimizer, key=KEY, steps=5000, gradient=smi.Gradient(loss=learner.loss)
+    )
     np.testing.assert_allclose(run.weights, fit.weights, atol=1e-6)
 
 
@@ -533,9 +540,8 @@ def test_four_learners_on_one_teacher():
     descent = {
         "optimizer": optax.chain(optax.add_decayed_weights(0.05), optax.sgd(0.05)),
         "steps": 1000,
-        "reduction": "sum",
-        "loss": learner.loss,
-        "init": 0.1,
+        "gradient": smi.Gradient(loss=learner.loss, reduction="sum"),
+        "start": 0.1,
     }
     order = smi.learning_order(
         model,

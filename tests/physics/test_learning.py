@@ -18,10 +18,7 @@ def published(steps, key):
     model = smi.DeepAttention(2, 2)
     data = model.sample(key, dimension=D, alpha=15.0, dtype=jnp.float32)
     optimizer = optax.chain(optax.add_decayed_weights(0.07 / D), optax.sgd(15.0))
-    return smi.train(
-        model, data, optimizer, key=jax.random.split(key, RUNS), steps=steps, batch_size=smi.Batches(200, repeats=3), reduction="sum/D",
-        init=0.9, record=smi.Record(every=50),
-    )  # fmt: skip
+    return smi.train(model, data, optimizer, key=jax.random.split(key, RUNS), steps=steps, gradient=smi.Gradient(batch_size=200, repeats=3, reduction="sum/D"), start=0.9, monitor=smi.Monitor(every=50))  # fmt: skip
 
 
 def compare(fit, reference, steps):
@@ -67,14 +64,17 @@ def test_the_last_layer_is_learned_first_by_message_passing_and_by_descent():
     decay = optax.chain(optax.add_decayed_weights(0.07 / D), optax.sgd(15.0))
     descent = {
         "steps": 6000,
-        "batch_size": smi.Batches(200, repeats=3),
-        "reduction": "sum/D",
-        "init": 0.9,
+        "gradient": smi.Gradient(batch_size=200, repeats=3, reduction="sum/D"),
+        "start": 0.9,
     }
     methods = {
         "GAMP": {"alpha": 1.2},
         "SGD": {"optimizer": decay, **descent},
-        "Adam": {"optimizer": optax.adam(1e-2), "steps": 3000, "batch_size": 200},
+        "Adam": {
+            "optimizer": optax.adam(1e-2),
+            "steps": 3000,
+            "gradient": smi.Gradient(batch_size=200),
+        },
     }
     order = smi.learning_order(model, data, methods, key=key, seeds=4)
     for name in methods:

@@ -195,7 +195,12 @@ def test_weight_decay_of_factors_is_a_nuclear_norm(symmetric):
     rate = optax.exponential_decay(0.03, 2000, 0.2)
     descent = optax.chain(optax.add_decayed_weights(decay), optax.adam(rate))
     trained = smi.train(
-        student, data, descent, key=KEY, steps=16000, loss=smi.losses.squared, reduction="sum"
+        student,
+        data,
+        descent,
+        key=KEY,
+        steps=16000,
+        gradient=smi.Gradient(loss=smi.losses.squared, reduction="sum"),
     )
     fit = smi.gamp(teacher, data, learner=learner, key=KEY, tolerance=1e-9, max_steps=2000)
     assert bool(fit.converged)

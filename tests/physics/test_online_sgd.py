@@ -125,9 +125,9 @@ def test_weights_and_teacher_are_where_smi_train_begins():
         optax.sgd(2.0),
         key=keys(runs),
         steps=steps,
-        batch_size=2,
-        init=W,
-        record=smi.Record(every=20),
+        gradient=smi.Gradient(batch_size=2),
+        start=W,
+        monitor=smi.Monitor(every=20),
     )
     chain = smi.sgd.simulate(
         TWO,

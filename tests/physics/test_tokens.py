@@ -193,9 +193,8 @@ def test_message_passing_and_descent_with_directions():
         descent,
         key=KEY,
         steps=4000,
-        init=data.teacher,
-        loss=smi.losses.squared,
-        reduction="sum",
+        gradient=smi.Gradient(loss=smi.losses.squared, reduction="sum"),
+        start=data.teacher,
     )
     np.testing.assert_allclose(end.weights, run.weights, atol=1e-6)
     np.testing.assert_allclose(learner.risk(run.weights, data), run.energy, rtol=1e-10)

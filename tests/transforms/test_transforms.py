@@ -114,12 +114,12 @@ def test_one_compilation_of_eight_training_runs():
     data = [model.sample(key, dimension=6, alpha=2.0) for key in jax.random.split(KEY, 2)]
     keys = [jax.random.split(key, 8) for key in jax.random.split(jax.random.key(1), 2)]
     with compilations() as first:
-        smi.train(model, data[0], optimizer, key=keys[0], steps=40, record=smi.Record(every=10))
+        smi.train(model, data[0], optimizer, key=keys[0], steps=40, monitor=smi.Monitor(every=10))
     assert first.count("jit(advance)") == 1, first
     with compilations() as seen:
-        smi.train(model, data[1], optimizer, key=keys[1], steps=40, record=smi.Record(every=10))
+        smi.train(model, data[1], optimizer, key=keys[1], steps=40, monitor=smi.Monitor(every=10))
         smi.train(
-            model, data[1], optimizer, key=keys[0], steps=32, record=smi.Record(every=8)
+            model, data[1], optimizer, key=keys[0], steps=32, monitor=smi.Monitor(every=8)
         )  # as many records
     assert "jit(advance)" not in seen
 

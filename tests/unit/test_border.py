@@ -22,8 +22,6 @@ from jaxsmi.core.checks import POSITIVE
 
 # What functions return: made by the package, not by a user.
 ANSWERS = {"Estimate", "Question", "Result", "Solution", "TextRun", "Threshold"}
-# Named tuples: the function that takes one looks at it.
-BUNDLES = {"Batches", "Stop"}
 # Methods that users call; the others of these classes are called by engines.
 METHODS = {
     "denoise", "draw", "encode", "first", "free_entropy", "interval", "log_partition", "mixed",
@@ -48,7 +46,7 @@ def public():
             if inspect.ismodule(thing):
                 rooms.append((f"{name}.", thing))
             elif inspect.isclass(thing):
-                if name in ANSWERS | BUNDLES or inspect.isabstract(thing) or "Abstract" in name:
+                if name in ANSWERS or inspect.isabstract(thing) or "Abstract" in name:
                     continue
                 yield f"{room}{name}", thing.__init__
                 for method in METHODS & set(dir(thing)):
@@ -156,7 +154,7 @@ def test_a_loss_of_training_is_one_number(loss):
     data = border.ATTENTION.sample(border.KEY, dimension=6, alpha=1.0)
     given = {"data": data, "optimizer": border.ADAM, "key": border.KEY}
     with pytest.raises(ValueError, match=r"loss: got .*allowed: a JAX function of"):
-        smi.train(border.ATTENTION, **given, loss=loss)
+        smi.train(border.ATTENTION, gradient=smi.Gradient(loss=loss), **given)
 
 
 def test_an_old_key_is_a_key():

@@ -89,9 +89,19 @@ BAD = [
     ("labels", lambda: smi.Dataset(INPUTS, np.ones((6, 1)) * 1j)),
     ("progress", lambda: smi.gamp(LINEAR, DATA, key=KEY, progress="yes")),
     ("state", lambda: smi.gamp(LINEAR, DATA, key=KEY, state=3)),
-    ("stop", lambda: smi.train(LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, stop=3)),
-    ("loss", lambda: smi.train(LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, loss="mse")),
-    ("test", lambda: smi.train(LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, test=DRAWN)),
+    ("monitor", lambda: smi.train(LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, monitor=3)),
+    (
+        "loss",
+        lambda: smi.train(
+            LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, gradient=smi.Gradient(loss="mse")
+        ),
+    ),
+    (
+        "test",
+        lambda: smi.train(
+            LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, monitor=smi.Monitor(test=DRAWN)
+        ),
+    ),
     ("build", lambda: smi.search_threshold(3, 0.1, key=KEY)),
     ("replicas", lambda: smi.search_threshold(smi.links.linear, 0.1, key=KEY, replicas=None)),
     ("tokens", lambda: smi.links.linear(0.1, tokens=0)),

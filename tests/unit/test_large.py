@@ -170,7 +170,9 @@ model = smi.links.linear(0.1)
 data = model.sample(key, dimension=40, alpha=6.0)
 for size in (None, 48)[: None if {thorough} else 1]:
     fits = [
-        smi.train(model, d, optax.adam(0.01), key=key, steps=20, batch_size=size)
+        smi.train(
+            model, d, optax.adam(0.01), key=key, steps=20, gradient=smi.Gradient(batch_size=size)
+        )
         for d in (data, data.sharded())
     ]
     assert big(fits[0].weights - fits[1].weights) <= 1e-10 * big(fits[0].weights)

@@ -114,7 +114,9 @@ def test_a_stream_of_bilinear_regression(symmetric):
     """Its teacher is a matrix S and its student two factors: no teacher was admitted."""
     model = smi.Bilinear(1.0, 0.5, 0.1, symmetric=symmetric)
     stream = smi.Stream(model, model.draw_teacher(KEY, 12))
-    fit = smi.train(model, stream, optax.sgd(0.01), key=KEY, steps=3, batch_size=5)
+    fit = smi.train(
+        model, stream, optax.sgd(0.01), key=KEY, steps=3, gradient=smi.Gradient(batch_size=5)
+    )
     assert np.all(np.isfinite(fit.weights))
     with pytest.raises(ValueError, match="teacher"):
         smi.Stream(model, jnp.ones((5, 12)))
@@ -164,7 +166,12 @@ def test_a_record_without_a_rhythm_keeps_that_of_the_run():
     model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=10, alpha=2.0)
     fit = smi.train(
-        model, data, optax.sgd(0.1), key=KEY, steps=1000, record=smi.Record(lambda w: w.sum())
+        model,
+        data,
+        optax.sgd(0.1),
+        key=KEY,
+        steps=1000,
+        monitor=smi.Monitor(record=lambda w: w.sum()),
     )
     assert fit.history["record"].shape == (201,)
     assert smi.Record(lambda w: w.sum()).every is None

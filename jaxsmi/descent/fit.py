@@ -1,60 +1,59 @@
-"""Where training begins, and what must fit together for it: data, batches, state, and a link that
-has a gradient."""
+"""Checks that model, data, batches, state and loss of a training fit together, and its start."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.border import asked
-from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.notices import warn
-from jaxsmi.core.programs import program
+from jaxsmi.core.results import Solution
+from jaxsmi.core.validate import check
 from jaxsmi.descent.loop import TrainState
 from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel
 
-__all__ = ["batch_size_of", "begin_training", "check_gradient"]
+__all__ = ["batch_size_of", "check_gradient", "check_loss", "initial_state"]
 
-_PROBE = 8  # dimension, at most, in which a link is asked for its gradient
-
-
+_PROBE = 8  # a loss is tried in this dimension at most: one that is flat there is flat in any
 _LOSS = "a JAX function of (prediction, label) that returns one number"
 
 
-def begin_training(
+def initial_state(
     model: AbstractModel,
     data: Dataset | Stream,
     optimizer: optax.GradientTransformation,
     key: PRNGKeyArray,
-    init: ArrayLike,
-    state: TrainState | None,
+    start: ArrayLike | Solution | TrainState,
 ) -> TrainState:
-    """Where a run, or one for each key, begins: at `state` once it is seen to fit, else at fresh
-    weights."""
+    """The state at which a run, or one for each key, starts."""
     dimension = data.dimension
     shape = model.student_shape(dimension)
     dtype = jnp.dtype(
         data.inputs.dtype if isinstance(data, Dataset) else data.dtype or theory_dtype()
     )
     many = key.ndim == (1 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 2)
-    if state is not None:
-        _check_state(state, model, optimizer, dimension, dtype, key.shape[0] if many else None)
-        return state
+    if isinstance(start, Solution):
+        start = validate.instance("start", start.state, TrainState, "a Solution of smi.train")
+    if isinstance(start, TrainState):
+        _check_state(start, optimizer, shape, dtype, key.shape[0] if many else None)
+        return start
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     keys = key if many else key[None]
     split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(keys)
     words = jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1])
-    scale = Arguments().array("init", init, f"a scale, or weights {shape}", dtype=dtype)
-    check(scale.shape in ((), shape), "init", scale, f"a scale, or weights {shape}")
+    allowed = f"a scale, weights {shape}, or a Solution of smi.train"
+    scale = validate.array("start", start, allowed, dtype=dtype)
+    check(scale.shape in ((), shape), "start", start, allowed)
 
     def fresh(start_key: PRNGKeyArray, words: Array) -> TrainState:
         weights = model.start(start_key, dimension, scale, dtype) if scale.ndim == 0 else scale
@@ -65,32 +64,44 @@ def begin_training(
 
 def _check_state(
     state: TrainState,
-    model: AbstractModel,
     optimizer: optax.GradientTransformation,
-    dimension: int,
-    dtype: DTypeLike,
+    shape: tuple[int, ...],
+    dtype: jnp.dtype,
     runs: int | None,
 ) -> None:
     """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or
     of runs at different steps."""
     weights = state.weights
-    shape = model.student_shape(dimension)
-    check(weights.shape[-2:] == shape, "state", weights, f"a state with weights {shape}")
-    allowed = f"weights of the inputs' precision, {jnp.dtype(dtype).name}"
-    check(weights.dtype == dtype, "state", weights.dtype.name, allowed)
+    check(weights.shape[-2:] == shape, "start", weights, f"a state with weights {shape}")
+    allowed = f"weights of the inputs' precision, {dtype.name}"
+    check(weights.dtype == dtype, "start", weights.dtype.name, allowed)
     batch = weights.shape[0] if weights.ndim == 3 else None
-    given = f"a state of {batch or 'one'} run(s) with {runs} keys"
+    shown = f"a state of {batch or 'one'} run(s) with {runs} keys"
     allowed = "one key (it is not used), or as many as runs"
-    check(runs is None or runs == batch, "state", given, allowed)
+    check(runs is None or runs == batch, "start", shown, allowed)
     memory = jax.eval_shape(optimizer.init, weights[0] if batch else weights)
     same = jax.tree.structure(state.optimizer) == jax.tree.structure(memory)
-    check(same, "state", "the memory of another optimiser", "one of this optimiser")
+    check(same, "start", "the memory of another optimiser", "one of this optimiser")
     level = jnp.max(state.step) == jnp.min(state.step)
-    allowed = "runs at one step (early stopping left them apart: continue each by itself)"
-    check(level, "state", state.step, allowed)
+    allowed = "runs at one step (after early stops: continue each run by itself)"
+    check(level, "start", state.step, allowed)
 
 
-@program
+def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int) -> None:
+    """Raise a ValueError for a loss that fails, or does not return one number."""
+    D = min(dimension, _PROBE)
+
+    def prediction(key: PRNGKeyArray) -> Array:
+        inputs = jnp.zeros((1, *model.input_shape(D)), theory_dtype())
+        return model.outputs(model.start(key, D), inputs)[0]
+
+    one = jax.eval_shape(prediction, jax.random.key(0))
+    value = validate.call_user_function("loss", jax.eval_shape, _LOSS, loss, one, one)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(value)]
+    check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
+
+
+@eqx.filter_jit
 def _gradient(
     model: AbstractModel,
     loss: Callable[[Array, Array], Array],
@@ -104,26 +115,12 @@ def _gradient(
     return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.outputs(w, inputs), labels)))(weights)
 
 
-def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int) -> None:
-    """Refuse a loss that fails on a prediction and a label, or whose answer is not one number."""
-
-    def predictions(key: Array) -> Array:
-        inputs = jnp.zeros((1, *model.input_shape(D)), theory_dtype())
-        return model.outputs(model.start(key, D), inputs)[0]
-
-    D = min(dimension, _PROBE)
-    one = jax.eval_shape(predictions, jax.random.key(0))
-    made = asked("loss", jax.eval_shape, _LOSS, loss, one, one)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(made)]
-    check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
-
-
 def check_gradient(
     model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int
 ) -> None:
-    """Refuse a link whose gradient is zero (signs, hardmax); warn where it is for some of the
-    rows."""
-    if not concrete(model):
+    """Raise a ValueError for a link whose gradient is zero (signs, hardmax); warn where it is zero
+    for some of the rows."""
+    if not concrete((model, loss)):
         return
     D = min(dimension, _PROBE)
     with jax.ensure_compile_time_eval():  # concrete under jit too
@@ -137,7 +134,8 @@ def check_gradient(
     check(len(flat) < len(weights), "model", "a link whose gradient is zero", allowed)
     if len(flat):
         rows = [int(p) for p in flat]
-        warn(f"rows {rows} of the weights have no gradient: they stay as they are.")
+        message = f"jaxsmi: rows {rows} of the weights have no gradient: they stay as they are."
+        warnings.warn(message, stacklevel=3)  # 3: the caller of smi.train
 
 
 def batch_size_of(
@@ -145,18 +143,15 @@ def batch_size_of(
 ) -> int:
     """The size of a batch; raises a ValueError where shapes do not fit together."""
     if test is not None:
-        allowed = "stored ones: test.stored()"
-        check(not test.regenerated, "test", "regenerated inputs", allowed)
+        check(not test.regenerated, "test", "regenerated inputs", "stored ones: test.stored()")
         model.check_data(test, teacher=False)
         allowed = f"inputs of dimension {data.dimension}"
         check(test.dimension == data.dimension, "test", test.inputs, allowed)
     if isinstance(data, Stream):
-        if size is None:
-            allowed = "an integer >= 1: samples drawn afresh at each step"
-            raise ValueError(f"batch_size: got None; allowed: {allowed}.")
-        model.check_data(
-            jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1))), teacher=False
-        )
+        check(size is not None, "batch_size", size, "an integer >= 1 for a Stream")
+        assert size is not None
+        sample = jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1)))
+        model.check_data(sample, teacher=False)
         return size
     model.check_data(data, teacher=False)
     stored = not data.regenerated and data.inputs.dtype != jnp.bfloat16

@@ -1,0 +1,116 @@
+r"""Settings of descent that `smi.train` and `smi.sgd` share: the gradient of a step, and what is
+recorded of a run.
+
+    loss(Ŵ; B) = c Σ_{μ ∈ B} ℓ(ŷ_μ, y_μ),     c = 1/|B| ("mean"), 1 ("sum"), 1/D ("sum/D")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import equinox as eqx
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import PyTree
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.functions import as_module
+from jaxsmi.core.validate import COSINE
+
+__all__ = ["REDUCTIONS", "Gradient", "Monitor", "divisor"]
+
+REDUCTIONS = ("mean", "sum", "sum/D")
+
+
+def divisor(reduction: str, samples: Array | int, dimension: int) -> Array | int:
+    """1/c of the loss c Σ ℓ over a batch."""
+    return {"mean": samples, "sum": 1, "sum/D": dimension}[reduction]
+
+
+class Gradient(eqx.Module):
+    """The gradient that a step of descent takes.
+
+    Args:
+        loss: ℓ(prediction, label) of one sample. Default ‖ŷ - y‖².
+        reduction: "mean", "sum" or "sum/D": c above. Default "mean".
+        batch_size: Samples of a step. Default: all of a `Dataset`; 1 in `smi.sgd`.
+        one_pass: Use each sample of a `Dataset` once, in order. Default False.
+        repeats: Updates on each batch. Default 1.
+
+    Raises:
+        ValueError: For a count below one, an unknown reduction, or a loss that is no function.
+
+    Example:
+        >>> Gradient(batch_size=200, repeats=3).repeats
+        3
+    """
+
+    loss: Callable[[Array, Array], Array] | None
+    reduction: str | None = eqx.field(static=True)
+    batch_size: int | None = eqx.field(static=True)
+    one_pass: bool = eqx.field(static=True)
+    repeats: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        *,
+        loss: Callable[[Array, Array], Array] | None = None,
+        reduction: str | None = None,
+        batch_size: int | None = None,
+        one_pass: bool = False,
+        repeats: int = 1,
+    ):
+        allowed = "a function of (prediction, label)"
+        self.loss = as_module(validate.optional(validate.function, "loss", loss, allowed))
+        self.reduction = validate.optional(validate.choice, "reduction", reduction, REDUCTIONS)
+        self.batch_size = validate.optional(validate.count, "batch_size", batch_size)
+        self.one_pass = validate.flag("one_pass", one_pass)
+        self.repeats = validate.count("repeats", repeats)
+
+
+class Monitor(eqx.Module):
+    """What a run of descent records, and when it stops before its last step.
+
+    Args:
+        record: A function of the weights that returns arrays, for history["record"].
+        every: Steps between two records. Default: so many that a run has 200 (100 in `smi.sgd`).
+        test: Data whose error ‖ŷ - y‖² is recorded and watched. Default: the population error,
+            where there is a teacher.
+        patience: Stop after so many records without a smaller error.
+        target: Stop once every cosine with the teacher is as large, in (0, 1].
+        progress: Show a bar on stderr. Default False.
+
+    Raises:
+        ValueError: For a number out of range, a `record` that is no function, or a `test` that is
+            no `Dataset`.
+
+    Example:
+        >>> Monitor(every=5, patience=3).every
+        5
+    """
+
+    record: Callable[[Array], PyTree] | None
+    every: int | None = eqx.field(static=True)
+    test: Dataset | None
+    patience: int | None = eqx.field(static=True)
+    target: Array | None
+    progress: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        *,
+        record: Callable[[Array], PyTree] | None = None,
+        every: int | None = None,
+        test: Dataset | None = None,
+        patience: int | None = None,
+        target: ArrayLike | None = None,
+        progress: bool = False,
+    ):
+        allowed = "a function of the weights"
+        self.record = as_module(validate.optional(validate.function, "record", record, allowed))
+        self.every = validate.optional(validate.count, "every", every)
+        self.test = validate.optional(validate.instance, "test", test, Dataset, "a Dataset")
+        self.patience = validate.optional(validate.count, "patience", patience)
+        self.target = validate.optional(validate.number, "target", target, COSINE)
+        self.progress = validate.flag("progress", progress)
