@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxsmi.core.programs import program
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.priors.nodes import CHUNK
 
@@ -42,7 +41,7 @@ Integrand = Callable[["AbstractIidPrior", Array, Array], Array]  # of the prior,
 
 
 @eqx.filter_custom_jvp
-@program
+@eqx.filter_jit
 def average(
     prior: AbstractIidPrior, Qhat: Array, *, function: Integrand, drift: Integrand | None = None
 ) -> Array:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxsmi.priors.mixture import AbstractColumn, Mixture
+from jaxsmi.priors.columns import AbstractColumn, Mixture
 from jaxsmi.priors.nodes import REACH, on_a_line
 
 __all__ = ["NO_GAUSSIANS", "SWITCH", "HalfLine", "Integral", "far", "integral"]

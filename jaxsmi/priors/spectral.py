@@ -1,14 +1,14 @@
-r"""Priors on matrices that are invariant under rotations: known by their spectrum.
+r"""Priors on matrices that are invariant under rotations: defined by their spectrum.
 
-A matrix S is seen as S + q̂^{-1/2} Z, Z with entries iid N(0, 1) up to the symmetry of S. What such
-a prior says:
+A matrix S is observed as S + q̂^{-1/2} Z, Z with entries iid N(0, 1) up to the symmetry of S. The
+law of S gives:
 
     q = F(q̂) = Q_0 - V(q̂),   V(q̂): the error of the shrunk matrix, V(0) = 1
-    V q̂ → D for q̂ → ∞: how many numbers make the matrix, over its entries
-    I(q̂): mutual information an entry, dI/dq̂ = weight · V
+    V q̂ → D for q̂ → ∞: the numbers that determine the matrix, over its entries
+    I(q̂): mutual information per entry, dI/dq̂ = weight · V
 
-Of L independent matrices, which messages treat one by one, Q̂ and V are (L, L), of which only the
-diagonal counts [theory: attention-indexed, Eq. (56)]:
+For L independent matrices, denoised one by one, Q̂ and V are (L, L), and only the diagonal counts
+[theory: attention-indexed, Eq. (56)]:
 
     V_l = V(q̂_ll),   V_lk = 0,   Q = S - V
 
@@ -19,6 +19,8 @@ Source: [theory: random-matrices, sections 1 and 2].
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,33 +29,43 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import checked, scalar, square
-from jaxsmi.core.checks import POSITIVE
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
-from jaxsmi.priors.base import AbstractPrior
+from jaxsmi.priors.base import AbstractPrior, Traits
 
-__all__ = ["AbstractSpectralPrior", "averaged", "informed"]
+__all__ = ["AbstractMatrixLaw", "SmallWidth", "SpectralPrior"]
 
-# what the arguments of a prior's methods may be, whichever class defines them
-averaged = checked(Qhat=square("a number >= 0, or a matrix (L, L)"))
-informed = checked(qhat=scalar(POSITIVE))
+_SMALLEST_PRECISION = 1e-12  # a posterior divides by the precision; below this it is the prior
 
 
-class AbstractSpectralPrior(AbstractPrior):
-    """A prior on one matrix, of entries of variance one: overlap and precision are numbers.
+class SmallWidth(NamedTuple):
+    """The limit ρ → 0, in t, the precision q̂ in units of ρ (of a product, of ρ/β).
+
+    Attributes:
+        error: V(t).
+        start: The t up to which nothing is learned.
+        scale: t/(ᾱ f), ᾱ the samples over the numbers in the factors, f the output's response.
+    """
+
+    error: Callable[[Array], Array]
+    start: Array
+    scale: Array
+
+
+class AbstractMatrixLaw(eqx.Module):
+    """The law of one matrix with entries of variance one.
 
     Attributes:
         rank_ratio: ρ = r/d, the width of the factors over the dimension.
-        weight: The factor of q̂ (Q_0 - q) in the free entropy, so that dI/dq̂ = weight · V.
-        symmetric: Whether S is: it is then known by its eigenvalues, else by its singular values.
+        aspect_ratio: β, rows over columns.
+        symmetric: A symmetric matrix has eigenvalues, other matrices singular values.
     """
 
     rank_ratio: eqx.AbstractVar[Array]
-    weight: eqx.AbstractClassVar[float]
+    aspect_ratio: eqx.AbstractVar[Array]
     symmetric: eqx.AbstractClassVar[bool]
-
-    # What a family says
 
     @property
     @abc.abstractmethod
@@ -62,115 +74,113 @@ class AbstractSpectralPrior(AbstractPrior):
 
     @property
     @abc.abstractmethod
+    def mean_square(self) -> Array:
+        """The overlap of two independent matrices, Tr (E S)²/d."""
+
+    @property
+    @abc.abstractmethod
     def degrees_of_freedom(self) -> Array:
         """V q̂ as q̂ → ∞."""
 
     @abc.abstractmethod
     def error(self, qhat: Array) -> Array:
-        """V(q̂) of a number q̂ >= 0."""
+        """V(q̂) for a number q̂ >= 0."""
 
     @abc.abstractmethod
-    @informed
     def mutual_information(self, qhat: ArrayLike) -> Array:
-        """I(q̂) of a number q̂ > 0, in nats an entry; dI/dq̂ = weight · V."""
+        """I(q̂) for a number q̂ > 0, in nats per entry; dI/dq̂ = weight · V."""
 
     @abc.abstractmethod
-    def small_width(self, t: Array) -> Array:
-        """V as ρ → 0, t the precision q̂ in units of ρ (of a product, of ρ/β)."""
-
-    @property
-    @abc.abstractmethod
-    def small_width_start(self) -> tuple[Array, Array]:
-        """The t up to which V does not move, and t/(ᾱ f).
-
-        Here ᾱ is n over the numbers in the factors, as ρ → 0.
-        """
+    def shrink(self, R: Array, qhat: Array) -> tuple[Array, Array]:
+        """The posterior mean of S given R = S + q̂^{-1/2} Z, and V(q̂)."""
 
     @abc.abstractmethod
-    def shrunk(self, R: Array, qhat: ArrayLike) -> tuple[Array, Array]:
-        """The best estimate of S from a matrix R = S + q̂^{-1/2} Z, and V(q̂)."""
+    def spectrum(self, delta: Array) -> tuple[AbstractSpectrum, Array]:
+        """The law of the eigenvalues or singular values of S + √δ Z, and the long side over the
+        short one."""
 
     @property
     @abc.abstractmethod
     def decay_scale(self) -> Array:
-        """The τ of the penalty τ (dL)^{1/4} ‖S‖_* that weight decay one of the factors is."""
+        """The τ of the penalty τ (dL)^{1/4} ‖S‖_* that is equivalent to weight decay of one of the
+        factors."""
 
+    @property
     @abc.abstractmethod
-    def seen(self, delta: Array) -> tuple[AbstractSpectrum, Array]:
-        """The law of the eigenvalues or singular values of S + √δ Z, and the long side over the
-        short one."""
+    def small_width(self) -> SmallWidth:
+        """The limit ρ → 0."""
 
-    # What follows
 
-    @property
-    def valid(self) -> Array:
-        """Whether the parameters are in their ranges: under jit nothing else says so."""
-        return jnp.isfinite(self.rank_ratio) & (self.rank_ratio > 0.0)
+class SpectralPrior(AbstractPrior):
+    """A prior on matrices of one law: overlap and precision of each are numbers.
 
-    @property
-    def bounded(self) -> Array:
-        """Whether the sides of the matrix have a finite ratio."""
-        return jnp.ones((), bool)
+    Args:
+        law: The law of one matrix, such as `WishartLaw` or `ProductLaw`.
+    """
+
+    traits = Traits(continuous=True)
+    law: AbstractMatrixLaw
 
     @property
-    def continuous(self) -> bool:
-        """It has a density on the matrices of its rank."""
-        return True
-
-    @property
-    def discrete(self) -> bool:
-        """Not on finitely many points."""
-        return False
+    def weight(self) -> float:
+        """The factor of q̂ (Q_0 - q) in the free entropy, so that dI/dq̂ = weight · V: half of the
+        independent entries over all of them."""
+        return 0.25 if self.law.symmetric else 0.5
 
     def width(self, dimension: int) -> int:
         """r = round(ρ d), at least one."""
-        return max(round(float(self.rank_ratio) * dimension), 1)
+        return max(round(float(self.law.rank_ratio) * dimension), 1)
 
-    @averaged
+    def length(self, dimension: int) -> int:
+        """L = round(β d), at least one."""
+        beta = self.law.aspect_ratio
+        allowed = "a value outside jit, for shapes: make the model outside jit"
+        validate.check(concrete(beta), "aspect_ratio", "a traced number", allowed)
+        validate.check(jnp.isfinite(beta), "aspect_ratio", beta, "a finite number, outside theory")
+        return max(round(float(beta) * dimension), 1)
+
     def mmse(self, Qhat: ArrayLike) -> Array:
-        """V(q̂), 1 at q̂ = 0, of a number q̂; of a matrix (L, L) that of its diagonal."""
-        Qhat = jnp.asarray(Qhat, theory_dtype())
+        """V(q̂), 1 at q̂ = 0, for a number q̂; for a matrix (L, L) that of its diagonal."""
+        Qhat = _precision(Qhat)
         if Qhat.size == 1:
-            return self.error(Qhat.reshape(())).reshape(Qhat.shape)
-        return jnp.diag(jax.vmap(self.error)(jnp.diagonal(Qhat)))
+            return self.law.error(Qhat.reshape(())).reshape(Qhat.shape)
+        return jnp.diag(jax.vmap(self.law.error)(jnp.diagonal(Qhat)))
 
-    @averaged
     def overlap(self, Qhat: ArrayLike) -> Array:
-        """q = F(q̂) = Q_0 - V(q̂) of a number q̂, S - V(Q̂) of a matrix (L, L)."""
+        """q = F(q̂) = Q_0 - V(q̂) for a number q̂, S - V(Q̂) for a matrix (L, L)."""
         V = self.mmse(Qhat)
-        return self.second_moment(len(V)) - V if V.ndim else self.norm - V
-
-    @property
-    def mean_square(self) -> Array:
-        """The overlap of two independent matrices: zero where their mean is."""
-        return jnp.zeros((), theory_dtype())
+        return self.second_moment(len(V)) - V if V.ndim else self.law.norm - V
 
     def second_moment(self, indices: int = 1) -> Array:
-        """Q_0 as a matrix (1, 1); of several independent matrices (P, P)."""
-        apart = (self.norm - self.mean_square) * jnp.eye(indices, dtype=theory_dtype())
-        return apart + self.known(indices)
+        """Q_0 as a matrix (1, 1); for several independent matrices (L, L)."""
+        excess = (self.law.norm - self.law.mean_square) * jnp.eye(indices, dtype=theory_dtype())
+        return excess + self.mean_overlap(indices)
 
-    def known(self, indices: int = 1) -> Array:
-        """`mean_square`, of several independent matrices, too."""
-        return self.mean_square * jnp.ones((indices, indices), theory_dtype())
+    def mean_overlap(self, indices: int = 1) -> Array:
+        """The overlap of the means, (L, L)."""
+        return self.law.mean_square * jnp.ones((indices, indices), theory_dtype())
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """weight q̂ (Q_0 - q) - I(q̂): the prior's part of the free entropy at overlaps (L, L), a
-        sum over their diagonals."""
-        q = jnp.diagonal(Q)
+        """weight q̂ (Q_0 - q) - I(q̂), summed over the diagonals of Q and Q̂ (L, L)."""
         qhat = jnp.diagonal(Qhat)
-        information = jax.vmap(self.mutual_information)(qhat)
-        return jnp.sum(self.weight * qhat * (self.norm - q) - information)
+        information = jax.vmap(self.law.mutual_information)(qhat)
+        return jnp.sum(self.weight * qhat * (self.law.norm - jnp.diagonal(Q)) - information)
 
-    @staticmethod
-    def noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
-        """Z, entries of variance one."""
-        return jax.random.normal(key, shape, theory_dtype())
+    def noise(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+        """Z with entries of variance one (two on the diagonal of a symmetric matrix)."""
+        Z = jax.random.normal(key, shape, theory_dtype())
+        return goe(Z) if self.law.symmetric else Z
+
+    def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
+        """The mean of √d S (L, a, b) plus noise, and V = 1."""
+        mean = jnp.sqrt(self.law.mean_square * shape[-1]) * jnp.eye(*shape[-2:])
+        signal = mean + size * jnp.sqrt(2.0 * self.weight) * self.noise(key, shape)
+        return signal, jnp.eye(shape[0], dtype=theory_dtype())
 
     def side_information(
         self, key: PRNGKeyArray, signal: Array, strength: ArrayLike
     ) -> tuple[Array, Array]:
-        """What observing √λ signal + √(1-λ) Z, λ = `strength`, adds to A (L, L) and to b."""
+        """Additions to A (L, L) and b from observing √λ signal + √(1-λ) Z, λ = `strength`."""
         strength = jnp.asarray(strength)
         noise = self.noise(key, signal.shape)
         observed = jnp.sqrt(strength) * signal + jnp.sqrt(1.0 - strength) * noise
@@ -178,13 +188,57 @@ class AbstractSpectralPrior(AbstractPrior):
         return A, jnp.sqrt(strength) / (1.0 - strength) * observed
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Mean of the signal (L, a, b), of entries O(1), and V (L, L), from its field b, matrix by
-        matrix: of A its diagonal."""
+        """Mean of the signal (L, a, b), with entries O(1), and V (L, L), matrix by matrix: only the
+        diagonal of A counts."""
         unit = (b.shape[1] * b.shape[2]) ** 0.25
 
-        def one(field: tuple[Array, Array]) -> tuple[Array, Array]:
+        def of_one(field: tuple[Array, Array]) -> tuple[Array, Array]:
             b, precision = field
-            return self.shrunk(b / (precision * unit), precision)
+            return self.law.shrink(b / (precision * unit), precision)
 
-        mean, V = lax.map(one, (b, jnp.maximum(jnp.diagonal(A), 1e-12)))
+        precisions = jnp.maximum(jnp.diagonal(A), _SMALLEST_PRECISION)
+        mean, V = lax.map(of_one, (b, precisions))
         return unit * mean, jnp.diag(V)
+
+    def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
+        """Denoise one matrix: the posterior mean of S given R, and its error.
+
+            R = S + q̂^{-1/2} Z (of a product, with S/(dL)^¼ and Z/(dL)^¼)
+
+        Eigenvalues are shrunk by f(λ) = λ - 2 Δ H(λ), Δ = 1/q̂; singular values likewise. The
+        ratios of a product are those of the matrix at hand, its width round(ρ d).
+
+        Args:
+            R: The observed matrix, (d, d) symmetric, or (L, d).
+            qhat: q̂, a number > 0.
+
+        Returns:
+            The mean, of the shape of R, and V.
+
+        Raises:
+            ValueError: For an R that is not a finite matrix of the law's symmetry, or q̂ <= 0.
+
+        Cost:
+            One eigendecomposition or singular value decomposition.
+
+        Source:
+            [theory: random-matrices, Eqs. (10), (29)].
+        """
+        allowed = "a symmetric matrix (d, d)" if self.law.symmetric else "a matrix (L, d)"
+        R = validate.array("R", R, allowed)
+        validate.check(R.ndim == 2, "R", R, allowed)
+        if self.law.symmetric:
+            validate.check(R.shape[0] == R.shape[1], "R", R, allowed)
+            # accepts the rounding of a product W Wᵀ in float32
+            asymmetry = jnp.max(jnp.abs(R - R.T)) <= 1e-6 * jnp.max(jnp.abs(R))
+            validate.check(asymmetry, "R", R, allowed)
+        return self.law.shrink(R, validate.number("qhat", qhat, validate.POSITIVE))
+
+
+def _precision(Qhat: ArrayLike) -> Array:
+    """Validate a precision: one number, or a square matrix (L, L)."""
+    allowed = "a number >= 0, or a matrix (L, L) of numbers >= 0"
+    Qhat = validate.array("Qhat", Qhat, allowed, interval=validate.NON_NEGATIVE)
+    square = Qhat.size == 1 or (Qhat.ndim == 2 and Qhat.shape[0] == Qhat.shape[1])
+    validate.check(square, "Qhat", Qhat, allowed)
+    return Qhat

@@ -1,10 +1,8 @@
-"""The law of one column: the face of all, and a mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P.
+"""The law of one column, and a mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P.
 
 Equations here [TCDKZ25], [theory: multi-index, section 2]:
 
     log Z_w(b, A) = log ∫ dP_w(w) exp(b·w - ½ wᵀA w),   f = ∂_b log Z_w,   C = ∂_b f
-
-What they are used for is in iid.py, and averages over their fields are in field_averages.py.
 """
 
 from __future__ import annotations
@@ -16,16 +14,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxsmi.core.programs import program
 from jaxsmi.priors.nodes import mixture_nodes
 
 __all__ = ["AbstractColumn", "Mixture", "posterior"]
 
-_MEMORY = 2**22  # numbers that the posterior of one batch of columns may hold
+_MEMORY = 2**22  # numbers in the posterior of one batch of columns: 32 MB in float64
 
 
 class AbstractColumn(eqx.Module):
-    """The law of one column w in R^P, and what it answers to a field."""
+    """The law of one column w in R^P, and its posterior given a field."""
 
     @property
     @abc.abstractmethod
@@ -40,7 +37,7 @@ class AbstractColumn(eqx.Module):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Numbers that the posterior of one column takes."""
+        """Numbers held while computing the posterior of one column."""
 
     @abc.abstractmethod
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
@@ -52,7 +49,7 @@ class AbstractColumn(eqx.Module):
 
     @abc.abstractmethod
     def gaussians(self) -> Mixture:
-        """The law as a mixture of Gaussians; a ValueError where it is none."""
+        """The law as a mixture of Gaussians; a ValueError where it is not one."""
 
 
 class Mixture(AbstractColumn):
@@ -75,29 +72,24 @@ class Mixture(AbstractColumn):
 
     @property
     def first_moment(self) -> Float[Array, " P"]:
-        """E w = Σ_k π_k μ_k."""
         return jnp.exp(self.log_weight) @ self.mean
 
     @property
     def second_moment(self) -> Float[Array, "P P"]:
-        """E w wᵀ = Σ_k π_k (S_k + μ_k μ_kᵀ)."""
         points = jnp.einsum("kp,kq->kpq", self.mean, self.mean)
         return jnp.einsum("k,kpq->pq", jnp.exp(self.log_weight), self.covariance + points)
 
     @property
     def size(self) -> int:
-        """K P²."""
         return self.factor.size
 
     def nodes(self, root: Float[Array, "P P"]) -> tuple[Array, Array]:
-        """By a rule for few indices, else a sequence; see nodes.py."""
         return mixture_nodes(self.log_weight, self.mean, self.covariance, root)
 
     def gaussians(self) -> Mixture:
-        """Itself."""
         return self
 
-    @program
+    @eqx.filter_jit
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
         """log Z_w, posterior mean f and posterior covariance C at one field b.
 
@@ -128,7 +120,7 @@ class Mixture(AbstractColumn):
         return log_partition, likeliest + shift, within + between
 
 
-@program
+@eqx.filter_jit
 def posterior(column: AbstractColumn, b: Array, A: Array) -> tuple[Array, Array]:
     """Posterior means (P, D) of the columns of b, and the average of their covariances (P, P)."""
     respond = lambda field: column.respond(field, A)[1:]
