@@ -125,10 +125,10 @@ def models_matrix(add):
                 "mmse": jnp.stack([prior.mmse(q) for q in at]),
                 "overlap": jnp.stack([prior.overlap(q) for q in at]),
             }
-            found["information"] = jnp.stack([prior.mutual_information(q) for q in at])
+            found["information"] = jnp.stack([prior.law.mutual_information(q) for q in at])
             return found | {
                 "norm": prior.norm,
-                "freedom": prior.degrees_of_freedom,
+                "freedom": prior.law.degrees_of_freedom,
                 "second": prior.second_moment(),
             }
 
@@ -175,7 +175,7 @@ def priors(add):
                     "moment": prior.second_moment(P),
                 }
                 found |= {
-                    "log": prior.log_partition(b[:, 0], Q),
+                    "log": prior.column(len(Q)).respond(b[:, 0], Q)[0],
                     "side": prior.side_information(key(2), b, 0.3),
                 }
                 if P == 1:

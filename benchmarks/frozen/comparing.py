@@ -72,8 +72,9 @@ def difference(before, after, scale):
 
 def _recorded(path):
     """A recording, compressed or not."""
-    opened = gzip.open if str(path).endswith(".gz") else open
-    with opened(path, "rt") as file:
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    with (gzip.open if packed else open)(path, "rt") as file:
         return json.load(file)
 
 

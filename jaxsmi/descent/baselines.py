@@ -37,7 +37,7 @@ from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.roots import bisect
-from jaxsmi.priors.product import ProductPrior, gaussian_error
+from jaxsmi.priors.product import ASPECT, ProductLaw, gaussian_error
 
 __all__ = ["minimum_nuclear_norm", "nuclear_norm_threshold", "ridge_error"]
 
@@ -114,9 +114,12 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     Source:
         [DGM13], [theory: bilinear, Eqs. (28) to (30)].
     """
-    prior = ProductPrior(aspect_ratio, rank_ratio)  # which validates both
-    long, rho = prior.sides
-    b = jnp.where(jnp.isinf(prior.aspect_ratio), 0.5, 1.0 / long)
+    law = ProductLaw(
+        aspect_ratio=validate.number("aspect_ratio", aspect_ratio, ASPECT),
+        rank_ratio=validate.number("rank_ratio", rank_ratio, POSITIVE),
+    )
+    long, rho = law.sides
+    b = jnp.where(jnp.isinf(law.aspect_ratio), 0.5, 1.0 / long)
     inside = rho < 1.0
     rho = jnp.where(inside, rho, 0.5)
     g = b * (1.0 - rho) / (1.0 - b * rho)
@@ -144,8 +147,8 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     P_0, P_half, P_1 = moments(cut)
     bulk = rho * cut**2 + (1.0 - rho) * (P_1 - 2.0 * cut * P_half + cut**2 * P_0)
     value = rho + b * rho - b * rho**2 + (1.0 - b * rho) * bulk
-    value = jnp.where(jnp.isinf(prior.aspect_ratio), 2.0 * rho - rho**2, value)
-    return jnp.where(prior.valid, jnp.where(inside, value, 1.0), jnp.nan)
+    value = jnp.where(jnp.isinf(law.aspect_ratio), 2.0 * rho - rho**2, value)
+    return jnp.where(validate.valid(law), jnp.where(inside, value, 1.0), jnp.nan)
 
 
 def minimum_nuclear_norm(

@@ -226,7 +226,7 @@ def _run(
     S = model.prior.second_moment(model.indices)
     xp = arithmetic(S)
     S = xp.asarray(S)
-    known = xp.asarray(model.prior.known(model.indices))
+    known = xp.asarray(model.prior.mean_overlap(model.indices))
     Q0 = arguments.overlap("q0", _default(given.start.overlap, known + _START * (S - known)), S)
     # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
     overlap_map = OverlapMap(

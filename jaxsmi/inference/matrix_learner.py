@@ -150,7 +150,7 @@ class Theory(eqx.Module):
         noise = jnp.maximum(noise, _RESOLVED)
         precision = self.alpha * self._information(_believed(self.model), x.response)
         shrinkage = self.learner.shrinkage(precision, prior.weight, prior.symmetric)
-        law, aspect = prior.seen(noise)
+        law, aspect = prior.law.spectrum(noise)
         seen = _seen(law, aspect, shrinkage.threshold, prior.symmetric)
         return _At(seen, shrinkage, noise, precision)
 
@@ -240,7 +240,7 @@ def matrix_evolved(
 ) -> LearnerSolution:
     """`state_evolution` of a learner of one matrix."""
     teacher = student_of(model)
-    finite = teacher.prior.bounded
+    finite = jnp.isfinite(teacher.prior.law.aspect_ratio)
     Arguments().condition(finite, "model", teacher.title, "one of finite aspect_ratio")
     valid = valid & teacher.valid & finite & learner.valid
     alpha = jnp.where(valid, alpha, jnp.nan)

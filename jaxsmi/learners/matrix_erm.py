@@ -175,9 +175,9 @@ class MatrixErm(eqx.Module):
         arguments = Arguments()
         student = student_of(student, "student")
         decay = arguments.number("decay", decay, POSITIVE)
-        finite = student.prior.bounded
+        finite = jnp.isfinite(student.prior.law.aspect_ratio)
         arguments.condition(finite, "student", student.title, "one of finite aspect_ratio")
-        return cls(nuclear=decay * student.prior.decay_scale)
+        return cls(nuclear=decay * student.prior.law.decay_scale)
 
     def shrinkage(self, precision: Array, prior_weight: float, signed: bool) -> Shrinkage:
         """f at a precision A: of eigenvalues (`signed`), or of singular values."""

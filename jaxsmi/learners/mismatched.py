@@ -146,7 +146,7 @@ class Mismatched(AbstractLearner):
         A = conjugates.precision
         prior = self.student.prior
         mixture = prior.column(P).gaussians()
-        if prior.continuous and len(mixture.log_weight) == 1:
+        if prior.traits.continuous and len(mixture.log_weight) == 1:
             covariance = mixture.covariance[0]
             C = solve(jnp.eye(P, dtype=A.dtype) + covariance @ A, covariance)
             return linear_moments(0.5 * (C + C.T), conjugates, truth)

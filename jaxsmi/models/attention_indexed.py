@@ -62,7 +62,8 @@ from jaxsmi.models.matrix_outputs import Labels, scores_output
 from jaxsmi.models.score_error import hardmax_error, sampled_error, softmax_error
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors.wishart import WishartPrior
+from jaxsmi.priors.spectral import SpectralPrior
+from jaxsmi.priors.wishart import WishartLaw, WishartPrior
 from jaxsmi.sensing.blocks import mapped, product_dtype
 from jaxsmi.sensing.symmetric import SymmetricSensing
 
@@ -107,7 +108,7 @@ class AttentionIndexed(AbstractMatrixModel):
         0.392196
     """
 
-    prior: WishartPrior
+    prior: SpectralPrior
     beta: Array
     noise: Array
     skip: Array
@@ -224,7 +225,7 @@ class AttentionIndexed(AbstractMatrixModel):
         two = self.output == "hardmax" and self.tokens == 2
         check(two, "model", self.output, "hardmax with two tokens")
         scale = 8.0 * sign_information() ** 2
-        return np.pi * self.prior.norm * self.prior.degrees_of_freedom**2 / scale
+        return np.pi * self.prior.norm * self.prior.law.degrees_of_freedom**2 / scale
 
     # Message passing
 
@@ -293,7 +294,7 @@ class AttentionIndexed(AbstractMatrixModel):
         signal = signal.astype(theory_dtype())
         if signal.ndim == 3:
             return signal / jnp.sqrt(float(signal.shape[-1]))
-        return jax.vmap(lambda rows: self.prior.matrix(rows.T))(self._factors(signal))
+        return jax.vmap(lambda rows: WishartLaw.matrix(rows.T))(self._factors(signal))
 
     def _factors(self, weights: Array) -> Array:
         """Factors (L, r, d) of each layer."""

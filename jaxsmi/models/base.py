@@ -416,7 +416,7 @@ CENTRED = "one with a prior of mean zero (else all is learned from the start)"
 
 def is_centred(model: AbstractModel) -> Array:
     """Whether the prior of a model of indices has mean zero."""
-    known = model.prior.known(model.indices)
+    known = model.prior.mean_overlap(model.indices)
     xp = arithmetic(known)
     return xp.max(xp.abs(xp.asarray(known))) <= 1e-12
 

@@ -54,6 +54,7 @@ from jaxsmi.core.checks import (
     VARIANCE,
     Ability,
     Arguments,
+    Interval,
     check,
     check_rows,
 )
@@ -67,8 +68,8 @@ from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.score_error import sampled_error
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import goe
-from jaxsmi.priors.product import ASPECT, ProductPrior, gaussian_error
-from jaxsmi.priors.spectral import AbstractSpectralPrior
+from jaxsmi.priors.product import ProductPrior, gaussian_error
+from jaxsmi.priors.spectral import SpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 from jaxsmi.sensing.blocks import LAWS, draw_inputs, gaussian
 from jaxsmi.sensing.rectangular import RectangularSensing
@@ -79,7 +80,7 @@ __all__ = [
 
 
 OUTPUTS = ("linear", "sign", "absolute")
-_ASPECT = scalar(ASPECT)
+_ASPECT = scalar(Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True))
 _RANK = scalar(POSITIVE)
 _NOISE = scalar(VARIANCE)
 _OUTPUT = f"one of {OUTPUTS}, a JAX function of one number, or a link of smi.links"
@@ -121,7 +122,7 @@ class Bilinear(AbstractMatrixModel):
         0.3474043203
     """
 
-    prior: AbstractSpectralPrior
+    prior: SpectralPrior
     noise: Array
     scalar: AbstractChannel | None
     symmetric: bool = eqx.field(static=True)
@@ -174,13 +175,11 @@ class Bilinear(AbstractMatrixModel):
     @property
     def aspect_ratio(self) -> Array:
         """β."""
-        if isinstance(self.prior, ProductPrior):
-            return self.prior.aspect_ratio
-        return jnp.ones((), theory_dtype())
+        return self.prior.law.aspect_ratio
 
     def length(self, dimension: int) -> int:
         """L = round(β d)."""
-        return self.prior.length(dimension) if isinstance(self.prior, ProductPrior) else dimension
+        return self.prior.length(dimension)
 
     @property
     def readout(self) -> AbstractChannel:
@@ -385,7 +384,7 @@ class Bilinear(AbstractMatrixModel):
         d = dimension
         L = self.length(dimension)
         with jax.ensure_compile_time_eval():  # a known model is known inside jit, too
-            rho = float(self.prior.rank_ratio)
+            rho = float(self.prior.law.rank_ratio)
             beta = float(self.aspect_ratio)
         ratios = {
             "rank_ratio": (rho, self.prior.width(d) / d),

@@ -159,7 +159,8 @@ class DeepAttention(AbstractIndexModel):
         )
         self.prior = iid_prior(prior)
         starts = np.cumsum([0, *(layer.indices for layer in self.layers)])
-        told = not self.prior.even  # a prior that tells signs tells what heads and layers are
+        # a prior that is not even tells which heads and layers are which
+        told = not self.prior.traits.even
         self.symmetry = tuple(
             _symmetry(layer, int(start))
             for layer, start in zip(self.layers, starts[:-1], strict=True)

@@ -38,6 +38,7 @@ from jaxsmi.models.symmetry import AbstractSymmetry, NoSymmetry
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
 from jaxsmi.models.tokens import Directions, Tokens
 from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.priors.iid import AbstractIidPrior
 from jaxsmi.sensing.blocks import product_dtype
 from jaxsmi.sensing.index import IndexSensing
@@ -74,7 +75,7 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
     def refusal(self, ability: Ability) -> str | None:
         """Also directions under a prior whose columns differ: what grows first is not what S
         says."""
-        if ability is Ability.DIRECTIONS and not self.prior.alike:
+        if ability is Ability.DIRECTIONS and not self.prior.traits.identical:
             return (
                 "model: got a prior whose columns have laws of their own; allowed: one of iid "
                 "columns, such as smi.priors.Gaussian() (state_evolution takes both)."
@@ -134,7 +135,7 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
             "last layer one head, tied of rank one or two, or untied of rank one)"
         )
         check(fixed is not None, "model", self.title, allowed)
-        check(self.prior.continuous, "model", self.prior, "a continuous (Gaussian) prior")
+        check(self.prior.traits.continuous, "model", self.prior, "a continuous (Gaussian) prior")
         return jnp.asarray(self.indices / (fixed or jnp.nan), theory_dtype())
 
     def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -262,7 +263,7 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
             groups=1,
             tokens=self.tokens,
             noise_size=self.channel.noise_size,
-            sized=not self.prior.wishart,
+            sized=not isinstance(self.prior, Gaussian),
         )
 
     # What was learned

@@ -148,7 +148,7 @@ def _unbroken(
     symmetry: Sequence[tuple[Block, str]], prior: AbstractIidPrior | None
 ) -> Sequence[tuple[Block, str]] | None:
     """The symmetry of a link; None, to be looked for, where the prior tells signs."""
-    return symmetry if iid_prior(prior).even else None
+    return symmetry if iid_prior(prior).traits.even else None
 
 
 @checked(squared=flag, prior=is_prior)

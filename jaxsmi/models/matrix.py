@@ -29,7 +29,7 @@ from jaxsmi.core.checks import NON_NEGATIVE, Ability, check, require
 from jaxsmi.core.data import Dataset
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.roots import bisect
-from jaxsmi.priors.spectral import AbstractSpectralPrior
+from jaxsmi.priors.spectral import SpectralPrior
 
 
 class AbstractMatrixModel(AbstractModel):
@@ -41,7 +41,7 @@ class AbstractMatrixModel(AbstractModel):
     evolution is that of index models, with this prior.
     """
 
-    prior: eqx.AbstractVar[AbstractSpectralPrior]
+    prior: eqx.AbstractVar[SpectralPrior]
     channel: eqx.AbstractVar[AbstractChannel]
     readout: eqx.AbstractVar[AbstractChannel]
     noise: eqx.AbstractVar[Array]
@@ -74,7 +74,7 @@ class AbstractMatrixModel(AbstractModel):
     @property
     def valid(self) -> Array:
         """Whether all parameters are in their ranges: under jit nothing else says so."""
-        return super().valid & self.prior.valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
+        return super().valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
 
     def start(
         self,
@@ -136,7 +136,7 @@ class AbstractMatrixModel(AbstractModel):
         matrices; inf with noise, or where a label fixes no numbers."""
         require(self, Ability.INFERENCE)
         readout = self.readout
-        degrees = self.indices * self.prior.degrees_of_freedom
+        degrees = self.indices * self.prior.law.degrees_of_freedom
         if isinstance(readout, ExplicitChannel):
             exact = degrees / float(readout.measurements)
             return jnp.where(self.noise > 0.0, jnp.inf, exact)
@@ -153,7 +153,7 @@ class AbstractMatrixModel(AbstractModel):
         self._check_one_matrix()
         readout = self.explicit_readout
         one = jnp.ones((), theory_dtype())
-        (start, scale) = self.prior.small_width_start
+        _, start, scale = self.prior.law.small_width
         return start / (scale * readout.information(0.0 * one, one))
 
     def _check_one_matrix(self) -> None:
@@ -168,10 +168,10 @@ class AbstractMatrixModel(AbstractModel):
         readout = self.explicit_readout
         scaled = jnp.asarray(scaled, theory_dtype())
         check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
-        start, scale = self.prior.small_width_start
+        error, start, scale = self.prior.law.small_width
 
         def height(log_t: Array) -> Array:
-            V = self.prior.small_width(jnp.exp(log_t))
+            V = error(jnp.exp(log_t))
             return log_t - jnp.log(scale * readout.information(1.0 - V, V))
 
         low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
@@ -183,5 +183,5 @@ class AbstractMatrixModel(AbstractModel):
         # a Newton step makes the derivative
         move = (height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))) / slope
         log_t = jnp.where(learned, inside - move, root)
-        V = jnp.where(root - low > 1e-12, self.prior.small_width(jnp.exp(log_t)), 1.0)
+        V = jnp.where(root - low > 1e-12, error(jnp.exp(log_t)), 1.0)
         return jnp.where(root > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))

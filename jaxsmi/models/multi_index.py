@@ -172,7 +172,7 @@ class MultiIndex(AbstractIndexModel):
             self.channel = channel
         self.prior = iid_prior(prior)
         self._inputs = None if inputs is None else _fitting(inputs, self.channel, self.prior)
-        self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.even)
+        self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
 
     @property
     def title(self) -> str:

@@ -40,15 +40,17 @@ class Traits(NamedTuple):
 
 
 class AbstractPrior(eqx.Module):
-    """A prior on the signal.
+    """A prior on the signal."""
 
-    Attributes:
-        weight: w, the factor of tr(Q̂ (S - Q)) in the free entropy: dΨ = w tr(response dQ).
-        traits: Its `Traits`.
-    """
+    @property
+    @abc.abstractmethod
+    def weight(self) -> float:
+        """w, the factor of tr(Q̂ (S - Q)) in the free entropy: dΨ = w tr(response dQ)."""
 
-    weight: eqx.AbstractVar[float]
-    traits: eqx.AbstractVar[Traits]
+    @property
+    @abc.abstractmethod
+    def traits(self) -> Traits:
+        """Properties that decide which results exist."""
 
     @abc.abstractmethod
     def second_moment(self, indices: int) -> Array:

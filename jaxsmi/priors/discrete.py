@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -56,7 +57,7 @@ class Rademacher(AbstractIidPrior):
         [TCDKZ25], [theory: multi-index, section 2].
     """
 
-    traits = Traits(discrete=True)
+    traits: ClassVar[Traits] = Traits(discrete=True)
 
     def column(self, indices: int) -> Mixture:
         """2^P points of equal weight."""
@@ -91,7 +92,7 @@ class BernoulliGauss(AbstractIidPrior):
         [TCDKZ25], [theory: multi-index, section 2].
     """
 
-    traits = Traits()
+    traits: ClassVar[Traits] = Traits()
     density: Float[Array, ""] = eqx.field(
         converter=lambda x: validate.number("density", x, _DENSITY)
     )

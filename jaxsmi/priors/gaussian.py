@@ -8,6 +8,8 @@ Equations here [TCDKZ25], [theory: multi-index, section 2], w ~ N(0, C_0):
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -71,7 +73,7 @@ class Gaussian(AbstractIidPrior):
         [TCDKZ25], [theory: multi-index, section 2].
     """
 
-    traits = Traits(continuous=True)
+    traits: ClassVar[Traits] = Traits(continuous=True)
     covariance: Float[Array, "P P"] | None = eqx.field(converter=_covariance, default=None)
 
     def column(self, indices: int) -> Mixture:
@@ -130,5 +132,12 @@ def iid_prior(prior: AbstractIidPrior | None) -> AbstractIidPrior:
     """Validate the prior of the rows of a model; the default is iid N(0, 1)."""
     if prior is None:
         return Gaussian()
-    allowed = "a prior of independent columns, such as smi.priors.Rademacher()"
-    return validate.instance("prior", prior, AbstractIidPrior, allowed)
+    return validate.instance("prior", prior, AbstractIidPrior, _PRIOR)
+
+
+_PRIOR = "a prior of independent columns, such as smi.priors.Rademacher()"
+
+
+def is_prior(name: str, value: object) -> object:
+    """None, or a prior of independent columns."""
+    return validate.optional(validate.instance, name, value, AbstractIidPrior, _PRIOR)

@@ -17,10 +17,12 @@ forms, as the Gaussian one does.
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -33,6 +35,9 @@ from jaxsmi.priors.columns import AbstractColumn, posterior
 
 __all__ = ["AbstractIidPrior", "precision_matrix"]
 
+# a diverging iteration passes fields that are not finite: the posterior is NaN then
+_ANY = validate.Interval("numbers", infinite=True)
+
 
 class AbstractIidPrior(AbstractPrior):
     """A prior with iid columns: `Gaussian`, `Rademacher`, `BernoulliGauss`, `GaussianMixture`,
@@ -42,7 +47,7 @@ class AbstractIidPrior(AbstractPrior):
     a `Mixture`, and `sample`.
     """
 
-    weight = 0.5
+    weight: ClassVar[float] = 0.5
 
     @abc.abstractmethod
     def column(self, indices: int) -> AbstractColumn:
@@ -248,8 +253,9 @@ class AbstractIidPrior(AbstractPrior):
             >>> Gaussian().side_information(jax.random.key(0), jnp.ones((1, 3)), 0.5)[0]
             Array([[1.]], dtype=...)
         """
-        W = jnp.asarray(signal)
-        validate.check(W.ndim == 2, "signal", W, "an array of shape (indices P, dimension D)")
+        allowed = "an array of shape (indices P, dimension D)"
+        W = validate.array("signal", signal, allowed)
+        validate.check(W.ndim == 2, "signal", W, allowed)
         key = validate.key("key", key)
         strength = validate.number("strength", strength, validate.FRACTION).astype(W.dtype)
         noise = jax.random.normal(key, W.shape, W.dtype)
@@ -267,15 +273,17 @@ def precision_matrix(Qhat: ArrayLike) -> Array:
 
 
 def fields(b: ArrayLike, A: ArrayLike) -> tuple[Array, Array]:
-    """Validate fields (P, D) and their precision (P, P), in their common floating precision."""
-    b = jnp.asarray(b)
-    A = jnp.asarray(A)
-    validate.check(b.ndim == 2, "b", b, "an array of shape (indices P, dimension D)")
-    P = b.shape[0]
-    validate.check(A.shape == (P, P), "A", A, f"an array of shape ({P}, {P}), as b has P={P}")
-    dtype = jnp.result_type(b, A)
-    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else theory_dtype()
-    return b.astype(dtype), A.astype(dtype)
+    """Validate fields (P, D) and their precision (P, P), in the finer of their precisions."""
+    dtypes = [x.dtype for x in (b, A) if isinstance(x, (jax.Array, np.ndarray))]
+    dtypes = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+    # not jnp.result_type: strict dtype promotion allows no mixture
+    dtype = max(dtypes, key=lambda dtype: dtype.itemsize, default=theory_dtype())
+    allowed = "an array of shape (indices P, dimension D)"
+    b = validate.array("b", b, allowed, dtype=dtype, interval=_ANY)
+    validate.check(b.ndim == 2, "b", b, allowed)
+    P = len(b)
+    allowed = f"an array of shape ({P}, {P}), as b has P={P}"
+    return b, validate.array("A", A, allowed, shape=(P, P), dtype=dtype, interval=_ANY)
 
 
 def sizes(key: object, indices: object, dimension: object) -> tuple[PRNGKeyArray, int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -47,7 +49,7 @@ class Positive(AbstractIidPrior):
         [theory: multi-index, section 2].
     """
 
-    traits = Traits(continuous=True, even=False)
+    traits: ClassVar[Traits] = Traits(continuous=True, even=False)
     slope: Float[Array, ""]
     precision: Float[Array, ""]
 

@@ -120,7 +120,7 @@ class ProductLaw(AbstractMatrixLaw):
         return SmallWidth(error, jnp.sqrt(beta), 1.0 + beta)
 
 
-def ProductPrior(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> SpectralPrior:  # noqa: N802
+def ProductPrior(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> SpectralPrior:
     """Prior on rectangular matrices S = U V/√r, U (d, r), V (r, L) iid N(0, 1).
 
     Args:
@@ -145,7 +145,8 @@ def ProductPrior(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> SpectralPrio
         [ETBMZ25], [theory: random-matrices, section 2].
     """
     beta = validate.number("aspect_ratio", aspect_ratio, ASPECT)
-    return SpectralPrior(ProductLaw(beta, validate.number("rank_ratio", rank_ratio, _WIDTH)))
+    rho = validate.number("rank_ratio", rank_ratio, _WIDTH)
+    return SpectralPrior(ProductLaw(aspect_ratio=beta, rank_ratio=rho))
 
 
 def gaussian_error(alpha: Array, noise: Array) -> Array:

@@ -8,6 +8,8 @@ Equations here [theory: inputs, Eqs. (6) to (8)], column i of w ~ N(0, s_i C_0),
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -53,7 +55,7 @@ class GaussianProfile(AbstractIidPrior):
         [theory: inputs, section 2].
     """
 
-    traits = Traits(continuous=True, identical=False)
+    traits: ClassVar[Traits] = Traits(continuous=True, identical=False)
     variances: Float[Array, " D"]
     base: Gaussian
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -118,14 +118,24 @@ class SpectralPrior(AbstractPrior):
         law: The law of one matrix, such as `WishartLaw` or `ProductLaw`.
     """
 
-    traits = Traits(continuous=True)
+    traits: ClassVar[Traits] = Traits(continuous=True)
     law: AbstractMatrixLaw
 
     @property
     def weight(self) -> float:
         """The factor of q̂ (Q_0 - q) in the free entropy, so that dI/dq̂ = weight · V: half of the
         independent entries over all of them."""
-        return 0.25 if self.law.symmetric else 0.5
+        return 0.25 if self.symmetric else 0.5
+
+    @property
+    def norm(self) -> Array:
+        """Q_0, the mean square of an entry."""
+        return self.law.norm
+
+    @property
+    def symmetric(self) -> bool:
+        """The matrix is symmetric."""
+        return self.law.symmetric
 
     def width(self, dimension: int) -> int:
         """r = round(ρ d), at least one."""
@@ -149,11 +159,11 @@ class SpectralPrior(AbstractPrior):
     def overlap(self, Qhat: ArrayLike) -> Array:
         """q = F(q̂) = Q_0 - V(q̂) for a number q̂, S - V(Q̂) for a matrix (L, L)."""
         V = self.mmse(Qhat)
-        return self.second_moment(len(V)) - V if V.ndim else self.law.norm - V
+        return self.second_moment(len(V)) - V if V.ndim else self.norm - V
 
     def second_moment(self, indices: int = 1) -> Array:
         """Q_0 as a matrix (1, 1); for several independent matrices (L, L)."""
-        excess = (self.law.norm - self.law.mean_square) * jnp.eye(indices, dtype=theory_dtype())
+        excess = (self.norm - self.law.mean_square) * jnp.eye(indices, dtype=theory_dtype())
         return excess + self.mean_overlap(indices)
 
     def mean_overlap(self, indices: int = 1) -> Array:
@@ -164,16 +174,16 @@ class SpectralPrior(AbstractPrior):
         """weight q̂ (Q_0 - q) - I(q̂), summed over the diagonals of Q and Q̂ (L, L)."""
         qhat = jnp.diagonal(Qhat)
         information = jax.vmap(self.law.mutual_information)(qhat)
-        return jnp.sum(self.weight * qhat * (self.law.norm - jnp.diagonal(Q)) - information)
+        return jnp.sum(self.weight * qhat * (self.norm - jnp.diagonal(Q)) - information)
 
     def noise(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
         """Z with entries of variance one (two on the diagonal of a symmetric matrix)."""
         Z = jax.random.normal(key, shape, theory_dtype())
-        return goe(Z) if self.law.symmetric else Z
+        return goe(Z) if self.symmetric else Z
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
         """The mean of √d S (L, a, b) plus noise, and V = 1."""
-        mean = jnp.sqrt(self.law.mean_square * shape[-1]) * jnp.eye(*shape[-2:])
+        mean = jnp.sqrt(self.law.mean_square * shape[-1]) * jnp.eye(shape[-2], shape[-1])
         signal = mean + size * jnp.sqrt(2.0 * self.weight) * self.noise(key, shape)
         return signal, jnp.eye(shape[0], dtype=theory_dtype())
 
@@ -224,10 +234,10 @@ class SpectralPrior(AbstractPrior):
         Source:
             [theory: random-matrices, Eqs. (10), (29)].
         """
-        allowed = "a symmetric matrix (d, d)" if self.law.symmetric else "a matrix (L, d)"
+        allowed = "a symmetric matrix (d, d)" if self.symmetric else "a matrix (L, d)"
         R = validate.array("R", R, allowed)
         validate.check(R.ndim == 2, "R", R, allowed)
-        if self.law.symmetric:
+        if self.symmetric:
             validate.check(R.shape[0] == R.shape[1], "R", R, allowed)
             # accepts the rounding of a product W Wᵀ in float32
             asymmetry = jnp.max(jnp.abs(R - R.T)) <= 1e-6 * jnp.max(jnp.abs(R))

@@ -35,10 +35,13 @@ class WishartLaw(AbstractMatrixLaw):
 
     symmetric: ClassVar[bool] = True
     rank_ratio: Array
+    aspect_ratio: Array
 
-    @property
-    def aspect_ratio(self) -> Array:
-        return jnp.ones((), theory_dtype())
+    @staticmethod
+    def matrix(W: Array) -> Array:
+        """S (d, d) = W Wᵀ/√(r d)."""
+        d, r = W.shape
+        return W @ W.T / jnp.sqrt(float(r * d))
 
     @property
     def norm(self) -> Array:
@@ -80,7 +83,7 @@ class WishartLaw(AbstractMatrixLaw):
         return SmallWidth(lambda t: 1.0 - jnp.maximum(1.0 - 1.0 / t, 0.0) ** 2, one, one)
 
 
-def WishartPrior(rank_ratio: ArrayLike) -> SpectralPrior:  # noqa: N802
+def WishartPrior(rank_ratio: ArrayLike) -> SpectralPrior:
     """Prior on symmetric matrices S = W Wᵀ/√(r d), W (d, r) iid N(0, 1).
 
     Args:
@@ -101,4 +104,5 @@ def WishartPrior(rank_ratio: ArrayLike) -> SpectralPrior:  # noqa: N802
     Source:
         [BTEZ25], [theory: random-matrices, section 1].
     """
-    return SpectralPrior(WishartLaw(validate.number("rank_ratio", rank_ratio, validate.POSITIVE)))
+    rho = validate.number("rank_ratio", rank_ratio, validate.POSITIVE)
+    return SpectralPrior(WishartLaw(rank_ratio=rho, aspect_ratio=jnp.ones_like(rho)))

@@ -258,7 +258,7 @@ class _Replicas(NamedTuple):
             first = spinodal
         last, beyond = bracket.algorithmic
         algorithmic = self.bisect(self.ended, last * ones, beyond * ones, bracket.halvings)
-        if bracket.perfect and self.model.prior.continuous:  # it wins wherever it is
+        if bracket.perfect and self.model.prior.traits.continuous:  # it wins wherever it is
             return Edges(algorithmic, spinodal, spinodal)
         optimal = self.bisect(self.wins, first, algorithmic, HALVINGS)
         # without a change of sign between its ends it lies outside them
@@ -278,7 +278,7 @@ def edges(model: AbstractModel, bracket: Bracket, keys: PRNGKeyArray, bar: Bar) 
 def questions(model: AbstractModel, bracket: Bracket) -> int:
     """How often `edges` asks for both branches."""
     count = bracket.halvings + HALVINGS * bracket.appears
-    if bracket.perfect and model.prior.continuous:
+    if bracket.perfect and model.prior.traits.continuous:
         return count
     first, last = bracket.algorithmic
     return count + HALVINGS + (last <= first) + (not bracket.appears)

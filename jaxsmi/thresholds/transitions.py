@@ -175,13 +175,13 @@ def first_order(
     prior = model.prior
     perfect = bool(curves.perfect[curves.apart].any())
     allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
-    check(prior.continuous or prior.discrete or not perfect, "model", prior, allowed)
+    check(prior.traits.continuous or prior.traits.discrete or not perfect, "model", prior, allowed)
     keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
     bracket = curves.bracket(each, steps)
     with Bar(questions(model, bracket), "first-order transition: ends", shown, "compiling") as bar:
         bisected = edges(model, bracket, keys, bar)
     # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
-    basin = math.sqrt(NEAREST) if bracket.perfect and prior.continuous else 0.0
+    basin = math.sqrt(NEAREST) if bracket.perfect and prior.traits.continuous else 0.0
     ends = _thresholds(curves, bisected, *Q, basin)
     transition = FirstOrder("first order", *ends, grid, *Q)
     return not_differentiable(transition, given)

@@ -117,14 +117,6 @@ for _prior in (
         b="array",
         A="array",
     )
-    case(
-        f"{_name}.log_partition",
-        _prior.log_partition,
-        {"b": np.ones(1), "A": np.ones((1, 1))},
-        {"b": ("A",)},
-        b="array",
-        A="array",
-    )
     for _method in ("overlap", "mmse", "free_entropy"):
         case(
             f"{_name}.{_method}",
@@ -141,13 +133,13 @@ for _prior in (
     case(
         f"{_name}.side_information",
         _prior.side_information,
-        {"key": KEY, "W": np.ones((1, 3)), "strength": 0.5},
+        {"key": KEY, "signal": np.ones((1, 3)), "strength": 0.5},
         key="key",
-        W="array",
+        signal="array",
         strength="fraction",
     )
 for _spectral in (smi.priors.WishartPrior(0.5), smi.priors.ProductPrior(1.0, 0.5)):
-    _name = type(_spectral).__name__
+    _name = type(_spectral.law).__name__.replace("Law", "Prior")
     for _method in ("overlap", "mmse"):
         case(
             f"{_name}.{_method}",
@@ -156,25 +148,12 @@ for _spectral in (smi.priors.WishartPrior(0.5), smi.priors.ProductPrior(1.0, 0.5
             Qhat="non-negative array",
         )
     case(
-        f"{_name}.mutual_information",
-        _spectral.mutual_information,
-        {"qhat": 1.0},
-        qhat="positive",
-    )
-    case(
         f"{_name}.denoise",
         _spectral.denoise,
         {"R": np.eye(4), "qhat": 1.0},
         R="array",
         qhat="positive",
     )
-case(
-    "WishartPrior.sample",
-    smi.priors.WishartPrior(0.5).sample,
-    {"key": KEY, "dimension": 4},
-    key="key",
-    dimension="count",
-)
 for _model, _label in ((LINEAR, [1.0]), (SIGN, 1.0), (ATTENTION, np.full((2, 2), 0.5))):
     _P, _M = _model.indices, _model.tokens
     case(

@@ -14,7 +14,7 @@ from jaxsmi.channels.hardmax import HardmaxScores, hardmax_response, sampled_res
 from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
 from jaxsmi.channels.scalar import log_quadrant
 from jaxsmi.core.codes import Result
-from jaxsmi.priors.wishart import WishartPrior
+from jaxsmi.priors.wishart import WishartLaw, WishartPrior
 
 SOFTMAX = {
     0.05: (0.88734927, 0.47616577, 0, 0, 0, 0),
@@ -268,7 +268,7 @@ def test_the_law_of_the_data():
     model = smi.AttentionIndexed(2, 0.5, "softmax", beta=1.3)
     data = model.sample(jax.random.key(0), dimension=50, alpha=4.0)
     assert data.inputs.shape == (10_000, 2, 50)
-    S = np.asarray(WishartPrior.matrix(data.teacher.T))
+    S = np.asarray(WishartLaw.matrix(data.teacher.T))
     x = np.asarray(data.inputs[:3])
     h = (np.einsum("nad,de,nbe->nab", x, S, x) - np.trace(S) * np.eye(2)) / np.sqrt(50)
     np.testing.assert_allclose(model.scores_of(data.teacher.T, data.inputs[:3]), h, atol=1e-12)
@@ -288,7 +288,7 @@ def test_the_law_of_the_data():
 
 def test_the_shrunk_matrix_is_as_good_as_said():
     prior, rng = WishartPrior(0.5), np.random.default_rng(1)
-    S = np.asarray(prior.matrix(prior.sample(jax.random.key(2), 300)))
+    S = np.asarray(WishartLaw.matrix(jax.random.normal(jax.random.key(2), (300, 150))))
     Z = rng.standard_normal((300, 300))
     R = S + np.sqrt(1 / (2.0 * 300)) * (Z + Z.T) / np.sqrt(2)
     estimate, V = prior.denoise(R, 2.0)

@@ -151,7 +151,7 @@ def test_both_forms_of_the_error_and_its_limits(point):
         below, above, rtol=2e-9
     )  # the form changes at R = 1; the slope is of order one
     prior = ProductPrior(*point)
-    np.testing.assert_allclose(prior.mmse(1e9) * 1e9, prior.degrees_of_freedom, rtol=2e-3)
+    np.testing.assert_allclose(prior.mmse(1e9) * 1e9, prior.law.degrees_of_freedom, rtol=2e-3)
     np.testing.assert_allclose(prior.mmse(1e-4), 1 - 1e-4 + 1e-8, atol=2e-10)
     edge = 3e-4 * min(1.0, point[1] / np.sqrt(point[0]))  # where the expansion takes over
     np.testing.assert_allclose(
