@@ -24,8 +24,7 @@ from jaxsmi.core.checks import Ability, check
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting
-from jaxsmi.workbench.plotting.overlaps import CROSS
-from jaxsmi.workbench.plotting.style import PAGE
+from jaxsmi.workbench.plotting.drawing import CROSS, PAGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -208,7 +208,8 @@ def _phase_diagram(model: SequenceSingleIndex, arguments: argparse.Namespace) ->
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
         figure.set_size_inches(5.6, 2.9)
-        plotting.phases(diagram, a, omega, ax)
+        ax.pcolormesh(a, omega, diagram.label, rasterized=True)
+        ax.set(xlabel="a", ylabel=r"$\omega$")
 
     return Answer(data, lines, arrays | {"hessian": diagram.hessian}, draw)
 

@@ -24,7 +24,7 @@ from jaxsmi.core.codes import Result, outcome
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.order import LearningOrder
-from jaxsmi.workbench.plotting.style import PAGE
+from jaxsmi.workbench.plotting.drawing import PAGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
