@@ -57,22 +57,15 @@ demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (u
 	@echo "The results lie in $(OUT)/:"
 	@find $(OUT) -type f | sort | sed 's/^/  /'
 
-# Most of the fast suite is compilation, of programs that run once: with fewer optimisations and the older emitters of fused
-# loops they compile in half of the time. (Not with none at all: at level 0 these emitters made a maximum in a loop wrong,
-# tests/physics/test_jumps.py.) A jaxlib that does not know these flags goes without.
-QUICK := --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false \
-    --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false --xla_backend_optimization_level=1
-
+# Most of the fast suite is compilation: conftest.py calls smi.setup(), whose flags of XLA halve it.
 define TESTING
-quick="$(QUICK)"; \
-XLA_FLAGS="$$quick" $(BIN)/python -c 'import jax; jax.devices("cpu")' >/dev/null 2>&1 || quick=; \
-run() { echo "$(PYTEST) -n 2 --dist worksteal $$*"; XLA_FLAGS="$$quick" $(PYTEST) -n 2 --dist worksteal "$$@"; };
+run() { echo "$(PYTEST) -n 2 --dist worksteal $$*"; $(PYTEST) -n 2 --dist worksteal "$$@"; };
 endef
 
 test: $(DEV)  ## doctests and notebooks, then the test suite (minutes, CPU)
 	@$(TESTING) \
 	$(if $(ARGS),run -q $(ARGS), \
-	export JAX_ENABLE_X64=1; run -q --doctest-modules jaxsmi tests/notebooks && unset JAX_ENABLE_X64 && \
+	run -q --doctest-modules jaxsmi tests/notebooks && \
 	run -q --ignore=tests/notebooks)
 
 validate: $(DEV)  ## the slow tests: physics at full size, published figures (hours; a line a test)

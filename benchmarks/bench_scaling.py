@@ -10,6 +10,7 @@ that of theory.
 
 import time
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,6 @@ import pytest
 from scipy import stats
 
 import jaxsmi as smi
-from jaxsmi.core.programs import options, program
 from jaxsmi.sensing.index import IndexSensing
 
 jax.config.update("jax_enable_x64", True)
@@ -25,7 +25,7 @@ jax.config.update("jax_enable_x64", True)
 KEY = jax.random.key(0)
 
 
-@program
+@eqx.filter_jit
 def passes(sensing, W, g):
     return sensing.forward(W), sensing.adjoint(g)
 
@@ -41,7 +41,7 @@ def both_passes(N=4000, D=2000, P=2, M=1):
     return lambda: passes(*made)
 
 
-@program
+@eqx.filter_jit
 def posterior(channel, statistic, omega, V):
     return channel.respond(statistic, omega, V).g
 
@@ -54,7 +54,7 @@ def posteriors(depth, samples=16):
     return lambda: posterior(model.channel, statistic, jnp.zeros_like(fields), jnp.eye(depth))
 
 
-@program
+@eqx.filter_jit
 def closed(channel, statistic, omega, V):
     return channel.respond(statistic, omega, V).g
 
@@ -115,7 +115,7 @@ def bench_memory(benchmark, dtype):
     """Temporary arrays of both passes, beside the inputs, N = 2000, D = 2000, P = 2."""
     made = arguments(2000, 2000, dtype=jnp.dtype(dtype))
     both = jax.jit(lambda sensing, W, g: (sensing.forward(W), sensing.adjoint(g)))
-    compiled = benchmark.pedantic(lambda: both.lower(*made).compile(options()), rounds=1)
+    compiled = benchmark.pedantic(lambda: both.lower(*made).compile(), rounds=1)
     taken = compiled.memory_analysis().temp_size_in_bytes
     inputs = made[0].inputs.nbytes
     benchmark.extra_info.update({"memory": dtype, "inputs": inputs, "temporary": taken})

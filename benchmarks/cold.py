@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import equinox as eqx
+
 KEPT = ("cold", "warm", "traced", "lowered", "compiled", "programs", "answer")
 
 
@@ -40,21 +42,16 @@ def three_layers():
 
 def _posteriors(depth: int, count: int):
     """Posteriors of so many labels of attention layers, of which nothing is learned."""
-    import equinox as eqx
     import jax
     import jax.numpy as jnp
 
     import jaxsmi as smi
 
-    try:
-        from jaxsmi.core.programs import program
-    except ImportError:  # older trees leave the compiler alone
-        program = eqx.filter_jit
     model = smi.DeepAttention(depth, 2, skip=1.0)
     fields = jax.random.normal(jax.random.key(0), (count, depth, 2))
     omega, V = jnp.zeros_like(fields), jnp.eye(depth)
 
-    @program
+    @eqx.filter_jit
     def respond(channel, fields, omega, V):
         statistic = jax.vmap(lambda z: channel.observe(z, jnp.zeros(0)))(fields)
         return channel.respond(statistic, omega, V).g.std()
@@ -159,10 +156,9 @@ def measure(case: str) -> dict[str, float]:
             spent["programs"] += name == "compiled"
 
     jax.monitoring.register_event_duration_secs_listener(heard)
-    if os.environ.get("JAXSMI_CACHE"):
-        from jaxsmi.core.cache import keep_programs
+    from jaxsmi.core.setup import setup
 
-        keep_programs()
+    setup(cache=os.environ.get("JAXSMI_CACHE"))
     run = CASES[case]()
     answer = float(run())
     cold = time.process_time()

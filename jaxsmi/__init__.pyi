@@ -5,6 +5,7 @@ from .core.codes import Result
 from .core.data import Dataset
 from .core.options import Averages, Iteration, Record, Start
 from .core.results import Solution, Threshold
+from .core.setup import setup
 from .descent import baselines
 from .descent.averaging import averaged
 from .descent.options import Gradient, Monitor
@@ -76,6 +77,7 @@ __all__ = [
     "recovery_threshold",
     "search_learner",
     "search_threshold",
+    "setup",
     "sgd",
     "spectral",
     "spectral_overlap",

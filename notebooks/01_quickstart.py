@@ -37,7 +37,7 @@ import numpy as np
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)  # theory is float64
+smi.setup()  # double precision, which theory needs
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 dimension, samples, points = (400, 2**11, 4) if small else (2000, 2**13, 14)
 key = jax.random.key(0)

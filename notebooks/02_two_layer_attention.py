@@ -36,7 +36,7 @@ import numpy as np
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)
+smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 dimension, samples = (200, 2**8) if small else (1000, 2**11)
 alphas = (

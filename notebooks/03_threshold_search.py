@@ -32,7 +32,7 @@ import numpy as np
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)
+smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 samples = 2**8 if small else 2**14
 key = jax.random.key(0)

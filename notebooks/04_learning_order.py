@@ -35,7 +35,7 @@ import optax
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)
+smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 dimension, alpha, steps, seeds = (200, 6.0, 300, 2) if small else (500, 15.0, 3000, 4)
 key = jax.random.key(0)

@@ -32,7 +32,7 @@ import optax
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)
+smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 dimension, runs, steps, points = (16, 4, 300, 6) if small else (60, 8, 1500, 60)
 key = jax.random.key(0)

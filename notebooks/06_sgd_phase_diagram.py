@@ -39,7 +39,7 @@ from matplotlib.patches import Patch
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)
+smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 cells, grid = (12, {"angles": 19, "radii": 6}) if small else (60, {})
 dimension, runs = (100, 16) if small else (200, 48)

@@ -33,7 +33,7 @@ import numpy as np
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)
+smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 dimension = 300 if small else 2000
 key = jax.random.key(0)

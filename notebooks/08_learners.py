@@ -37,7 +37,7 @@ import optax
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)
+smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 dimension, seeds, samples = (200, 2, 4096) if small else (400, 4, 8192)
 key = jax.random.key(0)

@@ -35,7 +35,7 @@ import numpy as np
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-jax.config.update("jax_enable_x64", True)
+smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 dimension, runs, samples = (200, 8, 2**14) if small else (500, 48, 2**17)
 kappa = 0.2  # the learning rate for each sample

@@ -1,4 +1,4 @@
-"""What all test rooms share: double precision, no cache, and the folder of reference values."""
+"""Fixtures of all tests."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import pytest
 
-jax.config.update("jax_enable_x64", True)
 os.environ.setdefault("JAXSMI_CACHE", "off")  # the command line writes nothing into a home
 
 REFERENCE = (

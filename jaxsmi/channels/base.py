@@ -31,7 +31,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.border import checked, numbers, one_label, optional, random_key
 from jaxsmi.core.checks import Ability, check, positive_definite
-from jaxsmi.core.programs import program
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 from jaxsmi.numerics.nets import randomised_gaussians
@@ -396,7 +395,7 @@ class AbstractChannel(eqx.Module):
         """The error of g that counts as accurate (infinite for closed forms)."""
 
 
-@program
+@eqx.filter_jit
 def _respond(
     channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None
 ) -> Posterior:

@@ -21,6 +21,7 @@ precision, V Γ its Onsager term.
 from __future__ import annotations
 
 import abc
+import warnings
 from typing import ClassVar
 
 import equinox as eqx
@@ -32,7 +33,6 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.explicit import ExplicitChannel
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import check
-from jaxsmi.core.notices import warn
 
 __all__ = [
     "AbstractLinearReadout",
@@ -193,7 +193,10 @@ class SoftmaxScores(AbstractScores):
         gap = jnp.max(jnp.abs(jnp.sum(labels, axis=-1) - 1.0))
         check(gap <= 1e-4, "labels", labels, "rows of sum one")
         if labels.dtype != jnp.float64:
-            warn("softmax labels in float32 give scores with errors of about 1e-7/beta.")
+            warnings.warn(
+                "softmax labels in float32 give scores with errors of about 1e-7/beta.",
+                stacklevel=3,
+            )
 
     def statistic(self, labels: Array) -> Array:
         """P h (.., T, T) from y (.., T, T): log y/β = h - (a constant a row)."""

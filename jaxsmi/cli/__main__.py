@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import warnings
 
 from jaxsmi.cli import interrupts
 
@@ -23,8 +24,8 @@ def start() -> None:
     status = 0
     try:
         try:
+            warnings.formatwarning = lambda message, *_, **__: f"jaxsmi: {message}\n"
             # not at the head of the file: it takes a second, in which Ctrl-C is heard already
-            importlib.import_module("jaxsmi.core.notices").plainly()
             status = importlib.import_module("jaxsmi.cli.main").main()
         except SystemExit as end:  # of argparse
             status = end.code if isinstance(end.code, int) else 0

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import jax
 import numpy as np
 
 from jaxsmi.cli import interrupts, kept
@@ -28,12 +27,12 @@ from jaxsmi.cli.flags import Formatter, add_model, add_output, settings_of
 from jaxsmi.cli.models import MODELS
 from jaxsmi.cli.report import Report
 from jaxsmi.core import labelled
-from jaxsmi.core.cache import keep_programs
 from jaxsmi.core.checks import check
 from jaxsmi.core.driver import watching
 from jaxsmi.core.files import discard, write_text
 from jaxsmi.core.parts import declared
 from jaxsmi.core.provenance import parameters, version
+from jaxsmi.core.setup import setup, user_cache
 from jaxsmi.core.words import nearest
 from jaxsmi.workbench import plotting, storage
 
@@ -65,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = parsed(argv)
     # the library leaves the precision, and a cache, to programs, and this is one
-    keep_programs()
-    jax.config.update("jax_enable_x64", True)
+    setup(cache=user_cache())
     name = arguments.command
     kept.forget()
     interrupts.on_interrupt(functools.partial(_interrupted, arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -13,8 +14,6 @@ from jax import lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
-
-from jaxsmi.core.notices import warn
 
 if TYPE_CHECKING:
     PyTree: TypeAlias = Any  # of jaxtyping's a type checker knows nothing, not even that
@@ -91,7 +90,7 @@ def theory_dtype() -> jnp.dtype:
         return jnp.dtype("float64")
     if not _warned:
         _warned = True
-        warn(_SINGLE)
+        warnings.warn(_SINGLE, stacklevel=3)
     return jnp.dtype("float32")
 
 

@@ -35,7 +35,6 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import PyTree, concrete
 from jaxsmi.core.border import checked, either, function, instance, optional, whole
 from jaxsmi.core.codes import RUNNING
-from jaxsmi.core.programs import program
 from jaxsmi.core.progress import Bar
 
 __all__ = [
@@ -177,8 +176,8 @@ def advance(
     return lax.while_loop(running, body, run)
 
 
-ready = program(begin)  # from outside jit: one program instead of one an array
-_advance = program(advance)
+ready = eqx.filter_jit(begin)  # from outside jit: one program instead of one an array
+_advance = eqx.filter_jit(advance)
 
 
 _SECONDS = 0.2  # of a stretch: short enough to be interrupted, long beside its start

@@ -8,9 +8,10 @@ by construction, and inside jit nothing can be looked at.
 
 from __future__ import annotations
 
+import warnings
+
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.notices import warn
 from jaxsmi.models.base import AbstractModel
 
 __all__ = ["warn_of_inputs"]
@@ -25,8 +26,9 @@ def warn_of_inputs(model: AbstractModel, data: object) -> None:
         return
     message = data.second_moments(quick=True).message
     if message:
-        warn(
+        warnings.warn(
             "message passing assumes inputs of iid entries, mean zero, variance one; "
             f"these fail: {message}. Overlaps may be wrong and the run may diverge. All "
-            "statistics: print(data.second_moments())."
+            "statistics: print(data.second_moments()).",
+            stacklevel=3,
         )

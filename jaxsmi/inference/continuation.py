@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -20,7 +21,6 @@ from jaxtyping import Array
 
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.codes import Result, worst
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, model_argument
@@ -68,7 +68,7 @@ def continued(
     )
 
 
-@program
+@eqx.filter_jit
 def _replicas(problem: OverlapMap, solution: Solution) -> Array:
     """V of each net (R, P, P), to first order."""
     spread = jax.lax.stop_gradient(problem).evaluate(jax.lax.stop_gradient(solution.covariance))

@@ -11,9 +11,11 @@ number and both functions are explicit, as for matrix models, a root takes its p
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -25,8 +27,6 @@ from jaxsmi.core.border import anything, checked, flag, numbers, optional, rando
 from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
-from jaxsmi.core.notices import warn
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.inference.continuation import continued, noisy_models
 from jaxsmi.inference.inversion import inverted
@@ -218,7 +218,7 @@ def _run(
 ) -> tuple[OverlapMap, Solution]:
     """`state_evolution` of a model whose response is an average over random points, and its map."""
     if model.ansatz is not None:
-        warn(model.ansatz)
+        warnings.warn(model.ansatz, stacklevel=4)
     points, rules = given.sizes(arguments, _SAMPLES, 2)
     limit = given.limit(arguments, _TOLERANCE)
     strength = arguments.number("side_information", given.side_information, FRACTION)
@@ -367,7 +367,7 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
     return implicit.differentiable(solve, push, overlap_map, (V, weight), prepare)
 
 
-@program
+@eqx.filter_jit
 def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     """What the end of the iteration says, with derivatives, errors and a result code."""
     S = overlap_map.second_moment

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -20,7 +21,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.codes import Result
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.models.matrix import AbstractMatrixModel
 from jaxsmi.numerics import roots
@@ -125,7 +125,7 @@ def _trajectory(model: AbstractMatrixModel, alpha: Array, steps: int) -> dict[st
     return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), begin, history)
 
 
-@program
+@eqx.filter_jit
 def inverted(
     model: AbstractMatrixModel, alpha: Array, key: PRNGKeyArray | None, history_steps: int
 ) -> Solution:

@@ -26,7 +26,6 @@ from jaxsmi.core.arrays import concrete, frozen, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.driver import Run, drive, ready
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.learner_map import Answers, LearnerMap, admissible
 from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Truth
@@ -147,7 +146,7 @@ def evolved(
     return _solution(problem, Run(end.state, run.step + end.step, end.result, run.history))
 
 
-_answers = program(LearnerMap.answers)
+_answers = eqx.filter_jit(LearnerMap.answers)
 
 
 def _driven(
@@ -355,7 +354,7 @@ def _code(problem: LearnerMap, end: Run[Place], answers: Answers, stability: Arr
     return jnp.where(jnp.isnan(problem.alpha), Result.INVALID, code)
 
 
-@program
+@eqx.filter_jit
 def _solution(problem: LearnerMap, run: Run[Place]) -> LearnerSolution:
     """What the end of the iteration says."""
     still = frozen(problem)

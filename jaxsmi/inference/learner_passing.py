@@ -26,7 +26,6 @@ from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, drive, ready
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
 from jaxsmi.learners.base import AbstractLearner, AbstractResponder, learner_of
@@ -126,7 +125,7 @@ def _once(
     return drive(running, run, plan.max_steps, every=plan.every, label=label), running
 
 
-@program
+@eqx.filter_jit
 def statistic_of(learner: AbstractResponder, labels: Array) -> Array:
     """What `respond` needs of the labels, once for a run."""
     return learner.statistic(labels)
@@ -159,7 +158,7 @@ def _start(
     return GampState.start(network.start(key, data.dimension, given), covariance, fields)
 
 
-@program
+@eqx.filter_jit
 def _solution(
     problem: GampIteration,
     learner: AbstractLearner,

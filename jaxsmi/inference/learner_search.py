@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -32,7 +33,6 @@ from jaxsmi.core.border import (
     whole,
 )
 from jaxsmi.core.checks import POSITIVE, Arguments
-from jaxsmi.core.programs import program
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
@@ -199,7 +199,7 @@ def _given(name: str, solution: LearnerSolution) -> Array:
     return number
 
 
-@program
+@eqx.filter_jit
 def _slope(
     objective: _Objective, parameters: PyTree, last: LearnerSolution
 ) -> tuple[tuple[Array, LearnerSolution], PyTree]:

@@ -32,7 +32,6 @@ from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, drive, ready
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.iteration import GampIteration, GampState, Position
 from jaxsmi.inference.learner_passing import SIZE, Plan, passed
@@ -265,7 +264,7 @@ def matrix_evolved(
     return _theory(problem, run, key)
 
 
-@program
+@eqx.filter_jit
 def _theory(problem: Theory, run: Run[Place], key: PRNGKeyArray | None) -> LearnerSolution:
     """What the fixed point says; a Newton step from it has its derivatives."""
     still = frozen(problem)
@@ -373,7 +372,7 @@ def matrix_learned(
     return _found(running, teacher, learner, run, key, valid)
 
 
-@program
+@eqx.filter_jit
 def _found(
     problem: GampIteration,
     teacher: AbstractMatrixModel,

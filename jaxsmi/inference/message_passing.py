@@ -41,7 +41,6 @@ from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.driver import Record, Run, drive, is_record, ready
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference import starts
 from jaxsmi.inference.assumptions import warn_of_inputs
@@ -326,7 +325,7 @@ def _following(
     return dataclasses.replace(problem, start=start, spectral=estimate)
 
 
-@program
+@eqx.filter_jit
 def _restarted(problem: GampIteration) -> Position:
     return problem.init()
 
@@ -365,7 +364,7 @@ def _ending(
     return history | {k: history[k].at[last].set(x) for k, x in returned.items()}
 
 
-@program
+@eqx.filter_jit
 def _solution(
     problem: GampIteration, end: Run[Position], key: PRNGKeyArray, valid: Array
 ) -> Solution:

@@ -30,7 +30,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Response
 from jaxsmi.core.border import checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Ability, Arguments
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate, Solution, is_overlap
 from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.numerics.implicit import differentiable, not_differentiable
@@ -104,7 +103,7 @@ def free_entropy(
     return Estimate(*(jnp.where(valid, x, jnp.nan) for x in estimate))
 
 
-@program
+@eqx.filter_jit
 def potential_at(
     model: AbstractModel,
     alpha: Array,

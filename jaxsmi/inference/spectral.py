@@ -28,7 +28,6 @@ from jaxsmi.core.border import checked, flag, optional, random_key, scalar
 from jaxsmi.core.checks import UNIT_INTERVAL, Ability, Arguments
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset, is_dataset
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.iteration import GampState, contract
 from jaxsmi.inference.learner_passing import statistic_of
@@ -185,7 +184,7 @@ def spectral_start(
     return _started(observations, statistic, known, key, s)
 
 
-@program
+@eqx.filter_jit
 def _started(
     observations: Observations, statistic: Array, known: GampState, key: PRNGKeyArray, s: Array
 ) -> tuple[SpectralStart, Array]:
@@ -227,7 +226,7 @@ def nothing_known(model: AbstractModel, data: Dataset) -> GampState:
     return _nothing(model, *model.shapes(data))
 
 
-@program
+@eqx.filter_jit
 def _nothing(model: AbstractModel, signal: tuple[int, ...], fields: tuple[int, ...]) -> GampState:
     S = model.prior.second_moment(model.indices)
     return GampState.start(jnp.zeros(signal, S.dtype), S, fields)
@@ -329,7 +328,7 @@ def _state(
     return state, estimate
 
 
-@program
+@eqx.filter_jit
 def _solution(
     model: AbstractModel, data: Dataset, start: SpectralStart, key: PRNGKeyArray, valid: Array
 ) -> Solution:

@@ -27,7 +27,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.border import checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Ability, Arguments
 from jaxsmi.core.driver import Run
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, is_model, model_argument
 from jaxsmi.numerics import fixed_point
@@ -202,7 +201,7 @@ def tells_nothing(mean: Array) -> Array:
     return jnp.all(jnp.mean(outer, axis=0) <= most + _ZERO)
 
 
-@program
+@eqx.filter_jit
 def _drawn_moments(
     model: AbstractModel, key: PRNGKeyArray, samples: int, nets: int
 ) -> LabelMoments:
@@ -214,7 +213,7 @@ def _drawn_moments(
     return jax.tree.map(lambda x: x.reshape(nets, samples, *x.shape[1:]), moments)
 
 
-@program
+@eqx.filter_jit
 def _solved(model: AbstractModel, alpha: Array, moments: LabelMoments) -> Estimate:
     """The largest Q, from above, in the units of S."""
     S = model.prior.second_moment(model.indices)

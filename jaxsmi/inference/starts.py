@@ -27,7 +27,6 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.programs import program
 from jaxsmi.inference.iteration import GampState, SideInformation, contract
 from jaxsmi.inference.spectral import (
     REGULARISATION,
@@ -114,7 +113,7 @@ def _silent(model: AbstractModel) -> bool:
     return concrete(both) and all(map(bool, both))
 
 
-@program
+@eqx.filter_jit
 def _even(channel: AbstractChannel, fields: Array) -> Array:
     """Whether labels stay the same where all fields (n, P, M) change their sign. (Fields that the
     compiler knew would be worked on one operation after the other, each compiled by itself.)"""
@@ -136,7 +135,7 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     return Start(model, state, _no_side(model, estimate.shape), estimate), first_order
 
 
-@program
+@eqx.filter_jit
 def _noisy(start: SpectralStart, key: PRNGKeyArray) -> tuple[GampState, Array]:
     """The state with something tiny in all directions, and the spectral estimate alone."""
     weights = start.state.weights

@@ -19,7 +19,6 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.checks import check
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.programs import program
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.priors.gaussian import Gaussian
 
@@ -45,7 +44,7 @@ def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> Abstrac
     return eqx.tree_at(lambda m: m.prior.covariance, model, covariance, is_leaf=lambda x: x is None)
 
 
-@program
+@eqx.filter_jit
 def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
     """Ŝ (1, 1), by a grid and a parabola through its best three points."""
     statistic = model.channel.statistic(data.labels)

@@ -25,6 +25,7 @@ channels of index models with P = M = 1 (matrix_outputs.py); signs of S are lost
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -59,7 +60,6 @@ from jaxsmi.core.checks import (
     check_rows,
 )
 from jaxsmi.core.data import Dataset, Regenerated
-from jaxsmi.core.notices import warn
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import overlaps_of
 from jaxsmi.models.matrix import AbstractMatrixModel
@@ -397,7 +397,7 @@ class Bilinear(AbstractMatrixModel):
             if abs(actual / asked - 1.0) > 0.01
         ]
         if moved:
-            warn(f"rounded at dimension {d}: {', '.join(moved)}.")
+            warnings.warn(f"rounded at dimension {d}: {', '.join(moved)}.", stacklevel=4)
 
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
         """S (L, d) of Gaussian factors."""

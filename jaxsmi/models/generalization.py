@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.border import checked, choice, optional, random_key, whole
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Dataset, is_dataset
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate, Solution, is_overlap
 from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.models.prediction import error_of_rows
@@ -108,7 +108,7 @@ def generalization_error(
     )
 
 
-_error_of_run = program(error_of_rows)
+_error_of_run = eqx.filter_jit(error_of_rows)
 
 
 def _taught(model: AbstractModel, weights: Array, data: Dataset) -> Dataset:

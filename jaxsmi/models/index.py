@@ -26,7 +26,6 @@ from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.checks import Ability, Arguments, check, check_rows
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.inputs import all_finite
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel, overlaps_of
 from jaxsmi.models.prediction import (
@@ -329,7 +328,7 @@ class AbstractIndexModel(AbstractModel, AbstractTeacher):
         return prediction_error(self, Q, key=key, samples=samples).value
 
 
-@program
+@eqx.filter_jit
 def _labels(
     channel: AbstractChannel, inputs: Array | Regenerated, teacher: Array, key: PRNGKeyArray
 ) -> Array:

@@ -10,6 +10,7 @@ Equations here [theory: multi-index, Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import LabelLaw, Taught
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.tokens import Directions
@@ -102,7 +102,7 @@ def prediction_error(
     return not_differentiable(estimate, given, unless=model.channel.smooth)
 
 
-compiled_prediction_error = program(prediction_error)
+compiled_prediction_error = eqx.filter_jit(prediction_error)
 
 
 def error_of_rows(

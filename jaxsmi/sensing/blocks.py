@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,7 +22,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Regenerated
-from jaxsmi.core.programs import program
 
 __all__ = [
     "BLOCK",
@@ -117,7 +117,7 @@ def draw_inputs(
     return Regenerated(jnp.arange(count), key, law, each, form, jnp.dtype(dtype))
 
 
-@program
+@eqx.filter_jit
 def _drawn_at_once(
     key: PRNGKeyArray, shape: tuple[int, ...], dtype: jnp.dtype, law: Callable[..., Array]
 ) -> Array:

@@ -29,7 +29,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import AbstractSolver, Run, advance, begin, drive
-from jaxsmi.core.programs import program
 from jaxsmi.numerics.triangular import acceptance_tries, chi_square, total
 from jaxsmi.sgd import fields
 from jaxsmi.sgd.coordinates import Coordinates, Row, entries, factor, plus, product, times
@@ -316,7 +315,7 @@ class Blocks(AbstractSolver[Run[ChainState]]):
         return state.state.result
 
 
-@program
+@eqx.filter_jit
 def _begun(blocks: Blocks) -> Run[Run[ChainState]]:
     """The runs before their first block (compiled: what nobody reads is not drawn)."""
     return begin(blocks, 0)

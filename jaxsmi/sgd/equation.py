@@ -30,7 +30,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, Arguments, check
-from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.nets import power_of_two
@@ -131,7 +130,7 @@ class Path(NamedTuple):
     complete: Array
 
 
-@program
+@eqx.filter_jit
 def trajectories(
     equations: Equation, pair: TeacherStudent, gram: Array, x: Point, times: Array
 ) -> Path:
@@ -152,7 +151,7 @@ def trajectories(
     return _each(one, equations)
 
 
-@program
+@eqx.filter_jit
 def passages(
     equations: Equation,
     pair: TeacherStudent,

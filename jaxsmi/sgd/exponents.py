@@ -16,6 +16,7 @@ from collections.abc import Callable
 from math import comb
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.border import checked, function, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
-from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.numerics.quadrature import hermite_polynomials
@@ -270,7 +270,7 @@ def _averages_of_nets(
     )
 
 
-@program
+@eqx.filter_jit
 def _averages(
     function: Callable[[Array], Array], which: Array, z: Array, degree: int
 ) -> tuple[Array, Array]:

@@ -15,6 +15,7 @@ import functools
 import itertools
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,6 @@ from jaxtyping import Array
 
 from jaxsmi.core.border import checked, function, scalar, whole
 from jaxsmi.core.checks import Arguments, Interval
-from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import HermiteSeries, Network
 from jaxsmi.numerics.quadrature import hermite_polynomials, legendre
 from jaxsmi.sgd.functions import SquaredNorm
@@ -118,7 +118,7 @@ def _on_grid(
     return _projections(function, jnp.asarray(grid.nodes), jnp.asarray(weights), length, degree)
 
 
-@program
+@eqx.filter_jit
 def _projections(
     function: Callable[[Array], Array], nodes: Array, weights: Array, length: int, degree: int
 ) -> Array:

@@ -17,7 +17,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.border import checked, optional, random_key, whole
 from jaxsmi.core.checks import Arguments, check
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex, is_sequence
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
@@ -110,7 +109,7 @@ def risk(
         finite = has_second_moment(model.target, model.length)
         check(finite, "target", model.target, "a function of finite second moment")
     check_gradient(pair)
-    return program(risk_at)(model, v, key, samples)
+    return eqx.filter_jit(risk_at)(model, v, key, samples)
 
 
 def _index_risk(
@@ -135,7 +134,7 @@ def _index_risk(
     return Estimate(jnp.mean(values), jnp.std(values, ddof=1) / np.sqrt(_NETS))
 
 
-@program
+@eqx.filter_jit
 def _on_nets(
     pair: TeacherStudent, start: tuple[Array, Array], key: PRNGKeyArray, samples: int
 ) -> Array:
@@ -189,7 +188,7 @@ def hessian(
     return _hessian(model, v, key, sampling(Arguments(), model, key, samples))
 
 
-@program
+@eqx.filter_jit
 def _hessian(model: SequenceSingleIndex, v: Array, key: PRNGKeyArray | None, samples: int) -> Array:
     second = jax.jacfwd(jax.jacfwd(lambda v: risk_at(model, v, key, samples).value))(v)
     return jnp.where(in_range(model, v), second, jnp.nan)

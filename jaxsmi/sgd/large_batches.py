@@ -19,7 +19,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.border import anything, checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
-from jaxsmi.core.programs import program
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
@@ -136,7 +135,7 @@ class _Record(NamedTuple):
     risk: Array
 
 
-@program
+@eqx.filter_jit
 def _iterated(
     pair: TeacherStudent,
     gram: Array,

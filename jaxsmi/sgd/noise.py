@@ -20,7 +20,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.border import checked, optional, random_key, whole
 from jaxsmi.core.checks import Arguments
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex, is_sequence
 from jaxsmi.sgd.correlation import correlation
@@ -109,7 +108,7 @@ def gradient_noise(
     """
     v = overlaps(model, m, e)
     samples = sampling(Arguments(), model, key, samples)
-    return program(noise_at)(model, v, key, samples)
+    return eqx.filter_jit(noise_at)(model, v, key, samples)
 
 
 def noise_at(

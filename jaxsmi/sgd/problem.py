@@ -15,7 +15,6 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
 from jaxsmi.core.border import either, instance, numbers, sequence
 from jaxsmi.core.checks import POSITIVE, Arguments, Interval, check
-from jaxsmi.core.programs import program
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.linear_algebra import symmetric
@@ -107,7 +106,7 @@ def check_gradient(pair: TeacherStudent) -> None:
     check(slope, "student", "a link whose gradient is zero", allowed)
 
 
-@program
+@eqx.filter_jit
 def _sloped(pair: TeacherStudent, points: Array) -> Array:
     """Whether the loss has a gradient at some points (n, P* + P, tokens)."""
     slopes = jax.vmap(jax.grad(pair.sample_loss, argnums=1), (0, 0, None))

@@ -32,7 +32,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.border import checked, numbers, optional, random_key, whole
 from jaxsmi.core.checks import Arguments, Interval, check
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
@@ -201,7 +200,7 @@ def _check_even(model: AbstractIndexModel, name: str) -> None:
     check(even, name, model.title, allowed)
 
 
-@program
+@eqx.filter_jit
 def _rates(
     pair: TeacherStudent,
     teacher: AbstractIndexModel,
@@ -312,7 +311,7 @@ def maximal_rate(
     count = power_of_two(samples)
     check_gradient(pair)
     S = pair.gram[: pair.targets, : pair.targets]
-    values = program(_recovery_rates)(law, S, made, count, number)
+    values = eqx.filter_jit(_recovery_rates)(law, S, made, count, number)
     return Estimate(jnp.mean(values), jnp.std(values, ddof=1) / np.sqrt(number))
 
 

@@ -14,7 +14,6 @@ from jaxtyping import Array
 from jaxsmi.core.border import checked, instance
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result, outcomes
-from jaxsmi.core.programs import program
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.sgd.coordinates import Coordinates
 
@@ -239,7 +238,7 @@ class _Measured(NamedTuple):
     distance: Array
 
 
-@program
+@eqx.filter_jit
 def _measured(rule: Rule, positions: Coordinates) -> _Measured:
     """What is seen of records."""
 

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from math import comb
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.programs import program
 from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.quadrature import hermite_polynomials
 from jaxsmi.sgd.hermite import multi_indices
@@ -107,7 +107,7 @@ def sampled_coefficients(
     return SampledCoefficients(orders, mean, stderr, variance)
 
 
-@program
+@eqx.filter_jit
 def _means(
     function: Callable[[Array], Array],
     length: int,

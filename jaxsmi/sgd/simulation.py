@@ -37,7 +37,6 @@ from jaxsmi.core.checks import (
     check,
 )
 from jaxsmi.core.codes import Result
-from jaxsmi.core.programs import program
 from jaxsmi.descent.options import REDUCTIONS, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.sgd import chain, vectors
@@ -212,7 +211,7 @@ def simulate(
     runner = _METHODS[method]
     size = dimension if pair.sized else jnp.asarray(dimension)  # a number compiles nothing anew
     check_gradient(pair)
-    begin = program(begun)(pair, beginning, keys, size, rule.projected, rule.moving)
+    begin = eqx.filter_jit(begun)(pair, beginning, keys, size, rule.projected, rule.moving)
     _above(arguments, rule, begin, eta)
     runs = runner(setting, begin, keys, progress)
     return _masked(runs, arguments.valid)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -23,7 +24,6 @@ from jaxtyping import Array
 from jaxsmi.channels.base import Response
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
-from jaxsmi.core.programs import program
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
@@ -90,7 +90,7 @@ def _unlearned(branch: OverlapMap, V: Array) -> Array:
     return everything - branch.embed(jnp.eye(len(V), dtype=V.dtype))
 
 
-@program
+@eqx.filter_jit
 def _ties(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
     """How far unlearned directions are from independent of the learned ones, relative to S.
 

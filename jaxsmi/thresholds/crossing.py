@@ -19,7 +19,6 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.codes import Result
-from jaxsmi.core.programs import program
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, implicit
@@ -94,7 +93,7 @@ def crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
     return implicit.differentiable(_crossings, _tangent, model, region, _linearized)
 
 
-@program
+@eqx.filter_jit
 def _crossings(model: AbstractModel, region: SearchRegion) -> Crossings:
     # random nodes are costly, and h is no smoother than they are
     one = _approached if model.channel.random_nodes else _crossing
@@ -176,7 +175,7 @@ def _slope_along(
     return implicit.derivative(level, (branch, V), [*directions, moved])
 
 
-@program
+@eqx.filter_jit
 def _linearized(model: AbstractModel, region: SearchRegion, roots: Crossings) -> _Root:
     """What derivatives of all replicas have in common."""
 
@@ -191,7 +190,7 @@ def _linearized(model: AbstractModel, region: SearchRegion, roots: Crossings) ->
     return lax.map(one, (region.keys, roots.alpha, roots.V, roots.X))
 
 
-@program
+@eqx.filter_jit
 def _tangent(
     model: AbstractModel, region: SearchRegion, roots: _Root, directions: list[Array]
 ) -> Crossings:

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.codes import Result
-from jaxsmi.core.programs import program
 from jaxsmi.core.progress import Bar
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.inference.potential import potential_at
@@ -147,7 +147,7 @@ def _branches(problem: OverlapMap, V: Array, steps: int) -> Pair:
     return Pair(ends[0], ends[taken], pair, apart(ends[0], ends[taken]))
 
 
-@program
+@eqx.filter_jit
 def branches(
     model: AbstractModel, alpha: Array, V: Array, keys: PRNGKeyArray, samples: int, steps: int
 ) -> Pair:
@@ -160,7 +160,7 @@ def branches(
     return lax.map(one, (alpha, keys))
 
 
-@program
+@eqx.filter_jit
 def _free_entropies(
     model: AbstractModel, alpha: Array, V: Array, keys: PRNGKeyArray, samples: int
 ) -> Array:
@@ -174,7 +174,7 @@ def _free_entropies(
     return lax.map(one, (alpha, V, keys))
 
 
-@program
+@eqx.filter_jit
 def _perfect_free_entropies(
     model: AbstractModel, alpha: Array, keys: PRNGKeyArray, samples: int
 ) -> Array:

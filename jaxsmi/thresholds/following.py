@@ -22,7 +22,6 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import off_zero
-from jaxsmi.core.programs import program
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.numerics import fixed_point, roots
 from jaxsmi.numerics.linear_algebra import symmetric
@@ -117,13 +116,13 @@ def _stand(branch: OverlapMap, alpha: Array | None, V: Array, X: Array | None = 
     )
 
 
-@program
+@eqx.filter_jit
 def begin(branch: OverlapMap, V: Array, alpha: Array | None = None) -> Stand:
     """The average at V (k, k), at α or at the one that fits best."""
     return _stand(branch, alpha, V)
 
 
-@program
+@eqx.filter_jit
 def proceed(branch: OverlapMap, stand: Stand, most: Array) -> Stand:
     """The next point of a scan of the branch upwards in α, up to `most`."""
     size = jnp.maximum(_size(stand.V, stand.tangent), 1e-30)

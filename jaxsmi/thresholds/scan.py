@@ -17,7 +17,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
@@ -85,7 +84,7 @@ class _Glance(eqx.Module):
         return Place(alpha, self.V, self.X, float(self.inaccurate))
 
 
-@program
+@eqx.filter_jit
 def _glance(branch: OverlapMap, V0: Array) -> _Glance:
     V = branch_end(branch, V0, 100, 1e-3)[0]
     grown = branch_growth(branch, V)

@@ -24,7 +24,6 @@ from jaxsmi.core.arrays import concrete, off_zero
 from jaxsmi.core.border import anything, checked, random_key, whole
 from jaxsmi.core.checks import Arguments
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, worst
-from jaxsmi.core.programs import program
 from jaxsmi.core.results import Threshold
 from jaxsmi.inference.continuation import noisy_models
 from jaxsmi.models.base import AbstractModel, is_model
@@ -37,7 +36,7 @@ from jaxsmi.thresholds.growth import checked_sizes, growth
 __all__ = ["weak_recovery"]
 
 
-@program
+@eqx.filter_jit
 def _weak_recovery(
     model: AbstractModel, key: PRNGKeyArray, samples: int, randomisations: int
 ) -> Threshold:

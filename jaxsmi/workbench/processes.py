@@ -10,12 +10,10 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext, SpawnProcess
-from pathlib import Path
 
 import jax
 
-from jaxsmi.core.cache import SETTINGS
-from jaxsmi.core.calls import keep, kept_in
+from jaxsmi.core.setup import CACHE_SETTINGS
 
 __all__ = ["processes"]
 
@@ -45,14 +43,12 @@ class _Spawn(SpawnContext):
 def processes(count: int) -> ProcessPoolExecutor:
     """A pool of `count` processes in the precision of this one, which keep their programs where it
     does and leave Ctrl-C to it."""
-    settings = {name: jax.config.values[name] for name in ("jax_enable_x64", *SETTINGS)}
-    initargs = (settings, kept_in())
-    return ProcessPoolExecutor(count, _Spawn(), initializer=_begin, initargs=initargs)
+    settings = {name: jax.config.values[name] for name in ("jax_enable_x64", *CACHE_SETTINGS)}
+    return ProcessPoolExecutor(count, _Spawn(), initializer=_begin, initargs=(settings,))
 
 
-def _begin(settings: Mapping[str, object], calls: Path | None) -> None:
+def _begin(settings: Mapping[str, object]) -> None:
     """Before the first task of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name, value in settings.items():
         jax.config.update(name, value)
-    keep(calls)

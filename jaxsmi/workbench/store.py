@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
 from jaxsmi.core.checks import check
 from jaxsmi.core.files import write_text, write_whole
-from jaxsmi.core.notices import warn
 
 __all__ = ["Store"]
 
@@ -77,7 +77,9 @@ class Store:
         )
         made, now = (content or {}).get(_VERSION), aside.get(_VERSION)
         if made != now:
-            warn(f"{self.folder} was begun by version {made}, and goes on with {now}.")
+            warnings.warn(
+                f"{self.folder} was begun by version {made}, and goes on with {now}.", stacklevel=3
+            )
 
     def read(self, file: str, read: Callable[[pathlib.Path], _Entry]) -> _Entry | None:
         """An entry by the name of its file; None where it is not there, or cannot be read."""

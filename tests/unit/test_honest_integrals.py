@@ -3,6 +3,7 @@ dense sums in NumPy, attention against sums a thousand times as accurate."""
 
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,6 @@ from scipy.special import ndtr
 
 import jaxsmi as smi
 from jaxsmi.channels.jumps import kinked
-from jaxsmi.core.programs import program
 from jaxsmi.numerics.refining import Budget
 
 LINKS = {
@@ -83,7 +83,7 @@ def test_errors_of_many_labels_are_honest(name, variance, noise):
     channel = smi.MultiIndex(law, indices=2, noise=noise).channel
     y, omega = drawn(link, variance, noise, 512, seed=5)
     arguments = jnp.asarray(y), jnp.asarray(omega[..., None]), variance * jnp.eye(2)
-    respond = program(type(channel).respond)
+    respond = eqx.filter_jit(type(channel).respond)
     post = respond(channel, *arguments)
     fine = smi.MultiIndex(law, indices=2, noise=noise, tolerance=1e-6, max_nodes=2**22).channel
     exact = respond(fine, *arguments)
@@ -130,7 +130,7 @@ def test_links_of_one_field_that_jump(name, variance, noise):
     law = lambda z: table[jnp.searchsorted(jnp.asarray(knots), z[0, 0])]
     channel = smi.MultiIndex(law, indices=1, noise=noise).channel
     arguments = jnp.asarray(y), jnp.asarray(omega[:, None, None]), variance * jnp.eye(1)
-    post = program(type(channel).respond)(channel, *arguments)
+    post = eqx.filter_jit(type(channel).respond)(channel, *arguments)
     g = of_steps(knots, values, y, omega, variance, noise)
     error = np.abs(np.asarray(post.g).ravel() - g) / (1.0 + np.abs(g))
     told = np.asarray(post.error)
@@ -170,7 +170,7 @@ def told_and_true(tokens, V, count, fine):
     """Errors of g and of ∂g (2, N) as told and as they are, of two layers."""
     model = smi.DeepAttention(2, tokens, skip=1.0)
     arguments = fields_of(model, V, count)
-    moments = program(
+    moments = eqx.filter_jit(
         lambda channel, budget, statistic, omega, V: channel.moments(
             statistic[:, None], omega, jnp.linalg.cholesky(V), budget, None
         )

@@ -3,13 +3,13 @@ other."""
 
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
 
-from jaxsmi.core.programs import options, program
 from jaxsmi.sensing.index import IndexSensing
 from jaxsmi.sensing.rectangular import RectangularSensing
 
@@ -34,7 +34,9 @@ def test_both_passes_are_the_products(dtype, indices):
     off by two roundings and its sum by K, the error is a normal number of about (2 + √K) roundings
     of √K; ten of these."""
     x, W, g = drawn(dtype, indices)
-    fields, total = program(lambda s, W, g: (s.forward(W), s.adjoint(g)))(IndexSensing(x), W, g)
+    fields, total = eqx.filter_jit(lambda s, W, g: (s.forward(W), s.adjoint(g)))(
+        IndexSensing(x), W, g
+    )
     flat, root = np.asarray(x[:, 0], np.float64), np.sqrt(LENGTH)
     for found, true, terms in (
         (fields[:, :, 0], flat @ np.asarray(W).T / root, LENGTH),
@@ -57,7 +59,7 @@ def test_transposes_of_each_other():
         assert abs(float(one - other)) <= 1e-14 * float(scale)
 
 
-@program
+@eqx.filter_jit
 def at_once_and_alone(function, many):
     """All at once, one after the other, and the derivative along the second: it is linear."""
     alone = jax.lax.map(function, many)
@@ -84,7 +86,7 @@ def test_no_copy_of_bfloat16_inputs():
         jax.ShapeDtypeStruct((2**16, 2, 1), jnp.float64),
     ]
     both = jax.jit(lambda x, W, g: (IndexSensing(x).forward(W), IndexSensing(x).adjoint(g)))
-    taken = both.lower(*shapes).compile(options()).memory_analysis()
+    taken = both.lower(*shapes).compile().memory_analysis()
     assert taken.temp_size_in_bytes < 0.1 * 2**26 * 2
     text = export.export(both, platforms=["cuda", "rocm", "tpu"])(*shapes).mlir_module()
     assert "tensor<8192x1024xf32>" in text

@@ -14,6 +14,7 @@ import dataclasses
 import inspect
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +25,6 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.core.codes import Result
-from jaxsmi.core.notices import warn
-from jaxsmi.core.programs import program
 from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.evolution import state_evolution
@@ -109,7 +108,7 @@ class Sweep:
             try:
                 return self._solve_together(numbers, *models)
             except Exception as failure:  # one by one they say which point it is
-                warn(f"{len(numbers)} rows are solved one by one: {failure}")
+                warnings.warn(f"{len(numbers)} rows are solved one by one: {failure}", stacklevel=3)
         return [self._solve_one(number) for number in numbers]
 
     def _alike(self, numbers: Sequence[int]) -> tuple[AbstractModel, AbstractModel] | None:
@@ -223,7 +222,7 @@ def _table(entries: Sequence[Mapping[str, np.ndarray] | None]) -> Row:
     }
 
 
-@program
+@eqx.filter_jit
 def _evolve_many(models: AbstractModel, static: AbstractModel, alpha: Array) -> Solution:
     """State evolution of many matrix models at all α."""
     one = lambda model, a: state_evolution(eqx.combine(model, static), a)
