@@ -254,12 +254,3 @@ def test_against_matrices():
     below = np.concatenate([[0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(grid))])
     counted = np.searchsorted(values, grid) / d
     assert np.abs(counted - below).max() < 5 / d  # eigenvalues are rigid: O(1/d)
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match=r"^rho: "):
-        spectrum(0.0, 1.0)
-    with pytest.raises(ValueError, match=r"^delta: "):
-        spectrum(0.5, np.nan)
-    with pytest.raises(ValueError, match=r"^qhat: "):
-        shrinkage_error(0.5, -1.0)

@@ -13,7 +13,6 @@ from jaxsmi.numerics.random_matrix.rectangular import (
     rectangular_error,
     rectangular_information,
     rectangular_spectrum,
-    spectrum_at,
 )
 from jaxsmi.priors.product import ProductPrior
 
@@ -132,7 +131,7 @@ def test_identities_far_and_wide():
     rng = np.random.default_rng(0)
     R1 = np.repeat(ASPECTS, 200)
     R2, R = 10 ** rng.uniform(-2, 1, R1.size), 10 ** rng.uniform(-8, 3, R1.size)
-    law = jax.jit(jax.vmap(spectrum_at))(*map(jnp.asarray, (R1, R2, R)))
+    law = jax.jit(jax.vmap(rectangular_spectrum))(*map(jnp.asarray, (R1, R2, R)))
     mean = lambda values: 2 * np.sum(np.asarray(law.weight * law.density * values), axis=1)
     assert np.abs(mean(1.0) - 1).max() < 2e-9
     assert np.median(np.abs(mean(1.0) - 1)) < 1e-14

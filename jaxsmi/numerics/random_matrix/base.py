@@ -1,8 +1,8 @@
-r"""What the laws of a matrix seen through noise share: bands, quadrature and the best estimate.
+r"""The law of a matrix plus noise: bands, quadrature and the best estimate.
 
 A law μ lives on one or two bands of the real axis. Integrals over it run over a coordinate w in
-which a band is smooth, w = middle - half·cos θ with Gauss–Legendre nodes in θ ∈ [0, π], which takes
-the square roots at the edges away: ∫ f dμ = Σ weight · density · f(x). A band of width zero has
+which a band is smooth, w = middle - half·cos θ with Gauss–Legendre nodes in θ ∈ [0, π], which
+removes the square roots at the edges: ∫ f dμ = Σ weight · density · f(x). A band of width zero has
 weight zero [theory: random-matrices, section 3].
 """
 
@@ -25,19 +25,18 @@ _THETA, _WEIGHT = legendre_panel(NODES, 0.0, np.pi)
 
 
 class AbstractSpectrum(eqx.Module):
-    """The law μ of the eigenvalues or singular values of a matrix seen through noise.
+    """The law μ of the eigenvalues or singular values of a matrix plus noise.
 
     Attributes:
         critical: The coordinate of the law at its four edges (4,).
         edges: The edges (4,) from left to right; the two of the gap are NaN where there is none.
-        gap: Whether there is a gap.
+        gap: There is a gap.
         x: Nodes (192,) of quadrature, band by band.
         density: μ(x).
         hilbert: The Hilbert transform H(x), a principal value.
         log_potential: ∫ log|x - y| μ(dy), of singular values ∫ log|x² - y²| μ(dy).
         weight: Weights of `mean`.
-        copies: How often the nodes stand for the law: 2 where μ is even and the nodes are the
-            positive ones.
+        copies: 2 where μ is even and the nodes cover its positive half, else 1.
     """
 
     critical: eqx.AbstractVar[Array]
@@ -70,11 +69,10 @@ class AbstractSpectrum(eqx.Module):
 
     @abc.abstractmethod
     def best(self, values: Array, hilbert: Array) -> Array:
-        """The eigenvalues or singular values of the best estimate, from those that are seen and H
-        there."""
+        """Eigenvalues or singular values of the best estimate, from `values` and H there."""
 
     def shrink(self, values: Array) -> Array:
-        """The same, from those that are seen alone."""
+        """`best`, with H from the law."""
         return self.best(values, self.green(values)[0])
 
 

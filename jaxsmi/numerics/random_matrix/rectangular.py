@@ -1,4 +1,4 @@
-r"""The rectangular free convolution: singular values of a Gaussian product seen through noise.
+r"""The rectangular free convolution: singular values of a Gaussian product plus noise.
 
 Equations here [ETBMZ25; theory: random-matrices, Eqs. (19) to (41)], Y = S + √R Z/(d₁d₂)^¼, short
 side d₁, k² = R₁ = d₂/d₁ >= 1, R₂ = r/d₁, μ the law of the singular values of Y and of their
@@ -39,7 +39,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.validate import check
 from jaxsmi.numerics.random_matrix.base import (
     NODES,
     AbstractSpectrum,
@@ -139,7 +139,7 @@ class RectangularSpectrum(AbstractSpectrum):
         return jnp.where(faint, x / (1.0 + self.noise), full)
 
     def shrink(self, values: Array) -> Array:
-        """The same, of values that may be zero."""
+        """As in the base class, for values that may be zero."""
         return super().shrink(jnp.maximum(values, 1e-12))
 
 
@@ -186,6 +186,7 @@ def _green(u: Array, v: Array, size: Array, x: Array, c: Roots) -> tuple[Array, 
     return (c.n - c.n_plus + u * (1.0 - B / size)) / x, v * (1.0 + B / size) / (np.pi * x)
 
 
+@jax.jit
 def rectangular_spectrum(
     aspect: ArrayLike, rank: ArrayLike, noise: ArrayLike
 ) -> RectangularSpectrum:
@@ -203,7 +204,7 @@ def rectangular_spectrum(
         differentiable twice in all three (in R₁ to the right of 1).
 
     Raises:
-        ValueError: For arguments that are not finite or out of range, and without float64.
+        ValueError: Without float64: distances to the roots span a hundred orders of magnitude.
 
     Example:
         >>> import jax
@@ -211,18 +212,12 @@ def rectangular_spectrum(
         >>> round(float(rectangular_spectrum(2.0, 0.2, 0.1).error), 10)
         0.0276518663
 
-    Cost:
-        A fraction of a millisecond after compilation.
-
     Source:
         [ETBMZ25], [theory: random-matrices, Eqs. (19) to (29)].
     """
-    return spectrum_at(*_checked(aspect, rank, "noise", noise))
-
-
-@jax.jit
-def spectrum_at(aspect: Array, rank: Array, noise: Array) -> RectangularSpectrum:
-    """`rectangular_spectrum` without its checks."""
+    aspect, rank, noise = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, noise))
+    needed = "True for this law: jax.config.update('jax_enable_x64', True) at the start"
+    check(theory_dtype() == jnp.float64, "jax_enable_x64", False, needed)
     c = roots_of(aspect, rank, noise)
     critical, gap = edges_on_branches(c)
     square = c.apart <= 0.0
@@ -290,21 +285,18 @@ def _log_potential(u: Array, v: Array, size: Array, c: Roots) -> Array:
     return 2.0 * (u - R2) - R * R2**2 * u / size + R * R2 + logs
 
 
+def _faint(aspect: Array, rank: Array, qhat: Array) -> Array:
+    """Noise so large that an expansion in q̂ is exact to 1e-13."""
+    return qhat < 3e-4 * jnp.minimum(1.0, rank / jnp.sqrt(aspect))
+
+
+@jax.jit
 def rectangular_error(aspect: ArrayLike, rank: ArrayLike, qhat: ArrayLike) -> Array:
-    r"""MMSE(1/q̂), the error per entry of the best estimate of S seen with precision q̂ = 1/R.
+    r"""MMSE(1/q̂), the error per entry of the best estimate of S observed with precision q̂ = 1/R.
 
         MMSE = 1 - (1/k) ∫ μ f²;   1 - q̂ + q̂² - (1 + R₁/R₂²) q̂³ for small q̂
 
-    Args:
-        aspect: R₁ = d₂/d₁, a number >= 1 (vmap for more).
-        rank: R₂ = r/d₁, a number > 0.
-        qhat: q̂, a number >= 0.
-
-    Returns:
-        The error, a number.
-
-    Raises:
-        ValueError: For arguments out of range, and without float64.
+    R₁ >= 1 and R₂ > 0 as in `rectangular_spectrum`; q̂ >= 0.
 
     Example:
         >>> import jax
@@ -312,61 +304,20 @@ def rectangular_error(aspect: ArrayLike, rank: ArrayLike, qhat: ArrayLike) -> Ar
         >>> round(float(rectangular_error(1.0, 0.2, 10.0)), 10)
         0.0355502515
 
-    Cost:
-        A fraction of a millisecond after compilation.
-
     Source:
         [ETBMZ25], [theory: random-matrices, Eqs. (30) to (33)].
     """
-    return _error(*_checked(aspect, rank, "qhat", qhat, zero=True))
-
-
-def _checked(
-    aspect: ArrayLike, rank: ArrayLike, name: str, value: ArrayLike, zero: bool = False
-) -> tuple[Array, Array, Array]:
-    """R₁, R₂ and a third number, in range.
-
-    They are float64: distances span a hundred orders of magnitude.
-    """
-    aspect, rank, number = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, value))
-    check(jnp.all(jnp.isfinite(aspect) & (aspect >= 1.0)), "aspect", aspect, "a finite number >= 1")
-    check(jnp.all(jnp.isfinite(rank) & (rank > 0.0)), "rank", rank, "a finite number > 0")
-    inside = (number >= 0.0) if zero else (number > 0.0)
-    allowed = f"a finite number {'>=' if zero else '>'} 0"
-    check(jnp.all(jnp.isfinite(number) & inside), name, number, allowed)
-    needed = "True for this law: jax.config.update('jax_enable_x64', True) at the start"
-    check(theory_dtype() == jnp.float64, "jax_enable_x64", False, needed)
-    return aspect, rank, number
-
-
-@jax.jit
-def _error(aspect: Array, rank: Array, qhat: Array) -> Array:
-    """`rectangular_error` without its checks."""
+    aspect, rank, qhat = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, qhat))
     faint = _faint(aspect, rank, qhat)
-    full = spectrum_at(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat)).error
+    full = rectangular_spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat)).error
     return jnp.where(faint, 1.0 - qhat + qhat**2 - (1.0 + aspect / rank**2) * qhat**3, full)
 
 
-def _faint(aspect: Array, rank: Array, qhat: Array) -> Array:
-    """Whether the noise is so large that an expansion in q̂ is exact to 1e-13."""
-    return qhat < 3e-4 * jnp.minimum(1.0, rank / jnp.sqrt(aspect))
-
-
+@jax.jit
 def rectangular_information(aspect: ArrayLike, rank: ArrayLike, qhat: ArrayLike) -> Array:
-    r"""I(q̂), per entry: what Y says about S.
+    r"""I(q̂), per entry and in nats: the mutual information of S and Y, q̂ > 0.
 
         I = Σ(1/q̂) - Σ₀ + ½ log q̂,   dI/dq̂ = MMSE(1/q̂)/2
-
-    Args:
-        aspect: R₁ = d₂/d₁, a number >= 1 (vmap for more).
-        rank: R₂ = r/d₁, a number > 0.
-        qhat: q̂, a number > 0.
-
-    Returns:
-        I, a number, in nats.
-
-    Raises:
-        ValueError: For arguments out of range, and without float64.
 
     Example:
         >>> import jax
@@ -374,20 +325,12 @@ def rectangular_information(aspect: ArrayLike, rank: ArrayLike, qhat: ArrayLike)
         >>> round(float(rectangular_information(2.0, 0.5, 1.0)), 9)
         0.316555691
 
-    Cost:
-        A fraction of a millisecond after compilation.
-
     Source:
         [ETBMZ25], [theory: random-matrices, Eqs. (37) to (41)].
     """
-    return _information(*_checked(aspect, rank, "qhat", qhat))
-
-
-@jax.jit
-def _information(aspect: Array, rank: Array, qhat: Array) -> Array:
-    """`rectangular_information` without its checks."""
+    aspect, rank, qhat = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, qhat))
     faint = _faint(aspect, rank, qhat)
-    law = spectrum_at(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat))
+    law = rectangular_spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat))
     R1 = law.aspect
     R2 = law.rank
     R = law.noise
