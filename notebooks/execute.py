@@ -16,7 +16,7 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
-SOURCES = sorted(FOLDER.glob("0*.py"))
+SOURCES = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
 
 
 def pair(source: Path) -> nbformat.NotebookNode:

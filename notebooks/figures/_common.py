@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 
 import jax
+import matplotlib
 import numpy as np
 
+import jaxsmi as smi
 from jaxsmi.workbench import plotting
 from jaxsmi.workbench.plotting import canvas
 
 jax.config.update("jax_enable_x64", True)
-STYLE = plotting.style()
-STYLE.__enter__()  # for all that the script draws
+matplotlib.rcParams.update(plotting.STYLE)
 QUICK = "--quick" in sys.argv or bool(os.environ.get("JAXSMI_SMALL"))
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT.parent / "shared" / "reference"  # published data, beside the project
@@ -34,9 +35,22 @@ def published(*parts):
 
 def compare(what, ours, other, tolerance):
     """Print the largest |ours - other| / tolerance, and assert that it is at most one."""
-    ratio = np.abs(np.asarray(ours) - np.asarray(other)) / tolerance
-    print(f"{what}: {np.size(ratio)} points, largest deviation {np.max(ratio):.2f} tolerances")
-    assert np.all(ratio <= 1.0), f"{what}: got {ours}, expected {other} within {tolerance}"
+    ours, other, tolerance = np.broadcast_arrays(*(np.ravel(x) for x in (ours, other, tolerance)))
+    ratio = np.abs(ours - other) / tolerance
+    k = np.argmax(np.where(np.isnan(ratio), np.inf, ratio))
+    worst = f"{ours[k]:.6g} against {other[k]:.6g} at point {k} of {ratio.size}"
+    print(f"{what}: {worst}, {ratio[k]:.2f} of the tolerance {tolerance[k]:.2g}")
+    assert ratio[k] <= 1.0, what
+
+
+def gamp_runs(model, alphas, dimension, runs, measure, **settings):
+    """`measure` of message passing on fresh data for each α, shape (len(alphas), runs)."""
+    values = np.zeros((len(alphas), runs))
+    for i, run in np.ndindex(values.shape):
+        data_key, key = jax.random.split(jax.random.fold_in(jax.random.key(run), i))
+        data = model.sample(data_key, dimension=dimension, alpha=float(alphas[i]))
+        values[i, run] = measure(smi.gamp(model, data, key=key, **settings))
+    return values
 
 
 def mean_and_stderr(values):

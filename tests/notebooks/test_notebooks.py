@@ -7,13 +7,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
 import jupytext
 import nbformat
+import numpy as np
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
-SOURCES = sorted(FOLDER.glob("0*.py"))
-QUICK = ("01",)  # the one that runs in seconds; the others run in make validate
+SOURCES = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
+QUICK = ("01", "10")  # those that run in seconds; the others run in make validate
 LARGEST = 400 * 1024  # bytes of a notebook with its pictures
 
 
@@ -22,6 +24,7 @@ def small(monkeypatch, tmp_path):
     """Small sizes, an empty folder to run in, no window."""
     monkeypatch.setenv("JAXSMI_SMALL", "1")
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.syspath_prepend(str(FOLDER))  # of modules beside the notebooks
     monkeypatch.chdir(tmp_path)
     yield
     import matplotlib.pyplot as plt
@@ -58,8 +61,8 @@ def test_it_runs_in_a_kernel(source, small, monkeypatch):
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
-def test_there_are_nine_of_them():
-    assert [path.stem[:2] for path in SOURCES] == [f"{number:02d}" for number in range(1, 10)]
+def test_they_are_numbered_and_paired():
+    assert [path.stem[:2] for path in SOURCES] == [f"{number:02d}" for number in range(1, 11)]
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == {path.stem for path in SOURCES}
 
 
@@ -94,3 +97,19 @@ def test_outputs_are_whole_and_say_nothing_of_the_machine(source):
     for place in {tempfile.gettempdir(), str(Path.home()), str(FOLDER.parent), sys.prefix}:
         assert place not in written
     assert not re.search(r"/(home|tmp|Users|root)/", written)
+
+
+def test_padding_changes_nothing_and_the_text_network_is_its_equations(small):
+    import text_network
+
+    network = text_network.Classifier(20, 3, key=jax.random.key(0), width=8, hidden=4)
+    ids = np.array([3, 7, 7, 11])
+    logits = network(ids)
+    np.testing.assert_allclose(network(np.append(ids, [0, 0, 0])), logits, atol=1e-5)
+    X = np.asarray(network.embedding)[ids]
+    for W in np.asarray(network.layers):
+        scores = np.exp(X @ W.T @ W @ X.T / np.sqrt(4.0))
+        X = X + scores / scores.sum(1, keepdims=True) @ X
+    np.testing.assert_allclose(
+        logits, network.head @ X.mean(0) + network.bias, rtol=1e-4, atol=1e-4
+    )
