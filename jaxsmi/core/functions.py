@@ -72,8 +72,8 @@ def as_module(function: _Function) -> _Function:
         function: A callable, or None.
 
     Returns:
-        A `ClosedFunction`. An `eqx.Module` stays one, with the functions in its leaves converted;
-        None, and functions of a library or at the top of a module without arrays stay as they are.
+        A `ClosedFunction`, whose `function` without arrays is the function itself. An `eqx.Module`
+        stays one, with the functions in its leaves converted. None stays None.
     """
     if isinstance(function, eqx.Module) and hasattr(function, "__wrapped__"):  # eqx.filter_jit
         return as_module(function.__wrapped__)  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,8 +87,6 @@ def as_module(function: _Function) -> _Function:
         return _Slot(len(arrays) - 1)
 
     hollow = _Rebuilder(take).rebuild(function)
-    if not arrays and not _is_local(function):
-        return function
     return ClosedFunction(tuple(arrays), _Template(hollow))  # pyright: ignore[reportReturnType]
 
 
@@ -227,14 +225,6 @@ def _of_library(module: str | None) -> bool:
         return True
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file
-
-
-def _is_local(x: Any) -> bool:
-    """A function made anew whenever the code around it runs: not one of a module or library."""
-    if not isinstance(x, _PARTS) or isinstance(x, types.MethodType):
-        return isinstance(x, types.MethodType)
-    name = getattr(x, "__qualname__", "<locals>")
-    return "<locals>" in name or "<lambda>" in name
 
 
 class _Rebuilder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,10 +23,12 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels import proximal
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import Reply
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.border import anything, checked, flag, function, numbers, optional, scalar
 from jaxsmi.core.checks import NON_NEGATIVE, Arguments, check
 from jaxsmi.core.data import Dataset, is_dataset
+from jaxsmi.core.functions import as_module
 from jaxsmi.learners import losses
 from jaxsmi.learners.base import (
     AbstractLearner,
@@ -51,21 +54,17 @@ _RANDOM_STARTS = 4
 
 
 def _as_loss(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """A loss as a tree, whose arrays can be differentiated."""
-    check(callable(loss), "loss", loss, "a function of (prediction, label)")
-    if isinstance(loss, (eqx.Module, jax.tree_util.Partial)):
-        return loss  # pyright: ignore[reportReturnType]
-    return jax.tree_util.Partial(loss)
+    """A loss as a tree of the arrays that it closes over."""
+    return as_module(validate.function("loss", loss, "a function of (prediction, label)"))
+
+
+def _optional(name: str) -> Callable[[Any], Any]:
+    return lambda f: as_module(validate.optional(validate.function, name, f, "a function"))
 
 
 def _as_ridge(ridge: ArrayLike) -> Array:
     """λ >= 0, as an array."""
     return Arguments().number("ridge", ridge, NON_NEGATIVE)
-
-
-def _function(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """The function itself, where `_as_loss` has wrapped one."""
-    return loss.func if isinstance(loss, jax.tree_util.Partial) else loss
 
 
 @checked(
@@ -112,16 +111,14 @@ class Erm(AbstractLearner):
     student: AbstractIndexModel | None = None
     loss: Callable[[Array, Array], Array] = eqx.field(converter=_as_loss, default=losses.squared)
     ridge: Array = eqx.field(converter=_as_ridge, default=0.1)
-    prox: Prox | None = eqx.field(static=True, default=None)
-    starts: Starts | None = eqx.field(static=True, default=None)
+    prox: Prox | None = eqx.field(converter=_optional("prox"), default=None)
+    starts: Starts | None = eqx.field(converter=_optional("starts"), default=None)
     convex: bool | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         if self.student is not None:
             allowed = "a model of indices, such as smi.MultiIndex(link, indices=1)"
             Arguments().instance("student", self.student, AbstractIndexModel, allowed)
-        for name, part in (("prox", self.prox), ("starts", self.starts)):
-            check(part is None or callable(part), name, part, "a function")
         check(self.convex in (None, True, False), "convex", self.convex, "True, False or None")
 
     @property
@@ -179,7 +176,7 @@ class Erm(AbstractLearner):
         allowed = f"a student of {model.tokens} tokens, as the labels'"
         check(student.tokens == model.tokens, "student", student.tokens, allowed)
         learner = dataclasses.replace(self, student=student)
-        formula = _FORMULAS.get(_function(self.loss))
+        formula = _FORMULAS.get(getattr(self.loss, "function", self.loss))
         if self.prox is None and formula is not None and _is_identity(student):
             learner = dataclasses.replace(learner, prox=formula)
         if concrete((self.loss, student, model)):  # a ridge may be traced

@@ -32,6 +32,7 @@ from jaxsmi.core.border import (
     whole,
 )
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Ability, Arguments, check
+from jaxsmi.core.functions import as_module, check_closure
 from jaxsmi.models.index import AbstractIndexModel
 from jaxsmi.models.invariance import symmetries_of
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
@@ -152,6 +153,7 @@ class MultiIndex(AbstractIndexModel):
             variance = arguments.number("noise", noise, VARIANCE)
             self.name = name or _name_of(link)
             law = as_tree(link)
+            check_closure("link", law, np.zeros((P, M)))
             allowed = "0 with a log_likelihood=, which says all of how labels scatter"
             check(log_likelihood is None or is_zero(noise), "noise", noise, allowed)
             error = default_tolerance(P * M) if tolerance is None else tolerance
@@ -310,6 +312,7 @@ def _check_labels(
     label = np.zeros(labels.shape(link, (indices, tokens)))
     wanted = f"(a label, fields {z.shape})"
     shape = _check_function("log_likelihood", labels.log_likelihood, wanted, label, z)
+    check_closure("log_likelihood", labels.log_likelihood, label, z)
     allowed = f"a JAX function of {wanted} that returns one number"
     check(shape == (), "log_likelihood", f"an answer of shape {shape}", allowed)
     if labels.outcomes is None:
@@ -363,11 +366,8 @@ def _check_same_law(link: Callable[[Array], Array], channel: AbstractChannel) ->
 
 
 def as_tree(function: Callable[..., Array]) -> Callable[..., Array]:
-    """A function as a tree, whose arrays can be differentiated; what it closes over becomes
-    constants of the tree."""
-    if isinstance(function, eqx.Module):
-        return function  # pyright: ignore[reportReturnType]
-    return jax.tree_util.Partial(function)
+    """A function as a tree of the arrays that it closes over."""
+    return as_module(function)
 
 
 def check_link(link: Callable[[Array], Array], indices: int, tokens: int, name: str) -> None:
