@@ -43,8 +43,8 @@ def test_density_at_ten_thousand_points(benchmark):
 
 
 PARTS = {
-    "forward": lambda model, data, state: model.sensing(data).forward(state.weights),
-    "adjoint": lambda model, data, state: model.sensing(data).adjoint(state.g),
+    "forward": lambda model, data, state: model.design.operator(data.inputs).forward(state.weights),
+    "adjoint": lambda model, data, state: model.design.operator(data.inputs).adjoint(state.g),
     "channel": lambda model, data, state: (
         model.channel.respond(model.channel.statistic(data.labels), state.omega, state.covariance).g
     ),

@@ -43,8 +43,8 @@ def test_density_at_ten_thousand_points(benchmark):
 
 
 PARTS = {
-    "forward": lambda model, data, state: model.sensing(data).forward(state.weights),
-    "adjoint": lambda model, data, state: model.sensing(data).adjoint(state.g),
+    "forward": lambda model, data, state: model.design.operator(data.inputs).forward(state.weights),
+    "adjoint": lambda model, data, state: model.design.operator(data.inputs).adjoint(state.g),
     "posterior": lambda model, data, state: model.prior.posterior(state.weights, state.precision),
     "svd": lambda model, data, state: jnp.linalg.svd(state.weights[0], full_matrices=False),
 }

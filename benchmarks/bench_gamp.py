@@ -73,7 +73,7 @@ def bench_data_passes(benchmark, dtype):
 
     @jax.jit
     def passes(data, weights, g):
-        sensing = model.sensing(data)
+        sensing = model.design.operator(data.inputs)
         return sensing.forward(weights), sensing.adjoint(g)
 
     benchmark.pedantic(

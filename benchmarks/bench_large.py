@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.sensing.blocks import draw_inputs
-from jaxsmi.sensing.index import IndexSensing
+from jaxsmi.design.blocks import draw_inputs
+from jaxsmi.design.index import IndexOperator
 from jaxsmi.workbench import costs
 
 jax.config.update("jax_enable_x64", True)
@@ -64,7 +64,7 @@ def copying():
 @functools.cache
 def sensing(kind, dimension):
     samples = NUMBERS // dimension // (4 if kind == "regenerated" else 1)
-    return IndexSensing(
+    return IndexOperator(
         draw_inputs(
             KEY, samples, (1, dimension), KINDS[kind] or jnp.float32, KINDS[kind] is not None
         )

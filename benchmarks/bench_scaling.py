@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 import jaxsmi as smi
-from jaxsmi.sensing.index import IndexSensing
+from jaxsmi.design.index import IndexOperator
 
 jax.config.update("jax_enable_x64", True)
 
@@ -33,7 +33,7 @@ def passes(sensing, W, g):
 def arguments(N, D, P=2, M=1, dtype=jnp.float64):
     """Inputs, a signal, and vectors of samples."""
     x = jax.random.normal(KEY, (N, M, D), jnp.float32).astype(dtype)
-    return IndexSensing(x), jnp.ones((P, D)), jnp.ones((N, P, M))
+    return IndexOperator(x), jnp.ones((P, D)), jnp.ones((N, P, M))
 
 
 def both_passes(N=4000, D=2000, P=2, M=1):

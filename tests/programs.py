@@ -168,7 +168,7 @@ def lowered(program, platforms=ACCELERATORS, key=KEY):
         return export.export(jax.jit(program), platforms=platforms)(key)
 
 
-def over_devices(program, monkeypatch, devices=4):
+def sum_devices(program, monkeypatch, devices=4):
     """The program on data that are spread over so many devices."""
     mesh = AbstractMesh((devices,), ("samples",))
     monkeypatch.setattr(Dataset, "mesh", property(lambda data: mesh))

@@ -117,7 +117,7 @@ def train_index(add):
     )
     add("sharded", lambda: train(model, data.sharded(), adam, **words))
     phase = smi.links.phase_retrieval()
-    stream = lambda **more: smi.Stream(phase, phase.start(key(3), 50), **more)
+    stream = lambda **more: smi.Stream(phase, phase.student.start(key(3), 50), **more)
     add(
         "stream",
         lambda: train(phase, stream(), optax.sgd(2.0), batch_size=10, key=key(2), steps=30),
@@ -189,7 +189,7 @@ def train_matrix(add):
         lambda: (
             lambda m: train(
                 m,
-                smi.Stream(m, m.start(key(3), 12)),
+                smi.Stream(m, m.student.start(key(3), 12)),
                 optax.adam(0.05),
                 batch_size=10,
                 key=key(2),
@@ -202,7 +202,7 @@ def train_matrix(add):
         lambda: (
             lambda m: train(
                 m,
-                smi.Stream(m, m.start(key(3), 12)),
+                smi.Stream(m, m.student.start(key(3), 12)),
                 optax.adam(0.05),
                 batch_size=10,
                 key=key(2),

@@ -20,13 +20,13 @@ def models_index(add):
         def one(build=build):
             model = build()
             data = model.sample(key(1), dimension=30, alpha=1.5)
-            W = data.teacher + 0.4 * model.start(key(2), 30)
+            W = data.teacher + 0.4 * model.student.start(key(2), 30)
             x = data.inputs[:5]
             found = {"data": dataset_parts(data), "indices": model.indices, "tokens": model.tokens}
             found |= {
                 "predict": model.predict(W, x),
-                "outputs": model.outputs(W, x),
-                "overlaps": model.overlaps(W, data.teacher),
+                "outputs": model.student.outputs(W, x),
+                "overlaps": model.metric.overlaps(W, data.teacher),
             }
             found["align"] = Digest(smi.align(-W, data.teacher, model))
             found["link"] = model.link(fields_for(model)[1])
@@ -54,7 +54,7 @@ def models_index(add):
     add("teacher of another", lambda: dataset_parts(
         model.sample(key(4), dimension=40, alpha=1.0, teacher=model.sample(key(1), dimension=40, alpha=0.1).teacher)))  # fmt: skip
     add("first", lambda: dataset_parts(model.sample(key(1), dimension=40, alpha=2.0).first(7)))
-    add("error against another truth", lambda: smi.DeepAttention(1, 2, beta=3.0).error_of(
+    add("error against another truth", lambda: smi.DeepAttention(1, 2, beta=3.0).metric.error(
         jnp.ones((1, 30)), smi.DeepAttention(1, 2, activation="hardmax").sample(key(1), dimension=30, alpha=1.0), key=key(3)))  # fmt: skip
 
 
@@ -82,17 +82,17 @@ def models_matrix(add):
         def one(build=build, d=d, alpha=alpha):
             model = build()
             data = model.sample(key(1), dimension=d, alpha=alpha)
-            W, x = model.start(key(2), d), data.inputs[:4]
+            W, x = model.student.start(key(2), d), data.inputs[:4]
             found = {
                 "data": dataset_parts(data),
-                "outputs": model.outputs(W, x),
-                "overlaps": model.overlaps(W, data.teacher),
+                "outputs": model.student.outputs(W, x),
+                "overlaps": model.metric.overlaps(W, data.teacher),
             }
-            S = model.estimate(W)
+            S = model.student.estimate(W)
             found |= {
                 "S": Digest(S),
-                "error": model.estimation_error(S, data.teacher),
-                "shape": list(model.student_shape(d)),
+                "error": model.metric.estimation_error(S, data.teacher),
+                "shape": list(model.student.shape(d)),
             }
             if model.indices == 1:
                 found["predict"] = model.predict(S, x)

@@ -172,7 +172,7 @@ def evolution_matrix(add):
                 sol = evolve(model, alpha)
                 at = 0.5 * sol.overlap + 0.2
                 found[f"{alpha}"] = {"sol": sol, "phi": smi.free_entropy(model, alpha, at)}
-            found["plug-in"] = smi.generalization_error(model, 0.6, key=key(3), samples=2**10)
+            found["plug-in"] = smi.generalization_error(model, 0.6, key=key(3), points=2**10)
             found["bayes"] = smi.generalization_error(
                 model, 0.6, key=key(3), predictor="bayes", samples=2**10
             )
@@ -269,7 +269,7 @@ def derivatives(add):
     add(
         "generalization error",
         lambda: jax.grad(
-            lambda x: smi.generalization_error(phase, x, key=key(1), samples=2**10).value
+            lambda x: smi.generalization_error(phase, x, key=key(1), points=2**10).value
         )(0.5),
     )
 
@@ -328,7 +328,7 @@ def potential(add):
             model = INDEX_MODELS[name]()
             q = 0.6 * model.prior.second_moment(model.indices)
             return {
-                p: smi.generalization_error(model, q, key=key(2), predictor=p, samples=2**11)
+                p: smi.generalization_error(model, q, key=key(2), predictor=p, points=2**11)
                 for p in ("plug-in", "bayes")
             }
 

@@ -15,7 +15,7 @@ from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, foreseen, outcome, run_cells, table
 from jaxsmi.cli.solving import learn
 from jaxsmi.core import labelled
-from jaxsmi.sensing.blocks import LAWS
+from jaxsmi.design.blocks import LAWS
 from jaxsmi.workbench import costs, plotting
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     text = [
         setting_of(arguments),
         table(["", "cosine", "cosine²", "Q"], rows),
-        f"{model.error_name}: {float(solution.error):.4g}.",
+        f"{model.metric.error_name}: {float(solution.error):.4g}.",
         outcome("GAMP", solution, learned.seconds),
     ]
 

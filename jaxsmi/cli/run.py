@@ -20,7 +20,7 @@ from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, outcome, plain, run_cells, table, timed, with_error, wrapped
 from jaxsmi.cli.solving import Learned, curve_of, learn, theory_key
 from jaxsmi.core import labelled
-from jaxsmi.core.checks import Ability, check
+from jaxsmi.core.checks import check
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting
@@ -106,7 +106,7 @@ def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
     what Q is.
     """
     explicit = model.channel.explicit
-    chance = 1.0 / model.samples_at(1.0, arguments.dimension)
+    chance = 1.0 / model.design.entries(arguments.dimension)
     sampling = {"samples": arguments.samples, "randomisations": arguments.randomisations}
     # what chance keeps saying about a layer that is not learned yet
     random_start = {"q0": chance, "side_information": chance}
@@ -133,7 +133,7 @@ def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
 
 def _top(model: AbstractModel, alpha: float, points: int) -> float:
     """The largest α of the curve; of matrices a little beyond perfect recovery."""
-    if model.refusal(Ability.DIRECTIONS) is None:
+    if model.unsupported_reason("directions") is None:
         return max(1.3, alpha * points / (points - 0.5))
     recovery = float(smi.recovery_threshold(model).alpha)
     return max(1.2 * recovery if np.isfinite(recovery) else 0.0, 1.5 * alpha)
@@ -156,7 +156,7 @@ def _text(
         setting_of(arguments),
         table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
     ]
-    if model.refusal(Ability.DIRECTIONS) is None:
+    if model.unsupported_reason("directions") is None:
         spread = math.sqrt(2.0 / arguments.dimension)
         text.append(f"Q of GAMP follows the norm of the teacher that was drawn, 1 ± {spread:.2g}.")
     text += [

@@ -18,7 +18,7 @@ from jaxsmi.cli.report import finite, table, wrapped
 from jaxsmi.cli.sgd_answer import Answer, curves
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         )
 
 
-def index_model(arguments: argparse.Namespace) -> AbstractIndexModel | None:
+def index_model(arguments: argparse.Namespace) -> IndexModel | None:
     """The model of --model, with the flags that were given; None: another problem was asked for."""
     words = vars(arguments)
     given = {name: words[_PREFIX + name] for name in _NAMES}
@@ -67,10 +67,10 @@ def index_model(arguments: argparse.Namespace) -> AbstractIndexModel | None:
     single = lambda x: x[0] if isinstance(x, list) and len(x) == 1 else x
     flags = dict(entry.flags) | {name: single(value) for name, value in given.items()}
     made = entry.make(**flags)
-    return Arguments().instance("--model", made, AbstractIndexModel, "an index model")
+    return Arguments().instance("--model", made, IndexModel, "an index model")
 
 
-def index_title(model: AbstractIndexModel, arguments: argparse.Namespace) -> str:
+def index_title(model: IndexModel, arguments: argparse.Namespace) -> str:
     """What is learned, and how."""
     rate = f"kappa = {arguments.gamma:g}"
     return f"{arguments.index_model}, P = {model.indices}, {rate}, D = {arguments.dimension}."
@@ -81,7 +81,7 @@ def _key(arguments: argparse.Namespace) -> jax.Array:
     return jax.random.key(arguments.seed)
 
 
-def _simulate(model: AbstractIndexModel, arguments: argparse.Namespace) -> Answer:
+def _simulate(model: IndexModel, arguments: argparse.Namespace) -> Answer:
     """Runs by the exact chain: cosines at the end, and when each index is learned."""
     runs = online.simulate(
         model,
@@ -119,7 +119,7 @@ def _simulate(model: AbstractIndexModel, arguments: argparse.Namespace) -> Answe
     return Answer(data, lines, arrays, draw)
 
 
-def _flow(model: AbstractIndexModel, arguments: argparse.Namespace) -> Answer:
+def _flow(model: IndexModel, arguments: argparse.Namespace) -> Answer:
     """The flow from M = m I, Q = I, and when each index is learned."""
     P = model.indices
     m = 0.1 if arguments.m is None else arguments.m
@@ -151,7 +151,7 @@ def _flow(model: AbstractIndexModel, arguments: argparse.Namespace) -> Answer:
     return Answer({**arrays, "result": result.name}, lines, arrays, draw)
 
 
-def _rates(model: AbstractIndexModel, arguments: argparse.Namespace) -> Answer:
+def _rates(model: IndexModel, arguments: argparse.Namespace) -> Answer:
     """Growth rates of the unlearned state: which index is learned first."""
     kappa = arguments.gamma
     found = online.rates(model, key=_key(arguments))
@@ -200,7 +200,7 @@ def _rates(model: AbstractIndexModel, arguments: argparse.Namespace) -> Answer:
     return Answer({**arrays, "escape": [finite(x) for x in escape]}, lines, arrays, draw)
 
 
-INDEX_TASKS: dict[str, Callable[[AbstractIndexModel, argparse.Namespace], Answer]] = {
+INDEX_TASKS: dict[str, Callable[[IndexModel, argparse.Namespace], Answer]] = {
     "simulate": _simulate,
     "flow": _flow,
     "rates": _rates,

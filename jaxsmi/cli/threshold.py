@@ -15,7 +15,6 @@ from jaxsmi.cli.kept import keep
 from jaxsmi.cli.models import FLAGS, MODELS, defaults_for
 from jaxsmi.cli.report import Report, table, threshold_cells, timed, wrapped
 from jaxsmi.cli.solving import theory_key
-from jaxsmi.core.checks import Ability
 from jaxsmi.core.codes import Result
 from jaxsmi.core.provenance import fields_of
 from jaxsmi.core.results import Threshold
@@ -141,7 +140,7 @@ def _thresholds(
 ) -> list[Threshold]:
     """Thresholds of one model in the order of learning, up to --alpha-max."""
     noises = arguments.noises
-    if noises is None and model.refusal(Ability.DIRECTIONS) is not None:
+    if noises is None and model.unsupported_reason("directions") is not None:
         return [smi.recovery_threshold(model)]
     if noises is not None and not arguments.first:
         raise ValueError(f"--noises: got {noises} without --first; allowed: with it.")

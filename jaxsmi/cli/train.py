@@ -19,7 +19,7 @@ from jaxsmi.cli.command import Command
 from jaxsmi.cli.flags import model_of, progress, setting_of
 from jaxsmi.cli.models import defaults_for
 from jaxsmi.cli.report import Report, average, learned, learned_rows, table, timed, wrapped
-from jaxsmi.core.checks import Ability, check
+from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result, outcome
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, storage
@@ -125,7 +125,7 @@ def _execute(arguments: argparse.Namespace) -> Report:
     for name, entry in methods.items():
         text.append(f"Order of {name}: {', then '.join(entry['order']) or 'nothing learned'}.")
     text += [wrapped(f"{code.name}: {sentence}") for code, sentence in sorted(outcomes)]
-    if model.refusal(Ability.AVERAGES) is None and arguments.runs > 1:
+    if model.unsupported_reason("averages") is None and arguments.runs > 1:
         text.append(average(order.solutions[method], teacher))
     rate = _rate(order, method, arguments, seconds[0])
     text.append(f"{seconds[0]:.1f} s with compilation; {method}: {rate:.3g} samples/s.")
@@ -162,7 +162,7 @@ def _learning_order(
     level = arguments.level
     if arguments.online:
         settings["gradient"] = smi.Gradient(batch_size=arguments.batch_size or None, **gradient)
-        stream = smi.Stream(model, model.draw_teacher(data_key, dimension), dtype="float32")
+        stream = smi.Stream(model, model.design.draw_teacher(data_key, dimension), dtype="float32")
         keys = jax.random.split(key, arguments.runs)
         fit = smi.train(model, stream, key=keys, monitor=smi.Monitor(progress=shown), **settings)
         times = {method: smi.learned_at(fit, level)}
@@ -188,7 +188,7 @@ def _rate(
     solution = order.solutions[method]
     steps = int(np.max(np.asarray(solution.steps)))
     updates = steps * arguments.repeats * arguments.runs
-    samples = round(arguments.alpha / solution.model.complexity(1, arguments.dimension))
+    samples = round(arguments.alpha * solution.model.design.entries(arguments.dimension))
     batch = arguments.batch_size
     if not arguments.online:
         batch = min(batch or samples, samples)

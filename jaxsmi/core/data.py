@@ -9,7 +9,7 @@ Letters of the shapes, here and everywhere: N samples, M tokens, D dimension of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
@@ -41,16 +41,12 @@ class LabelLaw(Protocol):
         ...
 
     @property
-    def of_rows(self) -> bool:
-        """Whether the teacher is rows W (P, D), seen through W x/√D."""
+    def design(self) -> Any:
+        """Shapes and sizes of its data (`jaxsmi.design.base.AbstractDesign`)."""
         ...
 
     def link(self, fields: Array) -> Array:
         """The noiseless label of one sample from its fields."""
-        ...
-
-    def complexity(self, samples: int, dimension: int) -> float:
-        """The sample complexity α of so many samples."""
         ...
 
 
@@ -242,7 +238,7 @@ class Dataset(eqx.Module):
         own."""
         if self.model is None:
             return self.samples / self.dimension
-        return self.model.complexity(self.samples, self.dimension)
+        return self.samples / self.model.design.entries(self.dimension)
 
     @property
     def regenerated(self) -> bool:
@@ -428,7 +424,7 @@ class Dataset(eqx.Module):
         check(self.whitening is None, "data", "whitened inputs", "inputs that are not whitened yet")
         allowed = "inputs without fixed directions"
         check(self.directions is None, "data", "inputs with directions", allowed)
-        rows = self.model is None or self.model.of_rows
+        rows = self.model is None or self.model.design.rows
         check(rows, "data", "the teacher of a matrix model", "a teacher of rows W (P, D)")
         whitening = whitening_of(inputs, covariance, tokens)
         teacher = None if self.teacher is None else whitening.into(self.teacher)

@@ -18,7 +18,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.checks import Ability, require
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
@@ -80,20 +79,22 @@ def averaged(fit: Solution, teacher: ArrayLike) -> Averaged:
     model, runs = fit.model, fit.result.shape
     check(model is not None, "fit", "a solution without its model", "a Solution of train")
     assert model is not None
-    require(model, Ability.AVERAGES)
+    reason = model.unsupported_reason("averages")
+    if reason is not None:
+        raise ValueError(reason)
     allowed = "at least two runs: train(..., key=jax.random.split(key, 16))"
     check(len(runs) == 1 and runs[0] >= 2, "fit", f"runs of shape {runs}", allowed)
     truth = validate.array("teacher", teacher, "data.teacher")
     matrices = jnp.asarray(fit.weights)
-    model.check_teacher(truth, matrices.shape[1:])
+    model.design.check_teacher(truth, matrices.shape[-1])
     failed = np.isin(np.asarray(fit.result), (Result.NONFINITE, Result.DIVERGED))
     shown = f"{int(failed.sum())} of {len(failed)} runs with code NONFINITE or DIVERGED"
     check(not np.any(failed), "fit", shown, "runs that stayed finite")
     K = runs[0]
-    errors = jax.vmap(lambda S: model.estimation_error(S, truth))(matrices)
+    errors = jax.vmap(lambda S: model.metric.estimation_error(S, truth))(matrices)
     mean = jnp.mean(matrices, axis=0)
     single = jnp.mean(errors)
-    error = model.estimation_error(mean, truth)
+    error = model.metric.estimation_error(mean, truth)
     return Averaged(
         weights=mean,
         single=single,

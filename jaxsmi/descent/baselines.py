@@ -34,6 +34,7 @@ from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
+from jaxsmi.models.base import check_data
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.roots import bisect
@@ -193,7 +194,7 @@ def minimum_nuclear_norm(
     check(not model.symmetric, "model", "a symmetric Bilinear", "a rectangular Bilinear")
     allowed = "a model without noise: all labels are reproduced"
     check(model.noise == 0.0, "model", "label noise", allowed)
-    model.check_data(data)
+    check_data(model, data)
     inputs = data.stored().stored_inputs
     entries = inputs.shape[1] * inputs.shape[2]
     allowed = f"at most {entries}: no more equations than entries"
@@ -252,7 +253,7 @@ def _solution(model: Bilinear, data: Dataset, end: _Splitting, tolerance: Array)
     """The end of the splitting as a solution."""
     dtype = theory_dtype()
     S = end.x.reshape(data.inputs.shape[1:])
-    overlaps = model.overlaps(S[None], data.teacher)
+    overlaps = model.metric.overlaps(S[None], data.teacher)
     unknown = jnp.full((1, 1), jnp.nan, dtype)
     history = {"step": end.steps[None].astype(dtype)}
     history |= {name: value[None] for name, value in overlaps.items()}
@@ -260,8 +261,8 @@ def _solution(model: Bilinear, data: Dataset, end: _Splitting, tolerance: Array)
     return Solution(
         overlap=overlaps["overlap"],
         stderr=jnp.zeros((1, 1), dtype),
-        error=model.error_of(S[None], data, key=jax.random.key(0)),
-        alpha=jnp.asarray(model.sensing(data).alpha, dtype),
+        error=model.metric.error(S[None], data, key=jax.random.key(0)),
+        alpha=jnp.asarray(model.design.operator(data.inputs).alpha, dtype),
         steps=end.steps,
         residual=end.residual,
         result=choose(

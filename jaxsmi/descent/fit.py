@@ -20,7 +20,7 @@ from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.descent.loop import TrainState
 from jaxsmi.descent.stream import Stream
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, check_data
 
 __all__ = ["batch_size_of", "check_gradient", "check_loss", "initial_state"]
 
@@ -37,7 +37,7 @@ def initial_state(
 ) -> TrainState:
     """The state at which a run, or one for each key, starts."""
     dimension = data.dimension
-    shape = model.student_shape(dimension)
+    shape = model.student.shape(dimension)
     dtype = jnp.dtype(
         data.inputs.dtype if isinstance(data, Dataset) else data.dtype or theory_dtype()
     )
@@ -56,7 +56,9 @@ def initial_state(
     check(scale.shape in ((), shape), "start", start, allowed)
 
     def fresh(start_key: PRNGKeyArray, words: Array) -> TrainState:
-        weights = model.start(start_key, dimension, scale, dtype) if scale.ndim == 0 else scale
+        weights = (
+            model.student.start(start_key, dimension, scale, dtype) if scale.ndim == 0 else scale
+        )
         return TrainState(weights, optimizer.init(weights), jnp.zeros((), int), words)
 
     return jax.vmap(fresh)(split[:, 0], words) if many else fresh(split[0, 0], words[0])
@@ -92,8 +94,8 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
     D = min(dimension, _PROBE)
 
     def prediction(key: PRNGKeyArray) -> Array:
-        inputs = jnp.zeros((1, *model.input_shape(D)), theory_dtype())
-        return model.outputs(model.start(key, D), inputs)[0]
+        inputs = jnp.zeros((1, *model.design.input_shape(D)), theory_dtype())
+        return model.student.outputs(model.student.start(key, D), inputs)[0]
 
     one = jax.eval_shape(prediction, jax.random.key(0))
     value = validate.call_user_function("loss", jax.eval_shape, _LOSS, loss, one, one)
@@ -111,8 +113,10 @@ def _gradient(
 ) -> Array:
     """Gradient of the loss at some weights on random inputs and a teacher's labels."""
     inputs = jax.random.normal(jax.random.key(0), (16, *shape), theory_dtype())
-    labels = model.outputs(teacher, inputs)
-    return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.outputs(w, inputs), labels)))(weights)
+    labels = model.student.outputs(teacher, inputs)
+    return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.student.outputs(w, inputs), labels)))(
+        weights
+    )
 
 
 def check_gradient(
@@ -124,8 +128,8 @@ def check_gradient(
         return
     D = min(dimension, _PROBE)
     with jax.ensure_compile_time_eval():  # concrete under jit too
-        weights, teacher = (model.start(k, D) for k in jax.random.split(jax.random.key(1)))
-        gradient = _gradient(model, loss, weights, teacher, model.input_shape(D))
+        weights, teacher = (model.student.start(k, D) for k in jax.random.split(jax.random.key(1)))
+        gradient = _gradient(model, loss, weights, teacher, model.design.input_shape(D))
         flat = np.flatnonzero(np.all(np.asarray(gradient) == 0.0, axis=1))
     allowed = (
         "a link with a gradient (signs and hardmax have none: train another, such as a softmax "
@@ -144,16 +148,16 @@ def batch_size_of(
     """The size of a batch; raises a ValueError where shapes do not fit together."""
     if test is not None:
         check(not test.regenerated, "test", "regenerated inputs", "stored ones: test.stored()")
-        model.check_data(test, teacher=False)
+        check_data(model, test, teacher=False)
         allowed = f"inputs of dimension {data.dimension}"
         check(test.dimension == data.dimension, "test", test.inputs, allowed)
     if isinstance(data, Stream):
         check(size is not None, "batch_size", size, "an integer >= 1 for a Stream")
         assert size is not None
         sample = jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1)))
-        model.check_data(sample, teacher=False)
+        check_data(model, sample, teacher=False)
         return size
-    model.check_data(data, teacher=False)
+    check_data(model, data, teacher=False)
     stored = not data.regenerated and data.inputs.dtype != jnp.bfloat16
     allowed = "stored float32 or float64; or a Stream"
     check(stored, "data.inputs", "inputs that are not stored, or bfloat16", allowed)

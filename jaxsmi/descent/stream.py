@@ -11,9 +11,9 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Regenerated
 from jaxsmi.core.validate import check
-from jaxsmi.models.base import AbstractModel
-from jaxsmi.models.tokens import Directions
-from jaxsmi.sensing.blocks import shifted
+from jaxsmi.design.blocks import shifted
+from jaxsmi.design.tokens import Directions
+from jaxsmi.models.base import AbstractModel, draw_labels
 
 __all__ = ["Stream"]
 
@@ -33,7 +33,7 @@ class Stream(eqx.Module):
     Example:
         >>> import jax, optax, jaxsmi as smi
         >>> model, key = smi.links.phase_retrieval(), jax.random.key(0)
-        >>> stream = smi.Stream(model, model.start(key, 50))
+        >>> stream = smi.Stream(model, model.student.start(key, 50))
         >>> fit = smi.train(
         ...     model, stream, optax.sgd(1.0), key=key, gradient=smi.Gradient(batch_size=10)
         ... )
@@ -59,11 +59,11 @@ class Stream(eqx.Module):
         allowed = "an array whose last axis is the dimension, of finite numbers"
         self.teacher = validate.array("teacher", teacher, allowed)
         check(self.teacher.ndim == 2, "teacher", teacher, allowed)
-        model.admit_teacher(self.teacher, self.teacher.shape[1])
+        model.design.check_teacher(self.teacher, self.teacher.shape[1])
         self.dtype = validate.optional(validate.dtype, "dtype", dtype)
-        self.shape = model.input_shape(self.teacher.shape[1])
+        self.shape = model.design.input_shape(self.teacher.shape[1])
         U = validate.optional(validate.array, "directions", directions, "U (K, D)")
-        around = model.directions_of(None, self.teacher, U)
+        around = model.design.directions(None, self.teacher, U)
         self.directions = None if around is None else around.vectors
         self.encoding = None if around is None else around.encoding
 
@@ -83,9 +83,9 @@ class Stream(eqx.Module):
         samples = validate.count("samples", samples)
         _, input_key, noise_key = jax.random.split(key, 3)  # as `model.sample` splits it
         dtype = self.dtype or theory_dtype()
-        inputs = self.model.draw_inputs(input_key, samples, self.shape, dtype, store=True)
+        inputs = self.model.design.draw_inputs(input_key, samples, self.dimension, dtype)
         if self.directions is not None and self.encoding is not None:
             inputs = shifted(inputs, Directions(self.directions, self.encoding).mean)
         assert not isinstance(inputs, Regenerated)
         truth = self.teacher.astype(theory_dtype())
-        return inputs, self.model.draw_labels(noise_key, truth, inputs)
+        return inputs, draw_labels(self.model, noise_key, truth, inputs)

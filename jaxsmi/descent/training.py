@@ -77,7 +77,7 @@ class _StudentLoss(AbstractObjective):
     def objective(self, weights: Array, batch: PyTree) -> Array:
         """The loss of a batch."""
         inputs, labels, inside = batch
-        outputs = self.model.outputs(weights, inputs)
+        outputs = self.model.student.outputs(weights, inputs)
         values = jax.vmap(self.loss)(outputs, labels.astype(inputs.dtype))
         count = len(values)
         if inside is not None:
@@ -87,8 +87,8 @@ class _StudentLoss(AbstractObjective):
 
     def observe(self, weights: Array) -> dict[str, PyTree]:
         """Overlaps and cosines, the error, and the user's record."""
-        teacher = self.model.teacher_of(self.data)
-        entry: dict[str, PyTree] = dict(self.model.overlaps(weights, teacher))
+        teacher = self.model.metric.teacher_of(self.data)
+        entry: dict[str, PyTree] = dict(self.model.metric.overlaps(weights, teacher))
         entry["error"] = self._error(weights).astype(theory_dtype())
         if self.record is not None:
             recorded = validate.call_user_function(
@@ -101,10 +101,10 @@ class _StudentLoss(AbstractObjective):
         """The error on the test set; without one that of the population, from the overlaps."""
         if self.test is None:
             key = jax.random.key(0)  # the same points in all runs: their errors compare
-            return self.model.error_of(weights, self.data, key=key, samples=_ERROR_POINTS)
+            return self.model.metric.error(weights, self.data, key=key, points=_ERROR_POINTS)
         inputs = self.test.stored_inputs
         labels = self.test.labels.astype(inputs.dtype)
-        return jnp.mean(jax.vmap(squared_loss)(self.model.outputs(weights, inputs), labels))
+        return jnp.mean(jax.vmap(squared_loss)(self.model.student.outputs(weights, inputs), labels))
 
 
 def train(
@@ -221,9 +221,9 @@ def _check_watched(model: AbstractModel, data: Dataset | Stream, monitor: Monito
         return
     check(teacher is not None, "target", monitor.target, "None without a teacher")
     if teacher is not None:
-        rows = model.student_shape(data.dimension)[0]
+        rows = model.student.shape(data.dimension)[0]
         allowed = f"None for a teacher of {teacher.shape[0]} rows and a student of {rows}"
-        check(model.comparable(teacher), "target", monitor.target, allowed)
+        check(model.metric.comparable(teacher), "target", monitor.target, allowed)
 
 
 def _check_one_pass(data: Dataset, size: int, steps: int, state: TrainState) -> None:
@@ -240,7 +240,7 @@ def _learned(objective: _StudentLoss, result: Array, cosines: Array) -> Array:
     √(D-1) cos/√(1 - cos²) of two random directions follows Student's law, which for large D is that
     of √D cos. Matrices have no such chance level: the mean that they all share has a cosine.
     """
-    if not objective.model.of_rows:
+    if not objective.model.design.rows:
         return result
     chance = _CHANCE / jnp.sqrt(objective.data.dimension - 1.0 + _CHANCE**2)
     nothing = jnp.all(jnp.abs(cosines) < chance, axis=-1)  # false for NaN, without a teacher
@@ -259,7 +259,7 @@ def _solution(objective: _StudentLoss, end: DescentEnd, key: PRNGKeyArray) -> So
 
     nonfinite = end.result == Result.NONFINITE
     finite = isinstance(data, Dataset)
-    alpha = model.complexity(data.samples, data.dimension) if finite else jnp.inf
+    alpha = data.samples / model.design.entries(data.dimension) if finite else jnp.inf
     weights = end.state.weights
     return Solution(
         overlap=jnp.where(nonfinite[..., None, None], jnp.nan, last(end.history["overlap"])),
@@ -272,7 +272,9 @@ def _solution(objective: _StudentLoss, end: DescentEnd, key: PRNGKeyArray) -> So
         history=end.history,
         covariance=jnp.full((*runs, P, P), jnp.nan, dtype),
         rho=jnp.full(runs, jnp.nan, dtype),
-        weights=jax.vmap(model.estimate)(weights) if runs else model.estimate(weights),
+        weights=jax.vmap(model.student.estimate)(weights)
+        if runs
+        else model.student.estimate(weights),
         state=end.state,
         model=model,
         key=key,

@@ -20,7 +20,7 @@ __all__ = ["warn_of_inputs"]
 def warn_of_inputs(model: AbstractModel, data: object) -> None:
     """Warn of stored inputs that are not as message passing assumes (module docstring); once for
     the same inputs, as Python does with the same words."""
-    if not isinstance(data, Dataset) or data.regenerated or len(model.input_laws) < 2:
+    if not isinstance(data, Dataset) or data.regenerated or len(model.design.laws) < 2:
         return
     if not concrete(data.inputs) or not data.stored_inputs.is_fully_addressable:
         return

@@ -40,7 +40,7 @@ from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_evolution import Start
 from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.models.base import AbstractModel, is_model
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 
 __all__ = ["global_minimum"]
 
@@ -153,7 +153,7 @@ def global_minimum(
 
 
 def _begins(
-    start: str | LearnerSolution, teacher: AbstractIndexModel, learner: AbstractLearner
+    start: str | LearnerSolution, teacher: IndexModel, learner: AbstractLearner
 ) -> Iterator[Start]:
     """Where to begin, one after the other until a fixed point of that kind is reached."""
     if isinstance(start, LearnerSolution):
@@ -162,16 +162,14 @@ def _begins(
     yield from _BEGINNINGS[start](teacher, learner)
 
 
-def _aligned(
-    overlap: float, teacher: AbstractIndexModel, learner: AbstractLearner
-) -> Iterator[Start]:
+def _aligned(overlap: float, teacher: IndexModel, learner: AbstractLearner) -> Iterator[Start]:
     """With this share of the teacher, whoever that is."""
     del teacher
     for part, V in ((1.0, 0.5), (0.25, _loose(learner))):
         yield Start(part, overlap * part, V, 0.0)
 
 
-def _along_directions(teacher: AbstractIndexModel, learner: AbstractLearner) -> Iterator[Start]:
+def _along_directions(teacher: IndexModel, learner: AbstractLearner) -> Iterator[Start]:
     """Along the directions of the inputs, and orthogonal to the teacher."""
     high = _loose(learner)
     for part, share, V in ((0.25, 0.5, high), (1.0, 0.5, 0.5), (0.25, 0.8, high)):
@@ -191,12 +189,12 @@ _BEGINNINGS = {
 }
 
 
-def _scale(teacher: AbstractIndexModel) -> float:
+def _scale(teacher: IndexModel) -> float:
     """tr S/P*."""
     return float(jnp.trace(teacher.prior.second_moment(teacher.indices)) / teacher.indices)
 
 
-def _along(Q: np.ndarray, teacher: AbstractIndexModel) -> np.ndarray:
+def _along(Q: np.ndarray, teacher: IndexModel) -> np.ndarray:
     """B (P, K) of weights that share their norm among the directions."""
     assert teacher.inputs is not None
     gram = np.asarray(teacher.inputs.gram)

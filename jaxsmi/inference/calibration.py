@@ -42,9 +42,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.design.base import AbstractOperator
 from jaxsmi.numerics.averages import quotient
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
-from jaxsmi.sensing.base import AbstractSensing
 
 __all__ = [
     "Calibration",
@@ -140,7 +140,7 @@ def misfit(
     omega: Array,
     V: Array,
     draws: Draws,
-    sensing: AbstractSensing,
+    sensing: AbstractOperator,
 ) -> Misfit:
     """The misfit of labels (N, ...) at ω (N, P, M), V (P, P) (module docstring)."""
     predicted = jax.vmap(channel.link)(omega)

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.checks import Arguments
+from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result, worst
 from jaxsmi.core.results import Solution
 from jaxsmi.inference.overlap_map import OverlapMap
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import AbstractModel, model_argument, title
 from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part
@@ -36,7 +36,10 @@ def noisy_models(
 ) -> tuple[Array, Sequence[AbstractModel]]:
     """The argument `noises`, checked, and the model at each of them."""
     steps = ladder(arguments, "noises", noises)
-    return steps, model_argument(model).noisy(steps)
+    model = model_argument(model)
+    check(model.design.rows, "noises", f"some for {title(model)}", "None for this model")
+    channels = model.channel.noisy(steps)
+    return steps, [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
 
 
 def continued(
@@ -51,8 +54,8 @@ def continued(
     overlap = positive_part(S - positive_part(V.value))
     problem, last = runs[-1]
     assert last.key is not None
-    drawn = {"key": jax.random.fold_in(last.key, 2), "samples": problem.samples}
-    error = model.theory_error(S - overlap, **drawn)
+    drawn = {"key": jax.random.fold_in(last.key, 2), "points": problem.samples}
+    error = model.metric.theory_error(S - overlap, **drawn)
     codes = jnp.stack([solution.result for _, solution in runs])
     code = worst(codes)
     lost = (code == Result.INVALID) | (code == Result.NONFINITE)

@@ -2,7 +2,7 @@
 
 Arrays with a leading axis of samples are spread over the devices, everything else is the same on
 all of them; sums over samples go over the devices inside the function
-(`AbstractSensing.over_devices`).
+(`AbstractOperator.sum_devices`).
 """
 
 from __future__ import annotations

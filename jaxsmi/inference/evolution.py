@@ -22,9 +22,10 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import arithmetic, frozen, is_zero, nan_unless
 from jaxsmi.core.border import anything, checked, flag, numbers, optional, random_key, scalar, whole
-from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
+from jaxsmi.core.checks import FRACTION, POSITIVE, Arguments, check
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import LearnerSolution, Solution
@@ -36,7 +37,7 @@ from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.learners.matrix_erm import MatrixErm
 from jaxsmi.models.base import AbstractModel, is_model, model_argument
-from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.fixed_point import Iterate
 from jaxsmi.numerics.nets import power_of_two
@@ -95,7 +96,7 @@ def state_evolution(
 
     The functions of models of one matrix are explicit: the fixed point is then a root, without
     random points or an iteration. `q0`, `samples`, `randomisations` and `tolerance` must be left
-    out. Two layers of `AttentionIndexed` are solved under an ansatz (`model.ansatz`, also a
+    out. Two layers of `AttentionIndexed` are solved under an ansatz (`model.metric.ansatz`, also a
     warning): overlaps between the layers are those of their means.
 
     Args:
@@ -158,7 +159,7 @@ def state_evolution(
         [theory: attention-indexed, Eq. (27)].
     """
     bayes = learner is None and noises is None
-    model = model_argument(model, Ability.INFERENCE if bayes else None)
+    model = model_argument(model, "inference" if bayes else None)
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
     given = _Given(
@@ -183,7 +184,7 @@ def state_evolution(
         key = arguments.key("key", key)
         return continued(model, steps, [_run(m, alpha, key, given, arguments) for m in models])
     if model.channel.explicit:
-        matrix_model = cast(AbstractMatrixModel, model)  # no other channel is explicit
+        matrix_model = cast(MatrixModel, model)  # no other channel is explicit
         return _of_matrix(matrix_model, alpha, key, given, arguments)
     return _run(model, alpha, arguments.key("key", key), given, arguments)[1]
 
@@ -217,8 +218,8 @@ def _run(
     model: AbstractModel, alpha: Array, key: PRNGKeyArray, given: _Given, arguments: Arguments
 ) -> tuple[OverlapMap, Solution]:
     """`state_evolution` of a model whose response is an average over random points, and its map."""
-    if model.ansatz is not None:
-        warnings.warn(model.ansatz, stacklevel=4)
+    if model.metric.ansatz is not None:
+        warnings.warn(model.metric.ansatz, stacklevel=4)
     points, rules = given.sizes(arguments, _SAMPLES, 2)
     limit = given.limit(arguments, _TOLERANCE)
     strength = arguments.number("side_information", given.side_information, FRACTION)
@@ -231,7 +232,7 @@ def _run(
     # outside jit all of this holds; inside, a bad value becomes a bad α: NaN and the code INVALID
     overlap_map = OverlapMap(
         model,
-        nan_unless(alpha, arguments.valid, model.valid),
+        nan_unless(alpha, arguments.valid, validate.valid(model)),
         key,
         power_of_two(max(points, 2)),
         rules,
@@ -249,7 +250,7 @@ def _run(
 
 
 def _of_matrix(
-    model: AbstractMatrixModel,
+    model: MatrixModel,
     alpha: Array,
     key: PRNGKeyArray | None,
     given: _Given,
@@ -264,7 +265,7 @@ def _of_matrix(
     }
     _refuse_for_matrices(arguments, sampling, given.side_information)
     key = None if key is None else arguments.key("key", key)
-    alpha = nan_unless(alpha, arguments.valid, model.valid)
+    alpha = nan_unless(alpha, arguments.valid, validate.valid(model))
     return inverted(model, alpha, key, history_steps=0 if given.newton else given.max_steps)
 
 
@@ -380,8 +381,8 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     recovered = end.result == Result.RECOVERED
     moved = _differentiable(overlap_map, last.V, code)
     V = jnp.where(recovered, 0.0, moved)
-    error = model.theory_error(
-        moved, key=jax.random.fold_in(overlap_map.key, 2), samples=overlap_map.samples
+    error = model.metric.theory_error(
+        moved, key=jax.random.fold_in(overlap_map.key, 2), points=overlap_map.samples
     )
     spread = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
     stderr = jnp.hypot(spread, last.open)

@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
-from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import roots
 
 __all__ = ["inverted"]
@@ -44,13 +45,13 @@ class _Root(NamedTuple):
     beyond: Array
 
 
-def _level(model: AbstractMatrixModel, log_precision: Array) -> tuple[Array, Array]:
+def _level(model: MatrixModel, log_precision: Array) -> tuple[Array, Array]:
     """The left side log q̂ - log f(q(q̂)), and V(q̂)."""
     V = model.prior.mmse(jnp.exp(log_precision))
     return log_precision - jnp.log(model.explicit_readout.information(model.prior.norm - V, V)), V
 
 
-def _root(model: AbstractMatrixModel, alpha: Array, goal: Array) -> _Root:
+def _root(model: MatrixModel, alpha: Array, goal: Array) -> _Root:
     """The root between q̂ = α f(q(0)), below which no root lies as f grows, and the largest q̂."""
     start = jnp.ones((), alpha.dtype)  # V at q̂ = 0
     lowest = goal + jnp.log(model.explicit_readout.information(model.prior.norm - start, start))
@@ -64,7 +65,7 @@ def _root(model: AbstractMatrixModel, alpha: Array, goal: Array) -> _Root:
     return _Root(log_precision, slope, lowest, recovered, beyond)
 
 
-def _polished(model: AbstractMatrixModel, goal: Array, root: _Root) -> tuple[Array, Array]:
+def _polished(model: MatrixModel, goal: Array, root: _Root) -> tuple[Array, Array]:
     """log q̂ and V after Newton steps, through which derivatives go.
 
     Each step takes away one order of the error of the slope; the last one only evaluates V.
@@ -81,9 +82,7 @@ def _polished(model: AbstractMatrixModel, goal: Array, root: _Root) -> tuple[Arr
     return log_precision, jnp.where(root.recovered, 0.0, V)
 
 
-def _standard_error(
-    model: AbstractMatrixModel, root: _Root, log_precision: Array, V: Array
-) -> Array:
+def _standard_error(model: MatrixModel, root: _Root, log_precision: Array, V: Array) -> Array:
     """Statistical error of V: zero unless f comes from Monte-Carlo.
 
     An error e of log f moves log q̂ by e over the slope.
@@ -100,7 +99,7 @@ def _standard_error(
     return jnp.where(root.recovered, 0.0, lax.stop_gradient(stderr))
 
 
-def _trajectory(model: AbstractMatrixModel, alpha: Array, steps: int) -> dict[str, Array]:
+def _trajectory(model: MatrixModel, alpha: Array, steps: int) -> dict[str, Array]:
     """The plain iteration V ← V(α f) from q̂ = 0, one entry a step; empty for no steps."""
     if not steps:
         return {}
@@ -127,12 +126,12 @@ def _trajectory(model: AbstractMatrixModel, alpha: Array, steps: int) -> dict[st
 
 @eqx.filter_jit
 def inverted(
-    model: AbstractMatrixModel, alpha: Array, key: PRNGKeyArray | None, history_steps: int
+    model: MatrixModel, alpha: Array, key: PRNGKeyArray | None, history_steps: int
 ) -> Solution:
     """The fixed point of a matrix model; its history are so many steps of the plain iteration."""
     dtype = alpha.dtype
     still = frozen(model)
-    valid = jnp.isfinite(alpha) & (alpha > 0) & model.valid
+    valid = jnp.isfinite(alpha) & (alpha > 0) & validate.valid(model)
     goal = jnp.log(jnp.where(valid, alpha, 1.0))
     root = _root(still, alpha, lax.stop_gradient(goal))
     log_precision, V = _polished(model, goal, root)

@@ -43,8 +43,9 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.border import asked
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.driver import AbstractSolver, RecoveryRay
+from jaxsmi.design.base import AbstractOperator
 from jaxsmi.inference.calibration import (
     Draws,
     calibration,
@@ -57,7 +58,6 @@ from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
 from jaxsmi.inference.pace import Pace
 from jaxsmi.learners.base import AbstractResponder
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.sensing.base import AbstractSensing
 
 __all__ = ["GampIteration", "GampState", "Position", "SideInformation"]
 
@@ -173,9 +173,9 @@ class GampIteration(AbstractSolver[Position]):
         return RecoveryRay(self.largest, slowest=0.98, spread=0.1, steps=10)
 
     @property
-    def sensing(self) -> AbstractSensing:
+    def sensing(self) -> AbstractOperator:
         """How the signal is seen; on each device of the mesh, through its part of the samples."""
-        sensing = self.model.sensing(self.data)
+        sensing = self.model.design.operator(self.data.inputs)
         if self.mesh is None:
             return sensing
         return dataclasses.replace(sensing, axes=self.mesh.axis_names)
@@ -187,7 +187,7 @@ class GampIteration(AbstractSolver[Position]):
         assert self.start is not None  # it is taken out of the solver once the run has begun
         dtype = theory_dtype()
         unknown = jnp.asarray(jnp.nan, dtype)
-        overlap = self.model.overlaps(self.start.weights, self.data.teacher)["overlap"]
+        overlap = self.model.metric.overlaps(self.start.weights, self.data.teacher)["overlap"]
         return Position(
             state=self.start,
             residual=unknown,
@@ -232,7 +232,7 @@ class GampIteration(AbstractSolver[Position]):
         now = state.state
         entry = {
             "step": now.step.astype(now.weights.dtype),
-            **self.model.overlaps(now.weights, self.data.teacher),
+            **self.model.metric.overlaps(now.weights, self.data.teacher),
             "covariance": now.covariance,
             "damping": state.pace.damping,
             "residual": jnp.where(count == 0, jnp.nan, state.residual),
@@ -350,7 +350,7 @@ class GampIteration(AbstractSolver[Position]):
         return next_state, (inaccurate, seen.excess)
 
     def _responses(
-        self, sensing: AbstractSensing, state: GampState, numbers: Draws | None
+        self, sensing: AbstractOperator, state: GampState, numbers: Draws | None
     ) -> Responses:
         """What the fields of the estimate say.
 
@@ -376,11 +376,11 @@ class GampIteration(AbstractSolver[Position]):
                 posterior = self.learner.respond(statistic, omega, V, key)
                 return posterior.g, (omega, posterior)
 
-            kept, total = sensing.there_and_back(state.weights, rows, answer)
+            kept, total = sensing.forward_adjoint(state.weights, rows, answer)
             omega, posterior = kept
             return Responses(omega, *believed(omega), posterior, total)
 
-        if not sensing.drawn_again:
+        if not isinstance(sensing.inputs, Regenerated):
             omega = sensing.forward(state.weights) - state.memory
             V, excess = believed(omega)
             posterior = self.learner.respond(self.statistic, omega, V, key)
@@ -413,7 +413,7 @@ class GampIteration(AbstractSolver[Position]):
         factor 1 - d in the change of Ŵ: a change here is a change there."""
         return jax.tree.map(lambda x, y: (1.0 - d) * x + d * y, new, old)
 
-    def _precision(self, sensing: AbstractSensing, posterior: Posterior, V: Array) -> Array:
+    def _precision(self, sensing: AbstractOperator, posterior: Posterior, V: Array) -> Array:
         """A (P, P), by the estimate that was asked for; "state": that of theory."""
         estimate = sensing.precisions.get(self.precision)
         if estimate is not None:

@@ -22,6 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, frozen, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
@@ -29,7 +30,7 @@ from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.learner_map import Answers, LearnerMap, admissible
 from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Truth
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.anderson import Anderson, Place
 from jaxsmi.numerics.linear_algebra import spectral_radius
@@ -106,7 +107,7 @@ def _aligned(indices: int, S: Array) -> Array:
 
 
 def evolved(
-    teacher: AbstractIndexModel,
+    teacher: IndexModel,
     alpha: Array,
     learner: AbstractLearner,
     key: PRNGKeyArray,
@@ -124,7 +125,7 @@ def evolved(
         learner=learner,
         truth=truth,
         encoding=encoding_of(teacher),
-        alpha=jnp.where(valid & teacher.valid, alpha, jnp.nan),
+        alpha=jnp.where(valid & validate.valid(teacher), alpha, jnp.nan),
         key=key,
         samples=settings.samples,
         randomisations=settings.randomisations,
@@ -161,17 +162,17 @@ def _driven(
     return drive(iteration, ready(iteration, steps), steps, label=label)
 
 
-def truth_of(teacher: AbstractIndexModel) -> Truth:
+def truth_of(teacher: IndexModel) -> Truth:
     """What the weights of a model are."""
     P = teacher.indices
     S = teacher.prior.second_moment(P)
     law = teacher.inputs
     if law is None:
         return Truth(teacher.prior, S, jnp.zeros((P, 0), S.dtype), jnp.zeros((0, 0), S.dtype))
-    return Truth(teacher.prior, S, law.of(P), law.gram)
+    return Truth(teacher.prior, S, law.teacher_overlap(P), law.gram)
 
 
-def encoding_of(teacher: AbstractIndexModel) -> Array:
+def encoding_of(teacher: IndexModel) -> Array:
     """E (M, K) of the inputs; K = 0 where they are centred."""
     if teacher.inputs is None:
         return jnp.zeros((teacher.tokens, 0), theory_dtype())

@@ -26,7 +26,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.proximal import Reply
 from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Truth
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
 
@@ -95,7 +95,7 @@ class LearnerMap(eqx.Module):
         jumps: Whether V̂ is taken by parts.
     """
 
-    teacher: AbstractIndexModel
+    teacher: IndexModel
     learner: AbstractLearner
     truth: Truth
     encoding: Array

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
@@ -29,8 +30,8 @@ from jaxsmi.core.driver import Run, drive, ready
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
 from jaxsmi.learners.base import AbstractLearner, AbstractResponder, learner_of
-from jaxsmi.models.base import AbstractModel
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.base import AbstractModel, check_data
+from jaxsmi.models.index import IndexModel
 
 __all__ = ["SIZE", "Plan", "learned", "passed", "statistic_of"]
 
@@ -66,14 +67,14 @@ def learned(
     """`gamp` with a learner (module docstring)."""
     student, teacher = learner_of(learner, model, arguments)
     network = student.network
-    network.check_data(data, teacher=False)
+    check_data(network, data, teacher=False)
     student.check_labels(data.labels)
     start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
     state = plan.state
     if state is None:
         state = _start(network, data, start_key, plan.init, arguments)
     run, running = passed(network, student, data, state, run_key, plan, "divergence")
-    return _solution(running, student, run, key, arguments.valid & teacher.valid)
+    return _solution(running, student, run, key, arguments.valid & validate.valid(teacher))
 
 
 def passed(
@@ -132,14 +133,14 @@ def statistic_of(learner: AbstractResponder, labels: Array) -> Array:
 
 
 def _start(
-    network: AbstractIndexModel,
+    network: IndexModel,
     data: Dataset,
     key: PRNGKeyArray,
     init: ArrayLike | str | None,
     arguments: Arguments,
 ) -> GampState:
     """Random weights of order one, those of the teacher, or given ones, and C = I."""
-    shape = network.student_shape(data.dimension)
+    shape = network.student.shape(data.dimension)
     fields = (data.samples, network.indices, network.tokens)
     covariance = jnp.eye(network.indices, dtype=theory_dtype())
     allowed = f"a positive number, 'informed', or an array {shape}, with a learner"
@@ -155,7 +156,7 @@ def _start(
     if given.ndim:
         return GampState.start(given, covariance, fields)
     arguments.condition(given > 0.0, "init", init, allowed)
-    return GampState.start(network.start(key, data.dimension, given), covariance, fields)
+    return GampState.start(network.student.start(key, data.dimension, given), covariance, fields)
 
 
 @eqx.filter_jit
@@ -172,14 +173,14 @@ def _solution(
     state = end.state.state
     W = state.weights
     D = data.dimension
-    sensing = network.sensing(data)
-    overlaps = network.overlaps(W, data.teacher)
+    sensing = network.design.operator(data.inputs)
+    overlaps = network.metric.overlaps(W, data.teacher)
     fields = sensing.forward(W)
     losses, slope = jax.vmap(jax.value_and_grad(_one(learner)))(fields, data.labels)
     gradient = sensing.adjoint(slope) + learner.decay * W
     squares = jnp.sum(W**2) / D
     energy = jnp.sum(losses) / D + 0.5 * learner.decay * squares
-    error = network.error_of(W, data, key=jax.random.fold_in(problem.key, 1))
+    error = network.metric.error(W, data, key=jax.random.fold_in(problem.key, 1))
     code = jnp.where(valid, end.result, int(Result.INVALID))
     nothing = ~valid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
     masked = lambda x: jnp.where(nothing, jnp.nan, x)

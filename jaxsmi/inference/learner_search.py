@@ -40,7 +40,7 @@ from jaxsmi.inference.learner_evolution import Start
 from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.learners.erm import Erm
 from jaxsmi.models.base import AbstractModel, is_model
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.descent import Descent, Ended, Point
 
 __all__ = ["LearnerSearch", "search_learner"]
@@ -149,7 +149,7 @@ class _Objective(NamedTuple):
     """What is minimised: the number `name` of the theory of the learner that `build` makes; `known`
     is one of them that was looked at."""
 
-    teacher: AbstractIndexModel
+    teacher: IndexModel
     alpha: Array
     build: Callable[[PyTree], AbstractLearner]
     known: AbstractLearner

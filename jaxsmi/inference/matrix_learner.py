@@ -27,6 +27,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, frozen, theory_dtype
 from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
@@ -37,8 +38,8 @@ from jaxsmi.inference.iteration import GampIteration, GampState, Position
 from jaxsmi.inference.learner_passing import SIZE, Plan, passed
 from jaxsmi.learners.base import AbstractResponder
 from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, residual, student_of
-from jaxsmi.models.base import AbstractModel
-from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.models.base import AbstractModel, check_data, title
+from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics.anderson import Anderson, Place
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.random_matrix.base import NODES, AbstractSpectrum, band_nodes
@@ -54,7 +55,7 @@ _PANELS = 4  # of a band
 _ROWS = 256  # pairs of so many nodes with all others at a time
 
 
-def _believed(model: AbstractMatrixModel) -> AbstractMatrixModel:
+def _believed(model: MatrixModel) -> MatrixModel:
     """The same with label noise of variance one: what a loss ½ ‖ŷ - y‖² believes in."""
     return eqx.tree_at(lambda m: m.noise, model, jnp.ones_like(model.noise))
 
@@ -138,7 +139,7 @@ class _At(NamedTuple):
 class Theory(eqx.Module):
     """State evolution of a learner of one matrix (module docstring)."""
 
-    model: AbstractMatrixModel
+    model: MatrixModel
     learner: MatrixErm
     alpha: Array
 
@@ -153,7 +154,7 @@ class Theory(eqx.Module):
         seen = _seen(law, aspect, shrinkage.threshold, prior.symmetric)
         return _At(seen, shrinkage, noise, precision)
 
-    def _information(self, model: AbstractMatrixModel, V: Array) -> Array:
+    def _information(self, model: MatrixModel, V: Array) -> Array:
         """f(V) of linear labels, which does not depend on q."""
         return model.explicit_readout.information(jnp.zeros_like(V), V)
 
@@ -240,8 +241,8 @@ def matrix_evolved(
     """`state_evolution` of a learner of one matrix."""
     teacher = student_of(model)
     finite = jnp.isfinite(teacher.prior.law.aspect_ratio)
-    Arguments().condition(finite, "model", teacher.title, "one of finite aspect_ratio")
-    valid = valid & teacher.valid & finite & learner.valid
+    Arguments().condition(finite, "model", title(teacher), "one of finite aspect_ratio")
+    valid = valid & validate.valid(teacher) & finite & learner.valid
     alpha = jnp.where(valid, alpha, jnp.nan)
     problem = Theory(teacher, learner, alpha)
     largest = jnp.minimum(1.0 / (learner.ridge + learner.nuclear), _LARGEST)
@@ -311,7 +312,7 @@ class _Responder(AbstractResponder):
     """A learner of one matrix, as message passing asks it: the labels' answers are those of `model`
     with noise of variance one, the matrix that of the penalty."""
 
-    model: AbstractMatrixModel
+    model: MatrixModel
     learner: MatrixErm
 
     @property
@@ -356,9 +357,9 @@ def matrix_learned(
     """`gamp` of a learner of one matrix."""
     teacher = student_of(model)
     student = _believed(teacher)
-    student.check_data(data, teacher=False)
+    check_data(student, data, teacher=False)
     student.readout.check_labels(data.labels)
-    signal, fields = student.shapes(data)
+    signal, fields = student.design.shapes(data.inputs.shape)
     start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
     state = plan.state
     if state is None:
@@ -368,14 +369,14 @@ def matrix_learned(
         state = GampState.start(*student.prior.start(start_key, signal, size), fields)
     responder = _Responder(student, learner)
     run, running = passed(student, responder, data, state, run_key, plan, "state")
-    valid = arguments.valid & teacher.valid & learner.valid
+    valid = arguments.valid & validate.valid(teacher) & learner.valid
     return _found(running, teacher, learner, run, key, valid)
 
 
 @eqx.filter_jit
 def _found(
     problem: GampIteration,
-    teacher: AbstractMatrixModel,
+    teacher: MatrixModel,
     learner: MatrixErm,
     end: Run[Position],
     key: PRNGKeyArray,
@@ -385,8 +386,8 @@ def _found(
     data = problem.data
     state = end.state.state
     S = state.weights
-    sensing = teacher.sensing(data)
-    overlaps = teacher.overlaps(S, data.teacher)
+    sensing = teacher.design.operator(data.inputs)
+    overlaps = teacher.metric.overlaps(S, data.teacher)
     missed = residual(teacher, S, data)
     loss = 0.5 * jnp.sum(missed**2) / data.samples
     code = jnp.where(valid, end.result, int(Result.INVALID))
@@ -395,7 +396,7 @@ def _found(
     return LearnerSolution(
         overlap=masked(overlaps["overlap"]),
         stderr=jnp.zeros((1, 1), theory_dtype()),
-        error=masked(teacher.error_of(S, data, key=key)),
+        error=masked(teacher.metric.error(S, data, key=key)),
         alpha=jnp.asarray(sensing.alpha, S.dtype),
         steps=state.step,
         residual=end.state.residual,
@@ -403,7 +404,7 @@ def _found(
         history=jax.tree.map(lambda x: jnp.where(valid, x, jnp.nan), end.history),
         covariance=masked(state.covariance),
         rho=jnp.asarray(jnp.nan, S.dtype),
-        weights=jnp.where(valid, teacher.estimate(S), jnp.nan),
+        weights=jnp.where(valid, teacher.student.estimate(S), jnp.nan),
         state=state,
         model=teacher,
         key=key,
@@ -415,7 +416,7 @@ def _found(
     )
 
 
-def _gradient(model: AbstractMatrixModel, learner: MatrixErm, S: Array, pull: Array) -> Array:
+def _gradient(model: MatrixModel, learner: MatrixErm, S: Array, pull: Array) -> Array:
     """What a step of size one down the loss, and the penalty's shrinkage, move S by, over its
     entries: zero at the minimum alone, and without a nuclear norm (1 + λ)^{-1} ‖∇R‖."""
     one = jnp.ones((1, 1), theory_dtype()) / (2.0 * model.prior.weight)

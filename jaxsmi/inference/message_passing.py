@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, is_zero, theory_dtype
 from jaxsmi.core.border import (
     anything,
@@ -37,7 +38,7 @@ from jaxsmi.core.border import (
     text,
     whole,
 )
-from jaxsmi.core.checks import FRACTION, POSITIVE, Ability, Arguments, check
+from jaxsmi.core.checks import FRACTION, POSITIVE, Arguments, check
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.driver import Record, Run, drive, is_record, ready
@@ -49,7 +50,7 @@ from jaxsmi.inference.learner_passing import Plan, learned, statistic_of
 from jaxsmi.inference.matrix_learner import matrix_learned
 from jaxsmi.learners.base import AbstractLearner, Bayes
 from jaxsmi.learners.matrix_erm import MatrixErm
-from jaxsmi.models.base import AbstractModel, is_model, model_argument
+from jaxsmi.models.base import AbstractModel, check_data, is_model, model_argument
 
 __all__ = ["GampState", "gamp"]
 
@@ -165,10 +166,11 @@ def gamp(
     Source:
         [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
     """
-    model = model_argument(model, None if learner is not None else Ability.INFERENCE)
+    model = model_argument(model, None if learner is not None else "inference")
     arguments = Arguments()
     tolerance = arguments.number("tolerance", tolerance, POSITIVE)
-    chosen = model.dampings[0] if damping is None else damping
+    settings = model.design.message_passing
+    chosen = settings.dampings[0] if damping is None else damping
     function, every = Record.of(record)
     warn_of_inputs(model, data)
     if learner is not None:
@@ -182,15 +184,17 @@ def gamp(
     options = _Options(
         damping=arguments.number("damping", chosen, FRACTION),
         tolerance=tolerance,
-        precision=arguments.choice("precision", precision or model.precisions[0], model.precisions),
+        precision=arguments.choice(
+            "precision", precision or settings.precisions[0], settings.precisions
+        ),
         calibrate=_calibrated(model, calibrate),
-        adaptive=damping is None and len(model.dampings) == 1,
+        adaptive=damping is None and len(settings.dampings) == 1,
         record=function,
         every=every,
         max_steps=max_steps,
     )
     strength = arguments.number("side_information", side_information, FRACTION)
-    _check_data(model, data, state)
+    data = _check_data(model, data, state)
     key = arguments.key("key", key)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = _streams(key)
@@ -199,9 +203,9 @@ def gamp(
         model, data, start_keys, init, strength if aided else None, state, arguments
     )
     problem = _problem(start, data, run_key, options)
-    valid = arguments.valid & model.valid
+    valid = arguments.valid & validate.valid(model)
     end = _run(problem, options, progress, key, valid)
-    for more in model.dampings[1:] if damping is None else ():  # where the run can be looked at
+    for more in settings.dampings[1:] if damping is None else ():  # where the run can be looked at
         if not (concrete(end.result) and int(end.result) in _AGAIN):
             break
         again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(more, theory_dtype()))
@@ -232,9 +236,10 @@ class _Options(NamedTuple):
 def _calibrated(model: AbstractModel, calibrate: bool | None) -> bool:
     """Whether a run calibrates; refused where the model cannot."""
     if calibrate is None:
-        return model.calibrated
+        return model.design.message_passing.calibrated
     Arguments().flag("calibrate", calibrate)
-    check(model.calibrated or not calibrate, "calibrate", calibrate, "False for this model")
+    able = model.design.message_passing.calibrated
+    check(able or not calibrate, "calibrate", calibrate, "False for this model")
     return bool(calibrate)
 
 
@@ -252,15 +257,17 @@ def _check_beside(
     check(is_zero(side_information), "side_information", side_information, "0 with a learner")
 
 
-def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) -> None:
-    """Raise a ValueError for data, labels or a state that do not fit the model."""
-    signal, fields = model.shapes(data)
+def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) -> Dataset:
+    """The data; a ValueError for data, labels or a state that do not fit the model."""
+    data = check_data(model, data)
+    signal, fields = model.design.shapes(data.inputs.shape)
     model.channel.check_labels(data.labels)
     if state is not None:
         expected = f"the state of a run with weights {signal}"
         check(state.weights.shape == signal, "state", state.weights, expected)
         expected = f"the state of a run on {data.samples} samples"
         check(state.g.shape == fields, "state", state.g, expected)
+    return data
 
 
 def _problem(
@@ -381,11 +388,11 @@ def _solution(
         lost = _lost(problem.spectral, state.weights) & ~broken
         code = jnp.where(lost, int(Result.LOST), code)
         state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
-        overlaps = model.overlaps(state.weights, data.teacher)
+        overlaps = model.metric.overlaps(state.weights, data.teacher)
         history = _ending(history, overlaps, state.covariance)
     weights = state.weights
-    Q = model.overlaps(weights, None)["overlap"]
-    error = model.error_of(weights, data, key=jax.random.fold_in(problem.key, 1))
+    Q = model.metric.overlaps(weights, None)["overlap"]
+    error = model.metric.error(weights, data, key=jax.random.fold_in(problem.key, 1))
     code = jnp.where(valid, code, int(Result.INVALID))
     nothing = ~valid | (code == Result.NONFINITE)
     Q, error = (jnp.where(nothing, jnp.nan, x) for x in (Q, error))
@@ -394,14 +401,14 @@ def _solution(
         overlap=Q,
         stderr=jnp.zeros((P, P), Q.dtype),
         error=error,
-        alpha=jnp.asarray(model.sensing(data).alpha, Q.dtype),
+        alpha=jnp.asarray(model.design.operator(data.inputs).alpha, Q.dtype),
         steps=steps,
         residual=end.state.residual,
         result=code,
         history=jax.tree.map(masked, history),
         covariance=masked(state.covariance),
         rho=jnp.asarray(jnp.nan, Q.dtype),
-        weights=masked(model.estimate(weights)),
+        weights=masked(model.student.estimate(weights)),
         state=state,
         model=model,
         key=key,

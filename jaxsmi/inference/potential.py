@@ -28,8 +28,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
+from jaxsmi.core import validate
 from jaxsmi.core.border import checked, optional, random_key, scalar, whole
-from jaxsmi.core.checks import POSITIVE, Ability, Arguments
+from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.results import Estimate, Solution, is_overlap
 from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.numerics.implicit import differentiable, not_differentiable
@@ -88,7 +89,7 @@ def free_entropy(
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (49), (51)].
     """
-    model = model_argument(model, Ability.INFERENCE)
+    model = model_argument(model, "inference")
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
     S = model.prior.second_moment(model.indices)
@@ -98,7 +99,7 @@ def free_entropy(
     if key is not None or not model.channel.explicit:
         key = arguments.key("key", key)
     each = power_of_two(max(samples // randomisations, 2))
-    valid = arguments.valid & model.valid
+    valid = arguments.valid & validate.valid(model)
     estimate = potential_at(model, alpha, jnp.where(valid, Q, 0.5 * S), key, each, randomisations)
     return Estimate(*(jnp.where(valid, x, jnp.nan) for x in estimate))
 

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.border import checked, flag, optional, random_key, scalar
-from jaxsmi.core.checks import UNIT_INTERVAL, Ability, Arguments
+from jaxsmi.core.checks import UNIT_INTERVAL, Arguments
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset, is_dataset
 from jaxsmi.core.results import Solution
@@ -50,7 +51,15 @@ from jaxsmi.inference.spectral_vectors import (
 )
 from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.learners.base import Bayes
-from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, is_model, model_argument
+from jaxsmi.models.base import (
+    CENTRED,
+    AbstractModel,
+    check_data,
+    is_centred,
+    is_model,
+    model_argument,
+    title,
+)
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 
 __all__ = [
@@ -156,9 +165,9 @@ def spectral(
     Source:
         [theory: spectral, Eqs. (3), (7) to (14)]; for one token [MM18].
     """
-    model = model_argument(model, Ability.SPECTRAL)
+    model = model_argument(model, "spectral")
     arguments = Arguments()
-    model.shapes(data)
+    data = check_data(model, data)
     model.channel.check_labels(data.labels)
     s = arguments.number("regularisation", regularisation, UNIT_INTERVAL)
     key = arguments.key("key", key)
@@ -167,8 +176,8 @@ def spectral(
     observations = Observations(model, data, data.mesh)
     start, first_order = spectral_start(observations, nothing_known(model, data), key, s)
     allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
-    arguments.condition(~first_order, "model", model.title, allowed)
-    return _solution(model, data, start, key, arguments.valid & model.valid)
+    arguments.condition(~first_order, "model", title(model), allowed)
+    return _solution(model, data, start, key, arguments.valid & validate.valid(model))
 
 
 def spectral_start(
@@ -195,18 +204,18 @@ def _started(
     S = model.prior.second_moment(model.indices)
     unknown = unknown_directions(known.weights, S)
     known = _without(known, unknown, S)
-    alpha = jnp.asarray(model.complexity(data.samples, data.dimension), S.dtype)
+    alpha = jnp.asarray(data.samples / model.design.entries(data.dimension), S.dtype)
     moments = _moments(observations, statistic, known, unknown, channel_key)
     some = jax.tree.map(lambda x: x[None, :_LABELS], moments)
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
     learned = jnp.max(jnp.diagonal(optimal)) > _LEARNED
-    theory = outlier(some.excess[0], model.tokens, alpha, s, optimal)
+    theory = outlier(some.excess[0], model.channel.tokens, alpha, s, optimal)
     learned = learned & jnp.isfinite(jnp.sum(theory.overlap))
     overlap = jnp.where(learned, theory.overlap, 0.0)
     theory = eqx.tree_at(lambda t: t.overlap, theory, overlap)
     T = transformed(moments.excess, s)
     H, _ = response(T, jnp.where(learned, theory.resolvent[0], 0.0), -1.0)
-    trace = lambda H: jnp.mean(token_trace(H, model.tokens), axis=0)
+    trace = lambda H: jnp.mean(token_trace(H, model.channel.tokens), axis=0)
     shift = alpha * (trace(H) - trace(H[:_LABELS] - some.excess[0]))
     others = orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
     product = Product(observations, T, shift, unknown, others)
@@ -223,7 +232,7 @@ def _started(
 
 def nothing_known(model: AbstractModel, data: Dataset) -> GampState:
     """The state of message passing before anything is learned, Ŵ = 0."""
-    return _nothing(model, *model.shapes(data))
+    return _nothing(model, *model.design.shapes(data.inputs.shape))
 
 
 @eqx.filter_jit
@@ -274,7 +283,7 @@ def _moments(
     omega = observations.forward(known.weights) - known.memory
     post = model.channel.respond(statistic, omega, known.covariance, key)
     moments = label_moments(post.g, post.dg, S)
-    both = jnp.kron(unknown, jnp.eye(model.tokens, dtype=S.dtype))
+    both = jnp.kron(unknown, jnp.eye(model.channel.tokens, dtype=S.dtype))
     mean = jnp.einsum("pq,nqm->npm", unknown, moments.mean)
     return LabelMoments(mean, both @ moments.excess @ both)
 
@@ -302,7 +311,7 @@ def _state(
     scale = inverse @ rest @ scale
     weights, covariance = prior.posterior(jnp.einsum("apq,aqd->pd", scale, W), precision)
     A, P, D = W.shape
-    tokens = observations.model.tokens
+    tokens = observations.model.channel.tokens
     fields = observations.forward(W.reshape(A * P, D)).reshape(-1, A, P * tokens)
     weighted = jnp.einsum("nij,naj->nai", T, fields).reshape(-1, A, P, tokens)
     g = jnp.einsum("apq,naqm->npm", scale @ resolvent, weighted)
@@ -340,7 +349,7 @@ def _solution(
     code = jnp.where(start.learned, code, int(Result.NOTHING_LEARNED))
     finite = jnp.all(jnp.isfinite(state.weights))
     code = jnp.where(finite, code, int(Result.NONFINITE))
-    measured = model.overlaps(state.weights, data.teacher)
+    measured = model.metric.overlaps(state.weights, data.teacher)
     root = sqrt_psd(model.prior.second_moment(model.indices))
     history = {
         "step": jnp.zeros(()),
@@ -354,8 +363,8 @@ def _solution(
     return Solution(
         overlap=Q,
         stderr=jnp.zeros_like(Q),
-        error=masked(model.error_of(state.weights, data, key=jax.random.fold_in(key, 1))),
-        alpha=jnp.asarray(model.complexity(data.samples, data.dimension), Q.dtype),
+        error=masked(model.metric.error(state.weights, data, key=jax.random.fold_in(key, 1))),
+        alpha=jnp.asarray(data.samples / model.design.entries(data.dimension), Q.dtype),
         steps=start.iterations,
         residual=start.residual,
         result=jnp.where(valid, code, int(Result.INVALID)),

@@ -24,11 +24,12 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.border import checked, optional, random_key, scalar, whole
-from jaxsmi.core.checks import POSITIVE, Ability, Arguments
+from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.driver import Run
 from jaxsmi.core.results import Estimate
-from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, is_model, model_argument
+from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, is_model, model_argument, title
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
@@ -175,7 +176,7 @@ def spectral_overlap(
     Source:
         [theory: spectral, Eqs. (1) to (6)].
     """
-    model = model_argument(model, Ability.SPECTRAL)
+    model = model_argument(model, "spectral")
     arguments = Arguments()
     alpha = arguments.number("alpha", alpha, POSITIVE)
     nets = randomisations
@@ -187,8 +188,8 @@ def spectral_overlap(
     allowed = (
         "one whose labels say nothing of W at first order: message passing needs no other start"
     )
-    arguments.condition(silent, "model", model.title, allowed)
-    valid = arguments.valid & model.valid
+    arguments.condition(silent, "model", title(model), allowed)
+    valid = arguments.valid & validate.valid(model)
     return _solved(model, jnp.where(valid, alpha, jnp.nan), moments)
 
 

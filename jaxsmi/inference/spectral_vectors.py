@@ -20,11 +20,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.data import Dataset
+from jaxsmi.design.index import IndexOperator
 from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
 from jaxsmi.inference.spectral_outlier import MOST, Outlier
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import symmetric
-from jaxsmi.sensing.index import IndexSensing
 
 __all__ = [
     "RESIDUAL",
@@ -54,10 +54,10 @@ class Observations(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True)
 
     @property
-    def sensing(self) -> IndexSensing:
+    def sensing(self) -> IndexOperator:
         """How weights are seen; on each device of the mesh, through its part of the samples."""
         axes = () if self.mesh is None else self.mesh.axis_names
-        return IndexSensing(self.data.inputs, axes)
+        return IndexOperator(self.data.inputs, axes)
 
     def weighted(self, T: Array, W: Array) -> Array:
         """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (k, P, D)."""

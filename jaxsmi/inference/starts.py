@@ -25,7 +25,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import Ability, Arguments, check
+from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Dataset
 from jaxsmi.inference.iteration import GampState, SideInformation, contract
 from jaxsmi.inference.spectral import (
@@ -86,7 +86,7 @@ def begin(
         init = _TINY
     if isinstance(init, str) and init == "spectral":
         allowed = "a positive number, 'informed' or an array, for this model"
-        check(model.refusal(Ability.SPECTRAL) is None, "init", init, allowed)
+        check(model.unsupported_reason("spectral") is None, "init", init, allowed)
         arguments.condition(is_centred(model), "init", init, allowed)
         check(not aided, "side_information", strength, "0 with init='spectral'")
         check(state is None, "state", state, "None with init='spectral'")
@@ -101,7 +101,7 @@ def begin(
 def _silent(model: AbstractModel) -> bool:
     """Whether labels say nothing of W at first order, as far as their parity shows it; and the
     prior neither."""
-    drawable = model.refusal(Ability.SPECTRAL) is None and model.channel.drawable
+    drawable = model.unsupported_reason("spectral") is None and model.channel.drawable
     if not drawable:
         return False
     centred = is_centred(model)  # outside jit one program
@@ -193,7 +193,7 @@ def _ordinary(
     """The random or informed start, or one that is given, and side information of that strength
     (None: none)."""
     dtype = theory_dtype()
-    signal, fields = model.shapes(data)
+    signal, fields = model.design.shapes(data.inputs.shape)
     start_key, side_key = keys
     prior = model.prior
     side = _no_side(model, signal)
@@ -206,7 +206,7 @@ def _ordinary(
             "a teacher, for side information or an informed start",
         )
         assert data.teacher is not None
-        teacher = model.signal(data.teacher)
+        teacher = model.student.teacher_signal(data.teacher)
         if strength is not None:
             side = SideInformation(*prior.side_information(side_key, teacher, strength))
         if given is None:

@@ -48,7 +48,7 @@ def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> Abstrac
 def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
     """Ŝ (1, 1), by a grid and a parabola through its best three points."""
     statistic = model.channel.statistic(data.labels)
-    zero = jnp.zeros((data.samples, 1, model.tokens), theory_dtype())
+    zero = jnp.zeros((data.samples, 1, model.channel.tokens), theory_dtype())
     widest = _WIDTHS * np.sqrt(2.0 / data.dimension)
     grid = jnp.exp(jnp.linspace(-widest, widest, _GRID))
     half = 0.5 * data.dimension

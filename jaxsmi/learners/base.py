@@ -23,7 +23,7 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import LabelOf, Reply
 from jaxsmi.core.checks import Arguments
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
@@ -142,16 +142,16 @@ class AbstractLearner(AbstractResponder):
     """Somebody who learns from labels: a student, how it answers a label, and what holds its
     weights (module docstring)."""
 
-    student: eqx.AbstractVar[AbstractIndexModel | None]
+    student: eqx.AbstractVar[IndexModel | None]
 
     @property
-    def network(self) -> AbstractIndexModel:
+    def network(self) -> IndexModel:
         """The student, once it is known (`taught_by`)."""
         assert self.student is not None
         return self.student
 
     @abc.abstractmethod
-    def taught_by(self, model: AbstractIndexModel) -> AbstractLearner:
+    def taught_by(self, model: IndexModel) -> AbstractLearner:
         """The same learner for labels of this model: its student the model itself where none was
         named.
 
@@ -215,7 +215,7 @@ class AbstractLearner(AbstractResponder):
 
 def learner_of(
     learner: object, model: object, arguments: Arguments
-) -> tuple[AbstractLearner, AbstractIndexModel]:
+) -> tuple[AbstractLearner, IndexModel]:
     """The arguments `learner` and `model` of a public function: the learner of that model's labels,
     and the model.
 
@@ -225,7 +225,7 @@ def learner_of(
     allowed = "smi.Erm(..) or smi.Mismatched(..)"
     known = arguments.instance("learner", learner, AbstractLearner, allowed)
     allowed = "a model of indices beside this learner (of a matrix: smi.MatrixErm)"
-    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
+    teacher = arguments.instance("model", model, IndexModel, allowed)
     return known.taught_by(teacher), teacher
 
 

@@ -38,7 +38,7 @@ from jaxsmi.learners.base import (
     Truth,
     linear_moments,
 )
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 
 __all__ = ["Erm"]
 
@@ -108,7 +108,7 @@ class Erm(AbstractLearner):
         [Cui24], [theory: empirical-risk, section 1].
     """
 
-    student: AbstractIndexModel | None = None
+    student: IndexModel | None = None
     loss: Callable[[Array, Array], Array] = eqx.field(converter=_as_loss, default=losses.squared)
     ridge: Array = eqx.field(converter=_as_ridge, default=0.1)
     prox: Prox | None = eqx.field(converter=_optional("prox"), default=None)
@@ -118,7 +118,7 @@ class Erm(AbstractLearner):
     def __check_init__(self) -> None:
         if self.student is not None:
             allowed = "a model of indices, such as smi.MultiIndex(link, indices=1)"
-            Arguments().instance("student", self.student, AbstractIndexModel, allowed)
+            Arguments().instance("student", self.student, IndexModel, allowed)
         check(self.convex in (None, True, False), "convex", self.convex, "True, False or None")
 
     @property
@@ -162,15 +162,15 @@ class Erm(AbstractLearner):
         """
         network = self.student if self.student is not None else data.model
         allowed = "a student, or data that know the model that made them"
-        known = Arguments().instance("student", network, AbstractIndexModel, allowed)
+        known = Arguments().instance("student", network, IndexModel, allowed)
         W = jnp.asarray(weights)
-        outputs = known.outputs(W, data.stored_inputs)
+        outputs = known.student.outputs(W, data.stored_inputs)
         total = jnp.sum(jax.vmap(self.loss)(outputs, data.labels))
         return (total + 0.5 * self.ridge * jnp.sum(W**2)) / data.dimension
 
     # Whose labels they are
 
-    def taught_by(self, model: AbstractIndexModel) -> Erm:
+    def taught_by(self, model: IndexModel) -> Erm:
         """The same learner for labels of a model, looked at once; see `AbstractLearner`."""
         student = model if self.student is None else self.student
         allowed = f"a student of {model.tokens} tokens, as the labels'"
@@ -278,7 +278,7 @@ def _probes(shape: tuple[int, ...], seed: int) -> Array:
     return jnp.asarray(normal, theory_dtype())
 
 
-def _is_identity(student: AbstractIndexModel) -> bool:
+def _is_identity(student: IndexModel) -> bool:
     """Whether ŷ = z of one index and one token."""
     if (student.indices, student.tokens) != (1, 1):
         return False
@@ -286,7 +286,7 @@ def _is_identity(student: AbstractIndexModel) -> bool:
     return bool(jnp.all(jax.vmap(student.link)(fields).ravel() == fields.ravel()))
 
 
-def _look(learner: Erm, model: AbstractIndexModel) -> bool:
+def _look(learner: Erm, model: IndexModel) -> bool:
     """Whether the loss is convex in the fields, by looking at random ones.
 
     Raises:

@@ -23,7 +23,8 @@ from jaxsmi.channels.matrix_scores import AbstractLinearReadout
 from jaxsmi.core.border import anything, checked, flag, numbers, scalar
 from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, Arguments, check
 from jaxsmi.core.data import Dataset, is_dataset
-from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.models.base import title
+from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics.linear_algebra import symmetric
 
 __all__ = ["MatrixErm", "Shrinkage", "residual", "student_of"]
@@ -154,7 +155,7 @@ class MatrixErm(eqx.Module):
 
     @classmethod
     @checked(student=anything, decay=scalar(POSITIVE))
-    def of_weight_decay(cls, student: AbstractMatrixModel, decay: ArrayLike) -> MatrixErm:
+    def of_weight_decay(cls, student: MatrixModel, decay: ArrayLike) -> MatrixErm:
         """What a student with factors of that width minimises under weight decay (κ/2) ‖factors‖²,
         if its width reaches the rank of the minimum.
 
@@ -176,7 +177,7 @@ class MatrixErm(eqx.Module):
         student = student_of(student, "student")
         decay = arguments.number("decay", decay, POSITIVE)
         finite = jnp.isfinite(student.prior.law.aspect_ratio)
-        arguments.condition(finite, "student", student.title, "one of finite aspect_ratio")
+        arguments.condition(finite, "student", title(student), "one of finite aspect_ratio")
         return cls(nuclear=decay * student.prior.law.decay_scale)
 
     def shrinkage(self, precision: Array, prior_weight: float, signed: bool) -> Shrinkage:
@@ -207,27 +208,27 @@ class MatrixErm(eqx.Module):
                 is positive semi-definite is not looked at.
         """
         model = student_of(data.model, "data.model")
-        signal = model.signal_of(jnp.asarray(weights))
-        shape, _ = model.shapes(data)
+        signal = model.student.signal(jnp.asarray(weights))
+        shape, _ = model.design.shapes(data.inputs.shape)
         check(signal.shape == shape, "weights", weights, f"S {shape[1:]}")
         loss = 0.5 * jnp.sum(residual(model, signal, data) ** 2)
-        return loss / model.sensing(data).entries + self.penalty(signal)
+        return loss / model.design.operator(data.inputs).entries + self.penalty(signal)
 
 
-def residual(model: AbstractMatrixModel, signal: Array, data: Dataset) -> Array:
+def residual(model: MatrixModel, signal: Array, data: Dataset) -> Array:
     """y_μ - X_μ[S] of a signal (1, L, d), in the shape of its fields."""
-    fields = model.sensing(data).forward(signal)
+    fields = model.design.operator(data.inputs).forward(signal)
     return model.readout.statistic(data.labels).reshape(fields.shape) - fields
 
 
-def student_of(model: object, name: str = "model") -> AbstractMatrixModel:
+def student_of(model: object, name: str = "model") -> MatrixModel:
     """The argument `model` of a learner of matrices.
 
     Raises:
         ValueError: For a model of indices, or one whose labels are not linear in S: there no theory
             of other learners than Bayes is known.
     """
-    known = Arguments().instance(name, model, AbstractMatrixModel, _MATRIX)
+    known = Arguments().instance(name, model, MatrixModel, _MATRIX)
     allowed = f"{_MATRIX} (of others no theory is known but that of Bayes)"
-    check(isinstance(known.readout, AbstractLinearReadout), name, known.title, allowed)
+    check(isinstance(known.readout, AbstractLinearReadout), name, title(known), allowed)
     return known

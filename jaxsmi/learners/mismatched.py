@@ -18,7 +18,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import ClosedFormChannel, Posterior
 from jaxsmi.channels.proximal import Reply
 from jaxsmi.core.border import anything, checked
-from jaxsmi.core.checks import Ability, Arguments, check, require
+from jaxsmi.core.checks import Arguments, check
 from jaxsmi.learners.base import (
     AbstractLearner,
     Conjugates,
@@ -28,7 +28,7 @@ from jaxsmi.learners.base import (
     Truth,
     linear_moments,
 )
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 
@@ -56,14 +56,16 @@ class Mismatched(AbstractLearner):
         [theory: empirical-risk, section 2].
     """
 
-    student: AbstractIndexModel
+    student: IndexModel
 
     def __check_init__(self) -> None:
         allowed = "a model of indices with a posterior, such as smi.links.linear(0.5)"
-        Arguments().instance("student", self.student, AbstractIndexModel, allowed)
-        require(self.student, Ability.INFERENCE)
+        Arguments().instance("student", self.student, IndexModel, allowed)
+        reason = self.student.unsupported_reason()
+        if reason is not None:
+            raise ValueError(reason)
 
-    def taught_by(self, model: AbstractIndexModel) -> Mismatched:
+    def taught_by(self, model: IndexModel) -> Mismatched:
         """Itself, for labels that its student could have made."""
         student = self.student
         allowed = f"a student of {model.tokens} tokens, as the labels'"

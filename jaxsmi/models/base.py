@@ -1,111 +1,108 @@
-r"""What a model must say: the face that inference, theory, thresholds and training read.
+r"""A model: a prior on a signal, a design that turns it into fields, a channel that draws labels.
 
-    signal W ──sensing──▶ fields Z_μ ──channel──▶ labels y_μ
+    signal W ──design──▶ fields Z_μ ──channel──▶ labels y_μ
 
-A model is a prior on a signal, a sensing law that turns the signal into fields, and an output
-channel that turns fields into labels. `AbstractModel` declares everything an engine may ask of one;
-`AbstractIndexModel` (the signal is W (P, D)) and `AbstractMatrixModel` (the signal is one matrix)
-fill in what their families share. A new family is a subclass of one of the three, and the abstract
-methods say what is missing.
+`AbstractModel` is what message passing, theory, thresholds and training ask for. Its parts are
+objects of their own: `prior`, `channel`, `design` (shapes, inputs, teachers), `student` (the
+weights that are trained) and `metric` (overlaps and errors). A family is a constructor of these:
+`IndexModel` of rows W (P, D), `MatrixModel` of one matrix.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.core import border
+from jaxsmi.core import border, validate
 from jaxsmi.core.arrays import arithmetic, theory_dtype
-from jaxsmi.core.checks import POSITIVE, Ability, Arguments, check, require, without_nan
-from jaxsmi.core.data import Dataset, Regenerated, Taught
-from jaxsmi.core.results import Estimate, Solution, is_estimate
+from jaxsmi.core.checks import Ability
+from jaxsmi.core.data import Dataset, Taught
+from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.core.shown import Shown, brief, constructed
-from jaxsmi.models.tokens import Directions
+from jaxsmi.core.validate import POSITIVE, check
+from jaxsmi.design.base import AbstractDesign
+from jaxsmi.design.blocks import Inputs, product_dtype, shifted, streams
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.sensing.base import AbstractSensing
-from jaxsmi.sensing.blocks import LAWS, draw_inputs, shifted, streams
 
-__all__ = ["CENTRED", "AbstractModel", "is_centred", "model_argument", "overlaps_of"]
+__all__ = [
+    "CENTRED",
+    "AbstractMetric",
+    "AbstractModel",
+    "AbstractStudent",
+    "check_data",
+    "draw_labels",
+    "is_centred",
+    "is_model",
+    "model_argument",
+    "overlap_entries",
+    "title",
+]
 
 
 class AbstractModel(eqx.Module):
-    """A prior, a sensing law and an output channel under one name (module docstring).
+    """A prior, a design and a channel (module docstring).
 
-    Shapes: P indices (rows of the overlap; matrices: how many), N samples. The signal of message
-    passing has the shape that `shapes` says; a student's weights, which `train` moves, that of
-    `student_shape`. `tokens`: M, how many tokens an input has.
+    P is the number of indices: rows of the overlap (P, P); of matrices, how many there are.
     """
 
     prior: eqx.AbstractVar[AbstractPrior]
     channel: eqx.AbstractVar[AbstractChannel]
-    tokens: eqx.AbstractVar[int]
-
-    def __repr__(self) -> str:
-        return constructed(self)
-
-    def _repr_html_(self) -> str:
-        refused = self.refusal(Ability.INFERENCE)
-        parts = {"indices": ", ".join(self.index_names), "tokens": str(self.tokens)}
-        parts |= {"prior": brief(self.prior), "channel": brief(self.channel)}
-        rows = [*parts.items(), ("inference", "yes" if refused is None else refused)]
-        return Shown(constructed(self), header=("", ""), rows=rows).html()
-
-    # Names and sizes
 
     @property
     @abc.abstractmethod
-    def indices(self) -> int:
-        """P, the number of indices: the overlap is (P, P)."""
+    def design(self) -> AbstractDesign:
+        """Shapes, inputs and teachers of the data."""
 
     @property
-    def title(self) -> str:
-        """What to call the model in a message."""
-        return type(self).__name__
+    @abc.abstractmethod
+    def student(self) -> AbstractStudent:
+        """The weights that `train` moves."""
+
+    @property
+    @abc.abstractmethod
+    def metric(self) -> AbstractMetric:
+        """Overlaps and errors of an estimate."""
+
+    @property
+    @abc.abstractmethod
+    def recovery(self) -> Array:
+        """The α above which perfect recovery is stable (inf: never).
+
+        Raises:
+            ValueError: Where it is unknown.
+        """
+
+    @property
+    def indices(self) -> int:
+        """P, the number of indices."""
+        return self.channel.indices
 
     @property
     def index_names(self) -> tuple[str, ...]:
-        """What to call each index: "index 1" and so on."""
+        """Names of the indices for tables: "index 1" and so on."""
         return tuple(f"index {p}" for p in range(1, self.indices + 1))
 
-    @property
-    def valid(self) -> Array:
-        """Whether all numbers of the model are in their ranges: inside jit constructors cannot
-        raise, and make them NaN."""
-        return without_nan(self)
+    def unsupported_reason(self, purpose: str = "inference") -> str | None:
+        """Why the model does not serve a purpose, as one sentence with the remedy; None: it does.
 
-    def refusal(self, ability: Ability) -> str | None:
-        """Why the model lacks an ability, as one sentence with its remedy; None where it has it."""
-        if ability is Ability.AVERAGES:
-            return (
-                f"fit: got runs of {self.title}; allowed: runs of a matrix model (weights are "
-                "known up to symmetries)."
-            )
-        return self.channel.refusal(ability)
+        Purposes: "inference" (a posterior of the fields), "spectral" (rows W that a matrix of the
+        inputs estimates), "directions" (that grow one by one: weak recovery, staircase),
+        "averages" (estimates of several runs can be averaged).
+        """
+        del purpose
+        return self.channel.refusal(Ability.INFERENCE)
 
-    def noisy(self, noises: Array) -> Sequence[AbstractModel]:
-        """The models of the same signal and link with label noise of these variances (K,), for the
-        limit of vanishing noise; refused where there is none."""
-        del noises
-        raise ValueError(f"noises: got some for {self.title}; allowed: None for this model.")
+    def link(self, fields: Array) -> Array:
+        """The noiseless label of one sample from its fields."""
+        return self.channel.link(fields)
 
-    # Data
-
-    @border.checked(
-        key=border.random_key,
-        dimension=border.whole(),
-        alpha=border.scalar(POSITIVE),
-        dtype=border.optional(border.precision),
-        teacher=border.optional(border.numbers("an array of real numbers")),
-        directions=border.optional(border.numbers("U (K, D)", dimensions=2)),
-        store=border.flag,
-        inputs=border.text,
-    )
     def sample(
         self,
         key: PRNGKeyArray,
@@ -151,110 +148,28 @@ class AbstractModel(eqx.Module):
         Cost:
             N·M·D random numbers, and one pass over them.
         """
-        arguments = Arguments()
-        dimension = arguments.count("dimension", dimension, at_least=self.least_dimension)
-        alpha = float(alpha)
-        law = arguments.choice("inputs", inputs, self.input_laws)
-        check(alpha < 2**31, "alpha", alpha, "a number < 2^31")
-        samples = max(self.samples_at(alpha, dimension), 1)
+        design = self.design
+        key = validate.key("key", key)
+        dimension = validate.count("dimension", dimension, design.least_dimension)
+        check(validate.number("alpha", alpha, POSITIVE) < 2**31, "alpha", alpha, "a number < 2^31")
+        law = validate.choice("inputs", inputs, design.laws)
+        dtype = validate.optional(validate.dtype, "dtype", dtype)
+        store = validate.flag("store", store)
+        samples = max(round(float(alpha) * design.entries(dimension)), 1)
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
-        self.warn_of_rounding(dimension, samples, alpha)
+        design.warn_of_rounding(dimension, samples, float(alpha))
         teacher_key, input_key, noise_key, direction_key = streams(key)
-        given = self.draw_teacher(teacher_key, dimension) if teacher is None else teacher
-        truth = arguments.array("teacher", given, "an array of real numbers")
-        self.admit_teacher(truth, dimension)
-        shape = self.input_shape(dimension)
+        drawn = design.draw_teacher(teacher_key, dimension) if teacher is None else teacher
+        truth = validate.array("teacher", drawn, "an array of real numbers")
+        design.check_teacher(truth, dimension)
+        around = design.directions(direction_key, truth, directions)
         usual = theory_dtype() if store else jnp.float32
-        around = self.directions_of(direction_key, truth, directions)
-        drawn = self.draw_inputs(input_key, samples, shape, dtype or usual, store, law)
+        x = design.draw_inputs(input_key, samples, dimension, dtype or usual, store=store, law=law)
         if around is not None:
-            drawn = shifted(drawn, around.mean)
-        labels = self.draw_labels(noise_key, truth, drawn)
-        return Dataset(drawn, labels, truth, self, *(around or (None, None)))
+            x = shifted(x, around.mean)
+        labels = draw_labels(self, noise_key, truth, x)
+        return Dataset(x, labels, truth, self, *(around or (None, None)))
 
-    def directions_of(
-        self, key: PRNGKeyArray | None, teacher: Array, given: ArrayLike | None
-    ) -> Directions | None:
-        """The fixed directions that inputs lie around, drawn or given; None: they are centred."""
-        del key, teacher
-        allowed = "none: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
-        check(given is None, "directions", given, allowed)
-        return None
-
-    @property
-    def least_dimension(self) -> int:
-        """The smallest dimension that data can have."""
-        return 1
-
-    @abc.abstractmethod
-    def samples_at(self, alpha: float, dimension: int) -> int:
-        """How many samples a sample complexity α means, rounded: the inverse of `complexity`."""
-
-    def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
-        """Warn where rounding to whole numbers moves a ratio of the model noticeably."""
-        del dimension, samples, alpha
-
-    @abc.abstractmethod
-    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """A teacher by the prior."""
-
-    @abc.abstractmethod
-    def admit_teacher(self, teacher: Array, dimension: int) -> None:
-        """Raise a ValueError for a teacher that cannot label inputs of this dimension."""
-
-    def draw_inputs(
-        self,
-        key: PRNGKeyArray,
-        samples: int,
-        shape: tuple[int, int],
-        dtype: DTypeLike,
-        store: bool,
-        law: str = "gaussian",
-    ) -> Array | Regenerated:
-        """Inputs (N, *shape) of iid entries of one of `input_laws`, stored or to be drawn again."""
-        return draw_inputs(key, samples, shape, dtype, store, LAWS[law])
-
-    @property
-    def input_laws(self) -> Sequence[str]:
-        """What entries of inputs can be; with more than one they are iid."""
-        return tuple(LAWS)
-
-    @property
-    def of_rows(self) -> bool:
-        """Whether the teacher is rows W (P, D), seen through W x/√D."""
-        return False
-
-    @abc.abstractmethod
-    def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
-        """Labels (N, ...) of a teacher on inputs, with their noise."""
-
-    @abc.abstractmethod
-    def check_data(self, data: Dataset, teacher: bool = True) -> None:
-        """Raise a ValueError for inputs, labels or, if asked to, a teacher of other shapes than the
-        model's."""
-
-    @abc.abstractmethod
-    def input_shape(self, dimension: int) -> tuple[int, int]:
-        """Shape of one input."""
-
-    @abc.abstractmethod
-    def complexity(self, samples: int, dimension: int) -> float:
-        """The sample complexity α of so many samples."""
-
-    # The network
-
-    @abc.abstractmethod
-    def link(self, fields: Array) -> Array:
-        """The noiseless label of one sample from its fields."""
-
-    @abc.abstractmethod
-    def outputs(self, weights: Array, inputs: Array) -> Array:
-        """Noiseless labels (N, ...) of inputs for a student's weights, in the precision of the
-        inputs: what `train` differentiates."""
-
-    @border.checked(
-        solution=is_estimate, inputs=border.numbers("new inputs (N, M, D)", dimensions=3)
-    )
     def predict(self, solution: Solution | ArrayLike, inputs: ArrayLike) -> Array:
         r"""Labels of new inputs by the plug-in predictor: the link at the fields of the estimate.
 
@@ -273,33 +188,39 @@ class AbstractModel(eqx.Module):
         Cost:
             One pass over the inputs.
         """
-        estimate = solution.weights if isinstance(solution, Solution) else solution
+        weights = solution.weights if isinstance(solution, Solution) else solution
         remedy = "the solution of gamp or train"
-        check(estimate is not None, "solution", "a solution without weights", remedy)
-        estimate = jnp.asarray(estimate)
-        inputs = jnp.asarray(inputs)
-        shape = self.predicted_shape(estimate)
-        fits = inputs.ndim == 3 and inputs.shape[1:] == shape
-        check(fits, "inputs", inputs, f"an array of shape (N, *{shape})")
-        check(jnp.isfinite(jnp.sum(jnp.abs(inputs))), "inputs", inputs, "finite numbers")
-        if not jnp.issubdtype(inputs.dtype, jnp.floating):
-            inputs = inputs.astype(theory_dtype())
-        return self.predicted_labels(estimate, inputs)
+        check(weights is not None, "solution", "a solution without weights", remedy)
+        estimate = validate.array("solution", weights, f"{remedy}, or an estimate")
+        signal = self.student.signal(estimate)
+        shape = self.design.input_shape(signal.shape[-1])
+        allowed = f"an array of shape (N, *{shape})"
+        dtype = getattr(inputs, "dtype", None)
+        real = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+        x = validate.array("inputs", inputs, allowed, dtype=dtype if real else None, empty=True)
+        check(x.ndim == 3 and x.shape[1:] == shape, "inputs", inputs, allowed)
+        return jax.vmap(self.link)(self.design.operator(x).forward(signal))
+
+    def __repr__(self) -> str:
+        return constructed(self)
+
+    def _repr_html_(self) -> str:
+        reason = self.unsupported_reason()
+        parts = {"indices": ", ".join(self.index_names)}
+        parts |= {"prior": brief(self.prior), "channel": brief(self.channel)}
+        rows = [*parts.items(), ("inference", "yes" if reason is None else reason)]
+        return Shown(constructed(self), header=("", ""), rows=rows).html()
+
+
+class AbstractStudent(eqx.Module):
+    """The weights of a model that are trained, and the network that they make."""
+
+    model: eqx.AbstractVar[AbstractModel]
 
     @abc.abstractmethod
-    def predicted_shape(self, estimate: Array) -> tuple[int, int]:
-        """Shape of one input that an estimate can predict; raises for an estimate of another shape
-        than the model's."""
+    def shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of the weights."""
 
-    @abc.abstractmethod
-    def predicted_labels(self, estimate: Array, inputs: Array) -> Array:
-        """Noiseless labels (N, ...) of inputs for an estimate, as a user sees it."""
-
-    @abc.abstractmethod
-    def student_shape(self, dimension: int) -> tuple[int, int]:
-        """Shape of the weights of a student."""
-
-    @abc.abstractmethod
     def start(
         self,
         key: PRNGKeyArray,
@@ -307,46 +228,54 @@ class AbstractModel(eqx.Module):
         scale: ArrayLike = 1.0,
         dtype: DTypeLike | None = None,
     ) -> Array:
-        """Random weights of a student: scale × N(0, 1)."""
+        """Random weights: scale × N(0, 1)."""
+        dtype = dtype or theory_dtype()
+        return jnp.multiply(scale, jax.random.normal(key, self.shape(dimension), dtype))
 
-    # Message passing
+    @abc.abstractmethod
+    def fields(self, weights: Array, inputs: Inputs) -> Array:
+        """Fields of inputs for weights."""
+
+    def teacher_fields(self, teacher: Array, inputs: Inputs) -> Array:
+        """Fields of inputs for a teacher."""
+        return self.fields(teacher, inputs)
+
+    def outputs(self, weights: Array, inputs: Array) -> Array:
+        """Noiseless labels (N, ...) of inputs, in their precision."""
+        dtype = product_dtype(inputs)
+        cast = lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x
+        link = jax.tree.map(cast, self.model).link
+        return jax.vmap(link)(self.fields(weights, inputs).astype(dtype))
+
+    @abc.abstractmethod
+    def estimate(self, weights: Array) -> Array:
+        """The estimate that a user sees, from weights or from the signal of message passing."""
+
+    @abc.abstractmethod
+    def signal(self, estimate: Array) -> Array:
+        """The signal of message passing from an estimate; a ValueError for another shape."""
+
+    @abc.abstractmethod
+    def teacher_signal(self, teacher: Array) -> Array:
+        """The signal of message passing from a teacher."""
+
+
+class AbstractMetric(eqx.Module):
+    """How far an estimate is from a teacher: overlaps, cosines and errors, up to symmetries."""
 
     @property
     @abc.abstractmethod
-    def precisions(self) -> Sequence[str]:
-        """Estimates of the precision A that `gamp` offers, the default first."""
+    def error_name(self) -> str:
+        """The heading of `error` in a table."""
 
     @property
-    @abc.abstractmethod
-    def dampings(self) -> Sequence[float]:
-        """Dampings that `gamp` tries one after the other while a run diverges."""
-
-    @property
-    @abc.abstractmethod
-    def calibrated(self) -> bool:
-        """Whether `gamp` calibrates precision and fields by the data."""
-
-    @abc.abstractmethod
-    def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the signal and of its fields (N, P, M) in message passing; checks the data."""
-
-    @abc.abstractmethod
-    def sensing(self, data: Dataset) -> AbstractSensing:
-        """How the signal is seen through the inputs of `data`."""
-
-    @abc.abstractmethod
-    def signal(self, teacher: Array) -> Array:
-        """The signal of message passing that belongs to a teacher."""
-
-    @abc.abstractmethod
-    def estimate(self, signal: Array) -> Array:
-        """What a user sees of the signal of message passing, or of a student's weights."""
-
-    # What was learned
+    def ansatz(self) -> str | None:
+        """The unproven assumption of the model's theory, as one sentence; None: there is none."""
+        return None
 
     @abc.abstractmethod
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
-        """What an estimate has in common with itself and with a teacher.
+        """Overlaps of an estimate with itself and with a teacher.
 
         Returns:
             "overlap" Q (P, P), "teacher_overlap" M (P, P) and "cosine" (P,); the last two NaN
@@ -354,93 +283,117 @@ class AbstractModel(eqx.Module):
         """
 
     @abc.abstractmethod
-    def error_of(
-        self, weights: Array, data: Taught, *, key: PRNGKeyArray, samples: int = 2048
+    def error(
+        self, weights: Array, data: Taught, *, key: PRNGKeyArray, points: int = 2048
     ) -> Array:
         """Error of an estimate against the teacher of the data; NaN without a teacher."""
+
+    @abc.abstractmethod
+    def comparable(self, teacher: Array) -> bool:
+        """Cosines with this teacher exist (rows: it has as many)."""
 
     def teacher_of(self, data: Taught) -> Array | None:
         """The teacher of data, where weights have overlaps with it; else None."""
         return data.teacher
 
     @abc.abstractmethod
-    def comparable(self, teacher: Array) -> bool:
-        """Whether cosines with this teacher exist (indices: it has as many rows)."""
-
-    def check_teacher(self, teacher: Array, estimate: tuple[int, ...]) -> None:
-        """Raise a ValueError for a teacher that cannot be compared with an estimate of that
-        shape."""
-        check(teacher.shape == estimate, "teacher", teacher, f"data.teacher: {estimate}")
-
-    def estimation_error(self, estimate: Array, teacher: Array) -> Array:
-        """Distance of an estimate to a teacher, for models whose estimates can be averaged."""
-        del estimate, teacher
-        raise ValueError(self.refusal(Ability.AVERAGES))
-
-    @property
-    @abc.abstractmethod
-    def error_name(self) -> str:
-        """What `error_of` measures, for a table."""
-
-    # Theory
-
-    @property
-    def ansatz(self) -> str | None:
-        """What the theory of the model assumes without proof, as one sentence; None: nothing beyond
-        what its page says."""
-        return None
-
-    @abc.abstractmethod
     def prediction_error(
-        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
+        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
     ) -> Estimate:
         """Prediction error on a new input at the overlap Q (P, P), of the Bayes or of the plug-in
         predictor."""
 
     @abc.abstractmethod
-    def theory_error(self, V: Array, *, key: PRNGKeyArray, samples: int) -> Array:
-        """What `error_of` measures, at the covariance V (P, P) that is left, as D → ∞."""
+    def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
+        """The limit D → ∞ of `error`, at the posterior covariance V (P, P)."""
 
-    @property
-    @abc.abstractmethod
-    def recovery(self) -> Array:
-        """The α above which perfect recovery is stable (inf: never).
 
-        Raises:
-            ValueError: Where it is not known.
-        """
+def title(model: object) -> str:
+    """The name of a model in a message."""
+    return getattr(model, "name", type(model).__name__)
+
+
+def check_data(model: AbstractModel, data: Dataset, teacher: bool = True) -> Dataset:
+    """The data with labels in the shape of the link's; a ValueError for inputs, labels or, if
+    `teacher`, a teacher of other shapes than the model's."""
+    design = model.design
+    design.check_inputs(data.inputs)
+    if teacher and data.teacher is not None:
+        check_teacher(model, data)
+    shape = label_shape(model)
+    N, *row = data.labels.shape
+    if tuple(row) == shape:
+        return data
+    allowed = f"rows of shape {shape}" if shape else "one number a sample, shape (N,)"
+    squeezed = [n for n in row if n != 1] == [n for n in shape if n != 1]
+    sizes = ", ".join(map(str, (N, *shape)))
+    # one number a sample is one number, whether (N,) or (N, 1)
+    single = np.prod(row) == np.prod(shape) == 1
+    hint = f": take labels.reshape({sizes})" if squeezed else ""
+    check(single, "data.labels", data.labels, allowed + hint)
+    return eqx.tree_at(lambda data: data.labels, data, data.labels.reshape(N, *shape))
+
+
+def check_teacher(model: AbstractModel, data: Dataset) -> None:
+    """Raise a ValueError for a teacher that the model cannot be compared with."""
+    teacher = data.teacher
+    assert teacher is not None
+    fits = model.metric.teacher_of(data) is not None and model.metric.comparable(teacher)
+    allowed = f"one of {model.indices}, or Dataset(inputs, labels) without a teacher"
+    check(fits, "data.teacher", teacher, allowed)
+
+
+def label_shape(model: AbstractModel) -> tuple[int, ...]:
+    """Shape of one label."""
+    design = model.design
+    # the dimension of inputs plays no role in the shape of fields
+    fields = jax.ShapeDtypeStruct(design.shapes((1, 1, 1)).fields[1:], theory_dtype())
+    return jax.eval_shape(model.link, fields).shape
+
+
+@eqx.filter_jit
+def draw_labels(model: AbstractModel, key: PRNGKeyArray, teacher: Array, inputs: Inputs) -> Array:
+    """Labels (N, ...) of a teacher on inputs, with their noise."""
+    channel = model.channel
+    fields = model.student.teacher_fields(teacher, inputs)
+    noise = jax.random.normal(key, (inputs.shape[0], channel.noise_size), theory_dtype())
+    labels = jax.vmap(channel.label)(fields, noise)
+    return labels.reshape(inputs.shape[0], *label_shape(model))
 
 
 CENTRED = "one with a prior of mean zero (else all is learned from the start)"
 
 
 def is_centred(model: AbstractModel) -> Array:
-    """Whether the prior of a model of indices has mean zero."""
-    known = model.prior.mean_overlap(model.indices)
-    xp = arithmetic(known)
-    return xp.max(xp.abs(xp.asarray(known))) <= 1e-12
+    """The prior of the model has mean zero (a boolean)."""
+    mean = model.prior.mean_overlap(model.indices)
+    xp = arithmetic(mean)
+    return xp.max(xp.abs(xp.asarray(mean))) <= 1e-12
 
 
 _MODEL = (
     "a model with a prior and a channel, such as smi.DeepAttention(2, 2) (for a "
     "SequenceSingleIndex: the functions of smi.sgd)"
 )
-is_model = border.instance(AbstractModel, _MODEL)
 
 
-def model_argument(model: object, ability: Ability | None = None) -> AbstractModel:
-    """The argument `model` of a public function: a ValueError for what is no model, or for one that
-    lacks the ability, with its own sentence."""
-    made = Arguments().instance("model", model, AbstractModel, _MODEL)
-    if ability is not None:
-        require(made, ability)
-    return made
+is_model = border.instance(AbstractModel, _MODEL)  # for the decorators of other packages
 
 
-def overlaps_of(
+def model_argument(model: object, purpose: str | None = None) -> AbstractModel:
+    """The argument `model` of a public function: a ValueError for another object, or for a model
+    that does not serve the purpose (`AbstractModel.unsupported_reason`)."""
+    argument = validate.instance("model", model, AbstractModel, _MODEL)
+    reason = None if purpose is None else argument.unsupported_reason(purpose)
+    if reason is not None:
+        raise ValueError(reason)
+    return argument
+
+
+def overlap_entries(
     Q: Array, cross: Array | None = None, cosine: Array | None = None
 ) -> dict[str, Array]:
-    """The three answers of `AbstractModel.overlaps`, NaN for those that were not computed."""
+    """The entries of `AbstractMetric.overlaps`, NaN for those that were not computed."""
     nan = jnp.full(Q.shape, jnp.nan, Q.dtype)
     return {
         "overlap": Q,

@@ -24,74 +24,37 @@ channels of index models with P = M = 1 (matrix_outputs.py); signs of S are lost
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import LinearField, LinearScores
 from jaxsmi.channels.symmetric_fields import SymmetricFields
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.border import (
-    checked,
-    choice,
-    either,
-    flag,
-    function,
-    instance,
-    numbers,
-    optional,
-    scalar,
-)
-from jaxsmi.core.checks import (
-    NON_NEGATIVE,
-    POSITIVE,
-    VARIANCE,
-    Ability,
-    Arguments,
-    Interval,
-    check,
-    check_rows,
-)
-from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.results import Estimate
-from jaxsmi.models.base import overlaps_of
-from jaxsmi.models.matrix import AbstractMatrixModel
+from jaxsmi.core.validate import VARIANCE, check
+from jaxsmi.design.base import MessagePassing
+from jaxsmi.design.rectangular import RectangularDesign
+from jaxsmi.models.matrix import MatrixMetric, MatrixModel
 from jaxsmi.models.matrix_outputs import Labels, field_output
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.score_error import sampled_error
 from jaxsmi.numerics.implicit import not_differentiable
-from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import SpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
-from jaxsmi.sensing.blocks import LAWS, draw_inputs, gaussian
-from jaxsmi.sensing.rectangular import RectangularSensing
 
-__all__ = [
-    "Bilinear",
-]
-
+__all__ = ["Bilinear"]
 
 OUTPUTS = ("linear", "sign", "absolute")
-_ASPECT = scalar(Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True))
-_RANK = scalar(POSITIVE)
-_NOISE = scalar(VARIANCE)
-_OUTPUT = f"one of {OUTPUTS}, a JAX function of one number, or a link of smi.links"
 
 
-def symmetric_gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """Symmetric matrices (n, d, d): off-diagonal entries of variance 1, diagonal ones of 2."""
-    return goe(gaussian(key, shape, dtype))
-
-
-class Bilinear(AbstractMatrixModel):
+class Bilinear(MatrixModel):
     r"""Bilinear sequence regression: y = φ(⟨X, S⟩/√(dL)) + √Δ z, S (L, d) a product of width r.
 
     Sample complexity is α = n/(dL), L = round(β d), r = round(ρ d). Inputs are (n, L, d), S and the
@@ -124,22 +87,11 @@ class Bilinear(AbstractMatrixModel):
 
     prior: SpectralPrior
     noise: Array
-    scalar: AbstractChannel | None
+    output_channel: AbstractChannel | None
     symmetric: bool = eqx.field(static=True)
-    tokens: int = eqx.field(static=True)
     output: str = eqx.field(static=True)
     even: bool = eqx.field(static=True)
 
-    @checked(
-        aspect_ratio=_ASPECT,
-        rank_ratio=_RANK,
-        noise=_NOISE,
-        symmetric=flag,
-        output=optional(either(_OUTPUT, choice(*OUTPUTS), function(""), instance(MultiIndex, ""))),
-        log_likelihood=optional(function("a function of (label, fields)")),
-        sampler=optional(function("a function of (key, fields)")),
-        outcomes=optional(numbers("all labels (K, ...), two or more")),
-    )
     def __init__(
         self,
         aspect_ratio: ArrayLike = 1.0,
@@ -152,59 +104,71 @@ class Bilinear(AbstractMatrixModel):
         sampler: Callable[[PRNGKeyArray, Array], Array] | None = None,
         outcomes: ArrayLike | None = None,
     ):
-        arguments = Arguments()
-        self.symmetric = symmetric
-        self.noise = arguments.number("noise", noise, VARIANCE)
-        self.tokens = 1  # one field a sample
+        self.symmetric = validate.flag("symmetric", symmetric)
+        self.noise = validate.number("noise", noise, VARIANCE)
         labels = Labels(noise, log_likelihood, sampler, outcomes)
-        if output is None and not labels.scattered:
+        if output is None and log_likelihood is None:
             output = "linear"
         if isinstance(output, str):
-            arguments.choice("output", output, OUTPUTS)
-        known = field_output(output, labels)
-        self.output = known.name
-        self.scalar = known.channel
-        self.even = known.even and not self.symmetric
+            validate.choice("output", output, OUTPUTS)
+        parsed = field_output(output, labels)
+        self.output = parsed.name
+        self.output_channel = parsed.channel
+        # a symmetric S is positive: its sign is known
+        self.even = parsed.even and not self.symmetric
         if self.symmetric:
             square = jnp.asarray(aspect_ratio) == 1.0
             check(square, "aspect_ratio", aspect_ratio, "1 for a symmetric matrix")
-            self.prior = WishartPrior(jnp.where(square, rank_ratio, jnp.nan))  # NaN under jit
+            rank_ratio = rank_ratio if concrete(square) else jnp.where(square, rank_ratio, jnp.nan)
+            self.prior = WishartPrior(rank_ratio)
         else:
             self.prior = ProductPrior(aspect_ratio, rank_ratio)
 
     @property
-    def aspect_ratio(self) -> Array:
-        """β."""
-        return self.prior.law.aspect_ratio
-
-    def length(self, dimension: int) -> int:
-        """L = round(β d)."""
-        return self.prior.length(dimension)
+    def design(self) -> RectangularDesign:
+        """Inputs (n, L, d), teachers S (L, d), α = n/(dL)."""
+        # with damping and without noise "outer" lets V collapse, and undamped "state" can explode;
+        # undamped runs without noise diverge
+        precisions = ("state", "outer") if self.output_channel is None else ("outer", "state")
+        passing = MessagePassing(precisions, (0.5, 0.7, 0.85), False)
+        return RectangularDesign(prior=self.prior, settings=passing)
 
     @property
-    def readout(self) -> AbstractChannel:
-        """What a label says about its field."""
-        if self.scalar is not None:
-            return SymmetricFields(self.scalar, 1) if self.symmetric else self.scalar
+    def metric(self) -> BilinearMetric:
+        """⟨Ŝ, S*⟩/(dL), and errors of a field."""
+        return BilinearMetric(self)
+
+    @property
+    def aspect_ratio(self) -> Array:
+        """β."""
+        return self.design.aspect_ratio
+
+    @property
+    def channel(self) -> AbstractChannel:
+        """That of the field."""
+        if self.output_channel is not None:
+            inner = self.output_channel
+            return SymmetricFields(inner, 1) if self.symmetric else inner
         if self.symmetric:
             return LinearScores(tokens=1, noise=self.noise)
         return LinearField(noise=self.noise)
 
     @property
-    def channel(self) -> AbstractChannel:
-        """The same."""
-        return self.readout
+    def readout(self) -> AbstractChannel:
+        """The channel."""
+        return self.channel
 
-    def refusal(self, ability: Ability) -> str | None:
-        """Also of averages where the sign of S is lost."""
-        if ability is Ability.AVERAGES and self.even:
+    def unsupported_reason(self, purpose: str = "inference") -> str | None:
+        """Also of averages where labels do not tell the sign of S."""
+        if purpose == "averages" and self.even:
             return "fit: got runs with S up to its sign; allowed: an output that tells the sign."
-        return super().refusal(ability)
+        return super().unsupported_reason(purpose)
 
-    @property
-    def indices(self) -> int:
-        """One matrix."""
-        return 1
+    def link(self, fields: Array) -> Array:
+        """The noiseless label φ(z) of a field."""
+        if self.output_channel is None:
+            return fields.reshape(())
+        return self.output_channel.link(fields.reshape(1, 1))
 
     @property
     def small_width_threshold(self) -> Array:
@@ -212,227 +176,35 @@ class Bilinear(AbstractMatrixModel):
         (1 + Δ/2)/2 [theory: bilinear, Eq. (20)]."""
         return jnp.where(jnp.isinf(self.aspect_ratio), 0.0, super().small_width_threshold)
 
-    @checked(scaled=numbers("finite numbers >= 0", NON_NEGATIVE))
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """V at ᾱ as ρ -> 0, elementwise; at β = ∞ that of a Gaussian S at α = ᾱ."""
+        error = super().small_width_error(scaled)
         wide = gaussian_error(jnp.asarray(scaled, theory_dtype()), self.noise)
-        return jnp.where(jnp.isinf(self.aspect_ratio), wide, super().small_width_error(scaled))
+        return jnp.where(jnp.isinf(self.aspect_ratio), wide, error)
 
-    # Message passing
 
-    # with damping and without noise "outer" lets V collapse; undamped, "state" can explode
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """That of theory first; of other outputs what was measured."""
-        return ("state", "outer") if self.scalar is None else ("outer", "state")
+class BilinearMetric(MatrixMetric):
+    """⟨Ŝ, S*⟩/(dL), ‖Ŝ - S*‖²/(dL) and prediction errors."""
+
+    model: Bilinear
 
     @property
-    def dampings(self) -> tuple[float, ...]:
-        """That `gamp` tries one after the other: without noise, undamped runs diverge."""
-        return (0.5, 0.7, 0.85)
-
-    def check_data(self, data: Dataset, teacher: bool = True) -> None:
-        """Raise a ValueError for inputs, labels or a teacher of another shape."""
-        L, d = data.inputs.shape[1:]
-        if self.symmetric:
-            check(d == L, "data.inputs", data.inputs, "(n, d, d)")
-            allowed = "symmetric matrices (of vectors: AttentionIndexed(1, ρ, 'linear'))"
-            if isinstance(data.inputs, jax.Array):  # others are symmetric by their law
-                gap = jnp.max(jnp.abs(data.inputs - jnp.swapaxes(data.inputs, 1, 2)))
-                check(gap <= 1e-5, "data.inputs", data.inputs, allowed)
-        else:
-            asked = self.length(d) if concrete(self.aspect_ratio) else L
-            check(asked == L, "data.inputs", data.inputs, f"(n, {asked}, {d}): β d tokens a sample")
-        shape = jax.eval_shape(self.link, jax.ShapeDtypeStruct((1, 1), float)).shape
-        check_rows(data.labels, shape)
-        if teacher and data.teacher is not None:
-            check(data.teacher.shape == (L, d), "data.teacher", data.teacher, f"S ({L}, {d})")
-
-    def shapes(self, data: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the signal (1, L, d) and of its fields (n, 1, 1) in message passing."""
-        self.check_data(data)
-        return (1, *data.inputs.shape[1:]), (data.samples, 1, 1)
-
-    def sensing(self, data: Dataset) -> RectangularSensing:
-        """How the signal is seen through the inputs of `data`."""
-        return RectangularSensing(data.inputs)
-
-    def estimate(self, signal: Array) -> Array:
-        """S (L, d) from the signal (1, L, d) of message passing, or from a student's factors."""
-        signal = signal.astype(theory_dtype())
-        return signal[0] if signal.ndim == 3 else self.product(signal)
-
-    def product(self, factors: Array, length: int | None = None) -> Array:
-        """S (L, d) of factors (r, L + d), V beside Uᵀ; of W (r, d) if symmetric. `length`: L, where
-        β is traced."""
-        first = second = factors
-        if not self.symmetric:
-            columns = factors.shape[1]  # L + d, L = round(β d)
-            if length is None:
-                length = max(columns - round(columns / (1.0 + float(self.aspect_ratio))), 1)
-            first = factors[:, :length]
-            second = factors[:, length:]
-        return jnp.matmul(first.T, second, precision="highest") / math.sqrt(factors.shape[0])
-
-    def signal(self, teacher: Array) -> Array:
-        """The signal (1, L, d) of a teacher (L, d)."""
-        return teacher[None].astype(theory_dtype())
-
-    def signal_of(self, estimate: Array) -> Array:
-        """S itself."""
-        return estimate[None]
-
-    # What was learned
-
-    def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
-        """⟨Ŝ, Ŝ⟩/(dL) as "overlap" (1, 1), ⟨Ŝ, S⟩/(dL) as "teacher_overlap" (1, 1), "cosine" (1,)
-        of both; NaN without S. Of factors, inside a program and without S, all three are NaN: how
-        long the sequences are is not known there."""
-        weights = weights.astype(theory_dtype())
-        if weights.ndim == 3:
-            S = weights[0]
-        elif teacher is None and not concrete(self.aspect_ratio):
-            return overlaps_of(jnp.full((1, 1), jnp.nan, weights.dtype))
-        else:
-            S = self.product(weights, None if teacher is None else teacher.shape[0])
-        one = jnp.ones((1, 1), S.dtype)
-        Q = jnp.mean(S * S)
-        if teacher is None:
-            return overlaps_of(Q * one)
-        truth = teacher.astype(S.dtype)
-        cross = jnp.mean(S * truth)
-        cosine = cross / jnp.sqrt(Q * jnp.mean(truth * truth))
-        cosine = jnp.abs(cosine) if self.even else cosine
-        return overlaps_of(Q * one, cross * one, cosine * one[0])
-
-    def error_of(
-        self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 0
-    ) -> Array:
-        """Estimation error per entry; NaN without a teacher."""
-        if data.teacher is None or weights.ndim == 3:
-            return super().error_of(weights, data, key=key, samples=samples)
-        S = self.product(weights.astype(theory_dtype()), data.teacher.shape[0])
-        return self.estimation_error(S, data.teacher)
-
-    def estimation_error(self, estimate: Array, teacher: Array) -> Array:
-        """‖Ŝ - S‖² per entry; up to the sign of S where labels do not tell it."""
-        error = jnp.mean((estimate - teacher) ** 2)
-        return jnp.minimum(error, jnp.mean((estimate + teacher) ** 2)) if self.even else error
+    def even(self) -> bool:
+        """Labels do not tell the sign of S."""
+        return self.model.even
 
     def prediction_error(
-        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, samples: int
+        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
     ) -> Estimate:
         """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω; of other outputs by
         sampling."""
-        if self.scalar is not None:
-            key = Arguments().key("key", key)
-            half = 1.0 if self.symmetric else 0.5  # GOE(1) has variance 2
-            q = half * Q
-            V = half * self.prior.second_moment(1) - q
-            error = sampled_error(self.link, 1, q, V, bayes=bayes, key=key, samples=samples)
-            return not_differentiable(error, (self, Q), unless=self.scalar.smooth)
-        value = (2.0 if self.symmetric else 1.0) * (self.prior.norm - Q[0, 0])
-        return Estimate(value, jnp.zeros((), theory_dtype()))
-
-    # The network
-
-    def input_shape(self, dimension: int) -> tuple[int, int]:
-        """Shape of one input, (L, d)."""
-        return (self.length(dimension), dimension)
-
-    def student_shape(self, dimension: int) -> tuple[int, int]:
-        """Shape of the weights of a student: V (r, L) beside Uᵀ (r, d); W (r, d) if symmetric."""
-        columns = dimension + (0 if self.symmetric else self.length(dimension))
-        return (self.prior.width(dimension), columns)
-
-    def link(self, fields: Array) -> Array:
-        """The noiseless label φ(z) of a field."""
-        field = fields.reshape(())
-        return field if self.scalar is None else self.scalar.link(fields.reshape(1, 1))
-
-    def outputs(self, weights: Array, inputs: Array) -> Array:
-        """Labels of inputs (n, L, d) for factors, in the precision of the inputs."""
-        cast = jax.tree.map(
-            lambda x: x.astype(inputs.dtype) if eqx.is_inexact_array(x) else x, self
-        )
-        S = self.product(weights.astype(inputs.dtype), inputs.shape[1])
-        return cast.predicted_labels(S, inputs)
-
-    def predicted_shape(self, estimate: Array) -> tuple[int, int]:
-        """That of S (L, d)."""
-        check(estimate.ndim == 2, "solution", estimate, "a matrix (L, d)")
-        return (estimate.shape[0], estimate.shape[1])
-
-    def predicted_labels(self, estimate: Array, inputs: Array) -> Array:
-        """φ(⟨X, Ŝ⟩/√(dL)) (n, ...)."""
-        S = estimate.astype(inputs.dtype)
-        fields = jnp.einsum("nld,ld->n", inputs, S, precision="highest")
-        return jax.vmap(self.link)(fields / math.sqrt(estimate.size))
-
-    # Data
-
-    def complexity(self, samples: int, dimension: int) -> float:
-        """α = n/(dL)."""
-        return samples / (dimension * self.length(dimension))
-
-    def samples_at(self, alpha: float, dimension: int) -> int:
-        """n = round(α d L)."""
-        return round(alpha * dimension * self.length(dimension))
-
-    def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
-        """Warn where rounding moves β, ρ or α by more than 1 %."""
-        d = dimension
-        L = self.length(dimension)
-        with jax.ensure_compile_time_eval():  # a known model is known inside jit, too
-            rho = float(self.prior.law.rank_ratio)
-            beta = float(self.aspect_ratio)
-        ratios = {
-            "rank_ratio": (rho, self.prior.width(d) / d),
-            "alpha": (alpha, samples / (d * L)),
-            "aspect_ratio": (beta, L / d),
-        }
-        moved = [
-            f"{name} {asked:g} -> {actual:g}"
-            for name, (asked, actual) in ratios.items()
-            if abs(actual / asked - 1.0) > 0.01
-        ]
-        if moved:
-            warnings.warn(f"rounded at dimension {d}: {', '.join(moved)}.", stacklevel=4)
-
-    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """S (L, d) of Gaussian factors."""
-        return self.product(self.start(key, dimension))
-
-    def admit_teacher(self, teacher: Array, dimension: int) -> None:
-        """S (L, d), of any rank; symmetric where the model is."""
-        shape = self.input_shape(dimension)
-        check(teacher.shape == shape, "teacher", teacher, f"({shape[0]}, {shape[1]})")
-        if self.symmetric:
-            gap = jnp.max(jnp.abs(teacher - teacher.T)) <= 1e-6 * jnp.max(jnp.abs(teacher))
-            check(gap, "teacher", teacher, "a symmetric matrix")
-
-    def draw_inputs(
-        self,
-        key: PRNGKeyArray,
-        samples: int,
-        shape: tuple[int, int],
-        dtype: DTypeLike,
-        store: bool,
-        law: str = "gaussian",
-    ) -> Array | Regenerated:
-        """Inputs (n, L, d) of iid entries; symmetric Gaussian ones of a symmetric model."""
-        drawn = symmetric_gaussian if self.symmetric else LAWS[law]
-        return draw_inputs(key, samples, shape, dtype, store, drawn)
-
-    @property
-    def input_laws(self) -> tuple[str, ...]:
-        """Symmetric inputs are Gaussian."""
-        return ("gaussian",) if self.symmetric else tuple(LAWS)
-
-    def draw_labels(self, key: PRNGKeyArray, teacher: Array, inputs: Array | Regenerated) -> Array:
-        """φ(⟨X, S⟩/√(dL)) + √Δ z (n, ...)."""
-        labels = RectangularSensing(inputs).forward(teacher)[:, 0, 0]
-        if self.scalar is not None:
-            noise = jax.random.normal(key, (len(labels), self.scalar.noise_size), labels.dtype)
-            return jax.vmap(self.scalar.label)(labels[:, None, None], noise)
-        return labels + jnp.sqrt(self.noise) * jax.random.normal(key, labels.shape, labels.dtype)
+        model = self.model
+        if model.output_channel is None:
+            value = (2.0 if model.symmetric else 1.0) * (model.prior.norm - Q[0, 0])
+            return Estimate(value, jnp.zeros((), theory_dtype()))
+        key = validate.key("key", key)
+        half = 1.0 if model.symmetric else 0.5  # GOE(1) has variance 2
+        q = half * Q
+        V = half * model.prior.second_moment(1) - q
+        error = sampled_error(model.link, 1, q, V, bayes=bayes, key=key, points=points)
+        return not_differentiable(error, (model, Q), unless=model.output_channel.smooth)

@@ -43,9 +43,9 @@ from jaxsmi.core.border import (
     whole,
 )
 from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.models.multi_index import default_tolerance
-from jaxsmi.models.symmetry import AbstractSymmetry, Exchange, QueryAndKey, Rotation, Sign
+from jaxsmi.models.symmetry import AbstractSymmetry, Exchange, QueryAndKey, Rotation, SignedOrder
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
 from jaxsmi.priors.gaussian import iid_prior, is_prior
@@ -56,7 +56,7 @@ ACTIVATIONS = ("softmax", "hardmax")
 _COUNTS = either("an integer >= 1, or one a layer", whole(), sequence("", whole()))
 
 
-class DeepAttention(AbstractIndexModel):
+class DeepAttention(IndexModel):
     r"""L self-attention layers learned from their output matrix: y = σ_β(h_Lᵀ h_L) ∈ R^{M×M}.
 
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
@@ -277,10 +277,9 @@ def _each(name: str, value: int | Sequence[int], depth: int) -> tuple[int, ...]:
 
 def _symmetry(layer: Layer, start: int) -> AbstractSymmetry:
     """What can be done to the rows of a layer, from row `start`, without changing any label."""
-    if layer.tied:
-        kind = Sign if layer.rank == 1 else Rotation
-    else:
-        kind = QueryAndKey
+    sign = lambda rows: SignedOrder(rows, "sign")
+    tied = sign if layer.rank == 1 else Rotation
+    kind = tied if layer.tied else QueryAndKey
     size = layer.indices // layer.heads
     ends = range(start, start + layer.indices, size)
     heads = tuple(kind(tuple(range(first, first + size))) for first in ends)

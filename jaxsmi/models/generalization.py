@@ -9,25 +9,17 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.border import checked, choice, optional, random_key, whole
-from jaxsmi.core.checks import Arguments, check
-from jaxsmi.core.data import Dataset, is_dataset
-from jaxsmi.core.results import Estimate, Solution, is_overlap
-from jaxsmi.models.base import AbstractModel, is_model, model_argument
+from jaxsmi.core import validate
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.results import Estimate, Solution
+from jaxsmi.core.validate import check
+from jaxsmi.models.base import AbstractModel, check_data, model_argument, title
 from jaxsmi.models.prediction import error_of_rows
 from jaxsmi.numerics.nets import power_of_two
 
 __all__ = ["generalization_error"]
 
 
-@checked(
-    model=is_model,
-    overlap=is_overlap,
-    data=optional(is_dataset),
-    key=optional(random_key),
-    predictor=choice("plug-in", "bayes"),
-    samples=whole(16),
-)
 def generalization_error(
     model: AbstractModel,
     overlap: ArrayLike | Solution,
@@ -35,7 +27,7 @@ def generalization_error(
     data: Dataset | None = None,
     key: PRNGKeyArray | None = None,
     predictor: str = "plug-in",
-    samples: int = 32768,
+    points: int = 32768,
 ) -> Estimate:
     r"""Prediction error on a new input at overlap Q, without label noise.
 
@@ -58,7 +50,7 @@ def generalization_error(
         data: Of a run, with its teacher. Default None: theory at Q.
         key: A random key. Default None: for closed forms only.
         predictor: "plug-in" or "bayes".
-        samples: Links that are evaluated. Default 32768.
+        points: Links that are evaluated. Default 32768.
 
     Returns:
         An `Estimate` (value, stderr).
@@ -77,44 +69,42 @@ def generalization_error(
         0.17
 
     Cost:
-        `samples` links.
+        `points` links.
 
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (62) to (64)].
     """
-    P = model_argument(model).indices
-    arguments = Arguments()
-    bayes = predictor == "bayes"
-    weights = overlap.weights if isinstance(overlap, Solution) and model.of_rows else None
+    model = model_argument(model)
+    P = model.indices
+    bayes = validate.choice("predictor", predictor, ("plug-in", "bayes")) == "bayes"
+    points = validate.count("points", points, at_least=16)
+    key = validate.optional(validate.key, "key", key)
+    data = validate.optional(validate.instance, "data", data, Dataset, "a Dataset with its teacher")
+    solution = overlap if isinstance(overlap, Solution) else None
+    weights = solution.weights if solution is not None and model.design.rows else None
     if weights is not None and data is not None:
-        taught = _taught(model, weights, data)
-        key = arguments.key("key", key)
-        weights = jnp.where(model.valid, weights, jnp.nan)
-        size = power_of_two(samples // 8)
-        return _error_of_run(model, weights, taught, key=key, bayes=bayes, samples=size)
-    allowed = f"None: {model.title} and this overlap are compared at Q alone"
+        data = _comparable_data(model, weights, data)
+        weights = jnp.where(validate.valid(model), weights, jnp.nan)
+        key = validate.key("key", key)
+        size = power_of_two(points // 8)
+        return _error_of_run(model, weights, data, key=key, bayes=bayes, points=size)
+    allowed = f"None: {title(model)} and this overlap are compared at Q alone"
     check(data is None, "data", data, allowed)
-    Q = overlap.overlap if isinstance(overlap, Solution) else overlap
+    Q = overlap if solution is None else solution.overlap
     if isinstance(Q, (int, float, np.ndarray, np.generic, jax.Array)) and np.ndim(Q) == 0:
         Q = Q * jnp.eye(P)  # q, not a share of S
-    Q = arguments.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
-    if key is not None:
-        key = arguments.key("key", key)
-    return model.prediction_error(
-        jnp.where(arguments.valid & model.valid, Q, jnp.nan),
-        bayes=bayes,
-        key=key,
-        samples=samples,
-    )
+    Q = validate.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
+    Q = jnp.where(validate.valid(model), Q, jnp.nan)
+    return model.metric.prediction_error(Q, bayes=bayes, key=key, points=points)
 
 
 _error_of_run = eqx.filter_jit(error_of_rows)
 
 
-def _taught(model: AbstractModel, weights: Array, data: Dataset) -> Dataset:
+def _comparable_data(model: AbstractModel, weights: Array, data: Dataset) -> Dataset:
     """The data of a run; a ValueError for data without a teacher, or of another run."""
     check(data.teacher is not None, "data", "data without a teacher", "data with their teacher")
-    model.check_data(data, teacher=False)
-    shape = model.student_shape(data.dimension)
+    data = check_data(model, data, teacher=False)
+    shape = model.student.shape(data.dimension)
     check(weights.shape == shape, "overlap", weights, f"a run whose weights are {shape}")
     return data

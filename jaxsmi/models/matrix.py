@@ -1,4 +1,4 @@
-r"""What the models of one matrix of extensive rank share: a scalar overlap, and the small width.
+r"""Models of one matrix of extensive rank: scalar overlaps, and the limit of small width.
 
 Equations here, small width ρ -> 0 at fixed ᾱ = n/(numbers in the factors)
 [theory: attention-indexed, Eq. (33); bilinear, Eqs. (18), (20)], V(t) of the prior, Q_0 = 1:
@@ -23,21 +23,33 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.explicit import ExplicitChannel
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import checked, numbers
-from jaxsmi.core.checks import NON_NEGATIVE, Ability, check, require
-from jaxsmi.core.data import Dataset
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.core.data import Taught
+from jaxsmi.core.validate import NON_NEGATIVE, check
+from jaxsmi.design.base import AbstractMatrixDesign
+from jaxsmi.design.blocks import Inputs
+from jaxsmi.models.base import (
+    AbstractMetric,
+    AbstractModel,
+    AbstractStudent,
+    overlap_entries,
+    title,
+)
 from jaxsmi.numerics.roots import bisect
 from jaxsmi.priors.spectral import SpectralPrior
 
+__all__ = ["MatrixMetric", "MatrixModel", "MatrixStudent"]
 
-class AbstractMatrixModel(AbstractModel):
+_LARGEST = 1e10  # q̂ in units of the width, from which on V counts as zero
+
+
+class MatrixModel(AbstractModel):
     """A model whose signal is one matrix S, of extensive rank: scalar overlap q and precision,
     spectral prior.
 
-    `recovery`: the α of perfect recovery (inf: none). `readout`: what a label says about the fields
-    it was made of; the channel where there is one. Where its response is not explicit, state
+    `readout`: the channel of the fields that a label is a function of (of several layers, the last
+    one's); the channel where there is one layer. Where its response is not explicit, state
     evolution is that of index models, with this prior.
     """
 
@@ -47,94 +59,50 @@ class AbstractMatrixModel(AbstractModel):
     noise: eqx.AbstractVar[Array]
 
     @property
-    def least_dimension(self) -> int:
-        """A matrix has more than one entry."""
-        return 2
+    @abc.abstractmethod
+    def design(self) -> AbstractMatrixDesign:
+        """Shapes, inputs and teachers of the data."""
 
     @property
-    def calibrated(self) -> bool:
-        """Never: the precision is a number that theory knows."""
-        return False
+    def student(self) -> MatrixStudent:
+        """Factors."""
+        return MatrixStudent(self)
 
-    def refusal(self, ability: Ability) -> str | None:
-        """One matrix has no directions that could grow one by one; else what the channel lacks."""
+    def unsupported_reason(self, purpose: str = "inference") -> str | None:
+        """One matrix has no rows, and no directions that could grow one by one but for those of
+        a sampled channel."""
         grows = not self.prior.symmetric and not self.readout.explicit
-        if ability is Ability.SPECTRAL or (ability is Ability.DIRECTIONS and not grows):
+        if purpose == "spectral" or (purpose == "directions" and not grows):
             return (
-                f"model: got {self.title}; allowed: a model of indices (for matrices: "
+                f"model: got {title(self)}; allowed: a model of indices (for matrices: "
                 "recovery_threshold, and model.small_width_threshold)."
             )
-        return None if ability is Ability.AVERAGES else super().refusal(ability)
+        return None if purpose == "averages" else super().unsupported_reason(purpose)
 
     @property
     def index_names(self) -> tuple[str, ...]:
-        """What to call the matrix."""
+        """The name of the matrix."""
         return ("S",)
 
     @property
-    def valid(self) -> Array:
-        """Whether all parameters are in their ranges: under jit nothing else says so."""
-        return super().valid & jnp.isfinite(self.noise) & (self.noise >= 0.0)
-
-    def start(
-        self,
-        key: PRNGKeyArray,
-        dimension: int,
-        scale: ArrayLike = 1.0,
-        dtype: DTypeLike | None = None,
-    ) -> Array:
-        """Random factors of a student: scale × N(0, 1)."""
-        factors = jax.random.normal(key, self.student_shape(dimension), theory_dtype())
-        return (jnp.asarray(scale) * factors).astype(dtype or theory_dtype())
-
-    @abc.abstractmethod
-    def signal_of(self, estimate: Array) -> Array:
-        """The signal (1, L, d) of message passing, from what a user sees of it, S (L, d)."""
-
-    def comparable(self, teacher: Array) -> bool:
-        """Always: matrices are compared, whatever their rank."""
-        del teacher
-        return True
-
-    @property
-    def error_name(self) -> str:
-        """The distance to the teacher's matrix."""
-        return "Estimation error"
-
-    def error_of(
-        self, weights: Array, data: Dataset, *, key: PRNGKeyArray, samples: int = 0
-    ) -> Array:
-        """Estimation error per entry, of several layers their mean; NaN without a teacher."""
-        del key, samples
-        teacher = self.teacher_of(data)
-        if teacher is None:
-            return jnp.asarray(jnp.nan, theory_dtype())
-        return self.estimation_error(self.estimate(weights), teacher)
-
-    @property
     def explicit_readout(self) -> ExplicitChannel:
-        """The readout, where its response is a function in closed form.
+        """The readout, where its response is a function in closed form; else a ValueError."""
+        self._check_inference()
+        allowed = "one with an explicit response, such as the linear output"
+        check(isinstance(self.readout, ExplicitChannel), "model", title(self), allowed)
+        return self.readout  # pyright: ignore[reportReturnType]
 
-        Raises:
-            ValueError: Where it is not.
-        """
-        require(self, Ability.INFERENCE)
-        if not isinstance(self.readout, ExplicitChannel):
-            allowed = "one with an explicit response, such as the linear output"
-            raise ValueError(f"model: got {self.title}; allowed: {allowed}.")
-        return self.readout
-
-    def theory_error(self, V: Array, *, key: PRNGKeyArray, samples: int) -> Array:
-        """V itself, of several matrices its mean."""
-        del key, samples
-        return jnp.mean(jnp.diagonal(V))
+    def _check_inference(self) -> None:
+        reason = self.unsupported_reason()
+        if reason is not None:
+            raise ValueError(reason)
 
     @property
     def recovery(self) -> Array:
-        """α = D/M of perfect recovery, by counting: degrees of freedom over what a label fixes
-        [theory: attention-indexed, Eqs. (31), (57); bilinear, Eq. (14)]; L times as much of L
-        matrices; inf with noise, or where a label fixes no numbers."""
-        require(self, Ability.INFERENCE)
+        """α = D/M of perfect recovery, by counting: degrees of freedom over the numbers that a
+        label fixes [theory: attention-indexed, Eqs. (31), (57); bilinear, Eq. (14)]; L times as
+        much of L matrices; inf with noise, or where a label fixes no numbers."""
+        self._check_inference()
         readout = self.readout
         degrees = self.indices * self.prior.law.degrees_of_freedom
         if isinstance(readout, ExplicitChannel):
@@ -143,31 +111,29 @@ class AbstractMatrixModel(AbstractModel):
         if readout.outcomes is not None or readout.noise_size or readout.smooth is False:
             return jnp.full_like(degrees, jnp.inf)
         allowed = "an output whose label fixes its fields, or never does"
-        check(readout.constraints is not None, "model", self.title, allowed)
+        check(readout.constraints is not None, "model", title(self), allowed)
         # of a symmetric matrix a field of variance 2V
         return 2.0 * self.prior.weight * degrees / float(readout.constraints or jnp.nan)
 
     @property
     def small_width_threshold(self) -> Array:
         """The ᾱ from which on something is learned, as ρ -> 0."""
-        self._check_one_matrix()
-        readout = self.explicit_readout
+        readout = self._readout_of_one()
         one = jnp.ones((), theory_dtype())
         _, start, scale = self.prior.law.small_width
         return start / (scale * readout.information(0.0 * one, one))
 
-    def _check_one_matrix(self) -> None:
-        """Raise a ValueError for several matrices, or without a posterior."""
-        require(self, Ability.INFERENCE)
+    def _readout_of_one(self) -> ExplicitChannel:
+        """The explicit readout; a ValueError for several matrices."""
+        self._check_inference()
         check(self.indices == 1, "model", f"{self.indices} matrices", "one matrix")
+        return self.explicit_readout
 
-    @checked(scaled=numbers("finite numbers >= 0", NON_NEGATIVE))
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """V at ᾱ as ρ -> 0 (module docstring), elementwise."""
-        self._check_one_matrix()
-        readout = self.explicit_readout
-        scaled = jnp.asarray(scaled, theory_dtype())
-        check(jnp.all(scaled >= 0.0), "scaled", scaled, "numbers >= 0")
+        readout = self._readout_of_one()
+        allowed = "finite numbers >= 0"
+        scaled = validate.array("scaled", scaled, allowed, interval=NON_NEGATIVE)
         error, start, scale = self.prior.law.small_width
 
         def height(log_t: Array) -> Array:
@@ -176,12 +142,120 @@ class AbstractMatrixModel(AbstractModel):
 
         low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
         above = lambda log_t: height(log_t) > jnp.log(scaled)
-        root = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(1e10))))
-        learned = (root - low > 1e-12) & (root < np.log(0.9e10))
+        root = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(_LARGEST))))
+        learned = (root - low > 1e-12) & (root < np.log(0.9 * _LARGEST))
         inside = jnp.where(learned, root, low + 1.0)
         slope = lax.stop_gradient(jax.jvp(height, (inside,), (jnp.ones_like(inside),))[1])
         # a Newton step makes the derivative
         move = (height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))) / slope
         log_t = jnp.where(learned, inside - move, root)
         V = jnp.where(root - low > 1e-12, error(jnp.exp(log_t)), 1.0)
-        return jnp.where(root > np.log(0.9e10), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))
+        return jnp.where(root > np.log(0.9 * _LARGEST), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))
+
+
+class MatrixStudent(AbstractStudent):
+    """Factors of the matrices."""
+
+    model: MatrixModel
+
+    def shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of the factors."""
+        return self.model.design.factor_shape(dimension)
+
+    def start(
+        self,
+        key: PRNGKeyArray,
+        dimension: int,
+        scale: ArrayLike = 1.0,
+        dtype: DTypeLike | None = None,
+    ) -> Array:
+        """Random factors: scale × N(0, 1), drawn in the precision of theory: the teacher's law."""
+        factors = super().start(key, dimension, scale)
+        return factors.astype(dtype or factors.dtype)
+
+    def fields(self, weights: Array, inputs: Inputs) -> Array:
+        """Those of the factors."""
+        return self.model.design.factor_fields(weights, inputs)
+
+    def teacher_fields(self, teacher: Array, inputs: Inputs) -> Array:
+        """Those of the teacher's matrices."""
+        return self.model.design.teacher_fields(teacher, inputs)
+
+    def estimate(self, weights: Array) -> Array:
+        """S (a, b), of several layers (L, a, b), from the signal or from factors."""
+        design = self.model.design
+        signal = design.signal(weights)
+        S = signal / design.unit(signal.shape[-1])
+        return S if self.model.indices > 1 else S[0]
+
+    def signal(self, estimate: Array) -> Array:
+        """The signal (L, a, b) of S."""
+        design = self.model.design
+        d = estimate.shape[-1] if estimate.ndim else 0
+        shape = design.shapes((1, *design.input_shape(d))).signal if d else ()
+        shape = shape if self.model.indices > 1 else shape[1:]
+        check(estimate.shape == shape, "solution", estimate, f"a matrix {shape}")
+        return design.unit(d) * estimate.reshape(-1, *estimate.shape[-2:])
+
+    def teacher_signal(self, teacher: Array) -> Array:
+        """The signal (L, a, b) of a teacher."""
+        return self.model.design.teacher_signal(teacher)
+
+
+class MatrixMetric(AbstractMetric):
+    """Overlaps per entry of the signal, and the distance to the teacher's matrix; up to the sign of
+    S where it is `even`."""
+
+    model: eqx.AbstractVar[MatrixModel]
+
+    @property
+    def even(self) -> bool:
+        """Labels do not tell the sign of S."""
+        return False
+
+    @property
+    def error_name(self) -> str:
+        """The distance to the teacher's matrix."""
+        return "Estimation error"
+
+    def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
+        """⟨Ŝ_l, Ŝ_k⟩ as "overlap" (L, L), ⟨Ŝ_l, S*_k⟩ as "teacher_overlap", "cosine" (L,) of both,
+        ⟨,⟩ the mean product of entries of the signal; NaN without S*."""
+        design = self.model.design
+        product = lambda a, b: jnp.einsum("lij,kij->lk", a, b) / (a.shape[1] * a.shape[2])
+        S = design.signal(weights, None if teacher is None else teacher.shape[0])
+        Q = product(S, S)
+        if teacher is None:
+            return overlap_entries(Q)
+        truth = design.teacher_signal(teacher)
+        cross = product(S, truth)
+        norms = jnp.diagonal(Q) * jnp.diagonal(product(truth, truth))
+        cosine = jnp.diagonal(cross) / jnp.sqrt(norms)
+        return overlap_entries(Q, cross, jnp.abs(cosine) if self.even else cosine)
+
+    def comparable(self, teacher: Array) -> bool:
+        """Always: matrices are compared, whatever their rank."""
+        del teacher
+        return True
+
+    def error(self, weights: Array, data: Taught, *, key: PRNGKeyArray, points: int = 0) -> Array:
+        """Estimation error per entry, of several layers their mean; NaN without a teacher."""
+        del key, points
+        teacher = self.teacher_of(data)
+        if teacher is None:
+            return jnp.asarray(jnp.nan, theory_dtype())
+        return self._distance(self.model.design.signal(weights, teacher.shape[0]), teacher)
+
+    def estimation_error(self, estimate: Array, teacher: Array) -> Array:
+        """‖Ŝ - S*‖² per entry of the signal, of an estimate S."""
+        return self._distance(self.model.student.signal(estimate), teacher)
+
+    def _distance(self, signal: Array, teacher: Array) -> Array:
+        truth = self.model.design.teacher_signal(teacher)
+        error = jnp.mean((signal - truth) ** 2)
+        return jnp.minimum(error, jnp.mean((signal + truth) ** 2)) if self.even else error
+
+    def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
+        """V itself, of several matrices its mean."""
+        del key, points
+        return jnp.mean(jnp.diagonal(V))

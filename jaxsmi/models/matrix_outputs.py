@@ -18,8 +18,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.symmetric_fields import frame
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import is_zero
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.validate import check
 from jaxsmi.models import links
 from jaxsmi.models.multi_index import MultiIndex, as_tree
 
@@ -33,11 +34,6 @@ class Labels(NamedTuple):
     log_likelihood: Callable[[Array, Array], Array] | None = None
     sampler: Callable[[PRNGKeyArray, Array], Array] | None = None
     outcomes: ArrayLike | None = None
-
-    @property
-    def scattered(self) -> bool:
-        """Whether a user gives the law of labels."""
-        return self.log_likelihood is not None
 
 
 class MatrixOutput(NamedTuple):
@@ -107,7 +103,7 @@ def field_output(output: object, labels: Labels) -> MatrixOutput:
     """
     if isinstance(output, str):
         allowed = 'None beside a named output ("linear", "sign", "absolute")'
-        check(not labels.scattered, "log_likelihood", labels.log_likelihood, allowed)
+        check(labels.log_likelihood is None, "log_likelihood", labels.log_likelihood, allowed)
         if output == "linear":
             return MatrixOutput(output, None, False)
         if output == "sign":
@@ -117,14 +113,14 @@ def field_output(output: object, labels: Labels) -> MatrixOutput:
         return MatrixOutput(output, model.channel, True)
     if output is not None and not callable(output):
         allowed = "linear, sign, absolute, a JAX function of one number, or a link of smi.links"
-        output = Arguments().instance("output", output, MultiIndex, allowed)
+        output = validate.instance("output", output, MultiIndex, allowed)
         one = output.indices == 1 and output.tokens == 1
-        check(one, "output", output.title, "a link of one index and one token")
-        beside = is_zero(labels.noise) and not labels.scattered
+        check(one, "output", output.name, "a link of one index and one token")
+        beside = is_zero(labels.noise) and labels.log_likelihood is None
         check(beside, "noise", labels.noise, "0 beside a link, which has its own law of labels")
-        return MatrixOutput(output.title, output.channel, bool(output.symmetry))
+        return MatrixOutput(output.name, output.channel, bool(output.symmetry))
     model = _model_of(output, labels, None, None)
-    return MatrixOutput(model.title, model.channel, bool(model.symmetry))
+    return MatrixOutput(model.name, model.channel, bool(model.symmetry))
 
 
 def scores_output(
@@ -138,7 +134,7 @@ def scores_output(
     """
     if isinstance(output, str):  # those have channels of their own
         allowed = "None beside a named output"
-        check(not labels.scattered, "log_likelihood", labels.log_likelihood, allowed)
+        check(labels.log_likelihood is None, "log_likelihood", labels.log_likelihood, allowed)
         return MatrixOutput(output, None, False)
     model = _model_of(output, labels, tokens, tolerance)
-    return MatrixOutput(model.title, model.channel, False)
+    return MatrixOutput(model.name, model.channel, False)

@@ -31,12 +31,12 @@ from jaxsmi.core.border import (
     text,
     whole,
 )
-from jaxsmi.core.checks import POSITIVE, VARIANCE, Ability, Arguments, check
+from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.core.functions import as_module, check_closure
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.design.tokens import Tokens
+from jaxsmi.models.index import IndexModel
 from jaxsmi.models.invariance import symmetries_of
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
-from jaxsmi.models.tokens import Tokens
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
@@ -51,7 +51,7 @@ _ROUNDING = 1e-4  # of probabilities that add up to one
 _POINTS = 16  # at which a link is compared with that of a channel
 
 
-class MultiIndex(AbstractIndexModel):
+class MultiIndex(IndexModel):
     r"""Sequence multi-index model y = link(Z) + √Δ ξ with Z = W x/√D ∈ R^{P×M}.
 
     A noiseless link without a channel samples and trains; `gamp` refuses it and says what to do,
@@ -176,11 +176,6 @@ class MultiIndex(AbstractIndexModel):
         self._inputs = None if inputs is None else _fitting(inputs, self.channel, self.prior)
         self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
 
-    @property
-    def title(self) -> str:
-        """The name of the link."""
-        return self.name
-
     @checked(covariance=numbers("a covariance (M, M)"))
     def mixed(self, covariance: ArrayLike) -> MultiIndex:
         r"""The model of the same labels on inputs whose tokens were whitened: those of
@@ -225,16 +220,16 @@ class MultiIndex(AbstractIndexModel):
         """Fixed directions of the inputs."""
         return self._inputs
 
-    def refusal(self, ability: Ability) -> str | None:
-        """Also for a teacher that has something in common with directions of its inputs: its prior
-        does not know."""
-        if self._inputs is not None and self._inputs.known:
+    def unsupported_reason(self, purpose: str = "inference") -> str | None:
+        """Also for a teacher that overlaps with directions of its inputs: its prior does not know
+        them."""
+        if self._inputs is not None and self._inputs.cross is not None:
             return (
                 f"inputs: got {self.name} with cross=, weights that overlap with directions of "
                 "their inputs; allowed: none (smi.Tokens(encoding=..)), or a learner: "
                 "smi.state_evolution(.., learner=smi.Erm(..))."
             )
-        return super().refusal(ability)
+        return super().unsupported_reason(purpose)
 
 
 def _name_of(function: object) -> str:
@@ -327,7 +322,7 @@ def _check_labels(
 def _fitting(inputs: Tokens, channel: AbstractChannel, prior: AbstractIidPrior) -> Tokens:
     """The argument `inputs`, of the shapes of a channel and with overlaps that a prior allows."""
     law = Arguments().instance("inputs", inputs, Tokens, "smi.Tokens(encoding=..)")
-    law.fit(channel.indices, channel.tokens, prior.second_moment(channel.indices))
+    law.check_fit(channel.indices, channel.tokens, prior.second_moment(channel.indices))
     return law
 
 

@@ -19,8 +19,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import LabelLaw, Taught
 from jaxsmi.core.results import Estimate
+from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.models.tokens import Directions
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
@@ -36,8 +36,8 @@ def prediction_error(
     cross: Array | None = None,
     second_moment: Array | None = None,
     bayes: bool = False,
-    samples: int = 4096,
-    randomisations: int = 8,
+    points: int = 4096,
+    nets: int = 8,
     truth: LabelLaw | None = None,
     means: tuple[Array, Array] | None = None,
 ) -> Estimate:
@@ -50,8 +50,8 @@ def prediction_error(
         cross: Overlap M (P, P*) with the teacher. Default: Q.
         second_moment: ρ (P*, P*) of the teacher. Default: the prior's.
         bayes: The Bayes predictor instead of the plug-in predictor.
-        samples: Points of each net, a power of two.
-        randomisations: Independent nets.
+        points: Points of each net, a power of two.
+        nets: Independent nets.
         truth: The model that makes the labels. Default: `model`.
         means: Of the fields of the estimate, B Eᵀ (P, M), and of the teacher, R* Eᵀ (P*, M).
             Default: zero.
@@ -60,13 +60,13 @@ def prediction_error(
         An `Estimate`, its standard error from the spread over the nets.
     """
     P = model.indices
-    M = model.tokens
+    M = model.channel.tokens
     label_law = model if truth is None else truth
     rho = model.prior.second_moment(P) if second_moment is None else second_moment
     goal = rho.shape[0]
     copies = 2 if bayes else 1
-    points = randomised_gaussians(key, samples, randomisations, (P + copies * goal) * M)
-    parts = points.reshape(randomisations, samples, -1, M)
+    normal = randomised_gaussians(key, points, nets, (P + copies * goal) * M)
+    parts = normal.reshape(nets, points, -1, M)
     xi = parts[:, :, :P]
     eta = parts[:, :, P : P + goal]
     root = sqrt_psd(Q)
@@ -90,13 +90,13 @@ def prediction_error(
     other = link(omega)
     if bayes:
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
-    shape = (randomisations, samples, -1)
+    shape = (nets, points, -1)
     labels, other = labels.reshape(shape), other.reshape(shape)
     # predictions of another size than the labels (a score, say) do not compare
     gap = labels - other if labels.shape == other.shape else jnp.full((*shape[:2], 1), jnp.nan)
     squared = jnp.sum(gap**2, axis=-1)
     each = jnp.mean(squared * (0.5 if bayes else 1.0), axis=1)
-    estimate = Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(randomisations))
+    estimate = Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(nets))
     # labels that jump have no derivative along the sampled ones
     given = (model, Q, cross, second_moment)
     return not_differentiable(estimate, given, unless=model.channel.smooth)
@@ -112,11 +112,11 @@ def error_of_rows(
     *,
     key: PRNGKeyArray,
     bayes: bool = False,
-    samples: int = 2048,
+    points: int = 2048,
 ) -> Estimate:
     """Prediction error of an estimate (P, D) against the teacher of its data, which must have one,
     on new Gaussian inputs and noiseless labels: at M, Q and ρ of the weights themselves; eight
-    nets of `samples` points."""
+    nets of `points` points."""
     assert data.teacher is not None
     W = weights.astype(theory_dtype())
     teacher = data.teacher.astype(theory_dtype())
@@ -132,7 +132,7 @@ def error_of_rows(
         cross=W @ teacher.T / D,
         second_moment=teacher @ teacher.T / D,
         bayes=bayes,
-        samples=samples,
+        points=points,
         truth=data.model,
         means=means,
     )

@@ -65,22 +65,22 @@ def sampled_error(
     *,
     bayes: bool,
     key: PRNGKeyArray,
-    samples: int,
+    points: int,
 ) -> Estimate:
-    """Any link of the scores (L, T, T) at Q, V (L, L), by eight randomised nets of `samples` points
+    """Any link of the scores (L, T, T) at Q, V (L, L), by eight randomised nets of `points` points
     in all."""
     T = tokens
     L = len(Q)
-    replicas = 8
-    each = power_of_two(max(samples // replicas, 2))
-    points = randomised_gaussians(key, each, replicas, 3 * L * T * T)
-    points = goe(points.reshape(replicas, each, 3, L, T, T))
+    nets = 8
+    each = power_of_two(max(points // nets, 2))
+    normal = randomised_gaussians(key, each, nets, 3 * L * T * T)
+    normal = goe(normal.reshape(nets, each, 3, L, T, T))
     labels = jax.vmap(jax.vmap(link))
-    of = lambda X, k: jnp.einsum("lk,rnkab->rnlab", sqrt_psd(X), points[:, :, k])
+    of = lambda X, k: jnp.einsum("lk,rnkab->rnlab", sqrt_psd(X), normal[:, :, k])
     omega = of(Q, 0)
     one, two = (labels(omega + of(V, k)) for k in (1, 2))
     other = two if bayes else labels(omega)
-    gap = (one - other).reshape(replicas, each, -1)
+    gap = (one - other).reshape(nets, each, -1)
     squared = jnp.mean(jnp.sum(gap**2, axis=-1), axis=1)
     squared = squared * (0.5 if bayes else 1.0)
-    return Estimate(jnp.mean(squared), jnp.std(squared, ddof=1) / np.sqrt(replicas))
+    return Estimate(jnp.mean(squared), jnp.std(squared, ddof=1) / np.sqrt(nets))

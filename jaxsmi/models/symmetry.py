@@ -1,14 +1,13 @@
-r"""Symmetries: what can be done to rows of W without changing any label, and so cannot be learned.
+r"""Symmetries: groups that act on rows of W and change no label, so that labels cannot tell them.
 
 A symmetry acts on a block of rows. It measures an estimate up to its group, and brings an estimate
 onto a teacher [theory: multi-index, section 9, Eqs. (65), (66)], with M = Ŵ W*ᵀ/D, Q = Ŵ Ŵᵀ/D and
 ρ = W* W*ᵀ/D of the block:
 
-    sign                         each row by itself: |M_pp|/√(Q_pp ρ_pp)
-    joint sign                   all rows together: ± M_pp/√(Q_pp ρ_pp), one common sign
+    none, sign, joint sign       M_pp/√(Q_pp ρ_pp), with its sign, |..|, or one common sign
     permutation                  any order: the best one of M_pq/√(Q_pp ρ_qq)
     signed permutation           any order, any signs: the best order of |M_pq|/√(Q_pp ρ_qq)
-    even signed permutation      the signs multiply to one: the best order with what its flips cost
+    even signed permutation      the signs multiply to one: the best order, less the cost of flips
     rotation                     O(P): the singular values of Q^{-1/2} M ρ^{-1/2}
     query and key                q -> A q, k -> A^{-ᵀ} k: a joint sign for rank one, else a rotation
                                  of each
@@ -20,39 +19,28 @@ from __future__ import annotations
 
 import abc
 import itertools
-import typing
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.border import checked, instance, numbers
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core import validate
+from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import inverse_root
-
-if TYPE_CHECKING:
-    from jaxsmi.models.index import AbstractIndexModel
 
 __all__ = [
     "SYMMETRIES",
     "AbstractSymmetry",
-    "AnchoredEvenSignedPermutation",
     "Block",
-    "EvenSignedPermutation",
     "Exchange",
-    "JointSign",
-    "NoSymmetry",
-    "Permutation",
     "QueryAndKey",
     "Rotation",
-    "Sign",
-    "SignedPermutation",
-    "align",
+    "SignedOrder",
     "best_order",
+    "cosines",
     "symmetry_of",
 ]
 
@@ -60,8 +48,7 @@ __all__ = [
 # rows of W, or blocks of rows that can be exchanged
 Block = Sequence[int] | Sequence[Sequence[int]]
 
-
-_ENUMERATED = 6  # rows up to which all orders are tried
+_ENUMERATED = 6  # rows up to which all orders are tried: 720, fewer operations than the Hungarian
 
 
 def _orders(count: int) -> Array:
@@ -87,26 +74,21 @@ def _signs(values: Array) -> Array:
     return jnp.where(values < 0.0, -1.0, 1.0)
 
 
-def _scale(Q: Array, rho: Array) -> Array:
-    """√(Q_pp ρ_qq) (P, P), kept from zero: the cosines of a zero estimate are zero."""
+def _cosine_table(cross: Array, Q: Array, rho: Array) -> Array:
+    """M_pq/√(Q_pp ρ_qq) (P, P); zero for a zero estimate."""
     squares = jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho))
-    return jnp.sqrt(jnp.maximum(squares, jnp.finfo(Q.dtype).tiny))
-
-
-def _signed_cosines(cross: Array, Q: Array, rho: Array) -> Array:
-    """M_pp/√(Q_pp ρ_pp) of each row, with its sign."""
-    return jnp.diagonal(cross) / jnp.diagonal(_scale(Q, rho))
+    return cross / jnp.sqrt(jnp.maximum(squares, jnp.finfo(Q.dtype).tiny))
 
 
 class AbstractSymmetry(eqx.Module):
     """A group that acts on a block of rows of W and changes no label (module docstring).
 
-    `indices`: the rows of W in the block. `kind`: the words that name the class in
-    `MultiIndex(symmetry=[(indices, kind)])`.
+    `indices`: the rows of W in the block. `kind`: its name in `MultiIndex(symmetry=[(indices,
+    kind)])`.
     """
 
     indices: eqx.AbstractVar[tuple[int, ...]]
-    kind: eqx.AbstractClassVar[str]
+    kind: eqx.AbstractVar[str]
 
     @abc.abstractmethod
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
@@ -118,146 +100,86 @@ class AbstractSymmetry(eqx.Module):
         """The rows (n, D) of an estimate, brought onto those of a teacher by the group."""
 
 
-class NoSymmetry(AbstractSymmetry):
-    """The trivial group: every row is determined by the labels, with its sign."""
+class _Moves(NamedTuple):
+    """The elements of a group of orders and signs.
+
+    Attributes:
+        ordered: Rows may change places.
+        signs: "fixed", "each" free, "joint" (one for all rows), or "even" (an even number of -1).
+        anchored: So many first rows keep their places.
+    """
+
+    ordered: bool
+    signs: str
+    anchored: int = 0
+
+
+_MOVES = {
+    "none": _Moves(False, "fixed"),
+    "sign": _Moves(False, "each"),
+    "joint sign": _Moves(False, "joint"),
+    "permutation": _Moves(True, "fixed"),  # of the units of a committee
+    "signed permutation": _Moves(True, "each"),
+    "even signed permutation": _Moves(True, "even"),  # of the factors of a product
+    # of z_1² + sign(z_1 z_2 z_3)
+    "even signed permutation, the first in place": _Moves(True, "even", 1),
+}
+
+
+class SignedOrder(AbstractSymmetry):
+    """Orders and signs of the rows of a block, those that `kind` names."""
 
     indices: tuple[int, ...] = eqx.field(static=True)
-    kind: ClassVar[str] = "none"
-
-    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
-        """M_pp/√(Q_pp ρ_pp), with its sign."""
-        return _signed_cosines(cross, Q, rho)
-
-    def align(self, estimate: Array, teacher: Array) -> Array:
-        """The estimate itself."""
-        del teacher
-        return estimate
-
-
-class Sign(AbstractSymmetry):
-    """The sign of each row by itself."""
-
-    indices: tuple[int, ...] = eqx.field(static=True)
-    kind: ClassVar[str] = "sign"
-
-    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
-        """|M_pp|/√(Q_pp ρ_pp)."""
-        return jnp.abs(_signed_cosines(cross, Q, rho))
-
-    def align(self, estimate: Array, teacher: Array) -> Array:
-        """Each row with the sign of its overlap with the teacher's row."""
-        return estimate * _signs(jnp.sum(estimate * teacher, axis=1))[:, None]
-
-
-class JointSign(AbstractSymmetry):
-    """One sign for all rows together."""
-
-    indices: tuple[int, ...] = eqx.field(static=True)
-    kind: ClassVar[str] = "joint sign"
-
-    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
-        """M_pp/√(Q_pp ρ_pp), with the common sign that makes their sum positive."""
-        values = _signed_cosines(cross, Q, rho)
-        return values * _signs(jnp.sum(values))
-
-    def align(self, estimate: Array, teacher: Array) -> Array:
-        """All rows with the sign of the sum of their overlaps."""
-        return estimate * _signs(jnp.sum(estimate * teacher))
-
-
-class AbstractSignedPermutation(AbstractSymmetry):
-    """Rows in any order with any signs; `even`: the signs multiply to one; the first `anchored`
-    rows stay in place (their signs are free)."""
-
-    even: eqx.AbstractClassVar[bool]
-    anchored: eqx.AbstractClassVar[int]
+    kind: str = eqx.field(static=True)
 
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
         """Those of the best order and signs; where the best is one with a wrong sign, as only an
         even number of flips is allowed, the smallest cosine is negative."""
-        table = cross / _scale(Q, rho)
+        table = _cosine_table(cross, Q, rho)
         order, signs = self._best(table)
         return table[jnp.arange(len(table)), order] * signs
 
     def align(self, estimate: Array, teacher: Array) -> Array:
         """The order and signs of the largest sum of overlaps."""
         order, signs = self._best(estimate @ teacher.T)
-        return estimate.at[order].set(estimate * signs[:, None])
+        return jnp.zeros_like(estimate).at[order].set(estimate * signs[:, None])
 
     def _best(self, table: Array) -> tuple[Array, Array]:
         """The column and the sign (n,) of each row of a table (n, n) for which the sum is
         largest."""
-        order = self._order(table)
+        moves = _MOVES[self.kind]
+        order = self._order(table, moves) if moves.ordered else jnp.arange(len(table))
         values = table[jnp.arange(len(table)), order]
+        if moves.signs == "fixed":
+            return order, jnp.ones_like(values)
+        if moves.signs == "joint":
+            return order, jnp.broadcast_to(_signs(jnp.sum(values)), values.shape)
         signs = _signs(values)
-        if self.even:
+        if moves.signs == "even":
             signs = signs.at[jnp.argmin(jnp.abs(values))].multiply(jnp.prod(signs))
         return order, signs
 
-    def _order(self, table: Array) -> Array:
+    def _order(self, table: Array, moves: _Moves) -> Array:
         """The best order of the rows that may move; of an even group of more than six rows the best
         for any signs."""
-        first = self.anchored
+        first = moves.anchored
         count = len(table) - first
         fixed = jnp.arange(first)
-        if not self.even or count > _ENUMERATED:
-            return jnp.concatenate([fixed, first + best_order(jnp.abs(table)[first:, first:])])
+        sizes = table if moves.signs == "fixed" else jnp.abs(table)
+        if moves.signs != "even" or count > _ENUMERATED:
+            return jnp.concatenate([fixed, first + best_order(sizes[first:, first:])])
         moving = first + _orders(count)
         orders = jnp.concatenate([jnp.tile(fixed, (len(moving), 1)), moving], axis=1)
-        values = table[jnp.arange(len(table)), orders]
-        odd = jnp.prod(_signs(values), axis=1) < 0.0
+        rows = jnp.arange(len(table))
+        odd = jnp.prod(_signs(table[rows, orders]), axis=1) < 0.0
+        values = sizes[rows, orders]
         # an odd number of flips leaves the smallest entry with the wrong sign
-        lost = jnp.where(odd, 2.0 * jnp.min(jnp.abs(values), axis=1), 0.0)
-        return orders[jnp.argmax(jnp.sum(jnp.abs(values), axis=1) - lost)]
-
-
-class SignedPermutation(AbstractSignedPermutation):
-    """Rows in any order, with any signs."""
-
-    indices: tuple[int, ...] = eqx.field(static=True)
-    kind: ClassVar[str] = "signed permutation"
-    even: ClassVar[bool] = False
-    anchored: ClassVar[int] = 0
-
-
-class EvenSignedPermutation(AbstractSignedPermutation):
-    """Rows in any order, with an even number of flipped signs: what a product of fields allows."""
-
-    indices: tuple[int, ...] = eqx.field(static=True)
-    kind: ClassVar[str] = "even signed permutation"
-    even: ClassVar[bool] = True
-    anchored: ClassVar[int] = 0
-
-
-class AnchoredEvenSignedPermutation(AbstractSignedPermutation):
-    """An even number of flipped signs, and any order of all rows but the first, which stays in
-    place: what z_1² + sign(z_1 z_2 z_3) allows."""
-
-    indices: tuple[int, ...] = eqx.field(static=True)
-    kind: ClassVar[str] = "even signed permutation, the first in place"
-    even: ClassVar[bool] = True
-    anchored: ClassVar[int] = 1
-
-
-class Permutation(AbstractSymmetry):
-    """Rows in any order, with their signs: what a committee allows."""
-
-    indices: tuple[int, ...] = eqx.field(static=True)
-    kind: ClassVar[str] = "permutation"
-
-    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
-        """Those of the best order, with their signs."""
-        table = cross / _scale(Q, rho)
-        return table[jnp.arange(len(table)), best_order(table)]
-
-    def align(self, estimate: Array, teacher: Array) -> Array:
-        """The order of the largest sum of overlaps."""
-        order = best_order(estimate @ teacher.T)
-        return jnp.zeros_like(estimate).at[order].set(estimate)
+        cost = jnp.where(odd, 2.0 * jnp.min(values, axis=1), 0.0)
+        return orders[jnp.argmax(jnp.sum(values, axis=1) - cost)]
 
 
 class Rotation(AbstractSymmetry):
-    """O(n) on the n rows of the block: only their span is determined by the labels."""
+    """O(n) on the n rows of the block: labels tell only their span."""
 
     indices: tuple[int, ...] = eqx.field(static=True)
     kind: ClassVar[str] = "rotation"
@@ -286,7 +208,7 @@ class QueryAndKey(AbstractSymmetry):
         """Of rank one those up to a joint sign; above, principal angles of query and of key."""
         half = len(self.indices) // 2
         if half == 1:
-            return JointSign(self.indices).cosines(cross, Q, rho)
+            return SignedOrder(self.indices, "joint sign").cosines(cross, Q, rho)
         parts = [
             Rotation(self.indices[part]).cosines(cross[part, part], Q[part, part], rho[part, part])
             for part in (slice(None, half), slice(half, None))
@@ -313,136 +235,59 @@ class Exchange(AbstractSymmetry):
         sizes = {len(block.indices) for block in blocks}
         check(len(sizes) == 1, "symmetry", self.indices, "blocks of one size")
 
-    def _parts(self) -> list[slice]:
-        """Where each block lies among the rows of `indices`."""
+    def _pairs(self, of_pair: Callable[[AbstractSymmetry, slice, slice], Array]) -> Array:
+        """A function of each block of the estimate and each of the teacher, stacked."""
         size = len(self.blocks[0].indices)
-        return [slice(k * size, (k + 1) * size) for k in range(len(self.blocks))]
-
-    def _pairs(self, cross: Array, Q: Array, rho: Array) -> Array:
-        """Cosines (blocks, blocks, size) of each block of the estimate with each of the teacher."""
-        parts = self._parts()
-        return jnp.stack(
-            [
-                jnp.stack([block.cosines(cross[a, b], Q[a, a], rho[b, b]) for b in parts])
-                for block, a in zip(self.blocks, parts, strict=True)
-            ]
-        )
+        parts = [slice(k * size, (k + 1) * size) for k in range(len(self.blocks))]
+        rows = [
+            jnp.stack([of_pair(block, a, b) for b in parts])
+            for block, a in zip(self.blocks, parts, strict=True)
+        ]
+        return jnp.stack(rows)
 
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
         """Those of each block with the teacher's block that the best order gives it."""
-        pairs = self._pairs(cross, Q, rho)
+        pairs = self._pairs(lambda block, a, b: block.cosines(cross[a, b], Q[a, a], rho[b, b]))
         order = best_order(jnp.sum(pairs, axis=-1))
-        return pairs[jnp.arange(len(self.blocks)), order].ravel()
+        return pairs[jnp.arange(len(pairs)), order].ravel()
 
     def align(self, estimate: Array, teacher: Array) -> Array:
         """Each block brought onto the teacher's block that the closest order gives it."""
-        parts = self._parts()
-        moved = jnp.stack(
-            [
-                jnp.stack([block.align(estimate[a], teacher[b]) for b in parts])
-                for block, a in zip(self.blocks, parts, strict=True)
-            ]
-        )
-        goals = teacher.reshape(len(parts), -1, teacher.shape[1])
+        moved = self._pairs(lambda block, a, b: block.align(estimate[a], teacher[b]))
+        goals = teacher.reshape(len(moved), -1, teacher.shape[1])
         order = best_order(-jnp.sum((moved - goals) ** 2, axis=(2, 3)))
-        chosen = moved[jnp.arange(len(parts)), order]
+        chosen = moved[jnp.arange(len(moved)), order]
         return jnp.zeros_like(goals).at[order].set(chosen).reshape(estimate.shape)
 
 
-_CLASSES = (
-    NoSymmetry,
-    Sign,
-    JointSign,
-    Permutation,
-    SignedPermutation,
-    EvenSignedPermutation,
-    AnchoredEvenSignedPermutation,
-    Rotation,
-    QueryAndKey,
-)
-_BY_KIND = {each.kind: each for each in _CLASSES}
-SYMMETRIES = tuple(_BY_KIND)
+SYMMETRIES = (*_MOVES, Rotation.kind, QueryAndKey.kind)
 
 
 def symmetry_of(block: Block, kind: str, indices: int) -> AbstractSymmetry:
-    """The symmetry that a word names, of a block of rows, or of exchangeable blocks of one size.
-
-    Args:
-        block: Rows of W, or a sequence of such blocks.
-        kind: One of `SYMMETRIES`.
-        indices: P, the number of rows that there are.
-
-    Raises:
-        ValueError: For another word, or a row that is not there.
-    """
-    kind = Arguments().choice("symmetry", kind, SYMMETRIES)
+    """The symmetry of one of the `SYMMETRIES` of a block of rows, or of exchangeable blocks of one
+    size; a ValueError for another word, or a row >= `indices`."""
+    kind = validate.choice("symmetry", kind, SYMMETRIES)
     rows = [np.atleast_1d(np.asarray(part)) for part in block]
     check(len(rows) > 0, "symmetry", block, "at least one index")
-    there = all(0 <= index < indices for part in rows for index in part)
-    check(there, "symmetry", tuple(block), f"indices from 0 to {indices - 1}")
-    make = _BY_KIND[kind]
+    inside = all(0 <= index < indices for part in rows for index in part)
+    check(inside, "symmetry", tuple(block), f"indices from 0 to {indices - 1}")
+
+    def make(part: Iterable[int]) -> AbstractSymmetry:
+        rows = tuple(int(index) for index in part)
+        if kind in _MOVES:
+            return SignedOrder(rows, kind)
+        return Rotation(rows) if kind == Rotation.kind else QueryAndKey(rows)
+
     if np.ndim(block[0]) == 0:
-        return make(tuple(int(part[0]) for part in rows))
-    blocks = [make(tuple(int(index) for index in part)) for part in rows]
-    return blocks[0] if len(blocks) == 1 else Exchange(blocks)
+        return make([part[0] for part in rows])
+    return make(rows[0]) if len(rows) == 1 else Exchange([make(part) for part in rows])
 
 
-@typing.runtime_checkable
-class Symmetric(typing.Protocol):
-    """What has rows with symmetries."""
-
-    indices: int
-    symmetry: Sequence[AbstractSymmetry]
-
-
-has_symmetry = instance(Symmetric, "an index model, such as smi.DeepAttention(2, 2)")
-
-
-@checked(
-    estimate=numbers("rows (P, D)", dimensions=2),
-    teacher=numbers("rows (P, D)", dimensions=2),
-    model=has_symmetry,
-)
-def align(estimate: ArrayLike, teacher: ArrayLike, model: AbstractIndexModel) -> Array:
-    r"""Bring an estimate onto a teacher by the symmetries of its model.
-
-    Minimises ‖R Ŵ - W*‖_F over the group: signs of M_pp; the best signed permutation; Procrustes
-    R = U Vᵀ of M_bᵀ. Two groups come near, and no nearer: of a query and its key the query is
-    brought closest, and the key follows; an even group of more than six rows takes the order that
-    is best for any signs.
-
-    Args:
-        estimate: Rows Ŵ (P, D).
-        teacher: Rows W* (P, D).
-        model: The index model whose symmetries may be used.
-
-    Returns:
-        The aligned estimate (P, D).
-
-    Raises:
-        ValueError: Where the shapes differ from each other or from P.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, jaxsmi as smi
-        >>> W = jax.random.normal(jax.random.key(0), (2, 5))
-        >>> bool(jnp.allclose(smi.align(-W, W, smi.DeepAttention(2, 2)), W))
-        True
-
-    Cost:
-        O(P² D).
-
-    Source:
-        [theory: multi-index, section 9].
-    """
-    estimate = jnp.asarray(estimate)
-    teacher = jnp.asarray(teacher)
-    rows = teacher.ndim == 2 and teacher.shape[0] == model.indices
-    check(rows, "teacher", teacher, f"({model.indices}, D)")
-    same = estimate.shape == teacher.shape
-    check(same, "estimate", estimate, f"the teacher's shape {teacher.shape}")
-    check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
-    check(jnp.all(jnp.isfinite(estimate)), "estimate", estimate, "finite numbers")
-    for symmetry in model.symmetry:
-        block = np.asarray(symmetry.indices)
-        estimate = estimate.at[block].set(symmetry.align(estimate[block], teacher[block]))
-    return estimate
+def cosines(symmetry: Sequence[AbstractSymmetry], cross: Array, Q: Array, rho: Array) -> Array:
+    """Cosine (P,) of each row from M, Q and ρ (P, P), up to some symmetries."""
+    values = jnp.diagonal(_cosine_table(cross, Q, rho))
+    for part in symmetry:
+        rows = np.asarray(part.indices)
+        block = np.ix_(rows, rows)
+        values = values.at[rows].set(part.cosines(cross[block], Q[block], rho[block]))
+    return values

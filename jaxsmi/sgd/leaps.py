@@ -25,7 +25,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.border import checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments, check
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher
 from jaxsmi.numerics.nets import power_of_two
@@ -165,7 +165,7 @@ def _link_of(model: AbstractTeacher) -> tuple[Callable[[Array], Array], int, int
     """Labels (or probabilities of their outcomes) as a function of the fields (P·M,), P and M."""
     if isinstance(model, SequenceSingleIndex):
         return model.target, 1, model.length
-    law = Arguments().instance("model", model, AbstractIndexModel, "an index model")
+    law = Arguments().instance("model", model, IndexModel, "an index model")
     shape = (law.indices, law.tokens)
     channel = law.channel
     outcomes = channel.outcomes

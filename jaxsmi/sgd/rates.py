@@ -33,7 +33,8 @@ from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.border import checked, numbers, optional, random_key, whole
 from jaxsmi.core.checks import Arguments, Interval, check
 from jaxsmi.core.results import Estimate
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.base import title
+from jaxsmi.models.index import IndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.gaussian_points import gaussian_points
@@ -162,12 +163,12 @@ def rates(
     arguments = Arguments()
     pair = pair_of(arguments, model, student)
     allowed = "an index model without directions of its inputs"
-    teacher = arguments.instance("model", model, AbstractIndexModel, allowed)
-    check(not pair.directions, "model", teacher.title, allowed)
-    learner = arguments.instance("student", student or model, AbstractIndexModel, allowed)
+    teacher = arguments.instance("model", model, IndexModel, allowed)
+    check(not pair.directions, "model", title(teacher), allowed)
+    learner = arguments.instance("student", student or model, IndexModel, allowed)
     S = pair.gram
     apart = jnp.max(jnp.abs(S - jnp.diag(jnp.diagonal(S)))) <= _ROUNDING * jnp.max(jnp.abs(S))
-    arguments.condition(apart, "model", teacher.title, "one whose prior has independent rows")
+    arguments.condition(apart, "model", title(teacher), "one whose prior has independent rows")
     number = nets
     count = power_of_two(samples)
     P = pair.rows
@@ -186,7 +187,7 @@ def rates(
     return Rates(signal, pull, noise, Q, RatesErrors(*(error_over_nets(x, number) for x in found)))
 
 
-def _check_even(model: AbstractIndexModel, name: str) -> None:
+def _check_even(model: IndexModel, name: str) -> None:
     """Raise a ValueError for a link that changes with the sign of a row."""
     if not concrete(model):
         return
@@ -197,14 +198,14 @@ def _check_even(model: AbstractIndexModel, name: str) -> None:
         flips = 1.0 - 2.0 * jnp.eye(model.indices)[:, :, None]
         even = all(bool(jnp.allclose(model.link(point * flip), label)) for flip in flips)
     allowed = "a link that is even in every row (others leave M = 0 at once: smi.sgd.flow)"
-    check(even, name, model.title, allowed)
+    check(even, name, title(model), allowed)
 
 
 @eqx.filter_jit
 def _rates(
     pair: TeacherStudent,
-    teacher: AbstractIndexModel,
-    learner: AbstractIndexModel,
+    teacher: IndexModel,
+    learner: IndexModel,
     Q: Array,
     key: PRNGKeyArray,
     samples: int,
@@ -224,9 +225,7 @@ def _rates(
     return signal, diagonal(found.own) / jnp.diagonal(Q), diagonal(found.square)
 
 
-def _curvatures(
-    model: AbstractIndexModel, Q: Array, key: PRNGKeyArray, samples: int, nets: int
-) -> Array:
+def _curvatures(model: IndexModel, Q: Array, key: PRNGKeyArray, samples: int, nets: int) -> Array:
     """E Hess_pp link (nets, P, outputs, M, M) at z ~ N(0, Q), by Stein: E[link (u_p u_pᵀ -
     (Q^{-1})_pp I)], u = Q^{-1} z."""
     P, M = model.indices, model.tokens
@@ -302,9 +301,9 @@ def maximal_rate(
         count = sampling(Arguments(), one, key, samples)
         V = noise_at(one, overlaps(one, 0.0), key, count).value
         return jnp.maximum(-2.0 * lowest, 0.0) / (V / pair.groups)
-    law = arguments.instance("model", model, AbstractIndexModel, "an index model")
+    law = arguments.instance("model", model, IndexModel, "an index model")
     silent = pair.noise_size == 0 or law.channel.noiseless
-    arguments.condition(silent, "model", law.title, "one with noiseless labels")
+    arguments.condition(silent, "model", title(law), "one with noiseless labels")
     check(key is not None, "key", key, "a key: averages of this model are sampled")
     made = arguments.key("key", key)
     number = nets
@@ -316,7 +315,7 @@ def maximal_rate(
 
 
 def _recovery_rates(
-    model: AbstractIndexModel, S: Array, key: PRNGKeyArray, samples: int, nets: int
+    model: IndexModel, S: Array, key: PRNGKeyArray, samples: int, nets: int
 ) -> Array:
     """κ_max of each net."""
     P, M = model.indices, model.tokens

@@ -26,7 +26,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import off_zero
-from jaxsmi.core.checks import Ability, Arguments
+from jaxsmi.core.checks import Arguments
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
 
@@ -210,7 +210,7 @@ def checked_sizes(
 
     Raises a ValueError for too few of them, a model without directions, or a prior with a mean.
     """
-    model_argument(model, Ability.DIRECTIONS)
+    model_argument(model, "directions")
     nets = arguments.count(name, nets, at_least=2)
     samples = arguments.count("samples", samples, at_least=2 * nets)
     arguments.condition(is_centred(model), "model", model.prior, CENTRED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from jaxsmi.core import validate
 from jaxsmi.core.border import checked
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
@@ -55,7 +56,7 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
         [theory: multi-index, Eqs. (57), (58)].
     """
     model = model_argument(model)
-    alpha = jnp.where(model.valid, model.recovery, jnp.nan)
+    alpha = jnp.where(validate.valid(model), model.recovery, jnp.nan)
     S = model.prior.second_moment(model.indices)
-    code = jnp.where(model.valid, Result.SUCCESS, Result.INVALID)
+    code = jnp.where(validate.valid(model), Result.SUCCESS, Result.INVALID)
     return Threshold(alpha, jnp.zeros_like(alpha), alpha[None], S / jnp.trace(S), S, code)

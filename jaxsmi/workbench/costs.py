@@ -120,7 +120,7 @@ def _shapes(model: AbstractModel, draw: Callable[[PRNGKeyArray], Dataset]) -> _S
 
     def traced(key: PRNGKeyArray) -> Dataset:
         data = draw(key)
-        shapes.extend(model.shapes(data))
+        shapes.extend(model.design.shapes(data.inputs.shape))
         return data
 
     return _Shapes(jax.eval_shape(traced, jax.random.key(0)), *shapes)
@@ -128,8 +128,8 @@ def _shapes(model: AbstractModel, draw: Callable[[PRNGKeyArray], Dataset]) -> _S
 
 def _timed(model: AbstractModel, data: Dataset, samples: int) -> dict[str, float]:
     """Seconds of a step over so many samples, by a step over a part of them."""
-    signal, fields = model.shapes(data)
-    sensing = model.sensing(data)
+    signal, fields = model.design.shapes(data.inputs.shape)
+    sensing = model.design.operator(data.inputs)
     key = jax.random.key(0)
     weights, V = model.prior.start(key, signal, jnp.asarray(1e-3, theory_dtype()))
     statistic = model.channel.statistic(data.labels)

@@ -176,7 +176,9 @@ def learning_order(
         jax.block_until_ready(solutions[name].overlap)
         seconds[name] = time.perf_counter() - begin
         own = "online" in settings  # whose samples are fresh
-        reached = solutions[name].alpha if own else model.complexity(part.samples, part.dimension)
+        reached = (
+            solutions[name].alpha if own else part.samples / model.design.entries(part.dimension)
+        )
         alphas[name] = float(reached)
     learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
     return LearningOrder(solutions, learned, level, alphas, seconds)
@@ -220,8 +222,8 @@ def _first_samples(model: AbstractModel, data: Dataset, name: str, alpha: object
     """The data up to the sample complexity of a method (None: all)."""
     if alpha is None:
         return data
-    most = model.complexity(data.samples, data.dimension)
-    samples = round(float(alpha) / model.complexity(1, data.dimension))  # pyright: ignore
+    most = data.samples / model.design.entries(data.dimension)
+    samples = round(float(alpha) * model.design.entries(data.dimension))  # pyright: ignore
     allowed = f"a number in (0, {most:g}], what the data reach"
     check(1 <= samples <= data.samples, f"methods[{name!r}]['alpha']", alpha, allowed)
     return data.first(samples)

@@ -4,6 +4,7 @@ import numpy as np
 
 import jaxsmi as smi
 from border.problems import ATTENTION, DATA, GAUSSIAN, INPUTS, KEY, LINEAR, SIGN, TEACHER, Table
+from jaxsmi.models.base import title
 
 case = Table()
 
@@ -157,7 +158,7 @@ for _spectral in (smi.priors.WishartPrior(0.5), smi.priors.ProductPrior(1.0, 0.5
 for _model, _label in ((LINEAR, [1.0]), (SIGN, 1.0), (ATTENTION, np.full((2, 2), 0.5))):
     _P, _M = _model.indices, _model.tokens
     case(
-        f"channel.posterior of {_model.title}",
+        f"channel.posterior of {title(_model)}",
         _model.channel.posterior,
         {"y": _label, "omega": np.zeros((_P, _M)), "V": np.eye(_P)},
         {"y": ("labels",)},

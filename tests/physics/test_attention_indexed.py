@@ -271,10 +271,12 @@ def test_the_law_of_the_data():
     S = np.asarray(WishartLaw.matrix(data.teacher.T))
     x = np.asarray(data.inputs[:3])
     h = (np.einsum("nad,de,nbe->nab", x, S, x) - np.trace(S) * np.eye(2)) / np.sqrt(50)
-    np.testing.assert_allclose(model.scores_of(data.teacher.T, data.inputs[:3]), h, atol=1e-12)
+    np.testing.assert_allclose(
+        model.student.fields(data.teacher, data.inputs[:3])[:, 0], h, atol=1e-12
+    )
     raised = np.exp(1.3 * h)
     np.testing.assert_allclose(data.labels[:3], raised / raised.sum(-1, keepdims=True), atol=1e-12)
-    every = np.asarray(model.scores_of(data.teacher.T, data.inputs))
+    every = np.asarray(model.student.fields(data.teacher, data.inputs)[:, 0])
     moment = np.sum(S**2) / 50
     for value, expected in ((every[:, 0, 0].var(), 2 * moment), (every[:, 0, 1].var(), moment)):
         assert abs(value / expected - 1) < 5 * np.sqrt(

@@ -9,8 +9,8 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
-from jaxsmi.sensing.index import IndexSensing
-from jaxsmi.sensing.symmetric import SymmetricSensing
+from jaxsmi.design.index import IndexOperator
+from jaxsmi.design.symmetric import SymmetricOperator
 
 KEY = jax.random.key(0)
 
@@ -28,8 +28,11 @@ def test_the_adjoint_is_the_transpose_of_forward(samples):
         matrix + jnp.swapaxes(matrix, 1, 2),
         (g + jnp.swapaxes(g, 2, 3)).reshape(samples, 1, 9),
     )
-    cases = [(SymmetricSensing(inputs, batch=4), matrix, g), (SymmetricSensing(inputs), matrix, g)]
-    cases.append((IndexSensing(inputs), matrix[0, :2], jax.random.normal(three, (samples, 2, 3))))
+    cases = [
+        (SymmetricOperator(inputs, batch=4), matrix, g),
+        (SymmetricOperator(inputs), matrix, g),
+    ]
+    cases.append((IndexOperator(inputs), matrix[0, :2], jax.random.normal(three, (samples, 2, 3))))
     for sensing, W, field in cases:
         left, right = jnp.sum(field * sensing.forward(W)), jnp.sum(sensing.adjoint(field) * W)
         np.testing.assert_allclose(left, right, rtol=1e-12)
@@ -39,8 +42,8 @@ def test_fields_are_the_indices_of_the_article():
     """h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d."""
     model = smi.AttentionIndexed(3, 0.5)
     data = model.sample(KEY, dimension=10, alpha=0.2)
-    fields = model.sensing(data).forward(model.signal(data.teacher))
-    S, x = np.asarray(model.estimate(data.teacher)), np.asarray(data.inputs)
+    fields = model.design.operator(data.inputs).forward(model.student.teacher_signal(data.teacher))
+    S, x = np.asarray(model.student.estimate(data.teacher)), np.asarray(data.inputs)
     h = (np.einsum("nad,de,nbe->nab", x, S, x) - np.trace(S) * np.eye(3)) / np.sqrt(10)
     np.testing.assert_allclose(np.asarray(fields).reshape(-1, 3, 3), h, atol=1e-12)
     np.testing.assert_allclose(jax.vmap(model.link)(fields), data.labels, atol=1e-12)
@@ -54,7 +57,7 @@ def test_layers_are_those_of_the_network():
     data = model.sample(KEY, dimension=9, alpha=0.1)
     x0, d, B = np.asarray(data.inputs[0]), 9, np.eye(3)
     x = x0
-    for layer, S in enumerate(np.asarray(model.estimate(data.teacher))):
+    for layer, S in enumerate(np.asarray(model.student.estimate(data.teacher))):
         scores = x @ S @ x.T / np.sqrt(d) - np.trace(S) / np.sqrt(d) * B @ B.T
         A = np.asarray(jax.nn.softmax(0.8 * jnp.asarray(scores), axis=-1))
         if layer < 2:
@@ -102,7 +105,7 @@ def test_undamped_message_passing_follows_state_evolution():
     data = model.sample(jax.random.key(3), dimension=80, alpha=0.5)
     run = smi.gamp(model, data, key=KEY, max_steps=6, damping=0.0)
     past = run.trajectory
-    moment = np.sum(np.asarray(model.estimate(data.teacher)) ** 2) / 80
+    moment = np.sum(np.asarray(model.student.estimate(data.teacher)) ** 2) / 80
     error = past["overlap"][:, 0, 0] - 2 * past["teacher_overlap"][:, 0, 0] + moment
     np.testing.assert_allclose(error[1:], TRAJECTORIES["hardmax", 0.5], rtol=0.12)
     np.testing.assert_allclose(
@@ -186,7 +189,7 @@ def test_averaging_is_of_the_matrix():
     np.testing.assert_allclose(float(fit.alpha[0]), data.samples / 144)
     S = np.stack([np.asarray(w).T @ np.asarray(w) / np.sqrt(6 * 12) for w in fit.state.weights])
     np.testing.assert_allclose(fit.weights, S, atol=1e-12)
-    truth = np.asarray(model.estimate(data.teacher))
+    truth = np.asarray(model.student.estimate(data.teacher))
     mean = smi.averaged(fit, data.teacher)
     each = ((S - truth) ** 2).sum((1, 2)) / 12
     np.testing.assert_allclose(fit.error, each, rtol=1e-10)
@@ -302,9 +305,9 @@ def test_integer_inputs_are_numbers_like_others():
     signs = jnp.where(DATA.inputs > 0, 1, -1)
     whole, same = smi.Dataset(signs, DATA.labels), smi.Dataset(signs * 1.0, DATA.labels)
     np.testing.assert_array_equal(
-        *(SOFT.sensing(d).forward(jnp.ones((1, 6, 6)) / 7) for d in (whole, same))
+        *(SOFT.design.operator(d.inputs).forward(jnp.ones((1, 6, 6)) / 7) for d in (whole, same))
     )
-    S = SOFT.estimate(DATA.teacher)
+    S = SOFT.student.estimate(DATA.teacher)
     np.testing.assert_array_equal(SOFT.predict(S, signs), SOFT.predict(S, signs * 1.0))
 
 

@@ -378,7 +378,7 @@ def test_the_law_of_the_data():
     np.testing.assert_allclose(
         jnp.var(data.labels), jnp.mean(data.teacher**2) + 0.25, rtol=0.15
     )  # √(2/900) = 5 %
-    assert model.complexity(data.samples, data.dimension) == 0.5
+    assert data.samples / model.design.entries(data.dimension) == 0.5
     quiet = smi.Bilinear(2.0, 0.2).sample(
         jax.random.key(0), dimension=30, alpha=0.5, teacher=data.teacher
     )

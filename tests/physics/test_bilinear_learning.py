@@ -13,7 +13,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
 from jaxsmi.descent.baselines import minimum_nuclear_norm
-from jaxsmi.sensing.rectangular import RectangularSensing
+from jaxsmi.design.rectangular import RectangularOperator
 
 KEY = jax.random.key(1)
 
@@ -26,7 +26,7 @@ def quarter(prediction, label):
 def test_the_adjoint_is_the_transpose_of_forward():
     keys = jax.random.split(KEY, 3)
     inputs, S = jax.random.normal(keys[0], (17, 6, 4)), jax.random.normal(keys[1], (1, 6, 4))
-    g, sensing = jax.random.normal(keys[2], (17, 1, 1)), RectangularSensing(inputs)
+    g, sensing = jax.random.normal(keys[2], (17, 1, 1)), RectangularOperator(inputs)
     np.testing.assert_allclose(
         jnp.sum(sensing.forward(S) * g), jnp.sum(S * sensing.adjoint(g)), rtol=1e-12
     )
@@ -245,7 +245,7 @@ def test_descent_follows_its_equations():
         r, L = 3, data.inputs.shape[1]
         V, U = (start, start) if model.symmetric else (start[:, :L], start[:, L:])
         S = V.T @ U / np.sqrt(r)
-        np.testing.assert_allclose(model.estimate(start), S, rtol=1e-12)
+        np.testing.assert_allclose(model.student.estimate(start), S, rtol=1e-12)
         e = jnp.einsum("nld,ld->n", data.inputs, S) / np.sqrt(10 * L) - data.labels
         dM = 0.5 * jnp.einsum("n,nld->ld", e, data.inputs) / np.sqrt(10 * L)
         step = [V @ dM / np.sqrt(r), U @ dM.T / np.sqrt(r)]  # of U, of V

@@ -23,13 +23,13 @@ def measured(model, believed, true=0.4):
     """The misfit of a run whose fields have the variance `true` around ω, and that takes it for
     `believed`."""
     data = model.sample(KEY, dimension=D, alpha=N / D)
-    z = model.sensing(data).forward(data.teacher)
+    z = model.design.operator(data.inputs).forward(data.teacher)
     rho = jnp.mean(z**2)
     normal = jax.random.normal(jax.random.key(1), z.shape)
     omega = (1.0 - true) * z + jnp.sqrt(true * (1.0 - true) * rho) * normal
     V = believed * rho * jnp.eye(model.indices)
     numbers = draws(model.channel, N, jax.random.key(2))
-    return misfit(model.channel, data.labels, omega, V, numbers, model.sensing(data))
+    return misfit(model.channel, data.labels, omega, V, numbers, model.design.operator(data.inputs))
 
 
 @pytest.mark.parametrize("name", MODELS)

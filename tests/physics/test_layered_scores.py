@@ -186,7 +186,7 @@ def test_message_passing_of_two_layers():
         run = smi.gamp(model, data, key=jax.random.key(seed), max_steps=40)
         assert run.weights is not None
         assert data.teacher is not None
-        gap = run.weights - model.estimate(data.teacher)
+        gap = run.weights - model.student.estimate(data.teacher)
         errors.append(np.sum(np.asarray(gap) ** 2, axis=(1, 2)) / 60)
         np.testing.assert_allclose(run.error, np.mean(errors[-1]), rtol=1e-10)
     ratio = np.mean(errors, axis=0) / V

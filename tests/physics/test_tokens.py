@@ -98,7 +98,7 @@ def test_the_error_of_an_estimate_counts_the_means():
     fourth = lambda v, mean: 3.0 * v**2 + 6.0 * v * mean**2 + mean**4
     both = Q * S + 2.0 * M**2 + Q * nu**2 + S * mu**2 + 4.0 * M * mu * nu + (mu * nu) ** 2
     known = linear + 2.0 * (B - R) * square + 0.25 * (fourth(Q, mu) + fourth(S, nu) - 2.0 * both)
-    error = model.error_of(W, data, key=KEY, samples=2**14)
+    error = model.metric.error(W, data, key=KEY, points=2**14)
     np.testing.assert_allclose(error, known, rtol=5e-3)
 
 

@@ -16,9 +16,9 @@ import programs
 import pytest
 
 import jaxsmi as smi
+from jaxsmi.design.blocks import BLOCK
 from jaxsmi.numerics import memory, refining
 from jaxsmi.numerics.memory import Block, block_within, working_memory
-from jaxsmi.sensing.blocks import BLOCK
 from jaxsmi.workbench import costs
 
 EVERY = [
@@ -60,7 +60,7 @@ def test_lowers_for_every_accelerator(name):
 )
 def test_lowers_over_four_devices(name, monkeypatch):
     """Sums over samples go over the devices, and no array with an axis of samples does."""
-    exported = programs.over_devices(programs.PROGRAMS[name](), monkeypatch)
+    exported = programs.sum_devices(programs.PROGRAMS[name](), monkeypatch)
     text = exported.mlir_module()
     assert exported.nr_devices == 4
     assert stays_on_the_device(text)

@@ -13,7 +13,7 @@ import pytest
 
 import jaxsmi as smi
 from helpers import compilations
-from jaxsmi.sensing.index import IndexSensing
+from jaxsmi.design.index import IndexOperator
 
 KEY = jax.random.key(0)
 CHEAP = {"samples": 64, "randomisations": 2, "max_steps": 25}
@@ -285,9 +285,9 @@ def test_float32_inputs_agree_with_float64(problem):
     # inputs rounded to 6e-8, products of 100 samples: a few 1e-6, amplified by six steps
     np.testing.assert_allclose(single.weights, double.weights, atol=1e-3)
     np.testing.assert_allclose(single.overlap, double.overlap, atol=1e-3)
-    forward = IndexSensing(data.inputs.astype(jnp.float32)).forward(data.teacher)
+    forward = IndexOperator(data.inputs.astype(jnp.float32)).forward(data.teacher)
     assert forward.dtype == jnp.float64
-    np.testing.assert_allclose(forward, IndexSensing(data.inputs).forward(data.teacher), atol=1e-5)
+    np.testing.assert_allclose(forward, IndexOperator(data.inputs).forward(data.teacher), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_align_is_the_closest_of_all_signed_permutations(word, n):
         unit = [W / np.linalg.norm(W, axis=1)[:, None] for W in (estimate, teacher)]
         most = max(np.sum((turn @ unit[0]) * unit[1]) for turn in group_elements(symmetry, n))
         overlaps = (estimate @ teacher.T, estimate @ estimate.T, teacher @ teacher.T)
-        cosines = symmetry.cosines(*(jnp.asarray(x) for x in overlaps))
+        cosines = symmetry.metric.cosines(*(jnp.asarray(x) for x in overlaps))
         assert float(jnp.sum(cosines)) == pytest.approx(most, rel=1e-12, abs=1e-12)
 
 

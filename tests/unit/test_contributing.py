@@ -34,7 +34,7 @@ def test_the_new_link_and_the_new_channel_hold(names):
 
 def test_the_new_family_is_refused_nothing_that_it_can_do(names):
     model = names["perceptron"]
-    assert model.title == "NoisyPerceptron"
+    assert title(model) == "NoisyPerceptron"
     assert model.predict(names["solution"], names["data"].inputs).shape == (180,)
 
 

@@ -235,7 +235,7 @@ def test_bad_input_is_refused_by_name(name, call):
     ids=["sign", "linear, no axis", "linear, two axes", "bilinear", "attention"],
 )
 def test_labels_with_an_axis_too_many_or_too_few_are_told_how_to_reshape(model, given, wanted):
-    data = smi.Dataset(np.zeros((6, *model.input_shape(5))), np.ones(given))
+    data = smi.Dataset(np.zeros((6, *model.design.input_shape(5))), np.ones(given))
     remedy = ", ".join(map(str, wanted))
     with pytest.raises(ValueError, match=rf"labels\.reshape\({remedy}\)\.$"):
         smi.gamp(model, data, key=KEY)

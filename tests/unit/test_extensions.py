@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.sensing.index import IndexSensing
+from jaxsmi.design.index import IndexOperator
 
 KEY = jax.random.key(0)
 ZOO = {
@@ -32,9 +32,9 @@ def test_network_equals_link(name):
         jnp.asarray(rng.standard_normal((model.indices, D))),
         jnp.asarray(rng.standard_normal((5, model.tokens, D))),
     )
-    by_link = jax.jit(jax.vmap(model.link))(IndexSensing(x).forward(W))
+    by_link = jax.jit(jax.vmap(model.link))(IndexOperator(x).forward(W))
     by_network = jax.jit(jax.vmap(lambda one: model.network(W, one)))(x)
-    outputs = jax.jit(lambda W, x: model.outputs(W, x))(W, x)
+    outputs = jax.jit(lambda W, x: model.student.outputs(W, x))(W, x)
     np.testing.assert_allclose(by_link, by_network, rtol=0, atol=1e-12)
     np.testing.assert_allclose(by_network.sum(-1), 1.0, atol=1e-13)
     np.testing.assert_allclose(outputs, by_link, rtol=0, atol=1e-12)
@@ -116,7 +116,9 @@ def test_symmetries_change_no_label_no_cosine_and_are_undone(name):
     estimate = teacher + 0.3 * rng.standard_normal(teacher.shape)
 
     def cosines(W):
-        return np.sort(np.asarray(model.overlaps(jnp.asarray(W), jnp.asarray(teacher))["cosine"]))
+        return np.sort(
+            np.asarray(model.metric.overlaps(jnp.asarray(W), jnp.asarray(teacher))["cosine"])
+        )
 
     np.testing.assert_allclose(cosines(T @ estimate), cosines(estimate), atol=1e-9)
     np.testing.assert_allclose(cosines(T @ teacher), 1.0, atol=1e-9)

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 import jaxsmi as smi
 from jaxsmi.channels import ClosedFormChannel
 from jaxsmi.inference.overlap_map import OverlapMap
-from jaxsmi.models.index import AbstractIndexModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.thresholds.following import approach
 
 KEY = jax.random.key(0)
@@ -63,7 +63,7 @@ class GatedChannel(ClosedFormChannel):
         return first + jnp.log(ndtr(x) * seen + 0.5 * ndtr(-x))
 
 
-class Gated(AbstractIndexModel):
+class Gated(IndexModel):
     prior: smi.priors.Gaussian
     channel: GatedChannel
     symmetry: tuple = eqx.field(static=True)

@@ -364,7 +364,7 @@ def test_a_link_of_a_traced_number_has_no_symmetry_and_a_committee_its_order():
     W = jax.random.normal(KEY, (3, 50))
     turned = W[jnp.array([2, 0, 1])]
     np.testing.assert_allclose(smi.align(turned, W, model), W)
-    found = model.overlaps(turned, W)["cosine"]
+    found = model.metric.overlaps(turned, W)["cosine"]
     np.testing.assert_allclose(found, 1.0)
 
 

@@ -17,7 +17,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.sensing.blocks import draw_inputs
+from jaxsmi.design.blocks import draw_inputs
 from jaxsmi.workbench import costs
 
 KEY = jax.random.key(3)
@@ -47,10 +47,10 @@ def test_regenerated_inputs_are_the_stored_ones(name):
         == data.samples
         == round(alpha * (dimension if name == "index" else dimension**2))
     )
-    signal, fields = model.shapes(data)
+    signal, fields = model.design.shapes(data.inputs.shape)
     W, g = jax.random.normal(KEY, signal), jax.random.normal(KEY, fields)
     W = 0.5 * (W + jnp.swapaxes(W, -1, -2)) if name in ("attention-indexed", "quadratic") else W
-    one, other = model.sensing(data), model.sensing(lazy)
+    one, other = model.design.operator(data.inputs), model.design.operator(lazy.inputs)
     np.testing.assert_allclose(other.forward(W), one.forward(W), atol=1e-12)
     np.testing.assert_allclose(other.adjoint(g), one.adjoint(g), atol=1e-11)
     assert float(jnp.vdot(other.forward(W), g)) == pytest.approx(
@@ -119,7 +119,10 @@ def test_bfloat16_is_storage_not_arithmetic():
     assert data.inputs.dtype == jnp.bfloat16
     exact = smi.Dataset(data.inputs.astype(jnp.float64), data.labels, data.teacher)
     W = jax.random.normal(KEY, (1, 300))
-    fields, truth = model.sensing(data).forward(W), model.sensing(exact).forward(W)
+    fields, truth = (
+        model.design.operator(data.inputs).forward(W),
+        model.design.operator(exact.inputs).forward(W),
+    )
     np.testing.assert_allclose(fields, truth, atol=300**0.5 * 2e-7)
     assert (
         float(jnp.max(jnp.abs(exact.inputs))) > 3.5

@@ -78,8 +78,8 @@ def test_phaseless_weak_recovery_and_recovery():
         assert float(smi.recovery_threshold(model).alpha) == pytest.approx(float(exact))
     model = smi.Bilinear(1.0, 0.2, output="absolute")
     assert result(smi.state_evolution(model, 0.7, key=KEY)) is smi.Result.RECOVERED
-    S = np.asarray(model.draw_teacher(KEY, 10))
-    assert float(model.estimation_error(-S, S)) == 0.0
+    S = np.asarray(model.design.draw_teacher(KEY, 10))
+    assert float(model.metric.estimation_error(-S, S)) == 0.0
 
 
 @pytest.mark.slow

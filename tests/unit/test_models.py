@@ -10,9 +10,9 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import jaxsmi as smi
+from jaxsmi.design.index import IndexOperator
 from jaxsmi.models.prediction import prediction_error
 from jaxsmi.models.symmetry import SYMMETRIES, Exchange, best_order
-from jaxsmi.sensing.index import IndexSensing
 
 KEY = jax.random.key(0)
 ATTENTION = smi.DeepAttention(depth=2, tokens=2)
@@ -40,7 +40,7 @@ def test_network_on_inputs_equals_link_on_fields(case):
         jnp.asarray(rng.standard_normal((model.indices, D))),
         jnp.asarray(rng.standard_normal((3, tokens, D))),
     )
-    fields = IndexSensing(x).forward(W)
+    fields = IndexOperator(x).forward(W)
     assert fields.shape == (3, model.indices, tokens)
     by_link = jax.jit(jax.vmap(model.link))(fields)
     by_network = jax.jit(jax.vmap(lambda one: model.network(W, one)))(x)
@@ -94,11 +94,11 @@ def test_sample_is_made_of_standard_normals():
     ).ravel()  # 160,000 entries: standard errors 2.5e-3 of the mean, 3.5e-3 of the variance
     assert abs(flat.mean()) < 4 * 2.5e-3
     assert abs(flat.var() - 1) < 4 * 3.5e-3
-    noise = data.labels - IndexSensing(data.inputs).forward(data.teacher)[:, 0]
+    noise = data.labels - IndexOperator(data.inputs).forward(data.teacher)[:, 0]
     assert noise.shape == (400, 2)
     # 800 draws of variance 1/4: its relative standard error is √(2/800) = 0.05
     assert abs(np.var(noise) / 0.25 - 1) < 4 * 0.05
-    fields = np.asarray(IndexSensing(data.inputs).forward(data.teacher))
+    fields = np.asarray(IndexOperator(data.inputs).forward(data.teacher))
     assert abs(fields.var() - 1) < 4 * np.hypot(
         np.sqrt(2 / 800), np.sqrt(2 / 200)
     )  # Z has the norm of W*/√D
@@ -207,7 +207,9 @@ def test_the_staircase_has_its_whole_group():
         for signs in itertools.product((1.0, -1.0), repeat=3):
             turn = np.eye(3)[list(order)] * np.array(signs)
             moved = jax.vmap(model.link)(jnp.asarray(np.einsum("pq,nqm->npm", turn, z)))
-            cosines = model.overlaps(jnp.asarray(turn @ teacher), jnp.asarray(teacher))["cosine"]
+            cosines = model.metric.overlaps(jnp.asarray(turn @ teacher), jnp.asarray(teacher))[
+                "cosine"
+            ]
             undone = np.allclose(smi.align(turn @ teacher, teacher, model), teacher)
             same = np.allclose(moved, labels)
             assert undone == same
@@ -333,7 +335,7 @@ def test_cosines_do_not_see_the_symmetry(name):
 
     def cosines(W):
         return np.asarray(
-            model.cosines(
+            model.metric.cosines(
                 jnp.asarray(W @ teacher.T / 400), jnp.asarray(W @ W.T / 400), jnp.asarray(rho)
             )
         )
@@ -361,7 +363,7 @@ def test_a_number_as_overlap_is_the_overlap_itself():
 def test_error_of_the_linear_link_is_exact(predictor, q):
     """Both predictors of z are ω: E (z - ω)² = 1 - q for each token."""
     model = smi.links.linear(0.4, tokens=2)
-    found = smi.generalization_error(model, q, key=KEY, predictor=predictor, samples=8192)
+    found = smi.generalization_error(model, q, key=KEY, predictor=predictor, points=8192)
     # nets integrate a quadratic to about 1e-3; the reported error must cover it
     assert abs(float(found) - 2 * (1 - q)) <= 4 * float(found.stderr) + 1e-9
     assert float(found.stderr) < 1e-2
@@ -407,11 +409,11 @@ def test_error_of_a_run_is_that_against_its_own_teacher(noise):
 @pytest.mark.slow
 def test_bayes_is_at_most_plug_in_and_vanishes_at_full_overlap():
     Q = np.array([[0.5, 0.1], [0.1, 0.8]])
-    plug_in = smi.generalization_error(ATTENTION, Q, key=KEY, samples=8192)
-    bayes = smi.generalization_error(ATTENTION, Q, key=KEY, predictor="bayes", samples=8192)
+    plug_in = smi.generalization_error(ATTENTION, Q, key=KEY, points=8192)
+    bayes = smi.generalization_error(ATTENTION, Q, key=KEY, predictor="bayes", points=8192)
     assert float(bayes) < float(plug_in)
     for predictor in ("plug-in", "bayes"):
-        full = smi.generalization_error(ATTENTION, 1.0, key=KEY, predictor=predictor, samples=8192)
+        full = smi.generalization_error(ATTENTION, 1.0, key=KEY, predictor=predictor, points=8192)
         np.testing.assert_allclose(float(full), 0.0, atol=1e-12)
 
 
@@ -420,7 +422,7 @@ def test_stderr_of_the_error_is_honest():
     model, q = smi.links.sign(), 0.5
     # plug-in: corr(z, ω) = √q
     exact = 4 * np.arccos(np.sqrt(q)) / np.pi
-    run = jax.jit(lambda key: prediction_error(model, jnp.full((1, 1), q), key=key, samples=256))
+    run = jax.jit(lambda key: prediction_error(model, jnp.full((1, 1), q), key=key, points=256))
     values, errors = jax.vmap(run)(jax.random.split(KEY, 40))
     scores = (values - exact) / errors
     # Student's t of 7 degrees of freedom: standard deviation 1.18; of 40 draws between 0.75 and
@@ -438,7 +440,7 @@ def test_an_odd_flip_is_not_undone():
     x = np.random.default_rng(9).standard_normal((20, 1, 50))
     np.testing.assert_array_equal(model.predict(aligned, x), model.predict(turned, x))
     Q = jnp.asarray(teacher @ teacher.T / 50)
-    cosines = model.cosines(
+    cosines = model.metric.cosines(
         jnp.asarray(turned @ teacher.T / 50), jnp.asarray(turned @ turned.T / 50), Q
     )
     np.testing.assert_allclose(jnp.sort(cosines), [-1.0, 1.0], atol=1e-12)
@@ -462,7 +464,7 @@ def test_error_with_a_teacher_uses_its_norm_and_cross_overlap():
 def test_forward_and_adjoint_are_transposes():
     x = jax.random.normal(KEY, (7, 2, 5))
     W, g = jax.random.normal(KEY, (3, 5)), jax.random.normal(jax.random.key(1), (7, 3, 2))
-    sensing = IndexSensing(x)
+    sensing = IndexOperator(x)
     np.testing.assert_allclose(
         jnp.vdot(sensing.forward(W), g), jnp.vdot(W, sensing.adjoint(g)), rtol=1e-13
     )

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from jaxsmi.sensing.index import IndexSensing
-from jaxsmi.sensing.rectangular import RectangularSensing
+from jaxsmi.design.index import IndexOperator
+from jaxsmi.design.rectangular import RectangularOperator
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-24}  # of the products
 ROWS, LENGTH = 1103, 1001  # more than 2^20 numbers, a prime number of rows: loops, and a rest
@@ -35,7 +35,7 @@ def test_both_passes_are_the_products(dtype, indices):
     of √K; ten of these."""
     x, W, g = drawn(dtype, indices)
     fields, total = eqx.filter_jit(lambda s, W, g: (s.forward(W), s.adjoint(g)))(
-        IndexSensing(x), W, g
+        IndexOperator(x), W, g
     )
     flat, root = np.asarray(x[:, 0], np.float64), np.sqrt(LENGTH)
     for found, true, terms in (
@@ -50,8 +50,8 @@ def test_transposes_of_each_other():
     """⟨forward W, g⟩ = ⟨W, adjoint g⟩, of rows and of matrices, to the rounding of N D terms."""
     x, W, g = drawn("float64", 2, tokens=2)
     for sensing, signal, weights in (
-        (IndexSensing(x), W, g),
-        (RectangularSensing(x), W[None], g[:, :1, :1]),
+        (IndexOperator(x), W, g),
+        (RectangularOperator(x), W[None], g[:, :1, :1]),
     ):
         forward = sensing.forward(signal)
         one, other = jnp.vdot(forward, weights), jnp.vdot(signal, sensing.adjoint(weights))
@@ -70,7 +70,7 @@ def at_once_and_alone(function, many):
 def test_alone_or_together(way):
     x, W, g = drawn("float64", 2)
     many = jnp.stack([W, -2.0 * W + 1.0]) if way == "forward" else jnp.stack([g, g[::-1]])
-    function = IndexSensing(x).forward if way == "forward" else IndexSensing(x).adjoint
+    function = IndexOperator(x).forward if way == "forward" else IndexOperator(x).adjoint
     together, alone, slope = at_once_and_alone(function, many)
     size = float(jnp.max(jnp.abs(alone)))
     np.testing.assert_allclose(together, alone, atol=1e-13 * size, rtol=0)
@@ -85,7 +85,7 @@ def test_no_copy_of_bfloat16_inputs():
         jax.ShapeDtypeStruct((2, 2**10), jnp.float64),
         jax.ShapeDtypeStruct((2**16, 2, 1), jnp.float64),
     ]
-    both = jax.jit(lambda x, W, g: (IndexSensing(x).forward(W), IndexSensing(x).adjoint(g)))
+    both = jax.jit(lambda x, W, g: (IndexOperator(x).forward(W), IndexOperator(x).adjoint(g)))
     taken = both.lower(*shapes).compile().memory_analysis()
     assert taken.temp_size_in_bytes < 0.1 * 2**26 * 2
     text = export.export(both, platforms=["cuda", "rocm", "tpu"])(*shapes).mlir_module()

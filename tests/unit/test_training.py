@@ -15,7 +15,7 @@ from jaxsmi.descent.order import crossing
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 MODEL = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]) + z[1, 0] * z[1, 1], indices=2, tokens=2)
 DATA = MODEL.sample(jax.random.key(1), dimension=10, alpha=3.0)
-START = np.asarray(MODEL.start(jax.random.key(2), 10))
+START = np.asarray(MODEL.student.start(jax.random.key(2), 10))
 LINEAR = smi.links.linear(0.0)
 
 
@@ -235,7 +235,7 @@ def test_a_run_that_learned_nothing_says_so_and_what_to_do():
     assert "learned nothing" in blind.message
     assert "learning rate" in repr(blind)
     # a start with a cosine is not chance, though no step changes it; without a teacher no chance
-    near = 0.5 * data.teacher + model.start(KEY, 200)
+    near = 0.5 * data.teacher + model.student.start(KEY, 200)
     alone = smi.Dataset(data.inputs, data.labels)
     for fit in (
         train(optax.sgd(1e-6), 5, model, data, start=near),
@@ -261,7 +261,7 @@ def test_a_diverging_run_ends_with_its_code_and_leaves_the_others_alone():
 
 @SLOW
 def test_a_stream_is_fresh_at_each_step_and_its_limit_is_the_population():
-    stream = smi.Stream(LINEAR, LINEAR.start(jax.random.key(4), 30))
+    stream = smi.Stream(LINEAR, LINEAR.student.start(jax.random.key(4), 30))
     fit = train(optax.sgd(3.0), 300, LINEAR, stream, batch_size=10)
     assert float(fit.history["cosine"][-1, 0]) > 0.999  # noiseless least mean squares
     one, two = (stream.draw(key, 5) for key in jax.random.split(KEY, 2))

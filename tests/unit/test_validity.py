@@ -10,6 +10,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import off_zero
 from jaxsmi.thresholds import scan
 
@@ -42,10 +43,10 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_wrong_number_makes_a_model_invalid_inside_jit_and_raises_outside(name):
-    valid = jax.jit(lambda x: MODELS[name](x).valid)
+    valid = jax.jit(lambda x: validate.valid(MODELS[name](x)))
     assert not bool(valid(-1.0))
     assert bool(valid(1.0))
-    assert bool(MODELS[name](1.0).valid)
+    assert bool(validate.valid(MODELS[name](1.0)))
     with pytest.raises(ValueError, match="allowed"):
         MODELS[name](-1.0)
 
@@ -113,7 +114,7 @@ def test_a_signal_given_as_a_start_stays_the_start_beside_side_information():
 def test_a_stream_of_bilinear_regression(symmetric):
     """Its teacher is a matrix S and its student two factors: no teacher was admitted."""
     model = smi.Bilinear(1.0, 0.5, 0.1, symmetric=symmetric)
-    stream = smi.Stream(model, model.draw_teacher(KEY, 12))
+    stream = smi.Stream(model, model.design.draw_teacher(KEY, 12))
     fit = smi.train(
         model, stream, optax.sgd(0.01), key=KEY, steps=3, gradient=smi.Gradient(batch_size=5)
     )
@@ -205,9 +206,9 @@ def test_a_student_of_one_layer_learns_from_a_teacher_of_two():
     teacher = smi.AttentionIndexed(2, 0.5, layers=2)
     data = teacher.sample(KEY, dimension=8, alpha=0.2)
     student = smi.AttentionIndexed(2, 0.5)
-    student.check_data(data, teacher=False)
+    check_data(student, data, teacher=False)
     with pytest.raises(ValueError, match="teacher of 2 layer"):
-        student.check_data(data)
+        check_data(student, data)
 
 
 def test_a_short_sequence_has_one_token():

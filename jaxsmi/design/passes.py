@@ -62,7 +62,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.sensing.blocks import as_bits, mapped, summed, widened
+from jaxsmi.design.blocks import as_bits, mapped, summed, widened
 
 __all__ = ["rows_combined", "rows_times"]
 

@@ -1,4 +1,4 @@
-r"""Sensing of the index family: P indices W (P, D) seen through inputs of M tokens.
+r"""Design of index models: P indices W (P, D) seen through inputs of M tokens.
 
 Equations here [TCDKZ25], [theory: multi-index, Eqs. (1), (33) to (36)]; inputs x_μ (M, D):
 
@@ -24,20 +24,86 @@ from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.validate import check
+from jaxsmi.design.base import AbstractDesign, AbstractOperator, MessagePassing, Shapes
+from jaxsmi.design.blocks import BLOCK, Inputs, mapped, product_dtype, summed
+from jaxsmi.design.passes import rows_combined, rows_times
+from jaxsmi.design.tokens import Directions, Tokens
 from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
-from jaxsmi.sensing.base import AbstractSensing
-from jaxsmi.sensing.blocks import BLOCK, Inputs, mapped, product_dtype, summed
-from jaxsmi.sensing.passes import rows_combined, rows_times
+from jaxsmi.priors.iid import AbstractIidPrior
 
-__all__ = ["IndexSensing"]
+__all__ = ["IndexDesign", "IndexOperator"]
 
-_LARGE = 2**26  # numbers of inputs that are read at once
+_LARGE = 2**26  # numbers of inputs (0.5 GB in float64) that `weighted` reads at once
 
 
-class IndexSensing(AbstractSensing):
+class IndexDesign(AbstractDesign):
+    """Rows W (P, D) of iid columns, seen by M tokens: inputs (N, M, D), α = N/D.
+
+    Args:
+        prior: Of the rows.
+        indices: P.
+        tokens: M.
+        inputs: Fixed directions of the inputs; None: they are centred.
+    """
+
+    prior: AbstractIidPrior
+    indices: int = eqx.field(static=True)
+    tokens: int = eqx.field(static=True)
+    inputs: Tokens | None = None
+    rows = True
+
+    def entries(self, dimension: int) -> int:
+        """D."""
+        return dimension
+
+    def input_shape(self, dimension: int) -> tuple[int, int]:
+        """(M, D)."""
+        return (self.tokens, dimension)
+
+    def shapes(self, inputs: tuple[int, ...]) -> Shapes:
+        """(P, D) and (N, P, M)."""
+        return Shapes((self.indices, inputs[2]), (inputs[0], self.indices, self.tokens))
+
+    def check_inputs(self, inputs: Inputs) -> None:
+        """M tokens a sample."""
+        allowed = f"(N, {self.tokens}, D): M tokens a sample"
+        check(inputs.shape[1] == self.tokens, "data.inputs", inputs, allowed)
+
+    def operator(self, inputs: Inputs) -> IndexOperator:
+        """W -> W x/√D."""
+        return IndexOperator(inputs)
+
+    @property
+    def message_passing(self) -> MessagePassing:
+        """The control variate first; undamped, so that a run follows state evolution."""
+        return MessagePassing(("controlled", "outer", "divergence", "state"), (0.0,), True)
+
+    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
+        """Rows (P, D) by the prior."""
+        return self.prior.sample(key, self.indices, dimension)
+
+    def check_teacher(self, teacher: Array, dimension: int) -> None:
+        """Finite rows (P, D)."""
+        shape = (self.indices, dimension)
+        check(teacher.shape == shape, "teacher", teacher, f"shape {shape}")
+        check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
+
+    def directions(
+        self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
+    ) -> Directions | None:
+        """Those of `inputs`."""
+        if self.inputs is None:
+            return super().directions(key, teacher, vectors)
+        S = self.prior.second_moment(self.indices)
+        return self.inputs.directions(key, teacher.astype(S.dtype), S, vectors)
+
+
+class IndexOperator(AbstractOperator):
     """Fields of the index family (module docstring).
 
     Inputs may be float32: products are then float32 at highest precision, sums over blocks of
@@ -81,7 +147,7 @@ class IndexSensing(AbstractSensing):
             flat = jnp.swapaxes(g, 1, 2).reshape(n * M, -1)
             return rows_combined(flat.astype(product_dtype(self.inputs)), x)
 
-        total = self.over_devices(summed(add, self.inputs, g, as_stored=True))
+        total = self.sum_devices(summed(add, self.inputs, g, as_stored=True))
         return total / jnp.sqrt(float(self.dimension))
 
     def weighted(self, T: Array, W: Array) -> Array:
@@ -101,7 +167,7 @@ class IndexSensing(AbstractSensing):
         # that it is taken in
         samples, M, _ = self.inputs.shape
         size = max(BLOCK // (M * D), 1) if samples * M * D > _LARGE else None
-        return self.over_devices(summed(add, self.inputs, T, size)).reshape(W.shape) / D
+        return self.sum_devices(summed(add, self.inputs, T, size)).reshape(W.shape) / D
 
     @property
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
@@ -122,4 +188,4 @@ class IndexSensing(AbstractSensing):
 
     def divergence_precision(self, dg: Array) -> Array:
         """-(1/D) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
-        return symmetric(-self.over_devices(jnp.einsum("npmqm->pq", dg)) / self.dimension)
+        return symmetric(-self.sum_devices(jnp.einsum("npmqm->pq", dg)) / self.dimension)

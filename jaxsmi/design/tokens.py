@@ -15,18 +15,21 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.border import anything, checked, numbers, optional
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
 
 __all__ = ["Directions", "Tokens"]
 
-_ROUNDING = 1e-9
-_DEVIATIONS = 8.0  # of an overlap of given directions: more is another law, not chance
+_ROUNDING = 1e-9  # relative, of eigenvalues and of symmetry: some 1e6 roundings in float64
+# standard deviations of an overlap that directions may be off by: beyond them (p < 1e-14) they
+# belong to another model
+_DEVIATIONS = 8.0
 
 
 class Directions(NamedTuple):
@@ -68,100 +71,94 @@ class Tokens(eqx.Module):
     gram: Array
     cross: Array | None
 
-    @checked(encoding=anything, gram=anything, cross=optional(numbers("R (P, K)")))
     def __init__(
         self,
         encoding: ArrayLike,
         gram: ArrayLike | None = None,
         cross: ArrayLike | None = None,
     ):
-        arguments = Arguments()
         allowed = "E of shape (tokens M, directions K), or (M,)"
-        given = arguments.array("encoding", encoding, allowed)
-        check(given.ndim in (1, 2) and given.size > 0, "encoding", encoding, allowed)
-        self.encoding = given.reshape(len(given), -1)
+        E = validate.array("encoding", encoding, allowed)
+        check(E.ndim in (1, 2), "encoding", encoding, allowed)
+        self.encoding = E.reshape(len(E), -1)
         K = self.encoding.shape[1]
         allowed = f"a symmetric positive semi-definite G of shape ({K}, {K})"
-        identity = jnp.eye(K, dtype=theory_dtype())
-        G = arguments.array("gram", identity if gram is None else gram, allowed)
+        G = validate.array("gram", np.eye(K) if gram is None else gram, allowed)
         check(G.size == K * K, "gram", gram, allowed)
         G = G.reshape(K, K)
         size = jnp.max(jnp.abs(G))
         even = jnp.max(jnp.abs(G - G.T)) <= _ROUNDING * size
         definite = even & (jnp.linalg.eigvalsh(symmetric(G))[0] >= -_ROUNDING * size)
-        self.gram = arguments.masked(G, definite, "gram", gram, allowed)
+        check(definite, "gram", gram, allowed)
+        self.gram = G if concrete(definite) else jnp.where(definite, G, jnp.nan)
         self.cross = None
         if cross is not None:
             allowed = f"R* of shape (indices P, {K}){', or (P,)' if K == 1 else ''}"
-            R = arguments.array("cross", cross, allowed)
+            R = validate.array("cross", cross, allowed)
             R = R[:, None] if R.ndim == 1 and K == 1 else R
             check(R.ndim == 2 and R.shape[1] == K, "cross", cross, allowed)
             self.cross = R
 
-    @property
-    def known(self) -> bool:
-        """Whether the teacher may have something in common with the directions."""
-        return self.cross is not None
-
-    def of(self, indices: int) -> Array:
+    def teacher_overlap(self, indices: int) -> Array:
         """R* (P, K)."""
         if self.cross is None:
             return jnp.zeros((indices, len(self.gram)), self.gram.dtype)
         return self.cross
 
-    def fit(self, indices: int, tokens: int, second_moment: Array) -> None:
-        """Raise a ValueError for shapes that are not those of a model, or overlaps that no teacher
-        of this S (P, P) can have."""
-        arguments = Arguments()
+    def check_fit(self, indices: int, tokens: int, second_moment: Array) -> None:
+        """Raise a ValueError for shapes other than those of a model, or overlaps that no teacher of
+        this S (P, P) can have."""
         K = len(self.gram)
         allowed = f"E of shape ({tokens}, {K}): one row for each token"
         check(len(self.encoding) == tokens, "encoding", self.encoding, allowed)
         if self.cross is None:
             return
         check(self.cross.shape == (indices, K), "cross", self.cross, f"shape ({indices}, {K})")
-        joint = jnp.block([[second_moment, self.cross], [self.cross.T, self.gram]])
+        joint = self.joint_gram(second_moment)
         definite = jnp.linalg.eigvalsh(symmetric(joint))[0] >= -_ROUNDING * jnp.max(jnp.abs(joint))
         allowed = "R* with [[S, R*], [R*ᵀ, G]] positive semi-definite"
-        arguments.condition(definite, "cross", self.cross, allowed)
+        check(definite, "cross", self.cross, allowed)
 
-    def around(
+    def joint_gram(self, second_moment: Array) -> Array:
+        """[[S, R*], [R*ᵀ, G]], the expected Gram matrix of teacher and directions."""
+        R = self.teacher_overlap(len(second_moment)).astype(second_moment.dtype)
+        return jnp.block([[second_moment, R], [R.T, self.gram]])
+
+    def directions(
         self,
         key: PRNGKeyArray | None,
         teacher: Array,
         second_moment: Array,
-        given: ArrayLike | None,
+        vectors: ArrayLike | None,
     ) -> Directions:
-        """Directions given, or drawn: of these overlaps with the teacher (P, D) on average."""
-        K = len(self.gram)
-        shape = (K, teacher.shape[1])
+        """The directions `vectors`, or some drawn with these overlaps on average."""
+        shape = (len(self.gram), teacher.shape[1])
         allowed = f"U of shape {shape}: rows of squared norm D and of the overlaps of {self}"
-        if given is not None:
-            U = Arguments().array("directions", given, allowed, shape)
-            self._check_given(U, teacher, second_moment)
+        if vectors is not None:
+            U = validate.array("directions", vectors, allowed, shape=shape)
+            self._check_overlaps(U, teacher, second_moment)
             return Directions(U, self.encoding)
         if key is None:
             raise ValueError(f"directions: got None; allowed: {allowed}.")
-        return Directions(self._drawn(key, teacher, second_moment), self.encoding)
+        return Directions(self._draw(key, teacher, second_moment), self.encoding)
 
-    def _check_given(self, U: Array, teacher: Array, second_moment: Array) -> None:
+    def _check_overlaps(self, U: Array, teacher: Array, second_moment: Array) -> None:
         """Raise a ValueError for directions whose overlaps, among themselves or with the teacher,
-        are not G and R* up to what a drawn teacher and drawn directions fluctuate by."""
+        differ from G and R* by more than those of drawn ones do."""
         D = teacher.shape[1]
-        P = len(second_moment)
         rows = jnp.concatenate([teacher, U]).astype(theory_dtype())
-        wanted = jnp.block([[second_moment, self.of(P)], [self.of(P).T, self.gram]])
-        if len(rows) != len(wanted):  # a teacher of other rows than the model
-            rows, wanted = U.astype(theory_dtype()), self.gram
-        size = jnp.diagonal(wanted)
+        expected = self.joint_gram(second_moment)
+        if len(rows) != len(expected):  # a teacher of other rows than the model
+            rows, expected = U.astype(theory_dtype()), self.gram
+        size = jnp.diagonal(expected)
         allowance = _DEVIATIONS * jnp.sqrt(2.0 * jnp.outer(size, size) / D)
-        within = (jnp.abs(rows @ rows.T / D - wanted) <= allowance + _ROUNDING)[-len(U) :]
+        within = (jnp.abs(rows @ rows.T / D - expected) <= allowance + _ROUNDING)[-len(U) :]
         allowed = f"U with U Uᵀ/D = G and W* Uᵀ/D = R* up to O(1/√D), of {self}"
         check(jnp.all(within), "directions", U, allowed)
 
-    def _drawn(self, key: PRNGKeyArray, teacher: Array, second_moment: Array) -> Array:
-        """U (K, D)."""
-        K = len(self.gram)
-        normal = jax.random.normal(key, (K, teacher.shape[1]), theory_dtype())
+    def _draw(self, key: PRNGKeyArray, teacher: Array, second_moment: Array) -> Array:
+        """U (K, D) (module docstring)."""
+        normal = jax.random.normal(key, (len(self.gram), teacher.shape[1]), theory_dtype())
         if self.cross is None:
             return sqrt_psd(self.gram) @ normal
         into = jnp.linalg.solve(second_moment, self.cross).T
