@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 
 import jax
-import matplotlib
+import matplotlib.style
 import numpy as np
 
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 from jaxsmi.workbench.plotting import canvas
 
-jax.config.update("jax_enable_x64", True)
-matplotlib.rcParams.update(plotting.STYLE)
+smi.setup(quick_compile=False)
+matplotlib.style.use(plotting.STYLE)
 QUICK = "--quick" in sys.argv or bool(os.environ.get("JAXSMI_SMALL"))
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT.parent / "shared" / "reference"  # published data, beside the project

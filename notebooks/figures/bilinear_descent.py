@@ -11,7 +11,7 @@ Bayes-optimal error and twice that (what a sample of the posterior has). Grey: p
 from order-one factors.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/bilinear_descent.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/bilinear_descent.png'
 import jax
 import numpy as np
 import optax

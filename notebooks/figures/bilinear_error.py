@@ -10,7 +10,7 @@ lengths :math:`\beta = L/d`, with message passing at finite d, ridge regression,
 small width, in which all curves start at one threshold. Grey: published (arXiv 2410.18858).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/bilinear_error.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/bilinear_error.png'
 import jax
 import numpy as np
 

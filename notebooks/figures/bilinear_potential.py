@@ -9,7 +9,7 @@ Free entropy (up to a constant of each curve) against the distance :math:`1 - q`
 maximum is at the Bayes-optimal error (dots).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/bilinear_potential.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/bilinear_potential.png'
 import jax
 import numpy as np
 

@@ -10,7 +10,7 @@ iterate beside the minimum of the nuclear norm; grey: published at d = 50 (arXiv
 the way at :math:`\alpha = 0.45` on one data set at two rates.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/bilinear_small_start.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/bilinear_small_start.png'
 import jax
 import numpy as np
 import optax

@@ -10,7 +10,7 @@ the matrix of least nuclear norm that fits the labels. Right: the error of that 
 Grey: published (arXiv 2410.18858).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/bilinear_thresholds.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/bilinear_thresholds.png'
 import jax
 import numpy as np
 

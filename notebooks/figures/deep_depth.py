@@ -11,7 +11,7 @@ A limit of interchangeable hidden layers wants this to vanish: it does for neigh
 adds 1/L of its attention, not for layers I + S.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/deep_depth.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/deep_depth.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

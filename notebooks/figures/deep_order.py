@@ -10,7 +10,7 @@ gradient descent in batches of 200, each used three times. Both learn the last l
 published descent (arXiv 2502.00901).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/deep_order.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/deep_order.png'
 import jax
 import numpy as np
 import optax

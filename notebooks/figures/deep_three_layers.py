@@ -11,7 +11,7 @@ whose inner integral has 10⁴ uniform points: good for the shape, too coarse wh
 are learned.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/deep_three_layers.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/deep_three_layers.png'
 import jax
 import numpy as np
 

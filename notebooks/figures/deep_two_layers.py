@@ -11,7 +11,7 @@ and message passing (markers). The last layer is learned first; everything is re
 padded and the iteration stops early, so that layer 1 comes out too small above 0.8.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/deep_two_layers.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/deep_two_layers.png'
 import jax
 import numpy as np
 

@@ -10,7 +10,7 @@ uniform or sparse ends where it says, for labels sign(z) (universality; it fails
 with a trace).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/input_laws.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/input_laws.png'
 import jax
 import numpy as np
 

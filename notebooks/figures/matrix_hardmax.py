@@ -11,7 +11,7 @@ falls as :math:`c(\rho)/\alpha^2` (dotted). Right: small width; nothing is learn
 the label, and therefore too high.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/matrix_hardmax.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/matrix_hardmax.png'
 import jax
 import numpy as np
 

@@ -11,7 +11,7 @@ observed, fall on one curve of :math:`\alpha(T^2 + T - 2)`; dots are message pas
 small width. Grey: published (arXiv 2506.01582).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/matrix_softmax.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/matrix_softmax.png'
 import jax
 import numpy as np
 import optax

@@ -10,7 +10,7 @@ runs: a sample of the posterior would have twice the Bayes-optimal error, an ave
 :math:`1 + 1/K` times. Right: Adam with weight decay; lines: Bayes-optimal (arXiv 2408.03733).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/quadratic_descent.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/quadratic_descent.png'
 import jax
 import numpy as np
 import optax

@@ -11,7 +11,7 @@ d^2` samples. Left: lines are theory, circles message passing at finite d, grey 
 :math:`\kappa \geq 1`.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/quadratic_error.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/quadratic_error.png'
 import jax
 import numpy as np
 

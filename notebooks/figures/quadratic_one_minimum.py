@@ -10,7 +10,7 @@ ends; below the dotted level they are one matrix. Right: the :math:`\alpha` from
 half a step of the grid, beside recovery without noise (dashed; arXiv 2408.03733).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/quadratic_one_minimum.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/quadratic_one_minimum.png'
 import jax
 import numpy as np
 import optax

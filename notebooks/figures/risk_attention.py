@@ -11,7 +11,7 @@ point jumps, and the numbers are approximations. Dots: gradient descent with wei
 teacher. Dash-dotted: Bayes, whose error ends at perfect recovery.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/risk_attention.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/risk_attention.png'
 import jax
 import numpy as np
 import optax

@@ -10,7 +10,7 @@ Test error of the minimum of the squared loss with a ridge :math:`\lambda`, on l
 mean is the ridge :math:`\lambda = \Delta`, which has no peak.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/risk_double_descent.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/risk_double_descent.png'
 import jax
 import numpy as np
 

@@ -12,7 +12,7 @@ the largest margin where labels can be separated), and of Bayes. Right: the larg
 :math:`2 \Phi(m t/\sqrt{1 - m^2}) \varphi(t)`, m the cosine (0 for random labels).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/risk_largest_margin.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/risk_largest_margin.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

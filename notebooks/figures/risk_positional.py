@@ -11,7 +11,7 @@ positions). Left: their energies, equal at the dotted :math:`\alpha`. Diamonds: 
 2402.03902), of a theory that takes a local minimum of the proximal problem.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/risk_positional.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/risk_positional.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

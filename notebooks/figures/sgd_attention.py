@@ -11,7 +11,7 @@ growth at the origin. Softmax attention is the faster from some length on beside
 not beside the tied one.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_attention.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_attention.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

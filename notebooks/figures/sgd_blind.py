@@ -11,7 +11,7 @@ have fixed weights (arXiv 2506.02651, appendix E.4; the weights are not in the a
 flow.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_blind.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_blind.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

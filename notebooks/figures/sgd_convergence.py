@@ -11,7 +11,7 @@ the origin that end at the semantic one, with binomial standard errors; the tran
 directions are equally steep at the origin (arXiv 2506.02651).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_convergence.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_convergence.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

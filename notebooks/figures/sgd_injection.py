@@ -11,7 +11,7 @@ weights its fields z become z + c, and the risk of a target of order k is one po
 appendix D; c = (1, 1) is reconstructed).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_injection.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_injection.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -11,7 +11,7 @@ target, 4/3 + He4(z_1) + 2 He4(z_2), of which the encoding makes an escape of or
 is over √2. Arrows: descending eigenvectors at the origin.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_landscapes.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_landscapes.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

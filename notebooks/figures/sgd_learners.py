@@ -10,7 +10,7 @@ on its state evolution, SGD that sees its data many times, and online SGD (media
 runs at D = 500, with the flow :math:`D \to \infty`, dashed). All learn the last layer first.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_learners.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_learners.png'
 import jax
 import numpy as np
 import optax

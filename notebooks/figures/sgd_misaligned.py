@@ -11,7 +11,7 @@ Runs stay there for long, before they turn to the semantic minimum, the only one
 figure 13).
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_misaligned.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_misaligned.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

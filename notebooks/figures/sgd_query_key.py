@@ -11,7 +11,7 @@ which gets the mean of the labels right, and then grow at half the rate of one v
 of exact runs; dashed: the flow.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_query_key.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_query_key.png'
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -12,7 +12,7 @@ at the rate :math:`L\gamma` it would be as fast, but slows down, and from :math:
 :math:`\dot m = (1 - m)(1 + m - 2\gamma m)`, for untied networks over L.
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_tying.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_tying.png'
 import jax
 import numpy as np
 from scipy.integrate import quad

@@ -10,7 +10,7 @@ its outlier in the limit of large D. Right: squared cosines of its top eigenvect
 passing that starts from it, on their theories [MM18].
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/spectral.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/spectral.png'
 import jax
 import numpy as np
 

@@ -7,7 +7,7 @@ cosine² = Q/ρ, with ρ the second moment of the signal, so that cos² of a run
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Curve = xarray.Dataset | Solution | Iterable[Solution]
 
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
+_Curves = tuple[list[Solution], list[Solution], list[str]]  # theory, runs, names of the indices
 _REACHED = (Result.SUCCESS, Result.UNSTABLE)
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
@@ -63,23 +64,23 @@ def overlap_against_alpha(
         ValueError: Without any solution.
         ImportError: Without matplotlib, with the remedy.
     """
-    curves = _curves(theory, gamp, names)
+    lines, runs, names = curves = _curves(theory, gamp, names)
     ax = drawing.axes_or_new(ax)
     call = _call(ax)
-    for p, name in enumerate(curves.names):
-        if curves.theory:
-            alpha, overlap, error = np.array([_point(solution, p) for solution in curves.theory]).T
-            failed = np.array([not bool(solution.converged) for solution in curves.theory])
-            look = {"color": colour(p), "gid": _gid(call, name, curves.theory), **line(call)}
+    for p, name in enumerate(names):
+        if lines:
+            alpha, overlap, error = np.array([_point(solution, p) for solution in lines]).T
+            failed = np.array([not bool(solution.converged) for solution in lines])
+            look = {"color": colour(p), "gid": _gid(call, name, lines), **line(call)}
             dots = np.flatnonzero(~failed).tolist()
             ax.plot(alpha, overlap, marker=".", markersize=3.5, markevery=dots, **look)
             if failed.any():
                 ax.plot(alpha[failed], overlap[failed], color=colour(p), **CROSS)
             low, high = overlap - bands * error, overlap + bands * error
             drawing.band(ax, alpha, low, high, colour(p), within=(0.0, 1.0))
-        if curves.gamp:
-            alpha, overlap, _ = np.array([_point(solution, p) for solution in curves.gamp]).T
-            gid = _gid(call, name, curves.gamp)
+        if runs:
+            alpha, overlap, _ = np.array([_point(solution, p) for solution in runs]).T
+            gid = _gid(call, name, runs)
             ax.plot(alpha, overlap, gid=gid, **_marks(p, call))
     ax.set_xlabel(r"sample complexity $\alpha$")
     return _finish(ax, r"overlap $Q/\rho$", curves, call, legend)
@@ -114,12 +115,12 @@ def overlap_against_iteration(
         ImportError: Without matplotlib, with the remedy.
     """
     squared = choice("quantity", quantity, ("cosine", "overlap")) == "cosine"
-    curves = _curves(theory, gamp, names)
+    lines, runs, names = curves = _curves(theory, gamp, names)
     ax = drawing.axes_or_new(ax)
     call = _call(ax)
-    last = max((solution.trajectory["step"][-1] for solution in curves.gamp), default=0)
-    for p, name in enumerate(curves.names):
-        for solution in curves.theory:
+    last = max((solution.trajectory["step"][-1] for solution in runs), default=0)
+    for p, name in enumerate(names):
+        for solution in lines:
             step = solution.trajectory["step"]
             scale = _second_moment(solution)[p] if squared else 1.0
             overlap = solution.trajectory["overlap"][:, p, p] / scale
@@ -127,7 +128,7 @@ def overlap_against_iteration(
                 step, overlap = np.append(step, last), np.append(overlap, overlap[-1])
             gid = _gid(call, name, [solution])
             ax.plot(step, overlap, color=colour(p), gid=gid, **line(call))
-        for solution in curves.gamp:
+        for solution in runs:
             trajectory = solution.trajectory
             values = trajectory["cosine"][:, p] ** 2 if squared else trajectory["overlap"][:, p, p]
             look = {"markevery": -(-len(values) // _MOST_MARKERS), **_marks(p, call)}
@@ -135,12 +136,6 @@ def overlap_against_iteration(
     ax.set_xlim(left=0)
     ax.set_xlabel("iteration")
     return _finish(ax, "squared cosine" if squared else "overlap $Q$", curves, call, legend)
-
-
-class _Curves(NamedTuple):
-    theory: list[Solution]
-    gamp: list[Solution]
-    names: list[str]
 
 
 def _curves(theory: Curve | None, gamp: Curve | None, names: list[str] | None) -> _Curves:
@@ -154,7 +149,7 @@ def _curves(theory: Curve | None, gamp: Curve | None, names: list[str] | None) -
     elif names is None:
         model = next((solution.model for solution in solutions if solution.model is not None), None)
         names = index_names(model, np.shape(solutions[0].overlap)[0])
-    return _Curves(*both, names)
+    return *both, names
 
 
 def _solutions(item: Curve | None) -> list[Solution]:
@@ -184,17 +179,11 @@ def _marks(p: int, call: int) -> dict[str, Any]:
     return markers(p, shape=p + 2 * call) | {"markersize": 5.5}
 
 
-class _Point(NamedTuple):
-    alpha: float
-    overlap: float
-    stderr: float
-
-
-def _point(solution: Solution, p: int) -> _Point:
+def _point(solution: Solution, p: int) -> tuple[float, float, float]:
     """α and cos² of a run with a teacher, else Q over the second moment, with its error."""
     alpha = float(solution.alpha)
     if solution.kind != "state_evolution" and np.isfinite(cosine := solution.cosine[p]):
-        return _Point(alpha, float(cosine) ** 2, 0.0)
+        return alpha, float(cosine) ** 2, 0.0
     scale = _second_moment(solution)[p]
     return _Point(
         alpha, float(solution.overlap[p, p]) / scale, float(solution.stderr[p, p]) / scale
@@ -229,17 +218,18 @@ def _named_lines(ax: Axes) -> dict[str, Any]:
 
 def _handles(curves: _Curves) -> dict[str, Any]:
     """Entries of one call: the indices, and what lines, markers and crosses are."""
+    lines, runs, names = curves
     from matplotlib.lines import Line2D
 
     looks: dict[str, dict[str, Any]] = {}
-    for p, name in enumerate(curves.names):
-        looks[name] = (_marks(p, 0) if curves.gamp else {"color": colour(p)}) | {
-            "linestyle": "-" if curves.theory else "none"
+    for p, name in enumerate(names):
+        looks[name] = (_marks(p, 0) if runs else {"color": colour(p)}) | {
+            "linestyle": "-" if lines else "none"
         }
-    if curves.theory and curves.gamp:
+    if lines and runs:
         looks["state evolution"] = {"color": INK}
         looks["GAMP"] = _marks(0, 0) | {"color": INK}
-    if any(not bool(solution.converged) for solution in curves.theory):
+    if any(not bool(solution.converged) for solution in lines):
         looks["not converged"] = {"color": INK, **CROSS}
     return {name: Line2D([], [], label=name, **look) for name, look in looks.items()}
 

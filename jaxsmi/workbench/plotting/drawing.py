@@ -43,33 +43,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", (0, (1, 1)))
 _LIGHTEST = 0.8  # empirical: the end of viridis that is still visible on white
 _METADATA = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
-_SIZES = {"font.size": 8.0, "axes.labelsize": 8.0, "axes.titlesize": 8.0, "legend.fontsize": 7.0}
-_TICKS = {"labelsize": 7.0, "major.width": 0.6, "major.size": 3.0, "minor.size": 1.5}
-STYLE: dict[str, Any] = {
-    **_SIZES,
-    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()},
-    "axes.prop_cycle": f"cycler('color', {_COLOURS})",
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": "0.9",
-    "grid.linewidth": 0.5,
-    "legend.fancybox": False,
-    "legend.framealpha": 0.85,  # no frame, but what lies behind shines through less
-    "legend.edgecolor": "none",
-    "legend.handlelength": 1.8,
-    "legend.labelspacing": 0.3,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4.5,
-    "errorbar.capsize": 1.5,
-    "patch.linewidth": 0.0,
-    "svg.fonttype": "none",  # text stays text, in svg and in pdf
-    "pdf.fonttype": 42,
-    "savefig.dpi": 220,
-}
+STYLE = str(pathlib.Path(__file__).with_name("article.mplstyle"))
 
 
 def colour(p: int) -> str:
@@ -104,7 +78,7 @@ def markers(p: int, shape: int | None = None) -> dict[str, Any]:
 
 def style() -> contextlib.AbstractContextManager[None]:
     """The style of all figures, while they are drawn and saved."""
-    return import_pyplot().rc_context(STYLE)
+    return import_pyplot().style.context(STYLE)
 
 
 def styled(function: Callable[P, T]) -> Callable[P, T]:
@@ -181,7 +155,7 @@ def legend_above(
 
 def _draw_legend(ax: Axes, entries: Mapping[str, Artist], settings: dict[str, Any]) -> None:
     if entries:
-        ax.legend(handles=list(entries.values()), labels=list(entries), **settings)
+        ax.legend(list(entries.values()), list(entries), **settings)
 
 
 def _entries(ax: Axes, keys: Keys) -> dict[str, Artist]:
@@ -229,16 +203,9 @@ def label_ends(ax: Axes, keys: Keys | None = None, columns: int = 0) -> bool:
     close = len(curves) > 1 and np.min(np.diff(np.sort(heights))) < row
     at_ends = 0 < len(curves) <= 6 and bool(np.all(np.isfinite(heights))) and not close
     for curve, height in zip(curves, heights, strict=True) if at_ends else ():
-        ax.annotate(
-            str(curve.get_label()),
-            xy=(1.0, height),
-            xycoords="axes fraction",
-            xytext=(3.0, 0.0),
-            textcoords="offset points",
-            va="center",
-            color=curve.get_color(),
-            annotation_clip=False,
-        )
+        place = {"xycoords": "axes fraction", "xytext": (3.0, 0.0), "textcoords": "offset points"}
+        look: dict[str, Any] = place | {"va": "center", "color": curve.get_color()}
+        ax.annotate(str(curve.get_label()), (1.0, height), annotation_clip=False, **look)
         curve.set_label("_")
     if columns:
         legend_above(ax, columns, keys)
