@@ -185,9 +185,8 @@ def _point(solution: Solution, p: int) -> tuple[float, float, float]:
     if solution.kind != "state_evolution" and np.isfinite(cosine := solution.cosine[p]):
         return alpha, float(cosine) ** 2, 0.0
     scale = _second_moment(solution)[p]
-    return _Point(
-        alpha, float(solution.overlap[p, p]) / scale, float(solution.stderr[p, p]) / scale
-    )
+    overlap, stderr = (float(x[p, p]) / scale for x in (solution.overlap, solution.stderr))
+    return alpha, overlap, stderr
 
 
 def _second_moment(solution: Solution) -> np.ndarray:
