@@ -1,4 +1,4 @@
-"""Arrays: which numbers are known now, which are held constant, and the precision of the theory."""
+"""Numbers that are known or traced, and the precision of the theory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ else:
 __all__ = [
     "PyTree",
     "arithmetic",
+    "clamp_to_tiny",
     "concrete",
     "frozen",
     "is_zero",
     "nan_unless",
+    "not_recorded",
     "off_zero",
     "theory_dtype",
 ]
@@ -34,57 +36,65 @@ __all__ = [
 Tree = TypeVar("Tree")
 
 _SINGLE = (
-    "channels and fixed points are meant for float64, which is off. Call "
-    "jax.config.update('jax_enable_x64', True) at the start of the program; until then errors "
-    "below about 1e-3 are not reached, and reported errors are floored there."
+    "channels and fixed points are meant for float64, which is off. Call smi.setup() at the start "
+    "of the program; until then errors below about 1e-3 are not reached, and reported errors are "
+    "floored there."
 )
 _warned = False
-_FEW = 2**16  # numbers
+_FEW = 2**16  # numbers: NumPy on the host is faster than compiling an operation of jax.numpy
 
 
 def arithmetic(*values: PyTree) -> ModuleType:
     """NumPy where values are known to this process and few, jax.numpy elsewhere: outside jit every
-    operation of jax.numpy is a program of its own, whose compilation takes longer than all checks
+    operation of jax.numpy is a program of its own, which takes longer to compile than all checks
     together."""
     leaves = jax.tree.leaves(values)
     few = sum(np.size(leaf) for leaf in leaves) <= _FEW
-    return np if few and concrete(values) and all(map(_here, leaves)) else jnp
+    return np if few and concrete(values) and all(map(_addressable, leaves)) else jnp
 
 
-def _here(leaf: object) -> bool:
-    """Whether a known value can be read by this process: an array may lie on several hosts."""
+def _addressable(leaf: object) -> bool:  # an array may lie on several hosts
     alone = not isinstance(leaf, jax.Array)
     return alone or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 def nan_unless(x: Array, *conditions: ArrayLike) -> Array:
-    """x where all conditions hold, else NaN; those that are known to hold are not computed with."""
+    """x where all conditions hold, else NaN."""
     for condition in conditions:
         if not (concrete(condition) and bool(condition)):
             x = jnp.where(condition, x, jnp.nan)
     return x
 
 
-def off_zero(x: Array) -> Array:
-    """x, at least the smallest normal number of its type: to divide by, or for a logarithm. (A
-    literal such as 1e-300 is zero in float32.)"""
+def clamp_to_tiny(x: Array) -> Array:
+    """x, at least the smallest normal number of its type, so that logs and quotients stay finite.
+    (A literal such as 1e-300 is zero in float32.)"""
     return jnp.maximum(x, jnp.finfo(x.dtype).tiny)
 
 
+off_zero = clamp_to_tiny
+
+
+def not_recorded(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """NaN, which marks what was not recorded (infinity with jax_debug_nans, which stops at NaN)."""
+    kind = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+    debugging = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
+    return jnp.full(shape, jnp.inf if debugging else jnp.nan, kind)
+
+
 def concrete(value: PyTree) -> bool:
-    """True where a value is known now (not a tracer), so that it can be checked and reported by a
+    """The value is known now (no tracer), so that it can be checked and reported by a
     ValueError."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
 def frozen(tree: Tree) -> Tree:
-    """The tree, its numbers held constant under differentiation."""
+    """The tree, constant under differentiation."""
     return jax.tree.map(lambda x: lax.stop_gradient(x) if eqx.is_inexact_array(x) else x, tree)
 
 
 def theory_dtype() -> jnp.dtype:
-    """float64 where JAX has it enabled; otherwise float32, with one warning: theory in float32 has
-    large errors."""
+    """float64 where JAX has it enabled; else float32, with one warning."""
     global _warned
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         return jnp.dtype("float64")
@@ -95,6 +105,6 @@ def theory_dtype() -> jnp.dtype:
 
 
 def is_zero(value: object) -> bool:
-    """Whether a number is known to be zero: not where it is traced. (Inside jit an array made of a
-    known number is traced: ask before making it.)"""
+    """The number is known to be zero. (Inside jit an array made of a known number is traced: ask
+    before making it.)"""
     return concrete(value) and not np.any(np.asarray(value) != 0)

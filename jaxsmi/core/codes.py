@@ -35,6 +35,7 @@ class Result(enum.IntEnum):
     MARGINAL = 7
     OVERCONFIDENT = 8
     NOTHING_LEARNED = 9
+    REGRESSED = 10
     LOST = 10
     UNSTABLE = 11
 
@@ -53,7 +54,7 @@ _ORDER = (
     Result.MARGINAL,
     Result.UNSTABLE,
     Result.NOTHING_LEARNED,
-    Result.LOST,
+    Result.REGRESSED,
     Result.OVERCONFIDENT,
     Result.MAX_STEPS,
     Result.DIVERGED,
@@ -66,8 +67,8 @@ _RANKS = np.argsort(np.array(_ORDER))  # where each code stands in the order
 def worst(codes: ArrayLike) -> Array:
     """One code for many runs: the gravest of theirs (traced or not, of any one shape).
 
-    From the mildest: RECOVERED, SUCCESS, INACCURATE, MARGINAL, UNSTABLE, NOTHING_LEARNED, LOST,
-    OVERCONFIDENT, MAX_STEPS, DIVERGED, NONFINITE, INVALID.
+    From the mildest: RECOVERED, SUCCESS, INACCURATE, MARGINAL, UNSTABLE, NOTHING_LEARNED,
+    REGRESSED, OVERCONFIDENT, MAX_STEPS, DIVERGED, NONFINITE, INVALID.
     """
     ranks = jnp.asarray(_RANKS)[jnp.asarray(codes)]
     return jnp.asarray(np.array(_ORDER))[jnp.max(ranks)]
@@ -105,17 +106,16 @@ _REMEDIES = {
         "for the threshold itself."
     ),
     Result.OVERCONFIDENT: (
-        "The labels are missed by far more than the covariance says (history['misfit']): the "
-        "estimate is wrong, or surer of itself than it may be. Take another key, more steps, "
-        "damping, or a larger dimension."
+        "The labels are missed by more than the estimated variance allows (history['misfit']). "
+        "Take another key, more steps, damping, or a larger dimension."
     ),
     Result.NOTHING_LEARNED: (
         "Nothing stands out of the bulk: these labels say too little of the signal. Take more "
         "samples, above the threshold of weak recovery (smi.weak_recovery)."
     ),
-    Result.LOST: (
-        "The run lost what its spectral start had found, and that start is returned: take more "
-        "samples, or a larger dimension."
+    Result.REGRESSED: (
+        "GAMP ended with less overlap than its spectral start, and the start is returned: take "
+        "more samples, or a larger dimension."
     ),
     Result.UNSTABLE: (
         "The replica-symmetric fixed point is unstable, or the proximal point jumps for a "

@@ -1,4 +1,4 @@
-"""The one loop: whatever iterates in this library is a solver with four methods, run by `drive`.
+"""The one loop of the library: an iteration is a solver with four methods, run by `run_solver`.
 
     state = solver.init()
     while running:
@@ -6,15 +6,13 @@
         code = solver.terminate(state, count)         a result code, RUNNING while it goes on
         history[slot] = solver.observe(state, count)  every so many steps
 
-Message passing, state evolution's fixed points, training, online SGD and the proximal baselines are
-such solvers. The driver counts the steps, keeps the history (NaN where nothing was recorded), stops
-at the step budget, and shows how far it is. A solver of several runs at once returns a code for
-each, and goes on while one of them is running.
+Message passing, fixed points of state evolution, training, online SGD and proximal baselines are
+such solvers. A solver of several runs at once returns a code for each, and goes on while one of
+them is running. The history is NaN where nothing was recorded.
 
 The loop is one `lax.while_loop`: it can be jitted, vmapped and differentiated forwards. Outside of
-these it is cut into stretches of about a fifth of a second, between which the host looks at the
-state, for the progress bar and for whoever asked to be told (`watching`), and can be interrupted;
-the numbers are the same.
+these it is cut into chunks of about a fifth of a second, after which the host updates the progress
+bar, calls watchers and can be interrupted; the numbers are the same.
 """
 
 from __future__ import annotations
@@ -32,20 +30,25 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree, concrete
-from jaxsmi.core.border import checked, either, function, instance, optional, whole
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import PyTree, concrete, not_recorded
+from jaxsmi.core.border import either, function, instance, optional
 from jaxsmi.core.codes import RUNNING
+from jaxsmi.core.functions import as_module
 from jaxsmi.core.progress import Bar
 
 __all__ = [
     "AbstractSolver",
+    "GeometricDecay",
     "Record",
     "RecoveryRay",
     "Run",
     "advance",
     "begin",
     "drive",
+    "init_run",
     "ready",
+    "run_solver",
     "watching",
 ]
 
@@ -53,8 +56,7 @@ State = TypeVar("State")
 
 
 class AbstractSolver(eqx.Module, Generic[State]):
-    """An iteration, as the driver sees it. Numbers that change from call to call are arrays in its
-    fields."""
+    """An iteration. Numbers that change from call to call are arrays in its fields."""
 
     @abc.abstractmethod
     def init(self) -> State:
@@ -62,31 +64,30 @@ class AbstractSolver(eqx.Module, Generic[State]):
 
     @abc.abstractmethod
     def step(self, state: State, count: Array) -> State:
-        """One step; `count` is the number of steps taken before it."""
+        """One step, after `count` steps."""
 
     @abc.abstractmethod
     def observe(self, state: State, count: Array) -> dict[str, Array]:
-        """What is recorded of a state after `count` steps; nothing: an empty dict."""
+        """The entry of the history after `count` steps; an empty dict: no history."""
 
     @abc.abstractmethod
     def terminate(self, state: State, count: Array) -> Array:
-        """The result code of a state after `count` steps, `RUNNING` while the iteration goes on."""
+        """The result code after `count` steps, `RUNNING` while the iteration goes on."""
 
     def recorded(self, state: State, count: Array) -> Array:
-        """Whether a state belongs into the history where its turn has come (a non-finite one may
-        not)."""
+        """The state belongs into the history when its turn has come."""
         del state, count
         return jnp.asarray(True)
 
     def progress(self, state: State) -> Mapping[str, str]:
-        """What stands beside the progress bar (on the host)."""
+        """Numbers beside the progress bar (on the host)."""
         del state
         return {}
 
 
 class Run(eqx.Module, Generic[State]):
-    """Where an iteration is: its state, the steps taken, its result code (of several runs, one
-    each) and its history, arrays with a leading axis of records."""
+    """An iteration at some step: its state, result code (one for each of several runs) and history,
+    arrays with a leading axis of records."""
 
     state: State
     step: Array
@@ -95,25 +96,13 @@ class Run(eqx.Module, Generic[State]):
 
 
 def begin(solver: AbstractSolver[State], records: int, start: bool = True) -> Run[State]:
-    """A run before its first step.
-
-    Args:
-        solver: The iteration.
-        records: Entries of the history beyond that of the start.
-        start: Whether the state before the first step is the first record. Default True.
-
-    Returns:
-        A `Run` at step 0.
-    """
+    """A run before its first step, with room for `records` entries of the history after that of the
+    start; `start`: the state before the first step is recorded."""
     state = solver.init()
     zero = jnp.zeros((), int)
     shapes = jax.eval_shape(solver.observe, state, zero)
-    history = {
-        name: jax.tree.map(
-            lambda x: jnp.full((records + 1, *x.shape), jnp.nan, _inexact(x.dtype)), entry
-        )
-        for name, entry in shapes.items()
-    }
+    fill = lambda x: not_recorded((records + 1, *x.shape), x.dtype)
+    history = {name: jax.tree.map(fill, entry) for name, entry in shapes.items()}
     if start:
         history = _put(history, zero, solver.observe(state, zero))
     code = jax.eval_shape(solver.terminate, state, zero)
@@ -122,14 +111,8 @@ def begin(solver: AbstractSolver[State], records: int, start: bool = True) -> Ru
 
 
 def _strong(x: Array) -> Array:
-    """The array, not of a weak type: that of a run after some steps, so that these and the next are
-    one program."""
+    # the state after a step is not weakly typed: the first chunk and the next are one program
     return lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
-
-
-def _inexact(dtype: jnp.dtype) -> jnp.dtype:
-    """A type that has a NaN, to mark what was not recorded."""
-    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
 def _put(history: dict[str, Array], slot: Array, entry: dict[str, Array]) -> dict[str, Array]:
@@ -145,17 +128,7 @@ def _put(history: dict[str, Array], slot: Array, entry: dict[str, Array]) -> dic
 def advance(
     solver: AbstractSolver[State], run: Run[State], until: Array, every: Array | int = 1
 ) -> Run[State]:
-    """The run at step `until`, or where it ended before; a record every so many steps.
-
-    Args:
-        solver: The iteration.
-        run: Where it is.
-        until: The step, of this run, to stop at.
-        every: Steps between records. Default 1.
-
-    Returns:
-        The `Run` there.
-    """
+    """The run at step `until`, or where it ended before; a record every so many steps."""
 
     def body(run: Run[State]) -> Run[State]:
         state = solver.step(run.state, run.step)
@@ -176,19 +149,18 @@ def advance(
     return lax.while_loop(running, body, run)
 
 
-ready = eqx.filter_jit(begin)  # from outside jit: one program instead of one an array
+init_run = eqx.filter_jit(begin)  # from outside jit one program, not one an array
 _advance = eqx.filter_jit(advance)
 
-
-_SECONDS = 0.2  # of a stretch: short enough to be interrupted, long beside its start
-_UNSEEN = 16  # steps of the first one where nobody looks on: many runs are over by then
+_CHUNK_SECONDS = 0.2  # Ctrl-C is answered at once, and the host's share stays below a percent
+_FIRST_CHUNK = 16  # many solves finish within 16 steps: one chunk, no host round trip
 
 _watchers: list[Callable[[Run[Any], int], object]] = []
 
 
 @contextlib.contextmanager
 def watching(watcher: Callable[[Run[Any], int], object]) -> Iterator[None]:
-    """Inside the block `watcher(run, max_steps)` is called after each stretch of each run."""
+    """Inside the block `watcher(run, max_steps)` is called after each chunk of each run."""
     _watchers.append(watcher)
     try:
         yield
@@ -196,7 +168,7 @@ def watching(watcher: Callable[[Run[Any], int], object]) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
-def drive(
+def run_solver(
     solver: AbstractSolver[State],
     run: Run[State],
     max_steps: int,
@@ -209,15 +181,14 @@ def drive(
 
     Args:
         solver: The iteration.
-        run: Where it begins.
-        max_steps: Steps at most.
+        run: Its start, by `init_run`.
+        max_steps: Step budget.
         every: Steps between records. Default 1.
-        label: What the progress bar is called; None: no bar.
-        unit: What the bar counts for a step. Default 1.
+        label: Name of the progress bar. Default None: no bar.
+        unit: Counts of the bar for a step. Default 1.
 
     Returns:
-        The `Run` at its end; its code is `RUNNING` where the steps ran out before the solver said
-        anything.
+        The `Run` at its end; its code is `RUNNING` where the budget ran out first.
     """
     every_steps = jnp.asarray(every)
     if not concrete((solver, run, every_steps)):
@@ -225,41 +196,41 @@ def drive(
     name = type(solver).__name__ if label is None else label
     with Bar(max_steps * unit, name, label is not None, "compiling") as bar:
         until = int(run.step)
-        alike = jax.process_count() > 1  # hosts that run one program take the same stretches
-        stretch = 1 if label is not None or _watchers else max_steps if alike else _UNSEEN
+        several_hosts = jax.process_count() > 1  # they must all call the same programs
+        chunk = max_steps if several_hosts else _FIRST_CHUNK
+        if label is not None or _watchers:
+            chunk = 1
         while until < max_steps:
-            until = min(until + stretch, max_steps)
-            begin = time.perf_counter()
+            until = min(until + chunk, max_steps)
+            start = time.perf_counter()
             run = _advance(solver, run, jnp.asarray(until), every_steps)
-            if not concrete(run):  # a function in the solver holds traced numbers
+            if not concrete(run):  # inside a transformation that the arguments do not show
                 return _advance(solver, run, jnp.asarray(max_steps), every_steps)
             done = not np.any(np.asarray(run.result) == RUNNING)  # waits for the device
-            more = int(run.step) * unit - bar.count
-            bar.update(more, {} if label is None else solver.progress(run.state))
+            steps = int(run.step) * unit - bar.count
+            bar.update(steps, {} if label is None else solver.progress(run.state))
             for watcher in _watchers:
                 watcher(run, max_steps)
             if done:
                 break
-            stretch = stretch if alike else _next(stretch, time.perf_counter() - begin)
+            if not several_hosts:
+                chunk = _next_chunk(chunk, time.perf_counter() - start)
     return run
 
 
-def _next(stretch: int, seconds: float) -> int:
-    """The next stretch: of about `_SECONDS`, and at most eight times as long, as steps differ."""
-    return max(min(8 * stretch, int(stretch * _SECONDS / max(seconds, 1e-9))), 1)
-
-
-_FUNCTION = optional(function("a function of a state"))
+def _next_chunk(chunk: int, seconds: float) -> int:
+    # at most eight times as long: the first step includes compilation, and steps differ
+    return max(min(8 * chunk, int(chunk * _CHUNK_SECONDS / max(seconds, 1e-9))), 1)
 
 
 class Record(eqx.Module):
-    """What a run records of its states, beside what it always does, and how often.
+    """A quantity that a run records beside its usual history, and how often all is recorded.
 
     Args:
-        function: Any function of a state (of the weights, in training) whose answer is a tree of
-            arrays, kept in history["record"]; None: nothing more.
-        every: Steps between two records, of everything. Default None: as often as the run does
-            without a Record (message passing each step, training 200 times in all).
+        function: Any function of a state (of the weights, in training) to a tree of arrays, kept in
+            history["record"]. Default None.
+        every: Steps between two records. Default None: that of the call (message passing each
+            step, training 200 times in all).
 
     Raises:
         ValueError: For a `function` that is none, or `every` below one.
@@ -272,17 +243,18 @@ class Record(eqx.Module):
     function: Callable[..., PyTree] | None
     every: int | None = eqx.field(static=True)
 
-    @checked(function=_FUNCTION, every=optional(whole()))
     def __init__(self, function: Callable[..., PyTree] | None = None, every: int | None = None):
-        self.function = function
-        self.every = every
+        allowed = "a function of a state"
+        self.function = as_module(
+            validate.optional(validate.function, "function", function, allowed)
+        )
+        self.every = validate.optional(validate.count, "every", every)
 
     @classmethod
     def of(
         cls, record: Record | Callable[..., PyTree] | None, usual: int = 1
     ) -> tuple[Callable[..., PyTree] | None, int]:
-        """What is recorded and how often; `usual`: the steps between records where nothing is said
-        of them."""
+        """The function and the steps between records, `usual` by default."""
         made = record if isinstance(record, Record) else cls(record)
         return made.function, usual if made.every is None else made.every
 
@@ -292,14 +264,13 @@ is_record = optional(
 )
 
 
-class RecoveryRay(eqx.Module):
-    """Perfect recovery as an iteration sees it: V falls to zero along a ray, by the same factor a
-    step.
+class GeometricDecay(eqx.Module):
+    """Perfect recovery as an iteration shows it: V falls to zero by the same factor a step.
 
-    The ray is reached once tr V is below 1e-3 of its largest value, its ratio from step to step
-    below `slowest`, and that ratio steady to `spread`, for `steps` steps; or once tr V has fallen
-    to rounding, 1e-12 of its largest value. Theory has no fluctuations and may ask for a steady
-    ratio; a run of finite dimension fluctuates, and must be watched for longer.
+    It is reached after `steps` steps in a row in which tr V was below 1e-3 of its largest value,
+    its ratio from step to step below `slowest`, and that ratio steady to `spread`; or once tr V is
+    rounding, 1e-12 of its largest value. Theory has no fluctuations and may ask for a steady ratio;
+    a run of finite dimension fluctuates, and must be watched for longer.
     """
 
     largest: Array
@@ -308,10 +279,13 @@ class RecoveryRay(eqx.Module):
     steps: int = eqx.field(static=True)
 
     def follow(self, count: Array, trace: Array, ratio: Array, previous: Array) -> Array:
-        """How many steps in a row V has been on the ray: `trace` of V, and its last two ratios."""
+        """Steps in a row of such a decay: `trace` of V, and its last two ratios."""
         falling = (trace < 1e-3 * self.largest) & (ratio < self.slowest)
         return jnp.where(falling & (jnp.abs(ratio - previous) < self.spread), count + 1, 0)
 
     def reached(self, count: Array, trace: Array) -> Array:
-        """Whether V is on its way to zero, or there."""
+        """V is on its way to zero, or there."""
         return (count >= self.steps) | (trace < 1e-12 * self.largest)
+
+
+drive, ready, RecoveryRay = run_solver, init_run, GeometricDecay
