@@ -5,6 +5,7 @@ work on a code host as well; notebooks are shown with the outputs they hold, non
 """
 
 import importlib.metadata
+import re
 import sys
 from pathlib import Path
 
@@ -49,7 +50,8 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "write_computation_times": False,
 }
-suppress_warnings = ["config.cache"]  # Sphinx cannot store the sort key of the gallery
+# Sphinx cannot store the sort key; a new script has no picture until one is stored
+suppress_warnings = ["config.cache", "sphinx_gallery.thumbnail"]
 
 # Markdown and notebooks
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
@@ -109,3 +111,16 @@ html_theme_options = {
 html_context = {"default_mode": "auto"}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def drop_missing_picture(app, docname, source):
+    """Show a figure script whose picture is not stored yet without one."""
+    for block, path in re.findall(
+        r"(\.\. image:: /(assets/figures/\S+)\n   :alt: .*\n)", source[0]
+    ):
+        if not (ROOT / path).is_file():
+            source[0] = source[0].replace(block, "")
+
+
+def setup(app):
+    app.connect("source-read", drop_missing_picture)
