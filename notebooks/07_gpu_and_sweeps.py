@@ -82,7 +82,7 @@ assert abs(error - V) < 5 * V * (2 / dimension) ** 0.5  # a mean of D squares
 # there are, each works on its part, and every sum over samples is one sum over devices. The numbers stay the same.
 #
 # On several hosts, `jax.distributed.initialize()` at the start of the same program is all that is added: each host draws only its
-# own samples. How much memory and time a run will take, `jaxsmi gamp linear --dimension 20000 --regenerate --dry-run` says.
+# own samples.
 
 # %%
 lazy = model.sample(key, dimension=dimension, alpha=alpha, store=False)

@@ -77,15 +77,8 @@ def simulate(model, key, *, eta=None, until=None, every=None, method=None, progr
     )
 
 
-def sweep(
-    build, alpha, parameters=None, *, key=None, seeds=None, solver=None, settings=None, out=None
-):
-    return smi.sweep(
-        build,
-        alpha,
-        parameters,
-        **_given(key=key, seeds=seeds, solver=solver, settings=settings, out=out),
-    )
+def sweep(build, alpha, parameters=None, *, settings=None, **rest):
+    return smi.sweep(build, alpha, parameters, **rest, **(settings or {}))
 
 
 def solution_parts(solution):

@@ -1,39 +1,33 @@
-"""`jaxsmi`, and `python -m jaxsmi`: the command line. No equation lives here."""
+"""`jaxsmi` and `python -m jaxsmi`: the command line."""
 
 import importlib
 import os
 import sys
-import warnings
 
 from jaxsmi.cli import interrupts
 
 __all__ = ["start"]
 
-_NO_READER = 141  # of a program that writes to a closed pipe, as in `jaxsmi .. | head`
+_CLOSED_PIPE = 141  # 128 + SIGPIPE, as of any program in `.. | head`
 
 
 def start() -> None:
-    """The command line, as the shell calls it; ends the program.
+    """Run the command line as the shell calls it; ends the program.
 
     Raises:
         SystemExit: With the exit status.
     """
     interrupts.listen()
-    # a helper of multiprocessing clears away what is left of us after Ctrl-C: it need not say so
+    # a helper of multiprocessing cleans up after Ctrl-C, and would warn that it does
     sys.warnoptions.append("ignore:resource_tracker")
-    status = 0
     try:
-        try:
-            warnings.formatwarning = lambda message, *_, **__: f"jaxsmi: {message}\n"
-            # not at the head of the file: it takes a second, in which Ctrl-C is heard already
-            status = importlib.import_module("jaxsmi.cli.main").main()
-        except SystemExit as end:  # of argparse
-            status = end.code if isinstance(end.code, int) else 0
+        # imported here: it takes a fraction of a second, in which Ctrl-C is heard already
+        status = importlib.import_module("jaxsmi.cli.main").main(setup=True)
         sys.stdout.flush()
     except BrokenPipeError:
-        # what is still in the buffer goes nowhere, or the interpreter would complain at its end
+        # the rest of the buffer goes nowhere: the interpreter would complain at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = _NO_READER
+        status = _CLOSED_PIPE
     if status == interrupts.STATUS:
         interrupts.leave(status)
     raise SystemExit(status)

@@ -1,148 +1,276 @@
-"""Flags that commands share, and what they say: the model, its settings, the seed.
+"""Flags of a command: the arguments of the functions that it calls, whoever changes these.
 
-No equation lives here.
+Nothing here names a keyword of a solver. A record of settings, a model, a data set or a learner
+among the arguments is replaced by the arguments that make it, and so on down: `--points` reaches
+`averages=smi.Averages(points=..)`.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
+import importlib
 import pathlib
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from jaxsmi.cli.models import FLAGS, MODELS
-from jaxsmi.cli.report import short, wrapped
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.cli import signatures
+from jaxsmi.cli.signatures import Argument
 
-__all__ = [
-    "Formatter",
-    "add_gamp",
-    "add_model",
-    "add_output",
-    "flags_of",
-    "model_of",
-    "progress",
-    "setting_of",
-    "settings_of",
-]
-
-_OUTPUT = ("out", "json", "quiet", "overwrite")
-_ASIDE = {
-    "command",
-    "model",
-    "dry_run",
-    *_OUTPUT,
-    *FLAGS,
-}  # `settings_of` adds model and flags itself
+__all__ = ["COMMANDS", "MODELS", "Command", "Flag", "Words", "call", "flags_of"]
+__all__ += ["make_model", "with_records"]
 
 
-class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Help with defaults, but for flags that have none."""
+class Command(NamedTuple):
+    """A command: the public function that it calls, and how its results are shown.
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        absent = action.default is None or isinstance(action.default, bool)
-        return action.help if absent else super()._get_help_string(action)
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Flags of all commands: the seed, and what is written and printed."""
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
-    parser.add_argument(
-        "--out", type=pathlib.Path, help="write figure, netCDF and table to this folder"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of the table"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="write over the files of an earlier run in --out"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-
-
-def add_model(parser: argparse.ArgumentParser, shown: str | None = None) -> None:
-    """The model and the flags of all models; None for flags that are not given.
-
-    The help lists those of the model `shown`; of all models where it is None.
+    Args:
+        target: The function, as `jaxsmi.TARGET` or a module of this folder.
+        learner: What makes the argument `learner`, by family: index models, matrices.
+        models: False: the next word is no model.
+        runs: True: several keys make several runs.
     """
-    parser.add_argument("model", metavar="MODEL", choices=MODELS, help=" | ".join(MODELS))
-    group = parser.add_argument_group("the model's own flags")
-    for name, flag in FLAGS.items():
-        defaults = [
-            f"{model}: {entry.flags[name]}"
-            for model, entry in MODELS.items()
-            if name in entry.flags
-        ]
-        help = f"{flag.help} ({', '.join(defaults)})"
-        if shown is not None:
-            own = MODELS[shown].flags
-            help = argparse.SUPPRESS
-            if name in own:
-                help = f"{flag.help} (default: {own[name]})"
-        flag.add(group, name, help)
+
+    target: str
+    learner: tuple[str, str] | None = None
+    models: bool = True
+    runs: bool = False
 
 
-def add_gamp(parser: argparse.ArgumentParser) -> None:
-    """Flags of message passing and of its data."""
-    parser.add_argument(
-        "--alpha", type=float, default=1.2, help="sample complexity N/D (matrices: n/d^2 or n/(dL))"
-    )
-    parser.add_argument("--dimension", type=int, default=1000, help="dimension D of a token")
-    parser.add_argument("--max-steps", type=int, default=300, help="step budget of GAMP")
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=1e-4,
-        help="stop GAMP at this change of its estimate, relative to it",
-    )
-    parser.add_argument(
-        "--damping",
-        type=float,
-        help="damping of GAMP (default: as much as it needs)",
-    )
+_ERM = ("Erm", "MatrixErm")  # of index models, of matrices
+
+COMMANDS: dict[str, Command] = {
+    "run": Command("cli.run.run"),
+    "sweep": Command("cli.run.sweep", models=False),
+    "gamp": Command("gamp"),
+    "state-evolution": Command("state_evolution"),
+    "free-entropy": Command("free_entropy"),
+    "risk": Command("state_evolution", learner=_ERM),
+    "global-minimum": Command("global_minimum", learner=_ERM),
+    "spectral": Command("spectral"),
+    "spectral-overlap": Command("spectral_overlap"),
+    "weak-recovery": Command("weak_recovery"),
+    "staircase": Command("staircase"),
+    "first-order": Command("first_order"),
+    "recovery-threshold": Command("recovery_threshold"),
+    "train": Command("train", runs=True),
+    "sgd flow": Command("sgd.flow"),
+    "sgd simulate": Command("sgd.simulate", runs=True),
+    "sgd recovery-time": Command("sgd.recovery_time"),
+    "sgd rates": Command("sgd.rates"),
+    "sgd risk": Command("sgd.risk"),
+    "sgd leaps": Command("sgd.leaps"),
+}
+
+MODELS: dict[str, str] = {
+    "deep-attention": "DeepAttention",
+    "attention-indexed": "AttentionIndexed",
+    "bilinear": "Bilinear",
+    "semantic-positional": "sgd.semantic_positional",
+    **{name.replace("_", "-"): f"links.{name}" for name in signatures.public_functions("links")},
+}
+
+# Values of arguments that have no default in Python: README's demo, and sizes that take a minute.
+_PRESETS: dict[str, dict[str, Any]] = {
+    "": {"alpha": 1.2, "dimension": 1000},
+    "deep-attention": {"depth": 2, "tokens": 2},
+    "attention-indexed": {"tokens": 2, "rank_ratio": 0.5, "alpha": 0.15, "dimension": 100},
+    "bilinear": {"alpha": 0.3, "dimension": 60},
+    "semantic-positional": {"omega": 0.5},
+}
+_MATRICES = ("AttentionIndexed", "Bilinear")
+_RECORDS = ("Averages", "Bayes", "Gradient", "Iteration", "Monitor", "Record", "Start")
+_MODEL_TYPES = {"AbstractModel", "AbstractIndexModel", "AbstractTeacher"}
 
 
-def progress(arguments: argparse.Namespace) -> bool:
-    """Whether to show progress bars: at a terminal, unless told to be quiet."""
-    return sys.stderr.isatty() and not arguments.quiet
+class Flag(NamedTuple):
+    """A flag: where its value goes, such as ("averages", "points"), and its type."""
+
+    name: str
+    path: tuple[str, ...]
+    kind: Any
+    help: str
+    required: bool = False
+    preset: Any = None
 
 
-def model_of(arguments: argparse.Namespace) -> AbstractModel:
-    """The model that the words describe."""
-    return MODELS[arguments.model].make(**flags_of(arguments))
+class Words(NamedTuple):
+    """The words of a command line: a command, its model, the values of its flags, and those of
+    flags that all commands have."""
+
+    name: str
+    model: str = ""
+    values: Mapping[str, Any] = {}
+    common: Mapping[str, Any] = {}
+
+    @property
+    def command(self) -> Command:
+        """The command."""
+        return COMMANDS[self.name]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the numbers, for the files and the JSON object."""
+        presets = {name: x.preset for name, x in flags_of(self).items() if x.preset is not None}
+        values = {name: _single(value) for name, value in self.values.items()}
+        common = {name: self.common[name] for name in ("runs", "vary") if name in self.common}
+        head = {"model": self.model} if self.model else {}
+        return head | presets | values | common | {"seed": self.common.get("seed", 0)}
 
 
-def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The model's own flags, with defaults; a ValueError for a flag of another model."""
-    flags = dict(MODELS[arguments.model].flags)
-    words = vars(arguments)
-    for name in FLAGS:
-        value = words[name]
-        if value is None:
-            continue
-        if name not in flags:
-            allowed = ", ".join(f"--{name}" for name in flags) or "none"
-            flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} is no flag of {arguments.model}; its own: {allowed}.")
-        flags[name] = value[0] if isinstance(value, list) and len(value) == 1 else value
+def flags_of(words: Words) -> dict[str, Flag]:
+    """The flags of a command with a model, by name."""
+    flags: dict[str, Flag] = {}
+    presets = _PRESETS[""] | _PRESETS.get(words.model, {})
+
+    def add(target: str, path: tuple[str, ...]) -> None:
+        for argument in signatures.read(target).arguments:
+            here = (*path, argument.name)
+            maker = _maker(argument, words)
+            if maker is not None:
+                add(maker, here)
+            kind = _kind(argument)
+            if kind is None or argument.name in _FROM_COMMON:
+                continue
+            name = argument.name if argument.name not in flags else "_".join(here)
+            required = argument.default is None and set(path) <= _REQUIRED
+            sized = argument.name != "alpha" or target.endswith((".sample", ".run"))
+            preset = presets.get(argument.name) if required and sized else None
+            required = required and preset is None
+            flags[name] = Flag(name, here, kind, _help(argument), required, preset)
+
+    add(words.command.target, ())
     return flags
 
 
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything that decides the numbers.
+_REQUIRED = {"model", "data", "optimizer"}  # made of presets where no flag asks for them
+_FROM_COMMON = ("key", "out", "progress")  # given by --seed, --out, --quiet
 
-    Flags that were not given and have no default are left out.
+
+def _maker(argument: Argument, words: Words) -> str | None:
+    """The name of what makes an argument out of flags of its own."""
+    model = MODELS.get(words.model, "")
+    names = signatures.names_in(argument.annotation)
+    if argument.name == "learner" and words.command.learner:
+        return words.command.learner[model in _MATRICES]
+    if model and argument.name in ("model", "data"):
+        return model if argument.name == "model" else f"{model}.sample"
+    if "GradientTransformation" in names:
+        return "cli.run.optimizer"
+    return next((name for name in _RECORDS if name in names), None)
+
+
+def _kind(argument: Argument) -> Any:
+    """The type of the words that give an argument; None where words cannot."""
+    names = signatures.names_in(argument.annotation)
+    if argument.name == "loss" and "Callable" in names:
+        return Literal[tuple(signatures.public_functions("losses"))]
+    if argument.name == "student" and names & _MODEL_TYPES:
+        return Literal[tuple(name for name, made in MODELS.items() if made.startswith("links."))]
+    if "bool" in names or "Path" in names:
+        return bool if "bool" in names else pathlib.Path
+    kind: Any = (
+        float if names & {"float", "ArrayLike", "Array"} else int if "int" in names else None
+    )
+    kind = float | str if "Any" in names else kind
+    if names & {"str", "DTypeLike"}:
+        kind = str if kind is None else kind | str
+    several = kind is not None and names & {"Any", "ArrayLike", "Array", "Sequence", "list"}
+    return tuple[kind, ...] if several else kind
+
+
+def _help(argument: Argument) -> str:
+    if argument.default in (None, "None") or "Default" in argument.help:
+        return argument.help
+    return f"{argument.help} Default {argument.default}.".strip()
+
+
+def call(words: Words, values: Mapping[str, Any]) -> Any:
+    """Call the function of a command with the values of its flags."""
+    import jax  # not at the head: help does not wait for it
+
+    flags = flags_of(words)
+    values = {name: x.preset for name, x in flags.items() if x.preset is not None} | dict(values)
+    places = {flags[name].path: _value(flags[name], value) for name, value in values.items()}
+    shown = sys.stderr.isatty() and not words.common.get("quiet", False)
+    runs = words.common.get("runs")
+    model: Any = None
+
+    def make(target: str, path: tuple[str, ...]) -> Any:
+        nonlocal model
+        # the same seed gives other numbers to the data than to the start of a run
+        key = jax.random.fold_in(jax.random.key(words.common.get("seed", 0)), len(path))
+        key = jax.random.split(key, runs) if runs and not path else key
+        given = {"progress": shown, "out": words.common.get("out"), "key": key}
+        keywords: dict[str, Any] = {}
+        for argument in signatures.read(target).arguments:
+            name, here = argument.name, (*path, argument.name)
+            needed = argument.default is None or (name == "learner" and words.command.learner)
+            asked = [place for place in places if place[: len(here)] == here]
+            maker = _maker(argument, words)
+            if here in asked and len(asked) > 1:
+                both = " and ".join(f"--{place[-1]}" for place in asked)
+                raise ValueError(f"{name}: got {both}; allowed: one of these flags.")
+            if name in given:
+                keywords[name] = given[name]
+            elif here in asked:
+                keywords[name] = places[here]
+            elif maker and (asked or needed):
+                keywords[name] = make(maker, here)
+        if path == ("data",):
+            return model.sample(**keywords)
+        made = _attribute(target)(**keywords)
+        model = made if path == ("model",) else model
+        return made
+
+    return make(words.command.target, ())
+
+
+def _attribute(name: str) -> Callable[..., Any]:
+    if name.startswith("cli."):
+        module, _, function = name.rpartition(".")
+        return getattr(importlib.import_module(f"jaxsmi.{module}"), function)
+    return functools.reduce(getattr, name.split("."), importlib.import_module("jaxsmi"))
+
+
+def _value(flag: Flag, value: Any) -> Any:
+    """The value of a flag as the function takes it."""
+    if flag.path[-1] == "loss" and isinstance(value, str) and flag.kind is not str:
+        return _attribute(f"losses.{value}")
+    if flag.path[-1] == "student":
+        return _attribute(MODELS[value])()
+    return _single(value)
+
+
+def _single(value: Any) -> Any:
+    """A word that could have been several, as one value."""
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def make_model(name: str, **parameters: Any) -> Any:
+    """Make a model by its name on the command line.
+
+    Raises:
+        ValueError: For an unknown name or parameter.
     """
-    words = vars(arguments)
-    rest = {
-        name: value for name, value in words.items() if name not in _ASIDE and value is not None
-    }
-    if "model" not in words:
-        return rest
-    return {"model": arguments.model, **flags_of(arguments), **rest}
+    if name not in MODELS:
+        raise ValueError(f"model: got {name!r}; allowed: {', '.join(MODELS)}.")
+    names = [argument.name for argument in signatures.read(MODELS[name]).arguments]
+    unknown = ", ".join(word for word in parameters if word not in names)
+    if unknown:
+        raise ValueError(f"parameters: got {unknown}; allowed for {name}: {', '.join(names)}.")
+    presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
+    return _attribute(MODELS[name])(**presets | parameters)
 
 
-def setting_of(arguments: argparse.Namespace) -> str:
-    """The model and all settings, for the reader."""
-    settings = settings_of(arguments)
-    model = settings.pop("model")
-    return wrapped(f"{model}: {', '.join(f'{name} {short(it)}' for name, it in settings.items())}")
+def with_records(target: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a function, the fields of its records of settings gathered in these."""
+    keywords = dict(settings)
+    for argument in signatures.read(target).arguments:
+        names = signatures.names_in(argument.annotation)
+        for record in [name for name in _RECORDS if name in names]:
+            fields = [field.name for field in signatures.read(record).arguments]
+            given = {field: keywords.pop(field) for field in fields if field in keywords}
+            if given:
+                keywords[argument.name] = _attribute(record)(**given)
+    return keywords

@@ -1,176 +1,230 @@
-"""The command `jaxsmi run MODEL`: a run of message passing beside state evolution.
-
-No equation lives here.
-"""
+"""Commands that are more than one call: `run`, `sweep`, and optimizers by name."""
 
 from __future__ import annotations
 
-import argparse
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import functools
+import pathlib
+import tomllib
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
+import optax
+from jaxtyping import PRNGKeyArray
 
 import jaxsmi as smi
-from jaxsmi.cli.command import Command
-from jaxsmi.cli.flags import add_gamp, model_of, progress, setting_of
-from jaxsmi.cli.kept import keep
-from jaxsmi.cli.models import defaults_for
-from jaxsmi.cli.report import Report, outcome, plain, run_cells, table, timed, with_error, wrapped
-from jaxsmi.cli.solving import Learned, curve_of, learn, theory_key
-from jaxsmi.core import labelled
-from jaxsmi.core.checks import check
+from jaxsmi.cli.flags import make_model, with_records
+from jaxsmi.cli.report import Report, keep, plain, report, table
+from jaxsmi.core import validate
+from jaxsmi.core.codes import Result
+from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench import plotting
-from jaxsmi.workbench.plotting.drawing import CROSS, PAGE
+from jaxsmi.workbench import plotting, sweeps
+from jaxsmi.workbench.rows import OPTIMIZERS, evolve
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import xarray
 
-__all__ = ["COMMAND"]
-
-_RANDOM = 1e-3  # size of the start: what theory beside it starts from is chance, too
+__all__ = ["optimizer", "run", "sweep"]
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    add_gamp(parser)
-    parser.add_argument(
-        "--samples", type=int, default=2048, help="points of the outer average of state evolution"
-    )
-    parser.add_argument(
-        "--randomisations",
-        type=int,
-        default=8,
-        help="parts of the points, whose spread is the error bar",
-    )
-    parser.add_argument(
-        "--points", type=int, default=13, help="values of alpha on the curve of state evolution"
-    )
-    parser.add_argument("--curve-steps", type=int, default=50, help="step budget of each of them")
+def optimizer(
+    optimizer: str = "sgd",
+    learning_rate: float = 0.1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+    """Make an optimizer of optax.
 
-
-class _Theory(NamedTuple):
-    """State evolution: its trajectory at α, its curve against α, and how long each took."""
-
-    trajectory: Solution
-    seconds: float
-    curve: list[Solution]
-    curve_seconds: float
-
-
-def _execute(arguments: argparse.Namespace) -> Report:
-    """Run message passing, and lay state evolution beside it."""
-    check(arguments.points >= 2, "--points", arguments.points, "at least 2")
-    model = model_of(arguments)
-    learned = learn(model, arguments, _RANDOM)
-    keep(_of_gamp(model, learned, arguments))
-    theory = _theory(model, arguments)
-    data = {
-        "gamp": learned.data,
-        "state_evolution": plain(theory.trajectory) | {"seconds": theory.seconds},
-        "curve": [plain(point) for point in theory.curve],
-    }
-
-    def draw(figure: Figure) -> None:
-        figure.set_size_inches(PAGE, 2.9)
-        left, right = figure.subplots(1, 2, sharey=True)
-        plotting.overlap_against_iteration(learned.solution, theory.trajectory, left)
-        plotting.overlap_against_alpha(theory.curve, learned.solution, right, legend=False)
-        if not all(bool(point.converged) for point in theory.curve):
-            plotting.legend_above(right, 1, {"not converged": CROSS})
-
-    def stored() -> dict[str, Solution | Sequence[Solution]]:
-        return {"gamp": learned.solution, "trajectory": theory.trajectory, "curve": theory.curve}
-
-    return Report(data, _text(model, learned, theory, arguments), draw, stored)
-
-
-def _of_gamp(model: AbstractModel, learned: Learned, arguments: argparse.Namespace) -> Report:
-    """What there is before theory has been computed."""
-    solution = learned.solution
-    names = labelled.index_names(model, model.indices)
-    rows = [[name, *run_cells(solution, p)] for p, name in enumerate(names)]
-    text = [
-        setting_of(arguments),
-        table(["", "cosine", "cosine²", "Q of GAMP"], rows),
-        outcome("GAMP", solution, learned.seconds),
-    ]
-    return Report({"gamp": learned.data}, "\n".join(text), stored=lambda: {"gamp": solution})
-
-
-def _theory(model: AbstractModel, arguments: argparse.Namespace) -> _Theory:
-    """State evolution from where a run starts: a random start has cosine² of about 1/D, which is
-    what Q is.
+    Args:
+        optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd. Default sgd.
+        learning_rate: Of the optimizer. Default 0.1.
+        momentum: Of the gradients, in [0, 1). Default 0.
+        weight_decay: Factor of the weights that is added to their gradient. Default 0.
     """
-    explicit = model.channel.explicit
-    chance = 1.0 / model.design.entries(arguments.dimension)
-    sampling = {"samples": arguments.samples, "randomisations": arguments.randomisations}
-    # what chance keeps saying about a layer that is not learned yet
-    random_start = {"q0": chance, "side_information": chance}
-    settings: dict[str, Any] = sampling | random_start
-    if explicit:  # of matrices theory is exact, and has nothing to sample
-        settings = {"max_steps": arguments.max_steps}
-    with timed() as seconds:
-        trajectory = smi.state_evolution(
-            model,
-            arguments.alpha,
-            key=theory_key(arguments),
-            newton=False,
-            progress=progress(arguments),
-            **settings,
-        )
-    count = arguments.points
-    grid = (np.arange(count) + 0.5) / count * _top(model, arguments.alpha, count)
-    if not explicit:
-        settings = sampling | {"max_steps": arguments.curve_steps, "tolerance": 1e-3}
-    with timed() as curve_seconds:
-        curve = curve_of(model, grid, arguments, **settings)
-    return _Theory(trajectory, seconds[0], curve, curve_seconds[0])
+    name = validate.choice("optimizer", optimizer, OPTIMIZERS)
+    return optax.chain(
+        optax.add_decayed_weights(weight_decay),
+        optax.trace(momentum) if momentum else optax.identity(),
+        getattr(optax, name)(learning_rate),
+    )
 
 
-def _top(model: AbstractModel, alpha: float, points: int) -> float:
-    """The largest α of the curve; of matrices a little beyond perfect recovery."""
-    if model.unsupported_reason("directions") is None:
-        return max(1.3, alpha * points / (points - 0.5))
+_RANDOM_START = 1e-3  # of GAMP: uninformative, as the start of the theory beside it
+
+
+def run(
+    model: AbstractModel,
+    *,
+    alpha: float,
+    dimension: int,
+    key: PRNGKeyArray,
+    averages: smi.Averages | None = None,
+    max_steps: int = 300,
+    curve_points: int = 13,
+    progress: bool = False,
+) -> Report:
+    """Learn a teacher by GAMP from a random start, and lay the run over state evolution.
+
+    Args:
+        model: The model.
+        alpha: Sample complexity N/D (matrices: n/d^2 or n/(dL)).
+        dimension: Dimension D of a token.
+        key: Random key of all random numbers.
+        averages: Averages of state evolution. Default: 2048 points in 8 nets.
+        max_steps: Step budget of GAMP. Default 300.
+        curve_points: Values of alpha on the curve of state evolution. Default 13.
+        progress: Show bars. Default False.
+    """
+    validate.count("curve_points", curve_points, 2)
+    data_key, start_key, theory_key = jax.random.split(key, 3)
+    data = model.sample(data_key, dimension=dimension, alpha=alpha)
+    learned = smi.gamp(
+        model, data, key=start_key, max_steps=max_steps, init=_RANDOM_START, progress=progress
+    )
+    keep(report(learned), lambda: "interrupted before state evolution was finished")
+    explicit = model.channel.explicit  # of matrices theory is exact: no points, no start
+    averages = smi.Averages() if averages is None else averages
+    sizes: dict[str, Any] = {
+        "samples": averages.points or 2048,
+        "randomisations": averages.nets or 8,
+    }
+    sizes = {} if explicit else sizes
+    # a random start has cosine² of about 1/D, and chance tells as much of a layer not yet learned
+    chance = 1.0 / model.design.entries(dimension)
+    start: dict[str, Any] = {} if explicit else {"q0": chance, "side_information": chance}
+    theory = smi.state_evolution(
+        model, alpha, key=theory_key, newton=False, progress=progress, **sizes, **start
+    )
+    top = _top(model, alpha) if explicit else max(1.3, 1.04 * alpha)
+    # a picture: the curve needs no more digits, and points in the plateau may stay crosses
+    limits = sizes if explicit else sizes | {"max_steps": 50, "tolerance": 1e-3}
+    curve: list[Solution] = []
+    previous = None
+    alphas = (np.arange(curve_points) + 0.5) / curve_points * top
+    for value in tqdm(alphas, desc="alpha", disable=not progress, leave=False):
+        curve.append(evolve(model, float(value), theory_key, previous, **limits))
+        previous = curve[-1] if bool(curve[-1].converged) else previous
+    return _beside(learned, theory, curve)
+
+
+def _top(model: AbstractModel, alpha: float) -> float:
+    """The largest α of the curve of a matrix: a little beyond perfect recovery."""
     recovery = float(smi.recovery_threshold(model).alpha)
     return max(1.2 * recovery if np.isfinite(recovery) else 0.0, 1.5 * alpha)
 
 
-def _text(
-    model: AbstractModel, learned: Learned, theory: _Theory, arguments: argparse.Namespace
-) -> str:
-    """Overlaps of both, and how each ended."""
-    rows = [
-        [name, *run_cells(learned.solution, p), with_error(theory.trajectory, p)]
-        for p, name in enumerate(labelled.index_names(model, model.indices))
-    ]
-    curve = f"Curve against alpha: {len(theory.curve)} points, {theory.curve_seconds:.1f} s."
-    unfinished = [f"{float(point.alpha):.4g}" for point in theory.curve if not point.converged]
+def _beside(learned: Solution, theory: Solution, curve: list[Solution]) -> Report:
+    """The report of a run and its theory."""
+    text = [repr(learned), repr(theory)]
+    unfinished = [f"{float(x.alpha):.4g}" for x in curve if not bool(x.converged)]
     if unfinished:
-        curve += f" Not converged (crosses) at alpha = {', '.join(unfinished)}: --curve-steps "
-        curve += f"{4 * arguments.curve_steps} goes on."
-    text = [
-        setting_of(arguments),
-        table(["", "cosine", "cosine²", "Q of GAMP", "Q of state evolution"], rows),
-    ]
-    if model.unsupported_reason("directions") is None:
-        spread = math.sqrt(2.0 / arguments.dimension)
-        text.append(f"Q of GAMP follows the norm of the teacher that was drawn, 1 ± {spread:.2g}.")
-    text += [
-        outcome("GAMP", learned.solution, learned.seconds),
-        outcome("State evolution", theory.trajectory, theory.seconds),
-        wrapped(curve),
-    ]
-    return "\n".join(text)
+        missed = ", ".join(unfinished)
+        text.append(f"The curve did not converge at alpha = {missed} (crosses).")
+
+    def draw(figure: Any) -> None:
+        figure.set_size_inches(2.0 * figure.get_figwidth(), 2.9)
+        left, right = figure.subplots(1, 2, sharey=True)
+        plotting.overlap_against_iteration(learned, theory, left)
+        plotting.overlap_against_alpha(curve, learned, right, legend=False)
+
+    data = {"gamp": plain(learned), "state_evolution": plain(theory), "curve": plain(curve)}
+    stored = lambda: {"gamp": learned, "trajectory": theory, "curve": curve}
+    return Report(data, "\n".join(text), stored, draw)
 
 
-COMMAND = Command(
-    "run",
-    "Draw a teacher, learn it by GAMP from a random start, and lay the run over state evolution.",
-    _add_flags,
-    _execute,
-    defaults=defaults_for,
-)
+def sweep(
+    file: pathlib.Path,
+    *,
+    workers: int = 0,
+    scheduler: str | None = None,
+    dry_run: bool = False,
+    out: pathlib.Path | None = None,
+    progress: bool = False,
+) -> Report:
+    """Solve a grid of problems that a TOML file describes; interrupted, the same command goes on.
+
+    Args:
+        file: Entries model, alpha, solver ("state-evolution", "gamp", "train"), seeds, and tables
+            [parameters] and [settings]; alpha and parameters are numbers, lists, or ranges
+            {from, to, points, scale = "log"}.
+        workers: Dask processes on this machine. Default 0: this process.
+        scheduler: Address of a Dask cluster, host:port.
+        dry_run: Say how many rows there are and how many are solved; solve none.
+        out: Folder of the rows.
+        progress: Show a bar. Default False.
+    """
+    arguments = read_grid(file)
+    grid = sweeps.grid_of(**arguments)
+    folder = None if out is None else out / "rows"
+    count = len(grid.rows)
+    if dry_run:
+        solved = sweeps.solved_rows(grid, folder) if folder is not None else {}
+        seconds = [float(row["seconds"]) for row in solved.values()]
+        left = f", about {np.mean(seconds) * (count - len(solved)):.3g} s left" if seconds else ""
+        text = f"{count} rows of {len(grid.alpha)} alpha; {len(solved)} are solved{left}."
+        return Report({"rows": count, "solved": len(solved)}, text)
+    keep(None, lambda: sweeps.rows_kept(grid, folder))
+    where = scheduler or validate.count("workers", workers, 0) or None
+    results = sweeps.sweep(**arguments, out=folder, scheduler=where, progress=progress)
+    return _of_sweep(results, count)
+
+
+def _of_sweep(results: xarray.Dataset, rows: int) -> Report:
+    codes, counts = np.unique(results.result.values, return_counts=True)
+    ended = {Result(int(code)).name: int(n) for code, n in zip(codes, counts, strict=True)}
+    messages = list(dict.fromkeys(word for word in np.ravel(results.message.values) if word))
+    text = [f"{rows} rows, {', '.join(f'{name} {n}' for name, n in results.sizes.items())}."]
+    text += [table(["result", "points"], [[name, str(n)] for name, n in ended.items()])]
+    data = {"points": int(results.result.size), "results": ended, "messages": messages}
+    failed = int(np.sum(results.message.values != ""))
+    problem = f"{failed} points failed: {messages[0]}" if failed else ""
+    draw = functools.partial(plotting.sweep, results)
+    return Report(data, "\n".join([*text, *messages[:5]]), lambda: results, draw, problem)
+
+
+_ENTRIES = ("model", "alpha", "solver", "seeds", "parameters", "settings")
+
+
+def read_grid(file: pathlib.Path) -> dict[str, Any]:
+    """Read the arguments of `smi.sweep` from a TOML file.
+
+    Raises:
+        ValueError: For an entry that cannot be read.
+    """
+    try:
+        entries = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as failure:
+        raise ValueError(f"{file}: {failure}.") from failure
+    unknown = ", ".join(name for name in entries if name not in _ENTRIES)
+    missing = ", ".join(name for name in ("model", "alpha") if name not in entries)
+    validate.check(not unknown, str(file), unknown, f"entries {', '.join(_ENTRIES)}")
+    validate.check(not missing, str(file), f"no {missing}", "entries model and alpha at least")
+    values = {name: _range(name, x) for name, x in entries.get("parameters", {}).items()}
+    axes = {name: value for name, value in values.items() if isinstance(value, list)}
+    fixed = {name: value for name, value in values.items() if name not in axes}
+    build = functools.partial(make_model, entries["model"], **fixed)
+    build(**{name: axis[0] for name, axis in axes.items()})  # a wrong name is refused here
+    solver = str(entries.get("solver", "state-evolution")).replace("-", "_")
+    called = {"parameters": axes, "seeds": entries.get("seeds", 1), "solver": solver}
+    settings = dict(entries.get("settings", {}))
+    if solver in ("state_evolution", "gamp", "train"):
+        settings = with_records(solver, settings)
+    reserved = ", ".join(name for name in settings if name in ("out", "progress", "scheduler"))
+    validate.check(not reserved, "settings", reserved, "keyword arguments of the solver")
+    return {"build": build, "alpha": _range("alpha", entries["alpha"]), **called, **settings}
+
+
+def _range(name: str, value: Any) -> Any:
+    """A range as a list of its points; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    allowed = '{from, to, points, scale = "linear" or "log", with positive ends}'
+    right = {"from", "to", "points"} <= set(value) <= {"from", "to", "points", "scale"}
+    space = {"linear": np.linspace, "log": np.geomspace}.get(value.get("scale", "linear"))
+    right = right and (space is np.linspace or min(value["from"], value["to"]) > 0)
+    validate.check(right and space is not None, name, value, allowed)
+    assert space is not None
+    # twelve digits, so that a point can be named in a selection
+    return [float(f"{x:.12g}") for x in space(value["from"], value["to"], int(value["points"]))]

@@ -117,7 +117,7 @@ def test_an_empty_environment_without_extras(empty, outside):
     words = ("state-evolution", "linear", "--noise", "0.5", "--alpha", "1", "--json")
     done = run(command, *words, **outside)
     assert done.returncode == 0, done.stderr
-    overlap = json.loads(done.stdout)["curve"][0]["overlap"][0][0]
+    overlap = json.loads(done.stdout)["overlap"][0][0]
     # V² + (α - 1 + Δ) V - Δ = 0 at α = 1, Δ = 1/2: V = 1/2; the run stops at 1e-4 or below
     assert abs(overlap - 0.5) < 1e-4
 

@@ -1,142 +1,315 @@
-"""The command line: one JSON object or a table on stdout, files where asked for, words instead of
-tracebacks.
-"""
+"""The command line: what its words reach, what it prints and writes, how it ends."""
 
-import importlib.util
+import inspect
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
+import jax
 import numpy as np
 import pytest
 
-from commands import QUICK, call, finite
+import jaxsmi as smi
 from helpers import linear_overlap
-from jaxsmi.cli import report
+from jaxsmi.cli import flags, run, signatures
+from jaxsmi.cli.main import main
 from jaxsmi.workbench import storage
+
+GAMP = ["gamp", "linear", "--dimension", "200", "--alpha", "2", "--noise", "0.5"]
+GRID = """
+model = "linear"
+alpha = [0.5, 1.0]
+[parameters]
+noise = { from = 0.1, to = 0.8, points = 4, scale = "log" }
+"""
+ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"}
+
+
+def call(capsys, *words):
+    code = main([str(word) for word in words])
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def started(*words):
+    def heard():  # a shell that starts tests in the background has them ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxsmi", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heard,
+    )
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "A command is needed"),
+        (["gamp"], "A model is needed"),
+        (["gmp", "sign"], 'Did you mean "gamp"?'),
+        (["gamp", "deep-atention"], 'Did you mean "deep-attention"?'),
+        (["gamp", "sign", "--aplha", "2"], "Did you mean --alpha?"),
+        (["gamp", "sign", "--alpha", "x"], "--alpha"),
+        (["gamp", "sign", "--depth", "2"], "--depth"),
+        (["sweep"], "--file"),
+        (["state-evolution", "sign"], "--alpha"),
+        (["gamp", "linear", "--alpha", "-1"], "--alpha: got -1"),
+        (["gamp", "linear", "--dimension", "0"], "--dimension: got 0"),
+        (["state-evolution", "linear", "--alpha", "nan"], "--alpha: got"),
+        (["state-evolution", "linear", "--alpha", "1", "--vary", "nose=1,2"], "--vary: got"),
+        (["run", "linear", "--curve-points", "1"], "--curve-points: got 1"),
+    ],
+)
+def test_wrong_words_are_one_sentence_and_status_2(capsys, words, said):
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", list(flags.COMMANDS))
+def test_flags_follow_the_signature(name):
+    """The source says what the function does, and each argument without a default has a flag."""
+    command = flags.COMMANDS[name]
+    function = flags._attribute(command.target)
+    listed = [argument.name for argument in signatures.read(command.target).arguments]
+    assert listed == list(inspect.signature(function).parameters)
+    for model in flags.MODELS if command.models else [""]:
+        reached = {flag.path[0] for flag in flags.flags_of(flags.Words(name, model)).values()}
+        for argument in signatures.read(command.target).arguments:
+            made = argument.name in ("model", "key")  # a model may have no arguments
+            assert argument.default is not None or made or argument.name in reached
+
+
+@pytest.mark.parametrize("name", list(flags.MODELS))
+def test_models_are_made_of_their_arguments(name):
+    target = flags.MODELS[name]
+    listed = [argument.name for argument in signatures.read(target).arguments]
+    assert listed == list(inspect.signature(flags._attribute(target)).parameters)
+    if name != "piecewise-linear":  # a link of one's own, without defaults
+        assert type(flags.make_model(name)).__module__.startswith("jaxsmi.models")
+
+
+def test_help_lists_flags_with_their_meaning(capsys):
+    code, out, _ = call(capsys, "train", "attention-indexed", "--help")
+    words = " ".join(out.split())
+    assert code == 0
+    assert "--rank-ratio" in words
+    assert "[default: 0.5]" in words
+    assert "--batch-size" in words  # of a record
+    assert "--depth" not in words  # of another model
+
+
+def test_help_does_not_import_jax():
+    script = "import sys; from jaxsmi.cli.main import main; main(['gamp', 'sign', '--help']); "
+    script += "assert not {'jax', 'numpy'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"--dimension" in done.stdout
+
+
+# Results
 
 
 def test_state_evolution_prints_one_json_object(capsys):
-    code, out, err = call(capsys, "state-evolution", "linear", *QUICK["state-evolution"], "--json")
+    words = ["state-evolution", "linear", "--alpha", 2, 0.5, "--noise", 0.5, "--json"]
+    code, out, err = call(capsys, *words)
     assert (code, err) == (0, "")
     found = json.loads(out)  # fails if anything else is there
-    assert finite(found)
     assert found["settings"]["noise"] == 0.5
     assert [point["alpha"] for point in found["curve"]] == [0.5, 2.0]
     for point in found["curve"]:
-        assert point["result"] == "SUCCESS"
-        assert point["converged"] is True
-        # the channel is a closed form without statistical error; the fixed point is good to 1e-4
-        assert point["overlap"][0][0] == pytest.approx(
-            linear_overlap(point["alpha"], 0.5), abs=2e-4
-        )
+        assert (point["result"], point["converged"]) == ("SUCCESS", True)
+        # the channel is exact; the fixed point is good to 1e-4
+        exact = linear_overlap(point["alpha"], 0.5)
+        assert point["overlap"][0][0] == pytest.approx(exact, abs=2e-4)
 
 
-def test_gamp_agrees_with_theory_and_is_the_same_again(capsys):
-    code, out, _ = call(capsys, "gamp", "linear", *QUICK["gamp"], "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert found["converged"] is True
-    # cos² fluctuates by about 2 √((1-q)/D) = 0.09 (q = 0.72); three of those
-    assert found["cosine"][0] ** 2 == pytest.approx(linear_overlap(2, 0.5), abs=0.2)
-    again = json.loads(call(capsys, "gamp", "linear", *QUICK["gamp"], "--json")[1])
+def test_a_run_agrees_with_theory_and_is_the_same_again(capsys):
+    found = json.loads(call(capsys, *GAMP, "--json")[1])
+    # cos² fluctuates by about 2 √((1-q)/D) = 0.07 (q = 0.72); three of those
+    assert found["cosine"][0] ** 2 == pytest.approx(linear_overlap(2, 0.5), abs=0.22)
+    again = json.loads(call(capsys, *GAMP, "--json")[1])
     assert again["overlap"] == found["overlap"]
-    other = json.loads(call(capsys, "gamp", "linear", *QUICK["gamp"], "--json", "--seed", 1)[1])
+    other = json.loads(call(capsys, *GAMP, "--json", "--seed", 1)[1])
     assert other["overlap"] != found["overlap"]
 
 
-@pytest.mark.parametrize("command", list(QUICK))
-def test_files_hold_what_was_printed(capsys, tmp_path, command):
+def test_one_result_for_each_value_of_a_flag(capsys):
+    words = ["recovery-threshold", "deep-attention", "--vary", "tokens=2,3", "--json"]
+    found = json.loads(call(capsys, *words)[1])
+    alphas = [one["thresholds"][0]["alpha"] for one in found["results"]]
+    assert found["varied"] == "tokens"
+    assert alphas == [
+        float(smi.recovery_threshold(smi.DeepAttention(2, tokens)).alpha) for tokens in (2, 3)
+    ]
+
+
+def test_a_learner_has_flags_of_its_own(capsys):
+    words = ["risk", "linear", "--noise", 0.1, "--alpha", 2, "--ridge", 0.5, "--loss", "squared"]
+    found = json.loads(call(capsys, *words, "--json")[1])
+    model = smi.links.linear(0.1)
+    learner = smi.Erm(loss=smi.losses.squared, ridge=0.5)
+    key = jax.random.key(0)
+    alone = smi.state_evolution(model, 2.0, learner=learner, key=key)
+    assert found["energy"] == pytest.approx(float(alone.energy), rel=1e-3)
+
+
+def test_files_hold_what_was_printed(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("h5py")
     folder = tmp_path / "new" / "out"
-    code, out, err = call(capsys, command, "linear", *QUICK[command], "--out", folder)
+    code, out, err = call(capsys, *GAMP, "--out", folder)
     assert (code, err) == (0, "")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        f"{command}.{ending}" for ending in ("nc", "png", "txt")
-    ]
-    table = (folder / f"{command}.txt").read_text(encoding="utf-8")
-    assert out.startswith(table.rstrip("\n"))
-    group = {"run": "gamp"}.get(command)
-    stored = storage.load(folder / f"{command}.nc", group)
-    settings = json.loads(stored.attrs["settings"])
-    assert settings["model"] == "linear"
-    assert settings["noise"] == 0.5
-    for overlap in np.ravel(stored["overlap"]):
-        assert f"{overlap:.4f}" in table
-    if command == "run":
-        assert storage.load(folder / "run.nc", "curve").sizes["alpha"] == 3
-
-
-def test_an_unfinished_run_is_no_error_but_says_so(capsys):
-    words = ["gamp", "linear", *QUICK["gamp"], "--damping", 0.99]
-    code, out, _ = call(capsys, *words, "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert found["result"] == "MAX_STEPS"
-    assert found["converged"] is False
-    assert "raise max_steps" in found["message"]
-    assert "raise max_steps" in " ".join(call(capsys, *words)[1].split())
-
-
-def test_files_from_before_are_not_written_over_silently(capsys, tmp_path):
-    pytest.importorskip("h5py")
-    words = ["threshold", "attention-indexed", "--out", tmp_path]
-    assert call(capsys, *words)[0] == 0
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    code, out, err = call(capsys, *words)
+    assert sorted(path.name for path in folder.iterdir()) == ["gamp.nc", "gamp.png", "gamp.txt"]
+    assert out.startswith((folder / "gamp.txt").read_text(encoding="utf-8").rstrip("\n"))
+    stored = storage.load(folder / "gamp.nc")
+    assert json.loads(stored.attrs["settings"])["model"] == "linear"
+    assert f"{float(stored.overlap.squeeze()):.6g}" in out
+    code, out, err = call(capsys, *GAMP, "--out", folder)
     assert (code, out) == (2, "")
-    assert "threshold.txt" in err
+    assert "gamp.txt" in err
     assert "--overwrite" in err
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
-    assert call(capsys, *words, "--overwrite")[0] == 0
+    (tmp_path / "file").write_text("")
+    assert call(capsys, *GAMP, "--out", tmp_path / "file")[0] == 2
 
 
-def test_without_matplotlib_all_but_the_picture_is_written(capsys, tmp_path, monkeypatch):
+def test_a_run_lies_over_its_theory(capsys, tmp_path):
     pytest.importorskip("h5py")
-    find = importlib.util.find_spec
-    absent = lambda name, *more: None if name == "matplotlib" else find(name, *more)
-    monkeypatch.setattr(importlib.util, "find_spec", absent)
-    code, _, err = call(capsys, "threshold", "attention-indexed", "--out", tmp_path)
+    words = ["run", "linear", "--noise", 0.5, "--alpha", 2, "--dimension", 200, "--points", 256]
+    words += ["--nets", 2, "--curve-points", 3, "--out", tmp_path]
+    code, out, _ = call(capsys, *words)
     assert code == 0
-    assert "pip install 'jaxsmi[plot]'" in err
-    assert {path.suffix for path in tmp_path.iterdir()} == {".nc", ".txt"}
+    assert "Solution of state evolution" in out
+    assert storage.load(tmp_path / "run.nc").attrs["groups"] == "gamp, trajectory, curve"
+    assert storage.load(tmp_path / "run.nc", "curve").sizes["alpha"] == 3
 
 
-def test_what_is_left_of_a_zero_is_zero():
-    assert report.rounded(1e-60) == "0"
-    assert report.rounded(0.40567) == "0.406"
+# Sweeps
 
 
-START = ["gamp", "phase-retrieval", "--dimension", 100, "--alpha", 3, "--max-steps", 1, "--json"]
+def test_a_sweep_of_a_file(capsys, tmp_path):
+    pytest.importorskip("h5py")
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(GRID)
+    assert json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])["rows"] == 4
+    code, _, err = call(capsys, "sweep", grid, "--out", out)
+    assert (code, err) == (0, "")
+    rows = sorted((out / "rows").glob("row-*.npz"))
+    assert len(rows) == 4
+    rows[1].unlink()
+    said = call(capsys, "sweep", grid, "--dry-run", "--out", tmp_path / "out")[1]
+    assert "4 rows of 2 alpha; 3 are solved" in said
+    found = storage.load(out / "sweep.nc")
+    np.testing.assert_allclose(found.noise, np.geomspace(0.1, 0.8, 4))
+    exact = [[linear_overlap(a, noise) for a in (0.5, 1.0)] for noise in found.noise.values]
+    np.testing.assert_allclose(found.overlap.squeeze(), exact, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"linear"', '"linnear"', "model"), ("noise =", "nose =", "nose"),
+        ("points = 4", "dots = 4", "noise"), ("[parameters]", "[parameter]", "parameter"),
+        ("from = 0.1", "from = -0.1", "noise"), ("alpha =", "alpha", "grid.toml"),
+        ("[0.5, 1.0]", "[1.0, 0.5]", "--alpha: got"),
+        ("[parameters]", "settings = {sample = 2}\n[parameters]", "sample"),
+    ],
+)  # fmt: skip
+def test_a_wrong_entry_of_a_file_is_named(capsys, tmp_path, old, new, said):
+    grid = tmp_path / "grid.toml"
+    grid.write_text(GRID.replace(old, new))
+    code, out, err = call(capsys, "sweep", grid)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_settings_of_a_file_are_those_of_records(tmp_path):
+    grid = tmp_path / "grid.toml"
+    grid.write_text(
+        'model = "linear"\nalpha = 1.0\nsolver = "train"\n[settings]\nbatch_size = 20\n'
+    )
+    assert run.read_grid(grid)["gradient"].batch_size == 20
+
+
+def test_a_point_that_fails_is_status_1(capsys, tmp_path):
+    grid = tmp_path / "grid.toml"
+    grid.write_text('model = "linear"\nalpha = [1.0]\n[parameters]\nnoise = [0.5, -1.0]\n')
+    code, out, err = call(capsys, "sweep", grid)
+    assert code == 1
+    assert "INVALID" in out
+    assert "1 points failed: ValueError: noise" in err
+
+
+# Interruptions
+
+
+def test_an_interrupted_run_keeps_the_finished_part(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("h5py")
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.smi, "state_evolution", stopped)
+    words = ["run", "linear", "--noise", 0.5, "--dimension", 60, "--alpha", 2]
+    code, out, err = call(capsys, *words, "--json", "--out", tmp_path)
+    assert code == 130
+    found = json.loads(out)
+    assert found["interrupted"] is True
+    assert found["result"] == "SUCCESS"
+    assert "interrupted before state evolution" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.nc", "run.txt"]
+
+
+@pytest.mark.parametrize("delay", [0.3, pytest.param(6.0, marks=pytest.mark.slow)])
+def test_ctrl_c_is_status_130_without_a_traceback(delay):
+    """While modules are imported, and while programs are compiled or run."""
+    process = started("train", "deep-attention", "--steps", 10**6)
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert time.monotonic() - begin < 5.0  # a second, and room for a busy machine
+    assert "Traceback" not in err
+    assert "interrupted" in err
 
 
 @pytest.mark.slow
-def test_where_message_passing_starts(capsys):
-    """After one step: from the spectral estimate (squared cosine 0.85 in theory) more than half is
-    known, from a random start, of 1/D on average and some 6/D after a step, little."""
-    squares = {}
-    for word in ("spectral", "0.001"):
-        code, out, _ = call(capsys, *START, "--init", word)
-        found = json.loads(out)
-        assert code == 0
-        assert str(found["settings"]["init"]) == word
-        squares[word] = found["cosine"][0] ** 2
-    assert squares["spectral"] > 0.5
-    assert squares["0.001"] < 0.3
+@pytest.mark.parametrize("delay", [1.5, 6.0])
+def test_ctrl_c_of_a_terminal_says_which_rows_are_kept(delay, tmp_path):
+    """A terminal sends the signal to all processes of a command, also to those that import."""
+    pytest.importorskip("dask")
+    grid = tmp_path / "grid.toml"
+    grid.write_text('model = "linear"\nsolver = "gamp"\nalpha = [1.0]\nseeds = 400\n'
+                    "[settings]\ndimension = 50\n")  # fmt: skip
+    folder = tmp_path / "out"
+    process = started("sweep", grid, "--workers", 2, "--out", folder)
+    while process.poll() is None and not (folder / "rows" / "sweep.json").exists():
+        time.sleep(0.02)
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "of 400 rows are kept in" in err
 
 
-def test_a_path_that_cannot_be_written_is_found_before_the_work(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    code, _, err = call(capsys, "run", "deep-attention", "--out", tmp_path / "file")
-    assert code == 2
-    assert "file" in err
-
-
-def test_message_passing_is_foreseen(capsys):
-    code, out, _ = call(
-        capsys, "gamp", "linear", "--dimension", 500, "--regenerate", "--dry-run", "--json"
-    )
-    found = json.loads(out)
-    assert code == 0
-    assert found["samples"] == 600
-    assert found["memory"]["inputs"] < 600 * 500 * 4 * 6
-    assert all(seconds > 0 for seconds in found["seconds_per_step"].values())
+def test_a_closed_pipe_is_status_141():
+    process = started("recovery-threshold", "attention-indexed")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 141
+    assert "Traceback" not in err

@@ -1,6 +1,5 @@
 """What online SGD of index models refuses, and where it appears: learning orders, command line."""
 
-import json
 import re
 
 import jax
@@ -11,7 +10,6 @@ import pytest
 
 import jaxsmi as smi
 from helpers import keys
-from jaxsmi.cli.main import main
 from jaxsmi.core.codes import Result
 from jaxsmi.sgd.sampled import sampled_coefficients
 
@@ -165,29 +163,6 @@ def test_learning_orders_take_online_sgd():
     known = np.linalg.norm(np.asarray(data.teacher), axis=1) ** 2 / 200
     rho = np.diagonal(np.asarray(data.teacher) @ np.asarray(data.teacher).T / 200)
     np.testing.assert_allclose(known, rho)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["simulate", "flow", "rates"])
-def test_the_command_line_takes_index_models(task, capsys, tmp_path):
-    words = ["sgd", task, "--model", "deep-attention", "--skip", "0.5", "--json", "--quiet"]
-    words += ["--time", "0.5", "--runs", "3", "--dimension", "100", "--out", str(tmp_path)]
-    assert main(words) == 0
-    answer = json.loads(capsys.readouterr().out)
-    name = {"simulate": "reached_alpha", "flow": "risk", "rates": "signal"}[task]
-    assert np.isfinite(np.asarray(answer[name], float)).any() or task == "simulate"
-    assert any(tmp_path.iterdir())
-
-
-def test_the_command_line_says_what_is_missing(capsys):
-    for words, name in (
-        (["sgd", "rates"], "--model"),
-        (["sgd", "simulate", "--skip", "0.5"], "--model"),
-        (["sgd", "gain", "--model", "linear"], "task"),
-        (["sgd", "flow", "--model", "sign-product", "--depth", "2"], "--depth"),
-    ):
-        assert main(words) != 0
-        assert name in capsys.readouterr().err
 
 
 SQUARE = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1)

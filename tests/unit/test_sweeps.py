@@ -1,21 +1,32 @@
-"""Sweeps: what they give, what they keep, and how they go on."""
+"""Sweeps and files: what they hold, what they keep, and how a killed sweep goes on."""
 
+import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 
+import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxsmi as smi
+import synthetic
+from helpers import linear_overlap
+from jaxsmi.core import labelled, provenance
 from jaxsmi.core.codes import Result
+from jaxsmi.core.files import discard, whole
+from jaxsmi.workbench import storage
+
+pytest.importorskip("xarray")
+pytest.importorskip("h5py")
 
 ALPHAS, NOISES = [0.5, 1.0, 2.0], [0.1, 0.5]
-QUICK = {"samples": 512, "randomisations": 4}
 
 
 def linear(noise):
@@ -23,7 +34,7 @@ def linear(noise):
 
 
 def table(**more):
-    return smi.sweep(linear, ALPHAS, {"noise": NOISES}, settings=QUICK, **more)
+    return smi.sweep(linear, ALPHAS, {"noise": NOISES}, **more)
 
 
 def same(one, other):
@@ -33,137 +44,56 @@ def same(one, other):
         np.testing.assert_array_equal(one[name].values, other[name].values)
 
 
+def evolve(model, alpha, key, previous, **settings):
+    return smi.state_evolution(model, alpha, key=key, **settings)
+
+
+# Sweeps
+
+
 def test_a_grid_is_its_points():
-    """The closed form q = q̂/(1 + q̂), q̂ = α/(1 - q + Δ), to the tolerance of the fixed point."""
     found = table(seeds=2)
     assert found.overlap.dims == ("noise", "seed", "alpha", "index", "index_")
     assert (found.result.values == Result.SUCCESS).all()
-    for noise in NOISES:
-        for alpha in ALPHAS:
-            b = alpha - 1 + noise
-            V = 0.5 * (-b + np.sqrt(b**2 + 4 * noise))  # V² + (α - 1 + Δ) V - Δ = 0
-            q = found.overlap.sel(noise=noise, alpha=alpha).values
-            np.testing.assert_allclose(q, 1 - V, atol=2e-4)
-
-
-def test_one_seed_is_itself_in_any_company():
-    all_seeds = table(seeds=3)
-    same(all_seeds.sel(seed=[2]), table(seeds=[2]))
-
-
-def test_rows_are_kept_and_not_solved_again(tmp_path):
-    first = table(out=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "row-00000.npz",
-        "row-00001.npz",
-        "sweep.json",
-    ]
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    (tmp_path / "row-00001.npz").unlink()
-    same(first, table(out=tmp_path))
-    assert (tmp_path / "row-00000.npz").stat().st_mtime_ns == times[tmp_path / "row-00000.npz"]
-
-
-@pytest.mark.parametrize("change", [{"seeds": 2}, {"key": 1}, {"solver": "gamp"}])
-def test_a_folder_of_another_sweep_is_refused(tmp_path, change):
-    table(out=tmp_path)
-    with pytest.raises(ValueError, match=next(iter(change))):
-        table(out=tmp_path, **change)
-    with pytest.raises(ValueError, match="settings"):
-        smi.sweep(
-            linear, ALPHAS, {"noise": NOISES}, settings=QUICK | {"samples": 1024}, out=tmp_path
-        )
-    with pytest.raises(
-        ValueError, match="models"
-    ):  # the same values of another parameter of the model
-        smi.sweep(
-            lambda noise: smi.links.linear(2 * noise),
-            ALPHAS,
-            {"noise": NOISES},
-            settings=QUICK,
-            out=tmp_path,
-        )
-
-
-def test_a_bad_point_is_a_code_and_a_message():
-    found = smi.sweep(linear, ALPHAS, {"noise": [0.5, -1.0]}, settings=QUICK)
-    good, bad = found.sel(noise=0.5), found.sel(noise=-1.0)
-    assert (good.result.values == Result.SUCCESS).all()
-    assert (bad.result.values == Result.INVALID).all()
-    assert np.isnan(bad.overlap.values).all()
-    assert all("noise" in str(message) for message in bad.message.values.ravel())
-
-    def faulty(model, alpha, key, before, **settings):
-        if alpha == 1.0:
-            raise RuntimeError("no luck")
-        return smi.state_evolution(model, alpha, key=key, **settings)
-
-    found = smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=faulty, settings=QUICK)
-    np.testing.assert_array_equal(
-        found.result.values.ravel(), [Result.SUCCESS, Result.INVALID, Result.SUCCESS]
-    )
-    assert "no luck" in str(found.message.sel(alpha=1.0).values.item())
-
-
-def test_a_list_of_points():
-    points = [{"noise": 0.1}, {"noise": 0.5}]
-    listed = smi.sweep(linear, ALPHAS, points, settings=QUICK)
+    exact = [[linear_overlap(alpha, noise) for alpha in ALPHAS] for noise in NOISES]
+    for seed in (0, 1):
+        np.testing.assert_allclose(found.overlap.sel(seed=seed).squeeze(), exact, atol=2e-4)
+    same(found.sel(seed=[1]), table(seeds=[1]))
+    points = [{"noise": noise} for noise in NOISES]
+    listed = smi.sweep(linear, ALPHAS, points, seeds=2)
     assert listed.overlap.dims == ("point", "seed", "alpha", "index", "index_")
     np.testing.assert_array_equal(listed.noise, NOISES)
-    np.testing.assert_array_equal(listed.overlap.values, table().overlap.values)
+    np.testing.assert_array_equal(listed.overlap.values, found.overlap.values)
 
 
-def attention(rank_ratio):
-    return smi.AttentionIndexed(2, rank_ratio)
+def test_rows_are_kept_and_not_solved_again(tmp_path, capsys):
+    first = table(out=tmp_path)
+    files = ["row-00000.npz", "row-00001.npz", "sweep.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    before = (tmp_path / files[0]).stat().st_mtime_ns
+    (tmp_path / files[1]).write_bytes(b"half a row")
+    same(first, table(out=tmp_path))
+    assert (tmp_path / files[0]).stat().st_mtime_ns == before
+    capsys.readouterr()
+    same(first, table(out=tmp_path, progress=True))
+    assert capsys.readouterr().err == ""  # no bar where nothing is left to do
 
 
-@pytest.mark.slow
-def test_matrix_models_are_solved_many_at_once(tmp_path):
-    """70 rows in two programs of 64 and 6 rows, the same as one by one.
-
-    And again from a folder where some are missing.
-    """
-    alphas, widths = [0.05, 0.1, 0.3], {"rank_ratio": list(np.linspace(0.1, 1.5, 70))}
-    found = smi.sweep(attention, alphas, widths, out=tmp_path)
-    for width in (0, 37, 69):
-        for k, alpha in enumerate(alphas):
-            alone = smi.state_evolution(attention(widths["rank_ratio"][width]), alpha)
-            row = found.isel(rank_ratio=width, alpha=k, seed=0)
-            assert int(row.result) == int(alone.result)
-            np.testing.assert_allclose(
-                row.error, alone.error, rtol=1e-11, atol=1e-14
-            )  # sums in another order
-    for number in (3, 69):
-        (tmp_path / f"row-{number:05d}.npz").unlink()
-    same(smi.sweep(attention, alphas, widths, out=tmp_path), found)
-    bad = smi.sweep(
-        attention, alphas, {"rank_ratio": [0.5, -1.0]}
-    )  # one by one, where one of them cannot be made
-    assert (bad.result.sel(rank_ratio=-1.0) == Result.INVALID).all()
-    np.testing.assert_allclose(
-        bad.error.sel(rank_ratio=0.5)[0, 1],
-        smi.state_evolution(attention(0.5), 0.1).error,
-        rtol=1e-11,
-    )
+@pytest.mark.parametrize("change", [{"seeds": 2}, {"solver": "gamp"}, {"stderr": 0.1}])
+def test_a_folder_of_another_sweep_is_refused(tmp_path, change):
+    table(out=tmp_path)
+    name = "settings" if "stderr" in change else next(iter(change))
+    with pytest.raises(ValueError, match=name):
+        table(out=tmp_path, **change)
+    with pytest.raises(ValueError, match="models"):  # the same values of another parameter
+        smi.sweep(lambda noise: linear(2 * noise), ALPHAS, {"noise": NOISES}, out=tmp_path)
 
 
-@pytest.mark.slow
-def test_samples_are_added_until_the_error_bar_is_met():
-    """Phase retrieval above its threshold: half the error of 2048 points needs more of them."""
-    one = smi.sweep(smi.links.phase_retrieval, [0.7], settings={"samples": 2048}).stderr.squeeze()
-    many = {"settings": {"stderr": 0.5 * float(one)}}
-    more = smi.sweep(smi.links.phase_retrieval, [0.7], **many)
-    assert 0.0 < float(more.stderr.squeeze()) <= 0.5 * float(one)
-    same(more, smi.sweep(smi.links.phase_retrieval, [0.7], **many))
-
-
-def test_a_folder_of_other_work_is_refused_in_a_sentence(tmp_path):
+def test_a_folder_of_other_work_or_of_another_version_is_said(tmp_path):
     (tmp_path / "sweep.json").write_text('{"name": "another program"}')
     with pytest.raises(ValueError, match=r"^out: got .*does not describe a sweep\.$"):
         table(out=tmp_path)
-
-
-def test_a_folder_of_another_version_is_said(tmp_path):
+    (tmp_path / "sweep.json").unlink()
     table(out=tmp_path)
     path = tmp_path / "sweep.json"
     path.write_text(path.read_text().replace(f'"{smi.__version__}"', '"0.0.1"'))
@@ -172,7 +102,7 @@ def test_a_folder_of_another_version_is_said(tmp_path):
 
 
 class Trap:
-    """What runs when it is unpickled."""
+    """Runs when it is unpickled."""
 
     def __reduce__(self):
         return (pathlib.Path("unpickled").write_text, ("yes",))
@@ -188,83 +118,90 @@ def test_nothing_is_unpickled_from_a_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "unpickled").exists()
 
 
+def test_a_bad_point_is_a_code_and_a_message():
+    found = smi.sweep(linear, ALPHAS, {"noise": [0.5, -1.0]})
+    good, bad = found.sel(noise=0.5), found.sel(noise=-1.0)
+    assert (good.result.values == Result.SUCCESS).all()
+    assert (bad.result.values == Result.INVALID).all()
+    assert np.isnan(bad.overlap.values).all()
+    assert all("noise" in str(message) for message in bad.message.values.ravel())
+
+    def faulty(model, alpha, key, previous):
+        if alpha == 1.0:
+            raise RuntimeError("no luck")
+        return evolve(model, alpha, key, previous)
+
+    found = smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=faulty)
+    codes = [Result.SUCCESS, Result.INVALID, Result.SUCCESS]
+    np.testing.assert_array_equal(found.result.values.ravel(), codes)
+    assert "no luck" in str(found.message.sel(alpha=1.0).values.item())
+
+
 @pytest.mark.slow
-def test_processes_are_asked_for_by_number_and_listen_to_nobody(monkeypatch):
-    """Without Dask; what they are sent goes through pipes, no socket is opened."""
-    monkeypatch.setitem(sys.modules, "dask", None)
-    monkeypatch.setitem(sys.modules, "dask.distributed", None)
-
-    def refused(*_):
-        raise AssertionError("a socket listens")
-
-    monkeypatch.setattr(socket.socket, "listen", refused)
-    same(table(), table(scheduler=2))
-    with pytest.raises(ValueError, match="scheduler"):
-        table(scheduler=0)
+def test_points_are_added_until_the_error_bar_is_met():
+    """Phase retrieval above its threshold: half the error needs more points."""
+    one = float(smi.sweep(smi.links.phase_retrieval, [0.7], stderr=1.0).stderr.squeeze())
+    more = smi.sweep(smi.links.phase_retrieval, [0.7], stderr=0.5 * one)
+    assert 0.0 < float(more.stderr.squeeze()) <= 0.5 * one
+    same(more, smi.sweep(smi.links.phase_retrieval, [0.7], stderr=0.5 * one))
 
 
 @pytest.mark.slow
-def test_training_and_processes_of_this_machine():
-    words = {
-        "solver": "train",
-        "seeds": 2,
-        "settings": {"dimension": 50, "steps": 100, "learning_rate": 0.1},
-    }
-    here = smi.sweep(linear, [2.0], {"noise": [0.1]}, **words)
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"solver": "train", "dimension": 50, "steps": 100, "learning_rate": 0.1},
+        {"solver": "gamp", "dimension": 200},
+    ],
+)
+def test_runs_of_several_seeds_here_and_in_processes(words):
+    pytest.importorskip("dask")
+    here = smi.sweep(linear, [2.0], {"noise": [0.1]}, seeds=3, **words)
     assert here.cosine.dims == ("noise", "seed", "alpha", "index")
-    assert (here.cosine > 0.8).all()  # six seeds: 0.93 to 0.98
-    same(here, smi.sweep(linear, [2.0], {"noise": [0.1]}, scheduler=2, **words))
-
-
-@pytest.mark.slow
-def test_message_passing_of_several_seeds():
-    found = smi.sweep(
-        linear, [1.0], {"noise": [0.5]}, solver="gamp", seeds=3, settings={"dimension": 200}
-    )
-    overlap = found.overlap.values.ravel()
-    assert len(set(overlap)) == 3  # teachers, data and starts of their own
-    assert overlap.mean() == pytest.approx(0.5, abs=0.1)  # one run: about 1/√D
+    assert (here.cosine > 0.8).all()  # six seeds of training: 0.93 to 0.98
+    assert len(set(here.overlap.values.ravel())) == 3  # teachers, data and starts of their own
+    same(here, smi.sweep(linear, [2.0], {"noise": [0.1]}, seeds=3, scheduler=2, **words))
 
 
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"),
+        ({"alpha": []}, "alpha"), ({"alpha": [1.0, 0.5]}, "alpha"), ({"alpha": ["a"]}, "alpha"),
+        ({"alpha": [-0.5, 1.0]}, "alpha"), ({"alpha": [0.0, 1.0]}, "alpha"),
         ({"parameters": {"noise": []}}, "noise"), ({"parameters": {"noise": [0.1, 0.1]}}, "noise"),
         ({"parameters": [{"noise": 1.0}, {}]}, "parameters"),
-        ({"parameters": {"seed": [1]}}, "seed"), ({"parameters": {"rho": [1]}}, "rho"),
-        ({"seeds": [-1, 2]}, "seeds"), ({"seeds": [0, 2**32]}, "seeds"),
-        ({"seeds": 0}, "seeds"), ({"solver": "anneal"}, "solver"), ({"key": 0.5}, "key"),
-        ({"alpha": [-0.5, 1.0]}, "alpha"), ({"alpha": [0.0, 1.0]}, "alpha"),
-        ({"alpha": ["a"]}, "alpha"), ({"settings": {"key": 1}}, "settings"),
-        ({"settings": {"sample": 512}}, "settings: got 'sample'"),
-        ({"solver": "gamp", "settings": {"samples": 512}}, "settings"),
-        ({"solver": "train", "settings": {"optimizer": "apply_updates"}}, "optimizer: .*adam"),
+        ({"parameters": {"seed": [1]}}, "seed"), ({"parameters": {"stderr": [1]}}, "stderr"),
+        ({"seeds": [-1, 2]}, "seeds"), ({"seeds": [0, 2**32]}, "seeds"), ({"seeds": 0}, "seeds"),
+        ({"seeds": [1, 1]}, "seeds"), ({"solver": "anneal"}, "solver"),
+        ({"key": 1}, "settings: got 'key'"), ({"sample": 512}, "settings: got 'sample'"),
+        ({"solver": lambda model, alpha, key, previous: None, "most": 2}, "settings: got 'most'"),
+        ({"solver": "train", "optimizer": "apply_updates"}, "optimizer: .*adam"),
+        ({"scheduler": 0}, "scheduler"), ({"scheduler": "host"}, "scheduler"),
+        ({"build": smi.links.sign()}, "^build: "),
     ],
 )  # fmt: skip
-def test_what_is_refused(words, name):
-    """Before anything runs: no model is made."""
-
+def test_wrong_arguments_are_refused_before_a_model_is_made(words, name):
     def never(**parameters):
         raise AssertionError(parameters)
 
     with pytest.raises(ValueError, match=name):
-        smi.sweep(never, **({"alpha": ALPHAS} | words))
+        smi.sweep(**({"build": never, "alpha": ALPHAS} | words))
 
 
-def test_what_makes_the_models_must_be_callable():
-    with pytest.raises(ValueError, match=r"^build: "):
-        smi.sweep(smi.links.linear(0.1), ALPHAS)
+def test_an_interruption_says_which_rows_are_kept(tmp_path):
+    def stopped(model, alpha, key, previous):
+        if float(model.channel.noise) > 0.3:
+            raise KeyboardInterrupt
+        return evolve(model, alpha, key, previous)
+
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 2 rows are kept in .*goes on"):
+        table(solver=stopped, out=tmp_path)
 
 
-def test_settings_of_a_function_are_those_that_it_names():
-    def named(model, alpha, key, before, samples=512):
-        return smi.state_evolution(model, alpha, key=key, samples=samples)
-
-    with pytest.raises(ValueError, match=r"^settings: got 'sample'; allowed: .*samples"):
-        smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=named, settings={"sample": 512})
-    found = smi.sweep(linear, [1.0], {"noise": [0.5]}, solver=named, settings={"samples": 256})
-    assert (found.result.values == Result.SUCCESS).all()
+def test_a_scheduler_needs_dask(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask.distributed", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxsmi\[cluster\]'"):
+        table(scheduler=2)
 
 
 SCRIPT = """
@@ -272,17 +209,13 @@ import sys, jax
 jax.config.update("jax_enable_x64", True)
 import jaxsmi as smi
 noises = [0.1 * k for k in range(1, 41)]
-smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": noises}},
-          settings={{"samples": 512, "randomisations": 4}}, out={out!r})
+smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": noises}}, out={out!r})
 """
 
 
 def test_a_killed_sweep_goes_on_and_is_the_same(tmp_path):
-    """kill -9 in the middle.
-
-    What was finished is kept, and the end is the sweep that nobody disturbed, bit for bit.
-    """
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    """kill -9 in the middle: the end is the sweep that nobody disturbed, bit for bit."""
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     run = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(out=str(killed))],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
@@ -294,48 +227,150 @@ def test_a_killed_sweep_goes_on_and_is_the_same(tmp_path):
         time.sleep(0.01)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    done = len(list(killed.glob("row-*.npz")))
-    assert 3 <= done < 40
+    assert 3 <= len(list(killed.glob("row-*.npz"))) < 40
     noises = [0.1 * k for k in range(1, 41)]
-    sweep = lambda out: smi.sweep(
-        lambda noise: smi.links.linear(noise), ALPHAS, {"noise": noises}, settings=QUICK, out=out
-    )
-    same(sweep(killed), sweep(whole))
+    sweep = lambda out: smi.sweep(linear, ALPHAS, {"noise": noises}, out=out)
+    same(sweep(killed), sweep(undisturbed))
 
 
 @pytest.mark.slow
 def test_a_cluster_that_loses_a_worker_gives_the_same():
-    """Two workers, one of them killed while rows are solved."""
-    distributed = pytest.importorskip("dask.distributed")
+    distributed = pytest.importorskip("distributed")
+
+    def slow(model, alpha, key, previous):
+        time.sleep(0.1)
+        return smi.state_evolution(model, alpha, key=key)
+
     noises = [0.1 * k for k in range(1, 31)]
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        victim = next(iter(client.scheduler_info()["workers"].values()))["id"]
-        pids = client.run(os.getpid)
-        finished = []
-
-        def slow(model, alpha, key, before, **settings):
-            time.sleep(0.1)
-            return smi.state_evolution(model, alpha, key=key, **settings)
-
-        import threading
-
-        def kill():
-            time.sleep(8.0)
-            os.kill(next(iter(pids.values())), signal.SIGKILL)
-            finished.append(victim)
-
-        killer = threading.Thread(target=kill)
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        victim = next(iter(client.run(os.getpid).values()))
+        killer = threading.Timer(8.0, os.kill, (victim, signal.SIGKILL))
         killer.start()
-        there = smi.sweep(
-            linear, ALPHAS, {"noise": noises}, settings=QUICK, scheduler=client, solver=slow
-        )
+        there = smi.sweep(linear, ALPHAS, {"noise": noises}, scheduler=client, solver=slow)
         killer.join()
-        here = smi.sweep(linear, ALPHAS, {"noise": noises}, settings=QUICK, solver=slow)
-    assert finished
     assert (there.result.values == Result.SUCCESS).all()
-    same(there, here)
+    same(there, smi.sweep(linear, ALPHAS, {"noise": noises}, solver=slow))
+
+
+# Files
+
+
+@pytest.mark.parametrize("kind", ["state_evolution", "gamp"])
+def test_a_solution_survives_the_file(tmp_path, kind):
+    solution = synthetic.solution(kind)
+    storage.save(solution, tmp_path / "a.nc", seed=3)
+    loaded = storage.load(tmp_path / "a.nc")
+    back = storage.from_xarray(loaded, model=solution.model)
+    fields = ["alpha", *labelled.SCALARS, *labelled.MATRICES]
+    parts = lambda solution: [getattr(solution, name) for name in fields]
+    assert back.kind == solution.kind
+    chex.assert_trees_all_equal(parts(back), parts(solution))
+    chex.assert_trees_all_equal(back.trajectory, solution.trajectory)
+    if kind == "gamp":
+        np.testing.assert_array_equal(back.weights, solution.weights)
+    assert loaded.attrs["seed"] == 3
+    assert loaded["overlap"].dims == ("index", "index_")
+    assert loaded["history_overlap"].dims == ("step", "index", "index_")
+    assert loaded.sizes["step"] == 7  # the empty rows are gone
+    assert list(loaded["name"].values) == ["layer 1", "layer 2"]
+
+
+def test_the_file_says_how_it_was_made(tmp_path):
+    storage.save(synthetic.solution(), tmp_path / "a.nc", note="a note", switch=True, sizes=[1, 2])
+    attributes = storage.load(tmp_path / "a.nc").attrs
+    assert attributes["jax"] == jax.__version__
+    assert attributes["kind"] == "state_evolution"
+    assert attributes["message"] == "Converged."
+    assert attributes["note"] == "a note"
+    assert json.loads(attributes["switch"]) is True
+    assert json.loads(attributes["sizes"]) == [1, 2]
+    model = {"type": "Layers", "skip": [1.0, 0.5], "ranks": [1, 1]}
+    assert json.loads(attributes["model_parameters"]) == model
+    assert json.loads(attributes["key"]) == [0, 3]
+    assert {"jaxsmi", "python", "device", "x64", "time"} <= attributes.keys()
+
+
+def test_a_curve_is_in_ascending_alpha_and_gives_its_solutions_back(tmp_path):
+    solutions = [
+        synthetic.solution(alpha=alpha, steps=steps)
+        for alpha, steps in [(0.9, 8), (0.3, 4), (0.6, 6)]
+    ]
+    storage.save({"curve": solutions, "one": solutions[0]}, tmp_path / "a.nc")
+    assert storage.load(tmp_path / "a.nc").attrs["groups"] == "curve, one"
+    curve = storage.load(tmp_path / "a.nc", "curve")
+    np.testing.assert_array_equal(curve.alpha, [0.3, 0.6, 0.9])
+    back = storage.from_xarray(curve.isel(alpha=2))
+    chex.assert_trees_all_equal(back.trajectory, solutions[0].trajectory)
+    with pytest.raises(ValueError, match="dataset: got 'a curve of 3 alphas'"):
+        storage.from_xarray(curve)
+    with pytest.raises(ValueError, match="group: got 'two'; allowed: one of curve, one"):
+        storage.load(tmp_path / "a.nc", "two")
+
+
+def test_a_data_set_is_in_its_file(tmp_path):
+    """The alpha of a matrix is n/(dL), not n/d."""
+    data = smi.Bilinear(2.0, 0.5).sample(jax.random.key(0), dimension=4, alpha=1.5)
+    storage.save(data, tmp_path / "data.nc")
+    loaded = storage.load(tmp_path / "data.nc")
+    np.testing.assert_array_equal(loaded["inputs"], data.inputs)
+    np.testing.assert_array_equal(loaded["labels"], data.labels)
+    assert loaded["inputs"].dims == ("sample", "token", "dimension")
+    assert float(loaded["alpha"]) == data.samples / (4 * 8) == 1.5
+
+
+def test_a_batch_is_refused():
+    batch = jax.tree.map(lambda leaf: leaf[None], synthetic.solution())
+    with pytest.raises(ValueError, match="solution: got 'a batch with alpha of shape"):
+        batch.to_xarray()
+    with pytest.raises(ValueError, match="solutions: got 'none'"):
+        storage.stack([])
+
+
+@pytest.mark.parametrize("package", ["xarray", "h5netcdf", "h5py"])
+def test_a_missing_package_comes_with_the_remedy(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxsmi\[data\]'"):
+        synthetic.solution().to_xarray()
+
+
+def test_parameters_are_ready_for_json():
+    found = provenance.parameters(
+        {
+            "big": jnp.zeros((20, 20)),
+            "link": jnp.sin,
+            "inf": jnp.inf,
+            "array": np.array([1.0, np.nan]),
+            "key": jax.random.key(1),
+        }
+    )
+    assert found.pop("big").startswith("array of shape (20, 20)")
+    assert found == {"link": "sin", "inf": None, "array": [1.0, None], "key": [0, 1]}
+    json.dumps(found, allow_nan=False)
+
+
+def test_names_of_indices():
+    names = labelled.index_names(synthetic.Layers(jnp.ones(2), ranks=(2, 1)), 3)
+    assert names == ["layer 1, index 1", "layer 1, index 2", "layer 2"]
+    assert labelled.index_names(None, 2) == ["index 1", "index 2"]
+
+
+def test_a_file_is_complete_or_not_there(tmp_path):
+    """Two threads that write one file do not write into each other's."""
+    path = tmp_path / "table.txt"
+    with whole(path) as one, whole(path) as other:
+        assert one != other
+        one.write_text("one")
+        other.write_text("other")
+    assert path.read_text() == "one"  # the last to end
+
+    def dies(aside):
+        aside.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), whole(path) as aside:
+        dies(aside)
+    assert path.read_text() == "one"
+    aside.write_text("of a process that had no time to remove it")
+    discard(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,238 @@
+"""One row of a sweep: all α at one point of the other parameters, solved one after the other.
+
+The random numbers of a row depend on its seed alone. They are common to all α and all parameters,
+and the same in whatever order and wherever the rows are solved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import PRNGKeyArray
+
+from jaxsmi.core import validate
+from jaxsmi.core.codes import Result
+from jaxsmi.core.labelled import MATRICES, SCALARS
+from jaxsmi.core.provenance import fields_of, parameters
+from jaxsmi.core.results import Solution
+from jaxsmi.descent.training import train
+from jaxsmi.inference.evolution import state_evolution
+from jaxsmi.inference.message_passing import gamp
+from jaxsmi.models.base import AbstractModel
+
+__all__ = [
+    "FIELDS",
+    "OPTIMIZERS",
+    "SOLVERS",
+    "Grid",
+    "Row",
+    "evolve",
+    "optimizer_of",
+    "settings_of",
+]
+
+FIELDS = (*MATRICES, *SCALARS)
+OPTIMIZERS = ("adam", "adamw", "lion", "nadam", "radam", "rmsprop", "sgd")
+
+Row = dict[str, np.ndarray]  # the fields over α, "message" (empty where none failed), "seconds"
+Solver = Callable[..., Solution]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A grid of problems.
+
+    Args:
+        build: Makes a model of the parameters of a point.
+        alpha: Sample complexities, ascending.
+        points: The parameters of each point.
+        sizes: Sizes of the axes whose product the points are (a list of points: one axis "point").
+        seeds: The seeds, common to all points.
+        solver: A name of `SOLVERS`, or a function (model, alpha, key, previous, **settings).
+        settings: Keyword arguments of the solver.
+    """
+
+    build: Callable[..., AbstractModel]
+    alpha: list[float]
+    points: list[dict[str, Any]]
+    sizes: dict[str, int]
+    seeds: list[int]
+    solver: str | Solver
+    settings: dict[str, Any]
+
+    @property
+    def rows(self) -> list[tuple[dict[str, Any], int]]:
+        """Parameters and seed of each row."""
+        return list(itertools.product(self.points, self.seeds))
+
+    def solve(self, number: int) -> Row:
+        """Solve a row; an α that fails is NaN with the code INVALID and the reason."""
+        values, seed = self.rows[number]
+        solver = SOLVERS[self.solver][0] if isinstance(self.solver, str) else self.solver
+        key = jax.random.fold_in(jax.random.key(0), seed)
+        begin = time.perf_counter()
+        entries: list[Row | None] = []
+        messages: list[str] = []
+        previous: Solution | None = None
+        model: AbstractModel | None = None
+        for alpha in self.alpha:
+            entry, message = None, ""
+            try:
+                model = self.build(**values) if model is None else model
+                solution = solver(model, alpha, key, previous, **self.settings)
+                entry = _entry(solution)
+                previous = solution if bool(solution.converged) else previous
+            except Exception as failure:  # user code runs here: no failure may end the sweep
+                message = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            entries.append(entry)
+            messages.append(message)
+        seconds = np.asarray(time.perf_counter() - begin)
+        return _stacked(entries) | {"message": np.array(messages, str), "seconds": seconds}
+
+    def description(self) -> dict[str, Any]:
+        """All that decides the numbers, ready for JSON: axes, settings, solver, precision, and the
+        models at the first and the last point."""
+        corners = []
+        for values, _ in (self.rows[0], self.rows[-1]):
+            try:
+                corners.append(parameters(self.build(**values)))
+            except Exception as failure:  # the row says so, too
+                corners.append(f"{type(failure).__name__}: {failure}")
+        described: dict[str, object] = dict(vars(self))
+        del described["build"]
+        if not isinstance(self.solver, str):
+            described["solver"] = _source(self.solver)
+        described |= {"models": corners, "x64": jax.config.values["jax_enable_x64"]}
+        return parameters(described, largest=np.inf)
+
+
+def _entry(solution: Solution) -> Row:
+    entry = {name: np.asarray(value) for name, value in fields_of(solution, FIELDS).items()}
+    return entry | ({"cosine": solution.cosine} if "cosine" in solution.history else {})
+
+
+def _stacked(entries: Sequence[Mapping[str, np.ndarray] | None]) -> Row:
+    """Entries of all α as arrays; those of an α that failed have the shapes of the others."""
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(FIELDS, ())
+    for entry in reversed(entries):
+        if entry is not None:
+            shapes = {name: values.shape for name, values in entry.items()}
+    failed = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
+    failed["result"] = np.asarray(int(Result.INVALID))
+    return {
+        name: np.stack([(failed if entry is None else entry)[name] for entry in entries])
+        for name in shapes
+    }
+
+
+def _source(function: Solver) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # typed at a prompt, or a callable object
+        return repr(type(function))
+
+
+def evolve(
+    model: AbstractModel,
+    alpha: float,
+    key: PRNGKeyArray,
+    previous: Solution | None,
+    stderr: float | None = None,
+    most: int = 2**15,
+    samples: int | None = None,
+    **settings: Any,
+) -> Solution:
+    """State evolution from next to the previous α, with four times the points until all standard
+    errors are below `stderr` or `most` points are used."""
+    if model.channel.explicit:  # exact: nothing to average, and a root instead of an iteration
+        return state_evolution(model, alpha, key=key, **settings)
+    recovered = previous is not None and bool(
+        jnp.trace(previous.covariance) < 0.01 * jnp.trace(previous.overlap + previous.covariance)
+    )
+    if samples is None:
+        # empirical: next to perfect recovery few points suffice, and each costs most there
+        samples = 8192 if stderr is None else 512 if recovered else 2048
+    start: dict[str, Any] = {}
+    if previous is not None and "q0" not in settings:
+        # not quite at Q, so that unlearned indices can grow; V > 0 also where all is recovered
+        start = {"q0": 0.995 * previous.overlap + 0.03 * previous.covariance}
+    while True:
+        solution = state_evolution(model, alpha, key=key, samples=samples, **(start | settings))
+        # stderr is NaN, and not met, where state evolution did not converge
+        met = stderr is None or bool(jnp.all(solution.stderr <= stderr))
+        if met or 4 * samples > most or not bool(jnp.all(jnp.isfinite(solution.overlap))):
+            return solution
+        samples *= 4
+        start = {"q0": solution.overlap}
+
+
+def _pass_messages(
+    model: AbstractModel,
+    alpha: float,
+    key: PRNGKeyArray,
+    previous: Solution | None,
+    dimension: int = 1000,
+    store: bool = True,
+    inputs: str = "gaussian",
+    **settings: Any,
+) -> Solution:
+    """Message passing on a teacher and data of its own."""
+    del previous
+    data_key, start_key = jax.random.split(key)
+    data = model.sample(data_key, dimension=dimension, alpha=alpha, store=store, inputs=inputs)
+    return gamp(model, data, key=start_key, **settings)
+
+
+def _descend(
+    model: AbstractModel,
+    alpha: float,
+    key: PRNGKeyArray,
+    previous: Solution | None,
+    dimension: int = 500,
+    optimizer: str = "adam",
+    learning_rate: float = 1e-2,
+    **settings: Any,
+) -> Solution:
+    """Gradient descent on a teacher and data of its own."""
+    del previous
+    data_key, start_key = jax.random.split(key)
+    data = model.sample(data_key, dimension=dimension, alpha=alpha)
+    step = optimizer_of(optimizer, learning_rate)
+    return train(model, data, step, key=start_key, **settings)
+
+
+def optimizer_of(name: str, learning_rate: float) -> optax.GradientTransformation:
+    """An optimizer of optax by its name."""
+    return getattr(optax, validate.choice("optimizer", name, OPTIMIZERS))(learning_rate)
+
+
+# name -> the function that solves a point, and the public one whose keywords it passes on
+SOLVERS: dict[str, tuple[Solver, Solver]] = {
+    "state_evolution": (evolve, state_evolution),
+    "gamp": (_pass_messages, gamp),
+    "train": (_descend, train),
+}
+
+
+def settings_of(solver: str | Solver) -> tuple[list[str], bool]:
+    """Names of the settings of a solver, and True if it takes any others."""
+    own, called = SOLVERS[solver] if isinstance(solver, str) else (solver, None)
+    try:
+        arguments = list(inspect.signature(own).parameters.values())[4:]
+    except (TypeError, ValueError):  # a callable without a signature
+        return [], True
+    open_ended = any(x.kind is x.VAR_KEYWORD for x in arguments) and called is None
+    if called is not None:
+        arguments += inspect.signature(called).parameters.values()
+        arguments = [x for x in arguments if x.kind is x.KEYWORD_ONLY or x.default is not x.empty]
+    names = [x.name for x in arguments if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+    return [name for name in dict.fromkeys(names) if name != "key"], open_ended

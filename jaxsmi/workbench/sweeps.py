@@ -1,0 +1,351 @@
+"""Sweeps: grids of problems, solved row by row, each row kept in a folder when it is solved.
+
+The folder holds `sweep.json`, which says what is swept, and `row-00012.npz`, one file a row. A file
+is there complete or not at all, so that a sweep that was killed goes on and ends with the same
+numbers, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import signal
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxsmi.core import labelled, validate
+from jaxsmi.core.files import write_text, write_whole
+from jaxsmi.core.progress import tqdm
+from jaxsmi.core.provenance import parameters as parameters_of
+from jaxsmi.core.provenance import provenance
+from jaxsmi.core.results import Solution
+from jaxsmi.core.setup import CACHE_SETTINGS
+from jaxsmi.core.validate import POSITIVE
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.workbench.rows import FIELDS, SOLVERS, Grid, Row, optimizer_of, settings_of
+
+if TYPE_CHECKING:
+    import xarray
+    from dask.distributed import Client
+
+__all__ = ["grid_of", "rows_kept", "solved_rows", "sweep"]
+
+_RETRIES = 5  # empirical: a worker lost more often than that was killed by the row, not by chance
+_RESERVED = ("alpha", "seed", "point", "message", "cosine", "index", "index_", *FIELDS)
+
+
+def sweep(
+    build: Callable[..., AbstractModel],
+    alpha: Sequence[float],
+    parameters: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+    *,
+    seeds: int | Sequence[int] = 1,
+    solver: str | Callable[..., Solution] = "state_evolution",
+    out: str | os.PathLike[str] | None = None,
+    scheduler: str | int | Client | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> xarray.Dataset:
+    r"""Solve a grid of problems, α × parameters × seeds, and keep each row in a folder.
+
+    Args:
+        build: Makes a model of the parameters, e.g. `lambda skip: smi.DeepAttention(2, 2,
+            skip=skip)`.
+        alpha: Sample complexities, positive and ascending.
+        parameters: Names and their values, of which all combinations are taken, or a list of points
+            [{name: value}]. Default none: one model.
+        seeds: How many, or which (message passing, training: teachers, data and starts; state
+            evolution: nets). Default 1.
+        solver: "state_evolution" (each α starts where the one before converged; the setting
+            `stderr=0.02` takes more points where it must), "gamp" (`dimension=1000`), "train"
+            (`dimension=500, optimizer="adam", learning_rate=0.01`), or a function (model, alpha,
+            key, previous solution or None, **settings) -> Solution.
+        out: A folder, from which a sweep that was interrupted continues. Default None: no files.
+        scheduler: Number of Dask processes on this machine, the address of a Dask cluster, or its
+            Client. A script that starts processes does so under `if __name__ == "__main__":`.
+            Default None: this process, without Dask.
+        progress: Show a bar with rate and time left. Default False.
+        **settings: Keyword arguments of the solver.
+
+    Returns:
+        An xarray.Dataset over (parameters.., seed, alpha): the fields of a `Solution`, of runs the
+        cosine, and the `message` of points that failed, with provenance. A list of points has the
+        axis "point".
+
+    Raises:
+        ValueError: For a wrong argument or setting, before anything is solved; for a folder that
+            holds another sweep.
+        ImportError: Without xarray, or without Dask where a scheduler is named.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> table = smi.sweep(
+        ...     lambda noise: smi.links.linear(noise), [0.5, 1.0], {"noise": [0.1, 0.5]}
+        ... )
+        >>> table.overlap.dims, round(float(table.overlap.sel(noise=0.5, alpha=1.0).squeeze()), 4)
+        (('noise', 'seed', 'alpha', 'index', 'index_'), 0.5)
+
+    Cost:
+        That of its points; where a run is killed, the row it was at.
+    """
+    grid = grid_of(build, alpha, parameters, seeds=seeds, solver=solver, **settings)
+    validate.flag("progress", progress)
+    _check_scheduler(scheduler)
+    folder = None if out is None else pathlib.Path(validate.path("out", out))
+    labelled.import_xarray()
+    rows: dict[int, Row] = {}
+    if folder is not None:
+        _claim(folder, grid)
+        rows = solved_rows(grid, folder)
+    missing = [number for number in range(len(grid.rows)) if number not in rows]
+    solved = _solve_here(grid, missing) if scheduler is None else _solve(grid, missing, scheduler)
+    hidden = not progress or not missing  # a bar that begins at its end shows no rate
+    size = len(grid.rows)
+    try:
+        with tqdm(total=size, initial=len(rows), desc="rows", disable=hidden, leave=False) as bar:
+            for number, row in solved:
+                if folder is not None:
+                    # NumPy types the keywords of savez as if they were its own
+                    write_whole(folder / _file(number), lambda f, row=row: np.savez(f, **row))  # pyright: ignore
+                rows[number] = row
+                bar.update()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(rows_kept(grid, folder)) from None
+    return _dataset(grid, rows)
+
+
+def rows_kept(grid: Grid, folder: pathlib.Path | None) -> str:
+    """Say after an interruption which rows are in the folder."""
+    if folder is None:
+        return "interrupted; no rows are kept (name a folder: out=)"
+    numbers = [k for k in range(len(grid.rows)) if (folder / _file(k)).is_file()]
+    count = f"{len(numbers)} of {len(grid.rows)} rows are kept in {folder}"
+    return f"interrupted; {count}, and the same sweep goes on from there"
+
+
+def grid_of(
+    build: Callable[..., AbstractModel],
+    alpha: Sequence[float],
+    parameters: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+    *,
+    seeds: int | Sequence[int] = 1,
+    solver: str | Callable[..., Solution] = "state_evolution",
+    **settings: Any,
+) -> Grid:
+    """Validate the arguments of `sweep`."""
+    validate.function("build", build, "a function of the parameters that makes a model")
+    allowed = "finite numbers > 0, ascending"
+    validate.array("alpha", alpha, allowed, interval=POSITIVE)
+    numbers = np.atleast_1d(np.asarray(alpha, float))  # float64 whatever the precision of JAX
+    validate.check(numbers.ndim == 1 and np.all(np.diff(numbers) > 0), "alpha", alpha, allowed)
+    points, sizes = _points(parameters)
+    if isinstance(solver, str):
+        validate.choice("solver", solver, tuple(SOLVERS))
+    validate.check(isinstance(solver, str) or callable(solver), "solver", solver, _SOLVER)
+    names, others = settings_of(solver)
+    unknown = ", ".join(name for name in settings if name not in names)
+    own = f"settings of this solver: {', '.join(names) or 'none'}"
+    validate.check(others or not unknown, "settings", unknown, own)
+    if isinstance(solver, str) and "optimizer" in settings:
+        optimizer_of(settings["optimizer"], 0.1)
+    return Grid(build, numbers.tolist(), points, sizes, _seeds(seeds), solver, settings)
+
+
+_SOLVER = f"one of {tuple(SOLVERS)}, or a function"
+_SCHEDULER = "a number of processes >= 1, an address 'host:port', or a dask Client"
+
+
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, (list, tuple, range, np.ndarray)):
+        allowed = "integers from 0 to 2^32 - 1, each once"  # the range of jax.random.fold_in
+        numbers = validate.sequence("seeds", list(seeds), allowed, validate.count, 0, 2**32 - 1)
+        validate.check(len(set(numbers)) == len(numbers), "seeds", seeds, allowed)
+        return numbers
+    return list(range(validate.count("seeds", seeds)))
+
+
+def _points(
+    parameters: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None,
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The parameters of each point, and the sizes of the axes."""
+    if parameters is None or isinstance(parameters, Mapping):
+        axes = {}
+        for name, values in (parameters or {}).items():
+            allowed = "at least one value, each once"
+            axes[name] = validate.sequence(f"parameters[{name!r}]", values, allowed)
+            # the repr of a module leaves out large arrays, its parameters do not
+            kinds = {f"{value!r} {parameters_of(value, np.inf)}" for value in axes[name]}
+            distinct = len(kinds) == len(axes[name])
+            validate.check(distinct, f"parameters[{name!r}]", values, allowed)
+        points = [
+            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+        ]
+        sizes = {name: len(values) for name, values in axes.items()}
+    else:
+        allowed = "values by name, or a list of points that have the same names"
+        points = validate.sequence("parameters", parameters, allowed)
+        named = all(isinstance(point, Mapping) for point in points)
+        alike = named and len({tuple(sorted(point)) for point in points}) == 1
+        validate.check(alike, "parameters", parameters, allowed)
+        points = [dict(point) for point in points]
+        sizes = {"point": len(points)}
+    for name in points[0]:
+        words = isinstance(name, str) and name not in _RESERVED
+        validate.check(words, "parameters", name, f"names other than {', '.join(_RESERVED)}")
+    return points, sizes
+
+
+def _check_scheduler(scheduler: object) -> None:
+    if isinstance(scheduler, str):
+        validate.check(":" in scheduler, "scheduler", scheduler, _SCHEDULER)
+    elif isinstance(scheduler, (int, np.integer)):
+        validate.count("scheduler", scheduler, 1, 2**16)
+    else:
+        client = scheduler is None or callable(getattr(scheduler, "submit", None))
+        validate.check(client, "scheduler", scheduler, _SCHEDULER)
+
+
+# The folder
+
+
+def _file(number: int) -> str:
+    return f"row-{number:05d}.npz"
+
+
+def _claim(folder: pathlib.Path, grid: Grid) -> None:
+    """Write what is swept into the folder, or compare it with what the folder says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "sweep.json"
+    description = json.loads(json.dumps(grid.description()))
+    now = provenance()
+    if not path.exists():
+        write_text(path, json.dumps({"sweep": description, **now}, indent=1))
+        return
+    try:
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        content = {}
+    other = content.get("sweep")
+    allowed = "an empty folder: its sweep.json does not describe a sweep"
+    validate.check(isinstance(other, dict), "out", str(folder), allowed)
+    assert isinstance(other, dict)
+    missing = object()
+    differing = [name for name in description if other.get(name, missing) != description[name]]
+    allowed = f"an empty folder, or one of the same sweep: it differs in {', '.join(differing)}"
+    validate.check(not differing, "out", str(folder), allowed)
+    if content.get("jaxsmi") != now["jaxsmi"]:
+        versions = f"version {content.get('jaxsmi')}, and goes on with {now['jaxsmi']}"
+        warnings.warn(f"{folder} was begun by {versions}.", stacklevel=3)
+
+
+def solved_rows(grid: Grid, folder: pathlib.Path) -> dict[int, Row]:
+    """The rows in a folder, by number; a file that cannot be read is no row."""
+    rows: dict[int, Row] = {}
+    for number in range(len(grid.rows)):
+        unreadable = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+        # pickles are not read: a folder may come from somebody else
+        with contextlib.suppress(*unreadable), np.load(folder / _file(number)) as file:
+            rows[number] = {name: file[name] for name in file.files}
+    return rows
+
+
+# Where rows are solved
+
+
+def _solve_here(grid: Grid, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
+    for number in numbers:
+        yield number, grid.solve(number)
+
+
+def _solve(
+    grid: Grid, numbers: Sequence[int], scheduler: str | int | Client
+) -> Iterator[tuple[int, Row]]:
+    """Rows as Dask workers solve them, each again if its worker is lost."""
+    try:
+        from dask.distributed import Client, LocalCluster, as_completed
+    except ImportError as failure:
+        raise ImportError("a scheduler needs dask: pip install 'jaxsmi[cluster]'") from failure
+    if not numbers:
+        return
+    with contextlib.ExitStack() as stack:
+        if isinstance(scheduler, (int, np.integer)):
+            count = min(int(scheduler), len(numbers))
+            with _interrupts_blocked():
+                cluster = LocalCluster(count, threads_per_worker=1, dashboard_address=None)  # pyright: ignore
+            scheduler = stack.enter_context(Client(stack.enter_context(cluster)))
+        elif isinstance(scheduler, str):
+            scheduler = stack.enter_context(Client(scheduler))
+        client: Client = scheduler
+        settings = {name: jax.config.values[name] for name in ("jax_enable_x64", *CACHE_SETTINGS)}
+        futures = [
+            client.submit(_solve_on_worker, grid, number, settings, pure=False, retries=_RETRIES)
+            for number in numbers
+        ]
+        for future in as_completed(futures):
+            yield future.result()
+            future.release()
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Start processes that never get Ctrl-C: a terminal sends it to all processes of a command, and
+    each would print a traceback. A process inherits the signals that its parent blocks."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _solve_on_worker(grid: Grid, number: int, settings: Mapping[str, object]) -> tuple[int, Row]:
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    return number, grid.solve(number)
+
+
+# The result
+
+
+def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
+    """All rows as one dataset."""
+    sizes = [*grid.sizes.values(), len(grid.seeds)]
+    data: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows.values() for name in row if name != "seconds"):
+        values = _alike(grid, rows, name)
+        shape = values[0].shape
+        dimensions = [*grid.sizes, "seed", "alpha", *("index", "index_")[: len(shape) - 1]]
+        data[name] = (dimensions, np.stack(values).reshape(*sizes, *shape))
+    label = lambda x: x if isinstance(x, (int, float, str, bool, np.number)) else repr(x)
+    coordinates: dict[str, Any] = {"seed": grid.seeds, "alpha": grid.alpha}
+    for name in grid.points[0]:
+        values = [label(point[name]) for point in grid.points]
+        listed = "point" in grid.sizes
+        coordinates[name] = ("point", values) if listed else list(dict.fromkeys(values))
+    attributes = {name: json.dumps(value) for name, value in grid.description().items()}
+    attributes |= {name: str(value) for name, value in provenance().items()}
+    return labelled.import_xarray().Dataset(data, coordinates, attributes)
+
+
+def _alike(grid: Grid, rows: Mapping[int, Row], name: str) -> list[np.ndarray]:
+    """One variable of all rows, NaN in the shape of the others where a row failed at all α."""
+    missing = np.full(len(grid.alpha), np.nan)
+    values = [rows[number].get(name, missing) for number in range(len(grid.rows))]
+    shape = max((row.shape for row in values), key=len)
+    alike = all(row.shape == shape or row.ndim < len(shape) for row in values)
+    allowed = "models with the same number of indices"
+    validate.check(alike, "parameters", f"models whose {name} differ in shape", allowed)
+    fill = "" if name == "message" else np.nan
+    return [row if row.shape == shape else np.full(shape, fill) for row in values]
