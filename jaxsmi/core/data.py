@@ -20,13 +20,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxsmi.core import border
+from jaxsmi.core import border, validate
 from jaxsmi.core.arrays import concrete
-from jaxsmi.core.checks import Arguments, check
-from jaxsmi.core.inputs import all_finite, as_inputs
+from jaxsmi.core.inputs import as_inputs, as_numbers
 from jaxsmi.core.moments import SecondMoments, block_of, second_moments
 from jaxsmi.core.shown import readable
 from jaxsmi.core.summary import described
+from jaxsmi.core.validate import check
 from jaxsmi.core.whitening import Whitening, whitening_of
 
 __all__ = ["Dataset", "LabelLaw", "Regenerated", "Taught"]
@@ -50,7 +50,7 @@ class LabelLaw(Protocol):
         ...
 
 
-class Taught(Protocol):
+class HasTeacher(Protocol):
     """Data with a teacher: a `Dataset` or a `Stream`."""
 
     @property
@@ -77,6 +77,9 @@ class Taught(Protocol):
     def encoding(self) -> Array | None:
         """E (M, K), what every token has of them."""
         ...
+
+
+Taught = HasTeacher
 
 
 class Regenerated(eqx.Module):
@@ -124,15 +127,6 @@ class Regenerated(eqx.Module):
         return lax.map(self.block, jnp.arange(len(self.numbers))).reshape(self.shape)
 
 
-_INPUTS = border.either(
-    "real numbers (N, M, D): samples, tokens (one: x[:, None, :]), entries",
-    border.instance(Regenerated, ""),
-    border.numbers("", dimensions=3),
-)
-_LABELS = border.numbers("real numbers (N, ...)")
-_ROWS = border.numbers("rows of real numbers", dimensions=2)
-
-
 class Dataset(eqx.Module):
     """Inputs, labels and, for synthetic data, the teacher that made them.
 
@@ -166,15 +160,6 @@ class Dataset(eqx.Module):
     encoding: Float[Array, "M K"] | None = None
     whitening: Whitening | None = None
 
-    @border.checked(
-        inputs=_INPUTS,
-        labels=_LABELS,
-        teacher=border.optional(_ROWS),
-        model=border.optional(border.instance(eqx.Module, "the model that made the labels")),
-        directions=border.optional(_ROWS),
-        encoding=border.optional(_ROWS),
-        whitening=border.optional(border.instance(Whitening, "what data.whiten() kept")),
-    )
     def __init__(
         self,
         inputs: ArrayLike | Regenerated,
@@ -186,29 +171,27 @@ class Dataset(eqx.Module):
         whitening: Whitening | None = None,
     ):
         self.inputs = inputs if isinstance(inputs, Regenerated) else as_inputs(inputs)
-        self.labels = jnp.asarray(labels)
-        self.teacher = None if teacher is None else jnp.asarray(teacher)
-        self.model = model
-        self.whitening = whitening
         N, M, D = self.inputs.shape
-        rows = f"an array with one row per sample: ({N}, ...)"
+        self.labels = as_numbers("labels", labels, f"an array with one row per sample: ({N}, ...)")
         aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
-        check(aligned, "labels", self.labels, rows)
-        if concrete(self.labels):
-            check(all_finite(self.labels), "labels", self.labels, "finite numbers")
-        if self.teacher is not None:
-            fits = self.teacher.ndim == 2 and self.teacher.shape[1] == D
-            check(fits, "teacher", self.teacher, f"an array of shape (indices P, {D})")
-            if concrete(self.teacher):
-                check(all_finite(self.teacher), "teacher", self.teacher, "finite numbers")
+        check(aligned, "labels", labels, f"an array with one row per sample: ({N}, ...)")
+        rows = f"an array of shape (indices P, {D})"
+        self.teacher = validate.optional(as_numbers, "teacher", teacher, rows)
+        fits = self.teacher is None or (self.teacher.ndim == 2 and self.teacher.shape[1] == D)
+        check(fits, "teacher", teacher, rows)
+        maker = "the model that made the labels"
+        made = validate.optional(validate.instance, "model", model, eqx.Module, maker)
+        self.model = made  # pyright: ignore[reportAttributeAccessIssue]
+        self.whitening = validate.optional(
+            validate.instance, "whitening", whitening, Whitening, "that of data.whiten()"
+        )
         self.directions, self.encoding = None, None
         if directions is not None or encoding is not None:
-            arguments = Arguments()
             allowed = f"U of shape (directions K, {D}), beside encoding="
-            U = arguments.array("directions", directions, allowed)
+            U = validate.array("directions", directions, allowed)
             check(U.ndim == 2 and U.shape[1] == D, "directions", directions, allowed)
-            allowed = "E of a row for each token, a column for each direction"
-            self.encoding = arguments.array("encoding", encoding, allowed, (M, len(U)))
+            allowed = f"E of shape ({M} tokens, {len(U)} directions)"
+            self.encoding = validate.array("encoding", encoding, allowed, shape=(M, len(U)))
             self.directions = U
 
     def __repr__(self) -> str:
@@ -282,7 +265,6 @@ class Dataset(eqx.Module):
         spread = sharding.spec and sharding.spec[0]
         return sharding.mesh if spread and isinstance(sharding.mesh, Mesh) else None
 
-    @border.checked(mesh=border.optional(border.instance(Mesh, "a jax.sharding.Mesh")))
     def sharded(self, mesh: Mesh | None = None) -> Dataset:
         """The same samples, spread evenly over devices: `gamp` and `train` then work on all of them
         at once, with the same numbers up to rounding (of a spectral start up to 1e-6).
@@ -303,6 +285,7 @@ class Dataset(eqx.Module):
             >>> data.sharded().samples
             100
         """
+        validate.optional(validate.instance, "mesh", mesh, Mesh, "a jax.sharding.Mesh")
         if mesh is None:
             mesh = Mesh(np.asarray(jax.devices()), ("samples",))
         spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
@@ -324,14 +307,13 @@ class Dataset(eqx.Module):
             inputs = placed[0]
         return self._with(inputs, placed[1])
 
-    @border.checked(samples=border.whole())
     def first(self, samples: int) -> Dataset:
         """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or
         inputs that are not stored."""
+        samples = validate.count("samples", samples)
         inputs = self.stored_inputs[:samples]
         return self._with(inputs, self.labels[:samples])
 
-    @border.checked(quick=border.flag)
     def second_moments(self, quick: bool = False) -> SecondMoments:
         r"""Whether the inputs look as message passing assumes: iid entries of mean zero, variance
         one.
@@ -364,7 +346,7 @@ class Dataset(eqx.Module):
         mean = None
         if self.directions is not None and self.encoding is not None:
             mean = np.asarray(self.encoding @ self.directions) / np.sqrt(self.dimension)
-        if not quick:
+        if not validate.flag("quick", quick):
             x = np.asarray(inputs, np.float64)
             return second_moments(x if mean is None else x - mean)
         samples, tokens, features = block_of(inputs.shape)
@@ -374,7 +356,6 @@ class Dataset(eqx.Module):
         x = x if mean is None else x - mean[np.ix_(tokens, features)]
         return second_moments(x, self.dimension, eigenvalue=False)
 
-    @border.checked(covariance=border.anything, tokens=border.anything)
     def whiten(
         self, covariance: ArrayLike | None = None, *, tokens: ArrayLike | str | None = None
     ) -> Dataset:
@@ -432,13 +413,12 @@ class Dataset(eqx.Module):
         model = self.model if whitening.tokens is None else None
         return Dataset(whitening.whitened(inputs), self.labels, teacher, model, whitening=whitening)
 
-    @border.checked(weights=border.anything)
     def unwhiten(self, weights: ArrayLike) -> Array:
         """W' diag(s)^{-1/2} Uᵀ (P, D), before `whiten`; a ValueError for data never whitened."""
         check(self.whitening is not None, "data", "inputs as they came", "those of data.whiten(..)")
         assert self.whitening is not None
         allowed = f"weights of shape (P, {self.dimension})"
-        array = Arguments().array("weights", weights, allowed)
+        array = validate.array("weights", weights, allowed)
         check(array.shape[-1:] == (self.dimension,), "weights", weights, allowed)
         return self.whitening.back(array)
 

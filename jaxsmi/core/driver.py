@@ -288,4 +288,6 @@ class GeometricDecay(eqx.Module):
         return (count >= self.steps) | (trace < 1e-12 * self.largest)
 
 
-drive, ready, RecoveryRay = run_solver, init_run, GeometricDecay
+drive = run_solver
+ready = init_run
+RecoveryRay = GeometricDecay

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
-from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.provenance import fields_of, key_data, provenance
+from jaxsmi.core.validate import check
 
 if TYPE_CHECKING:
     import xarray

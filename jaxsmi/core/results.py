@@ -16,12 +16,12 @@ import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import labelled
+from jaxsmi.core import labelled, validate
 from jaxsmi.core.arrays import PyTree, concrete
-from jaxsmi.core.border import checked, either, instance, numbers, scalar
-from jaxsmi.core.checks import UNIT_INTERVAL, check
+from jaxsmi.core.border import either, instance, numbers
 from jaxsmi.core.codes import Result, outcomes
 from jaxsmi.core.shown import Shown, number, readable, with_error
+from jaxsmi.core.validate import UNIT_INTERVAL, check
 
 if TYPE_CHECKING:
     import xarray
@@ -284,9 +284,9 @@ class Threshold(eqx.Module):
             remark = f"Something is learned at any α > 0. {remark}".rstrip()
         return Shown(said, header=header, rows=rows, remark=remark)
 
-    @checked(confidence=scalar(UNIT_INTERVAL))
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
+        confidence = float(validate.number("confidence", confidence, UNIT_INTERVAL))
         from scipy.special import stdtrit  # here: importing it takes longer than the quantile
 
         freedom = max(np.size(self.replicas) - 1, 1)

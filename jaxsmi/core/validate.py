@@ -45,6 +45,7 @@ __all__ = [
     "flag",
     "function",
     "instance",
+    "is_real",
     "key",
     "number",
     "optional",
@@ -294,7 +295,7 @@ def _within(x: Array, name: str, value: Any, interval: Interval, allowed: str) -
 def _real_array(name: str, value: Any, allowed: str, dtype: DTypeLike) -> Array:
     """The value as an array of a dtype; a ValueError where it is no array of real numbers."""
     try:
-        check(_is_real(value), name, value, allowed)
+        check(is_real(value), name, value, allowed)
         long = isinstance(value, int) and _LONG <= abs(value) <= _LARGEST_FLOAT
         numbers = float(value) if long else value
         # on the host first: outside jit jnp.asarray of nested lists compiles a program per entry
@@ -305,7 +306,7 @@ def _real_array(name: str, value: Any, allowed: str, dtype: DTypeLike) -> Array:
         raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.") from None
 
 
-def _is_real(value: Any) -> bool:
+def is_real(value: Any) -> bool:
     """May stand for real numbers: no word, boolean, complex number, key or None."""
     if value is None or isinstance(value, (str, bytes, bool, np.bool_)):
         return False

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.validate import check
 
 __all__ = ["Whitening", "covariance_of", "token_covariance_of", "whitening_of"]
 
@@ -90,7 +91,7 @@ def whitening_of(
         covariance = covariance_of(apart)
     elif jnp.ndim(covariance) == 3:
         allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
-        others = Arguments().array("covariance", covariance, allowed)
+        others = validate.array("covariance", covariance, allowed)
         fits = others.shape[2] == D and others.shape[0] * others.shape[1] > D
         check(fits, "covariance", covariance, allowed)
         # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
@@ -103,7 +104,7 @@ def whitening_of(
 def _definite(name: str, value: ArrayLike, size: int) -> Array:
     """A covariance that can be inverted."""
     allowed = f"a symmetric positive definite array ({size}, {size})"
-    matrix = Arguments().array(name, value, allowed, (size, size))
+    matrix = validate.array(name, value, allowed, shape=(size, size))
     gap = jnp.max(jnp.abs(matrix - matrix.T)) <= 1e-6 * jnp.max(jnp.abs(matrix))
     check(gap, name, value, allowed)
     matrix = 0.5 * (matrix + matrix.T)
