@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, off_zero
 from jaxsmi.core.border import anything, checked, random_key, whole
 from jaxsmi.core.checks import Arguments
@@ -135,7 +136,7 @@ def weak_recovery(
     each = power_of_two(max(samples // nets, 2))
     thresholds = [_differentiable(model, key, each, nets) for model in models]
     threshold = thresholds[0] if noises is None else _continued(steps, thresholds)
-    conditions = (arguments.valid, models[-1].valid)
+    conditions = (arguments.valid, validate.valid(models[-1]))
     if concrete(conditions) and all(map(bool, conditions)):
         return threshold
     valid = conditions[0] & conditions[1]
