@@ -255,7 +255,7 @@ def update(Q: jax.Array, key: jax.Array) -> jax.Array:
     """Q̂(Q) = α E Σ_m g gᵀ (2, 2)."""
     V = jnp.eye(2) - Q
     found = MODEL.channel.response(
-        Q, V, key=key, samples=UPDATE_POINTS, randomisations=NETS, tangents=False
+        Q, V, key=key, points=UPDATE_POINTS, nets=NETS, tangents=False
     )
     return ALPHA * found.mean
 

@@ -22,7 +22,7 @@ def iteration(benchmark, model, alpha, Q, rounds):
     @jax.jit
     def step(V, key):
         found = model.channel.response(
-            jnp.eye(model.indices) - V, V, key=key, samples=POINTS, randomisations=NETS
+            jnp.eye(model.indices) - V, V, key=key, points=POINTS, nets=NETS
         )
         new = jax.vmap(lambda R: jnp.eye(model.indices) - model.prior.mmse(alpha * R))(
             found.replicas

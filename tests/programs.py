@@ -117,9 +117,6 @@ SLOW = {
     "message passing, untied": lambda: message_passing(
         smi.DeepAttention(1, 2, tied=False), 20, 1.2
     ),
-    "message passing, two heads": lambda: message_passing(
-        smi.DeepAttention(1, 2, heads=2), 20, 1.2
-    ),
     "message passing, any link": lambda: message_passing(tanh(), 20, 2.0),
     "message passing, nets": lambda: message_passing(committee(), 20, 2.0),
     "message passing, regenerated": lambda: message_passing(retrieval(), 64, 2.0, **SINGLE),

@@ -1,40 +1,45 @@
-"""Output channels: what a label says about its fields.
+"""Output channels: p(y|z) of a label given its fields, and the posterior of the fields.
 
-base states the equations that all channels share; explicit those of a response in closed form.
-scalar, products, piecewise, logistic: log Z_out of ready-made links. likelihood: of any p(y|z),
-integrated. attention_link, attention: deep attention on the fields, and its exact log Z_out;
-rotations: of a last layer of rank two; scales: of one with query and key untied; nested: the error
-of both inside an integral; paired_attention: of three layers and more; two_heads: of one layer of
-two heads. matrix_scores, hardmax, hardmax_posterior: labels of a matrix of scores; layered_scores:
-of several layers of them; symmetric_fields: any channel on them. proximal: losses. jumps: whether a
-link is continuous.
+base: the interface. posterior: its results. averages: their averages over labels. fibres: integrals
+over what a label leaves open. pullback: a channel seen through a linear map of the fields.
+signs, piecewise, products: ready-made links. likelihood: any p(y|z). jumps: discontinuities of a
+link. attention_link, attention, paired_attention, rotations, scales: deep attention. matrix_scores,
+hardmax, hardmax_posterior, layered_scores: labels of a matrix of scores. proximal: losses.
 """
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
 from jaxsmi.channels.base import (
     AbstractChannel,
+    AbstractLabels,
     ClosedFormChannel,
     Posterior,
     Response,
 )
+from jaxsmi.channels.fibres import Fibre, FibreChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
-from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
-from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
+from jaxsmi.channels.piecewise import ModulusChannel, PiecewiseLinearChannel
+from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
+from jaxsmi.channels.pullback import PullbackChannel
+from jaxsmi.channels.signs import LogisticChannel, SignChannel, SignProductChannel
 
 __all__ = [
     "AbstractChannel",
+    "AbstractLabels",
     "ClosedFormChannel",
     "DeepAttentionChannel",
-    "LinearChannel",
+    "Fibre",
+    "FibreChannel",
+    "IntegratedChannel",
+    "LogisticChannel",
     "ModulusChannel",
     "NoInference",
+    "PiecewiseLinearChannel",
     "Posterior",
     "ProductChannel",
+    "PullbackChannel",
     "Response",
-    "IntegratedChannel",
     "SignChannel",
     "SignProductChannel",
     "SingleAttentionChannel",
     "SquarePlusSignParityChannel",
-    "TripleSignChannel",
 ]

@@ -13,20 +13,22 @@ layer ℓ and the link of channels/attention_link.py (h_ℓ, A_ℓ, B_ℓ):
     untied, rank one: h_L = (q, k) up to c x, x'/c + m 1, c of either sign [Eqs. (40) to (43)]
 
 In whitened fields τ = chol(V)^{-1}(z - ω), the inner blocks are standard Gaussians t and the last
-block is a residual r_s(t); that is the form `numerics.refining.self_refining_moments` takes, and it
-stays right when V goes to zero. The rotation is integrated at each t (rotations.py), and so is the
-scale (scales.py).
+block is a residual r_s(t). The rotation is integrated at each t (rotations.py), and so is the scale
+(scales.py).
 """
 
 from __future__ import annotations
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.channels import rotations, scales
 from jaxsmi.channels.attention_link import (
+    Components,
     Layer,
     attention_link,
     balanced,
@@ -38,40 +40,32 @@ from jaxsmi.channels.attention_link import (
     split_rows,
     total,
 )
-from jaxsmi.channels.base import (
-    AbstractChannel,
-    ClosedFormChannel,
-    Posterior,
-    as_posterior,
-    unwhiten,
-)
-from jaxsmi.channels.nested import unwhitened, without_difference
+from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel
+from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
 from jaxsmi.core.arrays import arithmetic
-from jaxsmi.core.checks import check
-from jaxsmi.numerics.refining import (
-    Budget,
-    Moments,
-    Rest,
-    level_for_width,
-    self_refining_moments,
-)
-from jaxsmi.numerics.refining_rules import LARGEST_GRID, grid_fits
-from jaxsmi.numerics.refining_sums import Copy
+from jaxsmi.core.validate import check
+from jaxsmi.numerics.refining import Budget, Integral, level_for_width
+from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["DeepAttentionChannel", "SingleAttentionChannel"]
+__all__ = ["DeepAttentionChannel", "SingleAttentionChannel", "shifted_rows"]
 
-_STEEP = 0.55  # how far the last block moves with t, per distance between the two tokens of u
+# empirical: how far the last block moves with t, per distance between the two tokens of u
+_STEEP = 0.55
+# nodes of the integrals over rotations and scales: inside another integral, and alone
+# (by `tied`); alone, the difference of two rules over rotations is its own error bar
+_INSIDE = {True: {"nodes": (16, 24)}, False: {"nodes": 32}}
+_ALONE = {True: {"nodes": (32, 48), "power": 1.0}, False: {"nodes": 64}}
 
 
 class AbstractAttentionChannel(AbstractChannel):
-    """What the channels of noiseless attention share: the link, its labels and their inversion."""
+    """The link of noiseless attention, its labels and their inversion."""
 
     layers: eqx.AbstractVar[tuple[Layer, ...]]
     skip: eqx.AbstractVar[Array]
     beta: eqx.AbstractVar[Array]
 
     @property
-    def seen(self) -> int:
+    def visible_rank(self) -> int:
         """k = min(r, M - 1), the dimension of what a label shows of h_L (r, M), up to O(r)."""
         return min(self.layers[-1].rank, self.tokens - 1)
 
@@ -79,10 +73,8 @@ class AbstractAttentionChannel(AbstractChannel):
     def constraints(self) -> int:
         """Combinations of the fields that a label fixes: u (k, M) up to O(k); untied, of rank one,
         the entries of a matrix q κᵀ with κ of mean zero."""
-        k = self.seen
-        M = self.tokens
-        last = self.layers[-1]
-        return k * M - k * (k - 1) // 2 if last.tied else 2 * M - 2
+        k, M = self.visible_rank, self.tokens
+        return k * M - k * (k - 1) // 2 if self.layers[-1].tied else 2 * M - 2
 
     def link(self, fields: Array) -> Array:
         """y = S_L(h_L)."""
@@ -102,29 +94,30 @@ class AbstractAttentionChannel(AbstractChannel):
         xp = arithmetic(labels)
         y = xp.asarray(labels)
         check(xp.all(y > 0.0), "labels", labels, allowed)
+        # a softmax of float64 sums to one within 1e-15; 1e-8 tells float32 that was converted
         gap = xp.abs(xp.sum(y, -1) - 1.0)
         check(xp.all(gap < 1e-8), "labels", labels, "rows of y that sum to one")
 
     def observe(self, fields: Array, noise: Array) -> Array:
-        """h_L itself, of two tokens in a plane what the label shows of it: exact where labels would
-        underflow."""
+        """h_L itself, of two tokens in a plane the part that the label shows: exact where labels
+        would underflow."""
         h = last_fields(fields, self.layers, self.skip, self.beta)
         if not self.layers[-1].tied:
             return balanced(h[0], h[1])
         if len(h) == 1:
             return h[0]
-        return h if self.seen == 2 else _along_the_line(h)
+        return h if self.visible_rank == 2 else _along_the_line(h)
 
     def statistic(self, labels: Array) -> Array:
         """u (N, M), up to a sign for each sample; of rank two u (N, 2, M), up to a rotation;
         untied, of rank one, (N, 2, M), up to a scale."""
         if not self.layers[-1].tied:
             return jax.vmap(lambda y: invert_untied_attention(y, self.beta))(labels)
-        u = jax.vmap(lambda y: invert_attention(y, self.beta, self.seen))(labels)
-        rank = self.layers[-1].rank
-        if rank == 1:
+        u = jax.vmap(lambda y: invert_attention(y, self.beta, self.visible_rank))(labels)
+        hidden = self.layers[-1].rank - self.visible_rank
+        if self.layers[-1].rank == 1:
             return u[:, 0]
-        return jnp.concatenate([u, jnp.zeros((len(u), rank - self.seen, self.tokens))], axis=1)
+        return jnp.concatenate([u, jnp.zeros((len(u), hidden, self.tokens), u.dtype)], axis=1)
 
 
 def _along_the_line(h: Array) -> Array:
@@ -136,7 +129,7 @@ def _along_the_line(h: Array) -> Array:
 
 
 class SingleAttentionChannel(ClosedFormChannel, AbstractAttentionChannel):
-    """One attention layer of rank one: the fields are seen up to a sign,
+    """One attention layer of rank one: a label gives the fields up to a sign,
     Z_out = Σ_s Π_m N(s u_m; ω_m, V)."""
 
     tokens: int = eqx.field(static=True)
@@ -159,15 +152,14 @@ class SingleAttentionChannel(ClosedFormChannel, AbstractAttentionChannel):
         return jnp.logaddexp(*exponents) - 0.5 * self.tokens * jnp.log(2 * jnp.pi * v)
 
 
-class DeepAttentionChannel(AbstractAttentionChannel):
+class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
     """The exact noiseless channel of attention layers, the last one head, tied of rank one or two,
     or untied of rank one, the others any.
 
-    The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over with
-    `self_refining_moments`; `budget` says how accurate g must be and how many nodes a sample may
-    cost. Two layers of two tokens cost about 20 ns × 1024 nodes at the first level on one CPU core;
-    a last layer of rank two costs some thousand times as much, its angle being integrated at each
-    node (a single one of rank two below a millisecond a sample).
+    The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over. Two layers of two
+    tokens cost about 20 ns × 1024 nodes at the first level on one CPU core; a last layer of rank
+    two costs some thousand times as much, its angle being integrated at each node (a single one of
+    rank two below a millisecond a sample).
     """
 
     tokens: int = eqx.field(static=True)
@@ -188,115 +180,95 @@ class DeepAttentionChannel(AbstractAttentionChannel):
         self.budget = budget
 
     @property
-    def tolerance(self) -> Array:
-        """The tolerance of the inner integral."""
-        return self.budget.tolerance
-
-    @property
-    def random_nodes(self) -> bool:
-        """In more variables than a grid can cover."""
-        return not grid_fits(self.inner * self.tokens, self.budget.max_nodes)
-
-    @property
     def inner(self) -> int:
         """Rows of the inner layers."""
         return self.indices - self.layers[-1].indices
 
-    def respond(
-        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
-    ) -> Posterior:
-        """Batch posterior from u (N, M) or (N, 2, M), omega (N, P, M), V (P, P)."""
-        P = self.inner
-        M = self.tokens
-        last = self.layers[-1]
-        rank = last.indices
-        chol = jnp.linalg.cholesky(V)
-        u = statistic.reshape(-1, rank, M)
-        if P == 0:
-            moments = rotations.alone(u, omega, chol) if last.tied else scales.alone(u, omega, chol)
-        else:
-            moments = self.moments(u, omega, chol, self.budget, key)
-        log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(chol)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
-        if (
-            self.seen < rank or not last.tied
-        ):  # the component across, common to the tokens: B 1 = Π(1 + c_ℓ) 1
-            log_norm = log_norm - jnp.sum(jnp.log1p(self.skip))
-        post = as_posterior(moments, omega.shape)
-        return eqx.tree_at(lambda p: p.log_partition, post, post.log_partition - log_norm)
+    @property
+    def open_variables(self) -> int:
+        """The fields of the inner layers."""
+        return self.inner * self.tokens
 
-    def width(self, chol: Array) -> Array:
-        """That of the narrowest feature in t: of the last block given the inner ones, in units of
-        the widest inner field."""
+    def first_level(self, u: Array, root: Array) -> Array:
+        """The level of grids by the narrowest feature in t: the last block given the inner ones, in
+        units of the widest inner field."""
         P = self.inner
-        return jnp.min(jnp.diagonal(chol)[P:]) / jnp.max(jnp.diagonal(chol)[:P])
-
-    def first_level(self, u: Array, chol: Array, budget: Budget, largest: int) -> Array:
-        """That of grids, by the width; of two layers and two tokens one for each sample (N,), as
-        the last block moves with t as far as the tokens of u lie apart [theory: deep-attention, Eq.
-        (17a)]."""
-        level = lambda width: level_for_width(self.inner * self.tokens, budget, width, largest)
-        width = self.width(chol)
+        level = lambda width: level_for_width(self.open_variables, self.budget, width)
+        width = jnp.min(jnp.diagonal(root)[P:]) / jnp.max(jnp.diagonal(root)[:P])
         if self.tokens != 2 or len(self.layers) != 2 or self.layers[-1] != Layer():
             return level(width)
+        # of two layers and two tokens one level for each sample, as the last block moves with t as
+        # far as the tokens of u lie apart [theory: deep-attention, Eq. (17a)]
         apart = jnp.abs(u[:, 0, 0] - u[:, 0, 1])
         each = width / jnp.maximum(_STEEP * apart, jnp.finfo(u.dtype).tiny)
         # few samples at a level of their own leave most of a block empty
         return jnp.minimum(level(each), level(width) + 2)
 
-    def moments(
-        self,
-        u: Array,
-        omega: Array,
-        chol: Array,
-        budget: Budget,
-        key: PRNGKeyArray | None,
-        rest: Rest | None = None,
-        largest: int = LARGEST_GRID,
-    ) -> Moments:
-        """Those of the whitened fields, from u (N, r, M), omega (N, P, M) and the root of V."""
-        P = self.inner
-        M = self.tokens
-        last = self.layers[-1]
+    def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
+        """From u (N, M) or (N, 2, M)."""
+        P, M, last = self.inner, self.tokens, self.layers[-1]
         rank = last.indices
+        nested = rank > 1
+        law = (rotations if last.tied else scales).copies
+        rule = (_INSIDE if P else _ALONE)[last.tied]
+        copies = functools.partial(law, **rule) if nested else _signs
+        u = statistic.reshape(-1, rank, M)
 
-        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Copy]]:
+        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
             u, w = block  # (S, r, M), (S, P, M)
-            L, skip, beta = (x.astype(t.dtype) for x in (chol, self.skip, self.beta))
-            rows = t.T.reshape(P, M, -1)  # t_{p,m} at the n nodes
-            moved = lambda p, m: total(L[p, q] * rows[q, m] for q in range(min(p + 1, P)))
-            z = [[w[:, p, m, None] + moved(p, m) for m in range(M)] for p in range(P)]
+            L, skip, beta = (x.astype(t.dtype) for x in (root, self.skip, self.beta))
+            z, centre = shifted_rows(w, L, t, P)
             matrices = inner_matrices(split_rows(z, self.layers[:-1]), self.layers[:-1], skip, beta)
             # Z_L = R u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u, row by row
             v = [[u[:, p, m, None] for m in range(M)] for p in range(rank)]
-            jacobian = 1.0
+            jacobian = jnp.ones((), t.dtype)
             for A in reversed(matrices):
                 solved = [eliminate(A, row) for row in v]
                 v = [row for row, _ in solved]
                 for _, inverse_det in solved:
                     jacobian = jacobian * inverse_det
-            # mean of the last block given the inner ones
-            centre = [
-                [w[:, P + p, m, None] + moved(P + p, m) for m in range(M)] for p in range(rank)
-            ]
-            return jacobian, what.copies(v, centre, L[P:, P:])  # pyright: ignore[reportReturnType]
+            return jacobian, copies(v, centre, L[P:, P:])
 
-        what = rotations if last.tied else scales
-        nested = rank > 1  # copies of the last block are integrals, each with its error
-        respond = unwhitened if nested else unwhiten
-        # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V: a hundredth of the tolerance is no
-        # loss
-        limit = jnp.asarray(0.01 * budget.tolerance * jnp.min(jnp.diagonal(chol)[P:]) ** 2)
-        moments = self_refining_moments(
+        log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(root)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
+        if self.visible_rank < rank or not last.tied:
+            # the component across, common to the tokens: B 1 = Π(1 + c_ℓ) 1
+            log_norm = log_norm - jnp.sum(jnp.log1p(self.skip))
+        integral = Integral(
             integrand,
             (u, omega),
-            lambda *tau: respond(chol, M, *tau),
-            inner=P * M,
+            whitened_response(root, M, nested),
+            inner=self.open_variables,
             outer=rank * M + int(nested),
-            budget=budget,
-            start=self.first_level(u, chol, budget, largest),
-            key=key,
-            single=jnp.greater_equal(limit, jnp.finfo(jnp.float32).eps),
-            rest=rest,
-            largest=largest,
+            start=self.first_level(u, root) if P else None,
+            single=single_suffices(self.budget, jnp.min(jnp.diagonal(root)[P:])),
         )
-        return without_difference(moments, chol) if nested else moments
+        return Fibre(integral, log_norm, nested)
+
+
+def shifted_rows(
+    omega: Array, root: Array, t: Array, free: int
+) -> tuple[list[list[Array]], list[list[Array]]]:
+    """Rows of M arrays (S, n) at nodes t (n, free M) of the first `free` whitened rows: the fields
+    of these, and the means of the others given them; omega (S, P, M)."""
+    P, M = omega.shape[1:]
+    t_rows = t.T.reshape(free, M, len(t))
+
+    def row(p: int) -> list[Array]:
+        used = range(min(p + 1, free))
+        moved = lambda m: [root[p, q] * t_rows[q, m] for q in used]
+        return [total([omega[:, p, m, None], *moved(m)]) for m in range(M)]
+
+    rows = [row(p) for p in range(P)]
+    return rows[:free], rows[free:]
+
+
+def _signs(block: Components, centre: Components, root: Array) -> list[Branch]:
+    """Both signs of a last block of rank one, a row of M arrays (S, n); `centre` is its mean given
+    the inner fields, `root` (1, 1) its Λ."""
+    scale = 1.0 / root[0, 0]
+    pairs = list(zip(block[0], centre[0], strict=True))
+    signs = []
+    for sign in (1.0, -1.0):
+        r = [scale * (sign * v - c) for v, c in pairs]
+        signs.append(Branch(-0.5 * total(x * x for x in r), r))
+    return signs

@@ -66,8 +66,8 @@ class Layer(NamedTuple):
 
     @property
     def invertible(self) -> bool:
-        """Whether its attention matrix gives its fields back, up to a sign or a rotation of the
-        plane, untied up to a scale (and what it leaves free is integrated over)."""
+        """Its attention matrix gives its fields back, up to a sign or a rotation of the plane,
+        untied up to a scale (which the channel integrates over)."""
         return self.heads == 1 and self.rank <= (2 if self.tied else 1)
 
 
@@ -97,34 +97,23 @@ def scores(h: Components, layer: Layer) -> list[list[list[Array]]]:
     for head in range(layer.heads):
         rows = h[head * size : (head + 1) * size]
         q, k = (rows, rows) if layer.tied else (rows[: size // 2], rows[size // 2 :])
-        heads.append(_products(q, k))
+        pairs = list(zip(q, k, strict=True))
+        M = range(len(q[0]))
+        heads.append([[total(a[i] * b[j] for a, b in pairs) for j in M] for i in M])
     return heads
-
-
-def _products(q: Components, k: Components) -> list[list[Array]]:
-    """qᵀk (M×M), for q and k given as rows of M arrays."""
-    pairs = list(zip(q, k, strict=True))
-    M = len(q[0])
-    return [[total(a[i] * b[j] for a, b in pairs) for j in range(M)] for i in range(M)]
 
 
 def averaged(heads: Sequence[Components]) -> list[list[Array]]:
     """Mean of the attention matrices of the heads."""
     if len(heads) == 1:
         return [list(row) for row in heads[0]]
-    M = len(heads[0])
-    count = len(heads)
-    return [[total(head[i][j] for head in heads) / count for j in range(M)] for i in range(M)]
+    M = range(len(heads[0]))
+    return [[total(head[i][j] for head in heads) / len(heads) for j in M] for i in M]
 
 
 def transfer(A: Components, block: Components) -> list[list[Array]]:
     """Z Aᵀ for a block Z of rows: mixes the tokens of each row."""
     return [[total(a * z for a, z in zip(A_row, row, strict=True)) for A_row in A] for row in block]
-
-
-def mixing(h: Components, layer: Layer, skip: Array, beta: Array) -> list[list[Array]]:
-    """A = c I + S(h), M×M."""
-    return with_skip(scores(h, layer), skip, beta)
 
 
 def with_skip(raw: Sequence[Components], skip: Array, beta: Array) -> list[list[Array]]:
@@ -155,7 +144,7 @@ def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array
     M = len(A)
     pivots = []
     for k in range(M):
-        # zero where c = 0 and two tokens agree: weight zero there
+        # a pivot is zero where c = 0 and two tokens agree: the weight is zero there
         tiny = 1e-100 if A[k][k].dtype == jnp.float64 else 1e-15
         pivots.append(1.0 / jnp.where(jnp.abs(A[k][k]) < tiny, tiny, A[k][k]))
         for i in range(k + 1, M):
@@ -166,10 +155,7 @@ def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array
         for j in range(k + 1, M):
             x[k] = x[k] - A[k][j] * x[j]
         x[k] = x[k] * pivots[k]
-    inverse_det = pivots[0]
-    for pivot in pivots[1:]:
-        inverse_det = inverse_det * pivot
-    return x, jnp.abs(inverse_det)
+    return x, jnp.abs(functools.reduce(operator.mul, pivots))
 
 
 def inner_matrices(
@@ -181,7 +167,7 @@ def inner_matrices(
         h = block
         for A in matrices:
             h = transfer(A, h)
-        matrices.append(mixing(h, layer, skip[number], beta))
+        matrices.append(with_skip(scores(h, layer), skip[number], beta))
     return matrices
 
 

@@ -1,4 +1,4 @@
-r"""Hardmax of attention scores: each token points at the largest score of its row.
+r"""The channel of hardmax attention: each token points at the largest score of its row.
 
 Equations here [theory: attention-indexed, Eqs. (15) to (24)]. T = 2: two signs s of
 u = (h_11 - h_12, h_22 - h_12), whose covariance is [[3, 1], [1, 3]] per unit of variance,
@@ -29,9 +29,10 @@ from jaxsmi.channels.attention_link import hardmax
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.hardmax_posterior import TOLERANCE, hardmax_moments, possible
 from jaxsmi.channels.matrix_scores import AbstractScores
-from jaxsmi.channels.scalar import log_quadrant
+from jaxsmi.channels.posterior import Key
+from jaxsmi.channels.signs import log_quadrant
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.validate import check
 from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.quadrature import clenshaw, legendre, legendre_panel
 
@@ -72,13 +73,13 @@ class HardmaxScores(AbstractScores):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The square of what was measured first: labels fix no combinations."""
+        """The mean square of g first: labels fix no combinations."""
         return ("outer", "state")
 
     @property
     def dampings(self) -> tuple[float, ...]:
-        """Undamped, runs burst at d = 40."""
-        return (0.3, 0.6, 0.8)
+        """Dampings of message passing."""
+        return (0.3, 0.6, 0.8)  # empirical: undamped, runs diverge at d = 40
 
     @property
     def measurements(self) -> int:
@@ -98,8 +99,8 @@ class HardmaxScores(AbstractScores):
         check(jnp.all(possible(jnp.argmax(labels, axis=-1))), "labels", labels, allowed)
 
     def statistic(self, labels: Array) -> Array:
-        """Of two tokens s (.., 2), 1 where one points at itself, else -1; of more at which each
-        points (.., T)."""
+        """Of two tokens s (.., 2), 1 where one points at itself, else -1; of more the token that
+        each points at (.., T)."""
         if self.tokens > 2:
             return jnp.argmax(labels, axis=-1)
         return 2.0 * jnp.diagonal(labels, axis1=-2, axis2=-1).astype(theory_dtype()) - 1.0
@@ -139,9 +140,7 @@ class HardmaxScores(AbstractScores):
         """Of the integrals of three tokens and more."""
         return jnp.asarray(TOLERANCE if self.tokens > 2 else jnp.inf)
 
-    def respond(
-        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
-    ) -> Posterior:
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Γ as the engine's fields, of three tokens and more with its error."""
         if self.tokens == 2:
             return super().respond(statistic, omega, V, key)
@@ -181,15 +180,16 @@ def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Arra
 
 
 def sign_information() -> float:
-    """K = ∫ φ²/(Φ(1 - Φ)) = 1.806: what the sign of x + noise tells of x."""
+    """K = ∫ φ²/(Φ(1 - Φ)) = 1.806: the Fisher information of the sign of x + noise about x."""
     from scipy.special import ndtr  # here: importing it takes longer than the sum
 
     x, weights = legendre_panel(200, -8.0, 8.0)
     return float(np.sum(weights * np.exp(-(x**2)) / (2.0 * np.pi * ndtr(x) * ndtr(-x))))
 
 
-_ORDER = 16
-_NODES = 64
+# the table of u f_1 errs by less than 1e-9, against 160² nodes
+_ORDER = 16  # of its Chebyshev series
+_NODES = 64  # of each axis of the integral at its points
 
 
 @functools.lru_cache(maxsize=1)
@@ -239,8 +239,9 @@ def hardmax_response(q: Array, V: Array) -> Array:
 
 # Three tokens and more
 
+# seconds for T = 3, minutes for T = 5; a spread of eight replicas is an error bar to a quarter
 _REPLICAS = 8
-_SAMPLED_ORDER = 4
+_SAMPLED_ORDER = 4  # of the polynomial through eight noisy points (empirical)
 # u: below, few labels are uncertain; u f_1 is continued there as a polynomial
 _POINTS = np.linspace(0.1, 1.0, 8)
 
@@ -265,6 +266,7 @@ def sampled_response(tokens: int, q: Array, V: Array) -> Array:
     E_ω Σ_y P_y ‖E[Γ|y, ω]‖²."""
     T = tokens
     pairs = T * (T - 1) // 2
+    # labels grow as 2^T, and each needs several draws: more draws at fewer ω for more tokens
     count = max(512 // 4 ** max(T - 3, 0), 8)
     draws = 512 * 2 ** max(T - 3, 0)
     key, points_key = jax.random.split(jax.random.key(tokens))
@@ -319,6 +321,7 @@ def _squared_mean(T: int, draws: int, q: Array, V: Array, point: Array, key: PRN
     def estimate(sums: Array, draws: float) -> Array:
         mass = sums[:, 0]
         below = mass**2 - sums[:, 1]
+        # (Σ w)² - Σ w² vanishes where one draw is all there is of a label
         several = below > 1e-12 * mass**2
         above = jnp.sum(sums[:, 3:] ** 2, axis=-1) - sums[:, 2]
         each = jnp.where(several, mass / draws * above / jnp.where(several, below, 1.0), 0.0)

@@ -1,4 +1,4 @@
-r"""What a hardmax label of any number of tokens says about its scores.
+r"""The posterior of scores from a hardmax label of any number of tokens.
 
 Equations here [theory: attention-indexed, Eqs. (58), (59)]: row a points at y_a. An edge {a, y_a},
 y_a ≠ a, is above all other edges at a: a partial order of the T(T-1)/2 scores off the diagonal.
@@ -20,15 +20,16 @@ from jax import lax
 from jax.scipy.special import log_ndtr, ndtri
 from jaxtyping import Array
 
-from jaxsmi.numerics.refining import Budget, Moments, self_refining_moments
+from jaxsmi.numerics.refining import Budget, Integral, Moments, self_refining_moments
+from jaxsmi.numerics.refining_sums import Branch
 
 __all__ = ["TOLERANCE", "hardmax_moments", "possible"]
 
-TOLERANCE = 1e-2  # of Γ, relative to 1 + max|Γ|
+TOLERANCE = 1e-2  # of Γ, relative to 1 + max|Γ| (empirical)
 
 
 def _above(targets: Array) -> Array:
-    """Which edges must be above which (.., E, E), [e, f]: f above e, from y (.., T)."""
+    """Edges that must be above others (.., E, E), [e, f]: f above e, from y (.., T)."""
     tokens = targets.shape[-1]
     rows, columns = np.triu_indices(tokens, 1)
     top = jnp.zeros((*targets.shape[:-1], len(rows), len(rows)), bool)
@@ -41,7 +42,7 @@ def _above(targets: Array) -> Array:
 
 
 def _depth(above: Array) -> Array:
-    """How many edges the longest chain above each one has (.., E); E or more in a circle."""
+    """Length of the longest chain of edges above each one (.., E); E or more in a circle."""
     edges = above.shape[-1]
 
     def longer(_: int | Array, depth: Array) -> Array:
@@ -51,7 +52,7 @@ def _depth(above: Array) -> Array:
 
 
 def possible(targets: Array) -> Array:
-    """Whether any symmetric scores have these largest ones (..,), from y (.., T)."""
+    """Some symmetric scores have these largest ones (..,), from y (.., T)."""
     above = _above(targets)
     return jnp.all(_depth(above) < above.shape[-1], axis=-1)
 
@@ -61,7 +62,8 @@ def _below(edge: Array, t: Array) -> tuple[Array, Array]:
     log_mass = log_ndtr(edge)
     smallest = np.log(jnp.finfo(t.dtype).tiny)
     goal = jnp.maximum(log_mass + log_ndtr(t), smallest)
-    low = goal < -0.7  # else the small number is 1 - Φ(s)
+    # log ½ = -0.7: else the small number is 1 - Φ(s), and keeps its digits there
+    low = goal < -0.7
     s = ndtri(jnp.where(low, jnp.exp(goal), -jnp.expm1(goal)))
     return jnp.where(low, s, -s), log_mass
 
@@ -83,7 +85,7 @@ def _drawn(above: Array, centre: Array, scale: Array, t: Array) -> tuple[Array, 
     return lax.fori_loop(0, t.shape[1], draw, start)
 
 
-def _weighed(targets: Array, omega: Array, V: Array, t: Array) -> tuple[Array, Array]:
+def _weighted(targets: Array, omega: Array, V: Array, t: Array) -> tuple[Array, Array]:
     """The logarithm of a node's weight (n,), and E[h - ω|its scores off the diagonal]/V, those
     scores first (n, E + T), of one sample."""
     tokens = targets.shape[0]
@@ -104,29 +106,26 @@ def _weighed(targets: Array, omega: Array, V: Array, t: Array) -> tuple[Array, A
 def hardmax_moments(targets: Array, omega: Array, V: Array) -> Moments:
     """Γ (N, T²) as `g`, log Z_out and the error of Γ, from y (N, T), ω (N, T, T) and the number V.
 
-    `dg` is nothing.
+    `dg` is empty.
     """
     tokens = targets.shape[1]
     pairs = np.triu_indices(tokens, 1)
     edges = len(pairs[0])
-    place = np.zeros((tokens, tokens), int)  # of each score in what a node says
+    place = np.zeros((tokens, tokens), int)  # of each score among the values of a node
     place[pairs] = np.arange(edges)
     place = place + place.T + np.diag(edges + np.arange(tokens))
 
-    def integrand(
-        block: tuple[Array, Array], t: Array
-    ) -> tuple[Array, list[tuple[Array, list[Array]]]]:
-        narrow = lambda x: jnp.asarray(x, t.dtype)
-        one = lambda y, w: _weighed(y, w, narrow(V), t)
+    def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
+        one = lambda y, w: _weighted(y, w, jnp.asarray(V, t.dtype), t)
         log_weight, gamma = jax.vmap(one)(*block)
-        return jnp.ones_like(log_weight), [(log_weight, list(jnp.moveaxis(gamma, -1, 0)))]
+        return jnp.ones_like(log_weight), [Branch(log_weight, list(jnp.moveaxis(gamma, -1, 0)))]
 
-    return self_refining_moments(
+    integral = Integral(
         integrand,
         (targets, omega),
         lambda mean, _: (mean[:, edges:][:, place.ravel()], jnp.zeros_like(mean[:, :1])),
         inner=edges,
         outer=edges + tokens,
-        budget=Budget(TOLERANCE),
         analytic=False,
     )
+    return self_refining_moments(integral, Budget(TOLERANCE))

@@ -11,6 +11,7 @@ refined trapezoidal sums; more: randomised nets; both through
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import equinox as eqx
 import jax
@@ -20,27 +21,29 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, Posterior, as_posterior, unwhiten
+from jaxsmi.channels.base import AbstractChannel, AbstractLabels, Posterior, check_label_shape
+from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.jumps import continuous, kinked
+from jaxsmi.channels.posterior import Key
 from jaxsmi.core.arrays import concrete
-from jaxsmi.core.checks import Ability, check, check_rows
-from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
-from jaxsmi.numerics.refining_rules import LARGEST_GRID, grid_fits
+from jaxsmi.core.validate import check
+from jaxsmi.numerics.refining import Budget, Integral, level_for_width
+from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["IntegratedChannel", "Likelihood", "NoInference"]
+__all__ = ["IntegratedChannel", "Likelihood", "LinkLabels", "NoInference"]
 
-# places at which the slope of a link is looked at, by differences of that step in t, of so many
-# samples at once
+# the slope of a link: places t, the step of differences in t, and samples at once (empirical: the
+# level that it leads to is then that of the exact slope, or one above)
 _PLACES = 8
 _STEP = 1e-2
 _BATCH = 4096
-# widths in one variable that call for 256 and for 8192 nodes
+# widths in one variable that call for 256 and for 8192 nodes, where a kink and a jump are resolved
 _KINK = 0.017
 _JUMP = 5.2e-4
 
 
 class Mixed(eqx.Module):
-    """A function whose last argument are fields (P, M), at fields z' root."""
+    """A function of fields (P, M), its last argument, at fields z' root."""
 
     function: Callable[..., Array]
     root: Array
@@ -50,13 +53,13 @@ class Mixed(eqx.Module):
 
 
 class Likelihood(eqx.Module):
-    """How labels scatter, where it is not by Gaussian noise.
+    """A law of labels other than Gaussian noise.
 
     Attributes:
         log_likelihood: log p(y|z) of (y, z).
         sampler: Draws a label from (key, z).
-        outcomes: All labels (K, ...), where they are few.
-        counts: Whether labels are whole numbers >= 0.
+        outcomes: All labels (K, ...), where they are finitely many.
+        counts: Labels are integers >= 0.
     """
 
     log_likelihood: Callable[[Array, Array], Array] | None = None
@@ -73,7 +76,7 @@ class Likelihood(eqx.Module):
             check(jnp.all(known), "labels", labels, f"only the outcomes{outcomes}")
         if self.counts:
             whole = (labels >= 0) & (labels == jnp.floor(labels))
-            check(jnp.all(whole), "labels", labels, "counts: whole numbers >= 0")
+            check(jnp.all(whole), "labels", labels, "counts: integers >= 0")
 
     def shape(self, link: Callable[[Array], Array], fields: tuple[int, int]) -> tuple[int, ...]:
         """Shape of a label of fields (P, M)."""
@@ -92,7 +95,7 @@ class Likelihood(eqx.Module):
 
     @property
     def drawn(self) -> bool:
-        """Whether labels can be drawn: not from a likelihood alone."""
+        """Labels can be drawn: not from a likelihood alone."""
         alone = self.sampler is None and self.outcomes is None
         return self.log_likelihood is None or not alone
 
@@ -114,12 +117,14 @@ class Likelihood(eqx.Module):
             odds = jnp.cumsum(self.odds(fields))
             return self.outcomes[jnp.sum(ndtr(normal) * odds[-1] >= odds[:-1])]
         assert self.sampler is not None
+        # a sampler takes a key: the bits of the quasi-random normal seed it, so that labels are a
+        # function of the common points
         bits = jax.lax.bitcast_convert_type(normal, jnp.uint32)
         seed = jax.lax.reduce(bits, np.uint32(0), jax.lax.bitwise_xor, range(bits.ndim))
         return jnp.asarray(self.sampler(jax.random.key(seed), fields), fields.dtype)
 
 
-class IntegratedChannel(AbstractChannel):
+class IntegratedChannel(FibreChannel):
     """p(y|z) = N(y; link(z), Δ) or exp(log_likelihood(y, z)) for any JAX link, integrated over all
     P·M fields."""
 
@@ -149,13 +154,18 @@ class IntegratedChannel(AbstractChannel):
         self.label_shape = self.labels.shape(law, (indices, tokens))
 
     @property
+    def open_variables(self) -> int:
+        """All fields."""
+        return self.indices * self.tokens
+
+    @property
     def outcomes(self) -> Array | None:
         """Those of a user's law."""
         return self.labels.outcomes
 
     @property
     def smooth(self) -> Array:
-        """Whether the link is continuous, by looking (`jumps`); labels of a user's law are taken
+        """The link is continuous, examined numerically (`jumps`); labels of a user's law are taken
         to jump."""
         if self.labels.log_likelihood is not None:
             return jnp.asarray(False)
@@ -163,7 +173,7 @@ class IntegratedChannel(AbstractChannel):
 
     @property
     def jumps(self) -> Array:
-        """Whether p(y|z) jumps with z, by looking; of a user's law without outcomes it may."""
+        """p(y|z) jumps with z, examined numerically; of a user's law without outcomes it may."""
         law = self._as_smooth
         if law is None:
             return jnp.ones((), bool)
@@ -171,7 +181,7 @@ class IntegratedChannel(AbstractChannel):
 
     @property
     def kinked(self) -> Array:
-        """Whether the gradient of p(y|z) jumps with z, likewise."""
+        """The gradient of p(y|z) jumps with z, likewise."""
         law = self._as_smooth
         if law is None:
             return jnp.ones((), bool)
@@ -179,7 +189,7 @@ class IntegratedChannel(AbstractChannel):
 
     @property
     def _as_smooth(self) -> Callable[[Array], Array] | None:
-        """What p(y|z) is as smooth as; None where that is not known."""
+        """A function that p(y|z) is as smooth as; None where none is known."""
         if self.labels.log_likelihood is None:
             return self.law
         return None if self.outcomes is None else self.labels.odds
@@ -191,21 +201,11 @@ class IntegratedChannel(AbstractChannel):
 
     @property
     def drawable(self) -> bool:
-        """Unless there is nothing but a user's likelihood."""
+        """There is a link, a sampler, or all outcomes."""
         return self.labels.drawn
 
-    @property
-    def random_nodes(self) -> bool:
-        """In more variables than a grid can cover."""
-        return self.indices * self.tokens > LARGEST_GRID
-
-    @property
-    def tolerance(self) -> Array:
-        """The tolerance of the integral."""
-        return self.budget.tolerance
-
     def mixed(self, root: Array) -> IntegratedChannel:
-        """Of link(z' root), noise and all."""
+        """The channel of link(z' root), noise and all."""
         sizes = (self.indices, self.tokens, self.noise, self.budget)
         return IntegratedChannel(Mixed(self.law, root), *sizes, self.labels.mixed(root))
 
@@ -214,7 +214,7 @@ class IntegratedChannel(AbstractChannel):
         return self.law(fields)
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """link(z) + √Δ ξ; of a user's law what it draws, refused where it cannot."""
+        """link(z) + √Δ ξ; of a user's law a draw of its sampler."""
         if self.labels.log_likelihood is None:
             return self.link(fields) + jnp.sqrt(self.noise) * noise.reshape(self.label_shape)
         if self.labels.drawn:
@@ -227,13 +227,8 @@ class IntegratedChannel(AbstractChannel):
 
     def check_labels(self, labels: Array) -> None:
         """Finite numbers of a label's shape, that a user's law may give."""
-        check_rows(labels, self.label_shape, "labels")
-        check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
+        check_label_shape(labels, self.label_shape)
         self.labels.check(labels)
-
-    def statistic(self, labels: Array) -> Array:
-        """The labels themselves."""
-        return labels
 
     def log_probability(self, y: Array, fields: Array) -> Array:
         """log p(y|z) of one sample."""
@@ -261,6 +256,7 @@ class IntegratedChannel(AbstractChannel):
             return jnp.sum((labels[:, 0] - labels[:, 1]) ** 2) / (_PLACES * (2 * _STEP) ** 2)
 
         slope = lax.map(square, omega, batch_size=min(len(omega), _BATCH))
+        # at least that of y = z: nodes that miss an oscillation see no slope
         slope = jnp.maximum(slope, jnp.max(jnp.sum(L * L, axis=1)))
         widths = jnp.sqrt(self.noise / (self.noise + slope))
         if size > 1:
@@ -269,39 +265,31 @@ class IntegratedChannel(AbstractChannel):
         widths = jnp.where(self.kinked, jnp.minimum(widths, _KINK), widths)
         return jnp.where(self.jumps, jnp.minimum(widths, _JUMP), widths)
 
-    def respond(
-        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
-    ) -> Posterior:
-        """Batch posterior from labels (N, ...), omega (N, P, M), V (P, P)."""
-        P = self.indices
-        M = self.tokens
-        L = jnp.linalg.cholesky(V)
+    def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
+        """From labels (N, ...)."""
+        P, M = self.indices, self.tokens
 
-        def integrand(
-            block: tuple[Array, Array], t: Array
-        ) -> tuple[Array, list[tuple[Array, list[Array]]]]:
+        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
             labels, w = block
-            deviation = jnp.einsum("pq,nqm->npm", L, t.reshape(-1, P, M))
+            deviation = jnp.einsum("pq,nqm->npm", root, t.reshape(-1, P, M))
             each_node = jax.vmap(self.log_probability, in_axes=(None, 0))
             value = jax.vmap(lambda y, o: each_node(y, o + deviation))(labels, w)
-            return jnp.ones_like(value), [(value, [])]
+            return jnp.ones_like(value), [Branch(value, [])]
 
         start = None
-        if self.labels.log_likelihood is None and grid_fits(P * M, self.budget.max_nodes):
-            start = level_for_width(P * M, self.budget, self._widths(omega, L))
-        moments = self_refining_moments(
+        if self.labels.log_likelihood is None and not self.random_nodes:
+            start = level_for_width(P * M, self.budget, self._widths(omega, root))
+        integral = Integral(
             integrand,
             (statistic, omega),
-            lambda *tau: unwhiten(L, M, *tau),
+            whitened_response(root, M),
             inner=P * M,
             outer=0,
-            budget=self.budget,
             start=start,
             analytic=~(self.kinked | self.jumps),  # the gradient of a step is zero
             jumps=self.jumps,
-            key=key,
         )
-        return as_posterior(moments, omega.shape)
+        return Fibre(integral, 0.0)
 
 
 _CONTINUED = (
@@ -310,9 +298,11 @@ _CONTINUED = (
 )
 
 
-class NoInference(AbstractChannel):
-    """The channel of a link that can be sampled and trained but has no posterior: inference
-    refuses, with the remedy."""
+class LinkLabels(AbstractLabels):
+    """Noiseless labels of a link without a posterior: they can be sampled and trained on.
+
+    `budget`: of the integrals of the same link with noise; None: no limit of vanishing noise.
+    """
 
     law: Callable[[Array], Array]
     indices: int = eqx.field(static=True)
@@ -323,12 +313,11 @@ class NoInference(AbstractChannel):
         default="the same link with noise > 0 (its channel is then integrated numerically), a "
         "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)",
     )
-    budget: Budget | None = None  # of the link with noise; None: no limit of vanishing noise
+    budget: Budget | None = None
 
-    def refusal(self, ability: Ability) -> str | None:
-        """That there is no posterior, and what to do instead."""
-        if ability is Ability.AVERAGES:
-            return None
+    @property
+    def unsupported_reason(self) -> str:
+        """There is no posterior, and what to do instead."""
         return (
             f"model: got {self.name}, a noiseless link without a closed-form channel; it can be "
             "sampled, and trained if it has a gradient, but not inferred. Allowed: "
@@ -336,7 +325,8 @@ class NoInference(AbstractChannel):
         )
 
     def noisy(self, noises: Array) -> Sequence[AbstractChannel]:
-        """The same link with label noise, integrated numerically; refused for links that jump."""
+        """The same link with label noise, integrated numerically; a ValueError for links that
+        jump."""
         if self.budget is None:
             raise ValueError(f"noises: got some for {self.name}; allowed: None. {self.remedy}.")
         allowed = f"None for {self.name}: its labels jump, and have no limit to extrapolate"
@@ -346,38 +336,29 @@ class NoInference(AbstractChannel):
 
     @property
     def smooth(self) -> Array:
-        """Whether the link is continuous, by looking (`jumps`)."""
+        """The link is continuous, examined numerically (`jumps`)."""
         return continuous(self.law, self.indices, self.tokens)
 
-    def mixed(self, root: Array) -> NoInference:
-        """Of the link at z' root."""
-        return NoInference(
-            law=Mixed(self.law, root),
-            indices=self.indices,
-            tokens=self.tokens,
-            name=self.name,
-            remedy=self.remedy,
-            budget=self.budget,
-        )
+    def mixed(self, root: Array) -> Self:
+        """Labels of the link at z' root."""
+        return eqx.tree_at(lambda labels: labels.law, self, Mixed(self.law, root))
 
     def link(self, fields: Array) -> Array:
         """The link itself."""
         return self.law(fields)
 
+
+class NoInference(LinkLabels, AbstractChannel):
+    """`LinkLabels` where a channel is expected: inference raises its `unsupported_reason`."""
+
     def check_labels(self, labels: Array) -> None:
-        """Nothing is known about the range."""
+        """The range is not known."""
 
-    def statistic(self, labels: Array) -> Array:
-        """Refuses."""
-        raise ValueError(self.refusal(Ability.INFERENCE))
-
-    def respond(
-        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
-    ) -> Posterior:
-        """Refuses."""
-        raise ValueError(self.refusal(Ability.INFERENCE))
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
+        """Raises."""
+        raise ValueError(self.unsupported_reason)
 
     @property
     def tolerance(self) -> Array:
-        """Refuses."""
-        raise ValueError(self.refusal(Ability.INFERENCE))
+        """Raises."""
+        raise ValueError(self.unsupported_reason)

@@ -14,6 +14,11 @@ and of one number ω ~ N(0, q), h = ω + √V N(0, 1) [theory: bilinear, Eq. (8)
 
     linear      y = h + noise (variance Δ):  g = (y - ω)/(V + Δ),  f = 2 Ψ' = 1/(V + Δ)
 
+Responses are functions of two numbers in closed form, the overlap q and the rest V
+[theory: attention-indexed, Eqs. (10) to (12)]:
+
+    response(Q) = f,   E log Z_out = Ψ(q),   f = Ψ'/weight of the prior's scalar product
+
 For the common engine a sample has one field vector of T² components, g = Γ: q̂ = α ⟨‖Γ‖²⟩ is its
 precision, V Γ its Onsager term.
 """
@@ -29,13 +34,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import Posterior
-from jaxsmi.channels.explicit import ExplicitChannel
+from jaxsmi.channels.base import AbstractChannel, Posterior, Response
+from jaxsmi.channels.posterior import Key
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
+from jaxsmi.core.validate import check
 
 __all__ = [
-    "AbstractLinearReadout",
+    "AbstractExplicitChannel",
     "AbstractScores",
     "LinearField",
     "LinearScores",
@@ -44,19 +49,87 @@ __all__ = [
 ]
 
 
-class AbstractScores(ExplicitChannel):
-    """What a label says about the T(T+1)/2 scores of its sample: Γ(y, ω, V), and its mean square
-    over labels.
+class AbstractExplicitChannel(AbstractChannel):
+    """A channel of one field vector a sample, with a response f(q, V) of two numbers in closed form
+    (module docstring)."""
 
-    One index, whose field vector has T² components: ω, g = Γ are (1, T²).
+    explicit: ClassVar[bool] = True
+
+    @property
+    @abc.abstractmethod
+    def measurements(self) -> int:
+        """M with f = M/V, without noise: the numbers that a label fixes, an off-diagonal one
+        counting twice."""
+
+    @abc.abstractmethod
+    def information(self, q: Array, V: Array) -> Array:
+        """f(q) = E ‖g‖² at the overlap q, with V left: the precision that a sample adds."""
+
+    @abc.abstractmethod
+    def mean_log_partition(self, q: Array, V: Array) -> Array:
+        """Ψ(q) = E log Z_out, up to a constant where labels are noiseless numbers."""
+
+    @property
+    def sampled(self) -> bool:
+        """f comes from Monte-Carlo, with an `uncertainty`."""
+        return False
+
+    def uncertainty(self, q: Array, V: Array) -> Array:
+        """Relative standard error of f: zero unless it comes from Monte-Carlo."""
+        del q
+        return jnp.zeros_like(V)
+
+    def response(
+        self,
+        Q: Array,
+        V: Array,
+        *,
+        key: PRNGKeyArray | None = None,
+        points: int = 0,
+        nets: int = 2,
+        tangents: bool = True,
+    ) -> Response:
+        """f and Ψ at Q, V (1, 1), in the form of sampled channels: replicas all equal, `jacobian`
+        exact."""
+        del key, points
+        q, v = Q[0, 0], V[0, 0]
+        mean = self.information(q, v) * jnp.ones((1, 1), v.dtype)
+        slope = zero = jnp.zeros((), v.dtype)
+        if tangents:  # along a fixed second moment: dV = -dq
+            slope = jax.jvp(self.information, (q, v), (jnp.ones_like(q), -jnp.ones_like(v)))[1]
+        log_partition = jnp.broadcast_to(self.mean_log_partition(q, v), (nets,))
+        replicas = jnp.broadcast_to(mean, (nets, 1, 1))
+        return Response(mean, replicas, slope.reshape(1, 1, 1, 1), log_partition, zero, zero)
+
+    def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
+        """f as a matrix (1, 1)."""
+        del key
+        return self.information(Q, V)
+
+    @property
+    def tolerance(self) -> Array:
+        """Closed forms are exact."""
+        return jnp.asarray(jnp.inf)
+
+
+class AbstractScores(AbstractExplicitChannel):
+    """A label of the T(T+1)/2 scores of its sample: Γ(y, ω, V), and its mean square over labels.
+
+    One index, whose field vector has T² components: ω, g = Γ are (1, T²). `weight` is that of the
+    prior's scalar product, 1/4 of a matrix.
     """
 
-    tokens: eqx.AbstractVar[int]
+    weight: ClassVar[float] = 0.25
     indices: int = eqx.field(static=True, default=1, kw_only=True)
 
     @abc.abstractmethod
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ (.., T, T) from the statistic of the labels and ω (.., T, T)."""
+
+    @property
+    def spread(self) -> Array | float:
+        """The variance that noise adds to V."""
+        return 0.0
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -66,32 +139,46 @@ class AbstractScores(ExplicitChannel):
 
     @property
     def dampings(self) -> tuple[float, ...]:
-        """Dampings of message passing: undamped, noiseless labels diverge at d = 100."""
+        """Dampings of message passing."""
+        # empirical: undamped, noiseless labels diverge at d = 100
         return (0.4, 0.7, 0.85)
 
-    def respond(
-        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
-    ) -> Posterior:
+    def information(self, q: Array, V: Array) -> Array:
+        """f(q) = M/(V + spread)."""
+        del q
+        return self.measurements / (V + self.spread)
+
+    def mean_log_partition(self, q: Array, V: Array) -> Array:
+        """-w M log(V + spread)."""
+        del q
+        return -self.weight * self.measurements * jnp.log(V + self.spread)
+
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """g = Γ as the engine's fields: ω (N, 1, T²), V (1, 1)."""
         del key
-        N = omega.shape[0]
-        T = self.tokens
+        N, T = len(omega), self.tokens
         g = self.gamma(statistic, omega.reshape(N, T, T), V[0, 0]).reshape(N, 1, T * T)
+        # message passing needs neither log Z_out nor ∂g of scores
         nan = jnp.full((N,), jnp.nan, g.dtype)
         zero = jnp.zeros((N,), g.dtype)
         return Posterior(nan, g, nan, nan, zero, zero)
 
 
-class AbstractLinearReadout(AbstractScores):
-    """The fields themselves, with Gaussian noise that adds `spread` to V."""
+class LinearScores(AbstractScores):
+    """The scores themselves, with noise of variance Δ on the diagonal and Δ/2 off it."""
 
-    weight: eqx.AbstractClassVar[float]
-    noise: eqx.AbstractVar[Array]
+    tokens: int = eqx.field(static=True)
+    noise: Array
 
     @property
-    @abc.abstractmethod
     def spread(self) -> Array:
-        """What noise adds to V."""
+        """Δ/2."""
+        return 0.5 * self.noise
+
+    @property
+    def measurements(self) -> int:
+        """T(T+1)."""
+        return self.tokens * (self.tokens + 1)
 
     @property
     def noise_size(self) -> int:
@@ -100,7 +187,7 @@ class AbstractLinearReadout(AbstractScores):
 
     @property
     def noiseless(self) -> Array:
-        """Whether Δ = 0."""
+        """Δ = 0."""
         return self.noise == 0.0
 
     def link(self, fields: Array) -> Array:
@@ -114,49 +201,24 @@ class AbstractLinearReadout(AbstractScores):
 
     def check_labels(self, labels: Array) -> None:
         """Symmetric matrices."""
-        check_symmetric(self.statistic(labels), "labels")
+        y = self.statistic(labels)
+        # to rounding of float32 inputs
+        gap = jnp.max(jnp.abs(y - jnp.swapaxes(y, -1, -2)))
+        scale = 1.0 + jnp.max(jnp.abs(y))
+        check(gap <= 1e-6 * scale, "labels", labels, "symmetric matrices (N, T, T)")
 
     def statistic(self, labels: Array) -> Array:
         """The labels (N, T, T); of one token, (N,) too."""
         return labels.reshape(-1, self.tokens, self.tokens)
-
-    def mean_log_partition(self, q: Array, V: Array) -> Array:
-        """-w M log(V + spread): w = 1/4 of a matrix, 1/2 of a number."""
-        del q
-        return -self.weight * self.measurements * jnp.log(V + self.spread)
-
-    def information(self, q: Array, V: Array) -> Array:
-        """f(q) = M/(V + spread)."""
-        del q
-        return self.measurements / (V + self.spread)
 
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ = (y - ω)/(V + spread)."""
         return (statistic - omega) / (V + self.spread)
 
 
-class LinearScores(AbstractLinearReadout):
-    """All T(T+1)/2 scores, with noise of variance Δ on the diagonal and Δ/2 off it."""
+class LinearField(LinearScores):
+    """One number a sample, with noise of variance Δ; its field has variance V, not 2V."""
 
-    tokens: int = eqx.field(static=True)
-    noise: Array
-    weight: ClassVar[float] = 0.25
-
-    @property
-    def spread(self) -> Array:
-        """Δ/2."""
-        return 0.5 * self.noise
-
-    @property
-    def measurements(self) -> int:
-        """T(T+1)."""
-        return self.tokens * (self.tokens + 1)
-
-
-class LinearField(AbstractLinearReadout):
-    """One number a sample, with noise of variance Δ."""
-
-    noise: Array
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
     weight: ClassVar[float] = 0.5
 
@@ -192,11 +254,10 @@ class SoftmaxScores(AbstractScores):
         check(jnp.all(labels > 0.0), "labels", labels, allowed)
         gap = jnp.max(jnp.abs(jnp.sum(labels, axis=-1) - 1.0))
         check(gap <= 1e-4, "labels", labels, "rows of sum one")
+        # logarithms of small probabilities amplify rounding
         if labels.dtype != jnp.float64:
-            warnings.warn(
-                "softmax labels in float32 give scores with errors of about 1e-7/beta.",
-                stacklevel=3,
-            )
+            message = "softmax labels in float32 give scores with errors of about 1e-7/beta."
+            warnings.warn(message, stacklevel=3)
 
     def statistic(self, labels: Array) -> Array:
         """P h (.., T, T) from y (.., T, T): log y/β = h - (a constant a row)."""
@@ -205,26 +266,9 @@ class SoftmaxScores(AbstractScores):
         h = L + rows[..., :, None]
         return centred(0.5 * (h + jnp.swapaxes(h, -1, -2)))
 
-    def mean_log_partition(self, q: Array, V: Array) -> Array:
-        """-(M/4) log V."""
-        del q
-        return -0.25 * self.measurements * jnp.log(V)
-
-    def information(self, q: Array, V: Array) -> Array:
-        """f(q) = (T² + T - 2)/V."""
-        del q
-        return self.measurements / V
-
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ = (P h - P ω)/V."""
         return (statistic - centred(omega)) / V
-
-
-def check_symmetric(labels: Array, name: str) -> None:
-    """Raise a ValueError for matrices that are not symmetric."""
-    gap = jnp.max(jnp.abs(labels - jnp.swapaxes(labels, -1, -2)))
-    scale = 1.0 + jnp.max(jnp.abs(labels))
-    check(gap <= 1e-6 * scale, name, labels, "symmetric matrices (N, T, T)")
 
 
 def centred(m: Array) -> Array:

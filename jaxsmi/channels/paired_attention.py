@@ -14,9 +14,6 @@ surface carries the mass), the second where its Jacobian vanishes; with both and
     N(z; ω, V)/|det B| / (density of the first + density of the second)
 
 few nodes weigh much more than the others, however well the last layer is known.
-
-For small tolerances grids in all inner variables come first (`GridAttentionChannel`), with the
-error estimate of [theory: numerics, Eq. (26)].
 """
 
 from __future__ import annotations
@@ -28,8 +25,7 @@ from typing import ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.channels.attention import DeepAttentionChannel
 from jaxsmi.channels.attention_link import (
@@ -39,24 +35,20 @@ from jaxsmi.channels.attention_link import (
     inner_matrices,
     split_rows,
 )
-from jaxsmi.channels.base import Posterior, as_posterior, unwhiten
-from jaxsmi.core.arrays import concrete
-from jaxsmi.numerics.refining import Budget, Rest, self_refining_moments
-from jaxsmi.numerics.refining_rules import grid_fits
+from jaxsmi.channels.fibres import Fibre, single_suffices, whitened_response
+from jaxsmi.numerics.refining import Integral
+from jaxsmi.numerics.refining_rules import no_weight
+from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["GridAttentionChannel", "LastLayers", "PairedAttentionChannel"]
+__all__ = ["LastLayers", "PairedAttentionChannel"]
 
 _Pair = tuple[Array, Array]  # of the two tokens
-_Way = tuple[Array, list[Array]]  # log-weight, and residuals
-_NARROW = 0.8  # nets are cheaper than grids where a feature is narrower than this, in t,
-_ROUGH = 0.005  # or the tolerance larger
-_ON_GRIDS = 2**19  # nodes on grids, before nets
 _LARGEST = 40.0  # of an exponent, so that nothing overflows in single precision
 
 
 class PairedAttentionChannel(DeepAttentionChannel):
-    """`DeepAttentionChannel` of two tokens and at least three layers, the last two tied heads of
-    rank one: the same integral, its nodes drawn in two ways (module docstring).
+    """Two tokens, three layers and more, the last two one tied head of rank one each (module
+    docstring).
 
     `wanted` is the tolerance by default. Averages take four times that: their products of
     independent halves have no noise of nodes (`Posterior.factors`), and halves no bias of first
@@ -66,56 +58,38 @@ class PairedAttentionChannel(DeepAttentionChannel):
 
     wanted: ClassVar[float] = 0.05
 
+    @staticmethod
+    def fits(tokens: int, layers: tuple[Layer, ...]) -> bool:
+        """The label and the last two layers are such."""
+        return tokens == 2 and len(layers) > 2 and layers[-2:] == (Layer(), Layer())
+
     @property
     def averaging(self) -> PairedAttentionChannel:
         """With four times the tolerance."""
         return eqx.tree_at(lambda c: c.budget.tolerance, self, 4.0 * self.budget.tolerance)
 
-    def begun(self, u: Array, omega: Array, chol: Array) -> Rest | None:
-        """Which samples are left to nets: all."""
-        del u, omega, chol
-        return None
-
-    @staticmethod
-    def fits(tokens: int, layers: tuple[Layer, ...]) -> bool:
-        """Whether the label and the last two layers are such."""
-        return tokens == 2 and len(layers) > 2 and layers[-2:] == (Layer(), Layer())
-
-    def respond(
-        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
-    ) -> Posterior:
-        """Batch posterior from u (N, 2), omega (N, P, 2), V (P, P)."""
+    def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
+        """From u (N, 2)."""
         P = self.indices
-        chol = jnp.linalg.cholesky(V)
-        rest = self.begun(statistic, omega, chol)
 
-        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[_Way]]:
-            narrow = jax.tree.map(lambda x: x.astype(t.dtype), (chol, self.skip, self.beta))
+        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
+            narrow = jax.tree.map(lambda x: x.astype(t.dtype), (root, self.skip, self.beta))
             return jnp.ones((), t.dtype), self._branches(*block, t, *narrow)
 
-        # rounding moves z_L by ε|z_L| and with it g by ε|z_L|/V
-        single = jnp.greater_equal(
-            0.01 * self.budget.tolerance * chol[-1, -1] ** 2, jnp.finfo(jnp.float32).eps
-        )
-        moments = self_refining_moments(
+        integral = Integral(
             integrand,
             (statistic, omega),
-            lambda *tau: unwhiten(chol, 2, *tau),
+            whitened_response(root, 2),
             inner=2 * (P - 1),
             outer=4,
             shared=2 * (P - 2),
-            budget=self.budget,
-            key=key,
-            single=single,
-            rest=rest,
+            single=single_suffices(self.budget, root[-1, -1]),
         )
-        log_norm = 2.0 * (jnp.log(chol[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi))
-        post = as_posterior(moments, omega.shape)
-        return eqx.tree_at(lambda p: p.log_partition, post, post.log_partition - log_norm)
+        return Fibre(integral, 2.0 * (jnp.log(root[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi)))
 
     def _branches(
         self, u: Array, omega: Array, t: Array, chol: Array, skip: Array, beta: Array
-    ) -> list[_Way]:
+    ) -> list[Branch]:
         """Both ways at the nodes t (n, 2(P-1)), for labels u (S, 2) and ω (S, P, 2)."""
         P = self.indices
         rows = t.T.reshape(P - 1, 2, -1)
@@ -125,7 +99,7 @@ class PairedAttentionChannel(DeepAttentionChannel):
         matrices = inner_matrices(split_rows(mean[:-2], inner), inner, skip, beta)
         det = jnp.ones((), t.dtype)
         for A in matrices:
-            det = det * _determinant(A)
+            det = det * (A[0][0] * A[1][1] - A[0][1] * A[1][0])
         last = LastLayers(
             label=(u[:, 0, None], u[:, 1, None]),
             means=((mean[-2][0], mean[-2][1]), (mean[-1][0], mean[-1][1])),
@@ -136,26 +110,6 @@ class PairedAttentionChannel(DeepAttentionChannel):
             beta=beta,
         )
         return last.branches((rows[-1, 0], rows[-1, 1]))
-
-
-class GridAttentionChannel(PairedAttentionChannel):
-    """`PairedAttentionChannel` of four inner variables and a small tolerance: where no feature is
-    narrow it begins on grids in t, and only samples that miss there go on to nets."""
-
-    @staticmethod
-    def pays(inner: int, tolerance: object, max_nodes: int) -> bool:
-        """Whether grids are faster: where the tolerance is known, and at most 0.005."""
-        known = tolerance is not None and concrete(tolerance)
-        fine = known and bool(np.all(np.asarray(tolerance) <= _ROUGH))
-        return fine and grid_fits(inner, min(_ON_GRIDS, max_nodes), largest=4)
-
-    def begun(self, u: Array, omega: Array, chol: Array) -> Rest | None:
-        """Samples that grids miss, and what they say of the others."""
-        tolerance = self.budget.tolerance
-        budget = Budget(tolerance, min(_ON_GRIDS, self.budget.max_nodes))
-        due = jnp.broadcast_to(self.width(chol) > _NARROW, omega.shape[:1])
-        grids = self.moments(u[:, None], omega, chol, budget, None, Rest(due), largest=4)
-        return Rest(~(due & grids.met(tolerance)), grids)
 
 
 class _Inner(NamedTuple):
@@ -201,13 +155,8 @@ class LastLayers(NamedTuple):
             w = (first, second)
         return w
 
-    def branches(self, free: _Pair) -> list[_Way]:
-        """Both ways at nodes `free`, for both signs of u and of h_{L-1}.
-
-        A loop over the signs, not two copies: what is left of it are arrays, which the sums read
-        without computing them again. (They must not be stacked: the stack would compute all of them
-        for each of its elements, four times as slow.)
-        """
+    def branches(self, free: _Pair) -> list[Branch]:
+        """Both ways at nodes `free`, for both signs of u and of h_{L-1}."""
         (a, _), _ = self.root
         h = self.mixed(_moved(self.means[0], a, free))
         gap = h[0] - h[1]
@@ -216,12 +165,15 @@ class LastLayers(NamedTuple):
         first = self.before(gap, (odds[0], odds[1]))
         w = self.mixed(_moved(self.means[1], self.spread, free))
 
-        def signed(sign: Array) -> list[_Way]:
+        # a loop over the signs, not two copies: what is left of it are arrays, which the sums read
+        # without computing them again. (Stacked, all would be computed for each of its elements,
+        # four times as slow.)
+        def signed(sign: Array) -> list[tuple[Array, list[Array]]]:
             ways = [self.from_before(sign, free, first), *self.from_last(sign, free, w)]
-            return [(log, [jnp.broadcast_to(x, log.shape) for x in r]) for log, r in ways]
+            return [(log, [jnp.broadcast_to(x, log.shape) for x in r]) for log, r, _ in ways]
 
         each = jax.lax.map(signed, jnp.asarray([1.0, -1.0], gap.dtype))
-        return [(log[i], [x[i] for x in r]) for i in range(2) for log, r in each]
+        return [Branch(log[i], [x[i] for x in r]) for i in range(2) for log, r in each]
 
     def before(self, gap: Array, odds: _Pair) -> _Inner:
         """A_{L-1} of odds p/(1 - p), q/(1 - q) and w = A_{L-1}^{-1} u, `gap` = h_1 - h_2."""
@@ -234,16 +186,17 @@ class LastLayers(NamedTuple):
             ((c + p) * u[1] - u[0] / (1.0 + odds[1])) / det,
         )
         slope = p / (1.0 + odds[0]) * q / (1.0 + odds[1])
+        # J of the module docstring, as a product that does not overflow
         size = (self.beta * gap * (w[0] - w[1])) ** 2
         return _Inner(self.unmixed(w), det, 2.0 * size * slope / det)
 
-    def from_before(self, sign: Array, free: _Pair, inner: _Inner) -> _Way:
+    def from_before(self, sign: Array, free: _Pair, inner: _Inner) -> Branch:
         """z_{L-1} drawn, z_L = ±B_{L-1}^{-1} u."""
         _, (b, scale) = self.root
         rest = _whitened(inner.last, sign, self.means[1], b, free, scale)
         return self.branch(free, rest, inner)
 
-    def from_last(self, sign: Array, free: _Pair, w: _Pair) -> list[_Way]:
+    def from_last(self, sign: Array, free: _Pair, w: _Pair) -> list[Branch]:
         """z_L drawn, z_{L-1} what ±u = A_{L-1} w makes of it, w = B_{L-2} z_L; no weight where no
         A_{L-1} does."""
         c = self.skip
@@ -269,12 +222,12 @@ class LastLayers(NamedTuple):
             none = jnp.zeros((), gap.dtype)
             before = _whitened(z, side, self.means[0], none, free, a)
             rest = tuple((self.spread * free[m] - b * before[m]) / scale for m in range(2))
-            log_weight, residuals = self.branch(before, (rest[0], rest[1]), inner)
-            log_weight = jnp.where(inside, log_weight, jnp.finfo(gap.dtype).min / 8)
-            branches.append((log_weight, [jnp.where(inside, x, 0.0) for x in residuals]))
+            log_weight, residuals, _ = self.branch(before, (rest[0], rest[1]), inner)
+            log_weight = jnp.where(inside, log_weight, no_weight(gap.dtype))
+            branches.append(Branch(log_weight, [jnp.where(inside, x, 0.0) for x in residuals]))
         return branches
 
-    def branch(self, before: _Pair, rest: _Pair, inner: _Inner) -> _Way:
+    def branch(self, before: _Pair, rest: _Pair, inner: _Inner) -> Branch:
         """The weight of a point, over the density of both ways, and its whitened last layers:
         z_{L-1} and the residual of z_L."""
         (a, _), (b, scale) = self.root
@@ -283,12 +236,7 @@ class LastLayers(NamedTuple):
         ratio = jnp.exp(jnp.clip(exponent, -_LARGEST, _LARGEST)) * (a / self.spread) ** 2
         both = self.det * inner.det * (1.0 + ratio * inner.jacobian)
         weight = -0.5 * (rest[0] ** 2 + rest[1] ** 2) - jnp.log(both)
-        return weight, [*before, *rest]
-
-
-def _determinant(A: Components) -> Array:
-    """Of a 2×2 matrix of arrays."""
-    return A[0][0] * A[1][1] - A[0][1] * A[1][0]
+        return Branch(weight, [*before, *rest])
 
 
 def _moved(mean: _Pair, scale: Array, free: _Pair) -> _Pair:

@@ -1,4 +1,4 @@
-r"""The channel of a label that is linear in its field, piece by piece: ReLU, door, hard tanh.
+r"""The channel of a label that is linear in its field, piece by piece: linear, |z|, ReLU, door.
 
 Equations here, P = M = 1, pieces s of [k_s, k_{s+1}] on which the link is a_s z + b_s, φ, Φ the
 Gaussian density and distribution function [theory: multi-index, Eqs. (67), (68)]:
@@ -13,24 +13,26 @@ Gaussian density and distribution function [theory: multi-index, Eqs. (67), (68)
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import log_ndtr, logsumexp
 from jaxtyping import Array
 
-from jaxsmi.channels.base import ClosedFormChannel
+from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
 from jaxsmi.channels.jumps import continuous
-from jaxsmi.channels.scalar import AbstractScalarChannel, check_label_shape
-from jaxsmi.core.arrays import off_zero
-from jaxsmi.core.checks import check
+from jaxsmi.core.arrays import off_zero, theory_dtype
+from jaxsmi.core.validate import check
 
-__all__ = ["PiecewiseLinearChannel"]
+__all__ = ["ModulusChannel", "PiecewiseLinearChannel", "linear_channel"]
 
-_SAME = 1e-6  # relative distance of a label from a flat piece that it belongs to (float32)
+# relative distance of a label from a flat piece that it belongs to: rounding of labels in float32
+_SAME = 1e-6
 
 
 def _log_between(low: Array, high: Array) -> Array:
     """log(Φ(high) - Φ(low)), low < high, in the tail where both are small."""
+    # to the left of zero, where Φ is small and its logarithm exact
     flip = low > 0.0
     a = jnp.where(flip, -high, low)
     b = jnp.where(flip, -low, high)
@@ -39,11 +41,16 @@ def _log_between(low: Array, high: Array) -> Array:
     return top + jnp.log(-jnp.expm1(gap))
 
 
-class PiecewiseLinearChannel(AbstractScalarChannel, ClosedFormChannel):
-    """y = a_s z + b_s + √Δ ξ on pieces of z that `knots` separate (P = M = 1).
+class PiecewiseLinearChannel(ClosedFormChannel):
+    """y = a_s z + b_s + √Δ ξ on pieces of z that `knots` separate, for each of M tokens (P = 1).
 
-    `slopes` a and `offsets` b (S,), `knots` (S - 1,) increasing; `flat` says which slopes are zero;
-    `noise` Δ > 0, None: no noise.
+    Args:
+        slopes: a (S,).
+        offsets: b (S,).
+        knots: Where pieces meet, (S - 1,), increasing.
+        flat: The slopes that are zero.
+        noise: Δ. None: no noise.
+        tokens: M. Labels are (M,); None: one token, and labels are numbers.
     """
 
     slopes: Array
@@ -53,6 +60,7 @@ class PiecewiseLinearChannel(AbstractScalarChannel, ClosedFormChannel):
     flat: tuple[bool, ...] = eqx.field(static=True)
     indices: int = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
+    label_shape: tuple[int, ...] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -61,6 +69,7 @@ class PiecewiseLinearChannel(AbstractScalarChannel, ClosedFormChannel):
         knots: Array,
         flat: tuple[bool, ...],
         noise: Array | None = None,
+        tokens: int | None = None,
     ):
         self.slopes = slopes
         self.offsets = offsets
@@ -68,80 +77,86 @@ class PiecewiseLinearChannel(AbstractScalarChannel, ClosedFormChannel):
         self.flat = flat
         self.noise = noise
         self.indices = 1
-        self.tokens = 1
+        self.tokens = tokens or 1
+        self.label_shape = () if tokens is None else (tokens,)
 
     @property
     def noise_size(self) -> int:
-        """One normal, where there is noise."""
-        return 0 if self.noise is None else 1
+        """One normal a token, where there is noise."""
+        return 0 if self.noise is None else self.tokens
 
     @property
     def constraints(self) -> int | None:
-        """The field itself, where every piece is steep."""
-        return None if any(self.flat) else 1
+        """The fields themselves, where every piece is steep."""
+        return None if any(self.flat) or self.noise is not None else self.tokens
 
     @property
     def noiseless(self) -> Array:
-        """Where a label fixes the field for certain."""
-        return jnp.asarray(self.noise is None and not any(self.flat))
+        """A label fixes the field for certain."""
+        silent = jnp.asarray(True) if self.noise is None else self.noise == 0.0
+        return silent & (not any(self.flat))
 
     @property
     def smooth(self) -> bool | Array:
-        """Whether pieces meet; what is only flat jumps."""
+        """Pieces meet; where all are flat, labels jump."""
         if all(self.flat):
             return False
-        return continuous(self.link, 1, 1)
+        return True if len(self.flat) == 1 else continuous(self.link, 1, self.tokens)
 
     def link(self, fields: Array) -> Array:
         """a_s z + b_s of the piece of z; at a knot that of the piece above."""
-        z = fields[0, 0]
-        piece = jnp.sum(z >= self.knots)
-        return self.slopes[piece] * z + self.offsets[piece]
+        z = fields[0]
+        piece = jnp.sum(z[:, None] >= self.knots, axis=1)
+        return (self.slopes[piece] * z + self.offsets[piece]).reshape(self.label_shape)
 
     def label(self, fields: Array, noise: Array) -> Array:
         """link(z) + √Δ ξ."""
         if self.noise is None:
             return self.link(fields)
-        return self.link(fields) + jnp.sqrt(self.noise) * noise[0]
+        return self.link(fields) + jnp.sqrt(self.noise) * noise.reshape(self.label_shape)
 
     def check_labels(self, labels: Array) -> None:
-        """Finite numbers (N,), of a link without noise in its range."""
-        check_label_shape(labels, ())
+        """Finite numbers, of a link without noise in its range."""
+        check_label_shape(labels, self.label_shape)
         if self.noise is None:
-            _, inside = self._preimages(labels[:, None])
-            reached = jnp.any(inside | self._flat_at(labels[:, None]), axis=1)
+            y = labels.reshape(-1, 1)
+            _, inside = self._preimages(y)
+            reached = jnp.any(inside | self._flat_at(y), axis=1)
             check(jnp.all(reached), "labels", labels, "numbers in the range of the link")
 
     def _ends(self) -> tuple[Array, Array]:
-        """Where pieces begin and end (S,)."""
+        """The ends of the pieces (S,)."""
         far = jnp.full(1, jnp.inf, self.knots.dtype)
         return jnp.concatenate([-far, self.knots]), jnp.concatenate([self.knots, far])
 
     def _flat_at(self, y: Array) -> Array:
-        """Whether a piece (S,) is flat, and at the label."""
+        """The pieces (S,) that are flat, and at the label."""
         near = jnp.abs(y - self.offsets) <= _SAME * (1.0 + jnp.abs(self.offsets))
         return jnp.asarray(np.array(self.flat)) & near
 
     def _preimages(self, y: Array) -> tuple[Array, Array]:
-        """The field in every piece (S,) that gives y, and whether it lies there; none in a flat
-        one."""
+        """The field that gives y by the slope of every piece (S,), and where it lies in the piece;
+        nowhere in a flat one."""
+        # which slopes are zero is static: a traced zero would divide by itself
         steep = jnp.asarray(~np.array(self.flat))
         z = (y - self.offsets) / jnp.where(steep, self.slopes, 1.0)
         low, high = self._ends()
-        room = _SAME * (1.0 + jnp.abs(z))
-        return z, steep & (z >= low - room) & (z <= high + room)
+        margin = _SAME * (1.0 + jnp.abs(z))
+        return z, steep & (z >= low - margin) & (z <= high + margin)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Z_out."""
-        y = statistic
-        w = omega[0, 0]
-        v = V[0, 0]
+        one = lambda y, w: self._of_token(y, w, V[0, 0])
+        return jnp.sum(jax.vmap(one)(statistic.reshape(-1), omega[0]))
+
+    def _of_token(self, y: Array, w: Array, v: Array) -> Array:
         if self.noise is not None:
             noisy = self.slopes**2 * v + self.noise
             rest = y - self.slopes * w - self.offsets
             density = -0.5 * rest**2 / noisy - 0.5 * jnp.log(2 * jnp.pi * noisy)
             centre = w + self.slopes * v * rest / noisy
             return logsumexp(density + self._log_masses(centre, jnp.sqrt(v * self.noise / noisy)))
+        # a label of a flat piece has a probability, others a density: the former wins
         known = self._flat_at(y)
         mass = jnp.where(known, self._log_masses(w + 0.0 * self.slopes, jnp.sqrt(v)), -jnp.inf)
         z, inside = self._preimages(y)
@@ -152,7 +167,7 @@ class PiecewiseLinearChannel(AbstractScalarChannel, ClosedFormChannel):
         return logsumexp(jnp.where(jnp.any(known | inside), values, jnp.nan))
 
     def _log_masses(self, centre: Array, scale: Array) -> Array:
-        """log of what N(centre, scale²) puts on each piece (S,)."""
+        """log of the mass of N(centre, scale²) on each piece (S,)."""
         count = len(self.flat)
         if count == 1:
             return jnp.zeros(1, centre.dtype)
@@ -163,3 +178,38 @@ class PiecewiseLinearChannel(AbstractScalarChannel, ClosedFormChannel):
         low = (self.knots[:-1] - centre[inner]) / scale[inner]
         high = (self.knots[1:] - centre[inner]) / scale[inner]
         return jnp.concatenate([first[None], _log_between(low, high), last[None]])
+
+
+def linear_channel(noise: Array, tokens: int = 1) -> PiecewiseLinearChannel:
+    """y = z + √Δ ξ for one index and M tokens: log Z_out = Σ_m log N(y_m; ω_m, V + Δ)."""
+    one = jnp.ones(1, noise.dtype)
+    return PiecewiseLinearChannel(one, 0.0 * one, one[:0], (False,), noise, tokens)
+
+
+class ModulusChannel(PiecewiseLinearChannel):
+    """Phase retrieval, y = |z| or z² (P = M = 1): Z_out = N(y; ω, V) + N(-y; ω, V) with y = |z|."""
+
+    squared: bool = eqx.field(static=True)
+
+    def __init__(self, squared: bool = False):
+        sides = jnp.asarray([-1.0, 1.0], theory_dtype())
+        super().__init__(sides, jnp.zeros_like(sides), jnp.zeros(1, sides.dtype), (False, False))
+        self.squared = squared
+
+    @property
+    def smooth(self) -> bool:
+        """The sides meet."""
+        return True
+
+    def link(self, fields: Array) -> Array:
+        """|z| or z²."""
+        return fields[0, 0] ** 2 if self.squared else jnp.abs(fields[0, 0])
+
+    def check_labels(self, labels: Array) -> None:
+        """Non-negative numbers, shape (N,)."""
+        check_label_shape(labels, ())
+        check(jnp.all(labels >= 0.0), "labels", labels, "non-negative numbers")
+
+    def statistic(self, labels: Array) -> Array:
+        """|z|."""
+        return jnp.sqrt(labels) if self.squared else labels

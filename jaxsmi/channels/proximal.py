@@ -1,4 +1,4 @@
-r"""The proximal channel: what a label says about its fields to a learner that minimises a loss.
+r"""The proximal channel: the fields of a label for a learner that minimises a loss.
 
 Equations here [Cui24; theory: empirical-risk, Eqs. (3) to (5)], for a loss ℓ_y(z) of the fields
 z (P, M) of one sample, V = L Lᵀ and τ = L^{-1}(z - ω):
@@ -28,18 +28,23 @@ from jaxsmi.core.arrays import frozen
 from jaxsmi.numerics.linear_algebra import solve_definite
 from jaxsmi.numerics.minimum import Minimum, hessian, lowest_minima
 
-__all__ = ["LabelOf", "Loss", "Reply", "given", "hinge_point", "solved"]
+__all__ = ["LabelOf", "Loss", "Reply", "hinge_point", "points_by_descent", "points_by_formula"]
 
 Loss = Callable[[Array, Array], Array]  # ℓ_y(z) of a label and of its fields
 LabelOf = Callable[[Array, Array], Array]  # the label of teacher fields (P*, M) and its noise
 
 
 class Reply(eqx.Module):
-    """What a learner makes of the label of one sample (or, with a leading axis, of a batch).
+    """The response of a learner to the label of one sample (or, with a leading axis, of a batch).
 
-    `g` (P, M); `dg` (P, M, P, M); `slope` (P, P*), Σ_m ∂g_m/∂z*_m through the label, NaN where the
-    learner does not know it; `loss` ℓ_y at the proximal point and `envelope` 𝓜, NaN for a
-    posterior; `error`: the gradient that remained; `second`: whether another minimum was met.
+    Attributes:
+        g: (P, M).
+        dg: (P, M, P, M).
+        slope: Σ_m ∂g_m/∂z*_m through the label, (P, P*); NaN where the learner does not know it.
+        loss: ℓ_y at the proximal point; NaN for a posterior.
+        envelope: 𝓜, likewise.
+        error: The gradient that remained.
+        second: Another minimum was met.
     """
 
     g: Array
@@ -68,7 +73,7 @@ class _Problem(eqx.Module):
         return 0.5 * jnp.sum(tau**2) + self.loss(self.label, self.fields(tau))
 
 
-def solved(
+def points_by_descent(
     loss: Loss, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array, starts: Array
 ) -> Reply:
     """The proximal points of a batch by damped Newton steps.
@@ -77,7 +82,7 @@ def solved(
         loss: ℓ_y(z) of one sample, twice differentiable.
         law: The label of the teacher's fields and its noise, of one sample.
         goal: z* (n, P*, M), for `slope`.
-        noise: What `law` takes besides, (n, ...).
+        noise: The second argument of `law`, (n, ...).
         omega: ω (n, P, M).
         V: (P, P), positive definite.
         starts: Fields to begin at, (n, K, P, M).
@@ -87,6 +92,7 @@ def solved(
     """
     root = jnp.linalg.cholesky(V)
     labels = jax.vmap(law)(goal, noise)
+    # the descent has no derivative of its own
     still = frozen((loss, labels, omega, root))
     begin = lax.stop_gradient(starts) - still[2][:, None]
     whitened = solve_triangular(still[3], jnp.moveaxis(begin, 2, 0).reshape(len(V), -1), lower=True)
@@ -107,9 +113,10 @@ def _reply(
     root: Array,
     lowest: Minimum,
 ) -> Reply:
-    """What the lowest minimum of one sample says."""
+    """The response at the lowest minimum of one sample."""
     label = law(goal, noise)
     problem = _Problem(loss, label, omega, root)
+    # derivatives come by one Newton step from the frozen minimum, not through the descent
     fixed = frozen(problem)
     identity = jnp.eye(lowest.position.size, dtype=omega.dtype)
     inverse, _ = solve_definite(hessian(fixed, lowest.position), identity)
@@ -134,7 +141,7 @@ def _reply(
     )
 
 
-def given(
+def points_by_formula(
     prox: Callable[[Array, Array, Array], Array],
     loss: Loss,
     law: LabelOf,
@@ -145,7 +152,7 @@ def given(
 ) -> Reply:
     """The proximal points of a batch by a formula, prox(y, ω, V): for losses with kinks.
 
-    Args and Returns as `solved`; ∂g and the slope are derivatives of the formula.
+    Args and Returns as `points_by_descent`; ∂g and the slope are derivatives of the formula.
     """
     inverse = jnp.linalg.inv(V)
     answer = lambda y, w: inverse @ (prox(y, w, V) - w)

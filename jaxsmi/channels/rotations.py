@@ -19,7 +19,7 @@ the maximum and w a multiple of its width.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -28,20 +28,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxsmi.channels.base import unwhiten
-from jaxsmi.channels.nested import with_difference
-from jaxsmi.numerics.refining import Moments
-from jaxsmi.numerics.refining_sums import Branch, Copy
+from jaxsmi.channels.attention_link import Components
+from jaxsmi.channels.fibres import with_difference
+from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["alone", "copies"]
+__all__ = ["copies"]
 
-_NODES = (16, 24)  # of each arc, inside another integral: the error of the first to the power 3/2
-_BLOCK = 256  # samples worked on at once
-_FINE_NODES = (32, 48)  # where the angle is all there is: their difference is the error
-
-_SCAN = 32  # angles among which the maxima are looked for
+# empirical, against fine rules at V from 1 to 1e-6 (tests/unit/test_orbits.py):
+_SCAN = 32  # angles among which the maxima are searched: ℓ has at most four, by its two harmonics
 _NEWTON = 6  # steps towards each of them
-_LOOKS = 4  # steps towards its width
+_WIDTH_STEPS = 4  # steps towards its width
 _SPREAD = 2.5  # w in units of a maximum's half width
 
 
@@ -81,70 +77,20 @@ class Orbit(NamedTuple):
         return r, volume - 0.5 * jnp.sum(r * r, axis=(0, 1))
 
 
-class _Height(NamedTuple):
-    """ℓ(θ) up to a constant, by a few numbers that are computed once: what nodes are placed by.
-
-    The quadratic form of (cos θ, sin θ) and its linear part; with a free component across, of the
-    tokens' deviations from their mean, and the means' distance (`across` · (1, cos θ, sin θ))² from
-    the line n(θ), over |n|², `norm` its three entries.
-    """
-
-    square: Array
-    linear: Array
-    across: Array | None
-    norm: Array | None
-
-    def __call__(self, angle: Array) -> Array:
-        cos = jnp.cos(angle)
-        sin = jnp.sin(angle)
-        a, b, c = self.square
-        form = 0.5 * (a * cos * cos + b * sin * sin) + c * cos * sin
-        height = self.linear[0] * cos + self.linear[1] * sin - form
-        if self.across is None or self.norm is None:
-            return height
-        n = self.norm[0] * cos * cos + self.norm[1] * sin * sin + self.norm[2] * cos * sin
-        distance = self.across[0] + self.across[1] * cos + self.across[2] * sin
-        # two tokens: M distance²/2
-        return height - distance * distance / n - 0.5 * jnp.log(n)
-
-
-def _height(orbit: Orbit) -> _Height:
-    """The height of an orbit."""
-    P, Q, a, N = orbit
-    across = norm = None
-    if N is not None:
-        p, q, mean = (jnp.mean(x, axis=1) for x in (P, Q, a))
-        P = P - p[:, None]
-        Q = Q - q[:, None]
-        a = a - mean[:, None]
-        cross = lambda x, y: x[0] * y[1] - x[1] * y[0]
-        constant = cross(N[:, 1], p)  # n × N e v̄, whatever the angle
-        columns = [cross(N[:, 1], mean), cross(N[:, 0], mean)]
-        shape = jnp.broadcast_shapes(constant.shape, columns[0].shape)
-        each = [constant, -columns[0], columns[1]]
-        across = jnp.stack([jnp.broadcast_to(x, shape) for x in each])
-        norm = jnp.stack([N[:, 1] @ N[:, 1], N[:, 0] @ N[:, 0], -2.0 * (N[:, 0] @ N[:, 1])])
-    total = lambda x, y: jnp.sum(x * y, axis=(0, 1))
-    square = jnp.stack([total(P, P), total(Q, Q), total(P, Q)])
-    return _Height(square, jnp.stack([total(P, a), total(Q, a)]), across, norm)
-
-
-def orbit_of(X: Array, centre: Array, whiten: Array) -> Orbit:
-    """The orbit of X (2, M, ...), the last block up to a rotation, around its whitened mean
-    `centre` (2, M, ...); `whiten` (2, 2) is N."""
+def _orbit(X: Array, mean: Array, root: Array) -> Orbit:
+    """The orbit of a block X (2, M, ...), defined up to a rotation, around its mean (2, M, ...);
+    `root` (2, 2) is Λ."""
     free = X.shape[1] == 2
-    copies = X[:, :, None, None]
-    if not free:
-        mirrored = jnp.stack([X[0], -X[1]])
-        copies = jnp.stack([X, mirrored], axis=2)[:, :, None]
+    a, b, c = 1.0 / root[0, 0], root[1, 0], 1.0 / root[1, 1]
+    zero = jnp.zeros_like(a)
+    N = jnp.stack([jnp.stack([a, zero]), jnp.stack([-a * b * c, c])])
+    centre = jnp.stack([a * mean[0], c * (mean[1] - a * b * mean[0])])
+    mirrored = [] if free else [jnp.stack([X[0], -X[1]])]
+    copies = jnp.stack([X, *mirrored], axis=2)[:, :, None]
     turned = jnp.stack([-copies[1], copies[0]])
-
-    def whitened(x: Array) -> Array:
-        # a sum of two terms, not a contraction: which would round in single precision on some GPUs
-        return jnp.stack([whiten[p, 0] * x[0] + whiten[p, 1] * x[1] for p in range(2)])
-
-    across = whiten if free else None
-    return Orbit(whitened(copies), whitened(turned), centre[:, :, None, None], across)
+    # a sum of two terms, not a contraction: which would round in single precision on some GPUs
+    whiten = lambda x: jnp.stack([N[p, 0] * x[0] + N[p, 1] * x[1] for p in range(2)])
+    return Orbit(whiten(copies), whiten(turned), centre[:, :, None, None], N if free else None)
 
 
 class _Arcs(NamedTuple):
@@ -164,11 +110,13 @@ def _slopes(function: Callable[[Array], Array], x: Array) -> tuple[Array, Array]
     return jax.jvp(first, (x,), (one,))
 
 
-def _arcs(height: _Height) -> _Arcs:
+def _arcs(orbit: Orbit) -> _Arcs:
     """The circle, cut at the lowest points between its two highest maxima."""
+    height = lambda angle: orbit.residuals(angle)[1]
     step = 2.0 * np.pi / _SCAN
-    dtype = height.linear.dtype
-    values = lax.map(lambda k: height((k * step).astype(dtype)), jnp.arange(_SCAN))
+    dtype = orbit.cosine.dtype
+    angles = (jnp.arange(_SCAN) * step).astype(dtype)
+    values = lax.map(height, angles.reshape(-1, *[1] * (orbit.cosine.ndim - 2)))
     k = jnp.arange(_SCAN).reshape(-1, *[1] * (values.ndim - 1))
     first = jnp.argmax(values, axis=0)
     peak = (values >= jnp.roll(values, 1, axis=0)) & (values >= jnp.roll(values, -1, axis=0))
@@ -203,7 +151,7 @@ def _arcs(height: _Height) -> _Arcs:
     return _Arcs(start + top, width, low, high)
 
 
-def _half_width(height: _Height, top: Array) -> Array:
+def _half_width(height: Callable[[Array], Array], top: Array) -> Array:
     """How far from a maximum ℓ falls by about one half; from its curvature, then by looking, for
     maxima that are flat, or about to part into two."""
     peak = height(top)
@@ -215,12 +163,12 @@ def _half_width(height: _Height, top: Array) -> Array:
         drop = jnp.clip(2.0 * (peak - lowest), 0.1, 1e6)
         return jnp.minimum(width * drop**-0.4, 0.75)
 
-    return lax.fori_loop(0, _LOOKS, look, width)
+    return lax.fori_loop(0, _WIDTH_STEPS, look, width)
 
 
-def _rotated(orbit: Orbit, arcs: _Arcs, nodes: int) -> tuple[Branch, Array]:
+def _rotated(orbit: Orbit, arcs: _Arcs, nodes: int) -> Branch:
     """The integral over the angle by `nodes` nodes on each arc: its logarithm, and mean and second
-    moments of r, row by row; beside it (Σ w)²/Σ w²."""
+    moments of r, row by row."""
     M = orbit.tokens
     x, weight = (jnp.asarray(v, arcs.top.dtype) for v in np.polynomial.legendre.leggauss(nodes))
     top = jnp.max(lax.stop_gradient(orbit.residuals(arcs.top)[1]), axis=(0, 1))
@@ -241,96 +189,34 @@ def _rotated(orbit: Orbit, arcs: _Arcs, nodes: int) -> tuple[Branch, Array]:
             n = orbit.direction(jnp.cos(angle), jnp.sin(angle))
             n = n / jnp.sqrt(jnp.sum(n * n, axis=0))
             products = products + n[left // M] * n[right // M] / M
-        each = jnp.concatenate([jnp.ones_like(w)[None], w[None], flat, products])
+        each = jnp.concatenate([jnp.ones_like(w)[None], flat, products])
         return sums + jnp.sum(w * each, axis=(1, 2))
 
-    count = 2 + 2 * M + len(pairs)
+    count = 1 + 2 * M + len(pairs)
     sums = lax.fori_loop(0, nodes, add, jnp.zeros((count, *top.shape), top.dtype))
     mass = sums[0]
-    moments = sums[2:] / mass
+    moments = sums[1:] / mass
     products = dict(zip(pairs, moments[2 * M :], strict=True))
-    return Branch(top + jnp.log(mass), list(moments[: 2 * M]), products), mass**2 / sums[1]
+    return Branch(top + jnp.log(mass), list(moments[: 2 * M]), products)
 
 
 def copies(
-    block: Sequence[Sequence[Array]], centre: Sequence[Sequence[Array]], root: Array
-) -> list[Copy]:
-    """What a label leaves open of the last block, rows of M arrays (S, n): two signs of rank one,
-    an orbit of rank two; `centre` is its mean given the inner fields, `root` (r, r) its Λ."""
-    if len(block) == 1:
-        scale = 1.0 / root[0, 0]
-        pairs = list(zip(block[0], centre[0], strict=True))
-        signs = []
-        for sign in (1.0, -1.0):
-            r = [scale * (sign * v - c) for v, c in pairs]
-            signs.append(Branch(-0.5 * sum((x * x for x in r[1:]), r[0] * r[0]), r))
-        return signs
+    block: Components,
+    centre: Components,
+    root: Array,
+    nodes: tuple[int, int],
+    power: float = 1.5,
+) -> list[Branch]:
+    """The orbit that a label leaves open of a last block of rank two, rows of M arrays (S, n);
+    `centre` is its mean given the inner fields, `root` (2, 2) its Λ. `nodes`: of each arc in a
+    rough and a fine rule, the error being this `power` of their difference."""
     X, mean = (jnp.stack([jnp.stack(list(row)) for row in rows]) for rows in (block, centre))
-    orbit = _whitened(X, mean, root)
+    orbit = _orbit(X, mean, root)
     # where nodes lie changes nothing
-    arcs = _arcs(_height(lax.stop_gradient(orbit)))
-    rough, fine = (_rotated(orbit, arcs, nodes)[0] for nodes in _NODES)
+    arcs = _arcs(lax.stop_gradient(orbit))
+    rough, fine = (_rotated(orbit, arcs, count) for count in nodes)
     differences = [jnp.abs(a - b) for a, b in zip(rough.residuals, fine.residuals, strict=True)]
     difference = jnp.abs(jnp.expm1(rough.log_weight - fine.log_weight))
     difference = difference + functools.reduce(jnp.maximum, differences)
     products = fine.products or {}
-    return [with_difference(fine.log_weight, fine.residuals, products, difference)]
-
-
-def _whitened(X: Array, mean: Array, root: Array) -> Orbit:
-    """The orbit of a block X (2, M, ...) around its mean (2, M, ...)."""
-    a = 1.0 / root[0, 0]
-    b = root[1, 0]
-    c = 1.0 / root[1, 1]
-    whiten = jnp.stack([jnp.stack([a, jnp.zeros_like(a)]), jnp.stack([-a * b * c, c])])
-    mean = jnp.stack([a * mean[0], c * (mean[1] - a * b * mean[0])])
-    return orbit_of(X, mean, whiten)
-
-
-def alone(u: Array, omega: Array, root: Array) -> Moments:
-    """The moments of a single layer of rank two, whose only integral is that over the angle, from
-    u and omega (N, 2, M)."""
-    total = len(u)
-    size = min(_BLOCK, total)
-    order = jnp.arange(-(-total // size) * size).reshape(-1, size)
-
-    def block(which: Array) -> Moments:
-        X, mean = (x[jnp.minimum(which, total - 1)].transpose(1, 2, 0) for x in (u, omega))
-        orbit = _whitened(X, mean, root)
-        arcs = _arcs(_height(lax.stop_gradient(orbit)))
-        rough, fine = (_response(orbit, arcs, nodes, root) for nodes in _FINE_NODES)
-        floor = jnp.sqrt(jnp.finfo(u.dtype).eps)
-
-        def apart(one: Array, two: Array) -> Array:
-            one, two = (x.reshape(size, -1) for x in (one, two))
-            error = jnp.max(jnp.abs(one - two), axis=1) / (1.0 + jnp.max(jnp.abs(two), axis=1))
-            return jnp.where(jnp.isfinite(error), jnp.maximum(error, floor), jnp.inf)
-
-        error = apart(rough.g, fine.g)
-        slope = apart(rough.dg, fine.dg)
-        count = jnp.full((size,), 2 * max(_FINE_NODES))
-        return Moments(fine.log_mass, fine.g, fine.dg, fine.ess, error, slope, count)
-
-    moments = lax.map(block, order)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:total], moments)
-
-
-class _Response(NamedTuple):
-    """log of the mass (S,), g and ∂g of one rule, and the effective number of nodes."""
-
-    log_mass: Array
-    g: Array
-    dg: Array
-    ess: Array
-
-
-def _response(orbit: Orbit, arcs: _Arcs, nodes: int, root: Array) -> _Response:
-    """The response of a block of samples."""
-    branch, ess = _rotated(orbit, arcs, nodes)
-    size = 2 * orbit.tokens
-    mean = jnp.stack(list(branch.residuals), axis=-1)
-    entries = [branch.product(min(i, j), max(i, j)) for i in range(size) for j in range(size)]
-    second = jnp.stack(entries, axis=-1).reshape(-1, size, size)
-    covariance = second - mean[:, :, None] * mean[:, None, :]
-    g, dg = unwhiten(root, orbit.tokens, mean, covariance)
-    return _Response(branch.log_weight, g, dg, ess)
+    return [with_difference(fine.log_weight, fine.residuals, products, difference, power)]

@@ -15,7 +15,7 @@ log|c| where half of that is within 40 of its least value, however small V is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -23,19 +23,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxsmi.channels.nested import unwhitened, with_difference, without_difference
-from jaxsmi.numerics.refining import Moments
+from jaxsmi.channels.attention_link import Components
+from jaxsmi.channels.fibres import with_difference
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["alone", "copies"]
+__all__ = ["copies"]
 
 _DEPTH = 40.0  # e^-40: what the ends of the interval weigh
 _NEWTON = 12  # steps towards the largest weight
 _LOOKED = 16  # points at which an interval is looked at,
 _ROUNDS = 3  # so many times
-_NODES = 32  # of each sign, inside another integral
-_BLOCK = 4096  # samples worked on at once
-_ALONE = 64  # where the scale is all there is
 
 
 class Scales(NamedTuple):
@@ -159,43 +156,10 @@ def _log_volume(root: Array, tokens: int) -> Array:
     return jnp.log(root[1, 1]) + 0.5 * np.log(2.0 * np.pi / tokens)
 
 
-def alone(u: Array, omega: Array, root: Array) -> Moments:
-    """The moments of a single layer, whose only integral is that over the scale, from u and omega
-    (N, 2, M)."""
-    size = min(_BLOCK, len(u))
-    moments = lax.map(lambda one: _of_one(one[0], one[1], root), (u, omega), batch_size=size)
-    return without_difference(moments, root)
-
-
-def _of_one(u: Array, omega: Array, root: Array) -> Moments:
-    """The moments of one sample (2, M)."""
-    M = u.shape[1]
-    signs = copies([list(row) for row in u], [list(row) for row in omega], root, nodes=_ALONE)
-    log_mass = jnp.logaddexp(signs[0].log_weight, signs[1].log_weight)
-    shares = [jnp.exp(sign.log_weight - log_mass) for sign in signs]
-    total = lambda values: shares[0] * values[0] + shares[1] * values[1]
-    size = 2 * M + 1
-    mean = jnp.stack([total([sign.residuals[i] for sign in signs]) for i in range(size)])
-    pair = lambda i, j: total([sign.product(min(i, j), max(i, j)) for sign in signs])
-    second = jnp.stack([pair(i, j) for i in range(size) for j in range(size)])
-    covariance = second.reshape(size, size) - jnp.outer(mean, mean)
-    g, dg = unwhitened(root, M, mean[None], covariance[None])
-    floor = jnp.sqrt(jnp.finfo(mean.dtype).eps)
-    nodes = jnp.asarray(2 * _ALONE)
-    return Moments(log_mass, g[0], dg[0], jnp.inf + floor, floor, floor, nodes)
-
-
-def copies(
-    block: Sequence[Sequence[Array]],
-    centre: Sequence[Sequence[Array]],
-    root: Array,
-    nodes: int = _NODES,
-) -> list[Branch]:
-    """What a label leaves open of the last block, rows of M arrays (S, n), either sign by an
-    integral of its own; `centre` is its mean given the inner fields, `root` (2, 2) its Λ.
-
-    The last residual is no field, but what half of the nodes miss.
-    """
+def copies(block: Components, centre: Components, root: Array, nodes: int) -> list[Branch]:
+    """Both signs of the scale that a label leaves open of the last block, rows of M arrays (S, n),
+    each an integral by `nodes` nodes; `centre` is the block's mean given the inner fields, `root`
+    (2, 2) its Λ."""
     x, mean = (jnp.stack([jnp.stack(list(row)) for row in rows]) for rows in (block, centre))
     scales = _scales(x, mean, root)
     volume = _log_volume(root, scales.tokens)

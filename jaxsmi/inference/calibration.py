@@ -40,6 +40,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.averages import redraw_labels
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.design.base import AbstractOperator
@@ -149,7 +150,7 @@ def misfit(
         return jnp.sum(((y - predicted) ** 2).reshape(len(omega), -1), axis=1)
 
     measured = distance(labels)
-    believed = distance(channel.replicated(omega, V, draws.normal, draws.noise))
+    believed = distance(redraw_labels(channel, omega, V, draws.normal, draws.noise))
     difference = sensing.mean(measured - believed)
     variance = sensing.mean((measured - believed) ** 2) - difference**2
     error = jnp.sqrt(jnp.maximum(variance, 0.0) / sensing.samples)

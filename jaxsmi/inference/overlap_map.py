@@ -77,8 +77,8 @@ class OverlapMap(eqx.Module):
             Q,
             covariance,
             key=self.key,
-            samples=self.samples,
-            randomisations=self.randomisations,
+            points=self.samples,
+            nets=self.randomisations,
         )
         return self.returned(V, response)
 

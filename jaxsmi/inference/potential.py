@@ -140,8 +140,8 @@ def _response(
             Q,
             model.prior.second_moment(model.indices) - Q,
             key=key,
-            samples=samples,
-            randomisations=randomisations,
+            points=samples,
+            nets=randomisations,
             tangents=tangents,
         )
 

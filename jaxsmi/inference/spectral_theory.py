@@ -24,6 +24,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.averages import draw_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.border import checked, optional, random_key, scalar, whole
 from jaxsmi.core.checks import POSITIVE, Arguments
@@ -209,7 +210,7 @@ def _drawn_moments(
     """Moments of labels that are drawn by the model, (R, n, ..)."""
     S = model.prior.second_moment(model.indices)
     nothing = jnp.zeros_like(S)
-    post = model.channel.draw(nothing, S, key=key, samples=samples, randomisations=nets)
+    post = draw_posteriors(model.channel, nothing, S, key=key, points=samples, nets=nets)
     moments = label_moments(post.g, post.dg, S)
     return jax.tree.map(lambda x: x.reshape(nets, samples, *x.shape[1:]), moments)
 

@@ -197,10 +197,12 @@ class Erm(AbstractLearner):
         loss = self.sample_loss
         if self.prox is not None:
             formula = self.prox
-            block = lambda z, y, w: proximal.given(formula, loss, law, z, y, w, V)
+            block = lambda z, y, w: proximal.points_by_formula(formula, loss, law, z, y, w, V)
         else:
-            begin = lambda z, y, w: self._starts(law(z, y), w, V)
-            block = lambda z, y, w: proximal.solved(loss, law, z, y, w, V, jax.vmap(begin)(z, y, w))
+            begin = jax.vmap(lambda z, y, w: self._starts(law(z, y), w, V))
+            block = lambda z, y, w: proximal.points_by_descent(
+                loss, law, z, y, w, V, begin(z, y, w)
+            )
         return _in_blocks(block, (goal, noise, omega))
 
     def _starts(self, label: Array, omega: Array, V: Array) -> Array:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.channels.matrix_scores import AbstractLinearReadout
+from jaxsmi.channels.matrix_scores import LinearScores
 from jaxsmi.core.border import anything, checked, flag, numbers, scalar
 from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, Arguments, check
 from jaxsmi.core.data import Dataset, is_dataset
@@ -230,5 +230,5 @@ def student_of(model: object, name: str = "model") -> MatrixModel:
     """
     known = Arguments().instance(name, model, MatrixModel, _MATRIX)
     allowed = f"{_MATRIX} (of others no theory is known but that of Bayes)"
-    check(isinstance(known.readout, AbstractLinearReadout), name, title(known), allowed)
+    check(isinstance(known.readout, LinearScores), name, title(known), allowed)
     return known

@@ -26,10 +26,10 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.hardmax import HardmaxScores, sign_information
-from jaxsmi.channels.layered_scores import LayeredScores, layered_scores
+from jaxsmi.channels.layered_scores import layered_channel, layered_scores
 from jaxsmi.channels.likelihood import NoInference
 from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxScores
-from jaxsmi.channels.symmetric_fields import SymmetricFields
+from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.data import Taught
@@ -167,7 +167,7 @@ class AttentionIndexed(MatrixModel):
         if self.layers == 1:
             return last
         if isinstance(last, SoftmaxScores) and self.layers == 2 and self.tokens == 2:
-            return LayeredScores(2, 2, self.skip, last, Budget(_TOLERANCE))
+            return layered_channel(2, self.skip, last, Budget(_TOLERANCE))
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
         remedy = (
             "one layer, or two softmax layers of two tokens (more have an inner integral in four "
@@ -178,10 +178,10 @@ class AttentionIndexed(MatrixModel):
         )
 
     @property
-    def readout(self) -> AbstractScores | SymmetricFields:
+    def readout(self) -> AbstractScores | PullbackChannel:
         """The channel of the last layer's scores, of which labels are a function."""
         if self.output_channel is not None:
-            return SymmetricFields(self.output_channel, self.tokens)
+            return PullbackChannel(self.output_channel, frame(self.tokens))
         if self.output == "linear":
             return LinearScores(tokens=self.tokens, noise=self.noise)
         if self.output == "softmax":

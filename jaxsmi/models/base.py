@@ -22,7 +22,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import border, validate
 from jaxsmi.core.arrays import arithmetic, theory_dtype
-from jaxsmi.core.checks import Ability
 from jaxsmi.core.data import Dataset, Taught
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.core.shown import Shown, brief, constructed
@@ -97,7 +96,7 @@ class AbstractModel(eqx.Module):
         "averages" (estimates of several runs can be averaged).
         """
         del purpose
-        return self.channel.refusal(Ability.INFERENCE)
+        return self.channel.unsupported_reason
 
     def link(self, fields: Array) -> Array:
         """The noiseless label of one sample from its fields."""

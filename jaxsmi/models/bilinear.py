@@ -33,7 +33,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import LinearField, LinearScores
-from jaxsmi.channels.symmetric_fields import SymmetricFields
+from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.results import Estimate
@@ -148,7 +148,7 @@ class Bilinear(MatrixModel):
         """That of the field."""
         if self.output_channel is not None:
             inner = self.output_channel
-            return SymmetricFields(inner, 1) if self.symmetric else inner
+            return PullbackChannel(inner, frame(1)) if self.symmetric else inner
         if self.symmetric:
             return LinearScores(tokens=1, noise=self.noise)
         return LinearField(noise=self.noise)

@@ -28,8 +28,7 @@ from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChann
 from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardmax_link
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
-from jaxsmi.channels.paired_attention import GridAttentionChannel, PairedAttentionChannel
-from jaxsmi.channels.two_heads import TwoHeadsChannel
+from jaxsmi.channels.paired_attention import PairedAttentionChannel
 from jaxsmi.core.arrays import arithmetic, is_zero
 from jaxsmi.core.border import (
     checked,
@@ -61,11 +60,10 @@ class DeepAttention(IndexModel):
 
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
     if untied. The exact channel needs no noise and, in the last layer, one head, tied and of rank
-    one or two, or untied and of rank one; the other layers may be any. A single layer of two tied
-    heads between two tokens has one, too. With noise the channel integrates over all fields.
-    Everything else samples and trains; of it `weak_recovery` and `state_evolution` take the limit
-    of vanishing noise (their `noises`), and `gamp` refuses it. Hardmax samples only: train a
-    softmax student on its data.
+    one or two, or untied and of rank one; the other layers may be any. With noise the
+    channel integrates over all fields. Everything else samples and trains; of it `weak_recovery`
+    and `state_evolution` take the limit of vanishing noise (their `noises`), and `gamp` refuses it.
+    Hardmax samples only: train a softmax student on its data.
 
     Args:
         depth: L >= 1, the number of layers.
@@ -186,8 +184,6 @@ class DeepAttention(IndexModel):
         if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
         error = default_tolerance(indices * tokens) if tolerance is None else tolerance
-        if TwoHeadsChannel.fits(tokens, self.layers):
-            return TwoHeadsChannel(self.beta, Budget(error, max_nodes))
         if not last.invertible:
             name = (
                 f"noiseless attention with a last layer of rank {last.rank}, {last.heads} heads, "
@@ -201,8 +197,6 @@ class DeepAttention(IndexModel):
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
         kind = PairedAttentionChannel if paired else DeepAttentionChannel
-        if paired and GridAttentionChannel.pays(inner, tolerance, max_nodes):
-            kind = GridAttentionChannel
         arguments = (tokens, self.layers, self.skip, self.beta, budget)
         return kind(*arguments)  # pyright: ignore[reportCallIssue]
 

@@ -26,8 +26,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood
-from jaxsmi.channels.logistic import LogisticChannel
 from jaxsmi.channels.piecewise import PiecewiseLinearChannel
+from jaxsmi.channels.signs import LogisticChannel
 from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.border import anything, checked, numbers, optional, scalar, text, whole
 from jaxsmi.core.checks import FINITE, POSITIVE, VARIANCE, Arguments, check

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel, TripleSignChannel
-from jaxsmi.channels.scalar import LinearChannel, ModulusChannel, SignChannel, SignProductChannel
+from jaxsmi.channels.piecewise import ModulusChannel, linear_channel
+from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
+from jaxsmi.channels.signs import SignChannel, SignProductChannel
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.border import checked, flag, scalar, whole
 from jaxsmi.core.checks import VARIANCE, Arguments
@@ -111,7 +112,7 @@ def linear(
     """
     arguments = Arguments()
     variance = arguments.number("noise", noise, VARIANCE)
-    return MultiIndex(channel=LinearChannel(variance, tokens), prior=prior, name="linear")
+    return MultiIndex(channel=linear_channel(variance, tokens), prior=prior, name="linear")
 
 
 @checked(prior=is_prior, noise=scalar(_INSIDE))
@@ -212,7 +213,7 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
     symmetry = _unbroken([(range(k), "even signed permutation")], prior)
     if k > 3:
         return MultiIndex(_sign_product, indices=k, prior=prior, symmetry=symmetry, name=name)
-    channel = SignProductChannel() if k == 2 else TripleSignChannel()
+    channel = SignProductChannel(indices=k)
     return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
 
 

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.channels.explicit import ExplicitChannel
+from jaxsmi.channels.matrix_scores import AbstractExplicitChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Taught
@@ -85,11 +85,11 @@ class MatrixModel(AbstractModel):
         return ("S",)
 
     @property
-    def explicit_readout(self) -> ExplicitChannel:
+    def explicit_readout(self) -> AbstractExplicitChannel:
         """The readout, where its response is a function in closed form; else a ValueError."""
         self._check_inference()
         allowed = "one with an explicit response, such as the linear output"
-        check(isinstance(self.readout, ExplicitChannel), "model", title(self), allowed)
+        check(isinstance(self.readout, AbstractExplicitChannel), "model", title(self), allowed)
         return self.readout  # pyright: ignore[reportReturnType]
 
     def _check_inference(self) -> None:
@@ -105,7 +105,7 @@ class MatrixModel(AbstractModel):
         self._check_inference()
         readout = self.readout
         degrees = self.indices * self.prior.law.degrees_of_freedom
-        if isinstance(readout, ExplicitChannel):
+        if isinstance(readout, AbstractExplicitChannel):
             exact = degrees / float(readout.measurements)
             return jnp.where(self.noise > 0.0, jnp.inf, exact)
         if readout.outcomes is not None or readout.noise_size or readout.smooth is False:
@@ -123,7 +123,7 @@ class MatrixModel(AbstractModel):
         _, start, scale = self.prior.law.small_width
         return start / (scale * readout.information(0.0 * one, one))
 
-    def _readout_of_one(self) -> ExplicitChannel:
+    def _readout_of_one(self) -> AbstractExplicitChannel:
         """The explicit readout; a ValueError for several matrices."""
         self._check_inference()
         check(self.indices == 1, "model", f"{self.indices} matrices", "one matrix")

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.channels.symmetric_fields import frame
+from jaxsmi.channels.pullback import frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.validate import check

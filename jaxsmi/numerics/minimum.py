@@ -27,23 +27,24 @@ __all__ = ["Minimum", "hessian", "lowest_minima"]
 
 Function = Callable[[PyTree, Array], Array]  # F of a sample's numbers and of x (k,)
 
+# empirical: a descent takes 5 to 10 steps, so that few lanes are left after 6
 _STEPS = 80
 _TOGETHER = 6  # steps of all lanes
-_PART = 16  # part of the lanes that is gathered then
-_APART = 1e-3  # minima closer than this, relative to their size, are one
+_PART = 16  # one part in so many of the lanes is gathered then
+_DISTINCT = 1e-3  # minima closer than this, relative to their size, are one
 
 
 class Minimum(NamedTuple):
     """The lowest minimum of each sample: its `position` (n, k), the `residual` |∇F| there, and
-    whether the starts led to a `second` one."""
+    True where the starts led to a `second` one."""
 
     position: Array
     residual: Array
     second: Array
 
 
-class _Place(NamedTuple):
-    """Where the descents are: x (lanes, k), F, ∇F, ∇²F, μ and the steps taken."""
+class _State(NamedTuple):
+    """Of descents: x (lanes, k), F, ∇F, ∇²F, μ and the number of steps."""
 
     x: Array
     value: Array
@@ -51,6 +52,20 @@ class _Place(NamedTuple):
     hessian: Array
     damping: Array
     count: Array
+
+    @property
+    def residual(self) -> Array:
+        return jnp.linalg.norm(self.gradient, axis=-1)
+
+    @property
+    def tolerance(self) -> Array:
+        # rounding of F and of its derivatives leaves a gradient of about ε^{2/3}
+        limit = 3.0 * float(jnp.finfo(self.x.dtype).eps) ** (2.0 / 3.0)
+        return limit * (1.0 + jnp.linalg.norm(self.x, axis=-1))
+
+    @property
+    def unfinished(self) -> Array:
+        return (self.residual > self.tolerance) & (self.count < _STEPS)
 
 
 def hessian(function: Callable[[Array], Array], x: Array) -> Array:
@@ -65,7 +80,7 @@ def lowest_minima(function: Function, samples: PyTree, starts: Array) -> Minimum
 
     Args:
         function: F(sample, x) of a vector x (k,), twice differentiable; k is small.
-        samples: What F takes of each sample, arrays with a leading axis n.
+        samples: Numbers of each sample, arrays with a leading axis n.
         starts: Where to begin, (n, K, k).
 
     Returns:
@@ -75,95 +90,82 @@ def lowest_minima(function: Function, samples: PyTree, starts: Array) -> Minimum
         n × K × 5 to 10 Hessians.
     """
     n, K, k = starts.shape
-    lanes = _descended(function, samples, starts.reshape(n * K, k), K)
-    place = jax.tree.map(lambda a: a.reshape(n, K, *a.shape[1:]), lanes)
-    size = jnp.linalg.norm(place.gradient, axis=-1)
-    sound = size <= 1e3 * _tolerance(place)
-    value = jnp.where(jnp.isfinite(place.value), place.value, jnp.inf)
+    lanes = _descend(function, samples, starts.reshape(n * K, k), K)
+    end = jax.tree.map(lambda a: a.reshape(n, K, *a.shape[1:]), lanes)
+    # a thousand times the tolerance: a flat minimum, not a slope
+    sound = end.residual <= 1e3 * end.tolerance
+    value = jnp.where(jnp.isfinite(end.value), end.value, jnp.inf)
     none = ~jnp.any(sound, axis=1, keepdims=True)
     best = jnp.argmin(jnp.where(sound | none, value, jnp.inf), axis=1)
-    position = jnp.take_along_axis(place.x, best[:, None, None], axis=1)
-    distance = jnp.linalg.norm(place.x - position, axis=-1)
-    apart = _APART * (1.0 + jnp.linalg.norm(position, axis=-1))
-    residual = jnp.take_along_axis(size, best[:, None], axis=1)[:, 0]
-    return Minimum(position[:, 0], residual, jnp.any(sound & (distance > apart), axis=1))
+    position = jnp.take_along_axis(end.x, best[:, None, None], axis=1)
+    distance = jnp.linalg.norm(end.x - position, axis=-1)
+    distinct = distance > _DISTINCT * (1.0 + jnp.linalg.norm(position, axis=-1))
+    residual = jnp.take_along_axis(end.residual, best[:, None], axis=1)[:, 0]
+    return Minimum(position[:, 0], residual, jnp.any(sound & distinct, axis=1))
 
 
-def _tolerance(place: _Place) -> Array:
-    """The gradient that rounding allows to ask for."""
-    limit = 3.0 * float(jnp.finfo(place.x.dtype).eps) ** (2.0 / 3.0)
-    return limit * (1.0 + jnp.linalg.norm(place.x, axis=-1))
-
-
-def _unfinished(place: _Place) -> Array:
-    """Which lanes go on."""
-    size = jnp.linalg.norm(place.gradient, axis=-1)
-    return (size > _tolerance(place)) & (place.count < _STEPS)
-
-
-def _descended(function: Function, samples: PyTree, starts: Array, each: int) -> _Place:
+def _descend(function: Function, samples: PyTree, starts: Array, each: int) -> _State:
     """The ends of the descents from starts (lanes, k), `each` of them of a sample."""
     lanes = len(starts)
     owner = jnp.arange(lanes) // each
-    look = jax.vmap(lambda sample, x: _looked(function, sample, x))
-    step = jax.vmap(lambda sample, place: _stepped(function, sample, place))
+    step = jax.vmap(lambda sample, state: _step(function, sample, state))
     take = lambda tree, rows: jax.tree.map(lambda a: a[rows], tree)
 
-    def run(rows: Array, place: _Place, steps: int) -> _Place:
+    def run(rows: Array, state: _State, steps: int) -> _State:
         """So many steps of some lanes; those that have ended stay."""
-        mine = take(samples, owner[rows])
+        own = take(samples, owner[rows])
 
-        def move(carry: tuple[Array, _Place]) -> tuple[Array, _Place]:
-            done, place = carry
-            on = _unfinished(place)
-            new = step(mine, place)
+        def move(carry: tuple[Array, _State]) -> tuple[Array, _State]:
+            count, state = carry
+            on = state.unfinished
             keep = lambda a, b: jnp.where(on.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-            return done + 1, jax.tree.map(keep, new, place)
+            return count + 1, jax.tree.map(keep, step(own, state), state)
 
-        goes_on = lambda carry: (carry[0] < steps) & jnp.any(_unfinished(carry[1]))
-        return lax.while_loop(goes_on, move, (jnp.zeros((), int), place))[1]
+        goes_on = lambda carry: (carry[0] < steps) & jnp.any(carry[1].unfinished)
+        return lax.while_loop(goes_on, move, (jnp.zeros((), int), state))[1]
 
-    def gathered(place: _Place) -> _Place:
-        rows = jnp.nonzero(_unfinished(place), size=part, fill_value=lanes - 1)[0]
-        new = run(rows, take(place, rows), 2 * _TOGETHER)
-        return jax.tree.map(lambda a, b: a.at[rows].set(b), place, new)
+    def gathered(state: _State) -> _State:
+        size = max(lanes // _PART, 1)
+        rows = jnp.nonzero(state.unfinished, size=size, fill_value=lanes - 1)[0]
+        new = run(rows, take(state, rows), 2 * _TOGETHER)
+        return jax.tree.map(lambda a, b: a.at[rows].set(b), state, new)
 
     every = jnp.arange(lanes)
-    first = look(take(samples, owner), starts)
+    begin = jax.vmap(lambda sample, x: _evaluate(function, sample, x))
+    first = begin(take(samples, owner), starts)
     if each == 1:  # as of a convex function: all lanes take about as long
         return run(every, first, _STEPS)
-    place = run(every, first, _TOGETHER)
-    part = max(lanes // _PART, 1)
-    return lax.while_loop(lambda place: jnp.any(_unfinished(place)), gathered, place)
+    state = run(every, first, _TOGETHER)
+    return lax.while_loop(lambda state: jnp.any(state.unfinished), gathered, state)
 
 
-def _looked(function: Function, sample: PyTree, x: Array) -> _Place:
-    """The place of one lane at x, before its first step."""
+def _evaluate(function: Function, sample: PyTree, x: Array) -> _State:
+    """The state of one lane at x, before its first step."""
     along = lambda x: function(sample, x)
     value, gradient = jax.value_and_grad(along)(x)
     zero = jnp.zeros((), x.dtype)
-    return _Place(x, value, gradient, hessian(along, x), zero, jnp.zeros((), int))
+    return _State(x, value, gradient, hessian(along, x), zero, jnp.zeros((), int))
 
 
-def _stepped(function: Function, sample: PyTree, place: _Place) -> _Place:
+def _step(function: Function, sample: PyTree, state: _State) -> _State:
     """One step of one lane."""
-    rounding = 64.0 * float(jnp.finfo(place.x.dtype).eps)
-    identity = jnp.eye(place.x.size, dtype=place.x.dtype)
-    damped = place.hessian + place.damping * identity
-    move, definite = solve_definite(damped, -place.gradient[:, None])
+    rounding = 64.0 * float(jnp.finfo(state.x.dtype).eps)
+    damped = state.hessian + state.damping * jnp.eye(state.x.size, dtype=state.x.dtype)
+    move, definite = solve_definite(damped, -state.gradient[:, None])
     move = jnp.where(definite, move[:, 0], 0.0)
-    new = _looked(function, sample, place.x + move)
-    enough = new.value <= place.value + 1e-4 * jnp.sum(place.gradient * move)
+    new = _evaluate(function, sample, state.x + move)
+    enough = new.value <= state.value + 1e-4 * jnp.sum(state.gradient * move)
     # next to the minimum F falls by less than its rounding
-    halved = jnp.sum(new.gradient**2) <= 0.25 * jnp.sum(place.gradient**2)
-    level = new.value <= place.value + rounding * (1.0 + jnp.abs(place.value))
+    halved = jnp.sum(new.gradient**2) <= 0.25 * jnp.sum(state.gradient**2)
+    level = new.value <= state.value + rounding * (1.0 + jnp.abs(state.value))
     finite = jnp.isfinite(new.value) & jnp.all(jnp.isfinite(new.hessian))
-    take = definite & finite & (enough | (level & halved))
-    smaller = jnp.where(place.damping > 1e-5, 0.2 * place.damping, 0.0)
-    larger = jnp.maximum(4.0 * place.damping, 1e-2)
-    # no smaller than half of what makes the matrix definite, by its rows
+    accept = definite & finite & (enough | (level & halved))
+    # below 1e-5 undamped, so that the last steps converge quadratically
+    smaller = jnp.where(state.damping > 1e-5, 0.2 * state.damping, 0.0)
+    larger = jnp.maximum(4.0 * state.damping, 1e-2)
+    # at least half of what makes the matrix definite, by Gershgorin's rows
     missing = jnp.sum(jnp.abs(damped), 1) - jnp.abs(jnp.diagonal(damped)) - jnp.diagonal(damped)
     larger = jnp.where(definite, larger, jnp.maximum(larger, 0.5 * jnp.max(missing)))
-    kept = jax.tree.map(lambda a, b: jnp.where(take, a, b), new, place)
-    damping = jnp.where(take, smaller, larger)
-    return kept._replace(damping=damping, count=place.count + 1)
+    moved = jax.tree.map(lambda a, b: jnp.where(accept, a, b), new, state)
+    damping = jnp.where(accept, smaller, larger)
+    return moved._replace(damping=damping, count=state.count + 1)

@@ -7,11 +7,11 @@ are copies of the integrand of other signs:
     effective number of nodes   ESS = (Σ w)²/Σ w²
     done where   error(g) <= tolerance,   error(∂g) <= 10 tolerance,   ESS >= 32
 
-`self_refining_moments` finds the first two moments of a posterior, one integral a sample, on nodes
-that are doubled for those samples whose own error estimate asks for it. Everything in the library
-that integrates over fields goes through it. The rules are in refining_rules.py, the sums over their
-nodes in refining_sums.py; here are the integral of one block of samples at one level, and the climb
-from level to level.
+`self_refining_moments` computes the first two moments of a posterior, one integral a sample. A
+sample whose own error estimate misses the tolerance goes on to a rule with more nodes, alone. All
+integrals over fields go through it. The rules are in refining_rules.py, the sums over their nodes
+in refining_sums.py; this file has the integral of a block of samples at one level, and the loop
+over levels.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, theory_dtype
-from jaxsmi.core.checks import POSITIVE, Arguments
+from jaxsmi.core.validate import POSITIVE
 from jaxsmi.numerics.memory import Block, block_within, working_memory
 from jaxsmi.numerics.refining_rules import (
-    LARGEST_GRID,
     RADIUS,
     AbstractRule,
+    NetRule,
     Nodes,
     TrapezoidRule,
     grid_fits,
     no_weight,
-    rule_for,
 )
-from jaxsmi.numerics.refining_sums import Columns, Copy, Sums
+from jaxsmi.numerics.refining_sums import Branch, Columns, Sums
 
-__all__ = ["Budget", "Moments", "Rest", "level_for_width", "self_refining_moments"]
+__all__ = ["Budget", "Integral", "Moments", "level_for_width", "self_refining_moments"]
 
-_MIN_ESS = 32.0  # fewer effective nodes than this are refined whatever the error estimate says
+# empirical: below 32 effective nodes the groups of a rule may agree by chance
+_MIN_ESS = 32.0
 
-Integrand = Callable[[PyTree, Array], tuple[Array, Sequence[Copy]]]
+Integrand = Callable[[PyTree, Array], tuple[Array, Sequence[Branch]]]
 Respond = Callable[[Array, Array], tuple[Array, Array]]
 
 
 class Moments(eqx.Module):
-    """What an integral over the fields gives, and how good it is; all with a leading sample axis.
+    """Integrals over the fields with their errors; all with a leading sample axis.
 
     Attributes:
         log_mass: Logarithm of the integral.
@@ -59,7 +60,7 @@ class Moments(eqx.Module):
         ess: Effective number of nodes.
         error: Estimated error of g, relative to 1 + max|g|.
         dg_error: Estimated error of dg, relative to 1 + max|dg|.
-        nodes: Nodes spent on the last rule.
+        nodes: Number of nodes of the last rule.
         halves: (g, dg) of two independent halves of the nodes, (N, 2, ...) each: their products are
             free of the bias σ² that noise gives a square. None where nodes are not random.
     """
@@ -74,26 +75,18 @@ class Moments(eqx.Module):
     halves: tuple[Array, Array] | None = None
 
     def met(self, tolerance: Array) -> Array:
-        """Which samples (N,) are done."""
+        """The samples (N,) that are done."""
         accurate = (self.error <= tolerance) & (self.dg_error <= 10 * tolerance)
         return accurate & (self.ess >= _MIN_ESS)
 
 
-class Rest(NamedTuple):
-    """Which samples (N,) an integral is wanted of, and the `moments` that the others keep (None:
-    zeros)."""
-
-    due: Array
-    moments: Moments | None = None
-
-
 class Budget(eqx.Module):
-    """How hard an integral tries.
+    """Accuracy and cost of an integral.
 
     Args:
-        tolerance: Error wanted of g, relative to 1 + max|g|, a number > 0; that of dg may be ten
+        tolerance: Largest error of g, relative to 1 + max|g|, a number > 0; that of dg may be ten
             times as large.
-        max_nodes: Nodes a sample of the finest rule allowed, at least 2048. Default 2^20.
+        max_nodes: Largest number of nodes a sample, at least 2048. Default 2^20.
 
     Raises:
         ValueError: For a tolerance that is not positive, or too few nodes.
@@ -103,28 +96,94 @@ class Budget(eqx.Module):
     max_nodes: int = eqx.field(static=True)
 
     def __init__(self, tolerance: ArrayLike, max_nodes: int = 2**20):
-        arguments = Arguments()
-        self.max_nodes = arguments.count("max_nodes", max_nodes, at_least=2**11)
-        self.tolerance = arguments.number("tolerance", tolerance, POSITIVE)
+        self.max_nodes = validate.count("max_nodes", max_nodes, 2**11)
+        self.tolerance = validate.number("tolerance", tolerance, POSITIVE)
 
 
-def _relative(moved: Array, x: Array) -> Array:
-    """The largest change (S,) of x (S, ...), relative to one plus its largest entry."""
-    moved, x = (y.reshape(len(x), -1) for y in (moved, x))
-    return jnp.max(jnp.abs(moved - x), axis=1) / (1.0 + jnp.max(jnp.abs(x), axis=1))
+class Integral(eqx.Module):
+    r"""An integral for each of a batch of samples, t ∈ R^inner standard Gaussian.
+
+    Attributes:
+        integrand: `integrand(block, t)` for a block of S samples and nodes t (n, inner): the
+            positive factor f (S, n), and the branches.
+        samples: A tree of arrays with leading axis N.
+        respond: `respond(mean (S, K), covariance (S, K, K))` -> (g, dg), the quantities whose error
+            counts.
+        inner: Number of variables t.
+        outer: Number of residuals r.
+        shared: The first so many of the t are components of τ; the others only place the nodes,
+            and what τ has beside the shared ones are residuals, which may then differ from branch
+            to branch. Default: all.
+        start: Level to begin with, a number, or one for each sample (N,). Default: the first.
+        analytic: The integrand is smooth, which the error estimate of grids may then rely on, a
+            boolean number.
+        jumps: The integrand jumps, a boolean number. None: never.
+        single: Nets may weigh their nodes in single precision, a boolean number: three times as
+            fast, and the caller answers for the rounding of r. None: no.
+    """
+
+    integrand: Integrand
+    samples: PyTree
+    respond: Respond
+    inner: int
+    outer: int
+    shared: int | None = None
+    start: Array | None = None
+    analytic: Array | bool = True
+    jumps: Array | None = None
+    single: Array | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The sums that make the moments."""
+        return Columns(self.inner if self.shared is None else self.shared, self.outer)
 
 
-def _is_none(x: object) -> bool:
-    return x is None
+def self_refining_moments(
+    integral: Integral, budget: Budget, key: PRNGKeyArray | None = None
+) -> Moments:
+    r"""Posterior moments of τ = (t, r(t)) for a batch of samples, refined until the error is met.
+
+    For each sample, with t ∈ R^inner standard Gaussian and one or more branches s (sign copies),
+        mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   τ = (t, r_s(t)) ∈ R^{inner+outer},
+    and ⟨τ⟩, ⟨ττᵀ⟩ under the normalised weight.
+
+    The groups of each rule (half-grids, randomised nets) are compared with the whole, at no cost.
+    Samples that miss the tolerance at the last level keep their error, for the caller to see.
+    Memory is bounded by the block, whatever N. Forward-mode differentiable; not in reverse mode, as
+    the lengths of loops depend on the data.
+
+    Args:
+        integral: The integrals.
+        budget: Tolerance, and the largest rule.
+        key: Randomisation of the nets (where grids do not fit, `grid_fits`). Default
+            jax.random.key(0).
+
+    Returns:
+        `Moments` of all samples.
+
+    Cost:
+        Nodes × (one integrand + about (K+1)²/2 multiply-adds a branch), K = inner + outer.
+
+    Source:
+        [TW14], [M98], [theory: numerics, section 3].
+    """
+    if grid_fits(integral.inner, budget.max_nodes):
+        rule: AbstractRule = TrapezoidRule(
+            integral.inner, budget.max_nodes, integral.analytic, integral.jumps
+        )
+    else:
+        key = jax.random.key(0) if key is None else key
+        rule = NetRule(integral.inner, budget.max_nodes, key)
+    return _Refinement(integral, rule, integral.columns, budget.tolerance).solve()
 
 
-def _with_halves(moments: Moments, like: Moments) -> Moments:
-    """Moments of nodes that are not random among those of nets: their halves are equal."""
-    if like.halves is None or moments.halves is not None:
-        return moments
-    twice = lambda x: jnp.stack([x, x], axis=1)
-    halves = (twice(moments.g), twice(moments.dg))
-    return eqx.tree_at(lambda m: m.halves, moments, halves, is_leaf=_is_none)
+def level_for_width(inner: int, budget: Budget, width: Array) -> Array:
+    """The level to begin with, from a guess of the `width` of the narrowest feature in t, a number
+    or one for each sample."""
+    if not grid_fits(inner, budget.max_nodes):
+        return jnp.zeros(jnp.shape(width), int)
+    return TrapezoidRule(inner, budget.max_nodes, True).level_for_width(width)
 
 
 class _Level(NamedTuple):
@@ -134,29 +193,29 @@ class _Level(NamedTuple):
     rows: Array
 
 
-class _Climb(NamedTuple):
+class _State(NamedTuple):
     """The next level, the level (N,) that each sample is due at, and the latest moments of all."""
 
     level: Array
     due: Array
-    store: Moments
+    moments: Moments
 
 
-class _Integral(eqx.Module):
+class _Refinement(eqx.Module):
     """The integrals of a batch of samples, block by block and level by level."""
 
-    integrand: Integrand
-    respond: Respond
-    samples: PyTree
+    integral: Integral
     rule: AbstractRule
     columns: Columns
-    budget: Budget
-    single: Array | None
+    tolerance: Array
+
+    @property
+    def last(self) -> int:
+        return len(self.rule.sizes) - 1
 
     @property
     def total(self) -> int:
-        """N, the number of samples."""
-        return jax.tree.leaves(self.samples)[0].shape[0]
+        return jax.tree.leaves(self.integral.samples)[0].shape[0]
 
     @property
     def shape(self) -> Block:
@@ -165,21 +224,15 @@ class _Integral(eqx.Module):
 
     @property
     def block(self) -> int:
-        """S, the number of samples of a block."""
         return min(self.shape.samples, self.total)
-
-    def level(self, number: Array) -> _Level:
-        """The level of that number."""
-        return _Level(number, self.rule.rows(number))
 
     def chunk_sums(self, block: PyTree, start: Array, group: Array, level: _Level) -> Sums:
         """Sums over one chunk of nodes, in single precision where that is enough."""
-        chunk = self.shape.nodes
-        nodes = self.rule.nodes(start, chunk, group, level.number, level.rows)
+        nodes = self.rule.nodes(start, self.shape.nodes, group, level.number, level.rows)
 
         def sums(operands: tuple[PyTree, Nodes]) -> Sums:
             block, nodes = operands
-            return self.columns.over(nodes, *self.integrand(block, nodes.points))
+            return self.columns.over(nodes, *self.integral.integrand(block, nodes.points))
 
         def in_single(operands: tuple[PyTree, Nodes]) -> Sums:
             narrow = lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x
@@ -187,9 +240,10 @@ class _Integral(eqx.Module):
             log_weight = jnp.maximum(nodes.log_weight, no_weight(jnp.float32))
             return sums((block, nodes._replace(log_weight=log_weight)))
 
-        if self.single is None or not self.rule.single_precision or theory_dtype() != jnp.float64:
+        single = self.integral.single
+        if single is None or not self.rule.single_precision or theory_dtype() != jnp.float64:
             return sums((block, nodes))
-        return lax.cond(self.single, in_single, sums, (block, nodes))
+        return lax.cond(single, in_single, sums, (block, nodes))
 
     def group_sums(self, block: PyTree, group: Array, level: _Level) -> Sums:
         """Sums over all nodes of one group."""
@@ -201,23 +255,26 @@ class _Integral(eqx.Module):
         return lax.fori_loop(0, -(-level.rows[-1] // chunk), add, self.columns.none(self.block))
 
     def at_level(self, block: PyTree, level: _Level) -> tuple[Moments, Array]:
-        """The moments of a block by one rule, and the error (S,) of what lies beyond its nodes."""
-        S = self.block
-        G = self.rule.groups
-        columns = self.columns
-        groups = lax.map(lambda group: self.group_sums(block, group, level), jnp.arange(G))
+        """The moments of a block by one rule, and the error (S,) of the tail beyond its nodes."""
+        S, rule, columns, respond = self.block, self.rule, self.columns, self.integral.respond
+        groups = lax.map(
+            lambda group: self.group_sums(block, group, level), jnp.arange(rule.groups)
+        )
         top = jnp.max(groups.top, axis=0)
         parts = jax.vmap(columns.rescaled, in_axes=(0, None))(groups, top)
         sums = jnp.sum(parts, axis=0)
-        g, dg = self.respond(*columns.moments(sums))
-        parts = self.rule.compared(parts)
-        part_g, part_dg = self.respond(*columns.moments(parts.reshape(-1, columns.count)))
+        g, dg = respond(*columns.moments(sums))
+        parts = rule.compared(parts)
+        part_g, part_dg = respond(*columns.moments(parts.reshape(-1, columns.count)))
 
         def error_of(full: Array, part: Array) -> Array:
-            return self.rule.error(full.reshape(S, -1), part.reshape(len(parts), S, -1))
+            full, part = full.reshape(S, -1), part.reshape(len(parts), S, -1)
+            error = rule.disagreement(full, part)
+            # never below half the digits: parts may agree to rounding by a symmetry
+            floor = jnp.sqrt(jnp.finfo(full.dtype).eps)
+            return jnp.where(jnp.isfinite(error), jnp.maximum(error, floor), jnp.inf)
 
-        split = self.rule.halves(parts)
-        halves = None if split is None else self.without_bias(split)
+        split = rule.halves(parts)
         mass = sums[:, 0]
         cut = self.cut(sums, g, dg)
         error = jnp.maximum(error_of(g, part_g), self.hidden(sums, g))
@@ -228,45 +285,41 @@ class _Integral(eqx.Module):
             ess=mass**2 / sums[:, -1],
             error=error + cut[0],
             dg_error=jnp.maximum(error, error_of(dg, part_dg)) + cut[1],
-            nodes=jnp.full((S,), G * level.rows[-1]),
-            halves=halves,
+            nodes=jnp.full((S,), rule.groups * level.rows[-1]),
+            halves=None if split is None else self.without_bias(split),
         )
         return moments, jnp.maximum(cut[0], 0.1 * cut[1])
 
     def cut(self, sums: Array, g: Array, dg: Array) -> tuple[Array, Array]:
-        """What g and dg change by where second moments of τ are moved by the tail beyond the nodes,
-        of all columns' `sums` the last but one, and means by a radius less [theory: numerics, Eq.
-        (3)]."""
+        """Changes of g and dg where the tail beyond the nodes, the last column but one, moves
+        second moments of τ, and means by a radius less [theory: numerics, Eq. (3)]."""
         mean, covariance = self.columns.moments(sums)
         tail = sums[:, -2] / sums[:, 0]
         one = jnp.eye(mean.shape[-1], dtype=tail.dtype)
-        moved_g, moved_dg = self.respond(
+        moved_g, moved_dg = self.integral.respond(
             mean + (tail / RADIUS)[:, None], covariance + tail[:, None, None] * one
         )
-        return _relative(moved_g, g), _relative(moved_dg, dg)
+        return _relative_change(moved_g, g), _relative_change(moved_dg, dg)
 
     def hidden(self, sums: Array, g: Array) -> Array:
-        """What g changes by where half a node's share 1/ESS of the mass lies beyond a jump and one
-        deviation off, and the groups may not see it."""
-        there = self.rule.hidden
-        if there is None:
+        """Change of g where half a node's share 1/ESS of the mass lies beyond a jump and one
+        deviation off: the groups may not show it."""
+        hides = self.rule.hidden
+        if hides is None:
             return jnp.zeros(len(g), g.dtype)
         mean, covariance = self.columns.moments(sums)
         share = sums[:, -1] / sums[:, 0] ** 2
-        moved, _ = self.respond(mean + 0.5 * share[:, None], covariance)
-        return jnp.where(there, _relative(moved, g), 0.0)
+        moved, _ = self.integral.respond(mean + 0.5 * share[:, None], covariance)
+        return jnp.where(hides, _relative_change(moved, g), 0.0)
 
     def without_bias(self, split: Array) -> tuple[Array, Array]:
-        """(g, dg), (S, 2, ...), of two halves of the nets, from sums (2, G/2, S, columns).
-
-        A posterior mean is a quotient, biased by its noise: n times it less n - 1 times the mean of
-        those without one of the n nets has no bias of first order left (the jackknife).
-        """
+        """(g, dg), (S, 2, ...), of two halves of the nets, from sums (2, G/2, S, columns)."""
+        # the jackknife: a quotient is biased by its noise, and n times it less n - 1 times the mean
+        # of those without one of the n nets has no bias of first order
         n = split.shape[1]
         whole = jnp.sum(split, axis=1, keepdims=True)
         every = jnp.concatenate([whole, whole - split], axis=1)
-        flat = every.reshape(-1, self.columns.count)
-        values = self.respond(*self.columns.moments(flat))
+        values = self.integral.respond(*self.columns.moments(every.reshape(-1, self.columns.count)))
 
         def corrected(x: Array) -> Array:
             x = x.reshape(2, n + 1, self.block, *x.shape[1:])
@@ -279,142 +332,63 @@ class _Integral(eqx.Module):
         """The level (S,) that samples are due at after this one; done ones are due beyond the last.
 
         Far from the goal a level is skipped. Samples at the edge of the ball go to the wide one.
-        Those that are out of levels keep their error, for the caller to see.
         """
-        rule = self.rule
-        tolerance = self.budget.tolerance
-        narrow = rule.narrow
-        last = rule.last
-        met = new.met(tolerance)
+        rule, tolerance, last, narrow = self.rule, self.tolerance, self.last, self.rule.narrow
         outside = cut > 0.5 * tolerance
         end = jnp.where(level < narrow, narrow - 1, last)
         stride = rule.stride(jnp.maximum(new.error, 0.1 * new.dg_error), tolerance)
         finer = jnp.where(level >= end, last + 1, jnp.minimum(level + stride, end))
         at_edge = outside & (level < narrow) & (narrow <= last)
+        # the wide family lacks the two coarsest sizes: about the same spacing as here
         due = jnp.where(at_edge, narrow + jnp.maximum(level - 2, 0), finer)
-        # not-a-number went in, or the posterior lies outside even the wide ball: no rule will help
+        # NaN went in, or the posterior lies outside even the wide ball: no rule will help
         hopeless = ~jnp.isfinite(new.log_mass) | (outside & (level >= narrow))
-        return jnp.where(met | hopeless, last + 1, due)
+        return jnp.where(new.met(tolerance) | hopeless, last + 1, due)
 
-    def climbed(self, climb: _Climb) -> _Climb:
-        """All samples that are due at a level, solved there, block by block."""
-        S = self.block
-        total = self.total
-        pending = climb.due == climb.level
-        level = self.level(climb.level)
+    def step(self, state: _State) -> _State:
+        """Solve all samples that are due at a level, block by block."""
+        S, total = self.block, self.total
+        pending = state.due == state.level
+        level = _Level(state.level, self.rule.rows(state.level))
+        # samples that are due first: blocks are full, and cost nothing for those that are done
         order = jnp.argsort(jnp.where(pending, 0, 1), stable=True)
         count = jnp.sum(pending)
 
         def one_block(b: Array, carry: tuple[Array, Moments]) -> tuple[Array, Moments]:
-            due, store = carry
+            due, moments = carry
             position = b * S + jnp.arange(S)
             which = order[jnp.minimum(position, total - 1)]
             # out of range: dropped by the scatter, clamped by the gather
             which = jnp.where(position < count, which, total)
-            block = jax.tree.map(lambda x: x.at[which].get(mode="clip"), self.samples)
+            block = jax.tree.map(lambda x: x.at[which].get(mode="clip"), self.integral.samples)
             new, cut = self.at_level(block, level)
             put = lambda old, x: old.at[which].set(x, mode="drop")
-            due = put(due, self.next_level(climb.level, new, cut))
-            return due, jax.tree.map(put, store, new)
+            due = put(due, self.next_level(state.level, new, cut))
+            return due, jax.tree.map(put, moments, new)
 
-        due, store = lax.fori_loop(0, -(-count // S), one_block, (climb.due, climb.store))
-        return _Climb(climb.level + 1, due, store)
+        carry = (state.due, state.moments)
+        due, moments = lax.fori_loop(0, -(-count // S), one_block, carry)
+        return _State(state.level + 1, due, moments)
 
-    def solved(self, first: Array, rest: Rest | None = None) -> Moments:
-        """The moments of all samples, or of the `rest`, from the levels `first` (N,) on."""
-        S = self.block
-        last = self.rule.last
+    def solve(self) -> Moments:
+        """The moments of all samples."""
+        start = self.integral.start
+        start = jnp.zeros((), int) if start is None else jnp.clip(start, 0, self.rule.narrow - 1)
+        due = jnp.broadcast_to(start, (self.total,))
+        lowest = jnp.min(due)
         block = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((S, *x.shape[1:]), x.dtype), self.samples
+            lambda x: jax.ShapeDtypeStruct((self.block, *x.shape[1:]), x.dtype),
+            self.integral.samples,
         )
-        lowest = jnp.min(first)
-        shapes = jax.eval_shape(lambda block: self.at_level(block, self.level(lowest))[0], block)
+        level = _Level(lowest, self.rule.rows(lowest))
+        shapes = jax.eval_shape(lambda block: self.at_level(block, level)[0], block)
         empty = lambda x: jnp.zeros((self.total, *x.shape[1:]), x.dtype)
-        due = first
-        store = jax.tree.map(empty, shapes)
-        if rest is not None:
-            due = jnp.where(rest.due, first, last + 1)
-            store = store if rest.moments is None else _with_halves(rest.moments, store)
-        start = _Climb(lowest, due, store)
-
-        def unfinished(climb: _Climb) -> Array:
-            return (climb.level <= last) & jnp.any(climb.due <= last)
-
-        return lax.while_loop(unfinished, lambda climb: self.climbed(climb), start).store
+        state = _State(lowest, due, jax.tree.map(empty, shapes))
+        unfinished = lambda s: (s.level <= self.last) & jnp.any(s.due <= self.last)
+        return lax.while_loop(unfinished, lambda s: self.step(s), state).moments
 
 
-def self_refining_moments(
-    integrand: Integrand,
-    samples: PyTree,
-    respond: Respond,
-    *,
-    inner: int,
-    outer: int,
-    budget: Budget,
-    start: Array | None = None,
-    analytic: Array | bool = True,
-    jumps: Array | None = None,
-    key: PRNGKeyArray | None = None,
-    single: Array | None = None,
-    shared: int | None = None,
-    rest: Rest | None = None,
-    largest: int = LARGEST_GRID,
-) -> Moments:
-    r"""Posterior moments of τ = (t, r(t)) for a batch of samples, refined until the error is met.
-
-    For each sample, with t ∈ R^inner standard Gaussian and one or more branches s (sign copies),
-        mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   τ = (t, r_s(t)) ∈ R^{inner+outer},
-    and ⟨τ⟩, ⟨ττᵀ⟩ under the normalised weight.
-
-    The groups of each rule (half-grids, randomised nets) are compared with the whole, at no cost.
-    Samples that miss the tolerance go on to the next level, alone; those that still miss it at the
-    last keep their error, for the caller to see. Memory is bounded by the block, whatever N.
-    Forward-mode differentiable; not in reverse mode, as the lengths of loops depend on the data.
-
-    Args:
-        integrand: `integrand(block, t)` for a block of S samples and nodes t (n, inner): the
-            positive factor f (S, n), and one (ℓ (S, n), [r_1 .. r_outer]) a branch, or a `Branch`
-            where a copy is itself an integral.
-        samples: A tree of arrays with leading axis N.
-        respond: `respond(mean (S, K), covariance (S, K, K))` -> (g, dg), the quantities whose error
-            counts.
-        inner: Number of variables t.
-        outer: Number of residuals r.
-        budget: Tolerance, and the largest rule.
-        start: Level to begin with, a number, or one for each sample (N,). Default: the first.
-        analytic: Whether the integrand is smooth, which the error estimate of grids may then rely
-            on, a boolean number. Default True.
-        jumps: Whether the integrand jumps, a boolean number. Default: never.
-        key: Randomisation of the nets (where grids do not fit, `grid_fits`). Default
-            jax.random.key(0).
-        single: Whether nets may weigh their nodes in single precision, a boolean number: three
-            times as fast, and the caller answers for the rounding of r. Default: no.
-        shared: How many of the t, from the first on, are components of τ. The others only say
-            where the nodes are: whatever τ has beside the shared ones are residuals, which may then
-            differ from branch to branch. Default: all.
-        rest: Which samples are integrated, and what is known of the others. Default: all.
-        largest: Variables that grids are taken for, at most: 3, or 4 where the integrand is smooth
-            and has no narrow feature. Default 3.
-
-    Returns:
-        `Moments` of all samples.
-
-    Cost:
-        Nodes × (one integrand + about (K+1)²/2 multiply-adds a branch), K = inner + outer.
-
-    Source:
-        [TW14], [M98], [theory: numerics, section 3].
-    """
-    rule = rule_for(inner, budget.max_nodes, analytic, key, jumps, largest)
-    columns = Columns(inner if shared is None else shared, outer)
-    integral = _Integral(integrand, respond, samples, rule, columns, budget, single)
-    first = jnp.zeros((), int) if start is None else jnp.clip(start, 0, rule.narrow - 1)
-    return integral.solved(jnp.broadcast_to(first, (integral.total,)), rest)
-
-
-def level_for_width(inner: int, budget: Budget, width: Array, largest: int = LARGEST_GRID) -> Array:
-    """The level to begin with, from a guess of the `width` of the narrowest feature in t, a number
-    or one for each sample."""
-    if not grid_fits(inner, budget.max_nodes, largest):
-        return jnp.zeros(jnp.shape(width), int)
-    return TrapezoidRule(inner, budget.max_nodes, True).level_for_width(width)
+def _relative_change(moved: Array, x: Array) -> Array:
+    """The largest change (S,) of x (S, ...), relative to one plus its largest entry."""
+    moved, x = (y.reshape(len(x), -1) for y in (moved, x))
+    return jnp.max(jnp.abs(moved - x), axis=1) / (1.0 + jnp.max(jnp.abs(x), axis=1))

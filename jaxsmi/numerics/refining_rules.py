@@ -35,9 +35,7 @@ __all__ = [
     "RADIUS",
     "WIDE_RADIUS",
     "grid_fits",
-    "LARGEST_GRID",
     "no_weight",
-    "rule_for",
 ]
 
 # Radius of the ball of nodes in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5),
@@ -45,40 +43,40 @@ __all__ = [
 RADIUS = 5.5
 WIDE_RADIUS = 9.0
 
-# of each level, by the number of variables
+# of each level, by the number of variables: powers of two where nodes are cheap, in more variables
+# steps of about 2^(1/2), as each is dear
 NODES_PER_AXIS = {
     1: tuple(2**k for k in range(5, 17)),
     2: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
     3: (20, 28, 40, 56, 80, 100, 128, 160),
-    4: (16, 20, 24, 32, 40),
 }
-# what a ball takes of the box around it
-_BALL = {1: 1.0, 2: np.pi / 4, 3: np.pi / 6, 4: np.pi**2 / 32}
+# volume of a ball over that of the box around it
+_BALL = {1: 1.0, 2: np.pi / 4, 3: np.pi / 6}
 
-LARGEST_GRID = 3  # variables, unless a caller knows that four do; above, nets
-# spacing of the first level, in widths of the narrowest feature; in four variables nodes are dear
-_FIRST_SPACING = {1: 2.6, 2: 2.6, 3: 2.6, 4: 5.0}
+# spacing of the first level, in widths of the narrowest feature: at 2 to 3 widths of a Gaussian the
+# trapezoidal error is 1e-2 to 1e-1, where refining starts to pay
+_FIRST_SPACING = 2.6
 
 # c and p of the error c e^p, e the largest difference of a half, on grids that are moved or not
+# [theory: numerics, Eq. (4)]
 _ON_MOVED = (3.0, 4.0 / 3.0)
-_ON_CENTRED = {2: (1.0, 1.5), 3: (1.0, 1.5), 4: (1.5, 4.0 / 3.0)}
+_ON_CENTRED = (1.0, 1.5)
 
 _SHIFT = 0.25  # of a spacing, by which a grid is moved off its centre of symmetry
-# worked on at once, at least; of two axes the groups of the first grids have 203, 451, 807 and 1808
-_NODES = {1: 64, 2: 228, 3: 128, 4: 128}
+# nodes worked on at once, at least; of two axes the groups of the first grids have 203, 451, 807
+# and 1808 (empirical: these fill the blocks best)
+_NODES = {1: 64, 2: 228, 3: 128}
 
 _NETS = 8  # independent randomisations of a net: their spread is the error
 
 _NET_SIZES = tuple(_NETS * 2**k for k in range(8, 21))
 
 
-def grid_fits(dimension: int, max_nodes: int, largest: int = LARGEST_GRID) -> bool:
-    """Whether an integral is a sum over grids: of at most `largest` variables, no more than four,
-    and with nodes enough for the coarsest. One of no variables is no integral, and fits."""
-    if dimension == 0:
-        return True
-    if dimension > largest:
-        return False
+def grid_fits(dimension: int, max_nodes: int) -> bool:
+    """An integral is a sum over grids: of at most three variables, and with nodes enough for the
+    coarsest. One of no variables is no integral, and fits."""
+    if dimension not in NODES_PER_AXIS:
+        return dimension == 0
     return _BALL[dimension] * NODES_PER_AXIS[dimension][0] ** dimension <= max_nodes
 
 
@@ -103,36 +101,26 @@ def standard_error(full: Array, parts: Array) -> Array:
 
 
 class AbstractRule(eqx.Module):
-    """A family of rules for integrals against N(0, 1) in `dimension` variables.
+    """A family of rules for integrals against a standard Gaussian, from coarse to fine.
 
     Attributes:
-        dimension: d, how many variables.
-        sizes: What each level is made of: nodes per axis, or points of all nets.
-        narrow: How many levels lie in the narrow ball; those after them lie in the wide one, for
+        sizes: Of each level: nodes per axis, or points of all nets.
+        narrow: Number of levels in the narrow ball; those after them lie in the wide one, for
             samples whose posterior reaches the edge.
-        groups: How many interleaved parts a level has, each a rule of its own.
-        single_precision: Whether nodes may be weighed in single precision.
+        groups: Number of interleaved parts of a level, each a rule of its own.
+        single_precision: Nodes may be weighed in single precision.
         blocks: Samples and nodes worked on at once, at least and at most (`memory.block_within`).
     """
 
-    dimension: eqx.AbstractVar[int]
     sizes: eqx.AbstractVar[tuple[int, ...]]
     narrow: eqx.AbstractVar[int]
     groups: eqx.AbstractVar[int]
     single_precision: eqx.AbstractClassVar[bool]
     blocks: eqx.AbstractVar[tuple[Block, Block]]
 
-    @property
-    def last(self) -> int:
-        """The finest level."""
-        return len(self.sizes) - 1
-
     @abc.abstractmethod
     def rows(self, level: Array) -> Array:
-        """How many nodes of one group lie in the rows up to each.
-
-        The last entry is their number.
-        """
+        """Number of nodes of one group in the rows up to each; the last entry counts all."""
 
     @abc.abstractmethod
     def nodes(self, start: Array, count: int, group: Array, level: Array, rows: Array) -> Nodes:
@@ -140,7 +128,7 @@ class AbstractRule(eqx.Module):
 
     @property
     def hidden(self) -> Array | None:
-        """Whether jumps of the integrand may cancel in all groups; None where they never do."""
+        """Jumps of the integrand may cancel in all groups; None where they never do."""
         return None
 
     def halves(self, parts: Array) -> Array | None:
@@ -151,7 +139,7 @@ class AbstractRule(eqx.Module):
 
     @abc.abstractmethod
     def stride(self, error: Array, tolerance: Array) -> Array:
-        """How many levels to go up from an error that misses the tolerance."""
+        """Number of levels to go up from an error that misses the tolerance."""
 
     @abc.abstractmethod
     def disagreement(self, full: Array, parts: Array) -> Array:
@@ -164,15 +152,9 @@ class AbstractRule(eqx.Module):
         """The sums that are compared with the whole, from those of the groups (G, S, C)."""
         return parts
 
-    def error(self, full: Array, parts: Array) -> Array:
-        """`disagreement`, never below half the digits, and infinite where it is not a number."""
-        error = self.disagreement(full, parts)
-        floor = jnp.sqrt(jnp.finfo(full.dtype).eps)
-        return jnp.where(jnp.isfinite(error), jnp.maximum(error, floor), jnp.inf)
-
 
 class TrapezoidRule(AbstractRule):
-    """Trapezoidal sums in one to four variables on the nodes of a ball |t| <= radius.
+    """Trapezoidal sums in one to three variables on the nodes of a ball |t| <= radius.
 
     A group holds the nodes of one parity along every axis, 2^d in all, mirror images of one another
     [theory: numerics, section 3]. Halves of one parity along one axis, and of one chequerboard of
@@ -185,8 +167,8 @@ class TrapezoidRule(AbstractRule):
     `jumps` says that labels may be anything, the grid is moved by a quarter of its spacing instead,
     after which its halves are no mirror images.
 
-    Dropping the corners of the box saves 21 % of the nodes in two dimensions, 48 % in three and
-    69 % in four, at the price of a tail e^{-radius²/2} that the error estimate includes.
+    Dropping the corners of the box saves 21 % of the nodes in two dimensions and 48 % in three, at
+    the price of a tail e^{-radius²/2} that the error estimate includes.
     """
 
     single_precision: ClassVar[bool] = False
@@ -199,7 +181,6 @@ class TrapezoidRule(AbstractRule):
     shift: float = eqx.field(static=True)
     analytic: Array
     jumps: Array | None
-    _alone: Array | None
 
     def __init__(
         self,
@@ -217,15 +198,13 @@ class TrapezoidRule(AbstractRule):
         self.radii = (RADIUS,) * len(sizes) + (WIDE_RADIUS,) * len(wide)
         self.shift = 0.0 if dimension > 1 and jumps is None else _SHIFT
         self.analytic = jnp.asarray(analytic)
-        # of one axis the two parities see every jump, but not two of them that cancel
-        self.jumps = None if dimension == 1 else jumps
-        self._alone = jumps if dimension == 1 else None
+        self.jumps = jumps
         self.groups = 2**dimension
 
     @property
     def hidden(self) -> Array | None:
-        """In one variable, where there are jumps."""
-        return self._alone
+        """In one variable: the two parities show every jump, but not two of them that cancel."""
+        return self.jumps if self.dimension == 1 else None
 
     @property
     def blocks(self) -> tuple[Block, Block]:
@@ -233,10 +212,8 @@ class TrapezoidRule(AbstractRule):
         return Block(16, _NODES[self.dimension]), Block(512, 2048)
 
     def rows(self, level: Array) -> Array:
-        """How many nodes of one group lie in the rows up to each.
-
-        A row is a line of nodes along the last axis.
-        """
+        """Number of nodes of one group in the rows up to each; a row is a line of nodes along the
+        last axis."""
         size = jnp.asarray(self.sizes)[level]
         radius = jnp.asarray(self.radii, theory_dtype())[level]
         count = size // 2
@@ -250,7 +227,7 @@ class TrapezoidRule(AbstractRule):
         return jnp.cumsum(jnp.where(row < count ** (self.dimension - 1), per_row, 0))
 
     def digits(self, row: Array, count: Array) -> list[Array]:
-        """Where a row of the first group lies along the axes before the last."""
+        """Position of a row of the first group along the axes before the last."""
         return [2 * ((row // count**k) % count) for k in range(self.dimension - 1)]
 
     def nodes(self, start: Array, count: int, group: Array, level: Array, rows: Array) -> Nodes:
@@ -291,11 +268,12 @@ class TrapezoidRule(AbstractRule):
         odd = np.concatenate([bits, bits[first] ^ bits[second]])
         halves = jnp.asarray(np.concatenate([1 - odd, odd]), parts.dtype)
         compared = jnp.tensordot(halves, parts, axes=1)
-        return compared if self.jumps is None else jnp.concatenate([compared, parts])
+        by_groups = self.jumps is not None and self.dimension > 1
+        return jnp.concatenate([compared, parts]) if by_groups else compared
 
     def disagreement(self, full: Array, parts: Array) -> Array:
-        """c e^p, e the largest difference of a half, by what is integrated; of links with kinks 3e;
-        where it jumps three standard errors of the mean of the groups [theory: numerics, Eq. (4)].
+        """c e^p, e the largest difference of a half; of links with kinks 3e; where the integrand
+        jumps three standard errors of the mean of the groups [theory: numerics, Eq. (4)].
 
         Trapezoidal sums of analytic integrands converge so fast that the error is at most about the
         square of that of half the nodes; where a small part of the mass is not resolved it is that
@@ -309,28 +287,21 @@ class TrapezoidRule(AbstractRule):
         nothing = jnp.sqrt(jnp.finfo(full.dtype).eps) * jnp.max(jnp.abs(halves), axis=0)
         apart = jnp.where(jnp.abs(full) <= nothing, 0.0, jnp.abs(halves - full))
         error = jnp.max(apart, axis=(0, -1)) / scale
-        factor, power = _ON_MOVED if self.shift else _ON_CENTRED[self.dimension]
+        factor, power = _ON_MOVED if self.shift else _ON_CENTRED
         smooth = factor * jnp.where(error < 1.0, error**power, error)
         error = jnp.where(self.analytic, smooth, 3.0 * error)
-        if self.jumps is None:
+        if self.jumps is None or self.dimension == 1:
             return error
         return jnp.where(self.jumps, 3.0 * standard_error(full, groups) / scale, error)
 
     def level_for_width(self, width: Array) -> Array:
-        """The first level whose spacing is at most 2.6 widths, in four variables five.
-
-        At a spacing of 2 to 3 widths of a Gaussian the trapezoidal error is 1e-2 to 1e-1, where
-        refining starts to pay.
-        """
+        """The first level whose spacing is at most 2.6 widths."""
         spacing = 2 * RADIUS / jnp.asarray(self.sizes[: self.narrow - 1], theory_dtype())
-        return jnp.sum(spacing > _FIRST_SPACING[self.dimension] * width[..., None], axis=-1)
+        return jnp.sum(spacing > _FIRST_SPACING * width[..., None], axis=-1)
 
 
 class NetRule(AbstractRule):
-    """Averages over randomised Gaussian nets, in any number of variables.
-
-    A group is one randomisation.
-    """
+    """Averages over randomised Gaussian nets, in any number of variables; a group is one net."""
 
     groups: ClassVar[int] = _NETS
     single_precision: ClassVar[bool] = True
@@ -338,13 +309,11 @@ class NetRule(AbstractRule):
     blocks: ClassVar[tuple[Block, Block]] = (Block(4, 256), Block(64, 16384))
 
     net: Net
-    dimension: int = eqx.field(static=True)
     sizes: tuple[int, ...] = eqx.field(static=True)
     narrow: int = eqx.field(static=True)
 
     def __init__(self, dimension: int, max_nodes: int, key: PRNGKeyArray):
         self.net = nets(key, _NETS, dimension)
-        self.dimension = dimension
         self.sizes = tuple(size for size in _NET_SIZES if size <= max_nodes)
         self.narrow = len(self.sizes)
 
@@ -367,7 +336,9 @@ class NetRule(AbstractRule):
         return parts.reshape(-1, 2, *parts.shape[1:]).swapaxes(0, 1)
 
     def stride(self, error: Array, tolerance: Array) -> Array:
-        """As many doublings as an error that falls like N^(-0.9) asks for, at most five."""
+        """Doublings by an error that falls like N^(-0.9), at most five."""
+        # empirical: the rate of scrambled nets on posteriors of attention; five are a factor of 32,
+        # beyond which an error estimate of few nodes is not to be trusted
         doublings = jnp.ceil(jnp.log2(jnp.maximum(error / tolerance, 1.0)) / 0.9)
         return jnp.clip(jnp.nan_to_num(doublings, posinf=5.0), 1, 5).astype(int)
 
@@ -375,27 +346,3 @@ class NetRule(AbstractRule):
         """Three standard errors: F components, with seven degrees of freedom each."""
         scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
         return 3.0 * standard_error(full, parts) / scale
-
-
-def rule_for(
-    dimension: int,
-    max_nodes: int,
-    analytic: Array | bool = True,
-    key: PRNGKeyArray | None = None,
-    jumps: Array | None = None,
-    largest: int = LARGEST_GRID,
-) -> AbstractRule:
-    """The rule for integrals in `dimension` variables: trapezoidal where `grid_fits`, else nets.
-
-    Args:
-        dimension: d, the number of variables.
-        max_nodes: Nodes of the finest level at most (of the box that encloses a ball).
-        analytic: Whether integrands are smooth, which the error estimate of grids may rely on.
-            Default True.
-        key: Randomisation of the nets. Default jax.random.key(0).
-        jumps: Whether integrands jump, a boolean number. Default: never.
-        largest: Variables of a grid at most. Default 3.
-    """
-    if grid_fits(dimension, max_nodes, largest):
-        return TrapezoidRule(dimension, max_nodes, analytic, jumps)
-    return NetRule(dimension, max_nodes, jax.random.key(0) if key is None else key)

@@ -1,7 +1,7 @@
 """Sums over the nodes of a rule, and the moments that they make.
 
-Weights are kept relative to the largest logarithm met so far, chunk of nodes by chunk of nodes: so
-nothing overflows, and nothing is read twice [theory: numerics, section 3].
+Weights are relative to the largest logarithm so far, chunk of nodes by chunk of nodes: nothing
+overflows, and nothing is read twice [theory: numerics, section 3].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.refining_rules import Nodes, no_weight
 
-__all__ = ["Branch", "Columns", "Copy", "Sums"]
+__all__ = ["Branch", "Columns", "Sums"]
 
 
 class Branch(NamedTuple):
@@ -38,9 +38,6 @@ class Branch(NamedTuple):
         return self.products[m, n]
 
 
-Copy = Branch | tuple[Array, Sequence[Array]]
-
-
 class Sums(NamedTuple):
     """Sums `values` (S, columns) over nodes, relative to the largest log-weight `top` (S,)."""
 
@@ -49,11 +46,8 @@ class Sums(NamedTuple):
 
 
 class Columns(eqx.Module):
-    """Which sums over nodes make the moments.
-
-    They are sums of w times 1, t and t tᵀ, r and r t for each residual, r r for each pair of
-    residuals, the weight of the tail; and the sum of w².
-    """
+    """The sums over nodes that make the moments: of w times 1, t and t tᵀ, r and r t for each
+    residual, r r for each pair of residuals, the weight of the tail; and the sum of w²."""
 
     inner: int = eqx.field(static=True)
     outer: int = eqx.field(static=True)
@@ -70,12 +64,12 @@ class Columns(eqx.Module):
 
     @property
     def polynomial(self) -> int:
-        """How many of the columns are sums of w × (1, t, t tᵀ), which come first."""
+        """Number of columns that are sums of w × (1, t, t tᵀ), which come first."""
         return 1 + self.inner + len(self.inner_pairs)
 
     @property
     def count(self) -> int:
-        """How many columns there are; the last but one belongs to the tail, the last to w²."""
+        """Number of columns; the last but one belongs to the tail, the last to w²."""
         return self.polynomial + self.outer * (1 + self.inner) + len(self.outer_pairs) + 2
 
     def none(self, samples: int) -> Sums:
@@ -84,11 +78,10 @@ class Columns(eqx.Module):
         top = jnp.full((samples,), no_weight(dtype), dtype)
         return Sums(top, jnp.zeros((samples, self.count), dtype))
 
-    def over(self, nodes: Nodes, factor: Array, branches: Sequence[Copy]) -> Sums:
-        """The sums over some nodes, from what the integrand is there."""
+    def over(self, nodes: Nodes, factor: Array, branches: Sequence[Branch]) -> Sums:
+        """The sums over some nodes, from the factor and the branches of the integrand there."""
         t, log_node, tail = nodes
         t = t[:, : self.inner]
-        branches = [b if isinstance(b, Branch) else Branch(b[0], b[1]) for b in branches]
         logs = [branch.log_weight + log_node for branch in branches]
         top = jnp.max(jnp.stack([jnp.max(ell, axis=1) for ell in logs]), axis=0)
         top = lax.stop_gradient(jnp.maximum(top, no_weight(top.dtype) / 2))

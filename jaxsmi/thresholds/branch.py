@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.channels.averages import response_of, weighted_posteriors
 from jaxsmi.channels.base import Response
 from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
@@ -77,11 +78,11 @@ def branch_point(branch: OverlapMap, V: Array, X: Array | None = None) -> tuple[
     Q, covariance = branch.overlaps(V)
     nets = branch.randomisations
     channel = branch.model.channel
-    sizes = {"samples": branch.samples, "randomisations": nets}
-    post, weight = channel.weighted(Q, covariance, key=branch.key, **sizes)
+    sizes = {"points": branch.samples, "nets": nets}
+    post, weight = weighted_posteriors(channel, Q, covariance, key=branch.key, **sizes)
     unlearned = _unlearned(branch, V)
     grown = growth_from(branch.model, post, weight, covariance, unlearned, nets, X)
-    return channel.averaged(post, weight, nets), grown
+    return response_of(channel, post, weight, nets), grown
 
 
 def _unlearned(branch: OverlapMap, V: Array) -> Array:

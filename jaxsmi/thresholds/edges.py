@@ -188,8 +188,8 @@ def _perfect_free_entropies(
             (1 - _TIP) * S,
             _TIP * S,
             key=key,
-            samples=samples,
-            randomisations=NETS,
+            points=samples,
+            nets=NETS,
             tangents=False,
         )
         return jnp.mean(response.log_partition)

@@ -24,6 +24,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.averages import weighted_posteriors
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import off_zero
 from jaxsmi.core.checks import Arguments
@@ -142,8 +143,8 @@ def growth(
 
     `X` is the leading eigenmatrix where it is known already. `samples` points in each net.
     """
-    sizes = {"samples": samples, "randomisations": randomisations}
-    post, weight = model.channel.weighted(Q, V, key=key, **sizes)
+    sizes = {"points": samples, "nets": randomisations}
+    post, weight = weighted_posteriors(model.channel, Q, V, key=key, **sizes)
     return growth_from(model, post, weight, V, unlearned, randomisations, X)
 
 

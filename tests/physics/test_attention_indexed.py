@@ -12,7 +12,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi.channels.hardmax import HardmaxScores, hardmax_response, sampled_response
 from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
-from jaxsmi.channels.scalar import log_quadrant
+from jaxsmi.channels.signs import log_quadrant
 from jaxsmi.core.codes import Result
 from jaxsmi.priors.wishart import WishartLaw, WishartPrior
 

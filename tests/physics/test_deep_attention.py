@@ -81,7 +81,7 @@ def test_state_evolution_iteration_time():
     step = jax.jit(
         lambda key: (
             two_layers()
-            .channel.response(jnp.eye(2) - V, V, key=key, samples=1024, randomisations=10)
+            .channel.response(jnp.eye(2) - V, V, key=key, points=1024, nets=10)
             .mean
         )
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.channels.layered_scores import LayeredScores
+from jaxsmi.channels.layered_scores import layered_channel
 from jaxsmi.channels.matrix_scores import SoftmaxScores
 from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.refining import Budget
@@ -26,7 +26,7 @@ def respond(channel, statistic, omega, V):
 
 def channel(beta, skip, layers=2):
     readout = SoftmaxScores(tokens=2, beta=jnp.asarray(beta))
-    return LayeredScores(layers, 2, jnp.asarray(skip), readout, Budget(1e-4))
+    return layered_channel(layers, jnp.asarray(skip), readout, Budget(1e-4))
 
 
 def softmax(h):
@@ -132,9 +132,7 @@ def test_scores_say_of_each_other_what_bayes_demands():
     gap = pairs - truth
     z = gap.mean(0) / (gap.std(0) / np.sqrt(N))
     assert np.max(np.abs(z)) < 4.0
-    theory = model.response(
-        jnp.asarray(Q), jnp.diag(jnp.asarray(V)), key=KEY, samples=1024, randomisations=8
-    )
+    theory = model.response(jnp.asarray(Q), jnp.diag(jnp.asarray(V)), key=KEY, points=1024, nets=8)
     error = np.hypot(pairs.std(0) / np.sqrt(N), np.std(theory.replicas, 0) / np.sqrt(7))
     assert np.max(np.abs(pairs.mean(0) - theory.mean) / error) < 4.0
     f = np.asarray(theory.mean)
@@ -145,9 +143,9 @@ def test_scores_say_of_each_other_what_bayes_demands():
 @pytest.mark.slow
 def test_the_ansatz_breaks_with_three_layers():
     """Layers 1 and 2 of three enter the label almost alike: what they say is nearly one number."""
-    model = eqx.tree_at(lambda c: c.budget, channel(1.0, 1.0, layers=3), Budget(1e-2, 2**14))
+    model = eqx.tree_at(lambda c: c.inner.budget, channel(1.0, 1.0, layers=3), Budget(1e-2, 2**14))
     V = jnp.eye(3)
-    f = model.response(0.5 * jnp.ones((3, 3)), V, key=KEY, samples=16, randomisations=8).mean
+    f = model.response(0.5 * jnp.ones((3, 3)), V, key=KEY, points=16, nets=8).mean
     assert f[0, 1] / np.sqrt(f[0, 0] * f[1, 1]) > 0.6
 
 

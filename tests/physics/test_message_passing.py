@@ -60,7 +60,7 @@ def theory(name):
     @jax.jit
     def step(Q, key):
         found = model.channel.response(
-            Q, eye - Q, key=key, samples=2**14, randomisations=8, tangents=False
+            Q, eye - Q, key=key, points=2**14, nets=8, tangents=False
         )
         return model.prior.overlap(alpha * found.mean + strength / (1 - strength) * eye)
 

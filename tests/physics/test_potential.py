@@ -52,7 +52,7 @@ def test_its_gradient_is_the_residual_of_state_evolution(name):
 
     def qhat(Q):
         each = model.channel.response(
-            jnp.asarray(Q), jnp.asarray(S - Q), key=KEY, samples=samples // 8, randomisations=8
+            jnp.asarray(Q), jnp.asarray(S - Q), key=KEY, points=samples // 8, nets=8
         )
         return alpha * np.asarray(each.mean)
 

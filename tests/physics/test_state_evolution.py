@@ -158,7 +158,7 @@ def test_slope_at_zero_overlap_is_the_inverse_threshold(model, slope):
     @jax.jit
     def at(key):
         Q = tiny * jnp.eye(1)
-        return channel.response(Q, jnp.eye(1) - Q, key=key, samples=2**12, randomisations=4)
+        return channel.response(Q, jnp.eye(1) - Q, key=key, points=2**12, nets=4)
 
     found = [at(key) for key in jax.random.split(jax.random.key(5), 8)]
     for per_key in ([f.jacobian[0, 0, 0, 0] for f in found], [f.mean[0, 0] / tiny for f in found]):
@@ -309,7 +309,7 @@ def directional(name):
 
     @jax.jit
     def at(Q, key):
-        return channel.response(Q, jnp.eye(P) - Q, key=key, samples=samples, randomisations=2)
+        return channel.response(Q, jnp.eye(P) - Q, key=key, points=samples, nets=2)
 
     rows = []
     for key in jax.random.split(jax.random.key(11), KEYS):
@@ -366,7 +366,7 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
     V = 1e-8 * shape
     respond = jax.jit(
         lambda V, key: model.channel.response(
-            jnp.eye(depth) - V, V, key=key, samples=64, randomisations=8, tangents=False
+            jnp.eye(depth) - V, V, key=key, points=64, nets=8, tangents=False
         )
     )
     found = respond(V, jax.random.key(8))

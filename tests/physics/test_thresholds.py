@@ -264,8 +264,8 @@ def fixed_points_near_recovery(depth, smallest, samples, iterations):
                 jnp.eye(depth) - V,
                 V,
                 key=jax.random.key(step),
-                samples=samples // 8,
-                randomisations=8,
+                points=samples // 8,
+                nets=8,
                 tangents=False,
             )
             each = (depth - v.sum()) / np.einsum("p,rpp->r", v, np.asarray(R.replicas))

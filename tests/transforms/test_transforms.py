@@ -177,7 +177,7 @@ def test_tangent_of_the_response_of_a_closed_form():
     @jax.jit
     def response(q):
         Q = q * jnp.eye(1)
-        found = channel.response(Q, jnp.eye(1) - Q, key=KEY, samples=2048, randomisations=4)
+        found = channel.response(Q, jnp.eye(1) - Q, key=KEY, points=2048, nets=4)
         return found.mean[0, 0], found.jacobian[0, 0, 0, 0]
 
     q, h = 0.4, 1e-5

@@ -11,6 +11,7 @@ import pytest
 from scipy.special import ndtr
 
 import jaxsmi as smi
+from helpers import respond
 from jaxsmi.channels.jumps import kinked
 from jaxsmi.numerics.refining import Budget
 
@@ -83,7 +84,6 @@ def test_errors_of_many_labels_are_honest(name, variance, noise):
     channel = smi.MultiIndex(law, indices=2, noise=noise).channel
     y, omega = drawn(link, variance, noise, 512, seed=5)
     arguments = jnp.asarray(y), jnp.asarray(omega[..., None]), variance * jnp.eye(2)
-    respond = eqx.filter_jit(type(channel).respond)
     post = respond(channel, *arguments)
     fine = smi.MultiIndex(law, indices=2, noise=noise, tolerance=1e-6, max_nodes=2**22).channel
     exact = respond(fine, *arguments)
@@ -130,7 +130,7 @@ def test_links_of_one_field_that_jump(name, variance, noise):
     law = lambda z: table[jnp.searchsorted(jnp.asarray(knots), z[0, 0])]
     channel = smi.MultiIndex(law, indices=1, noise=noise).channel
     arguments = jnp.asarray(y), jnp.asarray(omega[:, None, None]), variance * jnp.eye(1)
-    post = eqx.filter_jit(type(channel).respond)(channel, *arguments)
+    post = respond(channel, *arguments)
     g = of_steps(knots, values, y, omega, variance, noise)
     error = np.abs(np.asarray(post.g).ravel() - g) / (1.0 + np.abs(g))
     told = np.asarray(post.error)
@@ -170,12 +170,8 @@ def told_and_true(tokens, V, count, fine):
     """Errors of g and of ∂g (2, N) as told and as they are, of two layers."""
     model = smi.DeepAttention(2, tokens, skip=1.0)
     arguments = fields_of(model, V, count)
-    moments = eqx.filter_jit(
-        lambda channel, budget, statistic, omega, V: channel.moments(
-            statistic[:, None], omega, jnp.linalg.cholesky(V), budget, None
-        )
-    )
-    found, exact = (moments(model.channel, Budget(x), *arguments) for x in (1e-3, fine))
+    at = lambda x: eqx.tree_at(lambda c: c.budget, model.channel, Budget(x))
+    found, exact = (respond(at(x), *arguments) for x in (1e-3, fine))
     flat = lambda x: np.asarray(x).reshape(count, -1)
     true = []
     for x, y in ((found.g, exact.g), (found.dg, exact.dg)):

@@ -16,8 +16,9 @@ from jaxsmi.numerics.nets import (
     power_of_two,
     randomised_gaussians,
 )
-from jaxsmi.numerics.refining import Budget, level_for_width, self_refining_moments
-from jaxsmi.numerics.refining_rules import LARGEST_GRID, TrapezoidRule, grid_fits
+from jaxsmi.numerics.refining import Budget, Integral, level_for_width, self_refining_moments
+from jaxsmi.numerics.refining_rules import grid_fits
+from jaxsmi.numerics.refining_sums import Branch
 
 KEY = jax.random.key(0)
 
@@ -28,7 +29,7 @@ def plain(mean, covariance):
 
 
 @eqx.filter_jit
-def gaussian_posterior(centre, width, budget, start=None, slope=None, largest=LARGEST_GRID):
+def gaussian_posterior(centre, width, budget, start=None, slope=None):
     """Prior N(0, 1) in each t, likelihood exp(-(t - centre)²/(2 width²)); one residual r = slope·t
     where a slope is given."""
     inner = centre.shape[1]
@@ -37,18 +38,11 @@ def gaussian_posterior(centre, width, budget, start=None, slope=None, largest=LA
         c, w = block
         value = sum(-0.5 * ((t[:, i] - c[:, i, None]) / w[:, i, None]) ** 2 for i in range(inner))
         residuals = [] if slope is None else [t @ slope + 0.0 * value]
-        return jnp.ones_like(value), [(value, residuals)]
+        return jnp.ones_like(value), [Branch(value, residuals)]
 
-    return self_refining_moments(
-        integrand,
-        (centre, width),
-        plain,
-        inner=inner,
-        outer=0 if slope is None else 1,
-        budget=budget,
-        start=start,
-        largest=largest,
-    )
+    outer = 0 if slope is None else 1
+    integral = Integral(integrand, (centre, width), plain, inner, outer, start=start)
+    return self_refining_moments(integral, budget)
 
 
 def exact(centre, width):
@@ -188,18 +182,13 @@ def test_two_branches_are_summed():
 
     def integrand(block, t):
         c, w = block
-        branches = [(-0.5 * ((t[:, 0] - s * c[:, :1]) / w[:, :1]) ** 2, []) for s in (1, -1)]
+        copy = lambda s: Branch(-0.5 * ((t[:, 0] - s * c[:, :1]) / w[:, :1]) ** 2, [])
+        branches = [copy(1), copy(-1)]
         return jnp.exp(0.3 * t[:, 0]) + 0.0 * branches[0][0], branches
 
     c, w = 0.8, 0.4
-    found = self_refining_moments(
-        integrand,
-        (jnp.full((1, 1), c), jnp.full((1, 1), w)),
-        plain,
-        inner=1,
-        outer=0,
-        budget=Budget(1e-8),
-    )
+    samples = (jnp.full((1, 1), c), jnp.full((1, 1), w))
+    found = self_refining_moments(Integral(integrand, samples, plain, 1, 0), Budget(1e-8))
     t = np.linspace(-12, 12, 200001)
     likelihood = np.exp(-0.5 * ((t - c) / w) ** 2) + np.exp(-0.5 * ((t + c) / w) ** 2)
     p = np.exp(-0.5 * t**2 + 0.3 * t) / np.sqrt(2 * np.pi) * likelihood
@@ -233,70 +222,8 @@ def test_levels_follow_the_width():
     assert levels[1] == 1  # 11/32 > 2.6 × 0.132 >= 11/48
     assert levels == sorted(levels)
     assert int(level_for_width(4, budget, jnp.asarray(1e-9))) == 0  # nets have one first level
-    assert int(level_for_width(4, budget, jnp.asarray(1e-9), 4)) > 0
     together = level_for_width(2, budget, jnp.asarray([1.0, 0.132, 0.05, 0.01, 1e-9]))
     assert together.tolist() == levels
-
-
-def test_halves_of_four_axes():
-    """The groups together are the grid in the ball, each node once, a group the nodes of one parity
-    along every axis; the halves that are compared are those of one parity along one or two axes."""
-    rule = TrapezoidRule(4, 2**15, True)
-    assert rule.sizes == (16,)
-    level = jnp.zeros((), int)
-    rows = rule.rows(level)
-    size = int(rows[-1])
-    groups = np.arange(16)
-    nodes = [rule.nodes(level, size, jnp.asarray(g), level, rows) for g in groups]
-    place = np.rint([(np.asarray(x.points) + 5.5) * 16 / 11 - 0.5 for x in nodes]).astype(int)
-    for g in groups:
-        assert (place[g] % 2 == (g >> np.arange(4)) & 1).all()
-    axis = np.arange(16)
-    square = ((np.stack(np.meshgrid(*[axis] * 4)) + 0.5) * 11 / 16 - 5.5) ** 2
-    count = np.sum(square.sum(0) <= 5.5**2)
-    assert len(np.unique(place.reshape(-1, 4), axis=0)) == place[..., 0].size == count
-    each = 2.0 ** groups[:, None, None]  # a sum tells which groups it has
-    found = np.asarray(rule.compared(jnp.asarray(each)))[:, 0, 0]
-    odd = [[a] for a in range(4)] + [[a, b] for a in range(4) for b in range(a + 1, 4)]
-    parity = lambda g, axes: sum(g >> a & 1 for a in axes) % 2
-    expected = [sum(2.0**g for g in groups if parity(g, x) == v) for v in range(2) for x in odd]
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_four_axes_see_what_is_narrow_along_one():
-    """Likelihoods of width 0.25 to 0.6 along one axis, 3 along the others, on 16^4
-    nodes, 0.69 apart: true errors are at most twice those reported."""
-    rng = np.random.default_rng(3)
-    width = np.full((24, 4), 3.0)
-    width[np.arange(24), np.arange(24) % 4] = np.exp(rng.uniform(np.log(0.25), np.log(0.6), 24))
-    centre = rng.standard_normal((24, 4)) * np.sqrt(1 + width**2)
-    centre = np.clip(centre, -2.0, 2.0)
-    found = gaussian_posterior(
-        jnp.asarray(centre), jnp.asarray(width), Budget(1e-3, 2**15), largest=4
-    )
-    assert found.nodes.max() < 2**15
-    error, dg_error = relative_errors(found, centre, width)
-    told = np.asarray(found.error)
-    print("true over reported, g and ∂g", (error / told).max(), (dg_error / found.dg_error).max())
-    assert (error > 1e-4).mean() > 0.3  # the test sees something
-    assert (error <= 2 * told).all()
-    assert (dg_error <= 2 * np.asarray(found.dg_error)).all()
-
-
-def test_four_axes_know_what_vanishes_by_symmetry():
-    """Of likelihoods about the origin g is zero, exactly, though halves of a grid differ; what is
-    told of ∂g is honest."""
-    width = np.full((4, 4), 3.0)
-    width[np.arange(4), np.arange(4)] = [0.3, 0.35, 0.4, 0.5]
-    centre = np.zeros((4, 4))
-    found = gaussian_posterior(
-        jnp.asarray(centre), jnp.asarray(width), Budget(1e-3, 2**15), largest=4
-    )
-    error, dg_error = relative_errors(found, centre, width)
-    assert (error < 1e-12).all()
-    assert (np.asarray(found.error) < 1e-3).all()  # of the tail
-    assert (dg_error > 1e-4).any()  # the test sees something
-    assert (dg_error <= 2 * np.asarray(found.dg_error)).all()
 
 
 def test_budget_is_checked():
@@ -388,7 +315,7 @@ def test_spread_over_nets_holds_the_error_of_the_inner_nodes():
     link = lambda z: z[0, 0] * z[1, 1] + z[0, 1]
     model = smi.MultiIndex(link, indices=2, tokens=2, noise=0.5, tolerance=0.1)
     Q = jnp.diag(jnp.array([0.5, 0.4]))
-    sizes = {"samples": 256, "randomisations": 8, "tangents": False}
+    sizes = {"points": 256, "nets": 8, "tangents": False}
     response = jax.jit(lambda k: model.channel.response(Q, jnp.eye(2) - Q, key=k, **sizes).replicas)
     each = np.stack([response(jax.random.key(k)) for k in range(12)])
     errors = np.var(each, axis=1, ddof=1) / 8
@@ -406,15 +333,13 @@ def test_halves_of_nets_are_jackknifed():
     def integrand(block, t):
         c, w = block
         value = -0.5 * jnp.sum(((t[None] - c[:, None]) / w[:, None]) ** 2, axis=-1)
-        return jnp.ones_like(value), [(value, [])]
+        return jnp.ones_like(value), [Branch(value, [])]
 
     @jax.jit
     def halves(key):
         samples = (jnp.asarray(centre), jnp.asarray(width))
         budget = Budget(10.0, 2**11)
-        return self_refining_moments(
-            integrand, samples, plain, inner=4, outer=0, budget=budget, key=key
-        ).halves
+        return self_refining_moments(Integral(integrand, samples, plain, 4, 0), budget, key).halves
 
     means, covariances = halves(KEY)
     points = np.asarray(jax.vmap(lambda net: net.gaussians(0, 256))(nets(KEY, 8, 4)))

@@ -10,6 +10,7 @@ from scipy.stats import norm
 
 import jaxsmi as smi
 from helpers import respond
+from jaxsmi.channels.averages import draw_posteriors
 
 KEY = jax.random.key(0)
 DOOR = 0.6744897501960817
@@ -72,7 +73,7 @@ def test_responses_are_those_of_adaptive_quadratures(name):
     make, exact = KNOWN[name]
     q = 0.4
     found = make().channel.response(
-        jnp.full((1, 1), q), jnp.full((1, 1), 1 - q), key=KEY, samples=2**11, randomisations=8
+        jnp.full((1, 1), q), jnp.full((1, 1), 1 - q), key=KEY, points=2**11, nets=8
     )
     spread = float(np.std(found.replicas, ddof=1)) / 8**0.5
     assert float(found.mean[0, 0]) == pytest.approx(exact(q), abs=5.0 * spread + 1e-6)
@@ -238,10 +239,8 @@ def test_runs_on_random_labels_follow_their_theory(name):
     run = smi.gamp(model, data, key=KEY)
     Q = np.diagonal(theory.overlap)
     np.testing.assert_allclose(np.asarray(run.cosine) ** 2, Q, atol=4.0 / 1000**0.5)
-    post = model.channel.draw(
-        theory.overlap, jnp.eye(model.indices) - theory.overlap, key=KEY, samples=2**11,
-        randomisations=8,
-    )  # fmt: skip
+    V = jnp.eye(model.indices) - theory.overlap
+    post = draw_posteriors(model.channel, theory.overlap, V, key=KEY, points=2**11, nets=8)
     gap = np.einsum("npm,nqm->npq", post.g, post.g) + np.einsum("npmqm->npq", post.dg)
     each = gap.reshape(8, -1, *gap.shape[1:]).mean(1)
     assert (np.abs(each.mean(0)) < 6 * each.std(0, ddof=1) / 8**0.5 + 1e-4).all()

@@ -58,7 +58,7 @@ def test_response_of_the_modulus_against_quadrature():
     """Within five error bars, at 2^14 points; Gauss–Hermite is good to 1e-6 at this q."""
     model = smi.Bilinear(1.0, 0.2, output="absolute")
     for q in (0.2, 0.6):
-        sizes = {"key": KEY, "samples": 2**11, "randomisations": 8}
+        sizes = {"key": KEY, "points": 2**11, "nets": 8}
         response = model.channel.response(q * ONE, (1.0 - q) * ONE, **sizes)
         stderr = float(jnp.std(response.replicas, ddof=1)) / np.sqrt(8)
         assert stderr < 1e-2
@@ -88,7 +88,7 @@ def test_a_symmetric_field_has_twice_the_variance():
     link = smi.links.piecewise_linear([1.0], [0.0], np.zeros(0), 0.3)
     model = smi.Bilinear(1.0, 0.5, symmetric=True, output=link)
     exact = smi.Bilinear(1.0, 0.5, 0.3, symmetric=True)
-    sizes = {"key": KEY, "samples": 2**8, "randomisations": 4}
+    sizes = {"key": KEY, "points": 2**8, "nets": 4}
     response = model.channel.response(0.7 * ONE, 0.8 * ONE, **sizes)
     f = exact.channel.information
     np.testing.assert_allclose(response.mean[0, 0], f(0.7, 0.8), rtol=1e-12)

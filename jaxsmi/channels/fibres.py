@@ -1,0 +1,156 @@
+r"""Channels that integrate over what a label leaves open: a fibre of the fields.
+
+Equations here [theory: numerics, Eqs. (7), (8)]; L Lᵀ = V, τ = L^{-1}(z - ω) the whitened fields:
+
+    Z_out = e^{-log_norm} Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,    τ = (t, r_s(t)) on the fibre
+
+A channel says how many variables t are open, and gives weights and residuals at their nodes
+(`fibre`). Residuals stay right when V goes to zero, where a density in z would not.
+
+Where a branch is itself an integral, done by a rule of its own at each node of t, a rule with fewer
+nodes, half or two thirds of them, is compared with it at each node: with d the difference of mass
+and of means of residuals, d^{3/2} is the error of the finer one where d < 1, as of grids [theory:
+numerics, Eq. (4)]. Its mean over t, one more residual, bounds the error of the whitened means.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array
+
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.channels.posterior import Key, Posterior, as_posterior, unwhiten
+from jaxsmi.core.arrays import PyTree
+from jaxsmi.numerics.refining import Budget, Integral, Moments, Respond, self_refining_moments
+from jaxsmi.numerics.refining_rules import Nodes, grid_fits
+from jaxsmi.numerics.refining_sums import Branch
+
+__all__ = ["Fibre", "FibreChannel", "single_suffices", "whitened_response", "with_difference"]
+
+# |τ_i| + |τ_j|, by which an error of the means is one of the second moments: two deviations each
+_SIZE = 4.0
+_BLOCK = 256  # samples at once where there is nothing but integrals inside: some 100 MB
+
+
+class Fibre(NamedTuple):
+    """The integrals of a batch, the logarithm of what they lack in the denominator, and `nested`:
+    branches are integrals, with their error as last residual."""
+
+    integral: Integral
+    log_norm: Array | float
+    nested: bool = False
+
+
+class FibreChannel(AbstractChannel):
+    """A channel whose posterior is an integral over what a label leaves open."""
+
+    budget: eqx.AbstractVar[Budget]
+
+    @property
+    @abc.abstractmethod
+    def open_variables(self) -> int:
+        """Number of variables that the integral is over."""
+
+    @abc.abstractmethod
+    def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
+        """The integrals of statistic (N, ...), omega (N, P, M), and the lower root of V (P, P)."""
+
+    @property
+    def tolerance(self) -> Array:
+        """That of the integral."""
+        return self.budget.tolerance
+
+    @property
+    def random_nodes(self) -> bool:
+        """In more variables than a grid can cover."""
+        return not grid_fits(self.open_variables, self.budget.max_nodes)
+
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
+        """Batch posterior from statistic (N, ...), omega (N, P, M), V (P, P)."""
+        root = jnp.linalg.cholesky(V)
+        fibre = self.fibre(statistic, omega, root)
+        if self.open_variables:
+            moments = self_refining_moments(fibre.integral, self.budget, key)
+        else:
+            moments = _direct_moments(fibre.integral)
+        if fibre.nested:
+            moments = _without_difference(moments, root)
+        return as_posterior(moments, omega.shape, fibre.log_norm)
+
+
+def single_suffices(budget: Budget, deviation: Array) -> Array:
+    """Single precision is enough for residuals of fields of this deviation given the others."""
+    # rounding moves z by ε|z| and with it g by ε|z|/V: a hundredth of the tolerance is no loss
+    return 0.01 * budget.tolerance * deviation**2 >= jnp.finfo(jnp.float32).eps
+
+
+def whitened_response(root: Array, tokens: int, nested: bool = False) -> Respond:
+    """g and ∂g as functions of the moments of whitened fields; `nested`: of g (S, P M + 1) the last
+    component is the error."""
+    if not nested:
+        return functools.partial(unwhiten, root, tokens)
+
+    def respond(mean: Array, covariance: Array) -> tuple[Array, Array]:
+        g, dg = unwhiten(root, tokens, mean[:, :-1], covariance[:, :-1, :-1])
+        return jnp.concatenate([g.reshape(len(g), -1), mean[:, -1:]], axis=1), dg
+
+    return respond
+
+
+def with_difference(
+    log_weight: Array,
+    means: Sequence[Array],
+    products: Mapping[tuple[int, int], Array],
+    difference: Array,
+    power: float = 1.5,
+) -> Branch:
+    """A branch that is an integral, with the error of its rule as one residual more; `difference`
+    is that from a rule with fewer nodes."""
+    size = len(means)
+    error = jnp.where(difference < 1.0, difference**power, difference)
+    none = jnp.zeros_like(error)
+    rest = {(i, size): none for i in range(size + 1)}
+    return Branch(log_weight, [*means, error], {**products, **rest})
+
+
+def _without_difference(moments: Moments, root: Array) -> Moments:
+    """Moments without the component that is an error, which their errors then include."""
+    g = moments.g[..., :-1]
+    inverse = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True)
+    inverse = jnp.max(jnp.sum(jnp.abs(inverse), axis=0))
+    relative = lambda x: 1.0 + jnp.max(jnp.abs(x.reshape(len(x), -1)), axis=1)
+    off = inverse * moments.g[..., -1]
+    off = jnp.where(jnp.isfinite(off), off, jnp.inf)
+    error = moments.error + off / relative(g)
+    dg_error = moments.dg_error + _SIZE * inverse * off / relative(moments.dg)
+    moments = eqx.tree_at(lambda m: (m.g, m.error, m.dg_error), moments, (g, error, dg_error))
+    if moments.halves is None:
+        return moments
+    halves = (moments.halves[0][..., :-1], moments.halves[1])
+    return eqx.tree_at(lambda m: m.halves, moments, halves)
+
+
+def _direct_moments(integral: Integral) -> Moments:
+    """The moments where no variable t is open: branches at a single node."""
+    columns = integral.columns
+
+    def one(sample: PyTree) -> Moments:
+        block = tuple(x[None] for x in sample)
+        node = jnp.zeros((1, 0), sample[0].dtype)
+        nodes = Nodes(node, jnp.zeros(1, node.dtype), jnp.zeros(1, node.dtype))
+        sums = columns.over(nodes, *integral.integrand(block, node))
+        g, dg = integral.respond(*columns.moments(sums.values))
+        floor = jnp.sqrt(jnp.finfo(node.dtype).eps)
+        log_mass = sums.top[0] + jnp.log(sums.values[0, 0])
+        return Moments(log_mass, g[0], dg[0], jnp.inf + floor, floor, floor, jnp.ones((), int))
+
+    size = min(_BLOCK, len(integral.samples[0]))
+    return lax.map(one, integral.samples, batch_size=size)
