@@ -31,17 +31,16 @@
 import os
 
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.colors import ListedColormap
-from matplotlib.patches import Patch
 
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
 smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
-cells, grid = (12, {"angles": 19, "radii": 6}) if small else (60, {})
+cells = 9 if small else 33
 dimension, runs = (100, 16) if small else (200, 48)
 
 # %% [markdown]
@@ -54,60 +53,48 @@ dimension, runs = (100, 16) if small else (200, 48)
 # linear in $\omega$, so that its root is known to rounding. Below $a = 0.7244$ it lies at $\omega > 1$: SGD always starts
 # semantically.
 
+
 # %%
-omega_c = float(smi.sgd.transition(1.0))
-slope = float(jax.grad(smi.sgd.transition)(1.0))
+def transition(a):
+    """The ω at which both curvatures of the origin are equal, from those at ω = 0 and ω = 1."""
+    problems = [smi.sgd.semantic_positional(omega, a) for omega in (0.0, 1.0)]
+    low, high = (H[0, 0] - H[1, 1] for H in (smi.sgd.hessian(p, [0.0, 0.0]) for p in problems))
+    return low / (low - high)
+
+
+omega_c, slope = map(float, jax.jit(jax.value_and_grad(transition))(1.0))
 print(f"omega_c(a = 1) = {omega_c:.9f}, d omega_c/da = {slope:.4f}")
-positional, semantic = smi.sgd.phase_diagram(1.0, omega_c, **grid).hessian[0, 0]
-print(f"curvatures there: R_ee = {positional:.9f}, R_mm = {semantic:.9f}")
+H = smi.sgd.hessian(smi.sgd.semantic_positional(omega_c), [0.0, 0.0])
+print(f"curvatures there: R_mm = {H[0, 0]:.9f}, R_ee = {H[1, 1]:.9f}")
 assert abs(omega_c - 0.640962617902) < 1e-9  # integrals to 1e-12, and a quotient of them
-assert abs(positional - semantic) < 1e-9
-assert np.isnan(smi.sgd.transition(0.7))
+assert abs(H[0, 0] - H[1, 1]) < 1e-9
 
 # %% [markdown]
-# ## 2. The phase diagram
+# ## 2. The landscape
 #
-# Each cell says which minimum is the lowest, whether there is another, and for which SGD sets out. Four lines: from which
-# $\omega$ the positional corner is a minimum, the transition above, where both minima are equally deep, and up to which
-# $\omega$ the semantic corner is a minimum. The colours come from minima searched on a grid, the lines from derivatives at the
-# corners and at the origin: they agree to the width of a cell.
+# The risk on the disc at $a=1$, below and above the transition. The whole plane $(\omega, a)$, with the minimum that is
+# lower and the one for which SGD sets out, is drawn by `notebooks/figures/sgd_phases.py`.
 
 # %%
-a, omega = np.linspace(0.7, 1.0, cells), np.linspace(0.4, 0.99, cells)
-found = smi.sgd.phase_diagram(a, omega, **grid)
-colors = ["#4477aa", "#000000", "#eecc66", "#cc6677", "#88ccee", "#444444", "#aa4499", "#ee8866"]
+axis = np.linspace(0.0, 1.0, cells)
+m, e = np.meshgrid(axis, axis, indexing="ij")
+inside = m**2 + e**2 <= 1.0
+points = jnp.asarray(np.stack([m[inside], e[inside]], axis=-1))
+surface = jax.jit(
+    lambda w, v: jax.lax.map(lambda x: smi.sgd.risk(smi.sgd.semantic_positional(w), x).value, v)
+)
 with plotting.style():
-    fig, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
-    ax.pcolormesh(a, omega, found.label, cmap=ListedColormap(colors), vmin=-0.5, vmax=7.5)
-    styles = zip(smi.sgd.BOUNDARIES, (":", "-", "--", "-."), strict=True)
-    lines = [
-        ax.plot(a, found.boundaries[name], "k", ls=style, lw=1.2, label=name)[0]
-        for name, style in styles
-    ]
-    shown = [Patch(color=colors[k], label=smi.sgd.LABELS[k]) for k in np.unique(found.label)]
-    ax.legend(
-        handles=[*shown, *lines],
-        fontsize=8,
-        frameon=False,
-        loc="center left",
-        bbox_to_anchor=(1, 0.5),
-    )
-    ax.set(xlabel="a", ylabel="ω", ylim=(omega[0], omega[-1]))
+    fig, axs = plt.subplots(1, 2, figsize=(7.5, 3.4), layout="constrained", sharey=True)
+    for ax, omega in zip(axs, (0.5, 0.8), strict=True):
+        R = np.full(m.shape, np.nan)
+        R[inside] = surface(omega, points)
+        ax.contourf(axis, axis, R.T, levels=20, cmap="viridis")
+        ax.set(title=f"ω = {omega}", xlabel="m, semantic", aspect="equal")
+        corner = R[-1, 0] - R[0, -1]
+        print(f"omega = {omega}: R(1, 0) - R(0, 1) = {corner:+.5f}")
+        assert (corner < 0) == (omega < 0.737607)  # equal depth
+    axs[0].set_ylabel("e, positional")
     plt.show()
-
-# %% [markdown]
-# Along $a=1$, the labels change where the lines say.
-
-# %%
-sets_out = found.hessian[:, -1, 0] < found.hessian[:, -1, 1]  # for the positional minimum
-step = omega[1] - omega[0]
-edges = {"transition": np.argmax(sets_out), "equal depth": np.argmax(found.label[:, -1] % 2)}
-for name, index in edges.items():
-    line = found.boundaries[name][-1]
-    print(
-        f"{name}: line at {line:.4f}, labels change between {omega[index] - step:.4f} and {omega[index]:.4f}"
-    )
-    assert omega[index] - step <= line + 1e-9 <= omega[index] + 2e-9
 
 # %% [markdown]
 # ## 3. What runs of SGD do
@@ -123,14 +110,13 @@ table = []
 for k, value in enumerate(omegas):
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), k), runs)
     model = smi.sgd.semantic_positional(value)
-    settings = {
-        "dimension": dimension,
-        "gamma": 0.5,
-        "steps": 4000 * dimension,
-        "m": 0.0,
-        "until": 0.8,
-    }
-    table.append(smi.sgd.semantic_fraction(smi.sgd.simulate(model, keys, **settings)))
+    settings = {"dimension": dimension, "rate": 0.5, "alpha": 4000.0, "start": 0.0}
+    found = smi.sgd.simulate(model, keys, monitor=smi.Monitor(target=0.8), **settings)
+    done = np.asarray(found.result) == smi.Result.SUCCESS
+    m, e = np.abs(np.asarray(found.end)[done, 0]).T
+    share = np.mean(m > e)
+    spread = max(share * (1.0 - share), 1.0 / runs)  # where all agree, that of one more run
+    table.append((share, np.sqrt(spread / runs), done.sum()))
 fraction, stderr, arrived = (np.array(column) for column in zip(*table, strict=True))
 
 with plotting.style():

@@ -31,6 +31,7 @@ import time
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+import optax
 
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
@@ -50,7 +51,7 @@ key = jax.random.key(0)
 # first drawn to the *teacher's layer 2*; its plain overlap does not even grow before layer 2 is known ($\mu_{11}<0$).
 
 # %%
-rates = smi.sgd.rates(model, key=key, samples=samples)
+rates = smi.sgd.rates(model, key=key, averages=smi.Averages(8 * samples))
 for p in range(2):
     for q in range(2):
         bar = float(rates.stderr.signal[p, q])
@@ -70,7 +71,12 @@ assert rates.signal[0, 1] > 3 * rates.signal[0, 0]  # drawn to the teacher's lay
 keys = jax.random.split(key, runs)
 longest = 30.0 if small else 600.0
 chain = smi.sgd.simulate(
-    model, keys, dimension=dimension, rate=kappa, alpha=longest, until=0.9, every=dimension // 2
+    model,
+    keys,
+    dimension=dimension,
+    rate=kappa,
+    alpha=longest,
+    monitor=smi.Monitor(target=0.9, every=dimension // 2),
 )
 reached = np.asarray(chain.reached_alpha)
 for p in (1, 0):
@@ -83,7 +89,7 @@ seconds = []
 for D in (10**3, 10**6):
     for _ in range(2):  # the second is compiled
         begin = time.perf_counter()
-        far = smi.sgd.simulate(model, keys, dimension=D, rate=kappa, steps=5000)
+        far = smi.sgd.simulate(model, keys, dimension=D, rate=kappa, alpha=5000 / D)
         jax.block_until_ready(far.end)
     seconds.append((time.perf_counter() - begin) / (5000 * runs))
 print(f"a step of a run: {1e6 * seconds[0]:.1f} µs at D = 1000, {1e6 * seconds[1]:.1f} µs at 10^6")
@@ -99,23 +105,44 @@ start = ([[0.1, 0.02], [-0.03, 0.15]], [[1.0, 0.05], [0.05, 0.9]])
 last = 4.0 if small else 40.0
 alphas = np.linspace(0.0, last, 81)[1:]
 path = smi.sgd.flow(
-    model, start, times=kappa * alphas, rate=kappa, key=key, samples=samples // 16, rtol=1e-6
+    model,
+    start,
+    kappa * alphas,
+    rate=kappa,
+    key=key,
+    averages=smi.Averages(samples // 2),
+    iteration=smi.Iteration(tolerance=1e-6),
 )
-given = {"dimension": dimension, "rate": kappa, "alpha": last, "init": start}
-many = smi.sgd.simulate(model, keys, **given, every=dimension)
-few = smi.sgd.simulate(
-    model, keys[: 4 if small else 8], **given, every=5 * dimension, method="full"
+chain = {"dimension": dimension, "rate": kappa, "alpha": last, "start": start}
+many = smi.sgd.simulate(model, keys, **chain, monitor=smi.Monitor(every=dimension))
+# whole vectors with the same overlaps: W = M W* + (Q - M Mᵀ)^{1/2} V of orthonormal rows W*, V
+rows = np.linalg.qr(np.asarray(jax.random.normal(key, (dimension, 4))))[0].T * dimension**0.5
+M, Q = map(np.array, start)
+weights = M @ rows[:2] + np.linalg.cholesky(Q - M @ M.T) @ rows[2:]
+few = smi.train(
+    model,
+    smi.Stream(model, rows[:2]),
+    optax.sgd(kappa),
+    key=keys[: 4 if small else 8],
+    steps=int(last * dimension),
+    gradient=smi.Gradient(batch_size=1),
+    start=weights,
+    monitor=smi.Monitor(every=5 * dimension),
 )
 
 with plotting.style():
     fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
     for p in range(2):
         ax.plot(alphas, path.teacher_overlap[:, p, p], color=f"C{p}", label=f"layer {p + 1}, flow")
-        for simulated, mark, name in ((many, ".", "chain"), (few, "o", "whole vectors")):
-            M = np.asarray(simulated.teacher_overlap[:, :, p, p])
+        whole = few.history["teacher_overlap"], few.history["step"][0] / dimension
+        for (overlap, at), mark, name in (
+            ((many.teacher_overlap, many.alpha), ".", "chain"),
+            (whole, "o", "whole vectors"),
+        ):
+            M = np.asarray(overlap[:, :, p, p])
             bar = M.std(0, ddof=1) / np.sqrt(len(M))
             ax.errorbar(
-                simulated.alpha,
+                at,
                 M.mean(0),
                 bar,
                 fmt=mark,

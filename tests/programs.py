@@ -66,8 +66,8 @@ def training(model, dimension, dtype=None, **options):
 
 
 def online(model, **options):
-    rule = {"dimension": 100, "alpha": 1.0, "rate": 0.1, **options}
-    return lambda key: arrays(smi.sgd.simulate(model, key, **rule))
+    rule = smi.sgd.Rule(0.1, **options)
+    return lambda key: arrays(smi.sgd.simulate(model, key, dimension=100, alpha=1.0, rate=rule))
 
 
 def retrieval():
@@ -148,8 +148,9 @@ SLOW = {
     ),
     "training, softmax scores": lambda: training(softmax(), 16),
     "training, bilinear": lambda: training(bilinear(), 16),
-    "online SGD, whole vectors": lambda: online(retrieval(), method="full"),
-    "online SGD, momentum": lambda: online(retrieval(), momentum=0.5, repeats=2, batch_size=2),
+    "online SGD, momentum": lambda: online(
+        retrieval(), momentum=0.5, gradient=smi.Gradient(repeats=2, batch_size=2)
+    ),
 }
 
 PROGRAMS = FAST | SLOW
@@ -345,7 +346,6 @@ def parts():
         ),
         "training, two layers, D = 500, N = 1000": training(two, 500),
         "online SGD, chain, a block": online(retrieval()),
-        "online SGD, whole vectors, D = 100, a record": online(retrieval(), method="full"),
     }
     yield from ((name, step_of(program)) for name, program in steps.items())
     for name, model in (("phase retrieval", retrieval()), ("two layers", two)):

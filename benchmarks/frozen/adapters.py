@@ -3,7 +3,25 @@ change these, and nothing else, when the API is regrouped."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
 import jaxsmi as smi
+from jaxsmi.core.options import Averages, Iteration
+from jaxsmi.core.results import Estimate
+from jaxsmi.descent.options import Monitor
+
+
+def figure_script(name):
+    """A script of `notebooks/figures`, as a module."""
+    folder = str(Path(__file__).parents[2] / "notebooks" / "figures")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
 
 
 class Digest:
@@ -68,13 +86,50 @@ def evolve(model, alpha, *, samples=None, randomisations=None, max_steps=None, t
         side_information=side_information, progress=progress), **rest)  # fmt: skip
 
 
-def simulate(model, key, *, eta=None, until=None, every=None, method=None, progress=None, **rest):
-    return smi.sgd.simulate(
-        model,
-        key,
-        **_given(eta=eta, until=until, every=every, method=method, progress=progress),
-        **rest,
-    )
+def overlaps(model, m, e=0.0):
+    """(m, e_1..e_K), of an untied network m_1..m_L."""
+    if not model.tied:
+        return np.broadcast_to(m, (model.length,))
+    e = jnp.broadcast_to(jnp.asarray(e), (model.encoding.shape[1],))
+    return jnp.concatenate([jnp.asarray(m)[None], e])
+
+
+def simulate(model, key, *, dimension, gamma, steps, m=None, e=0.0, eta=0.5, until=None, every=None, progress=False):  # fmt: skip
+    monitor = Monitor(target=until, level=eta, every=every, progress=progress)
+    start = None if m is None else overlaps(model, m, e)
+    runs = smi.sgd.simulate(model, key, dimension=dimension, rate=gamma, alpha=steps / dimension, start=start, monitor=monitor)  # fmt: skip
+    return model, runs
+
+
+def flow(model, m, e=0.0, *, times, gamma=0.0, key=None, samples=2**12, rtol=1e-7, max_steps=4096):
+    settings = {"averages": Averages(8 * samples, 8), "iteration": Iteration(max_steps, rtol)}
+    return model, smi.sgd.flow(model, overlaps(model, m, e), times, rate=gamma, key=key, **settings)
+
+
+def recovery_time(model, m, e=0.0, *, gamma=0.0, eta=0.5, rtol=1e-7):
+    return smi.sgd.recovery_time(model, overlaps(model, m, e), rate=gamma, level=eta, iteration=Iteration(tolerance=rtol)).value  # fmt: skip
+
+
+def risk(model, m, e=0.0, **rest):
+    return smi.sgd.risk(model, overlaps(model, m, e), **_sampled(**rest))
+
+
+def gradient_noise(model, m, e=0.0, **rest):
+    values, errors = smi.sgd.averages(model, overlaps(model, m, e), **_sampled(**rest))
+    return Estimate(jnp.trace(values.square), jnp.trace(errors.square))
+
+
+def hessian(model, m=0.0, e=0.0, **rest):
+    return smi.sgd.hessian(model, overlaps(model, m, e), **_sampled(**rest))
+
+
+def _sampled(key=None, samples=2**14):
+    return {"key": key, "averages": Averages(16 * samples, 16)}
+
+
+def exponent(target, length, *, samples=2**14, **rest):
+    found = smi.sgd.exponents(target, length, averages=Averages(16 * samples, 16), **rest)
+    return {name: getattr(found, name) for name in ("order", "status", "levels", "errors", "student_order")}  # fmt: skip
 
 
 def sweep(build, alpha, parameters=None, *, settings=None, **rest):
@@ -153,27 +208,24 @@ def order_parts(found):
     }
 
 
-def simulation_parts(runs):
+def _of_one_direction(model, M):
+    flat = M[..., 0, :] if model.tied else M[..., 0]
+    m, e = (flat[..., 0], flat[..., 1:]) if model.tied else (flat, flat[..., :0])
+    return {"overlaps": flat, "m": m, "e": e}
+
+
+def simulation_parts(pair):
     """Of `smi.sgd.simulate`."""
-    names = (
-        "step",
-        "overlaps",
-        "end",
-        "steps",
-        "reached",
-        "result",
-        "gamma",
-        "dimension",
-        "time",
-        "m",
-        "e",
-    )
-    return {name: getattr(runs, name) for name in names}
+    model, runs = pair
+    names = ("step", "steps", "reached", "result", "dimension", "time")
+    found = {name: getattr(runs, name) for name in names} | _of_one_direction(model, runs.teacher_overlap)  # fmt: skip
+    return found | {"gamma": runs.kappa, "end": _of_one_direction(model, runs.end)["overlaps"]}
 
 
-def flow_parts(found):
+def flow_parts(pair):
     """Of `smi.sgd.flow`."""
-    return {name: getattr(found, name) for name in ("time", "overlaps", "result", "m", "e")}
+    model, path = pair
+    return {"time": path.time, "result": path.result} | _of_one_direction(model, path.teacher_overlap)  # fmt: skip
 
 
 def dataset_parts(data):

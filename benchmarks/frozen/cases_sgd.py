@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import adapters as old
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +60,7 @@ def sgd_models(add):
             data = model.sample(key(1), dimension=12, samples=5)
             z = jnp.linspace(-1.0, 1.3, model.length)
             found[name] = {"data": dataset_parts(data), "target": model.target(z), "student": model.student(0.7 * z),
-                           "loss": model.sample_loss(z, 0.7 * z), "encoding": model.encoding, "overlaps": model.overlap_count}  # fmt: skip
+                           "loss": model.sample_loss(z, 0.7 * z), "encoding": model.encoding, "overlaps": 1 + model.encoding.shape[1] if model.tied else model.length}  # fmt: skip
         return found
 
     add("all", one)
@@ -108,7 +109,7 @@ def sgd_expansions(add):
     for name, (target, length, more) in targets.items():
         add(
             f"exponent, {name}",
-            lambda t=target, L=length, more=more: sgd.information_exponent(t, L, **more),
+            lambda t=target, L=length, more=more: old.exponent(t, L, **more),
         )
     for name in (
         "trace, He2",
@@ -122,14 +123,9 @@ def sgd_expansions(add):
             flat = sgd.flatness(model, 4)
             return {
                 "flatness": flat._asdict(),
-                "taylor": sgd.taylor(model, 4),
-                "hessian": sgd.hessian_at_origin(model),
             }
 
         add(f"origin, {name}", one)
-    add("sample complexity", lambda: {
-        "positive": sgd.sample_complexity(trace_problem(MIXED, encoding=None), 1000, 0.1),
-        "quadratic": sgd.sample_complexity(trace_problem(HE2), 1000, np.array([0.1, 0.2]), eta=0.4, start=0.05)})  # fmt: skip
 
 
 @group
@@ -149,49 +145,49 @@ def sgd_risk(add):
             model = sequence_models()[name]
             e = 0.3 if model.encoding.shape[1] else 0.0
             found = {
-                "inside": sgd.risk(model, 0.4, e),
-                "origin": sgd.risk(model, 0.0),
-                "edge": sgd.risk(model, 1.0),
+                "inside": old.risk(model, 0.4, e),
+                "origin": old.risk(model, 0.0),
+                "edge": old.risk(model, 1.0),
             }
-            return found | {"noise": sgd.gradient_noise(model, 0.4, e)}
+            return found | {"noise": old.gradient_noise(model, 0.4, e)}
 
         add(f"risk, {name}", one)
     for name in ("bilinear reduction", "own student"):
-        add(f"risk, {name}", lambda name=name: sgd.risk(sequence_models()[name], 0.4, 0.2))
+        add(f"risk, {name}", lambda name=name: old.risk(sequence_models()[name], 0.4, 0.2))
     add(
         "risk, derivative",
         lambda: jax.grad(
-            lambda m, e, w: sgd.risk(sgd.semantic_positional(w, 0.9), m, e).value, argnums=(0, 1, 2)
+            lambda m, e, w: old.risk(sgd.semantic_positional(w, 0.9), m, e).value, argnums=(0, 1, 2)
         )(0.4, 0.3, 0.6),
     )
     add(
         "risk, three tokens",
-        lambda: sgd.risk(smi.SequenceSingleIndex(lambda z: jnp.sum(z**2), 3), 0.3),
+        lambda: old.risk(smi.SequenceSingleIndex(lambda z: jnp.sum(z**2), 3), 0.3),
     )
     add(
         "risk, untied network",
         lambda: {
-            "risk": sgd.risk(network_problem(3, False), np.array([0.1, 0.2, -0.3])),
-            "noise": sgd.gradient_noise(network_problem(3, False), 0.2),
+            "risk": old.risk(network_problem(3, False), np.array([0.1, 0.2, -0.3])),
+            "noise": old.gradient_noise(network_problem(3, False), 0.2),
         },
     )
     sampled = lambda: smi.SequenceSingleIndex(lambda z: jnp.mean(z**2), 5, encoding="orthonormal")
     add(
         "risk, five tokens, sampled",
         lambda: {
-            "risk": sgd.risk(sampled(), 0.3, 0.1, key=key(1), samples=2**9),
-            "noise": sgd.gradient_noise(sampled(), 0.3, 0.1, key=key(1), samples=2**8),
+            "risk": old.risk(sampled(), 0.3, 0.1, key=key(1), samples=2**9),
+            "noise": old.gradient_noise(sampled(), 0.3, 0.1, key=key(1), samples=2**8),
         },
     )
     add(
         "risk, unsquared loss",
-        lambda: sgd.risk(
+        lambda: old.risk(
             sgd.semantic_positional(0.4, loss="frobenius"), 0.3, 0.2, key=key(1), samples=2**10
         ),
     )
     add(
         "risk, kinked network, sampled",
-        lambda: sgd.risk(
+        lambda: old.risk(
             smi.SequenceSingleIndex(lambda z: jnp.abs(z[0]) + z[1], 2, sgd.Network(jax.nn.relu)),
             0.3,
             key=key(1),
@@ -201,20 +197,20 @@ def sgd_risk(add):
     add(
         "Hessian, semantic/positional",
         lambda: {
-            "origin": sgd.hessian(sgd.semantic_positional(0.64)),
-            "inside": sgd.hessian(sgd.semantic_positional(0.64), 0.3, 0.2),
+            "origin": old.hessian(sgd.semantic_positional(0.64)),
+            "inside": old.hessian(sgd.semantic_positional(0.64), 0.3, 0.2),
         },
     )
     add(
         "Hessian, network",
         lambda: {
-            "tied": sgd.hessian(network_problem(2), 0.2),
-            "untied": sgd.hessian(network_problem(2, False), 0.2),
+            "tied": old.hessian(network_problem(2), 0.2),
+            "untied": old.hessian(network_problem(2, False), 0.2),
         },
     )
     add(
         "Hessian, sampled",
-        lambda: sgd.hessian(
+        lambda: old.hessian(
             sgd.semantic_positional(0.4, loss="frobenius"), 0.3, 0.2, key=key(1), samples=2**7
         ),
     )
@@ -226,35 +222,35 @@ def sgd_flow(add):
     sgd = smi.sgd
     net, untied = network_problem(2), network_problem(2, False)
     times = [0.2, 0.5, 1.0, 2.0]
-    add("network", lambda: flow_parts(sgd.flow(net, 0.05, times=times)))
-    add("network, gamma", lambda: flow_parts(sgd.flow(net, 0.05, times=times, gamma=0.1)))
+    add("network", lambda: flow_parts(old.flow(net, 0.05, times=times)))
+    add("network, gamma", lambda: flow_parts(old.flow(net, 0.05, times=times, gamma=0.1)))
     add(
         "network, untied, gamma",
-        lambda: flow_parts(sgd.flow(untied, [0.05, 0.1], times=times, gamma=0.1)),
+        lambda: flow_parts(old.flow(untied, [0.05, 0.1], times=times, gamma=0.1)),
     )
     add(
-        "network, too few steps", lambda: flow_parts(sgd.flow(net, 0.05, times=[50.0], max_steps=4))
+        "network, too few steps", lambda: flow_parts(old.flow(net, 0.05, times=[50.0], max_steps=4))
     )
-    add("recovery time, network", lambda: {"0": sgd.recovery_time(net, 0.05), "0.1": sgd.recovery_time(net, 0.05, gamma=0.1, eta=0.3),
-        "untied": sgd.recovery_time(untied, 0.05, gamma=0.05), "there": sgd.recovery_time(net, 0.7), "never": sgd.recovery_time(net, 0.01, longest=0.1)})  # fmt: skip
+    add("recovery time, network", lambda: {"0": old.recovery_time(net, 0.05), "0.1": old.recovery_time(net, 0.05, gamma=0.1, eta=0.3),
+        "untied": old.recovery_time(untied, 0.05, gamma=0.05), "there": old.recovery_time(net, 0.7)})  # fmt: skip
     problem = lambda: sgd.semantic_positional(0.6, 1.0)
     add(
         "semantic/positional",
-        lambda: flow_parts(sgd.flow(problem(), 0.05, 0.03, times=[2.0, 10.0, 30.0], rtol=1e-5)),
+        lambda: flow_parts(old.flow(problem(), 0.05, 0.03, times=[2.0, 10.0, 30.0], rtol=1e-5)),
     )
     add(
         "recovery time, semantic/positional",
-        lambda: sgd.recovery_time(problem(), 0.05, 0.03, rtol=1e-5),
+        lambda: old.recovery_time(problem(), 0.05, 0.03, rtol=1e-5),
     )
     add(
         "maximal rate",
         lambda: {
-            "network": sgd.maximal_rate(net),
-            "untied": sgd.maximal_rate(untied),
-            "semantic": sgd.maximal_rate(problem()),
+            "network": sgd.maximal_rate(net).value,
+            "untied": sgd.maximal_rate(untied).value,
+            "semantic": sgd.maximal_rate(problem()).value,
         },
     )
-    add("sampled", lambda: flow_parts(sgd.flow(
+    add("sampled", lambda: flow_parts(old.flow(
         smi.SequenceSingleIndex(lambda z: jnp.abs(z[0]) + z[1], 2, sgd.Network(jax.nn.relu)), 0.3, times=[0.1, 0.3], key=key(1), samples=2**7, rtol=1e-4)))  # fmt: skip
 
 
@@ -268,8 +264,7 @@ def sgd_simulation(add):
         found = simulate(problem(), keys(4), dimension=100, gamma=1.0, steps=3000, until=0.8)
         return {
             "runs": simulation_parts(found),
-            "semantic": found.semantic,
-            "fraction": sgd.semantic_fraction(found),
+            "semantic": np.abs(found[1].end[:, 0, 0]) > np.abs(found[1].end[:, 0, 1]),
         }
 
     add("semantic/positional", runs)
@@ -301,35 +296,6 @@ def sgd_simulation(add):
         lambda: simulation_parts(
             simulate(
                 problem(), keys(2), dimension=100, gamma=1.0, steps=2000, until=0.8, progress=True
-            )
-        ),
-    )
-    add(
-        "full",
-        lambda: simulation_parts(
-            simulate(
-                problem(),
-                keys(2),
-                dimension=30,
-                gamma=0.5,
-                steps=300,
-                every=50,
-                method="full",
-                until=0.6,
-            )
-        ),
-    )
-    add(
-        "full, network",
-        lambda: simulation_parts(
-            simulate(
-                network_problem(2, False),
-                keys(2),
-                dimension=30,
-                gamma=0.05,
-                steps=200,
-                m=0.3,
-                method="full",
             )
         ),
     )
@@ -377,27 +343,21 @@ def sgd_simulation(add):
             )
         ),
     )
-    add("gain", lambda: sgd.gain(key(0), (1, 2), dimension=60, gamma=0.05, runs=(3, 3)))
-    add(
-        "gain, sqrt",
-        lambda: sgd.gain(
-            key(0), (2,), dimension=60, gamma=0.05, runs=(2, 2), schedule="sqrt", patience=0.5
-        ),
-    )
 
 
 @group
 def sgd_diagram(add):
-    """Semantic or positional."""
-    sgd = smi.sgd
+    """Semantic or positional: the script of the figure."""
+    recipe = old.figure_script("sgd_phases")
     a = np.array([0.5, 0.75, 0.9, 1.0])
-    add("boundaries", lambda: sgd.boundaries(a))
-    add("transition", lambda: sgd.transition(a))
-    add("transition, derivative", lambda: jax.grad(lambda x: sgd.transition(x))(0.9))
+    add("boundaries", lambda: recipe.boundaries(a))
+    add("transition", lambda: recipe.boundaries(a)["transition"])
 
     def diagram():
-        found = sgd.phase_diagram([0.8, 1.0], [0.4, 0.6, 0.7, 0.9], angles=19, radii=6)
-        return {"label": found.label, "hessian": found.hessian, "boundaries": found.boundaries, "counts": found.counts(),
-                "minima": {f"{i},{j}": m for i, row in enumerate(found.minima) for j, m in enumerate(row)}, "names": "|".join(sgd.LABELS)}  # fmt: skip
+        widths, weights = np.array([0.8, 1.0]), np.array([0.4, 0.6, 0.7, 0.9])
+        found = recipe.phase_diagram(widths, weights, angles=19, radii=6)
+        hessian = np.array([[[H[1, 1], H[0, 0]] for H in row] for row in found.hessian])
+        minima = {f"{i},{j}": m for i, row in enumerate(found.minima) for j, m in enumerate(row)}
+        return {"label": found.label, "hessian": hessian, "boundaries": recipe.boundaries(widths), "minima": minima}  # fmt: skip
 
     add("phase diagram", diagram)

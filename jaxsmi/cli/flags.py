@@ -59,7 +59,7 @@ COMMANDS: dict[str, Command] = {
     "sgd recovery-time": Command("sgd.recovery_time"),
     "sgd rates": Command("sgd.rates"),
     "sgd risk": Command("sgd.risk"),
-    "sgd leaps": Command("sgd.leaps"),
+    "sgd exponents": Command("sgd.exponents"),
 }
 
 MODELS: dict[str, str] = {

@@ -16,7 +16,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.functions import as_module
-from jaxsmi.core.validate import COSINE
+from jaxsmi.core.validate import COSINE, UNIT_INTERVAL
 
 __all__ = ["REDUCTIONS", "Gradient", "Monitor", "divisor"]
 
@@ -79,6 +79,7 @@ class Monitor(eqx.Module):
             where there is a teacher.
         patience: Stop after so many records without a smaller error.
         target: Stop once every cosine with the teacher is as large, in (0, 1].
+        level: In `smi.sgd`, the cosine whose first passage a run tells, in (0, 1). Default 1/2.
         progress: Show a bar on stderr. Default False.
 
     Raises:
@@ -95,6 +96,7 @@ class Monitor(eqx.Module):
     test: Dataset | None
     patience: int | None = eqx.field(static=True)
     target: Array | None
+    level: Array
     progress: bool = eqx.field(static=True)
 
     def __init__(
@@ -105,6 +107,7 @@ class Monitor(eqx.Module):
         test: Dataset | None = None,
         patience: int | None = None,
         target: ArrayLike | None = None,
+        level: ArrayLike = 0.5,
         progress: bool = False,
     ):
         allowed = "a function of the weights"
@@ -113,4 +116,5 @@ class Monitor(eqx.Module):
         self.test = validate.optional(validate.instance, "test", test, Dataset, "a Dataset")
         self.patience = validate.optional(validate.count, "patience", patience)
         self.target = validate.optional(validate.number, "target", target, COSINE)
+        self.level = validate.number("level", level, UNIT_INTERVAL)
         self.progress = validate.flag("progress", progress)

@@ -1,6 +1,6 @@
 r"""Targets written in Hermite polynomials.
 
-Equation here [theory: online-sgd, section 1], over L tokens:
+Equations here [theory: online-sgd, section 1, Eq. (18)], over L tokens:
 
     g(z) = Σ_n a_n Π_l H_{n_l}(z_l),   H = He (norm √n!) or, normalised, h = He/√n!
     He_a He_b = Σ_r r! C(a, r) C(b, r) He_{a+b-2r}
@@ -18,8 +18,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.border import checked, flag, mapping
-from jaxsmi.core.checks import check
+from jaxsmi.core import validate
+from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import hermite_polynomials
 
 __all__ = ["HermiteSeries"]
@@ -47,18 +47,19 @@ class HermiteSeries(eqx.Module):
     degrees: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     normalised: bool = eqx.field(static=True)
 
-    @checked(terms=mapping("coefficients by degrees: {(2, 0): 1.0}"), normalised=flag)
     def __init__(self, terms: Mapping[tuple[int, ...], ArrayLike], normalised: bool = False):
+        allowed = "coefficients by degrees, one whole number >= 0 a token: {(2, 0): 1.0}"
+        terms = validate.instance("terms", terms, Mapping, allowed)
         check(len(terms) > 0, "terms", dict(terms), "at least one term")
-        degrees = [tuple(n) for n in terms]
+        degrees = [n if isinstance(n, tuple) else (None,) for n in terms]
         whole = all(isinstance(k, (int, np.integer)) and k >= 0 for n in degrees for k in n)
         equal = len({len(n) for n in degrees}) == 1 and len(degrees[0]) >= 1
-        check(whole and equal, "terms", degrees, "one whole number >= 0 for each of the tokens")
-        self.degrees = tuple(tuple(int(k) for k in n) for n in degrees)
-        self.normalised = bool(normalised)
-        self.coefficients = jnp.stack([jnp.asarray(a, float) for a in terms.values()])
-        finite = jnp.all(jnp.isfinite(self.coefficients))
-        check(finite, "terms", list(terms.values()), "finite coefficients")
+        check(whole and equal, "terms", list(terms), allowed)
+        self.degrees = tuple(tuple(int(k) for k in n) for n in terms)
+        self.normalised = validate.flag("normalised", normalised)
+        self.coefficients = jnp.stack(
+            [validate.array("terms", a, "finite coefficients") for a in terms.values()]
+        )
 
     @property
     def length(self) -> int:
@@ -78,7 +79,7 @@ class HermiteSeries(eqx.Module):
         return self.coefficients * scale.reshape(-1, *(1,) * (self.coefficients.ndim - 1))
 
     def squared(self) -> HermiteSeries:
-        """The series of g², a number, token by token (module docstring)."""
+        """The series of g², for a g that is a number."""
         single = self.coefficients.ndim == 1
         check(single, "series", "an array of answers", "a series whose answer is a number")
         plain = self.orthonormal / jnp.sqrt(jnp.asarray(self._factorials))  # coefficients of He

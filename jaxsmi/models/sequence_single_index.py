@@ -6,9 +6,8 @@ norm O(1)), hidden fields z*_l = x_l·w*, student's fields
 
     z_l = (x_l + u_l/√d)·w,     ℓ = c ‖g(z*) - F(z)‖²
 
-with targets g in models/hermite_series.py (or any function) and students F in models/students.py.
-The encoding is kept as the coordinates C (L, K) of its rows in an orthonormal frame b_1..b_K
-orthogonal to w*; then
+with targets g in hermite_series.py (or any function) and students F in students.py. The encoding is
+stored as the coordinates C (L, K) of its rows in an orthonormal frame b_1..b_K orthogonal to w*:
 
     m = w·w*/d,   e = (b_k·w)/√d (K,),   E z_l = (C e)_l,   m² + ‖e‖² <= 1
 """
@@ -16,6 +15,7 @@ orthogonal to w*; then
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,24 +24,12 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.border import (
-    checked,
-    choice,
-    either,
-    function,
-    instance,
-    numbers,
-    optional,
-    precision,
-    random_key,
-    scalar,
-    whole,
-)
-from jaxsmi.core.checks import POSITIVE, Arguments, Interval, check
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.functions import as_module
+from jaxsmi.core.validate import POSITIVE, Interval, check
 from jaxsmi.models.hermite_series import HermiteSeries
-from jaxsmi.models.multi_index import as_tree
 from jaxsmi.models.students import REDUCTIONS, Attention, LinearAttention, Network
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 
@@ -51,12 +39,34 @@ __all__ = [
     "HermiteSeries",
     "LinearAttention",
     "Network",
+    "SequenceLoss",
     "SequenceSingleIndex",
     "semantic_positional",
 ]
 
 LOSSES = ("squared", "frobenius")
-_WORDS = "'paired', 'orthonormal', or rows (L, K)"
+_FUNCTION = "a JAX function of the fields (L,)"
+_RANK = 1e-12  # of the largest singular value: directions of an encoding below it are rounding
+
+
+class SequenceLoss(eqx.Module):
+    """ℓ of one sample: c ‖g(z*) - F(z)‖², or with `loss` "frobenius" c ‖g(z*) - F(z)‖."""
+
+    target: Callable[[Array], Array]
+    student: Callable[[Array], Array]
+    factor: Array
+    loss: str = eqx.field(static=True)
+
+    def __call__(self, hidden: Array, fields: Array, noise: Array | None = None) -> Array:
+        """ℓ from z* and z (1, L) or (L,); labels have no noise."""
+        del noise
+        change = self.target(jnp.ravel(hidden)) - self.student(jnp.ravel(fields))
+        square = jnp.sum(change**2)
+        if self.loss == "squared":
+            return self.factor * square
+        # the slope at a residual of zero is taken to be zero
+        nonzero = square > 0.0
+        return self.factor * jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, square, 1.0)), 0.0)
 
 
 class SequenceSingleIndex(AbstractTeacher):
@@ -83,8 +93,8 @@ class SequenceSingleIndex(AbstractTeacher):
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> model = smi.SequenceSingleIndex(lambda z: jnp.sum(z**2), length=2, encoding="paired")
-        >>> model.overlap_count  # m and e
-        2
+        >>> model.encoding.shape  # one positional overlap
+        (2, 1)
     """
 
     target: Callable[[Array], Array]
@@ -93,16 +103,7 @@ class SequenceSingleIndex(AbstractTeacher):
     loss_factor: Array
     length: int = eqx.field(static=True)
     loss: str = eqx.field(static=True)
-    reach: float = eqx.field(static=True)
 
-    @checked(
-        target=function("a function of the fields (L,)"),
-        length=whole(),
-        student=optional(function("a function of the fields (L,)")),
-        encoding=optional(either(_WORDS, choice("paired", "orthonormal"), numbers(""))),
-        loss_factor=scalar(POSITIVE),
-        loss=choice(*LOSSES),
-    )
     def __init__(
         self,
         target: Callable[[Array], Array],
@@ -112,57 +113,39 @@ class SequenceSingleIndex(AbstractTeacher):
         loss_factor: ArrayLike = 0.5,
         loss: str = "squared",
     ):
-        arguments = Arguments()
-        self.length = length
-        self.loss = loss
-        self.loss_factor = arguments.number("loss_factor", loss_factor, POSITIVE)
-        self.target = as_tree(target)
-        self.student = Attention() if student is None else as_tree(student)
-        wanted = _answer_shape(self.target, self.length, "target")
-        actual = _answer_shape(self.student, self.length, "student")
-        allowed = f"answers of the shape of the target's, {wanted}"
-        check(wanted == actual, "student", f"answers of shape {actual}", allowed)
+        self.length = validate.count("length", length)
+        self.loss = validate.choice("loss", loss, LOSSES)
+        self.loss_factor = validate.number("loss_factor", loss_factor, POSITIVE)
+        self.target = as_module(validate.function("target", target, _FUNCTION))
+        student = Attention() if student is None else student
+        self.student = as_module(validate.function("student", student, _FUNCTION))
+        shape = _answer_shape(self.target, self.length, "target")
+        other = _answer_shape(self.student, self.length, "student")
+        allowed = f"answers of the shape of the target's, {shape}"
+        check(shape == other, "student", f"answers of shape {other}", allowed)
         self.encoding = _coordinates(encoding, self.length)
         plain = not (isinstance(self.student, Network) and self.encoding.shape[1])
         check(plain, "encoding", encoding, "None for a network")
-        # how far the mean of a field may lie from zero: what grids must cover, so a number that is
-        # known when they are made
-        known = concrete(self.encoding)
-        norms = np.linalg.norm(np.asarray(self.encoding), axis=1) if known else np.zeros(1)
-        self.reach = float(np.ceil(np.max(norms, initial=1.0)))
 
     @property
     def tied(self) -> bool:
-        """Whether one direction serves all tokens (all students but untied networks)."""
+        """One direction serves all tokens (all students but untied networks)."""
         return not isinstance(self.student, Network) or self.student.tied
-
-    @property
-    def overlap_count(self) -> int:
-        """How many overlaps describe the student: m and the K of e; of an untied network
-        m_1..m_L."""
-        return 1 + self.encoding.shape[1] if self.tied else self.length
-
-    def split(self, v: Array) -> tuple[Array, Array]:
-        """Of the overlaps (overlaps,): m of each token (L,), and the means of the fields (L,)."""
-        if not self.tied:
-            return v, jnp.zeros_like(v)
-        return jnp.broadcast_to(v[0], (self.length,)), self.encoding.astype(v.dtype) @ v[1:]
 
     def teacher_student(
         self,
         student: AbstractTeacher | None = None,
         loss: Callable[[Array, Array], Array] | None = None,
     ) -> TeacherStudent:
-        """Its own target and student on the sphere; of an untied network every row is a group."""
+        """Its own target and student on the sphere; each row of an untied network is a group."""
         check(student is None, "student", student, "None: the model has a student of its own")
         check(loss is None, "loss", loss, "None: the model has a loss of its own")
-        K = self.encoding.shape[1]
         return TeacherStudent(
-            sample_loss=_Loss(self),
+            sample_loss=SequenceLoss(self.target, self.student, self.loss_factor, self.loss),
             agreement=_Size(self.tied),
-            draw_gram=_Unit(),
+            draw_gram=_unit_gram,
             encoding=self.encoding,
-            gram=jnp.eye(1 + K, dtype=theory_dtype()),
+            gram=jnp.eye(1 + self.encoding.shape[1], dtype=theory_dtype()),
             targets=1,
             rows=1,
             groups=1 if self.tied else self.length,
@@ -173,21 +156,9 @@ class SequenceSingleIndex(AbstractTeacher):
         )
 
     def sample_loss(self, hidden: Array, fields: Array) -> Array:
-        """ℓ of one sample from z* and z (L,); the slope of the unsquared loss at a residual of zero
-        is taken to be zero."""
-        square = jnp.sum((self.target(hidden) - self.student(fields)) ** 2)
-        if self.loss == "squared":
-            return self.loss_factor * square
-        apart = square > 0.0
-        return self.loss_factor * jnp.where(apart, jnp.sqrt(jnp.where(apart, square, 1.0)), 0.0)
+        """ℓ of one sample from z* and z (L,)."""
+        return self.teacher_student().sample_loss(hidden, fields, jnp.zeros(0))
 
-    @checked(
-        key=random_key,
-        dimension=whole(2),
-        samples=whole(),
-        teacher=optional(numbers("rows (k, D)", dimensions=2)),
-        dtype=optional(precision),
-    )
     def sample(
         self,
         key: PRNGKeyArray,
@@ -202,7 +173,7 @@ class SequenceSingleIndex(AbstractTeacher):
         Args:
             key: A random key.
             dimension: d >= 2.
-            samples: How many.
+            samples: Number of samples.
             teacher: The hidden direction (1, d). Default: uniform on the sphere of radius √d.
             dtype: Of the inputs. Default: the precision of theory.
 
@@ -212,33 +183,25 @@ class SequenceSingleIndex(AbstractTeacher):
         Raises:
             ValueError: For arguments out of range.
         """
-        teacher_key, input_key = jax.random.split(key)
+        teacher_key, input_key = jax.random.split(validate.key("key", key))
+        shape = (1, validate.count("dimension", dimension, 2))
+        count = validate.count("samples", samples)
+        precision = validate.optional(validate.dtype, "dtype", dtype) or theory_dtype()
         if teacher is None:
-            drawn = jax.random.normal(teacher_key, (1, dimension), theory_dtype())
-            teacher = drawn * np.sqrt(dimension) / jnp.linalg.norm(drawn)
-        teacher = jnp.asarray(teacher)
-        shape = (1, dimension)
-        check(teacher.shape == shape, "teacher", teacher, f"an array of shape {shape}")
-        size = (samples, self.length, dimension)
-        inputs = jax.random.normal(input_key, size, dtype or theory_dtype())
-        direction = teacher[0].astype(inputs.dtype)
-        fields = jnp.einsum("nld,d->nl", inputs, direction, precision="highest")
+            normal = jax.random.normal(teacher_key, shape, theory_dtype())
+            direction = normal * np.sqrt(dimension) / jnp.linalg.norm(normal)
+        else:
+            allowed = f"an array of shape {shape}"
+            direction = validate.array("teacher", teacher, allowed, shape=shape)
+        inputs = jax.random.normal(input_key, (count, self.length, dimension), precision)
+        row = direction[0].astype(inputs.dtype)
+        fields = jnp.einsum("nld,d->nl", inputs, row, precision="highest")
         fields = (fields / np.sqrt(dimension)).astype(theory_dtype())
-        return Dataset(inputs, jax.vmap(self.target)(fields), teacher)
-
-
-class _Loss(eqx.Module):
-    """ℓ of one sample from z* and z (1, L), without noise."""
-
-    model: SequenceSingleIndex
-
-    def __call__(self, hidden: Array, fields: Array, noise: Array) -> Array:
-        del noise
-        return self.model.sample_loss(hidden[0], fields[0])
+        return Dataset(inputs, jax.vmap(self.target)(fields), direction)
 
 
 class _Size(eqx.Module):
-    """‖(m, e)‖ of M (1, 1 + K), of an untied network ‖m‖/√L of M (L, 1): the measure of weak
+    """‖(m, e)‖ of M (1, 1 + K), ‖m‖/√L of M (L, 1) of an untied network: the measure of weak
     recovery."""
 
     tied: bool = eqx.field(static=True)
@@ -249,16 +212,10 @@ class _Size(eqx.Module):
         return size if self.tied else size / np.sqrt(len(cross))
 
 
-class _Unit(eqx.Module):
-    """The hidden direction has norm one, in units of √d."""
-
-    def __call__(self, key: PRNGKeyArray, dimension: int | Array) -> Array:
-        del key, dimension
-        return jnp.ones((1, 1), theory_dtype())
-
-
-_WEIGHT = Interval("a number in [0, 1]", low=0.0, high=1.0)
-_ANGLE = Interval("a number in (0, 1]", low=0.0, high=1.0, open_low=True)
+def _unit_gram(key: PRNGKeyArray, dimension: int | Array) -> Array:
+    """The Gram matrix of the hidden direction, whose norm is fixed."""
+    del key, dimension
+    return jnp.ones((1, 1), theory_dtype())
 
 
 class SemanticPositional(eqx.Module):
@@ -274,9 +231,6 @@ class SemanticPositional(eqx.Module):
         return (1.0 - self.omega) * Attention("identity")(fields) + self.omega * B
 
 
-@checked(
-    omega=scalar(_WEIGHT), a=scalar(_ANGLE), loss_factor=scalar(POSITIVE), loss=choice(*LOSSES)
-)
 def semantic_positional(
     omega: ArrayLike, a: ArrayLike = 1.0, loss_factor: ArrayLike = 0.5, loss: str = "squared"
 ) -> SequenceSingleIndex:
@@ -304,66 +258,51 @@ def semantic_positional(
         >>> smi.sgd.semantic_positional(0.3).length
         2
 
-    Cost:
-        None: nothing is computed before the model is used.
-
     Source:
         [ALSKZ25; theory: online-sgd, Eqs. (36) to (38)].
     """
-    arguments = Arguments()
+    weight = Interval("a number in [0, 1]", low=0.0, high=1.0)
+    angle = Interval("a number in (0, 1]", low=0.0, high=1.0, open_low=True)
     target = SemanticPositional(
-        arguments.number("omega", omega, _WEIGHT), arguments.number("a", a, _ANGLE)
+        validate.number("omega", omega, weight), validate.number("a", a, angle)
     )
     return SequenceSingleIndex(target, 2, Attention("identity"), "paired", loss_factor, loss)
 
 
-def _answer_shape(function: Callable, length: int, name: str) -> tuple[int, ...]:
-    """The shape of what a function answers; at one point its value is looked at too."""
-    point = np.linspace(0.3, 0.7, length)
-    shown = None
-    try:
-        value = jax.eval_shape(function, jax.ShapeDtypeStruct((length,), theory_dtype()))
-        if concrete(function):
-            with jax.ensure_compile_time_eval():
-                shown = np.asarray(function(jnp.asarray(point)))
-    except Exception as failure:
-        raise ValueError(
-            f"{name}: fails on fields of shape {(length,)} ({failure}); allowed: a JAX function of "
-            "them."
-        ) from failure
-    one = isinstance(value, jax.ShapeDtypeStruct)
-    real = one and not jnp.issubdtype(value.dtype, jnp.complexfloating)
-    check(real, name, value, "a JAX function whose answer is one real number or array")
-    finite = shown is None or np.isfinite(shown).all()
-    check(finite, name, shown, "a JAX function whose answers are finite")
-    return value.shape
+def _answer_shape(function: Callable[..., Any], length: int, name: str) -> tuple[int, ...]:
+    """The shape of a function's answer, which must be finite at one point."""
+    point = np.linspace(0.3, 0.7, length)  # known under jit, too
+    answer = validate.call_user_function(name, jax.eval_shape, _FUNCTION, function, point)
+    one = isinstance(answer, jax.ShapeDtypeStruct)
+    real = one and not jnp.issubdtype(answer.dtype, jnp.complexfloating)
+    check(real, name, answer, "a JAX function whose answer is one real number or array")
+    if concrete(function):
+        with jax.ensure_compile_time_eval():
+            value = np.asarray(function(jnp.asarray(point)))
+        check(np.isfinite(value).all(), name, value, "a JAX function whose answers are finite")
+    return answer.shape
 
 
 def _coordinates(encoding: ArrayLike | str | None, length: int) -> Array:
-    """C (L, K): rows of the encoding in an orthonormal frame of as few directions as they span."""
+    """C (L, K): rows of the encoding in an orthonormal frame of the directions that they span."""
     if encoding is None:
         return jnp.zeros((length, 0))
+    words = f"None, 'paired' (two tokens), 'orthonormal', or rows ({length}, K) that are not zero"
     if isinstance(encoding, str):
-        words = "None, 'paired', 'orthonormal' or an array (L, K)"
-        check(encoding in ("paired", "orthonormal"), "encoding", encoding, words)
-        two = encoding != "paired" or length == 2
-        check(two, "encoding", encoding, "'paired' for two tokens only")
+        validate.choice("encoding", encoding, ("paired", "orthonormal"))
+        check(encoding != "paired" or length == 2, "encoding", encoding, words)
         return jnp.asarray([[1.0], [-1.0]]) if encoding == "paired" else jnp.eye(length)
-    rows = jnp.asarray(encoding, float)
-    fits = rows.ndim == 2 and rows.shape[0] == length and rows.shape[1] >= 1
-    check(fits, "encoding", rows, f"rows of shape ({length}, K)")
-    check(jnp.all(jnp.isfinite(rows)), "encoding", rows, "finite numbers")
+    rows = validate.array("encoding", encoding, words)
+    check(rows.ndim == 2 and rows.shape[0] == length, "encoding", encoding, words)
     if not concrete(rows):
         check(rows.shape[1] <= length, "encoding", rows, f"inside jit, at most {length} columns")
         return rows
     directions, sizes, _ = np.linalg.svd(np.asarray(rows), full_matrices=False)
-    rank = int(np.sum(sizes > 1e-12 * sizes[0]))
-    check(rank >= 1, "encoding", rows, "rows that are not all zero (None: no encoding)")
+    rank = int(np.sum(sizes > _RANK * sizes[0]))
+    check(rank >= 1, "encoding", rows, words)
     if rank == rows.shape[1]:
         return rows
     axes = (directions * sizes)[:, :rank]
-    lead = axes[np.argmax(np.abs(axes) > 1e-12 * sizes[0], axis=0), np.arange(rank)]
-    return jnp.asarray(axes * np.sign(lead))  # the first token's share is positive
-
-
-is_sequence = instance(SequenceSingleIndex, "a SequenceSingleIndex")
+    # singular vectors have no sign of their own: the first token's share is made positive
+    lead = axes[np.argmax(np.abs(axes) > _RANK * sizes[0], axis=0), np.arange(rank)]
+    return jnp.asarray(axes * np.sign(lead))

@@ -19,13 +19,12 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.border import checked, choice, flag, function, numbers, optional
-from jaxsmi.core.checks import check
+from jaxsmi.core import validate
+from jaxsmi.core.validate import check
 
 __all__ = ["REDUCTIONS", "Attention", "LinearAttention", "Network"]
 
 REDUCTIONS = ("trace", "identity", "bilinear")
-_VECTOR = numbers("a vector (L,)", dimensions=1)
 
 
 class Attention(eqx.Module):
@@ -53,12 +52,6 @@ class Attention(eqx.Module):
     reduction: str = eqx.field(static=True)
     trace_norm: str = eqx.field(static=True)
 
-    @checked(
-        reduction=choice(*REDUCTIONS),
-        trace_norm=choice("sqrtL", "none"),
-        left=optional(_VECTOR),
-        right=optional(_VECTOR),
-    )
     def __init__(
         self,
         reduction: str = "trace",
@@ -66,21 +59,16 @@ class Attention(eqx.Module):
         left: ArrayLike | None = None,
         right: ArrayLike | None = None,
     ):
-        self.reduction = reduction
-        self.trace_norm = trace_norm
-        self.left = self._vector("left", left)
-        self.right = self._vector("right", right)
-
-    def _vector(self, name: str, value: ArrayLike | None) -> Array | None:
-        """A vector of the bilinear reduction; none elsewhere."""
-        allowed = "a vector (L,), with reduction='bilinear' and only there"
-        check((value is not None) == (self.reduction == "bilinear"), name, value, allowed)
-        if value is None:
-            return None
-        v = jnp.asarray(value, float)
-        proper = v.ndim == 1 and jnp.all(jnp.isfinite(v)) & jnp.any(v != 0.0)
-        check(proper, name, v, "a vector (L,) of norm > 0")
-        return v
+        self.reduction = validate.choice("reduction", reduction, REDUCTIONS)
+        self.trace_norm = validate.choice("trace_norm", trace_norm, ("sqrtL", "none"))
+        allowed = "a vector (L,) of norm > 0, with reduction='bilinear' and only there"
+        bilinear = self.reduction == "bilinear"
+        for name, value in (("left", left), ("right", right)):
+            check((value is not None) == bilinear, name, value, allowed)
+            vector = validate.optional(validate.array, name, value, allowed)
+            check(vector is None or vector.ndim == 1, name, value, allowed)
+            check(vector is None or jnp.any(vector != 0.0), name, value, allowed)
+            setattr(self, name, vector)
 
     def __call__(self, fields: Array) -> Array:
         """F(z)."""
@@ -114,11 +102,9 @@ class Network(eqx.Module):
     activation: Callable[[Array], Array] = eqx.field(static=True)
     tied: bool = eqx.field(static=True)
 
-    @checked(activation=function("a JAX function of a number"), tied=flag)
     def __init__(self, activation: Callable[[Array], Array] = jax.nn.relu, tied: bool = True):
-        check(callable(activation), "activation", activation, "a JAX function of a number")
-        self.activation = activation
-        self.tied = bool(tied)
+        self.activation = validate.function("activation", activation, "a JAX function of a number")
+        self.tied = validate.flag("tied", tied)
 
     def __call__(self, fields: Array) -> Array:
         """F(z)."""

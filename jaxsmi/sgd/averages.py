@@ -1,24 +1,31 @@
-r"""Averages over a fresh sample at given overlaps: what drives the flow of online SGD.
+r"""Averages over a fresh sample at overlaps (M, Q): the terms of the flow of online SGD.
 
 Equations here [theory: online-sgd, Eqs. (63) to (65)], h = T x/√D of the k fixed rows, z with their
 means, tokens summed over:
 
     A_T = E[s hᵀ] (P, k),   A_Z = E[s zᵀ] (P, P),   V = E[s sᵀ] (P, P),   R = E ℓ
 
-at h = L N_T, z = Y N_T + Z N_Z with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ. Points come with the signs of rows
-of (N_T, N_Z) flipped, so that what the symmetries of a model forbid is zero exactly, and the error
-of a growth rate is relative. Of one direction on the sphere the averages are those of the
-population risk and of the gradient's noise, which for few tokens are known to rounding:
+at h = L N_T, z = Y N_T + Z N_Z with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ. A flow, a rate or an exponent needs
+an `AbstractAverages` and nothing else of a model; there are three of them:
 
-    A_T = ∇R(v),   A_Z = v·∇R(v),   V = E Σ_l s_l²,   v = (m, e)
+    NetAverages      any link: points, an error bar from independent nets
+    GridAverages     one direction on the sphere, up to three tokens: sums on a grid (grid.py)
+    SeriesAverages   a network whose target is a Hermite series: finite sums (hermite.py)
 
-up to a multiple of v that the projection takes out.
+Of one direction on the sphere, v = (m, e), and up to a multiple of v that the projection removes,
+
+    A_T = ∇R(v),   A_Z = v·∇R(v),   V = E Σ_l s_l²
+    R = c {E‖g‖² + S(e) - 2 C[g, F](m, e)},   S = E‖F(ξ + C e)‖²
+    V = 4c² {E Σ_l ⟨F, ∂_l F⟩² - 2 E⟨g, Σ_l ⟨F, ∂_l F⟩ ∂_l F⟩ + E⟨g gᵀ, Σ_l ∂_l F ∂_l Fᵀ⟩}
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -27,24 +34,52 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete
+from jaxsmi.core.options import Averages
+from jaxsmi.models.hermite_series import HermiteSeries
+from jaxsmi.models.sequence_single_index import SequenceLoss
+from jaxsmi.models.students import Network
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.gaussian_points import gaussian_points
+from jaxsmi.numerics.implicit import not_differentiable
+from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd import fields
 from jaxsmi.sgd.coordinates import Coordinates
-from jaxsmi.sgd.noise import noise_at
-from jaxsmi.sgd.population import gradient
-from jaxsmi.sgd.starts import in_frame
+from jaxsmi.sgd.grid import correlation, expectation
+from jaxsmi.sgd.hermite import activation_coefficients, flat, series_average, square
+from jaxsmi.sgd.problem import coordinates_of
 
-__all__ = ["AbstractAverages", "Averages", "NetAverages", "SphereAverages", "net_averages"]
+__all__ = [
+    "AbstractAverages",
+    "GridAverages",
+    "Moments",
+    "NetAverages",
+    "averages_of",
+    "net_averages",
+    "spread",
+]
 
-_COPIES = 8  # of a point, at most
+# Signs of rows are flipped so that the symmetries of a model hold exactly, in so many copies
+# of a point: more copies leave fewer independent points.
+_COPIES = 8
 _AXIS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
-_TOGETHER = 2**15  # points whose fields lie in memory together
+_BLOCK = 2**15  # points whose fields lie in memory together
+_GRID_TOKENS = 3  # two tokens take milliseconds, three seconds, four would take minutes
+
+_Answer = TypeVar("_Answer")
 
 
-class Averages(eqx.Module):
-    """A_T (P, k), A_Z (P, P), V (P, P) and the risk R (NaN where it is not asked for)."""
+class Moments(NamedTuple):
+    """A_T (P, k), A_Z (P, P), V (P, P) and the risk R.
+
+    Attributes:
+        fixed: A_T = E[s hᵀ].
+        own: A_Z = E[s zᵀ].
+        square: V = E[s sᵀ].
+        risk: R = E ℓ.
+    """
 
     fixed: Array
     own: Array
@@ -53,96 +88,218 @@ class Averages(eqx.Module):
 
 
 class AbstractAverages(eqx.Module):
-    """Averages at overlaps M (P, k), Q (P, P)."""
+    """Averages over a fresh sample at overlaps M (P, k), Q (P, P)."""
 
     @abc.abstractmethod
-    def at(self, M: Array, Q: Array, noise: bool = True) -> Averages:
-        """The averages; without `noise` V may be zero."""
+    def at(self, M: Array, Q: Array, noise: bool = True) -> Moments:
+        """The averages; without `noise` V may be zero, and the risk NaN where it costs extra."""
+
+    @abc.abstractmethod
+    def risk(self, M: Array, Q: Array) -> Array:
+        """R alone."""
+
+    @abc.abstractmethod
+    def over_nets(self, function: Callable[[AbstractAverages], _Answer]) -> _Answer:
+        """A function of the averages of each independent net, with a leading axis."""
+
+    def rounding(self, M: Array, Q: Array) -> Array:
+        """Error of the risk where it is no average over nets."""
+        del M, Q
+        return jnp.zeros(())
 
 
-class SphereAverages(AbstractAverages):
-    """Those of one direction on the sphere (an untied network: one a token), Q = 1."""
-
-    model: SequenceSingleIndex
-    key: PRNGKeyArray | None
-    samples: int = eqx.field(static=True)
-
-    def at(self, M: Array, Q: Array, noise: bool = True) -> Averages:
-        """∇R and V on coarse grids."""
-        del Q
-        tied = self.model.tied
-        v = M[0] if tied else M[:, 0]
-        size = jnp.linalg.norm(v) if tied else jnp.abs(v)
-        v = v / jnp.maximum(size, 1.0)  # a stage may step outside
-        slope = gradient(self.model, v, self.key, self.samples, coarse=True)
-        V = jnp.zeros((), v.dtype)
-        if noise:
-            V = noise_at(self.model, v, self.key, self.samples, coarse=True).value
-        V = V / len(M)  # of an untied network each row has its share
-        own = jnp.sum(v * slope)[None] if tied else v * slope
-        fixed = slope[None] if tied else slope[:, None]
-        diagonal = jnp.diag(jnp.broadcast_to(V, (len(M),)))
-        return Averages(fixed, jnp.diag(own), diagonal, jnp.full((), jnp.nan, v.dtype))
+# One direction on the sphere
 
 
-class NetAverages(AbstractAverages):
-    """Those of one rule of points: `position` (rows, n) in the frame `gram` = L Lᵀ, `weight` (n,),
-    label `noise` (noise, n)."""
+class _SphereAverages(AbstractAverages):
+    """One direction on the sphere, without sampling: Q = 1."""
 
     pair: TeacherStudent
-    frame: Array
+    loss: SequenceLoss
+
+    @abc.abstractmethod
+    def risk_at(self, v: Array, stride: int = 1) -> Array:
+        """R at v = (m, e), or m_1..m_L of an untied network."""
+
+    @abc.abstractmethod
+    def noise_at(self, v: Array) -> Array:
+        """V of all rows together."""
+
+    def over_nets(self, function: Callable[[AbstractAverages], _Answer]) -> _Answer:
+        return jax.tree.map(lambda x: x[None], function(self))
+
+    def risk(self, M: Array, Q: Array) -> Array:
+        del Q
+        return self.risk_at(self._vector(M))
+
+    def at(self, M: Array, Q: Array, noise: bool = True) -> Moments:
+        del Q
+        v = self._vector(M)
+        tied = self.pair.tied
+        size = jnp.linalg.norm(v) if tied else jnp.abs(v)
+        v = v / jnp.maximum(size, 1.0)  # a stage of an integrator may step outside
+        slope = jax.jacfwd(self.risk_at)(v)
+        V = self.noise_at(v) if noise else jnp.zeros((), v.dtype)
+        own = jnp.sum(v * slope)[None] if tied else v * slope
+        # each row of an untied network has its share of V
+        shares = jnp.diag(jnp.broadcast_to(V / len(M), (len(M),)))
+        fixed = slope[None] if tied else slope[:, None]
+        return Moments(fixed, jnp.diag(own), shares, jnp.full((), jnp.nan, v.dtype))
+
+    def _vector(self, M: Array) -> Array:
+        return M[0] if self.pair.tied else M[:, 0]
+
+
+class SeriesAverages(_SphereAverages):
+    """A network whose target is a Hermite series [theory: online-sgd, Eqs. (15) to (17)]:
+
+    R = c {‖ĝ‖² + E σ² - 2 E g F},   V = 4c² {E σ'² σ² - 2 E g σ'² σ + E g² σ'²}
+    """
+
+    def _parts(self, v: Array) -> tuple[HermiteSeries, Callable[[Array], Array], Array]:
+        """g, σ, and the correlations of the tokens with the network's argument."""
+        assert isinstance(self.loss.target, HermiteSeries)
+        assert isinstance(self.loss.student, Network)
+        tokens = self.pair.tokens * self.pair.groups
+        m = jnp.broadcast_to(v, (tokens,))
+        return self.loss.target, self.loss.student.activation, m / np.sqrt(tokens)
+
+    def risk_at(self, v: Array, stride: int = 1) -> Array:
+        del stride
+        g, activation, rho = self._parts(v)
+        target = jnp.sum(g.orthonormal**2)
+        student = activation_coefficients(lambda x: activation(x) ** 2, 0)[0]
+        overlap = series_average(g, rho, activation)
+        return self.loss.factor * (target + student - 2.0 * overlap)
+
+    def noise_at(self, v: Array) -> Array:
+        g, activation, rho = self._parts(v)
+        slope = lambda x: jax.grad(activation)(x) ** 2
+        student = activation_coefficients(lambda x: slope(x) * activation(x) ** 2, 0)[0]
+        cross = series_average(g, rho, lambda x: slope(x) * activation(x))
+        target = series_average(g.squared(), rho, slope)
+        return 4.0 * self.loss.factor**2 * (student - 2.0 * cross + target)
+
+
+class GridAverages(_SphereAverages):
+    """One direction for up to three tokens, on grids. `reach`: the largest mean of a field."""
+
+    reach: float = eqx.field(static=True)
+    coarse: bool = eqx.field(static=True)
+
+    def _settings(self, v: Array, stride: int) -> tuple[Array, Array, dict[str, Any]]:
+        """m, without what rounding adds beyond ±1, the means of the fields, and the grid."""
+        m = v[0] + lax.stop_gradient(jnp.clip(v[0], -1.0, 1.0) - v[0])
+        means = self.pair.encoding.astype(v.dtype) @ v[1:]
+        return m, means, {"stride": stride, "coarse": self.coarse}
+
+    def risk_at(self, v: Array, stride: int = 1) -> Array:
+        m, e, grid = self._settings(v, stride)
+        g, F = flat(self.loss.target), flat(self.loss.student)
+        target = expectation(square(g), jnp.zeros_like(e), **grid)
+        student = expectation(square(F), e, reach=self.reach, **grid)
+        both = correlation(g, F, m, e, reach=self.reach, **grid)
+        return self.loss.factor * (target + student - 2.0 * both)
+
+    def noise_at(self, v: Array) -> Array:
+        m, e, grid = self._settings(v, 1)
+        g, F = flat(self.loss.target), flat(self.loss.student)
+        squares = expectation(eqx.Partial(_squares, F), e, reach=self.reach, **grid)
+        target, student = eqx.Partial(_target_products, g), eqx.Partial(_products, F)
+        cross = correlation(target, student, m, e, reach=self.reach, **grid)
+        return 4.0 * self.loss.factor**2 * (squares + cross)
+
+    def rounding(self, M: Array, Q: Array) -> Array:
+        """The change of the risk with half of the nodes."""
+        del Q
+        v = lax.stop_gradient(self._vector(M))
+        return jnp.abs(self.risk_at(v) - self.risk_at(v, 2))
+
+
+def _squares(f: Callable[[Array], Array], z: Array) -> Array:
+    """Σ_l ⟨F, ∂_l F⟩²: ()."""
+    return jnp.sum((jax.jacfwd(f)(z).T @ f(z)) ** 2)
+
+
+def _products(f: Callable[[Array], Array], z: Array) -> Array:
+    """-2 Σ_l ⟨F, ∂_l F⟩ ∂_l F, and Σ_l ∂_l F ⊗ ∂_l F: (k + k²,)."""
+    F, slopes = f(z), jax.jacfwd(f)(z).T
+    return jnp.concatenate([-2.0 * (slopes @ F) @ slopes, jnp.ravel(slopes.T @ slopes)])
+
+
+def _target_products(f: Callable[[Array], Array], z: Array) -> Array:
+    """g and g ⊗ g: (k + k²,)."""
+    g = f(z)
+    return jnp.concatenate([g, jnp.ravel(g[:, None] * g)])
+
+
+# Any link
+
+
+class Points(NamedTuple):
+    """Points of nets (leading axis): `fixed` N_T (k, tokens, g, n), `moving` N_Z (P, tokens, g, n),
+    `noise` of labels (noise, n), `weight` (n,)."""
+
     fixed: Array
     moving: Array
     noise: Array
     weight: Array
 
-    def at(self, M: Array, Q: Array, noise: bool = True) -> Averages:
+
+class NetAverages(AbstractAverages):
+    """Sums over points of independent nets, in the frame L of the fixed rows.
+
+    All overlaps share the points (common random numbers).
+    """
+
+    pair: TeacherStudent
+    frame: Array
+    points: Points
+
+    def over_nets(self, function: Callable[[AbstractAverages], _Answer]) -> _Answer:
+        return lax.map(lambda net: function(dataclasses.replace(self, points=net)), self.points)
+
+    def risk(self, M: Array, Q: Array) -> Array:
+        return self.at(M, Q).risk
+
+    def at(self, M: Array, Q: Array, noise: bool = True) -> Moments:
         """Sums over the points, block by block."""
         del noise
         pair = self.pair
         split = M.reshape(pair.groups, pair.rows, pair.fixed)
-        blocks = Q.reshape(pair.groups, pair.rows, pair.groups, pair.rows)
-        own = jnp.stack([blocks[g, :, g] for g in range(pair.groups)])
-        Y, Z = jax.vmap(lambda m, q: in_frame(self.frame, m, q))(split, own)
+        squares = Q.reshape(pair.groups, pair.rows, pair.groups, pair.rows)
+        own = jnp.stack([squares[g, :, g] for g in range(pair.groups)])
+        Y, Z = jax.vmap(lambda m, q: coordinates_of(self.frame, m, q))(split, own)
         last = lambda x: jnp.moveaxis(x, 0, -1)[..., None]
         position = Coordinates(self.frame[..., None], last(Y), last(Z))
-        parts = (self.fixed, self.moving, self.noise, self.weight)
-        count = self.weight.shape[0]
-        if count <= _TOGETHER:
-            return self._sums(position, *parts)
-        blocks = -(-count // _TOGETHER)
-        beyond = blocks * _TOGETHER - count
-        parts = [jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, beyond),)) for x in parts]
+        blocks = max(self.points.weight.shape[0] // _BLOCK, 1)
+        cut = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], blocks, x.shape[-1] // blocks), -2, 0)
+        parts = lax.map(lambda part: self._sums(position, part), jax.tree.map(cut, self.points))
+        moments = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
+        # a row in the span of the others has no coordinate of its own, and a part of the derivative
+        # would be lost in silence
+        regular = jnp.all(jnp.diagonal(Z, axis1=1, axis2=2) != 0.0)
+        return not_differentiable(moments, (M, Q), unless=regular)
 
-        def block(i: Array) -> Averages:
-            cut = lambda x: lax.dynamic_slice_in_dim(x, i * _TOGETHER, _TOGETHER, axis=-1)
-            return self._sums(position, *map(cut, parts))
-
-        return jax.tree.map(lambda x: jnp.sum(x, axis=0), lax.map(block, jnp.arange(blocks)))
-
-    def _sums(
-        self, position: Coordinates, fixed: Array, moving: Array, noise: Array, weight: Array
-    ) -> Averages:
+    def _sums(self, position: Coordinates, points: Points) -> Moments:
         """The weighted sums over some points."""
         pair = self.pair
-        P = pair.rows
-        seen = fields.seen(pair, position.frame, fixed)
-        h = fields.fixed_fields(position.frame, seen, pair.fixed)
-        z = fields.fields(P, position, seen, moving)
-        label = noise[:, None]
+        inputs = fields.shifted(pair, position.frame, points.fixed)
+        h = fields.fixed_fields(position.frame, inputs, pair.fixed)
+        z = fields.fields(pair.rows, position, inputs, points.moving)
         hidden = h[: pair.targets]
-        S = fields.slopes(pair, hidden, z, label)
+        S = fields.slopes(pair, hidden, z, points.noise[:, None])
         pairs = lambda a, b: jnp.stack(
             [jnp.stack([jnp.sum(x * y, axis=(0, -1)) for y in b]) for x in a]
         )
-        flat = lambda x: x.reshape(len(x), -1, x.shape[-1])
-        values = jax.vmap(pair.sample_loss, -1)(flat(hidden), flat(z), noise)
-        weighted = S * weight
-        return Averages(
+        rows = lambda x: x.reshape(len(x), -1, x.shape[-1])
+        values = jax.vmap(pair.sample_loss, -1)(rows(hidden), rows(z), points.noise)
+        weighted = S * points.weight
+        return Moments(
             fixed=jnp.moveaxis(pairs(weighted, h), -1, 0).reshape(-1, pair.fixed),
             own=self._blocks(pairs(weighted, z)),
             square=self._blocks(pairs(weighted, S)),
-            risk=jnp.sum(weight * values),
+            risk=jnp.sum(points.weight * values),
         )
 
     def _blocks(self, own: Array) -> Array:
@@ -154,37 +311,84 @@ class NetAverages(AbstractAverages):
 
 def _flips(fixed: int, rows: int) -> np.ndarray:
     """Signs (copies, fixed + rows) of the rows of N_T and N_Z, one of each pair of opposite ones:
-    of all rows by themselves, or of a teacher's and a student's row together, or none, whatever
-    takes few copies."""
-    alone = fixed + rows
+    of all rows independently, or of a teacher's and a student's row together, or none, the first of
+    these that takes few copies."""
+    each = fixed + rows
     together = max(fixed, rows)
-    choice = next((n for n in (alone, together) if 2 ** (n - 1) <= _COPIES), 1)
+    choice = next((n for n in (each, together) if 2 ** (n - 1) <= _COPIES), 1)
     signs = np.array([(1.0, *s) for s in itertools.product((1.0, -1.0), repeat=choice - 1)])
-    if choice == alone:
+    if choice == each:
         return signs
-    pick = np.minimum([*range(fixed), *range(rows)], choice - 1)
-    return signs[:, pick]
+    return signs[:, np.minimum([*range(fixed), *range(rows)], choice - 1)]
 
 
 def net_averages(
-    pair: TeacherStudent, frame: Array, key: PRNGKeyArray, samples: int, nets: int
+    pair: TeacherStudent, frame: Array, key: PRNGKeyArray, size: int, nets: int
 ) -> NetAverages:
-    """Independent rules with a leading axis, each with its points (common random numbers)."""
+    """Averages on `nets` nets of `size` points each."""
     tokens = pair.tokens * pair.groups
     k, P = pair.fixed, pair.rows
-    size = (k + P) * tokens + pair.noise_size
+    rows = (k + P) * tokens
     signs = jnp.asarray(_flips(k, P))
     copies = len(signs)
-    position, weight = gaussian_points(key, max(samples // copies, 1), nets, size, _AXIS)
-    count = position.shape[1]
-    drawn = jnp.moveaxis(position, -1, 1)  # (nets, size, n)
-    body = drawn[:, : (k + P) * tokens].reshape(nets, k + P, 1, tokens, count)
-    body = body * signs.T[:, :, None, None]
+    # without its signs M = 0 would not be at rest, and the exit from it amplifies any error
+    each = max(size // copies, 1)
+    position, weight = gaussian_points(key, each, nets, rows + pair.noise_size, _AXIS)
+    normals = jnp.moveaxis(position, -1, 1)  # (nets, rows + noise, n)
+    body = normals[:, :rows].reshape(nets, k + P, 1, tokens, -1) * signs.T[:, :, None, None]
     body = jnp.moveaxis(body, 2, 3).reshape(nets, k + P, pair.tokens, pair.groups, -1)
-    noise = jnp.tile(drawn[:, (k + P) * tokens :], (1, 1, copies))
+    noise = jnp.tile(normals[:, rows:], (1, 1, copies))
     weights = jnp.tile(weight, (1, copies)) / copies
-    frames = jnp.broadcast_to(frame, (nets, *frame.shape))
-    pairs = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (nets, *jnp.shape(x))) if eqx.is_array(x) else x, pair
-    )
-    return NetAverages(pairs, frames, body[:, :k], body[:, k:], noise, weights)
+    # blocks are of one size: points of weight zero fill the last
+    beyond = -weights.shape[1] % _BLOCK if weights.shape[1] > _BLOCK else 0
+    points = Points(body[:, :k], body[:, k:], noise, weights)
+    pad = lambda x: jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, beyond),))
+    return NetAverages(pair, frame, jax.tree.map(pad, points))
+
+
+def averages_of(
+    pair: TeacherStudent,
+    gram: Array,
+    key: PRNGKeyArray | None,
+    averages: Averages | None,
+    usual: tuple[int, int],
+    coarse: bool = False,
+) -> AbstractAverages:
+    """Averages without sampling where there are any, else on nets; `usual`: points of all nets, and
+    nets, where the call says nothing."""
+    averages = Averages() if averages is None else averages
+    validate.instance("averages", averages, Averages, "a smi.Averages")
+    key = validate.optional(validate.key, "key", key)
+    size, nets = averages.sizes(*usual)
+    exact = _exact(pair, coarse)
+    if exact is not None:
+        return exact
+    if key is None:
+        raise ValueError(
+            "key: got None; allowed: jax.random.key(0): averages of this model are sampled."
+        )
+    return net_averages(pair, triangular_root(gram), key, power_of_two(size), nets)
+
+
+def _exact(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
+    """Averages without sampling of a squared loss of one direction; None: there are none."""
+    loss = pair.sample_loss
+    if not isinstance(loss, SequenceLoss) or loss.loss != "squared":
+        return None
+    if isinstance(loss.student, Network):
+        series = isinstance(loss.target, HermiteSeries)
+        return SeriesAverages(pair, loss) if series else None
+    if pair.tokens > _GRID_TOKENS:
+        return None
+    # the size of a grid is static: under jit, where it is unknown, rows of norm one
+    rows = np.asarray(pair.encoding) if concrete(pair.encoding) else np.zeros((1, 1))
+    reach = float(np.ceil(np.max(np.linalg.norm(rows, axis=1), initial=1.0)))
+    return GridAverages(pair, loss, reach, coarse)
+
+
+def spread(values: Array) -> Array:
+    """Standard error of the mean over nets (leading axis), zero for one exact answer."""
+    nets = len(values)
+    if nets == 1:
+        return jnp.zeros_like(values[0])
+    return jnp.std(values, axis=0, ddof=1) / np.sqrt(nets)

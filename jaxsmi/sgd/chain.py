@@ -28,19 +28,61 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
-from jaxsmi.core.driver import AbstractSolver, Run, advance, begin, drive
+from jaxsmi.core.driver import AbstractSolver, Run, advance, begin
+from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.triangular import acceptance_tries, chi_square, total
 from jaxsmi.sgd import fields
 from jaxsmi.sgd.coordinates import Coordinates, Row, entries, factor, plus, product, times
-from jaxsmi.sgd.runs import Rule, Setting, Simulation, joined, summary
 
-__all__ = ["run"]
+__all__ = ["Blocks", "OverlapChain", "Update"]
 
-# Numbers of a run that are drawn at once, in blocks of so many steps at most; how many blocks lie
-# between two looks at the progress bar; runs whose numbers lie in memory together.
-_DRAWN = 2**13
-_BLOCK = 64
-_TOGETHER = 4096
+# Random numbers of a run are drawn in blocks of so many numbers, and of so many steps at most:
+# large enough to be vectorised, small enough for the cache with many runs. Empirical.
+_NUMBERS = 2**13
+_STEPS = 64
+
+
+class Update(eqx.Module):
+    """The update of online SGD in one dimension, and the cosines at which runs stop.
+
+    Attributes:
+        pair: Teacher and student.
+        rate: Learning rate η of each row of a group (P,).
+        weight: c, the weight of a sample's loss in that of its batch.
+        momentum: β; None: none.
+        decay: Weight decay λ of each row (P,); None: none.
+        level: The agreement whose first passage is recorded.
+        stop: The agreement at which a run stops; inf: never.
+        batch: B, samples of a batch.
+        repeats: Updates on each batch.
+        projected: Rows keep their norm.
+        moving: n, rows that move: the student's P and, with momentum, their velocities.
+    """
+
+    pair: TeacherStudent
+    rate: Array
+    weight: Array
+    momentum: Array | None
+    decay: Array | None
+    level: Array
+    stop: Array
+    batch: int = eqx.field(static=True)
+    repeats: int = eqx.field(static=True)
+    projected: bool = eqx.field(static=True)
+    moving: int = eqx.field(static=True)
+
+    @property
+    def kappa(self) -> Array:
+        """Learning rate for each sample, κ = c η/(1 - β) (of rows with several: the largest)."""
+        kappa = self.weight * jnp.max(self.rate)
+        return kappa if self.momentum is None else kappa / (1.0 - self.momentum)
+
+    def agreement(self, position: Coordinates) -> Array:
+        """Cosines of the runs, up to the symmetries of the model (.., runs)."""
+        pair = self.pair
+        M = position.teacher_overlap(pair.rows)
+        Q = position.overlap(pair.rows)
+        return jax.vmap(pair.agreement, -1, -1)(M, Q, position.gram())
 
 
 class Noise(NamedTuple):
@@ -72,7 +114,7 @@ class OverlapChain(eqx.Module):
     learning rate or dimension compiles nothing; `tries` of the rejection, and the shape of A where
     a batch is as large as D, follow from the dimension."""
 
-    rule: Rule
+    rule: Update
     start: Coordinates
     radius: Array | None
     dimension: Array
@@ -81,20 +123,19 @@ class OverlapChain(eqx.Module):
     side: tuple[int, int] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, setting: Setting, start: Coordinates) -> OverlapChain:
-        """The chain of a setting."""
-        rule = setting.rule
+    def of(cls, rule: Update, dimension: int, steps: int, start: Coordinates) -> OverlapChain:
+        """The chain of so many steps."""
         pair = rule.pair
         tokens = rule.batch * pair.tokens
-        freedom = setting.dimension - pair.fixed - rule.moving
+        freedom = dimension - pair.fixed - rule.moving
         rows = tokens if rule.repeats > 1 else min(pair.rows, tokens)
         columns = min(rows, freedom)
         return cls(
             rule=rule,
             start=start,
             radius=start.norms(pair.rows) if rule.projected else None,
-            dimension=jnp.asarray(setting.dimension, theory_dtype()),
-            limit=jnp.asarray(setting.steps),
+            dimension=jnp.asarray(dimension, theory_dtype()),
+            limit=jnp.asarray(steps),
             tries=acceptance_tries(freedom - columns + 1),
             side=(rows, columns),
         )
@@ -117,7 +158,7 @@ class OverlapChain(eqx.Module):
     @property
     def block(self) -> int:
         """Steps whose numbers are drawn at once."""
-        return int(np.clip(2 ** int(np.log2(_DRAWN / sum(self.widths) + 1e-9)), 1, _BLOCK))
+        return int(np.clip(2 ** int(np.log2(_NUMBERS / sum(self.widths) + 1e-9)), 1, _STEPS))
 
     def draw(self, key: PRNGKeyArray, index: Array) -> Array:
         """The standard normals (block, ..) of the steps of one block of one run."""
@@ -149,27 +190,27 @@ class OverlapChain(eqx.Module):
 
     def move(self, along: Array, across: Array, noise: Noise) -> tuple[Array, Array]:
         """One step of all runs (module docstring): Y and Z."""
-        seen = fields.seen(self.rule.pair, self.start.frame, noise.fixed)
+        inputs = fields.shifted(self.rule.pair, self.start.frame, noise.fixed)
         step = self.once if self.rule.repeats == 1 else self.repeated
-        rows = step(along, across, seen, noise)
-        k = len(seen)
+        rows = step(along, across, inputs, noise)
+        k = len(inputs)
         Lambda = factor([entries(row[k:]) for row in rows])
         Y = jnp.stack([jnp.stack(list(row[:k])) for row in rows])
         return Y, jnp.stack([jnp.stack(row) for row in Lambda])
 
-    def hidden(self, seen: Array) -> Array:
+    def hidden(self, inputs: Array) -> Array:
         """z* (P*, BM, g, runs)."""
-        return fields.fixed_fields(self.start.frame, seen, self.rule.pair.targets)
+        return fields.fixed_fields(self.start.frame, inputs, self.rule.pair.targets)
 
-    def once(self, along: Array, across: Array, seen: Array, noise: Noise) -> list[Row]:
+    def once(self, along: Array, across: Array, inputs: Array, noise: Noise) -> list[Row]:
         """The moving rows after one update, with what lies outside of their span behind."""
         pair = self.rule.pair
         P = pair.rows
         position = Coordinates(self.start.frame, along, across)
-        z = fields.fields(P, position, seen, noise.moving)
-        S = fields.slopes(pair, self.hidden(seen), z, noise.label)
+        z = fields.fields(P, position, inputs, noise.moving)
+        S = fields.slopes(pair, self.hidden(inputs), z, noise.label)
         answers = [entries(s) for s in S]
-        tokens = [entries(x) for x in (*seen, *noise.moving)]
+        tokens = [entries(x) for x in (*inputs, *noise.moving)]
         side = self.side[0]
         Lambda = answers if len(S[0]) <= P else factor(answers)
         below = zip(*(map(int, axis) for axis in self.below), strict=True)
@@ -184,18 +225,18 @@ class OverlapChain(eqx.Module):
         rows = [[*along[i], *across[i], *zero] for i in range(self.rule.moving)]
         return self.updated(rows, gradient)
 
-    def repeated(self, along: Array, across: Array, seen: Array, noise: Noise) -> list[Row]:
+    def repeated(self, along: Array, across: Array, inputs: Array, noise: Noise) -> list[Row]:
         """The moving rows after several updates on one batch, in the coordinates of its tokens."""
         rows, columns = self.side
-        A = jnp.zeros((rows, columns, *seen.shape[2:]), seen.dtype)
+        A = jnp.zeros((rows, columns, *inputs.shape[2:]), inputs.dtype)
         A = A.at[self.below].set(noise.normals)
         A = A.at[np.arange(columns), np.arange(columns)].set(jnp.sqrt(noise.chi_square))
-        tokens = jnp.concatenate([seen, noise.moving, jnp.swapaxes(A, 0, 1)])
+        tokens = jnp.concatenate([inputs, noise.moving, jnp.swapaxes(A, 0, 1)])
         moving = jnp.concatenate([along, across], axis=1)
         moving = jnp.concatenate(
-            [moving, jnp.zeros((len(moving), columns, *moving.shape[2:]), seen.dtype)], axis=1
+            [moving, jnp.zeros((len(moving), columns, *moving.shape[2:]), inputs.dtype)], axis=1
         )
-        hidden = self.hidden(seen)
+        hidden = self.hidden(inputs)
         P = self.rule.pair.rows
         for _ in range(self.rule.repeats):
             z = jnp.sum(moving[:P, :, None] * tokens, axis=1)
@@ -214,7 +255,7 @@ class OverlapChain(eqx.Module):
         for p in range(P):
             velocity = times(scale, gradient[p])
             if rule.decay is not None:
-                velocity = plus(velocity, rule.decay, rows[p])
+                velocity = plus(velocity, rule.decay[p], rows[p])
             if rule.momentum is not None:
                 velocity = plus(velocity, rule.momentum, rows[P + p])
                 velocities.append(velocity)
@@ -313,51 +354,3 @@ class Blocks(AbstractSolver[Run[ChainState]]):
 
     def terminate(self, state: Run[ChainState], count: Array) -> Array:
         return state.state.result
-
-
-@eqx.filter_jit
-def _begun(blocks: Blocks) -> Run[Run[ChainState]]:
-    """The runs before their first block (compiled: what nobody reads is not drawn)."""
-    return begin(blocks, 0)
-
-
-def run(setting: Setting, start: Coordinates, keys: PRNGKeyArray, progress: bool) -> Simulation:
-    """Runs of the chain from a start, one a key."""
-
-    def some(first: int) -> Simulation:
-        cut = slice(first, first + _TOGETHER)
-        begin = jax.tree.map(lambda x: x[..., cut], start)
-        return _together(setting, begin, keys[cut], progress)
-
-    parts = [some(first) for first in range(0, len(keys), _TOGETHER)]
-    return parts[0] if len(parts) == 1 else joined(parts)
-
-
-def _together(
-    setting: Setting, start: Coordinates, keys: PRNGKeyArray, progress: bool
-) -> Simulation:
-    """Runs whose random numbers lie in memory together."""
-    chain = OverlapChain.of(setting, start)
-    blocks = Blocks(chain, keys, jnp.asarray(setting.every), setting.records)
-    made = drive(
-        blocks,
-        _begun(blocks),
-        -(-setting.steps // chain.block),
-        label="SGD" if progress else None,
-        unit=chain.block * len(keys),
-    ).state
-    state = made.state
-    history = made.history
-    P = setting.rule.pair.rows
-    if setting.steps % setting.every:  # the last record comes early
-        last = chain.observe(state, chain.limit)
-        history = {name: past.at[-1].set(last[name]) for name, past in history.items()}
-    unmet = jnp.where(jnp.isinf(setting.rule.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))
-    return summary(
-        setting,
-        jax.vmap(lambda Y, Z: Coordinates(start.frame, Y, Z))(history["along"], history["across"]),
-        Coordinates(start.frame, state.along[:P], state.across[:P]),
-        steps=state.steps,
-        reached=state.reached,
-        result=jnp.where(state.result == RUNNING, unmet, state.result),
-    )

@@ -1,13 +1,18 @@
-r"""Information exponents: the order of the first Hermite coefficient of a target that is not zero.
+r"""Exponents of a link: the orders at which samples, or functions of their labels, show its rows.
 
-Equations here [ALSKZ25; theory: online-sgd, Eqs. (19) to (22)]:
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (19) to (22), (75), (75a)], z all P·M fields, h_n
+orthonormal Hermite products, P_k = Σ_{|n|=k} ‖ĝ_n‖²:
 
-    P_k = Σ_{|n|=k} ‖ĝ_n‖²,   SIE(g) = min{k >= 1: P_k > 0}
-    of a student F: min{k >= 1: Σ_{|n|=k} ⟨ĝ_n, F̂_n⟩ != 0}
+    information   the least |n| >= 1 with ĝ_n = E[y h_n(z)] != 0
+    generative    the least |n| >= 1 with E[h_n(z)|y] != 0, that is E[e^{i t·y} h_n(z)] != 0 for
+                  some t: visible by reuse of samples, or to a well chosen loss
+    leap          of rows K that are learned: the least order in the other rows among all such n;
+                  its rows join K. The largest leap decides.
+    student F     the least k >= 1 with Σ_{|n|=k} ⟨ĝ_n, F̂_n⟩ != 0
 
-Up to four tokens the coefficients are integrals on a grid, and a second grid, shifted by half a
-step, says how far to trust them. With more tokens they are averages over independent
-quasi-Monte-Carlo nets, whose squares are made unbiased.
+Coefficients of up to four fields are integrals on a grid, and a second grid, shifted by half a
+step, says how far to trust them. Those of more fields are averages over R = 32 independent nets,
+told from zero by Student's law with R - 1 degrees of freedom, at a risk shared by all coefficients.
 """
 
 from __future__ import annotations
@@ -20,278 +25,415 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.border import checked, function, optional, random_key, scalar, whole
-from jaxsmi.core.checks import POSITIVE, Arguments, check
-from jaxsmi.models.sequence_single_index import HermiteSeries, SequenceSingleIndex
+from jaxsmi.core import validate
+from jaxsmi.core.functions import as_module
+from jaxsmi.core.options import Averages
+from jaxsmi.core.validate import POSITIVE, check
+from jaxsmi.models.hermite_series import HermiteSeries
+from jaxsmi.models.index import IndexModel
+from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.models.teacher_student import AbstractTeacher
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.numerics.quadrature import hermite_polynomials
 from jaxsmi.sgd.grid import MAX_TOKENS
-from jaxsmi.sgd.hermite import coefficients, has_second_moment, multi_indices, second_moment
+from jaxsmi.sgd.hermite import coefficients, grid_coefficients, multi_indices, square
+from jaxsmi.sgd.landscape import has_second_moment
 
-# The highest order looked at by default: by number of tokens on a grid, and on nets.
-DEGREES = {1: 12, 2: 12, 3: 8, 4: 6}
-_SAMPLED_DEGREE = 4
+__all__ = ["Expansion", "Exponents", "exponents", "sampled_expansion"]
 
-_NETS = 16
-_MAX_COEFFICIENTS = 20_000
+# The highest total order, by the number of fields: on grids what takes seconds, on nets what has no
+# more than 1000 multi-indices (10 000 on request), and never above eight.
+_DEGREES = {1: 12, 2: 12, 3: 8, 4: 6}
+_USUAL_INDICES, _MOST_INDICES, _HIGHEST = 1000, 10_000, 8
+_NETS = 32
+_POINTS = 2**16  # of all nets
+_CHUNK = 2**10  # points whose Hermite polynomials lie in memory together
+_RISK = 1e-3  # of one coefficient or more that is zero and taken for one that is not
+_SURE = 3.0  # differences of two grids: the error of the better one is smaller by far
+_DIRECTIONS = 6  # t of e^{i t·y}: an accidental zero along all of them has probability zero
+_CONSTANT = 1e-12  # of the second moment: a function without variance, but for rounding
+
+_Function = Callable[[Array], Array]
 
 
-class Exponent(NamedTuple):
-    """What `information_exponent` returns.
+class Exponents(NamedTuple):
+    """Exponents of a link.
 
     Attributes:
-        order: The information exponent; None where there is none.
-        status: "found", "constant", or "undetermined" up to the degree looked at.
+        steps: (order, rows) of each leap, in the order in which rows are learned.
+        complete: All rows are reached; the others have no coefficient up to the highest order.
+        status: "found", "constant", or "undetermined" up to the highest order.
         levels: P_0, P_1, .. (orders,).
         errors: Errors of the levels (orders,).
-        student_order: The lowest k >= 1 with Σ_{|n|=k} ⟨ĝ_n, F̂_n⟩ != 0 for the student that was
-            given; None without a student, or where there is none.
+        hidden: The largest coefficient, over the deviation of the link, that cannot be told from
+            zero below the first step: an order there could have one of that size.
+        student_order: The exponent relative to a student; None without one, or where there is none.
     """
 
-    order: int | None
+    steps: tuple[tuple[int, tuple[int, ...]], ...]
+    complete: bool
     status: str
     levels: np.ndarray
     errors: np.ndarray
+    hidden: float
     student_order: int | None
 
+    @property
+    def order(self) -> int | None:
+        """The exponent: the order of the first leap; None where there is none."""
+        return self.steps[0][0] if self.steps else None
 
-@checked(
-    target=function("a function of the fields (L,)"),
-    length=whole(),
-    degree=optional(whole()),
-    tolerance=scalar(POSITIVE),
-    student=optional(function("a function of the fields (L,)")),
-    key=optional(random_key),
-    samples=whole(),
-)
-def information_exponent(
-    target: Callable[[Array], Array],
-    length: int,
+    @property
+    def leap(self) -> int | None:
+        """The largest leap; None where some row is never reached."""
+        return max(order for order, _ in self.steps) if self.complete else None
+
+
+class Expansion(NamedTuple):
+    """Hermite coefficients with errors.
+
+    Attributes:
+        orders: Multi-indices (n, L), that of the mean first.
+        each: The coefficients by net, or of two grids (R, n, k).
+        moment: E‖f‖².
+        sampled: By nets.
+    """
+
+    orders: np.ndarray
+    each: np.ndarray
+    moment: float
+    sampled: bool
+
+    @property
+    def value(self) -> np.ndarray:
+        """ĝ (n, k)."""
+        return self.each.mean(axis=0) if self.sampled else self.each[0]
+
+    @property
+    def stderr(self) -> np.ndarray:
+        """Standard errors (n, k), or the differences of two grids."""
+        if not self.sampled:
+            return np.abs(self.each[0] - self.each[-1])
+        return self.each.std(axis=0, ddof=1) / np.sqrt(len(self.each))
+
+    @property
+    def variance(self) -> float:
+        """Σ Var f, of all entries of the function together."""
+        return self.moment - float(np.sum(self.value[0] ** 2))
+
+    @property
+    def width(self) -> float:
+        """How many standard errors tell a coefficient from zero."""
+        if not self.sampled:
+            return _SURE
+        from scipy.special import stdtrit  # here: importing it takes longer than the quantile
+
+        return float(-stdtrit(len(self.each) - 1, 0.5 * _RISK / max(self.value.size, 1)))
+
+    def large(self, tolerance: float) -> np.ndarray:
+        """Entries (n, k) above a part of the variance."""
+        return self.value**2 > tolerance * self.variance
+
+    def sure(self, tolerance: float) -> np.ndarray:
+        """Multi-indices (n,) that are not zero, and above a part of the variance."""
+        certain = np.abs(self.value) > self.width * self.stderr
+        sure = np.any(certain & self.large(tolerance), axis=1)
+        sure[0] = False
+        return sure
+
+    def hidden(self) -> np.ndarray:
+        """Largest size (n,), over the deviation of f, of a coefficient taken for zero."""
+        reach = self.width * np.max(self.stderr, axis=1)
+        return reach / max(self.variance, np.finfo(float).tiny) ** 0.5
+
+
+def exponents(
+    model: AbstractTeacher | _Function,
+    length: int | None = None,
     *,
+    generative: bool = False,
+    student: _Function | None = None,
     degree: int | None = None,
     tolerance: float = 1e-10,
-    student: Callable[[Array], Array] | None = None,
     key: PRNGKeyArray | None = None,
-    samples: int = 2**14,
-) -> Exponent:
-    r"""Sequence information exponent: the order of the first Hermite coefficient that is not zero.
+    averages: Averages | None = None,
+) -> Exponents:
+    r"""Information or generative exponent of a link, and the leaps of its rows one by one.
 
-        SIE(g) = min{k >= 1: P_k > 0},   P_k = Σ_{|n|=k} ‖E[g(ξ) h_n(ξ)]‖²
+        information: least |n| >= 1 with E[y h_n(z)] != 0;   generative: with E[h_n(z)|y] != 0
 
     Args:
-        target: A JAX function of the fields (L,), answering a number or an array, or a
-            `HermiteSeries`.
-        length: The number of tokens L, an integer >= 1.
-        degree: The highest order looked at. Default 12 for one or two tokens, 8 for three, 6 for
-            four, 4 for more.
-        tolerance: P_k counts above this part of the variance, and above what a second grid changes
-            of it; a number > 0. Default 1e-10.
-        student: A function of the fields with answers of the target's shape: the exponent relative
-            to it is computed too. Default None.
-        key: A random key, needed with five tokens and more, where the coefficients are sampled.
-        samples: Points of each of 16 nets, there; rounded up to a power of two. Default 16384.
+        model: An index model, a `SequenceSingleIndex`, or a JAX function of the fields (L,) such as
+            a `HermiteSeries`. Gaussian label noise changes nothing and is left out; labels with few
+            outcomes are replaced by their probabilities.
+        length: The number of fields L of a function; None of a model.
+        generative: The exponent of functions of the label, instead of the label. Default False.
+        student: A function of the fields (P·M,) with answers of the label's shape: the exponent
+            relative to it is computed too. Default None.
+        degree: The highest total order. Default 12 for one or two fields, 8 for three, 6 for four,
+            above that the highest with 1000 multi-indices, at most 8.
+        tolerance: A coefficient counts if its square is above this part of the variance and it is
+            above its error; a number > 0. Default 1e-10.
+        key: A random key, for more than four fields. Default `jax.random.key(0)`.
+        averages: Points of all nets, for more than four fields. A `smi.Averages`. Default 2^16.
 
     Returns:
-        An `Exponent`. Its `order` is None where the target is "constant", or where no level was
-        found up to the degree ("undetermined"). A level that is neither zero nor certain ends the
-        search. Sampled levels count from five standard errors on.
+        An `Exponents`: `order`, `leap` and `steps`. Its `order` is None where the link is
+        "constant", or where nothing was found up to the degree ("undetermined"). A coefficient of
+        lower order that is neither zero nor certain makes it "undetermined", too.
 
     Raises:
-        ValueError: For a number out of range, a target of another shape than the student's or
-            without a finite second moment, or five and more tokens without a key.
+        ValueError: For a matrix model, more than 999 fields, a link without a finite second moment,
+            a student of another shape, or numbers out of range.
 
     Example:
-        >>> import jaxsmi as smi
-        >>> smi.sgd.information_exponent(lambda z: z[0] * z[1], 2).order
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> smi.sgd.exponents(lambda z: z[0] * z[1], 2).order
         2
+        >>> he3 = smi.MultiIndex(lambda z: z[0, 0] ** 3 - 3 * z[0, 0], indices=1)
+        >>> smi.sgd.exponents(he3).order, smi.sgd.exponents(he3, generative=True).order
+        (3, 1)
 
     Cost:
-        (2 x 201)² evaluations for two tokens, 81³ for three, 61⁴ for four; above, C(L + k - 1, k)
-        averages of 16 nets.
+        Two evaluations of the link at each of 401, 201², 81³ or 61⁴ nodes; of more fields one at
+        each point, times the multi-indices.
 
     Source:
-        [ALSKZ25]; [theory: online-sgd, Eqs. (19) to (22)].
+        [ALSKZ25]; [theory: online-sgd, Eqs. (19) to (22), (75)].
     """
-    arguments = Arguments()
-    if degree is None:
-        degree = DEGREES.get(length, _SAMPLED_DEGREE)
-    arguments.number("tolerance", tolerance, POSITIVE)
-    samples = power_of_two(samples)
-    model = SequenceSingleIndex(target, length, target if student is None else student)
-    target = model.target
-    other = None if student is None else model.student
-    if length <= MAX_TOKENS:
-        return _on_grids(target, other, length, degree, float(tolerance))
-    if isinstance(target, HermiteSeries) and other is None:
-        return _of_series(target)
-    return _on_nets(target, other, degree, _points(arguments, key, samples, length, degree))
+    link, rows, tokens = _link_of(model, length)
+    L = rows * tokens
+    flag = validate.flag("generative", generative)
+    part = float(validate.number("tolerance", tolerance, POSITIVE))
+    key = jax.random.key(0) if key is None else validate.key("key", key)
+    settings = Averages() if averages is None else averages
+    validate.instance("averages", settings, Averages, "a smi.Averages")
+    size, nets = settings.sizes(_POINTS, _NETS)
+    usual = _DEGREES.get(L) or _affordable(L, _USUAL_INDICES)
+    check(usual > 0, "model", f"{L} fields", "a link of fewer fields")
+    most = None if L <= MAX_TOKENS else _affordable(L, _MOST_INDICES)
+    highest = validate.count("degree", usual if degree is None else degree)
+    check(most is None or highest <= most, "degree", highest, f"1 to {most}, of {L} fields")
+    if flag:
+        link, key = _functions_of(link, L), jax.random.fold_in(key, 1)
+    other = None
+    if student is not None:
+        other = as_module(validate.function("student", student, "a function of the fields"))
+        shapes = [
+            validate.call_user_function(
+                name, jax.eval_shape, "a function of the fields", f, jnp.linspace(0.3, 0.7, L)
+            ).shape
+            for name, f in (("model", link), ("student", other))
+        ]
+        check(shapes[0] == shapes[1], "student", f"answers of shape {shapes[1]}", f"{shapes[0]}")
+    points = (key, power_of_two(size), nets)
+    g = _expansion(link, L, highest, points)
+    F = None if other is None else _expansion(other, L, highest, points)
+    return _found(g, F, rows, tokens, part)
 
 
-# A series of many tokens, where nothing has to be integrated
-
-
-def _of_series(series: HermiteSeries) -> Exponent:
-    levels = np.zeros(1 + max(sum(n) for n in series.degrees))
-    terms: dict[tuple[int, ...], np.ndarray] = {}
-    for n, value in zip(series.degrees, np.asarray(series.orthonormal), strict=True):
-        terms[n] = terms.get(n, 0.0) + value
-    for n, value in terms.items():
-        levels[sum(n)] += np.sum(value**2)
-    order = next((k for k in range(1, len(levels)) if levels[k] > 0.0), None)
-    status = "constant" if order is None else "found"
-    return Exponent(order, status, levels, np.zeros_like(levels), None)
-
-
-# Up to four tokens, on two grids
-
-
-class _OnGrid(NamedTuple):
-    """Coefficients ĝ_n, E‖g‖², and Σ_{|n|=k} ⟨ĝ_n, F̂_n⟩ by order k if there is a student."""
-
-    coefficients: np.ndarray
-    second_moment: float
-    products: np.ndarray | None
-
-
-def _integrals(
-    target: Callable[[Array], Array],
-    student: Callable[[Array], Array] | None,
-    length: int,
-    degree: int,
-    shift: float,
-) -> _OnGrid:
-    g = np.asarray(coefficients(target, length, degree, shift))
-    moment = second_moment(target, length, shift)
-    if student is None:
-        return _OnGrid(g, moment, None)
-    F = np.asarray(coefficients(student, length, degree, shift))
-    return _OnGrid(g, moment, _by_order(g * F, length, degree))
-
-
-def _by_order(table: np.ndarray, length: int, degree: int) -> np.ndarray:
-    """Sums of a table of multi-indices over |n| = k, for each k (degree + 1,)."""
-    return np.array(
-        [sum(float(table[n].sum()) for n in multi_indices(length, k)) for k in range(degree + 1)]
+def _found(
+    g: Expansion, F: Expansion | None, rows: int, tokens: int, tolerance: float
+) -> Exponents:
+    levels, errors = _levels(g, g)
+    if g.variance <= _CONSTANT * g.moment:
+        return Exponents((), False, "constant", levels, errors, 0.0, None)
+    sure = g.sure(tolerance)
+    totals = g.orders.sum(axis=1)
+    first = min(totals[sure], default=np.inf)
+    below = (totals < first) & (totals > 0)
+    # grids converge: a coefficient that is large and not certain hides an order; nets say how much
+    doubt = not g.sampled and bool(np.any(np.any(g.large(tolerance), axis=1) & below))
+    steps, complete = _climb(g.orders[sure] if not doubt else g.orders[:0], rows, tokens)
+    return Exponents(
+        steps,
+        complete,
+        "found" if steps else "undetermined",
+        levels,
+        errors,
+        float(np.max(g.hidden(), where=below, initial=0.0)) if g.sampled else tolerance**0.5,
+        None if F is None else _relative(g, F, tolerance),
     )
 
 
-def _on_grids(
-    target: Callable[[Array], Array],
-    student: Callable[[Array], Array] | None,
-    length: int,
-    degree: int,
-    tolerance: float,
-) -> Exponent:
-    first = _integrals(target, student, length, degree, 0.0)
-    second = _integrals(target, student, length, degree, 0.5)
-    check(has_second_moment(target, length), "target", target, "a function of finite second moment")
-    g = first.coefficients
-    moment = first.second_moment
-    levels = _by_order(g**2, length, degree)
-    errors = _by_order((g - second.coefficients) ** 2, length, degree)
-    variance = moment - levels[0]
-    # rounding of g_n is squared in P_k, so that levels are exact to about eps² of the second moment
-    certain = np.maximum(tolerance * variance, 9.0 * errors)
-    order, status = _first(levels, certain, tolerance * variance)
-    if variance <= 1e-12 * moment:
-        return Exponent(None, "constant", levels, errors, None)
-    student_order = None
-    if student is not None and first.products is not None and second.products is not None:
-        size = np.sqrt(variance * max(second_moment(student, length), 1e-300))
-        unsure = 9.0 * np.abs(first.products - second.products)
-        certain = np.maximum(np.sqrt(tolerance) * 1e-5 * size, unsure)
-        student_order, _ = _first(np.abs(first.products), certain, np.inf)
-    return Exponent(order, status, levels, np.sqrt(errors * levels) * 2 + errors, student_order)
+def _relative(g: Expansion, F: Expansion, tolerance: float) -> int | None:
+    """The least order whose product of coefficients is not zero."""
+    products, errors = _levels(g, F)
+    size = np.sqrt(g.variance * max(F.moment, 1e-300))
+    # five standard errors; on grids rounding of both factors, 1e-5 of the amplitude that counts
+    least = (
+        5.0 * errors if g.sampled else np.maximum(np.sqrt(tolerance) * 1e-5 * size, _SURE * errors)
+    )
+    return next((k for k in range(1, len(products)) if abs(products[k]) > least[k]), None)
 
 
-def _first(levels: np.ndarray, certain: np.ndarray, possible: float) -> tuple[int | None, str]:
-    """The first order >= 1 that is certain; "undetermined" where a possible one precedes it."""
-    for k in range(1, len(levels)):
-        if levels[k] > certain[k]:
-            return k, "found"
-        if levels[k] > possible:
+def _levels(a: Expansion, b: Expansion) -> tuple[np.ndarray, np.ndarray]:
+    """Σ_{|n|=k} ⟨a_n, b_n⟩ for each order k, and their errors."""
+    totals = a.orders.sum(axis=1)
+    by_order = lambda x: np.array(
+        [x[..., totals == k, :].sum(axis=(-2, -1)) for k in range(totals.max() + 1)]
+    )
+    if not a.sampled:
+        value = by_order(a.value * b.value)
+        squares = [by_order(x**2) for x in (a.value, a.stderr, b.value, b.stderr)]
+        x, dx, y, dy = map(np.sqrt, squares)  # Cauchy and Schwarz, of the two differences
+        return value, x * dy + dx * y + dx * dy
+    # shared noise of one net would bias a square: products of different nets alone
+    R = len(a.each)
+    cross = by_order(a.each.sum(axis=0) * b.each.sum(axis=0) - (a.each * b.each).sum(axis=0))
+    rest = [
+        by_order((a.each.sum(axis=0) - x) * (b.each.sum(axis=0) - y))
+        - by_order((a.each * b.each).sum(axis=0) - x * y)
+        for x, y in zip(a.each, b.each, strict=True)
+    ]
+    without = np.array(rest) / ((R - 1) * (R - 2))
+    jackknife = (R - 1) / R * np.sum((without - without.mean(axis=0)) ** 2, axis=0)
+    return cross / (R * (R - 1)), np.sqrt(jackknife)
+
+
+def _link_of(model: AbstractTeacher | _Function, length: int | None) -> tuple[_Function, int, int]:
+    """Labels (or probabilities of their outcomes) as a function of the fields (P·M,), P and M."""
+    if not isinstance(model, AbstractTeacher) and length is not None:
+        allowed = "an index model, or a JAX function of the fields (L,)"
+        L = validate.count("length", length)
+        # a model of it: its target is validated there
+        return (
+            SequenceSingleIndex(validate.function("model", model, allowed), L, model).target,
+            1,
+            L,
+        )
+    check(length is None, "length", length, "None: that of the model")
+    if isinstance(model, SequenceSingleIndex):
+        return model.target, 1, model.length
+    law = validate.instance(
+        "model", model, IndexModel, "an index model, or a function and its length"
+    )
+    shape = (law.indices, law.tokens)
+    channel = law.channel
+    outcomes = channel.outcomes
+    if outcomes is None or not channel.noise_size:
+        return lambda z: jnp.ravel(channel.link(z.reshape(shape))), *shape
+    V = 1e-8 * jnp.eye(shape[0])  # a channel smooths labels by V: nearly nothing
+
+    def odds(z: Array) -> Array:
+        omega = jnp.broadcast_to(z.reshape(shape), (len(outcomes), *shape))
+        return jnp.exp(channel.respond(channel.statistic(outcomes), omega, V).log_partition)
+
+    return odds, *shape
+
+
+def _functions_of(link: _Function, length: int) -> _Function:
+    """cos and sin of t·y, y over its size at some random fields."""
+    points = jnp.asarray(np.random.default_rng(0).standard_normal((256, length)))
+    labels = jax.vmap(lambda z: jnp.ravel(link(z)))(points)
+    scale = jnp.maximum(jnp.std(labels, axis=0), 1e-12)
+    t = np.random.default_rng(1).standard_normal((_DIRECTIONS, labels.shape[1]))
+    t = jnp.asarray(t / np.linalg.norm(t, axis=1, keepdims=True))
+    # phases of 0.3 to 3 deviations: small ones are the label itself, large ones oscillate on a grid
+    sizes = jnp.asarray(np.geomspace(0.3, 3.0, _DIRECTIONS))
+
+    def function(z: Array) -> Array:
+        phase = sizes * (t @ (jnp.ravel(link(z)) / scale))
+        return jnp.concatenate([jnp.cos(phase), jnp.sin(phase)])
+
+    return function
+
+
+def _climb(
+    orders: np.ndarray, rows: int, tokens: int
+) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], bool]:
+    """Leaps from nothing, over multi-indices (n, P·M), and whether all rows are reached."""
+    by_row = orders.reshape(-1, rows, tokens).sum(axis=-1)
+    learned = np.zeros(rows, bool)
+    steps = []
+    while not learned.all():
+        other = by_row[:, ~learned].sum(axis=1)
+        if not (other > 0).any():
             break
-    return None, "undetermined"
+        least = int(other[other > 0].min())
+        new = (by_row[other == least] > 0).any(axis=0) & ~learned
+        steps.append((least, tuple(int(p) for p in np.flatnonzero(new))))
+        learned |= new
+    return tuple(steps), bool(learned.all())
 
 
-# Five tokens and more, on nets
+# Coefficients with errors
 
 
-def _points(
-    arguments: Arguments, key: PRNGKeyArray | None, samples: int, length: int, degree: int
-) -> Array:
-    """Independent nets (nets, samples, L), if there is a key and not too much to compute."""
-    sampled = f"a key: with more than {MAX_TOKENS} tokens the coefficients are sampled"
-    check(key is not None, "key", key, sampled)
-    key = arguments.key("key", key)
-    count = sum(comb(length + k - 1, k) for k in range(degree + 1))
-    allowed = f"fewer than the {count} coefficients that {length} tokens have up to there"
-    check(count <= _MAX_COEFFICIENTS, "degree", degree, allowed)
-    return randomised_gaussians(key, samples, _NETS, length)
+def _affordable(length: int, most: int) -> int:
+    """The highest total order of which L fields have so many multi-indices, 0 if not the first."""
+    orders = [d for d in range(1, _HIGHEST + 1) if comb(length + d, d) <= most]
+    return max(orders, default=0)
 
 
-def _on_nets(
-    target: Callable[[Array], Array],
-    student: Callable[[Array], Array] | None,
-    degree: int,
-    points: Array,
-) -> Exponent:
-    """From unbiased squares over independent nets: a level counts from five standard errors on."""
-    levels = []
-    relative = []
-    moment = 0.0
-    for k in range(degree + 1):
-        which = jnp.asarray(multi_indices(points.shape[-1], k))
-        g, moment = _averages_of_nets(target, which, points, degree)
-        levels.append(_unbiased(g, g))
-        if student is not None:
-            F, _ = _averages_of_nets(student, which, points, degree)
-            relative.append(_unbiased(g, F))
-    values, errors = np.array(levels).T
-    variance = moment - values[0]
-    if variance <= 1e-12 * moment:
-        return Exponent(None, "constant", values, errors, None)
-    order = next((k for k in range(1, degree + 1) if values[k] > 5.0 * errors[k]), None)
-    student_order = next((k for k, (x, dx) in enumerate(relative) if k and abs(x) > 5.0 * dx), None)
-    status = "undetermined" if order is None else "found"
-    return Exponent(order, status, values, errors, student_order)
+def _expansion(
+    function: _Function, length: int, order: int, points: tuple[PRNGKeyArray, int, int]
+) -> Expansion:
+    if length <= MAX_TOKENS:
+        return _on_grids(function, length, order)
+    if isinstance(function, HermiteSeries):
+        return _of_series(function)
+    return sampled_expansion(function, length, order, *points)
 
 
-def _averages_of_nets(
-    function: Callable[[Array], Array], which: Array, points: Array, degree: int
-) -> tuple[np.ndarray, float]:
-    """Coefficients at the multi-indices (n, L) by net (nets, n k), and E‖f‖² of all nets."""
-    averages = [_averages(function, which, z, degree) for z in points]
-    return np.stack([np.asarray(x).ravel() for x, _ in averages]), float(
-        np.mean([moment for _, moment in averages])
-    )
+def _orders(length: int, order: int) -> np.ndarray:
+    return np.array([n for k in range(order + 1) for n in multi_indices(length, k)])
+
+
+def _on_grids(function: _Function, length: int, order: int) -> Expansion:
+    series = isinstance(function, HermiteSeries)
+    exists = series or has_second_moment(function, length)
+    check(exists, "model", "a link without a second moment", "one of finite second moment")
+    orders = _orders(length, order)
+    each = [np.asarray(coefficients(function, length, order, s)) for s in (0.0, 0.5)]
+    if series:
+        moment = float(np.sum(_of_series(function).value ** 2))
+    else:
+        moment = float(grid_coefficients(square(function), length, 0).ravel()[0])
+    return Expansion(orders, np.stack([x[tuple(orders.T)] for x in each]), moment, False)
+
+
+def _of_series(series: HermiteSeries) -> Expansion:
+    """Nothing is integrated, and of many fields the terms alone are listed."""
+    terms: dict[tuple[int, ...], np.ndarray] = {(0,) * series.length: np.zeros(1)}
+    for n, value in zip(series.degrees, np.asarray(series.orthonormal), strict=True):
+        terms[n] = terms.get(n, 0.0) + np.ravel(value)
+    width = max(map(np.size, terms.values()))
+    values = np.stack([np.broadcast_to(x, (width,)) for x in terms.values()])
+    return Expansion(np.array(list(terms)), values[None], float(np.sum(values**2)), False)
+
+
+def sampled_expansion(
+    function: _Function, length: int, order: int, key: PRNGKeyArray, size: int, nets: int = _NETS
+) -> Expansion:
+    """Coefficients of all |n| <= `order` of a function of L fields, on nets of `size` points."""
+    orders = _orders(length, order)
+    each, moment = _means(function, jnp.asarray(orders), order, key, (size, nets, length))
+    return Expansion(orders, np.asarray(each, float), float(moment), True)
 
 
 @eqx.filter_jit
-def _averages(
-    function: Callable[[Array], Array], which: Array, z: Array, degree: int
+def _means(
+    function: _Function, orders: Array, order: int, key: PRNGKeyArray, sizes: tuple[int, int, int]
 ) -> tuple[Array, Array]:
-    values = jax.vmap(lambda x: jnp.ravel(function(x)))(z)  # (samples, k)
-    table = hermite_polynomials(z.T, degree)  # (degree + 1, L, samples)
-    h = lambda n: jnp.prod(jnp.take_along_axis(table, n[None, :, None], axis=0)[0], axis=0)
+    """Means over each net (R, n, k), and of the squared norm over all."""
+    size, nets, length = sizes
+    points = randomised_gaussians(key, size, nets, length)
+    chunk = min(size, _CHUNK)
 
-    def one(n: Array) -> Array:
-        # less the mean of the function: its noise would be that of all orders above zero
-        return h(n) @ (values - jnp.mean(values, axis=0) * (jnp.sum(n) > 0)) / len(z)
+    def part(z: Array) -> tuple[Array, Array]:
+        values = jax.vmap(lambda x: jnp.ravel(function(x)))(z)
+        table = jnp.moveaxis(hermite_polynomials(z.T, order), 0, -1)  # (L, points, orders)
+        times = lambda product, field: (product * field[0][:, field[1]], None)
+        product = jnp.ones((len(z), len(orders)), z.dtype)
+        product = jax.lax.scan(times, product, (table, orders.T))[0]
+        return product.T @ values / size, jnp.sum(values**2) / size
 
-    return lax.map(one, which), jnp.mean(jnp.sum(values**2, -1))
+    def net(z: Array) -> tuple[Array, Array]:
+        parts = jax.lax.map(part, z.reshape(-1, chunk, length))
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
 
-
-def _unbiased(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """Σ_n a_n b_n without the bias of shared noise, from independent rows; its jackknife error."""
-
-    def estimate(a: np.ndarray, b: np.ndarray) -> float:
-        R = len(a)
-        return float(np.sum(a.sum(0) * b.sum(0) - (a * b).sum(0)) / (R * (R - 1)))
-
-    R = len(a)
-    without = np.array([estimate(np.delete(a, r, 0), np.delete(b, r, 0)) for r in range(R)])
-    return estimate(a, b), float(np.sqrt((R - 1) / R * np.sum((without - without.mean()) ** 2)))
+    each, squares = jax.lax.map(net, points)
+    return each, jnp.mean(squares, axis=0)

@@ -6,7 +6,7 @@ tokens, U = L_Uᵀ Eᵀ their means, the rows of L that belong to directions of 
     h = L (N_T + U),   z = Y (N_T + U) + Z N_Z,   S = ∂ℓ/∂z
 
 Tokens are T = B M of a batch; groups of rows and runs (or points of an average) lie on the last two
-axes. Sums over rows are written out, so that all of it is one pass over the runs.
+axes. Sums over rows are written out, so that XLA fuses them into one pass over the runs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.triangular import total
 from jaxsmi.sgd.coordinates import Coordinates
 
-__all__ = ["fields", "fixed_fields", "seen", "slopes"]
+__all__ = ["fields", "fixed_fields", "shifted", "slopes"]
 
 
-def seen(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
+def shifted(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
     """N_T + U (k, T, g, runs): tokens with their means, along the fixed rows."""
     if not pair.directions:
         return fixed
@@ -37,17 +37,17 @@ def seen(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
     return fixed + jnp.broadcast_to(one, shape).reshape(*fixed.shape[:3], -1)
 
 
-def fixed_fields(frame: Array, seen: Array, rows: int) -> Array:
-    """h (rows, T, g, runs): of the first fixed rows, z* first."""
-    return jnp.stack([total([frame[q, j] * seen[j] for j in range(q + 1)]) for q in range(rows)])
+def fixed_fields(frame: Array, inputs: Array, rows: int) -> Array:
+    """h (rows, T, g, runs) of the first fixed rows, z* first."""
+    return jnp.stack([total([frame[q, j] * inputs[j] for j in range(q + 1)]) for q in range(rows)])
 
 
-def fields(rows: int, position: Coordinates, seen: Array, moving: Array) -> Array:
+def fields(rows: int, position: Coordinates, inputs: Array, moving: Array) -> Array:
     """z (P, T, g, runs)."""
     Y, Z = position.along, position.across
 
     def one(p: int) -> Array:
-        along = [Y[p, j] * x for j, x in enumerate(seen)]
+        along = [Y[p, j] * x for j, x in enumerate(inputs)]
         return total([*along, *(Z[p, i] * moving[i] for i in range(p + 1))])
 
     return jnp.stack([one(p) for p in range(rows)])

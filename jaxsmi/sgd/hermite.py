@@ -2,16 +2,19 @@ r"""Hermite coefficients of functions of the fields [theory: online-sgd, Eq. (19
 
     ĝ_n = E[g(ξ) h_n(ξ)],   h_n = Π_l h_{n_l},   orthonormal under N(0, I_L)
 
-A Hermite series knows its own; a tied network has them in closed form,
+A Hermite series has its own; those of a tied network are, with c_k = E σ(N) h_k(N),
 
-    F̂_n = √(|n|!/n!) c_|n| L^{-|n|/2},   c_k = E σ(N) h_k(N)
+    F̂_n = √(|n|!/n!) c_|n| L^{-|n|/2}
 
-of any other JAX function they are integrals on a grid, of up to four tokens.
+and averages of a series g with a function φ of one number u, E z*_l u = ρ_l, finite sums (Eq. 15):
+
+    E g(z*) φ(u) = Σ_n ĝ_n √(|n|!/n!) c_|n| Π_l ρ_l^{n_l}
+
+The coefficients of any other JAX function are integrals on a grid, of up to four tokens.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 
@@ -21,22 +24,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxsmi.core.border import checked, function, scalar, whole
-from jaxsmi.core.checks import Arguments, Interval
-from jaxsmi.models.sequence_single_index import HermiteSeries, Network
+from jaxsmi.core import validate
+from jaxsmi.core.functions import as_module
+from jaxsmi.core.validate import Interval
+from jaxsmi.models.hermite_series import HermiteSeries
+from jaxsmi.models.students import Network
 from jaxsmi.numerics.quadrature import hermite_polynomials, legendre
-from jaxsmi.sgd.functions import SquaredNorm
 from jaxsmi.sgd.grid import MAX_TOKENS, Grid, contract, tabulate
 
-_SHIFT = Interval("a finite number, in steps of the grid")
+__all__ = [
+    "activation_coefficients",
+    "coefficients",
+    "flat",
+    "grid_coefficients",
+    "multi_indices",
+    "series_average",
+    "square",
+]
+
+_HALF_WIDTH = 13.0  # of the integrals over one number: a Gaussian has 1e-38 of its mass outside
 
 
-@checked(
-    function=function("a JAX function of the fields"),
-    length=whole(),
-    degree=whole(0),
-    shift=scalar(_SHIFT),
-)
 def coefficients(
     function: Callable[[Array], Array], length: int, degree: int, shift: float = 0.0
 ) -> Array:
@@ -49,8 +57,8 @@ def coefficients(
             `HermiteSeries` and of a `Network` the coefficients are exact.
         length: The number of tokens L, from 1 to 4.
         degree: The highest degree of each token, an integer >= 0.
-        shift: How far the grid is moved, in steps: what two grids disagree by
-            is an error estimate. Default 0.
+        shift: Shift of the grid, in steps; the difference between two grids is an error estimate.
+            Default 0.
 
     Returns:
         An array of shape (degree + 1,) * L + (k,), where k is the number of entries of the
@@ -71,22 +79,22 @@ def coefficients(
     Source:
         [ALSKZ25]; [theory: online-sgd, Eq. (19)].
     """
-    arguments = Arguments()
-    arguments.condition(length <= MAX_TOKENS, "length", length, f"1 to {MAX_TOKENS} on a grid")
-    arguments.number("shift", shift, _SHIFT)
-    return _expansion(function, length, degree, float(shift))
+    function = as_module(
+        validate.function("function", function, "a JAX function of the fields (L,)")
+    )
+    length = validate.count("length", length, at_most=MAX_TOKENS)
+    degree = validate.count("degree", degree, 0)
+    steps = float(validate.number("shift", shift, Interval("a finite number, in steps")))
+    shape = jax.ShapeDtypeStruct((length,), float)
+    validate.call_user_function("function", jax.eval_shape, "a function of (L,)", function, shape)
+    if isinstance(function, HermiteSeries):
+        return _of_series(function, length, degree)
+    if isinstance(function, Network):
+        return _of_network(function, length, degree)
+    return grid_coefficients(function, length, degree, steps)
 
 
-@functools.singledispatch
-def _expansion(function: Callable[[Array], Array], length: int, degree: int, shift: float) -> Array:
-    """Of any JAX function: integrals on the grid."""
-    return _on_grid(function, length, degree, shift)
-
-
-@_expansion.register(HermiteSeries)
-def _series_expansion(series: HermiteSeries, length: int, degree: int, shift: float) -> Array:
-    """Of a series: its own coefficients, of several terms of the same degrees their sum."""
-    del shift
+def _of_series(series: HermiteSeries, length: int, degree: int) -> Array:
     terms = series.orthonormal.reshape(len(series.degrees), -1)
     highest = max(degree, max(map(max, series.degrees)))
     table = jnp.zeros(((highest + 1,) * length) + terms.shape[1:])
@@ -94,27 +102,32 @@ def _series_expansion(series: HermiteSeries, length: int, degree: int, shift: fl
     return table[(slice(degree + 1),) * length]
 
 
-@_expansion.register(Network)
-def _network_expansion(network: Network, length: int, degree: int, shift: float) -> Array:
-    """Of a tied network: F̂_n = √(|n|!/n!) c_|n| L^{-|n|/2}."""
-    del shift
+def _of_network(network: Network, length: int, degree: int) -> Array:
     orders = np.indices((degree + 1,) * length)
     c = np.asarray(activation_coefficients(network.activation, degree * length))
-    logs = np.cumsum(np.log(np.maximum(np.arange(degree * length + 1), 1)))  # log k!
     total = orders.sum(axis=0)
-    size = np.exp(0.5 * (logs[total] - logs[orders].sum(axis=0)))
-    size = size * float(length) ** (-0.5 * total)
+    size = _multiplicity(orders) * float(length) ** (-0.5 * total)
     return jnp.asarray(size * c[total])[..., None]
 
 
-def _on_grid(
-    function: Callable[[Array], Array], length: int, degree: int, shift: float, part: float = 1.0
+def _multiplicity(orders: np.ndarray) -> np.ndarray:
+    """√(|n|!/n!) of multi-indices along the first axis."""
+    largest = max(int(np.max(orders.sum(axis=0))), 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1.0, largest + 1.0)))])  # log k!
+    return np.exp(0.5 * (logs[orders.sum(axis=0)] - logs[orders].sum(axis=0)))
+
+
+def grid_coefficients(
+    function: Callable[[Array], Array],
+    length: int,
+    degree: int,
+    shift: float = 0.0,
+    part: float = 1.0,
 ) -> Array:
-    """Projections on h_n; with `part` < 1 the outer part of the grid is left out."""
+    """Integrals on the grid; with `part` < 1 without the outer part of the grid."""
     grid = Grid.of(length, shift=shift)
-    weights = grid.weights
-    if part < 1.0:
-        weights = np.where(np.abs(grid.nodes) <= part * grid.nodes[-1], weights, 0.0)
+    weights = np.where(np.abs(grid.nodes) <= part * grid.nodes[-1], grid.weights, 0.0)
+    weights = grid.weights if part == 1.0 else weights
     return _projections(function, jnp.asarray(grid.nodes), jnp.asarray(weights), length, degree)
 
 
@@ -128,51 +141,47 @@ def _projections(
 
 def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:
     """c_k = E σ(N) h_k(N) for k <= degree: Gauss-Legendre on either side of a kink at zero."""
-    x, w = legendre(200)
-    x = np.concatenate([6.5 * (x - 1.0), 6.5 * (x + 1.0)])
-    weights = np.tile(6.5 * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+    half = 0.5 * _HALF_WIDTH
+    x, w = legendre(200)  # errors of 1e-14 for ReLU and erf
+    x = np.concatenate([half * (x - 1.0), half * (x + 1.0)])
+    weights = np.tile(half * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
     nodes = jnp.asarray(x)
     return hermite_polynomials(nodes, degree) @ (jax.vmap(activation)(nodes) * weights)
 
 
+def series_average(series: HermiteSeries, rho: Array, function: Callable[[Array], Array]) -> Array:
+    """E g(z*) φ(u) of a series and a function of one number, rho (L,)."""
+    degrees = np.array(series.degrees)
+    highest = int(degrees.sum(axis=1).max())
+    c = activation_coefficients(function, highest)
+    powers = jnp.stack([jnp.ones_like(rho)] + [rho] * highest).cumprod(axis=0)  # (k, L)
+    each = jnp.prod(jnp.take_along_axis(powers, jnp.asarray(degrees), axis=0), axis=1)
+    size = jnp.asarray(_multiplicity(degrees.T))
+    return jnp.sum(series.orthonormal * size * c[degrees.sum(axis=1)] * each)
+
+
 def multi_indices(length: int, order: int) -> list[tuple[int, ...]]:
     """All n of L whole numbers >= 0 with |n| = order."""
-    places = itertools.combinations(range(order + length - 1), length - 1)
+    bars = itertools.combinations(range(order + length - 1), length - 1)
     return [
-        tuple(b - a - 1 for a, b in itertools.pairwise((-1, *bars, order + length - 1)))
-        for bars in places
+        tuple(b - a - 1 for a, b in itertools.pairwise((-1, *places, order + length - 1)))
+        for places in bars
     ]
 
 
-@functools.singledispatch
-def second_moment(function: Callable[[Array], Array], length: int, shift: float = 0.0) -> float:
-    """E‖f(ξ)‖², of a series exactly, of other functions on the grid."""
-    return _second_moment_within(function, length, shift=shift)
+def flat(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """z -> f(z), flattened (k,): a tree, whose numbers can be differentiated."""
+    return eqx.Partial(_flat, function)
 
 
-@second_moment.register(HermiteSeries)
-def _series_second_moment(series: HermiteSeries, length: int, shift: float = 0.0) -> float:
-    """The sum of the squares of the coefficients."""
-    del shift
-    return float(jnp.sum(coefficients(series, length, max(map(max, series.degrees))) ** 2))
+def square(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """z -> ‖f(z)‖², a tree."""
+    return eqx.Partial(_square, function)
 
 
-def _second_moment_within(
-    function: Callable[[Array], Array], length: int, *, shift: float = 0.0, part: float = 1.0
-) -> float:
-    return float(_on_grid(SquaredNorm(function), length, 0, shift, part).ravel()[0])
+def _flat(function: Callable[[Array], Array], z: Array) -> Array:
+    return jnp.ravel(function(z))
 
 
-@functools.singledispatch
-def has_second_moment(function: Callable[[Array], Array], length: int) -> bool:
-    """Whether E‖f‖² converges on the grid: of a divergent integral most lies at its end."""
-    whole = _second_moment_within(function, length)
-    inner = _second_moment_within(function, length, part=0.95)
-    return bool(np.isfinite(whole)) and whole - inner <= 1e-3 * whole
-
-
-@has_second_moment.register(HermiteSeries)
-def _series_has_second_moment(series: HermiteSeries, length: int) -> bool:
-    """A finite sum always has one."""
-    del series, length
-    return True
+def _square(function: Callable[[Array], Array], z: Array) -> Array:
+    return jnp.sum(function(z) ** 2)

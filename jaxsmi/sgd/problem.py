@@ -1,9 +1,9 @@
-"""What functions of online SGD are asked: a teacher with its student, and where to begin."""
+"""Arguments of the calls of online SGD: teacher and student, the update, overlaps to start from."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,241 +12,291 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
-from jaxsmi.core.border import either, instance, numbers, sequence
-from jaxsmi.core.checks import POSITIVE, Arguments, Interval, check
-from jaxsmi.models.sequence_single_index import SequenceSingleIndex
+from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
+from jaxsmi.descent.options import Gradient, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.triangular import triangular_root
-from jaxsmi.sgd.population import overlaps
-from jaxsmi.sgd.starts import Beginning, in_frame
 
 __all__ = [
-    "beginning_of",
+    "Initial",
+    "Point",
+    "Rule",
     "check_gradient",
-    "check_start",
-    "frame_of",
-    "guarded",
-    "overlaps_of",
+    "check_moving",
+    "coordinates_of",
+    "gram_of",
+    "is_even",
     "pair_of",
+    "point_of",
 ]
 
 _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
     "infinitely many overlaps: smi.train(model, smi.Stream(model, teacher), ..))"
 )
+_LOSS = "a JAX function of (prediction, label) that returns one number"
+# Overlaps of a user come from averages or other runs: symmetric and positive to single precision.
 _ROUNDING = 1e-9
 
-is_teacher = instance(AbstractTeacher, _MODEL)
-is_overlaps = sequence("two arrays, overlaps (M, Q)", numbers("finite numbers"))
-is_point = either(
-    "overlaps (M, Q), or of a SequenceSingleIndex numbers in [-1, 1]",
-    numbers("", Interval("", -1.0, 1.0)),
-    is_overlaps,
-)
+
+class Point(NamedTuple):
+    """Overlaps M (P, k) and Q (P, P), or their velocities."""
+
+    M: Array
+    Q: Array
+
+
+class Rule(eqx.Module):
+    """One update of online SGD, and the same update in the limit of many dimensions.
+
+        V ← β V + λ W + c Σ_μ ∇ℓ_μ,   W ← W - η V,   λ = Λ B/(η D)
+        κ = c η/(1 - β),   c = 1/B ("mean"), 1 ("sum"), 1/D ("sum/D")
+
+    Args:
+        rate: Learning rate η >= 0, or one for each row (P,).
+        gradient: Loss, batch size B, reduction and repeats, `smi.Gradient`. Default: one fresh
+            sample a step.
+        momentum: β of heavy-ball momentum, in [0, 1). Default 0.
+        weight_decay: Λ >= 0, for a unit of α, so that it has a limit: λ = Λ B/(η D) in a step.
+            Default 0.
+        projection: "sphere": every row of W keeps the norm it started with. Default None.
+
+    Raises:
+        ValueError: For a number out of range, or another projection.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> float(smi.sgd.Rule(15.0, gradient=smi.Gradient(batch_size=500)).per_sample())
+        0.03
+    """
+
+    rate: Array
+    gradient: Gradient
+    momentum: Array | None
+    weight_decay: Array | None
+    projection: str | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rate: ArrayLike,
+        *,
+        gradient: Gradient | None = None,
+        momentum: ArrayLike = 0.0,
+        weight_decay: ArrayLike = 0.0,
+        projection: str | None = None,
+    ):
+        allowed = "a finite number >= 0, or one for each row (P,)"
+        self.rate = validate.array("rate", rate, allowed, interval=NON_NEGATIVE)
+        check(self.rate.ndim <= 1, "rate", rate, allowed)
+        gradient = Gradient() if gradient is None else gradient
+        self.gradient = validate.instance("gradient", gradient, Gradient, "a smi.Gradient")
+        beta = validate.number("momentum", momentum, FRACTION)
+        decay = validate.number("weight_decay", weight_decay, NON_NEGATIVE)
+        # None where it is known to be zero: the state then has no velocities, a step no such term
+        self.momentum = None if is_zero(momentum) else beta
+        self.weight_decay = None if is_zero(weight_decay) else decay
+        self.projection = validate.optional(validate.choice, "projection", projection, ("sphere",))
+
+    @classmethod
+    def of(cls, rate: ArrayLike | Rule) -> Rule:
+        """A rule, or that of a plain learning rate."""
+        return rate if isinstance(rate, Rule) else cls(rate)
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return self.gradient.batch_size or 1
+
+    def per_sample(self, dimension: int | None = None) -> Array:
+        """κ = c η/(1 - β), the learning rate for each sample; D for the reduction "sum/D"."""
+        reduction = self.gradient.reduction or "mean"
+        if reduction == "sum/D" or dimension is not None:
+            dimension = validate.count("dimension", dimension)
+        kappa = self.rate / divisor(reduction, self.batch_size, dimension or 1)
+        return kappa if self.momentum is None else kappa / (1.0 - self.momentum)
+
+
+class Initial(eqx.Module):
+    """Where online SGD starts, with the teacher that it learns from.
+
+    Args:
+        student: Scale of a random student (None: 1); or overlaps (M, Q) with M (P, k), Q (P, P);
+            or weights (P, D), beside weights of the teacher. Of a `SequenceSingleIndex` m, or
+            (m, e_1, .., e_K), or m_1, .., m_L of an untied network; None: uniform on the sphere.
+        teacher: "iid" (drawn by the prior: its Gram matrix fluctuates by √(2/D)), "orthonormal"
+            (the expected Gram matrix), a Gram matrix ρ (k, k) of the fixed rows, or weights
+            (P*, D). Default: "iid" beside a random student of an index model, else "orthonormal".
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.sgd.Initial(([[0.1]], [[1.0]]), teacher=[[1.0]]).teacher
+        [[1.0]]
+    """
+
+    student: Any
+    teacher: Any
+
+    def __init__(self, student: Any = None, teacher: str | ArrayLike | None = None):
+        self.student = student
+        self.teacher = teacher
+
+    @classmethod
+    def of(cls, start: Any) -> Initial:
+        """The start itself, or that of a student alone."""
+        return start if isinstance(start, Initial) else cls(start)
 
 
 def pair_of(
-    arguments: Arguments,
     model: object,
     student: object = None,
     loss: Callable[[Array, Array], Array] | None = None,
-    encoding: ArrayLike | None = None,
 ) -> TeacherStudent:
-    """Teacher and student of a call, or a ValueError."""
-    teacher = arguments.instance("model", model, AbstractTeacher, _MODEL)
-    learner = None
-    if student is not None:
-        learner = arguments.instance("student", student, AbstractTeacher, "an index model")
-    allowed = "a function of (prediction, label), or None"
-    check(loss is None or callable(loss), "loss", loss, allowed)
-    pair = teacher.teacher_student(learner, loss)
-    _check_loss(pair, loss)
-    if encoding is None:
-        return pair
-    tokens = pair.tokens * pair.groups
-    allowed = f"E of shape ({tokens}, K), of a model without inputs= or an encoding of its own"
-    E = arguments.array("encoding", encoding, allowed)
-    check(E.ndim == 2 and len(E) == tokens and not pair.directions, "encoding", encoding, allowed)
-    P, K = pair.targets, E.shape[1]
-    gram = jnp.block([[pair.gram, jnp.zeros((P, K))], [jnp.zeros((K, P)), jnp.eye(K)]])
-    return eqx.tree_at(lambda p: (p.encoding, p.gram), pair, (E, gram))
-
-
-def _check_loss(pair: TeacherStudent, loss: object) -> None:
-    """Refuse a loss that fails, or is not one number."""
+    """Teacher and student of a call."""
+    teacher = validate.instance("model", model, AbstractTeacher, _MODEL)
+    learner = validate.optional(
+        validate.instance, "student", student, AbstractTeacher, "an index model"
+    )
+    pair = teacher.teacher_student(
+        learner, validate.optional(validate.function, "loss", loss, _LOSS)
+    )
     tokens = pair.tokens * pair.groups
     shapes = ((pair.targets, tokens), (pair.rows, tokens), (pair.noise_size,))
-    allowed = "a JAX function of (prediction, label) that returns one number"
-    try:
-        made = jax.eval_shape(
-            pair.sample_loss, *(jax.ShapeDtypeStruct(shape, theory_dtype()) for shape in shapes)
-        )
-    except Exception as failure:
-        said = str(failure).splitlines()[0]
-        raise ValueError(f"loss: got one that fails ({said}); allowed: {allowed}.") from failure
-    shapes = [leaf.shape for leaf in jax.tree.leaves(made)]
-    check(shapes == [()], "loss", f"values of shapes {shapes}", allowed)
+    values = [jax.ShapeDtypeStruct(shape, theory_dtype()) for shape in shapes]
+    answer = validate.call_user_function("loss", jax.eval_shape, _LOSS, pair.sample_loss, *values)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(answer)]
+    check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
+    return pair
+
+
+def _probe(pair: TeacherStudent, count: int) -> tuple[Array, Array]:
+    """Some fields z* (count, P*, tokens) and z (count, P, tokens) without special values."""
+    tokens = pair.tokens * pair.groups
+    points = np.cos(1.0 + 2.4 * np.arange(float(count * tokens * (pair.targets + pair.rows))))
+    points = jnp.asarray(points.reshape(count, -1, tokens))
+    return points[:, : pair.targets], points[:, pair.targets :]
 
 
 def check_gradient(pair: TeacherStudent) -> None:
-    """Refuse a loss whose gradient is zero at all fields (signs, hardmax)."""
+    """Raise a ValueError for a loss whose gradient is zero at all fields (signs, hardmax)."""
     if not concrete(pair):
         return
-    tokens = pair.tokens * pair.groups
     with jax.ensure_compile_time_eval():
-        points = np.cos(1.0 + 2.4 * np.arange(16.0 * tokens * (pair.targets + pair.rows)))
-        points = points.reshape(16, -1, tokens)
-        slope = bool(_sloped(pair, jnp.asarray(points)))
+        sloped = bool(_sloped(pair, *_probe(pair, 16)))
     allowed = (
         "a link with a gradient (signs and hardmax have none: another student, such as a softmax "
         "one, can learn their labels: student=)"
     )
-    check(slope, "student", "a link whose gradient is zero", allowed)
+    check(sloped, "student", "a link whose gradient is zero", allowed)
 
 
 @eqx.filter_jit
-def _sloped(pair: TeacherStudent, points: Array) -> Array:
-    """Whether the loss has a gradient at some points (n, P* + P, tokens)."""
+def _sloped(pair: TeacherStudent, hidden: Array, fields: Array) -> Array:
     slopes = jax.vmap(jax.grad(pair.sample_loss, argnums=1), (0, 0, None))
-    hidden = points[:, : pair.targets]
-    fields = points[:, pair.targets :]
     return jnp.any(slopes(hidden, fields, jnp.zeros(pair.noise_size)) != 0.0)
 
 
-def overlaps_of(
-    arguments: Arguments,
-    model: object,
-    pair: TeacherStudent,
-    given: object = None,
-    m: ArrayLike | None = None,
-    e: ArrayLike = 0.0,
-) -> tuple[Array, Array] | None:
-    """M (g P, k) and Q (g P, g P) of a given start: of (M, Q), or of (m, e) on the sphere; None:
-    nothing of the kind was given."""
-    rows, k = pair.groups * pair.rows, pair.fixed
-    if m is not None:
-        check(pair.spherical, "m", m, "nothing: init=(M, Q), of a model that is no sequence model")
-        one = arguments.instance("model", model, SequenceSingleIndex, "a SequenceSingleIndex")
-        v = overlaps(one, m, e)
-        return (v[None] if pair.tied else v[:, None]), jnp.eye(rows, dtype=v.dtype)
-    allowed = "0: the positional overlaps of a SequenceSingleIndex, beside its m"
-    check(is_zero(e), "e", e, allowed)
-    if not isinstance(given, tuple):
-        return None
-    check(len(given) == 2, "(M, Q)", given, "two arrays")
-    allowed = f"M of shape ({rows}, {k})"
-    M = arguments.array("M", given[0], allowed)
-    M = M.reshape(rows, -1) if M.size in (rows * k, rows * pair.targets) else M
-    if M.shape == (rows, pair.targets):
-        M = jnp.pad(M, ((0, 0), (0, pair.directions)))
-    check(M.shape == (rows, k), "M", given[0], allowed)
-    allowed = f"a symmetric positive semi-definite Q of shape ({rows}, {rows})"
-    Q = arguments.array("Q", given[1], allowed)
-    check(Q.size == rows * rows, "Q", given[1], allowed)
-    Q = Q.reshape(rows, rows)
-    even = jnp.max(jnp.abs(Q - Q.T)) <= _ROUNDING * jnp.max(jnp.abs(Q))
-    return M, arguments.masked(Q, even, "Q", given[1], allowed)
+def is_even(pair: TeacherStudent, argument: int) -> bool:
+    """The loss is even in every row of z* (argument 0) or z (1), at one point without symmetry."""
+    with jax.ensure_compile_time_eval():
+        hidden, fields = (x[0] for x in _probe(pair, 1))
+        loss = lambda a, b: pair.sample_loss(a, b, jnp.zeros(pair.noise_size))
+        rows = (hidden, fields)[argument]
+        for flip in 1.0 - 2.0 * jnp.eye(len(rows))[:, :, None]:
+            a, b = (hidden * flip, fields) if argument == 0 else (hidden, fields * flip)
+            if not jnp.allclose(loss(a, b), loss(hidden, fields)):
+                return False
+    return True
 
 
-def frame_of(arguments: Arguments, pair: TeacherStudent, teacher: object) -> Array:
-    """The Gram matrix ρ (k, k) of the fixed rows: as expected, or as given."""
+def check_moving(pair: TeacherStudent, M: Array) -> None:
+    """Raise a ValueError for a flow at rest: from M = 0, of a loss that is even in every row."""
+    if concrete((pair, M)) and not bool(jnp.any(M != 0.0)):
+        allowed = "M of order 1/√D: at M = 0 the flow is at rest (simulate leaves it by its noise)"
+        check(not is_even(pair, 1), "M", M, allowed)
+
+
+def gram_of(pair: TeacherStudent, teacher: object) -> Array:
+    """The Gram matrix ρ (k, k) of the fixed rows: the expected one, or that of a call."""
+    words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
     if teacher is None or isinstance(teacher, str):
-        words = ("orthonormal", "iid")
-        check(teacher in (None, *words), "teacher", teacher, f"one of {words}, ρ (k, k) or weights")
+        check(teacher in (None, "iid", "orthonormal"), "teacher", teacher, words)
         return pair.gram
     k = pair.fixed
     allowed = f"a symmetric positive semi-definite ρ of shape ({k}, {k})"
-    rho = arguments.array("teacher", teacher, allowed)
-    check(rho.size == k * k, "teacher", teacher, allowed)
+    rho = validate.array("teacher", teacher, allowed)
+    allowed += ", that of one direction of norm one" if pair.spherical else ""
+    check(rho.size == k * k and not pair.spherical, "teacher", teacher, allowed)
     rho = rho.reshape(k, k)
     size = jnp.max(jnp.abs(rho))
     even = jnp.max(jnp.abs(rho - rho.T)) <= 1e-12 * size
     definite = jnp.linalg.eigvalsh(symmetric(rho))[0] >= -1e-12 * size
-    return arguments.masked(rho, even & definite, "teacher", teacher, allowed)
+    check(even & definite, "teacher", teacher, allowed)
+    return _nan_unless(rho, even & definite)
 
 
-def check_start(
-    arguments: Arguments, pair: TeacherStudent, gram: Array, start: tuple[Array, Array]
-) -> None:
-    """Raise a ValueError for overlaps that no weights have: Q - M ρ⁺ Mᵀ not positive
-    semi-definite, or M outside of the range of ρ."""
-    M, Q = start
+def point_of(pair: TeacherStudent, gram: Array, value: Any) -> Point:
+    """Overlaps that some weights have, from (M, Q), or M alone on the sphere; NaN where they are
+    traced and no weights have them."""
+    M, Q = _on_sphere(pair, value) if pair.spherical else _pair_of_arrays(pair, value)
     frame = triangular_root(gram)
-    Y, _ = in_frame(frame, M, Q)
+    Y, _ = coordinates_of(frame, M, Q)
     size = 1.0 + jnp.max(jnp.abs(M))
     inside = jnp.max(jnp.abs(Y @ frame.T - M)) <= _ROUNDING * size
-    arguments.condition(inside, "M", M, "overlaps in the range of the teacher's Gram matrix")
+    check(inside, "M", M, "overlaps in the range of the teacher's Gram matrix")
+    # rows of different groups see different tokens: nothing depends on their overlap
     blocks = np.kron(np.eye(pair.groups), np.ones((pair.rows, pair.rows)))
-    rest = (Q - Y @ Y.T) * blocks
-    allowed = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
-    least = jnp.linalg.eigvalsh(symmetric(rest))[0]
-    least = least >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
+    rest = jnp.linalg.eigvalsh(symmetric((Q - Y @ Y.T) * blocks))[0]
+    definite = rest >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
     shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
-    arguments.condition(least, "(M, Q)", shown, allowed)
+    sphere = "m² + ‖e‖² <= 1" if pair.tied else "|m_l| <= 1"
+    allowed = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
+    check(definite, "(M, Q)", shown, sphere if pair.spherical else allowed)
+    return Point(*(_nan_unless(x, inside & definite) for x in (M, Q)))
 
 
-@jax.custom_jvp
-def _kept(x: Array, singular: Array) -> Array:
-    """x itself, with derivatives that are NaN where it is singular."""
-    del singular
-    return x
+def _on_sphere(pair: TeacherStudent, value: Any) -> Point:
+    """M of rows of norm one: m, (m, e_1..e_K), or m_1..m_L of an untied network."""
+    shape = (pair.groups, pair.fixed)
+    count = shape[1] if pair.tied else shape[0]
+    allowed = f"overlaps in [-1, 1]: m, or an array of shape ({count},)"
+    M = validate.array("M", value, allowed)
+    check(M.shape in ((), (count,), shape), "M", value, allowed)
+    if M.ndim == 0:  # one number is m of all rows, and there is no positional overlap
+        M = jnp.zeros(shape, M.dtype).at[:, 0].set(M)
+    return Point(M.reshape(shape), jnp.eye(shape[0], dtype=M.dtype))
 
 
-@_kept.defjvp
-def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    x, singular = primals
-    return x, tangents[0] * jnp.where(singular, jnp.nan, 1.0)
+def _pair_of_arrays(pair: TeacherStudent, value: Any) -> Point:
+    rows, k = pair.groups * pair.rows, pair.fixed
+    two = isinstance(value, (tuple, list)) and len(value) == 2
+    check(two, "(M, Q)", value, f"overlaps (M, Q), arrays ({rows}, {k}) and ({rows}, {rows})")
+    allowed = f"M of shape ({rows}, {k})"
+    M = validate.array("M", value[0], allowed)
+    check(M.size in (rows * k, rows * pair.targets), "M", value[0], allowed)
+    M = M.reshape(rows, -1)
+    # without columns for the directions of the inputs: none of them is learned
+    M = jnp.pad(M, ((0, 0), (0, k - M.shape[1])))
+    allowed = f"a symmetric positive semi-definite Q of shape ({rows}, {rows})"
+    Q = validate.array("Q", value[1], allowed)
+    check(Q.size == rows * rows, "Q", value[1], allowed)
+    Q = Q.reshape(rows, rows)
+    even = jnp.max(jnp.abs(Q - Q.T)) <= _ROUNDING * jnp.max(jnp.abs(Q))
+    check(even, "Q", value[1], allowed)
+    return Point(M, _nan_unless(Q, even))
 
 
-def guarded(pair: TeacherStudent, gram: Array, M: Array, Q: Array) -> tuple[Array, Array]:
-    """Overlaps whose derivatives are NaN where Q - M ρ⁺ Mᵀ is singular: a row in the span of others
-    has no coordinate of its own there, and its derivative would be lost in silence."""
-    _, Z = in_frame(triangular_root(gram), M, Q)
-    singular = jnp.any(jnp.diagonal(Z) == 0.0) & (pair.groups == 1)
-    return _kept(M, singular), _kept(Q, singular)
+def _nan_unless(x: Array, condition: Array) -> Array:
+    return x if concrete(condition) else jnp.where(condition, x, jnp.nan)
 
 
-def beginning_of(
-    arguments: Arguments,
-    pair: TeacherStudent,
-    start: tuple[Array, Array] | None,
-    init: object,
-    teacher: object,
-    dimension: int,
-    exact: bool,
-) -> Beginning:
-    """Where runs begin, from the arguments of a call."""
-    words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
-    named = teacher is None or isinstance(teacher, str)
-    given = None if named else arguments.array("teacher", teacher, words)
-    weighted = given is not None and given.ndim == 2 and given.shape[1] == dimension != pair.fixed
-    allowed = "'iid', 'orthonormal' or weights (P*, D), of rows on the sphere"
-    check(given is None or weighted or not pair.spherical, "teacher", teacher, allowed)
-    one = jnp.ones((), theory_dtype())
-    if start is None and jnp.ndim(init) == 2:  # pyright: ignore[reportArgumentType]
-        allowed = f"W* ({pair.targets}, {dimension}) beside weights, of inputs without directions"
-        check(weighted and not pair.directions, "teacher", teacher, allowed)
-        W = arguments.array("init", init, f"weights ({pair.rows}, {dimension})")
-        check(W.shape == (pair.rows, dimension), "init", W, f"weights ({pair.rows}, {dimension})")
-        check(pair.tied, "init", W, "a scale or overlaps, for rows that see tokens of their own")
-        T = arguments.array("teacher", given, allowed, (pair.targets, dimension))
-        return Beginning(None, T, one, None, W, exact)
-    if weighted and given is not None:
-        rows = arguments.array("teacher", given, "W*", (pair.targets, dimension))
-        gram = pair.gram.at[: pair.targets, : pair.targets].set(rows @ rows.T / dimension)
-        least = jnp.linalg.eigvalsh(gram)[0] >= -_ROUNDING * jnp.max(jnp.abs(gram))
-        allowed = "weights whose Gram matrix fits the overlaps with directions of the inputs"
-        arguments.condition(least, "teacher", teacher, allowed)
-    else:
-        gram = frame_of(arguments, pair, teacher)
-    if start is not None:
-        known = teacher != "iid" if isinstance(teacher, str) else True
-        check(known, "teacher", teacher, "'orthonormal', ρ or weights, beside given overlaps")
-        check_start(arguments, pair, gram, start)
-        return Beginning(gram, None, one, start, None, exact)
-    kinds = dataclasses.replace(POSITIVE, allowed="a scale > 0, overlaps (M, Q), or weights (P, D)")
-    scale = arguments.number("init", init, kinds)  # pyright: ignore[reportArgumentType]
-    drawn = teacher is None or (isinstance(teacher, str) and teacher == "iid")
-    return Beginning(None if drawn else gram, None, scale, None, None, exact)
+def coordinates_of(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
+    """Y (P, k) and Z (P, P) with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ; a fixed row that those before it span
+    has no coordinate of its own."""
+    independent = jnp.abs(jnp.diagonal(frame)) > 0.0
+    safe = frame + jnp.diag(jnp.where(independent, 0.0, 1.0))
+    Y = jax.scipy.linalg.solve_triangular(safe, M.T, lower=True)
+    Y = jnp.where(independent[:, None], Y, 0.0).T
+    return Y, triangular_root(Q - Y @ Y.T)

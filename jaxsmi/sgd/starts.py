@@ -3,27 +3,32 @@ r"""Where runs of online SGD begin: the frame of the teacher, and the student in
 Equations here [theory: online-sgd, Eqs. (53), (60), (61)], exact at every D:
 
     iid teacher      L Lᵀ = W* W*ᵀ/D drawn, U = R*ᵀ S^{-1} W* + (G - R*ᵀ S^{-1} R*)^{1/2} N(0, 1)
-    of a Gram ρ      L Lᵀ = ρ
+    Gram matrix ρ    L Lᵀ = ρ
     iid student      √D Y = s N(0, 1) (P, k),   √D Z = s Bartlett(P, D - k);   sphere: rows over
                      their norm, times s
-    of (M, Q)        Y = M L^{-ᵀ},   Z Zᵀ = Q - Y Yᵀ
-    of W and W*      [L 0; Y Z] from a QR decomposition of the rows
+    (M, Q)           Y = M L^{-ᵀ},   Z Zᵀ = Q - Y Yᵀ
+    W and W*         [L 0; Y Z] from a QR decomposition of the rows
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.triangular import bartlett, bartlett_size, triangular_root
 from jaxsmi.sgd.coordinates import Coordinates, rows_of
+from jaxsmi.sgd.problem import Initial, Point, coordinates_of, gram_of, point_of
 
-__all__ = ["Beginning", "begun", "in_frame"]
+__all__ = ["Beginning", "beginning_of", "begun"]
 
 _STREAM = 2**31 - 1  # of the random start; blocks of steps have the streams from zero on
 
@@ -33,20 +38,50 @@ class Beginning(NamedTuple):
 
     Attributes:
         gram: ρ (k, k) of the fixed rows; None: drawn.
-        teacher: W* (P*, D), with given weights.
-        scale: Size of a random student.
-        overlaps: M (P, k) and Q (P, P) of a student of given overlaps.
-        weights: A given student (P, D).
-        exact: Whether the directions of the inputs are orthonormal to each other and to a drawn
-            teacher, instead of drawn beside it.
+        scale: Size of a random student; None: it is not random.
+        point: Overlaps M (P, k) and Q (P, P) of the student; None: it has weights or is random.
+        rows: Weights [W*; W] (P* + P, D); None: overlaps alone.
     """
 
-    gram: Array | None
-    teacher: Array | None
-    scale: Array
-    overlaps: tuple[Array, Array] | None
-    weights: Array | None
-    exact: bool
+    gram: Array | None = None
+    scale: Array | None = None
+    point: Point | None = None
+    rows: Array | None = None
+
+
+def beginning_of(pair: TeacherStudent, initial: Initial, dimension: int) -> Beginning:
+    """Where runs begin, from the arguments of a call."""
+    student, teacher = initial.student, initial.teacher
+    words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
+    named = teacher is None or isinstance(teacher, str)
+    weights = None if named else validate.array("teacher", teacher, words)
+    if weights is not None and weights.shape != (pair.targets, dimension):
+        weights = None
+    overlaps = pair.spherical or isinstance(student, (tuple, list))
+    if not overlaps and np.ndim(student) == 2:
+        allowed = f"W* ({pair.targets}, {dimension}) beside weights, of inputs without directions"
+        if weights is None or pair.directions:
+            raise ValueError(f"teacher: got {teacher!r}; allowed: {allowed}.")
+        allowed = f"a scale, overlaps (M, Q), or weights ({pair.rows}, {dimension})"
+        W = validate.array("start", student, allowed, shape=(pair.rows, dimension))
+        return Beginning(rows=jnp.concatenate([weights, W]))
+    if weights is None:
+        gram = gram_of(pair, teacher)
+    else:
+        gram = pair.gram.at[: pair.targets, : pair.targets].set(weights @ weights.T / dimension)
+        least = jnp.linalg.eigvalsh(gram)[0] >= -1e-9 * jnp.max(jnp.abs(gram))
+        allowed = "weights whose Gram matrix fits the overlaps with directions of the inputs"
+        check(least & (not pair.spherical), "teacher", teacher, allowed)
+    if student is None or not overlaps:
+        allowed = "a scale > 0, overlaps (M, Q), or weights (P, D)"
+        kind = dataclasses.replace(POSITIVE, allowed=allowed)
+        scale = validate.number("start", 1.0 if student is None else student, kind)
+        iid = teacher == "iid" if isinstance(teacher, str) else teacher is None
+        # the direction of a model on the sphere has norm one at every D
+        return Beginning(None if iid and not pair.spherical else gram, scale)
+    fixed = not (isinstance(teacher, str) and teacher == "iid")
+    check(fixed, "teacher", teacher, "'orthonormal', ρ or weights, beside overlaps of a start")
+    return Beginning(gram, point=point_of(pair, gram, student))
 
 
 def begun(
@@ -76,45 +111,42 @@ def _start(
     projected: bool,
 ) -> Coordinates:
     """The start of one run."""
-    k = pair.fixed
-    if beginning.weights is not None and beginning.teacher is not None:
-        rows = rows_of(jnp.concatenate([beginning.teacher, beginning.weights]))
+    P, k = pair.rows, pair.fixed
+    if beginning.rows is not None:
+        rows = rows_of(beginning.rows)
         return Coordinates(rows[:k, :k], rows[k:, :k, None], rows[k:, k:, None])
-    frame = _frame(pair, beginning, jax.random.fold_in(key, 1), dimension)
-    if beginning.overlaps is not None:
-        M, Q = beginning.overlaps
-        split = M.reshape(pair.groups, pair.rows, k)
-        blocks = Q.reshape(pair.groups, pair.rows, pair.groups, pair.rows)
+    frame = _frame(pair, beginning.gram, jax.random.fold_in(key, 1), dimension)
+    if beginning.point is not None:
+        M, Q = beginning.point
+        split = M.reshape(pair.groups, P, k)
+        blocks = Q.reshape(pair.groups, P, pair.groups, P)
         own = jnp.stack([blocks[g, :, g] for g in range(pair.groups)])
-        Y, Z = jax.vmap(lambda m, q: in_frame(frame, m, q))(split, own)
+        Y, Z = jax.vmap(lambda m, q: coordinates_of(frame, m, q))(split, own)
         return Coordinates(frame, jnp.moveaxis(Y, 0, -1), jnp.moveaxis(Z, 0, -1))
-    P = pair.rows
     size = P * k + bartlett_size(P)
     normals = jax.random.normal(key, (size, pair.groups), theory_dtype())
     Y = normals[: P * k].reshape(P, k, -1)
     Z = jax.vmap(lambda x: bartlett(x, P, dimension - k), -1, -1)(normals[P * k :])
     if projected:
-        size = jnp.sqrt(jnp.sum(Y**2, axis=1) + jnp.sum(Z**2, axis=1))[:, None]
+        norm = jnp.sqrt(jnp.sum(Y**2, axis=1) + jnp.sum(Z**2, axis=1))[:, None]
     else:
-        size = jnp.sqrt(jnp.asarray(dimension, Y.dtype))
-    return Coordinates(frame, beginning.scale * Y / size, beginning.scale * Z / size)
+        norm = jnp.sqrt(jnp.asarray(dimension, Y.dtype))
+    scale = 1.0 if beginning.scale is None else beginning.scale
+    return Coordinates(frame, scale * Y / norm, scale * Z / norm)
 
 
 def _frame(
-    pair: TeacherStudent, beginning: Beginning, key: PRNGKeyArray, dimension: int | Array
+    pair: TeacherStudent, gram: Array | None, key: PRNGKeyArray, dimension: int | Array
 ) -> Array:
     """L (k, k) of one run."""
-    if beginning.gram is not None:
-        return triangular_root(beginning.gram)
+    if gram is not None:
+        return triangular_root(gram)
     P, K = pair.targets, pair.directions
     teacher = triangular_root(pair.draw_gram(key, dimension))
     if not K:
         return teacher
-    if beginning.exact:
-        return jnp.block([[teacher, jnp.zeros((P, K))], [jnp.zeros((K, P)), jnp.eye(K)]])
-    S = pair.gram[:P, :P]
-    R = pair.gram[:P, P:]
-    G = pair.gram[P:, P:]
+    # the directions of the inputs given the teacher: Gaussian, with the cross moments R*
+    S, R, G = pair.gram[:P, :P], pair.gram[:P, P:], pair.gram[P:, P:]
     into = jnp.linalg.solve(S, R).T
     rest = triangular_root(G - into @ R)
     root = jnp.sqrt(jnp.asarray(dimension, S.dtype))
@@ -123,13 +155,3 @@ def _frame(
     beside = into @ teacher + rest @ normals[: K * P].reshape(K, P) / root
     own = rest @ bartlett(normals[K * P :], K, dimension - P) / root
     return jnp.block([[teacher, jnp.zeros((P, K))], [beside, own]])
-
-
-def in_frame(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
-    """Y (P, k) and Z (P, P) of overlaps M (P, k), Q (P, P): a row of T that the ones before span
-    has no coordinate of its own."""
-    there = jnp.abs(jnp.diagonal(frame)) > 0.0
-    safe = frame + jnp.diag(jnp.where(there, 0.0, 1.0))
-    Y = jax.scipy.linalg.solve_triangular(safe, M.T, lower=True)
-    Y = jnp.where(there[:, None], Y, 0.0).T
-    return Y, triangular_root(Q - Y @ Y.T)

@@ -29,6 +29,7 @@ from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel, is_model, model_argument
 from jaxsmi.models.teacher_student import AbstractTeacher
+from jaxsmi.sgd.problem import Initial
 from jaxsmi.sgd.simulation import simulate
 
 __all__ = ["LearningOrder", "learning_order"]
@@ -204,7 +205,7 @@ def _known(name: str, settings: Mapping[str, object]) -> None:
     _refuse(where, settings, common | {"theory", "online"} | _words(function, own))
 
 
-_ELSEWHERE = {"dimension", "level", "gamma", "m", "e", "eta"}  # settings that runs have from here
+_ELSEWHERE = {"dimension", "start", "student", "monitor"}  # settings that runs have from here
 
 
 def _words(function: Callable[..., object], without: set[str]) -> set[str]:
@@ -264,10 +265,11 @@ def _online(
     check(data.directions is None, "data.directions", data.directions, allowed)
     other = None if student is law else student
     given = Arguments().instance("methods", settings, Mapping, "settings of runs")
-    made = {"teacher": data.teacher, "student": other, "progress": progress, **given}
-    if "runs" in made:
-        keys = jax.random.split(keys[0], Arguments().count("runs", made.pop("runs")))
-    runs = simulate(teacher, keys, dimension=data.dimension, **made)
+    given = dict(given)
+    if "runs" in given:
+        keys = jax.random.split(keys[0], Arguments().count("runs", given.pop("runs")))
+    given |= {"start": Initial(teacher=data.teacher), "monitor": Monitor(progress=progress)}
+    runs = simulate(teacher, keys, dimension=data.dimension, student=other, **given)  # pyright: ignore
     count = len(keys)
     steps = jnp.broadcast_to(runs.step.astype(runs.overlap.dtype), (count, len(runs.step)))
     history = {

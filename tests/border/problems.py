@@ -80,17 +80,3 @@ class Table(dict[str, Case]):
 SIZES = {"model": LINEAR, "key": KEY}
 PRIOR = {"prior": "object?"}
 OF_DATA = {"data": ("inputs", "labels")}
-FLOW = {
-    "student": "object?",
-    "decay": "non-negative",
-    "projection": "choice?",
-    "teacher": "array?",
-    "encoding": "array?",
-    "key": "key?",
-    "samples": "count",
-    "nets": "count",
-    "rtol": "positive",
-    "max_steps": "count",
-    "gamma": "non-negative?",
-}
-OVERLAPS = {"teacher": ("M",), "m": ("M", "Q", "e"), "e": ("m", "M", "Q"), "start": ("M", "Q")}

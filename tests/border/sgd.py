@@ -3,10 +3,27 @@
 import numpy as np
 
 import jaxsmi as smi
-from border.problems import FLOW, KEY, LINEAR, OVERLAPS, SEQUENCE, SERIES, Table
-from jaxsmi.sgd.runs import Simulation
+from border.problems import KEY, LINEAR, SEQUENCE, SERIES, Table
 
 case = Table()
+
+PAIR = ([[0.1]], [[1.0]])
+# overlaps are named by what is wrong with them
+OVERLAPS = {"start": ("M", "Q", "teacher"), "overlaps": ("M", "Q")}
+COMMON = {
+    "model": "object",
+    "student": "object?",
+    "averages": "object?",
+    "iteration": "object?",
+    "monitor": "object?",
+}
+
+
+def call(title, function, valid, others=None, /, **kinds):
+    """A case whose common arguments have their kinds."""
+    names = function.__code__.co_varnames
+    case(title, function, valid, others, **{n: k for n, k in COMMON.items() if n in names} | kinds)
+
 
 case(
     "sgd.Attention",
@@ -32,230 +49,6 @@ case(
     normalised="flag",
 )
 case("sgd.Network", smi.sgd.Network, {}, activation="function", tied="flag")
-case("sgd.boundaries", smi.sgd.boundaries, {"a": 0.5}, a="fractions")
-case("sgd.transition", smi.sgd.transition, {"a": 0.5}, a="fractions")
-case(
-    "sgd.phase_diagram",
-    smi.sgd.phase_diagram,
-    {"a": [0.5], "omega": [0.5]},
-    a="fractions",
-    omega="fractions",
-    angles="count",
-    radii="count",
-    progress="flag?",
-)
-case(
-    "sgd.coefficients",
-    smi.sgd.coefficients,
-    {"function": lambda z: z[0], "length": 1, "degree": 2},
-    function="function",
-    length="count",
-    degree="count from 0",
-    shift="real",
-)
-case(
-    "sgd.flatness",
-    smi.sgd.flatness,
-    {"model": SEQUENCE},
-    model="object",
-    order="count",
-    tolerance="positive",
-)
-case("sgd.taylor", smi.sgd.taylor, {"model": SEQUENCE, "order": 2}, model="object", order="count")
-case("sgd.hessian_at_origin", smi.sgd.hessian_at_origin, {"model": SEQUENCE}, model="object")
-case(
-    "sgd.sample_complexity",
-    smi.sgd.sample_complexity,
-    {"model": SEQUENCE, "dimension": 100, "gamma": 0.1},
-    {"start": ("eta",)},
-    model="object",
-    dimension="dimension",
-    gamma="positive array",
-    eta="open unit",
-    start="open unit?",
-)
-for _at in ("risk", "hessian", "gradient_noise"):
-    case(
-        f"sgd.{_at}",
-        getattr(smi.sgd, _at),
-        {"model": SEQUENCE, "m": 0.1},
-        OVERLAPS,
-        model="object",
-        m="cosines",
-        e="cosines",
-        key="key?",
-        samples="count",
-    )
-case(
-    "sgd.risk of an index model",
-    smi.sgd.risk,
-    {"model": LINEAR, "m": ([[0.1]], [[1.0]]), "key": KEY},
-    OVERLAPS,
-    model="object",
-    m="object",
-    e="zeros",
-    key="key",
-    samples="count",
-    student="object?",
-)
-case(
-    "sgd.flow",
-    smi.sgd.flow,
-    {"model": LINEAR, "m": ([[0.1]], [[1.0]]), "times": [0.5], "key": KEY},
-    OVERLAPS,
-    model="object",
-    m="object",
-    e="zeros",
-    times="non-negative array",
-    rate="non-negative?",
-    loss="function?",
-    **{**FLOW, "key": "key"},
-)
-case(
-    "sgd.flow of a sequence",
-    smi.sgd.flow,
-    {"model": SEQUENCE, "m": 0.1, "times": [0.5]},
-    OVERLAPS,
-    model="object",
-    m="cosines",
-    e="cosines",
-    times="non-negative array",
-    rate="non-negative?",
-    loss="object?",
-    **{**FLOW, "teacher": "object?", "encoding": "object?"},
-)
-case(
-    "sgd.recovery_time",
-    smi.sgd.recovery_time,
-    {"model": LINEAR, "m": ([[0.1]], [[1.0]]), "key": KEY},
-    OVERLAPS,
-    model="object",
-    m="object",
-    e="zeros",
-    rate="non-negative?",
-    level="open unit?",
-    longest="positive",
-    loss="function?",
-    eta="open unit?",
-    **{**FLOW, "key": "key"},
-)
-case(
-    "sgd.gain",
-    smi.sgd.gain,
-    {"key": KEY},
-    key="key",
-    lengths="seeds",
-    dimension="dimension",
-    gamma="positive",
-    schedule="function",
-    target="function",
-    activation="function",
-    m="open unit?",
-    eta="open unit",
-    runs="sequence",
-    patience="positive",
-    progress="flag?",
-)
-case(
-    "sgd.information_exponent",
-    smi.sgd.information_exponent,
-    {"target": SERIES, "length": 1},
-    target="function",
-    length="count",
-    degree="count?",
-    tolerance="positive",
-    student="function?",
-    key="key?",
-    samples="count",
-)
-case(
-    "sgd.leaps",
-    smi.sgd.leaps,
-    {"model": LINEAR, "key": KEY},
-    model="object",
-    degree="count?",
-    tolerance="positive",
-    key="key?",
-    samples="count",
-)
-case(
-    "sgd.large_batch_map",
-    smi.sgd.large_batch_map,
-    {
-        "model": LINEAR,
-        "start": ([[0.0]], [[1.0]]),
-        "ratio": 0.5,
-        "rate": 1.0,
-        "steps": 2,
-        "key": KEY,
-    },
-    OVERLAPS,
-    model="object",
-    start="object",
-    ratio="positive",
-    rate="positive",
-    steps="count",
-    student="object?",
-    teacher="array?",
-    key="key",
-    samples="count",
-    nets="count",
-)
-case(
-    "sgd.maximal_rate",
-    smi.sgd.maximal_rate,
-    {"model": smi.links.linear(0.0), "key": KEY},
-    model="object",
-    key="key",
-    samples="count",
-    nets="count",
-)
-case(
-    "sgd.per_sample_rate",
-    smi.sgd.per_sample_rate,
-    {"rate": 0.1},
-    rate="positive array",
-    batch_size="count",
-    reduction="choice",
-    dimension="dimension?",
-)
-case(
-    "sgd.rates",
-    smi.sgd.rates,
-    {"model": smi.links.phase_retrieval(), "key": KEY},
-    model="object",
-    overlap="positive array",
-    key="key",
-    student="object?",
-    samples="count",
-    nets="count",
-)
-_ENDS = np.array([[[0.9, 0.1]], [[0.1, 0.9]]])  # m and e of two runs
-case(
-    "sgd.semantic_fraction",
-    smi.sgd.semantic_fraction,
-    {
-        "simulation": Simulation(
-            step=np.arange(1),
-            teacher_overlap=_ENDS[:, None],
-            overlap=np.ones((2, 1, 1, 1)),
-            gram=np.eye(2),
-            agreement=np.full((2, 1, 1), 0.9),
-            distance=np.full((2, 1, 1), 0.2),
-            end=_ENDS,
-            final=np.full((2, 1), 0.9),
-            steps=np.ones(2),
-            reached=np.ones((2, 1)),
-            result=np.zeros(2, int),
-            rate=np.ones(()),
-            kappa=np.ones(()),
-            dimension=50,
-            batch_size=1,
-            tied=True,
-        )
-    },
-    simulation="object",
-)
 case(
     "sgd.semantic_positional",
     smi.sgd.semantic_positional,
@@ -265,49 +58,119 @@ case(
     loss_factor="positive",
     loss="choice",
 )
-_SIMULATE = {
-    "model": "object",
-    "key": "key",
-    "dimension": "dimension",
-    "alpha": "positive",
-    "student": "object?",
-    "batch_size": "count",
-    "reduction": "choice?",
-    "weight_decay": "non-negative",
-    "teacher": "array?",
-    "encoding": "array?",
-    "repeats": "count",
-    "until": "cosine?",
-    "every": "count?",
-    "method": "choice",
-    "progress": "flag?",
-}
 case(
-    "sgd.simulate",
-    smi.sgd.simulate,
-    {"model": LINEAR, "key": KEY, "dimension": 50, "rate": 0.1, "alpha": 0.1},
-    {**OVERLAPS, "init": ("M", "Q"), "alpha": ("steps",), "gamma": ("rate",), "eta": ("level",)},
-    rate="positive array",
-    loss="function?",
+    "sgd.Rule",
+    smi.sgd.Rule,
+    {"rate": 0.1},
+    rate="non-negative array",
+    gradient="object?",
     momentum="fraction",
+    weight_decay="non-negative",
     projection="choice?",
-    init="array",
-    level="open unit?",
-    gamma="object?",
-    m="object?",
-    e="zeros",
-    eta="open unit?",
-    steps="object?",
-    **_SIMULATE,
 )
-case(
-    "sgd.simulate of a sequence",
-    smi.sgd.simulate,
-    {"model": SEQUENCE, "key": KEY, "dimension": 50, "gamma": 0.1, "alpha": 0.1, "m": 0.1},
-    {**OVERLAPS, "init": ("M", "Q"), "alpha": ("steps",), "gamma": ("rate",), "eta": ("level",)},
-    gamma="positive array",
-    m="cosines?",
-    e="cosines",
-    eta="open unit?",
-    **{**_SIMULATE, "teacher": "object?", "encoding": "object?", "model": "object"},
+case("sgd.Initial", smi.sgd.Initial, {}, {"student": ("start",)})
+call(
+    "sgd.coefficients",
+    smi.sgd.coefficients,
+    {"function": lambda z: z[0], "length": 1, "degree": 2},
+    function="function",
+    length="count",
+    degree="count from 0",
+    shift="real",
 )
+call(
+    "sgd.exponents",
+    smi.sgd.exponents,
+    {"model": LINEAR, "key": KEY},
+    {"model": ("target", "length"), "length": ("model",)},
+    length="object?",
+    generative="flag",
+    student="function?",
+    degree="count?",
+    tolerance="positive",
+    key="key?",
+)
+call(
+    "sgd.exponents of a function",
+    smi.sgd.exponents,
+    {"model": SERIES, "length": 1},
+    {"model": ("target", "length"), "length": ("target", "model")},
+    model="function",
+    length="count",
+    degree="count?",
+)
+call("sgd.flatness", smi.sgd.flatness, {"model": SEQUENCE}, order="count", tolerance="positive")
+for _at in ("risk", "averages", "hessian"):
+    call(
+        f"sgd.{_at}",
+        getattr(smi.sgd, _at),
+        {"model": SEQUENCE, "overlaps": 0.1},
+        OVERLAPS,
+        overlaps="cosines?" if _at != "hessian" else "cosines",
+        key="key?",
+    )
+for _at in ("risk", "averages"):
+    call(
+        f"sgd.{_at} of an index model",
+        getattr(smi.sgd, _at),
+        {"model": LINEAR, "overlaps": PAIR, "key": KEY},
+        OVERLAPS,
+        overlaps="object",
+        loss="function?",
+        key="key",
+    )
+call(
+    "sgd.flow",
+    smi.sgd.flow,
+    {"model": LINEAR, "start": PAIR, "times": [0.5], "key": KEY},
+    OVERLAPS,
+    start="object",
+    times="non-negative array",
+    rate="non-negative",
+    key="key",
+)
+call(
+    "sgd.flow of a sequence",
+    smi.sgd.flow,
+    {"model": SEQUENCE, "start": 0.1, "times": [0.5]},
+    OVERLAPS,
+    start="cosines",
+    times="non-negative array",
+    rate="non-negative",
+    key="key?",
+)
+call(
+    "sgd.recovery_time",
+    smi.sgd.recovery_time,
+    {"model": LINEAR, "start": PAIR, "key": KEY},
+    OVERLAPS,
+    start="object",
+    rate="non-negative",
+    level="open unit",
+    key="key",
+)
+call(
+    "sgd.rates",
+    smi.sgd.rates,
+    {"model": smi.links.phase_retrieval(), "key": KEY},
+    overlap="positive array",
+    key="key",
+)
+call(
+    "sgd.maximal_rate",
+    smi.sgd.maximal_rate,
+    {"model": smi.links.linear(0.0), "key": KEY},
+    key="key",
+)
+for _name, _model, _start in (("", LINEAR, "positive?"), (" of a sequence", SEQUENCE, "cosines?")):
+    call(
+        f"sgd.simulate{_name}",
+        smi.sgd.simulate,
+        {"model": _model, "key": KEY, "dimension": 50, "rate": 0.1, "alpha": 0.1},
+        OVERLAPS,
+        key="key",
+        dimension="dimension",
+        rate="positive array",
+        alpha="positive",
+        start=_start,
+    )

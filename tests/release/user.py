@@ -28,4 +28,4 @@ def link(z: Array) -> Array:
 own = smi.MultiIndex(link, indices=2, noise=0.1, prior=smi.priors.Rademacher())
 fit = assert_type(smi.train(own, data, optax.adam(1e-2), key=key, steps=10), smi.Solution)
 steps: list[float] = [float(step.alpha) for step in smi.staircase(model, key=key)]
-print(smi.__version__, steps, smi.sgd.transition(1.0))
+print(smi.__version__, steps, smi.sgd.risk(smi.sgd.semantic_positional(0.6), 0.5).value)

@@ -125,25 +125,6 @@ def test_one_compilation_of_eight_training_runs():
 
 
 @pytest.mark.slow
-def test_one_compilation_of_online_sgd_of_whole_vectors():
-    """Another rate, another momentum, another key: numbers."""
-    model = smi.links.phase_retrieval()
-    for rate, momentum in ((0.1, 0.5), (0.2, 0.3)):
-        with compilations() as seen:
-            runs = smi.sgd.simulate(
-                model,
-                jax.random.key(int(10 * rate)),
-                dimension=11,
-                steps=20,
-                rate=rate,
-                momentum=momentum,
-                method="full",
-            )
-            jax.block_until_ready(runs.final)
-    assert seen == []
-
-
-@pytest.mark.slow
 def test_one_compilation_of_the_deep_channel():
     """Two skips and two betas, given as numbers: one program for the posterior."""
     y = jnp.asarray([[0.6, 0.4], [0.3, 0.7]])

@@ -1,31 +1,43 @@
-"""The room of online SGD: expansions, risks and their derivatives, the chain of the overlaps, what
-is refused.
-"""
+"""Online SGD: expansions, risks and their derivatives, the chain of the overlaps, refusals."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from scipy import integrate, special
 
 import jaxsmi as smi
 from helpers import compilations, keys
 from jaxsmi.core.codes import Result
 from jaxsmi.numerics import triangular
-from jaxsmi.sgd.correlation import correlation
+from jaxsmi.sgd.averages import net_averages
+from jaxsmi.sgd.exponents import sampled_expansion
+from jaxsmi.sgd.grid import correlation
 from jaxsmi.sgd.hermite import activation_coefficients
-from jaxsmi.sgd.noise import noise_at
-from jaxsmi.sgd.population import gradient, net_average, overlaps, risk_at
+from jaxsmi.sgd.problem import pair_of
 
 SGD = smi.sgd
 SLOW = pytest.mark.slow
+KEY = jax.random.key(0)
 HE2, HE4 = {(2, 0): 1.0, (0, 2): 1.0}, {(4, 0): 1.0, (0, 4): 1.0}
 MIXED = {(0, 0): 4 / 3, (4, 0): 1.0, (0, 4): 2.0}
+series = SGD.HermiteSeries
 
 
 def trace(terms, norm="none", encoding="paired"):
+    return smi.SequenceSingleIndex(series(terms), 2, SGD.Attention(trace_norm=norm), encoding)
+
+
+def network(terms, tied=True):
+    length = len(next(iter(terms)))
     return smi.SequenceSingleIndex(
-        SGD.HermiteSeries(terms), 2, SGD.Attention(trace_norm=norm), encoding
+        series(terms, True), length, SGD.Network(jax.nn.relu, tied), loss_factor=1.0
     )
+
+
+def value(model, *v):
+    return float(SGD.risk(model, jnp.stack([jnp.asarray(x) for x in v])).value)
 
 
 # Expansions ---------------------------------------------------------------------------------------
@@ -33,9 +45,8 @@ def trace(terms, norm="none", encoding="paired"):
 
 def test_hermite_coefficients_of_the_softmax():
     """[theory: online-sgd, Table 1]: error 1e-13 of its last digit."""
-    p = np.asarray(SGD.coefficients(lambda z: jax.nn.softmax(z[:, None] * z, axis=-1)[0, 0], 2, 4))[
-        ..., 0
-    ]
+    softmax = lambda z: jax.nn.softmax(z[:, None] * z, axis=-1)[0, 0]
+    p = np.asarray(SGD.coefficients(softmax, 2, 4))[..., 0]
     known = {
         (0, 0): 1 - 1 / np.sqrt(8),
         (2, 0): 0.125,
@@ -48,26 +59,16 @@ def test_hermite_coefficients_of_the_softmax():
         (0, 4): 0.0050844317424,
         (1, 2): 0.0,
     }
-    for n, value in known.items():
-        assert p[n] == pytest.approx(value, abs=1e-13)
-
-
-def series(terms):
-    return SGD.HermiteSeries(terms)
+    np.testing.assert_allclose([p[n] for n in known], list(known.values()), atol=1e-13)
 
 
 EXPONENTS = {
     "sum": (lambda z: z[0] + z[1], 2, 1, 2.0),
     "product": (lambda z: z[0] * z[1], 2, 2, 1.0),
     "four tokens": (series({(1, 4, 0, 0): 1.0, (0, 0, 2, 2): 1.0}), 4, 4, 4.0),
-    "order five": (series({(1, 4, 0, 0): 1.0}), 4, 5, 24.0),
     "He2 He3": (series({(2, 3): 1.0}), 2, 5, 12.0),
-    "He2 + He2": (series(HE2), 2, 2, 4.0),
-    "He4 + He4": (series(HE4), 2, 4, 48.0),
     "mixed": (series(MIXED), 2, 4, 120.0),
-    "He3": (series({(3,): 1.0}), 1, 3, 6.0),
     "difference": (lambda z: z[0] - z[1], 2, 1, 2.0),
-    "difference of squares": (lambda z: z[0] ** 2 - z[1] ** 2, 2, 2, 4.0),
     "linear hides product": (lambda z: z[0] + z[0] * z[1], 2, 1, 1.0),
     "cancellation": (lambda z: z[0] ** 2 * jnp.exp(-(z[0] ** 2)), 1, 4, 0.002743),
     "softmax": (lambda z: jax.nn.softmax(z[:, None] * z, axis=-1)[0, 0], 2, 2, 0.027563),
@@ -79,138 +80,132 @@ EXPONENTS = {
 def test_information_exponents(name):
     """[theory: online-sgd, Table 9]: to its last digit."""
     target, length, order, level = EXPONENTS[name]
-    found = SGD.information_exponent(target, length)
+    found = SGD.exponents(target, length)
     assert (found.order, found.status) == (order, "found")
     assert found.levels[order] == pytest.approx(level, abs=6e-7)
 
 
 def test_exponents_of_a_kink_and_of_poles():
-    """P_2(|z|) = 1/π: the trapezoidal rule at a kink is good to h²/12 times the jump of the slope,
-    relative 4e-4 here.
-    tanh(z_1 z_2)
-    against adaptive quadrature of the one-dimensional law of the product (SciPy, 1e-9)."""
-    kink = SGD.information_exponent(lambda z: jnp.abs(z[0]), 1)
+    """P_2(|z|) = 1/π: the trapezoidal rule at a kink is good to 4e-4 here; tanh(z_1 z_2) against
+    quadrature with the density K_0(|w|)/π of w = z_1 z_2."""
+    kink = SGD.exponents(lambda z: jnp.abs(z[0]), 1)
     assert kink.order == 2
     assert kink.levels[2] == pytest.approx(1 / np.pi, rel=1e-3)
-    poles = SGD.information_exponent(lambda z: jnp.tanh(z[0] * z[1]), 2)
-    from scipy import integrate, special
-
-    # E tanh(z1 z2) z1 z2 with the density K_0(|w|)/π of w = z1 z2
+    poles = SGD.exponents(lambda z: jnp.tanh(z[0] * z[1]), 2)
     exact = 2 * integrate.quad(lambda w: w * np.tanh(w) * special.k0(w) / np.pi, 0, 60)[0]
     assert poles.levels[2] == pytest.approx(exact**2, abs=1e-8)
 
 
 def test_constant_undetermined_and_blind():
-    assert SGD.information_exponent(lambda z: 1.0 + 0.0 * z[0], 1)[:2] == (None, "constant")
-    assert SGD.information_exponent(series({(5,): 1.0}), 1, degree=4)[:2] == (None, "undetermined")
-    tied = SGD.Network(jax.nn.relu)
+    constant = SGD.exponents(lambda z: 1.0 + 0.0 * z[0], 1)
+    assert (constant.order, constant.status) == (None, "constant")
+    beyond = SGD.exponents(series({(5,): 1.0}), 1, degree=4)
+    assert (beyond.order, beyond.status) == (None, "undetermined")
     for target in (lambda z: z[0] - z[1], lambda z: z[0] ** 2 - z[1] ** 2):
-        assert (
-            SGD.information_exponent(target, 2, student=tied).student_order is None
-        )  # the contraction with 1 vanishes
-    assert (
-        SGD.information_exponent(
-            lambda z: z[0] + z[0] * z[1], 2, student=SGD.LinearAttention()
-        ).student_order
-        == 2
-    )  # even
+        blind = SGD.exponents(target, 2, student=SGD.Network(jax.nn.relu))
+        assert blind.student_order is None  # the contraction with 1 vanishes
+    even = SGD.exponents(lambda z: z[0] + z[0] * z[1], 2, student=SGD.LinearAttention())
+    assert (even.order, even.student_order) == (1, 2)
+
+
+LEAPS = {  # exponent and largest leap of labels, and of functions of them
+    "He3": (lambda z: z[0, 0] ** 3 - 3 * z[0, 0], 1, (3, 3), (1, 1)),
+    "He4": (lambda z: z[0, 0] ** 4 - 6 * z[0, 0] ** 2 + 3, 1, (4, 4), (2, 2)),
+    "one by one": (lambda z: z[0, 0] * (1 + z[1, 0] + z[1, 0] * z[2, 0]), 3, (1, 1), (1, 1)),
+    "nothing": (lambda z: 1.0 + 0.0 * z[0, 0], 1, (None, None), (None, None)),
+}
+
+
+@pytest.mark.parametrize("name", LEAPS)
+def test_exponents_and_leaps(name):
+    """[theory: online-sgd, Table 11]."""
+    link, indices, *known = LEAPS[name]
+    model = smi.MultiIndex(link, indices=indices, noise=0.3)
+    for generative, pair in zip((False, True), known, strict=True):
+        found = SGD.exponents(model, generative=generative)
+        assert (found.order, found.leap) == pair
+
+
+def test_coefficients_of_five_fields_have_honest_errors():
+    """Sign of a product of five: E y h_n = (2/π)^{5/2} at n = (1, .., 1), at |n| = 7 with one order
+    three (2/π)^{5/2}/(-√6), else zero up to there. All 792 within the width of 32 nets, and χ² of
+    their deviations that of Student's law of 31 degrees, 31/29."""
+    found = sampled_expansion(lambda z: jnp.prod(jnp.sign(z)), 5, 7, KEY, 2**8)
+    odd = np.sort(found.orders, axis=1)
+    exact = np.zeros(len(odd))
+    exact[(odd == [1, 1, 1, 1, 1]).all(1)] = (2 / np.pi) ** 2.5
+    exact[(odd == [1, 1, 1, 1, 3]).all(1)] = -((2 / np.pi) ** 2.5) / 6**0.5
+    z = (found.value[:, 0] - exact)[1:] / found.stderr[1:, 0]
+    assert np.abs(z).max() < found.width
+    assert float(np.mean(z**2)) == pytest.approx(31 / 29, rel=0.2)
+    assert found.orders[found.sure(1e-10)][0].tolist() == [1, 1, 1, 1, 1]
+    assert found.variance == pytest.approx(1.0, abs=0.02)
+
+
+FIVE = [(5, (0, 1, 2, 3, 4))]
+LARGE = {  # rows of each leap, of labels and of functions of them: parity and degree decide
+    "product of five": (lambda z: jnp.prod(z[:, 0]), (5, 1), FIVE, [(2, (0, 1, 2, 3, 4))]),
+    "parity of five": (lambda z: jnp.sign(jnp.prod(z[:, 0])), (5, 1), FIVE, FIVE),
+    "nothing": (lambda z: 1.0 + 0.0 * z[0, 0], (5, 1), [], []),
+    "attention of three tokens": (None, (2, 3), [(2, (0, 1))], [(2, (0, 1))]),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW) for n in LARGE])
+def test_leaps_of_more_than_four_fields(name):
+    link, (P, M), *known = LARGE[name]
+    model = smi.MultiIndex(link, indices=P, tokens=M) if link else smi.DeepAttention(P, M)
+    for generative, steps in zip((False, True), known, strict=True):
+        found = SGD.exponents(model, generative=generative)
+        assert list(found.steps) == steps
+        assert found.hidden < 0.35
 
 
 @SLOW
-def test_sampled_exponents():
-    found = SGD.information_exponent(
-        lambda z: z[0] * z[1] + (z[2] ** 3 - 3 * z[2]) * z[3],
-        6,
-        key=jax.random.key(0),
-        student=SGD.Network(jax.nn.relu),
-    )
+def test_sampled_exponents_and_those_of_links():
+    product = lambda z: z[0] * z[1] + (z[2] ** 3 - 3 * z[2]) * z[3]
+    found = SGD.exponents(product, 6, degree=4, student=SGD.Network(jax.nn.relu))
     assert (found.order, found.student_order) == (2, 2)
-    assert abs(found.levels[2] - 1.0) < 5 * found.errors[2]
-    assert abs(found.levels[4] - 6.0) < 5 * found.errors[4]
-    assert abs(found.levels[3]) < 5 * found.errors[3]
+    assert (np.abs(found.levels[2:5] - [1.0, 0.0, 6.0]) < 5 * found.errors[2:5]).all()
+    parity = SGD.exponents(smi.links.square_plus_sign_parity(), generative=True)
+    assert parity.steps == ((2, (0,)), (2, (1, 2)))
+    assert SGD.exponents(smi.links.sign_product(3)).order == 3
+    assert SGD.exponents(smi.links.logistic(), generative=True).order == 1
+    assert SGD.exponents(smi.links.door()).order == 2
+    assert SGD.exponents(SGD.semantic_positional(0.3)).order == 2
 
 
-def test_squares_of_series():
-    one = SGD.HermiteSeries({(2, 0): 0.7, (1, 3): -0.4, (0, 0): 0.2})
+def test_series_and_activations():
+    """g² token by token; ReLU c = 1/√(2π), 1/2, 1/(2√π), 0; E erf(x) x = 2/√(3π)."""
+    one = series({(2, 0): 0.7, (1, 3): -0.4, (0, 0): 0.2})
     for z in np.random.default_rng(0).normal(size=(5, 2)):
-        assert float(one.squared()(jnp.asarray(z))) == pytest.approx(
-            float(one(jnp.asarray(z))) ** 2, rel=1e-12
-        )
-
-
-def test_coefficients_of_activations():
-    """ReLU: c_0 = 1/√(2π), c_1 = 1/2, c_2 = 1/(2√π), c_3 = 0; erf: E erf(x) x = 2/√(3π)."""
-    relu = np.asarray(activation_coefficients(jax.nn.relu, 3))
-    np.testing.assert_allclose(
-        relu, [1 / np.sqrt(2 * np.pi), 0.5, 1 / (2 * np.sqrt(np.pi)), 0.0], atol=1e-14
-    )
-    smooth = np.asarray(activation_coefficients(jax.scipy.special.erf, 1))
-    assert smooth[1] == pytest.approx(2 / np.sqrt(3 * np.pi), abs=1e-14)
-    assert smooth[0] == pytest.approx(0.0, abs=1e-15)
+        assert float(one.squared()(jnp.asarray(z))) == pytest.approx(float(one(z)) ** 2, rel=1e-12)
+    relu = activation_coefficients(jax.nn.relu, 3)
+    known = [1 / np.sqrt(2 * np.pi), 0.5, 1 / (2 * np.sqrt(np.pi)), 0.0]
+    np.testing.assert_allclose(relu, known, atol=1e-14)
+    smooth = activation_coefficients(jax.scipy.special.erf, 1)
+    np.testing.assert_allclose(smooth, [0.0, 2 / np.sqrt(3 * np.pi)], atol=1e-14)
 
 
 # Risk ---------------------------------------------------------------------------------------------
 
 POINTS = [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)]
 RISKS = {  # [theory: online-sgd, Table 3], at POINTS
-    "He2": (
-        HE2,
-        "none",
-        [
-            2.877498426837,
-            2.807009232444,
-            3.000316281631,
-            2.964138567939,
-            2.595541649262,
-            3.296065810212,
-        ],
-    ),
-    "He2, √2": (
-        HE2,
-        "sqrtL",
-        [
-            2.438749213419,
-            2.388905826063,
-            2.500158140816,
-            2.474576634136,
-            2.239375663994,
-            2.648032905106,
-        ],
-    ),
-    "He4": (
-        HE4,
-        "none",
-        [
-            24.877498426837,
-            24.907530491355,
-            25.000316281631,
-            25.011571235146,
-            25.358011459123,
-            25.296065810212,
-        ],
-    ),
-    "mixed, √2": (
-        MIXED,
-        "sqrtL",
-        [
-            60.108686685810,
-            60.140540500521,
-            60.091760214930,
-            60.103697895859,
-            60.618347721177,
-            60.055657483973,
-        ],
-    ),
+    "He2": "2.877498426837 2.807009232444 3.000316281631 2.964138567939 2.595541649262"
+    " 3.296065810212",
+    "He2, √2": "2.438749213419 2.388905826063 2.500158140816 2.474576634136 2.239375663994"
+    " 2.648032905106",
+    "mixed, √2": "60.108686685810 60.140540500521 60.091760214930 60.103697895859 60.618347721177"
+    " 60.055657483973",
 }
 
 
 @pytest.mark.parametrize("name", [n if n == "He2" else pytest.param(n, marks=SLOW) for n in RISKS])
 def test_risks_of_two_tokens(name):
-    terms, norm, known = RISKS[name]
-    model = trace(terms, norm)
-    for (m, e), value in zip(POINTS, known, strict=True):
-        found = SGD.risk(model, m, e)
-        assert float(found.value) == pytest.approx(value, abs=1e-12 * max(value, 2.0))
+    model = trace(MIXED if "mixed" in name else HE2, "sqrtL" if "√2" in name else "none")
+    for point, known in zip(POINTS, map(float, RISKS[name].split()), strict=True):
+        found = SGD.risk(model, point)
+        assert float(found.value) == pytest.approx(known, abs=1e-12 * max(known, 2.0))
         assert float(found.stderr) < 1e-10
 
 
@@ -221,136 +216,103 @@ def test_risks_of_the_semantic_positional_problem():
         (0.67, 1.0, 1.0, 0.0, 0.0826822321808),
         (0.67, 1.0, 0.0, 1.0, 0.1015513481809),
         (0.67, 1.0, 0.5, 0.4, 0.1175037043688),
-        (0.67, 1.0, 0.6, 0.5, 0.1121380044562),
         (0.67, 1.0, 0.3, 0.8, 0.1086606621182),
-        (0.64, 1.0, 0.0, 0.0, 0.1289743615127),
-        (0.64, 1.0, 1.0, 0.0, 0.0754436228586),
         (0.64, 1.0, 0.6, 0.5, 0.1096583311452),
-        (0.95, 0.76, 0.0, 0.0, 0.0979971777300),
-        (0.95, 0.76, 0.0, 1.0, 0.0948970119483),
         (0.95, 0.76, 0.6, 0.5, 0.0945985812170),
     ]
-    for omega, a, m, e, value in known:
-        assert float(SGD.risk(SGD.semantic_positional(omega, a), m, e).value) == pytest.approx(
-            value, abs=1e-12
-        )
+    for omega, a, m, e, exact in known:
+        assert value(SGD.semantic_positional(omega, a), m, e) == pytest.approx(exact, abs=1e-12)
 
 
 @SLOW
 def test_risks_of_three_tokens():
     """[theory: online-sgd, Table 3]: error 1e-10."""
-    model = smi.SequenceSingleIndex(
-        SGD.HermiteSeries({(2, 0, 0): 1.0, (0, 2, 0): 1.0, (0, 0, 2): 1.0}, True),
-        3,
-        SGD.Attention(),
-        "orthonormal",
-    )
-    point = (0.3, -0.2, 0.1)
-    for m, e, value in [
-        (0.0, 0.0, 1.8757030607),
-        (0.5, 0.0, 1.8259683949),
-        (0.5, point, 1.8385000486),
-        (1.0, 0.0, 1.6767643974),
+    terms = {(2, 0, 0): 1.0, (0, 2, 0): 1.0, (0, 0, 2): 1.0}
+    model = smi.SequenceSingleIndex(series(terms, True), 3, SGD.Attention(), "orthonormal")
+    for v, exact in [
+        ((0.5, 0.0, 0.0, 0.0), 1.8259683949),
+        ((0.5, 0.3, -0.2, 0.1), 1.8385000486),
+        ((1.0, 0.0, 0.0, 0.0), 1.6767643974),
     ]:
-        assert float(SGD.risk(model, m, jnp.asarray(e)).value) == pytest.approx(value, abs=1e-10)
+        assert value(model, *v) == pytest.approx(exact, abs=1e-10)
 
 
-def test_hessians_of_the_figures():
-    """[theory: online-sgd, Table 2] to 1e-12, by Hermite coefficients;
-    h_n instead of He_n changes R_mm by √2 and not R_ee.
-
-    The quartic of He4 is 2 √24 · 0.0490421560 = 0.480513032 by the coefficients of its own 7.1; it
-    prints 0.480513052.
-    """
+def test_series_of_the_risk():
+    """[theory: online-sgd, Table 2] to 1e-12: R_mm, R_ee and the quartic of m. (That of He4 is
+    2 √24 · 0.0490421560 = 0.480513032 by the coefficients of Table 1; Table 2 prints ..052.)"""
     for terms, norm, R_mm, R_ee, quartic in [
         (HE2, "none", -0.563913555150, 1.038004107154, 0.0),
-        (HE2, "sqrtL", -0.398747098850, 0.519002053577, 0.0),
         (HE4, "none", 0.0, 1.038004107154, 0.480513032),
-        (HE4, "sqrtL", 0.0, 0.519002053577, 0.339774024),
-        (MIXED, "none", 0.0, 0.095195065572, 0.720769548),
         (MIXED, "sqrtL", 0.0, -0.147664613090, 0.509661035),
     ]:
-        model = trace(terms, norm)
-        np.testing.assert_allclose(
-            SGD.hessian_at_origin(model), [[R_mm, 0.0], [0.0, R_ee]], atol=1e-12
-        )
-        assert SGD.taylor(model, 4).get((4, 0), 0.0) == pytest.approx(quartic, abs=1e-9)
-    normalised = smi.SequenceSingleIndex(
-        SGD.HermiteSeries(HE2, True), 2, SGD.Attention(trace_norm="none"), "paired"
-    )
-    np.testing.assert_allclose(
-        SGD.hessian_at_origin(normalised),
-        [[-0.56391355515 / 2**0.5, 0], [0, 1.038004107154]],
-        atol=1e-12,
-    )
+        found = SGD.flatness(trace(terms, norm), 4).series
+        at = lambda *n, found=found: found.get(n, 0.0)
+        np.testing.assert_allclose([2 * at(2, 0), 2 * at(0, 2)], [R_mm, R_ee], atol=1e-12)
+        assert at(4, 0) == pytest.approx(quartic, abs=1e-9)
 
 
-@pytest.mark.slow
-def test_hessian_by_differentiation_is_the_closed_form():
-    """At the origin; elsewhere the rate of change of the gradient (central differences, h = 1e-4:
-    h² of the fourth
-    derivative).
-    """
-    model = SGD.semantic_positional(0.67)
-    np.testing.assert_allclose(SGD.hessian(model), SGD.hessian_at_origin(model), atol=1e-12)
-    slope = jax.jit(lambda v: gradient(model, v))
-    v, h = jnp.array([0.5, 0.4]), 1e-4
-    np.testing.assert_allclose(
-        slope(v), [-0.03204343, -0.02122950], atol=1e-7
-    )  # [theory: online-sgd, Table 3]
-    differences = np.stack([(slope(v + h * u) - slope(v - h * u)) / (2 * h) for u in jnp.eye(2)])
-    np.testing.assert_allclose(SGD.hessian(model, 0.5, 0.4), differences, atol=1e-7)
-
-
-@pytest.mark.slow
-def test_hessians_of_the_semantic_positional_problem():
-    """[theory: online-sgd, Table 4]."""
-    known = [
-        (0.0, 0.133260281, -0.220502338),
-        (0.25, 0.050404879, -0.165376753),
-        (0.64, -0.078849550, -0.079380842),
-    ]
-    for omega, R_ee, R_mm in [*known, (1.0, -0.198161330, 0.0)]:
-        np.testing.assert_allclose(
-            SGD.hessian(SGD.semantic_positional(omega)), np.diag([R_mm, R_ee]), atol=6e-10
-        )
-
-
-def test_derivatives_at_full_overlap():
-    """∂_m C at m = 1 is E Σ_l ∂_l g ∂_l f there (Price), here by the formula that needs no
-    derivative of g; and it is
-    continuous.
-    """
-    p = SGD.semantic_positional(0.0).target
-    p00 = jax.tree_util.Partial(lambda z: p(z)[0, :1])
-    e = jnp.zeros(2)
-    slope = jax.jit(lambda m: jax.jacfwd(lambda m: correlation(p00, p00, m, e))(m))
-    assert float(slope(1.0)) == pytest.approx(
-        0.1010508376176, abs=1e-12
-    )  # [theory: online-sgd, Table 1]: E|∇p|²
-    assert float(slope(-1.0)) == pytest.approx(-float(slope(1.0)), abs=1e-12)  # p is even
-    near, nearer = float(slope(1.0 - 1e-3)), float(slope(1.0 - 1e-6))
-    assert abs(nearer - slope(1.0)) < 2e-3 * abs(near - slope(1.0))
+def test_flatness_tells_curvature_from_escape():
+    attention = SGD.flatness(trace(HE4))
+    assert (attention.order, attention.escape) == (2, np.inf)  # the encoding's is positive
+    assert SGD.flatness(trace(HE4, encoding=None)).order == 4
+    assert SGD.flatness(trace({n: -c for n, c in HE4.items()}, encoding=None)).escape == 4
+    down = SGD.flatness(trace(MIXED, "sqrtL"))
+    assert (down.order, down.escape) == (2, 2)
+    np.testing.assert_allclose(np.abs(down.direction), [0.0, 1.0], atol=1e-8)
+    tiny = smi.SequenceSingleIndex(series(HE2), 2, loss_factor=1e-10)
+    assert SGD.flatness(tiny)[:2] == (2, 2)  # c is a scale
+    # a kink costs the coefficients of a network nothing
+    curvature = 2 * SGD.flatness(network(HE2)).series[2,]
+    assert curvature == pytest.approx(-2 / np.sqrt(np.pi), abs=1e-13)
+    odd = smi.SequenceSingleIndex(lambda z: z[0] ** 3 - 3 * z[0], 1, lambda z: z[0] + z[0] ** 3)
+    assert SGD.flatness(odd).escape == 3
 
 
 @SLOW
-def test_derivatives_of_the_risk_at_full_overlap():
-    """Those just inside; a sampled risk, which loses half of them there, says NaN."""
-    model = SGD.semantic_positional(0.3)
-    slope = jax.jit(jax.jacfwd(lambda m: risk_at(model, jnp.stack([m, 0.0])).value))
-    for sign in (1.0, -1.0):
-        assert float(slope(sign)) == pytest.approx(float(slope(sign * (1 - 1e-9))), rel=1e-7)
-    sampled = smi.SequenceSingleIndex(lambda z: jnp.sum(z**2), 2, SGD.Network(jnp.square))
-    assert np.isnan(
-        jax.grad(lambda m: risk_at(sampled, m[None], jax.random.key(0), 256).value)(1.0)
-    )
+def test_hessians():
+    """[theory: online-sgd, Table 4]; elsewhere the change of the gradient (central differences,
+    h = 1e-4: h² of the fourth derivative); at full overlap that just inside."""
+    for omega, R_ee, R_mm in [(0.0, 0.133260281, -0.220502338), (0.64, -0.078849550, -0.079380842)]:
+        H = SGD.hessian(SGD.semantic_positional(omega), [0.0, 0.0])
+        np.testing.assert_allclose(H, np.diag([R_mm, R_ee]), atol=6e-10)
+    model = SGD.semantic_positional(0.67)
+    slope = lambda v: np.asarray(SGD.averages(model, v)[0].fixed[0])
+    v, h = np.array([0.5, 0.4]), 1e-4
+    np.testing.assert_allclose(slope(v), [-0.03204343, -0.02122950], atol=1e-7)
+    differences = np.stack([(slope(v + h * u) - slope(v - h * u)) / (2 * h) for u in np.eye(2)])
+    np.testing.assert_allclose(SGD.hessian(model, v), differences, atol=1e-7)
+    for inside in (1.0 - 1e-8, 0.9872, 0.9870):  # either side of the change of rules at 1.6 steps
+        near = SGD.hessian(model, [inside, 0.0])
+        other = SGD.hessian(model, [1.0 if inside > 0.99 else 0.9871, 0.0])
+        np.testing.assert_allclose(near, other, atol=1e-6 if inside > 0.99 else 1e-4)
 
 
-@pytest.mark.slow
-def test_the_hessian_at_full_overlap():
-    """That just inside."""
-    model = SGD.semantic_positional(0.3)
-    np.testing.assert_allclose(SGD.hessian(model, 1.0), SGD.hessian(model, 1.0 - 1e-8), atol=1e-6)
+def test_derivatives_at_full_overlap():
+    """∂_m C at m = 1 is E|∇p|² (Price) and continuous; that of a sampled risk is NaN there."""
+    p00 = jax.tree_util.Partial(lambda z: SGD.Attention("identity")(z)[0, :1])
+    slope = jax.jit(jax.jacfwd(lambda m: correlation(p00, p00, m, jnp.zeros(2))))
+    assert float(slope(1.0)) == pytest.approx(0.1010508376176, abs=1e-12)  # Table 1
+    assert float(slope(-1.0)) == pytest.approx(-float(slope(1.0)), abs=1e-12)  # p is even
+    near, nearer = float(slope(1.0 - 1e-3)), float(slope(1.0 - 1e-6))
+    assert abs(nearer - slope(1.0)) < 2e-3 * abs(near - slope(1.0))
+    square = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1)
+    few = smi.Averages(points=2**13, nets=4)
+    risk = lambda m: SGD.risk(square, ([[m]], [[1.0]]), key=KEY, averages=few).value
+    assert np.isnan(jax.grad(risk)(1.0))
+    assert jax.grad(risk)(0.9) == pytest.approx(-7.2, abs=0.3)  # -8 m, on coarse nets
+
+
+def test_rules_near_full_overlap_agree():
+    """Where the kernel gives way to nodes in ξ, √(1 - m²) = 1.6 steps, and these to fewer."""
+    model = SGD.semantic_positional(0.64)
+    for width in (0.16, 0.04):
+        step = np.sqrt(1 - width**2)
+        at, around = (
+            value(model, step, 0.02),
+            [value(model, step + k * 1e-4, 0.02) for k in (-2, -1, 1, 2)],
+        )
+        smooth = (-around[0] + 4 * around[1] + 4 * around[2] - around[3]) / 6
+        assert at == pytest.approx(smooth, abs=1e-11)
 
 
 @pytest.mark.parametrize("row", [2.0, 8.0])
@@ -359,325 +321,343 @@ def test_long_rows_of_the_encoding_stay_on_the_grid(row):
     model = smi.SequenceSingleIndex(lambda z: z[0] ** 2, 1, lambda z: z[0] ** 2, [[row]])
     mu, m = 0.9 * row, 0.2
     exact = 0.5 * (3 + mu**4 + 6 * mu**2 + 3 - 2 * (1 + mu**2 + 2 * m**2))
-    found = SGD.risk(model, m, 0.9)
-    assert float(found.value) == pytest.approx(exact, rel=1e-12)
+    assert value(model, m, 0.9) == pytest.approx(exact, rel=1e-12)
 
 
-def test_rules_near_full_overlap_agree():
-    """√(1 - m²) = 1.3 steps, where the kernel gives way to nodes in ξ: both are right to 1e-11."""
-    model = SGD.semantic_positional(0.64)
-    step = np.sqrt(1 - 0.13**2)
-    value = jax.jit(lambda m: risk_at(model, jnp.stack([m, 0.02])).value)
-    at, around = value(step), [value(step + k * 1e-3) for k in (-2, -1, 1, 2)]
-    smooth = (
-        -around[0] + 4 * around[1] + 4 * around[2] - around[3]
-    ) / 6  # cubic interpolation: h⁴ of a fourth derivative
-    assert float(at) == pytest.approx(float(smooth), abs=1e-11)
-
-
-def test_gradients_in_the_models_numbers():
-    """Forward and reverse, against central differences (h = 1e-5: 1e-9)."""
+def test_gradients_in_the_models_numbers_and_through_closures():
+    """Reverse against central differences (h = 1e-5: 1e-9); a target that closes over a number."""
     v, h = jnp.array([0.5, 0.4]), 1e-5
-    value = jax.jit(lambda omega, a: risk_at(SGD.semantic_positional(omega, a), v).value)
-    backward = jax.jit(jax.grad(lambda x: risk_at(SGD.semantic_positional(x[0], x[1]), v).value))(
-        jnp.array([0.67, 0.9])
-    )
-    differences = [
-        (value(0.67 + h, 0.9) - value(0.67 - h, 0.9)) / (2 * h),
-        (value(0.67, 0.9 + h) - value(0.67, 0.9 - h)) / (2 * h),
-    ]
-    np.testing.assert_allclose(backward, differences, atol=1e-8)
-    model = SGD.semantic_positional(0.67)
-    np.testing.assert_allclose(
-        jax.jit(jax.grad(lambda v: risk_at(model, v).value))(v),
-        [-0.03204343, -0.02122950],
-        atol=1e-7,
-    )
+    risk = jax.jit(lambda x: SGD.risk(SGD.semantic_positional(x[0], x[1]), v).value)
+    at = jnp.array([0.67, 0.9])
+    differences = [(risk(at + h * u) - risk(at - h * u)) / (2 * h) for u in jnp.eye(2)]
+    np.testing.assert_allclose(jax.grad(risk)(at), differences, atol=1e-8)
+    closed = lambda c: smi.SequenceSingleIndex(lambda z: c * z[0] ** 2, 1, lambda z: z[0] ** 2)
+    slope = jax.grad(lambda c: SGD.risk(closed(c), 0.5).value)(1.2)
+    assert float(slope) == pytest.approx(0.5 * (6 * 1.2 - 2 * 1.5), rel=1e-12)  # c² 3 - 2c (1+2m²)
 
 
-def test_jit_and_map_are_the_loop():
-    """A batch of points by lax.map and by vmap (which takes every rule at once), against one after
-    the other.
-    """
+def test_jit_and_map_are_the_loop_and_out_of_range_is_nan():
     model = smi.SequenceSingleIndex(lambda z: z[0] ** 2, 1, lambda z: jnp.tanh(z[0]) ** 2)
-    points = jnp.linspace(-1.0, 1.0, 9)[:, None]
-    value = lambda v: risk_at(model, v).value
-    one_by_one = [float(SGD.risk(model, v[0]).value) for v in points]
-    np.testing.assert_allclose(
-        jax.jit(lambda p: jax.lax.map(value, p))(points), one_by_one, atol=1e-14
-    )
-    np.testing.assert_allclose(jax.jit(jax.vmap(value))(points), one_by_one, atol=1e-14)
+    points = jnp.linspace(-1.0, 1.0, 9)
+    risk = lambda v: SGD.risk(model, v).value
+    loop = [float(risk(v)) for v in points]
+    np.testing.assert_allclose(jax.jit(lambda p: jax.lax.map(risk, p))(points), loop, atol=1e-14)
+    np.testing.assert_allclose(jax.jit(jax.vmap(risk))(points), loop, atol=1e-14)
+    assert np.isnan(jax.jit(risk)(1.5))
+    second = jax.jit(lambda m: SGD.hessian(network(HE2), m))
+    assert np.isnan(second(1.5)).all()
+    assert np.isfinite(second(0.5)).all()
 
 
-def test_symmetries():
-    model = trace(HE2)
-    value = lambda m, e: float(SGD.risk(model, m, e).value)
-    assert value(0.4, 0.3) == pytest.approx(value(-0.4, -0.3), abs=1e-12)  # F is even
-    assert value(0.4, 0.3) == pytest.approx(value(-0.4, 0.3), abs=1e-12)  # g is even too
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
-def test_networks_with_a_series_against_averages(tied):
-    """Risk and noise of the gradient as finite sums, against nets, in their standard errors; V(0)
-    = 2 (L + 1).
-    """
-    target = SGD.HermiteSeries({(2, 0, 1): 0.5, (0, 2, 0): 0.8, (0, 0, 1): 0.3}, True)
-    model = smi.SequenceSingleIndex(target, 3, SGD.Network(jax.nn.relu, tied), loss_factor=1.0)
-    v = overlaps(model, 0.6 if tied else jnp.array([0.3, 0.5, 0.8]))
-    slopes = jax.grad(model.sample_loss, argnums=1)
-    square = lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2)
-    for exact, of in ((risk_at(model, v), model.sample_loss), (noise_at(model, v), square)):
-        sampled = net_average(model, v, jax.random.key(1), 2**12, of)
-        assert abs(float(sampled.value - exact.value)) < 5 * float(sampled.stderr)
-    squares = smi.SequenceSingleIndex(
-        SGD.HermiteSeries({(2, 0, 0): 1.0, (0, 2, 0): 1.0, (0, 0, 2): 1.0}, True),
-        3,
-        SGD.Network(jax.nn.relu, tied),
-        loss_factor=1.0,
-    )
-    assert float(SGD.gradient_noise(squares).value) == pytest.approx(8.0, abs=1e-12)
+def moments_on_nets(model, v, points, nets=16):
+    """Averages of nets for a model that has them without sampling."""
+    pair = pair_of(model)
+    law = net_averages(pair, pair.gram, jax.random.key(1), points, nets)
+    rows = jnp.asarray(v, float).reshape(pair.groups, pair.fixed)
+    Q = jnp.eye(pair.groups)
+    found = jax.jit(lambda: law.over_nets(lambda net: net.at(rows, Q)))()
+    return found, SGD.averages(model, v)[0]
 
 
 @SLOW
-def test_noise_of_attention():
-    """Exact on the grid: against the averages of [theory: online-sgd, Tables 4 and 6] in their
-    errors,
-    and against nets here."""
-    for omega, value in ((0.5, 0.02682), (0.64, 0.02787), (0.67, 0.02850), (0.8, 0.03283)):
-        assert float(SGD.gradient_noise(SGD.semantic_positional(omega)).value) == pytest.approx(
-            value, abs=1e-4
-        )
-    model = SGD.semantic_positional(0.67)
-    exact = SGD.gradient_noise(model, 0.5, 0.4)
-    assert float(exact.value) == pytest.approx(0.02705, abs=2e-5)
-    slopes = jax.grad(model.sample_loss, argnums=1)
-    square = lambda hidden, fields: jnp.sum(slopes(hidden, fields) ** 2)
-    sampled = net_average(model, overlaps(model, 0.5, 0.4), jax.random.key(0), 2**13, square)
-    assert abs(float(sampled.value - exact.value)) < 5 * float(sampled.stderr)
+@pytest.mark.parametrize("name", ["tied", "untied", "attention"])
+def test_averages_without_sampling_are_those_of_nets(name):
+    """Risk and noise as finite sums and on grids, in standard errors of nets; up to a multiple of v
+    the projection of the gradient, too."""
+    terms = {(2, 0, 1): 0.5, (0, 2, 0): 0.8, (0, 0, 1): 0.3}
+    model, v = {
+        "tied": (network(terms), [0.6]),
+        "untied": (network(terms, tied=False), [0.3, 0.5, 0.8]),
+        "attention": (SGD.semantic_positional(0.67), [0.5, 0.4]),
+    }[name]
+    found, exact = moments_on_nets(model, v, 2**12)
+    trace = lambda x: jnp.trace(x, axis1=-2, axis2=-1)
+    for sampled, known in ((found.risk, exact.risk), (trace(found.square), trace(exact.square))):
+        mean, error = np.mean(sampled), np.std(sampled, ddof=1) / 4
+        assert abs(mean - known) < 5 * error
+    if name == "attention":  # along the direction that turns v
+        turn = np.array([0.4, -0.5])
+        slope = np.asarray(found.fixed)[:, 0] @ turn
+        assert abs(slope.mean() - exact.fixed[0] @ turn) < 5 * slope.std(ddof=1) / 4
+        for omega, V in ((0.5, 0.02682), (0.8, 0.03283)):  # [theory: online-sgd, Table 4]
+            square = SGD.averages(SGD.semantic_positional(omega), [0.0, 0.0])[0].square
+            assert float(square[0, 0]) == pytest.approx(V, abs=1e-4)
 
 
 def test_sampled_risks_have_honest_errors():
-    """z-scores of 40 independent estimates against the exact risk: mean square 1 within four of
-    its standard deviations.
-    """
-    series_of_four = SGD.HermiteSeries({(2, 0, 0, 0): 1.0, (0, 1, 1, 0): 0.5}, True)
-    exact = smi.SequenceSingleIndex(series_of_four, 4, SGD.Network(jax.nn.relu))
-    sampled = smi.SequenceSingleIndex(lambda z: series_of_four(z), 4, SGD.Network(jax.nn.relu))
-    value = SGD.risk(exact, 0.5).value
-    found = jax.lax.map(lambda k: risk_at(sampled, jnp.array([0.5]), k, 2**8), keys(40))
-    z = np.asarray((found.value - value) / found.stderr)
-    # Student's t of 15 degrees of freedom has variance 15/13
+    """z-scores of 40 independent estimates against the exact risk: Student's t of 15 degrees of
+    freedom has variance 15/13, within four standard deviations."""
+    terms = {(2, 0, 0, 0): 1.0, (0, 1, 1, 0): 0.5}
+    exact = network(terms)
+    same = series(terms, True)
+    model = smi.SequenceSingleIndex(lambda z: same(z), 4, SGD.Network(jax.nn.relu), loss_factor=1.0)
+    few = smi.Averages(points=2**12, nets=16)
+    estimate = lambda k: SGD.risk(model, 0.5, key=k, averages=few)
+    found = jax.jit(lambda k: jax.lax.map(estimate, k))(keys(40))
+    z = np.asarray((found.value - SGD.risk(exact, 0.5).value) / found.stderr)
     assert np.mean(z**2) == pytest.approx(15 / 13, abs=4 * 15 / 13 * np.sqrt(2.5 / 40))
-
-
-def test_flatness_tells_curvature_from_escape():
-    attention = SGD.flatness(trace(HE4))
-    assert (attention.order, attention.escape) == (
-        2,
-        np.inf,
-    )  # the encoding's curvature is positive
-    assert SGD.flatness(trace(HE4, encoding=None)).order == 4
-    assert SGD.flatness(trace({n: -c for n, c in HE4.items()}, encoding=None)).escape == 4
-    down = SGD.flatness(trace(MIXED, "sqrtL"))
-    assert (down.order, down.escape) == (2, 2)
-    np.testing.assert_allclose(np.abs(down.direction), [0.0, 1.0], atol=1e-8)
-    tiny = smi.SequenceSingleIndex(SGD.HermiteSeries(HE2), 2, loss_factor=1e-10)
-    assert SGD.flatness(tiny)[:2] == (2, 2)  # c is a scale
-    network = smi.SequenceSingleIndex(
-        SGD.HermiteSeries(HE2, True), 2, SGD.Network(), loss_factor=1.0
-    )
-    assert SGD.hessian_at_origin(network)[0, 0] == pytest.approx(
-        -2 / np.sqrt(np.pi), abs=1e-13
-    )  # the kink costs nothing
-    odd = smi.SequenceSingleIndex(lambda z: z[0] ** 3 - 3 * z[0], 1, lambda z: z[0] + z[0] ** 3)
-    assert SGD.flatness(odd).escape == 3
-
-
-def test_predicted_sample_complexity():
-    """k = 1, 2, 3 in closed form for a student h_k, c = 1: R = 2 - 2 m^k."""
-    for k, time in ((1, 0.5 / 2), (2, np.log(0.5 * 20) / 4), (3, (20 - 2) / 6)):
-        model = smi.SequenceSingleIndex(
-            SGD.HermiteSeries({(k,): 1.0}, True),
-            1,
-            SGD.HermiteSeries({(k,): 1.0}, True),
-            loss_factor=1.0,
-        )
-        assert float(SGD.sample_complexity(model, 400, 0.01)) == pytest.approx(
-            400 * time / 0.01, rel=1e-10
-        )
-    assert np.isinf(SGD.sample_complexity(trace(HE4, encoding=None), 400, 0.01))
 
 
 # The chain ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 5, 57, 997])
+@pytest.mark.parametrize("count", [1, 57, 997])
 def test_chi_square(count):
     """Mean n, variance 2n, third cumulant 8n, of 400 000 draws, within five standard errors."""
     tries, n = triangular.acceptance_tries(count), 400_000
     normals = jax.random.normal(jax.random.key(count), (n, 3, tries))
     x = np.asarray(triangular.chi_square(jnp.asarray(float(count)), normals))
     centred = x - count
-    for moment, value in ((x, count), (centred**2, 2 * count), (centred**3, 8 * count)):
-        assert abs(moment.mean() - value) < 5 * moment.std() / np.sqrt(n)
+    for moment, known in ((x, count), (centred**2, 2 * count), (centred**3, 8 * count)):
+        assert abs(moment.mean() - known) < 5 * moment.std() / np.sqrt(n)
 
 
-@pytest.mark.slow
 def test_runs_do_not_depend_on_their_company_or_on_the_bar():
     model = SGD.semantic_positional(0.64)
-    settings = {"dimension": 50, "gamma": 1.0, "steps": 300, "m": 0.3, "e": 0.1, "every": 50}
-    together = SGD.simulate(model, keys(3), **settings)
-    for k, key in enumerate(keys(3)):
-        alone = SGD.simulate(model, key, **settings, progress=True)
-        np.testing.assert_allclose(together.overlaps[k], alone.overlaps[0], rtol=0, atol=1e-14)
-    np.testing.assert_array_equal(together.step, np.arange(0, 301, 50))
-    np.testing.assert_allclose(together.overlaps[:, -1], together.end, atol=0)
+    settings = {"dimension": 50, "rate": 1.0, "alpha": 6.0, "start": (0.3, 0.1)}
+    together = SGD.simulate(model, keys(3), monitor=smi.Monitor(every=70), **settings)
+    bar = smi.Monitor(every=70, progress=True)
+    alone = SGD.simulate(model, keys(3)[1], monitor=bar, **settings)
+    np.testing.assert_allclose(together.teacher_overlap[1], alone.teacher_overlap[0], atol=1e-14)
+    np.testing.assert_array_equal(together.step, [0, 70, 140, 210, 280, 300])  # the last is early
+    np.testing.assert_array_equal(together.teacher_overlap[:, -1], together.end)
     assert (np.asarray(together.result) == Result.SUCCESS).all()
+    np.testing.assert_array_equal(together.gram, np.broadcast_to(np.eye(2), (3, 2, 2)))
 
 
-@pytest.mark.slow
-def test_runs_stop_where_they_are_told_and_say_when_they_arrived():
+def test_directions_of_a_random_start_are_orthonormal():
+    runs = SGD.simulate(SGD.semantic_positional(0.6), keys(2), dimension=20, rate=0.5, alpha=0.1)
+    np.testing.assert_allclose(runs.gram, np.broadcast_to(np.eye(2), (2, 2, 2)), atol=1e-15)
+    np.testing.assert_allclose(runs.overlap, 1.0)
+
+
+def test_runs_stop_at_their_target_and_tell_when_they_arrived():
+    run = {"dimension": 50, "start": (0.6, 0.0)}
     model = SGD.semantic_positional(0.2)
-    found = SGD.simulate(
-        model, keys(4), dimension=50, gamma=2.0, steps=20_000, m=0.6, eta=0.7, until=0.8, every=64
-    )
-    size = np.linalg.norm(np.asarray(found.end), axis=1)
+    watch = smi.Monitor(level=0.7, target=0.8, every=64)
+    found = SGD.simulate(model, keys(4), rate=2.0, alpha=400.0, monitor=watch, **run)
+    size = np.linalg.norm(np.asarray(found.end), axis=(1, 2))
     assert (np.asarray(found.result) == Result.SUCCESS).all()
     assert ((size >= 0.8) & (size < 0.95)).all()
-    assert (
-        (np.asarray(found.reached) > 0) & (np.asarray(found.reached) <= np.asarray(found.steps))
-    ).all()
-    seen = np.asarray(found.overlaps)
-    after = np.asarray(found.step)[None] > np.asarray(found.steps)[:, None]
-    np.testing.assert_array_equal(np.isnan(seen[..., 0]), after)
-    short = SGD.simulate(
-        model, keys(2), dimension=50, gamma=0.01, steps=10, m=0.6, eta=0.7, until=0.8
-    )
+    reached, steps = np.asarray(found.reached), np.asarray(found.steps)
+    assert ((reached > 0) & (reached <= steps)).all()
+    after = np.asarray(found.step)[None] > steps[:, None]
+    np.testing.assert_array_equal(np.isnan(found.teacher_overlap[:, :, 0, 0]), after)
+    short = SGD.simulate(model, keys(2), rate=0.01, alpha=0.2, monitor=watch, **run)
     assert (np.asarray(short.result) == Result.MAX_STEPS).all()
     assert np.isinf(np.asarray(short.reached)).all()
 
 
-@pytest.mark.parametrize("method", ["reduced", pytest.param("full", marks=pytest.mark.slow)])
-def test_the_last_record_may_come_early(method):
-    found = SGD.simulate(
-        SGD.semantic_positional(0.6),
-        keys(2),
-        dimension=20,
-        gamma=0.5,
-        steps=100,
-        every=30,
-        method=method,
-    )
-    np.testing.assert_array_equal(found.step, [0, 30, 60, 90, 100])
-    np.testing.assert_array_equal(found.overlaps[:, -1], found.end)
-
-
-@pytest.mark.slow
-def test_an_untied_network_of_one_token_has_a_vector_of_one_overlap():
+def test_an_untied_network_of_one_token_is_a_row():
     model = smi.SequenceSingleIndex(
-        SGD.HermiteSeries({(2,): 1.0}, True), 1, SGD.Network(jax.nn.relu, tied=False)
+        series({(2,): 1.0}, True), 1, SGD.Network(jax.nn.relu, tied=False)
     )
-    runs = SGD.simulate(model, keys(2), dimension=20, gamma=0.1, steps=4, every=2)
-    assert runs.m.shape == (2, 3, 1)
-    assert SGD.flow(model, 0.3, times=[0.1, 0.2], gamma=0.1).m.shape == (2, 1)
+    runs = SGD.simulate(model, keys(2), dimension=20, rate=0.1, alpha=0.2)
+    assert runs.teacher_overlap.shape == (2, 5, 1, 1)
+    assert SGD.flow(model, 0.3, [0.1, 0.2], rate=0.1).teacher_overlap.shape == (2, 1, 1)
 
 
 def test_one_compilation_for_all_numbers():
-    settings = {"steps": 10, "m": 0.3, "e": 0.1}
-    SGD.simulate(SGD.semantic_positional(0.64), keys(2), dimension=500, gamma=1.0, **settings)
+    run = lambda omega, rate, D: SGD.simulate(
+        SGD.semantic_positional(omega), keys(2), dimension=D, rate=rate, alpha=10 / D, start=0.3
+    )
+    run(0.64, 1.0, 500)
     with compilations() as names:
-        _vary_everything(settings)
+        for omega, rate, dimension in ((0.5, 1.0, 500), (0.64, 0.3, 600), (0.7, 0.2, 5000)):
+            run(omega, rate, dimension)
     assert not [name for name in names if "advance" in name or "run" in name], names
 
 
-def _vary_everything(settings):
-    for omega, gamma, dimension in ((0.5, 1.0, 500), (0.64, 0.3, 600), (0.7, 0.2, 5000)):
-        SGD.simulate(
-            SGD.semantic_positional(omega), keys(2), dimension=dimension, gamma=gamma, **settings
-        )
+@SLOW
+def test_a_student_of_more_rows_has_the_cosine_of_its_nearest_teacher():
+    link = lambda z: jnp.sum(jax.scipy.special.erf(z[:, 0]))
+    teacher, student = (smi.MultiIndex(link, indices=p, tokens=1) for p in (2, 3))
+    start = (np.array([[0.1, 0.5], [0.3, 0.0], [0.2, 0.2]]), np.eye(3))
+    runs = SGD.simulate(
+        teacher, KEY, student=student, dimension=20, rate=0.1, alpha=0.05, start=start
+    )
+    np.testing.assert_allclose(runs.cosine[0, 0], [0.5, 0.3, 0.2])
+    assert np.isnan(runs.distance).all()
+    assert runs.teacher_overlap.shape == (1, 2, 3, 2)
 
 
-def test_data_of_the_model():
-    data = SGD.semantic_positional(0.3).sample(jax.random.key(0), dimension=20, samples=7)
-    assert data.inputs.shape == (7, 2, 20)
-    assert data.labels.shape == (7, 2, 2)
-    assert float(jnp.linalg.norm(data.teacher)) == pytest.approx(np.sqrt(20))
+def test_labels_of_signs_are_learned_by_a_line():
+    """Predictions (1,) of labels ()."""
+    rule = SGD.Rule(0.3, gradient=smi.Gradient(loss=smi.losses.logistic))
+    line = smi.links.linear()
+    run = {"dimension": 100, "rate": rule, "alpha": 10.0, "student": line}
+    assert (SGD.simulate(smi.links.sign(), keys(4), **run).final > 0.5).all()
 
 
-# What is refused ----------------------------------------------------------------------------------
+def test_the_rate_of_a_sample():
+    """κ = c η/(1 - β); runs have it, and time is κ α."""
+    for reduction, kappa in (("mean", 0.1 / 4), ("sum", 0.1), ("sum/D", 0.1 / 50)):
+        batches = smi.Gradient(batch_size=4, reduction=reduction)
+        rule = SGD.Rule(0.1, gradient=batches, momentum=0.5)
+        assert float(rule.per_sample(50)) == pytest.approx(2 * kappa)
+        runs = SGD.simulate(smi.DeepAttention(2, 2), KEY, dimension=50, rate=rule, alpha=0.16)
+        assert float(runs.kappa) == pytest.approx(2 * kappa)
+        np.testing.assert_allclose(runs.alpha, np.arange(3) * 4 / 50)
+        np.testing.assert_allclose(runs.time, 2 * kappa * np.asarray(runs.alpha))
 
+
+@SLOW
+def test_a_run_that_overflows_says_so_and_one_out_of_range_inside_jit_too():
+    wild = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1, tokens=1)
+    run = lambda rate: SGD.simulate(wild, keys(4), dimension=20, rate=rate, alpha=3.0)
+    codes = np.asarray(run(30.0).result)
+    assert set(codes) <= {Result.NONFINITE, Result.DIVERGED, Result.SUCCESS}
+    assert (codes == Result.NONFINITE).any()
+    inside = jax.jit(run)(-0.1)
+    assert int(inside.result[0]) == Result.INVALID
+    assert np.isnan(inside.teacher_overlap).all()
+
+
+def test_rates_of_a_teacher_of_another_norm():
+    """y = z*², E z*² = 2: Λ = 8 E z*² = 16; linear labels have κ_max = 1, z*² 1/12."""
+    link = lambda z: z[0, 0] ** 2
+    few = smi.Averages(points=2**13)
+    wide = smi.MultiIndex(link, indices=1, prior=smi.priors.Gaussian([[2.0]]))
+    found = SGD.rates(wide, 0.7, key=KEY, averages=few)
+    np.testing.assert_allclose(found.signal, [[16.0]], rtol=1e-8)
+    square = smi.MultiIndex(link, indices=1)
+    jitted = jax.jit(lambda Q: SGD.rates(square, Q, key=KEY, averages=few).signal)(0.7)
+    np.testing.assert_allclose(jitted, [[8.0]], rtol=1e-8)
+    assert float(SGD.maximal_rate(smi.links.linear(0.0), key=KEY).value) == pytest.approx(1.0)
+    assert float(SGD.maximal_rate(square, key=KEY).value) == pytest.approx(1 / 12, abs=1e-7)
+
+
+@SLOW
+def test_learning_orders_take_online_sgd():
+    """Beside multi-pass SGD and message passing with its theory: the last layer first in all."""
+    two = smi.DeepAttention(2, 2)
+    data = two.sample(KEY, dimension=200, alpha=1.5)
+    gradient = smi.Gradient(batch_size=50)
+    methods = {
+        "GAMP": {},
+        "Adam": {"optimizer": optax.adam(0.05), "steps": 300, "gradient": gradient},
+        "online": {"online": {"rate": 0.3, "alpha": 60.0}},
+    }
+    order = smi.learning_order(two, data, methods, key=KEY, seeds=4)
+    assert order.solutions["online"].history["cosine"].shape == (4, 101, 2)
+    assert order.order("online")[0] == 1 == order.order("GAMP")[0]
+    assert order.alpha["online"] == pytest.approx(60.0)
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+TWO = smi.DeepAttention(2, 2)
+START = (0.1 * np.eye(2), np.eye(2))
 MODEL = SGD.semantic_positional(0.5)
-NETWORK = smi.SequenceSingleIndex(series(HE2), 2, SGD.Network())
-RUN = {"dimension": 100, "gamma": 0.1, "steps": 10}
-REFUSED = {
-    "length": lambda: smi.SequenceSingleIndex(jnp.sum, 0),
-    "paired": lambda: smi.SequenceSingleIndex(jnp.sum, 3, encoding="paired"),
-    "encoding's shape": lambda: smi.SequenceSingleIndex(jnp.sum, 2, encoding=jnp.ones((3, 2))),
-    "encoding not finite": lambda: smi.SequenceSingleIndex(
-        jnp.sum, 2, encoding=jnp.array([[1.0], [jnp.nan]])
-    ),
-    "encoding of a network": lambda: smi.SequenceSingleIndex(jnp.sum, 2, SGD.Network(), "paired"),
-    "loss": lambda: smi.SequenceSingleIndex(jnp.sum, 2, loss="l1"),
-    "loss_factor": lambda: smi.SequenceSingleIndex(jnp.sum, 2, loss_factor=0.0),
-    "reduction": lambda: SGD.Attention("mean"),
-    "trace_norm": lambda: SGD.Attention("trace", "L"),
-    "bilinear without vectors": lambda: SGD.Attention("bilinear"),
-    "bilinear of norm zero": lambda: SGD.Attention(
-        "bilinear", left=jnp.zeros(2), right=jnp.ones(2)
-    ),
-    "bilinear of another length": lambda: smi.SequenceSingleIndex(
-        jnp.sum, 2, SGD.Attention("bilinear", left=jnp.ones(3), right=jnp.ones(3))
-    ),
-    "a series of another length": lambda: smi.SequenceSingleIndex(
-        SGD.HermiteSeries({(2,): 1.0}), 2
-    ),
-    "no second moment": lambda: SGD.risk(
-        smi.SequenceSingleIndex(lambda z: jnp.exp(z[0] ** 2), 1, lambda z: z[0]), 0.3
-    ),
-    "longest": lambda: SGD.recovery_time(NETWORK, 0.1, longest=-1.0),
-    "another shape": lambda: smi.SequenceSingleIndex(lambda z: z, 2),
-    "complex": lambda: smi.SequenceSingleIndex(lambda z: 1j * jnp.sum(z), 2),
-    "not finite": lambda: smi.SequenceSingleIndex(lambda z: jnp.log(-(jnp.sum(z) ** 2)), 2),
-    "no terms": lambda: SGD.HermiteSeries({}),
-    "negative degree": lambda: SGD.HermiteSeries({(-1,): 1.0}),
-    "omega": lambda: SGD.semantic_positional(1.1),
-    "a": lambda: SGD.semantic_positional(0.5, 0.0),
-    "outside the ball": lambda: SGD.risk(MODEL, 0.9, 0.9),
-    "e without encoding": lambda: SGD.risk(trace(HE2, encoding=None), 0.1, 0.1),
-    "key": lambda: SGD.risk(SGD.semantic_positional(0.5, loss="frobenius"), 0.1),
-    "infinite second moment": lambda: SGD.information_exponent(lambda z: jnp.exp(z[0] ** 2 / 2), 1),
-    "tolerance": lambda: SGD.information_exponent(jnp.sum, 1, tolerance=0.0),
-    "degree": lambda: SGD.information_exponent(jnp.sum, 1, degree=0),
-    "many tokens without a key": lambda: SGD.information_exponent(jnp.sum, 6),
-    "dimension": lambda: SGD.simulate(MODEL, keys(1), **(RUN | {"dimension": 3})),
-    "gamma": lambda: SGD.simulate(MODEL, keys(1), **(RUN | {"gamma": 0.0})),
-    "steps": lambda: SGD.simulate(MODEL, keys(1), **(RUN | {"steps": 0})),
-    "eta": lambda: SGD.simulate(MODEL, keys(1), **RUN, eta=1.0),
-    "eta below the start": lambda: SGD.simulate(MODEL, keys(1), **RUN, m=0.6, eta=0.5),
-    "until": lambda: SGD.simulate(MODEL, keys(1), **RUN, until=1.5),
-    "method": lambda: SGD.simulate(MODEL, keys(1), **RUN, method="exact"),
-    "flow from the origin": lambda: SGD.flow(MODEL, 0.0, times=[1.0]),
-    "times": lambda: SGD.flow(NETWORK, 0.1, times=[1.0, 0.5]),
-    "flow's gamma": lambda: SGD.flow(NETWORK, 0.1, times=[1.0], gamma=-1.0),
-    "flow's eta": lambda: SGD.recovery_time(NETWORK, 0.1, eta=2.0),
-    "omega of the diagram": lambda: SGD.phase_diagram(0.9, 1.0),
-    "transition": lambda: SGD.transition(1.2),
-    "gain's schedule": lambda: SGD.gain(jax.random.key(0), schedule="cubic"),
-    "gain's lengths": lambda: SGD.gain(jax.random.key(0), ()),
-}
+SQUARE = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1)
+CORRELATED = smi.MultiIndex(
+    lambda z: jnp.sum(z**2), indices=2, prior=smi.priors.Gaussian([[1.0, 0.5], [0.5, 1.0]])
+)
+DIRECTED = smi.MultiIndex(
+    lambda z: z[0, 0] * z[0, 1],
+    indices=1,
+    tokens=2,
+    inputs=smi.Tokens([[1.0], [1.0]], cross=[[1.0]]),
+)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name):
-    with pytest.raises(ValueError, match="allowed"):
-        REFUSED[name]()
+def run(model=TWO, key=KEY, rate=0.1, batch=None, rule=None, **settings):
+    gradient = None if batch is None else smi.Gradient(**batch)
+    rule = {"rate": rate, "gradient": gradient, **(rule or {})}
+    settings = {"dimension": 50, "alpha": 0.1, "rate": SGD.Rule(**rule), **settings}
+    return SGD.simulate(model, key, **settings)
 
 
-def test_out_of_range_under_jit_is_nan():
-    value = jax.jit(lambda m: SGD.risk(NETWORK, m).value)
-    assert np.isnan(value(1.5))
-    assert np.isfinite(value(0.5))
-    second = jax.jit(lambda m: SGD.hessian(NETWORK, m))
-    assert np.all(np.isnan(second(1.5)))
-    assert np.all(np.isfinite(second(0.5)))
+def flow(model=TWO, start=START, times=(0.1,), key=KEY, **settings):
+    return SGD.flow(model, start, times, key=key, **settings)
+
+
+def teacher(value, student=None):
+    return SGD.Initial(student, teacher=value)
+
+
+REFUSED = [
+    ("length", lambda: smi.SequenceSingleIndex(jnp.sum, 0)),
+    ("encoding", lambda: smi.SequenceSingleIndex(jnp.sum, 3, encoding="paired")),
+    ("encoding", lambda: smi.SequenceSingleIndex(jnp.sum, 2, encoding=jnp.ones((3, 2)))),
+    ("encoding", lambda: smi.SequenceSingleIndex(jnp.sum, 2, encoding=[[1.0], [np.nan]])),
+    ("encoding", lambda: smi.SequenceSingleIndex(jnp.sum, 2, SGD.Network(), "paired")),
+    ("loss_factor", lambda: smi.SequenceSingleIndex(jnp.sum, 2, loss_factor=0.0)),
+    ("left", lambda: SGD.Attention("bilinear")),
+    ("left", lambda: SGD.Attention("bilinear", left=jnp.zeros(2), right=jnp.ones(2))),
+    ("fields", lambda: smi.SequenceSingleIndex(series({(2,): 1.0}), 2)),
+    ("target", lambda: smi.SequenceSingleIndex(lambda z: 1j * jnp.sum(z), 2)),
+    ("target", lambda: smi.SequenceSingleIndex(lambda z: jnp.log(-(jnp.sum(z) ** 2)), 2)),
+    ("student", lambda: smi.SequenceSingleIndex(lambda z: z, 2)),
+    ("terms", lambda: series({})),
+    ("terms", lambda: series({(-1,): 1.0})),
+    ("omega", lambda: SGD.semantic_positional(1.1)),
+    (
+        "target",
+        lambda: SGD.risk(smi.SequenceSingleIndex(lambda z: jnp.exp(z[0] ** 2), 1, jnp.sum), 0.3),
+    ),
+    (r"\(M, Q\)", lambda: SGD.risk(MODEL, [0.9, 0.9])),
+    ("M", lambda: SGD.risk(trace(HE2, encoding=None), [0.1, 0.1])),
+    ("key", lambda: SGD.risk(SGD.semantic_positional(0.5, loss="frobenius"), 0.1)),
+    ("model", lambda: SGD.hessian(SQUARE, ([[0.1]], [[1.0]]), key=KEY)),
+    ("model", lambda: SGD.exponents(lambda z: jnp.exp(z[0] ** 2 / 2), 1)),
+    ("degree", lambda: SGD.exponents(smi.DeepAttention(3, 2), degree=9)),
+    ("model", lambda: SGD.exponents(smi.Bilinear())),
+    ("M", lambda: flow(MODEL, 0.0)),
+    ("times", lambda: flow(times=[0.2, 0.1])),
+    ("rate", lambda: flow(rate=-0.1)),
+    ("weight_decay", lambda: flow(rate=SGD.Rule(0.0, weight_decay=0.1))),
+    ("nets", lambda: flow(averages=smi.Averages(nets=1))),
+    ("iteration", lambda: flow(iteration=smi.Iteration(damping=0.5))),
+    ("key", lambda: flow(key=None)),
+    ("M", lambda: flow(start=(np.zeros((2, 2)), np.eye(2)))),
+    (r"\(M, Q\)", lambda: flow(start=(2.0 * np.eye(2), np.eye(2)))),
+    (r"\(M, Q\)", lambda: flow(start=0.1)),
+    ("model", lambda: flow(smi.AttentionIndexed(2, 0.5))),
+    ("level", lambda: SGD.recovery_time(TWO, START, level=1.0, key=KEY)),
+    ("overlap", lambda: SGD.rates(TWO, [[1.0, 0.2], [0.2, 1.0]], key=KEY)),
+    ("overlap", lambda: SGD.rates(TWO, 0.0, key=KEY)),
+    ("model", lambda: SGD.rates(smi.links.linear(0.1), key=KEY)),
+    ("model", lambda: SGD.rates(CORRELATED, key=KEY)),
+    ("model", lambda: SGD.maximal_rate(smi.links.linear(0.1), key=KEY)),
+    ("key", lambda: SGD.maximal_rate(TWO)),
+    ("dimension", lambda: SGD.Rule(0.1, gradient=smi.Gradient(reduction="sum/D")).per_sample()),
+    ("dimension", lambda: run(dimension=5)),
+    ("dimension", lambda: run(dimension=10.5)),
+    ("dimension", lambda: run(dimension=7, rule={"momentum": 0.5})),
+    ("rate", lambda: run(rate=0.0)),
+    ("rate", lambda: run(rate=[0.1, 0.1, 0.1])),
+    ("rate", lambda: run(rate="0.1")),
+    ("alpha", lambda: run(alpha=-1.0)),
+    ("one_pass", lambda: run(batch={"one_pass": True})),
+    ("loss", lambda: run(batch={"loss": lambda a, b: (a - b) ** 2 * jnp.ones(3)})),
+    ("loss", lambda: run(batch={"loss": lambda a, b: float(a - b) ** 2})),
+    ("momentum", lambda: run(rule={"momentum": 1.0})),
+    ("weight_decay", lambda: run(rule={"weight_decay": -0.1})),
+    ("projection", lambda: run(rule={"projection": "ball"})),
+    ("monitor", lambda: run(monitor=smi.Monitor(patience=3))),
+    ("teacher", lambda: run(start=teacher("random"))),
+    ("teacher", lambda: run(start=teacher(object()))),
+    ("teacher", lambda: run(start=teacher([[1.0, 0.2], [0.1, 1.0]]))),
+    ("teacher", lambda: run(start=teacher("iid", START))),
+    ("teacher", lambda: run(start=np.ones((2, 50)))),
+    ("teacher", lambda: run(DIRECTED, dimension=40, start=teacher(0.5 * np.ones((1, 40))))),
+    ("start", lambda: run(start=0.0)),
+    ("M", lambda: run(start=(np.eye(3), np.eye(2)))),
+    ("Q", lambda: run(start=(np.eye(2), np.array([[1.0, 0.3], [0.2, 1.0]])))),
+    (r"\(M, Q\)", lambda: run(start=(np.eye(2), 0.5 * np.eye(2)))),
+    ("student", lambda: run(student=smi.DeepAttention(2, 3))),
+    ("student", lambda: run(student=smi.links.phase_retrieval())),
+    ("student", lambda: run(student=smi.DeepAttention(1, 2, activation="hardmax"))),
+    ("student", lambda: run(smi.links.sign())),
+    ("key", lambda: run(key=3)),
+    ("key", lambda: run(key=jax.random.split(KEY, 0))),
+    ("model", lambda: run(smi.Bilinear())),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_refusals_name_the_argument(case):
+    name, call = REFUSED[case]
+    with pytest.raises(ValueError, match=rf"(?s)^{name}.*: got .*; allowed: "):
+        call()

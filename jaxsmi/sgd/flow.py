@@ -1,0 +1,394 @@
+r"""The limit of many dimensions: overlaps of online SGD against time, and weak recovery.
+
+Equations here [ALSKZ25, Eq. 11, Prop. 2; theory: online-sgd, Eqs. (28) to (32), (66), (67)], κ the
+learning rate for each sample, t = κ α, λ_t the weight decay for a unit of t, averages A_T, A_Z, V
+of averages.py:
+
+    dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ V - 2 λ_t Q
+    sphere: a = diag(dQ)/(2 diag Q),   dM -= a M,   dQ -= a Q + Q a
+    t_p = min{t: cosine_p(t) >= level}
+
+κ → 0 is (projected) gradient flow. Of one direction on the sphere this is
+
+    dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   v = (m, e),   γ = κ
+
+The V term is what normalisation costs: without it the flow is too fast already at γ = 0.1 and ends
+at |m| = 1, where SGD does not. Each net of an average is integrated alone, so that the spread of
+the answers is the error of the end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete
+from jaxsmi.core.codes import Result, outcomes
+from jaxsmi.core.options import Averages, Iteration
+from jaxsmi.core.results import Estimate
+from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
+from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
+from jaxsmi.sgd.averages import AbstractAverages, Moments, averages_of, spread
+from jaxsmi.sgd.problem import (
+    Initial,
+    Point,
+    Rule,
+    check_gradient,
+    check_moving,
+    gram_of,
+    pair_of,
+    point_of,
+)
+
+if TYPE_CHECKING:
+    import diffrax  # importing it takes a second: it is imported where a flow is solved
+
+__all__ = ["Flow", "FlowErrors", "flow", "recovery_time", "velocity"]
+
+_USUAL = 2**15, 8  # points of all nets, and nets: error bars of 1e-3 of two layers at κ = 0.2
+_RTOL, _MAX_STEPS = 1e-7, 4096
+_LONGEST = 1e4  # time at which a recovery is given up: rates of escape are above 1e-3
+
+
+class FlowErrors(NamedTuple):
+    """Standard errors of a `Flow`, over independent nets: zero where nothing is sampled."""
+
+    teacher_overlap: Array
+    overlap: Array
+    cosine: Array
+    risk: Array
+
+
+class Flow(eqx.Module):
+    """Overlaps against time.
+
+    Attributes:
+        time: Times t = κ α of the records (T,).
+        teacher_overlap: M (T, P, k), with the teacher's rows and then with the directions of the
+            inputs; NaN where a time was not reached.
+        overlap: Q (T, P, P).
+        cosine: Cosines (T, P) up to the symmetries of the model; of a `SequenceSingleIndex`
+            ‖(m, e)‖ (T,).
+        risk: E ℓ (T,), with the noise of labels; NaN of a `SequenceSingleIndex`: `risk`.
+        stderr: Standard errors of these four.
+        result: A `Result` code.
+        kappa: κ.
+    """
+
+    time: Array
+    teacher_overlap: Array
+    overlap: Array
+    cosine: Array
+    risk: Array
+    stderr: FlowErrors
+    result: Array
+    kappa: Array
+
+    @property
+    def alpha(self) -> Array:
+        """α = t/κ of the records; inf for κ = 0."""
+        return self.time / self.kappa
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code (outside jit and vmap)."""
+        return outcomes(self.result, "flow")
+
+
+def velocity(
+    moments: Moments, x: Point, kappa: ArrayLike, decay: ArrayLike = 0.0, projected: bool = False
+) -> Point:
+    """dM/dt and dQ/dt (module docstring)."""
+    dM = -moments.fixed - decay * x.M
+    dQ = -(moments.own + moments.own.T) + kappa * moments.square - 2.0 * decay * x.Q
+    if not projected:
+        return Point(dM, dQ)
+    a = jnp.diagonal(dQ) / (2.0 * jnp.diagonal(x.Q))
+    return Point(dM - a[:, None] * x.M, dQ - a[:, None] * x.Q - x.Q * a)
+
+
+class _Equation(eqx.Module):
+    """The differential equation of one pair at one learning rate, and how it is solved."""
+
+    averages: AbstractAverages
+    pair: TeacherStudent
+    gram: Array
+    start: Point
+    kappa: Array
+    decay: Array
+    rtol: Array
+    noisy: bool = eqx.field(static=True)
+    projected: bool = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+
+    @classmethod
+    def of(
+        cls,
+        model: object,
+        start: Any,
+        rate: ArrayLike | Rule,
+        student: object,
+        key: PRNGKeyArray | None,
+        averages: Averages | None,
+        iteration: Iteration | None,
+    ) -> _Equation:
+        """The equation of a call, its arguments validated."""
+        rule = Rule.of(rate)
+        pair = pair_of(model, student, rule.gradient.loss)
+        check(rule.rate.ndim == 0, "rate", rule.rate, "one number")
+        iteration = Iteration() if iteration is None else iteration
+        validate.instance("iteration", iteration, Iteration, "a smi.Iteration")
+        unused = iteration.damping is None and iteration.newton is None
+        check(unused, "iteration", iteration, "max_steps and tolerance alone")
+        initial = Initial.of(start)
+        gram = gram_of(pair, initial.teacher)
+        point = point_of(pair, gram, initial.student)
+        check_moving(pair, point.M)
+        law = averages_of(pair, gram, key, averages, _USUAL, coarse=True)
+        check_gradient(pair)
+        kappa = rule.per_sample()
+        decay = jnp.zeros(()) if rule.weight_decay is None else rule.weight_decay
+        decay = decay if rule.momentum is None else decay / (1.0 - rule.momentum)
+        allowed = "0 without a learning rate: it is that for a unit of α"
+        check((kappa > 0.0) | (decay == 0.0), "weight_decay", decay, allowed)
+        rtol = jnp.asarray(_RTOL) if iteration.tolerance is None else iteration.tolerance
+        # V costs as much as the gradient, so it is left out where it is known to vanish
+        noisy = not (concrete(kappa) and float(kappa) == 0.0)
+        projected = pair.spherical or rule.projection == "sphere"
+        max_steps = iteration.max_steps or _MAX_STEPS
+        per_time = decay / jnp.where(kappa > 0.0, kappa, 1.0)
+        return cls(law, pair, gram, point, kappa, per_time, rtol, noisy, projected, max_steps)
+
+    def drift(self, x: Point) -> Point:
+        """dM/dt and dQ/dt."""
+        moments = self.averages.at(x.M, x.Q, self.noisy)
+        return velocity(moments, x, self.kappa, self.decay, self.projected)
+
+    def agreement(self, x: Point) -> Array:
+        """Cosines, up to the symmetries of the model."""
+        return self.pair.agreement(x.M, x.Q, self.gram)
+
+    def solve(
+        self,
+        averages: AbstractAverages,
+        last: Array,
+        saveat: diffrax.SaveAt,
+        event: diffrax.Event | None = None,
+    ) -> diffrax.Solution:
+        """From the start at t = 0 to `last`, or to an event, with the averages of one net."""
+        import diffrax
+
+        # a NaN would take all steps: the answer is masked by its validity instead
+        numbers = (self.start, self.kappa, self.decay)
+        safe = jax.tree.map(lambda x: jnp.where(jnp.isnan(x), 0.0, x), numbers)
+        where = lambda e: (e.averages, e.start, e.kappa, e.decay)
+        equation = eqx.tree_at(where, self, (averages, *safe))
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, x, equation: equation.drift(x)),
+            diffrax.Tsit5(),
+            t0=jnp.zeros_like(last),
+            t1=last,
+            dt0=None,
+            y0=equation.start,
+            args=equation,
+            saveat=saveat,
+            stepsize_controller=diffrax.PIDController(rtol=self.rtol, atol=1e-2 * self.rtol),
+            max_steps=self.max_steps,
+            event=event,
+            throw=False,
+        )
+
+
+def flow(
+    model: AbstractTeacher,
+    start: ArrayLike | tuple[ArrayLike, ArrayLike] | Initial,
+    times: ArrayLike,
+    *,
+    rate: ArrayLike | Rule = 0.0,
+    student: AbstractTeacher | None = None,
+    key: PRNGKeyArray | None = None,
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
+) -> Flow:
+    r"""Overlaps of online SGD against time in the limit of many dimensions, D → ∞ at fixed κ.
+
+        dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ V - 2 λ_t Q,   t = κ α,   α = N/D
+        one direction on the sphere:  dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   t = γ τ/d
+
+    Args:
+        model: The teacher: an index model, or a `SequenceSingleIndex`.
+        start: Overlaps (M, Q), M (P, k) with the fixed rows, Q (P, P); of a `SequenceSingleIndex`
+            m or (m, e_1, .., e_K), of an untied network m_1, .., m_L; or an `Initial` that has a
+            Gram matrix of the teacher, too.
+        times: Times t of the records (T,), increasing, >= 0.
+        rate: κ, the learning rate for each sample, a number >= 0; or a `Rule`, whose κ it is.
+            Default 0, gradient flow.
+        student: Another index model of as many tokens. Default: the model.
+        key: A random key, for averages that are sampled (the same points at all times): those of
+            index models, and where `risk` needs one.
+        averages: Points of all nets (default 2^15), and nets (8), each of which is integrated
+            alone. A `smi.Averages`.
+        iteration: `tolerance` of the integrator, relative (default 1e-7), and its `max_steps`
+            (4096). A `smi.Iteration`.
+
+    Returns:
+        A `Flow`. Times that were not reached are NaN, with the code MAX_STEPS.
+
+    Raises:
+        ValueError: For a start that no weights have or that is at rest, κ < 0, times that do not
+            increase, another number out of range, a matrix model, or a missing key.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> series = smi.sgd.HermiteSeries({(2,): 1.0}, normalised=True)
+        >>> network = smi.sgd.Network(lambda z: (z**2 - 1) / 2**0.5)
+        >>> model = smi.SequenceSingleIndex(series, 1, network, loss_factor=1.0)
+        >>> path = smi.sgd.flow(model, 0.1, [0.5])  # dm/dt = 4 m (1 - m²)
+        >>> round(float(path.teacher_overlap[0, 0, 0]), 6)
+        0.596205
+
+    Cost:
+        Some 500 to 1000 averages: of an index model a gradient a point; of one direction 2 to 20 s
+        for two tokens on a core, milliseconds for networks with a series.
+
+    Source:
+        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67)].
+    """
+    increasing = "increasing numbers >= 0"
+    moments = jnp.atleast_1d(validate.array("times", times, increasing, interval=NON_NEGATIVE))
+    check(moments.ndim == 1, "times", times, increasing)
+    ordered = jnp.all(jnp.diff(moments) > 0)
+    check(ordered, "times", times, increasing)
+    equation = _Equation.of(model, start, rate, student, key, averages, iteration)
+    path = _trajectories(equation, jnp.nan_to_num(moments))
+    valid = ordered & validate.valid((equation, moments))
+    numbers = (path.M, path.Q, path.cosine, path.risk)
+    clean = [jnp.where(jnp.isfinite(x) & valid, x, jnp.nan) for x in numbers]
+    result = jnp.where(jnp.all(path.complete), int(Result.SUCCESS), int(Result.MAX_STEPS))
+    return Flow(
+        moments,
+        *(jnp.mean(x, axis=0) for x in clean),
+        stderr=FlowErrors(*map(spread, clean)),
+        result=jnp.where(valid, result, int(Result.INVALID)),
+        kappa=equation.kappa,
+    )
+
+
+def recovery_time(
+    model: AbstractTeacher,
+    start: ArrayLike | tuple[ArrayLike, ArrayLike] | Initial,
+    *,
+    rate: ArrayLike | Rule = 0.0,
+    level: ArrayLike = 0.5,
+    student: AbstractTeacher | None = None,
+    key: PRNGKeyArray | None = None,
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
+) -> Estimate:
+    r"""Time t = κ α of weak recovery in the limit of many dimensions.
+
+        t_p = min{t: cosine_p(t) >= level},   of one direction on the sphere ‖(m, e)(t)‖ >= η
+
+    (of an untied network ‖m‖/√L >= η).
+
+    Args:
+        model: The teacher: an index model, or a `SequenceSingleIndex`.
+        start: Overlaps at the start, as for `flow`.
+        rate: κ, or a `Rule`, as for `flow`. Default 0, gradient flow.
+        level: The level, a number in (0, 1). Default 1/2.
+        student: As for `flow`.
+        key: As for `flow`.
+        averages: As for `flow`.
+        iteration: As for `flow`.
+
+    Returns:
+        An Estimate(value, stderr) of t for each index (P,), of one direction a number: 0 where the
+        start is there already, inf where the level is not reached until t = 10^4, NaN where the
+        steps ran out. α = t/κ.
+
+    Raises:
+        ValueError: As `flow`, or for a level outside (0, 1).
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> square = smi.sgd.HermiteSeries({(2,): 1.0}, normalised=True)
+        >>> network = smi.sgd.Network(lambda z: (z**2 - 1) / 2**0.5)
+        >>> model = smi.SequenceSingleIndex(square, 1, network, loss_factor=1.0)
+        >>> round(float(smi.sgd.recovery_time(model, 0.1).value), 6)  # ln(33)/8
+        0.437063
+
+    Cost:
+        That of `flow`, for each index.
+
+    Source:
+        [theory: online-sgd, Eq. (32)].
+    """
+    height = validate.number("level", level, UNIT_INTERVAL)
+    equation = _Equation.of(model, start, rate, student, key, averages, iteration)
+    time, known = _passages(equation, jnp.nan_to_num(height))
+    time = jnp.where(known & validate.valid((equation, height)), time, jnp.nan)
+    if equation.pair.spherical:
+        time = time[:, 0]
+    return Estimate(jnp.mean(time, axis=0), spread(time))
+
+
+class _Path(NamedTuple):
+    """M, Q, cosines and risk of each net along a path, and whether all of it was reached."""
+
+    M: Array
+    Q: Array
+    cosine: Array
+    risk: Array
+    complete: Array
+
+
+@eqx.filter_jit
+def _trajectories(equation: _Equation, times: Array) -> _Path:
+    import diffrax
+
+    def one(averages: AbstractAverages) -> _Path:
+        solution = equation.solve(averages, times[-1], diffrax.SaveAt(ts=times))
+        assert solution.ys is not None
+        path = solution.ys
+        risk = jnp.full(len(times), jnp.nan, times.dtype)
+        if not equation.pair.spherical:  # there it is a sum of its own, and public: risk
+            risk = lax.map(lambda x: averages.risk(x.M, x.Q), path)
+        complete = solution.result == diffrax.RESULTS.successful
+        return _Path(path.M, path.Q, jax.vmap(equation.agreement)(path), risk, complete)
+
+    return equation.averages.over_nets(one)
+
+
+@eqx.filter_jit
+def _passages(equation: _Equation, level: Array) -> tuple[Array, Array]:
+    """Times (nets, n) at which each cosine has the level (inf: never), and whether they are
+    known."""
+    import diffrax
+    import optimistix
+
+    last = jnp.asarray(_LONGEST)
+    sizes = lambda x: jnp.atleast_1d(equation.agreement(x))
+    first = sizes(equation.start) >= level
+
+    def passage(averages: AbstractAverages, index: int) -> tuple[Array, Array]:
+        height = lambda t, y, args, **_: sizes(y)[index] - level
+        event = diffrax.Event(height, optimistix.Newton(1e-10, 1e-10))
+        solution = equation.solve(averages, last, diffrax.SaveAt(t1=True), event)
+        happened = solution.result == diffrax.RESULTS.event_occurred
+        assert solution.ts is not None
+        time = jnp.where(happened, solution.ts[-1], jnp.inf)
+        known = happened | (solution.result == diffrax.RESULTS.successful)
+        return jnp.where(first[index], 0.0, time), known | first[index]
+
+    def one(averages: AbstractAverages) -> tuple[Array, Array]:
+        found = [passage(averages, p) for p in range(len(first))]
+        return jnp.stack([t for t, _ in found]), jnp.stack([k for _, k in found])
+
+    return equation.averages.over_nets(one)
