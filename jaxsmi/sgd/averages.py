@@ -51,16 +51,6 @@ from jaxsmi.sgd.grid import correlation, expectation
 from jaxsmi.sgd.hermite import activation_coefficients, flat, series_average, square
 from jaxsmi.sgd.problem import coordinates_of
 
-__all__ = [
-    "AbstractAverages",
-    "GridAverages",
-    "Moments",
-    "NetAverages",
-    "averages_of",
-    "net_averages",
-    "spread",
-]
-
 # Signs of rows are flipped so that the symmetries of a model hold exactly, in so many copies
 # of a point: more copies leave fewer independent points.
 _COPIES = 8

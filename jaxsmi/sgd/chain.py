@@ -127,8 +127,10 @@ class OverlapChain(eqx.Module):
         """The chain of so many steps."""
         pair = rule.pair
         tokens = rule.batch * pair.tokens
+        # what lies outside of the span of all rows has D - k - n dimensions
         freedom = dimension - pair.fixed - rule.moving
         rows = tokens if rule.repeats > 1 else min(pair.rows, tokens)
+        # a batch with more tokens than dimensions fills them
         columns = min(rows, freedom)
         return cls(
             rule=rule,
@@ -162,6 +164,7 @@ class OverlapChain(eqx.Module):
 
     def draw(self, key: PRNGKeyArray, index: Array) -> Array:
         """The standard normals (block, ..) of the steps of one block of one run."""
+        # one stream a block: a run's numbers depend on its own key, not on other runs
         shape = (self.block, sum(self.widths))
         return jax.random.normal(jax.random.fold_in(key, index), shape, self.dimension.dtype)
 
@@ -212,6 +215,7 @@ class OverlapChain(eqx.Module):
         answers = [entries(s) for s in S]
         tokens = [entries(x) for x in (*inputs, *noise.moving)]
         side = self.side[0]
+        # Bartlett's A is as wide as S where S has few columns: then S serves without a factor
         Lambda = answers if len(S[0]) <= P else factor(answers)
         below = zip(*(map(int, axis) for axis in self.below), strict=True)
         places = dict(zip(below, noise.normals, strict=True))
@@ -260,6 +264,7 @@ class OverlapChain(eqx.Module):
                 velocity = plus(velocity, rule.momentum, rows[P + p])
                 velocities.append(velocity)
             new = plus(rows[p], -rule.rate[p], velocity)
+            # the norm of the start, not of the last step: rounding does not add up
             if self.radius is not None:
                 new = times(self.radius[p] / jnp.sqrt(product(new, new)), new)
             moved.append(new)
@@ -267,6 +272,7 @@ class OverlapChain(eqx.Module):
 
     def step(self, state: ChainState, noise: Noise) -> ChainState:
         """One step of all runs that have not stopped, and the result of those that stop now."""
+        # all runs step together: those that have stopped keep their state
         running = state.result == RUNNING
         along, across = self.move(state.along, state.across, noise)
         along = jnp.where(running, along, state.along)

@@ -95,6 +95,7 @@ class Coordinates(eqx.Module):
         Y = self.along[:rows]
         if rows != targets:
             return jnp.full((self.groups * rows, Y.shape[-1]), jnp.nan, Y.dtype)
+        # a difference of rows: Q - 2M + ρ would end at 1e-16
         goal = self.frame[:targets, :, None]
         sign = jnp.where(jnp.sum(Y * goal, axis=1, keepdims=True) < 0.0, -1.0, 1.0)
         square = jnp.sum((Y - sign * goal) ** 2, axis=1) + jnp.sum(self.across[:rows] ** 2, axis=1)

@@ -58,6 +58,7 @@ def slopes(pair: TeacherStudent, hidden: Array, fields: Array, label: Array) -> 
     B = label.shape[1]
     runs = fields.shape[-1]
     split = lambda x: x.reshape(len(x), B, -1, runs)
+    # samples inside, runs outside: the innermost axis of memory stays that of the runs
     one = jax.grad(pair.sample_loss, argnums=1)
     samples = jax.vmap(one, in_axes=1, out_axes=1)
     every = jax.vmap(samples, in_axes=-1, out_axes=-1)

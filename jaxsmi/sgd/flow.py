@@ -199,6 +199,7 @@ class _Equation(eqx.Module):
             y0=equation.start,
             args=equation,
             saveat=saveat,
+            # overlaps are of order one; those of a start, 1/√D, are resolved at any D below 1e10
             stepsize_controller=diffrax.PIDController(rtol=self.rtol, atol=1e-2 * self.rtol),
             max_steps=self.max_steps,
             event=event,
@@ -379,6 +380,7 @@ def _passages(equation: _Equation, level: Array) -> tuple[Array, Array]:
 
     def passage(averages: AbstractAverages, index: int) -> tuple[Array, Array]:
         height = lambda t, y, args, **_: sizes(y)[index] - level
+        # the step in which the level is passed is refined to the passage
         event = diffrax.Event(height, optimistix.Newton(1e-10, 1e-10))
         solution = equation.solve(averages, last, diffrax.SaveAt(t1=True), event)
         happened = solution.result == diffrax.RESULTS.event_occurred

@@ -32,16 +32,6 @@ from jaxsmi.models.students import Network
 from jaxsmi.numerics.quadrature import hermite_polynomials, legendre
 from jaxsmi.sgd.grid import MAX_TOKENS, Grid, contract, tabulate
 
-__all__ = [
-    "activation_coefficients",
-    "coefficients",
-    "flat",
-    "grid_coefficients",
-    "multi_indices",
-    "series_average",
-    "square",
-]
-
 _HALF_WIDTH = 13.0  # of the integrals over one number: a Gaussian has 1e-38 of its mass outside
 
 
@@ -113,6 +103,7 @@ def _of_network(network: Network, length: int, degree: int) -> Array:
 def _multiplicity(orders: np.ndarray) -> np.ndarray:
     """√(|n|!/n!) of multi-indices along the first axis."""
     largest = max(int(np.max(orders.sum(axis=0))), 1)
+    # logarithms: factorials of long orders overflow
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1.0, largest + 1.0)))])  # log k!
     return np.exp(0.5 * (logs[orders.sum(axis=0)] - logs[orders].sum(axis=0)))
 

@@ -20,19 +20,6 @@ from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.triangular import triangular_root
 
-__all__ = [
-    "Initial",
-    "Point",
-    "Rule",
-    "check_gradient",
-    "check_moving",
-    "coordinates_of",
-    "gram_of",
-    "is_even",
-    "pair_of",
-    "point_of",
-]
-
 _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
     "infinitely many overlaps: smi.train(model, smi.Stream(model, teacher), ..))"
@@ -136,12 +123,8 @@ class Initial(eqx.Module):
         [[1.0]]
     """
 
-    student: Any
-    teacher: Any
-
-    def __init__(self, student: Any = None, teacher: str | ArrayLike | None = None):
-        self.student = student
-        self.teacher = teacher
+    student: Any = None
+    teacher: Any = None
 
     @classmethod
     def of(cls, start: Any) -> Initial:

@@ -196,6 +196,7 @@ def _rates(
     nets: int,
 ) -> tuple[Array, Array, Array]:
     """Λ, H and E|s|² of each net."""
+    # independent points: products of averages over one set would be biased
     keys = [jax.random.fold_in(key, i) for i in range(3)]
     own, goal = (
         _curvatures(model, square, k, size, nets)
@@ -219,6 +220,7 @@ def _curvatures(model: IndexModel, Q: Array, key: PRNGKeyArray, size: int, nets:
 
     def one(z: Array, weight: Array) -> Array:
         labels = jax.vmap(lambda z: jnp.ravel(model.link(z)))(z)
+        # a constant has no curvature, but would add to the error
         centred = labels - jnp.sum(weight[:, None] * labels, axis=0)
         u = jnp.einsum("pq,nqm->npm", inverse, z)
         square = jnp.einsum("npm,npk->npmk", u, u)

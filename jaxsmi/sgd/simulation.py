@@ -26,7 +26,7 @@ from jaxsmi.sgd.starts import beginning_of, begun
 
 __all__ = ["Simulation", "simulate"]
 
-_RECORDS = 100
+_RECORDS = 100  # a curve's resolution on paper
 _TOGETHER = 4096  # runs whose random numbers lie in memory together
 _EXACT = 2**53  # integers above are no floats: dimensions and steps are both
 _GROWTH = 100.0  # of the norm of a row: from there on a run has diverged, whatever it does later
@@ -261,11 +261,13 @@ def _together(setting: Setting, start: Coordinates, keys: PRNGKeyArray) -> Simul
     frames = lambda Y, Z: Coordinates(start.frame, Y, Z)
     positions = jax.vmap(frames)(history["along"], history["across"])
     end = frames(state.along[:P], state.across[:P])
+    # the end beside the records: a run may stop between two of them
     everything = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), positions, end)
     front = lambda x: jnp.moveaxis(x, -1, 0)
     M, Q, cosine, distance = map(front, _measured(setting.update, everything))
     size = jnp.diagonal(Q, axis1=-2, axis2=-1)
     first = jnp.maximum(size[:, 0], 1.0)
+    # without a target every run ends as it was asked to
     unmet = jnp.where(jnp.isinf(setting.update.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))
     result = jnp.where(state.result == RUNNING, unmet, state.result)
     grown = jnp.any(size[:, -1] > _GROWTH**2 * first, axis=-1) & (result != Result.NONFINITE)

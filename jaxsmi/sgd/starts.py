@@ -55,6 +55,7 @@ def beginning_of(pair: TeacherStudent, initial: Initial, dimension: int) -> Begi
     words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
     named = teacher is None or isinstance(teacher, str)
     weights = None if named else validate.array("teacher", teacher, words)
+    # an array of another shape is ρ
     if weights is not None and weights.shape != (pair.targets, dimension):
         weights = None
     overlaps = pair.spherical or isinstance(student, (tuple, list))
@@ -96,7 +97,7 @@ def begun(
 
     def one(key: PRNGKeyArray) -> Coordinates:
         start = _start(pair, beginning, jax.random.fold_in(key, _STREAM), dimension, projected)
-        extra = moving - len(start.along)
+        extra = moving - len(start.along)  # velocities: optax starts them at zero, too
         across = jnp.pad(start.across, ((0, extra), (0, extra), (0, 0)))
         return Coordinates(start.frame, jnp.pad(start.along, ((0, extra), (0, 0), (0, 0))), across)
 
@@ -125,6 +126,7 @@ def _start(
         return Coordinates(frame, jnp.moveaxis(Y, 0, -1), jnp.moveaxis(Z, 0, -1))
     size = P * k + bartlett_size(P)
     normals = jax.random.normal(key, (size, pair.groups), theory_dtype())
+    # projections of iid rows on the fixed rows are normal, and what is left of them is Wishart's
     Y = normals[: P * k].reshape(P, k, -1)
     Z = jax.vmap(lambda x: bartlett(x, P, dimension - k), -1, -1)(normals[P * k :])
     if projected:
