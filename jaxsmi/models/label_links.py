@@ -351,7 +351,8 @@ def door(width: ArrayLike = HALF_WIDTH, prior: AbstractIidPrior | None = None) -
 
     Example:
         >>> import jax, jaxsmi as smi
-        >>> found = smi.weak_recovery(smi.links.door(), key=jax.random.key(0), samples=2**10)
+        >>> few = smi.Averages(points=2**10)
+        >>> found = smi.weak_recovery(smi.links.door(), key=jax.random.key(0), averages=few)
         >>> round(float(found.alpha), 1)  # 1.360 in closed form
         1.4
 
