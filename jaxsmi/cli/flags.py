@@ -80,7 +80,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
 }
 _MATRICES = ("AttentionIndexed", "Bilinear")
 _RECORDS = ("Averages", "Bayes", "Gradient", "Iteration", "Monitor", "Record", "Start")
-_MODEL_TYPES = {"AbstractModel", "AbstractIndexModel", "AbstractTeacher"}
+_MODEL_TYPES = {"AbstractModel", "IndexModel", "AbstractTeacher"}
 
 
 class Flag(NamedTuple):

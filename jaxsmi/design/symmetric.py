@@ -112,6 +112,7 @@ class SymmetricDesign(AbstractMatrixDesign):
         check(inputs.shape[1] == self.tokens, "data.inputs", inputs, allowed)
         check(inputs.shape[2] >= 2, "data.inputs", inputs, "a dimension d >= 2")
 
+    # a student's scores go through its factors, a message-passing estimate has none: two products
     def operator(self, inputs: Inputs) -> SymmetricOperator:
         """√d S -> scores."""
         return SymmetricOperator(inputs)
@@ -142,7 +143,7 @@ class SymmetricOperator(AbstractMatrixOperator):
 
     inputs: Inputs
     axes: tuple[str, ...] = eqx.field(static=True, default=())
-    batch: int = eqx.field(static=True, default=4096)
+    batch: int = eqx.field(static=True, default=4096)  # empirical
 
     @property
     def entries(self) -> int:
@@ -160,6 +161,7 @@ class SymmetricOperator(AbstractMatrixOperator):
             scores = jnp.matmul(half, jnp.swapaxes(x, 2, 3), precision="highest")
             return scores.astype(theory_dtype())
 
+        # off the scores, not off the inputs: E x xᵀ = I shifts the diagonal by Tr S, which is O(d)
         traces = jnp.trace(W, axis1=1, axis2=2)
         h = mapped(fields, self.inputs, self.batch) - traces[:, None, None] * jnp.eye(T)
         return h.reshape(len(h), len(W), T * T) / d

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -25,6 +26,7 @@ from jaxsmi.core.border import (
     choice,
     flag,
     function,
+    instance,
     optional,
     random_key,
     scalar,
@@ -39,7 +41,7 @@ from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.learners.erm import Erm
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.descent import Point, SearchEnd, minimise
+from jaxsmi.numerics.descent import Descent, Ended, Point
 
 __all__ = ["LearnerSearch", "search_learner"]
 
@@ -47,7 +49,7 @@ _BUILD = "a function of `start` that makes a learner"
 _OBJECTIVES = ("error", "test_loss")
 
 
-class LearnerSearch(SearchEnd):
+class LearnerSearch(Ended):
     """The end of a search for a learner; its history has the objective by its name.
 
     Attributes:
@@ -66,6 +68,7 @@ class LearnerSearch(SearchEnd):
     objective=choice(*_OBJECTIVES),
     samples=optional(whole()),
     randomisations=optional(whole(2)),
+    optimizer=optional(instance(optax.GradientTransformation, "an optimiser of optax")),
     max_steps=whole(),
     tolerance=scalar(POSITIVE),
     progress=optional(flag),
@@ -80,6 +83,7 @@ def search_learner(
     objective: str = "error",
     samples: int | None = None,
     randomisations: int | None = None,
+    optimizer: optax.GradientTransformation | None = None,
     max_steps: int = 30,
     tolerance: ArrayLike = 1e-3,
     progress: bool = False,
@@ -96,6 +100,7 @@ def search_learner(
         objective: "error", E ‖ŷ - y‖² without label noise, or "test_loss", E ℓ(ŷ, y). Default
             "error".
         samples, randomisations: As in `state_evolution`.
+        optimizer: Any optax optimiser. Default L-BFGS with steps of at most 0.3.
         max_steps: Largest number of evaluations. Default 30.
         tolerance: Stop where a step in the parameters is shorter. Default 1e-3.
         progress: Whether to show a bar on stderr. Default False.
@@ -134,10 +139,10 @@ def search_learner(
 
     aim = _Objective(teacher, alpha, build, known, key, name, samples, randomisations)
     allowed = "parameters at which state evolution has a fixed point with a derivative"
-    settings = {"tolerance": limit, "max_steps": max_steps, "allowed": allowed}
+    descent = Descent(aim.at, optimizer, limit, lambda point: False, name, allowed)
     with Bar(max_steps, "learner search", progress, "compiling") as bar:
-        best, end = minimise(aim.at, first, name=name, bar=bar, **settings)
-    return LearnerSearch(**vars(end), solution=best.extra)
+        best, end = descent.run(first, max_steps, bar)
+    return LearnerSearch(**vars(end), solution=best.found)
 
 
 class _Objective(NamedTuple):
@@ -183,7 +188,8 @@ class _Objective(NamedTuple):
         """Value and gradient."""
         last = self.solved(parameters, None) if last is None else last
         (value, solution), gradient = _slope(self, parameters, last)
-        return Point(parameters, float(value), gradient, jnp.exp(value), solution)
+        size = float(optax.global_norm(gradient))
+        return Point(parameters, float(value), gradient, size, jnp.exp(value), solution)
 
 
 def _given(name: str, solution: LearnerSolution) -> Array:

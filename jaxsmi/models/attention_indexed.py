@@ -34,7 +34,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.data import Taught
 from jaxsmi.core.results import Estimate
-from jaxsmi.core.validate import NON_NEGATIVE, VARIANCE, Interval, check
+from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.symmetric import SymmetricDesign
 from jaxsmi.models.matrix import MatrixMetric, MatrixModel
@@ -123,6 +123,7 @@ class AttentionIndexed(MatrixModel):
         parsed = scores_output(output, labels, self.tokens, tolerance)
         self.output = parsed.name
         self.output_channel = parsed.channel
+        validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
         self.beta = validate.number("beta", beta, _BETA)
         if not linear:
             check(self.noise == 0.0, "noise", noise, "0 but for the linear output")

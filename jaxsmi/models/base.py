@@ -155,6 +155,7 @@ class AbstractModel(eqx.Module):
         dtype = validate.optional(validate.dtype, "dtype", dtype)
         store = validate.flag("store", store)
         samples = max(round(float(alpha) * design.entries(dimension)), 1)
+        # JAX indexes with 32 bits
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
         design.warn_of_rounding(dimension, samples, float(alpha))
         teacher_key, input_key, noise_key, direction_key = streams(key)
@@ -162,6 +163,8 @@ class AbstractModel(eqx.Module):
         truth = validate.array("teacher", drawn, "an array of real numbers")
         design.check_teacher(truth, dimension)
         around = design.directions(direction_key, truth, directions)
+        # regenerated inputs are drawn at each pass: float32 needs half of the random bits, and
+        # sums over blocks are float64
         usual = theory_dtype() if store else jnp.float32
         x = design.draw_inputs(input_key, samples, dimension, dtype or usual, store=store, law=law)
         if around is not None:
@@ -242,6 +245,7 @@ class AbstractStudent(eqx.Module):
     def outputs(self, weights: Array, inputs: Array) -> Array:
         """Noiseless labels (N, ...) of inputs, in their precision."""
         dtype = product_dtype(inputs)
+        # parameters of the link too: a float64 one would make all of a float32 network float64
         cast = lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x
         link = jax.tree.map(cast, self.model).link
         return jax.vmap(link)(self.fields(weights, inputs).astype(dtype))
@@ -318,7 +322,10 @@ def check_data(model: AbstractModel, data: Dataset, teacher: bool = True) -> Dat
     design = model.design
     design.check_inputs(data.inputs)
     if teacher and data.teacher is not None:
-        check_teacher(model, data)
+        metric = model.metric
+        fits = metric.teacher_of(data) is not None and metric.comparable(data.teacher)
+        allowed = f"one of {model.indices}, or Dataset(inputs, labels) without a teacher"
+        check(fits, "data.teacher", data.teacher, allowed)
     shape = label_shape(model)
     N, *row = data.labels.shape
     if tuple(row) == shape:
@@ -333,15 +340,6 @@ def check_data(model: AbstractModel, data: Dataset, teacher: bool = True) -> Dat
     return eqx.tree_at(lambda data: data.labels, data, data.labels.reshape(N, *shape))
 
 
-def check_teacher(model: AbstractModel, data: Dataset) -> None:
-    """Raise a ValueError for a teacher that the model cannot be compared with."""
-    teacher = data.teacher
-    assert teacher is not None
-    fits = model.metric.teacher_of(data) is not None and model.metric.comparable(teacher)
-    allowed = f"one of {model.indices}, or Dataset(inputs, labels) without a teacher"
-    check(fits, "data.teacher", teacher, allowed)
-
-
 def label_shape(model: AbstractModel) -> tuple[int, ...]:
     """Shape of one label."""
     design = model.design
@@ -350,6 +348,7 @@ def label_shape(model: AbstractModel) -> tuple[int, ...]:
     return jax.eval_shape(model.link, fields).shape
 
 
+# compiled: links of integrated channels are long loops, and one program serves all data of a shape
 @eqx.filter_jit
 def draw_labels(model: AbstractModel, key: PRNGKeyArray, teacher: Array, inputs: Inputs) -> Array:
     """Labels (N, ...) of a teacher on inputs, with their noise."""

@@ -15,7 +15,8 @@ channels/attention.py. That network and link agree is a tested identity.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -29,30 +30,21 @@ from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardm
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.channels.paired_attention import PairedAttentionChannel
-from jaxsmi.core.arrays import arithmetic, is_zero
-from jaxsmi.core.border import (
-    checked,
-    choice,
-    either,
-    flag,
-    numbers,
-    optional,
-    scalar,
-    sequence,
-    whole,
-)
-from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete, is_zero
+from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, check
 from jaxsmi.models.index import IndexModel
 from jaxsmi.models.multi_index import default_tolerance
 from jaxsmi.models.symmetry import AbstractSymmetry, Exchange, QueryAndKey, Rotation, SignedOrder
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
-from jaxsmi.priors.gaussian import iid_prior, is_prior
+from jaxsmi.priors.gaussian import iid_prior
 
 __all__ = ["DeepAttention"]
 
 ACTIVATIONS = ("softmax", "hardmax")
-_COUNTS = either("an integer >= 1, or one a layer", whole(), sequence("", whole()))
+
+_Setting = TypeVar("_Setting")
 
 
 class DeepAttention(IndexModel):
@@ -101,20 +93,6 @@ class DeepAttention(IndexModel):
     activation: str = eqx.field(static=True)
     symmetry: tuple[AbstractSymmetry, ...]
 
-    @checked(
-        depth=whole(),
-        tokens=whole(2),
-        skip=numbers("a number >= 0, or one a layer"),
-        ranks=_COUNTS,
-        beta=scalar(POSITIVE),
-        heads=_COUNTS,
-        tied=either("True or False, or one a layer", flag, sequence("", flag)),
-        noise=scalar(VARIANCE),
-        activation=choice(*ACTIVATIONS),
-        prior=is_prior,
-        tolerance=optional(scalar(POSITIVE)),
-        max_nodes=whole(),
-    )
     def __init__(
         self,
         depth: int,
@@ -131,38 +109,33 @@ class DeepAttention(IndexModel):
         tolerance: float | None = None,
         max_nodes: int = 2**20,
     ):
-        arguments = Arguments()
-        widths = _each("ranks", ranks, depth)
-        many = _each("heads", heads, depth)
-        ties = (tied,) * depth if isinstance(tied, (bool, np.bool_)) else tuple(tied)
-        valid = len(ties) == depth and all(isinstance(t, (bool, np.bool_)) for t in ties)
-        check(valid, "tied", tied, f"True or False, or {depth} of them")
-        self.beta = arguments.number("beta", beta, POSITIVE)
-        self.noise = arguments.number("noise", noise, VARIANCE)
-        self.activation = activation
-        soft = self.activation == "softmax"
-        silent = True if soft else self.noise == 0
-        self.noise = arguments.masked(self.noise, silent, "noise", noise, "0 with hardmax")
-        allowed = f"a number, or {depth - 1}: one a hidden layer"
-        strengths = arguments.array("skip", skip, allowed)
+        depth = validate.count("depth", depth)
+        tokens = validate.count("tokens", tokens, at_least=2)
+        max_nodes = validate.count("max_nodes", max_nodes)
+        validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
+        widths = _each("ranks", ranks, depth, validate.count)
+        many = _each("heads", heads, depth, validate.count)
+        ties = _each("tied", tied, depth, validate.flag)
+        self.layers = tuple(Layer(*each) for each in zip(widths, many, ties, strict=True))
+        self.activation = validate.choice("activation", activation, ACTIVATIONS)
+        self.beta = validate.number("beta", beta, POSITIVE)
+        self.noise = validate.number("noise", noise, VARIANCE)
+        if self.activation == "hardmax":
+            check(self.noise == 0.0, "noise", noise, "0 with hardmax")
+            if not concrete(self.noise):
+                self.noise = jnp.where(self.noise == 0.0, self.noise, jnp.nan)
+        # with a negative skip layers can lose rank, and the inversion of the channel fails
+        allowed = f"finite numbers >= 0: one, or {depth - 1}, one a hidden layer"
+        strengths = validate.array("skip", skip, allowed, interval=NON_NEGATIVE, empty=True)
         fits = strengths.ndim == 0 or strengths.shape == (depth - 1,)
         check(fits, "skip", skip, allowed)
-        xp = arithmetic(strengths)
-        positive = xp.all(xp.asarray(strengths) >= 0)
-        allowed = "finite numbers >= 0 (below, layers lose rank)"
-        strengths = arguments.masked(strengths, positive, "skip", skip, allowed)
         self.skip = jnp.broadcast_to(strengths, (depth - 1,))
-        self.layers = tuple(
-            Layer(*each) for each in zip(widths, many, map(bool, ties), strict=True)
-        )
         self.prior = iid_prior(prior)
         starts = np.cumsum([0, *(layer.indices for layer in self.layers)])
-        # a prior that is not even tells which heads and layers are which
-        told = not self.prior.traits.even
         self.symmetry = tuple(
             _symmetry(layer, int(start))
             for layer, start in zip(self.layers, starts[:-1], strict=True)
-            if not told
+            if self.prior.traits.even  # others tell which heads and layers are which
         )
         self.channel = self._channel(tokens, is_zero(noise), tolerance, max_nodes)
 
@@ -177,10 +150,11 @@ class DeepAttention(IndexModel):
         if self.activation == "hardmax":
             remedy = "a softmax student, trained on data of this model"
             return refuse(name="hardmax attention", remedy=remedy)
+        # without noise the label fixes the last layer: the integral is over the others
         inner = (indices - last.indices if silent else indices) * tokens
         paired = silent and PairedAttentionChannel.fits(tokens, self.layers)
-        wanted = PairedAttentionChannel.wanted if paired else default_tolerance(inner)
-        budget = Budget(wanted if tolerance is None else tolerance, max_nodes)
+        default = PairedAttentionChannel.wanted if paired else default_tolerance(inner)
+        budget = Budget(default if tolerance is None else tolerance, max_nodes)
         if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
         error = default_tolerance(indices * tokens) if tolerance is None else tolerance
@@ -194,6 +168,7 @@ class DeepAttention(IndexModel):
                 "noise > 0 (integrated numerically)"
             )
             return refuse(name=name, remedy=remedy, budget=Budget(error, max_nodes))
+        # the closed form needs no grid
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
         kind = PairedAttentionChannel if paired else DeepAttentionChannel
@@ -225,7 +200,6 @@ class DeepAttention(IndexModel):
                         names.append(", ".join(words))
         return tuple(names)
 
-    @checked(weights=numbers("rows (P, D)"), x=numbers("tokens as rows (M, D)"))
     def network(self, weights: ArrayLike, x: ArrayLike) -> Array:
         r"""The network itself: y (M, M) of one input, layer by layer.
 
@@ -239,12 +213,11 @@ class DeepAttention(IndexModel):
         Cost:
             O(M P D + M² D) a layer.
         """
-        weights = jnp.asarray(weights)
-        X = jnp.asarray(x)
+        weights = validate.array("weights", weights, f"rows ({self.indices}, D)")
         rows = weights.ndim == 2 and weights.shape[0] == self.indices
         check(rows, "weights", weights, f"({self.indices}, D)")
         shape = (self.tokens, weights.shape[1])
-        check(X.shape == shape, "x", X, f"({shape[0]}, {shape[1]}): tokens as rows")
+        X = validate.array("x", x, f"({shape[0]}, {shape[1]}): tokens as rows", shape=shape)
 
         def attention(X: Array, layer: Layer, w: Array) -> Array:
             h = jnp.einsum("md,hprd->hpmr", X, w.reshape(layer.heads, -1, layer.rank, X.shape[1]))
@@ -259,14 +232,15 @@ class DeepAttention(IndexModel):
         return attention(X, self.layers[-1], last)
 
 
-def _each(name: str, value: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    """One integer >= 1 a layer."""
-    several = isinstance(value, (Sequence, np.ndarray))
-    entries: tuple[object, ...] = tuple(value) if several else (value,) * depth
-    numbers = tuple(int(n) for n in entries if isinstance(n, (int, np.integer)) and n >= 1)
-    allowed = f"an integer >= 1, or {depth} of them"
-    check(len(numbers) == len(entries) == depth, name, value, allowed)
-    return numbers
+def _each(
+    name: str, value: Any, depth: int, converter: Callable[[str, Any], _Setting]
+) -> tuple[_Setting, ...]:
+    """A setting of each layer, from one for all or one a layer."""
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
+        return (converter(name, value),) * depth
+    entries = validate.sequence(name, value, f"one, or {depth} of them", converter)
+    check(len(entries) == depth, name, value, f"one, or {depth} of them")
+    return tuple(entries)
 
 
 def _symmetry(layer: Layer, start: int) -> AbstractSymmetry:

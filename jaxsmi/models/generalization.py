@@ -94,6 +94,7 @@ def generalization_error(
     if isinstance(Q, (int, float, np.ndarray, np.generic, jax.Array)) and np.ndim(Q) == 0:
         Q = Q * jnp.eye(P)  # q, not a share of S
     Q = validate.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
+    # a model whose traced parameters are out of range has no error
     Q = jnp.where(validate.valid(model), Q, jnp.nan)
     return model.metric.prediction_error(Q, bayes=bayes, key=key, points=points)
 

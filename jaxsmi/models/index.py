@@ -122,6 +122,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
         check(self.channel.drawable, "model", title(self), "one whose labels can be drawn")
         shapes = [label_shape(self), label_shape(learner)]
         allowed = f"one with predictions of the labels' shape {shapes[0]}"
+        # one number is one number, whatever its axes
         same = shapes[0] == shapes[1] or set(shapes) == {(), (1,)}
         check(same, "student", f"predictions of shape {shapes[1]}", allowed)
         S = self.prior.second_moment(self.indices)
@@ -139,6 +140,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
             groups=1,
             tokens=self.tokens,
             noise_size=self.channel.noise_size,
+            # the Gram matrix of Gaussian rows is a Wishart matrix, drawn also at a traced D
             sized=not isinstance(self.prior, Gaussian),
         )
 
@@ -221,6 +223,7 @@ class IndexMetric(AbstractMetric):
         self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
     ) -> Estimate:
         """By eight randomised nets of about so many points in all."""
+        # nets of a power of two are balanced; eight of them give the spread to 27 %
         size = power_of_two(points // 8)
         key = validate.key("key", key)
         return compiled_prediction_error(self.model, Q, key=key, bayes=bayes, points=size)

@@ -1,4 +1,4 @@
-"""Ready-made links: `MultiIndex` models by name, with their closed-form channels.
+"""Ready-made links: `MultiIndex` models by name, with their channels.
 
 | link | y | channel |
 |---|---|---|
@@ -8,43 +8,42 @@
 | sign_product(k) | sign(z_1 .. z_k) | k = 1, 2, 3 (others sample and train) |
 | product(k) | z_1 .. z_k | k = 1, 2 (others sample and train) |
 | square_plus_sign_parity() | z_1² + sign(z_1 z_2 z_3) | exact |
-
-and those of label_links.py: random labels, and pieces of straight lines.
+| logistic(beta) | ±1 with probability ς(βyz) | one-dimensional sum |
+| softmax(classes) | a unit vector, with probability softmax(z) | integrated |
+| poisson(size) | a count of mean e^{size z} | integrated |
+| piecewise_linear(slopes, offsets, knots, noise) | a_s z + b_s + √Δ ξ | closed form |
+| relu(noise, leak), hard_tanh(noise), absolute(noise), door(width) | pieces | closed form |
 
 The law of a label is that of the channel; only links without a channel are written here.
+Source: [BKMMZ19; TDDZLK24; theory: multi-index, section 3].
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable
+from typing import NoReturn, cast
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.piecewise import ModulusChannel, linear_channel
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood
+from jaxsmi.channels.piecewise import ModulusChannel, PiecewiseLinearChannel, linear_channel
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
-from jaxsmi.channels.signs import SignChannel, SignProductChannel
-from jaxsmi.core.arrays import is_zero
-from jaxsmi.core.border import checked, flag, scalar, whole
-from jaxsmi.core.checks import VARIANCE, Arguments
+from jaxsmi.channels.signs import LogisticChannel, SignChannel, SignProductChannel
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete, is_zero
+from jaxsmi.core.validate import FINITE, POSITIVE, VARIANCE, check
 from jaxsmi.core.words import nearest
-from jaxsmi.models.label_links import (
-    absolute,
-    door,
-    hard_tanh,
-    logistic,
-    piecewise_linear,
-    poisson,
-    relu,
-    softmax,
-)
-from jaxsmi.models.multi_index import MultiIndex
-from jaxsmi.models.symmetry import Block
+from jaxsmi.models.multi_index import MultiIndex, default_tolerance
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors.gaussian import iid_prior, is_prior
+from jaxsmi.priors.gaussian import iid_prior
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
@@ -64,6 +63,12 @@ __all__ = [
     "square_plus_sign_parity",
 ]
 
+Prior = AbstractIidPrior | None
+
+HALF_WIDTH = 0.6744897501960817  # half of N(0, 1) lies within it
+_STEEPEST = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
+_INSIDE = dataclasses.replace(VARIANCE, infinite=True)  # of the noise inside a sign
+
 
 def __dir__() -> list[str]:
     return __all__
@@ -77,13 +82,17 @@ def __getattr__(name: str) -> NoReturn:
     raise AttributeError(f"jaxsmi.links has no {name!r}; {meant}{own}", name=name)
 
 
-_INSIDE = dataclasses.replace(VARIANCE, infinite=True)  # of the noise inside a sign
-
-
-@checked(noise=scalar(VARIANCE), tokens=whole(), prior=is_prior)
-def linear(
-    noise: ArrayLike = 0.0, tokens: int = 1, prior: AbstractIidPrior | None = None
+def _model(
+    channel: AbstractChannel, prior: Prior, name: str, symmetry: str | None = None
 ) -> MultiIndex:
+    """The model of a channel whose rows have a symmetry, under an even prior."""
+    rows = tuple(range(channel.indices))
+    # a prior that is not even breaks it: what is left of it is then found from labels
+    given = [(rows, symmetry)] if symmetry and iid_prior(prior).traits.even else None
+    return MultiIndex(channel=channel, prior=prior, symmetry=given, name=name)
+
+
+def linear(noise: ArrayLike = 0.0, tokens: int = 1, prior: Prior = None) -> MultiIndex:
     """Linear regression with Gaussian noise, y = z + √Δ ξ.
 
     State evolution is exact: Q̂ = αM/(1 - q + Δ).
@@ -104,19 +113,14 @@ def linear(
         >>> smi.links.linear(0.1).indices
         1
 
-    Cost:
-        None: nothing is computed before the model is used.
-
     Source:
         [theory: multi-index, Eq. (22), Table 1].
     """
-    arguments = Arguments()
-    variance = arguments.number("noise", noise, VARIANCE)
-    return MultiIndex(channel=linear_channel(variance, tokens), prior=prior, name="linear")
+    variance = validate.number("noise", noise, VARIANCE)
+    return _model(linear_channel(variance, validate.count("tokens", tokens)), prior, "linear")
 
 
-@checked(prior=is_prior, noise=scalar(_INSIDE))
-def sign(prior: AbstractIidPrior | None = None, noise: ArrayLike = 0.0) -> MultiIndex:
+def sign(prior: Prior = None, noise: ArrayLike = 0.0) -> MultiIndex:
     """Perceptron, y = sign(z + √Δ ξ). With a Rademacher prior: the binary perceptron.
 
     Args:
@@ -135,25 +139,14 @@ def sign(prior: AbstractIidPrior | None = None, noise: ArrayLike = 0.0) -> Multi
         >>> smi.links.sign(smi.priors.Rademacher()).name
         'sign'
 
-    Cost:
-        None: nothing is computed before the model is used.
-
     Source:
         [theory: multi-index, Eq. (23)].
     """
-    variance = None if is_zero(noise) else Arguments().number("noise", noise, _INSIDE)
-    return MultiIndex(channel=SignChannel(noise=variance), prior=prior, name="sign")
+    variance = validate.number("noise", noise, _INSIDE)
+    return _model(SignChannel(noise=None if is_zero(noise) else variance), prior, "sign")
 
 
-def _unbroken(
-    symmetry: Sequence[tuple[Block, str]], prior: AbstractIidPrior | None
-) -> Sequence[tuple[Block, str]] | None:
-    """The symmetry of a link; None, to be looked for, where the prior tells signs."""
-    return symmetry if iid_prior(prior).traits.even else None
-
-
-@checked(squared=flag, prior=is_prior)
-def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None) -> MultiIndex:
+def phase_retrieval(squared: bool = False, prior: Prior = None) -> MultiIndex:
     """Phase retrieval, y = |z| or z². Weak recovery at α = 1/2.
 
     Args:
@@ -163,27 +156,19 @@ def phase_retrieval(squared: bool = False, prior: AbstractIidPrior | None = None
     Returns:
         A `MultiIndex` model.
 
-    Raises:
-        Nothing.
-
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.phase_retrieval().symmetry[0].kind
         'sign'
 
-    Cost:
-        None: nothing is computed before the model is used.
-
     Source:
         [MM18], [theory: multi-index, Eq. (24), Table 1].
     """
-    channel = ModulusChannel(squared=squared)
-    symmetry = _unbroken([((0,), "sign")], prior)
-    return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name="phase_retrieval")
+    channel = ModulusChannel(squared=validate.flag("squared", squared))
+    return _model(channel, prior, "phase_retrieval", "sign")
 
 
-@checked(k=whole(), prior=is_prior)
-def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
+def sign_product(k: int = 2, prior: Prior = None) -> MultiIndex:
     """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 3.
 
     Args:
@@ -201,24 +186,19 @@ def sign_product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiInde
         >>> smi.links.sign_product(2).indices
         2
 
-    Cost:
-        None: nothing is computed before the model is used.
-
     Source:
         [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
     """
-    if k == 1:
+    if validate.count("k", k) == 1:
         return sign(prior)
     name = f"sign_product({k})"
-    symmetry = _unbroken([(range(k), "even signed permutation")], prior)
-    if k > 3:
-        return MultiIndex(_sign_product, indices=k, prior=prior, symmetry=symmetry, name=name)
     channel = SignProductChannel(indices=k)
-    return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
+    if k > 3:
+        channel = MultiIndex(_sign_product, indices=k, name=name).channel
+    return _model(channel, prior, name, "even signed permutation")
 
 
-@checked(k=whole(), prior=is_prior)
-def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
+def product(k: int = 2, prior: Prior = None) -> MultiIndex:
     """Product of k fields, y = z_1 z_2 .. z_k. Inference for k <= 2.
 
     Args:
@@ -236,24 +216,19 @@ def product(k: int = 2, prior: AbstractIidPrior | None = None) -> MultiIndex:
         >>> smi.links.product(2).indices
         2
 
-    Cost:
-        None: nothing is computed before the model is used.
-
     Source:
         [TDDZLK24], [theory: multi-index, Eq. (26), Table 1].
     """
-    if k == 1:
+    if validate.count("k", k) == 1:
         return linear(0.0, prior=prior)
-    name = f"product({k})"
-    symmetry = _unbroken([(range(k), "even signed permutation")], prior)
-    if k > 2:
-        return MultiIndex(_product, indices=k, prior=prior, symmetry=symmetry, name=name)
+    # empirical: a one-dimensional integral, where 1e-6 is cheap
     channel = ProductChannel(Budget(1e-6))
-    return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
+    if k > 2:
+        channel = MultiIndex(_product, indices=k, name=f"product({k})").channel
+    return _model(channel, prior, f"product({k})", "even signed permutation")
 
 
-@checked(prior=is_prior)
-def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex:
+def square_plus_sign_parity(prior: Prior = None) -> MultiIndex:
     """The staircase example y = z_1² + sign(z_1 z_2 z_3).
 
     An even number of the three signs can be flipped, and z_2 and z_3 exchanged.
@@ -264,34 +239,318 @@ def square_plus_sign_parity(prior: AbstractIidPrior | None = None) -> MultiIndex
     Returns:
         A `MultiIndex` model.
 
-    Raises:
-        Nothing.
-
     Example:
         >>> import jaxsmi as smi
         >>> smi.links.square_plus_sign_parity().indices
         3
 
-    Cost:
-        None: nothing is computed before the model is used.
-
     Source:
         [TDDZLK24], [theory: multi-index, Eq. (27), Table 1].
     """
-    symmetry = _unbroken([((0, 1, 2), "even signed permutation, the first in place")], prior)
-    channel = SquarePlusSignParityChannel()
-    name = "square_plus_sign_parity"
-    return MultiIndex(channel=channel, prior=prior, symmetry=symmetry, name=name)
+    kind = "even signed permutation, the first in place"
+    return _model(SquarePlusSignParityChannel(), prior, "square_plus_sign_parity", kind)
+
+
+def logistic(beta: ArrayLike = 1.0, prior: Prior = None) -> MultiIndex:
+    """Logistic regression: y = ±1 with probability 1/(1 + e^{-βyz}).
+
+    Args:
+        beta: β, in (0, 10]. Default 1.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For β out of range (steeper ones: `sign`).
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> model, key = smi.links.logistic(), jax.random.key(0)
+        >>> round(float(smi.state_evolution(model, 4.0, key=key).overlap[0, 0]), 2)
+        0.42
+
+    Cost:
+        A sum of 361 terms a denoiser, exact but for rounding up to β√V = 10.
+
+    Source:
+        [theory: multi-index, Eq. (69)].
+    """
+    return _model(LogisticChannel(validate.number("beta", beta, _STEEPEST)), prior, "logistic")
+
+
+def softmax(classes: int = 3, tolerance: float | None = None, prior: Prior = None) -> MultiIndex:
+    """Classes: y is the k-th unit vector with probability softmax(z)_k, one field a class.
+
+    Args:
+        classes: Number of classes, and indices P, at least 2. Default 3.
+        tolerance: That of `MultiIndex`. Default None.
+        prior: Of the rows of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For fewer than two classes.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> model = smi.links.softmax(3)
+        >>> data = model.sample(jax.random.key(0), dimension=20, alpha=2.0)
+        >>> data.labels.shape  # one of three for each of 40 samples
+        (40, 3)
+
+    Cost:
+        An integral over `classes` fields a denoiser: milliseconds for three.
+
+    Source:
+        [theory: multi-index, section 3].
+    """
+    K = validate.count("classes", classes, at_least=2)
+    return MultiIndex(
+        log_likelihood=_log_softmax,
+        indices=K,
+        outcomes=np.eye(K),
+        tolerance=tolerance,
+        prior=prior,
+        name=f"softmax({K})",
+    )
+
+
+def poisson(
+    size: ArrayLike = 1.0, tolerance: float | None = None, prior: Prior = None
+) -> MultiIndex:
+    """Counts: y is a Poisson number of mean e^{size z}.
+
+    Args:
+        size: Of the logarithm of the mean, a number > 0. Default 1.
+        tolerance: That of `MultiIndex`. Default None.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For a size that is not positive.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> data = smi.links.poisson(0.5).sample(jax.random.key(0), dimension=20, alpha=2.0)
+        >>> bool((data.labels >= 0).all())
+        True
+
+    Cost:
+        A one-dimensional integral a denoiser.
+
+    Source:
+        [theory: multi-index, section 3].
+    """
+    law = _Counts(validate.number("size", size, POSITIVE))
+    validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
+    labels = Likelihood(law.log_likelihood, law.draw, counts=True)
+    budget = Budget(default_tolerance(1) if tolerance is None else tolerance)
+    channel = IntegratedChannel(law.mean, 1, 1, jnp.zeros(()), budget, labels)
+    return _model(channel, prior, "poisson")
+
+
+def piecewise_linear(
+    slopes: ArrayLike,
+    offsets: ArrayLike,
+    knots: ArrayLike,
+    noise: ArrayLike = 0.0,
+    prior: Prior = None,
+    name: str = "piecewise_linear",
+) -> MultiIndex:
+    """A link that is linear piece by piece, y = a_s z + b_s + √Δ ξ for z between two knots.
+
+    Args:
+        slopes: a (S,).
+        offsets: b (S,).
+        knots: Ends of the pieces (S - 1,), increasing.
+        noise: Variance Δ >= 0. Default 0.
+        prior: Of the row of W. Default: iid N(0, 1).
+        name: Name of the model. Default "piecewise_linear".
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For arrays that do not fit, knots that do not increase, a link that is constant,
+            or Δ < 0.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> model = smi.links.piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1])  # hard tanh
+        >>> model.sample(jax.random.key(0), dimension=20, alpha=2.0).labels.shape
+        (40,)
+
+    Cost:
+        A closed form for each piece.
+
+    Source:
+        [theory: multi-index, Eqs. (67), (68)].
+    """
+    a = validate.array("slopes", slopes, "numbers (S,), S >= 1")
+    check(a.ndim == 1, "slopes", slopes, "numbers (S,), S >= 1")
+    allowed = f"numbers ({len(a)},), one a slope"
+    b = validate.array("offsets", offsets, allowed, shape=a.shape)
+    allowed = f"increasing numbers ({len(a) - 1},), one less than slopes"
+    k = validate.array("knots", knots, allowed, shape=(len(a) - 1,))
+    k = _nan_unless(jnp.all(jnp.diff(k) > 0.0), k, "knots", knots, allowed)
+    # which slopes are zero is decided by the slopes as they came: an array made inside jit is
+    # traced, and unknown
+    each = np.asarray(slopes) if concrete(slopes) else cast(Iterable[object], slopes)
+    flat = tuple(is_zero(slope) for slope in each)
+    varies = jnp.any(jnp.diff(b) != 0.0) if all(flat) else True
+    a = _nan_unless(varies, a, "slopes", slopes, "a link that is not constant")
+    return _pieces(a, b, k, flat, noise, prior, validate.text("name", name))
+
+
+def _pieces(
+    a: Array, b: Array, k: Array, flat: tuple[bool, ...], noise: ArrayLike, prior: Prior, name: str
+) -> MultiIndex:
+    """The model of pieces; `flat`: the slopes that are known to be zero."""
+    variance = validate.number("noise", noise, VARIANCE)
+    if is_zero(noise):
+        # a traced slope may not be zero: whether it is decides the program
+        steep = jnp.all((a != 0.0) | np.array(flat))
+        a = _nan_unless(steep, a, "slopes", a, "no zero that is traced, where there is no noise")
+    channel = PiecewiseLinearChannel(a, b, k, flat, None if is_zero(noise) else variance)
+    return _model(channel, prior, name)
+
+
+def _known_pieces(
+    a: list[int], b: list[int], k: ArrayLike, noise: ArrayLike, prior: Prior, name: str
+) -> MultiIndex:
+    return piecewise_linear(np.array(a), np.array(b), k, noise, prior, name)
+
+
+def _nan_unless(
+    condition: Array | bool, x: Array, name: str, value: ArrayLike, allowed: str
+) -> Array:
+    """x; where the condition fails a ValueError, or NaN if it is traced."""
+    check(condition, name, value, allowed)
+    return x if concrete(condition) else jnp.where(condition, x, jnp.nan)
+
+
+def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
+    """Rectified linear unit, y = max(z, leak z) + √Δ ξ: pieces as of `piecewise_linear`.
+
+    Args:
+        noise: Variance Δ >= 0. Default 0.
+        leak: Slope for z < 0. Default 0.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For Δ < 0.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.links.relu(noise=0.1).name
+        'relu'
+    """
+    low = validate.number("leak", leak, FINITE)
+    a = jnp.stack([low, jnp.ones_like(low)])
+    flat = (is_zero(leak), False)
+    return _pieces(a, jnp.zeros_like(a), jnp.zeros(1, a.dtype), flat, noise, prior, "relu")
+
+
+def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
+    """A field that is cut off, y = min(max(z, -1), 1) + √Δ ξ: pieces as of `piecewise_linear`.
+
+    Args:
+        noise: Variance Δ >= 0. Default 0.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For Δ < 0.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.links.hard_tanh().name
+        'hard_tanh'
+    """
+    return _known_pieces([0, 1, 0], [-1, 0, 1], np.array([-1, 1]), noise, prior, "hard_tanh")
+
+
+def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
+    """The modulus with noise, y = |z| + √Δ ξ, as pieces; without noise: `phase_retrieval`.
+
+    Args:
+        noise: Variance Δ >= 0. Default 0.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For Δ < 0.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.links.absolute(0.1).symmetry[0].kind
+        'sign'
+    """
+    return _known_pieces([-1, 1], [0, 0], np.array([0]), noise, prior, "absolute")
+
+
+def door(width: ArrayLike = HALF_WIDTH, prior: Prior = None) -> MultiIndex:
+    """The symmetric door, y = sign(|z| - width): pieces as of `piecewise_linear`.
+
+    Args:
+        width: A number > 0. Default: half of all labels are 1.
+        prior: Of the row of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For a width that is not positive.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.links.door().name  # weak recovery at α = 1.360, in closed form
+        'door'
+    """
+    half = validate.number("width", width, POSITIVE)
+    return _known_pieces([0, 0, 0], [1, -1, 1], jnp.stack([-half, half]), 0.0, prior, "door")
 
 
 # Named functions, not lambdas: two models of the same link are then one program, compiled once.
 
 
 def _product(z: Array) -> Array:
-    """z_1 .. z_k."""
     return jnp.prod(z[:, 0])
 
 
 def _sign_product(z: Array) -> Array:
-    """sign(z_1 .. z_k), with sign 0 = 1."""
-    return jnp.where(jnp.prod(z[:, 0]) >= 0.0, 1.0, -1.0)
+    return jnp.where(jnp.prod(z[:, 0]) >= 0.0, 1.0, -1.0)  # sign 0 = 1
+
+
+def _log_softmax(y: Array, z: Array) -> Array:
+    return jnp.sum(y * jax.nn.log_softmax(z[:, 0]))
+
+
+class _Counts(eqx.Module):
+    """Poisson numbers of mean e^{size z}."""
+
+    size: Array
+
+    def mean(self, z: Array) -> Array:
+        """E[y|z]."""
+        return jnp.exp(self.size * z[0, 0])
+
+    def log_likelihood(self, y: Array, z: Array) -> Array:
+        """log p(y|z)."""
+        rate = self.size * z[0, 0]
+        return y * rate - jnp.exp(rate) - gammaln(y + 1.0)
+
+    def draw(self, key: PRNGKeyArray, z: Array) -> Array:
+        """A label."""
+        return jax.random.poisson(key, self.mean(z))

@@ -143,10 +143,12 @@ class MatrixModel(AbstractModel):
         low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
         above = lambda log_t: height(log_t) > jnp.log(scaled)
         root = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(_LARGEST))))
+        # next to the start the root is the start itself: nothing is learned below the threshold
         learned = (root - low > 1e-12) & (root < np.log(0.9 * _LARGEST))
         inside = jnp.where(learned, root, low + 1.0)
         slope = lax.stop_gradient(jax.jvp(height, (inside,), (jnp.ones_like(inside),))[1])
         # a Newton step makes the derivative
+        # at the root of the traced `scaled`, whose derivative bisection would lose
         move = (height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))) / slope
         log_t = jnp.where(learned, inside - move, root)
         V = jnp.where(root - low > 1e-12, error(jnp.exp(log_t)), 1.0)

@@ -20,9 +20,10 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.pullback import frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import is_zero
+from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import check
 from jaxsmi.models import links
-from jaxsmi.models.multi_index import MultiIndex, as_tree
+from jaxsmi.models.multi_index import MultiIndex
 
 __all__ = ["Labels", "MatrixOutput", "field_output", "scores_output"]
 
@@ -65,7 +66,7 @@ def _model_of(
 ) -> MultiIndex:
     """The model of one index whose channel it is."""
     tokens = 1 if size is None else size * (size + 1) // 2
-    seen = lambda f: None if f is None else _Seen(as_tree(f), size)
+    seen = lambda f: None if f is None else _Seen(as_module(f), size)
     link = None
     name = None
     if output is not None:
@@ -94,6 +95,13 @@ def _model_of(
     )
 
 
+def _check_named(labels: Labels) -> None:
+    """Raise a ValueError for a law of labels beside an output that has its own."""
+    for name in ("log_likelihood", "sampler", "outcomes"):
+        value = getattr(labels, name)
+        check(value is None, name, value, "None beside a named output, or a link of smi.links")
+
+
 def field_output(output: object, labels: Labels) -> MatrixOutput:
     """The output of one field: "sign", "absolute", a function of one number, a model of `smi.links`
     of one index and token, or (None) the mean of the law of few labels.
@@ -102,8 +110,7 @@ def field_output(output: object, labels: Labels) -> MatrixOutput:
         ValueError: For another output, or arguments beside it that it does not take.
     """
     if isinstance(output, str):
-        allowed = 'None beside a named output ("linear", "sign", "absolute")'
-        check(labels.log_likelihood is None, "log_likelihood", labels.log_likelihood, allowed)
+        _check_named(labels)
         if output == "linear":
             return MatrixOutput(output, None, False)
         if output == "sign":
@@ -116,8 +123,9 @@ def field_output(output: object, labels: Labels) -> MatrixOutput:
         output = validate.instance("output", output, MultiIndex, allowed)
         one = output.indices == 1 and output.tokens == 1
         check(one, "output", output.name, "a link of one index and one token")
-        beside = is_zero(labels.noise) and labels.log_likelihood is None
-        check(beside, "noise", labels.noise, "0 beside a link, which has its own law of labels")
+        _check_named(labels)
+        allowed = "0 beside a link, which has its own law of labels"
+        check(is_zero(labels.noise), "noise", labels.noise, allowed)
         return MatrixOutput(output.name, output.channel, bool(output.symmetry))
     model = _model_of(output, labels, None, None)
     return MatrixOutput(model.name, model.channel, bool(model.symmetry))
@@ -133,8 +141,7 @@ def scores_output(
         ValueError: For another output.
     """
     if isinstance(output, str):  # those have channels of their own
-        allowed = "None beside a named output"
-        check(labels.log_likelihood is None, "log_likelihood", labels.log_likelihood, allowed)
+        _check_named(labels)
         return MatrixOutput(output, None, False)
     model = _model_of(output, labels, tokens, tolerance)
     return MatrixOutput(model.name, model.channel, False)

@@ -6,7 +6,7 @@ Equation here: y = link(Z) + √Δ ξ, Z = W x/√D (P, M), for any JAX function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -18,21 +18,10 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood, NoInference
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, is_zero
-from jaxsmi.core.border import (
-    anything,
-    checked,
-    function,
-    instance,
-    numbers,
-    optional,
-    scalar,
-    sequence,
-    text,
-    whole,
-)
-from jaxsmi.core.checks import POSITIVE, VARIANCE, Arguments, check
 from jaxsmi.core.functions import as_module, check_closure
+from jaxsmi.core.validate import POSITIVE, VARIANCE, check
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models.index import IndexModel
 from jaxsmi.models.invariance import symmetries_of
@@ -40,14 +29,14 @@ from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
-from jaxsmi.priors.gaussian import iid_prior, is_prior
+from jaxsmi.priors.gaussian import iid_prior
 
 __all__ = ["MultiIndex", "default_tolerance"]
 
 
-_MAX_NODES = 2**20
-_SYMMETRIES = "symmetries, such as [((0, 1), 'sign')]"
-_ROUNDING = 1e-4  # of probabilities that add up to one
+_MAX_NODES = 2**20  # empirical: bounds time and memory of one label
+_ROUNDING = 1e-4  # of probabilities that add up to one: float32 likelihoods, many outcomes
+_ASYMMETRY = 1e-9  # relative, of a covariance: some 1e6 roundings in float64
 _POINTS = 16  # at which a link is compared with that of a channel
 
 
@@ -100,24 +89,6 @@ class MultiIndex(IndexModel):
     name: str = eqx.field(static=True)
     _inputs: Tokens | None
 
-    @checked(
-        link=anything,
-        indices=optional(whole()),
-        tokens=optional(whole()),
-        noise=scalar(VARIANCE),
-        prior=is_prior,
-        log_likelihood=optional(function("a function of (label, fields)")),
-        sampler=optional(function("a function of (key, fields)")),
-        outcomes=optional(numbers("all labels (K, ...), two or more")),
-        channel=anything,
-        inputs=anything,
-        symmetry=optional(
-            sequence(_SYMMETRIES, instance((AbstractSymmetry, tuple), _SYMMETRIES), True)
-        ),
-        name=optional(text),
-        tolerance=optional(scalar(POSITIVE)),
-        max_nodes=whole(),
-    )
     def __init__(
         self,
         link: Callable[[Array], Array] | None = None,
@@ -136,47 +107,54 @@ class MultiIndex(IndexModel):
         tolerance: float | None = None,
         max_nodes: int = _MAX_NODES,
     ):
-        arguments = Arguments()
-        if channel is not None:
-            arguments.instance("channel", channel, AbstractChannel, "an AbstractChannel")
-        labels = _label_law(arguments, log_likelihood, sampler, outcomes)
+        labels = _likelihood(log_likelihood, sampler, outcomes)
+        validate.optional(validate.text, "name", name)
+        max_nodes = validate.count("max_nodes", max_nodes)
         if channel is None:
-            P = arguments.count("indices", indices)
-            M = arguments.count("tokens", 1 if tokens is None else tokens)
+            P = validate.count("indices", indices)
+            M = validate.count("tokens", 1 if tokens is None else tokens)
             if link is None and labels.outcomes is not None:
                 link = labels.mean
                 name = name or _name_of(log_likelihood)
-            elif link is None or not callable(link):
-                raise ValueError(f"link: got {link!r}; allowed: a JAX function, or a channel=.")
-            else:
-                check_link(link, P, M, name or _name_of(link))
-            variance = arguments.number("noise", noise, VARIANCE)
+            link = validate.function("link", link, "a JAX function, or a channel=")
             self.name = name or _name_of(link)
-            law = as_tree(link)
-            check_closure("link", law, np.zeros((P, M)))
+            law = as_module(link)
+            check_link(law, P, M, self.name)
+            variance = validate.number("noise", noise, VARIANCE)
             allowed = "0 with a log_likelihood=, which says all of how labels scatter"
             check(log_likelihood is None or is_zero(noise), "noise", noise, allowed)
+            if tolerance is not None:
+                validate.number("tolerance", tolerance, POSITIVE)
             error = default_tolerance(P * M) if tolerance is None else tolerance
             budget = Budget(error, max_nodes)
             if log_likelihood is None and is_zero(noise):
-                shown = f"{self.name} (noise=0)"
-                sizes = {"law": law, "indices": P, "tokens": M}
-                self.channel = NoInference(**sizes, name=shown, budget=budget)
+                title = f"{self.name} (noise=0)"
+                self.channel = NoInference(law=law, indices=P, tokens=M, name=title, budget=budget)
             else:
-                _check_labels(labels, law, P, M)
+                _check_likelihood(labels, law, P, M)
                 self.channel = IntegratedChannel(law, P, M, variance, budget, labels)
         else:
-            given = {"indices": indices, "tokens": tokens, "noise": noise}
-            given |= {"log_likelihood": log_likelihood, "sampler": sampler, "outcomes": outcomes}
-            given |= {"tolerance": tolerance}
-            _check_beside(channel, link, given | {"max_nodes": max_nodes})
+            self.channel = validate.instance(
+                "channel", channel, AbstractChannel, "an AbstractChannel"
+            )
+            if link is not None:
+                _check_same_link(link, channel)
             self.name = name or _name_of(type(channel) if link is None else link)
-            self.channel = channel
+            beside = {"noise": (noise, 0.0), "tolerance": (tolerance, None)}
+            beside |= {"indices": (indices, channel.indices), "tokens": (tokens, channel.tokens)}
+            beside |= {"log_likelihood": (log_likelihood, None)}
+            beside |= {"max_nodes": (max_nodes, _MAX_NODES)}
+            for word, (value, own) in beside.items():
+                same = value is None or (concrete(value) and value == own)
+                check(same, word, value, f"{own} beside this channel=, which has its own")
         self.prior = iid_prior(prior)
-        self._inputs = None if inputs is None else _fitting(inputs, self.channel, self.prior)
+        self._inputs = None
+        if inputs is not None:
+            self._inputs = validate.instance("inputs", inputs, Tokens, "smi.Tokens(encoding=..)")
+            second_moment = self.prior.second_moment(self.indices)
+            self._inputs.check_fit(self.indices, self.tokens, second_moment)
         self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
 
-    @checked(covariance=numbers("a covariance (M, M)"))
     def mixed(self, covariance: ArrayLike) -> MultiIndex:
         r"""The model of the same labels on inputs whose tokens were whitened: those of
         `data.whiten(.., tokens=C)`.
@@ -205,11 +183,12 @@ class MultiIndex(IndexModel):
         """
         M = self.tokens
         allowed = f"a symmetric positive semi-definite array ({M}, {M})"
-        arguments = Arguments()
-        C = arguments.array("covariance", covariance, allowed, (M, M))
-        even = jnp.max(jnp.abs(C - C.T)) <= 1e-9 * jnp.max(jnp.abs(C))
-        definite = even & (jnp.linalg.eigvalsh(C)[0] >= -1e-9 * jnp.max(jnp.abs(C)))
-        C = arguments.masked(C, definite, "covariance", covariance, allowed)
+        C = validate.array("covariance", covariance, allowed, shape=(M, M))
+        size = jnp.max(jnp.abs(C))
+        even = jnp.max(jnp.abs(C - C.T)) <= _ASYMMETRY * size
+        definite = even & (jnp.linalg.eigvalsh(C)[0] >= -_ASYMMETRY * size)
+        check(definite, "covariance", covariance, allowed)
+        C = C if concrete(definite) else jnp.where(definite, C, jnp.nan)
         check(self._inputs is None, "model", self.name, "a model without inputs=")
         channel = self.channel.mixed(sqrt_psd(C))
         name = f"{self.name} of mixed tokens"
@@ -217,7 +196,7 @@ class MultiIndex(IndexModel):
 
     @property
     def inputs(self) -> Tokens | None:
-        """Fixed directions of the inputs."""
+        """Fixed directions of the inputs; None: they are centred."""
         return self._inputs
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
@@ -233,28 +212,32 @@ class MultiIndex(IndexModel):
 
 
 def _name_of(function: object) -> str:
-    """What a function calls itself."""
+    """The name of a function, or of its type."""
     return getattr(function, "__name__", type(function).__name__)
 
 
 def _symmetry(
-    given: Sequence[AbstractSymmetry | tuple[Block, str]] | None,
+    symmetry: Sequence[AbstractSymmetry | tuple[Block, str]] | None,
     channel: AbstractChannel,
     labels: Likelihood,
     even: bool,
 ) -> tuple[AbstractSymmetry, ...]:
-    """The symmetries that are given, or found; `even`: whether the prior has them, too."""
+    """The argument `symmetry`; None: found by looking at labels; `even`: of the prior, too."""
     P = channel.indices
-    if given is None:
-        return symmetries_of(_Seen(channel, labels), P, channel.tokens, even)
+    if symmetry is None:
+        return symmetries_of(_Observed(channel, labels), P, channel.tokens, even)
+    allowed = "symmetries, such as [((0, 1), 'sign')]"
+    kinds = (AbstractSymmetry, tuple)
+    parts = validate.sequence("symmetry", symmetry, allowed, empty=True)
+    parts = [validate.instance("symmetry", part, kinds, allowed) for part in parts]
     return tuple(
         part if isinstance(part, AbstractSymmetry) else symmetry_of(part[0], part[1], P)
-        for part in given
+        for part in parts
     )
 
 
-class _Seen(eqx.Module):
-    """What shows a symmetry: the label, and its likelihood where a user gives one."""
+class _Observed(eqx.Module):
+    """A function that a symmetry leaves unchanged: the label, with the user's likelihood."""
 
     channel: AbstractChannel
     labels: Likelihood
@@ -268,89 +251,54 @@ class _Seen(eqx.Module):
         return jnp.append(jnp.ravel(label), self.labels.log_likelihood(label, fields))
 
 
-def _label_law(
-    arguments: Arguments,
+def _likelihood(
     log_likelihood: Callable[[Array, Array], Array] | None,
     sampler: Callable[[PRNGKeyArray, Array], Array] | None,
     outcomes: ArrayLike | None,
 ) -> Likelihood:
-    """The arguments that say how labels scatter."""
+    """The law of labels that the arguments describe."""
     if log_likelihood is None:
         allowed = "None without a log_likelihood=, the law that it draws from"
         check(sampler is None, "sampler", sampler, allowed)
         check(outcomes is None, "outcomes", outcomes, allowed)
         return Likelihood()
-    allowed = "a function log p(y|z) of a label and its fields"
-    check(callable(log_likelihood), "log_likelihood", log_likelihood, allowed)
-    law = as_tree(log_likelihood)
+    allowed = "a function log p(y|z) of (label, fields)"
+    law = as_module(validate.function("log_likelihood", log_likelihood, allowed))
     if outcomes is not None:
         check(sampler is None, "sampler", sampler, "None with outcomes=, whose odds are known")
-        values = arguments.array("outcomes", outcomes, "all labels (K, ...), two or more")
-        check(values.ndim >= 1 and len(values) > 1, "outcomes", outcomes, "two or more labels")
+        allowed = "all labels (K, ...), two or more"
+        values = validate.array("outcomes", outcomes, allowed)
+        check(values.ndim >= 1 and len(values) > 1, "outcomes", outcomes, allowed)
         return Likelihood(law, None, values)
     if sampler is None:
         return Likelihood(law)
-    check(callable(sampler), "sampler", sampler, "a function of (key, fields)")
-    return Likelihood(law, as_tree(sampler))
+    return Likelihood(law, as_module(validate.function("sampler", sampler, "one of (key, fields)")))
 
 
-def _check_labels(
+def _check_likelihood(
     labels: Likelihood, link: Callable[[Array], Array], indices: int, tokens: int
 ) -> None:
-    """Raise a ValueError for a sampler or a likelihood that fails, or odds that do not add up to
-    one."""
+    """Raise a ValueError for a sampler or a likelihood that fails, or probabilities of the outcomes
+    that do not add up to one."""
     if labels.log_likelihood is None:
         return
-    z = np.cos(1.0 + 2.4 * np.arange(indices * tokens)).reshape(indices, tokens)
+    z = np.cos(1.0 + 2.4 * np.arange(indices * tokens)).reshape(indices, tokens)  # generic fields
     if labels.sampler is not None:
-        _check_function("sampler", labels.sampler, f"(key, fields {z.shape})", jax.random.key(0), z)
+        _output_shape("sampler", labels.sampler, f"(key, fields {z.shape})", jax.random.key(0), z)
     label = np.zeros(labels.shape(link, (indices, tokens)))
-    wanted = f"(a label, fields {z.shape})"
-    shape = _check_function("log_likelihood", labels.log_likelihood, wanted, label, z)
+    arguments = f"(a label, fields {z.shape})"
+    shape = _output_shape("log_likelihood", labels.log_likelihood, arguments, label, z)
     check_closure("log_likelihood", labels.log_likelihood, label, z)
-    allowed = f"a JAX function of {wanted} that returns one number"
+    allowed = f"a JAX function of {arguments} that returns one number"
     check(shape == (), "log_likelihood", f"an answer of shape {shape}", allowed)
     if labels.outcomes is None:
         return
     total = jnp.sum(labels.odds(jnp.asarray(z)))
-    if not concrete(total):  # inside jit
-        return
-    allowed = f"probabilities of the outcomes that add up to one, not {total:.6g}"
-    check(jnp.abs(total - 1.0) <= _ROUNDING, "log_likelihood", labels.log_likelihood, allowed)
+    allowed = "probabilities of the outcomes that add up to one"
+    check(jnp.abs(total - 1.0) <= _ROUNDING, "log_likelihood", total, allowed)
 
 
-def _fitting(inputs: Tokens, channel: AbstractChannel, prior: AbstractIidPrior) -> Tokens:
-    """The argument `inputs`, of the shapes of a channel and with overlaps that a prior allows."""
-    law = Arguments().instance("inputs", inputs, Tokens, "smi.Tokens(encoding=..)")
-    law.check_fit(channel.indices, channel.tokens, prior.second_moment(channel.indices))
-    return law
-
-
-def _check_beside(
-    channel: AbstractChannel,
-    link: Callable[[Array], Array] | None,
-    given: Mapping[str, object],
-) -> None:
-    """Raise a ValueError for arguments beside a channel=, which would ignore them."""
-    if link is not None:
-        _check_same_law(link, channel)
-    usual: dict[str, tuple[object, ...]] = {
-        "indices": (None, channel.indices),
-        "tokens": (None, channel.tokens),
-        "noise": (0.0,),
-        "log_likelihood": (None,),
-        "sampler": (None,),
-        "outcomes": (None,),
-        "tolerance": (None,),
-        "max_nodes": (_MAX_NODES,),
-    }
-    for word, allowed in usual.items():
-        value = given[word]
-        known = concrete(value) and any(value is a or value == a for a in allowed)
-        check(known, word, value, f"{allowed[-1]} beside this channel=, which has its own")
-
-
-def _check_same_law(link: Callable[[Array], Array], channel: AbstractChannel) -> None:
+def _check_same_link(link: Callable[[Array], Array], channel: AbstractChannel) -> None:
     """Raise a ValueError for a link that is not the channel's own, by its labels at some points."""
     shape = (_POINTS, channel.indices, channel.tokens)
     fields = 2.0 * jnp.cos(1.0 + 2.4 * jnp.arange(float(np.prod(shape))).reshape(shape))
@@ -360,45 +308,41 @@ def _check_same_law(link: Callable[[Array], Array], channel: AbstractChannel) ->
     check(same, "link", link, allowed)
 
 
-def as_tree(function: Callable[..., Array]) -> Callable[..., Array]:
-    """A function as a tree of the arrays that it closes over."""
-    return as_module(function)
-
-
 def check_link(link: Callable[[Array], Array], indices: int, tokens: int, name: str) -> None:
-    """Raise a ValueError for a link that fails on an array (P, M), or returns none."""
+    """Raise a ValueError for a link that fails on an array (P, M), or does not return one array."""
     shape = (indices, tokens)
-    _check_function("link", link, f"an array of shape {shape}", np.zeros(shape), called=name)
+    _output_shape("link", link, f"an array of shape {shape}", np.zeros(shape), called=name)
+    check_closure("link", link, np.zeros(shape))
 
 
-def _check_function(
-    name: str, function: Callable[..., Array], of: str, *values: Any, called: str = "one"
+def _output_shape(
+    name: str, function: Callable[..., Array], arguments: str, *values: Any, called: str = "one"
 ) -> tuple[int, ...]:
-    """The shape of what a user's function returns; a ValueError where it fails, or returns another
-    thing than one array of real numbers (a list, say)."""
-    allowed = f"a JAX function of {of}"
+    """The shape of the result of a user's function; a ValueError where it fails, or returns another
+    object than one array of real numbers (a list, say)."""
+    allowed = f"a JAX function of {arguments}"
     try:
-        made = jax.eval_shape(function, *values)
-        _check_places(function, *values)
+        result = jax.eval_shape(function, *values)
+        _check_bounds(function, *values)
     except Exception as failure:
-        said = f"{called} that fails on it ({failure})"
-        raise ValueError(f"{name}: got {said}; allowed: {allowed}.") from failure
-    one = isinstance(made, jax.ShapeDtypeStruct)
-    kind = f"complex numbers {made.shape}" if one else f"a {type(made).__name__}"
-    real = one and not jnp.issubdtype(made.dtype, jnp.complexfloating)
+        reason = f"{called} that fails on it ({failure})"
+        raise ValueError(f"{name}: got {reason}; allowed: {allowed}.") from failure
+    one = isinstance(result, jax.ShapeDtypeStruct)
+    kind = f"complex numbers {result.shape}" if one else f"a {type(result).__name__}"
+    real = one and not jnp.issubdtype(result.dtype, jnp.complexfloating)
     allowed += " that returns one array of real numbers, such as jnp.stack([...])"
     check(real, name, f"{called} that returns {kind}", allowed)
-    return made.shape
+    return result.shape
 
 
-def _check_places(function: Callable[..., Array], *values: Any) -> None:
-    """Raise an IndexError for a function that reads fields at an index or a token that there is
-    not: JAX would read the last one instead, NumPy does not."""
+def _check_bounds(function: Callable[..., Array], *values: Any) -> None:
+    """Raise an IndexError for a function that reads fields beyond their shape: JAX would read the
+    last one instead, NumPy does not."""
     try:
         jax.eval_shape(lambda: jnp.asarray(function(*values)))
     except IndexError:
         raise
-    except Exception:  # what is written for JAX's arrays alone is not looked at
+    except Exception:  # functions written for JAX's arrays alone cannot be tested so
         return
 
 

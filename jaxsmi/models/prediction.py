@@ -10,6 +10,8 @@ Equations here [theory: multi-index, Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,24 @@ from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
 
-__all__ = ["compiled_prediction_error", "error_of_rows", "prediction_error"]
+__all__ = ["Truth", "compiled_prediction_error", "error_of_rows", "prediction_error"]
+
+
+class Truth(NamedTuple):
+    """A teacher that an estimate is compared with.
+
+    Attributes:
+        cross: M (P, P*), its overlap with the estimate.
+        gram: ρ (P*, P*).
+        model: The model that makes the labels; None: the one that predicts them.
+        means: Of the fields of the estimate, B Eᵀ (P, M), and of the teacher, R* Eᵀ (P*, M); None:
+            zero.
+    """
+
+    cross: Array
+    gram: Array
+    model: LabelLaw | None = None
+    means: tuple[Array, Array] | None = None
 
 
 def prediction_error(
@@ -33,36 +52,29 @@ def prediction_error(
     Q: Array,
     *,
     key: PRNGKeyArray,
-    cross: Array | None = None,
-    second_moment: Array | None = None,
+    truth: Truth | None = None,
     bayes: bool = False,
     points: int = 4096,
     nets: int = 8,
-    truth: LabelLaw | None = None,
-    means: tuple[Array, Array] | None = None,
 ) -> Estimate:
     """Prediction error at given overlaps (module docstring).
 
     Args:
-        model: Whose predictions they are.
+        model: Makes the predictions.
         Q: Overlap of the estimate (P, P).
         key: Of the nets.
-        cross: Overlap M (P, P*) with the teacher. Default: Q.
-        second_moment: ρ (P*, P*) of the teacher. Default: the prior's.
+        truth: The teacher. Default: one of the model's prior, at M = Q.
         bayes: The Bayes predictor instead of the plug-in predictor.
         points: Points of each net, a power of two.
         nets: Independent nets.
-        truth: The model that makes the labels. Default: `model`.
-        means: Of the fields of the estimate, B Eᵀ (P, M), and of the teacher, R* Eᵀ (P*, M).
-            Default: zero.
 
     Returns:
         An `Estimate`, its standard error from the spread over the nets.
     """
     P = model.indices
     M = model.channel.tokens
-    label_law = model if truth is None else truth
-    rho = model.prior.second_moment(P) if second_moment is None else second_moment
+    law = model if truth is None or truth.model is None else truth.model
+    rho = model.prior.second_moment(P) if truth is None else truth.gram
     goal = rho.shape[0]
     copies = 2 if bayes else 1
     normal = randomised_gaussians(key, points, nets, (P + copies * goal) * M)
@@ -70,36 +82,36 @@ def prediction_error(
     xi = parts[:, :, :P]
     eta = parts[:, :, P : P + goal]
     root = sqrt_psd(Q)
-    if cross is None and second_moment is None:
-        # here z = Q^{1/2} ξ + (S - Q)^{1/2} η, whose derivative in Q is regular
+    if truth is None:
+        # at M = Q, z = Q^{1/2} ξ + (S - Q)^{1/2} η: no inverse, and a regular derivative in Q
         into = root
         rest = sqrt_psd(rho - Q)
-    else:  # z = Mᵀ Q^{-1/2} ξ + (ρ - Mᵀ Q^{-1} M)^{1/2} η
-        cross = Q if cross is None else cross
+    else:
         inverse = inverse_root(Q)
-        into = cross.T @ inverse
-        rest = sqrt_psd(rho - cross.T @ inverse @ inverse @ cross)
+        into = truth.cross.T @ inverse
+        rest = sqrt_psd(rho - truth.cross.T @ inverse @ inverse @ truth.cross)
     omega = jnp.einsum("pq,rsqm->rspm", root, xi)
     mean = jnp.einsum("pq,rsqm->rspm", into, xi)
-    if means is not None:
-        omega = omega + means[0]
-        mean = mean + means[1]
-    link = jax.vmap(jax.vmap(model.link))
-    true_link = jax.vmap(jax.vmap(label_law.link))
+    if truth is not None and truth.means is not None:
+        omega = omega + truth.means[0]
+        mean = mean + truth.means[1]
+    true_link = jax.vmap(jax.vmap(law.link))
     labels = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, eta))
-    other = link(omega)
     if bayes:
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
+    else:
+        other = jax.vmap(jax.vmap(model.link))(omega)
     shape = (nets, points, -1)
     labels, other = labels.reshape(shape), other.reshape(shape)
     # predictions of another size than the labels (a score, say) do not compare
     gap = labels - other if labels.shape == other.shape else jnp.full((*shape[:2], 1), jnp.nan)
     squared = jnp.sum(gap**2, axis=-1)
+    # of the Bayes predictor two labels of one posterior differ by twice the error
     each = jnp.mean(squared * (0.5 if bayes else 1.0), axis=1)
     estimate = Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(nets))
     # labels that jump have no derivative along the sampled ones
-    given = (model, Q, cross, second_moment)
-    return not_differentiable(estimate, given, unless=model.channel.smooth)
+    overlaps = (Q,) if truth is None else (Q, truth.cross, truth.gram)
+    return not_differentiable(estimate, (model, *overlaps), unless=model.channel.smooth)
 
 
 compiled_prediction_error = eqx.filter_jit(prediction_error)
@@ -125,14 +137,5 @@ def error_of_rows(
     if data.directions is not None and data.encoding is not None:
         mean = Directions(data.directions, data.encoding).mean.T / jnp.sqrt(float(D))
         means = (W @ mean, teacher @ mean)
-    return prediction_error(
-        model,
-        W @ W.T / D,
-        key=key,
-        cross=W @ teacher.T / D,
-        second_moment=teacher @ teacher.T / D,
-        bayes=bayes,
-        points=points,
-        truth=data.model,
-        means=means,
-    )
+    truth = Truth(W @ teacher.T / D, teacher @ teacher.T / D, data.model, means)
+    return prediction_error(model, W @ W.T / D, key=key, truth=truth, bayes=bayes, points=points)

@@ -1,8 +1,9 @@
-"""Block sizes of integrals, by the memory of a device.
+"""How much is worked on at once: blocks as large as a device's memory allows.
 
 An integral over fields goes over blocks of samples and nodes. A device that reports its memory, an
-accelerator, needs large blocks, and a small share of its memory bounds them. A device that reports
-none, such as a CPU, works from its cache: there the smallest blocks are the fastest.
+accelerator, is filled by large blocks, and a small share of its memory bounds them. A device that
+reports none, such as a CPU, works from its cache: there the smallest blocks are the fastest. What
+a device is called does not matter.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ import jax
 
 __all__ = ["Block", "block_within", "working_memory"]
 
-CACHE = 2**19  # bytes of a block without reported memory: half of a core's usual second-level cache
-_SHARE = 64  # of a device's memory: several blocks live at once, beside the data
+CACHE = 2**19  # bytes of a block where a device does not report its memory: half a megabyte
+
+_SHARE = 64  # a block takes no more than this part of a device's memory
 
 
 class Block(NamedTuple):
-    """Samples and nodes of a block; powers of two, unless they are the least of a rule."""
+    """Samples and nodes worked on at once; powers of two, unless they are the least of a rule."""
 
     samples: int
     nodes: int
 
 
 class Device(Protocol):
-    """The part of a `jax.Device` that is used."""
+    """What is asked of a `jax.Device`."""
 
     def memory_stats(self) -> Mapping[str, int] | None:
-        """Memory in bytes, with "bytes_limit"; None where it is not reported."""
+        """Its memory in bytes, among others the "bytes_limit"; None where it does not say."""
 
 
 def working_memory(device: Device | None = None) -> int:
@@ -39,8 +41,8 @@ def working_memory(device: Device | None = None) -> int:
         device: The device. Default: the first of this process.
 
     Returns:
-        A 64th of the memory that JAX may use on the device, or half a megabyte where it is not
-        reported.
+        A 64th of the memory that the device lets JAX have, or half a megabyte where it does not
+        say.
 
     Example:
         >>> import jax
@@ -50,7 +52,7 @@ def working_memory(device: Device | None = None) -> int:
     first: Device = jax.local_devices()[0] if device is None else device
     try:
         limit = (first.memory_stats() or {}).get("bytes_limit", 0)
-    except jax.errors.JaxRuntimeError:  # a plug-in without memory statistics
+    except jax.errors.JaxRuntimeError:  # a plug-in that cannot say
         limit = 0
     return limit // _SHARE if limit else CACHE
 
@@ -64,7 +66,7 @@ def block_within(available: int, width: int, least: Block, most: Block) -> Block
         available: Bytes.
         width: Numbers of eight bytes for each pair of a sample and a node.
         least: The block where nothing larger fits.
-        most: The largest block that is useful.
+        most: The block where memory does not matter.
 
     Returns:
         A `Block`.

@@ -257,11 +257,15 @@ case(
     "first_order",
     smi.first_order,
     {"model": LINEAR, "key": KEY},
+    {"alpha_min": ("alpha_max",), "alpha_max": ("alpha_min",)},
     model="object",
     key="key",
-    alpha="positive array?",
-    averages="object?",
-    iteration="object?",
+    alpha_min="positive",
+    alpha_max="positive",
+    points="count",
+    samples="count",
+    replicas="count",
+    max_steps="count",
     progress="flag?",
 )
 case("recovery_threshold", smi.recovery_threshold, {"model": ATTENTION}, model="object")
@@ -276,8 +280,12 @@ case(
     step="count from 0",
     target="positive?",
     alpha_max="positive",
-    averages="object?",
-    iteration="object?",
+    samples="count",
+    replicas="count",
+    optimizer="object?",
+    max_steps="count",
+    tolerance="positive",
+    progress="flag?",
 )
 case(
     "staircase",
@@ -286,7 +294,8 @@ case(
     model="object",
     key="key",
     alpha_max="positive",
-    averages="object?",
+    samples="count",
+    replicas="count",
     guess="list?",
     steps="count?",
     progress="flag?",
@@ -297,7 +306,8 @@ case(
     {"model": smi.links.phase_retrieval(), "key": KEY},
     model="object",
     key="key",
-    averages="object?",
+    samples="count",
+    randomisations="count",
     noises="positive array?",
 )
 case("Threshold.interval", FOUND.interval, {}, confidence="open unit")

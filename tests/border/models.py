@@ -220,5 +220,5 @@ case(
     data="object?",
     key="key?",
     predictor="choice",
-    samples="count",
+    points="count",
 )

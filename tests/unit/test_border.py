@@ -21,7 +21,16 @@ from jaxsmi.core.border import checked, numbers, optional, scalar, whole
 from jaxsmi.core.checks import POSITIVE
 
 # What functions return: made by the package, not by a user.
-ANSWERS = {"Estimate", "Result", "Solution", "SpectralPrior", "Threshold", "Traits"}
+ANSWERS = {
+    "Estimate",
+    "IndexModel",
+    "MatrixModel",
+    "Result",
+    "Solution",
+    "SpectralPrior",
+    "Threshold",
+    "Traits",
+}
 # Methods that users call; the others of these classes are called by engines.
 METHODS = {
     "denoise", "draw", "encode", "first", "free_entropy", "interval", "mixed",

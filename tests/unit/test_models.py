@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 import jaxsmi as smi
 from jaxsmi.design.index import IndexOperator
-from jaxsmi.models.prediction import prediction_error
+from jaxsmi.models.prediction import Truth, prediction_error
 from jaxsmi.models.symmetry import SYMMETRIES, Exchange, best_order
 
 KEY = jax.random.key(0)
@@ -454,8 +454,7 @@ def test_error_with_a_teacher_uses_its_norm_and_cross_overlap():
         smi.links.linear(0.1),
         jnp.full((1, 1), Q),
         key=KEY,
-        cross=jnp.full((1, 1), M),
-        second_moment=jnp.full((1, 1), rho),
+        truth=Truth(jnp.full((1, 1), M), jnp.full((1, 1), rho)),
     )
     assert abs(float(found) - (rho - 2 * M + Q)) < 5 * float(found.stderr) + 1e-9
     assert float(found.stderr) < 0.01
