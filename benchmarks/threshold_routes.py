@@ -52,7 +52,9 @@ def continued(overlaps, alphas, degree=2):
 
 def stability():
     for name, step in zip(
-        STEPS, smi.staircase(MODEL, key=jax.random.key(1), samples=2**15), strict=True
+        STEPS,
+        smi.staircase(MODEL, key=jax.random.key(1), averages=smi.Averages(points=2**15)),
+        strict=True,
     ):
         yield name, float(step.alpha), float(step.stderr)
 

@@ -112,7 +112,9 @@ assert abs(wrong - angle) < 4 * stderr
 # $1/\alpha_c = \mathbb E(z^2-1)^2 = 2$, exactly.
 
 # %%
-threshold = smi.weak_recovery(smi.links.phase_retrieval(), key=key, samples=4 * samples)
+threshold = smi.weak_recovery(
+    smi.links.phase_retrieval(), key=key, averages=smi.Averages(points=4 * samples)
+)
 print(f"alpha_c = {threshold.alpha:.4f} ± {threshold.stderr:.4f}, exactly 0.5")
 assert abs(float(threshold.alpha) - 0.5) < 4 * float(threshold.stderr)
 

@@ -125,7 +125,9 @@ assert abs(float(half.overlap[1, 1]) - 0.772) < 4 * float(
 # that is learned there. The values of an independent quadrature are 0.186(2) and 0.719(6).
 
 # %%
-stairs = smi.staircase(model, key=key, samples=2**8 if small else 2**12, steps=1 if small else 2)
+stairs = smi.staircase(
+    model, key=key, steps=1 if small else 2, averages=smi.Averages(points=2**8 if small else 2**12)
+)
 for step in stairs:
     layer = 1 + int(np.argmax(np.diagonal(step.subspace)))
     print(f"layer {layer} from alpha = {step.alpha:.4f} ± {step.stderr:.4f}")

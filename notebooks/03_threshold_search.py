@@ -34,7 +34,7 @@ from jaxsmi.workbench import plotting
 
 smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
-samples = 2**8 if small else 2**14
+averages = smi.Averages(points=2**8 if small else 2**14)
 key = jax.random.key(0)
 
 # %% [markdown]
@@ -53,7 +53,7 @@ def attention(log_skip):
 
 
 def height(log_skip):
-    return smi.weak_recovery(attention(log_skip), key=key, samples=samples).alpha
+    return smi.weak_recovery(attention(log_skip), key=key, averages=averages).alpha
 
 
 start, slope = jax.value_and_grad(height)(0.0)
@@ -67,7 +67,9 @@ assert (
 )  # second order in the step, rounding below that
 
 skips = np.array([0.5, 1.0, 2.0]) if small else np.geomspace(0.25, 4.0, 9)
-stairs = [[smi.weak_recovery(attention(np.log(skip)), key=key, samples=samples)] for skip in skips]
+stairs = [
+    [smi.weak_recovery(attention(np.log(skip)), key=key, averages=averages)] for skip in skips
+]
 ax = plotting.thresholds_against(stairs, skips, parameter="skip strength c")
 near = np.geomspace(0.6, 1.7, 20)
 ax.plot(near, start + slope * np.log(near), "k--", lw=1.2, label="tangent at c = 1")
@@ -85,8 +87,9 @@ assert float(slope) < 0  # skips help
 # independent estimate of the threshold must agree within the two error bars.
 
 # %%
-wanted = smi.search_threshold(attention, 0.0, key=key, target=0.2, samples=samples, max_steps=8)
-again = smi.weak_recovery(attention(wanted.parameters), key=jax.random.key(1), samples=samples)
+settings = {"averages": averages, "iteration": smi.Iteration(max_steps=8)}
+wanted = smi.search_threshold(attention, 0.0, key=key, target=0.2, **settings)
+again = smi.weak_recovery(attention(wanted.parameters), key=jax.random.key(1), averages=averages)
 print(
     f"alpha_2 = 0.2 at skip {float(np.exp(wanted.parameters)):.3f}, {wanted.steps} evaluations. {wanted.message}"
 )
@@ -105,5 +108,6 @@ assert (
 # needs more than $2^{15}$ samples and some ten minutes; it is not run here.
 #
 # ```python
-# best = smi.search_threshold(attention, 0.0, key=key, step=1, samples=2**15, tolerance=0.03)
+# precise = {"averages": smi.Averages(points=2**15), "iteration": smi.Iteration(tolerance=0.03)}
+# best = smi.search_threshold(attention, 0.0, key=key, step=1, **precise)
 # ```

@@ -53,7 +53,7 @@ def evolution(model, alpha=1.0, **options):
 
 
 def weak_recovery(model, **options):
-    return lambda key: arrays(smi.weak_recovery(model, key=key, **options))
+    return lambda key: arrays(smi.weak_recovery(model, key=key, averages=smi.Averages(**options)))
 
 
 def training(model, dimension, dtype=None, **options):

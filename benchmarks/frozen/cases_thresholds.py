@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 from adapters import first_order_parts, search_parts
 from recording import group
 from shared import key, steep
@@ -15,7 +15,7 @@ import jaxsmi as smi
 @group
 def thresholds(add):
     """Weak recovery, staircase, perfect recovery."""
-    few = {"samples": 2**10, "randomisations": 4}
+    few = {"averages": smi.Averages(2**10, 4)}
     for name, build in {
         "phase": lambda: smi.links.phase_retrieval(), "linear (at once)": lambda: smi.links.linear(0.1), "sign product 2": lambda: smi.links.sign_product(2),
         "sign product 3 (never)": lambda: smi.links.sign_product(3), "product 2": lambda: smi.links.product(2),
@@ -29,7 +29,7 @@ def thresholds(add):
             return smi.weak_recovery(
                 build(),
                 key=key(1),
-                **(few if name != "product 2" else {"samples": 2**8, "randomisations": 4}),
+                **(few if name != "product 2" else {"averages": smi.Averages(2**8, 4)}),
             )
 
         add(f"weak, {name}", one)
@@ -39,29 +39,29 @@ def thresholds(add):
     )
     add("weak, derivative in noise", lambda: jax.grad(lambda n: smi.weak_recovery(
         smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1, noise=n), key=key(1), **few).alpha)(0.3))  # fmt: skip
-    add("weak, derivative in beta and skip, forward", lambda: jax.jacfwd(lambda p: smi.weak_recovery(
-        smi.DeepAttention(2, 2, skip=p[0], beta=p[1]), key=key(1), samples=2**8, randomisations=4).alpha)(jnp.asarray([1.0, 1.2])))  # fmt: skip
+    add("weak, derivative in beta and skip, forward", lambda: jax.jacfwd(lambda p: smi.weak_recovery(smi.DeepAttention(2, 2, skip=p[0], beta=p[1]), key=key(1), averages=smi.Averages(points=2**8, nets=4)).alpha)(jnp.asarray([1.0, 1.2])))  # fmt: skip
     add(
         "weak, vmap",
         lambda: jax.vmap(
             lambda b: smi.weak_recovery(smi.DeepAttention(1, 2, beta=b), key=key(1), **few).alpha
         )(jnp.asarray([0.8, 1.5])),
     )
-    add("staircase, square plus sign parity", lambda: smi.staircase(
-        smi.links.square_plus_sign_parity(), key=key(1), samples=2**8, replicas=2, alpha_max=6.0))  # fmt: skip
+    add("staircase, square plus sign parity", lambda: smi.staircase(smi.links.square_plus_sign_parity(), key=key(1), alpha_max=6.0, averages=smi.Averages(points=2**8, nets=2)))  # fmt: skip
 
     def stairs():
         first = smi.staircase(
-            smi.DeepAttention(2, 2), key=key(1), samples=2**8, replicas=2, alpha_max=2.0
+            smi.DeepAttention(2, 2),
+            key=key(1),
+            alpha_max=2.0,
+            averages=smi.Averages(points=2**8, nets=2),
         )
         again = smi.staircase(
             smi.DeepAttention(2, 2, skip=1.1),
             key=key(1),
-            samples=2**8,
-            replicas=2,
             alpha_max=2.0,
             guess=first,
             steps=2,
+            averages=smi.Averages(points=2**8, nets=2),
         )
         return {"first": first, "again": again}
 
@@ -71,7 +71,10 @@ def thresholds(add):
         lambda: {
             "none": len(
                 smi.staircase(
-                    smi.links.sign_product(2), key=key(1), samples=2**8, replicas=2, alpha_max=0.1
+                    smi.links.sign_product(2),
+                    key=key(1),
+                    alpha_max=0.1,
+                    averages=smi.Averages(points=2**8, nets=2),
                 )
             )
         },
@@ -84,23 +87,25 @@ def thresholds(add):
 @group
 def staircase_derivative(add):
     """The derivative of the second step of a staircase."""
-    add("attention 2, skip", lambda: jax.jvp(lambda c: smi.staircase(
-        smi.DeepAttention(2, 2, skip=c), key=key(1), samples=2**8, replicas=2, alpha_max=2.0, steps=2)[-1].alpha, (1.0,), (1.0,)))  # fmt: skip
+    add("attention 2, skip", lambda: jax.jvp(lambda c: smi.staircase(smi.DeepAttention(2, 2, skip=c), key=key(1), alpha_max=2.0, steps=2, averages=smi.Averages(points=2**8, nets=2))[-1].alpha, (1.0,), (1.0,)))  # fmt: skip
 
 
 @group
 def first_order(add):
     """First-order transitions."""
-    add("sign, Rademacher", lambda: first_order_parts(smi.first_order(
-        smi.links.sign(prior=smi.priors.Rademacher()), key=key(1), alpha_min=0.9, alpha_max=2.0, points=5, samples=2**10, replicas=2, max_steps=300)))  # fmt: skip
+    add("sign, Rademacher", lambda: first_order_parts(smi.first_order(smi.links.sign(prior=smi.priors.Rademacher()), key=key(1), alpha=np.geomspace(0.9, 2.0, 5), averages=smi.Averages(points=2**10, nets=2), iteration=smi.Iteration(max_steps=300))))  # fmt: skip
     add(
         "linear, none",
         lambda: first_order_parts(
-            smi.first_order(smi.links.linear(0.1), key=key(1), points=4, samples=2**9)
+            smi.first_order(
+                smi.links.linear(0.1),
+                key=key(1),
+                alpha=np.geomspace(0.1, 5.0, 4),
+                averages=smi.Averages(points=2**9),
+            )
         ),
     )
-    add("phase (perfect, continuous)", lambda: first_order_parts(smi.first_order(
-        smi.links.phase_retrieval(), key=key(1), alpha_min=0.7, alpha_max=1.6, points=5, samples=2**10, replicas=2, max_steps=300)))  # fmt: skip
+    add("phase (perfect, continuous)", lambda: first_order_parts(smi.first_order(smi.links.phase_retrieval(), key=key(1), alpha=np.geomspace(0.7, 1.6, 5), averages=smi.Averages(points=2**10, nets=2), iteration=smi.Iteration(max_steps=300))))  # fmt: skip
 
 
 @group
@@ -111,10 +116,13 @@ def search(add):
         "target",
         lambda: search_parts(
             smi.search_threshold(
-                noisy, -1.0, key=key(1), target=1.0, samples=2**9, replicas=4, max_steps=3
+                noisy,
+                -1.0,
+                key=key(1),
+                target=1.0,
+                averages=smi.Averages(points=2**9, nets=4),
+                iteration=smi.Iteration(max_steps=3),
             )
         ),
     )
-    add("minimise, Adam", lambda: search_parts(smi.search_threshold(
-        lambda p: smi.DeepAttention(1, 2, beta=jnp.exp(p["beta"])), {"beta": 0.0}, key=key(1), samples=2**9, replicas=4, max_steps=2,
-        optimizer=optax.adam(0.1))))  # fmt: skip
+    add("minimise", lambda: search_parts(smi.search_threshold(lambda p: smi.DeepAttention(1, 2, beta=jnp.exp(p["beta"])), {"beta": 0.0}, key=key(1), averages=smi.Averages(points=2**9, nets=4), iteration=smi.Iteration(max_steps=2))))  # fmt: skip

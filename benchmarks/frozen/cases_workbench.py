@@ -148,8 +148,7 @@ def refusals(add):
         smi.links.linear(0.1, prior=smi.priors.Gaussian([[1.0]])),
         key=key(1),
         alpha_max=-1.0,
-        samples=64,
-        replicas=2,
+        averages=smi.Averages(points=64, nets=2),
     )
     cases = {
         "alpha": lambda: smi.state_evolution(linear, -1.0, key=key(1)), "q0": lambda: smi.state_evolution(linear, 1.0, key=key(1), q0=2.0),

@@ -74,19 +74,22 @@ def _check_state(
     """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or
     of runs at different steps."""
     weights = state.weights
-    check(weights.shape[-2:] == shape, "start", weights, f"a state with weights {shape}")
-    allowed = f"weights of the inputs' precision, {dtype.name}"
-    check(weights.dtype == dtype, "start", weights.dtype.name, allowed)
     batch = weights.shape[0] if weights.ndim == 3 else None
-    shown = f"a state of {batch or 'one'} run(s) with {runs} keys"
-    allowed = "one key (it is not used), or as many as runs"
-    check(runs is None or runs == batch, "start", shown, allowed)
     memory = jax.eval_shape(optimizer.init, weights[0] if batch else weights)
     same = jax.tree.structure(state.optimizer) == jax.tree.structure(memory)
-    check(same, "start", "the memory of another optimiser", "one of this optimiser")
-    level = jnp.max(state.step) == jnp.min(state.step)
-    allowed = "runs at one step (after early stops: continue each run by itself)"
-    check(level, "start", state.step, allowed)
+    runs_shown = f"a state of {batch or 'one'} run(s) with {runs} keys"
+    for condition, value, allowed in (
+        (weights.shape[-2:] == shape, weights, f"a state with weights {shape}"),
+        (weights.dtype == dtype, weights.dtype.name, f"weights of the inputs' {dtype.name}"),
+        (runs in (None, batch), runs_shown, "one key (it is not used), or as many as runs"),
+        (same, "the memory of another optimiser", "one of this optimiser"),
+        (
+            jnp.max(state.step) == jnp.min(state.step),
+            state.step,
+            "runs at one step (after early stops: continue each run by itself)",
+        ),
+    ):
+        check(condition, "start", value, allowed)
 
 
 def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int) -> None:

@@ -24,7 +24,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
-from jaxsmi.core.driver import AbstractSolver, drive, ready
+from jaxsmi.core.driver import AbstractSolver, init_run, run_solver
 
 __all__ = ["AbstractObjective", "DescentEnd", "Epochs", "TrainState", "descend"]
 
@@ -168,8 +168,7 @@ class _Solver(AbstractSolver[_Runs]):
         """All runs up to the next record; runs that have stopped keep their state."""
         first = self.first + count * self.every
         end = jnp.minimum(first + self.every, self.last)
-        zero = jnp.zeros(state.result.shape, theory_dtype())
-        now = state.state
+        zero, now = jnp.zeros(state.result.shape, theory_dtype()), state.state
 
         def update(step: Array, runs: _Update) -> _Update:
             return jax.vmap(lambda run, words: self._update(run, _key(words), step))(runs, now.key)
@@ -182,10 +181,10 @@ class _Solver(AbstractSolver[_Runs]):
         new = jax.vmap(self._recorded)(new, after, runs.order, loss)
         if not self.stops_early:
             return new
-        running = state.result == RUNNING
 
         def where_running(x: Array, y: Array | float) -> Array:
-            return jnp.where(running.reshape(running.shape + (1,) * (x.ndim - 1)), x, y)
+            running = (state.result == RUNNING).reshape(-1, *(1,) * (x.ndim - 1))
+            return jnp.where(running, x, y)
 
         record = jax.tree.map(lambda x: where_running(x, jnp.nan), new.record)
         return eqx.tree_at(lambda s: s.record, jax.tree.map(where_running, new, state), record)
@@ -200,14 +199,8 @@ class _Solver(AbstractSolver[_Runs]):
         weights, memory, total, size = run.weights, run.memory, run.total_loss, run.change
         for repeat in range(self.repeats):
             value, gradient = jax.value_and_grad(objective)(weights, batch)
-            change, new = optimizer.update(
-                gradient,
-                memory,
-                weights,
-                value=value,
-                grad=gradient,
-                value_fn=lambda w: objective(w, batch),
-            )
+            extra = {"value": value, "grad": gradient, "value_fn": lambda w: objective(w, batch)}
+            change, new = optimizer.update(gradient, memory, weights, **extra)
             # a rate in double precision promotes the memory of single-precision weights
             memory = jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory)
             size = optax.tree.norm(change) / jnp.maximum(optax.tree.norm(weights), 1e-30)
@@ -302,7 +295,7 @@ def descend(
         repeats=repeats,
         patience=patience,
     )
-    end = drive(solver, ready(solver, records), records, label=label, unit=every)
+    end = run_solver(solver, init_run(solver, records), records, label=label, unit=every)
     unmet = Result.MAX_STEPS if solver.stops_early else Result.SUCCESS
     result = jnp.where(end.result == RUNNING, int(unmet), end.result)
     norm = jax.vmap(optax.tree.norm)(end.state.state.weights)

@@ -213,17 +213,15 @@ def train(
 
 def _check_watched(model: AbstractModel, data: Dataset | Stream, monitor: Monitor) -> None:
     """Raise a ValueError for an early stop without an error or cosines to watch."""
-    teacher = data.teacher
+    teacher, patience, target = data.teacher, monitor.patience, monitor.target
     watched = monitor.test is not None or teacher is not None
     allowed = "None without a test set or a teacher: nothing to watch"
-    check(monitor.patience is None or watched, "patience", monitor.patience, allowed)
-    if monitor.target is None:
-        return
-    check(teacher is not None, "target", monitor.target, "None without a teacher")
-    if teacher is not None:
+    check(patience is None or watched, "patience", patience, allowed)
+    check(target is None or teacher is not None, "target", target, "None without a teacher")
+    if target is not None and teacher is not None:
         rows = model.student.shape(data.dimension)[0]
         allowed = f"None for a teacher of {teacher.shape[0]} rows and a student of {rows}"
-        check(model.metric.comparable(teacher), "target", monitor.target, allowed)
+        check(model.metric.comparable(teacher), "target", target, allowed)
 
 
 def _check_one_pass(data: Dataset, size: int, steps: int, state: TrainState) -> None:

@@ -35,7 +35,7 @@ def noisy_models(
     arguments: Arguments, model: AbstractModel, noises: ArrayLike
 ) -> tuple[Array, Sequence[AbstractModel]]:
     """The argument `noises`, checked, and the model at each of them."""
-    steps = ladder(arguments, "noises", noises)
+    steps = ladder("noises", noises)
     model = model_argument(model)
     check(model.design.rows, "noises", f"some for {title(model)}", "None for this model")
     channels = model.channel.noisy(steps)

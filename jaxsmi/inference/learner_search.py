@@ -14,7 +14,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -26,7 +25,6 @@ from jaxsmi.core.border import (
     choice,
     flag,
     function,
-    instance,
     optional,
     random_key,
     scalar,
@@ -41,7 +39,7 @@ from jaxsmi.learners.base import AbstractLearner, learner_of
 from jaxsmi.learners.erm import Erm
 from jaxsmi.models.base import AbstractModel, is_model
 from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.descent import Descent, Ended, Point
+from jaxsmi.numerics.descent import Point, SearchEnd, minimise
 
 __all__ = ["LearnerSearch", "search_learner"]
 
@@ -49,7 +47,7 @@ _BUILD = "a function of `start` that makes a learner"
 _OBJECTIVES = ("error", "test_loss")
 
 
-class LearnerSearch(Ended):
+class LearnerSearch(SearchEnd):
     """The end of a search for a learner; its history has the objective by its name.
 
     Attributes:
@@ -68,7 +66,6 @@ class LearnerSearch(Ended):
     objective=choice(*_OBJECTIVES),
     samples=optional(whole()),
     randomisations=optional(whole(2)),
-    optimizer=optional(instance(optax.GradientTransformation, "an optimiser of optax")),
     max_steps=whole(),
     tolerance=scalar(POSITIVE),
     progress=optional(flag),
@@ -83,7 +80,6 @@ def search_learner(
     objective: str = "error",
     samples: int | None = None,
     randomisations: int | None = None,
-    optimizer: optax.GradientTransformation | None = None,
     max_steps: int = 30,
     tolerance: ArrayLike = 1e-3,
     progress: bool = False,
@@ -100,7 +96,6 @@ def search_learner(
         objective: "error", E ‖ŷ - y‖² without label noise, or "test_loss", E ℓ(ŷ, y). Default
             "error".
         samples, randomisations: As in `state_evolution`.
-        optimizer: Any optax optimiser. Default L-BFGS with steps of at most 0.3.
         max_steps: Largest number of evaluations. Default 30.
         tolerance: Stop where a step in the parameters is shorter. Default 1e-3.
         progress: Whether to show a bar on stderr. Default False.
@@ -139,10 +134,10 @@ def search_learner(
 
     aim = _Objective(teacher, alpha, build, known, key, name, samples, randomisations)
     allowed = "parameters at which state evolution has a fixed point with a derivative"
-    descent = Descent(aim.at, optimizer, limit, lambda point: False, name, allowed)
+    settings = {"tolerance": limit, "max_steps": max_steps, "allowed": allowed}
     with Bar(max_steps, "learner search", progress, "compiling") as bar:
-        best, end = descent.run(first, max_steps, bar)
-    return LearnerSearch(**vars(end), solution=best.found)
+        best, end = minimise(aim.at, first, name=name, bar=bar, **settings)
+    return LearnerSearch(**vars(end), solution=best.extra)
 
 
 class _Objective(NamedTuple):
@@ -188,8 +183,7 @@ class _Objective(NamedTuple):
         """Value and gradient."""
         last = self.solved(parameters, None) if last is None else last
         (value, solution), gradient = _slope(self, parameters, last)
-        size = float(optax.global_norm(gradient))
-        return Point(parameters, float(value), gradient, size, jnp.exp(value), solution)
+        return Point(parameters, float(value), gradient, jnp.exp(value), solution)
 
 
 def _given(name: str, solution: LearnerSolution) -> Array:

@@ -7,8 +7,8 @@ Equations here [WN11; theory: empirical-risk, Eq. (19)], r_k = F(x_k) - x_k:
 
 over the last five steps, every number measured in its own units, β = 1. A step that leaves the
 region of the map is x_k + β r_k. Where the residual has more than doubled, the iteration goes back
-to its best x, forgets the steps before, and takes a third of β: a map that overshoots has its fixed
-points found too. With `growth` β grows again, up to one, in steps that are the best so far: a slow
+to its best x, forgets the steps before, and takes a third of β, so that it converges for maps that
+overshoot, too. With `growth` β grows again, up to one, in steps that are the best so far: a slow
 transient may have made it small.
 """
 
@@ -27,15 +27,15 @@ from jaxsmi.core.driver import AbstractSolver
 
 __all__ = ["Anderson", "Place"]
 
-_DEPTH = 5
-_RIDGE = 1e-14  # of the least squares problem, relative
-_LEAST = 0.05  # β at least
+_DEPTH = 5  # usual [WN11]: the gain beyond is small
+_RIDGE = 1e-14  # of the least squares problem, relative: above rounding of its normal equations
+_WORSE, _CUT = 2.0, 3.0  # growth of the residual that cuts β, and by which factor: empirical
+_LEAST = 0.05  # β at least: slopes down to -39 still converge
 
 
 class Place(eqx.Module):
-    """Where the iteration is: x, the last residual in units, β, the differences of the last steps
-    (depth, n) of x and of r, how many there are, the x and r before, and the best x and r with
-    their residual."""
+    """State: x, the last residual in units, β, the differences of the last steps (depth, n) of x
+    and of r and their count, the previous x and r, the best x and r with their residual."""
 
     x: PyTree
     residual: Array
@@ -54,10 +54,10 @@ class Anderson(AbstractSolver[Place]):
 
     Args:
         map_of: F, of a tree to a tree of the same shapes.
-        start: x_0.
+        initial: x_0.
         units: units(x), a tree like x: the size that each number is measured by.
-        admissible: admissible(x), whether x lies where F is defined.
-        observed: observed(x), what is recorded of x.
+        admissible: admissible(x), True where F is defined.
+        observed: observed(x), the record of x.
         tolerance: On the largest residual, in units.
         accelerated: False: plain steps.
         max_steps: Steps at most.
@@ -80,11 +80,17 @@ class Anderson(AbstractSolver[Place]):
         none = jnp.zeros((_DEPTH, flat.size), flat.dtype)
         infinite = jnp.asarray(jnp.inf, flat.dtype)
         nothing = (flat, jnp.zeros_like(flat))
-        count = jnp.zeros((), int)
-        one = jnp.ones((), flat.dtype)
-        yes = jnp.ones((), bool)
         return Place(
-            self.initial, infinite, one, none, none, count, nothing, nothing, infinite, yes
+            x=self.initial,
+            residual=infinite,
+            mixing=jnp.ones((), flat.dtype),
+            moved=none,
+            change=none,
+            count=jnp.zeros((), int),
+            before=nothing,
+            best=nothing,
+            least=infinite,
+            finite=jnp.ones((), bool),
         )
 
     def step(self, state: Place, count: Array) -> Place:
@@ -96,12 +102,11 @@ class Anderson(AbstractSolver[Place]):
         residual = jnp.max(jnp.abs(r / units))
         finite = jnp.all(jnp.isfinite(value))
         back = self.accelerated & (state.mixing > _LEAST) & jnp.isfinite(state.least)
-        lost = back & ~(residual <= 2.0 * state.least)
-        # where it goes on from
-        pick = lambda a, b: jnp.where(lost, a, b)
+        worse = back & ~(residual <= _WORSE * state.least)
+        pick = lambda a, b: jnp.where(worse, a, b)  # back to the best x
         x, r = pick(state.best[0], x), pick(state.best[1], r)
         grown = jnp.where(residual < state.least, self.growth * state.mixing, state.mixing)
-        mixing = pick(state.mixing / 3.0, jnp.minimum(grown, 1.0))
+        mixing = pick(state.mixing / _CUT, jnp.minimum(grown, 1.0))
         push = lambda table, row: jnp.roll(table, 1, axis=0).at[0].set(row)
         kept = pick(0, jnp.minimum(state.count + (count > 0), _DEPTH))
         inside = (jnp.arange(_DEPTH) < kept)[:, None]
@@ -120,7 +125,7 @@ class Anderson(AbstractSolver[Place]):
         better = finite & ((residual < state.least) | (state.mixing <= _LEAST))
         best = tuple(jnp.where(better, a, b) for a, b in zip((x, r), state.best, strict=True))
         least = jnp.where(better, residual, state.least)
-        going = finite | lost
+        going = finite | worse
         return Place(
             build(new),
             residual,

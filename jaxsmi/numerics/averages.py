@@ -1,4 +1,4 @@
-"""Control variates: averages with less noise.
+"""Control variates.
 
 Equation here [theory: numerics, Eq. (10)]: E x = E[x - β d] for any d of mean zero, and the
 variance is smallest at β = Cov(x, d)/Var(d).

@@ -1,4 +1,4 @@
-r"""The limit of a quantity as a small parameter goes to zero by a power that is not known.
+r"""The limit of a quantity as a small parameter goes to zero by an unknown power.
 
 Equations here [theory: multi-index, Eqs. (70), (71)]: x_k at Δ_k = Δ_1 r^{1-k}, k = 1 .. K,
 
@@ -18,13 +18,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.checks import Arguments
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete
+from jaxsmi.core.validate import check
 
 __all__ = ["Limit", "ladder", "limit"]
 
-_LEAST = 4  # values: the last two of three differences show a power, the first two the one before
-_POWERS = (0.25, 2.0)  # outside, differences are noise
-_GEOMETRIC = 1e-3  # relative
+_FEWEST = 4  # values: the last two of three differences give a power, the first two the one before
+_POWERS = (0.25, 2.0)  # of Δ: outside, differences are noise
+_EVEN = 1e-3  # relative error of the ratio of two variances, as rounded by hand
 
 
 class Limit(NamedTuple):
@@ -36,18 +38,19 @@ class Limit(NamedTuple):
     error: Array
 
 
-def ladder(arguments: Arguments, name: str, values: ArrayLike) -> Array:
+def ladder(name: str, values: ArrayLike) -> Array:
     """The argument `name` as a ladder to zero: four values or more (K,), positive, each the same
-    fraction of the one before."""
+    fraction of the one before; NaN where it is traced and is none."""
     allowed = (
         "four variances or more, each the same fraction of the one before: (.08, .04, .02, .01)"
     )
-    steps = arguments.array(name, values, allowed)
-    arguments.condition(steps.ndim == 1 and len(steps) >= _LEAST, name, values, allowed)
-    ratios = steps[:-1] / steps[1:]
-    even = jnp.max(jnp.abs(ratios / ratios[0] - 1.0)) <= _GEOMETRIC
+    steps = validate.array(name, values, allowed)
+    check(steps.ndim == 1 and len(steps) >= _FEWEST, name, values, allowed)
+    ratios = steps[:-1] / jnp.where(steps[1:] > 0.0, steps[1:], 1.0)
+    even = jnp.max(jnp.abs(ratios / ratios[0] - 1.0)) <= _EVEN
     falls = jnp.all(steps > 0.0) & (ratios[0] > 1.0)
-    return arguments.masked(steps, even & falls, name, values, allowed)
+    check(even & falls, name, values, allowed)
+    return steps if concrete(steps) else jnp.where(even & falls, steps, jnp.nan)
 
 
 def limit(steps: Array, replicas: Array) -> Limit:
@@ -81,7 +84,7 @@ def _aitken(ratio: Array, three: Array) -> Array:
     second = three[2] - three[1]
     squares = jnp.sum(second**2)
     moves = squares > 0.0
-    grown = jnp.where(moves, jnp.sum(first * second) / jnp.where(moves, squares, 1.0), ratio)
+    factor = jnp.where(moves, jnp.sum(first * second) / jnp.where(moves, squares, 1.0), ratio)
     low, high = _POWERS
-    grown = jnp.clip(grown, ratio**low, ratio**high)
-    return three[2] + second / (grown - 1.0)
+    factor = jnp.clip(factor, ratio**low, ratio**high)  # r^p
+    return three[2] + second / (factor - 1.0)

@@ -1,9 +1,8 @@
-r"""A smooth objective of a few parameters, each of whose values is expensive: guarded quasi-Newton
-steps of optax.
+r"""Minimum of a smooth objective of a few parameters, each of whose values is expensive.
 
-Equation here [theory: multi-index, Eq. (61)]: the gradient is scaled so that the first step has
-length 0.2, steps are at most 0.3 long, a step after which the objective rose goes half way back,
-and where the curvature has the wrong sign the step is down the gradient.
+Equation here [theory: multi-index, Eq. (61)]: L-BFGS steps of optax on the gradient, scaled so that
+the first step has length 0.2; steps are at most 0.3 long, a step after which the objective rose
+goes half way back, and where the curvature has the wrong sign the step is down the gradient.
 """
 
 from __future__ import annotations
@@ -19,45 +18,50 @@ import optax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree
-from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.progress import Bar
+from jaxsmi.core.validate import check
 
-__all__ = ["Descent", "Ended", "Point"]
+__all__ = ["Point", "SearchEnd", "minimise"]
 
+# Parameters are logarithms of strengths, or of order one: a step of a fifth changes a model by
+# twenty per cent, and one above a third may leave the region where its threshold exists.
 _FIRST_STEP = 0.2
 _LONGEST_STEP = 0.3
 
+_Extra = TypeVar("_Extra")
 
-_Found = TypeVar("_Found")
 
-
-class Point(NamedTuple, Generic[_Found]):
-    """One evaluation: the objective, its gradient with its norm, the `number` that is recorded, and
-    whatever else was `found`, from which the next evaluation may go on."""
+class Point(NamedTuple, Generic[_Extra]):
+    """One evaluation: the objective and its gradient, the `number` for the history, and `extra`
+    results, from which the next evaluation may go on."""
 
     parameters: PyTree
     value: float
     gradient: PyTree
-    size: float
     number: Array
-    found: _Found
+    extra: _Extra
+
+    @property
+    def size(self) -> float:
+        """The norm of the gradient."""
+        return float(optax.global_norm(self.gradient))
 
     @property
     def finite(self) -> bool:
-        """Whether the objective and its gradient exist."""
+        """The objective and its gradient are finite."""
         return bool(np.isfinite(self.value) and np.isfinite(self.size))
 
 
-class Ended(eqx.Module):
+class SearchEnd(eqx.Module):
     """The end of a search.
 
     Attributes:
         parameters: The best parameters.
         gradient: Of the objective there.
         steps: Evaluations taken.
-        result: A code: SUCCESS, MAX_STEPS, NONFINITE.
-        history: One entry an evaluation: "parameters", the objective by its name, "gradient".
+        result: A code: SUCCESS, MAX_STEPS.
+        history: One entry per evaluation: "parameters", the objective by its name, "gradient".
     """
 
     parameters: PyTree
@@ -72,120 +76,60 @@ class Ended(eqx.Module):
         return Result(int(self.result)).remedy
 
 
-def _lbfgs() -> optax.GradientTransformation:
-    """L-BFGS with steps of bounded length."""
-    clipped = optax.clip_by_global_norm(_LONGEST_STEP)
-    return optax.chain(optax.scale_by_lbfgs(), clipped, optax.scale(-1.0))
-
-
-class Descent(Generic[_Found]):
-    """The iteration (module docstring).
+def minimise(
+    evaluate: Callable[[PyTree, _Extra | None], Point[_Extra]],
+    start: PyTree,
+    *,
+    name: str,
+    tolerance: float,
+    max_steps: int,
+    allowed: str,
+    bar: Bar,
+    done: Callable[[Point[_Extra]], bool] = lambda point: False,
+) -> tuple[Point[_Extra], SearchEnd]:
+    """The best point and the end of a search (module docstring).
 
     Args:
-        evaluate: evaluate(parameters, found) -> `Point`; `found` is that of the last good point.
-        optimizer: Any optax optimiser; None: L-BFGS, whose steps are guarded.
-        tolerance: Stop where a step is shorter (an optimiser of one's own: where the gradient is
-            less than so much of the first one).
-        done: done(point): whether the objective is as good as it can be.
-        number: What to call the number that is recorded.
-        allowed: What parameters to start at, for the message where the objective is not finite.
+        evaluate: evaluate(parameters, extra) -> `Point`; `extra` is that of the last good point.
+        start: The first parameters.
+        name: Of the number that is recorded.
+        tolerance: The search ends where a step is shorter.
+        max_steps: Largest number of evaluations.
+        allowed: Parameters to start at, for the message where the objective is not finite.
+        bar: The progress bar.
+        done: The objective is as good as it can be. Default: never.
     """
-
-    def __init__(
-        self,
-        evaluate: Callable[[PyTree, _Found | None], Point[_Found]],
-        optimizer: optax.GradientTransformation | None,
-        tolerance: float,
-        done: Callable[[Point[_Found]], bool],
-        number: str,
-        allowed: str,
-    ):
-        self.evaluate = evaluate
-        self.default = optimizer is None
-        self.optimizer = _lbfgs() if optimizer is None else optimizer
-        self.tolerance = tolerance
-        self.done = done
-        self.number = number
-        self.allowed = allowed
-        self.best: Point[_Found] | None = None
-        self.first_size = 0.0
-        self.history: dict[str, list[PyTree]] = {"parameters": [], number: [], "gradient": []}
-
-    def run(self, parameters: PyTree, max_steps: int, bar: Bar) -> tuple[Point[_Found], Ended]:
-        """Evaluate and step until a test of convergence holds, or so many times; returns the best
-        point and how the search ended."""
-        memory = self.optimizer.init(parameters)
-        found = None
-        code = Result.MAX_STEPS
-        for _ in range(max_steps):
-            point = self.evaluate(parameters, found)
-            self._record(point, bar)
-            if self._lost(point):
-                code = Result.NONFINITE
-                break
-            if self.default and self.best is not None and not point.value <= self.best.value:
-                parameters, length = self._half_way_back(parameters, self.best.parameters)
-                memory = self.optimizer.init(parameters)
-                if length < self.tolerance:
-                    code = Result.SUCCESS
-                    break
-                continue
-            if self.best is None or point.value <= self.best.value:
-                self.best = point
-            found = point.found
-            if self._converged(point):
+    clipped = optax.clip_by_global_norm(_LONGEST_STEP)
+    optimizer = optax.chain(optax.scale_by_lbfgs(), clipped, optax.scale(-1.0))
+    first = best = evaluate(start, None)
+    check(first.finite, "start", start, allowed)
+    scale = _FIRST_STEP / first.size if first.size > 0.0 else 1.0
+    memory = optimizer.init(start)
+    history: dict[str, list[PyTree]] = {"parameters": [], name: [], "gradient": []}
+    parameters, code = start, Result.MAX_STEPS
+    for step in range(max_steps):
+        point = evaluate(parameters, best.extra) if step else first
+        entries = {"parameters": point.parameters, name: point.number, "gradient": point.gradient}
+        for entry, value in entries.items():
+            history[entry].append(jax.tree.map(np.asarray, value))
+        bar.update(1, {name: f"{float(point.number):.4f}"})
+        if not point.value <= best.value:  # or NaN: half way back to the best parameters
+            updates = jax.tree.map(lambda p, b: 0.5 * (b - p), point.parameters, best.parameters)
+            memory = optimizer.init(start)
+        else:
+            best = point
+            if done(point):
                 code = Result.SUCCESS
                 break
-            updates, memory = self._updates(point, memory)
-            if self.default and float(optax.global_norm(updates)) < self.tolerance:
-                code = Result.SUCCESS
-                break
-            parameters = jax.tree.map(jnp.add, parameters, updates)
-        assert self.best is not None  # the first evaluation was checked
-        steps = len(self.history["gradient"])
-        best = self.best
-        end = Ended(best.parameters, best.gradient, steps, jnp.asarray(code), self.history)
-        return best, end
-
-    def _record(self, point: Point[_Found], bar: Bar) -> None:
-        entries = {
-            "parameters": point.parameters,
-            self.number: point.number,
-            "gradient": point.gradient,
-        }
-        for name, entry in entries.items():
-            self.history[name].append(jax.tree.map(np.asarray, entry))
-        bar.update(1, {self.number: f"{float(point.number):.4f}"})
-
-    def _lost(self, point: Point[_Found]) -> bool:
-        """Whether to give up here; raises a ValueError for a start without a finite objective."""
-        if self.best is None:
-            check(point.finite, "start", point.parameters, self.allowed)
-            self.first_size = point.size if point.size > 0 else 1.0
-            return False
-        return not point.finite and not self.default
-
-    @staticmethod
-    def _half_way_back(parameters: PyTree, best: PyTree) -> tuple[PyTree, float]:
-        """The middle between some parameters and the best ones, and the way to it."""
-        back = jax.tree.map(lambda p, b: 0.5 * (b - p), parameters, best)
-        return jax.tree.map(jnp.add, parameters, back), float(optax.global_norm(back))
-
-    def _converged(self, point: Point[_Found]) -> bool:
-        if self.done(point):
-            return True
-        return not self.default and point.size < self.tolerance * self.first_size
-
-    def _updates(
-        self, point: Point[_Found], memory: optax.OptState
-    ) -> tuple[PyTree, optax.OptState]:
-        """The next step in the parameters, and the optimiser's memory."""
-        scale = _FIRST_STEP / self.first_size if self.default else 1.0
-        scaled = jax.tree.map(lambda g: scale * g, point.gradient)
-        updates, memory = self.optimizer.update(scaled, memory, point.parameters)
-        products = jax.tree.map(lambda u, g: jnp.sum(u * g), updates, point.gradient)
-        if self.default and float(sum(jax.tree.leaves(products))) > 0:
-            # curvature of the wrong sign: down the gradient instead
-            downhill = jax.tree.map(lambda g: -g, scaled)
-            return downhill, self.optimizer.init(point.parameters)
-        return updates, memory
+            scaled = jax.tree.map(lambda g: scale * g, point.gradient)
+            updates, memory = optimizer.update(scaled, memory, point.parameters)
+            products = jax.tree.map(lambda u, g: jnp.sum(u * g), updates, point.gradient)
+            if float(sum(jax.tree.leaves(products))) > 0.0:  # curvature of the wrong sign
+                updates = jax.tree.map(lambda g: -g, scaled)
+                memory = optimizer.init(start)
+        if float(optax.global_norm(updates)) < tolerance:
+            code = Result.SUCCESS
+            break
+        parameters = jax.tree.map(jnp.add, point.parameters, updates)
+    steps = len(history["gradient"])
+    return best, SearchEnd(best.parameters, best.gradient, steps, jnp.asarray(int(code)), history)

@@ -1,19 +1,18 @@
-r"""Fixed points of monotone maps of a covariance, with an honest stopping test.
+r"""Fixed points of monotone maps of a covariance.
 
 Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 
-* residual r = F(V) - V; the distance to the fixed point is about (I - J)^{-1} r, and where J is
-  known badly ‖r‖/(1 - ρ), ρ the spectral radius of J: the larger of them, not the (damped) step, is
-  what the tolerance is compared with (J is not normal: one layer's uncertainty can move another
-  thirty times as much);
+* residual r = F(V) - V; the distance to the fixed point is about (I - J)^{-1} r, and where J has
+  large errors ‖r‖/(1 - ρ), ρ the spectral radius of J: the larger of them, not the (damped) step,
+  is compared with the tolerance (J is not normal: one layer's uncertainty can move another thirty
+  times as much);
 * Newton polish V + t (I - J)^{-1} r, t halved after a step that did not halve the residual, taken
-  only where the iteration already contracts (ρ < 0.98), the residual falls, and the step stays near
-  V;
+  only where the iteration already contracts, the residual falls, and the step stays near V;
 * ρ by a shifted power iteration from the identity: J maps positive matrices to positive matrices,
   its leading eigenvalue is real with a positive eigenvector, and the shift kills oscillation
   between blocks;
-* what the tolerance leaves open: (I - J)^{-1} r before the last step, J times that after a plain
-  one, and half of it after a Newton step, which has to halve the residual;
+* the error implied by the tolerance: (I - J)^{-1} r before the last step, J times that after a
+  plain one, and half of it after a Newton step, which has to halve the residual;
 * a fixed point V > 0 or perfect recovery: as long as V is no larger than twice that distance and
   falls geometrically, zero is as good an answer, and the iteration goes on;
 * error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ;
@@ -34,8 +33,24 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.codes import Result, choose
-from jaxsmi.core.driver import AbstractSolver, RecoveryRay, Run, advance, begin
+from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Run, advance, begin
 from jaxsmi.numerics.linear_algebra import symmetric
+
+_POWER_STEPS = 200  # of ρ: 1e-6 where the second eigenvalue is 7 % smaller
+_SHIFT = 0.25  # of the power iteration, relative to ‖J‖/P: kills oscillation, costs little speed
+# Newton steps need a contraction, as J has statistical errors; next to the end of a branch, where
+# plain steps creep, one that turns out to have left the region is undone instead.
+_CONTRACTS, _CONTRACTS_FOLD = 0.98, 0.998
+_SLOWEST = 1e-6  # 1 - ρ in the distance, at least: beyond, α is at a threshold
+# A Newton step stays near V, or the statistical errors of J throw it onto another branch next to a
+# spinodal: eigenvalues at least 0.3 of those of V, entries within 5 % of S, all of it below S up to
+# rounding of its trace.
+_LEAST_RATIO, _LONGEST, _OUTSIDE = 0.3, 0.05, 1e-3
+# Discrete priors: V collapses faster than any geometric decay. The iteration stops before V is so
+# small that no sample resolves it, where F falls back to S.
+_COLLAPSED, _COLLAPSE = 1e-6, 1e-2
+# √q of two directions above which the random points determine the slope of the map between them
+_RESOLVED = 0.1
 
 
 def apply(J: Array, X: Array) -> Array:
@@ -43,11 +58,11 @@ def apply(J: Array, X: Array) -> Array:
     return jnp.einsum("abcd,cd->ab", J, X)
 
 
-def perron_value(J: Array, steps: int = 200) -> Array:
+def perron_value(J: Array, steps: int = _POWER_STEPS) -> Array:
     """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices, by shifted power
     iteration."""
     P = J.shape[0]
-    shift = 0.25 * jnp.sqrt(jnp.sum(J * J)) / P + 1e-30
+    shift = _SHIFT * jnp.sqrt(jnp.sum(J * J)) / P + 1e-30
 
     def step(_: int | Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         X, _ = carry
@@ -79,12 +94,11 @@ class Evaluation(eqx.Module):
 
 
 class Iterate(eqx.Module):
-    """The state of the iteration: V, the last evaluation of F (at the V before) and what the
-    stopping test made of it.
+    """State of the iteration: V, the last evaluation of F (at the V before), and its residual.
 
-    `trace` is tr V before the last step; `ray`: steps in a row on the recovery ray; `trust`: the
-    part of a Newton step that is taken; `polished`: whether the last step was one; `open`: how far
-    the fixed point still is from V, (P, P) without signs; `undecided`: whether it may as well be
+    `trace`: tr V before the last step; `decay_count`: consecutive steps of geometric decay;
+    `trust`: the part of a Newton step that is taken; `polished`: the last step was one; `open`:
+    distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed point may be
     zero.
     """
 
@@ -94,7 +108,7 @@ class Iterate(eqx.Module):
     distance: Array
     rho: Array
     trace: Array
-    ray: Array
+    decay_count: Array
     trust: Array
     polished: Array
     open: Array
@@ -112,16 +126,16 @@ class Iteration(AbstractSolver[Iterate]):
         V0: Where to start, (P, P).
         scale: The largest V (P, P), the second moment of the prior: what sizes are relative to.
         tolerance: On the largest entry of the distance.
-        geometric: Whether V may fall to zero along a ray, which is then perfect recovery
-            (`core.driver.RecoveryRay`); so is V below 1e-6 of its scale that falls a hundredfold.
-        newton: Whether to polish once the iteration contracts.
-        max_steps: Steps at most.
-        downwards: Whether to ask only where V0 leads, up or down. F is monotone: once V ≻ V0 the
+        geometric: V may decay geometrically to zero (`core.driver.GeometricDecay`), which is then
+            perfect recovery; so is V below 1e-6 of its scale that falls a hundredfold.
+        newton: Polish once the iteration contracts.
+        max_steps: Step budget.
+        downwards: Only the direction that V0 leads to matters. F is monotone: once V ≻ V0 the
             iteration never comes back (MAX_STEPS), and once V ≺ V0 it stays below, which without
             noise counts as perfect recovery (RECOVERED). Default None: it goes on.
-        fold: Whether the end of a branch may be near: Newton steps are then taken up to ρ = 0.998,
-            and one that leaves the region where F contracts is taken back, with plain steps from
-            there (J has statistical errors). Default False: up to 0.98.
+        fold: The end of a branch may be near: Newton steps are then taken up to ρ = 0.998, and one
+            that leaves the region where F contracts is undone, with plain steps from there. Default
+            False: up to 0.98.
     """
 
     map_of: Callable[[Array], Evaluation]
@@ -135,12 +149,12 @@ class Iteration(AbstractSolver[Iterate]):
     fold: bool = eqx.field(static=True, default=False)
 
     @property
-    def ray(self) -> RecoveryRay:
+    def decay(self) -> GeometricDecay:
         """Without fluctuations: a ratio below one that is steady to 1 % for five steps."""
-        return RecoveryRay(jnp.trace(self.scale), slowest=0.995, spread=0.01, steps=5)
+        return GeometricDecay(jnp.trace(self.scale), slowest=0.995, spread=0.01, steps=5)
 
     def init(self) -> Iterate:
-        """V0, nothing known of F yet."""
+        """V0, without an evaluation of F."""
         V0 = self.V0
         dtype = self.V0.dtype
         shapes = eqx.filter_eval_shape(_mapped, self.map_of, V0)
@@ -154,7 +168,7 @@ class Iteration(AbstractSolver[Iterate]):
             distance=infinite,
             rho=infinite,
             trace=jnp.trace(V0),
-            ray=jnp.zeros((), int),
+            decay_count=jnp.zeros((), int),
             trust=jnp.ones((), dtype),
             polished=no,
             open=jnp.full_like(V0, jnp.inf),
@@ -164,7 +178,7 @@ class Iteration(AbstractSolver[Iterate]):
         )
 
     def step(self, state: Iterate, count: Array) -> Iterate:
-        """F(V), or the Newton step from it where that is sound."""
+        """F(V), or the Newton step where that is sound."""
         del count
         V = state.V
         scale = self.scale
@@ -175,17 +189,16 @@ class Iteration(AbstractSolver[Iterate]):
         rho = perron_value(evaluation.jacobian)
         newton_step = resolvent(evaluation.jacobian, difference)
         distance = jnp.maximum(
-            residual / jnp.maximum(1.0 - rho, 1e-6), jnp.max(jnp.abs(newton_step))
+            residual / jnp.maximum(1.0 - rho, _SLOWEST), jnp.max(jnp.abs(newton_step))
         )
-        # where a polished step did not halve the residual, the Jacobian's statistical error was too
-        # large for all of it
+        # a Newton step that did not halve the residual: the error of J is too large for all of it
         trust = jnp.where(
             state.polished & (residual > 0.5 * state.residual), 0.5 * state.trust, state.trust
         )
         candidate = value + trust * (V + newton_step - value)
         candidate = symmetric(candidate)
         falls = (residual < state.residual) | state.polished
-        contracts = rho < (0.998 if self.fold else 0.98)
+        contracts = rho < (_CONTRACTS_FOLD if self.fold else _CONTRACTS)
         take = self.newton & contracts & falls & self._sound(V, candidate)
         values, vectors = jnp.linalg.eigh(scale - jnp.where(take, candidate, value))
         inside = scale - (vectors * jnp.maximum(values, 0.0)) @ vectors.T
@@ -197,14 +210,13 @@ class Iteration(AbstractSolver[Iterate]):
             new = jnp.where(left, state.evaluation.value, jnp.where(take, inside, value))
         trace = jnp.trace(V)
         ratio = jnp.trace(value) / trace
-        ray = self.ray.follow(state.ray, trace, ratio, trace / state.trace)
-        undecided = (ratio < self.ray.slowest) & (trace <= 2.0 * len(V) * distance)
+        decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.trace)
+        undecided = (ratio < self.decay.slowest) & (trace <= 2.0 * len(V) * distance)
         remains = jnp.where(
             take, (1.0 - 0.5 * trust) * newton_step, apply(evaluation.jacobian, newton_step)
         )
-        # faster than any ray (discrete priors): stop before V is so small that no sample sees it,
-        # where F falls back to S
-        collapsed = (jnp.trace(value) < 1e-6 * jnp.trace(scale)) & (ratio < 1e-2)
+        small = jnp.trace(value) < _COLLAPSED * jnp.trace(scale)
+        collapsed = small & (ratio < _COLLAPSE)
         return Iterate(
             V=new,
             evaluation=evaluation,
@@ -212,29 +224,25 @@ class Iteration(AbstractSolver[Iterate]):
             distance=distance,
             rho=rho,
             trace=trace,
-            ray=ray,
+            decay_count=decay_count,
             trust=trust,
             polished=take,
             open=jnp.abs(symmetric(remains)),
             undecided=self.geometric & undecided,
             finite=jnp.all(jnp.isfinite(value)),
-            recovered=self.geometric & (self.ray.reached(ray, jnp.trace(new)) | collapsed),
+            recovered=self.geometric
+            & (self.decay.reached(decay_count, jnp.trace(new)) | collapsed),
         )
 
     def _sound(self, V: Array, candidate: Array) -> Array:
-        """Whether a Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and
-        short.
-
-        The Jacobian has statistical errors, which near a spinodal would throw a longer step onto
-        another branch.
-        """
+        """A Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short."""
         root = jnp.linalg.cholesky(V)
         whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
         whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
-        similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > 0.3
-        short = jnp.max(jnp.abs(candidate - V)) < 0.05 * jnp.max(self.scale)
+        similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > _LEAST_RATIO
+        short = jnp.max(jnp.abs(candidate - V)) < _LONGEST * jnp.max(self.scale)
         spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
-        inside = spare > -1e-3 * jnp.trace(self.scale)
+        inside = spare > -_OUTSIDE * jnp.trace(self.scale)
         return similar & short & inside & jnp.all(jnp.isfinite(candidate))
 
     def observe(self, state: Iterate, count: Array) -> dict[str, Array]:
@@ -253,7 +261,7 @@ class Iteration(AbstractSolver[Iterate]):
         return {"Q": " ".join(f"{q:.4f}" for q in overlaps)}
 
     def terminate(self, state: Iterate, count: Array) -> Array:
-        """SUCCESS within the tolerance and away from zero, RECOVERED on the recovery ray, else
+        """SUCCESS within the tolerance and away from zero, RECOVERED on geometric decay, else
         MAX_STEPS or NONFINITE."""
         near = (state.distance <= self.tolerance) & (state.rho < 1.0)
         rises: Array | bool = False
@@ -272,15 +280,12 @@ class Iteration(AbstractSolver[Iterate]):
 
 @eqx.filter_jit
 def _mapped(map_of: Callable[[Array], Evaluation], V: Array) -> Evaluation:
-    """The map at V, traced once for the start of the iteration and its steps."""
+    # one trace for the shapes of the start and for the steps
     return map_of(V)
 
 
 def solve(iteration: Iteration) -> Run[Iterate]:
-    """The iteration run to its end, inside jit: codes SUCCESS, RECOVERED, MAX_STEPS, NONFINITE.
-
-    One F a step.
-    """
+    """The end of the iteration, inside jit: codes SUCCESS, RECOVERED, MAX_STEPS, NONFINITE."""
     steps = iteration.max_steps
     return advance(iteration, begin(iteration, steps), jnp.asarray(steps))
 
@@ -294,11 +299,11 @@ def propagated_error(J: Array, replicas: Array) -> Array:
 
 
 def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array) -> Array:
-    """Jacobian (P, P, P, P) of the map as computed, on its own random points: what differences with
-    common numbers see.
+    """Jacobian (P, P, P, P) of the map on its own random points, as differences on common points
+    measure it.
 
-    In the directions of the null space of Q, where fields are of size √Q and the points' own slope
-    is all noise, the map's stated Jacobian takes its place.
+    In the directions of the null space of Q, where fields are of size √Q and the slope of the
+    points is all noise, the stated Jacobian of the map takes its place.
     """
     values, vectors = jnp.linalg.eigh(symmetric(Q))
     roots = jnp.sqrt(jnp.maximum(values, 0.0))
@@ -310,7 +315,7 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
         outer = vectors[:, i][:, None] * vectors[:, j]
         X = symmetric(outer)
         moved = jax.jvp(lambda x: map_of(x).value, (V,), (X,))[1]
-        return jnp.where(roots[i] + roots[j] > 0.1, symmetric(moved), apply(stated, X))
+        return jnp.where(roots[i] + roots[j] > _RESOLVED, symmetric(moved), apply(stated, X))
 
     entries = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
     table = (

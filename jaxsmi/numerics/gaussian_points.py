@@ -1,4 +1,4 @@
-r"""Points and weights of a Gaussian average, with an honest error.
+r"""Points and weights of a Gaussian average, in independent rules.
 
 Equations here [theory: empirical-risk, Eqs. (16), (17)]: in few variables a trapezoidal sum over a
 grid with a random shift u,
@@ -24,7 +24,9 @@ from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 
 __all__ = ["Points", "gaussian_points"]
 
-_FEWEST = 8  # points an axis: below, a grid is worse than a net
+_FEWEST = (
+    8  # points per axis below which a grid is worse than a net [theory: empirical-risk, Eq. (16)]
+)
 _WIDEST = 8.3  # a Gaussian has 1e-16 of its mass outside
 
 
@@ -53,7 +55,7 @@ def gaussian_points(
             poles near the real axis. Default 8.
 
     Returns:
-        `Points`: a grid where every axis gets so many points, else a net.
+        `Points`: a grid where every axis has `fewest` points or more, else a net.
     """
     side = int(np.floor(samples ** (1.0 / dimension) + 1e-9))
     if side < fewest:

@@ -1,17 +1,17 @@
-r"""Derivatives of what was solved for, by the equation it satisfies and not by the solver's steps.
+r"""Derivatives of solutions by the equation that they satisfy, not by the steps of a solver.
 
 Equations here [theory: numerics, Eqs. (23), (24)]:
 
     fixed point V = F(V, θ):   dV = (I - J)^{-1} ∂_θF dθ
     root h(α, θ) = 0:          dα = -(∂_θh/∂_αh) dθ
 
-This is the machinery. The two rules themselves are written where the equations are solved: the
-fixed point's in inference/evolution.py, the thresholds' in thresholds/weak.py (weak recovery)
-and thresholds/crossing.py (all later steps).
+The two rules themselves are written where the equations are solved: the fixed point's in
+inference/evolution.py, the thresholds' in thresholds/weak.py (weak recovery) and thresholds/root.py
+(all later steps).
 
 Loops whose length depends on the data can be differentiated forwards only, and waste time there;
-`differentiable` gives a solver the derivative that its caller knows, in both modes. It is good for
-one derivative: a second one is NaN, not a wrong number.
+`differentiable` gives a solver a derivative from its caller, in both modes. It is good for one
+derivative: a second one is NaN, not a wrong number.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["derivative", "differentiable", "numbers_of", "not_differentiable"]
 
 
 def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array = False) -> PyTree:
-    """An answer that has no derivative, or not all of it: along any number of `parameters` it is
-    NaN, where it would be a silent zero or a part of the truth.
+    """The answer, with NaN for its derivative along any number of `parameters`, which would be a
+    silent zero, or a part of the truth.
 
     Args:
-        answer: What was found, a tree.
-        parameters: What it depends on, a tree.
-        unless: Where it has its derivative after all. Default False.
+        answer: A tree.
+        parameters: A tree of the numbers that it depends on.
+        unless: The answer has its derivative. Default False.
 
     Returns:
         The answer.
@@ -57,9 +57,13 @@ def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTre
 
 
 def _unchanged(parameters: PyTree, context: PyTree, answer: PyTree) -> PyTree:
-    """The answer, as `push` sees it where nothing is prepared."""
     del parameters, context
     return answer
+
+
+def _as_arrays(leaves: list[Array]) -> list[Array]:
+    # a Python number that is differentiated comes as a scalar that is no array
+    return [x if eqx.is_array(x) else jnp.asarray(x, float) for x in leaves]
 
 
 def differentiable(
@@ -69,16 +73,15 @@ def differentiable(
     context: PyTree,
     prepare: Callable[[PyTree, PyTree, PyTree], PyTree] = _unchanged,
 ) -> PyTree:
-    """`solve(parameters, context)` with a derivative that the caller knows, in both modes, once.
+    """`solve(parameters, context)` with a derivative from the caller, in both modes, once.
 
     Args:
         solve: The solver; it may run loops whose length depends on the data.
         push: `push(parameters, context, prepared, directions)`, the tangents of the floating point
             arrays of the answer along `directions`, one for each floating point array of
             `parameters`. It is called once for every number of `parameters` that is differentiated.
-        parameters: What the answer is differentiated in, a tree.
-        context: Everything else that the functions need and that is traced, a tree; it is held
-            fixed.
+        parameters: A tree, in whose numbers the answer is differentiated.
+        context: A tree of everything else that is traced; its derivative is zero.
         prepare: `prepare(parameters, context, answer)`, called once before all calls of `push`.
             Default: the answer.
 
@@ -90,8 +93,9 @@ def differentiable(
     context_leaves, structure = jax.tree.flatten(dynamic)
 
     def arguments(leaves: list[Array], context_leaves: list[Array]) -> tuple[PyTree, PyTree]:
+        context_leaves = _as_arrays(context_leaves)
         parameters, context = eqx.combine(jax.tree.unflatten(structure, context_leaves), static)
-        return numbers_of(parameters)[1](leaves), context
+        return numbers_of(parameters)[1](_as_arrays(leaves)), context
 
     def primal(leaves: list[Array], context_leaves: list[Array]) -> PyTree:
         return solve(*arguments(leaves, context_leaves))
@@ -99,7 +103,7 @@ def differentiable(
     def rule(
         primals: tuple[list[Array], list[Array]], tangents: tuple[list[Array], list[Array]]
     ) -> tuple[PyTree, PyTree]:
-        leaves, context_leaves = primals
+        leaves, context_leaves = map(_as_arrays, primals)
         directions = tangents[0]
         answer = wrapped(leaves, context_leaves)
         moving, fixed = eqx.partition(answer, eqx.is_inexact_array)
@@ -126,7 +130,7 @@ def _tangents(
     """`total` plus the tangents along `directions`, by `along` for each number that moves."""
     for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
         if isinstance(direction, SymbolicZero):
-            continue  # nobody asks how the answer depends on this array
+            continue  # the answer is not differentiated in this array
 
         def one(unit: Array, position: int = position) -> PyTree:
             units = [unit if k == position else jnp.zeros_like(x) for k, x in enumerate(leaves)]

@@ -144,7 +144,7 @@ def _inverted_along(one: Array, i: Array | int, carry: tuple[Array, Array]) -> t
 
 
 def solve_definite(A: Array, b: Array) -> tuple[Array, Array]:
-    """A^{-1} b for one small symmetric A (k, k) and b (k, m), made for many under `vmap`.
+    """A^{-1} b for one small symmetric A (k, k) and b (k, m), for many under `vmap`.
 
     Gauss-Jordan steps, unrolled: elementwise operations over all samples (see `inverse_of_many`).
 

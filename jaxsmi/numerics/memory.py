@@ -1,9 +1,8 @@
-"""How much is worked on at once: blocks as large as a device's memory allows.
+"""Block sizes of integrals, by the memory of a device.
 
 An integral over fields goes over blocks of samples and nodes. A device that reports its memory, an
-accelerator, is filled by large blocks, and a small share of its memory bounds them. A device that
-reports none, such as a CPU, works from its cache: there the smallest blocks are the fastest. What
-a device is called does not matter.
+accelerator, needs large blocks, and a small share of its memory bounds them. A device that reports
+none, such as a CPU, works from its cache: there the smallest blocks are the fastest.
 """
 
 from __future__ import annotations
@@ -15,23 +14,22 @@ import jax
 
 __all__ = ["Block", "block_within", "working_memory"]
 
-CACHE = 2**19  # bytes of a block where a device does not report its memory: half a megabyte
-
-_SHARE = 64  # a block takes no more than this part of a device's memory
+CACHE = 2**19  # bytes of a block without reported memory: half of a core's usual second-level cache
+_SHARE = 64  # of a device's memory: several blocks live at once, beside the data
 
 
 class Block(NamedTuple):
-    """Samples and nodes worked on at once; powers of two, unless they are the least of a rule."""
+    """Samples and nodes of a block; powers of two, unless they are the least of a rule."""
 
     samples: int
     nodes: int
 
 
 class Device(Protocol):
-    """What is asked of a `jax.Device`."""
+    """The part of a `jax.Device` that is used."""
 
     def memory_stats(self) -> Mapping[str, int] | None:
-        """Its memory in bytes, among others the "bytes_limit"; None where it does not say."""
+        """Memory in bytes, with "bytes_limit"; None where it is not reported."""
 
 
 def working_memory(device: Device | None = None) -> int:
@@ -41,8 +39,8 @@ def working_memory(device: Device | None = None) -> int:
         device: The device. Default: the first of this process.
 
     Returns:
-        A 64th of the memory that the device lets JAX have, or half a megabyte where it does not
-        say.
+        A 64th of the memory that JAX may use on the device, or half a megabyte where it is not
+        reported.
 
     Example:
         >>> import jax
@@ -52,7 +50,7 @@ def working_memory(device: Device | None = None) -> int:
     first: Device = jax.local_devices()[0] if device is None else device
     try:
         limit = (first.memory_stats() or {}).get("bytes_limit", 0)
-    except jax.errors.JaxRuntimeError:  # a plug-in that cannot say
+    except jax.errors.JaxRuntimeError:  # a plug-in without memory statistics
         limit = 0
     return limit // _SHARE if limit else CACHE
 
@@ -66,7 +64,7 @@ def block_within(available: int, width: int, least: Block, most: Block) -> Block
         available: Bytes.
         width: Numbers of eight bytes for each pair of a sample and a node.
         least: The block where nothing larger fits.
-        most: The block where memory does not matter.
+        most: The largest block that is useful.
 
     Returns:
         A `Block`.

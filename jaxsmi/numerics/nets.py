@@ -1,4 +1,4 @@
-r"""Randomised Sobol nets: Gaussian points with unbiased averages and an honest error.
+r"""Randomised Sobol nets: Gaussian points with unbiased averages and a standard error.
 
 Equations here [M98; theory: numerics, Eqs. (5), (6)]: the points x_i of a Sobol net in [0, 1)^d,
 scrambled by random lower triangular matrices of bits and shifted by random digits, become Gaussians
@@ -32,20 +32,20 @@ __all__ = [
     "randomised_gaussians",
 ]
 
-_BITS = 20  # a net has at most 2^20 points
-_KEPT = Path(__file__).with_name("directions.npy")  # generated_directions(128)
+_BITS = 20  # a net has at most 2^20 points, more than any average here takes
+_FILE = Path(__file__).with_name("directions.npy")  # generated_directions(128)
 
 
 @functools.cache
 def direction_numbers(dimension: int) -> np.ndarray:
-    """Sobol direction numbers (dimension, 20), uint32: those of SciPy's generator, of which the
-    first dimensions are kept in a file, as importing scipy.stats takes two seconds."""
-    kept = np.load(_KEPT)
-    return kept[:dimension] if dimension <= len(kept) else generated_directions(dimension)
+    """Sobol direction numbers (dimension, 20), uint32: those of SciPy's generator, whose first
+    dimensions are in a file, as importing scipy.stats takes two seconds."""
+    stored = np.load(_FILE)
+    return stored[:dimension] if dimension <= len(stored) else generated_directions(dimension)
 
 
 def generated_directions(dimension: int) -> np.ndarray:
-    """The same, read off SciPy's generator."""
+    """Sobol direction numbers from SciPy's generator."""
     from scipy.stats import qmc
 
     columns = []
@@ -63,7 +63,7 @@ class Net(eqx.Module):
     Averages over its first 2^k points are unbiased; independent nets give independent averages.
 
     Args:
-        key: What the scramble and the shift are drawn from.
+        key: Random key of the scramble and the shift.
         dimension: d, the number of variables.
     """
 

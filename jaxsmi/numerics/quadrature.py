@@ -1,4 +1,4 @@
-r"""One-dimensional rules and series: the pieces that the integrals of the library are made of.
+r"""One-dimensional rules and series of integrals.
 
 Equations here [theory: numerics, Eqs. (1), (12)]:
 
@@ -8,7 +8,7 @@ Equations here [theory: numerics, Eqs. (1), (12)]:
 * orthonormal Hermite polynomials, √(n+1) h_{n+1}(x) = x h_n(x) - √n h_{n-1}(x), E h_n h_m = δ_nm
   under N(0, 1).
 
-Rules are made once in a process and are NumPy arrays: importing this module starts no device.
+Rules are computed once per process, as NumPy arrays: importing this module starts no device.
 Integrals in several variables, which refine themselves, are in refining.py; randomised points in
 nets.py.
 """

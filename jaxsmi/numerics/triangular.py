@@ -1,10 +1,10 @@
-"""Triangular factors of Gram matrices: of a given one, and of that of random rows.
+"""Triangular factors of Gram matrices, and of those of random rows.
 
 Equations here [theory: online-sgd, Eqs. (54), (58)]: Λ Λᵀ = A (Cholesky), and Bartlett's
 decomposition of a Wishart matrix: n rows of m standard normals have the Gram matrix A Aᵀ with
 A_ii² ~ χ²_{m - i}, i = 0, .., n - 1, and A_ij ~ N(0, 1) below the diagonal, all independent. χ²
 comes from Marsaglia and Tsang's rejection with a fixed number of tries, more of them for few
-degrees of freedom; to stop there moves its law by less than 1e-6 in total variation.
+degrees of freedom; the error of its distribution is below 1e-6 in total variation.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ __all__ = [
     "triangular_root",
 ]
 
-_MANY = 8  # proposals of a χ²: enough for one degree of freedom
-_PIVOT = 1e-14  # of the largest entry: a smaller pivot counts as zero
+_TRIES = 8  # proposals of a χ²: all fail with probability < 1e-6 at one degree of freedom
+_FEW_TRIES, _MANY_FREEDOMS = 2, 57  # two proposals do from 57 degrees of freedom on
+_PIVOT = 1e-14  # of the largest entry: a smaller pivot is rounding
 
 
 def total(terms: list[Array]) -> Array:
@@ -54,7 +55,7 @@ def triangular_root(square: Array) -> Array:
 
 def acceptance_tries(freedom: int) -> int:
     """Proposals of a χ² with so many degrees of freedom: all fail with probability below 1e-6."""
-    return 2 if freedom >= 57 else _MANY
+    return _FEW_TRIES if freedom >= _MANY_FREEDOMS else _TRIES
 
 
 def chi_square(count: Array, normals: Array) -> Array:
@@ -74,7 +75,7 @@ def chi_square(count: Array, normals: Array) -> Array:
 
 def bartlett_size(rows: int) -> int:
     """How many standard normals `bartlett` needs."""
-    return rows * (rows + 3 * _MANY)
+    return rows * (rows + 3 * _TRIES)
 
 
 def bartlett(normals: Array, rows: int, freedom: ArrayLike) -> Array:
@@ -82,5 +83,5 @@ def bartlett(normals: Array, rows: int, freedom: ArrayLike) -> Array:
     standard normals."""
     below, proposals = jnp.split(normals, [rows * rows])
     count = jnp.asarray(freedom, normals.dtype) - jnp.arange(rows, dtype=normals.dtype)
-    diagonal = jnp.sqrt(chi_square(count, proposals.reshape(rows, 3, _MANY)))
+    diagonal = jnp.sqrt(chi_square(count, proposals.reshape(rows, 3, _TRIES)))
     return jnp.tril(below.reshape(rows, rows), -1) + jnp.diag(diagonal)

@@ -43,9 +43,9 @@ class AbstractPrior(eqx.Module):
     """A prior on the signal."""
 
     @property
-    @abc.abstractmethod
     def weight(self) -> float:
         """w, the factor of tr(Q̂ (S - Q)) in the free entropy: dΨ = w tr(response dQ)."""
+        return 0.5
 
     @property
     @abc.abstractmethod

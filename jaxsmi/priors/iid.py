@@ -17,7 +17,6 @@ forms, as the Gaussian one does.
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -46,8 +45,6 @@ class AbstractIidPrior(AbstractPrior):
     To add one that is a mixture of Gaussians, subclass this with `traits`, a `column` that returns
     a `Mixture`, and `sample`.
     """
-
-    weight: ClassVar[float] = 0.5
 
     @abc.abstractmethod
     def column(self, indices: int) -> AbstractColumn:

@@ -1,14 +1,18 @@
-"""Fixed points of state evolution with only some directions learned, and what grows there.
+r"""The branch of state evolution on which only some directions are learned, as a curve (α, V).
 
-Equations here [theory: multi-index, Eqs. (52), (55)], U a basis of the learned directions,
-Π = U Uᵀ:
+Equations here [theory: multi-index, Eqs. (52), (55), (74) to (76)], U a basis of the learned
+directions, Π = U Uᵀ, F(α, V) the map of the branch, J its Jacobian in V, a = δ log α:
 
     V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π
+    δV = N + a T,   N = (I - J)^{-1} (F - V),   T = (I - J)^{-1} ∂F/∂log α
 
 The unlearned directions keep the covariance S. That is exact for a Gaussian prior, and wherever
 learned and new directions are independent under the prior, as coordinates are. For another prior
-and oblique directions E[C ⊗ C] differs from S ⊗ S: `refuse_oblique` says so
+and oblique directions E[C ⊗ C] differs from S ⊗ S: `check_oblique` says so
 [theory: multi-index, section 11].
+
+A posterior is the cost. F, J and the growth rate of new directions are averages over the same
+posteriors, so that a point of the curve costs one average.
 """
 
 from __future__ import annotations
@@ -18,85 +22,149 @@ import dataclasses
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.averages import response_of, weighted_posteriors
-from jaxsmi.channels.base import Response
-from jaxsmi.core.checks import check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.validate import check
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics import fixed_point
+from jaxsmi.numerics import fixed_point, roots
+from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.thresholds.growth import Growth, growth, growth_from
 
-__all__ = ["NETS", "branch_end", "branch_growth", "branch_point", "refuse_oblique"]
+__all__ = ["NETS", "BranchPoint", "branch_end", "branch_growth", "branch_point", "check_oblique"]
 
-NETS = 4  # nets inside one replica of a threshold
-_DEEP = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be known
-_PRECISION = 4.0  # at which the prior is tested for oblique directions, times the inverse of S
-_SLACK = 0.05  # of the test: quadrature errors of priors, and errors of the learned directions
+NETS = 4  # nets inside one independent threshold: enough to detect E g gᵀ by its spread
+_PERFECT = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be certain
+# relative changes of V: beyond a half a linear step is no estimate, and V stays positive
+_LONGEST = 0.5
+_RANGE = (1e-4, 1e4)  # of α, for the one that belongs to a V
+_PRECISION = 4.0  # at which a prior is tested for oblique directions, times the inverse of S
+_OBLIQUE = 0.05  # of S: above quadrature errors of priors and errors of the learned directions
 
 
 def branch_end(
     branch: OverlapMap,
     V0: Array,
     max_steps: int,
-    tolerance: ArrayLike,
+    tolerance: Array | float,
     downwards: Array | None = None,
     fold: bool = False,
 ) -> tuple[Array, Array]:
     """The fixed point V (k, k) reached from V0, and the result code; at perfect recovery V/S is
-    that of `_DEEP`. `downwards`, `fold`: as in `fixed_point.Iteration`."""
+    that of `_PERFECT`. `downwards`, `fold`: as in `fixed_point.Iteration`."""
     S = branch.second_moment
-    limit = jnp.asarray(tolerance, S.dtype)
-    iteration = branch.iteration(V0, max_steps=max_steps, tolerance=limit)
+    tolerance = jnp.asarray(tolerance, S.dtype)
+    iteration = branch.iteration(V0, max_steps=max_steps, tolerance=tolerance)
     end = fixed_point.solve(dataclasses.replace(iteration, downwards=downwards, fold=fold))
     V = end.state.V
-    deep = V * jnp.minimum(_DEEP * jnp.trace(S) / jnp.trace(V), 1.0)
-    return jnp.where(end.result == Result.RECOVERED, deep, V), end.result
+    perfect = V * jnp.minimum(_PERFECT * jnp.trace(S) / jnp.trace(V), 1.0)
+    return jnp.where(end.result == Result.RECOVERED, perfect, V), end.result
+
+
+class BranchPoint(eqx.Module):
+    """One average at (α, V).
+
+    Attributes:
+        alpha: α.
+        V: V (k, k).
+        newton: N (k, k), the step to the fixed point at this α.
+        tangent: T (k, k), the change of the fixed point with log α.
+        spectral_radius: That of J.
+        growth: Growth of the directions that are not learned.
+    """
+
+    alpha: Array
+    V: Array
+    newton: Array
+    tangent: Array
+    spectral_radius: Array
+    growth: Growth
+
+    @property
+    def level(self) -> Array:
+        """h = log α λ_max: new directions grow from h = 0 on."""
+        return self.growth.level(self.alpha)
+
+    @property
+    def perfect(self) -> Array:
+        """Every learned direction is recovered perfectly (a step in V has no meaning there)."""
+        return jnp.all(self.newton == 0.0) & jnp.all(self.tangent == 0.0)
+
+    def relative_size(self, step: Array) -> Array:
+        """The largest relative change of V by a step."""
+        root = jnp.linalg.cholesky(self.V)
+        half = jax.scipy.linalg.solve_triangular(root, step, lower=True)
+        both = jax.scipy.linalg.solve_triangular(root, half.T, lower=True)
+        return jnp.max(jnp.abs(jnp.linalg.eigvalsh(symmetric(both))))
+
+    def moved(self, change: Array) -> tuple[Array, Array]:
+        """(α, V) after a step `change` in log α along the branch, shorter where V changes much."""
+        step = self.newton + change * self.tangent
+        part = jnp.minimum(1.0, _LONGEST / jnp.maximum(self.relative_size(step), 1e-30))
+        return self.alpha * jnp.exp(part * change), symmetric(self.V + part * step)
+
+
+def branch_point(
+    branch: OverlapMap, V: Array, alpha: Array | None = None, X: Array | None = None
+) -> BranchPoint:
+    """The average at V (k, k) and α; without α at the one at which F(V) has the trace of V. X: the
+    leading eigenmatrix of the growth, default computed."""
+    S = branch.second_moment
+    least = _PERFECT * jnp.trace(S)
+    values, vectors = jnp.linalg.eigh(S - V)
+    V = S - (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+    V = V * jnp.maximum(least / jnp.trace(V), 1.0)
+    Q, covariance = branch.overlaps(V)
+    channel, nets = branch.model.channel, branch.randomisations
+    sizes = {"points": branch.samples, "nets": nets}
+    post, weight = weighted_posteriors(channel, Q, covariance, key=branch.key, **sizes)
+    response = response_of(channel, post, weight, nets)
+    grown = growth_from(branch.model, post, weight, covariance, _unlearned(branch), nets, X)
+
+    def at(log_alpha: Array) -> fixed_point.Evaluation:
+        return eqx.tree_at(lambda b: b.alpha, branch, jnp.exp(log_alpha)).returned(V, response)
+
+    if alpha is None:
+        low, high = jnp.log(jnp.asarray(_RANGE, V.dtype))
+        log_alpha = roots.bisect(lambda x: jnp.trace(at(x).value) < jnp.trace(V), low, high)
+    else:
+        log_alpha = jnp.log(alpha)
+    evaluation = at(log_alpha)
+    J = evaluation.jacobian
+    slope = jax.jvp(lambda x: at(x).value, (log_alpha,), (jnp.ones_like(log_alpha),))[1]
+    newton = symmetric(fixed_point.resolvent(J, evaluation.value - V))
+    tangent = symmetric(fixed_point.resolvent(J, slope))
+    # where the fixed point is V = 0, V stays at its least size, and growth alone depends on α
+    perfect = jnp.trace(V + newton) < least
+    newton, tangent = (jnp.where(perfect, 0.0, x) for x in (newton, tangent))
+    radius = fixed_point.perron_value(J)
+    return BranchPoint(jnp.exp(log_alpha), V, newton, tangent, radius, grown)
 
 
 def branch_growth(branch: OverlapMap, V: Array, X: Array | None = None) -> Growth:
     """Growth of the directions that are not learned, at V (k, k)."""
+    sizes = (branch.samples, branch.randomisations)
     Q, covariance = branch.overlaps(V)
-    return growth(
-        branch.model,
-        Q,
-        covariance,
-        _unlearned(branch, V),
-        branch.key,
-        branch.samples,
-        branch.randomisations,
-        X,
+    return growth(branch.model, Q, covariance, _unlearned(branch), branch.key, sizes, X)
+
+
+def _unlearned(branch: OverlapMap) -> Array:
+    """The projector (P, P) on the directions that are not learned."""
+    S = branch.second_moment
+    return jnp.eye(branch.model.indices, dtype=S.dtype) - branch.embed(
+        jnp.eye(len(S), dtype=S.dtype)
     )
 
 
-def branch_point(branch: OverlapMap, V: Array, X: Array | None = None) -> tuple[Response, Growth]:
-    """The channel's response at V (k, k) and the growth there, of the same posteriors."""
-    Q, covariance = branch.overlaps(V)
-    nets = branch.randomisations
-    channel = branch.model.channel
-    sizes = {"points": branch.samples, "nets": nets}
-    post, weight = weighted_posteriors(channel, Q, covariance, key=branch.key, **sizes)
-    unlearned = _unlearned(branch, V)
-    grown = growth_from(branch.model, post, weight, covariance, unlearned, nets, X)
-    return response_of(channel, post, weight, nets), grown
-
-
-def _unlearned(branch: OverlapMap, V: Array) -> Array:
-    """The projector (P, P) on the directions that are not learned."""
-    everything = jnp.eye(branch.model.indices, dtype=V.dtype)
-    return everything - branch.embed(jnp.eye(len(V), dtype=V.dtype))
-
-
 @eqx.filter_jit
-def _ties(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
-    """How far unlearned directions are from independent of the learned ones, relative to S.
+def _dependence(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
+    """Dependence of unlearned directions on the learned ones, relative to S.
 
     With a field on the learned directions alone: their overlap N overlap(Q̂) N, and the change of
-    the way a small field on them returns, N d overlap[N] N, which is N S² N without any field.
+    the derivative along a small field on them, N d overlap[N] N, which is N S² N without any field.
     """
     S = prior.second_moment(len(learned))
     projector = learned @ learned.T
@@ -109,14 +177,15 @@ def _ties(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
     return jnp.max(jnp.abs(overlap)) / largest, jnp.max(jnp.abs(change)) / largest**2
 
 
-def refuse_oblique(model: AbstractModel, learned: Array) -> None:
-    """Raise a ValueError where the prior ties unlearned directions to the learned ones (P, k)."""
-    overlap, change = _ties(model.prior, learned)
+def check_oblique(model: AbstractModel, learned: Array) -> None:
+    """Raise a ValueError where unlearned directions depend on the learned ones (P, k) under the
+    prior."""
+    overlap, change = _dependence(model.prior, learned)
     check(
-        (overlap < _SLACK) & (change < _SLACK),
+        (overlap < _OBLIQUE) & (change < _OBLIQUE),
         "model",
         model.prior,
         "a Gaussian prior, or a link that learns sets of coordinates one after the other: the "
-        "directions learned here are oblique to the coordinates, and this prior ties the others "
-        "to them",
+        "directions learned here are oblique to the coordinates, and under this prior the others "
+        "depend on them",
     )

@@ -26,40 +26,32 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.averages import weighted_posteriors
 from jaxsmi.channels.base import Posterior
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import off_zero
-from jaxsmi.core.checks import Arguments
+from jaxsmi.core.options import Averages
+from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
 
-__all__ = ["Growth", "applied", "checked_sizes", "growth", "growth_from", "leading"]
+__all__ = ["Growth", "check_model", "growth", "growth_from", "leading", "sizes_of"]
 
-_DENSE = 8  # up to this many indices the map is a matrix; above, an operator on the samples
-_POWER_STEPS = 300
-_SIGMAS = 5.0  # E g gᵀ counts as non-zero from so many standard errors
+_EQUAL = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
+_EQUAL_SIGMAS = 4.0  # .. and those that agree within so many standard errors
+_FIRST_ORDER_SIGMAS = 5.0  # E g gᵀ is non-zero from so many standard errors: 3e-7 by chance
+_BIAS = 25.0  # squared errors of integrals times 5²: five of their standard deviations
+_ROUNDING = (1e-12, 1e-10)  # of E g gᵀ and of λ_max in float64
 
 
-def applied(G: Array, X: Array, other: Array | None = None) -> Array:
-    """F(X) (.., P, P), averaged over the samples of G (.., n, P, M, P, M), the second factor from
-    `other` estimates of G where they are given."""
+def _apply(G: Array, X: Array, other: Array) -> Array:
+    """F(X) (.., P, P), averaged over the samples of G (.., n, P, M, P, M); `other` are estimates of
+    G with independent noise, for the second factor."""
     half = jnp.einsum("...npaqb,qr->...npabr", G, X)
-    second = G if other is None else other
-    return symmetric(jnp.einsum("...npabr,...nsarb->...ps", half, second)) / G.shape[-5]
+    return symmetric(jnp.einsum("...npabr,...nsarb->...ps", half, other)) / G.shape[-5]
 
 
-def leading(G: Array, other: Array | None = None) -> Array:
-    """The positive semi-definite X of unit norm with F(X) = λ_max X.
-
-    It is the projection of the identity on the leading eigenspace, by a dense eigendecomposition
-    or by an iteration. `G` is (randomisations, samples, P, M, P, M); `other` as in `applied`.
-    """
-    other = G if other is None else other
-    X = (_leading_dense if G.shape[-2] <= _DENSE else _leading_iterated)(G, other)
-    X = symmetric(X)
-    return X / off_zero(jnp.linalg.norm(X))
-
-
-def _leading_dense(G: Array, other: Array) -> Array:
-    """`leading` by the eigenvectors of F as a matrix on symmetric matrices."""
+def leading(G: Array, other: Array) -> Array:
+    """The positive semi-definite X of unit norm with F(X) = λ_max X: the projection of the identity
+    on the leading eigenspace. G and `other` are (nets, points, P, M, P, M)."""
     basis = jnp.asarray(symmetric_basis(G.shape[-2]), G.dtype)
     tensor = jnp.swapaxes(jax.vmap(conjugation)(G, other), 2, 3)
     matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
@@ -67,36 +59,23 @@ def _leading_dense(G: Array, other: Array) -> Array:
     values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
     rates = jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors)
     spread = jnp.std(rates, axis=0) / np.sqrt(len(G) - 1)
-    # eigenvalues that agree to rounding or to four standard errors are one eigenspace ..
-    slack = 1e-6 * jnp.abs(values[-1]) + 4.0 * jnp.maximum(spread, spread[-1])
+    slack = _EQUAL * jnp.abs(values[-1]) + _EQUAL_SIGMAS * jnp.maximum(spread, spread[-1])
     top = values >= values[-1] - slack
-    top = top & (values > 0.5 * values[-1])  # .. but never all of it, however large the errors
+    top = top & (values > 0.5 * values[-1])  # however large the errors are
     weights = jnp.where(top, vectors.T @ jnp.einsum("ipp->i", basis), 0.0)
-    return jnp.einsum("k,ik,ipq->pq", weights, vectors, basis)
-
-
-def _leading_iterated(G: Array, other: Array) -> Array:
-    """`leading` by shifted power iteration; the shift kills oscillation between blocks."""
-    P = G.shape[-2]
-    flat, flat_too = (x.reshape(-1, *x.shape[-4:]) for x in (G, other))
-
-    def step(_: int, X: Array) -> Array:
-        Y = applied(flat, X, flat_too)
-        Y = Y + 0.25 * jnp.linalg.norm(Y) * X
-        return Y / off_zero(jnp.linalg.norm(Y))
-
-    return lax.fori_loop(0, _POWER_STEPS, step, jnp.eye(P, dtype=G.dtype) / np.sqrt(P))
+    X = symmetric(jnp.einsum("k,ik,ipq->pq", weights, vectors, basis))
+    return X / off_zero(jnp.linalg.norm(X))
 
 
 class Growth(eqx.Module):
-    """What labels say of the directions that are not learned, at a fixed point.
+    """Growth of an overlap in the directions that are not learned, at a fixed point.
 
     Attributes:
-        each: ⟨X, F X⟩ of each randomisation (R,).
+        each: ⟨X, F X⟩ of each net (R,).
         subspace: X (P, P), the leading eigenmatrix of F.
-        first_order: E g gᵀ of each randomisation, whitened (R, P, P).
-        slope_error: Error of ∂g from the inner integrals, as far as it biases averages.
-        field_error: The same of g.
+        first_order: E g gᵀ of each net, whitened (R, P, P).
+        slope_error: Error of ∂g from the inner integrals that biases averages.
+        field_error: Error of g from the inner integrals that biases averages.
         inaccurate: Fraction of samples whose inner integral missed its tolerance.
     """
 
@@ -113,20 +92,24 @@ class Growth(eqx.Module):
         return jnp.mean(self.each)
 
     @property
-    def never(self) -> Array:
-        """Whether the growth rate is no more than errors of integration."""
-        return self.rate <= 1e-10 + 25.0 * self.slope_error**2
+    def absent(self) -> Array:
+        """The growth rate is no more than errors of integration."""
+        return self.rate <= _ROUNDING[1] + _BIAS * self.slope_error**2
 
-    def known(self) -> tuple[Array, Array]:
-        """Directions (columns) and which of them labels tell at first order.
+    def level(self, alpha: Array) -> Array:
+        """h = log α λ_max, negative where nothing grows; large and finite at λ_max = 0."""
+        return jnp.log(jnp.maximum(alpha * self.rate, 1e-30))
 
-        E g gᵀ must lie above five standard errors, and above what integration errors would give.
+    def first_order_directions(self) -> tuple[Array, Array]:
+        """Directions (columns), and those of them that labels tell at first order.
+
+        E g gᵀ must lie above its standard errors, and above the bias of integrals.
         """
         values, vectors = jnp.linalg.eigh(jnp.mean(self.first_order, axis=0))
         along = jnp.einsum("pk,rpq,qk->rk", vectors, self.first_order, vectors)
         noise = jnp.std(along, axis=0, ddof=1) / np.sqrt(along.shape[0])
-        floor = 1e-12 + 25.0 * self.field_error**2
-        return vectors, (values > _SIGMAS * noise) & (values > floor)
+        floor = _ROUNDING[0] + _BIAS * self.field_error**2
+        return vectors, (values > _FIRST_ORDER_SIGMAS * noise) & (values > floor)
 
 
 def growth(
@@ -135,17 +118,16 @@ def growth(
     V: Array,
     unlearned: Array,
     key: PRNGKeyArray,
-    samples: int,
-    randomisations: int,
+    sizes: tuple[int, int],
     X: Array | None = None,
 ) -> Growth:
     """Growth of a small overlap in the directions of the projector `unlearned`, at the overlap Q.
 
-    `X` is the leading eigenmatrix where it is known already. `samples` points in each net.
+    `sizes`: points in each net, and nets. X: the leading eigenmatrix; default: computed.
     """
-    sizes = {"points": samples, "nets": randomisations}
-    post, weight = weighted_posteriors(model.channel, Q, V, key=key, **sizes)
-    return growth_from(model, post, weight, V, unlearned, randomisations, X)
+    points, nets = sizes
+    post, weight = weighted_posteriors(model.channel, Q, V, key=key, points=points, nets=nets)
+    return growth_from(model, post, weight, V, unlearned, nets, X)
 
 
 def growth_from(
@@ -154,26 +136,28 @@ def growth_from(
     weight: Array,
     V: Array,
     unlearned: Array,
-    randomisations: int,
+    nets: int,
     X: Array | None = None,
 ) -> Growth:
-    """`growth` from posteriors that are there already, with their weights."""
+    """`growth` from posteriors and their weights."""
     P = model.indices
     root = unlearned @ sqrt_psd(V)
-    # Σ w G X Gᵀ and Σ w g gᵀ with the root of the weight in both factors
+    # Σ w G X Gᵀ and Σ w g gᵀ with the root of the weight in both factors; off zero, where the root
+    # has no derivative
     share = jnp.sqrt(jnp.maximum(weight, 1e-30))
 
-    def whitened(g: Array, dg: Array) -> tuple[Array, Array]:
+    def whiten(g: Array, dg: Array) -> tuple[Array, Array]:
         G = jnp.einsum("n,ab,nbmcl,dc->namdl", share, root, dg, root)
         return jnp.einsum("n,ab,nbm->nam", share, root, g), G
 
-    (g, G), (g_too, G_too) = (whitened(*factor) for factor in post.factors)
-    field_error, slope_error = _bias(post, (g, g_too), (G, G_too))
-    G, G_too = (x.reshape(randomisations, -1, *x.shape[1:]) for x in (G, G_too))
-    X = lax.stop_gradient(leading(G, G_too)) if X is None else X
-    outer = symmetric(jnp.einsum("npm,nqm->npq", g, g_too)).reshape(randomisations, -1, P, P)
+    (g, G), (g_other, G_other) = (whiten(*factor) for factor in post.factors)
+    field_error, slope_error = _bias(post, (g, g_other), (G, G_other))
+    G, G_other = (x.reshape(nets, -1, *x.shape[1:]) for x in (G, G_other))
+    # a change of X changes ⟨X, F X⟩ at second order only
+    X = lax.stop_gradient(leading(G, G_other)) if X is None else X
+    outer = symmetric(jnp.einsum("npm,nqm->npq", g, g_other)).reshape(nets, -1, P, P)
     return Growth(
-        each=jnp.einsum("pq,rpq->r", X, applied(G, X, G_too)),
+        each=jnp.einsum("pq,rpq->r", X, _apply(G, X, G_other)),
         subspace=X,
         first_order=outer.mean(1),
         slope_error=slope_error,
@@ -185,12 +169,12 @@ def growth_from(
 def _bias(
     post: Posterior, fields: tuple[Array, Array], slopes: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Errors of g and ∂g that averages feel.
+    """Errors of g and ∂g that bias averages.
 
-    Of random nodes, whose noise drops out of products on average over nodes: all samples share
-    their nodes, so that up to the variance of a half stays, five times that with the factor 25
-    of `Growth`. A few samples in ten thousand may miss the tolerance of the inner integral: medians
-    say how good the rest is.
+    The noise of random nodes drops out of a product of two halves on average over nodes, but all
+    samples of a net share their nodes: up to half the variance, of which a fifth is taken here
+    because `_BIAS` multiplies it by 25. Medians: a few samples in ten thousand may miss the
+    tolerance of the inner integral without a bias of the average.
     """
     if post.halves is None:
         largest_slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()
@@ -204,15 +188,18 @@ def _bias(
     return field_error, slope_error
 
 
-def checked_sizes(
-    arguments: Arguments, model: AbstractModel, samples: int, nets: int, name: str
-) -> tuple[int, int]:
-    """`samples` and the argument `name`, over which they are split.
-
-    Raises a ValueError for too few of them, a model without directions, or a prior with a mean.
-    """
+def check_model(model: AbstractModel) -> Array:
+    """Raise a ValueError for a model without directions or a prior with a mean; returns whether the
+    model is valid, for a traced one."""
     model_argument(model, "directions")
-    nets = arguments.count(name, nets, at_least=2)
-    samples = arguments.count("samples", samples, at_least=2 * nets)
-    arguments.condition(is_centred(model), "model", model.prior, CENTRED)
-    return samples, nets
+    centred = is_centred(model)
+    check(centred, "model", model.prior, CENTRED)
+    return jnp.asarray(centred) & validate.valid(model)
+
+
+def sizes_of(averages: Averages | None, points: int, nets: int) -> tuple[int, int]:
+    """Points of each net and number of nets, by the defaults of a call; two points a net at
+    least."""
+    chosen = Averages() if averages is None else averages
+    validate.instance("averages", chosen, Averages, "smi.Averages(points=.., nets=..)")
+    return chosen.sizes(points, nets, images=2)

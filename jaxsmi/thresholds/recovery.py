@@ -9,17 +9,15 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxsmi.core import validate
-from jaxsmi.core.border import checked
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
-from jaxsmi.models.base import AbstractModel, is_model, model_argument
+from jaxsmi.models.base import AbstractModel, model_argument
 
 __all__ = ["recovery_threshold"]
 
 
-@checked(model=is_model)
 def recovery_threshold(model: AbstractModel) -> Threshold:
-    r"""The α above which perfect recovery is stable: P/M for noiseless attention of rank one.
+    r"""Compute the α above which perfect recovery is stable: P/M for noiseless rank-one attention.
 
     tr(V Q̂) → αk for V → 0, so that V falls by P/(αk) a step, for labels that fix k combinations of
     their fields: k = M where the last layer has rank one, 2M - 1 of rank two, 2 with two tokens,
@@ -49,14 +47,12 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
         >>> float(smi.recovery_threshold(smi.DeepAttention(3, 2)).alpha)
         1.5
 
-    Cost:
-        None.
-
     Source:
         [theory: multi-index, Eqs. (57), (58)].
     """
     model = model_argument(model)
-    alpha = jnp.where(validate.valid(model), model.recovery, jnp.nan)
+    valid = validate.valid(model)
+    alpha = jnp.where(valid, model.recovery, jnp.nan)
     S = model.prior.second_moment(model.indices)
-    code = jnp.where(validate.valid(model), Result.SUCCESS, Result.INVALID)
+    code = jnp.where(valid, int(Result.SUCCESS), int(Result.INVALID))
     return Threshold(alpha, jnp.zeros_like(alpha), alpha[None], S / jnp.trace(S), S, code)

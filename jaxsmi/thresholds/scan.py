@@ -1,17 +1,13 @@
-"""The scan of the staircase: from one threshold on, to where the next direction begins to grow.
+"""The scan of the staircase: along the branch from one threshold to near the next.
 
 Equations here [theory: multi-index, Eqs. (54) to (56), (74) to (76)]: h = log α λ_max(F_{Q(α)}) is
-followed along the branch on which only some directions are learned, until it is zero. It says where
-`crossing` has to look, or what labels tell at once, or that nothing more grows.
+followed upwards in α, along the branch on which only some directions are learned, until it is
+positive. The scan gives the start for `root`, or directions that labels tell at first order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -21,208 +17,112 @@ from jaxsmi.core.results import Threshold
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.nets import power_of_two
-from jaxsmi.thresholds.branch import branch_end, branch_growth
-from jaxsmi.thresholds.following import Stand, begin, proceed
+from jaxsmi.thresholds.branch import BranchPoint, branch_end, branch_point
 
-__all__ = ["Known", "Lost", "Place", "Scan"]
+__all__ = ["next_crossing", "scan_branch"]
 
-_SCAN_NETS = 16  # of the scan in α
-_SCAN_FACTOR = 1.2  # from one α of the scan to the next
-_MOST_STEPS = 60  # of a scan along the branch
-_NEAR = 0.5  # |log α λ_max| up to which a guess saves the scan
-
-
-class Place(NamedTuple):
-    """An α next to the root, V and the leading eigenmatrix X there, and the fraction of inaccurate
-    inner integrals."""
-
-    alpha: float
-    V: Array
-    X: Array
-    inaccurate: float
-
-
-class Known(NamedTuple):
-    """Directions (P, n) that labels tell as soon as the learned ones are known."""
-
-    directions: np.ndarray
+_NETS = 16  # enough for a spread that separates E g gᵀ from zero
+# The scan gives a start, no result: a part of the points is enough, and less where each is costly.
+_SHARE, _SHARE_RANDOM = 32, 128
+# The longest step in V, relative, and in log α. Empirical: with larger ones the next average can
+# lie on another branch.
+_STRIDE = 0.35
+_FACTOR = 0.18
+# A step that moves α by less stalls: V falls to zero at a finite α, and no linear step gets there.
+_STALLED = 0.005
+_NEAR = 0.5  # |h| up to which a guess saves the scan: Newton reaches the root in a few steps
+_BEGUN = 0.9  # V/S of new directions at the start of a branch: a tenth is learned
+# Where the branch folds back or a step stalls, α jumps by this factor, and the fixed point is
+# iterated there to a few per mille.
+_JUMP = 1.1
+_ITERATION = (100, 1e-3)
 
 
-class Lost:
-    """The growth rate is not finite: nothing can be said from there on."""
+def scan_branch(
+    model: AbstractModel, learned: Array, alpha: Array, key: PRNGKeyArray, points: int
+) -> OverlapMap:
+    """State evolution with some directions (P, k) learned, on the few points of a scan."""
+    share = _SHARE_RANDOM if model.channel.random_nodes else _SHARE
+    size = power_of_two(max(points // share, 2))
+    return OverlapMap(model, alpha, key, size, _NETS, learned=learned)
 
 
-Outcome = Place | Known | Lost | None  # None: nothing more up to alpha_max
+def next_crossing(
+    branch: OverlapMap, Q: Array, guess: Threshold | None, alpha_max: float
+) -> BranchPoint | None:
+    """The point of the branch next to the root of h, or at which labels tell new directions at
+    first order; None up to `alpha_max`. A level that is not finite ends the scan.
+
+    Args:
+        branch: The branch at the last threshold.
+        Q: The overlap (P, P) there.
+        guess: The threshold of a model nearby.
+        alpha_max: Where the scan ends.
+    """
+    S = branch.second_moment
+    lowest = float(branch.alpha)
+    if guess is not None:
+        V = S - branch.restrict(lax.stop_gradient(guess.overlap))
+        alpha = jnp.clip(lax.stop_gradient(guess.alpha), lowest * 1.001, alpha_max)
+        here = _point(branch, V, alpha)
+        if _ends(here) or abs(float(here.level)) < _NEAR:
+            return here
+    values, vectors = jnp.linalg.eigh(S - branch.restrict(Q))
+    most = _BEGUN * jnp.trace(S) / len(S)
+    here = _point(branch, (vectors * jnp.minimum(values, most)) @ vectors.T)
+    last: BranchPoint | None = None
+    jumped = False  # an iterated point is on the stable branch, whatever errors its J has
+    while not _ends(here):
+        alpha = float(here.alpha)
+        stable = jumped or bool(here.perfect) or float(here.spectral_radius) < 1.0
+        if alpha > lowest and stable:
+            if float(here.level) >= 0.0:
+                return here if last is None else _crossing(last, here)
+            if alpha >= (1.0 - 1e-9) * alpha_max:
+                return None
+        stalled = last is not None and np.log(alpha / float(last.alpha)) < _STALLED
+        jumped = not stable or bool(stalled) or bool(here.perfect)
+        if not jumped:
+            last = here
+            here = _step(branch, here, jnp.asarray(alpha_max, S.dtype))
+        else:
+            last = None
+            here = _jumped(branch, jnp.asarray(min(_JUMP * max(alpha, lowest), alpha_max), S.dtype))
+    return here
 
 
-class _Glance(eqx.Module):
-    """The branch at one α of the scan: V, X, λ_max, and the directions known at once."""
+def _ends(point: BranchPoint) -> bool:
+    """The scan ends: labels tell a direction at first order, or the growth is not finite."""
+    _, first_order = point.growth.first_order_directions()
+    return bool(jnp.any(first_order)) or not bool(jnp.isfinite(point.level))
 
-    V: Array
-    X: Array
-    rate: Array
-    vectors: Array
-    known: Array
-    inaccurate: Array
 
-    @classmethod
-    def of(cls, stand: Stand) -> _Glance:
-        """That of a point on the branch."""
-        grown = stand.grown
-        return cls(stand.V, grown.subspace, grown.rate, *grown.known(), grown.inaccurate)
-
-    def level(self, alpha: float) -> float:
-        """h = log α λ_max."""
-        return float(jnp.log(jnp.maximum(alpha * self.rate, 1e-30)))
-
-    def outcome(self, alpha: float) -> Outcome:
-        """What the scan ends with here, should it end here."""
-        if bool(jnp.any(self.known)):
-            return Known(np.asarray(self.vectors)[:, np.asarray(self.known)])
-        if not np.isfinite(self.level(alpha)):
-            return Lost()
-        return Place(alpha, self.V, self.X, float(self.inaccurate))
+_point = eqx.filter_jit(branch_point)
 
 
 @eqx.filter_jit
-def _glance(branch: OverlapMap, V0: Array) -> _Glance:
-    V = branch_end(branch, V0, 100, 1e-3)[0]
-    grown = branch_growth(branch, V)
-    return _Glance(V, grown.subspace, grown.rate, *grown.known(), grown.inaccurate)
+def _step(branch: OverlapMap, point: BranchPoint, alpha_max: Array) -> BranchPoint:
+    """The next point upwards in α, at most `alpha_max`."""
+    size = jnp.maximum(point.relative_size(point.tangent), 1e-30)
+    change = jnp.minimum(_FACTOR, _STRIDE / size)
+    change = jnp.clip(change, 0.0, jnp.log(alpha_max / point.alpha))
+    alpha, V = point.moved(change)
+    return branch_point(branch, V, alpha)
 
 
-class Scan(NamedTuple):
-    """The search in α, from the threshold `lowest` on, for where the next direction grows."""
-
-    model: AbstractModel
-    learned: Array
-    lowest: float
-    alpha_max: float
-    key: PRNGKeyArray
-    samples: int
-    overlap: Array
-
-    @classmethod
-    def of(
-        cls,
-        model: AbstractModel,
-        learned: np.ndarray,
-        lowest: float,
-        stairs: Sequence[Threshold],
-        key: PRNGKeyArray,
-        alpha_max: float,
-        samples: int,
-    ) -> Scan:
-        """The scan for the next step of a staircase."""
-        dtype = model.prior.second_moment(model.indices).dtype
-        # it says where to look, no more: where posteriors are costly a quarter of the points do
-        share = 128 if model.channel.random_nodes else 32
-        return cls(
-            model,
-            jnp.asarray(learned, dtype),
-            lowest,
-            alpha_max,
-            jax.random.fold_in(key, 7 + len(stairs)),
-            power_of_two(max(samples // share, 2)),
-            lax.stop_gradient(stairs[-1].overlap),
-        )
-
-    def branch(self, alpha: float) -> OverlapMap:
-        """State evolution of the scan at one α."""
-        return OverlapMap(
-            self.model,
-            jnp.asarray(alpha, self.learned.dtype),
-            self.key,
-            self.samples,
-            _SCAN_NETS,
-            learned=self.learned,
-        )
-
-    def glance(self, alpha: float, V0: Array | None) -> _Glance:
-        """The branch at one α, from V0, by default a little below S."""
-        branch = self.branch(alpha)
-        return _glance(branch, 0.9 * branch.second_moment if V0 is None else V0)
-
-    def next(self, guess: Threshold | None) -> Outcome:
-        """Next to the guess where that is near a root, else by going upwards in α."""
-        if self.model.channel.random_nodes:
-            return self.along(guess)
-        if guess is not None:
-            at = min(max(float(guess.alpha), self.lowest * 1.001), self.alpha_max)
-            here = self.glance(at, None)
-            outcome = here.outcome(at)
-            if not isinstance(outcome, Place) or abs(here.level(at)) < _NEAR:
-                return outcome
-        return self.upwards()
-
-    def along(self, guess: Threshold | None) -> Outcome:
-        """From the last threshold on along the branch, one average a step, until α λ_max >= 1.
-
-        Where that leads back in α, onto a branch that is not stable, `upwards` goes on.
-        """
-        branch = self.branch(self.lowest)
-        S = branch.second_moment
-        if guess is not None:
-            V = S - branch.restrict(lax.stop_gradient(guess.overlap))
-            here = begin(branch, V, jnp.asarray(float(guess.alpha), V.dtype))
-            outcome = _Glance.of(here).outcome(float(here.alpha))
-            if not isinstance(outcome, Place) or abs(float(here.level)) < _NEAR:
-                return outcome
-        # new directions are learned by a tenth
-        values, vectors = jnp.linalg.eigh(S - branch.restrict(self.overlap))
-        most = 0.9 * jnp.trace(S) / len(S)
-        here = begin(branch, (vectors * jnp.minimum(values, most)) @ vectors.T)
-        last: Stand | None = None
-        for _ in range(_MOST_STEPS):
-            alpha = float(here.alpha)
-            outcome = _Glance.of(here).outcome(alpha)
-            if not isinstance(outcome, Place):
-                return outcome
-            if alpha > self.lowest:
-                if float(here.level) >= 0.0:
-                    return outcome if last is None else _amid(last, here)
-                if alpha >= (1.0 - 1e-9) * self.alpha_max:
-                    return None
-            if not float(here.rho) < 1.0:
-                break
-            last = here
-            here = proceed(branch, last, jnp.asarray(self.alpha_max, S.dtype))
-        return self.upwards()
-
-    def upwards(self) -> Outcome:
-        """From the last threshold on in equal steps of log α, until α λ_max >= 1."""
-        at = max(self.lowest * 1.1, 1e-2 if self.lowest == 0.0 else 0.0)
-        V: Array | None = None
-        last: tuple[float, float] | None = None
-        while True:
-            at = min(at, self.alpha_max)
-            here = self.glance(at, V)
-            outcome = here.outcome(at)
-            if not isinstance(outcome, Place):
-                return outcome
-            level = here.level(at)
-            if level >= 0.0:
-                return outcome._replace(alpha=_between(last, at, level))
-            if at >= self.alpha_max:
-                return None
-            V = here.V
-            last = (at, level)
-            at = at * _SCAN_FACTOR
+@eqx.filter_jit
+def _jumped(branch: OverlapMap, alpha: Array) -> BranchPoint:
+    """The stable point at α, by iteration from nearly nothing learned."""
+    branch = eqx.tree_at(lambda b: b.alpha, branch, alpha)
+    V, _ = branch_end(branch, _BEGUN * branch.second_moment, *_ITERATION)
+    return branch_point(branch, V, alpha)
 
 
-def _amid(last: Stand, here: Stand) -> Place:
-    """Where h is zero between two points of a scan, by a line in log α and in V."""
-    share = float(last.level / (last.level - here.level))
-    if not 0.0 <= share <= 1.0:
-        share = 1.0
-    alpha = float(last.alpha) ** (1.0 - share) * float(here.alpha) ** share
+def _crossing(last: BranchPoint, here: BranchPoint) -> BranchPoint:
+    """Where h is zero between two points, by a line in log α and in V; the rest as at the second
+    one."""
+    share = last.level / (last.level - here.level)
+    share = jnp.where((share >= 0.0) & (share <= 1.0), share, 1.0)
+    alpha = last.alpha ** (1.0 - share) * here.alpha**share
     V = (1.0 - share) * last.V + share * here.V
-    return Place(alpha, V, here.grown.subspace, float(here.grown.inaccurate))
-
-
-def _between(last: tuple[float, float] | None, alpha: float, level: float) -> float:
-    """Where h is zero between the last two points of a scan, by a line in log α."""
-    if last is None:
-        return alpha
-    low, below = last
-    return float(np.exp(np.log(low) + np.log(alpha / low) * below / (below - level)))
+    return eqx.tree_at(lambda p: (p.alpha, p.V), here, (alpha, V))

@@ -12,40 +12,32 @@ of that sample, off the true one by about stderr(α_c') / α_c''.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, theory_dtype
-from jaxsmi.core.border import (
-    anything,
-    asked,
-    checked,
-    flag,
-    function,
-    instance,
-    optional,
-    random_key,
-    scalar,
-    whole,
-)
-from jaxsmi.core.checks import POSITIVE, Arguments
+from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
+from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics.descent import Descent, Ended, Point
+from jaxsmi.numerics.descent import Point, SearchEnd, minimise
+from jaxsmi.thresholds.growth import sizes_of
 from jaxsmi.thresholds.stairs import staircase
 from jaxsmi.thresholds.weak import weak_recovery
 
 __all__ = ["Search", "search_threshold"]
 
+_BUILD = "a function of `start` that makes a model"
 
-class Search(Ended):
+
+class Search(SearchEnd):
     """The end of a search for a threshold; its history has "alpha".
 
     Attributes:
@@ -55,23 +47,6 @@ class Search(Ended):
     threshold: Threshold
 
 
-_BUILD = "a function of `start` that makes a model"
-
-
-@checked(
-    build=function(_BUILD),
-    start=anything,
-    key=random_key,
-    step=whole(0),
-    target=optional(scalar(POSITIVE)),
-    alpha_max=scalar(POSITIVE),
-    samples=whole(),
-    replicas=whole(2),
-    optimizer=optional(instance(optax.GradientTransformation, "an optimiser of optax")),
-    max_steps=whole(),
-    tolerance=scalar(POSITIVE),
-    progress=optional(flag),
-)
 def search_threshold(
     build: Callable[[PyTree], AbstractModel],
     start: PyTree,
@@ -80,14 +55,10 @@ def search_threshold(
     step: int = 0,
     target: ArrayLike | None = None,
     alpha_max: ArrayLike = 10.0,
-    samples: int = 2**12,
-    replicas: int = 16,
-    optimizer: optax.GradientTransformation | None = None,
-    max_steps: int = 30,
-    tolerance: ArrayLike = 2e-3,
-    progress: bool | None = None,
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
 ) -> Search:
-    r"""The parameters that minimise a threshold, or give it a prescribed value, by gradients.
+    r"""Find the parameters that minimise a threshold, or give it a prescribed value, by gradients.
 
     minimise log α_c(p),  or ½ (log α_c(p) - log target)²
 
@@ -97,95 +68,101 @@ def search_threshold(
         start: Parameters, a number, an array or a tree of them.
         key: Random key, common random numbers for all parameters.
         step: Which threshold of the staircase, 0 for weak recovery. Default 0.
-        target: The α wanted, a number > 0; None to minimise. Default None.
-        alpha_max: How far to look, as in `staircase`. Default 10.
-        samples: Points of the average, over all replicas. Default 2^12.
-        replicas: Independent replicas of the threshold. Default 16.
-        optimizer: Any optax optimiser. Default L-BFGS with steps of at most 0.3, which goes half
-            way back where α_c rose.
-        max_steps: Largest number of evaluations. Default 30.
-        tolerance: Stop where a step in the parameters is shorter (your own optimiser: where the
-            gradient is less than so much of the first one), or |log α_c/target| smaller. Default
-            2e-3.
-        progress: Whether to show a bar on stderr. Default None: on a terminal and in a notebook.
+        target: The prescribed α, a number > 0; None to minimise. Default None.
+        alpha_max: Largest α, as in `staircase`. Default 10.
+        averages: `smi.Averages(points, nets)`, as in `staircase`. Default 2^12 points, 16 nets.
+        iteration: `smi.Iteration(max_steps=, tolerance=)`: largest number of evaluations; the
+            search ends where a step in the parameters is shorter than the tolerance, or
+            |log α_c/target| smaller. Default 30, 2e-3.
 
     Returns:
-        A `Search`. Codes: SUCCESS, MAX_STEPS, NONFINITE (the threshold or its gradient was not
-        finite: it lies above alpha_max, or the step is missing there).
+        A `Search`. Codes: SUCCESS, MAX_STEPS. A bar shows the evaluations on a terminal and in a
+        notebook.
 
     Raises:
-        ValueError: For an argument out of its range, or a threshold that is absent at the start.
+        ValueError: For a number out of its range, or a threshold that is absent at the start.
 
     Example:
         >>> import jax, jaxsmi as smi
         >>> noisy = lambda noise: smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1, noise=noise)
-        >>> settings = {"key": jax.random.key(0), "target": 1.0, "samples": 2**10}
-        >>> search = smi.search_threshold(noisy, 0.5, **settings)  # doctest: +SKIP
+        >>> few = smi.Averages(points=2**10)
+        >>> key = jax.random.key(0)
+        >>> search = smi.search_threshold(  # doctest: +SKIP
+        ...     noisy, 0.5, key=key, target=1.0, averages=few
+        ... )
 
     Cost:
-        A threshold and its derivative an evaluation. It runs outside jit.
+        A threshold and its derivative per evaluation. It runs outside jit.
 
     Source:
         [theory: multi-index, Eqs. (60), (61)].
     """
-    arguments = Arguments()
-    shown = arguments.shown(progress)
-    first = jax.tree.map(lambda x: arguments.array("start", x, "a tree of real numbers"), start)
+    validate.function("build", build, _BUILD)
+    allowed = "a tree of real numbers"
+    first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)
+    step = validate.count("step", step, 0)
+    aim = validate.optional(validate.number, "target", target, POSITIVE)
+    points, nets = sizes_of(averages, 2**12, 16)
+    iteration = Iteration() if iteration is None else iteration
+    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps=.., ..)")
+    tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)
+    max_steps = iteration.max_steps or 30
     objective = _Objective(
-        build,
-        key,
-        step,
-        None if target is None else float(arguments.number("target", target, POSITIVE)),
-        float(arguments.number("alpha_max", alpha_max, POSITIVE)),
-        arguments.count("samples", samples, at_least=2 * replicas),
-        replicas,
+        build=build,
+        key=validate.key("key", key),
+        step=step,
+        target=None if aim is None else float(aim),
+        alpha_max=float(validate.number("alpha_max", alpha_max, POSITIVE)),
+        averages=Averages(points * nets, nets),
     )
-    limit = float(arguments.number("tolerance", tolerance, POSITIVE))
-    allowed = (
-        f"parameters at which threshold {objective.step} and its derivative exist, below "
-        f"alpha_max = {objective.alpha_max:g}"
-    )
-    hit = lambda point: objective.is_hit(point.number, limit)
-    descent = Descent(objective.at, optimizer, limit, hit, "alpha", allowed)
-    with Bar(max_steps, "threshold search", shown, "compiling") as bar:
-        best, end = descent.run(first, max_steps, bar)
-    return Search(**vars(end), threshold=best.found[objective.step])
+    with Bar(max_steps, "threshold search", None, "compiling") as bar:
+        best, end = minimise(
+            objective.at,
+            first,
+            name="alpha",
+            tolerance=tolerance,
+            max_steps=max_steps,
+            allowed=(
+                f"parameters at which threshold {step} and its derivative exist, below alpha_max = "
+                f"{objective.alpha_max:g}"
+            ),
+            bar=bar,
+            done=lambda point: objective.is_hit(point.number, tolerance),
+        )
+    return Search(**vars(end), threshold=best.extra[step])
 
 
 class _Objective(NamedTuple):
-    """What is minimised, as a function of parameters and of the stairs of a model nearby."""
+    """The objective, as a function of parameters and of the stairs of a model nearby."""
 
     build: Callable[[PyTree], AbstractModel]
     key: PRNGKeyArray
     step: int
     target: float | None
     alpha_max: float
-    samples: int
-    replicas: int
+    averages: Averages
 
-    def stairs(self, model: AbstractModel, guess: list[Threshold] | None) -> list[Threshold]:
-        """The thresholds of a model up to the one that is wanted."""
+    def stairs(self, model: AbstractModel, guess: Sequence[Threshold] | None) -> list[Threshold]:
+        """The thresholds of a model up to the one of `step`."""
         if self.step > 0:
             return staircase(
                 model,
                 key=self.key,
                 alpha_max=self.alpha_max,
-                samples=self.samples,
-                replicas=self.replicas,
+                averages=self.averages,
                 guess=guess,
                 steps=self.step + 1,
                 progress=False,
             )
-        first = weak_recovery(
-            model, key=self.key, samples=self.samples, randomisations=self.replicas
-        )
+        first = weak_recovery(model, key=self.key, averages=self.averages)
         return [first] if float(jax.lax.stop_gradient(first.alpha)) <= self.alpha_max else []
 
     def value(
-        self, parameters: PyTree, guess: list[Threshold] | None
+        self, parameters: PyTree, guess: Sequence[Threshold] | None
     ) -> tuple[Array, list[Threshold]]:
         """The objective and the stairs; NaN where the threshold is missing."""
-        stairs = self.stairs(asked("build", self.build, _BUILD, parameters), guess)
+        model = validate.call_user_function("build", self.build, _BUILD, parameters)
+        stairs = self.stairs(model, guess)
         if len(stairs) <= self.step:
             return jnp.asarray(jnp.nan, theory_dtype()), stairs
         height = jnp.log(stairs[self.step].alpha)
@@ -194,15 +171,12 @@ class _Objective(NamedTuple):
         return 0.5 * (height - jnp.log(self.target)) ** 2, stairs
 
     def is_hit(self, alpha: Array, tolerance: float) -> bool:
-        """Whether a threshold is the one that was prescribed."""
-        if self.target is None:
-            return False
-        return abs(float(jnp.log(alpha / self.target))) < tolerance
+        """A threshold is the prescribed one."""
+        return self.target is not None and abs(float(jnp.log(alpha / self.target))) < tolerance
 
-    def at(self, parameters: PyTree, guess: list[Threshold] | None) -> Point:
+    def at(self, parameters: PyTree, guess: list[Threshold] | None) -> Point[list[Threshold]]:
         """Value and gradient at some parameters."""
-        slope = jax.value_and_grad(self.value, has_aux=True)
-        (value, stairs), gradient = slope(parameters, guess)
-        alpha = stairs[self.step].alpha if len(stairs) > self.step else jnp.asarray(jnp.nan)
-        size = float(optax.global_norm(gradient))
-        return Point(parameters, float(value), gradient, size, alpha, stairs)
+        (value, stairs), gradient = jax.value_and_grad(self.value, has_aux=True)(parameters, guess)
+        present = len(stairs) > self.step
+        alpha = stairs[self.step].alpha if present else jnp.asarray(jnp.nan)
+        return Point(parameters, float(value), gradient, alpha, stairs)

@@ -17,32 +17,27 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen
-from jaxsmi.core.border import checked, flag, optional, random_key, scalar, whole
-from jaxsmi.core.checks import POSITIVE, Arguments, check
 from jaxsmi.core.codes import Result
+from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.shown import Shown, readable, with_error
-from jaxsmi.models.base import AbstractModel, is_model
+from jaxsmi.core.validate import POSITIVE, check
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
-from jaxsmi.thresholds.edges import (
-    HALVINGS,
-    NEAREST,
-    RESOLUTION,
-    SMALL,
-    Bracket,
-    Edges,
-    Pair,
-    branches,
-    edges,
-    questions,
-)
-from jaxsmi.thresholds.growth import checked_sizes
+from jaxsmi.thresholds.edges import HALVINGS, NEAREST, SMALL, Bisection, branches
+from jaxsmi.thresholds.growth import check_model, sizes_of
 
 __all__ = ["FirstOrder", "first_order"]
+
+_RESOLUTION = 5e-4  # of the end of the uninformed branch, relative, on any grid: below error bars
+# Independent thresholds have fewer samples than the grid, and their branch may end on the other
+# side of one of its points: the interval reaches a tenth beyond its cell.
+_MARGIN = 0.1
 
 
 class FirstOrder(eqx.Module):
@@ -74,264 +69,247 @@ class FirstOrder(eqx.Module):
 
     def _shown(self) -> Shown:
         """What a reader sees (`core.shown`)."""
-        found = {
+        thresholds = {
             "spinodal": self.spinodal,
             "information-theoretic": self.information_theoretic,
             "algorithmic": self.algorithmic,
         }
         rows = [
             [name, with_error(threshold.alpha, threshold.stderr)]
-            for name, threshold in found.items()
+            for name, threshold in thresholds.items()
             if threshold is not None
         ]
         grid = f"α on a grid of {len(self.alpha)} points"
         return Shown(f"Transition: {self.kind}", [grid], ["", "α"], rows)
 
 
-@checked(
-    model=is_model,
-    key=random_key,
-    alpha_min=scalar(POSITIVE),
-    alpha_max=scalar(POSITIVE),
-    points=whole(3),
-    samples=whole(),
-    replicas=whole(2),
-    max_steps=whole(),
-    progress=optional(flag),
-)
 def first_order(
     model: AbstractModel,
     *,
     key: PRNGKeyArray,
-    alpha_min: ArrayLike = 0.1,
-    alpha_max: ArrayLike = 5.0,
-    points: int = 40,
-    samples: int = 2**16,
-    replicas: int = 8,
-    max_steps: int = 3000,
+    alpha: ArrayLike | None = None,
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
     progress: bool | None = None,
 ) -> FirstOrder:
-    r"""Algorithmic, information-theoretic and spinodal thresholds of a first-order transition.
+    r"""Compute the algorithmic, information-theoretic and spinodal thresholds of a transition.
 
     spinodal <= Φ(informed) = Φ(uninformed) <= algorithmic
 
     Args:
-        model: Any index model with a channel and a prior of mean zero.
+        model: An index model with a channel and a prior of mean zero.
         key: Random key of all averages.
-        alpha_min: Where the grid of α begins, a number > 0. Default 0.1.
-        alpha_max: Where it ends, a number > alpha_min. Default 5.
-        points: Points of the geometric grid on which the branches are followed; a transition
-            narrower than its spacing is not seen. Default 40.
-        samples: Points of the average, over all replicas. Default 2^16.
-        replicas: Independent bisections, whose spread is the error bar. Default 8.
-        max_steps: Step budget of each fixed point; beyond the algorithmic threshold α_a the
-            iteration takes about |α - α_a|^{-1/2} steps. Default 3000.
-        progress: Whether to show two bars on stderr, of the grid and of the bisections. Default
-            None: on a terminal and in a notebook.
+        alpha: Increasing grid (K,) on which the branches are followed, three numbers > 0 or more; a
+            transition narrower than its spacing is not seen. Default: 40 from 0.1 to 5, geometric.
+        averages: `smi.Averages(points, nets)`: points of all averages together, and independent
+            bisections, whose spread is the error bar. Default 2^16 points, 8 nets.
+        iteration: `smi.Iteration(max_steps=)`, the step budget of each fixed point; beyond the
+            algorithmic threshold α_a the iteration takes about |α - α_a|^{-1/2} steps. Default
+            3000.
+        progress: Show two bars on stderr, of the grid and of the bisections. Default None: on a
+            terminal and in a notebook.
 
     Returns:
         A `FirstOrder`; kind "none" and None for the thresholds where the branches agree
-        everywhere. A spinodal of 0 says that the informed branch exists at alpha_min already, an
-        information-theoretic 0 that it is optimal there. A transition that is not over at
-        alpha_max has an algorithmic threshold of inf. Error bars include the cell of the
-        bisection. Codes: SUCCESS, MAX_STEPS (a branch did not converge somewhere in the
-        hysteresis: raise `max_steps`, doubt the kind). Not differentiable: derivatives in the
-        model's numbers are NaN.
+        everywhere. A spinodal of 0 says that the informed branch exists at the first α already, an
+        information-theoretic 0 that it is optimal there. A transition that is not over at the last
+        α has an algorithmic threshold of inf. Error bars include the cell of the bisection. Codes:
+        SUCCESS, MAX_STEPS (a branch did not converge somewhere in the hysteresis: raise
+        `max_steps`, doubt the kind). Not differentiable: derivatives in the model's numbers are
+        NaN.
 
     Raises:
-        ValueError: For an argument out of its range, a model without inference, a prior with a
-            mean, or perfect recovery under a prior that is neither continuous nor discrete.
+        ValueError: For a model without inference, a prior with a mean, or perfect recovery under a
+            prior that is neither continuous nor discrete.
 
     Example:
         >>> import jax, jaxsmi as smi
-        >>> model = smi.links.linear(0.1)
-        >>> smi.first_order(model, key=jax.random.key(0), points=6, samples=2**9).kind
+        >>> model, few = smi.links.linear(0.1), smi.Averages(points=2**9)
+        >>> key, grid = jax.random.key(0), [0.1, 0.5, 2.0]
+        >>> smi.first_order(model, key=key, alpha=grid, averages=few).kind
         'none'
 
     Cost:
-        Two compilations of a fixed point (5 to 15 s each), then 2·points of them and about 50 a
-        replica. Half a minute on one core for signs of Rademacher weights, 40 s for
+        Two compilations of a fixed point (5 to 15 s each), two fixed points for each α and about 50
+        for each net. Half a minute on one core for signs of Rademacher weights, 40 s for
         `Bilinear(output="absolute")`. It runs outside jit.
 
     Source:
         [theory: multi-index, section 7.5].
     """
-    arguments = Arguments()
-    samples, replicas = checked_sizes(arguments, model, samples, replicas, "replicas")
-    low = float(arguments.number("alpha_min", alpha_min, POSITIVE))
-    high = float(arguments.number("alpha_max", alpha_max, POSITIVE))
-    check(low < high, "alpha_max", (low, high), "0 < alpha_min < alpha_max, finite")
-    steps = max_steps
-    shown = arguments.shown(progress)
-    given = model
-    model = frozen(given)
-    each = power_of_two(max(samples // (replicas * NETS), 2))
-    with Bar(points, "first-order transition: branches", shown, "compiling") as bar:
-        curves = _followed(model, np.geomspace(low, high, points), key, each * replicas, steps, bar)
-    Q = (curves.overlaps(curves.uninformed), curves.overlaps(curves.informed))
-    grid = jnp.asarray(curves.grid)
-    if not curves.apart.any():
-        return not_differentiable(FirstOrder("none", None, None, None, grid, *Q), given)
+    key = validate.key("key", key)
+    points, nets = sizes_of(averages, 2**16, 8)
+    iteration = Iteration() if iteration is None else iteration
+    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps=..)")
+    max_steps = iteration.max_steps or 3000
+    progress = validate.optional(validate.flag, "progress", progress)
+    allowed = "an increasing vector of three numbers > 0 or more"
+    chosen = np.geomspace(0.1, 5.0, 40) if alpha is None else alpha
+    grid = np.asarray(validate.array("alpha", chosen, allowed, interval=POSITIVE))
+    ordered = grid.ndim == 1 and len(grid) >= 3 and bool(np.all(np.diff(grid) > 0.0))
+    check(ordered, "alpha", alpha, allowed)
+    check_model(model)
+    constant = frozen(model)
+    size = power_of_two(max(points // NETS, 2))
+    with Bar(len(grid), "first-order transition: branches", progress, "compiling") as bar:
+        curves = _hysteresis(constant, grid, key, size * nets, max_steps, bar)
+    S = model.prior.second_moment(model.indices)
+    Q = (S - curves.uninformed, S - curves.informed)
+    if not curves.distinct.any():
+        nothing = FirstOrder("none", None, None, None, jnp.asarray(grid), *Q)
+        return not_differentiable(nothing, model)
     prior = model.prior
-    perfect = bool(curves.perfect[curves.apart].any())
+    perfect = curves.perfect[curves.distinct]
     allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
-    check(prior.traits.continuous or prior.traits.discrete or not perfect, "model", prior, allowed)
-    keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(replicas))
-    bracket = curves.bracket(each, steps)
-    with Bar(questions(model, bracket), "first-order transition: ends", shown, "compiling") as bar:
-        bisected = edges(model, bracket, keys, bar)
-    # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
-    basin = math.sqrt(NEAREST) if bracket.perfect and prior.traits.continuous else 0.0
-    ends = _thresholds(curves, bisected, *Q, basin)
-    transition = FirstOrder("first order", *ends, grid, *Q)
-    return not_differentiable(transition, given)
+    check(
+        prior.traits.continuous or prior.traits.discrete or not perfect.any(),
+        "model",
+        prior,
+        allowed,
+    )
+    keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(nets))
+    before = curves.uninformed[max(curves.first - 1, 0)]
+    all_perfect = bool(perfect.all())
+    calls = curves.halvings + HALVINGS * (1 + curves.appears)
+    with Bar(calls, "first-order transition: ends", progress, "compiling") as bar:
+        bisection = Bisection(constant, keys, size, max_steps, before, all_perfect, bar)
+        thresholds = _thresholds(curves, bisection, *Q)
+    transition = FirstOrder("first order", *thresholds, jnp.asarray(grid), *Q)
+    return not_differentiable(transition, model)
 
 
 class _Hysteresis(NamedTuple):
-    """The two branches on the grid of α.
+    """The two branches on the grid of α (K,).
 
-    `uninformed`, `informed`: V at each α; `apart`: whether they differ there; `perfect`: whether
-    the informed branch is Q = S; `settled`: whether both fixed points were reached.
+    Attributes:
+        grid: α.
+        uninformed: V (K, P, P).
+        informed: V (K, P, P).
+        distinct: The branches differ (K,).
+        perfect: The informed branch is Q = S (K,).
+        converged: Both fixed points converged (K,).
     """
 
-    second_moment: Array
     grid: np.ndarray
-    uninformed: list[Array]
-    informed: list[Array]
-    apart: np.ndarray
+    uninformed: Array
+    informed: Array
+    distinct: np.ndarray
     perfect: np.ndarray
-    settled: np.ndarray
-
-    def overlaps(self, branch: list[Array]) -> Array:
-        """Q (K, P, P) of a branch."""
-        return self.second_moment - jnp.stack(branch)
+    converged: np.ndarray
 
     @property
     def first(self) -> int:
-        """The first point of the hysteresis."""
-        return int(np.flatnonzero(self.apart)[0])
+        """The first point with two branches."""
+        return int(np.flatnonzero(self.distinct)[0])
 
     @property
     def last(self) -> int:
-        """The last point of the hysteresis."""
-        return int(np.flatnonzero(self.apart)[-1])
+        """The last point with two branches."""
+        return int(np.flatnonzero(self.distinct)[-1])
 
     @property
-    def over(self) -> bool:
-        """Whether it ends on the grid."""
+    def ends(self) -> bool:
+        """The uninformed branch ends on the grid."""
         return self.last + 1 < len(self.grid)
 
     @property
     def appears(self) -> bool:
-        """Whether it begins on the grid."""
+        """The informed branch appears on the grid."""
         return self.first > 0
 
     @property
     def end(self) -> tuple[float, float]:
-        """The two α between which the uninformed branch ends.
-
-        They reach a little beyond the cell of the grid: a replica has fewer samples than the grid,
-        and its branch may end on the other side of a point.
-        """
+        """Two α between which the uninformed branch ends."""
         low = self.grid[self.last]
-        high = self.grid[self.last + 1 if self.over else self.last]
-        room = 0.1 * (high - low)
-        return max(low - room, self.grid[self.first]), high + room
-
-    @property
-    def start(self) -> tuple[float, float]:
-        """The two α between which the informed branch appears."""
-        return self.grid[self.first - 1] if self.appears else 0.0, self.grid[self.first]
+        high = self.grid[self.last + 1 if self.ends else self.last]
+        margin = _MARGIN * (high - low)
+        return max(low - margin, self.grid[self.first]), high + margin
 
     @property
     def halvings(self) -> int:
-        """How often the interval of its end is halved, to a relative `RESOLUTION`."""
+        """Halvings of the interval of its end, to a relative `_RESOLUTION`."""
         low, high = self.end
-        return max(math.ceil(math.log2(max((high - low) / (RESOLUTION * low), 1.0))), 1)
+        return max(math.ceil(math.log2(max((high - low) / (_RESOLUTION * low), 1.0))), 1)
 
-    def bracket(self, samples: int, steps: int) -> Bracket:
-        """Where to bisect."""
-        return Bracket(
-            algorithmic=self.end,
-            spinodal=self.start,
-            before=self.uninformed[max(self.first - 1, 0)],
-            end=self.uninformed[self.last],
-            samples=samples,
-            steps=steps,
-            perfect=bool(self.perfect[self.apart].all()),
-            appears=self.appears,
-            halvings=self.halvings,
-        )
+    @property
+    def start(self) -> tuple[float, float]:
+        """Two α between which the informed branch appears."""
+        return self.grid[self.first - 1] if self.appears else 0.0, self.grid[self.first]
 
     def nearest(self, values: Array) -> int:
-        """The point of the hysteresis that is nearest to a threshold."""
+        """The point with two branches that is nearest to a threshold."""
         finite = jnp.where(jnp.isfinite(values), values, self.grid[self.last])
-        inside = np.flatnonzero(self.apart)
+        inside = np.flatnonzero(self.distinct)
         return int(inside[np.argmin(np.abs(self.grid[inside] - float(jnp.mean(finite))))])
 
 
-def _followed(
-    model: AbstractModel,
-    grid: np.ndarray,
-    key: PRNGKeyArray,
-    samples: int,
-    steps: int,
-    bar: Bar,
+def _hysteresis(
+    model: AbstractModel, grid: np.ndarray, key: PRNGKeyArray, points: int, max_steps: int, bar: Bar
 ) -> _Hysteresis:
-    """Both branches on the grid, the uninformed one upwards; the bar moves with each point."""
+    """Both branches on the grid, the uninformed one upwards."""
     S = model.prior.second_moment(model.indices)
-    pairs: list[Pair] = []
     V = (1.0 - SMALL) * S
+    pairs = []
     for alpha in grid:
-        pair = branches(model, jnp.asarray([alpha], S.dtype), V, key[None], samples, steps)
+        pair = branches(model, jnp.asarray([alpha], S.dtype), V, key[None], points, max_steps)
         V = pair.uninformed[0]
         pairs.append(pair)
         bar.update(1, {"α": f"{alpha:.4g}"})
-    codes = np.concatenate([pair.codes for pair in pairs])
-    return _Hysteresis(
-        S,
-        grid,
-        [pair.uninformed[0] for pair in pairs],
-        [pair.informed[0] for pair in pairs],
-        np.concatenate([pair.apart for pair in pairs]),
-        codes[:, 1] == Result.RECOVERED,
-        np.all(np.isin(codes, (Result.SUCCESS, Result.RECOVERED)), axis=1),
-    )
+    both = jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
+    codes = np.asarray(both.codes)
+    converged = np.all(np.isin(codes, (Result.SUCCESS, Result.RECOVERED)), axis=1)
+    perfect = codes[:, 1] == Result.RECOVERED
+    distinct = np.asarray(both.distinct)
+    return _Hysteresis(grid, both.uninformed, both.informed, distinct, perfect, converged)
 
 
 def _thresholds(
-    curves: _Hysteresis, bisected: Edges, low: Array, high: Array, basin: float
+    curves: _Hysteresis, bisection: Bisection, low: Array, high: Array
 ) -> tuple[Threshold, Threshold, Threshold]:
-    """The three thresholds with their error bars.
+    """The algorithmic, information-theoretic and spinodal thresholds with their error bars; Q of
+    the two branches is `low` and `high`."""
+    prior = bisection.model.prior
+    ones = jnp.ones(len(bisection.keys), low.dtype)
+    start, end = curves.start, curves.end
+    spinodal = start[0] * ones
+    if curves.appears:
+        spinodal = bisection.first(bisection.exists, spinodal, start[1] * ones)
+    merged = bisection.merged(curves.uninformed[curves.last])
+    algorithmic = bisection.first(merged, end[0] * ones, end[1] * ones, curves.halvings)
+    perfect = bisection.perfect and prior.traits.continuous
+    if perfect:  # Φ = ∞: it wins wherever it is stable
+        optimal = spinodal
+    else:
+        begin = spinodal if curves.appears else start[1] * ones
+        optimal = bisection.first(bisection.wins, begin, algorithmic)
+        # without a change of sign inside, the crossing lies outside
+        if not curves.ends:
+            optimal = jnp.where(bisection.wins(end[0] * ones), optimal, jnp.inf)
+        if not curves.appears:
+            optimal = jnp.where(bisection.wins(begin), 0.0, optimal)
+    algorithmic = algorithmic if curves.ends else jnp.full_like(algorithmic, jnp.inf)
+    cell_end = (end[1] - end[0]) / 2**curves.halvings
+    cell_start = (start[1] - start[0]) * curves.appears / 2**HALVINGS
+    cell_optimal = max(
+        (curves.grid[curves.last] - curves.grid[curves.first]) / 2**HALVINGS, cell_end
+    )
+    # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
+    basin = math.sqrt(NEAREST) if perfect else 0.0
+    failed = bool((curves.distinct & ~curves.converged).any())
+    code = jnp.asarray(int(Result.MAX_STEPS if failed else Result.SUCCESS))
 
-    `low`, `high`: Q of the two branches; `basin`: error of where Q = S is stable, relative.
-    """
-    end = (curves.end[1] - curves.end[0]) / 2**curves.halvings
-    start = (curves.start[1] - curves.start[0]) * curves.appears
-    hysteresis = curves.grid[curves.last] - curves.grid[curves.first]
-    unfinished = bool((curves.apart & ~curves.settled).any())
-    code = Result.MAX_STEPS if unfinished else Result.SUCCESS
-
-    def threshold(
-        values: Array, cell: float, place: int, branch: Array, start: float = 0.0
-    ) -> Threshold:
+    def threshold(values: Array, cell: float, place: int, Q: Array, basin: float) -> Threshold:
         alpha = jnp.mean(values)
         spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
         regular = jnp.isfinite(alpha) & (alpha > 0)
-        # the replicas share their cells: what lies inside one is no average over them
-        shared = jnp.hypot(cell / np.sqrt(12.0), start * alpha)
+        # a cell is uniform, and common to all keys: no average over them makes it smaller
+        shared = jnp.hypot(cell / np.sqrt(12.0), basin * alpha)
         stderr = jnp.where(regular, jnp.hypot(spread, shared), 0.0)
-        grows = high[place] - low[place]
-        subspace = grows / jnp.trace(grows)
-        return Threshold(alpha, stderr, values, subspace, branch[place], jnp.asarray(code))
+        growth = high[place] - low[place]
+        return Threshold(alpha, stderr, values, growth / jnp.trace(growth), Q[place], code)
 
-    spinodal = bisected.spinodal
-    last = bisected.algorithmic if curves.over else jnp.full_like(bisected.algorithmic, jnp.inf)
-    optimal = bisected.information_theoretic
     return (
-        threshold(last, end, curves.last, low),
-        threshold(
-            optimal, max(hysteresis / 2**HALVINGS, end), curves.nearest(optimal), high, basin
-        ),
-        threshold(spinodal, start / 2**HALVINGS, curves.nearest(spinodal), high, basin),
+        threshold(algorithmic, cell_end, curves.last, low, 0.0),
+        threshold(optimal, cell_optimal, curves.nearest(optimal), high, basin),
+        threshold(spinodal, cell_start, curves.nearest(spinodal), high, basin),
     )

@@ -72,7 +72,10 @@ legend(middle)
 skips = [1.0] if QUICK else [0.25, 1.0, 4.0]
 stairs = [
     smi.staircase(
-        smi.DeepAttention(2, 2, skip=c), key=key, alpha_max=3.0, samples=2**11, replicas=8
+        smi.DeepAttention(2, 2, skip=c),
+        key=key,
+        alpha_max=3.0,
+        averages=smi.Averages(points=2**11, nets=8),
     )
     for c in skips
 ]

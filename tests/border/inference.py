@@ -257,15 +257,11 @@ case(
     "first_order",
     smi.first_order,
     {"model": LINEAR, "key": KEY},
-    {"alpha_min": ("alpha_max",), "alpha_max": ("alpha_min",)},
     model="object",
     key="key",
-    alpha_min="positive",
-    alpha_max="positive",
-    points="count",
-    samples="count",
-    replicas="count",
-    max_steps="count",
+    alpha="positive array?",
+    averages="object?",
+    iteration="object?",
     progress="flag?",
 )
 case("recovery_threshold", smi.recovery_threshold, {"model": ATTENTION}, model="object")
@@ -280,12 +276,8 @@ case(
     step="count from 0",
     target="positive?",
     alpha_max="positive",
-    samples="count",
-    replicas="count",
-    optimizer="object?",
-    max_steps="count",
-    tolerance="positive",
-    progress="flag?",
+    averages="object?",
+    iteration="object?",
 )
 case(
     "staircase",
@@ -294,8 +286,7 @@ case(
     model="object",
     key="key",
     alpha_max="positive",
-    samples="count",
-    replicas="count",
+    averages="object?",
     guess="list?",
     steps="count?",
     progress="flag?",
@@ -306,8 +297,7 @@ case(
     {"model": smi.links.phase_retrieval(), "key": KEY},
     model="object",
     key="key",
-    samples="count",
-    randomisations="count",
+    averages="object?",
     noises="positive array?",
 )
 case("Threshold.interval", FOUND.interval, {}, confidence="open unit")

@@ -109,7 +109,9 @@ SILENT = {
     "generalization error, matrices": lambda q: (
         smi.generalization_error(smi.AttentionIndexed(3, 0.5, "hardmax"), 0.8 * q, key=KEY).value
     ),
-    "weak recovery": lambda c: smi.weak_recovery(correlated(0.3 * c), key=KEY, samples=2**9).alpha,
+    "weak recovery": lambda c: (
+        smi.weak_recovery(correlated(0.3 * c), key=KEY, averages=smi.Averages(points=2**9)).alpha
+    ),
     "state evolution in the prior": lambda c: smi.state_evolution(
         correlated(0.3 * c), 6.0, key=KEY, q0=0.5, samples=2**9, max_steps=3
     ).overlap[0, 1],

@@ -72,7 +72,9 @@ def test_lowers_over_four_devices(name, monkeypatch):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda key: smi.staircase(smi.links.sign(), key=key, alpha_max=2.0, samples=2**8),
+        lambda key: smi.staircase(
+            smi.links.sign(), key=key, alpha_max=2.0, averages=smi.Averages(points=2**8)
+        ),
         lambda key: smi.gamp(*_sampled(), key=key, max_steps=3),
         lambda key: smi.free_entropy(smi.links.sign(), 1.0, 0.5, key=key),
         lambda key: smi.sgd.maximal_rate(programs.tanh(noise=0.0), key=key),
@@ -218,7 +220,7 @@ def test_memory_of_the_outer_average(program, model, samples):
     if program == "step":
         part = programs.step_of(programs.evolution(built, samples=samples))
     else:
-        call = programs.weak_recovery(built, samples=samples)
+        call = programs.weak_recovery(built, points=samples)
         part = programs.Part(call, programs.KEY)
     closed = F == 1
     allowed = 8 * (12 * F + 2 * F**2) * (samples + 4096 * closed) + integral(17) * (not closed)

@@ -92,7 +92,7 @@ def test_a_run_that_did_not_end_leaves_no_error_bar():
 @pytest.mark.slow
 def test_phase_retrieval_without_its_channel():
     """Weak recovery 1/2, on the random points of the exact channel."""
-    sizes = {"key": KEY, "samples": 2**10, "randomisations": 8}
+    sizes = {"key": KEY, "averages": smi.Averages(2**10, 8)}
     found = smi.weak_recovery(SQUARE, noises=LADDER, **sizes)
     exact = smi.weak_recovery(smi.links.phase_retrieval(), **sizes)
     assert found.result == smi.Result.SUCCESS
@@ -146,7 +146,7 @@ def test_thresholds_of_noiseless_links_are_their_exact_values(name):
     link, (indices, tokens), first, exact = EXACT[name]
     model = smi.MultiIndex(link, indices=indices, tokens=tokens)
     noises = first / 2.0 ** np.arange(4)
-    found = smi.weak_recovery(model, key=KEY, noises=noises, samples=2**12)
+    found = smi.weak_recovery(model, key=KEY, noises=noises, averages=smi.Averages(points=2**12))
     assert found.result == smi.Result.SUCCESS
     assert abs(found.alpha - exact) < 2 * found.stderr < 0.4 * exact
 
@@ -162,7 +162,7 @@ def test_untied_query_and_key_have_the_threshold_of_their_bessel_functions():
     np.testing.assert_allclose(exact, np.sqrt(5.0) - 2.0, rtol=0.01)  # 2^20 draws, heavy-tailed
     link = smi.DeepAttention(1, 2, tied=False).link  # without the channel that the model has
     model = smi.MultiIndex(link, indices=2, tokens=2)
-    sizes = {"samples": 2**9, "randomisations": 8}
+    sizes = {"averages": smi.Averages(2**9, 8)}
     found = smi.weak_recovery(model, key=KEY, noises=(0.16, 0.08, 0.04, 0.02), **sizes)
     assert found.result == smi.Result.SUCCESS
     assert abs(found.alpha - exact) < 2 * found.stderr < 0.6

@@ -103,7 +103,7 @@ BAD = [
         ),
     ),
     ("build", lambda: smi.search_threshold(3, 0.1, key=KEY)),
-    ("replicas", lambda: smi.search_threshold(smi.links.linear, 0.1, key=KEY, replicas=None)),
+    ("averages", lambda: smi.search_threshold(smi.links.linear, 0.1, key=KEY, averages=3)),
     ("tokens", lambda: smi.links.linear(0.1, tokens=0)),
     ("k", lambda: smi.links.sign_product(0)),
     ("k", lambda: smi.links.product(0)),

@@ -169,7 +169,7 @@ def test_pieces_with_traced_slopes():
 
 def test_weak_recovery_of_the_door_is_its_closed_form():
     """1/α = (2Kφ(K))² (1/p + 1/(1 - p)), p = 1/2."""
-    found = smi.weak_recovery(smi.links.door(), key=KEY, samples=2**11)
+    found = smi.weak_recovery(smi.links.door(), key=KEY, averages=smi.Averages(points=2**11))
     exact = 1.0 / (4.0 * (2.0 * DOOR * norm.pdf(DOOR)) ** 2)
     assert float(found.alpha) == pytest.approx(exact, abs=1e-9)
 

@@ -49,7 +49,9 @@ def test_one_bit_state_evolution_against_quadrature():
     stderr = float(solution.stderr[0, 0])
     assert stderr < 1e-5
     assert abs(float(solution.error) - V) < 5.0 * stderr + 1e-8
-    assert float(smi.weak_recovery(model, key=KEY, samples=2**10).alpha) == 0.0
+    assert (
+        float(smi.weak_recovery(model, key=KEY, averages=smi.Averages(points=2**10)).alpha) == 0.0
+    )
     assert np.isinf(float(smi.recovery_threshold(model).alpha))
 
 

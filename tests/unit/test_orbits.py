@@ -353,7 +353,7 @@ def test_weak_recovery_of_one_layer(tokens, tied, exact):
     """Rank two: 1/α_c = (rM(M+1) - 2(r-k))/r², both directions grow together. Untied: queries and
     keys grow in the ratio of the eigenvector, (F - 1/α_c) v = 0."""
     model = smi.DeepAttention(1, tokens, ranks=2 if tied else 1, tied=tied)
-    threshold = smi.weak_recovery(model, key=KEY, samples=2**14)
+    threshold = smi.weak_recovery(model, key=KEY, averages=smi.Averages(points=2**14))
     assert threshold.result == smi.Result.SUCCESS
     assert abs(threshold.alpha - exact) < 4.5 * threshold.stderr
     assert threshold.stderr < 0.01 * exact

@@ -135,7 +135,7 @@ def test_a_failed_scan_is_no_end_of_the_staircase(monkeypatch):
 
     monkeypatch.setattr(scan, "branch_growth", failing)
     jax.clear_caches()
-    found = smi.staircase(model, key=KEY, samples=64, replicas=2)
+    found = smi.staircase(model, key=KEY, averages=smi.Averages(points=64, nets=2))
     jax.clear_caches()
     assert len(found) == 2
     assert int(found[0].result) != Result.NONFINITE
@@ -241,6 +241,8 @@ def test_a_floor_is_not_zero_in_float32():
         assert bool(jnp.all((floor > 0.0) & jnp.isfinite(1.0 / floor)))
     with jax.enable_x64(False):
         model = smi.links.sign(noise=np.inf)
-        found = smi.weak_recovery(model, key=jax.random.key(5), samples=64, randomisations=2)
+        found = smi.weak_recovery(
+            model, key=jax.random.key(5), averages=smi.Averages(points=64, nets=2)
+        )
         assert np.isinf(found.alpha)
         assert int(found.result) == Result.SUCCESS

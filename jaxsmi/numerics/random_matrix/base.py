@@ -28,24 +28,18 @@ class AbstractSpectrum(eqx.Module):
     """The law μ of the eigenvalues or singular values of a matrix plus noise.
 
     Attributes:
-        critical: The coordinate of the law at its four edges (4,).
         edges: The edges (4,) from left to right; the two of the gap are NaN where there is none.
         gap: There is a gap.
         x: Nodes (192,) of quadrature, band by band.
         density: μ(x).
-        hilbert: The Hilbert transform H(x), a principal value.
-        log_potential: ∫ log|x - y| μ(dy), of singular values ∫ log|x² - y²| μ(dy).
         weight: Weights of `mean`.
         copies: 2 where μ is even and the nodes cover its positive half, else 1.
     """
 
-    critical: eqx.AbstractVar[Array]
     edges: eqx.AbstractVar[Array]
     gap: eqx.AbstractVar[Array]
     x: eqx.AbstractVar[Array]
     density: eqx.AbstractVar[Array]
-    hilbert: eqx.AbstractVar[Array]
-    log_potential: eqx.AbstractVar[Array]
     weight: eqx.AbstractVar[Array]
     copies: eqx.AbstractClassVar[float]
 

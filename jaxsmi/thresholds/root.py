@@ -1,0 +1,209 @@
+r"""The α at which the growth of the next directions crosses one: one step of the staircase.
+
+Equations here [theory: multi-index, Eqs. (56), (60), (74) to (76)], θ the numbers of a model, N, T
+as in `branch`, c ≈ ∂log λ_max/∂V by secants:
+
+    h(α, θ) = log α λ_max(F_{Q(α, θ)}) = 0,     dα_c = -∂_θ h/∂_α h
+    Newton's step in α and V together:   δ log α = -(h + ⟨c, N⟩)/(1 + ⟨c, T⟩)
+
+The eigenvector of F is constant in the derivative, as its change is of second order, and Q moves by
+the implicit derivative of the fixed point.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core.arrays import off_zero
+from jaxsmi.core.codes import Result
+from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics import fixed_point, implicit
+from jaxsmi.numerics.linear_algebra import symmetric
+from jaxsmi.thresholds.branch import NETS, BranchPoint, branch_growth, branch_point
+
+__all__ = ["Roots", "SearchRegion", "roots"]
+
+_MAX_STEPS = 25  # of Newton; four to eight are usual, more only where the branch folds
+# The last step in log α and in V, relative: what it leaves is of second order. Averages over random
+# nodes are smooth to their tolerance only, far below the error bars.
+_LAST = (1e-4, 1e-3)
+_LAST_RANDOM = (2e-3, 2e-2)
+# d log λ α/d log α lies between a half (one: λ constant) and thirty (a steep rise of the overlap):
+# secants with larger ones are noise
+_SLOPES = (0.5, 30.0)
+_LONGEST = 0.15  # of a step in log α: within it the leading eigenmatrix hardly turns
+
+
+class SearchRegion(eqx.Module):
+    """Region in which roots are searched.
+
+    Attributes:
+        learned: Basis U (P, k) of the learned directions.
+        guess: An α near the roots.
+        floor: The smallest α allowed.
+        V0: V (k, k) near `guess`.
+        X: The leading eigenmatrix (P, P) near `guess`, for all nets: one alone may not resolve
+            which of two directions grows faster.
+        keys: One key for each independent threshold (R,).
+        points: Points in each of its nets.
+    """
+
+    learned: Array
+    guess: Array
+    floor: Array
+    V0: Array
+    X: Array
+    keys: PRNGKeyArray
+    points: int = eqx.field(static=True)
+
+    def branch(self, model: AbstractModel, alpha: Array, key: PRNGKeyArray) -> OverlapMap:
+        """State evolution with these directions learned."""
+        return OverlapMap(model, alpha, key, self.points, NETS, learned=self.learned)
+
+
+class Roots(eqx.Module):
+    """One root for each key: α (R,), V (R, k, k), the leading eigenmatrix X (R, P, P), h at the
+    last average, and a result code."""
+
+    alpha: Array
+    V: Array
+    X: Array
+    level: Array
+    code: Array
+
+
+def roots(model: AbstractModel, region: SearchRegion) -> Roots:
+    """The root of h for each key; `alpha` has one derivative in every array of the model."""
+    return implicit.differentiable(_roots, _tangent, model, region, _linearized)
+
+
+class _Newton(NamedTuple):
+    """The latest point, c, the next step in log α, and the number of steps taken."""
+
+    point: BranchPoint
+    gradient: Array
+    change: Array
+    count: Array
+
+
+@eqx.filter_jit
+def _roots(model: AbstractModel, region: SearchRegion) -> Roots:
+    return lax.map(lambda key: _root(model, region, key), region.keys)
+
+
+def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Roots:
+    """Root of h near the guess, by Newton steps in α and V together with secants for c."""
+    branch = region.branch(model, region.guess, key)
+    last_alpha, last_V = _LAST_RANDOM if model.channel.random_nodes else _LAST
+
+    def is_last(state: _Newton) -> Array:
+        point = state.point
+        size = point.relative_size(point.newton + state.change * point.tangent)
+        return (jnp.abs(state.change) <= last_alpha) & (size <= last_V)
+
+    def running(state: _Newton) -> Array:
+        return (state.count < _MAX_STEPS) & ~is_last(state) & jnp.isfinite(state.point.level)
+
+    def planned(point: BranchPoint, gradient: Array, count: Array) -> _Newton:
+        slope = jnp.clip(1.0 + jnp.sum(gradient * point.tangent), *_SLOPES)
+        change = -(point.level + jnp.sum(gradient * point.newton)) / slope
+        return _Newton(point, gradient, jnp.clip(change, -_LONGEST, _LONGEST), count)
+
+    def step(state: _Newton) -> _Newton:
+        old = state.point
+        alpha, V = old.moved(state.change)
+        new = branch_point(branch, V, jnp.maximum(alpha, region.floor), region.X)
+        moved = new.V - old.V
+        rise = (new.level - jnp.log(new.alpha)) - (old.level - jnp.log(old.alpha))
+        # Broyden: the smallest change of c, in the metric of V, that explains the rise of log λ
+        missing = rise - jnp.sum(state.gradient * moved)
+        return planned(new, state.gradient + missing * _dual(old.V, moved), state.count + 1)
+
+    first = branch_point(branch, region.V0, region.guess, region.X)
+    # no gradient is known yet: log λ rises with V's tangent as log α does, a typical slope of two
+    start = planned(first, _dual(first.V, first.tangent), jnp.zeros((), int))
+    end = lax.while_loop(running, step, start)
+    alpha, V = end.point.moved(end.change)
+    code = jnp.where(is_last(end), int(Result.SUCCESS), int(Result.MAX_STEPS))
+    code = jnp.where(jnp.isfinite(end.point.level), code, int(Result.NONFINITE))
+    alpha = jnp.maximum(alpha, region.floor)
+    return Roots(alpha, V, end.point.growth.subspace, end.point.level, code)
+
+
+def _dual(V: Array, step: Array) -> Array:
+    """The covector c with ⟨c, step⟩ = 1 in the metric tr(V^{-1} A V^{-1} B), zero for no step."""
+    inverse = jnp.linalg.inv(V)
+    c = inverse @ step @ inverse
+    return symmetric(c) / off_zero(jnp.sum(c * step))
+
+
+class _Linearised(NamedTuple):
+    """The root of one key, with the Jacobian of its fixed point and dh/dα."""
+
+    key: PRNGKeyArray
+    alpha: Array
+    V: Array
+    X: Array
+    jacobian: Array
+    slope: Array
+
+
+def _zero_tangent(branch: OverlapMap) -> OverlapMap:
+    return jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else x, branch)
+
+
+def _slope_along(
+    branch: OverlapMap, V: Array, X: Array, jacobian: Array, tangent: OverlapMap
+) -> Array:
+    """Derivative of h along a tangent of the branch, the fixed point moving with it."""
+    directions, _ = implicit.numbers_of(tangent)
+    slope = implicit.derivative(lambda b: b.evaluate(V).value, branch, directions)
+    moved = fixed_point.resolvent(jacobian, slope)
+
+    def level(both: tuple[OverlapMap, Array]) -> Array:
+        branch, V = both
+        return jnp.log(branch.alpha * branch_growth(branch, V, X).rate)
+
+    return implicit.derivative(level, (branch, V), [*directions, moved])
+
+
+@eqx.filter_jit
+def _linearized(model: AbstractModel, region: SearchRegion, roots: Roots) -> _Linearised:
+    """The part of the derivative that all directions share."""
+
+    def one(root: tuple[PRNGKeyArray, Array, Array, Array]) -> _Linearised:
+        key, alpha, V, X = root
+        branch = region.branch(model, alpha, key)
+        Q = branch.restrict(branch.overlaps(V)[0])
+        jacobian = fixed_point.pathwise_jacobian(branch.evaluate, V, Q)
+        unit = eqx.tree_at(lambda b: b.alpha, _zero_tangent(branch), jnp.ones_like(alpha))
+        return _Linearised(key, alpha, V, X, jacobian, _slope_along(branch, V, X, jacobian, unit))
+
+    return lax.map(one, (region.keys, roots.alpha, roots.V, roots.X))
+
+
+@eqx.filter_jit
+def _tangent(
+    model: AbstractModel, region: SearchRegion, roots: _Linearised, directions: list[Array]
+) -> Roots:
+    """dα of each root along directions of the model's numbers; the rest is constant."""
+
+    def one(root: _Linearised) -> Array:
+        branch = region.branch(model, root.alpha, root.key)
+        zero = _zero_tangent(branch)
+        moving = implicit.numbers_of(zero.model)[1](directions)
+        tangent = eqx.tree_at(lambda b: b.model, zero, moving)
+        slope = _slope_along(branch, root.V, root.X, root.jacobian, tangent)
+        # labels that jump have no derivative along the sampled ones: see AbstractChannel
+        return jnp.where(model.channel.smooth, -slope / root.slope, jnp.nan)
+
+    zero = jnp.zeros_like
+    code: Any = None  # a code has no tangent
+    return Roots(lax.map(one, roots), zero(roots.V), zero(roots.X), zero(roots.alpha), code)
