@@ -103,9 +103,9 @@ def staircase(
     steps = validate.optional(validate.count, "steps", steps)
     progress = validate.optional(validate.flag, "progress", progress)
     allowed = "a list of Threshold, as `staircase` returns it"
-    guesses = validate.sequence(
-        "guess", guess or [], allowed, validate.instance, Threshold, allowed, empty=True
-    )
+    guess = [] if guess is None else guess
+    arguments = (validate.instance, Threshold, allowed)
+    guesses = validate.sequence("guess", guess, allowed, *arguments, empty=True)
     check_model(model)
     S = lax.stop_gradient(model.prior.second_moment(model.indices))
     equal = jnp.max(jnp.abs(S - S[0, 0] * jnp.eye(len(S)))) <= 1e-9 * S[0, 0]
