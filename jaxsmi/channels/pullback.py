@@ -91,6 +91,10 @@ class PullbackChannel(AbstractChannel):
         """The label of scores."""
         return self.inner.label(self.fields(fields), noise)
 
+    def observe(self, fields: Array, noise: Array) -> Array:
+        """That of `inner`, which is exact where labels would underflow."""
+        return self.inner.observe(self.fields(fields), noise)
+
     def check_labels(self, labels: Array) -> None:
         """As `inner`."""
         self.inner.check_labels(labels)
