@@ -57,7 +57,11 @@ PARTS = {
 def problem(output, alpha, dimension):
     model, key = smi.AttentionIndexed(2, 0.5, output), jax.random.key(0)
     data = model.sample(key, dimension=dimension, alpha=alpha)
-    return model, data, smi.gamp(model, data, key=key, max_steps=10, tolerance=1e-12).state
+    return (
+        model,
+        data,
+        smi.gamp(model, data, key=key, iteration=smi.Iteration(10, tolerance=1e-12)).state,
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,9 @@ def test_iteration(benchmark, output, alpha, dimension, part):
     model, data, state = problem(output, alpha, dimension)
     if part == "iteration":
         run = lambda: (
-            smi.gamp(model, data, key=jax.random.key(1), max_steps=10, tolerance=1e-12).weights
+            smi.gamp(
+                model, data, key=jax.random.key(1), iteration=smi.Iteration(10, tolerance=1e-12)
+            ).weights
         )  # ten of them
     else:
         compiled = jax.jit(functools.partial(PARTS[part], model, data))

@@ -56,7 +56,11 @@ def problem(dimension, dtype):
     inputs; at d = 100, α = .3 in float32 120 MB."""
     model, key = smi.Bilinear(1.0, 0.2, 0.1), jax.random.key(0)
     data = model.sample(key, dimension=dimension, alpha=0.3, dtype=dtype)
-    return model, data, smi.gamp(model, data, key=key, max_steps=10, tolerance=1e-12).state
+    return (
+        model,
+        data,
+        smi.gamp(model, data, key=key, iteration=smi.Iteration(10, tolerance=1e-12)).state,
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,9 @@ def test_iteration(benchmark, dimension, dtype, part):
     model, data, state = problem(dimension, dtype)
     if part == "ten iterations":
         run = lambda: (
-            smi.gamp(model, data, key=jax.random.key(1), max_steps=10, tolerance=1e-12).weights
+            smi.gamp(
+                model, data, key=jax.random.key(1), iteration=smi.Iteration(10, tolerance=1e-12)
+            ).weights
         )
     else:
         compiled = jax.jit(lambda data, state: PARTS[part](model, data, state))

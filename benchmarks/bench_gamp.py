@@ -30,7 +30,7 @@ def problem(dtype="float64"):
 @functools.cache
 def state(moment, dtype):
     model, data = problem(dtype)
-    return smi.gamp(model, data, key=jax.random.key(0), max_steps=MOMENTS[moment])
+    return smi.gamp(model, data, key=jax.random.key(0), iteration=smi.Iteration(MOMENTS[moment]))
 
 
 def describe(benchmark, solution, **more):
@@ -57,7 +57,9 @@ def bench_iteration(benchmark, moment, dtype):
 
     def run():
         return jax.block_until_ready(
-            smi.gamp(model, data, state=solution.state, key=jax.random.key(1), max_steps=1).weights
+            smi.gamp(
+                model, data, start=solution.state, key=jax.random.key(1), iteration=smi.Iteration(1)
+            ).weights
         )
 
     run()

@@ -111,11 +111,13 @@ def bench_iteration(benchmark, model, store, dimension):
     """An iteration at α = 1 while nothing is learned yet: (time of
     four - time of one)/3, so that what a call costs drops out."""
     data = model.sample(KEY, dimension=dimension, alpha=1.0, dtype=jnp.float32, store=store)
-    state = smi.gamp(model, data, key=KEY, max_steps=1, init=1e-3).state
+    state = smi.gamp(model, data, key=KEY, iteration=smi.Iteration(1), start=1e-3).state
 
     def run(steps):
         return jax.block_until_ready(
-            smi.gamp(model, data, key=KEY, state=state, max_steps=steps, tolerance=1e-12).weights
+            smi.gamp(
+                model, data, key=KEY, start=state, iteration=smi.Iteration(steps, tolerance=1e-12)
+            ).weights
         )
 
     timed = []

@@ -254,9 +254,7 @@ LOOSE = {
 def update(Q: jax.Array, key: jax.Array) -> jax.Array:
     """Q̂(Q) = α E Σ_m g gᵀ (2, 2)."""
     V = jnp.eye(2) - Q
-    found = MODEL.channel.response(
-        Q, V, key=key, points=UPDATE_POINTS, nets=NETS, tangents=False
-    )
+    found = MODEL.channel.response(Q, V, key=key, points=UPDATE_POINTS, nets=NETS, tangents=False)
     return ALPHA * found.mean
 
 
@@ -329,7 +327,7 @@ def whole() -> list[Row]:
     √N), with ρ, the slope of the map, from our solutions.
     """
     keys = jax.random.split(jax.random.key(0), 8)
-    run = lambda key: smi.state_evolution(MODEL, ALPHA, key=key, samples=1024)
+    run = lambda key: smi.state_evolution(MODEL, ALPHA, key=key, averages=smi.Averages(1024))
     found, alone, both, compile_s = ours(lambda: run(keys[0]))
     all_keys = [
         (float(f.overlap[1, 1]), float(f.stderr[1, 1]), float(f.rho)) for f in map(run, keys)

@@ -42,7 +42,7 @@ CELLS = [
     "one-layer-3:1000:0.15",
     "three-layers:500:0.5:8",
 ]
-STARTS = {"spectral": {}, "random": {"init": 1e-3}}
+STARTS = {"spectral": {}, "random": {"start": 1e-3}}
 FIRST = 100
 NAMES = {int(code): code.name for code in smi.Result}
 

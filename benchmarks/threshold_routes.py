@@ -66,8 +66,9 @@ def evolution():
             q = []
             start = 0.3
             for alpha in reversed(alphas):  # from above, each from the one before
-                settings = {"key": jax.random.key(100 + k), "samples": 2**13, "max_steps": 200}
-                solution = smi.state_evolution(MODEL, alpha, q0=start, **settings)
+                settings = {"key": jax.random.key(100 + k), "averages": smi.Averages(2**13)}
+                settings |= {"iteration": smi.Iteration(200)}
+                solution = smi.state_evolution(MODEL, alpha, start=start, **settings)
                 q.append(float(solution.overlap[p, p]))
                 start = np.asarray(solution.overlap) * 0.999
             found.append(continued(q[::-1], alphas))
@@ -86,7 +87,9 @@ def grown(D, alpha, Q, p, seed, steps=4):
     )
     C = jax.numpy.diag(1.0 - Q[:, 0])
     start = GampState.start(W, C, (data.samples, 2, 2))
-    history = smi.gamp(MODEL, data, key=key, max_steps=steps, state=start, tolerance=1e-12).history
+    history = smi.gamp(
+        MODEL, data, key=key, iteration=smi.Iteration(steps, tolerance=1e-12), start=start
+    ).history
     return np.asarray(history["teacher_overlap"])[[0, steps], p, p]
 
 

@@ -3,7 +3,7 @@
 from . import models, priors, sgd
 from .core.codes import Result
 from .core.data import Dataset
-from .core.options import Averages, Iteration, Record, Start
+from .core.options import Averages, Bayes, Iteration, Record, Start
 from .core.results import Solution, Threshold
 from .core.setup import setup
 from .descent import baselines
@@ -13,6 +13,7 @@ from .descent.order import learned_at
 from .descent.stream import Stream
 from .descent.training import train
 from .inference.branches import global_minimum
+from .inference.continuation import noiseless_limit
 from .inference.evolution import state_evolution
 from .inference.learner_search import search_learner
 from .inference.message_passing import gamp
@@ -42,6 +43,7 @@ from .workbench.sweeps import sweep
 __all__ = [
     "AttentionIndexed",
     "Averages",
+    "Bayes",
     "Bilinear",
     "Dataset",
     "DeepAttention",
@@ -73,6 +75,7 @@ __all__ = [
     "links",
     "losses",
     "models",
+    "noiseless_limit",
     "priors",
     "recovery_threshold",
     "search_learner",

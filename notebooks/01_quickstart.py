@@ -69,8 +69,10 @@ print(f"cosine with the teacher: {learned.cosine[0]:.4f}")
 
 # %%
 alphas = np.linspace(0.2, 5.0, points)
-curve = [smi.state_evolution(model, alpha, key=key, samples=samples) for alpha in alphas]
-theory = smi.state_evolution(model, 2.0, key=key, samples=samples)
+curve = [
+    smi.state_evolution(model, alpha, key=key, averages=smi.Averages(samples)) for alpha in alphas
+]
+theory = smi.state_evolution(model, 2.0, key=key, averages=smi.Averages(samples))
 print(
     f"theory at alpha = 2: q = {theory.overlap[0, 0]:.4f} ± {theory.stderr[0, 0]:.0e}. {theory.message}"
 )
@@ -134,7 +136,7 @@ print("cosine²: spectral, GAMP from it, GAMP from noise")
 for data_key, start_key in jax.random.split(key, (4, 2)):
     data = retrieval.sample(data_key, dimension=dimension, alpha=0.9)
     estimate = smi.spectral(retrieval, data, key=start_key)
-    runs = [smi.gamp(retrieval, data, key=start_key, init=init) for init in ("spectral", 1e-3)]
+    runs = [smi.gamp(retrieval, data, key=start_key, start=init) for init in ("spectral", 1e-3)]
     known.append([float(run.cosine[0] ** 2) for run in (estimate, *runs)])
     print("{:17.3f}{:14.3f}{:17.3f}".format(*known[-1]))
 

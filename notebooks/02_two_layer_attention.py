@@ -47,9 +47,8 @@ alphas = (
 key = jax.random.key(0)
 plain = {
     "key": key,
-    "samples": samples,
-    "newton": False,
-    "max_steps": 100,
+    "averages": smi.Averages(samples),
+    "iteration": smi.Iteration(100, newton=False),
 }  # the iteration itself, step by step
 
 # %% [markdown]
@@ -62,8 +61,10 @@ plain = {
 # %%
 model = smi.DeepAttention(depth=2, tokens=2, skip=1.0)
 data = model.sample(key, dimension=dimension, alpha=1.2)
-learned = smi.gamp(model, data, key=key, init=1e-3)
-theory = smi.state_evolution(model, 1.2, q0=1 / dimension, side_information=1 / dimension, **plain)
+learned = smi.gamp(model, data, key=key, start=1e-3)
+theory = smi.state_evolution(
+    model, 1.2, start=smi.Start(1 / dimension, side_information=1 / dimension), **plain
+)
 when = smi.learned_at(learned, level=0.5)
 print(f"GAMP, {int(learned.steps)} steps: {learned.message}")
 print(

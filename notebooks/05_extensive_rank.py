@@ -116,7 +116,7 @@ alphas = np.linspace(0.02, 0.7, points)
 errors = np.array([float(smi.state_evolution(model, alpha).error) for alpha in alphas])
 size, between = (20, 0.5) if small else (40, 0.45)
 data = model.sample(key, dimension=size, alpha=between)
-learned = smi.gamp(model, data, key=key, max_steps=200)
+learned = smi.gamp(model, data, key=key, iteration=smi.Iteration(200))
 baseline = smi.baselines.minimum_nuclear_norm(model, data)
 print(f"thresholds: optimal {optimal:.6f}, nuclear norm {convex:.6f}")
 print(

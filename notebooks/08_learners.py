@@ -64,7 +64,11 @@ methods = {
     "theory of Bayes": {"theory": True},
     "risk, GAMP": {"learner": learner, "init": 0.1},
     "risk, descent": descent,
-    "theory of the risk": {"theory": True, "learner": learner, "m0": 0.01},
+    "theory of the risk": {
+        "theory": True,
+        "learner": learner,
+        "start": smi.Start(teacher_overlap=0.01),
+    },
 }
 order = smi.learning_order(teacher, data, methods, key=key, seeds=seeds)
 last = {name: float(np.ravel(run.cosine)[0]) for name, run in order.solutions.items()}
@@ -172,7 +176,7 @@ starts = ("informed", "directions")
 lowest = {}
 for alpha in (2.0, 1.6, 1.0):
     starts = smi.global_minimum(
-        teacher, alpha, learner=learner, key=key, starts=starts, samples=samples
+        teacher, alpha, learner=learner, key=key, starts=starts, averages=smi.Averages(samples)
     )
     for branch in starts:
         M, B = (abs(float(x[0, 0])) for x in (branch.teacher_overlap, branch.direction_overlap))

@@ -43,7 +43,7 @@ def arrays(tree):
 def message_passing(model, dimension, alpha, learner=None, **drawing):
     def program(key):
         data = model.sample(key, dimension=dimension, alpha=alpha, **drawing)
-        return arrays(smi.gamp(model, data, key=key, learner=learner, max_steps=10))
+        return arrays(smi.gamp(model, data, key=key, learner=learner, iteration=smi.Iteration(10)))
 
     return program
 

@@ -36,11 +36,41 @@ def _given(**words):
     return {name: value for name, value in words.items() if value is not None}
 
 
-def gamp_words(*, record=None, record_every=None, **rest):
+def _averages(samples, randomisations):
+    if samples is None and randomisations is None:
+        return None
+    return smi.Averages(samples, randomisations)
+
+
+def _iteration(**words):
+    return smi.Iteration(**_given(**words)) if _given(**words) else None
+
+
+def gamp_words(
+    *, record=None, record_every=None, init=None, state=None, side_information=None, max_steps=None, tolerance=None,
+    damping=None, precision=None, calibrate=None, learner=None, **rest,
+):  # fmt: skip
     """Keyword arguments of `smi.gamp`."""
     if record_every is not None:
         record = smi.Record(record, record_every)
-    return _given(record=record) | rest
+    start = init if state is None else state
+    if side_information is not None:
+        start = smi.Start(weights=start, side_information=side_information)
+    if precision is not None or calibrate is not None:
+        learner = smi.Bayes(precision, calibrate)
+    iteration = _iteration(max_steps=max_steps, tolerance=tolerance, damping=damping)
+    return _given(record=record, start=start, iteration=iteration, learner=learner) | rest
+
+
+def free_entropy(model, alpha, overlap, *, samples=None, randomisations=None, **rest):
+    averages = _given(averages=_averages(samples, randomisations))
+    return smi.free_entropy(model, alpha, overlap, **averages, **rest)
+
+
+def spectral_overlap(model, alpha, *, samples=None, randomisations=None, **rest):
+    return smi.spectral_overlap(
+        model, alpha, **_given(averages=_averages(samples, randomisations)), **rest
+    )
 
 
 def train_words(
@@ -81,9 +111,12 @@ def train_method(**words):
 
 def evolve(model, alpha, *, samples=None, randomisations=None, max_steps=None, tolerance=None, newton=None, q0=None,
            side_information=None, progress=None, **rest):  # fmt: skip
+    start = q0
+    if side_information is not None:
+        start = smi.Start(q0, side_information=side_information)
     return smi.state_evolution(model, alpha, **_given(
-        samples=samples, randomisations=randomisations, max_steps=max_steps, tolerance=tolerance, newton=newton, q0=q0,
-        side_information=side_information, progress=progress), **rest)  # fmt: skip
+        averages=_averages(samples, randomisations), start=start, progress=progress,
+        iteration=_iteration(max_steps=max_steps, tolerance=tolerance, newton=newton)), **rest)  # fmt: skip
 
 
 def overlaps(model, m, e=0.0):
@@ -145,12 +178,12 @@ def solution_parts(solution):
         "covariance",
         "alpha",
         "residual",
-        "rho",
         "steps",
         "result",
         "converged",
     )
     found = {name: getattr(solution, name) for name in names}
+    found["rho"] = solution.spectral_radius
     if solution.weights is not None:
         found["weights"] = Digest(solution.weights)
     if isinstance(solution.state, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from adapters import evolve
+from adapters import evolve, free_entropy
 from cases_message_passing import FEW
 from recording import group
 from shared import INDEX_MODELS, key, pair_link, steep, user_model
@@ -171,7 +171,7 @@ def evolution_matrix(add):
             for alpha in alphas:
                 sol = evolve(model, alpha)
                 at = 0.5 * sol.overlap + 0.2
-                found[f"{alpha}"] = {"sol": sol, "phi": smi.free_entropy(model, alpha, at)}
+                found[f"{alpha}"] = {"sol": sol, "phi": free_entropy(model, alpha, at)}
             found["plug-in"] = smi.generalization_error(model, 0.6, key=key(3), points=2**10)
             found["bayes"] = smi.generalization_error(
                 model, 0.6, key=key(3), predictor="bayes", samples=2**10
@@ -258,13 +258,11 @@ def derivatives(add):
     )
     add(
         "free entropy, overlap",
-        lambda: jax.grad(lambda x: smi.free_entropy(phase, 0.8, x, key=key(1), **few).value)(0.5),
+        lambda: jax.grad(lambda x: free_entropy(phase, 0.8, x, key=key(1), **few).value)(0.5),
     )
     add(
         "free entropy, matrix",
-        lambda: jax.grad(lambda x: smi.free_entropy(smi.AttentionIndexed(2, 0.5), 0.1, x).value)(
-            0.5
-        ),
+        lambda: jax.grad(lambda x: free_entropy(smi.AttentionIndexed(2, 0.5), 0.1, x).value)(0.5),
     )
     add(
         "generalization error",
@@ -281,23 +279,23 @@ def potential(add):
     phase = smi.links.phase_retrieval()
     add(
         "phase, three overlaps",
-        lambda: [smi.free_entropy(phase, 0.8, q, **few) for q in (0.0, 0.4, 0.9)],
+        lambda: [free_entropy(phase, 0.8, q, **few) for q in (0.0, 0.4, 0.9)],
     )
-    add("linear", lambda: smi.free_entropy(smi.links.linear(1.0), 1.0, 0.3, **few))
+    add("linear", lambda: free_entropy(smi.links.linear(1.0), 1.0, 0.3, **few))
     add(
         "sign, Rademacher",
-        lambda: smi.free_entropy(smi.links.sign(smi.priors.Rademacher()), 1.2, 0.5, **few),
+        lambda: free_entropy(smi.links.sign(smi.priors.Rademacher()), 1.2, 0.5, **few),
     )
     add(
         "sign product 2, a matrix",
-        lambda: smi.free_entropy(
+        lambda: free_entropy(
             smi.links.sign_product(2), 3.0, np.array([[0.5, 0.1], [0.1, 0.3]]), **few
         ),
     )
-    add("attention 1", lambda: smi.free_entropy(smi.DeepAttention(1, 2), 0.4, 0.5, **few))
+    add("attention 1", lambda: free_entropy(smi.DeepAttention(1, 2), 0.4, 0.5, **few))
     add(
         "attention 2",
-        lambda: smi.free_entropy(
+        lambda: free_entropy(
             smi.DeepAttention(2, 2),
             0.5,
             np.diag([0.1, 0.7]),
@@ -308,11 +306,11 @@ def potential(add):
     )
     add(
         "phase, at a solution",
-        lambda: smi.free_entropy(phase, 0.8, evolve(phase, 0.8, **few), **few),
+        lambda: free_entropy(phase, 0.8, evolve(phase, 0.8, **few), **few),
     )
     add(
         "phase, jit, out of range",
-        lambda: jax.jit(lambda q: smi.free_entropy(phase, 0.8, q, **few).value)(2.0),
+        lambda: jax.jit(lambda q: free_entropy(phase, 0.8, q, **few).value)(2.0),
     )
     for name in (
         "linear",

@@ -81,7 +81,7 @@ def sweeps(add):
 
     def own():
         def solver(model, alpha, key, before, **settings):
-            return smi.state_evolution(model, alpha, key=key, **settings)
+            return evolve(model, alpha, key=key, **settings)
 
         return sweep(linear, [0.5, 1.0], {"noise": [0.1]}, solver=solver, settings=quick)
 
@@ -151,13 +151,13 @@ def refusals(add):
         averages=smi.Averages(points=64, nets=2),
     )
     cases = {
-        "alpha": lambda: smi.state_evolution(linear, -1.0, key=key(1)), "q0": lambda: smi.state_evolution(linear, 1.0, key=key(1), q0=2.0),
-        "no key": lambda: smi.state_evolution(linear, 1.0), "hardmax": lambda: smi.gamp(smi.DeepAttention(1, 2, activation="hardmax"), data),
-        "noiseless link": lambda: smi.state_evolution(smi.links.product(3), 1.0, key=key(1)), "tokens": lambda: smi.gamp(smi.DeepAttention(1, 2), data),
-        "precision": lambda: smi.gamp(linear, data, precision="exact"), "damping": lambda: smi.gamp(linear, data, damping=1.0),
-        "labels": lambda: smi.gamp(smi.links.phase_retrieval(), smi.Dataset(data.inputs, -jnp.abs(data.labels[:, 0]))),
+        "alpha": lambda: evolve(linear, -1.0, key=key(1)), "q0": lambda: evolve(linear, 1.0, key=key(1), q0=2.0),
+        "no key": lambda: evolve(linear, 1.0), "hardmax": lambda: gamp(smi.DeepAttention(1, 2, activation="hardmax"), data),
+        "noiseless link": lambda: evolve(smi.links.product(3), 1.0, key=key(1)), "tokens": lambda: gamp(smi.DeepAttention(1, 2), data),
+        "precision": lambda: gamp(linear, data, precision="exact"), "damping": lambda: gamp(linear, data, damping=1.0),
+        "labels": lambda: gamp(smi.links.phase_retrieval(), smi.Dataset(data.inputs, -jnp.abs(data.labels[:, 0]))),
         "batch": lambda: train(linear, data, adam, batch_size=0), "sign has no gradient": lambda: train(smi.links.sign(), data, adam),
-        "several layers": lambda: smi.state_evolution(smi.AttentionIndexed(2, 0.5, layers=2), 0.1), "rank": lambda: smi.Bilinear(1.0, -0.1),
+        "several layers": lambda: evolve(smi.AttentionIndexed(2, 0.5, layers=2), 0.1), "rank": lambda: smi.Bilinear(1.0, -0.1),
         "staircase": stairs, "likelihood has no sampler": lambda: likelihood_model().sample(key(1), dimension=10, alpha=1.0),
         "outside the ball": lambda: smi.sgd.risk(sequence_models()["semantic/positional"], 0.9, 0.9), "level": lambda: smi.learned_at([], 0.5),
         "regenerated inputs, train": lambda: train(linear, linear.sample(key(1), dimension=10, alpha=2.0, store=False), adam),

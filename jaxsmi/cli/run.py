@@ -81,25 +81,36 @@ def run(
     data_key, start_key, theory_key = jax.random.split(key, 3)
     data = model.sample(data_key, dimension=dimension, alpha=alpha)
     learned = smi.gamp(
-        model, data, key=start_key, max_steps=max_steps, init=_RANDOM_START, progress=progress
+        model,
+        data,
+        key=start_key,
+        start=_RANDOM_START,
+        iteration=smi.Iteration(max_steps),
+        progress=progress,
     )
     keep(report(learned), lambda: "interrupted before state evolution was finished")
     explicit = model.channel.explicit  # of matrices theory is exact: no points, no start
     averages = smi.Averages() if averages is None else averages
-    sizes: dict[str, Any] = {
-        "samples": averages.points or 2048,
-        "randomisations": averages.nets or 8,
-    }
-    sizes = {} if explicit else sizes
+    usual = smi.Averages(averages.points or 2048, averages.nets or 8)
+    sizes: dict[str, Any] = {} if explicit else {"averages": usual}
     # a random start has cosine² of about 1/D, and chance tells as much of a layer not yet learned
     chance = 1.0 / model.design.entries(dimension)
-    start: dict[str, Any] = {} if explicit else {"q0": chance, "side_information": chance}
+    start = None if explicit else smi.Start(chance, side_information=chance)
+    plain_steps = smi.Iteration(newton=False)
     theory = smi.state_evolution(
-        model, alpha, key=theory_key, newton=False, progress=progress, **sizes, **start
+        model,
+        alpha,
+        key=theory_key,
+        start=start,
+        iteration=plain_steps,
+        progress=progress,
+        **sizes,
     )
     top = _top(model, alpha) if explicit else max(1.3, 1.04 * alpha)
     # a picture: the curve needs no more digits, and points in the plateau may stay crosses
-    limits = sizes if explicit else sizes | {"max_steps": 50, "tolerance": 1e-3}
+    limits: dict[str, Any] = dict(sizes)
+    if not explicit:
+        limits |= {"iteration": smi.Iteration(50, tolerance=1e-3)}
     curve: list[Solution] = []
     previous = None
     alphas = (np.arange(curve_points) + 0.5) / curve_points * top

@@ -5,15 +5,20 @@ Counts are static; numbers are arrays, so that another value does not retrace.
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.driver import Record
 from jaxsmi.core.validate import FRACTION, POSITIVE
 
-__all__ = ["Averages", "Iteration", "Record", "Start"]
+__all__ = ["Averages", "Bayes", "Iteration", "Record", "Start"]
+
+_PRECISIONS = ("controlled", "outer", "divergence", "state")
 
 
 class Averages(eqx.Module):
@@ -89,6 +94,8 @@ class Start(eqx.Module):
         teacher_overlap: With a learner, M (P, P*), or a number.
         variance: With a learner, V (P, P), or a number times the identity.
         direction_overlap: With a learner and fixed directions of the inputs, B (P, K), or a number.
+        weights: Of message passing: the size of random weights, "spectral", "informed", the weights
+            themselves, or a solution to continue.
         side_information: Strength λ in [0, 1) of a direct observation √λ W* + √(1-λ) noise of the
             signal. Default 0.
 
@@ -104,7 +111,9 @@ class Start(eqx.Module):
     teacher_overlap: Array | None
     variance: Array | None
     direction_overlap: Array | None
+    weights: Any
     side_information: Array
+    aided: bool = eqx.field(static=True)  # side information is not known to be zero
 
     def __init__(
         self,
@@ -112,8 +121,11 @@ class Start(eqx.Module):
         teacher_overlap: ArrayLike | None = None,
         variance: ArrayLike | None = None,
         direction_overlap: ArrayLike | None = None,
+        weights: Any = None,
         side_information: ArrayLike = 0.0,
     ):
+        self.weights = weights
+        self.aided = not is_zero(side_information)
         self.overlap = _numbers("overlap", overlap, "a number, or Q (P, P)")
         self.teacher_overlap = _numbers(
             "teacher_overlap", teacher_overlap, "a number, or M (P, P*)"
@@ -123,6 +135,31 @@ class Start(eqx.Module):
             "direction_overlap", direction_overlap, "a number, or B (P, K)"
         )
         self.side_information = validate.number("side_information", side_information, FRACTION)
+
+
+class Bayes(eqx.Module):
+    """The learner that knows the model: how message passing estimates its precision.
+
+    Args:
+        precision: Estimate of A: "controlled", "outer", "divergence" or "state" (that of state
+            evolution at the current V). Default: the model's own; indices "controlled", matrices
+            "state", hardmax "outer".
+        calibrate: Calibrate A and b by the data. Default: for indices True, for matrices False.
+
+    Raises:
+        ValueError: For another word.
+
+    Example:
+        >>> Bayes(precision="divergence").calibrate is None
+        True
+    """
+
+    precision: str | None = eqx.field(static=True)
+    calibrate: bool | None = eqx.field(static=True)
+
+    def __init__(self, precision: str | None = None, calibrate: bool | None = None):
+        self.precision = validate.optional(validate.choice, "precision", precision, _PRECISIONS)
+        self.calibrate = validate.optional(validate.flag, "calibrate", calibrate)
 
 
 def _numbers(name: str, value: ArrayLike | None, allowed: str) -> Array | None:

@@ -60,7 +60,7 @@ class Solution(eqx.Module):
         result: A `Result` code.
         history: Arrays with a leading axis of recorded steps (NaN after the last one).
         covariance: V (P, P), the covariance of the fields given the estimate.
-        rho: Spectral radius of the map at the fixed point; NaN where it was not computed.
+        spectral_radius: Of the map at the fixed point; NaN where it was not computed.
         weights: The estimate (P, D); None in theory.
         state: What is needed to continue a run.
         model: The problem, so that a file or a figure can say how it was made.
@@ -77,7 +77,7 @@ class Solution(eqx.Module):
     result: Array
     history: Mapping[str, PyTree]
     covariance: Array
-    rho: Array
+    spectral_radius: Array
     weights: Array | None = None
     state: PyTree = None
     model: Any = None  # an AbstractModel, of a room above this one

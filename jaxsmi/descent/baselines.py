@@ -272,7 +272,7 @@ def _solution(model: Bilinear, data: Dataset, end: _Splitting, tolerance: Array)
         ),
         history=history,
         covariance=unknown,
-        rho=unknown[0, 0],
+        spectral_radius=unknown[0, 0],
         weights=S,
         model=model,
         kind="nuclear_norm",

@@ -269,7 +269,7 @@ def _solution(objective: _StudentLoss, end: DescentEnd, key: PRNGKeyArray) -> So
         result=_learned(objective, end.result, last(end.history["cosine"])),
         history=end.history,
         covariance=jnp.full((*runs, P, P), jnp.nan, dtype),
-        rho=jnp.full(runs, jnp.nan, dtype),
+        spectral_radius=jnp.full(runs, jnp.nan, dtype),
         weights=jax.vmap(model.student.estimate)(weights)
         if runs
         else model.student.estimate(weights),

@@ -22,24 +22,15 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.border import (
-    anything,
-    checked,
-    flag,
-    optional,
-    random_key,
-    scalar,
-    sequence,
-    whole,
-)
-from jaxsmi.core.checks import POSITIVE, Arguments, check
+from jaxsmi.core import validate
 from jaxsmi.core.codes import Result
+from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import LearnerSolution
+from jaxsmi.core.validate import check
 from jaxsmi.inference.evolution import state_evolution
-from jaxsmi.inference.learner_evolution import Start
-from jaxsmi.learners.base import AbstractLearner, learner_of
-from jaxsmi.models.base import AbstractModel, is_model
+from jaxsmi.learners.base import AbstractIndexLearner, learner_of
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
 
 __all__ = ["global_minimum"]
@@ -50,27 +41,15 @@ _SAME = 1e-3  # relative distance below which two fixed points are one
 _NOTHING = 1e-6  # of an overlap that is zero
 
 
-@checked(
-    model=is_model,
-    alpha=scalar(POSITIVE),
-    learner=anything,
-    key=random_key,
-    starts=sequence("words or LearnerSolutions, at least one"),
-    samples=optional(whole()),
-    randomisations=optional(whole(2)),
-    max_steps=whole(),
-    progress=optional(flag),
-)
 def global_minimum(
     model: AbstractModel,
     alpha: ArrayLike,
     *,
-    learner: AbstractLearner,
+    learner: AbstractIndexLearner,
     key: PRNGKeyArray,
     starts: Sequence[str | LearnerSolution] = _NAMES,
-    samples: int | None = None,
-    randomisations: int | None = None,
-    max_steps: int = 100,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    iteration: Iteration = Iteration(max_steps=100),  # noqa: B008
     progress: bool = False,
 ) -> list[LearnerSolution]:
     r"""Every branch of fixed points that some starts lead to, lowest energy first.
@@ -86,8 +65,8 @@ def global_minimum(
         starts: Words ("informed", "uninformed", "directions", module docstring), or solutions to go
             on from: a branch followed from a nearby α. Default: all three words; "directions" is
             left out where inputs have none.
-        samples, randomisations, max_steps: As in `state_evolution`.
-        progress: Whether to show a bar on stderr. Default False.
+        averages, iteration: As in `state_evolution`; default 100 steps.
+        progress: Show a bar on stderr.
 
     Returns:
         Solutions, distinct up to the signs of M and B: those that are fixed points by energy, then
@@ -100,7 +79,11 @@ def global_minimum(
         >>> import jax, jaxsmi as smi
         >>> learner = smi.Erm(smi.links.linear(), ridge=0.5)
         >>> branches = smi.global_minimum(
-        ...     smi.links.linear(0.1), 2.0, learner=learner, key=jax.random.key(0), samples=4096
+        ...     smi.links.linear(0.1),
+        ...     2.0,
+        ...     learner=learner,
+        ...     key=jax.random.key(0),
+        ...     averages=smi.Averages(4096),
         ... )
         >>> [round(float(branch.energy), 3) for branch in branches]
         [0.244]
@@ -111,8 +94,9 @@ def global_minimum(
     Source:
         [CBKZ24], [theory: empirical-risk, section 4].
     """
-    arguments = Arguments()
-    student, teacher = learner_of(learner, model, arguments)
+    alpha = validate.number("alpha", alpha, validate.POSITIVE)
+    key = validate.key("key", key)
+    student, teacher = learner_of(learner, model)
     allowed = "smi.Erm(..): the posterior of another model has no energy"
     check(jnp.isfinite(student.decay), "learner", learner, allowed)
     allowed = f"words of {_NAMES}, or solutions of state_evolution with a learner"
@@ -132,13 +116,9 @@ def global_minimum(
                     alpha,
                     key=key,
                     learner=student,
-                    q0=begin.overlap,
-                    m0=begin.teacher,
-                    v0=begin.covariance,
-                    b0=begin.direction,
-                    samples=samples,
-                    randomisations=randomisations,
-                    max_steps=max_steps,
+                    start=begin,
+                    averages=averages,
+                    iteration=iteration,
                 )
                 assert isinstance(last, LearnerSolution)
                 if _is_sought(last, start):
@@ -153,7 +133,7 @@ def global_minimum(
 
 
 def _begins(
-    start: str | LearnerSolution, teacher: IndexModel, learner: AbstractLearner
+    start: str | LearnerSolution, teacher: IndexModel, learner: AbstractIndexLearner
 ) -> Iterator[Start]:
     """Where to begin, one after the other until a fixed point of that kind is reached."""
     if isinstance(start, LearnerSolution):
@@ -162,14 +142,14 @@ def _begins(
     yield from _BEGINNINGS[start](teacher, learner)
 
 
-def _aligned(overlap: float, teacher: IndexModel, learner: AbstractLearner) -> Iterator[Start]:
+def _aligned(overlap: float, teacher: IndexModel, learner: AbstractIndexLearner) -> Iterator[Start]:
     """With this share of the teacher, whoever that is."""
     del teacher
     for part, V in ((1.0, 0.5), (0.25, _loose(learner))):
         yield Start(part, overlap * part, V, 0.0)
 
 
-def _along_directions(teacher: IndexModel, learner: AbstractLearner) -> Iterator[Start]:
+def _along_directions(teacher: IndexModel, learner: AbstractIndexLearner) -> Iterator[Start]:
     """Along the directions of the inputs, and orthogonal to the teacher."""
     high = _loose(learner)
     for part, share, V in ((0.25, 0.5, high), (1.0, 0.5, 0.5), (0.25, 0.8, high)):
@@ -177,7 +157,7 @@ def _along_directions(teacher: IndexModel, learner: AbstractLearner) -> Iterator
         yield Start(Q, 0.0, V, share * _along(Q, teacher))
 
 
-def _loose(learner: AbstractLearner) -> float:
+def _loose(learner: AbstractIndexLearner) -> float:
     """Half of V where no label holds the weights."""
     return 0.5 / max(float(learner.decay), 1e-3)
 

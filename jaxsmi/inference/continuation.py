@@ -12,50 +12,99 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core import validate
 from jaxsmi.core.codes import Result, worst
+from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.results import Solution
+from jaxsmi.core.validate import check
+from jaxsmi.inference.evolution import as_start, solve
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, model_argument, title
 from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part
 
-__all__ = ["continued", "noisy_models"]
+__all__ = ["continued", "noiseless_limit"]
 
 
-def noisy_models(
-    arguments: Arguments, model: AbstractModel, noises: ArrayLike
-) -> tuple[Array, Sequence[AbstractModel]]:
-    """The argument `noises`, checked, and the model at each of them."""
-    steps = ladder("noises", noises)
-    model = model_argument(model)
+def _noisy_models(model: AbstractModel, noises: Array) -> list[AbstractModel]:
+    """The model at each of the label noises."""
     check(model.design.rows, "noises", f"some for {title(model)}", "None for this model")
-    channels = model.channel.noisy(steps)
-    return steps, [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
+    channels = model.channel.noisy(noises)
+    return [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
+
+
+def noiseless_limit(
+    model: AbstractModel,
+    alpha: ArrayLike,
+    noises: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    start: ArrayLike | Start | None = None,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    iteration: Iteration = Iteration(),  # noqa: B008
+    progress: bool = False,
+) -> Solution:
+    r"""Solve state evolution of a noiseless link without a channel, by vanishing label noise.
+
+        V = lim_{Δ → 0} V(Δ)
+
+    Args:
+        model: A `MultiIndex` with a link and no label noise.
+        alpha: Sample complexity N/D, a number > 0.
+        noises: Label noises Δ (K,), four or more, each the same fraction of the one before.
+        key, start, averages, iteration, progress: As in `state_evolution`.
+
+    Returns:
+        A `Solution`; `stderr` has the error of the extrapolation. `history`, `steps` and
+        `spectral_radius` are those of the smallest noise.
+
+    Raises:
+        ValueError: For an argument out of its range, or a model whose noise is fixed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxsmi as smi
+        >>> model = smi.MultiIndex(lambda z: z[0, 0] * jnp.tanh(z[1, 0]), indices=2)
+        >>> end = smi.noiseless_limit(
+        ...     model, 1.5, [0.08, 0.04, 0.02, 0.01], key=jax.random.key(0)
+        ... )  # doctest: +SKIP
+
+    Cost:
+        One `state_evolution` for each noise.
+
+    Source:
+        [theory: multi-index, Eqs. (70) to (72)].
+    """
+    model = model_argument(model)
+    alpha = validate.number("alpha", alpha, validate.POSITIVE)
+    steps = ladder("noises", noises)
+    settings: Any = (validate.key("key", key), as_start(start), averages, iteration, progress)
+    runs = [solve(noisy, alpha, *settings) for noisy in _noisy_models(model, steps)]
+    return continued(model, steps, runs)
 
 
 def continued(
     model: AbstractModel, noises: Array, runs: Sequence[tuple[OverlapMap, Solution]]
 ) -> Solution:
     """The solution of the noiseless `model` from those at each of the `noises` (K,)."""
-    moved = jnp.stack([_replicas(problem, solution) for problem, solution in runs], axis=1)
-    V = limit(noises, moved)
-    R = len(moved)
+    replicas = jnp.stack([_replicas(problem, solution) for problem, solution in runs], axis=1)
+    V = limit(noises, replicas)
+    R = len(replicas)
     statistical = jnp.std(V.replicas, axis=0, ddof=1) / jnp.sqrt(R)
     S = model.prior.second_moment(model.indices)
     overlap = positive_part(S - positive_part(V.value))
     problem, last = runs[-1]
     assert last.key is not None
-    drawn = {"key": jax.random.fold_in(last.key, 2), "points": problem.samples}
-    error = model.metric.theory_error(S - overlap, **drawn)
+    error_key = jax.random.fold_in(last.key, 2)
+    error = model.metric.theory_error(S - overlap, key=error_key, points=problem.points)
     codes = jnp.stack([solution.result for _, solution in runs])
     code = worst(codes)
     lost = (code == Result.INVALID) | (code == Result.NONFINITE)

@@ -152,7 +152,7 @@ def inverted(
         result=code,
         history=_trajectory(still, lax.stop_gradient(alpha), history_steps),
         covariance=V * one,
-        rho=jnp.asarray(jnp.nan, dtype),
+        spectral_radius=jnp.asarray(jnp.nan, dtype),
         state={"qhat": jnp.where(root.recovered, jnp.inf, jnp.exp(log_precision))},
         model=model,
         key=key,

@@ -41,10 +41,10 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import PyTree, theory_dtype
-from jaxsmi.core.border import asked
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.data import Dataset, Regenerated
-from jaxsmi.core.driver import AbstractSolver, RecoveryRay
+from jaxsmi.core.driver import AbstractSolver, GeometricDecay
+from jaxsmi.core.validate import call_user_function
 from jaxsmi.design.base import AbstractOperator
 from jaxsmi.inference.calibration import (
     Draws,
@@ -168,9 +168,9 @@ class GampIteration(AbstractSolver[Position]):
         return jnp.trace(self.model.prior.second_moment(self.model.indices))
 
     @property
-    def ray(self) -> RecoveryRay:
+    def ray(self) -> GeometricDecay:
         """A run of finite dimension fluctuates: a ratio steady to a tenth, for ten steps."""
-        return RecoveryRay(self.largest, slowest=0.98, spread=0.1, steps=10)
+        return GeometricDecay(self.largest, slowest=0.98, spread=0.1, steps=10)
 
     @property
     def sensing(self) -> AbstractOperator:
@@ -240,7 +240,7 @@ class GampIteration(AbstractSolver[Position]):
             "misfit": state.misfit,
         }
         if self.record is not None:
-            made = asked("record", self.record, "a function of a GampState", now)
+            made = call_user_function("record", self.record, "a function of a GampState", now)
             entry["record"] = jax.tree.map(jnp.asarray, made)
         return entry
 

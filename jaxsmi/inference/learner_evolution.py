@@ -11,90 +11,82 @@ x = (Q, M, V, B) of the map F (inference/learner_map.py) with Jacobian J:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, frozen, theory_dtype
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.arrays import concrete, frozen, nan_unless, theory_dtype
 from jaxsmi.core.codes import Result
-from jaxsmi.core.driver import Run, drive, ready
+from jaxsmi.core.driver import Run, init_run, run_solver
+from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.results import LearnerSolution
+from jaxsmi.core.validate import check
 from jaxsmi.inference.learner_map import Answers, LearnerMap, admissible
-from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Truth
+from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, Truth, learner_of
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.anderson import Anderson, Place
 from jaxsmi.numerics.linear_algebra import spectral_radius
 
-__all__ = ["Settings", "Start", "evolved"]
+__all__ = ["evolved", "initial_overlaps"]
+
+_POINTS = 16384  # empirical: twice those of Bayes, as each has its mirror images
+_NETS = 8
+_MAX_STEPS = 300
+_TOLERANCE = 1e-8  # relative; accelerated steps get there at no cost
 
 _SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂ that are a jump
 _SUSPECT = 2.0  # above which V̂ is taken by parts
 _NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How an iteration goes: sizes of the average, steps, and whether they are accelerated."""
-
-    samples: int
-    randomisations: int
-    max_steps: int
-    accelerated: bool
-    progress: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """Where it begins, as `state_evolution` takes them: numbers, arrays, or None for the usual."""
-
-    overlap: ArrayLike | None
-    teacher: ArrayLike | None
-    covariance: ArrayLike | None
-    direction: ArrayLike | None
-
-    def at(self, learner: AbstractLearner, truth: Truth, arguments: Arguments) -> Overlaps:
-        """The order parameters (P, P), (P, P*), (P, P), (P, K) of the start, checked."""
-        S = truth.second_moment
-        P = learner.network.indices
-        identity = jnp.eye(P, dtype=S.dtype)
-        scale = jnp.trace(S) / len(S)
-        shapes = {"q0": (P, P), "m0": (P, len(S)), "v0": (P, P), "b0": (P, len(truth.gram))}
-        usual = {"q0": scale * identity, "m0": _aligned(P, S), "v0": identity}
-        usual["b0"] = jnp.ones(shapes["b0"], S.dtype)
-        values = (
-            1.0 if self.overlap is None else self.overlap,
-            0.8 if self.teacher is None else self.teacher,
-            0.5 if self.covariance is None else self.covariance,
-            0.0 if self.direction is None else self.direction,
-        )
-        made = {}
-        for (name, shape), value in zip(shapes.items(), values, strict=True):
-            allowed = f"a number or an array of shape {shape}"
-            given = arguments.array(name, value, allowed)
-            check(given.shape in ((), shape), name, value, allowed)
-            made[name] = given * usual[name] if given.ndim == 0 else given
-        x = Overlaps(made["q0"], made["m0"], made["v0"], made["b0"])
-        definite = jnp.linalg.eigvalsh(x.covariance)[0] > 0.0
-        arguments.condition(definite, "v0", self.covariance, "a positive definite V")
-        definite = jnp.linalg.eigvalsh(x.overlap)[0] > 0.0
-        arguments.condition(definite, "q0", self.overlap, "a positive definite Q")
-        joint = jnp.block([[x.overlap, x.direction], [x.direction.T, truth.gram]])
-        possible = jnp.linalg.eigvalsh(joint)[0] >= -1e-9 * jnp.max(jnp.abs(joint))
-        allowed = "B with [[Q, B], [Bᵀ, G]] positive semi-definite"
-        arguments.condition(possible, "b0", self.direction, allowed)
-        allowed = "M with S - Mᵀ Q^{-1} M positive semi-definite"
-        arguments.condition(admissible(x, truth), "m0", self.teacher, allowed)
-        return x
+def initial_overlaps(start: Start, learner: AbstractIndexLearner, truth: Truth) -> Overlaps:
+    """Validate the initial order parameters; NaN where traced ones are not admissible."""
+    S = truth.second_moment
+    P = learner.network.indices
+    K = len(truth.gram)
+    identity = jnp.eye(P, dtype=S.dtype)
+    # value where None, and what a number multiplies
+    defaults = {
+        "overlap": (1.0, jnp.trace(S) / len(S) * identity),
+        "teacher_overlap": (0.8, _aligned(P, S)),
+        "variance": (0.5, identity),
+        "direction_overlap": (0.0, jnp.ones((P, K), S.dtype)),
+    }
+    parts = {}
+    for name, (default, unit) in defaults.items():
+        value = getattr(start, name)
+        value = jnp.asarray(default, S.dtype) if value is None else value
+        allowed = f"a number or an array of shape {unit.shape}"
+        check(value.shape in ((), unit.shape), name, value, allowed)
+        parts[name] = value * unit if value.ndim == 0 else value
+    x = Overlaps(*parts.values())
+    joint = jnp.block([[x.overlap, x.direction], [x.direction.T, truth.gram]])
+    conditions = {
+        "variance": (jnp.linalg.eigvalsh(x.covariance)[0] > 0.0, "a positive definite V"),
+        "overlap": (jnp.linalg.eigvalsh(x.overlap)[0] > 0.0, "a positive definite Q"),
+        "direction_overlap": (
+            # an eigenvalue of zero is negative by rounding
+            jnp.linalg.eigvalsh(joint)[0] >= -1e-9 * jnp.max(jnp.abs(joint)),
+            "B with [[Q, B], [Bᵀ, G]] positive semi-definite",
+        ),
+        "teacher_overlap": (
+            admissible(x, truth),
+            "M with S - Mᵀ Q^{-1} M positive semi-definite",
+        ),
+    }
+    for name, (condition, allowed) in conditions.items():
+        check(condition, name, parts[name], allowed)
+    sound = jnp.all(jnp.stack([condition for condition, _ in conditions.values()]))
+    return jax.tree.map(lambda a: jnp.where(sound, a, jnp.nan), x)
 
 
 def _aligned(indices: int, S: Array) -> Array:
@@ -107,32 +99,43 @@ def _aligned(indices: int, S: Array) -> Array:
 
 
 def evolved(
-    teacher: IndexModel,
+    model: AbstractModel,
     alpha: Array,
-    learner: AbstractLearner,
-    key: PRNGKeyArray,
-    start: Overlaps,
-    tolerance: Array,
-    settings: Settings,
-    valid: Array,
+    learner: AbstractIndexLearner,
+    key: PRNGKeyArray | None,
+    start: Start,
+    averages: Averages,
+    iteration: Iteration,
+    progress: bool,
 ) -> LearnerSolution:
-    """The fixed point of a learner that the iteration from a start reaches (module docstring)."""
+    """`state_evolution` of a learner of indices: the fixed point that the iteration reaches."""
+    learner, teacher = learner_of(learner, model)
+    key = validate.key("key", key)
+    check(not start.aided, "side_information", start.side_information, "0 with a learner")
     truth = truth_of(teacher)
-    # where proximal points may jump V̂ is taken by parts, until it is seen that none do
+    points, nets = averages.sizes(_POINTS, _NETS, 4)
+    initial = lax.stop_gradient(initial_overlaps(start, learner, truth))
+    tolerance = _TOLERANCE if iteration.tolerance is None else iteration.tolerance
+    settings = _Settings(
+        jnp.asarray(tolerance, theory_dtype()),
+        iteration.max_steps or _MAX_STEPS,
+        iteration.newton is not False,
+        progress,
+    )
+    # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
     looked = learner.jumps and settings.accelerated
     problem = LearnerMap(
         teacher=teacher,
         learner=learner,
         truth=truth,
         encoding=encoding_of(teacher),
-        alpha=jnp.where(valid & validate.valid(teacher), alpha, jnp.nan),
+        alpha=nan_unless(alpha, validate.valid(teacher), validate.valid(initial)),
         key=key,
-        samples=settings.samples,
-        randomisations=settings.randomisations,
+        points=points,
+        nets=nets,
         jumps=jnp.asarray(learner.kinked or learner.jumps),
     )
-    start = lax.stop_gradient(start)
-    run = _driven(problem, start, tolerance, settings)
+    run = _driven(problem, initial, settings)
     if not looked:
         return _solution(problem, run)
     if concrete((problem, run)):
@@ -143,23 +146,30 @@ def evolved(
     else:
         jumps = _differ(_answers(frozen(problem), run.state.x), _SUSPECT)
     problem = eqx.tree_at(lambda p: p.jumps, problem, jumps)
-    end = _driven(problem, run.state.x, tolerance, settings)
+    end = _driven(problem, run.state.x, settings)
     return _solution(problem, Run(end.state, run.step + end.step, end.result, run.history))
 
 
 _answers = eqx.filter_jit(LearnerMap.answers)
 
 
-def _driven(
-    problem: LearnerMap, start: Overlaps, tolerance: Array, settings: Settings
-) -> Run[Place]:
-    """The iteration from a start to its end."""
-    iteration = _iteration(frozen(problem), start, tolerance, settings)
+class _Settings(NamedTuple):
+    """How the iteration goes."""
+
+    tolerance: Array
+    max_steps: int
+    accelerated: bool
+    progress: bool
+
+
+def _driven(problem: LearnerMap, start: Overlaps, settings: _Settings) -> Run[Place]:
+    """Iterate from a start to the end."""
+    iteration = _iteration(frozen(problem), start, settings)
     steps = settings.max_steps
     label = None
     if settings.progress:
         label = f"state evolution of a learner, α={float(problem.alpha):g}"
-    return drive(iteration, ready(iteration, steps), steps, label=label)
+    return run_solver(iteration, init_run(iteration, steps), steps, label=label)
 
 
 def truth_of(teacher: IndexModel) -> Truth:
@@ -179,17 +189,14 @@ def encoding_of(teacher: IndexModel) -> Array:
     return teacher.inputs.encoding
 
 
-def _iteration(
-    problem: LearnerMap, start: Overlaps, tolerance: Array, settings: Settings
-) -> Anderson:
-    """The solver."""
+def _iteration(problem: LearnerMap, start: Overlaps, settings: _Settings) -> Anderson:
     return Anderson(
         map_of=_Step(problem),
         initial=start,
         units=_Units(problem.truth),
         admissible=_Admissible(problem.truth),
         observed=_observed,
-        tolerance=tolerance,
+        tolerance=settings.tolerance,
         accelerated=settings.accelerated,
         max_steps=settings.max_steps,
     )
@@ -389,7 +396,7 @@ def _solution(problem: LearnerMap, run: Run[Place]) -> LearnerSolution:
         result=code,
         history=run.history,
         covariance=x.covariance,
-        rho=masked(spectral_radius(J)),
+        spectral_radius=masked(spectral_radius(J)),
         state=answers,
         model=problem.teacher,
         key=problem.key,

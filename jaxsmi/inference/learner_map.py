@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.proximal import Reply
-from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, Truth
+from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, Truth
 from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
@@ -90,19 +90,19 @@ class LearnerMap(eqx.Module):
         encoding: E (M, K), of the fixed directions.
         alpha: Sample complexity N/D.
         key: Of the points: the map is one smooth function for each key.
-        samples: Points of each rule of the average, with their mirror images.
-        randomisations: Independent rules, R.
-        jumps: Whether V̂ is taken by parts.
+        points: Points of each net, with their mirror images.
+        nets: Independent nets, R.
+        jumps: V̂ is taken by parts.
     """
 
     teacher: IndexModel
-    learner: AbstractLearner
+    learner: AbstractIndexLearner
     truth: Truth
     encoding: Array
     alpha: Array
     key: PRNGKeyArray
-    samples: int = eqx.field(static=True)
-    randomisations: int = eqx.field(static=True)
+    points: int = eqx.field(static=True)
+    nets: int = eqx.field(static=True)
     jumps: Array | bool = False
 
     # The average over fields and labels
@@ -120,10 +120,10 @@ class LearnerMap(eqx.Module):
         drawn = 0 if self._enumerated else goal
         images = 2 if self._enumerated else 4
         points = gaussian_points(
-            self.key, self.samples // images, self.randomisations, (P + drawn) * M + noise_size
+            self.key, self.points // images, self.nets, (P + drawn) * M + noise_size
         )
         position, weight = points
-        R = self.randomisations
+        R = self.nets
         count = position.shape[1]
         xi = position[..., : P * M].reshape(R, count, P, M)
         eta = position[..., P * M : (P + drawn) * M].reshape(R, count, drawn, M)
@@ -169,7 +169,7 @@ class LearnerMap(eqx.Module):
         weight = jnp.concatenate(list(odds * fields.weight), axis=1)
         # the rules come first: (copies, R, n) -> (R, copies, n)
         order = lambda a: jnp.moveaxis(
-            a.reshape(copies, self.randomisations, -1, *a.shape[1:]), 0, 1
+            a.reshape(copies, self.nets, -1, *a.shape[1:]), 0, 1
         ).reshape(-1, *a.shape[1:])
         labels = order(labels)
         omega = order(repeated(fields.omega))
@@ -231,7 +231,7 @@ class LearnerMap(eqx.Module):
         else:
             goals = jax.vmap(self.teacher.link)(fields.goal)
         if outputs[0].size != goals[0].size:
-            return jnp.full(self.randomisations, jnp.nan, outputs.dtype)
+            return jnp.full(self.nets, jnp.nan, outputs.dtype)
         gap = outputs.reshape(len(outputs), -1) - goals.reshape(len(outputs), -1)
         return fields.mean(jnp.sum(gap**2, axis=1))
 

@@ -23,13 +23,13 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
-from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Run, drive, ready
+from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.results import LearnerSolution
+from jaxsmi.core.validate import check
 from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
-from jaxsmi.learners.base import AbstractLearner, AbstractResponder, learner_of
+from jaxsmi.learners.base import AbstractIndexLearner, AbstractResponder, learner_of
 from jaxsmi.models.base import AbstractModel, check_data
 from jaxsmi.models.index import IndexModel
 
@@ -59,22 +59,22 @@ class Plan(NamedTuple):
 def learned(
     model: AbstractModel,
     data: Dataset,
-    learner: AbstractLearner,
+    learner: AbstractIndexLearner,
     key: PRNGKeyArray,
     plan: Plan,
-    arguments: Arguments,
 ) -> LearnerSolution:
-    """`gamp` with a learner (module docstring)."""
-    student, teacher = learner_of(learner, model, arguments)
+    """`gamp` with a learner of indices (module docstring)."""
+    student, teacher = learner_of(learner, model)
     network = student.network
     check_data(network, data, teacher=False)
     student.check_labels(data.labels)
     start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
     state = plan.state
     if state is None:
-        state = _start(network, data, start_key, plan.init, arguments)
+        state = _start(network, data, start_key, plan.init)
     run, running = passed(network, student, data, state, run_key, plan, "divergence")
-    return _solution(running, student, run, key, arguments.valid & validate.valid(teacher))
+    numbers = (student, state.weights, plan.damping, plan.tolerance)
+    return _solution(running, student, run, key, validate.valid(teacher) & validate.valid(numbers))
 
 
 def passed(
@@ -121,9 +121,9 @@ def _once(
     problem: GampIteration, plan: Plan, label: str | None
 ) -> tuple[Run[Position], GampIteration]:
     """The iteration to its end; its start is let go."""
-    run = ready(problem, plan.max_steps // plan.every)
+    run = init_run(problem, plan.max_steps // plan.every)
     running = eqx.tree_at(lambda p: p.start, problem, None)
-    return drive(running, run, plan.max_steps, every=plan.every, label=label), running
+    return run_solver(running, run, plan.max_steps, every=plan.every, label=label), running
 
 
 @eqx.filter_jit
@@ -137,32 +137,32 @@ def _start(
     data: Dataset,
     key: PRNGKeyArray,
     init: ArrayLike | str | None,
-    arguments: Arguments,
 ) -> GampState:
-    """Random weights of order one, those of the teacher, or given ones, and C = I."""
+    """Random weights of order one, those of the teacher, or those of the user, and C = I."""
     shape = network.student.shape(data.dimension)
     fields = (data.samples, network.indices, network.tokens)
     covariance = jnp.eye(network.indices, dtype=theory_dtype())
     allowed = f"a positive number, 'informed', or an array {shape}, with a learner"
     if isinstance(init, str):
-        check(init == "informed", "init", init, allowed)
+        check(init == "informed", "start", init, allowed)
         teacher = data.teacher
         known = teacher is not None and teacher.shape == shape
-        check(known, "init", init, f"'informed' for a teacher of shape {shape}; or an array")
+        check(known, "start", init, f"'informed' for a teacher of shape {shape}; or an array")
         assert teacher is not None
         return GampState.start(teacher.astype(theory_dtype()), covariance, fields)
-    given = arguments.array("init", SIZE if init is None else init, allowed)
-    check(given.shape in ((), shape), "init", init, allowed)
-    if given.ndim:
-        return GampState.start(given, covariance, fields)
-    arguments.condition(given > 0.0, "init", init, allowed)
-    return GampState.start(network.student.start(key, data.dimension, given), covariance, fields)
+    weights = validate.array("start", SIZE if init is None else init, allowed)
+    check(weights.shape in ((), shape), "start", init, allowed)
+    if weights.ndim:
+        return GampState.start(weights, covariance, fields)
+    check(weights > 0.0, "start", init, allowed)
+    size = jnp.where(weights > 0.0, weights, jnp.nan)
+    return GampState.start(network.student.start(key, data.dimension, size), covariance, fields)
 
 
 @eqx.filter_jit
 def _solution(
     problem: GampIteration,
-    learner: AbstractLearner,
+    learner: AbstractIndexLearner,
     end: Run[Position],
     key: PRNGKeyArray,
     valid: Array,
@@ -194,7 +194,7 @@ def _solution(
         result=code,
         history=jax.tree.map(lambda x: jnp.where(valid, x, jnp.nan), end.history),
         covariance=masked(state.covariance),
-        rho=jnp.asarray(jnp.nan, W.dtype),
+        spectral_radius=jnp.asarray(jnp.nan, W.dtype),
         weights=jnp.where(valid, W, jnp.nan),
         state=state,
         model=network,
@@ -208,6 +208,6 @@ def _solution(
     )
 
 
-def _one(learner: AbstractLearner) -> Callable[[Array, Array], Array]:
+def _one(learner: AbstractIndexLearner) -> Callable[[Array, Array], Array]:
     """The loss of one sample's fields."""
     return lambda fields, label: learner.losses(fields[None], label[None])[0]

@@ -17,27 +17,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree
-from jaxsmi.core.border import (
-    anything,
-    asked,
-    checked,
-    choice,
-    flag,
-    function,
-    optional,
-    random_key,
-    scalar,
-    whole,
-)
-from jaxsmi.core.checks import POSITIVE, Arguments
+from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution
-from jaxsmi.inference.learner_evolution import Start
-from jaxsmi.learners.base import AbstractLearner, learner_of
+from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.learners.erm import Erm
-from jaxsmi.models.base import AbstractModel, is_model
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.descent import Point, SearchEnd, minimise
 
@@ -45,6 +33,8 @@ __all__ = ["LearnerSearch", "search_learner"]
 
 _BUILD = "a function of `start` that makes a learner"
 _OBJECTIVES = ("error", "test_loss")
+_MAX_STEPS = 30
+_TOLERANCE = 1e-3  # one unit of log ridge is a sensible step
 
 
 class LearnerSearch(SearchEnd):
@@ -57,32 +47,16 @@ class LearnerSearch(SearchEnd):
     solution: LearnerSolution
 
 
-@checked(
-    model=is_model,
-    alpha=scalar(POSITIVE),
-    build=function(_BUILD),
-    start=anything,
-    key=random_key,
-    objective=choice(*_OBJECTIVES),
-    samples=optional(whole()),
-    randomisations=optional(whole(2)),
-    max_steps=whole(),
-    tolerance=scalar(POSITIVE),
-    progress=optional(flag),
-)
 def search_learner(
     model: AbstractModel,
     alpha: ArrayLike,
-    build: Callable[[PyTree], AbstractLearner],
+    build: Callable[[PyTree], AbstractIndexLearner],
     start: PyTree,
     *,
     key: PRNGKeyArray,
     objective: str = "error",
-    samples: int | None = None,
-    randomisations: int | None = None,
-    max_steps: int = 30,
-    tolerance: ArrayLike = 1e-3,
-    progress: bool = False,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    iteration: Iteration = Iteration(),  # noqa: B008
 ) -> LearnerSearch:
     r"""The parameters of a learner that minimise its test error: the best ridge, say.
 
@@ -95,10 +69,10 @@ def search_learner(
         key: As in `state_evolution`: one key for all parameters.
         objective: "error", E ‖ŷ - y‖² without label noise, or "test_loss", E ℓ(ŷ, y). Default
             "error".
-        samples, randomisations: As in `state_evolution`.
-        max_steps: Largest number of evaluations. Default 30.
-        tolerance: Stop where a step in the parameters is shorter. Default 1e-3.
-        progress: Whether to show a bar on stderr. Default False.
+        averages: As in `state_evolution`.
+        iteration: `smi.Iteration(max_steps, tolerance)`: evaluations at most, default 30, and the
+            step in the parameters below which the search ends, default 1e-3. A bar is shown where
+            stderr is a terminal.
 
     Returns:
         A `LearnerSearch`.
@@ -125,17 +99,20 @@ def search_learner(
     Source:
         [theory: empirical-risk, Eqs. (9), (20)].
     """
-    arguments = Arguments()
-    alpha = arguments.number("alpha", alpha, POSITIVE)
-    name = objective
-    first = jax.tree.map(lambda x: arguments.array("start", x, "a tree of real numbers"), start)
-    limit = float(arguments.number("tolerance", tolerance, POSITIVE))
-    known, teacher = learner_of(asked("build", build, _BUILD, first), model, arguments)
-
-    aim = _Objective(teacher, alpha, build, known, key, name, samples, randomisations)
+    alpha = validate.number("alpha", alpha, validate.POSITIVE)
+    key = validate.key("key", key)
+    name = validate.choice("objective", objective, _OBJECTIVES)
+    validate.function("build", build, _BUILD)
+    allowed = "a tree of real numbers"
+    first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)
+    limit = _TOLERANCE if iteration.tolerance is None else float(iteration.tolerance)
+    max_steps = iteration.max_steps or _MAX_STEPS
+    example = validate.call_user_function("build", build, _BUILD, first)
+    known, teacher = learner_of(example, model)
+    aim = _Objective(teacher, alpha, build, known, key, name, averages)
     allowed = "parameters at which state evolution has a fixed point with a derivative"
     settings = {"tolerance": limit, "max_steps": max_steps, "allowed": allowed}
-    with Bar(max_steps, "learner search", progress, "compiling") as bar:
+    with Bar(max_steps, "learner search", None, "compiling") as bar:
         best, end = minimise(aim.at, first, name=name, bar=bar, **settings)
     return LearnerSearch(**vars(end), solution=best.extra)
 
@@ -146,30 +123,24 @@ class _Objective(NamedTuple):
 
     teacher: IndexModel
     alpha: Array
-    build: Callable[[PyTree], AbstractLearner]
-    known: AbstractLearner
+    build: Callable[[PyTree], AbstractIndexLearner]
+    known: AbstractIndexLearner
     key: PRNGKeyArray
     name: str
-    samples: int | None
-    randomisations: int | None
+    averages: Averages
 
     def solved(self, parameters: PyTree, last: LearnerSolution | None) -> LearnerSolution:
         """Theory at some parameters."""
         learner = self.build(parameters)
         if isinstance(learner, Erm) and isinstance(self.known, Erm):
             learner = dataclasses.replace(learner, convex=self.known.convex)  # looked at once
-        begin = _begin(last)
         solution = state_evolution(
             self.teacher,
             self.alpha,
             key=self.key,
             learner=learner,
-            q0=begin.overlap,
-            m0=begin.teacher,
-            v0=begin.covariance,
-            b0=begin.direction,
-            samples=self.samples,
-            randomisations=self.randomisations,
+            start=_continued(last),
+            averages=self.averages,
         )
         assert isinstance(solution, LearnerSolution)
         return solution
@@ -201,10 +172,10 @@ def _slope(
     return jax.value_and_grad(objective.height, has_aux=True)(parameters, last)
 
 
-def _begin(last: LearnerSolution | None) -> Start:
+def _continued(last: LearnerSolution | None) -> Start:
     """The fixed point of the last evaluation, as a start."""
     if last is None:
-        return Start(None, None, None, None)
+        return Start()
     still = jax.lax.stop_gradient
     return Start(
         still(last.overlap),

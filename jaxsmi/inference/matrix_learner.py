@@ -28,12 +28,13 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, frozen, theory_dtype
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core.arrays import concrete, frozen, nan_unless, theory_dtype
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Run, drive, ready
+from jaxsmi.core.driver import Run, init_run, run_solver
+from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.results import LearnerSolution
+from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.iteration import GampIteration, GampState, Position
 from jaxsmi.inference.learner_passing import SIZE, Plan, passed
 from jaxsmi.learners.base import AbstractResponder
@@ -46,6 +47,8 @@ from jaxsmi.numerics.random_matrix.base import NODES, AbstractSpectrum, band_nod
 
 __all__ = ["Order", "Theory", "matrix_evolved", "matrix_learned"]
 
+_MAX_STEPS = 300
+_TOLERANCE = 1e-8  # relative; accelerated steps get there at no cost
 _LARGEST = 1e8  # response that the iteration starts with, at most
 _TINY = 1e-14  # an order parameter that counts as zero
 _RESOLVED = 1e-10  # δ at least, what the spectra resolve: a smaller e is not told from it
@@ -233,17 +236,20 @@ def matrix_evolved(
     alpha: Array,
     learner: MatrixErm,
     key: PRNGKeyArray | None,
-    tolerance: Array,
-    max_steps: int,
-    accelerated: bool,
-    valid: Array,
+    start: Start,
+    averages: Averages,
+    settings: Iteration,
+    progress: bool,
 ) -> LearnerSolution:
-    """`state_evolution` of a learner of one matrix."""
+    """`state_evolution` of a learner of one matrix, which needs no start and no points."""
+    del start, averages, progress
     teacher = student_of(model)
     finite = jnp.isfinite(teacher.prior.law.aspect_ratio)
-    Arguments().condition(finite, "model", title(teacher), "one of finite aspect_ratio")
-    valid = valid & validate.valid(teacher) & finite & learner.valid
-    alpha = jnp.where(valid, alpha, jnp.nan)
+    check(finite, "model", title(teacher), "one of finite aspect_ratio")
+    alpha = nan_unless(alpha, validate.valid(teacher), finite, validate.valid(learner))
+    accelerated = settings.newton is not False
+    max_steps = settings.max_steps or _MAX_STEPS
+    tolerance = _TOLERANCE if settings.tolerance is None else settings.tolerance
     problem = Theory(teacher, learner, alpha)
     largest = jnp.minimum(1.0 / (learner.ridge + learner.nuclear), _LARGEST)
     iteration = Anderson(
@@ -252,16 +258,16 @@ def matrix_evolved(
         units=_ones,
         admissible=_sound,
         observed=_observed,
-        tolerance=tolerance,
+        tolerance=jnp.asarray(tolerance, theory_dtype()),
         accelerated=accelerated,
         max_steps=max_steps,
         growth=_GROWTH,
     )
-    run = drive(iteration, ready(iteration, max_steps), max_steps)
+    run = run_solver(iteration, init_run(iteration, max_steps), max_steps)
     if accelerated and concrete(run.result) and int(run.result) in _AGAIN:
         # plain steps fall from the start to the fixed point: slower, and never past it
         plain = dataclasses.replace(iteration, accelerated=False)
-        run = drive(plain, ready(plain, max_steps), max_steps)
+        run = run_solver(plain, init_run(plain, max_steps), max_steps)
     return _theory(problem, run, key)
 
 
@@ -296,7 +302,7 @@ def _theory(problem: Theory, run: Run[Place], key: PRNGKeyArray | None) -> Learn
         residual=run.state.residual,
         result=code,
         history=run.history,
-        rho=jnp.where(lost, jnp.nan, spectral_radius(J)),
+        spectral_radius=jnp.where(lost, jnp.nan, spectral_radius(J)),
         jump_fraction=jnp.zeros((), theory_dtype()),
         model=problem.model,
         key=key,
@@ -309,16 +315,11 @@ def _theory(problem: Theory, run: Run[Place], key: PRNGKeyArray | None) -> Learn
 
 
 class _Responder(AbstractResponder):
-    """A learner of one matrix, as message passing asks it: the labels' answers are those of `model`
-    with noise of variance one, the matrix that of the penalty."""
+    """A learner of one matrix in message passing: responses of `model` with label noise of variance
+    one, and the shrinkage of the penalty."""
 
     model: MatrixModel
     learner: MatrixErm
-
-    @property
-    def bayes(self) -> bool:
-        """No."""
-        return False
 
     @property
     def tolerance(self) -> Array:
@@ -352,7 +353,6 @@ def matrix_learned(
     learner: MatrixErm,
     key: PRNGKeyArray,
     plan: Plan,
-    arguments: Arguments,
 ) -> LearnerSolution:
     """`gamp` of a learner of one matrix."""
     teacher = student_of(model)
@@ -363,13 +363,13 @@ def matrix_learned(
     start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
     state = plan.state
     if state is None:
-        size = arguments.array("init", SIZE if plan.init is None else plan.init, "a number > 0")
-        check(size.ndim == 0, "init", plan.init, "a number > 0, for a learner of a matrix")
-        arguments.condition(size > 0.0, "init", plan.init, "a number > 0")
+        size = validate.number("start", SIZE if plan.init is None else plan.init, POSITIVE)
         state = GampState.start(*student.prior.start(start_key, signal, size), fields)
     responder = _Responder(student, learner)
     run, running = passed(student, responder, data, state, run_key, plan, "state")
-    valid = arguments.valid & validate.valid(teacher) & learner.valid
+    valid = validate.valid(teacher) & validate.valid(
+        (learner, state.weights, plan.damping, plan.tolerance)
+    )
     return _found(running, teacher, learner, run, key, valid)
 
 
@@ -403,7 +403,7 @@ def _found(
         result=code,
         history=jax.tree.map(lambda x: jnp.where(valid, x, jnp.nan), end.history),
         covariance=masked(state.covariance),
-        rho=jnp.asarray(jnp.nan, S.dtype),
+        spectral_radius=jnp.asarray(jnp.nan, S.dtype),
         weights=jnp.where(valid, teacher.student.estimate(S), jnp.nan),
         state=state,
         model=teacher,

@@ -16,8 +16,7 @@ Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41)].
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax
@@ -26,130 +25,92 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, is_zero, theory_dtype
-from jaxsmi.core.border import (
-    anything,
-    checked,
-    flag,
-    instance,
-    optional,
-    random_key,
-    scalar,
-    text,
-    whole,
-)
-from jaxsmi.core.checks import FRACTION, POSITIVE, Arguments, check
+from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
-from jaxsmi.core.data import Dataset, is_dataset
-from jaxsmi.core.driver import Record, Run, drive, is_record, ready
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.driver import Record, Run, init_run, run_solver
+from jaxsmi.core.options import Bayes, Iteration, Start
 from jaxsmi.core.results import Solution
+from jaxsmi.core.validate import check
 from jaxsmi.inference import starts
 from jaxsmi.inference.assumptions import warn_of_inputs
 from jaxsmi.inference.iteration import GampIteration, GampState, Position
 from jaxsmi.inference.learner_passing import Plan, learned, statistic_of
 from jaxsmi.inference.matrix_learner import matrix_learned
-from jaxsmi.learners.base import AbstractLearner, Bayes
-from jaxsmi.learners.matrix_erm import MatrixErm
-from jaxsmi.models.base import AbstractModel, check_data, is_model, model_argument
+from jaxsmi.learners.base import AbstractLearner, BayesResponder
+from jaxsmi.models.base import AbstractModel, check_data, model_argument
 
 __all__ = ["GampState", "gamp"]
 
+_MAX_STEPS = 300
+_TOLERANCE = 1e-4
 _KEPT = 0.5  # of what a spectral estimate has in common with itself
 _SMALL = 1e-6  # of the whole estimate: a row that is none
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
 _AGAIN = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 
 
-@checked(
-    model=is_model,
-    data=is_dataset,
-    key=optional(random_key),
-    learner=anything,
-    max_steps=whole(),
-    tolerance=scalar(POSITIVE),
-    damping=optional(scalar(FRACTION)),
-    precision=optional(text),
-    calibrate=optional(flag),
-    init=anything,
-    side_information=scalar(FRACTION),
-    record=is_record,
-    state=optional(instance(GampState, "the state of a Solution of gamp: solution.state")),
-    progress=optional(flag),
-)
 def gamp(
     model: AbstractModel,
     data: Dataset,
     *,
     key: PRNGKeyArray | None = None,
-    learner: AbstractLearner | MatrixErm | None = None,
-    max_steps: int = 300,
-    tolerance: ArrayLike = 1e-4,
-    damping: ArrayLike | None = None,
-    precision: str | None = None,
-    calibrate: bool | None = None,
-    init: ArrayLike | str | None = None,
-    side_information: ArrayLike = 0.0,
+    learner: Bayes | AbstractLearner | None = None,
+    start: ArrayLike | str | Start | Solution | GampState | None = None,
+    iteration: Iteration = Iteration(),  # noqa: B008  (immutable)
     record: Record | Callable[[GampState], PyTree] | None = None,
-    state: GampState | None = None,
     progress: bool = False,
 ) -> Solution:
-    r"""Bayes-optimal message passing on a data set: learns W from inputs and labels.
+    r"""Run message passing on a data set: learn W from inputs and labels.
 
         ω = Ŵ x/√D - C g,   g = channel(y, ω, C),   Ŵ, C = prior(Σ g x/√D + A Ŵ, A)
 
     It starts from the spectral estimate where there is one, follows state evolution step by step,
-    and is damped once nothing grows. Where it stands still and knows nothing of some directions, a
-    spectral estimate of these is added if labels tell of them. It assumes inputs of iid entries,
-    mean zero, variance one, of any law: stored ones that are far from that are warned of, with the
-    remedy (`data.second_moments()`).
+    and is damped once nothing grows. If the run converges with some directions still at zero
+    overlap, and the labels carry a spectral signal for them, it restarts with that spectral
+    estimate added. It assumes inputs of iid entries of mean zero and variance one, of any law, and
+    warns of stored inputs that are far from that, with the remedy (`data.second_moments()`).
 
     Args:
         model: Any model with a posterior.
         data: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or
             without a teacher.
         key: Random key of the start, and of channels that sample; required.
-        learner: Who learns, if not Bayes: `smi.Erm` (the run ends at a stationary point of its
-            risk) or `smi.Mismatched`; of a matrix `smi.MatrixErm`. Default None.
-        max_steps: Steps at most. Default 300.
-        tolerance: On the change of Ŵ in a step (before damping), relative to Ŵ. Default 1e-4.
-        damping: Of Ŵ, C and the memory of the Onsager term, in [0, 1). None: of indices 0, which
-            follows state evolution step by step, and more once nothing grows and nothing converges;
-            of matrices the model's own, and more in another run where one diverges (outside jit).
-            history["damping"] says what it was.
-        precision: How A is estimated: "controlled", "outer", "divergence" or "state" (that of state
-            evolution at the current V). None: the model's own; indices "controlled", matrices
-            "state", but for hardmax; of a learner "divergence" (of a matrix "state").
-        calibrate: Whether A and b are calibrated by the data. None: the model's own; always for
-            indices, never for matrices.
-        init: "spectral" (the estimate of `smi.spectral`, and a random 1e-3 beside it), the size of
-            a random start, a number > 0 (1e-3 is uninformative; larger ones with C = S end
-            overconfident), "informed" (the posterior mean given the teacher seen with side
-            information 0.99; of a learner the teacher), or the signal itself, (P, D). Default None:
-            "spectral" where labels do not change with the sign of the fields, 1e-3 where they do or
-            where anything else starts the run (side information, `state`), for matrices, and inside
-            jit where numbers of the model itself are traced; of a learner 0.5.
-        side_information: λ in [0, 1): the run also sees √λ W* + √(1-λ) noise, and starts from what
-            that says. Default 0.
-        record: A function of a `GampState`, kept in history["record"]; or a `Record` that also says
-            how often.
-        state: Continue from the `state` of a solution.
-        progress: Show a bar on stderr. Default False.
+        learner: `smi.Bayes(precision, calibrate)`, the default; `smi.Erm` (the run ends at a
+            stationary point of its risk) or `smi.Mismatched`; for a matrix `smi.MatrixErm`.
+        start: "spectral" (the estimate of `smi.spectral`, and random weights of size 1e-3), the
+            size of a random start, a number > 0 (1e-3 is uninformative; larger ones with C = S end
+            overconfident), "informed" (the posterior mean given the teacher with side information
+            0.99; with a learner the teacher), the signal itself, (P, D), or a solution of `gamp` or
+            its `state`, to continue. A `smi.Start(weights=.., side_information=λ)` adds a direct
+            observation √λ W* + √(1-λ) noise. Default: "spectral" where labels do not change with
+            the sign of the fields; 1e-3 where they do, with side information, for matrices, and
+            inside jit where numbers of the model are traced; with a learner 0.5.
+        iteration: `smi.Iteration(max_steps, tolerance, damping)`. Default 300 steps; tolerance 1e-4
+            on the change of Ŵ in a step (before damping), relative to Ŵ; damping of Ŵ, C and the
+            memory of the Onsager term, in [0, 1): for indices 0, which follows state evolution step
+            by step, and more once nothing grows and nothing converges; for matrices the model's
+            own, and more in another run where one diverges (outside jit). history["damping"] holds
+            it.
+        record: A function of a `GampState`, kept in history["record"]; or a `smi.Record` that also
+            sets how often.
+        progress: Show a bar on stderr.
 
     Returns:
         A `Solution` with `weights` Ŵ, `overlap` Q = ŴŴᵀ/D, `covariance` C, `error` (plug-in, NaN
         without a teacher), `state`, and `history` with "step", "overlap", "teacher_overlap" M,
-        "cosine", "covariance", "residual", "damping", "inaccurate", "misfit" of the labels where V
-        was widened by it, else 1. Of matrix models `weights` is Ŝ (d, d), `overlap` Tr Ŝ²/d,
-        `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS,
-        DIVERGED, NONFINITE, INACCURATE, OVERCONFIDENT (the labels are missed by more than V says),
-        LOST (a row left its spectral estimate behind; weights, covariance and state are those of
-        the start); a diverged run keeps its history. After a spectral start of one index the prior
-        of `model` has the norm that the labels tell.
+        "cosine", "covariance", "residual", "damping", "inaccurate", and "misfit" of the labels
+        where V was widened by it, else 1. For matrix models `weights` is Ŝ (d, d), `overlap`
+        Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED, NONFINITE,
+        INACCURATE, OVERCONFIDENT (the labels are missed by more than V allows), REGRESSED (a row
+        ended with less overlap than its spectral estimate; weights, covariance and state are those
+        of the start). A diverged run keeps its history. After a spectral start of one index the
+        prior of `model` has the norm that the labels imply.
 
     Raises:
-        ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels the
-            channel cannot produce, a model without a posterior, init="spectral" of a matrix model
-            or of labels that tell W at first order. Inside jit: NaN, and the code INVALID.
+        ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels that the
+            channel cannot produce, a model without a posterior, start="spectral" for a matrix model
+            or for labels with E[z|y] not zero. Inside jit: NaN, and the code INVALID.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -160,56 +121,114 @@ def gamp(
 
     Cost:
         Per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)); a
-        spectral start that of `spectral`, and about as much compilation again. Of
+        spectral start that of `spectral`, and about as much compilation again. For
         matrices N T d² operations and an eigendecomposition, 4096 samples at a time.
 
     Source:
         [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
     """
-    model = model_argument(model, None if learner is not None else "inference")
-    arguments = Arguments()
-    tolerance = arguments.number("tolerance", tolerance, POSITIVE)
-    settings = model.design.message_passing
-    chosen = settings.dampings[0] if damping is None else damping
+    known = learner is None or isinstance(learner, Bayes)
+    model = model_argument(model, "inference" if known else None)
+    validate.instance("data", data, Dataset, "a smi.Dataset, such as model.sample(..)")
+    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
+    validate.optional(validate.flag, "progress", progress)
+    key = validate.key("key", key)
+    start = start if isinstance(start, Start) else Start(weights=start)
+    init, state = _weights_or_state(start)
     function, every = Record.of(record)
     warn_of_inputs(model, data)
-    if learner is not None:
-        _check_beside(learner, precision, calibrate, side_information)
-        weight = arguments.number("damping", chosen, FRACTION)
-        free = damping is None
-        plan = Plan(init, state, weight, free, tolerance, function, every, max_steps, progress)
-        if isinstance(learner, MatrixErm):
-            return matrix_learned(model, data, learner, arguments.key("key", key), plan, arguments)
-        return learned(model, data, learner, arguments.key("key", key), plan, arguments)
-    options = _Options(
-        damping=arguments.number("damping", chosen, FRACTION),
-        tolerance=tolerance,
-        precision=arguments.choice(
-            "precision", precision or settings.precisions[0], settings.precisions
-        ),
-        calibrate=_calibrated(model, calibrate),
-        adaptive=damping is None and len(settings.dampings) == 1,
+    damping = (
+        model.design.message_passing.dampings[0] if iteration.damping is None else iteration.damping
+    )
+    tolerance = _TOLERANCE if iteration.tolerance is None else iteration.tolerance
+    plan = Plan(
+        init=init,
+        state=state,
+        damping=jnp.asarray(damping, theory_dtype()),
+        adaptive=iteration.damping is None,
+        tolerance=jnp.asarray(tolerance, theory_dtype()),
         record=function,
         every=every,
-        max_steps=max_steps,
+        max_steps=iteration.max_steps or _MAX_STEPS,
+        progress=progress,
     )
-    strength = arguments.number("side_information", side_information, FRACTION)
-    data = _check_data(model, data, state)
-    key = arguments.key("key", key)
+    if learner is None or isinstance(learner, Bayes):
+        return _run_bayes(model, data, learner or Bayes(), key, start, plan)
+    allowed = "smi.Bayes(..), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
+    learner = validate.instance("learner", learner, AbstractLearner, allowed)
+    check(not start.aided, "side_information", start.side_information, "0 with a learner")
+    return _ENGINES[learner.explicit](model, data, learner, key, plan)
+
+
+# of a learner of indices, and of one matrix
+_ENGINES: Mapping[bool, Callable[..., Solution]] = {False: learned, True: matrix_learned}
+
+
+def _weights_or_state(start: Start) -> tuple[ArrayLike | str | None, GampState | None]:
+    """The weights of a start, or the state to continue from."""
+    value = start.weights
+    if isinstance(value, Solution):
+        allowed = "a solution of gamp or spectral, which has a state to continue from"
+        return None, validate.instance("start", value.state, GampState, allowed)
+    if isinstance(value, GampState):
+        return None, value
+    return value, None
+
+
+def _run_bayes(
+    model: AbstractModel,
+    data: Dataset,
+    learner: Bayes,
+    key: PRNGKeyArray,
+    start: Start,
+    plan: Plan,
+) -> Solution:
+    """Message passing of the learner that knows the model."""
+    settings = model.design.message_passing
+    precision = learner.precision or settings.precisions[0]
+    validate.choice("precision", precision, settings.precisions)
+    allowed = "False for this model"
+    check(
+        model.design.message_passing.calibrated or not learner.calibrate,
+        "calibrate",
+        learner.calibrate,
+        allowed,
+    )
+    calibrate = (
+        model.design.message_passing.calibrated if learner.calibrate is None else learner.calibrate
+    )
+    data = _check_data(model, data, plan.state)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = _streams(key)
-    aided = not isinstance(side_information, (int, float)) or side_information != 0
-    start = starts.begin(
-        model, data, start_keys, init, strength if aided else None, state, arguments
+    strength = start.side_information if start.aided else None
+    begin = starts.begin(model, data, start_keys, plan.init, strength, plan.state)
+    responder = BayesResponder(begin.model)
+    problem = GampIteration(
+        model=begin.model,
+        learner=responder,
+        data=data,
+        start=begin.state,
+        spectral=begin.spectral,
+        statistic=statistic_of(responder, data.labels),
+        side=begin.side,
+        damping=plan.damping,
+        tolerance=plan.tolerance,
+        key=run_key,
+        record=plan.record,
+        mesh=data.mesh,
+        precision=precision,
+        calibrate=calibrate,
+        adaptive=plan.adaptive and len(settings.dampings) == 1,
+        max_steps=plan.max_steps,
     )
-    problem = _problem(start, data, run_key, options)
-    valid = arguments.valid & validate.valid(model)
-    end = _run(problem, options, progress, key, valid)
-    for more in settings.dampings[1:] if damping is None else ():  # where the run can be looked at
+    numbers = (begin.state.weights, start.side_information, plan.damping, plan.tolerance)
+    valid = validate.valid(numbers) & validate.valid(model)
+    end = _run(problem, plan, key, valid)
+    for damping in settings.dampings[1:] if plan.adaptive else ():
         if not (concrete(end.result) and int(end.result) in _AGAIN):
             break
-        again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(more, theory_dtype()))
-        end = _run(again, options, progress, key, valid)
+        again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(damping, theory_dtype()))
+        end = _run(again, plan, key, valid)
     return end
 
 
@@ -218,43 +237,6 @@ def _streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
     """The keys of the start, of its side information, and of the run."""
     keys = jax.random.split(jax.random.fold_in(key, 1), 3)
     return keys[0], keys[1], keys[2]
-
-
-class _Options(NamedTuple):
-    """How a run goes, checked."""
-
-    damping: Array
-    tolerance: Array
-    precision: str
-    calibrate: bool
-    adaptive: bool
-    record: Callable[[GampState], PyTree] | None
-    every: int
-    max_steps: int
-
-
-def _calibrated(model: AbstractModel, calibrate: bool | None) -> bool:
-    """Whether a run calibrates; refused where the model cannot."""
-    if calibrate is None:
-        return model.design.message_passing.calibrated
-    Arguments().flag("calibrate", calibrate)
-    able = model.design.message_passing.calibrated
-    check(able or not calibrate, "calibrate", calibrate, "False for this model")
-    return bool(calibrate)
-
-
-def _check_beside(
-    learner: AbstractLearner | MatrixErm,
-    precision: str | None,
-    calibrate: bool | None,
-    side_information: ArrayLike,
-) -> None:
-    """Raise a ValueError for settings that hold for Bayes alone."""
-    own = "state" if isinstance(learner, MatrixErm) else "divergence"
-    allowed = f"{own!r} with this learner (others assume the Nishimori line)"
-    check(precision in (None, own), "precision", precision, allowed)
-    check(calibrate in (None, False), "calibrate", calibrate, "False with a learner")
-    check(is_zero(side_information), "side_information", side_information, "0 with a learner")
 
 
 def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) -> Dataset:
@@ -270,43 +252,15 @@ def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) ->
     return data
 
 
-def _problem(
-    start: starts.Start, data: Dataset, key: PRNGKeyArray, options: _Options
-) -> GampIteration:
-    """The solver of a run."""
-    learner = Bayes(start.model)
-    return GampIteration(
-        model=start.model,
-        learner=learner,
-        data=data,
-        start=start.state,
-        spectral=start.spectral,
-        statistic=statistic_of(learner, data.labels),
-        side=start.side,
-        damping=options.damping,
-        tolerance=options.tolerance,
-        key=key,
-        record=options.record,
-        mesh=data.mesh,
-        precision=options.precision,
-        calibrate=options.calibrate,
-        adaptive=options.adaptive,
-        max_steps=options.max_steps,
-    )
-
-
-def _run(
-    problem: GampIteration, options: _Options, progress: bool, key: PRNGKeyArray, valid: Array
-) -> Solution:
-    """One run to its end, with or without a progress bar."""
-    every = options.every
-    steps = options.max_steps
+def _run(problem: GampIteration, plan: Plan, key: PRNGKeyArray, valid: Array) -> Solution:
+    """One run to its end."""
+    steps, every = plan.max_steps, plan.every
     data = problem.data
-    run = ready(problem, steps // every)
-    label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
+    run = init_run(problem, steps // every)
+    label = f"GAMP, D={data.dimension}, N={data.samples}" if plan.progress else None
     for more in range(problem.model.indices - 1, -1, -1):
         running = eqx.tree_at(lambda p: p.start, problem, None)
-        run = drive(running, run, steps, every=every, label=label)
+        run = run_solver(running, run, steps, every=every, label=label)
         following = _following(problem, run, jax.random.fold_in(key, 2 + more)) if more else None
         if following is None:
             break
@@ -407,7 +361,7 @@ def _solution(
         result=code,
         history=jax.tree.map(masked, history),
         covariance=masked(state.covariance),
-        rho=jnp.asarray(jnp.nan, Q.dtype),
+        spectral_radius=jnp.asarray(jnp.nan, Q.dtype),
         weights=masked(model.student.estimate(weights)),
         state=state,
         model=model,

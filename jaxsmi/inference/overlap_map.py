@@ -33,8 +33,8 @@ class OverlapMap(eqx.Module):
         model: A model whose channel has a response.
         alpha: Sample complexity N/D, an array of no dimension.
         key: Random key of the outer average: the map is one smooth function for each key.
-        samples: Points in each net of the outer average.
-        randomisations: Independent nets, R; the map returns R replicas of its value.
+        points: Points in each net of the outer average.
+        nets: Independent nets, R; the map returns R replicas of its value.
         side_information: Precision Λ that is added to Q̂, times the identity. Default 0.
         learned: Orthonormal basis U (P, k) of the learned directions. Default all of them.
     """
@@ -42,8 +42,8 @@ class OverlapMap(eqx.Module):
     model: AbstractModel
     alpha: Array
     key: PRNGKeyArray
-    samples: int = eqx.field(static=True)
-    randomisations: int = eqx.field(static=True)
+    points: int = eqx.field(static=True)
+    nets: int = eqx.field(static=True)
     side_information: Array | float = 0.0
     learned: Array | None = None
 
@@ -77,8 +77,8 @@ class OverlapMap(eqx.Module):
             Q,
             covariance,
             key=self.key,
-            points=self.samples,
-            nets=self.randomisations,
+            points=self.points,
+            nets=self.nets,
         )
         return self.returned(V, response)
 

@@ -29,32 +29,25 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.border import checked, optional, random_key, scalar, whole
-from jaxsmi.core.checks import POSITIVE, Arguments
-from jaxsmi.core.results import Estimate, Solution, is_overlap
-from jaxsmi.models.base import AbstractModel, is_model, model_argument
+from jaxsmi.core.options import Averages
+from jaxsmi.core.results import Estimate, Solution
+from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.implicit import differentiable, not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 
 __all__ = ["free_entropy", "potential_at"]
 
+_POINTS = 8192
+_NETS = 8
 
-@checked(
-    model=is_model,
-    alpha=scalar(POSITIVE),
-    overlap=is_overlap,
-    key=optional(random_key),
-    samples=whole(2),
-    randomisations=whole(2),
-)
+
 def free_entropy(
     model: AbstractModel,
     alpha: ArrayLike,
     overlap: ArrayLike | Solution,
     *,
     key: PRNGKeyArray | None = None,
-    samples: int = 8192,
-    randomisations: int = 8,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
 ) -> Estimate:
     r"""Φ(Q) in nats per dimension, at Q̂ = α·response(Q), with its standard error.
 
@@ -66,8 +59,8 @@ def free_entropy(
         overlap: Q (P, P), a number (times the second moment S), or a Solution; 0 ⪯ Q ≺ S.
         key: Random key of the outer average. Differences of Φ at one key are much sharper than Φ
             itself. Matrix models need none.
-        samples: Points of the outer average, over all nets. Default 8192.
-        randomisations: Independent nets, whose spread is the standard error. Default 8.
+        averages: `smi.Averages(points, nets)`; the spread of the nets is the standard error.
+            Default 8192 points in 8 nets.
 
     Returns:
         An `Estimate` (value, stderr). At a fixed point the error of Q̂ enters to second order only.
@@ -84,23 +77,23 @@ def free_entropy(
         -1.72
 
     Cost:
-        `samples` posteriors.
+        `points` posteriors.
 
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (49), (51)].
     """
     model = model_argument(model, "inference")
-    arguments = Arguments()
-    alpha = arguments.number("alpha", alpha, POSITIVE)
+    alpha = validate.number("alpha", alpha, validate.POSITIVE)
+    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
     S = model.prior.second_moment(model.indices)
-    Q = arguments.overlap(
-        "overlap", overlap.overlap if isinstance(overlap, Solution) else overlap, S
-    )
+    overlap = overlap.overlap if isinstance(overlap, Solution) else overlap
+    Q = validate.overlap("overlap", overlap, S)
     if key is not None or not model.channel.explicit:
-        key = arguments.key("key", key)
-    each = power_of_two(max(samples // randomisations, 2))
-    valid = arguments.valid & validate.valid(model)
-    estimate = potential_at(model, alpha, jnp.where(valid, Q, 0.5 * S), key, each, randomisations)
+        key = validate.key("key", key)
+    points, nets = averages.sizes(_POINTS, _NETS)
+    valid = validate.valid((alpha, Q)) & validate.valid(model)
+    Q = jnp.where(valid, Q, 0.5 * S)
+    estimate = potential_at(model, alpha, Q, key, power_of_two(max(points, 2)), nets)
     return Estimate(*(jnp.where(valid, x, jnp.nan) for x in estimate))
 
 

@@ -25,11 +25,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.border import checked, flag, optional, random_key, scalar
-from jaxsmi.core.checks import UNIT_INTERVAL, Arguments
 from jaxsmi.core.codes import Result
-from jaxsmi.core.data import Dataset, is_dataset
+from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
+from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.inference.iteration import GampState, contract
 from jaxsmi.inference.learner_passing import statistic_of
 from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
@@ -50,16 +49,8 @@ from jaxsmi.inference.spectral_vectors import (
     orthonormal,
 )
 from jaxsmi.inference.teacher_norm import with_norm
-from jaxsmi.learners.base import Bayes
-from jaxsmi.models.base import (
-    CENTRED,
-    AbstractModel,
-    check_data,
-    is_centred,
-    is_model,
-    model_argument,
-    title,
-)
+from jaxsmi.learners.base import BayesResponder
+from jaxsmi.models.base import CENTRED, AbstractModel, check_data, is_centred, model_argument, title
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 
 __all__ = [
@@ -95,13 +86,6 @@ class SpectralStart(NamedTuple):
     learned: Array
 
 
-@checked(
-    model=is_model,
-    data=is_dataset,
-    key=optional(random_key),
-    regularisation=scalar(UNIT_INTERVAL),
-    norm=optional(flag),
-)
 def spectral(
     model: AbstractModel,
     data: Dataset,
@@ -154,7 +138,7 @@ def spectral(
         What message passing makes of it, as `gamp(model, data, key=key)` does by itself:
 
         >>> start = smi.spectral(model, data, key=key)
-        >>> run = smi.gamp(start.model, data, key=key, state=start.state)
+        >>> run = smi.gamp(start.model, data, key=key, start=start)
         >>> bool(run.cosine[0] ** 2 > 0.99)
         True
 
@@ -166,18 +150,21 @@ def spectral(
         [theory: spectral, Eqs. (3), (7) to (14)]; for one token [MM18].
     """
     model = model_argument(model, "spectral")
-    arguments = Arguments()
+    validate.instance("data", data, Dataset, "a smi.Dataset, such as model.sample(..)")
+    s = validate.number("regularisation", regularisation, UNIT_INTERVAL)
+    key = validate.key("key", key)
+    validate.optional(validate.flag, "norm", norm)
     data = check_data(model, data)
     model.channel.check_labels(data.labels)
-    s = arguments.number("regularisation", regularisation, UNIT_INTERVAL)
-    key = arguments.key("key", key)
-    arguments.condition(is_centred(model), "model", model.prior, CENTRED)
+    centred = is_centred(model)
+    check(centred, "model", model.prior, CENTRED)
     model = with_norm(model, data, norm)
     observations = Observations(model, data, data.mesh)
     start, first_order = spectral_start(observations, nothing_known(model, data), key, s)
     allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
-    arguments.condition(~first_order, "model", title(model), allowed)
-    return _solution(model, data, start, key, arguments.valid & validate.valid(model))
+    check(~first_order, "model", title(model), allowed)
+    valid = centred & ~first_order & validate.valid(s) & validate.valid(model)
+    return _solution(model, data, start, key, valid)
 
 
 def spectral_start(
@@ -189,7 +176,7 @@ def spectral_start(
     Theory's averages ⟨·⟩ are over the labels at hand, the first 4096.
     """
     # the program of message passing itself: what it computes is not compiled twice
-    statistic = statistic_of(Bayes(observations.model), observations.data.labels)
+    statistic = statistic_of(BayesResponder(observations.model), observations.data.labels)
     return _started(observations, statistic, known, key, s)
 
 
@@ -370,7 +357,7 @@ def _solution(
         result=jnp.where(valid, code, int(Result.INVALID)),
         history=jax.tree.map(lambda x: masked(x)[None], history),
         covariance=masked(state.covariance),
-        rho=jnp.asarray(jnp.nan, Q.dtype),
+        spectral_radius=jnp.asarray(jnp.nan, Q.dtype),
         weights=masked(state.weights),
         state=state,
         model=model,

@@ -26,11 +26,11 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.averages import draw_posteriors
 from jaxsmi.core import validate
-from jaxsmi.core.border import checked, optional, random_key, scalar, whole
-from jaxsmi.core.checks import POSITIVE, Arguments
 from jaxsmi.core.driver import Run
+from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Estimate
-from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, is_model, model_argument, title
+from jaxsmi.core.validate import POSITIVE, check
+from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument, title
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
@@ -46,6 +46,8 @@ __all__ = [
     "token_trace",
 ]
 
+_POINTS = 2**14
+_NETS = 16  # G has heavy tails: with fewer the spread is inaccurate
 _ALL = 1e-3  # V/S of the start: everything is learned
 _TOLERANCE = 1e-7
 _STEPS = 400
@@ -123,20 +125,12 @@ class _SpectralMap(eqx.Module):
         )
 
 
-@checked(
-    model=is_model,
-    alpha=scalar(POSITIVE),
-    key=optional(random_key),
-    samples=whole(4),
-    randomisations=whole(2),
-)
 def spectral_overlap(
     model: AbstractModel,
     alpha: ArrayLike,
     *,
     key: PRNGKeyArray | None = None,
-    samples: int = 2**14,
-    randomisations: int = 16,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
 ) -> Estimate:
     r"""Overlap of the optimal spectral estimator as D → ∞: what the covariances of fields given
     their labels tell.
@@ -150,9 +144,9 @@ def spectral_overlap(
         model: A model of indices, whose labels say nothing of W at first order (E[z|y] = 0).
         alpha: Sample complexity N/D, a number > 0.
         key: Random key of the labels. Required.
-        samples: Labels, over all nets. Default 2^14.
-        randomisations: Independent nets, whose spread is the standard error; with fewer it is badly
-            known, as G has heavy tails. Default 16.
+        averages: `smi.Averages(points, nets)`: labels in all nets, and independent nets, whose
+            spread is the standard error; with fewer than 16 it is inaccurate, as G has heavy tails.
+            Default 2^14 in 16 nets.
 
     Returns:
         An `Estimate`: `value` Q (P, P), of one index its squared cosine times S; `stderr`, with
@@ -171,26 +165,26 @@ def spectral_overlap(
         True
 
     Cost:
-        `samples` posteriors, and some ten to a hundred solutions of a linear system (PM, PM) for
+        `points` posteriors, and some ten to a hundred solutions of a linear system (PM, PM) for
         each.
 
     Source:
         [theory: spectral, Eqs. (1) to (6)].
     """
     model = model_argument(model, "spectral")
-    arguments = Arguments()
-    alpha = arguments.number("alpha", alpha, POSITIVE)
-    nets = randomisations
-    samples = arguments.count("samples", samples, at_least=2 * nets)
-    key = arguments.key("key", key)
-    arguments.condition(is_centred(model), "model", model.prior, CENTRED)
-    moments = _drawn_moments(model, key, power_of_two(max(samples // nets, 2)), nets)
+    alpha = validate.number("alpha", alpha, POSITIVE)
+    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
+    points, nets = averages.sizes(_POINTS, _NETS, 2)
+    key = validate.key("key", key)
+    centred = is_centred(model)
+    check(centred, "model", model.prior, CENTRED)
+    moments = _drawn_moments(model, key, power_of_two(max(points, 2)), nets)
     silent = tells_nothing(moments.mean)
     allowed = (
         "one whose labels say nothing of W at first order: message passing needs no other start"
     )
-    arguments.condition(silent, "model", title(model), allowed)
-    valid = arguments.valid & validate.valid(model)
+    check(silent, "model", title(model), allowed)
+    valid = centred & silent & validate.valid(alpha) & validate.valid(model)
     return _solved(model, jnp.where(valid, alpha, jnp.nan), moments)
 
 

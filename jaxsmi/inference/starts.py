@@ -24,9 +24,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.checks import Arguments, check
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.validate import check
 from jaxsmi.inference.iteration import GampState, SideInformation, contract
 from jaxsmi.inference.spectral import (
     REGULARISATION,
@@ -64,7 +65,6 @@ def begin(
     init: ArrayLike | str | None,
     strength: Array | None,
     state: GampState | None,
-    arguments: Arguments,
 ) -> Start:
     """The start of a run.
 
@@ -73,7 +73,6 @@ def begin(
         data: The data.
         keys: Of the start, and of side information.
         init, strength, state: As `gamp` takes them; a `strength` of None: no side information.
-        arguments: Where what is found wrong inside jit is kept.
 
     Returns:
         A `Start`.
@@ -86,16 +85,24 @@ def begin(
         init = _TINY
     if isinstance(init, str) and init == "spectral":
         allowed = "a positive number, 'informed' or an array, for this model"
-        check(model.unsupported_reason("spectral") is None, "init", init, allowed)
-        arguments.condition(is_centred(model), "init", init, allowed)
-        check(not aided, "side_information", strength, "0 with init='spectral'")
-        check(state is None, "state", state, "None with init='spectral'")
+        check(model.unsupported_reason("spectral") is None, "start", init, allowed)
+        centred = is_centred(model)
+        check(centred, "start", init, allowed)
+        check(not aided, "side_information", strength, "0 with start='spectral'")
         start, first_order = _spectral(model, data, keys)
         allowed = "a positive number where labels say something of W at first order"
-        arguments.condition(~first_order, "init", init, allowed)
-        return start
-    made, side = _ordinary(model, data, keys, init, strength, arguments)
+        check(~first_order, "start", init, allowed)
+        return _unless(first_order | ~centred, start)
+    made, side = _ordinary(model, data, keys, init, strength)
     return Start(model, made if state is None else state, side, None)
+
+
+def _unless(bad: Array, start: Start) -> Start:
+    """The start, its weights NaN where a traced condition fails."""
+    if concrete(bad):
+        return start
+    weights = jnp.where(bad, jnp.nan, start.state.weights)
+    return start._replace(state=eqx.tree_at(lambda s: s.weights, start.state, weights))
 
 
 def _silent(model: AbstractModel) -> bool:
@@ -188,7 +195,6 @@ def _ordinary(
     keys: list[PRNGKeyArray],
     init: ArrayLike | str,
     strength: Array | None,
-    arguments: Arguments,
 ) -> tuple[GampState, SideInformation]:
     """The random or informed start, or one that is given, and side information of that strength
     (None: none)."""
@@ -197,7 +203,7 @@ def _ordinary(
     start_key, side_key = keys
     prior = model.prior
     side = _no_side(model, signal)
-    scale, given = _scale_or_signal(init, signal, strength is not None, arguments)
+    scale, given = _scale_or_signal(init, signal, strength is not None)
     if given is None or strength is not None:
         check(
             data.teacher is not None,
@@ -223,23 +229,22 @@ def _ordinary(
 
 
 def _scale_or_signal(
-    init: ArrayLike | str, signal: tuple[int, ...], aided: bool, arguments: Arguments
+    init: ArrayLike | str, signal: tuple[int, ...], aided: bool
 ) -> tuple[Array, Array | None]:
     """The scale of a random start (0 where it is not random), and what was given: a number, the
     signal itself, or None for "informed". `aided`: side information makes the start not zero."""
     nothing = jnp.zeros((), theory_dtype())
     allowed = f"a positive number, 'spectral', 'informed', or an array {signal}"
     if isinstance(init, str):
-        check(init == "informed", "init", init, allowed)
+        check(init == "informed", "start", init, allowed)
         return nothing, None
-    check(not isinstance(init, bool), "init", init, allowed)
-    given = arguments.array("init", init, allowed)
-    check(given.shape in ((), signal), "init", given, allowed)
-    if given.ndim:
-        somewhere = jnp.asarray(aided) | jnp.any(given != 0)
-        arguments.condition(somewhere, "init", "zero", "a signal that is not zero")
-        return nothing, given
-    enough = (given >= 0) if aided else (given > 0)
-    allowed = "a positive number (0 is a fixed point of an even label)"
-    arguments.condition(enough, "init", given, allowed)
-    return given, given
+    value = validate.array("start", init, allowed)
+    check(value.shape in ((), signal), "start", value, allowed)
+    if value.ndim:
+        somewhere = jnp.asarray(aided) | jnp.any(value != 0)
+        check(somewhere, "start", "zero", "a signal that is not zero")
+        return nothing, jnp.where(somewhere, value, jnp.nan)
+    enough = (value >= 0) if aided else (value > 0)
+    check(enough, "start", value, "a positive number (0 is a fixed point of an even label)")
+    value = jnp.where(enough, value, jnp.nan)
+    return value, value

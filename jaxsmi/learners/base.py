@@ -1,7 +1,7 @@
-r"""What a learner must say: the face that message passing and state evolution read.
+r"""The interface of a learner, as message passing and state evolution use it.
 
-A learner is what somebody believes about data that may have been made otherwise: a student network
-with a loss (`Erm`), or the posterior of another model (`Mismatched`). It answers a label at its
+A learner is a model of the data that may differ from the one that generated them: a student network
+with a loss (`Erm`), or the posterior of another model (`Mismatched`). It responds to a label at its
 fields ω ~ N(·, V), and a field of its weights, b = M̂ w* + B̂ u + Q̂^{1/2} ξ of precision V̂:
 
     g, ∂g = respond(y, ω, V)          W, C = posterior(b, A)
@@ -14,6 +14,7 @@ inputs. Source: [Cui24], [theory: empirical-risk, sections 2 and 3].
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -21,15 +22,16 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import LabelOf, Reply
-from jaxsmi.core.checks import Arguments
+from jaxsmi.core import validate
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = [
+    "AbstractIndexLearner",
     "AbstractLearner",
     "AbstractResponder",
-    "Bayes",
+    "BayesResponder",
     "Conjugates",
     "LabelOf",
     "Moments",
@@ -51,7 +53,7 @@ class Overlaps(eqx.Module):
 
 
 class Conjugates(eqx.Module):
-    """What the labels say of the weights: `noise` Q̂ (P, P), `signal` M̂ (P, P*), `precision` V̂
+    """Conjugate order parameters: `noise` Q̂ (P, P), `signal` M̂ (P, P*), `precision` V̂
     (P, P) and `direction` B̂ (P, K)."""
 
     noise: Array
@@ -61,8 +63,8 @@ class Conjugates(eqx.Module):
 
 
 class Truth(eqx.Module):
-    """What the teacher's weights are: their `prior`, `second_moment` S = W* W*ᵀ/D (P*, P*), `cross`
-    R* = W* Uᵀ/D (P*, K) and `gram` G = U Uᵀ/D (K, K)."""
+    """The law of the teacher's weights: their `prior`, `second_moment` S = W* W*ᵀ/D (P*, P*),
+    `cross` R* = W* Uᵀ/D (P*, K) and `gram` G = U Uᵀ/D (K, K)."""
 
     prior: AbstractIidPrior
     second_moment: Array
@@ -71,7 +73,7 @@ class Truth(eqx.Module):
 
 
 class Moments(eqx.Module):
-    """What a field of the weights makes of them: the next `overlaps`, and `squared` E[C ⊗ C]
+    """Averages over the field of the weights: the next `overlaps`, and `squared` E[C ⊗ C]
     (P, P, P, P), C = ∂_b f, as X ↦ E C X C."""
 
     overlaps: Overlaps
@@ -79,14 +81,10 @@ class Moments(eqx.Module):
 
 
 class AbstractResponder(eqx.Module):
-    """What message passing asks of whoever learns: answers to labels, and weights from their
-    field."""
+    """The learner's side of message passing: responses to labels, and weights from their field."""
 
-    @property
-    @abc.abstractmethod
-    def bayes(self) -> bool:
-        """Whether it is the posterior of the model that made the labels: then Σ g gᵀ = -Σ ∂g, Q = M
-        and V = S - Q on average."""
+    # the posterior of the model of the labels: Σ g gᵀ = -Σ ∂g, Q = M and V = S - Q on average
+    bayes: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -97,75 +95,75 @@ class AbstractResponder(eqx.Module):
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
-        """g and ∂g of a batch, as message passing asks for them."""
+        """g and ∂g of a batch."""
 
     @abc.abstractmethod
     def statistic(self, labels: Array) -> Array:
-        """What `respond` needs of the labels (N, ...), computed once per data set."""
+        """Statistic of the labels (N, ...) for `respond`, computed once per data set."""
 
     @abc.abstractmethod
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """Weights (P, D) and C = ∂_b f (P, P) from their field b (P, D) of precision A (P, P)."""
 
 
-class Bayes(AbstractResponder):
-    """The posterior of a model, of indices or of matrices: its channel and its prior."""
+class BayesResponder(AbstractResponder):
+    """The posterior of a model of indices or matrices: its channel and its prior."""
 
+    bayes: ClassVar[bool] = True
     model: AbstractModel
 
     @property
-    def bayes(self) -> bool:
-        """Yes."""
-        return True
-
-    @property
     def tolerance(self) -> Array:
-        """The channel's."""
         return self.model.channel.tolerance
 
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
-        """The channel's."""
         return self.model.channel.respond(statistic, omega, V, key)
 
     def statistic(self, labels: Array) -> Array:
-        """The channel's."""
         return self.model.channel.statistic(labels)
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """The prior's."""
         return self.model.prior.posterior(b, A)
 
 
-class AbstractLearner(AbstractResponder):
-    """Somebody who learns from labels: a student, how it answers a label, and what holds its
-    weights (module docstring)."""
+class AbstractLearner(eqx.Module):
+    """A learner other than Bayes: `Erm`, `Mismatched`, or `MatrixErm`."""
+
+    @property
+    @abc.abstractmethod
+    def explicit(self) -> bool:
+        """State evolution has explicit averages, as for one matrix."""
+
+
+class AbstractIndexLearner(AbstractResponder, AbstractLearner):
+    """A learner of indices: a student network, its response to a label, and the penalty or prior of
+    its weights (module docstring)."""
 
     student: eqx.AbstractVar[IndexModel | None]
 
     @property
     def network(self) -> IndexModel:
-        """The student, once it is known (`taught_by`)."""
+        """The student, after `taught_by`."""
         assert self.student is not None
         return self.student
 
     @abc.abstractmethod
-    def taught_by(self, model: IndexModel) -> AbstractLearner:
-        """The same learner for labels of this model: its student the model itself where none was
-        named.
+    def taught_by(self, model: IndexModel) -> AbstractIndexLearner:
+        """The same learner for labels of this model, which is also the student if none is set.
 
         Raises:
             ValueError: For a student whose tokens, or a loss whose labels, do not fit.
         """
 
     @property
-    def bayes(self) -> bool:
-        """No: the labels were made otherwise."""
+    def explicit(self) -> bool:
+        """Averages are over random points."""
         return False
 
     def check_labels(self, labels: Array) -> None:
-        """Raise a ValueError for labels (N, ...) that it cannot learn from."""
+        """Raise a ValueError for labels (N, ...) outside of its support."""
         del labels
 
     @abc.abstractmethod
@@ -175,31 +173,31 @@ class AbstractLearner(AbstractResponder):
     @property
     @abc.abstractmethod
     def decay(self) -> Array:
-        """λ of the ridge that holds the weights; NaN for a posterior, whose prior does."""
+        """λ of the ridge; NaN for a posterior."""
 
     @property
     @abc.abstractmethod
     def sloped(self) -> bool:
-        """Whether replies have the slope ∂g/∂z*."""
+        """Replies have the slope ∂g/∂z*."""
 
     @property
     @abc.abstractmethod
     def kinked(self) -> bool:
-        """Whether g has kinks in ω: its divergence is then noisy, and taken by parts."""
+        """g has kinks in ω: its divergence is noisy, and taken by parts."""
 
     @property
     @abc.abstractmethod
     def jumps(self) -> bool:
-        """Whether g may jump with ω."""
+        """g may jump in ω."""
 
     @abc.abstractmethod
     def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
-        """The answers to labels law(goal, noise) of a batch.
+        """Responses to labels law(goal, noise) of a batch.
 
         Args:
             law: The label of the teacher's fields and its noise, one sample.
             goal: z* (n, P*, M).
-            noise: What `law` takes besides, (n, k).
+            noise: Second argument of `law`, (n, k).
             omega: ω (n, P, M).
             V: (P, P).
         """
@@ -213,20 +211,14 @@ class AbstractLearner(AbstractResponder):
         """The averages over b = M̂ w* + B̂ u + Q̂^{1/2} ξ (module docstring)."""
 
 
-def learner_of(
-    learner: object, model: object, arguments: Arguments
-) -> tuple[AbstractLearner, IndexModel]:
-    """The arguments `learner` and `model` of a public function: the learner of that model's labels,
-    and the model.
-
-    Raises:
-        ValueError: For what is no learner, a model of matrices, or labels that do not fit.
-    """
+def learner_of(learner: object, model: object) -> tuple[AbstractIndexLearner, IndexModel]:
+    """Validate the arguments `learner` and `model`: the learner of that model's labels, and the
+    model."""
     allowed = "smi.Erm(..) or smi.Mismatched(..)"
-    known = arguments.instance("learner", learner, AbstractLearner, allowed)
-    allowed = "a model of indices beside this learner (of a matrix: smi.MatrixErm)"
-    teacher = arguments.instance("model", model, IndexModel, allowed)
-    return known.taught_by(teacher), teacher
+    instance = validate.instance("learner", learner, AbstractIndexLearner, allowed)
+    allowed = "an index model with this learner (for a matrix: smi.MatrixErm)"
+    teacher = validate.instance("model", model, IndexModel, allowed)
+    return instance.taught_by(teacher), teacher
 
 
 def linear_moments(C: Array, conjugates: Conjugates, truth: Truth) -> Moments:

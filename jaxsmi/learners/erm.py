@@ -25,13 +25,12 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import Reply
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.border import anything, checked, flag, function, numbers, optional, scalar
-from jaxsmi.core.checks import NON_NEGATIVE, Arguments, check
-from jaxsmi.core.data import Dataset, is_dataset
+from jaxsmi.core.data import Dataset
 from jaxsmi.core.functions import as_module
+from jaxsmi.core.validate import NON_NEGATIVE, check
 from jaxsmi.learners import losses
 from jaxsmi.learners.base import (
-    AbstractLearner,
+    AbstractIndexLearner,
     Conjugates,
     LabelOf,
     Moments,
@@ -64,18 +63,10 @@ def _optional(name: str) -> Callable[[Any], Any]:
 
 def _as_ridge(ridge: ArrayLike) -> Array:
     """λ >= 0, as an array."""
-    return Arguments().number("ridge", ridge, NON_NEGATIVE)
+    return validate.number("ridge", ridge, NON_NEGATIVE)
 
 
-@checked(
-    student=anything,
-    loss=function("a function of (prediction, label)"),
-    ridge=scalar(NON_NEGATIVE),
-    prox=anything,
-    starts=anything,
-    convex=optional(flag),
-)
-class Erm(AbstractLearner):
+class Erm(AbstractIndexLearner):
     r"""Empirical risk minimisation with a ridge: what gradient descent with weight decay ends at.
 
         R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²
@@ -118,7 +109,7 @@ class Erm(AbstractLearner):
     def __check_init__(self) -> None:
         if self.student is not None:
             allowed = "a model of indices, such as smi.MultiIndex(link, indices=1)"
-            Arguments().instance("student", self.student, IndexModel, allowed)
+            validate.instance("student", self.student, IndexModel, allowed)
         check(self.convex in (None, True, False), "convex", self.convex, "True, False or None")
 
     @property
@@ -146,7 +137,6 @@ class Erm(AbstractLearner):
         """Where the loss is not convex."""
         return not self.convex and self.prox is None
 
-    @checked(weights=numbers("weights (P, D)", dimensions=2), data=is_dataset)
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
         r"""R(W)/D on a data set: the number that descent, message passing and theory share.
 
@@ -160,10 +150,12 @@ class Erm(AbstractLearner):
         Raises:
             ValueError: Without a student and without the model that made the data.
         """
+        validate.instance("data", data, Dataset, "a smi.Dataset")
         network = self.student if self.student is not None else data.model
         allowed = "a student, or data that know the model that made them"
-        known = Arguments().instance("student", network, IndexModel, allowed)
-        W = jnp.asarray(weights)
+        known = validate.instance("student", network, IndexModel, allowed)
+        W = validate.array("weights", weights, "weights (P, D)")
+        check(W.ndim == 2, "weights", W, "weights (P, D)")
         outputs = known.student.outputs(W, data.stored_inputs)
         total = jnp.sum(jax.vmap(self.loss)(outputs, data.labels))
         return (total + 0.5 * self.ridge * jnp.sum(W**2)) / data.dimension
@@ -171,10 +163,10 @@ class Erm(AbstractLearner):
     # Whose labels they are
 
     def taught_by(self, model: IndexModel) -> Erm:
-        """The same learner for labels of a model, looked at once; see `AbstractLearner`."""
+        """The same learner for labels of a model, looked at once; see `AbstractIndexLearner`."""
         student = model if self.student is None else self.student
-        allowed = f"a student of {model.tokens} tokens, as the labels'"
-        check(student.tokens == model.tokens, "student", student.tokens, allowed)
+        allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
+        check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
         learner = dataclasses.replace(self, student=student)
         formula = _FORMULAS.get(getattr(self.loss, "function", self.loss))
         if self.prox is None and formula is not None and _is_identity(student):
@@ -297,7 +289,7 @@ def _look(learner: Erm, model: IndexModel) -> bool:
     """
     student = learner.network
     noise = _probes((model.channel.noise_size,), 2)
-    labels = jax.vmap(model.channel.label)(_probes((model.indices, model.tokens), 1), noise)
+    labels = jax.vmap(model.channel.label)(_probes((model.indices, model.channel.tokens), 1), noise)
     fields = 2.0 * _probes((student.indices, student.tokens), 0)
     loss = learner.sample_loss
     allowed = f"a function of the prediction and a label of shape {labels.shape[1:]} to one number"

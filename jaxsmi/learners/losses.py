@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.border import checked, numbers
+from jaxsmi.core import validate
 
 __all__ = ["hinge", "logistic", "squared"]
 
 
-@checked(prediction=numbers("real numbers"), label=numbers("real numbers"))
-def squared(prediction: Array, label: Array) -> Array:
+def squared(prediction: ArrayLike, label: ArrayLike) -> Array:
     """½ ‖ŷ - y‖². (The default of `smi.train` is without the ½.)
 
     Args:
@@ -31,25 +31,19 @@ def squared(prediction: Array, label: Array) -> Array:
     Returns:
         A number.
 
-    Raises:
-        Nothing.
-
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> float(smi.losses.squared(jnp.array(3.0), jnp.array(1.0)))
         2.0
 
-    Cost:
-        The entries of the label.
-
     Source:
         [theory: empirical-risk, section 1].
     """
-    return 0.5 * jnp.sum(jnp.subtract(prediction, label) ** 2)
+    prediction, label = _numbers(prediction, label)
+    return 0.5 * jnp.sum((prediction - label) ** 2)
 
 
-@checked(prediction=numbers("real numbers"), label=numbers("real numbers"))
-def logistic(prediction: Array, label: Array) -> Array:
+def logistic(prediction: ArrayLike, label: ArrayLike) -> Array:
     """Σ log(1 + exp(-y ŷ)), labels ±1.
 
     Args:
@@ -59,25 +53,19 @@ def logistic(prediction: Array, label: Array) -> Array:
     Returns:
         A number.
 
-    Raises:
-        Nothing.
-
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> round(float(smi.losses.logistic(jnp.array(0.0), jnp.array(1.0))), 4)  # log 2
         0.6931
 
-    Cost:
-        One exponential.
-
     Source:
         [AKLZ20], [theory: empirical-risk, section 1].
     """
+    prediction, label = _numbers(prediction, label)
     return jnp.sum(jax.nn.softplus(-label * prediction))
 
 
-@checked(prediction=numbers("real numbers"), label=numbers("real numbers"))
-def hinge(prediction: Array, label: Array) -> Array:
+def hinge(prediction: ArrayLike, label: ArrayLike) -> Array:
     """Σ max(0, 1 - y ŷ), labels ±1. It has a kink: its proximal point is a formula.
 
     Args:
@@ -87,18 +75,21 @@ def hinge(prediction: Array, label: Array) -> Array:
     Returns:
         A number.
 
-    Raises:
-        Nothing.
-
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
         >>> float(smi.losses.hinge(jnp.array(0.5), jnp.array(1.0)))
         0.5
 
-    Cost:
-        None to speak of.
-
     Source:
         [AKLZ20], [theory: empirical-risk, section 1].
     """
+    prediction, label = _numbers(prediction, label)
     return jnp.sum(jnp.maximum(0.0, 1.0 - label * prediction))
+
+
+def _numbers(prediction: ArrayLike, label: ArrayLike) -> tuple[Array, Array]:
+    """Validate both, without a change of precision."""
+    for name, value in (("prediction", prediction), ("label", label)):
+        if not isinstance(value, jax.Array):
+            validate.array(name, value, "real numbers")
+    return jnp.asarray(prediction), jnp.asarray(label)

@@ -20,9 +20,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.matrix_scores import LinearScores
-from jaxsmi.core.border import anything, checked, flag, numbers, scalar
-from jaxsmi.core.checks import NON_NEGATIVE, POSITIVE, Arguments, check
-from jaxsmi.core.data import Dataset, is_dataset
+from jaxsmi.core import validate
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
+from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import title
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics.linear_algebra import symmetric
@@ -97,7 +98,7 @@ class Shrinkage(eqx.Module):
         return (vectors * self(values)) @ vectors.T, mean
 
 
-class MatrixErm(eqx.Module):
+class MatrixErm(AbstractLearner):
     r"""Empirical risk minimisation over one matrix S: square loss, a ridge and a nuclear norm.
 
         R(S) = Σ_μ ½ ‖y_μ - X_μ[S]‖² + (λ/2) ‖S‖² + τ (dL)^{1/4} ‖S‖_*
@@ -138,23 +139,20 @@ class MatrixErm(eqx.Module):
     nuclear: Array
     positive: bool = eqx.field(static=True)
 
-    @checked(ridge=scalar(NON_NEGATIVE), nuclear=scalar(NON_NEGATIVE), positive=flag)
     def __init__(self, ridge: ArrayLike = 0.0, nuclear: ArrayLike = 0.0, *, positive: bool = True):
-        arguments = Arguments()
-        self.ridge = arguments.number("ridge", ridge, NON_NEGATIVE)
-        self.nuclear = arguments.number("nuclear", nuclear, NON_NEGATIVE)
-        self.positive = positive
+        self.ridge = validate.number("ridge", ridge, NON_NEGATIVE)
+        self.nuclear = validate.number("nuclear", nuclear, NON_NEGATIVE)
+        self.positive = validate.flag("positive", positive)
         some = (self.ridge > 0.0) | (self.nuclear > 0.0)
-        arguments.condition(some, "ridge", ridge, "a number > 0 where nuclear is 0")
-        self.ridge = jnp.where(some, self.ridge, jnp.nan)  # inside jit nothing else says so
+        check(some, "ridge", ridge, "a number > 0 where nuclear is 0")
+        self.ridge = jnp.where(some, self.ridge, jnp.nan)  # traced penalties that are both zero
 
     @property
-    def valid(self) -> Array:
-        """Whether the penalties are in their ranges: under jit nothing else says so."""
-        return jnp.isfinite(self.ridge) & jnp.isfinite(self.nuclear)
+    def explicit(self) -> bool:
+        """State evolution has explicit averages."""
+        return True
 
     @classmethod
-    @checked(student=anything, decay=scalar(POSITIVE))
     def of_weight_decay(cls, student: MatrixModel, decay: ArrayLike) -> MatrixErm:
         """What a student with factors of that width minimises under weight decay (κ/2) ‖factors‖²,
         if its width reaches the rank of the minimum.
@@ -173,11 +171,10 @@ class MatrixErm(eqx.Module):
         Raises:
             ValueError: For another student, or a decay that is not positive.
         """
-        arguments = Arguments()
         student = student_of(student, "student")
-        decay = arguments.number("decay", decay, POSITIVE)
+        decay = validate.number("decay", decay, POSITIVE)
         finite = jnp.isfinite(student.prior.law.aspect_ratio)
-        arguments.condition(finite, "student", title(student), "one of finite aspect_ratio")
+        check(finite, "student", title(student), "one of finite aspect_ratio")
         return cls(nuclear=decay * student.prior.law.decay_scale)
 
     def shrinkage(self, precision: Array, prior_weight: float, signed: bool) -> Shrinkage:
@@ -192,7 +189,6 @@ class MatrixErm(eqx.Module):
         norm = jnp.sum(jnp.linalg.svd(signal[0], compute_uv=False))
         return (0.5 * self.ridge * jnp.sum(signal**2) + self.nuclear * unit * norm) / (L * d)
 
-    @checked(weights=numbers("S (L, d)"), data=is_dataset)
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
         r"""R(S) over the entries of S, on a data set that knows its model.
 
@@ -207,10 +203,12 @@ class MatrixErm(eqx.Module):
             ValueError: For data of another model, or of none, or an S of another shape. Whether S
                 is positive semi-definite is not looked at.
         """
+        validate.instance("data", data, Dataset, "a smi.Dataset")
         model = student_of(data.model, "data.model")
-        signal = model.student.signal(jnp.asarray(weights))
         shape, _ = model.design.shapes(data.inputs.shape)
-        check(signal.shape == shape, "weights", weights, f"S {shape[1:]}")
+        array = validate.array("weights", weights, "S (L, d)")
+        check(array.shape == shape[1:], "weights", weights, f"S {shape[1:]}")
+        signal = model.student.signal(array)
         loss = 0.5 * jnp.sum(residual(model, signal, data) ** 2)
         return loss / model.design.operator(data.inputs).entries + self.penalty(signal)
 
@@ -228,7 +226,7 @@ def student_of(model: object, name: str = "model") -> MatrixModel:
         ValueError: For a model of indices, or one whose labels are not linear in S: there no theory
             of other learners than Bayes is known.
     """
-    known = Arguments().instance(name, model, MatrixModel, _MATRIX)
+    known = validate.instance(name, model, MatrixModel, _MATRIX)
     allowed = f"{_MATRIX} (of others no theory is known but that of Bayes)"
     check(isinstance(known.readout, LinearScores), name, title(known), allowed)
     return known

@@ -17,10 +17,10 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import ClosedFormChannel, Posterior
 from jaxsmi.channels.proximal import Reply
-from jaxsmi.core.border import anything, checked
-from jaxsmi.core.checks import Arguments, check
+from jaxsmi.core import validate
+from jaxsmi.core.validate import check
 from jaxsmi.learners.base import (
-    AbstractLearner,
+    AbstractIndexLearner,
     Conjugates,
     LabelOf,
     Moments,
@@ -37,8 +37,7 @@ __all__ = ["Mismatched"]
 _NODES = 2**14  # of the average over weights, of each component of the teacher's prior
 
 
-@checked(student=anything)
-class Mismatched(AbstractLearner):
+class Mismatched(AbstractIndexLearner):
     """The posterior mean of another model: its prior and its channel, on labels it did not make.
 
     Args:
@@ -60,7 +59,7 @@ class Mismatched(AbstractLearner):
 
     def __check_init__(self) -> None:
         allowed = "a model of indices with a posterior, such as smi.links.linear(0.5)"
-        Arguments().instance("student", self.student, IndexModel, allowed)
+        validate.instance("student", self.student, IndexModel, allowed)
         reason = self.student.unsupported_reason()
         if reason is not None:
             raise ValueError(reason)
@@ -68,8 +67,8 @@ class Mismatched(AbstractLearner):
     def taught_by(self, model: IndexModel) -> Mismatched:
         """Itself, for labels that its student could have made."""
         student = self.student
-        allowed = f"a student of {model.tokens} tokens, as the labels'"
-        check(student.tokens == model.tokens, "student", student.tokens, allowed)
+        allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
+        check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
         return self
 
     @property

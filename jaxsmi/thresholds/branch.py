@@ -118,8 +118,8 @@ def branch_point(
     V = S - (vectors * jnp.maximum(values, 0.0)) @ vectors.T
     V = V * jnp.maximum(least / jnp.trace(V), 1.0)
     Q, covariance = branch.overlaps(V)
-    channel, nets = branch.model.channel, branch.randomisations
-    sizes = {"points": branch.samples, "nets": nets}
+    channel, nets = branch.model.channel, branch.nets
+    sizes = {"points": branch.points, "nets": nets}
     post, weight = weighted_posteriors(channel, Q, covariance, key=branch.key, **sizes)
     response = response_of(channel, post, weight, nets)
     grown = growth_from(branch.model, post, weight, covariance, _unlearned(branch), nets, X)
@@ -146,7 +146,7 @@ def branch_point(
 
 def branch_growth(branch: OverlapMap, V: Array, X: Array | None = None) -> Growth:
     """Growth of the directions that are not learned, at V (k, k)."""
-    sizes = (branch.samples, branch.randomisations)
+    sizes = (branch.points, branch.nets)
     Q, covariance = branch.overlaps(V)
     return growth(branch.model, Q, covariance, _unlearned(branch), branch.key, sizes, X)
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.border import checked, flag, mapping, optional, random_key, scalar, whole
 from jaxsmi.core.checks import UNIT_INTERVAL, Arguments, check
 from jaxsmi.core.data import Dataset, is_dataset
+from jaxsmi.core.options import Iteration
 from jaxsmi.core.results import Solution
 from jaxsmi.core.shown import Shown, number, readable
 from jaxsmi.descent.options import Monitor
@@ -240,7 +241,7 @@ def _runs(
     if settings.pop("theory", False):
         return _theory(student, data, keys[0], settings, progress)
     start = _RANDOM if "learner" not in settings else None
-    settings = {"init": start, **settings}
+    settings = {"start": start, **settings}
     runs = [gamp(student, data, key=key, progress=progress, **settings) for key in keys]
     bare = [dataclasses.replace(run, model=None) for run in runs]
     stacked = jax.tree.map(
@@ -290,7 +291,7 @@ def _online(
         result=runs.result,
         history=history,
         covariance=rows,
-        rho=nothing,
+        spectral_radius=nothing,
         model=student,
         kind="online",
     )
@@ -301,7 +302,9 @@ def _theory(
 ) -> Solution:
     """State evolution step by step, with the cosines that runs tend to in its history."""
     law = model_argument(model if data.model is None else data.model)
-    settings = {"newton": False, **settings}
+    iteration = settings.get("iteration", Iteration())
+    plain = Iteration(iteration.max_steps, iteration.tolerance, newton=False)
+    settings = settings | {"iteration": plain}
     solution = state_evolution(law, data.alpha, key=key, progress=progress, **settings)
     history = dict(solution.history)
     rho = jnp.diagonal(law.prior.second_moment(law.indices))

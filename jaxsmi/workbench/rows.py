@@ -22,6 +22,7 @@ from jaxtyping import PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.codes import Result
 from jaxsmi.core.labelled import MATRICES, SCALARS
+from jaxsmi.core.options import Averages
 from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.training import train
@@ -148,31 +149,31 @@ def evolve(
     previous: Solution | None,
     stderr: float | None = None,
     most: int = 2**15,
-    samples: int | None = None,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
     **settings: Any,
 ) -> Solution:
     """State evolution from next to the previous α, with four times the points until all standard
     errors are below `stderr` or `most` points are used."""
     if model.channel.explicit:  # exact: nothing to average, and a root instead of an iteration
-        return state_evolution(model, alpha, key=key, **settings)
+        return state_evolution(model, alpha, key=key, averages=averages, **settings)
     recovered = previous is not None and bool(
         jnp.trace(previous.covariance) < 0.01 * jnp.trace(previous.overlap + previous.covariance)
     )
-    if samples is None:
-        # empirical: next to perfect recovery few points suffice, and each costs most there
-        samples = 8192 if stderr is None else 512 if recovered else 2048
+    # empirical: next to perfect recovery few points suffice, and each costs most there
+    points = averages.points or (8192 if stderr is None else 512 if recovered else 2048)
     start: dict[str, Any] = {}
-    if previous is not None and "q0" not in settings:
+    if previous is not None and "start" not in settings:
         # not quite at Q, so that unlearned indices can grow; V > 0 also where all is recovered
-        start = {"q0": 0.995 * previous.overlap + 0.03 * previous.covariance}
+        start = {"start": 0.995 * previous.overlap + 0.03 * previous.covariance}
     while True:
-        solution = state_evolution(model, alpha, key=key, samples=samples, **(start | settings))
+        sizes = Averages(points, averages.nets)
+        solution = state_evolution(model, alpha, key=key, averages=sizes, **(start | settings))
         # stderr is NaN, and not met, where state evolution did not converge
         met = stderr is None or bool(jnp.all(solution.stderr <= stderr))
-        if met or 4 * samples > most or not bool(jnp.all(jnp.isfinite(solution.overlap))):
+        if met or 4 * points > most or not bool(jnp.all(jnp.isfinite(solution.overlap))):
             return solution
-        samples *= 4
-        start = {"q0": solution.overlap}
+        points *= 4
+        start = {"start": solution.overlap}
 
 
 def _pass_messages(

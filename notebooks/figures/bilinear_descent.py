@@ -55,7 +55,9 @@ for i, seed in np.ndindex(single.shape):
     fit, data = descent(at[i], seed, 0.7, 1.0)
     single[i, seed] = np.mean(fit.error)
     average[i, seed] = smi.averaged(fit, data.teacher).error
-passing = gamp_runs(model, at, dimension, teachers, lambda run: run.error, max_steps=150)
+passing = gamp_runs(
+    model, at, dimension, teachers, lambda run: run.error, iteration=smi.Iteration(150)
+)
 left.plot(alphas, bayes(alphas), color=colour(0), label="Bayes-optimal")
 left.plot(alphas, 2.0 * bayes(alphas), color=colour(0), ls="--", label="twice that")
 error_bars(left, at, passing, color=colour(0), marker="x", label="message passing")

@@ -35,11 +35,9 @@ theory = smi.state_evolution(
     model,
     1.2,
     key=key,
-    q0=chance,
-    side_information=chance,
-    newton=False,
-    samples=2**10,
-    max_steps=100,
+    start=smi.Start(chance, side_information=chance),
+    iteration=smi.Iteration(100, newton=False),
+    averages=smi.Averages(2**10),
 )
 steps, overlaps = theory.trajectory["step"], theory.trajectory["overlap"]
 for p in range(2):

@@ -27,7 +27,9 @@ alphas = (
     else [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.76, 0.83, 0.9, 0.96, 1.2, 1.5]
 )
 left, middle, right = ax = axes(3, height=3.0)
-theory = [smi.state_evolution(model, alpha, key=key, samples=2**10) for alpha in alphas]
+theory = [
+    smi.state_evolution(model, alpha, key=key, averages=smi.Averages(2**10)) for alpha in alphas
+]
 
 # %%
 # Message passing from a random start, on the line between points of theory within 3.5/√D.
@@ -36,7 +38,7 @@ for i, alpha in enumerate((0.5, 1.2)):
     for run in range(1 if QUICK else 2):
         data_key, run_key = jax.random.split(jax.random.fold_in(jax.random.key(run), i))
         data = model.sample(data_key, dimension=dimension, alpha=alpha)
-        runs.append(smi.gamp(model, data, key=run_key, init=1e-3))
+        runs.append(smi.gamp(model, data, key=run_key, start=1e-3))
 overlaps = np.array([np.diagonal(point.overlap) for point in theory])
 stderr = np.array([np.diagonal(point.stderr) for point in theory])
 for p in range(2):

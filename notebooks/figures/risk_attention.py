@@ -25,7 +25,9 @@ alphas = [2.0, 4.0] if QUICK else [0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0]
 ridges = (0.1,) if QUICK else (0.1, 0.3)
 curves = [
     [
-        smi.state_evolution(model, a, learner=smi.Erm(ridge=r), key=key, samples=2**13)
+        smi.state_evolution(
+            model, a, learner=smi.Erm(ridge=r), key=key, averages=smi.Averages(2**13)
+        )
         for a in alphas
     ]
     for r in ridges

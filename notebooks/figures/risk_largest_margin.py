@@ -31,10 +31,10 @@ hinge = smi.Erm(student, loss=smi.losses.hinge, ridge=1e-4)
 
 def theory(model, alphas, learner):
     """State evolution, each point from the one before: V is far from any other start."""
-    curve, start = [], {}
+    curve, start = [], None
     for alpha in alphas:
-        point = smi.state_evolution(model, alpha, learner=learner, key=key, **start)
-        start = {"q0": point.overlap, "m0": point.teacher_overlap, "v0": point.covariance}
+        point = smi.state_evolution(model, alpha, learner=learner, key=key, start=start)
+        start = smi.Start(point.overlap, point.teacher_overlap, point.covariance)
         curve.append(point)
     Q, M = (
         np.array([float(x[0, 0]) for x in xs])
@@ -87,7 +87,8 @@ for k, (name, noise, at, exact) in enumerate(teachers, 1):
             at, np.arccos(cosine) / np.pi, color=colour(1), label="largest margin", **line(1)
         )
 bayes = [
-    smi.state_evolution(smi.links.sign(), alpha, key=key, q0=0.5).overlap[0, 0] for alpha in alphas
+    smi.state_evolution(smi.links.sign(), alpha, key=key, start=0.5).overlap[0, 0]
+    for alpha in alphas
 ]
 left.loglog(alphas, np.arccos(np.sqrt(bayes)) / np.pi, color=INK, ls="-.", label="Bayes-optimal")
 

@@ -32,10 +32,12 @@ alphas = np.array(
     if QUICK
     else [0.12, 0.16, 0.2, 0.25, 0.35, 0.5, 0.6, 0.66, 0.72, 0.78, 0.9, 1.2]
 )
-theory = [smi.state_evolution(model, alpha, key=key, samples=2**10) for alpha in alphas]
+theory = [
+    smi.state_evolution(model, alpha, key=key, averages=smi.Averages(2**10)) for alpha in alphas
+]
 limit = np.sqrt(np.maximum([np.diagonal(point.overlap) for point in theory], 0.0))
 at = np.array([0.35, 0.9])
-passing = gamp_runs(model, at, dimension, 3, lambda run: run.cosine[1], init=1e-3)
+passing = gamp_runs(model, at, dimension, 3, lambda run: run.cosine[1], start=1e-3)
 mean, stderr = mean_and_stderr(passing)
 expected = np.interp(at, alphas, limit[:, 1])
 compare("message passing, layer 2", mean, expected, 3.5 / dimension**0.5 + 3.0 * stderr)

@@ -38,7 +38,7 @@ for i, alpha in enumerate(at):
         data = model.sample(data_key, dimension=dimension, alpha=alpha)
         estimate = smi.spectral(model, data, key=run_key)
         spectral[i, run] = estimate.cosine[0] ** 2
-        passing[i, run] = smi.gamp(model, data, key=run_key, init="spectral").cosine[0] ** 2
+        passing[i, run] = smi.gamp(model, data, key=run_key, start="spectral").cosine[0] ** 2
 
 # %%
 # All eigenvalues of the matrix of the last data set, T_s = (1/D) Σ x T_s(y) xᵀ with

@@ -84,16 +84,10 @@ case(
     data="object",
     key="key",
     learner="object?",
-    max_steps="count",
-    tolerance="positive",
-    damping="fraction?",
-    precision="choice?",
-    calibrate="flag?",
-    init="start?",
-    side_information="fraction",
+    start="start?",
     record="function?",
-    state="object?",
     progress="flag?",
+    iteration="object",
 )
 case(
     "gamp of a matrix",
@@ -103,12 +97,9 @@ case(
     data="object",
     key="key",
     learner="object?",
-    max_steps="count",
-    tolerance="positive",
-    damping="fraction?",
-    init="start?",
+    start="start?",
     record="function?",
-    state="object?",
+    iteration="object",
 )
 case(
     "state_evolution",
@@ -118,36 +109,22 @@ case(
     alpha="positive",
     key="key",
     learner="object?",
-    q0="overlap?",
-    m0="object?",
-    v0="object?",
-    b0="object?",
-    samples="count?",
-    randomisations="count?",
-    max_steps="count",
-    tolerance="positive?",
-    newton="flag",
-    side_information="fraction",
-    noises="positive array?",
+    start="overlap?",
     progress="flag?",
+    averages="object",
+    iteration="object",
 )
 case(
     "state_evolution of a learner",
     smi.state_evolution,
     {"model": LINEAR, "alpha": 1.0, "key": KEY, "learner": smi.Erm()},
-    {"q0": ("m0",)},
+    {"start": ("teacher_overlap", "overlap")},
     alpha="positive",
     key="key",
     learner="object?",
-    q0="positive array?",
-    m0="array?",
-    v0="positive array?",
-    b0="array?",
-    samples="count?",
-    randomisations="count?",
-    max_steps="count",
-    tolerance="positive?",
-    side_information="fraction",
+    start="positive array?",
+    averages="object",
+    iteration="object",
 )
 case(
     "state_evolution of a matrix",
@@ -157,14 +134,10 @@ case(
     alpha="positive",
     key="key?",
     learner="object?",
-    q0="object?",
-    samples="object?",
-    randomisations="object?",
-    max_steps="count",
-    tolerance="object?",
-    newton="flag",
-    side_information="zero",
+    start="object?",
     progress="flag?",
+    averages="object",
+    iteration="object",
 )
 case(
     "free_entropy",
@@ -174,8 +147,7 @@ case(
     alpha="positive",
     overlap="overlap",
     key="key",
-    samples="count",
-    randomisations="count",
+    averages="object",
 )
 case(
     "free_entropy of a matrix",
@@ -185,8 +157,7 @@ case(
     alpha="positive",
     overlap="overlap",
     key="key?",
-    samples="count",
-    randomisations="count",
+    averages="object",
 )
 case(
     "global_minimum",
@@ -197,10 +168,9 @@ case(
     learner="object",
     key="key",
     starts="sequence",
-    samples="count?",
-    randomisations="count?",
-    max_steps="count",
     progress="flag?",
+    averages="object",
+    iteration="object",
 )
 case(
     "search_learner",
@@ -219,12 +189,8 @@ case(
     start="tree",
     key="key",
     objective="choice",
-    samples="count?",
-    randomisations="count?",
-    optimizer="object?",
-    max_steps="count",
-    tolerance="positive",
-    progress="flag?",
+    averages="object",
+    iteration="object",
 )
 case(
     "spectral",
@@ -248,8 +214,7 @@ case(
     model="object",
     alpha="positive",
     key="key",
-    samples="count",
-    randomisations="count",
+    averages="object",
 )
 
 # thresholds

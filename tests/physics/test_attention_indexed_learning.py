@@ -89,7 +89,7 @@ TRAJECTORIES = {  # [theory: attention-indexed, section 11]
 @pytest.mark.parametrize(("output", "alpha"), TRAJECTORIES)
 def test_the_trajectory_of_state_evolution(output, alpha):
     solution = smi.state_evolution(
-        smi.AttentionIndexed(2, 0.5, output), alpha, newton=False, max_steps=6
+        smi.AttentionIndexed(2, 0.5, output), alpha, iteration=smi.Iteration(6, newton=False)
     )
     past = solution.trajectory
     np.testing.assert_allclose(past["covariance"][1:, 0, 0], TRAJECTORIES[output, alpha], atol=6e-6)
@@ -103,7 +103,7 @@ def test_undamped_message_passing_follows_state_evolution():
     section 6]."""
     model = smi.AttentionIndexed(2, 0.5, "hardmax")
     data = model.sample(jax.random.key(3), dimension=80, alpha=0.5)
-    run = smi.gamp(model, data, key=KEY, max_steps=6, damping=0.0)
+    run = smi.gamp(model, data, key=KEY, iteration=smi.Iteration(6, damping=0.0))
     past = run.trajectory
     moment = np.sum(np.asarray(model.student.estimate(data.teacher)) ** 2) / 80
     error = past["overlap"][:, 0, 0] - 2 * past["teacher_overlap"][:, 0, 0] + moment
@@ -119,14 +119,14 @@ def test_undamped_message_passing_follows_state_evolution():
 def test_softmax_is_learned_in_single_precision_inputs_and_predicts():
     model = smi.AttentionIndexed(2, 0.5)
     data = model.sample(KEY, dimension=40, alpha=0.25, dtype="float32")
-    run = smi.gamp(model, data, key=KEY, max_steps=100)
+    run = smi.gamp(model, data, key=KEY, iteration=smi.Iteration(100))
     assert Result(int(run.result)) == Result.RECOVERED
     assert run.error < 1e-2
     assert run.weights.shape == (40, 40)
     assert run.history["damping"][0] == 0.4
     fresh = model.sample(jax.random.key(9), dimension=40, alpha=0.05, teacher=data.teacher)
     assert np.abs(np.asarray(model.predict(run, fresh.inputs) - fresh.labels)).max() < 0.1
-    again = smi.gamp(model, data, key=KEY, max_steps=3, state=run.state)
+    again = smi.gamp(model, data, key=KEY, iteration=smi.Iteration(3), start=run.state)
     assert int(again.steps) > int(run.steps)
 
 
@@ -135,8 +135,8 @@ def test_side_information_and_the_informed_start():
     model = smi.AttentionIndexed(2, 0.5, "linear", noise=0.5)
     data = model.sample(KEY, dimension=40, alpha=0.1)
     plain = smi.gamp(model, data, key=KEY)
-    told = smi.gamp(model, data, key=KEY, side_information=0.9)
-    informed = smi.gamp(model, data, key=KEY, init="informed")
+    told = smi.gamp(model, data, key=KEY, start=smi.Start(side_information=0.9))
+    informed = smi.gamp(model, data, key=KEY, start="informed")
     assert told.error < 0.5 * plain.error
     np.testing.assert_allclose(
         informed.error, plain.error, rtol=0.05
@@ -148,7 +148,10 @@ def test_a_diverging_run_starts_again_with_more_damping():
     """α = 0.05, T = 2, d = 100: damping 0.4 diverges [theory: attention-indexed, section 6]."""
     model = smi.AttentionIndexed(2, 0.5)
     data = model.sample(jax.random.key(1), dimension=100, alpha=0.05)
-    assert Result(int(smi.gamp(model, data, key=KEY, damping=0.4).result)) == Result.DIVERGED
+    assert (
+        Result(int(smi.gamp(model, data, key=KEY, iteration=smi.Iteration(damping=0.4)).result))
+        == Result.DIVERGED
+    )
     run = smi.gamp(model, data, key=KEY)
     assert float(run.history["damping"][0]) > 0.4
     assert Result(int(run.result)) in (Result.SUCCESS, Result.MAX_STEPS)
@@ -168,7 +171,7 @@ def test_message_passing_reaches_theory(output, tokens, alpha, dimension, seeds)
     for seed in range(seeds):
         key = jax.random.key(seed)
         data = model.sample(key, dimension=dimension, alpha=alpha)
-        errors.append(float(smi.gamp(model, data, key=key, max_steps=80).error))
+        errors.append(float(smi.gamp(model, data, key=key, iteration=smi.Iteration(80)).error))
     theory = float(smi.state_evolution(model, alpha).error)
     bias, stderr = np.mean(errors) / theory - 1, np.std(errors, ddof=1) / np.sqrt(seeds) / theory
     print(
@@ -266,9 +269,9 @@ BAD = {
     ),
     "labels: .*single one": lambda: smi.gamp(*hard_labels()),
     "labels: .*symmetric": lambda: smi.gamp(smi.AttentionIndexed(2, 0.5, "linear"), DATA),
-    "precision": lambda: smi.gamp(SOFT, DATA, precision="controlled"),
-    "calibrate": lambda: smi.gamp(SOFT, DATA, calibrate=True),
-    "damping": lambda: smi.gamp(SOFT, DATA, damping=1.0),
+    "precision": lambda: smi.gamp(SOFT, DATA, learner=smi.Bayes(precision="controlled")),
+    "calibrate": lambda: smi.gamp(SOFT, DATA, learner=smi.Bayes(calibrate=True)),
+    "damping": lambda: smi.gamp(SOFT, DATA, iteration=smi.Iteration(damping=1.0)),
     "teacher": lambda: SOFT.sample(KEY, dimension=6, alpha=0.5, teacher=jnp.ones((3, 5))),
     "dimension": lambda: SOFT.sample(KEY, dimension=1, alpha=0.5),
     "alpha": lambda: smi.state_evolution(SOFT, 0.0),
@@ -293,11 +296,14 @@ def test_bad_input_is_named(name):
 def test_single_precision_labels_are_warned_of():
     with pytest.warns(UserWarning, match="float32") as seen:
         run = smi.gamp(
-            SOFT, smi.Dataset(DATA.inputs, DATA.labels.astype("float32")), key=KEY, max_steps=1
+            SOFT,
+            smi.Dataset(DATA.inputs, DATA.labels.astype("float32")),
+            key=KEY,
+            iteration=smi.Iteration(1),
         )
     assert len(seen) == 1
     np.testing.assert_allclose(
-        run.weights, smi.gamp(SOFT, DATA, key=KEY, max_steps=1).weights, atol=1e-3
+        run.weights, smi.gamp(SOFT, DATA, key=KEY, iteration=smi.Iteration(1)).weights, atol=1e-3
     )  # rounding over beta, some 1e-6
 
 
@@ -328,4 +334,4 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match=r"^teacher: "):
             smi.averaged(fit, teacher)
     with pytest.raises(ValueError, match=r"^side_information: "):
-        smi.state_evolution(SOFT, 0.1, side_information=0.5)
+        smi.state_evolution(SOFT, 0.1, start=smi.Start(side_information=0.5))

@@ -296,7 +296,7 @@ def test_message_passing_is_far_below_the_printed_optimum_of_hardmax(reference, 
     for seed in range(8):
         key = jax.random.key(seed)
         data = model.sample(key, dimension=60, alpha=alpha)
-        runs.append(float(smi.gamp(model, data, key=key, max_steps=60).error))
+        runs.append(float(smi.gamp(model, data, key=key, iteration=smi.Iteration(60)).error))
     mean, error = mean_and_error(runs)
     theory = float(smi.state_evolution(model, alpha).error)
     table = published_columns(reference / f"aim/SE_hardmax_rho={width}.csv", *COLUMNS)

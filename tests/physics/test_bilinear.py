@@ -165,7 +165,9 @@ def test_the_symmetric_model_is_the_linear_channel_of_one_token():
 @pytest.mark.parametrize("point", TRAJECTORIES)
 def test_trajectories(point):
     rho, beta, alpha, noise = point
-    run = smi.state_evolution(smi.Bilinear(beta, rho, noise), alpha, newton=False, max_steps=50)
+    run = smi.state_evolution(
+        smi.Bilinear(beta, rho, noise), alpha, iteration=smi.Iteration(50, newton=False)
+    )
     V = np.asarray(run.history["covariance"])[:, 0, 0]
     np.testing.assert_allclose([*V[1:6], V[10], run.error], TRAJECTORIES[point], rtol=0, atol=6e-9)
     assert V[0] == 1.0

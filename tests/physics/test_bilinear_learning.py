@@ -41,13 +41,19 @@ def test_undamped_message_passing_follows_state_evolution():
     """d = 60, four data sets: ‖S‖² fluctuates by 2/√(r d) = 7 % at rank 12, and errors with it: 3.7
     % of the mean."""
     model = smi.Bilinear(1.0, 0.2, 0.5)
-    theory = smi.state_evolution(model, 0.65, newton=False, max_steps=8).history["covariance"][
-        :, 0, 0
-    ]
+    theory = smi.state_evolution(model, 0.65, iteration=smi.Iteration(8, newton=False)).history[
+        "covariance"
+    ][:, 0, 0]
     errors = []
     for seed in range(4):
         data = model.sample(jax.random.key(seed), dimension=60, alpha=0.65, dtype="float32")
-        run = smi.gamp(model, data, key=KEY, max_steps=8, damping=0.0, tolerance=1e-12, init=1e-6)
+        run = smi.gamp(
+            model,
+            data,
+            key=KEY,
+            iteration=smi.Iteration(8, tolerance=1e-12, damping=0.0),
+            start=1e-6,
+        )
         past = run.trajectory
         moment = float(jnp.mean(data.teacher**2))
         errors.append((past["overlap"] - 2 * past["teacher_overlap"])[:, 0, 0] + moment)
@@ -62,18 +68,22 @@ def test_undamped_message_passing_follows_state_evolution():
 def test_it_learns_predicts_and_continues():
     model = smi.Bilinear(0.5, 0.2)  # short sequences: the other side is the long one
     data = model.sample(KEY, dimension=40, alpha=0.75, dtype="float32")
-    run = smi.gamp(model, data, key=KEY, max_steps=200)
+    run = smi.gamp(model, data, key=KEY, iteration=smi.Iteration(200))
     assert Result(int(run.result)) == Result.RECOVERED
     assert run.error < 2e-3
     assert run.weights.shape == data.teacher.shape == (20, 40)
     assert run.history["damping"][0] == 0.5
     fresh = model.sample(jax.random.key(9), dimension=40, alpha=0.1, teacher=data.teacher)
     assert jnp.mean((model.predict(run, fresh.inputs) - fresh.labels) ** 2) < 2e-3
-    again = smi.gamp(model, data, key=KEY, max_steps=3, state=run.state)
+    again = smi.gamp(model, data, key=KEY, iteration=smi.Iteration(3), start=run.state)
     assert int(again.steps) == int(run.steps) + 3 or int(again.result) == Result.RECOVERED
-    told = smi.gamp(model, data, key=KEY, side_information=0.9, max_steps=5)
-    assert told.error < smi.gamp(model, data, key=KEY, max_steps=5).error
-    own = smi.gamp(model, smi.Dataset(data.inputs, data.labels), key=KEY, max_steps=3)
+    told = smi.gamp(
+        model, data, key=KEY, start=smi.Start(side_information=0.9), iteration=smi.Iteration(5)
+    )
+    assert told.error < smi.gamp(model, data, key=KEY, iteration=smi.Iteration(5)).error
+    own = smi.gamp(
+        model, smi.Dataset(data.inputs, data.labels), key=KEY, iteration=smi.Iteration(3)
+    )
     assert np.isnan(own.error)
 
 
@@ -105,7 +115,7 @@ def test_message_passing_against_theory(dimension, seeds, point):
     runs = []
     for seed in range(seeds):
         data = model.sample(jax.random.key(seed), dimension=dimension, alpha=alpha, dtype="float32")
-        runs.append(smi.gamp(model, data, key=jax.random.key(seed), max_steps=200))
+        runs.append(smi.gamp(model, data, key=jax.random.key(seed), iteration=smi.Iteration(200)))
     errors = np.array([float(run.error) for run in runs])
     assert all(Result(int(run.result)) not in (Result.DIVERGED, Result.NONFINITE) for run in runs)
     if seeds > 2:
@@ -124,7 +134,11 @@ def test_symmetric_message_passing_against_theory(point):
     errors = []
     for seed in range(4):
         data = model.sample(jax.random.key(seed), dimension=80, alpha=alpha, dtype="float32")
-        errors.append(float(smi.gamp(model, data, key=jax.random.key(seed), max_steps=150).error))
+        errors.append(
+            float(
+                smi.gamp(model, data, key=jax.random.key(seed), iteration=smi.Iteration(150)).error
+            )
+        )
     assert abs(np.mean(errors) - float(smi.state_evolution(model, alpha).error)) < 0.04
 
 

@@ -70,7 +70,7 @@ def test_small_runs_do_not_call_a_wrong_layer_recovered(seed):
     layer (1 and 3 were right, and are)."""
     model = smi.DeepAttention(2, 2, skip=1.0)
     data = model.sample(jax.random.key(seed), dimension=100, alpha=1.2)
-    solution = smi.gamp(model, data, key=jax.random.key(seed), max_steps=150)
+    solution = smi.gamp(model, data, key=jax.random.key(seed), iteration=smi.Iteration(150))
     if Result(int(solution.result)) == Result.RECOVERED:
         assert np.min(np.abs(solution.cosine)) > 0.95
     else:

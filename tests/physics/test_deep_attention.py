@@ -19,12 +19,17 @@ pytestmark = pytest.mark.slow
 
 def evolve(alpha, q0=0.05, samples=2**14, **kwargs):
     solution = smi.state_evolution(
-        two_layers(), alpha, key=jax.random.key(0), q0=q0, samples=samples, **kwargs
+        two_layers(),
+        alpha,
+        key=jax.random.key(0),
+        start=q0,
+        averages=smi.Averages(samples),
+        **kwargs,
     )
     Q, E = np.asarray(solution.overlap), np.asarray(solution.stderr)
     print(
         f"α={alpha} q0={q0}: Q11={Q[0, 0]:.4f}({E[0, 0]:.4f}) Q22={Q[1, 1]:.4f}({E[1, 1]:.4f}) Q12={Q[0, 1]:.1e}"
-        f" steps={int(solution.steps)} ρ={float(solution.rho):.3f} {Result(int(solution.result)).name}"
+        f" steps={int(solution.steps)} ρ={float(solution.spectral_radius):.3f} {Result(int(solution.result)).name}"
     )
     return solution, Q, E
 
@@ -53,7 +58,7 @@ def test_state_evolution_below_the_second_threshold(alpha, q0, reference):
 def test_state_evolution_between_the_second_threshold_and_recovery(alpha, expected):
     """Q11 within 0.1 of plain Monte-Carlo values that are good to 0.04; standard error at most
     0.01."""
-    solution, Q, E = evolve(alpha, samples=2**15)
+    solution, Q, E = evolve(alpha, averages=smi.Averages(2**15))
     assert Result(int(solution.result)) == Result.SUCCESS
     assert abs(Q[0, 0] - expected) < 0.1
     assert E[0, 0] <= 0.01
@@ -64,7 +69,7 @@ def test_state_evolution_between_the_second_threshold_and_recovery(alpha, expect
 def test_state_evolution_recovers_at_1_2(q0):
     """Perfect recovery, V falling by P/(αM) = 0.833 a step on its ray: 0.02 covers the approach to
     the ray."""
-    solution, Q, _ = evolve(1.2, q0, newton=False)
+    solution, Q, _ = evolve(1.2, q0, iteration=smi.Iteration(newton=False))
     assert Result(int(solution.result)) == Result.RECOVERED
     np.testing.assert_array_equal(Q, np.eye(2))
     trace = np.trace(solution.trajectory["covariance"], axis1=1, axis2=2)
@@ -80,9 +85,7 @@ def test_state_evolution_iteration_time():
     V = jnp.diag(jnp.asarray([0.5, 0.05]))
     step = jax.jit(
         lambda key: (
-            two_layers()
-            .channel.response(jnp.eye(2) - V, V, key=key, points=1024, nets=10)
-            .mean
+            two_layers().channel.response(jnp.eye(2) - V, V, key=key, points=1024, nets=10).mean
         )
     )
     jax.block_until_ready(step(jax.random.key(0)))

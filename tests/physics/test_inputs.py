@@ -49,7 +49,7 @@ def test_strong_anisotropy_before_and_after_whitening(label):
         raw = smi.Dataset(x, LABELS[label](rng, x[:, 0] @ W[0] / np.sqrt(D)), W)
         white, key = raw.whiten(SIGMA), jax.random.key(seed)
         with pytest.warns(UserWarning, match=r"data\.whiten"):
-            sol = smi.gamp(MODELS[label](None), raw, key=key, max_steps=100)
+            sol = smi.gamp(MODELS[label](None), raw, key=key, iteration=smi.Iteration(100))
         settled += bool(sol.converged)
         runs["raw"].append(cosine2(np.asarray(sol.weights) @ ROOT, W @ ROOT))
         with warnings.catch_warnings():
@@ -57,7 +57,7 @@ def test_strong_anisotropy_before_and_after_whitening(label):
             for name in ("gaussian", "profile"):
                 s = white.whitening.variances
                 prior = Gaussian() if name == "gaussian" else GaussianProfile(s)
-                sol = smi.gamp(MODELS[label](prior), white, key=key, max_steps=100)
+                sol = smi.gamp(MODELS[label](prior), white, key=key, iteration=smi.Iteration(100))
                 assert bool(sol.converged)
                 runs[name].append(sol.cosine[0] ** 2)
     assert settled <= 2
@@ -77,7 +77,7 @@ def test_a_profile_moves_weak_recovery_by_its_spread():
     for factor, grows in ((0.9, False), (1.15, True)):
         alpha = factor * 0.5 / (1 + DELTA2)
         start = 1e-4
-        sol = smi.state_evolution(model, alpha, key=KEY, q0=start, max_steps=200)
+        sol = smi.state_evolution(model, alpha, key=KEY, start=start, iteration=smi.Iteration(200))
         assert (float(sol.overlap[0, 0]) > 5 * start) == grows, (factor, sol.overlap)
 
 

@@ -50,7 +50,7 @@ class Step(eqx.Module):
 
 def step_evolution(alpha, a=0.0, noise=0.25):
     model = smi.MultiIndex(Step(jnp.asarray(a)), indices=1, noise=noise)
-    return smi.state_evolution(model, alpha, key=KEY, samples=2**12)
+    return smi.state_evolution(model, alpha, key=KEY, averages=smi.Averages(2**12))
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_the_free_entropy_of_signs_has_the_slope_of_its_equation():
     differences at one key carry noise of about .02. Along the sampled labels it was -.48."""
 
     def potential(q):
-        return smi.free_entropy(SIGN, 1.0, q, key=KEY, samples=2**13).value
+        return smi.free_entropy(SIGN, 1.0, q, key=KEY, averages=smi.Averages(2**13)).value
 
     far = jax.grad(potential)(0.2)
     difference = (potential(0.25) - potential(0.15)) / 0.1
@@ -99,11 +99,11 @@ SILENT = {
             1.0,
             jnp.array([[0.5]]),
             key=KEY,
-            samples=2**9,
+            averages=smi.Averages(2**9),
         ).value
     ),
     "error of state evolution in alpha": lambda alpha: (
-        smi.state_evolution(SIGN, alpha, key=KEY, samples=2**9).error
+        smi.state_evolution(SIGN, alpha, key=KEY, averages=smi.Averages(2**9)).error
     ),
     "generalization error": lambda q: smi.generalization_error(SIGN, 0.5 * q, key=KEY).value,
     "generalization error, matrices": lambda q: (
@@ -113,7 +113,12 @@ SILENT = {
         smi.weak_recovery(correlated(0.3 * c), key=KEY, averages=smi.Averages(points=2**9)).alpha
     ),
     "state evolution in the prior": lambda c: smi.state_evolution(
-        correlated(0.3 * c), 6.0, key=KEY, q0=0.5, samples=2**9, max_steps=3
+        correlated(0.3 * c),
+        6.0,
+        key=KEY,
+        start=0.5,
+        averages=smi.Averages(2**9),
+        iteration=smi.Iteration(3),
     ).overlap[0, 1],
 }
 

@@ -88,15 +88,15 @@ def test_the_hinge_ends_at_the_largest_margin(noise, alpha, ridge, kappa, cosine
     norm of 1/κ² > 25 and to V > 40: there it begins five and ten percent beside the formulas.
     """
     known = (margin_of_random_labels if noise else margin_of_a_teacher)(alpha)
-    far = {"q0": 1.05 / kappa**2, "m0": 1.02 * cosine / kappa, "v0": 1.1 * known[2] / ridge}
+    far = smi.Start(1.05 / kappa**2, 1.02 * cosine / kappa, 1.1 * known[2] / ridge)
     solution = smi.state_evolution(
         smi.links.sign(noise=noise),
         alpha,
         learner=smi.Erm(smi.links.linear(), loss=smi.losses.hinge, ridge=ridge),
         key=KEY,
-        tolerance=1e-11,
-        samples=2**18,
-        **(far if alpha >= 5.0 else {}),
+        iteration=smi.Iteration(tolerance=1e-11),
+        averages=smi.Averages(2**18),
+        start=far if alpha >= 5.0 else None,
     )
     assert solution.result == smi.Result.SUCCESS
     first = lambda array: float(jnp.ravel(array)[0])

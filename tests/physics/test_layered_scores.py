@@ -161,7 +161,7 @@ def test_state_evolution_says_that_it_rests_on_an_ansatz():
     [theory: attention-indexed, section 11], and layer 1 unknown; recovery is at 2 D/M = 0.375."""
     model = smi.AttentionIndexed(2, 0.5, layers=2)
     with pytest.warns(UserWarning, match="diagonal ansatz"):
-        solution = smi.state_evolution(model, 0.3, key=KEY, samples=2048)
+        solution = smi.state_evolution(model, 0.3, key=KEY, averages=smi.Averages(2048))
     V = np.asarray(solution.covariance)
     np.testing.assert_allclose(V[0, 1], 0.0, atol=1e-12)
     np.testing.assert_allclose(solution.error, np.mean(np.diagonal(V)), rtol=1e-12)
@@ -181,7 +181,7 @@ def test_message_passing_of_two_layers():
     errors = []
     for seed in range(3):
         data = model.sample(jax.random.key(100 + seed), dimension=60, alpha=0.3)
-        run = smi.gamp(model, data, key=jax.random.key(seed), max_steps=40)
+        run = smi.gamp(model, data, key=jax.random.key(seed), iteration=smi.Iteration(40))
         assert run.weights is not None
         assert data.teacher is not None
         gap = run.weights - model.student.estimate(data.teacher)

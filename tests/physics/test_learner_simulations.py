@@ -186,7 +186,7 @@ def predicted(problem):
         problem.alpha,
         learner=problem.learner,
         key=KEY,
-        samples=problem.samples,
+        averages=smi.Averages(problem.samples),
     )
     assert solution.result == smi.Result.SUCCESS
     assert solution.stability < 1.0

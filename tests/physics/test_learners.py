@@ -74,8 +74,8 @@ def test_ridge_regression_in_closed_form():
             alpha,
             learner=smi.Erm(ridge=ridge),
             key=KEY,
-            tolerance=1e-11,
-            samples=2**16,
+            iteration=smi.Iteration(tolerance=1e-11),
+            averages=smi.Averages(2**16),
         )
         assert solution.result == smi.Result.SUCCESS
         names = (*ALL, "stability", "test_loss")
@@ -91,10 +91,16 @@ def test_ridge_regression_in_closed_form():
 @pytest.mark.slow
 def test_the_posterior_mean_is_a_ridge():
     noise = jnp.asarray(0.4)
-    bayes = smi.state_evolution(smi.links.linear(noise), 1.3, key=KEY, tolerance=1e-12)
+    bayes = smi.state_evolution(
+        smi.links.linear(noise), 1.3, key=KEY, iteration=smi.Iteration(tolerance=1e-12)
+    )
     learner = smi.Erm(ridge=noise)
     risk = smi.state_evolution(
-        smi.links.linear(noise), 1.3, learner=learner, key=KEY, tolerance=1e-12
+        smi.links.linear(noise),
+        1.3,
+        learner=learner,
+        key=KEY,
+        iteration=smi.Iteration(tolerance=1e-12),
     )
     np.testing.assert_allclose(risk.overlap, bayes.overlap, atol=1e-3)  # a net: see its stderr
     np.testing.assert_allclose(risk.teacher_overlap, bayes.overlap, atol=1e-9)
@@ -131,7 +137,9 @@ def minimum(function, start, steps=400):
 def test_message_passing_ends_at_the_minimum():
     data = smi.links.sign().sample(KEY, dimension=100, alpha=2.0)
     learner = smi.Erm(LINEAR, loss=smi.losses.logistic, ridge=0.3)
-    fit = smi.gamp(smi.links.sign(), data, learner=learner, key=KEY, tolerance=1e-9)
+    fit = smi.gamp(
+        smi.links.sign(), data, learner=learner, key=KEY, iteration=smi.Iteration(tolerance=1e-9)
+    )
     assert fit.result == smi.Result.SUCCESS
     assert fit.gradient_norm < 1e-7
     np.testing.assert_allclose(learner.risk(fit.weights, data), fit.energy, rtol=1e-12)
@@ -146,7 +154,14 @@ def test_message_passing_ends_at_a_minimum_that_is_not_convex():
     model = smi.DeepAttention(depth=1, tokens=2)
     data = model.sample(KEY, dimension=400, alpha=2.0)
     learner = smi.Erm(ridge=0.1)
-    fit = smi.gamp(model, data, learner=learner, key=KEY, init="informed", tolerance=1e-9)
+    fit = smi.gamp(
+        model,
+        data,
+        learner=learner,
+        key=KEY,
+        start="informed",
+        iteration=smi.Iteration(tolerance=1e-9),
+    )
     assert fit.result == smi.Result.SUCCESS
     weights, norm = minimum(lambda W: 400 * learner.risk(W, data), data.teacher)
     assert norm < 1e-8
@@ -157,7 +172,9 @@ def test_message_passing_ends_at_a_minimum_that_is_not_convex():
 def test_descent_ends_where_message_passing_does():
     data = smi.links.sign().sample(KEY, dimension=100, alpha=2.0)
     learner = smi.Erm(LINEAR, loss=smi.losses.logistic, ridge=0.3)
-    fit = smi.gamp(smi.links.sign(), data, learner=learner, key=KEY, tolerance=1e-9)
+    fit = smi.gamp(
+        smi.links.sign(), data, learner=learner, key=KEY, iteration=smi.Iteration(tolerance=1e-9)
+    )
     optimizer = optax.chain(optax.add_decayed_weights(0.3), optax.sgd(0.1))
     run = smi.train(
         LINEAR,
@@ -204,8 +221,8 @@ def test_table_of_signs(loss, noise, alpha, ridge, row, stability):
         alpha,
         learner=smi.Erm(LINEAR, loss=LOSSES[loss], ridge=ridge),
         key=KEY,
-        tolerance=1e-11,
-        samples=2**20 if kinked else 16384,
+        iteration=smi.Iteration(tolerance=1e-11),
+        averages=smi.Averages(2**20 if kinked else 16384),
     )
     assert solution.result == smi.Result.SUCCESS
     printed = 2e-9  # ten digits, of which the last is rounded
@@ -231,8 +248,8 @@ def test_table_of_phase_retrieval(alpha, ridge, row, stability, error):
         alpha,
         learner=smi.Erm(loss=quarter, ridge=ridge),
         key=KEY,
-        tolerance=1e-10,
-        samples=2**17,
+        iteration=smi.Iteration(tolerance=1e-10),
+        averages=smi.Averages(2**17),
     )
     assert solution.result == smi.Result.SUCCESS
     bar = 5.0 * largest_error(solution)
@@ -260,7 +277,7 @@ UNIT = smi.MultiIndex(lambda z: 2.0 * jnp.tanh(z[0, 0]), indices=1)
 )
 def test_table_of_one_unit_on_two(alpha, row, error):
     solution = smi.state_evolution(
-        COMMITTEE, alpha, learner=smi.Erm(UNIT, ridge=0.2), key=KEY, samples=2**16
+        COMMITTEE, alpha, learner=smi.Erm(UNIT, ridge=0.2), key=KEY, averages=smi.Averages(2**16)
     )
     assert solution.result == smi.Result.SUCCESS
     for value, bar, known in beside(solution, (*row, error)):
@@ -280,7 +297,7 @@ def test_table_of_one_unit_on_two(alpha, row, error):
 )  # fmt: skip
 def test_table_of_two_units_on_two(alpha, ridge, Q, M, V, rest):
     solution = smi.state_evolution(
-        COMMITTEE, alpha, learner=smi.Erm(ridge=ridge), key=KEY, samples=2**16
+        COMMITTEE, alpha, learner=smi.Erm(ridge=ridge), key=KEY, averages=smi.Averages(2**16)
     )
     assert solution.result == smi.Result.SUCCESS
     for matrix, known, name in (
@@ -311,7 +328,7 @@ def test_table_of_attention(alpha, ridge, row, error, stability):
         alpha,
         learner=smi.Erm(ridge=ridge),
         key=KEY,
-        samples=2**16,
+        averages=smi.Averages(2**16),
     )
     assert solution.result == smi.Result.SUCCESS
     for value, bar, known in beside(solution, (*row, error)):
@@ -341,7 +358,7 @@ def test_table_of_mismatched_signs(alpha, noise, believed, variance, row):
         alpha,
         learner=mismatched(believed, variance),
         key=KEY,
-        tolerance=1e-11,
+        iteration=smi.Iteration(tolerance=1e-11),
     )
     np.testing.assert_allclose(numbers(solution, *ORDER), row, rtol=1e-9)
 
@@ -350,17 +367,25 @@ def test_table_of_mismatched_signs(alpha, noise, believed, variance, row):
 def test_the_matched_posterior_is_that_of_bayes():
     teacher = smi.links.sign(noise=0.2)
     solution = smi.state_evolution(
-        teacher, 2.0, learner=smi.Mismatched(teacher), key=KEY, tolerance=1e-12
+        teacher,
+        2.0,
+        learner=smi.Mismatched(teacher),
+        key=KEY,
+        iteration=smi.Iteration(tolerance=1e-12),
     )
     q, m, V = numbers(solution, *ORDER)
     assert abs(q - m) < 1e-10
     assert abs(V - (1.0 - q)) < 1e-10
-    bayes = smi.state_evolution(teacher, 2.0, key=KEY, tolerance=1e-8)
+    bayes = smi.state_evolution(teacher, 2.0, key=KEY, iteration=smi.Iteration(tolerance=1e-8))
     assert abs(float(bayes.overlap[0, 0]) - q) < 5.0 * float(bayes.stderr[0, 0]) + 1e-8
     # a binary prior: its averages by a grid over weights and noise
     teacher = smi.links.sign(noise=0.2, prior=smi.priors.Rademacher())
     solution = smi.state_evolution(
-        teacher, 1.0, learner=smi.Mismatched(teacher), key=KEY, tolerance=1e-12
+        teacher,
+        1.0,
+        learner=smi.Mismatched(teacher),
+        key=KEY,
+        iteration=smi.Iteration(tolerance=1e-12),
     )
     q, m, V = numbers(solution, *ORDER)
     assert abs(q - m) < 1e-8
@@ -378,8 +403,8 @@ def problem_of(teacher, learner, alpha, samples=2**12):
         encoding=jnp.zeros((teacher.tokens, 0)),
         alpha=jnp.asarray(alpha),
         key=KEY,
-        samples=samples,
-        randomisations=2,
+        points=samples,
+        nets=2,
     )
 
 
@@ -420,7 +445,9 @@ def test_derivatives_are_those_of_neighbouring_solutions():
 
     def solve(alpha, ridge):
         learner = smi.Erm(LINEAR, loss=smi.losses.logistic, ridge=ridge)
-        solution = smi.state_evolution(teacher, alpha, learner=learner, key=KEY, tolerance=1e-12)
+        solution = smi.state_evolution(
+            teacher, alpha, learner=learner, key=KEY, iteration=smi.Iteration(tolerance=1e-12)
+        )
         return jnp.stack(
             [jnp.ravel(getattr(solution, name))[0] for name in (*ALL, "error", "test_loss")]
         )
@@ -457,7 +484,13 @@ def test_undamped_message_passing_follows_the_plain_iteration():
     """Attention on itself from W = 0.8 W* + 0.6 noise, C = 1 (D = 1000, four runs)."""
     model, learner = smi.DeepAttention(depth=1, tokens=2), smi.Erm(ridge=0.1)
     theory = smi.state_evolution(
-        model, 2.0, learner=learner, key=KEY, newton=False, max_steps=8, v0=1.0, samples=2**16
+        model,
+        2.0,
+        learner=learner,
+        key=KEY,
+        iteration=smi.Iteration(8, newton=False),
+        start=smi.Start(variance=1.0),
+        averages=smi.Averages(2**16),
     ).trajectory
     # an independent quadrature; its first two steps (0.8215, 0.6894) are not compared: there ∂g has
     # an infinite variance, next to fields at which the proximal point jumps
@@ -470,7 +503,9 @@ def test_undamped_message_passing_follows_the_plain_iteration():
         data_key, noise_key = jax.random.split(jax.random.key(seed))
         data = model.sample(data_key, dimension=1000, alpha=2.0)
         start = 0.8 * data.teacher + 0.6 * jax.random.normal(noise_key, data.teacher.shape)
-        run = smi.gamp(model, data, learner=learner, key=KEY, init=start, max_steps=8)
+        run = smi.gamp(
+            model, data, learner=learner, key=KEY, start=start, iteration=smi.Iteration(8)
+        )
         runs.append(run.trajectory["overlap"][1:, 0, 0])
     mean, bar = np.mean(runs, 0), np.std(runs, 0, ddof=1) / 2.0
     assert np.all(np.abs(mean - theory["overlap"][1:, 0, 0]) < 5.0 * bar + 3e-3)
@@ -502,15 +537,15 @@ def test_bad_input_is_refused():
     refused("student", lambda: solve(smi.Erm(smi.DeepAttention(1, 2))))
     refused("model", lambda: solve(logistic, smi.AttentionIndexed(2, 0.5)))
     refused("alpha", lambda: solve(logistic, alpha=0.0))
-    refused("m0", lambda: solve(logistic, q0=0.5, m0=0.9))
-    refused("v0", lambda: solve(logistic, v0=-1.0))
-    refused("side_information", lambda: solve(logistic, side_information=0.5))
+    start = smi.Start
+    refused("teacher_overlap", lambda: solve(logistic, start=start(0.5, teacher_overlap=0.9)))
+    refused("variance", lambda: solve(logistic, start=start(variance=-1.0)))
+    refused("side_information", lambda: solve(logistic, start=start(side_information=0.5)))
     refused("learner", lambda: solve("bayes"))
-    data = sign.sample(KEY, dimension=20, alpha=1.0)
-    run = lambda **rest: smi.gamp(sign, data, learner=logistic, key=KEY, **rest)
-    refused("precision", lambda: run(precision="outer"))
-    refused("calibrate", lambda: run(calibrate=True))
-    refused("m0", lambda: smi.state_evolution(sign, 1.0, key=KEY, m0=0.5))
+    refused(
+        "start",
+        lambda: smi.state_evolution(sign, 1.0, key=KEY, start=smi.Start(teacher_overlap=0.5)),
+    )
     refused("model", lambda: smi.Mismatched(smi.MultiIndex(lambda z: z[0, 0], indices=1)))
 
 
@@ -519,7 +554,12 @@ def test_a_loss_with_a_bad_number_is_invalid_inside_jit():
     def solve(ridge):
         learner = dataclasses.replace(smi.Erm(LINEAR, convex=True), ridge=ridge)
         return smi.state_evolution(
-            smi.links.linear(0.1), 1.0, learner=learner, key=KEY, samples=64, max_steps=3
+            smi.links.linear(0.1),
+            1.0,
+            learner=learner,
+            key=KEY,
+            averages=smi.Averages(64),
+            iteration=smi.Iteration(3),
         ).result
 
     assert solve(-1.0) in (smi.Result.INVALID, smi.Result.DIVERGED)
@@ -550,7 +590,11 @@ def test_four_learners_on_one_teacher():
             "GAMP": {},
             "its theory": {"theory": True},
             "descent": descent,
-            "its limit": {"theory": True, "learner": learner, "m0": 0.01},
+            "its limit": {
+                "theory": True,
+                "learner": learner,
+                "start": smi.Start(teacher_overlap=0.01),
+            },
         },
         key=KEY,
         seeds=2,
@@ -599,7 +643,7 @@ def test_no_learner_has_a_larger_cosine_than_bayes():
             [smi.Erm(ridge=ridge) for ridge in (0.05, 0.5)],
         ),
     ):
-        bayes = smi.state_evolution(teacher, alpha, key=KEY, q0=0.5)
+        bayes = smi.state_evolution(teacher, alpha, key=KEY, start=0.5)
         ceiling = float(bayes.overlap[0, 0]) + 5.0 * float(bayes.stderr[0, 0])
         for learner in learners:
             solution = smi.state_evolution(teacher, alpha, learner=learner, key=KEY)

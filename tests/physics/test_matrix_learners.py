@@ -82,14 +82,20 @@ def test_the_energy_has_the_derivatives_of_a_minimum(model):
 
     def energy(alpha, ridge, nuclear):
         learner = smi.MatrixErm(ridge=ridge, nuclear=nuclear)
-        return smi.state_evolution(model, alpha, learner=learner, tolerance=1e-10).energy
+        return smi.state_evolution(
+            model, alpha, learner=learner, iteration=smi.Iteration(tolerance=1e-10)
+        ).energy
 
     def error(alpha, ridge, nuclear):
         learner = smi.MatrixErm(ridge=ridge, nuclear=nuclear)
-        return smi.state_evolution(model, alpha, learner=learner, tolerance=1e-10).error
+        return smi.state_evolution(
+            model, alpha, learner=learner, iteration=smi.Iteration(tolerance=1e-10)
+        ).error
 
     point = (0.5, 0.1, 0.2)
-    solution = evolve(model, 0.5, smi.MatrixErm(ridge=0.1, nuclear=0.2), tolerance=1e-10)
+    solution = evolve(
+        model, 0.5, smi.MatrixErm(ridge=0.1, nuclear=0.2), iteration=smi.Iteration(tolerance=1e-10)
+    )
     slopes = jax.jacfwd(energy, argnums=(0, 1, 2))(*point)
     envelope = np.sqrt(float(solution.train_loss) * float(solution.test_loss))
     Q = float(solution.overlap[0, 0])
@@ -122,7 +128,7 @@ def test_the_least_nuclear_norm_recovers_from_its_threshold_on(rank):
     place = float(smi.baselines.nuclear_norm_threshold(1.0, rank))
     learner = smi.MatrixErm(nuclear=1e-4)
     errors = [
-        float(evolve(model, share * place, learner, max_steps=3000).error)
+        float(evolve(model, share * place, learner, iteration=smi.Iteration(3000)).error)
         for share in (0.9, 0.98, 1.02, 1.1)
     ]
     assert errors[0] > errors[1] > 5e-4 > 1e-5 > errors[2] > errors[3]
@@ -174,7 +180,9 @@ def proximal_gradient(data, learner, symmetric, steps=5000):
 )
 def test_message_passing_ends_at_the_minimum(model, alpha, learner):
     data = model.sample(KEY, dimension=24, alpha=alpha)
-    fit = smi.gamp(model, data, learner=learner, key=KEY, tolerance=1e-9, max_steps=2000)
+    fit = smi.gamp(
+        model, data, learner=learner, key=KEY, iteration=smi.Iteration(2000, tolerance=1e-9)
+    )
     assert bool(fit.converged)
     exact = proximal_gradient(data, learner, model.symmetric)
     np.testing.assert_allclose(np.asarray(fit.weights), exact, atol=1e-6)
@@ -202,7 +210,9 @@ def test_weight_decay_of_factors_is_a_nuclear_norm(symmetric):
         steps=16000,
         gradient=smi.Gradient(loss=smi.losses.squared, reduction="sum"),
     )
-    fit = smi.gamp(teacher, data, learner=learner, key=KEY, tolerance=1e-9, max_steps=2000)
+    fit = smi.gamp(
+        teacher, data, learner=learner, key=KEY, iteration=smi.Iteration(2000, tolerance=1e-9)
+    )
     assert bool(fit.converged)
     np.testing.assert_allclose(np.asarray(trained.weights), np.asarray(fit.weights), atol=1e-4)
     assert float(learner.risk(trained.weights, data)) == pytest.approx(float(fit.energy), rel=1e-6)
@@ -214,7 +224,9 @@ def simulated(model, alpha, learner, dimension):
     for seed in range(8):
         key = jax.random.key(seed)
         data = model.sample(key, dimension=dimension, alpha=alpha)
-        fit = smi.gamp(model, data, learner=learner, key=key, tolerance=1e-6, max_steps=1000)
+        fit = smi.gamp(
+            model, data, learner=learner, key=key, iteration=smi.Iteration(1000, tolerance=1e-6)
+        )
         assert bool(fit.converged)
         rows.append([fit.overlap[0, 0], fit.teacher_overlap[0, 0], fit.error, fit.energy])
     return np.asarray(rows, float)
@@ -269,12 +281,14 @@ def test_bad_input_is_refused():
     tall = smi.Bilinear(float("inf"), 0.3)
     refused("model", lambda: smi.state_evolution(tall, 1.0, learner=NUCLEAR))
     refused("alpha", lambda: smi.state_evolution(SQUARE, -1.0, learner=NUCLEAR))
-    refused("q0", lambda: smi.state_evolution(SQUARE, 1.0, learner=NUCLEAR, q0=0.5))
-    refused("m0", lambda: smi.state_evolution(SQUARE, 1.0, learner=NUCLEAR, m0=0.5))
-    refused("init", lambda: smi.gamp(SQUARE, data, learner=NUCLEAR, key=KEY, init="informed"))
-    for precision in ("outer", "divergence"):
-        wrong = {"precision": precision, "key": KEY}
-        refused("precision", lambda wrong=wrong: smi.gamp(SQUARE, data, learner=NUCLEAR, **wrong))
+    refused("start", lambda: smi.state_evolution(SQUARE, 1.0, learner=NUCLEAR, start=0.5))
+    refused(
+        "start",
+        lambda: smi.state_evolution(
+            SQUARE, 1.0, learner=NUCLEAR, start=smi.Start(teacher_overlap=0.5)
+        ),
+    )
+    refused("start", lambda: smi.gamp(SQUARE, data, learner=NUCLEAR, key=KEY, start="informed"))
     erm = smi.Erm(ridge=0.1)
     refused("model", lambda: smi.state_evolution(SQUARE, 1.0, learner=erm, key=KEY))
     mixed = smi.links.linear().sample(KEY, dimension=6, alpha=1.0)

@@ -41,10 +41,9 @@ def runs(name, calibrate):
             model,
             data,
             key=run_key,
-            side_information=strength,
-            calibrate=calibrate,
-            max_steps=STEPS,
-            tolerance=1e-12,
+            start=smi.Start(side_information=strength),
+            learner=smi.Bayes(calibrate=calibrate),
+            iteration=smi.Iteration(STEPS, tolerance=1e-12),
         ).trajectory
         found.append([history[k][:, 0, 0] for k in ("overlap", "teacher_overlap", "covariance")])
     return np.array(found).transpose(1, 0, 2)
@@ -59,9 +58,7 @@ def theory(name):
 
     @jax.jit
     def step(Q, key):
-        found = model.channel.response(
-            Q, eye - Q, key=key, points=2**14, nets=8, tangents=False
-        )
+        found = model.channel.response(Q, eye - Q, key=key, points=2**14, nets=8, tangents=False)
         return model.prior.overlap(alpha * found.mean + strength / (1 - strength) * eye)
 
     overlaps = [model.prior.overlap(strength / (1 - strength) * eye)]
@@ -119,7 +116,7 @@ def test_noiseless_linear_measurements_above_one_give_the_teacher_back():
     so."""
     model, key = smi.links.linear(), jax.random.key(0)
     data = model.sample(key, dimension=400, alpha=1.5)
-    solution = smi.gamp(model, data, key=key, max_steps=200)
+    solution = smi.gamp(model, data, key=key, iteration=smi.Iteration(200))
     assert result(solution) == Result.RECOVERED or float(solution.covariance[0, 0]) < 1e-8
     left = float(jnp.mean((solution.weights - data.teacher) ** 2))
     # stated covariance and true error are the same quantity; sample to sample a factor of a few at
@@ -140,7 +137,7 @@ def test_two_layer_attention_learns_at_small_size():
     """D = 300, α = 1.5, default settings from a random start: the last layer is learned."""
     model, key = smi.DeepAttention(2, 2), jax.random.key(0)
     data = model.sample(key, dimension=300, alpha=1.5)
-    solution = smi.gamp(model, data, key=key, max_steps=60)
+    solution = smi.gamp(model, data, key=key, iteration=smi.Iteration(60))
     assert float(solution.trajectory["cosine"][-1, 1]) > 0.98
     chex.assert_tree_all_finite(solution.weights)
 
@@ -151,7 +148,7 @@ def test_a_diverging_run_ends_with_its_code_and_keeps_its_history():
     what led there."""
     model, key = smi.links.linear(0.1), jax.random.key(0)
     data = model.sample(key, dimension=300, alpha=0.5)
-    solution = smi.gamp(model, data, key=key, init=30.0, calibrate=False)
+    solution = smi.gamp(model, data, key=key, start=30.0, learner=smi.Bayes(calibrate=False))
     assert result(solution) in (Result.DIVERGED, Result.NONFINITE)
     assert not bool(solution.converged)
     history = solution.trajectory
@@ -167,7 +164,9 @@ def test_a_start_off_the_nishimori_line_is_not_taken_for_signal():
     run elsewhere."""
     model, key = smi.DeepAttention(2, 2), jax.random.key(0)
     data = model.sample(key, dimension=1000, alpha=0.5)
-    solution = smi.gamp(model, data, key=jax.random.fold_in(key, 1), max_steps=40, init=1e-3)
+    solution = smi.gamp(
+        model, data, key=jax.random.fold_in(key, 1), iteration=smi.Iteration(40), start=1e-3
+    )
     overlap = np.diagonal(solution.trajectory["overlap"], axis1=1, axis2=2)
     assert overlap[3].max() < 1e-3  # still tiny: the start is forgotten before the overlap grows
     assert solution.trajectory["cosine"][-1, 1] > 0.8
@@ -185,13 +184,14 @@ def test_a_damped_step_is_a_mixture_and_does_not_end_a_run_earlier():
     the change that an undamped step would have made."""
     model = smi.links.linear(0.3)
     data = model.sample(jax.random.key(1), dimension=60, alpha=2.0)
-    run = functools.partial(smi.gamp, model, data, key=jax.random.key(2), calibrate=False)
-    old = run(max_steps=2).state
-    new, damped = (run(state=old, max_steps=1, damping=d).state for d in (0.0, 0.3))
+    bayes = smi.Bayes(calibrate=False)
+    run = functools.partial(smi.gamp, model, data, key=jax.random.key(2), learner=bayes)
+    old = run(iteration=smi.Iteration(2)).state
+    new, damped = (run(start=old, iteration=smi.Iteration(1, damping=d)).state for d in (0.0, 0.3))
     for name in ("weights", "covariance", "memory"):
         expected = 0.7 * getattr(new, name) + 0.3 * getattr(old, name)
         np.testing.assert_allclose(getattr(damped, name), expected, rtol=1e-12, atol=1e-14)
-    ended = run(damping=0.9, tolerance=1e-3, max_steps=500)
+    ended = run(iteration=smi.Iteration(500, tolerance=1e-3, damping=0.9))
     change = float(ended.history["residual"][int(ended.steps)]) / 0.1
     norm = float(jnp.sqrt(jnp.mean(ended.weights**2)))
     assert int(ended.result) == Result.SUCCESS
@@ -204,7 +204,9 @@ def test_a_damped_run_ends_where_an_undamped_one_does():
     theory promises, its cosine² and S - C - Q within finite size (√(2/D) = 0.06: 0.1)."""
     model, key = smi.links.phase_retrieval(), jax.random.key(3)
     data = model.sample(key, dimension=500, alpha=1.5)
-    runs = [smi.gamp(model, data, key=key, damping=d, max_steps=400) for d in (None, 0.5)]
+    runs = [
+        smi.gamp(model, data, key=key, iteration=smi.Iteration(400, damping=d)) for d in (None, 0.5)
+    ]
     theory = float(smi.state_evolution(model, 1.5, key=key).overlap[0, 0])
     for run in runs:
         assert int(run.result) in (Result.SUCCESS, Result.RECOVERED)
@@ -219,8 +221,8 @@ def test_a_run_is_damped_once_nothing_grows():
     """Undamped until the overlap stands; then it ends, where undamped it wanders on."""
     model, key = smi.links.phase_retrieval(), jax.random.key(17)
     data = model.sample(key, dimension=1000, alpha=1.1)
-    free = smi.gamp(model, data, key=key, damping=0.0, max_steps=200)
-    paced = smi.gamp(model, data, key=key, max_steps=200)
+    free = smi.gamp(model, data, key=key, iteration=smi.Iteration(200, damping=0.0))
+    paced = smi.gamp(model, data, key=key, iteration=smi.Iteration(200))
     damping = paced.trajectory["damping"]
     assert damping[5] == 0.0
     assert np.all(np.diff(damping) >= 0.0)

@@ -48,7 +48,7 @@ def test_its_gradient_is_the_residual_of_state_evolution(name):
     Q = 0.5 * S
 
     def of(Q):
-        return smi.free_entropy(model, alpha, Q, key=KEY, samples=samples)
+        return smi.free_entropy(model, alpha, Q, key=KEY, averages=smi.Averages(samples))
 
     def qhat(Q):
         each = model.channel.response(
@@ -81,10 +81,14 @@ def test_it_is_stationary_at_the_fixed_point(name):
     """Second order around the fixed point: the change over ±h falls like h², and Φ there is a local
     extremum."""
     model, alpha = MODELS[name]
-    solution = smi.state_evolution(model, alpha, key=KEY, q0=0.3, samples=2**12)
+    solution = smi.state_evolution(model, alpha, key=KEY, start=0.3, averages=smi.Averages(2**12))
     Q = np.asarray(solution.overlap)
     value = [
-        float(smi.free_entropy(model, alpha, Q + s * np.eye(len(Q)), key=KEY, samples=2**15).value)
+        float(
+            smi.free_entropy(
+                model, alpha, Q + s * np.eye(len(Q)), key=KEY, averages=smi.Averages(2**15)
+            ).value
+        )
         for s in (-0.02, 0, 0.02)
     ]
     slope = (value[2] - value[0]) / 0.04

@@ -428,7 +428,7 @@ def test_a_handful_of_dimensions_or_samples():
     """P D below what the eigensolver takes is diagonalised; one label is no reason to refuse."""
     for dimension, alpha in ((3, 4.0), (30, 1 / 30)):
         data = PHASE.sample(KEY, dimension=dimension, alpha=alpha)
-        assert np.isfinite(smi.gamp(PHASE, data, key=KEY, max_steps=5).weights).all()
+        assert np.isfinite(smi.gamp(PHASE, data, key=KEY, iteration=smi.Iteration(5)).weights).all()
     data = PHASE.sample(KEY, dimension=40, alpha=3.0)
     found = smi.spectral(PHASE, data, key=KEY, norm=False)
     values, _ = dense(data, np.asarray(data.labels))
@@ -521,12 +521,12 @@ def test_message_passing_starts_from_it():
     for seed in range(20):
         key = jax.random.key(seed)
         data = PHASE.sample(key, dimension=300, alpha=0.9)
-        lost = smi.gamp(PHASE, data, key=key, init=1e-3)
+        lost = smi.gamp(PHASE, data, key=key, start=1e-3)
         if float(lost.overlap[0, 0]) < 1e-3:
             break
     run = smi.gamp(PHASE, data, key=key)
     assert float(run.overlap[0, 0]) > 0.1
-    same = smi.gamp(PHASE, data, key=key, init="spectral")
+    same = smi.gamp(PHASE, data, key=key, start="spectral")
     np.testing.assert_array_equal(run.weights, same.weights)
     inside = jax.jit(lambda k: smi.gamp(PHASE, data, key=k).weights)(key)
     np.testing.assert_allclose(inside, run.weights, atol=1e-6)
@@ -572,26 +572,28 @@ def test_what_spectral_refuses():
                 norm=True,
             ),
         ),
-        ("init", lambda: smi.gamp(PHASE, data, key=KEY, init="spectrum")),
-        ("init", lambda: smi.gamp(PHASE, data, key=KEY, init=True)),
-        ("init", lambda: smi.gamp(PHASE, data, key=KEY, init=jnp.zeros((1, 50)))),
+        ("start", lambda: smi.gamp(PHASE, data, key=KEY, start="spectrum")),
+        ("start", lambda: smi.gamp(PHASE, data, key=KEY, start=True)),
+        ("start", lambda: smi.gamp(PHASE, data, key=KEY, start=jnp.zeros((1, 50)))),
         (
-            "init",
+            "start",
             lambda: smi.gamp(
                 smi.Bilinear(1.0, 0.2, 0.1),
                 smi.Bilinear(1.0, 0.2, 0.1).sample(KEY, dimension=10, alpha=1.0),
                 key=KEY,
-                init="spectral",
+                start="spectral",
             ),
         ),
         (
             "side_information",
-            lambda: smi.gamp(PHASE, data, key=KEY, init="spectral", side_information=0.5),
+            lambda: smi.gamp(
+                PHASE, data, key=KEY, start=smi.Start(weights="spectral", side_information=0.5)
+            ),
         ),
         (
-            "init",
+            "start",
             lambda: smi.gamp(
-                linear, linear.sample(KEY, dimension=20, alpha=2.0), key=KEY, init="spectral"
+                linear, linear.sample(KEY, dimension=20, alpha=2.0), key=KEY, start="spectral"
             ),
         ),
     ]

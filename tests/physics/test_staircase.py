@@ -30,7 +30,12 @@ def test_implicit_derivatives_of_the_linear_channel():
 
     def overlap(noise, alpha):
         return smi.state_evolution(
-            smi.links.linear(noise), alpha, key=KEY, q0=0.3, samples=2**9, tolerance=1e-8
+            smi.links.linear(noise),
+            alpha,
+            key=KEY,
+            start=0.3,
+            averages=smi.Averages(2**9),
+            iteration=smi.Iteration(tolerance=1e-8),
         ).overlap[0, 0]
 
     exact = jax.grad(linear_overlap, (0, 1))(1.3, 0.5)
@@ -43,7 +48,12 @@ def test_implicit_derivatives_of_the_linear_channel():
 def test_implicit_derivatives_under_jit_and_vmap():
     def overlap(noise, alpha):
         return smi.state_evolution(
-            smi.links.linear(noise), alpha, key=KEY, q0=0.3, samples=2**9, tolerance=1e-8
+            smi.links.linear(noise),
+            alpha,
+            key=KEY,
+            start=0.3,
+            averages=smi.Averages(2**9),
+            iteration=smi.Iteration(tolerance=1e-8),
         ).overlap[0, 0]
 
     many = jax.jit(jax.vmap(jax.grad(overlap, 1), (None, 0)))(0.5, jnp.asarray([0.8, 1.3]))
@@ -64,7 +74,8 @@ def test_implicit_derivatives_against_differences(name):
             if name == "phase retrieval"
             else smi.DeepAttention(2, 2, skip=parameters[1])
         )
-        alpha, settings = parameters[0], {"q0": 0.3, "samples": 2**13, "tolerance": 1e-7}
+        settings = {"averages": smi.Averages(2**13), "iteration": smi.Iteration(tolerance=1e-7)}
+        alpha, settings = parameters[0], settings | {"start": 0.3}
         return smi.state_evolution(model, alpha, key=KEY, **settings).overlap[-1, -1]
 
     at = jnp.asarray([0.8, 0.0] if name == "phase retrieval" else [0.5, 1.0])
@@ -81,7 +92,7 @@ def test_implicit_derivatives_against_differences(name):
 def test_no_derivative_at_a_marginal_or_unfinished_fixed_point():
     def overlap(alpha, **kwargs):
         return smi.state_evolution(
-            smi.links.phase_retrieval(), alpha, key=KEY, samples=2**9, **kwargs
+            smi.links.phase_retrieval(), alpha, key=KEY, averages=smi.Averages(2**9), **kwargs
         ).overlap[0, 0]
 
     assert np.isnan(jax.grad(lambda a: overlap(a, max_steps=2))(0.8))
@@ -368,7 +379,11 @@ def test_discrete_signals_are_recovered_however_fast_the_covariance_falls(alpha)
     """V falls like exp(-c/√V), until no sample sees it and F jumps back to S: the iteration has to
     stop before that."""
     end = smi.state_evolution(
-        smi.links.sign(smi.priors.Rademacher()), alpha, key=KEY, q0=0.999, samples=2**14
+        smi.links.sign(smi.priors.Rademacher()),
+        alpha,
+        key=KEY,
+        start=0.999,
+        averages=smi.Averages(2**14),
     )
     assert int(end.result) == smi.Result.RECOVERED
     assert float(end.overlap[0, 0]) > 1 - 1e-5

@@ -65,7 +65,14 @@ def test_a_layer_that_turns_back_is_followed_to_recovery():
     model = smi.DeepAttention(2, 2, skip=2.41617888881)
     start = jnp.eye(2) - jnp.diag(jnp.array([0.00666, 0.005]))
     key = jax.random.fold_in(jax.random.key(0), 0)
-    found = smi.state_evolution(model, 1.25, key=key, q0=start, samples=512, tolerance=2e-3)
+    found = smi.state_evolution(
+        model,
+        1.25,
+        key=key,
+        start=start,
+        averages=smi.Averages(512),
+        iteration=smi.Iteration(tolerance=2e-3),
+    )
     assert np.max(found.trajectory["covariance"][:, 0, 0]) > 0.1
     assert found.overlap[0, 0] > 0.99
 
@@ -88,11 +95,9 @@ def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
                 smi.links.linear(noise, tokens=tokens),
                 alpha,
                 key=jax.random.key(3),
-                samples=64,
-                tolerance=1e-11,
-                max_steps=1000,
-                newton=newton,
-                q0=0.01,
+                averages=smi.Averages(64),
+                iteration=smi.Iteration(1000, tolerance=1e-11, newton=newton),
+                start=0.01,
             )
             load = alpha * tokens
             b = 1.0 + noise + load
@@ -125,8 +130,8 @@ def test_phase_retrieval_weak_and_perfect_recovery():
         smi.state_evolution,
         smi.links.phase_retrieval(),
         key=jax.random.key(1),
-        q0=1e-3,
-        samples=2**16,
+        start=1e-3,
+        averages=smi.Averages(2**16),
     )
     below, above = run(0.48), run(0.52)
     assert result(below) == result(above) == Result.SUCCESS
@@ -142,7 +147,7 @@ def test_phase_retrieval_weak_and_perfect_recovery():
     assert float(above.overlap[0, 0]) == 1.0
     assert float(above.error) == 0.0
     # perfect recovery is a stable fixed point already from α = 1: informed at 1.10
-    assert result(run(1.10, q0=0.999)) == Result.RECOVERED
+    assert result(run(1.10, start=0.999)) == Result.RECOVERED
 
 
 @pytest.mark.parametrize(
@@ -173,14 +178,12 @@ def test_the_error_bar_has_what_the_tolerance_leaves_open(tolerance):
     """y = z + noise of variance 1/2 at α = 1: q̂ = 1/(1 - q + 1/2), q = q̂/(1 + q̂): q = 1/2, without
     statistical error. After plain steps the bar is the distance to first order, whose square is
     below 2 %; after a Newton step it is no smaller."""
-    run = functools.partial(
-        smi.state_evolution, smi.links.linear(0.5), 1.0, key=jax.random.key(0), tolerance=tolerance
-    )
-    plain = run(newton=False)
+    run = functools.partial(smi.state_evolution, smi.links.linear(0.5), 1.0, key=jax.random.key(0))
+    plain = run(iteration=smi.Iteration(tolerance=tolerance, newton=False))
     distance = 0.5 - float(plain.overlap[0, 0])
     assert distance > 1e-5
     assert distance == pytest.approx(float(plain.stderr[0, 0]), rel=0.02)
-    polished = run()
+    polished = run(iteration=smi.Iteration(tolerance=tolerance))
     assert abs(0.5 - float(polished.overlap[0, 0])) < float(polished.stderr[0, 0])
 
 
@@ -188,7 +191,10 @@ def test_the_error_bar_has_what_the_tolerance_leaves_open(tolerance):
 def test_a_run_on_its_way_to_recovery_is_recovered(tolerance):
     """It was SUCCESS at 0.999963 ± 8e-8 where V fell by half a step and the tolerance was met."""
     end = smi.state_evolution(
-        smi.links.phase_retrieval(), 2.0, key=jax.random.key(0), tolerance=tolerance
+        smi.links.phase_retrieval(),
+        2.0,
+        key=jax.random.key(0),
+        iteration=smi.Iteration(tolerance=tolerance),
     )
     assert result(end) == Result.RECOVERED
     assert float(end.overlap[0, 0]) == 1.0
@@ -202,13 +208,13 @@ def test_binary_perceptron_first_order_transition():
         smi.state_evolution,
         smi.links.sign(smi.priors.Rademacher()),
         key=jax.random.key(0),
-        samples=2**13,
+        averages=smi.Averages(2**13),
     )
     for start in (1e-3, 0.99):
-        recovered = run(1.6, q0=start)
+        recovered = run(1.6, start=start)
         assert result(recovered) == Result.RECOVERED
         assert float(recovered.overlap[0, 0]) == 1.0
-    assert result(run(1.4, q0=0.99)) == Result.RECOVERED
+    assert result(run(1.4, start=0.99)) == Result.RECOVERED
     uninformed = run(1.4)
     assert result(uninformed) == Result.SUCCESS
     assert 0.5 < float(uninformed.overlap[0, 0]) < 0.99
@@ -224,7 +230,12 @@ def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous(
     ):
         low, high = (
             smi.state_evolution(
-                model, alpha, key=jax.random.key(2), q0=q0, samples=1024, tolerance=1e-6
+                model,
+                alpha,
+                key=jax.random.key(2),
+                start=q0,
+                averages=smi.Averages(1024),
+                iteration=smi.Iteration(tolerance=1e-6),
             )
             for q0 in starts
         )
@@ -239,26 +250,37 @@ MATRICES = [smi.Bilinear(1.0, 0.2, 0.1), smi.AttentionIndexed(2, 0.5)]
 
 
 @pytest.mark.parametrize("model", MATRICES, ids=["bilinear", "attention"])
-@pytest.mark.parametrize("name", ["q0", "samples", "randomisations", "tolerance"])
-@pytest.mark.parametrize("newton", [True, False])
-def test_matrix_models_refuse_settings_that_they_would_ignore(model, name, newton):
-    value = {"q0": 0.5, "samples": 8192, "randomisations": 8, "tolerance": 1e-4}[name]
-    with pytest.raises(ValueError, match=rf"^{name}: got {value}; allowed: None for a matrix"):
-        smi.state_evolution(model, 0.3, newton=newton, **{name: value})
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"start": 0.5},
+        {"averages": smi.Averages(8192)},
+        {"averages": smi.Averages(nets=8)},
+        {"iteration": smi.Iteration(tolerance=1e-4)},
+        {"iteration": smi.Iteration(tolerance=1e-4, newton=False)},
+    ],
+)
+def test_matrix_models_reject_settings_of_averages_and_starts(model, setting):
+    name = "tolerance" if "iteration" in setting else next(iter(setting))
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        smi.state_evolution(model, 0.3, **setting)
 
 
 def test_matrix_models_take_a_number_of_steps():
-    end = smi.state_evolution(smi.Bilinear(1.0, 0.2, 0.1), 0.3, newton=False, max_steps=4)
+    end = smi.state_evolution(
+        smi.Bilinear(1.0, 0.2, 0.1), 0.3, iteration=smi.Iteration(4, newton=False)
+    )
     assert int(end.steps) == 4
     assert end.history["step"].shape == (5,)
 
 
 def test_the_settings_of_index_models_have_their_documented_values():
     model = smi.links.linear(0.5)
-    settings = {"q0": 1e-3, "samples": 8192, "randomisations": 8, "tolerance": 1e-4}
-    short = {"key": jax.random.key(0), "max_steps": 2}
-    one = smi.state_evolution(model, 1.0, **short)
-    two = smi.state_evolution(model, 1.0, **short, **settings)
+    settings = {"start": 1e-3, "averages": smi.Averages(8192, nets=8)}
+    key = jax.random.key(0)
+    one = smi.state_evolution(model, 1.0, key=key, iteration=smi.Iteration(2))
+    iteration = smi.Iteration(2, tolerance=1e-4)
+    two = smi.state_evolution(model, 1.0, key=key, iteration=iteration, **settings)
     np.testing.assert_array_equal(one.overlap, two.overlap)
     np.testing.assert_array_equal(one.history["overlap"], two.history["overlap"])
 
@@ -272,9 +294,9 @@ def test_one_map_with_and_without_a_basis_of_learned_directions():
     model = smi.links.sign_product(2)
     V = jnp.asarray([[0.6, 0.1], [0.1, 0.8]])
     U = jnp.asarray([[0.6, -0.8], [0.8, 0.6]])
-    settings = {"alpha": jnp.asarray(2.0), "key": jax.random.key(0), "samples": 64}
-    whole = OverlapMap(model, **settings, randomisations=2)
-    turned = OverlapMap(model, **settings, randomisations=2, learned=U)
+    settings = {"alpha": jnp.asarray(2.0), "key": jax.random.key(0), "points": 64}
+    whole = OverlapMap(model, **settings, nets=2)
+    turned = OverlapMap(model, **settings, nets=2, learned=U)
     evaluate = eqx.filter_jit(OverlapMap.evaluate)
     one, two = evaluate(whole, V), evaluate(turned, U.T @ V @ U)
     np.testing.assert_allclose(two.value, U.T @ one.value @ U, rtol=1e-10)
@@ -387,13 +409,15 @@ def test_two_layer_attention_follows_the_published_curve(reference):
     """α = 0.5: Q11 = 0 (below its threshold at 0.72), Q22 on BO_2w.csv, good to 0.015 there."""
     table = published_columns(reference / "smi" / "BO_2w.csv", "alpha", "Q22").T
     published = np.interp(0.5, table[:, 0], table[:, 1])
-    solution = smi.state_evolution(two_layers(), 0.5, key=jax.random.key(0), q0=0.05, samples=1024)
+    solution = smi.state_evolution(
+        two_layers(), 0.5, key=jax.random.key(0), start=0.05, averages=smi.Averages(1024)
+    )
     assert result(solution) == Result.SUCCESS
     assert abs(float(solution.overlap[1, 1]) - published) < 0.03 + 3 * float(solution.stderr[1, 1])
     assert abs(float(solution.overlap[0, 0])) < 1e-3 + 3 * float(solution.stderr[0, 0])
     assert abs(float(solution.overlap[0, 1])) < 1e-3 + 3 * float(solution.stderr[0, 1])
     assert float(solution.stderr[1, 1]) < 0.03
-    assert float(solution.rho) < 1.0
+    assert float(solution.spectral_radius) < 1.0
 
 
 # Error bars ---------------------------------------------------------------------------------------
@@ -419,7 +443,12 @@ def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
     """
     runs = [
         smi.state_evolution(
-            model, alpha, key=key, q0=0.3, samples=2**13, randomisations=16, tolerance=1e-5
+            model,
+            alpha,
+            key=key,
+            start=0.3,
+            averages=smi.Averages(2**13, nets=16),
+            iteration=smi.Iteration(tolerance=1e-5),
         )
         for key in jax.random.split(jax.random.key(21), 24)
     ]
@@ -431,7 +460,7 @@ def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
     assert 8 < chi2 < 65
     # no bias: eight times the points agree with the mean of the runs
     fine = smi.state_evolution(
-        model, alpha, key=jax.random.key(99), q0=0.3, samples=2**16, randomisations=16
+        model, alpha, key=jax.random.key(99), start=0.3, averages=smi.Averages(2**16, nets=16)
     )
     spread = np.hypot(values.std(ddof=1) / np.sqrt(len(runs)), float(fine.stderr[0, 0]))
     assert abs(values.mean() - float(fine.overlap[0, 0])) < 5 * spread

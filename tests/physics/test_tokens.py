@@ -139,7 +139,9 @@ def test_bad_tokens_are_refused():
     refused("inputs", lambda: smi.gamp(mixed(), data, key=KEY))
     learner = smi.Erm(ridge=0.1)
     refused("starts", lambda: smi.global_minimum(mixed(), 1.0, learner=learner, key=KEY, starts=[]))
-    too_large = lambda: smi.state_evolution(mixed(), 1.0, learner=learner, key=KEY, b0=1.5)
+    too_large = lambda: smi.state_evolution(
+        mixed(), 1.0, learner=learner, key=KEY, start=smi.Start(direction_overlap=1.5)
+    )
     refused("b0", too_large)
     posterior = smi.Mismatched(smi.links.linear(0.5))
     refused("learner", lambda: smi.global_minimum(plain, 1.0, learner=posterior, key=KEY))
@@ -158,7 +160,12 @@ KNOWN = [
 @pytest.mark.parametrize(("alpha", "row", "stability"), KNOWN)
 def test_table_of_a_known_direction(alpha, row, stability):
     solution = smi.state_evolution(
-        mixed(), alpha, learner=smi.Erm(ridge=0.3), key=KEY, b0=0.5, samples=2**16
+        mixed(),
+        alpha,
+        learner=smi.Erm(ridge=0.3),
+        key=KEY,
+        start=smi.Start(direction_overlap=0.5),
+        averages=smi.Averages(2**16),
     )
     assert solution.result == smi.Result.SUCCESS
     values = first(
@@ -183,7 +190,14 @@ def test_message_passing_and_descent_with_directions():
     """Both end at one minimum of R, message passing though it overshoots undamped."""
     model, learner = mixed(), smi.Erm(ridge=0.3)
     data = model.sample(KEY, dimension=200, alpha=6.0)
-    run = smi.gamp(model, data, learner=learner, key=KEY, init="informed", tolerance=1e-9)
+    run = smi.gamp(
+        model,
+        data,
+        learner=learner,
+        key=KEY,
+        start="informed",
+        iteration=smi.Iteration(tolerance=1e-9),
+    )
     assert run.result == smi.Result.SUCCESS
     assert float(run.gradient_norm) < 1e-5
     descent = optax.chain(optax.add_decayed_weights(learner.ridge), optax.sgd(1e-2))
@@ -275,7 +289,7 @@ def test_the_transition_between_the_minima():
             1.25,
             learner=learner,
             key=jax.random.key(seed),
-            samples=2**15,
+            averages=smi.Averages(2**15),
             starts=starts,
         )
         semantic, positional = sorted(found, key=lambda s: -abs(float(s.teacher_overlap[0, 0])))
@@ -309,7 +323,9 @@ def test_simulations_end_in_the_minima():
         )
         positional = 0.13 * U + 0.2 * jax.random.normal(jax.random.key(seed), (1, D))
         for name, init in {"semantic": "informed", "positional": positional}.items():
-            run = smi.gamp(teacher, data, learner=learner, key=KEY, init=init, max_steps=300)
+            run = smi.gamp(
+                teacher, data, learner=learner, key=KEY, start=init, iteration=smi.Iteration(300)
+            )
             M, B = first(run.teacher_overlap, run.direction_overlap)
             if run.result == smi.Result.SUCCESS and (abs(M) > abs(B)) == (name == "semantic"):
                 rows[name].append([*first(run.overlap), max(abs(M), abs(B)), float(run.energy)])

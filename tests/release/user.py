@@ -13,8 +13,10 @@ import jaxsmi as smi
 key = jax.random.key(0)
 model = smi.DeepAttention(depth=2, tokens=2, skip=1.0)
 data = assert_type(model.sample(key, dimension=100, alpha=1.2), smi.Dataset)
-learned = assert_type(smi.gamp(model, data, key=key, max_steps=3), smi.Solution)
-theory = assert_type(smi.state_evolution(model, 0.5, key=key, samples=512), smi.Solution)
+learned = assert_type(smi.gamp(model, data, key=key, iteration=smi.Iteration(3)), smi.Solution)
+theory = assert_type(
+    smi.state_evolution(model, 0.5, key=key, averages=smi.Averages(512)), smi.Solution
+)
 assert_type(theory.overlap, Array)
 assert_type(theory.message, str)
 assert_type(smi.weak_recovery(model, key=key).alpha, Array)

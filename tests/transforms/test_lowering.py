@@ -75,7 +75,7 @@ def test_lowers_over_four_devices(name, monkeypatch):
         lambda key: smi.staircase(
             smi.links.sign(), key=key, alpha_max=2.0, averages=smi.Averages(points=2**8)
         ),
-        lambda key: smi.gamp(*_sampled(), key=key, max_steps=3),
+        lambda key: smi.gamp(*_sampled(), key=key, iteration=smi.Iteration(3)),
         lambda key: smi.free_entropy(smi.links.sign(), 1.0, 0.5, key=key),
         lambda key: smi.sgd.maximal_rate(programs.tanh(noise=0.0), key=key),
     ],

@@ -16,7 +16,7 @@ from helpers import compilations
 from jaxsmi.design.index import IndexOperator
 
 KEY = jax.random.key(0)
-CHEAP = {"samples": 64, "randomisations": 2, "max_steps": 25}
+CHEAP = {"averages": smi.Averages(64, nets=2), "iteration": smi.Iteration(25)}
 
 
 ALPHAS = (0.5, 3.0)
@@ -76,7 +76,7 @@ class TestPosterior(chex.TestCase):
     ids=["noise", "alpha", "beta"],
 )
 def test_one_compilation_of_state_evolution(first, second):
-    options = {"samples": 16, "randomisations": 2, "max_steps": 7}
+    options = {"averages": smi.Averages(16, nets=2), "iteration": smi.Iteration(7)}
     model, alpha = first()
     jax.block_until_ready(smi.state_evolution(model, alpha, key=KEY, **options).overlap)
     model, alpha = second()
@@ -203,15 +203,16 @@ def problem():
     return model, model.sample(KEY, dimension=50, alpha=2.0)
 
 
-def run(problem, **options):
-    return smi.gamp(*problem, key=KEY, tolerance=1e-14, **{"max_steps": 6, **options})
+def run(problem, max_steps=6, **options):
+    iteration = smi.Iteration(max_steps, tolerance=1e-14)
+    return smi.gamp(*problem, key=KEY, iteration=iteration, **options)
 
 
 @pytest.mark.slow
 def test_a_continued_run_equals_an_uninterrupted_one(problem):
     whole = run(problem, max_steps=6)
     half = run(problem, max_steps=3)
-    rest = run(problem, max_steps=3, state=half.state)
+    rest = run(problem, max_steps=3, start=half)
     assert int(half.state.step) == 3
     assert int(rest.state.step) == 6
     end = lambda sol: (sol.weights, sol.covariance, sol.trajectory["overlap"][-3:])
@@ -248,8 +249,7 @@ def test_gamp_under_jit(problem):
             model,
             smi.Dataset(data.inputs, labels, data.teacher),
             key=KEY,
-            tolerance=1e-14,
-            max_steps=6,
+            iteration=smi.Iteration(6, tolerance=1e-14),
         ).weights
 
     np.testing.assert_allclose(weights(data.labels), run(problem).weights, rtol=0, atol=1e-11)

@@ -69,7 +69,7 @@ def test_a_run_that_did_not_end_leaves_no_error_bar():
     runs = []
     for noise in LADDER:
         problem = OverlapMap(smi.links.linear(noise), jnp.asarray(0.5), KEY, 16, 2)
-        found = smi.state_evolution(problem.model, 0.5, key=KEY, samples=32, randomisations=2)
+        found = smi.state_evolution(problem.model, 0.5, key=KEY, averages=smi.Averages(32, nets=2))
         runs.append((problem, found))
     ends = {
         (0, 0, 0, 0): Result.SUCCESS,
@@ -118,7 +118,7 @@ def test_what_has_no_limit_is_refused(name):
     model, noises, allowed = REFUSED[name]
     for call in (
         lambda: smi.weak_recovery(model, key=KEY, noises=noises),
-        lambda: smi.state_evolution(model, 1.0, key=KEY, noises=noises),
+        lambda: smi.noiseless_limit(model, 1.0, noises, key=KEY),
     ):
         with pytest.raises(ValueError, match=f"^noises: .*{allowed}"):
             call()
@@ -128,9 +128,6 @@ def test_the_refusal_names_the_limit():
     data = SQUARE.sample(KEY, dimension=6, alpha=2.0)
     with pytest.raises(ValueError, match=r"noises=\(\.\.\) \(continued to zero noise\)"):
         smi.gamp(SQUARE, data, key=KEY)
-    learner = smi.Erm(smi.links.linear(), ridge=0.5)
-    with pytest.raises(ValueError, match=r"^noises: .*None with a learner"):
-        smi.state_evolution(SQUARE, 1.0, key=KEY, noises=LADDER, learner=learner)
 
 
 EXACT = {
@@ -170,9 +167,9 @@ def test_untied_query_and_key_have_the_threshold_of_their_bessel_functions():
 
 @pytest.mark.slow
 def test_state_evolution_is_that_of_the_exact_channel():
-    sizes = {"key": KEY, "samples": 2**11}
+    sizes = {"key": KEY, "averages": smi.Averages(2**11)}
     exact = smi.state_evolution(smi.links.phase_retrieval(), 0.8, **sizes)
-    found = smi.state_evolution(SQUARE, 0.8, noises=(0.08, 0.04, 0.02, 0.01), **sizes)
+    found = smi.noiseless_limit(SQUARE, 0.8, (0.08, 0.04, 0.02, 0.01), **sizes)
     assert found.result == smi.Result.SUCCESS
     # common points: the extrapolation is an order finer than their statistical error
     np.testing.assert_allclose(found.overlap, exact.overlap, atol=0.005)

@@ -88,7 +88,7 @@ BAD = [
     ("inputs", lambda: smi.Dataset(INPUTS * (1 + 1j), np.ones((6, 1)))),
     ("labels", lambda: smi.Dataset(INPUTS, np.ones((6, 1)) * 1j)),
     ("progress", lambda: smi.gamp(LINEAR, DATA, key=KEY, progress="yes")),
-    ("state", lambda: smi.gamp(LINEAR, DATA, key=KEY, state=3)),
+    ("state", lambda: smi.gamp(LINEAR, DATA, key=KEY, start=3)),
     ("monitor", lambda: smi.train(LINEAR, DATA, optax.adam(0.1), key=KEY, steps=1, monitor=3)),
     (
         "loss",
@@ -131,31 +131,40 @@ BAD = [
     ("labels", lambda: gamp(SIGN, INPUTS, np.full(6, 0.5))),
     ("labels", lambda: gamp(MODULUS, INPUTS, -np.ones(6))),
     ("labels", lambda: gamp(LINEAR, INPUTS, np.ones(6))),
-    ("max_steps", lambda: smi.gamp(LINEAR, DATA, key=KEY, max_steps=0)),
+    ("max_steps", lambda: smi.gamp(LINEAR, DATA, key=KEY, iteration=smi.Iteration(0))),
     ("every", lambda: smi.gamp(LINEAR, DATA, key=KEY, record=smi.Record(every=0))),
-    ("damping", lambda: smi.gamp(LINEAR, DATA, key=KEY, damping=1.0)),
-    ("tolerance", lambda: smi.gamp(LINEAR, DATA, key=KEY, tolerance=0.0)),
-    ("precision", lambda: smi.gamp(LINEAR, DATA, key=KEY, precision="inner")),
-    ("side_information", lambda: smi.gamp(LINEAR, DATA, key=KEY, side_information=1.0)),
-    ("side_information", lambda: smi.gamp(LINEAR, DATA, key=KEY, side_information=NAN)),
-    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init="cold")),
-    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init=np.ones((2, 5)))),
-    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init=NAN)),
-    ("teacher", lambda: gamp(LINEAR, INPUTS, np.ones((6, 1)), init="informed")),
-    ("teacher", lambda: gamp(LINEAR, INPUTS, np.ones((6, 1)), side_information=0.1)),
+    ("damping", lambda: smi.gamp(LINEAR, DATA, key=KEY, iteration=smi.Iteration(damping=1.0))),
+    ("tolerance", lambda: smi.gamp(LINEAR, DATA, key=KEY, iteration=smi.Iteration(tolerance=0.0))),
+    ("precision", lambda: smi.gamp(LINEAR, DATA, key=KEY, learner=smi.Bayes(precision="inner"))),
+    (
+        "side_information",
+        lambda: smi.gamp(LINEAR, DATA, key=KEY, start=smi.Start(side_information=1.0)),
+    ),
+    (
+        "side_information",
+        lambda: smi.gamp(LINEAR, DATA, key=KEY, start=smi.Start(side_information=NAN)),
+    ),
+    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, start="cold")),
+    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, start=np.ones((2, 5)))),
+    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, start=NAN)),
+    ("teacher", lambda: gamp(LINEAR, INPUTS, np.ones((6, 1)), start="informed")),
+    (
+        "teacher",
+        lambda: gamp(LINEAR, INPUTS, np.ones((6, 1)), start=smi.Start(side_information=0.1)),
+    ),
     # state evolution and errors
     ("alpha", lambda: evolve(alpha=0.0)),
     ("alpha", lambda: evolve(alpha=-1.0)),
     ("alpha", lambda: evolve(alpha=NAN)),
     ("alpha", lambda: evolve(alpha=[0.5, 1.0])),
-    ("q0", lambda: evolve(q0=1.5)),
-    ("q0", lambda: evolve(q0=-0.5)),
-    ("q0", lambda: evolve(q0=NAN)),
-    ("q0", lambda: evolve(q0=np.ones((2, 2)))),
-    ("samples", lambda: evolve(samples=4)),
-    ("randomisations", lambda: evolve(randomisations=1)),
-    ("max_steps", lambda: evolve(max_steps=0)),
-    ("tolerance", lambda: evolve(tolerance=-1e-4)),
+    ("q0", lambda: evolve(start=1.5)),
+    ("q0", lambda: evolve(start=-0.5)),
+    ("q0", lambda: evolve(start=NAN)),
+    ("q0", lambda: evolve(start=np.ones((2, 2)))),
+    ("samples", lambda: evolve(averages=smi.Averages(4))),
+    ("randomisations", lambda: evolve(averages=smi.Averages(nets=1))),
+    ("max_steps", lambda: evolve(iteration=smi.Iteration(0))),
+    ("tolerance", lambda: evolve(iteration=smi.Iteration(tolerance=-1e-4))),
     ("overlap", lambda: smi.generalization_error(ATTENTION, np.eye(3), key=KEY)),
     ("overlap", lambda: smi.generalization_error(ATTENTION, 1.2, key=KEY)),
     ("overlap", lambda: smi.generalization_error(ATTENTION, -0.2, key=KEY)),
@@ -202,10 +211,15 @@ BAD = [
     ("inputs", lambda: LINEAR.predict(np.ones((1, 5)), np.full((6, 1, 5), np.nan))),
     ("solution", lambda: LINEAR.predict(np.ones((2, 5)), INPUTS)),
     ("estimate", lambda: smi.align(np.full((2, 5), np.nan), np.ones((2, 5)), ATTENTION)),
-    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, init=-1e-3)),
+    ("init", lambda: smi.gamp(LINEAR, DATA, key=KEY, start=-1e-3)),
     (
         "q0",
-        lambda: evolve(ATTENTION, q0=np.array([[0.5, 0.3], [0.0, 0.5]]), samples=16, max_steps=1),
+        lambda: evolve(
+            ATTENTION,
+            start=np.array([[0.5, 0.3], [0.0, 0.5]]),
+            averages=smi.Averages(16),
+            iteration=smi.Iteration(1),
+        ),
     ),
     ("tolerance", lambda: smi.DeepAttention(depth=2, tokens=2, tolerance=-1e-3)),
     ("tolerance", lambda: smi.MultiIndex(first, indices=1, noise=0.1, tolerance=NAN)),
@@ -342,7 +356,9 @@ def test_links_without_inference_sample_but_refuse_it_with_the_remedy(model):
 
 
 def evolution(alpha):
-    return smi.state_evolution(LINEAR, alpha, key=KEY, samples=16, randomisations=2, max_steps=20)
+    return smi.state_evolution(
+        LINEAR, alpha, key=KEY, averages=smi.Averages(16, nets=2), iteration=smi.Iteration(20)
+    )
 
 
 @pytest.mark.slow
@@ -368,7 +384,12 @@ def test_alpha_out_of_range_under_jit_and_vmap_is_a_code():
 def test_starting_overlap_out_of_range_under_jit_is_a_code(q0):
     run = jax.jit(
         lambda q: smi.state_evolution(
-            LINEAR, 1.0, key=KEY, q0=q, samples=16, randomisations=2, max_steps=20
+            LINEAR,
+            1.0,
+            key=KEY,
+            start=q,
+            averages=smi.Averages(16, nets=2),
+            iteration=smi.Iteration(20),
         )
     )
     sol = run(q0)
@@ -389,7 +410,12 @@ def test_a_diverging_run_keeps_its_history_and_says_what_to_do():
     model = smi.links.phase_retrieval()
     data = model.sample(KEY, dimension=60, alpha=3.0)
     sol = smi.gamp(
-        model, data, key=KEY, init=30.0, precision="divergence", calibrate=False, max_steps=40
+        model,
+        data,
+        key=KEY,
+        start=30.0,
+        learner=smi.Bayes(precision="divergence", calibrate=False),
+        iteration=smi.Iteration(40),
     )
     assert int(sol.result) in (smi.Result.DIVERGED, smi.Result.NONFINITE)
     assert not bool(sol.converged)

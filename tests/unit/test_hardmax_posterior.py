@@ -91,7 +91,7 @@ def test_message_passing_of_three_tokens_against_theory():
     errors = []
     for key in jax.random.split(KEY, 3):
         data = model.sample(key, dimension=36, alpha=0.3)
-        options = {"max_steps": 60, "tolerance": 2e-3}
+        options = {"iteration": smi.Iteration(60, tolerance=2e-3)}
         errors.append(float(smi.gamp(model, data, key=key, **options).error))
     theory = float(smi.state_evolution(model, 0.3, key=KEY).error)
     spread = np.std(errors, ddof=1) / np.sqrt(3)

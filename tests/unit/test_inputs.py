@@ -167,7 +167,7 @@ def test_theory_of_a_profile_is_its_equation():
     s, alpha, noise = np.exp(np.random.default_rng(0).standard_normal(40)), 2.0, 0.5
     V = optimize.brentq(lambda V: V - np.mean(s / (1 + s * alpha / (V + noise))), 1e-6, 10.0)
     model = smi.links.linear(noise, prior=GaussianProfile(s))
-    theory = smi.state_evolution(model, alpha, key=KEY, samples=64)
+    theory = smi.state_evolution(model, alpha, key=KEY, averages=smi.Averages(64))
     assert float(theory.covariance[0, 0]) == pytest.approx(V, abs=2e-4)
 
 
@@ -225,12 +225,12 @@ def test_message_passing_on_whitened_data_is_ridge_regression_on_raw_ones():
     model = smi.links.linear(noise, prior=GaussianProfile(white.whitening.variances))
     raw = smi.Dataset(x, y[:, None], W)
     with pytest.warns(UserWarning, match=r"correlations of the features .*data\.whiten"):
-        smi.gamp(model, raw, key=KEY, tolerance=1e-8, max_steps=60)
+        smi.gamp(model, raw, key=KEY, iteration=smi.Iteration(60, tolerance=1e-8))
     with pytest.warns(UserWarning, match="smaller than chance"):
         warn_of_inputs(model, raw.whiten())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sol = smi.gamp(model, white, key=KEY, tolerance=1e-8, max_steps=60)
+        sol = smi.gamp(model, white, key=KEY, iteration=smi.Iteration(60, tolerance=1e-8))
     assert bool(sol.converged)
     ridge = linalg.solve(F.T @ F / noise + np.eye(D), F.T @ y / noise)
     np.testing.assert_allclose(white.unwhiten(sol.weights)[0], ridge, atol=1e-6)

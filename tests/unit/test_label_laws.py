@@ -161,8 +161,14 @@ def test_pieces_with_traced_slopes():
     expected = smi.links.relu(leak=0.2).channel.log_partition(*point)
     assert float(value(0.2)) == pytest.approx(float(expected), rel=1e-12)
     assert np.isnan(value(0.0))
-    found = jax.jit(lambda a: smi.state_evolution(smi.links.door(), a, key=KEY, q0=0.5, samples=64))
-    exact = smi.state_evolution(smi.links.door(), 2.0, key=KEY, q0=0.5, samples=64)
+    found = jax.jit(
+        lambda a: smi.state_evolution(
+            smi.links.door(), a, key=KEY, start=0.5, averages=smi.Averages(64)
+        )
+    )
+    exact = smi.state_evolution(
+        smi.links.door(), 2.0, key=KEY, start=0.5, averages=smi.Averages(64)
+    )
     assert float(exact.overlap[0, 0]) > 0.5
     np.testing.assert_allclose(found(2.0).overlap, exact.overlap, rtol=1e-9)
 
@@ -218,7 +224,9 @@ def test_labels_of_counts_are_whole_numbers(wrong):
     model = smi.links.poisson()
     labels = np.arange(6.0)
     inputs = np.random.default_rng(0).normal(size=(6, 1, 5))
-    assert np.isfinite(smi.gamp(model, smi.Dataset(inputs, labels), key=KEY, max_steps=2).overlap)
+    assert np.isfinite(
+        smi.gamp(model, smi.Dataset(inputs, labels), key=KEY, iteration=smi.Iteration(2)).overlap
+    )
     with pytest.raises(ValueError, match=r"^labels: got .*; allowed: counts: whole numbers >= 0"):
         smi.gamp(model, smi.Dataset(inputs, np.append(labels[1:], wrong)), key=KEY)
     for m in (model, model.mixed([[4.0]])):

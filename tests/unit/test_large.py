@@ -67,7 +67,7 @@ def test_a_run_on_regenerated_inputs_is_that_on_stored_ones():
     for factor in (1.0, 3.0):
         there = dataclasses.replace(lazy, labels=factor * lazy.labels)
         one, other = (
-            smi.gamp(model, data, key=KEY, max_steps=4, init=0.5)
+            smi.gamp(model, data, key=KEY, iteration=smi.Iteration(4), start=0.5)
             for data in (there.stored(), there)
         )
         np.testing.assert_allclose(other.weights, one.weights, atol=1e-10)
@@ -90,7 +90,9 @@ def test_a_step_draws_regenerated_inputs_once():
     counts = []
     for steps in (1, 3):
         drawn.clear()
-        jax.block_until_ready(smi.gamp(model, data, key=KEY, max_steps=steps, init=0.5).weights)
+        jax.block_until_ready(
+            smi.gamp(model, data, key=KEY, iteration=smi.Iteration(steps), start=0.5).weights
+        )
         jax.effects_barrier()
         counts.append(len(drawn))
     assert counts[1] - counts[0] == 2 * len(data.inputs.numbers)
@@ -130,7 +132,7 @@ def test_bfloat16_is_storage_not_arithmetic():
     assert float(jnp.var(exact.inputs)) == pytest.approx(
         1.0, abs=4 * np.sqrt(2 / exact.inputs.size)
     )
-    one, other = (smi.gamp(model, d, key=KEY, max_steps=20) for d in (data, exact))
+    one, other = (smi.gamp(model, d, key=KEY, iteration=smi.Iteration(20)) for d in (data, exact))
     np.testing.assert_allclose(one.weights, other.weights, atol=1e-5)
 
 
@@ -266,7 +268,7 @@ def test_two_hosts_are_one():
     said = [host.communicate(timeout=300)[0] for host in hosts]
     model, key = smi.links.linear(0.1), jax.random.key(0)
     data = model.sample(key, dimension=40, alpha=2.0, store=False, dtype="float64")
-    alone = float(smi.gamp(model, data, key=key, max_steps=6).overlap[0, 0])
+    alone = float(smi.gamp(model, data, key=key, iteration=smi.Iteration(6)).overlap[0, 0])
     for words in said:
         assert float(words.split("overlap")[1]) == pytest.approx(alone, abs=1e-12)
 

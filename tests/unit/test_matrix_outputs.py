@@ -205,8 +205,12 @@ def test_message_passing_against_theory(case):
     errors = []
     for key in jax.random.split(KEY, runs):
         data = model.sample(key, dimension=dimension, alpha=alpha)
-        errors.append(float(smi.gamp(model, data, key=key, side_information=aid).error))
-    theory = float(smi.state_evolution(model, alpha, key=KEY, side_information=aid).error)
+        errors.append(
+            float(smi.gamp(model, data, key=key, start=smi.Start(side_information=aid)).error)
+        )
+    theory = float(
+        smi.state_evolution(model, alpha, key=KEY, start=smi.Start(side_information=aid)).error
+    )
     spread = np.std(errors, ddof=1) / np.sqrt(runs)
     assert abs(np.mean(errors) - theory) < 3.0 * spread + 0.1 * theory
 

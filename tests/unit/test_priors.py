@@ -782,7 +782,7 @@ def test_runs_under_priors_with_a_mean_follow_state_evolution(name):
     size does not show in. The errors themselves are 0.5 to 3 % of the numbers."""
     build, prior, alpha = RUNS[name]
     model = build(prior)
-    theory = smi.state_evolution(model, alpha, key=jax.random.key(1), samples=2**12)
+    theory = smi.state_evolution(model, alpha, key=jax.random.key(1), averages=smi.Averages(2**12))
     Q = float(theory.overlap[0, 0])
     rows = []
     for seed in range(10):
@@ -811,7 +811,10 @@ def test_state_evolution_starts_with_what_the_mean_tells():
         f = 1.0 / (1.0 + 7.0 / 3.0 * np.exp(0.5 * q - b))
         Q = np.array([0.7, 0.3]) @ (f**2 @ norm.pdf(xi)) * (xi[1] - xi[0])
     found = smi.state_evolution(
-        smi.links.linear(noise, prior=BITS), alpha, key=jax.random.key(0), newton=False
+        smi.links.linear(noise, prior=BITS),
+        alpha,
+        key=jax.random.key(0),
+        iteration=smi.Iteration(newton=False),
     )
     assert float(found.overlap[0, 0]) == pytest.approx(Q, abs=1e-5)  # its tolerance
     assert float(found.history["overlap"][0][0, 0]) > 0.09  # above what is known at once

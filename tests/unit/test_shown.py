@@ -28,7 +28,9 @@ def test_version_is_that_of_the_package():
 
 
 def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
-    solution = smi.state_evolution(smi.links.linear(0.5), 1.0, key=KEY, max_steps=2, newton=False)
+    solution = smi.state_evolution(
+        smi.links.linear(0.5), 1.0, key=KEY, iteration=smi.Iteration(2, newton=False)
+    )
     shown = repr(solution)
     assert "MAX_STEPS" in shown
     assert f"{float(solution.overlap[0, 0]):.4g}" in shown

@@ -159,7 +159,7 @@ def test_a_start_is_independent_of_the_teacher_even_with_one_key_for_both():
     data = model.sample(KEY, dimension=2000, alpha=0.05)
     for solution in (
         train(optax.sgd(1e-9), 1, model, data),
-        smi.gamp(model, data, key=KEY, max_steps=1),
+        smi.gamp(model, data, key=KEY, iteration=smi.Iteration(1)),
     ):
         cosine = np.asarray(solution.history["cosine"][0])
         assert np.all(np.abs(cosine) < 5 / np.sqrt(2000))  # five standard deviations

@@ -58,7 +58,7 @@ def test_weights_that_are_no_probabilities_inside_jit():
     def solve(x):
         weights = jnp.stack([0.5, x])
         prior = priors.GaussianMixture(weights, [1.0, 0.0], [0.0, 0.5])
-        sizes = {"key": KEY, "samples": 64, "randomisations": 2}
+        sizes = {"key": KEY, "averages": smi.Averages(64, nets=2)}
         return smi.state_evolution(smi.links.linear(0.1, prior=prior), 1.0, **sizes)
 
     assert int(solve(2.0).result) == Result.INVALID
@@ -72,7 +72,7 @@ def test_its_state_evolution_says_so(name):
 
     @jax.jit
     def solve(x):
-        sizes = {} if name == "beta of scores" else {"samples": 64, "randomisations": 2}
+        sizes = {} if name == "beta of scores" else {"averages": smi.Averages(64, nets=2)}
         end = smi.state_evolution(MODELS[name](x), 0.5, key=KEY, **sizes)
         return end.overlap, end.error, end.result
 
@@ -87,7 +87,7 @@ def test_message_passing_with_an_invalid_argument_is_nan_as_a_whole():
     """Not only the overlap: weights, covariance and history too."""
     model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=20, alpha=2.0)
-    run = jax.jit(lambda d: smi.gamp(model, data, key=KEY, damping=d, max_steps=2))
+    run = jax.jit(lambda d: smi.gamp(model, data, key=KEY, iteration=smi.Iteration(2, damping=d)))
     bad = run(1.5)
     assert int(bad.result) == Result.INVALID
     for part in (bad.weights, bad.covariance, bad.history["overlap"], bad.overlap, bad.error):
@@ -100,14 +100,15 @@ def test_a_signal_given_as_a_start_stays_the_start_beside_side_information():
     model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=20, alpha=2.0)
     signal = jnp.arange(20.0)[None] / 10.0
-    run = {"key": KEY, "init": signal, "max_steps": 1, "record": lambda state: state.weights}
+    run = {"iteration": smi.Iteration(1), "record": lambda state: state.weights}
     for strength in (0.0, 0.3):
-        end = smi.gamp(model, data, side_information=strength, **run)
+        start = smi.Start(weights=signal, side_information=strength)
+        end = smi.gamp(model, data, key=KEY, start=start, **run)
         np.testing.assert_array_equal(end.history["record"][0], signal)
-    with pytest.raises(ValueError, match="init"):
-        smi.gamp(model, data, side_information=0.3, key=KEY, init=-1.0)
-    with pytest.raises(ValueError, match="init"):
-        smi.gamp(model, data, side_information=0.3, key=KEY, init=jnp.ones(7))
+    with pytest.raises(ValueError, match="start"):
+        smi.gamp(model, data, start=smi.Start(weights=-1.0, side_information=0.3), key=KEY)
+    with pytest.raises(ValueError, match="start"):
+        smi.gamp(model, data, start=smi.Start(weights=jnp.ones(7), side_information=0.3), key=KEY)
 
 
 @pytest.mark.parametrize("symmetric", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -182,14 +183,18 @@ def test_a_start_out_of_range_is_invalid_inside_jit():
     """It ran, and said MAX_STEPS."""
     model = smi.links.linear(0.1)
     data = model.sample(KEY, dimension=20, alpha=2.0)
-    run = jax.jit(lambda init: smi.gamp(model, data, key=KEY, init=init, max_steps=2))
+    run = jax.jit(
+        lambda init: smi.gamp(model, data, key=KEY, start=init, iteration=smi.Iteration(2))
+    )
     assert int(run(-1.0).result) == Result.INVALID
     assert int(run(1.0).result) != Result.INVALID
 
 
 def test_an_invalid_state_evolution_has_no_history_either():
     def solve(x):
-        return smi.state_evolution(smi.links.linear(x), 0.5, key=KEY, samples=64, max_steps=3)
+        return smi.state_evolution(
+            smi.links.linear(x), 0.5, key=KEY, averages=smi.Averages(64), iteration=smi.Iteration(3)
+        )
 
     assert np.all(np.isnan(jax.jit(solve)(-1.0).history["overlap"]))
 
