@@ -10,7 +10,7 @@ import re
 from docutils import nodes
 from sphinx.ext.intersphinx import InventoryAdapter
 
-ROOMS = ("priors", "links", "losses", "sgd", "baselines", "text", "models")
+MODULES = ("priors", "links", "losses", "sgd", "baselines", "models")
 SHORT = {
     "smi.": "jaxsmi.",
     "jnp.": "jax.numpy.",
@@ -38,10 +38,10 @@ def public():
     """Every public name under which something is documented, and that name."""
     package = importlib.import_module("jaxsmi")
     names = {}
-    for room in ROOMS:
-        for name in getattr(package, room).__all__:
-            if not inspect.ismodule(getattr(getattr(package, room), name)):
-                names[f"{room}.{name}"] = f"jaxsmi.{room}.{name}"
+    for module in MODULES:
+        for name in getattr(package, module).__all__:
+            if not inspect.ismodule(getattr(getattr(package, module), name)):
+                names[f"{module}.{name}"] = f"jaxsmi.{module}.{name}"
     for name in package.__all__:
         names[name] = f"jaxsmi.{name}"
     return names

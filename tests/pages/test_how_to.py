@@ -23,11 +23,11 @@ BLOCKS = [
 ]
 
 
-def test_there_are_blocks_and_each_says_what_it_needs():
+def test_each_block_sets_up_double_precision():
     assert len(BLOCKS) > 15
     for block in BLOCKS:
         assert "import jax" in block.values[0], block.id
-        assert 'jax.config.update("jax_enable_x64", True)' in block.values[0], block.id
+        assert "smi.setup()" in block.values[0], block.id
 
 
 @pytest.mark.slow

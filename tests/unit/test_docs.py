@@ -4,6 +4,7 @@ functions, tests, files, headings, articles."""
 import ast
 import functools
 import importlib
+import inspect
 import re
 import unicodedata
 from pathlib import Path
@@ -11,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jaxsmi
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 THEORY = sorted((ROOT / "docs" / "theory").glob("*.md"))
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
-EVERY = [*PAGES, *THEORY, *HOW_TO, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+EVERY = [*PAGES, *THEORY, *HOW_TO, *REFERENCE, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FUNCTION = r"`(jaxsmi(?:\.\w+)+)`"
 TEST = r"`(tests/[\w/]+\.py)::(test_\w+)`(\]\([^)]*\))?( †)?"
 
@@ -109,6 +113,20 @@ def test_links_lead_somewhere(path):
 def test_articles_are_in_the_bibliography(path):
     known = set(re.findall(r"@\w+\{(\w+),", (ROOT / "references.bib").read_text(encoding="utf-8")))
     assert set(re.findall(r"\[([A-Z][A-Za-z]*\d{2})\b", prose(path))) <= known
+
+
+def public(module):
+    """Public functions and classes of a module and of the modules that it names."""
+    for name in module.__all__:
+        member = getattr(module, name)
+        yield from public(member) if inspect.ismodule(member) else [member]
+
+
+def test_the_reference_has_every_public_name():
+    listed = "\n".join(path.read_text(encoding="utf-8") for path in REFERENCE)
+    names = re.findall(r"auto(?:class|function):: jaxsmi\.(\S+)", listed)
+    documented = [functools.reduce(getattr, name.split("."), jaxsmi) for name in names]
+    assert [member for member in public(jaxsmi) if member not in documented] == []
 
 
 def test_every_line_of_the_equation_table_has_a_function_and_a_test():
