@@ -330,7 +330,8 @@ def whole() -> list[Row]:
     run = lambda key: smi.state_evolution(MODEL, ALPHA, key=key, averages=smi.Averages(1024))
     found, alone, both, compile_s = ours(lambda: run(keys[0]))
     all_keys = [
-        (float(f.overlap[1, 1]), float(f.stderr[1, 1]), float(f.rho)) for f in map(run, keys)
+        (float(f.overlap[1, 1]), float(f.stderr[1, 1]), float(f.spectral_radius))
+        for f in map(run, keys)
     ]
     values, reported, slopes = np.array(all_keys).T
     q, rho, stderr = (

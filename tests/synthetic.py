@@ -57,7 +57,7 @@ def solution(
         result=jnp.asarray(int(result)),
         history={name: jnp.asarray(values) for name, values in history.items()},
         covariance=jnp.asarray(history["covariance"][steps - 1]),
-        rho=jnp.asarray(0.5),
+        spectral_radius=jnp.asarray(0.5),
         weights=jnp.arange(8.0).reshape(2, 4) if kind == "gamp" else None,
         model=Layers(jnp.array([1.0, 0.5])),
         key=jax.random.key(3) if key is None else key,

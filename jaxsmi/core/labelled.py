@@ -39,7 +39,7 @@ SCALARS = (
     "error",
     "steps",
     "residual",
-    "rho",
+    "spectral_radius",
     "result",
 )  # fields of a solution that are one number
 MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
@@ -52,7 +52,7 @@ _MEANINGS = {
     "alpha": "sample complexity N/D (matrix models: n/d^2)",
     "steps": "steps taken",
     "residual": "last fixed-point residual",
-    "rho": "spectral radius of the map at the fixed point",
+    "spectral_radius": "spectral radius of the map at the fixed point",
     "result": "result code",
     "weights": "estimated weights",
     "key": "random key",

@@ -103,7 +103,7 @@ class RectangularDesign(AbstractMatrixDesign):
         weights = weights.astype(theory_dtype())
         if weights.ndim == 3:
             return weights
-        if length is None and not concrete(self.aspect_ratio):
+        if length is None and not (self.symmetric or concrete(self.aspect_ratio)):
             return jnp.full((1, 1, 1), jnp.nan, weights.dtype)
         return self.product(weights, length)[None]
 

@@ -60,7 +60,7 @@ def learned(
     model: AbstractModel,
     data: Dataset,
     learner: AbstractIndexLearner,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | None,
     plan: Plan,
 ) -> LearnerSolution:
     """`gamp` with a learner of indices (module docstring)."""
@@ -68,6 +68,7 @@ def learned(
     network = student.network
     check_data(network, data, teacher=False)
     student.check_labels(data.labels)
+    key = validate.key("key", key)
     start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
     state = plan.state
     if state is None:

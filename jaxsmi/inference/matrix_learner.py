@@ -351,7 +351,7 @@ def matrix_learned(
     model: AbstractModel,
     data: Dataset,
     learner: MatrixErm,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | None,
     plan: Plan,
 ) -> LearnerSolution:
     """`gamp` of a learner of one matrix."""
@@ -359,6 +359,7 @@ def matrix_learned(
     student = _believed(teacher)
     check_data(student, data, teacher=False)
     student.readout.check_labels(data.labels)
+    key = validate.key("key", key)
     signal, fields = student.design.shapes(data.inputs.shape)
     start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
     state = plan.state

@@ -132,7 +132,6 @@ def gamp(
     validate.instance("data", data, Dataset, "a smi.Dataset, such as model.sample(..)")
     validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
     validate.optional(validate.flag, "progress", progress)
-    key = validate.key("key", key)
     start = start if isinstance(start, Start) else Start(weights=start)
     init, state = _weights_or_state(start)
     function, every = Record.of(record)
@@ -179,7 +178,7 @@ def _run_bayes(
     model: AbstractModel,
     data: Dataset,
     learner: Bayes,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | None,
     start: Start,
     plan: Plan,
 ) -> Solution:
@@ -188,16 +187,10 @@ def _run_bayes(
     precision = learner.precision or settings.precisions[0]
     validate.choice("precision", precision, settings.precisions)
     allowed = "False for this model"
-    check(
-        model.design.message_passing.calibrated or not learner.calibrate,
-        "calibrate",
-        learner.calibrate,
-        allowed,
-    )
-    calibrate = (
-        model.design.message_passing.calibrated if learner.calibrate is None else learner.calibrate
-    )
+    check(settings.calibrated or not learner.calibrate, "calibrate", learner.calibrate, allowed)
+    calibrate = settings.calibrated if learner.calibrate is None else learner.calibrate
     data = _check_data(model, data, plan.state)
+    key = validate.key("key", key)
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = _streams(key)
     strength = start.side_information if start.aided else None

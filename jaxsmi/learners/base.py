@@ -132,9 +132,9 @@ class AbstractLearner(eqx.Module):
     """A learner other than Bayes: `Erm`, `Mismatched`, or `MatrixErm`."""
 
     @property
-    @abc.abstractmethod
     def explicit(self) -> bool:
         """State evolution has explicit averages, as for one matrix."""
+        return False
 
 
 class AbstractIndexLearner(AbstractResponder, AbstractLearner):
@@ -156,11 +156,6 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         Raises:
             ValueError: For a student whose tokens, or a loss whose labels, do not fit.
         """
-
-    @property
-    def explicit(self) -> bool:
-        """Averages are over random points."""
-        return False
 
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError for labels (N, ...) outside of its support."""

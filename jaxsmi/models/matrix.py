@@ -64,6 +64,11 @@ class MatrixModel(AbstractModel):
         """Shapes, inputs and teachers of the data."""
 
     @property
+    def rank_ratio(self) -> Array:
+        """ρ of the prior."""
+        return self.prior.law.rank_ratio
+
+    @property
     def student(self) -> MatrixStudent:
         """Factors."""
         return MatrixStudent(self)

@@ -143,6 +143,8 @@ class SpectralPrior(AbstractPrior):
 
     def length(self, dimension: int) -> int:
         """L = round(β d), at least one."""
+        if self.symmetric:
+            return dimension
         beta = self.law.aspect_ratio
         allowed = "a value outside jit, for shapes: make the model outside jit"
         validate.check(concrete(beta), "aspect_ratio", "a traced number", allowed)

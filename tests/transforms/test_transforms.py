@@ -25,7 +25,7 @@ ALPHAS = (0.5, 3.0)
 def evolve(alpha):
     """What state evolution says of the perceptron at α, without what it was made from."""
     solution = smi.state_evolution(smi.links.sign(), alpha, key=KEY, **CHEAP)
-    names = ("overlap", "stderr", "error", "steps", "result", "covariance", "rho")
+    names = ("overlap", "stderr", "error", "steps", "result", "covariance", "spectral_radius")
     return {name: getattr(solution, name) for name in names}
 
 

@@ -106,10 +106,10 @@ REFUSED = {
     "uneven": (SQUARE, (0.1, 0.05, 0.02, 0.01), "same fraction"),
     "rising": (SQUARE, LADDER[::-1], "same fraction"),
     "negative": (SQUARE, tuple(-x for x in LADDER), "same fraction"),
-    "exact": (smi.links.phase_retrieval(), LADDER, "posterior of their own"),
+    "exact": (smi.links.phase_retrieval(), LADDER, "labels that have a posterior"),
     "jumps": (smi.MultiIndex(lambda z: jnp.sign(z[0, 0]), indices=1), LADDER, "jump"),
     "hardmax": (smi.DeepAttention(1, 2, activation="hardmax"), LADDER, "softmax student"),
-    "matrix": (smi.Bilinear(1.0, 0.2), LADDER, "None for this model"),
+    "matrix": (smi.Bilinear(1.0, 0.2), LADDER, "None for a matrix model"),
 }
 
 

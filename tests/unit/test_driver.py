@@ -122,9 +122,9 @@ def test_recovery_is_a_steady_fall_and_not_a_small_number_alone():
 
 
 def test_a_record_says_what_and_how_often():
-    assert smi.Record.of(jnp.sum, 7) == (jnp.sum, 7)
-    assert smi.Record.of(smi.Record(jnp.sum, every=3), 7) == (jnp.sum, 3)
-    assert smi.Record.of(smi.Record(jnp.sum), 7) == (jnp.sum, 7)
+    for record, every in ((jnp.sum, 7), (smi.Record(jnp.sum, every=3), 3)):
+        function, found = smi.Record.of(record, 7)
+        assert (float(function(jnp.ones(3))), found) == (3.0, every)
     assert smi.Record.of(None, 7) == (None, 7)
     with pytest.raises(ValueError, match=r"^every: got 0; allowed: an integer >= 1"):
         smi.Record(every=0)

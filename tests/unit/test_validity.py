@@ -12,6 +12,7 @@ import jaxsmi as smi
 from jaxsmi import Result
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import off_zero
+from jaxsmi.models.base import check_data
 from jaxsmi.thresholds import scan
 
 KEY = jax.random.key(5)
