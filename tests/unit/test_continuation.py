@@ -109,7 +109,7 @@ REFUSED = {
     "exact": (smi.links.phase_retrieval(), LADDER, "labels that have a posterior"),
     "jumps": (smi.MultiIndex(lambda z: jnp.sign(z[0, 0]), indices=1), LADDER, "jump"),
     "hardmax": (smi.DeepAttention(1, 2, activation="hardmax"), LADDER, "softmax student"),
-    "matrix": (smi.Bilinear(1.0, 0.2), LADDER, "None for a matrix model"),
+    "matrix": (smi.Bilinear(1.0, 0.2), LADDER, "None for (a matrix|this) model"),
 }
 
 

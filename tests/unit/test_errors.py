@@ -372,7 +372,7 @@ def test_alpha_out_of_range_under_jit_and_vmap_is_a_code():
 
 
 @pytest.mark.parametrize(
-    "start",
+    "q0",
     [pytest.param(-0.5, marks=pytest.mark.slow), 1.5, pytest.param(NAN, marks=pytest.mark.slow)],
 )
 def test_starting_overlap_out_of_range_under_jit_is_a_code(q0):
