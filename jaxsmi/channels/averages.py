@@ -20,9 +20,8 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.posterior import Posterior, Response
-from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
-from jaxsmi.numerics.nets import randomised_gaussians
+from jaxsmi.numerics.nets import covariance_and_variance, quotient, randomised_gaussians
 
 if TYPE_CHECKING:
     from jaxsmi.channels.base import AbstractChannel

@@ -1,8 +1,8 @@
 """Gradient descent on data.
 
-options: `Gradient` and `Monitor`. loop: optimisers on the common driver. fit: checks that model,
-data and state fit together. stream: endless fresh samples. training: `train`. order: when each
-index is learned. averaging: means over runs. baselines: ridge regression and the nuclear norm.
+options: `Gradient` and `Monitor`. loop: the problem `Descent`, on the library's loop. fit:
+validation of model, data and state. stream: endless fresh samples. training: `train`. order: when
+each index is learned. averaging: means over runs. baselines: ridge regression, the nuclear norm.
 """
 
 from jaxsmi.descent import baselines

@@ -78,27 +78,21 @@ def averaged(fit: Solution, teacher: ArrayLike) -> Averaged:
     validate.instance("fit", fit, Solution, "a Solution of train")
     model, runs = fit.model, fit.result.shape
     check(model is not None, "fit", "a solution without its model", "a Solution of train")
-    assert model is not None
+    # factors are known up to a rotation only: their mean has no meaning
     reason = model.unsupported_reason("averages")
     if reason is not None:
         raise ValueError(reason)
     allowed = "at least two runs: train(..., key=jax.random.split(key, 16))"
     check(len(runs) == 1 and runs[0] >= 2, "fit", f"runs of shape {runs}", allowed)
     truth = validate.array("teacher", teacher, "data.teacher")
-    matrices = jnp.asarray(fit.weights)
+    matrices, K = jnp.asarray(fit.weights), runs[0]
     model.design.check_teacher(truth, matrices.shape[-1])
+    # one lost run would spoil the mean of all
     failed = np.isin(np.asarray(fit.result), (Result.NONFINITE, Result.DIVERGED))
-    shown = f"{int(failed.sum())} of {len(failed)} runs with code NONFINITE or DIVERGED"
-    check(not np.any(failed), "fit", shown, "runs that stayed finite")
-    K = runs[0]
+    shown = f"{failed.sum()} of {K} runs with code NONFINITE or DIVERGED"
+    check(not failed.any(), "fit", shown, "runs that stayed finite")
     errors = jax.vmap(lambda S: model.metric.estimation_error(S, truth))(matrices)
-    mean = jnp.mean(matrices, axis=0)
-    single = jnp.mean(errors)
+    mean, single = jnp.mean(matrices, axis=0), jnp.mean(errors)
     error = model.metric.estimation_error(mean, truth)
-    return Averaged(
-        weights=mean,
-        single=single,
-        error=error,
-        extrapolated=(K * error - single) / (K - 1),
-        stderr=jnp.std(errors, ddof=1) / np.sqrt(K),
-    )
+    extrapolated = (K * error - single) / (K - 1)
+    return Averaged(mean, single, error, extrapolated, jnp.std(errors, ddof=1) / np.sqrt(K))

@@ -18,8 +18,6 @@ Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -79,11 +77,12 @@ def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) ->
     noise = validate.array("noise", noise, allowed, interval=NON_NEGATIVE)
     V = gaussian_error(alpha, penalty)
     positive = penalty > 0.0
-    shrinkage = jnp.where(
-        positive, V / jnp.where(positive, penalty + V, 1.0), jnp.minimum(1.0, 1.0 / alpha)
-    )
+    safe = jnp.where(positive, penalty + V, 1.0)
+    # λ = 0: V = max(1 - α, 0) makes V/(λ + V) 0/0 from α = 1 on, its limit is 1/α
+    shrinkage = jnp.where(positive, V / safe, jnp.minimum(1.0, 1.0 / alpha))
     gap = 1.0 - alpha * shrinkage**2
     value = (V**2 + alpha * noise * shrinkage**2) / jnp.where(gap > 0.0, gap, 1.0)
+    # no gap: the interpolation peak, λ = 0 at α = 1, where only noise diverges
     value = jnp.where(gap > 0.0, value, jnp.where(noise > 0.0, jnp.inf, 0.0))
     return jnp.where(jnp.isnan(alpha + penalty + noise), jnp.nan, value)
 
@@ -120,6 +119,8 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
         rank_ratio=validate.number("rank_ratio", rank_ratio, POSITIVE),
     )
     long, rho = law.sides
+    # values out of the formulas' range (b = 0, ρ >= 1) take the closed forms at the end; 0.5 stands
+    # in for them here, so that no branch that is dropped has a NaN derivative
     b = jnp.where(jnp.isinf(law.aspect_ratio), 0.5, 1.0 / long)
     inside = rho < 1.0
     rho = jnp.where(inside, rho, 0.5)
@@ -131,7 +132,7 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     def moments(cut: Array) -> tuple[Array, Array, Array]:
         """P_0, P_1/2, P_1; with t = low + (high - low) sin²θ the integrands are smooth."""
         share = jnp.clip((cut**2 - low) / (high - low), 0.0, 1.0)
-        above = share > 0.0
+        above = share > 0.0  # arcsin √x has an infinite derivative at 0
         start = jnp.where(above, jnp.arcsin(jnp.sqrt(jnp.where(above, share, 0.5))), 0.0)
         theta = 0.5 * (start + 0.5 * np.pi) + 0.5 * (0.5 * np.pi - start) * nodes
         t = low + (high - low) * jnp.sin(theta) ** 2
@@ -196,81 +197,59 @@ def minimum_nuclear_norm(
     check(model.noise == 0.0, "model", "label noise", allowed)
     check_data(model, data)
     inputs = data.stored().stored_inputs
-    entries = inputs.shape[1] * inputs.shape[2]
+    rows = inputs.reshape(data.samples, -1).astype(theory_dtype())
+    entries = rows.shape[1]
     allowed = f"at most {entries}: no more equations than entries"
     check(data.samples <= entries, "data", f"{data.samples} samples", allowed)
-    rows = inputs.reshape(data.samples, -1).astype(theory_dtype())
     basis, triangle = jnp.linalg.qr(rows.T)
     pivots = jnp.abs(jnp.diagonal(triangle))
     independent = jnp.min(pivots) > _DEPENDENT * jnp.max(pivots)
     allowed = "independent ones: drop the others"
     check(independent, "data.inputs", "linearly dependent samples", allowed)
-    _, L, d = inputs.shape
-    labels = data.labels.astype(theory_dtype()) * np.sqrt(L * d)
+    labels = data.labels.astype(theory_dtype()) * np.sqrt(entries)
     fixed = jax.scipy.linalg.solve_triangular(triangle.T, labels, lower=True)
-    end = _douglas_rachford(basis, fixed, tolerance, jnp.asarray(max_steps), (L, d))
-    return _solution(model, data, end, tolerance)
-
-
-class _Splitting(NamedTuple):
-    """State of the splitting: steps, z, x on the constraints, and the residual ‖p - x‖/‖x‖."""
-
-    steps: Array
-    z: Array
-    x: Array
-    residual: Array
+    return _douglas_rachford(model, data, basis, fixed, tolerance, jnp.asarray(max_steps))
 
 
 @eqx.filter_jit
 def _douglas_rachford(
-    basis: Array, fixed: Array, tolerance: Array, max_steps: Array, shape: tuple[int, int]
-) -> _Splitting:
+    model: Bilinear, data: Dataset, basis: Array, fixed: Array, tolerance: Array, max_steps: Array
+) -> Solution:
     """x = z - Q (Qᵀz - c),   p = shrink_τ(2x - z),   z ← z + p - x (module docstring)."""
+    shape, dtype = data.inputs.shape[1:], theory_dtype()
     shrinkage = _SHRINKAGE * np.sqrt(max(shape))
 
-    def shrink(matrix: Array) -> Array:
-        left, values, right = jnp.linalg.svd(matrix.reshape(shape), full_matrices=False)
-        return ((left * jnp.maximum(values - shrinkage, 0.0)) @ right).reshape(-1)
-
-    def step(state: _Splitting) -> _Splitting:
-        z = state.z
+    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        steps, z, x, _ = state
         x = z - basis @ (basis.T @ z - fixed)
-        p = shrink(2.0 * x - z)
+        left, values, right = jnp.linalg.svd((2.0 * x - z).reshape(shape), full_matrices=False)
+        p = ((left * jnp.maximum(values - shrinkage, 0.0)) @ right).reshape(-1)
         size = jnp.maximum(jnp.linalg.norm(x), 1e-30)  # labels may all be zero
-        return _Splitting(state.steps + 1, z + p - x, x, jnp.linalg.norm(p - x) / size)
+        return steps + 1, z + p - x, x, jnp.linalg.norm(p - x) / size
 
-    def running(state: _Splitting) -> Array:
-        unfinished = (state.steps < max_steps) & (state.residual > tolerance)
-        return unfinished & ~jnp.isnan(state.residual)
+    def running(state: tuple[Array, ...]) -> Array:
+        return (state[0] < max_steps) & (state[3] > tolerance)  # false for NaN
 
-    zero = jnp.zeros((len(basis),), basis.dtype)
-    start = _Splitting(jnp.zeros((), int), zero, zero, jnp.asarray(jnp.inf, zero.dtype))
-    return lax.while_loop(running, step, start)
-
-
-@eqx.filter_jit
-def _solution(model: Bilinear, data: Dataset, end: _Splitting, tolerance: Array) -> Solution:
-    """The end of the splitting as a solution."""
-    dtype = theory_dtype()
-    S = end.x.reshape(data.inputs.shape[1:])
+    zero = jnp.zeros((len(basis),), dtype)
+    start = (jnp.zeros((), int), zero, zero, jnp.asarray(jnp.inf, dtype))
+    steps, _, x, residual = lax.while_loop(running, step, start)
+    S = x.reshape(shape)
     overlaps = model.metric.overlaps(S[None], data.teacher)
     unknown = jnp.full((1, 1), jnp.nan, dtype)
-    history = {"step": end.steps[None].astype(dtype)}
-    history |= {name: value[None] for name, value in overlaps.items()}
-    finite = jnp.isfinite(end.residual)
+    finite = jnp.isfinite(residual)
     return Solution(
         overlap=overlaps["overlap"],
         stderr=jnp.zeros((1, 1), dtype),
         error=model.metric.error(S[None], data, key=jax.random.key(0)),
         alpha=jnp.asarray(model.design.operator(data.inputs).alpha, dtype),
-        steps=end.steps,
-        residual=end.residual,
+        steps=steps,
+        residual=residual,
         result=choose(
             (finite, Result.MAX_STEPS),
-            (end.residual <= tolerance, Result.SUCCESS),
+            (residual <= tolerance, Result.SUCCESS),
             (~finite, Result.NONFINITE),
         ),
-        history=history,
+        history={k: v[None] for k, v in {"step": steps.astype(dtype), **overlaps}.items()},
         covariance=unknown,
         spectral_radius=unknown[0, 0],
         weights=S,

@@ -1,11 +1,10 @@
-"""Checks that model, data, batches, state and loss of a training fit together, and its start."""
+"""Validation of the arguments of a training against each other, and its first state."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,10 +18,11 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.descent.loop import TrainState
+from jaxsmi.descent.options import Gradient, Monitor
 from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel, check_data
 
-__all__ = ["batch_size_of", "check_gradient", "check_loss", "initial_state"]
+__all__ = ["check_loss", "check_one_pass", "check_settings", "initial_state"]
 
 _PROBE = 8  # a loss is tried in this dimension at most: one that is flat there is flat in any
 _LOSS = "a JAX function of (prediction, label) that returns one number"
@@ -45,126 +45,116 @@ def initial_state(
     if isinstance(start, Solution):
         start = validate.instance("start", start.state, TrainState, "a Solution of smi.train")
     if isinstance(start, TrainState):
-        _check_state(start, optimizer, shape, dtype, key.shape[0] if many else None)
+        runs = len(key) if many else None
+        batch = start.weights.shape[0] if start.weights.ndim == 3 else None
+        memory = jax.eval_shape(optimizer.init, start.weights[0] if batch else start.weights)
+        same = jax.tree.structure(start.optimizer) == jax.tree.structure(memory)
+        together = jnp.max(start.step) == jnp.min(start.step)
+        shown = f"a state of {batch or 'one'} run(s) with {runs} keys"
+        for condition, value, allowed in (
+            (start.weights.shape[-2:] == shape, start.weights, f"a state with weights {shape}"),
+            (start.weights.dtype == dtype, start.weights.dtype.name, f"weights in {dtype.name}"),
+            (runs in (None, batch), shown, "one key (it is not used), or as many as runs"),
+            (same, "the memory of another optimiser", "one of this optimiser"),
+            # the loop counts for all runs
+            (together, start.step, "runs at one step (continue each run by itself)"),
+        ):
+            check(condition, "start", value, allowed)
         return start
-    # another stream than that of `sample`: with one key for both, the start would be the teacher
-    keys = key if many else key[None]
-    split = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1)))(keys)
-    words = jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(split[:, 1])
     allowed = f"a scale, weights {shape}, or a Solution of smi.train"
     scale = validate.array("start", start, allowed, dtype=dtype)
     check(scale.shape in ((), shape), "start", start, allowed)
 
-    def fresh(start_key: PRNGKeyArray, words: Array) -> TrainState:
-        weights = (
-            model.student.start(start_key, dimension, scale, dtype) if scale.ndim == 0 else scale
-        )
+    def fresh(key: PRNGKeyArray) -> TrainState:
+        # another stream than that of `sample`: one key for both would start at the teacher
+        start_key, order_key = jax.random.split(jax.random.fold_in(key, 1))
+        words = jax.random.bits(order_key, (2,), jnp.uint32)
+        weights = scale
+        if scale.ndim == 0:
+            weights = model.student.start(start_key, dimension, scale, dtype)
         return TrainState(weights, optimizer.init(weights), jnp.zeros((), int), words)
 
-    return jax.vmap(fresh)(split[:, 0], words) if many else fresh(split[0, 0], words[0])
-
-
-def _check_state(
-    state: TrainState,
-    optimizer: optax.GradientTransformation,
-    shape: tuple[int, ...],
-    dtype: jnp.dtype,
-    runs: int | None,
-) -> None:
-    """Raise a ValueError for a state of another model, precision, optimiser or number of runs, or
-    of runs at different steps."""
-    weights = state.weights
-    batch = weights.shape[0] if weights.ndim == 3 else None
-    memory = jax.eval_shape(optimizer.init, weights[0] if batch else weights)
-    same = jax.tree.structure(state.optimizer) == jax.tree.structure(memory)
-    runs_shown = f"a state of {batch or 'one'} run(s) with {runs} keys"
-    for condition, value, allowed in (
-        (weights.shape[-2:] == shape, weights, f"a state with weights {shape}"),
-        (weights.dtype == dtype, weights.dtype.name, f"weights of the inputs' {dtype.name}"),
-        (runs in (None, batch), runs_shown, "one key (it is not used), or as many as runs"),
-        (same, "the memory of another optimiser", "one of this optimiser"),
-        (
-            jnp.max(state.step) == jnp.min(state.step),
-            state.step,
-            "runs at one step (after early stops: continue each run by itself)",
-        ),
-    ):
-        check(condition, "start", value, allowed)
+    return jax.vmap(fresh)(key) if many else fresh(key)
 
 
 def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int) -> None:
-    """Raise a ValueError for a loss that fails, or does not return one number."""
+    """Raise a ValueError for a loss that fails or does not return one number, and for a link whose
+    gradient is zero (signs, hardmax); warn where it is zero for some of the rows."""
     D = min(dimension, _PROBE)
+    shape = (16, *model.design.input_shape(D))
 
-    def prediction(key: PRNGKeyArray) -> Array:
-        inputs = jnp.zeros((1, *model.design.input_shape(D)), theory_dtype())
-        return model.student.outputs(model.student.start(key, D), inputs)[0]
+    def outputs(weights: Array) -> Array:
+        inputs = jax.random.normal(jax.random.key(0), shape, theory_dtype())
+        return model.student.outputs(weights, inputs)
 
-    one = jax.eval_shape(prediction, jax.random.key(0))
+    def start(key: PRNGKeyArray) -> Array:
+        return model.student.start(key, D)
+
+    one = jax.eval_shape(lambda key: outputs(start(key))[0], jax.random.key(0))
     value = validate.call_user_function("loss", jax.eval_shape, _LOSS, loss, one, one)
     shapes = [leaf.shape for leaf in jax.tree.leaves(value)]
     check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
-
-
-@eqx.filter_jit
-def _gradient(
-    model: AbstractModel,
-    loss: Callable[[Array, Array], Array],
-    weights: Array,
-    teacher: Array,
-    shape: tuple[int, int],
-) -> Array:
-    """Gradient of the loss at some weights on random inputs and a teacher's labels."""
-    inputs = jax.random.normal(jax.random.key(0), (16, *shape), theory_dtype())
-    labels = model.student.outputs(teacher, inputs)
-    return jax.grad(lambda w: jnp.sum(jax.vmap(loss)(model.student.outputs(w, inputs), labels)))(
-        weights
-    )
-
-
-def check_gradient(
-    model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int
-) -> None:
-    """Raise a ValueError for a link whose gradient is zero (signs, hardmax); warn where it is zero
-    for some of the rows."""
     if not concrete((model, loss)):
-        return
-    D = min(dimension, _PROBE)
+        return  # no numbers to look at
+
+    @jax.jit
+    def gradient() -> Array:
+        keys = jax.random.split(jax.random.key(1))
+        labels = outputs(start(keys[1]))
+        total = lambda w: jnp.sum(jax.vmap(loss)(outputs(w), labels))
+        return jax.grad(total)(start(keys[0]))
+
     with jax.ensure_compile_time_eval():  # concrete under jit too
-        weights, teacher = (model.student.start(k, D) for k in jax.random.split(jax.random.key(1)))
-        gradient = _gradient(model, loss, weights, teacher, model.design.input_shape(D))
-        flat = np.flatnonzero(np.all(np.asarray(gradient) == 0.0, axis=1))
+        flat = np.all(np.asarray(gradient()) == 0.0, axis=1)
     allowed = (
         "a link with a gradient (signs and hardmax have none: train another, such as a softmax "
         "student, on their data)"
     )
-    check(len(flat) < len(weights), "model", "a link whose gradient is zero", allowed)
-    if len(flat):
-        rows = [int(p) for p in flat]
+    check(not flat.all(), "model", "a link whose gradient is zero", allowed)
+    if flat.any():
+        rows = np.flatnonzero(flat).tolist()
         message = f"jaxsmi: rows {rows} of the weights have no gradient: they stay as they are."
         warnings.warn(message, stacklevel=3)  # 3: the caller of smi.train
 
 
-def batch_size_of(
-    model: AbstractModel, data: Dataset | Stream, size: int | None, test: Dataset | None
-) -> int:
-    """The size of a batch; raises a ValueError where shapes do not fit together."""
+def check_settings(
+    model: AbstractModel, data: Dataset | Stream, gradient: Gradient, monitor: Monitor
+) -> None:
+    """Raise a ValueError where the shapes of model, data, batches and test set do not agree, or an
+    early stop has no error or cosines to watch."""
+    size, test, teacher = gradient.batch_size, monitor.test, data.teacher
     if test is not None:
         check(not test.regenerated, "test", "regenerated inputs", "stored ones: test.stored()")
         check_data(model, test, teacher=False)
         allowed = f"inputs of dimension {data.dimension}"
         check(test.dimension == data.dimension, "test", test.inputs, allowed)
+    allowed = "None without a test set or a teacher: nothing to watch"
+    watched = monitor.patience is None or test is not None or teacher is not None
+    check(watched, "patience", monitor.patience, allowed)
+    if monitor.target is not None:
+        rows = model.student.shape(data.dimension)[0]
+        found = "none" if teacher is None else f"one of {teacher.shape[0]} rows"
+        allowed = f"None without a teacher of {rows} rows, as the student's; there is {found}"
+        compared = teacher is not None and model.metric.comparable(teacher)
+        check(compared, "target", monitor.target, allowed)
     if isinstance(data, Stream):
         check(size is not None, "batch_size", size, "an integer >= 1 for a Stream")
-        assert size is not None
         sample = jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1)))
         check_data(model, sample, teacher=False)
-        return size
+        return
     check_data(model, data, teacher=False)
+    # gradients in bfloat16 lose small updates, and regenerated inputs have no batches to index
     stored = not data.regenerated and data.inputs.dtype != jnp.bfloat16
     allowed = "stored float32 or float64; or a Stream"
     check(stored, "data.inputs", "inputs that are not stored, or bfloat16", allowed)
-    size = data.samples if size is None else size
     allowed = f"at most {data.samples}, the samples that there are; None: all of them"
-    check(size <= data.samples, "batch_size", size, allowed)
-    return size
+    check(size is None or size <= data.samples, "batch_size", size, allowed)
+
+
+def check_one_pass(data: Dataset, gradient: Gradient, steps: int, state: TrainState) -> None:
+    """Raise a ValueError where the pass has fewer batches left."""
+    done = int(jnp.max(state.step)) if concrete(state.step) else 0
+    size = gradient.batch_size or data.samples
+    rest = data.samples // size - done
+    allowed = f"at most {rest} batches of {size}: one_pass uses each of {data.samples} samples once"
+    check(steps <= rest, "steps", steps, allowed)

@@ -1,9 +1,8 @@
-r"""Gradient descent as a solver of the common driver: many runs at once, a record every so many
-steps.
+r"""Gradient descent of many runs at once, as one solver of the library's loop.
 
-    weights ← weights + optimiser(∇objective(weights; batch)),   `repeats` times on each batch
+    weights ← weights + optimiser(∇loss(weights; batch)),   `repeats` times on each batch
 
-One step of the driver takes all runs from one record to the next. The loop counts for all runs, and
+One step of the solver takes all runs from one record to the next. The loop counts for all runs, and
 only its body is vmapped: under a condition that differed between runs XLA would compute both
 branches, on a copy of the data for each run. The order of the samples depends on the key and the
 step alone, so that 1000 steps continued for 1000 are one run of 2000.
@@ -11,9 +10,7 @@ step alone, so that 1000 steps continued for 1000 are one run of 2000.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,16 +19,24 @@ import optax
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
-from jaxsmi.core.driver import AbstractSolver, init_run, run_solver
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.driver import AbstractSolver, Run
+from jaxsmi.descent.options import Gradient, Monitor, divisor
+from jaxsmi.descent.stream import Stream
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.teacher_student import squared_loss
 
-__all__ = ["AbstractObjective", "DescentEnd", "Epochs", "TrainState", "descend"]
+__all__ = ["Descent", "Epochs", "Runs", "TrainState"]
 
 # Weights are O(1) at the start, as the teacher's are, and so are those of a student that has
 # learned it: a norm a hundred times as large is an overshoot.
 _DIVERGED = 100.0
 _BETTER = 1e-4  # relative fall of the error that `patience` counts: above rounding of float32
+# empirical: 512 points in each of 8 nets give the population error to about 1 %, enough for a curve
+_ERROR_POINTS = 512
 
 
 class TrainState(eqx.Module):
@@ -44,10 +49,6 @@ class TrainState(eqx.Module):
     optimizer: PyTree
     step: Array
     key: Array
-
-
-def _key(words: Array) -> PRNGKeyArray:
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 class Epochs(eqx.Module):
@@ -64,122 +65,98 @@ class Epochs(eqx.Module):
         return -(-self.samples // self.size)
 
     def order(self, key: PRNGKeyArray, step: Array) -> Array:
-        """The order of the samples in the epoch of a step; empty where they are not shuffled."""
+        """Order the samples for the epoch of a step; empty where they are not shuffled."""
         if not self.shuffled:
             return jnp.zeros((0,), jnp.int32)
+        # folding the epoch in, not splitting on, makes a continued run the uninterrupted one
         key = jax.random.fold_in(key, step // self.batches)
         return jax.random.permutation(key, self.samples).astype(jnp.int32)
 
     def next(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, Array, Array]:
-        """The order, the samples of this step, and which of them count (not past the epoch's
-        end)."""
+        """Return the order, the samples of this step, and a mask that ends with the epoch."""
         if self.shuffled:
             order = lax.cond(step % self.batches == 0, lambda: self.order(key, step), lambda: order)
         place = (step % self.batches) * self.size + jnp.arange(self.size)
         inside = place < self.samples
+        # static shapes: a smaller last batch repeats sample 0, and the mask leaves it out
         place = jnp.where(inside, place, 0)
         return order, order[place] if self.shuffled else place, inside
 
 
-class AbstractObjective(eqx.Module):
-    """A loss over batches, and the quantities recorded of the weights."""
-
-    @abc.abstractmethod
-    def objective(self, weights: PyTree, batch: PyTree) -> Array:
-        """The loss of a batch."""
-
-    @abc.abstractmethod
-    def batch(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, PyTree]:
-        """The order of the samples and the batch of a step."""
-
-    @abc.abstractmethod
-    def observe(self, weights: PyTree) -> dict[str, PyTree]:
-        """One record, with "error" for `patience` and "cosine" for `target`."""
-
-    def order(self, key: PRNGKeyArray, step: Array) -> Array:
-        """The order of the samples at a step; empty where each step draws fresh ones."""
-        del key, step
-        return jnp.zeros((0,), jnp.int32)
-
-
-class _Runs(eqx.Module):
-    """All runs, each array with a leading axis: their states, the last record and result code, the
-    last relative update, the smallest error and the records since then, the order of the samples,
-    and the norm of the weights at the start."""
+class Runs(eqx.Module):
+    """All runs, each array with a leading axis: their states, the order of the samples, the last
+    record, result code and relative update, the smallest error, and the records since then."""
 
     state: TrainState
+    order: Array
     record: dict[str, PyTree]
     result: Array
     change: Array
     best: Array
     stale: Array
-    order: Array
-    start_norm: Array
 
 
-class _Update(NamedTuple):
-    """The part of one run that changes with every update."""
+class Descent(AbstractSolver[Runs]):
+    """Descent of a student on data; a step is `every` updates of all runs, and a record.
 
-    weights: PyTree
-    memory: PyTree
-    order: Array
-    total_loss: Array
-    change: Array
+    Args:
+        model: The student.
+        data: A `Dataset` or a `Stream`.
+        gradient: Loss, reduction and batches.
+        monitor: The test set, the record, `patience` and `target`.
+        optimizer: Any optax transformation.
+        start: The first states, each array with a leading axis of runs, all at one step.
+        steps: Batches taken.
+        every: Steps between two records.
+    """
 
-
-class _Solver(AbstractSolver[_Runs]):
-    """A step is `every` steps of all runs, and a record."""
-
-    objective: AbstractObjective
+    model: AbstractModel
+    data: Dataset | Stream
+    gradient: Gradient
+    monitor: Monitor
     optimizer: optax.GradientTransformation
     start: TrainState
-    first: Array
-    last: Array
+    steps: Array
     every: Array
-    target: Array | None
-    repeats: int = eqx.field(static=True)
-    patience: int | None = eqx.field(static=True)
 
     @property
-    def stops_early(self) -> bool:
-        """Runs may stop before their last step."""
-        return self.patience is not None or self.target is not None
+    def epochs(self) -> Epochs | None:
+        """Batches of stored data; None where a step takes all samples (a gather would copy them) or
+        fresh ones."""
+        size, samples = self.gradient.batch_size, getattr(self.data, "samples", 0)
+        if isinstance(self.data, Stream) or size is None or size >= samples:
+            return None
+        return Epochs(samples, size, not self.gradient.one_pass)
 
-    def init(self) -> _Runs:
+    def init(self) -> Runs:
         """The runs before their first update, with a record of the start."""
-        state = self.start
-        dtype = theory_dtype()
-        shape = state.step.shape
-        numbers = sum(x[0].size for x in jax.tree.leaves(state.weights))
-        norm = jax.vmap(lambda w: optax.tree.norm(w).astype(dtype))(state.weights)
-        runs = _Runs(
-            state=state,
-            record={},
-            result=jnp.full(shape, RUNNING),
-            change=jnp.full(shape, jnp.nan, dtype),
-            best=jnp.full(shape, jnp.inf, dtype),
-            stale=jnp.zeros(shape, int),
-            order=jax.vmap(lambda s: self.objective.order(_key(s.key), s.step))(state),
-            start_norm=jnp.maximum(norm, jnp.sqrt(float(numbers))),
+        state, dtype = self.start, theory_dtype()
+        full = lambda value: jnp.full(state.step.shape, value, dtype)
+        order = jnp.zeros((*state.step.shape, 0), jnp.int32)
+        epochs = self.epochs
+        if epochs is not None:
+            order = jax.vmap(lambda s: epochs.order(_key(s.key), s.step))(state)
+        # int32 code: that of `terminate` in all later steps
+        codes, stale = jnp.full(state.step.shape, RUNNING), jnp.zeros(state.step.shape, int)
+        runs = Runs(state, order, {}, codes, full(jnp.nan), full(jnp.inf), stale)
+        return jax.vmap(self._recorded)(runs, runs.change)
+
+    def step(self, state: Runs, count: Array) -> Runs:
+        """Take all runs to the next record; runs that have stopped keep their state."""
+        begin = self.start.step[0]
+        first = begin + count * self.every
+        end = jnp.minimum(first + self.every, begin + self.steps)
+
+        def update(step: Array, carry: tuple[TrainState, Array, Array, Array]) -> tuple:
+            return jax.vmap(lambda *run: self._update(step, *run))(*carry)
+
+        zero = jnp.zeros(state.result.shape, theory_dtype())
+        after, order, loss, change = lax.fori_loop(
+            first, end, update, (state.state, state.order, zero, zero)
         )
-        return jax.vmap(self._recorded)(runs, state, runs.order, runs.change)
-
-    def step(self, state: _Runs, count: Array) -> _Runs:
-        """All runs up to the next record; runs that have stopped keep their state."""
-        first = self.first + count * self.every
-        end = jnp.minimum(first + self.every, self.last)
-        zero, now = jnp.zeros(state.result.shape, theory_dtype()), state.state
-
-        def update(step: Array, runs: _Update) -> _Update:
-            return jax.vmap(lambda run, words: self._update(run, _key(words), step))(runs, now.key)
-
-        start = _Update(now.weights, now.optimizer, state.order, zero, zero)
-        runs = lax.fori_loop(first, end, update, start)
-        loss = runs.total_loss / (end - first)
-        after = TrainState(runs.weights, runs.memory, jnp.full_like(now.step, end), now.key)
-        new = eqx.tree_at(lambda s: s.change, state, runs.change)
-        new = jax.vmap(self._recorded)(new, after, runs.order, loss)
-        if not self.stops_early:
+        new = eqx.tree_at(lambda s: (s.state, s.order, s.change), state, (after, order, change))
+        new = jax.vmap(self._recorded)(new, loss / (end - first))
+        if self.monitor.patience is None and self.monitor.target is None:
             return new
 
         def where_running(x: Array, y: Array | float) -> Array:
@@ -189,17 +166,19 @@ class _Solver(AbstractSolver[_Runs]):
         record = jax.tree.map(lambda x: where_running(x, jnp.nan), new.record)
         return eqx.tree_at(lambda s: s.record, jax.tree.map(where_running, new, state), record)
 
-    def _update(self, run: _Update, key: PRNGKeyArray, step: Array) -> _Update:
+    def _update(
+        self, step: Array, state: TrainState, order: Array, total: Array, size: Array
+    ) -> tuple[TrainState, Array, Array, Array]:
         """One step of one run: `repeats` updates on its batch."""
-        objective = self.objective.objective
         dtype = theory_dtype()
         # line searches and learning rates that depend on the loss take more than the gradient
         optimizer = optax.with_extra_args_support(self.optimizer)
-        order, batch = self.objective.batch(key, run.order, step)
-        weights, memory, total, size = run.weights, run.memory, run.total_loss, run.change
-        for repeat in range(self.repeats):
-            value, gradient = jax.value_and_grad(objective)(weights, batch)
-            extra = {"value": value, "grad": gradient, "value_fn": lambda w: objective(w, batch)}
+        order, batch = self._batch(_key(state.key), order, step)
+        loss = lambda w: self._loss(w, *batch)
+        weights, memory = state.weights, state.optimizer
+        for repeat in range(self.gradient.repeats):
+            value, gradient = jax.value_and_grad(loss)(weights)
+            extra = {"value": value, "grad": gradient, "value_fn": loss}
             change, new = optimizer.update(gradient, memory, weights, **extra)
             # a rate in double precision promotes the memory of single-precision weights
             memory = jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory)
@@ -207,100 +186,94 @@ class _Solver(AbstractSolver[_Runs]):
             weights = optax.apply_updates(weights, change)
             # fresh batches: the loss before the first update is that of new samples
             total = total + (value.astype(dtype) if repeat == 0 else 0.0)
-        return _Update(weights, memory, order, total, size.astype(dtype))
+        state = TrainState(weights, memory, jnp.full_like(state.step, step + 1), state.key)
+        return state, order, total, size.astype(dtype)
 
-    def _recorded(self, run: _Runs, state: TrainState, order: Array, loss: Array) -> _Runs:
+    def _batch(
+        self, key: PRNGKeyArray, order: Array, step: Array
+    ) -> tuple[Array, tuple[Array, Array, Array]]:
+        """The order, and the inputs, labels and mask of a step."""
+        data, epochs = self.data, self.epochs
+        if isinstance(data, Stream):
+            inputs, labels = data.draw(jax.random.fold_in(key, step), self.gradient.batch_size or 1)
+        elif epochs is None:
+            inputs, labels = data.stored_inputs, data.labels
+        else:
+            order, chosen, inside = epochs.next(key, order, step)
+            return order, (data.stored_inputs[chosen], data.labels[chosen], inside)
+        return order, (inputs, labels, jnp.ones(len(labels), bool))
+
+    def _loss(self, weights: Array, inputs: Array, labels: Array, inside: Array) -> Array:
+        outputs = self.model.student.outputs(weights, inputs)
+        loss = self.gradient.loss or squared_loss
+        values = jax.vmap(loss)(outputs, labels.astype(inputs.dtype))
+        count = jnp.sum(inside).astype(values.dtype)
+        total = jnp.sum(jnp.where(inside, values, 0.0))
+        return total / divisor(self.gradient.reduction or "mean", count, self.data.dimension)
+
+    def _recorded(self, run: Runs, loss: Array) -> Runs:
         """One run with a new record, and the result code that follows from it."""
-        record = {"step": state.step.astype(theory_dtype()), "train_loss": loss}
-        record |= self.objective.observe(state.weights)
+        weights, monitor = run.state.weights, self.monitor
+        record = {"step": run.state.step.astype(theory_dtype()), "train_loss": loss}
+        record |= self.model.metric.overlaps(weights, self.model.metric.teacher_of(self.data))
+        record["error"] = self._error(weights).astype(theory_dtype())
+        if monitor.record is not None:
+            allowed = "a function of the weights"
+            value = validate.call_user_function("record", monitor.record, allowed, weights)
+            record["record"] = jax.tree.map(jnp.asarray, value)
         best, stale, result = run.best, run.stale, run.result
-        if self.patience is not None:
+        if monitor.patience is not None:
             better = record["error"] < best * (1.0 - _BETTER)
             stale = jnp.where(better, 0, stale + 1)
             best = jnp.where(better, record["error"], best)
-            result = jnp.where(stale >= self.patience, int(Result.SUCCESS), result)
-        if self.target is not None:
-            reached = jnp.all(record["cosine"] >= self.target)
+            result = jnp.where(stale >= monitor.patience, int(Result.SUCCESS), result)
+        if monitor.target is not None:
+            reached = jnp.all(record["cosine"] >= monitor.target)
             result = jnp.where(reached, int(Result.SUCCESS), result)
-        leaves = jax.tree.leaves(state.weights)
-        finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(x)) for x in leaves]))
+        finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(weights)]))
+        # last, so that a run that stops early on NaN is not a success
         result = jnp.where(finite, result, int(Result.NONFINITE)).astype(run.result.dtype)
-        return _Runs(state, record, result, run.change, best, stale, order, run.start_norm)
+        return Runs(run.state, run.order, record, result, run.change, best, stale)
 
-    def observe(self, state: _Runs, count: Array) -> dict[str, PyTree]:
-        """The record that belongs to the step."""
+    def _error(self, weights: Array) -> Array:
+        """The error on the test set; without one that of the population, from the overlaps."""
+        test = self.monitor.test
+        if test is None:
+            key = jax.random.key(0)  # the same points in all runs: their errors compare
+            return self.model.metric.error(weights, self.data, key=key, points=_ERROR_POINTS)
+        inputs = test.stored_inputs
+        outputs = self.model.student.outputs(weights, inputs)
+        return jnp.mean(jax.vmap(squared_loss)(outputs, test.labels.astype(inputs.dtype)))
+
+    def observe(self, state: Runs, count: Array) -> dict[str, PyTree]:
+        """The last record."""
         del count
         return state.record
 
-    def terminate(self, state: _Runs, count: Array) -> Array:
+    def terminate(self, state: Runs, count: Array) -> Array:
         """The result codes of the last record."""
         del count
         return state.result
 
-    def progress(self, state: _Runs) -> Mapping[str, str]:
+    def progress(self, state: Runs) -> Mapping[str, str]:
         """The loss, averaged over the runs."""
         return {"loss": f"{float(jnp.nanmean(state.record['train_loss'])):.3g}"}
 
+    def result(self, end: Run[Runs]) -> Array:
+        """Result codes of the runs: SUCCESS (all steps taken, or stopped early), MAX_STEPS
+        (`patience` or `target` never met), DIVERGED, NONFINITE."""
+        endless = self.monitor.patience is None and self.monitor.target is None
+        unmet = int(Result.SUCCESS if endless else Result.MAX_STEPS)
+        code = jnp.where(end.result == RUNNING, unmet, end.result)
+        norm = jax.vmap(optax.tree.norm)
+        numbers = sum(x[0].size for x in jax.tree.leaves(self.start.weights))
+        # a start near zero may grow to O(1) per weight
+        usual = jnp.maximum(norm(self.start.weights), jnp.sqrt(float(numbers)))
+        diverged = norm(end.state.state.weights) > _DIVERGED * usual
+        # weights that are not finite say more than their size
+        diverged = diverged & (code != Result.NONFINITE)
+        return jnp.where(diverged, int(Result.DIVERGED), code)
 
-class DescentEnd(eqx.Module):
-    """End of a descent: state, history (leading axis of records, NaN after the end), result code
-    and last relative update; of several runs with a leading axis of runs."""
 
-    state: TrainState
-    history: dict[str, PyTree]
-    result: Array
-    change: Array
-
-
-def descend(
-    objective: AbstractObjective,
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-    *,
-    steps: int,
-    every: int,
-    repeats: int = 1,
-    stop: tuple[int | None, Array | None] = (None, None),
-    label: str | None = None,
-) -> DescentEnd:
-    """Take `steps` steps from a state, or from each of several.
-
-    Args:
-        objective: The loss, the batches and the records.
-        optimizer: Any optax transformation.
-        state: Where to start; arrays with a leading axis are a batch of runs at one step.
-        steps: Batches taken.
-        every: Steps between two records.
-        repeats: Updates on each batch. Default 1.
-        stop: `patience` and `target` of a `Monitor`. Default: neither.
-        label: Name of the progress bar; None: no bar.
-
-    Returns:
-        A `DescentEnd`. Codes: SUCCESS (all steps taken, or stopped early), MAX_STEPS (`patience` or
-        `target` never met), DIVERGED, NONFINITE.
-    """
-    records = -(-steps // every)
-    batch = state.step.ndim == 1
-    start = state if batch else jax.tree.map(lambda x: x[None], state)
-    first = start.step[0]
-    patience, target = stop
-    solver = _Solver(
-        objective=objective,
-        optimizer=optimizer,
-        start=start,
-        first=first,
-        last=first + steps,
-        every=jnp.asarray(every),
-        target=target,
-        repeats=repeats,
-        patience=patience,
-    )
-    end = run_solver(solver, init_run(solver, records), records, label=label, unit=every)
-    unmet = Result.MAX_STEPS if solver.stops_early else Result.SUCCESS
-    result = jnp.where(end.result == RUNNING, int(unmet), end.result)
-    norm = jax.vmap(optax.tree.norm)(end.state.state.weights)
-    diverged = (norm > _DIVERGED * end.state.start_norm) & (result != Result.NONFINITE)
-    result = jnp.where(diverged, int(Result.DIVERGED), result)
-    history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
-    ended = DescentEnd(end.state.state, history, result, end.state.change)
-    return ended if batch else jax.tree.map(lambda x: x[0], ended)
+def _key(words: Array) -> PRNGKeyArray:
+    return jax.random.wrap_key_data(words, impl="threefry2x32")

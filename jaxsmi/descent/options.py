@@ -1,5 +1,5 @@
-r"""Settings of descent that `smi.train` and `smi.sgd` share: the gradient of a step, and what is
-recorded of a run.
+r"""Settings of descent that `smi.train` and `smi.sgd` share: the gradient of a step, and the
+records of a run.
 
     loss(Ŵ; B) = c Σ_{μ ∈ B} ℓ(ŷ_μ, y_μ),     c = 1/|B| ("mean"), 1 ("sum"), 1/D ("sum/D")
 """
@@ -7,6 +7,7 @@ recorded of a run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 
 import equinox as eqx
 from jax.typing import ArrayLike
@@ -46,31 +47,25 @@ class Gradient(eqx.Module):
         3
     """
 
-    loss: Callable[[Array, Array], Array] | None
-    reduction: str | None = eqx.field(static=True)
-    batch_size: int | None = eqx.field(static=True)
-    one_pass: bool = eqx.field(static=True)
-    repeats: int = eqx.field(static=True)
+    _: KW_ONLY
+    loss: Callable[[Array, Array], Array] | None = None
+    reduction: str | None = eqx.field(static=True, default=None)
+    batch_size: int | None = eqx.field(static=True, default=None)
+    one_pass: bool = eqx.field(static=True, default=False)
+    repeats: int = eqx.field(static=True, default=1)
 
-    def __init__(
-        self,
-        *,
-        loss: Callable[[Array, Array], Array] | None = None,
-        reduction: str | None = None,
-        batch_size: int | None = None,
-        one_pass: bool = False,
-        repeats: int = 1,
-    ):
+    def __post_init__(self):
         allowed = "a function of (prediction, label)"
-        self.loss = as_module(validate.optional(validate.function, "loss", loss, allowed))
-        self.reduction = validate.optional(validate.choice, "reduction", reduction, REDUCTIONS)
-        self.batch_size = validate.optional(validate.count, "batch_size", batch_size)
-        self.one_pass = validate.flag("one_pass", one_pass)
-        self.repeats = validate.count("repeats", repeats)
+        # a module, so that the numbers that a loss closes over are traced and differentiable
+        self.loss = as_module(validate.optional(validate.function, "loss", self.loss, allowed))
+        self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
+        self.batch_size = validate.optional(validate.count, "batch_size", self.batch_size)
+        self.one_pass = validate.flag("one_pass", self.one_pass)
+        self.repeats = validate.count("repeats", self.repeats)
 
 
 class Monitor(eqx.Module):
-    """What a run of descent records, and when it stops before its last step.
+    """Records of a run of descent, and its early stop.
 
     Args:
         record: A function of the weights that returns arrays, for history["record"].
@@ -91,30 +86,24 @@ class Monitor(eqx.Module):
         5
     """
 
-    record: Callable[[Array], PyTree] | None
-    every: int | None = eqx.field(static=True)
-    test: Dataset | None
-    patience: int | None = eqx.field(static=True)
-    target: Array | None
-    level: Array
-    progress: bool = eqx.field(static=True)
+    _: KW_ONLY
+    record: Callable[[Array], PyTree] | None = None
+    every: int | None = eqx.field(static=True, default=None)
+    test: Dataset | None = None
+    patience: int | None = eqx.field(static=True, default=None)
+    target: ArrayLike | None = None
+    level: ArrayLike = 0.5
+    progress: bool = eqx.field(static=True, default=False)
 
-    def __init__(
-        self,
-        *,
-        record: Callable[[Array], PyTree] | None = None,
-        every: int | None = None,
-        test: Dataset | None = None,
-        patience: int | None = None,
-        target: ArrayLike | None = None,
-        level: ArrayLike = 0.5,
-        progress: bool = False,
-    ):
+    def __post_init__(self):
         allowed = "a function of the weights"
-        self.record = as_module(validate.optional(validate.function, "record", record, allowed))
-        self.every = validate.optional(validate.count, "every", every)
-        self.test = validate.optional(validate.instance, "test", test, Dataset, "a Dataset")
-        self.patience = validate.optional(validate.count, "patience", patience)
-        self.target = validate.optional(validate.number, "target", target, COSINE)
-        self.level = validate.number("level", level, UNIT_INTERVAL)
-        self.progress = validate.flag("progress", progress)
+        self.record = as_module(
+            validate.optional(validate.function, "record", self.record, allowed)
+        )
+        self.every = validate.optional(validate.count, "every", self.every)
+        self.test = validate.optional(validate.instance, "test", self.test, Dataset, "a Dataset")
+        self.patience = validate.optional(validate.count, "patience", self.patience)
+        # arrays: another target or level does not compile again
+        self.target = validate.optional(validate.number, "target", self.target, COSINE)
+        self.level = validate.number("level", self.level, UNIT_INTERVAL)
+        self.progress = validate.flag("progress", self.progress)

@@ -38,13 +38,14 @@ def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
     """
     finite = jnp.isfinite(cosines)
     records = jnp.arange(len(steps))[:, None]
-    last_finite = lax.cummax(jnp.where(finite, records, -1), axis=0)
     above = finite & (cosines >= level)
     k = jnp.argmax(above, axis=0)
+    # the last finite record before k: a run on data may have lost a record in between
+    last_finite = lax.cummax(jnp.where(finite, records, -1), axis=0)
     before = jnp.take_along_axis(last_finite, jnp.maximum(k - 1, 0)[None], 0)[0]
     before = jnp.where((k > 0) & (before >= 0), before, k)
-    low = jnp.take_along_axis(cosines, before[None], 0)[0]
-    high = jnp.take_along_axis(cosines, k[None], 0)[0]
+    low, high = (jnp.take_along_axis(cosines, at[None], 0)[0] for at in (before, k))
+    # level reached at the first record: no interval, and high = low would be 0/0
     part = jnp.where(before < k, (level - low) / jnp.where(high > low, high - low, 1.0), 0.0)
     step = steps[before] + part * (steps[k] - steps[before])
     never = jnp.where(jnp.any(finite, axis=0), jnp.inf, jnp.nan)
@@ -93,12 +94,12 @@ def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> A
     points = validate.sequence("solution", solution, allowed, validate.instance, Solution, allowed)
     curve = sorted(points, key=lambda point: float(point.alpha))
     alphas = jnp.asarray([point.alpha for point in curve])
-    return crossing(alphas, jnp.stack([_last_cosine(point) for point in curve]), level)
 
+    def cosine(point: Solution) -> Array:
+        if "cosine" in point.history:
+            return jnp.asarray(point.cosine)
+        # of theory: cos² → Q_pp/ρ_p, with ρ = Q + V
+        rho = jnp.diagonal(point.overlap) + jnp.diagonal(point.covariance)
+        return jnp.sqrt(jnp.maximum(jnp.diagonal(point.overlap), 0.0) / rho)
 
-def _last_cosine(point: Solution) -> Array:
-    """Cosines (P,) at the end of a solution."""
-    if "cosine" in point.history:
-        return jnp.asarray(point.cosine)
-    rho = jnp.diagonal(point.overlap) + jnp.diagonal(point.covariance)
-    return jnp.sqrt(jnp.maximum(jnp.diagonal(point.overlap), 0.0) / rho)
+    return crossing(alphas, jnp.stack([cosine(point) for point in curve]), level)

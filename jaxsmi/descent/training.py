@@ -12,9 +12,6 @@ a learning rate of order D, on "sum/D" of order D/|B|.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -22,89 +19,29 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
+from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.results import Solution
-from jaxsmi.core.validate import check
-from jaxsmi.descent.fit import batch_size_of, check_gradient, check_loss, initial_state
-from jaxsmi.descent.loop import AbstractObjective, DescentEnd, Epochs, TrainState, descend
-from jaxsmi.descent.options import Gradient, Monitor, divisor
+from jaxsmi.descent.fit import (
+    check_loss,
+    check_one_pass,
+    check_settings,
+    initial_state,
+)
+from jaxsmi.descent.loop import Descent, Runs, TrainState
+from jaxsmi.descent.options import Gradient, Monitor
 from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss
 
 __all__ = ["TrainState", "train"]
 
-_CHANCE = (
-    3.0  # standard deviations of the cosine of two random directions: 0.3 % of them are beyond
-)
+# standard deviations of the cosine of two random directions: 0.3 % of them are beyond
+_CHANCE = 3.0
 _RECORDS = 200  # of a run, by default: as many as a curve on a page can show
-_ERROR_POINTS = 512  # of each of 8 nets: the population error to about 1 %
-
-
-class _StudentLoss(AbstractObjective):
-    """A student of a model on a data set or a stream."""
-
-    model: AbstractModel
-    data: Dataset | Stream
-    test: Dataset | None
-    loss: Callable[[Array, Array], Array]
-    record: Callable[[Array], PyTree] | None
-    reduction: str = eqx.field(static=True)
-    size: int = eqx.field(static=True)
-    shuffled: bool = eqx.field(static=True)
-
-    def order(self, key: PRNGKeyArray, step: Array) -> Array:
-        """The order of the samples; empty for a stream and for all samples at once."""
-        if isinstance(self.data, Stream) or self.size >= self.data.samples:
-            return super().order(key, step)
-        return Epochs(self.data.samples, self.size, self.shuffled).order(key, step)
-
-    def batch(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, PyTree]:
-        """The order, and the inputs, labels and samples that count of a step."""
-        data = self.data
-        if isinstance(data, Stream):
-            return order, (*data.draw(jax.random.fold_in(key, step), self.size), None)
-        inputs = data.stored_inputs
-        if self.size >= data.samples:
-            return order, (inputs, data.labels, None)
-        epochs = Epochs(data.samples, self.size, self.shuffled)
-        order, chosen, inside = epochs.next(key, order, step)
-        full = data.samples % self.size == 0
-        return order, (inputs[chosen], data.labels[chosen], None if full else inside)
-
-    def objective(self, weights: Array, batch: PyTree) -> Array:
-        """The loss of a batch."""
-        inputs, labels, inside = batch
-        outputs = self.model.student.outputs(weights, inputs)
-        values = jax.vmap(self.loss)(outputs, labels.astype(inputs.dtype))
-        count = len(values)
-        if inside is not None:
-            values = jnp.where(inside, values, 0.0)
-            count = jnp.sum(inside)
-        return jnp.sum(values) / divisor(self.reduction, count, self.data.dimension)
-
-    def observe(self, weights: Array) -> dict[str, PyTree]:
-        """Overlaps and cosines, the error, and the user's record."""
-        teacher = self.model.metric.teacher_of(self.data)
-        entry: dict[str, PyTree] = dict(self.model.metric.overlaps(weights, teacher))
-        entry["error"] = self._error(weights).astype(theory_dtype())
-        if self.record is not None:
-            recorded = validate.call_user_function(
-                "record", self.record, "a function of the weights", weights
-            )
-            entry["record"] = jax.tree.map(jnp.asarray, recorded)
-        return entry
-
-    def _error(self, weights: Array) -> Array:
-        """The error on the test set; without one that of the population, from the overlaps."""
-        if self.test is None:
-            key = jax.random.key(0)  # the same points in all runs: their errors compare
-            return self.model.metric.error(weights, self.data, key=key, points=_ERROR_POINTS)
-        inputs = self.test.stored_inputs
-        labels = self.test.labels.astype(inputs.dtype)
-        return jnp.mean(jax.vmap(squared_loss)(self.model.student.outputs(weights, inputs), labels))
+_LAST = ("overlap", "error", "cosine")
 
 
 def train(
@@ -179,102 +116,73 @@ def train(
     validate.instance("gradient", gradient, Gradient, "smi.Gradient(batch_size=.., ..)")
     monitor = Monitor() if monitor is None else monitor
     validate.instance("monitor", monitor, Monitor, "smi.Monitor(every=.., ..)")
-    _check_watched(model, data, monitor)
-    size = batch_size_of(model, data, gradient.batch_size, monitor.test)
-    loss = squared_loss if gradient.loss is None else gradient.loss
-    check_loss(model, loss, data.dimension)
+    check_settings(model, data, gradient, monitor)
+    check_loss(model, gradient.loss or squared_loss, data.dimension)
     state = initial_state(model, data, optimizer, key, start)
     if gradient.one_pass and isinstance(data, Dataset):
-        _check_one_pass(data, size, steps, state)
-    check_gradient(model, loss, data.dimension)
-    objective = _StudentLoss(
+        check_one_pass(data, gradient, steps, state)
+    every = min(monitor.every or max(steps // _RECORDS, 1), steps)
+    label = f"train, D={data.dimension}" if monitor.progress else None
+    if not concrete((state, data, optimizer)):
+        label = None  # under jit or vmap there is no host to show a bar
+    several = state.step.ndim == 1
+    descent = Descent(
         model=model,
         data=data,
-        test=monitor.test,
-        loss=loss,
-        record=monitor.record,
-        reduction=gradient.reduction or "mean",
-        size=size,
-        shuffled=not gradient.one_pass,
+        gradient=gradient,
+        monitor=monitor,
+        optimizer=optimizer,
+        start=state if several else jax.tree.map(lambda x: x[None], state),
+        steps=jnp.asarray(steps),
+        every=jnp.asarray(every),
     )
-    visible = monitor.progress and concrete((state, data, optimizer))
-    end = descend(
-        objective,
-        optimizer,
-        state,
-        steps=steps,
-        every=min(monitor.every or max(steps // _RECORDS, 1), steps),
-        repeats=gradient.repeats,
-        stop=(monitor.patience, monitor.target),
-        label=f"train, D={data.dimension}" if visible else None,
-    )
-    return _solution(objective, end, key)
+    records = -(-steps // every)
+    end = run_solver(descent, init_run(descent, records), records, label=label, unit=every)
+    return _solution(descent, end, key, several)
 
 
-def _check_watched(model: AbstractModel, data: Dataset | Stream, monitor: Monitor) -> None:
-    """Raise a ValueError for an early stop without an error or cosines to watch."""
-    teacher, patience, target = data.teacher, monitor.patience, monitor.target
-    watched = monitor.test is not None or teacher is not None
-    allowed = "None without a test set or a teacher: nothing to watch"
-    check(patience is None or watched, "patience", patience, allowed)
-    check(target is None or teacher is not None, "target", target, "None without a teacher")
-    if target is not None and teacher is not None:
-        rows = model.student.shape(data.dimension)[0]
-        allowed = f"None for a teacher of {teacher.shape[0]} rows and a student of {rows}"
-        check(model.metric.comparable(teacher), "target", target, allowed)
-
-
-def _check_one_pass(data: Dataset, size: int, steps: int, state: TrainState) -> None:
-    """Raise a ValueError where the pass has fewer batches left."""
-    done = int(jnp.max(state.step)) if concrete(state.step) else 0
-    rest = data.samples // size - done
-    allowed = f"at most {rest} batches of {size}: one_pass uses each of {data.samples} samples once"
-    check(steps <= rest, "steps", steps, allowed)
-
-
-def _learned(objective: _StudentLoss, result: Array, cosines: Array) -> Array:
+def _learned(descent: Descent, result: Array, cosines: Array) -> Array:
     """The result; NOTHING_LEARNED where a run that went well has no cosine beyond chance.
 
     √(D-1) cos/√(1 - cos²) of two random directions follows Student's law, which for large D is that
-    of √D cos. Matrices have no such chance level: the mean that they all share has a cosine.
+    of √D cos.
     """
-    if not objective.model.design.rows:
+    # the mean that all random matrices share has a cosine: they have no such chance level
+    if not descent.model.design.rows:
         return result
-    chance = _CHANCE / jnp.sqrt(objective.data.dimension - 1.0 + _CHANCE**2)
+    chance = _CHANCE / jnp.sqrt(descent.data.dimension - 1.0 + _CHANCE**2)
     nothing = jnp.all(jnp.abs(cosines) < chance, axis=-1)  # false for NaN, without a teacher
     return jnp.where((result == Result.SUCCESS) & nothing, int(Result.NOTHING_LEARNED), result)
 
 
-def _solution(objective: _StudentLoss, end: DescentEnd, key: PRNGKeyArray) -> Solution:
-    """The last record of each run as a solution."""
-    model, data = objective.model, objective.data
+def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool) -> Solution:
+    """The last records; the axis of runs is dropped unless there are several."""
+    model, data = descent.model, descent.data
     dtype = theory_dtype()
     runs, P = end.result.shape, model.indices
-    place = jnp.sum(jnp.isfinite(end.history["step"]), axis=-1) - 1
-
-    def last(values: Array) -> Array:
-        return jax.vmap(lambda v, i: v[i])(values, place) if runs else values[place]
-
-    nonfinite = end.result == Result.NONFINITE
-    finite = isinstance(data, Dataset)
-    alpha = data.samples / model.design.entries(data.dimension) if finite else jnp.inf
-    weights = end.state.weights
-    return Solution(
-        overlap=jnp.where(nonfinite[..., None, None], jnp.nan, last(end.history["overlap"])),
-        stderr=jnp.zeros((*runs, P, P), dtype),
-        error=jnp.where(nonfinite, jnp.nan, last(end.history["error"])),
-        alpha=jnp.broadcast_to(jnp.asarray(alpha, dtype), runs),
-        steps=end.state.step,
-        residual=end.change,
-        result=_learned(objective, end.result, last(end.history["cosine"])),
-        history=end.history,
-        covariance=jnp.full((*runs, P, P), jnp.nan, dtype),
-        spectral_radius=jnp.full(runs, jnp.nan, dtype),
-        weights=jax.vmap(model.student.estimate)(weights)
-        if runs
-        else model.student.estimate(weights),
-        state=end.state,
-        model=model,
-        key=key,
-        kind="train",
-    )
+    history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
+    # a run that stopped early has NaN in the records after its last
+    place = jnp.sum(jnp.isfinite(history["step"]), axis=-1) - 1
+    last = {name: history[name][jnp.arange(runs[0]), place] for name in _LAST}
+    result = descent.result(end)
+    nonfinite = result == Result.NONFINITE
+    alpha = jnp.inf
+    if isinstance(data, Dataset):
+        alpha = data.samples / model.design.entries(data.dimension)
+    numbers = {
+        "overlap": jnp.where(nonfinite[:, None, None], jnp.nan, last["overlap"]),
+        "stderr": jnp.zeros((*runs, P, P), dtype),
+        "error": jnp.where(nonfinite, jnp.nan, last["error"]),
+        "alpha": jnp.full(runs, alpha, dtype),
+        "steps": end.state.state.step,
+        "residual": end.state.change,
+        "result": _learned(descent, result, last["cosine"]),
+        "history": history,
+        "covariance": jnp.full((*runs, P, P), jnp.nan, dtype),
+        "spectral_radius": jnp.full(runs, jnp.nan, dtype),
+        "weights": jax.vmap(model.student.estimate)(end.state.state.weights),
+        "state": end.state.state,
+    }
+    if not several:
+        numbers = jax.tree.map(lambda x: x[0], numbers)
+    return Solution(**numbers, model=model, key=key, kind="train")

@@ -32,8 +32,8 @@ from jaxsmi.design.base import AbstractDesign, AbstractOperator, MessagePassing,
 from jaxsmi.design.blocks import BLOCK, Inputs, mapped, product_dtype, summed
 from jaxsmi.design.passes import rows_combined, rows_times
 from jaxsmi.design.tokens import Directions, Tokens
-from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
+from jaxsmi.numerics.nets import covariance_and_variance, quotient
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = ["IndexDesign", "IndexOperator"]

@@ -44,8 +44,8 @@ from jaxsmi.channels.averages import redraw_labels
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.design.base import AbstractOperator
-from jaxsmi.numerics.averages import quotient
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
+from jaxsmi.numerics.nets import quotient
 
 __all__ = [
     "Calibration",

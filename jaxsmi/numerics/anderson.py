@@ -105,23 +105,28 @@ class Anderson(AbstractSolver[Place]):
         worse = back & ~(residual <= _WORSE * state.least)
         pick = lambda a, b: jnp.where(worse, a, b)  # back to the best x
         x, r = pick(state.best[0], x), pick(state.best[1], r)
+        # only in the best steps: growth after any step would undo the cut and cycle
         grown = jnp.where(residual < state.least, self.growth * state.mixing, state.mixing)
         mixing = pick(state.mixing / _CUT, jnp.minimum(grown, 1.0))
         push = lambda table, row: jnp.roll(table, 1, axis=0).at[0].set(row)
+        # the way back starts afresh: differences of an overshoot mislead the fit
         kept = pick(0, jnp.minimum(state.count + (count > 0), _DEPTH))
         inside = (jnp.arange(_DEPTH) < kept)[:, None]
         moved = jnp.where(inside, push(state.moved, x - state.before[0]), 0.0)
         change = jnp.where(inside, push(state.change, r - state.before[1]), 0.0)
         plain = x + mixing * r
+        # least squares in units: the order parameters differ by orders of magnitude
         scaled = change / units
         gram = scaled @ scaled.T
         ridge = _RIDGE * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
         table = gram + ridge * jnp.eye(_DEPTH, dtype=gram.dtype)
         weight = jnp.linalg.solve(table, scaled @ (r / units))
         candidate = plain - weight @ (moved + mixing * change)
+        # differences that are all zero leave a singular table
         candidate = jnp.where(jnp.all(jnp.isfinite(candidate)), candidate, plain)
         take = self.accelerated & (kept > 0) & self.admissible(build(candidate))
         new = jnp.where(take, candidate, plain)
+        # at the least β there is no way back, and every step counts as the best
         better = finite & ((residual < state.least) | (state.mixing <= _LEAST))
         best = tuple(jnp.where(better, a, b) for a, b in zip((x, r), state.best, strict=True))
         least = jnp.where(better, residual, state.least)

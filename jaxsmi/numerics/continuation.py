@@ -71,8 +71,9 @@ def limit(steps: Array, replicas: Array) -> Limit:
     linear = mean[-1] + (mean[-1] - mean[-2]) / (ratio - 1.0)
     error = jnp.maximum(jnp.abs(value - before), jnp.abs(value - linear))
     R = len(replicas)
-    if R == 1:
+    if R == 1:  # the jackknife divides by R - 1
         return Limit(value, value[None], error)
+    # leave one out: the power is a ratio, whose error the spread of single replicas overstates
     without = (R * mean - replicas) / (R - 1)
     others = jax.vmap(lambda x: _aitken(ratio, x[-3:]))(without)
     return Limit(value, R * value - (R - 1) * others, error)
@@ -82,6 +83,7 @@ def _aitken(ratio: Array, three: Array) -> Array:
     """The limit of three values (3, ...) by their own power."""
     first = three[1] - three[0]
     second = three[2] - three[1]
+    # one power for all entries: that of a single small entry would be noise
     squares = jnp.sum(second**2)
     moves = squares > 0.0
     factor = jnp.where(moves, jnp.sum(first * second) / jnp.where(moves, squares, 1.0), ratio)

@@ -99,6 +99,7 @@ def minimise(
         bar: The progress bar.
         done: The objective is as good as it can be. Default: never.
     """
+    # clipped after L-BFGS, whose steps are long where the curvature is small
     clipped = optax.clip_by_global_norm(_LONGEST_STEP)
     optimizer = optax.chain(optax.scale_by_lbfgs(), clipped, optax.scale(-1.0))
     first = best = evaluate(start, None)
@@ -108,6 +109,7 @@ def minimise(
     history: dict[str, list[PyTree]] = {"parameters": [], name: [], "gradient": []}
     parameters, code = start, Result.MAX_STEPS
     for step in range(max_steps):
+        # from the extras of the best point: those of a failed one may be of another branch
         point = evaluate(parameters, best.extra) if step else first
         entries = {"parameters": point.parameters, name: point.number, "gradient": point.gradient}
         for entry, value in entries.items():
@@ -115,7 +117,7 @@ def minimise(
         bar.update(1, {name: f"{float(point.number):.4f}"})
         if not point.value <= best.value:  # or NaN: half way back to the best parameters
             updates = jax.tree.map(lambda p, b: 0.5 * (b - p), point.parameters, best.parameters)
-            memory = optimizer.init(start)
+            memory = optimizer.init(start)  # its curvature is that of the failed step
         else:
             best = point
             if done(point):

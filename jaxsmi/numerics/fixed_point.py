@@ -34,7 +34,7 @@ from jaxtyping import Array
 
 from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Run, advance, begin
-from jaxsmi.numerics.linear_algebra import symmetric
+from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 
 _POWER_STEPS = 200  # of ρ: 1e-6 where the second eigenvalue is 7 % smaller
 _SHIFT = 0.25  # of the power iteration, relative to ‖J‖/P: kills oscillation, costs little speed
@@ -62,7 +62,7 @@ def perron_value(J: Array, steps: int = _POWER_STEPS) -> Array:
     """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices, by shifted power
     iteration."""
     P = J.shape[0]
-    shift = _SHIFT * jnp.sqrt(jnp.sum(J * J)) / P + 1e-30
+    shift = _SHIFT * jnp.sqrt(jnp.sum(J * J)) / P + 1e-30  # J = 0 stays finite
 
     def step(_: int | Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         X, _ = carry
@@ -124,7 +124,7 @@ class Iteration(AbstractSolver[Iterate]):
     Args:
         map_of: V (P, P) to an `Evaluation` of F.
         V0: Where to start, (P, P).
-        scale: The largest V (P, P), the second moment of the prior: what sizes are relative to.
+        scale: The largest V (P, P), the second moment of the prior, the unit of sizes.
         tolerance: On the largest entry of the distance.
         geometric: V may decay geometrically to zero (`core.driver.GeometricDecay`), which is then
             perfect recovery; so is V below 1e-6 of its scale that falls a hundredfold.
@@ -197,14 +197,16 @@ class Iteration(AbstractSolver[Iterate]):
         )
         candidate = value + trust * (V + newton_step - value)
         candidate = symmetric(candidate)
+        # after a polish the trust, not the residual, decides
         falls = (residual < state.residual) | state.polished
         contracts = rho < (_CONTRACTS_FOLD if self.fold else _CONTRACTS)
         take = self.newton & contracts & falls & self._sound(V, candidate)
-        values, vectors = jnp.linalg.eigh(scale - jnp.where(take, candidate, value))
-        inside = scale - (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+        # `_sound` allows rounding above S, but the next overlap S - V has to be positive
+        inside = scale - positive_part(scale - jnp.where(take, candidate, value))
         new = jnp.where(take, inside, value)
         if self.fold:
             take = take & (trust > 0.0)
+            # a Newton step ended beyond the fold: plain steps from before it, and no more Newton
             left = state.polished & (rho >= 1.0)
             trust = jnp.where(left, 0.0, trust)
             new = jnp.where(left, state.evaluation.value, jnp.where(take, inside, value))
@@ -215,6 +217,7 @@ class Iteration(AbstractSolver[Iterate]):
         remains = jnp.where(
             take, (1.0 - 0.5 * trust) * newton_step, apply(evaluation.jacobian, newton_step)
         )
+        # two conditions: a start below `_COLLAPSED` need not be on its way to zero
         small = jnp.trace(value) < _COLLAPSED * jnp.trace(scale)
         collapsed = small & (ratio < _COLLAPSE)
         return Iterate(
@@ -236,6 +239,7 @@ class Iteration(AbstractSolver[Iterate]):
 
     def _sound(self, V: Array, candidate: Array) -> Array:
         """A Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short."""
+        # eigenvalues relative to V: entries alone would let small directions change sign
         root = jnp.linalg.cholesky(V)
         whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
         whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
@@ -272,6 +276,7 @@ class Iteration(AbstractSolver[Iterate]):
             falls = self.downwards & self.geometric & (moved[-1] < 0.0)
         return choose(
             ((count >= self.max_steps) | rises, Result.MAX_STEPS),
+            # later entries win; an undecided V may still turn out to be zero
             (near & ~state.undecided, Result.SUCCESS),
             (state.recovered | falls, Result.RECOVERED),
             (~state.finite, Result.NONFINITE),
@@ -308,6 +313,7 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
     values, vectors = jnp.linalg.eigh(symmetric(Q))
     roots = jnp.sqrt(jnp.maximum(values, 0.0))
     stated = map_of(V).jacobian
+    # symmetric X only: the map is not defined off them
     rows, columns = np.triu_indices(len(values))
 
     def along(pair: tuple[Array, Array]) -> Array:

@@ -57,8 +57,10 @@ def gaussian_points(
     Returns:
         `Points`: a grid where every axis has `fewest` points or more, else a net.
     """
+    # 1e-9: the d-th root of a d-th power may round to below the integer
     side = int(np.floor(samples ** (1.0 / dimension) + 1e-9))
     if side < fewest:
+        # the largest power of two up to `samples`: other counts lose the balance of a net
         size = power_of_two(samples // 2 + 1)
         position = randomised_gaussians(key, size, randomisations, dimension)
         return Points(position, jnp.full(position.shape[:2], 1.0 / size, position.dtype))
@@ -70,4 +72,5 @@ def gaussian_points(
     shift = jax.random.uniform(key, (randomisations, 1, dimension), index.dtype)
     position = step * (index + shift)
     density = jnp.exp(-0.5 * jnp.sum(position**2, -1)) * (step / np.sqrt(2.0 * np.pi)) ** dimension
+    # normalised in each rule: the average of a constant is exact, as in a net
     return Points(position, density / jnp.sum(density, -1, keepdims=True))

@@ -45,6 +45,7 @@ def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array 
     """
     leaves, build = numbers_of(answer)
     numbers = numbers_of(parameters)[0]
+    # NaN times the tangents: jax.grad carries it backwards as well
     weight = jnp.where(unless, 0.0, jnp.nan)
     return build(_with_weight(leaves, numbers, weight)) if numbers else answer
 
@@ -108,6 +109,7 @@ def differentiable(
         answer = wrapped(leaves, context_leaves)
         moving, fixed = eqx.partition(answer, eqx.is_inexact_array)
         parameters, context = arguments(lax.stop_gradient(leaves), context_leaves)
+        # `prepare` is costly, and a constant answer needs none
         moves = any(not isinstance(direction, SymbolicZero) for direction in directions)
         prepared = prepare(parameters, context, lax.stop_gradient(answer)) if moves else None
         along = lambda units: push(parameters, context, prepared, units)
@@ -117,6 +119,7 @@ def differentiable(
 
     wrapped = jax.custom_jvp(primal)
     wrapped.defjvp(rule, symbolic_zeros=True)
+    # everything traced enters as an argument: a closure would leak tracers out of the rule
     constants = [lax.stop_gradient(x) if eqx.is_inexact_array(x) else x for x in context_leaves]
     return wrapped(leaves, constants)
 
@@ -136,6 +139,7 @@ def _tangents(
             units = [unit if k == position else jnp.zeros_like(x) for k, x in enumerate(leaves)]
             return along(units)
 
+        # columns of the Jacobian: their product with a direction is linear, and so has both modes
         basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
         if leaf.size > 1:
             columns = lax.map(one, basis)

@@ -11,7 +11,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array
 
 __all__ = [
@@ -85,6 +84,7 @@ def _sqrt_psd_jvp(
     roots, vectors = _roots(primals[0])
     change = vectors.T @ symmetric(tangents[0]) @ vectors
     sums = roots[:, None] + roots[None, :]
+    # the derivative would be infinite there
     dropped = sums <= null * jnp.sqrt(1.0 + jnp.max(roots) ** 2)
     change = jnp.where(dropped, 0.0, change / jnp.where(dropped, 1.0, sums))
     return (vectors * roots) @ vectors.T, vectors @ change @ vectors.T
@@ -97,6 +97,7 @@ def inverse_root(matrix: Array) -> Array:
     """
     values, vectors = jnp.linalg.eigh(matrix)
     tiny = jnp.finfo(matrix.dtype).tiny
+    # 1e-14: smaller eigenvalues are rounding of the largest one
     scale = jnp.where(values > 1e-14 * values[-1], 1.0 / jnp.sqrt(jnp.maximum(values, tiny)), 0.0)
     return (vectors * scale) @ vectors.T
 
@@ -113,34 +114,17 @@ def conjugation(A: Array, B: Array) -> Array:
 
 
 def inverse_of_many(matrices: Array) -> tuple[Array, Array]:
-    """The inverses of many small positive definite matrices (n, k, k).
+    """Invert many small positive definite matrices (n, k, k).
 
-    Gauss-Jordan steps over all of them at once, which need no pivots here. A batched LAPACK call
-    does one after the other, and inside two nested loops it does not come back (jaxlib 0.10, CPU,
-    k = 4, n = 4096).
+    A batched LAPACK call does one after the other, and inside two nested loops it does not come
+    back (jaxlib 0.10, CPU, k = 4, n = 4096): Gauss-Jordan steps over all of them instead.
 
     Returns:
-        The inverses (n, k, k), and whether all matrices are positive definite.
+        The inverses (n, k, k), and True if all matrices are positive definite.
     """
-    k = matrices.shape[-1]
-    step = functools.partial(_inverted_along, jnp.eye(k, dtype=bool))
-    return lax.fori_loop(0, k, step, (matrices, jnp.asarray(True)))
-
-
-def _inverted_along(one: Array, i: Array | int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The Gauss-Jordan step of the i-th pivot, elementwise."""
-    A, definite = carry
-    here = one[i]
-    row = A[:, i, :]
-    column = A[:, :, i]
-    pivot = row[:, i]
-    definite = definite & jnp.all(pivot > 0.0)
-    pivot = 1.0 / pivot
-    row = row * pivot[:, None]
-    rest = A - column[:, :, None] * row[:, None, :]
-    rest = jnp.where(here, (-column * pivot[:, None])[:, :, None], rest)
-    own = jnp.where(here, pivot[:, None], row)
-    return jnp.where(here[:, None], own[:, None, :], rest), definite
+    unit = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+    inverses, definite = jax.vmap(lambda A: solve_definite(A, unit))(matrices)
+    return inverses, jnp.all(definite)
 
 
 def solve_definite(A: Array, b: Array) -> tuple[Array, Array]:
@@ -149,13 +133,13 @@ def solve_definite(A: Array, b: Array) -> tuple[Array, Array]:
     Gauss-Jordan steps, unrolled: elementwise operations over all samples (see `inverse_of_many`).
 
     Returns:
-        A^{-1} b (k, m), and whether A is positive definite (its pivots are positive).
+        A^{-1} b (k, m), and True if A is positive definite (its pivots are positive).
     """
     definite = jnp.asarray(True)
     size = A.shape[-1]
     table = jnp.concatenate([A, b], axis=1)
     for i in range(size):
-        pivot = table[i, i]
+        pivot = table[i, i]  # no search for a larger one: definite matrices need none
         definite = definite & (pivot > 0.0)
         row = table[i] / jnp.where(pivot != 0.0, pivot, 1.0)
         table = (table - table[:, i][:, None] * row).at[i].set(row)
@@ -167,12 +151,15 @@ def spectral_radius(J: Array) -> Array:
 
     (Of a positive map of symmetric matrices: `fixed_point.perron_value`.)
     """
+    # ‖J^n‖^{1/n} exceeds the radius by at most c^{1/n}, c the condition of the eigenvectors times
+    # √size: 0.1 % for c = 60 at n = 2^12
     squarings = 12
     tiny = jnp.finfo(J.dtype).tiny
 
     def square(_: int | Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         power, exponent = carry
         power = power @ power
+        # normalised, as the power itself would overflow
         norm = jnp.sqrt(jnp.sum(power**2)) + tiny
         return power / norm, 2.0 * exponent + jnp.log(norm)
 

@@ -74,6 +74,7 @@ def block_within(available: int, width: int, least: Block, most: Block) -> Block
         (512, 512)
     """
     pairs = available // (8 * width)
+    # powers of two: blocks divide nets without a remainder
     samples = _grown(least.samples, most.samples, pairs // least.nodes)
     return Block(samples, _grown(least.nodes, most.nodes, pairs // samples))
 

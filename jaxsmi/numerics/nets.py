@@ -5,11 +5,15 @@ scrambled by random lower triangular matrices of bits and shifted by random digi
 by t = Φ^{-1}(x). Each point is uniform, so that (1/N) Σ f(t_i) is unbiased; independent
 randomisations give its standard error. The points depend on the key alone: two problems at one key
 share their noise (common random numbers).
+
+Control variates [theory: numerics, Eq. (10)]: E x = E[x - β d] for any d of mean zero, and the
+variance is smallest at β = Cov(x, d)/Var(d).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import equinox as eqx
@@ -25,10 +29,12 @@ from jaxsmi.core.arrays import theory_dtype
 
 __all__ = [
     "Net",
+    "covariance_and_variance",
     "direction_numbers",
     "generated_directions",
     "nets",
     "power_of_two",
+    "quotient",
     "randomised_gaussians",
 ]
 
@@ -88,6 +94,7 @@ class Net(eqx.Module):
 
         `count` a power of two, `start` a multiple of it.
         """
+        # digital nets are linear over bits: the point of start + i is that of start xor that of i
         base = self.shift
         for k in range(_BITS):
             base = base ^ (self.directions[:, k] * ((jnp.asarray(start, jnp.uint32) >> k) & 1))
@@ -95,6 +102,7 @@ class Net(eqx.Module):
         x = jnp.broadcast_to(base[:, None], (base.shape[0], count))
         for k in range(count.bit_length() - 1):
             x = x ^ (self.directions[:, k, None] * ((index >> k) & 1))
+        # half a digit off zero, and below one in float32, where Φ^{-1} is infinite
         dtype = theory_dtype()
         return jnp.minimum((x.astype(dtype) + 0.5) / 2.0**32, 1.0 - jnp.finfo(dtype).eps).T
 
@@ -131,3 +139,27 @@ def randomised_gaussians(
 def power_of_two(count: int) -> int:
     """The smallest power of two that is at least `count`, at most 2^20."""
     return min(1 << max(int(count) - 1, 0).bit_length(), 1 << _BITS)
+
+
+def covariance_and_variance(
+    values: Array, control: Array, axis: int, mean: Callable[..., Array] = jnp.mean
+) -> tuple[Array, Array]:
+    """Cov(x, d) and Var(d) along an axis: their quotient is the coefficient β of a control variate.
+
+    Args:
+        values: x, an array.
+        control: d, of the shape of `values`.
+        axis: The axis of the samples.
+        mean: Their average, called as `mean(array, axis=axis)`. Default jnp.mean.
+
+    Returns:
+        Covariance and variance, without that axis.
+    """
+    centred = control - jnp.expand_dims(mean(control, axis=axis), axis)
+    return mean(values * centred, axis=axis), mean(centred**2, axis=axis)
+
+
+def quotient(numerator: Array, denominator: Array) -> Array:
+    """numerator/denominator, zero where the denominator is not positive."""
+    positive = denominator > 0.0
+    return jnp.where(positive, numerator / jnp.where(positive, denominator, 1.0), 0.0)

@@ -58,6 +58,7 @@ def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
     """The Chebyshev series Σ_k c_k T_k(x) of `coefficients` (degree + 1,), at x in [-1, 1]."""
     current = jnp.zeros_like(x)
     previous = jnp.zeros_like(x)
+    # backwards from the highest degree: stable, and no table of polynomials
     for c in coefficients[:0:-1]:
         current, previous = 2.0 * x * current - previous + c, current
     return x * current - previous + coefficients[0]
@@ -65,6 +66,7 @@ def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
 
 def hermite_polynomials(x: Array, degree: int) -> Array:
     """h_0(x) .. h_degree(x), stacked along a new first axis; He_n = √n! h_n."""
+    # orthonormal: entries of order one, where He_n itself grows as √n!
     table = [jnp.ones_like(x), x]
     for n in range(1, degree):
         table.append((x * table[n] - np.sqrt(n) * table[n - 1]) / np.sqrt(n + 1))

@@ -27,6 +27,7 @@ def bisect(
     The ends `low` and `high` are arrays of one shape.
     """
 
+    # a fixed number of steps: it can be vmapped and differentiated forwards
     def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         middle = 0.5 * (ends[0] + ends[1])
         over = above(middle)
@@ -92,6 +93,7 @@ def _narrowed(bracket: _Bracket, x: Array, f: Array, tolerance: float) -> _Brack
     safe = (phi**2 < xi) & ((1.0 - phi) ** 2 < 1.0 - xi)
     one = f / (f_other - f) * f_last / (f_other - f_last)
     two = f / (f_last - f) * f_other / (f_last - f_other) * (last - x) / (other - x)
+    # a step of a quarter of the tolerance at least, or the other end would never move
     edge = jnp.minimum(0.5, 0.25 * tolerance / jnp.abs(other - x))
     share = jnp.clip(jnp.where(safe, one + two, 0.5), edge, 1.0 - edge)
     return _Bracket(x, other, f, f_other, share)
@@ -107,7 +109,7 @@ def root(
     """Where a function of opposite signs at `low` and `high` is zero: about ten evaluations.
 
     Numbers only (vmap for more). The function occurs once in the compiled program, the ends and the
-    slope included: what is solved for here takes seconds to compile.
+    slope included, as such functions take seconds to compile.
 
     Args:
         function: A number of a number.
@@ -128,6 +130,7 @@ def root(
         done = (count >= 2) & (~wide | (f_best == 0.0) | ~(count < steps))
         inside = bracket.newest + bracket.share * (bracket.other - bracket.newest)
         x = jnp.where(count == 0, low, jnp.where(count == 1, high, inside))
+        # the last two evaluations are those of the slope: one call in the program for all three
         x = jnp.where(done, best + _STEP * jnp.where(tail == 0, -1.0, 1.0), x)
         f = function(x)
         ends = jnp.where((jnp.arange(2) == count) & ~done, f, ends)

@@ -43,6 +43,7 @@ def triangular_root(square: Array) -> Array:
     zero = jnp.zeros((), square.dtype)
     Lambda = [[zero] * n for _ in range(n)]
     for j in range(n):
+        # unrolled for small n: elementwise over all samples under vmap, unlike LAPACK's calls
         pivot = square[j, j] - total([zero, *(Lambda[j][i] ** 2 for i in range(j))])
         there = pivot > least
         root = jnp.sqrt(jnp.where(there, pivot, 1.0))
@@ -67,6 +68,7 @@ def chi_square(count: Array, normals: Array) -> Array:
     v = (1.0 + x / jnp.sqrt(9.0 * d)) ** 3
     safe = jnp.where(v > 0.0, v, 1.0)
     accepted = (v > 0.0) & (-spare < 0.5 * x**2 + d * (1.0 - safe + jnp.log(safe)))
+    # if all fail the last proposal stands; backwards, so that the first accepted one wins
     value = safe[..., -1]
     for k in range(x.shape[-1] - 2, -1, -1):
         value = jnp.where(accepted[..., k], safe[..., k], value)

@@ -30,7 +30,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, roots
-from jaxsmi.numerics.linear_algebra import symmetric
+from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.thresholds.growth import Growth, growth, growth_from
 
@@ -40,7 +40,8 @@ NETS = 4  # nets inside one independent threshold: enough to detect E g gᵀ by 
 _PERFECT = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be certain
 # relative changes of V: beyond a half a linear step is no estimate, and V stays positive
 _LONGEST = 0.5
-_RANGE = (1e-4, 1e4)  # of α, for the one that belongs to a V
+# of α, for the one that belongs to a V: thresholds are of order one, far inside
+_RANGE = (1e-4, 1e4)
 _PRECISION = 4.0  # at which a prior is tested for oblique directions, times the inverse of S
 _OBLIQUE = 0.05  # of S: above quadrature errors of priors and errors of the learned directions
 
@@ -60,6 +61,7 @@ def branch_end(
     iteration = branch.iteration(V0, max_steps=max_steps, tolerance=tolerance)
     end = fixed_point.solve(dataclasses.replace(iteration, downwards=downwards, fold=fold))
     V = end.state.V
+    # the iteration stops at any small V; what follows needs one size for all recovered runs
     perfect = V * jnp.minimum(_PERFECT * jnp.trace(S) / jnp.trace(V), 1.0)
     return jnp.where(end.result == Result.RECOVERED, perfect, V), end.result
 
@@ -114,8 +116,8 @@ def branch_point(
     leading eigenmatrix of the growth, default computed."""
     S = branch.second_moment
     least = _PERFECT * jnp.trace(S)
-    values, vectors = jnp.linalg.eigh(S - V)
-    V = S - (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+    # a linear step may leave 0 ⪯ V ⪯ S by its second order, and Cholesky factors need V > 0
+    V = S - positive_part(S - V)
     V = V * jnp.maximum(least / jnp.trace(V), 1.0)
     Q, covariance = branch.overlaps(V)
     channel, nets = branch.model.channel, branch.nets
@@ -124,10 +126,11 @@ def branch_point(
     response = response_of(channel, post, weight, nets)
     grown = growth_from(branch.model, post, weight, covariance, _unlearned(branch), nets, X)
 
+    # posteriors do not depend on α: another α costs one pass through the prior
     def at(log_alpha: Array) -> fixed_point.Evaluation:
         return eqx.tree_at(lambda b: b.alpha, branch, jnp.exp(log_alpha)).returned(V, response)
 
-    if alpha is None:
+    if alpha is None:  # tr F falls as α grows, so that it crosses tr V once
         low, high = jnp.log(jnp.asarray(_RANGE, V.dtype))
         log_alpha = roots.bisect(lambda x: jnp.trace(at(x).value) < jnp.trace(V), low, high)
     else:

@@ -65,7 +65,7 @@ class Branches(NamedTuple):
 
     @property
     def distinct(self) -> Array:
-        """They are two (R,)."""
+        """The branches differ (R,)."""
         largest = jnp.maximum(jnp.abs(self.uninformed), jnp.abs(self.informed)).max((1, 2))
         distance = jnp.abs(self.uninformed - self.informed).max((1, 2))
         return distance > jnp.maximum(_DISTANCE * largest, _ABSOLUTE)
@@ -136,6 +136,7 @@ def _perfect_free_entropies(
     entropy = model.prior.entropy_term(S, large)
 
     def one(key: PRNGKeyArray) -> Array:
+        # no tangents: Φ needs the partition function alone
         sizes = {"points": points, "nets": NETS}
         response = model.channel.response(
             (1 - _PERFECT) * S, _PERFECT * S, key=key, tangents=False, **sizes
@@ -190,6 +191,7 @@ class Bisection(NamedTuple):
     def wins(self, alpha: Array) -> Array:
         """The informed branch has the larger free entropy."""
         both = self.branches(alpha, self.start)
+        # at the same keys as `high`: the errors of both cancel in the difference
         low = _free_entropies(self.model, alpha, both.uninformed, self.keys, self.points)
         if self.perfect:
             return _perfect_free_entropies(self.model, alpha, self.keys, self.points) > low
@@ -199,8 +201,8 @@ class Bisection(NamedTuple):
     def first(
         self, condition: Callable[[Array], Array], low: Array, high: Array, halvings: int = HALVINGS
     ) -> Array:
-        """The α (R,) from which on a condition holds: `numerics.roots.bisect` on the host, so that
-        all conditions share one program."""
+        """Bisect for the smallest α (R,) at which a condition holds, on the host, so that all
+        conditions share one program."""
         for _ in range(halvings):
             middle = 0.5 * (low + high)
             above = condition(middle)

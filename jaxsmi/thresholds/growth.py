@@ -56,6 +56,7 @@ def leading(G: Array, other: Array) -> Array:
     tensor = jnp.swapaxes(jax.vmap(conjugation)(G, other), 2, 3)
     matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
     matrices = symmetric(matrices)
+    # one basis for all nets: that of a single net may turn between directions of near equal growth
     values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
     rates = jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors)
     spread = jnp.std(rates, axis=0) / np.sqrt(len(G) - 1)
@@ -98,6 +99,7 @@ class Growth(eqx.Module):
 
     def level(self, alpha: Array) -> Array:
         """h = log α λ_max, negative where nothing grows; large and finite at λ_max = 0."""
+        # finite, so that a scan can tell it from a growth rate that failed
         return jnp.log(jnp.maximum(alpha * self.rate, 1e-30))
 
     def first_order_directions(self) -> tuple[Array, Array]:
@@ -189,8 +191,8 @@ def _bias(
 
 
 def check_model(model: AbstractModel) -> Array:
-    """Raise a ValueError for a model without directions or a prior with a mean; returns whether the
-    model is valid, for a traced one."""
+    """Raise a ValueError for a model without directions or a prior with a mean. Return True for a
+    valid model, traced ones included."""
     model_argument(model, "directions")
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)

@@ -52,6 +52,7 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
     """
     model = model_argument(model)
     valid = validate.valid(model)
+    # a traced model cannot raise: it gets NaN and a code
     alpha = jnp.where(valid, model.recovery, jnp.nan)
     S = model.prior.second_moment(model.indices)
     code = jnp.where(valid, int(Result.SUCCESS), int(Result.INVALID))

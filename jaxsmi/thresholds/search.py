@@ -67,7 +67,7 @@ def search_threshold(
             logarithm keeps a strength positive and makes one unit of it a sensible step.
         start: Parameters, a number, an array or a tree of them.
         key: Random key, common random numbers for all parameters.
-        step: Which threshold of the staircase, 0 for weak recovery. Default 0.
+        step: Number of the threshold in the staircase, 0 for weak recovery. Default 0.
         target: The prescribed α, a number > 0; None to minimise. Default None.
         alpha_max: Largest α, as in `staircase`. Default 10.
         averages: `smi.Averages(points, nets)`, as in `staircase`. Default 2^12 points, 16 nets.
@@ -127,6 +127,7 @@ def search_threshold(
                 f"{objective.alpha_max:g}"
             ),
             bar=bar,
+            # a hit ends the search: to shrink the steps as well takes evaluations for nothing
             done=lambda point: objective.is_hit(point.number, tolerance),
         )
     return Search(**vars(end), threshold=best.extra[step])
@@ -145,6 +146,7 @@ class _Objective(NamedTuple):
     def stairs(self, model: AbstractModel, guess: Sequence[Threshold] | None) -> list[Threshold]:
         """The thresholds of a model up to the one of `step`."""
         if self.step > 0:
+            # the scan in α is most of the cost: the stairs of the last parameters replace it
             return staircase(
                 model,
                 key=self.key,
@@ -154,6 +156,7 @@ class _Objective(NamedTuple):
                 steps=self.step + 1,
                 progress=False,
             )
+        # no scan, and the same rule for alpha_max as in `staircase`
         first = weak_recovery(model, key=self.key, averages=self.averages)
         return [first] if float(jax.lax.stop_gradient(first.alpha)) <= self.alpha_max else []
 
@@ -164,7 +167,9 @@ class _Objective(NamedTuple):
         model = validate.call_user_function("build", self.build, _BUILD, parameters)
         stairs = self.stairs(model, guess)
         if len(stairs) <= self.step:
+            # `minimise` goes half way back where a step lost the threshold
             return jnp.asarray(jnp.nan, theory_dtype()), stairs
+        # logarithms: the gradient has the same size for a threshold of any order
         height = jnp.log(stairs[self.step].alpha)
         if self.target is None:
             return height, stairs

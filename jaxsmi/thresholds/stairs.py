@@ -108,6 +108,7 @@ def staircase(
     guesses = validate.sequence("guess", guess, allowed, *arguments, empty=True)
     check_model(model)
     S = lax.stop_gradient(model.prior.second_moment(model.indices))
+    # projectors on learned directions commute with S only where S is a multiple of I
     equal = jnp.max(jnp.abs(S - S[0, 0] * jnp.eye(len(S)))) <= 1e-9 * S[0, 0]
     allowed = "a prior with second moment proportional to the identity"
     check(equal, "model", model.prior, allowed)
@@ -124,6 +125,7 @@ def staircase(
     with Bar(P, title, progress, "compiling") as bar:
         while np.isfinite(lowest) and learned.shape[1] < P and len(stairs) < (steps or P + 1):
             bar.update(learned.shape[1] - bar.count, {"α": f"{lowest:.4g}"})
+            # apart from the keys of weak recovery (key) and of the roots (100 + k)
             scan_key = jax.random.fold_in(key, 7 + len(stairs))
             alpha, basis = jnp.asarray(lowest, S.dtype), jnp.asarray(learned, S.dtype)
             branch = scan_branch(constant, basis, alpha, scan_key, points * nets)
@@ -131,7 +133,7 @@ def staircase(
             guessed = _finite(guesses, len(stairs))
             Q = lax.stop_gradient(stairs[-1].overlap)
             point = next_crossing(branch, Q, guessed, most)
-            if point is None:
+            if point is None:  # nothing grows up to alpha_max
                 break
             new = _first_order(point)
             if new.shape[1]:  # learned with the others, and so part of the last step
@@ -139,6 +141,7 @@ def staircase(
                 stairs[-1] = _with_directions(stairs[-1], learned if len(stairs) == 1 else new)
                 continue
             if not np.isfinite(float(point.level)):
+                # the thresholds before stay valid: a code, not an exception
                 stairs.append(_failed(S, nets))
                 break
             keys = jax.vmap(lambda k: jax.random.fold_in(key, 100 + k))(jnp.arange(nets))
@@ -161,7 +164,6 @@ def staircase(
 
 
 def _finite(guesses: Sequence[Threshold], number: int) -> Threshold | None:
-    """The guess of a step, where there is a finite one."""
     if len(guesses) <= number or not np.isfinite(float(lax.stop_gradient(guesses[number].alpha))):
         return None
     return guesses[number]
@@ -190,6 +192,7 @@ def _threshold(
     if code == Result.SUCCESS and float(point.growth.inaccurate) > INACCURATE_SHARE:
         code = Result.INACCURATE
     valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, jnp.nan)
+    # a failed search shows as NaN among the replicas
     alphas = jnp.where(ends.code == Result.SUCCESS, ends.alpha, jnp.nan)
     X = np.mean(np.asarray(lax.stop_gradient(ends.X)), axis=0)
     V = jnp.mean(lax.stop_gradient(ends.V), axis=0)
@@ -205,7 +208,7 @@ def _threshold(
 
 
 def _directions_of(subspace: Array) -> np.ndarray:
-    """Orthonormal basis of the range of a positive semi-definite matrix, without its errors."""
+    """Orthonormal basis of the range of a positive semi-definite matrix."""
     values, vectors = np.linalg.eigh(np.asarray(lax.stop_gradient(subspace)))
     return vectors[:, values > _LEARNED * max(values[-1], np.finfo(values.dtype).tiny)]
 
@@ -220,7 +223,6 @@ def _joined(learned: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 def _with_directions(step: Threshold, directions: np.ndarray) -> Threshold:
-    """The threshold with more directions in its subspace."""
     projector = jnp.asarray(directions @ directions.T, step.subspace.dtype)
     subspace = step.subspace + projector / max(directions.shape[1], 1)
     return eqx.tree_at(lambda t: t.subspace, step, subspace / jnp.trace(subspace))

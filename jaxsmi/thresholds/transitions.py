@@ -68,7 +68,6 @@ class FirstOrder(eqx.Module):
         return self._shown().html()
 
     def _shown(self) -> Shown:
-        """What a reader sees (`core.shown`)."""
         thresholds = {
             "spinodal": self.spinodal,
             "information-theoretic": self.information_theoretic,
@@ -257,6 +256,7 @@ def _hysteresis(
         bar.update(1, {"α": f"{alpha:.4g}"})
     both = jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
     codes = np.asarray(both.codes)
+    # MAX_STEPS next to a spinodal does not move a threshold: it counts inside the hysteresis only
     converged = np.all(np.isin(codes, (Result.SUCCESS, Result.RECOVERED)), axis=1)
     perfect = codes[:, 1] == Result.RECOVERED
     distinct = np.asarray(both.distinct)

@@ -91,6 +91,7 @@ def weak_recovery(
     steps = ladder("noises", noises)
     check(model.design.rows, "noises", noises, "None for a matrix model")
     channels = model.channel.noisy(steps)
+    # only numbers of the channel differ: one compilation for all noises
     models = [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
     valid = check_model(models[0]) & validate.valid((models[-1], steps))
     thresholds = [_differentiable(m, key, power_of_two(points), nets) for m in models]
@@ -123,7 +124,6 @@ def _differentiable(model: AbstractModel, key: PRNGKeyArray, points: int, nets: 
 
 @eqx.filter_jit
 def _weak_recovery(model: AbstractModel, key: PRNGKeyArray, points: int, nets: int) -> Threshold:
-    """`weak_recovery` with `points` in each net."""
     S = model.prior.second_moment(model.indices)
     all_directions = jnp.eye(len(S), dtype=S.dtype)
     at_zero = growth(model, jnp.zeros_like(S), S, all_directions, key, (points, nets))
@@ -153,11 +153,13 @@ def _extrapolated(noises: Array, thresholds: Sequence[Threshold]) -> Threshold:
     """The threshold at zero noise, from those at each of the noises, by their rates 1/α_c."""
     alphas = jnp.stack([threshold.alpha for threshold in thresholds])
     replicas = jnp.stack([threshold.replicas for threshold in thresholds], axis=1)
+    # the smallest noise decides: the classes of a threshold do not change on the way to zero
     trivial, absent = alphas[-1] == 0.0, jnp.isinf(alphas[-1])
     grows = jnp.isfinite(alphas) & (alphas > 0.0)
     safe = jnp.where(grows, alphas, 1.0)
     # the replicas of α are those of 1/α to first order
     rates = jnp.where(grows, 2.0 / safe - replicas / safe**2, 0.0)
+    # rates, not α: these are averages, and follow the power law in Δ
     zero = limit(noises, rates)
     exact = trivial | absent
     rate = jnp.where(exact, 1.0, zero.value)

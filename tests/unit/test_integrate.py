@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.numerics.averages import covariance_and_variance, quotient
 from jaxsmi.numerics.nets import (
+    covariance_and_variance,
     direction_numbers,
     generated_directions,
     nets,
     power_of_two,
+    quotient,
     randomised_gaussians,
 )
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width, self_refining_moments
