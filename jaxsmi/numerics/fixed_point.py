@@ -195,8 +195,7 @@ class Iteration(AbstractSolver[Iterate]):
         trust = jnp.where(
             state.polished & (residual > 0.5 * state.residual), 0.5 * state.trust, state.trust
         )
-        candidate = value + trust * (V + newton_step - value)
-        candidate = symmetric(candidate)
+        candidate = symmetric(value + trust * (V + newton_step - value))
         # after a polish the trust, not the residual, decides
         falls = (residual < state.residual) | state.polished
         contracts = rho < (_CONTRACTS_FOLD if self.fold else _CONTRACTS)
@@ -324,11 +323,6 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
         return jnp.where(roots[i] + roots[j] > _RESOLVED, symmetric(moved), apply(stated, X))
 
     entries = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
-    table = (
-        jnp.zeros((*Q.shape, *Q.shape), V.dtype)
-        .at[rows, columns]
-        .set(entries)
-        .at[columns, rows]
-        .set(entries)
-    )
+    table = jnp.zeros((*Q.shape, *Q.shape), V.dtype).at[rows, columns].set(entries)
+    table = table.at[columns, rows].set(entries)
     return jnp.einsum("ijab,ci,dj->abcd", table, vectors, vectors)
