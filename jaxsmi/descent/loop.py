@@ -163,6 +163,7 @@ class Descent(AbstractSolver[Runs]):
             running = (state.result == RUNNING).reshape(-1, *(1,) * (x.ndim - 1))
             return jnp.where(running, x, y)
 
+        # NaN records: the history of a run ends where the run does
         record = jax.tree.map(lambda x: where_running(x, jnp.nan), new.record)
         return eqx.tree_at(lambda s: s.record, jax.tree.map(where_running, new, state), record)
 

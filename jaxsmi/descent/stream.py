@@ -63,6 +63,7 @@ class Stream(eqx.Module):
         self.dtype = validate.optional(validate.dtype, "dtype", dtype)
         self.shape = model.design.input_shape(self.teacher.shape[1])
         U = validate.optional(validate.array, "directions", directions, "U (K, D)")
+        # errors of a student count the mean of the inputs, so that the stream has to carry it
         around = model.design.directions(None, self.teacher, U)
         self.directions = None if around is None else around.vectors
         self.encoding = None if around is None else around.encoding
@@ -82,6 +83,7 @@ class Stream(eqx.Module):
         key = validate.key("key", key)
         samples = validate.count("samples", samples)
         _, input_key, noise_key = jax.random.split(key, 3)  # as `model.sample` splits it
+        # resolved at each draw, not once: double precision may be switched on later
         dtype = self.dtype or theory_dtype()
         inputs = self.model.design.draw_inputs(input_key, samples, self.dimension, dtype)
         if self.directions is not None and self.encoding is not None:

@@ -133,6 +133,7 @@ def train(
         monitor=monitor,
         optimizer=optimizer,
         start=state if several else jax.tree.map(lambda x: x[None], state),
+        # arrays: runs of other lengths with as many records are the same program
         steps=jnp.asarray(steps),
         every=jnp.asarray(every),
     )
@@ -165,6 +166,7 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     place = jnp.sum(jnp.isfinite(history["step"]), axis=-1) - 1
     last = {name: history[name][jnp.arange(runs[0]), place] for name in _LAST}
     result = descent.result(end)
+    # overlaps of the last finite record would hide that the weights are lost
     nonfinite = result == Result.NONFINITE
     alpha = jnp.inf
     if isinstance(data, Dataset):
