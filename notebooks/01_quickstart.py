@@ -126,7 +126,7 @@ assert abs(float(threshold.alpha) - 0.5) < 4 * float(threshold.stderr)
 # Above this threshold the labels' variances alone tell something of $w^*$: with $G(y)=\mathbb E[z^2|y]-1$, here $y^2-1$, the top
 # eigenvector of $\frac1D\sum_\mu x_\mu\frac{G(y_\mu)}{1+sG(y_\mu)}x_\mu^\top$, $s=0.95$. `spectral` finds it, and
 # `spectral_overlap` says what the best such estimate ($s\to1$) is worth as $D\to\infty$. `gamp` goes on from it, by default
-# wherever labels do not change with the sign of the fields; from noise (`init=1e-3`) a run has to find the direction by itself,
+# wherever labels do not change with the sign of the fields; from noise (`start=1e-3`) a run has to find the direction by itself,
 # and at finite $D$ it sometimes ends with less.
 
 # %%
@@ -136,7 +136,7 @@ print("cosine²: spectral, GAMP from it, GAMP from noise")
 for data_key, start_key in jax.random.split(key, (4, 2)):
     data = retrieval.sample(data_key, dimension=dimension, alpha=0.9)
     estimate = smi.spectral(retrieval, data, key=start_key)
-    runs = [smi.gamp(retrieval, data, key=start_key, start=init) for init in ("spectral", 1e-3)]
+    runs = [smi.gamp(retrieval, data, key=start_key, start=start) for start in ("spectral", 1e-3)]
     known.append([float(run.cosine[0] ** 2) for run in (estimate, *runs)])
     print("{:17.3f}{:14.3f}{:17.3f}".format(*known[-1]))
 

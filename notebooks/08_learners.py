@@ -62,7 +62,7 @@ descent = {
 methods = {
     "Bayes": {},
     "theory of Bayes": {"theory": True},
-    "risk, GAMP": {"learner": learner, "init": 0.1},
+    "risk, GAMP": {"learner": learner, "start": 0.1},
     "risk, descent": descent,
     "theory of the risk": {
         "theory": True,

@@ -27,7 +27,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import jaxsmi as smi
 from jaxsmi.core import driver
-from jaxsmi.core.data import Dataset
+from jaxsmi.core.data import Dataset, Regenerated
 
 ACCELERATORS = ("cuda", "rocm", "tpu")
 KEY = jax.ShapeDtypeStruct((), jax.eval_shape(lambda: jax.random.key(0)).dtype)
@@ -46,6 +46,30 @@ def message_passing(model, dimension, alpha, learner=None, **drawing):
         return arrays(smi.gamp(model, data, key=key, learner=learner, iteration=smi.Iteration(10)))
 
     return program
+
+
+def counted_memory(model, dimension, alpha, **drawing):
+    """Bytes of message passing by use, for N samples of fields of F numbers, without drawing them.
+
+    inputs    as stored; regenerated: six times one block (bits, normals, inputs of them)
+    fields    8 N (6 F + 2 F²): g and ω of two steps, the fields, their labels; ∂g twice
+    signal    8 × 8 s
+    """
+    draw = lambda key: model.sample(key, dimension=dimension, alpha=alpha, **drawing)
+    data = jax.eval_shape(draw, KEY)
+    inputs = data.inputs
+    signal, fields = model.design.shapes(inputs.shape)
+    F = math.prod(fields[1:])
+    if isinstance(inputs, Regenerated):
+        width = max(jnp.dtype(inputs.dtype).itemsize, 4)
+        stored = 6.0 * inputs.each * math.prod(inputs.form) * width
+    else:
+        stored = float(math.prod(inputs.shape)) * jnp.dtype(inputs.dtype).itemsize
+    return {
+        "inputs": stored,
+        "fields": 8.0 * data.labels.shape[0] * (6.0 * F + 2.0 * F**2),
+        "signal": 64.0 * math.prod(signal),
+    }
 
 
 def evolution(model, alpha=1.0, **options):
@@ -221,7 +245,7 @@ class Solving(NamedTuple):
 def solving(program):
     """What a program drives first; traced, not computed."""
     seen = []
-    original = driver.drive
+    original = driver.run_solver
     for name in smi.__all__:  # loaded before they are looked through
         getattr(smi, name)
 
@@ -233,9 +257,9 @@ def solving(program):
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in [m for name, m in sys.modules.items() if name.startswith("jaxsmi.")]:
-            if vars(module).get("drive") is original:
-                module.drive = noted
-                stack.callback(setattr, module, "drive", original)
+            if vars(module).get("run_solver") is original:
+                module.run_solver = noted
+                stack.callback(setattr, module, "run_solver", original)
         jax.eval_shape(program, KEY)
     return seen[0]
 

@@ -62,7 +62,7 @@ def run(
     key: PRNGKeyArray,
     averages: smi.Averages | None = None,
     max_steps: int = 300,
-    curve_points: int = 13,
+    curve_points: int = 9,
     progress: bool = False,
 ) -> Report:
     """Learn a teacher by GAMP from a random start, and lay the run over state evolution.
@@ -74,7 +74,7 @@ def run(
         key: Random key of all random numbers.
         averages: Averages of state evolution. Default: 2048 points in 8 nets.
         max_steps: Step budget of GAMP. Default 300.
-        curve_points: Values of alpha on the curve of state evolution. Default 13.
+        curve_points: Values of alpha on the curve of state evolution. Default 9.
         progress: Show bars. Default False.
     """
     validate.count("curve_points", curve_points, 2)

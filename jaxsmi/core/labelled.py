@@ -121,9 +121,9 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
 
     Returns:
         A Dataset with `overlap`, `stderr`, `covariance` (index, index_); `error`, `steps`,
-        `residual`, `rho`, `result`; `alpha` and the `name` of each index as coordinates; `weights`
-        (index, dimension), of a matrix (row, dimension), where there are some; `history_...` (step,
-        ...).
+        `residual`, `spectral_radius`, `result`; `alpha` and the `name` of each index as
+        coordinates; `weights` (index, dimension), of a matrix (row, dimension), where there are
+        some; `history_...` (step, ...).
 
     Raises:
         ValueError: For a batch of solutions.

@@ -1,1 +1,1 @@
-"""Results in files and pictures, costs, sweeps."""
+"""Results in files and pictures, orders of learning, sweeps."""

@@ -56,7 +56,7 @@ for i, seed in np.ndindex(single.shape):
     single[i, seed] = np.mean(fit.error)
     average[i, seed] = smi.averaged(fit, data.teacher).error
 passing = gamp_runs(
-    model, at, dimension, teachers, lambda run: run.error, iteration=smi.Iteration(150)
+    model, at, dimension, teachers, lambda run: run.error, iteration=smi.Iteration(max_steps=150)
 )
 left.plot(alphas, bayes(alphas), color=colour(0), label="Bayes-optimal")
 left.plot(alphas, 2.0 * bayes(alphas), color=colour(0), ls="--", label="twice that")

@@ -64,7 +64,9 @@ second.axvline(
 dimension, runs = (40, 3) if QUICK else (60, 4)
 at = np.array([0.2, 0.4, 0.6])
 model = smi.Bilinear(1.0, 0.5)
-dots = gamp_runs(model, at, dimension, runs, lambda run: run.error, iteration=smi.Iteration(150))
+dots = gamp_runs(
+    model, at, dimension, runs, lambda run: run.error, iteration=smi.Iteration(max_steps=150)
+)
 error_bars(first, at, dots, color=shades(len(WIDTHS))[2], label=f"GAMP, $d = {dimension}$")
 mean, stderr = mean_and_stderr(dots)
 compare("message passing", mean, errors(at, 1.0, 0.5, 0.0), 3.0 * stderr + 5.0 / dimension)

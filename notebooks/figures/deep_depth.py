@@ -29,9 +29,7 @@ known = {1: (1.0 / 6.0, 1e-6), 2: (0.186, 0.002), 3: (0.206, 0.006)}
 depths = (1, 2) if QUICK else (1, 2, 3)
 for depth in depths:
     model = smi.DeepAttention(depth, 2, tolerance=0.1, max_nodes=2**12)
-    weak = smi.weak_recovery(
-        model, key=key, averages=smi.Averages(points=2 ** (14 - 2 * (depth - 1)))
-    )
+    weak = smi.weak_recovery(model, key=key, averages=smi.Averages(2 ** (14 - 2 * (depth - 1))))
     everything = smi.recovery_threshold(smi.DeepAttention(depth, 2))
     labels = ("last layer is learned", "perfect recovery, $L/2$") if depth == 1 else (None, None)
     look = DOTS | {"color": colour(0), "label": labels[0]}

@@ -31,14 +31,9 @@ compare("cosines where GAMP ends", passing.cosine, 1.0, 0.02)
 learned = np.asarray(order.learned["GAMP"])
 compare("layer 2 before layer 1", np.sign(learned[:, 0] - learned[:, 1]), 1.0, 0.5)
 chance = 1.0 / dimension  # the overlap of a random start
-theory = smi.state_evolution(
-    model,
-    1.2,
-    key=key,
-    start=smi.Start(chance, side_information=chance),
-    iteration=smi.Iteration(100, newton=False),
-    averages=smi.Averages(2**10),
-)
+start = smi.Start(overlap=chance, side_information=chance)
+plain, points = smi.Iteration(max_steps=100, newton=False), smi.Averages(points=2**10)
+theory = smi.state_evolution(model, 1.2, key=key, start=start, averages=points, iteration=plain)
 steps, overlaps = theory.trajectory["step"], theory.trajectory["overlap"]
 for p in range(2):
     left.plot(steps, np.sqrt(np.maximum(overlaps[:, p, p], 0.0)), color=INK, lw=0.9, zorder=1)

@@ -21,7 +21,10 @@ from jaxsmi.workbench import plotting
 
 model, key = smi.DeepAttention(3, 2, tolerance=0.1, max_nodes=2**12), jax.random.key(0)
 alphas = [0.5, 1.0] if QUICK else [0.15, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.75]
-settings = {"averages": smi.Averages(2**8, nets=4), "iteration": smi.Iteration(40, tolerance=1e-2)}
+settings = {
+    "averages": smi.Averages(2**8, 4),
+    "iteration": smi.Iteration(max_steps=40, tolerance=1e-2),
+}
 theory = [smi.state_evolution(model, alpha, key=key, **settings) for alpha in alphas]
 
 left, right = ax = axes(2, height=3.0)

@@ -28,7 +28,8 @@ alphas = (
 )
 left, middle, right = ax = axes(3, height=3.0)
 theory = [
-    smi.state_evolution(model, alpha, key=key, averages=smi.Averages(2**10)) for alpha in alphas
+    smi.state_evolution(model, alpha, key=key, averages=smi.Averages(points=2**10))
+    for alpha in alphas
 ]
 
 # %%
@@ -74,10 +75,7 @@ legend(middle)
 skips = [1.0] if QUICK else [0.25, 1.0, 4.0]
 stairs = [
     smi.staircase(
-        smi.DeepAttention(2, 2, skip=c),
-        key=key,
-        alpha_max=3.0,
-        averages=smi.Averages(points=2**11, nets=8),
+        smi.DeepAttention(2, 2, skip=c), key=key, alpha_max=3.0, averages=smi.Averages(2**11, 8)
     )
     for c in skips
 ]

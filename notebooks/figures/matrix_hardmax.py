@@ -53,7 +53,9 @@ for width, tint in zip(WIDTHS, shades(len(WIDTHS)), strict=True):
         left.plot(table["alpha"], table["mmse"], color=GREY, lw=2.8, zorder=0.5)
 dimension, runs, at = 40, 3, np.array([0.1, 0.4])
 model = smi.AttentionIndexed(2, 0.5, "hardmax")
-dots = gamp_runs(model, at, dimension, runs, lambda run: run.error, iteration=smi.Iteration(80))
+dots = gamp_runs(
+    model, at, dimension, runs, lambda run: run.error, iteration=smi.Iteration(max_steps=80)
+)
 error_bars(left, at, dots, color=shades(len(WIDTHS))[2])
 mean, stderr = mean_and_stderr(dots)
 compare("message passing", mean, errors(at, 0.5), 3.0 * stderr + 5.0 / dimension)

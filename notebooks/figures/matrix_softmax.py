@@ -72,7 +72,12 @@ dimension, runs, known = 40, 3, errors(at / 4, 0.5)
 for k, tokens in enumerate((2, 3)):
     model, scale = smi.AttentionIndexed(tokens, 0.5), tokens**2 + tokens - 2
     dots = gamp_runs(
-        model, at / scale, dimension, runs, lambda run: run.error, iteration=smi.Iteration(80)
+        model,
+        at / scale,
+        dimension,
+        runs,
+        lambda run: run.error,
+        iteration=smi.Iteration(max_steps=80),
     )
     error_bars(middle, at, dots, color=colour(k), marker="os"[k], label=f"GAMP, T = {tokens}")
     mean, stderr = mean_and_stderr(dots)

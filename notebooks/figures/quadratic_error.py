@@ -66,7 +66,7 @@ dimension, runs, at = 40 if QUICK else 50, 3, np.array([0.1, 0.2, 0.3])
 for noise in (0.0, 0.25):
     model = network(0.5, noise)
     dots = gamp_runs(
-        model, at, dimension, runs, lambda run: run.error, iteration=smi.Iteration(150)
+        model, at, dimension, runs, lambda run: run.error, iteration=smi.Iteration(max_steps=150)
     )
     mean, stderr = mean_and_stderr(dots)
     compare(f"GAMP, Δ = {noise:g}", mean, curve(at, 0.5, noise), 3 * stderr + 5 / dimension)

@@ -21,13 +21,12 @@ from _common import INK, QUICK, axes, compare, error_bars, mean_and_stderr, save
 from jaxsmi.workbench.plotting import legend_above, risk_against_alpha
 
 model, key = smi.DeepAttention(depth=1, tokens=2), jax.random.key(0)
+points = smi.Averages(points=2**13)
 alphas = [2.0, 4.0] if QUICK else [0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0]
 ridges = (0.1,) if QUICK else (0.1, 0.3)
 curves = [
     [
-        smi.state_evolution(
-            model, a, learner=smi.Erm(ridge=r), key=key, averages=smi.Averages(2**13)
-        )
+        smi.state_evolution(model, a, learner=smi.Erm(ridge=r), key=key, averages=points)
         for a in alphas
     ]
     for r in ridges

@@ -49,7 +49,13 @@ risk_against_alpha(curves, [*labels, rf"$\lambda = {NOISE:g}$, the best"], ax[0]
 dimension, runs, at = 200, 4, np.array([0.5, 1.5] if QUICK else [0.5, 0.8, 1.5, 2.5])
 learner = smi.Erm(ridge=0.01)
 dots = gamp_runs(
-    model, at, dimension, runs, lambda run: run.error, learner=learner, iteration=smi.Iteration(400)
+    model,
+    at,
+    dimension,
+    runs,
+    lambda run: run.error,
+    learner=learner,
+    iteration=smi.Iteration(max_steps=400),
 )
 error_bars(ax[0], at, dots, color=INK, zorder=3, label=r"GAMP, $\lambda = 0.01$")
 mean, stderr = mean_and_stderr(dots)

@@ -47,7 +47,11 @@ learner = smi.Erm(student, loss=loss, ridge=0.04)
 
 # %%
 # Both minima, followed from one α to the next.
-settings = {"learner": learner, "key": jax.random.key(0), "samples": 2**12 if QUICK else 2**13}
+settings = {
+    "learner": learner,
+    "key": jax.random.key(0),
+    "averages": smi.Averages(2**12 if QUICK else 2**13),
+}
 branches = {"semantic": [], "positional": []}
 starts = ("informed", "directions")
 for alpha in [2.0, 1.25] if QUICK else [2.0, 1.6, 1.25, 1.0]:

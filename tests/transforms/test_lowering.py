@@ -19,7 +19,6 @@ import jaxsmi as smi
 from jaxsmi.design.blocks import BLOCK
 from jaxsmi.numerics import memory, refining
 from jaxsmi.numerics.memory import Block, block_within, working_memory
-from jaxsmi.workbench import costs
 
 EVERY = [
     *programs.FAST,
@@ -152,7 +151,7 @@ def test_an_update_on_float32_inputs_is_float32(model, dimension):
 
 class Case:
     """Message passing whose step is compiled for N samples, with what it may take beside the
-    fields and the signal that `gamp_cost` counts (`more` bytes), and how many kernels."""
+    fields and the signal that `counted_memory` counts (`more` bytes), and how many kernels."""
 
     def __init__(self, model, dimension, alpha, kernels, more=0, **drawing):
         self.model, self.kernels, self.more, self.drawing = model, kernels, more, drawing
@@ -187,12 +186,13 @@ STEPS = {
     ],
 )
 def test_memory_and_kernels_of_a_step_of_message_passing(name):
-    """No copy of the inputs: temporary arrays are the fields and the signal, as `gamp_cost` counts
-    them, six blocks of regenerated inputs, and a block of the integral or of products."""
+    """No copy of the inputs: temporary arrays are the fields and the signal, as
+    `counted_memory` counts them, six blocks of regenerated inputs, and a block of the integral or
+    of products."""
     case = STEPS[name]
     model = case.model()
     part = programs.step_of(programs.message_passing(model, **case.size, **case.drawing))
-    counted = costs.gamp_cost(model, **case.size, **case.drawing, probe=False).memory
+    counted = programs.counted_memory(model, **case.size, **case.drawing)
     allowed = counted["fields"] + counted["signal"] + case.more
     if not case.drawing.get("store", True):
         allowed += counted["inputs"]

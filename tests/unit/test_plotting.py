@@ -198,7 +198,6 @@ def test_one_panel_for_each_method():
         {name: learned_at(s)[None] for name, s in solutions.items()},
         0.5,
         {"GAMP": 1.2, "Adam": 15.0},
-        {},
     )
     axes = list(Figure().subplots(1, 2))
     assert plotting.learning_order(order, axes) == axes
