@@ -9,7 +9,7 @@ each comes from.
 """
 
 import difflib
-import importlib
+import importlib.metadata
 
 import lazy_loader
 
@@ -19,9 +19,16 @@ _import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _REMOVED: dict[str, str] = {}
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("jaxsmi")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"  # a bare folder on the path
+
+
 def __getattr__(name: str) -> object:
     if name == "__version__":  # of the installed package: pyproject.toml is the one place
-        return importlib.import_module("jaxsmi.core.provenance").version()
+        return _version()
     if name in __all__:
         return _import_name(name)
     close = "".join(difflib.get_close_matches(name, __all__, 1, 0.5))

@@ -99,6 +99,11 @@ def train(model, data, optimizer, **words):
     return smi.train(model, data, optimizer, **train_words(**words))
 
 
+def as_xarray(solution, **attributes):
+    """A solution as an xarray.Dataset."""
+    return importlib.import_module("jaxsmi.workbench.storage").to_xarray(solution, **attributes)
+
+
 def gamp_method(**words):
     """A method of `smi.learning_order`, and settings of `smi.sweep(solver="gamp")`."""
     return gamp_words(**words)
@@ -280,6 +285,7 @@ def xarray_parts(dataset):
     found = {}
     for name in sorted(map(str, dataset.variables)):
         variable = dataset[name]
+        name = {"spectral_radius": "rho"}.get(name, name)
         found[name] = variable.values
         found[f"{name}.dims"] = ",".join(map(str, variable.dims))
     return found

@@ -7,7 +7,7 @@ import tempfile
 
 import jax.numpy as jnp
 import optax
-from adapters import evolve, gamp, gamp_method, sweep, train, train_method
+from adapters import as_xarray, evolve, gamp, gamp_method, sweep, train, train_method
 from cases_sgd import sequence_models
 from recording import group
 from shared import key, likelihood_model, norm_and_precision
@@ -94,41 +94,46 @@ def xarrays(add):
     phase = smi.links.phase_retrieval()
     add(
         "state evolution",
-        lambda: evolve(phase, 0.8, key=key(1), samples=2**8, randomisations=2).to_xarray(),
+        lambda: as_xarray(evolve(phase, 0.8, key=key(1), samples=2**8, randomisations=2)),
     )
     add(
         "gamp",
-        lambda: gamp(
-            phase,
-            phase.sample(key(1), dimension=30, alpha=2.0),
-            key=key(2),
-            max_steps=5,
-            record=norm_and_precision,
-        ).to_xarray(note="x"),
+        lambda: as_xarray(
+            gamp(
+                phase,
+                phase.sample(key(1), dimension=30, alpha=2.0),
+                key=key(2),
+                max_steps=5,
+                record=norm_and_precision,
+            ),
+            note="x",
+        ),
     )
     soft = smi.AttentionIndexed(2, 0.5)
     add(
         "matrix, gamp",
-        lambda: gamp(
-            soft, soft.sample(key(1), dimension=12, alpha=0.15), key=key(2), max_steps=5
-        ).to_xarray(),
+        lambda: as_xarray(
+            gamp(soft, soft.sample(key(1), dimension=12, alpha=0.15), key=key(2), max_steps=5)
+        ),
     )
-    add("matrix, theory", lambda: evolve(soft, 0.1).to_xarray())
+    add("matrix, theory", lambda: as_xarray(evolve(soft, 0.1)))
     add(
         "train",
-        lambda: train(
-            phase,
-            phase.sample(key(1), dimension=30, alpha=2.0),
-            optax.adam(0.1),
-            key=key(2),
-            steps=5,
-        ).to_xarray(),
+        lambda: as_xarray(
+            train(
+                phase,
+                phase.sample(key(1), dimension=30, alpha=2.0),
+                optax.adam(0.1),
+                key=key(2),
+                steps=5,
+            )
+        ),
     )
 
     def attributes():
-        found = (
-            evolve(phase, 0.8, key=key(1), samples=2**8, randomisations=2).to_xarray(note="x").attrs
-        )
+        found = as_xarray(
+            evolve(phase, 0.8, key=key(1), samples=2**8, randomisations=2), note="x"
+        ).attrs
         return {
             name: str(value)
             for name, value in sorted(found.items())

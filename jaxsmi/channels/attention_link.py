@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import off_zero
+from jaxsmi.core.arrays import clamp_to_tiny
 
 __all__ = [
     "Components",
@@ -222,7 +222,7 @@ def invert_attention(labels: Array, beta: Array, rank: int = 1) -> Array:
     Gauss-Newton steps on all pairs.
     """
     M = labels.shape[0]
-    logs = jnp.log(off_zero(labels))
+    logs = jnp.log(clamp_to_tiny(labels))
     a = (logs - jnp.diagonal(logs)[:, None]) / beta
     h = _from_largest_gap(a)[None] if rank == 1 else _from_distances(a, rank)
 
@@ -252,11 +252,11 @@ def invert_untied_attention(labels: Array, beta: Array) -> Array:
     log y/β less its mean over each row is q κᵀ, κ = k less its mean: its row and its column through
     the largest entry, and one step of least squares for each.
     """
-    logs = jnp.log(off_zero(labels)) / beta
+    logs = jnp.log(clamp_to_tiny(labels)) / beta
     product = logs - jnp.mean(logs, axis=1, keepdims=True)
     column = jnp.argmax(jnp.abs(product)) % len(product)
     q = product[:, column]
-    least = lambda a, b: a @ b / off_zero(jnp.sum(b * b))
+    least = lambda a, b: a @ b / clamp_to_tiny(jnp.sum(b * b))
     k = least(product.T, q)
     return balanced(least(product, k), k)
 
@@ -265,8 +265,8 @@ def balanced(q: Array, k: Array) -> Array:
     """(x, x') (2, M), of one length: c x and x'/c are q and k less its mean, for some c > 0."""
     k = k - jnp.mean(k)
     lengths = (jnp.sum(q * q), jnp.sum(k * k))
-    ratio = (lengths[1] / off_zero(lengths[0])) ** 0.25
-    return jnp.stack([ratio * q, k / off_zero(ratio)])
+    ratio = (lengths[1] / clamp_to_tiny(lengths[0])) ** 0.25
+    return jnp.stack([ratio * q, k / clamp_to_tiny(ratio)])
 
 
 def _from_largest_gap(a: Array) -> Array:
@@ -276,7 +276,7 @@ def _from_largest_gap(a: Array) -> Array:
     flat = jnp.argmax(jnp.where(jnp.eye(M, dtype=bool), -1.0, gap))
     i = flat // M
     j = flat % M
-    delta = jnp.sqrt(off_zero(gap[i, j]))
+    delta = jnp.sqrt(clamp_to_tiny(gap[i, j]))
     u_i = -a[i, j] / delta
     u_j = a[j, i] / delta
     reference = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), i, j)
@@ -290,7 +290,7 @@ def _from_distances(a: Array, rank: int) -> Array:
     M = a.shape[0]
     centring = jnp.eye(M, dtype=a.dtype) - 1.0 / M
     values, vectors = jnp.linalg.eigh(centring @ (0.5 * (a + a.T)) @ centring)
-    lengths = jnp.sqrt(off_zero(values[-rank:]))
+    lengths = jnp.sqrt(clamp_to_tiny(values[-rank:]))
     d = lengths[:, None] * vectors[:, -rank:].T
     # Σ_i over pairs: a_ij = d_i·(d_j - d_i) + mean·(d_j - d_i), projected on d_j
     gram = d.T @ d

@@ -27,7 +27,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.averages import response_of, weighted_posteriors
 from jaxsmi.channels.posterior import Key, Posterior, Response
 from jaxsmi.core import validate
-from jaxsmi.core.checks import positive_definite
 from jaxsmi.core.validate import check
 
 __all__ = [
@@ -179,7 +178,7 @@ class AbstractChannel(AbstractLabels):
         allowed = f"an array of shape (indices, indices) = {square}"
         V = validate.array("V", V, allowed, shape=square)
         check(jnp.max(jnp.abs(V - V.T)) <= 1e-8 * jnp.max(jnp.abs(V)), "V", V, "a symmetric matrix")
-        proper = positive_definite(V)
+        proper = validate.positive_definite(V)
         check(proper, "V", V, "a positive definite covariance")
         key = validate.optional(validate.key, "key", key)
         # in their own precision: attention cannot be inverted from labels that were float32

@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
 from jaxsmi.channels.jumps import continuous
-from jaxsmi.core.arrays import off_zero, theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, theory_dtype
 from jaxsmi.core.validate import check
 
 __all__ = ["ModulusChannel", "PiecewiseLinearChannel", "linear_channel"]
@@ -37,7 +37,7 @@ def _log_between(low: Array, high: Array) -> Array:
     a = jnp.where(flip, -high, low)
     b = jnp.where(flip, -low, high)
     top = log_ndtr(b)
-    gap = -off_zero(top - log_ndtr(a))
+    gap = -clamp_to_tiny(top - log_ndtr(a))
     return top + jnp.log(-jnp.expm1(gap))
 
 

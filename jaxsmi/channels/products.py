@@ -26,7 +26,7 @@ from jaxtyping import Array
 from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.signs import log_parity
-from jaxsmi.core.arrays import off_zero
+from jaxsmi.core.arrays import clamp_to_tiny
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral
 from jaxsmi.numerics.refining_rules import RADIUS, WIDE_RADIUS, no_weight
@@ -71,7 +71,7 @@ class ProductChannel(FibreChannel):
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
         """From y (N,)."""
         L = root
-        log_root = 0.5 * jnp.log(off_zero(jnp.abs(statistic)))
+        log_root = 0.5 * jnp.log(clamp_to_tiny(jnp.abs(statistic)))
         side = jnp.where(statistic >= 0.0, 1.0, -1.0)
         V = root @ root.T
         boxes = [_interval(sign, side, omega[:, :, 0], log_root, V) for sign in (1.0, -1.0)]
@@ -119,7 +119,7 @@ def _interval(
 
     def logs(side: float) -> list[Array]:
         ends = [w + side * spread[i] for i, w in enumerate(expected)]
-        return [jnp.log(off_zero(end)) - log_root for end in ends]
+        return [jnp.log(clamp_to_tiny(end)) - log_root for end in ends]
 
     low = logs(-1.0)
     high = logs(1.0)

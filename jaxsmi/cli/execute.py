@@ -18,11 +18,11 @@ import numpy as np
 from jaxsmi.cli import interrupts, report
 from jaxsmi.cli.flags import Words, call, flags_of
 from jaxsmi.cli.report import Report
-from jaxsmi.core import labelled, validate
-from jaxsmi.core.files import discard, write_text
-from jaxsmi.core.provenance import parameters
+from jaxsmi.core import validate
 from jaxsmi.core.setup import setup, user_cache
-from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench import labelled, plotting, storage
+from jaxsmi.workbench.files import discard, write_text
+from jaxsmi.workbench.provenance import parameters
 
 __all__ = ["execute", "set_up"]
 

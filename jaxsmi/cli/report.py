@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsmi.core import labelled
 from jaxsmi.core.codes import Result
-from jaxsmi.core.results import Solution, Threshold
+from jaxsmi.core.results import Solution, Threshold, index_names
 from jaxsmi.workbench import plotting, storage
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _curve(curve: Sequence[Solution]) -> str:
-    names = labelled.index_names(curve[0].model, len(curve[0].overlap))
+    names = index_names(curve[0].model, len(curve[0].overlap))
     rows = []
     for point in curve:
         overlaps = [

@@ -1,4 +1,4 @@
-"""Numbers that are known or traced, and the precision of the theory."""
+"""Precision of the theory, and values that may be traced."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ __all__ = [
     "concrete",
     "frozen",
     "is_zero",
+    "nan",
     "nan_unless",
     "not_recorded",
-    "off_zero",
+    "not_recorded_where",
     "theory_dtype",
 ]
 
@@ -41,7 +42,8 @@ _SINGLE = (
     "floored there."
 )
 _warned = False
-_FEW = 2**16  # numbers: NumPy on the host is faster than compiling an operation of jax.numpy
+# up to so many numbers NumPy on the host is faster than compiling an operation of jax.numpy
+_FEW = 2**16
 
 
 def arithmetic(*values: PyTree) -> ModuleType:
@@ -62,7 +64,7 @@ def nan_unless(x: Array, *conditions: ArrayLike) -> Array:
     """x where all conditions hold, else NaN."""
     for condition in conditions:
         if not (concrete(condition) and bool(condition)):
-            x = jnp.where(condition, x, jnp.nan)
+            x = jnp.where(condition, x, nan())
     return x
 
 
@@ -72,19 +74,24 @@ def clamp_to_tiny(x: Array) -> Array:
     return jnp.maximum(x, jnp.finfo(x.dtype).tiny)
 
 
-off_zero = clamp_to_tiny
+def nan() -> float:
+    """The mark of unknown numbers: NaN, or infinity with jax_debug_nans, which stops at NaN."""
+    debugging = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
+    return jnp.inf if debugging else jnp.nan
 
 
 def not_recorded(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """NaN, which marks what was not recorded (infinity with jax_debug_nans, which stops at NaN)."""
-    kind = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
-    debugging = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
-    return jnp.full(shape, jnp.inf if debugging else jnp.nan, kind)
+    """An array of `nan()`, in the default precision where the dtype has none."""
+    return jnp.full(shape, nan(), dtype if jnp.issubdtype(dtype, jnp.inexact) else float)
+
+
+def not_recorded_where(condition: ArrayLike, x: Array) -> Array:
+    """x, marked as `not_recorded` where the condition holds."""
+    return jnp.where(condition, nan(), x)
 
 
 def concrete(value: PyTree) -> bool:
-    """The value is known now (no tracer), so that it can be checked and reported by a
-    ValueError."""
+    """True where no leaf is a tracer, so that values can be validated."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
@@ -105,6 +112,6 @@ def theory_dtype() -> jnp.dtype:
 
 
 def is_zero(value: object) -> bool:
-    """The number is known to be zero. (Inside jit an array made of a known number is traced: ask
-    before making it.)"""
+    """True where the number is known to be zero. Inside jit call it before jnp.asarray, which
+    traces known numbers."""
     return concrete(value) and not np.any(np.asarray(value) != 0)

@@ -1,4 +1,4 @@
-"""Result codes: what became of a run, and the sentence to read."""
+"""Result codes of runs, and the message of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-__all__ = ["INACCURATE_SHARE", "RUNNING", "Result", "choose", "outcome", "outcomes", "worst"]
+__all__ = ["INACCURATE_SHARE", "RUNNING", "Result", "choose", "counts", "message", "worst"]
 
 RUNNING = -1  # the code of an iteration that goes on
 
@@ -18,11 +18,10 @@ INACCURATE_SHARE = 0.01
 
 
 class Result(enum.IntEnum):
-    """What became of a run. A code travels through `jit` and `vmap`; `Result(code).remedy` is the
-    sentence to read.
+    """How a run ended, a code that passes through `jit` and `vmap`. `Result(code).remedy` says what
+    happened and what to try.
 
-    `RECOVERED` is success of a special kind: the iteration reached the branch on which V falls
-    geometrically to zero.
+    `RECOVERED` is a success, too: V falls geometrically to zero.
     """
 
     SUCCESS = 0
@@ -36,32 +35,33 @@ class Result(enum.IntEnum):
     OVERCONFIDENT = 8
     NOTHING_LEARNED = 9
     REGRESSED = 10
-    LOST = 10
     UNSTABLE = 11
 
     @property
     def remedy(self) -> str:
-        """One sentence: what happened and what to do about it."""
+        """What happened, and what to try."""
         return _REMEDIES[self]
 
 
-# From the mildest to the gravest: what says less against the numbers comes first. Numbers of the
-# codes are names, not an order.
-_ORDER = (
-    Result.RECOVERED,
-    Result.SUCCESS,
-    Result.INACCURATE,
-    Result.MARGINAL,
-    Result.UNSTABLE,
-    Result.NOTHING_LEARNED,
-    Result.REGRESSED,
-    Result.OVERCONFIDENT,
-    Result.MAX_STEPS,
-    Result.DIVERGED,
-    Result.NONFINITE,
-    Result.INVALID,
+# From the mildest to the gravest. The numbers of the codes are stored in files and stay, so they
+# cannot be the order.
+_ORDER = np.array(
+    [
+        Result.RECOVERED,
+        Result.SUCCESS,
+        Result.INACCURATE,
+        Result.MARGINAL,
+        Result.UNSTABLE,
+        Result.NOTHING_LEARNED,
+        Result.REGRESSED,
+        Result.OVERCONFIDENT,
+        Result.MAX_STEPS,
+        Result.DIVERGED,
+        Result.NONFINITE,
+        Result.INVALID,
+    ]
 )
-_RANKS = np.argsort(np.array(_ORDER))  # where each code stands in the order
+_RANKS = np.argsort(_ORDER)
 
 
 def worst(codes: ArrayLike) -> Array:
@@ -70,8 +70,7 @@ def worst(codes: ArrayLike) -> Array:
     From the mildest: RECOVERED, SUCCESS, INACCURATE, MARGINAL, UNSTABLE, NOTHING_LEARNED,
     REGRESSED, OVERCONFIDENT, MAX_STEPS, DIVERGED, NONFINITE, INVALID.
     """
-    ranks = jnp.asarray(_RANKS)[jnp.asarray(codes)]
-    return jnp.asarray(np.array(_ORDER))[jnp.max(ranks)]
+    return jnp.asarray(_ORDER)[jnp.max(jnp.asarray(_RANKS)[jnp.asarray(codes)])]
 
 
 _REMEDIES = {
@@ -85,8 +84,8 @@ _REMEDIES = {
         "tolerance; close to a threshold convergence is slow."
     ),
     Result.DIVERGED: (
-        "The iteration diverged: try damping=0.3 or more, precision='outer', a smaller start "
-        "(init=1e-3), or a larger dimension."
+        "The iteration diverged: try damping=0.3 or more, precision='outer', a smaller start, or "
+        "a larger dimension."
     ),
     Result.NONFINITE: (
         "A non-finite number appeared: check that inputs and labels are finite, that labels are "
@@ -124,36 +123,16 @@ _REMEDIES = {
     ),
 }
 
-_PASSING = {
-    Result.MAX_STEPS: (
-        "The step budget ran out before the tolerance was met: raise max_steps, or loosen "
-        "tolerance; close to a threshold convergence is slow. Where history['misfit'] stays well "
-        "above one the run is caught away from the answer: begin elsewhere (init=1e-3, another "
-        "key)."
-    ),
-}
-
-_SPECTRAL = {
-    Result.MAX_STEPS: (
-        "The eigensolver did not settle: the outlier is close to the bulk. Take more samples, or a "
-        "smaller regularisation."
-    ),
-    Result.NONFINITE: (
-        "A non-finite number appeared: check that inputs and labels are finite, and that labels "
-        "come from this model."
-    ),
-}
-
+# Where a kind of run needs another message than the one above.
 _TRAINING = {
-    Result.SUCCESS: "All steps were taken, or the run was stopped as asked.",
+    Result.SUCCESS: "All steps were taken, or the run reached its target.",
     Result.NOTHING_LEARNED: (
-        "The run ended as asked, but learned nothing: no cosine with the teacher is beyond chance, "
-        "three times 1/√D. Take more steps, another learning rate (plain SGD on the mean loss "
-        "wants one of order D), or more samples."
+        "The run ended without learning: no cosine with the teacher exceeds chance, three times "
+        "1/√D. Take more steps, another learning rate (plain SGD on the mean loss needs one of "
+        "order D), or more samples."
     ),
     Result.MAX_STEPS: (
-        "All steps were taken, and what was to stop the run was not met: take more steps, or ask "
-        "for less."
+        "All steps were taken before the target was reached: take more steps, or loosen the target."
     ),
     Result.DIVERGED: (
         "The weights have grown a hundredfold: lower the learning rate, warm it up, or clip the "
@@ -164,37 +143,47 @@ _TRAINING = {
         "loss are finite."
     ),
 }
-
-
-_SPECIAL = {
-    "gamp": _PASSING,
-    "spectral": _SPECTRAL,
+_BY_KIND = {
     "train": _TRAINING,
     "online": _TRAINING,
+    "gamp": {
+        Result.MAX_STEPS: (
+            f"{_REMEDIES[Result.MAX_STEPS]} Where history['misfit'] stays well above one the run "
+            "is far from the answer: use another start or another key."
+        ),
+    },
+    "spectral": {
+        Result.MAX_STEPS: (
+            "The eigensolver did not converge: the outlier is close to the bulk. Take more "
+            "samples, or a smaller regularisation."
+        ),
+        Result.NONFINITE: (
+            "A non-finite number appeared: check that inputs and labels are finite, and that "
+            "labels come from this model."
+        ),
+    },
 }
 
 
-def outcome(code: int, kind: str) -> str:
-    """The sentence that goes with a result code.
+def message(results: ArrayLike, kind: str) -> str:
+    """The message of a result code; of several, their counts and the message of the `worst`.
 
     Args:
-        code: A `Result`.
+        results: Codes, of any shape.
         kind: What ran: "gamp", "state_evolution", "spectral", "train" or "online".
     """
-    result = Result(code)
-    return _SPECIAL.get(kind, {}).get(result, result.remedy)
-
-
-def outcomes(results: ArrayLike, kind: str) -> str:
-    """The sentence that goes with a result code; with several codes how often each came, and the
-    sentence of the `worst`."""
     codes = np.ravel(np.asarray(results))
-    if codes.size == 1:
-        return outcome(int(codes[0]), kind)
-    counted = {int(code): int(np.sum(codes == code)) for code in np.unique(codes)}
-    said = [f"{n} {Result(code).name}" for code, n in counted.items()]
-    gravest = max(counted, key=lambda code: _RANKS[code])
-    return f"{', '.join(said)}. {Result(gravest).name}: {outcome(gravest, kind)}"
+    gravest = Result(int(_ORDER[np.max(_RANKS[codes])]))
+    text = _BY_KIND.get(kind, {}).get(gravest, gravest.remedy)
+    return text if codes.size == 1 else f"{counts(codes)}. {gravest.name}: {text}"
+
+
+def counts(results: ArrayLike) -> str:
+    """The names of result codes, with their numbers where there are several: "2 SUCCESS"."""
+    names, numbers = np.unique(np.ravel(np.asarray(results)), return_counts=True)
+    if np.size(results) == 1:
+        return Result(int(names[0])).name
+    return ", ".join(f"{n} {Result(int(c)).name}" for c, n in zip(names, numbers, strict=True))
 
 
 def choose(*cases: tuple[Array | bool, int]) -> Array:

@@ -1,5 +1,4 @@
-r"""Data sets: inputs, labels and the teacher that made them; inputs that are drawn again instead of
-stored.
+r"""Data sets: inputs, labels and teacher; inputs that are stored, or drawn again at each read.
 
 Letters of the shapes, here and everywhere: N samples, M tokens, D dimension of a token, P indices.
 
@@ -20,20 +19,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxsmi.core import border, validate
-from jaxsmi.core.arrays import concrete
-from jaxsmi.core.inputs import as_inputs, as_numbers
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import arithmetic, concrete, theory_dtype
+from jaxsmi.core.display import Summary, safe_repr
 from jaxsmi.core.moments import SecondMoments, block_of, second_moments
-from jaxsmi.core.shown import readable
-from jaxsmi.core.summary import described
 from jaxsmi.core.validate import check
 from jaxsmi.core.whitening import Whitening, whitening_of
 
-__all__ = ["Dataset", "LabelLaw", "Regenerated", "Taught"]
+__all__ = ["Dataset", "HasTeacher", "LabelLaw", "Regenerated"]
 
 
 class LabelLaw(Protocol):
-    """What a data set knows of the model that made its labels: `AbstractModel` is one."""
+    """The part of `AbstractModel` that a data set uses."""
 
     @property
     def indices(self) -> int:
@@ -79,12 +76,41 @@ class HasTeacher(Protocol):
         ...
 
 
-Taught = HasTeacher
+def _finite_numbers(name: str, value: ArrayLike, allowed: str) -> Array:
+    """A non-empty array of finite real numbers in their own precision."""
+    try:
+        check(validate.is_real(value), name, value, allowed)
+        array = jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+        check(False, name, value, allowed)
+        raise
+    check(array.size > 0, name, value, allowed)
+    if concrete(array):
+        # NumPy for few numbers; for many one fused pass, without a mask of their size
+        few = arithmetic(array) is np
+        finite = np.isfinite(np.asarray(array)).all() if few else _all_finite(array)
+        check(bool(finite), name, array, "finite numbers")
+    return array
+
+
+@jax.jit
+def _all_finite(x: Array) -> Array:
+    return jnp.all(jnp.isfinite(x))
+
+
+def _as_inputs(inputs: ArrayLike) -> Array:
+    allowed = "real numbers (N, M, D): samples, tokens (one: x[:, None, :]), entries"
+    array = _finite_numbers("inputs", inputs, allowed)
+    check(array.ndim == 3, "inputs", inputs, allowed)
+    # estimates are rounded to the precision of the inputs: integers would lose them
+    if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
+        array = array.astype(theory_dtype())
+    return array
 
 
 class Regenerated(eqx.Module):
-    """Inputs (N, M, D) that are not stored: a block is drawn again, from the key and its number,
-    whenever it is read.
+    """Inputs (N, M, D) that are not stored: each read draws a block again from the key and the
+    number of the block.
 
     `model.sample(.., store=False)` makes it. Memory: that of one block while it is read.
 
@@ -170,13 +196,14 @@ class Dataset(eqx.Module):
         encoding: ArrayLike | None = None,
         whitening: Whitening | None = None,
     ):
-        self.inputs = inputs if isinstance(inputs, Regenerated) else as_inputs(inputs)
+        self.inputs = inputs if isinstance(inputs, Regenerated) else _as_inputs(inputs)
         N, M, D = self.inputs.shape
-        self.labels = as_numbers("labels", labels, f"an array with one row per sample: ({N}, ...)")
+        allowed = f"an array with one row per sample: ({N}, ...)"
+        self.labels = _finite_numbers("labels", labels, allowed)
         aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
-        check(aligned, "labels", labels, f"an array with one row per sample: ({N}, ...)")
+        check(aligned, "labels", labels, allowed)
         rows = f"an array of shape (indices P, {D})"
-        self.teacher = validate.optional(as_numbers, "teacher", teacher, rows)
+        self.teacher = validate.optional(_finite_numbers, "teacher", teacher, rows)
         fits = self.teacher is None or (self.teacher.ndim == 2 and self.teacher.shape[1] == D)
         check(fits, "teacher", teacher, rows)
         maker = "the model that made the labels"
@@ -195,15 +222,32 @@ class Dataset(eqx.Module):
             self.directions = U
 
     def __repr__(self) -> str:
-        return readable(self, lambda: described(self))
+        return safe_repr(self, self._summary)
 
     def _repr_html_(self) -> str:
-        return described(self).html()
+        return self._summary().html()
 
     def summary(self) -> str:
-        """What the data are, a few numbers of the labels, and a quick look at the inputs
+        """Sizes of the data, statistics of the labels, and a quick test of the inputs
         (`second_moments`), as text."""
-        return described(self, look=True).text()
+        facts = [_label_statistics(np.asarray(self.labels, float))]
+        if not self.regenerated:
+            message = self.second_moments(quick=True).message
+            facts.append(message or "inputs look iid, of mean zero and variance one")
+        return self._summary(facts).text()
+
+    def _summary(self, more_facts: list[str] | None = None) -> Summary:
+        N, M, D = self.inputs.shape
+        storage = "drawn again when they are read" if self.regenerated else "stored"
+        facts = [
+            f"inputs {self.inputs.dtype} ({N}, {M}, {D}), {storage}",
+            f"labels {self.labels.dtype} {self.labels.shape}",
+            "no teacher" if self.teacher is None else f"teacher {self.teacher.shape}",
+        ]
+        if self.model is not None:
+            facts.append(f"made by {self.model!r}")
+        title = f"Dataset: N = {N} samples of M = {M} tokens, D = {D}, α = {self.alpha:.4g}"
+        return Summary(title, facts + (more_facts or []))
 
     @property
     def samples(self) -> int:
@@ -217,28 +261,26 @@ class Dataset(eqx.Module):
 
     @property
     def alpha(self) -> float:
-        """The sample complexity: what the model that made the data counts by, N/D for a user's
-        own."""
+        """The sample complexity, by the convention of the model; N/D without a model."""
         if self.model is None:
             return self.samples / self.dimension
         return self.samples / self.model.design.entries(self.dimension)
 
     @property
     def regenerated(self) -> bool:
-        """Whether inputs are drawn again instead of stored."""
+        """True where inputs are drawn again instead of stored."""
         return isinstance(self.inputs, Regenerated)
 
     @property
     def stored_inputs(self) -> Array:
-        """The inputs as an array. Raises a ValueError where they are not stored."""
+        """The inputs as an array; a ValueError where they are not stored."""
         if isinstance(self.inputs, Regenerated):
             raise ValueError("data: got regenerated inputs; allowed: stored ones: data.stored().")
         return self.inputs
 
     @property
     def of_samples(self) -> list[Array]:
-        """The arrays with a leading axis of samples, or of blocks of them: what is spread over
-        devices."""
+        """The arrays whose leading axis, of samples or blocks, is spread over devices."""
         inputs = self.inputs
         return [inputs.numbers if isinstance(inputs, Regenerated) else inputs, self.labels]
 
@@ -249,14 +291,12 @@ class Dataset(eqx.Module):
         return self._with(self.inputs.stored(), self.labels)
 
     def _with(self, inputs: Array | Regenerated, labels: Array) -> Dataset:
-        """Other samples of the same making."""
-        making = (self.teacher, self.model, self.directions, self.encoding, self.whitening)
-        return Dataset(inputs, labels, *making)
+        rest = (self.teacher, self.model, self.directions, self.encoding, self.whitening)
+        return Dataset(inputs, labels, *rest)
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices that the samples are spread over; None: one device (or not known, inside
-        jit)."""
+        """The devices that the samples are spread over; None: one device, or inside jit."""
         if not concrete(self.labels):
             return None
         sharding = self.labels.sharding
@@ -315,14 +355,14 @@ class Dataset(eqx.Module):
         return self._with(inputs, self.labels[:samples])
 
     def second_moments(self, quick: bool = False) -> SecondMoments:
-        r"""Whether the inputs look as message passing assumes: iid entries of mean zero, variance
-        one.
+        r"""Test the inputs against the assumption of message passing: iid entries of mean zero and
+        variance one.
 
         Sums of squares beside their law for iid entries: of the mean, of variances of features and
         tokens, of correlations of features and of tokens; fixed directions are taken off first.
 
         Args:
-            quick: Look at 64 features and 2^17 numbers at most. Default False: at all.
+            quick: Use 64 features and 2^17 numbers at most. Default False: all.
 
         Returns:
             `SecondMoments`: `print` shows a table; `.failing`, and `.message` with remedies.
@@ -423,4 +463,13 @@ class Dataset(eqx.Module):
         return self.whitening.back(array)
 
 
-is_dataset = border.instance(Dataset, "a Dataset: model.sample(..) or smi.Dataset(inputs, labels)")
+_FEW_VALUES = 6  # labels of at most so many values are classes: their shares are shown
+
+
+def _label_statistics(labels: np.ndarray) -> str:
+    values = np.unique(labels)
+    if len(values) <= _FEW_VALUES:
+        shares = [f"{value:g} ({np.mean(labels == value):.0%})" for value in values]
+        return f"labels {', '.join(shares)}"
+    size = f"mean {labels.mean():.4g}, deviation {labels.std():.4g}"
+    return f"labels from {values[0]:.4g} to {values[-1]:.4g}, {size}"

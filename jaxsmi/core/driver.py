@@ -12,16 +12,15 @@ them is running. The history is NaN where nothing was recorded.
 
 The loop is one `lax.while_loop`: it can be jitted, vmapped and differentiated forwards. Outside of
 these it is cut into chunks of about a fifth of a second, after which the host updates the progress
-bar, calls watchers and can be interrupted; the numbers are the same.
+bar and can be interrupted; the numbers are the same.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -32,7 +31,6 @@ from jaxtyping import Array
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, not_recorded
-from jaxsmi.core.border import either, function, instance, optional
 from jaxsmi.core.codes import RUNNING
 from jaxsmi.core.functions import as_module
 from jaxsmi.core.progress import Bar
@@ -41,15 +39,11 @@ __all__ = [
     "AbstractSolver",
     "GeometricDecay",
     "Record",
-    "RecoveryRay",
     "Run",
     "advance",
     "begin",
-    "drive",
     "init_run",
-    "ready",
     "run_solver",
-    "watching",
 ]
 
 State = TypeVar("State")
@@ -116,7 +110,7 @@ def _strong(x: Array) -> Array:
 
 
 def _put(history: dict[str, Array], slot: Array, entry: dict[str, Array]) -> dict[str, Array]:
-    """The history with an entry at a slot; a slot beyond its end drops the entry."""
+    """The history with an entry at a slot; one beyond its end drops the entry, without a branch."""
     return {
         name: jax.tree.map(
             lambda h, x: h.at[slot].set(x.astype(h.dtype), mode="drop"), past, entry[name]
@@ -155,18 +149,6 @@ _advance = eqx.filter_jit(advance)
 _CHUNK_SECONDS = 0.2  # Ctrl-C is answered at once, and the host's share stays below a percent
 _FIRST_CHUNK = 16  # many solves finish within 16 steps: one chunk, no host round trip
 
-_watchers: list[Callable[[Run[Any], int], object]] = []
-
-
-@contextlib.contextmanager
-def watching(watcher: Callable[[Run[Any], int], object]) -> Iterator[None]:
-    """Inside the block `watcher(run, max_steps)` is called after each chunk of each run."""
-    _watchers.append(watcher)
-    try:
-        yield
-    finally:
-        _watchers.remove(watcher)
-
 
 def run_solver(
     solver: AbstractSolver[State],
@@ -198,7 +180,7 @@ def run_solver(
         until = int(run.step)
         several_hosts = jax.process_count() > 1  # they must all call the same programs
         chunk = max_steps if several_hosts else _FIRST_CHUNK
-        if label is not None or _watchers:
+        if label is not None:
             chunk = 1
         while until < max_steps:
             until = min(until + chunk, max_steps)
@@ -209,8 +191,6 @@ def run_solver(
             done = not np.any(np.asarray(run.result) == RUNNING)  # waits for the device
             steps = int(run.step) * unit - bar.count
             bar.update(steps, {} if label is None else solver.progress(run.state))
-            for watcher in _watchers:
-                watcher(run, max_steps)
             if done:
                 break
             if not several_hosts:
@@ -259,11 +239,6 @@ class Record(eqx.Module):
         return made.function, usual if made.every is None else made.every
 
 
-is_record = optional(
-    either("a function of a state, or a Record", instance(Record, ""), function(""))
-)
-
-
 class GeometricDecay(eqx.Module):
     """Perfect recovery as an iteration shows it: V falls to zero by the same factor a step.
 
@@ -280,14 +255,11 @@ class GeometricDecay(eqx.Module):
 
     def follow(self, count: Array, trace: Array, ratio: Array, previous: Array) -> Array:
         """Steps in a row of such a decay: `trace` of V, and its last two ratios."""
+        # above it V may fall geometrically towards a fixed point V > 0
         falling = (trace < 1e-3 * self.largest) & (ratio < self.slowest)
         return jnp.where(falling & (jnp.abs(ratio - previous) < self.spread), count + 1, 0)
 
     def reached(self, count: Array, trace: Array) -> Array:
         """V is on its way to zero, or there."""
+        # V = S - Q cancels down to rounding, about 1e-16 times the length of the sums
         return (count >= self.steps) | (trace < 1e-12 * self.largest)
-
-
-drive = run_solver
-ready = init_run
-RecoveryRay = GeometricDecay

@@ -1,4 +1,4 @@
-r"""Second moments of inputs: do they look like iid entries of mean zero and variance one?
+r"""Tests of inputs against iid entries of mean zero and variance one, by second moments.
 
 Equations here [theory: inputs, Eqs. (9) to (14)]: a sum of squares T over entries x_{μmd}, its mean
 and variance when the entries are iid of any symmetric law, and the tail of a chi-square of both:
@@ -18,13 +18,14 @@ import numpy as np
 
 __all__ = ["Moment", "SecondMoments", "block_of", "second_moments"]
 
-_FEATURES = 64  # of the part of the inputs that a quick look takes
-_NUMBERS = 2**17  # in that part
-_RUN = 8  # features in a row: neighbours may be correlated where others are not
+# A quick test takes so many features, tokens and numbers: some hundredths of a second.
+_FEATURES = 64
 _TOKENS = 8
-_RARE = 1e-8  # p-value of one statistic; there are six
-_LARGE = 0.05  # size from which on message passing notices
-_EXACT = 1e-12
+_NUMBERS = 2**17
+_RUN = 8  # features in a row: neighbours may be correlated where others are not
+_RARE = 1e-8  # p-value of one of six statistics: no false alarm in a lifetime
+_LARGE = 0.05  # below this relative size message passing does not notice (empirical)
+_EXACT = 1e-12  # relative variance of a statistic that is constant up to rounding
 
 
 class Moment(NamedTuple):
@@ -46,17 +47,17 @@ class Moment(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """Whether it is beyond chance and large enough to matter."""
+        """True where it is beyond chance and large enough to matter."""
         return self.p_value < _RARE and self.size > _LARGE
 
 
 class SecondMoments(NamedTuple):
-    """What the second moments of some inputs say (`Dataset.second_moments`).
+    """Statistics of inputs (`Dataset.second_moments`).
 
     Attributes:
         moments: The statistics.
-        features: Largest eigenvalue of the features' sample covariance; NaN where not asked for.
-        edge: Where it lies for iid entries, and its standard deviation there.
+        features: Largest eigenvalue of the sample covariance of features; NaN in a quick test.
+        edge: Its mean and its standard deviation for iid entries.
         tokens: Covariance of the tokens (M, M), averaged over features.
     """
 
@@ -67,20 +68,18 @@ class SecondMoments(NamedTuple):
 
     @property
     def failing(self) -> tuple[Moment, ...]:
-        """The statistics that fail; none: the inputs look as message passing assumes."""
+        """The statistics that fail."""
         return tuple(moment for moment in self.moments if moment.fails)
 
     @property
     def message(self) -> str:
-        """What fails, by how much, and the remedy, in one sentence; "" where nothing does."""
-        parts = [
+        """The statistics that fail, with their sizes and remedies; empty where none does."""
+        return "; ".join(
             f"{moment.name} (size {moment.size:.2g}, z = {moment.z:.1f}: {moment.remedy})"
             for moment in self.failing
-        ]
-        return "; ".join(parts)
+        )
 
     def __str__(self) -> str:
-        """A table."""
         lines = [f"{'':28}{'size':>9}{'z':>9}{'p':>10}"]
         for moment in self.moments:
             row = f"{moment.name:28}{moment.size:9.3f}{moment.z:9.1f}{moment.p_value:10.1e}"
@@ -93,16 +92,8 @@ class SecondMoments(NamedTuple):
 def second_moments(
     inputs: np.ndarray, dimension: int | None = None, eigenvalue: bool = True
 ) -> SecondMoments:
-    """All statistics of inputs (N, M, D), or of a part of their features.
-
-    Args:
-        inputs: The inputs, or a part of them.
-        dimension: D of all of them. Default: that of `inputs`.
-        eigenvalue: Whether to find the largest eigenvalue of the features, which costs D³.
-
-    Returns:
-        The statistics.
-    """
+    """The statistics of inputs (N, M, D), or of a block of them of total dimension `dimension`.
+    `eigenvalue`: with the largest eigenvalue of the features, which costs D³."""
     x = np.asarray(inputs, np.float64)
     D = x.shape[2] if dimension is None else dimension
     N, M, _ = x.shape
@@ -129,8 +120,7 @@ def second_moments(
 
 
 def block_of(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples, tokens and features of a part of inputs (N, M, D) that is quick to look at: all of
-    them where they are few."""
+    """Samples, tokens and features of a block of inputs (N, M, D) for a quick test."""
     N, M, D = shape
     runs = -(-min(D, _FEATURES) // _RUN)
     starts = np.linspace(0, max(D - _RUN, 0), runs).astype(int)
@@ -158,7 +148,6 @@ def _moment(name: str, size: float, T: float, law: tuple[float, float], remedy: 
 
 
 def _two_sided(z: float) -> float:
-    """P(|N(0, 1)| > |z|)."""
     return math.erfc(abs(z) / math.sqrt(2.0))
 
 

@@ -7,27 +7,48 @@ Letters of the shapes: P indices, D dimension, T recorded steps, R replicas.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import labelled, validate
+from jaxsmi.core import codes, validate
 from jaxsmi.core.arrays import PyTree, concrete
-from jaxsmi.core.border import either, instance, numbers
-from jaxsmi.core.codes import Result, outcomes
-from jaxsmi.core.shown import Shown, number, readable, with_error
-from jaxsmi.core.validate import UNIT_INTERVAL, check
+from jaxsmi.core.codes import Result
+from jaxsmi.core.display import Summary, format_estimate, number, safe_repr
+from jaxsmi.core.validate import UNIT_INTERVAL
 
-if TYPE_CHECKING:
-    import xarray
-    from matplotlib.axes import Axes
+__all__ = [
+    "Estimate",
+    "LearnerSolution",
+    "Solution",
+    "Threshold",
+    "index_names",
+]
 
-__all__ = ["Estimate", "LearnerSolution", "Solution", "Threshold", "is_estimate", "is_overlap"]
+
+class HasIndexNames(Protocol):
+    """A model that names its indices."""
+
+    @property
+    def index_names(self) -> Sequence[str]:
+        """One name for each index."""
+        ...
+
+
+def index_names(model: HasIndexNames | None, indices: int) -> list[str]:
+    """The model's names of its indices ("layer 1", or in layers of rank above one "layer 1, index
+    2"), else "index 1" and so on.
+
+    Example:
+        >>> index_names(None, 2)
+        ['index 1', 'index 2']
+    """
+    names = () if model is None else tuple(model.index_names)
+    return list(names) if len(names) == indices else [f"index {p}" for p in range(1, indices + 1)]
 
 
 class Estimate(NamedTuple):
@@ -40,7 +61,7 @@ class Estimate(NamedTuple):
         return float(self.value)
 
     def __repr__(self) -> str:
-        return f"Estimate({with_error(self.value, self.stderr)})"
+        return f"Estimate({format_estimate(self.value, self.stderr)})"
 
 
 class Solution(eqx.Module):
@@ -92,7 +113,7 @@ class Solution(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return outcomes(self.result, self.kind)
+        return codes.message(self.result, self.kind)
 
     @property
     def trajectory(self) -> dict[str, PyTree]:
@@ -114,36 +135,30 @@ class Solution(eqx.Module):
         return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
 
     def __repr__(self) -> str:
-        return readable(self, self._shown)
+        return safe_repr(self, self._summary)
 
     def _repr_html_(self) -> str:
-        return self._shown().html()
+        return self._summary().html()
 
-    def _shown(self) -> Shown:
-        """What a reader sees (`core.shown`)."""
-        said = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
+    def _summary(self) -> Summary:
+        title = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
         known = concrete((self.result, self.steps))
         if known:
-            codes = np.ravel(np.asarray(self.result))
-            names = {Result(int(code)).name: int(np.sum(codes == code)) for code in codes}
-            ended = ", ".join(name if n == 1 else f"{n} {name}" for name, n in names.items())
-            said += f": {ended} after {number(self.steps)} steps"
+            title += f": {codes.counts(self.result)} after {number(self.steps)} steps"
         facts = [", ".join(f"{name} {text}" for name, text in self._numbers().items())]
+        remark = self.message if known else ""
         if np.ndim(self.overlap) != 2:
             facts.append(f"overlap {number(self.overlap)}, a batch")
-            return Shown(said, facts, remark=self.message if known else "")
-        header, rows = self._rows()
-        return Shown(said, facts, header, rows, self.message if known else "")
+            return Summary(title, facts, remark=remark)
+        return Summary(title, facts, *self._rows(), remark)
 
     def _numbers(self) -> dict[str, str]:
-        """Names and values of what is one number."""
         return {"error": number(self.error)}
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
-        """A table with a row for each index."""
-        names = labelled.index_names(self.model, np.shape(self.overlap)[0])
+        names = index_names(self.model, np.shape(self.overlap)[0])
         rows = [
-            [name, with_error(self.overlap[p, p], self.stderr[p, p])]
+            [name, format_estimate(self.overlap[p, p], self.stderr[p, p])]
             for p, name in enumerate(names)
         ]
         header = ["", "overlap"]
@@ -152,37 +167,6 @@ class Solution(eqx.Module):
             for row, cosine in zip(rows, self.cosine, strict=True):
                 row.append(number(cosine))
         return header, rows
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """How each index was learned, against the iteration, as
-        `workbench.plotting.overlap_against_iteration` draws it.
-
-        Args:
-            ax: Axes to draw in, those of another solution's `plot` too: the second has the next
-                colours, and the legend says which is which. Default None: new ones.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ValueError: For a batch of solutions, or one without a history.
-            ImportError: Without matplotlib, with the remedy.
-        """
-        single = np.ndim(self.overlap) == 2
-        allowed = "one solution, such as jax.tree.map(lambda leaf: leaf[0], batch)"
-        check(single, "solution", f"a batch of shape {np.shape(self.alpha)}", allowed)
-        check("step" in self.history, "solution", "one without a history", "one with a history")
-        # not at the head: drawing is a room above this one, loaded where somebody draws
-        draw = importlib.import_module("jaxsmi.workbench.plotting").overlap_against_iteration
-        if self.kind == "state_evolution":
-            return draw(theory=self, ax=ax)
-        quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
-        return draw(self, ax=ax, quantity=quantity)
-
-    def to_xarray(self, **attributes: object) -> xarray.Dataset:
-        """As an xarray.Dataset with provenance; keyword arguments are added to its attributes.
-        Needs the extra `data`."""
-        return labelled.to_xarray(self, **attributes)
 
 
 class LearnerSolution(Solution):
@@ -220,21 +204,13 @@ class LearnerSolution(Solution):
             "energy": self.energy,
             "stability": self.stability,
         }
-        none = np.float64(0.0)
+        none = np.float64(0.0)  # no error bar is shown
         errors = {name: self.stderrs.get(name.replace(" ", "_"), none) for name in values}
         return {
-            name: with_error(value, errors[name])
+            name: format_estimate(value, errors[name])
             for name, value in values.items()
             if value is not None
         }
-
-
-is_overlap = either(
-    "a number, an array (P, P), or a Solution", instance(Solution, ""), numbers("finite numbers")
-)
-is_estimate = either(
-    "a Solution with weights, or an estimate", instance(Solution, ""), numbers("finite numbers")
-)
 
 
 class Threshold(eqx.Module):
@@ -263,32 +239,33 @@ class Threshold(eqx.Module):
         return Result(int(self.result)).remedy
 
     def __repr__(self) -> str:
-        return readable(self, self._shown)
+        return safe_repr(self, self._summary)
 
     def _repr_html_(self) -> str:
-        return self._shown().html()
+        return self._summary().html()
 
-    def _shown(self) -> Shown:
-        """What a reader sees (`core.shown`)."""
-        said = f"Threshold α = {with_error(self.alpha, self.stderr)}"
+    def _summary(self) -> Summary:
+        title = f"Threshold α = {format_estimate(self.alpha, self.stderr)}"
         if np.ndim(self.alpha) or not concrete((self.alpha, self.result)):
-            return Shown(said)
+            return Summary(title)
         rows = [
             [f"index {p + 1}", number(self.subspace[p, p], 3), number(self.overlap[p, p], 3)]
             for p in range(len(self.overlap))
         ]
         header = ["", "learned there", "overlap below"]
-        said += f": {Result(int(self.result)).name}"
+        title += f": {Result(int(self.result)).name}"
         remark = self.message if int(self.result) else ""
+        # zero is no failure, but readers take it for one
         if float(self.alpha) == 0.0:
             remark = f"Something is learned at any α > 0. {remark}".rstrip()
-        return Shown(said, header=header, rows=rows, remark=remark)
+        return Summary(title, header=header, rows=rows, remark=remark)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
         confidence = float(validate.number("confidence", confidence, UNIT_INTERVAL))
         from scipy.special import stdtrit  # here: importing it takes longer than the quantile
 
+        # one net has no spread: the interval is that of one degree of freedom, the widest
         freedom = max(np.size(self.replicas) - 1, 1)
         half = float(stdtrit(freedom, 0.5 + 0.5 * confidence)) * float(self.stderr)
         return float(self.alpha) - half, float(self.alpha) + half

@@ -51,6 +51,7 @@ __all__ = [
     "optional",
     "overlap",
     "path",
+    "positive_definite",
     "sequence",
     "text",
     "valid",
@@ -269,6 +270,13 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     check(low & high, name, value, bounds if strict else "0 ⪯ Q ⪯ second moment")
     fits = finite & symmetric & low & high
     return jnp.asarray(Q) if concrete(fits) else jnp.where(fits, Q, jnp.nan)
+
+
+def positive_definite(V: Array) -> Array:
+    """True where a symmetric matrix is positive definite."""
+    xp = arithmetic(V)
+    V = xp.asarray(V)
+    return xp.all(xp.linalg.eigvalsh(0.5 * (V + V.T)) > 0.0)
 
 
 def call_user_function(

@@ -22,7 +22,9 @@ from jaxsmi.core.validate import check
 
 __all__ = ["Whitening", "covariance_of", "token_covariance_of", "whitening_of"]
 
-_SINGULAR = 1e-10  # of the largest eigenvalue
+# Relative size of an eigenvalue below which rounding of `eigh`, 1e-16 times the largest one and
+# amplified by its inverse, exceeds 1e-6 of the whitened inputs.
+_SINGULAR = 1e-10
 
 
 class Whitening(eqx.Module):
@@ -73,7 +75,7 @@ def token_covariance_of(inputs: Array) -> Array:
 def whitening_of(
     inputs: Array, covariance: ArrayLike | None, tokens: ArrayLike | str | None
 ) -> Whitening:
-    """The arguments of `Dataset.whiten`, checked; what is not given is estimated."""
+    """Validate the arguments of `Dataset.whiten`; estimate the covariances that are None."""
     N, M, D = inputs.shape
     C = None
     if isinstance(tokens, str):
@@ -85,10 +87,11 @@ def whitening_of(
     if covariance is None:
         allowed = f"data of more than D = {D} tokens in all, or a covariance of other inputs"
         check(N * M > D, "covariance", f"None for {N * M} tokens", allowed)
-        apart = inputs
+        # the covariance of features is that of tokens without correlations
+        independent = inputs
         if C is not None:
-            apart = jnp.einsum("mk,nkd->nmd", _inverse_root(C), inputs.astype(theory_dtype()))
-        covariance = covariance_of(apart)
+            independent = jnp.einsum("mk,nkd->nmd", _inverse_root(C), inputs.astype(theory_dtype()))
+        covariance = covariance_of(independent)
     elif jnp.ndim(covariance) == 3:
         allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
         others = validate.array("covariance", covariance, allowed)
@@ -102,9 +105,9 @@ def whitening_of(
 
 
 def _definite(name: str, value: ArrayLike, size: int) -> Array:
-    """A covariance that can be inverted."""
     allowed = f"a symmetric positive definite array ({size}, {size})"
     matrix = validate.array(name, value, allowed, shape=(size, size))
+    # a covariance that was computed in single precision is symmetric to 1e-6 only
     gap = jnp.max(jnp.abs(matrix - matrix.T)) <= 1e-6 * jnp.max(jnp.abs(matrix))
     check(gap, name, value, allowed)
     matrix = 0.5 * (matrix + matrix.T)
@@ -114,6 +117,5 @@ def _definite(name: str, value: ArrayLike, size: int) -> Array:
 
 
 def _inverse_root(matrix: Array) -> Array:
-    """C^{-1/2}, symmetric."""
     values, vectors = jnp.linalg.eigh(matrix)
     return (vectors / jnp.sqrt(values)) @ vectors.T

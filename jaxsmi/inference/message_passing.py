@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
+from jaxsmi.core.arrays import PyTree, concrete, nan, not_recorded, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Record, Run, init_run, run_solver
@@ -333,7 +333,7 @@ def _solution(
     if problem.spectral is not None:
         broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
         lost = _lost(problem.spectral, state.weights) & ~broken
-        code = jnp.where(lost, int(Result.LOST), code)
+        code = jnp.where(lost, int(Result.REGRESSED), code)
         state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
         overlaps = model.metric.overlaps(state.weights, data.teacher)
         history = _ending(history, overlaps, state.covariance)
@@ -342,8 +342,8 @@ def _solution(
     error = model.metric.error(weights, data, key=jax.random.fold_in(problem.key, 1))
     code = jnp.where(valid, code, int(Result.INVALID))
     nothing = ~valid | (code == Result.NONFINITE)
-    Q, error = (jnp.where(nothing, jnp.nan, x) for x in (Q, error))
-    masked = lambda x: jnp.where(valid, x, jnp.nan)
+    Q, error = (jnp.where(nothing, nan(), x) for x in (Q, error))
+    masked = lambda x: jnp.where(valid, x, nan())
     return Solution(
         overlap=Q,
         stderr=jnp.zeros((P, P), Q.dtype),
@@ -354,7 +354,7 @@ def _solution(
         result=code,
         history=jax.tree.map(masked, history),
         covariance=masked(state.covariance),
-        spectral_radius=jnp.asarray(jnp.nan, Q.dtype),
+        spectral_radius=not_recorded((), Q.dtype),
         weights=masked(model.student.estimate(weights)),
         state=state,
         model=model,

@@ -17,8 +17,8 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.checks import check
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.validate import check
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.priors.gaussian import Gaussian
 

@@ -32,7 +32,7 @@ from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxS
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.data import Taught
+from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.base import MessagePassing
@@ -219,7 +219,7 @@ class AttentionMetric(MatrixMetric):
             "different layers are those of their means [theory: attention-indexed, section 7]."
         )
 
-    def teacher_of(self, data: Taught) -> Array | None:
+    def teacher_of(self, data: HasTeacher) -> Array | None:
         """None of other layers: its factors would be taken for those of one matrix."""
         L = self.model.layers
         same = data.model is None or data.model.indices == L

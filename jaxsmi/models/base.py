@@ -20,11 +20,11 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.core import border, validate
-from jaxsmi.core.arrays import arithmetic, theory_dtype
-from jaxsmi.core.data import Dataset, Taught
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import arithmetic, not_recorded, theory_dtype
+from jaxsmi.core.data import Dataset, HasTeacher
+from jaxsmi.core.display import Summary, constructor_repr, field_repr
 from jaxsmi.core.results import Estimate, Solution
-from jaxsmi.core.shown import Shown, brief, constructed
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.design.base import AbstractDesign
 from jaxsmi.design.blocks import Inputs, product_dtype, shifted, streams
@@ -38,7 +38,6 @@ __all__ = [
     "check_data",
     "draw_labels",
     "is_centred",
-    "is_model",
     "model_argument",
     "overlap_entries",
     "title",
@@ -204,14 +203,14 @@ class AbstractModel(eqx.Module):
         return jax.vmap(self.link)(self.design.operator(x).forward(signal))
 
     def __repr__(self) -> str:
-        return constructed(self)
+        return constructor_repr(self)
 
     def _repr_html_(self) -> str:
         reason = self.unsupported_reason()
         parts = {"indices": ", ".join(self.index_names)}
-        parts |= {"prior": brief(self.prior), "channel": brief(self.channel)}
+        parts |= {"prior": field_repr(self.prior), "channel": field_repr(self.channel)}
         rows = [*parts.items(), ("inference", "yes" if reason is None else reason)]
-        return Shown(constructed(self), header=("", ""), rows=rows).html()
+        return Summary(constructor_repr(self), header=("", ""), rows=rows).html()
 
 
 class AbstractStudent(eqx.Module):
@@ -287,7 +286,7 @@ class AbstractMetric(eqx.Module):
 
     @abc.abstractmethod
     def error(
-        self, weights: Array, data: Taught, *, key: PRNGKeyArray, points: int = 2048
+        self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 2048
     ) -> Array:
         """Error of an estimate against the teacher of the data; NaN without a teacher."""
 
@@ -295,7 +294,7 @@ class AbstractMetric(eqx.Module):
     def comparable(self, teacher: Array) -> bool:
         """Cosines with this teacher exist (rows: it has as many)."""
 
-    def teacher_of(self, data: Taught) -> Array | None:
+    def teacher_of(self, data: HasTeacher) -> Array | None:
         """The teacher of data, where weights have overlaps with it; else None."""
         return data.teacher
 
@@ -375,9 +374,6 @@ _MODEL = (
 )
 
 
-is_model = border.instance(AbstractModel, _MODEL)  # for the decorators of other packages
-
-
 def model_argument(model: object, purpose: str | None = None) -> AbstractModel:
     """The argument `model` of a public function: a ValueError for another object, or for a model
     that does not serve the purpose (`AbstractModel.unsupported_reason`)."""
@@ -392,7 +388,7 @@ def overlap_entries(
     Q: Array, cross: Array | None = None, cosine: Array | None = None
 ) -> dict[str, Array]:
     """The entries of `AbstractMetric.overlaps`, NaN for those that were not computed."""
-    nan = jnp.full(Q.shape, jnp.nan, Q.dtype)
+    nan = not_recorded(Q.shape, Q.dtype)
     return {
         "overlap": Q,
         "teacher_overlap": nan if cross is None else cross,

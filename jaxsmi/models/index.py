@@ -22,8 +22,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.data import Taught
+from jaxsmi.core.arrays import not_recorded, theory_dtype
+from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import check
 from jaxsmi.design.blocks import Inputs
@@ -211,12 +211,12 @@ class IndexMetric(AbstractMetric):
         return teacher.shape[0] == self.model.indices
 
     def error(
-        self, weights: Array, data: Taught, *, key: PRNGKeyArray, points: int = 2048
+        self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 2048
     ) -> Array:
         """Plug-in prediction error of an estimate (P, D) on new Gaussian inputs, noiseless labels
         of the data's teacher; NaN without a teacher."""
         if data.teacher is None:
-            return jnp.asarray(jnp.nan, theory_dtype())
+            return not_recorded((), theory_dtype())
         return error_of_rows(self.model, weights, data, key=key, points=points).value
 
     def prediction_error(

@@ -21,6 +21,7 @@ Source: [BKMMZ19; TDDZLK24; theory: multi-index, section 3].
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterable
 from typing import NoReturn, cast
 
@@ -40,7 +41,6 @@ from jaxsmi.channels.signs import LogisticChannel, SignChannel, SignProductChann
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, is_zero
 from jaxsmi.core.validate import FINITE, POSITIVE, VARIANCE, check
-from jaxsmi.core.words import nearest
 from jaxsmi.models.multi_index import MultiIndex, default_tolerance
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.gaussian import iid_prior
@@ -75,7 +75,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> NoReturn:
-    near = nearest(name, __all__)
+    near = "".join(difflib.get_close_matches(name, __all__, 1, 0.5))
     meant = f"did you mean {near!r}? " if near else ""
     own = "one of your own is smi.MultiIndex(link, indices=..)"
     # with a name, and no object, Python adds no second guess of its own

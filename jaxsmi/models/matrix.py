@@ -24,8 +24,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import AbstractExplicitChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.data import Taught
+from jaxsmi.core.arrays import not_recorded, theory_dtype
+from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.validate import NON_NEGATIVE, check
 from jaxsmi.design.base import AbstractMatrixDesign
 from jaxsmi.design.blocks import Inputs
@@ -245,12 +245,14 @@ class MatrixMetric(AbstractMetric):
         del teacher
         return True
 
-    def error(self, weights: Array, data: Taught, *, key: PRNGKeyArray, points: int = 0) -> Array:
+    def error(
+        self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 0
+    ) -> Array:
         """Estimation error per entry, of several layers their mean; NaN without a teacher."""
         del key, points
         teacher = self.teacher_of(data)
         if teacher is None:
-            return jnp.asarray(jnp.nan, theory_dtype())
+            return not_recorded((), theory_dtype())
         return self._distance(self.model.design.signal(weights, teacher.shape[0]), teacher)
 
     def estimation_error(self, estimate: Array, teacher: Array) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.data import LabelLaw, Taught
+from jaxsmi.core.data import HasTeacher, LabelLaw
 from jaxsmi.core.results import Estimate
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel
@@ -120,7 +120,7 @@ compiled_prediction_error = eqx.filter_jit(prediction_error)
 def error_of_rows(
     model: AbstractModel,
     weights: Array,
-    data: Taught,
+    data: HasTeacher,
     *,
     key: PRNGKeyArray,
     bayes: bool = False,

@@ -28,9 +28,9 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import validate
+from jaxsmi.core import codes, validate
 from jaxsmi.core.arrays import concrete
-from jaxsmi.core.codes import Result, outcomes
+from jaxsmi.core.codes import Result
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
@@ -99,7 +99,7 @@ class Flow(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return outcomes(self.result, "flow")
+        return codes.message(self.result, "flow")
 
 
 def velocity(

@@ -12,9 +12,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import validate
+from jaxsmi.core import codes, validate
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.codes import RUNNING, Result, outcomes
+from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import init_run, run_solver
 from jaxsmi.core.validate import check
 from jaxsmi.descent.options import Monitor, divisor
@@ -91,7 +91,7 @@ class Simulation(eqx.Module):
     @property
     def message(self) -> str:
         """The outcome of the runs, and the remedies (outside jit and vmap)."""
-        return outcomes(self.result, "online")
+        return codes.message(self.result, "online")
 
 
 def simulate(

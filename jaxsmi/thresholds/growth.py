@@ -27,7 +27,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.averages import weighted_posteriors
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import off_zero
+from jaxsmi.core.arrays import clamp_to_tiny
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
@@ -65,7 +65,7 @@ def leading(G: Array, other: Array) -> Array:
     top = top & (values > 0.5 * values[-1])  # however large the errors are
     weights = jnp.where(top, vectors.T @ jnp.einsum("ipp->i", basis), 0.0)
     X = symmetric(jnp.einsum("k,ik,ipq->pq", weights, vectors, basis))
-    return X / off_zero(jnp.linalg.norm(X))
+    return X / clamp_to_tiny(jnp.linalg.norm(X))
 
 
 class Growth(eqx.Module):
@@ -158,13 +158,14 @@ def growth_from(
     # a change of X changes ⟨X, F X⟩ at second order only
     X = lax.stop_gradient(leading(G, G_other)) if X is None else X
     outer = symmetric(jnp.einsum("npm,nqm->npq", g, g_other)).reshape(nets, -1, P, P)
+    missed = post.error > model.channel.averaging.tolerance
     return Growth(
         each=jnp.einsum("pq,rpq->r", X, _apply(G, X, G_other)),
         subspace=X,
         first_order=outer.mean(1),
         slope_error=slope_error,
         field_error=field_error,
-        inaccurate=jnp.mean(weight * (post.error > model.channel.averaging.tolerance)),
+        inaccurate=jnp.mean(jnp.where(missed, weight, 0.0)),
     )
 
 

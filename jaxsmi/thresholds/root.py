@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import off_zero
+from jaxsmi.core.arrays import clamp_to_tiny
 from jaxsmi.core.codes import Result
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
@@ -141,7 +141,7 @@ def _dual(V: Array, step: Array) -> Array:
     """The covector c with ⟨c, step⟩ = 1 in the metric tr(V^{-1} A V^{-1} B), zero for no step."""
     inverse = jnp.linalg.inv(V)
     c = inverse @ step @ inverse
-    return symmetric(c) / off_zero(jnp.sum(c * step))
+    return symmetric(c) / clamp_to_tiny(jnp.sum(c * step))
 
 
 class _Linearised(NamedTuple):

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import frozen
+from jaxsmi.core.arrays import frozen, nan
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, worst
 from jaxsmi.core.options import Averages
 from jaxsmi.core.progress import Bar
@@ -177,10 +177,10 @@ def _first_order(point: BranchPoint) -> np.ndarray:
 
 def _failed(S: Array, nets: int) -> Threshold:
     """The last threshold of a staircase whose scan ended in a growth rate that is not finite."""
-    nan = jnp.full_like(S, jnp.nan)
-    alphas = jnp.full((nets,), jnp.nan, S.dtype)
+    unknown = jnp.full_like(S, nan())
+    alphas = jnp.full((nets,), nan(), S.dtype)
     code = jnp.asarray(int(Result.NONFINITE))
-    return Threshold(alphas[0], alphas[0], alphas, nan, nan, code)
+    return Threshold(alphas[0], alphas[0], alphas, unknown, unknown, code)
 
 
 def _threshold(
@@ -191,9 +191,9 @@ def _threshold(
     code = Result(int(worst(ends.code)))
     if code == Result.SUCCESS and float(point.growth.inaccurate) > INACCURATE_SHARE:
         code = Result.INACCURATE
-    valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, jnp.nan)
+    valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, nan())
     # a failed search shows as NaN among the replicas
-    alphas = jnp.where(ends.code == Result.SUCCESS, ends.alpha, jnp.nan)
+    alphas = jnp.where(ends.code == Result.SUCCESS, ends.alpha, nan())
     X = np.mean(np.asarray(lax.stop_gradient(ends.X)), axis=0)
     V = jnp.mean(lax.stop_gradient(ends.V), axis=0)
     below = region.branch(frozen(model), region.guess, key)

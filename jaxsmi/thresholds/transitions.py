@@ -20,10 +20,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.codes import Result
+from jaxsmi.core.display import Summary, format_estimate, safe_repr
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
-from jaxsmi.core.shown import Shown, readable, with_error
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.implicit import not_differentiable
@@ -62,24 +62,24 @@ class FirstOrder(eqx.Module):
     informed: Array
 
     def __repr__(self) -> str:
-        return readable(self, self._shown)
+        return safe_repr(self, self._summary)
 
     def _repr_html_(self) -> str:
-        return self._shown().html()
+        return self._summary().html()
 
-    def _shown(self) -> Shown:
+    def _summary(self) -> Summary:
         thresholds = {
             "spinodal": self.spinodal,
             "information-theoretic": self.information_theoretic,
             "algorithmic": self.algorithmic,
         }
         rows = [
-            [name, with_error(threshold.alpha, threshold.stderr)]
+            [name, format_estimate(threshold.alpha, threshold.stderr)]
             for name, threshold in thresholds.items()
             if threshold is not None
         ]
         grid = f"α on a grid of {len(self.alpha)} points"
-        return Shown(f"Transition: {self.kind}", [grid], ["", "α"], rows)
+        return Summary(f"Transition: {self.kind}", [grid], ["", "α"], rows)
 
 
 def first_order(

@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import off_zero
+from jaxsmi.core.arrays import clamp_to_tiny, nan
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, worst
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Threshold
@@ -101,7 +101,7 @@ def weak_recovery(
 def _masked(threshold: Threshold, valid: Array, code: Result = Result.INVALID) -> Threshold:
     """The threshold, with NaN for its numbers and a result code where it is not valid."""
     numbers = lambda t: (t.alpha, t.stderr, t.replicas)
-    masked = [jnp.where(valid, x, jnp.nan) for x in numbers(threshold)]
+    masked = [jnp.where(valid, x, nan()) for x in numbers(threshold)]
     result = jnp.where(valid, threshold.result, int(code))
     return eqx.tree_at(lambda t: (*numbers(t), t.result), threshold, (*masked, result))
 
@@ -141,7 +141,7 @@ def _weak_recovery(model: AbstractModel, key: PRNGKeyArray, points: int, nets: i
     subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, at_zero.subspace))
     root = sqrt_psd(S)
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
-    subspace = subspace / off_zero(jnp.trace(subspace))
+    subspace = subspace / clamp_to_tiny(jnp.trace(subspace))
     finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(at_zero.first_order))
     inaccurate = at_zero.inaccurate > INACCURATE_SHARE
     code = jnp.where(inaccurate, int(Result.INACCURATE), int(Result.SUCCESS))

@@ -17,7 +17,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.options import Iteration
 from jaxsmi.core.results import Solution
-from jaxsmi.core.shown import Shown, number, readable
+from jaxsmi.core.display import Summary, number, safe_repr
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.descent.options import Monitor
 from jaxsmi.descent.order import learned_at
@@ -51,12 +51,12 @@ class LearningOrder(eqx.Module):
     alpha: dict[str, float]
 
     def __repr__(self) -> str:
-        return readable(self, self._shown)
+        return safe_repr(self, self._summary)
 
     def _repr_html_(self) -> str:
-        return self._shown().html()
+        return self._summary().html()
 
-    def _shown(self) -> Shown:
+    def _summary(self) -> Summary:
         rows = []
         for method, solution in self.solutions.items():
             times = self.median(method)
@@ -64,7 +64,7 @@ class LearningOrder(eqx.Module):
             order = ", then ".join(str(p + 1) for p in self.order(method)) or "none"
             rows.append([method, number(self.alpha[method]), *own, order, str(len(solution.steps))])
         indices = [f"index {p + 1}" for p in range(len(rows[0]) - 4)]
-        return Shown(
+        return Summary(
             f"LearningOrder: steps until half of the runs reach a cosine of {self.level:g}",
             header=["method", "α", *indices, "order", "runs"],
             rows=rows,

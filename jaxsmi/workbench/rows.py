@@ -21,14 +21,14 @@ from jaxtyping import PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.codes import Result
-from jaxsmi.core.labelled import MATRICES, SCALARS
 from jaxsmi.core.options import Averages
-from jaxsmi.core.provenance import fields_of, parameters
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.workbench.labelled import MATRICES, SCALARS
+from jaxsmi.workbench.provenance import parameters
 
 __all__ = [
     "FIELDS",
@@ -117,7 +117,7 @@ class Grid:
 
 
 def _entry(solution: Solution) -> Row:
-    entry = {name: np.asarray(value) for name, value in fields_of(solution, FIELDS).items()}
+    entry = {name: np.asarray(getattr(solution, name)) for name in FIELDS}
     return entry | ({"cosine": solution.cosine} if "cosine" in solution.history else {})
 
 

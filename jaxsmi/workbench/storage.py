@@ -21,8 +21,10 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core import validate
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.files import whole
-from jaxsmi.core.labelled import (
+from jaxsmi.core.results import Solution, Threshold
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.workbench.files import whole
+from jaxsmi.workbench.labelled import (
     MATRICES,
     SCALARS,
     annotated,
@@ -31,8 +33,6 @@ from jaxsmi.core.labelled import (
     is_labelled,
     to_xarray,
 )
-from jaxsmi.core.results import Solution, Threshold
-from jaxsmi.models.base import AbstractModel
 
 if TYPE_CHECKING:
     import xarray

@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxsmi.core import labelled, validate
-from jaxsmi.core.files import write_text, write_whole
+from jaxsmi.core import validate
 from jaxsmi.core.progress import tqdm
-from jaxsmi.core.provenance import parameters as parameters_of
-from jaxsmi.core.provenance import provenance
 from jaxsmi.core.results import Solution
 from jaxsmi.core.setup import CACHE_SETTINGS
 from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.workbench import labelled
+from jaxsmi.workbench.files import write_text, write_whole
+from jaxsmi.workbench.provenance import parameters as parameters_of
+from jaxsmi.workbench.provenance import provenance
 from jaxsmi.workbench.rows import FIELDS, SOLVERS, Grid, Row, optimizer_of, settings_of
 
 if TYPE_CHECKING:

@@ -534,15 +534,15 @@ def test_message_passing_starts_from_it():
 
 @pytest.mark.slow
 def test_a_run_that_loses_it_gives_it_back():
-    """Near the threshold in small dimension some runs end at zero: LOST, and the last record is of
+    """Near the threshold in small dimension some runs end at zero: REGRESSED, and the last record is of
     what is returned."""
     for seed in range(40):
         key = jax.random.key(seed)
         data = PHASE.sample(key, dimension=200, alpha=0.6)
         run = smi.gamp(PHASE, data, key=key)
-        if int(run.result) == Result.LOST:
+        if int(run.result) == Result.REGRESSED:
             break
-    assert int(run.result) == Result.LOST
+    assert int(run.result) == Result.REGRESSED
     np.testing.assert_allclose(run.overlap, run.trajectory["overlap"][-1], rtol=1e-12)
     np.testing.assert_allclose(run.overlap, run.weights @ run.weights.T / 200, rtol=1e-12)
     np.testing.assert_array_equal(run.weights, run.state.weights)

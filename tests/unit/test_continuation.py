@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.core.codes import Result, outcomes, worst
+from jaxsmi.core.codes import Result, message, worst
 from jaxsmi.inference.continuation import continued
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.numerics.continuation import limit
@@ -60,7 +60,7 @@ def test_the_gravest_of_many_codes():
     for code in Result:
         assert worst(jnp.array([code, code])) == code
     # the sentence is that of the gravest, not of the most frequent
-    assert "MAX_STEPS: The step budget" in outcomes([0, 2, 7, 7], "state_evolution")
+    assert "MAX_STEPS: The step budget" in message([0, 2, 7, 7], "state_evolution")
 
 
 @pytest.mark.slow

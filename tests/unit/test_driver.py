@@ -12,7 +12,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi import Result
 from jaxsmi.core.codes import RUNNING, choose
-from jaxsmi.core.driver import AbstractSolver, RecoveryRay, advance, begin, drive
+from jaxsmi.core.driver import AbstractSolver, GeometricDecay, advance, begin, run_solver
 
 
 class Halving(AbstractSolver):
@@ -40,7 +40,7 @@ class Halving(AbstractSolver):
 
 def test_history_has_the_start_and_every_record_and_nothing_after_the_end():
     solver = Halving(jnp.asarray(1.0), 0.1, 20)
-    run = drive(solver, begin(solver, 10), 20, every=2)
+    run = run_solver(solver, begin(solver, 10), 20, every=2)
     assert int(run.step) == 4  # 1/16 is the first below 0.1
     assert int(run.result) == Result.SUCCESS
     np.testing.assert_array_equal(run.history["step"][:4], [0.0, 2.0, 4.0, np.nan])
@@ -58,17 +58,17 @@ def test_the_first_steps_and_the_next_are_one_program():
 
 def test_the_budget_ends_a_run_with_its_code():
     solver = Halving(jnp.asarray(1.0), 0.0, 5)
-    run = drive(solver, begin(solver, 5), 5)
+    run = run_solver(solver, begin(solver, 5), 5)
     assert int(run.step) == 5
     assert int(run.result) == Result.MAX_STEPS
-    stopped = drive(solver, begin(solver, 5), 3)
+    stopped = run_solver(solver, begin(solver, 5), 3)
     assert int(stopped.result) == RUNNING
 
 
 def test_a_run_with_a_progress_bar_is_the_same_run(capsys):
     solver = Halving(jnp.asarray(1.0), 1e-3, 50)
-    silent = drive(solver, begin(solver, 50), 50)
-    shown = drive(solver, begin(solver, 50), 50, label="halving")
+    silent = run_solver(solver, begin(solver, 50), 50)
+    shown = run_solver(solver, begin(solver, 50), 50, label="halving")
     chex.assert_trees_all_equal(silent, shown)
     captured = capsys.readouterr()
     assert "halving" in captured.err
@@ -77,7 +77,7 @@ def test_a_run_with_a_progress_bar_is_the_same_run(capsys):
 
 def test_several_runs_go_on_until_the_last_has_ended():
     solver = Halving(jnp.asarray([1.0, 4.0]), 0.1, 20)
-    run = drive(solver, begin(solver, 20), 20)
+    run = run_solver(solver, begin(solver, 20), 20)
     np.testing.assert_array_equal(run.result, [Result.SUCCESS, Result.SUCCESS])
     assert int(run.step) == 6  # 4/64 is the first below 0.1
     np.testing.assert_array_equal(run.state, [1 / 16, 4 / 64])
@@ -103,7 +103,7 @@ def test_the_strongest_code_wins():
 
 
 def test_recovery_is_a_steady_fall_and_not_a_small_number_alone():
-    ray = RecoveryRay(jnp.asarray(1.0), slowest=0.98, spread=0.1, steps=3)
+    ray = GeometricDecay(jnp.asarray(1.0), slowest=0.98, spread=0.1, steps=3)
 
     def followed(traces):
         count, previous = jnp.zeros((), int), jnp.asarray(jnp.nan)

@@ -56,10 +56,10 @@ def test_an_index_has_one_colour_and_each_call_its_own_lines_and_names(ax):
     """Three calls on the same axes: two colours, three line styles or markers, six names."""
     first, second = synthetic.solution(), synthetic.solution("gamp", alpha=2.0)
     said = lambda: [text.get_text() for text in ax.get_legend().get_texts()]
-    first.plot(ax)
+    plotting.overlap_against_iteration(theory=first, ax=ax)
     assert said() == ["layer 1", "layer 2"]
-    second.plot(ax)
-    first.plot(ax)
+    plotting.overlap_against_iteration(second, ax=ax)
+    plotting.overlap_against_iteration(theory=first, ax=ax)
     assert [line.get_color() for line in ax.lines] == 3 * [plotting.colour(p) for p in range(2)]
     once = [f"layer {p}, state evolution at $\\alpha=1.2$" for p in (1, 2)]
     runs = [f"layer {p}, GAMP at $\\alpha=2$" for p in (1, 2)]

@@ -18,10 +18,10 @@ import pytest
 import jaxsmi as smi
 import synthetic
 from helpers import linear_overlap
-from jaxsmi.core import labelled, provenance
 from jaxsmi.core.codes import Result
-from jaxsmi.core.files import discard, whole
-from jaxsmi.workbench import storage
+from jaxsmi.core.results import index_names
+from jaxsmi.workbench import labelled, provenance, storage
+from jaxsmi.workbench.files import discard, whole
 
 pytest.importorskip("xarray")
 pytest.importorskip("h5py")
@@ -322,7 +322,7 @@ def test_a_data_set_is_in_its_file(tmp_path):
 def test_a_batch_is_refused():
     batch = jax.tree.map(lambda leaf: leaf[None], synthetic.solution())
     with pytest.raises(ValueError, match="solution: got 'a batch with alpha of shape"):
-        batch.to_xarray()
+        storage.to_xarray(batch)
     with pytest.raises(ValueError, match="solutions: got 'none'"):
         storage.stack([])
 
@@ -331,7 +331,7 @@ def test_a_batch_is_refused():
 def test_a_missing_package_comes_with_the_remedy(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=r"pip install 'jaxsmi\[data\]'"):
-        synthetic.solution().to_xarray()
+        storage.to_xarray(synthetic.solution())
 
 
 def test_parameters_are_ready_for_json():
@@ -350,9 +350,9 @@ def test_parameters_are_ready_for_json():
 
 
 def test_names_of_indices():
-    names = labelled.index_names(synthetic.Layers(jnp.ones(2), ranks=(2, 1)), 3)
+    names = index_names(synthetic.Layers(jnp.ones(2), ranks=(2, 1)), 3)
     assert names == ["layer 1, index 1", "layer 1, index 2", "layer 2"]
-    assert labelled.index_names(None, 2) == ["index 1", "index 2"]
+    assert index_names(None, 2) == ["index 1", "index 2"]
 
 
 def test_a_file_is_complete_or_not_there(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi import Result
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import off_zero
+from jaxsmi.core.arrays import clamp_to_tiny
 from jaxsmi.models.base import check_data
 from jaxsmi.thresholds import scan
 
@@ -242,7 +242,7 @@ def test_a_model_made_inside_jit_has_the_channel_of_one_made_outside():
 def test_a_floor_is_not_zero_in_float32():
     """1e-300 is: an estimate of labels that tell nothing was 0/0."""
     for dtype in (jnp.float32, jnp.float64):
-        floor = off_zero(jnp.zeros(2, dtype))
+        floor = clamp_to_tiny(jnp.zeros(2, dtype))
         assert floor.dtype == dtype
         assert bool(jnp.all((floor > 0.0) & jnp.isfinite(1.0 / floor)))
     with jax.enable_x64(False):

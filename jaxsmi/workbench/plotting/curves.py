@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxsmi.core.codes import Result
-from jaxsmi.core.labelled import index_names, is_labelled
-from jaxsmi.core.results import LearnerSolution, Solution
+from jaxsmi.core.results import LearnerSolution, Solution, index_names
 from jaxsmi.core.validate import check, choice
+from jaxsmi.workbench.labelled import is_labelled
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, styled
 from jaxsmi.workbench.storage import from_xarray

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxsmi.core.files import whole
-from jaxsmi.core.provenance import provenance
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
+from jaxsmi.workbench.files import whole
+from jaxsmi.workbench.provenance import provenance
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

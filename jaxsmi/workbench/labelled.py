@@ -1,6 +1,6 @@
 """Solutions as labelled arrays: an xarray.Dataset with named dimensions and provenance.
 
-No equation lives here. xarray is imported only when a function here is called; it comes with `pip
+xarray is imported only when a function here is called; it comes with `pip
 install 'jaxsmi[data]'`.
 """
 
@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from jaxsmi.core.codes import Result
-from jaxsmi.core.provenance import fields_of, key_data, provenance
+from jaxsmi.core.results import Solution, index_names
 from jaxsmi.core.validate import check
+from jaxsmi.workbench.provenance import key_data, provenance
 
 if TYPE_CHECKING:
     import xarray
 
-    from jaxsmi.core.results import Solution
 
 __all__ = [
     "MATRICES",
@@ -29,19 +28,13 @@ __all__ = [
     "annotated",
     "attributes_of",
     "dimensions_of",
-    "index_names",
     "is_labelled",
     "import_xarray",
     "to_xarray",
 ]
 
-SCALARS = (
-    "error",
-    "steps",
-    "residual",
-    "spectral_radius",
-    "result",
-)  # fields of a solution that are one number
+# fields of a solution that are one number
+SCALARS = ("error", "steps", "residual", "spectral_radius", "result")
 MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
 
 _MEANINGS = {
@@ -60,15 +53,6 @@ _MEANINGS = {
     "inputs": "inputs, tokens as rows",
     "labels": "labels",
 }
-
-
-class Named(Protocol):
-    """A model that says what its indices are called."""
-
-    @property
-    def index_names(self) -> Sequence[str]:
-        """One name for each index."""
-        ...
 
 
 def import_xarray() -> ModuleType:
@@ -92,24 +76,6 @@ def is_labelled(item: object) -> TypeGuard[xarray.Dataset]:
     """Whether something is an xarray.Dataset; where xarray was never imported nothing is."""
     module = sys.modules.get("xarray")
     return module is not None and isinstance(item, module.Dataset)
-
-
-def index_names(model: Named | None, indices: int) -> list[str]:
-    """What to call the indices of a model: "layer 1" and so on where it has layers, else "index 1".
-
-    Args:
-        model: The model, or None where it is not known.
-        indices: Their number P.
-
-    Returns:
-        P names; in layers of rank above one "layer 1, index 2".
-
-    Example:
-        >>> index_names(None, 2)
-        ['index 1', 'index 2']
-    """
-    names = () if model is None else tuple(model.index_names)
-    return list(names) if len(names) == indices else [f"index {p}" for p in range(1, indices + 1)]
 
 
 def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
@@ -138,11 +104,10 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
     )
     indices = np.shape(solution.overlap)[0]
     variables: dict[str, Any] = {
-        name: ((), np.asarray(value)) for name, value in fields_of(solution, SCALARS).items()
+        name: ((), np.asarray(getattr(solution, name))) for name in SCALARS
     }
     variables |= {
-        name: (("index", "index_"), np.asarray(value))
-        for name, value in fields_of(solution, MATRICES).items()
+        name: (("index", "index_"), np.asarray(getattr(solution, name))) for name in MATRICES
     }
     if solution.weights is not None:
         variables["weights"] = _weights(np.asarray(solution.weights), indices)

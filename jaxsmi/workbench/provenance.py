@@ -1,6 +1,6 @@
-"""How something was made: versions, time, device, and any object as plain data for JSON.
+"""Provenance of results: versions, time, device, and any object as plain data for JSON.
 
-No equation lives here. `parameters` writes a model with all its numbers as dicts and lists;
+`parameters` writes a model with all its numbers as dicts and lists;
 `provenance` adds the versions, the time and the device, and of a solution its model, key and
 outcome. Files and figures carry the result.
 """
@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
-import importlib.metadata
 import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -21,17 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxsmi
+
 if TYPE_CHECKING:
     from jaxsmi.core.results import Solution
 
-__all__ = ["key_data", "parameters", "provenance", "version"]
+__all__ = ["key_data", "parameters", "provenance"]
 
 _LARGEST = 256  # arrays of a model with more entries than this are described by shape and type
-
-
-def fields_of(module: eqx.Module | tuple[object, ...], names: Iterable[str]) -> dict[str, Any]:
-    """Some fields of a solution, a threshold or another record, by name."""
-    return {name: getattr(module, name) for name in names}
 
 
 def parameters(value: object, largest: float = _LARGEST) -> Any:
@@ -84,14 +80,6 @@ def _array(value: jax.Array | np.ndarray | np.generic, largest: float) -> Any:
     return parameters(np.asarray(value).tolist(), largest)
 
 
-def version() -> str:
-    """The version of the installed jaxsmi, or "not installed" where it runs from a bare folder."""
-    try:
-        return importlib.metadata.version("jaxsmi")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def provenance(solution: Solution | None = None, /, **attributes: object) -> dict[str, Any]:
     """How something was made: versions, time, device; of a solution also model, key and outcome.
 
@@ -107,7 +95,7 @@ def provenance(solution: Solution | None = None, /, **attributes: object) -> dic
         3
     """
     made: dict[str, Any] = {
-        "jaxsmi": version(),
+        "jaxsmi": jaxsmi.__version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
         "device": _device(solution),

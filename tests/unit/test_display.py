@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from jaxsmi.core.display import format_estimate
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Estimate, Threshold
-from jaxsmi.core.shown import with_error
 
 KEY = jax.random.key(0)
 MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)
@@ -41,7 +41,7 @@ def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
     assert "2 SUCCESS" in repr(batch)
 
 
-def test_what_is_traced_or_no_number_can_be_shown():
+def test_what_is_traced_or_no_number_can_be_summary():
     seen = []
 
     def run(alpha):
@@ -94,7 +94,7 @@ def test_html_is_escaped():
     ],
 )
 def test_a_number_has_as_many_digits_as_its_error_allows(value, error, shown):
-    assert with_error(value, error) == shown
+    assert format_estimate(value, error) == shown
     assert repr(Estimate(jnp.asarray(value), jnp.asarray(error))) == f"Estimate({shown})"
 
 
@@ -104,16 +104,6 @@ def test_thresholds_show_their_error():
         *map(jnp.asarray, (0.5, 0.01)), jnp.full((4,), 0.5), one, 0 * one, jnp.asarray(0)
     )
     assert "α = 0.500 ± 0.010: SUCCESS" in repr(threshold)
-
-
-def test_a_solution_draws_itself():
-    pytest.importorskip("matplotlib")
-    model = smi.links.linear(0.5)
-    theory = smi.state_evolution(model, 1.0, key=KEY)
-    line = theory.plot().lines[0]
-    np.testing.assert_allclose(line.get_ydata(), theory.trajectory["overlap"][:, 0, 0])
-    with pytest.raises(ValueError, match=r"^solution: got "):
-        smi.state_evolution(MATRIX, 0.1).plot()
 
 
 def test_runs_without_a_terminal_have_a_logger(caplog):
