@@ -112,7 +112,7 @@ def response_of(
     log_partition = jnp.mean(values.reshape(nets, -1), axis=1)
     missed = post.error > channel.averaging.tolerance
     error = jnp.max(jnp.where(missed, 0.0, post.error))
-    share = jnp.mean(missed * weight)
+    share = jnp.mean(jnp.where(missed, weight, 0.0))
     return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, share)
 
 

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, theory_dtype
+from jaxsmi.core.arrays import PyTree, nan, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver, Run
@@ -138,7 +138,7 @@ class Descent(AbstractSolver[Runs]):
             order = jax.vmap(lambda s: epochs.order(_key(s.key), s.step))(state)
         # int32 code: that of `terminate` in all later steps
         codes, stale = jnp.full(state.step.shape, RUNNING), jnp.zeros(state.step.shape, int)
-        runs = Runs(state, order, {}, codes, full(jnp.nan), full(jnp.inf), stale)
+        runs = Runs(state, order, {}, codes, full(nan()), full(jnp.inf), stale)
         return jax.vmap(self._recorded)(runs, runs.change)
 
     def step(self, state: Runs, count: Array) -> Runs:
@@ -164,7 +164,7 @@ class Descent(AbstractSolver[Runs]):
             return jnp.where(running, x, y)
 
         # NaN records: the history of a run ends where the run does
-        record = jax.tree.map(lambda x: where_running(x, jnp.nan), new.record)
+        record = jax.tree.map(lambda x: where_running(x, nan()), new.record)
         return eqx.tree_at(lambda s: s.record, jax.tree.map(where_running, new, state), record)
 
     def _update(

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import concrete, nan, theory_dtype
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
@@ -172,16 +172,16 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     if isinstance(data, Dataset):
         alpha = data.samples / model.design.entries(data.dimension)
     numbers = {
-        "overlap": jnp.where(nonfinite[:, None, None], jnp.nan, last["overlap"]),
+        "overlap": jnp.where(nonfinite[:, None, None], nan(), last["overlap"]),
         "stderr": jnp.zeros((*runs, P, P), dtype),
-        "error": jnp.where(nonfinite, jnp.nan, last["error"]),
+        "error": jnp.where(nonfinite, nan(), last["error"]),
         "alpha": jnp.full(runs, alpha, dtype),
         "steps": end.state.state.step,
         "residual": end.state.change,
         "result": _learned(descent, result, last["cosine"]),
         "history": history,
-        "covariance": jnp.full((*runs, P, P), jnp.nan, dtype),
-        "spectral_radius": jnp.full(runs, jnp.nan, dtype),
+        "covariance": jnp.full((*runs, P, P), nan(), dtype),
+        "spectral_radius": jnp.full(runs, nan(), dtype),
         "weights": jax.vmap(model.student.estimate)(end.state.state.weights),
         "state": end.state.state,
     }

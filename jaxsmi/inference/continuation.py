@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import nan
 from jaxsmi.core.codes import Result, worst
 from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.results import Solution
@@ -111,10 +112,10 @@ def continued(
     ended = lost | jnp.any((codes == Result.MAX_STEPS) | (codes == Result.DIVERGED))
     return dataclasses.replace(
         last,
-        overlap=jnp.where(lost, jnp.nan, overlap),
-        covariance=jnp.where(lost, jnp.nan, S - overlap),
-        stderr=jnp.where(ended, jnp.nan, jnp.sqrt(statistical**2 + V.error**2)),
-        error=jnp.where(lost, jnp.nan, error),
+        overlap=jnp.where(lost, nan(), overlap),
+        covariance=jnp.where(lost, nan(), S - overlap),
+        stderr=jnp.where(ended, nan(), jnp.sqrt(statistical**2 + V.error**2)),
+        error=jnp.where(lost, nan(), error),
         result=code,
         model=model,
     )

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import arithmetic, frozen, nan_unless
+from jaxsmi.core.arrays import arithmetic, frozen, nan, nan_unless, not_recorded
 from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
@@ -220,7 +220,8 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
     It is zero at perfect recovery, and NaN where the fixed point is marginal or not reached.
     """
     regular = (code == Result.SUCCESS) | (code == Result.INACCURATE)
-    weight = jnp.where(code == Result.RECOVERED, 0.0, jnp.where(regular, 1.0, jnp.nan))
+    unknown = not_recorded((), jnp.result_type(float))
+    weight = jnp.where(code == Result.RECOVERED, 0.0, jnp.where(regular, 1.0, unknown))
 
     def solve(_: OverlapMap, context: tuple[Array, Array]) -> Array:
         return context[0]
@@ -271,16 +272,16 @@ def _solution(overlap_map: OverlapMap, end: Run[Iterate]) -> Solution:
     )
     spread = fixed_point.propagated_error(last.evaluation.jacobian, last.evaluation.replicas)
     stderr = jnp.hypot(spread, last.open)
-    stderr = jnp.where(code == Result.MAX_STEPS, jnp.nan, stderr)
+    stderr = jnp.where(code == Result.MAX_STEPS, nan(), stderr)
     invalid = ~(jnp.isfinite(overlap_map.alpha) & (overlap_map.alpha > 0))
     code = jnp.where(invalid, Result.INVALID, code)
     lost = invalid | (code == Result.NONFINITE)
 
     def masked(x: Array) -> Array:
-        return jnp.where(lost, jnp.nan, x)
+        return jnp.where(lost, nan(), x)
 
     def unless_invalid(x: Array) -> Array:
-        return jnp.where(invalid, jnp.nan, x)
+        return jnp.where(invalid, nan(), x)
 
     return Solution(
         overlap=masked(S - V),

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import frozen
+from jaxsmi.core.arrays import frozen, nan, not_recorded
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
 from jaxsmi.models.matrix import MatrixModel
@@ -119,7 +119,7 @@ def _trajectory(model: MatrixModel, alpha: Array, steps: int) -> dict[str, Array
         return new, entry(count, new, jnp.abs(new - V))
 
     start = jnp.ones((), dtype)
-    begin = entry(jnp.zeros((), dtype), start, jnp.asarray(jnp.nan, dtype))
+    begin = entry(jnp.zeros((), dtype), start, not_recorded((), dtype))
     history = lax.scan(step, start, jnp.arange(1, steps + 1))[1]
     return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), begin, history)
 
@@ -136,7 +136,7 @@ def inverted(
     root = _root(still, alpha, lax.stop_gradient(goal))
     log_precision, V = _polished(model, goal, root)
     stderr = _standard_error(still, root, log_precision, V)
-    V = jnp.where(valid, V, jnp.nan)
+    V = jnp.where(valid, V, nan())
     # beyond the largest precision without recovery, V is only known to be as small
     code = jnp.where(root.beyond, Result.INACCURATE, Result.SUCCESS)
     code = jnp.where(root.recovered, Result.RECOVERED, code)
@@ -152,7 +152,7 @@ def inverted(
         result=code,
         history=_trajectory(still, lax.stop_gradient(alpha), history_steps),
         covariance=V * one,
-        spectral_radius=jnp.asarray(jnp.nan, dtype),
+        spectral_radius=not_recorded((), dtype),
         state={"qhat": jnp.where(root.recovered, jnp.inf, jnp.exp(log_precision))},
         model=model,
         key=key,

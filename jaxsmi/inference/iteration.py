@@ -40,7 +40,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
-from jaxsmi.core.arrays import PyTree, theory_dtype
+from jaxsmi.core.arrays import PyTree, not_recorded, not_recorded_where, theory_dtype
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay
@@ -186,7 +186,7 @@ class GampIteration(AbstractSolver[Position]):
         """The start."""
         assert self.start is not None  # it is taken out of the solver once the run has begun
         dtype = theory_dtype()
-        unknown = jnp.asarray(jnp.nan, dtype)
+        unknown = not_recorded((), dtype)
         overlap = self.model.metric.overlaps(self.start.weights, self.data.teacher)["overlap"]
         return Position(
             state=self.start,
@@ -235,7 +235,7 @@ class GampIteration(AbstractSolver[Position]):
             **self.model.metric.overlaps(now.weights, self.data.teacher),
             "covariance": now.covariance,
             "damping": state.pace.damping,
-            "residual": jnp.where(count == 0, jnp.nan, state.residual),
+            "residual": not_recorded_where(count == 0, state.residual),
             "inaccurate": state.inaccurate,
             "misfit": state.misfit,
         }

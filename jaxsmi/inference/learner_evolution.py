@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, frozen, nan_unless, theory_dtype
+from jaxsmi.core.arrays import concrete, frozen, nan, nan_unless, theory_dtype
 from jaxsmi.core.codes import Result
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Averages, Iteration, Start
@@ -86,7 +86,7 @@ def initial_overlaps(start: Start, learner: AbstractIndexLearner, truth: Truth) 
     for name, (condition, allowed) in conditions.items():
         check(condition, name, parts[name], allowed)
     sound = jnp.all(jnp.stack([condition for condition, _ in conditions.values()]))
-    return jax.tree.map(lambda a: jnp.where(sound, a, jnp.nan), x)
+    return jax.tree.map(lambda a: jnp.where(sound, a, nan()), x)
 
 
 def _aligned(indices: int, S: Array) -> Array:
@@ -338,7 +338,7 @@ def _differentiable(
         measured = eqx.tree_at(lambda m: m.energy, measured, potential)
         return jax.tree.map(lambda a: context.weight * a, _Known(moved, measured, potential))
 
-    context = _Context(known, conjugates, J, jnp.where(sound, 1.0, jnp.nan))
+    context = _Context(known, conjugates, J, jnp.where(sound, 1.0, nan()))
     return implicit.differentiable(solve, push, problem, context)
 
 
@@ -381,9 +381,9 @@ def _solution(problem: LearnerMap, run: Run[Place]) -> LearnerSolution:
     potential = still.potential(x, average, jnp.mean(answers.envelope))
     known = _differentiable(problem, _Known(x, end.measured, potential), average, J, sound)
     lost = (code == Result.INVALID) | (code == Result.DIVERGED)
-    masked = lambda a: jnp.where(lost, jnp.nan, a)
+    masked = lambda a: jnp.where(lost, nan(), a)
     known, bars = jax.tree.map(
-        masked, (known, jax.tree.map(lambda e: jnp.where(sound, e, jnp.nan), errors))
+        masked, (known, jax.tree.map(lambda e: jnp.where(sound, e, nan()), errors))
     )
     x, measured = known.x, known.measured
     return LearnerSolution(

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.proximal import Reply
+from jaxsmi.core.arrays import not_recorded
 from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, Truth
 from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.gaussian_points import gaussian_points
@@ -231,7 +232,7 @@ class LearnerMap(eqx.Module):
         else:
             goals = jax.vmap(self.teacher.link)(fields.goal)
         if outputs[0].size != goals[0].size:
-            return jnp.full(self.nets, jnp.nan, outputs.dtype)
+            return not_recorded((self.nets,), outputs.dtype)
         gap = outputs.reshape(len(outputs), -1) - goals.reshape(len(outputs), -1)
         return fields.mean(jnp.sum(gap**2, axis=1))
 

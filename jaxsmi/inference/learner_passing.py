@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
+from jaxsmi.core.arrays import PyTree, concrete, nan, not_recorded, theory_dtype
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
@@ -184,7 +184,7 @@ def _solution(
     error = network.metric.error(W, data, key=jax.random.fold_in(problem.key, 1))
     code = jnp.where(valid, end.result, int(Result.INVALID))
     nothing = ~valid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
-    masked = lambda x: jnp.where(nothing, jnp.nan, x)
+    masked = lambda x: jnp.where(nothing, nan(), x)
     return LearnerSolution(
         overlap=masked(overlaps["overlap"]),
         stderr=jnp.zeros_like(overlaps["overlap"]),
@@ -193,10 +193,10 @@ def _solution(
         steps=state.step,
         residual=end.state.residual,
         result=code,
-        history=jax.tree.map(lambda x: jnp.where(valid, x, jnp.nan), end.history),
+        history=jax.tree.map(lambda x: jnp.where(valid, x, nan()), end.history),
         covariance=masked(state.covariance),
-        spectral_radius=jnp.asarray(jnp.nan, W.dtype),
-        weights=jnp.where(valid, W, jnp.nan),
+        spectral_radius=not_recorded((), W.dtype),
+        weights=jnp.where(valid, W, nan()),
         state=state,
         model=network,
         key=key,

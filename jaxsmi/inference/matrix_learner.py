@@ -28,7 +28,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, frozen, nan_unless, theory_dtype
+from jaxsmi.core.arrays import concrete, frozen, nan, nan_unless, not_recorded, theory_dtype
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
@@ -281,12 +281,12 @@ def _theory(problem: Theory, run: Run[Place], key: PRNGKeyArray | None) -> Learn
     move = jnp.linalg.solve(jnp.eye(2) - lax.stop_gradient(J), flat(problem(x)) - flat(x))
     success = run.result == Result.SUCCESS
     # its value is x, its derivative that of the fixed point, NaN where there is none
-    moved = flat(x) + jnp.where(success, 1.0, jnp.nan) * move
+    moved = flat(x) + jnp.where(success, 1.0, nan()) * move
     moved = jnp.where(success, moved, flat(x))
     end = problem.end(Order(moved[0], moved[1]))
     code = jnp.where(jnp.isnan(problem.alpha), Result.INVALID, run.result)
     lost = (code == Result.INVALID) | (code == Result.DIVERGED)
-    end = {name: jnp.where(lost, jnp.nan, value) for name, value in end.items()}
+    end = {name: jnp.where(lost, nan(), value) for name, value in end.items()}
     return LearnerSolution(
         overlap=end["overlap"],
         teacher_overlap=end["teacher_overlap"],
@@ -302,7 +302,7 @@ def _theory(problem: Theory, run: Run[Place], key: PRNGKeyArray | None) -> Learn
         residual=run.state.residual,
         result=code,
         history=run.history,
-        spectral_radius=jnp.where(lost, jnp.nan, spectral_radius(J)),
+        spectral_radius=jnp.where(lost, nan(), spectral_radius(J)),
         jump_fraction=jnp.zeros((), theory_dtype()),
         model=problem.model,
         key=key,
@@ -393,7 +393,7 @@ def _found(
     loss = 0.5 * jnp.sum(missed**2) / data.samples
     code = jnp.where(valid, end.result, int(Result.INVALID))
     nothing = ~valid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
-    masked = lambda x: jnp.where(nothing, jnp.nan, x)
+    masked = lambda x: jnp.where(nothing, nan(), x)
     return LearnerSolution(
         overlap=masked(overlaps["overlap"]),
         stderr=jnp.zeros((1, 1), theory_dtype()),
@@ -402,10 +402,10 @@ def _found(
         steps=state.step,
         residual=end.state.residual,
         result=code,
-        history=jax.tree.map(lambda x: jnp.where(valid, x, jnp.nan), end.history),
+        history=jax.tree.map(lambda x: jnp.where(valid, x, nan()), end.history),
         covariance=masked(state.covariance),
-        spectral_radius=jnp.asarray(jnp.nan, S.dtype),
-        weights=jnp.where(valid, teacher.student.estimate(S), jnp.nan),
+        spectral_radius=not_recorded((), S.dtype),
+        weights=jnp.where(valid, teacher.student.estimate(S), nan()),
         state=state,
         model=teacher,
         key=key,

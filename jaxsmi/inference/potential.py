@@ -29,6 +29,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import nan
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.models.base import AbstractModel, model_argument
@@ -94,7 +95,7 @@ def free_entropy(
     valid = validate.valid((alpha, Q)) & validate.valid(model)
     Q = jnp.where(valid, Q, 0.5 * S)
     estimate = potential_at(model, alpha, Q, key, power_of_two(max(points, 2)), nets)
-    return Estimate(*(jnp.where(valid, x, jnp.nan) for x in estimate))
+    return Estimate(*(jnp.where(valid, x, nan()) for x in estimate))
 
 
 @eqx.filter_jit

@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import nan, not_recorded
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
@@ -233,7 +234,7 @@ def unknown_directions(weights: Array, S: Array) -> Array:
     inverse = inverse_root(S)
     known = inverse @ (weights @ weights.T / weights.shape[1]) @ inverse
     values, vectors = jnp.linalg.eigh(symmetric(known))
-    return (vectors * (values < _KNOWN)) @ vectors.T
+    return jnp.where(values < _KNOWN, vectors, 0.0) @ vectors.T
 
 
 def new_and_old(unknown: Array, S: Array) -> tuple[Array, Array]:
@@ -330,7 +331,7 @@ def _solution(
 ) -> Solution:
     """What a user sees of it."""
     state = start.state
-    masked = lambda x: jnp.where(valid, x, jnp.nan)
+    masked = lambda x: jnp.where(valid, x, nan())
     settled = start.residual < 10.0 * RESIDUAL
     code = jnp.where(settled, int(Result.SUCCESS), int(Result.MAX_STEPS))
     code = jnp.where(start.learned, code, int(Result.NOTHING_LEARNED))
@@ -357,7 +358,7 @@ def _solution(
         result=jnp.where(valid, code, int(Result.INVALID)),
         history=jax.tree.map(lambda x: masked(x)[None], history),
         covariance=masked(state.covariance),
-        spectral_radius=jnp.asarray(jnp.nan, Q.dtype),
+        spectral_radius=not_recorded((), Q.dtype),
         weights=masked(state.weights),
         state=state,
         model=model,

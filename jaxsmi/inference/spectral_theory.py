@@ -26,6 +26,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.averages import draw_posteriors
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import nan
 from jaxsmi.core.driver import Run
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Estimate
@@ -185,7 +186,7 @@ def spectral_overlap(
     )
     check(silent, "model", title(model), allowed)
     valid = centred & silent & validate.valid(alpha) & validate.valid(model)
-    return _solved(model, jnp.where(valid, alpha, jnp.nan), moments)
+    return _solved(model, jnp.where(valid, alpha, nan()), moments)
 
 
 def tells_nothing(mean: Array) -> Array:

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import nan
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.core.validate import check
@@ -84,7 +85,7 @@ def generalization_error(
     weights = solution.weights if solution is not None and model.design.rows else None
     if weights is not None and data is not None:
         data = _comparable_data(model, weights, data)
-        weights = jnp.where(validate.valid(model), weights, jnp.nan)
+        weights = jnp.where(validate.valid(model), weights, nan())
         key = validate.key("key", key)
         size = power_of_two(points // 8)
         return _error_of_run(model, weights, data, key=key, bayes=bayes, points=size)
@@ -95,7 +96,7 @@ def generalization_error(
         Q = Q * jnp.eye(P)  # q, not a share of S
     Q = validate.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
     # a model whose traced parameters are out of range has no error
-    Q = jnp.where(validate.valid(model), Q, jnp.nan)
+    Q = jnp.where(validate.valid(model), Q, nan())
     return model.metric.prediction_error(Q, bayes=bayes, key=key, points=points)
 
 

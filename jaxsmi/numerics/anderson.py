@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree
+from jaxsmi.core.arrays import PyTree, not_recorded_where
 from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.driver import AbstractSolver
 
@@ -110,7 +110,7 @@ class Anderson(AbstractSolver[Place]):
         mixing = pick(state.mixing / _CUT, jnp.minimum(grown, 1.0))
         push = lambda table, row: jnp.roll(table, 1, axis=0).at[0].set(row)
         # the way back starts afresh: differences of an overshoot mislead the fit
-        kept = pick(0, jnp.minimum(state.count + (count > 0), _DEPTH))
+        kept = pick(0, jnp.minimum(jnp.where(count > 0, state.count + 1, state.count), _DEPTH))
         inside = (jnp.arange(_DEPTH) < kept)[:, None]
         moved = jnp.where(inside, push(state.moved, x - state.before[0]), 0.0)
         change = jnp.where(inside, push(state.change, r - state.before[1]), 0.0)
@@ -147,7 +147,7 @@ class Anderson(AbstractSolver[Place]):
     def observe(self, state: Place, count: Array) -> dict[str, Array]:
         """x and the residual."""
         entry = self.observed(state.x)
-        residual = jnp.where(count == 0, jnp.nan, state.residual)
+        residual = not_recorded_where(count == 0, state.residual)
         return {"step": count.astype(residual.dtype), **entry, "residual": residual}
 
     def terminate(self, state: Place, count: Array) -> Array:

@@ -32,6 +32,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from jaxsmi.core.arrays import not_recorded_where
 from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Run, advance, begin
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
@@ -250,12 +251,12 @@ class Iteration(AbstractSolver[Iterate]):
 
     def observe(self, state: Iterate, count: Array) -> dict[str, Array]:
         """V, Q = S - V and the residual."""
-        V = jnp.where(state.finite, state.V, jnp.nan)
+        V = not_recorded_where(~state.finite, state.V)
         return {
             "step": count.astype(V.dtype),
             "covariance": V,
             "overlap": self.scale - V,
-            "residual": jnp.where(count == 0, jnp.nan, state.residual),
+            "residual": not_recorded_where(count == 0, state.residual),
         }
 
     def progress(self, state: Iterate) -> Mapping[str, str]:

@@ -26,7 +26,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree
+from jaxsmi.core.arrays import PyTree, nan
 
 __all__ = ["derivative", "differentiable", "numbers_of", "not_differentiable"]
 
@@ -46,7 +46,7 @@ def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array 
     leaves, build = numbers_of(answer)
     numbers = numbers_of(parameters)[0]
     # NaN times the tangents: jax.grad carries it backwards as well
-    weight = jnp.where(unless, 0.0, jnp.nan)
+    weight = jnp.where(unless, 0.0, nan())
     return build(_with_weight(leaves, numbers, weight)) if numbers else answer
 
 

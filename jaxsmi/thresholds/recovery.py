@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from jaxsmi.core.arrays import nan
 from jaxsmi.core import validate
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
@@ -53,7 +54,7 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
     model = model_argument(model)
     valid = validate.valid(model)
     # a traced model cannot raise: it gets NaN and a code
-    alpha = jnp.where(valid, model.recovery, jnp.nan)
+    alpha = jnp.where(valid, model.recovery, nan())
     S = model.prior.second_moment(model.indices)
     code = jnp.where(valid, int(Result.SUCCESS), int(Result.INVALID))
     return Threshold(alpha, jnp.zeros_like(alpha), alpha[None], S / jnp.trace(S), S, code)

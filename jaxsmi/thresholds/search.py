@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, theory_dtype
+from jaxsmi.core.arrays import PyTree, nan, theory_dtype
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
@@ -168,7 +168,7 @@ class _Objective(NamedTuple):
         stairs = self.stairs(model, guess)
         if len(stairs) <= self.step:
             # `minimise` goes half way back where a step lost the threshold
-            return jnp.asarray(jnp.nan, theory_dtype()), stairs
+            return jnp.asarray(nan(), theory_dtype()), stairs
         # logarithms: the gradient has the same size for a threshold of any order
         height = jnp.log(stairs[self.step].alpha)
         if self.target is None:
@@ -183,5 +183,5 @@ class _Objective(NamedTuple):
         """Value and gradient at some parameters."""
         (value, stairs), gradient = jax.value_and_grad(self.value, has_aux=True)(parameters, guess)
         present = len(stairs) > self.step
-        alpha = stairs[self.step].alpha if present else jnp.asarray(jnp.nan)
+        alpha = stairs[self.step].alpha if present else jnp.asarray(nan())
         return Point(parameters, float(value), gradient, alpha, stairs)
