@@ -294,7 +294,10 @@ def call_user_function(
 
 
 def _within(x: Array, name: str, value: Any, interval: Interval, allowed: str) -> Array:
-    inside = interval.inside(x)
+    # inside jit x is traced, and known numbers still have to be refused
+    known = concrete(value) and not isinstance(value, jax.Array)
+    numbers: Any = np.asarray(value, x.dtype) if known else x
+    inside = interval.inside(numbers)
     check(inside, name, value, allowed)
     floats = jnp.issubdtype(x.dtype, jnp.inexact)
     return x if concrete(inside) or not floats else jnp.where(inside, x, jnp.nan)

@@ -87,7 +87,13 @@ def noiseless_limit(
     model = model_argument(model)
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     steps = ladder("noises", noises)
-    settings: Any = (validate.key("key", key), as_start(start), averages, iteration, progress)
+    validate.instance("averages", averages, Averages, "smi.Averages(points=.., nets=..)")
+    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps=..)")
+    validate.flag("progress", progress)
+    begin = as_start(start)
+    if begin.overlap is not None:
+        validate.overlap("start", begin.overlap, model.prior.second_moment(model.indices))
+    settings: Any = (validate.key("key", key), begin, averages, iteration, progress)
     runs = [solve(noisy, alpha, *settings) for noisy in _noisy_models(model, steps)]
     return continued(model, steps, runs)
 

@@ -154,7 +154,9 @@ def as_start(start: ArrayLike | Start | None) -> Start:
         check(start.weights is None, "start.weights", start.weights, "None in theory: an overlap")
         return start
     allowed = "an overlap (a number or (P, P)), or smi.Start(..)"
-    return Start(validate.optional(validate.array, "start", start, allowed, empty=True))
+    overlap = validate.optional(validate.array, "start", start, allowed)
+    check(overlap is None or overlap.ndim in (0, 2), "start", start, allowed)
+    return Start(overlap)
 
 
 def _check_explicit(start: Start, averages: Averages) -> None:

@@ -115,9 +115,10 @@ class AttentionIndexed(MatrixModel):
             output = "softmax"
         if isinstance(output, str):
             validate.choice("output", output, OUTPUTS)
-        linear = output not in ("softmax", "hardmax")
+        linear = not isinstance(output, str) or output not in ("softmax", "hardmax")
         self.tokens = validate.count("tokens", tokens, at_least=1 if linear else 2)
-        check(output != "hardmax" or self.tokens <= 5, "tokens", tokens, "2 to 5 for hardmax")
+        hardmax = isinstance(output, str) and output == "hardmax"
+        check(not hardmax or self.tokens <= 5, "tokens", tokens, "2 to 5 for hardmax")
         self.layers = validate.count("layers", layers)
         check(self.layers == 1 or not linear, "layers", layers, "1 for this output")
         parsed = scores_output(output, labels, self.tokens, tolerance)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jaxsmi.core.arrays import nan
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import nan
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel, model_argument

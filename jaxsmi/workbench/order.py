@@ -15,9 +15,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.data import Dataset
+from jaxsmi.core.display import Summary, number, safe_repr
 from jaxsmi.core.options import Iteration
 from jaxsmi.core.results import Solution
-from jaxsmi.core.display import Summary, number, safe_repr
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.descent.options import Monitor
 from jaxsmi.descent.order import learned_at

@@ -115,6 +115,24 @@ case(
     iteration="object",
 )
 case(
+    "noiseless_limit",
+    smi.noiseless_limit,
+    {
+        "model": smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1),
+        "alpha": 1.0,
+        "noises": (0.1, 0.05, 0.025, 0.0125),
+        "key": KEY,
+    },
+    model="object",
+    alpha="positive",
+    noises="positive array",
+    key="key",
+    start="overlap?",
+    averages="object",
+    iteration="object",
+    progress="flag?",
+)
+case(
     "state_evolution of a learner",
     smi.state_evolution,
     {"model": LINEAR, "alpha": 1.0, "key": KEY, "learner": smi.Erm()},

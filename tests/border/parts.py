@@ -44,6 +44,7 @@ case(
     samples="count",
 )
 case("Averages", smi.Averages, {}, points="count?", nets="count?")
+case("Bayes", smi.Bayes, {}, precision="choice?", calibrate="flag?")
 case(
     "Iteration",
     smi.Iteration,
