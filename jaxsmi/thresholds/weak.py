@@ -137,7 +137,7 @@ def _weak_recovery(model: AbstractModel, key: PRNGKeyArray, points: int, nets: i
     replicas = jnp.where(exact, alpha, alpha - (at_zero.each - rate) * squared)
     stderr = jnp.std(at_zero.each, ddof=1) / np.sqrt(nets) * squared
     stderr = jnp.where(exact, 0.0, stderr)
-    projector = (vectors * first_order) @ vectors.T
+    projector = jnp.where(first_order, vectors, 0.0) @ vectors.T
     subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, at_zero.subspace))
     root = sqrt_psd(S)
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
