@@ -235,8 +235,11 @@ class Record(eqx.Module):
         cls, record: Record | Callable[..., PyTree] | None, usual: int = 1
     ) -> tuple[Callable[..., PyTree] | None, int]:
         """The function and the steps between records, `usual` by default."""
-        made = record if isinstance(record, Record) else cls(record)
-        return made.function, usual if made.every is None else made.every
+        if not isinstance(record, Record):
+            # named here: the argument of the call is `record`, not `function`
+            allowed = "a function of a state, or smi.Record(..)"
+            record = cls(validate.optional(validate.function, "record", record, allowed))
+        return record.function, usual if record.every is None else record.every
 
 
 class GeometricDecay(eqx.Module):

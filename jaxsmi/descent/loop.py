@@ -155,7 +155,7 @@ class Descent(AbstractSolver[Runs]):
             first, end, update, (state.state, state.order, zero, zero)
         )
         new = eqx.tree_at(lambda s: (s.state, s.order, s.change), state, (after, order, change))
-        new = jax.vmap(self._recorded)(new, loss / (end - first))
+        new = jax.vmap(self._recorded)(new, loss / (end - first).astype(loss.dtype))
         if self.monitor.patience is None and self.monitor.target is None:
             return new
 
