@@ -96,6 +96,9 @@ def global_minimum(
     """
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
+    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
+    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
+    validate.optional(validate.flag, "progress", progress)
     student, teacher = learner_of(learner, model)
     allowed = "smi.Erm(..): the posterior of another model has no energy"
     check(jnp.isfinite(student.decay), "learner", learner, allowed)

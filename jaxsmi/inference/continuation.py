@@ -85,6 +85,9 @@ def noiseless_limit(
         [theory: multi-index, Eqs. (70) to (72)].
     """
     model = model_argument(model)
+    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
+    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
+    validate.optional(validate.flag, "progress", progress)
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     steps = ladder("noises", noises)
     validate.instance("averages", averages, Averages, "smi.Averages(points=.., nets=..)")

@@ -101,6 +101,8 @@ def search_learner(
     """
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
+    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
+    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
     name = validate.choice("objective", objective, _OBJECTIVES)
     validate.function("build", build, _BUILD)
     allowed = "a tree of real numbers"

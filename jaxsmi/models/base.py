@@ -153,6 +153,8 @@ class AbstractModel(eqx.Module):
         law = validate.choice("inputs", inputs, design.laws)
         dtype = validate.optional(validate.dtype, "dtype", dtype)
         store = validate.flag("store", store)
+        directions = validate.optional(validate.array, "directions", directions, "U (K, D)")
+        teacher = validate.optional(validate.array, "teacher", teacher, "an array of real numbers")
         samples = max(round(float(alpha) * design.entries(dimension)), 1)
         # JAX indexes with 32 bits
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")

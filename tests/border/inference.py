@@ -283,4 +283,23 @@ case(
     averages="object?",
     noises="positive array?",
 )
+case("Bayes", smi.Bayes, {}, precision="choice?", calibrate="flag?")
+case(
+    "noiseless_limit",
+    smi.noiseless_limit,
+    {
+        "model": smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1),
+        "alpha": 1.0,
+        "noises": (0.08, 0.04, 0.02, 0.01),
+        "key": KEY,
+    },
+    model="object",
+    alpha="positive",
+    noises="positive array",
+    key="key",
+    start="overlap?",
+    averages="object",
+    iteration="object",
+    progress="flag?",
+)
 case("Threshold.interval", FOUND.interval, {}, confidence="open unit")

@@ -134,16 +134,16 @@ def test_an_update_on_float32_inputs_is_float32(model, dimension):
     def gradient(solver, run):
         now = run.state
         words = jax.random.wrap_key_data(now.state.key[0])
-        _, batch = solver.problem.batch(words, now.carried[0], run.step)
+        _, batch = solver._batch(words, now.order[0], run.step)
         weights = jax.tree.map(lambda x: x[0], now.state.weights)
-        change = jax.value_and_grad(solver.problem.objective)(weights, batch)
+        change = jax.value_and_grad(lambda w: solver._loss(w, *batch))(weights)
         return optax.apply_updates(weights, change[1])
 
     text = stretch.part(gradient).lower().as_text()
     wide = set(re.findall(r"(stablehlo\.\w+) .*tensor<\d[\dx]*xf64>", text))
     assert wide <= {"stablehlo.convert"}  # of the labels
-    assert programs.largest(text, "f64") <= stretch.solver.problem.data.labels.size
-    assert programs.largest(text, "f32") >= stretch.solver.problem.data.inputs.size
+    assert programs.largest(text, "f64") <= stretch.solver.data.labels.size
+    assert programs.largest(text, "f32") >= stretch.solver.data.inputs.size
 
 
 # Memory and kernels ---------------------------------------------------------------------------
