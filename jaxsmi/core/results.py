@@ -7,8 +7,9 @@ Letters of the shapes: P indices, D dimension, T recorded steps, R replicas.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -19,7 +20,11 @@ from jaxsmi.core import codes, validate
 from jaxsmi.core.arrays import PyTree, concrete
 from jaxsmi.core.codes import Result
 from jaxsmi.core.display import Summary, format_estimate, number, safe_repr
-from jaxsmi.core.validate import UNIT_INTERVAL
+from jaxsmi.core.validate import UNIT_INTERVAL, check
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.axes import Axes
 
 __all__ = [
     "Estimate",
@@ -167,6 +172,40 @@ class Solution(eqx.Module):
             for row, cosine in zip(rows, self.cosine, strict=True):
                 row.append(number(cosine))
         return header, rows
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the overlap or cosine of each index against the iteration.
+
+        Args:
+            ax: Axes to draw in; those of another solution's `plot` share its legend.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: For a batch of solutions, or one without a history.
+            ImportError: Without matplotlib, with the remedy.
+        """
+        single = np.ndim(self.overlap) == 2
+        allowed = "one solution, such as jax.tree.map(lambda leaf: leaf[0], batch)"
+        check(single, "solution", f"a batch of shape {np.shape(self.alpha)}", allowed)
+        check("step" in self.history, "solution", "one without a history", "one with a history")
+        draw = _workbench("plotting").overlap_against_iteration
+        if self.kind == "state_evolution":
+            return draw(theory=self, ax=ax)
+        quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
+        return draw(self, ax=ax, quantity=quantity)
+
+    def to_xarray(self, **attributes: object) -> xarray.Dataset:
+        """Convert to an xarray.Dataset with provenance; keyword arguments are added to its
+        attributes. Needs the extra `data`."""
+        return _workbench("labelled").to_xarray(self, **attributes)
+
+
+def _workbench(module: str) -> Any:
+    """A module of jaxsmi.workbench, loaded on first use: matplotlib and xarray are optional, and
+    the workbench is above this package."""
+    return importlib.import_module(f"jaxsmi.workbench.{module}")
 
 
 class LearnerSolution(Solution):
