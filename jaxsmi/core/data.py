@@ -215,6 +215,8 @@ class Dataset(eqx.Module):
         self.directions, self.encoding = None, None
         if directions is not None or encoding is not None:
             allowed = f"U of shape (directions K, {D}), beside encoding="
+            if directions is None:  # name what is wrong before what is missing
+                validate.array("encoding", encoding, f"E of shape ({M} tokens, directions K)")
             U = validate.array("directions", directions, allowed)
             check(U.ndim == 2 and U.shape[1] == D, "directions", directions, allowed)
             allowed = f"E of shape ({M} tokens, {len(U)} directions)"

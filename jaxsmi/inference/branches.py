@@ -103,7 +103,7 @@ def global_minimum(
     allowed = "smi.Erm(..): the posterior of another model has no energy"
     check(jnp.isfinite(student.decay), "learner", learner, allowed)
     allowed = f"words of {_NAMES}, or solutions of state_evolution with a learner"
-    check(not isinstance(starts, str) and len(starts) > 0, "starts", starts, allowed)
+    starts = validate.sequence("starts", starts, allowed)
     for start in starts:
         known = isinstance(start, LearnerSolution) or start in _NAMES
         check(known, "starts", start, allowed)

@@ -179,6 +179,8 @@ def solve(
 ) -> tuple[OverlapMap, Solution]:
     """Iterate the map of a model whose response is an average over random points."""
     key = validate.key("key", key)
+    if start.overlap is not None and start.overlap.ndim == 0:
+        validate.number("start", start.overlap, validate.FRACTION)  # before anything is computed
     if model.metric.ansatz is not None:
         warnings.warn(model.metric.ansatz, stacklevel=4)
     numbers = (start.teacher_overlap, start.variance, start.direction_overlap)

@@ -109,8 +109,10 @@ def evolved(
     progress: bool,
 ) -> LearnerSolution:
     """`state_evolution` of a learner of indices: the fixed point that the iteration reaches."""
-    learner, teacher = learner_of(learner, model)
     key = validate.key("key", key)
+    if start.overlap is not None and start.overlap.ndim == 0:
+        validate.number("start", start.overlap, validate.POSITIVE)  # before anything is computed
+    learner, teacher = learner_of(learner, model)
     check(not start.aided, "side_information", start.side_information, "0 with a learner")
     truth = truth_of(teacher)
     points, nets = averages.sizes(_POINTS, _NETS, 4)

@@ -110,7 +110,7 @@ class Erm(AbstractIndexLearner):
         if self.student is not None:
             allowed = "a model of indices, such as smi.MultiIndex(link, indices=1)"
             validate.instance("student", self.student, IndexModel, allowed)
-        check(self.convex in (None, True, False), "convex", self.convex, "True, False or None")
+        validate.optional(validate.flag, "convex", self.convex)
 
     @property
     def tolerance(self) -> Array:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -82,6 +80,8 @@ def generalization_error(
     key = validate.optional(validate.key, "key", key)
     data = validate.optional(validate.instance, "data", data, Dataset, "a Dataset with its teacher")
     solution = overlap if isinstance(overlap, Solution) else None
+    allowed = "a number, Q (P, P), or a Solution"
+    Q = solution.overlap if solution is not None else validate.array("overlap", overlap, allowed)
     weights = solution.weights if solution is not None and model.design.rows else None
     if weights is not None and data is not None:
         data = _comparable_data(model, weights, data)
@@ -91,8 +91,7 @@ def generalization_error(
         return _error_of_run(model, weights, data, key=key, bayes=bayes, points=size)
     allowed = f"None: {title(model)} and this overlap are compared at Q alone"
     check(data is None, "data", data, allowed)
-    Q = overlap if solution is None else solution.overlap
-    if isinstance(Q, (int, float, np.ndarray, np.generic, jax.Array)) and np.ndim(Q) == 0:
+    if Q.ndim == 0:
         Q = Q * jnp.eye(P)  # q, not a share of S
     Q = validate.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
     # a model whose traced parameters are out of range has no error

@@ -311,7 +311,7 @@ def flatness(model: AbstractTeacher, order: int = 6, tolerance: float = 1e-10) -
         >>> import jaxsmi as smi
         >>> cube = smi.sgd.HermiteSeries({(3,): 1.0}, normalised=True)
         >>> flat = smi.sgd.flatness(smi.SequenceSingleIndex(cube, 1, cube, loss_factor=1.0))
-        >>> flat.escape, round(flat.series[3,], 6)  # R = 2 - 2 m³
+        >>> flat.escape, round(float(flat.series[3,]), 6)  # R = 2 - 2 m³
         (3, -2.0)
 
     Cost:
