@@ -16,7 +16,11 @@ import lazy_loader
 _import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 # Names of earlier versions, and what to use now.
-_REMOVED: dict[str, str] = {}
+_REMOVED: dict[str, str] = {
+    "Batches": "smi.Gradient",
+    "Stop": "smi.Monitor",
+    "text": "the notebook 10_text",
+}
 
 
 def _version() -> str:

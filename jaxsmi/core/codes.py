@@ -84,8 +84,8 @@ _REMEDIES = {
         "tolerance; close to a threshold convergence is slow."
     ),
     Result.DIVERGED: (
-        "The iteration diverged: try damping=0.3 or more, precision='outer', a smaller start, or "
-        "a larger dimension."
+        "The iteration diverged: try iteration=smi.Iteration(damping=0.3) or more damping, "
+        "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension."
     ),
     Result.NONFINITE: (
         "A non-finite number appeared: check that inputs and labels are finite, that labels are "

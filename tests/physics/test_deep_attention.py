@@ -136,7 +136,9 @@ def test_gamp_learns_both_layers_on_more_seeds(seed):
 def test_gamp_learns_both_layers(seed):
     """D = 1000, α = 1.2, default settings, uninformative start: at most 60 iterations and 2
     minutes."""
-    solution, cosine, _, mismatch, nishimori, seconds = learn(1000, 1.2, seed, max_steps=60)
+    solution, cosine, _, mismatch, nishimori, seconds = learn(
+        1000, 1.2, seed, iteration=smi.Iteration(60)
+    )
     assert int(solution.steps) <= 60
     assert bool(solution.converged)
     assert (cosine >= 0.98).all()
@@ -157,7 +159,7 @@ def test_gamp_learns_the_last_layer_first(seed):
     """
     _, theory, _ = evolve(0.5)
     run, cosine, Q, _, _, _ = learn(1000, 0.5, seed)
-    informed, _, _, _, _, _ = learn(1000, 0.5, seed, init="informed")
+    informed, _, _, _, _, _ = learn(1000, 0.5, seed, start="informed")
     last = []
     for solution in (run, informed):
         layer = np.asarray(solution.trajectory["overlap"])[:, 1, 1]
@@ -170,7 +172,7 @@ def test_gamp_learns_the_last_layer_first(seed):
 def test_gamp_at_ten_thousand_dimensions():
     """D = 10,000, float32 inputs, float64 labels and posteriors: within 24 GiB and 30 minutes."""
     solution, cosine, _, mismatch, _, seconds = learn(
-        10_000, 1.2, 0, dtype=jnp.float32, max_steps=80
+        10_000, 1.2, 0, dtype=jnp.float32, iteration=smi.Iteration(80)
     )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory of the process: {peak:.1f} GiB")

@@ -167,7 +167,9 @@ def test_state_evolution_says_that_it_rests_on_an_ansatz():
     np.testing.assert_allclose(solution.error, np.mean(np.diagonal(V)), rtol=1e-12)
     assert bool(solution.converged)
     assert np.all(np.diagonal(solution.stderr) > 0.0)
-    wide = theory(smi.AttentionIndexed(2, 0.5, layers=2, skip=1e5), 0.1, samples=2048)
+    wide = theory(
+        smi.AttentionIndexed(2, 0.5, layers=2, skip=1e5), 0.1, averages=smi.Averages(2048)
+    )
     np.testing.assert_allclose(np.diagonal(wide.covariance), [1.0, 0.39219602], atol=2e-4)
     np.testing.assert_allclose(smi.recovery_threshold(model).alpha, 0.375, rtol=1e-12)
 
@@ -177,7 +179,7 @@ def test_message_passing_of_two_layers():
     """d = 60, α = 0.3, three runs against the diagonal ansatz: runs scatter by some 15 % of their
     errors, and lie up to 20 % above theory at d = 60."""
     model = smi.AttentionIndexed(2, 0.5, layers=2)
-    V = np.diagonal(theory(model, 0.3, samples=2048).covariance)
+    V = np.diagonal(theory(model, 0.3, averages=smi.Averages(2048)).covariance)
     errors = []
     for seed in range(3):
         data = model.sample(jax.random.key(100 + seed), dimension=60, alpha=0.3)

@@ -95,9 +95,9 @@ def test_no_derivative_at_a_marginal_or_unfinished_fixed_point():
             smi.links.phase_retrieval(), alpha, key=KEY, averages=smi.Averages(2**9), **kwargs
         ).overlap[0, 0]
 
-    assert np.isnan(jax.grad(lambda a: overlap(a, max_steps=2))(0.8))
+    assert np.isnan(jax.grad(lambda a: overlap(a, iteration=smi.Iteration(2)))(0.8))
     assert (
-        float(jax.grad(lambda a: overlap(a, q0=0.9))(1.5)) == 0.0
+        float(jax.grad(lambda a: overlap(a, start=0.9))(1.5)) == 0.0
     )  # perfect recovery: Q = 1 whatever α
     # z → ω + noise of variance z: a linear map of V with slope exactly one is marginal,
     # whatever the solver thinks of it

@@ -227,8 +227,8 @@ def test_the_envelope_is_stationary_in_every_overlap():
         encoding=encoding_of(teacher),
         alpha=jnp.asarray(3.0),
         key=KEY,
-        samples=2**16,
-        randomisations=2,
+        points=2**16,
+        nets=2,
     )
     x = Overlaps(*(jnp.full((1, 1), value) for value in (0.8, 0.75, 0.4, 0.5)))
     envelope = lambda x: problem.alpha * jnp.mean(problem.answers(x).envelope)

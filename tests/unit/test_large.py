@@ -153,7 +153,7 @@ big = lambda x: float(jnp.max(jnp.abs(x)))
 for name, model, dimension, alpha, steps in {cases}:
     lazy = model.sample(key, dimension=dimension, alpha=alpha, store=False, dtype=jnp.float64)
     data = lazy.stored()
-    given = dict(key=key, max_steps=steps, init=0.1)
+    given = dict(key=key, iteration=smi.Iteration(steps), start=0.1)
     alone = smi.gamp(model, data, **given)
     for there in (data.sharded(), lazy.sharded())[: None if {thorough} else 1]:
         assert there.mesh.size == 4

@@ -306,12 +306,12 @@ def test_two_layers_with_a_last_one_untied_against_brute_force():
 def test_message_passing_is_where_state_evolution_is():
     """D = 500, α = 0.7: runs beside theory, overlaps within their spread."""
     model = smi.DeepAttention(1, 2, tied=False)
-    theory = smi.state_evolution(model, 0.7, key=KEY, samples=512, randomisations=8)
+    theory = smi.state_evolution(model, 0.7, key=KEY, averages=smi.Averages(512, 8))
     assert theory.result == smi.Result.SUCCESS
     cosines = []
     for seed in range(4):
         data = model.sample(jax.random.key(seed), dimension=500, alpha=0.7)
-        run = smi.gamp(model, data, key=jax.random.key(100 + seed), max_steps=200)
+        run = smi.gamp(model, data, key=jax.random.key(100 + seed), iteration=smi.Iteration(200))
         cosines.append(np.asarray(run.trajectory["cosine"][-1]) ** 2)
     cosines = np.array(cosines)
     expected = np.diagonal(theory.overlap)
