@@ -21,7 +21,7 @@ _COUNT = """<script>addEventListener("load", () => {
   const broken = failed.map(i => i.getAttribute("src"));
   const told = document.createElement("pre");
   told.id = "counted";
-  const silent = all.filter(i => !i.alt).length;
+  const silent = all.filter(i => !i.alt && !i.closest('.sphx-glr-thumbcontainer')).length;  // their title is the text
   told.textContent = JSON.stringify({images: all.length, broken: broken, silent: silent,
     wide: document.documentElement.scrollWidth > innerWidth});
   document.body.append(told);
