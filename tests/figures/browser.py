@@ -21,7 +21,8 @@ _COUNT = """<script>addEventListener("load", () => {
   const broken = failed.map(i => i.getAttribute("src"));
   const told = document.createElement("pre");
   told.id = "counted";
-  const silent = all.filter(i => !i.alt && !i.closest('.sphx-glr-thumbcontainer')).length;  // their title is the text
+  // the title beside a thumbnail of the gallery is its text
+  const silent = all.filter(i => !i.alt && !i.closest('.sphx-glr-thumbcontainer')).length;
   told.textContent = JSON.stringify({images: all.length, broken: broken, silent: silent,
     wide: document.documentElement.scrollWidth > innerWidth});
   document.body.append(told);
