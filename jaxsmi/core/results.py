@@ -106,7 +106,7 @@ class Solution(eqx.Module):
     spectral_radius: Array
     weights: Array | None = None
     state: PyTree = None
-    model: Any = None  # an AbstractModel, of a room above this one
+    model: Any = None  # an AbstractModel: models are above this package
     key: PRNGKeyArray | None = None
     kind: str = eqx.field(static=True, default="state_evolution")
 

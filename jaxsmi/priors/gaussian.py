@@ -136,8 +136,3 @@ def iid_prior(prior: AbstractIidPrior | None) -> AbstractIidPrior:
 
 
 _PRIOR = "a prior of independent columns, such as smi.priors.Rademacher()"
-
-
-def is_prior(name: str, value: object) -> object:
-    """None, or a prior of independent columns."""
-    return validate.optional(validate.instance, name, value, AbstractIidPrior, _PRIOR)
