@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,35 +78,42 @@ def initial_state(
     return jax.vmap(fresh)(key) if many else fresh(key)
 
 
+def _outputs(model: AbstractModel, weights: Array, shape: tuple[int, ...]) -> Array:
+    """Answers of the student on random inputs of a shape."""
+    return model.student.outputs(
+        weights, jax.random.normal(jax.random.key(0), shape, weights.dtype)
+    )
+
+
+@eqx.filter_jit
+def _gradient(
+    model: AbstractModel,
+    loss: Callable[[Array, Array], Array],
+    weights: Array,
+    teacher: Array,
+    shape: tuple[int, ...],
+) -> Array:
+    labels = _outputs(model, teacher, shape)
+    total = lambda w: jnp.sum(jax.vmap(loss)(_outputs(model, w, shape), labels))
+    return jax.grad(total)(weights)
+
+
 def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int) -> None:
     """Raise a ValueError for a loss that fails or does not return one number, and for a link whose
     gradient is zero (signs, hardmax); warn where it is zero for some of the rows."""
     D = min(dimension, _PROBE)
     shape = (16, *model.design.input_shape(D))
-
-    def outputs(weights: Array) -> Array:
-        inputs = jax.random.normal(jax.random.key(0), shape, theory_dtype())
-        return model.student.outputs(weights, inputs)
-
-    def start(key: PRNGKeyArray) -> Array:
-        return model.student.start(key, D)
-
-    one = jax.eval_shape(lambda key: outputs(start(key))[0], jax.random.key(0))
+    start = lambda n: model.student.start(jax.random.key(n), D)
+    one = jax.eval_shape(lambda: _outputs(model, start(0), shape)[0])
     value = validate.call_user_function("loss", jax.eval_shape, _LOSS, loss, one, one)
     shapes = [leaf.shape for leaf in jax.tree.leaves(value)]
     check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
     if not concrete((model, loss)):
         return  # no numbers to look at
 
-    @jax.jit
-    def gradient() -> Array:
-        keys = jax.random.split(jax.random.key(1))
-        labels = outputs(start(keys[1]))
-        total = lambda w: jnp.sum(jax.vmap(loss)(outputs(w), labels))
-        return jax.grad(total)(start(keys[0]))
-
     with jax.ensure_compile_time_eval():  # concrete under jit too
-        flat = np.all(np.asarray(gradient()) == 0.0, axis=1)
+        gradient = _gradient(model, loss, start(1), start(2), shape)
+        flat = np.all(np.asarray(gradient) == 0.0, axis=1)
     allowed = (
         "a link with a gradient (signs and hardmax have none: train another, such as a softmax "
         "student, on their data)"

@@ -85,7 +85,8 @@ class Stream(eqx.Module):
         _, input_key, noise_key = jax.random.split(key, 3)  # as `model.sample` splits it
         # resolved at each draw, not once: double precision may be switched on later
         dtype = self.dtype or theory_dtype()
-        inputs = self.model.design.draw_inputs(input_key, samples, self.dimension, dtype)
+        # the shape of one input was taken outside jit, where the model's ratios are numbers
+        inputs = self.model.design.draw_inputs(input_key, samples, self.shape, dtype)
         if self.directions is not None and self.encoding is not None:
             inputs = shifted(inputs, Directions(self.directions, self.encoding).mean)
         assert not isinstance(inputs, Regenerated)

@@ -12,6 +12,8 @@ a learning rate of order D, on "sum/D" of order D/|B|.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -130,7 +132,8 @@ def train(
         model=model,
         data=data,
         gradient=gradient,
-        monitor=monitor,
+        # its `every` and `progress` are static, and would make another program of each number
+        monitor=dataclasses.replace(monitor, every=None, progress=False),
         optimizer=optimizer,
         start=state if several else jax.tree.map(lambda x: x[None], state),
         # arrays: runs of other lengths with as many records are the same program

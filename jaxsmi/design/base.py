@@ -107,14 +107,15 @@ class AbstractDesign(eqx.Module):
         self,
         key: PRNGKeyArray,
         samples: int,
-        dimension: int,
+        shape: tuple[int, int],
         dtype: DTypeLike,
         *,
         store: bool = True,
         law: str = "gaussian",
     ) -> Inputs:
-        """Inputs (N, M, D) of iid entries of one of `laws`, stored or drawn whenever read."""
-        return draw_inputs(key, samples, self.input_shape(dimension), dtype, store, LAWS[law])
+        """Inputs (N, M, D) of iid entries of one of `laws`, stored or drawn whenever read; `shape`
+        is that of one input."""
+        return draw_inputs(key, samples, shape, dtype, store, LAWS[law])
 
     @abc.abstractmethod
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:

@@ -149,7 +149,7 @@ class RectangularDesign(AbstractMatrixDesign):
         self,
         key: PRNGKeyArray,
         samples: int,
-        dimension: int,
+        shape: tuple[int, int],
         dtype: DTypeLike,
         *,
         store: bool = True,
@@ -157,7 +157,7 @@ class RectangularDesign(AbstractMatrixDesign):
     ) -> Inputs:
         """Inputs (n, L, d) of iid entries; symmetric Gaussian ones for a symmetric S."""
         entries = symmetric_gaussian if self.symmetric else LAWS[law]
-        return draw_inputs(key, samples, self.input_shape(dimension), dtype, store, entries)
+        return draw_inputs(key, samples, shape, dtype, store, entries)
 
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
         """S (L, d) of Gaussian factors."""

@@ -171,7 +171,8 @@ class AbstractModel(eqx.Module):
         # regenerated inputs are drawn at each pass: float32 needs half of the random bits, and
         # sums over blocks are float64
         usual = theory_dtype() if store else jnp.float32
-        x = design.draw_inputs(input_key, samples, dimension, dtype or usual, store=store, law=law)
+        shape = design.input_shape(dimension)
+        x = design.draw_inputs(input_key, samples, shape, dtype or usual, store=store, law=law)
         if around is not None:
             x = shifted(x, around.mean)
         labels = draw_labels(self, noise_key, truth, x)

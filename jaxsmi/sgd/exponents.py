@@ -372,7 +372,11 @@ def _expansion(
     function: _Function, length: int, order: int, points: tuple[PRNGKeyArray, int, int]
 ) -> Expansion:
     if length <= MAX_TOKENS:
-        return _on_grids(function, length, order)
+        found = _on_grids(function, length, order)
+        # 81³ or 61⁴ nodes are too coarse for jumps: a net of as few points errs less there
+        deviation = max(found.variance, np.finfo(float).tiny) ** 0.5
+        if length <= 2 or np.max(found.stderr) < deviation * points[1] ** -0.5:
+            return found
     if isinstance(function, HermiteSeries):
         return _of_series(function)
     return sampled_expansion(function, length, order, *points)

@@ -58,7 +58,7 @@ def test_state_evolution_below_the_second_threshold(alpha, q0, reference):
 def test_state_evolution_between_the_second_threshold_and_recovery(alpha, expected):
     """Q11 within 0.1 of plain Monte-Carlo values that are good to 0.04; standard error at most
     0.01."""
-    solution, Q, E = evolve(alpha, averages=smi.Averages(2**15))
+    solution, Q, E = evolve(alpha, samples=2**15)
     assert Result(int(solution.result)) == Result.SUCCESS
     assert abs(Q[0, 0] - expected) < 0.1
     assert E[0, 0] <= 0.01

@@ -142,7 +142,7 @@ def test_bad_tokens_are_refused():
     too_large = lambda: smi.state_evolution(
         mixed(), 1.0, learner=learner, key=KEY, start=smi.Start(direction_overlap=1.5)
     )
-    refused("b0", too_large)
+    refused("direction_overlap", too_large)
     posterior = smi.Mismatched(smi.links.linear(0.5))
     refused("learner", lambda: smi.global_minimum(plain, 1.0, learner=posterior, key=KEY))
 

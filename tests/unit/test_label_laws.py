@@ -227,7 +227,7 @@ def test_labels_of_counts_are_whole_numbers(wrong):
     assert np.isfinite(
         smi.gamp(model, smi.Dataset(inputs, labels), key=KEY, iteration=smi.Iteration(2)).overlap
     )
-    with pytest.raises(ValueError, match=r"^labels: got .*; allowed: counts: whole numbers >= 0"):
+    with pytest.raises(ValueError, match=r"^labels: got .*; allowed: counts: integers >= 0"):
         smi.gamp(model, smi.Dataset(inputs, np.append(labels[1:], wrong)), key=KEY)
     for m in (model, model.mixed([[4.0]])):
         with pytest.raises(ValueError, match=r"^labels: got .*; allowed: counts"):

@@ -223,7 +223,7 @@ def test_prediction_errors_of_signs():
     q = 0.6
     exact = {"plug-in": 4.0 / np.pi * np.arccos(np.sqrt(q)), "bayes": 2.0 / np.pi * np.arccos(q)}
     for predictor, value in exact.items():
-        sizes = {"key": KEY, "samples": 2**12}
+        sizes = {"key": KEY, "points": 2**12}
         error = smi.generalization_error(model, q * ONE, predictor=predictor, **sizes)
         assert abs(float(error.value) - value) < 5.0 * float(error.stderr)
         assert float(error.stderr) < 0.02 * value

@@ -171,7 +171,7 @@ def test_transposition_and_infinite_aspect():
     near = [float(ProductPrior(beta, 0.3).mmse(5.0) - tall.mmse(5.0)) for beta in (1e3, 1e4)]
     np.testing.assert_allclose(near[0] / near[1], 10.0, rtol=0.02)  # 1/β
     np.testing.assert_allclose(
-        jax.grad(tall.mutual_information)(5.0), 0.5 * tall.mmse(5.0), rtol=1e-9
+        jax.grad(tall.law.mutual_information)(5.0), 0.5 * tall.mmse(5.0), rtol=1e-9
     )
     # derivative at β = 1, where the formula is even in log β [theory: random-matrices, section 3]
     slopes = jax.grad(lambda beta, rho: ProductPrior(beta, rho).mmse(5.0), (0, 1))(1.0, 0.3)
