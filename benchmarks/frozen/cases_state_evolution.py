@@ -174,7 +174,7 @@ def evolution_matrix(add):
                 found[f"{alpha}"] = {"sol": sol, "phi": free_entropy(model, alpha, at)}
             found["plug-in"] = smi.generalization_error(model, 0.6, key=key(3), points=2**10)
             found["bayes"] = smi.generalization_error(
-                model, 0.6, key=key(3), predictor="bayes", samples=2**10
+                model, 0.6, key=key(3), predictor="bayes", points=2**10
             )
             return found | {"recovery": smi.recovery_threshold(model)}
 
@@ -334,6 +334,6 @@ def potential(add):
     add(
         "error at a solution",
         lambda: smi.generalization_error(
-            phase, evolve(phase, 0.8, **few), key=key(2), samples=2**11
+            phase, evolve(phase, 0.8, **few), key=key(2), points=2**11
         ),
     )

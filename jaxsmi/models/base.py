@@ -154,6 +154,7 @@ class AbstractModel(eqx.Module):
         dtype = validate.optional(validate.dtype, "dtype", dtype)
         store = validate.flag("store", store)
         directions = validate.optional(validate.array, "directions", directions, "U (K, D)")
+        # named before a teacher is drawn, which `design.directions` needs
         allowed = "None, or U (K, D) of a model with inputs=smi.Tokens(..)"
         around = getattr(design, "inputs", None) is not None
         fits = directions is None or (around and directions.ndim == 2)

@@ -176,8 +176,9 @@ def exponents(
             above that the highest with 1000 multi-indices, at most 8.
         tolerance: A coefficient counts if its square is above this part of the variance and it is
             above its error; a number > 0. Default 1e-10.
-        key: A random key, for more than four fields. Default `jax.random.key(0)`.
-        averages: Points of all nets, for more than four fields. A `smi.Averages`. Default 2^16.
+        key: A random key of the nets, which serve more than four fields, and jumps in three or four
+            that the grid does not resolve. Default `jax.random.key(0)`.
+        averages: Points of all nets. A `smi.Averages`. Default 2^16.
 
     Returns:
         An `Exponents`: `order`, `leap` and `steps`. Its `order` is None where the link is
@@ -373,9 +374,9 @@ def _expansion(
 ) -> Expansion:
     if length <= MAX_TOKENS:
         found = _on_grids(function, length, order)
-        # 81³ or 61⁴ nodes are too coarse for jumps: a net of as few points errs less there
-        deviation = max(found.variance, np.finfo(float).tiny) ** 0.5
-        if length <= 2 or np.max(found.stderr) < deviation * points[1] ** -0.5:
+        # 81³ or 61⁴ nodes miss jumps by .1, where random points err by the root of their number
+        size = points[1]
+        if length <= 2 or np.max(found.stderr) <= (found.moment / size) ** 0.5:
             return found
     if isinstance(function, HermiteSeries):
         return _of_series(function)
