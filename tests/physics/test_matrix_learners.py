@@ -248,7 +248,7 @@ def test_simulations_agree_with_theory(model, alpha, learner, dimension):
     theory .144): extrapolated from two D."""
     theory = evolve(model, alpha, learner)
     found = simulated(model, alpha, learner, dimension)
-    if model.title.startswith("AttentionIndexed"):
+    if isinstance(model, smi.AttentionIndexed):
         found = 2.0 * found - simulated(model, alpha, learner, dimension // 2)
     expected = np.asarray(
         [theory.overlap[0, 0], theory.teacher_overlap[0, 0], theory.error, theory.energy], float
