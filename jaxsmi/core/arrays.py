@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 else:
     from jaxtyping import PyTree
 
-__all__ = [
-    "PyTree",
-    "arithmetic",
-    "clamp_to_tiny",
-    "concrete",
-    "frozen",
-    "is_zero",
-    "nan",
-    "nan_unless",
-    "not_recorded",
-    "not_recorded_where",
-    "theory_dtype",
-]
-
 Tree = TypeVar("Tree")
 
 _SINGLE = (

@@ -9,119 +9,98 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-__all__ = ["INACCURATE_SHARE", "RUNNING", "Result", "choose", "counts", "message", "worst"]
-
 RUNNING = -1  # the code of an iteration that goes on
 
-# A larger fraction of inner integrals that missed their tolerance makes an answer INACCURATE.
+# A larger fraction of inner integrals that missed their tolerance makes an answer INACCURATE
+# (empirical: below it the error that they add to an average stays under its own error bar).
 INACCURATE_SHARE = 0.01
 
 
 class Result(enum.IntEnum):
     """How a run ended, a code that passes through `jit` and `vmap`. `Result(code).remedy` says what
-    happened and what to try.
+    happened and what to try. From the mildest to the gravest.
 
     `RECOVERED` is a success, too: V falls geometrically to zero.
     """
 
-    SUCCESS = 0
-    RECOVERED = 1
-    MAX_STEPS = 2
-    DIVERGED = 3
-    NONFINITE = 4
-    INVALID = 5
-    INACCURATE = 6
-    MARGINAL = 7
-    OVERCONFIDENT = 8
-    NOTHING_LEARNED = 9
-    REGRESSED = 10
-    UNSTABLE = 11
+    remedy: str
 
-    @property
-    def remedy(self) -> str:
-        """What happened, and what to try."""
-        return _REMEDIES[self]
+    def __new__(cls, code: int, remedy: str) -> Result:
+        """A member with its message."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.remedy = remedy
+        return member
+
+    # The order is that of severity. Files store the numbers, so that these cannot be the order.
+    RECOVERED = (
+        1,
+        "Perfect recovery: V falls geometrically to zero, the overlap is that of the signal with "
+        "itself.",
+    )
+    SUCCESS = 0, "Converged."
+    INACCURATE = (
+        6,
+        "The inner integral could not meet its tolerance within its node budget: raise the "
+        "channel's max_nodes, or loosen its tolerance.",
+    )
+    MARGINAL = (
+        7,
+        "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where "
+        "derivatives are infinite and error bars large; move α, or ask weak_recovery or staircase "
+        "for the threshold itself.",
+    )
+    UNSTABLE = (
+        11,
+        "The replica-symmetric fixed point is unstable, or the proximal point jumps for a "
+        "noticeable share of samples: these numbers are approximations, and message passing need "
+        "not converge. Take a larger ridge, or more samples.",
+    )
+    NOTHING_LEARNED = (
+        9,
+        "Nothing stands out of the bulk: these labels say too little of the signal. Take more "
+        "samples, above the threshold of weak recovery (smi.weak_recovery).",
+    )
+    REGRESSED = (
+        10,
+        "GAMP ended with less overlap than its spectral start, and the start is returned: take "
+        "more samples, or a larger dimension.",
+    )
+    OVERCONFIDENT = (
+        8,
+        "The labels are missed by more than the estimated variance allows (history['misfit']). "
+        "Take another key, more steps, damping, or a larger dimension.",
+    )
+    MAX_STEPS = (
+        2,
+        "The step budget ran out before the tolerance was met: raise max_steps, or loosen "
+        "tolerance; close to a threshold convergence is slow.",
+    )
+    DIVERGED = (
+        3,
+        "The iteration diverged: try iteration=smi.Iteration(damping=0.3) or more damping, "
+        "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension.",
+    )
+    NONFINITE = (
+        4,
+        "A non-finite number appeared: check that inputs and labels are finite, that labels are "
+        "float64 and come from this model, and try damping.",
+    )
+    INVALID = (
+        5,
+        "An argument was outside its range (found inside a compiled function, so reported as NaN): "
+        "call the function outside jit to learn which.",
+    )
 
 
-# From the mildest to the gravest. The numbers of the codes are stored in files and stay, so they
-# cannot be the order.
-_ORDER = np.array(
-    [
-        Result.RECOVERED,
-        Result.SUCCESS,
-        Result.INACCURATE,
-        Result.MARGINAL,
-        Result.UNSTABLE,
-        Result.NOTHING_LEARNED,
-        Result.REGRESSED,
-        Result.OVERCONFIDENT,
-        Result.MAX_STEPS,
-        Result.DIVERGED,
-        Result.NONFINITE,
-        Result.INVALID,
-    ]
-)
+_ORDER = np.array(list(Result))
 _RANKS = np.argsort(_ORDER)
 
 
 def worst(codes: ArrayLike) -> Array:
-    """One code for many runs: the gravest of theirs (traced or not, of any one shape).
-
-    From the mildest: RECOVERED, SUCCESS, INACCURATE, MARGINAL, UNSTABLE, NOTHING_LEARNED,
-    REGRESSED, OVERCONFIDENT, MAX_STEPS, DIVERGED, NONFINITE, INVALID.
-    """
+    """One code for many runs: the gravest of theirs (traced or not, of any one shape)."""
     return jnp.asarray(_ORDER)[jnp.max(jnp.asarray(_RANKS)[jnp.asarray(codes)])]
 
-
-_REMEDIES = {
-    Result.SUCCESS: "Converged.",
-    Result.RECOVERED: (
-        "Perfect recovery: V falls geometrically to zero, the overlap is that of the signal with "
-        "itself."
-    ),
-    Result.MAX_STEPS: (
-        "The step budget ran out before the tolerance was met: raise max_steps, or loosen "
-        "tolerance; close to a threshold convergence is slow."
-    ),
-    Result.DIVERGED: (
-        "The iteration diverged: try iteration=smi.Iteration(damping=0.3) or more damping, "
-        "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension."
-    ),
-    Result.NONFINITE: (
-        "A non-finite number appeared: check that inputs and labels are finite, that labels are "
-        "float64 and come from this model, and try damping."
-    ),
-    Result.INVALID: (
-        "An argument was outside its range (found inside a compiled function, so reported as NaN): "
-        "call the function outside jit to learn which."
-    ),
-    Result.INACCURATE: (
-        "The inner integral could not meet its tolerance within its node budget: raise the "
-        "channel's max_nodes, or loosen its tolerance."
-    ),
-    Result.MARGINAL: (
-        "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where "
-        "derivatives are infinite and error bars large; move α, or ask weak_recovery or staircase "
-        "for the threshold itself."
-    ),
-    Result.OVERCONFIDENT: (
-        "The labels are missed by more than the estimated variance allows (history['misfit']). "
-        "Take another key, more steps, damping, or a larger dimension."
-    ),
-    Result.NOTHING_LEARNED: (
-        "Nothing stands out of the bulk: these labels say too little of the signal. Take more "
-        "samples, above the threshold of weak recovery (smi.weak_recovery)."
-    ),
-    Result.REGRESSED: (
-        "GAMP ended with less overlap than its spectral start, and the start is returned: take "
-        "more samples, or a larger dimension."
-    ),
-    Result.UNSTABLE: (
-        "The replica-symmetric fixed point is unstable, or the proximal point jumps for a "
-        "noticeable share of samples: these numbers are approximations, and message passing need "
-        "not converge. Take a larger ridge, or more samples."
-    ),
-}
 
 # Where a kind of run needs another message than the one above.
 _TRAINING = {
@@ -148,7 +127,7 @@ _BY_KIND = {
     "online": _TRAINING,
     "gamp": {
         Result.MAX_STEPS: (
-            f"{_REMEDIES[Result.MAX_STEPS]} Where history['misfit'] stays well above one the run "
+            f"{Result.MAX_STEPS.remedy} Where history['misfit'] stays well above one the run "
             "is far from the answer: use another start or another key."
         ),
     },

@@ -7,6 +7,7 @@ Letters of the shapes, here and everywhere: N samples, M tokens, D dimension of 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,13 +21,11 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import arithmetic, concrete, theory_dtype
+from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.display import Summary, safe_repr
 from jaxsmi.core.moments import SecondMoments, block_of, second_moments
 from jaxsmi.core.validate import check
 from jaxsmi.core.whitening import Whitening, whitening_of
-
-__all__ = ["Dataset", "HasTeacher", "LabelLaw", "Regenerated"]
 
 
 class LabelLaw(Protocol):
@@ -40,7 +39,6 @@ class LabelLaw(Protocol):
     @property
     def design(self) -> Any:
         """Shapes and sizes of its data (`jaxsmi.design.base.AbstractDesign`)."""
-        ...
 
     def link(self, fields: Array) -> Array:
         """The noiseless label of one sample from its fields."""
@@ -53,12 +51,10 @@ class HasTeacher(Protocol):
     @property
     def teacher(self) -> Array | None:
         """The teacher's weights; None for a user's own data."""
-        ...
 
     @property
     def model(self) -> LabelLaw | None:
         """The model that made the labels; None: taken to be the one that learns."""
-        ...
 
     @property
     def dimension(self) -> int:
@@ -68,34 +64,19 @@ class HasTeacher(Protocol):
     @property
     def directions(self) -> Array | None:
         """U (K, D), the fixed directions of the inputs; None: they have none."""
-        ...
 
     @property
     def encoding(self) -> Array | None:
         """E (M, K), what every token has of them."""
-        ...
 
 
 def _finite_numbers(name: str, value: ArrayLike, allowed: str) -> Array:
     """A non-empty array of finite real numbers in their own precision."""
-    try:
-        check(validate.is_real(value), name, value, allowed)
-        array = jnp.asarray(value)
-    except (TypeError, ValueError, OverflowError):
-        check(False, name, value, allowed)
-        raise
-    check(array.size > 0, name, value, allowed)
-    if concrete(array):
-        # NumPy for few numbers; for many one fused pass, without a mask of their size
-        few = arithmetic(array) is np
-        finite = np.isfinite(np.asarray(array)).all() if few else _all_finite(array)
-        check(bool(finite), name, array, "finite numbers")
-    return array
-
-
-@jax.jit
-def _all_finite(x: Array) -> Array:
-    return jnp.all(jnp.isfinite(x))
+    check(validate.is_real(value), name, value, allowed)
+    own = np.dtype(getattr(value, "dtype", object))
+    # without 64 bits JAX takes the nearest precision that it has
+    dtype = None if own.kind == "O" else jax.dtypes.canonicalize_dtype(own)
+    return validate.array(name, value, allowed, dtype=dtype)
 
 
 def _as_inputs(inputs: ArrayLike) -> Array:
@@ -290,11 +271,7 @@ class Dataset(eqx.Module):
         """The same data with all inputs in memory (itself, where they are)."""
         if not isinstance(self.inputs, Regenerated):
             return self
-        return self._with(self.inputs.stored(), self.labels)
-
-    def _with(self, inputs: Array | Regenerated, labels: Array) -> Dataset:
-        rest = (self.teacher, self.model, self.directions, self.encoding, self.whitening)
-        return Dataset(inputs, labels, *rest)
+        return dataclasses.replace(self, inputs=self.inputs.stored())
 
     @property
     def mesh(self) -> Mesh | None:
@@ -347,14 +324,14 @@ class Dataset(eqx.Module):
             inputs = eqx.tree_at(lambda i: i.numbers, inputs, placed[0])
         else:
             inputs = placed[0]
-        return self._with(inputs, placed[1])
+        return dataclasses.replace(self, inputs=inputs, labels=placed[1])
 
     def first(self, samples: int) -> Dataset:
         """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or
         inputs that are not stored."""
         samples = validate.count("samples", samples)
         inputs = self.stored_inputs[:samples]
-        return self._with(inputs, self.labels[:samples])
+        return dataclasses.replace(self, inputs=inputs, labels=self.labels[:samples])
 
     def second_moments(self, quick: bool = False) -> SecondMoments:
         r"""Test the inputs against the assumption of message passing: iid entries of mean zero and

@@ -18,15 +18,6 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core.arrays import concrete
 
-__all__ = [
-    "Summary",
-    "constructor_repr",
-    "field_repr",
-    "format_estimate",
-    "number",
-    "safe_repr",
-]
-
 _FEW = 6  # longer arrays are shown by shape: a line has 100 characters
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 import equinox as eqx
@@ -29,22 +29,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, not_recorded
+from jaxsmi.core.arrays import concrete, not_recorded
 from jaxsmi.core.codes import RUNNING
-from jaxsmi.core.functions import as_module
 from jaxsmi.core.progress import Bar
-
-__all__ = [
-    "AbstractSolver",
-    "GeometricDecay",
-    "Record",
-    "Run",
-    "advance",
-    "begin",
-    "init_run",
-    "run_solver",
-]
 
 State = TypeVar("State")
 
@@ -201,45 +188,6 @@ def run_solver(
 def _next_chunk(chunk: int, seconds: float) -> int:
     # at most eight times as long: the first step includes compilation, and steps differ
     return max(min(8 * chunk, int(chunk * _CHUNK_SECONDS / max(seconds, 1e-9))), 1)
-
-
-class Record(eqx.Module):
-    """A quantity that a run records beside its usual history, and how often all is recorded.
-
-    Args:
-        function: Any function of a state (of the weights, in training) to a tree of arrays, kept in
-            history["record"]. Default None.
-        every: Steps between two records. Default None: that of the call (message passing each
-            step, training 200 times in all).
-
-    Raises:
-        ValueError: For a `function` that is none, or `every` below one.
-
-    Example:
-        >>> Record(lambda state: state.omega.mean(), every=5).every
-        5
-    """
-
-    function: Callable[..., PyTree] | None
-    every: int | None = eqx.field(static=True)
-
-    def __init__(self, function: Callable[..., PyTree] | None = None, every: int | None = None):
-        allowed = "a function of a state"
-        self.function = as_module(
-            validate.optional(validate.function, "function", function, allowed)
-        )
-        self.every = validate.optional(validate.count, "every", every)
-
-    @classmethod
-    def of(
-        cls, record: Record | Callable[..., PyTree] | None, usual: int = 1
-    ) -> tuple[Callable[..., PyTree] | None, int]:
-        """The function and the steps between records, `usual` by default."""
-        if not isinstance(record, Record):
-            # named here: the argument of the call is `record`, not `function`
-            allowed = "a function of a state, or smi.Record(..)"
-            record = cls(validate.optional(validate.function, "record", record, allowed))
-        return record.function, usual if record.every is None else record.every
 
 
 class GeometricDecay(eqx.Module):

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Moment", "SecondMoments", "block_of", "second_moments"]
-
 # A quick test takes so many features, tokens and numbers: some hundredths of a second.
 _FEATURES = 64
 _TOKENS = 8
@@ -156,13 +154,10 @@ def _variance(mean: float, squares: np.ndarray) -> Moment:
     name = "variance of the entries"
     remedy = "divide the inputs by its root, or give the prior the second moment of the fields"
     kurtosis = float(np.mean(squares**2)) / mean**2
-    spread = np.sqrt(max(kurtosis - 1.0, 0.0) / squares.size)
-    size = abs(mean - 1.0)
-    if spread <= _EXACT:
-        z = 0.0 if size < 1e-6 else np.copysign(np.inf, mean - 1.0)
-    else:
-        z = (mean - 1.0) / spread
-    return Moment(name, size, float(z), _two_sided(z), remedy)
+    # of ±1 the mean square does not fluctuate, and single precision rounds it to 1e-7
+    spread = max(np.sqrt(max(kurtosis - 1.0, 0.0) / squares.size), 1e-7)
+    z = float((mean - 1.0) / spread)
+    return Moment(name, abs(mean - 1.0), z, _two_sided(z), remedy)
 
 
 def _means(x: np.ndarray) -> Moment:
@@ -197,8 +192,7 @@ def _groups(
 
 
 def _correlations(rows: np.ndarray, dimension: int) -> Moment:
-    """Σ of the squared correlations of pairs of features over one token a sample: moments of random
-    signs; both tails."""
+    """Σ of the squared correlations of pairs of features over one token a sample; both tails."""
     remedy = "data.whiten(covariance)"
     name = "correlations of the features"
     norms = np.sum(rows**2, axis=0)
@@ -206,39 +200,32 @@ def _correlations(rows: np.ndarray, dimension: int) -> Moment:
     K = units.shape[1]
     if K < 2 or len(rows) < 2:
         return Moment(name, 0.0, 0.0, 1.0, remedy)
-    squares = units**2
-    T = _over_pairs(units.T @ units, 2)
-    common = squares.T @ squares
-    expected = _over_pairs(common, 1)
-    fourth = 0.5 * float(np.sum(np.sum(squares**2, axis=1) ** 2) - np.sum(squares**4))
-    law = (expected, 2.0 * (_over_pairs(common, 2) - fourth))
-    size = abs(T - expected) / (0.5 * K) * (dimension - 1) / (K - 1)
-    if expected > T:
+    T, law = _over_pairs(units)
+    size = abs(T - law[0]) / (0.5 * K) * (dimension - 1) / (K - 1)
+    if law[0] > T:
         remedy = "smaller than chance: whiten by a covariance from other samples, many more than D"
     return _moment(name, size, T, law, remedy)
 
 
-def _over_pairs(matrix: np.ndarray, power: int) -> float:
-    """Σ of a power of the entries above the diagonal of a symmetric matrix."""
-    return 0.5 * float(np.sum(matrix**power) - np.sum(np.diagonal(matrix) ** power))
-
-
 def _tokens(x: np.ndarray, covariance: np.ndarray) -> Moment:
-    """Σ of the squared covariances of pairs of tokens: moments of random signs."""
-    M = x.shape[1]
-    T = expected = variance = 0.0
-    for m in range(1, M):
-        products = np.einsum("nd,nmd->m", x[:, m], x[:, :m], optimize=True)
-        squares = (x[:, m, None] * x[:, :m]) ** 2
-        second = np.sum(squares, axis=(0, 2))
-        T += np.sum(products**2)
-        expected += np.sum(second)
-        variance += np.sum(2.0 * second**2 - 2.0 * np.sum(squares**2, axis=(0, 2)))
+    """Σ of the squared covariances of pairs of tokens."""
+    T, law = _over_pairs(np.swapaxes(x, 1, 2).reshape(-1, x.shape[1]))
     roots = np.sqrt(np.maximum(np.diagonal(covariance), np.finfo(float).tiny))
-    size = np.max(np.abs(np.tril(covariance / np.outer(roots, roots), -1)))
+    size = float(np.max(np.abs(np.tril(covariance / np.outer(roots, roots), -1))))
     remedy = "data.whiten(covariance, tokens=..) and model.mixed(..)"
-    law = (float(expected), float(variance))
-    return _moment("correlations of the tokens", float(size), float(T), law, remedy)
+    return _moment("correlations of the tokens", size, T, law, remedy)
+
+
+def _over_pairs(columns: np.ndarray) -> tuple[float, tuple[float, float]]:
+    """Σ over pairs of columns of their squared scalar product; its mean and variance for entries of
+    random signs."""
+    squares = columns**2
+    common = squares.T @ squares
+    # each column with itself is no pair: the diagonal is taken off, and each pair counted once
+    total = lambda matrix: 0.5 * float(np.sum(matrix) - np.trace(matrix))
+    fourth = 0.5 * float(np.sum(np.sum(squares**2, axis=1) ** 2) - np.sum(squares**4))
+    variance = 2.0 * (total(common**2) - fourth)
+    return total((columns.T @ columns) ** 2), (total(common), variance)
 
 
 def _largest(rows: np.ndarray) -> float:

@@ -5,6 +5,7 @@ Counts are static; numbers are arrays, so that another value does not retrace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -12,11 +13,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import is_zero
-from jaxsmi.core.driver import Record
+from jaxsmi.core.arrays import PyTree, is_zero
+from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import FRACTION, POSITIVE
-
-__all__ = ["Averages", "Bayes", "Iteration", "Record", "Start"]
 
 _PRECISIONS = ("controlled", "outer", "divergence", "state")
 
@@ -160,6 +159,45 @@ class Bayes(eqx.Module):
     def __init__(self, precision: str | None = None, calibrate: bool | None = None):
         self.precision = validate.optional(validate.choice, "precision", precision, _PRECISIONS)
         self.calibrate = validate.optional(validate.flag, "calibrate", calibrate)
+
+
+class Record(eqx.Module):
+    """A quantity that a run records beside its usual history, and how often all is recorded.
+
+    Args:
+        function: Any function of a state (of the weights, in training) to a tree of arrays, kept in
+            history["record"]. Default None.
+        every: Steps between two records. Default None: that of the call (message passing each
+            step, training 200 times in all).
+
+    Raises:
+        ValueError: For a `function` that is none, or `every` below one.
+
+    Example:
+        >>> Record(lambda state: state.omega.mean(), every=5).every
+        5
+    """
+
+    function: Callable[..., PyTree] | None
+    every: int | None = eqx.field(static=True)
+
+    def __init__(self, function: Callable[..., PyTree] | None = None, every: int | None = None):
+        allowed = "a function of a state"
+        self.function = as_module(
+            validate.optional(validate.function, "function", function, allowed)
+        )
+        self.every = validate.optional(validate.count, "every", every)
+
+    @classmethod
+    def of(
+        cls, record: Record | Callable[..., PyTree] | None, usual: int = 1
+    ) -> tuple[Callable[..., PyTree] | None, int]:
+        """The function and the steps between records, `usual` by default."""
+        if not isinstance(record, Record):
+            # named here: the argument of the call is `record`, not `function`
+            allowed = "a function of a state, or smi.Record(..)"
+            record = cls(validate.optional(validate.function, "record", record, allowed))
+        return record.function, usual if record.every is None else record.every
 
 
 def _numbers(name: str, value: ArrayLike | None, allowed: str) -> Array | None:

@@ -18,8 +18,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # in a notebook without ipywidgets bars are plain text
     from tqdm.auto import tqdm
 
-__all__ = ["Bar", "attended", "tqdm"]
-
 _SECONDS = 10.0  # between two lines of the logger
 _SOON = 2.0  # seconds before a bar that nobody asked for is shown
 

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-__all__ = [
-    "Estimate",
-    "LearnerSolution",
-    "Solution",
-    "Threshold",
-    "index_names",
-]
-
 
 class HasIndexNames(Protocol):
     """A model that names its indices."""

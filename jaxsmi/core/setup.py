@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import subprocess
-import sys
-import warnings
 from pathlib import Path
 
 import jax
-from jax._src import xla_bridge
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxsmi.core import validate
-
-__all__ = ["CACHE_SETTINGS", "setup", "user_cache"]
 
 # Fewer optimisations of programs that run once. On a CPU the older emitters of fused loops and
 # LLVM's first level take half of the time to compile two-layer state evolution (empirical). At
@@ -29,7 +23,8 @@ _QUICK_LLVM = {  # would also slow the kernels of a GPU
     "xla_llvm_disable_expensive_passes": "true",
     "xla_backend_optimization_level": "1",
 }
-_TESTED = ("0.10",)  # versions of jaxlib that know these flags: an unknown flag ends the process
+# versions of jaxlib that have these flags: XLA ends the process at a flag that it does not know
+_TESTED = ("0.10",)
 
 _CACHE_SIZE = 2**30  # bytes, some hundred runs; what was not used for longest goes first
 _CACHE_SECONDS = 0.1  # reading a program takes some hundredths of a second
@@ -48,16 +43,14 @@ def setup(
     Args:
         x64: Enable double precision, which theory needs. Default True.
         quick_compile: Let XLA compile faster and optimise less (a half of the compile time; long
-            runs may be slower). Variables in XLA_FLAGS are left as they are. Default True.
+            runs may be slower), with versions of jaxlib whose flags are known. It has no effect
+            once a device has started. Variables in XLA_FLAGS are left as they are. Default True.
         cache: Folder of JAX's persistent compilation cache, a gigabyte at most. A folder that JAX
             was given otherwise stays. Default None: no cache is set.
 
     Raises:
         ValueError: For an argument of another type.
         OSError: Where the cache folder cannot be made.
-
-    Warns:
-        UserWarning: Where a JAX device has started, so that `quick_compile` has no effect.
 
     Example:
         >>> import jaxsmi as smi
@@ -88,29 +81,10 @@ def user_cache() -> Path | None:
 
 
 def _compile_quickly() -> None:
+    if importlib.metadata.version("jaxlib").rpartition(".")[0] not in _TESTED:
+        return
     before = os.environ.get("XLA_FLAGS", "")
     accelerated = importlib.metadata.entry_points(group="jax_plugins")
     quick = _QUICK_CPU if accelerated else _QUICK_CPU | _QUICK_LLVM
     new = [f"--{name}={value}" for name, value in quick.items() if name not in before]
-    if not new:
-        return
-    if xla_bridge.backends_are_initialized():
-        warnings.warn(
-            "smi.setup: a JAX device has started already, so that quick_compile has no effect; "
-            "call smi.setup before the first computation, or with quick_compile=False.",
-            stacklevel=3,
-        )
-        return
-    flags = f"{before} {' '.join(new)}".strip()
-    if _known(flags):
-        os.environ["XLA_FLAGS"] = flags
-
-
-def _known(flags: str) -> bool:
-    """XLA knows these flags: asked in a process of its own, which ends where it does not."""
-    if importlib.metadata.version("jaxlib").rpartition(".")[0] in _TESTED:
-        return True
-    start = "import jax; jax.devices('cpu')"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", start], env=environment, capture_output=True)
-    return done.returncode == 0
+    os.environ["XLA_FLAGS"] = " ".join([before, *new]).strip()

@@ -12,7 +12,9 @@ NaN, and `valid(tree)` tells the end of the computation that its result code is 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -27,44 +29,12 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import PyTree, arithmetic, concrete, theory_dtype
 
-__all__ = [
-    "COSINE",
-    "FINITE",
-    "FRACTION",
-    "NON_NEGATIVE",
-    "POSITIVE",
-    "UNIT_INTERVAL",
-    "VARIANCE",
-    "Interval",
-    "array",
-    "call_user_function",
-    "check",
-    "choice",
-    "count",
-    "dtype",
-    "flag",
-    "function",
-    "instance",
-    "is_real",
-    "key",
-    "number",
-    "optional",
-    "overlap",
-    "path",
-    "positive_definite",
-    "sequence",
-    "text",
-    "valid",
-]
-
 _Kind = TypeVar("_Kind")
 _Value = TypeVar("_Value")
 
 _LARGEST = 2**31 - 1  # counts are sizes in memory, and JAX indexes with 32 bits
 _LONG = 2**63  # JAX takes no larger Python integer, but takes the float
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
-_KINDS = {"U": "words", "S": "words", "O": "objects", "M": "dates", "c": "complex numbers"}
-_REAL = (jnp.floating, jnp.integer, jnp.bool_)
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -102,7 +72,11 @@ COSINE = Interval("a cosine in (0, 1]", low=0.0, high=1.0, open_low=True)
 def check(condition: object, name: str, value: Any, allowed: str) -> None:
     """Raise a ValueError where the condition is known to fail; do nothing where it is traced."""
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
-        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+        raise _error(name, value, allowed)
+
+
+def _error(name: str, value: Any, allowed: str) -> ValueError:
+    return ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
 
 
 def valid(tree: PyTree) -> Array:
@@ -141,17 +115,14 @@ def array(
     x = _real_array(name, value, allowed, theory_dtype() if dtype is None else dtype)
     check(shape is None or x.shape == shape, name, value, allowed)
     check(empty or shape is not None or x.size > 0, name, value, allowed)
-    return _within(
-        x, name, value, interval, allowed if "finite" in allowed else f"{allowed}, finite numbers"
-    )
+    allowed = allowed if "finite" in allowed else f"{allowed}, finite numbers"
+    return _within(x, name, value, interval, allowed)
 
 
 def count(name: str, value: Any, at_least: int = 1, at_most: int = _LARGEST) -> int:
     """An integer (no float, array, boolean or word)."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-    allowed = f"an integer >= {at_least}"
-    if not whole or value < at_least:
-        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+    integer = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+    check(integer and value >= at_least, name, value, f"an integer >= {at_least}")
     check(value <= at_most, name, value, f"an integer from {at_least} to {at_most}")
     return int(value)
 
@@ -180,14 +151,12 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
 
 def dtype(name: str, value: Any) -> jnp.dtype:
     """A floating-point precision."""
-    try:
-        unnamed = value is None or isinstance(value, (list, dict))  # NumPy accepts these
-        kind: Any = object if unnamed else value
-        precision = jnp.dtype(kind)
-    except (TypeError, ValueError):
-        precision = jnp.dtype(object)
-    check(precision.name in _DTYPES, name, value, f"one of {_DTYPES}")
-    return precision
+    known = False
+    with contextlib.suppress(TypeError, ValueError):
+        # NumPy takes None and lists for precisions, too
+        known = isinstance(value, (str, type, np.dtype)) and jnp.dtype(value).name in _DTYPES
+    check(known, name, value, f"one of {_DTYPES}")
+    return jnp.dtype(value)
 
 
 def instance(
@@ -195,14 +164,13 @@ def instance(
 ) -> _Kind:
     """An object of a class."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+        raise _error(name, value, allowed)
     return value
 
 
 def function(name: str, value: Any, allowed: str) -> Callable[..., Any]:
     """A callable; `allowed` says of which arguments."""
-    if not callable(value):
-        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+    check(callable(value), name, value, allowed)
     return value
 
 
@@ -236,8 +204,7 @@ def key(name: str, value: Any, many: bool = False) -> PRNGKeyArray:
     allowed = "a key: jax.random.key(0)"
     if many:
         allowed += ", or an array of them: jax.random.split(key, 8)"
-    if not isinstance(value, (jax.Array, np.ndarray)):
-        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+    value = instance(name, value, (jax.Array, np.ndarray), allowed)
     typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     words = value.dtype == jnp.uint32 and value.shape[-1:] in ((2,), (4,))
     check(typed or words, name, value, allowed)
@@ -297,10 +264,19 @@ def _within(x: Array, name: str, value: Any, interval: Interval, allowed: str) -
     # inside jit x is traced, and known numbers still have to be refused
     known = concrete(value) and not isinstance(value, jax.Array)
     numbers: Any = np.asarray(value, x.dtype) if known else x
-    inside = interval.inside(numbers)
+    if concrete(numbers) and arithmetic(numbers) is not np:
+        inside = _all_inside(interval, numbers)
+    else:
+        inside = interval.inside(numbers)
     check(inside, name, value, allowed)
     floats = jnp.issubdtype(x.dtype, jnp.inexact)
     return x if concrete(inside) or not floats else jnp.where(inside, x, jnp.nan)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _all_inside(interval: Interval, x: Array) -> Array:
+    # of many numbers: one fused pass, without a mask of their size
+    return jnp.all(interval.inside(x))
 
 
 def _real_array(name: str, value: Any, allowed: str, dtype: DTypeLike) -> Array:
@@ -314,19 +290,21 @@ def _real_array(name: str, value: Any, allowed: str, dtype: DTypeLike) -> Array:
             numbers = np.asarray(numbers, np.dtype(dtype))
         return jnp.asarray(numbers, dtype)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.") from None
+        raise _error(name, value, allowed) from None
 
 
 def is_real(value: Any) -> bool:
     """May stand for real numbers: no word, boolean, complex number, key or None."""
     if value is None or isinstance(value, (str, bytes, bool, np.bool_)):
         return False
-    kinds = [
-        x.dtype if isinstance(x, jax.Array) else np.asarray(x).dtype for x in jax.tree.leaves(value)
-    ]
-    long = [x == np.dtype(object) for x in kinds]  # a Python integer beyond 64 bits
-    real = [any(jnp.issubdtype(x, kind) for kind in _REAL) for x in kinds]
-    return all(map(any, zip(real, long, strict=True)))
+    return all(_real_dtype(leaf) for leaf in jax.tree.leaves(value))
+
+
+def _real_dtype(leaf: Any) -> bool:
+    if isinstance(leaf, int):  # one beyond 64 bits is an object to NumPy
+        return True
+    kind = leaf.dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
+    return any(jnp.issubdtype(kind, x) for x in (jnp.floating, jnp.integer, jnp.bool_))
 
 
 def _shown(value: Any) -> str:
@@ -345,10 +323,9 @@ def _range(value: jax.Array | np.ndarray) -> str:
     """ ", from 0 to 1" of known numbers; "" of traced or very many ones."""
     if arithmetic(value) is not np or not value.size:
         return ""
-    if not any(jnp.issubdtype(value.dtype, kind) for kind in _REAL):
-        return f", of {_KINDS.get(value.dtype.kind, value.dtype.name)}"
+    if not is_real(value):
+        return f", of {value.dtype.name}"
     numbers = np.asarray(value, float)
-    finite = np.isfinite(numbers)
-    if not finite.all():
-        return f", {np.sum(~finite)} of them not finite"
+    if bad := np.sum(~np.isfinite(numbers)):
+        return f", {bad} of them not finite"
     return f", from {np.min(numbers):.4g} to {np.max(numbers):.4g}"

@@ -20,8 +20,6 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
 
-__all__ = ["Whitening", "covariance_of", "token_covariance_of", "whitening_of"]
-
 # Relative size of an eigenvalue below which rounding of `eigh`, 1e-16 times the largest one and
 # amplified by its inverse, exceeds 1e-6 of the whitened inputs.
 _SINGULAR = 1e-10

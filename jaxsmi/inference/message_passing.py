@@ -28,8 +28,8 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, nan, not_recorded, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Record, Run, init_run, run_solver
-from jaxsmi.core.options import Bayes, Iteration, Start
+from jaxsmi.core.driver import Run, init_run, run_solver
+from jaxsmi.core.options import Bayes, Iteration, Record, Start
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference import starts

@@ -25,10 +25,6 @@ from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.sgd.problem import Initial
-from jaxsmi.sgd.simulation import simulate
-
-__all__ = ["LearningOrder", "learning_order"]
 
 # Size of the start of message passing beside descent: random, as the start of descent is. Larger
 # ones would know the teacher by chance at small D (empirical).
@@ -101,9 +97,8 @@ def learning_order(
         data: A `Dataset` with a teacher.
         methods: Settings by name. With "optimizer" they are those of `train` (all seeds in one
             vmapped run), with "theory": True those of `state_evolution` (undamped: a step of it is
-            one of message passing), with "online": {..} those of `smi.sgd.simulate`, and the number
-            of "runs"; else those of `gamp`, from a random start. "alpha" takes the first αD
-            samples; "model" is another student.
+            one of message passing), else those of `gamp`, from a random start. "alpha" takes the
+            first αD samples; "model" is another student.
         key: Random key.
         seeds: Runs of each method, from different random starts, an integer >= 1. Default 4.
         level: The cosine that counts, in (0, 1). Default 0.5.
@@ -140,11 +135,13 @@ def learning_order(
     for name, given in methods.items():
         settings = dict(given)
         part = _first_samples(model, data, name, settings.pop("alpha", None))
-        student = settings.pop("model", model)
-        solutions[name] = _run(model, student, part, keys, settings, progress)
-        reached = part.samples / model.design.entries(part.dimension)
-        # online SGD draws samples of its own
-        alphas[name] = float(solutions[name].alpha if "online" in given else reached)
+        alphas[name] = part.samples / model.design.entries(part.dimension)
+        if settings.pop("theory", False):
+            law = model if data.model is None else data.model
+            solutions[name] = _theory(law, part, keys[0], settings | {"progress": progress})
+        else:
+            student = settings.pop("model", model)
+            solutions[name] = _learn(student, part, keys, settings, progress)
     learned = {name: learned_at(solution, level) for name, solution in solutions.items()}
     return LearningOrder(solutions, learned, level, alphas)
 
@@ -160,70 +157,23 @@ def _first_samples(model: AbstractModel, data: Dataset, name: str, alpha: Any) -
     return data.first(samples)
 
 
-def _run(
-    model: AbstractModel,
+def _learn(
     student: AbstractModel,
     data: Dataset,
     keys: PRNGKeyArray,
     settings: dict[str, Any],
     progress: bool,
 ) -> Solution:
-    """All runs of one method (theory: one), with a leading axis."""
-    law: Any = model if data.model is None else data.model
-    if "online" in settings:
-        return _online(law, student, data, keys, dict(settings["online"]), progress)
-    if settings.pop("theory", False):
-        return _theory(law, data, keys[0], settings | {"progress": progress})
+    """All runs of one method, with a leading axis."""
     if "optimizer" in settings:
         monitor = dataclasses.replace(settings.pop("monitor", Monitor()), progress=progress)
         return train(student, data, key=keys, monitor=monitor, **settings)
     settings = {"start": None if "learner" in settings else _RANDOM, **settings}
     runs = [gamp(student, data, key=key, progress=progress, **settings) for key in keys]
+    # one after the other: vmapped, all would take the steps of the slowest
     bare = [dataclasses.replace(run, model=None) for run in runs]
     stack = lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0]
-    return dataclasses.replace(jax.tree.map(stack, *bare), model=runs[0].model)
-
-
-def _online(
-    law: Any,
-    student: AbstractModel,
-    data: Dataset,
-    keys: PRNGKeyArray,
-    settings: dict[str, Any],
-    progress: bool,
-) -> Solution:
-    """Online SGD of the data's teacher, as a Solution with the history of `train`."""
-    allowed = "data without directions of the inputs: runs draw directions of their own"
-    check(data.directions is None, "data.directions", data.directions, allowed)
-    if "runs" in settings:
-        keys = jax.random.split(keys[0], validate.count("runs", settings.pop("runs")))
-    start, monitor = Initial(teacher=data.teacher), Monitor(progress=progress)
-    settings = {"start": start, "monitor": monitor} | settings
-    other: Any = None if student is law else student
-    runs = simulate(law, keys, dimension=data.dimension, student=other, **settings)
-    steps = jnp.broadcast_to(runs.step.astype(runs.overlap.dtype), (len(keys), len(runs.step)))
-    history = {
-        "step": jnp.where(jnp.isnan(runs.overlap[:, :, 0, 0]), jnp.nan, steps),
-        "cosine": runs.cosine,
-        "overlap": runs.overlap,
-        "teacher_overlap": runs.teacher_overlap,
-    }
-    unknown = jnp.full(len(keys), jnp.nan)
-    last = runs.overlap[:, -1]
-    return Solution(
-        overlap=last,
-        stderr=jnp.zeros_like(last),
-        error=unknown,
-        alpha=jnp.max(runs.alpha),
-        steps=runs.steps,
-        residual=unknown,
-        result=runs.result,
-        history=history,
-        covariance=jnp.full_like(last, jnp.nan),
-        spectral_radius=unknown,
-        model=student,
-        kind="online",
-    )
+    return dataclasses.replace(jax.tree.map(stack, *bare), model=student)
 
 
 def _theory(law: Any, data: Dataset, key: PRNGKeyArray, settings: dict[str, Any]) -> Solution:

@@ -311,13 +311,12 @@ def test_numbers_of_a_refused_array_are_named():
     with pytest.raises(ValueError, match=r"labels: .* from 0 to 1; allowed: only \+1 and -1"):
         smi.gamp(smi.links.sign(), smi.Dataset(inputs, np.arange(20) % 2), key=key)
     for wrong, kind in (
-        (np.repeat("cat", 20), "words"),
-        (np.repeat("1", 20), "words"),
-        (np.repeat("1", 20).astype(object), "objects"),
-        (np.zeros(20, "datetime64[D]"), "dates"),
-        (np.full(20, 1j), "complex numbers"),
+        (np.repeat("cat", 20), "str96"),
+        (np.repeat("1", 20).astype(object), "object"),
+        (np.zeros(20, "datetime64[D]"), "datetime64"),
+        (np.full(20, 1j), "complex128"),
     ):
-        with pytest.raises(ValueError, match=rf"labels: got .* \(20,\), of {kind}; allowed: "):
+        with pytest.raises(ValueError, match=rf"labels: got .* \(20,\), of {kind}.*; allowed: "):
             smi.Dataset(inputs, wrong)
     inputs[3] = np.nan
     with pytest.raises(ValueError, match=r"inputs: .* 5 of them not finite"):

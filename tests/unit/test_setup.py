@@ -56,14 +56,6 @@ def test_a_users_own_settings_stay(tmp_path):
     assert answer["dtype"] == "float32"
 
 
-def test_flags_after_the_start_of_a_device_are_warned_of():
-    answer = process("jax.devices(); smi.setup()")
-    assert not answer["flags"]
-    ((file, said),) = answer["said"]
-    assert file == "<string>"
-    assert "before the first computation" in said
-
-
 @pytest.mark.parametrize("wrong", [{"x64": 1}, {"quick_compile": None}, {"cache": 3}])
 def test_a_wrong_argument_is_named(wrong):
     with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}: got "):

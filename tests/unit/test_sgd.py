@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy import integrate, special
 
@@ -526,23 +525,6 @@ def test_rates_of_a_teacher_of_another_norm():
     np.testing.assert_allclose(jitted, [[8.0]], rtol=1e-8)
     assert float(SGD.maximal_rate(smi.links.linear(0.0), key=KEY).value) == pytest.approx(1.0)
     assert float(SGD.maximal_rate(square, key=KEY).value) == pytest.approx(1 / 12, abs=1e-7)
-
-
-@SLOW
-def test_learning_orders_take_online_sgd():
-    """Beside multi-pass SGD and message passing with its theory: the last layer first in all."""
-    two = smi.DeepAttention(2, 2)
-    data = two.sample(KEY, dimension=200, alpha=1.5)
-    gradient = smi.Gradient(batch_size=50)
-    methods = {
-        "GAMP": {},
-        "Adam": {"optimizer": optax.adam(0.05), "steps": 300, "gradient": gradient},
-        "online": {"online": {"rate": 0.3, "alpha": 60.0}},
-    }
-    order = smi.learning_order(two, data, methods, key=KEY, seeds=4)
-    assert order.solutions["online"].history["cosine"].shape == (4, 101, 2)
-    assert order.order("online")[0] == 1 == order.order("GAMP")[0]
-    assert order.alpha["online"] == pytest.approx(60.0)
 
 
 # Refusals -----------------------------------------------------------------------------------------

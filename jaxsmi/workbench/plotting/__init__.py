@@ -10,6 +10,8 @@ from jaxsmi.workbench.plotting.curves import (
     overlap_against_alpha,
     overlap_against_iteration,
     risk_against_alpha,
+    sweep,
+    thresholds_against,
 )
 from jaxsmi.workbench.plotting.drawing import (
     STYLE,
@@ -17,7 +19,6 @@ from jaxsmi.workbench.plotting.drawing import (
     canvas,
     colour,
     import_pyplot,
-    label_ends,
     legend,
     legend_above,
     line,
@@ -26,7 +27,6 @@ from jaxsmi.workbench.plotting.drawing import (
     shades,
     style,
 )
-from jaxsmi.workbench.plotting.tables import sweep, thresholds_against
 
 __all__ = [
     "STYLE",
@@ -34,7 +34,6 @@ __all__ = [
     "canvas",
     "colour",
     "import_pyplot",
-    "label_ends",
     "learning_curves",
     "learning_order",
     "legend",

@@ -1,4 +1,4 @@
-"""Overlaps against α and the iteration, learning curves, and errors of learners.
+"""Overlaps against α and the iteration, learning curves, errors of learners, thresholds, sweeps.
 
 Theory is a line with its error band, message passing is markers. For a Bayes-optimal run
 cosine² = Q/ρ, with ρ the second moment of the signal, so that cos² of a run is laid over Q/ρ.
@@ -10,26 +10,26 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxsmi.core.codes import Result
-from jaxsmi.core.results import LearnerSolution, Solution, index_names
+from jaxsmi.core.results import LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.core.validate import check, choice
-from jaxsmi.workbench.labelled import is_labelled
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, styled
-from jaxsmi.workbench.storage import from_xarray
 
 if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from jaxsmi.workbench.order import LearningOrder
 
-    Curve = xarray.Dataset | Solution | Iterable[Solution]
+    Curve = Solution | Iterable[Solution]
 
+_MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
-_Curves = tuple[list[Solution], list[Solution], list[str]]  # theory, runs, names of the indices
-_REACHED = (Result.SUCCESS, Result.UNSTABLE)
+_REACHED = (Result.SUCCESS, Result.UNSTABLE)  # codes of a learner's theory at a fixed point
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
 
@@ -39,7 +39,7 @@ def overlap_against_alpha(
     gamp: Curve | None = None,
     ax: Axes | None = None,
     *,
-    names: list[str] | None = None,
+    names: Sequence[str] | None = None,
     bands: float = 2.0,
     legend: bool = True,
 ) -> Axes:
@@ -48,14 +48,13 @@ def overlap_against_alpha(
     Points of theory that did not converge are crosses.
 
     Args:
-        theory: State evolution, of which Q/ρ is drawn: a curve from `storage.stack`, a Solution, or
-            several.
+        theory: State evolution, of which Q/ρ is drawn: one solution, or several.
         gamp: Message passing, of which cos² is drawn (Q without a teacher), in the same forms.
         ax: Axes to draw in. Default None: new ones. A second call on the same axes has other line
-            styles and markers, and the legend names each line.
-        names: Of the indices. Default None: those of the file or of the model.
+            styles and markers, and a number in the legend.
+        names: Of the indices. Default None: those of the model.
         bands: Half width of the error band in standard errors. Default 2.
-        legend: Whether to draw one. Default True.
+        legend: Draw one. Default True.
 
     Returns:
         The axes.
@@ -64,36 +63,36 @@ def overlap_against_alpha(
         ValueError: Without any solution.
         ImportError: Without matplotlib, with the remedy.
     """
-    lines, runs, names = curves = _curves(theory, gamp, names)
+    curve, runs, names = _ascending(theory), _ascending(gamp), list(names or ())
+    names = names or _names([*curve, *runs])
     ax = drawing.axes_or_new(ax)
     call = _call(ax)
     for p, name in enumerate(names):
-        if lines:
-            alpha, overlap, error = np.array([_point(solution, p) for solution in lines]).T
-            failed = np.array([not bool(solution.converged) for solution in lines])
-            look = {"color": colour(p), "gid": _gid(call, name, lines), **line(call)}
+        if curve:
+            alpha, overlap, error = np.array([_point(solution, p) for solution in curve]).T
+            failed = np.array([not bool(solution.converged) for solution in curve])
+            look = _look(name, "state evolution", call) | line(call) | {"marker": "."}
             dots = np.flatnonzero(~failed).tolist()
-            ax.plot(alpha, overlap, marker=".", markersize=3.5, markevery=dots, **look)
+            ax.plot(alpha, overlap, color=colour(p), markersize=3.5, markevery=dots, **look)
             if failed.any():
-                ax.plot(alpha[failed], overlap[failed], color=colour(p), **CROSS)
+                crosses = {"label": "not converged", "gid": f"{call}", "color": colour(p)}
+                ax.plot(alpha[failed], overlap[failed], **crosses, **CROSS)
             low, high = overlap - bands * error, overlap + bands * error
             drawing.band(ax, alpha, low, high, colour(p), within=(0.0, 1.0))
         if runs:
             alpha, overlap, _ = np.array([_point(solution, p) for solution in runs]).T
-            gid = _gid(call, name, runs)
-            ax.plot(alpha, overlap, gid=gid, **_marks(p, call))
-    ax.set_xlabel(r"sample complexity $\alpha$")
-    return _finish(ax, r"overlap $Q/\rho$", curves, call, legend)
+            ax.plot(alpha, overlap, **_look(name, "GAMP", call) | markers(p, p + 2 * call))
+    return _finish(ax, r"sample complexity $\alpha$", r"overlap $Q/\rho$", legend)
 
 
 @styled
 def overlap_against_iteration(
-    gamp: xarray.Dataset | Solution | None = None,
-    theory: xarray.Dataset | Solution | None = None,
+    gamp: Solution | None = None,
+    theory: Solution | None = None,
     ax: Axes | None = None,
     *,
     quantity: str = "cosine",
-    names: list[str] | None = None,
+    names: Sequence[str] | None = None,
     legend: bool = True,
 ) -> Axes:
     """Draw how each index is learned: message passing as markers on state evolution.
@@ -104,8 +103,8 @@ def overlap_against_iteration(
         ax: As in `overlap_against_alpha`.
         quantity: "cosine" draws cos² of message passing (it needs a teacher) on Q/ρ of state
             evolution, "overlap" draws Q of both. Default "cosine".
-        names: Of the indices. Default None: those of the file or of the model.
-        legend: Whether to draw one. Default True.
+        names: Of the indices. Default None: those of the model.
+        legend: Draw one. Default True.
 
     Returns:
         The axes.
@@ -115,68 +114,46 @@ def overlap_against_iteration(
         ImportError: Without matplotlib, with the remedy.
     """
     squared = choice("quantity", quantity, ("cosine", "overlap")) == "cosine"
-    lines, runs, names = curves = _curves(theory, gamp, names)
+    names = list(names or ()) or _names([x for x in (theory, gamp) if x is not None])
     ax = drawing.axes_or_new(ax)
     call = _call(ax)
-    last = max((solution.trajectory["step"][-1] for solution in runs), default=0)
+    run = {} if gamp is None else gamp.trajectory
     for p, name in enumerate(names):
-        for solution in lines:
-            step = solution.trajectory["step"]
-            scale = _second_moment(solution)[p] if squared else 1.0
-            overlap = solution.trajectory["overlap"][:, p, p] / scale
-            if bool(solution.converged) and step[-1] < last:  # it stays where it ended
-                step, overlap = np.append(step, last), np.append(overlap, overlap[-1])
-            gid = _gid(call, name, [solution])
-            ax.plot(step, overlap, color=colour(p), gid=gid, **line(call))
-        for solution in runs:
-            trajectory = solution.trajectory
-            values = trajectory["cosine"][:, p] ** 2 if squared else trajectory["overlap"][:, p, p]
-            look = {"markevery": -(-len(values) // _MOST_MARKERS), **_marks(p, call)}
-            ax.plot(trajectory["step"], values, gid=_gid(call, name, [solution]), **look)
+        if theory is not None:
+            step, overlap = (theory.trajectory[key] for key in ("step", "overlap"))
+            overlap = overlap[:, p, p] / (_second_moment(theory)[p] if squared else 1.0)
+            # a fixed point stays where it is while the run beside it goes on
+            if bool(theory.converged) and run and step[-1] < run["step"][-1]:
+                step, overlap = np.append(step, run["step"][-1]), np.append(overlap, overlap[-1])
+            look = _look(name, "state evolution", call) | line(call)
+            ax.plot(step, overlap, color=colour(p), **look)
+        if run:
+            values = run["cosine"][:, p] ** 2 if squared else run["overlap"][:, p, p]
+            look = _look(name, "GAMP", call) | markers(p, p + 2 * call)
+            ax.plot(run["step"], values, markevery=-(-len(values) // _MOST_MARKERS), **look)
     ax.set_xlim(left=0)
-    ax.set_xlabel("iteration")
-    return _finish(ax, "squared cosine" if squared else "overlap $Q$", curves, call, legend)
+    return _finish(ax, "iteration", "squared cosine" if squared else "overlap $Q$", legend)
 
 
-def _curves(theory: Curve | None, gamp: Curve | None, names: list[str] | None) -> _Curves:
-    """Both as lists of solutions by ascending α, and the names of the indices."""
-    both = _solutions(theory), _solutions(gamp)
-    solutions = [*both[0], *both[1]]
+def _ascending(curve: Curve | None) -> list[Solution]:
+    if curve is None or isinstance(curve, Solution):
+        return [] if curve is None else [curve]
+    return sorted(curve, key=lambda solution: float(solution.alpha))
+
+
+def _names(solutions: Sequence[Solution]) -> list[str]:
     check(len(solutions) > 0, "theory, gamp", "no solution", "at least one in one of the two")
-    files = [item for item in (theory, gamp) if is_labelled(item)]
-    if names is None and files:
-        names = [str(name) for name in files[0]["name"].values]
-    elif names is None:
-        model = next((solution.model for solution in solutions if solution.model is not None), None)
-        names = index_names(model, np.shape(solutions[0].overlap)[0])
-    return *both, names
-
-
-def _solutions(item: Curve | None) -> list[Solution]:
-    if item is None or isinstance(item, Solution):
-        return [] if item is None else [item]
-    if is_labelled(item):
-        points = [item.isel(alpha=k) for k in range(item.sizes.get("alpha", 0))] or [item]
-        return [from_xarray(point) for point in points]
-    return sorted(item, key=lambda solution: float(solution.alpha))  # pyright: ignore
+    model = next((solution.model for solution in solutions if solution.model is not None), None)
+    return index_names(model, np.shape(solutions[0].overlap)[0])
 
 
 def _call(ax: Axes) -> int:
-    """Number of calls that drew on these axes before; lines carry their call in their gid."""
-    calls = [str(drawn.get_gid()).partition("|")[0] for drawn in ax.lines if drawn.get_gid()]
-    return max((int(call) + 1 for call in calls if call.isdigit()), default=0)
+    """Number of calls that drew on these axes before: each marks its lines with its number."""
+    return len({drawn.get_gid() for drawn in ax.lines})
 
 
-def _gid(call: int, name: str, solutions: Sequence[Solution]) -> str:
-    """Call and full name of a line, for the legend of a second call."""
-    kind = "GAMP" if solutions[0].kind == "gamp" else solutions[0].kind.replace("_", " ")
-    alpha = float(solutions[0].alpha)
-    at = rf" at $\alpha={alpha:.4g}$" if len(solutions) == 1 and np.isfinite(alpha) else ""
-    return f"{call}|{name}, {kind}{at}"
-
-
-def _marks(p: int, call: int) -> dict[str, Any]:
-    return markers(p, shape=p + 2 * call) | {"markersize": 5.5}
+def _look(name: str, kind: str, call: int) -> dict[str, Any]:
+    return {"label": f"{name}, {kind}" + (f" ({call + 1})" if call else ""), "gid": f"{call}"}
 
 
 def _point(solution: Solution, p: int) -> tuple[float, float, float]:
@@ -196,41 +173,13 @@ def _second_moment(solution: Solution) -> np.ndarray:
     return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))
 
 
-def _finish(ax: Axes, ordinate: str, curves: _Curves, call: int, legend: bool) -> Axes:
+def _finish(ax: Axes, abscissa: str, ordinate: str, legend: bool) -> Axes:
+    ax.set_xlabel(abscissa)
     ax.set_ylabel(ordinate)
     ax.set_ylim(-0.03, 1.05)
     if legend:
-        drawing.legend_above(ax, 2, entries=_named_lines(ax) if call else _handles(curves))
+        drawing.legend_above(ax, 2)
     return ax
-
-
-def _named_lines(ax: Axes) -> dict[str, Any]:
-    """All lines of several calls by their full names, repeated names with a number."""
-    entries: dict[str, Any] = {}
-    for drawn in ax.lines:
-        name = str(drawn.get_gid() or "").partition("|")[2]
-        if name:
-            same = sum(name in (other, other.rpartition(" (")[0]) for other in entries)
-            entries[f"{name} ({same + 1})" if same else name] = drawn
-    return entries
-
-
-def _handles(curves: _Curves) -> dict[str, Any]:
-    """Entries of one call: the indices, and what lines, markers and crosses are."""
-    lines, runs, names = curves
-    from matplotlib.lines import Line2D
-
-    looks: dict[str, dict[str, Any]] = {}
-    for p, name in enumerate(names):
-        looks[name] = (_marks(p, 0) if runs else {"color": colour(p)}) | {
-            "linestyle": "-" if lines else "none"
-        }
-    if lines and runs:
-        looks["state evolution"] = {"color": INK}
-        looks["GAMP"] = _marks(0, 0) | {"color": INK}
-    if any(not bool(solution.converged) for solution in lines):
-        looks["not converged"] = {"color": INK, **CROSS}
-    return {name: Line2D([], [], label=name, **look) for name, look in looks.items()}
 
 
 @styled
@@ -239,7 +188,7 @@ def learning_curves(
     ax: Axes | None = None,
     *,
     level: float | None = None,
-    names: list[str] | None = None,
+    names: Sequence[str] | None = None,
     logarithmic: bool = False,
     legend: bool = True,
 ) -> Axes:
@@ -252,8 +201,8 @@ def learning_curves(
         level: A dotted line at this cosine, and one where the mean passes it. Default None:
             neither.
         names: Of the indices. Default None: those of the model.
-        logarithmic: Whether the axis of steps is logarithmic. Default False.
-        legend: Whether to draw one. Default True.
+        logarithmic: The axis of steps is logarithmic. Default False.
+        legend: Draw one. Default True.
 
     Returns:
         The axes.
@@ -275,19 +224,13 @@ def learning_curves(
         if level is not None and np.any(mean[:, p] >= level):
             ax.axvline(steps[np.argmax(mean[:, p] >= level)], color=colour(p), lw=0.8, ls=":")
     if level is not None:
-        ax.axhline(level, color=INK, lw=0.8, ls=":")
+        ax.axhline(level, color=INK, lw=0.8, ls=":", label=f"cosine {level:g}")
     if logarithmic:
         ax.set_xscale("symlog", linthresh=max(steps[1], 1.0))
     ax.set_xlim(left=0)
-    ax.set_ylim(-0.03, 1.05)
-    ax.set_xlabel("iteration" if solution.kind == "gamp" else "step")
-    ax.set_ylabel("cosine similarity")
-    if legend:
-        keys = {} if level is None else {f"cosine {level:g}": {"ls": ":", "lw": 0.8}}
-        if len(cosines) > 1:
-            keys["± one standard deviation"] = {"lw": 5.0, "alpha": 0.2}
-        drawing.legend_above(ax, 2, keys)
-    return ax
+    return _finish(
+        ax, "iteration" if solution.kind == "gamp" else "step", "cosine similarity", legend
+    )
 
 
 def _recorded(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
@@ -324,6 +267,7 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
         axes = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
     check(len(axes) == count, "axes", len(axes), f"{count}, one for each method")
     for n, (ax, (name, solution)) in enumerate(zip(axes, order.solutions.items(), strict=True)):
+        # descent takes hundreds of steps where message passing takes ten
         logarithmic = solution.kind not in ("gamp", "state_evolution")
         learning_curves(solution, ax, level=order.level, logarithmic=logarithmic, legend=n == 0)
         ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", loc="right", y=0.04)
@@ -361,7 +305,6 @@ def risk_against_alpha(
     check(len(curves) > 0, "curves", "none", "at least one")
     check(len(curves) == len(labels), "labels", labels, f"{len(curves)} of them")
     ax = drawing.axes_or_new(ax)
-    keys: dict[str, dict[str, Any]] = {}
     for k, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         alpha = np.array([float(point.alpha) for point in curve])
         value = np.array([float(getattr(point, quantity)) for point in curve])
@@ -373,9 +316,85 @@ def risk_against_alpha(
         failed, unstable = ~np.isin(codes, _REACHED), codes == Result.UNSTABLE
         for name, where, look in (("no fixed point", failed, CROSS), ("unstable", unstable, _RING)):
             if where.any():
-                keys[name] = look
-                ax.plot(alpha[where], value[where], color=colour(k), **look)
+                ax.plot(alpha[where], value[where], color=colour(k), label=name, **look)
     ax.set_xlabel(r"sample complexity $\alpha$")
     ax.set_ylabel(quantity.replace("_", " "))
-    drawing.label_ends(ax, keys, columns=min(len(curves), 3))
+    drawing.legend_above(ax, min(len(curves), 3))
     return ax
+
+
+@styled
+def thresholds_against(
+    stairs: Sequence[Sequence[Threshold]],
+    values: ArrayLike | None = None,
+    ax: Axes | None = None,
+    *,
+    parameter: str = "parameter",
+) -> Axes:
+    """Draw thresholds in the order of learning against a parameter, with 95 % intervals.
+
+    Args:
+        stairs: For each value of the parameter its list of thresholds.
+        values: Of the parameter. Default None: their numbers.
+        ax: Axes to draw in. Default None: new ones.
+        parameter: Its name on the axis. Default "parameter".
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: Without any threshold.
+        ImportError: Without matplotlib, with the remedy.
+    """
+    check(any(len(steps) for steps in stairs), "stairs", "no threshold", "at least one")
+    ax = drawing.axes_or_new(ax)
+    x = np.arange(len(stairs)) if values is None else np.asarray(values, float)
+    for k in range(max(len(steps) for steps in stairs)):
+        rows = [(v, steps[k]) for v, steps in zip(x, stairs, strict=True) if len(steps) > k]
+        alpha = np.array([float(threshold.alpha) for _, threshold in rows])
+        low = np.array([threshold.interval()[0] for _, threshold in rows])
+        look: dict[str, Any] = markers(k) | {"linestyle": "-" if len(rows) > 1 else "none"}
+        at, half = [value for value, _ in rows], np.nan_to_num(alpha - low)
+        ax.errorbar(at, alpha, half, label=f"threshold {k + 1}", **look)
+    ax.set_xlabel(parameter)
+    ax.set_ylabel(r"critical sample complexity $\alpha_c$")
+    ax.set_ylim(bottom=0)
+    drawing.legend_above(ax, 3)
+    return ax
+
+
+@styled
+def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
+    """Draw the share of each index that a sweep learned against α, one panel an index, one curve a
+    combination of parameters, from dark to light.
+
+    The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds.
+
+    Args:
+        table: From `jaxsmi.sweep`.
+        figure: A figure to draw into, whose size is set.
+
+    Returns:
+        The figure.
+    """
+    norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
+    share = (table.overlap / norm).mean("seed")
+    parameters = [str(name) for name in share.dims[:-3]]
+    count = share.sizes["index"]
+    figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
+    panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
+    for p, ax in enumerate(panels):
+        values = share.isel(index=p, index_=p)
+        rows = values.stack(row=parameters) if parameters else values.expand_dims("row")
+        rows = rows.transpose("row", "alpha")
+        tints = drawing.shades(rows.sizes["row"])
+        for k, tint in enumerate(tints):
+            label = ", ".join(f"{name} {rows[name].values[k]}" for name in parameters)
+            # with more curves than this a legend hides the panel
+            label = label if len(tints) <= _MOST_NAMES else None
+            ax.plot(values.alpha, rows[k], marker=".", color=tint, label=label)
+        ax.set_xlabel(r"$\alpha$")
+        ax.set_title(f"index {p + 1}" if count > 1 else "")
+    panels[0].set_ylabel("overlap / second moment")
+    drawing.legend(panels[0])
+    return figure

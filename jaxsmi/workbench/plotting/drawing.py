@@ -8,10 +8,9 @@ import functools
 import json
 import os
 import pathlib
-import re
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,101 +133,22 @@ def band(
 def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
     """Draw a legend of the labelled artists, each label once, and of `keys`, which explain line
     styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`."""
-    _draw_legend(ax, _entries(ax, keys or {}), settings)
-
-
-def legend_above(
-    ax: Axes,
-    columns: int,
-    keys: Keys | None = None,
-    entries: Mapping[str, Artist] | None = None,
-    **settings: Any,
-) -> None:
-    """Draw the legend above the axes, in at most `columns` columns; of `entries` alone (handles by
-    label) where they are passed."""
-    entries = _entries(ax, keys or {}) if entries is None else entries
-    if entries:
-        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
-        _draw_legend(ax, entries, place | {"ncols": min(columns, _room(ax, entries))} | settings)
-
-
-def _draw_legend(ax: Axes, entries: Mapping[str, Artist], settings: dict[str, Any]) -> None:
-    if entries:
-        ax.legend(list(entries.values()), list(entries), **settings)
-
-
-def _entries(ax: Axes, keys: Keys) -> dict[str, Artist]:
     from matplotlib.lines import Line2D
 
     entries: dict[str, Artist] = {}
     for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
         entries.setdefault(label, handle)
-    for label, drawn in keys.items():
+    for label, drawn in (keys or {}).items():
         look: dict[str, Any] = {"color": INK, "mfc": "none"} | dict(drawn)
         entries[label] = Line2D([], [], **look)
-    return entries
+    if entries:
+        ax.legend(list(entries.values()), list(entries), **settings)
 
 
-def _room(ax: Axes, entries: Mapping[str, Artist]) -> int:
-    """Number of legend columns that fit above the axes."""
-    # a letter is half as wide as high; formulas have about as many commands as letters
-    letters = max(len(re.sub(r"\\[a-zA-Z]+|[${}^_\\]", "", label)) for label in entries)
-    column = 7.0 * (0.5 * letters + 3.5)  # handle and gaps are 3.5 letters high
-    spec = ax.get_subplotspec()
-    panels = spec.get_gridspec().ncols if spec is not None else 1
-    width = 72.0 * cast("Figure", ax.figure).get_figwidth() / panels - 30.0  # less the ordinate
-    return max(1, int(width / column))
-
-
-def label_ends(ax: Axes, keys: Keys | None = None, columns: int = 0) -> bool:
-    """Write the labels of curves at the right of the axes, at the height of their ends.
-
-    With more than six curves, or ends closer than a row of text, a legend is drawn instead. Call it
-    when the limits of the axes are final.
-
-    Args:
-        ax: The axes.
-        keys: As in `legend`; they and labels without a curve always go to a legend.
-        columns: Of a legend above the axes. Default 0: it is inside.
-
-    Returns:
-        Whether the labels are at the ends.
-    """
-    curves = [c for c in ax.lines if _is_curve(ax, c)]
-    ends = [_end(ax, c) for c in curves]
-    heights = np.array([np.nan if end is None else end for end in ends])
-    inches = cast("Figure", ax.figure).get_figheight() * ax.get_position().height
-    row = 1.3 * 8.0 / 72.0 / inches  # labels of 8 points, 1.3 of their height apart
-    close = len(curves) > 1 and np.min(np.diff(np.sort(heights))) < row
-    at_ends = 0 < len(curves) <= 6 and bool(np.all(np.isfinite(heights))) and not close
-    for curve, height in zip(curves, heights, strict=True) if at_ends else ():
-        place = {"xycoords": "axes fraction", "xytext": (3.0, 0.0), "textcoords": "offset points"}
-        look: dict[str, Any] = place | {"va": "center", "color": curve.get_color()}
-        ax.annotate(str(curve.get_label()), (1.0, height), annotation_clip=False, **look)
-        curve.set_label("_")
-    if columns:
-        legend_above(ax, columns, keys)
-    else:
-        legend(ax, keys)
-    return at_ends
-
-
-def _is_curve(ax: Axes, drawn: Line2D) -> bool:
-    """Whether it has a label and is not a level that crosses the axes."""
-    named = not str(drawn.get_label()).startswith("_") and drawn.get_linestyle() != "None"
-    return named and drawn.get_transform() is ax.transData
-
-
-def _end(ax: Axes, drawn: Line2D) -> float | None:
-    """Height of the right end of a curve as a share of the axes; None if it ends elsewhere."""
-    points = np.column_stack([np.asarray(drawn.get_xdata(), float), drawn.get_ydata()])
-    points = points[np.all(np.isfinite(points), axis=1)]
-    shares = ax.transAxes.inverted().transform(ax.transData.transform(points))
-    shares = shares[shares[:, 0] <= 1.0 + 1e-9]
-    if not len(shares):
-        return None
-    across, up = shares[np.argmax(shares[:, 0])]
-    return float(up) if across > 0.9 and -0.02 <= up <= 1.02 else None
+def legend_above(ax: Axes, columns: int, keys: Keys | None = None, **settings: Any) -> None:
+    """Draw the legend above the axes, in `columns` columns."""
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
+    legend(ax, keys, **place | {"ncols": columns} | settings)
 
 
 def savefig(
