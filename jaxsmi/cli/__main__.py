@@ -6,8 +6,6 @@ import sys
 
 from jaxsmi.cli import interrupts
 
-__all__ = ["start"]
-
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, as of any program in `.. | head`
 
 

@@ -20,11 +20,9 @@ from jaxsmi.cli.flags import Words, call, flags_of
 from jaxsmi.cli.report import Report
 from jaxsmi.core import validate
 from jaxsmi.core.setup import setup, user_cache
-from jaxsmi.workbench import labelled, plotting, storage
-from jaxsmi.workbench.files import discard, write_text
+from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.provenance import parameters
-
-__all__ = ["execute", "set_up"]
+from jaxsmi.workbench.storage import discard, import_xarray, whole
 
 _ENDINGS = (".nc", ".txt", ".png")
 
@@ -62,7 +60,7 @@ def execute(words: Words) -> int:
 def _prepare(words: Words) -> None:
     """Find out before the work that its results cannot be written."""
     out = words.common["out"]
-    labelled.import_xarray()
+    import_xarray()
     if not _draws():
         print("jaxsmi: no figure without matplotlib: pip install 'jaxsmi[plot]'", file=sys.stderr)
     stem = _stem(words)
@@ -140,7 +138,8 @@ def _write(
     arrays, table, picture = (stem.with_name(stem.name + ending) for ending in _ENDINGS)
     assert done.stored is not None
     storage.save(done.stored(), arrays, **about)
-    write_text(table, done.text + "\n")
+    with whole(table) as aside:
+        aside.write_text(done.text + "\n", encoding="utf-8")
     if done.draw is None or not figure or not _draws():
         return [arrays, table]
     canvas = plotting.canvas(height=2.7)

@@ -7,25 +7,20 @@ among the arguments is replaced by the arguments that make it, and so on down: `
 
 from __future__ import annotations
 
-import functools
-import importlib
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxsmi.cli import signatures
-from jaxsmi.cli.signatures import Argument
-
-__all__ = ["COMMANDS", "MODELS", "Command", "Flag", "Words", "call", "flags_of"]
-__all__ += ["make_model", "with_records"]
+from jaxsmi.cli.signatures import Argument, load
 
 
 class Command(NamedTuple):
     """A command: the public function that it calls, and how its results are shown.
 
     Args:
-        target: The function, as `jaxsmi.TARGET` or a module of this folder.
+        target: The function, as "module:name".
         learner: What makes the argument `learner`, by family: index models, matrices.
         models: False: the next word is no model.
         runs: True: several keys make several runs.
@@ -37,38 +32,44 @@ class Command(NamedTuple):
     runs: bool = False
 
 
-_ERM = ("Erm", "MatrixErm")  # of index models, of matrices
+_ERM = ("learners.erm:Erm", "learners.matrix_erm:MatrixErm")  # of index models, of matrices
 
 COMMANDS: dict[str, Command] = {
-    "run": Command("cli.run.run"),
-    "sweep": Command("cli.run.sweep", models=False),
-    "gamp": Command("gamp"),
-    "state-evolution": Command("state_evolution"),
-    "free-entropy": Command("free_entropy"),
-    "risk": Command("state_evolution", learner=_ERM),
-    "global-minimum": Command("global_minimum", learner=_ERM),
-    "spectral": Command("spectral"),
-    "spectral-overlap": Command("spectral_overlap"),
-    "weak-recovery": Command("weak_recovery"),
-    "staircase": Command("staircase"),
-    "first-order": Command("first_order"),
-    "recovery-threshold": Command("recovery_threshold"),
-    "train": Command("train", runs=True),
-    "sgd flow": Command("sgd.flow"),
-    "sgd simulate": Command("sgd.simulate", runs=True),
-    "sgd recovery-time": Command("sgd.recovery_time"),
-    "sgd rates": Command("sgd.rates"),
-    "sgd risk": Command("sgd.risk"),
-    "sgd exponents": Command("sgd.exponents"),
+    "run": Command("cli.run:run"),
+    "sweep": Command("cli.run:sweep", models=False),
+    "gamp": Command("inference.message_passing:gamp"),
+    "state-evolution": Command("inference.evolution:state_evolution"),
+    "free-entropy": Command("inference.potential:free_entropy"),
+    "risk": Command("inference.evolution:state_evolution", learner=_ERM),
+    "global-minimum": Command("inference.branches:global_minimum", learner=_ERM),
+    "spectral": Command("inference.spectral:spectral"),
+    "spectral-overlap": Command("inference.spectral_theory:spectral_overlap"),
+    "weak-recovery": Command("thresholds.weak:weak_recovery"),
+    "staircase": Command("thresholds.stairs:staircase"),
+    "first-order": Command("thresholds.transitions:first_order"),
+    "recovery-threshold": Command("thresholds.recovery:recovery_threshold"),
+    "train": Command("descent.training:train", runs=True),
+    "sgd flow": Command("sgd.flow:flow"),
+    "sgd simulate": Command("sgd.simulation:simulate", runs=True),
+    "sgd recovery-time": Command("sgd.flow:recovery_time"),
+    "sgd rates": Command("sgd.rates:rates"),
+    "sgd risk": Command("sgd.landscape:risk"),
+    "sgd exponents": Command("sgd.exponents:exponents"),
 }
 
-MODELS: dict[str, str] = {
-    "deep-attention": "DeepAttention",
-    "attention-indexed": "AttentionIndexed",
-    "bilinear": "Bilinear",
-    "semantic-positional": "sgd.semantic_positional",
-    **{name.replace("_", "-"): f"links.{name}" for name in signatures.public_functions("links")},
+_LINKS = {
+    name.replace("_", "-"): f"models.links:{name}"
+    for name in signatures.public_functions("models.links")
 }
+MODELS: dict[str, str] = {
+    "deep-attention": "models.deep_attention:DeepAttention",
+    "attention-indexed": "models.attention_indexed:AttentionIndexed",
+    "bilinear": "models.bilinear:Bilinear",
+    "semantic-positional": "models.sequence_single_index:semantic_positional",
+    **_LINKS,
+}
+_MATRICES = ("attention-indexed", "bilinear")
+_SEQUENCE = "models.sequence_single_index:SequenceSingleIndex"
 
 # Values of arguments that have no default in Python: README's demo, and sizes that take a minute.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -78,9 +79,18 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "bilinear": {"alpha": 0.3, "dimension": 60},
     "semantic-positional": {"omega": 0.5},
 }
-_MATRICES = ("AttentionIndexed", "Bilinear")
-_RECORDS = ("Averages", "Bayes", "Gradient", "Iteration", "Monitor", "Record", "Start")
+_RECORDS = {
+    "Averages": "core.options:Averages",
+    "Bayes": "core.options:Bayes",
+    "Iteration": "core.options:Iteration",
+    "Record": "core.options:Record",
+    "Start": "core.options:Start",
+    "Gradient": "descent.options:Gradient",
+    "Monitor": "descent.options:Monitor",
+}
 _MODEL_TYPES = {"AbstractModel", "IndexModel", "AbstractTeacher"}
+_REQUIRED = {"model", "data", "optimizer"}  # made of presets where no flag asks for them
+_FROM_COMMON = ("key", "out", "progress")  # set by --seed, --out, --quiet
 
 
 class Flag(NamedTuple):
@@ -134,7 +144,8 @@ def flags_of(words: Words) -> dict[str, Flag]:
                 continue
             name = argument.name if argument.name not in flags else "_".join(here)
             required = argument.default is None and set(path) <= _REQUIRED
-            sized = argument.name != "alpha" or target.endswith((".sample", ".run"))
+            # theory has no α by default: its curve is what a user asks for
+            sized = argument.name != "alpha" or target.endswith((".sample", ":run"))
             preset = presets.get(argument.name) if required and sized else None
             required = required and preset is None
             flags[name] = Flag(name, here, kind, _help(argument), required, preset)
@@ -143,35 +154,32 @@ def flags_of(words: Words) -> dict[str, Flag]:
     return flags
 
 
-_REQUIRED = {"model", "data", "optimizer"}  # made of presets where no flag asks for them
-_FROM_COMMON = ("key", "out", "progress")  # given by --seed, --out, --quiet
-
-
 def _maker(argument: Argument, words: Words) -> str | None:
-    """The name of what makes an argument out of flags of its own."""
-    model = MODELS.get(words.model, "")
+    """The target that makes an argument out of flags of its own."""
     names = signatures.names_in(argument.annotation)
     if argument.name == "learner" and words.command.learner:
-        return words.command.learner[model in _MATRICES]
-    if model and argument.name in ("model", "data"):
-        return model if argument.name == "model" else f"{model}.sample"
+        return words.command.learner[words.model in _MATRICES]
+    if words.model and argument.name == "model":
+        return MODELS[words.model]
+    if words.model and argument.name == "data":
+        sequence = words.model == "semantic-positional"
+        return f"{_SEQUENCE if sequence else 'models.base:AbstractModel'}.sample"
     if "GradientTransformation" in names:
-        return "cli.run.optimizer"
-    return next((name for name in _RECORDS if name in names), None)
+        return "cli.run:optimizer"
+    return next((target for name, target in _RECORDS.items() if name in names), None)
 
 
 def _kind(argument: Argument) -> Any:
     """The type of the words that give an argument; None where words cannot."""
     names = signatures.names_in(argument.annotation)
     if argument.name == "loss" and "Callable" in names:
-        return Literal[tuple(signatures.public_functions("losses"))]
+        return Literal[tuple(signatures.public_functions("learners.losses"))]
     if argument.name == "student" and names & _MODEL_TYPES:
-        return Literal[tuple(name for name, made in MODELS.items() if made.startswith("links."))]
+        return Literal[tuple(_LINKS)]
     if "bool" in names or "Path" in names:
         return bool if "bool" in names else pathlib.Path
-    kind: Any = (
-        float if names & {"float", "ArrayLike", "Array"} else int if "int" in names else None
-    )
+    kind: Any = int if "int" in names else None
+    kind = float if names & {"float", "ArrayLike", "Array"} else kind
     kind = float | str if "Any" in names else kind
     if names & {"str", "DTypeLike"}:
         kind = str if kind is None else kind | str
@@ -201,7 +209,7 @@ def call(words: Words, values: Mapping[str, Any]) -> Any:
         # the same seed gives other numbers to the data than to the start of a run
         key = jax.random.fold_in(jax.random.key(words.common.get("seed", 0)), len(path))
         key = jax.random.split(key, runs) if runs and not path else key
-        given = {"progress": shown, "out": words.common.get("out"), "key": key}
+        common = {"progress": shown, "out": words.common.get("out"), "key": key}
         keywords: dict[str, Any] = {}
         for argument in signatures.read(target).arguments:
             name, here = argument.name, (*path, argument.name)
@@ -211,34 +219,27 @@ def call(words: Words, values: Mapping[str, Any]) -> Any:
             if here in asked and len(asked) > 1:
                 both = " and ".join(f"--{place[-1]}" for place in asked)
                 raise ValueError(f"{name}: got {both}; allowed: one of these flags.")
-            if name in given:
-                keywords[name] = given[name]
+            if name in common:
+                keywords[name] = common[name]
             elif here in asked:
                 keywords[name] = places[here]
             elif maker and (asked or needed):
                 keywords[name] = make(maker, here)
         if path == ("data",):
             return model.sample(**keywords)
-        made = _attribute(target)(**keywords)
+        made = load(target)(**keywords)
         model = made if path == ("model",) else model
         return made
 
     return make(words.command.target, ())
 
 
-def _attribute(name: str) -> Callable[..., Any]:
-    if name.startswith("cli."):
-        module, _, function = name.rpartition(".")
-        return getattr(importlib.import_module(f"jaxsmi.{module}"), function)
-    return functools.reduce(getattr, name.split("."), importlib.import_module("jaxsmi"))
-
-
 def _value(flag: Flag, value: Any) -> Any:
     """The value of a flag as the function takes it."""
     if flag.path[-1] == "loss" and isinstance(value, str) and flag.kind is not str:
-        return _attribute(f"losses.{value}")
+        return load(f"learners.losses:{value}")
     if flag.path[-1] == "student":
-        return _attribute(MODELS[value])()
+        return load(MODELS[value])()
     return _single(value)
 
 
@@ -260,17 +261,18 @@ def make_model(name: str, **parameters: Any) -> Any:
     if unknown:
         raise ValueError(f"parameters: got {unknown}; allowed for {name}: {', '.join(names)}.")
     presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
-    return _attribute(MODELS[name])(**presets | parameters)
+    return load(MODELS[name])(**presets | parameters)
 
 
-def with_records(target: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a function, the fields of its records of settings gathered in these."""
+def with_records(solver: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a solver, the fields of its records of settings gathered in these."""
     keywords = dict(settings)
-    for argument in signatures.read(target).arguments:
+    command = COMMANDS[solver.replace("_", "-")]
+    for argument in signatures.read(command.target).arguments:
         names = signatures.names_in(argument.annotation)
-        for record in [name for name in _RECORDS if name in names]:
-            fields = [field.name for field in signatures.read(record).arguments]
-            given = {field: keywords.pop(field) for field in fields if field in keywords}
-            if given:
-                keywords[argument.name] = _attribute(record)(**given)
+        for target in [target for name, target in _RECORDS.items() if name in names]:
+            fields = [field.name for field in signatures.read(target).arguments]
+            values = {field: keywords.pop(field) for field in fields if field in keywords}
+            if values:
+                keywords[argument.name] = load(target)(**values)
     return keywords

@@ -15,8 +15,6 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["STATUS", "act", "leave", "listen", "on_interrupt", "writing"]
-
 STATUS = 130  # 128 + SIGINT, as shells report it
 
 _PATIENCE = 5.0  # seconds that saving may take; it takes a fraction of one

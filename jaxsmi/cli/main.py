@@ -21,8 +21,6 @@ from cyclopts import App, CycloptsError, Parameter
 from jaxsmi.cli import interrupts, signatures
 from jaxsmi.cli.flags import COMMANDS, MODELS, Flag, Words, flags_of
 
-__all__ = ["main"]
-
 _ABOUT = """Solvable models of learning with attention.
 
 Exit status: 0; 1 where a part of the work failed; 2 for a wrong argument or a \

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from jaxsmi.workbench.storage import Storable
 
-__all__ = ["Report", "keep", "kept", "plain", "report", "several", "table"]
 
 # of a solution: neither shown nor printed, but in the netCDF file
 _LARGE = ("history", "state", "model", "key", "weights")
@@ -69,7 +68,7 @@ def report(result: Any) -> Report:
         return Report(plain(result), repr(result), lambda: result, draw)
     steps = [result] if isinstance(result, Threshold) else result
     if isinstance(steps, list) and all(isinstance(step, Threshold) for step in steps):
-        stored = lambda: storage.thresholds(steps) if steps else storage.arrays({})
+        stored = lambda: storage.arrays(_columns(steps))
         text = "\n".join(map(repr, steps)) or "Nothing is learned from the labels alone."
         return Report({"thresholds": plain(steps)}, text, stored)
     arrays = dict(_arrays(result))
@@ -164,3 +163,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Solution):
         data |= {"converged": value.converged, "cosine": value.cosine}
     return data
+
+
+def _columns(steps: Sequence[Threshold]) -> dict[str, np.ndarray]:
+    """Each field of several thresholds, with the threshold as the leading axis."""
+    names = [field.name for field in dataclasses.fields(steps[0])] if steps else []
+    return {name: np.stack([np.asarray(getattr(step, name)) for step in steps]) for name in names}

@@ -26,8 +26,6 @@ from jaxsmi.workbench.rows import OPTIMIZERS, evolve
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["optimizer", "run", "sweep"]
-
 
 def optimizer(
     optimizer: str = "sgd",

@@ -191,7 +191,7 @@ class Solution(eqx.Module):
     def to_xarray(self, **attributes: object) -> xarray.Dataset:
         """Convert to an xarray.Dataset with provenance; keyword arguments are added to its
         attributes. Needs the extra `data`."""
-        return _workbench("labelled").to_xarray(self, **attributes)
+        return _workbench("storage").to_xarray(self, **attributes)
 
 
 def _workbench(module: str) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -90,7 +91,7 @@ def whitening_of(
         if C is not None:
             independent = jnp.einsum("mk,nkd->nmd", _inverse_root(C), inputs.astype(theory_dtype()))
         covariance = covariance_of(independent)
-    elif jnp.ndim(covariance) == 3:
+    elif np.ndim(covariance) == 3:  # also of what is no array: the next line names it
         allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
         others = validate.array("covariance", covariance, allowed)
         fits = others.shape[2] == D and others.shape[0] * others.shape[1] > D

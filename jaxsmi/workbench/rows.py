@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,31 +20,20 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.codes import Result
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Solution
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench.labelled import MATRICES, SCALARS
 from jaxsmi.workbench.provenance import parameters
-
-__all__ = [
-    "FIELDS",
-    "OPTIMIZERS",
-    "SOLVERS",
-    "Grid",
-    "Row",
-    "evolve",
-    "optimizer_of",
-    "settings_of",
-]
+from jaxsmi.workbench.storage import MATRICES, SCALARS
 
 FIELDS = (*MATRICES, *SCALARS)
 OPTIMIZERS = ("adam", "adamw", "lion", "nadam", "radam", "rmsprop", "sgd")
 
-Row = dict[str, np.ndarray]  # the fields over α, "message" (empty where none failed), "seconds"
+# Fields over those α that were solved; over all α "message", empty where solved; "seconds"
+Row = dict[str, np.ndarray]
 Solver = Callable[..., Solution]
 
 
@@ -76,28 +65,27 @@ class Grid:
         return list(itertools.product(self.points, self.seeds))
 
     def solve(self, number: int) -> Row:
-        """Solve a row; an α that fails is NaN with the code INVALID and the reason."""
+        """Solve a row; an α that fails has no fields, but a message."""
         values, seed = self.rows[number]
         solver = SOLVERS[self.solver][0] if isinstance(self.solver, str) else self.solver
         key = jax.random.fold_in(jax.random.key(0), seed)
         begin = time.perf_counter()
-        entries: list[Row | None] = []
+        solutions: list[Row] = []
         messages: list[str] = []
         previous: Solution | None = None
         model: AbstractModel | None = None
         for alpha in self.alpha:
-            entry, message = None, ""
             try:
                 model = self.build(**values) if model is None else model
                 solution = solver(model, alpha, key, previous, **self.settings)
-                entry = _entry(solution)
+                solutions.append(_fields(solution))
+                messages.append("")
                 previous = solution if bool(solution.converged) else previous
             except Exception as failure:  # user code runs here: no failure may end the sweep
-                message = f"{type(failure).__name__}: {failure}".splitlines()[0]
-            entries.append(entry)
-            messages.append(message)
+                messages.append(f"{type(failure).__name__}: {failure}".splitlines()[0])
+        row = {name: np.stack([x[name] for x in solutions]) for name in (solutions or [{}])[0]}
         seconds = np.asarray(time.perf_counter() - begin)
-        return _stacked(entries) | {"message": np.array(messages, str), "seconds": seconds}
+        return row | {"message": np.array(messages, str), "seconds": seconds}
 
     def description(self) -> dict[str, Any]:
         """All that decides the numbers, ready for JSON: axes, settings, solver, precision, and the
@@ -116,23 +104,9 @@ class Grid:
         return parameters(described, largest=np.inf)
 
 
-def _entry(solution: Solution) -> Row:
-    entry = {name: np.asarray(getattr(solution, name)) for name in FIELDS}
-    return entry | ({"cosine": solution.cosine} if "cosine" in solution.history else {})
-
-
-def _stacked(entries: Sequence[Mapping[str, np.ndarray] | None]) -> Row:
-    """Entries of all α as arrays; those of an α that failed have the shapes of the others."""
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(FIELDS, ())
-    for entry in reversed(entries):
-        if entry is not None:
-            shapes = {name: values.shape for name, values in entry.items()}
-    failed = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
-    failed["result"] = np.asarray(int(Result.INVALID))
-    return {
-        name: np.stack([(failed if entry is None else entry)[name] for entry in entries])
-        for name in shapes
-    }
+def _fields(solution: Solution) -> Row:
+    fields = {name: np.asarray(getattr(solution, name)) for name in FIELDS}
+    return fields | ({"cosine": solution.cosine} if "cosine" in solution.history else {})
 
 
 def _source(function: Solver) -> str:
@@ -172,6 +146,7 @@ def evolve(
         met = stderr is None or bool(jnp.all(solution.stderr <= stderr))
         if met or 4 * points > most or not bool(jnp.all(jnp.isfinite(solution.overlap))):
             return solution
+        # the error falls as 1/√points or faster: four times as many halve it at least
         points *= 4
         start = {"start": solution.overlap}
 
@@ -228,12 +203,12 @@ def settings_of(solver: str | Solver) -> tuple[list[str], bool]:
     """Names of the settings of a solver, and True if it takes any others."""
     own, called = SOLVERS[solver] if isinstance(solver, str) else (solver, None)
     try:
+        # the first four are (model, alpha, key, previous), and the sweep passes them
         arguments = list(inspect.signature(own).parameters.values())[4:]
     except (TypeError, ValueError):  # a callable without a signature
         return [], True
-    open_ended = any(x.kind is x.VAR_KEYWORD for x in arguments) and called is None
+    open_ended = called is None and any(x.kind is x.VAR_KEYWORD for x in arguments)
     if called is not None:
-        arguments += inspect.signature(called).parameters.values()
-        arguments = [x for x in arguments if x.kind is x.KEYWORD_ONLY or x.default is not x.empty]
-    names = [x.name for x in arguments if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
-    return [name for name in dict.fromkeys(names) if name != "key"], open_ended
+        passed_on = inspect.signature(called).parameters.values()
+        arguments += [x for x in passed_on if x.kind is x.KEYWORD_ONLY and x.name != "key"]
+    return [x.name for x in arguments if x.kind is not x.VAR_KEYWORD], open_ended

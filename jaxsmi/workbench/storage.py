@@ -1,38 +1,36 @@
-"""Solutions and data sets in netCDF files, with provenance.
+"""Solutions and data sets as labelled arrays, in netCDF files with provenance.
 
-A file holds named dimensions (`index`, `index_`, `step`, `dimension`,
-`sample`, `token`), one variable for each field of a `Solution` (the history under the prefix
-`history_`), and the provenance as attributes: versions, time, device, the model with all its
-numbers, and whatever the caller adds.
+A Dataset of xarray holds named dimensions (`index`, `index_`, `step`, `dimension`, `sample`,
+`token`), one variable for each field of a `Solution` (the history under the prefix `history_`), and
+the provenance as attributes: versions, time, device, the model with all its numbers, and whatever
+the caller adds.
 
 xarray is imported only when a function here is called; it comes with `pip install 'jaxsmi[data]'`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import pathlib
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from jaxsmi.core import validate
+from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.results import Solution, Threshold
+from jaxsmi.core.results import Solution, index_names
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench.files import whole
-from jaxsmi.workbench.labelled import (
-    MATRICES,
-    SCALARS,
-    annotated,
-    attributes_of,
-    import_xarray,
-    is_labelled,
-    to_xarray,
-)
+from jaxsmi.workbench.provenance import key_data, provenance
 
 if TYPE_CHECKING:
     import xarray
@@ -40,15 +38,80 @@ if TYPE_CHECKING:
     Part = Solution | Iterable[Solution] | Dataset | xarray.Dataset
     Storable = Part | Mapping[str, Part]
 
-__all__ = [
-    "arrays",
-    "from_xarray",
-    "load",
-    "save",
-    "stack",
-    "thresholds",
-    "to_xarray",
-]
+SCALARS = ("error", "steps", "residual", "spectral_radius", "result")  # fields of one number
+MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
+
+
+def import_xarray() -> ModuleType:
+    """xarray, if netCDF can be written too.
+
+    Otherwise an ImportError that says how to install it.
+    """
+    try:
+        import h5netcdf  # noqa: F401
+        import h5py  # noqa: F401  (h5netcdf no longer brings it)
+        import xarray
+    except ImportError as error:
+        raise ImportError(
+            "xarray, h5netcdf and h5py are needed to store results. "
+            "Install them with: pip install 'jaxsmi[data]'"
+        ) from error
+    return xarray
+
+
+def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
+    """A solution as an xarray.Dataset with provenance.
+
+    Args:
+        solution: One solution (not a batch from vmap).
+        **attributes: Added to the attributes.
+
+    Returns:
+        A Dataset with `overlap`, `stderr`, `covariance` (index, index_); `error`, `steps`,
+        `residual`, `spectral_radius`, `result`; `alpha` and the `name` of each index as
+        coordinates; `weights` (index, dimension), of a matrix (row, dimension), where there are
+        some; `history_...` (step, ...).
+
+    Raises:
+        ValueError: For a batch of solutions.
+        ImportError: Without xarray, with the remedy.
+    """
+    xarray = import_xarray()
+    validate.check(
+        np.ndim(solution.alpha) == 0,
+        "solution",
+        f"a batch with alpha of shape {np.shape(solution.alpha)}",
+        "one solution; take it out of the batch with jax.tree.map(lambda leaf: leaf[0], batch)",
+    )
+    P = np.shape(solution.overlap)[0]
+    square = ("index", "index_")
+    variables: dict[str, Any] = {
+        name: ((), np.asarray(getattr(solution, name))) for name in SCALARS
+    }
+    variables |= {name: (square, np.asarray(getattr(solution, name))) for name in MATRICES}
+    if solution.weights is not None:
+        weights = np.asarray(solution.weights)
+        # one row an index, else the rows of a matrix, of several layers with one more axis
+        rows = "index" if weights.shape == (P, weights.shape[-1]) else "row"
+        variables["weights"] = (("layer", rows, "dimension")[-weights.ndim :], weights)
+    if solution.key is not None:
+        variables["key"] = (("word",), np.asarray(key_data(solution.key)).ravel())
+    coordinates: dict[str, Any] = {
+        "alpha": ((), np.asarray(solution.alpha)),
+        "index": np.arange(1, P + 1),
+        "index_": np.arange(1, P + 1),
+        "name": (("index",), index_names(solution.model, P)),
+    }
+    if "step" in solution.history:
+        recorded = solution.trajectory
+        coordinates["step"] = recorded.pop("step").astype(np.int64)
+        for path, values in jax.tree.leaves_with_path(recorded):
+            name = jax.tree_util.keystr(path, simple=True, separator="_")
+            known = {(P,): ("index",), (P, P): square}
+            own = tuple(f"{name}_{axis}" for axis in range(values.ndim - 1))
+            dimensions = known.get(values.shape[1:], own)
+            variables[f"history_{name}"] = (("step", *dimensions), values)
+    return _marked(xarray.Dataset(variables, coordinates, _described(solution, **attributes)))
 
 
 def from_xarray(dataset: xarray.Dataset, model: AbstractModel | None = None) -> Solution:
@@ -107,30 +170,16 @@ def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset
     curve = xarray.concat(
         datasets, dim="alpha", data_vars="all", join="outer", combine_attrs="drop_conflicts"
     )
-    return annotated(curve.sortby("alpha").assign_attrs(attributes_of(**attributes)))
-
-
-def thresholds(steps: Sequence[Threshold], **attributes: object) -> xarray.Dataset:
-    """A staircase as one dataset: alpha, stderr and result over `step`, replicas over (step,
-    replica), subspace and overlap over (step, index, index_)."""
-    names = {"alpha": (), "stderr": (), "result": (), "replicas": ("replica",)}
-    names |= dict.fromkeys(("subspace", "overlap"), ("index", "index_"))
-    data = {
-        name: (("step", *axes), np.stack([np.asarray(getattr(step, name)) for step in steps]))
-        for name, axes in names.items()
-    }
-    coordinates = {"step": np.arange(len(steps)) + 1}
-    return annotated(import_xarray().Dataset(data, coordinates, attributes_of(**attributes)))
+    return _marked(curve.sortby("alpha").assign_attrs(_described(**attributes)))
 
 
 def arrays(values: Mapping[str, ArrayLike], **attributes: object) -> xarray.Dataset:
     """Arrays by name as one dataset."""
-    xarray = import_xarray()
     data = {
         name: ([f"{name}_{k}" for k in range(np.ndim(value))], np.asarray(value))
         for name, value in values.items()
     }
-    return xarray.Dataset(data, attrs=attributes_of(None, **attributes))
+    return import_xarray().Dataset(data, attrs=_described(**attributes))
 
 
 def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> None:
@@ -151,11 +200,10 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
     """
     xarray = import_xarray()
     groups: dict[str | None, xarray.Dataset] = {}
-    if isinstance(item, Mapping) and not is_labelled(item):
-        parts = {str(name): part for name, part in item.items()}
-        described = attributes_of(None, groups=", ".join(parts), **attributes)
+    if isinstance(item, dict):
+        described = _described(groups=", ".join(map(str, item)), **attributes)
         groups[None] = xarray.Dataset(attrs=described)
-        groups |= {name: _dataset(part, **attributes) for name, part in parts.items()}
+        groups |= {str(name): _dataset(part, **attributes) for name, part in item.items()}
     else:
         groups[None] = _dataset(item, **attributes)
     with whole(path) as aside:
@@ -190,13 +238,35 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
     return xarray.load_dataset(path, group=group, engine="h5netcdf")
 
 
+@contextlib.contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """A path beside a file's, of the same ending, to write to: it becomes the file at the end, so
+    that the file is there complete or not at all, whenever the program is killed.
+
+    No other thread or process gets the same one, whichever file they write.
+    """
+    named = pathlib.Path(path)
+    aside = named.with_name(f".{os.getpid()}.{secrets.token_hex(4)}.{named.name}")
+    try:
+        yield aside
+        os.replace(aside, named)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def discard(folder: pathlib.Path) -> None:
+    """Remove what this process has begun to write in a folder, before it leaves."""
+    for aside in folder.glob(f".{os.getpid()}.*"):
+        aside.unlink(missing_ok=True)
+
+
 def _dataset(item: Any, **attributes: object) -> xarray.Dataset:
     if isinstance(item, Solution):
         return to_xarray(item, **attributes)
     if isinstance(item, Dataset):
         return _data_to_xarray(item, **attributes)
-    if is_labelled(item):
-        return item.assign_attrs(attributes_of(**attributes)) if attributes else item
+    if isinstance(item, import_xarray().Dataset):
+        return item.assign_attrs(_described(**attributes)) if attributes else item
     return stack(item, **attributes)
 
 
@@ -211,5 +281,20 @@ def _data_to_xarray(data: Dataset, **attributes: object) -> xarray.Dataset:
     if data.directions is not None:
         variables["directions"] = (("direction", "dimension"), np.asarray(data.directions))
         variables["encoding"] = (("token", "direction"), np.asarray(data.encoding))
-    described = attributes_of(None, kind="dataset", **attributes)
-    return annotated(import_xarray().Dataset(variables, {"alpha": ((), data.alpha)}, described))
+    described = _described(kind="dataset", **attributes)
+    return import_xarray().Dataset(variables, {"alpha": ((), data.alpha)}, described)
+
+
+def _described(solution: Solution | None = None, /, **attributes: object) -> dict[str, Any]:
+    """The provenance as netCDF allows it: strings and numbers, the rest as JSON."""
+    made = provenance(solution, **attributes)
+    # JSON marks a boolean as one, and netCDF has none
+    plain = lambda x: isinstance(x, (str, int, float)) and not isinstance(x, bool)
+    return {name: x if plain(x) else json.dumps(x) for name, x in made.items()}
+
+
+def _marked(dataset: xarray.Dataset) -> xarray.Dataset:
+    """The dataset with the meaning of its result codes, by the CF convention."""
+    dataset["result"].attrs["flag_values"] = np.array([int(code) for code in Result])
+    dataset["result"].attrs["flag_meanings"] = " ".join(code.name for code in Result)
+    return dataset

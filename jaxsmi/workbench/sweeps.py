@@ -23,25 +23,25 @@ import jax
 import numpy as np
 
 from jaxsmi.core import validate
+from jaxsmi.core.codes import Result
 from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import Solution
 from jaxsmi.core.setup import CACHE_SETTINGS
 from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench import labelled
-from jaxsmi.workbench.files import write_text, write_whole
 from jaxsmi.workbench.provenance import parameters as parameters_of
 from jaxsmi.workbench.provenance import provenance
 from jaxsmi.workbench.rows import FIELDS, SOLVERS, Grid, Row, optimizer_of, settings_of
+from jaxsmi.workbench.storage import import_xarray, whole
 
 if TYPE_CHECKING:
     import xarray
     from dask.distributed import Client
 
-__all__ = ["grid_of", "rows_kept", "solved_rows", "sweep"]
-
 _RETRIES = 5  # empirical: a worker lost more often than that was killed by the row, not by chance
 _RESERVED = ("alpha", "seed", "point", "message", "cosine", "index", "index_", *FIELDS)
+_SOLVER = f"one of {tuple(SOLVERS)}, or a function"
+_SCHEDULER = "a number of processes >= 1, an address 'host:port', or a dask Client"
 
 
 def sweep(
@@ -101,9 +101,9 @@ def sweep(
     grid = grid_of(build, alpha, parameters, seeds=seeds, solver=solver, **settings)
     validate.flag("progress", progress)
     _check_scheduler(scheduler)
-    folder = None if out is None else pathlib.Path(validate.path("out", out))
-    labelled.import_xarray()
+    import_xarray()
     rows: dict[int, Row] = {}
+    folder = None if out is None else pathlib.Path(validate.path("out", out))
     if folder is not None:
         _claim(folder, grid)
         rows = solved_rows(grid, folder)
@@ -115,8 +115,9 @@ def sweep(
         with tqdm(total=size, initial=len(rows), desc="rows", disable=hidden, leave=False) as bar:
             for number, row in solved:
                 if folder is not None:
-                    # NumPy types the keywords of savez as if they were its own
-                    write_whole(folder / _file(number), lambda f, row=row: np.savez(f, **row))  # pyright: ignore
+                    with whole(folder / _file(number)) as aside:
+                        # NumPy types the keywords of savez as if they were its own
+                        np.savez(aside, **row)  # pyright: ignore[reportArgumentType]
                 rows[number] = row
                 bar.update()
     except KeyboardInterrupt:
@@ -128,9 +129,9 @@ def rows_kept(grid: Grid, folder: pathlib.Path | None) -> str:
     """Say after an interruption which rows are in the folder."""
     if folder is None:
         return "interrupted; no rows are kept (name a folder: out=)"
-    numbers = [k for k in range(len(grid.rows)) if (folder / _file(k)).is_file()]
-    count = f"{len(numbers)} of {len(grid.rows)} rows are kept in {folder}"
-    return f"interrupted; {count}, and the same sweep goes on from there"
+    count = sum((folder / _file(k)).is_file() for k in range(len(grid.rows)))
+    kept = f"{count} of {len(grid.rows)} rows are kept in {folder}"
+    return f"interrupted; {kept}, and the same sweep goes on from there"
 
 
 def grid_of(
@@ -149,9 +150,8 @@ def grid_of(
     numbers = np.atleast_1d(np.asarray(alpha, float))  # float64 whatever the precision of JAX
     validate.check(numbers.ndim == 1 and np.all(np.diff(numbers) > 0), "alpha", alpha, allowed)
     points, sizes = _points(parameters)
-    if isinstance(solver, str):
-        validate.choice("solver", solver, tuple(SOLVERS))
-    validate.check(isinstance(solver, str) or callable(solver), "solver", solver, _SOLVER)
+    known = solver in SOLVERS if isinstance(solver, str) else callable(solver)
+    validate.check(known, "solver", solver, _SOLVER)
     names, others = settings_of(solver)
     unknown = ", ".join(name for name in settings if name not in names)
     own = f"settings of this solver: {', '.join(names) or 'none'}"
@@ -159,10 +159,6 @@ def grid_of(
     if isinstance(solver, str) and "optimizer" in settings:
         optimizer_of(settings["optimizer"], 0.1)
     return Grid(build, numbers.tolist(), points, sizes, _seeds(seeds), solver, settings)
-
-
-_SOLVER = f"one of {tuple(SOLVERS)}, or a function"
-_SCHEDULER = "a number of processes >= 1, an address 'host:port', or a dask Client"
 
 
 def _seeds(seeds: int | Sequence[int]) -> list[int]:
@@ -179,17 +175,9 @@ def _points(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The parameters of each point, and the sizes of the axes."""
     if parameters is None or isinstance(parameters, Mapping):
-        axes = {}
-        for name, values in (parameters or {}).items():
-            allowed = "at least one value, each once"
-            axes[name] = validate.sequence(f"parameters[{name!r}]", values, allowed)
-            # the repr of a module leaves out large arrays, its parameters do not
-            kinds = {f"{value!r} {parameters_of(value, np.inf)}" for value in axes[name]}
-            distinct = len(kinds) == len(axes[name])
-            validate.check(distinct, f"parameters[{name!r}]", values, allowed)
-        points = [
-            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
-        ]
+        axes = {name: _axis(name, values) for name, values in (parameters or {}).items()}
+        combinations = itertools.product(*axes.values())
+        points = [dict(zip(axes, values, strict=True)) for values in combinations]
         sizes = {name: len(values) for name, values in axes.items()}
     else:
         allowed = "values by name, or a list of points that have the same names"
@@ -197,22 +185,29 @@ def _points(
         named = all(isinstance(point, Mapping) for point in points)
         alike = named and len({tuple(sorted(point)) for point in points}) == 1
         validate.check(alike, "parameters", parameters, allowed)
-        points = [dict(point) for point in points]
         sizes = {"point": len(points)}
     for name in points[0]:
-        words = isinstance(name, str) and name not in _RESERVED
-        validate.check(words, "parameters", name, f"names other than {', '.join(_RESERVED)}")
+        free = isinstance(name, str) and name not in _RESERVED
+        validate.check(free, "parameters", name, f"names other than {', '.join(_RESERVED)}")
     return points, sizes
 
 
+def _axis(name: str, values: Sequence[Any]) -> list[Any]:
+    allowed = "at least one value, each once"
+    axis = validate.sequence(f"parameters[{name!r}]", values, allowed)
+    # the repr of a module leaves out large arrays, its parameters do not
+    distinct = {f"{value!r} {parameters_of(value, np.inf)}" for value in axis}
+    validate.check(len(distinct) == len(axis), f"parameters[{name!r}]", values, allowed)
+    return axis
+
+
 def _check_scheduler(scheduler: object) -> None:
-    if isinstance(scheduler, str):
-        validate.check(":" in scheduler, "scheduler", scheduler, _SCHEDULER)
-    elif isinstance(scheduler, (int, np.integer)):
+    if isinstance(scheduler, (int, np.integer)):
         validate.count("scheduler", scheduler, 1, 2**16)
-    else:
-        client = scheduler is None or callable(getattr(scheduler, "submit", None))
-        validate.check(client, "scheduler", scheduler, _SCHEDULER)
+        return
+    address = isinstance(scheduler, str) and ":" in scheduler
+    client = scheduler is None or callable(getattr(scheduler, "submit", None))
+    validate.check(address or client, "scheduler", scheduler, _SCHEDULER)
 
 
 # The folder
@@ -229,18 +224,18 @@ def _claim(folder: pathlib.Path, grid: Grid) -> None:
     description = json.loads(json.dumps(grid.description()))
     now = provenance()
     if not path.exists():
-        write_text(path, json.dumps({"sweep": description, **now}, indent=1))
+        with whole(path) as aside:
+            text = json.dumps({"sweep": description, **now}, indent=1)
+            aside.write_text(text, encoding="utf-8")
         return
-    try:
-        content = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        content = {}
-    other = content.get("sweep")
-    allowed = "an empty folder: its sweep.json does not describe a sweep"
-    validate.check(isinstance(other, dict), "out", str(folder), allowed)
-    assert isinstance(other, dict)
-    missing = object()
-    differing = [name for name in description if other.get(name, missing) != description[name]]
+    content: Any = None
+    with contextlib.suppress(ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    other = content.get("sweep") if isinstance(content, dict) else None
+    if not isinstance(other, dict):
+        allowed = "an empty folder: its sweep.json does not describe a sweep"
+        raise ValueError(f"out: got {str(folder)!r}; allowed: {allowed}.")
+    differing = [name for name, value in description.items() if other.get(name, ...) != value]
     allowed = f"an empty folder, or one of the same sweep: it differs in {', '.join(differing)}"
     validate.check(not differing, "out", str(folder), allowed)
     if content.get("jaxsmi") != now["jaxsmi"]:
@@ -321,14 +316,26 @@ def _solve_on_worker(grid: Grid, number: int, settings: Mapping[str, object]) ->
 
 
 def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
-    """All rows as one dataset."""
-    sizes = [*grid.sizes.values(), len(grid.seeds)]
-    data: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows.values() for name in row if name != "seconds"):
-        values = _alike(grid, rows, name)
-        shape = values[0].shape
-        dimensions = [*grid.sizes, "seed", "alpha", *("index", "index_")[: len(shape) - 1]]
-        data[name] = (dimensions, np.stack(values).reshape(*sizes, *shape))
+    """All rows as one dataset; what was not solved is NaN with the code INVALID."""
+    ordered = [rows[number] for number in range(len(grid.rows))]
+    sizes = [*grid.sizes.values(), len(grid.seeds), len(grid.alpha)]
+    axes = (*grid.sizes, "seed", "alpha")
+    names = dict.fromkeys([*FIELDS, *(name for row in ordered for name in row)])
+    messages = np.stack([row["message"] for row in ordered])
+    data: dict[str, Any] = {"message": (axes, messages.reshape(sizes))}
+    for name in [name for name in names if name not in ("message", "seconds")]:
+        shapes = {row[name].shape[1:] for row in ordered if name in row}
+        allowed = "models with the same number of indices"
+        validate.check(len(shapes) <= 1, "parameters", f"{name} of shapes {shapes}", allowed)
+        shape = shapes.pop() if shapes else ()
+        values = np.full((*messages.shape, *shape), np.nan)
+        if name == "result":
+            values = np.full(messages.shape, int(Result.INVALID))
+        for k, row in enumerate(ordered):
+            if name in row:
+                values[k, messages[k] == ""] = row[name]
+        dimensions = (*axes, *("index", "index_")[: len(shape)])
+        data[name] = (dimensions, values.reshape(*sizes, *shape))
     label = lambda x: x if isinstance(x, (int, float, str, bool, np.number)) else repr(x)
     coordinates: dict[str, Any] = {"seed": grid.seeds, "alpha": grid.alpha}
     for name in grid.points[0]:
@@ -337,16 +344,4 @@ def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
         coordinates[name] = ("point", values) if listed else list(dict.fromkeys(values))
     attributes = {name: json.dumps(value) for name, value in grid.description().items()}
     attributes |= {name: str(value) for name, value in provenance().items()}
-    return labelled.import_xarray().Dataset(data, coordinates, attributes)
-
-
-def _alike(grid: Grid, rows: Mapping[int, Row], name: str) -> list[np.ndarray]:
-    """One variable of all rows, NaN in the shape of the others where a row failed at all α."""
-    missing = np.full(len(grid.alpha), np.nan)
-    values = [rows[number].get(name, missing) for number in range(len(grid.rows))]
-    shape = max((row.shape for row in values), key=len)
-    alike = all(row.shape == shape or row.ndim < len(shape) for row in values)
-    allowed = "models with the same number of indices"
-    validate.check(alike, "parameters", f"models whose {name} differ in shape", allowed)
-    fill = "" if name == "message" else np.nan
-    return [row if row.shape == shape else np.full(shape, fill) for row in values]
+    return import_xarray().Dataset(data, coordinates, attributes)

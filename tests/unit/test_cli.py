@@ -82,7 +82,7 @@ def test_wrong_words_are_one_sentence_and_status_2(capsys, words, said):
 def test_flags_follow_the_signature(name):
     """The source says what the function does, and each argument without a default has a flag."""
     command = flags.COMMANDS[name]
-    function = flags._attribute(command.target)
+    function = signatures.load(command.target)
     listed = [argument.name for argument in signatures.read(command.target).arguments]
     assert listed == list(inspect.signature(function).parameters)
     for model in flags.MODELS if command.models else [""]:
@@ -96,7 +96,7 @@ def test_flags_follow_the_signature(name):
 def test_models_are_made_of_their_arguments(name):
     target = flags.MODELS[name]
     listed = [argument.name for argument in signatures.read(target).arguments]
-    assert listed == list(inspect.signature(flags._attribute(target)).parameters)
+    assert listed == list(inspect.signature(signatures.load(target)).parameters)
     if name != "piecewise-linear":  # a link of one's own, without defaults
         assert type(flags.make_model(name)).__module__.startswith("jaxsmi.models")
 

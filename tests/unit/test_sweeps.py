@@ -20,8 +20,8 @@ import synthetic
 from helpers import linear_overlap
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import index_names
-from jaxsmi.workbench import labelled, provenance, storage
-from jaxsmi.workbench.files import discard, whole
+from jaxsmi.workbench import provenance, storage
+from jaxsmi.workbench.storage import discard, whole
 
 pytest.importorskip("xarray")
 pytest.importorskip("h5py")
@@ -262,7 +262,7 @@ def test_a_solution_survives_the_file(tmp_path, kind):
     storage.save(solution, tmp_path / "a.nc", seed=3)
     loaded = storage.load(tmp_path / "a.nc")
     back = storage.from_xarray(loaded, model=solution.model)
-    fields = ["alpha", *labelled.SCALARS, *labelled.MATRICES]
+    fields = ["alpha", *storage.SCALARS, *storage.MATRICES]
     parts = lambda solution: [getattr(solution, name) for name in fields]
     assert back.kind == solution.kind
     chex.assert_trees_all_equal(parts(back), parts(solution))

@@ -71,9 +71,9 @@ def overlap_against_alpha(
         if curve:
             alpha, overlap, error = np.array([_point(solution, p) for solution in curve]).T
             failed = np.array([not bool(solution.converged) for solution in curve])
-            look = _look(name, "state evolution", call) | line(call) | {"marker": "."}
-            dots = np.flatnonzero(~failed).tolist()
-            ax.plot(alpha, overlap, color=colour(p), markersize=3.5, markevery=dots, **look)
+            look = _look(name, "state evolution", call) | line(call)
+            look |= {"marker": ".", "markersize": 3.5, "markevery": np.flatnonzero(~failed)}
+            ax.plot(alpha, overlap, color=colour(p), **look)
             if failed.any():
                 crosses = {"label": "not converged", "gid": f"{call}", "color": colour(p)}
                 ax.plot(alpha[failed], overlap[failed], **crosses, **CROSS)

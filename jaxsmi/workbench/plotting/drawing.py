@@ -17,8 +17,8 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
-from jaxsmi.workbench.files import whole
 from jaxsmi.workbench.provenance import provenance
+from jaxsmi.workbench.storage import whole
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
