@@ -69,7 +69,7 @@ test: $(DEV)  ## doctests and notebooks, then the test suite (minutes, CPU)
 	run -q --ignore=tests/notebooks)
 
 validate: $(DEV)  ## the slow tests: physics at full size, published figures (hours; a line a test)
-	@$(TESTING) run -v -m "slow and not gpu" --durations=60 $(ARGS)
+	@$(TESTING) run -v -m "slow and not gpu" --durations=60 --doctest-modules $(or $(ARGS),jaxsmi tests)
 
 bench: $(DEV)  ## the benchmarks, into out/report.html and .json; fails where a ratio has become worse
 	@mkdir -p $(OUT)

@@ -1,5 +1,27 @@
 """Tests, doctests and benchmarks run in double precision and compile quickly."""
 
+import pytest
+
 import jaxsmi as smi
 
 smi.setup()
+
+# Examples of docstrings that compile for more than five seconds: they run with the slow tests.
+SLOW_EXAMPLES = {
+    "jaxsmi.descent.order.learned_at",
+    "jaxsmi.descent.stream.Stream",
+    "jaxsmi.inference.branches.global_minimum",
+    "jaxsmi.inference.spectral.spectral",
+    "jaxsmi.learners.matrix_erm.MatrixErm",
+    "jaxsmi.models.links.logistic",
+    "jaxsmi.sgd.flow.flow",
+    "jaxsmi.sgd.rates.rates",
+    "jaxsmi.sgd.simulation.simulate",
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)

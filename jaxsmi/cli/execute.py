@@ -45,6 +45,7 @@ def execute(words: Words) -> int:
         _prepare(words)
     report.keep(None)
     interrupts.on_interrupt(functools.partial(_interrupted, words))
+    # wall time: what a user waits for, compilation included
     begin = time.perf_counter()
     done = _call(words)
     done.data["seconds"] = time.perf_counter() - begin
@@ -87,6 +88,7 @@ def _call(words: Words) -> Report:
         return report.report(call(words, words.values))
     results: list[Any] = []
     for value in axis:
+        # one call each, not a vmap: a size may vary, and Ctrl-C keeps what is finished
         results.append(call(words, {**words.values, varied: value}))
         report.keep(report.several(varied, axis[: len(results)], results))
     return report.several(varied, axis, results)
@@ -111,6 +113,7 @@ def _axis(words: Words) -> tuple[str, list[Any]]:
 
 def _number(word: str) -> Any:
     try:
+        # a literal of Python: the type of a flag is not known where words can be several
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):
         return word
@@ -125,9 +128,11 @@ def _finish(words: Words, done: Report, interrupted: bool = False) -> None:
     if words.common.get("json"):
         mark = {"interrupted": True} if interrupted else {}
         data: Mapping[str, Any] = {**about, **done.data, **mark, "files": list(map(str, files))}
+        # NaN is no JSON, and many readers stop at it: parameters writes null
         text = json.dumps(parameters(data, largest=np.inf), allow_nan=False)
     else:
         text = "\n".join([done.text, *(f"Written: {file}" for file in files)])
+    # flushed here: a closed pipe must show before the program reports success
     print(text, flush=True)
 
 
@@ -142,6 +147,7 @@ def _write(
         aside.write_text(done.text + "\n", encoding="utf-8")
     if done.draw is None or not figure or not _draws():
         return [arrays, table]
+    # no interrupted figure: its curves would look finished
     canvas = plotting.canvas(height=2.7)
     with plotting.style():
         done.draw(canvas)

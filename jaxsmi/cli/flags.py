@@ -130,6 +130,7 @@ class Words(NamedTuple):
 
 def flags_of(words: Words) -> dict[str, Flag]:
     """The flags of a command with a model, by name."""
+    # of two arguments of one name the outer one has the short flag
     flags: dict[str, Flag] = {}
     presets = _PRESETS[""] | _PRESETS.get(words.model, {})
 
@@ -172,6 +173,7 @@ def _maker(argument: Argument, words: Words) -> str | None:
 def _kind(argument: Argument) -> Any:
     """The type of the words that give an argument; None where words cannot."""
     names = signatures.names_in(argument.annotation)
+    # a function has no words but those of the functions that the package has
     if argument.name == "loss" and "Callable" in names:
         return Literal[tuple(signatures.public_functions("learners.losses"))]
     if argument.name == "student" and names & _MODEL_TYPES:
@@ -183,6 +185,7 @@ def _kind(argument: Argument) -> Any:
     kind = float | str if "Any" in names else kind
     if names & {"str", "DTypeLike"}:
         kind = str if kind is None else kind | str
+    # a number may stand for a vector or a matrix, of which words give the entries
     several = kind is not None and names & {"Any", "ArrayLike", "Array", "Sequence", "list"}
     return tuple[kind, ...] if several else kind
 
@@ -225,6 +228,7 @@ def call(words: Words, values: Mapping[str, Any]) -> Any:
                 keywords[name] = places[here]
             elif maker and (asked or needed):
                 keywords[name] = make(maker, here)
+        # the data are those of the model that was made for the same call
         if path == ("data",):
             return model.sample(**keywords)
         made = load(target)(**keywords)
@@ -260,6 +264,7 @@ def make_model(name: str, **parameters: Any) -> Any:
     unknown = ", ".join(word for word in parameters if word not in names)
     if unknown:
         raise ValueError(f"parameters: got {unknown}; allowed for {name}: {', '.join(names)}.")
+    # α and the dimension are those of the command
     presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
     return load(MODELS[name])(**presets | parameters)
 

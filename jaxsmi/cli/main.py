@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
         print(f"{begin}: {sentence} (see {begin} --help)", file=sys.stderr)
     except BrokenPipeError:
         raise
+    # errors of users' words, packages and files; any other error is one of this package
     except (ValueError, ImportError, OSError) as error:
         print(f"{begin}: {_with_flag(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:  # where no thread listens for it, as in a notebook
@@ -90,6 +91,7 @@ def _parse(words: list[str], name: str) -> Words | None:
         choices = ", ".join(MODELS if words else COMMANDS)
         raise CycloptsError(msg=f"{'A model' if words else 'A command'} is needed: {choices}.")
     model = rest[0] if command and command.models and rest[0] in MODELS else ""
+    # the flags of one command and one model only: help must not wait for reading all modules
     app = _app(name, model)
     function, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     if command is None or function is not _stub or (command.models and not model):
@@ -110,6 +112,7 @@ def _app(name: str, model: str) -> App:
     summary = lambda target, listed: signatures.read(target).summary if listed else ""
     app = App(name="jaxsmi", help=_ABOUT, **plain | {"version_flags": ["--version"]})
     app.version = lambda: importlib.metadata.version("jaxsmi")
+    # the one group: `jaxsmi sgd flow`, as `smi.sgd.flow`
     online = App(name="sgd", help="Online SGD.", **plain)
     app.command(online)
     for other, command in COMMANDS.items():
@@ -141,6 +144,7 @@ def _with_flags(words: Words) -> Any:
 
 
 def _argument(flag: Flag, positional: bool = False) -> inspect.Parameter:
+    # a preset is no default of the function: cyclopts would not show it
     preset = f" [default: {flag.preset}]" if flag.preset is not None else ""
     about = Parameter(
         help=flag.help + preset,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi.core.codes import Result
@@ -62,8 +61,10 @@ def report(result: Any) -> Report:
     """Describe the result of any public function."""
     if isinstance(result, Report):
         return result
+    # a batch has no single table and no single curve
     if isinstance(result, Solution) and np.ndim(result.overlap) == 2:
         axes = lambda figure: result.plot(figure.subplots())
+        # a root has no trajectory to draw
         draw = axes if "step" in result.history else None
         return Report(plain(result), repr(result), lambda: result, draw)
     steps = [result] if isinstance(result, Threshold) else result
@@ -71,9 +72,9 @@ def report(result: Any) -> Report:
         stored = lambda: storage.arrays(_columns(steps))
         text = "\n".join(map(repr, steps)) or "Nothing is learned from the labels alone."
         return Report({"thresholds": plain(steps)}, text, stored)
-    arrays = dict(_arrays(result))
-    text = repr(result) if isinstance(result, Solution) else _lines(arrays)
     data = plain(result)
+    arrays = _arrays(data)
+    text = repr(result) if isinstance(result, Solution) else _lines(arrays)
     data = data if isinstance(data, dict) else {"value": data}
     return Report(data, text, lambda: storage.arrays(arrays))
 
@@ -111,6 +112,7 @@ def _curve(curve: Sequence[Solution]) -> str:
         ]
         ended = [f"{float(point.error):.4g}", f"{int(point.steps)}", Result(int(point.result)).name]
         rows.append([f"{float(point.alpha):g}", *overlaps, *ended])
+    # each sentence once, however many points end with it
     messages = dict.fromkeys(f"{Result(int(x.result)).name}: {x.message}" for x in curve)
     said = [textwrap.fill(message, 100, subsequent_indent="  ") for message in messages]
     return "\n".join([table(["alpha", *names, "error", "steps", "result"], rows), "", *said])
@@ -122,20 +124,15 @@ def _lines(arrays: Mapping[str, np.ndarray]) -> str:
     return "\n".join(f"{name}: {' '.join(show(x).split())}" for name, x in arrays.items())
 
 
-def _arrays(value: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """All numbers of a result, by name."""
-    fields = _fields(value)
-    if fields is not None:
-        for field, entry in fields.items():
-            yield from _arrays(entry, f"{name}_{field}" if name else field)
-    elif eqx.is_array_like(value) and not jnp.issubdtype(
-        jnp.result_type(value), jax.dtypes.prng_key
-    ):
-        yield name or "value", np.asarray(value)
+def _arrays(data: Any) -> dict[str, np.ndarray]:
+    """All numbers and words of plain data, by name."""
+    leaves = jax.tree.leaves_with_path(data)
+    named = lambda path: jax.tree_util.keystr(path, simple=True, separator="_") or "value"
+    return {named(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _fields(value: Any) -> Mapping[str, Any] | None:
-    """The parts of a record, or of a list."""
+    """The parts of a record."""
     if isinstance(value, Mapping):
         return {str(name): entry for name, entry in value.items()}
     if isinstance(value, eqx.Module):
@@ -143,8 +140,6 @@ def _fields(value: Any) -> Mapping[str, Any] | None:
         return {name: getattr(value, name, None) for name in names if name not in _LARGE}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return value._asdict()  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(value, (list, tuple)):
-        return {str(k): entry for k, entry in enumerate(value)}
     return None
 
 

@@ -42,6 +42,7 @@ def optimizer(
         weight_decay: Factor of the weights that is added to their gradient. Default 0.
     """
     name = validate.choice("optimizer", optimizer, OPTIMIZERS)
+    # decay before momentum, as in torch's SGD: the decayed gradient is what is accumulated
     return optax.chain(
         optax.add_decayed_weights(weight_decay),
         optax.trace(momentum) if momentum else optax.identity(),
@@ -88,6 +89,7 @@ def run(
     )
     keep(report(learned), lambda: "interrupted before state evolution was finished")
     explicit = model.channel.explicit  # of matrices theory is exact: no points, no start
+    # empirical: an error bar of a percent, which a line of the picture hides
     averages = smi.Averages() if averages is None else averages
     usual = smi.Averages(averages.points or 2048, averages.nets or 8)
     sizes: dict[str, Any] = {} if explicit else {"averages": usual}
@@ -104,6 +106,7 @@ def run(
         progress=progress,
         **sizes,
     )
+    # beyond perfect recovery of two layers at α = 1.2, or a little beyond the run
     top = _top(model, alpha) if explicit else max(1.3, 1.04 * alpha)
     # a picture: the curve needs no more digits, and points in the plateau may stay crosses
     limits: dict[str, Any] = dict(sizes)
@@ -111,6 +114,7 @@ def run(
         limits |= {"iteration": smi.Iteration(50, tolerance=1e-3)}
     curve: list[Solution] = []
     previous = None
+    # between the ends: at α = 0 there is nothing to solve
     alphas = (np.arange(curve_points) + 0.5) / curve_points * top
     for value in tqdm(alphas, desc="alpha", disable=not progress, leave=False):
         curve.append(evolve(model, float(value), theory_key, previous, **limits))
@@ -174,6 +178,7 @@ def sweep(
         left = f", about {np.mean(seconds) * (count - len(solved)):.3g} s left" if seconds else ""
         text = f"{count} rows of {len(grid.alpha)} alpha; {len(solved)} are solved{left}."
         return Report({"rows": count, "solved": len(solved)}, text)
+    # the rows are files already: an interruption has nothing to write
     keep(None, lambda: sweeps.rows_kept(grid, folder))
     where = scheduler or validate.count("workers", workers, 0) or None
     results = sweeps.sweep(**arguments, out=folder, scheduler=where, progress=progress)
@@ -214,6 +219,7 @@ def read_grid(file: pathlib.Path) -> dict[str, Any]:
     axes = {name: value for name, value in values.items() if isinstance(value, list)}
     fixed = {name: value for name, value in values.items() if name not in axes}
     build = functools.partial(make_model, entries["model"], **fixed)
+    # one model now: a misspelt parameter must not wait for the first row
     build(**{name: axis[0] for name, axis in axes.items()})  # a wrong name is refused here
     solver = str(entries.get("solver", "state-evolution")).replace("-", "_")
     called = {"parameters": axes, "seeds": entries.get("seeds", 1), "solver": solver}

@@ -64,6 +64,7 @@ def public_functions(module: str) -> list[str]:
 
 def names_in(annotation: ast.expr | None) -> set[str]:
     """All names in an annotation; of a function only "Callable"."""
+    # what a function takes and returns are no types of the argument itself
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Callable":
         return {"Callable"}
     if isinstance(annotation, ast.Name):
@@ -74,7 +75,7 @@ def names_in(annotation: ast.expr | None) -> set[str]:
     return {name for node in nodes if isinstance(node, ast.expr) for name in names_in(node)}
 
 
-@functools.cache
+@functools.cache  # a command reads the same module for several records
 def _tree(module: str) -> ast.Module:
     path = _ROOT.joinpath(*module.split(".")).with_suffix(".py")
     return ast.parse(path.read_text(encoding="utf-8"))

@@ -94,6 +94,7 @@ class Result(enum.IntEnum):
 
 
 _ORDER = np.array(list(Result))
+# the place of each code in that order
 _RANKS = np.argsort(_ORDER)
 
 
@@ -102,7 +103,8 @@ def worst(codes: ArrayLike) -> Array:
     return jnp.asarray(_ORDER)[jnp.max(jnp.asarray(_RANKS)[jnp.asarray(codes)])]
 
 
-# Where a kind of run needs another message than the one above.
+# Where a kind of run needs another message than the one above: the settings to change differ.
+# Training has no fixed point, so that SUCCESS and MAX_STEPS mean its budget and its target.
 _TRAINING = {
     Result.SUCCESS: "All steps were taken, or the run reached its target.",
     Result.NOTHING_LEARNED: (
@@ -152,6 +154,7 @@ def message(results: ArrayLike, kind: str) -> str:
         kind: What ran: "gamp", "state_evolution", "spectral", "train" or "online".
     """
     codes = np.ravel(np.asarray(results))
+    # on the host, not by `worst`: a message must not start a computation
     gravest = Result(int(_ORDER[np.max(_RANKS[codes])]))
     text = _BY_KIND.get(kind, {}).get(gravest, gravest.remedy)
     return text if codes.size == 1 else f"{counts(codes)}. {gravest.name}: {text}"
@@ -172,6 +175,7 @@ def choose(*cases: tuple[Array | bool, int]) -> Array:
         cases: Pairs of a condition (traced or not, of any one shape) and the code it stands for,
             the weakest first.
     """
+    # selects instead of branches: under vmap both sides of a branch run anyway
     code = jnp.asarray(RUNNING)
     for condition, result in cases:
         code = jnp.where(condition, int(result), code)

@@ -84,6 +84,7 @@ def _as_inputs(inputs: ArrayLike) -> Array:
     array = _finite_numbers("inputs", inputs, allowed)
     check(array.ndim == 3, "inputs", inputs, allowed)
     # estimates are rounded to the precision of the inputs: integers would lose them
+    # (one-hot tokens arrive as integers)
     if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
         array = array.astype(theory_dtype())
     return array
@@ -125,12 +126,14 @@ class Regenerated(eqx.Module):
 
     def block(self, k: Array | int) -> Array:
         """The k-th block (each, M, D)."""
+        # the key of a block is that of its number: the same inputs in any order, on any device
         key = jax.random.fold_in(self.key, self.numbers[k])
         drawn = self.law(key, (self.each, *self.form), self.dtype)
         return drawn if self.mean is None else drawn + self.mean.astype(self.dtype)
 
     def stored(self) -> Array:
         """All inputs, as an array."""
+        # one block after the other: vmapped, the random bits of all would be in memory at once
         return lax.map(self.block, jnp.arange(len(self.numbers))).reshape(self.shape)
 
 
@@ -177,6 +180,7 @@ class Dataset(eqx.Module):
         encoding: ArrayLike | None = None,
         whitening: Whitening | None = None,
     ):
+        # regenerated inputs are the package's own: reading them to validate would cost a pass
         self.inputs = inputs if isinstance(inputs, Regenerated) else _as_inputs(inputs)
         N, M, D = self.inputs.shape
         allowed = f"an array with one row per sample: ({N}, ...)"
@@ -193,6 +197,7 @@ class Dataset(eqx.Module):
         self.whitening = validate.optional(
             validate.instance, "whitening", whitening, Whitening, "that of data.whiten()"
         )
+        # one without the other has no meaning: the mean of the inputs is their product
         self.directions, self.encoding = None, None
         if directions is not None or encoding is not None:
             allowed = f"U of shape (directions K, {D}), beside encoding="
@@ -207,13 +212,11 @@ class Dataset(eqx.Module):
     def __repr__(self) -> str:
         return safe_repr(self, self._summary)
 
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
     def summary(self) -> str:
         """Sizes of the data, statistics of the labels, and a quick test of the inputs
         (`second_moments`), as text."""
         facts = [_label_statistics(np.asarray(self.labels, float))]
+        # regenerated inputs have the law that they are drawn from: there is nothing to test
         if not self.regenerated:
             message = self.second_moments(quick=True).message
             facts.append(message or "inputs look iid, of mean zero and variance one")
@@ -276,6 +279,7 @@ class Dataset(eqx.Module):
     @property
     def mesh(self) -> Mesh | None:
         """The devices that the samples are spread over; None: one device, or inside jit."""
+        # a tracer has no devices: inside jit the caller's shardings decide
         if not concrete(self.labels):
             return None
         sharding = self.labels.sharding
@@ -308,6 +312,7 @@ class Dataset(eqx.Module):
         if mesh is None:
             mesh = Mesh(np.asarray(jax.devices()), ("samples",))
         spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        # a block is drawn from one key: it cannot lie on two devices
         parts = len(self.of_samples[0])
         rest = parts % mesh.size
         unit = "blocks" if self.regenerated else "samples"
@@ -364,6 +369,7 @@ class Dataset(eqx.Module):
         inputs = self.stored_inputs
         mean = None
         if self.directions is not None and self.encoding is not None:
+            # the directions are part of the model, and the rest of the inputs is tested
             mean = np.asarray(self.encoding @ self.directions) / np.sqrt(self.dimension)
         if not validate.flag("quick", quick):
             x = np.asarray(inputs, np.float64)
@@ -427,6 +433,7 @@ class Dataset(eqx.Module):
         rows = self.model is None or self.model.design.rows
         check(rows, "data", "the teacher of a matrix model", "a teacher of rows W (P, D)")
         whitening = whitening_of(inputs, covariance, tokens)
+        # fields W x/√D stay the same numbers, so that the labels do
         teacher = None if self.teacher is None else whitening.into(self.teacher)
         # the labels' law in the new coordinates is that of `model.mixed`, not of this model
         model = self.model if whitening.tokens is None else None

@@ -1,4 +1,4 @@
-"""The text and HTML of objects at the prompt and in notebooks.
+"""The text of objects at the prompt and in notebooks.
 
 Traced numbers are unknown: their type and shape stand for them.
 """
@@ -6,7 +6,6 @@ Traced numbers are unknown: their type and shape stand for them.
 from __future__ import annotations
 
 import dataclasses
-import html
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ _FEW = 6  # longer arrays are shown by shape: a line has 100 characters
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """A title, lines of facts, a table and a remark, as text and as HTML."""
+    """A title, lines of facts, a table and a remark."""
 
     title: str
     facts: Sequence[str] = ()
@@ -43,18 +42,6 @@ class Summary:
             ]
         lines += textwrap.wrap(self.remark, 98, initial_indent="  ", subsequent_indent="  ")
         return "\n".join(lines)
-
-    def html(self) -> str:
-        """The same, escaped: names come from user code."""
-        mark = lambda tag, text: f"<{tag}>{html.escape(text)}</{tag}>"
-        line = lambda tag, row: f"<tr>{''.join(mark(tag, cell) for cell in row)}</tr>"
-        parts = [mark("b", self.title), *(mark("div", fact) for fact in self.facts)]
-        if self.rows:
-            body = "".join(line("td", row) for row in self.rows)
-            parts.append(f"<table>{line('th', self.header)}{body}</table>")
-        if self.remark:
-            parts.append(mark("em", self.remark))
-        return f"<div>{''.join(parts)}</div>"
 
 
 def safe_repr(module: eqx.Module, summary: Callable[[], Summary]) -> str:
@@ -83,6 +70,7 @@ def format_estimate(value: ArrayLike, stderr: ArrayLike) -> str:
     error = float(np.asarray(stderr))
     if not error > 0.0 or not np.isfinite(error) or not np.isfinite(value):
         return f"{number(value, 6)}" + ("" if error == 0.0 else f" ± {number(stderr, 2)}")
+    # two digits of the error: the third is noise, as the error is known to some percent
     places = max(1 - int(np.floor(np.log10(error))), 0)
     if places > 6:  # more digits than one reads, and than most tolerances reach
         return f"{number(value, 7)} ± {error:.2g}"
@@ -104,6 +92,7 @@ def field_repr(value: object) -> str:
 
 def constructor_repr(module: eqx.Module, parts: bool = True) -> str:
     """The call of the constructor that makes the module; `parts`: with the modules in it."""
+    # a constructor may keep its arguments in other fields, with a property of their name
     fields = dict(vars(module))
     arguments = list(inspect.signature(type(module)).parameters)
     for name in arguments:

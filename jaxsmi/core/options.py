@@ -40,6 +40,7 @@ class Averages(eqx.Module):
 
     def __init__(self, points: int | None = None, nets: int | None = None):
         self.points = validate.optional(validate.count, "points", points)
+        # one net has no spread, and so no error bar
         self.nets = validate.optional(validate.count, "nets", nets, 2)
 
     def sizes(self, points: int, nets: int, images: int = 1) -> tuple[int, int]:
@@ -47,6 +48,7 @@ class Averages(eqx.Module):
         `images` points."""
         nets = nets if self.nets is None else self.nets
         points = points if self.points is None else self.points
+        # a net is closed under the symmetries of the average: fewer points would break it
         return validate.count("points", points, images * nets) // nets, nets
 
 
@@ -123,7 +125,9 @@ class Start(eqx.Module):
         weights: Any = None,
         side_information: ArrayLike = 0.0,
     ):
+        # message passing validates the weights: their shape depends on the model
         self.weights = weights
+        # static: without side information its terms are not compiled
         self.aided = not is_zero(side_information)
         self.overlap = _numbers("overlap", overlap, "a number, or Q (P, P)")
         self.teacher_overlap = _numbers(
@@ -194,7 +198,7 @@ class Record(eqx.Module):
     ) -> tuple[Callable[..., PyTree] | None, int]:
         """The function and the steps between records, `usual` by default."""
         if not isinstance(record, Record):
-            # named here: the argument of the call is `record`, not `function`
+            # validated here, because the argument of the call is `record`, not `function`
             allowed = "a function of a state, or smi.Record(..)"
             record = cls(validate.optional(validate.function, "record", record, allowed))
         return record.function, usual if record.every is None else record.every

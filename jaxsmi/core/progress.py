@@ -62,6 +62,7 @@ class Bar:
         if beside is not None:
             self._bar.set_postfix_str(said, refresh=False)
         self._bar.update(count)
+        # a log file keeps every line, so that it gets one in ten seconds, not one a chunk
         if now - self._said > _SECONDS:
             self._said = now
             _logger.info("%s: %d of %d, %s", self.label, self.count, self.total, said)

@@ -44,6 +44,7 @@ def index_names(model: HasIndexNames | None, indices: int) -> list[str]:
         >>> index_names(None, 2)
         ['index 1', 'index 2']
     """
+    # a student may have other indices than the model that made the labels
     names = () if model is None else tuple(model.index_names)
     return list(names) if len(names) == indices else [f"index {p}" for p in range(1, indices + 1)]
 
@@ -117,6 +118,7 @@ class Solution(eqx.Module):
         """`history` as NumPy arrays cut after the last recorded step (outside jit and vmap)."""
         if not self.history:
             return {}
+        # the history has room for the whole budget; what was not reached is NaN
         recorded = np.isfinite(np.asarray(self.history["step"]))
         return jax.tree.map(lambda value: np.asarray(value)[recorded], dict(self.history))
 
@@ -127,15 +129,13 @@ class Solution(eqx.Module):
         if "cosine" not in self.history:  # theory has no teacher
             return np.full(np.shape(self.overlap)[:-1], np.nan)
         cosines = np.asarray(self.history["cosine"])
+        # a run that broke ends in NaN: the last finite record is what it had learned
         finite = np.isfinite(cosines)[..., ::-1, :]
         last = cosines.shape[-2] - 1 - np.argmax(finite, axis=-2)
         return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
 
     def __repr__(self) -> str:
         return safe_repr(self, self._summary)
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
 
     def _summary(self) -> Summary:
         title = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
@@ -144,6 +144,7 @@ class Solution(eqx.Module):
             title += f": {codes.counts(self.result)} after {number(self.steps)} steps"
         facts = [", ".join(f"{name} {text}" for name, text in self._numbers().items())]
         remark = self.message if known else ""
+        # a table has one row an index, and a batch one table a run
         if np.ndim(self.overlap) != 2:
             facts.append(f"overlap {number(self.overlap)}, a batch")
             return Summary(title, facts, remark=remark)
@@ -185,6 +186,7 @@ class Solution(eqx.Module):
         draw = _workbench("plotting").overlap_against_iteration
         if self.kind == "state_evolution":
             return draw(theory=self, ax=ax)
+        # without a teacher there is no cosine, and Q is what a run knows of itself
         quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
         return draw(self, ax=ax, quantity=quantity)
 
@@ -271,9 +273,6 @@ class Threshold(eqx.Module):
 
     def __repr__(self) -> str:
         return safe_repr(self, self._summary)
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
 
     def _summary(self) -> Summary:
         title = f"Threshold α = {format_estimate(self.alpha, self.stderr)}"

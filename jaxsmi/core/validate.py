@@ -35,6 +35,7 @@ _Value = TypeVar("_Value")
 _LARGEST = 2**31 - 1  # counts are sizes in memory, and JAX indexes with 32 bits
 _LONG = 2**63  # JAX takes no larger Python integer, but takes the float
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
+# JAX computes random inputs and products in these; the theory is float64
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -129,6 +130,7 @@ def count(name: str, value: Any, at_least: int = 1, at_most: int = _LARGEST) -> 
 
 def flag(name: str, value: Any) -> bool:
     """True or False."""
+    # no truth value of other objects: "no" and an empty array would pass for a choice
     check(isinstance(value, (bool, np.bool_)), name, value, "True or False")
     return bool(value)
 
@@ -183,6 +185,7 @@ def sequence(
     empty: bool = False,
 ) -> list[_Value]:
     """The entries of a list, a tuple or a vector, each through a converter."""
+    # a word is a sequence of letters, but nobody means it as one
     listed = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
     vector = isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 1
     check(listed or vector, name, value, allowed)
@@ -232,6 +235,7 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     check(symmetric, name, value, "a symmetric matrix")
     low = xp.all(xp.linalg.eigvalsh(Q) > -rounding * size)
     rest = xp.linalg.eigvalsh(S - Q)
+    # not strict: Q may be S up to rounding, which perfect recovery reaches
     high = xp.all(rest > 0.0) if strict else xp.all(rest > -1e-9)
     bounds = "0 ⪯ Q, and Q below the second moment of the prior"
     check(low & high, name, value, bounds if strict else "0 ⪯ Q ⪯ second moment")
@@ -312,9 +316,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, (jax.Array, np.ndarray)):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return f"keys of shape {value.shape}"
+        # eight numbers still fit on a line of a message
         if not concrete(value) or value.size > 8:
             return f"an array of shape {value.shape}{_range(value)}"
         return repr(value)
+    # one line: the repr of a data set has several
     words = " ".join(repr(value).split())
     return words if len(words) <= 120 else f"{words[:100]}.. ({type(value).__name__})"
 

@@ -119,8 +119,9 @@ def train(
     monitor = Monitor() if monitor is None else monitor
     validate.instance("monitor", monitor, Monitor, "smi.Monitor(every=.., ..)")
     check_settings(model, data, gradient, monitor)
-    check_loss(model, gradient.loss or squared_loss, data.dimension)
     state = initial_state(model, data, optimizer, key, start)
+    # last: it compiles a gradient
+    check_loss(model, gradient.loss or squared_loss, data.dimension)
     if gradient.one_pass and isinstance(data, Dataset):
         check_one_pass(data, gradient, steps, state)
     every = min(monitor.every or max(steps // _RECORDS, 1), steps)

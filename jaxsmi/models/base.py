@@ -23,7 +23,7 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import arithmetic, not_recorded, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
-from jaxsmi.core.display import Summary, constructor_repr, field_repr
+from jaxsmi.core.display import constructor_repr
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.design.base import AbstractDesign
@@ -212,13 +212,6 @@ class AbstractModel(eqx.Module):
 
     def __repr__(self) -> str:
         return constructor_repr(self)
-
-    def _repr_html_(self) -> str:
-        reason = self.unsupported_reason()
-        parts = {"indices": ", ".join(self.index_names)}
-        parts |= {"prior": field_repr(self.prior), "channel": field_repr(self.channel)}
-        rows = [*parts.items(), ("inference", "yes" if reason is None else reason)]
-        return Summary(constructor_repr(self), header=("", ""), rows=rows).html()
 
 
 class AbstractStudent(eqx.Module):

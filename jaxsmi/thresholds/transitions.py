@@ -64,9 +64,6 @@ class FirstOrder(eqx.Module):
     def __repr__(self) -> str:
         return safe_repr(self, self._summary)
 
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
     def _summary(self) -> Summary:
         thresholds = {
             "spinodal": self.spinodal,

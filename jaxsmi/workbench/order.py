@@ -49,9 +49,6 @@ class LearningOrder(eqx.Module):
     def __repr__(self) -> str:
         return safe_repr(self, self._summary)
 
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
     def _summary(self) -> Summary:
         rows = []
         for method, solution in self.solutions.items():
@@ -69,6 +66,7 @@ class LearningOrder(eqx.Module):
 
     def median(self, method: str) -> np.ndarray:
         """Step at which half of the runs had learned each index (P,); inf if fewer did."""
+        # the lower median: a run that never learned is infinite, and so would be a mean with it
         times = np.sort(np.asarray(self.learned[method]), axis=0)
         return times[(len(times) - 1) // 2]
 
@@ -150,6 +148,7 @@ def _first_samples(model: AbstractModel, data: Dataset, name: str, alpha: Any) -
     """The data up to the sample complexity of a method (None: all)."""
     if alpha is None:
         return data
+    # the student counts: its α may be n/d² where the teacher's is N/D
     entries = model.design.entries(data.dimension)
     most, samples = data.samples / entries, round(float(alpha) * entries)
     allowed = f"a number in (0, {most:g}], what the data reach"
@@ -178,6 +177,7 @@ def _learn(
 
 def _theory(law: Any, data: Dataset, key: PRNGKeyArray, settings: dict[str, Any]) -> Solution:
     """State evolution step by step, with the cosines that runs tend to in its history."""
+    # the trajectory is the result: Newton's steps would leave it before its end
     plain = dataclasses.replace(settings.pop("iteration", Iteration()), newton=False)
     solution = state_evolution(law, data.alpha, key=key, iteration=plain, **settings)
     history = dict(solution.history)
@@ -185,12 +185,14 @@ def _theory(law: Any, data: Dataset, key: PRNGKeyArray, settings: dict[str, Any]
     Q = jnp.diagonal(history["overlap"], axis1=-2, axis2=-1)
     M = history.get("teacher_overlap")
     if M is None:
+        # Bayes: M = Q, so that cos² = M²/(Qρ) = Q/ρ
         history["cosine"] = jnp.sqrt(jnp.maximum(Q, 0.0) / rho)
     else:
         allowed = "a learner whose student has as many indices as the teacher"
         check(M.shape[-2] == M.shape[-1], "methods", f"theory of M {M.shape[-2:]}", allowed)
         M = jnp.diagonal(M, axis1=-2, axis2=-1)
         history["cosine"] = jnp.abs(M) / jnp.sqrt(Q * rho)
+    # its arrays alone get the axis of runs: the model is common to all
     bare = dataclasses.replace(solution, history=history, model=None, state=None)
     batched = jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, bare)
     return dataclasses.replace(batched, model=law)

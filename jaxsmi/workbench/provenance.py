@@ -53,6 +53,7 @@ def parameters(value: object, largest: float = _LARGEST) -> Any:
             for field in dataclasses.fields(value)
         }
         return {"type": type(value).__name__, **fields}
+    # before int: a result code is one, and its name says more
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, Mapping):
@@ -113,6 +114,7 @@ def provenance(solution: Solution | None = None, /, **attributes: object) -> dic
 
 def _device(solution: Solution | None) -> str:
     """Platform and kind of the device that holds the solution, or of the first device."""
+    # the first device, where there is no solution or its arrays are those of NumPy
     devices = set(jax.devices())
     if solution is not None and isinstance(solution.overlap, jax.Array):
         devices = solution.overlap.devices() or devices

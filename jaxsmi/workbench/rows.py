@@ -68,6 +68,7 @@ class Grid:
         """Solve a row; an α that fails has no fields, but a message."""
         values, seed = self.rows[number]
         solver = SOLVERS[self.solver][0] if isinstance(self.solver, str) else self.solver
+        # common to all α and points: differences along a curve are not those of the random numbers
         key = jax.random.fold_in(jax.random.key(0), seed)
         begin = time.perf_counter()
         solutions: list[Row] = []
@@ -80,6 +81,7 @@ class Grid:
                 solution = solver(model, alpha, key, previous, **self.settings)
                 solutions.append(_fields(solution))
                 messages.append("")
+                # a start that did not converge would carry its error on to every later α
                 previous = solution if bool(solution.converged) else previous
             except Exception as failure:  # user code runs here: no failure may end the sweep
                 messages.append(f"{type(failure).__name__}: {failure}".splitlines()[0])
@@ -211,4 +213,5 @@ def settings_of(solver: str | Solver) -> tuple[list[str], bool]:
     if called is not None:
         passed_on = inspect.signature(called).parameters.values()
         arguments += [x for x in passed_on if x.kind is x.KEYWORD_ONLY and x.name != "key"]
-    return [x.name for x in arguments if x.kind is not x.VAR_KEYWORD], open_ended
+    names = dict.fromkeys(x.name for x in arguments if x.kind is not x.VAR_KEYWORD)
+    return list(names), open_ended

@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -29,7 +28,6 @@ from jaxsmi.core import validate
 from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution, index_names
-from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench.provenance import key_data, provenance
 
 if TYPE_CHECKING:
@@ -105,6 +103,7 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
     if "step" in solution.history:
         recorded = solution.trajectory
         coordinates["step"] = recorded.pop("step").astype(np.int64)
+        # what a user recorded may be a tree: each leaf is a variable
         for path, values in jax.tree.leaves_with_path(recorded):
             name = jax.tree_util.keystr(path, simple=True, separator="_")
             known = {(P,): ("index",), (P, P): square}
@@ -112,37 +111,6 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
             dimensions = known.get(values.shape[1:], own)
             variables[f"history_{name}"] = (("step", *dimensions), values)
     return _marked(xarray.Dataset(variables, coordinates, _described(solution, **attributes)))
-
-
-def from_xarray(dataset: xarray.Dataset, model: AbstractModel | None = None) -> Solution:
-    """Make a solution of its Dataset, to plot it or to predict with it: the inverse of
-    `to_xarray`.
-
-    Args:
-        dataset: Of one solution (`curve.isel(alpha=0)` takes one out of a curve).
-        model: The model; a file describes it, but cannot rebuild it. Default None.
-
-    Returns:
-        A Solution without the state that continues a run.
-
-    Raises:
-        ValueError: For a Dataset with more than one alpha.
-    """
-    curve = f"a curve of {dataset.sizes.get('alpha')} alphas"
-    single = "alpha" not in dataset.dims
-    validate.check(single, "dataset", curve, "one solution, such as dataset.isel(alpha=0)")
-    history = {}
-    if "step" in dataset.coords:
-        recorded = [name for name in dataset.data_vars if str(name).startswith("history_")]
-        # a curve pads its shorter histories with NaN
-        past = dataset[recorded].dropna("step", how="all")
-        history = {str(name).removeprefix("history_"): past[name].values for name in recorded}
-        history["step"] = past["step"].values.astype(float)
-    names = ["alpha", *SCALARS, *MATRICES]
-    names += [name for name in ("weights", "key") if name in dataset]
-    stored: dict[str, Any] = {name: jnp.asarray(dataset[name].values) for name in names}
-    kind = str(dataset.attrs.get("kind", "state_evolution"))
-    return Solution(**stored, history=history, model=model, kind=kind)
 
 
 def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset:
@@ -166,6 +134,7 @@ def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset
     sizes = {np.shape(solution.overlap) for solution in solutions}
     found = f"overlaps of shapes {sorted(sizes)}" if sizes else "none"
     validate.check(len(sizes) == 1, "solutions", found, "at least one, all of one model")
+    # weights of different α have different teachers and sizes
     datasets = [to_xarray(dataclasses.replace(solution, weights=None)) for solution in solutions]
     curve = xarray.concat(
         datasets, dim="alpha", data_vars="all", join="outer", combine_attrs="drop_conflicts"
@@ -221,8 +190,7 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
             them). Default None.
 
     Returns:
-        An xarray.Dataset; `from_xarray` makes a Solution of it, `jaxsmi.Dataset` takes its inputs
-        and labels.
+        An xarray.Dataset; `jaxsmi.Dataset` takes its inputs and labels.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -230,6 +198,7 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
         ImportError: Without xarray, h5netcdf and h5py.
     """
     xarray = import_xarray()
+    # the error of h5netcdf for a missing group does not say which there are
     if group is not None:
         with xarray.open_dataset(path, engine="h5netcdf") as root:
             names = str(root.attrs.get("groups", ""))
@@ -246,6 +215,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     No other thread or process gets the same one, whichever file they write.
     """
     named = pathlib.Path(path)
+    # in the same folder: a file is renamed in one step on one file system only
     aside = named.with_name(f".{os.getpid()}.{secrets.token_hex(4)}.{named.name}")
     try:
         yield aside

@@ -221,6 +221,7 @@ def _claim(folder: pathlib.Path, grid: Grid) -> None:
     """Write what is swept into the folder, or compare it with what the folder says."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sweep.json"
+    # as it is read back: JSON has no tuples
     description = json.loads(json.dumps(grid.description()))
     now = provenance()
     if not path.exists():
@@ -275,12 +276,14 @@ def _solve(
     with contextlib.ExitStack() as stack:
         if isinstance(scheduler, (int, np.integer)):
             count = min(int(scheduler), len(numbers))
+            # one thread each: XLA uses several cores for one program anyway
             with _interrupts_blocked():
                 cluster = LocalCluster(count, threads_per_worker=1, dashboard_address=None)  # pyright: ignore
             scheduler = stack.enter_context(Client(stack.enter_context(cluster)))
         elif isinstance(scheduler, str):
             scheduler = stack.enter_context(Client(scheduler))
         client: Client = scheduler
+        # JAX is set up anew in each process
         settings = {name: jax.config.values[name] for name in ("jax_enable_x64", *CACHE_SETTINGS)}
         futures = [
             client.submit(_solve_on_worker, grid, number, settings, pure=False, retries=_RETRIES)
@@ -288,6 +291,7 @@ def _solve(
         ]
         for future in as_completed(futures):
             yield future.result()
+            # else Dask keeps the arrays of all rows on its workers
             future.release()
 
 
@@ -334,6 +338,8 @@ def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
         for k, row in enumerate(ordered):
             if name in row:
                 values[k, messages[k] == ""] = row[name]
+        if np.all(messages == ""):  # NaN made floats of integers
+            values = values.astype(ordered[0][name].dtype)
         dimensions = (*axes, *("index", "index_")[: len(shape)])
         data[name] = (dimensions, values.reshape(*sizes, *shape))
     label = lambda x: x if isinstance(x, (int, float, str, bool, np.number)) else repr(x)

@@ -19,10 +19,6 @@ KEY = jax.random.key(0)
 MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)
 
 
-def marked_up(z):
-    return z[0, 0]
-
-
 def test_version_is_that_of_the_package():
     assert smi.__version__ == importlib.metadata.version("jaxsmi")
 
@@ -36,7 +32,6 @@ def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
     assert f"{float(solution.overlap[0, 0]):.4g}" in shown
     assert "raise max_steps" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 100
-    assert "<table>" in solution._repr_html_()
     batch = jax.vmap(lambda a: smi.state_evolution(MATRIX, a))(jnp.array([0.1, 0.15]))
     assert "2 SUCCESS" in repr(batch)
 
@@ -46,13 +41,13 @@ def test_what_is_traced_or_no_number_can_be_summary():
 
     def run(alpha):
         solution = smi.state_evolution(MATRIX, alpha)
-        seen.extend([repr(solution), solution._repr_html_(), repr(smi.links.linear(alpha))])
+        seen.extend([repr(solution), repr(smi.links.linear(alpha))])
         data = smi.Dataset(alpha * jnp.ones((6, 1, 3)), alpha * jnp.ones((6,)))
         seen.append(repr(data))
         return solution.error
 
     jax.jit(run)(0.1)
-    assert len(seen) == 4
+    assert len(seen) == 3
     solution = smi.state_evolution(MATRIX, 0.1)
     for tree in (jax.tree.map(lambda x: x.shape, solution), jax.tree.map(lambda x: None, solution)):
         assert repr(tree).startswith("Solution(")
@@ -73,13 +68,6 @@ def test_models_are_shown_as_their_constructors_with_all_numbers():
     assert repr(smi.DeepAttention(2, 2, skip=0.5)).startswith("DeepAttention(depth=2, tokens=2, ")
     assert "noise=0.3" in repr(smi.links.linear(0.3))
     assert "rank_ratio=0.5" in repr(MATRIX)
-
-
-def test_html_is_escaped():
-    marked_up.__name__ = "<script>"
-    html = smi.MultiIndex(marked_up, indices=1, noise=0.1)._repr_html_()
-    assert "<script>" not in html
-    assert "&lt;script&gt;" in html
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
-"""The pages of docs/ and the README name what exists:
-functions, tests, files, headings, articles."""
+"""The pages of docs/ and the README name functions, tests, files and articles that exist.
+
+tests/pages checks the links of the built site.
+"""
 
 import ast
 import functools
 import importlib
 import inspect
 import re
-import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +16,12 @@ import pytest
 import jaxsmi
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-THEORY = sorted((ROOT / "docs" / "theory").glob("*.md"))
-HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
-REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
-EVERY = [*PAGES, *THEORY, *HOW_TO, *REFERENCE, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FUNCTION = r"`(jaxsmi(?:\.\w+)+)`"
-TEST = r"`(tests/[\w/]+\.py)::(test_\w+)`(\]\([^)]*\))?( †)?"
+TEST = r"`(tests/[\w/]+\.py)::(test_\w+)`(?:\]\([^)]*\))?( †)?"
+ARTICLE = r"\[([A-Z][A-Za-z]*\d{2})\b"
 
-
-def name(path):
-    return str(path.relative_to(ROOT))
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def prose(path):
@@ -33,86 +29,53 @@ def prose(path):
     return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def found(dotted):
-    """What a dotted name of the package stands for: the longest module, then attributes."""
+def exists(dotted):
+    """A dotted name of the package: the longest module, then attributes."""
     parts = dotted.split(".")
     for k in range(len(parts), 0, -1):
         try:
-            thing = importlib.import_module(".".join(parts[:k]))
+            module = importlib.import_module(".".join(parts[:k]))
         except ModuleNotFoundError:
             continue
-        return functools.reduce(getattr, parts[k:], thing)
-    raise ModuleNotFoundError(dotted)
+        missing = object()
+        last = functools.reduce(lambda x, name: getattr(x, name, missing), parts[k:], module)
+        return last is not missing
+    return False
 
 
 @functools.cache
 def tests_of(path):
-    """Name of each test of a file, and whether all of it is slow."""
+    """Name of each test of a file, and True where it is slow."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    marked = any(
-        isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0])
-        for node in tree.body
-    )
-
-    def slow(node):
-        return marked or any(
-            ast.unparse(mark) in ("pytest.mark.slow", "SLOW") for mark in node.decorator_list
-        )
-
-    return {node.name: slow(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+    everywhere = any(ast.unparse(node).startswith("pytestmark") for node in tree.body)
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    marks = {test.name: set(map(ast.unparse, test.decorator_list)) for test in tests}
+    return {name: everywhere or bool(m & {"pytest.mark.slow", "SLOW"}) for name, m in marks.items()}
 
 
-def slug(heading):
-    """The anchor that a heading gets: lower case, punctuation gone, spaces to hyphens."""
-    kept = (c for c in heading.strip().lower() if c in " -_" or unicodedata.category(c)[0] in "LN")
-    return "".join(kept).replace(" ", "-")
-
-
-def anchors(path):
-    return {slug(line.lstrip("#")) for line in prose(path).splitlines() if line.startswith("#")}
-
-
-def broken(path):
-    """The relative links of a page that lead nowhere."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
-        if re.match(r"[a-z]+:", target):
-            continue
-        file, _, anchor = target.partition("#")
-        there = (path.parent / file).resolve() if file else path
-        inside = there.exists() and ROOT in there.parents
-        if not inside or (anchor and anchor not in anchors(there)):
-            yield target
-
-
-@pytest.mark.parametrize("path", EVERY, ids=name)
+@each_page
 def test_functions_exist(path):
-    named = set(re.findall(FUNCTION, prose(path)))
-    named |= {f"jaxsmi.{rest}" for rest in re.findall(r"`smi\.(\w+(?:\.\w+)*)", prose(path))}
-    missing = []
-    for dotted in sorted(named):
-        try:
-            found(dotted)
-        except (AttributeError, ModuleNotFoundError):
-            missing.append(dotted)
-    assert not missing
+    names = set(re.findall(FUNCTION, prose(path)))
+    names |= {f"jaxsmi.{rest}" for rest in re.findall(r"`smi\.(\w+(?:\.\w+)*)", prose(path))}
+    assert not [name for name in sorted(names) if not exists(name)]
 
 
-@pytest.mark.parametrize("path", EVERY, ids=name)
+@each_page
 def test_tests_exist_and_slow_ones_are_called_slow(path):
-    for file, test, _, dagger in re.findall(TEST, prose(path)):
+    for file, test, dagger in re.findall(TEST, prose(path)):
         assert test in tests_of(file), f"{file}::{test}"
         assert dagger or not tests_of(file)[test], f"{file}::{test} is slow: mark it with †"
 
 
-@pytest.mark.parametrize("path", EVERY, ids=name)
-def test_links_lead_somewhere(path):
-    assert list(broken(path)) == []
-
-
-@pytest.mark.parametrize("path", EVERY, ids=name)
+@each_page
 def test_articles_are_in_the_bibliography(path):
-    known = set(re.findall(r"@\w+\{(\w+),", (ROOT / "references.bib").read_text(encoding="utf-8")))
-    assert set(re.findall(r"\[([A-Z][A-Za-z]*\d{2})\b", prose(path))) <= known
+    known = re.findall(r"@\w+\{(\w+),", (ROOT / "references.bib").read_text(encoding="utf-8"))
+    assert set(re.findall(ARTICLE, prose(path))) <= set(known)
+
+
+def test_files_of_the_readme_exist():
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", prose(ROOT / "README.md"))
+    assert not [target for target in targets if not (ROOT / target).exists()]
 
 
 def public(module):
@@ -123,31 +86,25 @@ def public(module):
 
 
 def test_the_reference_has_every_public_name():
-    listed = "\n".join(path.read_text(encoding="utf-8") for path in REFERENCE)
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    listed = "\n".join(path.read_text(encoding="utf-8") for path in pages)
     names = re.findall(r"auto(?:class|function):: jaxsmi\.(\S+)", listed)
     documented = [functools.reduce(getattr, name.split("."), jaxsmi) for name in names]
     assert [member for member in public(jaxsmi) if member not in documented] == []
 
 
-def test_every_line_of_the_equation_table_has_a_function_and_a_test():
-    rows = [
-        row for row in prose(ROOT / "docs" / "equations.md").splitlines() if row.startswith("| ")
-    ]
+def test_the_equation_table_has_a_function_and_a_test_on_each_line_and_every_article():
+    table = prose(ROOT / "docs" / "equations.md")
+    rows = [row for row in table.splitlines() if row.startswith("| ")]
     rows = [row for row in rows if not row.startswith("| equation |")]
     assert len(rows) > 80
     for row in rows:
         assert len(row.split(" | ")) == 4, row
         assert re.search(FUNCTION, row), row
         assert re.search(TEST, row), row
-
-
-def test_every_article_is_in_the_equation_table():
-    """Those that the code cites."""
-    cited = set()
-    for path in (ROOT / "jaxsmi").rglob("*.py"):
-        cited |= set(re.findall(r"\[([A-Z][A-Za-z]*\d{2})\b", path.read_text(encoding="utf-8")))
-    table = set(re.findall(r"\[([A-Z][A-Za-z]*\d{2})\b", prose(ROOT / "docs" / "equations.md")))
-    assert cited <= table, cited - table
+    code = [path.read_text(encoding="utf-8") for path in (ROOT / "jaxsmi").rglob("*.py")]
+    cited = set(re.findall(ARTICLE, "".join(code)))
+    assert cited <= set(re.findall(ARTICLE, table))
 
 
 # A number of docs/print.md that no other test shows -------------------------------------------

@@ -397,6 +397,7 @@ def test_posterior_under_vmap_is_nan_where_V_is_bad():
     np.testing.assert_array_equal(np.isnan(post.g[:, 0, 0]), [False, True, True, True])
 
 
+@pytest.mark.slow
 def test_a_diverging_run_keeps_its_history_and_says_what_to_do():
     """Textbook GAMP with the divergence and a huge start:
     the size of the estimate leaves its range."""

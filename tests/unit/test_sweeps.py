@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,6 +212,7 @@ smi.sweep(lambda noise: smi.links.linear(noise), [0.5, 1.0, 2.0], {{"noise": noi
 """
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_is_the_same(tmp_path):
     """kill -9 in the middle: the end is the sweep that nobody disturbed, bit for bit."""
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
@@ -259,17 +259,17 @@ def test_a_cluster_that_loses_a_worker_gives_the_same():
 @pytest.mark.parametrize("kind", ["state_evolution", "gamp"])
 def test_a_solution_survives_the_file(tmp_path, kind):
     solution = synthetic.solution(kind)
+    solution.history["record"] = {"loud": solution.history["residual"]}  # a tree of a user
     storage.save(solution, tmp_path / "a.nc", seed=3)
     loaded = storage.load(tmp_path / "a.nc")
-    back = storage.from_xarray(loaded, model=solution.model)
-    fields = ["alpha", *storage.SCALARS, *storage.MATRICES]
-    parts = lambda solution: [getattr(solution, name) for name in fields]
-    assert back.kind == solution.kind
-    chex.assert_trees_all_equal(parts(back), parts(solution))
-    chex.assert_trees_all_equal(back.trajectory, solution.trajectory)
-    if kind == "gamp":
-        np.testing.assert_array_equal(back.weights, solution.weights)
-    assert loaded.attrs["seed"] == 3
+    for name in ("alpha", *storage.SCALARS, *storage.MATRICES, *["weights"] * (kind == "gamp")):
+        np.testing.assert_array_equal(loaded[name], getattr(solution, name))
+    trajectory = solution.trajectory
+    trajectory["record_loud"] = trajectory.pop("record")["loud"]
+    np.testing.assert_array_equal(loaded["step"], trajectory.pop("step"))
+    for name, values in trajectory.items():
+        np.testing.assert_array_equal(loaded[f"history_{name}"], values)
+    assert (loaded.attrs["kind"], loaded.attrs["seed"]) == (kind, 3)
     assert loaded["overlap"].dims == ("index", "index_")
     assert loaded["history_overlap"].dims == ("step", "index", "index_")
     assert loaded.sizes["step"] == 7  # the empty rows are gone
@@ -300,10 +300,8 @@ def test_a_curve_is_in_ascending_alpha_and_gives_its_solutions_back(tmp_path):
     assert storage.load(tmp_path / "a.nc").attrs["groups"] == "curve, one"
     curve = storage.load(tmp_path / "a.nc", "curve")
     np.testing.assert_array_equal(curve.alpha, [0.3, 0.6, 0.9])
-    back = storage.from_xarray(curve.isel(alpha=2))
-    chex.assert_trees_all_equal(back.trajectory, solutions[0].trajectory)
-    with pytest.raises(ValueError, match="dataset: got 'a curve of 3 alphas'"):
-        storage.from_xarray(curve)
+    last = curve.history_overlap.isel(alpha=2).dropna("step")
+    np.testing.assert_array_equal(last, solutions[0].trajectory["overlap"])
     with pytest.raises(ValueError, match="group: got 'two'; allowed: one of curve, one"):
         storage.load(tmp_path / "a.nc", "two")
 

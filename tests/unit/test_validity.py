@@ -96,6 +96,7 @@ def test_message_passing_with_an_invalid_argument_is_nan_as_a_whole():
     assert np.all(np.isfinite(run(0.5).weights))
 
 
+@pytest.mark.slow
 def test_a_signal_given_as_a_start_stays_the_start_beside_side_information():
     """It was the scale of a random start, entry by entry."""
     model = smi.links.linear(0.1)
@@ -112,7 +113,8 @@ def test_a_signal_given_as_a_start_stays_the_start_beside_side_information():
         smi.gamp(model, data, start=smi.Start(weights=jnp.ones(7), side_information=0.3), key=KEY)
 
 
-@pytest.mark.parametrize("symmetric", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("symmetric", [False, True])
 def test_a_stream_of_bilinear_regression(symmetric):
     """Its teacher is a matrix S and its student two factors: no teacher was admitted."""
     model = smi.Bilinear(1.0, 0.5, 0.1, symmetric=symmetric)
@@ -164,6 +166,7 @@ def test_overlaps_outside_the_ball_are_nan_inside_jit():
     assert int(code) == Result.SUCCESS
 
 
+@pytest.mark.slow
 def test_a_record_without_a_rhythm_keeps_that_of_the_run():
     """`train` records 200 times; a Record(f) made it record every step."""
     model = smi.links.linear(0.1)
@@ -200,6 +203,7 @@ def test_an_invalid_state_evolution_has_no_history_either():
     assert np.all(np.isnan(jax.jit(solve)(-1.0).history["overlap"]))
 
 
+@pytest.mark.slow
 def test_theory_has_no_cosine_and_a_root_no_trajectory():
     """Both raised a KeyError."""
     exact = smi.state_evolution(smi.Bilinear(1.0, 0.2, 0.1), 0.3)

@@ -63,6 +63,7 @@ def overlap_against_alpha(
         ValueError: Without any solution.
         ImportError: Without matplotlib, with the remedy.
     """
+    # lists at once: a generator gives its solutions once only
     curve, runs, names = _ascending(theory), _ascending(gamp), list(names or ())
     names = names or _names([*curve, *runs])
     ax = drawing.axes_or_new(ax)
@@ -176,6 +177,7 @@ def _second_moment(solution: Solution) -> np.ndarray:
 def _finish(ax: Axes, abscissa: str, ordinate: str, legend: bool) -> Axes:
     ax.set_xlabel(abscissa)
     ax.set_ylabel(ordinate)
+    # a little more than [0, 1]: markers at both ends stay whole
     ax.set_ylim(-0.03, 1.05)
     if legend:
         drawing.legend_above(ax, 2)
@@ -226,6 +228,7 @@ def learning_curves(
     if level is not None:
         ax.axhline(level, color=INK, lw=0.8, ls=":", label=f"cosine {level:g}")
     if logarithmic:
+        # linear up to the first record: step 0 has no logarithm
         ax.set_xscale("symlog", linthresh=max(steps[1], 1.0))
     ax.set_xlim(left=0)
     return _finish(
@@ -239,6 +242,7 @@ def _recorded(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
     steps = np.atleast_2d(np.asarray(solution.history["step"]))
     cosines = np.asarray(solution.history["cosine"])
     cosines = cosines if cosines.ndim == 3 else cosines[None]
+    # runs that reached a target ended earlier, and a mean needs them all at each step
     longest = steps[np.argmax(np.isfinite(steps).sum(axis=1))]
     values = cosines[:, np.isfinite(longest)].copy()
     for t in range(1, values.shape[1]):
@@ -271,7 +275,7 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
         logarithmic = solution.kind not in ("gamp", "state_evolution")
         learning_curves(solution, ax, level=order.level, logarithmic=logarithmic, legend=n == 0)
         ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", loc="right", y=0.04)
-        if n:
+        if n:  # the panels share their ordinate
             ax.set_ylabel("")
     return list(axes)
 
@@ -354,6 +358,7 @@ def thresholds_against(
         alpha = np.array([float(threshold.alpha) for _, threshold in rows])
         low = np.array([threshold.interval()[0] for _, threshold in rows])
         look: dict[str, Any] = markers(k) | {"linestyle": "-" if len(rows) > 1 else "none"}
+        # no interval where α_c is infinite: matplotlib draws none of NaN, and fails
         at, half = [value for value, _ in rows], np.nan_to_num(alpha - low)
         ax.errorbar(at, alpha, half, label=f"threshold {k + 1}", **look)
     ax.set_xlabel(parameter)
@@ -377,6 +382,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     Returns:
         The figure.
     """
+    # Q + V is the second moment in theory; training has no V
     norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
     share = (table.overlap / norm).mean("seed")
     parameters = [str(name) for name in share.dims[:-3]]

@@ -107,6 +107,7 @@ def canvas(columns: int = 1, rows: int = 1, height: float = 2.55) -> Figure:
     import_pyplot()
     from matplotlib.figure import Figure  # not pyplot: opens no window
 
+    # drawn at its printed size: letters of a scaled figure would have another height
     size = (COLUMN if columns == 1 else PAGE, height * rows)
     with style():
         return Figure(figsize=size, layout="constrained")
@@ -176,5 +177,6 @@ def savefig(
     check(ending in _METADATA, "path", str(path), "a name ending in " + ", ".join(_METADATA))
     record = provenance(solution, **attributes)
     metadata = {_METADATA[ending]: json.dumps(record), "Creator": f"jaxsmi {record['jaxsmi']}"}
+    # whole or not at all: a killed run leaves the figure of the one before
     with style(), whole(path) as aside:
         figure.savefig(aside, metadata=metadata)
