@@ -74,6 +74,12 @@ class AbstractLabels(eqx.Module):
         return True
 
     @property
+    def pathwise(self) -> bool | Array:
+        """Averages over labels have their derivative along the points that they are taken at: labels
+        are summed over, or are drawn and move continuously with the fields."""
+        return True if self.outcomes is not None else self.smooth
+
+    @property
     def noise_size(self) -> int:
         """Number of standard normals that a label needs beside its fields."""
         return 0

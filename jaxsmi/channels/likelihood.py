@@ -180,6 +180,12 @@ class IntegratedChannel(FibreChannel):
         return ~continuous(law, self.indices, self.tokens)
 
     @property
+    def pathwise(self) -> bool | Array:
+        """As of any channel, where p(y|z) of labels that are summed over is continuous: nodes miss
+        how a jump of it moves."""
+        return self.smooth if self.outcomes is None else ~self.jumps
+
+    @property
     def kinked(self) -> Array:
         """The gradient of p(y|z) jumps with z, likewise."""
         law = self._as_smooth

@@ -77,6 +77,7 @@ class PullbackChannel(AbstractChannel):
     constraints = property(lambda self: self.inner.constraints)
     outcomes = property(lambda self: self.inner.outcomes)
     smooth = property(lambda self: self.inner.smooth)
+    pathwise = property(lambda self: self.inner.pathwise)
     noise_size = property(lambda self: self.inner.noise_size)
     noiseless = property(lambda self: self.inner.noiseless)
     drawable = property(lambda self: self.inner.drawable)

@@ -233,13 +233,13 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
     def prepare(
         overlap_map: OverlapMap, context: tuple[Array, Array], V: Array
     ) -> tuple[Array, Array]:
-        smooth = overlap_map.model.channel.smooth
+        regular = overlap_map.model.channel.pathwise
         stated = overlap_map.evaluate(V).jacobian
-        if smooth is False:
+        if regular is False:
             return V, stated
         Q = overlap_map.second_moment - V
         pathwise = fixed_point.pathwise_jacobian(overlap_map.evaluate, V, Q)
-        return V, jnp.where(smooth, pathwise, stated)
+        return V, jnp.where(regular, pathwise, stated)
 
     def push(
         overlap_map: OverlapMap,
@@ -252,7 +252,7 @@ def _differentiable(overlap_map: OverlapMap, V: Array, code: Array) -> Array:
         # where labels jump, those of the model's numbers miss the jumps; that in α is exact
         numbers = len(implicit.numbers_of(overlap_map.model)[0])
         moves = sum(jnp.sum(jnp.abs(x)) for x in directions[:numbers]) > 0.0
-        known = jnp.where(moves, overlap_map.model.channel.smooth, True)
+        known = jnp.where(moves, overlap_map.model.channel.pathwise, True)
         return context[1] * fixed_point.resolvent(J, jnp.where(known, slope, jnp.nan))
 
     return implicit.differentiable(solve, push, overlap_map, (V, weight), prepare)

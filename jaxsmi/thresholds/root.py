@@ -202,7 +202,7 @@ def _tangent(
         tangent = eqx.tree_at(lambda b: b.model, zero, moving)
         slope = _slope_along(branch, root.V, root.X, root.jacobian, tangent)
         # labels that jump have no derivative along the sampled ones: see AbstractChannel
-        return jnp.where(model.channel.smooth, -slope / root.slope, jnp.nan)
+        return jnp.where(model.channel.pathwise, -slope / root.slope, jnp.nan)
 
     zero = jnp.zeros_like
     code: Any = None  # a code has no tangent

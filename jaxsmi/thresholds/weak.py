@@ -62,8 +62,8 @@ def weak_recovery(
     Returns:
         A `Threshold`: `alpha` is 0 where a direction is learned at any α > 0 (E[z|y] ≠ 0), and inf
         where nothing grows; `subspace` (P, P) is what is learned. Differentiable, forwards and
-        backwards, in every array of the model (NaN where labels jump). Codes: SUCCESS, INACCURATE,
-        NONFINITE; INVALID.
+        backwards, in every array of the model (NaN where labels jump, unless they are few and
+        summed over). Codes: SUCCESS, INACCURATE, NONFINITE; INVALID.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or fewer than two points a
@@ -117,7 +117,7 @@ def _differentiable(model: AbstractModel, key: PRNGKeyArray, points: int, nets: 
     ) -> Threshold:
         tangent = derivative(lambda m: solve(m, key), model, directions)
         # labels that jump have no derivative along the sampled ones: see AbstractChannel
-        return jax.tree.map(lambda x: jnp.where(model.channel.smooth, x, jnp.nan), tangent)
+        return jax.tree.map(lambda x: jnp.where(model.channel.pathwise, x, jnp.nan), tangent)
 
     return differentiable(solve, push, model, key)
 

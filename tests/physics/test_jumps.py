@@ -109,17 +109,6 @@ SILENT = {
     "generalization error, matrices": lambda q: (
         smi.generalization_error(smi.AttentionIndexed(3, 0.5, "hardmax"), 0.8 * q, key=KEY).value
     ),
-    "weak recovery": lambda c: (
-        smi.weak_recovery(correlated(0.3 * c), key=KEY, averages=smi.Averages(points=2**9)).alpha
-    ),
-    "state evolution in the prior": lambda c: smi.state_evolution(
-        correlated(0.3 * c),
-        6.0,
-        key=KEY,
-        start=0.5,
-        averages=smi.Averages(2**9),
-        iteration=smi.Iteration(3),
-    ).overlap[0, 1],
 }
 
 
@@ -129,6 +118,28 @@ SILENT = {
 def test_a_derivative_that_is_not_there_is_nan(name):
     """These were zero, or a part of the truth."""
     assert np.isnan(jax.jit(jax.grad(SILENT[name]))(1.0))
+
+
+SUMMED = {
+    "weak recovery of a product": lambda c: (
+        smi.weak_recovery(correlated(0.3 * c), key=KEY, averages=smi.Averages(points=2**9)).alpha
+    ),
+    "state evolution in the noise": lambda c: smi.state_evolution(
+        smi.links.sign(noise=0.5 * c),
+        1.5,
+        key=KEY,
+        averages=smi.Averages(2**9),
+        iteration=smi.Iteration(tolerance=1e-9),
+    ).overlap[0, 0],
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_signs_that_are_summed_over_have_a_derivative_in_numbers_of_the_model(name):
+    """Nothing is drawn that could jump. Tolerance: the square of the step."""
+    function = SUMMED[name]
+    difference = (function(1.001) - function(0.999)) / 0.002
+    np.testing.assert_allclose(jax.grad(function)(1.0), difference, rtol=1e-5)
 
 
 def test_smooth_labels_keep_theirs():
