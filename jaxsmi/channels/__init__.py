@@ -10,7 +10,6 @@ hardmax, hardmax_posterior, layered_scores: labels of a matrix of scores. proxim
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
 from jaxsmi.channels.base import (
     AbstractChannel,
-    AbstractLabels,
     ClosedFormChannel,
     Posterior,
     Response,
@@ -24,7 +23,6 @@ from jaxsmi.channels.signs import LogisticChannel, SignChannel, SignProductChann
 
 __all__ = [
     "AbstractChannel",
-    "AbstractLabels",
     "ClosedFormChannel",
     "DeepAttentionChannel",
     "Fibre",

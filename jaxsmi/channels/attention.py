@@ -13,8 +13,7 @@ layer ℓ and the link of channels/attention_link.py (h_ℓ, A_ℓ, B_ℓ):
     untied, rank one: h_L = (q, k) up to c x, x'/c + m 1, c of either sign [Eqs. (40) to (43)]
 
 In whitened fields τ = chol(V)^{-1}(z - ω), the inner blocks are standard Gaussians t and the last
-block is a residual r_s(t). The rotation is integrated at each t (rotations.py), and so is the scale
-(scales.py).
+block is a residual r_s(t). The rotation and the scale are integrated at each t (orbits.py).
 """
 
 from __future__ import annotations
@@ -26,19 +25,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxsmi.channels import rotations, scales
+from jaxsmi.channels import orbits
 from jaxsmi.channels.attention_link import (
-    Components,
     Layer,
     attention_link,
     balanced,
     eliminate,
-    inner_matrices,
     invert_attention,
     invert_untied_attention,
     last_fields,
-    split_rows,
-    total,
+    mixing_matrices,
+    with_skip,
 )
 from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel
 from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
@@ -51,10 +48,6 @@ __all__ = ["DeepAttentionChannel", "SingleAttentionChannel", "shifted_rows"]
 
 # empirical: how far the last block moves with t, per distance between the two tokens of u
 _STEEP = 0.55
-# nodes of the integrals over rotations and scales: inside another integral, and alone
-# (by `tied`); alone, the difference of two rules over rotations is its own error bar
-_INSIDE = {True: {"nodes": (16, 24)}, False: {"nodes": 32}}
-_ALONE = {True: {"nodes": (32, 48), "power": 1.0}, False: {"nodes": 64}}
 
 
 class AbstractAttentionChannel(AbstractChannel):
@@ -209,25 +202,23 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
         P, M, last = self.inner, self.tokens, self.layers[-1]
         rank = last.indices
         nested = rank > 1
-        law = (rotations if last.tied else scales).copies
-        rule = (_INSIDE if P else _ALONE)[last.tied]
-        copies = functools.partial(law, **rule) if nested else _signs
+        law = orbits.rotations if last.tied else orbits.scales
+        copies = functools.partial(law, inside=P > 0) if nested else _signs
         u = statistic.reshape(-1, rank, M)
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
             u, w = block  # (S, r, M), (S, P, M)
             L, skip, beta = (x.astype(t.dtype) for x in (root, self.skip, self.beta))
             z, centre = shifted_rows(w, L, t, P)
-            matrices = inner_matrices(split_rows(z, self.layers[:-1]), self.layers[:-1], skip, beta)
+            mixing = functools.partial(with_skip, beta=beta)
+            matrices = mixing_matrices(z, self.layers[:-1], skip, mixing)
             # Z_L = R u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u, row by row
-            v = [[u[:, p, m, None] for m in range(M)] for p in range(rank)]
+            v = u.T[..., None]  # (M, r, S, 1)
             jacobian = jnp.ones((), t.dtype)
             for A in reversed(matrices):
-                solved = [eliminate(A, row) for row in v]
-                v = [row for row, _ in solved]
-                for _, inverse_det in solved:
-                    jacobian = jacobian * inverse_det
-            return jacobian, copies(v, centre, L[P:, P:])
+                v, inverse_det = eliminate(A, v)
+                jacobian = jacobian * inverse_det**rank
+            return jacobian, copies(v.swapaxes(0, 1), centre, L[P:, P:])
 
         log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(root)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
         if self.visible_rank < rank or not last.tied:
@@ -245,30 +236,21 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
         return Fibre(integral, log_norm, nested)
 
 
-def shifted_rows(
-    omega: Array, root: Array, t: Array, free: int
-) -> tuple[list[list[Array]], list[list[Array]]]:
-    """Rows of M arrays (S, n) at nodes t (n, free M) of the first `free` whitened rows: the fields
-    of these, and the means of the others given them; omega (S, P, M)."""
-    P, M = omega.shape[1:]
-    t_rows = t.T.reshape(free, M, len(t))
-
-    def row(p: int) -> list[Array]:
-        used = range(min(p + 1, free))
-        moved = lambda m: [root[p, q] * t_rows[q, m] for q in used]
-        return [total([omega[:, p, m, None], *moved(m)]) for m in range(M)]
-
-    rows = [row(p) for p in range(P)]
-    return rows[:free], rows[free:]
+def shifted_rows(omega: Array, root: Array, t: Array, free: int) -> tuple[Array, Array]:
+    """Fields (free, M, S, n) of the first whitened rows at nodes t (n, free M), and the means
+    (P - free, M, S, n) of the others given them; omega (S, P, M)."""
+    rows = t.T.reshape(free, omega.shape[2], len(t))
+    # a sum, not a contraction: which would round in single precision on some GPUs
+    shift = jnp.sum(root[:, :free, None, None] * rows, axis=1)
+    z = jnp.moveaxis(omega, 0, -1)[..., None] + shift[:, :, None]
+    return z[:free], z[free:]
 
 
-def _signs(block: Components, centre: Components, root: Array) -> list[Branch]:
-    """Both signs of a last block of rank one, a row of M arrays (S, n); `centre` is its mean given
-    the inner fields, `root` (1, 1) its Λ."""
-    scale = 1.0 / root[0, 0]
-    pairs = list(zip(block[0], centre[0], strict=True))
+def _signs(block: Array, centre: Array, root: Array) -> list[Branch]:
+    """Both signs of a last block of rank one (1, M, S, n); `centre` is its mean given the inner
+    fields, `root` (1, 1) its Λ."""
     signs = []
     for sign in (1.0, -1.0):
-        r = [scale * (sign * v - c) for v, c in pairs]
-        signs.append(Branch(-0.5 * total(x * x for x in r), r))
+        r = (sign * block[0] - centre[0]) / root[0, 0]
+        signs.append(Branch(-0.5 * jnp.sum(r * r, axis=0), list(r)))
     return signs

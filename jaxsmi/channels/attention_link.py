@@ -9,16 +9,17 @@ layer ℓ, B_0 = I_M:
                                        written once
     σ_β(s)_ij = exp(β s_ij) / Σ_k exp(β s_ik)        row softmax; hardmax is its limit β -> ∞
 
-A small matrix is written as rows of arrays of any common shape (`Components`): the same lines serve
-one sample and all nodes of an integral at once.
+Tokens come first, and any axes may follow: the same lines serve one sample and all nodes of an
+integral at once. Small sums over tokens are written as sums, not as contractions: elementwise over
+the nodes, these fuse with what surrounds them.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,27 +29,20 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import clamp_to_tiny
 
 __all__ = [
-    "Components",
     "Layer",
     "attention_link",
-    "averaged",
     "balanced",
     "eliminate",
     "hardmax",
     "hardmax_link",
-    "inner_matrices",
     "invert_attention",
     "invert_untied_attention",
     "last_fields",
+    "mixing_matrices",
     "scores",
-    "split_rows",
-    "total",
+    "transfer",
     "with_skip",
 ]
-
-# a small matrix whose entries are arrays of any common shape
-Components = Sequence[Sequence[Array]]
-_Row = TypeVar("_Row")
 
 
 class Layer(NamedTuple):
@@ -71,125 +65,20 @@ class Layer(NamedTuple):
         return self.heads == 1 and self.rank <= (2 if self.tied else 1)
 
 
-def total(terms: Iterable[Array]) -> Array:
-    """The sum of arrays, from left to right."""
-    return functools.reduce(operator.add, terms)
+def scores(h: Array, layer: Layer) -> Array:
+    """qᵀk of each head (H, M, M, ...), of fields h (P, M, ...)."""
+    parts = h.reshape(layer.heads, 1 if layer.tied else 2, layer.rank, *h.shape[1:])
+    return jnp.sum(parts[:, 0, :, :, None] * parts[:, -1, :, None], axis=1)
 
 
-def row_softmax(scores: Components, beta: Array) -> list[list[Array]]:
-    """σ_β of an M×M matrix of arrays, row by row, without overflow, every entry to full relative
-    accuracy."""
-    rows = []
-    for row in scores:
-        top = row[0]
-        for entry in row[1:]:
-            top = jnp.maximum(top, entry)
-        raised = [jnp.exp(beta * (entry - jax.lax.stop_gradient(top))) for entry in row]
-        norm = 1.0 / sum(raised[1:], raised[0])
-        rows.append([x * norm for x in raised])
-    return rows
+def transfer(A: Array, block: Array) -> Array:
+    """Z Aᵀ of a block Z (P, M, ...): mixes the tokens of each row."""
+    return jnp.sum(A * block[:, None], axis=2)
 
 
-def scores(h: Components, layer: Layer) -> list[list[list[Array]]]:
-    """qᵀk (M×M) of each head, for h given as rows of M arrays."""
-    size = len(h) // layer.heads
-    heads = []
-    for head in range(layer.heads):
-        rows = h[head * size : (head + 1) * size]
-        q, k = (rows, rows) if layer.tied else (rows[: size // 2], rows[size // 2 :])
-        pairs = list(zip(q, k, strict=True))
-        M = range(len(q[0]))
-        heads.append([[total(a[i] * b[j] for a, b in pairs) for j in M] for i in M])
-    return heads
-
-
-def averaged(heads: Sequence[Components]) -> list[list[Array]]:
-    """Mean of the attention matrices of the heads."""
-    if len(heads) == 1:
-        return [list(row) for row in heads[0]]
-    M = range(len(heads[0]))
-    return [[total(head[i][j] for head in heads) / len(heads) for j in M] for i in M]
-
-
-def transfer(A: Components, block: Components) -> list[list[Array]]:
-    """Z Aᵀ for a block Z of rows: mixes the tokens of each row."""
-    return [[total(a * z for a, z in zip(A_row, row, strict=True)) for A_row in A] for row in block]
-
-
-def with_skip(raw: Sequence[Components], skip: Array, beta: Array) -> list[list[Array]]:
-    """c I + the mean of σ_β of the scores of each head."""
-    if len(raw[0]) == 2:
-        # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as
-        # fast
-        heads = []
-        for s in raw:
-            stay = [0.5 + 0.5 * jnp.tanh((0.5 * beta) * (s[i][i] - s[i][1 - i])) for i in range(2)]
-            heads.append([[stay[0], 1.0 - stay[0]], [1.0 - stay[1], stay[1]]])
-    else:
-        heads = [row_softmax(s, beta) for s in raw]
-    return [
-        [entry + skip if i == j else entry for j, entry in enumerate(row)]
-        for i, row in enumerate(averaged(heads))
-    ]
-
-
-def eliminate(A: Components, right: Sequence[Array]) -> tuple[list[Array], Array]:
-    """A^{-1} right and 1/|det A|.
-
-    No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix. A mean of
-    heads, or untied ones, may be singular on a surface, where the weight of the integrand vanishes.
-    """
-    A = [list(row) for row in A]
-    x = list(right)
-    M = len(A)
-    pivots = []
-    for k in range(M):
-        # a pivot is zero where c = 0 and two tokens agree: the weight is zero there
-        tiny = 1e-100 if A[k][k].dtype == jnp.float64 else 1e-15
-        pivots.append(1.0 / jnp.where(jnp.abs(A[k][k]) < tiny, tiny, A[k][k]))
-        for i in range(k + 1, M):
-            factor = A[i][k] * pivots[k]
-            A[i] = A[i][: k + 1] + [A[i][j] - factor * A[k][j] for j in range(k + 1, M)]
-            x[i] = x[i] - factor * x[k]
-    for k in reversed(range(M)):
-        for j in range(k + 1, M):
-            x[k] = x[k] - A[k][j] * x[j]
-        x[k] = x[k] * pivots[k]
-    return x, jnp.abs(functools.reduce(operator.mul, pivots))
-
-
-def inner_matrices(
-    blocks: Sequence[Components], layers: Sequence[Layer], skip: Array, beta: Array
-) -> list[list[list[Array]]]:
-    """A_1 .. A_{L-1} from the blocks Z_1 .. Z_{L-1} (each a list of rows of M arrays)."""
-    matrices: list[list[list[Array]]] = []
-    for number, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
-        h = block
-        for A in matrices:
-            h = transfer(A, h)
-        matrices.append(with_skip(scores(h, layer), skip[number], beta))
-    return matrices
-
-
-def split_rows(rows: Sequence[_Row], layers: Sequence[Layer]) -> list[list[_Row]]:
-    """Rows grouped by layer."""
-    ends = np.cumsum([layer.indices for layer in layers])
-    return [list(rows[end - layer.indices : end]) for end, layer in zip(ends, layers, strict=True)]
-
-
-def last_fields(fields: Array, layers: tuple[Layer, ...], skip: Array, beta: Array) -> Array:
-    """h_L = Z_L B_{L-1}ᵀ (P_L, M) from the fields (P, M)."""
-    *inner, last = split_rows([list(row) for row in fields], layers)
-    for A in inner_matrices(inner, layers[:-1], skip, beta):
-        last = transfer(A, last)
-    return jnp.stack([jnp.stack(row) for row in last])
-
-
-def attention_link(fields: Array, layers: tuple[Layer, ...], skip: Array, beta: Array) -> Array:
-    """y = S_L(h_L) (M, M) from the fields (P, M)."""
-    h = last_fields(fields, layers, skip, beta)
-    heads = [row_softmax(s, beta) for s in scores([list(row) for row in h], layers[-1])]
-    return jnp.stack([jnp.stack(row) for row in averaged(heads)])
+def softmax(scores: Array, beta: Array) -> Array:
+    """The mean over heads of σ_β (M, M, ...), every entry to full relative accuracy."""
+    return jnp.mean(jax.nn.softmax(beta * scores, axis=2), axis=0)
 
 
 def hardmax(scores: Array) -> Array:
@@ -197,20 +86,92 @@ def hardmax(scores: Array) -> Array:
     return jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=scores.dtype)
 
 
+def with_skip(scores: Array, skip: Array, beta: Array) -> Array:
+    """A = c I + the mean of σ_β of the scores (H, M, M, ...) of each head."""
+    M = scores.shape[1]
+    if M == 2:
+        # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as
+        # fast
+        gaps = (scores[:, i, i] - scores[:, i, 1 - i] for i in range(2))
+        p, q = (jnp.mean(0.5 + 0.5 * jnp.tanh(0.5 * beta * gap), axis=0) for gap in gaps)
+        return jnp.stack([jnp.stack([p + skip, 1.0 - p]), jnp.stack([1.0 - q, q + skip])])
+    A = softmax(scores, beta)
+    return A + skip * jnp.eye(M, dtype=A.dtype).reshape(M, M, *[1] * (A.ndim - 2))
+
+
+def eliminate(A: Array, right: Array) -> tuple[Array, Array]:
+    """A^{-1} right, of right sides (M, ...) or (M, K, ...), and 1/|det A|.
+
+    No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix. A mean of
+    heads, or untied ones, may be singular on a surface, where the weight of the integrand vanishes.
+    """
+    rows = [list(row) for row in A]
+    x = list(right)
+    M = len(rows)
+    tiny = 1e-100 if A.dtype == jnp.float64 else 1e-15
+    pivots = []
+    for k in range(M):
+        # a pivot is zero where c = 0 and two tokens agree: the weight is zero there
+        pivots.append(1.0 / jnp.where(jnp.abs(rows[k][k]) < tiny, tiny, rows[k][k]))
+        for i in range(k + 1, M):
+            factor = rows[i][k] * pivots[k]
+            for j in range(k + 1, M):
+                rows[i][j] = rows[i][j] - factor * rows[k][j]
+            x[i] = x[i] - factor * x[k]
+    for k in reversed(range(M)):
+        for j in range(k + 1, M):
+            x[k] = x[k] - rows[k][j] * x[j]
+        x[k] = x[k] * pivots[k]
+    return jnp.stack(x), jnp.abs(functools.reduce(operator.mul, pivots))
+
+
+def mixing_matrices(
+    fields: Array, layers: Sequence[Layer], skip: Array, mixing: Callable[[Array, Array], Array]
+) -> list[Array]:
+    """A_1, A_2, .. of layers whose fields (P, M, ...) are Z, by `mixing` of the scores of a layer
+    and of c_ℓ."""
+    matrices: list[Array] = []
+    for number, (h, layer) in enumerate(zip(split_rows(fields, layers), layers, strict=True)):
+        for A in matrices:
+            h = transfer(A, h)
+        matrices.append(mixing(scores(h, layer), skip[number]))
+    return matrices
+
+
+def split_rows(rows: Array, layers: Sequence[Layer]) -> list[Array]:
+    """Rows (P, ...) grouped by layer."""
+    ends = np.cumsum([layer.indices for layer in layers])
+    return [rows[end - layer.indices : end] for end, layer in zip(ends, layers, strict=True)]
+
+
+def last_fields(
+    fields: Array,
+    layers: Sequence[Layer],
+    skip: Array,
+    beta: Array,
+    mixing: Callable[..., Array] = with_skip,
+) -> Array:
+    """h_L = Z_L B_{L-1}ᵀ (P_L, M) from the fields (P, M)."""
+    free = sum(layer.indices for layer in layers[:-1])
+    h = fields[free:]
+    inner = functools.partial(mixing, beta=beta)
+    for A in mixing_matrices(fields[:free], layers[:-1], skip, inner):
+        h = transfer(A, h)
+    return h
+
+
+def attention_link(fields: Array, layers: tuple[Layer, ...], skip: Array, beta: Array) -> Array:
+    """y = S_L(h_L) (M, M) from the fields (P, M)."""
+    return softmax(scores(last_fields(fields, layers, skip, beta), layers[-1]), beta)
+
+
 def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array:
     """y (M, M) of the same network with every softmax a hardmax: the limit β -> ∞, whose derivative
     is zero."""
-
-    def hard(block: Array, layer: Layer) -> Array:
-        each = scores([list(row) for row in block], layer)
-        heads = jnp.stack([jnp.stack([jnp.stack(row) for row in s]) for s in each])
-        return jnp.mean(hardmax(heads), axis=0)
-
-    *inner, last = split_rows(list(fields), layers)
-    B = jnp.eye(fields.shape[1], dtype=fields.dtype)
-    for number, (block, layer) in enumerate(zip(inner, layers[:-1], strict=True)):
-        B = skip[number] * B + hard(jnp.stack(block) @ B.T, layer) @ B
-    return hard(jnp.stack(last) @ B.T, layers[-1])
+    mean = lambda scores: jnp.mean(hardmax(scores), axis=0)
+    mixing = lambda scores, skip, beta: mean(scores) + skip * jnp.eye(fields.shape[1])
+    h = last_fields(fields, layers, skip, jnp.inf, mixing)
+    return mean(scores(h, layers[-1]))
 
 
 def invert_attention(labels: Array, beta: Array, rank: int = 1) -> Array:

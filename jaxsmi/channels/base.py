@@ -31,7 +31,6 @@ from jaxsmi.core.validate import check
 
 __all__ = [
     "AbstractChannel",
-    "AbstractLabels",
     "ClosedFormChannel",
     "Posterior",
     "Response",
@@ -39,8 +38,13 @@ __all__ = [
 ]
 
 
-class AbstractLabels(eqx.Module):
-    """Labels of fields z (P, M): a link, and noise."""
+class AbstractChannel(eqx.Module):
+    """p(y|z) of labels of fields z (P, M), a link and noise, with the posterior of the fields.
+
+    `explicit`: `response` is a function in closed form, without random points and a key.
+    """
+
+    explicit: ClassVar[bool] = False
 
     indices: eqx.AbstractVar[int]
     tokens: eqx.AbstractVar[int]
@@ -75,8 +79,8 @@ class AbstractLabels(eqx.Module):
 
     @property
     def pathwise(self) -> bool | Array:
-        """Averages over labels have their derivative along the points that they are taken at: labels
-        are summed over, or are drawn and move continuously with the fields."""
+        """Averages over labels have their derivative along their own points: labels are summed
+        over, or are drawn and move continuously with the fields."""
         return True if self.outcomes is not None else self.smooth
 
     @property
@@ -104,15 +108,6 @@ class AbstractLabels(eqx.Module):
         normals."""
         del noise
         return self.link(fields)
-
-
-class AbstractChannel(AbstractLabels):
-    """p(y|z) with the posterior of the fields z (P, M) of a label.
-
-    `explicit`: `response` is a function in closed form, without random points and a key.
-    """
-
-    explicit: ClassVar[bool] = False
 
     @abc.abstractmethod
     def check_labels(self, labels: Array) -> None:

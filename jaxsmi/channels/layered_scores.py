@@ -17,7 +17,8 @@ q̂_lk = α ⟨Tr Γ^l Γ^k⟩ = 2 α ⟨Σ_i g^l_i g^k_i⟩ (pullback.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.channels.attention import shifted_rows
-from jaxsmi.channels.attention_link import Components, eliminate, total, with_skip
+from jaxsmi.channels.attention_link import eliminate, transfer, with_skip
 from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
 from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
 from jaxsmi.channels.pullback import PullbackChannel
@@ -118,17 +119,16 @@ class LayeredCoordinates(FibreChannel):
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
         """From s (N, T, T)."""
         L, T, m = self.indices, self.size, self.tokens
-        E = self.basis / np.sqrt(2.0)
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
             s, w = block
-            inner, (centre,) = shifted_rows(w, root.astype(t.dtype), t, L - 1)
-            last, inverse_det = self._last(s, [self._matrix(z) for z in inner])
-            r = []
-            for i in range(m):
-                z = total(last[a][b] * E[i, a, b] for a in range(T) for b in range(T))
-                r.append((z - centre[i]) / root[-1, -1].astype(t.dtype))
-            return inverse_det ** (T + 1), [Branch(-0.5 * total(x * x for x in r), r)]
+            inner, centre = shifted_rows(w, root.astype(t.dtype), t, L - 1)
+            E = jnp.asarray(self.basis, t.dtype)
+            h = jnp.sqrt(2.0).astype(t.dtype) * _contract("iab,li...->lab...", E, inner)
+            last, inverse_det = self._last(jnp.moveaxis(s, 0, -1)[..., None], h)
+            z = jnp.sqrt(0.5).astype(t.dtype) * _contract("iab,ab...->i...", E, last)
+            r = (z - centre[0]) / root[-1, -1].astype(t.dtype)
+            return inverse_det ** (T + 1), [Branch(-0.5 * jnp.sum(r * r, axis=0), list(r))]
 
         # narrowest feature in t: the last layer's width over that of the widest inner one
         steepness = jnp.maximum(self.readout.beta, 1.0)
@@ -144,41 +144,23 @@ class LayeredCoordinates(FibreChannel):
         )
         return Fibre(integral, m * (jnp.log(root[-1, -1]) + 0.5 * jnp.log(2 * jnp.pi)))
 
-    def _matrix(self, z: Sequence[Array]) -> Components:
-        """√2 Σ_i z_i E_i of m coordinates, as rows of arrays."""
-        T = self.size
-        E = np.sqrt(2.0) * self.basis
-        entry = lambda a, b: total(x * e for x, e in zip(z, E[:, a, b], strict=True) if e != 0.0)
-        return [[entry(a, b) for b in range(T)] for a in range(T)]
-
-    def _last(self, s: Array, inner: Sequence[Components]) -> tuple[Components, Array]:
-        """B^{-1} s B^{-ᵀ} and 1/|det B| at the nodes, from the scores of the inner layers."""
-        T, dtype = self.size, s.dtype
-        skip, beta = self.skip.astype(dtype), self.readout.beta.astype(dtype)
-        mixings: list[list[list[Array]]] = []
+    def _last(self, s: Array, inner: Array) -> tuple[Array, Array]:
+        """B^{-1} s B^{-ᵀ} (T, T, ...) and 1/|det B| at the nodes, from the scores of the inner
+        layers (L - 1, T, T, ...)."""
+        skip, beta = self.skip.astype(s.dtype), self.readout.beta.astype(s.dtype)
+        transposed = lambda X: X.swapaxes(0, 1)
+        matrices: list[Array] = []
         for h in inner:
-            for A in mixings:
-                h = _sandwich(A, h)
-            mixings.append(with_skip([h], skip, beta))
-        last: Components = [[s[:, a, b, None] for b in range(T)] for a in range(T)]
-        inverse_det = jnp.ones((), dtype)
-        for A in reversed(mixings):
-            last, one = _unmixed(A, last)
+            for A in matrices:
+                h = transfer(A, transposed(transfer(A, h)))  # A h Aᵀ of a symmetric h
+            matrices.append(with_skip(h[None], skip, beta))
+        last, inverse_det = s, jnp.ones((), s.dtype)
+        for A in reversed(matrices):
+            half, one = eliminate(A, last)
+            last, _ = eliminate(A, transposed(half))
             inverse_det = inverse_det * one
         return last, inverse_det
 
 
-def _sandwich(A: Components, X: Components) -> Components:
-    """A X Aᵀ of a symmetric X."""
-    product = lambda X: [
-        [total(a * x for a, x in zip(row, column, strict=True)) for column in zip(*X, strict=True)]
-        for row in A
-    ]
-    return product(list(zip(*product(X), strict=True)))
-
-
-def _unmixed(A: Components, X: Components) -> tuple[Components, Array]:
-    """A^{-1} X A^{-ᵀ} of a symmetric X, and 1/|det A|."""
-    columns, dets = zip(*(eliminate(A, column) for column in zip(*X, strict=True)), strict=True)
-    rows = [eliminate(A, row)[0] for row in zip(*columns, strict=True)]
-    return rows, dets[0]
+# in full precision: a contraction would round in single precision on some GPUs
+_contract = functools.partial(jnp.einsum, precision="highest")

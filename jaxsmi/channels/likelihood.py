@@ -21,7 +21,7 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, AbstractLabels, Posterior, check_label_shape
+from jaxsmi.channels.base import AbstractChannel, Posterior, check_label_shape
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.jumps import continuous, kinked
 from jaxsmi.channels.posterior import Key
@@ -30,7 +30,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["IntegratedChannel", "Likelihood", "LinkLabels", "NoInference"]
+__all__ = ["IntegratedChannel", "Likelihood", "NoInference"]
 
 # the slope of a link: places t, the step of differences in t, and samples at once (empirical: the
 # level that it leads to is then that of the exact slope, or one above)
@@ -175,23 +175,19 @@ class IntegratedChannel(FibreChannel):
     def jumps(self) -> Array:
         """p(y|z) jumps with z, examined numerically; of a user's law without outcomes it may."""
         law = self._as_smooth
-        if law is None:
-            return jnp.ones((), bool)
-        return ~continuous(law, self.indices, self.tokens)
-
-    @property
-    def pathwise(self) -> bool | Array:
-        """As of any channel, where p(y|z) of labels that are summed over is continuous: nodes miss
-        how a jump of it moves."""
-        return self.smooth if self.outcomes is None else ~self.jumps
+        return jnp.asarray(True) if law is None else ~continuous(law, self.indices, self.tokens)
 
     @property
     def kinked(self) -> Array:
         """The gradient of p(y|z) jumps with z, likewise."""
         law = self._as_smooth
-        if law is None:
-            return jnp.ones((), bool)
-        return kinked(law, self.indices, self.tokens)
+        return jnp.asarray(True) if law is None else kinked(law, self.indices, self.tokens)
+
+    @property
+    def pathwise(self) -> Array:
+        """As of any channel, where p(y|z) of labels that are summed over is continuous: nodes miss
+        how a jump of it moves."""
+        return self.smooth if self.outcomes is None else ~self.jumps
 
     @property
     def _as_smooth(self) -> Callable[[Array], Array] | None:
@@ -304,8 +300,9 @@ _CONTINUED = (
 )
 
 
-class LinkLabels(AbstractLabels):
-    """Noiseless labels of a link without a posterior: they can be sampled and trained on.
+class NoInference(AbstractChannel):
+    """Noiseless labels of a link without a posterior: they can be sampled and trained on, and
+    inference raises the `unsupported_reason`.
 
     `budget`: of the integrals of the same link with noise; None: no limit of vanishing noise.
     """
@@ -352,10 +349,6 @@ class LinkLabels(AbstractLabels):
     def link(self, fields: Array) -> Array:
         """The link itself."""
         return self.law(fields)
-
-
-class NoInference(LinkLabels, AbstractChannel):
-    """`LinkLabels` where a channel is expected: inference raises its `unsupported_reason`."""
 
     def check_labels(self, labels: Array) -> None:
         """The range is not known."""

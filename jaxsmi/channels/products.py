@@ -4,7 +4,7 @@ Equations here (ω, V as in channels/base.py; N_k the k-dimensional Gaussian den
 covariance V):
 
 * product, y = z_1 z_2. With z = (s√|y| e^x, s sign(y) √|y| e^{-x}), s = ±1, the measure dz_1/|z_1|
-  is dx, and the integral is one-dimensional, refined sample by sample:
+  is dx, and the integral is one-dimensional:
 
       Z_out = Σ_s ∫ dx N_2(z(s, x); ω, V)
 
@@ -23,27 +23,24 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array
 
+from jaxsmi.channels import orbits
 from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.signs import log_parity
 from jaxsmi.core.arrays import clamp_to_tiny
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral
-from jaxsmi.numerics.refining_rules import RADIUS, WIDE_RADIUS, no_weight
+from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
 __all__ = ["ProductChannel", "SquarePlusSignParityChannel"]
 
-# standard deviations from ω that the curve z_1 z_2 = y is followed to: e^{-72} is left out
-_REACH = 12.0
-
 
 class ProductChannel(FibreChannel):
     """y = z_1 z_2 (P = 2, M = 1), any V: a hyperbola in the plane of the fields, integrated along
-    its two branches.
+    its two branches (orbits.py); `budget` says which error counts as accurate.
 
-    Trapezoidal sums in x = log|z_1| - log√|y| converge faster than any power; `budget` bounds error
-    and nodes.
+    Of labels below 1e-12 in units of the fields the curve outgrows its nodes, as its error says.
     """
 
     budget: Budget
@@ -57,8 +54,8 @@ class ProductChannel(FibreChannel):
 
     @property
     def open_variables(self) -> int:
-        """The place along the hyperbola."""
-        return 1
+        """None: the place along the hyperbola has a rule of its own."""
+        return 0
 
     def link(self, fields: Array) -> Array:
         """z_1 z_2."""
@@ -70,62 +67,18 @@ class ProductChannel(FibreChannel):
 
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
         """From y (N,)."""
-        L = root
-        log_root = 0.5 * jnp.log(clamp_to_tiny(jnp.abs(statistic)))
-        side = jnp.where(statistic >= 0.0, 1.0, -1.0)
-        V = root @ root.T
-        boxes = [_interval(sign, side, omega[:, :, 0], log_root, V) for sign in (1.0, -1.0)]
 
-        def integrand(
-            block: tuple[Array, Array, Array, list], t: Array
-        ) -> tuple[Array, list[Branch]]:
-            side, w, log_root, boxes = block
-            branches = []
-            for sign, (centre, scale) in zip((1.0, -1.0), boxes, strict=True):
-                x = centre[:, None] + scale[:, None] * t[:, 0]
-                first = (sign * jnp.exp(log_root[:, None] + x) - w[:, 0]) / L[0, 0]
-                second = sign * side[:, None] * jnp.exp(log_root[:, None] - x)
-                second = (second - w[:, 1] - L[1, 0] * first) / L[1, 1]
-                # dx = scale dt; out of the box exponentials overflow, and have no weight
-                outside = ~(jnp.abs(first) + jnp.abs(second) < 1e100)
-                first, second = (jnp.where(outside, 0.0, r) for r in (first, second))
-                ell = -0.5 * (first**2 + second**2) + jnp.log(scale)[:, None]
-                ell = jnp.where(outside, no_weight(ell.dtype), ell)
-                branches.append(Branch(ell, [first, second]))
-            # the integral is over x, without a Gaussian: dt in place of the rule's φ(t) dt (nodes
-            # beyond its widest box, t > 9, have no weight)
-            square = jnp.minimum(t[:, 0] ** 2, WIDE_RADIUS**2)
-            return jnp.sqrt(2 * jnp.pi) * jnp.exp(0.5 * square), branches
+        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
+            y, w = block
+            # both fields of one size: then neither exponential overflows
+            size = jnp.sqrt(clamp_to_tiny(jnp.abs(y)))[:, None]
+            second = jnp.where(y >= 0.0, 1.0, -1.0)[:, None] * size
+            fields = jnp.stack([size, second])[:, None]
+            return jnp.ones((), w.dtype), orbits.products(fields, w.transpose(1, 2, 0)[..., None], root)
 
-        integral = Integral(
-            integrand,
-            (side, omega, log_root, boxes),
-            whitened_response(L, 1),
-            inner=1,
-            outer=2,
-            shared=0,
-        )
-        return Fibre(integral, jnp.log(2 * jnp.pi * L[0, 0] * L[1, 1]))
-
-
-def _interval(
-    sign: float, sign_of_label: Array, omega: Array, log_root: Array, V: Array
-) -> tuple[Array, Array]:
-    """Centre and half-width over 5.5 (the rule's box) of the x at which both fields of a branch lie
-    within `_REACH` standard deviations of ω (N, 2)."""
-    spread = _REACH * jnp.sqrt(jnp.diagonal(V))
-    # where |z_1| and |z_2| are expected
-    expected = [sign * omega[:, 0], sign * sign_of_label * omega[:, 1]]
-
-    def logs(side: float) -> list[Array]:
-        ends = [w + side * spread[i] for i, w in enumerate(expected)]
-        return [jnp.log(clamp_to_tiny(end)) - log_root for end in ends]
-
-    low = logs(-1.0)
-    high = logs(1.0)
-    first = jnp.maximum(low[0], -high[1])
-    last = jnp.minimum(high[0], -low[1])
-    return 0.5 * (first + last), jnp.where(last > first, 0.5 * (last - first), 1.0) / RADIUS
+        respond = whitened_response(root, 1, nested=True)
+        integral = Integral(integrand, (statistic, omega), respond, inner=0, outer=3)
+        return Fibre(integral, jnp.log(2 * jnp.pi * root[0, 0] * root[1, 1]), nested=True)
 
 
 class SquarePlusSignParityChannel(ClosedFormChannel):

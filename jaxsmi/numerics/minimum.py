@@ -32,6 +32,14 @@ _STEPS = 80
 _TOGETHER = 6  # steps of all lanes
 _PART = 16  # one part in so many of the lanes is gathered then
 _DISTINCT = 1e-3  # minima closer than this, relative to their size, are one
+# rounding of F and of its derivatives leaves a gradient of about ε^{2/3}; a thousand times that is
+# still a flat minimum, not a slope
+_TOLERANCE, _FLAT = 3.0, 1e3
+_DESCENT = 1e-4  # Armijo's share of the slope: usual
+_ROUNDING = 64.0  # in ε, of F: allowed for the rounding of the sum that it is
+# damping of Levenberg and Marquardt, μ ← μ/5 or 4μ: usual. The first is a hundredth of a unit
+# Hessian; below 1e-5 it is dropped, so that the last steps converge quadratically
+_SMALLER, _LARGER, _FIRST, _LEAST = 0.2, 4.0, 1e-2, 1e-5
 
 
 class Minimum(NamedTuple):
@@ -59,8 +67,7 @@ class _State(NamedTuple):
 
     @property
     def tolerance(self) -> Array:
-        # rounding of F and of its derivatives leaves a gradient of about ε^{2/3}
-        limit = 3.0 * float(jnp.finfo(self.x.dtype).eps) ** (2.0 / 3.0)
+        limit = _TOLERANCE * float(jnp.finfo(self.x.dtype).eps) ** (2.0 / 3.0)
         return limit * (1.0 + jnp.linalg.norm(self.x, axis=-1))
 
     @property
@@ -92,8 +99,7 @@ def lowest_minima(function: Function, samples: PyTree, starts: Array) -> Minimum
     n, K, k = starts.shape
     lanes = _descend(function, samples, starts.reshape(n * K, k), K)
     end = jax.tree.map(lambda a: a.reshape(n, K, *a.shape[1:]), lanes)
-    # a thousand times the tolerance: a flat minimum, not a slope
-    sound = end.residual <= 1e3 * end.tolerance
+    sound = end.residual <= _FLAT * end.tolerance
     value = jnp.where(jnp.isfinite(end.value), end.value, jnp.inf)
     none = ~jnp.any(sound, axis=1, keepdims=True)
     best = jnp.argmin(jnp.where(sound | none, value, jnp.inf), axis=1)
@@ -149,20 +155,20 @@ def _evaluate(function: Function, sample: PyTree, x: Array) -> _State:
 
 def _step(function: Function, sample: PyTree, state: _State) -> _State:
     """One step of one lane."""
-    rounding = 64.0 * float(jnp.finfo(state.x.dtype).eps)
+    rounding = _ROUNDING * float(jnp.finfo(state.x.dtype).eps)
     damped = state.hessian + state.damping * jnp.eye(state.x.size, dtype=state.x.dtype)
     move, definite = solve_definite(damped, -state.gradient[:, None])
     move = jnp.where(definite, move[:, 0], 0.0)
     new = _evaluate(function, sample, state.x + move)
-    enough = new.value <= state.value + 1e-4 * jnp.sum(state.gradient * move)
-    # next to the minimum F falls by less than its rounding
+    enough = new.value <= state.value + _DESCENT * jnp.sum(state.gradient * move)
+    # where F falls by less than its rounding, a gradient of half the length (its square a quarter)
+    # tells that the step is good
     halved = jnp.sum(new.gradient**2) <= 0.25 * jnp.sum(state.gradient**2)
     level = new.value <= state.value + rounding * (1.0 + jnp.abs(state.value))
     finite = jnp.isfinite(new.value) & jnp.all(jnp.isfinite(new.hessian))
     accept = definite & finite & (enough | (level & halved))
-    # below 1e-5 undamped, so that the last steps converge quadratically
-    smaller = jnp.where(state.damping > 1e-5, 0.2 * state.damping, 0.0)
-    larger = jnp.maximum(4.0 * state.damping, 1e-2)
+    smaller = jnp.where(state.damping > _LEAST, _SMALLER * state.damping, 0.0)
+    larger = jnp.maximum(_LARGER * state.damping, _FIRST)
     # at least half of what makes the matrix definite, by Gershgorin's rows
     missing = jnp.sum(jnp.abs(damped), 1) - jnp.abs(jnp.diagonal(damped)) - jnp.diagonal(damped)
     larger = jnp.where(definite, larger, jnp.maximum(larger, 0.5 * jnp.max(missing)))

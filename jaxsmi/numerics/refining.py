@@ -32,6 +32,7 @@ from jaxsmi.core.validate import POSITIVE
 from jaxsmi.numerics.memory import Block, block_within, working_memory
 from jaxsmi.numerics.refining_rules import (
     RADIUS,
+    WIDE_OFFSET,
     AbstractRule,
     NetRule,
     Nodes,
@@ -45,6 +46,9 @@ __all__ = ["Budget", "Integral", "Moments", "level_for_width", "self_refining_mo
 
 # empirical: below 32 effective nodes the groups of a rule may agree by chance
 _MIN_ESS = 32.0
+_LOOSER = 10.0  # the error of dg may be so many times that of g (`Budget`)
+# an error of the tail by which a sample counts as beyond its ball, in tolerances
+_OUTSIDE = 0.5
 
 Integrand = Callable[[PyTree, Array], tuple[Array, Sequence[Branch]]]
 Respond = Callable[[Array, Array], tuple[Array, Array]]
@@ -76,7 +80,7 @@ class Moments(eqx.Module):
 
     def met(self, tolerance: Array) -> Array:
         """The samples (N,) that are done."""
-        accurate = (self.error <= tolerance) & (self.dg_error <= 10 * tolerance)
+        accurate = (self.error <= tolerance) & (self.dg_error <= _LOOSER * tolerance)
         return accurate & (self.ess >= _MIN_ESS)
 
 
@@ -288,7 +292,7 @@ class _Refinement(eqx.Module):
             nodes=jnp.full((S,), rule.groups * level.rows[-1]),
             halves=None if split is None else self.without_bias(split),
         )
-        return moments, jnp.maximum(cut[0], 0.1 * cut[1])
+        return moments, jnp.maximum(cut[0], cut[1] / _LOOSER)
 
     def cut(self, sums: Array, g: Array, dg: Array) -> tuple[Array, Array]:
         """Changes of g and dg where the tail beyond the nodes, the last column but one, moves
@@ -334,13 +338,13 @@ class _Refinement(eqx.Module):
         Far from the goal a level is skipped. Samples at the edge of the ball go to the wide one.
         """
         rule, tolerance, last, narrow = self.rule, self.tolerance, self.last, self.rule.narrow
-        outside = cut > 0.5 * tolerance
+        outside = cut > _OUTSIDE * tolerance
         end = jnp.where(level < narrow, narrow - 1, last)
-        stride = rule.stride(jnp.maximum(new.error, 0.1 * new.dg_error), tolerance)
+        stride = rule.stride(jnp.maximum(new.error, new.dg_error / _LOOSER), tolerance)
         finer = jnp.where(level >= end, last + 1, jnp.minimum(level + stride, end))
         at_edge = outside & (level < narrow) & (narrow <= last)
-        # the wide family lacks the two coarsest sizes: about the same spacing as here
-        due = jnp.where(at_edge, narrow + jnp.maximum(level - 2, 0), finer)
+        # two levels down in the wide family is about the same spacing
+        due = jnp.where(at_edge, narrow + jnp.maximum(level - WIDE_OFFSET, 0), finer)
         # NaN went in, or the posterior lies outside even the wide ball: no rule will help
         hopeless = ~jnp.isfinite(new.log_mass) | (outside & (level >= narrow))
         return jnp.where(new.met(tolerance) | hopeless, last + 1, due)

@@ -33,7 +33,7 @@ __all__ = [
     "Nodes",
     "TrapezoidRule",
     "RADIUS",
-    "WIDE_RADIUS",
+    "WIDE_OFFSET",
     "grid_fits",
     "no_weight",
 ]
@@ -42,6 +42,7 @@ __all__ = [
 # and that of a second family of rules, for the few samples whose posterior reaches the first's edge
 RADIUS = 5.5
 WIDE_RADIUS = 9.0
+WIDE_OFFSET = 2  # the two coarsest sizes are too coarse there
 
 # of each level, by the number of variables: powers of two where nodes are cheap, in more variables
 # steps of about 2^(1/2), as each is dear
@@ -68,6 +69,11 @@ _SHIFT = 0.25  # of a spacing, by which a grid is moved off its centre of symmet
 _NODES = {1: 64, 2: 228, 3: 128}
 
 _NETS = 8  # independent randomisations of a net: their spread is the error
+_ERRORS = 3.0  # standard errors, of F components with seven degrees of freedom each
+# empirical: error of scrambled nets on posteriors of attention falls as N^(-0.9); at most five
+# doublings at once, as an error estimate of few nodes is not to be trusted further
+_RATE, _DOUBLINGS = 0.9, 5
+_KINKED = 3.0  # of links with kinks, times the difference of a half [theory: numerics, Eq. (4)]
 
 _NET_SIZES = tuple(_NETS * 2**k for k in range(8, 21))
 
@@ -191,7 +197,7 @@ class TrapezoidRule(AbstractRule):
     ):
         table = NODES_PER_AXIS[dimension]
         sizes = tuple(size for size in table if _BALL[dimension] * size**dimension <= max_nodes)
-        wide = sizes[2:]
+        wide = sizes[WIDE_OFFSET:]
         self.dimension = dimension
         self.sizes = sizes + wide
         self.narrow = len(sizes)
@@ -289,10 +295,10 @@ class TrapezoidRule(AbstractRule):
         error = jnp.max(apart, axis=(0, -1)) / scale
         factor, power = _ON_MOVED if self.shift else _ON_CENTRED
         smooth = factor * jnp.where(error < 1.0, error**power, error)
-        error = jnp.where(self.analytic, smooth, 3.0 * error)
+        error = jnp.where(self.analytic, smooth, _KINKED * error)
         if self.jumps is None or self.dimension == 1:
             return error
-        return jnp.where(self.jumps, 3.0 * standard_error(full, groups) / scale, error)
+        return jnp.where(self.jumps, _ERRORS * standard_error(full, groups) / scale, error)
 
     def level_for_width(self, width: Array) -> Array:
         """The first level whose spacing is at most 2.6 widths."""
@@ -336,13 +342,11 @@ class NetRule(AbstractRule):
         return parts.reshape(-1, 2, *parts.shape[1:]).swapaxes(0, 1)
 
     def stride(self, error: Array, tolerance: Array) -> Array:
-        """Doublings by an error that falls like N^(-0.9), at most five."""
-        # empirical: the rate of scrambled nets on posteriors of attention; five are a factor of 32,
-        # beyond which an error estimate of few nodes is not to be trusted
-        doublings = jnp.ceil(jnp.log2(jnp.maximum(error / tolerance, 1.0)) / 0.9)
-        return jnp.clip(jnp.nan_to_num(doublings, posinf=5.0), 1, 5).astype(int)
+        """Doublings that the error is short of (`_RATE`)."""
+        doublings = jnp.ceil(jnp.log2(jnp.maximum(error / tolerance, 1.0)) / _RATE)
+        return jnp.clip(jnp.nan_to_num(doublings, posinf=_DOUBLINGS), 1, _DOUBLINGS).astype(int)
 
     def disagreement(self, full: Array, parts: Array) -> Array:
         """Three standard errors: F components, with seven degrees of freedom each."""
         scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
-        return 3.0 * standard_error(full, parts) / scale
+        return _ERRORS * standard_error(full, parts) / scale

@@ -53,14 +53,14 @@ def test_both_ways_meet_at_the_same_points():
     root = jnp.linalg.cholesky(jnp.asarray([[0.9, 0.2], [0.2, 0.3]]))
     means = jnp.asarray([[0.3, 0.1], [0.6, -0.3]])
     free = jnp.asarray(rng.standard_normal((400, 2)))
-    column = lambda x: (x[0] * jnp.ones((1, 1)), x[1] * jnp.ones((1, 1)))
+    column = lambda x: x[:, None, None]
     matrix = [[A1[i, j] for j in range(2)] for i in range(2)]
     det = jnp.linalg.det(A1)
     pairs = column(means[0]), column(means[1])
     numbers = jnp.asarray(SKIP), jnp.asarray(BETA)
     last = LastLayers(column(u), pairs, root, [matrix], det, *numbers)
     reached = np.zeros(6, int)
-    branches = jax.jit(LastLayers.branches)(last, (free[:, 0], free[:, 1]))
+    branches = jax.jit(LastLayers.branches)(last, free.T[:, None])
     for k, (log_weight, residuals, _) in enumerate(branches):
         inside = np.asarray(log_weight[0] > -1e30)
         reached[k] = inside.sum()

@@ -1,0 +1,340 @@
+r"""Integrals over the curve of last fields that a label leaves open: rotations, and scales.
+
+Equations here [theory: deep-attention, Eqs. (28) to (33), (40) to (43)]. A label fixes two rows of
+fields up to a curve h(x) (2, M), and possibly up to a component c along e(x), common to the tokens.
+In whitened fields, N = Λ^{-1} of the rows' root of covariance, a their whitened mean,
+
+    r(x) = N h(x) - a,   n = N e/|N e|,   e^ℓ = ∫ dx J(x) ∫ dc e^{-|r(x) + c N e(x)|²/2}
+
+    rank two     h = R_θ X, of three tokens and more X also mirrored;  J = 1;  e = R_θ e_2 of two
+    untied       h = (c X_1, X_2/c), c of either sign, x = log|c|;  J = |c|;   e = e_2
+    a product    the same of one token;  J = 1;  no e
+
+The integral over c is a Gaussian one, the other a sum over nodes, which follow the peaks however
+small V is. On the circle, cut between its two highest maxima, Gauss-Legendre nodes sit on each arc
+at θ_0 + w tan u, θ_0 the maximum and w a multiple of its width. In log|c|, where
+
+    |r|² = A (c - c_0)² + B (1/c - d_0)² + a constant,
+
+they lie evenly where half of that is within 40 of its least value.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from jaxsmi.channels.fibres import with_difference
+from jaxsmi.core.arrays import frozen
+from jaxsmi.numerics.quadrature import legendre
+from jaxsmi.numerics.refining_rules import no_weight
+from jaxsmi.numerics.refining_sums import Branch
+
+__all__ = ["products", "rotations", "scales"]
+
+# empirical, against fine rules at V from 1 to 1e-6 (tests/unit/test_orbits.py):
+_SCAN = 32  # angles among which the maxima are searched: ℓ has at most four, by its two harmonics
+_NEWTON = 6  # steps towards each of them
+_WIDTH_STEPS = 4  # steps towards its width
+_SPREAD = 2.5  # w in units of a maximum's half width
+_DEPTH = 40.0  # e^-40: the weight at the ends of an interval of log|c|
+_LOOKED = 16  # parts of such an interval, of which those without weight are dropped,
+_ROUNDS = 4  # so many times: a peak 4096 times narrower than the first bracket is still resolved
+
+
+class AbstractOrbit(eqx.Module):
+    """A curve of fields (2, M, ...); axes after the first two are arcs, copies of the curve (mirror
+    images, signs), samples and nodes.
+
+    `block`: X. `centre`: a. `whitening`: N (2, 2), lower triangular.
+    """
+
+    block: eqx.AbstractVar[Array]
+    centre: eqx.AbstractVar[Array]
+    whitening: eqx.AbstractVar[Array]
+
+    @abc.abstractmethod
+    def point(self, x: Array) -> tuple[Array, Array | None, Array | float]:
+        """h (2, M, ...), e (2, ...) where a component is free, and log J at x (...)."""
+
+    def whitened(self, rows: Array) -> Array:
+        """N times two rows."""
+        # a sum of two terms, not a contraction: which would round in single precision on some GPUs
+        N = self.whitening
+        return jnp.stack([N[0, 0] * rows[0], N[1, 0] * rows[0] + N[1, 1] * rows[1]])
+
+    def residuals(self, x: Array) -> tuple[Array, Array | None, Array]:
+        """r (2, M, ...) at the mean of the free component, n (2, ...), and the log-weight."""
+        h, e, log_weight = self.point(x)
+        r = self.whitened(h) - self.centre
+        n = None
+        if e is not None:
+            M = r.shape[1]
+            n = self.whitened(e)
+            size = jnp.sqrt(jnp.sum(n * n, axis=0))
+            n = n / size
+            r = r - (n * jnp.sum(n * jnp.mean(r, axis=1), axis=0))[:, None]
+            log_weight = log_weight + 0.5 * np.log(2.0 * np.pi / M) - jnp.log(size)
+        return r, n, log_weight - 0.5 * jnp.sum(r * r, axis=(0, 1))
+
+    def height(self, x: Array) -> Array:
+        """The log-weight alone."""
+        return self.residuals(x)[2]
+
+
+class _Rule(NamedTuple):
+    """Nodes and weights on [-1, 1] by their number, and the map from there to x and dx."""
+
+    nodes: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    place: Callable[[Array], tuple[Array, Array]]
+
+
+def _whitening(centre: Array, root: Array) -> tuple[Array, Array]:
+    """a, with axes for arcs and copies, and N of a mean (2, M, S, n) and Λ (2, 2)."""
+    first, last = 1.0 / root[0, 0], 1.0 / root[1, 1]
+    slope = root[1, 0] * first
+    a = jnp.stack([first * centre[0], last * (centre[1] - slope * centre[0])])
+    N = jnp.stack([jnp.stack([first, 0.0 * first]), jnp.stack([-slope * last, last])])
+    return a[:, :, None, None], N
+
+
+def _moments(orbit: AbstractOrbit, rule: _Rule, count: int) -> tuple[Array, Array]:
+    """The logarithm of the integral, and the means of r, row by row, and of its products r_i r_j,
+    i <= j, by `count` nodes."""
+    M = orbit.block.shape[1]
+    left, right = np.triu_indices(2 * M)
+    nodes, weights = (jnp.asarray(v, orbit.block.dtype) for v in rule.nodes(count))
+
+    def add(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        top, sums = carry
+        x, spacing = rule.place(nodes[k])
+        r, n, height = orbit.residuals(x)
+        flat = r.reshape(2 * M, *r.shape[2:])
+        pairs = flat[left] * flat[right]
+        if n is not None:  # the covariance of the free component
+            pairs = pairs + n[left // M] * n[right // M] / M
+        # sums relative to the largest weight so far, as weights alone would underflow
+        new = lax.stop_gradient(jnp.maximum(top, jnp.max(height, axis=(0, 1))))
+        weight = weights[k] * spacing * jnp.exp(height - new)
+        each = jnp.concatenate([jnp.ones_like(weight)[None], flat, pairs])
+        return new, jnp.exp(top - new) * sums + jnp.sum(weight * each, axis=(1, 2))
+
+    shape = jnp.broadcast_shapes(orbit.block.shape[-2:], orbit.centre.shape[-2:])
+    top = jnp.full(shape, no_weight(nodes.dtype), nodes.dtype)
+    sums = jnp.zeros((1 + 2 * M + len(left), *shape), nodes.dtype)
+    top, sums = lax.fori_loop(0, count, add, (top, sums))
+    return top + jnp.log(sums[0]), sums[1:] / sums[0]
+
+
+def _integrated(
+    orbit: AbstractOrbit, rule: _Rule, counts: tuple[int, int], power: float = 1.5
+) -> list[Branch]:
+    """The integral over the curve by a rough and a fine rule of so many nodes, the error being this
+    `power` of their difference."""
+    size = 2 * orbit.block.shape[1]
+    (rough, rough_means), (log_weight, moments) = (_moments(orbit, rule, n) for n in counts)
+    difference = jnp.max(jnp.abs(rough_means - moments)[:size], axis=0)
+    difference = difference + jnp.abs(jnp.expm1(rough - log_weight))
+    pairs = zip(*np.triu_indices(size), strict=True)
+    products = {(int(i), int(j)): x for (i, j), x in zip(pairs, moments[size:], strict=True)}
+    return [with_difference(log_weight, list(moments[:size]), products, difference, power)]
+
+
+# Rotations
+
+
+class _Rotations(AbstractOrbit):
+    """h = R_θ X."""
+
+    block: Array
+    centre: Array
+    whitening: Array
+
+    def point(self, x: Array) -> tuple[Array, Array | None, float]:
+        """Of two tokens the component across the line through them is free."""
+        cos, sin = jnp.cos(x), jnp.sin(x)
+        X = self.block
+        h = jnp.stack([cos * X[0] - sin * X[1], sin * X[0] + cos * X[1]])
+        return h, jnp.stack([-sin, cos]) if X.shape[1] == 2 else None, 0.0
+
+
+def rotations(block: Array, centre: Array, root: Array, *, inside: bool) -> list[Branch]:
+    """The orbit that a label leaves open of a last block of rank two (2, M, S, n); `centre` is
+    its mean given the inner fields, `root` (2, 2) its Λ. `inside`: it is nested in
+    another integral."""
+    mirrored = [] if block.shape[1] == 2 else [jnp.stack([block[0], -block[1]])]
+    X = jnp.stack([block, *mirrored], axis=2)[:, :, None]
+    orbit = _Rotations(X, *_whitening(centre, root))
+    rule = _arcs(frozen(orbit))  # where nodes lie changes nothing
+    # alone, the difference of two rules is its own error bar
+    return _integrated(orbit, rule, *(((16, 24), 1.5) if inside else ((32, 48), 1.0)))
+
+
+def _slopes(function: Callable[[Array], Array], x: Array) -> tuple[Array, Array]:
+    """First and second derivative of an elementwise function."""
+    one = jnp.ones_like(x)
+    first = lambda x: jax.jvp(function, (x,), (one,))[1]
+    return jax.jvp(first, (x,), (one,))
+
+
+def _arcs(orbit: _Rotations) -> _Rule:
+    """Nodes on the circle, cut at the lowest points between its two highest maxima."""
+    height = orbit.height
+    step = 2.0 * np.pi / _SCAN
+    dtype = orbit.block.dtype
+    angles = (jnp.arange(_SCAN) * step).astype(dtype)
+    values = lax.map(height, angles.reshape(-1, *[1] * (orbit.block.ndim - 2)))
+    k = jnp.arange(_SCAN).reshape(-1, *[1] * (values.ndim - 1))
+    first = jnp.argmax(values, axis=0)
+    peak = (values >= jnp.roll(values, 1, axis=0)) & (values >= jnp.roll(values, -1, axis=0))
+    apart = (k - first) % _SCAN
+    peak = peak & (apart > 1) & (apart < _SCAN - 1)
+    second = jnp.argmax(jnp.where(peak, values, -jnp.inf), axis=0)
+    alone = ~jnp.any(peak, axis=0)
+    gap = jnp.where(alone, _SCAN // 2, (second - first) % _SCAN)
+    lowest = lambda inside: jnp.argmin(jnp.where(inside, values, jnp.inf), axis=0)
+    after = (lowest((apart > 0) & (apart < gap)) - first) % _SCAN
+    before = (lowest(apart > gap) - first) % _SCAN
+    # one maximum alone: two arcs that meet at a quarter turn from it
+    after = jnp.where(alone, _SCAN // 4, after)
+    before = jnp.where(alone, _SCAN - _SCAN // 4, before)
+    start = first * step
+    low = jnp.concatenate([before - _SCAN, after]) * step
+    high = jnp.concatenate([after, before]) * step
+    middle = jnp.concatenate([jnp.zeros_like(gap), gap]) * step
+    low, high, middle = (x.astype(dtype) for x in (low, high, middle))
+
+    def climb(_: int, angle: Array) -> Array:
+        slope, bend = _slopes(height, start + angle)
+        uphill = 0.25 * step * jnp.sign(slope)
+        move = jnp.where(bend < 0.0, -slope / jnp.where(bend < 0.0, bend, -1.0), uphill)
+        return jnp.clip(
+            angle + move, jnp.maximum(middle - step, low), jnp.minimum(middle + step, high)
+        )
+
+    top = lax.fori_loop(0, _NEWTON, climb, middle)
+    width = _SPREAD * _half_width(height, start + top)
+    low, high = (jnp.arctan((x - top) / width) for x in (low, high))
+    centre, half = 0.5 * (high + low), 0.5 * (high - low)
+
+    def place(node: Array) -> tuple[Array, Array]:
+        shift = jnp.tan(centre + half * node)
+        return start + top + width * shift, half * width * (1.0 + shift * shift)
+
+    return _Rule(legendre, place)
+
+
+def _half_width(height: Callable[[Array], Array], top: Array) -> Array:
+    """How far from a maximum ℓ falls by about one half; from its curvature, then by looking, for
+    maxima that are flat, or about to part into two."""
+    peak = height(top)
+    bend = _slopes(height, top)[1]
+    width = 1.0 / jnp.sqrt(jnp.maximum(-bend, 1.0))
+
+    def look(_: int, width: Array) -> Array:
+        lowest = jnp.minimum(height(top + width), height(top - width))
+        drop = jnp.clip(2.0 * (peak - lowest), 0.1, 1e6)
+        # a power between that of a parabola, 1/2, and that of a quartic maximum, 1/4
+        return jnp.minimum(width * drop**-0.4, 0.75)
+
+    return lax.fori_loop(0, _WIDTH_STEPS, look, width)
+
+
+# Scales
+
+_SIGNS = np.array([1.0, -1.0])[None, :, None, None]
+
+
+class _Scales(AbstractOrbit):
+    """h = (c X_1, X_2/c), c = ±e^x: of attention, whose key is free up to its mean over tokens, or
+    of a product."""
+
+    block: Array
+    centre: Array
+    whitening: Array
+    shared: bool = eqx.field(static=True)
+
+    def point(self, x: Array) -> tuple[Array, Array | None, Array]:
+        """Of attention the measure is dc, of a product dc/|c|."""
+        c = _SIGNS.astype(x.dtype) * jnp.exp(x)
+        h = jnp.stack(jnp.broadcast_arrays(c * self.block[0], self.block[1] / c))
+        if not self.shared:
+            return h, None, 0.0 * x
+        return h, jnp.stack([jnp.zeros_like(c), jnp.ones_like(c)]), x
+
+    def bracket(self) -> tuple[Array, Array, Callable[[Array], Array]]:
+        """An interval of log|c| outside which weights are below e^-40 of the largest, and the
+        function of x that half of |r|² is up to a constant."""
+        zero = jnp.zeros_like(self.block[0])
+        rows = (jnp.stack([self.block[0], zero]), jnp.stack([zero, self.block[1]]))
+        parts = [*map(self.whitened, rows), self.centre]
+        if self.shared:
+            parts = [x.at[1].add(-jnp.mean(x[1], axis=0)) for x in parts]
+        P, Q, a = parts
+        tiny = jnp.finfo(a.dtype).tiny
+        A, B = (jnp.maximum(jnp.sum(x * x, axis=(0, 1)), tiny) for x in (P, Q))
+        signs = _SIGNS.astype(a.dtype)
+        c0, d0 = (signs * jnp.sum(x * a, axis=(0, 1)) / y for x, y in ((P, A), (Q, B)))
+
+        def half_square(x: Array) -> Array:
+            return 0.5 * (A * (jnp.exp(x) - c0) ** 2 + B * (jnp.exp(-x) - d0) ** 2)
+
+        even = 0.25 * jnp.log(B / A)  # where both terms vary alike
+        log = lambda x: jnp.log(jnp.maximum(x, tiny))
+        starts = (even, jnp.where(c0 > 0.0, log(c0), even), jnp.where(d0 > 0.0, -log(d0), even))
+        least = functools.reduce(jnp.minimum, (half_square(x) for x in starts))
+        depth = _DEPTH + jnp.min(least, axis=1, keepdims=True)
+        reach = (jnp.sqrt(2.0 * depth / A), jnp.sqrt(2.0 * depth / B))
+        low = jnp.maximum(log(c0 - reach[0]), -log(d0 + reach[1]))
+        high = jnp.minimum(log(c0 + reach[0]), -log(d0 - reach[1]))
+        margin = 8.0 * jnp.finfo(a.dtype).eps * (1.0 + jnp.abs(low))  # no interval is empty
+        return low, jnp.maximum(high, low + margin), half_square
+
+
+def _interval(orbit: _Scales) -> _Rule:
+    """Even nodes on the part of the bracket that has weight: the bracket is too wide where both
+    terms are large together."""
+    low, high, half_square = orbit.bracket()
+
+    def narrow(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        cell = (high - low) / _LOOKED
+        x = jnp.stack([low + k * cell for k in range(_LOOKED + 1)])
+        values = half_square(x)
+        inside = values < jnp.min(values, axis=(0, 2), keepdims=True) + _DEPTH
+        # the best point of a sign stays, as a narrow peak may lie beside it
+        inside = inside | (values == jnp.min(values, axis=0))
+        first = jnp.min(jnp.where(inside, x, jnp.inf), axis=0) - cell
+        last = jnp.max(jnp.where(inside, x, -jnp.inf), axis=0) + cell
+        return jnp.maximum(first, low), jnp.minimum(last, high)
+
+    low, high = lax.fori_loop(0, _ROUNDS, narrow, (low, high))
+    centre, half = 0.5 * (high + low), 0.5 * (high - low)
+    return _Rule(_midpoints, lambda node: (centre + half * node, half))
+
+
+def _midpoints(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Even nodes and weights on [-1, 1]: no rule is better where a function ends at zero."""
+    return (2.0 * np.arange(count) + 1.0) / count - 1.0, np.full(count, 2.0 / count)
+
+
+def scales(block: Array, centre: Array, root: Array, *, inside: bool) -> list[Branch]:
+    """Both signs of the scale that a label leaves open of a last block of query and key, likewise
+    (see `rotations`)."""
+    orbit = _Scales(block[:, :, None, None], *_whitening(centre, root), shared=True)
+    return _integrated(orbit, _interval(frozen(orbit)), (16, 32) if inside else (32, 64))
+
+
+def products(block: Array, centre: Array, root: Array) -> list[Branch]:
+    """The hyperbola of two fields (2, 1, S, n) of one product."""
+    orbit = _Scales(block[:, :, None, None], *_whitening(centre, root), shared=False)
+    return _integrated(orbit, _interval(frozen(orbit)), (64, 128))
