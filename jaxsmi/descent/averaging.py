@@ -86,7 +86,7 @@ def averaged(fit: Solution, teacher: ArrayLike) -> Averaged:
     check(len(runs) == 1 and runs[0] >= 2, "fit", f"runs of shape {runs}", allowed)
     truth = validate.array("teacher", teacher, "data.teacher")
     matrices, K = jnp.asarray(fit.weights), runs[0]
-    model.design.check_teacher(truth, matrices.shape[-1])
+    model.student.check_teacher(truth, matrices.shape[-1])
     # one lost run would spoil the mean of all
     failed = np.isin(np.asarray(fit.result), (Result.NONFINITE, Result.DIVERGED))
     shown = f"{failed.sum()} of {K} runs with code NONFINITE or DIVERGED"

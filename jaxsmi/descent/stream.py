@@ -59,7 +59,7 @@ class Stream(eqx.Module):
         allowed = "an array whose last axis is the dimension, of finite numbers"
         self.teacher = validate.array("teacher", teacher, allowed)
         check(self.teacher.ndim == 2, "teacher", teacher, allowed)
-        model.design.check_teacher(self.teacher, self.teacher.shape[1])
+        model.student.check_teacher(self.teacher, self.teacher.shape[1])
         self.dtype = validate.optional(validate.dtype, "dtype", dtype)
         self.shape = model.design.input_shape(self.teacher.shape[1])
         U = validate.optional(validate.array, "directions", directions, "U (K, D)")

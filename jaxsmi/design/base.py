@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import equinox as eqx
@@ -29,13 +29,11 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.data import Regenerated
 from jaxsmi.core.validate import check
-from jaxsmi.design.blocks import LAWS, Inputs, draw_inputs
+from jaxsmi.design.blocks import LAWS, Inputs, Law, draw_inputs
 from jaxsmi.design.tokens import Directions
 
 __all__ = [
     "AbstractDesign",
-    "AbstractMatrixDesign",
-    "AbstractMatrixOperator",
     "AbstractOperator",
     "MessagePassing",
     "Shapes",
@@ -64,19 +62,21 @@ class MessagePassing(NamedTuple):
 
 
 class AbstractDesign(eqx.Module):
-    """Shapes and sizes of the data of a model, its inputs and its teachers.
+    """Shapes and sizes of the data of a model, and its inputs.
 
     α = N/`entries`. Class attributes: `rows`, the signal is rows W (P, D) seen through W x/√D;
     `least_dimension` of data.
     """
 
+    message_passing: eqx.AbstractVar[MessagePassing]
+    # not annotated: they are no fields, and need no place in constructors
     rows = False
     least_dimension = 1
 
     @property
-    def laws(self) -> Sequence[str]:
-        """Names of the laws of the entries of inputs; with more than one they are iid."""
-        return tuple(LAWS)
+    def laws(self) -> Mapping[str, Law]:
+        """Laws of the entries of inputs, by their names; with more than one they are iid."""
+        return LAWS
 
     @abc.abstractmethod
     def entries(self, dimension: int) -> int:
@@ -98,11 +98,6 @@ class AbstractDesign(eqx.Module):
     def operator(self, inputs: Inputs) -> AbstractOperator:
         """The linear map from signal to fields of some inputs."""
 
-    @property
-    @abc.abstractmethod
-    def message_passing(self) -> MessagePassing:
-        """Settings of message passing."""
-
     def draw_inputs(
         self,
         key: PRNGKeyArray,
@@ -115,15 +110,7 @@ class AbstractDesign(eqx.Module):
     ) -> Inputs:
         """Inputs (N, M, D) of iid entries of one of `laws`, stored or drawn whenever read; `shape`
         is that of one input."""
-        return draw_inputs(key, samples, shape, dtype, store, LAWS[law])
-
-    @abc.abstractmethod
-    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """A teacher by the prior."""
-
-    @abc.abstractmethod
-    def check_teacher(self, teacher: Array, dimension: int) -> None:
-        """Raise a ValueError for a teacher that cannot label inputs of this dimension."""
+        return draw_inputs(key, samples, shape, dtype, store, self.laws[law])
 
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
@@ -137,37 +124,8 @@ class AbstractDesign(eqx.Module):
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
         """Warn where rounding to whole numbers moves a ratio of the model noticeably."""
+        # only designs with several ratios round more than one number
         del dimension, samples, alpha
-
-
-class AbstractMatrixDesign(AbstractDesign):
-    """The signal is matrices (L, a, b) of entries O(1), made of factors that students train."""
-
-    least_dimension = 2
-
-    @abc.abstractmethod
-    def factor_shape(self, dimension: int) -> tuple[int, int]:
-        """Shape of the factors."""
-
-    @abc.abstractmethod
-    def factor_fields(self, factors: Array, inputs: Inputs) -> Array:
-        """Fields of inputs for factors."""
-
-    def teacher_fields(self, teacher: Array, inputs: Inputs) -> Array:
-        """Fields of inputs for a teacher."""
-        return self.factor_fields(teacher, inputs)
-
-    @abc.abstractmethod
-    def signal(self, weights: Array, length: int | None = None) -> Array:
-        """The signal (L, a, b) of factors, or itself; `length`: a, where only the data tell it."""
-
-    @abc.abstractmethod
-    def teacher_signal(self, teacher: Array) -> Array:
-        """The signal (L, a, b) of a teacher."""
-
-    @abc.abstractmethod
-    def unit(self, dimension: int) -> float:
-        """The signal over S."""
 
 
 class AbstractOperator(eqx.Module):
@@ -178,8 +136,8 @@ class AbstractOperator(eqx.Module):
         axes: Axes of the mesh that the samples are spread over; none: one device.
     """
 
-    inputs: eqx.AbstractVar[Inputs]
-    axes: eqx.AbstractVar[tuple[str, ...]]
+    inputs: Inputs
+    axes: tuple[str, ...] = eqx.field(static=True, default=())
 
     @property
     @abc.abstractmethod
@@ -195,17 +153,20 @@ class AbstractOperator(eqx.Module):
         """The transpose of `forward`: of vectors g (N, P, M), in the shape of the signal."""
 
     @property
-    @abc.abstractmethod
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
         """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by their names."""
+        # of matrices g gᵀ is a mean over so many samples that no other estimate is needed
+        return {"outer": lambda g, _: self.outer_precision(g)}
 
     def outer_precision(self, g: Array) -> Array:
         """A (P, P) = (1/n) Σ_μ Σ_m g gᵀ from g (N, P, M): positive semi-definite."""
+        # positive semi-definite by construction, as the mean of -∂g is only in expectation
         return self.sum_devices(jnp.einsum("npm,nqm->pq", g, g)) / self.entries
 
     @property
     def samples(self) -> int:
         """N, on all devices."""
+        # inside shard_map a device sees its own part of the samples
         return self.inputs.shape[0] * (lax.axis_size(self.axes) if self.axes else 1)
 
     @property
@@ -232,6 +193,7 @@ class AbstractOperator(eqx.Module):
         inputs = self.inputs
         assert isinstance(inputs, Regenerated)
         count = len(inputs.numbers)
+        # regenerated inputs come in equal blocks, so that nothing is left over
         rows = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
 
         def block(total: Array, at: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
@@ -242,6 +204,7 @@ class AbstractOperator(eqx.Module):
             g, results = response(part.forward(W), rows)
             return total + part.adjoint(g).astype(total.dtype), results
 
+        # products of a block may be float32, but their errors would add up over many blocks
         start = jnp.zeros(W.shape, theory_dtype())
         total, results = lax.scan(block, start, (jnp.arange(count), rows))
         joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results)
@@ -254,20 +217,3 @@ class AbstractOperator(eqx.Module):
     def mean(self, values: Array) -> Array:
         """Mean over all samples of values (N, ...)."""
         return self.sum_devices(jnp.sum(values, axis=0)) / self.samples
-
-
-class AbstractMatrixOperator(AbstractOperator):
-    """Fields of one matrix, or of several that are treated one by one.
-
-    A is a number (of several matrices a diagonal), and g² estimates it well enough that no other
-    estimate is offered.
-    """
-
-    def outer_precision(self, g: Array) -> Array:
-        """A (L, L), the diagonal of (1/n) Σ_μ Σ_m g gᵀ."""
-        return jnp.diag(jnp.diagonal(super().outer_precision(g)))
-
-    @property
-    def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
-        """g gᵀ alone."""
-        return {"outer": lambda g, _: self.outer_precision(g)}

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -27,6 +26,7 @@ __all__ = [
     "BLOCK",
     "LAWS",
     "Inputs",
+    "Law",
     "as_bits",
     "draw_inputs",
     "gaussian",
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 Inputs = Array | Regenerated
+Law = Callable[[PRNGKeyArray, tuple[int, ...], DTypeLike], Array]  # draws iid entries
 
 # numbers in a block of regenerated inputs: 32 MiB, and three times that while they are drawn
 BLOCK = 2**23
@@ -90,7 +91,7 @@ def draw_inputs(
     form: tuple[int, ...],
     dtype: DTypeLike,
     store: bool,
-    law: Callable[..., Array] = gaussian,
+    law: Law = gaussian,
 ) -> Inputs:
     """Inputs (N, *form) of a law, stored or regenerated.
 
@@ -107,40 +108,29 @@ def draw_inputs(
     Returns:
         An array, or `Regenerated`.
     """
-    if store and samples * math.prod(form) <= _LARGE:
-        return _drawn_at_once(key, (samples, *form), jnp.dtype(dtype), law)
     if store:
-        return _drawn_in_blocks(key, samples, form, jnp.dtype(dtype), law)
+        return _stored(key, samples, form, jnp.dtype(dtype), law)
     # a multiple of 8, so that 2, 4 or 8 devices share the blocks evenly
     least = 8 * math.ceil(samples / 8 / max(BLOCK // math.prod(form), 1))
+    # a count that divides N leaves N as it is
     count = next((k for k in range(least, 2 * least, 8) if samples % k == 0), least)
     each = max(round(samples / count), 1)
     return Regenerated(jnp.arange(count), key, law, each, form, jnp.dtype(dtype))
 
 
-@eqx.filter_jit
-def _drawn_at_once(
-    key: PRNGKeyArray, shape: tuple[int, ...], dtype: jnp.dtype, law: Callable[..., Array]
-) -> Array:
-    return law(key, shape, dtype)
-
-
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _drawn_in_blocks(
-    key: PRNGKeyArray,
-    samples: int,
-    form: tuple[int, ...],
-    dtype: DTypeLike,
-    law: Callable[..., Array],
+def _stored(
+    key: PRNGKeyArray, samples: int, form: tuple[int, ...], dtype: DTypeLike, law: Law
 ) -> Array:
-    """Inputs (N, *form), stored.
-
-    They are drawn block by block, since all at once takes four times their memory on a CPU.
-    """
+    """Inputs (N, *form)."""
+    if samples * math.prod(form) <= _LARGE:
+        return law(key, (samples, *form), dtype)
+    # block by block, since all at once takes four times their memory on a CPU
     each = min(max(BLOCK // math.prod(form), 1), samples)
 
     def put(k: Array, inputs: Array) -> Array:
         block = law(jax.random.fold_in(key, k), (each, *form), dtype)
+        # the last block begins earlier, and overwrites rows of the one before: all are of one size
         start = jnp.minimum(k * each, samples - each)
         return lax.dynamic_update_slice_in_dim(inputs, block, start, 0)
 
@@ -150,6 +140,7 @@ def _drawn_in_blocks(
 def shifted(inputs: Inputs, mean: Array) -> Inputs:
     """The same inputs around a mean (M, D)."""
     if isinstance(inputs, Regenerated):
+        # there is no array to add it to: each block is moved when it is drawn
         return dataclasses.replace(inputs, mean=mean)
     return _moved(inputs, mean.astype(inputs.dtype))
 
@@ -227,6 +218,7 @@ def mapped(
     count, each, rest, read = blocks_of(inputs, size, as_stored)
     if count == 1 and not rest:
         return function(read(0, each))
+    # a loop, not vmap: one block at a time is in memory
     values = lax.map(lambda k: function(read(k, each)), jnp.arange(count))
     values = values.reshape(count * each, *values.shape[2:])
     return jnp.concatenate([values, function(read(count, rest))]) if rest else values
@@ -248,5 +240,7 @@ def summed(
 
     if count == 1 and not rest:
         return part(0, each)
+    # from the first part on, which tells the shape; a rest of samples is a program of its own, as
+    # padding would copy the inputs
     total = lax.fori_loop(1, count, lambda k, total: total + part(k, each), part(0, each))
     return total + part(count, rest) if rest else total

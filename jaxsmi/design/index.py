@@ -19,8 +19,8 @@ second case and to 1 in the first.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -29,8 +29,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.validate import check
 from jaxsmi.design.base import AbstractDesign, AbstractOperator, MessagePassing, Shapes
-from jaxsmi.design.blocks import BLOCK, Inputs, mapped, product_dtype, summed
-from jaxsmi.design.passes import rows_combined, rows_times
+from jaxsmi.design.blocks import BLOCK, Inputs, product_dtype, summed
+from jaxsmi.design.passes import back_project, project
 from jaxsmi.design.tokens import Directions, Tokens
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 from jaxsmi.numerics.nets import covariance_and_variance, quotient
@@ -56,6 +56,10 @@ class IndexDesign(AbstractDesign):
     tokens: int = eqx.field(static=True)
     inputs: Tokens | None = None
     rows = True
+    # the control variate first; undamped, so that a run follows state evolution
+    message_passing: ClassVar[MessagePassing] = MessagePassing(
+        ("controlled", "outer", "divergence", "state"), (0.0,), True
+    )
 
     def entries(self, dimension: int) -> int:
         """D."""
@@ -77,21 +81,6 @@ class IndexDesign(AbstractDesign):
     def operator(self, inputs: Inputs) -> IndexOperator:
         """W -> W x/√D."""
         return IndexOperator(inputs)
-
-    @property
-    def message_passing(self) -> MessagePassing:
-        """The control variate first; undamped, so that a run follows state evolution."""
-        return MessagePassing(("controlled", "outer", "divergence", "state"), (0.0,), True)
-
-    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """Rows (P, D) by the prior."""
-        return self.prior.sample(key, self.indices, dimension)
-
-    def check_teacher(self, teacher: Array, dimension: int) -> None:
-        """Finite rows (P, D)."""
-        shape = (self.indices, dimension)
-        check(teacher.shape == shape, "teacher", teacher, f"shape {shape}")
-        check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
 
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
@@ -115,40 +104,18 @@ class IndexOperator(AbstractOperator):
         axes: Axes of the mesh that the samples are spread over. Default: none.
     """
 
-    inputs: Inputs
-    axes: tuple[str, ...] = eqx.field(static=True, default=())
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.inputs.shape[2]
-
     @property
     def entries(self) -> int:
         """D."""
-        return self.dimension
+        return self.inputs.shape[2]
 
     def forward(self, W: Array) -> Array:
         """Fields (N, P, M) of the signal (P, D), in the wider precision of signal and products."""
-        narrow = W.astype(product_dtype(self.inputs))
-        wide = jnp.promote_types(W.dtype, narrow.dtype)
-
-        def fields(x: Array) -> Array:
-            n, M, _ = x.shape
-            return jnp.swapaxes(rows_times(x, narrow).reshape(n, M, -1), 1, 2).astype(wide)
-
-        return mapped(fields, self.inputs, as_stored=True) / math.sqrt(self.dimension)
+        return project(W, self.inputs)
 
     def adjoint(self, g: Array) -> Array:
         """Σ_μ g_μ x_μ/√D (P, D) of per-sample vectors (N, P, M)."""
-
-        def add(x: Array, g: Array) -> Array:
-            n, M, _ = x.shape
-            flat = jnp.swapaxes(g, 1, 2).reshape(n * M, -1)
-            return rows_combined(flat.astype(product_dtype(self.inputs)), x)
-
-        total = self.sum_devices(summed(add, self.inputs, g, as_stored=True))
-        return total / jnp.sqrt(float(self.dimension))
+        return self.sum_devices(back_project(g, self.inputs))
 
     def weighted(self, T: Array, W: Array) -> Array:
         """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (K, P, D), T (N, PM, PM): one pass over the inputs."""
@@ -173,8 +140,8 @@ class IndexOperator(AbstractOperator):
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
         """g gᵀ, ∂g, and both: their difference is a control variate."""
         return {
+            **super().precisions,
             "controlled": self.controlled_precision,
-            "outer": lambda g, _: self.outer_precision(g),
             "divergence": lambda _, dg: self.divergence_precision(dg),
         }
 
@@ -183,9 +150,11 @@ class IndexOperator(AbstractOperator):
         outer = jnp.einsum("npm,nqm->npq", g, g)
         control = outer + jnp.einsum("npmqm->npq", dg)
         parts = covariance_and_variance(outer, control, axis=0, mean=lambda x, axis: self.mean(x))
+        # β from the same samples is biased by O(1/N); outside [0, 1] it would extrapolate
         beta = jnp.clip(quotient(*parts), 0.0, 1.0)
         return positive_part(self.alpha * (self.mean(outer) - beta * self.mean(control)))
 
     def divergence_precision(self, dg: Array) -> Array:
         """-(1/D) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
-        return symmetric(-self.sum_devices(jnp.einsum("npmqm->pq", dg)) / self.dimension)
+        # symmetric in expectation only
+        return symmetric(-self.sum_devices(jnp.einsum("npmqm->pq", dg)) / self.entries)

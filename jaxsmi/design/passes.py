@@ -62,9 +62,9 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.design.blocks import as_bits, mapped, summed, widened
+from jaxsmi.design.blocks import Inputs, as_bits, mapped, product_dtype, summed, widened
 
-__all__ = ["rows_combined", "rows_times"]
+__all__ = ["back_project", "project"]
 
 _LONG = 512  # numbers in a row, below which a loop costs more than it saves
 _MANY = 2**20  # numbers of an array, below which its compilation does
@@ -77,6 +77,30 @@ _ADDED = 12  # rows that are added up in the body of the loop of Gᵀ X
 _SUMS = 6  # indices of Gᵀ X, at most
 _SIDE = 16  # numbers of a row that are multiplied by one weight after the other
 _SHARED = 2**17  # bytes of half of the sums, from which on the compiler has cores share them
+
+
+def project(W: Array, inputs: Inputs) -> Array:
+    """Fields W X/√D (N, P, M) of rows W (P, D), of samples of M·D numbers each; in the wider
+    precision of W and of products with the inputs."""
+    narrow = W.astype(product_dtype(inputs))
+    wide = jnp.promote_types(W.dtype, narrow.dtype)
+
+    def fields(x: Array) -> Array:
+        rows = rows_times(x, narrow).reshape(len(x), -1, len(W))
+        return jnp.swapaxes(rows, 1, 2).astype(wide)
+
+    return mapped(fields, inputs, as_stored=True) / math.sqrt(W.shape[1])
+
+
+def back_project(g: Array, inputs: Inputs) -> Array:
+    """Σ_μ g_μ X_μ/√D (P, D) of vectors g (N, P, M), the transpose of `project`; in float64."""
+
+    def add(x: Array, g: Array) -> Array:
+        flat = jnp.swapaxes(g, 1, 2).reshape(-1, g.shape[1])
+        return rows_combined(flat.astype(product_dtype(inputs)), x)
+
+    total = summed(add, inputs, g, as_stored=True)
+    return total / jnp.sqrt(float(total.shape[1]))
 
 
 def rows_times(x: Array, W: Array) -> Array:
@@ -121,16 +145,19 @@ def _combined(g: Array, x: Array) -> Array:
     return summed(product, x, g.reshape(N, R // N * P))
 
 
+# Loops over rows have no derivative of their own in reverse mode; both passes are bilinear, and
+# their derivatives are plain products.
+
+
 @jax.custom_jvp
 def _by_rows(x: Array, W: Array) -> Array:
     return lax.platform_dependent(x, W, cpu=_rows_on_cpu, default=_times)
 
 
-@_by_rows.defjvp
-def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    x, W = primals
-    dx, dW = tangents
-    return _by_rows(x, W), _times(x, dW) + _times(dx, W)
+_by_rows.defjvps(
+    lambda dx, _, x, W: _times(dx, W),
+    lambda dW, _, x, W: _times(x, dW),
+)
 
 
 @jax.custom_jvp
@@ -138,11 +165,10 @@ def _by_sums(g: Array, x: Array) -> Array:
     return lax.platform_dependent(g, x, cpu=_sums_on_cpu, default=_combined)
 
 
-@_by_sums.defjvp
-def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    g, x = primals
-    dg, dx = tangents
-    return _by_sums(g, x), _combined(dg, x) + _combined(g, dx)
+_by_sums.defjvps(
+    lambda dg, _, g, x: _combined(dg, x),
+    lambda dx, _, g, x: _combined(g, dx),
+)
 
 
 def _sums(terms: list[Array], axis: int) -> list[Array]:

@@ -10,44 +10,32 @@ inputs X (N, T, d), g symmetric:
 
 from __future__ import annotations
 
-import math
-
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
-from jaxsmi.design.base import AbstractMatrixDesign, AbstractMatrixOperator, MessagePassing, Shapes
+from jaxsmi.design.base import AbstractDesign, AbstractOperator, MessagePassing, Shapes
 from jaxsmi.design.blocks import Inputs, mapped, product_dtype, summed
-from jaxsmi.priors.spectral import SpectralPrior
-from jaxsmi.priors.wishart import WishartLaw
 
 __all__ = ["SymmetricDesign", "SymmetricOperator"]
 
 
-class SymmetricDesign(AbstractMatrixDesign):
-    """L symmetric matrices S_l (d, d) of factors W_l (r, d), seen by T tokens: α = N/d².
-
-    Teachers and students are factors (L r, d).
+class SymmetricDesign(AbstractDesign):
+    """L symmetric matrices S_l (d, d), seen by T tokens: α = N/d².
 
     Args:
-        prior: Of each matrix.
+        message_passing: Its settings.
         tokens: T.
         layers: L.
-        settings: Of message passing.
     """
 
-    prior: SpectralPrior
+    message_passing: MessagePassing = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
     layers: int = eqx.field(static=True)
-    settings: MessagePassing = eqx.field(static=True)
-
-    @property
-    def message_passing(self) -> MessagePassing:
-        """The settings."""
-        return self.settings
+    # theory is of a spectrum, which one number has not
+    least_dimension = 2
 
     def entries(self, dimension: int) -> int:
         """d²."""
@@ -61,75 +49,20 @@ class SymmetricDesign(AbstractMatrixDesign):
         """(L, d, d) and (n, L, T²)."""
         return Shapes((self.layers, inputs[2], inputs[2]), (inputs[0], self.layers, self.tokens**2))
 
-    def factor_shape(self, dimension: int) -> tuple[int, int]:
-        """(L r, d), r = round(ρ d)."""
-        return (self.layers * self.prior.width(dimension), dimension)
-
-    def factors(self, weights: Array) -> Array:
-        """Factors (L, r, d) of each layer."""
-        return weights.reshape(self.layers, -1, weights.shape[-1])
-
-    def factor_fields(self, factors: Array, inputs: Inputs) -> Array:
-        """Scores h (n, L, T, T), in the wider precision of factors and inputs."""
-        each = [self._scores(W, inputs) for W in self.factors(factors)]
-        return jnp.stack(each, axis=1)
-
-    def _scores(self, W: Array, inputs: Inputs) -> Array:
-        """Scores h (n, T, T) of inputs (n, T, d) for W (r, d): products through W, never S, which
-        keep the digits that Tr S would take."""
-        r, d = W.shape
-        narrow = W.T.astype(product_dtype(inputs))
-        wide = jnp.promote_types(W.dtype, narrow.dtype)
-        trace = jnp.sum(W.astype(wide) ** 2)
-
-        def products(x: Array) -> Array:
-            z = jnp.einsum("ntd,dr->ntr", x, narrow, precision="highest").astype(wide)
-            return jnp.einsum("nar,nbr->nab", z, z, precision="highest")
-
-        scores = mapped(products, inputs) - trace * jnp.eye(inputs.shape[1], dtype=wide)
-        return scores / math.sqrt(r * d) / math.sqrt(d)
-
-    def signal(self, weights: Array, length: int | None = None) -> Array:
-        """√d S (L, d, d) of factors (L r, d), or itself."""
-        del length
-        weights = weights.astype(theory_dtype())
-        if weights.ndim == 3:
-            return weights
-        matrices = jax.vmap(lambda W: WishartLaw.matrix(W.T))(self.factors(weights))
-        return self.unit(weights.shape[-1]) * matrices
-
-    def teacher_signal(self, teacher: Array) -> Array:
-        """√d S (L, d, d) of factors."""
-        return self.signal(teacher)
-
-    def unit(self, dimension: int) -> float:
-        """√d."""
-        return math.sqrt(dimension)
-
     def check_inputs(self, inputs: Inputs) -> None:
         """T tokens a sample, of dimension two or more."""
         allowed = f"(n, {self.tokens}, d): T tokens a sample"
         check(inputs.shape[1] == self.tokens, "data.inputs", inputs, allowed)
         check(inputs.shape[2] >= 2, "data.inputs", inputs, "a dimension d >= 2")
 
-    # a student's scores go through its factors, a message-passing estimate has none: two products
+    # a student's scores go through its factors (models/factors.py), but an estimate of message
+    # passing has none: two products
     def operator(self, inputs: Inputs) -> SymmetricOperator:
         """√d S -> scores."""
         return SymmetricOperator(inputs)
 
-    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """Factors W (L r, d) of iid N(0, 1) entries."""
-        return jax.random.normal(key, self.factor_shape(dimension), theory_dtype())
 
-    def check_teacher(self, teacher: Array, dimension: int) -> None:
-        """Factors (L r, d), of any r >= 1."""
-        fits = teacher.ndim == 2 and teacher.shape[1] == dimension
-        fits = fits and teacher.shape[0] % self.layers == 0 and teacher.shape[0] > 0
-        layers = "" if self.layers == 1 else f"{self.layers} "
-        check(fits, "teacher", teacher, f"factors ({layers}r, {dimension})")
-
-
-class SymmetricOperator(AbstractMatrixOperator):
+class SymmetricOperator(AbstractOperator):
     """Fields of a symmetric matrix (module docstring).
 
     Products are in the precision of the inputs, sums over blocks in float64. Memory beyond the
@@ -141,14 +74,16 @@ class SymmetricOperator(AbstractMatrixOperator):
         batch: Samples worked on at once. Default 4096.
     """
 
-    inputs: Inputs
-    axes: tuple[str, ...] = eqx.field(static=True, default=())
     batch: int = eqx.field(static=True, default=4096)  # empirical
 
     @property
     def entries(self) -> int:
         """d²."""
         return self.inputs.shape[2] ** 2
+
+    def outer_precision(self, g: Array) -> Array:
+        """A (L, L), the diagonal of (1/n) Σ_μ Σ_m g gᵀ: matrices are treated one by one."""
+        return jnp.diag(jnp.diagonal(super().outer_precision(g)))
 
     def forward(self, W: Array) -> Array:
         """Fields (N, L, T²) of the signals (L, d, d)."""

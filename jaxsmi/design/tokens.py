@@ -20,9 +20,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+from jaxsmi.priors.gaussian import semi_definite
 
 __all__ = ["Directions", "Tokens"]
 
@@ -85,12 +86,7 @@ class Tokens(eqx.Module):
         allowed = f"a symmetric positive semi-definite G of shape ({K}, {K})"
         G = validate.array("gram", np.eye(K) if gram is None else gram, allowed)
         check(G.size == K * K, "gram", gram, allowed)
-        G = G.reshape(K, K)
-        size = jnp.max(jnp.abs(G))
-        even = jnp.max(jnp.abs(G - G.T)) <= _ROUNDING * size
-        definite = even & (jnp.linalg.eigvalsh(symmetric(G))[0] >= -_ROUNDING * size)
-        check(definite, "gram", gram, allowed)
-        self.gram = G if concrete(definite) else jnp.where(definite, G, jnp.nan)
+        self.gram = semi_definite("gram", G.reshape(K, K), allowed)
         self.cross = None
         if cross is not None:
             allowed = f"R* of shape (indices P, {K}){', or (P,)' if K == 1 else ''}"
@@ -150,6 +146,8 @@ class Tokens(eqx.Module):
         expected = self.joint_gram(second_moment)
         if len(rows) != len(expected):  # a teacher of other rows than the model
             rows, expected = U.astype(theory_dtype()), self.gram
+        # an overlap of two Gaussian rows fluctuates by √(S_aa S_bb/D), the norm of one by √2 times
+        # that
         size = jnp.diagonal(expected)
         allowance = _DEVIATIONS * jnp.sqrt(2.0 * jnp.outer(size, size) / D)
         within = (jnp.abs(rows @ rows.T / D - expected) <= allowance + _ROUNDING)[-len(U) :]
@@ -160,7 +158,9 @@ class Tokens(eqx.Module):
         """U (K, D) (module docstring)."""
         normal = jax.random.normal(key, (len(self.gram), teacher.shape[1]), theory_dtype())
         if self.cross is None:
+            # without a cross S is not inverted, and may be singular
             return sqrt_psd(self.gram) @ normal
+        # the part of U that the teacher fixes, and a rest that is independent of it
         into = jnp.linalg.solve(second_moment, self.cross).T
         rest = symmetric(self.gram - into @ self.cross)
         return into @ teacher + sqrt_psd(rest) @ normal

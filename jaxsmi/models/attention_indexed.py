@@ -17,6 +17,7 @@ score_error.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -31,15 +32,17 @@ from jaxsmi.channels.likelihood import NoInference
 from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxScores
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.symmetric import SymmetricDesign
+from jaxsmi.models.factors import SymmetricFactors
 from jaxsmi.models.matrix import MatrixMetric, MatrixModel
-from jaxsmi.models.matrix_outputs import Labels, scores_output
+from jaxsmi.models.matrix_outputs import Labels, output_model
 from jaxsmi.models.score_error import hardmax_error, sampled_error, softmax_error
+from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.spectral import SpectralPrior
@@ -93,6 +96,7 @@ class AttentionIndexed(MatrixModel):
     output_channel: AbstractChannel | None
     output: str = eqx.field(static=True)
     layers: int = eqx.field(static=True)
+    symmetry: ClassVar[tuple[AbstractSymmetry, ...]] = ()  # S is positive: its sign is known
 
     def __init__(
         self,
@@ -109,46 +113,50 @@ class AttentionIndexed(MatrixModel):
         outcomes: ArrayLike | None = None,
         tolerance: float | None = None,
     ):
-        self.noise = validate.number("noise", noise, VARIANCE)
-        labels = Labels(noise, log_likelihood, sampler, outcomes)
         if output is None and log_likelihood is None:
             output = "softmax"
-        if isinstance(output, str):
-            validate.choice("output", output, OUTPUTS)
-        linear = not isinstance(output, str) or output not in ("softmax", "hardmax")
-        self.tokens = validate.count("tokens", tokens, at_least=1 if linear else 2)
-        hardmax = isinstance(output, str) and output == "hardmax"
-        check(not hardmax or self.tokens <= 5, "tokens", tokens, "2 to 5 for hardmax")
+        word = output if isinstance(output, str) else None
+        normalised = word in ("softmax", "hardmax")
+        # the softmax of one score is 1: labels of one token would tell nothing
+        self.tokens = validate.count("tokens", tokens, at_least=2 if normalised else 1)
+        # more scores in a row are more than its integrals are refined over
+        few = word != "hardmax" or self.tokens <= 5
+        check(few, "tokens", tokens, "2 to 5 for hardmax")
         self.layers = validate.count("layers", layers)
-        check(self.layers == 1 or not linear, "layers", layers, "1 for this output")
-        parsed = scores_output(output, labels, self.tokens, tolerance)
-        self.output = parsed.name
-        self.output_channel = parsed.channel
+        # the next layer averages tokens with these scores, which must add up to one
+        check(self.layers == 1 or normalised, "layers", layers, "1 for this output")
+        labels = Labels(noise, log_likelihood, sampler, outcomes)
+        model = output_model(output, labels, OUTPUTS, self.tokens, tolerance)
+        self.output = str(output) if model is None else model.name
+        self.output_channel = None if model is None else model.channel
         validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
         self.beta = validate.number("beta", beta, _BETA)
-        if not linear:
+        self.noise = validate.number("noise", noise, VARIANCE)
+        # the closed forms of softmax and hardmax are those of labels without noise
+        if normalised:
             check(self.noise == 0.0, "noise", noise, "0 but for the linear output")
-            if not concrete(self.noise):
-                self.noise = jnp.where(self.noise == 0.0, self.noise, jnp.nan)
+            self.noise = nan_unless(self.noise, self.noise == 0.0)
         self.skip = validate.number("skip", skip, NON_NEGATIVE)
         self.prior = WishartPrior(rank_ratio)
 
     @property
     def design(self) -> SymmetricDesign:
         """Inputs (n, T, d), teachers W (L r, d), α = n/d²."""
-        # of a function of the scores: the settings that were fastest in tests of several links
+        # empirical, of a function of the scores: fastest in runs of several links at d = 100
         passing = MessagePassing(("outer", "state"), (0.3, 0.6, 0.8), False)
-        readout = self.readout
-        if isinstance(readout, AbstractScores):
-            passing = MessagePassing(readout.precisions, readout.dampings, False)
-        return SymmetricDesign(
-            prior=self.prior, tokens=self.tokens, layers=self.layers, settings=passing
-        )
+        if self.output_channel is None:
+            passing = MessagePassing(self.scores.precisions, self.scores.dampings, False)
+        return SymmetricDesign(passing, self.tokens, self.layers)
+
+    @property
+    def student(self) -> SymmetricFactors:
+        """Factors (L r, d)."""
+        return SymmetricFactors(self)
 
     @property
     def metric(self) -> AttentionMetric:
         """Tr Ŝ_l Ŝ_k/d, and errors of scores."""
-        return AttentionMetric(self)
+        return AttentionMetric(self, self.symmetry)
 
     @property
     def indices(self) -> int:
@@ -156,19 +164,12 @@ class AttentionIndexed(MatrixModel):
         return self.layers
 
     @property
-    def index_names(self) -> tuple[str, ...]:
-        """ "S", or "layer 1" and so on."""
-        if self.layers == 1:
-            return ("S",)
-        return tuple(f"layer {number}" for number in range(1, self.layers + 1))
-
-    @property
     def channel(self) -> AbstractChannel:
         """That of the scores: of one layer, or of two softmax layers of two tokens."""
-        last = self.readout
         if self.layers == 1:
-            return last
-        if isinstance(last, SoftmaxScores) and self.layers == 2 and self.tokens == 2:
+            return self.readout
+        if (self.output, self.layers, self.tokens) == ("softmax", 2, 2):
+            last = SoftmaxScores(tokens=2, beta=self.beta)
             return layered_channel(2, self.skip, last, Budget(_TOLERANCE))
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
         remedy = (
@@ -180,10 +181,15 @@ class AttentionIndexed(MatrixModel):
         )
 
     @property
-    def readout(self) -> AbstractScores | PullbackChannel:
+    def readout(self) -> AbstractChannel:
         """The channel of the last layer's scores, of which labels are a function."""
         if self.output_channel is not None:
             return PullbackChannel(self.output_channel, frame(self.tokens))
+        return self.scores
+
+    @property
+    def scores(self) -> AbstractScores:
+        """The channel of an output that has a name."""
         if self.output == "linear":
             return LinearScores(tokens=self.tokens, noise=self.noise)
         if self.output == "softmax":
@@ -195,6 +201,7 @@ class AttentionIndexed(MatrixModel):
         """c(ρ) of hardmax with two tokens, V ~ c(ρ)/α² for large α."""
         two = self.output == "hardmax" and self.tokens == 2
         check(two, "model", self.output, "hardmax with two tokens")
+        # V q̂ → D at large α, and q̂ = α f with f ∝ K/√(V (1 + ρ)) of labels that jump
         scale = 8.0 * sign_information() ** 2
         return np.pi * self.prior.norm * self.prior.law.degrees_of_freedom**2 / scale
 
@@ -213,6 +220,7 @@ class AttentionMetric(MatrixMetric):
     @property
     def ansatz(self) -> str | None:
         """Of several layers, the diagonal one."""
+        # of one matrix the overlap is a number, and nothing is left out
         if self.model.layers == 1:
             return None
         return (

@@ -28,6 +28,7 @@ from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.design.base import AbstractDesign
 from jaxsmi.design.blocks import Inputs, product_dtype, shifted, streams
+from jaxsmi.models.symmetry import AbstractSymmetry, cosines
 from jaxsmi.priors.base import AbstractPrior
 
 __all__ = [
@@ -39,7 +40,6 @@ __all__ = [
     "draw_labels",
     "is_centred",
     "model_argument",
-    "overlap_entries",
     "title",
 ]
 
@@ -146,11 +146,12 @@ class AbstractModel(eqx.Module):
         Cost:
             N·M·D random numbers, and one pass over them.
         """
-        design = self.design
+        design, student = self.design, self.student
         key = validate.key("key", key)
         dimension = validate.count("dimension", dimension, design.least_dimension)
+        # α by itself first: N = α n of a huge α is no integer, and could not be named in a message
         check(validate.number("alpha", alpha, POSITIVE) < 2**31, "alpha", alpha, "a number < 2^31")
-        law = validate.choice("inputs", inputs, design.laws)
+        law = validate.choice("inputs", inputs, tuple(design.laws))
         dtype = validate.optional(validate.dtype, "dtype", dtype)
         store = validate.flag("store", store)
         directions = validate.optional(validate.array, "directions", directions, "U (K, D)")
@@ -165,9 +166,9 @@ class AbstractModel(eqx.Module):
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
         design.warn_of_rounding(dimension, samples, float(alpha))
         teacher_key, input_key, noise_key, direction_key = streams(key)
-        drawn = design.draw_teacher(teacher_key, dimension) if teacher is None else teacher
+        drawn = student.draw_teacher(teacher_key, dimension) if teacher is None else teacher
         truth = validate.array("teacher", drawn, "an array of real numbers")
-        design.check_teacher(truth, dimension)
+        student.check_teacher(truth, dimension)
         around = design.directions(direction_key, truth, directions)
         # regenerated inputs are drawn at each pass: float32 needs half of the random bits, and
         # sums over blocks are float64
@@ -204,6 +205,7 @@ class AbstractModel(eqx.Module):
         signal = self.student.signal(estimate)
         shape = self.design.input_shape(signal.shape[-1])
         allowed = f"an array of shape (N, *{shape})"
+        # in their own precision: float32 inputs would take twice the memory in that of theory
         dtype = getattr(inputs, "dtype", None)
         real = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
         x = validate.array("inputs", inputs, allowed, dtype=dtype if real else None, empty=True)
@@ -215,7 +217,8 @@ class AbstractModel(eqx.Module):
 
 
 class AbstractStudent(eqx.Module):
-    """The weights of a model that are trained, and the network that they make."""
+    """The weights of a model, those of a student that are trained and those of a teacher, and the
+    network that they make."""
 
     model: eqx.AbstractVar[AbstractModel]
 
@@ -250,40 +253,71 @@ class AbstractStudent(eqx.Module):
         link = jax.tree.map(cast, self.model).link
         return jax.vmap(link)(self.fields(weights, inputs).astype(dtype))
 
-    @abc.abstractmethod
     def estimate(self, weights: Array) -> Array:
         """The estimate that a user sees, from weights or from the signal of message passing."""
+        return weights
 
     @abc.abstractmethod
     def signal(self, estimate: Array) -> Array:
         """The signal of message passing from an estimate; a ValueError for another shape."""
 
+    def to_signal(self, weights: Array, teacher: Array | None = None) -> Array:
+        """The signal of message passing from weights, or itself; `teacher`: one with sides as
+        those of the signal."""
+        del teacher
+        return weights
+
     @abc.abstractmethod
+    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
+        """A teacher by the prior."""
+
+    @abc.abstractmethod
+    def check_teacher(self, teacher: Array, dimension: int) -> None:
+        """Raise a ValueError for a teacher that cannot label inputs of this dimension."""
+
     def teacher_signal(self, teacher: Array) -> Array:
         """The signal of message passing from a teacher."""
+        return teacher
 
 
 class AbstractMetric(eqx.Module):
     """How far an estimate is from a teacher: overlaps, cosines and errors, up to symmetries."""
 
-    @property
-    @abc.abstractmethod
-    def error_name(self) -> str:
-        """The heading of `error` in a table."""
+    model: eqx.AbstractVar[AbstractModel]
+    symmetry: tuple[AbstractSymmetry, ...]
 
     @property
     def ansatz(self) -> str | None:
         """The unproven assumption of the model's theory, as one sentence; None: there is none."""
         return None
 
-    @abc.abstractmethod
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
-        """Overlaps of an estimate with itself and with a teacher.
+        """Overlaps of an estimate with itself and with a teacher: mean products of the n entries of
+        rows, or of matrices.
 
         Returns:
-            "overlap" Q (P, P), "teacher_overlap" M (P, P) and "cosine" (P,); the last two NaN
-            without a teacher.
+            "overlap" Q = Ŵ Ŵᵀ/n (P, P), "teacher_overlap" M = Ŵ W*ᵀ/n (P, P*) and "cosine" (P,);
+            NaN without a teacher, the cosine also for one that is not `comparable`.
         """
+        student = self.model.student
+        flat = lambda signal: signal.reshape(len(signal), -1).astype(theory_dtype())
+        W = flat(student.to_signal(weights, teacher))
+        n = W.shape[1]
+        Q = W @ W.T / n
+        nan = not_recorded(Q.shape, Q.dtype)
+        if teacher is None:
+            return {"overlap": Q, "teacher_overlap": nan, "cosine": nan[0]}
+        truth = flat(student.teacher_signal(teacher))
+        M = W @ truth.T / n
+        cosine = nan[0]
+        if self.comparable(teacher):
+            cosine = self.cosines(M, Q, truth @ truth.T / n)
+        return {"overlap": Q, "teacher_overlap": M, "cosine": cosine}
+
+    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
+        """Cosine similarity (P,) of each index from M, Q and ρ (P, P), up to the symmetries; 0 for
+        a zero estimate."""
+        return cosines(self.symmetry, cross, Q, rho)
 
     @abc.abstractmethod
     def error(
@@ -354,6 +388,7 @@ def draw_labels(model: AbstractModel, key: PRNGKeyArray, teacher: Array, inputs:
     """Labels (N, ...) of a teacher on inputs, with their noise."""
     channel = model.channel
     fields = model.student.teacher_fields(teacher, inputs)
+    # the noise of all samples at once: labels are then the same for any blocks of the inputs
     noise = jax.random.normal(key, (inputs.shape[0], channel.noise_size), theory_dtype())
     labels = jax.vmap(channel.label)(fields, noise)
     return labels.reshape(inputs.shape[0], *label_shape(model))
@@ -366,6 +401,7 @@ def is_centred(model: AbstractModel) -> Array:
     """The prior of the model has mean zero (a boolean)."""
     mean = model.prior.mean_overlap(model.indices)
     xp = arithmetic(mean)
+    # means add up to zero by rounding only, of order 1e-16
     return xp.max(xp.abs(xp.asarray(mean))) <= 1e-12
 
 
@@ -383,15 +419,3 @@ def model_argument(model: object, purpose: str | None = None) -> AbstractModel:
     if reason is not None:
         raise ValueError(reason)
     return argument
-
-
-def overlap_entries(
-    Q: Array, cross: Array | None = None, cosine: Array | None = None
-) -> dict[str, Array]:
-    """The entries of `AbstractMetric.overlaps`, NaN for those that were not computed."""
-    nan = not_recorded(Q.shape, Q.dtype)
-    return {
-        "overlap": Q,
-        "teacher_overlap": nan if cross is None else cross,
-        "cosine": nan[0] if cosine is None else cosine,
-    }

@@ -35,15 +35,17 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import LinearField, LinearScores
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import VARIANCE, check
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.rectangular import RectangularDesign
+from jaxsmi.models.factors import ProductFactors
 from jaxsmi.models.matrix import MatrixMetric, MatrixModel
-from jaxsmi.models.matrix_outputs import Labels, field_output
+from jaxsmi.models.matrix_outputs import Labels, output_model
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.score_error import sampled_error
+from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import SpectralPrior
@@ -90,7 +92,7 @@ class Bilinear(MatrixModel):
     output_channel: AbstractChannel | None
     symmetric: bool = eqx.field(static=True)
     output: str = eqx.field(static=True)
-    even: bool = eqx.field(static=True)
+    symmetry: tuple[AbstractSymmetry, ...]
 
     def __init__(
         self,
@@ -106,21 +108,18 @@ class Bilinear(MatrixModel):
     ):
         self.symmetric = validate.flag("symmetric", symmetric)
         self.noise = validate.number("noise", noise, VARIANCE)
-        labels = Labels(noise, log_likelihood, sampler, outcomes)
         if output is None and log_likelihood is None:
             output = "linear"
-        if isinstance(output, str):
-            validate.choice("output", output, OUTPUTS)
-        parsed = field_output(output, labels)
-        self.output = parsed.name
-        self.output_channel = parsed.channel
+        model = output_model(output, Labels(noise, log_likelihood, sampler, outcomes), OUTPUTS)
+        self.output = str(output) if model is None or isinstance(output, str) else model.name
+        self.output_channel = None if model is None else model.channel
         # a symmetric S is positive: its sign is known
-        self.even = parsed.even and not self.symmetric
+        self.symmetry = () if model is None or self.symmetric else model.symmetry
         if self.symmetric:
             square = jnp.asarray(aspect_ratio) == 1.0
             check(square, "aspect_ratio", aspect_ratio, "1 for a symmetric matrix")
-            rank_ratio = rank_ratio if concrete(square) else jnp.where(square, rank_ratio, jnp.nan)
-            self.prior = WishartPrior(rank_ratio)
+            # a traced β cannot be refused: all numbers of the model are then NaN
+            self.prior = WishartPrior(nan_unless(jnp.asarray(rank_ratio), square))
         else:
             self.prior = ProductPrior(aspect_ratio, rank_ratio)
 
@@ -130,18 +129,22 @@ class Bilinear(MatrixModel):
         # with damping and without noise "outer" lets V collapse, and undamped "state" can explode;
         # undamped runs without noise diverge
         precisions = ("state", "outer") if self.output_channel is None else ("outer", "state")
-        passing = MessagePassing(precisions, (0.5, 0.7, 0.85), False)
-        return RectangularDesign(prior=self.prior, settings=passing)
+        return RectangularDesign(MessagePassing(precisions, (0.5, 0.7, 0.85), False), self.prior)
+
+    @property
+    def student(self) -> ProductFactors:
+        """Factors (r, L + d), or (r, d) if symmetric."""
+        return ProductFactors(self)
 
     @property
     def metric(self) -> BilinearMetric:
         """⟨Ŝ, S*⟩/(dL), and errors of a field."""
-        return BilinearMetric(self)
+        return BilinearMetric(self, self.symmetry)
 
     @property
     def aspect_ratio(self) -> Array:
         """β."""
-        return self.design.aspect_ratio
+        return self.prior.law.aspect_ratio
 
     @property
     def channel(self) -> AbstractChannel:
@@ -160,7 +163,8 @@ class Bilinear(MatrixModel):
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """Also of averages where labels do not tell the sign of S."""
-        if purpose == "averages" and self.even:
+        # the mean of estimates of S and of -S is zero
+        if purpose == "averages" and self.symmetry:
             return "fit: got runs with S up to its sign; allowed: an output that tells the sign."
         return super().unsupported_reason(purpose)
 
@@ -174,6 +178,7 @@ class Bilinear(MatrixModel):
     def small_width_threshold(self) -> Array:
         """(1 + Δ) √β/(1 + β), 0 at β = ∞ [theory: bilinear, Eq. (19)]; of a symmetric matrix
         (1 + Δ/2)/2 [theory: bilinear, Eq. (20)]."""
+        # the formula is ∞/∞ there
         return jnp.where(jnp.isinf(self.aspect_ratio), 0.0, super().small_width_threshold)
 
     def small_width_error(self, scaled: ArrayLike) -> Array:
@@ -188,11 +193,6 @@ class BilinearMetric(MatrixMetric):
 
     model: Bilinear
 
-    @property
-    def even(self) -> bool:
-        """Labels do not tell the sign of S."""
-        return self.model.even
-
     def prediction_error(
         self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
     ) -> Estimate:
@@ -203,7 +203,8 @@ class BilinearMetric(MatrixMetric):
             value = (2.0 if model.symmetric else 1.0) * (model.prior.norm - Q[0, 0])
             return Estimate(value, jnp.zeros((), theory_dtype()))
         key = validate.key("key", key)
-        half = 1.0 if model.symmetric else 0.5  # GOE(1) has variance 2
+        # fields of `sampled_error` are GOE(1), of variance 2
+        half = 1.0 if model.symmetric else 0.5
         q = half * Q
         V = half * model.prior.second_moment(1) - q
         error = sampled_error(model.link, 1, q, V, bayes=bayes, key=key, points=points)

@@ -31,7 +31,7 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.channels.paired_attention import PairedAttentionChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, is_zero
+from jaxsmi.core.arrays import is_zero, nan_unless
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, check
 from jaxsmi.models.index import IndexModel
 from jaxsmi.models.multi_index import default_tolerance
@@ -121,9 +121,9 @@ class DeepAttention(IndexModel):
         self.beta = validate.number("beta", beta, POSITIVE)
         self.noise = validate.number("noise", noise, VARIANCE)
         if self.activation == "hardmax":
+            # hardmax only samples: there is no channel where noise would enter
             check(self.noise == 0.0, "noise", noise, "0 with hardmax")
-            if not concrete(self.noise):
-                self.noise = jnp.where(self.noise == 0.0, self.noise, jnp.nan)
+            self.noise = nan_unless(self.noise, self.noise == 0.0)
         # with a negative skip layers can lose rank, and the inversion of the channel fails
         allowed = f"finite numbers >= 0: one, or {depth - 1}, one a hidden layer"
         strengths = validate.array("skip", skip, allowed, interval=NON_NEGATIVE, empty=True)
@@ -131,6 +131,7 @@ class DeepAttention(IndexModel):
         check(fits, "skip", skip, allowed)
         self.skip = jnp.broadcast_to(strengths, (depth - 1,))
         self.prior = iid_prior(prior)
+        # rows of a layer begin where those of the layer before end
         starts = np.cumsum([0, *(layer.indices for layer in self.layers)])
         self.symmetry = tuple(
             _symmetry(layer, int(start))
@@ -153,8 +154,10 @@ class DeepAttention(IndexModel):
         # without noise the label fixes the last layer: the integral is over the others
         inner = (indices - last.indices if silent else indices) * tokens
         paired = silent and PairedAttentionChannel.fits(tokens, self.layers)
+        # the grid of paired tokens reaches only this within its nodes
         default = PairedAttentionChannel.wanted if paired else default_tolerance(inner)
         budget = Budget(default if tolerance is None else tolerance, max_nodes)
+        # with noise no layer is fixed by the label: one integral over all fields
         if not silent:
             return IntegratedChannel(link, indices, tokens, self.noise, budget)
         error = default_tolerance(indices * tokens) if tolerance is None else tolerance
@@ -168,7 +171,7 @@ class DeepAttention(IndexModel):
                 "noise > 0 (integrated numerically)"
             )
             return refuse(name=name, remedy=remedy, budget=Budget(error, max_nodes))
-        # the closed form needs no grid
+        # one layer of rank one: the label fixes the fields, in closed form without a grid
         if indices == 1:
             return SingleAttentionChannel(tokens, self.beta)
         kind = PairedAttentionChannel if paired else DeepAttentionChannel
@@ -220,6 +223,7 @@ class DeepAttention(IndexModel):
         X = validate.array("x", x, f"({shape[0]}, {shape[1]}): tokens as rows", shape=shape)
 
         def attention(X: Array, layer: Layer, w: Array) -> Array:
+            # parts of a head: its query and its key, which are one where they are tied
             h = jnp.einsum("md,hprd->hpmr", X, w.reshape(layer.heads, -1, layer.rank, X.shape[1]))
             scores = jnp.einsum("hmr,hnr->hmn", h[:, 0], h[:, -1]) / X.shape[1]
             if self.activation == "hardmax":

@@ -83,6 +83,7 @@ def generalization_error(
     allowed = "a number, Q (P, P), or a Solution"
     Q = solution.overlap if solution is not None else validate.array("overlap", overlap, allowed)
     weights = solution.weights if solution is not None and model.design.rows else None
+    # at finite D an estimate misses M = Q by O(1/√D), and an error at Q alone would be biased
     if weights is not None and data is not None:
         data = _comparable_data(model, weights, data)
         weights = jnp.where(validate.valid(model), weights, nan())
@@ -93,6 +94,7 @@ def generalization_error(
     check(data is None, "data", data, allowed)
     if Q.ndim == 0:
         Q = Q * jnp.eye(P)  # q, not a share of S
+    # not strict: at Q = S the error is zero, a limit that plots include
     Q = validate.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
     # a model whose traced parameters are out of range has no error
     Q = jnp.where(validate.valid(model), Q, nan())

@@ -51,6 +51,7 @@ class HermiteSeries(eqx.Module):
         allowed = "coefficients by degrees, one whole number >= 0 a token: {(2, 0): 1.0}"
         terms = validate.instance("terms", terms, Mapping, allowed)
         check(len(terms) > 0, "terms", dict(terms), "at least one term")
+        # another key than a tuple fails the next check, with its message
         degrees = [n if isinstance(n, tuple) else (None,) for n in terms]
         whole = all(isinstance(k, (int, np.integer)) and k >= 0 for n in degrees for k in n)
         equal = len({len(n) for n in degrees}) == 1 and len(degrees[0]) >= 1
@@ -82,6 +83,7 @@ class HermiteSeries(eqx.Module):
         """The series of g², for a g that is a number."""
         single = self.coefficients.ndim == 1
         check(single, "series", "an array of answers", "a series whose answer is a number")
+        # the product formula has integer coefficients for He, not for h
         plain = self.orthonormal / jnp.sqrt(jnp.asarray(self._factorials))  # coefficients of He
         terms: dict[tuple[int, ...], ArrayLike] = {}
         for (a, x), (b, y) in itertools.product(zip(self.degrees, plain, strict=True), repeat=2):

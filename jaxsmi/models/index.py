@@ -34,35 +34,32 @@ from jaxsmi.models.base import (
     AbstractModel,
     AbstractStudent,
     label_shape,
-    overlap_entries,
     title,
 )
 from jaxsmi.models.prediction import compiled_prediction_error, error_of_rows, prediction_error
-from jaxsmi.models.symmetry import AbstractSymmetry, cosines
+from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
 from jaxsmi.numerics.nets import power_of_two
-from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.priors.iid import AbstractIidPrior
 
 __all__ = ["IndexModel", "align"]
 
 
 class IndexModel(AbstractModel, AbstractTeacher):
-    """A sequence multi-index model: prior on W (P, D), fields Z = W x/√D (P, M), channel p(y|Z)."""
+    """A sequence multi-index model: prior on W (P, D), fields Z = W x/√D (P, M), channel p(y|Z).
+
+    `inputs`: fixed directions of the inputs; None: they are centred.
+    """
 
     prior: eqx.AbstractVar[AbstractIidPrior]
     channel: eqx.AbstractVar[AbstractChannel]
     symmetry: eqx.AbstractVar[tuple[AbstractSymmetry, ...]]
+    inputs: Tokens | None = eqx.field(default=None, kw_only=True)
 
     @property
     def tokens(self) -> int:
         """M, the number of tokens."""
         return self.channel.tokens
-
-    @property
-    def inputs(self) -> Tokens | None:
-        """Fixed directions of the inputs; None: they are centred."""
-        return None
 
     @property
     def design(self) -> IndexDesign:
@@ -79,7 +76,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
     @property
     def metric(self) -> IndexMetric:
         """Cosines up to the symmetries, and prediction errors."""
-        return IndexMetric(self)
+        return IndexMetric(self, self.symmetry)
 
     @property
     def recovery(self) -> Array:
@@ -92,6 +89,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
         )
         check(fixed is not None, "model", title(self), allowed)
         check(self.prior.traits.continuous, "model", self.prior, "a continuous (Gaussian) prior")
+        # NaN never: `check` has raised, which a type checker cannot know
         return jnp.asarray(self.indices / (fixed or jnp.nan), theory_dtype())
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
@@ -126,6 +124,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
         same = shapes[0] == shapes[1] or set(shapes) == {(), (1,)}
         check(same, "student", f"predictions of shape {shapes[1]}", allowed)
         S = self.prior.second_moment(self.indices)
+        # without directions the fixed rows are those of the teacher alone
         gram, encoding = S, jnp.zeros((self.tokens, 0), S.dtype)
         if self.inputs is not None:
             gram, encoding = self.inputs.joint_gram(S), self.inputs.encoding
@@ -140,8 +139,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
             groups=1,
             tokens=self.tokens,
             noise_size=self.channel.noise_size,
-            # the Gram matrix of Gaussian rows is a Wishart matrix, drawn also at a traced D
-            sized=not isinstance(self.prior, Gaussian),
+            sized=not self.prior.traits.wishart,
         )
 
 
@@ -158,10 +156,6 @@ class IndexStudent(AbstractStudent):
         """Z = W x/√D (N, P, M)."""
         return IndexOperator(inputs).forward(weights)
 
-    def estimate(self, weights: Array) -> Array:
-        """The rows themselves."""
-        return weights
-
     def signal(self, estimate: Array) -> Array:
         """The rows themselves."""
         P = self.model.indices
@@ -169,42 +163,21 @@ class IndexStudent(AbstractStudent):
         check(rows, "solution", estimate, f"weights of shape ({P}, D)")
         return estimate
 
-    def teacher_signal(self, teacher: Array) -> Array:
-        """The rows themselves."""
-        return teacher
+    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
+        """Rows (P, D) by the prior."""
+        return self.model.prior.sample(key, self.model.indices, dimension)
+
+    def check_teacher(self, teacher: Array, dimension: int) -> None:
+        """Finite rows (P, D)."""
+        shape = self.shape(dimension)
+        check(teacher.shape == shape, "teacher", teacher, f"shape {shape}")
+        check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
 
 
 class IndexMetric(AbstractMetric):
     """Overlaps of rows, cosines up to the symmetries, prediction errors."""
 
     model: IndexModel
-
-    @property
-    def error_name(self) -> str:
-        """That of the plug-in predictor on new inputs."""
-        return "Prediction error"
-
-    def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
-        """Overlaps of an estimate (P, D) with itself and with a teacher (P*, D).
-
-        Returns:
-            "overlap" Q = Ŵ Ŵᵀ/D (P, P), "teacher_overlap" M = Ŵ W*ᵀ/D (P, P*), "cosine" (P,);
-            NaN without a teacher, the cosine also where P* is not P.
-        """
-        weights, D = weights.astype(theory_dtype()), weights.shape[1]
-        Q = weights @ weights.T / D
-        if teacher is None:
-            return overlap_entries(Q)
-        teacher = teacher.astype(Q.dtype)
-        cross = weights @ teacher.T / D
-        if not self.comparable(teacher):
-            return overlap_entries(Q, cross)
-        return overlap_entries(Q, cross, self.cosines(cross, Q, teacher @ teacher.T / D))
-
-    def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
-        """Cosine similarity (P,) of each index from M, Q and ρ (P, P), up to the symmetries; 0 for
-        a zero estimate."""
-        return cosines(self.model.symmetry, cross, Q, rho)
 
     def comparable(self, teacher: Array) -> bool:
         """The teacher has P rows."""
@@ -230,6 +203,7 @@ class IndexMetric(AbstractMetric):
 
     def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
         """The plug-in prediction error."""
+        # at a fixed point of Bayes M = Q, so that V says all
         Q = self.model.prior.second_moment(self.model.indices) - V
         return prediction_error(self.model, Q, key=key, points=points).value
 
@@ -256,6 +230,7 @@ class _Cosines(eqx.Module):
     def __call__(self, cross: Array, Q: Array, gram: Array) -> Array:
         M = cross[:, : self.targets]
         rho = gram[: self.targets, : self.targets]
+        # another number of rows cannot be matched one to one
         if self.student.indices == self.targets:
             return self.student.metric.cosines(M, Q, rho)
         scale = jnp.sqrt(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)))
@@ -310,6 +285,7 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:
     aligned = validate.array("estimate", estimate, f"rows {truth.shape}")
     same = aligned.shape == truth.shape
     check(same, "estimate", estimate, f"the teacher's shape {truth.shape}")
+    # symmetries act on different rows: their order does not matter
     for symmetry in model.symmetry:
         block = np.asarray(symmetry.indices)
         aligned = aligned.at[block].set(symmetry.align(aligned[block], truth[block]))

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
-from typing import NoReturn, cast
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
@@ -39,7 +39,7 @@ from jaxsmi.channels.piecewise import ModulusChannel, PiecewiseLinearChannel, li
 from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
 from jaxsmi.channels.signs import LogisticChannel, SignChannel, SignProductChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, is_zero
+from jaxsmi.core.arrays import concrete, is_zero, nan_unless
 from jaxsmi.core.validate import FINITE, POSITIVE, VARIANCE, check
 from jaxsmi.models.multi_index import MultiIndex, default_tolerance
 from jaxsmi.numerics.refining import Budget
@@ -64,9 +64,12 @@ __all__ = [
 ]
 
 Prior = AbstractIidPrior | None
+Numbers = ArrayLike | Sequence[ArrayLike]
 
 HALF_WIDTH = 0.6744897501960817  # half of N(0, 1) lies within it
+# of steeper ones the sum of 361 terms is no longer exact: it is up to β√V = 10
 _STEEPEST = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
+# labels of infinite noise are coin tosses: the end of a sweep over noise
 _INSIDE = dataclasses.replace(VARIANCE, infinite=True)  # of the noise inside a sign
 
 
@@ -193,6 +196,7 @@ def sign_product(k: int = 2, prior: Prior = None) -> MultiIndex:
         return sign(prior)
     name = f"sign_product({k})"
     channel = SignProductChannel(indices=k)
+    # no channel is written for more factors: those models sample and train
     if k > 3:
         channel = MultiIndex(_sign_product, indices=k, name=name).channel
     return _model(channel, prior, name, "even signed permutation")
@@ -223,6 +227,7 @@ def product(k: int = 2, prior: Prior = None) -> MultiIndex:
         return linear(0.0, prior=prior)
     # empirical: a one-dimensional integral, where 1e-6 is cheap
     channel = ProductChannel(Budget(1e-6))
+    # no channel is written for more factors: those models sample and train
     if k > 2:
         channel = MultiIndex(_product, indices=k, name=f"product({k})").channel
     return _model(channel, prior, f"product({k})", "even signed permutation")
@@ -347,6 +352,7 @@ def poisson(
     """
     law = _Counts(validate.number("size", size, POSITIVE))
     validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
+    # counts: the average over labels is a sum over integers, not an integral
     labels = Likelihood(law.log_likelihood, law.draw, counts=True)
     budget = Budget(default_tolerance(1) if tolerance is None else tolerance)
     channel = IntegratedChannel(law.mean, 1, 1, jnp.zeros(()), budget, labels)
@@ -354,9 +360,9 @@ def poisson(
 
 
 def piecewise_linear(
-    slopes: ArrayLike,
-    offsets: ArrayLike,
-    knots: ArrayLike,
+    slopes: Numbers,
+    offsets: Numbers,
+    knots: Numbers,
     noise: ArrayLike = 0.0,
     prior: Prior = None,
     name: str = "piecewise_linear",
@@ -396,41 +402,23 @@ def piecewise_linear(
     b = validate.array("offsets", offsets, allowed, shape=a.shape)
     allowed = f"increasing numbers ({len(a) - 1},), one less than slopes"
     k = validate.array("knots", knots, allowed, shape=(len(a) - 1,))
-    k = _nan_unless(jnp.all(jnp.diff(k) > 0.0), k, "knots", knots, allowed)
+    increasing = jnp.all(jnp.diff(k) > 0.0)
+    check(increasing, "knots", knots, allowed)
     # which slopes are zero is decided by the slopes as they came: an array made inside jit is
     # traced, and unknown
-    each = np.asarray(slopes) if concrete(slopes) else cast(Iterable[object], slopes)
+    each: Any = np.asarray(slopes) if concrete(slopes) else slopes
     flat = tuple(is_zero(slope) for slope in each)
     varies = jnp.any(jnp.diff(b) != 0.0) if all(flat) else True
-    a = _nan_unless(varies, a, "slopes", slopes, "a link that is not constant")
-    return _pieces(a, b, k, flat, noise, prior, validate.text("name", name))
-
-
-def _pieces(
-    a: Array, b: Array, k: Array, flat: tuple[bool, ...], noise: ArrayLike, prior: Prior, name: str
-) -> MultiIndex:
-    """The model of pieces; `flat`: the slopes that are known to be zero."""
+    check(varies, "slopes", slopes, "a link that is not constant")
+    silent = is_zero(noise)
+    # without noise a flat piece has another posterior, another program: a traced slope must be
+    # known not to be zero
+    steep = jnp.all((a != 0.0) | np.array(flat)) if silent else True
+    check(steep, "slopes", slopes, "no zero that is traced, where there is no noise")
     variance = validate.number("noise", noise, VARIANCE)
-    if is_zero(noise):
-        # a traced slope may not be zero: whether it is decides the program
-        steep = jnp.all((a != 0.0) | np.array(flat))
-        a = _nan_unless(steep, a, "slopes", a, "no zero that is traced, where there is no noise")
-    channel = PiecewiseLinearChannel(a, b, k, flat, None if is_zero(noise) else variance)
-    return _model(channel, prior, name)
-
-
-def _known_pieces(
-    a: list[int], b: list[int], k: ArrayLike, noise: ArrayLike, prior: Prior, name: str
-) -> MultiIndex:
-    return piecewise_linear(np.array(a), np.array(b), k, noise, prior, name)
-
-
-def _nan_unless(
-    condition: Array | bool, x: Array, name: str, value: ArrayLike, allowed: str
-) -> Array:
-    """x; where the condition fails a ValueError, or NaN if it is traced."""
-    check(condition, name, value, allowed)
-    return x if concrete(condition) else jnp.where(condition, x, jnp.nan)
+    a, k = nan_unless(a, varies, steep), nan_unless(k, increasing)
+    channel = PiecewiseLinearChannel(a, b, k, flat, None if silent else variance)
+    return _model(channel, prior, validate.text("name", name))
 
 
 def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
@@ -452,10 +440,8 @@ def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> 
         >>> smi.links.relu(noise=0.1).name
         'relu'
     """
-    low = validate.number("leak", leak, FINITE)
-    a = jnp.stack([low, jnp.ones_like(low)])
-    flat = (is_zero(leak), False)
-    return _pieces(a, jnp.zeros_like(a), jnp.zeros(1, a.dtype), flat, noise, prior, "relu")
+    validate.number("leak", leak, FINITE)
+    return piecewise_linear([leak, 1.0], [0.0, 0.0], [0.0], noise, prior, "relu")
 
 
 def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
@@ -476,7 +462,7 @@ def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
         >>> smi.links.hard_tanh().name
         'hard_tanh'
     """
-    return _known_pieces([0, 1, 0], [-1, 0, 1], np.array([-1, 1]), noise, prior, "hard_tanh")
+    return piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1], noise, prior, "hard_tanh")
 
 
 def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
@@ -497,7 +483,7 @@ def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
         >>> smi.links.absolute(0.1).symmetry[0].kind
         'sign'
     """
-    return _known_pieces([-1, 1], [0, 0], np.array([0]), noise, prior, "absolute")
+    return piecewise_linear([-1, 1], [0, 0], [0], noise, prior, "absolute")
 
 
 def door(width: ArrayLike = HALF_WIDTH, prior: Prior = None) -> MultiIndex:
@@ -519,7 +505,7 @@ def door(width: ArrayLike = HALF_WIDTH, prior: Prior = None) -> MultiIndex:
         'door'
     """
     half = validate.number("width", width, POSITIVE)
-    return _known_pieces([0, 0, 0], [1, -1, 1], jnp.stack([-half, half]), 0.0, prior, "door")
+    return piecewise_linear([0, 0, 0], [1, -1, 1], [-half, half], 0.0, prior, "door")
 
 
 # Named functions, not lambdas: two models of the same link are then one program, compiled once.

@@ -7,25 +7,24 @@ of models of indices: their field laws are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.pullback import frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import is_zero
 from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import check
 from jaxsmi.models import links
-from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.models.multi_index import MultiIndex, output_shape
 
-__all__ = ["Labels", "MatrixOutput", "field_output", "scores_output"]
+__all__ = ["Labels", "output_model"]
 
 
 class Labels(NamedTuple):
@@ -35,15 +34,6 @@ class Labels(NamedTuple):
     log_likelihood: Callable[[Array, Array], Array] | None = None
     sampler: Callable[[PRNGKeyArray, Array], Array] | None = None
     outcomes: ArrayLike | None = None
-
-
-class MatrixOutput(NamedTuple):
-    """The name of an output, its channel (None: the model has its own), and whether labels do not
-    change with the sign of the fields."""
-
-    name: str
-    channel: AbstractChannel | None
-    even: bool
 
 
 class _Seen(eqx.Module):
@@ -57,6 +47,7 @@ class _Seen(eqx.Module):
         *before, fields = arguments
         if self.size is None:
             return jnp.asarray(self.function(*before, fields[0, 0]))
+        # channels see T(T+1)/2 independent coordinates, users symmetric matrices
         basis = jnp.asarray(frame(self.size), fields.dtype)
         return jnp.asarray(self.function(*before, (basis @ fields[0]).reshape(self.size, -1)))
 
@@ -73,15 +64,9 @@ def _model_of(
         shape = () if size is None else (size, size)
         what = "one number" if size is None else f"symmetric scores {shape}"
         name = getattr(output, "__name__", type(output).__name__)
-        check(callable(output), "output", output, f"a JAX function of {what}")
-        try:
-            jax.eval_shape(output, jax.ShapeDtypeStruct(shape, float))  # pyright: ignore
-        except Exception as failure:
-            raise ValueError(
-                f"output: got {name}, which fails on {what} ({failure}); allowed: a JAX function "
-                f"of {what}."
-            ) from failure
-        link = seen(output)  # pyright: ignore[reportArgumentType]
+        function = validate.function("output", output, f"a JAX function of {what}")
+        output_shape("output", function, what, np.zeros(shape), called=name)
+        link = seen(function)
     return MultiIndex(
         link,
         indices=1,
@@ -95,53 +80,54 @@ def _model_of(
     )
 
 
-def _check_named(labels: Labels) -> None:
-    """Raise a ValueError for a law of labels beside an output that has its own."""
-    for name in ("log_likelihood", "sampler", "outcomes"):
-        value = getattr(labels, name)
-        check(value is None, name, value, "None beside a named output, or a link of smi.links")
+def output_model(
+    output: object,
+    labels: Labels,
+    named: Sequence[str],
+    size: int | None = None,
+    tolerance: float | None = None,
+) -> MultiIndex | None:
+    """The model of one index whose name, channel and symmetry are those of an output.
 
+    Args:
+        output: One of the words `named`, a function of the fields, a model of `smi.links` of one
+            index and token (for one field), or (None) the mean of the law of few labels.
+        labels: The law of labels.
+        named: The words that the family takes.
+        size: T of symmetric scores (T, T); None: one field.
+        tolerance: Of the numerical channel.
 
-def field_output(output: object, labels: Labels) -> MatrixOutput:
-    """The output of one field: "sign", "absolute", a function of one number, a model of `smi.links`
-    of one index and token, or (None) the mean of the law of few labels.
+    Returns:
+        The model; None for a word whose channel is the family's own.
 
     Raises:
         ValueError: For another output, or arguments beside it that it does not take.
     """
-    if isinstance(output, str):
-        _check_named(labels)
-        if output == "linear":
-            return MatrixOutput(output, None, False)
-        if output == "sign":
-            return MatrixOutput(output, links.sign(noise=labels.noise).channel, False)
-        silent = is_zero(labels.noise)
-        model = links.phase_retrieval() if silent else links.absolute(labels.noise)
-        return MatrixOutput(output, model.channel, True)
-    if output is not None and not callable(output):
-        allowed = "linear, sign, absolute, a JAX function of one number, or a link of smi.links"
-        output = validate.instance("output", output, MultiIndex, allowed)
-        one = output.indices == 1 and output.tokens == 1
-        check(one, "output", output.name, "a link of one index and one token")
-        _check_named(labels)
+    # a model of links is no function: what is callable is a link of the fields
+    if output is None or callable(output):
+        return _model_of(output, labels, size, tolerance)
+    if size is None and not isinstance(output, str):
+        allowed = f"one of {tuple(named)}, a JAX function of one number, or a link of smi.links"
+        model = validate.instance("output", output, MultiIndex, allowed)
+        one = model.indices == 1 and model.tokens == 1
+        check(one, "output", model.name, "a link of one index and one token")
         allowed = "0 beside a link, which has its own law of labels"
         check(is_zero(labels.noise), "noise", labels.noise, allowed)
-        return MatrixOutput(output.name, output.channel, bool(output.symmetry))
-    model = _model_of(output, labels, None, None)
-    return MatrixOutput(model.name, model.channel, bool(model.symmetry))
+    else:
+        word = validate.choice("output", output, named)
+        model = _NAMED[word](labels.noise) if word in _NAMED else None
+    for name, value in labels._asdict().items():
+        allowed = "None beside a named output, or a link of smi.links"
+        check(name == "noise" or value is None, name, value, allowed)
+    return model
 
 
-def scores_output(
-    output: object, labels: Labels, tokens: int, tolerance: float | None
-) -> MatrixOutput:
-    """The output of symmetric scores (T, T): a function of them, or (None) the mean of the law of
-    few labels.
+def _absolute(noise: ArrayLike) -> MultiIndex:
+    # the modulus without noise has a channel of its own, in closed form
+    return links.phase_retrieval() if is_zero(noise) else links.absolute(noise)
 
-    Raises:
-        ValueError: For another output.
-    """
-    if isinstance(output, str):  # those have channels of their own
-        _check_named(labels)
-        return MatrixOutput(output, None, False)
-    model = _model_of(output, labels, tokens, tolerance)
-    return MatrixOutput(model.name, model.channel, False)
+
+_NAMED: Mapping[str, Callable[[ArrayLike], MultiIndex]] = {
+    "sign": lambda noise: links.sign(noise=noise),
+    "absolute": _absolute,
+}

@@ -29,15 +29,12 @@ from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
-from jaxsmi.priors.gaussian import iid_prior
+from jaxsmi.priors.gaussian import iid_prior, semi_definite
 
-__all__ = ["MultiIndex", "default_tolerance"]
-
+__all__ = ["MultiIndex", "default_tolerance", "output_shape"]
 
 _MAX_NODES = 2**20  # empirical: bounds time and memory of one label
 _ROUNDING = 1e-4  # of probabilities that add up to one: float32 likelihoods, many outcomes
-_ASYMMETRY = 1e-9  # relative, of a covariance: some 1e6 roundings in float64
-_POINTS = 16  # at which a link is compared with that of a channel
 
 
 class MultiIndex(IndexModel):
@@ -59,7 +56,7 @@ class MultiIndex(IndexModel):
         sampler: Draws a label from (key, Z).
         outcomes: All labels (K, ...), where they are few: drawn with the probabilities of
             log_likelihood. The link is then E[y|Z] unless it is given.
-        channel: An exact channel, if known.
+        channel: An exact channel, with its own link, in place of a link and its noise.
         inputs: Fixed directions around which tokens lie, such as positional encodings:
             `smi.Tokens(encoding=..)`. Default: inputs are centred.
         symmetry: What leaves every label unchanged: pairs (indices, word), with a word of
@@ -87,7 +84,6 @@ class MultiIndex(IndexModel):
     channel: AbstractChannel
     symmetry: tuple[AbstractSymmetry, ...]
     name: str = eqx.field(static=True)
-    _inputs: Tokens | None
 
     def __init__(
         self,
@@ -113,20 +109,26 @@ class MultiIndex(IndexModel):
         if channel is None:
             P = validate.count("indices", indices)
             M = validate.count("tokens", 1 if tokens is None else tokens)
+            # few labels have a mean for given fields: a link like any other
             if link is None and labels.outcomes is not None:
                 link = labels.mean
                 name = name or _name_of(log_likelihood)
             link = validate.function("link", link, "a JAX function, or a channel=")
             self.name = name or _name_of(link)
             law = as_module(link)
-            check_link(law, P, M, self.name)
+            # NumPy: inside jit an array of JAX would be traced, and an index out of range no error
+            fields = np.zeros((P, M))
+            arguments = f"an array of shape {fields.shape}"
+            output_shape("link", law, arguments, fields, called=self.name)
+            check_closure("link", law, fields)
             variance = validate.number("noise", noise, VARIANCE)
             allowed = "0 with a log_likelihood=, which says all of how labels scatter"
             check(log_likelihood is None or is_zero(noise), "noise", noise, allowed)
-            if tolerance is not None:
-                validate.number("tolerance", tolerance, POSITIVE)
+            validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
             error = default_tolerance(P * M) if tolerance is None else tolerance
             budget = Budget(error, max_nodes)
+            # the law of noiseless labels is a delta function of the fields, which no numerical
+            # integral resolves
             if log_likelihood is None and is_zero(noise):
                 title = f"{self.name} (noise=0)"
                 self.channel = NoInference(law=law, indices=P, tokens=M, name=title, budget=budget)
@@ -134,25 +136,29 @@ class MultiIndex(IndexModel):
                 _check_likelihood(labels, law, P, M)
                 self.channel = IntegratedChannel(law, P, M, variance, budget, labels)
         else:
-            self.channel = validate.instance(
-                "channel", channel, AbstractChannel, "an AbstractChannel"
-            )
-            if link is not None:
-                _check_same_link(link, channel)
-            self.name = name or _name_of(type(channel) if link is None else link)
-            beside = {"noise": (noise, 0.0), "tolerance": (tolerance, None)}
-            beside |= {"indices": (indices, channel.indices), "tokens": (tokens, channel.tokens)}
-            beside |= {"log_likelihood": (log_likelihood, None)}
-            beside |= {"max_nodes": (max_nodes, _MAX_NODES)}
+            allowed = "an AbstractChannel"
+            self.channel = validate.instance("channel", channel, AbstractChannel, allowed)
+            self.name = name or _name_of(type(channel))
+            # a setting that the channel does not use is refused: nobody would notice that it was
+            # ignored
+            beside = {
+                "link": (link, None),
+                "indices": (indices, channel.indices),
+                "tokens": (tokens, channel.tokens),
+                "noise": (noise, 0.0),
+                "log_likelihood": (log_likelihood, None),
+                "tolerance": (tolerance, None),
+                "max_nodes": (max_nodes, _MAX_NODES),
+            }
             for word, (value, own) in beside.items():
                 same = value is None or (concrete(value) and value == own)
                 check(same, word, value, f"{own} beside this channel=, which has its own")
         self.prior = iid_prior(prior)
-        self._inputs = None
-        if inputs is not None:
-            self._inputs = validate.instance("inputs", inputs, Tokens, "smi.Tokens(encoding=..)")
+        allowed = "smi.Tokens(encoding=..)"
+        self.inputs = validate.optional(validate.instance, "inputs", inputs, Tokens, allowed)
+        if self.inputs is not None:
             second_moment = self.prior.second_moment(self.indices)
-            self._inputs.check_fit(self.indices, self.tokens, second_moment)
+            self.inputs.check_fit(self.indices, self.tokens, second_moment)
         self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
 
     def mixed(self, covariance: ArrayLike) -> MultiIndex:
@@ -183,26 +189,17 @@ class MultiIndex(IndexModel):
         """
         M = self.tokens
         allowed = f"a symmetric positive semi-definite array ({M}, {M})"
-        C = validate.array("covariance", covariance, allowed, shape=(M, M))
-        size = jnp.max(jnp.abs(C))
-        even = jnp.max(jnp.abs(C - C.T)) <= _ASYMMETRY * size
-        definite = even & (jnp.linalg.eigvalsh(C)[0] >= -_ASYMMETRY * size)
-        check(definite, "covariance", covariance, allowed)
-        C = C if concrete(definite) else jnp.where(definite, C, jnp.nan)
-        check(self._inputs is None, "model", self.name, "a model without inputs=")
+        C = semi_definite("covariance", covariance, allowed, size=M)
+        check(self.inputs is None, "model", self.name, "a model without inputs=")
+        # whitened tokens are independent again; what correlated them is part of the law of labels
         channel = self.channel.mixed(sqrt_psd(C))
         name = f"{self.name} of mixed tokens"
         return MultiIndex(channel=channel, prior=self.prior, symmetry=self.symmetry, name=name)
 
-    @property
-    def inputs(self) -> Tokens | None:
-        """Fixed directions of the inputs; None: they are centred."""
-        return self._inputs
-
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """Also for a teacher that overlaps with directions of its inputs: its prior does not know
         them."""
-        if self._inputs is not None and self._inputs.cross is not None:
+        if self.inputs is not None and self.inputs.cross is not None:
             return (
                 f"inputs: got {self.name} with cross=, weights that overlap with directions of "
                 "their inputs; allowed: none (smi.Tokens(encoding=..)), or a learner: "
@@ -243,9 +240,11 @@ class _Observed(eqx.Module):
     labels: Likelihood
 
     def __call__(self, fields: Array) -> Array:
+        # not the link alone: a likelihood can tell signs that its mean does not
         label = jnp.asarray(self.channel.link(fields))
         if self.labels.log_likelihood is None:
             return jnp.ravel(label)
+        # few labels: their probabilities are the law itself, without a link
         if self.labels.outcomes is not None:
             return self.labels.odds(fields)
         return jnp.append(jnp.ravel(label), self.labels.log_likelihood(label, fields))
@@ -284,10 +283,10 @@ def _check_likelihood(
         return
     z = np.cos(1.0 + 2.4 * np.arange(indices * tokens)).reshape(indices, tokens)  # generic fields
     if labels.sampler is not None:
-        _output_shape("sampler", labels.sampler, f"(key, fields {z.shape})", jax.random.key(0), z)
+        output_shape("sampler", labels.sampler, f"(key, fields {z.shape})", jax.random.key(0), z)
     label = np.zeros(labels.shape(link, (indices, tokens)))
     arguments = f"(a label, fields {z.shape})"
-    shape = _output_shape("log_likelihood", labels.log_likelihood, arguments, label, z)
+    shape = output_shape("log_likelihood", labels.log_likelihood, arguments, label, z)
     check_closure("log_likelihood", labels.log_likelihood, label, z)
     allowed = f"a JAX function of {arguments} that returns one number"
     check(shape == (), "log_likelihood", f"an answer of shape {shape}", allowed)
@@ -298,35 +297,13 @@ def _check_likelihood(
     check(jnp.abs(total - 1.0) <= _ROUNDING, "log_likelihood", total, allowed)
 
 
-def _check_same_link(link: Callable[[Array], Array], channel: AbstractChannel) -> None:
-    """Raise a ValueError for a link that is not the channel's own, by its labels at some points."""
-    shape = (_POINTS, channel.indices, channel.tokens)
-    fields = 2.0 * jnp.cos(1.0 + 2.4 * jnp.arange(float(np.prod(shape))).reshape(shape))
-    labels = (jax.vmap(lambda z: jnp.asarray(link(z)))(fields), jax.vmap(channel.link)(fields))
-    same = labels[0].shape == labels[1].shape and jnp.allclose(*labels)
-    allowed = "none, or the channel's own: that is the law of the labels"
-    check(same, "link", link, allowed)
-
-
-def check_link(link: Callable[[Array], Array], indices: int, tokens: int, name: str) -> None:
-    """Raise a ValueError for a link that fails on an array (P, M), or does not return one array."""
-    shape = (indices, tokens)
-    _output_shape("link", link, f"an array of shape {shape}", np.zeros(shape), called=name)
-    check_closure("link", link, np.zeros(shape))
-
-
-def _output_shape(
+def output_shape(
     name: str, function: Callable[..., Array], arguments: str, *values: Any, called: str = "one"
 ) -> tuple[int, ...]:
     """The shape of the result of a user's function; a ValueError where it fails, or returns another
     object than one array of real numbers (a list, say)."""
     allowed = f"a JAX function of {arguments}"
-    try:
-        result = jax.eval_shape(function, *values)
-        _check_bounds(function, *values)
-    except Exception as failure:
-        reason = f"{called} that fails on it ({failure})"
-        raise ValueError(f"{name}: got {reason}; allowed: {allowed}.") from failure
+    result = validate.call_user_function(name, _abstract_result, allowed, function, *values)
     one = isinstance(result, jax.ShapeDtypeStruct)
     kind = f"complex numbers {result.shape}" if one else f"a {type(result).__name__}"
     real = one and not jnp.issubdtype(result.dtype, jnp.complexfloating)
@@ -335,15 +312,17 @@ def _output_shape(
     return result.shape
 
 
-def _check_bounds(function: Callable[..., Array], *values: Any) -> None:
-    """Raise an IndexError for a function that reads fields beyond their shape: JAX would read the
-    last one instead, NumPy does not."""
+def _abstract_result(function: Callable[..., Array], *values: Any) -> Any:
+    """The result of a function by shape; an IndexError where it reads fields beyond theirs: JAX
+    would read the last one instead, NumPy does not."""
+    result = jax.eval_shape(function, *values)
     try:
         jax.eval_shape(lambda: jnp.asarray(function(*values)))
     except IndexError:
         raise
     except Exception:  # functions written for JAX's arrays alone cannot be tested so
-        return
+        pass
+    return result
 
 
 def default_tolerance(inner: int) -> float:

@@ -27,7 +27,13 @@ from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
 
-__all__ = ["Truth", "compiled_prediction_error", "error_of_rows", "prediction_error"]
+__all__ = [
+    "Truth",
+    "compiled_prediction_error",
+    "error_of_rows",
+    "mean_squared_gap",
+    "prediction_error",
+]
 
 
 class Truth(NamedTuple):
@@ -76,11 +82,13 @@ def prediction_error(
     law = model if truth is None or truth.model is None else truth.model
     rho = model.prior.second_moment(P) if truth is None else truth.gram
     goal = rho.shape[0]
+    # z and z' are independent given ω: two sets of η over one of ξ
     copies = 2 if bayes else 1
     normal = randomised_gaussians(key, points, nets, (P + copies * goal) * M)
     parts = normal.reshape(nets, points, -1, M)
     xi = parts[:, :, :P]
     eta = parts[:, :, P : P + goal]
+    # Q of an estimate may be singular: a row that nothing was learned of is zero
     root = sqrt_psd(Q)
     if truth is None:
         # at M = Q, z = Q^{1/2} ξ + (S - Q)^{1/2} η: no inverse, and a regular derivative in Q
@@ -95,26 +103,32 @@ def prediction_error(
     if truth is not None and truth.means is not None:
         omega = omega + truth.means[0]
         mean = mean + truth.means[1]
+    # the teacher may be another model than the student that predicts
     true_link = jax.vmap(jax.vmap(law.link))
     labels = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, eta))
     if bayes:
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
     else:
         other = jax.vmap(jax.vmap(model.link))(omega)
-    shape = (nets, points, -1)
-    labels, other = labels.reshape(shape), other.reshape(shape)
-    # predictions of another size than the labels (a score, say) do not compare
-    gap = labels - other if labels.shape == other.shape else jnp.full((*shape[:2], 1), jnp.nan)
-    squared = jnp.sum(gap**2, axis=-1)
-    # of the Bayes predictor two labels of one posterior differ by twice the error
-    each = jnp.mean(squared * (0.5 if bayes else 1.0), axis=1)
-    estimate = Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(nets))
+    estimate = mean_squared_gap(labels, other, bayes)
     # labels that jump have no derivative along the sampled ones
     overlaps = (Q,) if truth is None else (Q, truth.cross, truth.gram)
     return not_differentiable(estimate, (model, *overlaps), unless=model.channel.smooth)
 
 
 compiled_prediction_error = eqx.filter_jit(prediction_error)
+
+
+def mean_squared_gap(labels: Array, other: Array, bayes: bool) -> Estimate:
+    """E ‖y - y'‖² of labels (nets, points, ...) and predictions, or of two labels of one posterior
+    (`bayes`), with the standard error from the spread over the nets."""
+    nets, points = labels.shape[:2]
+    labels, other = labels.reshape(nets, points, -1), other.reshape(nets, points, -1)
+    # predictions of another size than the labels (a score, say) do not compare
+    gap = labels - other if labels.shape == other.shape else jnp.full((nets, points, 1), jnp.nan)
+    # two labels of one posterior differ by twice the error of its mean
+    each = jnp.mean(jnp.sum(gap**2, axis=-1) * (0.5 if bayes else 1.0), axis=1)
+    return Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(nets))
 
 
 def error_of_rows(
@@ -134,6 +148,7 @@ def error_of_rows(
     teacher = data.teacher.astype(theory_dtype())
     D = data.dimension
     means = None
+    # the mean of a token is O(1/√D) an entry, but its field is O(1)
     if data.directions is not None and data.encoding is not None:
         mean = Directions(data.directions, data.encoding).mean.T / jnp.sqrt(float(D))
         means = (W @ mean, teacher @ mean)

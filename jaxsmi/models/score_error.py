@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.results import Estimate
+from jaxsmi.models.prediction import mean_squared_gap
 from jaxsmi.numerics.linear_algebra import goe, sqrt_psd
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.numerics.quadrature import legendre
@@ -34,6 +35,7 @@ _NODES = 600
 
 def hardmax_error(q: Array, norm: Array, bayes: bool) -> Estimate:
     """Two tokens that each point at the larger score: an angle."""
+    # rounding can take q beyond Q_0, where arccos is NaN
     x = jnp.clip(q / norm, 0.0, 1.0)
     value = 2.0 / np.pi * jnp.arccos(x) if bayes else 4.0 / np.pi * jnp.arccos(jnp.sqrt(x))
     return Estimate(value, jnp.zeros((), x.dtype))
@@ -43,6 +45,7 @@ def softmax_error(q: Array, V: Array, beta: Array, bayes: bool) -> Estimate:
     """Two tokens, by quadrature; its error, by half the nodes, shows at steps of a large β."""
     fine, coarse = (_two_tokens(q, V, beta, bayes, nodes) for nodes in (_NODES, _NODES // 2))
     error = jnp.abs(fine - coarse)
+    # less is the rounding of the two sums
     return Estimate(fine, jnp.where(error > 1e-8, error, 0.0))
 
 
@@ -69,18 +72,14 @@ def sampled_error(
 ) -> Estimate:
     """Any link of the scores (L, T, T) at Q, V (L, L), by eight randomised nets of `points` points
     in all."""
-    T = tokens
-    L = len(Q)
+    T, L = tokens, len(Q)
     nets = 8  # as of index models: the spread of eight gives the error to 27 %
     each = power_of_two(max(points // nets, 2))
     normal = randomised_gaussians(key, each, nets, 3 * L * T * T)
+    # ω and two posterior samples from one net: their joint law is what is averaged over
     normal = goe(normal.reshape(nets, each, 3, L, T, T))
     labels = jax.vmap(jax.vmap(link))
-    of = lambda X, k: jnp.einsum("lk,rnkab->rnlab", sqrt_psd(X), normal[:, :, k])
-    omega = of(Q, 0)
-    one, two = (labels(omega + of(V, k)) for k in (1, 2))
-    other = two if bayes else labels(omega)
-    gap = (one - other).reshape(nets, each, -1)
-    squared = jnp.mean(jnp.sum(gap**2, axis=-1), axis=1)
-    squared = squared * (0.5 if bayes else 1.0)
-    return Estimate(jnp.mean(squared), jnp.std(squared, ddof=1) / np.sqrt(nets))
+    times = lambda X, k: jnp.einsum("lk,rnkab->rnlab", sqrt_psd(X), normal[:, :, k])
+    omega = times(Q, 0)
+    other = labels(omega + times(V, 2)) if bayes else labels(omega)
+    return mean_squared_gap(labels(omega + times(V, 1)), other, bayes)

@@ -15,7 +15,6 @@ stored as the coordinates C (L, K) of its rows in an orthonormal frame b_1..b_K 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -29,7 +28,9 @@ from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import POSITIVE, Interval, check
+from jaxsmi.design.index import IndexOperator
 from jaxsmi.models.hermite_series import HermiteSeries
+from jaxsmi.models.multi_index import output_shape
 from jaxsmi.models.students import REDUCTIONS, Attention, LinearAttention, Network
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 
@@ -65,6 +66,7 @@ class SequenceLoss(eqx.Module):
         if self.loss == "squared":
             return self.factor * square
         # the slope at a residual of zero is taken to be zero
+        # two `where`: the root has an infinite derivative at 0, and infinity times 0 is NaN
         nonzero = square > 0.0
         return self.factor * jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, square, 1.0)), 0.0)
 
@@ -103,6 +105,7 @@ class SequenceSingleIndex(AbstractTeacher):
     loss_factor: Array
     length: int = eqx.field(static=True)
     loss: str = eqx.field(static=True)
+    tied: bool = eqx.field(static=True)  # one direction serves all tokens
 
     def __init__(
         self,
@@ -124,13 +127,10 @@ class SequenceSingleIndex(AbstractTeacher):
         allowed = f"answers of the shape of the target's, {shape}"
         check(shape == other, "student", f"answers of shape {other}", allowed)
         self.encoding = _coordinates(encoding, self.length)
-        plain = not (isinstance(self.student, Network) and self.encoding.shape[1])
+        network = isinstance(self.student, Network)
+        plain = not (network and self.encoding.shape[1])
         check(plain, "encoding", encoding, "None for a network")
-
-    @property
-    def tied(self) -> bool:
-        """One direction serves all tokens (all students but untied networks)."""
-        return not isinstance(self.student, Network) or self.student.tied
+        self.tied = not network or self.student.tied
 
     def teacher_student(
         self,
@@ -145,6 +145,7 @@ class SequenceSingleIndex(AbstractTeacher):
             agreement=_Size(self.tied),
             draw_gram=_unit_gram,
             encoding=self.encoding,
+            # directions of the encoding are orthonormal, and orthogonal to the hidden one
             gram=jnp.eye(1 + self.encoding.shape[1], dtype=theory_dtype()),
             targets=1,
             rows=1,
@@ -188,15 +189,13 @@ class SequenceSingleIndex(AbstractTeacher):
         count = validate.count("samples", samples)
         precision = validate.optional(validate.dtype, "dtype", dtype) or theory_dtype()
         if teacher is None:
-            normal = jax.random.normal(teacher_key, shape, theory_dtype())
-            direction = normal * np.sqrt(dimension) / jnp.linalg.norm(normal)
+            direction = jax.random.normal(teacher_key, shape, theory_dtype())
+            direction = direction * np.sqrt(dimension) / jnp.linalg.norm(direction)
         else:
             allowed = f"an array of shape {shape}"
             direction = validate.array("teacher", teacher, allowed, shape=shape)
         inputs = jax.random.normal(input_key, (count, self.length, dimension), precision)
-        row = direction[0].astype(inputs.dtype)
-        fields = jnp.einsum("nld,d->nl", inputs, row, precision="highest")
-        fields = (fields / np.sqrt(dimension)).astype(theory_dtype())
+        fields = IndexOperator(inputs).forward(direction)[:, 0]
         return Dataset(inputs, jax.vmap(self.target)(fields), direction)
 
 
@@ -209,6 +208,7 @@ class _Size(eqx.Module):
     def __call__(self, cross: Array, Q: Array, gram: Array) -> Array:
         del Q, gram
         size = jnp.sqrt(jnp.sum(cross**2))
+        # an untied network has one overlap a token: the root mean square of them is compared
         return size if self.tied else size / np.sqrt(len(cross))
 
 
@@ -269,18 +269,15 @@ def semantic_positional(
     return SequenceSingleIndex(target, 2, Attention("identity"), "paired", loss_factor, loss)
 
 
-def _answer_shape(function: Callable[..., Any], length: int, name: str) -> tuple[int, ...]:
+def _answer_shape(function: Callable[..., Array], length: int, name: str) -> tuple[int, ...]:
     """The shape of a function's answer, which must be finite at one point."""
     point = np.linspace(0.3, 0.7, length)  # known under jit, too
-    answer = validate.call_user_function(name, jax.eval_shape, _FUNCTION, function, point)
-    one = isinstance(answer, jax.ShapeDtypeStruct)
-    real = one and not jnp.issubdtype(answer.dtype, jnp.complexfloating)
-    check(real, name, answer, "a JAX function whose answer is one real number or array")
+    shape = output_shape(name, function, f"the fields ({length},)", point)
     if concrete(function):
         with jax.ensure_compile_time_eval():
             value = np.asarray(function(jnp.asarray(point)))
         check(np.isfinite(value).all(), name, value, "a JAX function whose answers are finite")
-    return answer.shape
+    return shape
 
 
 def _coordinates(encoding: ArrayLike | str | None, length: int) -> Array:
@@ -294,12 +291,14 @@ def _coordinates(encoding: ArrayLike | str | None, length: int) -> Array:
         return jnp.asarray([[1.0], [-1.0]]) if encoding == "paired" else jnp.eye(length)
     rows = validate.array("encoding", encoding, words)
     check(rows.ndim == 2 and rows.shape[0] == length, "encoding", encoding, words)
+    # the rank is a size, and unknown inside jit: columns are taken as they are
     if not concrete(rows):
         check(rows.shape[1] <= length, "encoding", rows, f"inside jit, at most {length} columns")
         return rows
     directions, sizes, _ = np.linalg.svd(np.asarray(rows), full_matrices=False)
     rank = int(np.sum(sizes > _RANK * sizes[0]))
     check(rank >= 1, "encoding", rows, words)
+    # rows of full rank stay as they are, so that overlaps keep their meaning for the user
     if rank == rows.shape[1]:
         return rows
     axes = (directions * sizes)[:, :rank]

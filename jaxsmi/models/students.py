@@ -64,6 +64,7 @@ class Attention(eqx.Module):
         allowed = "a vector (L,) of norm > 0, with reduction='bilinear' and only there"
         bilinear = self.reduction == "bilinear"
         for name, value in (("left", left), ("right", right)):
+            # a vector that the reduction does not use is refused, and so is one that it lacks
             check((value is not None) == bilinear, name, value, allowed)
             vector = validate.optional(validate.array, name, value, allowed)
             check(vector is None or vector.ndim == 1, name, value, allowed)
@@ -77,6 +78,7 @@ class Attention(eqx.Module):
             return self.left @ A @ self.right
         if self.reduction == "identity":
             return A
+        # over √L the trace of many tokens fluctuates by O(1)
         return jnp.trace(A) / (np.sqrt(len(fields)) if self.trace_norm == "sqrtL" else 1.0)
 
 

@@ -71,12 +71,14 @@ def best_order(table: Array) -> Array:
 
 def _signs(values: Array) -> Array:
     """The sign of each number, with sign 0 = 1."""
+    # an overlap of zero must not make the product of all signs zero
     return jnp.where(values < 0.0, -1.0, 1.0)
 
 
 def _cosine_table(cross: Array, Q: Array, rho: Array) -> Array:
     """M_pq/√(Q_pp ρ_qq) (P, P); zero for a zero estimate."""
     squares = jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho))
+    # 0/0 of an estimate that is zero
     return cross / jnp.sqrt(jnp.maximum(squares, jnp.finfo(Q.dtype).tiny))
 
 
@@ -155,6 +157,7 @@ class SignedOrder(AbstractSymmetry):
         if moves.signs == "joint":
             return order, jnp.broadcast_to(_signs(jnp.sum(values)), values.shape)
         signs = _signs(values)
+        # an odd product is mended where that costs least: at the smallest entry
         if moves.signs == "even":
             signs = signs.at[jnp.argmin(jnp.abs(values))].multiply(jnp.prod(signs))
         return order, signs
@@ -166,6 +169,8 @@ class SignedOrder(AbstractSymmetry):
         count = len(table) - first
         fixed = jnp.arange(first)
         sizes = table if moves.signs == "fixed" else jnp.abs(table)
+        # orders times signs are too many beyond; the order for free signs is then best but for one
+        # flip
         if moves.signs != "even" or count > _ENUMERATED:
             return jnp.concatenate([fixed, first + best_order(sizes[first:, first:])])
         moving = first + _orders(count)
@@ -207,6 +212,7 @@ class QueryAndKey(AbstractSymmetry):
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
         """Of rank one those up to a joint sign; above, principal angles of query and of key."""
         half = len(self.indices) // 2
+        # of numbers A and 1/A leave the direction of each row, up to a joint sign
         if half == 1:
             return SignedOrder(self.indices, "joint sign").cosines(cross, Q, rho)
         parts = [
@@ -218,6 +224,7 @@ class QueryAndKey(AbstractSymmetry):
     def align(self, estimate: Array, teacher: Array) -> Array:
         """The query by least squares; the key moves against it."""
         query, key = jnp.split(estimate, 2)
+        # any A is allowed, not only rotations: the key compensates for it
         A = jnp.linalg.lstsq(query.T, jnp.split(teacher, 2)[0].T)[0].T
         return jnp.concatenate([A @ query, jnp.linalg.solve(A.T, key)])
 
@@ -255,6 +262,7 @@ class Exchange(AbstractSymmetry):
         """Each block brought onto the teacher's block that the closest order gives it."""
         moved = self._pairs(lambda block, a, b: block.align(estimate[a], teacher[b]))
         goals = teacher.reshape(len(moved), -1, teacher.shape[1])
+        # by distance, not overlap: blocks that were moved differ in norm
         order = best_order(-jnp.sum((moved - goals) ** 2, axis=(2, 3)))
         chosen = moved[jnp.arange(len(moved)), order]
         return jnp.zeros_like(goals).at[order].set(chosen).reshape(estimate.shape)

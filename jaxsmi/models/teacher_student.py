@@ -58,8 +58,10 @@ class TeacherStudent(eqx.Module):
     groups: int = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
     noise_size: int = eqx.field(static=True)
+    # only Wishart matrices are drawn at a D that is traced
     sized: bool = eqx.field(static=True, default=False)
     spherical: bool = eqx.field(static=True, default=False)
+    # not groups == 1: an untied network of one token has one group, too
     tied: bool = eqx.field(static=True, default=True)
 
     @property

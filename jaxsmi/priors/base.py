@@ -31,12 +31,16 @@ class Traits(NamedTuple):
         discrete: A law on finitely many points, of finite entropy.
         even: w and -w have the same law, so that the prior does not tell signs.
         identical: All columns have the same law.
+        wishart: The Gram matrix of rows is a Wishart matrix, drawn also at a traced D.
     """
 
+    # by default nothing is claimed but symmetry and iid columns
     continuous: bool = False
     discrete: bool = False
     even: bool = True
     identical: bool = True
+    # of other rows the Gram matrix needs all of W, and an integer D
+    wishart: bool = False
 
 
 class AbstractPrior(eqx.Module):
@@ -45,6 +49,7 @@ class AbstractPrior(eqx.Module):
     @property
     def weight(self) -> float:
         """w, the factor of tr(Q̂ (S - Q)) in the free entropy: dΨ = w tr(response dQ)."""
+        # of real numbers I-MMSE has 1/2; of symmetric matrices half of the entries are free
         return 0.5
 
     @property

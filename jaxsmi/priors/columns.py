@@ -102,9 +102,11 @@ class Mixture(AbstractColumn):
         identity = jnp.eye(b.shape[0], dtype=b.dtype)
         gain = jnp.linalg.cholesky(identity + transposed @ A @ self.factor)
         half = jax.scipy.linalg.solve_triangular(gain, transposed, lower=True)
+        # of the triangular factor: a determinant of exponential size would overflow
         log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(gain, axis1=1, axis2=2)), axis=1)
         pull = jnp.einsum("kpq,kq->kp", half, b - self.mean @ A)
         log_term = self.log_weight - 0.5 * log_det + 0.5 * jnp.sum(pull**2, axis=1)
+        # b·μ - ½ μᵀAμ in one product: the two parts cancel at large A
         log_term += jnp.sum(self.mean * (b - 0.5 * self.mean @ A), axis=1)
         log_partition = jax.nn.logsumexp(log_term)
         weight = jnp.exp(log_term - log_partition)
@@ -125,6 +127,7 @@ def posterior(column: AbstractColumn, b: Array, A: Array) -> tuple[Array, Array]
     """Posterior means (P, D) of the columns of b, and the average of their covariances (P, P)."""
     respond = lambda field: column.respond(field, A)[1:]
     batch = max(1, _MEMORY // column.size)
+    # all columns at once where they fit: a loop over batches is slower
     if b.shape[1] <= batch:
         mean, covariance = jax.vmap(respond, in_axes=1)(b)
     else:

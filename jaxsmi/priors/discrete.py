@@ -63,6 +63,7 @@ class Rademacher(AbstractIidPrior):
         """2^P points of equal weight."""
         signs = 2.0 * _supports(indices) - 1.0
         log_weight = jnp.full(len(signs), -indices * math.log(2.0), signs.dtype)
+        # points are Gaussians without width: one formula serves both
         return Mixture(log_weight, signs, jnp.zeros((*signs.shape, indices), signs.dtype))
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
@@ -119,6 +120,7 @@ class BernoulliGauss(AbstractIidPrior):
 
 def _probabilities(weights: object) -> Array:
     value = validate.array("weights", weights, "probabilities (K,)", interval=validate.NON_NEGATIVE)
+    # 1e-6: probabilities that were rounded to float32
     sums = jnp.abs(jnp.sum(value) - 1.0) < 1e-6
     validate.check(sums, "weights", value, "numbers >= 0 that add up to one")
     return jnp.where(sums, value, jnp.nan)  # traced weights that do not add up
@@ -186,7 +188,9 @@ class GaussianMixture(AbstractIidPrior):
         enumerable = indices >= 1 and peaks**indices <= _MAX_COMPONENTS
         validate.check(enumerable, "indices", indices, allowed)
         choice = np.array(list(itertools.product(range(peaks), repeat=indices)))
+        # neighbours in the enumeration are the two signs of a peak
         kind, sign = choice // sides, jnp.asarray(1.0 - 2.0 * (choice % sides), self.means.dtype)
+        # a weight of zero has a logarithm with an infinite derivative
         floor = jnp.finfo(self.weights.dtype).tiny
         log_weight = jnp.sum(jnp.log(jnp.maximum(self.weights / sides, floor))[kind], axis=1)
         factor = jax.vmap(jnp.diag)(self.scales[kind])

@@ -63,6 +63,7 @@ def average(
         return total + jnp.tensordot(weight, values, 1), None
 
     shape = jax.eval_shape(lambda: function(prior, u[0], Qhat))
+    # chunk by chunk: values of all nodes at once would leave the cache
     chunks = (u @ root).reshape(-1, CHUNK, len(Qhat)), weights.reshape(-1, CHUNK)
     return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), chunks)[0]
 
@@ -81,9 +82,11 @@ def _average_jvp(
     value = average(prior, Qhat, function=function, drift=drift)
     total = jnp.zeros_like(value)
     if Qhat_tangent is not None:
+        # an exact derivative where it is known: by Itô it takes second derivatives of the posterior
         slope = average(prior, Qhat, function=drift or generator(function))
         total += jnp.einsum("...pq,pq->...", slope, Qhat_tangent)
     if jax.tree.leaves(prior_tangent):
+        # parameters that are not differentiated have no tangent
         filled = jax.tree.map(
             lambda p, t: jnp.zeros_like(p) if t is None else t, prior, prior_tangent
         )

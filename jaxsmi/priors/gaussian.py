@@ -19,35 +19,41 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import arithmetic, concrete, theory_dtype
+from jaxsmi.core.arrays import arithmetic, nan_unless, theory_dtype
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
 from jaxsmi.numerics.triangular import bartlett, bartlett_size
 from jaxsmi.priors.base import Traits
 from jaxsmi.priors.columns import Mixture
 from jaxsmi.priors.iid import AbstractIidPrior, precision_matrix, sizes
 
-__all__ = ["Gaussian", "iid_prior"]
+__all__ = ["Gaussian", "iid_prior", "semi_definite"]
+
+
+def semi_definite(name: str, value: object, allowed: str, size: int | None = None) -> Array:
+    """Validate a symmetric positive semi-definite matrix (size, size), up to rounding; NaN where it
+    is traced and is none."""
+    C = validate.array(name, value, allowed)
+    square = C.ndim == 2 and C.shape[0] == C.shape[1] and size in (None, len(C))
+    validate.check(square, name, value, allowed)
+    xp = arithmetic(C)
+    known = xp.asarray(lax.stop_gradient(C))
+    # eigenvalues of NaN would stop a program under jax_debug_nans
+    finite = xp.all(xp.isfinite(known))
+    known = xp.where(finite, known, 0.0)
+    # a singular matrix has eigenvalues that are negative by rounding: in float64 some 1e6 of it,
+    # as covariances are products of data
+    rounding = max(1e-9, 64.0 * float(jnp.finfo(C.dtype).eps))
+    floor = -rounding * xp.max(xp.abs(known), initial=0.0)
+    sound = finite & xp.allclose(known, known.T)
+    sound = sound & (xp.min(xp.linalg.eigvalsh(known), initial=0.0) >= floor)
+    validate.check(sound, name, value, allowed)
+    return nan_unless(C, sound)
 
 
 def _covariance(C: object) -> Array | None:
-    """Validate a covariance; a traced one that is not positive semi-definite becomes NaN."""
-    if C is None:
-        return None
-    covariance = validate.array("covariance", C, "a square array (P, P) of real numbers")
-    shape = covariance.shape
-    square = len(shape) == 2 and shape[0] == shape[-1]
-    validate.check(square, "covariance", covariance, "a square array (P, P)")
-    xp = arithmetic(covariance)
-    value = xp.asarray(lax.stop_gradient(covariance))
-    finite = xp.all(xp.isfinite(value))
-    value = xp.where(finite, value, 0.0)
-    # eigenvalues of a singular covariance are negative by rounding: 64 eps of its largest entry
-    floor = -64 * jnp.finfo(value.dtype).eps * xp.max(xp.abs(value), initial=0.0)
-    sound = finite & xp.allclose(value, value.T)
-    sound = sound & (xp.min(xp.linalg.eigvalsh(value), initial=0.0) >= floor)
-    allowed = "finite, symmetric and positive semi-definite"
-    validate.check(sound, "covariance", covariance, allowed)
-    return covariance if concrete(sound) else jnp.where(sound, covariance, jnp.nan)
+    """A covariance (P, P), or None."""
+    allowed = "a finite, symmetric and positive semi-definite array (P, P)"
+    return None if C is None else semi_definite("covariance", C, allowed)
 
 
 class Gaussian(AbstractIidPrior):
@@ -73,18 +79,20 @@ class Gaussian(AbstractIidPrior):
         [TCDKZ25], [theory: multi-index, section 2].
     """
 
-    traits: ClassVar[Traits] = Traits(continuous=True)
+    traits: ClassVar[Traits] = Traits(continuous=True, wishart=True)
     covariance: Float[Array, "P P"] | None = eqx.field(converter=_covariance, default=None)
 
     def column(self, indices: int) -> Mixture:
         """One component, N(0, C_0)."""
         validate.check(indices >= 1, "indices", indices, "an integer >= 1")
         if self.covariance is None:
+            # NumPy: outside jit each array of jax.numpy is compiled as a program
             factor = jnp.asarray(np.eye(indices, dtype=theory_dtype()))
         else:
             size = self.covariance.shape[0]
             allowed = f"{size}, the size of the covariance"
             validate.check(size == indices, "indices", indices, allowed)
+            # null = 0: small variances are variances, not rounding
             factor = sqrt_psd(self.covariance, 0.0)
         weight = jnp.asarray(np.zeros(1, factor.dtype))
         return Mixture(weight, jnp.asarray(np.zeros((1, indices), factor.dtype)), factor[None])
@@ -97,6 +105,7 @@ class Gaussian(AbstractIidPrior):
         """W Wᵀ/D from Wishart's law, D >= P: the cost does not grow with D, which may be traced."""
         factor = self.column(indices).factor[0]
         normals = jax.random.normal(key, (bartlett_size(indices),), factor.dtype)
+        # Bartlett: the root of a Wishart matrix is triangular, with P(P+1)/2 random numbers
         root = factor @ bartlett(normals, indices, dimension)
         return root @ root.T / dimension
 

@@ -28,6 +28,7 @@ SWITCH = -3.0  # x below which the fractions are taken: 48 terms are exact to ro
 NO_GAUSSIANS = (
     "prior: got Positive; allowed: a mixture of Gaussians, for a learner that is mistaken."
 )
+# at x = SWITCH the 48th term is below rounding
 _TERMS = 48
 _SHARP = 9.0  # widths of a peak from the edge, beyond which the edge weighs nothing
 
@@ -56,6 +57,7 @@ def integral(h: Array, a: Array) -> Integral:
     root = jnp.sqrt(jnp.where(a > 0.0, a, 1.0))
     x = jnp.where(a > 0.0, h / root, -jnp.inf)
     below = (x < SWITCH) & (h < 0.0)
+    # both are computed: each gets arguments where it is finite, or its derivative is NaN
     near = _near(jnp.where(below, 0.0, h), jnp.where(below, 1.0, root))
     beyond = far(jnp.where(below, -h, 1.0), jnp.where(below, a, 0.0))
     sound = (a > 0.0) | ((a == 0.0) & (h < 0.0))
@@ -70,6 +72,7 @@ def _near(h: Array, root: Array) -> Integral:
     rest = log_normal + 0.5 * np.log(2.0 * np.pi) - jnp.log(root)
     hazard = jnp.exp(-0.5 * x**2 - log_normal - 0.5 * np.log(2.0 * np.pi))
     mean = (x + hazard) / root
+    # cancels far below the edge, where the hazard is close to -x: hence SWITCH
     variance = (1.0 - hazard * (x + hazard)) / root**2
     return Integral(rest, 0.5 * x**2, x / root, mean, variance)
 
@@ -127,11 +130,13 @@ class HalfLine(AbstractColumn):
         peak = jnp.where(sharp, h / safe, 0.0)
         spread = jnp.sqrt(1.0 + r**2 / safe)
         end = self.reach[1]
+        # at an edge the posterior changes on the scale one of the noise
         width = jnp.where(sharp, spread, 1.0)
         low = jnp.where(sharp, r * peak - REACH * spread, -REACH)
         high = jnp.where(sharp, r * peak + REACH * spread, r * end + REACH)
         u, step = on_a_line((r * peak)[None], width, low, high)
         respond = lambda u: self._log_density(u, r)
+        # normalised by their own sum, which takes the constant of the density with it
         weight = jnp.exp(jax.vmap(respond)(u)) * step
         return u[:, None], weight / jnp.sum(weight)
 
@@ -143,6 +148,7 @@ class HalfLine(AbstractColumn):
         a = self.precision
         safe = jnp.where(a > 0.0, a, 1.0)
         e = 0.5 * REACH**2
+        # of the two roots that which does not cancel, for either sign of h
         top = jnp.maximum(h, 0.0) + jnp.sqrt(h**2 + 2.0 * a * e)
         end = jnp.where(h > 0.0, top / safe, 2.0 * e / (jnp.sqrt(h**2 + 2.0 * a * e) - h))
         low = jnp.where(a > 0.0, jnp.maximum((h - REACH * jnp.sqrt(safe)) / safe, 0.0), 0.0)

@@ -74,6 +74,7 @@ class AbstractIidPrior(AbstractPrior):
 
     def gram(self, key: PRNGKeyArray, indices: int, dimension: int | Array) -> Float[Array, "P P"]:
         """W Wᵀ/D of a random signal, (P, P)."""
+        # of a general law there is no shortcut to the Gram matrix
         W = self.sample(key, indices, int(dimension))
         return W @ W.T / dimension
 
@@ -216,6 +217,7 @@ class AbstractIidPrior(AbstractPrior):
             Components × P² D; memory about 2^22 numbers at a time.
         """
         b, A = fields(b, A)
+        # float32 message passing stays float32: parameters are in the precision of theory
         column = jax.tree.map(lambda leaf: leaf.astype(b.dtype), self.column(len(b)))
         return posterior(column, b, A)
 
@@ -223,6 +225,7 @@ class AbstractIidPrior(AbstractPrior):
         """The mean plus noise of this size, (P, D), and the prior's covariance."""
         column = self.column(shape[0])
         mean = column.first_moment
+        # not the mean alone: of even labels that is a point without a slope
         noise = size * jax.random.normal(key, shape, theory_dtype())
         return mean[:, None] + noise, column.second_moment - self.mean_overlap(shape[0])
 
@@ -266,6 +269,7 @@ def precision_matrix(Qhat: ArrayLike) -> Array:
     allowed = "a square array (indices, indices)"
     Qhat = validate.array("Qhat", Qhat, allowed)
     validate.check(Qhat.ndim == 2 and Qhat.shape[0] == Qhat.shape[-1], "Qhat", Qhat, allowed)
+    # a precision that was iterated is symmetric to rounding only
     return symmetric(Qhat)
 
 

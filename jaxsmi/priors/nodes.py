@@ -24,6 +24,7 @@ __all__ = ["CHUNK", "REACH", "mixture_nodes", "on_a_line"]
 CHUNK = 512  # nodes at a time: small enough for the cache
 REACH = 9.0  # standard deviations spanned, of one index
 
+# more centres share the nodes of sixteen: the cost stays bounded, and close peaks overlap
 _MOST_CENTERS = 16
 _FIRST = 128  # points for each centre from which Newton's method starts
 _NEWTON = 4

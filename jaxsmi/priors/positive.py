@@ -71,6 +71,7 @@ class Positive(AbstractIidPrior):
         """Draw by inverting the distribution; see `AbstractIidPrior.sample`."""
         key, P, D = sizes(key, indices, dimension)
         self.column(P)
+        # a share of zero is a weight of infinity
         tiny = jnp.finfo(theory_dtype()).tiny
         uniform = jax.random.uniform(key, (P, D), theory_dtype(), minval=tiny)
         return _quantile(uniform, self.slope, self.precision)
@@ -85,6 +86,7 @@ def _quantile(p: Array, h: Array, a: Array) -> Array:
     root = jnp.sqrt(jnp.where(a > 0.0, a, 1.0))
     x = h / root
     below = (a == 0.0) | (x < SWITCH)
+    # above the switch by the inverse normal distribution, which loses all digits below
     near = (x - jax.scipy.special.ndtri(p * jax.scipy.special.ndtr(x))) / root
     u = jnp.where(below, -h, 1.0)
     a = jnp.where(below, a, 0.0)

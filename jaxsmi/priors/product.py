@@ -56,6 +56,7 @@ class ProductLaw(AbstractMatrixLaw):
 
         V is even in log β at fixed ρ/√β, and so are its derivatives.
         """
+        # any finite number: at β = ∞ this branch is not taken, but must stay finite
         beta = jnp.where(jnp.isinf(self.aspect_ratio), 2.0, self.aspect_ratio)
         side = jnp.sign(jnp.log(beta))  # 0 at β = 1, and with it the derivative of R₁
         long = jnp.exp(lax.stop_gradient(side) * jnp.log(beta))
@@ -84,6 +85,7 @@ class ProductLaw(AbstractMatrixLaw):
     def mutual_information(self, qhat: ArrayLike) -> Array:
         """I(q̂) per d L to 1e-7; above β = 1e8 that of β = ∞, by quadrature over log(1 + q̂)."""
         nodes, weights = legendre(64)
+        # V falls as 1/q̂, and is smooth in log(1 + q̂)
         top = jnp.log1p(qhat)
         at = 0.5 * top * (1.0 + nodes)
         errors = tall_error(self.rank_ratio, jnp.expm1(at))
@@ -93,6 +95,7 @@ class ProductLaw(AbstractMatrixLaw):
 
     def shrink(self, R: Array, qhat: Array) -> tuple[Array, Array]:
         """Shrink the singular values of R, at the ratios of R itself."""
+        # a matrix at hand has rounded sides: its own ratios are those to use
         short, long = sorted(R.shape)
         rank = jnp.maximum(jnp.round(self.rank_ratio * R.shape[1]), 1.0) / short
         law = rectangular_spectrum(long / short, rank, 1.0 / jnp.asarray(qhat, theory_dtype()))
@@ -156,6 +159,7 @@ def gaussian_error(alpha: Array, noise: Array) -> Array:
     """
     gap = 1.0 - alpha - noise
     root = jnp.sqrt(gap**2 + 4.0 * noise)
+    # of the two forms of the root that which does not cancel
     divisor = jnp.where(gap < 0.0, root - gap, 1.0)
     return jnp.where(gap < 0.0, 2.0 * noise / divisor, 0.5 * (root + gap))
 

@@ -64,12 +64,14 @@ class GaussianProfile(AbstractIidPrior):
         s = validate.array("variances", variances, allowed, interval=validate.POSITIVE)
         validate.check(s.ndim == 1 and s.size > 0, "variances", variances, allowed)
         self.variances = s
+        # one validation of C_0 for both
         self.base = Gaussian(covariance)  # pyright: ignore[reportArgumentType]
 
     def column(self, indices: int) -> Mixture:
         """The law of a column at a random place: one component for each variance."""
         factor = self.base.column(indices).factor[0]
         D = self.variances.size
+        # for marginals only: message passing knows the variance of each column
         weight = jnp.full(D, -jnp.log(float(D)), factor.dtype)
         mean = jnp.zeros((D, indices), factor.dtype)
         return Mixture(weight, mean, jnp.sqrt(self.variances)[:, None, None] * factor)
@@ -121,5 +123,6 @@ class GaussianProfile(AbstractIidPrior):
         """(C_0^{-1}/s_i + A)^{-1} = s_i L (I + s_i LᵀAL)^{-1} Lᵀ of all columns (D, P, P)."""
         L = self.base.column(len(A)).factor[0]
         s = self.variances[:, None, None]
+        # through L: C_0 may be singular, and its inverse is never needed
         inverse, _ = inverse_of_many(jnp.eye(len(A), dtype=A.dtype) + s * (L.T @ A @ L))
         return s * (L @ inverse @ L.T)

@@ -139,6 +139,7 @@ class SpectralPrior(AbstractPrior):
 
     def width(self, dimension: int) -> int:
         """r = round(ρ d), at least one."""
+        # a matrix of rank zero has no student
         return max(round(float(self.law.rank_ratio) * dimension), 1)
 
     def length(self, dimension: int) -> int:
@@ -147,6 +148,7 @@ class SpectralPrior(AbstractPrior):
             return dimension
         beta = self.law.aspect_ratio
         allowed = "a value outside jit, for shapes: make the model outside jit"
+        # L is a shape
         validate.check(concrete(beta), "aspect_ratio", "a traced number", allowed)
         validate.check(jnp.isfinite(beta), "aspect_ratio", beta, "a finite number, outside theory")
         return max(round(float(beta) * dimension), 1)
@@ -154,6 +156,7 @@ class SpectralPrior(AbstractPrior):
     def mmse(self, Qhat: ArrayLike) -> Array:
         """V(q̂), 1 at q̂ = 0, for a number q̂; for a matrix (L, L) that of its diagonal."""
         Qhat = _precision(Qhat)
+        # a number stays a number: thresholds solve for scalars
         if Qhat.size == 1:
             return self.law.error(Qhat.reshape(())).reshape(Qhat.shape)
         return jnp.diag(jax.vmap(self.law.error)(jnp.diagonal(Qhat)))
@@ -185,6 +188,7 @@ class SpectralPrior(AbstractPrior):
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
         """The mean of √d S (L, a, b) plus noise, and V = 1."""
+        # the trace is known before any label
         mean = jnp.sqrt(self.law.mean_square * shape[-1]) * jnp.eye(shape[-2], shape[-1])
         signal = mean + size * jnp.sqrt(2.0 * self.weight) * self.noise(key, shape)
         return signal, jnp.eye(shape[0], dtype=theory_dtype())
@@ -202,6 +206,7 @@ class SpectralPrior(AbstractPrior):
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """Mean of the signal (L, a, b), with entries O(1), and V (L, L), matrix by matrix: only the
         diagonal of A counts."""
+        # laws are of matrices with singular values O(1), signals have entries O(1)
         unit = (b.shape[1] * b.shape[2]) ** 0.25
 
         def of_one(field: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -209,6 +214,7 @@ class SpectralPrior(AbstractPrior):
             return self.law.shrink(b / (precision * unit), precision)
 
         precisions = jnp.maximum(jnp.diagonal(A), _SMALLEST_PRECISION)
+        # one by one: the memory of one eigendecomposition
         mean, V = lax.map(of_one, (b, precisions))
         return unit * mean, jnp.diag(V)
 

@@ -55,6 +55,7 @@ class WishartLaw(AbstractMatrixLaw):
     def degrees_of_freedom(self) -> Array:
         """D(ρ): twice the number of free entries of S over d²."""
         rho = self.rank_ratio
+        # of full rank all d(d + 1)/2 entries are free
         return jnp.where(rho < 1.0, 2.0 * rho - rho**2, 1.0)
 
     def error(self, qhat: Array) -> Array:
@@ -66,6 +67,7 @@ class WishartLaw(AbstractMatrixLaw):
     def shrink(self, R: Array, qhat: Array) -> tuple[Array, Array]:
         """Shrink the eigenvalues of the symmetric part of R."""
         law = spectrum(self.rank_ratio, 1.0 / jnp.asarray(qhat, theory_dtype()))
+        # an estimate of message passing is symmetric to rounding only, and eigh reads one triangle
         values, vectors = jnp.linalg.eigh(symmetric(R))
         return (vectors * law.shrink(values)) @ vectors.T, law.error
 
@@ -105,4 +107,5 @@ def WishartPrior(rank_ratio: ArrayLike) -> SpectralPrior:
         [BTEZ25], [theory: random-matrices, section 1].
     """
     rho = validate.number("rank_ratio", rank_ratio, validate.POSITIVE)
+    # sides are equal: β is there for formulas of both laws
     return SpectralPrior(WishartLaw(rank_ratio=rho, aspect_ratio=jnp.ones_like(rho)))

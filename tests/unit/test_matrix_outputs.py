@@ -80,7 +80,7 @@ def test_phaseless_weak_recovery_and_recovery():
         assert float(smi.recovery_threshold(model).alpha) == pytest.approx(float(exact))
     model = smi.Bilinear(1.0, 0.2, output="absolute")
     assert result(smi.state_evolution(model, 0.7, key=KEY)) is smi.Result.RECOVERED
-    S = np.asarray(model.design.draw_teacher(KEY, 10))
+    S = np.asarray(model.student.draw_teacher(KEY, 10))
     assert float(model.metric.estimation_error(-S, S)) == 0.0
 
 

@@ -118,7 +118,7 @@ def test_a_signal_given_as_a_start_stays_the_start_beside_side_information():
 def test_a_stream_of_bilinear_regression(symmetric):
     """Its teacher is a matrix S and its student two factors: no teacher was admitted."""
     model = smi.Bilinear(1.0, 0.5, 0.1, symmetric=symmetric)
-    stream = smi.Stream(model, model.design.draw_teacher(KEY, 12))
+    stream = smi.Stream(model, model.student.draw_teacher(KEY, 12))
     fit = smi.train(
         model, stream, optax.sgd(0.01), key=KEY, steps=3, gradient=smi.Gradient(batch_size=5)
     )
