@@ -17,6 +17,7 @@ import abc
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
@@ -30,6 +31,7 @@ from jaxsmi.priors.iid import AbstractIidPrior
 __all__ = [
     "AbstractIndexLearner",
     "AbstractLearner",
+    "AbstractModelResponder",
     "AbstractResponder",
     "BayesResponder",
     "Conjugates",
@@ -97,20 +99,20 @@ class AbstractResponder(eqx.Module):
     ) -> Posterior:
         """g and ∂g of a batch."""
 
-    @abc.abstractmethod
     def statistic(self, labels: Array) -> Array:
-        """Statistic of the labels (N, ...) for `respond`, computed once per data set."""
+        """Statistic of the labels (N, ...) for `respond`, computed once per data set; the labels
+        themselves unless a learner says otherwise."""
+        return labels
 
     @abc.abstractmethod
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """Weights (P, D) and C = ∂_b f (P, P) from their field b (P, D) of precision A (P, P)."""
 
 
-class BayesResponder(AbstractResponder):
-    """The posterior of a model of indices or matrices: its channel and its prior."""
+class AbstractModelResponder(AbstractResponder):
+    """The channel and the prior of a model."""
 
-    bayes: ClassVar[bool] = True
-    model: AbstractModel
+    model: eqx.AbstractVar[AbstractModel]
 
     @property
     def tolerance(self) -> Array:
@@ -126,6 +128,13 @@ class BayesResponder(AbstractResponder):
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         return self.model.prior.posterior(b, A)
+
+
+class BayesResponder(AbstractModelResponder):
+    """The posterior of a model of indices or matrices."""
+
+    bayes: ClassVar[bool] = True
+    model: AbstractModel
 
 
 class AbstractLearner(eqx.Module):
@@ -146,6 +155,7 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
     @property
     def network(self) -> IndexModel:
         """The student, after `taught_by`."""
+        # a learner without a student takes the model of the labels for one (`taught_by`)
         assert self.student is not None
         return self.student
 
@@ -161,29 +171,37 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         """Raise a ValueError for labels (N, ...) outside of its support."""
         del labels
 
-    @abc.abstractmethod
     def losses(self, fields: Array, labels: Array) -> Array:
         """ℓ_y(z) of a batch of fields (n, P, M); NaN for a posterior."""
-
-    @property
-    @abc.abstractmethod
-    def decay(self) -> Array:
-        """λ of the ridge; NaN for a posterior."""
+        # by the loss of predictions: one spelling of ℓ for training and for message passing
+        return self.test_loss(jax.vmap(self.network.link)(fields), labels)
 
     @property
     @abc.abstractmethod
     def sloped(self) -> bool:
         """Replies have the slope ∂g/∂z*."""
 
-    @property
-    @abc.abstractmethod
-    def kinked(self) -> bool:
-        """g has kinks in ω: its divergence is noisy, and taken by parts."""
+    # The next four are those of a posterior mean: smooth in ω, without a loss
 
     @property
-    @abc.abstractmethod
+    def decay(self) -> Array:
+        """λ of the ridge; NaN for a posterior."""
+        return jnp.asarray(jnp.nan)
+
+    @property
+    def kinked(self) -> bool:
+        """g has kinks in ω: its divergence is noisy, and taken by parts."""
+        return False
+
+    @property
     def jumps(self) -> bool:
         """g may jump in ω."""
+        return False
+
+    def test_loss(self, outputs: Array, labels: Array) -> Array:
+        """The loss (n,) of predictions on labels; NaN for a posterior."""
+        del labels
+        return jnp.full(len(outputs), jnp.nan)
 
     @abc.abstractmethod
     def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
@@ -198,10 +216,6 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         """
 
     @abc.abstractmethod
-    def test_loss(self, outputs: Array, labels: Array) -> Array:
-        """The loss (n,) of predictions on labels; NaN for a posterior."""
-
-    @abc.abstractmethod
     def moments(self, conjugates: Conjugates, truth: Truth) -> Moments:
         """The averages over b = M̂ w* + B̂ u + Q̂^{1/2} ξ (module docstring)."""
 
@@ -213,6 +227,7 @@ def learner_of(learner: object, model: object) -> tuple[AbstractIndexLearner, In
     instance = validate.instance("learner", learner, AbstractIndexLearner, allowed)
     allowed = "an index model with this learner (for a matrix: smi.MatrixErm)"
     teacher = validate.instance("model", model, IndexModel, allowed)
+    # what depends on the labels, convexity and the student, is settled once
     return instance.taught_by(teacher), teacher
 
 
@@ -221,9 +236,11 @@ def linear_moments(C: Array, conjugates: Conjugates, truth: Truth) -> Moments:
     Gaussian prior. Only S of the teacher enters."""
     S = truth.second_moment
     R = truth.cross
+    # M̂ S M̂ᵀ and the like: averages over w* and u need second moments only
     signal = conjugates.signal
     direction = conjugates.direction
     mixed = signal @ R @ direction.T
+    # E (M̂ w* + B̂ u)(M̂ w* + B̂ u)ᵀ
     square = signal @ S @ signal.T + mixed + mixed.T + direction @ truth.gram @ direction.T
     overlaps = Overlaps(
         overlap=C @ (square + conjugates.noise) @ C,

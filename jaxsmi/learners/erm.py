@@ -44,8 +44,6 @@ __all__ = ["Erm"]
 Prox = Callable[[Array, Array, Array], Array]
 Starts = Callable[[Array, Array], Array]
 
-# losses with kinks: their proximal point, for ŷ = z
-_FORMULAS: dict[object, Prox] = {losses.hinge: proximal.hinge_point}
 _BATCH = 4096  # samples whose proximal points are sought at a time
 _ACCURATE = 1e-6  # gradient that may remain at a proximal point, relative to g
 _PROBES = 64  # random fields and labels at which a loss is looked at
@@ -168,9 +166,11 @@ class Erm(AbstractIndexLearner):
         allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
         check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
         learner = dataclasses.replace(self, student=student)
-        formula = _FORMULAS.get(getattr(self.loss, "function", self.loss))
-        if self.prox is None and formula is not None and _is_identity(student):
-            learner = dataclasses.replace(learner, prox=formula)
+        # the kink of the hinge has no second derivative: its proximal point is a formula
+        hinge = bool(eqx.tree_equal(self.loss, as_module(losses.hinge)))
+        if self.prox is None and hinge and _is_identity(student):
+            learner = dataclasses.replace(learner, prox=proximal.hinge_point)
+        # a traced loss cannot be looked at: it counts as not convex unless the user says so
         if concrete((self.loss, student, model)):  # a ridge may be traced
             with jax.ensure_compile_time_eval():
                 convex = _look(learner, model)
@@ -184,7 +184,17 @@ class Erm(AbstractIndexLearner):
         """ℓ_y(z) of the student's fields (P, M)."""
         return self.loss(self.network.link(fields), label)
 
-    def _answered(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
+    def _starts(self, label: Array, omega: Array, V: Array) -> Array:
+        """Where the search for the proximal point begins, (K, P, M)."""
+        if self.starts is not None:
+            return jnp.concatenate([omega[None], self.starts(label, omega)])
+        if self.convex:
+            return omega[None]
+        normal = np.random.default_rng(0).standard_normal((_RANDOM_STARTS, *omega.shape))
+        spread = jnp.einsum("pq,kqm->kpm", jnp.linalg.cholesky(V), jnp.asarray(normal, V.dtype))
+        return jnp.concatenate([omega[None], -omega[None], omega + spread])
+
+    def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
         """The proximal points of a batch; memory bounded by blocks of 4096 samples."""
         loss = self.sample_loss
         if self.prox is not None:
@@ -197,41 +207,20 @@ class Erm(AbstractIndexLearner):
             )
         return _in_blocks(block, (goal, noise, omega))
 
-    def _starts(self, label: Array, omega: Array, V: Array) -> Array:
-        """Where the search for the proximal point begins, (K, P, M)."""
-        if self.starts is not None:
-            return jnp.concatenate([omega[None], self.starts(label, omega)])
-        if self.convex:
-            return omega[None]
-        normal = np.random.default_rng(0).standard_normal((_RANDOM_STARTS, *omega.shape))
-        spread = jnp.einsum("pq,kqm->kpm", jnp.linalg.cholesky(V), jnp.asarray(normal, V.dtype))
-        return jnp.concatenate([omega[None], -omega[None], omega + spread])
-
-    def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
-        """The proximal points of a batch."""
-        return self._answered(law, goal, noise, omega, V)
-
     def test_loss(self, outputs: Array, labels: Array) -> Array:
         """ℓ(ŷ, y) of each sample."""
         return jax.vmap(self.loss)(outputs, labels)
-
-    def statistic(self, labels: Array) -> Array:
-        """The labels themselves."""
-        return labels
 
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
         """g, ∂g and -𝓜 in the place of the log-partition."""
         nothing = jnp.zeros((len(omega), 1, 1), omega.dtype)  # no teacher: labels are given
-        p = self._answered(lambda _, y: y, nothing, statistic, omega, V)
+        p = self.reply(lambda _, y: y, nothing, statistic, omega, V)
         size = 1.0 + jnp.max(jnp.abs(p.g), axis=(1, 2))
+        # relative to g: absolute errors of large losses would never count as accurate
         error = p.error / size
         return Posterior(-p.envelope, p.g, p.dg, jnp.full_like(error, jnp.inf), error, error)
-
-    def losses(self, fields: Array, labels: Array) -> Array:
-        """ℓ_y(z)."""
-        return jax.vmap(self.sample_loss)(labels, fields)
 
     # The ridge
 
@@ -243,6 +232,7 @@ class Erm(AbstractIndexLearner):
     def _inverse(self, A: Array) -> Array:
         """(λ I + A)^{-1}."""
         identity = jnp.eye(len(A), dtype=A.dtype)
+        # Cholesky: a matrix that is not positive definite gives NaN, and the run says so
         root = jnp.linalg.cholesky(self.ridge * identity + 0.5 * (A + A.T))
         half = jax.scipy.linalg.solve_triangular(root, identity, lower=True)
         return half.T @ half
@@ -260,6 +250,7 @@ def _in_blocks(block: Callable[..., Reply], samples: tuple[Array, ...]) -> Reply
     if blocks == 1:
         return block(*samples)
     size = -(-count // blocks)
+    # repeats of the last sample, which take no more iterations than it does
     every = jnp.minimum(jnp.arange(blocks * size), count - 1)
     parts = [a[every].reshape(blocks, size, *a.shape[1:]) for a in samples]
     answers = lax.map(lambda part: block(*part), tuple(parts))
@@ -268,12 +259,14 @@ def _in_blocks(block: Callable[..., Reply], samples: tuple[Array, ...]) -> Reply
 
 def _probes(shape: tuple[int, ...], seed: int) -> Array:
     """Random fields (n, *shape)."""
+    # a fixed seed: the same loss is found convex in every process
     normal = np.random.default_rng(seed).standard_normal((_PROBES, *shape))
     return jnp.asarray(normal, theory_dtype())
 
 
 def _is_identity(student: IndexModel) -> bool:
     """Whether ŷ = z of one index and one token."""
+    # its proximal point is a formula for one field only
     if (student.indices, student.tokens) != (1, 1):
         return False
     fields = _probes((1, 1), 0)
@@ -290,21 +283,19 @@ def _look(learner: Erm, model: IndexModel) -> bool:
     student = learner.network
     noise = _probes((model.channel.noise_size,), 2)
     labels = jax.vmap(model.channel.label)(_probes((model.indices, model.channel.tokens), 1), noise)
+    # twice as wide: kinks beyond one standard deviation are seen, too
     fields = 2.0 * _probes((student.indices, student.tokens), 0)
     loss = learner.sample_loss
     allowed = f"a function of the prediction and a label of shape {labels.shape[1:]} to one number"
-    try:
-        shape = jax.eval_shape(loss, labels[0], fields[0]).shape
-    except Exception as failure:
-        raise ValueError(f"loss: got one that fails ({failure}); allowed: {allowed}.") from failure
+    pair = labels[0], fields[0]
+    shape = validate.call_user_function("loss", jax.eval_shape, allowed, loss, *pair).shape
     check(shape == (), "loss", f"one of shape {shape}", allowed)
     values = jax.vmap(loss)(labels, fields)
     check(jnp.all(jnp.isfinite(values)), "loss", "one that is not finite", allowed)
     gradients = jax.vmap(jax.grad(loss, argnums=1))(labels, fields)
-    allowed = (
-        "a loss that changes with the fields (signs need a student such as smi.links.linear())"
-    )
+    allowed = "a loss that changes with the fields (signs need a student as smi.links.linear())"
     check(jnp.any(gradients != 0.0), "loss", "one whose gradient is zero everywhere", allowed)
+    # the user vouches for a proximal point, and kinks have no second derivative to look at
     if learner.prox is not None:
         return True
     curvature = jax.vmap(jax.hessian(loss, argnums=1))(labels, fields)

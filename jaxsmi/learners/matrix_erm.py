@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.channels.matrix_scores import LinearScores
 from jaxsmi.core import validate
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
@@ -70,6 +69,7 @@ class Shrinkage(eqx.Module):
     def quotient(self, x: Array, y: Array) -> Array:
         """(f(x) - f(y))/(x - y), and f' where they are equal."""
         gap = x - y
+        # a difference quotient of close values would be rounding over rounding
         tie = jnp.abs(gap) <= _TIE * (jnp.abs(x) + jnp.abs(y))
         return jnp.where(tie, self.derivative(x), (self(x) - self(y)) / jnp.where(tie, 1.0, gap))
 
@@ -88,6 +88,7 @@ class Shrinkage(eqx.Module):
         limit = 0.5 * (self.derivative(values) + ratio)
         pairs = jnp.where(tie, limit[:, None], pairs)
         pairs = pairs.at[jnp.diag_indices(len(values))].set(self.derivative(values))
+        # a rectangular matrix has |L - d| singular values of zero more
         total = jnp.sum(pairs) + abs(L - d) * jnp.sum(ratio)
         return (rows * kept) @ columns, total / (L * d)
 
@@ -143,6 +144,7 @@ class MatrixErm(AbstractLearner):
         self.ridge = validate.number("ridge", ridge, NON_NEGATIVE)
         self.nuclear = validate.number("nuclear", nuclear, NON_NEGATIVE)
         self.positive = validate.flag("positive", positive)
+        # without a penalty the minimum is not unique below the interpolation threshold
         some = (self.ridge > 0.0) | (self.nuclear > 0.0)
         check(some, "ridge", ridge, "a number > 0 where nuclear is 0")
         self.ridge = jnp.where(some, self.ridge, jnp.nan)  # traced penalties that are both zero
@@ -179,12 +181,14 @@ class MatrixErm(AbstractLearner):
 
     def shrinkage(self, precision: Array, prior_weight: float, signed: bool) -> Shrinkage:
         """f at a precision A: of eigenvalues (`signed`), or of singular values."""
+        # 2w = 1/2 of a symmetric matrix: each entry off the diagonal is counted twice
         scale = 2.0 * prior_weight * precision
         return Shrinkage(scale, self.ridge, self.nuclear, self.positive and signed)
 
     def penalty(self, signal: Array) -> Array:
         """(λ/2) ‖S‖² + τ u ‖S‖_* of a signal S (1, L, d), over its entries."""
         _, L, d = signal.shape
+        # singular values of entries O(1) grow with the sides: over u they are O(1)
         unit = float(L * d) ** 0.25
         norm = jnp.sum(jnp.linalg.svd(signal[0], compute_uv=False))
         return (0.5 * self.ridge * jnp.sum(signal**2) + self.nuclear * unit * norm) / (L * d)
@@ -228,5 +232,5 @@ def student_of(model: object, name: str = "model") -> MatrixModel:
     """
     known = validate.instance(name, model, MatrixModel, _MATRIX)
     allowed = f"{_MATRIX} (of others no theory is known but that of Bayes)"
-    check(isinstance(known.readout, LinearScores), name, title(known), allowed)
+    check(known.linear, name, title(known), allowed)
     return known

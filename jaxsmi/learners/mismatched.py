@@ -13,14 +13,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
-from jaxsmi.channels.base import ClosedFormChannel, Posterior
+from jaxsmi.channels.base import ClosedFormChannel
 from jaxsmi.channels.proximal import Reply
 from jaxsmi.core import validate
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
+    AbstractModelResponder,
     Conjugates,
     LabelOf,
     Moments,
@@ -37,7 +38,7 @@ __all__ = ["Mismatched"]
 _NODES = 2**14  # of the average over weights, of each component of the teacher's prior
 
 
-class Mismatched(AbstractIndexLearner):
+class Mismatched(AbstractModelResponder, AbstractIndexLearner):
     """The posterior mean of another model: its prior and its channel, on labels it did not make.
 
     Args:
@@ -72,14 +73,9 @@ class Mismatched(AbstractIndexLearner):
         return self
 
     @property
-    def decay(self) -> Array:
-        """None: a prior holds the weights."""
-        return jnp.asarray(jnp.nan)
-
-    @property
-    def tolerance(self) -> Array:
-        """That of the student's channel."""
-        return self.student.channel.tolerance
+    def model(self) -> IndexModel:
+        """The student."""
+        return self.student
 
     @property
     def sloped(self) -> bool:
@@ -87,46 +83,20 @@ class Mismatched(AbstractIndexLearner):
         channel = self.student.channel
         return isinstance(channel, ClosedFormChannel) and channel.smooth is True
 
-    @property
-    def kinked(self) -> bool:
-        """No: posterior means are smooth."""
-        return False
-
-    @property
-    def jumps(self) -> bool:
-        """No."""
-        return False
-
-    def test_loss(self, outputs: Array, labels: Array) -> Array:
-        """None: it has no loss."""
-        return jnp.full(len(outputs), jnp.nan)
-
     def check_labels(self, labels: Array) -> None:
         """Those of the student's channel."""
         self.student.channel.check_labels(labels)
-
-    def losses(self, fields: Array, labels: Array) -> Array:
-        """None."""
-        return jnp.full(len(fields), jnp.nan)
-
-    def statistic(self, labels: Array) -> Array:
-        """That of the student's channel."""
-        return self.student.channel.statistic(labels)
-
-    def respond(
-        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
-    ) -> Posterior:
-        """The student's channel."""
-        return self.student.channel.respond(statistic, omega, V, key)
 
     def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
         """The student's channel, with the slope along the label where that is a closed form."""
         respond = lambda goal: self.respond(self.statistic(jax.vmap(law)(goal, noise)), omega, V)
         posterior = respond(goal)
+        # a posterior has neither a proximal point nor an envelope
         unknown = jnp.full(len(omega), jnp.nan, omega.dtype)
         slope = jnp.full((*omega.shape[:2], goal.shape[1]), jnp.nan, omega.dtype)
         if self.sloped:
             slope = jnp.zeros_like(slope)
+            # one direction at a time: a full Jacobian would hold those of all samples
             for m in range(goal.shape[2]):
                 for p in range(goal.shape[1]):
                     unit = jnp.zeros_like(goal).at[:, p, m].set(1.0)
@@ -136,10 +106,6 @@ class Mismatched(AbstractIndexLearner):
         g, dg = posterior.g, posterior.dg
         return Reply(g, dg, slope, unknown, unknown, posterior.error, second)
 
-    def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """The student's prior."""
-        return self.student.prior.posterior(b, A)
-
     def moments(self, conjugates: Conjugates, truth: Truth) -> Moments:
         """Closed forms of a Gaussian prior, else a grid over the teacher's weights and the
         noise."""
@@ -147,6 +113,7 @@ class Mismatched(AbstractIndexLearner):
         A = conjugates.precision
         prior = self.student.prior
         mixture = prior.column(P).gaussians()
+        # one Gaussian: f is linear in b
         if prior.traits.continuous and len(mixture.log_weight) == 1:
             covariance = mixture.covariance[0]
             C = solve(jnp.eye(P, dtype=A.dtype) + covariance @ A, covariance)
@@ -159,6 +126,7 @@ class Mismatched(AbstractIndexLearner):
         goal = truth.second_moment.shape[0]
         P = len(conjugates.noise)
         teacher = truth.prior.column(goal).gaussians()
+        # a fixed key: theory takes the same nodes at every step, or it would not converge
         points = gaussian_points(jax.random.key(0), _NODES, 1, goal + P)
         zeta = points.position[0, :, :goal]
         xi = points.position[0, :, goal:] @ sqrt_psd(conjugates.noise)

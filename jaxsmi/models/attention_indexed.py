@@ -168,6 +168,8 @@ class AttentionIndexed(MatrixModel):
         """That of the scores: of one layer, or of two softmax layers of two tokens."""
         if self.layers == 1:
             return self.readout
+        # two tokens: the rest of the scores is one variable a layer, and the inner integral is
+        # cheap
         if (self.output, self.layers, self.tokens) == ("softmax", 2, 2):
             last = SoftmaxScores(tokens=2, beta=self.beta)
             return layered_channel(2, self.skip, last, Budget(_TOLERANCE))

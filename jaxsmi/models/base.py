@@ -175,6 +175,7 @@ class AbstractModel(eqx.Module):
         usual = theory_dtype() if store else jnp.float32
         shape = design.input_shape(dimension)
         x = design.draw_inputs(input_key, samples, shape, dtype or usual, store=store, law=law)
+        # the mean is added last: inputs and their fluctuations are those of the same key without it
         if around is not None:
             x = shifted(x, around.mean)
         labels = draw_labels(self, noise_key, truth, x)
@@ -301,6 +302,7 @@ class AbstractMetric(eqx.Module):
         """
         student = self.model.student
         flat = lambda signal: signal.reshape(len(signal), -1).astype(theory_dtype())
+        # in the precision of theory: float32 overlaps would hide an approach to recovery
         W = flat(student.to_signal(weights, teacher))
         n = W.shape[1]
         Q = W @ W.T / n

@@ -15,6 +15,7 @@ channels/attention.py. That network and link agree is a tested identity.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -193,14 +194,12 @@ class DeepAttention(IndexModel):
         """What each row of W is: "layer 1", "layer 2, head 1, key", .. ."""
         names = []
         for number, layer in enumerate(self.layers, 1):
-            for head in range(1, layer.heads + 1):
-                for part in (None,) if layer.tied else ("query", "key"):
-                    for row in range(1, layer.rank + 1):
-                        words = [f"layer {number}"]
-                        words += [f"head {head}"] if layer.heads > 1 else []
-                        words += [part] if part else []
-                        words += [f"index {row}"] if layer.rank > 1 else []
-                        names.append(", ".join(words))
+            # a layer with one head, of rank one or tied has no word for it
+            heads = [f"head {h}" for h in range(1, layer.heads + 1)] if layer.heads > 1 else [""]
+            parts = [""] if layer.tied else ["query", "key"]
+            rows = [f"index {r}" for r in range(1, layer.rank + 1)] if layer.rank > 1 else [""]
+            every = itertools.product([f"layer {number}"], heads, parts, rows)
+            names += [", ".join(filter(None, words)) for words in every]
         return tuple(names)
 
     def network(self, weights: ArrayLike, x: ArrayLike) -> Array:

@@ -51,22 +51,26 @@ Block = Sequence[int] | Sequence[Sequence[int]]
 _ENUMERATED = 6  # rows up to which all orders are tried: 720 orders are one vectorised sum
 
 
-def _orders(count: int) -> Array:
-    """All orders of so many rows, (count!, count)."""
-    return jnp.asarray(list(itertools.permutations(range(count))))
+def _candidates(table: Array, anchored: int = 0) -> Array:
+    """Orders (K, n) of the columns of a square table of which one has the largest sum, the first
+    columns `anchored`: all orders up to six others, above that of the Hungarian algorithm."""
+    count = len(table) - anchored
+    if count <= _ENUMERATED:
+        moving = jnp.asarray(list(itertools.permutations(range(count))))
+    else:
+        from optax.assignment import hungarian_algorithm  # here: importing it takes long
+
+        rows, columns = hungarian_algorithm(-table[anchored:, anchored:])
+        moving = columns[jnp.argsort(rows)][None]
+    fixed = jnp.tile(jnp.arange(anchored), (len(moving), 1))
+    return jnp.concatenate([fixed, anchored + moving], axis=1)
 
 
 def best_order(table: Array) -> Array:
-    """The column of each row of a square table for which the sum is largest: an exact assignment,
-    over all orders up to six rows, by the Hungarian algorithm above."""
-    count = len(table)
-    if count <= _ENUMERATED:
-        orders = _orders(count)
-        return orders[jnp.argmax(jnp.sum(table[jnp.arange(count), orders], axis=1))]
-    from optax.assignment import hungarian_algorithm  # here: importing it takes long
-
-    rows, columns = hungarian_algorithm(-table)
-    return columns[jnp.argsort(rows)]
+    """The column of each row of a square table for which the sum is largest: an exact
+    assignment."""
+    orders = _candidates(table)
+    return orders[jnp.argmax(jnp.sum(table[jnp.arange(len(table)), orders], axis=1))]
 
 
 def _signs(values: Array) -> Array:
@@ -147,40 +151,31 @@ class SignedOrder(AbstractSymmetry):
         return jnp.zeros_like(estimate).at[order].set(estimate * signs[:, None])
 
     def _best(self, table: Array) -> tuple[Array, Array]:
-        """The column and the sign (n,) of each row of a table (n, n) for which the sum is
-        largest."""
+        """The column and the sign (n,) of each row of a table (n, n) for which the sum is largest;
+        of an even group of more than six rows the order that is best for any signs."""
         moves = _MOVES[self.kind]
-        order = self._order(table, moves) if moves.ordered else jnp.arange(len(table))
-        values = table[jnp.arange(len(table)), order]
-        if moves.signs == "fixed":
-            return order, jnp.ones_like(values)
-        if moves.signs == "joint":
-            return order, jnp.broadcast_to(_signs(jnp.sum(values)), values.shape)
-        signs = _signs(values)
-        # an odd product is mended where that costs least: at the smallest entry
-        if moves.signs == "even":
-            signs = signs.at[jnp.argmin(jnp.abs(values))].multiply(jnp.prod(signs))
-        return order, signs
+        orders = jnp.arange(len(table))[None]
+        if moves.ordered:
+            sizes = table if moves.signs == "fixed" else jnp.abs(table)
+            orders = _candidates(sizes, moves.anchored)
+        values = table[jnp.arange(len(table)), orders]
+        signs = _best_signs(values, moves.signs)
+        best = jnp.argmax(jnp.sum(values * signs, axis=1))
+        return orders[best], signs[best]
 
-    def _order(self, table: Array, moves: _Moves) -> Array:
-        """The best order of the rows that may move; of an even group of more than six rows the best
-        for any signs."""
-        first = moves.anchored
-        count = len(table) - first
-        fixed = jnp.arange(first)
-        sizes = table if moves.signs == "fixed" else jnp.abs(table)
-        # orders times signs are too many beyond; the order for free signs is then best but for one
-        # flip
-        if moves.signs != "even" or count > _ENUMERATED:
-            return jnp.concatenate([fixed, first + best_order(sizes[first:, first:])])
-        moving = first + _orders(count)
-        orders = jnp.concatenate([jnp.tile(fixed, (len(moving), 1)), moving], axis=1)
-        rows = jnp.arange(len(table))
-        odd = jnp.prod(_signs(table[rows, orders]), axis=1) < 0.0
-        values = sizes[rows, orders]
-        # an odd number of flips leaves the smallest entry with the wrong sign
-        cost = jnp.where(odd, 2.0 * jnp.min(values, axis=1), 0.0)
-        return orders[jnp.argmax(jnp.sum(values, axis=1) - cost)]
+
+def _best_signs(values: Array, kind: str) -> Array:
+    """The signs, of those that are allowed, for which the sum of each row is largest."""
+    if kind == "fixed":
+        return jnp.ones_like(values)
+    if kind == "joint":
+        return _signs(jnp.sum(values, axis=1, keepdims=True)) * jnp.ones_like(values)
+    signs = _signs(values)
+    if kind == "each":
+        return signs
+    # an odd product is mended where that costs least: at the smallest entry
+    smallest = jnp.arange(values.shape[1]) == jnp.argmin(jnp.abs(values), axis=1, keepdims=True)
+    return jnp.where(smallest, signs * jnp.prod(signs, axis=1, keepdims=True), signs)
 
 
 class Rotation(AbstractSymmetry):
