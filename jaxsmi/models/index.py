@@ -142,6 +142,21 @@ class IndexModel(AbstractModel, AbstractTeacher):
             sized=not self.prior.traits.wishart,
         )
 
+    def link_of_fields(self) -> tuple[Callable[[Array], Array], int, int]:
+        """The link, or of a noisy channel with few outcomes their probabilities."""
+        shape = (self.indices, self.tokens)
+        channel = self.channel
+        outcomes = channel.outcomes
+        if outcomes is None or not channel.noise_size:
+            return lambda z: jnp.ravel(channel.link(z.reshape(shape))), *shape
+        V = 1e-8 * jnp.eye(shape[0])  # a channel smooths labels by V: nearly nothing
+
+        def odds(z: Array) -> Array:
+            omega = jnp.broadcast_to(z.reshape(shape), (len(outcomes), *shape))
+            return jnp.exp(channel.respond(channel.statistic(outcomes), omega, V).log_partition)
+
+        return odds, *shape
+
 
 class IndexStudent(AbstractStudent):
     """Rows (P, D), seen as the teacher's."""

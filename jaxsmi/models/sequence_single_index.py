@@ -58,6 +58,18 @@ class SequenceLoss(eqx.Module):
     factor: Array
     loss: str = eqx.field(static=True)
 
+    @property
+    def series(self) -> tuple[HermiteSeries, Callable[[Array], Array]] | None:
+        """g and σ of a network that learns a finite series; None: another pair."""
+        if isinstance(self.student, Network) and isinstance(self.target, HermiteSeries):
+            return self.target, self.student.activation
+        return None
+
+    @property
+    def smooth(self) -> bool:
+        """F is as smooth as a grid needs: the activation of a network may have a kink."""
+        return not isinstance(self.student, Network)
+
     def __call__(self, hidden: Array, fields: Array, noise: Array | None = None) -> Array:
         """ℓ from z* and z (1, L) or (L,); labels have no noise."""
         del noise
@@ -140,8 +152,10 @@ class SequenceSingleIndex(AbstractTeacher):
         """Its own target and student on the sphere; each row of an untied network is a group."""
         check(student is None, "student", student, "None: the model has a student of its own")
         check(loss is None, "loss", loss, "None: the model has a loss of its own")
+        own_loss = SequenceLoss(self.target, self.student, self.loss_factor, self.loss)
         return TeacherStudent(
-            sample_loss=SequenceLoss(self.target, self.student, self.loss_factor, self.loss),
+            sample_loss=own_loss,
+            squared=own_loss if self.loss == "squared" else None,
             agreement=_Size(self.tied),
             draw_gram=_unit_gram,
             encoding=self.encoding,
@@ -155,6 +169,10 @@ class SequenceSingleIndex(AbstractTeacher):
             spherical=True,
             tied=self.tied,
         )
+
+    def link_of_fields(self) -> tuple[Callable[[Array], Array], int, int]:
+        """g, one row, and L."""
+        return self.target, 1, self.length
 
     def sample_loss(self, hidden: Array, fields: Array) -> Array:
         """ℓ of one sample from z* and z (L,)."""

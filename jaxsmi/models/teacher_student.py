@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
+
+if TYPE_CHECKING:  # it imports this module
+    from jaxsmi.models.sequence_single_index import SequenceLoss
 
 __all__ = ["AbstractTeacher", "TeacherStudent", "squared_loss"]
 
@@ -46,6 +50,8 @@ class TeacherStudent(eqx.Module):
         spherical: Whether rows stay on the sphere, the losses of a batch are added up, and the
             overlaps of a student are written as one vector (m, e_1..e_K).
         tied: Whether every row sees all tokens. (One of an untied network of one token does, too.)
+        squared: Of one direction on the sphere with the loss c ‖g(z*) - F(z)‖²: g, F and c, whose
+            averages need no sampling. None: another loss.
     """
 
     sample_loss: Callable[[Array, Array, Array], Array]
@@ -63,6 +69,7 @@ class TeacherStudent(eqx.Module):
     spherical: bool = eqx.field(static=True, default=False)
     # not groups == 1: an untied network of one token has one group, too
     tied: bool = eqx.field(static=True, default=True)
+    squared: SequenceLoss | None = None
 
     @property
     def fixed(self) -> int:
@@ -86,3 +93,8 @@ class AbstractTeacher(eqx.Module):
     ) -> TeacherStudent:
         """The model beside a student of as many tokens (default: the model itself), under a loss
         of (prediction, label) (default: that of the model, else ‖ŷ - y‖²)."""
+
+    @abc.abstractmethod
+    def link_of_fields(self) -> tuple[Callable[[Array], Array], int, int]:
+        """Labels without Gaussian noise, or the probabilities of their few outcomes, as a function
+        of the fields (P·M,); P and M."""

@@ -39,17 +39,20 @@ from jaxsmi.core.arrays import concrete
 from jaxsmi.core.options import Averages
 from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.sequence_single_index import SequenceLoss
-from jaxsmi.models.students import Network
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
-from jaxsmi.sgd import fields
-from jaxsmi.sgd.coordinates import Coordinates
+from jaxsmi.sgd.coordinates import Coordinates, contract, placed, shifted, slopes
 from jaxsmi.sgd.grid import correlation, expectation
-from jaxsmi.sgd.hermite import activation_coefficients, flat, series_average, square
-from jaxsmi.sgd.problem import coordinates_of
+from jaxsmi.sgd.hermite import (
+    activation_coefficients,
+    flat,
+    second_moment,
+    series_average,
+    square,
+)
 
 # Signs of rows are flipped so that the symmetries of a model hold exactly, in so many copies
 # of a point: more copies leave fewer independent points.
@@ -96,6 +99,10 @@ class AbstractAverages(eqx.Module):
         """Error of the risk where it is no average over nets."""
         del M, Q
         return jnp.zeros(())
+
+    def exists(self) -> bool:
+        """The risk is finite, as far as the averages can tell."""
+        return True
 
 
 # One direction on the sphere
@@ -148,11 +155,9 @@ class SeriesAverages(_SphereAverages):
 
     def _parts(self, v: Array) -> tuple[HermiteSeries, Callable[[Array], Array], Array]:
         """g, σ, and the correlations of the tokens with the network's argument."""
-        assert isinstance(self.loss.target, HermiteSeries)
-        assert isinstance(self.loss.student, Network)
+        assert self.loss.series is not None
         tokens = self.pair.tokens * self.pair.groups
-        m = jnp.broadcast_to(v, (tokens,))
-        return self.loss.target, self.loss.student.activation, m / np.sqrt(tokens)
+        return *self.loss.series, jnp.broadcast_to(v, (tokens,)) / np.sqrt(tokens)
 
     def risk_at(self, v: Array, stride: int = 1) -> Array:
         del stride
@@ -205,6 +210,10 @@ class GridAverages(_SphereAverages):
         v = lax.stop_gradient(self._vector(M))
         return jnp.abs(self.risk_at(v) - self.risk_at(v, 2))
 
+    def exists(self) -> bool:
+        # traced numbers cannot be looked at
+        return not concrete(self) or np.isfinite(second_moment(self.loss.target, self.pair.tokens))
+
 
 def _squares(f: Callable[[Array], Array], z: Array) -> Array:
     """Σ_l ⟨F, ∂_l F⟩²: ()."""
@@ -255,40 +264,34 @@ class NetAverages(AbstractAverages):
     def at(self, M: Array, Q: Array, noise: bool = True) -> Moments:
         """Sums over the points, block by block."""
         del noise
-        pair = self.pair
-        split = M.reshape(pair.groups, pair.rows, pair.fixed)
-        squares = Q.reshape(pair.groups, pair.rows, pair.groups, pair.rows)
-        own = jnp.stack([squares[g, :, g] for g in range(pair.groups)])
-        Y, Z = jax.vmap(lambda m, q: coordinates_of(self.frame, m, q))(split, own)
-        last = lambda x: jnp.moveaxis(x, 0, -1)[..., None]
-        position = Coordinates(self.frame[..., None], last(Y), last(Z))
+        place = placed(self.pair, self.frame, M, Q)
+        position = jax.tree.map(lambda x: x[..., None], place)
         blocks = max(self.points.weight.shape[0] // _BLOCK, 1)
         cut = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], blocks, x.shape[-1] // blocks), -2, 0)
         parts = lax.map(lambda part: self._sums(position, part), jax.tree.map(cut, self.points))
         moments = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
         # a row in the span of the others has no coordinate of its own, and a part of the derivative
         # would be lost in silence
-        regular = jnp.all(jnp.diagonal(Z, axis1=1, axis2=2) != 0.0)
+        regular = jnp.all(jnp.diagonal(place.across) != 0.0)
         return not_differentiable(moments, (M, Q), unless=regular)
 
     def _sums(self, position: Coordinates, points: Points) -> Moments:
         """The weighted sums over some points."""
         pair = self.pair
-        inputs = fields.shifted(pair, position.frame, points.fixed)
-        h = fields.fixed_fields(position.frame, inputs, pair.fixed)
-        z = fields.fields(pair.rows, position, inputs, points.moving)
+        inputs = shifted(pair, position.frame, points.fixed)
+        h = contract(position.frame[:, :, None], inputs)
+        z = contract(position.along, inputs) + contract(position.across, points.moving)
         hidden = h[: pair.targets]
-        S = fields.slopes(pair, hidden, z, points.noise[:, None])
-        pairs = lambda a, b: jnp.stack(
-            [jnp.stack([jnp.sum(x * y, axis=(0, -1)) for y in b]) for x in a]
-        )
+        S = slopes(pair, hidden, z, points.noise[:, None])
+        # (p, q, g): summed over tokens and points
+        products = lambda a, b: jnp.sum(a[:, None] * b, axis=(2, -1))
         rows = lambda x: x.reshape(len(x), -1, x.shape[-1])
         values = jax.vmap(pair.sample_loss, -1)(rows(hidden), rows(z), points.noise)
         weighted = S * points.weight
         return Moments(
-            fixed=jnp.moveaxis(pairs(weighted, h), -1, 0).reshape(-1, pair.fixed),
-            own=self._blocks(pairs(weighted, z)),
-            square=self._blocks(pairs(weighted, S)),
+            fixed=jnp.moveaxis(products(weighted, h), -1, 0).reshape(-1, pair.fixed),
+            own=self._blocks(products(weighted, z)),
+            square=self._blocks(products(weighted, S)),
             risk=jnp.sum(points.weight * values),
         )
 
@@ -303,13 +306,11 @@ def _flips(fixed: int, rows: int) -> np.ndarray:
     """Signs (copies, fixed + rows) of the rows of N_T and N_Z, one of each pair of opposite ones:
     of all rows independently, or of a teacher's and a student's row together, or none, the first of
     these that takes few copies."""
-    each = fixed + rows
-    together = max(fixed, rows)
-    choice = next((n for n in (each, together) if 2 ** (n - 1) <= _COPIES), 1)
-    signs = np.array([(1.0, *s) for s in itertools.product((1.0, -1.0), repeat=choice - 1)])
-    if choice == each:
-        return signs
-    return signs[:, np.minimum([*range(fixed), *range(rows)], choice - 1)]
+    alone, together = range(fixed + rows), [*range(fixed), *range(rows)]
+    few = [x for x in (alone, together) if 2 ** max(x) <= _COPIES]
+    sign_of = np.array(few[0] if few else [0] * len(alone))
+    signs = [(1.0, *s) for s in itertools.product((1.0, -1.0), repeat=max(sign_of))]
+    return np.array(signs)[:, sign_of]
 
 
 def net_averages(
@@ -336,6 +337,15 @@ def net_averages(
     return NetAverages(pair, frame, jax.tree.map(pad, points))
 
 
+def sizes_of(averages: Averages | None, points: int, nets: int) -> tuple[int, int]:
+    """Points of each net, a power of two, and nets, by the defaults of a call."""
+    averages = Averages() if averages is None else averages
+    size, nets = validate.instance("averages", averages, Averages, "a smi.Averages").sizes(
+        points, nets
+    )
+    return power_of_two(size), nets
+
+
 def averages_of(
     pair: TeacherStudent,
     gram: Array,
@@ -346,10 +356,8 @@ def averages_of(
 ) -> AbstractAverages:
     """Averages without sampling where there are any, else on nets; `usual`: points of all nets, and
     nets, where the call says nothing."""
-    averages = Averages() if averages is None else averages
-    validate.instance("averages", averages, Averages, "a smi.Averages")
+    sizes = sizes_of(averages, *usual)
     key = validate.optional(validate.key, "key", key)
-    size, nets = averages.sizes(*usual)
     exact = _exact(pair, coarse)
     if exact is not None:
         return exact
@@ -357,18 +365,17 @@ def averages_of(
         raise ValueError(
             "key: got None; allowed: jax.random.key(0): averages of this model are sampled."
         )
-    return net_averages(pair, triangular_root(gram), key, power_of_two(size), nets)
+    return net_averages(pair, triangular_root(gram), key, *sizes)
 
 
 def _exact(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
     """Averages without sampling of a squared loss of one direction; None: there are none."""
-    loss = pair.sample_loss
-    if not isinstance(loss, SequenceLoss) or loss.loss != "squared":
+    loss = pair.squared
+    if loss is None:
         return None
-    if isinstance(loss.student, Network):
-        series = isinstance(loss.target, HermiteSeries)
-        return SeriesAverages(pair, loss) if series else None
-    if pair.tokens > _GRID_TOKENS:
+    if loss.series is not None:
+        return SeriesAverages(pair, loss)
+    if not loss.smooth or pair.tokens > _GRID_TOKENS:
         return None
     # the size of a grid is static: under jit, where it is unknown, rows of norm one
     rows = np.asarray(pair.encoding) if concrete(pair.encoding) else np.zeros((1, 1))

@@ -2,7 +2,7 @@ r"""The exact Markov chain of online SGD, at a cost independent of the dimension
 
 Equations here [theory: online-sgd, Eqs. (56) to (59)], in the coordinates of coordinates.py, a
 batch of B samples of M tokens, N_T (k, BM), N_Z (n, BM) iid N(0, 1), U the means of the tokens, c
-the weight of a sample's loss, the slopes S = ∂ℓ/∂z (P, BM) of fields.py:
+the weight of a sample's loss, the slopes S = ∂ℓ/∂z (P, BM):
 
     g_T = (c/D) S (N_T + U)ᵀ,   g_Z = (c/D) S N_Zᵀ,   F = (c/D) Λ A,   Λ Λᵀ = S Sᵀ
     V' = β V + λ W + g,   W' = W - η V'                    rows of [Y, Z, their part along F]
@@ -17,7 +17,6 @@ tokens, in whose coordinates the updates are taken one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -30,9 +29,8 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import AbstractSolver, Run, advance, begin
 from jaxsmi.models.teacher_student import TeacherStudent
-from jaxsmi.numerics.triangular import acceptance_tries, chi_square, total
-from jaxsmi.sgd import fields
-from jaxsmi.sgd.coordinates import Coordinates, Row, entries, factor, plus, product, times
+from jaxsmi.numerics.triangular import acceptance_tries, chi_square
+from jaxsmi.sgd.coordinates import Coordinates, contract, factor, shifted, slopes
 
 __all__ = ["Blocks", "OverlapChain", "Update"]
 
@@ -149,13 +147,19 @@ class OverlapChain(eqx.Module):
         return np.tril_indices(rows, -1, columns)
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """How many normals a step of a run needs, in the order of `Noise`, the last for χ²."""
-        pair = self.rule.pair
-        tokens = self.rule.batch * pair.tokens * pair.groups
-        counts = (pair.fixed * tokens, self.rule.moving * tokens, pair.noise_size * self.rule.batch)
-        diagonal = self.side[1] * pair.groups
-        return (*counts, len(self.below[0]) * pair.groups, diagonal * 3 * self.tries)
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Normals that a step of a run needs, in the order of `Noise`, the last for χ²."""
+        pair, B = self.rule.pair, self.rule.batch
+        tokens = (B * pair.tokens, pair.groups)
+        below = (len(self.below[0]), pair.groups)
+        diagonal = (self.side[1], pair.groups, 3, self.tries)
+        fixed, moving = (pair.fixed, *tokens), (self.rule.moving, *tokens)
+        return fixed, moving, (pair.noise_size, B), below, diagonal
+
+    @property
+    def widths(self) -> list[int]:
+        """How many normals each of `shapes` holds."""
+        return [int(np.prod(shape)) for shape in self.shapes]
 
     @property
     def block(self) -> int:
@@ -170,105 +174,68 @@ class OverlapChain(eqx.Module):
 
     def noise(self, normals: Array) -> Noise:
         """The numbers of a block (block, .., runs), in their places."""
-        pair = self.rule.pair
-        B = self.rule.batch
+        parts = jnp.split(normals, np.cumsum(self.widths)[:-1], axis=1)
         lead, runs = len(normals), normals.shape[-1]
-        ends = np.cumsum(self.widths)[:-1]
-        fixed, moving, label, below, proposals = jnp.split(normals, ends, axis=1)
-        tokens = (B * pair.tokens, pair.groups, runs)
-        columns = self.side[1]
-        tried = (lead, columns, pair.groups, 3, self.tries, runs)
-        freedom = self.dimension - pair.fixed - self.rule.moving - jnp.arange(columns)
-        return Noise(
-            fixed.reshape(lead, pair.fixed, *tokens),
-            moving.reshape(lead, self.rule.moving, *tokens),
-            label.reshape(lead, pair.noise_size, B, runs),
-            below.reshape(lead, -1, pair.groups, runs),
-            chi_square(
-                freedom[:, None, None], jnp.moveaxis(proposals.reshape(tried), (3, 4), (-2, -1))
-            ),
-        )
+        *parts, proposals = [
+            x.reshape(lead, *shape, runs) for x, shape in zip(parts, self.shapes, strict=True)
+        ]
+        freedom = self.dimension - self.rule.pair.fixed - self.rule.moving
+        freedom = (freedom - jnp.arange(self.side[1]))[:, None, None]
+        return Noise(*parts, chi_square(freedom, jnp.moveaxis(proposals, (3, 4), (-2, -1))))
 
     # One step
 
     def move(self, along: Array, across: Array, noise: Noise) -> tuple[Array, Array]:
         """One step of all runs (module docstring): Y and Z."""
-        inputs = fields.shifted(self.rule.pair, self.start.frame, noise.fixed)
-        step = self.once if self.rule.repeats == 1 else self.repeated
-        rows = step(along, across, inputs, noise)
-        k = len(inputs)
-        Lambda = factor([entries(row[k:]) for row in rows])
-        Y = jnp.stack([jnp.stack(list(row[:k])) for row in rows])
-        return Y, jnp.stack([jnp.stack(row) for row in Lambda])
-
-    def hidden(self, inputs: Array) -> Array:
-        """z* (P*, BM, g, runs)."""
-        return fields.fixed_fields(self.start.frame, inputs, self.rule.pair.targets)
-
-    def once(self, along: Array, across: Array, inputs: Array, noise: Noise) -> list[Row]:
-        """The moving rows after one update, with what lies outside of their span behind."""
-        pair = self.rule.pair
+        rule = self.rule
+        pair = rule.pair
         P = pair.rows
-        position = Coordinates(self.start.frame, along, across)
-        z = fields.fields(P, position, inputs, noise.moving)
-        S = fields.slopes(pair, self.hidden(inputs), z, noise.label)
-        answers = [entries(s) for s in S]
-        tokens = [entries(x) for x in (*inputs, *noise.moving)]
-        side = self.side[0]
-        # Bartlett's A is as wide as S where S has few columns: then S serves without a factor
-        Lambda = answers if len(S[0]) <= P else factor(answers)
-        below = zip(*(map(int, axis) for axis in self.below), strict=True)
-        places = dict(zip(below, noise.normals, strict=True))
-        places |= {(i, i): jnp.sqrt(noise.chi_square[i]) for i in range(side)}
-        gradient = [
-            [product(s, x) for x in tokens]
-            + [total([L[i] * places[i, j] for i in range(j, side)]) for j in range(side)]
-            for s, L in zip(answers, Lambda, strict=True)
-        ]
-        zero = [jnp.zeros_like(along[0, 0])] * side
-        rows = [[*along[i], *across[i], *zero] for i in range(self.rule.moving)]
-        return self.updated(rows, gradient)
+        inputs = shifted(pair, self.start.frame, noise.fixed)
+        hidden = contract(self.start.frame[: pair.targets, :, None], inputs)
+        tokens = jnp.concatenate([inputs, noise.moving])
+        rows = jnp.concatenate([along, across], axis=1)
+        A = self.outside(noise)
+        beyond = jnp.zeros((len(rows), *A.shape[1:]), A.dtype)
+        if rule.repeats == 1:
+            S = slopes(pair, hidden, contract(rows[:P], tokens), noise.label)
+            # A is as wide as S where S has few columns: then S serves without a factor
+            Lambda = S if S.shape[1] <= P else factor(S)
+            gradient = [jnp.sum(S[:, None] * tokens, axis=2), jnp.sum(Lambda[:, :, None] * A, 1)]
+            rows = jnp.concatenate([rows, beyond], axis=1)
+            rows = self.updated(rows, jnp.concatenate(gradient, axis=1))
+        else:
+            # several updates on one batch, in the coordinates of all of its tokens
+            tokens = jnp.concatenate([tokens, jnp.swapaxes(A, 0, 1)])
+            rows = jnp.concatenate([rows, beyond], axis=1)
+            for _ in range(rule.repeats):
+                S = slopes(pair, hidden, contract(rows[:P], tokens), noise.label)
+                rows = self.updated(rows, jnp.sum(S[:, None] * tokens, axis=2))
+        k = pair.fixed
+        return rows[:, :k], factor(rows[:, k:])
 
-    def repeated(self, along: Array, across: Array, inputs: Array, noise: Noise) -> list[Row]:
-        """The moving rows after several updates on one batch, in the coordinates of its tokens."""
-        rows, columns = self.side
-        A = jnp.zeros((rows, columns, *inputs.shape[2:]), inputs.dtype)
+    def outside(self, noise: Noise) -> Array:
+        """Bartlett's A (p, columns, g, runs)."""
+        A = jnp.zeros((*self.side, *noise.normals.shape[1:]), noise.normals.dtype)
+        diagonal = np.arange(self.side[1])
         A = A.at[self.below].set(noise.normals)
-        A = A.at[np.arange(columns), np.arange(columns)].set(jnp.sqrt(noise.chi_square))
-        tokens = jnp.concatenate([inputs, noise.moving, jnp.swapaxes(A, 0, 1)])
-        moving = jnp.concatenate([along, across], axis=1)
-        moving = jnp.concatenate(
-            [moving, jnp.zeros((len(moving), columns, *moving.shape[2:]), inputs.dtype)], axis=1
-        )
-        hidden = self.hidden(inputs)
-        P = self.rule.pair.rows
-        for _ in range(self.rule.repeats):
-            z = jnp.sum(moving[:P, :, None] * tokens, axis=1)
-            S = fields.slopes(self.rule.pair, hidden, z, noise.label)
-            gradient = jnp.sum(S[:, None] * tokens, axis=2)
-            moving = jnp.stack([jnp.asarray(row) for row in self.updated([*moving], [*gradient])])
-        return [*moving]
+        return A.at[diagonal, diagonal].set(jnp.sqrt(noise.chi_square))
 
-    def updated(self, rows: Sequence[Row], gradient: Sequence[Row]) -> list[Row]:
+    def updated(self, rows: Array, gradient: Array) -> Array:
         """W' and, with momentum, V' behind, from the moving rows and S Xᵀ."""
         rule = self.rule
         P = rule.pair.rows
-        scale = rule.weight / self.dimension
-        moved = []
-        velocities = []
-        for p in range(P):
-            velocity = times(scale, gradient[p])
-            if rule.decay is not None:
-                velocity = plus(velocity, rule.decay[p], rows[p])
-            if rule.momentum is not None:
-                velocity = plus(velocity, rule.momentum, rows[P + p])
-                velocities.append(velocity)
-            new = plus(rows[p], -rule.rate[p], velocity)
+        each = lambda x: x.reshape(-1, 1, 1, 1)
+        W, V = rows[:P], rows[P:]
+        velocity = rule.weight / self.dimension * gradient
+        if rule.decay is not None:
+            velocity = velocity + each(rule.decay) * W
+        if rule.momentum is not None:
+            velocity = velocity + rule.momentum * V
+        W = W - each(rule.rate) * velocity
+        if self.radius is not None:
             # the norm of the start, not of the last step: rounding does not add up
-            if self.radius is not None:
-                new = times(self.radius[p] / jnp.sqrt(product(new, new)), new)
-            moved.append(new)
-        return moved + velocities
+            W = (self.radius / jnp.sqrt(jnp.sum(W**2, axis=1)))[:, None] * W
+        return W if rule.momentum is None else jnp.concatenate([W, velocity])
 
     def step(self, state: ChainState, noise: Noise) -> ChainState:
         """One step of all runs that have not stopped, and the result of those that stop now."""
@@ -283,7 +250,7 @@ class OverlapChain(eqx.Module):
         reached = jnp.where(first & running, steps.astype(along.dtype), state.reached)
         met = self.met(values)
         result = jnp.where(running & met, int(Result.SUCCESS), state.result)
-        finite = jnp.isfinite(total([*values.reshape(-1, values.shape[-1])]))
+        finite = jnp.all(jnp.isfinite(values.reshape(-1, values.shape[-1])), axis=0)
         result = jnp.where(running & ~finite, int(Result.NONFINITE), result)
         return ChainState(along, across, steps, reached, result)
 

@@ -7,33 +7,40 @@ with momentum, its velocities V:
     T = √D [L 0] O,   R = √D [Y Z] O,   L, Z lower triangular
     ρ = L Lᵀ,   M = Y Lᵀ,   Q = Y Yᵀ + Z Zᵀ
 
+and fields of teacher and student with the slopes of the loss there [Eqs. (51), (55)], N_T (k, T)
+and N_Z (n, T) iid N(0, 1) for the T = B M tokens of a batch, U = L_Uᵀ Eᵀ their means, the rows of L
+that belong to directions of the inputs L_U:
+
+    h = L (N_T + U),   z = Y (N_T + U) + Z N_Z,   S = ∂ℓ/∂z
+
 Where L or Z is singular the directions beyond the span are arbitrary, and the step stays exact:
 nothing is inverted. (With M and Q as the state Q - M ρ⁺ Mᵀ would be factored at each step, which
-loses half of the digits near recovery.) Runs lie on the last axis of every array, so that a small
-matrix is a few operations over all of them at once.
+loses half of the digits near recovery.) Groups of rows and runs (or points of an average) lie on
+the last two axes of every array, so that a small matrix is a few operations over all of them at
+once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxsmi.numerics.triangular import total
+from jaxsmi.models.teacher_student import TeacherStudent
+from jaxsmi.numerics.triangular import triangular_root
 
 __all__ = [
     "Coordinates",
-    "Row",
-    "entries",
+    "contract",
+    "coordinates_of",
     "factor",
-    "plus",
-    "product",
+    "placed",
     "rows_of",
-    "times",
+    "shifted",
+    "slopes",
 ]
 
 
@@ -50,31 +57,18 @@ class Coordinates(eqx.Module):
     along: Array
     across: Array
 
-    @property
-    def groups(self) -> int:
-        """Number of groups of rows."""
-        return self.along.shape[-2]
-
     def teacher_overlap(self, rows: int) -> Array:
         """M (g P, k, runs) of the first P rows of each group."""
-        k = len(self.frame)
-        entry = lambda p, g, j: total(
-            [self.along[p, i, g] * self.frame[j, i] for i in range(j + 1)]
-        )
-        every = [(g, p) for g in range(self.groups) for p in range(rows)]
-        return jnp.stack([jnp.stack([entry(p, g, j) for j in range(k)]) for g, p in every])
+        M = jnp.sum(self.along[:rows, None] * self.frame[:, :, None], axis=2)
+        return jnp.moveaxis(M, 2, 0).reshape(-1, len(self.frame), M.shape[-1])
 
     def overlap(self, rows: int) -> Array:
         """Q (g P, g P, runs) of the first P rows of each group; NaN between groups."""
-        unknown = jnp.full_like(self.along[0, 0, 0], jnp.nan)
-        parts = [[*self.along[p], *self.across[p]] for p in range(rows)]
-        entry = lambda p, q, g: total(
-            [x[g] * y[g] for x, y in zip(parts[p], parts[q], strict=True)]
-        )
-        every = [(g, p) for g in range(self.groups) for p in range(rows)]
-        return jnp.stack(
-            [jnp.stack([entry(p, q, g) if g == h else unknown for h, q in every]) for g, p in every]
-        )
+        both = jnp.concatenate([self.along, self.across], axis=1)[:rows]
+        Q = jnp.moveaxis(jnp.sum(both[:, None] * both, axis=2), 2, 0)
+        groups, _, _, runs = Q.shape
+        same = jnp.eye(groups, dtype=bool)[:, None, :, None, None]
+        return jnp.where(same, Q[:, :, None], jnp.nan).reshape(groups * rows, -1, runs)
 
     def norms(self, rows: int) -> Array:
         """‖w_p‖/√D (P, g, runs) of the first P rows of each group."""
@@ -83,18 +77,14 @@ class Coordinates(eqx.Module):
 
     def gram(self) -> Array:
         """ρ (k, k, runs)."""
-        L = self.frame
-        k = range(len(L))
-        return jnp.stack(
-            [jnp.stack([total([*(L[i] * L[j])[: min(i, j) + 1]]) for j in k]) for i in k]
-        )
+        return jnp.sum(self.frame[:, None] * self.frame, axis=2)
 
     def distance(self, rows: int, targets: int) -> Array:
         """‖w_p ∓ w*_p‖²/D (g P, runs), the sign that of M_pp, without cancellation; NaN where the
         teacher has other rows."""
         Y = self.along[:rows]
         if rows != targets:
-            return jnp.full((self.groups * rows, Y.shape[-1]), jnp.nan, Y.dtype)
+            return jnp.full((Y.shape[2] * rows, Y.shape[-1]), jnp.nan, Y.dtype)
         # a difference of rows: Q - 2M + ρ would end at 1e-16
         goal = self.frame[:targets, :, None]
         sign = jnp.where(jnp.sum(Y * goal, axis=1, keepdims=True) < 0.0, -1.0, 1.0)
@@ -102,82 +92,83 @@ class Coordinates(eqx.Module):
         return jnp.moveaxis(square, 1, 0).reshape(-1, Y.shape[-1])
 
 
-# A small matrix is unrolled, entry by entry: XLA fuses these into one pass over the runs, while
-# jnp.linalg.qr calls LAPACK for each run. Longer rows stay arrays. From the fourth row on the
-# factor is a loop: fused unrolled steps are repeated for every entry. Empirical, at 1000 runs.
-_UNROLLED = 16
-_STEPS = 3
-Row = list[Array] | Array
+def coordinates_of(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
+    """Y (P, k) and Z (P, P) with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ; a fixed row that those before it span
+    has no coordinate of its own."""
+    independent = jnp.abs(jnp.diagonal(frame)) > 0.0
+    safe = frame + jnp.diag(jnp.where(independent, 0.0, 1.0))
+    Y = jax.scipy.linalg.solve_triangular(safe, M.T, lower=True)
+    Y = jnp.where(independent[:, None], Y, 0.0).T
+    return Y, triangular_root(Q - Y @ Y.T)
 
 
-def entries(row: Row) -> Row:
-    """The entries of a row (m, ..) as a list, where they are few."""
-    return list(row) if len(row) <= _UNROLLED else row
+def placed(pair: TeacherStudent, frame: Array, M: Array, Q: Array) -> Coordinates:
+    """Rows of overlaps M (g P, k) and Q (g P, g P), without an axis of runs."""
+    split = M.reshape(pair.groups, pair.rows, pair.fixed)
+    blocks = Q.reshape(pair.groups, pair.rows, pair.groups, pair.rows)
+    # rows of different groups see different tokens: nothing depends on their overlap
+    own = jnp.stack([blocks[g, :, g] for g in range(pair.groups)])
+    coordinates = jax.vmap(coordinates_of, (None, 0, 0), -1)
+    return Coordinates(frame, *coordinates(frame, split, own))
 
 
-def product(a: Row, b: Row) -> Array:
-    """Σ_i a_i b_i of two rows."""
-    if isinstance(a, list):
-        return total([x * y for x, y in zip(a, b, strict=True)])
-    return jnp.sum(a * jnp.asarray(b), axis=0)
+def contract(rows: Array, tokens: Array) -> Array:
+    """Fields (p, T, g, runs) of rows (p, m, g, runs) and tokens (m, T, g, runs) in coordinates."""
+    return jnp.sum(rows[:, :, None] * tokens, axis=1)
 
 
-def plus(a: Row, scale: Array, b: Row) -> Row:
-    """a + s b of two rows."""
-    if isinstance(a, list):
-        return [x + scale * y for x, y in zip(a, b, strict=True)]
-    return a + scale * jnp.asarray(b)
+def shifted(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
+    """N_T + U (k, T, g, runs): tokens with their means, along the fixed rows."""
+    if not pair.directions:
+        return fixed
+    means = jnp.einsum("bjr,tb->jtr", frame[pair.targets :], pair.encoding)
+    means = means.reshape(pair.fixed, 1, pair.tokens, pair.groups, -1)
+    runs = fixed.shape[-1]
+    each = fixed.reshape(pair.fixed, -1, pair.tokens, pair.groups, runs) + means
+    return each.reshape(fixed.shape)
 
 
-def times(scale: Array, row: Row) -> Row:
-    """s a of a row."""
-    return [scale * x for x in row] if isinstance(row, list) else scale * row
+def slopes(pair: TeacherStudent, hidden: Array, fields: Array, label: Array) -> Array:
+    """S (P, T, g, runs) of samples with labels' noise (noise, B, runs)."""
+    split = lambda x: x.reshape(len(x), label.shape[1], -1, x.shape[-1])
+    # samples inside, runs outside: the innermost axis of memory stays that of the runs
+    one = jax.grad(pair.sample_loss, argnums=1)
+    samples = jax.vmap(one, in_axes=1, out_axes=1)
+    every = jax.vmap(samples, in_axes=-1, out_axes=-1)
+    return every(split(hidden), split(fields), label).reshape(fields.shape)
 
 
-def factor(rows: Sequence[Row]) -> list[list[Array]]:
-    """Lower triangular Λ (n, n) with Λ Λᵀ = A Aᵀ of a matrix A (n, m) given by its rows, entries of
-    any common shape.
+# Up to so many rows the steps of `factor` are unrolled, and XLA fuses them into one pass over the
+# runs; more of them it would repeat for every entry. Empirical, at 1000 runs.
+_UNROLLED = 3
+
+
+def factor(matrix: Array) -> Array:
+    """Lower triangular Λ (n, n, ..) with Λ Λᵀ = A Aᵀ of a matrix A (n, m, ..).
 
     Modified Gram-Schmidt, whose triangular factor has the backward error of Householder's. A row in
     the span of those before it has a zero pivot, and nothing of it is subtracted from the others.
     """
-    if len(rows) > _STEPS:
-        return _factor_by_steps(jnp.stack([jnp.stack(list(row)) for row in rows]))
-    rest = list(rows)
-    zero = jnp.zeros_like(rest[0][0])
-    Lambda = [[zero] * len(rows) for _ in rows]
-    for i in range(len(rows)):
-        square = product(rest[i], rest[i])
-        nonzero = square > 0.0
-        norm = jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, square, 1.0)), 0.0)
-        Lambda[i][i] = norm
-        inverse = jnp.where(nonzero, 1.0 / jnp.where(nonzero, norm, 1.0), 0.0)
-        for j in range(i + 1, len(rows)):
-            Lambda[j][i] = product(rest[j], rest[i]) * inverse
-            rest[j] = plus(rest[j], -Lambda[j][i] * inverse, rest[i])
-    return Lambda
-
-
-def _factor_by_steps(matrix: Array) -> list[list[Array]]:
-    """`factor` of a matrix (n, m, ..), one step a pass of a loop."""
     n = len(matrix)
     below = jnp.arange(n).reshape(-1, *[1] * (matrix.ndim - 2))
 
     def step(i: int | Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         rest, Lambda = state
-        pivot = rest[i]
-        square = jnp.sum(pivot**2, axis=0)
+        square = jnp.sum(rest[i] ** 2, axis=0)
         nonzero = square > 0.0
         norm = jnp.sqrt(jnp.where(nonzero, square, 1.0))
         inverse = jnp.where(nonzero, 1.0 / norm, 0.0)
-        column = jnp.where(below > i, jnp.sum(rest * pivot, axis=1) * inverse, 0.0)
-        rest = rest - (column * inverse)[:, None] * pivot
+        column = jnp.where(below > i, jnp.sum(rest * rest[i], axis=1) * inverse, 0.0)
+        rest = rest - (column * inverse)[:, None] * rest[i]
         column = column.at[i].set(jnp.where(nonzero, norm, 0.0))
         return rest, Lambda.at[:, i].set(column)
 
-    empty = jnp.zeros((n, n, *matrix.shape[2:]), matrix.dtype)
-    _, Lambda = lax.fori_loop(0, n, step, (matrix, empty))
-    return [list(row) for row in Lambda]
+    state = matrix, jnp.zeros((n, n, *matrix.shape[2:]), matrix.dtype)
+    if n > _UNROLLED:
+        return lax.fori_loop(0, n, step, state)[1]
+    for i in range(n):
+        state = step(i, state)
+    return state[1]
 
 
 def rows_of(matrix: Array) -> Array:

@@ -31,15 +31,13 @@ from jaxsmi.core import validate
 from jaxsmi.core.functions import as_module
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import POSITIVE, check
-from jaxsmi.models.hermite_series import HermiteSeries
-from jaxsmi.models.index import IndexModel
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher
-from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
+from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.quadrature import hermite_polynomials
+from jaxsmi.sgd.averages import sizes_of
 from jaxsmi.sgd.grid import MAX_TOKENS
-from jaxsmi.sgd.hermite import coefficients, grid_coefficients, multi_indices, square
-from jaxsmi.sgd.landscape import has_second_moment
+from jaxsmi.sgd.hermite import coefficients, multi_indices, second_moment, terms
 
 __all__ = ["Expansion", "Exponents", "exponents", "sampled_expansion"]
 
@@ -53,6 +51,7 @@ _CHUNK = 2**10  # points whose Hermite polynomials lie in memory together
 _RISK = 1e-3  # of one coefficient or more that is zero and taken for one that is not
 _SURE = 3.0  # differences of two grids: the error of the better one is smaller by far
 _DIRECTIONS = 6  # t of e^{i t·y}: an accidental zero along all of them has probability zero
+_FUNCTION = "a JAX function of the fields (L,)"
 _CONSTANT = 1e-12  # of the second moment: a function without variance, but for rounding
 
 _Function = Callable[[Array], Array]
@@ -209,30 +208,26 @@ def exponents(
     flag = validate.flag("generative", generative)
     part = float(validate.number("tolerance", tolerance, POSITIVE))
     key = jax.random.key(0) if key is None else validate.key("key", key)
-    settings = Averages() if averages is None else averages
-    validate.instance("averages", settings, Averages, "a smi.Averages")
-    size, nets = settings.sizes(_POINTS, _NETS)
+    sizes = sizes_of(averages, _POINTS, _NETS)
     usual = _DEGREES.get(L) or _affordable(L, _USUAL_INDICES)
     check(usual > 0, "model", f"{L} fields", "a link of fewer fields")
-    most = None if L <= MAX_TOKENS else _affordable(L, _MOST_INDICES)
     highest = validate.count("degree", usual if degree is None else degree)
-    check(most is None or highest <= most, "degree", highest, f"1 to {most}, of {L} fields")
+    most = np.inf if L <= MAX_TOKENS else _affordable(L, _MOST_INDICES)
+    check(highest <= most, "degree", highest, f"1 to {most}, of {L} fields")
     if flag:
         link, key = _functions_of(link, L), jax.random.fold_in(key, 1)
-    other = None
+    links = [link]
     if student is not None:
-        other = as_module(validate.function("student", student, "a function of the fields"))
-        shapes = [
-            validate.call_user_function(
-                name, jax.eval_shape, "a function of the fields", f, jnp.linspace(0.3, 0.7, L)
-            ).shape
-            for name, f in (("model", link), ("student", other))
-        ]
-        check(shapes[0] == shapes[1], "student", f"answers of shape {shapes[1]}", f"{shapes[0]}")
-    points = (key, power_of_two(size), nets)
-    g = _expansion(link, L, highest, points)
-    F = None if other is None else _expansion(other, L, highest, points)
-    return _found(g, F, rows, tokens, part)
+        links.append(as_module(validate.function("student", student, _FUNCTION)))
+    shapes = [
+        validate.call_user_function(
+            name, jax.eval_shape, _FUNCTION, f, jnp.linspace(0.3, 0.7, L)
+        ).shape
+        for name, f in zip(("model", "student"), links, strict=False)
+    ]
+    check(shapes[0] == shapes[-1], "student", f"answers of shape {shapes[-1]}", f"{shapes[0]}")
+    g, *rest = [_expansion(f, L, highest, key, *sizes) for f in links]
+    return _found(g, rest[0] if rest else None, rows, tokens, part)
 
 
 def _found(
@@ -277,52 +272,30 @@ def _levels(a: Expansion, b: Expansion) -> tuple[np.ndarray, np.ndarray]:
         [x[..., totals == k, :].sum(axis=(-2, -1)) for k in range(totals.max() + 1)]
     )
     if not a.sampled:
-        value = by_order(a.value * b.value)
         squares = [by_order(x**2) for x in (a.value, a.stderr, b.value, b.stderr)]
         x, dx, y, dy = map(np.sqrt, squares)  # Cauchy and Schwarz, of the two differences
-        return value, x * dy + dx * y + dx * dy
+        return by_order(a.value * b.value), x * dy + dx * y + dx * dy
     # shared noise of one net would bias a square: products of different nets alone
     R = len(a.each)
-    cross = by_order(a.each.sum(axis=0) * b.each.sum(axis=0) - (a.each * b.each).sum(axis=0))
-    rest = [
-        by_order((a.each.sum(axis=0) - x) * (b.each.sum(axis=0) - y))
-        - by_order((a.each * b.each).sum(axis=0) - x * y)
-        for x, y in zip(a.each, b.each, strict=True)
-    ]
-    without = np.array(rest) / ((R - 1) * (R - 2))
-    jackknife = (R - 1) / R * np.sum((without - without.mean(axis=0)) ** 2, axis=0)
-    return cross / (R * (R - 1)), np.sqrt(jackknife)
+    x, y, own = a.each.sum(axis=0), b.each.sum(axis=0), a.each * b.each
+    value = by_order(x * y - own.sum(axis=0)) / (R * (R - 1))
+    without = by_order((x - a.each) * (y - b.each) - (own.sum(axis=0) - own))
+    without = without / ((R - 1) * (R - 2))
+    # the jackknife, since pairs of nets share nets
+    return value, np.std(without, axis=1) * np.sqrt(R - 1)
 
 
 def _link_of(model: AbstractTeacher | _Function, length: int | None) -> tuple[_Function, int, int]:
     """Labels (or probabilities of their outcomes) as a function of the fields (P·M,), P and M."""
-    if not isinstance(model, AbstractTeacher) and length is not None:
-        allowed = "an index model, or a JAX function of the fields (L,)"
-        L = validate.count("length", length)
-        # a model of it: its target is validated there
-        return (
-            SequenceSingleIndex(validate.function("model", model, allowed), L, model).target,
-            1,
-            L,
-        )
-    check(length is None, "length", length, "None: that of the model")
-    if isinstance(model, SequenceSingleIndex):
-        return model.target, 1, model.length
-    law = validate.instance(
-        "model", model, IndexModel, "an index model, or a function and its length"
-    )
-    shape = (law.indices, law.tokens)
-    channel = law.channel
-    outcomes = channel.outcomes
-    if outcomes is None or not channel.noise_size:
-        return lambda z: jnp.ravel(channel.link(z.reshape(shape))), *shape
-    V = 1e-8 * jnp.eye(shape[0])  # a channel smooths labels by V: nearly nothing
-
-    def odds(z: Array) -> Array:
-        omega = jnp.broadcast_to(z.reshape(shape), (len(outcomes), *shape))
-        return jnp.exp(channel.respond(channel.statistic(outcomes), omega, V).log_partition)
-
-    return odds, *shape
+    if length is None:
+        allowed = "an index model, or a function and its length"
+        return validate.instance("model", model, AbstractTeacher, allowed).link_of_fields()
+    allowed = f"{_FUNCTION}, or a model, without a length of its own"
+    function = validate.function("model", model, allowed)
+    # a model of it: its target is validated there
+    return SequenceSingleIndex(
+        function, validate.count("length", length), function
+    ).link_of_fields()
 
 
 def _functions_of(link: _Function, length: int) -> _Function:
@@ -370,44 +343,30 @@ def _affordable(length: int, most: int) -> int:
 
 
 def _expansion(
-    function: _Function, length: int, order: int, points: tuple[PRNGKeyArray, int, int]
+    function: _Function, length: int, order: int, key: PRNGKeyArray, size: int, nets: int
 ) -> Expansion:
+    series = terms(function)
     if length <= MAX_TOKENS:
-        found = _on_grids(function, length, order)
+        moment = second_moment(function, length)
+        exists = np.isfinite(moment)
+        check(exists, "model", "a link without a second moment", "one of finite second moment")
+        orders = _orders(length, order)
+        each = [np.asarray(coefficients(function, length, order, s)) for s in (0.0, 0.5)]
+        found = Expansion(orders, np.stack([x[tuple(orders.T)] for x in each]), moment, False)
         # 81³ or 61⁴ nodes miss jumps by .1, where random points err by the root of their number
-        size = points[1]
         if length <= 2 or np.max(found.stderr) <= (found.moment / size) ** 0.5:
             return found
-    if isinstance(function, HermiteSeries):
-        return _of_series(function)
-    return sampled_expansion(function, length, order, *points)
+    if series is None:
+        return sampled_expansion(function, length, order, key, size, nets)
+    # nothing is integrated, and of many fields the terms alone are listed, that of the mean first
+    series = {(0,) * length: 0.0} | series
+    width = max(map(np.size, series.values()))
+    values = np.stack([np.broadcast_to(np.ravel(x), (width,)) for x in series.values()])
+    return Expansion(np.array(list(series)), values[None], float(np.sum(values**2)), False)
 
 
 def _orders(length: int, order: int) -> np.ndarray:
     return np.array([n for k in range(order + 1) for n in multi_indices(length, k)])
-
-
-def _on_grids(function: _Function, length: int, order: int) -> Expansion:
-    series = isinstance(function, HermiteSeries)
-    exists = series or has_second_moment(function, length)
-    check(exists, "model", "a link without a second moment", "one of finite second moment")
-    orders = _orders(length, order)
-    each = [np.asarray(coefficients(function, length, order, s)) for s in (0.0, 0.5)]
-    if series:
-        moment = float(np.sum(_of_series(function).value ** 2))
-    else:
-        moment = float(grid_coefficients(square(function), length, 0).ravel()[0])
-    return Expansion(orders, np.stack([x[tuple(orders.T)] for x in each]), moment, False)
-
-
-def _of_series(series: HermiteSeries) -> Expansion:
-    """Nothing is integrated, and of many fields the terms alone are listed."""
-    terms: dict[tuple[int, ...], np.ndarray] = {(0,) * series.length: np.zeros(1)}
-    for n, value in zip(series.degrees, np.asarray(series.orthonormal), strict=True):
-        terms[n] = terms.get(n, 0.0) + np.ravel(value)
-    width = max(map(np.size, terms.values()))
-    values = np.stack([np.broadcast_to(x, (width,)) for x in terms.values()])
-    return Expansion(np.array(list(terms)), values[None], float(np.sum(values**2)), False)
 
 
 def sampled_expansion(

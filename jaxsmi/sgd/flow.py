@@ -166,11 +166,6 @@ class _Equation(eqx.Module):
         per_time = decay / jnp.where(kappa > 0.0, kappa, 1.0)
         return cls(law, pair, gram, point, kappa, per_time, rtol, noisy, projected, max_steps)
 
-    def drift(self, x: Point) -> Point:
-        """dM/dt and dQ/dt."""
-        moments = self.averages.at(x.M, x.Q, self.noisy)
-        return velocity(moments, x, self.kappa, self.decay, self.projected)
-
     def agreement(self, x: Point) -> Array:
         """Cosines, up to the symmetries of the model."""
         return self.pair.agreement(x.M, x.Q, self.gram)
@@ -190,8 +185,13 @@ class _Equation(eqx.Module):
         safe = jax.tree.map(lambda x: jnp.where(jnp.isnan(x), 0.0, x), numbers)
         where = lambda e: (e.averages, e.start, e.kappa, e.decay)
         equation = eqx.tree_at(where, self, (averages, *safe))
+
+        def drift(t: Array, x: Point, args: _Equation) -> Point:
+            moments = args.averages.at(x.M, x.Q, args.noisy)
+            return velocity(moments, x, args.kappa, args.decay, args.projected)
+
         return diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, x, equation: equation.drift(x)),
+            diffrax.ODETerm(drift),
             diffrax.Tsit5(),
             t0=jnp.zeros_like(last),
             t1=last,

@@ -27,36 +27,27 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import POSITIVE, check
-from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.sequence_single_index import SequenceLoss
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.sgd.averages import (
     AbstractAverages,
-    GridAverages,
     Moments,
     averages_of,
     spread,
 )
 from jaxsmi.sgd.grid import MAX_TOKENS
-from jaxsmi.sgd.hermite import coefficients, grid_coefficients, multi_indices, square
+from jaxsmi.sgd.hermite import coefficients, multi_indices, second_moment, square
 from jaxsmi.sgd.problem import Initial, Point, check_gradient, gram_of, pair_of, point_of
 
-__all__ = ["Flatness", "averages", "flatness", "has_second_moment", "hessian", "risk"]
+__all__ = ["Flatness", "averages", "flatness", "hessian", "risk"]
 
 _USUAL = 2**18, 16  # points of all nets, and nets: errors of 1e-4 of the risk of attention
+_ROUNDING = 1e3  # machine epsilons of the risk: a sum over 1e4 nodes loses less
 _DIRECTIONS = 4096  # random ones for the escape: within 2 degrees of any in three dimensions
-
-
-class _Place(NamedTuple):
-    """Averages of a call, and where they are taken."""
-
-    pair: TeacherStudent
-    law: AbstractAverages
-    point: Point
 
 
 def _place(
@@ -66,14 +57,15 @@ def _place(
     loss: Callable[[Array, Array], Array] | None,
     key: PRNGKeyArray | None,
     settings: Averages | None,
-) -> _Place:
+) -> tuple[TeacherStudent, AbstractAverages, Point]:
+    """Teacher and student of a call, their averages, and where these are taken."""
     pair = pair_of(model, student, loss)
     initial = Initial.of(overlaps)
     gram = gram_of(pair, initial.teacher)
     point = point_of(pair, gram, initial.student)
     law = averages_of(pair, gram, key, settings, _USUAL)
     check_gradient(pair)
-    return _Place(pair, law, point)
+    return pair, law, point
 
 
 def risk(
@@ -125,9 +117,9 @@ def risk(
     Source:
         [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
     """
-    place = _place(model, overlaps, student, loss, key, averages)
-    values, rounding = _risk(place.law, place.point)
-    check(_has_risk(place), "target", "a function without a second moment", "one that has it")
+    _, law, point = _place(model, overlaps, student, loss, key, averages)
+    values, rounding = _risk(law, point)
+    check(law.exists(), "target", "a function without a second moment", "one that has it")
     return Estimate(jnp.mean(values), spread(values) + rounding)
 
 
@@ -135,25 +127,6 @@ def risk(
 def _risk(law: AbstractAverages, point: Point) -> tuple[Array, Array]:
     values = law.over_nets(lambda net: net.risk(*point))
     return values, jax.lax.stop_gradient(law.rounding(*point))
-
-
-def _has_risk(place: _Place) -> bool:
-    """The risk exists, as far as the grid on which it is taken can tell."""
-    loss = place.pair.sample_loss
-    if not isinstance(place.law, GridAverages) or not concrete(place):
-        return True
-    return isinstance(loss.target, HermiteSeries) or has_second_moment(
-        loss.target, place.pair.tokens
-    )
-
-
-def has_second_moment(function: Callable[[Array], Array], length: int) -> bool:
-    """E‖f‖² converges on the grid: of a divergent integral most lies at its end."""
-    whole, inner = (
-        float(grid_coefficients(square(function), length, 0, part=part).ravel()[0])
-        for part in (1.0, 0.95)  # the last twentieth holds 1e-12 of a Gaussian
-    )
-    return bool(np.isfinite(whole)) and whole - inner <= 1e-3 * whole
 
 
 def averages(
@@ -204,8 +177,8 @@ def averages(
     Source:
         [theory: online-sgd, Eqs. (13), (14), (17), (63)].
     """
-    place = _place(model, overlaps, student, loss, key, averages)
-    found = _averages(place.law, place.point)
+    _, law, point = _place(model, overlaps, student, loss, key, averages)
+    found = _averages(law, point)
     mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), found)
     return mean, jax.tree.map(spread, found)
 
@@ -250,9 +223,9 @@ def hessian(
     Source:
         [theory: online-sgd, Eqs. (12), (24)].
     """
-    place = _place(model, overlaps, None, None, key, averages)
-    check(place.pair.spherical, "model", model, "a SequenceSingleIndex")
-    return _hessian(place.law, place.point)
+    pair, law, point = _place(model, overlaps, None, None, key, averages)
+    check(pair.spherical, "model", model, "a SequenceSingleIndex")
+    return _hessian(law, point)
 
 
 @eqx.filter_jit
@@ -321,32 +294,26 @@ def flatness(model: AbstractTeacher, order: int = 6, tolerance: float = 1e-10) -
         [ALSKZ25]; [theory: online-sgd, Eqs. (23) to (25)].
     """
     pair = pair_of(model)
-    loss = pair.sample_loss
+    loss = pair.squared
     allowed = f"a SequenceSingleIndex of one direction and 1 to {MAX_TOKENS} tokens, squared loss"
-    if not isinstance(loss, SequenceLoss) or loss.loss != "squared" or not pair.tied:
+    if loss is None or not pair.tied:
         raise ValueError(f"model: got {type(model).__name__}; allowed: {allowed}.")
     check(pair.tokens <= MAX_TOKENS, "model", f"{pair.tokens} tokens", allowed)
     order = validate.count("order", order)
     part = float(validate.number("tolerance", tolerance, POSITIVE))
     # rounding of the coefficients of an integral, in the precision of the moment
-    part = max(part, 1e3 * float(jnp.finfo(theory_dtype()).eps))
-    moments = [
-        float(jnp.sum(coefficients(f, pair.tokens, max(map(max, f.degrees))) ** 2))
-        if isinstance(f, HermiteSeries)
-        else float(grid_coefficients(square(f), pair.tokens, 0).ravel()[0])
-        for f in (loss.target, loss.student)
-    ]
+    part = max(part, _ROUNDING * float(jnp.finfo(theory_dtype()).eps))
+    moments = [second_moment(f, pair.tokens) for f in (loss.target, loss.student)]
     small = part * float(loss.factor) * sum(moments)
     series = _series(loss, np.asarray(pair.encoding, float), order)
     series = {n: value for n, value in series.items() if abs(value) > small}
-    lowest = min((sum(n) for n in series), default=np.inf)
+    lowest = min(map(sum, series), default=np.inf)
     rays = _rays(series, pair.fixed, small)
     level = np.ones(len(rays), bool)  # rays along which all lower orders vanish
     for k in range(1, order + 1):
-        of_order = [(n, value) for n, value in series.items() if sum(n) == k]
-        terms = sum(
-            (value * np.prod(rays**n, axis=1) for n, value in of_order), np.zeros(len(rays))
-        )
+        terms = np.zeros(len(rays))
+        for n, value in series.items():
+            terms += value * np.prod(rays**n, axis=1) if sum(n) == k else 0.0
         down = np.where(level, terms, 0.0)
         if down.min() < -small:
             return Flatness(lowest, k, rays[np.argmin(down)], series)
@@ -358,26 +325,26 @@ def _series(loss: SequenceLoss, encoding: np.ndarray, order: int) -> dict[tuple[
     """Coefficients of the risk by exponents of (m, e_1..e_K); `encoding` is C (L, K)."""
     L, K = encoding.shape
     g, F = (np.asarray(coefficients(f, L, order)) for f in (loss.target, loss.student))
-    squares = np.asarray(coefficients(square(loss.student), L, order))[..., 0] if K else None
-    factorials = lambda n: float(prod(factorial(k) for k in n))
+    squares = np.asarray(coefficients(square(loss.student), L, order))[..., 0]
+    factorials = lambda n: float(prod(map(factorial, n)))
     series: dict[tuple[int, ...], float] = defaultdict(float)
     for total, j in itertools.product(range(1, order + 1), range(order + 1)):
-        if j > total or (j < total and not K):
+        shifts = total - j
+        if shifts < 0 or (shifts > 0 and not K):
             continue
-        for alpha in multi_indices(L, total - j):
-            value = 0.0
+        for alpha in multi_indices(L, shifts):
+            # without m the first sum is that of E‖F‖²
+            value = float(squares[alpha]) / np.sqrt(factorials(alpha)) if j == 0 else 0.0
             for n in multi_indices(L, j):
-                both = tuple(a + b for a, b in zip(n, alpha, strict=True))
+                both = tuple(np.add(n, alpha))
                 size = np.sqrt(factorials(both) / factorials(n)) / factorials(alpha)
                 value -= 2.0 * size * float(g[n] @ F[both])
-            if j == 0 and squares is not None:
-                value += float(squares[alpha]) / np.sqrt(factorials(alpha))
             # ε^α = Π_l (Σ_k C_lk e_k)^{α_l}, multiplied out: one k for each factor
             rows = [l for l, power in enumerate(alpha) for _ in range(power)]
-            for columns in itertools.product(range(K), repeat=len(rows)):
-                weight = prod(encoding[l, k] for l, k in zip(rows, columns, strict=True))
+            for columns in itertools.product(range(K), repeat=shifts):
                 powers = (j, *(columns.count(k) for k in range(K)))
-                series[powers] += float(loss.factor) * value * float(weight)
+                weight = float(loss.factor) * float(np.prod(encoding[rows, columns]))
+                series[powers] += weight * value
     return dict(series)
 
 
@@ -386,14 +353,15 @@ def _rays(series: dict[tuple[int, ...], float], size: int, small: float) -> np.n
     hessian = np.zeros((size, size))
     for n, value in series.items():
         if sum(n) == 2:
-            i, j = (k for k, power in enumerate(n) for _ in range(power))
+            i, j = np.repeat(np.arange(size), n)
             hessian[i, j] = hessian[j, i] = value * (2.0 if i == j else 1.0)
     curvature, axes = np.linalg.eigh(hessian)
     null = axes[:, np.abs(curvature) <= small]
     inside = null if null.shape[1] else axes
     normal = np.random.default_rng(0).standard_normal((_DIRECTIONS, inside.shape[1]))
     pairs = [s * a + b for a, b in itertools.combinations(np.eye(size), 2) for s in (1, -1)]
-    sums = np.array(pairs).reshape(-1, size)
+    sums = np.reshape(pairs, (-1, size))
+    # a quartic that is negative between two axes alone escapes their sums only
     rays = np.concatenate([np.eye(size), axes.T, inside.T, sums, normal @ inside.T])
     rays = np.concatenate([rays, -rays])
     return rays / np.linalg.norm(rays, axis=1, keepdims=True)

@@ -19,6 +19,7 @@ from jaxsmi.descent.options import Gradient, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.triangular import triangular_root
+from jaxsmi.sgd.coordinates import coordinates_of
 
 _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
@@ -27,6 +28,7 @@ _MODEL = (
 _LOSS = "a JAX function of (prediction, label) that returns one number"
 # Overlaps of a user come from averages or other runs: symmetric and positive to single precision.
 _ROUNDING = 1e-9
+_EXACT = 1e-12  # a Gram matrix of the teacher is written down, or computed in double precision
 
 
 class Point(NamedTuple):
@@ -184,14 +186,24 @@ def _sloped(pair: TeacherStudent, hidden: Array, fields: Array) -> Array:
 def is_even(pair: TeacherStudent, argument: int) -> bool:
     """The loss is even in every row of z* (argument 0) or z (1), at one point without symmetry."""
     with jax.ensure_compile_time_eval():
-        hidden, fields = (x[0] for x in _probe(pair, 1))
-        loss = lambda a, b: pair.sample_loss(a, b, jnp.zeros(pair.noise_size))
-        rows = (hidden, fields)[argument]
-        for flip in 1.0 - 2.0 * jnp.eye(len(rows))[:, :, None]:
-            a, b = (hidden * flip, fields) if argument == 0 else (hidden, fields * flip)
-            if not jnp.allclose(loss(a, b), loss(hidden, fields)):
-                return False
-    return True
+        point = [x[0] for x in _probe(pair, 1)]
+        loss = lambda point: pair.sample_loss(*point, jnp.zeros(pair.noise_size))
+        values = []
+        for row in range(len(point[argument])):
+            flipped = list(point)
+            flipped[argument] = point[argument].at[row].multiply(-1.0)
+            values.append(loss(flipped))
+        return bool(jnp.allclose(jnp.stack(values), loss(point)))
+
+
+def check_silent(pair: TeacherStudent) -> None:
+    """Raise a ValueError for labels with noise: their loss is not zero at perfect recovery."""
+    if not concrete(pair):
+        return
+    with jax.ensure_compile_time_eval():
+        z = _probe(pair, 1)[1][0]
+        silent = bool(pair.sample_loss(z, z, jnp.ones(pair.noise_size)) == 0.0)
+    check(silent, "model", "labels with noise", "one with noiseless labels")
 
 
 def check_moving(pair: TeacherStudent, M: Array) -> None:
@@ -201,23 +213,28 @@ def check_moving(pair: TeacherStudent, M: Array) -> None:
         check(not is_even(pair, 1), "M", M, allowed)
 
 
+def _semidefinite(name: str, value: object, size: int, rounding: float, beside: str = "") -> Array:
+    """A symmetric matrix without negative eigenvalues, to rounding; NaN where it is traced and is
+    none."""
+    allowed = f"a symmetric positive semi-definite matrix of shape ({size}, {size}){beside}"
+    x = validate.array(name, value, allowed)
+    check(x.size == size * size, name, value, allowed)
+    x = x.reshape(size, size)
+    largest = jnp.max(jnp.abs(x))
+    even = jnp.max(jnp.abs(x - x.T)) <= rounding * largest
+    fits = even & (jnp.linalg.eigvalsh(symmetric(x))[0] >= -rounding * largest)
+    check(fits, name, value, allowed)
+    return _nan_unless(x, fits)
+
+
 def gram_of(pair: TeacherStudent, teacher: object) -> Array:
     """The Gram matrix ρ (k, k) of the fixed rows: the expected one, or that of a call."""
     words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
     if teacher is None or isinstance(teacher, str):
         check(teacher in (None, "iid", "orthonormal"), "teacher", teacher, words)
         return pair.gram
-    k = pair.fixed
-    allowed = f"a symmetric positive semi-definite ρ of shape ({k}, {k})"
-    rho = validate.array("teacher", teacher, allowed)
-    allowed += ", that of one direction of norm one" if pair.spherical else ""
-    check(rho.size == k * k and not pair.spherical, "teacher", teacher, allowed)
-    rho = rho.reshape(k, k)
-    size = jnp.max(jnp.abs(rho))
-    even = jnp.max(jnp.abs(rho - rho.T)) <= 1e-12 * size
-    definite = jnp.linalg.eigvalsh(symmetric(rho))[0] >= -1e-12 * size
-    check(even & definite, "teacher", teacher, allowed)
-    return _nan_unless(rho, even & definite)
+    check(not pair.spherical, "teacher", teacher, "None: the direction has norm one")
+    return _semidefinite("teacher", teacher, pair.fixed, _EXACT)
 
 
 def point_of(pair: TeacherStudent, gram: Array, value: Any) -> Point:
@@ -262,24 +279,8 @@ def _pair_of_arrays(pair: TeacherStudent, value: Any) -> Point:
     M = M.reshape(rows, -1)
     # without columns for the directions of the inputs: none of them is learned
     M = jnp.pad(M, ((0, 0), (0, k - M.shape[1])))
-    allowed = f"a symmetric positive semi-definite Q of shape ({rows}, {rows})"
-    Q = validate.array("Q", value[1], allowed)
-    check(Q.size == rows * rows, "Q", value[1], allowed)
-    Q = Q.reshape(rows, rows)
-    even = jnp.max(jnp.abs(Q - Q.T)) <= _ROUNDING * jnp.max(jnp.abs(Q))
-    check(even, "Q", value[1], allowed)
-    return Point(M, _nan_unless(Q, even))
+    return Point(M, _semidefinite("Q", value[1], rows, _ROUNDING))
 
 
 def _nan_unless(x: Array, condition: Array) -> Array:
     return x if concrete(condition) else jnp.where(condition, x, jnp.nan)
-
-
-def coordinates_of(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
-    """Y (P, k) and Z (P, P) with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ; a fixed row that those before it span
-    has no coordinate of its own."""
-    independent = jnp.abs(jnp.diagonal(frame)) > 0.0
-    safe = frame + jnp.diag(jnp.where(independent, 0.0, 1.0))
-    Y = jax.scipy.linalg.solve_triangular(safe, M.T, lower=True)
-    Y = jnp.where(independent[:, None], Y, 0.0).T
-    return Y, triangular_root(Q - Y @ Y.T)

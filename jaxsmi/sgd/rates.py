@@ -38,11 +38,10 @@ from jaxsmi.models.index import IndexModel
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
-from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd import landscape
-from jaxsmi.sgd.averages import net_averages, spread
-from jaxsmi.sgd.problem import check_gradient, is_even, pair_of
+from jaxsmi.sgd.averages import net_averages, sizes_of, spread
+from jaxsmi.sgd.problem import check_gradient, check_silent, is_even, pair_of
 
 __all__ = ["Rates", "RatesErrors", "maximal_rate", "rates"]
 
@@ -154,7 +153,7 @@ def rates(
     check(not pair.directions, "model", title(teacher), allowed)
     learner = validate.instance("student", student or model, IndexModel, allowed)
     key = validate.key("key", key)
-    size, nets = _sizes(averages, _USUAL)
+    size, nets = sizes_of(averages, *_USUAL)
     diagonal = lambda x: (
         jnp.max(jnp.abs(x - jnp.diag(jnp.diagonal(x)))) <= _ROUNDING * jnp.max(jnp.abs(x))
     )
@@ -177,13 +176,6 @@ def rates(
     found = _rates(pair, (learner, teacher), safe, key, size, nets)
     signal, pull, noise = (jnp.where(valid, jnp.mean(x, axis=0), jnp.nan) for x in found)
     return Rates(signal, pull, noise, Q, RatesErrors(*map(spread, found)))
-
-
-def _sizes(averages: Averages | None, usual: tuple[int, int]) -> tuple[int, int]:
-    """Points of each net, a power of two, and nets."""
-    averages = Averages() if averages is None else averages
-    size, nets = validate.instance("averages", averages, Averages, "a smi.Averages").sizes(*usual)
-    return power_of_two(size), nets
 
 
 @eqx.filter_jit
@@ -282,22 +274,11 @@ def maximal_rate(
         V = landscape.averages(model, 0.0, key=key, averages=averages)[0].square[0, 0]
         return Estimate(jnp.maximum(-2.0 * lowest, 0.0) / V, jnp.zeros(()))
     key = validate.key("key", key)
-    size, nets = _sizes(averages, _USUAL_RECOVERY)
-    _check_silent(pair)
+    size, nets = sizes_of(averages, *_USUAL_RECOVERY)
+    check_silent(pair)
     check_gradient(pair)
     values = _recovery_rates(pair, key, size, nets)
     return Estimate(jnp.mean(values), spread(values))
-
-
-def _check_silent(pair: TeacherStudent) -> None:
-    """Raise a ValueError for labels with noise: their loss is not zero at perfect recovery."""
-    if not concrete(pair):
-        return
-    with jax.ensure_compile_time_eval():
-        tokens = pair.tokens * pair.groups
-        z = jnp.cos(1.0 + 2.4 * jnp.arange(float(pair.rows * tokens))).reshape(-1, tokens)
-        silent = bool(pair.sample_loss(z, z, jnp.ones(pair.noise_size)) == 0.0)
-    check(silent, "model", "labels with noise", "one with noiseless labels")
 
 
 @eqx.filter_jit

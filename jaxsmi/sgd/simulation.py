@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -169,8 +166,22 @@ def simulate(
     # D is an array wherever a drawn teacher allows it: another one compiles nothing
     size = dimension if pair.sized else jnp.asarray(dimension)
     begin = eqx.filter_jit(begun)(pair, beginning, keys, size, update.projected, update.moving)
-    setting = Setting(update, dimension, steps, every, monitor.progress)
-    runs = _runs(setting, begin, keys)
+    parts = []
+    for first in range(0, len(keys), _TOGETHER):
+        own = slice(first, first + _TOGETHER)
+        chain = OverlapChain.of(
+            update, dimension, steps, jax.tree.map(lambda x, own=own: x[..., own], begin)
+        )
+        label = "SGD" if monitor.progress else None
+        parts.append(_together(chain, keys[own], steps, every, label))
+    each = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    runs = Simulation(
+        **each,
+        step=jnp.minimum(jnp.arange(each["cosine"].shape[1]) * every, steps),
+        kappa=update.kappa,
+        dimension=dimension,
+        batch_size=update.batch,
+    )
     # parts of the start and the rule that were out of range inside jit are NaN
     valid = validate.valid((rule, monitor, beginning))
     numbers = lambda r: (r.teacher_overlap, r.overlap, r.cosine, r.distance, r.end, r.final)
@@ -222,71 +233,47 @@ def _steps(alpha: float, batch: int, dimension: int) -> int:
     return steps
 
 
-class Setting(NamedTuple):
-    """Shared by all runs: D, steps (batches) at most, and the steps between two records."""
-
-    update: Update
-    dimension: int
-    steps: int
-    every: int
-    progress: bool
-
-
-def _runs(setting: Setting, start: Coordinates, keys: PRNGKeyArray) -> Simulation:
-    parts = []
-    for first in range(0, len(keys), _TOGETHER):
-        cut = slice(first, first + _TOGETHER)
-        begin = jax.tree.map(lambda x, cut=cut: x[..., cut], start)
-        parts.append(_together(setting, begin, keys[cut]))
-    return parts[0] if len(parts) == 1 else _joined(parts)
-
-
-def _together(setting: Setting, start: Coordinates, keys: PRNGKeyArray) -> Simulation:
-    """Runs whose random numbers lie in memory together."""
-    chain = OverlapChain.of(setting.update, setting.dimension, setting.steps, start)
-    records = -(-setting.steps // setting.every)  # after that of the start; the last may be early
-    blocks = Blocks(chain, keys, jnp.asarray(setting.every), records)
-    run = run_solver(
-        blocks,
-        init_run(blocks, 0),  # compiled: the numbers of the first block are not drawn for it
-        -(-setting.steps // chain.block),
-        label="SGD" if setting.progress else None,
-        unit=chain.block * len(keys),
-    ).state
+def _together(
+    chain: OverlapChain, keys: PRNGKeyArray, steps: int, every: int, label: str | None
+) -> dict[str, Array]:
+    """Runs whose random numbers lie in memory together: the arrays with an axis of runs."""
+    update = chain.rule
+    records = -(-steps // every)  # after that of the start; the last may be early
+    blocks = Blocks(chain, keys, jnp.asarray(every), records)
+    # compiled: the numbers of the first block are not drawn for it
+    start = init_run(blocks, 0)
+    unit = chain.block * len(keys)
+    run = run_solver(blocks, start, -(-steps // chain.block), label=label, unit=unit).state
     state, history = run.state, run.history
-    P = setting.update.pair.rows
-    if setting.steps % setting.every:
+    P = update.pair.rows
+    if steps % every:
         last = chain.observe(state, chain.limit)
         history = {name: past.at[-1].set(last[name]) for name, past in history.items()}
-    frames = lambda Y, Z: Coordinates(start.frame, Y, Z)
+    frames = lambda Y, Z: Coordinates(chain.start.frame, Y, Z)
     positions = jax.vmap(frames)(history["along"], history["across"])
     end = frames(state.along[:P], state.across[:P])
     # the end beside the records: a run may stop between two of them
     everything = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), positions, end)
     front = lambda x: jnp.moveaxis(x, -1, 0)
-    M, Q, cosine, distance = map(front, _measured(setting.update, everything))
+    M, Q, cosine, distance = map(front, _measured(update, everything))
     size = jnp.diagonal(Q, axis1=-2, axis2=-1)
     first = jnp.maximum(size[:, 0], 1.0)
     # without a target every run ends as it was asked to
-    unmet = jnp.where(jnp.isinf(setting.update.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))
+    unmet = jnp.where(jnp.isinf(update.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))
     result = jnp.where(state.result == RUNNING, unmet, state.result)
     grown = jnp.any(size[:, -1] > _GROWTH**2 * first, axis=-1) & (result != Result.NONFINITE)
-    return Simulation(
-        step=jnp.minimum(jnp.arange(records + 1) * setting.every, setting.steps),
-        teacher_overlap=M[:, :-1],
-        overlap=Q[:, :-1],
-        gram=front(end.gram()),
-        cosine=cosine[:, :-1],
-        distance=distance[:, :-1],
-        end=M[:, -1],
-        final=cosine[:, -1],
-        steps=state.steps,
-        reached=front(state.reached),
-        result=jnp.where(grown, int(Result.DIVERGED), result),
-        kappa=setting.update.kappa,
-        dimension=setting.dimension,
-        batch_size=setting.update.batch,
-    )
+    return {
+        "teacher_overlap": M[:, :-1],
+        "overlap": Q[:, :-1],
+        "gram": front(end.gram()),
+        "cosine": cosine[:, :-1],
+        "distance": distance[:, :-1],
+        "end": M[:, -1],
+        "final": cosine[:, -1],
+        "steps": state.steps,
+        "reached": front(state.reached),
+        "result": jnp.where(grown, int(Result.DIVERGED), result),
+    }
 
 
 @eqx.filter_jit
@@ -299,12 +286,3 @@ def _measured(update: Update, positions: Coordinates) -> tuple[Array, Array, Arr
         return x.teacher_overlap(P), x.overlap(P), update.agreement(x), distance
 
     return jax.vmap(one)(positions)
-
-
-def _joined(parts: Sequence[Simulation]) -> Simulation:
-    """Runs of one setting, one after the other."""
-    names = ("teacher_overlap", "overlap", "gram", "cosine", "distance", "end")
-    names = (*names, "final", "steps", "reached", "result")
-    where = lambda s: tuple(getattr(s, name) for name in names)
-    joined = [jnp.concatenate(values) for values in zip(*map(where, parts), strict=True)]
-    return eqx.tree_at(where, parts[0], tuple(joined))

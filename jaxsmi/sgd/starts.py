@@ -25,8 +25,8 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.triangular import bartlett, bartlett_size, triangular_root
-from jaxsmi.sgd.coordinates import Coordinates, rows_of
-from jaxsmi.sgd.problem import Initial, Point, coordinates_of, gram_of, point_of
+from jaxsmi.sgd.coordinates import Coordinates, placed, rows_of
+from jaxsmi.sgd.problem import Initial, Point, gram_of, point_of
 
 __all__ = ["Beginning", "beginning_of", "begun"]
 
@@ -118,12 +118,7 @@ def _start(
         return Coordinates(rows[:k, :k], rows[k:, :k, None], rows[k:, k:, None])
     frame = _frame(pair, beginning.gram, jax.random.fold_in(key, 1), dimension)
     if beginning.point is not None:
-        M, Q = beginning.point
-        split = M.reshape(pair.groups, P, k)
-        blocks = Q.reshape(pair.groups, P, pair.groups, P)
-        own = jnp.stack([blocks[g, :, g] for g in range(pair.groups)])
-        Y, Z = jax.vmap(lambda m, q: coordinates_of(frame, m, q))(split, own)
-        return Coordinates(frame, jnp.moveaxis(Y, 0, -1), jnp.moveaxis(Z, 0, -1))
+        return placed(pair, frame, *beginning.point)
     size = P * k + bartlett_size(P)
     normals = jax.random.normal(key, (size, pair.groups), theory_dtype())
     # projections of iid rows on the fixed rows are normal, and what is left of them is Wishart's

@@ -24,13 +24,21 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.codes import Result
-from jaxsmi.core.progress import Bar
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.inference.potential import potential_at
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.thresholds.branch import NETS, branch_end
 
-__all__ = ["HALVINGS", "NEAREST", "SMALL", "Bisection", "Branches", "branches"]
+__all__ = [
+    "HALVINGS",
+    "NEAREST",
+    "SMALL",
+    "Branches",
+    "branches",
+    "first_alpha",
+    "free_entropies",
+    "perfect_free_entropies",
+]
 
 SMALL = 1e-3  # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
 HALVINGS = 9  # of an interval between two points of the grid: to 1/512 of it
@@ -113,7 +121,7 @@ def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
 
 
 @eqx.filter_jit
-def _free_entropies(
+def free_entropies(
     model: AbstractModel, alpha: Array, V: Array, keys: PRNGKeyArray, points: int
 ) -> Array:
     """Φ (R,) at V (R, P, P)."""
@@ -127,7 +135,7 @@ def _free_entropies(
 
 
 @eqx.filter_jit
-def _perfect_free_entropies(
+def perfect_free_entropies(
     model: AbstractModel, alpha: Array, keys: PRNGKeyArray, points: int
 ) -> Array:
     """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
@@ -146,65 +154,13 @@ def _perfect_free_entropies(
     return entropy + alpha * lax.map(one, keys)
 
 
-class Bisection(NamedTuple):
-    """Bisections in α for conditions on the two branches, one for each key.
-
-    Attributes:
-        model: The model.
-        keys: One key for each independent threshold (R,).
-        points: Points in each net.
-        max_steps: Step budget of a fixed point.
-        start: V (P, P) of the uninformed branch below the transition.
-        perfect: The informed branch is Q = S.
-        bar: Moves with each call of `branches`.
-    """
-
-    model: AbstractModel
-    keys: PRNGKeyArray
-    points: int
-    max_steps: int
-    start: Array
-    perfect: bool
-    bar: Bar
-
-    def branches(self, alpha: Array, V: Array) -> Branches:
-        """The two branches, the uninformed one from V."""
-        both = branches(self.model, alpha, V, self.keys, self.points, self.max_steps)
-        self.bar.update(1, {"α": f"{float(jnp.mean(alpha)):.4g}"})
-        return both
-
-    def merged(self, V: Array) -> Callable[[Array], Array]:
-        """A function of α: the uninformed branch, from V at its last α on the grid, has become the
-        informed one of the same α. (V at other α tells little: up to its end the branch moves.)"""
-
-        def condition(alpha: Array) -> Array:
-            both = self.branches(alpha, V)
-            return ~both.distinct & both.converged
-
-        return condition
-
-    def exists(self, alpha: Array) -> Array:
-        """The informed branch exists and is not the uninformed one."""
-        both = self.branches(alpha, self.start)
-        return both.distinct & both.converged
-
-    def wins(self, alpha: Array) -> Array:
-        """The informed branch has the larger free entropy."""
-        both = self.branches(alpha, self.start)
-        # at the same keys as `high`: the errors of both cancel in the difference
-        low = _free_entropies(self.model, alpha, both.uninformed, self.keys, self.points)
-        if self.perfect:
-            return _perfect_free_entropies(self.model, alpha, self.keys, self.points) > low
-        high = _free_entropies(self.model, alpha, both.informed, self.keys, self.points)
-        return both.converged & both.distinct & (high > low)
-
-    def first(
-        self, condition: Callable[[Array], Array], low: Array, high: Array, halvings: int = HALVINGS
-    ) -> Array:
-        """Bisect for the smallest α (R,) at which a condition holds, on the host, so that all
-        conditions share one program."""
-        for _ in range(halvings):
-            middle = 0.5 * (low + high)
-            above = condition(middle)
-            low, high = jnp.where(above, low, middle), jnp.where(above, middle, high)
-        return 0.5 * (low + high)
+def first_alpha(
+    condition: Callable[[Array], Array], low: Array, high: Array, halvings: int
+) -> Array:
+    """The smallest α (R,) at which a condition holds, by bisection; on the host, so that all
+    conditions share one program of `branches`."""
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        above = condition(middle)
+        low, high = jnp.where(above, low, middle), jnp.where(above, middle, high)
+    return 0.5 * (low + high)

@@ -29,7 +29,16 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import NETS
-from jaxsmi.thresholds.edges import HALVINGS, NEAREST, SMALL, Bisection, branches
+from jaxsmi.thresholds.edges import (
+    HALVINGS,
+    NEAREST,
+    SMALL,
+    Branches,
+    branches,
+    first_alpha,
+    free_entropies,
+    perfect_free_entropies,
+)
 from jaxsmi.thresholds.growth import check_model, sizes_of
 
 __all__ = ["FirstOrder", "first_order"]
@@ -149,94 +158,44 @@ def first_order(
     size = power_of_two(max(points // NETS, 2))
     with Bar(len(grid), "first-order transition: branches", progress, "compiling") as bar:
         curves = _hysteresis(constant, grid, key, size * nets, max_steps, bar)
-    S = model.prior.second_moment(model.indices)
-    Q = (S - curves.uninformed, S - curves.informed)
-    if not curves.distinct.any():
+    prior = model.prior
+    S = prior.second_moment(model.indices)
+    Q = (S - curves.both.uninformed, S - curves.both.informed)
+    distinct = np.asarray(curves.both.distinct)
+    if not distinct.any():
         nothing = FirstOrder("none", None, None, None, jnp.asarray(grid), *Q)
         return not_differentiable(nothing, model)
-    prior = model.prior
-    perfect = curves.perfect[curves.distinct]
     allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
-    check(
-        prior.traits.continuous or prior.traits.discrete or not perfect.any(),
-        "model",
-        prior,
-        allowed,
-    )
+    finite = prior.traits.continuous or prior.traits.discrete or not curves.perfect.any()
+    check(finite, "model", prior, allowed)
     keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(nets))
-    before = curves.uninformed[max(curves.first - 1, 0)]
-    all_perfect = bool(perfect.all())
-    calls = curves.halvings + HALVINGS * (1 + curves.appears)
-    with Bar(calls, "first-order transition: ends", progress, "compiling") as bar:
-        bisection = Bisection(constant, keys, size, max_steps, before, all_perfect, bar)
-        thresholds = _thresholds(curves, bisection, *Q)
+    thresholds = _thresholds(constant, curves, keys, size, max_steps, progress)
     transition = FirstOrder("first order", *thresholds, jnp.asarray(grid), *Q)
     return not_differentiable(transition, model)
 
 
 class _Hysteresis(NamedTuple):
-    """The two branches on the grid of α (K,).
-
-    Attributes:
-        grid: α.
-        uninformed: V (K, P, P).
-        informed: V (K, P, P).
-        distinct: The branches differ (K,).
-        perfect: The informed branch is Q = S (K,).
-        converged: Both fixed points converged (K,).
-    """
+    """The two branches on the grid of α (K,)."""
 
     grid: np.ndarray
-    uninformed: Array
-    informed: Array
-    distinct: np.ndarray
-    perfect: np.ndarray
-    converged: np.ndarray
+    both: Branches
 
     @property
-    def first(self) -> int:
-        """The first point with two branches."""
-        return int(np.flatnonzero(self.distinct)[0])
+    def inside(self) -> np.ndarray:
+        """The points with two branches."""
+        return np.flatnonzero(np.asarray(self.both.distinct))
 
     @property
-    def last(self) -> int:
-        """The last point with two branches."""
-        return int(np.flatnonzero(self.distinct)[-1])
-
-    @property
-    def ends(self) -> bool:
-        """The uninformed branch ends on the grid."""
-        return self.last + 1 < len(self.grid)
-
-    @property
-    def appears(self) -> bool:
-        """The informed branch appears on the grid."""
-        return self.first > 0
-
-    @property
-    def end(self) -> tuple[float, float]:
-        """Two α between which the uninformed branch ends."""
-        low = self.grid[self.last]
-        high = self.grid[self.last + 1 if self.ends else self.last]
-        margin = _MARGIN * (high - low)
-        return max(low - margin, self.grid[self.first]), high + margin
-
-    @property
-    def halvings(self) -> int:
-        """Halvings of the interval of its end, to a relative `_RESOLUTION`."""
-        low, high = self.end
-        return max(math.ceil(math.log2(max((high - low) / (_RESOLUTION * low), 1.0))), 1)
-
-    @property
-    def start(self) -> tuple[float, float]:
-        """Two α between which the informed branch appears."""
-        return self.grid[self.first - 1] if self.appears else 0.0, self.grid[self.first]
+    def perfect(self) -> np.ndarray:
+        """The informed branch is Q = S, at each point with two of them."""
+        return np.asarray(self.both.codes)[self.inside, 1] == Result.RECOVERED
 
     def nearest(self, values: Array) -> int:
         """The point with two branches that is nearest to a threshold."""
-        finite = jnp.where(jnp.isfinite(values), values, self.grid[self.last])
-        inside = np.flatnonzero(self.distinct)
-        return int(inside[np.argmin(np.abs(self.grid[inside] - float(jnp.mean(finite))))])
+        finite = jnp.where(jnp.isfinite(values), values, self.grid[self.inside[-1]])
+        return int(
+            self.inside[np.argmin(np.abs(self.grid[self.inside] - float(jnp.mean(finite))))]
+        )
 
 
 def _hysteresis(
@@ -251,62 +210,95 @@ def _hysteresis(
         V = pair.uninformed[0]
         pairs.append(pair)
         bar.update(1, {"α": f"{alpha:.4g}"})
-    both = jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
-    codes = np.asarray(both.codes)
-    # MAX_STEPS next to a spinodal does not move a threshold: it counts inside the hysteresis only
-    converged = np.all(np.isin(codes, (Result.SUCCESS, Result.RECOVERED)), axis=1)
-    perfect = codes[:, 1] == Result.RECOVERED
-    distinct = np.asarray(both.distinct)
-    return _Hysteresis(grid, both.uninformed, both.informed, distinct, perfect, converged)
+    return _Hysteresis(grid, jax.tree.map(lambda *x: jnp.concatenate(x), *pairs))
 
 
 def _thresholds(
-    curves: _Hysteresis, bisection: Bisection, low: Array, high: Array
+    model: AbstractModel,
+    curves: _Hysteresis,
+    keys: PRNGKeyArray,
+    points: int,
+    max_steps: int,
+    progress: bool | None,
 ) -> tuple[Threshold, Threshold, Threshold]:
-    """The algorithmic, information-theoretic and spinodal thresholds with their error bars; Q of
-    the two branches is `low` and `high`."""
-    prior = bisection.model.prior
-    ones = jnp.ones(len(bisection.keys), low.dtype)
-    start, end = curves.start, curves.end
-    spinodal = start[0] * ones
-    if curves.appears:
-        spinodal = bisection.first(bisection.exists, spinodal, start[1] * ones)
-    merged = bisection.merged(curves.uninformed[curves.last])
-    algorithmic = bisection.first(merged, end[0] * ones, end[1] * ones, curves.halvings)
-    perfect = bisection.perfect and prior.traits.continuous
-    if perfect:  # Φ = ∞: it wins wherever it is stable
-        optimal = spinodal
-    else:
-        begin = spinodal if curves.appears else start[1] * ones
-        optimal = bisection.first(bisection.wins, begin, algorithmic)
-        # without a change of sign inside, the crossing lies outside
-        if not curves.ends:
-            optimal = jnp.where(bisection.wins(end[0] * ones), optimal, jnp.inf)
-        if not curves.appears:
-            optimal = jnp.where(bisection.wins(begin), 0.0, optimal)
-    algorithmic = algorithmic if curves.ends else jnp.full_like(algorithmic, jnp.inf)
-    cell_end = (end[1] - end[0]) / 2**curves.halvings
-    cell_start = (start[1] - start[0]) * curves.appears / 2**HALVINGS
-    cell_optimal = max(
-        (curves.grid[curves.last] - curves.grid[curves.first]) / 2**HALVINGS, cell_end
-    )
-    # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
-    basin = math.sqrt(NEAREST) if perfect else 0.0
-    failed = bool((curves.distinct & ~curves.converged).any())
-    code = jnp.asarray(int(Result.MAX_STEPS if failed else Result.SUCCESS))
+    """The algorithmic, information-theoretic and spinodal thresholds with their error bars."""
+    grid, (first, last) = curves.grid, curves.inside[[0, -1]]
+    uninformed, informed, codes = curves.both
+    perfect = bool(curves.perfect.all())
+    # the informed branch appears inside the grid, the uninformed one ends there
+    appears, ends = bool(first > 0), bool(last + 1 < len(grid))
+    below = uninformed[max(first - 1, 0)]
+    ones = jnp.ones(len(keys), uninformed.dtype)
+    start = (float(grid[first - 1]) if appears else 0.0), float(grid[first])
+    low, high = float(grid[last]), float(grid[last + 1 if ends else last])
+    margin = _MARGIN * (high - low)
+    end = max(low - margin, start[1]), high + margin
+    cells = max((end[1] - end[0]) / (_RESOLUTION * end[0]), 1.0)
+    halvings = max(math.ceil(math.log2(cells)), 1)
+    calls = halvings + HALVINGS * (1 + appears)
+    with Bar(calls, "first-order transition: ends", progress, "compiling") as bar:
 
-    def threshold(values: Array, cell: float, place: int, Q: Array, basin: float) -> Threshold:
+        def both_at(alpha: Array, V: Array) -> Branches:
+            both = branches(model, alpha, V, keys, points, max_steps)
+            bar.update(1, {"α": f"{float(jnp.mean(alpha)):.4g}"})
+            return both
+
+        def merged(alpha: Array) -> Array:
+            # from V at the last α of the grid the uninformed branch becomes the informed one of
+            # this α; its V at other α tells little, as it moves up to its end
+            both = both_at(alpha, uninformed[last])
+            return ~both.distinct & both.converged
+
+        def exists(alpha: Array) -> Array:
+            both = both_at(alpha, below)
+            return both.distinct & both.converged
+
+        def wins(alpha: Array) -> Array:
+            both = both_at(alpha, below)
+            # all at the same keys: the errors of both branches cancel in the difference
+            one = free_entropies(model, alpha, both.uninformed, keys, points)
+            if perfect:
+                return perfect_free_entropies(model, alpha, keys, points) > one
+            other = free_entropies(model, alpha, both.informed, keys, points)
+            return both.converged & both.distinct & (other > one)
+
+        spinodal = start[0] * ones
+        if appears:
+            spinodal = first_alpha(exists, spinodal, start[1] * ones, HALVINGS)
+        algorithmic = first_alpha(merged, end[0] * ones, end[1] * ones, halvings)
+        # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
+        optimal = spinodal
+        if not (perfect and model.prior.traits.continuous):
+            begin = spinodal if appears else start[1] * ones
+            optimal = first_alpha(wins, begin, algorithmic, HALVINGS)
+            # without a change of sign inside, the crossing lies outside
+            if not ends:
+                optimal = jnp.where(wins(end[0] * ones), optimal, jnp.inf)
+            if not appears:
+                optimal = jnp.where(wins(begin), 0.0, optimal)
+    algorithmic = algorithmic if ends else jnp.full_like(algorithmic, jnp.inf)
+    cell_end = (end[1] - end[0]) / 2**halvings
+    cell_start = (start[1] - start[0]) * appears / 2**HALVINGS
+    cell_optimal = max((low - start[1]) / 2**HALVINGS, cell_end)
+    # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
+    basin = math.sqrt(NEAREST) if perfect and model.prior.traits.continuous else 0.0
+    # MAX_STEPS next to a spinodal moves no threshold: it counts inside the hysteresis only
+    converged = np.isin(np.asarray(codes)[curves.inside], (Result.SUCCESS, Result.RECOVERED)).all()
+    code = jnp.asarray(int(Result.SUCCESS if converged else Result.MAX_STEPS))
+    S = model.prior.second_moment(model.indices)
+
+    def threshold(values: Array, cell: float, place: int, V: Array, basin: float) -> Threshold:
         alpha = jnp.mean(values)
         spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
         regular = jnp.isfinite(alpha) & (alpha > 0)
         # a cell is uniform, and common to all keys: no average over them makes it smaller
         shared = jnp.hypot(cell / np.sqrt(12.0), basin * alpha)
         stderr = jnp.where(regular, jnp.hypot(spread, shared), 0.0)
-        growth = high[place] - low[place]
-        return Threshold(alpha, stderr, values, growth / jnp.trace(growth), Q[place], code)
+        growth = uninformed[place] - informed[place]
+        return Threshold(alpha, stderr, values, growth / jnp.trace(growth), S - V[place], code)
 
     return (
-        threshold(algorithmic, cell_end, curves.last, low, 0.0),
-        threshold(optimal, cell_optimal, curves.nearest(optimal), high, basin),
-        threshold(spinodal, cell_start, curves.nearest(spinodal), high, basin),
+        threshold(algorithmic, cell_end, int(last), uninformed, 0.0),
+        threshold(optimal, cell_optimal, curves.nearest(optimal), informed, basin),
+        threshold(spinodal, cell_start, curves.nearest(spinodal), informed, basin),
     )
