@@ -135,6 +135,7 @@ class _SphereAverages(AbstractAverages):
         tied = self.pair.tied
         size = jnp.linalg.norm(v) if tied else jnp.abs(v)
         v = v / jnp.maximum(size, 1.0)  # a stage of an integrator may step outside
+        # one number of few: forward mode keeps no table of the grid in memory
         slope = jax.jacfwd(self.risk_at)(v)
         V = self.noise_at(v) if noise else jnp.zeros((), v.dtype)
         own = jnp.sum(v * slope)[None] if tied else v * slope
@@ -169,6 +170,7 @@ class SeriesAverages(_SphereAverages):
 
     def noise_at(self, v: Array) -> Array:
         g, activation, rho = self._parts(v)
+        # ∂_l F = σ'/√L, whose squares add up to σ'² over the tokens
         slope = lambda x: jax.grad(activation)(x) ** 2
         student = activation_coefficients(lambda x: slope(x) * activation(x) ** 2, 0)[0]
         cross = series_average(g, rho, lambda x: slope(x) * activation(x))
@@ -375,6 +377,7 @@ def _exact(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
         return None
     if loss.series is not None:
         return SeriesAverages(pair, loss)
+    # trapezoidal sums lose their accuracy at a kink, and a network of a general target may have one
     if not loss.smooth or pair.tokens > _GRID_TOKENS:
         return None
     # the size of a grid is static: under jit, where it is unknown, rows of norm one
@@ -386,6 +389,7 @@ def _exact(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
 def spread(values: Array) -> Array:
     """Standard error of the mean over nets (leading axis), zero for one exact answer."""
     nets = len(values)
+    # an answer without sampling: the spread of one number would be NaN
     if nets == 1:
         return jnp.zeros_like(values[0])
     return jnp.std(values, axis=0, ddof=1) / np.sqrt(nets)

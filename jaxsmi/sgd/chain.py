@@ -195,6 +195,7 @@ class OverlapChain(eqx.Module):
         tokens = jnp.concatenate([inputs, noise.moving])
         rows = jnp.concatenate([along, across], axis=1)
         A = self.outside(noise)
+        # coordinates outside of the span of all rows: no row has any before the step
         beyond = jnp.zeros((len(rows), *A.shape[1:]), A.dtype)
         if rule.repeats == 1:
             S = slopes(pair, hidden, contract(rows[:P], tokens), noise.label)
@@ -245,6 +246,7 @@ class OverlapChain(eqx.Module):
         along = jnp.where(running, along, state.along)
         across = jnp.where(running, across, state.across)
         steps = state.steps + running
+        # a first passage is a matter of every step, not of records
         values = self.rule.agreement(Coordinates(self.start.frame, along, across))
         first = (values >= self.rule.level) & jnp.isinf(state.reached)
         reached = jnp.where(first & running, steps.astype(along.dtype), state.reached)
@@ -291,6 +293,7 @@ class Block(AbstractSolver[ChainState]):
         return self.chain.begun()
 
     def step(self, state: ChainState, count: Array) -> ChainState:
+        # counted over the whole run: records and stops do not depend on the blocks
         place = count % self.chain.block
         return self.chain.step(state, jax.tree.map(lambda x: x[place], self.noise))
 
@@ -319,6 +322,7 @@ class Blocks(AbstractSolver[Run[ChainState]]):
         return begin(self.block(jnp.zeros((), int)), self.records)
 
     def step(self, state: Run[ChainState], count: Array) -> Run[ChainState]:
+        # the last block is drawn whole, and used up to the last step
         until = jnp.minimum((count + 1) * self.chain.block, self.chain.limit)
         return advance(self.block(count), state, until, self.every)
 

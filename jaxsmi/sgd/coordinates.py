@@ -67,6 +67,7 @@ class Coordinates(eqx.Module):
         both = jnp.concatenate([self.along, self.across], axis=1)[:rows]
         Q = jnp.moveaxis(jnp.sum(both[:, None] * both, axis=2), 2, 0)
         groups, _, _, runs = Q.shape
+        # not zero: groups have an overlap, but nothing depends on it and no step follows it
         same = jnp.eye(groups, dtype=bool)[:, None, :, None, None]
         return jnp.where(same, Q[:, :, None], jnp.nan).reshape(groups * rows, -1, runs)
 
@@ -95,6 +96,7 @@ class Coordinates(eqx.Module):
 def coordinates_of(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
     """Y (P, k) and Z (P, P) with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ; a fixed row that those before it span
     has no coordinate of its own."""
+    # a zero pivot would make the solution, and its derivative, infinite
     independent = jnp.abs(jnp.diagonal(frame)) > 0.0
     safe = frame + jnp.diag(jnp.where(independent, 0.0, 1.0))
     Y = jax.scipy.linalg.solve_triangular(safe, M.T, lower=True)
@@ -121,6 +123,7 @@ def shifted(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
     """N_T + U (k, T, g, runs): tokens with their means, along the fixed rows."""
     if not pair.directions:
         return fixed
+    # in these coordinates a direction of the inputs is a row of L, as the teacher's are
     means = jnp.einsum("bjr,tb->jtr", frame[pair.targets :], pair.encoding)
     means = means.reshape(pair.fixed, 1, pair.tokens, pair.groups, -1)
     runs = fixed.shape[-1]

@@ -139,6 +139,7 @@ class Expansion(NamedTuple):
         """Multi-indices (n,) that are not zero, and above a part of the variance."""
         certain = np.abs(self.value) > self.width * self.stderr
         sure = np.any(certain & self.large(tolerance), axis=1)
+        # the mean is no exponent, however large
         sure[0] = False
         return sure
 
@@ -234,6 +235,7 @@ def _found(
     g: Expansion, F: Expansion | None, rows: int, tokens: int, tolerance: float
 ) -> Exponents:
     levels, errors = _levels(g, g)
+    # before any test of coefficients: all of them are rounding of a constant
     if g.variance <= _CONSTANT * g.moment:
         return Exponents((), False, "constant", levels, errors, 0.0, None)
     sure = g.sure(tolerance)
@@ -300,6 +302,7 @@ def _link_of(model: AbstractTeacher | _Function, length: int | None) -> tuple[_F
 
 def _functions_of(link: _Function, length: int) -> _Function:
     """cos and sin of t·y, y over its size at some random fields."""
+    # fixed seeds: exponents are no matter of chance, and labels of any size need a scale
     points = jnp.asarray(np.random.default_rng(0).standard_normal((256, length)))
     labels = jax.vmap(lambda z: jnp.ravel(link(z)))(points)
     scale = jnp.maximum(jnp.std(labels, axis=0), 1e-12)
@@ -329,6 +332,7 @@ def _climb(
         least = int(other[other > 0].min())
         new = (by_row[other == least] > 0).any(axis=0) & ~learned
         steps.append((least, tuple(int(p) for p in np.flatnonzero(new))))
+        # all rows of the least order at once: samples show them at the same time
         learned |= new
     return tuple(steps), bool(learned.all())
 

@@ -150,9 +150,11 @@ class _Equation(eqx.Module):
         initial = Initial.of(start)
         gram = gram_of(pair, initial.teacher)
         point = point_of(pair, gram, initial.student)
+        # a flow at rest would integrate to its last time, and return the start
         check_moving(pair, point.M)
         law = averages_of(pair, gram, key, averages, _USUAL, coarse=True)
         check_gradient(pair)
+        # momentum multiplies steps by 1/(1 - β) for slow overlaps, decay as well as learning
         kappa = rule.per_sample()
         decay = jnp.zeros(()) if rule.weight_decay is None else rule.weight_decay
         decay = decay if rule.momentum is None else decay / (1.0 - rule.momentum)
@@ -163,6 +165,7 @@ class _Equation(eqx.Module):
         noisy = not (concrete(kappa) and float(kappa) == 0.0)
         projected = pair.spherical or rule.projection == "sphere"
         max_steps = iteration.max_steps or _MAX_STEPS
+        # t = κ α: decay for a unit of α is κ times that for a unit of t
         per_time = decay / jnp.where(kappa > 0.0, kappa, 1.0)
         return cls(law, pair, gram, point, kappa, per_time, rtol, noisy, projected, max_steps)
 
@@ -186,7 +189,7 @@ class _Equation(eqx.Module):
         where = lambda e: (e.averages, e.start, e.kappa, e.decay)
         equation = eqx.tree_at(where, self, (averages, *safe))
 
-        def drift(t: Array, x: Point, args: _Equation) -> Point:
+        def drift(t: object, x: Point, args: _Equation) -> Point:
             moments = args.averages.at(x.M, x.Q, args.noisy)
             return velocity(moments, x, args.kappa, args.decay, args.projected)
 
@@ -334,6 +337,7 @@ def recovery_time(
     height = validate.number("level", level, UNIT_INTERVAL)
     equation = _Equation.of(model, start, rate, student, key, averages, iteration)
     time, known = _passages(equation, jnp.nan_to_num(height))
+    # not known where the steps ran out: inf would say that the level is never reached
     time = jnp.where(known & validate.valid((equation, height)), time, jnp.nan)
     if equation.pair.spherical:
         time = time[:, 0]

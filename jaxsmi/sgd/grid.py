@@ -143,6 +143,7 @@ def correlation(
 
     def summed(count: int) -> Callable[[], Array]:
         average = lambda y: _noise_average(f, e + m * y, variance, count=count)
+        # the noise is averaged at each node, where a kernel narrower than a step would miss it
         return lambda: jnp.sum(G * tabulate(average, outer, L))
 
     shares = np.array([share for share, _ in _INNER])
@@ -158,6 +159,7 @@ def _noise_average(f: _Function, mean: Array, variance: Array, *, count: int) ->
     product = lambda x: np.stack(np.meshgrid(*[x] * len(mean), indexing="ij"), -1)
     points = product(nodes).reshape(-1, len(mean))
     weights = np.prod(product(mass), axis=-1).ravel()
+    # its derivative is never taken: the rule below has the heat equation's instead
     s = jnp.sqrt(jnp.maximum(variance, 0.0))
     if count == 1:
         return f(mean)

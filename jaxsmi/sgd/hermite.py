@@ -168,6 +168,7 @@ def activation_coefficients(activation: Callable[[Array], Array], degree: int) -
     """c_k = E σ(N) h_k(N) for k <= degree: Gauss-Legendre on either side of a kink at zero."""
     half = 0.5 * _HALF_WIDTH
     x, w = legendre(_NODES)
+    # split at zero, where ReLU and its kin have their kink
     x = np.concatenate([half * (x - 1.0), half * (x + 1.0)])
     weights = np.tile(half * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
     nodes = jnp.asarray(x)

@@ -235,6 +235,7 @@ def _hessian(law: AbstractAverages, point: Point) -> Array:
     def value(v: Array) -> Array:
         return jnp.mean(law.over_nets(lambda net: net.risk(v.reshape(shape), point.Q)))
 
+    # forward mode twice: reverse mode would keep the tables of the grid
     return jax.jacfwd(jax.jacfwd(value))(jnp.ravel(point.M))
 
 
@@ -314,6 +315,7 @@ def flatness(model: AbstractTeacher, order: int = 6, tolerance: float = 1e-10) -
         terms = np.zeros(len(rays))
         for n, value in series.items():
             terms += value * np.prod(rays**n, axis=1) if sum(n) == k else 0.0
+        # a ray that already rose or fell at a lower order has its escape decided there
         down = np.where(level, terms, 0.0)
         if down.min() < -small:
             return Flatness(lowest, k, rays[np.argmin(down)], series)
@@ -356,8 +358,10 @@ def _rays(series: dict[tuple[int, ...], float], size: int, small: float) -> np.n
             i, j = np.repeat(np.arange(size), n)
             hessian[i, j] = hessian[j, i] = value * (2.0 if i == j else 1.0)
     curvature, axes = np.linalg.eigh(hessian)
+    # higher orders matter only where the curvature vanishes, a set that random rays would miss
     null = axes[:, np.abs(curvature) <= small]
     inside = null if null.shape[1] else axes
+    # a fixed seed: the same model has the same answer
     normal = np.random.default_rng(0).standard_normal((_DIRECTIONS, inside.shape[1]))
     pairs = [s * a + b for a, b in itertools.combinations(np.eye(size), 2) for s in (1, -1)]
     sums = np.reshape(pairs, (-1, size))

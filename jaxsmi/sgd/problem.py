@@ -149,6 +149,7 @@ def pair_of(
     )
     tokens = pair.tokens * pair.groups
     shapes = ((pair.targets, tokens), (pair.rows, tokens), (pair.noise_size,))
+    # shapes alone: a loss of a large model is not evaluated for its validation
     values = [jax.ShapeDtypeStruct(shape, theory_dtype()) for shape in shapes]
     answer = validate.call_user_function("loss", jax.eval_shape, _LOSS, pair.sample_loss, *values)
     shapes = [leaf.shape for leaf in jax.tree.leaves(answer)]
@@ -159,6 +160,7 @@ def pair_of(
 def _probe(pair: TeacherStudent, count: int) -> tuple[Array, Array]:
     """Some fields z* (count, P*, tokens) and z (count, P, tokens) without special values."""
     tokens = pair.tokens * pair.groups
+    # no two fields equal, none zero or of size one: what vanishes here vanishes everywhere
     points = np.cos(1.0 + 2.4 * np.arange(float(count * tokens * (pair.targets + pair.rows))))
     points = jnp.asarray(points.reshape(count, -1, tokens))
     return points[:, : pair.targets], points[:, pair.targets :]
@@ -187,7 +189,7 @@ def is_even(pair: TeacherStudent, argument: int) -> bool:
     """The loss is even in every row of z* (argument 0) or z (1), at one point without symmetry."""
     with jax.ensure_compile_time_eval():
         point = [x[0] for x in _probe(pair, 1)]
-        loss = lambda point: pair.sample_loss(*point, jnp.zeros(pair.noise_size))
+        loss = lambda x: pair.sample_loss(x[0], x[1], jnp.zeros(pair.noise_size))
         values = []
         for row in range(len(point[argument])):
             flipped = list(point)

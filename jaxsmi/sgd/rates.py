@@ -102,6 +102,7 @@ class Rates(eqx.Module):
         above_one = Interval("a number > 1", low=1.0, open_low=True)
         size = validate.number("dimension", dimension, above_one)
         growth = jnp.diagonal(self.cosine(rate))
+        # so that the branch that is dropped has a finite derivative
         safe = jnp.where(growth > 0.0, growth, 1.0)
         return jnp.where(growth > 0.0, jnp.log(size) / (2.0 * safe), jnp.inf)
 
@@ -269,6 +270,7 @@ def maximal_rate(
         [theory: online-sgd, section 4, Eq. (31), and Eqs. (71), (72)].
     """
     pair = pair_of(model)
+    # on the sphere recovery is no fixed point of the noise: what counts is to leave the origin
     if pair.spherical:
         lowest = jnp.linalg.eigvalsh(landscape.hessian(model, key=key, averages=averages))[0]
         V = landscape.averages(model, 0.0, key=key, averages=averages)[0].square[0, 0]
@@ -297,6 +299,7 @@ def _recovery_rates(pair: TeacherStudent, key: PRNGKeyArray, size: int, nets: in
         z, weight = part
         G = jax.vmap(curvature)(z)
         mean = jnp.einsum("n,npmqm->pq", weight, G)
+        # `conjugation` averages over points of equal weight
         scaled = G * (len(weight) * weight)[:, None, None, None, None]
         noise = conjugation(scaled, G).reshape(P * P, P * P)
         identity = jnp.eye(P, dtype=theory_dtype())

@@ -247,6 +247,7 @@ def _together(
     state, history = run.state, run.history
     P = update.pair.rows
     if steps % every:
+        # the last record is due before its turn
         last = chain.observe(state, chain.limit)
         history = {name: past.at[-1].set(last[name]) for name, past in history.items()}
     frames = lambda Y, Z: Coordinates(chain.start.frame, Y, Z)
@@ -257,6 +258,7 @@ def _together(
     front = lambda x: jnp.moveaxis(x, -1, 0)
     M, Q, cosine, distance = map(front, _measured(update, everything))
     size = jnp.diagonal(Q, axis1=-2, axis2=-1)
+    # a start near zero grows by any factor to reach the teacher
     first = jnp.maximum(size[:, 0], 1.0)
     # without a target every run ends as it was asked to
     unmet = jnp.where(jnp.isinf(update.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))

@@ -80,6 +80,7 @@ def beginning_of(pair: TeacherStudent, initial: Initial, dimension: int) -> Begi
         iid = teacher == "iid" if isinstance(teacher, str) else teacher is None
         # the direction of a model on the sphere has norm one at every D
         return Beginning(None if iid and not pair.spherical else gram, scale)
+    # overlaps with a teacher that is still to be drawn would be of another one
     fixed = not (isinstance(teacher, str) and teacher == "iid")
     check(fixed, "teacher", teacher, "'orthonormal', ρ or weights, beside overlaps of a start")
     return Beginning(gram, point=point_of(pair, gram, student))

@@ -193,9 +193,7 @@ class _Hysteresis(NamedTuple):
     def nearest(self, values: Array) -> int:
         """The point with two branches that is nearest to a threshold."""
         finite = jnp.where(jnp.isfinite(values), values, self.grid[self.inside[-1]])
-        return int(
-            self.inside[np.argmin(np.abs(self.grid[self.inside] - float(jnp.mean(finite))))]
-        )
+        return int(self.inside[np.argmin(np.abs(self.grid[self.inside] - float(jnp.mean(finite))))])
 
 
 def _hysteresis(
