@@ -176,12 +176,13 @@ class OverlapChain(eqx.Module):
         """The numbers of a block (block, .., runs), in their places."""
         parts = jnp.split(normals, np.cumsum(self.widths)[:-1], axis=1)
         lead, runs = len(normals), normals.shape[-1]
-        *parts, proposals = [
+        fixed, moving, label, below, proposals = (
             x.reshape(lead, *shape, runs) for x, shape in zip(parts, self.shapes, strict=True)
-        ]
+        )
         freedom = self.dimension - self.rule.pair.fixed - self.rule.moving
         freedom = (freedom - jnp.arange(self.side[1]))[:, None, None]
-        return Noise(*parts, chi_square(freedom, jnp.moveaxis(proposals, (3, 4), (-2, -1))))
+        squares = chi_square(freedom, jnp.moveaxis(proposals, (3, 4), (-2, -1)))
+        return Noise(fixed, moving, label, below, squares)
 
     # One step
 
