@@ -16,8 +16,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
 
 import jaxsmi as smi
+from _common import INK, QUICK, axes, compare, save
 
 LABELS = (  # glob + 2 dyn + 4 multi: lowest minimum positional, first step positional, two minima
     "unique semantic",
@@ -112,11 +115,6 @@ def phase_diagram(a, omega, angles=91, radii=21):
 
 
 def draw():
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    from _common import INK, QUICK, axes, compare, save
-
     cells, grid = ((13, 12), {"angles": 19, "radii": 6}) if QUICK else ((31, 30), {})
     a, omega = np.linspace(0.7, 1.0, cells[0]), np.linspace(0.4, 0.98, cells[1])
     diagram, lines = phase_diagram(a, omega, **grid), boundaries(a)
@@ -130,13 +128,14 @@ def draw():
         "#aa4499",
         "#ee8866",
     ]
-    (ax,) = axes()
+    ax, beside = axes(columns=2)
     ax.pcolormesh(a, omega, diagram.label, cmap=ListedColormap(colours), vmin=-0.5, vmax=7.5)
     for (name, line), dashes in zip(lines.items(), (":", "-", "--", "-."), strict=True):
         ax.plot(a, line, color=INK, ls=dashes, label=name)
     areas = [Patch(color=colours[k], label=LABELS[k]) for k in np.unique(diagram.label)]
     handles = [*areas, *ax.get_legend_handles_labels()[0]]
-    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    beside.set_axis_off()
+    beside.legend(handles=handles, loc="center left")
     ax.set(xlabel="a", ylabel="ω", ylim=(omega[0], omega[-1]))
     save(ax, "sgd_phases")
     # [theory: online-sgd, Tables 4 and 5]; on the grid of that table its cells, ties near corners
