@@ -17,6 +17,7 @@ tokens, in whose coordinates the updates are taken one after the other.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -69,12 +70,6 @@ class Update(eqx.Module):
     projected: bool = eqx.field(static=True)
     moving: int = eqx.field(static=True)
 
-    @property
-    def kappa(self) -> Array:
-        """Learning rate for each sample, κ = c η/(1 - β) (of rows with several: the largest)."""
-        kappa = self.weight * jnp.max(self.rate)
-        return kappa if self.momentum is None else kappa / (1.0 - self.momentum)
-
     def agreement(self, position: Coordinates) -> Array:
         """Cosines of the runs, up to the symmetries of the model (.., runs)."""
         pair = self.pair
@@ -107,10 +102,11 @@ class ChainState(eqx.Module):
     result: Array
 
 
-class OverlapChain(eqx.Module):
+class OverlapChain(AbstractSolver[ChainState]):
     """The chain of many runs at once, from a start. All numbers are arrays, so that another
     learning rate or dimension compiles nothing; `tries` of the rejection, and the shape of A where
-    a batch is as large as D, follow from the dimension."""
+    a batch is as large as D, follow from the dimension. `noise` (block, ..) is that of the steps of
+    one block; None before the first one."""
 
     rule: Update
     start: Coordinates
@@ -119,6 +115,7 @@ class OverlapChain(eqx.Module):
     limit: Array
     tries: int = eqx.field(static=True)
     side: tuple[int, int] = eqx.field(static=True)
+    noise: Noise | None = None
 
     @classmethod
     def of(cls, rule: Update, dimension: int, steps: int, start: Coordinates) -> OverlapChain:
@@ -172,7 +169,7 @@ class OverlapChain(eqx.Module):
         shape = (self.block, sum(self.widths))
         return jax.random.normal(jax.random.fold_in(key, index), shape, self.dimension.dtype)
 
-    def noise(self, normals: Array) -> Noise:
+    def cut(self, normals: Array) -> Noise:
         """The numbers of a block (block, .., runs), in their places."""
         parts = jnp.split(normals, np.cumsum(self.widths)[:-1], axis=1)
         lead, runs = len(normals), normals.shape[-1]
@@ -239,8 +236,10 @@ class OverlapChain(eqx.Module):
             W = (self.radius / jnp.sqrt(jnp.sum(W**2, axis=1)))[:, None] * W
         return W if rule.momentum is None else jnp.concatenate([W, velocity])
 
-    def step(self, state: ChainState, noise: Noise) -> ChainState:
+    def step(self, state: ChainState, count: Array) -> ChainState:
         """One step of all runs that have not stopped, and the result of those that stop now."""
+        # counted over the whole run: records and stops do not depend on the blocks
+        noise = jax.tree.map(lambda x: x[count % self.block], self.noise)
         # all runs step together: those that have stopped keep their state
         running = state.result == RUNNING
         along, across = self.move(state.along, state.across, noise)
@@ -261,7 +260,7 @@ class OverlapChain(eqx.Module):
         """Whether runs have all the agreement that stops them (runs,)."""
         return jnp.all(values.reshape(-1, values.shape[-1]) >= self.rule.stop, axis=0)
 
-    def begun(self) -> ChainState:
+    def init(self) -> ChainState:
         """Runs at the start."""
         start = self.start
         values = self.rule.agreement(start)
@@ -283,24 +282,6 @@ class OverlapChain(eqx.Module):
             "across": jnp.where(here, state.across[:P], jnp.nan),
         }
 
-
-class Block(AbstractSolver[ChainState]):
-    """The steps of one block, whose random numbers (block, .., runs) are there."""
-
-    chain: OverlapChain
-    noise: Noise
-
-    def init(self) -> ChainState:
-        return self.chain.begun()
-
-    def step(self, state: ChainState, count: Array) -> ChainState:
-        # counted over the whole run: records and stops do not depend on the blocks
-        place = count % self.chain.block
-        return self.chain.step(state, jax.tree.map(lambda x: x[place], self.noise))
-
-    def observe(self, state: ChainState, count: Array) -> dict[str, Array]:
-        return self.chain.observe(state, count)
-
     def terminate(self, state: ChainState, count: Array) -> Array:
         return state.result
 
@@ -314,18 +295,16 @@ class Blocks(AbstractSolver[Run[ChainState]]):
     every: Array
     records: int = eqx.field(static=True)
 
-    def block(self, index: Array) -> Block:
-        """The block of a number."""
-        draw = jax.vmap(self.chain.draw, in_axes=(0, None), out_axes=-1)
-        return Block(self.chain, self.chain.noise(draw(self.keys, index)))
-
     def init(self) -> Run[ChainState]:
-        return begin(self.block(jnp.zeros((), int)), self.records)
+        return begin(self.chain, self.records)
 
     def step(self, state: Run[ChainState], count: Array) -> Run[ChainState]:
+        draw = jax.vmap(self.chain.draw, in_axes=(0, None), out_axes=-1)
+        noise = self.chain.cut(draw(self.keys, count))
+        block = dataclasses.replace(self.chain, noise=noise)
         # the last block is drawn whole, and used up to the last step
-        until = jnp.minimum((count + 1) * self.chain.block, self.chain.limit)
-        return advance(self.block(count), state, until, self.every)
+        until = jnp.minimum((count + 1) * block.block, block.limit)
+        return advance(block, state, until, self.every)
 
     def observe(self, state: Run[ChainState], count: Array) -> dict[str, Array]:
         return {}

@@ -240,20 +240,17 @@ def _found(
         return Exponents((), False, "constant", levels, errors, 0.0, None)
     sure = g.sure(tolerance)
     totals = g.orders.sum(axis=1)
-    first = min(totals[sure], default=np.inf)
-    below = (totals < first) & (totals > 0)
+    below = (totals < min(totals[sure], default=np.inf)) & (totals > 0)
+    hidden = tolerance**0.5
+    if g.sampled:
+        hidden = float(np.max(g.hidden(), where=below, initial=0.0))
     # grids converge: a coefficient that is large and not certain hides an order; nets say how much
-    doubt = not g.sampled and bool(np.any(np.any(g.large(tolerance), axis=1) & below))
-    steps, complete = _climb(g.orders[sure] if not doubt else g.orders[:0], rows, tokens)
-    return Exponents(
-        steps,
-        complete,
-        "found" if steps else "undetermined",
-        levels,
-        errors,
-        float(np.max(g.hidden(), where=below, initial=0.0)) if g.sampled else tolerance**0.5,
-        None if F is None else _relative(g, F, tolerance),
-    )
+    elif np.any(np.any(g.large(tolerance), axis=1) & below):
+        sure = np.zeros_like(sure)
+    steps, complete = _climb(g.orders[sure], rows, tokens)
+    status = "found" if steps else "undetermined"
+    relative = None if F is None else _relative(g, F, tolerance)
+    return Exponents(steps, complete, status, levels, errors, hidden, relative)
 
 
 def _relative(g: Expansion, F: Expansion, tolerance: float) -> int | None:

@@ -215,10 +215,10 @@ def check_moving(pair: TeacherStudent, M: Array) -> None:
         check(not is_even(pair, 1), "M", M, allowed)
 
 
-def _semidefinite(name: str, value: object, size: int, rounding: float, beside: str = "") -> Array:
+def _semidefinite(name: str, value: object, size: int, rounding: float) -> Array:
     """A symmetric matrix without negative eigenvalues, to rounding; NaN where it is traced and is
     none."""
-    allowed = f"a symmetric positive semi-definite matrix of shape ({size}, {size}){beside}"
+    allowed = f"a symmetric positive semi-definite matrix of shape ({size}, {size})"
     x = validate.array(name, value, allowed)
     check(x.size == size * size, name, value, allowed)
     x = x.reshape(size, size)

@@ -178,7 +178,8 @@ def simulate(
     runs = Simulation(
         **each,
         step=jnp.minimum(jnp.arange(each["cosine"].shape[1]) * every, steps),
-        kappa=update.kappa,
+        # of rows with several rates that of the fastest
+        kappa=jnp.max(rule.per_sample(dimension)),
         dimension=dimension,
         batch_size=update.batch,
     )
@@ -240,7 +241,6 @@ def _together(
     update = chain.rule
     records = -(-steps // every)  # after that of the start; the last may be early
     blocks = Blocks(chain, keys, jnp.asarray(every), records)
-    # compiled: the numbers of the first block are not drawn for it
     start = init_run(blocks, 0)
     unit = chain.block * len(keys)
     run = run_solver(blocks, start, -(-steps // chain.block), label=label, unit=unit).state
