@@ -156,15 +156,17 @@ class PiecewiseLinearChannel(ClosedFormChannel):
             density = -0.5 * rest**2 / noisy - 0.5 * jnp.log(2 * jnp.pi * noisy)
             centre = w + self.slopes * v * rest / noisy
             return logsumexp(density + self._log_masses(centre, jnp.sqrt(v * self.noise / noisy)))
-        # a label of a flat piece has a probability, others a density: the former wins
-        known = self._flat_at(y)
-        mass = jnp.where(known, self._log_masses(w + 0.0 * self.slopes, jnp.sqrt(v)), -jnp.inf)
         z, inside = self._preimages(y)
         steepness = jnp.log(jnp.where(np.array(self.flat), 1.0, jnp.abs(self.slopes)))
         each = -0.5 * (z - w) ** 2 / v - 0.5 * jnp.log(2 * jnp.pi * v) - steepness
-        each = jnp.where(inside, each, -jnp.inf)
-        values = jnp.where(jnp.any(known), mass, each)
-        return logsumexp(jnp.where(jnp.any(known | inside), values, jnp.nan))
+        values = jnp.where(inside, each, -jnp.inf)
+        # derivatives of log Φ take most of the time, and no steep piece needs them
+        if any(self.flat):
+            # a label of a flat piece has a probability, others a density: the former wins
+            known = self._flat_at(y)
+            mass = jnp.where(known, self._log_masses(w + 0.0 * self.slopes, jnp.sqrt(v)), -jnp.inf)
+            values, inside = jnp.where(jnp.any(known), mass, values), known | inside
+        return logsumexp(jnp.where(jnp.any(inside), values, jnp.nan))
 
     def _log_masses(self, centre: Array, scale: Array) -> Array:
         """log of the mass of N(centre, scale²) on each piece (S,)."""
