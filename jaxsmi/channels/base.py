@@ -31,6 +31,7 @@ from jaxsmi.core.validate import check
 
 __all__ = [
     "AbstractChannel",
+    "AbstractLabels",
     "ClosedFormChannel",
     "Posterior",
     "Response",
@@ -38,13 +39,8 @@ __all__ = [
 ]
 
 
-class AbstractChannel(eqx.Module):
-    """p(y|z) of labels of fields z (P, M), a link and noise, with the posterior of the fields.
-
-    `explicit`: `response` is a function in closed form, without random points and a key.
-    """
-
-    explicit: ClassVar[bool] = False
+class AbstractLabels(eqx.Module):
+    """Labels of fields z (P, M): a link, and noise."""
 
     indices: eqx.AbstractVar[int]
     tokens: eqx.AbstractVar[int]
@@ -108,6 +104,15 @@ class AbstractChannel(eqx.Module):
         normals."""
         del noise
         return self.link(fields)
+
+
+class AbstractChannel(AbstractLabels):
+    """p(y|z) with the posterior of the fields z (P, M) of a label.
+
+    `explicit`: `response` is a function in closed form, without random points and a key.
+    """
+
+    explicit: ClassVar[bool] = False
 
     @abc.abstractmethod
     def check_labels(self, labels: Array) -> None:

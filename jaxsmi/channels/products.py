@@ -74,7 +74,9 @@ class ProductChannel(FibreChannel):
             size = jnp.sqrt(clamp_to_tiny(jnp.abs(y)))[:, None]
             second = jnp.where(y >= 0.0, 1.0, -1.0)[:, None] * size
             fields = jnp.stack([size, second])[:, None]
-            return jnp.ones((), w.dtype), orbits.products(fields, w.transpose(1, 2, 0)[..., None], root)
+            return jnp.ones((), w.dtype), orbits.products(
+                fields, w.transpose(1, 2, 0)[..., None], root
+            )
 
         respond = whitened_response(root, 1, nested=True)
         integral = Integral(integrand, (statistic, omega), respond, inner=0, outer=3)

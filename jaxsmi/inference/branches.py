@@ -13,8 +13,7 @@ their start.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.core.validate import check
-from jaxsmi.inference.evolution import state_evolution
+from jaxsmi.inference.evolution import state_evolution, validate_settings
 from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
@@ -96,9 +95,7 @@ def global_minimum(
     """
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
-    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
-    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
-    validate.optional(validate.flag, "progress", progress)
+    validate_settings(averages, iteration, progress)
     student, teacher = learner_of(learner, model)
     allowed = "smi.Erm(..): the posterior of another model has no energy"
     check(jnp.isfinite(student.decay), "learner", learner, allowed)
@@ -107,74 +104,42 @@ def global_minimum(
     for start in starts:
         known = isinstance(start, LearnerSolution) or start in _NAMES
         check(known, "starts", start, allowed)
-    found: list[LearnerSolution] = []
+    reached: list[LearnerSolution] = []
     missed: list[LearnerSolution] = []
     words = [s for s in starts if s != "directions" or teacher.inputs is not None]
-    with tqdm(total=len(words), desc="branches", leave=False, disable=not progress) as bar:
-        for start in words:
-            last = None
-            for begin in _begins(start, teacher, student):
-                last = state_evolution(
-                    model,
-                    alpha,
-                    key=key,
-                    learner=student,
-                    start=begin,
-                    averages=averages,
-                    iteration=iteration,
-                )
-                assert isinstance(last, LearnerSolution)
-                if _is_sought(last, start):
-                    break
-            assert last is not None
-            if int(last.result) not in _REACHED:
-                missed.append(last)
-            elif not any(_same(last, other) for other in found):
-                found.append(last)
-            bar.update()
-    return sorted(found, key=lambda s: float(_given(s.energy))) + missed
+    for start in tqdm(words, desc="branches", leave=False, disable=not progress):
+        for begin in _starts(start, teacher, student):
+            settings = {"averages": averages, "iteration": iteration}
+            last = state_evolution(model, alpha, key=key, learner=student, start=begin, **settings)
+            assert isinstance(last, LearnerSolution)
+            if _is_sought(last, start):
+                break
+        if int(last.result) not in _REACHED:
+            missed.append(last)
+        elif not any(_same(last, other) for other in reached):
+            reached.append(last)
+    return sorted(reached, key=lambda s: float(_given(s.energy))) + missed
 
 
-def _begins(
+def _starts(
     start: str | LearnerSolution, teacher: IndexModel, learner: AbstractIndexLearner
-) -> Iterator[Start]:
-    """Where to begin, one after the other until a fixed point of that kind is reached."""
+) -> list[Start]:
+    """Order parameters to begin at, one after the other until a fixed point of that kind is
+    reached: both of a stiff and of a loose V, as either basin may be narrow."""
     if isinstance(start, LearnerSolution):
-        yield Start(start.overlap, start.teacher_overlap, start.covariance, start.direction_overlap)
-        return
-    yield from _BEGINNINGS[start](teacher, learner)
-
-
-def _aligned(overlap: float, teacher: IndexModel, learner: AbstractIndexLearner) -> Iterator[Start]:
-    """With this share of the teacher, whoever that is."""
-    del teacher
-    for part, V in ((1.0, 0.5), (0.25, _loose(learner))):
-        yield Start(part, overlap * part, V, 0.0)
-
-
-def _along_directions(teacher: IndexModel, learner: AbstractIndexLearner) -> Iterator[Start]:
-    """Along the directions of the inputs, and orthogonal to the teacher."""
-    high = _loose(learner)
-    for part, share, V in ((0.25, 0.5, high), (1.0, 0.5, 0.5), (0.25, 0.8, high)):
-        Q = part * _scale(teacher) * np.eye(learner.network.indices)
-        yield Start(Q, 0.0, V, share * _along(Q, teacher))
-
-
-def _loose(learner: AbstractIndexLearner) -> float:
-    """Half of V where no label holds the weights."""
-    return 0.5 / max(float(learner.decay), 1e-3)
-
-
-_BEGINNINGS = {
-    "informed": functools.partial(_aligned, 0.8),
-    "uninformed": functools.partial(_aligned, 0.0),
-    "directions": _along_directions,
-}
-
-
-def _scale(teacher: IndexModel) -> float:
-    """tr S/P*."""
-    return float(jnp.trace(teacher.prior.second_moment(teacher.indices)) / teacher.indices)
+        M, B = start.teacher_overlap, start.direction_overlap
+        return [Start(start.overlap, M, start.covariance, B)]
+    # half of V where no label holds the weights
+    loose = 0.5 / max(float(learner.decay), 1e-3)
+    if start == "directions":
+        S = teacher.prior.second_moment(teacher.indices)
+        Q = float(jnp.trace(S)) / teacher.indices * np.eye(learner.network.indices)
+        return [
+            Start(part * Q, 0.0, V, share * _along(part * Q, teacher))
+            for part, share, V in ((0.25, 0.5, loose), (1.0, 0.5, 0.5), (0.25, 0.8, loose))
+        ]
+    M = 0.8 if start == "informed" else 0.0
+    return [Start(part, M * part, V, 0.0) for part, V in ((1.0, 0.5), (0.25, loose))]
 
 
 def _along(Q: np.ndarray, teacher: IndexModel) -> np.ndarray:

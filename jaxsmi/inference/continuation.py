@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,7 +25,7 @@ from jaxsmi.core.codes import Result, worst
 from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
-from jaxsmi.inference.evolution import as_start, solve
+from jaxsmi.inference.evolution import as_start, solve, validate_settings
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, model_argument, title
 from jaxsmi.numerics.continuation import ladder, limit
@@ -34,13 +33,6 @@ from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part
 
 __all__ = ["continued", "noiseless_limit"]
-
-
-def _noisy_models(model: AbstractModel, noises: Array) -> list[AbstractModel]:
-    """The model at each of the label noises."""
-    check(model.design.rows, "noises", f"some for {title(model)}", "None for this model")
-    channels = model.channel.noisy(noises)
-    return [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
 
 
 def noiseless_limit(
@@ -85,19 +77,19 @@ def noiseless_limit(
         [theory: multi-index, Eqs. (70) to (72)].
     """
     model = model_argument(model)
-    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
-    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
-    validate.optional(validate.flag, "progress", progress)
+    validate_settings(averages, iteration, progress)
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     steps = ladder("noises", noises)
-    validate.instance("averages", averages, Averages, "smi.Averages(points=.., nets=..)")
-    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps=..)")
-    validate.flag("progress", progress)
+    key = validate.key("key", key)
     begin = as_start(start)
     if begin.overlap is not None:
         validate.overlap("start", begin.overlap, model.prior.second_moment(model.indices))
-    settings: Any = (validate.key("key", key), begin, averages, iteration, progress)
-    runs = [solve(noisy, alpha, *settings) for noisy in _noisy_models(model, steps)]
+    check(model.design.rows, "noises", f"some for {title(model)}", "None for this model")
+    runs = []
+    for channel in model.channel.noisy(steps):
+        noisy = eqx.tree_at(lambda m: m.channel, model, channel)
+        problem, V = OverlapMap.of(noisy, alpha, key, begin, averages)
+        runs.append((problem, solve((problem, V), iteration, progress)))
     return continued(model, steps, runs)
 
 

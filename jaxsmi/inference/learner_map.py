@@ -1,285 +1,288 @@
-r"""State evolution off the Nishimori line: one step of undamped message passing of a learner.
+r"""State evolution of a learner of indices other than Bayes: map, start and fixed point.
 
-Equations here [Cui24; theory: empirical-risk, Eqs. (6) to (15)], for labels of a teacher
-(W*, link*) and a learner (g, f), ξ and η iid N(0, 1):
+Equations here [Cui24; theory: empirical-risk, Eqs. (9) to (13), (20)], averages of
+inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 
-    ω_m  = B E_mᵀ + Q^{1/2} ξ_m
-    z*_m = R* E_mᵀ + Mᵀ Q^{-1/2} ξ_m + ρ^{1/2} η_m,   ρ = S - Mᵀ Q^{-1} M
-    y    = link*(z*, noise)
-    Q̂ = α E Σ_m g_m g_mᵀ,      M̂ = α E Σ_m ∂g_m/∂z*_m
-    V̂ = -α E Σ_m ∂g_{m,m},     B̂ = α E Σ_m g_m E_m
     Q, M, V, B ← learner.moments(Q̂, M̂, V̂, B̂)
-
-M̂ is the slope along the label where learner and teacher have one; finitely many labels are summed
-over, and M̂ = α E Σ_m g_m g*_mᵀ with the teacher's Bayes g* at its field; else it is Stein's
-α E Σ_m g_m (ρ^{-1/2} η_m)ᵀ. By parts V̂ = (M̂ Mᵀ - α E Σ_m g_m (ω_m - B E_mᵀ)ᵀ) Q^{-1}: this
-differs from the divergence by the jumps of g in ω, which that misses (`jumps=True` takes it).
-Points come with the signs of ξ and of η flipped, so that symmetries of even links hold exactly.
+    train loss  E ℓ_y(prox),   test loss  E ℓ(link(ω), y),   error  E ‖link(ω) - link*(z*)‖²
+    energy  E = α E ℓ_y(prox) + (λ/2) tr Q,   dE = ∂Φ at fixed order parameters
+    stability: the spectral radius of  T(X) = α Σ_{mn} E[C ∂g_{mn} X ∂g_{mn}ᵀ C]
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.proximal import Reply
-from jaxsmi.core.arrays import not_recorded
-from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, Truth
-from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.gaussian_points import gaussian_points
-from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete, frozen, nan, nan_unless
+from jaxsmi.core.codes import Result
+from jaxsmi.core.driver import Run
+from jaxsmi.core.options import Averages, Start
+from jaxsmi.core.results import LearnerSolution, Solution
+from jaxsmi.core.validate import check
+from jaxsmi.inference.label_averages import Answers, LabelAverages, admissible
+from jaxsmi.inference.order_map import AbstractOrderMap, End, Numbers, Settings, drive, resolvent
+from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, learner_of
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics import fixed_point
+from jaxsmi.numerics.anderson import Anderson, Place
+from jaxsmi.numerics.linear_algebra import spectral_radius
 
-__all__ = ["Answers", "LearnerMap", "admissible"]
+__all__ = ["LearnerMap"]
 
+_POINTS = 16384  # empirical: twice those of Bayes, as each has its mirror images
+_NETS = 8
 
-class _Fields(eqx.Module):
-    """Points of the average: `omega` (n, P, M), the `goal` z* (n, P*, M), its standard `normal` η
-    (n, P*, M), the `noise` of labels (n, k), and weights (R, n/R) of sum one."""
-
-    omega: Array
-    goal: Array
-    normal: Array
-    noise: Array
-    weight: Array
-
-    def mean(self, values: Array) -> Array:
-        """Averages (R, ...) of values (n, ...) by each rule."""
-        split = values.reshape(*self.weight.shape, *values.shape[1:])
-        return jnp.einsum("rn,rn...->r...", self.weight, split)
-
-
-class _Labelled(eqx.Module):
-    """Points with their `labels` (n, ...), what the teacher says of its fields (`score`,
-    (n, P*, M)), and the learner's `reply`."""
-
-    fields: _Fields
-    labels: Array
-    score: Array
-    reply: Reply
+_SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂ that are a jump
+_SUSPECT = 2.0  # above which V̂ is taken by parts
+_NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
 
 
-class Answers(eqx.Module):
-    """What a learner makes of labels at some order parameters, on average.
+class LearnerMap(LabelAverages, AbstractOrderMap):
+    """State evolution of a learner on labels of a teacher at one α."""
 
-    `conjugates`: with a leading axis of the R rules of the average; `divergence` and `by_parts`
-    (R, P, P): V̂ both ways; `train_loss`, `test_loss`, `error`, `envelope` (R,); `squared`
-    (P, P, P, P): α E Σ ∂g ⊗ ∂g; `second`: fraction of samples whose proximal point has another
-    minimum; `residual`: the largest gradient that remained.
-    """
+    solution: ClassVar[type[Solution]] = LearnerSolution
+    stationary: ClassVar[tuple[str, ...]] = ("energy", "potential")
+    tolerance: ClassVar[float] = 1e-8  # relative; accelerated steps get there at no cost
 
-    conjugates: Conjugates
-    divergence: Array
-    by_parts: Array
-    train_loss: Array
-    test_loss: Array
-    error: Array
-    envelope: Array
-    squared: Array
-    second: Array
-    residual: Array
-
-
-class LearnerMap(eqx.Module):
-    """State evolution of a learner on labels of a teacher at one α.
-
-    Args:
-        teacher: The model that makes the labels.
-        learner: Who learns from them, `taught_by` the teacher.
-        truth: The teacher's weights.
-        encoding: E (M, K), of the fixed directions.
-        alpha: Sample complexity N/D.
-        key: Of the points: the map is one smooth function for each key.
-        points: Points of each net, with their mirror images.
-        nets: Independent nets, R.
-        jumps: V̂ is taken by parts.
-    """
-
-    teacher: IndexModel
-    learner: AbstractIndexLearner
-    truth: Truth
-    encoding: Array
-    alpha: Array
-    key: PRNGKeyArray
-    points: int = eqx.field(static=True)
-    nets: int = eqx.field(static=True)
-    jumps: Array | bool = False
-
-    # The average over fields and labels
-
-    @property
-    def _enumerated(self) -> bool:
-        """Whether labels are summed over instead of drawn."""
-        return self.teacher.channel.outcomes is not None
-
-    def _fields(self, x: Overlaps) -> _Fields:
-        """The points, in the fields of student and teacher."""
-        P, goal = x.teacher.shape
-        M = self.teacher.tokens
-        noise_size = 0 if self._enumerated else self.teacher.channel.noise_size
-        drawn = 0 if self._enumerated else goal
-        images = 2 if self._enumerated else 4
-        points = gaussian_points(
-            self.key, self.points // images, self.nets, (P + drawn) * M + noise_size
+    @classmethod
+    def of(
+        cls,
+        model: AbstractModel,
+        learner: AbstractLearner,
+        alpha: Array,
+        key: PRNGKeyArray | None,
+        start: Start,
+        averages: Averages,
+    ) -> tuple[LearnerMap, Overlaps]:
+        """The map and the first order parameters, from the arguments of `state_evolution`."""
+        key = validate.key("key", key)
+        if start.overlap is not None and start.overlap.ndim == 0:
+            validate.number("start", start.overlap, validate.POSITIVE)  # before any computation
+        student, teacher = learner_of(learner, model)
+        check(not start.aided, "side_information", start.side_information, "0 with a learner")
+        points, nets = averages.sizes(_POINTS, _NETS, 4)
+        # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
+        problem = cls(
+            model=teacher,
+            learner=student,
+            alpha=alpha,
+            key=key,
+            points=points,
+            nets=nets,
+            jumps=jnp.asarray(student.kinked or student.jumps),
         )
-        position, weight = points
-        R = self.nets
-        count = position.shape[1]
-        xi = position[..., : P * M].reshape(R, count, P, M)
-        eta = position[..., P * M : (P + drawn) * M].reshape(R, count, drawn, M)
-        noise = position[..., (P + drawn) * M :]
-        signs = [(1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0)][:images]
-        xi, eta, noise = (
-            jnp.concatenate(parts, axis=1).reshape(R * count * images, *parts[0].shape[2:])
-            for parts in (
-                [s * xi for s, _ in signs],
-                [t * eta for _, t in signs],
-                [noise] * images,
-            )
-        )
-        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(x.overlap), xi) + x.direction @ self.encoding.T
-        mean = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher, xi)
-        mean = mean + self.truth.cross @ self.encoding.T
-        if drawn:
-            mean = mean + jnp.einsum("pq,nqm->npm", sqrt_psd(remainder(x, self.truth)), eta)
-        weights = jnp.concatenate([weight] * images, axis=1) / images
-        return _Fields(omega, mean, eta, noise, weights)
+        x = problem._initial(start)
+        alpha = nan_unless(alpha, validate.valid(teacher), validate.valid(x))
+        return eqx.tree_at(lambda p: p.alpha, problem, alpha), x
 
-    def _labelled(self, x: Overlaps) -> _Labelled:
-        """The points with their labels and teacher gradients (n, P*, M), and the answers; with
-        finitely many labels every point comes with each of them, weighted by its probability."""
-        fields = self._fields(x)
-        channel = self.teacher.channel
-        outcomes = channel.outcomes
-        if outcomes is None:
-            reply = self.learner.reply(
-                channel.label, fields.goal, fields.noise, fields.omega, x.covariance
-            )
-            labels = jax.vmap(channel.label)(fields.goal, fields.noise)
-            root = inverse_root(remainder(x, self.truth))
-            score = jnp.einsum("pq,nqm->npm", root, fields.normal)
-            return _Labelled(fields, labels, score, reply)
-        count = len(fields.omega)
-        copies = len(outcomes)
-        labels = jnp.repeat(outcomes, count, axis=0)
-        repeated = lambda a: jnp.concatenate([a] * copies)
-        goal = repeated(fields.goal)
-        known = channel.respond(channel.statistic(labels), goal, remainder(x, self.truth))
-        odds = jnp.exp(known.log_partition).reshape(copies, *fields.weight.shape)
-        weight = jnp.concatenate(list(odds * fields.weight), axis=1)
-        # the rules come first: (copies, R, n) -> (R, copies, n)
-        order = lambda a: jnp.moveaxis(
-            a.reshape(copies, self.nets, -1, *a.shape[1:]), 0, 1
-        ).reshape(-1, *a.shape[1:])
-        labels = order(labels)
-        omega = order(repeated(fields.omega))
-        reply = self.learner.reply(lambda _, label: label, order(goal), labels, omega, x.covariance)
-        fields = _Fields(omega, order(goal), order(known.g), labels, weight)
-        return _Labelled(fields, labels, order(known.g), reply)
-
-    def answers(self, x: Overlaps) -> Answers:
-        """What the learner makes of the labels at the order parameters x."""
-        labelled = self._labelled(x)
-        fields = labelled.fields
-        reply = labelled.reply
-        mean = fields.mean
-        alpha = self.alpha
-        g = reply.g
-        signal = self._signal(labelled)
-        fluctuation = fields.omega - x.direction @ self.encoding.T
-        pull = alpha * mean(jnp.einsum("npm,nqm->npq", g, fluctuation))
-        half = inverse_root(x.overlap)
-        by_parts = (signal @ x.teacher.T - pull) @ half @ half
-        divergence = -alpha * mean(jnp.einsum("npmqm->npq", reply.dg))
-        precision = symmetric(jnp.where(self.jumps, by_parts, divergence))
-        network = self.learner.network
-        outputs = jax.vmap(network.link)(fields.omega)
-        return Answers(
-            conjugates=Conjugates(
-                noise=alpha * mean(jnp.einsum("npm,nqm->npq", g, g)),
-                signal=signal,
-                precision=precision,
-                direction=alpha * mean(jnp.einsum("npm,mk->npk", g, self.encoding)),
+    def _initial(self, start: Start) -> Overlaps:
+        """Validate the initial order parameters; NaN where traced ones are not admissible."""
+        truth = self.truth
+        S = truth.second_moment
+        P = self.learner.network.indices
+        identity = jnp.eye(P, dtype=S.dtype)
+        # value where None, and what a number multiplies
+        defaults = {
+            "overlap": (1.0, jnp.trace(S) / len(S) * identity),
+            "teacher_overlap": (0.8, _aligned(P, S)),
+            "variance": (0.5, identity),
+            "direction_overlap": (0.0, jnp.ones((P, len(truth.gram)), S.dtype)),
+        }
+        parts = {}
+        for name, (default, unit) in defaults.items():
+            value = getattr(start, name)
+            value = jnp.asarray(default, S.dtype) if value is None else value
+            allowed = f"a number or an array of shape {unit.shape}"
+            check(value.shape in ((), unit.shape), name, value, allowed)
+            parts[name] = value * unit if value.ndim == 0 else value
+        x = Overlaps(*parts.values())
+        B = x.direction_overlap
+        joint = jnp.block([[x.overlap, B], [B.T, truth.gram]])
+        # an eigenvalue of zero is negative by rounding
+        fits = jnp.linalg.eigvalsh(joint)[0] >= -1e-9 * jnp.max(jnp.abs(joint))
+        conditions = {
+            "variance": (jnp.linalg.eigvalsh(x.covariance)[0] > 0.0, "a positive definite V"),
+            "overlap": (jnp.linalg.eigvalsh(x.overlap)[0] > 0.0, "a positive definite Q"),
+            "direction_overlap": (fits, "B with [[Q, B], [Bᵀ, G]] positive semi-definite"),
+            "teacher_overlap": (
+                admissible(x, truth),
+                "M with S - Mᵀ Q^{-1} M positive semi-definite",
             ),
-            divergence=divergence,
-            by_parts=by_parts,
-            train_loss=mean(reply.loss),
-            test_loss=mean(self.learner.test_loss(outputs, labelled.labels)),
-            error=self._error(fields, outputs),
-            envelope=mean(reply.envelope),
-            squared=alpha * _conjugation(fields.weight, reply.dg),
-            second=jnp.mean(mean(reply.second.astype(g.dtype))),
-            residual=jnp.max(reply.error),
-        )
-
-    def _signal(self, labelled: _Labelled) -> Array:
-        """M̂ (R, P, P*), by the estimate with the least noise."""
-        reply = labelled.reply
-        mean = labelled.fields.mean
-        by_score = self.alpha * mean(jnp.einsum("npm,nqm->npq", reply.g, labelled.score))
-        if self._enumerated or not self.learner.sloped:
-            return by_score
-        smooth = self.teacher.channel.smooth
-        slope = self.alpha * mean(reply.slope)
-        return slope if smooth is True else jnp.where(smooth, slope, by_score)
-
-    def _error(self, fields: _Fields, outputs: Array) -> Array:
-        """E ‖link(ω) - link*(z*)‖² (R,), of finitely many labels E ‖link(ω) - y‖² with their noise;
-        NaN where the two do not compare."""
-        if self._enumerated:
-            goals = fields.noise
-        else:
-            goals = jax.vmap(self.teacher.link)(fields.goal)
-        if outputs[0].size != goals[0].size:
-            return not_recorded((self.nets,), outputs.dtype)
-        gap = outputs.reshape(len(outputs), -1) - goals.reshape(len(outputs), -1)
-        return fields.mean(jnp.sum(gap**2, axis=1))
+        }
+        for name, (condition, allowed) in conditions.items():
+            check(condition, name, parts[name], allowed)
+        sound = jnp.all(jnp.stack([condition for condition, _ in conditions.values()]))
+        return jax.tree.map(lambda a: jnp.where(sound, a, nan()), x)
 
     # The map
 
-    def step(self, answers: Answers) -> tuple[Overlaps, Overlaps]:
+    def _next(self, answers: Answers) -> tuple[Overlaps, Overlaps]:
         """The next order parameters, and those of each rule by itself (R, ...), to first order."""
-        conjugates = answers.conjugates
-        average = jax.tree.map(lambda c: jnp.mean(c, 0), conjugates)
+        average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
         follow = lambda c: self.learner.moments(c, self.truth).overlaps
         value, push = jax.linearize(follow, average)
-        off = jax.tree.map(lambda c, a: c - a, conjugates, average)
+        off = jax.tree.map(lambda c, a: c - a, answers.conjugates, average)
         moved = jax.vmap(push)(off)
         return value, jax.tree.map(lambda v, d: v + d, value, moved)
 
-    def potential(self, x: Overlaps, conjugates: Conjugates, envelope: Array) -> Array:
+    def _potential(self, x: Overlaps, c: Conjugates, envelope: Array) -> Array:
         """Φ of a minimiser [theory: empirical-risk, Eq. (11)]: stationary at a fixed point, and
         there the energy."""
-        c = conjugates
         end = self.learner.moments(c, self.truth).overlaps
         # (λ + V̂)^{-1} (X + Q̂), as Q = V (X + Q̂) V
         square = jnp.linalg.solve(end.covariance, end.overlap)
-        linear = jnp.sum(c.signal * x.teacher) + jnp.sum(c.direction * x.direction)
+        linear = jnp.sum(c.signal * x.teacher_overlap)
+        linear = linear + jnp.sum(c.direction * x.direction_overlap)
         quadratic = jnp.sum(c.noise * x.covariance) - jnp.sum(c.precision * x.overlap)
         return 0.5 * quadratic + linear - 0.5 * jnp.trace(square) + self.alpha * envelope
 
+    def _measured(self, x: Overlaps, answers: Answers) -> Numbers:
+        """Losses, error and energy by each rule (R,)."""
+        conjugates = frozen(jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates))
+        potential = self._potential(x, conjugates, answers.envelope)
+        ridge = 0.5 * self.learner.decay * jnp.trace(x.overlap)
+        energy = jnp.mean(self.alpha * answers.train_loss + ridge)
+        return {
+            "train_loss": answers.train_loss,
+            "test_loss": answers.test_loss,
+            "error": answers.error,
+            # its own value, but derivatives and errors of the potential, which is stationary
+            "energy": frozen(energy - jnp.mean(potential)) + potential,
+            "potential": potential,
+        }
 
-def _conjugation(weight: Array, dg: Array) -> Array:
-    """X ↦ E Σ_{mn} ∂g_{mn} X ∂g_{mn}ᵀ, of weights (R, n) and ∂g (R n, P, M, P, M)."""
-    count = weight.size
-    scaled = dg * (weight.ravel() * (count / len(weight)))[:, None, None, None, None]
-    return conjugation(scaled, dg)
+    def __call__(self, x: Overlaps) -> tuple[Overlaps, Numbers]:
+        """The next order parameters, and the numbers at x."""
+        answers = self.answers(x)
+        measured = jax.tree.map(jnp.mean, self._measured(x, answers))
+        return self._next(answers)[0], vars(x) | measured
+
+    def value(self, x: Overlaps) -> Overlaps:
+        """The next order parameters."""
+        return self._next(self.answers(x))[0]
+
+    def units(self, x: Overlaps) -> Overlaps:
+        """The size of each order parameter: M and B by Q and what they are overlaps with."""
+        truth = self.truth
+        size = lambda matrix: jnp.trace(matrix) / max(len(matrix), 1)
+        Q = size(x.overlap)
+        M = jnp.sqrt(Q * size(truth.second_moment))
+        B = jnp.sqrt(Q * size(truth.gram))
+        sizes = Overlaps(Q, M, size(x.covariance), B)
+        return jax.tree.map(lambda a, s: jnp.broadcast_to(s, a.shape), x, sizes)
+
+    def admissible(self, x: Overlaps) -> Array:
+        """The map is defined."""
+        return admissible(x, self.truth)
+
+    # Its fixed point
+
+    def solve(self, start: Overlaps, settings: Settings) -> tuple[LearnerMap, Run[Place]]:
+        """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
+        divergence."""
+        run = self._drive(start, settings)
+        if not (self.learner.jumps and settings.newton):
+            return self, run
+        jumps = _differ(_answers(frozen(self), run.state.x), _SUSPECT)
+        if concrete(jumps) and bool(jumps):
+            return self, run
+        problem = eqx.tree_at(lambda p: p.jumps, self, jumps)
+        end = problem._drive(run.state.x, settings)
+        return problem, Run(end.state, run.step + end.step, end.result, run.history)
+
+    def _drive(self, start: Overlaps, settings: Settings) -> Run[Place]:
+        still = frozen(self)
+        solver = Anderson(
+            map_of=still.value,
+            initial=lax.stop_gradient(start),
+            units=still.units,
+            admissible=still.admissible,
+            observed=vars,
+            tolerance=settings.tolerance,
+            accelerated=settings.newton,
+            max_steps=settings.max_steps,
+        )
+        return drive(solver, settings)
+
+    def end(self, run: Run[Place]) -> End:
+        """The fixed point with its error bars, from one evaluation and its derivatives."""
+        x = run.state.x
+
+        def look(x: Overlaps) -> tuple[tuple[Overlaps, Numbers], tuple[Overlaps, Numbers, Answers]]:
+            answers = self.answers(x)
+            value, values = self._next(answers)
+            each = self._measured(x, answers)
+            return (value, jax.tree.map(jnp.mean, each)), (values, each, answers)
+
+        (value, measured), push, (values, each, answers) = jax.linearize(look, x, has_aux=True)
+        flat, build = ravel_pytree(x)
+        columns = lax.map(lambda unit: ravel_pytree(push(build(unit))[0])[0], jnp.eye(flat.size))
+        J = columns.T
+        average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
+        squared = self.learner.moments(average, self.truth).squared
+        replicon = jnp.einsum("abcd,cdef->abef", squared, answers.squared)
+        stability = fixed_point.perron_value(replicon)
+
+        def carried(move: Overlaps) -> Numbers:
+            """Changes of all numbers where F changes by `move`."""
+            moved = resolvent(J, move)
+            still = dict.fromkeys(self.stationary, jnp.zeros(()))
+            return vars(moved) | push(moved)[1] | still
+
+        off = vars(jax.tree.map(jnp.zeros_like, values))
+        off |= jax.tree.map(lambda r, m: r - m, each, measured)
+        moved = jax.vmap(carried)(jax.tree.map(lambda r, v: r - v, values, value))
+        R = self.nets
+        spread = lambda a, b: jnp.sqrt(jnp.sum((a + b) ** 2, 0) / (R * (R - 1.0)))
+        # what the tolerance leaves open
+        rest = carried(jax.tree.map(lambda f, x: f - x, value, x))
+        errors = jax.tree.map(lambda a, b, c: jnp.hypot(spread(a, b), c), off, moved, rest)
+
+        code = self._code(run, answers, stability)
+        sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)
+        errors = jax.tree.map(lambda e: jnp.where(sound, e, nan()), errors)
+        fields = {
+            "spectral_radius": spectral_radius(J),
+            "stability": stability,
+            "jump_fraction": answers.second,
+            "state": answers,
+        }
+        return End(x, vars(x) | measured, J, errors, code, fields)
+
+    def _code(self, run: Run[Place], answers: Answers, stability: Array) -> Array:
+        """UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed."""
+        success = run.result == Result.SUCCESS
+        jumps = self.learner.jumps & _differ(answers, _SIGNIFICANT)
+        missed = answers.residual > self.learner.tolerance
+        code = jnp.where(success & missed, Result.INACCURATE, run.result)
+        return jnp.where(success & ((stability >= 1.0) | jumps), Result.UNSTABLE, code)
 
 
-def remainder(x: Overlaps, truth: Truth) -> Array:
-    """ρ = S - Mᵀ Q^{-1} M (P*, P*): what the student's fields leave open of the teacher's."""
-    half = inverse_root(x.overlap) @ x.teacher
-    return symmetric(truth.second_moment - half.T @ half)
+_answers = eqx.filter_jit(LearnerMap.answers)
 
 
-def admissible(x: Overlaps, truth: Truth) -> Array:
-    """Whether Q, V and ρ are positive definite and all is finite."""
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(x)]))
-    safe = jax.tree.map(lambda a: jnp.where(finite, a, 1.0), x)
-    values = jnp.linalg.eigvalsh(symmetric(safe.overlap))
-    definite = jnp.where(values[0] > 0.0, safe.overlap, jnp.eye(len(values)))
-    rho = remainder(eqx.tree_at(lambda x: x.overlap, safe, definite), truth)
-    size = jnp.trace(truth.second_moment)
-    positive = (values[0] > 0.0) & (jnp.linalg.eigvalsh(symmetric(safe.covariance))[0] > 0.0)
-    return finite & positive & (jnp.linalg.eigvalsh(rho)[0] > -1e-12 * size)
+def _aligned(indices: int, S: Array) -> Array:
+    """M (P, P*) of a student whose indices share those of the teacher evenly, of norm one each."""
+    rows = jnp.arange(indices)[:, None]
+    columns = jnp.arange(len(S))[None, :]
+    fewer = min(indices, len(S))
+    shared = (rows % fewer == columns % fewer).astype(S.dtype)
+    return shared / jnp.linalg.norm(shared, axis=1, keepdims=True) @ S
+
+
+def _differ(answers: Answers, errors: float) -> Array:
+    """Whether V̂ by parts and as a divergence differ by so many standard errors, where proximal
+    points have rivals: what jumps of g make of it."""
+    gap = answers.by_parts - answers.divergence
+    spread = jnp.std(gap, axis=0, ddof=1) / jnp.sqrt(float(len(gap)))
+    size = jnp.max(jnp.abs(jnp.mean(answers.divergence, 0)))
+    differ = jnp.abs(jnp.mean(gap, 0)) > errors * spread + _NOTICEABLE * size
+    return jnp.any(differ) & (answers.second > 0.0)

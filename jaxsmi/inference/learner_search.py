@@ -22,7 +22,7 @@ from jaxsmi.core.arrays import PyTree
 from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import LearnerSolution
-from jaxsmi.inference.evolution import state_evolution
+from jaxsmi.inference.evolution import state_evolution, validate_settings
 from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.learners.erm import Erm
 from jaxsmi.models.base import AbstractModel
@@ -101,8 +101,7 @@ def search_learner(
     """
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
-    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
-    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
+    validate_settings(averages, iteration, False)
     name = validate.choice("objective", objective, _OBJECTIVES)
     validate.function("build", build, _BUILD)
     allowed = "a tree of real numbers"

@@ -36,7 +36,7 @@ from jaxsmi.inference import starts
 from jaxsmi.inference.assumptions import warn_of_inputs
 from jaxsmi.inference.iteration import GampIteration, GampState, Position
 from jaxsmi.inference.learner_passing import Plan, learned, statistic_of
-from jaxsmi.inference.matrix_learner import matrix_learned
+from jaxsmi.inference.matrix_passing import matrix_learned
 from jaxsmi.learners.base import AbstractLearner, BayesResponder
 from jaxsmi.models.base import AbstractModel, check_data, model_argument
 

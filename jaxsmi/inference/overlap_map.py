@@ -1,7 +1,7 @@
-r"""The map whose iteration is state evolution: one step of undamped message passing as D → ∞.
+r"""State evolution of Bayes: one step of undamped message passing as D → ∞, a map of V = S - Q.
 
 Equations here [TCDKZ25; theory: multi-index, Eqs. (43), (45), (46), (55)], S the second moment of
-the prior, V = S - Q, Λ the precision of side information:
+the prior, Λ the precision of side information:
 
     V ↦ prior.mmse(Q̂),   Q̂ = α channel.response(S - V) + Λ
 
@@ -13,20 +13,37 @@ map is one of the (k, k) matrix V on them:
 
 from __future__ import annotations
 
+import warnings
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import arithmetic, frozen, nan, nan_unless
+from jaxsmi.core.codes import INACCURATE_SHARE, Result
+from jaxsmi.core.driver import Run
+from jaxsmi.core.options import Averages, Start
+from jaxsmi.core.validate import check
+from jaxsmi.inference.order_map import AbstractOrderMap, End, Numbers, Settings, drive
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics import fixed_point
+from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.linear_algebra import symmetric
+from jaxsmi.numerics.nets import power_of_two
 
 __all__ = ["OverlapMap"]
 
+_MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
+_START = 1e-3  # overlap of an uninformed start: zero is a fixed point of even links
+_POINTS = 8192  # empirical: standard error 1e-3 for two layers at α = .5
+_NETS = 8
 
-class OverlapMap(eqx.Module):
+
+class OverlapMap(AbstractOrderMap):
     """State evolution of a model at one α, as a map of V (k, k) on the learned directions.
 
     Args:
@@ -39,6 +56,7 @@ class OverlapMap(eqx.Module):
         learned: Orthonormal basis U (P, k) of the learned directions. Default all of them.
     """
 
+    tolerance: ClassVar[float] = 1e-4  # a tenth of the usual statistical error
     model: AbstractModel
     alpha: Array
     key: PRNGKeyArray
@@ -46,6 +64,40 @@ class OverlapMap(eqx.Module):
     nets: int = eqx.field(static=True)
     side_information: Array | float = 0.0
     learned: Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: AbstractModel,
+        alpha: Array,
+        key: PRNGKeyArray | None,
+        start: Start,
+        averages: Averages,
+    ) -> tuple[OverlapMap, Array]:
+        """The map and the first V, from the arguments of `state_evolution`."""
+        key = validate.key("key", key)
+        if start.overlap is not None and start.overlap.ndim == 0:
+            validate.number("start", start.overlap, validate.FRACTION)  # before any computation
+        if model.metric.ansatz is not None:
+            warnings.warn(model.metric.ansatz, stacklevel=3)
+        numbers = (start.teacher_overlap, start.variance, start.direction_overlap)
+        allowed = "an overlap alone without a learner: Bayes has M = Q and V = S - Q"
+        check(all(x is None for x in numbers), "start", start, allowed)
+        points, nets = averages.sizes(_POINTS, _NETS, 2)
+        strength = start.side_information
+        S = model.prior.second_moment(model.indices)
+        xp = arithmetic(S)
+        S = xp.asarray(S)
+        prior_overlap = xp.asarray(model.prior.mean_overlap(model.indices))
+        uninformed = prior_overlap + _START * (S - prior_overlap)
+        Q = validate.overlap("start", uninformed if start.overlap is None else start.overlap, S)
+        # outside jit all of this holds; inside, a bad value becomes a bad α: the code INVALID
+        alpha = nan_unless(alpha, validate.valid((Q, strength)), validate.valid(model))
+        side = strength / (1.0 - strength)
+        V = jnp.asarray(S - arithmetic(S, Q).asarray(Q))
+        return cls(model, alpha, key, power_of_two(max(points, 2)), nets, side), V
+
+    # The map
 
     def restrict(self, X: Array) -> Array:
         """Uᵀ X U: a (P, P) matrix on the learned directions."""
@@ -100,6 +152,13 @@ class OverlapMap(eqx.Module):
             response.inaccurate,
         )
 
+    def _restrict_tensor(self, J: Array) -> Array:
+        """A map of (P, P) matrices on the learned directions, (k, k, k, k)."""
+        U = self.learned
+        return J if U is None else jnp.einsum("pi,qj,pqrs,rk,sl->ijkl", U, U, J, U, U)
+
+    # Its fixed point
+
     def iteration(
         self, V0: Array, *, max_steps: int, tolerance: Array, newton: bool = True
     ) -> fixed_point.Iteration:
@@ -114,7 +173,60 @@ class OverlapMap(eqx.Module):
             max_steps=max_steps,
         )
 
-    def _restrict_tensor(self, J: Array) -> Array:
-        """A map of (P, P) matrices on the learned directions, (k, k, k, k)."""
-        U = self.learned
-        return J if U is None else jnp.einsum("pi,qj,pqrs,rk,sl->ijkl", U, U, J, U, U)
+    def solve(
+        self, start: Array, settings: Settings
+    ) -> tuple[OverlapMap, Run[fixed_point.Iterate]]:
+        """Plain steps, and Newton steps where the map contracts."""
+        solver = frozen(self).iteration(
+            # derivatives come from the fixed point, not from the way to it
+            lax.stop_gradient(start),
+            max_steps=settings.max_steps,
+            tolerance=settings.tolerance,
+            newton=settings.newton,
+        )
+        return self, drive(solver, settings)
+
+    def __call__(self, x: Array) -> tuple[Array, Numbers]:
+        """F(V), and the numbers at V."""
+        return self.evaluate(x).value, self.numbers(x)
+
+    def numbers(self, x: Array) -> Numbers:
+        """Q, V and the plug-in error."""
+        key = jax.random.fold_in(self.key, 2)
+        error = self.model.metric.theory_error(x, key=key, points=self.points)
+        return {"overlap": self.second_moment - x, "covariance": x, "error": error}
+
+    def end(self, run: Run[fixed_point.Iterate]) -> End:
+        """The last V, with the error of the last evaluation: no other one is needed."""
+        last = run.state
+        evaluation = last.evaluation
+        success = run.result == Result.SUCCESS
+        inaccurate = success & (evaluation.inaccurate > INACCURATE_SHARE)
+        code = jnp.where(inaccurate, Result.INACCURATE, run.result)
+        code = jnp.where(success & (last.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
+        spread = fixed_point.propagated_error(evaluation.jacobian, evaluation.replicas)
+        # beside the statistical error the one that the tolerance leaves
+        stderr = jnp.where(code == Result.MAX_STEPS, nan(), jnp.hypot(spread, last.open))
+        J = evaluation.jacobian.reshape(last.V.size, last.V.size)
+        fields = {"spectral_radius": last.rho}
+        return End(last.V, self.numbers(last.V), J, {"overlap": stderr}, code, fields)
+
+    def slope(self, x: Array, jacobian: Array) -> Array:
+        """That of the average over the points, where labels move with the fields."""
+        del jacobian
+        stated = self.evaluate(x).jacobian
+        regular = self.model.channel.pathwise
+        if regular is not False:
+            Q = self.second_moment - x
+            pathwise = fixed_point.pathwise_jacobian(self.evaluate, x, Q)
+            stated = jnp.where(regular, pathwise, stated)
+        return stated.reshape(x.size, x.size)
+
+    def tangent(self, x: Array, directions: list[Array]) -> tuple[Array, Numbers]:
+        """NaN along numbers of the model where labels jump: the average along drawn labels misses
+        the jumps. That in α is exact."""
+        slope, numbers = super().tangent(x, directions)
+        count = len(implicit.numbers_of(self.model)[0])
+        moves = sum(jnp.sum(jnp.abs(d)) for d in directions[:count]) > 0.0
+        known = jnp.where(moves, self.model.channel.pathwise, True)
+        return jnp.where(known, slope, jnp.nan), numbers

@@ -33,7 +33,8 @@ from jaxsmi.core.arrays import nan
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.models.base import AbstractModel, model_argument
-from jaxsmi.numerics.implicit import differentiable, not_differentiable
+from jaxsmi.numerics import implicit
+from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.nets import power_of_two
 
 __all__ = ["free_entropy", "potential_at"]
@@ -108,8 +109,10 @@ def potential_at(
     randomisations: int,
 ) -> Estimate:
     """`free_entropy` without its checks, `samples` points in each of `randomisations` nets."""
-    response = _response(model, Q, key, samples, randomisations)
-    Qhat = alpha * 0.5 * (response.mean + response.mean.T)
+    respond = _Response(key, samples, randomisations)
+    # exact functions have derivatives of any order, by the rules of JAX
+    response = respond(model, Q) if model.channel.explicit else _differentiable(respond, model, Q)
+    Qhat = alpha * symmetric(response.mean)
     value = model.prior.entropy_term(Q, Qhat) + alpha * jnp.mean(response.log_partition)
     # to first order in the fluctuations of Q̂ and of log Z_out
     pull = model.prior.weight * (model.prior.overlap(Qhat) - Q)
@@ -119,50 +122,55 @@ def potential_at(
     return Estimate(value, jnp.std(each, ddof=1) / jnp.sqrt(float(randomisations)))
 
 
-def _response(
-    model: AbstractModel, Q: Array, key: PRNGKeyArray | None, samples: int, randomisations: int
-) -> Response:
-    """The channel's response at Q, with the derivative that it has.
+class _Response(eqx.Module):
+    """The channel's response of a model at Q, on points of a key."""
 
-    Where labels are known to jump: d E log Z_out = ½ tr(response dQ), and the stated Jacobian of
-    the response; along numbers of the model there is none.
-    """
+    key: PRNGKeyArray | None
+    points: int = eqx.field(static=True)
+    nets: int = eqx.field(static=True)
 
-    def respond(parameters: _Point, key: PRNGKeyArray | None, tangents: bool = False) -> Response:
-        Q, model = parameters
-        return model.channel.response(
-            Q,
-            model.prior.second_moment(model.indices) - Q,
-            key=key,
-            points=samples,
-            nets=randomisations,
-            tangents=tangents,
-        )
-
-    def jacobian(parameters: _Point, key: PRNGKeyArray | None, answer: Response) -> Response:
-        full = respond(parameters, key, True)
-        return eqx.tree_at(lambda r: r.jacobian, answer, full.jacobian)
-
-    smooth = model.channel.smooth
-    if model.channel.explicit or smooth is True:
-        return respond((Q, model), key)
-    if smooth is not False:
-        return not_differentiable(respond((Q, model), key), (Q, model), unless=smooth)
-    return differentiable(respond, _along, (Q, model), key, jacobian)
+    def __call__(self, model: AbstractModel, Q: Array, tangents: bool = False) -> Response:
+        V = model.prior.second_moment(model.indices) - Q
+        sizes = {"points": self.points, "nets": self.nets}
+        return model.channel.response(Q, V, key=self.key, tangents=tangents, **sizes)
 
 
-_Point = tuple[Array, AbstractModel]  # an overlap, and the model that it is one of
+def _differentiable(respond: _Response, model: AbstractModel, Q: Array) -> Response:
+    """The response with its derivative: along the points of the average, forwards, as integrals
+    refine their rules in loops. Where labels jump with the fields the points miss the jumps: in Q
+    it is then d E log Z_out = ½ tr(response dQ) and the stated Jacobian, in the model NaN."""
+
+    def solve(parameters: _Point, respond: _Response) -> Response:
+        return respond(*parameters)
+
+    def prepare(parameters: _Point, respond: _Response, answer: Response) -> Response:
+        if parameters[0].channel.smooth is True:
+            return answer
+        return eqx.tree_at(lambda r: r.jacobian, answer, respond(*parameters, True).jacobian)
+
+    def push(
+        parameters: _Point, respond: _Response, known: Response, directions: list[Array]
+    ) -> Response:
+        smooth = parameters[0].channel.smooth
+        if smooth is False:
+            return _stated(parameters[0], known, directions)
+        moved = implicit.derivative(lambda p: respond(*p), parameters, directions)
+        if smooth is True:
+            return moved
+        stated = _stated(parameters[0], known, directions)
+        return jax.tree.map(lambda a, b: jnp.where(smooth, a, b), moved, stated)
+
+    return implicit.differentiable(solve, push, (model, Q), respond, prepare)
 
 
-def _along(
-    parameters: _Point, key: PRNGKeyArray | None, known: Response, directions: list[Array]
-) -> Response:
-    """The tangents of a response along numbers of Q, NaN along those of the model."""
-    del key
-    _, model = parameters
-    dQ = directions[0]
+_Point = tuple[AbstractModel, Array]  # a model, and an overlap
+
+
+def _stated(model: AbstractModel, known: Response, directions: list[Array]) -> Response:
+    """The tangents of a response of labels that jump."""
+    *others, dQ = directions
     moved = jnp.einsum("abcd,cd->ab", known.jacobian, dQ)
-    moves = sum(jnp.sum(jnp.abs(x)) for x in directions[1:])
+    moves = sum((jnp.sum(jnp.abs(x)) for x in others), jnp.zeros(()))
     missing = jnp.where(moves > 0.0, jnp.nan, 0.0)
     unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), known)
     return dataclasses.replace(

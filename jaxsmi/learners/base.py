@@ -45,13 +45,14 @@ __all__ = [
 
 
 class Overlaps(eqx.Module):
-    """Order parameters: `overlap` Q = W Wᵀ/D (P, P), `teacher` M = W W*ᵀ/D (P, P*), `covariance`
-    V (P, P), the response of the fields to one sample, and `direction` B = W Uᵀ/D (P, K)."""
+    """Order parameters: `overlap` Q = W Wᵀ/D (P, P), `teacher_overlap` M = W W*ᵀ/D (P, P*),
+    `covariance` V (P, P), the response of the fields to one sample, and `direction_overlap`
+    B = W Uᵀ/D (P, K)."""
 
     overlap: Array
-    teacher: Array
+    teacher_overlap: Array
     covariance: Array
-    direction: Array
+    direction_overlap: Array
 
 
 class Conjugates(eqx.Module):
@@ -244,8 +245,8 @@ def linear_moments(C: Array, conjugates: Conjugates, truth: Truth) -> Moments:
     square = signal @ S @ signal.T + mixed + mixed.T + direction @ truth.gram @ direction.T
     overlaps = Overlaps(
         overlap=C @ (square + conjugates.noise) @ C,
-        teacher=C @ (signal @ S + direction @ R.T),
+        teacher_overlap=C @ (signal @ S + direction @ R.T),
         covariance=C,
-        direction=C @ (signal @ R + direction @ truth.gram),
+        direction_overlap=C @ (signal @ R + direction @ truth.gram),
     )
     return Moments(overlaps, jnp.einsum("ac,bd->abcd", C, C))

@@ -27,7 +27,7 @@ from jaxsmi.models.base import title
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics.linear_algebra import symmetric
 
-__all__ = ["MatrixErm", "Shrinkage", "residual", "student_of"]
+__all__ = ["MatrixErm", "Shrinkage", "believed", "residual", "student_of"]
 
 _MATRIX = "a model of one matrix with a linear output, such as smi.Bilinear()"
 _TIE = 1e-7  # of the largest: singular values that are taken for equal
@@ -215,6 +215,11 @@ class MatrixErm(AbstractLearner):
         signal = model.student.signal(array)
         loss = 0.5 * jnp.sum(residual(model, signal, data) ** 2)
         return loss / model.design.operator(data.inputs).entries + self.penalty(signal)
+
+
+def believed(model: MatrixModel) -> MatrixModel:
+    """The same with label noise of variance one: what a loss ½ ‖ŷ - y‖² believes in."""
+    return eqx.tree_at(lambda m: m.noise, model, jnp.ones_like(model.noise))
 
 
 def residual(model: MatrixModel, signal: Array, data: Dataset) -> Array:

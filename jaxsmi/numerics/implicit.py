@@ -6,12 +6,12 @@ Equations here [theory: numerics, Eqs. (23), (24)]:
     root h(α, θ) = 0:          dα = -(∂_θh/∂_αh) dθ
 
 The two rules themselves are written where the equations are solved: the fixed point's in
-inference/evolution.py, the thresholds' in thresholds/weak.py (weak recovery) and thresholds/root.py
+inference/order_map.py, the thresholds' in thresholds/weak.py (weak recovery) and thresholds/root.py
 (all later steps).
 
 Loops whose length depends on the data can be differentiated forwards only, and waste time there;
-`differentiable` gives a solver a derivative from its caller, in both modes. It is good for one
-derivative: a second one is NaN, not a wrong number.
+`differentiable` gives a solver a derivative from its caller, in both modes. By default it is good
+for one derivative: a second one is NaN, not a wrong number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree, nan
+from jaxsmi.core.arrays import PyTree, frozen, nan
 
 __all__ = ["derivative", "differentiable", "numbers_of", "not_differentiable"]
 
@@ -73,8 +73,10 @@ def differentiable(
     parameters: PyTree,
     context: PyTree,
     prepare: Callable[[PyTree, PyTree, PyTree], PyTree] = _unchanged,
+    *,
+    twice: bool = False,
 ) -> PyTree:
-    """`solve(parameters, context)` with a derivative from the caller, in both modes, once.
+    """`solve(parameters, context)` with a derivative from the caller, in both modes.
 
     Args:
         solve: The solver; it may run loops whose length depends on the data.
@@ -85,6 +87,8 @@ def differentiable(
         context: A tree of everything else that is traced; its derivative is zero.
         prepare: `prepare(parameters, context, answer)`, called once before all calls of `push`.
             Default: the answer.
+        twice: `push` is exact and depends on the answer alone, so that its own derivative is the
+            second one. Default False: the second one is NaN.
 
     Returns:
         The answer of `solve`.
@@ -108,14 +112,17 @@ def differentiable(
         directions = tangents[0]
         answer = wrapped(leaves, context_leaves)
         moving, fixed = eqx.partition(answer, eqx.is_inexact_array)
-        parameters, context = arguments(lax.stop_gradient(leaves), context_leaves)
+        still = (lambda tree: tree) if twice else frozen
+        parameters, context = arguments(still(leaves), context_leaves)
         # `prepare` is costly, and a constant answer needs none
         moves = any(not isinstance(direction, SymbolicZero) for direction in directions)
-        prepared = prepare(parameters, context, lax.stop_gradient(answer)) if moves else None
+        prepared = prepare(parameters, context, still(answer)) if moves else None
         along = lambda units: push(parameters, context, prepared, units)
-        total = _tangents(along, leaves, directions, jax.tree.map(jnp.zeros_like, moving))
-        still = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
-        return answer, eqx.combine(total, still)
+        protect = still if twice else lambda columns: not_differentiable(columns, leaves)
+        zero = jax.tree.map(jnp.zeros_like, moving)
+        total = _tangents(along, protect, leaves, directions, zero)
+        none = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
+        return answer, eqx.combine(total, none)
 
     wrapped = jax.custom_jvp(primal)
     wrapped.defjvp(rule, symbolic_zeros=True)
@@ -126,11 +133,13 @@ def differentiable(
 
 def _tangents(
     along: Callable[[list[Array]], PyTree],
+    protect: Callable[[PyTree], PyTree],
     leaves: list[Array],
     directions: list[Array],
     total: PyTree,
 ) -> PyTree:
-    """`total` plus the tangents along `directions`, by `along` for each number that moves."""
+    """`total` plus the tangents along `directions`, by `along` for each number that moves;
+    `protect`: what becomes of the derivatives of these tangents."""
     for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
         if isinstance(direction, SymbolicZero):
             continue  # the answer is not differentiated in this array
@@ -149,7 +158,7 @@ def _tangents(
         total = jax.tree.map(
             lambda t, c, flat=flat: t + jnp.tensordot(flat, c, axes=1).astype(t.dtype),
             total,
-            not_differentiable(columns, leaves),
+            protect(columns),
         )
     return total
 

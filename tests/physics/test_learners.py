@@ -14,8 +14,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.inference.learner_evolution import truth_of
-from jaxsmi.inference.learner_map import LearnerMap
+from jaxsmi.inference.label_averages import LabelAverages
 from jaxsmi.learners.base import Overlaps
 
 KEY = jax.random.key(0)
@@ -396,11 +395,9 @@ def test_the_matched_posterior_is_that_of_bayes():
 
 
 def problem_of(teacher, learner, alpha, samples=2**12):
-    return LearnerMap(
-        teacher=teacher,
+    return LabelAverages(
+        model=teacher,
         learner=learner.taught_by(teacher),
-        truth=truth_of(teacher),
-        encoding=jnp.zeros((teacher.tokens, 0)),
         alpha=jnp.asarray(alpha),
         key=KEY,
         points=samples,
@@ -435,7 +432,7 @@ def test_the_envelope_is_stationary(case):
     conjugates = jax.jit(lambda x: problem.answers(x).conjugates)(x)
     hats = jax.tree.map(lambda c: jnp.mean(c, 0), conjugates)
     np.testing.assert_allclose(slope.overlap, 0.5 * hats.precision, rtol=accuracy, atol=accuracy)
-    np.testing.assert_allclose(slope.teacher, -hats.signal, rtol=accuracy, atol=accuracy)
+    np.testing.assert_allclose(slope.teacher_overlap, -hats.signal, rtol=accuracy, atol=accuracy)
     np.testing.assert_allclose(slope.covariance, -0.5 * hats.noise, rtol=accuracy, atol=accuracy)
 
 

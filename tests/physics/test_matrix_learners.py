@@ -10,7 +10,7 @@ import pytest
 from scipy import optimize
 
 import jaxsmi as smi
-from jaxsmi.inference.matrix_learner import Order, Theory
+from jaxsmi.inference.matrix_map import MatrixLearnerMap, Order
 
 KEY = jax.random.key(0)
 SQUARE = smi.Bilinear(1.0, 0.3, 0.1)
@@ -67,11 +67,13 @@ def test_the_response_by_parts_is_the_divergence(model, positive):
     """Stein's form of V needs the posterior mean of the teacher, the divergence only F and the law:
     they agree at any order parameters, to the quadrature."""
     learner = smi.MatrixErm(nuclear=0.3, ridge=0.05, positive=positive)
-    theory = Theory(model, learner, jnp.asarray(0.6))
+    theory = MatrixLearnerMap(model, jnp.asarray(0.6), None, learner)
     for e, V in ((0.2, 0.4), (0.5, 1.5), (0.05, 0.1)):
-        x = Order(jnp.asarray(e), jnp.asarray(V))
-        assert float(theory(x).response) == pytest.approx(float(theory.divergence(x)), rel=1e-8)
-        assert float(jnp.sum(theory.at(x).seen.weight)) == pytest.approx(1.0, abs=1e-8)
+        x = Order(jnp.log(e), jnp.log(V))
+        at = theory.at(x)
+        divergence = at.seen.pairs(at.shrinkage, 1) / at.precision
+        assert float(jnp.exp(theory(x)[0].response)) == pytest.approx(float(divergence), rel=1e-8)
+        assert float(jnp.sum(at.seen.weight)) == pytest.approx(1.0, abs=1e-8)
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.inference.learner_evolution import encoding_of, truth_of
-from jaxsmi.inference.learner_map import LearnerMap
+from jaxsmi.inference.label_averages import LabelAverages
 from jaxsmi.learners.base import Overlaps
 
 KEY = jax.random.key(0)
@@ -220,11 +219,9 @@ def test_message_passing_and_descent_with_directions():
 def test_the_envelope_is_stationary_in_every_overlap():
     """∂_Q αE𝓜 = ½V̂, ∂_M = -M̂, ∂_V = -½Q̂, ∂_B = -B̂ at any order parameters."""
     teacher = mixed()
-    problem = LearnerMap(
-        teacher=teacher,
+    problem = LabelAverages(
+        model=teacher,
         learner=smi.Erm(ridge=0.3).taught_by(teacher),
-        truth=truth_of(teacher),
-        encoding=encoding_of(teacher),
         alpha=jnp.asarray(3.0),
         key=KEY,
         points=2**16,
@@ -236,9 +233,9 @@ def test_the_envelope_is_stationary_in_every_overlap():
     hats = jax.jit(lambda x: jax.tree.map(jnp.mean, problem.answers(x).conjugates))(x)
     accuracy = 5e-3  # of 2^16 points; the table's own check of this is good to 5e-4
     np.testing.assert_allclose(slope.overlap, [[0.5 * hats.precision]], rtol=accuracy)
-    np.testing.assert_allclose(slope.teacher, [[-hats.signal]], rtol=accuracy)
+    np.testing.assert_allclose(slope.teacher_overlap, [[-hats.signal]], rtol=accuracy)
     np.testing.assert_allclose(slope.covariance, [[-0.5 * hats.noise]], rtol=accuracy)
-    np.testing.assert_allclose(slope.direction, [[-hats.direction]], rtol=accuracy)
+    np.testing.assert_allclose(slope.direction_overlap, [[-hats.direction]], rtol=accuracy)
 
 
 # Positional and semantic attention

@@ -57,3 +57,19 @@ def test_a_link_of_another_value_is_the_same_program():
     model = lambda c: smi.MultiIndex(lambda z: jnp.tanh(c * z[0, 0]), indices=1, noise=0.1)
     structures = {jax.tree.structure(model(jnp.array(c))) for c in (0.5, 1.0)}
     assert len(structures) == 1
+
+
+def potential_through_a_link(c):
+    link = lambda z: c * z[0, 0] ** 2 + jnp.tanh(z[0, 0] ** 2)
+    model = smi.MultiIndex(link, indices=1, noise=0.3)
+    averages = smi.Averages(512, 4)
+    return smi.free_entropy(model, 1.5, 0.5, key=KEY, averages=averages).value
+
+
+@pytest.mark.slow
+def test_the_potential_has_its_derivative_in_what_a_link_closes_over():
+    step = 0.01
+    at = potential_through_a_link
+    difference = (at(0.5 + step) - at(0.5 - step)) / (2 * step)
+    np.testing.assert_allclose(jax.grad(at)(0.5), difference, rtol=0.02)
+    np.testing.assert_allclose(jax.jit(jax.grad(at))(0.5), jax.grad(at)(0.5), rtol=1e-8)

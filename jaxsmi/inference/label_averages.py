@@ -1,0 +1,244 @@
+r"""Averages over fields and labels of a teacher, as a learner sees them as D → ∞.
+
+Equations here [Cui24; theory: empirical-risk, Eqs. (6) to (15)], for labels of a teacher
+(W*, link*) and a learner (g, f), ξ and η iid N(0, 1):
+
+    ω_m  = B E_mᵀ + Q^{1/2} ξ_m
+    z*_m = R* E_mᵀ + Mᵀ Q^{-1/2} ξ_m + ρ^{1/2} η_m,   ρ = S - Mᵀ Q^{-1} M
+    y    = link*(z*, noise)
+    Q̂ = α E Σ_m g_m g_mᵀ,      M̂ = α E Σ_m ∂g_m/∂z*_m
+    V̂ = -α E Σ_m ∂g_{m,m},     B̂ = α E Σ_m g_m E_m
+
+M̂ is the slope along the label where learner and teacher have one; finitely many labels are summed
+over, and M̂ = α E Σ_m g_m g*_mᵀ with the teacher's Bayes g* at its field; else it is Stein's
+α E Σ_m g_m (ρ^{-1/2} η_m)ᵀ. By parts V̂ = (M̂ Mᵀ - α E Σ_m g_m (ω_m - B E_mᵀ)ᵀ) Q^{-1}: this
+differs from the divergence by the jumps of g in ω, which that misses (`jumps=True` takes it).
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.channels.proximal import Reply
+from jaxsmi.core.arrays import not_recorded, theory_dtype
+from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, Truth
+from jaxsmi.models.index import IndexModel
+from jaxsmi.numerics.gaussian_points import gaussian_points
+from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
+
+__all__ = ["Answers", "LabelAverages", "admissible"]
+
+# Points come with the signs of ξ and of η flipped, so that symmetries of even links hold exactly.
+_SIGNS = ((1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0))
+
+
+class _Labelled(eqx.Module):
+    """Points of the average, with a leading axis n: fields `omega` (n, P, M) of the learner, `goal`
+    z* (n, P*, M) of the teacher, `labels` (n, ...), what the teacher says of its fields (`score`,
+    (n, P*, M)), the learner's `reply`, and weights (R, n/R) of sum one."""
+
+    omega: Array
+    goal: Array
+    labels: Array
+    score: Array
+    reply: Reply
+    weight: Array
+
+    def mean(self, values: Array) -> Array:
+        """Averages (R, ...) of values (n, ...) by each rule."""
+        split = values.reshape(*self.weight.shape, *values.shape[1:])
+        return jnp.einsum("rn,rn...->r...", self.weight, split)
+
+
+class Answers(eqx.Module):
+    """What a learner makes of labels at some order parameters, on average.
+
+    `conjugates`: with a leading axis of the R rules of the average; `divergence` and `by_parts`
+    (R, P, P): V̂ both ways; `train_loss`, `test_loss`, `error`, `envelope` (R,); `squared`
+    (P, P, P, P): α E Σ ∂g ⊗ ∂g; `second`: fraction of samples whose proximal point has another
+    minimum; `residual`: the largest gradient that remained.
+    """
+
+    conjugates: Conjugates
+    divergence: Array
+    by_parts: Array
+    train_loss: Array
+    test_loss: Array
+    error: Array
+    envelope: Array
+    squared: Array
+    second: Array
+    residual: Array
+
+
+class LabelAverages(eqx.Module):
+    """Labels of a teacher at one α, and a learner.
+
+    Args:
+        model: The teacher, who makes the labels.
+        learner: Who learns from them, `taught_by` the teacher.
+        alpha: Sample complexity N/D.
+        key: Of the points: averages are one smooth function for each key.
+        points: Points of each net, with their mirror images.
+        nets: Independent nets, R.
+        jumps: V̂ is taken by parts.
+    """
+
+    model: IndexModel
+    learner: AbstractIndexLearner
+    alpha: Array
+    key: PRNGKeyArray
+    points: int = eqx.field(static=True)
+    nets: int = eqx.field(static=True)
+    jumps: Array | bool = False
+
+    @property
+    def truth(self) -> Truth:
+        """The law of the teacher's weights."""
+        P = self.model.indices
+        S = self.model.prior.second_moment(P)
+        inputs = self.model.inputs
+        if inputs is None:
+            return Truth(
+                self.model.prior, S, jnp.zeros((P, 0), S.dtype), jnp.zeros((0, 0), S.dtype)
+            )
+        return Truth(self.model.prior, S, inputs.teacher_overlap(P), inputs.gram)
+
+    @property
+    def encoding(self) -> Array:
+        """E (M, K) of the inputs; K = 0 where they are centred."""
+        inputs = self.model.inputs
+        nothing = jnp.zeros((self.model.tokens, 0), theory_dtype())
+        return nothing if inputs is None else inputs.encoding
+
+    def _labelled(self, x: Overlaps) -> _Labelled:
+        """The points, with labels that are drawn, or with each of finitely many labels."""
+        channel = self.model.channel
+        P, goals = x.teacher_overlap.shape
+        M = self.model.tokens
+        finite = channel.outcomes is not None
+        # where labels are summed over, so is η, by the teacher's posterior
+        signs = _SIGNS[:2] if finite else _SIGNS
+        drawn = 0 if finite else goals
+        sizes = (P * M, drawn * M, 0 if finite else channel.noise_size)
+        points = gaussian_points(self.key, self.points // len(signs), self.nets, sum(sizes))
+        xi, eta, noise = jnp.split(points.position, (sizes[0], sizes[0] + sizes[1]), axis=-1)
+        images = lambda a, signs: jnp.concatenate([s * a for s in signs], axis=1)
+        weight = images(points.weight, [1.0 / len(signs)] * len(signs))
+        # the count is stated, as parts may have no numbers
+        xi = images(xi, [s for s, _ in signs]).reshape(weight.size, P, M)
+        eta = images(eta, [t for _, t in signs]).reshape(weight.size, drawn, M)
+        noise = images(noise, [1.0] * len(signs)).reshape(weight.size, sizes[2])
+
+        truth = self.truth
+        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(x.overlap), xi)
+        omega = omega + x.direction_overlap @ self.encoding.T
+        goal = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher_overlap, xi)
+        goal = goal + truth.cross @ self.encoding.T
+        rho = remainder(x, truth)
+        if finite:
+            return self._each_label(x, omega, goal, rho, weight)
+        goal = goal + jnp.einsum("pq,nqm->npm", sqrt_psd(rho), eta)
+        reply = self.learner.reply(channel.label, goal, noise, omega, x.covariance)
+        labels = jax.vmap(channel.label)(goal, noise)
+        score = jnp.einsum("pq,nqm->npm", inverse_root(rho), eta)
+        return _Labelled(omega, goal, labels, score, reply, weight)
+
+    def _each_label(
+        self, x: Overlaps, omega: Array, goal: Array, rho: Array, weight: Array
+    ) -> _Labelled:
+        """Each point with each of finitely many labels, weighted by its probability given the mean
+        `goal` and the covariance ρ of the teacher's fields."""
+        channel = self.model.channel
+        outcomes = channel.outcomes
+        assert outcomes is not None
+        copies, count = len(outcomes), len(omega)
+        repeated = lambda a: jnp.concatenate([a] * copies)
+        labels = jnp.repeat(outcomes, count, axis=0)
+        known = channel.respond(channel.statistic(labels), repeated(goal), rho)
+
+        def by_rule(a: Array) -> Array:
+            """(copies R n/R, ...) with the rules first."""
+            split = a.reshape(copies, self.nets, -1, *a.shape[1:])
+            return jnp.moveaxis(split, 0, 1).reshape(a.shape)
+
+        odds = by_rule(jnp.exp(known.log_partition)).reshape(self.nets, -1)
+        omega, goal, labels = (by_rule(a) for a in (repeated(omega), repeated(goal), labels))
+        reply = self.learner.reply(lambda _, label: label, goal, labels, omega, x.covariance)
+        weight = odds * jnp.concatenate([weight] * copies, axis=1)
+        return _Labelled(omega, goal, labels, by_rule(known.g), reply, weight)
+
+    def answers(self, x: Overlaps) -> Answers:
+        """What the learner makes of the labels at the order parameters x."""
+        labelled = self._labelled(x)
+        mean, reply, omega = labelled.mean, labelled.reply, labelled.omega
+        alpha, g = self.alpha, reply.g
+        signal = self._signal(labelled)
+        fluctuation = omega - x.direction_overlap @ self.encoding.T
+        pull = alpha * mean(jnp.einsum("npm,nqm->npq", g, fluctuation))
+        half = inverse_root(x.overlap)
+        by_parts = (signal @ x.teacher_overlap.T - pull) @ half @ half
+        divergence = -alpha * mean(jnp.einsum("npmqm->npq", reply.dg))
+        outputs = jax.vmap(self.learner.network.link)(omega)
+        count = labelled.weight.size
+        odds = labelled.weight.ravel() * (count / self.nets)
+        return Answers(
+            conjugates=Conjugates(
+                noise=alpha * mean(jnp.einsum("npm,nqm->npq", g, g)),
+                signal=signal,
+                precision=symmetric(jnp.where(self.jumps, by_parts, divergence)),
+                direction=alpha * mean(jnp.einsum("npm,mk->npk", g, self.encoding)),
+            ),
+            divergence=divergence,
+            by_parts=by_parts,
+            train_loss=mean(reply.loss),
+            test_loss=mean(self.learner.test_loss(outputs, labelled.labels)),
+            error=self._error(labelled, outputs),
+            envelope=mean(reply.envelope),
+            squared=alpha * conjugation(reply.dg * odds[:, None, None, None, None], reply.dg),
+            second=jnp.mean(mean(reply.second.astype(g.dtype))),
+            residual=jnp.max(reply.error),
+        )
+
+    def _signal(self, labelled: _Labelled) -> Array:
+        """M̂ (R, P, P*), by the estimate with the least noise."""
+        reply = labelled.reply
+        by_score = jnp.einsum("npm,nqm->npq", reply.g, labelled.score)
+        by_score = self.alpha * labelled.mean(by_score)
+        channel = self.model.channel
+        if channel.outcomes is not None or not self.learner.sloped:
+            return by_score
+        slope = self.alpha * labelled.mean(reply.slope)
+        return slope if channel.smooth is True else jnp.where(channel.smooth, slope, by_score)
+
+    def _error(self, labelled: _Labelled, outputs: Array) -> Array:
+        """E ‖link(ω) - link*(z*)‖² (R,), of finitely many labels E ‖link(ω) - y‖² with their noise;
+        NaN where the two do not compare."""
+        finite = self.model.channel.outcomes is not None
+        goals = labelled.labels if finite else jax.vmap(self.model.link)(labelled.goal)
+        if outputs[0].size != goals[0].size:
+            return not_recorded((self.nets,), outputs.dtype)
+        gap = outputs.reshape(len(outputs), -1) - goals.reshape(len(outputs), -1)
+        return labelled.mean(jnp.sum(gap**2, axis=1))
+
+
+def remainder(x: Overlaps, truth: Truth) -> Array:
+    """ρ = S - Mᵀ Q^{-1} M (P*, P*): what the student's fields leave open of the teacher's."""
+    half = inverse_root(x.overlap) @ x.teacher_overlap
+    return symmetric(truth.second_moment - half.T @ half)
+
+
+def admissible(x: Overlaps, truth: Truth) -> Array:
+    """Whether Q, V and ρ are positive definite and all is finite."""
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(x)]))
+    safe = jax.tree.map(lambda a: jnp.where(finite, a, 1.0), x)
+    values = jnp.linalg.eigvalsh(symmetric(safe.overlap))
+    definite = jnp.where(values[0] > 0.0, safe.overlap, jnp.eye(len(values)))
+    rho = remainder(eqx.tree_at(lambda x: x.overlap, safe, definite), truth)
+    positive = (values[0] > 0.0) & (jnp.linalg.eigvalsh(symmetric(safe.covariance))[0] > 0.0)
+    # M may reach the teacher exactly: rounding of ρ = 0
+    size = jnp.trace(truth.second_moment)
+    return finite & positive & (jnp.linalg.eigvalsh(rho)[0] > -1e-12 * size)
