@@ -113,29 +113,29 @@ class AbstractResponder(eqx.Module):
 class AbstractModelResponder(AbstractResponder):
     """The channel and the prior of a model."""
 
-    model: eqx.AbstractVar[AbstractModel]
+    student: eqx.AbstractVar[AbstractModel]
 
     @property
     def tolerance(self) -> Array:
-        return self.model.channel.tolerance
+        return self.student.channel.tolerance
 
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
-        return self.model.channel.respond(statistic, omega, V, key)
+        return self.student.channel.respond(statistic, omega, V, key)
 
     def statistic(self, labels: Array) -> Array:
-        return self.model.channel.statistic(labels)
+        return self.student.channel.statistic(labels)
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        return self.model.prior.posterior(b, A)
+        return self.student.prior.posterior(b, A)
 
 
 class BayesResponder(AbstractModelResponder):
     """The posterior of a model of indices or matrices."""
 
     bayes: ClassVar[bool] = True
-    model: AbstractModel
+    student: AbstractModel
 
 
 class AbstractLearner(eqx.Module):

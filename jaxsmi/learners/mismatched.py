@@ -73,15 +73,11 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
         return self
 
     @property
-    def model(self) -> IndexModel:
-        """The student."""
-        return self.student
-
-    @property
     def sloped(self) -> bool:
         """Where the log-partition is a closed form, of labels that do not jump."""
         channel = self.student.channel
-        return isinstance(channel, ClosedFormChannel) and channel.smooth is True
+        drawn = channel.outcomes is None
+        return isinstance(channel, ClosedFormChannel) and drawn and channel.pathwise is True
 
     def check_labels(self, labels: Array) -> None:
         """Those of the student's channel."""
