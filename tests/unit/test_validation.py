@@ -34,7 +34,7 @@ METHODS = {
     "small_width_error", "unwhiten", "whiten",
 }  # fmt: skip
 # of engines, under a name that is public elsewhere
-ENGINES = {"Erm.posterior", "Mismatched.posterior"} | {
+ENGINES = {"Erm.posterior", "AbstractModelResponder.posterior"} | {
     f"SpectralPrior.{method}" for method in ("posterior", "second_moment", "side_information")
 }
 
