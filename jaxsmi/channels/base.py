@@ -68,16 +68,11 @@ class AbstractLabels(eqx.Module):
         return None
 
     @property
-    def smooth(self) -> bool | Array:
-        """False where labels jump with the fields (signs): derivatives along drawn labels then miss
-        the jumps. An array where a link is examined numerically."""
-        return True
-
-    @property
     def pathwise(self) -> bool | Array:
         """Averages over labels have their derivative along their own points: labels are summed
-        over, or are drawn and move continuously with the fields."""
-        return True if self.outcomes is not None else self.smooth
+        over, or are drawn and move continuously with the fields. False where drawn labels jump, as
+        points miss the jumps; an array where a link is examined numerically."""
+        return True
 
     @property
     def noise_size(self) -> int:

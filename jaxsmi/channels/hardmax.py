@@ -62,7 +62,7 @@ class HardmaxScores(AbstractScores):
     tokens: int = eqx.field(static=True, default=2)
 
     @property
-    def smooth(self) -> bool:
+    def pathwise(self) -> bool:
         """Labels jump."""
         return False
 

@@ -164,14 +164,6 @@ class IntegratedChannel(FibreChannel):
         return self.labels.outcomes
 
     @property
-    def smooth(self) -> Array:
-        """The link is continuous, examined numerically (`jumps`); labels of a user's law are taken
-        to jump."""
-        if self.labels.log_likelihood is not None:
-            return jnp.asarray(False)
-        return continuous(self.law, self.indices, self.tokens)
-
-    @property
     def jumps(self) -> Array:
         """p(y|z) jumps with z, examined numerically; of a user's law without outcomes it may."""
         law = self._as_smooth
@@ -185,9 +177,9 @@ class IntegratedChannel(FibreChannel):
 
     @property
     def pathwise(self) -> Array:
-        """As of any channel, where p(y|z) of labels that are summed over is continuous: nodes miss
-        how a jump of it moves."""
-        return self.smooth if self.outcomes is None else ~self.jumps
+        """The link, or p(y|z) of labels that are summed over, is continuous: points miss how a jump
+        moves."""
+        return ~self.jumps
 
     @property
     def _as_smooth(self) -> Callable[[Array], Array] | None:
@@ -333,12 +325,12 @@ class NoInference(AbstractChannel):
         if self.budget is None:
             raise ValueError(f"noises: got some for {self.name}; allowed: None. {self.remedy}.")
         allowed = f"None for {self.name}: its labels jump, and have no limit to extrapolate"
-        check(self.smooth, "noises", noises, allowed)
+        check(self.pathwise, "noises", noises, allowed)
         sizes = (self.law, self.indices, self.tokens)
         return [IntegratedChannel(*sizes, noise, self.budget) for noise in noises]
 
     @property
-    def smooth(self) -> Array:
+    def pathwise(self) -> Array:
         """The link is continuous, examined numerically (`jumps`)."""
         return continuous(self.law, self.indices, self.tokens)
 

@@ -97,7 +97,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         return silent & (not any(self.flat))
 
     @property
-    def smooth(self) -> bool | Array:
+    def pathwise(self) -> bool | Array:
         """Pieces meet; where all are flat, labels jump."""
         if all(self.flat):
             return False
@@ -199,7 +199,7 @@ class ModulusChannel(PiecewiseLinearChannel):
         self.squared = squared
 
     @property
-    def smooth(self) -> bool:
+    def pathwise(self) -> bool:
         """The sides meet."""
         return True
 

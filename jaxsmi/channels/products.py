@@ -90,7 +90,7 @@ class SquarePlusSignParityChannel(ClosedFormChannel):
     tokens: int = eqx.field(static=True, default=1)
 
     @property
-    def smooth(self) -> bool:
+    def pathwise(self) -> bool:
         """Labels jump."""
         return False
 

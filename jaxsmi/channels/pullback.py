@@ -76,7 +76,6 @@ class PullbackChannel(AbstractChannel):
     unsupported_reason = property(lambda self: self.inner.unsupported_reason)
     constraints = property(lambda self: self.inner.constraints)
     outcomes = property(lambda self: self.inner.outcomes)
-    smooth = property(lambda self: self.inner.smooth)
     pathwise = property(lambda self: self.inner.pathwise)
     noise_size = property(lambda self: self.inner.noise_size)
     noiseless = property(lambda self: self.inner.noiseless)

@@ -53,11 +53,6 @@ class AbstractSignsChannel(ClosedFormChannel):
     """Labels ±1."""
 
     @property
-    def smooth(self) -> bool:
-        """Labels jump."""
-        return False
-
-    @property
     def outcomes(self) -> Array:
         """+1 and -1."""
         return jnp.array([1.0, -1.0])

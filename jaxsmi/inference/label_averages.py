@@ -212,7 +212,8 @@ class LabelAverages(eqx.Module):
         if channel.outcomes is not None or not self.learner.sloped:
             return by_score
         slope = self.alpha * labelled.mean(reply.slope)
-        return slope if channel.smooth is True else jnp.where(channel.smooth, slope, by_score)
+        moves = channel.pathwise
+        return slope if moves is True else jnp.where(moves, slope, by_score)
 
     def _error(self, labelled: _Labelled, outputs: Array) -> Array:
         """E ‖link(ω) - link*(z*)‖² (R,), of finitely many labels E ‖link(ω) - y‖² with their noise;

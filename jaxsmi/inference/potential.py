@@ -19,17 +19,14 @@ mutual information of the prior, f = Ψ'/w:
 
 from __future__ import annotations
 
-import dataclasses
-
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import nan
+from jaxsmi.core.arrays import frozen, nan
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.models.base import AbstractModel, model_argument
@@ -101,81 +98,31 @@ def free_entropy(
 
 @eqx.filter_jit
 def potential_at(
-    model: AbstractModel,
-    alpha: Array,
-    Q: Array,
-    key: PRNGKeyArray | None,
-    samples: int,
-    randomisations: int,
+    model: AbstractModel, alpha: Array, Q: Array, key: PRNGKeyArray | None, points: int, nets: int
 ) -> Estimate:
-    """`free_entropy` without its checks, `samples` points in each of `randomisations` nets."""
-    respond = _Response(key, samples, randomisations)
-    # exact functions have derivatives of any order, by the rules of JAX
-    response = respond(model, Q) if model.channel.explicit else _differentiable(respond, model, Q)
-    Qhat = alpha * symmetric(response.mean)
-    value = model.prior.entropy_term(Q, Qhat) + alpha * jnp.mean(response.log_partition)
-    # to first order in the fluctuations of Q̂ and of log Z_out
-    pull = model.prior.weight * (model.prior.overlap(Qhat) - Q)
-    each = alpha * (
-        jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull) + response.log_partition
-    )
-    return Estimate(value, jnp.std(each, ddof=1) / jnp.sqrt(float(randomisations)))
+    """`free_entropy` without its checks, `points` in each of the nets."""
+    prior = model.prior
 
-
-class _Response(eqx.Module):
-    """The channel's response of a model at Q, on points of a key."""
-
-    key: PRNGKeyArray | None
-    points: int = eqx.field(static=True)
-    nets: int = eqx.field(static=True)
-
-    def __call__(self, model: AbstractModel, Q: Array, tangents: bool = False) -> Response:
+    def respond(model: AbstractModel, context: tuple[Array, PRNGKeyArray | None]) -> Response:
+        Q, key = context
         V = model.prior.second_moment(model.indices) - Q
-        sizes = {"points": self.points, "nets": self.nets}
-        return model.channel.response(Q, V, key=self.key, tangents=tangents, **sizes)
+        return model.channel.response(Q, V, key=key, points=points, nets=nets)
 
-
-def _differentiable(respond: _Response, model: AbstractModel, Q: Array) -> Response:
-    """The response with its derivative: along the points of the average, forwards, as integrals
-    refine their rules in loops. Where labels jump with the fields the points miss the jumps: in Q
-    it is then d E log Z_out = ½ tr(response dQ) and the stated Jacobian, in the model NaN."""
-
-    def solve(parameters: _Point, respond: _Response) -> Response:
-        return respond(*parameters)
-
-    def prepare(parameters: _Point, respond: _Response, answer: Response) -> Response:
-        if parameters[0].channel.smooth is True:
-            return answer
-        return eqx.tree_at(lambda r: r.jacobian, answer, respond(*parameters, True).jacobian)
-
-    def push(
-        parameters: _Point, respond: _Response, known: Response, directions: list[Array]
-    ) -> Response:
-        smooth = parameters[0].channel.smooth
-        if smooth is False:
-            return _stated(parameters[0], known, directions)
-        moved = implicit.derivative(lambda p: respond(*p), parameters, directions)
-        if smooth is True:
-            return moved
-        stated = _stated(parameters[0], known, directions)
-        return jax.tree.map(lambda a, b: jnp.where(smooth, a, b), moved, stated)
-
-    return implicit.differentiable(solve, push, (model, Q), respond, prepare)
-
-
-_Point = tuple[AbstractModel, Array]  # a model, and an overlap
-
-
-def _stated(model: AbstractModel, known: Response, directions: list[Array]) -> Response:
-    """The tangents of a response of labels that jump."""
-    *others, dQ = directions
-    moved = jnp.einsum("abcd,cd->ab", known.jacobian, dQ)
-    moves = sum((jnp.sum(jnp.abs(x)) for x in others), jnp.zeros(()))
-    missing = jnp.where(moves > 0.0, jnp.nan, 0.0)
-    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), known)
-    return dataclasses.replace(
-        unknown,
-        mean=moved + missing,
-        replicas=jnp.broadcast_to(moved, known.replicas.shape) + missing,
-        log_partition=model.prior.weight * jnp.einsum("rpq,pq->r", known.replicas, dQ) + missing,
-    )
+    explicit = model.channel.explicit
+    # exact functions have derivatives of any order, by the rules of JAX
+    fixed = Q if explicit else frozen(Q)
+    at = (fixed, key)
+    response = respond(model, at) if explicit else implicit.forwards(respond, model, at)
+    Qhat = alpha * symmetric(response.mean)
+    value = prior.entropy_term(fixed, Qhat) + alpha * jnp.mean(response.log_partition)
+    pull = prior.weight * (prior.overlap(Qhat) - fixed)
+    # to first order in the fluctuations of Q̂ and of log Z_out
+    change = jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull)
+    each = frozen(alpha * (change + response.log_partition))
+    stderr = jnp.std(each, ddof=1) / jnp.sqrt(float(nets))
+    if not explicit:
+        value = implicit.not_differentiable(value, model, unless=model.channel.pathwise)
+        # dΦ by its equation, as the points of labels that jump with Q miss the jumps
+        slope = alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian)
+        value = implicit.with_slope(value, Q, slope)
+    return Estimate(value, stderr)

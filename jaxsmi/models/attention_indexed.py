@@ -255,4 +255,4 @@ class AttentionMetric(MatrixMetric):
         key = validate.key("key", key)
         rest = model.prior.second_moment(model.layers) - Q
         estimate = sampled_error(model.link, T, Q, rest, bayes=bayes, key=key, points=points)
-        return not_differentiable(estimate, (model, Q), unless=model.readout.smooth)
+        return not_differentiable(estimate, (model, Q), unless=model.readout.pathwise)

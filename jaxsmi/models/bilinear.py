@@ -208,4 +208,7 @@ class BilinearMetric(MatrixMetric):
         q = half * Q
         V = half * model.prior.second_moment(1) - q
         error = sampled_error(model.link, 1, q, V, bayes=bayes, key=key, points=points)
-        return not_differentiable(error, (model, Q), unless=model.output_channel.smooth)
+        channel = model.output_channel
+        # predictions jump where labels are few, also where averages over these have derivatives
+        moves = (channel.outcomes is None) & channel.pathwise
+        return not_differentiable(error, (model, Q), unless=moves)

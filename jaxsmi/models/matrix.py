@@ -105,7 +105,7 @@ class MatrixModel(AbstractModel):
             exact = degrees / float(self.explicit_readout.measurements)
             return jnp.where(self.noise > 0.0, jnp.inf, exact)
         # a sign fixes no number: V falls as a power of α, and never to zero
-        if readout.outcomes is not None or readout.noise_size or readout.smooth is False:
+        if readout.outcomes is not None or readout.noise_size or readout.pathwise is False:
             return jnp.full_like(degrees, jnp.inf)
         allowed = "an output whose label fixes its fields, or never does"
         check(readout.constraints is not None, "model", title(self), allowed)

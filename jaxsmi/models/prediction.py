@@ -113,7 +113,8 @@ def prediction_error(
     estimate = mean_squared_gap(labels, other, bayes)
     # labels that jump have no derivative along the sampled ones
     overlaps = (Q,) if truth is None else (Q, truth.cross, truth.gram)
-    return not_differentiable(estimate, (model, *overlaps), unless=model.channel.smooth)
+    moves = (model.channel.outcomes is None) & model.channel.pathwise
+    return not_differentiable(estimate, (model, *overlaps), unless=moves)
 
 
 compiled_prediction_error = eqx.filter_jit(prediction_error)

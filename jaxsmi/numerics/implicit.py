@@ -28,7 +28,14 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, frozen, nan
 
-__all__ = ["derivative", "differentiable", "numbers_of", "not_differentiable"]
+__all__ = [
+    "derivative",
+    "differentiable",
+    "forwards",
+    "not_differentiable",
+    "numbers_of",
+    "with_slope",
+]
 
 
 def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array = False) -> PyTree:
@@ -173,6 +180,25 @@ def derivative(
     leaves, put = numbers_of(parameters)
     floats = lambda x: eqx.filter(function(put(x)), eqx.is_inexact_array)
     return jax.jvp(floats, (leaves,), (directions,))[1]
+
+
+def forwards(
+    function: Callable[[PyTree, PyTree], PyTree], parameters: PyTree, context: PyTree
+) -> PyTree:
+    """`function(parameters, context)`, which JAX can differentiate forwards only (integrals refine
+    their rules in loops), with its derivative in `parameters` in both modes."""
+
+    def push(parameters: PyTree, context: PyTree, _: PyTree, directions: list[Array]) -> PyTree:
+        return derivative(lambda p: function(p, context), parameters, directions)
+
+    return differentiable(function, push, parameters, context)
+
+
+def with_slope(value: Array, x: Array, slope: Array) -> Array:
+    """A number that does not depend on x, with ⟨slope, dx⟩ for its derivative in x."""
+    still = lambda x, slope: jnp.zeros((), slope.dtype)
+    push = lambda x, slope, _, directions: jnp.sum(slope * directions[0])
+    return value + differentiable(still, push, x, slope)
 
 
 @jax.custom_jvp

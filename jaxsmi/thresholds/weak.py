@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -28,7 +27,7 @@ from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.continuation import ladder, limit
-from jaxsmi.numerics.implicit import derivative, differentiable
+from jaxsmi.numerics.implicit import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.growth import check_model, growth, sizes_of
@@ -108,18 +107,9 @@ def _masked(threshold: Threshold, valid: Array, code: Result = Result.INVALID) -
 
 def _differentiable(model: AbstractModel, key: PRNGKeyArray, points: int, nets: int) -> Threshold:
     """`_weak_recovery` with its derivatives in the model."""
-
-    def solve(model: AbstractModel, key: PRNGKeyArray) -> Threshold:
-        return _weak_recovery(model, key, points, nets)
-
-    def push(
-        model: AbstractModel, key: PRNGKeyArray, _: Threshold, directions: list[Array]
-    ) -> Threshold:
-        tangent = derivative(lambda m: solve(m, key), model, directions)
-        # labels that jump have no derivative along the sampled ones: see AbstractChannel
-        return jax.tree.map(lambda x: jnp.where(model.channel.pathwise, x, jnp.nan), tangent)
-
-    return differentiable(solve, push, model, key)
+    threshold = forwards(lambda model, key: _weak_recovery(model, key, points, nets), model, key)
+    # labels that jump have no derivative along the sampled ones
+    return not_differentiable(threshold, model, unless=model.channel.pathwise)
 
 
 @eqx.filter_jit
