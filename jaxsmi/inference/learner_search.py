@@ -7,13 +7,13 @@ steps (numerics/descent.py), each begun at the fixed point of the last.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -24,10 +24,8 @@ from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import LearnerSolution
 from jaxsmi.inference.evolution import state_evolution, validate_settings
 from jaxsmi.learners.base import AbstractIndexLearner, learner_of
-from jaxsmi.learners.erm import Erm
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.descent import Point, SearchEnd, minimise
+from jaxsmi.numerics.descent import SearchEnd, minimise
 
 __all__ = ["LearnerSearch", "search_learner"]
 
@@ -102,85 +100,46 @@ def search_learner(
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
     validate_settings(averages, iteration, False)
-    name = validate.choice("objective", objective, _OBJECTIVES)
     validate.function("build", build, _BUILD)
     allowed = "a tree of real numbers"
     first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)
-    limit = _TOLERANCE if iteration.tolerance is None else float(iteration.tolerance)
-    max_steps = iteration.max_steps or _MAX_STEPS
+    name = validate.choice("objective", objective, _OBJECTIVES)
     example = validate.call_user_function("build", build, _BUILD, first)
-    known, teacher = learner_of(example, model)
-    aim = _Objective(teacher, alpha, build, known, key, name, averages)
-    allowed = "parameters at which state evolution has a fixed point with a derivative"
-    settings = {"tolerance": limit, "max_steps": max_steps, "allowed": allowed}
-    with Bar(max_steps, "learner search", None, "compiling") as bar:
-        best, end = minimise(aim.at, first, name=name, bar=bar, **settings)
-    return LearnerSearch(**vars(end), solution=best.extra)
+    example, teacher = learner_of(example, model)
 
-
-class _Objective(NamedTuple):
-    """What is minimised: the number `name` of the theory of the learner that `build` makes; `known`
-    is one of them that was looked at."""
-
-    teacher: IndexModel
-    alpha: Array
-    build: Callable[[PyTree], AbstractIndexLearner]
-    known: AbstractIndexLearner
-    key: PRNGKeyArray
-    name: str
-    averages: Averages
-
-    def solved(self, parameters: PyTree, last: LearnerSolution | None) -> LearnerSolution:
-        """Theory at some parameters."""
-        learner = self.build(parameters)
-        if isinstance(learner, Erm) and isinstance(self.known, Erm):
-            learner = dataclasses.replace(learner, convex=self.known.convex)  # looked at once
-        solution = state_evolution(
-            self.teacher,
-            self.alpha,
-            key=self.key,
-            learner=learner,
-            start=_continued(last),
-            averages=self.averages,
-        )
+    def solve(parameters: PyTree, begin: Start) -> LearnerSolution:
+        # a loss with traced numbers cannot be looked at: that of the start stands for all
+        learner = build(parameters).convex_as(example)
+        settings = {"start": begin, "averages": averages}
+        solution = state_evolution(teacher, alpha, key=key, learner=learner, **settings)
         assert isinstance(solution, LearnerSolution)
         return solution
 
-    def height(self, parameters: PyTree, last: LearnerSolution) -> tuple[Array, LearnerSolution]:
-        """log E, and the theory."""
-        solution = self.solved(parameters, last)
-        return jnp.log(_given(self.name, solution)), solution
+    @eqx.filter_jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def logarithm(
+        parameters: PyTree, last: LearnerSolution
+    ) -> tuple[Array, tuple[Array, LearnerSolution]]:
+        solution = solve(parameters, _continued(last))
+        number = getattr(solution, name)
+        return jnp.log(number), (number, solution)
 
-    def at(self, parameters: PyTree, last: LearnerSolution | None) -> Point[LearnerSolution]:
-        """Value and gradient."""
-        last = self.solved(parameters, None) if last is None else last
-        (value, solution), gradient = _slope(self, parameters, last)
-        return Point(parameters, float(value), gradient, jnp.exp(value), solution)
-
-
-def _given(name: str, solution: LearnerSolution) -> Array:
-    """The objective of that name."""
-    number = solution.test_loss if name == "test_loss" else solution.error
-    assert number is not None
-    return number
-
-
-@eqx.filter_jit
-def _slope(
-    objective: _Objective, parameters: PyTree, last: LearnerSolution
-) -> tuple[tuple[Array, LearnerSolution], PyTree]:
-    """log E with its gradient."""
-    return jax.value_and_grad(objective.height, has_aux=True)(parameters, last)
+    max_steps = iteration.max_steps or _MAX_STEPS
+    with Bar(max_steps, "learner search", None, "compiling") as bar:
+        best, end = minimise(
+            logarithm,
+            first,
+            solve(first, Start()),
+            name=name,
+            tolerance=_TOLERANCE if iteration.tolerance is None else float(iteration.tolerance),
+            max_steps=max_steps,
+            allowed="parameters at which state evolution has a fixed point with a derivative",
+            bar=bar,
+        )
+    return LearnerSearch(**vars(end), solution=best.extra)
 
 
-def _continued(last: LearnerSolution | None) -> Start:
+def _continued(last: LearnerSolution) -> Start:
     """The fixed point of the last evaluation, as a start."""
-    if last is None:
-        return Start()
-    still = jax.lax.stop_gradient
-    return Start(
-        still(last.overlap),
-        still(last.teacher_overlap),
-        still(last.covariance),
-        still(last.direction_overlap),
-    )
+    names = ("overlap", "teacher_overlap", "covariance", "direction_overlap")
+    return Start(*(lax.stop_gradient(getattr(last, name)) for name in names))

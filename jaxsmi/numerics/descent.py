@@ -37,7 +37,7 @@ class Point(NamedTuple, Generic[_Extra]):
     results, from which the next evaluation may go on."""
 
     parameters: PyTree
-    value: float
+    value: Array
     gradient: PyTree
     number: Array
     extra: _Extra
@@ -77,32 +77,40 @@ class SearchEnd(eqx.Module):
 
 
 def minimise(
-    evaluate: Callable[[PyTree, _Extra | None], Point[_Extra]],
+    objective: Callable[[PyTree, _Extra], tuple[tuple[Array, tuple[Array, _Extra]], PyTree]],
     start: PyTree,
+    extra: _Extra,
     *,
     name: str,
     tolerance: float,
     max_steps: int,
     allowed: str,
     bar: Bar,
-    done: Callable[[Point[_Extra]], bool] = lambda point: False,
+    done: Callable[[Array], bool] = lambda number: False,
 ) -> tuple[Point[_Extra], SearchEnd]:
     """The best point and the end of a search (module docstring).
 
     Args:
-        evaluate: evaluate(parameters, extra) -> `Point`; `extra` is that of the last good point.
+        objective: objective(parameters, extra) -> ((value, (number, extra)), gradient), as of
+            `jax.value_and_grad(.., has_aux=True)`; `extra` is that of the last good point.
         start: The first parameters.
+        extra: What the first evaluation goes on from.
         name: Of the number that is recorded.
         tolerance: The search ends where a step is shorter.
         max_steps: Largest number of evaluations.
         allowed: Parameters to start at, for the message where the objective is not finite.
         bar: The progress bar.
-        done: The objective is as good as it can be. Default: never.
+        done: done(number): it is as good as it can be. Default: never.
     """
+
+    def evaluate(parameters: PyTree, extra: _Extra) -> Point[_Extra]:
+        (value, (number, extra)), gradient = objective(parameters, extra)
+        return Point(parameters, value, gradient, number, extra)
+
     # clipped after L-BFGS, whose steps are long where the curvature is small
     clipped = optax.clip_by_global_norm(_LONGEST_STEP)
     optimizer = optax.chain(optax.scale_by_lbfgs(), clipped, optax.scale(-1.0))
-    first = best = evaluate(start, None)
+    first = best = evaluate(start, extra)
     check(first.finite, "start", start, allowed)
     scale = _FIRST_STEP / first.size if first.size > 0.0 else 1.0
     memory = optimizer.init(start)
@@ -120,7 +128,7 @@ def minimise(
             memory = optimizer.init(start)  # its curvature is that of the failed step
         else:
             best = point
-            if done(point):
+            if done(point.number):
                 code = Result.SUCCESS
                 break
             scaled = jax.tree.map(lambda g: scale * g, point.gradient)

@@ -69,14 +69,16 @@ class SearchRegion(eqx.Module):
 
 
 class Roots(eqx.Module):
-    """One root for each key: α (R,), V (R, k, k), the leading eigenmatrix X (R, P, P), h at the
-    last average, and a result code."""
+    """One root for each key: α (R,), V (R, k, k), the leading eigenmatrix X (R, P, P), and a result
+    code."""
 
     alpha: Array
     V: Array
     X: Array
-    level: Array
     code: Array
+
+
+_Prepared = tuple[Roots, Array, Array]  # with the Jacobian of each fixed point, and dh/dα
 
 
 def roots(model: AbstractModel, region: SearchRegion) -> Roots:
@@ -134,7 +136,7 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
     code = jnp.where(is_last(end), int(Result.SUCCESS), int(Result.MAX_STEPS))
     code = jnp.where(jnp.isfinite(end.point.level), code, int(Result.NONFINITE))
     alpha = jnp.maximum(alpha, region.floor)
-    return Roots(alpha, V, end.point.growth.subspace, end.point.level, code)
+    return Roots(alpha, V, end.point.growth.subspace, code)
 
 
 def _dual(V: Array, step: Array) -> Array:
@@ -144,66 +146,43 @@ def _dual(V: Array, step: Array) -> Array:
     return symmetric(c) / clamp_to_tiny(jnp.sum(c * step))
 
 
-class _Linearised(NamedTuple):
-    """The root of one key, with the Jacobian of its fixed point and dh/dα."""
-
-    key: PRNGKeyArray
-    alpha: Array
-    V: Array
-    X: Array
-    jacobian: Array
-    slope: Array
-
-
-def _zero_tangent(branch: OverlapMap) -> OverlapMap:
-    return jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else x, branch)
-
-
-def _slope_along(
-    branch: OverlapMap, V: Array, X: Array, jacobian: Array, tangent: OverlapMap
-) -> Array:
-    """Derivative of h along a tangent of the branch, the fixed point moving with it."""
-    directions, _ = implicit.numbers_of(tangent)
-    slope = implicit.derivative(lambda b: b.evaluate(V).value, branch, directions)
-    moved = fixed_point.resolvent(jacobian, slope)
-
-    def level(both: tuple[OverlapMap, Array]) -> Array:
-        branch, V = both
-        return jnp.log(branch.alpha * branch_growth(branch, V, X).rate)
-
-    return implicit.derivative(level, (branch, V), [*directions, moved])
+def _level(branch: OverlapMap, root: Roots, jacobian: Array) -> Array:
+    """h of a branch next to a root, the fixed point moving with the branch to first order."""
+    value = branch.evaluate(root.V).value
+    V = root.V + fixed_point.resolvent(jacobian, value - lax.stop_gradient(value))
+    return jnp.log(branch.alpha * branch_growth(branch, V, root.X).rate)
 
 
 @eqx.filter_jit
-def _linearized(model: AbstractModel, region: SearchRegion, roots: Roots) -> _Linearised:
+def _linearized(model: AbstractModel, region: SearchRegion, roots: Roots) -> _Prepared:
     """The part of the derivative that all directions share."""
 
-    def one(root: tuple[PRNGKeyArray, Array, Array, Array]) -> _Linearised:
-        key, alpha, V, X = root
-        branch = region.branch(model, alpha, key)
-        Q = branch.restrict(branch.overlaps(V)[0])
-        jacobian = fixed_point.pathwise_jacobian(branch.evaluate, V, Q)
-        unit = eqx.tree_at(lambda b: b.alpha, _zero_tangent(branch), jnp.ones_like(alpha))
-        return _Linearised(key, alpha, V, X, jacobian, _slope_along(branch, V, X, jacobian, unit))
+    def one(at: tuple[PRNGKeyArray, Roots]) -> tuple[Array, Array]:
+        key, root = at
+        branch = region.branch(model, root.alpha, key)
+        Q = branch.restrict(branch.overlaps(root.V)[0])
+        jacobian = fixed_point.pathwise_jacobian(branch.evaluate, root.V, Q)
+        level = lambda alpha: _level(region.branch(model, alpha, key), root, jacobian)
+        return jacobian, jax.jvp(level, (root.alpha,), (jnp.ones_like(root.alpha),))[1]
 
-    return lax.map(one, (region.keys, roots.alpha, roots.V, roots.X))
+    return roots, *lax.map(one, (region.keys, roots))
 
 
 @eqx.filter_jit
 def _tangent(
-    model: AbstractModel, region: SearchRegion, roots: _Linearised, directions: list[Array]
+    model: AbstractModel, region: SearchRegion, prepared: _Prepared, directions: list[Array]
 ) -> Roots:
     """dα of each root along directions of the model's numbers; the rest is constant."""
 
-    def one(root: _Linearised) -> Array:
-        branch = region.branch(model, root.alpha, root.key)
-        zero = _zero_tangent(branch)
-        moving = implicit.numbers_of(zero.model)[1](directions)
-        tangent = eqx.tree_at(lambda b: b.model, zero, moving)
-        slope = _slope_along(branch, root.V, root.X, root.jacobian, tangent)
-        # labels that jump have no derivative along the sampled ones: see AbstractChannel
-        return jnp.where(model.channel.pathwise, -slope / root.slope, jnp.nan)
+    def one(at: tuple[PRNGKeyArray, Roots, Array, Array]) -> Array:
+        key, root, jacobian, slope = at
+        level = lambda model: _level(region.branch(model, root.alpha, key), root, jacobian)
+        moved = implicit.derivative(level, model, directions)
+        # labels that jump have no derivative along the sampled ones
+        return jnp.where(model.channel.pathwise, -moved / slope, jnp.nan)
 
+    roots = prepared[0]
     zero = jnp.zeros_like
+    alpha = lax.map(one, (region.keys, *prepared))
     code: Any = None  # a code has no tangent
-    return Roots(lax.map(one, roots), zero(roots.V), zero(roots.X), zero(roots.alpha), code)
+    return Roots(alpha, zero(roots.V), zero(roots.X), code)

@@ -12,8 +12,8 @@ of that sample, off the true one by about stderr(α_c') / α_c''.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,9 @@ from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics.descent import Point, SearchEnd, minimise
+from jaxsmi.numerics.descent import SearchEnd, minimise
 from jaxsmi.thresholds.growth import sizes_of
 from jaxsmi.thresholds.stairs import staircase
-from jaxsmi.thresholds.weak import weak_recovery
 
 __all__ = ["Search", "search_threshold"]
 
@@ -102,86 +101,44 @@ def search_threshold(
     first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)
     step = validate.count("step", step, 0)
     aim = validate.optional(validate.number, "target", target, POSITIVE)
+    most = float(validate.number("alpha_max", alpha_max, POSITIVE))
+    key = validate.key("key", key)
     points, nets = sizes_of(averages, 2**12, 16)
+    averages = Averages(points * nets, nets)
     iteration = Iteration() if iteration is None else iteration
     validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps=.., ..)")
     tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)
     max_steps = iteration.max_steps or 30
-    objective = _Objective(
-        build=build,
-        key=validate.key("key", key),
-        step=step,
-        target=None if aim is None else float(aim),
-        alpha_max=float(validate.number("alpha_max", alpha_max, POSITIVE)),
-        averages=Averages(points * nets, nets),
-    )
+    settings = {"key": key, "alpha_max": most, "averages": averages, "steps": step + 1}
+
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def objective(
+        parameters: PyTree, guess: list[Threshold]
+    ) -> tuple[Array, tuple[Array, list[Threshold]]]:
+        model = validate.call_user_function("build", build, _BUILD, parameters)
+        # the scan in α is most of the cost: the stairs of the last parameters replace it
+        stairs = staircase(model, guess=guess, progress=False, **settings)
+        if len(stairs) <= step:
+            # `minimise` goes half way back where a step lost the threshold
+            missing = jnp.asarray(nan(), theory_dtype())
+            return missing, (missing, stairs)
+        alpha = stairs[step].alpha
+        # logarithms: the gradient has the same size for a threshold of any order
+        height = jnp.log(alpha)
+        return height if aim is None else 0.5 * (height - jnp.log(aim)) ** 2, (alpha, stairs)
+
     with Bar(max_steps, "threshold search", None, "compiling") as bar:
         best, end = minimise(
-            objective.at,
+            objective,
             first,
+            [],
             name="alpha",
             tolerance=tolerance,
             max_steps=max_steps,
-            allowed=(
-                f"parameters at which threshold {step} and its derivative exist, below alpha_max = "
-                f"{objective.alpha_max:g}"
-            ),
+            allowed=f"parameters at which threshold {step} and its derivative exist, below "
+            f"alpha_max = {most:g}",
             bar=bar,
             # a hit ends the search: to shrink the steps as well takes evaluations for nothing
-            done=lambda point: objective.is_hit(point.number, tolerance),
+            done=lambda alpha: aim is not None and abs(float(jnp.log(alpha / aim))) < tolerance,
         )
     return Search(**vars(end), threshold=best.extra[step])
-
-
-class _Objective(NamedTuple):
-    """The objective, as a function of parameters and of the stairs of a model nearby."""
-
-    build: Callable[[PyTree], AbstractModel]
-    key: PRNGKeyArray
-    step: int
-    target: float | None
-    alpha_max: float
-    averages: Averages
-
-    def stairs(self, model: AbstractModel, guess: Sequence[Threshold] | None) -> list[Threshold]:
-        """The thresholds of a model up to the one of `step`."""
-        if self.step > 0:
-            # the scan in α is most of the cost: the stairs of the last parameters replace it
-            return staircase(
-                model,
-                key=self.key,
-                alpha_max=self.alpha_max,
-                averages=self.averages,
-                guess=guess,
-                steps=self.step + 1,
-                progress=False,
-            )
-        # no scan, and the same rule for alpha_max as in `staircase`
-        first = weak_recovery(model, key=self.key, averages=self.averages)
-        return [first] if float(jax.lax.stop_gradient(first.alpha)) <= self.alpha_max else []
-
-    def value(
-        self, parameters: PyTree, guess: Sequence[Threshold] | None
-    ) -> tuple[Array, list[Threshold]]:
-        """The objective and the stairs; NaN where the threshold is missing."""
-        model = validate.call_user_function("build", self.build, _BUILD, parameters)
-        stairs = self.stairs(model, guess)
-        if len(stairs) <= self.step:
-            # `minimise` goes half way back where a step lost the threshold
-            return jnp.asarray(nan(), theory_dtype()), stairs
-        # logarithms: the gradient has the same size for a threshold of any order
-        height = jnp.log(stairs[self.step].alpha)
-        if self.target is None:
-            return height, stairs
-        return 0.5 * (height - jnp.log(self.target)) ** 2, stairs
-
-    def is_hit(self, alpha: Array, tolerance: float) -> bool:
-        """A threshold is the prescribed one."""
-        return self.target is not None and abs(float(jnp.log(alpha / self.target))) < tolerance
-
-    def at(self, parameters: PyTree, guess: list[Threshold] | None) -> Point[list[Threshold]]:
-        """Value and gradient at some parameters."""
-        (value, stairs), gradient = jax.value_and_grad(self.value, has_aux=True)(parameters, guess)
-        present = len(stairs) > self.step
-        alpha = stairs[self.step].alpha if present else jnp.asarray(nan())
-        return Point(parameters, float(value), gradient, alpha, stairs)
