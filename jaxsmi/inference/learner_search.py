@@ -62,7 +62,8 @@ def search_learner(
         model: Who makes the labels.
         alpha: N/D, a number > 0.
         build: Parameters to learner, e.g. `lambda p: smi.Erm(student, ridge=jnp.exp(p))`: a
-            logarithm keeps a ridge positive and makes one unit of it a sensible step.
+            logarithm keeps a ridge positive and makes one unit of it a sensible step. A loss whose
+            own numbers are parameters counts as not convex unless it says `convex=True`.
         start: Parameters, a number, an array or a tree of them.
         key: As in `state_evolution`: one key for all parameters.
         objective: "error", E ‖ŷ - y‖² without label noise, or "test_loss", E ℓ(ŷ, y). Default
@@ -104,14 +105,11 @@ def search_learner(
     allowed = "a tree of real numbers"
     first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)
     name = validate.choice("objective", objective, _OBJECTIVES)
-    example = validate.call_user_function("build", build, _BUILD, first)
-    example, teacher = learner_of(example, model)
+    learner_of(validate.call_user_function("build", build, _BUILD, first), model)
 
     def solve(parameters: PyTree, begin: Start) -> LearnerSolution:
-        # a loss with traced numbers cannot be looked at: that of the start stands for all
-        learner = build(parameters).convex_as(example)
-        settings = {"start": begin, "averages": averages}
-        solution = state_evolution(teacher, alpha, key=key, learner=learner, **settings)
+        settings = {"learner": build(parameters), "start": begin, "averages": averages}
+        solution = state_evolution(model, alpha, key=key, **settings)
         assert isinstance(solution, LearnerSolution)
         return solution
 
@@ -124,15 +122,13 @@ def search_learner(
         number = getattr(solution, name)
         return jnp.log(number), (number, solution)
 
-    max_steps = iteration.max_steps or _MAX_STEPS
-    with Bar(max_steps, "learner search", None, "compiling") as bar:
+    with Bar(iteration.max_steps or _MAX_STEPS, "learner search", None, "compiling") as bar:
         best, end = minimise(
             logarithm,
             first,
             solve(first, Start()),
             name=name,
             tolerance=_TOLERANCE if iteration.tolerance is None else float(iteration.tolerance),
-            max_steps=max_steps,
             allowed="parameters at which state evolution has a fixed point with a derivative",
             bar=bar,
         )

@@ -168,11 +168,6 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
             ValueError: For a student whose tokens, or a loss whose labels, do not fit.
         """
 
-    def convex_as(self, other: AbstractIndexLearner) -> AbstractIndexLearner:
-        """The same learner, its loss as convex as that of another one."""
-        del other
-        return self
-
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError for labels (N, ...) outside of its support."""
         del labels

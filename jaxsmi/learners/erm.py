@@ -178,11 +178,6 @@ class Erm(AbstractIndexLearner):
             learner = dataclasses.replace(learner, convex=known)
         return learner
 
-    def convex_as(self, other: AbstractIndexLearner) -> Erm:
-        """Without a look at the loss, where `taught_by` has had one at the other."""
-        convex = other.convex if isinstance(other, Erm) else self.convex
-        return dataclasses.replace(self, convex=convex)
-
     # The proximal channel
 
     def sample_loss(self, label: Array, fields: Array) -> Array:

@@ -83,7 +83,6 @@ def minimise(
     *,
     name: str,
     tolerance: float,
-    max_steps: int,
     allowed: str,
     bar: Bar,
     done: Callable[[Array], bool] = lambda number: False,
@@ -97,9 +96,8 @@ def minimise(
         extra: What the first evaluation goes on from.
         name: Of the number that is recorded.
         tolerance: The search ends where a step is shorter.
-        max_steps: Largest number of evaluations.
         allowed: Parameters to start at, for the message where the objective is not finite.
-        bar: The progress bar.
+        bar: The progress bar, whose total is the largest number of evaluations.
         done: done(number): it is as good as it can be. Default: never.
     """
 
@@ -116,7 +114,7 @@ def minimise(
     memory = optimizer.init(start)
     history: dict[str, list[PyTree]] = {"parameters": [], name: [], "gradient": []}
     parameters, code = start, Result.MAX_STEPS
-    for step in range(max_steps):
+    for step in range(bar.total):
         # from the extras of the best point: those of a failed one may be of another branch
         point = evaluate(parameters, best.extra) if step else first
         entries = {"parameters": point.parameters, name: point.number, "gradient": point.gradient}

@@ -37,7 +37,6 @@ __all__ = [
     "branches",
     "first_alpha",
     "free_entropies",
-    "perfect_free_entropies",
 ]
 
 SMALL = 1e-3  # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
@@ -49,7 +48,6 @@ _NEAR = 1e-3  # V/S at the second start: too few samples resolve a V as small as
 # tolerance of the fixed points, and far below the jumps of order one of a transition
 _DISTANCE, _ABSOLUTE = 0.02, 1e-4
 _TOLERANCE, _TOLERANCE_NEAR = 1e-5, 1e-2  # of the uninformed branch; relative to V/S of the others
-_PERFECT = 1e-6  # V/S that stands for Q = S in the free entropy
 
 
 class Branches(NamedTuple):
@@ -134,33 +132,14 @@ def free_entropies(
     return lax.map(one, (alpha, V, keys))
 
 
-@eqx.filter_jit
-def perfect_free_entropies(
-    model: AbstractModel, alpha: Array, keys: PRNGKeyArray, points: int
-) -> Array:
-    """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
-    S = model.prior.second_moment(model.indices)
-    large = jnp.eye(len(S), dtype=S.dtype) / _PERFECT  # the term does not depend on a large Q̂
-    entropy = model.prior.entropy_term(S, large)
-
-    def one(key: PRNGKeyArray) -> Array:
-        # no tangents: Φ needs the partition function alone
-        sizes = {"points": points, "nets": NETS}
-        response = model.channel.response(
-            (1 - _PERFECT) * S, _PERFECT * S, key=key, tangents=False, **sizes
-        )
-        return jnp.mean(response.log_partition)
-
-    return entropy + alpha * lax.map(one, keys)
-
-
 def first_alpha(
     condition: Callable[[Array], Array], low: Array, high: Array, halvings: int
-) -> Array:
-    """The smallest α (R,) at which a condition holds, by bisection; on the host, so that all
-    conditions share one program of `branches`."""
+) -> tuple[Array, float]:
+    """The smallest α (R,) at which a condition holds, by bisection, and the length of its last
+    cell; on the host, so that all conditions share one program of `branches`."""
+    cell = float(jnp.mean(high - low)) / 2**halvings
     for _ in range(halvings):
         middle = 0.5 * (low + high)
         above = condition(middle)
         low, high = jnp.where(above, low, middle), jnp.where(above, middle, high)
-    return 0.5 * (low + high)
+    return 0.5 * (low + high), cell

@@ -108,7 +108,6 @@ def search_threshold(
     iteration = Iteration() if iteration is None else iteration
     validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps=.., ..)")
     tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)
-    max_steps = iteration.max_steps or 30
     settings = {"key": key, "alpha_max": most, "averages": averages, "steps": step + 1}
 
     @functools.partial(jax.value_and_grad, has_aux=True)
@@ -127,14 +126,13 @@ def search_threshold(
         height = jnp.log(alpha)
         return height if aim is None else 0.5 * (height - jnp.log(aim)) ** 2, (alpha, stairs)
 
-    with Bar(max_steps, "threshold search", None, "compiling") as bar:
+    with Bar(iteration.max_steps or 30, "threshold search", None, "compiling") as bar:
         best, end = minimise(
             objective,
             first,
             [],
             name="alpha",
             tolerance=tolerance,
-            max_steps=max_steps,
             allowed=f"parameters at which threshold {step} and its derivative exist, below "
             f"alpha_max = {most:g}",
             bar=bar,

@@ -37,7 +37,6 @@ from jaxsmi.thresholds.edges import (
     branches,
     first_alpha,
     free_entropies,
-    perfect_free_entropies,
 )
 from jaxsmi.thresholds.growth import check_model, sizes_of
 
@@ -154,149 +153,135 @@ def first_order(
     ordered = grid.ndim == 1 and len(grid) >= 3 and bool(np.all(np.diff(grid) > 0.0))
     check(ordered, "alpha", alpha, allowed)
     check_model(model)
-    constant = frozen(model)
     size = power_of_two(max(points // NETS, 2))
+    follow = _Follower(frozen(model), size, max_steps)
     with Bar(len(grid), "first-order transition: branches", progress, "compiling") as bar:
-        curves = _hysteresis(constant, grid, key, size * nets, max_steps, bar)
+        # one key, with the points of all nets
+        both = _on_grid(follow._replace(points=size * nets), grid, key, bar)
     prior = model.prior
     S = prior.second_moment(model.indices)
-    Q = (S - curves.both.uninformed, S - curves.both.informed)
-    distinct = np.asarray(curves.both.distinct)
-    if not distinct.any():
-        nothing = FirstOrder("none", None, None, None, jnp.asarray(grid), *Q)
-        return not_differentiable(nothing, model)
+    distinct = np.asarray(both.distinct)
+    perfect = np.asarray(both.codes)[distinct, 1] == Result.RECOVERED
     allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
-    finite = prior.traits.continuous or prior.traits.discrete or not curves.perfect.any()
+    finite = prior.traits.continuous or prior.traits.discrete or not perfect.any()
     check(finite, "model", prior, allowed)
-    keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(nets))
-    thresholds = _thresholds(constant, curves, keys, size, max_steps, progress)
-    transition = FirstOrder("first order", *thresholds, jnp.asarray(grid), *Q)
-    return not_differentiable(transition, model)
+    kind, thresholds = "none", (None, None, None)
+    if distinct.any():
+        keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(nets))
+        # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
+        diverges = prior.traits.continuous and bool(perfect.all())
+        with Bar(3 * HALVINGS, "first-order transition: ends", progress, "compiling") as bar:
+            thresholds = _thresholds(follow, grid, both, keys, diverges, bar)
+        kind = "first order"
+    curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
+    return not_differentiable(FirstOrder(kind, *thresholds, *curves), model)
 
 
-class _Hysteresis(NamedTuple):
-    """The two branches on the grid of α (K,)."""
+class _Follower(NamedTuple):
+    """Both branches of a model, by points in each net and a step budget."""
 
-    grid: np.ndarray
-    both: Branches
+    model: AbstractModel
+    points: int
+    max_steps: int
 
-    @property
-    def inside(self) -> np.ndarray:
-        """The points with two branches."""
-        return np.flatnonzero(np.asarray(self.both.distinct))
+    def __call__(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Branches:
+        return branches(self.model, alpha, V, keys, self.points, self.max_steps)
 
-    @property
-    def perfect(self) -> np.ndarray:
-        """The informed branch is Q = S, at each point with two of them."""
-        return np.asarray(self.both.codes)[self.inside, 1] == Result.RECOVERED
-
-    def nearest(self, values: Array) -> int:
-        """The point with two branches that is nearest to a threshold."""
-        finite = jnp.where(jnp.isfinite(values), values, self.grid[self.inside[-1]])
-        return int(self.inside[np.argmin(np.abs(self.grid[self.inside] - float(jnp.mean(finite))))])
+    def informed_wins(self, alpha: Array, both: Branches, keys: PRNGKeyArray) -> Array:
+        """The informed branch exists, and has the larger free entropy (R,)."""
+        # all at the same keys: the errors of both branches cancel in the difference
+        phi = [free_entropies(self.model, alpha, V, keys, self.points) for V in both[:2]]
+        return both.converged & both.distinct & (phi[1] > phi[0])
 
 
-def _hysteresis(
-    model: AbstractModel, grid: np.ndarray, key: PRNGKeyArray, points: int, max_steps: int, bar: Bar
-) -> _Hysteresis:
+def _on_grid(follow: _Follower, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
     """Both branches on the grid, the uninformed one upwards."""
-    S = model.prior.second_moment(model.indices)
+    S = follow.model.prior.second_moment(follow.model.indices)
     V = (1.0 - SMALL) * S
     pairs = []
     for alpha in grid:
-        pair = branches(model, jnp.asarray([alpha], S.dtype), V, key[None], points, max_steps)
-        V = pair.uninformed[0]
-        pairs.append(pair)
+        pairs.append(follow(jnp.asarray([alpha], S.dtype), V, key[None]))
+        V = pairs[-1].uninformed[0]
         bar.update(1, {"α": f"{alpha:.4g}"})
-    return _Hysteresis(grid, jax.tree.map(lambda *x: jnp.concatenate(x), *pairs))
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
 
 
 def _thresholds(
-    model: AbstractModel,
-    curves: _Hysteresis,
+    follow: _Follower,
+    grid: np.ndarray,
+    both: Branches,
     keys: PRNGKeyArray,
-    points: int,
-    max_steps: int,
-    progress: bool | None,
+    diverges: bool,
+    bar: Bar,
 ) -> tuple[Threshold, Threshold, Threshold]:
-    """The algorithmic, information-theoretic and spinodal thresholds with their error bars."""
-    grid, (first, last) = curves.grid, curves.inside[[0, -1]]
-    uninformed, informed, codes = curves.both
-    perfect = bool(curves.perfect.all())
+    """The algorithmic, information-theoretic and spinodal thresholds with their error bars, from
+    the branches on the grid; `diverges`: Φ of the informed branch does."""
+    inside = np.flatnonzero(np.asarray(both.distinct))
+    first, last = inside[[0, -1]]
     # the informed branch appears inside the grid, the uninformed one ends there
     appears, ends = bool(first > 0), bool(last + 1 < len(grid))
-    below = uninformed[max(first - 1, 0)]
-    ones = jnp.ones(len(keys), uninformed.dtype)
-    start = (float(grid[first - 1]) if appears else 0.0), float(grid[first])
-    low, high = float(grid[last]), float(grid[last + 1 if ends else last])
-    margin = _MARGIN * (high - low)
-    end = max(low - margin, start[1]), high + margin
-    cells = max((end[1] - end[0]) / (_RESOLUTION * end[0]), 1.0)
-    halvings = max(math.ceil(math.log2(cells)), 1)
-    calls = halvings + HALVINGS * (1 + appears)
-    with Bar(calls, "first-order transition: ends", progress, "compiling") as bar:
+    of_keys = lambda alpha: jnp.full(len(keys), alpha, both.uninformed.dtype)
 
-        def both_at(alpha: Array, V: Array) -> Branches:
-            both = branches(model, alpha, V, keys, points, max_steps)
-            bar.update(1, {"α": f"{float(jnp.mean(alpha)):.4g}"})
-            return both
+    def branches_at(alpha: Array, place: int) -> Branches:
+        bar.update(1, {"α": f"{float(jnp.mean(alpha)):.4g}"})
+        return follow(alpha, both.uninformed[place], keys)
 
-        def merged(alpha: Array) -> Array:
-            # from V at the last α of the grid the uninformed branch becomes the informed one of
-            # this α; its V at other α tells little, as it moves up to its end
-            both = both_at(alpha, uninformed[last])
-            return ~both.distinct & both.converged
+    def merged(alpha: Array) -> Array:
+        # from V at the last α of the grid the uninformed branch becomes the informed one of
+        # this α; its V at other α tells little, as it moves up to its end
+        pair = branches_at(alpha, last)
+        return ~pair.distinct & pair.converged
 
-        def exists(alpha: Array) -> Array:
-            both = both_at(alpha, below)
-            return both.distinct & both.converged
+    def exists(alpha: Array) -> Array:
+        pair = branches_at(alpha, max(first - 1, 0))
+        return pair.distinct & pair.converged
 
-        def wins(alpha: Array) -> Array:
-            both = both_at(alpha, below)
-            # all at the same keys: the errors of both branches cancel in the difference
-            one = free_entropies(model, alpha, both.uninformed, keys, points)
-            if perfect:
-                return perfect_free_entropies(model, alpha, keys, points) > one
-            other = free_entropies(model, alpha, both.informed, keys, points)
-            return both.converged & both.distinct & (other > one)
+    def wins(alpha: Array) -> Array:
+        pair = branches_at(alpha, max(first - 1, 0))
+        return follow.informed_wins(alpha, pair, keys)
 
-        spinodal = start[0] * ones
-        if appears:
-            spinodal = first_alpha(exists, spinodal, start[1] * ones, HALVINGS)
-        algorithmic = first_alpha(merged, end[0] * ones, end[1] * ones, halvings)
-        # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
-        optimal = spinodal
-        if not (perfect and model.prior.traits.continuous):
-            begin = spinodal if appears else start[1] * ones
-            optimal = first_alpha(wins, begin, algorithmic, HALVINGS)
-            # without a change of sign inside, the crossing lies outside
-            if not ends:
-                optimal = jnp.where(wins(end[0] * ones), optimal, jnp.inf)
-            if not appears:
-                optimal = jnp.where(wins(begin), 0.0, optimal)
-    algorithmic = algorithmic if ends else jnp.full_like(algorithmic, jnp.inf)
-    cell_end = (end[1] - end[0]) / 2**halvings
-    cell_start = (start[1] - start[0]) * appears / 2**HALVINGS
-    cell_optimal = max((low - start[1]) / 2**HALVINGS, cell_end)
+    lower, upper = of_keys(grid[first]), of_keys(grid[last])
+    cell_start = cell_end = 0.0
+    if appears:
+        lower, cell_start = first_alpha(exists, of_keys(grid[first - 1]), lower, HALVINGS)
+    if ends:
+        margin = _MARGIN * (grid[last + 1] - grid[last])
+        low, high = max(grid[last] - margin, grid[first]), grid[last + 1] + margin
+        cells = max((high - low) / (_RESOLUTION * low), 2.0)
+        halvings = math.ceil(math.log2(cells))
+        upper, cell_end = first_alpha(merged, of_keys(low), of_keys(high), halvings)
+    spinodal = lower if appears else 0.0 * lower
+    algorithmic = upper if ends else jnp.full_like(upper, jnp.inf)
+    optimal, cell = spinodal, cell_start
+    if not diverges:
+        optimal, cell = first_alpha(wins, lower, upper, HALVINGS)
+        cell = max(cell, cell_end)
+        # without a change of sign inside, the crossing lies outside
+        if not ends:
+            optimal = jnp.where(wins(upper), optimal, jnp.inf)
+        if not appears:
+            optimal = jnp.where(wins(lower), 0.0, optimal)
     # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
-    basin = math.sqrt(NEAREST) if perfect and model.prior.traits.continuous else 0.0
+    basin = math.sqrt(NEAREST) if diverges else 0.0
     # MAX_STEPS next to a spinodal moves no threshold: it counts inside the hysteresis only
-    converged = np.isin(np.asarray(codes)[curves.inside], (Result.SUCCESS, Result.RECOVERED)).all()
+    converged = np.isin(np.asarray(both.codes)[inside], (Result.SUCCESS, Result.RECOVERED)).all()
     code = jnp.asarray(int(Result.SUCCESS if converged else Result.MAX_STEPS))
-    S = model.prior.second_moment(model.indices)
+    S = follow.model.prior.second_moment(follow.model.indices)
 
-    def threshold(values: Array, cell: float, place: int, V: Array, basin: float) -> Threshold:
+    def threshold(values: Array, cell: float, V: Array, basin: float) -> Threshold:
         alpha = jnp.mean(values)
         spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
         regular = jnp.isfinite(alpha) & (alpha > 0)
         # a cell is uniform, and common to all keys: no average over them makes it smaller
         shared = jnp.hypot(cell / np.sqrt(12.0), basin * alpha)
         stderr = jnp.where(regular, jnp.hypot(spread, shared), 0.0)
-        growth = uninformed[place] - informed[place]
+        finite = alpha if bool(jnp.isfinite(alpha)) else grid[last]
+        place = inside[np.argmin(np.abs(grid[inside] - float(finite)))]
+        growth = both.uninformed[place] - both.informed[place]
         return Threshold(alpha, stderr, values, growth / jnp.trace(growth), S - V[place], code)
 
     return (
-        threshold(algorithmic, cell_end, int(last), uninformed, 0.0),
-        threshold(optimal, cell_optimal, curves.nearest(optimal), informed, basin),
-        threshold(spinodal, cell_start, curves.nearest(spinodal), informed, basin),
+        threshold(algorithmic, cell_end, both.uninformed, 0.0),
+        threshold(optimal, cell, both.informed, basin),
+        threshold(spinodal, cell_start, both.informed, basin),
     )

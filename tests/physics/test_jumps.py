@@ -114,7 +114,7 @@ SUMMED = {
         smi.free_entropy(
             smi.links.sign(smi.priors.Gaussian(v * jnp.eye(1))),
             1.0,
-            jnp.array([[0.5]]),
+            jnp.array([[0.3]]),
             key=KEY,
             averages=smi.Averages(2**9),
         ).value
