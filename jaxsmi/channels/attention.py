@@ -41,7 +41,7 @@ from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel
 from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
 from jaxsmi.core.arrays import arithmetic
 from jaxsmi.core.validate import check
-from jaxsmi.numerics.refining import Budget, Integral, level_for_width
+from jaxsmi.numerics.refining import Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
 
 __all__ = ["DeepAttentionChannel", "SingleAttentionChannel", "shifted_rows"]
@@ -53,9 +53,9 @@ _STEEP = 0.55
 class AbstractAttentionChannel(AbstractChannel):
     """The link of noiseless attention, its labels and their inversion."""
 
-    layers: eqx.AbstractVar[tuple[Layer, ...]]
-    skip: eqx.AbstractVar[Array]
-    beta: eqx.AbstractVar[Array]
+    layers: tuple[Layer, ...] = eqx.field(static=True)
+    skip: Array
+    beta: Array
 
     @property
     def visible_rank(self) -> int:
@@ -125,22 +125,10 @@ class SingleAttentionChannel(ClosedFormChannel, AbstractAttentionChannel):
     """One attention layer of rank one: a label gives the fields up to a sign,
     Z_out = Σ_s Π_m N(s u_m; ω_m, V)."""
 
-    tokens: int = eqx.field(static=True)
-    indices: int = eqx.field(static=True)
-    layers: tuple[Layer, ...] = eqx.field(static=True)
-    skip: Array
-    beta: Array
-
-    def __init__(self, tokens: int, beta: Array):
-        self.tokens = tokens
-        self.indices = 1
-        self.layers = (Layer(),)
-        self.skip = jnp.zeros((0,))
-        self.beta = beta
-
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Σ_{s=±1} Π_m N(s u_m; ω_m, V)."""
         v = V[0, 0]
+        # the Jacobian of h -> y is the same for both signs, and drops out of g
         exponents = [-0.5 * jnp.sum((s * statistic - omega[0]) ** 2) / v for s in (1.0, -1.0)]
         return jnp.logaddexp(*exponents) - 0.5 * self.tokens * jnp.log(2 * jnp.pi * v)
 
@@ -154,23 +142,6 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
     two costs some thousand times as much, its angle being integrated at each node (a single one of
     rank two below a millisecond a sample).
     """
-
-    tokens: int = eqx.field(static=True)
-    indices: int = eqx.field(static=True)
-    layers: tuple[Layer, ...] = eqx.field(static=True)
-    skip: Array
-    beta: Array
-    budget: Budget
-
-    def __init__(
-        self, tokens: int, layers: tuple[Layer, ...], skip: Array, beta: Array, budget: Budget
-    ):
-        self.tokens = tokens
-        self.indices = sum(layer.indices for layer in layers)
-        self.layers = layers
-        self.skip = skip
-        self.beta = beta
-        self.budget = budget
 
     @property
     def inner(self) -> int:
@@ -214,6 +185,7 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
             matrices = mixing_matrices(z, self.layers[:-1], skip, mixing)
             # Z_L = R u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u, row by row
             v = u.T[..., None]  # (M, r, S, 1)
+            # |det B|^{-r}: each of the r rows of the last block is divided by B
             jacobian = jnp.ones((), t.dtype)
             for A in reversed(matrices):
                 v, inverse_det = eliminate(A, v)

@@ -148,11 +148,12 @@ def last_fields(
     fields: Array,
     layers: Sequence[Layer],
     skip: Array,
-    beta: Array,
+    beta: Array | float,
     mixing: Callable[..., Array] = with_skip,
 ) -> Array:
     """h_L = Z_L B_{L-1}ᵀ (P_L, M) from the fields (P, M)."""
     free = sum(layer.indices for layer in layers[:-1])
+    # layer by layer, as the mixing of a layer needs the fields of those before
     h = fields[free:]
     inner = functools.partial(mixing, beta=beta)
     for A in mixing_matrices(fields[:free], layers[:-1], skip, inner):
@@ -177,34 +178,28 @@ def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array
 def invert_attention(labels: Array, beta: Array, rank: int = 1) -> Array:
     r"""h (r, M), up to an orthogonal matrix, from y = σ_β(hᵀh) (M, M) in float64, r < M.
 
-    a_ij = log(y_ij/y_ii)/β = h_i·(h_j - h_i); a_ij + a_ji = -|h_i - h_j|². Rank one: the pair with
-    the largest |h_i - h_j| gives sign and scale, its larger member r the others by
-    h_k = h_r + a_rk/h_r. Above: distances give h up to its mean, which is then linear in a. Then
-    Gauss-Newton steps on all pairs.
+    a_ij = log(y_ij/y_ii)/β = h_i·(h_j - h_i); a_ij + a_ji = -|h_i - h_j|². Distances give h up to
+    its mean, which is then linear in a. Then Gauss-Newton steps on all pairs.
     """
     M = labels.shape[0]
     logs = jnp.log(clamp_to_tiny(labels))
     a = (logs - jnp.diagonal(logs)[:, None]) / beta
-    h = _from_largest_gap(a)[None] if rank == 1 else _from_distances(a, rank)
+
+    def misfit(h: Array) -> Array:
+        return (jnp.sum(h[:, :, None] * (h[:, None, :] - h[:, :, None]), axis=0) - a).ravel()
 
     def polish(h: Array, _: None) -> tuple[Array, None]:
-        eye = jnp.eye(M, dtype=h.dtype)
-        residual = jnp.sum(h[:, :, None] * (h[:, None, :] - h[:, :, None]), axis=0) - a
-        # d/dh_k [h_i·(h_j - h_i)] = δ_ik (h_j - 2h_i) + δ_jk h_i
-        jac = (
-            eye[:, None, None, :]
-            * (h[:, None, :] - 2 * h[:, :, None]).transpose(1, 2, 0)[..., None]
-            + eye[None, :, None, :] * h.T[:, None, :, None]
-        )
-        jac = jac.reshape(M * M, rank * M)
+        jac = jax.jacfwd(misfit)(h).reshape(M * M, rank * M)
         normal = jac.T @ jac
         # rotations, and tokens that agree exactly, leave directions unseen: a tiny ridge keeps the
         # step finite
         ridge = 1e-14 * (jnp.trace(normal) + 1e-30) * jnp.eye(rank * M, dtype=h.dtype)
-        step = jnp.linalg.solve(normal + ridge, jac.T @ residual.reshape(M * M))
+        step = jnp.linalg.solve(normal + ridge, jac.T @ misfit(h))
         return h - step.reshape(rank, M), None
 
-    return jax.lax.scan(polish, h, None, length=2)[0]
+    # derivatives come by the steps: eigenvectors have none where eigenvalues agree
+    start = _from_distances(jax.lax.stop_gradient(a), rank)
+    return jax.lax.scan(polish, start, None, length=2)[0]
 
 
 def invert_untied_attention(labels: Array, beta: Array) -> Array:
@@ -215,6 +210,7 @@ def invert_untied_attention(labels: Array, beta: Array) -> Array:
     """
     logs = jnp.log(clamp_to_tiny(labels)) / beta
     product = logs - jnp.mean(logs, axis=1, keepdims=True)
+    # the largest entry loses the fewest digits in a quotient
     column = jnp.argmax(jnp.abs(product)) % len(product)
     q = product[:, column]
     least = lambda a, b: a @ b / clamp_to_tiny(jnp.sum(b * b))
@@ -226,23 +222,9 @@ def balanced(q: Array, k: Array) -> Array:
     """(x, x') (2, M), of one length: c x and x'/c are q and k less its mean, for some c > 0."""
     k = k - jnp.mean(k)
     lengths = (jnp.sum(q * q), jnp.sum(k * k))
+    # of all c the one at which neither factor overflows
     ratio = (lengths[1] / clamp_to_tiny(lengths[0])) ** 0.25
     return jnp.stack([ratio * q, k / clamp_to_tiny(ratio)])
-
-
-def _from_largest_gap(a: Array) -> Array:
-    """h (M,) of rank one from a_ij = h_i (h_j - h_i)."""
-    M = a.shape[0]
-    gap = jnp.maximum(-(a + a.T), 0.0)
-    flat = jnp.argmax(jnp.where(jnp.eye(M, dtype=bool), -1.0, gap))
-    i = flat // M
-    j = flat % M
-    delta = jnp.sqrt(clamp_to_tiny(gap[i, j]))
-    u_i = -a[i, j] / delta
-    u_j = a[j, i] / delta
-    reference = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), i, j)
-    u_r = jnp.where(jnp.abs(u_i) >= jnp.abs(u_j), u_i, u_j)
-    return u_r + a[reference] / jnp.where(u_r == 0.0, 1.0, u_r)
 
 
 def _from_distances(a: Array, rank: int) -> Array:

@@ -40,10 +40,10 @@ __all__ = [
 
 
 class AbstractLabels(eqx.Module):
-    """Labels of fields z (P, M): a link, and noise."""
+    """Labels of fields z (P, M), P `indices` and M `tokens`: a link, and noise."""
 
-    indices: eqx.AbstractVar[int]
-    tokens: eqx.AbstractVar[int]
+    indices: int = eqx.field(static=True)
+    tokens: int = eqx.field(static=True)
 
     @property
     def unsupported_reason(self) -> str | None:
@@ -178,6 +178,7 @@ class AbstractChannel(AbstractLabels):
         square = (self.indices, self.indices)
         allowed = f"an array of shape (indices, indices) = {square}"
         V = validate.array("V", V, allowed, shape=square)
+        # 1e-8: a covariance that a user computed is symmetric to rounding only
         check(jnp.max(jnp.abs(V - V.T)) <= 1e-8 * jnp.max(jnp.abs(V)), "V", V, "a symmetric matrix")
         proper = validate.positive_definite(V)
         check(proper, "V", V, "a positive definite covariance")
@@ -187,7 +188,9 @@ class AbstractChannel(AbstractLabels):
         real = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
         label = validate.array("labels", y, "real numbers", dtype=dtype if real else None)
         self.check_labels(label[None])
+        # one program a channel: outside jit each operation of jax.numpy would be compiled by itself
         batch = _respond(self, self.statistic(label[None]), omega[None], V, key)
+        # a traced V cannot raise: the answer is marked instead
         valid = proper & validate.valid((omega, V))
         return jax.tree.map(lambda x: jnp.where(valid, x[0], jnp.nan), batch)
 
@@ -216,6 +219,7 @@ class AbstractChannel(AbstractLabels):
         """
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
+        # posteriors are kept apart from their average: thresholds need them one by one
         post, weight = weighted_posteriors(self, Q, V, key=key, points=points, nets=nets)
         return response_of(self, post, weight, nets, tangents)
 
@@ -253,6 +257,7 @@ class ClosedFormChannel(AbstractChannel):
         def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
             y, w = sample
             value, g = jax.value_and_grad(self.log_partition, argnums=1)(y, w, V)
+            # forward over reverse: log Z_out is one number, g has P M components
             return value, g, jax.jacfwd(jax.grad(self.log_partition, argnums=1), argnums=1)(y, w, V)
 
         # 4096 at once: some megabytes of intermediate values, and enough to fill vector units

@@ -52,7 +52,7 @@ class Fibre(NamedTuple):
 class FibreChannel(AbstractChannel):
     """A channel whose posterior is an integral over what a label leaves open."""
 
-    budget: eqx.AbstractVar[Budget]
+    budget: Budget
 
     @property
     @abc.abstractmethod
@@ -75,6 +75,8 @@ class FibreChannel(AbstractChannel):
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Batch posterior from statistic (N, ...), omega (N, P, M), V (P, P)."""
+        # triangular, so that the first whitened rows, the nodes t, are fields of the first
+        # layers alone
         root = jnp.linalg.cholesky(V)
         fibre = self.fibre(statistic, omega, root)
         if self.open_variables:
@@ -123,6 +125,7 @@ def with_difference(
 
 def _without_difference(moments: Moments, root: Array) -> Moments:
     """Moments without the component that is an error, which their errors then include."""
+    # an error of the means of τ becomes one of g by L^{-ᵀ}: bounded by its largest row sum
     g = moments.g[..., :-1]
     inverse = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True)
     inverse = jnp.max(jnp.sum(jnp.abs(inverse), axis=0))
@@ -143,6 +146,7 @@ def _direct_moments(integral: Integral) -> Moments:
     columns = integral.columns
 
     def one(sample: PyTree) -> Moments:
+        # one sample as a block of one, with a node that has no coordinates and weight one
         block = tuple(x[None] for x in sample)
         node = jnp.zeros((1, 0), sample[0].dtype)
         nodes = Nodes(node, jnp.zeros(1, node.dtype), jnp.zeros(1, node.dtype))

@@ -15,7 +15,6 @@ a process: Ψ = -½ ∫_0^u (u f_1) du.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -44,14 +43,6 @@ __all__ = [
 ]
 
 
-class Table(NamedTuple):
-    """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1]: the mean, and those of each
-    independent Monte-Carlo replica (R, n), none where f is exact."""
-
-    mean: np.ndarray
-    replicas: np.ndarray
-
-
 class HardmaxScores(AbstractScores):
     """Each token points at the largest of its scores (module docstring).
 
@@ -70,16 +61,6 @@ class HardmaxScores(AbstractScores):
     def noiseless(self) -> Array:
         """Never: labels that jump fix no combination, and V falls with α² only."""
         return jnp.asarray(False)
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """The mean square of g first: labels fix no combinations."""
-        return ("outer", "state")
-
-    @property
-    def dampings(self) -> tuple[float, ...]:
-        """Dampings of message passing."""
-        return (0.3, 0.6, 0.8)  # empirical: undamped, runs diverge at d = 40
 
     @property
     def measurements(self) -> int:
@@ -110,30 +91,28 @@ class HardmaxScores(AbstractScores):
         """For T >= 3."""
         return self.tokens > 2
 
-    def _table(self) -> Table:
-        """u f_1 as a polynomial."""
-        return _hardmax_table() if self.tokens == 2 else sampled_table(self.tokens)
+    @property
+    def table(self) -> np.ndarray:
+        """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1], from each independent
+        Monte-Carlo replica (R, n); for T = 2 exact, (1, n)."""
+        return _exact_table() if self.tokens == 2 else sampled_table(self.tokens)
 
     def mean_log_partition(self, q: Array, V: Array) -> Array:
         """E Σ_y P_y log P_y."""
-        u = jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0))
-        integral = np.polynomial.chebyshev.chebint(self._table().mean, lbnd=-1.0)
-        return -0.25 * clenshaw(integral, 2.0 * u - 1.0)
+        integral = np.polynomial.chebyshev.chebint(self.table.mean(0), lbnd=-1.0)
+        return -0.25 * clenshaw(integral, 2.0 * _unknown(q, V) - 1.0)
 
     def information(self, q: Array, V: Array) -> Array:
         """f(q)."""
-        u = jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0))
-        return clenshaw(self._table().mean, 2.0 * u - 1.0) / (u * (q + V))
+        u = _unknown(q, V)
+        return clenshaw(self.table.mean(0), 2.0 * u - 1.0) / (u * (q + V))
 
     def uncertainty(self, q: Array, V: Array) -> Array:
-        """Relative standard error of f: from independent Monte-Carlo replicas; zero for T = 2."""
-        table = self._table()
-        if not len(table.replicas):
-            return jnp.zeros_like(V)
-        x = 2.0 * jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0)) - 1.0
-        each = jnp.stack([clenshaw(one, x) for one in table.replicas])
-        error = jnp.std(each, axis=0, ddof=1) / np.sqrt(len(table.replicas))
-        return error / clenshaw(table.mean, x)
+        """Relative standard error of f, from independent Monte-Carlo replicas; zero for T = 2."""
+        each = jnp.stack([clenshaw(one, 2.0 * _unknown(q, V) - 1.0) for one in self.table])
+        several = len(each) > 1
+        error = jnp.std(each, axis=0, ddof=int(several)) / np.sqrt(len(each))
+        return error / jnp.mean(each, axis=0)
 
     @property
     def tolerance(self) -> Array:
@@ -151,9 +130,7 @@ class HardmaxScores(AbstractScores):
         return Posterior(moments.log_mass, g, nan, moments.ess, moments.error, nan)
 
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """Γ (.., T, T) from the `statistic` and ω (.., T, T)."""
-        if self.tokens > 2:
-            return hardmax_moments(statistic, omega, V).g.reshape(omega.shape)
+        """Γ (.., 2, 2) of two tokens, from the `statistic` and ω (.., 2, 2)."""
         one = statistic[..., 0]
         two = statistic[..., 1]
         sigma = jnp.sqrt(3.0 * V)
@@ -165,11 +142,17 @@ class HardmaxScores(AbstractScores):
         return jnp.stack([first, jnp.stack([-(g + h), 2.0 * h], -1)], -2)
 
 
+def _unknown(q: Array, V: Array) -> Array:
+    """u = √(V/(q + V))."""
+    # rounding leaves V slightly below zero near q = Q_0
+    return jnp.sqrt(jnp.clip(V / (q + V), 0.0, 1.0))
+
+
 @jnp.vectorize
 def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Array]:
     """log Φ₂(x_1, x_2; c), and its derivatives in x_1 and x_2, far in the tails too:
     ∂_1 Φ₂ = φ(x_1) Φ((x_2 - c x_1)/√(1 - c²))."""
-    log_mass = log_quadrant(one, two, c, steep=False)
+    log_mass = log_quadrant(one, two, c)
 
     def slope(a: Array, b: Array) -> Array:
         edge = log_ndtr((b - c * a) / jnp.sqrt(1.0 - c**2))
@@ -193,7 +176,7 @@ _NODES = 64  # of each axis of the integral at its points
 
 
 @functools.lru_cache(maxsize=1)
-def _hardmax_table() -> Table:
+def _exact_table() -> np.ndarray:
     """Two tokens, exact, once in a process. The limit at u = 0 is 12 K/√(18π), one of the two signs
     being known there [theory: attention-indexed, Eq. (22)]."""
     points = np.cos(np.pi * np.arange(_ORDER + 1) / _ORDER)
@@ -202,8 +185,7 @@ def _hardmax_table() -> Table:
         V = jnp.asarray(u[:-1] ** 2)
         values = u[:-1] * np.asarray(lax.map(lambda v: hardmax_response(1.0 - v, v), V))
     values = np.append(values, 12.0 * sign_information() / np.sqrt(18.0 * np.pi))
-    mean = np.polynomial.chebyshev.chebfit(points, values, _ORDER)
-    return Table(mean, np.zeros((0, _ORDER + 1)))
+    return np.polynomial.chebyshev.chebfit(points, values, _ORDER)[None]
 
 
 @jax.jit
@@ -247,7 +229,7 @@ _POINTS = np.linspace(0.1, 1.0, 8)
 
 
 @functools.lru_cache(maxsize=4)
-def sampled_table(tokens: int) -> Table:
+def sampled_table(tokens: int) -> np.ndarray:
     """u f_1 of T tokens, by `sampled_response` at eight u; seconds for T = 3, minutes for T = 5."""
     with jax.ensure_compile_time_eval():
         each = [np.asarray(sampled_response(tokens, 1.0 - u**2, u**2)) for u in _POINTS]
@@ -256,8 +238,7 @@ def sampled_table(tokens: int) -> Table:
     weights = np.sqrt(_REPLICAS) / np.std(values, axis=1, ddof=1)
     # at u = 1, ω = 0, the error is too small to be true
     weights = np.minimum(weights, 1e3 / np.abs(values.mean(1)))
-    fit = np.polynomial.chebyshev.chebfit(2.0 * _POINTS - 1.0, values, _SAMPLED_ORDER, w=weights).T
-    return Table(fit.mean(0), fit)
+    return np.polynomial.chebyshev.chebfit(2.0 * _POINTS - 1.0, values, _SAMPLED_ORDER, w=weights).T
 
 
 @functools.partial(jax.jit, static_argnums=0)

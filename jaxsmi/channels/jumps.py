@@ -51,6 +51,7 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
 
 def _jumps(changes: _Changes) -> Array:
     """Whether the last change is larger than the smallest jump that is told from a steep rise."""
+    # far above rounding of a label, far below any jump that matters
     smallest = 1e-6 if theory_dtype() == jnp.float64 else 1e-3
     return changes.late > smallest * changes.scale
 
@@ -58,7 +59,9 @@ def _jumps(changes: _Changes) -> Array:
 def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Changes:
     """What halving finds (module docstring)."""
     dtype = theory_dtype()
+    # until neighbours in floating point: 2^-7 of a line to rounding
     halvings = 44 if dtype == jnp.float64 else 18
+    # lines twice as long as fields: jumps in the tails count as well
     ends = np.random.default_rng(0).standard_normal((2, _LINES, indices, tokens)) * 2.0
     first = jnp.asarray(ends[0], dtype)
     last = jnp.asarray(ends[1], dtype)

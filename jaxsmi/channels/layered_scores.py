@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -29,7 +28,7 @@ from jaxsmi.channels.attention import shifted_rows
 from jaxsmi.channels.attention_link import eliminate, transfer, with_skip
 from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
 from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
-from jaxsmi.channels.pullback import PullbackChannel
+from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
 
@@ -53,6 +52,7 @@ def layered_channel(
     inner = LayeredCoordinates(
         indices=layers, tokens=size, skip=skip, readout=readout, budget=budget
     )
+    # coordinates of a GOE matrix have variance 2: c² = 1/2 makes it V
     basis = inner.basis.reshape(size, -1).T
     return PullbackChannel(inner, basis, scale=0.5**0.5, diagonal=True)
 
@@ -61,11 +61,8 @@ class LayeredCoordinates(FibreChannel):
     """Coordinates z^l (L, m) of the scores of two or more softmax layers; the (L-1) m inner ones
     are integrated over. `tokens` is m."""
 
-    indices: int = eqx.field(static=True)
-    tokens: int = eqx.field(static=True)
     skip: Array
     readout: SoftmaxScores
-    budget: Budget
 
     @property
     def size(self) -> int:
@@ -85,14 +82,10 @@ class LayeredCoordinates(FibreChannel):
     @property
     def basis(self) -> np.ndarray:
         """E_i (m, T, T): orthonormal symmetric matrices of mean zero."""
-        T = self.size
-        rows, columns = np.triu_indices(T)
-        units = np.zeros((len(rows), T, T))
-        units[np.arange(len(rows)), rows, columns] = 1.0
-        units = units + np.swapaxes(units, 1, 2)
-        frame = np.concatenate([np.ones((1, T, T)), units]).reshape(-1, T * T)
-        # the rows of Q are orthonormal, the first along 1 1ᵀ; one of the units is dependent
-        return np.linalg.qr(frame.T)[0][:, 1 : len(rows)].T.reshape(-1, T, T)
+        ones = np.ones((self.size**2, 1))
+        # the columns of Q are orthonormal, the first along 1 1ᵀ; one of the frame is dependent
+        Q = np.linalg.qr(np.concatenate([ones, frame(self.size)], axis=1))[0]
+        return Q[:, 1 : self.tokens + 1].T.reshape(-1, self.size, self.size)
 
     def last_scores(self, fields: Array) -> Array:
         """B h^L Bᵀ (T, T) from the coordinates (L, m)."""
@@ -124,6 +117,7 @@ class LayeredCoordinates(FibreChannel):
             s, w = block
             inner, centre = shifted_rows(w, root.astype(t.dtype), t, L - 1)
             E = jnp.asarray(self.basis, t.dtype)
+            # along a unit matrix E a GOE matrix has variance 2V, its coordinate z here V
             h = jnp.sqrt(2.0).astype(t.dtype) * _contract("iab,li...->lab...", E, inner)
             last, inverse_det = self._last(jnp.moveaxis(s, 0, -1)[..., None], h)
             z = jnp.sqrt(0.5).astype(t.dtype) * _contract("iab,ab...->i...", E, last)
@@ -131,6 +125,7 @@ class LayeredCoordinates(FibreChannel):
             return inverse_det ** (T + 1), [Branch(-0.5 * jnp.sum(r * r, axis=0), list(r))]
 
         # narrowest feature in t: the last layer's width over that of the widest inner one
+        # a softmax turns within 1/β of a score
         steepness = jnp.maximum(self.readout.beta, 1.0)
         width = root[-1, -1] / (jnp.max(jnp.diagonal(root)[:-1]) * steepness)
         integral = Integral(

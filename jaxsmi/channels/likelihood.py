@@ -115,6 +115,7 @@ class Likelihood(eqx.Module):
         """A label of fields, from one standard normal."""
         if self.outcomes is not None:
             odds = jnp.cumsum(self.odds(fields))
+            # times the sum: odds that a user rounded may end below one
             return self.outcomes[jnp.sum(ndtr(normal) * odds[-1] >= odds[:-1])]
         assert self.sampler is not None
         # a sampler takes a key: the bits of the quasi-random normal seed it, so that labels are a
@@ -129,29 +130,13 @@ class IntegratedChannel(FibreChannel):
     P·M fields."""
 
     law: Callable[[Array], Array]
-    labels: Likelihood
     noise: Array
-    budget: Budget
-    indices: int = eqx.field(static=True)
-    tokens: int = eqx.field(static=True)
-    label_shape: tuple[int, ...] = eqx.field(static=True)
+    labels: Likelihood = Likelihood()
 
-    def __init__(
-        self,
-        law: Callable[[Array], Array],
-        indices: int,
-        tokens: int,
-        noise: Array,
-        budget: Budget,
-        labels: Likelihood | None = None,
-    ):
-        self.law = law
-        self.indices = indices
-        self.tokens = tokens
-        self.noise = noise
-        self.budget = budget
-        self.labels = Likelihood() if labels is None else labels
-        self.label_shape = self.labels.shape(law, (indices, tokens))
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of a label."""
+        return self.labels.shape(self.law, (self.indices, self.tokens))
 
     @property
     def open_variables(self) -> int:
@@ -200,8 +185,8 @@ class IntegratedChannel(FibreChannel):
 
     def mixed(self, root: Array) -> IntegratedChannel:
         """The channel of link(z' root), noise and all."""
-        sizes = (self.indices, self.tokens, self.noise, self.budget)
-        return IntegratedChannel(Mixed(self.law, root), *sizes, self.labels.mixed(root))
+        parts = (Mixed(self.law, root), self.labels.mixed(root))
+        return eqx.tree_at(lambda channel: (channel.law, channel.labels), self, parts)
 
     def link(self, fields: Array) -> Array:
         """link(z)."""
@@ -265,12 +250,14 @@ class IntegratedChannel(FibreChannel):
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
             labels, w = block
+            # no residuals: all fields are nodes, and the moments are those of t
             deviation = jnp.einsum("pq,nqm->npm", root, t.reshape(-1, P, M))
             each_node = jax.vmap(self.log_probability, in_axes=(None, 0))
             value = jax.vmap(lambda y, o: each_node(y, o + deviation))(labels, w)
             return jnp.ones_like(value), [Branch(value, [])]
 
         start = None
+        # the width of a user's law is not known; nets have no spacing
         if self.labels.log_likelihood is None and not self.random_nodes:
             start = level_for_width(P * M, self.budget, self._widths(omega, root))
         integral = Integral(
@@ -300,8 +287,6 @@ class NoInference(AbstractChannel):
     """
 
     law: Callable[[Array], Array]
-    indices: int = eqx.field(static=True)
-    tokens: int = eqx.field(static=True)
     name: str = eqx.field(static=True)
     remedy: str = eqx.field(
         static=True,
@@ -325,9 +310,10 @@ class NoInference(AbstractChannel):
         if self.budget is None:
             raise ValueError(f"noises: got some for {self.name}; allowed: None. {self.remedy}.")
         allowed = f"None for {self.name}: its labels jump, and have no limit to extrapolate"
+        # the posterior of a jump has no expansion in small noise
         check(self.pathwise, "noises", noises, allowed)
-        sizes = (self.law, self.indices, self.tokens)
-        return [IntegratedChannel(*sizes, noise, self.budget) for noise in noises]
+        sizes = (self.indices, self.tokens, self.budget, self.law)
+        return [IntegratedChannel(*sizes, noise) for noise in noises]
 
     @property
     def pathwise(self) -> Array:

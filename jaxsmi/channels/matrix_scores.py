@@ -40,7 +40,6 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
 
 __all__ = [
-    "AbstractExplicitChannel",
     "AbstractScores",
     "LinearField",
     "LinearScores",
@@ -49,11 +48,17 @@ __all__ = [
 ]
 
 
-class AbstractExplicitChannel(AbstractChannel):
-    """A channel of one field vector a sample, with a response f(q, V) of two numbers in closed form
-    (module docstring)."""
+class AbstractScores(AbstractChannel):
+    """A label of the T(T+1)/2 scores of its sample: Γ(y, ω, V), and its mean square over labels, a
+    function f(q, V) of two numbers in closed form.
+
+    One index, whose field vector has T² components: ω, g = Γ are (1, T²). `weight` is that of the
+    prior's scalar product, 1/4 of a matrix.
+    """
 
     explicit: ClassVar[bool] = True
+    weight: ClassVar[float] = 0.25
+    indices: int = eqx.field(static=True, default=1, kw_only=True)
 
     @property
     @abc.abstractmethod
@@ -62,12 +67,25 @@ class AbstractExplicitChannel(AbstractChannel):
         counting twice."""
 
     @abc.abstractmethod
-    def information(self, q: Array, V: Array) -> Array:
-        """f(q) = E ‖g‖² at the overlap q, with V left: the precision that a sample adds."""
+    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """Γ (.., T, T) from the statistic of the labels and ω (.., T, T)."""
 
-    @abc.abstractmethod
+    @property
+    def spread(self) -> Array | float:
+        """The variance that noise adds to V."""
+        return 0.0
+
+    def information(self, q: Array, V: Array) -> Array:
+        """f(q) = E ‖g‖² = M/(V + spread) at the overlap q, with V left: the precision that a sample
+        adds."""
+        del q
+        return self.measurements / (V + self.spread)
+
     def mean_log_partition(self, q: Array, V: Array) -> Array:
-        """Ψ(q) = E log Z_out, up to a constant where labels are noiseless numbers."""
+        """Ψ(q) = E log Z_out = -w M log(V + spread), up to a constant where labels are noiseless
+        numbers."""
+        del q
+        return -self.weight * self.measurements * jnp.log(V + self.spread)
 
     @property
     def sampled(self) -> bool:
@@ -78,6 +96,22 @@ class AbstractExplicitChannel(AbstractChannel):
         """Relative standard error of f: zero unless it comes from Monte-Carlo."""
         del q
         return jnp.zeros_like(V)
+
+    @property
+    def tolerance(self) -> Array:
+        """Closed forms are exact."""
+        return jnp.asarray(jnp.inf)
+
+    def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
+        """g = Γ as the engine's fields: ω (N, 1, T²), V (1, 1)."""
+        del key
+        N, T = len(omega), self.tokens
+        g = self.gamma(statistic, omega.reshape(N, T, T), V[0, 0]).reshape(N, 1, T * T)
+        # the engine has one interface for all channels: entries that matrices lack are marked
+        # message passing needs neither log Z_out nor ∂g of scores
+        nan = jnp.full((N,), jnp.nan, g.dtype)
+        zero = jnp.zeros((N,), g.dtype)
+        return Posterior(nan, g, nan, nan, zero, zero)
 
     def response(
         self,
@@ -97,77 +131,15 @@ class AbstractExplicitChannel(AbstractChannel):
         slope = zero = jnp.zeros((), v.dtype)
         if tangents:  # along a fixed second moment: dV = -dq
             slope = jax.jvp(self.information, (q, v), (jnp.ones_like(q), -jnp.ones_like(v)))[1]
+        # equal replicas have no spread: the statistical error of a closed form is zero
         log_partition = jnp.broadcast_to(self.mean_log_partition(q, v), (nets,))
         replicas = jnp.broadcast_to(mean, (nets, 1, 1))
         return Response(mean, replicas, slope.reshape(1, 1, 1, 1), log_partition, zero, zero)
-
-    def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
-        """f as a matrix (1, 1)."""
-        del key
-        return self.information(Q, V)
-
-    @property
-    def tolerance(self) -> Array:
-        """Closed forms are exact."""
-        return jnp.asarray(jnp.inf)
-
-
-class AbstractScores(AbstractExplicitChannel):
-    """A label of the T(T+1)/2 scores of its sample: Γ(y, ω, V), and its mean square over labels.
-
-    One index, whose field vector has T² components: ω, g = Γ are (1, T²). `weight` is that of the
-    prior's scalar product, 1/4 of a matrix.
-    """
-
-    weight: ClassVar[float] = 0.25
-    indices: int = eqx.field(static=True, default=1, kw_only=True)
-
-    @abc.abstractmethod
-    def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """Γ (.., T, T) from the statistic of the labels and ω (.., T, T)."""
-
-    @property
-    def spread(self) -> Array | float:
-        """The variance that noise adds to V."""
-        return 0.0
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """Estimates of the precision in message passing: theory's first, as labels fix linear
-        combinations of the scores [theory: attention-indexed, Eq. (42)]."""
-        return ("state", "outer")
-
-    @property
-    def dampings(self) -> tuple[float, ...]:
-        """Dampings of message passing."""
-        # empirical: undamped, noiseless labels diverge at d = 100
-        return (0.4, 0.7, 0.85)
-
-    def information(self, q: Array, V: Array) -> Array:
-        """f(q) = M/(V + spread)."""
-        del q
-        return self.measurements / (V + self.spread)
-
-    def mean_log_partition(self, q: Array, V: Array) -> Array:
-        """-w M log(V + spread)."""
-        del q
-        return -self.weight * self.measurements * jnp.log(V + self.spread)
-
-    def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """g = Γ as the engine's fields: ω (N, 1, T²), V (1, 1)."""
-        del key
-        N, T = len(omega), self.tokens
-        g = self.gamma(statistic, omega.reshape(N, T, T), V[0, 0]).reshape(N, 1, T * T)
-        # message passing needs neither log Z_out nor ∂g of scores
-        nan = jnp.full((N,), jnp.nan, g.dtype)
-        zero = jnp.zeros((N,), g.dtype)
-        return Posterior(nan, g, nan, nan, zero, zero)
 
 
 class LinearScores(AbstractScores):
     """The scores themselves, with noise of variance Δ on the diagonal and Δ/2 off it."""
 
-    tokens: int = eqx.field(static=True)
     noise: Array
 
     @property
@@ -236,7 +208,6 @@ class LinearField(LinearScores):
 class SoftmaxScores(AbstractScores):
     """Rows of the softmax of β h, noiseless."""
 
-    tokens: int = eqx.field(static=True)
     beta: Array
 
     @property
@@ -262,6 +233,7 @@ class SoftmaxScores(AbstractScores):
     def statistic(self, labels: Array) -> Array:
         """P h (.., T, T) from y (.., T, T): log y/β = h - (a constant a row)."""
         L = jnp.log(labels.astype(theory_dtype())) / self.beta
+        # a softmax forgets a constant of each row, which the symmetry of h gives back
         rows = jnp.mean(jnp.swapaxes(L, -1, -2) - L, axis=-1)  # u_a = mean_b (L_ba - L_ab)
         h = L + rows[..., :, None]
         return centred(0.5 * (h + jnp.swapaxes(h, -1, -2)))

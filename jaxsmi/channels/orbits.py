@@ -10,24 +10,21 @@ In whitened fields, N = Λ^{-1} of the rows' root of covariance, a their whitene
     untied       h = (c X_1, X_2/c), c of either sign, x = log|c|;  J = |c|;   e = e_2
     a product    the same of one token;  J = 1;  no e
 
-The integral over c is a Gaussian one, the other a sum over nodes, which follow the peaks however
-small V is. On the circle, cut between its two highest maxima, Gauss-Legendre nodes sit on each arc
-at θ_0 + w tan u, θ_0 the maximum and w a multiple of its width. In log|c|, where
+The integral over c is a Gaussian one, the other a Gauss-Legendre sum on each of a few intervals of
+x, which hold one peak each and are narrowed until their ends weigh nothing, however small V is. The
+circle is cut between its two highest maxima; in log|c|, where
 
     |r|² = A (c - c_0)² + B (1/c - d_0)² + a constant,
 
-they lie evenly where half of that is within 40 of its least value.
+each sign has one interval, of a half of that within 30 of its least value.
 """
 
 from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -42,13 +39,11 @@ from jaxsmi.numerics.refining_sums import Branch
 __all__ = ["products", "rotations", "scales"]
 
 # empirical, against fine rules at V from 1 to 1e-6 (tests/unit/test_orbits.py):
-_SCAN = 32  # angles among which the maxima are searched: ℓ has at most four, by its two harmonics
-_NEWTON = 6  # steps towards each of them
-_WIDTH_STEPS = 4  # steps towards its width
-_SPREAD = 2.5  # w in units of a maximum's half width
-_DEPTH = 40.0  # e^-40: the weight at the ends of an interval of log|c|
-_LOOKED = 16  # parts of such an interval, of which those without weight are dropped,
-_ROUNDS = 4  # so many times: a peak 4096 times narrower than the first bracket is still resolved
+_SCAN = 32  # angles among which the maxima are searched: ℓ has few, of its two harmonics
+_DEPTH = 30.0  # e^-30, far below any tolerance: the weight at the ends of an interval
+_CELLS = 8  # parts of an interval, of which those without weight are dropped
+# each round leaves two cells of a narrow peak: one 4^8 times narrower than the interval is resolved
+_ROUNDS = 8
 
 
 class AbstractOrbit(eqx.Module):
@@ -61,6 +56,10 @@ class AbstractOrbit(eqx.Module):
     block: eqx.AbstractVar[Array]
     centre: eqx.AbstractVar[Array]
     whitening: eqx.AbstractVar[Array]
+
+    @abc.abstractmethod
+    def intervals(self) -> tuple[Array, Array]:
+        """The ends of intervals of x with one peak each, outside which nothing has weight."""
 
     @abc.abstractmethod
     def point(self, x: Array) -> tuple[Array, Array | None, Array | float]:
@@ -91,13 +90,6 @@ class AbstractOrbit(eqx.Module):
         return self.residuals(x)[2]
 
 
-class _Rule(NamedTuple):
-    """Nodes and weights on [-1, 1] by their number, and the map from there to x and dx."""
-
-    nodes: Callable[[int], tuple[np.ndarray, np.ndarray]]
-    place: Callable[[Array], tuple[Array, Array]]
-
-
 def _whitening(centre: Array, root: Array) -> tuple[Array, Array]:
     """a, with axes for arcs and copies, and N of a mean (2, M, S, n) and Λ (2, 2)."""
     first, last = 1.0 / root[0, 0], 1.0 / root[1, 1]
@@ -107,24 +99,43 @@ def _whitening(centre: Array, root: Array) -> tuple[Array, Array]:
     return a[:, :, None, None], N
 
 
-def _moments(orbit: AbstractOrbit, rule: _Rule, count: int) -> tuple[Array, Array]:
+def _narrowed(orbit: AbstractOrbit) -> tuple[Array, Array]:
+    """Centres and half widths of the parts of the intervals that have weight."""
+
+    def narrow(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        cell = (high - low) / _CELLS
+        x = jnp.stack([low + k * cell for k in range(_CELLS + 1)])
+        heights = lax.map(orbit.height, x)
+        inside = heights > jnp.max(heights, axis=(0, 1, 2)) - _DEPTH
+        # the best point of each interval stays, as a narrow peak may lie beside it
+        inside = inside | (heights == jnp.max(heights, axis=0))
+        first = jnp.min(jnp.where(inside, x, jnp.inf), axis=0) - cell
+        last = jnp.max(jnp.where(inside, x, -jnp.inf), axis=0) + cell
+        return jnp.maximum(first, low), jnp.minimum(last, high)
+
+    low, high = lax.fori_loop(0, _ROUNDS, narrow, orbit.intervals())
+    return 0.5 * (high + low), 0.5 * (high - low)
+
+
+def _moments(orbit: AbstractOrbit, place: tuple[Array, Array], count: int) -> tuple[Array, Array]:
     """The logarithm of the integral, and the means of r, row by row, and of its products r_i r_j,
-    i <= j, by `count` nodes."""
+    i <= j, by `count` nodes on each interval."""
     M = orbit.block.shape[1]
+    centre, half = place
     left, right = np.triu_indices(2 * M)
-    nodes, weights = (jnp.asarray(v, orbit.block.dtype) for v in rule.nodes(count))
+    nodes, weights = (jnp.asarray(v, orbit.block.dtype) for v in legendre(count))
 
     def add(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         top, sums = carry
-        x, spacing = rule.place(nodes[k])
-        r, n, height = orbit.residuals(x)
+        r, n, height = orbit.residuals(centre + half * nodes[k])
         flat = r.reshape(2 * M, *r.shape[2:])
         pairs = flat[left] * flat[right]
         if n is not None:  # the covariance of the free component
             pairs = pairs + n[left // M] * n[right // M] / M
         # sums relative to the largest weight so far, as weights alone would underflow
         new = lax.stop_gradient(jnp.maximum(top, jnp.max(height, axis=(0, 1))))
-        weight = weights[k] * spacing * jnp.exp(height - new)
+        weight = weights[k] * half * jnp.exp(height - new)
         each = jnp.concatenate([jnp.ones_like(weight)[None], flat, pairs])
         return new, jnp.exp(top - new) * sums + jnp.sum(weight * each, axis=(1, 2))
 
@@ -135,13 +146,12 @@ def _moments(orbit: AbstractOrbit, rule: _Rule, count: int) -> tuple[Array, Arra
     return top + jnp.log(sums[0]), sums[1:] / sums[0]
 
 
-def _integrated(
-    orbit: AbstractOrbit, rule: _Rule, counts: tuple[int, int], power: float = 1.5
-) -> list[Branch]:
+def _integrated(orbit: AbstractOrbit, counts: tuple[int, int], power: float = 1.5) -> list[Branch]:
     """The integral over the curve by a rough and a fine rule of so many nodes, the error being this
     `power` of their difference."""
     size = 2 * orbit.block.shape[1]
-    (rough, rough_means), (log_weight, moments) = (_moments(orbit, rule, n) for n in counts)
+    place = _narrowed(frozen(orbit))  # where nodes lie changes nothing
+    (rough, rough_means), (log_weight, moments) = (_moments(orbit, place, n) for n in counts)
     difference = jnp.max(jnp.abs(rough_means - moments)[:size], axis=0)
     difference = difference + jnp.abs(jnp.expm1(rough - log_weight))
     pairs = zip(*np.triu_indices(size), strict=True)
@@ -159,6 +169,26 @@ class _Rotations(AbstractOrbit):
     centre: Array
     whitening: Array
 
+    def intervals(self) -> tuple[Array, Array]:
+        """The circle, cut at the lowest points between its two highest maxima."""
+        step = 2.0 * np.pi / _SCAN
+        axes = [1] * (self.block.ndim - 2)
+        angles = (jnp.arange(_SCAN) * step).astype(self.block.dtype)
+        values = lax.map(self.height, angles.reshape(-1, *axes))
+        first = jnp.argmax(values, axis=0)
+        apart = (jnp.arange(_SCAN).reshape(-1, *axes) - first) % _SCAN
+        peak = (values >= jnp.roll(values, 1, axis=0)) & (values >= jnp.roll(values, -1, axis=0))
+        peak = peak & (apart > 1) & (apart < _SCAN - 1)
+        second = jnp.argmax(jnp.where(peak, values, -jnp.inf), axis=0)
+        # one maximum alone: the second interval begins opposite to it
+        gap = jnp.where(jnp.any(peak, axis=0), (second - first) % _SCAN, _SCAN // 2)
+        lowest = lambda inside: jnp.argmin(jnp.where(inside, values, jnp.inf), axis=0)
+        after = (lowest((apart > 0) & (apart < gap)) - first) % _SCAN
+        before = (lowest(apart > gap) - first) % _SCAN
+        low = first + jnp.concatenate([before - _SCAN, after])
+        high = first + jnp.concatenate([after, before])
+        return (low * step).astype(angles.dtype), (high * step).astype(angles.dtype)
+
     def point(self, x: Array) -> tuple[Array, Array | None, float]:
         """Of two tokens the component across the line through them is free."""
         cos, sin = jnp.cos(x), jnp.sin(x)
@@ -174,79 +204,8 @@ def rotations(block: Array, centre: Array, root: Array, *, inside: bool) -> list
     mirrored = [] if block.shape[1] == 2 else [jnp.stack([block[0], -block[1]])]
     X = jnp.stack([block, *mirrored], axis=2)[:, :, None]
     orbit = _Rotations(X, *_whitening(centre, root))
-    rule = _arcs(frozen(orbit))  # where nodes lie changes nothing
     # alone, the difference of two rules is its own error bar
-    return _integrated(orbit, rule, *(((16, 24), 1.5) if inside else ((32, 48), 1.0)))
-
-
-def _slopes(function: Callable[[Array], Array], x: Array) -> tuple[Array, Array]:
-    """First and second derivative of an elementwise function."""
-    one = jnp.ones_like(x)
-    first = lambda x: jax.jvp(function, (x,), (one,))[1]
-    return jax.jvp(first, (x,), (one,))
-
-
-def _arcs(orbit: _Rotations) -> _Rule:
-    """Nodes on the circle, cut at the lowest points between its two highest maxima."""
-    height = orbit.height
-    step = 2.0 * np.pi / _SCAN
-    dtype = orbit.block.dtype
-    angles = (jnp.arange(_SCAN) * step).astype(dtype)
-    values = lax.map(height, angles.reshape(-1, *[1] * (orbit.block.ndim - 2)))
-    k = jnp.arange(_SCAN).reshape(-1, *[1] * (values.ndim - 1))
-    first = jnp.argmax(values, axis=0)
-    peak = (values >= jnp.roll(values, 1, axis=0)) & (values >= jnp.roll(values, -1, axis=0))
-    apart = (k - first) % _SCAN
-    peak = peak & (apart > 1) & (apart < _SCAN - 1)
-    second = jnp.argmax(jnp.where(peak, values, -jnp.inf), axis=0)
-    alone = ~jnp.any(peak, axis=0)
-    gap = jnp.where(alone, _SCAN // 2, (second - first) % _SCAN)
-    lowest = lambda inside: jnp.argmin(jnp.where(inside, values, jnp.inf), axis=0)
-    after = (lowest((apart > 0) & (apart < gap)) - first) % _SCAN
-    before = (lowest(apart > gap) - first) % _SCAN
-    # one maximum alone: two arcs that meet at a quarter turn from it
-    after = jnp.where(alone, _SCAN // 4, after)
-    before = jnp.where(alone, _SCAN - _SCAN // 4, before)
-    start = first * step
-    low = jnp.concatenate([before - _SCAN, after]) * step
-    high = jnp.concatenate([after, before]) * step
-    middle = jnp.concatenate([jnp.zeros_like(gap), gap]) * step
-    low, high, middle = (x.astype(dtype) for x in (low, high, middle))
-
-    def climb(_: int, angle: Array) -> Array:
-        slope, bend = _slopes(height, start + angle)
-        uphill = 0.25 * step * jnp.sign(slope)
-        move = jnp.where(bend < 0.0, -slope / jnp.where(bend < 0.0, bend, -1.0), uphill)
-        return jnp.clip(
-            angle + move, jnp.maximum(middle - step, low), jnp.minimum(middle + step, high)
-        )
-
-    top = lax.fori_loop(0, _NEWTON, climb, middle)
-    width = _SPREAD * _half_width(height, start + top)
-    low, high = (jnp.arctan((x - top) / width) for x in (low, high))
-    centre, half = 0.5 * (high + low), 0.5 * (high - low)
-
-    def place(node: Array) -> tuple[Array, Array]:
-        shift = jnp.tan(centre + half * node)
-        return start + top + width * shift, half * width * (1.0 + shift * shift)
-
-    return _Rule(legendre, place)
-
-
-def _half_width(height: Callable[[Array], Array], top: Array) -> Array:
-    """How far from a maximum ℓ falls by about one half; from its curvature, then by looking, for
-    maxima that are flat, or about to part into two."""
-    peak = height(top)
-    bend = _slopes(height, top)[1]
-    width = 1.0 / jnp.sqrt(jnp.maximum(-bend, 1.0))
-
-    def look(_: int, width: Array) -> Array:
-        lowest = jnp.minimum(height(top + width), height(top - width))
-        drop = jnp.clip(2.0 * (peak - lowest), 0.1, 1e6)
-        # a power between that of a parabola, 1/2, and that of a quartic maximum, 1/4
-        return jnp.minimum(width * drop**-0.4, 0.75)
-
-    return lax.fori_loop(0, _WIDTH_STEPS, look, width)
+    return _integrated(orbit, *(((16, 24), 1.5) if inside else ((32, 48), 1.0)))
 
 
 # Scales
@@ -271,9 +230,8 @@ class _Scales(AbstractOrbit):
             return h, None, 0.0 * x
         return h, jnp.stack([jnp.zeros_like(c), jnp.ones_like(c)]), x
 
-    def bracket(self) -> tuple[Array, Array, Callable[[Array], Array]]:
-        """An interval of log|c| outside which weights are below e^-40 of the largest, and the
-        function of x that half of |r|² is up to a constant."""
+    def intervals(self) -> tuple[Array, Array]:
+        """An interval of log|c| for each sign."""
         zero = jnp.zeros_like(self.block[0])
         rows = (jnp.stack([self.block[0], zero]), jnp.stack([zero, self.block[1]]))
         parts = [*map(self.whitened, rows), self.centre]
@@ -289,7 +247,8 @@ class _Scales(AbstractOrbit):
             return 0.5 * (A * (jnp.exp(x) - c0) ** 2 + B * (jnp.exp(-x) - d0) ** 2)
 
         even = 0.25 * jnp.log(B / A)  # where both terms vary alike
-        log = lambda x: jnp.log(jnp.maximum(x, tiny))
+        # a sign without any weight has ends far out, where squares of fields must stay finite
+        log = lambda x: jnp.log(jnp.maximum(x, float(tiny) ** 0.25))
         starts = (even, jnp.where(c0 > 0.0, log(c0), even), jnp.where(d0 > 0.0, -log(d0), even))
         least = functools.reduce(jnp.minimum, (half_square(x) for x in starts))
         depth = _DEPTH + jnp.min(least, axis=1, keepdims=True)
@@ -297,44 +256,17 @@ class _Scales(AbstractOrbit):
         low = jnp.maximum(log(c0 - reach[0]), -log(d0 + reach[1]))
         high = jnp.minimum(log(c0 + reach[0]), -log(d0 - reach[1]))
         margin = 8.0 * jnp.finfo(a.dtype).eps * (1.0 + jnp.abs(low))  # no interval is empty
-        return low, jnp.maximum(high, low + margin), half_square
-
-
-def _interval(orbit: _Scales) -> _Rule:
-    """Even nodes on the part of the bracket that has weight: the bracket is too wide where both
-    terms are large together."""
-    low, high, half_square = orbit.bracket()
-
-    def narrow(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        cell = (high - low) / _LOOKED
-        x = jnp.stack([low + k * cell for k in range(_LOOKED + 1)])
-        values = half_square(x)
-        inside = values < jnp.min(values, axis=(0, 2), keepdims=True) + _DEPTH
-        # the best point of a sign stays, as a narrow peak may lie beside it
-        inside = inside | (values == jnp.min(values, axis=0))
-        first = jnp.min(jnp.where(inside, x, jnp.inf), axis=0) - cell
-        last = jnp.max(jnp.where(inside, x, -jnp.inf), axis=0) + cell
-        return jnp.maximum(first, low), jnp.minimum(last, high)
-
-    low, high = lax.fori_loop(0, _ROUNDS, narrow, (low, high))
-    centre, half = 0.5 * (high + low), 0.5 * (high - low)
-    return _Rule(_midpoints, lambda node: (centre + half * node, half))
-
-
-def _midpoints(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Even nodes and weights on [-1, 1]: no rule is better where a function ends at zero."""
-    return (2.0 * np.arange(count) + 1.0) / count - 1.0, np.full(count, 2.0 / count)
+        return low, jnp.maximum(high, low + margin)
 
 
 def scales(block: Array, centre: Array, root: Array, *, inside: bool) -> list[Branch]:
     """Both signs of the scale that a label leaves open of a last block of query and key, likewise
     (see `rotations`)."""
     orbit = _Scales(block[:, :, None, None], *_whitening(centre, root), shared=True)
-    return _integrated(orbit, _interval(frozen(orbit)), (16, 32) if inside else (32, 64))
+    return _integrated(orbit, (16, 32) if inside else (32, 64))
 
 
 def products(block: Array, centre: Array, root: Array) -> list[Branch]:
     """The hyperbola of two fields (2, 1, S, n) of one product."""
     orbit = _Scales(block[:, :, None, None], *_whitening(centre, root), shared=False)
-    return _integrated(orbit, _interval(frozen(orbit)), (64, 128))
+    return _integrated(orbit, (64, 128))

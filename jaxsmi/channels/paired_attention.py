@@ -93,15 +93,11 @@ class PairedAttentionChannel(DeepAttentionChannel):
         z, means = shifted_rows(omega, chol, t[:, :-2], self.indices - 2)
         mixing = functools.partial(with_skip, beta=beta)
         matrices = mixing_matrices(z, self.layers[:-2], skip, mixing)
-        det = jnp.ones((), t.dtype)
-        for A in matrices:
-            det = det * (A[0, 0] * A[1, 1] - A[0, 1] * A[1, 0])
         last = LastLayers(
             label=u.T[:, :, None],
             means=(means[0], means[1]),
             root=chol[-2:, -2:],
             matrices=matrices,
-            det=det,
             skip=skip[-1],
             beta=beta,
         )
@@ -109,7 +105,7 @@ class PairedAttentionChannel(DeepAttentionChannel):
 
 
 class _Inner(NamedTuple):
-    """Of layer L-1: `last` = B_{L-1}^{-1} u, `det` of A_{L-1}, and the `jacobian` |∂z_L/∂z_{L-1}|
+    """Of layer L-1: `last` = B_{L-1}^{-1} u, `det` of B_{L-1}, and the `jacobian` |∂z_L/∂z_{L-1}|
     at a given label."""
 
     last: Array
@@ -122,15 +118,13 @@ class LastLayers(NamedTuple):
     tokens are (2, S, n).
 
     `label`: u. `means`: of z_{L-1} and of z_L, given the layers before. `root`: their lower
-    triangular root of covariance. `matrices`: A_1 .. A_{L-2}, `det` that of their product. `skip`:
-    c_{L-1}.
+    triangular root of covariance. `matrices`: A_1 .. A_{L-2}. `skip`: c_{L-1}.
     """
 
     label: Array
     means: tuple[Array, Array]
     root: Array
     matrices: Sequence[Array]
-    det: Array
     skip: Array
     beta: Array
 
@@ -142,14 +136,16 @@ class LastLayers(NamedTuple):
     def mixed(self, z: Array) -> Array:
         """B_{L-2} z."""
         for A in self.matrices:
-            z = jnp.stack([row[0] * z[0] + row[1] * z[1] for row in A])
+            z = jnp.sum(A * z, axis=1)
         return z
 
-    def unmixed(self, w: Array) -> Array:
-        """B_{L-2}^{-1} w."""
+    def unmixed(self, w: Array) -> tuple[Array, Array]:
+        """B_{L-2}^{-1} w, and 1/|det B_{L-2}|."""
+        inverse_det = jnp.ones((), w.dtype)
         for A in reversed(self.matrices):
-            w, _ = eliminate(A, w)
-        return w
+            w, one = eliminate(A, w)
+            inverse_det = inverse_det * one
+        return w, inverse_det
 
     def branches(self, free: Array) -> list[Branch]:
         """Both ways at nodes `free` (2, 1, n), for both signs of u and of h_{L-1}."""
@@ -177,7 +173,9 @@ class LastLayers(NamedTuple):
         w = ((c + p[::-1]) * u - rest * u[::-1]) / det
         # J of the module docstring, as a product that does not overflow
         size = (self.beta * gap * (w[0] - w[1])) ** 2
-        return _Inner(self.unmixed(w), det, 2.0 * size * jnp.prod(p * rest, axis=0) / det)
+        last, inverse_det = self.unmixed(w)
+        jacobian = 2.0 * size * jnp.prod(p * rest, axis=0) / det
+        return _Inner(last, det / inverse_det, jacobian)
 
     def from_before(self, sign: Array, free: Array, inner: _Inner) -> Branch:
         """z_{L-1} drawn, z_L = ±B_{L-1}^{-1} u."""
@@ -199,7 +197,7 @@ class LastLayers(NamedTuple):
         odds = jnp.where(inside, odds, 2.0)
         logits = jnp.where(inside, logits, math.log(2.0))
         gap = jnp.sqrt((logits[0] + logits[1]) / self.beta)
-        z = self.unmixed(_opposed(logits) / (self.beta * gap))
+        z, _ = self.unmixed(_opposed(logits) / (self.beta * gap))
         inner = self.before(gap, odds)
         branches = []
         for side in (1.0, -1.0):
@@ -217,7 +215,7 @@ class LastLayers(NamedTuple):
         drawn = (b * before + scale * rest) / self.spread
         exponent = 0.5 * jnp.sum(before * before - drawn * drawn, axis=0)
         ratio = jnp.exp(jnp.clip(exponent, -_LARGEST, _LARGEST)) * (a / self.spread) ** 2
-        both = self.det * inner.det * (1.0 + ratio * inner.jacobian)
+        both = inner.det * (1.0 + ratio * inner.jacobian)
         weight = -0.5 * jnp.sum(rest * rest, axis=0) - jnp.log(both)
         return Branch(weight, [*before, *rest])
 

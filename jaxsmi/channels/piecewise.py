@@ -50,35 +50,17 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         knots: Where pieces meet, (S - 1,), increasing.
         flat: The slopes that are zero.
         noise: Δ. None: no noise.
-        tokens: M. Labels are (M,); None: one token, and labels are numbers.
+        label_shape: (M,) of M tokens; (): one token, and labels are numbers.
     """
 
     slopes: Array
     offsets: Array
     knots: Array
-    noise: Array | None
     flat: tuple[bool, ...] = eqx.field(static=True)
-    indices: int = eqx.field(static=True)
-    tokens: int = eqx.field(static=True)
-    label_shape: tuple[int, ...] = eqx.field(static=True)
-
-    def __init__(
-        self,
-        slopes: Array,
-        offsets: Array,
-        knots: Array,
-        flat: tuple[bool, ...],
-        noise: Array | None = None,
-        tokens: int | None = None,
-    ):
-        self.slopes = slopes
-        self.offsets = offsets
-        self.knots = knots
-        self.flat = flat
-        self.noise = noise
-        self.indices = 1
-        self.tokens = tokens or 1
-        self.label_shape = () if tokens is None else (tokens,)
+    noise: Array | None = None
+    label_shape: tuple[int, ...] = eqx.field(static=True, default=())
+    indices: int = eqx.field(static=True, default=1, kw_only=True)
+    tokens: int = eqx.field(static=True, default=1, kw_only=True)
 
     @property
     def noise_size(self) -> int:
@@ -105,6 +87,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 
     def link(self, fields: Array) -> Array:
         """a_s z + b_s of the piece of z; at a knot that of the piece above."""
+        # the piece above at a knot, so that a step has its label there
         z = fields[0]
         piece = jnp.sum(z[:, None] >= self.knots, axis=1)
         return (self.slopes[piece] * z + self.offsets[piece]).reshape(self.label_shape)
@@ -174,6 +157,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         if count == 1:
             return jnp.zeros(1, centre.dtype)
         scale = jnp.broadcast_to(scale, centre.shape)
+        # the outer pieces reach to infinity, where a difference of two log Φ would be NaN
         first = log_ndtr((self.knots[0] - centre[0]) / scale[0])
         last = log_ndtr((centre[-1] - self.knots[-1]) / scale[-1])
         inner = slice(1, count - 1)
@@ -185,13 +169,14 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 def linear_channel(noise: Array, tokens: int = 1) -> PiecewiseLinearChannel:
     """y = z + √Δ ξ for one index and M tokens: log Z_out = Σ_m log N(y_m; ω_m, V + Δ)."""
     one = jnp.ones(1, noise.dtype)
-    return PiecewiseLinearChannel(one, 0.0 * one, one[:0], (False,), noise, tokens)
+    pieces = (one, 0.0 * one, one[:0], (False,))
+    return PiecewiseLinearChannel(*pieces, noise, (tokens,), tokens=tokens)
 
 
 class ModulusChannel(PiecewiseLinearChannel):
     """Phase retrieval, y = |z| or z² (P = M = 1): Z_out = N(y; ω, V) + N(-y; ω, V) with y = |z|."""
 
-    squared: bool = eqx.field(static=True)
+    squared: bool = eqx.field(static=True, default=False)
 
     def __init__(self, squared: bool = False):
         sides = jnp.asarray([-1.0, 1.0], theory_dtype())

@@ -79,6 +79,7 @@ class Response(eqx.Module):
 def unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Array, Array]:
     """g (S, P, M) and ∂g (S, P, M, P, M) from moments of the whitened fields τ (S, P M)."""
     P, M = len(L), tokens
+    # the inverse of a small matrix once, not a solve for each sample
     inverse = solve_triangular(L, jnp.eye(P, dtype=L.dtype), lower=True)
     centred = (covariance - jnp.eye(P * M, dtype=L.dtype)).reshape(-1, P, M, P, M)
     g = jnp.einsum("qp,sqm->spm", inverse, mean.reshape(-1, P, M))

@@ -29,7 +29,7 @@ from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.signs import log_parity
 from jaxsmi.core.arrays import clamp_to_tiny
 from jaxsmi.core.validate import check
-from jaxsmi.numerics.refining import Budget, Integral
+from jaxsmi.numerics.refining import Integral
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
@@ -43,7 +43,6 @@ class ProductChannel(FibreChannel):
     Of labels below 1e-12 in units of the fields the curve outgrows its nodes, as its error says.
     """
 
-    budget: Budget
     indices: int = eqx.field(static=True, default=2, kw_only=True)
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
 
@@ -79,6 +78,7 @@ class ProductChannel(FibreChannel):
             )
 
         respond = whitened_response(root, 1, nested=True)
+        # both fields are residuals, and the error of the rule is the third
         integral = Integral(integrand, (statistic, omega), respond, inner=0, outer=3)
         return Fibre(integral, jnp.log(2 * jnp.pi * root[0, 0] * root[1, 1]), nested=True)
 
@@ -113,10 +113,12 @@ class SquarePlusSignParityChannel(ClosedFormChannel):
         terms = []
         for parity in (1.0, -1.0):
             square = statistic - parity
+            # any positive number where no z_1 exists: derivatives of what is masked must be finite
             root = jnp.sqrt(jnp.where(square > 0.0, square, 1.0))
             for sign in (1.0, -1.0):
                 d = sign * root - w[0]
                 log_density = -0.5 * d * d / v - 0.5 * jnp.log(2 * jnp.pi * v) - jnp.log(2 * root)
+                # a label fixes z_1 but for its sign: the other two are conditioned on it
                 term = log_density + log_parity(parity * sign, w[1:] + slope * d, conditional)
                 terms.append(jnp.where(square > 0.0, term, no_weight(term.dtype)))
         return logsumexp(jnp.stack(terms))

@@ -93,11 +93,11 @@ def points_by_descent(
     root = jnp.linalg.cholesky(V)
     labels = jax.vmap(law)(goal, noise)
     # the descent has no derivative of its own
+    # a descent in reverse mode would store all its steps
     still = frozen((loss, labels, omega, root))
+    inverse = solve_triangular(still[3], jnp.eye(len(V), dtype=V.dtype), lower=True)
     begin = lax.stop_gradient(starts) - still[2][:, None]
-    whitened = solve_triangular(still[3], jnp.moveaxis(begin, 2, 0).reshape(len(V), -1), lower=True)
-    whitened = jnp.moveaxis(whitened.reshape(len(V), *begin.shape[:2], -1), 0, 2)
-    flat = whitened.reshape(*begin.shape[:2], -1)
+    flat = jnp.einsum("pq,nkqm->nkpm", inverse, begin).reshape(*begin.shape[:2], -1)
     function = lambda sample, tau: _Problem(still[0], sample[0], sample[1], still[3])(tau)
     lowest = lowest_minima(function, (still[1], still[2]), flat)
     one = lambda goal, noise, w, minimum: _reply(loss, law, goal, noise, w, root, minimum)
@@ -126,6 +126,7 @@ def _reply(
     unwhiten = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True, trans=1)
     shape = omega.shape
     bracket = (inverse - identity).reshape(shape + shape)
+    # the label moves with the teacher, at a fixed point of the learner
     pull = lambda z: jax.grad(_Problem(loss, law(z, noise), omega, root))(tau)
     mixed = jax.jacfwd(pull)(goal).reshape(tau.size, goal.size)
     response = -(inverse @ mixed).reshape(shape + goal.shape)
@@ -154,6 +155,7 @@ def points_by_formula(
 
     Args and Returns as `points_by_descent`; ∂g and the slope are derivatives of the formula.
     """
+    # V is small, and shared by all samples
     inverse = jnp.linalg.inv(V)
     answer = lambda y, w: inverse @ (prox(y, w, V) - w)
 

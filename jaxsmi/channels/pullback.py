@@ -42,8 +42,6 @@ class PullbackChannel(AbstractChannel):
     inner: AbstractChannel
     scale: float = eqx.field(static=True)
     diagonal: bool = eqx.field(static=True)
-    tokens: int = eqx.field(static=True)
-    indices: int = eqx.field(static=True)
     _basis: tuple[tuple[float, ...], ...] = eqx.field(static=True)
 
     def __init__(
@@ -107,6 +105,7 @@ class PullbackChannel(AbstractChannel):
         """g = Γ as the engine's fields, from ω (N, P, T²), V (P, P)."""
         c = self.scale
         E = jnp.asarray(self.basis, omega.dtype)
+        # along a unit matrix scores have variance 2V, as on their diagonal; c scales it
         post = self.inner.respond(statistic, c * omega @ E, 2.0 * c**2 * V, key)
 
         def mapped(g: Array, dg: Array) -> tuple[Array, Array]:
@@ -128,6 +127,7 @@ class PullbackChannel(AbstractChannel):
         tangents: bool = True,
     ) -> Response:
         """E Tr Γ^l Γ^k (P, P)."""
+        # Q and V of the coordinates; one factor s more for each derivative in Q
         s = 2.0 * self.scale**2
         r = self.inner.response(s * Q, s * V, key=key, points=points, nets=nets, tangents=tangents)
         f = 2.0 * s
@@ -136,5 +136,6 @@ class PullbackChannel(AbstractChannel):
 
     def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
         """`response` on few points."""
+        # off the diagonal Monte-Carlo noise would couple layers that the ansatz has independent
         mean = super().expected(Q, V, key)
         return jnp.diag(jnp.diagonal(mean)) if self.diagonal else mean

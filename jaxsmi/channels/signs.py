@@ -144,13 +144,12 @@ class SignProductChannel(AbstractSignsChannel):
         return jnp.logaddexp(log_quadrant(a, b, rho), log_quadrant(-a, -b, rho))
 
 
-def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array:
+def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     r"""log P(x > -a, x' > -b) for standard Gaussians of correlation ρ.
 
     = log ∫_0^∞ φ(s - a) Φ((b + ρ (s - a))/√(1-ρ²)) ds. The integrand is log-concave: bisection
     finds its mode on s >= 0 and, on either side, where it has fallen by e^{-40}; 64 Gauss-Legendre
-    nodes on each panel do the rest. `steep=False` is for |ρ| < 1/2, where the step of Φ is as wide
-    as the panels and needs none of its own: half the cost.
+    nodes on each panel do the rest.
     """
     root = jnp.sqrt(1.0 - rho**2)
 
@@ -170,14 +169,11 @@ def log_quadrant(a: Array, b: Array, rho: Array, *, steep: bool = True) -> Array
     low = bisect(lambda s: log_integrand(s, *fixed) >= goal, zero, mode, 16)
     low = jnp.where(log_integrand(zero, *fixed) >= goal, zero, low)
     # panels meet at the mode, and around the step of Φ, narrow where the correlation is strong
-    cuts = jnp.stack([low, mode, high])
-    if steep:
-        slow = jnp.where(jnp.abs(fixed[2]) > 1e-3, fixed[2], 1e-3)
-        turn = fixed[0] - fixed[1] / slow
-        width = 12.0 * fixed[3] / jnp.abs(slow)
-        step = jnp.stack([turn - width, turn + width])
-        cuts = jnp.sort(jnp.clip(jnp.append(cuts, step), low, high))
-    cuts = jax.lax.stop_gradient(cuts)
+    slow = jnp.where(jnp.abs(fixed[2]) > 1e-3, fixed[2], 1e-3)
+    turn = fixed[0] - fixed[1] / slow
+    width = 12.0 * fixed[3] / jnp.abs(slow)
+    cuts = jnp.stack([low, mode, high, turn - width, turn + width])
+    cuts = jax.lax.stop_gradient(jnp.sort(jnp.clip(cuts, low, high)))
     half = 0.5 * (cuts[1:] - cuts[:-1])[:, None]
     s = (0.5 * (cuts[1:] + cuts[:-1])[:, None] + half * jnp.asarray(_NODES)).ravel()
     weights = (half * jnp.asarray(_WEIGHTS)).ravel()

@@ -142,10 +142,12 @@ class AttentionIndexed(MatrixModel):
     @property
     def design(self) -> SymmetricDesign:
         """Inputs (n, T, d), teachers W (L r, d), α = n/d²."""
-        # empirical, of a function of the scores: fastest in runs of several links at d = 100
-        passing = MessagePassing(("outer", "state"), (0.3, 0.6, 0.8), False)
-        if self.output_channel is None:
-            passing = MessagePassing(self.scores.precisions, self.scores.dampings, False)
+        # theory's precision first where labels fix linear combinations of the scores [theory:
+        # attention-indexed, Eq. (42)]; dampings are empirical: undamped, noiseless labels diverge
+        # at d = 100, and hardmax at d = 40
+        passing = MessagePassing(("state", "outer"), (0.4, 0.7, 0.85), False)
+        if self.output_channel is not None or self.output == "hardmax":
+            passing = MessagePassing(("outer", "state"), (0.3, 0.6, 0.8), False)
         return SymmetricDesign(passing, self.tokens, self.layers)
 
     @property

@@ -160,7 +160,7 @@ class DeepAttention(IndexModel):
         budget = Budget(default if tolerance is None else tolerance, max_nodes)
         # with noise no layer is fixed by the label: one integral over all fields
         if not silent:
-            return IntegratedChannel(link, indices, tokens, self.noise, budget)
+            return IntegratedChannel(indices, tokens, budget, link, self.noise)
         error = default_tolerance(indices * tokens) if tolerance is None else tolerance
         if not last.invertible:
             name = (
@@ -173,11 +173,11 @@ class DeepAttention(IndexModel):
             )
             return refuse(name=name, remedy=remedy, budget=Budget(error, max_nodes))
         # one layer of rank one: the label fixes the fields, in closed form without a grid
+        network = (indices, tokens, self.layers, self.skip, self.beta)
         if indices == 1:
-            return SingleAttentionChannel(tokens, self.beta)
+            return SingleAttentionChannel(*network)
         kind = PairedAttentionChannel if paired else DeepAttentionChannel
-        arguments = (tokens, self.layers, self.skip, self.beta, budget)
-        return kind(*arguments)  # pyright: ignore[reportCallIssue]
+        return kind(*network, budget)
 
     @property
     def depth(self) -> int:

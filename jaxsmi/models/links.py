@@ -355,7 +355,7 @@ def poisson(
     # counts: the average over labels is a sum over integers, not an integral
     labels = Likelihood(law.log_likelihood, law.draw, counts=True)
     budget = Budget(default_tolerance(1) if tolerance is None else tolerance)
-    channel = IntegratedChannel(law.mean, 1, 1, jnp.zeros(()), budget, labels)
+    channel = IntegratedChannel(1, 1, budget, law.mean, jnp.zeros(()), labels)
     return _model(channel, prior, "poisson")
 
 

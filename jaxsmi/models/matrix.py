@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.channels.matrix_scores import AbstractExplicitChannel
+from jaxsmi.channels.matrix_scores import AbstractScores
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import not_recorded, theory_dtype
 from jaxsmi.core.data import HasTeacher
@@ -86,7 +86,7 @@ class MatrixModel(AbstractModel):
         return tuple(f"layer {number}" for number in range(1, self.indices + 1))
 
     @property
-    def explicit_readout(self) -> AbstractExplicitChannel:
+    def explicit_readout(self) -> AbstractScores:
         """The readout, where its response is a function in closed form; else a ValueError."""
         model_argument(self, "inference")
         allowed = "one with an explicit response, such as the linear output"
@@ -120,7 +120,7 @@ class MatrixModel(AbstractModel):
         _, start, scale = self.prior.law.small_width
         return start / (scale * readout.information(0.0 * one, one))
 
-    def _readout_of_one(self) -> AbstractExplicitChannel:
+    def _readout_of_one(self) -> AbstractScores:
         """The explicit readout; a ValueError for several matrices."""
         # overlaps of several layers are a matrix, and the limit is not one equation
         check(self.indices == 1, "model", f"{self.indices} matrices", "one matrix")

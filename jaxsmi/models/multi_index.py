@@ -134,7 +134,7 @@ class MultiIndex(IndexModel):
                 self.channel = NoInference(law=law, indices=P, tokens=M, name=title, budget=budget)
             else:
                 _check_likelihood(labels, law, P, M)
-                self.channel = IntegratedChannel(law, P, M, variance, budget, labels)
+                self.channel = IntegratedChannel(P, M, budget, law, variance, labels)
         else:
             allowed = "an AbstractChannel"
             self.channel = validate.instance("channel", channel, AbstractChannel, allowed)

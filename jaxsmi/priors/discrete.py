@@ -8,8 +8,8 @@ are quadratures (field_averages.py).
 
 from __future__ import annotations
 
+import abc
 import itertools
-import math
 from typing import ClassVar
 
 import equinox as eqx
@@ -26,20 +26,33 @@ from jaxsmi.priors.iid import AbstractIidPrior, sizes
 
 __all__ = ["BernoulliGauss", "GaussianMixture", "Rademacher"]
 
-_MAX_INDICES = 8  # 2^8 components: a posterior of one column takes 2^8 P² operations
-_MAX_COMPONENTS = 2**_MAX_INDICES
+# eight indices of two components each: a posterior of one column takes 2^8 P² operations
+_MAX_COMPONENTS = 2**8
 _DENSITY = validate.Interval("a number in (0, 1]", low=0.0, high=1.0, open_low=True)
 
 
-def _supports(indices: int) -> Array:
-    """All 2^P vectors of zeros and ones, (2^P, P)."""
-    allowed = f"1 to {_MAX_INDICES}: the 2^P components are enumerated"
-    validate.check(1 <= indices <= _MAX_INDICES, "indices", indices, allowed)
-    vectors = np.array(list(itertools.product((0.0, 1.0), repeat=indices)))
-    return jnp.asarray(vectors, theory_dtype())
+class AbstractEntries(AbstractIidPrior):
+    """A prior with independent entries, each a mixture of Gaussians Σ_k π_k N(μ_k, s_k²)."""
+
+    @property
+    @abc.abstractmethod
+    def entry(self) -> tuple[Array, Array, Array]:
+        """log π, μ and s (K,)."""
+
+    def column(self, indices: int) -> Mixture:
+        """K^P components, one for each choice of those of the entries; see `AbstractIidPrior`."""
+        log_weight, mean, scale = self.entry
+        K = len(mean)
+        allowed = f"1 or more with K^P <= {_MAX_COMPONENTS} components, K = {K} of an entry"
+        enumerable = indices >= 1 and K**indices <= _MAX_COMPONENTS
+        validate.check(enumerable, "indices", indices, allowed)
+        choice = np.array(list(itertools.product(range(K), repeat=indices)))
+        # points are Gaussians without width: one formula serves both
+        factor = jax.vmap(jnp.diag)(scale[choice])
+        return Mixture(jnp.sum(log_weight[choice], axis=1), mean[choice], factor)
 
 
-class Rademacher(AbstractIidPrior):
+class Rademacher(AbstractEntries):
     """Binary prior with independent signs, for at most eight indices.
 
         w_p = ±1;  P = 1: f = tanh b, Q = E tanh²(q̂ + √q̂ ξ)
@@ -59,12 +72,11 @@ class Rademacher(AbstractIidPrior):
 
     traits: ClassVar[Traits] = Traits(discrete=True)
 
-    def column(self, indices: int) -> Mixture:
-        """2^P points of equal weight."""
-        signs = 2.0 * _supports(indices) - 1.0
-        log_weight = jnp.full(len(signs), -indices * math.log(2.0), signs.dtype)
-        # points are Gaussians without width: one formula serves both
-        return Mixture(log_weight, signs, jnp.zeros((*signs.shape, indices), signs.dtype))
+    @property
+    def entry(self) -> tuple[Array, Array, Array]:
+        """±1, of equal weight."""
+        signs = jnp.asarray([-1.0, 1.0], theory_dtype())
+        return jnp.full_like(signs, np.log(0.5)), signs, jnp.zeros_like(signs)
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw P·D independent signs; see `AbstractIidPrior.sample`."""
@@ -72,7 +84,7 @@ class Rademacher(AbstractIidPrior):
         return jax.random.rademacher(key, (P, D), theory_dtype())
 
 
-class BernoulliGauss(AbstractIidPrior):
+class BernoulliGauss(AbstractEntries):
     """Sparse prior with independent entries of unit variance, for at most eight indices.
 
         w_p = 0 with probability 1-ρ, else N(0, 1/ρ), so that E[w_p²] = 1
@@ -98,16 +110,16 @@ class BernoulliGauss(AbstractIidPrior):
         converter=lambda x: validate.number("density", x, _DENSITY)
     )
 
-    def column(self, indices: int) -> Mixture:
-        """2^P supports."""
-        support = _supports(indices)
+    @property
+    def entry(self) -> tuple[Array, Array, Array]:
+        """Zero, or a Gaussian of variance 1/ρ."""
         # one rounding error away from density 1 the logarithm and its derivative are finite,
         # and the weights right
-        zero = 1.0 - self.density * (1.0 - jnp.finfo(support.dtype).eps)
-        log_weight = support @ jnp.full(indices, jnp.log(self.density))
-        log_weight += (1.0 - support) @ jnp.full(indices, jnp.log(zero))
-        factor = jax.vmap(jnp.diag)(support / jnp.sqrt(self.density))
-        return Mixture(log_weight, jnp.zeros_like(support), factor)
+        zero = 1.0 - self.density * (1.0 - jnp.finfo(self.density.dtype).eps)
+        scale = 1.0 / jnp.sqrt(self.density)
+        nothing = jnp.zeros_like(scale)
+        log_weight = jnp.log(jnp.stack([zero, self.density]))
+        return log_weight, jnp.stack([nothing, nothing]), jnp.stack([nothing, scale])
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw supports and values; see `AbstractIidPrior.sample`."""
@@ -126,7 +138,7 @@ def _probabilities(weights: object) -> Array:
     return jnp.where(sums, value, jnp.nan)  # traced weights that do not add up
 
 
-class GaussianMixture(AbstractIidPrior):
+class GaussianMixture(AbstractEntries):
     """Prior with independent entries, each a mixture of Gaussians.
 
         w_p ~ Σ_k π_k ½ [N(μ_k, s_k²) + N(-μ_k, s_k²)];   one-sided: w_p ~ Σ_k π_k N(μ_k, s_k²)
@@ -180,21 +192,16 @@ class GaussianMixture(AbstractIidPrior):
     def traits(self) -> Traits:
         return Traits(even=self.mirrored)
 
-    def column(self, indices: int) -> Mixture:
-        """(2K)^P components, a peak and a sign for each entry; one-sided K^P."""
-        sides = 2 if self.mirrored else 1
-        peaks = sides * len(self.weights)
-        allowed = f"1 or more with K^P <= {_MAX_COMPONENTS} components, K = {peaks} peaks"
-        enumerable = indices >= 1 and peaks**indices <= _MAX_COMPONENTS
-        validate.check(enumerable, "indices", indices, allowed)
-        choice = np.array(list(itertools.product(range(peaks), repeat=indices)))
-        # neighbours in the enumeration are the two signs of a peak
-        kind, sign = choice // sides, jnp.asarray(1.0 - 2.0 * (choice % sides), self.means.dtype)
+    @property
+    def entry(self) -> tuple[Array, Array, Array]:
+        """The peaks; of mirrored ones both sides."""
         # a weight of zero has a logarithm with an infinite derivative
-        floor = jnp.finfo(self.weights.dtype).tiny
-        log_weight = jnp.sum(jnp.log(jnp.maximum(self.weights / sides, floor))[kind], axis=1)
-        factor = jax.vmap(jnp.diag)(self.scales[kind])
-        return Mixture(log_weight, sign * self.means[kind], factor)
+        log_weight = jnp.log(jnp.maximum(self.weights, jnp.finfo(self.weights.dtype).tiny))
+        if not self.mirrored:
+            return log_weight, self.means, self.scales
+        twice = lambda x: jnp.concatenate([x, x])
+        means = jnp.concatenate([self.means, -self.means])
+        return twice(log_weight) - np.log(2.0), means, twice(self.scales)
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw peaks, signs and values; see `AbstractIidPrior.sample`."""

@@ -36,13 +36,12 @@ _SHARP = 9.0  # widths of a peak from the edge, beyond which the edge weighs not
 class Integral(eqx.Module):
     """log I(h, a) in two parts, and mean and variance of the density e^{hw - ½aw²} on w > 0.
 
-    `square` is ½h²/a and `center` h/a, the peak; both are zero where the edge is all there is
-    (x < -3). `rest` is what is left of log I.
+    `square` is ½h²/a, zero where the edge is all there is (x < -3). `rest` is what is left of
+    log I.
     """
 
     rest: Array
     square: Array
-    center: Array
     mean: Array
     variance: Array
 
@@ -74,7 +73,7 @@ def _near(h: Array, root: Array) -> Integral:
     mean = (x + hazard) / root
     # cancels far below the edge, where the hazard is close to -x: hence SWITCH
     variance = (1.0 - hazard * (x + hazard)) / root**2
-    return Integral(rest, 0.5 * x**2, x / root, mean, variance)
+    return Integral(rest, 0.5 * x**2, mean, variance)
 
 
 def far(u: Array, a: Array) -> Integral:
@@ -83,8 +82,7 @@ def far(u: Array, a: Array) -> Integral:
     third = jax.lax.scan(lambda c, n: (1.0 / (u + n * a * c), None), 1.0 / u, terms)[0]
     mean = 1.0 / (u + 2.0 * a * third)
     value = 1.0 / (u + a * mean)
-    nothing = jnp.zeros_like(value)
-    return Integral(jnp.log(value), nothing, nothing, mean, mean * (2.0 * third - mean))
+    return Integral(jnp.log(value), jnp.zeros_like(value), mean, mean * (2.0 * third - mean))
 
 
 class HalfLine(AbstractColumn):
@@ -129,7 +127,12 @@ class HalfLine(AbstractColumn):
         sharp = (a > 0.0) & (h > _SHARP * jnp.sqrt(safe))
         peak = jnp.where(sharp, h / safe, 0.0)
         spread = jnp.sqrt(1.0 + r**2 / safe)
-        end = self.reach[1]
+        # up to where the density of w is e^{-REACH²/2} of its largest, a root of ½aw² - hw = e: of
+        # its two forms that which does not cancel, for either sign of h
+        e = 0.5 * REACH**2
+        root_of_square = jnp.sqrt(h**2 + 2.0 * a * e)
+        above = (jnp.maximum(h, 0.0) + root_of_square) / safe
+        end = jnp.where(h > 0.0, above, 2.0 * e / (root_of_square - jnp.minimum(h, 0.0)))
         # at an edge the posterior changes on the scale one of the noise
         width = jnp.where(sharp, spread, 1.0)
         low = jnp.where(sharp, r * peak - REACH * spread, -REACH)
@@ -139,20 +142,6 @@ class HalfLine(AbstractColumn):
         # normalised by their own sum, which takes the constant of the density with it
         weight = jnp.exp(jax.vmap(respond)(u)) * step
         return u[:, None], weight / jnp.sum(weight)
-
-    @property
-    def reach(self) -> Array:
-        """From where to where (2,) the density of w is above e^{-REACH²/2} of its largest: roots of
-        ½aw² - hw = e, or as far below a peak as above it."""
-        h = self.slope
-        a = self.precision
-        safe = jnp.where(a > 0.0, a, 1.0)
-        e = 0.5 * REACH**2
-        # of the two roots that which does not cancel, for either sign of h
-        top = jnp.maximum(h, 0.0) + jnp.sqrt(h**2 + 2.0 * a * e)
-        end = jnp.where(h > 0.0, top / safe, 2.0 * e / (jnp.sqrt(h**2 + 2.0 * a * e) - h))
-        low = jnp.where(a > 0.0, jnp.maximum((h - REACH * jnp.sqrt(safe)) / safe, 0.0), 0.0)
-        return jnp.stack([low, end])
 
     def gaussians(self) -> Mixture:
         """It is no mixture of Gaussians."""
@@ -164,12 +153,7 @@ class HalfLine(AbstractColumn):
         h = self.slope
         a = self.precision
         total = a + root**2
-        field = h + root * u
-        below = (field < 0.0) & (field**2 > SWITCH**2 * total)
-        safe = jnp.where(total > 0.0, total, 1.0)
-        square = (a * u**2 - 2.0 * h * root * u) / safe
-        x = jnp.where(below, 0.0, field / jnp.sqrt(safe))
-        near = jax.scipy.special.log_ndtr(x) - 0.5 * square - 0.5 * jnp.log(safe)
-        near = near + 0.5 * h**2 / safe + 0.5 * np.log(2.0 * np.pi)
-        beyond = far(jnp.where(below, -field, 1.0), jnp.where(below, total, 0.0)).log_value
-        return jnp.where(below, beyond - 0.5 * u**2, near)
+        known = integral(h + root * u, total)
+        near = -0.5 * (a * u**2 - 2.0 * h * root * u - h**2) / jnp.where(total > 0.0, total, 1.0)
+        # where `square` is zero there is no other square that could cancel it
+        return known.rest + jnp.where(known.square > 0.0, near, -0.5 * u**2)

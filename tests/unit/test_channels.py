@@ -44,8 +44,8 @@ ZOO = {
     "triple sign": SignProductChannel(indices=3),
     "product": ProductChannel(Budget(1e-6)),
     "square plus parity": SquarePlusSignParityChannel(),
-    "attention, 2 tokens": SingleAttentionChannel(2, NUMBER(BETA)),
-    "attention, 3 tokens": SingleAttentionChannel(3, NUMBER(BETA)),
+    "attention, 2 tokens": SingleAttentionChannel(1, 2, (Layer(),), jnp.zeros(0), NUMBER(BETA)),
+    "attention, 3 tokens": SingleAttentionChannel(1, 3, (Layer(),), jnp.zeros(0), NUMBER(BETA)),
 }
 FINITE = ("sign", "logistic", "sign product", "triple sign")  # labels are +1 and -1
 SLOW = ("sign product", "triple sign", "square plus parity")

@@ -54,11 +54,9 @@ def test_both_ways_meet_at_the_same_points():
     means = jnp.asarray([[0.3, 0.1], [0.6, -0.3]])
     free = jnp.asarray(rng.standard_normal((400, 2)))
     column = lambda x: x[:, None, None]
-    matrix = [[A1[i, j] for j in range(2)] for i in range(2)]
-    det = jnp.linalg.det(A1)
     pairs = column(means[0]), column(means[1])
     numbers = jnp.asarray(SKIP), jnp.asarray(BETA)
-    last = LastLayers(column(u), pairs, root, [matrix], det, *numbers)
+    last = LastLayers(column(u), pairs, root, [A1[:, :, None, None]], *numbers)
     reached = np.zeros(6, int)
     branches = jax.jit(LastLayers.branches)(last, free.T[:, None])
     for k, (log_weight, residuals, _) in enumerate(branches):
@@ -103,7 +101,7 @@ def test_against_the_channel_of_one_way(V):
     model = smi.DeepAttention(3, 2, SKIP, beta=BETA, tolerance=3e-3, max_nodes=2**20)
     channel = model.channel
     assert isinstance(channel, PairedAttentionChannel)
-    plain = DeepAttentionChannel(2, model.layers, model.skip, model.beta, channel.budget)
+    plain = DeepAttentionChannel(3, 2, model.layers, model.skip, model.beta, channel.budget)
     two = posterior(channel, u, omega, jnp.asarray(V), jax.random.key(1))
     one = posterior(plain, u, omega, jnp.asarray(V), jax.random.key(2))
     good = np.asarray((two.error <= 3e-3) & (one.error <= 3e-3))
