@@ -30,7 +30,24 @@ def z_scores(values, target=0.0, axis=0):
     return np.where(exact, 0.0, (mean - target) / np.maximum(error, 1e-300))
 
 
+def differences(function, at, step=1e-5):
+    """Central differences of a function of several numbers, in each of them."""
+    at = np.asarray(at, float)
+    steps = np.broadcast_to(step, at.shape)
+    sides = ((at + h, at - h, 2 * h.sum()) for h in np.diag(steps))
+    return np.array([(function(*up) - function(*down)) / width for up, down, width in sides])
+
+
 # Models and their exact answers --------------------------------------------------------------
+
+
+def runs_of(model, seeds, *, dimension, alpha, dtype=None, solver=smi.gamp, **options):
+    """Message passing, or another solver, on a data set of each seed: (data, solution) one by
+    one."""
+    for seed in range(seeds):
+        key = jax.random.key(seed)
+        data = model.sample(key, dimension=dimension, alpha=alpha, dtype=dtype)
+        yield data, solver(model, data, key=key, **options)
 
 
 @functools.cache
@@ -44,6 +61,23 @@ def linear_overlap(alpha, noise):
     q̂/(1 + q̂) with q̂ = α/(1 - q + Δ): a quadratic."""
     b = alpha + 1 + noise
     return (b - (b**2 - 4 * alpha) ** 0.5) / 2
+
+
+def directed_regression():
+    """y = z1* + ½ z2*² + 0.3 ξ, whose teacher overlaps with a direction of its inputs: R* = 0.6."""
+    inputs = smi.Tokens(encoding=[1.0, -0.5], cross=[0.6])
+    link = lambda z: z[0, 0] + 0.5 * z[0, 1] ** 2
+    return smi.MultiIndex(link, indices=1, tokens=2, noise=0.09, inputs=inputs)
+
+
+def assert_measured(solution, known, accuracy, largest):
+    """First entries of fields of a solution: within five of their standard errors and the relative
+    `accuracy` of known values, in a table; errors are at most `largest` of these."""
+    bars = {"overlap": solution.stderr, **solution.stderrs}
+    for name, value in known.items():
+        found, bar = (float(np.ravel(x)[0]) for x in (getattr(solution, name), bars[name]))
+        assert abs(found - value) < 5 * bar + accuracy * abs(value) + 1e-12, (name, found, bar)
+        assert bar <= largest * (abs(value) or 1.0), (name, bar)
 
 
 def result(solution):

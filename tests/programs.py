@@ -1,10 +1,8 @@
 """The programs that the library hands to XLA, as text, for accelerators that need not be there.
 
-    python tests/programs.py      the table of docs/accelerators.md: sizes, memory, operations
-
 A program is a function of a random key that draws its data, too: it is traced and lowered without
 a number being drawn. `step_of` cuts out the step of a solver, the body of the one loop, which is
-compiled for the CPU to count its memory and its kernels.
+compiled for the CPU to count its memory and its kernels. `benchmarks/accelerators.py` prints them.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import contextlib
 import math
 import re
 import sys
-import time
 import warnings
 from typing import NamedTuple
 
@@ -72,8 +69,10 @@ def counted_memory(model, dimension, alpha, **drawing):
     }
 
 
-def evolution(model, alpha=1.0, **options):
-    return lambda key: arrays(smi.state_evolution(model, alpha, key=key, **options))
+def evolution(model, alpha=1.0, samples=None, **options):
+    averages = smi.Averages(samples)
+    solve = lambda key: smi.state_evolution(model, alpha, key=key, averages=averages, **options)
+    return lambda key: arrays(solve(key))
 
 
 def weak_recovery(model, **options):
@@ -120,10 +119,17 @@ def tanh(noise=0.1):
 
 
 SINGLE = {"store": False, "dtype": jnp.float32}
+TWO, DEEP, LINEAR = smi.DeepAttention(2, 2), smi.DeepAttention(3, 2), smi.links.linear(0.1)
+RANK_TWO, UNTIED = smi.DeepAttention(2, 2, ranks=(1, 2)), smi.DeepAttention(1, 2, tied=False)
+HARDMAX = smi.AttentionIndexed(3, 0.5, "hardmax")
+RISK, OTHER = smi.Erm(tanh(), ridge=0.1), smi.Mismatched(smi.links.linear(0.3))
+NUCLEAR = smi.MatrixErm(0.1)
+BATCHES = smi.Gradient(batch_size=10)
+MOMENTUM = {"momentum": 0.5, "gradient": smi.Gradient(repeats=2, batch_size=2)}
 
 FAST = {
     "message passing, softmax scores": lambda: message_passing(softmax(), 16, 0.5, **SINGLE),
-    "state evolution, linear": lambda: evolution(smi.links.linear(0.1)),
+    "state evolution, linear": lambda: evolution(LINEAR),
     "state evolution, softmax scores": lambda: evolution(softmax(), 0.2),
     "weak recovery, phase retrieval": lambda: weak_recovery(retrieval()),
     "online SGD, chain": lambda: online(retrieval()),
@@ -131,50 +137,32 @@ FAST = {
 
 SLOW = {
     "message passing, bilinear": lambda: message_passing(bilinear(), 16, 0.5),
-    "message passing, linear": lambda: message_passing(smi.links.linear(0.1), 40, 2.0),
+    "message passing, linear": lambda: message_passing(LINEAR, 40, 2.0),
     "message passing, phase retrieval": lambda: message_passing(retrieval(), 40, 2.0),
-    "message passing, two layers": lambda: message_passing(smi.DeepAttention(2, 2), 40, 1.2),
-    "message passing, three layers": lambda: message_passing(smi.DeepAttention(3, 2), 20, 1.2),
-    "message passing, rank two": lambda: message_passing(
-        smi.DeepAttention(2, 2, ranks=(1, 2)), 20, 1.2
-    ),
-    "message passing, untied": lambda: message_passing(
-        smi.DeepAttention(1, 2, tied=False), 20, 1.2
-    ),
+    "message passing, two layers": lambda: message_passing(TWO, 40, 1.2),
+    "message passing, three layers": lambda: message_passing(DEEP, 20, 1.2),
+    "message passing, rank two": lambda: message_passing(RANK_TWO, 20, 1.2),
+    "message passing, untied": lambda: message_passing(UNTIED, 20, 1.2),
     "message passing, any link": lambda: message_passing(tanh(), 20, 2.0),
     "message passing, nets": lambda: message_passing(committee(), 20, 2.0),
     "message passing, regenerated": lambda: message_passing(retrieval(), 64, 2.0, **SINGLE),
     "message passing, stored scores": lambda: message_passing(softmax(), 16, 0.5),
-    "message passing, hardmax scores": lambda: message_passing(
-        smi.AttentionIndexed(3, 0.5, output="hardmax"), 16, 0.5
-    ),
+    "message passing, hardmax scores": lambda: message_passing(HARDMAX, 16, 0.5),
     "message passing, quadratic": lambda: message_passing(quadratic(), 16, 0.5),
-    "message passing, ridge": lambda: message_passing(
-        smi.links.linear(0.1), 40, 2.0, learner=smi.Erm()
-    ),
-    "message passing, nuclear norm": lambda: message_passing(
-        smi.AttentionIndexed(2, 0.5, output="linear"), 16, 0.5, learner=smi.MatrixErm(0.1)
-    ),
-    "state evolution, two layers": lambda: evolution(smi.DeepAttention(2, 2)),
+    "message passing, ridge": lambda: message_passing(LINEAR, 40, 2.0, smi.Erm()),
+    "message passing, nuclear norm": lambda: message_passing(bilinear(), 16, 0.5, NUCLEAR),
+    "state evolution, two layers": lambda: evolution(TWO),
     "state evolution, nets": lambda: evolution(committee()),
     "state evolution, bilinear": lambda: evolution(bilinear(), 0.2),
-    "state evolution, mismatched": lambda: evolution(
-        smi.links.linear(0.1), learner=smi.Mismatched(smi.links.linear(0.3))
-    ),
-    "state evolution, risk": lambda: evolution(
-        smi.links.sign(), learner=smi.Erm(tanh(), ridge=0.1)
-    ),
-    "weak recovery, two layers": lambda: weak_recovery(smi.DeepAttention(2, 2)),
-    "weak recovery, three layers": lambda: weak_recovery(smi.DeepAttention(3, 2)),
+    "state evolution, mismatched": lambda: evolution(LINEAR, learner=OTHER),
+    "state evolution, risk": lambda: evolution(smi.links.sign(), learner=RISK),
+    "weak recovery, two layers": lambda: weak_recovery(TWO),
+    "weak recovery, three layers": lambda: weak_recovery(DEEP),
     "training, phase retrieval": lambda: training(retrieval(), 20),
-    "training, two layers, batches": lambda: training(
-        smi.DeepAttention(2, 2), 20, gradient=smi.Gradient(batch_size=10)
-    ),
+    "training, two layers, batches": lambda: training(TWO, 20, gradient=BATCHES),
     "training, softmax scores": lambda: training(softmax(), 16),
     "training, bilinear": lambda: training(bilinear(), 16),
-    "online SGD, momentum": lambda: online(
-        retrieval(), momentum=0.5, gradient=smi.Gradient(repeats=2, batch_size=2)
-    ),
+    "online SGD, momentum": lambda: online(retrieval(), **MOMENTUM),
 }
 
 PROGRAMS = FAST | SLOW
@@ -319,79 +307,20 @@ def kernels(hlo):
 
 
 class Cost(NamedTuple):
-    """StableHLO; bytes of arguments and temporary arrays, operations and kernels of the
-    program compiled for this machine; seconds of tracing and lowering, and of compiling."""
+    """StableHLO; bytes of arguments and temporary arrays, operations and kernels of the program
+    compiled for this machine."""
 
     text: str
     arguments: int
     temporary: int
     operations: float
     kernels: int
-    lowering: float
-    compiling: float
 
 
 def cost(part):
-    begin = time.process_time()
     low = part.lower()
-    lowering = time.process_time() - begin
     compiled = low.compile()
     memory = compiled.memory_analysis()
-    return Cost(
-        text=low.as_text(),
-        arguments=memory.argument_size_in_bytes,
-        temporary=memory.temp_size_in_bytes,
-        operations=compiled.cost_analysis()["flops"],
-        kernels=kernels(compiled.as_text()),
-        lowering=lowering,
-        compiling=time.process_time() - begin - lowering,
-    )
-
-
-# The table ------------------------------------------------------------------------------------
-
-
-def parts():
-    """What is compiled and counted, by its name."""
-    two = smi.DeepAttention(2, 2)
-    steps = {
-        "GAMP, phase retrieval, float32, N = D = 1000": message_passing(
-            retrieval(), 1000, 1.0, dtype=jnp.float32
-        ),
-        "GAMP, phase retrieval, regenerated": message_passing(retrieval(), 1000, 1.0, **SINGLE),
-        "GAMP, two layers, N = D = 500": message_passing(two, 500, 1.0),
-        "GAMP, softmax scores, d = 100, N = d²": message_passing(softmax(), 100, 1.0),
-        "GAMP, bilinear, d = L = 50, N = dL/2": message_passing(bilinear(), 50, 0.5),
-        "GAMP, quadratic, d = 50, N = d²/2": message_passing(quadratic(), 50, 0.5),
-        "state evolution, phase retrieval, 2^13 samples": evolution(retrieval(), samples=2**13),
-        "state evolution, two layers, 2^13 samples": evolution(two, samples=2**13),
-        "state evolution, minimiser of a risk": evolution(
-            smi.links.sign(), learner=smi.Erm(tanh(), ridge=0.1)
-        ),
-        "training, two layers, D = 500, N = 1000": training(two, 500),
-        "online SGD, chain, a block": online(retrieval()),
-    }
-    yield from ((name, step_of(program)) for name, program in steps.items())
-    for name, model in (("phase retrieval", retrieval()), ("two layers", two)):
-        yield f"weak recovery, {name}, 2^16 samples", Part(weak_recovery(model), KEY)
-
-
-def main():
-    jax.config.update("jax_enable_x64", True)
-    columns = "arguments (bytes) | temporary (bytes) | operations | kernels | lines"
-    print(f"| program | {columns} | lowering (s) | compiling (s) |\n|---|{'---:|' * 7}")
-    for name, part in parts():
-        c = cost(part)
-        lines = c.text.count("\n")
-        shown = f"{c.arguments} | {c.temporary} | {c.operations:.2g} | {c.kernels} | {lines}"
-        print(f"| {name} | {shown} | {c.lowering:.1f} | {c.compiling:.1f} |", flush=True)
-    print("\n| program | lines for one device | libraries called |\n|---|---:|---|")
-    for name, build in PROGRAMS.items():
-        text = lowered(build(), ("cuda",)).mlir_module()
-        called = ", ".join(sorted(calls(text))) or "none"
-        lines = text.count("\n")
-        print(f"| {name} | {lines} | {called} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    operations = compiled.cost_analysis()["flops"]
+    sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    return Cost(low.as_text(), *sizes, operations, kernels(compiled.as_text()))

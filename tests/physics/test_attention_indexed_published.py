@@ -14,7 +14,7 @@ import pytest
 from scipy.special import ndtr, owens_t
 
 import jaxsmi as smi
-from helpers import gauss_legendre, mean_and_error, published_columns
+from helpers import gauss_legendre, mean_and_error, published_columns, runs_of
 from jaxsmi.channels.hardmax import HardmaxScores
 from jaxsmi.priors.wishart import WishartPrior
 
@@ -71,11 +71,6 @@ def test_published_softmax_curves(reference):
     gap = np.abs(published - ours)
     for k, width in enumerate(WIDTHS):
         rows = kept[k]
-        print(
-            f"ρ = {width}: median {np.median(gap[k]):.1e}, largest {gap[k][rows].max():.1e}, "
-            f"step {np.median(step[k][rows]):.2e} ({step[k][rows].min():.1e} to "
-            f"{step[k][rows].max():.1e})"
-        )
         assert np.median(gap[k]) < 6e-5
         assert published[k, 0] > 1.0 > ours[k, 0]
         if width > 0.1:
@@ -94,7 +89,6 @@ def test_published_message_passing_of_softmax(reference, tokens):
     file = reference / f"aim/AMP_softmax_T={tokens}_rho=0.5.csv"
     alpha, mean, std = published_columns(file, *COLUMNS, "mmse_std")
     theory = half_width_errors(alpha, tokens)
-    print(np.round(mean / np.where(theory > 0, theory, np.nan), 3))
     assert np.all(np.abs(mean - theory) < 3 * std + 0.01)
     below = theory > 0.01
     assert np.all(mean[below] > theory[below])  # finite size
@@ -117,7 +111,6 @@ def test_published_descent_is_not_optimal(reference, tokens):
     ratio = mean[below] / theory[below]
     error = std[below] / theory[below] / 4  # of 16 instances
     part = alpha[below] * (tokens**2 + tokens - 2) / 0.75
-    print(f"T = {tokens}: last at {part[-1]:.3f} α_rec", np.round(ratio, 3))
     np.testing.assert_allclose((ratio.min(), ratio[-1]), DESCENT[tokens], atol=1e-3)
     assert np.all(ratio - 4 * error > 1.0)
     middle = (part > 0.05) & (part < 0.5)
@@ -216,11 +209,9 @@ def test_the_printed_gamma_of_hardmax_is_not_the_posterior_mean():
         chosen = h[(labels == s).all(1)]
         counted = (chosen.mean(0) - omega) / V
         error = chosen.std(0) / V / np.sqrt(len(chosen))
-        print(f"label {s}: Γ_11, Γ_12, Γ_22 counted {counted.round(3)}, errors {error.round(3)}")
         for printed in (False, True):
             one, two = slopes(s, w, V, printed)[1]
             gamma = np.array([2 * one, -(one + two), 2 * two])
-            print("  printed" if printed else "  ours", gamma.round(3))
             largest[printed] = max(largest[printed], np.max(np.abs(gamma - counted) / error))
             if not printed:
                 matrix = jnp.array([[omega[0], omega[1]], [omega[1], omega[2]]])
@@ -228,7 +219,6 @@ def test_the_printed_gamma_of_hardmax_is_not_the_posterior_mean():
                     HardmaxScores().gamma(jnp.asarray(s, float), matrix, jnp.asarray(V))
                 )
                 np.testing.assert_allclose(ours[np.triu_indices(2)], gamma, rtol=1e-9)
-    print(f"largest z: ours {largest[False]:.1f}, printed {largest[True]:.0f}")
     assert largest[False] < 4.5
     assert largest[True] > 100
 
@@ -254,10 +244,6 @@ def test_the_printed_weak_recovery_of_hardmax_is_that_of_the_wrong_derivative(re
     first = np.argmax(overlap > 0)
     root = np.sqrt(overlap[first : first + 2])
     printed = alpha[first] - root[0] * (alpha[first + 1] - alpha[first]) / (root[1] - root[0])
-    print(
-        f"counted {mean:.5f}({error:.5f}), ours {ours:.10f}; published {printed:.5f}, wrong "
-        f"derivative {wrong:.5f}"
-    )
     assert error < 1e-3
     assert abs(mean - ours) < 4 * error
     assert abs(printed - wrong) < 1e-3  # of two rows, 0.016 apart
@@ -280,8 +266,6 @@ def test_the_wrong_derivative_gives_the_published_hardmax_curves(reference):
             else:
                 again = np.asarray(jax.vmap(WishartPrior(width).mmse)(jnp.asarray(t)))
             gaps[printed] = np.abs(again / published[rows] - 1)
-        print(f"ρ = {width}: {len(rows)} rows, wrong derivative {gaps[True].max():.1e} (median "
-              f"{np.median(gaps[True]):.1e}), right one {gaps[False].min():.2f} and more")  # fmt: skip
         assert gaps[True].max() < 0.03
         assert gaps[False].max() > 0.5
         assert np.all(gaps[False] > 10 * np.median(gaps[True]))
@@ -292,16 +276,13 @@ def test_the_wrong_derivative_gives_the_published_hardmax_curves(reference):
 def test_message_passing_is_far_below_the_printed_optimum_of_hardmax(reference, width, alpha):
     """d = 60, eight data sets: at ours within 15 % for finite size, each run below two thirds of
     the printed line, which no run could be below on average if it were optimal."""
-    model, runs = smi.AttentionIndexed(2, width, "hardmax"), []
-    for seed in range(8):
-        key = jax.random.key(seed)
-        data = model.sample(key, dimension=60, alpha=alpha)
-        runs.append(float(smi.gamp(model, data, key=key, iteration=smi.Iteration(60)).error))
+    model, sixty = smi.AttentionIndexed(2, width, "hardmax"), smi.Iteration(60)
+    runs = [
+        float(run.error) for _, run in runs_of(model, 8, dimension=60, alpha=alpha, iteration=sixty)
+    ]
     mean, error = mean_and_error(runs)
     theory = float(smi.state_evolution(model, alpha).error)
     table = published_columns(reference / f"aim/SE_hardmax_rho={width}.csv", *COLUMNS)
     printed = np.interp(alpha, *table)
-    print(f"ρ = {width}, α = {alpha}: message passing {mean:.4f}({error:.4f}), largest "
-          f"{max(runs):.4f}; theory {theory:.4f}; printed {printed:.4f}")  # fmt: skip
     assert abs(mean - theory) < 0.15 * theory + 2 * error
     assert max(runs) < 2 / 3 * printed

@@ -4,32 +4,26 @@
 import resource
 import time
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxsmi as smi
-from helpers import published_columns, two_layers
+from helpers import published_columns, respond, result, two_layers
 from jaxsmi import Result
 
 pytestmark = pytest.mark.slow
 
 
-def evolve(alpha, q0=0.05, samples=2**14, **kwargs):
-    solution = smi.state_evolution(
-        two_layers(),
-        alpha,
-        key=jax.random.key(0),
-        start=q0,
-        averages=smi.Averages(samples),
-        **kwargs,
-    )
+def evolve(alpha, q0=0.05, points=2**14, **iteration):
+    settings = {"averages": smi.Averages(points), "iteration": smi.Iteration(**iteration)}
+    key = jax.random.key(0)
+    solution = smi.state_evolution(two_layers(), alpha, key=key, start=q0, **settings)
     Q, E = np.asarray(solution.overlap), np.asarray(solution.stderr)
     print(
-        f"α={alpha} q0={q0}: Q11={Q[0, 0]:.4f}({E[0, 0]:.4f}) Q22={Q[1, 1]:.4f}({E[1, 1]:.4f}) Q12={Q[0, 1]:.1e}"
-        f" steps={int(solution.steps)} ρ={float(solution.spectral_radius):.3f} {Result(int(solution.result)).name}"
+        f"α={alpha} q0={q0}: Q11={Q[0, 0]:.4f}({E[0, 0]:.4f}) Q22={Q[1, 1]:.4f}({E[1, 1]:.4f}) "
+        f"steps={int(solution.steps)} ρ={float(solution.spectral_radius):.3f} {result(solution).name}"
     )
     return solution, Q, E
 
@@ -43,11 +37,9 @@ def evolve(alpha, q0=0.05, samples=2**14, **kwargs):
 def test_state_evolution_below_the_second_threshold(alpha, q0, reference):
     """Q22 within 0.03 of the published curve (good to 0.015), layer 1 unlearned, standard errors
     below 0.005."""
-    table = published_columns(reference / "smi" / "BO_2w.csv", "alpha", "Q22").T
+    published = np.interp(alpha, *published_columns(reference / "smi/BO_2w.csv", "alpha", "Q22"))
     solution, Q, E = evolve(alpha, q0)
-    published = np.interp(alpha, table[:, 0], table[:, 1])
-    print(f"published Q22={published:.4f}")
-    assert Result(int(solution.result)) == Result.SUCCESS
+    assert result(solution) == Result.SUCCESS
     assert abs(Q[1, 1] - published) < 0.03
     assert E.max() < 0.005
     # 1e-3: ten times the solver's tolerance, for the slow direction near the threshold at 0.72
@@ -58,8 +50,8 @@ def test_state_evolution_below_the_second_threshold(alpha, q0, reference):
 def test_state_evolution_between_the_second_threshold_and_recovery(alpha, expected):
     """Q11 within 0.1 of plain Monte-Carlo values that are good to 0.04; standard error at most
     0.01."""
-    solution, Q, E = evolve(alpha, samples=2**15)
-    assert Result(int(solution.result)) == Result.SUCCESS
+    solution, Q, E = evolve(alpha, points=2**15)
+    assert result(solution) == Result.SUCCESS
     assert abs(Q[0, 0] - expected) < 0.1
     assert E[0, 0] <= 0.01
     assert Q[1, 1] > 0.98
@@ -69,8 +61,8 @@ def test_state_evolution_between_the_second_threshold_and_recovery(alpha, expect
 def test_state_evolution_recovers_at_1_2(q0):
     """Perfect recovery, V falling by P/(αM) = 0.833 a step on its ray: 0.02 covers the approach to
     the ray."""
-    solution, Q, _ = evolve(1.2, q0, iteration=smi.Iteration(newton=False))
-    assert Result(int(solution.result)) == Result.RECOVERED
+    solution, Q, _ = evolve(1.2, q0, newton=False)
+    assert result(solution) == Result.RECOVERED
     np.testing.assert_array_equal(Q, np.eye(2))
     trace = np.trace(solution.trajectory["covariance"], axis1=1, axis2=2)
     ratios = (trace[1:] / trace[:-1])[10:]
@@ -80,72 +72,40 @@ def test_state_evolution_recovers_at_1_2(q0):
     assert (np.abs(tail - 0.833) < 0.02).all()
 
 
-def test_state_evolution_iteration_time():
-    """10^4 outer samples at Q = diag(0.5, 0.95): at most 2 s after compilation."""
-    V = jnp.diag(jnp.asarray([0.5, 0.05]))
-    step = jax.jit(
-        lambda key: (
-            two_layers().channel.response(jnp.eye(2) - V, V, key=key, points=1024, nets=10).mean
-        )
-    )
-    jax.block_until_ready(step(jax.random.key(0)))
-    seconds = []
-    for k in range(1, 4):
-        start = time.perf_counter()
-        jax.block_until_ready(step(jax.random.key(k)))
-        seconds.append(time.perf_counter() - start)
-    print(f"one iteration: {min(seconds):.2f} s")
-    assert min(seconds) <= 2.0
-
-
 # Message passing
 # --------------------------------------------------------------------------------------------
 
 
-def learn(dimension, alpha, seed, **kwargs):
+def learn(dimension, alpha, seed, dtype=None, **options):
+    """A run, its last cosines and Q, |Q - M| up to signs, and max |C - (I - Q)| along the run."""
     model, key = two_layers(), jax.random.key(seed)
-    data = model.sample(key, dimension=dimension, alpha=alpha, dtype=kwargs.pop("dtype", None))
-    start = time.perf_counter()
-    solution = jax.block_until_ready(
-        smi.gamp(model, data, key=jax.random.fold_in(key, 1), **kwargs)
-    )
-    seconds = time.perf_counter() - start
+    data = model.sample(key, dimension=dimension, alpha=alpha, dtype=dtype)
+    solution = smi.gamp(model, data, key=jax.random.fold_in(key, 1), **options)
     history = solution.trajectory
     Q, M, C = history["overlap"], history["teacher_overlap"], history["covariance"]
     sign = np.sign(np.diagonal(M[-1]))
     mismatch = np.abs(sign[:, None] * M[-1] - sign[:, None] * Q[-1] * sign).max()
     nishimori = np.abs(C - (np.eye(2) - Q)).max()
     print(
-        f"D={dimension} α={alpha} seed={seed}: {Result(int(solution.result)).name} after {int(solution.steps)} steps, "
-        f"{seconds:.0f} s; cosines {history['cosine'][-1].round(4)}, Q {np.diagonal(Q[-1]).round(4)}, "
-        f"|Q - M| {mismatch:.4f}, max |C - (I - Q)| {nishimori:.4f}"
+        f"D={dimension} α={alpha} seed={seed}: {result(solution).name} after {int(solution.steps)} steps; cosines "
+        f"{history['cosine'][-1].round(4)}, |Q - M| {mismatch:.4f}, max |C - (I - Q)| {nishimori:.4f}"
     )
-    return solution, history["cosine"][-1], np.asarray(Q[-1]), mismatch, nishimori, seconds
+    return solution, history["cosine"][-1], np.asarray(Q[-1]), mismatch, nishimori
 
 
-@pytest.mark.parametrize("seed", range(4, 11))
-def test_gamp_learns_both_layers_on_more_seeds(seed):
-    """As below, where the teacher's norms may be less typical and the last digits take a few
-    iterations more."""
-    solution, cosine, _, _, _, _ = learn(1000, 1.2, seed)
-    assert bool(solution.converged)
-    assert (cosine >= 0.98).all()
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(11))
 def test_gamp_learns_both_layers(seed):
-    """D = 1000, α = 1.2, default settings, uninformative start: at most 60 iterations and 2
-    minutes."""
-    solution, cosine, _, mismatch, nishimori, seconds = learn(
-        1000, 1.2, seed, iteration=smi.Iteration(60)
-    )
-    assert int(solution.steps) <= 60
+    """D = 1000, α = 1.2, default settings, uninformative start; of the first four seeds in at most
+    60 iterations: norms of the other teachers may be less typical, and the last digits take a few
+    iterations more."""
+    solution, cosine, _, mismatch, nishimori = learn(1000, 1.2, seed)
     assert bool(solution.converged)
     assert (cosine >= 0.98).all()
-    # the squared norm of a teacher's row fluctuates by √(2/D) = 0.045, and so do Q and C + Q
-    assert mismatch <= 0.1
-    assert nishimori <= 0.15
-    assert seconds <= 120
+    if seed < 4:
+        assert int(solution.steps) <= 60
+        # the squared norm of a teacher's row fluctuates by √(2/D) = 0.045, and so do Q and C + Q
+        assert mismatch <= 0.1
+        assert nishimori <= 0.15
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -158,8 +118,8 @@ def test_gamp_learns_the_last_layer_first(seed):
     the last 100 is compared where a run did not end.
     """
     _, theory, _ = evolve(0.5)
-    run, cosine, Q, _, _, _ = learn(1000, 0.5, seed)
-    informed, _, _, _, _, _ = learn(1000, 0.5, seed, start="informed")
+    run, cosine, Q, *_ = learn(1000, 0.5, seed)
+    informed, *_ = learn(1000, 0.5, seed, start="informed")
     last = []
     for solution in (run, informed):
         layer = np.asarray(solution.trajectory["overlap"])[:, 1, 1]
@@ -171,15 +131,15 @@ def test_gamp_learns_the_last_layer_first(seed):
 
 def test_gamp_at_ten_thousand_dimensions():
     """D = 10,000, float32 inputs, float64 labels and posteriors: within 24 GiB and 30 minutes."""
-    solution, cosine, _, mismatch, _, seconds = learn(
-        10_000, 1.2, 0, dtype=jnp.float32, iteration=smi.Iteration(80)
-    )
+    begin = time.perf_counter()
+    settings = {"dtype": jnp.float32, "iteration": smi.Iteration(80)}
+    solution, cosine, _, mismatch, _ = learn(10_000, 1.2, 0, **settings)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory of the process: {peak:.1f} GiB")
     assert (cosine >= 0.98).all()
     assert mismatch <= 0.1
     assert bool(solution.converged)
-    assert seconds <= 1800
+    assert time.perf_counter() - begin <= 1800
     assert peak <= 24
 
 
@@ -229,11 +189,9 @@ def brute_force(u, omega, variances, skip, nodes):
             both = plus + minus
             mass = both.sum()
             total += mass
-            first += [
-                [mass * z11, mass * z12],
-                [(both * z21).sum(), (both * z22).sum()],
-                [((plus - minus) * v1).sum(), ((plus - minus) * v2).sum()],
-            ]
+            first[0] += mass * z11, mass * z12
+            first[1] += (both * z21).sum(), (both * z22).sum()
+            first[2] += ((plus - minus) * v1).sum(), ((plus - minus) * v2).sum()
     return (first / total - omega) / variances[:, None]
 
 
@@ -250,21 +208,17 @@ def test_three_layer_denoiser_against_brute_force(tolerance):
     first, second = jax.random.normal(jax.random.key(4), (2, 4, 3, 2))
     omega = np.sqrt(1 - variances)[:, None] * first
     labels = jax.vmap(model.link)(omega + np.sqrt(variances)[:, None] * second)
-    statistic = model.channel.statistic(labels)
-    found = eqx.filter_jit(model.channel.respond)(
-        statistic, jnp.asarray(omega), jnp.diag(jnp.asarray(variances))
-    )
+    statistic, V = model.channel.statistic(labels), jnp.diag(jnp.asarray(variances))
+    found = respond(model.channel, statistic, jnp.asarray(omega), V)
     for k in range(len(omega)):
         u, w = np.asarray(statistic[k]), np.asarray(omega[k])
         fine, coarse = (brute_force(u, w, variances, 1.0, nodes) for nodes in (56, 44))
         scale = 1.0 + np.abs(fine).max()
-        error, own = (
-            np.abs(np.asarray(found.g[k]) - fine).max() / scale,
-            np.abs(fine - coarse).max() / scale,
-        )
+        error = np.abs(np.asarray(found.g[k]) - fine).max() / scale
+        own = np.abs(fine - coarse).max() / scale
         reported = float(found.error[k])
         print(
-            f"sample {k}: error {error:.1e}, reported {reported:.1e}, of the brute force (coarse rule) {own:.1e}"
+            f"sample {k}: error {error:.1e}, reported {reported:.1e}, of the brute force {own:.1e}"
         )
         assert own < 2e-3
         assert error <= (0.05 if tolerance is None else tolerance)

@@ -10,7 +10,7 @@ import pytest
 from scipy import linalg
 
 import jaxsmi as smi
-from helpers import mean_and_error
+from helpers import mean_and_error, z_scores
 from jaxsmi.priors import Gaussian, GaussianProfile
 
 pytestmark = pytest.mark.slow
@@ -33,36 +33,34 @@ MODELS = {
 }
 
 
-def cosine2(a, b):
-    return float(np.sum(a * b) ** 2 / (np.sum(a * a) * np.sum(b * b)))
+def anisotropic(label, seed):
+    """Inputs of covariance SIGMA with labels of a Gaussian teacher, and their generator."""
+    rng = np.random.default_rng(seed)
+    x, W = rng.standard_normal((2 * D, 1, D)) @ ROOT, rng.standard_normal((1, D))
+    return smi.Dataset(x, LABELS[label](rng, x[:, 0] @ W[0] / np.sqrt(D)), W), rng
 
 
 @pytest.mark.parametrize("label", LABELS)
 def test_strong_anisotropy_before_and_after_whitening(label):
     """δ² = 1.2, Gaussian iid weights: raw runs warn and do not settle; whitened ones settle, with
     either prior at the theory of that prior."""
-    runs = {"raw": [], "gaussian": [], "profile": []}
-    settled = 0
+    runs, settled = {"gaussian": [], "profile": []}, 0
+    hundred = smi.Iteration(100)
     for seed in range(RUNS):
-        rng = np.random.default_rng(100 + seed)
-        x, W = rng.standard_normal((2 * D, 1, D)) @ ROOT, rng.standard_normal((1, D))
-        raw = smi.Dataset(x, LABELS[label](rng, x[:, 0] @ W[0] / np.sqrt(D)), W)
-        white, key = raw.whiten(SIGMA), jax.random.key(seed)
+        raw, key = anisotropic(label, 100 + seed)[0], jax.random.key(seed)
+        white = raw.whiten(SIGMA)
         with pytest.warns(UserWarning, match=r"data\.whiten"):
-            sol = smi.gamp(MODELS[label](None), raw, key=key, iteration=smi.Iteration(100))
-        settled += bool(sol.converged)
-        runs["raw"].append(cosine2(np.asarray(sol.weights) @ ROOT, W @ ROOT))
+            run = smi.gamp(MODELS[label](None), raw, key=key, iteration=hundred)
+        settled += bool(run.converged)
+        priors = {"gaussian": Gaussian(), "profile": GaussianProfile(white.whitening.variances)}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            for name in ("gaussian", "profile"):
-                s = white.whitening.variances
-                prior = Gaussian() if name == "gaussian" else GaussianProfile(s)
-                sol = smi.gamp(MODELS[label](prior), white, key=key, iteration=smi.Iteration(100))
-                assert bool(sol.converged)
-                runs[name].append(sol.cosine[0] ** 2)
+            for name, prior in priors.items():
+                run = smi.gamp(MODELS[label](prior), white, key=key, iteration=hundred)
+                assert bool(run.converged)
+                runs[name].append(run.cosine[0] ** 2)
     assert settled <= 2
-    for name in ("gaussian", "profile"):
-        prior = Gaussian() if name == "gaussian" else GaussianProfile(EIGENVALUES)
+    for name, prior in {"gaussian": Gaussian(), "profile": GaussianProfile(EIGENVALUES)}.items():
         theory = float(smi.state_evolution(MODELS[label](prior), 2.0, key=KEY).overlap[0, 0])
         mean, error = mean_and_error(runs[name])
         assert error < 0.02
@@ -83,23 +81,18 @@ def test_a_profile_moves_weak_recovery_by_its_spread():
 
 def test_whitening_by_the_samples_themselves_is_not_theory():
     """c = D/N = 1/2: far off, and warned of; by 40 D other inputs within errors."""
-    theory = float(smi.state_evolution(smi.links.linear(0.5), 2.0, key=KEY).overlap[0, 0])
-    runs = {"own": [], "other": []}
+    model = smi.links.linear(0.5)
+    theory = float(smi.state_evolution(model, 2.0, key=KEY).overlap[0, 0])
+    own, others = [], []
     for seed in range(RUNS):
-        rng = np.random.default_rng(200 + seed)
-        x, W = rng.standard_normal((2 * D, 1, D)) @ ROOT, rng.standard_normal((1, D))
-        raw = smi.Dataset(x, LABELS["linear"](rng, x[:, 0] @ W[0] / np.sqrt(D)), W)
+        raw, rng = anisotropic("linear", 200 + seed)
         other = rng.standard_normal((40 * D, 1, D)) @ ROOT
         with pytest.warns(UserWarning, match="smaller than chance"):
-            sol = smi.gamp(smi.links.linear(0.5), raw.whiten(), key=KEY)
-        runs["own"].append(sol.cosine[0] ** 2)
-        sol = smi.gamp(smi.links.linear(0.5), raw.whiten(other), key=KEY)
-        runs["other"].append(sol.cosine[0] ** 2)
-    mean, error = mean_and_error(runs["own"])
-    assert abs(mean - theory) > 5 * error, (mean, error, theory)
-    mean, error = mean_and_error(runs["other"])
+            own.append(smi.gamp(model, raw.whiten(), key=KEY).cosine[0] ** 2)
+        others.append(smi.gamp(model, raw.whiten(other), key=KEY).cosine[0] ** 2)
+    assert abs(z_scores(own, theory)) > 5
     # what is left of Σ has δ² = 1/40, which is below the error of six runs
-    assert abs(mean - theory) < 4 * error, (mean, error, theory)
+    assert abs(z_scores(others, theory)) < 4
 
 
 def test_correlated_tokens():
@@ -120,14 +113,9 @@ def test_correlated_tokens():
         runs["mixed"].append(smi.gamp(mixed, white, key=key).cosine[0] ** 2)
         with pytest.warns(UserWarning, match="correlations of the tokens"):
             runs["plain"].append(smi.gamp(model, raw, key=key).cosine[0] ** 2)
-    theory = {
-        name: float(smi.state_evolution(m, alpha, key=KEY).overlap[0, 0])
-        for name, m in (("mixed", mixed), ("plain", model))
-    }
-    mean, error = mean_and_error(runs["mixed"])
-    assert abs(mean - theory["mixed"]) < 4 * error, (mean, error, theory)
-    mean, error = mean_and_error(runs["plain"])
-    assert abs(mean - theory["plain"]) > 4 * error, (mean, error, theory)
+    end = lambda model: float(smi.state_evolution(model, alpha, key=KEY).overlap[0, 0])
+    assert abs(z_scores(runs["mixed"], end(mixed))) < 4
+    assert abs(z_scores(runs["plain"], end(model))) > 4
 
 
 @pytest.mark.parametrize("label", LABELS)

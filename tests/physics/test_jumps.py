@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import differences
 from jaxsmi.channels.jumps import continuous
 
-KEY = jax.random.key(0)
-SIGN = smi.links.sign()
+KEY, SIGN, SLOW = jax.random.key(0), smi.links.sign(), pytest.mark.slow
+FEW = {"key": KEY, "averages": smi.Averages(2**9)}
 
 CONTINUOUS = {
     "relu": (lambda z: jax.nn.relu(z[0, 0]), 1),
@@ -29,14 +30,10 @@ JUMPING = {
 }
 
 
-@pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_continuous_link_is_taken_for_one(name):
-    assert bool(continuous(*CONTINUOUS[name], tokens=1))
-
-
-@pytest.mark.parametrize("name", JUMPING)
+@pytest.mark.parametrize("name", [*CONTINUOUS, *JUMPING])
 def test_a_jump_is_seen(name):
-    assert not bool(continuous(*JUMPING[name], tokens=1))
+    link, indices = (CONTINUOUS | JUMPING)[name]
+    assert bool(continuous(link, indices, tokens=1)) == (name in CONTINUOUS)
 
 
 class Step(eqx.Module):
@@ -53,16 +50,16 @@ def step_evolution(alpha, a=0.0, noise=0.25):
     return smi.state_evolution(model, alpha, key=KEY, averages=smi.Averages(2**12))
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_users_step_has_a_derivative_in_alpha_by_the_stated_jacobian():
     """Along the sampled labels it was .349, twice the truth. Tolerance: the statistical error of the
     Jacobian, 2 % at 4096 points."""
-    slope = jax.grad(lambda alpha: step_evolution(alpha).overlap[0, 0])(2.0)
-    difference = (step_evolution(2.1).overlap - step_evolution(1.9).overlap)[0, 0] / 0.2
-    np.testing.assert_allclose(slope, difference, rtol=0.06)
+    overlap = lambda alpha: step_evolution(alpha).overlap[0, 0]
+    difference = differences(overlap, [2.0], 0.1)[0]
+    np.testing.assert_allclose(jax.grad(overlap)(2.0), difference, rtol=0.06)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_users_step_has_none_in_its_own_numbers():
     def parts(a, noise):
         solution = step_evolution(1.0, a, noise)
@@ -72,7 +69,7 @@ def test_a_users_step_has_none_in_its_own_numbers():
     assert np.all(np.isnan(jax.tree.leaves(slopes)))
 
 
-@pytest.mark.slow
+@SLOW
 def test_the_free_entropy_of_signs_has_the_slope_of_its_equation():
     """dΦ/dq = ½ (F(q) - q) dq̂/dq [theory: multi-index, Eq. (50)]: by the values themselves, whose
     differences at one key carry noise of about .02. Along the sampled labels it was -.48."""
@@ -80,8 +77,7 @@ def test_the_free_entropy_of_signs_has_the_slope_of_its_equation():
     def potential(q):
         return smi.free_entropy(SIGN, 1.0, q, key=KEY, averages=smi.Averages(2**13)).value
 
-    far = jax.grad(potential)(0.2)
-    difference = (potential(0.25) - potential(0.15)) / 0.1
+    far, difference = jax.grad(potential)(0.2), differences(potential, [0.2], 0.05)[0]
     assert float(far) > 0.05
     np.testing.assert_allclose(far, difference, atol=0.04)
     stationary = smi.state_evolution(SIGN, 1.0, key=KEY).overlap[0, 0]
@@ -92,14 +88,25 @@ def correlated(c):
     return smi.links.sign_product(2, prior=smi.priors.Gaussian(jnp.array([[1.0, c], [c, 1.0]])))
 
 
+def signs_of_variance(v):
+    return smi.links.sign(smi.priors.Gaussian(v * jnp.eye(1)))
+
+
+def generalization(model, overlap):
+    return smi.generalization_error(model, overlap, key=KEY).value
+
+
+def noisy_overlap(noise):
+    fine = smi.Iteration(tolerance=1e-9)
+    end = smi.state_evolution(smi.links.sign(noise=noise), 1.5, iteration=fine, **FEW)
+    return end.overlap[0, 0]
+
+
+HARDMAX = smi.AttentionIndexed(3, 0.5, "hardmax")
 SILENT = {
-    "error of state evolution in alpha": lambda alpha: (
-        smi.state_evolution(SIGN, alpha, key=KEY, averages=smi.Averages(2**9)).error
-    ),
-    "generalization error": lambda q: smi.generalization_error(SIGN, 0.5 * q, key=KEY).value,
-    "generalization error, matrices": lambda q: (
-        smi.generalization_error(smi.AttentionIndexed(3, 0.5, "hardmax"), 0.8 * q, key=KEY).value
-    ),
+    "error in alpha": lambda alpha: smi.state_evolution(SIGN, alpha, **FEW).error,
+    "generalization error": lambda q: generalization(SIGN, 0.5 * q),
+    "generalization error, matrices": lambda q: generalization(HARDMAX, 0.8 * q),
 }
 
 
@@ -111,24 +118,10 @@ def test_a_derivative_that_is_not_there_is_nan(name):
 
 SUMMED = {
     "free entropy in the prior": lambda v: (
-        smi.free_entropy(
-            smi.links.sign(smi.priors.Gaussian(v * jnp.eye(1))),
-            1.0,
-            jnp.array([[0.3]]),
-            key=KEY,
-            averages=smi.Averages(2**9),
-        ).value
+        smi.free_entropy(signs_of_variance(v), 1.0, jnp.array([[0.3]]), **FEW).value
     ),
-    "weak recovery of a product": lambda c: (
-        smi.weak_recovery(correlated(0.3 * c), key=KEY, averages=smi.Averages(points=2**9)).alpha
-    ),
-    "state evolution in the noise": lambda c: smi.state_evolution(
-        smi.links.sign(noise=0.5 * c),
-        1.5,
-        key=KEY,
-        averages=smi.Averages(2**9),
-        iteration=smi.Iteration(tolerance=1e-9),
-    ).overlap[0, 0],
+    "weak recovery of a product": lambda c: smi.weak_recovery(correlated(0.3 * c), **FEW).alpha,
+    "state evolution in the noise": lambda c: noisy_overlap(0.5 * c),
 }
 
 
@@ -136,15 +129,12 @@ SUMMED = {
 def test_signs_that_are_summed_over_have_a_derivative_in_numbers_of_the_model(name):
     """Nothing is drawn that could jump. Tolerance: the square of the step."""
     function = SUMMED[name]
-    difference = (function(1.001) - function(0.999)) / 0.002
+    difference = differences(function, [1.0], 1e-3)[0]
     np.testing.assert_allclose(jax.grad(function)(1.0), difference, rtol=1e-5)
 
 
 def test_smooth_labels_keep_theirs():
     """The Bayes error of phase retrieval falls with q: the derivative is that of the differences."""
 
-    def error(q):
-        return smi.generalization_error(smi.links.phase_retrieval(), q, key=KEY).value
-
-    difference = (error(0.51) - error(0.49)) / 0.02
-    np.testing.assert_allclose(jax.grad(error)(0.5), difference, rtol=1e-3)
+    error = lambda q: generalization(smi.links.phase_retrieval(), q)
+    np.testing.assert_allclose(jax.grad(error)(0.5), differences(error, [0.5], 0.01)[0], rtol=1e-3)

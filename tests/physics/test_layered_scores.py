@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import mean_and_error, respond, runs_of, z_scores
 from jaxsmi.channels.layered_scores import layered_channel
 from jaxsmi.channels.matrix_scores import SoftmaxScores
 from jaxsmi.numerics.linear_algebra import goe
@@ -17,11 +18,6 @@ from jaxsmi.numerics.refining import Budget
 
 KEY = jax.random.key(0)
 NOTHING = jnp.zeros(0)
-
-
-@eqx.filter_jit
-def respond(channel, statistic, omega, V):
-    return channel.respond(statistic, omega, V)
 
 
 def channel(beta, skip, layers=2):
@@ -129,12 +125,10 @@ def test_scores_say_of_each_other_what_bayes_demands():
     g = respond(model, statistic, omega.reshape(N, 2, 4), jnp.diag(jnp.asarray(V))).g
     pairs = np.einsum("nla,nka->nlk", g, g)
     truth = np.einsum("nla,nka->nlk", g, (h - omega).reshape(N, 2, 4)) / V
-    gap = pairs - truth
-    z = gap.mean(0) / (gap.std(0) / np.sqrt(N))
-    assert np.max(np.abs(z)) < 4.0
+    assert np.max(np.abs(z_scores(pairs - truth))) < 4.0
     theory = model.response(jnp.asarray(Q), jnp.diag(jnp.asarray(V)), key=KEY, points=1024, nets=8)
-    error = np.hypot(pairs.std(0) / np.sqrt(N), np.std(theory.replicas, 0) / np.sqrt(7))
-    assert np.max(np.abs(pairs.mean(0) - theory.mean) / error) < 4.0
+    (mean, spread), error = mean_and_error(pairs), mean_and_error(theory.replicas)[1]
+    assert np.max(np.abs(mean - theory.mean) / np.hypot(spread, error)) < 4.0
     f = np.asarray(theory.mean)
     share = f[0, 1] / np.sqrt(f[0, 0] * f[1, 1])
     assert 0.01 < share < 0.06
@@ -167,9 +161,8 @@ def test_state_evolution_says_that_it_rests_on_an_ansatz():
     np.testing.assert_allclose(solution.error, np.mean(np.diagonal(V)), rtol=1e-12)
     assert bool(solution.converged)
     assert np.all(np.diagonal(solution.stderr) > 0.0)
-    wide = theory(
-        smi.AttentionIndexed(2, 0.5, layers=2, skip=1e5), 0.1, averages=smi.Averages(2048)
-    )
+    blind = smi.AttentionIndexed(2, 0.5, layers=2, skip=1e5)
+    wide = theory(blind, 0.1, averages=smi.Averages(2048))
     np.testing.assert_allclose(np.diagonal(wide.covariance), [1.0, 0.39219602], atol=2e-4)
     np.testing.assert_allclose(smi.recovery_threshold(model).alpha, 0.375, rtol=1e-12)
 
@@ -181,11 +174,7 @@ def test_message_passing_of_two_layers():
     model = smi.AttentionIndexed(2, 0.5, layers=2)
     V = np.diagonal(theory(model, 0.3, averages=smi.Averages(2048)).covariance)
     errors = []
-    for seed in range(3):
-        data = model.sample(jax.random.key(100 + seed), dimension=60, alpha=0.3)
-        run = smi.gamp(model, data, key=jax.random.key(seed), iteration=smi.Iteration(40))
-        assert run.weights is not None
-        assert data.teacher is not None
+    for data, run in runs_of(model, 3, dimension=60, alpha=0.3, iteration=smi.Iteration(40)):
         gap = run.weights - model.student.estimate(data.teacher)
         errors.append(np.sum(np.asarray(gap) ** 2, axis=(1, 2)) / 60)
         np.testing.assert_allclose(run.error, np.mean(errors[-1]), rtol=1e-10)

@@ -22,6 +22,7 @@ import pytest
 from scipy import optimize
 
 import jaxsmi as smi
+from helpers import mean_and_error
 
 KEY = jax.random.key(0)
 D = 500
@@ -71,14 +72,8 @@ def by_dual(learner, data, start):
         return 0.5 * total @ total / ridge - np.sum(a), rows @ total / ridge - 1.0
 
     options = {"maxiter": 20000, "maxfun": 40000, "ftol": 0.0, "gtol": 1e-6, "maxcor": 30}
-    end = optimize.minimize(
-        both,
-        np.full(len(rows), 0.5),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(0.0, 1.0)] * len(rows),
-        options=options,
-    )
+    settings = {"method": "L-BFGS-B", "bounds": [(0.0, 1.0)] * len(rows), "options": options}
+    end = optimize.minimize(both, np.full(len(rows), 0.5), jac=True, **settings)
     W = (end.x @ rows / ridge)[None]
     # the gap of duality bounds how far R is from its minimum
     assert abs(D * float(learner.risk(W, data)) + end.fun) < 1e-4 * D
@@ -106,7 +101,6 @@ class Problem(NamedTuple):
 
 
 SIGN = smi.links.sign()
-RANDOM = smi.links.sign(noise=jnp.inf)
 COMMITTEE = smi.MultiIndex(lambda z: jnp.sum(jnp.tanh(z)), indices=2, noise=0.09)
 UNIT = smi.MultiIndex(lambda z: 2.0 * jnp.tanh(z[0, 0]), indices=1)
 SINGLE = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]), indices=1)
@@ -114,28 +108,16 @@ LOGISTIC = smi.Erm(LINEAR, loss=smi.losses.logistic, ridge=0.1)
 PROBLEMS = {
     "ridge regression": Problem(smi.links.linear(0.25), 1.5, smi.Erm(ridge=0.3)),
     "logistic on signs": Problem(SIGN, 2.0, LOGISTIC),
-    "hinge on signs": Problem(
-        SIGN, 3.0, smi.Erm(LINEAR, loss=smi.losses.hinge, ridge=0.5), solve=by_dual
-    ),
-    "random labels": Problem(RANDOM, 3.0, LOGISTIC),
-    "phase retrieval": Problem(
-        smi.links.phase_retrieval(squared=True), 3.0, smi.Erm(loss=quarter, ridge=0.5), ((1.0,),)
-    ),
+    "hinge on signs": Problem(SIGN, 3.0, smi.Erm(LINEAR, loss=smi.losses.hinge, ridge=0.5), solve=by_dual),
+    "random labels": Problem(smi.links.sign(noise=jnp.inf), 3.0, LOGISTIC),
+    "phase retrieval": Problem(smi.links.phase_retrieval(squared=True), 3.0, smi.Erm(loss=quarter, ridge=0.5), ((1.0,),)),
     "one unit on two": Problem(COMMITTEE, 3.0, smi.Erm(UNIT, ridge=0.2), ((0.3, 0.3),)),
-    "attention": Problem(
-        smi.DeepAttention(depth=1, tokens=2), 2.0, smi.Erm(ridge=0.1), ((1.0,),), samples=2**14
-    ),
-    "mismatched posterior": Problem(
-        SIGN, 3.0, smi.Mismatched(smi.links.sign(noise=0.5)), solve=by_passing
-    ),
+    "attention": Problem(smi.DeepAttention(depth=1, tokens=2), 2.0, smi.Erm(ridge=0.1), ((1.0,),)),
+    "mismatched posterior": Problem(SIGN, 3.0, smi.Mismatched(smi.links.sign(noise=0.5)), solve=by_passing),
     # in no table
-    "Huber's loss on a large noise": Problem(
-        smi.links.linear(2.0), 2.0, smi.Erm(loss=huber, ridge=0.2), samples=2**17
-    ),
-    "a bounded unit on noisy signs": Problem(
-        smi.links.sign(noise=0.3), 3.0, smi.Erm(SINGLE, ridge=0.5), ((0.5,),)
-    ),
-}
+    "Huber's loss on a large noise": Problem(smi.links.linear(2.0), 2.0, smi.Erm(loss=huber, ridge=0.2), samples=2**17),
+    "a bounded unit on noisy signs": Problem(smi.links.sign(noise=0.3), 3.0, smi.Erm(SINGLE, ridge=0.5), ((0.5,),)),
+}  # fmt: skip
 
 
 def teacher_of(seed, indices):
@@ -181,13 +163,8 @@ def simulated(problem, seed):
 
 def predicted(problem):
     """The same by state evolution, and standard errors."""
-    solution = smi.state_evolution(
-        problem.teacher,
-        problem.alpha,
-        learner=problem.learner,
-        key=KEY,
-        averages=smi.Averages(problem.samples),
-    )
+    settings = {"learner": problem.learner, "key": KEY, "averages": smi.Averages(problem.samples)}
+    solution = smi.state_evolution(problem.teacher, problem.alpha, **settings)
     assert solution.result == smi.Result.SUCCESS
     assert solution.stability < 1.0
     names = ("teacher_overlap", "train_loss", "energy", "error")
@@ -201,8 +178,7 @@ def predicted(problem):
 def test_simulations_agree_with_theory(name):
     problem = PROBLEMS[name]
     theory, error = predicted(problem)
-    runs = np.array([simulated(problem, seed) for seed in range(DATA_SETS)])
-    mean, spread = runs.mean(axis=0), runs.std(axis=0, ddof=1) / np.sqrt(DATA_SETS)
+    mean, spread = mean_and_error([simulated(problem, seed) for seed in range(DATA_SETS)])
     known = np.isfinite(mean)
     assert np.array_equal(known, np.isfinite(theory))
     off = np.abs(mean - theory) / np.hypot(spread, error)

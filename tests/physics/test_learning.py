@@ -8,8 +8,10 @@ import optax
 import pytest
 
 import jaxsmi as smi
+from helpers import keys
 
 RUNS, D = 8, 500
+THRICE = smi.Gradient(batch_size=200, repeats=3, reduction="sum/D")
 
 
 def published(steps, key):
@@ -18,7 +20,8 @@ def published(steps, key):
     model = smi.DeepAttention(2, 2)
     data = model.sample(key, dimension=D, alpha=15.0, dtype=jnp.float32)
     optimizer = optax.chain(optax.add_decayed_weights(0.07 / D), optax.sgd(15.0))
-    return smi.train(model, data, optimizer, key=jax.random.split(key, RUNS), steps=steps, gradient=smi.Gradient(batch_size=200, repeats=3, reduction="sum/D"), start=0.9, monitor=smi.Monitor(every=50))  # fmt: skip
+    settings = {"gradient": THRICE, "start": 0.9, "monitor": smi.Monitor(every=50)}
+    return smi.train(model, data, optimizer, key=keys(RUNS), steps=steps, **settings)
 
 
 def compare(fit, reference, steps):
@@ -35,26 +38,20 @@ def compare(fit, reference, steps):
                 for kind in ("mean", "std")
             )
             stderr = np.sqrt((here[:, p].var(ddof=1) + spread**2) / RUNS)
-            print(
-                f"step {step}, layer {p + 1}: {here[:, p].mean():.3f}, published {mean:.3f}, ± {stderr:.3f}"
-            )
+            print(f"step {step}, layer {p + 1}: {here[:, p].mean():.3f}, published {mean:.3f}, ± {stderr:.3f}")  # fmt: skip
             gaps.append(abs(here[:, p].mean() - mean) - 3 * stderr)
     return np.array(gaps)
 
 
 @pytest.mark.slow
-def test_the_published_run_to_step_500(reference):
-    fit = published(500, jax.random.key(0))
-    assert np.all(compare(fit, reference, (100, 500)) < 0.05)
+@pytest.mark.parametrize("steps", [500, 10_000])
+def test_the_published_run(reference, steps):
+    fit = published(steps, jax.random.key(0))
+    records = [step for step in (100, 500, 2000, 10_000) if step <= steps]
+    assert np.all(compare(fit, reference, records) < 0.05)
     learned = np.asarray(smi.learned_at(fit, 0.5))
     assert np.all(learned[:, 1] < 250)
     assert np.all(learned[:, 1] < learned[:, 0])  # the last layer first
-
-
-@pytest.mark.slow
-def test_the_published_run_to_step_10000(reference):
-    fit = published(10_000, jax.random.key(0))
-    assert np.all(compare(fit, reference, (100, 500, 2000, 10_000)) < 0.05)
 
 
 @pytest.mark.slow
@@ -62,19 +59,11 @@ def test_the_last_layer_is_learned_first_by_message_passing_and_by_descent():
     model, key = smi.DeepAttention(2, 2), jax.random.key(1)
     data = model.sample(key, dimension=D, alpha=15.0)
     decay = optax.chain(optax.add_decayed_weights(0.07 / D), optax.sgd(15.0))
-    descent = {
-        "steps": 6000,
-        "gradient": smi.Gradient(batch_size=200, repeats=3, reduction="sum/D"),
-        "start": 0.9,
-    }
+    batches = smi.Gradient(batch_size=200)
     methods = {
         "GAMP": {"alpha": 1.2},
-        "SGD": {"optimizer": decay, **descent},
-        "Adam": {
-            "optimizer": optax.adam(1e-2),
-            "steps": 3000,
-            "gradient": smi.Gradient(batch_size=200),
-        },
+        "SGD": {"optimizer": decay, "steps": 6000, "gradient": THRICE, "start": 0.9},
+        "Adam": {"optimizer": optax.adam(1e-2), "steps": 3000, "gradient": batches},
     }
     order = smi.learning_order(model, data, methods, key=key, seeds=4)
     for name in methods:

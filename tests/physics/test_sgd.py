@@ -4,8 +4,6 @@ scaling, phases [theory: online-sgd, section 8].
 `pytest -m slow -rP tests/physics/test_sgd.py` prints what was measured.
 """
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,18 +173,11 @@ def test_scaling_with_the_dimension(k):
     (gamma, table), means = SCALING[k], []
     runs = 256 if k < 3 else 64
     for d, (value, spread) in table.items():
-        found = SGD.simulate(
-            monomial(k),
-            keys(runs, d),
-            dimension=d,
-            rate=gamma if k < 3 else gamma / np.sqrt(d),
-            alpha=40 * value / d,
-            start=d**-0.5,
-            monitor=smi.Monitor(target=0.5),
-        )
+        settings = {"rate": gamma if k < 3 else gamma / np.sqrt(d), "alpha": 40 * value / d}
+        settings |= {"start": d**-0.5, "monitor": smi.Monitor(target=0.5)}
+        found = SGD.simulate(monomial(k), keys(runs, d), dimension=d, **settings)
         assert (np.asarray(found.result) == Result.SUCCESS).all()
         mean, error = mean_and_error(found.steps)
-        print(f"k = {k}, d = {d}: {mean:.0f} ± {error:.0f}, table {value} ± {spread}")
         assert abs(mean - value) < 4 * np.hypot(error, spread)
         means.append((d, mean, error))
     d, mean, error = np.array(means).T
@@ -224,25 +215,19 @@ def test_gain_of_tying(schedule, law):
 SEMANTIC = {
     "unsquared": (
         (1.0, "frobenius", 1000, 0.05, 0.0, 64),
-        {0.56: 0.98, 0.60: 0.89, 0.62: 0.50, 0.64: 0.36, 0.66: 0.22, 0.72: 0.02},
-        0.625,
+        {0.56: 0.98, 0.60: 0.89, 0.62: 0.50, 0.64: 0.36, 0.66: 0.22, 0.72: 0.02}, 0.625,
     ),
     "squared": (
         (0.5, "squared", 1000, 0.2, 0.0, 64),
-        {0.56: 0.98, 0.62: 0.80, 0.64: 0.61, 0.66: 0.27, 0.68: 0.11, 0.72: 0.03},
-        0.645,
+        {0.56: 0.98, 0.62: 0.80, 0.64: 0.61, 0.66: 0.27, 0.68: 0.11, 0.72: 0.03}, 0.645,
     ),
     "squared, random start": (
-        (0.5, "squared", 1000, 0.1, None, 64),
-        {0.50: 1.00, 0.60: 0.92, 0.64: 0.64, 0.68: 0.33},
-        None,
+        (0.5, "squared", 1000, 0.1, None, 64), {0.50: 1.00, 0.60: 0.92, 0.64: 0.64, 0.68: 0.33}, None,
     ),
     "unsquared, d = 100": (
-        (1.0, "frobenius", 100, 0.05, 0.0, 128),
-        {0.60: 0.85, 0.64: 0.44, 0.70: 0.09},
-        None,
+        (1.0, "frobenius", 100, 0.05, 0.0, 128), {0.60: 0.85, 0.64: 0.44, 0.70: 0.09}, None,
     ),
-}
+}  # fmt: skip
 
 
 @SLOW
@@ -252,18 +237,12 @@ def test_probability_of_the_semantic_minimum(name):
     point to 0.015."""
     (c, loss, d, gamma, start, runs), table, half = SEMANTIC[name]
     comparisons = sum(len(row[1]) for row in SEMANTIC.values())
+    watch = smi.Monitor(target=0.8**0.5)
+    settings = {"dimension": d, "rate": gamma, "alpha": 2e7 / d, "start": start, "monitor": watch}
     share = []
     for k, (omega, value) in enumerate(table.items()):
         seeds = jax.random.split(jax.random.fold_in(jax.random.key(11), k), runs)
-        done = SGD.simulate(
-            SGD.semantic_positional(omega, 1.0, c, loss),
-            seeds,
-            dimension=d,
-            rate=gamma,
-            alpha=2e7 / d,
-            start=start,
-            monitor=smi.Monitor(target=0.8**0.5),
-        )
+        done = SGD.simulate(SGD.semantic_positional(omega, 1.0, c, loss), seeds, **settings)
         assert (np.asarray(done.result) == Result.SUCCESS).all()
         m, e = np.abs(np.asarray(done.end)[:, 0]).T
         ours, theirs = int(np.sum(m > e)), round(value * runs)
@@ -276,18 +255,3 @@ def test_probability_of_the_semantic_minimum(name):
         k = int(np.flatnonzero(P >= 0.5)[-1])
         point = omega[k] + (P[k] - 0.5) / (P[k] - P[k + 1]) * (omega[k + 1] - omega[k])
         assert point == pytest.approx(half, abs=0.015)
-
-
-@SLOW
-def test_speed_of_the_chain():
-    """At least a million steps a second, summed over 256 runs, on a core (XLA may use more:
-    `taskset -c 0` measures one)."""
-    run = lambda seed: SGD.simulate(
-        SGD.semantic_positional(0.64), keys(256, seed), dimension=1000, rate=0.2, alpha=20.0
-    )
-    jax.block_until_ready(run(0).end)
-    begin = time.perf_counter()
-    jax.block_until_ready(run(1).end)
-    rate = 256 * 20_000 / (time.perf_counter() - begin)
-    print(f"{rate:.3g} steps a second")
-    assert rate > 1e6

@@ -10,140 +10,101 @@ from jax.scipy.stats import norm
 from scipy.optimize import brentq
 
 import jaxsmi as smi
-from helpers import linear_overlap
+from helpers import differences, linear_overlap, result
 from jaxsmi import Result
 from jaxsmi.channels import ClosedFormChannel
-from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics import fixed_point
-from jaxsmi.thresholds.branch import check_oblique
 
-KEY = jax.random.key(0)
+KEY, SLOW = jax.random.key(0), pytest.mark.slow
+RADEMACHER = smi.links.sign(smi.priors.Rademacher())
+
+
+def overlap_of(model, alpha, points, start=0.3, **iteration):
+    """The last diagonal entry of Q."""
+    settings = {"averages": smi.Averages(points), "iteration": smi.Iteration(**iteration)}
+    return smi.state_evolution(model, alpha, key=KEY, start=start, **settings).overlap[-1, -1]
 
 
 # Derivatives of fixed points ----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@SLOW
 def test_implicit_derivatives_of_the_linear_channel():
     """Both modes, in α and noise, under jit and vmap, against the closed form; its tolerance is the
-    solver's."""
+    solver's. Of first order only."""
 
     def overlap(noise, alpha):
-        return smi.state_evolution(
-            smi.links.linear(noise),
-            alpha,
-            key=KEY,
-            start=0.3,
-            averages=smi.Averages(2**9),
-            iteration=smi.Iteration(tolerance=1e-8),
-        ).overlap[0, 0]
+        return overlap_of(smi.links.linear(noise), alpha, 2**9, tolerance=1e-8)
 
     exact = jax.grad(linear_overlap, (0, 1))(1.3, 0.5)
     backwards = jax.grad(overlap, (0, 1))(0.5, 1.3)
     np.testing.assert_allclose(backwards, exact[::-1], rtol=1e-5)
     np.testing.assert_allclose(jax.jvp(overlap, (0.5, 1.3), (1.0, 0.0))[1], exact[1], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_implicit_derivatives_under_jit_and_vmap():
-    def overlap(noise, alpha):
-        return smi.state_evolution(
-            smi.links.linear(noise),
-            alpha,
-            key=KEY,
-            start=0.3,
-            averages=smi.Averages(2**9),
-            iteration=smi.Iteration(tolerance=1e-8),
-        ).overlap[0, 0]
-
     many = jax.jit(jax.vmap(jax.grad(overlap, 1), (None, 0)))(0.5, jnp.asarray([0.8, 1.3]))
-    np.testing.assert_allclose(many[1], jax.grad(linear_overlap)(1.3, 0.5), rtol=1e-5)
-    assert np.isnan(
-        jax.jvp(lambda a: jax.jvp(lambda b: overlap(0.5, b), (a,), (1.0,))[1], (1.3,), (1.0,))[1]
-    )  # first order only
+    np.testing.assert_allclose(many[1], exact[0], rtol=1e-5)
+    slope = lambda alpha: jax.jvp(lambda a: overlap(0.5, a), (alpha,), (1.0,))[1]
+    assert np.isnan(jax.jvp(slope, (1.3,), (1.0,))[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["phase retrieval", "two layers"])
-def test_implicit_derivatives_against_differences(name):
+@SLOW
+@pytest.mark.parametrize(
+    ("build", "at", "steps"),
+    [
+        (lambda: smi.links.phase_retrieval(), (0.8,), 2e-3),
+        (lambda skip: smi.DeepAttention(2, 2, skip=skip), (0.5, 1.0), (2e-3, 2e-2)),
+    ],
+    ids=["phase retrieval", "two layers"],
+)
+def test_implicit_derivatives_against_differences(build, at, steps):
     """In α, and in the skip strength, with common random numbers."""
-
-    def overlap(parameters):
-        model = (
-            smi.links.phase_retrieval()
-            if name == "phase retrieval"
-            else smi.DeepAttention(2, 2, skip=parameters[1])
-        )
-        settings = {"averages": smi.Averages(2**13), "iteration": smi.Iteration(tolerance=1e-7)}
-        alpha, settings = parameters[0], settings | {"start": 0.3}
-        return smi.state_evolution(model, alpha, key=KEY, **settings).overlap[-1, -1]
-
-    at = jnp.asarray([0.8, 0.0] if name == "phase retrieval" else [0.5, 1.0])
-    slope = jax.grad(overlap)(at)
-    for k, h in enumerate([2e-3, 2e-2] if name == "two layers" else [2e-3]):
-        step = jnp.zeros(2).at[k].set(h)
-        difference = float(overlap(at + step) - overlap(at - step)) / (2 * h)
-        print(f"{name}: d/dx{k} {float(slope[k]):.5f}, central difference {difference:.5f}")
-        # central differences: h²; the fixed point of a finite sample: 1 % of slack in its own slope
-        np.testing.assert_allclose(slope[k], difference, rtol=0.02)
+    overlap = lambda alpha, *numbers: overlap_of(build(*numbers), alpha, 2**13, tolerance=1e-7)
+    slopes = jax.grad(overlap, tuple(range(len(at))))(*at)
+    # central differences: h²; the fixed point of a finite sample: 1 % of slack in its own slope
+    np.testing.assert_allclose(slopes, differences(overlap, at, steps), rtol=0.02)
 
 
-@pytest.mark.slow
+@SLOW
 def test_no_derivative_at_a_marginal_or_unfinished_fixed_point():
-    def overlap(alpha, **kwargs):
-        return smi.state_evolution(
-            smi.links.phase_retrieval(), alpha, key=KEY, averages=smi.Averages(2**9), **kwargs
-        ).overlap[0, 0]
-
-    assert np.isnan(jax.grad(lambda a: overlap(a, iteration=smi.Iteration(2)))(0.8))
-    assert (
-        float(jax.grad(lambda a: overlap(a, start=0.9))(1.5)) == 0.0
-    )  # perfect recovery: Q = 1 whatever α
+    overlap = lambda alpha, **rest: overlap_of(smi.links.phase_retrieval(), alpha, 2**9, **rest)
+    assert np.isnan(jax.grad(lambda a: overlap(a, start=None, max_steps=2))(0.8))
+    # perfect recovery: Q = 1 whatever α
+    assert float(jax.grad(lambda a: overlap(a, start=0.9))(1.5)) == 0.0
     # z → ω + noise of variance z: a linear map of V with slope exactly one is marginal,
     # whatever the solver thinks of it
-    V = jnp.eye(1)
-    J = jnp.ones((1, 1, 1, 1))
-    assert not np.isfinite(fixed_point.resolvent(J, V)).any()
+    assert not np.isfinite(fixed_point.resolvent(jnp.ones((1, 1, 1, 1)), jnp.eye(1))).any()
 
 
 # Staircase ----------------------------------------------------------------------------------------
 
 
 def staircase(model, points, nets=16, **options):
-    stairs = smi.staircase(model, key=KEY, averages=smi.Averages(points, nets), **options)
-    for step in stairs:
-        print(float(step.alpha), float(step.stderr), np.diagonal(step.subspace), step.message)
-    return stairs
+    return smi.staircase(model, key=KEY, averages=smi.Averages(points, nets), **options)
 
 
-@pytest.mark.slow
+@SLOW
 def test_indices_learned_together_are_one_step():
     stairs = staircase(smi.links.sign_product(2), 2**9)
     assert len(stairs) == 1
     np.testing.assert_allclose(stairs[0].alpha, np.pi**2 / 4, rtol=1e-6)
 
 
-@pytest.mark.slow
+@SLOW
 def test_an_empty_staircase():
     assert staircase(smi.links.sign_product(3), 2**8) == []
     assert staircase(smi.links.phase_retrieval(), 2**9, alpha_max=0.3) == []
 
 
-def _sign_then_pair(z):
-    return jnp.tanh(2 * z[0, 0]) + 0.5 * z[0, 0] * z[1, 0]
-
-
-@pytest.mark.slow
+@SLOW
 def test_a_direction_that_labels_tell_once_the_rest_is_learned_is_learned_with_it():
     """y = tanh 2 z1 + z1 z2/2: z1 is learned at any α > 0, and z2 with it (E[z2|y, ω1] ≠ 0)."""
-    model = smi.MultiIndex(_sign_then_pair, indices=2, noise=0.3)
-    stairs = staircase(model, 2**12)
+    link = lambda z: jnp.tanh(2 * z[0, 0]) + 0.5 * z[0, 0] * z[1, 0]
+    stairs = staircase(smi.MultiIndex(link, indices=2, noise=0.3), 2**12)
     assert len(stairs) == 1
     assert float(stairs[0].alpha) == 0.0
     np.testing.assert_allclose(np.linalg.matrix_rank(np.asarray(stairs[0].subspace)), 2)
 
 
-@pytest.mark.slow
+@SLOW
 def test_the_second_step_of_the_parity_link():
     """0.57517 for z1, then π²/4 for (z2, z3) with z1 learned [theory: multi-index, Table 1]."""
     first, second = staircase(smi.links.square_plus_sign_parity(), 2**13)
@@ -156,7 +117,7 @@ def test_the_second_step_of_the_parity_link():
     np.testing.assert_allclose(second.overlap, np.diag([1, 0, 0]), atol=1e-3)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize(
     ("depth", "exact", "order"),
     [
@@ -168,14 +129,14 @@ def test_the_stairs_of_layers(depth, exact, order):
     """Independent quadratures [theory: deep-attention, Table 1]; standard errors below 2 %."""
     stairs = staircase(smi.DeepAttention(depth, 2), 2**14)
     for step, (value, error), layer in zip(stairs, exact, order, strict=True):
-        assert Result(int(step.result)) == Result.SUCCESS
+        assert result(step) == Result.SUCCESS
         assert float(step.stderr) < 0.02 * float(step.alpha)
         assert abs(float(step.alpha) - value) < 3 * np.hypot(error, float(step.stderr))
         assert np.argmax(np.diagonal(step.subspace)) == layer
     assert float(stairs[1].overlap[-1, -1]) > 0.95
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_guess_saves_the_scan_and_changes_nothing():
     stairs = staircase(smi.DeepAttention(2, 2), 2**12)
     near = staircase(smi.DeepAttention(2, 2, skip=1.1), 2**12)
@@ -183,19 +144,15 @@ def test_a_guess_saves_the_scan_and_changes_nothing():
     np.testing.assert_allclose(again[1].replicas, stairs[1].replicas, rtol=2e-4)
 
 
-@pytest.mark.slow
+@SLOW
 def test_derivative_of_the_second_threshold():
     """d(first layer's threshold)/d(skip), a number that a link closes over too, by autodiff against
     central differences on the same points."""
     near = staircase(smi.DeepAttention(2, 2, skip=2.0), 2**12)
-    threshold = lambda skip: (
-        staircase(smi.DeepAttention(2, 2, skip=skip), 2**12, guess=near)[1].alpha
-    )
-    h = 0.1
-    slope = float(jax.grad(threshold)(2.0))
-    difference = float(threshold(2 + h) - threshold(2 - h)) / (2 * h)
-    print(f"autodiff {slope:.6f}, central difference {difference:.6f}")
-    np.testing.assert_allclose(slope, difference, rtol=0.02)
+    steps = lambda skip: staircase(smi.DeepAttention(2, 2, skip=skip), 2**12, guess=near)
+    threshold = lambda skip: steps(skip)[1].alpha
+    slope = jax.grad(threshold)(2.0)
+    np.testing.assert_allclose(slope, differences(threshold, [2.0], 0.1)[0], rtol=0.02)
 
 
 # A channel whose second threshold is the root of a closed equation --------------------------------
@@ -241,20 +198,6 @@ class GatedChannel(ClosedFormChannel):
         return first + jnp.log(ndtr(x) * chance + 0.5 * ndtr(-x))
 
 
-class Gated(IndexModel):
-    prior: smi.priors.Gaussian
-    channel: GatedChannel
-    symmetry: tuple = eqx.field(static=True)
-
-    def __init__(self):
-        self.prior = smi.priors.Gaussian()
-        self.channel = GatedChannel()
-        self.symmetry = ()
-
-    def link(self, fields):
-        return self.channel.link(fields)
-
-
 def gated_threshold():
     """α λ = 1, λ = (E[z2²|y2] - 1)² E P(z1 > 0|y)²: the first factor is (4 c φ(c))² for both
     labels, c the median; P² is the chance that two copies of z1 are positive, correlated by 1 - s²,
@@ -270,25 +213,19 @@ def gated_threshold():
     return brentq(level, 0.5, 10.0)
 
 
-@pytest.mark.slow
+@SLOW
 def test_the_root_of_a_closed_form():
     """z1 is learned at any α > 0, z2 at the root."""
-    first, second = staircase(Gated(), 2**13, 8)
+    first, second = staircase(smi.MultiIndex(channel=GatedChannel()), 2**13, 8)
     exact = gated_threshold()
     assert float(first.alpha) == 0.0
-    assert smi.Result(int(second.result)) == smi.Result.SUCCESS
+    assert result(second) == Result.SUCCESS
     assert float(second.stderr) < 0.01 * exact
     assert abs(float(second.alpha) - exact) < 4 * float(second.stderr)
     np.testing.assert_allclose(second.subspace, np.diag([0.0, 1.0]), atol=1e-2)
 
 
 # Priors under which directions depend on each other ------------------------------------------------
-
-
-def oblique(angle):
-    """A unit vector u of the plane and the projector on what is orthogonal to it."""
-    u = jnp.asarray([np.cos(angle), np.sin(angle)])
-    return u, jnp.eye(2) - jnp.outer(u, u)
 
 
 @pytest.mark.parametrize(
@@ -299,12 +236,7 @@ def oblique(angle):
         (smi.priors.Rademacher(), np.pi / 4, 2.0),
         (smi.priors.BernoulliGauss(0.2), 0.0, 1.0),
     ],
-    ids=[
-        "Gaussian, oblique",
-        "Rademacher, coordinate",
-        "Rademacher, oblique",
-        "sparse, coordinate",
-    ],
+    ids=["Gaussian", "coordinate of signs", "oblique direction of signs", "coordinate, sparse"],
 )
 def test_what_a_prior_tells_of_unlearned_directions(prior, angle, factor):
     """With u known, a small field on v ⟂ u returns times E[C_vv²].
@@ -312,38 +244,11 @@ def test_what_a_prior_tells_of_unlearned_directions(prior, angle, factor):
     Two signs with w_u = (w1 + w2)/√2 known: w_v is ±√2 or 0, each with probability 1/2, so that
     E[C_vv²] = 2² / 2 = 2 instead of S² = 1, and a small overlap grows twice as fast.
     """
-    u, unlearned = oblique(angle)
+    u = jnp.asarray([np.cos(angle), np.sin(angle)])
+    unlearned = jnp.eye(2) - jnp.outer(u, u)
     pull = jax.linearize(prior.overlap, 400.0 * jnp.outer(u, u))[1]
     returned = unlearned @ pull(unlearned) @ unlearned
     np.testing.assert_allclose(returned, factor * unlearned, atol=2e-2)
-
-
-@pytest.mark.parametrize(
-    "prior", [smi.priors.Rademacher(), smi.priors.BernoulliGauss(0.2)], ids=["signs", "sparse"]
-)
-def test_oblique_directions_are_refused_where_the_prior_ties_others_to_them(prior):
-    for angle in (0.0, np.pi / 2):  # coordinates
-        check_oblique(coupled(prior), oblique(angle)[0][:, None])
-    for angle in (np.pi / 4, np.arctan(0.5)):
-        with pytest.raises(ValueError, match=r"^model: got .*oblique"):
-            check_oblique(coupled(prior), oblique(angle)[0][:, None])
-        check_oblique(coupled(smi.priors.Gaussian()), oblique(angle)[0][:, None])
-
-
-def coupled(prior):
-    return smi.MultiIndex(_sum_then_difference, indices=2, noise=0.1, prior=prior)
-
-
-def _sum_then_difference(z):
-    """It learns z1 + z2 first."""
-    return jnp.abs(z[0, 0] + z[1, 0]) + 0.1 * jnp.abs(z[0, 0] - z[1, 0])
-
-
-@pytest.mark.slow
-def test_the_staircase_of_an_oblique_link_needs_a_gaussian_prior():
-    with pytest.raises(ValueError, match=r"^model: got .*oblique"):
-        staircase(coupled(smi.priors.Rademacher()), 2**9, 2, alpha_max=1.0)
-    assert staircase(coupled(smi.priors.Gaussian()), 2**9, 2, alpha_max=1.0)
 
 
 # First order --------------------------------------------------------------------------------------
@@ -351,12 +256,10 @@ def test_the_staircase_of_an_oblique_link_needs_a_gaussian_prior():
 
 def first_order(model, low, high, count, points=2**16, nets=8):
     grid = np.geomspace(low, high, count)
-    transition = smi.first_order(model, key=KEY, alpha=grid, averages=smi.Averages(points, nets))
-    print(transition)
-    return transition
+    return smi.first_order(model, key=KEY, alpha=grid, averages=smi.Averages(points, nets))
 
 
-@pytest.mark.slow
+@SLOW
 def test_no_transition_where_learning_is_continuous():
     """And no derivative of bisected thresholds, as the branches are followed at constant
     numbers."""
@@ -373,26 +276,21 @@ def test_no_transition_where_learning_is_continuous():
     assert np.isnan(jax.grad(learned)(0.1))
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("alpha", [1.6, 1.6931, 1.8, 2.5])
 def test_discrete_signals_are_recovered_however_fast_the_covariance_falls(alpha):
     """V falls like exp(-c/√V), until no sample sees it and F jumps back to S: the iteration has to
     stop before that."""
-    end = smi.state_evolution(
-        smi.links.sign(smi.priors.Rademacher()),
-        alpha,
-        key=KEY,
-        start=0.999,
-        averages=smi.Averages(2**14),
-    )
-    assert int(end.result) == smi.Result.RECOVERED
+    few = smi.Averages(2**14)
+    end = smi.state_evolution(RADEMACHER, alpha, key=KEY, start=0.999, averages=few)
+    assert result(end) == Result.RECOVERED
     assert float(end.overlap[0, 0]) > 1 - 1e-5
 
 
-@pytest.mark.slow
+@SLOW
 def test_binary_perceptron():
     """Information-theoretic 1.249, GAMP 1.493 [theory: multi-index, Table 1], to three digits."""
-    transition = first_order(smi.links.sign(smi.priors.Rademacher()), 0.8, 2.0, 12)
+    transition = first_order(RADEMACHER, 0.8, 2.0, 12)
     assert transition.kind == "first order"
     pairs = ((transition.information_theoretic, 1.249), (transition.algorithmic, 1.493))
     for threshold, value in pairs:
@@ -400,17 +298,17 @@ def test_binary_perceptron():
     assert float(transition.spinodal.alpha) == 0.0  # the informed branch exists at the first α
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("grid", [(0.1, 5.0, 40), (0.8, 2.5, 6)])
 def test_the_end_of_a_branch_does_not_depend_on_the_grid(grid):
     """1.493 [theory: multi-index, Table 1], printed to three digits; on these grids it was 1.4902
     and 1.4729, where the branch of a key had moved half of the way to the informed one."""
-    end = first_order(smi.links.sign(smi.priors.Rademacher()), *grid, 2**14, 4).algorithmic
+    end = first_order(RADEMACHER, *grid, 2**14, 4).algorithmic
     assert float(end.stderr) < 1e-3
     assert abs(float(end.alpha) - 1.493) < 3 * float(end.stderr) + 5e-4
 
 
-@pytest.mark.slow
+@SLOW
 def test_phase_retrieval_recovers_by_a_jump():
     """Perfect recovery is stable and optimal above 1, and reached by GAMP above 1.128 [theory:
     multi-index, Table 1]."""
@@ -432,7 +330,7 @@ def _phaseless_precision(q):
     return (1.0 - np.sqrt(V / q) / np.pi * np.sum(inside) * 0.02**2) / V
 
 
-@pytest.mark.slow
+@SLOW
 def test_phaseless_bilinear_regression_has_a_hard_phase():
     """Perfect recovery from the count of unknowns on, 0.36; the uninformed branch ends where
     α(V) = q̂(V)/f(1 - V) along it is largest."""
@@ -455,23 +353,20 @@ def test_phaseless_bilinear_regression_has_a_hard_phase():
 # Search -------------------------------------------------------------------------------------------
 
 
-def _even(z):
-    return jnp.abs(z[0, 0])
-
-
-@pytest.mark.slow
+@SLOW
 def test_search_prescribes_a_threshold():
     """The noise at which |z| + noise is learned at α = 1: unique, as noise delays learning."""
-    build = lambda p: smi.MultiIndex(_even, indices=1, noise=jnp.exp(p))
+    even = lambda z: jnp.abs(z[0, 0])
+    build = lambda p: smi.MultiIndex(even, indices=1, noise=jnp.exp(p))
     averages = smi.Averages(points=2**10)
     search = smi.search_threshold(build, jnp.log(0.3), key=KEY, target=1.0, averages=averages)
-    assert Result(int(search.result)) == Result.SUCCESS
+    assert result(search) == Result.SUCCESS
     np.testing.assert_allclose(search.threshold.alpha, 1.0, rtol=2e-3)
     direct = smi.weak_recovery(build(search.parameters), key=KEY, averages=averages)
     np.testing.assert_allclose(direct.alpha, search.threshold.alpha, rtol=1e-6)
 
 
-@pytest.mark.slow
+@SLOW
 def test_search_minimises_the_threshold_of_the_first_layer():
     """Against the curve it lies on. Differences to skip 1 on this key (2^15 points, in 1e-3, ± from
     the nets): skip 0.1 3.9(16), 0.2 -0.5(14), 0.35 -1.9(10), 0.6 -1.1(5), 1.6 1.0(4), 3 1.6(6):
@@ -482,7 +377,7 @@ def test_search_minimises_the_threshold_of_the_first_layer():
     search = smi.search_threshold(build, 0.0, step=1, iteration=iteration, **settings)
     skip, least = float(np.exp(search.parameters)), float(search.threshold.alpha)
     print(skip, least, float(search.threshold.stderr), search.history["alpha"])
-    assert Result(int(search.result)) == Result.SUCCESS
+    assert result(search) == Result.SUCCESS
     near = [search.threshold] * 2
     assert 0.15 < skip < 0.8
     for other in (skip / 2, skip / 1.5, skip * 1.5, skip * 2, 1.0):

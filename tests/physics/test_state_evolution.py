@@ -1,10 +1,10 @@
-"""State evolution against closed forms, known thresholds, and identities of the theory.
+"""State evolution and its potential against closed forms, known thresholds, and identities of the
+theory.
 
 Statistical comparisons are z-scores: difference over standard error. Where a test says 5 standard
-errors, a correct library
-fails it by chance less than once in 10^4 runs of the file (the keys are fixed: it fails always or
-never), and the standard
-error is asserted to be small enough that an error of a factor of two could not hide in it.
+errors, a correct library fails it by chance less than once in 10^4 runs of the file (the keys are
+fixed: it fails always or never), and the standard error is asserted to be small enough that an
+error of a factor of two could not hide in it.
 """
 
 import functools
@@ -16,30 +16,34 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from helpers import mean_and_error, published_columns, result, two_layers, z_scores
+from helpers import linear_overlap, mean_and_error, result, two_layers, z_scores
 from jaxsmi import Result
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.numerics import fixed_point
 
-EPS = float(np.finfo(float).eps)
+KEY, SLOW = jax.random.key(0), pytest.mark.slow
+PHASE = smi.links.phase_retrieval()
+
+
+def slow(names, *quick):
+    """Names as parameters, slow but for the quick ones."""
+    return [pytest.param(name, marks=[SLOW] * (name not in quick)) for name in names]
+
+
+def evolve(model, alpha, points=None, seed=0, nets=None, start=None, **iteration):
+    averages = smi.Averages(points, nets)
+    settings = {"averages": averages, "iteration": smi.Iteration(**iteration), "start": start}
+    return smi.state_evolution(model, alpha, key=jax.random.key(seed), **settings)
 
 
 # The stopping test --------------------------------------------------------------------------------
 
 
 def test_a_turning_point_is_not_a_fixed_point():
-    """F_11 = 0.8 V_11 + 30 (V_22 - 0.01) + .., F_22 = 0.7 V_22 + ..: V_11 turns 0.15 above its
-    fixed point 0.5, where the
-    residual is 0.0003 and ρ = 0.8."""
-    jacobian = (
-        jnp.zeros((2, 2, 2, 2))
-        .at[0, 0, 0, 0]
-        .set(0.8)
-        .at[0, 0, 1, 1]
-        .set(30.0)
-        .at[1, 1, 1, 1]
-        .set(0.7)
-    )
+    """F_11 = 0.8 V_11 + 30 (V_22 - 0.01) + .., F_22 = 0.7 V_22 + ..: V_11 turns 0.15 above its fixed
+    point 0.5, where the residual is 0.0003 and ρ = 0.8."""
+    rows, columns, slopes = (0, 0, 1), (0, 1, 1), jnp.array([0.8, 30.0, 0.7])
+    jacobian = jnp.zeros((2, 2, 2, 2)).at[rows, rows, columns, columns].set(slopes)
     end = jnp.diag(jnp.array([0.5, 0.01]))
 
     def map_of(V):
@@ -49,30 +53,23 @@ def test_a_turning_point_is_not_a_fixed_point():
     start = end + jnp.diag(jnp.array([0.15, 0.001]))
     residual = float(jnp.max(jnp.abs(map_of(start).value - start)))
     assert residual / (1.0 - 0.8) < 2e-3
+    settings = {"geometric": False, "newton": False, "max_steps": 200}
     tolerance = jnp.asarray(2e-3)
-    iteration = fixed_point.Iteration(
-        map_of, start, jnp.eye(2), tolerance, geometric=False, newton=False, max_steps=200
-    )
+    iteration = fixed_point.Iteration(map_of, start, jnp.eye(2), tolerance, **settings)
     found = fixed_point.solve(iteration)
-    assert Result(int(found.result)) == Result.SUCCESS
+    assert result(found) == Result.SUCCESS
     assert np.max(np.abs(found.state.V - end)) < 2e-3
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_layer_that_turns_back_is_followed_to_recovery():
     """Two layers, skip 2.416, α = 1.25: what is missing of layer 2 throws layer 1 back to V_11 =
     0.13, where it turns."""
     model = smi.DeepAttention(2, 2, skip=2.41617888881)
-    start = jnp.eye(2) - jnp.diag(jnp.array([0.00666, 0.005]))
-    key = jax.random.fold_in(jax.random.key(0), 0)
-    found = smi.state_evolution(
-        model,
-        1.25,
-        key=key,
-        start=start,
-        averages=smi.Averages(512),
-        iteration=smi.Iteration(tolerance=2e-3),
-    )
+    key = jax.random.fold_in(KEY, 0)
+    settings = {"averages": smi.Averages(512), "iteration": smi.Iteration(tolerance=2e-3)}
+    start = jnp.diag(jnp.array([1 - 0.00666, 1 - 0.005]))
+    found = smi.state_evolution(model, 1.25, key=key, start=start, **settings)
     assert np.max(found.trajectory["covariance"][:, 0, 0]) > 0.1
     assert found.overlap[0, 0] > 0.99
 
@@ -80,40 +77,27 @@ def test_a_layer_that_turns_back_is_followed_to_recovery():
 # Closed forms -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("tokens", "newton"), [(1, True), pytest.param(3, False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("tokens", "newton"), [(1, True), pytest.param(3, False, marks=SLOW)])
 def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
     """q = q̂/(1 + q̂), q̂ = αM/(1 - q + Δ): fixed point, and with newton=False every step on the
     way to it.
 
     The control variate makes the outer average of this channel exact, so that 64 points do.
     """
+    iteration = {"max_steps": 1000, "tolerance": 1e-11, "newton": newton}
     for alpha in (0.2, 1.0, 2.5):
         for noise in (0.01, 0.3, 2.0):
-            solution = smi.state_evolution(
-                smi.links.linear(noise, tokens=tokens),
-                alpha,
-                key=jax.random.key(3),
-                averages=smi.Averages(64),
-                iteration=smi.Iteration(1000, tolerance=1e-11, newton=newton),
-                start=0.01,
-            )
-            load = alpha * tokens
-            b = 1.0 + noise + load
-            q = (
-                2.0 * load / (b + np.sqrt(b * b - 4.0 * load))
-            )  # the root of q² - b q + αM below one
+            model, load = smi.links.linear(noise, tokens=tokens), alpha * tokens
+            solution = evolve(model, alpha, 64, 3, start=0.01, **iteration)
             assert result(solution) == Result.SUCCESS
-            assert abs(float(solution.overlap[0, 0]) - q) < 1e-8
+            assert abs(float(solution.overlap[0, 0]) - linear_overlap(load, noise)) < 1e-8
             assert float(solution.stderr[0, 0]) < 1e-10
             if not newton:
-                overlaps, expected = solution.trajectory["overlap"][:, 0, 0], [0.01]
-                for _ in overlaps[1:]:
-                    qhat = load / (1.0 - expected[-1] + noise)
-                    expected.append(qhat / (1.0 + qhat))
+                overlaps = solution.trajectory["overlap"][:, 0, 0]
+                qhat = load / (1.0 - overlaps[:-1] + noise)
                 assert len(overlaps) > 5
-                np.testing.assert_allclose(overlaps, expected, rtol=0, atol=1e-10)
+                assert overlaps[0] == pytest.approx(0.01)
+                np.testing.assert_allclose(overlaps[1:], qhat / (1.0 + qhat), rtol=0, atol=1e-10)
 
 
 # Thresholds ---------------------------------------------------------------------------------------
@@ -123,23 +107,17 @@ def test_phase_retrieval_weak_and_perfect_recovery():
     """Weak recovery at 1/2, GAMP's perfect recovery at 1.128, each approached from both sides.
 
     2^16 outer points: the slope at zero has a standard error of 0.3 %, so that the threshold of the
-    sampled map sits at
-    0.500 ± 0.0015; overlaps are compared with zero and one in their own standard errors.
+    sampled map sits at 0.500 ± 0.0015; overlaps are compared with zero and one in their own
+    standard errors.
     """
-    run = functools.partial(
-        smi.state_evolution,
-        smi.links.phase_retrieval(),
-        key=jax.random.key(1),
-        start=1e-3,
-        averages=smi.Averages(2**16),
-    )
-    below, above = run(0.48), run(0.52)
+    run = functools.partial(evolve, PHASE, points=2**16, seed=1)
+    below, above = (run(alpha, start=1e-3) for alpha in (0.48, 0.52))
     assert result(below) == result(above) == Result.SUCCESS
     assert float(below.overlap[0, 0]) < 1e-4 + 3 * float(below.stderr[0, 0])
     assert float(below.stderr[0, 0]) < 1e-3
     assert float(above.overlap[0, 0]) > 4 * float(above.stderr[0, 0])
 
-    below, above = run(1.10), run(1.15)
+    below, above = (run(alpha, start=1e-3) for alpha in (1.10, 1.15))
     assert result(below) == Result.SUCCESS
     assert float(below.stderr[0, 0]) < 0.005
     assert float(below.overlap[0, 0]) < 1.0 - 20 * float(below.stderr[0, 0])
@@ -152,7 +130,7 @@ def test_phase_retrieval_weak_and_perfect_recovery():
 
 @pytest.mark.parametrize(
     ("model", "slope"),
-    [(smi.links.phase_retrieval(), 2.0), (smi.DeepAttention(1, 3), 12.0)],
+    [(PHASE, 2.0), (smi.DeepAttention(1, 3), 12.0)],
     ids=["phase retrieval", "attention, 3 tokens"],
 )
 def test_slope_at_zero_overlap_is_the_inverse_threshold(model, slope):
@@ -178,24 +156,20 @@ def test_the_error_bar_has_what_the_tolerance_leaves_open(tolerance):
     """y = z + noise of variance 1/2 at α = 1: q̂ = 1/(1 - q + 1/2), q = q̂/(1 + q̂): q = 1/2, without
     statistical error. After plain steps the bar is the distance to first order, whose square is
     below 2 %; after a Newton step it is no smaller."""
-    run = functools.partial(smi.state_evolution, smi.links.linear(0.5), 1.0, key=jax.random.key(0))
-    plain = run(iteration=smi.Iteration(tolerance=tolerance, newton=False))
+    plain, polished = (
+        evolve(smi.links.linear(0.5), 1.0, tolerance=tolerance, newton=newton)
+        for newton in (False, None)
+    )
     distance = 0.5 - float(plain.overlap[0, 0])
     assert distance > 1e-5
     assert distance == pytest.approx(float(plain.stderr[0, 0]), rel=0.02)
-    polished = run(iteration=smi.Iteration(tolerance=tolerance))
     assert abs(0.5 - float(polished.overlap[0, 0])) < float(polished.stderr[0, 0])
 
 
 @pytest.mark.parametrize("tolerance", [1e-3, None])
 def test_a_run_on_its_way_to_recovery_is_recovered(tolerance):
     """It was SUCCESS at 0.999963 ± 8e-8 where V fell by half a step and the tolerance was met."""
-    end = smi.state_evolution(
-        smi.links.phase_retrieval(),
-        2.0,
-        key=jax.random.key(0),
-        iteration=smi.Iteration(tolerance=tolerance),
-    )
+    end = evolve(PHASE, 2.0, tolerance=tolerance)
     assert result(end) == Result.RECOVERED
     assert float(end.overlap[0, 0]) == 1.0
     assert float(end.stderr[0, 0]) == 0.0
@@ -204,12 +178,7 @@ def test_a_run_on_its_way_to_recovery_is_recovered(tolerance):
 def test_binary_perceptron_first_order_transition():
     """Rademacher prior, y = sign z: spinodal at 1.493. At 1.6 all starts recover; at 1.4 only the
     informed one does."""
-    run = functools.partial(
-        smi.state_evolution,
-        smi.links.sign(smi.priors.Rademacher()),
-        key=jax.random.key(0),
-        averages=smi.Averages(2**13),
-    )
+    run = functools.partial(evolve, smi.links.sign(smi.priors.Rademacher()), points=2**13)
     for start in (1e-3, 0.99):
         recovered = run(1.6, start=start)
         assert result(recovered) == Result.RECOVERED
@@ -220,75 +189,20 @@ def test_binary_perceptron_first_order_transition():
     assert 0.5 < float(uninformed.overlap[0, 0]) < 0.99
 
 
-@pytest.mark.slow
+@SLOW
 def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous():
     """One key, one map: both starts end at one fixed point, to the tolerance of the solver and not
     only statistically."""
-    for model, alpha, starts in (
-        (smi.links.phase_retrieval(), 0.8, (1e-3, 0.9)),
-        (two_layers(), 0.5, (0.05, 0.5)),
-    ):
-        low, high = (
-            smi.state_evolution(
-                model,
-                alpha,
-                key=jax.random.key(2),
-                start=q0,
-                averages=smi.Averages(1024),
-                iteration=smi.Iteration(tolerance=1e-6),
-            )
-            for q0 in starts
-        )
+    for model, alpha, starts in ((PHASE, 0.8, (1e-3, 0.9)), (two_layers(), 0.5, (0.05, 0.5))):
+        low, high = (evolve(model, alpha, 1024, 2, start=q0, tolerance=1e-6) for q0 in starts)
         assert result(low) == result(high) == Result.SUCCESS
         np.testing.assert_allclose(low.overlap, high.overlap, rtol=0, atol=3e-6)
-
-
-# Matrix models ------------------------------------------------------------------------------------
-
-
-MATRICES = [smi.Bilinear(1.0, 0.2, 0.1), smi.AttentionIndexed(2, 0.5)]
-
-
-@pytest.mark.parametrize("model", MATRICES, ids=["bilinear", "attention"])
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"start": 0.5},
-        {"averages": smi.Averages(8192)},
-        {"averages": smi.Averages(nets=8)},
-        {"iteration": smi.Iteration(tolerance=1e-4)},
-        {"iteration": smi.Iteration(tolerance=1e-4, newton=False)},
-    ],
-)
-def test_matrix_models_reject_settings_of_averages_and_starts(model, setting):
-    name = "tolerance" if "iteration" in setting else next(iter(setting))
-    with pytest.raises(ValueError, match=rf"^{name}: got "):
-        smi.state_evolution(model, 0.3, **setting)
-
-
-def test_matrix_models_take_a_number_of_steps():
-    end = smi.state_evolution(
-        smi.Bilinear(1.0, 0.2, 0.1), 0.3, iteration=smi.Iteration(4, newton=False)
-    )
-    assert int(end.steps) == 4
-    assert end.history["step"].shape == (5,)
-
-
-def test_the_settings_of_index_models_have_their_documented_values():
-    model = smi.links.linear(0.5)
-    settings = {"start": 1e-3, "averages": smi.Averages(8192, nets=8)}
-    key = jax.random.key(0)
-    one = smi.state_evolution(model, 1.0, key=key, iteration=smi.Iteration(2))
-    iteration = smi.Iteration(2, tolerance=1e-4)
-    two = smi.state_evolution(model, 1.0, key=key, iteration=iteration, **settings)
-    np.testing.assert_array_equal(one.overlap, two.overlap)
-    np.testing.assert_array_equal(one.history["overlap"], two.history["overlap"])
 
 
 # The map ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@SLOW
 def test_one_map_with_and_without_a_basis_of_learned_directions():
     """All directions learned in any basis: the same step, Jacobian and replicas, turned."""
     model = smi.links.sign_product(2)
@@ -311,7 +225,7 @@ def test_one_map_with_and_without_a_basis_of_learned_directions():
 # (signs) are summed over, so that they take as small a step as the others.
 CASES = {
     "linear": (lambda: smi.links.linear(0.2), [[0.4]], 1e-4, 2**10),
-    "phase retrieval": (smi.links.phase_retrieval, [[0.4]], 1e-4, 2**13),
+    "phase retrieval": (lambda: PHASE, [[0.4]], 1e-4, 2**13),
     "sign": (smi.links.sign, [[0.5]], 1e-3, 2**13),
     "sign product": (lambda: smi.links.sign_product(2), [[0.5, 0.2], [0.2, 0.6]], 1e-3, 2**11),
     "one attention layer": (lambda: smi.DeepAttention(1, 3), [[0.6]], 1e-4, 2**12),
@@ -344,13 +258,11 @@ def directional(name):
     return tuple(np.stack([np.asarray(row[k]) for row in rows]) for k in range(4))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n in ("sign product", "two attention layers")))
-        for n in CASES
-    ],
-)
+QUICK = ("linear", "phase retrieval", "sign", "one attention layer")
+each_case = pytest.mark.parametrize("name", slow(CASES, *QUICK))
+
+
+@each_case
 def test_jacobian_identity(name):
     """d response[dQ] = E Σ ∂g dQ ∂gᵀ against central differences of the map, in standard errors
     over independent keys."""
@@ -363,13 +275,7 @@ def test_jacobian_identity(name):
     assert spread.max() < 0.06 * size
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n in ("sign product", "two attention layers")))
-        for n in CASES
-    ],
-)
+@each_case
 def test_response_is_the_gradient_of_the_free_entropy(name):
     """d E[log Z_out]/dQ = response/2: the output term of the replica free entropy generates state
     evolution."""
@@ -379,7 +285,7 @@ def test_response_is_the_gradient_of_the_free_entropy(name):
     assert spread < 0.06 * abs(half.mean())
 
 
-@pytest.mark.parametrize(("depth", "tokens"), [(1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("depth", "tokens"), [(1, 3), pytest.param(2, 2, marks=SLOW)])
 def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens):
     """V → 0: the label fixes M linear combinations of the fields, tr(V · response) = M, whatever
     the shape of V."""
@@ -401,66 +307,81 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
     assert float(found.inaccurate) <= 0.01
 
 
-# Two-layer attention ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_two_layer_attention_follows_the_published_curve(reference):
-    """α = 0.5: Q11 = 0 (below its threshold at 0.72), Q22 on BO_2w.csv, good to 0.015 there."""
-    table = published_columns(reference / "smi" / "BO_2w.csv", "alpha", "Q22").T
-    published = np.interp(0.5, table[:, 0], table[:, 1])
-    solution = smi.state_evolution(
-        two_layers(), 0.5, key=jax.random.key(0), start=0.05, averages=smi.Averages(1024)
-    )
-    assert result(solution) == Result.SUCCESS
-    assert abs(float(solution.overlap[1, 1]) - published) < 0.03 + 3 * float(solution.stderr[1, 1])
-    assert abs(float(solution.overlap[0, 0])) < 1e-3 + 3 * float(solution.stderr[0, 0])
-    assert abs(float(solution.overlap[0, 1])) < 1e-3 + 3 * float(solution.stderr[0, 1])
-    assert float(solution.stderr[1, 1]) < 0.03
-    assert float(solution.spectral_radius) < 1.0
-
-
 # Error bars ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize(
-    ("model", "alpha"),
-    [
-        (smi.links.phase_retrieval(), 0.8),
-        pytest.param(smi.links.sign(), 1.5, marks=pytest.mark.slow),
-    ],
-    ids=["phase retrieval", "sign"],
+    ("model", "alpha"), [(PHASE, 0.8), (smi.links.sign(), 1.5)], ids=["phase retrieval", "sign"]
 )
 def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
     """χ² of independent runs about their mean, each in units of its own reported error.
 
     With 16 nets a run the error has 15 degrees of freedom, and E z² = 15/13. The 10^-3 quantiles of
-    χ² with 23 degrees of
-    freedom are 7.5 and 49.7; times 15/13 and with the kurtosis of Student's t, 8 and 65. An error
-    bar off by a factor 1.7
-    either way falls outside.
+    χ² with 23 degrees of freedom are 7.5 and 49.7; times 15/13 and with the kurtosis of Student's
+    t, 8 and 65. An error bar off by a factor 1.7 either way falls outside.
     """
-    runs = [
-        smi.state_evolution(
-            model,
-            alpha,
-            key=key,
-            start=0.3,
-            averages=smi.Averages(2**13, nets=16),
-            iteration=smi.Iteration(tolerance=1e-5),
-        )
-        for key in jax.random.split(jax.random.key(21), 24)
-    ]
+    settings = {"start": 0.3, "averages": smi.Averages(2**13, nets=16)}
+    run = functools.partial(smi.state_evolution, model, alpha, **settings)
+    keys = jax.random.split(jax.random.key(21), 24)
+    runs = [run(key=key, iteration=smi.Iteration(tolerance=1e-5)) for key in keys]
     assert all(result(run) == Result.SUCCESS for run in runs)
-    values = np.array([float(run.overlap[0, 0]) for run in runs])
-    errors = np.array([float(run.stderr[0, 0]) for run in runs])
-    weight = 1.0 / np.mean(errors**2)
-    chi2 = np.sum((values - values.mean()) ** 2) * weight
+    values, errors = np.array([(run.overlap[0, 0], run.stderr[0, 0]) for run in runs]).T
+    chi2 = np.sum((values - values.mean()) ** 2) / np.mean(errors**2)
     assert 8 < chi2 < 65
     # no bias: eight times the points agree with the mean of the runs
-    fine = smi.state_evolution(
-        model, alpha, key=jax.random.key(99), start=0.3, averages=smi.Averages(2**16, nets=16)
-    )
-    spread = np.hypot(values.std(ddof=1) / np.sqrt(len(runs)), float(fine.stderr[0, 0]))
+    fine = evolve(model, alpha, 2**16, 99, nets=16, start=0.3)
+    spread = np.hypot(mean_and_error(values)[1], float(fine.stderr[0, 0]))
     assert abs(values.mean() - float(fine.overlap[0, 0])) < 5 * spread
+
+
+# The free entropy ---------------------------------------------------------------------------------
+
+
+def test_free_entropy_of_the_linear_channel():
+    """Exact: E log N(y; ω, V + Δ) = -½ - ½ log 2π(V + Δ), q̂ = α/(V + Δ), Φ_w = ½ q̂ - ½ log(1 +
+    q̂)."""
+    alpha, noise, q = 1.7, 0.3, 0.4
+    phi = lambda q: smi.free_entropy(smi.links.linear(noise), alpha, q, key=KEY)
+    found, v = phi(q), 1 - q + noise
+    qhat = alpha / v
+    exact = -0.5 * q * qhat + 0.5 * qhat - 0.5 * np.log1p(qhat)
+    exact -= alpha * (0.5 + 0.5 * np.log(2 * np.pi * v))
+    assert abs(float(found.value) - exact) < 4 * float(found.stderr) + 1e-9
+    assert float(found.stderr) < 5e-3
+    assert np.isnan(jax.jit(lambda q: phi(q).value)(2.0))
+
+
+POTENTIALS = {
+    "linear": (smi.links.linear(0.3), 1.7),
+    "phase retrieval": (PHASE, 0.9),
+    "perceptron, Rademacher": (smi.links.sign(smi.priors.Rademacher()), 1.0),
+    "two indices": (smi.links.sign_product(2), 3.2),
+}
+
+
+@pytest.mark.parametrize("name", slow(POTENTIALS, "linear"))
+def test_the_gradient_of_the_free_entropy_is_the_residual(name):
+    """dΦ = ½ tr[(F(Q̂) - Q) dQ̂] with dQ̂ by differences, away from the fixed point: sampled to the
+    error that Φ reports."""
+    model, alpha = POTENTIALS[name]
+    S = np.eye(model.indices)
+    settings = {"key": KEY, "points": 2**10, "nets": 8}
+    qhat = lambda Q: alpha * np.asarray(model.channel.response(Q, S - Q, **settings).mean)
+    # ∫ dΦ over [Q - h, Q + h] by the trapezoidal rule in Q̂
+    nodes = [jnp.asarray(x * S) for x in np.linspace(0.45, 0.55, 5)]
+    fields = [qhat(Q) for Q in nodes]
+    pulls = [
+        0.5 * (model.prior.overlap(jnp.asarray(field)) - Q)
+        for field, Q in zip(fields, nodes, strict=True)
+    ]
+    change = sum(
+        float(jnp.sum(0.5 * (pulls[k] + pulls[k + 1]) * (fields[k + 1] - fields[k])))
+        for k in range(4)
+    )
+    down, up = (
+        smi.free_entropy(model, alpha, Q, key=KEY, averages=smi.Averages(2**13))
+        for Q in (nodes[0], nodes[-1])
+    )
+    error = np.hypot(float(up.stderr), float(down.stderr))  # generous: they share all points
+    assert abs(float(up.value - down.value) - change) < 3 * error + 1e-3 * abs(change)
