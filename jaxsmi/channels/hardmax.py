@@ -87,11 +87,6 @@ class HardmaxScores(AbstractScores):
         return 2.0 * jnp.diagonal(labels, axis1=-2, axis2=-1).astype(theory_dtype()) - 1.0
 
     @property
-    def sampled(self) -> bool:
-        """For T >= 3."""
-        return self.tokens > 2
-
-    @property
     def table(self) -> np.ndarray:
         """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1], from each independent
         Monte-Carlo replica (R, n); for T = 2 exact, (1, n)."""
@@ -107,12 +102,12 @@ class HardmaxScores(AbstractScores):
         u = _unknown(q, V)
         return clenshaw(self.table.mean(0), 2.0 * u - 1.0) / (u * (q + V))
 
-    def uncertainty(self, q: Array, V: Array) -> Array:
-        """Relative standard error of f, from independent Monte-Carlo replicas; zero for T = 2."""
+    def uncertainty(self, q: Array, V: Array) -> Array | None:
+        """Relative standard error of f, from independent Monte-Carlo replicas of T >= 3 tokens."""
+        if self.tokens == 2:
+            return None
         each = jnp.stack([clenshaw(one, 2.0 * _unknown(q, V) - 1.0) for one in self.table])
-        several = len(each) > 1
-        error = jnp.std(each, axis=0, ddof=int(several)) / np.sqrt(len(each))
-        return error / jnp.mean(each, axis=0)
+        return jnp.std(each, axis=0, ddof=1) / np.sqrt(len(each)) / jnp.mean(each, axis=0)
 
     @property
     def tolerance(self) -> Array:

@@ -87,15 +87,10 @@ class AbstractScores(AbstractChannel):
         del q
         return -self.weight * self.measurements * jnp.log(V + self.spread)
 
-    @property
-    def sampled(self) -> bool:
-        """f comes from Monte-Carlo, with an `uncertainty`."""
-        return False
-
-    def uncertainty(self, q: Array, V: Array) -> Array:
-        """Relative standard error of f: zero unless it comes from Monte-Carlo."""
-        del q
-        return jnp.zeros_like(V)
+    def uncertainty(self, q: Array, V: Array) -> Array | None:
+        """Relative standard error of f by Monte-Carlo; None: f is exact."""
+        del q, V
+        return None
 
     @property
     def tolerance(self) -> Array:

@@ -118,11 +118,10 @@ class PrecisionMap(AbstractOrderMap):
         J = self.slope(root.x, root.x)
         V = self.numbers(root.x)["error"]
         stderr = jnp.zeros_like(V)
-        readout = self.model.explicit_readout
-        if readout.sampled:
+        # a relative error of f is an error of the map
+        relative = self.model.explicit_readout.uncertainty(self.model.prior.norm - V, V)
+        if relative is not None:
             slope = jax.jvp(lambda x: self.numbers(x)["error"], (root.x,), (jnp.ones_like(root.x),))
-            # a relative error of f is an error of the map
-            relative = readout.uncertainty(self.model.prior.norm - V, V)
             stderr = jnp.abs(slope[1] * resolvent(J, relative))
         fields = {
             "spectral_radius": not_recorded((), V.dtype),
