@@ -33,12 +33,9 @@ class Result(enum.IntEnum):
         return member
 
     # The order is that of severity. Files store the numbers, so that these cannot be the order.
-    RECOVERED = (
-        1,
-        "Perfect recovery: V falls geometrically to zero, the overlap is that of the signal with "
-        "itself.",
-    )
-    SUCCESS = 0, "Converged."
+    # One sentence for message passing, theory and training: where remedies differ it names both.
+    RECOVERED = 1, "Perfect recovery: V falls geometrically to zero."
+    SUCCESS = 0, "Converged; in training: all steps were taken, or the run reached its target."
     INACCURATE = (
         6,
         "The inner integral could not meet its tolerance within its node budget: raise the "
@@ -47,19 +44,17 @@ class Result(enum.IntEnum):
     MARGINAL = (
         7,
         "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where "
-        "derivatives are infinite and error bars large; move α, or ask weak_recovery or staircase "
-        "for the threshold itself.",
+        "derivatives are infinite; move α, or ask weak_recovery or staircase for the threshold.",
     )
     UNSTABLE = (
         11,
         "The replica-symmetric fixed point is unstable, or the proximal point jumps for a "
-        "noticeable share of samples: these numbers are approximations, and message passing need "
-        "not converge. Take a larger ridge, or more samples.",
+        "noticeable share of samples: take a larger ridge, or more samples.",
     )
     NOTHING_LEARNED = (
         9,
-        "Nothing stands out of the bulk: these labels say too little of the signal. Take more "
-        "samples, above the threshold of weak recovery (smi.weak_recovery).",
+        "The run ended without learning: these labels say too little of the signal. Take more "
+        "samples, above smi.weak_recovery; in training also more steps, or another learning rate.",
     )
     REGRESSED = (
         10,
@@ -73,18 +68,19 @@ class Result(enum.IntEnum):
     )
     MAX_STEPS = (
         2,
-        "The step budget ran out before the tolerance was met: raise max_steps, or loosen "
-        "tolerance; close to a threshold convergence is slow.",
+        "The step budget ran out before the tolerance or target was met: raise max_steps, or "
+        "loosen tolerance; close to a threshold convergence is slow.",
     )
     DIVERGED = (
         3,
         "The iteration diverged: try iteration=smi.Iteration(damping=0.3) or more damping, "
-        "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension.",
+        "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension; in training "
+        "a lower learning rate.",
     )
     NONFINITE = (
         4,
         "A non-finite number appeared: check that inputs and labels are finite, that labels are "
-        "float64 and come from this model, and try damping.",
+        "float64 and come from this model; try damping, or a lower learning rate.",
     )
     INVALID = (
         5,
@@ -103,61 +99,14 @@ def worst(codes: ArrayLike) -> Array:
     return jnp.asarray(_ORDER)[jnp.max(jnp.asarray(_RANKS)[jnp.asarray(codes)])]
 
 
-# Where a kind of run needs another message than the one above: the settings to change differ.
-# Training has no fixed point, so that SUCCESS and MAX_STEPS mean its budget and its target.
-_TRAINING = {
-    Result.SUCCESS: "All steps were taken, or the run reached its target.",
-    Result.NOTHING_LEARNED: (
-        "The run ended without learning: no cosine with the teacher exceeds chance, three times "
-        "1/√D. Take more steps, another learning rate (plain SGD on the mean loss needs one of "
-        "order D), or more samples."
-    ),
-    Result.MAX_STEPS: (
-        "All steps were taken before the target was reached: take more steps, or loosen the target."
-    ),
-    Result.DIVERGED: (
-        "The weights have grown a hundredfold: lower the learning rate, warm it up, or clip the "
-        "gradient."
-    ),
-    Result.NONFINITE: (
-        "A non-finite number appeared: lower the learning rate, and check that inputs, labels and "
-        "loss are finite."
-    ),
-}
-_BY_KIND = {
-    "train": _TRAINING,
-    "online": _TRAINING,
-    "gamp": {
-        Result.MAX_STEPS: (
-            f"{Result.MAX_STEPS.remedy} Where history['misfit'] stays well above one the run "
-            "is far from the answer: use another start or another key."
-        ),
-    },
-    "spectral": {
-        Result.MAX_STEPS: (
-            "The eigensolver did not converge: the outlier is close to the bulk. Take more "
-            "samples, or a smaller regularisation."
-        ),
-        Result.NONFINITE: (
-            "A non-finite number appeared: check that inputs and labels are finite, and that "
-            "labels come from this model."
-        ),
-    },
-}
-
-
-def message(results: ArrayLike, kind: str) -> str:
-    """The message of a result code; of several, their counts and the message of the `worst`.
-
-    Args:
-        results: Codes, of any shape.
-        kind: What ran: "gamp", "state_evolution", "spectral", "train" or "online".
-    """
+def message(results: ArrayLike) -> str:
+    """The message of a result code; of several, their counts and the message of the gravest."""
     codes = np.ravel(np.asarray(results))
     # on the host, not by `worst`: a message must not start a computation
     gravest = Result(int(_ORDER[np.max(_RANKS[codes])]))
-    text = _BY_KIND.get(kind, {}).get(gravest, gravest.remedy)
-    return text if codes.size == 1 else f"{counts(codes)}. {gravest.name}: {text}"
+    if codes.size == 1:
+        return gravest.remedy
+    return f"{counts(codes)}. {gravest.name}: {gravest.remedy}"
 
 
 def counts(results: ArrayLike) -> str:

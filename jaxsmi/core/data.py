@@ -8,7 +8,7 @@ Letters of the shapes, here and everywhere: N samples, M tokens, D dimension of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import equinox as eqx
@@ -22,27 +22,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.display import Summary, safe_repr
-from jaxsmi.core.moments import SecondMoments, block_of, second_moments
+from jaxsmi.core.display import describe, safe_repr
+from jaxsmi.core.moments import SecondMoments, second_moments
 from jaxsmi.core.validate import check
 from jaxsmi.core.whitening import Whitening, whitening_of
-
-
-class LabelLaw(Protocol):
-    """The part of `AbstractModel` that a data set uses."""
-
-    @property
-    def indices(self) -> int:
-        """P, the number of indices."""
-        ...
-
-    @property
-    def design(self) -> Any:
-        """Shapes and sizes of its data (`jaxsmi.design.base.AbstractDesign`)."""
-
-    def link(self, fields: Array) -> Array:
-        """The noiseless label of one sample from its fields."""
-        ...
 
 
 class HasTeacher(Protocol):
@@ -53,7 +36,7 @@ class HasTeacher(Protocol):
         """The teacher's weights; None for a user's own data."""
 
     @property
-    def model(self) -> LabelLaw | None:
+    def model(self) -> Any:
         """The model that made the labels; None: taken to be the one that learns."""
 
     @property
@@ -70,24 +53,24 @@ class HasTeacher(Protocol):
         """E (M, K), what every token has of them."""
 
 
-def _finite_numbers(name: str, value: ArrayLike, allowed: str) -> Array:
-    """A non-empty array of finite real numbers in their own precision."""
-    check(validate.is_real(value), name, value, allowed)
+def _finite_numbers(
+    name: str, value: ArrayLike, allowed: str, shape: Sequence[int | None] | None = None
+) -> Array:
+    """Finite real numbers in their own precision."""
     own = np.dtype(getattr(value, "dtype", object))
     # without 64 bits JAX takes the nearest precision that it has
     dtype = None if own.kind == "O" else jax.dtypes.canonicalize_dtype(own)
-    return validate.array(name, value, allowed, dtype=dtype)
+    check(validate.is_real(value), name, value, allowed)
+    return validate.array(name, value, allowed, shape=shape, dtype=dtype)
 
 
 def _as_inputs(inputs: ArrayLike) -> Array:
     allowed = "real numbers (N, M, D): samples, tokens (one: x[:, None, :]), entries"
-    array = _finite_numbers("inputs", inputs, allowed)
-    check(array.ndim == 3, "inputs", inputs, allowed)
+    array = _finite_numbers("inputs", inputs, allowed, (None, None, None))
+    check(array.size > 0, "inputs", inputs, allowed)
     # estimates are rounded to the precision of the inputs: integers would lose them
     # (one-hot tokens arrive as integers)
-    if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
-        array = array.astype(theory_dtype())
-    return array
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(theory_dtype())
 
 
 class Regenerated(eqx.Module):
@@ -165,7 +148,7 @@ class Dataset(eqx.Module):
     inputs: Array | Regenerated
     labels: Float[Array, "N ..."]
     teacher: Float[Array, "P D"] | None = None
-    model: LabelLaw | None = None
+    model: Any = None  # an AbstractModel: models are above this package
     directions: Float[Array, "K D"] | None = None
     encoding: Float[Array, "M K"] | None = None
     whitening: Whitening | None = None
@@ -175,7 +158,7 @@ class Dataset(eqx.Module):
         inputs: ArrayLike | Regenerated,
         labels: ArrayLike,
         teacher: ArrayLike | None = None,
-        model: LabelLaw | None = None,
+        model: Any = None,
         directions: ArrayLike | None = None,
         encoding: ArrayLike | None = None,
         whitening: Whitening | None = None,
@@ -185,44 +168,34 @@ class Dataset(eqx.Module):
         N, M, D = self.inputs.shape
         allowed = f"an array with one row per sample: ({N}, ...)"
         self.labels = _finite_numbers("labels", labels, allowed)
-        aligned = self.labels.ndim >= 1 and self.labels.shape[0] == N
-        check(aligned, "labels", labels, allowed)
-        rows = f"an array of shape (indices P, {D})"
-        self.teacher = validate.optional(_finite_numbers, "teacher", teacher, rows)
-        fits = self.teacher is None or (self.teacher.ndim == 2 and self.teacher.shape[1] == D)
-        check(fits, "teacher", teacher, rows)
-        maker = "the model that made the labels"
-        made = validate.optional(validate.instance, "model", model, eqx.Module, maker)
-        self.model = made  # pyright: ignore[reportAttributeAccessIssue]
+        check(self.labels.shape[:1] == (N,), "labels", labels, allowed)
+        allowed = f"an array of shape (indices P, {D})"
+        self.teacher = validate.optional(
+            _finite_numbers, "teacher", teacher, allowed, shape=(None, D)
+        )
+        allowed = "the model that made the labels"
+        self.model = validate.optional(validate.instance, "model", model, eqx.Module, allowed)
+        allowed = "that of data.whiten()"
         self.whitening = validate.optional(
-            validate.instance, "whitening", whitening, Whitening, "that of data.whiten()"
+            validate.instance, "whitening", whitening, Whitening, allowed
+        )
+        allowed = f"U of shape (directions K, {D}), beside encoding="
+        self.directions = validate.optional(
+            validate.array, "directions", directions, allowed, shape=(None, D)
+        )
+        K = None if self.directions is None else len(self.directions)
+        allowed = f"E of shape ({M} tokens, {K or 'K'} directions)"
+        self.encoding = validate.optional(
+            validate.array, "encoding", encoding, allowed, shape=(M, K)
         )
         # one without the other has no meaning: the mean of the inputs is their product
-        self.directions, self.encoding = None, None
-        if directions is not None or encoding is not None:
-            allowed = f"U of shape (directions K, {D}), beside encoding="
-            if directions is None:  # name what is wrong before what is missing
-                validate.array("encoding", encoding, f"E of shape ({M} tokens, directions K)")
-            U = validate.array("directions", directions, allowed)
-            check(U.ndim == 2 and U.shape[1] == D, "directions", directions, allowed)
-            allowed = f"E of shape ({M} tokens, {len(U)} directions)"
-            self.encoding = validate.array("encoding", encoding, allowed, shape=(M, len(U)))
-            self.directions = U
+        both = (directions is None) == (encoding is None)
+        check(both, "directions", directions, "U and E: directions= and encoding=")
 
     def __repr__(self) -> str:
-        return safe_repr(self, self._summary)
+        return safe_repr(self, self._text)
 
-    def summary(self) -> str:
-        """Sizes of the data, statistics of the labels, and a quick test of the inputs
-        (`second_moments`), as text."""
-        facts = [_label_statistics(np.asarray(self.labels, float))]
-        # regenerated inputs have the law that they are drawn from: there is nothing to test
-        if not self.regenerated:
-            message = self.second_moments(quick=True).message
-            facts.append(message or "inputs look iid, of mean zero and variance one")
-        return self._summary(facts).text()
-
-    def _summary(self, more_facts: list[str] | None = None) -> Summary:
+    def _text(self) -> str:
         N, M, D = self.inputs.shape
         storage = "drawn again when they are read" if self.regenerated else "stored"
         facts = [
@@ -233,7 +206,7 @@ class Dataset(eqx.Module):
         if self.model is not None:
             facts.append(f"made by {self.model!r}")
         title = f"Dataset: N = {N} samples of M = {M} tokens, D = {D}, α = {self.alpha:.4g}"
-        return Summary(title, facts + (more_facts or []))
+        return describe(title, facts)
 
     @property
     def samples(self) -> int:
@@ -311,25 +284,14 @@ class Dataset(eqx.Module):
         validate.optional(validate.instance, "mesh", mesh, Mesh, "a jax.sharding.Mesh")
         if mesh is None:
             mesh = Mesh(np.asarray(jax.devices()), ("samples",))
-        spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         # a block is drawn from one key: it cannot lie on two devices
         parts = len(self.of_samples[0])
-        rest = parts % mesh.size
-        unit = "blocks" if self.regenerated else "samples"
-        remedy = (
-            "draw them for another number of samples"
-            if self.regenerated
-            else f"data.first({parts - rest}) drops the rest"
-        )
-        allowed = f"a number of devices that divides it ({remedy})"
-        check(rest == 0, "mesh", f"{mesh.size} devices for {parts} {unit}", allowed)
+        found = f"{mesh.size} devices for {parts} {'blocks' if self.regenerated else 'samples'}"
+        allowed = f"a number of devices that divides it, or data.first({parts - parts % mesh.size})"
+        check(parts % mesh.size == 0, "mesh", found, allowed)
+        spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         placed = [jax.device_put(x, spread) for x in self.of_samples]
-        inputs = self.inputs
-        if isinstance(inputs, Regenerated):
-            inputs = eqx.tree_at(lambda i: i.numbers, inputs, placed[0])
-        else:
-            inputs = placed[0]
-        return dataclasses.replace(self, inputs=inputs, labels=placed[1])
+        return eqx.tree_at(lambda data: data.of_samples, self, placed)
 
     def first(self, samples: int) -> Dataset:
         """The first N samples (all, where there are no more). Raises a ValueError for N < 1, or
@@ -366,23 +328,14 @@ class Dataset(eqx.Module):
         Source:
             [theory: inputs, section 3].
         """
-        inputs = self.stored_inputs
-        mean = None
+        mean = np.zeros(self.inputs.shape[1:])
+        # the directions are part of the model, and the rest of the inputs is tested
         if self.directions is not None and self.encoding is not None:
-            # the directions are part of the model, and the rest of the inputs is tested
             mean = np.asarray(self.encoding @ self.directions) / np.sqrt(self.dimension)
-        if not validate.flag("quick", quick):
-            x = np.asarray(inputs, np.float64)
-            return second_moments(x if mean is None else x - mean)
-        samples, tokens, features = block_of(inputs.shape)
-        local = all(device.platform == "cpu" for device in inputs.devices())
-        whole = np.asarray(inputs) if local else inputs  # without a copy, or a part of them
-        x = np.asarray(whole[np.ix_(samples, tokens, features)], np.float64)
-        x = x if mean is None else x - mean[np.ix_(tokens, features)]
-        return second_moments(x, self.dimension, eigenvalue=False)
+        return second_moments(self.stored_inputs, mean, validate.flag("quick", quick))
 
     def whiten(
-        self, covariance: ArrayLike | None = None, *, tokens: ArrayLike | str | None = None
+        self, covariance: ArrayLike | None = None, *, tokens: ArrayLike | None = None
     ) -> Dataset:
         r"""The same samples in coordinates in which their inputs have the identity for a
         covariance.
@@ -401,8 +354,7 @@ class Dataset(eqx.Module):
                 eigenvalues of relative variance c = D/(N' M). Default: estimated from these inputs,
                 which is good only for N M >> D: they then have Σ̂ = I exactly, which iid ones do
                 not, and overlaps are off by O(D/(N M)).
-            tokens: C (M, M) of the tokens; "estimated" from these inputs, with trace M and an
-                error 1/√(N D). Default: they are not correlated.
+            tokens: C (M, M) of the tokens. Default: they are not correlated.
 
         Returns:
             A `Dataset` with a `whitening`.
@@ -444,18 +396,5 @@ class Dataset(eqx.Module):
         check(self.whitening is not None, "data", "inputs as they came", "those of data.whiten(..)")
         assert self.whitening is not None
         allowed = f"weights of shape (P, {self.dimension})"
-        array = validate.array("weights", weights, allowed)
-        check(array.shape[-1:] == (self.dimension,), "weights", weights, allowed)
-        return self.whitening.back(array)
-
-
-_FEW_VALUES = 6  # labels of at most so many values are classes: their shares are shown
-
-
-def _label_statistics(labels: np.ndarray) -> str:
-    values = np.unique(labels)
-    if len(values) <= _FEW_VALUES:
-        shares = [f"{value:g} ({np.mean(labels == value):.0%})" for value in values]
-        return f"labels {', '.join(shares)}"
-    size = f"mean {labels.mean():.4g}, deviation {labels.std():.4g}"
-    return f"labels from {values[0]:.4g} to {values[-1]:.4g}, {size}"
+        rows = validate.array("weights", weights, allowed, shape=(None, self.dimension))
+        return self.whitening.back(rows)

@@ -163,7 +163,7 @@ def run_solver(
     if not concrete((solver, run, every_steps)):
         return _advance(solver, run, jnp.asarray(max_steps), every_steps)
     name = type(solver).__name__ if label is None else label
-    with Bar(max_steps * unit, name, label is not None, "compiling") as bar:
+    with Bar(max_steps * unit, name, label is not None) as bar:
         until = int(run.step)
         several_hosts = jax.process_count() > 1  # they must all call the same programs
         chunk = max_steps if several_hosts else _FIRST_CHUNK

@@ -8,8 +8,8 @@ Letters of the shapes: P indices, D dimension, T recorded steps, R replicas.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,7 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import codes, validate
 from jaxsmi.core.arrays import PyTree, concrete
 from jaxsmi.core.codes import Result
-from jaxsmi.core.display import Summary, format_estimate, number, safe_repr
+from jaxsmi.core.display import describe, format_estimate, number, safe_repr
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
 if TYPE_CHECKING:
@@ -27,16 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class HasIndexNames(Protocol):
-    """A model that names its indices."""
-
-    @property
-    def index_names(self) -> Sequence[str]:
-        """One name for each index."""
-        ...
-
-
-def index_names(model: HasIndexNames | None, indices: int) -> list[str]:
+def index_names(model: Any, indices: int) -> list[str]:
     """The model's names of its indices ("layer 1", or in layers of rank above one "layer 1, index
     2"), else "index 1" and so on.
 
@@ -111,7 +102,7 @@ class Solution(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return codes.message(self.result, self.kind)
+        return codes.message(self.result)
 
     @property
     def trajectory(self) -> dict[str, PyTree]:
@@ -135,36 +126,28 @@ class Solution(eqx.Module):
         return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
 
     def __repr__(self) -> str:
-        return safe_repr(self, self._summary)
+        return safe_repr(self, self._text)
 
-    def _summary(self) -> Summary:
+    def _text(self) -> str:
         title = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
-        known = concrete((self.result, self.steps))
-        if known:
+        remark = ""
+        if concrete((self.result, self.steps)):
             title += f": {codes.counts(self.result)} after {number(self.steps)} steps"
+            remark = self.message
         facts = [", ".join(f"{name} {text}" for name, text in self._numbers().items())]
-        remark = self.message if known else ""
         # a table has one row an index, and a batch one table a run
         if np.ndim(self.overlap) != 2:
             facts.append(f"overlap {number(self.overlap)}, a batch")
-            return Summary(title, facts, remark=remark)
-        return Summary(title, facts, *self._rows(), remark)
+            return describe(title, facts, remark=remark)
+        P = np.shape(self.overlap)[0]
+        overlaps = [format_estimate(self.overlap[p, p], self.stderr[p, p]) for p in range(P)]
+        columns = [["", *index_names(self.model, P)], ["overlap", *overlaps]]
+        if "cosine" in self.history and concrete(self.history["cosine"]):
+            columns.append(["cosine", *map(number, self.cosine)])
+        return describe(title, facts, list(zip(*columns, strict=True)), remark)
 
     def _numbers(self) -> dict[str, str]:
         return {"error": number(self.error)}
-
-    def _rows(self) -> tuple[list[str], list[list[str]]]:
-        names = index_names(self.model, np.shape(self.overlap)[0])
-        rows = [
-            [name, format_estimate(self.overlap[p, p], self.stderr[p, p])]
-            for p, name in enumerate(names)
-        ]
-        header = ["", "overlap"]
-        if "cosine" in self.history and concrete(self.history["cosine"]):
-            header.append("cosine")
-            for row, cosine in zip(rows, self.cosine, strict=True):
-                row.append(number(cosine))
-        return header, rows
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the overlap or cosine of each index against the iteration.
@@ -230,19 +213,12 @@ class LearnerSolution(Solution):
     stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
 
     def _numbers(self) -> dict[str, str]:
-        values = {
-            "error": self.error,
-            "train loss": self.train_loss,
-            "test loss": self.test_loss,
-            "energy": self.energy,
-            "stability": self.stability,
-        }
-        none = np.float64(0.0)  # no error bar is shown
-        errors = {name: self.stderrs.get(name.replace(" ", "_"), none) for name in values}
+        names = ("error", "train_loss", "test_loss", "energy", "stability")
+        zero = np.float64(0.0)  # of a number without an error bar
         return {
-            name: format_estimate(value, errors[name])
-            for name, value in values.items()
-            if value is not None
+            name.replace("_", " "): format_estimate(value, self.stderrs.get(name, zero))
+            for name in names
+            if (value := getattr(self, name)) is not None
         }
 
 
@@ -272,23 +248,22 @@ class Threshold(eqx.Module):
         return Result(int(self.result)).remedy
 
     def __repr__(self) -> str:
-        return safe_repr(self, self._summary)
+        return safe_repr(self, self._text)
 
-    def _summary(self) -> Summary:
+    def _text(self) -> str:
         title = f"Threshold α = {format_estimate(self.alpha, self.stderr)}"
         if np.ndim(self.alpha) or not concrete((self.alpha, self.result)):
-            return Summary(title)
+            return title
         rows = [
             [f"index {p + 1}", number(self.subspace[p, p], 3), number(self.overlap[p, p], 3)]
             for p in range(len(self.overlap))
         ]
-        header = ["", "learned there", "overlap below"]
-        title += f": {Result(int(self.result)).name}"
         remark = self.message if int(self.result) else ""
         # zero is no failure, but readers take it for one
         if float(self.alpha) == 0.0:
             remark = f"Something is learned at any α > 0. {remark}".rstrip()
-        return Summary(title, header=header, rows=rows, remark=remark)
+        title += f": {Result(int(self.result)).name}"
+        return describe(title, (), [["", "learned there", "overlap below"], *rows], remark)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""

@@ -106,15 +106,17 @@ def array(
     value: Any,
     allowed: str,
     *,
-    shape: tuple[int, ...] | None = None,
+    shape: Sequence[int | None] | None = None,
     interval: Interval = FINITE,
     dtype: DTypeLike | None = None,
     empty: bool = False,
 ) -> Array:
     """Real numbers of an interval, in the theory's precision or another; entries that are traced
-    and lie outside become NaN."""
+    and lie outside become NaN. `shape`: with None for an axis of any length."""
     x = _real_array(name, value, allowed, theory_dtype() if dtype is None else dtype)
-    check(shape is None or x.shape == shape, name, value, allowed)
+    fits = shape is None or len(shape) == x.ndim
+    fits = fits and all(n in (None, m) for n, m in zip(shape or (), x.shape, strict=False))
+    check(fits, name, value, allowed)
     check(empty or shape is not None or x.size > 0, name, value, allowed)
     allowed = allowed if "finite" in allowed else f"{allowed}, finite numbers"
     return _within(x, name, value, interval, allowed)

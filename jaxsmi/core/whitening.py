@@ -64,25 +64,12 @@ def covariance_of(inputs: Array) -> Array:
     return rows.T @ rows / rows.shape[0]
 
 
-def token_covariance_of(inputs: Array) -> Array:
-    """C (M, M) of inputs (N, M, D), up to its size: of trace M."""
-    wide = inputs.astype(theory_dtype())
-    C = jnp.einsum("nmd,nkd->mk", wide, wide)
-    return C * inputs.shape[1] / jnp.trace(C)
-
-
 def whitening_of(
-    inputs: Array, covariance: ArrayLike | None, tokens: ArrayLike | str | None
+    inputs: Array, covariance: ArrayLike | None, tokens: ArrayLike | None
 ) -> Whitening:
-    """Validate the arguments of `Dataset.whiten`; estimate the covariances that are None."""
+    """Validate the arguments of `Dataset.whiten`; estimate a covariance that is None."""
     N, M, D = inputs.shape
-    C = None
-    if isinstance(tokens, str):
-        allowed = f"'estimated', a covariance ({M}, {M}), or None"
-        check(tokens == "estimated", "tokens", tokens, allowed)
-        C = token_covariance_of(inputs)
-    elif tokens is not None:
-        C = _definite("tokens", tokens, M)
+    C = None if tokens is None else _definite("tokens", tokens, M)
     if covariance is None:
         allowed = f"data of more than D = {D} tokens in all, or a covariance of other inputs"
         check(N * M > D, "covariance", f"None for {N * M} tokens", allowed)
@@ -93,11 +80,11 @@ def whitening_of(
         covariance = covariance_of(independent)
     elif np.ndim(covariance) == 3:  # also of what is no array: the next line names it
         allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
-        others = validate.array("covariance", covariance, allowed)
-        fits = others.shape[2] == D and others.shape[0] * others.shape[1] > D
-        check(fits, "covariance", covariance, allowed)
+        others = validate.array("covariance", covariance, allowed, shape=(None, None, D))
+        share = D * D / others.size
+        check(share < 1.0, "covariance", covariance, allowed)
         # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
-        covariance = covariance_of(others) / (1.0 - D / (others.shape[0] * others.shape[1]))
+        covariance = covariance_of(others) / (1.0 - share)
     Sigma = _definite("covariance", covariance, D)
     variances, basis = jnp.linalg.eigh(Sigma)
     return Whitening(variances, basis, C)

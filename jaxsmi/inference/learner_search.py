@@ -122,7 +122,7 @@ def search_learner(
         number = getattr(solution, name)
         return jnp.log(number), (number, solution)
 
-    with Bar(iteration.max_steps or _MAX_STEPS, "learner search", None, "compiling") as bar:
+    with Bar(iteration.max_steps or _MAX_STEPS, "learner search", None) as bar:
         best, end = minimise(
             logarithm,
             first,

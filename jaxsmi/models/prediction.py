@@ -10,7 +10,7 @@ Equations here [theory: multi-index, Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.data import HasTeacher, LabelLaw
+from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.results import Estimate
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel
@@ -49,7 +49,7 @@ class Truth(NamedTuple):
 
     cross: Array
     gram: Array
-    model: LabelLaw | None = None
+    model: Any = None
     means: tuple[Array, Array] | None = None
 
 

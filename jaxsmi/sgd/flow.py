@@ -99,7 +99,7 @@ class Flow(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return codes.message(self.result, "flow")
+        return codes.message(self.result)
 
 
 def velocity(

@@ -88,7 +88,7 @@ class Simulation(eqx.Module):
     @property
     def message(self) -> str:
         """The outcome of the runs, and the remedies (outside jit and vmap)."""
-        return codes.message(self.result, "online")
+        return codes.message(self.result)
 
 
 def simulate(

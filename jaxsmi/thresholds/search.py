@@ -126,7 +126,7 @@ def search_threshold(
         height = jnp.log(alpha)
         return height if aim is None else 0.5 * (height - jnp.log(aim)) ** 2, (alpha, stairs)
 
-    with Bar(iteration.max_steps or 30, "threshold search", None, "compiling") as bar:
+    with Bar(iteration.max_steps or 30, "threshold search", None) as bar:
         best, end = minimise(
             objective,
             first,

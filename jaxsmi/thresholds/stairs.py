@@ -122,7 +122,7 @@ def staircase(
     learned = _directions_of(first.subspace)
     P = model.indices
     title = "staircase: directions learned"
-    with Bar(P, title, progress, "compiling") as bar:
+    with Bar(P, title, progress) as bar:
         while np.isfinite(lowest) and learned.shape[1] < P and len(stairs) < (steps or P + 1):
             bar.update(learned.shape[1] - bar.count, {"α": f"{lowest:.4g}"})
             # apart from the keys of weak recovery (key) and of the roots (100 + k)

@@ -20,7 +20,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen
 from jaxsmi.core.codes import Result
-from jaxsmi.core.display import Summary, format_estimate, safe_repr
+from jaxsmi.core.display import describe, format_estimate, safe_repr
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
@@ -70,9 +70,9 @@ class FirstOrder(eqx.Module):
     informed: Array
 
     def __repr__(self) -> str:
-        return safe_repr(self, self._summary)
+        return safe_repr(self, self._text)
 
-    def _summary(self) -> Summary:
+    def _text(self) -> str:
         thresholds = {
             "spinodal": self.spinodal,
             "information-theoretic": self.information_theoretic,
@@ -84,7 +84,7 @@ class FirstOrder(eqx.Module):
             if threshold is not None
         ]
         grid = f"α on a grid of {len(self.alpha)} points"
-        return Summary(f"Transition: {self.kind}", [grid], ["", "α"], rows)
+        return describe(f"Transition: {self.kind}", [grid], [["", "α"], *rows])
 
 
 def first_order(
@@ -155,7 +155,7 @@ def first_order(
     check_model(model)
     size = power_of_two(max(points // NETS, 2))
     follow = _Follower(frozen(model), size, max_steps)
-    with Bar(len(grid), "first-order transition: branches", progress, "compiling") as bar:
+    with Bar(len(grid), "first-order transition: branches", progress) as bar:
         # one key, with the points of all nets
         both = _on_grid(follow._replace(points=size * nets), grid, key, bar)
     prior = model.prior
@@ -170,7 +170,7 @@ def first_order(
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(nets))
         # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
         diverges = prior.traits.continuous and bool(perfect.all())
-        with Bar(3 * HALVINGS, "first-order transition: ends", progress, "compiling") as bar:
+        with Bar(3 * HALVINGS, "first-order transition: ends", progress) as bar:
             thresholds = _thresholds(follow, grid, both, keys, diverges, bar)
         kind = "first order"
     curves = jnp.asarray(grid), S - both.uninformed, S - both.informed

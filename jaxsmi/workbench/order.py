@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.display import Summary, number, safe_repr
+from jaxsmi.core.display import describe, number, safe_repr
 from jaxsmi.core.options import Iteration
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
@@ -47,9 +47,9 @@ class LearningOrder(eqx.Module):
     alpha: dict[str, float]
 
     def __repr__(self) -> str:
-        return safe_repr(self, self._summary)
+        return safe_repr(self, self._text)
 
-    def _summary(self) -> Summary:
+    def _text(self) -> str:
         rows = []
         for method, solution in self.solutions.items():
             times = self.median(method)
@@ -57,10 +57,9 @@ class LearningOrder(eqx.Module):
             order = ", then ".join(str(p + 1) for p in self.order(method)) or "none"
             rows.append([method, number(self.alpha[method]), *own, order, str(len(solution.steps))])
         indices = [f"index {p + 1}" for p in range(len(rows[0]) - 4)]
-        return Summary(
+        return describe(
             f"LearningOrder: steps until half of the runs reach a cosine of {self.level:g}",
-            header=["method", "α", *indices, "order", "runs"],
-            rows=rows,
+            rows=[["method", "α", *indices, "order", "runs"], *rows],
             remark="jaxsmi.workbench.plotting.learning_order draws it.",
         )
 
