@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxsmi.core.codes import Result
+from jaxsmi.core.display import table
 from jaxsmi.core.results import Solution, Threshold, index_names
 from jaxsmi.workbench import plotting, storage
 
@@ -94,14 +95,6 @@ def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:
     return Report(data, text, groups)  # pyright: ignore[reportArgumentType]
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, aligned to the right."""
-    cells = [header, *rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(word.rjust(w) for word, w in zip(row, widths, strict=True)) for row in cells]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def _curve(curve: Sequence[Solution]) -> str:
     names = index_names(curve[0].model, len(curve[0].overlap))
     rows = []
@@ -115,7 +108,8 @@ def _curve(curve: Sequence[Solution]) -> str:
     # each sentence once, however many points end with it
     messages = dict.fromkeys(f"{Result(int(x.result)).name}: {x.message}" for x in curve)
     said = [textwrap.fill(message, 100, subsequent_indent="  ") for message in messages]
-    return "\n".join([table(["alpha", *names, "error", "steps", "result"], rows), "", *said])
+    header = ["alpha", *names, "error", "steps", "result"]
+    return "\n".join([*table([header, *rows]), "", *said])
 
 
 def _lines(arrays: Mapping[str, np.ndarray]) -> str:

@@ -14,9 +14,10 @@ from jaxtyping import PRNGKeyArray
 
 import jaxsmi as smi
 from jaxsmi.cli.flags import make_model, with_records
-from jaxsmi.cli.report import Report, keep, plain, report, table
+from jaxsmi.cli.report import Report, keep, plain, report
 from jaxsmi.core import validate
 from jaxsmi.core.codes import Result
+from jaxsmi.core.display import table
 from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
@@ -190,7 +191,7 @@ def _of_sweep(results: xarray.Dataset, rows: int) -> Report:
     ended = {Result(int(code)).name: int(n) for code, n in zip(codes, counts, strict=True)}
     messages = list(dict.fromkeys(word for word in np.ravel(results.message.values) if word))
     text = [f"{rows} rows, {', '.join(f'{name} {n}' for name, n in results.sizes.items())}."]
-    text += [table(["result", "points"], [[name, str(n)] for name, n in ended.items()])]
+    text += table([["result", "points"], *([name, str(n)] for name, n in ended.items())])
     data = {"points": int(results.result.size), "results": ended, "messages": messages}
     failed = int(np.sum(results.message.values != ""))
     problem = f"{failed} points failed: {messages[0]}" if failed else ""

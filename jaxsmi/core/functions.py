@@ -133,7 +133,8 @@ class _Pickler(cloudpickle.Pickler):
         """The place of an array, or of a module that may hold some."""
         if not isinstance(obj, (jax.Array, eqx.Module)):
             return None
-        self.arrays.append(as_module(obj) if isinstance(obj, eqx.Module) else obj)
+        module: Any = obj if isinstance(obj, eqx.Module) else None
+        self.arrays.append(obj if module is None else as_module(module))
         return len(self.arrays) - 1
 
     def reducer_override(self, obj: Any) -> Any:

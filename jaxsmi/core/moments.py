@@ -6,7 +6,7 @@ and variance when the entries are iid of any symmetric law, and the tail of a ch
     T ~ a χ²_h,   a = Var T/(2 E T),   h = 2 (E T)²/Var T,   z = (T - E T)/√Var T
 
 Moments of T are those of random signs of the entries themselves, or of random groups of their
-squares, so that they hold for heavy tails and for ±1. NumPy, not JAX: nothing is compiled.
+squares, so that they hold for heavy tails and for ±1.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -82,7 +84,10 @@ def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> 
     D = np.shape(inputs)[2]
     if quick:
         block = block_of(np.shape(inputs))
-        inputs, mean = inputs[np.ix_(*block)], mean[np.ix_(*block[1:])]  # pyright: ignore
+        # inside jit the inputs may be known all the same, and a block of them then is, too
+        with jax.ensure_compile_time_eval():
+            inputs = jnp.asarray(inputs)[np.ix_(*block)]
+        mean = mean[np.ix_(*block[1:])]
     x = np.asarray(inputs, np.float64) - mean
     N, M, _ = x.shape
     means = _means(x)

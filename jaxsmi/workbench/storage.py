@@ -1,9 +1,8 @@
-"""Solutions and data sets as labelled arrays, in netCDF files with provenance.
+"""Solutions as labelled arrays, in netCDF files with provenance.
 
-A Dataset of xarray holds named dimensions (`index`, `index_`, `step`, `dimension`, `sample`,
-`token`), one variable for each field of a `Solution` (the history under the prefix `history_`), and
-the provenance as attributes: versions, time, device, the model with all its numbers, and whatever
-the caller adds.
+A Dataset of xarray holds named dimensions (`index`, `index_`, `step`, `dimension`), one variable
+for each field of a `Solution` (the history under the prefix `history_`), and the provenance as
+attributes: versions, time, device, the model with all its numbers, and whatever the caller adds.
 
 xarray is imported only when a function here is called; it comes with `pip install 'jaxsmi[data]'`.
 """
@@ -26,14 +25,13 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core import validate
 from jaxsmi.core.codes import Result
-from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution, index_names
 from jaxsmi.workbench.provenance import key_data, provenance
 
 if TYPE_CHECKING:
     import xarray
 
-    Part = Solution | Iterable[Solution] | Dataset | xarray.Dataset
+    Part = Solution | Iterable[Solution] | xarray.Dataset
     Storable = Part | Mapping[str, Part]
 
 SCALARS = ("error", "steps", "residual", "spectral_radius", "result")  # fields of one number
@@ -155,7 +153,7 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
     """Write a netCDF file, complete or not at all.
 
     Args:
-        item: A Solution, several (stacked along alpha), a jaxsmi Dataset, an xarray.Dataset, or a
+        item: A Solution, several (stacked along alpha), an xarray.Dataset, or a
             dict of these, whose names become the groups of the file.
         path: Of the file.
         **attributes: Added to the attributes.
@@ -164,8 +162,7 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
         ImportError: Without xarray, h5netcdf and h5py.
 
     Example:
-        >>> import jax.numpy as jnp, jaxsmi as smi
-        >>> save(smi.Dataset(jnp.ones((6, 1, 3)), jnp.ones((6,))), "out/data.nc")  # doctest: +SKIP
+        >>> save({"run": run, "theory": theory}, "out/learned.nc")  # doctest: +SKIP
     """
     xarray = import_xarray()
     groups: dict[str | None, xarray.Dataset] = {}
@@ -190,7 +187,7 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
             them). Default None.
 
     Returns:
-        An xarray.Dataset; `jaxsmi.Dataset` takes its inputs and labels.
+        An xarray.Dataset.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -233,26 +230,9 @@ def discard(folder: pathlib.Path) -> None:
 def _dataset(item: Any, **attributes: object) -> xarray.Dataset:
     if isinstance(item, Solution):
         return to_xarray(item, **attributes)
-    if isinstance(item, Dataset):
-        return _data_to_xarray(item, **attributes)
     if isinstance(item, import_xarray().Dataset):
         return item.assign_attrs(_described(**attributes)) if attributes else item
     return stack(item, **attributes)
-
-
-def _data_to_xarray(data: Dataset, **attributes: object) -> xarray.Dataset:
-    labels = np.asarray(data.labels)
-    variables: dict[str, Any] = {
-        "inputs": (("sample", "token", "dimension"), np.asarray(data.stored().inputs)),
-        "labels": (("sample", *(f"label_{axis}" for axis in range(1, labels.ndim))), labels),
-    }
-    if data.teacher is not None:
-        variables["teacher"] = (("index", "dimension"), np.asarray(data.teacher))
-    if data.directions is not None:
-        variables["directions"] = (("direction", "dimension"), np.asarray(data.directions))
-        variables["encoding"] = (("token", "direction"), np.asarray(data.encoding))
-    described = _described(kind="dataset", **attributes)
-    return import_xarray().Dataset(variables, {"alpha": ((), data.alpha)}, described)
 
 
 def _described(solution: Solution | None = None, /, **attributes: object) -> dict[str, Any]:

@@ -281,7 +281,7 @@ def test_the_file_says_how_it_was_made(tmp_path):
     attributes = storage.load(tmp_path / "a.nc").attrs
     assert attributes["jax"] == jax.__version__
     assert attributes["kind"] == "state_evolution"
-    assert attributes["message"] == "Converged."
+    assert attributes["message"] == smi.Result.SUCCESS.remedy
     assert attributes["note"] == "a note"
     assert json.loads(attributes["switch"]) is True
     assert json.loads(attributes["sizes"]) == [1, 2]
@@ -304,17 +304,6 @@ def test_a_curve_is_in_ascending_alpha_and_gives_its_solutions_back(tmp_path):
     np.testing.assert_array_equal(last, solutions[0].trajectory["overlap"])
     with pytest.raises(ValueError, match="group: got 'two'; allowed: one of curve, one"):
         storage.load(tmp_path / "a.nc", "two")
-
-
-def test_a_data_set_is_in_its_file(tmp_path):
-    """The alpha of a matrix is n/(dL), not n/d."""
-    data = smi.Bilinear(2.0, 0.5).sample(jax.random.key(0), dimension=4, alpha=1.5)
-    storage.save(data, tmp_path / "data.nc")
-    loaded = storage.load(tmp_path / "data.nc")
-    np.testing.assert_array_equal(loaded["inputs"], data.inputs)
-    np.testing.assert_array_equal(loaded["labels"], data.labels)
-    assert loaded["inputs"].dims == ("sample", "token", "dimension")
-    assert float(loaded["alpha"]) == data.samples / (4 * 8) == 1.5
 
 
 def test_a_batch_is_refused():
