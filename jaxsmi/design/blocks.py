@@ -174,7 +174,7 @@ class Blocks(NamedTuple):
     """Inputs as blocks of samples.
 
     Attributes:
-        count: How many whole blocks.
+        count: Number of whole blocks.
         each: Samples in each of them.
         rest: Samples left over, which come after them.
         read: `read(k, n)`, the first n samples of block k.
@@ -186,36 +186,28 @@ class Blocks(NamedTuple):
     read: Callable[[Array | int, int], Array]
 
 
-def blocks_of(inputs: Inputs, size: int | None, as_stored: bool = False) -> Blocks:
-    """The inputs in blocks of `size` samples.
+def blocks_of(inputs: Inputs, size: int | None) -> Blocks:
+    """The inputs in blocks of `size` samples, in the precision of products.
 
-    Without a size they come all at once, but bfloat16 inputs in float32 blocks of 2^23 numbers;
-    `as_stored` those come all at once, too, and in bfloat16.
+    Without a size they come all at once, but bfloat16 inputs in float32 blocks of 2^23 numbers.
     """
     if isinstance(inputs, Regenerated):
         block = lambda k, count: widened(inputs.block(k))
         return Blocks(len(inputs.numbers), inputs.each, 0, block)
     N = inputs.shape[0]
-    if as_stored:
-        return Blocks(1, N, 0, lambda k, count: inputs)
-    if size is None and inputs.dtype == jnp.bfloat16:
-        size = max(BLOCK // math.prod(inputs.shape[1:]), 1)
-    each = N if size is None else min(size, N)
-    if each == N:
+    if size is None:
+        narrow = inputs.dtype == jnp.bfloat16
+        size = max(BLOCK // math.prod(inputs.shape[1:]), 1) if narrow else N
+    if size >= N:
         return Blocks(1, N, 0, lambda k, count: widened(inputs))
     bits = as_bits(inputs)
-    read = lambda k, count: widened(lax.dynamic_slice_in_dim(bits, k * each, count))
-    return Blocks(N // each, each, N % each, read)
+    read = lambda k, count: widened(lax.dynamic_slice_in_dim(bits, k * size, count))
+    return Blocks(N // size, size, N % size, read)
 
 
-def mapped(
-    function: Callable[[Array], Array],
-    inputs: Inputs,
-    size: int | None = None,
-    as_stored: bool = False,
-) -> Array:
+def mapped(function: Callable[[Array], Array], inputs: Inputs, size: int | None = None) -> Array:
     """`function(block)` of all blocks of samples, stacked: (N, ...)."""
-    count, each, rest, read = blocks_of(inputs, size, as_stored)
+    count, each, rest, read = blocks_of(inputs, size)
     if count == 1 and not rest:
         return function(read(0, each))
     # a loop, not vmap: one block at a time is in memory
@@ -225,22 +217,16 @@ def mapped(
 
 
 def summed(
-    function: Callable[[Array, Array], Array],
-    inputs: Inputs,
-    g: Array,
-    size: int | None = None,
-    as_stored: bool = False,
+    function: Callable[[Array, Array], Array], inputs: Inputs, g: Array, size: int | None = None
 ) -> Array:
     """Σ of `function(block, g of the block)` over the blocks of samples, in float64."""
-    count, each, rest, read = blocks_of(inputs, size, as_stored)
+    count, each, rest, read = blocks_of(inputs, size)
 
     def part(k: Array | int, n: int) -> Array:
         weights = lax.dynamic_slice_in_dim(g, k * each, n)
         return function(read(k, n), weights).astype(theory_dtype())
 
-    if count == 1 and not rest:
-        return part(0, each)
-    # from the first part on, which tells the shape; a rest of samples is a program of its own, as
-    # padding would copy the inputs
-    total = lax.fori_loop(1, count, lambda k, total: total + part(k, each), part(0, each))
-    return total + part(count, rest) if rest else total
+    # a rest of samples is a program of its own, as padding would copy the inputs
+    last = part(count, rest) if rest else part(0, each)
+    first = 0 if rest else 1
+    return lax.fori_loop(first, count, lambda k, total: total + part(k, each), last)

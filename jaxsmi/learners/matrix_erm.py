@@ -219,7 +219,7 @@ class MatrixErm(AbstractLearner):
 
 def believed(model: MatrixModel) -> MatrixModel:
     """The same with label noise of variance one: what a loss ½ ‖ŷ - y‖² believes in."""
-    return eqx.tree_at(lambda m: m.noise, model, jnp.ones_like(model.noise))
+    return eqx.tree_at(lambda m: m.readout.noise, model, replace_fn=jnp.ones_like)
 
 
 def residual(model: MatrixModel, signal: Array, data: Dataset) -> Array:

@@ -33,17 +33,15 @@ from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxS
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan_unless, theory_dtype
-from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.symmetric import SymmetricDesign
 from jaxsmi.models.factors import SymmetricFactors
-from jaxsmi.models.matrix import MatrixMetric, MatrixModel
+from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.models.matrix_outputs import Labels, output_model
-from jaxsmi.models.score_error import hardmax_error, sampled_error, softmax_error
+from jaxsmi.models.score_error import hardmax_error, softmax_error
 from jaxsmi.models.symmetry import AbstractSymmetry
-from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.spectral import SpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
@@ -92,8 +90,8 @@ class AttentionIndexed(MatrixModel):
     beta: Array
     noise: Array
     skip: Array
+    readout: AbstractChannel
     tokens: int = eqx.field(static=True)
-    output_channel: AbstractChannel | None
     output: str = eqx.field(static=True)
     layers: int = eqx.field(static=True)
     symmetry: ClassVar[tuple[AbstractSymmetry, ...]] = ()  # S is positive: its sign is known
@@ -128,7 +126,6 @@ class AttentionIndexed(MatrixModel):
         labels = Labels(noise, log_likelihood, sampler, outcomes)
         model = output_model(output, labels, OUTPUTS, self.tokens, tolerance)
         self.output = str(output) if model is None else model.name
-        self.output_channel = None if model is None else model.channel
         validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
         self.beta = validate.number("beta", beta, _BETA)
         self.noise = validate.number("noise", noise, VARIANCE)
@@ -138,6 +135,10 @@ class AttentionIndexed(MatrixModel):
             self.noise = nan_unless(self.noise, self.noise == 0.0)
         self.skip = validate.number("skip", skip, NON_NEGATIVE)
         self.prior = WishartPrior(rank_ratio)
+        if model is None:
+            self.readout = _scores(self.output, self.tokens, self.beta, self.noise)
+        else:
+            self.readout = PullbackChannel(model.channel, frame(self.tokens))
 
     @property
     def design(self) -> SymmetricDesign:
@@ -146,7 +147,7 @@ class AttentionIndexed(MatrixModel):
         # attention-indexed, Eq. (42)]; dampings are empirical: undamped, noiseless labels diverge
         # at d = 100, and hardmax at d = 40
         passing = MessagePassing(("state", "outer"), (0.4, 0.7, 0.85), False)
-        if self.output_channel is not None or self.output == "hardmax":
+        if not self.readout.explicit or self.output == "hardmax":
             passing = MessagePassing(("outer", "state"), (0.3, 0.6, 0.8), False)
         return SymmetricDesign(passing, self.tokens, self.layers)
 
@@ -154,11 +155,6 @@ class AttentionIndexed(MatrixModel):
     def student(self) -> SymmetricFactors:
         """Factors (L r, d)."""
         return SymmetricFactors(self)
-
-    @property
-    def metric(self) -> AttentionMetric:
-        """Tr Ŝ_l Ŝ_k/d, and errors of scores."""
-        return AttentionMetric(self, self.symmetry)
 
     @property
     def indices(self) -> int:
@@ -185,22 +181,6 @@ class AttentionIndexed(MatrixModel):
         )
 
     @property
-    def readout(self) -> AbstractChannel:
-        """The channel of the last layer's scores, of which labels are a function."""
-        if self.output_channel is not None:
-            return PullbackChannel(self.output_channel, frame(self.tokens))
-        return self.scores
-
-    @property
-    def scores(self) -> AbstractScores:
-        """The channel of an output that has a name."""
-        if self.output == "linear":
-            return LinearScores(tokens=self.tokens, noise=self.noise)
-        if self.output == "softmax":
-            return SoftmaxScores(tokens=self.tokens, beta=self.beta)
-        return HardmaxScores(tokens=self.tokens)
-
-    @property
     def decay(self) -> Array:
         """c(ρ) of hardmax with two tokens, V ~ c(ρ)/α² for large α."""
         two = self.output == "hardmax" and self.tokens == 2
@@ -215,46 +195,23 @@ class AttentionIndexed(MatrixModel):
         h = fields.reshape(self.layers, self.tokens, self.tokens)
         return self.readout.link(layered_scores(h, self.skip, self.readout.link))
 
-
-class AttentionMetric(MatrixMetric):
-    """Tr Ŝ_l S*_k/d, ‖Ŝ - S*‖²/d and prediction errors."""
-
-    model: AttentionIndexed
-
-    @property
-    def ansatz(self) -> str | None:
-        """Of several layers, the diagonal one."""
-        # of one matrix the overlap is a number, and nothing is left out
-        if self.model.layers == 1:
+    def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
+        """Of one layer: linear scores, and two tokens."""
+        if self.layers > 1 or not self.readout.explicit:
             return None
-        return (
-            "state evolution of several layers is under the diagonal ansatz: overlaps between "
-            "different layers are those of their means [theory: attention-indexed, section 7]."
-        )
-
-    def teacher_of(self, data: HasTeacher) -> Array | None:
-        """None of other layers: its factors would be taken for those of one matrix."""
-        L = self.model.layers
-        same = data.model is None or data.model.indices == L
-        fits = data.teacher is not None and data.teacher.shape[0] % L == 0
-        return data.teacher if same and fits else None
-
-    def prediction_error(
-        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
-    ) -> Estimate:
-        """E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise: ŷ = E[y|ω] (`bayes`) or y(ω)."""
-        model = self.model
-        q = Q[0, 0]
-        T = model.tokens
-        V = model.prior.norm - q
-        name = model.output if model.output_channel is None and model.layers == 1 else None
-        if name == "linear":
+        T = self.tokens
+        V = self.prior.norm - q
+        if self.output == "linear":
             return Estimate(T * (T + 1) * V, jnp.zeros((), theory_dtype()))
-        if name == "hardmax" and T == 2:
-            return hardmax_error(q, model.prior.norm, bayes)
-        if name == "softmax" and T == 2:
-            return softmax_error(q, V, model.beta, bayes)
-        key = validate.key("key", key)
-        rest = model.prior.second_moment(model.layers) - Q
-        estimate = sampled_error(model.link, T, Q, rest, bayes=bayes, key=key, points=points)
-        return not_differentiable(estimate, (model, Q), unless=model.readout.pathwise)
+        if T > 2:
+            return None
+        if self.output == "hardmax":
+            return hardmax_error(q, self.prior.norm, bayes)
+        return softmax_error(q, V, self.beta, bayes)
+
+
+def _scores(output: str, tokens: int, beta: Array, noise: Array) -> AbstractScores:
+    """The channel of an output that has a name."""
+    if output == "linear":
+        return LinearScores(tokens, noise=noise)
+    return HardmaxScores(tokens) if output == "hardmax" else SoftmaxScores(tokens, beta=beta)

@@ -25,6 +25,7 @@ channels of index models with P = M = 1 (matrix_outputs.py); signs of S are lost
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -41,12 +42,10 @@ from jaxsmi.core.validate import VARIANCE, check
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.rectangular import RectangularDesign
 from jaxsmi.models.factors import ProductFactors
-from jaxsmi.models.matrix import MatrixMetric, MatrixModel
+from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.models.matrix_outputs import Labels, output_model
 from jaxsmi.models.multi_index import MultiIndex
-from jaxsmi.models.score_error import sampled_error
 from jaxsmi.models.symmetry import AbstractSymmetry
-from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import SpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
@@ -89,10 +88,11 @@ class Bilinear(MatrixModel):
 
     prior: SpectralPrior
     noise: Array
-    output_channel: AbstractChannel | None
+    readout: AbstractChannel
     symmetric: bool = eqx.field(static=True)
     output: str = eqx.field(static=True)
     symmetry: tuple[AbstractSymmetry, ...]
+    tokens: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -112,9 +112,15 @@ class Bilinear(MatrixModel):
             output = "linear"
         model = output_model(output, Labels(noise, log_likelihood, sampler, outcomes), OUTPUTS)
         self.output = str(output) if model is None or isinstance(output, str) else model.name
-        self.output_channel = None if model is None else model.channel
         # a symmetric S is positive: its sign is known
         self.symmetry = () if model is None or self.symmetric else model.symmetry
+        if model is not None:
+            channel = model.channel
+            self.readout = PullbackChannel(channel, frame(1)) if self.symmetric else channel
+        elif self.symmetric:
+            self.readout = LinearScores(1, noise=self.noise)
+        else:
+            self.readout = LinearField(noise=self.noise)
         if self.symmetric:
             square = jnp.asarray(aspect_ratio) == 1.0
             check(square, "aspect_ratio", aspect_ratio, "1 for a symmetric matrix")
@@ -128,7 +134,7 @@ class Bilinear(MatrixModel):
         """Inputs (n, L, d), teachers S (L, d), α = n/(dL)."""
         # with damping and without noise "outer" lets V collapse, and undamped "state" can explode;
         # undamped runs without noise diverge
-        precisions = ("state", "outer") if self.output_channel is None else ("outer", "state")
+        precisions = ("state", "outer") if self.readout.explicit else ("outer", "state")
         return RectangularDesign(MessagePassing(precisions, (0.5, 0.7, 0.85), False), self.prior)
 
     @property
@@ -137,42 +143,22 @@ class Bilinear(MatrixModel):
         return ProductFactors(self)
 
     @property
-    def metric(self) -> BilinearMetric:
-        """⟨Ŝ, S*⟩/(dL), and errors of a field."""
-        return BilinearMetric(self, self.symmetry)
-
-    @property
     def aspect_ratio(self) -> Array:
         """β."""
         return self.prior.law.aspect_ratio
 
-    @property
-    def channel(self) -> AbstractChannel:
-        """That of the field."""
-        if self.output_channel is not None:
-            inner = self.output_channel
-            return PullbackChannel(inner, frame(1)) if self.symmetric else inner
-        if self.symmetric:
-            return LinearScores(tokens=1, noise=self.noise)
-        return LinearField(noise=self.noise)
-
-    @property
-    def readout(self) -> AbstractChannel:
-        """The channel."""
-        return self.channel
-
-    def unsupported_reason(self, purpose: str = "inference") -> str | None:
-        """Also of averages where labels do not tell the sign of S."""
-        # the mean of estimates of S and of -S is zero
-        if purpose == "averages" and self.symmetry:
-            return "fit: got runs with S up to its sign; allowed: an output that tells the sign."
-        return super().unsupported_reason(purpose)
-
     def link(self, fields: Array) -> Array:
         """The noiseless label φ(z) of a field."""
-        if self.output_channel is None:
-            return fields.reshape(())
-        return self.output_channel.link(fields.reshape(1, 1))
+        label = self.readout.link(fields.reshape(1, 1))
+        return label.reshape(()) if self.readout.explicit else label
+
+    def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
+        """V, of a symmetric matrix 2V, for either predictor of the linear output: E[y|ω] = ω."""
+        del bayes
+        if not self.readout.explicit:
+            return None
+        value = (2.0 if self.symmetric else 1.0) * (self.prior.norm - q)
+        return Estimate(value, jnp.zeros((), theory_dtype()))
 
     @property
     def small_width_threshold(self) -> Array:
@@ -186,29 +172,3 @@ class Bilinear(MatrixModel):
         error = super().small_width_error(scaled)
         wide = gaussian_error(jnp.asarray(scaled, theory_dtype()), self.noise)
         return jnp.where(jnp.isinf(self.aspect_ratio), wide, error)
-
-
-class BilinearMetric(MatrixMetric):
-    """⟨Ŝ, S*⟩/(dL), ‖Ŝ - S*‖²/(dL) and prediction errors."""
-
-    model: Bilinear
-
-    def prediction_error(
-        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
-    ) -> Estimate:
-        """V, of a symmetric matrix 2V, for either predictor: E[y|ω] = ω; of other outputs by
-        sampling."""
-        model = self.model
-        if model.output_channel is None:
-            value = (2.0 if model.symmetric else 1.0) * (model.prior.norm - Q[0, 0])
-            return Estimate(value, jnp.zeros((), theory_dtype()))
-        key = validate.key("key", key)
-        # fields of `sampled_error` are GOE(1), of variance 2
-        half = 1.0 if model.symmetric else 0.5
-        q = half * Q
-        V = half * model.prior.second_moment(1) - q
-        error = sampled_error(model.link, 1, q, V, bayes=bayes, key=key, points=points)
-        channel = model.output_channel
-        # predictions jump where labels are few, also where averages over these have derivatives
-        moves = (channel.outcomes is None) & channel.pathwise
-        return not_differentiable(error, (model, Q), unless=moves)

@@ -11,6 +11,8 @@ A symmetric S has n/(r d) = ᾱ, a rectangular one n/(r (d + L)) = ᾱ.
 
 from __future__ import annotations
 
+import abc
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -24,8 +26,11 @@ from jaxsmi.channels.matrix_scores import AbstractScores
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import not_recorded, theory_dtype
 from jaxsmi.core.data import HasTeacher
+from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, check
 from jaxsmi.models.base import AbstractMetric, AbstractModel, model_argument, title
+from jaxsmi.models.prediction import derivative_of_labels
+from jaxsmi.models.score_error import sampled_error
 from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.roots import bisect
 from jaxsmi.priors.spectral import SpectralPrior
@@ -43,22 +48,35 @@ class MatrixModel(AbstractModel):
 
     `readout`: the channel of the fields that a label is a function of (of several layers, the last
     one's); the channel where there is one layer. Where its response is not explicit, state
-    evolution is that of index models, with this prior. `output_channel`: that of an `output` which
-    is no word of the family. `symmetry`: of labels that do not tell the sign of S.
+    evolution is that of index models, with this prior. `output`: its name. `tokens`: T of scores
+    (T, T), 1 of one field. `symmetry`: of labels that do not tell the sign of S.
     """
 
     prior: eqx.AbstractVar[SpectralPrior]
-    channel: eqx.AbstractVar[AbstractChannel]
     readout: eqx.AbstractVar[AbstractChannel]
-    noise: eqx.AbstractVar[Array]
     output: eqx.AbstractVar[str]
-    output_channel: eqx.AbstractVar[AbstractChannel | None]
+    tokens: eqx.AbstractVar[int]
     symmetry: eqx.AbstractVar[tuple[AbstractSymmetry, ...]]
+
+    @property
+    def channel(self) -> AbstractChannel:
+        """That of the fields of all layers: of one layer the readout."""
+        return self.readout
+
+    @property
+    def metric(self) -> MatrixMetric:
+        """⟨Ŝ, S*⟩ per entry, and errors of labels."""
+        return MatrixMetric(self, self.symmetry)
+
+    @abc.abstractmethod
+    def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
+        """The prediction error at the overlap q of one matrix in closed form; None: there is
+        none."""
 
     @property
     def linear(self) -> bool:
         """Labels are the fields plus Gaussian noise."""
-        return self.output == "linear" and self.output_channel is None
+        return self.output == "linear" and self.readout.explicit
 
     @property
     def rank_ratio(self) -> Array:
@@ -67,7 +85,7 @@ class MatrixModel(AbstractModel):
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """One matrix has no rows, and no directions that could grow one by one but for those of
-        a sampled channel."""
+        a sampled channel; estimates of S and of -S have no mean."""
         # with a trace, or labels that tell of S at q = 0 (explicit responses do), S is learned at
         # any α > 0: no direction is left to grow
         grows = not self.prior.symmetric and not self.readout.explicit
@@ -76,7 +94,10 @@ class MatrixModel(AbstractModel):
                 f"model: got {title(self)}; allowed: a model of indices (for matrices: "
                 "recovery_threshold, and model.small_width_threshold)."
             )
-        return None if purpose == "averages" else super().unsupported_reason(purpose)
+        if purpose != "averages":
+            return super().unsupported_reason(purpose)
+        tells = "fit: got runs with S up to its sign; allowed: an output that tells the sign."
+        return tells if self.symmetry else None
 
     @property
     def index_names(self) -> tuple[str, ...]:
@@ -103,7 +124,7 @@ class MatrixModel(AbstractModel):
         degrees = self.indices * self.prior.law.degrees_of_freedom
         if readout.explicit:
             exact = degrees / float(self.explicit_readout.measurements)
-            return jnp.where(self.noise > 0.0, jnp.inf, exact)
+            return jnp.where(readout.noiseless, exact, jnp.inf)
         # a sign fixes no number: V falls as a power of α, and never to zero
         if readout.outcomes is not None or readout.noise_size or readout.pathwise is False:
             return jnp.full_like(degrees, jnp.inf)
@@ -154,14 +175,32 @@ class MatrixModel(AbstractModel):
 
 
 class MatrixMetric(AbstractMetric):
-    """Overlaps per entry of the signal, and the distance to the teacher's matrix."""
+    """Overlaps per entry of the signal, the distance to the teacher's matrix, prediction errors."""
 
-    model: eqx.AbstractVar[MatrixModel]
+    model: MatrixModel
+
+    @property
+    def ansatz(self) -> str | None:
+        """Of several layers, the diagonal one."""
+        # of one matrix the overlap is a number, and nothing is left out
+        if self.model.indices == 1:
+            return None
+        return (
+            "state evolution of several layers is under the diagonal ansatz: overlaps between "
+            "different layers are those of their means [theory: attention-indexed, section 7]."
+        )
 
     def comparable(self, teacher: Array) -> bool:
         """Always: matrices are compared, whatever their rank."""
         del teacher
         return True
+
+    def teacher_of(self, data: HasTeacher) -> Array | None:
+        """None of other layers: its factors would be taken for those of one matrix."""
+        L = self.model.indices
+        same = data.model is None or data.model.indices == L
+        fits = data.teacher is not None and data.teacher.shape[0] % L == 0
+        return data.teacher if same and fits else None
 
     def error(
         self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 0
@@ -182,6 +221,23 @@ class MatrixMetric(AbstractMetric):
         error = jnp.mean((signal - truth) ** 2)
         # the sign of S is the only symmetry of matrices
         return jnp.minimum(error, jnp.mean((signal + truth) ** 2)) if self.symmetry else error
+
+    def prediction_error(
+        self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
+    ) -> Estimate:
+        """E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise: ŷ = E[y|ω] (`bayes`) or y(ω); by
+        sampling where there is no closed form."""
+        model = self.model
+        exact = model.exact_error(Q[0, 0], bayes=bayes)
+        if exact is not None:
+            return exact
+        key = validate.key("key", key)
+        # fields of `sampled_error` are GOE(1) of variance 2; of a rectangular matrix variance 1
+        scale = 0.25 / model.prior.weight
+        q = scale * Q
+        V = scale * model.prior.second_moment(model.indices) - q
+        error = sampled_error(model.link, model.tokens, q, V, bayes=bayes, key=key, points=points)
+        return derivative_of_labels(error, (model, Q), model.readout)
 
     def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
         """V itself, of several matrices its mean."""

@@ -36,7 +36,7 @@ class Labels(NamedTuple):
     outcomes: ArrayLike | None = None
 
 
-class _Seen(eqx.Module):
+class _OfFields(eqx.Module):
     """A user's function of fields as they are seen: a number, or a symmetric matrix (T, T); the
     fields (1, M) are its last argument."""
 
@@ -50,34 +50,6 @@ class _Seen(eqx.Module):
         # channels see T(T+1)/2 independent coordinates, users symmetric matrices
         basis = jnp.asarray(frame(self.size), fields.dtype)
         return jnp.asarray(self.function(*before, (basis @ fields[0]).reshape(self.size, -1)))
-
-
-def _model_of(
-    output: object, labels: Labels, size: int | None, tolerance: float | None
-) -> MultiIndex:
-    """The model of one index whose channel it is."""
-    tokens = 1 if size is None else size * (size + 1) // 2
-    seen = lambda f: None if f is None else _Seen(as_module(f), size)
-    link = None
-    name = None
-    if output is not None:
-        shape = () if size is None else (size, size)
-        what = "one number" if size is None else f"symmetric scores {shape}"
-        name = getattr(output, "__name__", type(output).__name__)
-        function = validate.function("output", output, f"a JAX function of {what}")
-        output_shape("output", function, what, np.zeros(shape), called=name)
-        link = seen(function)
-    return MultiIndex(
-        link,
-        indices=1,
-        tokens=tokens,
-        noise=labels.noise,
-        log_likelihood=seen(labels.log_likelihood),
-        sampler=seen(labels.sampler),
-        outcomes=labels.outcomes,
-        name=name,
-        tolerance=tolerance,
-    )
 
 
 def output_model(
@@ -105,7 +77,7 @@ def output_model(
     """
     # a model of links is no function: what is callable is a link of the fields
     if output is None or callable(output):
-        return _model_of(output, labels, size, tolerance)
+        return _integrated(output, labels, size, tolerance)
     if size is None and not isinstance(output, str):
         allowed = f"one of {tuple(named)}, a JAX function of one number, or a link of smi.links"
         model = validate.instance("output", output, MultiIndex, allowed)
@@ -122,12 +94,35 @@ def output_model(
     return model
 
 
-def _absolute(noise: ArrayLike) -> MultiIndex:
-    # the modulus without noise has a channel of its own, in closed form
-    return links.phase_retrieval() if is_zero(noise) else links.absolute(noise)
+def _integrated(
+    output: Callable[[Array], Array] | None,
+    labels: Labels,
+    size: int | None,
+    tolerance: float | None,
+) -> MultiIndex:
+    """The model of one index whose channel integrates over the fields of a function."""
+    wrapped = lambda f: None if f is None else _OfFields(as_module(f), size)
+    name = None
+    if output is not None:
+        shape = () if size is None else (size, size)
+        arguments = "one number" if size is None else f"symmetric scores {shape}"
+        name = getattr(output, "__name__", type(output).__name__)
+        output_shape("output", output, arguments, np.zeros(shape), called=name)
+    return MultiIndex(
+        wrapped(output),
+        indices=1,
+        tokens=1 if size is None else size * (size + 1) // 2,
+        noise=labels.noise,
+        log_likelihood=wrapped(labels.log_likelihood),
+        sampler=wrapped(labels.sampler),
+        outcomes=labels.outcomes,
+        name=name,
+        tolerance=tolerance,
+    )
 
 
 _NAMED: Mapping[str, Callable[[ArrayLike], MultiIndex]] = {
     "sign": lambda noise: links.sign(noise=noise),
-    "absolute": _absolute,
+    # the modulus without noise has a channel of its own, in closed form
+    "absolute": lambda noise: links.phase_retrieval() if is_zero(noise) else links.absolute(noise),
 }

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.results import Estimate
 from jaxsmi.design.tokens import Directions
@@ -30,6 +31,7 @@ from jaxsmi.numerics.nets import randomised_gaussians
 __all__ = [
     "Truth",
     "compiled_prediction_error",
+    "derivative_of_labels",
     "error_of_rows",
     "mean_squared_gap",
     "prediction_error",
@@ -111,10 +113,17 @@ def prediction_error(
     else:
         other = jax.vmap(jax.vmap(model.link))(omega)
     estimate = mean_squared_gap(labels, other, bayes)
-    # labels that jump have no derivative along the sampled ones
     overlaps = (Q,) if truth is None else (Q, truth.cross, truth.gram)
-    moves = (model.channel.outcomes is None) & model.channel.pathwise
-    return not_differentiable(estimate, (model, *overlaps), unless=moves)
+    return derivative_of_labels(estimate, (model, *overlaps), model.channel)
+
+
+def derivative_of_labels(
+    estimate: Estimate, parameters: PyTree, channel: AbstractChannel
+) -> Estimate:
+    """The estimate, whose derivative in the parameters is an error where sampled labels jump."""
+    # labels jump where they are few, also where averages over these have derivatives
+    moves = (channel.outcomes is None) & channel.pathwise
+    return not_differentiable(estimate, parameters, unless=moves)
 
 
 compiled_prediction_error = eqx.filter_jit(prediction_error)
