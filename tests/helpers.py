@@ -8,9 +8,11 @@ import logging
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxsmi as smi
+from jaxsmi.channels.attention_link import hardmax
 
 # Statistics ----------------------------------------------------------------------------------
 
@@ -48,6 +50,26 @@ def runs_of(model, seeds, *, dimension, alpha, dtype=None, solver=smi.gamp, **op
         key = jax.random.key(seed)
         data = model.sample(key, dimension=dimension, alpha=alpha, dtype=dtype)
         yield data, solver(model, data, key=key, **options)
+
+
+def attention_network(model, W, x):
+    """y (M, M) of `DeepAttention` on one input x (M, D), layer by layer [theory: deep-attention,
+    Eqs. (2), (3)]."""
+
+    def attention(X, layer, w):
+        # parts of a head: its query and its key, which are one where they are tied
+        h = jnp.einsum("md,hprd->hpmr", X, w.reshape(layer.heads, -1, layer.rank, X.shape[1]))
+        scores = jnp.einsum("hmr,hnr->hmn", h[:, 0], h[:, -1]) / X.shape[1]
+        if model.activation == "hardmax":
+            return jnp.mean(hardmax(scores), axis=0)
+        return jnp.mean(jax.nn.softmax(model.beta * scores, axis=-1), axis=0)
+
+    ends = np.cumsum([layer.indices for layer in model.layers])[:-1]
+    *inner, last = jnp.split(jnp.asarray(W), ends)
+    X = jnp.asarray(x)
+    for skip, layer, w in zip(model.skip, model.layers[:-1], inner, strict=True):
+        X = skip * X + attention(X, layer, w) @ X
+    return attention(X, model.layers[-1], last)
 
 
 @functools.cache

@@ -112,14 +112,18 @@ class AbstractDesign(eqx.Module):
         is that of one input."""
         return draw_inputs(key, samples, shape, dtype, store, self.laws[law])
 
+    def check_directions(self, vectors: ArrayLike | None) -> None:
+        """Raise a ValueError for vectors that cannot be fixed directions of the inputs."""
+        allowed = "None: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
+        check(vectors is None, "directions", vectors, allowed)
+
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
     ) -> Directions | None:
         """The fixed directions around which inputs lie: `vectors`, or drawn; None: inputs are
         centred."""
         del key, teacher
-        allowed = "none: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
-        check(vectors is None, "directions", vectors, allowed)
+        self.check_directions(vectors)
         return None
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:

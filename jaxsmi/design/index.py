@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core import validate
 from jaxsmi.core.validate import check
 from jaxsmi.design.base import AbstractDesign, AbstractOperator, MessagePassing, Shapes
 from jaxsmi.design.blocks import BLOCK, Inputs, product_dtype, summed
@@ -81,6 +82,14 @@ class IndexDesign(AbstractDesign):
     def operator(self, inputs: Inputs) -> IndexOperator:
         """W -> W x/√D."""
         return IndexOperator(inputs)
+
+    def check_directions(self, vectors: ArrayLike | None) -> None:
+        """Rows (K, D), where inputs have directions."""
+        if self.inputs is None:
+            return super().check_directions(vectors)
+        allowed = "None, or U (K, D)"
+        U = validate.optional(validate.array, "directions", vectors, allowed)
+        check(U is None or U.ndim == 2, "directions", vectors, allowed)
 
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None

@@ -154,12 +154,8 @@ class AbstractModel(eqx.Module):
         law = validate.choice("inputs", inputs, tuple(design.laws))
         dtype = validate.optional(validate.dtype, "dtype", dtype)
         store = validate.flag("store", store)
-        directions = validate.optional(validate.array, "directions", directions, "U (K, D)")
-        # named before a teacher is drawn, which `design.directions` needs
-        allowed = "None, or U (K, D) of a model with inputs=smi.Tokens(..)"
-        around = getattr(design, "inputs", None) is not None
-        fits = directions is None or (around and directions.ndim == 2)
-        check(fits, "directions", directions, allowed)
+        # before a teacher is drawn, which `design.directions` needs
+        design.check_directions(directions)
         teacher = validate.optional(validate.array, "teacher", teacher, "an array of real numbers")
         samples = max(round(float(alpha) * design.entries(dimension)), 1)
         # JAX indexes with 32 bits

@@ -9,7 +9,8 @@ weights w_ℓ (P_ℓ, D):
 and, as extensions, S_ℓ the mean of several heads, query and key untied (S = σ_β(X w_qᵀ w_k Xᵀ/D)),
 and σ_∞ (hardmax). Tokens are only mixed among themselves, so y depends on x through Z = W xᵀ/√D
 alone: that link, its inversion and the exact channel are in channels/attention_link.py and
-channels/attention.py. That network and link agree is a tested identity.
+channels/attention.py. `model.student.outputs` is the network on x; that it agrees with the
+equations above, layer by layer, is a tested identity.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
-from jaxsmi.channels.attention_link import Layer, attention_link, hardmax, hardmax_link
+from jaxsmi.channels.attention_link import Layer, attention_link, hardmax_link
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
 from jaxsmi.channels.paired_attention import PairedAttentionChannel
@@ -201,38 +202,6 @@ class DeepAttention(IndexModel):
             every = itertools.product([f"layer {number}"], heads, parts, rows)
             names += [", ".join(filter(None, words)) for words in every]
         return tuple(names)
-
-    def network(self, weights: ArrayLike, x: ArrayLike) -> Array:
-        r"""The network itself: y (M, M) of one input, layer by layer.
-
-        Args:
-            weights: Rows W (P, D).
-            x: One input (M, D), tokens as rows.
-
-        Raises:
-            ValueError: Where the shapes do not fit.
-
-        Cost:
-            O(M P D + M² D) a layer.
-        """
-        weights = validate.array("weights", weights, f"rows ({self.indices}, D)")
-        rows = weights.ndim == 2 and weights.shape[0] == self.indices
-        check(rows, "weights", weights, f"({self.indices}, D)")
-        shape = (self.tokens, weights.shape[1])
-        X = validate.array("x", x, f"({shape[0]}, {shape[1]}): tokens as rows", shape=shape)
-
-        def attention(X: Array, layer: Layer, w: Array) -> Array:
-            # parts of a head: its query and its key, which are one where they are tied
-            h = jnp.einsum("md,hprd->hpmr", X, w.reshape(layer.heads, -1, layer.rank, X.shape[1]))
-            scores = jnp.einsum("hmr,hnr->hmn", h[:, 0], h[:, -1]) / X.shape[1]
-            if self.activation == "hardmax":
-                return jnp.mean(hardmax(scores), axis=0)
-            return jnp.mean(jax.nn.softmax(self.beta * scores, axis=-1), axis=0)
-
-        *inner, last = jnp.split(weights, np.cumsum([layer.indices for layer in self.layers])[:-1])
-        for skip, layer, w in zip(self.skip, self.layers[:-1], inner, strict=True):
-            X = skip * X + attention(X, layer, w) @ X
-        return attention(X, self.layers[-1], last)
 
 
 def _each(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import equinox as eqx
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan
@@ -85,7 +85,10 @@ def generalization_error(
     weights = solution.weights if solution is not None and model.design.rows else None
     # at finite D an estimate misses M = Q by O(1/√D), and an error at Q alone would be biased
     if weights is not None and data is not None:
-        data = _comparable_data(model, weights, data)
+        check(data.teacher is not None, "data", "data without a teacher", "data with their teacher")
+        data = check_data(model, data, teacher=False)
+        shape = model.student.shape(data.dimension)
+        check(weights.shape == shape, "overlap", weights, f"a run whose weights are {shape}")
         weights = jnp.where(validate.valid(model), weights, nan())
         key = validate.key("key", key)
         size = power_of_two(points // 8)
@@ -102,12 +105,3 @@ def generalization_error(
 
 
 _error_of_run = eqx.filter_jit(error_of_rows)
-
-
-def _comparable_data(model: AbstractModel, weights: Array, data: Dataset) -> Dataset:
-    """The data of a run; a ValueError for data without a teacher, or of another run."""
-    check(data.teacher is not None, "data", "data without a teacher", "data with their teacher")
-    data = check_data(model, data, teacher=False)
-    shape = model.student.shape(data.dimension)
-    check(weights.shape == shape, "overlap", weights, f"a run whose weights are {shape}")
-    return data

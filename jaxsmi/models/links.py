@@ -21,9 +21,8 @@ Source: [BKMMZ19; TDDZLK24; theory: multi-index, section 3].
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -71,18 +70,6 @@ HALF_WIDTH = 0.6744897501960817  # half of N(0, 1) lies within it
 _STEEPEST = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
 # labels of infinite noise are coin tosses: the end of a sweep over noise
 _INSIDE = dataclasses.replace(VARIANCE, infinite=True)  # of the noise inside a sign
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-def __getattr__(name: str) -> NoReturn:
-    near = "".join(difflib.get_close_matches(name, __all__, 1, 0.5))
-    meant = f"did you mean {near!r}? " if near else ""
-    own = "one of your own is smi.MultiIndex(link, indices=..)"
-    # with a name, and no object, Python adds no second guess of its own
-    raise AttributeError(f"jaxsmi.links has no {name!r}; {meant}{own}", name=name)
 
 
 def _model(

@@ -8,7 +8,7 @@ of models of indices: their field laws are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ def output_model(
 
 
 def _integrated(
-    output: Callable[[Array], Array] | None,
+    output: Any,
     labels: Labels,
     size: int | None,
     tolerance: float | None,

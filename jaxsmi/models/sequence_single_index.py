@@ -20,15 +20,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.data import Dataset
 from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import POSITIVE, Interval, check
-from jaxsmi.design.index import IndexOperator
 from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.multi_index import output_shape
 from jaxsmi.models.students import REDUCTIONS, Attention, LinearAttention, Network
@@ -177,44 +175,6 @@ class SequenceSingleIndex(AbstractTeacher):
     def sample_loss(self, hidden: Array, fields: Array) -> Array:
         """ℓ of one sample from z* and z (L,)."""
         return self.teacher_student().sample_loss(hidden, fields, jnp.zeros(0))
-
-    def sample(
-        self,
-        key: PRNGKeyArray,
-        *,
-        dimension: int,
-        samples: int,
-        teacher: ArrayLike | None = None,
-        dtype: DTypeLike | None = None,
-    ) -> Dataset:
-        """Inputs √d x (samples, L, d), their labels g(z*), and the hidden direction (1, d).
-
-        Args:
-            key: A random key.
-            dimension: d >= 2.
-            samples: Number of samples.
-            teacher: The hidden direction (1, d). Default: uniform on the sphere of radius √d.
-            dtype: Of the inputs. Default: the precision of theory.
-
-        Returns:
-            A `Dataset`, as that of every model.
-
-        Raises:
-            ValueError: For arguments out of range.
-        """
-        teacher_key, input_key = jax.random.split(validate.key("key", key))
-        shape = (1, validate.count("dimension", dimension, 2))
-        count = validate.count("samples", samples)
-        precision = validate.optional(validate.dtype, "dtype", dtype) or theory_dtype()
-        if teacher is None:
-            direction = jax.random.normal(teacher_key, shape, theory_dtype())
-            direction = direction * np.sqrt(dimension) / jnp.linalg.norm(direction)
-        else:
-            allowed = f"an array of shape {shape}"
-            direction = validate.array("teacher", teacher, allowed, shape=shape)
-        inputs = jax.random.normal(input_key, (count, self.length, dimension), precision)
-        fields = IndexOperator(inputs).forward(direction)[:, 0]
-        return Dataset(inputs, jax.vmap(self.target)(fields), direction)
 
 
 class _Size(eqx.Module):

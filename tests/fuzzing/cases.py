@@ -184,10 +184,8 @@ case(
     SCORES.sample, {"key": KEY, "dimension": 6, "alpha": 0.5},
     directions="object", inputs="choice",
 )  # fmt: skip
-case(SEQUENCE.sample, {"key": KEY, "dimension": 6, "samples": 4})
 case(LINEAR.predict, {"solution": TEACHER, "inputs": INPUTS}, solution="array")
 case(RECTANGLE.predict, {"solution": np.eye(6), "inputs": WIDE.inputs}, solution="array")
-case(ATTENTION.network, {"weights": np.ones((2, 6)), "x": np.ones((2, 6))})
 case(NOISY.mixed, {"covariance": [[2.0]]})
 for model in (SCORES, SYMMETRIC):
     case(model.small_width_error, {"scaled": 0.5}, scaled="non-negative array")

@@ -196,8 +196,6 @@ BAD = [
     ("inputs", lambda: LINEAR.predict(np.ones((1, 5)), INPUTS[:, :, :4])),
     ("estimate", lambda: smi.align(np.ones((2, 4)), np.ones((2, 5)), ATTENTION)),
     ("teacher", lambda: smi.align(np.ones((3, 5)), np.ones((3, 5)), ATTENTION)),
-    ("weights", lambda: ATTENTION.network(np.ones((3, 5)), np.ones((2, 5)))),
-    ("x", lambda: ATTENTION.network(np.ones((2, 5)), np.ones((3, 5)))),
     # arguments that no public function may let through
     ("link", lambda: smi.MultiIndex(lambda z: z @ jnp.ones(3), indices=1, noise=0.1)),
     ("link", lambda: smi.MultiIndex(lambda z: z @ jnp.ones(3), indices=1)),

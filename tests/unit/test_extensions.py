@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
+from helpers import attention_network
 from jaxsmi.design.index import IndexOperator
 
 KEY = jax.random.key(0)
@@ -33,7 +34,7 @@ def test_network_equals_link(name):
         jnp.asarray(rng.standard_normal((5, model.tokens, D))),
     )
     by_link = jax.jit(jax.vmap(model.link))(IndexOperator(x).forward(W))
-    by_network = jax.jit(jax.vmap(lambda one: model.network(W, one)))(x)
+    by_network = jax.jit(jax.vmap(lambda one: attention_network(model, W, one)))(x)
     outputs = jax.jit(lambda W, x: model.student.outputs(W, x))(W, x)
     np.testing.assert_allclose(by_link, by_network, rtol=0, atol=1e-12)
     np.testing.assert_allclose(by_network.sum(-1), 1.0, atol=1e-13)
@@ -51,7 +52,7 @@ def test_two_untied_heads_in_numpy():
             raw = np.array([np.exp(beta * (q @ x[i]) * (k @ x[j]) / D) for j in range(2)])
             y[i] += 0.5 * raw / raw.sum()
     model = smi.DeepAttention(1, 2, heads=2, tied=False, beta=beta)
-    np.testing.assert_allclose(model.network(W, x), y, atol=1e-14)
+    np.testing.assert_allclose(attention_network(model, W, x), y, atol=1e-14)
     assert model.index_names == tuple(
         f"layer 1, head {h}, {part}" for h in (1, 2) for part in ("query", "key")
     )

@@ -10,6 +10,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import jaxsmi as smi
+from helpers import attention_network
 from jaxsmi.design.index import IndexOperator
 from jaxsmi.models.prediction import Truth, prediction_error
 from jaxsmi.models.symmetry import SYMMETRIES, Exchange, best_order
@@ -43,7 +44,7 @@ def test_network_on_inputs_equals_link_on_fields(case):
     fields = IndexOperator(x).forward(W)
     assert fields.shape == (3, model.indices, tokens)
     by_link = jax.jit(jax.vmap(model.link))(fields)
-    by_network = jax.jit(jax.vmap(lambda one: model.network(W, one)))(x)
+    by_network = jax.jit(jax.vmap(lambda one: attention_network(model, W, one)))(x)
     np.testing.assert_allclose(
         by_link, by_network, rtol=0, atol=1e-12
     )  # the promise; rounding of some 1e3 operations
@@ -70,7 +71,9 @@ def test_network_against_the_equations_in_numpy():
     first = attention(x, W[:2])
     X = np.stack([c * x[i] + first[i, 0] * x[0] + first[i, 1] * x[1] for i in range(2)])
     model = smi.DeepAttention(2, 2, c, (2, 1), beta)
-    np.testing.assert_allclose(model.network(W, x), attention(X, W[2:]), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        attention_network(model, W, x), attention(X, W[2:]), rtol=0, atol=1e-14
+    )
 
 
 def test_sample_shapes_alpha_and_precisions():
@@ -83,7 +86,9 @@ def test_sample_shapes_alpha_and_precisions():
     assert data.teacher.dtype == jnp.float64
     assert data.alpha == pytest.approx(1.3)
     # the labels are those of the network on the float32 inputs, to the float32 products of 40 terms
-    labels = jax.vmap(lambda x: ATTENTION.network(data.teacher, x))(data.inputs.astype(jnp.float64))
+    labels = jax.vmap(lambda x: attention_network(ATTENTION, data.teacher, x))(
+        data.inputs.astype(jnp.float64)
+    )
     np.testing.assert_allclose(data.labels, labels, atol=3e-5)
 
 
