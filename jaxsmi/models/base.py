@@ -28,7 +28,7 @@ from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.design.base import AbstractDesign
 from jaxsmi.design.blocks import Inputs, product_dtype, shifted, streams
-from jaxsmi.models.symmetry import AbstractSymmetry, cosines
+from jaxsmi.models.symmetry import AbstractSymmetry, cosine_table
 from jaxsmi.priors.base import AbstractPrior
 
 __all__ = [
@@ -274,7 +274,7 @@ class AbstractStudent(eqx.Module):
 
     def teacher_signal(self, teacher: Array) -> Array:
         """The signal of message passing from a teacher."""
-        return teacher
+        return self.to_signal(teacher)
 
 
 class AbstractMetric(eqx.Module):
@@ -315,7 +315,12 @@ class AbstractMetric(eqx.Module):
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
         """Cosine similarity (P,) of each index from M, Q and ρ (P, P), up to the symmetries; 0 for
         a zero estimate."""
-        return cosines(self.symmetry, cross, Q, rho)
+        values = jnp.diagonal(cosine_table(cross, Q, rho))
+        for part in self.symmetry:
+            rows = np.asarray(part.indices)
+            block = np.ix_(rows, rows)
+            values = values.at[rows].set(part.cosines(cross[block], Q[block], rho[block]))
+        return values
 
     @abc.abstractmethod
     def error(

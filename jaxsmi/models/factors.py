@@ -92,10 +92,6 @@ class SymmetricFactors(AbstractFactors):
         matrices = jax.vmap(lambda W: WishartLaw.matrix(W.T))(self._layers(weights))
         return self.unit(weights.shape[-1]) * matrices
 
-    def teacher_signal(self, teacher: Array) -> Array:
-        """√d S (L, d, d) of factors."""
-        return self.to_signal(teacher)
-
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
         """Factors W (L r, d) of iid N(0, 1) entries."""
         return self.start(key, dimension)

@@ -40,7 +40,7 @@ __all__ = [
     "Rotation",
     "SignedOrder",
     "best_order",
-    "cosines",
+    "cosine_table",
     "symmetry_of",
 ]
 
@@ -79,7 +79,7 @@ def _signs(values: Array) -> Array:
     return jnp.where(values < 0.0, -1.0, 1.0)
 
 
-def _cosine_table(cross: Array, Q: Array, rho: Array) -> Array:
+def cosine_table(cross: Array, Q: Array, rho: Array) -> Array:
     """M_pq/√(Q_pp ρ_qq) (P, P); zero for a zero estimate."""
     squares = jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho))
     # 0/0 of an estimate that is zero
@@ -141,7 +141,7 @@ class SignedOrder(AbstractSymmetry):
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
         """Those of the best order and signs; where the best is one with a wrong sign, as only an
         even number of flips is allowed, the smallest cosine is negative."""
-        table = _cosine_table(cross, Q, rho)
+        table = cosine_table(cross, Q, rho)
         order, signs = self._best(table)
         return table[jnp.arange(len(table)), order] * signs
 
@@ -284,13 +284,3 @@ def symmetry_of(block: Block, kind: str, indices: int) -> AbstractSymmetry:
     if np.ndim(block[0]) == 0:
         return make([part[0] for part in rows])
     return make(rows[0]) if len(rows) == 1 else Exchange([make(part) for part in rows])
-
-
-def cosines(symmetry: Sequence[AbstractSymmetry], cross: Array, Q: Array, rho: Array) -> Array:
-    """Cosine (P,) of each row from M, Q and ρ (P, P), up to some symmetries."""
-    values = jnp.diagonal(_cosine_table(cross, Q, rho))
-    for part in symmetry:
-        rows = np.asarray(part.indices)
-        block = np.ix_(rows, rows)
-        values = values.at[rows].set(part.cosines(cross[block], Q[block], rho[block]))
-    return values
