@@ -24,10 +24,6 @@ def sweeps(add):
         lambda: sweep(linear, [0.5, 1.0, 2.0], {"noise": [0.1, 0.5]}, settings=quick, seeds=2),
     )
     add(
-        "list of points",
-        lambda: sweep(linear, [0.5, 1.0], [{"noise": 0.1}, {"noise": 0.5}], settings=quick),
-    )
-    add(
         "to an error bar",
         lambda: sweep(
             lambda: smi.links.phase_retrieval(),

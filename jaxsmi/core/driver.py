@@ -163,12 +163,10 @@ def run_solver(
     if not concrete((solver, run, every_steps)):
         return _advance(solver, run, jnp.asarray(max_steps), every_steps)
     name = type(solver).__name__ if label is None else label
+    until = int(run.step)
+    several_hosts = jax.process_count() > 1  # they must all call the same programs
+    chunk = max_steps if several_hosts else _FIRST_CHUNK if label is None else 1
     with Bar(max_steps * unit, name, label is not None) as bar:
-        until = int(run.step)
-        several_hosts = jax.process_count() > 1  # they must all call the same programs
-        chunk = max_steps if several_hosts else _FIRST_CHUNK
-        if label is not None:
-            chunk = 1
         while until < max_steps:
             until = min(until + chunk, max_steps)
             start = time.perf_counter()
@@ -176,18 +174,14 @@ def run_solver(
             if not concrete(run):  # inside a transformation that the arguments do not show
                 return _advance(solver, run, jnp.asarray(max_steps), every_steps)
             done = not np.any(np.asarray(run.result) == RUNNING)  # waits for the device
-            steps = int(run.step) * unit - bar.count
-            bar.update(steps, {} if label is None else solver.progress(run.state))
+            beside = {} if label is None else solver.progress(run.state)
+            bar.update(int(run.step) * unit - bar.count, beside)
             if done:
                 break
-            if not several_hosts:
-                chunk = _next_chunk(chunk, time.perf_counter() - start)
+            # at most eight times as long: the first step includes compilation, and steps differ
+            chunks = _CHUNK_SECONDS / max(time.perf_counter() - start, 1e-9)
+            chunk = chunk if several_hosts else max(int(chunk * min(chunks, 8.0)), 1)
     return run
-
-
-def _next_chunk(chunk: int, seconds: float) -> int:
-    # at most eight times as long: the first step includes compilation, and steps differ
-    return max(min(8 * chunk, int(chunk * _CHUNK_SECONDS / max(seconds, 1e-9))), 1)
 
 
 class GeometricDecay(eqx.Module):

@@ -129,14 +129,10 @@ class Start(eqx.Module):
         self.weights = weights
         # static: without side information its terms are not compiled
         self.aided = not is_zero(side_information)
-        self.overlap = _numbers("overlap", overlap, "a number, or Q (P, P)")
-        self.teacher_overlap = _numbers(
-            "teacher_overlap", teacher_overlap, "a number, or M (P, P*)"
-        )
-        self.variance = _numbers("variance", variance, "a number, or V (P, P)")
-        self.direction_overlap = _numbers(
-            "direction_overlap", direction_overlap, "a number, or B (P, K)"
-        )
+        self.overlap = _numbers("overlap", overlap)
+        self.teacher_overlap = _numbers("teacher_overlap", teacher_overlap)
+        self.variance = _numbers("variance", variance)
+        self.direction_overlap = _numbers("direction_overlap", direction_overlap)
         self.side_information = validate.number("side_information", side_information, FRACTION)
 
 
@@ -204,8 +200,9 @@ class Record(eqx.Module):
         return record.function, usual if record.every is None else record.every
 
 
-def _numbers(name: str, value: ArrayLike | None, allowed: str) -> Array | None:
+def _numbers(name: str, value: ArrayLike | None) -> Array | None:
     """None, a number or a matrix (B (P, 0) where the inputs have no fixed directions)."""
+    allowed = "a number, or a matrix"
     array = validate.optional(validate.array, name, value, allowed, empty=True)
     validate.check(array is None or array.ndim in (0, 2), name, value, allowed)
     return array

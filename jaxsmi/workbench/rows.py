@@ -42,19 +42,17 @@ class Grid:
     """A grid of problems.
 
     Args:
-        build: Makes a model of the parameters of a point.
+        build: Makes a model of the parameters.
         alpha: Sample complexities, ascending.
-        points: The parameters of each point.
-        sizes: Sizes of the axes whose product the points are (a list of points: one axis "point").
-        seeds: The seeds, common to all points.
+        axes: Parameters and their values.
+        seeds: The seeds, common to all parameters.
         solver: A name of `SOLVERS`, or a function (model, alpha, key, previous, **settings).
         settings: Keyword arguments of the solver.
     """
 
     build: Callable[..., AbstractModel]
     alpha: list[float]
-    points: list[dict[str, Any]]
-    sizes: dict[str, int]
+    axes: dict[str, list[Any]]
     seeds: list[int]
     solver: str | Solver
     settings: dict[str, Any]
@@ -62,7 +60,11 @@ class Grid:
     @property
     def rows(self) -> list[tuple[dict[str, Any], int]]:
         """Parameters and seed of each row."""
-        return list(itertools.product(self.points, self.seeds))
+        points = [
+            dict(zip(self.axes, values, strict=True))
+            for values in itertools.product(*self.axes.values())
+        ]
+        return list(itertools.product(points, self.seeds))
 
     def solve(self, number: int) -> Row:
         """Solve a row; an α that fails has no fields, but a message."""

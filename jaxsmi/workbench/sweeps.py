@@ -8,7 +8,6 @@ numbers, bit for bit.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from dask.distributed import Client
 
 _RETRIES = 5  # empirical: a worker lost more often than that was killed by the row, not by chance
-_RESERVED = ("alpha", "seed", "point", "message", "cosine", "index", "index_", *FIELDS)
+_RESERVED = ("alpha", "seed", "message", "cosine", "index", "index_", *FIELDS)
 _SOLVER = f"one of {tuple(SOLVERS)}, or a function"
 _SCHEDULER = "a number of processes >= 1, an address 'host:port', or a dask Client"
 
@@ -47,7 +46,7 @@ _SCHEDULER = "a number of processes >= 1, an address 'host:port', or a dask Clie
 def sweep(
     build: Callable[..., AbstractModel],
     alpha: Sequence[float],
-    parameters: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+    parameters: Mapping[str, Sequence[Any]] | None = None,
     *,
     seeds: int | Sequence[int] = 1,
     solver: str | Callable[..., Solution] = "state_evolution",
@@ -62,8 +61,8 @@ def sweep(
         build: Makes a model of the parameters, e.g. `lambda skip: smi.DeepAttention(2, 2,
             skip=skip)`.
         alpha: Sample complexities, positive and ascending.
-        parameters: Names and their values, of which all combinations are taken, or a list of points
-            [{name: value}]. Default none: one model.
+        parameters: Names and their values, of which all combinations are taken. Default none: one
+            model.
         seeds: How many, or which (message passing, training: teachers, data and starts; state
             evolution: nets). Default 1.
         solver: "state_evolution" (each α starts where the one before converged; the setting
@@ -79,8 +78,7 @@ def sweep(
 
     Returns:
         An xarray.Dataset over (parameters.., seed, alpha): the fields of a `Solution`, of runs the
-        cosine, and the `message` of points that failed, with provenance. A list of points has the
-        axis "point".
+        cosine, and the `message` of points that failed, with provenance.
 
     Raises:
         ValueError: For a wrong argument or setting, before anything is solved; for a folder that
@@ -137,7 +135,7 @@ def rows_kept(grid: Grid, folder: pathlib.Path | None) -> str:
 def grid_of(
     build: Callable[..., AbstractModel],
     alpha: Sequence[float],
-    parameters: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+    parameters: Mapping[str, Sequence[Any]] | None = None,
     *,
     seeds: int | Sequence[int] = 1,
     solver: str | Callable[..., Solution] = "state_evolution",
@@ -149,7 +147,12 @@ def grid_of(
     validate.array("alpha", alpha, allowed, interval=POSITIVE)
     numbers = np.atleast_1d(np.asarray(alpha, float))  # float64 whatever the precision of JAX
     validate.check(numbers.ndim == 1 and np.all(np.diff(numbers) > 0), "alpha", alpha, allowed)
-    points, sizes = _points(parameters)
+    given = {} if parameters is None else parameters
+    axes = dict(validate.instance("parameters", given, Mapping, "values by name"))
+    for name, values in axes.items():
+        free = isinstance(name, str) and name not in _RESERVED
+        validate.check(free, "parameters", name, f"names other than {', '.join(_RESERVED)}")
+        axes[name] = _axis(name, values)
     known = solver in SOLVERS if isinstance(solver, str) else callable(solver)
     validate.check(known, "solver", solver, _SOLVER)
     names, others = settings_of(solver)
@@ -158,7 +161,7 @@ def grid_of(
     validate.check(others or not unknown, "settings", unknown, own)
     if isinstance(solver, str) and "optimizer" in settings:
         optimizer_of(settings["optimizer"], 0.1)
-    return Grid(build, numbers.tolist(), points, sizes, _seeds(seeds), solver, settings)
+    return Grid(build, numbers.tolist(), axes, _seeds(seeds), solver, settings)
 
 
 def _seeds(seeds: int | Sequence[int]) -> list[int]:
@@ -168,28 +171,6 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
         validate.check(len(set(numbers)) == len(numbers), "seeds", seeds, allowed)
         return numbers
     return list(range(validate.count("seeds", seeds)))
-
-
-def _points(
-    parameters: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None,
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The parameters of each point, and the sizes of the axes."""
-    if parameters is None or isinstance(parameters, Mapping):
-        axes = {name: _axis(name, values) for name, values in (parameters or {}).items()}
-        combinations = itertools.product(*axes.values())
-        points = [dict(zip(axes, values, strict=True)) for values in combinations]
-        sizes = {name: len(values) for name, values in axes.items()}
-    else:
-        allowed = "values by name, or a list of points that have the same names"
-        points = validate.sequence("parameters", parameters, allowed)
-        named = all(isinstance(point, Mapping) for point in points)
-        alike = named and len({tuple(sorted(point)) for point in points}) == 1
-        validate.check(alike, "parameters", parameters, allowed)
-        sizes = {"point": len(points)}
-    for name in points[0]:
-        free = isinstance(name, str) and name not in _RESERVED
-        validate.check(free, "parameters", name, f"names other than {', '.join(_RESERVED)}")
-    return points, sizes
 
 
 def _axis(name: str, values: Sequence[Any]) -> list[Any]:
@@ -322,8 +303,8 @@ def _solve_on_worker(grid: Grid, number: int, settings: Mapping[str, object]) ->
 def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
     """All rows as one dataset; what was not solved is NaN with the code INVALID."""
     ordered = [rows[number] for number in range(len(grid.rows))]
-    sizes = [*grid.sizes.values(), len(grid.seeds), len(grid.alpha)]
-    axes = (*grid.sizes, "seed", "alpha")
+    sizes = [*map(len, grid.axes.values()), len(grid.seeds), len(grid.alpha)]
+    axes = (*grid.axes, "seed", "alpha")
     names = dict.fromkeys([*FIELDS, *(name for row in ordered for name in row)])
     messages = np.stack([row["message"] for row in ordered])
     data: dict[str, Any] = {"message": (axes, messages.reshape(sizes))}
@@ -343,11 +324,8 @@ def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
         dimensions = (*axes, *("index", "index_")[: len(shape)])
         data[name] = (dimensions, values.reshape(*sizes, *shape))
     label = lambda x: x if isinstance(x, (int, float, str, bool, np.number)) else repr(x)
-    coordinates: dict[str, Any] = {"seed": grid.seeds, "alpha": grid.alpha}
-    for name in grid.points[0]:
-        values = [label(point[name]) for point in grid.points]
-        listed = "point" in grid.sizes
-        coordinates[name] = ("point", values) if listed else list(dict.fromkeys(values))
+    coordinates = {name: list(map(label, values)) for name, values in grid.axes.items()}
+    coordinates |= {"seed": grid.seeds, "alpha": grid.alpha}
     attributes = {name: json.dumps(value) for name, value in grid.description().items()}
     attributes |= {name: str(value) for name, value in provenance().items()}
     return import_xarray().Dataset(data, coordinates, attributes)

@@ -58,11 +58,6 @@ def test_a_grid_is_its_points():
     for seed in (0, 1):
         np.testing.assert_allclose(found.overlap.sel(seed=seed).squeeze(), exact, atol=2e-4)
     same(found.sel(seed=[1]), table(seeds=[1]))
-    points = [{"noise": noise} for noise in NOISES]
-    listed = smi.sweep(linear, ALPHAS, points, seeds=2)
-    assert listed.overlap.dims == ("point", "seed", "alpha", "index", "index_")
-    np.testing.assert_array_equal(listed.noise, NOISES)
-    np.testing.assert_array_equal(listed.overlap.values, found.overlap.values)
 
 
 def test_rows_are_kept_and_not_solved_again(tmp_path, capsys):
