@@ -171,7 +171,11 @@ def exponent(target, length, *, samples=2**14, **rest):
 
 
 def sweep(build, alpha, parameters=None, *, settings=None, **rest):
-    return smi.sweep(build, alpha, parameters, **rest, **(settings or {}))
+    settings = dict(settings or {})
+    sizes = [settings.pop(name, None) for name in ("samples", "randomisations")]
+    return smi.sweep(
+        build, alpha, parameters, **rest, **settings, **_given(averages=_averages(*sizes))
+    )
 
 
 def solution_parts(solution):

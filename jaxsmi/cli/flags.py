@@ -69,7 +69,6 @@ MODELS: dict[str, str] = {
     **_LINKS,
 }
 _MATRICES = ("attention-indexed", "bilinear")
-_SEQUENCE = "models.sequence_single_index:SequenceSingleIndex"
 
 # Values of arguments that have no default in Python: README's demo, and sizes that take a minute.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -163,8 +162,7 @@ def _maker(argument: Argument, words: Words) -> str | None:
     if words.model and argument.name == "model":
         return MODELS[words.model]
     if words.model and argument.name == "data":
-        sequence = words.model == "semantic-positional"
-        return f"{_SEQUENCE if sequence else 'models.base:AbstractModel'}.sample"
+        return "models.base:AbstractModel.sample"
     if "GradientTransformation" in names:
         return "cli.run:optimizer"
     return next((target for name, target in _RECORDS.items() if name in names), None)
@@ -230,6 +228,8 @@ def call(words: Words, values: Mapping[str, Any]) -> Any:
                 keywords[name] = make(maker, here)
         # the data are those of the model that was made for the same call
         if path == ("data",):
+            if not hasattr(model, "sample"):  # a target of online SGD has no data sets
+                raise ValueError(f"model: got {words.model!r}; allowed: models with data sets.")
             return model.sample(**keywords)
         made = load(target)(**keywords)
         model = made if path == ("model",) else model

@@ -77,6 +77,7 @@ def run(
         curve_points: Values of alpha on the curve of state evolution. Default 9.
         progress: Show bars. Default False.
     """
+    validate.instance("model", model, AbstractModel, "a model that message passing learns")
     validate.count("curve_points", curve_points, 2)
     data_key, start_key, theory_key = jax.random.split(key, 3)
     data = model.sample(data_key, dimension=dimension, alpha=alpha)
