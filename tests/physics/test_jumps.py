@@ -125,7 +125,9 @@ SUMMED = {
 }
 
 
-@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[SLOW] * (n != "free entropy in the prior")) for n in SUMMED]
+)
 def test_signs_that_are_summed_over_have_a_derivative_in_numbers_of_the_model(name):
     """Nothing is drawn that could jump. Tolerance: the square of the step."""
     function = SUMMED[name]

@@ -265,6 +265,7 @@ def test_derivatives_are_those_of_neighbouring_solutions():
     np.testing.assert_allclose(energy(0.2), 0.5 * answers(*point)[0], rtol=1e-8)
 
 
+@SLOW
 def test_a_ridge_out_of_range_is_invalid_inside_jit():
     @jax.jit
     def end(ridge):

@@ -202,6 +202,7 @@ def test_directions_that_are_not_alike_have_an_outlier_each(weaker):
         assert np.all(jnp.diagonal(got.overlap) < 1.17 * jnp.diagonal(exact))
 
 
+@SLOW
 def test_the_outlier_of_labels_that_are_not_centred():
     """Any labels have their outlier at m = 1 for s → 1, with V = I - Q of the same labels, as
     α⟨Tr_M G⟩ is taken off: two tokens, 40 labels with a mean of G that is far from zero."""
