@@ -133,7 +133,10 @@ def _without_difference(moments: Moments, root: Array) -> Moments:
     off = inverse * moments.g[..., -1]
     off = jnp.where(jnp.isfinite(off), off, jnp.inf)
     error = moments.error + off / relative(g)
-    dg_error = moments.dg_error + _SIZE * inverse * off / relative(moments.dg)
+    # a field of size one is rounded by ε/√V in units of τ, and Cov τ - I by as much: where V is
+    # small and a label says little of it that difference, over V, loses digits
+    rounding = _SIZE * jnp.finfo(g.dtype).eps * inverse**3
+    dg_error = moments.dg_error + (_SIZE * inverse * off + rounding) / relative(moments.dg)
     moments = eqx.tree_at(lambda m: (m.g, m.error, m.dg_error), moments, (g, error, dg_error))
     if moments.halves is None:
         return moments
