@@ -37,6 +37,7 @@ __all__ = [
     "branches",
     "first_alpha",
     "free_entropies",
+    "perfect_free_entropies",
 ]
 
 SMALL = 1e-3  # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
@@ -48,6 +49,7 @@ _NEAR = 1e-3  # V/S at the second start: too few samples resolve a V as small as
 # tolerance of the fixed points, and far below the jumps of order one of a transition
 _DISTANCE, _ABSOLUTE = 0.02, 1e-4
 _TOLERANCE, _TOLERANCE_NEAR = 1e-5, 1e-2  # of the uninformed branch; relative to V/S of the others
+_PERFECT = 1e-6  # V/S that stands for Q = S in the free entropy
 
 
 class Branches(NamedTuple):
@@ -130,6 +132,26 @@ def free_entropies(
         return potential_at(model, alpha, S - V, key, points, NETS).value
 
     return lax.map(one, (alpha, V, keys))
+
+
+@eqx.filter_jit
+def perfect_free_entropies(
+    model: AbstractModel, alpha: Array, keys: PRNGKeyArray, points: int
+) -> Array:
+    """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
+    S = model.prior.second_moment(model.indices)
+    large = jnp.eye(len(S), dtype=S.dtype) / _PERFECT  # the term does not depend on a large Q̂
+    entropy = model.prior.entropy_term(S, large)
+
+    def one(key: PRNGKeyArray) -> Array:
+        # no tangents: Φ needs the partition function alone
+        sizes = {"points": points, "nets": NETS}
+        response = model.channel.response(
+            (1 - _PERFECT) * S, _PERFECT * S, key=key, tangents=False, **sizes
+        )
+        return jnp.mean(response.log_partition)
+
+    return entropy + alpha * lax.map(one, keys)
 
 
 def first_alpha(

@@ -37,6 +37,7 @@ from jaxsmi.thresholds.edges import (
     branches,
     first_alpha,
     free_entropies,
+    perfect_free_entropies,
 )
 from jaxsmi.thresholds.growth import check_model, sizes_of
 
@@ -171,7 +172,8 @@ def first_order(
         # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
         diverges = prior.traits.continuous and bool(perfect.all())
         with Bar(3 * HALVINGS, "first-order transition: ends", progress) as bar:
-            thresholds = _thresholds(follow, grid, both, keys, diverges, bar)
+            recovers = follow._replace(perfect=bool(perfect.all()))
+            thresholds = _thresholds(recovers, grid, both, keys, diverges, bar)
         kind = "first order"
     curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
     return not_differentiable(FirstOrder(kind, *thresholds, *curves), model)
@@ -183,6 +185,7 @@ class _Follower(NamedTuple):
     model: AbstractModel
     points: int
     max_steps: int
+    perfect: bool = False  # the informed branch is Q = S
 
     def __call__(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Branches:
         return branches(self.model, alpha, V, keys, self.points, self.max_steps)
@@ -191,6 +194,9 @@ class _Follower(NamedTuple):
         """The informed branch exists, and has the larger free entropy (R,)."""
         # all at the same keys: the errors of both branches cancel in the difference
         phi = [free_entropies(self.model, alpha, V, keys, self.points) for V in both[:2]]
+        # at the branch itself, V = 1e-7 S, the binary perceptron came out at 1.492, not 1.249
+        if self.perfect:
+            return perfect_free_entropies(self.model, alpha, keys, self.points) > phi[0]
         return both.converged & both.distinct & (phi[1] > phi[0])
 
 
