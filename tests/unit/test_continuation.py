@@ -1,7 +1,6 @@
 """Noiseless links without a channel: limits of vanishing label noise, against exact values and the
 exact channels of the same labels."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -11,8 +10,6 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.core.codes import Result, message, worst
-from jaxsmi.inference.continuation import continued
-from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.numerics.continuation import limit
 
 KEY = jax.random.key(1)
@@ -64,32 +61,6 @@ def test_the_gravest_of_many_codes():
 
 
 @pytest.mark.slow
-def test_a_run_that_did_not_end_leaves_no_error_bar():
-    """Whatever became of the other runs of the ladder."""
-    runs = []
-    for noise in LADDER:
-        problem = OverlapMap(smi.links.linear(noise), jnp.asarray(0.5), KEY, 16, 2)
-        found = smi.state_evolution(problem.model, 0.5, key=KEY, averages=smi.Averages(32, nets=2))
-        runs.append((problem, found))
-    ends = {
-        (0, 0, 0, 0): Result.SUCCESS,
-        (6, 0, 0, 0): Result.INACCURATE,
-        (6, 2, 2, 2): Result.MAX_STEPS,
-        (0, 7, 2, 0): Result.MAX_STEPS,
-        (2, 0, 0, 4): Result.NONFINITE,
-    }
-    for codes, code in ends.items():
-        given = [
-            (problem, dataclasses.replace(run, result=jnp.asarray(each)))
-            for (problem, run), each in zip(runs, codes, strict=True)
-        ]
-        found = continued(runs[-1][0].model, jnp.asarray(LADDER), given)
-        assert found.result == code
-        finished = code in (Result.SUCCESS, Result.INACCURATE)
-        assert bool(jnp.all(jnp.isfinite(found.stderr))) == finished
-
-
-@pytest.mark.slow
 def test_phase_retrieval_without_its_channel():
     """Weak recovery 1/2, on the random points of the exact channel."""
     sizes = {"key": KEY, "averages": smi.Averages(2**10, 8)}
@@ -99,35 +70,6 @@ def test_phase_retrieval_without_its_channel():
     # common points: only the extrapolation differs, which a thousand points see to Δ = .0125
     assert abs(found.alpha - exact.alpha) < 0.01
     assert abs(found.alpha - 0.5) < 3 * found.stderr < 0.3
-
-
-REFUSED = {
-    "three": (SQUARE, (0.1, 0.05, 0.025), "four variances"),
-    "uneven": (SQUARE, (0.1, 0.05, 0.02, 0.01), "same fraction"),
-    "rising": (SQUARE, LADDER[::-1], "same fraction"),
-    "negative": (SQUARE, tuple(-x for x in LADDER), "same fraction"),
-    "exact": (smi.links.phase_retrieval(), LADDER, "labels that have a posterior"),
-    "jumps": (smi.MultiIndex(lambda z: jnp.sign(z[0, 0]), indices=1), LADDER, "jump"),
-    "hardmax": (smi.DeepAttention(1, 2, activation="hardmax"), LADDER, "softmax student"),
-    "matrix": (smi.Bilinear(1.0, 0.2), LADDER, "None for (a matrix|this) model"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_limit_is_refused(name):
-    model, noises, allowed = REFUSED[name]
-    for call in (
-        lambda: smi.weak_recovery(model, key=KEY, noises=noises),
-        lambda: smi.noiseless_limit(model, 1.0, noises, key=KEY),
-    ):
-        with pytest.raises(ValueError, match=f"^noises: .*{allowed}"):
-            call()
-
-
-def test_the_refusal_names_the_limit():
-    data = SQUARE.sample(KEY, dimension=6, alpha=2.0)
-    with pytest.raises(ValueError, match=r"noises=\(\.\.\) \(continued to zero noise\)"):
-        smi.gamp(SQUARE, data, key=KEY)
 
 
 EXACT = {

@@ -98,42 +98,6 @@ def test_estimates_leave_what_theory_says():
     assert abs(values.var() / values.mean() ** 2 / (c / (1 - c)) - 1.0) < 0.25
 
 
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("covariance", lambda d: d.whiten(np.eye(3))),
-        ("covariance", lambda d: d.whiten(-np.eye(4))),
-        ("covariance", lambda d: d.whiten(np.diag([1.0, 1.0, 1.0, 0.0]))),
-        ("covariance", lambda d: d.whiten(np.ones((2, 1, 4)))),
-        ("covariance", lambda d: d.first(4).whiten()),
-        ("tokens", lambda d: d.whiten(np.eye(4), tokens="all")),
-        ("tokens", lambda d: d.whiten(np.eye(4), tokens=np.eye(2))),
-        ("data", lambda d: d.whiten(np.eye(4)).whiten(np.eye(4))),
-        ("data", lambda d: d.unwhiten(np.ones((1, 4)))),
-        ("weights", lambda d: d.whiten(np.eye(4)).unwhiten(np.ones((1, 3)))),
-        ("variances", lambda d: GaussianProfile([1.0, 0.0])),
-        ("variances", lambda d: GaussianProfile(1.0)),
-        ("dimension", lambda d: GaussianProfile([1.0, 2.0]).sample(KEY, 1, 3)),
-        ("inputs", lambda d: smi.links.sign().sample(KEY, dimension=4, alpha=1.0, inputs="t")),
-        ("covariance", lambda d: mixing().mixed(np.eye(3))),
-        ("model", lambda d: smi.links.linear(0.1, tokens=2).mixed(np.eye(2))),
-        ("model", lambda d: smi.weak_recovery(smi.links.sign(GaussianProfile([1.0])), key=KEY)),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(name, call):
-    data = smi.Dataset(np.random.default_rng(0).standard_normal((9, 1, 4)), np.zeros(9))
-    with pytest.raises(ValueError, match="got") as caught:
-        call(data)
-    assert str(caught.value).split(":")[0] == name
-    assert "llowed" in str(caught.value)
-
-
-def test_the_teacher_of_a_matrix_is_not_mapped():
-    data = smi.Bilinear(1.0, 0.5).sample(KEY, dimension=8, alpha=0.5)
-    with pytest.raises(ValueError, match="rows W"):
-        data.whiten(np.eye(8))
-
-
 # Priors and links in the new coordinates -----------------------------------------------------
 
 

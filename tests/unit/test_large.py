@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import programs
 import pytest
 
@@ -132,16 +131,6 @@ def test_bfloat16_is_storage_not_arithmetic():
     )
     one, other = (smi.gamp(model, d, key=KEY, iteration=smi.Iteration(20)) for d in (data, exact))
     np.testing.assert_allclose(one.weights, other.weights, atol=1e-5)
-
-
-def test_what_is_refused():
-    model = smi.links.linear(0.1)
-    lazy = model.sample(KEY, dimension=40, alpha=2.0, store=False)
-    for data in (lazy, model.sample(KEY, dimension=40, alpha=2.0, dtype=jnp.bfloat16)):
-        with pytest.raises(ValueError, match=r"data\.inputs.*Stream"):
-            smi.train(model, data, optax.sgd(1.0), key=KEY, steps=1)
-    with pytest.raises(ValueError, match=r"data\.stored\(\)"):
-        lazy.first(10)
 
 
 SCRIPT = """

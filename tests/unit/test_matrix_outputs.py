@@ -151,23 +151,6 @@ def test_hardmax_by_its_outcomes():
     assert np.all(np.asarray(post.error) < 2e-2)
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: smi.Bilinear(output="softmax"), "output"),
-        (lambda: smi.Bilinear(output=3), "output"),
-        (lambda: smi.Bilinear(output=smi.links.product(2)), "output"),
-        (lambda: smi.Bilinear(noise=0.1, output=smi.links.relu()), "noise"),
-        (lambda: smi.Bilinear(output="sign", log_likelihood=lambda y, z: z), "log_likelihood"),
-        (lambda: smi.AttentionIndexed(2, 0.5, output=lambda h: h[5, 5, 5], noise=0.1), "output"),
-        (lambda: smi.AttentionIndexed(2, 0.5, output=lambda h: h, noise=0.1, layers=2), "layers"),
-    ],
-)
-def test_bad_input_is_named(call, name):
-    with pytest.raises(ValueError, match=rf"^{name}: got"):
-        call()
-
-
 def logistic():
     law = lambda y, z: jax.nn.log_sigmoid(4.0 * y * z)
     return smi.Bilinear(1.0, 0.2, log_likelihood=law, outcomes=np.array([-1.0, 1.0]))
@@ -213,20 +196,6 @@ def test_message_passing_against_theory(case):
     )
     spread = np.std(errors, ddof=1) / np.sqrt(runs)
     assert abs(np.mean(errors) - theory) < 3.0 * spread + 0.1 * theory
-
-
-@pytest.mark.slow
-def test_prediction_errors_of_signs():
-    """Plug-in, the angle between field and estimate: 4 P(signs differ) = (4/π) arccos √q; Bayes
-    (2/π) arccos q, as of a hardmax; five standard errors."""
-    model = smi.Bilinear(1.0, 0.2, output="sign")
-    q = 0.6
-    exact = {"plug-in": 4.0 / np.pi * np.arccos(np.sqrt(q)), "bayes": 2.0 / np.pi * np.arccos(q)}
-    for predictor, value in exact.items():
-        sizes = {"key": KEY, "points": 2**12}
-        error = smi.generalization_error(model, q * ONE, predictor=predictor, **sizes)
-        assert abs(float(error.value) - value) < 5.0 * float(error.stderr)
-        assert float(error.stderr) < 0.02 * value
 
 
 def test_errors_of_a_likelihood_that_jumps_are_honest():

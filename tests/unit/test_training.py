@@ -280,37 +280,6 @@ def test_recorded_function_and_float32():
     assert fit.history["overlap"].dtype == jnp.float64
 
 
-ONE_ROW = smi.MultiIndex(lambda z: z[0, 0] * z[0, 1], indices=1, tokens=2)
-BARE = smi.Dataset(DATA.inputs, DATA.labels)
-OTHER_LABELS = smi.Dataset(DATA.inputs, jnp.ones((30, 2)))
-BAD = [
-    ("steps: got 0", {"steps": 0}),
-    ("repeats: got 0", {"repeats": 0}),
-    ("batch_size: got 0", {"batch_size": 0}),
-    ("batch_size: got 31; allowed: at most 30, the samp", {"batch_size": 31}),
-    ("batch_size: got 31; allowed: at most 30", {"batch_size": 31, "one_pass": True}),
-    ("steps: .*one_pass", {"steps": 5, "batch_size": 7, "one_pass": True}),
-    ("reduction: got 'median'", {"reduction": "median"}),
-    ("patience: got 0", {"patience": 0}),
-    ("patience: .*nothing to watch", {"patience": 3, "data": BARE}),
-    ("target: got 1.5", {"target": 1.5}),
-    ("target: got .*without a teacher", {"target": 0.5, "data": BARE}),
-    ("target: .*2 rows", {"target": 0.5, "model": ONE_ROW}),
-    ("start: ", {"start": np.ones((3, 10))}),
-    ("optimizer: ", {"optimizer": 0.1}),
-    ("data: ", {"data": (DATA.inputs, DATA.labels)}),
-    ("data.inputs: ", {"model": LINEAR}),
-    ("data.labels: ", {"data": OTHER_LABELS}),
-    ("data.labels: ", {"test": OTHER_LABELS}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("message", "settings"), BAD)
-def test_bad_arguments_are_named(message, settings):
-    with pytest.raises(ValueError, match=rf"^{message}.*; allowed: |^{message}"):
-        train(**({"optimizer": optax.sgd(0.1), "steps": 2} | settings))
-
-
 @SLOW
 def test_states_that_do_not_fit_are_named():
     optimizer = optax.sgd(0.1)

@@ -1,0 +1,365 @@
+"""Arguments that contradict each other, and data that a model cannot have: a ValueError before
+anything is computed, of one sentence that names the argument, what came and what is allowed.
+
+Single arguments of a wrong kind or range are tried by test_validation.py, for all functions.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxsmi as smi
+from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Positive, Rademacher
+
+KEY, NAN, SGD = jax.random.key(0), float("nan"), smi.sgd
+LINEAR, SIGN, MODULUS = smi.links.linear(0.5), smi.links.sign(), smi.links.phase_retrieval()
+TWO, SINGLE = smi.DeepAttention(depth=2, tokens=2), smi.DeepAttention(depth=1, tokens=2)
+SCORES, PARITY = smi.AttentionIndexed(2, 0.5), smi.links.square_plus_sign_parity()
+HARDMAX = smi.DeepAttention(2, 2, activation="hardmax")
+SEMANTIC = SGD.semantic_positional(0.5)
+ZERO, EYE, ONE = np.zeros((2, 2)), np.eye(2), np.eye(1)
+INPUTS = np.random.default_rng(0).standard_normal((6, 1, 5))
+PAIRS = np.random.default_rng(1).standard_normal((6, 2, 5))
+MIXED = np.array([[0.6, 0.4], [0.3, 0.7]])  # a label of attention
+MANY = np.tile(MIXED, (6, 1, 1))
+ONES, WIDE = np.ones((6, 1)), np.ones((2, 5))
+DATA, BARE = smi.Dataset(INPUTS, ONES, np.ones((1, 5))), smi.Dataset(INPUTS, ONES)
+VECTORS = smi.Dataset(np.random.default_rng(0).standard_normal((9, 1, 4)), np.zeros(9))
+WHITE = VECTORS.whiten(np.eye(4))
+LAZY = LINEAR.sample(KEY, dimension=5, alpha=2.0, store=False)
+SGD_START = (0.1 * EYE, EYE)
+ADAM = optax.adam(0.1)
+BROKEN = np.ones((20, 1, 5))
+BROKEN[3] = NAN
+
+
+def first(z):
+    return z[0, 0]
+
+
+def odds(y, z):
+    return jax.nn.log_sigmoid(y * z[0, 0])
+
+
+def deep(depth=2, **options):
+    return smi.DeepAttention(depth, 2, **options)
+
+
+def multi(link=first, indices=1, **options):
+    return smi.MultiIndex(link, indices=indices, **options)
+
+
+def law(**options):
+    return smi.MultiIndex(**{"indices": 1, "log_likelihood": odds} | options)
+
+
+def sample(model=LINEAR, alpha=1.0, **options):
+    return model.sample(KEY, dimension=5, alpha=alpha, **options)
+
+
+def gamp(model, inputs=INPUTS, labels=ONES, teacher=None, **options):
+    return smi.gamp(model, smi.Dataset(inputs, labels, teacher), key=KEY, **options)
+
+
+def evolve(model=LINEAR, alpha=1.0, **options):
+    return smi.state_evolution(model, alpha, key=KEY, **options)
+
+
+def error(model, overlap):
+    return smi.generalization_error(model, overlap, key=KEY)
+
+
+def posterior(model, y, omega=ZERO, V=EYE):
+    return model.channel.posterior(y, omega, V)
+
+
+def noiseless(model, noises=(0.1, 0.05, 0.025, 0.0125)):
+    return smi.weak_recovery(model, key=KEY, noises=noises)
+
+
+def train(model=LINEAR, data=DATA, steps=2, monitor=None, **gradient):
+    settings = {"gradient": smi.Gradient(**gradient), "monitor": monitor}
+    return smi.train(model, data, ADAM, key=KEY, steps=steps, **settings)
+
+
+def sequence(target=jnp.sum, length=2, *options, **named):
+    return smi.SequenceSingleIndex(target, length, *options, **named)
+
+
+def flow(model=TWO, start=SGD_START, times=(0.1,), key=KEY, **settings):
+    return SGD.flow(model, start, times, key=key, **settings)
+
+
+def run(model=TWO, key=KEY, rate=0.1, batch=None, rule=None, **settings):
+    gradient = None if batch is None else smi.Gradient(**batch)
+    rule = SGD.Rule(**{"rate": rate, "gradient": gradient} | (rule or {}))
+    return SGD.simulate(model, key, **{"dimension": 50, "alpha": 0.1, "rate": rule} | settings)
+
+
+def taught(teacher, student=None):
+    return SGD.Initial(student, teacher=teacher)
+
+
+CORRELATED = multi(lambda z: jnp.sum(z**2), 2, prior=Gaussian([[1.0, 0.5], [0.5, 1.0]]))
+SQUARE = multi(lambda z: z[0, 0] ** 2)
+AIMED = smi.Tokens([[1.0], [1.0]], cross=[[1.0]])
+DIRECTED = multi(lambda z: z[0, 0] * z[0, 1], tokens=2, inputs=AIMED)
+JUMPS = multi(lambda z: jnp.sign(z[0, 0]))
+PAIR = smi.links.linear(0.1, tokens=2)
+
+# What the message begins with, as a regular expression, and the call.
+MODELS = [
+    ("skip", lambda: deep(skip=[1.0, 1.0])),
+    ("beta", lambda: deep(beta=[1.0, 2.0])),
+    ("ranks", lambda: deep(ranks=(1, 1, 1))),
+    ("tied", lambda: deep(tied=(True,))),
+    (r"noise: .*0 with hardmax", lambda: deep(noise=0.1, activation="hardmax")),
+    (r"symmetry: got 'signs'.*'signed permutation'", lambda: multi(symmetry=[((0,), "signs")])),
+    (r"symmetry: .*indices from 0 to 1", lambda: multi(indices=2, symmetry=[((0, 2), "sign")])),
+    ("squared", lambda: smi.links.phase_retrieval(Rademacher())),
+    ("indices", lambda: smi.MultiIndex(channel=SIGN.channel, indices=2)),
+    ("tokens", lambda: smi.MultiIndex(channel=SIGN.channel, tokens=3)),
+    ("link", lambda: smi.MultiIndex(jnp.sum, channel=SIGN.channel)),
+    ("link", lambda: smi.MultiIndex(indices=2)),
+    ("noise", lambda: smi.MultiIndex(channel=SIGN.channel, noise=0.5)),
+    ("tolerance", lambda: smi.MultiIndex(channel=SIGN.channel, tolerance=1e-3)),
+    ("max_nodes", lambda: smi.MultiIndex(channel=SIGN.channel, max_nodes=2**12)),
+    ("log_likelihood", lambda: smi.MultiIndex(channel=SIGN.channel, log_likelihood=min)),
+    ("noise", lambda: multi(log_likelihood=min, noise=0.3)),
+    ("link", lambda: multi(lambda z: z @ jnp.ones(3))),
+    # JAX would read the last index there is
+    (r"link: .*index 2 is out of bounds", lambda: multi(lambda z: jnp.abs(z[2, 0]), 2, noise=0.1)),
+    (
+        r"log_likelihood: .*index 1 is out",
+        lambda: law(link=first, log_likelihood=lambda y, z: z[1]),
+    ),
+    (r"link: .*returns a list.*such as jnp\.stack\(", lambda: multi(lambda z: [z[0, 0]])),
+    (r"link: .*returns a tuple", lambda: multi(lambda z: (z[0, 0],), noise=0.1)),
+    (r"link: .*returns a NoneType", lambda: multi(lambda z: None)),
+    (r"link: .*returns complex numbers \(\)", lambda: multi(lambda z: 1j * z[0, 0], noise=0.1)),
+    (r"sampler: .*function of \(", lambda: law(link=first, sampler=lambda key, z: [z[0, 0]])),
+    (r"log_likelihood: .*function of \(", lambda: law(link=first, log_likelihood=lambda y, z: [y])),
+    (r"log_likelihood: .*function of", lambda: law(link=first, log_likelihood=lambda y, z: z[0])),
+    (r"log_likelihood: .*function of \(", lambda: law(link=first, log_likelihood=lambda y: y)),
+    ("sampler", lambda: multi(sampler=min)),
+    ("outcomes", lambda: multi(outcomes=[0, 1])),
+    ("outcomes", lambda: law(outcomes=[1.0])),
+    ("log_likelihood", lambda: law(outcomes=[0.0, 1.0])),
+    ("sampler", lambda: law(link=first, sampler=lambda z: z)),
+    ("sampler", lambda: law(outcomes=[-1, 1], sampler=min)),
+    ("link", lambda: law(sampler=lambda key, z: 1.0)),
+    ("knots", lambda: smi.links.piecewise_linear([0.0, 1.0], [0.0, 0.0], [0.0, 1.0])),
+    ("knots", lambda: smi.links.piecewise_linear([0, 1, 0], [0, 0, 0], [1.0, -1.0])),
+    ("offsets", lambda: smi.links.piecewise_linear([0.0, 1.0], [0.0], [0.0])),
+    ("slopes", lambda: smi.links.piecewise_linear([0.0, 0.0], [1.0, 1.0], [0.0])),
+    ("output", lambda: smi.Bilinear(output="softmax")),
+    ("output", lambda: smi.Bilinear(output=smi.links.product(2))),
+    ("noise", lambda: smi.Bilinear(noise=0.1, output=smi.links.relu())),
+    ("log_likelihood", lambda: smi.Bilinear(output="sign", log_likelihood=lambda y, z: z)),
+    ("output", lambda: smi.AttentionIndexed(2, 0.5, output=lambda h: h[5, 5, 5], noise=0.1)),
+    ("layers", lambda: smi.AttentionIndexed(2, 0.5, output=lambda h: h, noise=0.1, layers=2)),
+    ("covariance", lambda: multi(noise=0.3, tokens=2).mixed(np.eye(3))),
+    ("model", lambda: PAIR.mixed(EYE)),
+    ("solution", lambda: LINEAR.predict(smi.Solution(*[None] * 10), INPUTS)),
+    ("solution", lambda: LINEAR.predict(WIDE, INPUTS)),
+    ("inputs", lambda: TWO.predict(WIDE, INPUTS)),
+    ("inputs", lambda: LINEAR.predict(np.ones((1, 5)), INPUTS[:, :, :4])),
+    ("estimate", lambda: smi.align(np.ones((2, 4)), WIDE, TWO)),
+    ("teacher", lambda: smi.align(np.ones((3, 5)), np.ones((3, 5)), TWO)),
+    ("overlap", lambda: error(TWO, np.eye(3))),
+    ("data", lambda: smi.generalization_error(LINEAR, 0.5, data=DATA, key=KEY)),
+]
+PRIORS = [
+    ("density", lambda: BernoulliGauss([0.1, 0.2])),
+    ("covariance", lambda: Gaussian(np.ones(3))),
+    ("covariance", lambda: Gaussian([[1.0, 0.3], [0.2, 1.0]])),
+    ("covariance", lambda: Gaussian(np.diag([1.0, -1e-3]))),
+    ("indices", lambda: Gaussian(EYE).overlap(jnp.eye(3))),
+    ("indices", lambda: Rademacher().second_moment(9)),
+    ("indices", lambda: Positive().second_moment(2)),
+    ("Qhat", lambda: Gaussian().overlap(jnp.ones((2, 3)))),
+    ("b", lambda: Gaussian().posterior(jnp.ones(3), jnp.eye(1))),
+    ("A", lambda: Gaussian().posterior(jnp.ones((1, 3)), jnp.eye(2))),
+    ("signal", lambda: Gaussian().side_information(KEY, jnp.ones(3), 0.1)),
+    ("precision", lambda: Positive(1.0, 0.0)),
+    ("weights", lambda: GaussianMixture([0.5], [1.0], [0.1])),
+    (".*", lambda: GaussianMixture([1.0], [1.0, 2.0], [0.1])),
+    ("scales", lambda: GaussianMixture([1.0], [1.0], [-0.1])),
+    ("dimension", lambda: smi.priors.GaussianProfile([1.0, 2.0]).sample(KEY, 1, 3)),
+    ("model", lambda: smi.weak_recovery(smi.links.phase_retrieval(prior=Positive()), key=KEY)),
+]
+DATA_SETS = [
+    ("teacher", lambda: sample(teacher=WIDE)),
+    ("labels", lambda: smi.Dataset(INPUTS, np.ones(5))),
+    (r"inputs: .* 5 of them not finite", lambda: smi.Dataset(BROKEN, np.ones(20))),
+    ("teacher", lambda: smi.Dataset(INPUTS, ONES, np.ones((1, 4)))),
+    (r"data: .*data\.stored\(\)", lambda: LAZY.first(3)),
+    ("covariance", lambda: VECTORS.whiten(np.eye(3))),
+    ("covariance", lambda: VECTORS.whiten(np.diag([1.0, 1.0, 1.0, 0.0]))),
+    ("covariance", lambda: VECTORS.whiten(np.ones((2, 1, 4)))),
+    ("covariance", lambda: VECTORS.first(4).whiten()),
+    ("tokens", lambda: VECTORS.whiten(np.eye(4), tokens=EYE)),
+    ("data", lambda: WHITE.whiten(np.eye(4))),
+    ("data", lambda: VECTORS.unwhiten(np.ones((1, 4)))),
+    ("weights", lambda: WHITE.unwhiten(np.ones((1, 3)))),
+    (r".*rows W", lambda: sample(smi.Bilinear(1.0, 0.5)).whiten(np.eye(5))),
+]
+INFERENCE = [
+    ("inputs", lambda: gamp(TWO, INPUTS, MANY)),
+    ("teacher", lambda: gamp(LINEAR, teacher=WIDE)),
+    ("labels", lambda: gamp(TWO, PAIRS, 1.01 * MANY)),  # rows that do not sum to one
+    ("labels", lambda: gamp(TWO, PAIRS, np.tile([[1.5, -0.5], [0.3, 0.7]], (6, 1, 1)))),
+    ("labels", lambda: gamp(TWO, PAIRS, MANY.astype(np.float32))),
+    (r"labels: .*reshape\(6, 2, 2\)\.$", lambda: gamp(SCORES, PAIRS, np.ones((6, 1, 2, 2)))),
+    (r"labels: .*only \+1 and -1", lambda: gamp(SIGN, labels=np.arange(6) % 2)),
+    ("labels", lambda: gamp(MODULUS, labels=-np.ones(6))),
+    ("labels", lambda: gamp(smi.links.relu(), labels=-np.ones(6))),
+    ("labels", lambda: gamp(law(outcomes=[-1.0, 1.0]), labels=np.full(6, 2.0))),
+    (r"labels: .*integers >= 0", lambda: gamp(smi.links.poisson(), labels=np.full(6, -1.0))),
+    (r"labels: .*counts: integers >= 0", lambda: gamp(smi.links.poisson(), labels=np.full(6, 0.5))),
+    ("start", lambda: gamp(LINEAR, start=WIDE)),
+    ("start", lambda: gamp(LINEAR, start=smi.Start(weights=np.ones(7), side_information=0.3))),
+    ("teacher", lambda: gamp(LINEAR, start="informed")),
+    ("teacher", lambda: gamp(LINEAR, start=smi.Start(side_information=0.1))),
+    ("key", lambda: smi.gamp(LINEAR, DATA)),
+    (r"model: .*noise > 0", lambda: gamp(deep(ranks=3), PAIRS, MANY)),
+    (r"model: .*one head in the last layer", lambda: gamp(deep(heads=(1, 2)), PAIRS, MANY)),
+    (r"model: .*noise > 0", lambda: gamp(deep(tied=False, ranks=2), PAIRS, MANY)),
+    (r"model: .*trained on data", lambda: gamp(HARDMAX, PAIRS, MANY)),
+    ("start", lambda: evolve(start=np.ones((2, 2)))),
+    ("start", lambda: evolve(TWO, start=np.array([[0.5, 0.3], [0.0, 0.5]]))),
+    ("points", lambda: evolve(averages=smi.Averages(4))),
+    ("model", lambda: smi.free_entropy(SEMANTIC, 1.0, 0.5, key=KEY)),
+    ("omega", lambda: posterior(TWO, MIXED, np.zeros((1, 1)))),
+    ("V", lambda: posterior(TWO, MIXED, V=np.eye(3))),
+    ("V", lambda: posterior(TWO, MIXED, V=ZERO)),
+    ("V", lambda: posterior(TWO, MIXED, V=np.array([[1.0, 2.0], [2.0, 1.0]]))),
+    ("V", lambda: posterior(TWO, MIXED, V=np.array([[1.0, 0.2], [0.1, 1.0]]))),
+    ("labels", lambda: posterior(TWO, 0.9 * MIXED)),
+    ("labels", lambda: posterior(SINGLE, np.full((2, 2), NAN), np.zeros((1, 2)), ONE)),
+    ("labels", lambda: posterior(SIGN, 0.0, 0.0 * ONE, ONE)),
+    ("labels", lambda: posterior(MODULUS, -1.0, 0.0 * ONE, ONE)),
+    ("labels", lambda: posterior(LINEAR, np.array([np.inf]), 0.0 * ONE, ONE)),
+    ("labels", lambda: posterior(multi(noise=0.1), np.ones(2), 0.0 * ONE, ONE)),
+    ("labels", lambda: posterior(PARITY, -2.0, np.zeros((3, 1)), np.eye(3))),
+    ("labels", lambda: posterior(smi.links.poisson().mixed([[4.0]]), 0.5, 0.0 * ONE, ONE)),
+    (r"noises: .*four variances", lambda: noiseless(SQUARE, (0.1, 0.05, 0.025))),
+    (r"noises: .*same fraction", lambda: noiseless(SQUARE, (0.1, 0.05, 0.02, 0.01))),
+    (r"noises: .*same fraction", lambda: noiseless(SQUARE, (0.0125, 0.025, 0.05, 0.1))),
+    (r"noises: .*labels that have a posterior", lambda: noiseless(MODULUS)),
+    (r"noises: .*jump", lambda: noiseless(JUMPS)),
+    (r"noises: .*softmax student", lambda: noiseless(HARDMAX)),
+    (r"noises: .*None for (a matrix|this) model", lambda: noiseless(smi.Bilinear(1.0, 0.2))),
+    (r"model: .*noises=\(\.\.\) \(continued to zero noise\)", lambda: gamp(SQUARE)),
+]
+TRAINING = [
+    ("batch_size: got 7; allowed: at most 6", lambda: train(batch_size=7)),
+    ("batch_size: got 7; allowed: at most 6", lambda: train(batch_size=7, one_pass=True)),
+    ("steps: .*one_pass", lambda: train(steps=4, batch_size=2, one_pass=True)),
+    ("patience: .*nothing to watch", lambda: train(data=BARE, monitor=smi.Monitor(patience=3))),
+    ("target: got .*without a teacher", lambda: train(data=BARE, monitor=smi.Monitor(target=0.5))),
+    ("target: .*2 rows", lambda: train(multi(), sample(deep()), monitor=smi.Monitor(target=0.5))),
+    ("start: ", lambda: smi.train(LINEAR, DATA, ADAM, key=KEY, steps=1, start=np.ones((3, 5)))),
+    ("data.inputs: ", lambda: train(TWO)),
+    ("data.labels: ", lambda: train(data=smi.Dataset(INPUTS, np.ones((6, 2))))),
+    (r"data\.inputs.*Stream", lambda: train(data=LAZY)),
+    (r"data\.inputs.*Stream", lambda: train(data=sample(dtype=jnp.bfloat16))),
+    ("test", lambda: train(monitor=smi.Monitor(test=LAZY))),
+    ("teacher", lambda: smi.Stream(smi.Bilinear(1.0, 0.5, 0.1), np.ones((5, 12)))),
+    ("loss: got .*function of", lambda: train(TWO, sample(TWO), loss=lambda p, y: (p - y) ** 2)),
+    ("loss: got .*function of", lambda: train(TWO, sample(TWO), loss=lambda p: p)),
+    ("loss: got .*function of", lambda: train(TWO, sample(TWO), loss=lambda p, y: None)),
+    (r"model: .*gradient.*softmax student", lambda: train(HARDMAX, sample(HARDMAX))),
+    (r"model: .*gradient.*softmax student", lambda: train(SIGN, sample(SIGN))),
+]
+SGD_ROWS = [
+    ("encoding", lambda: sequence(length=3, encoding="paired")),
+    ("encoding", lambda: sequence(encoding=jnp.ones((3, 2)))),
+    ("encoding", lambda: sequence(jnp.sum, 2, SGD.Network(), "paired")),
+    ("left", lambda: SGD.Attention("bilinear")),
+    ("left", lambda: SGD.Attention("bilinear", left=jnp.zeros(2), right=jnp.ones(2))),
+    ("fields", lambda: sequence(SGD.HermiteSeries({(2,): 1.0}))),
+    ("target", lambda: sequence(lambda z: 1j * jnp.sum(z))),
+    ("target", lambda: sequence(lambda z: jnp.log(-(jnp.sum(z) ** 2)))),
+    ("student", lambda: sequence(lambda z: z)),
+    ("terms", lambda: SGD.HermiteSeries({(-1,): 1.0})),
+    ("target", lambda: SGD.risk(sequence(lambda z: jnp.exp(z[0] ** 2), 1, jnp.sum), 0.3)),
+    (r"\(M, Q\)", lambda: SGD.risk(SEMANTIC, [0.9, 0.9])),
+    ("key", lambda: SGD.risk(SGD.semantic_positional(0.5, loss="frobenius"), 0.1)),
+    ("model", lambda: SGD.hessian(SQUARE, ([[0.1]], [[1.0]]), key=KEY)),
+    ("model", lambda: SGD.exponents(lambda z: jnp.exp(z[0] ** 2 / 2), 1)),
+    ("degree", lambda: SGD.exponents(deep(3), degree=9)),
+    ("model", lambda: SGD.exponents(smi.Bilinear())),
+    ("M", lambda: flow(SEMANTIC, 0.0)),
+    ("times", lambda: flow(times=[0.2, 0.1])),
+    ("weight_decay", lambda: flow(rate=SGD.Rule(0.0, weight_decay=0.1))),
+    ("iteration", lambda: flow(iteration=smi.Iteration(damping=0.5))),
+    ("key", lambda: flow(key=None)),
+    ("M", lambda: flow(start=(ZERO, EYE))),
+    (r"\(M, Q\)", lambda: flow(start=(2.0 * EYE, EYE))),
+    ("model", lambda: flow(SCORES)),
+    ("overlap", lambda: SGD.rates(TWO, [[1.0, 0.2], [0.2, 1.0]], key=KEY)),
+    ("model", lambda: SGD.rates(smi.links.linear(0.1), key=KEY)),
+    ("model", lambda: SGD.rates(CORRELATED, key=KEY)),
+    ("model", lambda: SGD.maximal_rate(smi.links.linear(0.1), key=KEY)),
+    ("dimension", lambda: SGD.Rule(0.1, gradient=smi.Gradient(reduction="sum/D")).per_sample()),
+    ("dimension", lambda: run(dimension=5)),
+    ("dimension", lambda: run(dimension=7, rule={"momentum": 0.5})),
+    ("rate", lambda: run(rate=[0.1, 0.1, 0.1])),
+    ("one_pass", lambda: run(batch={"one_pass": True})),
+    ("loss", lambda: run(batch={"loss": lambda a, b: float(a - b) ** 2})),
+    ("monitor", lambda: run(monitor=smi.Monitor(patience=3))),
+    ("teacher", lambda: run(start=taught("random"))),
+    ("teacher", lambda: run(start=taught([[1.0, 0.2], [0.1, 1.0]]))),
+    ("teacher", lambda: run(start=taught("iid", SGD_START))),
+    ("teacher", lambda: run(start=np.ones((2, 50)))),
+    ("teacher", lambda: run(DIRECTED, dimension=40, start=taught(0.5 * np.ones((1, 40))))),
+    ("M", lambda: run(start=(np.eye(3), EYE))),
+    ("Q", lambda: run(start=(EYE, np.array([[1.0, 0.3], [0.2, 1.0]])))),
+    (r"\(M, Q\)", lambda: run(start=(EYE, 0.5 * EYE))),
+    ("student", lambda: run(student=smi.DeepAttention(2, 3))),
+    ("student", lambda: run(student=MODULUS)),
+    ("student", lambda: run(student=HARDMAX)),
+    ("student", lambda: run(SIGN)),
+    ("key", lambda: run(key=jax.random.split(KEY, 0))),
+    ("model", lambda: run(smi.Bilinear())),
+]
+ROWS = [*MODELS, *PRIORS, *DATA_SETS, *INFERENCE, *TRAINING, *SGD_ROWS]
+NAMES = [f"{k}-{said.partition(':')[0]}" for k, (said, _) in enumerate(ROWS)]
+
+
+@pytest.mark.parametrize(("said", "call"), ROWS, ids=NAMES)
+def test_refusals_name_the_argument(said, call):
+    with pytest.raises(ValueError, match=rf"(?s)^([\w.]+, )*([\w]+\.)*{said}") as caught:
+        call()
+    assert "got" in str(caught.value)
+    assert "allowed: " in str(caught.value).lower()
+
+
+@pytest.mark.parametrize("model", [smi.links.product(3), smi.links.sign_product(4), SQUARE])
+def test_links_without_inference_still_sample(model):
+    """They have labels and predictions; for inference they need noise, and say so."""
+    data = sample(model, 2.0)
+    assert model.predict(data.teacher, data.inputs).shape == data.labels.shape == (10,)
+    zero, eye = np.zeros((model.indices, model.tokens)), np.eye(model.indices)
+    for call in (
+        lambda: smi.gamp(model, data, key=KEY),
+        lambda: evolve(model),
+        lambda: posterior(model, data.labels[0], zero, eye),
+    ):
+        with pytest.raises(ValueError, match=r"noise > 0"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        lambda z: z[jnp.argmax(z[:, 0]), 0],
+        lambda z: z.at[0, 0].set(1.0).sum(),
+        lambda z: jax.lax.fori_loop(0, 2, lambda i, a: a + z[i, 0], 0.0),
+    ],
+)
+def test_links_that_read_traced_places_are_allowed(link):
+    assert multi(link, 2, noise=0.1).indices == 2
