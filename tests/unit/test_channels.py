@@ -24,6 +24,7 @@ from jaxsmi.channels import (
     SingleAttentionChannel,
     SquarePlusSignParityChannel,
 )
+from jaxsmi.channels.attention_link import Layer
 from jaxsmi.channels.piecewise import linear_channel
 from jaxsmi.numerics.refining import Budget
 

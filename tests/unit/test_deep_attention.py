@@ -86,7 +86,8 @@ def brute_force(model, fields, omega, V, inner, count):
     before, r = P - layer.indices, layer.indices
     L, spread = np.linalg.cholesky(V), 5.5  # deviations of the grid of the inner fields
     axis = (np.arange(inner) + 0.5) * (2 * spread / inner) - spread
-    t = np.array(list(itertools.product(axis, repeat=before * M))).reshape(-1, before, M)
+    t = np.array(list(itertools.product(axis, repeat=before * M)))
+    t = t.reshape(inner ** (before * M), before, M)
     log_t = before * M * np.log(2 * spread / inner / np.sqrt(2 * np.pi)) - 0.5 * (t**2).sum((1, 2))
     z = np.einsum("pq,nqm->npm", L[:before, :before], t)
     B = mixing(model, omega[:before] + z)
