@@ -31,7 +31,7 @@ from jaxsmi.channels.posterior import Key, Posterior, as_posterior, unwhiten
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.numerics.refining import Budget, Integral, Moments, Respond, self_refining_moments
 from jaxsmi.numerics.refining_rules import Nodes, grid_fits
-from jaxsmi.numerics.refining_sums import Branch
+from jaxsmi.numerics.refining_sums import Branch, moments_of, sums_over
 
 __all__ = ["Fibre", "FibreChannel", "single_suffices", "whitened_response", "with_difference"]
 
@@ -146,17 +146,16 @@ def _without_difference(moments: Moments, root: Array) -> Moments:
 
 def _direct_moments(integral: Integral) -> Moments:
     """The moments where no variable t is open: branches at a single node."""
-    columns = integral.columns
 
     def one(sample: PyTree) -> Moments:
         # one sample as a block of one, with a node that has no coordinates and weight one
         block = tuple(x[None] for x in sample)
         node = jnp.zeros((1, 0), sample[0].dtype)
         nodes = Nodes(node, jnp.zeros(1, node.dtype), jnp.zeros(1, node.dtype))
-        sums = columns.over(nodes, *integral.integrand(block, node))
-        g, dg = integral.respond(*columns.moments(sums.values))
+        sums = sums_over(nodes, 0, *integral.integrand(block, node))
+        g, dg = integral.respond(*moments_of(sums.table))
         floor = jnp.sqrt(jnp.finfo(node.dtype).eps)
-        log_mass = sums.top[0] + jnp.log(sums.values[0, 0])
+        log_mass = sums.top[0] + jnp.log(sums.mass[0])
         return Moments(log_mass, g[0], dg[0], jnp.inf + floor, floor, floor, jnp.ones((), int))
 
     size = min(_BLOCK, len(integral.samples[0]))

@@ -22,8 +22,6 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
 
-__all__ = ["Averaged", "averaged"]
-
 
 class Averaged(eqx.Module):
     """The mean of several runs of descent on one matrix.

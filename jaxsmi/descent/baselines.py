@@ -195,7 +195,7 @@ def minimum_nuclear_norm(
     check(not model.symmetric, "model", "a symmetric Bilinear", "a rectangular Bilinear")
     allowed = "a model without noise: all labels are reproduced"
     check(model.noise == 0.0, "model", "label noise", allowed)
-    check_data(model, data)
+    data = check_data(model, data)
     inputs = data.stored().stored_inputs
     rows = inputs.reshape(data.samples, -1).astype(theory_dtype())
     entries = rows.shape[1]

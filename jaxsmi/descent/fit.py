@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 
@@ -22,8 +23,6 @@ from jaxsmi.descent.loop import TrainState
 from jaxsmi.descent.options import Gradient, Monitor
 from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel, check_data
-
-__all__ = ["check_loss", "check_one_pass", "check_settings", "initial_state"]
 
 _PROBE = 8  # a loss is tried in this dimension at most: one that is flat there is flat in any
 _LOSS = "a JAX function of (prediction, label) that returns one number"
@@ -78,13 +77,6 @@ def initial_state(
     return jax.vmap(fresh)(key) if many else fresh(key)
 
 
-def _outputs(model: AbstractModel, weights: Array, shape: tuple[int, ...]) -> Array:
-    """Answers of the student on random inputs of a shape."""
-    return model.student.outputs(
-        weights, jax.random.normal(jax.random.key(0), shape, weights.dtype)
-    )
-
-
 @eqx.filter_jit
 def _gradient(
     model: AbstractModel,
@@ -93,8 +85,10 @@ def _gradient(
     teacher: Array,
     shape: tuple[int, ...],
 ) -> Array:
-    labels = _outputs(model, teacher, shape)
-    total = lambda w: jnp.sum(jax.vmap(loss)(_outputs(model, w, shape), labels))
+    """That of the loss of weights (P, D) on the labels of others, for random inputs of a shape."""
+    inputs = jax.random.normal(jax.random.key(0), shape, weights.dtype)
+    labels = model.student.outputs(teacher, inputs)
+    total = lambda w: jnp.sum(jax.vmap(loss)(model.student.outputs(w, inputs), labels))
     return jax.grad(total)(weights)
 
 
@@ -103,8 +97,9 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
     gradient is zero (signs, hardmax); warn where it is zero for some of the rows."""
     D = min(dimension, _PROBE)
     shape = (16, *model.design.input_shape(D))
-    start = lambda n: model.student.start(jax.random.key(n), D)
-    one = jax.eval_shape(lambda: _outputs(model, start(0), shape)[0])
+    weights = jax.eval_shape(lambda: model.student.start(jax.random.key(0), D))
+    inputs = jax.ShapeDtypeStruct(shape, weights.dtype)
+    one = jax.eval_shape(lambda w, x: model.student.outputs(w, x)[0], weights, inputs)
     value = validate.call_user_function("loss", jax.eval_shape, _LOSS, loss, one, one)
     shapes = [leaf.shape for leaf in jax.tree.leaves(value)]
     check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
@@ -112,6 +107,8 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
         return  # no numbers to look at
 
     with jax.ensure_compile_time_eval():  # concrete under jit too
+        # outside of the compiled gradient: widths of factors follow from numbers of the model
+        start = lambda n: model.student.start(jax.random.key(n), D)
         gradient = _gradient(model, loss, start(1), start(2), shape)
         flat = np.all(np.asarray(gradient) == 0.0, axis=1)
     allowed = (
@@ -127,13 +124,14 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
 
 def check_settings(
     model: AbstractModel, data: Dataset | Stream, gradient: Gradient, monitor: Monitor
-) -> None:
-    """Raise a ValueError where the shapes of model, data, batches and test set do not agree, or an
-    early stop has no error or cosines to watch."""
+) -> tuple[Dataset | Stream, Monitor]:
+    """The data and the monitor, labels in the shape of the link's; a ValueError where the shapes of
+    model, data, batches and test set do not agree, or an early stop has nothing to watch."""
     size, test, teacher = gradient.batch_size, monitor.test, data.teacher
     if test is not None:
         check(not test.regenerated, "test", "regenerated inputs", "stored ones: test.stored()")
-        check_data(model, test, teacher=False)
+        test = check_data(model, test, teacher=False)
+        monitor = dataclasses.replace(monitor, test=test)
         allowed = f"inputs of dimension {data.dimension}"
         check(test.dimension == data.dimension, "test", test.inputs, allowed)
     allowed = "None without a test set or a teacher: nothing to watch"
@@ -149,14 +147,15 @@ def check_settings(
         check(size is not None, "batch_size", size, "an integer >= 1 for a Stream")
         sample = jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1)))
         check_data(model, sample, teacher=False)
-        return
-    check_data(model, data, teacher=False)
+        return data, monitor
+    data = check_data(model, data, teacher=False)
     # gradients in bfloat16 lose small updates, and regenerated inputs have no batches to index
     stored = not data.regenerated and data.inputs.dtype != jnp.bfloat16
     allowed = "stored float32 or float64; or a Stream"
     check(stored, "data.inputs", "inputs that are not stored, or bfloat16", allowed)
     allowed = f"at most {data.samples}, the samples that there are; None: all of them"
     check(size is None or size <= data.samples, "batch_size", size, allowed)
+    return data, monitor
 
 
 def check_one_pass(data: Dataset, gradient: Gradient, steps: int, state: TrainState) -> None:

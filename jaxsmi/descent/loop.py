@@ -23,17 +23,12 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, nan, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import AbstractSolver, Run
+from jaxsmi.core.driver import AbstractSolver
 from jaxsmi.descent.options import Gradient, Monitor, divisor
 from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss
 
-__all__ = ["Descent", "Epochs", "Runs", "TrainState"]
-
-# Weights are O(1) at the start, as the teacher's are, and so are those of a student that has
-# learned it: a norm a hundred times as large is an overshoot.
-_DIVERGED = 100.0
 _BETTER = 1e-4  # relative fall of the error that `patience` counts: above rounding of float32
 # empirical: 512 points in each of 8 nets give the population error to about 1 %, enough for a curve
 _ERROR_POINTS = 512
@@ -49,38 +44,6 @@ class TrainState(eqx.Module):
     optimizer: PyTree
     step: Array
     key: Array
-
-
-class Epochs(eqx.Module):
-    """Batches of a data set: an order of all samples, renewed at the start of each epoch; the last
-    batch of an epoch may be smaller."""
-
-    samples: int = eqx.field(static=True)
-    size: int = eqx.field(static=True)
-    shuffled: bool = eqx.field(static=True)
-
-    @property
-    def batches(self) -> int:
-        """Batches per epoch."""
-        return -(-self.samples // self.size)
-
-    def order(self, key: PRNGKeyArray, step: Array) -> Array:
-        """Order the samples for the epoch of a step; empty where they are not shuffled."""
-        if not self.shuffled:
-            return jnp.zeros((0,), jnp.int32)
-        # folding the epoch in, not splitting on, makes a continued run the uninterrupted one
-        key = jax.random.fold_in(key, step // self.batches)
-        return jax.random.permutation(key, self.samples).astype(jnp.int32)
-
-    def next(self, key: PRNGKeyArray, order: Array, step: Array) -> tuple[Array, Array, Array]:
-        """Return the order, the samples of this step, and a mask that ends with the epoch."""
-        if self.shuffled:
-            order = lax.cond(step % self.batches == 0, lambda: self.order(key, step), lambda: order)
-        place = (step % self.batches) * self.size + jnp.arange(self.size)
-        inside = place < self.samples
-        # static shapes: a smaller last batch repeats sample 0, and the mask leaves it out
-        place = jnp.where(inside, place, 0)
-        return order, order[place] if self.shuffled else place, inside
 
 
 class Runs(eqx.Module):
@@ -119,23 +82,11 @@ class Descent(AbstractSolver[Runs]):
     steps: Array
     every: Array
 
-    @property
-    def epochs(self) -> Epochs | None:
-        """Batches of stored data; None where a step takes all samples (a gather would copy them) or
-        fresh ones."""
-        size, samples = self.gradient.batch_size, getattr(self.data, "samples", 0)
-        if isinstance(self.data, Stream) or size is None or size >= samples:
-            return None
-        return Epochs(samples, size, not self.gradient.one_pass)
-
     def init(self) -> Runs:
         """The runs before their first update, with a record of the start."""
         state, dtype = self.start, theory_dtype()
         full = lambda value: jnp.full(state.step.shape, value, dtype)
-        order = jnp.zeros((*state.step.shape, 0), jnp.int32)
-        epochs = self.epochs
-        if epochs is not None:
-            order = jax.vmap(lambda s: epochs.order(_key(s.key), s.step))(state)
+        order = jax.vmap(lambda s: self.order(_key(s.key), s.step))(state)
         # int32 code: that of `terminate` in all later steps
         codes, stale = jnp.full(state.step.shape, RUNNING), jnp.zeros(state.step.shape, int)
         runs = Runs(state, order, {}, codes, full(nan()), full(jnp.inf), stale)
@@ -174,7 +125,7 @@ class Descent(AbstractSolver[Runs]):
         dtype = theory_dtype()
         # line searches and learning rates that depend on the loss take more than the gradient
         optimizer = optax.with_extra_args_support(self.optimizer)
-        order, batch = self._batch(_key(state.key), order, step)
+        order, batch = self.batch(_key(state.key), order, step)
         loss = lambda w: self._loss(w, *batch)
         weights, memory = state.weights, state.optimizer
         for repeat in range(self.gradient.repeats):
@@ -190,17 +141,34 @@ class Descent(AbstractSolver[Runs]):
         state = TrainState(weights, memory, jnp.full_like(state.step, step + 1), state.key)
         return state, order, total, size.astype(dtype)
 
-    def _batch(
+    def order(self, key: PRNGKeyArray, step: Array) -> Array:
+        """The order of the samples in the epoch of a step; empty where a step takes all of them (a
+        gather would copy them) or fresh ones."""
+        size, samples = self.gradient.batch_size, getattr(self.data, "samples", 0)
+        if size is None or size >= samples:
+            return jnp.zeros((0,), jnp.int32)
+        if self.gradient.one_pass:
+            return jnp.arange(samples, dtype=jnp.int32)
+        # folding the epoch in, not splitting on, makes a continued run the uninterrupted one
+        key = jax.random.fold_in(key, step // -(-samples // size))
+        return jax.random.permutation(key, samples).astype(jnp.int32)
+
+    def batch(
         self, key: PRNGKeyArray, order: Array, step: Array
     ) -> tuple[Array, tuple[Array, Array, Array]]:
         """The order, and the inputs, labels and mask of a step."""
-        data, epochs = self.data, self.epochs
+        data, size = self.data, self.gradient.batch_size or 1
         if isinstance(data, Stream):
-            inputs, labels = data.draw(jax.random.fold_in(key, step), self.gradient.batch_size or 1)
-        elif epochs is None:
+            inputs, labels = data.draw(jax.random.fold_in(key, step), size)
+        elif order.size == 0:
             inputs, labels = data.stored_inputs, data.labels
         else:
-            order, chosen, inside = epochs.next(key, order, step)
+            place = step % -(-data.samples // size)  # among the batches of an epoch
+            order = lax.cond(place == 0, lambda: self.order(key, step), lambda: order)
+            chosen = place * size + jnp.arange(size)
+            inside = chosen < data.samples
+            # static shapes: a smaller last batch repeats a sample, and the mask leaves it out
+            chosen = order[jnp.where(inside, chosen, 0)]
             return order, (data.stored_inputs[chosen], data.labels[chosen], inside)
         return order, (inputs, labels, jnp.ones(len(labels), bool))
 
@@ -259,21 +227,6 @@ class Descent(AbstractSolver[Runs]):
     def progress(self, state: Runs) -> Mapping[str, str]:
         """The loss, averaged over the runs."""
         return {"loss": f"{float(jnp.nanmean(state.record['train_loss'])):.3g}"}
-
-    def result(self, end: Run[Runs]) -> Array:
-        """Result codes of the runs: SUCCESS (all steps taken, or stopped early), MAX_STEPS
-        (`patience` or `target` never met), DIVERGED, NONFINITE."""
-        endless = self.monitor.patience is None and self.monitor.target is None
-        unmet = int(Result.SUCCESS if endless else Result.MAX_STEPS)
-        code = jnp.where(end.result == RUNNING, unmet, end.result)
-        norm = jax.vmap(optax.tree.norm)
-        numbers = sum(x[0].size for x in jax.tree.leaves(self.start.weights))
-        # a start near zero may grow to O(1) per weight
-        usual = jnp.maximum(norm(self.start.weights), jnp.sqrt(float(numbers)))
-        diverged = norm(end.state.state.weights) > _DIVERGED * usual
-        # weights that are not finite say more than their size
-        diverged = diverged & (code != Result.NONFINITE)
-        return jnp.where(diverged, int(Result.DIVERGED), code)
 
 
 def _key(words: Array) -> PRNGKeyArray:

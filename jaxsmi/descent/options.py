@@ -19,8 +19,6 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import COSINE, UNIT_INTERVAL
 
-__all__ = ["REDUCTIONS", "Gradient", "Monitor", "divisor"]
-
 REDUCTIONS = ("mean", "sum", "sum/D")
 
 

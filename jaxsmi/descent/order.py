@@ -22,8 +22,6 @@ from jaxsmi.core import validate
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
-__all__ = ["crossing", "learned_at"]
-
 
 def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
     """First step at which cosines reach a level; records that are not finite are skipped.

@@ -15,8 +15,6 @@ from jaxsmi.design.blocks import shifted
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, draw_labels
 
-__all__ = ["Stream"]
-
 
 class Stream(eqx.Module):
     """Endless fresh samples of a teacher: data of one-pass learning that are never stored.

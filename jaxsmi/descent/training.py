@@ -22,7 +22,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, nan, theory_dtype
-from jaxsmi.core.codes import Result
+from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.results import Solution
@@ -38,8 +38,9 @@ from jaxsmi.descent.stream import Stream
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss
 
-__all__ = ["TrainState", "train"]
-
+# Weights are O(1) at the start, as the teacher's are, and so are those of a student that has
+# learned it: a norm a hundred times as large is an overshoot.
+_DIVERGED = 100.0
 # standard deviations of the cosine of two random directions: 0.3 % of them are beyond
 _CHANCE = 3.0
 _RECORDS = 200  # of a run, by default: as many as a curve on a page can show
@@ -118,7 +119,7 @@ def train(
     validate.instance("gradient", gradient, Gradient, "smi.Gradient(batch_size=.., ..)")
     monitor = Monitor() if monitor is None else monitor
     validate.instance("monitor", monitor, Monitor, "smi.Monitor(every=.., ..)")
-    check_settings(model, data, gradient, monitor)
+    data, monitor = check_settings(model, data, gradient, monitor)
     state = initial_state(model, data, optimizer, key, start)
     # last: it compiles a gradient
     check_loss(model, gradient.loss or squared_loss, data.dimension)
@@ -146,18 +147,25 @@ def train(
     return _solution(descent, end, key, several)
 
 
-def _learned(descent: Descent, result: Array, cosines: Array) -> Array:
-    """The result; NOTHING_LEARNED where a run that went well has no cosine beyond chance.
-
-    √(D-1) cos/√(1 - cos²) of two random directions follows Student's law, which for large D is that
-    of √D cos.
-    """
+def _codes(descent: Descent, end: Run[Runs], cosines: Array) -> Array:
+    """Result codes of the runs, from the last cosines (runs, P)."""
+    early = descent.monitor.patience is not None or descent.monitor.target is not None
+    unmet = int(Result.MAX_STEPS if early else Result.SUCCESS)
+    code = jnp.where(end.result == RUNNING, unmet, end.result)
+    norm, start = jax.vmap(optax.tree.norm), descent.start.weights
+    # a start near zero may grow to O(1) per weight
+    usual = jnp.maximum(norm(start), jnp.sqrt(float(start[0].size)))
+    # weights that are not finite say more than their size
+    overshoot = (norm(end.state.state.weights) > _DIVERGED * usual) & (code != Result.NONFINITE)
+    code = jnp.where(overshoot, int(Result.DIVERGED), code)
     # the mean that all random matrices share has a cosine: they have no such chance level
     if not descent.model.design.rows:
-        return result
+        return code
+    # √(D-1) cos/√(1 - cos²) of two random directions follows Student's law, which for large D is
+    # that of √D cos
     chance = _CHANCE / jnp.sqrt(descent.data.dimension - 1.0 + _CHANCE**2)
     nothing = jnp.all(jnp.abs(cosines) < chance, axis=-1)  # false for NaN, without a teacher
-    return jnp.where((result == Result.SUCCESS) & nothing, int(Result.NOTHING_LEARNED), result)
+    return jnp.where((code == Result.SUCCESS) & nothing, int(Result.NOTHING_LEARNED), code)
 
 
 def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool) -> Solution:
@@ -169,7 +177,7 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     # a run that stopped early has NaN in the records after its last
     place = jnp.sum(jnp.isfinite(history["step"]), axis=-1) - 1
     last = {name: history[name][jnp.arange(runs[0]), place] for name in _LAST}
-    result = descent.result(end)
+    result = _codes(descent, end, last["cosine"])
     # overlaps of the last finite record would hide that the weights are lost
     nonfinite = result == Result.NONFINITE
     alpha = jnp.inf
@@ -182,7 +190,7 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
         "alpha": jnp.full(runs, alpha, dtype),
         "steps": end.state.state.step,
         "residual": end.state.change,
-        "result": _learned(descent, result, last["cosine"]),
+        "result": result,
         "history": history,
         "covariance": jnp.full((*runs, P, P), nan(), dtype),
         "spectral_radius": jnp.full(runs, nan(), dtype),

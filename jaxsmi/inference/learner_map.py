@@ -28,7 +28,7 @@ from jaxsmi.core.options import Averages, Start
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.label_averages import Answers, LabelAverages, admissible
-from jaxsmi.inference.order_map import AbstractOrderMap, End, Numbers, Settings, drive, resolvent
+from jaxsmi.inference.order_map import AbstractOrderMap, End, Numbers, Settings, drive
 from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
@@ -233,7 +233,7 @@ class LearnerMap(LabelAverages, AbstractOrderMap):
 
         def carried(move: Overlaps) -> Numbers:
             """Changes of all numbers where F changes by `move`."""
-            moved = resolvent(J, move)
+            moved = fixed_point.resolvent(J, move)
             still = dict.fromkeys(self.stationary, jnp.zeros(()))
             return vars(moved) | push(moved)[1] | still
 

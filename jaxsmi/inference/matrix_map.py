@@ -40,7 +40,7 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.driver import Run, advance, begin
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.core.validate import check
-from jaxsmi.inference.order_map import AbstractOrderMap, End, Numbers, Settings, drive, resolvent
+from jaxsmi.inference.order_map import AbstractOrderMap, End, Numbers, Settings, drive
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, believed, student_of
@@ -48,15 +48,13 @@ from jaxsmi.models.base import AbstractModel, title
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import roots
 from jaxsmi.numerics.anderson import Anderson, Place
+from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.random_matrix.base import NODES, AbstractSpectrum, band_nodes
 
 __all__ = ["MatrixLearnerMap", "Order", "PrecisionMap"]
 
 _LARGEST_PRECISION = 1e10  # beyond it V is below what the spectra resolve
-# each Newton step takes away one order of the 1e-6 that a difference misses the slope by
-_NEWTON_STEPS = 3
-
 _LARGEST = 1e8  # response that the iteration starts with, at most
 _TINY = 1e-14  # an order parameter that counts as zero
 _RESOLVED = 1e-10  # δ at least, what the spectra resolve: a smaller e is not told from it
@@ -147,12 +145,8 @@ def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
     lowest = jnp.log(alpha) + jnp.log(f)
     highest = jnp.log(jnp.asarray(_LARGEST_PRECISION, alpha.dtype))
     level = lambda x: x - problem(x)[0]
-    root = roots.root(level, lowest, highest)
-    beyond = root.values[1] < 0.0
+    x, beyond = roots.root(level, lowest, highest)
     recovered = (alpha >= model.recovery) | (beyond & jnp.isfinite(model.recovery))
-    slope = jnp.where(root.slope > 0.0, root.slope, 1.0)
-    polish = lambda _, x: x - level(x) / slope
-    x = lax.fori_loop(0, _NEWTON_STEPS, polish, jnp.where(beyond, highest, root.x))
     # where all is recovered any number at which the map is finite will do
     x = jnp.where(recovered, lowest, x)
     # beyond the largest precision without recovery, V is only known to be as small

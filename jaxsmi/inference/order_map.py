@@ -19,7 +19,6 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import PyTree, frozen, nan
@@ -28,8 +27,9 @@ from jaxsmi.core.driver import AbstractSolver, Run, init_run, run_solver
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import implicit
+from jaxsmi.numerics.fixed_point import resolvent
 
-__all__ = ["AbstractOrderMap", "End", "Numbers", "Settings", "drive", "finish", "resolvent"]
+__all__ = ["AbstractOrderMap", "End", "Numbers", "Settings", "drive", "finish"]
 
 _State = TypeVar("_State")
 
@@ -106,12 +106,6 @@ def drive(solver: AbstractSolver[_State], settings: Settings) -> Run[_State]:
     """Run a solver from its start."""
     steps = settings.max_steps
     return run_solver(solver, init_run(solver, steps), steps, label=settings.label)
-
-
-def resolvent(J: Array, move: PyTree) -> PyTree:
-    """(I - J)^{-1} of a change of the order parameters."""
-    flat, build = ravel_pytree(move)
-    return build(jnp.linalg.solve(jnp.eye(flat.size, dtype=J.dtype) - J, flat))
 
 
 @eqx.filter_jit

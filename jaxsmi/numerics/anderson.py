@@ -25,8 +25,6 @@ from jaxsmi.core.arrays import PyTree, not_recorded_where
 from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.driver import AbstractSolver
 
-__all__ = ["Anderson", "Place"]
-
 _DEPTH = 5  # usual [WN11]: the gain beyond is small
 _RIDGE = 1e-14  # of the least squares problem, relative: above rounding of its normal equations
 _WORSE, _CUT = 2.0, 3.0  # growth of the residual that cuts β, and by which factor: empirical
@@ -34,16 +32,15 @@ _LEAST = 0.05  # β at least: slopes down to -39 still converge
 
 
 class Place(eqx.Module):
-    """State: x, the last residual in units, β, the differences of the last steps (depth, n) of x
-    and of r and their count, the previous x and r, the best x and r with their residual."""
+    """State: x, the last residual in units, β, the last x and r (depth + 1, n), newest first, with
+    the number of differences between them that count, the best x and r with their residual."""
 
     x: PyTree
     residual: Array
     mixing: Array
-    moved: Array
-    change: Array
+    positions: Array
+    moves: Array
     count: Array
-    before: tuple[Array, Array]
     best: tuple[Array, Array]
     least: Array
     finite: Array
@@ -77,24 +74,23 @@ class Anderson(AbstractSolver[Place]):
     def init(self) -> Place:
         """x_0."""
         flat, _ = ravel_pytree(self.initial)
-        none = jnp.zeros((_DEPTH, flat.size), flat.dtype)
+        none = jnp.zeros((_DEPTH + 1, flat.size), flat.dtype)
         infinite = jnp.asarray(jnp.inf, flat.dtype)
-        nothing = (flat, jnp.zeros_like(flat))
         return Place(
             x=self.initial,
             residual=infinite,
             mixing=jnp.ones((), flat.dtype),
-            moved=none,
-            change=none,
-            count=jnp.zeros((), int),
-            before=nothing,
-            best=nothing,
+            positions=none,
+            moves=none,
+            count=jnp.asarray(-1),  # the first step has no x before it
+            best=(flat, jnp.zeros_like(flat)),
             least=infinite,
             finite=jnp.ones((), bool),
         )
 
     def step(self, state: Place, count: Array) -> Place:
         """The step from x (module docstring)."""
+        del count
         x, build = ravel_pytree(state.x)
         value, _ = ravel_pytree(self.map_of(state.x))
         units, _ = ravel_pytree(self.units(state.x))
@@ -109,11 +105,11 @@ class Anderson(AbstractSolver[Place]):
         grown = jnp.where(residual < state.least, self.growth * state.mixing, state.mixing)
         mixing = pick(state.mixing / _CUT, jnp.minimum(grown, 1.0))
         push = lambda table, row: jnp.roll(table, 1, axis=0).at[0].set(row)
+        positions, moves = push(state.positions, x), push(state.moves, r)
         # the way back starts afresh: differences of an overshoot mislead the fit
-        kept = pick(0, jnp.minimum(jnp.where(count > 0, state.count + 1, state.count), _DEPTH))
+        kept = pick(0, jnp.minimum(state.count + 1, _DEPTH))
         inside = (jnp.arange(_DEPTH) < kept)[:, None]
-        moved = jnp.where(inside, push(state.moved, x - state.before[0]), 0.0)
-        change = jnp.where(inside, push(state.change, r - state.before[1]), 0.0)
+        moved, change = (jnp.where(inside, t[:-1] - t[1:], 0.0) for t in (positions, moves))
         plain = x + mixing * r
         # least squares in units: the order parameters differ by orders of magnitude
         scaled = change / units
@@ -128,20 +124,16 @@ class Anderson(AbstractSolver[Place]):
         new = jnp.where(take, candidate, plain)
         # at the least β there is no way back, and every step counts as the best
         better = finite & ((residual < state.least) | (state.mixing <= _LEAST))
-        best = tuple(jnp.where(better, a, b) for a, b in zip((x, r), state.best, strict=True))
-        least = jnp.where(better, residual, state.least)
-        going = finite | worse
         return Place(
-            build(new),
-            residual,
-            mixing,
-            moved,
-            change,
-            kept,
-            (x, r),
-            (best[0], best[1]),
-            least,
-            going,
+            x=build(new),
+            residual=residual,
+            mixing=mixing,
+            positions=positions,
+            moves=moves,
+            count=kept,
+            best=(jnp.where(better, x, state.best[0]), jnp.where(better, r, state.best[1])),
+            least=jnp.where(better, residual, state.least),
+            finite=finite | worse,
         )
 
     def observe(self, state: Place, count: Array) -> dict[str, Array]:

@@ -22,8 +22,6 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.validate import check
 
-__all__ = ["Limit", "ladder", "limit"]
-
 _FEWEST = 4  # values: the last two of three differences give a power, the first two the one before
 _POWERS = (0.25, 2.0)  # of Δ: outside, differences are noise
 _EVEN = 1e-3  # relative error of the ratio of two variances, as rounded by hand

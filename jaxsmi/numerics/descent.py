@@ -22,8 +22,6 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.validate import check
 
-__all__ = ["Point", "SearchEnd", "minimise"]
-
 # Parameters are logarithms of strengths, or of order one: a step of a fifth changes a model by
 # twenty per cent, and one above a third may leave the region where its threshold exists.
 _FIRST_STEP = 0.2

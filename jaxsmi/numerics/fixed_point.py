@@ -8,9 +8,8 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
   times as much);
 * Newton polish V + t (I - J)^{-1} r, t halved after a step that did not halve the residual, taken
   only where the iteration already contracts, the residual falls, and the step stays near V;
-* ρ by a shifted power iteration from the identity: J maps positive matrices to positive matrices,
-  its leading eigenvalue is real with a positive eigenvector, and the shift kills oscillation
-  between blocks;
+* ρ by the growth of the powers of J on symmetric matrices: J maps positive matrices to positive
+  ones, so that its leading eigenvalue is its spectral radius;
 * the error implied by the tolerance: (I - J)^{-1} r before the last step, J times that after a
   plain one, and half of it after a Newton step, which has to halve the residual;
 * a fixed point V > 0 or perfect recovery: as long as V is no larger than twice that distance and
@@ -30,15 +29,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import not_recorded_where
+from jaxsmi.core.arrays import PyTree, not_recorded_where
 from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Run, advance, begin
-from jaxsmi.numerics.linear_algebra import positive_part, symmetric
+from jaxsmi.numerics.linear_algebra import (
+    positive_part,
+    spectral_radius,
+    symmetric,
+    symmetric_basis,
+)
 
-_POWER_STEPS = 200  # of ρ: 1e-6 where the second eigenvalue is 7 % smaller
-_SHIFT = 0.25  # of the power iteration, relative to ‖J‖/P: kills oscillation, costs little speed
 # Newton steps need a contraction, as J has statistical errors; next to the end of a branch, where
 # plain steps creep, one that turns out to have left the region is undone instead.
 _CONTRACTS, _CONTRACTS_FOLD = 0.98, 0.998
@@ -59,29 +62,19 @@ def apply(J: Array, X: Array) -> Array:
     return jnp.einsum("abcd,cd->ab", J, X)
 
 
-def perron_value(J: Array, steps: int = _POWER_STEPS) -> Array:
-    """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices, by shifted power
-    iteration."""
-    P = J.shape[0]
-    shift = _SHIFT * jnp.sqrt(jnp.sum(J * J)) / P + 1e-30  # J = 0 stays finite
-
-    def step(_: int | Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        X, _ = carry
-        Y = apply(J, X) + shift * X
-        Y = symmetric(Y)
-        norm = jnp.sqrt(jnp.sum(Y * Y))
-        return Y / jnp.where(norm > 0, norm, 1.0), norm - shift
-
-    start = jnp.eye(P, dtype=J.dtype) / jnp.sqrt(float(P))
-    return lax.fori_loop(0, steps, step, (start, jnp.zeros((), J.dtype)))[1]
+def perron_value(J: Array) -> Array:
+    """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices."""
+    # on symmetric matrices alone: derivatives of a Cholesky factor see one triangle, so that off
+    # them the entries of J mean nothing
+    basis = symmetric_basis(len(J))
+    return spectral_radius(jnp.einsum("iab,abcd,jcd->ij", basis, J, basis))
 
 
-def resolvent(J: Array, X: Array) -> Array:
-    """(I - J)^{-1} X on P×P matrices."""
-    P = J.shape[0]
-    return jnp.linalg.solve(
-        jnp.eye(P * P, dtype=J.dtype) - J.reshape(P * P, P * P), X.reshape(P * P)
-    ).reshape(P, P)
+def resolvent(J: Array, move: PyTree) -> PyTree:
+    """(I - J)^{-1} of a change of n numbers in any tree: J (n, n), or (P, P, P, P) of a matrix."""
+    flat, build = ravel_pytree(move)
+    one = jnp.eye(flat.size, dtype=J.dtype)
+    return build(jnp.linalg.solve(one - J.reshape(one.shape), flat))
 
 
 class Evaluation(eqx.Module):
@@ -114,8 +107,12 @@ class Iterate(eqx.Module):
     polished: Array
     open: Array
     undecided: Array
-    finite: Array
     recovered: Array
+
+    @property
+    def finite(self) -> Array:
+        """F of the last V is finite."""
+        return jnp.all(jnp.isfinite(self.evaluation.value))
 
 
 class Iteration(AbstractSolver[Iterate]):
@@ -174,7 +171,6 @@ class Iteration(AbstractSolver[Iterate]):
             polished=no,
             open=jnp.full_like(V0, jnp.inf),
             undecided=no,
-            finite=jnp.ones((), bool),
             recovered=no,
         )
 
@@ -232,7 +228,6 @@ class Iteration(AbstractSolver[Iterate]):
             polished=take,
             open=jnp.abs(symmetric(remains)),
             undecided=self.geometric & undecided,
-            finite=jnp.all(jnp.isfinite(value)),
             recovered=self.geometric
             & (self.decay.reached(decay_count, jnp.trace(new)) | collapsed),
         )

@@ -22,8 +22,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 
-__all__ = ["Points", "gaussian_points"]
-
 _FEWEST = (
     8  # points per axis below which a grid is worse than a net [theory: empirical-risk, Eq. (16)]
 )

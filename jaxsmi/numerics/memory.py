@@ -12,8 +12,6 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-__all__ = ["Block", "block_within", "working_memory"]
-
 CACHE = 2**19  # bytes of a block without reported memory: half of a core's usual second-level cache
 _SHARE = 64  # of a device's memory: several blocks live at once, beside the data
 

@@ -23,8 +23,6 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.numerics.linear_algebra import solve_definite
 
-__all__ = ["Minimum", "hessian", "lowest_minima"]
-
 Function = Callable[[PyTree, Array], Array]  # F of a sample's numbers and of x (k,)
 
 # empirical: a descent takes 5 to 10 steps, so that few lanes are left after 6

@@ -27,17 +27,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
 
-__all__ = [
-    "Net",
-    "covariance_and_variance",
-    "direction_numbers",
-    "generated_directions",
-    "nets",
-    "power_of_two",
-    "quotient",
-    "randomised_gaussians",
-]
-
 _BITS = 20  # a net has at most 2^20 points, more than any average here takes
 _FILE = Path(__file__).with_name("directions.npy")  # generated_directions(128)
 

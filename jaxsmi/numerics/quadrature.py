@@ -21,8 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-__all__ = ["clenshaw", "hermite", "hermite_polynomials", "legendre", "legendre_panel"]
-
 
 def _frozen(rule: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The rule, read-only: all callers share one copy."""

@@ -4,7 +4,6 @@ Equations here [theory: numerics, Eqs. (7) to (9)]; t ∈ R^d is standard Gaussi
 are copies of the integrand of other signs:
 
     mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   ⟨τ⟩, ⟨τ τᵀ⟩ under its weight,   τ = (t, r_s(t))
-    effective number of nodes   ESS = (Σ w)²/Σ w²
     done where   error(g) <= tolerance,   error(∂g) <= 10 tolerance,   ESS >= 32
 
 `self_refining_moments` computes the first two moments of a posterior, one integral a sample. A
@@ -40,9 +39,7 @@ from jaxsmi.numerics.refining_rules import (
     grid_fits,
     no_weight,
 )
-from jaxsmi.numerics.refining_sums import Branch, Columns, Sums
-
-__all__ = ["Budget", "Integral", "Moments", "level_for_width", "self_refining_moments"]
+from jaxsmi.numerics.refining_sums import Branch, Sums, merged, moments_of, no_sums, sums_over
 
 # empirical: below 32 effective nodes the groups of a rule may agree by chance
 _MIN_ESS = 32.0
@@ -138,9 +135,14 @@ class Integral(eqx.Module):
     single: Array | None = None
 
     @property
-    def columns(self) -> Columns:
-        """The sums that make the moments."""
-        return Columns(self.inner if self.shared is None else self.shared, self.outer)
+    def shared_variables(self) -> int:
+        """Number of the t that are components of τ."""
+        return self.inner if self.shared is None else self.shared
+
+    @property
+    def components(self) -> int:
+        """K, the size of τ."""
+        return self.shared_variables + self.outer
 
 
 def self_refining_moments(
@@ -179,7 +181,7 @@ def self_refining_moments(
     else:
         key = jax.random.key(0) if key is None else key
         rule = NetRule(integral.inner, budget.max_nodes, key)
-    return _Refinement(integral, rule, integral.columns, budget.tolerance).solve()
+    return _Refinement(integral, rule, budget.tolerance).solve()
 
 
 def level_for_width(inner: int, budget: Budget, width: Array) -> Array:
@@ -210,7 +212,6 @@ class _Refinement(eqx.Module):
 
     integral: Integral
     rule: AbstractRule
-    columns: Columns
     tolerance: Array
 
     @property
@@ -224,106 +225,105 @@ class _Refinement(eqx.Module):
     @property
     def shape(self) -> Block:
         """Samples and nodes worked on at once, by the memory of the device."""
-        return block_within(working_memory(), self.columns.count, *self.rule.blocks)
+        K = self.integral.components
+        # of each node: the distinct entries of the table, the weight of the tail, and w²
+        numbers = (K + 1) * (K + 2) // 2 + 2
+        return block_within(working_memory(), numbers, *self.rule.blocks)
 
     @property
     def block(self) -> int:
         return min(self.shape.samples, self.total)
 
-    def chunk_sums(self, block: PyTree, start: Array, group: Array, level: _Level) -> Sums:
-        """Sums over one chunk of nodes, in single precision where that is enough."""
-        nodes = self.rule.nodes(start, self.shape.nodes, group, level.number, level.rows)
-
-        def sums(operands: tuple[PyTree, Nodes]) -> Sums:
-            block, nodes = operands
-            return self.columns.over(nodes, *self.integral.integrand(block, nodes.points))
-
-        def in_single(operands: tuple[PyTree, Nodes]) -> Sums:
-            narrow = lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x
-            block, nodes = jax.tree.map(narrow, operands)
-            log_weight = jnp.maximum(nodes.log_weight, no_weight(jnp.float32))
-            return sums((block, nodes._replace(log_weight=log_weight)))
-
-        single = self.integral.single
-        if single is None or not self.rule.single_precision or theory_dtype() != jnp.float64:
-            return sums((block, nodes))
-        return lax.cond(single, in_single, sums, (block, nodes))
-
     def group_sums(self, block: PyTree, group: Array, level: _Level) -> Sums:
-        """Sums over all nodes of one group."""
-        chunk = self.shape.nodes
+        """Sums over all nodes of one group, chunk by chunk."""
+        integral, chunk = self.integral, self.shape.nodes
+
+        def over(block: PyTree, nodes: Nodes) -> Sums:
+            return sums_over(
+                nodes, integral.shared_variables, *integral.integrand(block, nodes.points)
+            )
+
+        def in_single(block: PyTree, nodes: Nodes) -> Sums:
+            narrow = lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x
+            block, nodes = jax.tree.map(narrow, (block, nodes))
+            log_weight = jnp.maximum(nodes.log_weight, no_weight(jnp.float32))
+            return over(block, nodes._replace(log_weight=log_weight))
 
         def add(step: Array, sums: Sums) -> Sums:
-            return self.columns.merged(sums, self.chunk_sums(block, step * chunk, group, level))
+            nodes = self.rule.nodes(step * chunk, chunk, group, level.number, level.rows)
+            single = integral.single
+            if single is None or not self.rule.single_precision or theory_dtype() != jnp.float64:
+                return merged(sums, over(block, nodes))
+            return merged(sums, lax.cond(single, in_single, over, block, nodes))
 
-        return lax.fori_loop(0, -(-level.rows[-1] // chunk), add, self.columns.none(self.block))
+        none = no_sums(self.block, integral.components)
+        return lax.fori_loop(0, -(-level.rows[-1] // chunk), add, none)
 
     def at_level(self, block: PyTree, level: _Level) -> tuple[Moments, Array]:
         """The moments of a block by one rule, and the error (S,) of the tail beyond its nodes."""
-        S, rule, columns, respond = self.block, self.rule, self.columns, self.integral.respond
+        S, rule = self.block, self.rule
         groups = lax.map(
             lambda group: self.group_sums(block, group, level), jnp.arange(rule.groups)
         )
         top = jnp.max(groups.top, axis=0)
-        parts = jax.vmap(columns.rescaled, in_axes=(0, None))(groups, top)
-        sums = jnp.sum(parts, axis=0)
-        g, dg = respond(*columns.moments(sums))
-        parts = rule.compared(parts)
-        part_g, part_dg = respond(*columns.moments(parts.reshape(-1, columns.count)))
+        each = jax.vmap(Sums.relative_to, in_axes=(0, None))(groups, top)
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), each)
+        g, dg = self.responses(sums.table)
+        parts = rule.compared(each.table)
+        part_g, part_dg = self.responses(parts)
 
         def error_of(full: Array, part: Array) -> Array:
-            full, part = full.reshape(S, -1), part.reshape(len(parts), S, -1)
-            error = rule.disagreement(full, part)
+            error = rule.disagreement(full.reshape(S, -1), part.reshape(len(parts), S, -1))
             # never below half the digits: parts may agree to rounding by a symmetry
             floor = jnp.sqrt(jnp.finfo(full.dtype).eps)
             return jnp.where(jnp.isfinite(error), jnp.maximum(error, floor), jnp.inf)
 
+        # the tail moves second moments of τ, and means by a radius less [theory: numerics, Eq. (3)]
+        tail = sums.tail / sums.mass
+        cut, dg_cut = self.changes(sums, g, dg, tail / RADIUS, tail)
+        share = sums.squares / sums.mass**2
+        error = error_of(g, part_g)
+        if rule.hidden is not None:
+            # half a node's share 1/ESS of the mass may lie beyond a jump and one deviation off:
+            # the groups do not always show it
+            hidden, _ = self.changes(sums, g, dg, 0.5 * share, jnp.zeros_like(share))
+            error = jnp.where(rule.hidden, jnp.maximum(error, hidden), error)
         split = rule.halves(parts)
-        mass = sums[:, 0]
-        cut = self.cut(sums, g, dg)
-        error = jnp.maximum(error_of(g, part_g), self.hidden(sums, g))
         moments = Moments(
-            log_mass=top + jnp.log(mass),
+            log_mass=top + jnp.log(sums.mass),
             g=g,
             dg=dg,
-            ess=mass**2 / sums[:, -1],
-            error=error + cut[0],
-            dg_error=jnp.maximum(error, error_of(dg, part_dg)) + cut[1],
+            ess=1.0 / share,
+            error=error + cut,
+            dg_error=jnp.maximum(error, error_of(dg, part_dg)) + dg_cut,
             nodes=jnp.full((S,), rule.groups * level.rows[-1]),
             halves=None if split is None else self.without_bias(split),
         )
-        return moments, jnp.maximum(cut[0], cut[1] / _LOOSER)
+        return moments, jnp.maximum(cut, dg_cut / _LOOSER)
 
-    def cut(self, sums: Array, g: Array, dg: Array) -> tuple[Array, Array]:
-        """Changes of g and dg where the tail beyond the nodes, the last column but one, moves
-        second moments of τ, and means by a radius less [theory: numerics, Eq. (3)]."""
-        mean, covariance = self.columns.moments(sums)
-        tail = sums[:, -2] / sums[:, 0]
-        one = jnp.eye(mean.shape[-1], dtype=tail.dtype)
-        moved_g, moved_dg = self.integral.respond(
-            mean + (tail / RADIUS)[:, None], covariance + tail[:, None, None] * one
+    def responses(self, table: Array) -> tuple[Array, Array]:
+        """(g, dg) of tables with any leading axes, which become one."""
+        return self.integral.respond(*moments_of(table.reshape(-1, *table.shape[-2:])))
+
+    def changes(
+        self, sums: Sums, g: Array, dg: Array, shift: Array, spread: Array
+    ) -> tuple[Array, Array]:
+        """Relative changes (S,) of g and dg where means move by `shift` (S,) and second moments by
+        `spread` (S,)."""
+        mean, covariance = moments_of(sums.table)
+        one = jnp.eye(mean.shape[-1], dtype=spread.dtype)
+        moved = self.integral.respond(
+            mean + shift[:, None], covariance + spread[:, None, None] * one
         )
-        return _relative_change(moved_g, g), _relative_change(moved_dg, dg)
-
-    def hidden(self, sums: Array, g: Array) -> Array:
-        """Change of g where half a node's share 1/ESS of the mass lies beyond a jump and one
-        deviation off: the groups may not show it."""
-        hides = self.rule.hidden
-        if hides is None:
-            return jnp.zeros(len(g), g.dtype)
-        mean, covariance = self.columns.moments(sums)
-        share = sums[:, -1] / sums[:, 0] ** 2
-        moved, _ = self.integral.respond(mean + 0.5 * share[:, None], covariance)
-        return jnp.where(hides, _relative_change(moved, g), 0.0)
+        return _relative_change(moved[0], g), _relative_change(moved[1], dg)
 
     def without_bias(self, split: Array) -> tuple[Array, Array]:
-        """(g, dg), (S, 2, ...), of two halves of the nets, from sums (2, G/2, S, columns)."""
+        """(g, dg), (S, 2, ...), of two halves of the nets, from tables (2, G/2, S, ...)."""
         # the jackknife: a quotient is biased by its noise, and n times it less n - 1 times the mean
         # of those without one of the n nets has no bias of first order
         n = split.shape[1]
         whole = jnp.sum(split, axis=1, keepdims=True)
-        every = jnp.concatenate([whole, whole - split], axis=1)
-        values = self.integral.respond(*self.columns.moments(every.reshape(-1, self.columns.count)))
+        values = self.responses(jnp.concatenate([whole, whole - split], axis=1))
 
         def corrected(x: Array) -> Array:
             x = x.reshape(2, n + 1, self.block, *x.shape[1:])

@@ -26,18 +26,6 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.memory import Block
 from jaxsmi.numerics.nets import Net, nets
 
-__all__ = [
-    "AbstractRule",
-    "NODES_PER_AXIS",
-    "NetRule",
-    "Nodes",
-    "TrapezoidRule",
-    "RADIUS",
-    "WIDE_OFFSET",
-    "grid_fits",
-    "no_weight",
-]
-
 # Radius of the ball of nodes in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5),
 # and that of a second family of rules, for the few samples whose posterior reaches the first's edge
 RADIUS = 5.5
@@ -138,8 +126,8 @@ class AbstractRule(eqx.Module):
         return None
 
     def halves(self, parts: Array) -> Array | None:
-        """The sums (G, S, columns) of the groups in two independent halves, (2, G/2, S, columns);
-        None where the nodes are not random."""
+        """The tables (G, S, ...) of the groups in two independent halves, (2, G/2, S, ...); None
+        where the nodes are not random."""
         del parts
         return None
 
@@ -155,7 +143,7 @@ class AbstractRule(eqx.Module):
         """
 
     def compared(self, parts: Array) -> Array:
-        """The sums that are compared with the whole, from those of the groups (G, S, C)."""
+        """The tables that are compared with the whole, from those of the groups (G, S, ...)."""
         return parts
 
 

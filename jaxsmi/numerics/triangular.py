@@ -16,15 +16,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-__all__ = [
-    "acceptance_tries",
-    "bartlett",
-    "bartlett_size",
-    "chi_square",
-    "total",
-    "triangular_root",
-]
-
 _TRIES = 8  # proposals of a χ²: all fail with probability < 1e-6 at one degree of freedom
 _FEW_TRIES, _MANY_FREEDOMS = 2, 57  # two proposals do from 57 degrees of freedom on
 _PIVOT = 1e-14  # of the largest entry: a smaller pivot is rounding

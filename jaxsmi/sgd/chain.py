@@ -33,8 +33,6 @@ from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.triangular import acceptance_tries, chi_square
 from jaxsmi.sgd.coordinates import Coordinates, contract, factor, shifted, slopes
 
-__all__ = ["Blocks", "OverlapChain", "Update"]
-
 # Random numbers of a run are drawn in blocks of so many numbers, and of so many steps at most:
 # large enough to be vectorised, small enough for the cache with many runs. Empirical.
 _NUMBERS = 2**13

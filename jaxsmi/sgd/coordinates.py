@@ -32,17 +32,6 @@ from jaxtyping import Array
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.triangular import triangular_root
 
-__all__ = [
-    "Coordinates",
-    "contract",
-    "coordinates_of",
-    "factor",
-    "placed",
-    "rows_of",
-    "shifted",
-    "slopes",
-]
-
 
 class Coordinates(eqx.Module):
     """Rows in coordinates (module docstring); `groups` g of rows share T and nothing else.

@@ -39,8 +39,6 @@ from jaxsmi.sgd.averages import sizes_of
 from jaxsmi.sgd.grid import MAX_TOKENS
 from jaxsmi.sgd.hermite import coefficients, multi_indices, second_moment, terms
 
-__all__ = ["Expansion", "Exponents", "exponents", "sampled_expansion"]
-
 # The highest total order, by the number of fields: on grids what takes seconds, on nets what has no
 # more than 1000 multi-indices (10 000 on request), and never above eight.
 _DEGREES = {1: 12, 2: 12, 3: 8, 4: 6}

@@ -50,7 +50,6 @@ from jaxsmi.sgd.problem import (
 if TYPE_CHECKING:
     import diffrax  # importing it takes a second: it is imported where a flow is solved
 
-__all__ = ["Flow", "FlowErrors", "flow", "recovery_time", "velocity"]
 
 _USUAL = 2**15, 8  # points of all nets, and nets: error bars of 1e-3 of two layers at κ = 0.2
 _RTOL, _MAX_STEPS = 1e-7, 4096

@@ -27,8 +27,6 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.numerics.quadrature import hermite
 
-__all__ = ["MAX_TOKENS", "Grid", "contract", "correlation", "expectation", "tabulate"]
-
 # Step and half width by the number of tokens: errors of 1e-13 for one and two, 1e-10 for three and
 # 1e-8 for four tokens of softmax attention, whose table fits into memory.
 _STEPS = {1: 0.05, 2: 0.1, 3: 0.2, 4: 0.3}

@@ -43,8 +43,6 @@ from jaxsmi.sgd.grid import MAX_TOKENS
 from jaxsmi.sgd.hermite import coefficients, multi_indices, second_moment, square
 from jaxsmi.sgd.problem import Initial, Point, check_gradient, gram_of, pair_of, point_of
 
-__all__ = ["Flatness", "averages", "flatness", "hessian", "risk"]
-
 _USUAL = 2**18, 16  # points of all nets, and nets: errors of 1e-4 of the risk of attention
 _ROUNDING = 1e3  # machine epsilons of the risk: a sum over 1e4 nodes loses less
 _DIRECTIONS = 4096  # random ones for the escape: within 2 degrees of any in three dimensions

@@ -43,8 +43,6 @@ from jaxsmi.sgd import landscape
 from jaxsmi.sgd.averages import net_averages, sizes_of, spread
 from jaxsmi.sgd.problem import check_gradient, check_silent, is_even, pair_of
 
-__all__ = ["Rates", "RatesErrors", "maximal_rate", "rates"]
-
 _USUAL = 2**19, 8  # points of all nets, and nets: Λ of two layers to 1 %
 _USUAL_RECOVERY = 2**17, 8
 _ROUNDING = 1e-9  # of correlations that count as zero

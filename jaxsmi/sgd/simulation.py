@@ -21,8 +21,6 @@ from jaxsmi.sgd.coordinates import Coordinates
 from jaxsmi.sgd.problem import Initial, Rule, check_gradient, pair_of
 from jaxsmi.sgd.starts import beginning_of, begun
 
-__all__ = ["Simulation", "simulate"]
-
 _RECORDS = 100  # a curve's resolution on paper
 _TOGETHER = 4096  # runs whose random numbers lie in memory together
 _EXACT = 2**53  # integers above are no floats: dimensions and steps are both

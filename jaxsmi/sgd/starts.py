@@ -28,8 +28,6 @@ from jaxsmi.numerics.triangular import bartlett, bartlett_size, triangular_root
 from jaxsmi.sgd.coordinates import Coordinates, placed, rows_of
 from jaxsmi.sgd.problem import Initial, Point, gram_of, point_of
 
-__all__ = ["Beginning", "beginning_of", "begun"]
-
 _STREAM = 2**31 - 1  # of the random start; blocks of steps have the streams from zero on
 
 

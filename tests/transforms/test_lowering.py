@@ -134,7 +134,7 @@ def test_an_update_on_float32_inputs_is_float32(model, dimension):
     def gradient(solver, run):
         now = run.state
         words = jax.random.wrap_key_data(now.state.key[0])
-        _, batch = solver._batch(words, now.order[0], run.step)
+        _, batch = solver.batch(words, now.order[0], run.step)
         weights = jax.tree.map(lambda x: x[0], now.state.weights)
         change = jax.value_and_grad(lambda w: solver._loss(w, *batch))(weights)
         return optax.apply_updates(weights, change[1])

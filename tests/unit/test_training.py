@@ -77,17 +77,25 @@ def test_one_pass_takes_each_sample_once_in_order():
     close(train(optax.sgd(0.3), 4, batch_size=7, one_pass=True, start=START).weights, expected)
 
 
+def descent(size):
+    return loop.Descent(
+        model=MODEL, data=DATA, gradient=smi.Gradient(batch_size=size), monitor=smi.Monitor(),
+        optimizer=optax.sgd(0.3), start=None, steps=jnp.asarray(1), every=jnp.asarray(1),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("size", [pytest.param(7, marks=SLOW), 10, 29])
 def test_an_epoch_is_a_permutation_of_all_samples(size):
-    epochs = loop.Epochs(30, size, True)
-    used = []
-    order = epochs.order(KEY, jnp.asarray(0))
-    for step in range(3 * epochs.batches):
-        order, chosen, inside = epochs.next(KEY, order, jnp.asarray(step))
-        used.append(np.asarray(chosen)[np.asarray(inside)])
-    passes = [np.concatenate(used[n * epochs.batches : (n + 1) * epochs.batches]) for n in range(3)]
+    solver, batches = descent(size), -(-30 // size)
+    order, passes = solver.order(KEY, jnp.asarray(0)), []
+    for epoch in range(3):
+        used = []
+        for step in range(epoch * batches, (epoch + 1) * batches):
+            order, (_, labels, inside) = solver.batch(KEY, order, jnp.asarray(step))
+            used.append(np.asarray(labels)[np.asarray(inside)])
+        passes.append(np.concatenate(used))
     for one in passes:
-        np.testing.assert_array_equal(np.sort(one), np.arange(30))
+        np.testing.assert_array_equal(np.sort(one), np.sort(DATA.labels))
     assert not np.array_equal(passes[0], passes[1])
 
 
@@ -96,7 +104,7 @@ def test_the_last_batch_of_an_epoch_counts_only_its_own_samples():
     """30 samples in batches of 20: the second batch has ten samples, and its mean is over ten."""
     fit = train(optax.sgd(0.3), 2, batch_size=20, start=START)
     order_key = jax.random.wrap_key_data(fit.state.key, impl="threefry2x32")
-    order = np.asarray(loop.Epochs(30, 20, True).order(order_key, jnp.asarray(0)))
+    order = np.asarray(descent(20).order(order_key, jnp.asarray(0)))
     batches = [(DATA.inputs[part], DATA.labels[part]) for part in (order[:20], order[20:])]
     expected = plain_loop(lambda w, x, y: total(w, x, y) / len(y), optax.sgd(0.3), batches)
     close(fit.weights, expected)

@@ -17,8 +17,6 @@ from jaxtyping import Array
 
 from jaxsmi.numerics.quadrature import legendre_panel
 
-__all__ = ["NODES", "AbstractSpectrum", "band_nodes", "existing_edges", "positive_root"]
-
 NODES = 96  # Gauss–Legendre nodes a band: 1e-13 for errors, 1e-11 where a gap closes
 
 _THETA, _WEIGHT = legendre_panel(NODES, 0.0, np.pi)
@@ -29,18 +27,24 @@ class AbstractSpectrum(eqx.Module):
 
     Attributes:
         edges: The edges (4,) from left to right; the two of the gap are NaN where there is none.
+        critical: The edges (4,) in the coordinate in which they are found.
         gap: There is a gap.
         x: Nodes (192,) of quadrature, band by band.
         density: μ(x).
+        hilbert: H(x).
+        log_potential: ∫ log|x - y| μ(dy), of an even law over y > 0 with x² - y².
         weight: Weights of `mean`.
         copies: 2 where μ is even and the nodes cover its positive half, else 1.
     """
 
-    edges: eqx.AbstractVar[Array]
-    gap: eqx.AbstractVar[Array]
-    x: eqx.AbstractVar[Array]
-    density: eqx.AbstractVar[Array]
-    weight: eqx.AbstractVar[Array]
+    edges: Array
+    critical: Array
+    gap: Array
+    x: Array
+    density: Array
+    hilbert: Array
+    log_potential: Array
+    weight: Array
     copies: eqx.AbstractClassVar[float]
 
     def mean(self, values: Array) -> Array:

@@ -6,15 +6,18 @@ Equations here [theory: random-matrices, Eqs. (21) to (28)]; R₁ aspect, R₂ r
     N(D) = D² + A₁ D - B,  M(D) = D² + A₂ D - B
     s(D) = N(D) M(D)/(k R₂ D (D - R₂)),      d log s/dD = N'/N + M'/M - 1/D - 1/(D - R₂)
 
-N has the roots -n and n₊, M the roots -m and m₊, with m >= n and m₊ <= n₊ < R₂. On four intervals s
-is a coordinate:
+N has the roots -n and n₊, M the roots -m and m₊. With the poles they are six points of the axis,
+
+    -m <= -n < 0 < m₊ <= n₊ < R₂
+
+and s is a coordinate on four of the intervals between them:
 
     below     D < -m          s falls from ∞ to 0: a coordinate of the whole real axis
     between   -n < D < 0      two edges where there is a gap
     within    m₊ < D < n₊     the first edge (R₁ > 1)
     beyond    D > R₂          the last edge
 
-Distances of D to the roots and poles are carried, not D itself, so that R → 0 costs no digits. The
+Distances of D to the six points are carried, not D itself, so that R → 0 costs no digits. The
 coordinate t of a branch is the logarithm of a distance, or of the quotient of the distances to both
 ends.
 """
@@ -29,23 +32,11 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.numerics.roots import bisect
+from jaxsmi.numerics.roots import bisect, differentiable_root
 
-__all__ = [
-    "WIDE",
-    "Branch",
-    "Roots",
-    "below",
-    "between",
-    "beyond",
-    "edges_on_branches",
-    "halves",
-    "roots_of",
-    "solved",
-    "within",
-]
-
-WIDE = 160.0  # the largest logarithm of a distance that is looked at
+WIDE = 160.0  # largest log of a distance: the product of four distances stays below overflow
+# of s at -m, -n, 0, m₊, n₊, R₂: the order of the zero there, -1 for a pole
+_ORDERS = (1, 1, -1, 1, 1, -1)
 
 
 class Roots(NamedTuple):
@@ -76,6 +67,19 @@ class Roots(NamedTuple):
         """log(k R₂)."""
         return 0.5 * jnp.log(self.aspect) + jnp.log(self.rank)
 
+    @property
+    def width(self) -> Array:
+        """n₊ - m₊."""
+        return self.n_plus * self.apart / self.m
+
+    def distances(self, position: int, left: Array, right: Array) -> list[Array]:
+        """D minus each of the six points, for a D that has `position` of them to its left, at the
+        distance `left` from the last of these and `right` from the next one."""
+        # sums of positive numbers, none of which is a difference: N(R₂) = R₂ gives R₂ - n₊
+        steps = (self.apart, self.n, self.m_plus, self.width, self.rank / (self.rank + self.n))
+        below = [left + sum(steps[k : position - 1]) for k in range(position)]
+        return below + [-right - sum(steps[position:k]) for k in range(position, 6)]
+
 
 def roots_of(aspect: Array, rank: Array, noise: Array) -> Roots:
     """The roots of N and M."""
@@ -93,39 +97,29 @@ def roots_of(aspect: Array, rank: Array, noise: Array) -> Roots:
     return Roots(aspect, rank, noise, n, B / n, m, B / m, apart)
 
 
-class Distances(NamedTuple):
-    """D + n, D - n₊, D + m, D - m₊, D and D - R₂, none of them a difference of large numbers."""
-
-    n: Array
-    n_plus: Array
-    m: Array
-    m_plus: Array
-    zero: Array
-    rank: Array
-
-
 class Place(NamedTuple):
-    """A D on a branch of s: its `distances`, and `speed` = dD/dt of the branch's coordinate t."""
+    """A D on a branch of s: its `distances` to the six points, and `speed` = dD/dt of the branch's
+    coordinate t."""
 
-    distances: Distances
+    distances: list[Array]
     speed: Array
 
     def log_s(self, c: Roots) -> Array:
         """log s(D): one logarithm, which compiles faster than six."""
-        n, n_plus, m, m_plus, zero, rank = self.distances
+        m, n, zero, m_plus, n_plus, rank = self.distances
         return jnp.log(n * n_plus * m * m_plus / (zero * rank)) - c.scale
 
     @property
     def rate(self) -> Array:
         """d log s/dD."""
-        n, n_plus, m, m_plus, zero, rank = (1.0 / x for x in self.distances)
-        return n + n_plus + m + m_plus - zero - rank
+        terms = (order / x for order, x in zip(_ORDERS, self.distances, strict=True))
+        return sum(terms, jnp.zeros_like(self.speed))
 
     @property
     def bend(self) -> Array:
         """d² log s/dD²."""
-        n, n_plus, m, m_plus, zero, rank = (1.0 / x**2 for x in self.distances)
-        return zero + rank - n - n_plus - m - m_plus
+        terms = (order / x**2 for order, x in zip(_ORDERS, self.distances, strict=True))
+        return -sum(terms, jnp.zeros_like(self.speed))
 
 
 Branch = Callable[[Array, Roots], Place]
@@ -142,85 +136,36 @@ def halves(t: Array) -> tuple[Array, Array]:
 def below(t: Array, c: Roots) -> Place:
     """D = -(m + e^t)."""
     grown = jnp.exp(t)
-    size = c.m + grown
-    distances = Distances(
-        n=-grown - c.apart,
-        n_plus=-size - c.n_plus,
-        m=-grown,
-        m_plus=-size - c.m_plus,
-        zero=-size,
-        rank=-size - c.rank,
-    )
-    return Place(distances, -grown)
+    return Place(c.distances(0, grown, grown), -grown)
 
 
 def between(t: Array, c: Roots) -> Place:
     """D = -n sigmoid(-t)."""
     to_n, to_zero = (c.n * x for x in halves(t))
-    distances = Distances(
-        n=to_n,
-        n_plus=-to_zero - c.n_plus,
-        m=to_n + c.apart,
-        m_plus=-to_zero - c.m_plus,
-        zero=-to_zero,
-        rank=-to_zero - c.rank,
-    )
-    return Place(distances, to_n * to_zero / c.n)
-
-
-def beyond(t: Array, c: Roots) -> Place:
-    """D = R₂ + e^t; N(R₂) = R₂ and M(R₂) = R₁ R₂."""
-    grown = jnp.exp(t)
-    D = c.rank + grown
-    distances = Distances(
-        n=D + c.n,
-        n_plus=grown + c.rank / (c.rank + c.n),
-        m=D + c.m,
-        m_plus=grown + c.aspect * c.rank / (c.rank + c.m),
-        zero=D,
-        rank=grown,
-    )
-    return Place(distances, grown)
+    return Place(c.distances(2, to_n, to_zero), to_n * to_zero / c.n)
 
 
 def within(t: Array, c: Roots) -> Place:
     """D = m₊ + (n₊ - m₊) sigmoid(t)."""
-    width = jnp.where(c.apart > 0.0, c.n_plus * c.apart / c.m, 1.0)
+    # a square matrix has no such branch: any width will do
+    width = jnp.where(c.apart > 0.0, c.width, 1.0)
     low, high = (width * x for x in halves(t))
-    D = c.m_plus + low
-    distances = Distances(
-        n=D + c.n,
-        n_plus=-high,
-        m=D + c.m,
-        m_plus=low,
-        zero=D,
-        rank=-high - c.rank / (c.rank + c.n),
-    )
-    return Place(distances, low * high / width)
+    return Place(c.distances(4, low, high), low * high / width)
+
+
+def beyond(t: Array, c: Roots) -> Place:
+    """D = R₂ + e^t."""
+    grown = jnp.exp(t)
+    return Place(c.distances(6, grown, grown), grown)
 
 
 def solved(branch: Branch, goal: Array, low: ArrayLike, high: ArrayLike, c: Roots) -> Array:
-    """t with log s = goal on a branch, from `low` to `high`.
-
-    It is bisected, then moved by three Newton steps. Derivatives go through the Newton steps. Goals
-    that the branch does not reach give some t, without NaN.
-    """
-    fixed, at = lax.stop_gradient((c, goal))
-    low, high = (
-        jnp.broadcast_to(lax.stop_gradient(jnp.asarray(x, at.dtype)), at.shape) for x in (low, high)
-    )
-    middle = 0.5 * (low + high)
-    start, end, half = branch(jnp.stack([low, high, middle]), fixed).log_s(fixed)
-    rising = end > start
-    reached = (at >= jnp.minimum(start, end)) & (at <= jnp.maximum(start, end))
-    goal = jnp.where(reached, goal, half)
-    at = lax.stop_gradient(goal)
-    above = lambda t: (branch(t, fixed).log_s(fixed) > at) == rising
-    t = lax.stop_gradient(bisect(above, low, high, 32))
-    place = lax.stop_gradient(branch(t, fixed))
-    slope = place.rate * place.speed
-    slope = jnp.where(jnp.abs(slope) > 1e-12, slope, jnp.inf)  # at an edge
-    return lax.fori_loop(0, 3, lambda _, t: t - (branch(t, c).log_s(c) - goal) / slope, t)
+    """t with log s = goal on a branch, from `low` to `high`; an end where s does not get there."""
+    low, high = (jnp.broadcast_to(jnp.asarray(x, goal.dtype), goal.shape) for x in (low, high))
+    height = lambda t: branch(t, c).log_s(c)
+    rising = height(high) > height(low)
+    excess = lambda t: jnp.where(rising, height(t) - goal, goal - height(t))
+    return differentiable_root(excess, low, high)
 
 
 def edges_on_branches(c: Roots) -> tuple[Array, Array]:
@@ -228,26 +173,16 @@ def edges_on_branches(c: Roots) -> tuple[Array, Array]:
 
     The edges lie on the branches `within`, `between` (two of them) and `beyond`.
     """
+    wide = jnp.full_like(c.n, WIDE)
     fixed = lax.stop_gradient(c)
-    wide = jnp.full_like(fixed.n, WIDE)
     # d² log s/dD² grows from -∞ at -n to ∞ at 0
     middle = bisect(lambda t: between(t, fixed).bend > 0.0, -0.5 * wide, 0.5 * wide)
     gap = between(middle, fixed).rate < 0.0
     # the rate falls up to `middle` and grows from there
-    lows = jnp.stack([-0.5 * wide, middle])
-    highs = jnp.stack([middle, 0.5 * wide])
-    falling = jnp.asarray([True, False])
-    high, low = bisect(lambda t: (between(t, fixed).rate < 0.0) == falling, lows, highs)
-    high = jnp.where(gap, high, middle)
-    low = jnp.where(gap, low, middle)
-    first = bisect(lambda t: within(t, fixed).rate < 0.0, -0.5 * wide, 0.5 * wide)
-    last = bisect(lambda t: beyond(t, fixed).rate > 0.0, -wide, wide)
-
-    def moved(branch: Branch, t: Array, is_edge: Array | bool = True) -> Array:
-        """Two Newton steps, through which derivatives go."""
-        place = branch(t, fixed)
-        curvature = jnp.where(is_edge & (place.bend != 0.0), place.bend * place.speed, jnp.inf)
-        return lax.fori_loop(0, 2, lambda _, t: t - branch(t, c).rate / curvature, t)
-
-    pair = moved(between, jnp.stack([low, high]), gap)
-    return jnp.stack([moved(within, first), *pair, moved(beyond, last)]), gap
+    sign = jnp.asarray([-1.0, 1.0])
+    lows, highs = jnp.stack([-0.5 * wide, middle]), jnp.stack([middle, 0.5 * wide])
+    pair = differentiable_root(lambda t: sign * between(t, c).rate, lows, highs)
+    high, low = jnp.where(gap, pair, middle)
+    first = differentiable_root(lambda t: -within(t, c).rate, -0.5 * wide, 0.5 * wide)
+    last = differentiable_root(lambda t: beyond(t, c).rate, -wide, wide)
+    return jnp.stack([first, low, high, last]), gap

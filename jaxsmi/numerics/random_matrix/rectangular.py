@@ -60,12 +60,7 @@ from jaxsmi.numerics.random_matrix.branches import (
     within,
 )
 
-__all__ = [
-    "RectangularSpectrum",
-    "rectangular_error",
-    "rectangular_information",
-    "rectangular_spectrum",
-]
+_LEAST = 1e-12  # singular values may be zero, where H has a pole for R₁ > 1
 
 
 class RectangularSpectrum(AbstractSpectrum):
@@ -80,14 +75,6 @@ class RectangularSpectrum(AbstractSpectrum):
     aspect: Array
     rank: Array
     noise: Array
-    critical: Array
-    edges: Array
-    gap: Array
-    x: Array
-    density: Array
-    hilbert: Array
-    log_potential: Array
-    weight: Array
 
     @property
     def error(self) -> Array:
@@ -107,10 +94,10 @@ class RectangularSpectrum(AbstractSpectrum):
 
     @jax.jit
     def green(self, points: Array) -> tuple[Array, Array]:
-        """(H, μ) at real points x > 0 of any shape, on the support, in the gap or outside."""
-        x = jnp.asarray(points, theory_dtype())
+        """(H, μ) at real points of any shape, on the support, in the gap or outside."""
+        x = jnp.maximum(jnp.asarray(points, theory_dtype()), _LEAST)
         c = roots_of(self.aspect, self.rank, self.noise)
-        goal = 2.0 * jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
+        goal = 2.0 * jnp.log(x)
         first, low, high, last = lax.stop_gradient(self.edges)
         critical = lax.stop_gradient(self.critical)
         hole = self.gap & (x > low) & (x < high)
@@ -124,7 +111,7 @@ class RectangularSpectrum(AbstractSpectrum):
         D_hole = -c.n * halves(solved(between, goal, critical[2], critical[1], c))[1]
         D_outer = c.rank + jnp.exp(solved(beyond, goal, -WIDE, critical[3], c))
         t = solved(within, goal, critical[0], 0.5 * WIDE, c)
-        D_inner = c.m_plus + c.n_plus * c.apart / c.m * halves(t)[0]
+        D_inner = c.m_plus + c.width * halves(t)[0]
         off = hole | outer | inner
         D = jnp.where(outer, D_outer, jnp.where(hole, D_hole, D_inner))
         D = jnp.where(off, D, 1.0)
@@ -133,14 +120,10 @@ class RectangularSpectrum(AbstractSpectrum):
 
     def best(self, values: Array, hilbert: Array) -> Array:
         """f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)]: the singular values of the best estimate."""
-        x = jnp.maximum(values, 1e-12)
+        x = jnp.maximum(values, _LEAST)
         faint = _faint(self.aspect, self.rank, 1.0 / self.noise)
         full = _shrunk(x, hilbert, self.aspect, self.noise)
         return jnp.where(faint, x / (1.0 + self.noise), full)
-
-    def shrink(self, values: Array) -> Array:
-        """As in the base class, for values that may be zero."""
-        return super().shrink(jnp.maximum(values, 1e-12))
 
 
 def _shrunk(x: Array, hilbert: Array, aspect: Array, noise: Array) -> Array:
@@ -162,7 +145,6 @@ def _pair(p: Array, t: Array, c: Roots) -> tuple[Array, Array, Array]:
     """(u, v, u² + v²) of the complex roots, from -m - p and the logit of q."""
     to_n, to_zero = (c.n * x for x in halves(t))
     size_p = c.m + p
-    width = c.n_plus * c.apart / c.m  # n₊ - m₊
     excess = c.n_plus + c.m_plus - c.rank
     product = c.n_plus * c.m_plus
     # (m - p) - (q + n), small where both are large, from s(p) = s(q) divided by p - q
@@ -176,7 +158,7 @@ def _pair(p: Array, t: Array, c: Roots) -> tuple[Array, Array, Array]:
     # there are two ways to write it
     tilt = jnp.where(to_zero < to_n, to_n * c.m - to_zero * p, to_n * (c.apart + p) - change * c.n)
     square = size * tilt / (c.n * c.m)
-    square = square - 0.5 * change * (c.n_plus + c.m_plus) - 0.25 * width**2 - 0.25 * change**2
+    square = square - 0.5 * change * (c.n_plus + c.m_plus) - 0.25 * c.width**2 - 0.25 * change**2
     return u, positive_root(square), size
 
 

@@ -14,14 +14,14 @@ S = W Wᵀ/√(r d) (ρ = r/d, a = √ρ) and R = S + √Δ Z, Z ~ GOE(d)/√d:
     I(q̂) = 1/8 + ¼ log q̂ + ½ Σ,   Δ = 1/q̂,      dI/dq̂ = V/4
 
 x(s) is smooth and increasing along a band, so that no cubic is ever solved on the support:
-integrals run over s, roots are bisected in log(s - a) (outside the support in log|g|), then
-polished by two Newton steps, through which derivatives go. Integrands vanish at the ends of the
-bands: there, the limits of integration are constants for differentiation.
+integrals run over s, and roots are bisected in log(s - a) (outside the support in log|g|).
+Integrands vanish at the ends of the bands: there, the limits of integration are constants for
+differentiation.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +37,7 @@ from jaxsmi.numerics.random_matrix.base import (
     existing_edges,
     positive_root,
 )
-from jaxsmi.numerics.roots import bisect
-
-__all__ = ["Spectrum", "inverse_green", "mutual_information", "shrinkage_error", "spectrum"]
+from jaxsmi.numerics.roots import differentiable_root
 
 
 def inverse_green(g: Array, rho: Array, delta: Array) -> Array:
@@ -52,51 +50,13 @@ def _slope(g: Array, rho: Array, delta: Array) -> Array:
     return rho / (g - jnp.sqrt(rho)) ** 2 + delta - 1.0 / g**2
 
 
-class _Segment(NamedTuple):
-    """Points origin + sign·e^t, t from start to stop, along which z rises (1) or falls (-1)."""
-
-    origin: Array
-    sign: Array
-    start: Array
-    stop: Array
-    rising: Array
-
-    def at(self, t: Array) -> Array:
-        """The point of the segment."""
-        return self.origin + self.sign * jnp.exp(t)
-
-
-class _Regions(NamedTuple):
-    """Parts of the real axis; a point in none of them lies on the first band."""
-
-    right: Array
-    left: Array
-    hole: Array
-    second: Array
-
-    @property
-    def support(self) -> Array:
-        return ~(self.right | self.left | self.hole)
-
-
 class Spectrum(AbstractSpectrum):
-    """The law of R = S + √Δ Z (`AbstractSpectrum`), at `rho` ρ and `delta` Δ.
-
-    `critical`: g at the edges.
-    """
+    """The law of R = S + √Δ Z, at `rho` ρ and `delta` Δ; `critical` is g at the edges."""
 
     copies: ClassVar[float] = 1.0
 
     rho: Array
     delta: Array
-    critical: Array
-    edges: Array
-    gap: Array
-    x: Array
-    density: Array
-    hilbert: Array
-    log_potential: Array
-    weight: Array
 
     @property
     def error(self) -> Array:
@@ -105,63 +65,34 @@ class Spectrum(AbstractSpectrum):
 
     def green(self, points: Array) -> tuple[Array, Array]:
         """(H, μ) at real points of any shape, on the support, in the gap or outside."""
-        points = jnp.asarray(points, theory_dtype())
-        rho = self.rho
-        delta = self.delta
-        a = jnp.sqrt(self.rho)
-        regions = self._regions(points)
-        segment = self._segment(points, regions)
-        still, still_rho, still_delta, goal = lax.stop_gradient((segment, rho, delta, points))
-
-        def above(t: Array) -> Array:
-            return (
-                segment.rising * (inverse_green(still.at(t), still_rho, still_delta) - goal) > 0.0
-            )
-
-        t = lax.stop_gradient(bisect(above, still.start, still.stop))
-        for _ in range(2):  # derivatives of first and second order go through these
-            node = segment.at(t)
-            fall = _slope(node, rho, delta) * segment.sign * jnp.exp(t)
-            t = t - (inverse_green(node, rho, delta) - points) / jnp.where(fall == 0.0, 1.0, fall)
-        node = segment.at(t)
-        u, v = _pair(jnp.where(regions.support, node, 2.0 * a), points, rho, delta)
-        return jnp.where(regions.support, u, node), jnp.where(regions.support, v / np.pi, 0.0)
-
-    def _regions(self, points: Array) -> _Regions:
-        left, low, high, right = lax.stop_gradient(self.edges)
-        beyond = points >= right
-        hole = self.gap & (points > low) & (points < high)
-        return _Regions(beyond, points <= left, hole, self.gap & (points >= high) & ~beyond)
-
-    def _segment(self, points: Array, regions: _Regions) -> _Segment:
-        """The segment that contains the real root of each point.
-
-        Along it z falls with g off the support and rises with s on it.
-        """
-        a = jnp.sqrt(self.rho)
-        g = lax.stop_gradient(self.critical)
-        ends = lax.stop_gradient(_bands(self.critical, self.gap, self.rho, self.delta))
-        tiny = jnp.finfo(g.dtype).tiny
-        log = lambda x: jnp.log(jnp.maximum(x, tiny))
-        to_zero = log(1.0 / jnp.maximum(jnp.abs(points), tiny))  # g = 1/x: z > x
-        to_pole = jnp.log(1.0 / jnp.maximum(a - points, tiny))  # |g| = 1/(a - x): z < x
-        last = jnp.log(g[3])
-        first = jnp.log(-g[0])
-        zero = jnp.zeros_like(a)
-        one = jnp.ones_like(a)
-        options = (
-            (regions.right, _Segment(zero, one, jnp.minimum(to_zero, last), last, -one)),
-            (regions.left, _Segment(zero, -one, jnp.minimum(to_pole, first), first, one)),
-            (regions.hole, _Segment(a, one, log(g[2] - a), log(g[1] - a), -one)),
-            (regions.second, _Segment(a, one, ends[1, 0], ends[1, 1], one)),
+        x = jnp.asarray(points, theory_dtype())
+        rho, delta = self.rho, self.delta
+        a = jnp.sqrt(rho)
+        edges, g, bands = lax.stop_gradient(
+            (self.edges, self.critical, _bands(self.critical, self.gap, rho, delta))
         )
-        band = _Segment(a, one, ends[0, 0], ends[0, 1], one)
-        segment = _Segment(*(jnp.broadcast_to(x, points.shape) for x in band))
-        for inside, option in options:
-            segment = _Segment(
-                *(jnp.where(inside, x, y) for x, y in zip(option, segment, strict=True))
-            )
-        return segment
+        left, right = x <= edges[0], x >= edges[3]
+        hole = self.gap & (x > edges[1]) & (x < edges[2])
+        second = self.gap & (x >= edges[2]) & ~right
+        support = ~(left | right | hole)
+        # the real root is g = ±e^t outside, g = a + e^t in the gap, and s = a + e^t on the support
+        origin = jnp.where(left | right, 0.0, a)
+        sign = jnp.where(left, -1.0, 1.0)
+        log = lambda x: jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
+        # outside it lies between g at the edge and a g of the other sign of z(g) - x: 1/x on the
+        # right, 1/(x - a) on the left
+        outer = [log(-g[0]), log(g[3]), log(g[1] - a), bands[1, 1]]
+        inner = [-log(a - x), -log(x), log(g[2] - a), bands[1, 0]]
+        regions = [left, right, hole, second]
+        high = jnp.select(regions, [jnp.broadcast_to(t, x.shape) for t in outer], bands[0, 1])
+        low = jnp.select(regions, [jnp.broadcast_to(t, x.shape) for t in inner], bands[0, 0])
+        # along g = e^t and in the gap z falls
+        rising = jnp.where(right | hole, -1.0, 1.0)
+        node = lambda t: origin + sign * jnp.exp(t)
+        excess = lambda t: rising * (inverse_green(node(t), rho, delta) - x)
+        root = node(differentiable_root(excess, jnp.minimum(low, high), high))
+        u, v = _pair(jnp.where(support, root, 2.0 * a), x, rho, delta)
+        return jnp.where(support, u, root), jnp.where(support, v / np.pi, 0.0)
 
     def best(self, values: Array, hilbert: Array) -> Array:
         """f(λ) = λ - 2 Δ H(λ): the eigenvalues of the best estimate of S."""
@@ -205,13 +136,8 @@ def _critical(rho: Array, delta: Array) -> tuple[Array, Array]:
     gap = below & (delta < jnp.where(below, 1.0 - jnp.cbrt(rho), 0.0) ** 3 / rho)
 
     def root(low: Array, high: Array, rising: float) -> Array:
-        still_rho, still_delta, low, high = lax.stop_gradient((rho, delta, low, high))
-        above = lambda g: rising * _slope(g, still_rho, still_delta) > 0.0
-        g = lax.stop_gradient(bisect(above, low, high))
-        for _ in range(2):
-            curve = -2.0 * rho / (g - a) ** 3 + 2.0 / g**3
-            g = g - _slope(g, rho, delta) / jnp.where(curve == 0.0, 1.0, curve)
-        return g
+        low, high = lax.stop_gradient((low, high))
+        return differentiable_root(lambda g: rising * _slope(g, rho, delta), low, high)
 
     # z' = Δ - 1/g² + ρ/(g-a)²: from -∞ at 0 up to +∞ at a; from 0 downwards likewise
     right = root(jnp.zeros_like(a), jnp.minimum(a, b), 1.0)
