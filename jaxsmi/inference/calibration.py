@@ -1,4 +1,4 @@
-r"""Calibration of message passing: precision and fields brought to what the data say of them.
+r"""Calibration of message passing: precision, fields and the teacher's norm, as the data say.
 
 Theory says b = A W* + A^{1/2} ξ. A random start breaks this: its overlap M is √D times off its
 norm, and at finite D the mismatch grows with the signal. What holds off the Nishimori line too,
@@ -28,7 +28,12 @@ dimension then cannot talk itself into perfect recovery.
 At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped
 message passing follows state evolution step by step.
 
-Source: derived for this library [theory: multi-index, Eqs. (38) to (40)].
+The norm of one index, ρ = W* W*ᵀ/D, differs from S by S √(2/D), and message passing with the wrong
+norm loses the signal even from the teacher. Labels tell of it, before any input is looked at:
+
+    Ŝ = argmax_ρ  Σ_μ log Z_out(y_μ; 0, ρ) - (D/2) (ρ/S - log ρ/S)
+
+Source: derived for this library [theory: multi-index, Eqs. (38) to (40); spectral, Eq. (14)].
 """
 
 from __future__ import annotations
@@ -38,12 +43,17 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.averages import redraw_labels
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.data import Dataset
+from jaxsmi.core.validate import check
 from jaxsmi.design.base import AbstractOperator
+from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import quotient
 
@@ -54,16 +64,19 @@ __all__ = [
     "calibration",
     "draws",
     "misfit",
-    "no_calibration",
     "widened",
+    "with_norm",
 ]
 
-_SIGNIFICANT = 3.0  # standard errors
-_WIDEST = 1e6  # of one step
-_WIDE = 0.999  # of S
+_SIGNIFICANT = 3.0  # standard errors: one of 370 steps is calibrated by chance
+_LEAST = 1e-4  # of A: T of a heavy-tailed sum may be negative
+_WIDEST = 1e6  # of one step: where V is rounding, the ratio of distances is infinite
+_WIDE = 0.999  # of S: Q = S - V stays positive
+_GRID = 25  # half a standard deviation apart
+_WIDTHS = 6.0  # Ŝ is looked for within so many standard deviations √(2/D) of log ρ/S
 
 
-class Calibration(eqx.Module):
+class Calibration(NamedTuple):
     """`precision`: the calibrated A (P, P); `rescaling`: the matrix (P, P) that multiplies b, and
     the Onsager term."""
 
@@ -71,13 +84,8 @@ class Calibration(eqx.Module):
     rescaling: Array
 
 
-def no_calibration(A: Array) -> Calibration:
-    """The textbook algorithm: A as it is, b as it is."""
-    return Calibration(A, jnp.eye(A.shape[0], dtype=A.dtype))
-
-
 def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> Calibration:
-    """What the data say of precision and fields (module docstring).
+    """The calibrated precision and fields (module docstring).
 
     Args:
         b: Fields of the prior, (P, D).
@@ -92,14 +100,17 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> Calib
     a, vectors = jnp.linalg.eigh(A)
     s = jnp.einsum("pk,pq,qk->k", vectors, second_moment, vectors)
     n = jnp.einsum("pk,pq,qk->k", vectors, noise, vectors)
+    # an estimate of A need not be positive: such directions get no field at all
     positive = (a > 0.0) & (n > 0.0)
     a = jnp.where(positive, a, 1.0)
     n = jnp.where(positive, n, 1.0)
     n = (n + a * a * s) / (1.0 + a * s)
     T = jnp.sum((vectors.T @ b) ** 2, axis=1) / (n * D) - 1.0
     deviation = (T - a * s) / (jnp.sqrt(2.0 / D) * (1.0 + a * s))
-    significant = jnp.where(jnp.abs(deviation) > 3.0, 1.0 - 9.0 / deviation**2, 0.0)
-    new = jnp.maximum(a + significant * (T / s - a), 1e-4 * a)
+    # continuous in δ: what is within the error stays as it is
+    shrunk = 1.0 - (_SIGNIFICANT / deviation) ** 2
+    significant = jnp.where(jnp.abs(deviation) > _SIGNIFICANT, shrunk, 0.0)
+    new = jnp.maximum(a + significant * (T / s - a), _LEAST * a)
     scale = jnp.where(significant > 0.0, jnp.sqrt(new / n), 1.0)
     new = jnp.where(positive, new, 0.0)
     rescaling = (vectors * jnp.where(positive, scale, 1.0)) @ vectors.T
@@ -122,7 +133,7 @@ def draws(channel: AbstractChannel, samples: int, key: PRNGKeyArray) -> Draws:
     return Draws(normal, noise)
 
 
-class Misfit(eqx.Module):
+class Misfit(NamedTuple):
     """How far labels lie from those of ω, over what V says: `ratio`, and the `significance` of its
     distance from one, in standard errors."""
 
@@ -165,3 +176,41 @@ def widened(V: Array, second_moment: Array, excess: Array) -> Array:
     values, vectors = jnp.linalg.eigh(jnp.minimum(excess, _WIDEST) * (inverse @ V @ inverse))
     capped = (vectors * jnp.minimum(values, _WIDE)) @ vectors.T
     return jnp.where(excess > 1.0, root @ capped @ root, V)
+
+
+def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> AbstractModel:
+    """The model with the norm of its one index as the labels tell it, if asked to (None: where that
+    is known to help)."""
+    # Gaussian rows without a covariance of their own: who gives one, knows the norm
+    usual = model.indices == 1 and model.prior.traits.wishart and not jax.tree.leaves(model.prior)
+    if norm is None:
+        norm = usual
+    check(isinstance(norm, bool), "norm", norm, "True, False or None")
+    allowed = "False: it is estimated of one index with the default Gaussian prior"
+    check(usual or not norm, "norm", norm, allowed)
+    if not norm:
+        return model
+    covariance = _estimated_norm(model, data)
+    return eqx.tree_at(lambda m: m.prior.covariance, model, covariance, is_leaf=lambda x: x is None)
+
+
+@eqx.filter_jit
+def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
+    """Ŝ (1, 1), by a grid and a parabola through its best three points."""
+    statistic = model.channel.statistic(data.labels)
+    zero = jnp.zeros((data.samples, 1, model.channel.tokens), theory_dtype())
+    widest = _WIDTHS * np.sqrt(2.0 / data.dimension)
+    grid = jnp.exp(jnp.linspace(-widest, widest, _GRID))
+    half = 0.5 * data.dimension
+
+    def evidence(rho: Array) -> Array:
+        post = model.channel.respond(statistic, zero, rho * jnp.eye(1), jax.random.key(0))
+        return jnp.sum(post.log_partition) - half * (rho - jnp.log(rho))
+
+    values = lax.map(evidence, grid)
+    best = jnp.clip(jnp.argmax(values), 1, _GRID - 2)
+    low, middle, high = (values[best + k] for k in (-1, 0, 1))
+    curvature = low - 2.0 * middle + high
+    shift = jnp.where(curvature < 0.0, 0.5 * (low - high) / jnp.minimum(curvature, -1e-30), 0.0)
+    step = 2.0 * widest / (_GRID - 1)
+    return (grid[best] * jnp.exp(jnp.clip(shift, -1.0, 1.0) * step)).reshape(1, 1)

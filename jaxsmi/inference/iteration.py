@@ -11,7 +11,7 @@ covariance C of what is not known of it, and the fields' variance V = C:
     b = sensing.adjoint(g) + A W
     A, b calibrated by the data (calibration.py)
     W, C = prior.posterior(b, A)
-    then damping, (W, C, memory) ← (1 - d) new + d old    (Eq. (41), `GampIteration._damped`)
+    then damping, (W, C, memory) ← (1 - d) new + d old                               (Eq. (41))
 
 A damped W remembers every g it is made of, and the Onsager term with it: it is the memory C g that
 is damped, not C alone. How much is in pace.py.
@@ -28,7 +28,6 @@ Where the samples are spread over devices (`Dataset.sharded`) each device takes 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -36,30 +35,27 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import PyTree, not_recorded, not_recorded_where, theory_dtype
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
-from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.core.data import Regenerated
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay
 from jaxsmi.core.validate import call_user_function
 from jaxsmi.design.base import AbstractOperator
-from jaxsmi.inference.calibration import (
-    Draws,
-    calibration,
-    draws,
-    misfit,
-    no_calibration,
-    widened,
-)
-from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
+from jaxsmi.inference.calibration import Calibration, Draws, calibration, draws, misfit, widened
+from jaxsmi.inference.observations import EVERYWHERE, SPREAD, Observations, on_devices
 from jaxsmi.inference.pace import Pace
 from jaxsmi.learners.base import AbstractResponder
-from jaxsmi.models.base import AbstractModel
 
-__all__ = ["GampIteration", "GampState", "Position", "SideInformation"]
+__all__ = ["GampIteration", "GampState", "Position", "SideInformation", "contract", "statistic_of"]
+
+_GROWN = 1e6  # of |W|² at the start: a minimiser has no other bound
+_BEYOND = 10.0  # of tr S: the posterior mean of Bayes is below one of it
+_VANISHED = 1e-5  # of |W| at the start: rounding, of which nothing grows again
+_EMERGING = 1e-2  # of S: a smaller row has not been learned
+_DRAWS = 1  # the stream of the numbers that labels are compared by
 
 
 class GampState(eqx.Module):
@@ -98,34 +94,36 @@ class SideInformation(NamedTuple):
 class Position(eqx.Module):
     """Where a run is: its `state`, the last finite one, and what the stopping test looks at.
 
-    `residual`: root mean square change of Ŵ in the last step; `pace`: the damping, and what it is
-    chosen by (pace.py); `ratio` of tr C over the last step;
-    `ray`: steps in a row on the recovery ray; `inaccurate`: fraction of posteriors that missed
-    their tolerance; `misfit`: of the labels, significantly above one where V is too small
-    (calibration.py); `emerging` (P,): rows that are next to zero and grow; `start_norm`: size of Ŵ
-    at the start.
+    `pace`: the damping, the last change of Ŵ, and what the damping is chosen by (pace.py); `ratio`
+    of tr C over the last step; `decay_count`: steps in a row of geometric decay; `inaccurate`:
+    fraction of posteriors that missed their tolerance; `misfit`: of the labels, significantly above
+    one where V is too small (calibration.py); `start_norm`: size of Ŵ at the start.
     """
 
     state: GampState
-    residual: Array
     pace: Pace
     ratio: Array
-    ray: Array
+    decay_count: Array
     inaccurate: Array
     misfit: Array
-    emerging: Array
     finite: Array
     start_norm: Array
+
+    @property
+    def residual(self) -> Array:
+        """Root mean square change of Ŵ in the last step."""
+        return jnp.sqrt(jnp.mean(self.pace.change**2))
+
+
+@eqx.filter_jit
+def statistic_of(learner: AbstractResponder, labels: Array) -> Array:
+    """What `respond` needs of the labels, once for a run."""
+    return learner.statistic(labels)
 
 
 def contract(A: Array, W: Array) -> Array:
     """A W, along the first axis of a signal of any shape."""
     return jnp.tensordot(A, W, axes=1)
-
-
-_GROWN = 1e6  # of |W|² at the start: a minimiser has no other bound
-_EMERGING = 1e-2  # of S: what is smaller is next to nothing
-_DRAWS = 1  # the stream of the numbers that labels are compared by
 
 
 class Responses(NamedTuple):
@@ -139,16 +137,17 @@ class Responses(NamedTuple):
     fields: Array
 
 
-_Moved = tuple[Array, Array, Array]  # Ŵ, C and the memory, which are damped
-
-
 class GampIteration(AbstractSolver[Position]):
-    """Message passing on one data set (module docstring)."""
+    """Message passing on one data set (module docstring).
 
-    model: AbstractModel
+    `start`: where it begins; `spectral`: the spectral estimate (P, D) in it, if any; `statistic`:
+    what responses need of the labels; `precision`: the estimate of A; `calibrate`: A, b and V by
+    the data; `adaptive`: the damping is chosen by pace.py.
+    """
+
+    observations: Observations
     learner: AbstractResponder
-    data: Dataset
-    start: GampState | None
+    start: GampState
     spectral: Array | None
     statistic: Array
     side: SideInformation
@@ -156,49 +155,43 @@ class GampIteration(AbstractSolver[Position]):
     tolerance: Array
     key: PRNGKeyArray
     record: Callable[[GampState], PyTree] | None
-    mesh: Mesh | None = eqx.field(static=True)
     precision: str = eqx.field(static=True)
     calibrate: bool = eqx.field(static=True)
     adaptive: bool = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
 
     @property
-    def largest(self) -> Array:
-        """tr S."""
-        return jnp.trace(self.model.prior.second_moment(self.model.indices))
+    def second_moment(self) -> Array:
+        """S (P, P)."""
+        model = self.observations.model
+        return model.prior.second_moment(model.indices)
 
     @property
-    def ray(self) -> GeometricDecay:
+    def decay(self) -> GeometricDecay:
         """A run of finite dimension fluctuates: a ratio steady to a tenth, for ten steps."""
-        return GeometricDecay(self.largest, slowest=0.98, spread=0.1, steps=10)
+        return GeometricDecay(jnp.trace(self.second_moment), slowest=0.98, spread=0.1, steps=10)
 
     @property
-    def sensing(self) -> AbstractOperator:
-        """How the signal is seen; on each device of the mesh, through its part of the samples."""
-        sensing = self.model.design.operator(self.data.inputs)
-        if self.mesh is None:
-            return sensing
-        return dataclasses.replace(sensing, axes=self.mesh.axis_names)
+    def compares(self) -> bool:
+        """Labels are compared with those that a run believes in."""
+        return self.calibrate and self.observations.model.channel.drawable
 
-    # What the driver asks for
+    # The interface of a solver
 
     def init(self) -> Position:
         """The start."""
-        assert self.start is not None  # it is taken out of the solver once the run has begun
         dtype = theory_dtype()
-        unknown = not_recorded((), dtype)
-        overlap = self.model.metric.overlaps(self.start.weights, self.data.teacher)["overlap"]
+        teacher = self.observations.data.teacher
+        overlaps = self.observations.model.metric.overlaps(self.start.weights, teacher)
         return Position(
             state=self.start,
-            residual=unknown,
             pace=Pace.start(self.damping, self.start.weights),
-            ratio=unknown,
-            ray=jnp.zeros((), int),
+            ratio=not_recorded((), dtype),
+            decay_count=jnp.zeros((), int),
             inaccurate=jnp.zeros((), dtype),
             misfit=jnp.ones((), dtype),
-            emerging=jnp.zeros(len(self.start.weights), bool),
             finite=jnp.ones((), bool),
-            start_norm=jnp.sqrt(jnp.trace(overlap)),
+            start_norm=jnp.sqrt(jnp.trace(overlaps["overlap"])),
         )
 
     def step(self, state: Position, count: Array) -> Position:
@@ -208,21 +201,16 @@ class GampIteration(AbstractSolver[Position]):
         new, (inaccurate, excess) = self._step(old, state.pace.damping)
         trace = jnp.trace(new.covariance)
         ratio = trace / jnp.trace(old.covariance)
-        weights = new.weights
-        covariance = new.covariance
-        finite = jnp.all(jnp.isfinite(weights)) & jnp.all(jnp.isfinite(covariance))
+        finite = jnp.all(jnp.isfinite(new.weights)) & jnp.all(jnp.isfinite(new.covariance))
         reached = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
-        change = weights - old.weights
-        pace = state.pace.follow(change, weights, trace)
+        change = new.weights - old.weights
         return Position(
             state=eqx.tree_at(lambda s: s.step, reached, new.step),
-            residual=jnp.sqrt(jnp.mean(change**2)),
-            pace=pace if self.adaptive else state.pace.measured(pace),
+            pace=state.pace.follow(change, new.weights, trace, self.adaptive),
             ratio=ratio,
-            ray=self.ray.follow(state.ray, trace, ratio, state.ratio),
+            decay_count=self.decay.follow(state.decay_count, trace, ratio, state.ratio),
             inaccurate=inaccurate,
             misfit=excess,
-            emerging=self._emerging(old.weights, weights),
             finite=finite,
             start_norm=state.start_norm,
         )
@@ -232,7 +220,7 @@ class GampIteration(AbstractSolver[Position]):
         now = state.state
         entry = {
             "step": now.step.astype(now.weights.dtype),
-            **self.model.metric.overlaps(now.weights, self.data.teacher),
+            **self.observations.model.metric.overlaps(now.weights, self.observations.data.teacher),
             "covariance": now.covariance,
             "damping": state.pace.damping,
             "residual": not_recorded_where(count == 0, state.residual),
@@ -250,30 +238,38 @@ class GampIteration(AbstractSolver[Position]):
         return state.finite
 
     def terminate(self, state: Position, count: Array) -> Array:
-        """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED on the
-        recovery ray."""
+        """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED where
+        tr C decays geometrically."""
         weights = state.state.weights
-        norm = jnp.sqrt(jnp.mean(weights**2))
         size = jnp.sum(weights**2) / weights[0].size
-        still = (state.pace.relative <= self.tolerance) & ~jnp.any(state.emerging)
-        vanished = norm <= 1e-5 * state.start_norm
-        ended = still | vanished
-        trace = jnp.trace(state.state.covariance)
+        still = (state.pace.relative <= self.tolerance) & ~self._emerging(state)
+        ended = still | (jnp.sqrt(jnp.mean(weights**2)) <= _VANISHED * state.start_norm)
         recovered = jnp.zeros((), bool)
         grown = size > _GROWN * state.start_norm**2
-        lost = Result.DIVERGED  # λ + A is not positive definite
+        broken = Result.DIVERGED  # of a minimiser: λ + A is not positive definite
         if self.learner.bayes:
-            recovered = self.model.channel.noiseless & self.ray.reached(state.ray, trace)
-            grown = size > 10.0 * self.largest
-            lost = Result.NONFINITE
+            trace = jnp.trace(state.state.covariance)
+            noiseless = self.observations.model.channel.noiseless
+            recovered = noiseless & self.decay.reached(state.decay_count, trace)
+            grown = size > _BEYOND * jnp.trace(self.second_moment)
+            broken = Result.NONFINITE
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),
             (ended, Result.SUCCESS),
             (ended & (state.inaccurate > INACCURATE_SHARE), Result.INACCURATE),
             (recovered, Result.RECOVERED),
             (grown, Result.DIVERGED),
-            (~state.finite, lost),
+            (~state.finite, broken),
         )
+
+    def _emerging(self, state: Position) -> Array:
+        """A row is next to zero and grows: a run whose other rows stand still goes on."""
+        size = lambda W: jnp.sum(W**2, axis=tuple(range(1, W.ndim))) / W[0].size
+        new = size(state.state.weights)
+        old = size(state.state.weights - state.pace.change)
+        S = jnp.diagonal(self.second_moment)
+        others = jnp.max(new) > _EMERGING * jnp.max(S)
+        return others & jnp.any((new < _EMERGING * S) & (new > old))
 
     def progress(self, state: Position) -> Mapping[str, str]:
         """What is not known yet of each index."""
@@ -281,32 +277,19 @@ class GampIteration(AbstractSolver[Position]):
 
     # The step
 
-    def fields(self, state: GampState) -> Array:
-        """The fields (N, P, M) of the estimate."""
-        return on_devices(
-            lambda problem, state: problem.sensing.forward(state.weights),
-            self.mesh,
-            (self, state),
-            _of_samples,
-            SPREAD,
-        )
-
-    @property
-    def compares(self) -> bool:
-        """Whether labels are compared with those that a run believes in."""
-        return self.calibrate and self.model.channel.drawable
-
     def _step(self, state: GampState, damping: Array) -> tuple[GampState, tuple[Array, Array]]:
         """The next state, the fraction of posteriors that missed their tolerance, and the misfit of
         the labels."""
         everywhere = jax.tree.map(lambda _: EVERYWHERE, state)
         spread = eqx.tree_at(lambda s: (s.memory, s.g, s.omega), everywhere, (SPREAD,) * 3)
-        key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), _DRAWS)
-        compares = self.compares
-        numbers = draws(self.model.channel, self.data.samples, key) if compares else None
+        numbers = None
+        if self.compares:
+            # of all samples at once: the same numbers for any number of devices
+            key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), _DRAWS)
+            numbers = draws(self.observations.model.channel, self.observations.data.samples, key)
         return on_devices(
             GampIteration._device_step,
-            self.mesh,
+            self.observations.mesh,
             (self, state, damping, numbers),
             _of_samples,
             (spread, (EVERYWHERE, EVERYWHERE)),
@@ -316,28 +299,25 @@ class GampIteration(AbstractSolver[Position]):
         self, state: GampState, damping: Array, numbers: Draws | None
     ) -> tuple[GampState, tuple[Array, Array]]:
         """`_step`, as one device sees it."""
-        model = self.model
-        sensing = self.sensing
-        seen = self._responses(sensing, state, numbers)
-        V = seen.V
-        posterior = seen.posterior
-        g = posterior.g
-        A = self._precision(sensing, posterior, V)
+        operator = self.observations.operator
+        seen = self._responses(operator, state, numbers)
+        g = seen.posterior.g
+        A = self._precision(operator, seen.posterior, seen.V)
         b = seen.fields + contract(A, state.weights)
-        calibrated = no_calibration(A)
+        # the textbook algorithm: A as it is, b as it is
+        calibrated = Calibration(A, jnp.eye(len(A), dtype=A.dtype))
         if self.calibrate:
-            second_moment = model.prior.second_moment(A.shape[0])
-            calibrated = calibration(b, A, sensing.outer_precision(g), second_moment)
+            calibrated = calibration(b, A, operator.outer_precision(g), self.second_moment)
         b = contract(calibrated.rescaling, b) + self.side.fields
         weights, covariance = self.learner.posterior(b, calibrated.precision + self.side.precision)
-        onsager = covariance @ calibrated.rescaling
-        weights, covariance, memory = self._damped(
-            (weights, covariance, jnp.einsum("pq,nqm->npm", onsager, g)),
+        memory = jnp.einsum("pq,nqm->npm", covariance @ calibrated.rescaling, g)
+        # `Pace.relative` undoes the factor 1 - d in the change of Ŵ: a change here is one there
+        weights, covariance, memory = jax.tree.map(
+            lambda new, old: (1.0 - damping) * new + damping * old,
+            (weights, covariance, memory),
             (state.weights, state.covariance, state.memory),
-            damping,
         )
-        missed = posterior.error > self.learner.tolerance
-        inaccurate = sensing.mean(missed.astype(weights.dtype))
+        missed = seen.posterior.error > self.learner.tolerance
         next_state = GampState(
             weights=weights,
             covariance=covariance,
@@ -347,10 +327,10 @@ class GampIteration(AbstractSolver[Position]):
             precision=calibrated.precision,
             step=state.step + 1,
         )
-        return next_state, (inaccurate, seen.excess)
+        return next_state, (operator.mean(missed.astype(weights.dtype)), seen.excess)
 
     def _responses(
-        self, sensing: AbstractOperator, state: GampState, numbers: Draws | None
+        self, operator: AbstractOperator, state: GampState, numbers: Draws | None
     ) -> Responses:
         """What the fields of the estimate say.
 
@@ -358,16 +338,22 @@ class GampIteration(AbstractSolver[Position]):
         explains these are the answer; else V is widened by what all ω say, and they are drawn a
         second time.
         """
+        model = self.observations.model
         key = jax.random.fold_in(self.key, state.step)
-        rows = (self.statistic, state.memory)
+        C = state.covariance
 
         def believed(omega: Array) -> tuple[Array, Array]:
-            V = state.covariance
             if numbers is None:
-                return V, jnp.ones((), V.dtype)
-            model = self.model
-            excess = misfit(model.channel, self.data.labels, omega, V, numbers, sensing).excess
-            return widened(V, model.prior.second_moment(model.indices), excess), excess
+                return C, jnp.ones((), C.dtype)
+            labels = self.observations.data.labels
+            excess = misfit(model.channel, labels, omega, C, numbers, operator).excess
+            return widened(C, self.second_moment, excess), excess
+
+        if not isinstance(operator.inputs, Regenerated):
+            omega = operator.forward(state.weights) - state.memory
+            V, excess = believed(omega)
+            posterior = self.learner.respond(self.statistic, omega, V, key)
+            return Responses(omega, V, excess, posterior, operator.adjoint(posterior.g))
 
         def through(V: Array) -> Responses:
             def answer(fields: Array, rows: PyTree) -> tuple[Array, PyTree]:
@@ -376,57 +362,35 @@ class GampIteration(AbstractSolver[Position]):
                 posterior = self.learner.respond(statistic, omega, V, key)
                 return posterior.g, (omega, posterior)
 
-            kept, total = sensing.forward_adjoint(state.weights, rows, answer)
-            omega, posterior = kept
+            rows = (self.statistic, state.memory)
+            (omega, posterior), total = operator.forward_adjoint(state.weights, rows, answer)
             return Responses(omega, *believed(omega), posterior, total)
 
-        if not isinstance(sensing.inputs, Regenerated):
-            omega = sensing.forward(state.weights) - state.memory
-            V, excess = believed(omega)
-            posterior = self.learner.respond(self.statistic, omega, V, key)
-            return Responses(omega, V, excess, posterior, sensing.adjoint(posterior.g))
         if numbers is None:
-            return through(state.covariance)
-
-        def unexplained(now: tuple[Array, Responses]) -> Array:
-            count, found = now
-            return (count == 0) | (count == 1) & (found.excess > 1.0)
-
-        def again(now: tuple[Array, Responses]) -> tuple[Array, Responses]:
-            count, found = now
-            return count + 1, through(found.V)
-
-        shapes = jax.eval_shape(through, state.covariance)
+            return through(C)
+        # a loop, not a branch: the program of a pass is large, and is compiled once
+        shapes = jax.eval_shape(through, C)
         unseen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        first = (jnp.zeros((), int), unseen._replace(V=state.covariance))
-        return lax.while_loop(unexplained, again, first)[1]
+        return lax.while_loop(
+            lambda now: (now[0] == 0) | (now[0] == 1) & (now[1].excess > 1.0),
+            lambda now: (now[0] + 1, through(now[1].V)),
+            (jnp.zeros((), int), unseen._replace(V=C)),
+        )[1]
 
-    def _emerging(self, old: Array, new: Array) -> Array:
-        """Which rows (P,) are next to zero and grow: a run whose other rows stand still goes on."""
-        size = lambda W: jnp.sum(W**2, axis=tuple(range(1, W.ndim))) / W[0].size
-        second_moment = jnp.diagonal(self.model.prior.second_moment(self.model.indices))
-        rest = jnp.max(size(new)) > _EMERGING * jnp.max(second_moment)
-        return rest & (size(new) < _EMERGING * second_moment) & (size(new) > size(old))
-
-    def _damped(self, new: _Moved, old: _Moved, d: Array) -> _Moved:
-        """The damping rule (1 - d) new + d old, of Ŵ, C and the memory; `Pace.relative` undoes its
-        factor 1 - d in the change of Ŵ: a change here is a change there."""
-        return jax.tree.map(lambda x, y: (1.0 - d) * x + d * y, new, old)
-
-    def _precision(self, sensing: AbstractOperator, posterior: Posterior, V: Array) -> Array:
+    def _precision(self, operator: AbstractOperator, posterior: Posterior, V: Array) -> Array:
         """A (P, P), by the estimate that was asked for; "state": that of theory."""
-        estimate = sensing.precisions.get(self.precision)
+        estimate = operator.precisions.get(self.precision)
         if estimate is not None:
             return estimate(posterior.g, posterior.dg)
-        Q = self.model.prior.second_moment(self.model.indices) - V
-        return sensing.alpha * self.model.channel.expected(Q, V, self.key)
+        Q = self.second_moment - V
+        return operator.alpha * self.observations.model.channel.expected(Q, V, self.key)
 
 
 def _of_samples(
-    arguments: tuple[GampIteration, GampState]
-    | tuple[GampIteration, GampState, Array, Draws | None],
+    arguments: tuple[GampIteration, GampState, Array, Draws | None],
 ) -> list[Array]:
     """The arrays that have a leading axis of samples."""
-    problem, state, *others = arguments
-    drawn = [x for numbers in others[1:] if numbers is not None for x in numbers]
-    return [*problem.data.of_samples, problem.statistic, state.memory, state.g, state.omega, *drawn]
+    problem, state, _, numbers = arguments
+    fields = [x for s in (problem.start, state) for x in (s.memory, s.g, s.omega)]
+    drawn = [] if numbers is None else [*numbers]
+    return [*problem.observations.data.of_samples, problem.statistic, *fields, *drawn]

@@ -1,7 +1,7 @@
-r"""Message passing of a learner other than Bayes: its start, and what its end says.
+r"""Learners in message passing: their responses, how their runs go, and their risk at the end.
 
-Equations here [Cui24; theory: empirical-risk, sections 1 and 2], along the iteration of
-inference/iteration.py with g of the learner and the divergence for A:
+Equations here [Cui24; theory: empirical-risk, sections 1, 2 and 7], along the iteration of
+iteration.py with g of the learner; of rows A is the divergence, of a matrix that of theory:
 
     R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²,    ∇R = (1/√D) Σ_μ ∂ℓ(z_μ) x_μᵀ + λ W
 
@@ -12,203 +12,178 @@ no damping is asked for, a run that does not settle is damped, and one that dive
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, nan, not_recorded, theory_dtype
-from jaxsmi.core.codes import Result
+from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Run, init_run, run_solver
-from jaxsmi.core.results import LearnerSolution
+from jaxsmi.core.options import Bayes
 from jaxsmi.core.validate import check
-from jaxsmi.inference.iteration import GampIteration, GampState, Position, SideInformation
-from jaxsmi.learners.base import AbstractIndexLearner, AbstractResponder, learner_of
-from jaxsmi.models.base import AbstractModel, check_data
-from jaxsmi.models.index import IndexModel
+from jaxsmi.learners.base import (
+    AbstractIndexLearner,
+    AbstractModelResponder,
+    AbstractResponder,
+    BayesResponder,
+    learner_of,
+)
+from jaxsmi.learners.matrix_erm import MatrixErm, believed, residual, student_of
+from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.matrix import MatrixModel
 
-__all__ = ["SIZE", "Plan", "learned", "passed", "statistic_of"]
+__all__ = ["TASKS", "AbstractRisk", "Task", "bayes_task"]
 
-_AGAIN = (Result.DIVERGED, Result.NONFINITE)
-_MORE = 0.8  # damping of a second run, after one that diverged
-SIZE = 0.5  # of a random start: a tiny one fails where the loss is not convex
+_MORE = 0.8  # damping of a second run, after one that diverged (empirical)
 
 
-class Plan(NamedTuple):
-    """How a run goes, checked: where it starts (`init`, or `state` to go on from), its `damping`
-    (`adaptive` where nobody said one) and `tolerance`, what is recorded and how often, and its
-    steps."""
+class AbstractRisk(eqx.Module):
+    """The risk that a learner descends."""
 
-    init: ArrayLike | str | None
-    state: GampState | None
-    damping: Array
+    @abc.abstractmethod
+    def __call__(self, W: Array, data: Dataset) -> dict[str, Any]:
+        """What a `LearnerSolution` holds beyond a `Solution`, at the signal W."""
+
+
+class Task(NamedTuple):
+    """A learner as message passing takes it.
+
+    Attributes:
+        model: Prior, design and channel that it believes in.
+        responder: Its responses, from that model with the norm that labels tell.
+        risk: None for the posterior of the model.
+        precision: The estimate of A.
+        calibrate: A, b and V are calibrated by the data.
+        dampings: Of a run, and of further ones while they diverge.
+        adaptive: The damping of a run is chosen on its way.
+        check_labels: Raises a ValueError for labels that it cannot take.
+    """
+
+    model: AbstractModel
+    responder: Callable[[AbstractModel], AbstractResponder]
+    risk: AbstractRisk | None
+    precision: str
+    calibrate: bool
+    dampings: tuple[float, ...]
     adaptive: bool
-    tolerance: Array
-    record: Callable[[GampState], PyTree] | None
-    every: int
-    max_steps: int
-    progress: bool
+    check_labels: Callable[[Array], None]
 
 
-def learned(
-    model: AbstractModel,
-    data: Dataset,
-    learner: AbstractIndexLearner,
-    key: PRNGKeyArray | None,
-    plan: Plan,
-) -> LearnerSolution:
-    """`gamp` with a learner of indices (module docstring)."""
-    student, teacher = learner_of(learner, model)
-    network = student.network
-    check_data(network, data, teacher=False)
-    student.check_labels(data.labels)
-    key = validate.key("key", key)
-    start_key, run_key = jax.random.split(jax.random.fold_in(key, 1))
-    state = plan.state
-    if state is None:
-        state = _start(network, data, start_key, plan.init)
-    run, running = passed(network, student, data, state, run_key, plan, "divergence")
-    numbers = (student, state.weights, plan.damping, plan.tolerance)
-    return _solution(running, student, run, key, validate.valid(teacher) & validate.valid(numbers))
-
-
-def passed(
-    network: AbstractModel,
-    learner: AbstractResponder,
-    data: Dataset,
-    state: GampState,
-    key: PRNGKeyArray,
-    plan: Plan,
-    precision: str,
-) -> tuple[Run[Position], GampIteration]:
-    """A run from `state` to its end, A estimated by `precision`; and its solver, whose start is let
-    go. Where no damping was asked for, a run that diverged begins again with more."""
-    P = network.indices
-    dtype = theory_dtype()
-    nothing = SideInformation(jnp.zeros((P, P), dtype), jnp.zeros(state.weights.shape, dtype))
-    problem = GampIteration(
-        model=network,
-        learner=learner,
-        data=data,
-        start=state,
-        spectral=None,
-        statistic=statistic_of(learner, data.labels),
-        side=nothing,
-        damping=plan.damping,
-        tolerance=plan.tolerance,
-        key=key,
-        record=plan.record,
-        mesh=data.mesh,
+def bayes_task(model: AbstractModel, learner: Bayes) -> Task:
+    """The learner that knows the model."""
+    settings = model.design.message_passing
+    precision = learner.precision or settings.precisions[0]
+    validate.choice("precision", precision, settings.precisions)
+    allowed = "False for this model"
+    check(settings.calibrated or not learner.calibrate, "calibrate", learner.calibrate, allowed)
+    calibrate = settings.calibrated if learner.calibrate is None else learner.calibrate
+    return Task(
+        model=model,
+        responder=BayesResponder,
+        risk=None,
         precision=precision,
-        calibrate=False,
-        adaptive=plan.adaptive,
-        max_steps=plan.max_steps,
-    )
-    label = f"GAMP of a learner, D={data.dimension}, N={data.samples}" if plan.progress else None
-    run, running = _once(problem, plan, label)
-    if plan.adaptive and concrete(run.result) and int(run.result) in _AGAIN:
-        again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(_MORE, dtype))
-        run, running = _once(again, plan, label)
-    return run, running
-
-
-def _once(
-    problem: GampIteration, plan: Plan, label: str | None
-) -> tuple[Run[Position], GampIteration]:
-    """The iteration to its end; its start is let go."""
-    run = init_run(problem, plan.max_steps // plan.every)
-    running = eqx.tree_at(lambda p: p.start, problem, None)
-    return run_solver(running, run, plan.max_steps, every=plan.every, label=label), running
-
-
-@eqx.filter_jit
-def statistic_of(learner: AbstractResponder, labels: Array) -> Array:
-    """What `respond` needs of the labels, once for a run."""
-    return learner.statistic(labels)
-
-
-def _start(
-    network: IndexModel,
-    data: Dataset,
-    key: PRNGKeyArray,
-    init: ArrayLike | str | None,
-) -> GampState:
-    """Random weights of order one, those of the teacher, or those of the user, and C = I."""
-    shape = network.student.shape(data.dimension)
-    fields = (data.samples, network.indices, network.tokens)
-    covariance = jnp.eye(network.indices, dtype=theory_dtype())
-    allowed = f"a positive number, 'informed', or an array {shape}, with a learner"
-    if isinstance(init, str):
-        check(init == "informed", "start", init, allowed)
-        teacher = data.teacher
-        known = teacher is not None and teacher.shape == shape
-        check(known, "start", init, f"'informed' for a teacher of shape {shape}; or an array")
-        assert teacher is not None
-        return GampState.start(teacher.astype(theory_dtype()), covariance, fields)
-    weights = validate.array("start", SIZE if init is None else init, allowed)
-    check(weights.shape in ((), shape), "start", init, allowed)
-    if weights.ndim:
-        return GampState.start(weights, covariance, fields)
-    check(weights > 0.0, "start", init, allowed)
-    size = jnp.where(weights > 0.0, weights, jnp.nan)
-    return GampState.start(network.student.start(key, data.dimension, size), covariance, fields)
-
-
-@eqx.filter_jit
-def _solution(
-    problem: GampIteration,
-    learner: AbstractIndexLearner,
-    end: Run[Position],
-    key: PRNGKeyArray,
-    valid: Array,
-) -> LearnerSolution:
-    """What the end of a run means."""
-    network = problem.model
-    data = problem.data
-    state = end.state.state
-    W = state.weights
-    D = data.dimension
-    sensing = network.design.operator(data.inputs)
-    overlaps = network.metric.overlaps(W, data.teacher)
-    fields = sensing.forward(W)
-    losses, slope = jax.vmap(jax.value_and_grad(_one(learner)))(fields, data.labels)
-    gradient = sensing.adjoint(slope) + learner.decay * W
-    squares = jnp.sum(W**2) / D
-    energy = jnp.sum(losses) / D + 0.5 * learner.decay * squares
-    error = network.metric.error(W, data, key=jax.random.fold_in(problem.key, 1))
-    code = jnp.where(valid, end.result, int(Result.INVALID))
-    nothing = ~valid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
-    masked = lambda x: jnp.where(nothing, nan(), x)
-    return LearnerSolution(
-        overlap=masked(overlaps["overlap"]),
-        stderr=jnp.zeros_like(overlaps["overlap"]),
-        error=masked(error),
-        alpha=jnp.asarray(sensing.alpha, W.dtype),
-        steps=state.step,
-        residual=end.state.residual,
-        result=code,
-        history=jax.tree.map(lambda x: jnp.where(valid, x, nan()), end.history),
-        covariance=masked(state.covariance),
-        spectral_radius=not_recorded((), W.dtype),
-        weights=jnp.where(valid, W, nan()),
-        state=state,
-        model=network,
-        key=key,
-        kind="gamp",
-        teacher_overlap=masked(overlaps["teacher_overlap"]),
-        direction_overlap=None if data.directions is None else masked(W @ data.directions.T / D),
-        train_loss=masked(jnp.mean(losses)),
-        energy=masked(energy),
-        gradient_norm=masked(jnp.sqrt(jnp.sum(gradient**2) / D)),
+        calibrate=calibrate,
+        dampings=settings.dampings,
+        # where a family has dampings of its own, the choice is not left to pace.py
+        adaptive=len(settings.dampings) == 1,
+        check_labels=model.channel.check_labels,
     )
 
 
-def _one(learner: AbstractIndexLearner) -> Callable[[Array, Array], Array]:
-    """The loss of one sample's fields."""
-    return lambda fields, label: learner.losses(fields[None], label[None])[0]
+def _index_task(model: AbstractModel, learner: AbstractIndexLearner) -> Task:
+    """A learner of rows."""
+    student, _ = learner_of(learner, model)
+    task = _risk_task(student.network, student, _IndexRisk(student), "divergence")
+    return task._replace(check_labels=student.check_labels)
+
+
+def _matrix_task(model: AbstractModel, learner: MatrixErm) -> Task:
+    """A learner of one matrix."""
+    teacher = student_of(model)
+    responder = _MatrixResponder(believed(teacher), learner)
+    return _risk_task(responder.model, responder, _MatrixRisk(teacher, responder), "state")
+
+
+def _risk_task(
+    model: AbstractModel, responder: AbstractResponder, risk: AbstractRisk, precision: str
+) -> Task:
+    return Task(
+        model=model,
+        responder=lambda _: responder,
+        risk=risk,
+        precision=precision,
+        calibrate=False,  # by the posterior of the model, which is not the learner's
+        dampings=(model.design.message_passing.dampings[0], _MORE),
+        adaptive=True,
+        check_labels=model.channel.check_labels,
+    )
+
+
+# by `AbstractLearner.explicit`: of rows, and of one matrix
+TASKS: Mapping[bool, Callable[..., Task]] = {False: _index_task, True: _matrix_task}
+
+
+class _IndexRisk(AbstractRisk):
+    """R of a loss of fields."""
+
+    learner: AbstractIndexLearner
+
+    def __call__(self, W: Array, data: Dataset) -> dict[str, Any]:
+        learner = self.learner
+        operator = learner.network.design.operator(data.inputs)
+        loss = lambda fields, label: learner.losses(fields[None], label[None])[0]
+        losses, slope = jax.vmap(jax.value_and_grad(loss))(operator.forward(W), data.labels)
+        gradient = operator.adjoint(slope) + learner.decay * W
+        D = data.dimension
+        return {
+            "train_loss": jnp.mean(losses),
+            "energy": jnp.sum(losses) / D + 0.5 * learner.decay * jnp.sum(W**2) / D,
+            "gradient_norm": jnp.sqrt(jnp.sum(gradient**2) / D),
+            "direction_overlap": None if data.directions is None else W @ data.directions.T / D,
+        }
+
+
+class _MatrixResponder(AbstractModelResponder):
+    """Responses of a model with label noise of variance one, and the shrinkage of the penalty."""
+
+    model: MatrixModel
+    learner: MatrixErm
+
+    def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """S (1, L, d) and V (1, 1) from b (1, L, d) of precision A (1, 1)."""
+        prior = self.model.prior
+        precision = A[0, 0]
+        shrinkage = self.learner.shrinkage(precision, prior.weight, prior.symmetric)
+        # singular values of entries O(1) grow with the sides: over this unit they are O(1)
+        unit = float(b.shape[1] * b.shape[2]) ** 0.25
+        R = b[0] / (precision * unit)
+        made, slope = shrinkage.symmetric_matrix(R) if prior.symmetric else shrinkage.matrix(R)
+        return unit * made[None], slope / precision * jnp.ones((1, 1))
+
+
+class _MatrixRisk(AbstractRisk):
+    """R of a matrix; the model of its solution is the teacher's, with the noise of that."""
+
+    teacher: MatrixModel
+    responder: _MatrixResponder
+
+    def __call__(self, W: Array, data: Dataset) -> dict[str, Any]:
+        operator = self.teacher.design.operator(data.inputs)
+        missed = residual(self.teacher, W, data)
+        loss = 0.5 * jnp.sum(missed**2) / data.samples
+        # a nuclear norm has no gradient: instead a step of size one down the loss, and the
+        # shrinkage of the penalty. It moves S nowhere at the minimum alone, and without that norm
+        # by (1 + λ)^{-1} ∇R
+        A = jnp.ones((1, 1), theory_dtype()) / (2.0 * self.teacher.prior.weight)
+        moved, _ = self.responder.posterior((W + operator.adjoint(missed)) * A[0, 0], A)
+        return {
+            "train_loss": loss,
+            "energy": operator.alpha * loss + self.responder.learner.penalty(W),
+            "gradient_norm": jnp.sqrt(jnp.mean((moved - W) ** 2)),
+            "model": self.teacher,
+        }

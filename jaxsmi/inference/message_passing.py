@@ -1,13 +1,11 @@
-r"""Generalised approximate message passing on a data set: one engine for every model.
+r"""Generalised approximate message passing on a data set: one engine for every model and learner.
 
-The step is in iteration.py, the start in starts.py, the damping in pace.py, the loop in
-core/driver.py. Here: when a run is tried again with more damping, when it goes on, and what its
-end means.
-
-    goes on     where it stands still and labels tell of directions that it does not know (outside
-                jit, after a spectral start)
-    the end     V that falls to zero is perfect recovery only if the estimate reproduces the labels
-    lost        a run of which a row has less in common with its spectral estimate than theory says,
+    prepare     the learner's task (learner_passing.py), the start (starts.py), one `GampIteration`
+    iterate     its steps (iteration.py) in the loop of core/driver.py. A run that stands still goes
+                on where labels tell of directions that it does not know (outside jit, after a
+                spectral start); one that diverges is tried again with more damping
+    finish      V that falls to zero is perfect recovery only if the estimate reproduces the labels;
+                a run of which a row has less in common with its spectral estimate than theory says,
                 or has learned less, gives back its start
 
 Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41)].
@@ -16,7 +14,9 @@ Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41)].
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -30,23 +30,26 @@ from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
-from jaxsmi.core.results import Solution
+from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference import starts
-from jaxsmi.inference.assumptions import warn_of_inputs
-from jaxsmi.inference.iteration import GampIteration, GampState, Position
-from jaxsmi.inference.learner_passing import Plan, learned, statistic_of
-from jaxsmi.inference.matrix_passing import matrix_learned
-from jaxsmi.learners.base import AbstractLearner, BayesResponder
+from jaxsmi.inference.iteration import GampIteration, GampState, Position, statistic_of
+from jaxsmi.inference.learner_passing import TASKS, AbstractRisk, Task, bayes_task
+from jaxsmi.inference.observations import Observations
+from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, check_data, model_argument
 
-__all__ = ["GampState", "gamp"]
+__all__ = ["GampState", "gamp", "warn_of_inputs"]
 
 _MAX_STEPS = 300
 _TOLERANCE = 1e-4
-_KEPT = 0.5  # of what a spectral estimate has in common with itself
+_SIZE = 0.5  # of a learner's random start: a tiny one fails where the loss is not convex
+# Posterior means share with the spectral estimate what that shares with itself; half of it leaves
+# room for fluctuations at small D.
+_KEPT = 0.5
 _SMALL = 1e-6  # of the whole estimate: a row that is none
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
+_UNEXPLAINED = 0.05  # of the labels' variance: the estimate does not reproduce noiseless labels
 _AGAIN = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 
 
@@ -127,102 +130,94 @@ def gamp(
     Source:
         [Rangan11], [TCDKZ25], [theory: multi-index, section 4].
     """
-    known = learner is None or isinstance(learner, Bayes)
-    model = model_argument(model, "inference" if known else None)
+    learner = Bayes() if learner is None else learner
+    model = model_argument(model, "inference" if isinstance(learner, Bayes) else None)
     validate.instance("data", data, Dataset, "a smi.Dataset, such as model.sample(..)")
     validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
     validate.optional(validate.flag, "progress", progress)
     start = start if isinstance(start, Start) else Start(weights=start)
-    init, state = _weights_or_state(start)
     function, every = Record.of(record)
     warn_of_inputs(model, data)
-    damping = (
-        model.design.message_passing.dampings[0] if iteration.damping is None else iteration.damping
-    )
-    tolerance = _TOLERANCE if iteration.tolerance is None else iteration.tolerance
-    plan = Plan(
-        init=init,
-        state=state,
-        damping=jnp.asarray(damping, theory_dtype()),
-        adaptive=iteration.damping is None,
-        tolerance=jnp.asarray(tolerance, theory_dtype()),
-        record=function,
-        every=every,
-        max_steps=iteration.max_steps or _MAX_STEPS,
-        progress=progress,
-    )
-    if learner is None or isinstance(learner, Bayes):
-        return _run_bayes(model, data, learner or Bayes(), key, start, plan)
-    allowed = "smi.Bayes(..), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
-    learner = validate.instance("learner", learner, AbstractLearner, allowed)
-    check(not start.aided, "side_information", start.side_information, "0 with a learner")
-    return _ENGINES[learner.explicit](model, data, learner, key, plan)
-
-
-# of a learner of indices, and of one matrix
-_ENGINES: Mapping[bool, Callable[..., Solution]] = {False: learned, True: matrix_learned}
-
-
-def _weights_or_state(start: Start) -> tuple[ArrayLike | str | None, GampState | None]:
-    """The weights of a start, or the state to continue from."""
-    value = start.weights
-    if isinstance(value, Solution):
-        allowed = "a solution of gamp or spectral, which has a state to continue from"
-        return None, validate.instance("start", value.state, GampState, allowed)
-    if isinstance(value, GampState):
-        return None, value
-    return value, None
-
-
-def _run_bayes(
-    model: AbstractModel,
-    data: Dataset,
-    learner: Bayes,
-    key: PRNGKeyArray | None,
-    start: Start,
-    plan: Plan,
-) -> Solution:
-    """Message passing of the learner that knows the model."""
-    settings = model.design.message_passing
-    precision = learner.precision or settings.precisions[0]
-    validate.choice("precision", precision, settings.precisions)
-    allowed = "False for this model"
-    check(settings.calibrated or not learner.calibrate, "calibrate", learner.calibrate, allowed)
-    calibrate = settings.calibrated if learner.calibrate is None else learner.calibrate
-    data = _check_data(model, data, plan.state)
+    if isinstance(learner, Bayes):
+        task = bayes_task(model, learner)
+    else:
+        allowed = "smi.Bayes(..), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
+        learner = validate.instance("learner", learner, AbstractLearner, allowed)
+        check(not start.aided, "side_information", start.side_information, "0 with a learner")
+        task = TASKS[learner.explicit](model, learner)
     key = validate.key("key", key)
+    problem = _prepare(task, data, key, start, iteration, function)
+    numbers = (problem.start.weights, start.side_information, problem.damping, problem.tolerance)
+    valid = validate.valid((model, task.risk, numbers))
+    label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
+    dampings = task.dampings if iteration.damping is None else task.dampings[:1]
+    for more in dampings[1:]:
+        solution = _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
+        if not (concrete(solution.result) and int(solution.result) in _AGAIN):
+            return solution
+        problem = dataclasses.replace(problem, damping=jnp.asarray(more, theory_dtype()))
+    return _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
+
+
+def warn_of_inputs(model: AbstractModel, data: Dataset) -> None:
+    """Warn of stored inputs that are not as message passing assumes.
+
+    Where second moments of a part of them are beyond chance (p < 1e-8 for each of six statistics)
+    and off by more than 5 %, the warning says which, and the remedy. On iid inputs of a symmetric
+    law that is a false alarm with a probability below 1e-7 [theory: inputs, section 3].
+    """
+    # regenerated inputs are iid by construction, and inside jit there are no numbers to look at
+    if data.regenerated or len(model.design.laws) < 2:
+        return
+    if not concrete(data.inputs) or not data.stored_inputs.is_fully_addressable:
+        return
+    message = data.second_moments(quick=True).message
+    if message:
+        warnings.warn(
+            "message passing assumes inputs of iid entries, mean zero, variance one; "
+            f"these fail: {message}. Overlaps may be wrong and the run may diverge. All "
+            "statistics: print(data.second_moments()).",
+            stacklevel=3,
+        )
+
+
+# Prepare
+
+
+def _prepare(
+    task: Task,
+    data: Dataset,
+    key: PRNGKeyArray,
+    start: Start,
+    iteration: Iteration,
+    record: Callable[[GampState], PyTree] | None,
+) -> GampIteration:
+    """The solver of a task, from validated arguments."""
+    data = check_data(task.model, data, teacher=task.risk is None)
+    task.check_labels(data.labels)
+    state = _state_of(start, *task.model.design.shapes(data.inputs.shape))
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = _streams(key)
-    strength = start.side_information if start.aided else None
-    begin = starts.begin(model, data, start_keys, plan.init, strength, plan.state)
-    responder = BayesResponder(begin.model)
-    problem = GampIteration(
-        model=begin.model,
+    begin = _begin(task, data, start_keys, start, state)
+    responder = task.responder(begin.model)
+    damping = task.dampings[0] if iteration.damping is None else iteration.damping
+    tolerance = _TOLERANCE if iteration.tolerance is None else iteration.tolerance
+    return GampIteration(
+        observations=Observations(begin.model, data, data.mesh),
         learner=responder,
-        data=data,
-        start=begin.state,
+        start=begin.state if state is None else state,
         spectral=begin.spectral,
         statistic=statistic_of(responder, data.labels),
         side=begin.side,
-        damping=plan.damping,
-        tolerance=plan.tolerance,
+        damping=jnp.asarray(damping, theory_dtype()),
+        tolerance=jnp.asarray(tolerance, theory_dtype()),
         key=run_key,
-        record=plan.record,
-        mesh=data.mesh,
-        precision=precision,
-        calibrate=calibrate,
-        adaptive=plan.adaptive and len(settings.dampings) == 1,
-        max_steps=plan.max_steps,
+        record=record,
+        precision=task.precision,
+        calibrate=task.calibrate,
+        adaptive=task.adaptive and iteration.damping is None,
+        max_steps=iteration.max_steps or _MAX_STEPS,
     )
-    numbers = (begin.state.weights, start.side_information, plan.damping, plan.tolerance)
-    valid = validate.valid(numbers) & validate.valid(model)
-    end = _run(problem, plan, key, valid)
-    for damping in settings.dampings[1:] if plan.adaptive else ():
-        if not (concrete(end.result) and int(end.result) in _AGAIN):
-            break
-        again = eqx.tree_at(lambda p: p.damping, problem, jnp.asarray(damping, theory_dtype()))
-        end = _run(again, plan, key, valid)
-    return end
 
 
 @jax.jit
@@ -232,34 +227,61 @@ def _streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
     return keys[0], keys[1], keys[2]
 
 
-def _check_data(model: AbstractModel, data: Dataset, state: GampState | None) -> Dataset:
-    """The data; a ValueError for data, labels or a state that do not fit the model."""
-    data = check_data(model, data)
-    signal, fields = model.design.shapes(data.inputs.shape)
-    model.channel.check_labels(data.labels)
-    if state is not None:
-        expected = f"the state of a run with weights {signal}"
-        check(state.weights.shape == signal, "state", state.weights, expected)
-        expected = f"the state of a run on {data.samples} samples"
-        check(state.g.shape == fields, "state", state.g, expected)
-    return data
+def _state_of(start: Start, signal: tuple[int, ...], fields: tuple[int, ...]) -> GampState | None:
+    """The state to continue from, if that is where a run starts."""
+    state = start.weights
+    if isinstance(state, Solution):
+        allowed = "a solution of gamp or spectral, which has a state to continue from"
+        state = validate.instance("start", state.state, GampState, allowed)
+    if not isinstance(state, GampState):
+        return None
+    check(state.weights.shape == signal, "state", state.weights, f"weights of shape {signal}")
+    allowed = f"the state of a run on {fields[0]} samples"
+    check(state.g.shape == fields, "state", state.g, allowed)
+    return state
 
 
-def _run(problem: GampIteration, plan: Plan, key: PRNGKeyArray, valid: Array) -> Solution:
-    """One run to its end."""
-    steps, every = plan.max_steps, plan.every
-    data = problem.data
+def _begin(
+    task: Task, data: Dataset, keys: list[PRNGKeyArray], start: Start, state: GampState | None
+) -> starts.Start:
+    """The start of a run: spectral, or one of starts.ordinary."""
+    model, bayes = task.model, task.risk is None
+    init = start.weights if state is None else starts.TINY
+    if init is None:
+        silent = bayes and not start.aided and starts.is_silent(model)
+        init = "spectral" if silent else starts.TINY if bayes else _SIZE
+    word = init if isinstance(init, str) else None
+    if word == "spectral" and bayes:
+        strength = start.side_information
+        check(not start.aided, "side_information", strength, "0 with start='spectral'")
+        return starts.spectral(model, data, keys)
+    if word == "informed" and not bayes:
+        # a minimiser has no posterior mean: it starts at the teacher itself
+        init = starts.teacher_signal(model, data)
+    strength = start.side_information if start.aided else None
+    return starts.ordinary(model, data, keys, init, strength)
+
+
+# Iterate
+
+
+def _iterate(
+    problem: GampIteration, every: int, label: str | None, key: PRNGKeyArray
+) -> tuple[GampIteration, Run[Position]]:
+    """One run to its end, and its solver, which starts anew where it goes on."""
+    steps = problem.max_steps
     run = init_run(problem, steps // every)
-    label = f"GAMP, D={data.dimension}, N={data.samples}" if plan.progress else None
-    for more in range(problem.model.indices - 1, -1, -1):
-        running = eqx.tree_at(lambda p: p.start, problem, None)
-        run = run_solver(running, run, steps, every=every, label=label)
+    for more in range(problem.observations.model.indices - 1, -1, -1):
+        run = run_solver(problem, run, steps, every=every, label=label)
         following = _following(problem, run, jax.random.fold_in(key, 2 + more)) if more else None
         if following is None:
             break
         problem = following
         run = Run(_restarted(problem), run.step, jnp.full_like(run.result, RUNNING), run.history)
-    return _solution(problem, run, key, valid)
+    return problem, run
+
+
+_restarted = eqx.filter_jit(GampIteration.init)
 
 
 def _following(
@@ -271,21 +293,74 @@ def _following(
         return None
     if int(run.result) not in (Result.SUCCESS, Result.INACCURATE):
         return None
-    state = run.state.state
-    more = starts.further(problem.model, problem.data, state, problem.spectral, key)
+    more = starts.further(problem.observations, run.state.state, problem.spectral, key)
     if more is None:
         return None
-    start, estimate = more
-    return dataclasses.replace(problem, start=start, spectral=estimate)
+    return dataclasses.replace(problem, start=more[0], spectral=more[1])
+
+
+# Finish
 
 
 @eqx.filter_jit
-def _restarted(problem: GampIteration) -> Position:
-    return problem.init()
+def _finish(
+    problem: GampIteration,
+    end: Run[Position],
+    risk: AbstractRisk | None,
+    key: PRNGKeyArray,
+    valid: Array,
+) -> Solution:
+    """The result of a run, from where it ended."""
+    model, data = problem.observations.model, problem.observations.data
+    state, code, history = end.state.state, end.result, end.history
+    if problem.learner.bayes:
+        code = jnp.where(_overconfident(problem, end), int(Result.OVERCONFIDENT), code)
+    broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
+    if problem.spectral is not None:
+        lost = _lost(problem.spectral, state.weights) & ~broken
+        code = jnp.where(lost, int(Result.REGRESSED), code)
+        state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
+    weights = state.weights
+    overlaps = model.metric.overlaps(weights, data.teacher)
+    if problem.spectral is not None:
+        # the last record is of what is returned
+        last = jnp.sum(jnp.isfinite(history["step"])) - 1
+        returned = {**overlaps, "covariance": state.covariance}
+        history = history | {k: history[k].at[last].set(x) for k, x in returned.items()}
+    code = jnp.where(valid, code, int(Result.INVALID))
+    masked = lambda x: jnp.where(valid, x, nan())
+    failed = ~valid | broken
+    Q = overlaps["overlap"]
+    numbers: dict[str, Any] = {
+        "overlap": Q,
+        "error": model.metric.error(weights, data, key=jax.random.fold_in(problem.key, 1)),
+        "covariance": state.covariance,
+    }
+    others: dict[str, Any] = {"model": model}
+    if risk is not None:
+        found = risk(weights, data)
+        others["model"] = found.pop("model", model)
+        numbers |= {"teacher_overlap": overlaps["teacher_overlap"], **found}
+    numbers = jax.tree.map(lambda x: jnp.where(failed, nan(), x), numbers)
+    return (Solution if risk is None else LearnerSolution)(
+        **numbers,
+        **others,
+        stderr=jnp.zeros_like(Q),
+        alpha=jnp.asarray(model.design.operator(data.inputs).alpha, Q.dtype),
+        steps=end.state.state.step,
+        residual=end.state.residual,
+        result=code,
+        history=jax.tree.map(masked, history),
+        spectral_radius=not_recorded((), Q.dtype),
+        weights=masked(model.student.estimate(weights)),
+        state=state,
+        key=key,
+        kind="gamp",
+    )
 
 
 def _overconfident(problem: GampIteration, end: Run[Position]) -> Array:
-    """Whether a run ended quietly with labels that are missed by more than V explains.
+    """A run ended quietly with labels that are missed by more than V explains.
 
     A run that is not calibrated does not compare them on its way: V falling to zero is then
     recovery only if the estimate reproduces the labels.
@@ -293,71 +368,18 @@ def _overconfident(problem: GampIteration, end: Run[Position]) -> Array:
     quiet = (end.result == Result.SUCCESS) | (end.result == Result.RECOVERED)
     if problem.compares:
         return quiet & (end.state.misfit > _MISFIT)
-    labels = problem.data.labels
-    outputs = jax.vmap(problem.model.link)(problem.fields(end.state.state))
+    observations = problem.observations
+    labels = observations.data.labels
+    outputs = jax.vmap(observations.model.link)(observations.forward(end.state.state.weights))
     missed = jnp.mean((outputs - labels) ** 2)
     spread = jnp.mean((labels - jnp.mean(labels, 0)) ** 2)
-    return (end.result == Result.RECOVERED) & ~(missed < 0.05 * spread)
+    return (end.result == Result.RECOVERED) & ~(missed < _UNEXPLAINED * spread)
 
 
 def _lost(start: Array, W: Array) -> Array:
-    """Whether a row has left its spectral estimate Ŵ_s behind: of posterior means and what the same
-    data say of them, Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D, and Ŵ Ŵᵀ/D is not smaller."""
+    """A row has left its spectral estimate Ŵ_s behind: of posterior means and what the same data
+    say of them, Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D, and Ŵ Ŵᵀ/D is not smaller."""
     known = jnp.sum(start**2, axis=1)
     common = jnp.sum(W * start, axis=1)
     least = jnp.minimum(common, jnp.sum(W**2, axis=1))
     return jnp.any((least < _KEPT * known) & (known > _SMALL * jnp.sum(known)))
-
-
-def _ending(
-    history: dict[str, Array], overlaps: dict[str, Array], covariance: Array
-) -> dict[str, Array]:
-    """The history with what is returned as its last record."""
-    last = jnp.sum(jnp.isfinite(history["step"])) - 1
-    returned = {**overlaps, "covariance": covariance}
-    return history | {k: history[k].at[last].set(x) for k, x in returned.items()}
-
-
-@eqx.filter_jit
-def _solution(
-    problem: GampIteration, end: Run[Position], key: PRNGKeyArray, valid: Array
-) -> Solution:
-    """What the end of a run means."""
-    model = problem.model
-    data = problem.data
-    state = end.state.state
-    steps = state.step
-    P = model.indices
-    code = jnp.where(_overconfident(problem, end), int(Result.OVERCONFIDENT), end.result)
-    history = end.history
-    if problem.spectral is not None:
-        broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
-        lost = _lost(problem.spectral, state.weights) & ~broken
-        code = jnp.where(lost, int(Result.REGRESSED), code)
-        state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
-        overlaps = model.metric.overlaps(state.weights, data.teacher)
-        history = _ending(history, overlaps, state.covariance)
-    weights = state.weights
-    Q = model.metric.overlaps(weights, None)["overlap"]
-    error = model.metric.error(weights, data, key=jax.random.fold_in(problem.key, 1))
-    code = jnp.where(valid, code, int(Result.INVALID))
-    nothing = ~valid | (code == Result.NONFINITE)
-    Q, error = (jnp.where(nothing, nan(), x) for x in (Q, error))
-    masked = lambda x: jnp.where(valid, x, nan())
-    return Solution(
-        overlap=Q,
-        stderr=jnp.zeros((P, P), Q.dtype),
-        error=error,
-        alpha=jnp.asarray(model.design.operator(data.inputs).alpha, Q.dtype),
-        steps=steps,
-        residual=end.state.residual,
-        result=code,
-        history=jax.tree.map(masked, history),
-        covariance=masked(state.covariance),
-        spectral_radius=not_recorded((), Q.dtype),
-        weights=masked(model.student.estimate(weights)),
-        state=state,
-        model=model,
-        key=key,
-        kind="gamp",
-    )

@@ -9,7 +9,7 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
     memory   Σ_a R_a V_a 𝒯_s X W_a/√D, what message passing has to take off the fields of the same
              inputs
 
-The norm of one index is that which the labels tell (teacher_norm.py). In directions of which a run
+The norm of one index is that which the labels tell (calibration.py). In directions of which a run
 knows nothing yet, once it knows others, the same holds with G of these at its cavity fields, on
 vectors orthogonal to what is known.
 """
@@ -30,8 +30,9 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
-from jaxsmi.inference.iteration import GampState, contract
-from jaxsmi.inference.learner_passing import statistic_of
+from jaxsmi.inference.calibration import with_norm
+from jaxsmi.inference.iteration import GampState, contract, statistic_of
+from jaxsmi.inference.observations import Observations
 from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
 from jaxsmi.inference.spectral_theory import (
     LabelMoments,
@@ -43,13 +44,12 @@ from jaxsmi.inference.spectral_theory import (
 )
 from jaxsmi.inference.spectral_vectors import (
     RESIDUAL,
-    Observations,
     Product,
+    Search,
     combined,
     eigenvectors,
     orthonormal,
 )
-from jaxsmi.inference.teacher_norm import with_norm
 from jaxsmi.learners.base import BayesResponder
 from jaxsmi.models.base import CENTRED, AbstractModel, check_data, is_centred, model_argument, title
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
@@ -71,19 +71,17 @@ _LEARNED = 1e-4  # an overlap of theory, over S, that is none
 
 
 class SpectralStart(NamedTuple):
-    """What the spectral estimator hands to message passing.
+    """The spectral estimate as message passing takes it.
 
     `state`: a `GampState`; `estimate` Ŵ (P, D): its weights, but for what was known before;
-    `outlier`: theory's numbers; `eigenvalues` (k,); `residual` of the top
-    one; `iterations`; `learned`: whether theory says that anything stands out of the bulk.
+    `outlier`: theory's numbers; `search`: eigenvectors and their values; `learned`: theory says
+    that something stands out of the bulk.
     """
 
     state: GampState
     estimate: Array
     outlier: Outlier
-    eigenvalues: Array
-    residual: Array
-    iterations: Array
+    search: Search
     learned: Array
 
 
@@ -169,7 +167,10 @@ def spectral(
 
 
 def spectral_start(
-    observations: Observations, known: GampState, key: PRNGKeyArray, s: Array
+    observations: Observations,
+    known: GampState,
+    key: PRNGKeyArray,
+    s: ArrayLike = REGULARISATION,
 ) -> tuple[SpectralStart, Array]:
     """The start of message passing in the directions that are not `known`, those of the others as
     they are; and whether labels tell W at first order (module docstring).
@@ -178,7 +179,7 @@ def spectral_start(
     """
     # the program of message passing itself: what it computes is not compiled twice
     statistic = statistic_of(BayesResponder(observations.model), observations.data.labels)
-    return _started(observations, statistic, known, key, s)
+    return _started(observations, statistic, known, key, jnp.asarray(s, known.weights.dtype))
 
 
 @eqx.filter_jit
@@ -186,8 +187,7 @@ def _started(
     observations: Observations, statistic: Array, known: GampState, key: PRNGKeyArray, s: Array
 ) -> tuple[SpectralStart, Array]:
     """`spectral_start`, from what the channel needs of the labels."""
-    model = observations.model
-    data = observations.data
+    model, data = observations.model, observations.data
     vector_key, channel_key = jax.random.split(key)
     S = model.prior.second_moment(model.indices)
     unknown = unknown_directions(known.weights, S)
@@ -196,35 +196,34 @@ def _started(
     moments = _moments(observations, statistic, known, unknown, channel_key)
     some = jax.tree.map(lambda x: x[None, :_LABELS], moments)
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
-    learned = jnp.max(jnp.diagonal(optimal)) > _LEARNED
     theory = outlier(some.excess[0], model.channel.tokens, alpha, s, optimal)
-    learned = learned & jnp.isfinite(jnp.sum(theory.overlap))
-    overlap = jnp.where(learned, theory.overlap, 0.0)
-    theory = eqx.tree_at(lambda t: t.overlap, theory, overlap)
+    learned = jnp.max(jnp.diagonal(optimal)) > _LEARNED
+    learned = learned & jnp.all(jnp.isfinite(theory.overlap))
+    masked = lambda x: jnp.where(learned, x, 0.0)
+    theory = theory._replace(
+        overlap=masked(theory.overlap),
+        scale=masked(theory.scale),
+        resolvent=masked(theory.resolvent),
+    )
     T = transformed(moments.excess, s)
-    H, _ = response(T, jnp.where(learned, theory.resolvent[0], 0.0), -1.0)
+    H, _ = response(T, theory.resolvent[0], -1.0)
     trace = lambda H: jnp.mean(token_trace(H, model.channel.tokens), axis=0)
     shift = alpha * (trace(H) - trace(H[:_LABELS] - some.excess[0]))
     others = orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
     product = Product(observations, T, shift, unknown, others)
     ranks = jnp.arange(len(theory.copies))
     wanted = jnp.max(jnp.where(theory.copies > 0, ranks + theory.copies, 0))
-    vectors, search = eigenvectors(product, wanted, learned, vector_key)
-    W = combined(vectors, theory, jax.random.fold_in(vector_key, 1))
-    W = jnp.where(learned, W, 0.0)
-    state, estimate = _state(observations, known, unknown, W, T, theory, learned)
-    found = (search.values, search.residual, search.iterations, learned)
-    start = SpectralStart(state, estimate, theory, *found)
+    search = eigenvectors(product, wanted, learned, vector_key)
+    W = masked(combined(search.vectors, theory, jax.random.fold_in(vector_key, 1)))
+    state, estimate = _state(observations, known, unknown, W, T, theory)
+    start = SpectralStart(state, estimate, theory, search, learned)
     return start, ~tells_nothing(moments.mean[:, None])
 
 
+@eqx.filter_jit
 def nothing_known(model: AbstractModel, data: Dataset) -> GampState:
     """The state of message passing before anything is learned, Ŵ = 0."""
-    return _nothing(model, *model.design.shapes(data.inputs.shape))
-
-
-@eqx.filter_jit
-def _nothing(model: AbstractModel, signal: tuple[int, ...], fields: tuple[int, ...]) -> GampState:
+    signal, fields = model.design.shapes(data.inputs.shape)
     S = model.prior.second_moment(model.indices)
     return GampState.start(jnp.zeros(signal, S.dtype), S, fields)
 
@@ -247,14 +246,14 @@ def _without(known: GampState, unknown: Array, S: Array) -> GampState:
     """The state with nothing known in the unknown directions, Ŵ = 0 and C = S there: G ⪰ -I holds
     in units of S, and 𝒯_s is bounded."""
     new, old = new_and_old(unknown, S)
-    return eqx.tree_at(
-        lambda state: (state.weights, state.covariance, state.memory),
-        known,
-        (
-            contract(old, known.weights),
-            old @ known.covariance @ old.T + new @ S @ new.T,
-            jnp.einsum("pq,nqm->npm", old, known.memory),
-        ),
+    return GampState(
+        weights=contract(old, known.weights),
+        covariance=old @ known.covariance @ old.T + new @ S @ new.T,
+        memory=jnp.einsum("pq,nqm->npm", old, known.memory),
+        g=jnp.einsum("qp,nqm->npm", old, known.g),
+        omega=known.omega,
+        precision=old.T @ known.precision @ old,
+        step=known.step,
     )
 
 
@@ -283,43 +282,34 @@ def _state(
     W: Array,
     T: Array,
     theory: Outlier,
-    learned: Array,
 ) -> tuple[GampState, Array]:
-    """The state of message passing with the spectral estimate in the unknown directions, and that
-    estimate alone; of what is not learned, zero."""
+    """The state of message passing with the spectral estimate in the unknown directions, of which
+    nothing is `known`, and that estimate alone; of what is not learned, zero."""
     prior = observations.model.prior
     S = prior.second_moment(observations.model.indices)
-    one = jnp.eye(len(S), dtype=S.dtype)
     inverse = inverse_root(S)
-    Q, scale, resolvent = (
-        jnp.where(learned, x, 0.0) for x in (theory.overlap, theory.scale, theory.resolvent)
-    )
-    rest = jnp.linalg.inv(one - Q)
+    Q = theory.overlap
+    rest = jnp.linalg.inv(jnp.eye(len(S), dtype=S.dtype) - Q)
     precision = inverse @ rest @ Q @ inverse
-    scale = inverse @ rest @ scale
-    weights, covariance = prior.posterior(jnp.einsum("apq,aqd->pd", scale, W), precision)
+    scale = inverse @ rest @ theory.scale
+    mean, covariance = prior.posterior(jnp.einsum("apq,aqd->pd", scale, W), precision)
     A, P, D = W.shape
     tokens = observations.model.channel.tokens
     fields = observations.forward(W.reshape(A * P, D)).reshape(-1, A, P * tokens)
     weighted = jnp.einsum("nij,naj->nai", T, fields).reshape(-1, A, P, tokens)
-    g = jnp.einsum("apq,naqm->npm", scale @ resolvent, weighted)
-    memory = jnp.einsum("pq,nqm->npm", covariance, g)
+    g = jnp.einsum("apq,naqm->npm", scale @ theory.resolvent, weighted)
 
-    new, old = new_and_old(unknown, S)
-
-    def joined(found: Array, before: Array) -> Array:
-        return contract(new, found) + contract(old, before)
-
-    estimate = contract(new, weights)
-    weights = joined(weights, known.weights)
-    memory = jax.vmap(joined)(memory, known.memory)
+    new, _ = new_and_old(unknown, S)
+    estimate = contract(new, mean)
+    weights = known.weights + estimate
+    memory = known.memory + jnp.einsum("pq,nqm->npm", new @ covariance, g)
     state = GampState(
         weights=weights,
-        covariance=new @ covariance @ new.T + old @ known.covariance @ old.T,
+        covariance=known.covariance + new @ (covariance - S) @ new.T,
         memory=memory,
-        g=jnp.einsum("qp,nqm->npm", new, g) + jnp.einsum("qp,nqm->npm", old, known.g),
+        g=known.g + jnp.einsum("qp,nqm->npm", new, g),
         omega=observations.forward(weights) - memory,
-        precision=new.T @ precision @ new + old.T @ known.precision @ old,
+        precision=known.precision + new.T @ precision @ new,
         step=known.step,
     )
     return state, estimate
@@ -329,10 +319,10 @@ def _state(
 def _solution(
     model: AbstractModel, data: Dataset, start: SpectralStart, key: PRNGKeyArray, valid: Array
 ) -> Solution:
-    """What a user sees of it."""
-    state = start.state
+    """The estimate as a user takes it."""
+    state, search = start.state, start.search
     masked = lambda x: jnp.where(valid, x, nan())
-    settled = start.residual < 10.0 * RESIDUAL
+    settled = search.residual < 10.0 * RESIDUAL
     code = jnp.where(settled, int(Result.SUCCESS), int(Result.MAX_STEPS))
     code = jnp.where(start.learned, code, int(Result.NOTHING_LEARNED))
     finite = jnp.all(jnp.isfinite(state.weights))
@@ -342,7 +332,7 @@ def _solution(
     history = {
         "step": jnp.zeros(()),
         **measured,
-        "eigenvalue": start.eigenvalues,
+        "eigenvalue": search.values,
         "outlier": start.outlier.eigenvalue,
         "edge": start.outlier.edge,
         "expected": root @ start.outlier.overlap @ root,
@@ -353,8 +343,8 @@ def _solution(
         stderr=jnp.zeros_like(Q),
         error=masked(model.metric.error(state.weights, data, key=jax.random.fold_in(key, 1))),
         alpha=jnp.asarray(data.samples / model.design.entries(data.dimension), Q.dtype),
-        steps=start.iterations,
-        residual=start.residual,
+        steps=search.iterations,
+        residual=search.residual,
         result=jnp.where(valid, code, int(Result.INVALID)),
         history=jax.tree.map(lambda x: masked(x)[None], history),
         covariance=masked(state.covariance),

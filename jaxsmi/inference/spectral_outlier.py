@@ -15,10 +15,11 @@ labels at hand. At a spectral parameter m outside the bulk
     vectors     W_a W*ᵀ/D = M_a,   W_a W_bᵀ/D = M_a M_bᵀ + N_ab
     estimate    Ŵ = Σ_a R_a W_a,   R = Mᵀ (M Mᵀ + N)^+,   Q = Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D = Σ_a R_a M_a
 
-(M, R and N without an index are those of all vectors, stacked.) At s = 1 outliers are at m = 1, and
-at 1 + (1 - s)/(1 - q_a) beside it: they are looked for above one. (V, M, N act on fields as
-V ⊗ I_M.) Where the labels do not change under a group of transformations of the indices, several M
-share an eigenvalue; the one nearest to Q of the optimal estimator is taken.
+(M, R and N without an index are those of all vectors, stacked; V, M, N act on fields as V ⊗ I_M.)
+At s = m = 1 the resolvent is the fixed point of spectral_theory.py, V = I - Q: outliers are then at
+m = 1, and at 1 + (1 - s)/(1 - q_a) beside it, and are looked for above one. Where the labels do not
+change under a group of transformations of the indices, several M share an eigenvalue; the one
+nearest to Q of the optimal estimator is taken.
 """
 
 from __future__ import annotations
@@ -32,21 +33,27 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.inference.spectral_theory import response
+from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 
 __all__ = ["MOST", "Outlier", "outlier", "transformed"]
 
+MOST = 4  # outliers that are looked for, of P² that there may be
 _NEWTON = 50  # steps to the resolvent at one m
-_HUGE = 1e6
+_HUGE = 1e6  # an eigensolver may not end on larger numbers
 _SETTLED = 1e-9
 _HALVINGS = 24  # of an interval of m some 10 wide: to 1e-6 (of the edge, 200 wide: to 1e-5)
-_APART = 1e-4
+_APART = 1e-4  # of m: an outlier nearer to the edge is the edge, to the error of the halvings
 _SAME = 0.95  # eigenvalues from here to the top are copies of one
 _NULL = 1e-9
-MOST = 4  # outliers that are looked for, of P² that there may be
 
 
-class Outlier(eqx.Module):
+def transformed(G: Array, s: Array | float) -> Array:
+    """𝒯_s = G (I + sG)^{-1} of excess covariances G (..., PM, PM)."""
+    return response(G, s * jnp.ones((1, 1), G.dtype))[0]
+
+
+class Outlier(NamedTuple):
     """What theory says of the top eigenvectors (module docstring), of up to four groups of them.
 
     Attributes:
@@ -68,9 +75,53 @@ class Outlier(eqx.Module):
     copies: Array
 
 
-def transformed(G: Array, s: Array | float) -> Array:
-    """𝒯_s = G (I + sG)^{-1} of excess covariances G (..., PM, PM)."""
-    return response(G, s * jnp.ones((1, 1), G.dtype))[0]
+def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Outlier:
+    """The outliers of T_s (module docstring).
+
+    Args:
+        G: Excess covariances of labels, (n, PM, PM).
+        tokens: M.
+        alpha: Sample complexity, above that of weak recovery.
+        s: In (0, 1).
+        optimal: Q (P, P) of the optimal estimator.
+
+    Returns:
+        An `Outlier`; NaN where nothing stands out of the bulk.
+    """
+    n, size = G.shape[:2]
+    P = size // tokens
+    shape = (n, P, tokens, P, tokens)
+    bulk = _Bulk(G.reshape(shape), transformed(G, s).reshape(shape), alpha)
+    spread = (1.0 + jnp.sqrt(alpha * tokens)) ** 2
+    high = spread / s + jnp.max(jnp.abs(bulk.trace(bulk.G)))
+    # one loop over the ranks and, last, the edge: the program of a search is large
+    ranks = jnp.arange(min(P * P, MOST) + 1)
+    ranks = jnp.where(ranks == len(ranks) - 1, -1, ranks)
+    found, resolvents = lax.map(
+        lambda rank: bulk.search(rank, jnp.where(rank < 0, -spread / (1.0 - s), 1.0), high), ranks
+    )
+    m, V, edge = found[:-1], resolvents[:-1], found[-1]
+    M, together = lax.map(lambda at: bulk.signal(at[0], at[1], optimal), (ranks[:-1], V))
+    stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
+    copies = _groups(stands_out, together)
+    norm = jnp.sqrt(jnp.sum(M**2, axis=(1, 2)))
+    wanted = (copies > 0) & (norm > _NULL)
+    M = jnp.where(wanted, 1.0 / jnp.where(wanted, norm, 1.0), 0.0)[:, None, None] * M
+    gram = _grams(bulk, V, M, wanted)
+    A = len(m)
+    whole = jnp.transpose(gram, (0, 2, 1, 3)).reshape(A * P, A * P)
+    stacked = M.reshape(A * P, P)
+    R = stacked.T @ jnp.linalg.pinv(symmetric(whole), rtol=_NULL, hermitian=True)
+    unknown = jnp.where(jnp.any(wanted), 0.0, jnp.nan)
+    return Outlier(
+        eigenvalue=jnp.where(wanted, m, jnp.nan),
+        edge=edge,
+        resolvent=V + unknown,
+        scale=jnp.transpose(R.reshape(P, A, P), (1, 0, 2)) + unknown,
+        gram=gram,
+        overlap=symmetric(R @ stacked) + unknown,
+        copies=jnp.where(wanted, copies, 0),
+    )
 
 
 class _Newton(NamedTuple):
@@ -108,8 +159,6 @@ class _Bulk(eqx.Module):
         """V at m, by Newton steps from one at a larger m (the map itself, which grows, where such a
         step leads too far); H there; and whether m is outside the bulk."""
         one = jnp.eye(len(V), dtype=V.dtype)
-        size = V.size
-        unknown = jnp.full_like(V, jnp.nan)
 
         def step(now: _Newton) -> _Newton:
             V = now.V
@@ -117,18 +166,20 @@ class _Bulk(eqx.Module):
             admitted = admitted & _definite(V)
             new = jnp.linalg.inv(m * one - self.trace(H - self.G))
             J = jnp.einsum("pa,abcd,bq->pqcd", new, self.between(H, H), new)
-            linear = jnp.eye(size, dtype=V.dtype) - J.reshape(size, size)
-            ahead = V + symmetric(jnp.linalg.solve(linear, (new - V).ravel()).reshape(V.shape))
-            change = jnp.where(admitted, jnp.max(jnp.abs(ahead - V)), jnp.inf)
-            ahead = jnp.where(admitted, ahead, now.mapped)
-            return _Newton(ahead, jnp.where(admitted, new, unknown), change, now.count + 1)
+            ahead = V + symmetric(fixed_point.resolvent(J, new - V))
+            return _Newton(
+                V=jnp.where(admitted, ahead, now.mapped),
+                mapped=jnp.where(admitted, new, jnp.nan),
+                change=jnp.where(admitted, jnp.max(jnp.abs(ahead - V)), jnp.inf),
+                count=now.count + 1,
+            )
 
         def goes_on(now: _Newton) -> Array:
             moving = (now.change > _SETTLED) & (now.count < _NEWTON)
             return moving & jnp.all(jnp.isfinite(now.V))
 
         infinite = jnp.asarray(jnp.inf, V.dtype)
-        start = _Newton(V, unknown, infinite, jnp.zeros((), int))
+        start = _Newton(V, jnp.full_like(V, jnp.nan), infinite, jnp.zeros((), int))
         end = lax.while_loop(goes_on, step, start)
         sound = (end.change <= _SETTLED) & _definite(end.V)
         new = jnp.where(sound, end.V, V)
@@ -139,95 +190,47 @@ class _Bulk(eqx.Module):
         """Eigenvalues, and eigenmatrices (P², K), of N ↦ V^{1/2} α⟨Tr_M[H N' inner]⟩, N = V^{1/2}N'
         (its like on both sides where `inner` is H): symmetric."""
         root = sqrt_psd(V)
-        K = self.between(H, inner)
-        size = V.size
-        if inner is H:
-            K = jnp.einsum("pc,qd,cdef,ea,fb->pqab", root, root, K, root, root)
-        else:
-            K = jnp.einsum("pc,cqeb,ea->pqab", root, K, root)
-        return jnp.linalg.eigh(symmetric(K.reshape(size, size)))
+        other = root if inner is H else jnp.eye(len(V), dtype=V.dtype)
+        K = jnp.einsum("pc,qd,cdef,ea,fb->pqab", root, other, self.between(H, inner), root, other)
+        return jnp.linalg.eigh(symmetric(K.reshape(V.size, V.size)))
+
+    def search(self, rank: Array, low: Array, high: Array) -> tuple[Array, Array]:
+        """The smallest m, and its V, that is outside the bulk and, unless that is negative, above
+        the outlier of that rank; NaN where none below `high` is."""
+        P = self.G.shape[1]
+
+        def halve(_: int | Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            low, high, V = carry
+            middle = 0.5 * (low + high)
+            new, H, above = self.resolvent(middle, V)
+            value = self.top(new, H, self.G)[0][P * P - 1 - jnp.maximum(rank, 0)]
+            above = above & ((rank < 0) | (value < 1.0))
+            low = jnp.where(above, low, middle)
+            high = jnp.where(above, middle, high)
+            return low, high, jnp.where(above, new, V)
+
+        start = jnp.eye(P, dtype=self.G.dtype) / high
+        _, m, V = lax.fori_loop(0, _HALVINGS, halve, (low, high, start))
+        return jnp.where(m < high, m, jnp.nan), V
+
+    def signal(self, rank: Array, V: Array, optimal: Array) -> tuple[Array, Array]:
+        """M (not scaled) of the eigenvalue of this rank, at its V, and how many eigenvalues come
+        together there."""
+        P = len(V)
+        H, _ = self.response(V)
+        values, modes = self.top(V, H, self.G)
+        behind = P * P - 1 - jnp.arange(P * P) >= rank
+        together = behind & (values > _SAME * values[P * P - 1 - rank])
+        root = sqrt_psd(V)
+        wanted = jnp.linalg.solve(root, optimal).ravel()
+        M = root @ (modes @ jnp.where(together, modes.T @ wanted, 0.0)).reshape(P, P)
+        return M, jnp.sum(together)
 
 
-def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Outlier:
-    """The outlier of T_s (module docstring).
-
-    Args:
-        G: Excess covariances of labels, (n, PM, PM).
-        tokens: M.
-        alpha: Sample complexity, above that of weak recovery.
-        s: In (0, 1).
-        optimal: Q (P, P) of the optimal estimator.
-
-    Returns:
-        An `Outlier`; NaN where nothing stands out of the bulk.
-    """
-    n, size = G.shape[:2]
-    P = size // tokens
-    shape = (n, P, tokens, P, tokens)
-    bulk = _Bulk(G.reshape(shape), transformed(G, s).reshape(shape), alpha)
-    spread = (1.0 + jnp.sqrt(alpha * tokens)) ** 2
-    high = spread / s + jnp.max(jnp.abs(bulk.trace(bulk.G)))
-    start = jnp.eye(P, dtype=G.dtype) / high
-    A = min(P * P, MOST)
-    searched = lax.scan(
-        lambda first, number: _searched(bulk, number, A, (spread, s), (high, start), first),
-        (high, start),
-        jnp.arange(A + 1),
-    )[1]
-    m = searched[0][:A]
-    V = searched[1][:A]
-    edge = searched[0][A]
-    M, together = lax.map(lambda a: _signal(bulk, a[0], a[1], optimal), (jnp.arange(A), V))
-    stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
-    copies = _groups(stands_out, together)
-    norm = jnp.sqrt(jnp.sum(M**2, axis=(1, 2)))
-    wanted = (copies > 0) & (norm > _NULL)
-    M = jnp.where(wanted, 1.0 / jnp.where(wanted, norm, 1.0), 0.0)[:, None, None] * M
-    gram = _grams(bulk, V, M, wanted)
-    whole = jnp.transpose(gram, (0, 2, 1, 3)).reshape(A * P, A * P)
-    stacked = M.reshape(A * P, P)
-    R = stacked.T @ _pseudo_inverse(symmetric(whole))
-    nan = jnp.where(jnp.any(wanted), 0.0, jnp.nan)
-    return Outlier(
-        eigenvalue=jnp.where(wanted, m, jnp.nan),
-        edge=edge,
-        resolvent=V + nan,
-        scale=jnp.transpose(R.reshape(P, A, P), (1, 0, 2)) + nan,
-        gram=gram,
-        overlap=symmetric(R @ stacked) + nan,
-        copies=jnp.where(wanted, copies, 0),
-    )
-
-
-_Place = tuple[Array, Array]  # m and V there
-
-
-def _searched(
-    bulk: _Bulk, number: Array, edge: int, widths: tuple[Array, Array], far: _Place, first: _Place
-) -> tuple[_Place, _Place]:
-    """One search after the other, in one loop, as the program of a search is large: those of the
-    eigenvalues by rank, from `far` above all of them, and as number `edge` that of the bulk's edge,
-    from the `first` eigenvalue down. Returns the first place, and the one that was searched for."""
-    spread, s = widths
-    last = number == edge
-    low = jnp.where(last, -spread / (1.0 - s), 1.0)
-    high, start = jax.tree.map(lambda a, b: jnp.where(last, a, b), first, far)
-    place = _last(bulk, low, high, start, jnp.where(last, -1, number))
-    return jax.tree.map(lambda a, b: jnp.where(number == 0, a, b), place, first), place
-
-
-def _signal(bulk: _Bulk, rank: Array, V: Array, optimal: Array) -> tuple[Array, Array]:
-    """M (not scaled) of the eigenvalue of (9) of this rank, at its V, and how many eigenvalues come
-    together there."""
-    P = len(V)
-    H, _ = bulk.response(V)
-    values, modes = bulk.top(V, H, bulk.G)
-    behind = P * P - 1 - jnp.arange(P * P) >= rank
-    together = behind & (values > _SAME * values[P * P - 1 - rank])
-    root = sqrt_psd(V)
-    wanted = jnp.linalg.solve(root, optimal).ravel()
-    M = root @ (modes @ jnp.where(together, modes.T @ wanted, 0.0)).reshape(P, P)
-    return M, jnp.sum(together)
+def _definite(V: Array) -> Array:
+    """V is positive definite; an eigensolver may not end on what is not a number."""
+    finite = jnp.all(jnp.abs(V) < _HUGE)
+    return finite & (jnp.linalg.eigvalsh(jnp.where(finite, V, 0.0))[0] > 0.0)
 
 
 def _groups(stands_out: Array, together: Array) -> Array:
@@ -241,34 +244,9 @@ def _groups(stands_out: Array, together: Array) -> Array:
     return jnp.stack(sizes)
 
 
-def _last(bulk: _Bulk, low: Array, high: Array, start: Array, rank: Array) -> tuple[Array, Array]:
-    """The smallest m, and its V, that is outside the bulk and, unless that is negative, above the
-    outlier of that rank; NaN where none below `high` is."""
-
-    def halve(_: int | Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        low, high, V = carry
-        middle = 0.5 * (low + high)
-        new, H, above = bulk.resolvent(middle, V)
-        value = bulk.top(new, H, bulk.G)[0][new.size - 1 - jnp.maximum(rank, 0)]
-        above = above & ((rank < 0) | (value < 1.0))
-        low = jnp.where(above, low, middle)
-        high = jnp.where(above, middle, high)
-        return low, high, jnp.where(above, new, V)
-
-    _, m, V = lax.fori_loop(0, _HALVINGS, halve, (low, high, start))
-    return jnp.where(m < high, m, jnp.nan), V
-
-
-def _definite(V: Array) -> Array:
-    """Whether V is positive definite; an eigensolver may not end on what is not a number."""
-    finite = jnp.all(jnp.abs(V) < _HUGE)
-    return finite & (jnp.linalg.eigvalsh(jnp.where(finite, V, 0.0))[0] > 0.0)
-
-
 def _grams(bulk: _Bulk, V: Array, M: Array, wanted: Array) -> Array:
     """W_a W_bᵀ/D (A, A, P, P) of eigenvectors that have M_a in common with the signal."""
-    P = V.shape[-1]
-    tokens = bulk.G.shape[2]
+    P, tokens = bulk.G.shape[1:3]
     covariance = bulk.G + jnp.einsum("pq,mn->pmqn", jnp.eye(P), jnp.eye(tokens))
     H = jax.vmap(lambda V: bulk.response(V)[0])(V)
 
@@ -276,16 +254,8 @@ def _grams(bulk: _Bulk, V: Array, M: Array, wanted: Array) -> Array:
         signal = jnp.einsum("pa,namct,qc->npmqt", M[a], covariance, M[b])
         source = bulk.trace(jnp.einsum("npmas,nasct,nctqr->npmqr", H[a], signal, H[b]))
         J = jnp.einsum("pa,abcd,bq->pqcd", V[a], bulk.between(H[a], H[b]), V[b])
-        linear = jnp.eye(P * P, dtype=V.dtype) - J.reshape(P * P, P * P)
-        noise = jnp.linalg.solve(linear, (V[a] @ source @ V[b]).ravel()).reshape(P, P)
+        noise = fixed_point.resolvent(J, V[a] @ source @ V[b])
         return jnp.where(wanted[a] & wanted[b], M[a] @ M[b].T + noise, 0.0)
 
     ranks = jnp.arange(len(V))
     return lax.map(lambda a: lax.map(lambda b: pair(a, b), ranks), ranks)
-
-
-def _pseudo_inverse(matrix: Array) -> Array:
-    """The inverse of a positive semi-definite matrix on what is not its null space."""
-    values, vectors = jnp.linalg.eigh(matrix)
-    kept = values > _NULL * values[-1]
-    return (vectors * jnp.where(kept, 1.0 / jnp.where(kept, values, 1.0), 0.0)) @ vectors.T

@@ -1,4 +1,4 @@
-r"""The optimal spectral estimator in high dimension: what linear message passing finds.
+r"""The optimal spectral estimator in high dimension: the limit of linear message passing.
 
 Equations here [theory: spectral, Eqs. (1) to (6)], in units where the second moment S of the prior
 is the identity. Each label says of its fields, before anything is learned (ω = 0, V = S),
@@ -7,7 +7,7 @@ is the identity. Each label says of its fields, before anything is learned (ω =
 
 and the Gaussian channel of the same mean and covariance has
 
-    H = (I + G Q)^{-1} G,    Q̂ = α ⟨Tr_M[μ μᵀ + G Q H]⟩,    Q = Q̂ (I + Q̂)^{-1}
+    H = (I + G Q)^{-1} G,    Q̂ = α ⟨Tr_M[μ μᵀ + G - H]⟩,    Q = Q̂ (I + Q̂)^{-1}
 
 Tr_M sums the diagonal blocks of the M tokens. The largest Q that solves this is the overlap of the
 optimal spectral estimator, and of linear message passing; it leaves zero at the threshold of weak
@@ -16,6 +16,8 @@ others are learned are not found.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -57,7 +59,7 @@ _LITTLE = 0.1  # of S: of a handful of labels the error bar is large
 _ZERO = 1e-4  # a squared mean that quadrature may leave
 
 
-class LabelMoments(eqx.Module):
+class LabelMoments(NamedTuple):
     """What labels say of their fields before anything is learned, in units S = I.
 
     `mean` μ (.., P, M); `excess` G (.., PM, PM), the covariance beyond the identity.
@@ -105,16 +107,12 @@ class _SpectralMap(eqx.Module):
 
     def evaluate(self, V: Array) -> fixed_point.Evaluation:
         """The value of the map, its Jacobian dV ↦ V' α⟨Tr_M[H dV H]⟩ V', and one replica a net."""
-        mean = self.moments.mean
-        G = self.moments.excess
+        mean, G = self.moments
         P, M = mean.shape[-2:]
         identity = jnp.eye(P, dtype=V.dtype)
-        Q = identity - symmetric(V)
-        H, _ = response(G.reshape(-1, P * M, P * M), Q)
-        square = G @ jnp.kron(Q, jnp.eye(M, dtype=V.dtype)) @ H.reshape(G.shape)
-        squares = jnp.sum(token_trace(square, M), axis=1)
-        terms = jnp.einsum("rnpm,rnqm->rpq", mean, mean) + squares
-        precision = self.alpha * symmetric(terms) / G.shape[1]
+        H, _ = response(G.reshape(-1, P * M, P * M), identity - symmetric(V))
+        squares = jnp.einsum("rnpm,rnqm->rnpq", mean, mean) + token_trace(G - H.reshape(G.shape), M)
+        precision = self.alpha * symmetric(jnp.mean(squares, axis=1))
         new = jnp.linalg.inv(identity + jnp.mean(precision, axis=0))
         blocks = H.reshape(-1, P, M, P, M)
         pull = self.alpha * conjugation(blocks, blocks)
@@ -190,8 +188,8 @@ def spectral_overlap(
 
 
 def tells_nothing(mean: Array) -> Array:
-    """Whether labels of R nets, of means μ (R, n, P, M), say nothing of W at first order: E μμᵀ is
-    zero within its error."""
+    """Labels of R nets, of means μ (R, n, P, M), say nothing of W at first order: E μμᵀ is zero
+    within its error."""
     outer = jnp.einsum("rnpm,rnqm->rpq", mean, mean) / mean.shape[1]
     noise = jnp.std(outer, axis=0, ddof=min(len(mean) - 1, 1)) / jnp.sqrt(float(len(mean)))
     most = jnp.minimum(_SIGMAS * noise, _LITTLE)
@@ -214,12 +212,11 @@ def _drawn_moments(
 def _solved(model: AbstractModel, alpha: Array, moments: LabelMoments) -> Estimate:
     """The largest Q, from above, in the units of S."""
     S = model.prior.second_moment(model.indices)
-    one = jnp.eye(len(S), dtype=S.dtype)
     end = largest_overlap(*lax.stop_gradient((moments, alpha))).state
     error = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
     error = jnp.sqrt(error**2 + end.distance**2)  # near the threshold the iteration is slow
     root = sqrt_psd(S)
-    value = root @ (one - end.V) @ root
+    value = root @ (jnp.eye(len(S), dtype=S.dtype) - end.V) @ root
     stderr = jnp.sqrt((root**2) @ error**2 @ (root**2))
     return not_differentiable(Estimate(value, stderr), (model, alpha))
 

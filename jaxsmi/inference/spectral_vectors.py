@@ -16,68 +16,24 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.data import Dataset
 from jaxsmi.design.index import IndexOperator
-from jaxsmi.inference.devices import EVERYWHERE, SPREAD, on_devices
+from jaxsmi.inference.observations import EVERYWHERE, Observations, on_devices
 from jaxsmi.inference.spectral_outlier import MOST, Outlier
-from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import symmetric
 
-__all__ = [
-    "RESIDUAL",
-    "Observations",
-    "Product",
-    "Search",
-    "combined",
-    "eigenvectors",
-    "orthonormal",
-]
+__all__ = ["RESIDUAL", "Product", "Search", "combined", "eigenvectors", "orthonormal"]
 
 RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
 _DENSE = 64  # P D up to which the matrix is diagonalised
 _STAGE = 25  # iterations between two looks at the residual
 _MOST_ITERATIONS = 200
-_COMBINATIONS = 4096
+_COMBINATIONS = 4096  # on the unit sphere of four vectors 0.2 apart; each round halves that
+_ROUNDS = 8
 _NEAR = 0.02  # a squared distance of Gram matrices, relative
 _FAR = 0.5  # another
 _NULL = 1e-8  # of D: a squared length that is zero
-
-
-class Observations(eqx.Module):
-    """A model's data, and the devices that they lie on."""
-
-    model: AbstractModel
-    data: Dataset
-    mesh: Mesh | None = eqx.field(static=True)
-
-    @property
-    def sensing(self) -> IndexOperator:
-        """How weights are seen; on each device of the mesh, through its part of the samples."""
-        axes = () if self.mesh is None else self.mesh.axis_names
-        return IndexOperator(self.data.inputs, axes)
-
-    def weighted(self, T: Array, W: Array) -> Array:
-        """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (k, P, D)."""
-        return on_devices(
-            lambda observations, T, W: observations.sensing.weighted(T, W),
-            self.mesh,
-            (self, T, W),
-            lambda arguments: [*arguments[0].data.of_samples, arguments[1]],
-            EVERYWHERE,
-        )
-
-    def forward(self, W: Array) -> Array:
-        """Fields (N, P, M)."""
-        return on_devices(
-            lambda observations, W: observations.sensing.forward(W),
-            self.mesh,
-            (self, W),
-            lambda arguments: arguments[0].data.of_samples,
-            SPREAD,
-        )
 
 
 def orthonormal(W: Array) -> Array:
@@ -85,16 +41,6 @@ def orthonormal(W: Array) -> Array:
     values, vectors = jnp.linalg.eigh(symmetric(W @ W.T))
     kept = values > _NULL * W.shape[1]
     return (vectors * jnp.where(kept, lax.rsqrt(jnp.where(kept, values, 1.0)), 0.0)).T @ W
-
-
-class Search(NamedTuple):
-    """Eigenvectors (P D, k) of norm one, their values (k,), the largest residual of those that are
-    wanted, and the iterations taken."""
-
-    vectors: Array
-    values: Array
-    residual: Array
-    iterations: Array
 
 
 class Product(eqx.Module):
@@ -115,7 +61,13 @@ class Product(eqx.Module):
         """Of vectors (P D, k)."""
         P, D = self.others.shape
         weights = self.projected(vectors.T.reshape(-1, P, D))
-        moved = self.observations.weighted(self.T, weights)
+        moved = on_devices(
+            _weighted,
+            self.observations.mesh,
+            (self.observations, self.T, weights),
+            lambda arguments: [*arguments[0].data.of_samples, arguments[1]],
+            EVERYWHERE,
+        )
         moved = self.projected(moved - jnp.einsum("pq,kqd->kpd", self.shift, weights))
         return moved.reshape(-1, P * D).T
 
@@ -126,24 +78,47 @@ class Product(eqx.Module):
         return weights - jnp.einsum("kpq,qd->kpd", shares, self.others)
 
 
-def eigenvectors(
-    product: Product, wanted: Array, learned: Array, key: PRNGKeyArray
-) -> tuple[Array, Search]:
-    """The top eigenvectors (k, P, D), and how they were found; for a handful of dimensions fewer
-    than usual, by diagonalisation. The solver stops where all have settled, and is stopped here,
-    stage by stage, where the first that are `wanted` have; it does not begin where nothing is
-    `learned`.
-    """
+def _weighted(observations: Observations, T: Array, W: Array) -> Array:
+    axes = () if observations.mesh is None else observations.mesh.axis_names
+    return IndexOperator(observations.data.inputs, axes).weighted(T, W)
+
+
+class Search(NamedTuple):
+    """Eigenvectors of norm one, their values (k,), the largest residual of those that are wanted,
+    and the iterations taken."""
+
+    vectors: Array
+    values: Array
+    residual: Array
+    iterations: Array
+
+
+def eigenvectors(product: Product, wanted: Array, learned: Array, key: PRNGKeyArray) -> Search:
+    """The top eigenvectors (k, P, D) of the matrix, up to four, the first `wanted` of them to the
+    residual; it does not begin where nothing is `learned`."""
     P, D = product.others.shape
-    length = P * D
-    k = min(MOST, length)
-    if length <= _DENSE or P + 3 * k > D:
-        matrix = symmetric(product(jnp.eye(length, dtype=product.T.dtype)))
-        known = learned & jnp.all(jnp.isfinite(matrix))  # an eigensolver may not end on NaN
-        values, vectors = jnp.linalg.eigh(jnp.where(known, matrix, 0.0))
-        zero = jnp.zeros((), product.T.dtype)
-        end = Search(vectors[:, ::-1][:, :k], values[::-1][:k], zero, jnp.zeros((), int))
-        return _signed(end.vectors.T).reshape(k, P, D), end
+    k = min(MOST, P * D)
+    small = P * D <= _DENSE or P + 3 * k > D
+    end = _dense(product, k, learned) if small else _lanczos(product, k, wanted, learned, key)
+    vectors = end.vectors.T
+    # rounding would choose the signs, and a run on several devices begin elsewhere than on one
+    largest = jnp.argmax(jnp.abs(vectors), axis=1, keepdims=True)
+    signs = jnp.where(jnp.take_along_axis(vectors, largest, 1) < 0.0, -1.0, 1.0)
+    return end._replace(vectors=(signs * vectors).reshape(k, P, D))
+
+
+def _dense(product: Product, k: int, learned: Array) -> Search:
+    """By the whole matrix."""
+    matrix = symmetric(product(jnp.eye(product.others.size, dtype=product.T.dtype)))
+    sound = learned & jnp.all(jnp.isfinite(matrix))  # an eigensolver may not end on NaN
+    values, vectors = jnp.linalg.eigh(jnp.where(sound, matrix, 0.0))
+    zero = jnp.zeros((), product.T.dtype)
+    return Search(vectors[:, ::-1][:, :k], values[::-1][:k], zero, jnp.zeros((), int))
+
+
+def _lanczos(product: Product, k: int, wanted: Array, learned: Array, key: PRNGKeyArray) -> Search:
+    """By block Lanczos, begun again from its best vectors."""
+    P, D = product.others.shape
     # in one unknown direction there are at least D - P dimensions: the blocks are independent
     blocks = min(_STAGE, (D - P) // k)
 
@@ -157,17 +132,15 @@ def eigenvectors(
         return learned & (now.residual > RESIDUAL) & (now.iterations < _MOST_ITERATIONS)
 
     start = product.projected(jax.random.normal(key, (k, P, D), product.T.dtype))
-    start = jnp.linalg.qr(start.reshape(k, length).T)[0]
+    start = jnp.linalg.qr(start.reshape(k, P * D).T)[0]
     unsettled = jnp.asarray(jnp.inf, start.dtype)
-    none = jnp.zeros((), int)
-    end = lax.while_loop(goes_on, stage, Search(start, jnp.zeros(k, start.dtype), unsettled, none))
-    return _signed(end.vectors.T).reshape(k, P, D), end
+    first = Search(start, jnp.zeros(k, start.dtype), unsettled, jnp.zeros((), int))
+    return lax.while_loop(goes_on, stage, first)
 
 
 def _ritz(product: Product, start: Array, blocks: int) -> tuple[Array, Array]:
     """The top eigenvalues (k,) and vectors (n, k) of a symmetric matrix on the space that it makes
-    of orthonormal `start` (n, k) in so many products, less one: block Lanczos, each block made
-    orthogonal to all before."""
+    of orthonormal `start` (n, k) in so many products, less one."""
     n, k = start.shape
     size = blocks * k
     basis = jnp.zeros((n, size + k), start.dtype).at[:, :k].set(start)
@@ -177,6 +150,7 @@ def _ritz(product: Product, start: Array, blocks: int) -> tuple[Array, Array]:
         moved = product(lax.dynamic_slice_in_dim(basis, j * k, k, axis=1)).astype(basis.dtype)
         known = basis.T @ moved  # of later blocks zero: the upper triangle of the matrix
         matrix = lax.dynamic_update_slice_in_dim(matrix, known[:size], j * k, axis=1)
+        # orthogonal to all blocks before, and twice: once leaves rounding over a small rest
         new = jnp.linalg.qr(moved - basis @ known)[0]
         new = jnp.linalg.qr(new - basis @ (basis.T @ new))[0]
         return lax.dynamic_update_slice_in_dim(basis, new, (j + 1) * k, axis=1), matrix
@@ -189,22 +163,13 @@ def _ritz(product: Product, start: Array, blocks: int) -> tuple[Array, Array]:
     return values[::-1][:k], basis[:, :size] @ top
 
 
-def _signed(vectors: Array) -> Array:
-    """Vectors (k, n), the largest entry of each positive: else rounding would choose their signs,
-    and a run on several devices begin elsewhere than on one."""
-    largest = jnp.argmax(jnp.abs(vectors), axis=1, keepdims=True)
-    return vectors * jnp.where(jnp.take_along_axis(vectors, largest, 1) < 0.0, -1.0, 1.0)
-
-
 def combined(vectors: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
     """W_a (A, P, D): of each group of eigenvectors (k, P, D) the combination whose Gram matrix is
     nearest to that of theory; zero where there is no group. Signs are those of theory's W_a W_bᵀ.
     """
-    A = len(theory.copies)
-    D = vectors.shape[-1]
-    ranks = jnp.arange(A)
+    A, D = len(theory.copies), vectors.shape[-1]
     of_group = lambda a: _nearest(vectors, theory.gram[a, a], a, theory.copies[a], key)
-    W = lax.map(of_group, ranks)
+    W = lax.map(of_group, jnp.arange(A))
     W = jnp.where((theory.copies > 0)[:, None, None], W, 0.0)
     for a in range(1, A):
         common = jnp.einsum("bpd,qd->bqp", W[:a], W[a]) / D
@@ -223,21 +188,20 @@ def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGK
     """
     k, _, D = weights.shape
     grams = jnp.einsum("apd,bqd->abpq", weights, weights) / D
-    single = jnp.eye(k)
-    size = jnp.sqrt(jnp.trace(gram))
+    ranks, single = jnp.arange(k), jnp.eye(k)
 
-    def scaled(c: Array) -> tuple[Array, Array]:
-        made = jnp.einsum("...a,...b,abpq->...pq", c, c, grams)
-        factor = size / jnp.sqrt(jnp.trace(made, axis1=-2, axis2=-1))
-        return factor, made * factor[..., None, None] ** 2
+    def factor(c: Array) -> Array:
+        norms = jnp.einsum("...a,...b,abpp->...", c, c, grams)
+        return jnp.sqrt(jnp.trace(gram) / norms)
 
     def distance(c: Array) -> Array:
-        square = jnp.sum((scaled(c)[1] - gram) ** 2, axis=(-1, -2))
+        c = c * factor(c)[..., None]
+        made = jnp.einsum("...a,...b,abpq->...pq", c, c, grams)
+        square = jnp.sum((made - gram) ** 2, axis=(-1, -2))
         return jnp.where(jnp.isfinite(square), square, jnp.inf)
 
     def among(count: Array) -> Array:
-        behind = jnp.arange(k) - rank
-        taken = (behind >= 0) & (behind < count)
+        taken = (ranks >= rank) & (ranks < rank + count)
 
         def search(n: int | Array, best: Array) -> Array:
             normal = jax.random.normal(jax.random.fold_in(key, n), (_COMBINATIONS, k))
@@ -245,14 +209,14 @@ def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGK
             tried = jnp.concatenate([best[None], tried / jnp.linalg.norm(tried, axis=1)[:, None]])
             return tried[jnp.argmin(distance(tried))]
 
-        return lax.fori_loop(0, 8, search, single[rank])
+        return lax.fori_loop(0, _ROUNDS, search, single[rank])
 
-    def chosen(tried: Array, near: float, allowed: Array) -> Array:
-        away = distance(tried)
-        penalty = jnp.where(away < near * jnp.sum(gram**2), 0.0, away)
-        return tried[jnp.argmin(jnp.where(allowed, penalty, jnp.inf))]
-
-    counts = jnp.arange(1, k + 1)
-    several = chosen(jax.vmap(among)(counts), _NEAR, counts >= copies)
-    c = jnp.where(copies > 1, several, chosen(single, _FAR, jnp.arange(k) >= rank))
-    return scaled(c)[0] * jnp.tensordot(c, weights, axes=1)
+    several = copies > 1
+    counts = ranks + 1
+    tried = jnp.where(several, jax.vmap(among)(counts), single)
+    allowed = jnp.where(several, counts >= copies, ranks >= rank)
+    away = distance(tried)
+    # of those that are near enough the first: with more vectors noise fits the Gram matrix, too
+    near = away < jnp.where(several, _NEAR, _FAR) * jnp.sum(gram**2)
+    c = tried[jnp.argmin(jnp.where(allowed, jnp.where(near, 0.0, away), jnp.inf))]
+    return factor(c) * jnp.tensordot(c, weights, axes=1)

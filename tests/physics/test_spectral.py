@@ -11,12 +11,13 @@ from scipy import integrate, optimize, stats
 import jaxsmi as smi
 from helpers import mean_and_error, result, runs_of
 from jaxsmi import Result
+from jaxsmi.inference.calibration import with_norm
 from jaxsmi.inference.iteration import GampState
+from jaxsmi.inference.observations import Observations
 from jaxsmi.inference.spectral import nothing_known, spectral_start
 from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
 from jaxsmi.inference.spectral_theory import LabelMoments, largest_overlap
-from jaxsmi.inference.spectral_vectors import Observations, combined
-from jaxsmi.inference.teacher_norm import with_norm
+from jaxsmi.inference.spectral_vectors import combined
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 PHASE = smi.links.phase_retrieval()

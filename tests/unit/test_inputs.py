@@ -12,7 +12,7 @@ from scipy import integrate, linalg, optimize
 import jaxsmi as smi
 from helpers import respond
 from jaxsmi.core.moments import block_of, second_moments
-from jaxsmi.inference.assumptions import warn_of_inputs
+from jaxsmi.inference.message_passing import warn_of_inputs
 from jaxsmi.priors import Gaussian, GaussianProfile
 
 KEY = jax.random.key(0)

@@ -1,4 +1,4 @@
-"""One function on every device of a mesh, each with its own part of the samples.
+"""The samples of a run: one function on every device of a mesh, each with its own part of them.
 
 Arrays with a leading axis of samples are spread over the devices, everything else is the same on
 all of them; sums over samples go over the devices inside the function
@@ -7,20 +7,53 @@ all of them; sums over samples go over the devices inside the function
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import equinox as eqx
 import jax
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array
 
-__all__ = ["EVERYWHERE", "SPREAD", "on_devices"]
+from jaxsmi.core.data import Dataset
+from jaxsmi.design.base import AbstractOperator
+from jaxsmi.models.base import AbstractModel
+
+__all__ = ["EVERYWHERE", "SPREAD", "Observations", "on_devices"]
 
 # How an array lies on the devices: one part of the samples each, or the same on all
 SPREAD = "spread"
 EVERYWHERE = "everywhere"
 
 Answer = TypeVar("Answer")
+
+
+class Observations(eqx.Module):
+    """A model, its data, and the devices that they lie on."""
+
+    model: AbstractModel
+    data: Dataset
+    # static: inside jit the data do not say where they lie
+    mesh: Mesh | None = eqx.field(static=True)
+
+    @property
+    def operator(self) -> AbstractOperator:
+        """From the signal to its fields; on each device of the mesh, those of its samples."""
+        operator = self.model.design.operator(self.data.inputs)
+        if self.mesh is None:
+            return operator
+        return dataclasses.replace(operator, axes=self.mesh.axis_names)
+
+    def forward(self, W: Array) -> Array:
+        """Fields (N, P, M) of a signal."""
+        return on_devices(
+            lambda observations, W: observations.operator.forward(W),
+            self.mesh,
+            (self, W),
+            lambda arguments: arguments[0].data.of_samples,
+            SPREAD,
+        )
 
 
 def on_devices(
