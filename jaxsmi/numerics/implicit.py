@@ -17,16 +17,25 @@ for one derivative: a second one is NaN, not a wrong number.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, frozen, nan
+
+__all__ = [
+    "derivative",
+    "differentiable",
+    "forwards",
+    "not_differentiable",
+    "numbers_of",
+    "with_slope",
+]
 
 
 def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array = False) -> PyTree:
@@ -60,9 +69,9 @@ def _unchanged(parameters: PyTree, context: PyTree, answer: PyTree) -> PyTree:
     return answer
 
 
-def _as_array(x: Any) -> Any:
-    # a number that is differentiated may come to a rule as one of Python or NumPy
-    return jnp.asarray(x) if isinstance(x, float | np.ndarray | np.generic) else x
+def _as_arrays(leaves: list[Array]) -> list[Array]:
+    # a Python number that is differentiated comes as a scalar that is no array
+    return [x if eqx.is_array(x) else jnp.asarray(x, float) for x in leaves]
 
 
 def differentiable(
@@ -91,51 +100,74 @@ def differentiable(
     Returns:
         The answer of `solve`.
     """
+    leaves, _ = numbers_of(parameters)
+    dynamic, static = eqx.partition((parameters, context), eqx.is_array)
+    context_leaves, structure = jax.tree.flatten(dynamic)
 
-    @eqx.filter_custom_jvp
-    def wrapped(parameters: PyTree, context: PyTree) -> PyTree:
-        return solve(parameters, context)
+    def arguments(leaves: list[Array], context_leaves: list[Array]) -> tuple[PyTree, PyTree]:
+        context_leaves = _as_arrays(context_leaves)
+        parameters, context = eqx.combine(jax.tree.unflatten(structure, context_leaves), static)
+        return numbers_of(parameters)[1](_as_arrays(leaves)), context
 
-    @wrapped.def_jvp
-    def rule(primals: tuple[PyTree, PyTree], tangents: tuple[PyTree, PyTree]) -> tuple:
-        parameters, context = jax.tree.map(_as_array, primals)
-        answer = wrapped(parameters, context)
-        leaves, structure = jax.tree.flatten(eqx.filter(parameters, eqx.is_inexact_array))
-        directions = structure.flatten_up_to(tangents[0])
-        total = jax.tree.map(jnp.zeros_like, eqx.filter(answer, eqx.is_inexact_array))
-        if all(direction is None for direction in directions):
-            return answer, total  # `prepare` is costly, and a constant answer needs none
+    def primal(leaves: list[Array], context_leaves: list[Array]) -> PyTree:
+        return solve(*arguments(leaves, context_leaves))
+
+    def rule(
+        primals: tuple[list[Array], list[Array]], tangents: tuple[list[Array], list[Array]]
+    ) -> tuple[PyTree, PyTree]:
+        leaves, context_leaves = map(_as_arrays, primals)
+        directions = tangents[0]
+        answer = wrapped(leaves, context_leaves)
+        moving, fixed = eqx.partition(answer, eqx.is_inexact_array)
         still = (lambda tree: tree) if twice else frozen
-        parameters = still(parameters)
-        prepared = prepare(parameters, context, still(answer))
-        for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
-            if direction is None:
-                continue  # the answer is not differentiated in this array
+        parameters, context = arguments(still(leaves), context_leaves)
+        # `prepare` is costly, and a constant answer needs none
+        moves = any(not isinstance(direction, SymbolicZero) for direction in directions)
+        prepared = prepare(parameters, context, still(answer)) if moves else None
+        along = lambda units: push(parameters, context, prepared, units)
+        protect = still if twice else lambda columns: not_differentiable(columns, leaves)
+        zero = jax.tree.map(jnp.zeros_like, moving)
+        total = _tangents(along, protect, leaves, directions, zero)
+        none = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
+        return answer, eqx.combine(total, none)
 
-            def along(unit: Array, position: int = position) -> PyTree:
-                units = [unit if k == position else jnp.zeros_like(x) for k, x in enumerate(leaves)]
-                return push(parameters, context, prepared, units)
-
-            columns = _columns(along, leaf)
-            columns = columns if twice else not_differentiable(columns, leaves)
-            flat = jnp.ravel(direction)
-            total = jax.tree.map(
-                lambda t, c, flat=flat: t + jnp.tensordot(flat, c, axes=1).astype(t.dtype),
-                total,
-                columns,
-            )
-        return answer, total
-
-    return wrapped(parameters, frozen(context))
+    wrapped = jax.custom_jvp(primal)
+    wrapped.defjvp(rule, symbolic_zeros=True)
+    # everything traced enters as an argument: a closure would leak tracers out of the rule
+    constants = [lax.stop_gradient(x) if eqx.is_inexact_array(x) else x for x in context_leaves]
+    return wrapped(leaves, constants)
 
 
-def _columns(along: Callable[[Array], PyTree], leaf: Array) -> PyTree:
-    """Tangents along each number of an array, stacked: their product with a direction is linear,
-    and so has both modes."""
-    basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
-    if leaf.size == 1:  # no loop, which outside jit would be compiled anew at each call
-        return jax.tree.map(lambda x: x[None], along(basis[0]))
-    return lax.map(along, basis)
+def _tangents(
+    along: Callable[[list[Array]], PyTree],
+    protect: Callable[[PyTree], PyTree],
+    leaves: list[Array],
+    directions: list[Array],
+    total: PyTree,
+) -> PyTree:
+    """`total` plus the tangents along `directions`, by `along` for each number that moves;
+    `protect`: what becomes of the derivatives of these tangents."""
+    for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
+        if isinstance(direction, SymbolicZero):
+            continue  # the answer is not differentiated in this array
+
+        def one(unit: Array, position: int = position) -> PyTree:
+            units = [unit if k == position else jnp.zeros_like(x) for k, x in enumerate(leaves)]
+            return along(units)
+
+        # columns of the Jacobian: their product with a direction is linear, and so has both modes
+        basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
+        if leaf.size > 1:
+            columns = lax.map(one, basis)
+        else:  # no loop, which outside jit would be compiled anew at each call
+            columns = jax.tree.map(lambda x: x[None], one(basis[0]))
+        flat = jnp.ravel(direction)
+        total = jax.tree.map(
+            lambda t, c, flat=flat: t + jnp.tensordot(flat, c, axes=1).astype(t.dtype),
+            total,
+            protect(columns),
+        )
+    return total
 
 
 def derivative(
