@@ -106,7 +106,7 @@ def _matrix_task(model: AbstractModel, learner: MatrixErm) -> Task:
     """A learner of one matrix."""
     teacher = student_of(model)
     responder = _MatrixResponder(believed(teacher), learner)
-    return _risk_task(responder.model, responder, _MatrixRisk(teacher, responder), "state")
+    return _risk_task(responder.student, responder, _MatrixRisk(teacher, responder), "state")
 
 
 def _risk_task(
@@ -151,12 +151,12 @@ class _IndexRisk(AbstractRisk):
 class _MatrixResponder(AbstractModelResponder):
     """Responses of a model with label noise of variance one, and the shrinkage of the penalty."""
 
-    model: MatrixModel
+    student: MatrixModel
     learner: MatrixErm
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """S (1, L, d) and V (1, 1) from b (1, L, d) of precision A (1, 1)."""
-        prior = self.model.prior
+        prior = self.student.prior
         precision = A[0, 0]
         shrinkage = self.learner.shrinkage(precision, prior.weight, prior.symmetric)
         # singular values of entries O(1) grow with the sides: over this unit they are O(1)

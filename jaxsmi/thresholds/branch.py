@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxsmi.channels.averages import response_of, weighted_posteriors
+from jaxsmi.channels.base import Posterior
 from jaxsmi.core.codes import Result
 from jaxsmi.core.validate import check
 from jaxsmi.inference.overlap_map import OverlapMap
@@ -32,7 +33,7 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, roots
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.thresholds.growth import Growth, growth, growth_from
+from jaxsmi.thresholds.growth import Growth, growth
 
 __all__ = ["NETS", "BranchPoint", "branch_end", "branch_growth", "branch_point", "check_oblique"]
 
@@ -119,12 +120,8 @@ def branch_point(
     # a linear step may leave 0 ⪯ V ⪯ S by its second order, and Cholesky factors need V > 0
     V = S - positive_part(S - V)
     V = V * jnp.maximum(least / jnp.trace(V), 1.0)
-    Q, covariance = branch.overlaps(V)
-    channel, nets = branch.model.channel, branch.nets
-    sizes = {"points": branch.points, "nets": nets}
-    post, weight = weighted_posteriors(channel, Q, covariance, key=branch.key, **sizes)
-    response = response_of(channel, post, weight, nets)
-    grown = growth_from(branch.model, post, weight, covariance, _unlearned(branch), nets, X)
+    sample, grown = branch_growth(branch, V, X)
+    response = response_of(branch.model.channel, *sample, branch.nets)
 
     # posteriors do not depend on α: another α costs one pass through the prior
     def at(log_alpha: Array) -> fixed_point.Evaluation:
@@ -147,19 +144,16 @@ def branch_point(
     return BranchPoint(jnp.exp(log_alpha), V, newton, tangent, radius, grown)
 
 
-def branch_growth(branch: OverlapMap, V: Array, X: Array | None = None) -> Growth:
-    """Growth of the directions that are not learned, at V (k, k)."""
-    sizes = (branch.points, branch.nets)
+def branch_growth(
+    branch: OverlapMap, V: Array, X: Array | None = None
+) -> tuple[tuple[Posterior, Array], Growth]:
+    """Posteriors at V (k, k) with their weights, and the growth of the directions that are not
+    learned."""
     Q, covariance = branch.overlaps(V)
-    return growth(branch.model, Q, covariance, _unlearned(branch), branch.key, sizes, X)
-
-
-def _unlearned(branch: OverlapMap) -> Array:
-    """The projector (P, P) on the directions that are not learned."""
-    S = branch.second_moment
-    return jnp.eye(branch.model.indices, dtype=S.dtype) - branch.embed(
-        jnp.eye(len(S), dtype=S.dtype)
-    )
+    sizes = {"points": branch.points, "nets": branch.nets}
+    sample = weighted_posteriors(branch.model.channel, Q, covariance, key=branch.key, **sizes)
+    unlearned = jnp.eye(len(Q), dtype=Q.dtype) - branch.embed(jnp.eye(len(V), dtype=Q.dtype))
+    return sample, growth(branch.model, sample, covariance, unlearned, branch.nets, X)
 
 
 @eqx.filter_jit

@@ -22,9 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
-from jaxsmi.channels.averages import weighted_posteriors
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny
@@ -33,7 +32,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
 
-__all__ = ["Growth", "check_model", "growth", "growth_from", "leading", "sizes_of"]
+__all__ = ["Growth", "check_model", "growth", "leading", "sizes_of"]
 
 _EQUAL = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
 _EQUAL_SIGMAS = 4.0  # .. and those that agree within so many standard errors
@@ -116,32 +115,15 @@ class Growth(eqx.Module):
 
 def growth(
     model: AbstractModel,
-    Q: Array,
-    V: Array,
-    unlearned: Array,
-    key: PRNGKeyArray,
-    sizes: tuple[int, int],
-    X: Array | None = None,
-) -> Growth:
-    """Growth of a small overlap in the directions of the projector `unlearned`, at the overlap Q.
-
-    `sizes`: points in each net, and nets. X: the leading eigenmatrix; default: computed.
-    """
-    points, nets = sizes
-    post, weight = weighted_posteriors(model.channel, Q, V, key=key, points=points, nets=nets)
-    return growth_from(model, post, weight, V, unlearned, nets, X)
-
-
-def growth_from(
-    model: AbstractModel,
-    post: Posterior,
-    weight: Array,
+    sample: tuple[Posterior, Array],
     V: Array,
     unlearned: Array,
     nets: int,
     X: Array | None = None,
 ) -> Growth:
-    """`growth` from posteriors and their weights."""
+    """Growth of a small overlap in the directions of the projector `unlearned`, from a sample of
+    posteriors at S - V and their weights. X: the leading eigenmatrix; default: computed."""
+    post, weight = sample
     P = model.indices
     root = unlearned @ sqrt_psd(V)
     # Σ w G X Gᵀ and Σ w g gᵀ with the root of the weight in both factors; off zero, where the root

@@ -150,7 +150,7 @@ def _level(branch: OverlapMap, root: Roots, jacobian: Array) -> Array:
     """h of a branch next to a root, the fixed point moving with the branch to first order."""
     value = branch.evaluate(root.V).value
     V = root.V + fixed_point.resolvent(jacobian, value - lax.stop_gradient(value))
-    return jnp.log(branch.alpha * branch_growth(branch, V, root.X).rate)
+    return jnp.log(branch.alpha * branch_growth(branch, V, root.X)[1].rate)
 
 
 @eqx.filter_jit

@@ -11,26 +11,25 @@ Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52) to (54)], F th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.averages import weighted_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny, nan
-from jaxsmi.core.codes import INACCURATE_SHARE, Result, worst
+from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import AbstractModel, model_argument
-from jaxsmi.numerics.continuation import ladder, limit
+from jaxsmi.numerics.continuation import Limit, ladder, limit
 from jaxsmi.numerics.implicit import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.nets import power_of_two
-from jaxsmi.thresholds.growth import check_model, growth, sizes_of
+from jaxsmi.thresholds.growth import Growth, check_model, growth, sizes_of
 
 __all__ = ["weak_recovery"]
 
@@ -84,81 +83,63 @@ def weak_recovery(
     key = validate.key("key", key)
     points, nets = sizes_of(averages, 2**16, 16)
     model = model_argument(model)
-    if noises is None:
-        valid = check_model(model)
-        return _masked(_differentiable(model, key, power_of_two(points), nets), valid)
-    steps = ladder("noises", noises)
-    check(model.design.rows, "noises", noises, "None for a matrix model")
-    channels = model.channel.noisy(steps)
-    # only numbers of the channel differ: one compilation for all noises
-    models = [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
+    models, steps = [model], None
+    if noises is not None:
+        steps = ladder("noises", noises)
+        check(model.design.rows, "noises", noises, "None for a matrix model")
+        # only numbers of the channel differ: one compilation for all noises
+        channels = model.channel.noisy(steps)
+        models = [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
     valid = check_model(models[0]) & validate.valid((models[-1], steps))
-    thresholds = [_differentiable(m, key, power_of_two(points), nets) for m in models]
-    return _masked(_extrapolated(steps, thresholds), valid)
+    growths = [_growth(m, key, power_of_two(points), nets) for m in models]
+    return _threshold(growths, steps, model.prior.second_moment(model.indices), valid)
 
 
-def _masked(threshold: Threshold, valid: Array, code: Result = Result.INVALID) -> Threshold:
-    """The threshold, with NaN for its numbers and a result code where it is not valid."""
-    numbers = lambda t: (t.alpha, t.stderr, t.replicas)
-    masked = [jnp.where(valid, x, nan()) for x in numbers(threshold)]
-    result = jnp.where(valid, threshold.result, int(code))
-    return eqx.tree_at(lambda t: (*numbers(t), t.result), threshold, (*masked, result))
-
-
-def _differentiable(model: AbstractModel, key: PRNGKeyArray, points: int, nets: int) -> Threshold:
-    """`_weak_recovery` with its derivatives in the model."""
-    threshold = forwards(lambda model, key: _weak_recovery(model, key, points, nets), model, key)
+def _growth(model: AbstractModel, key: PRNGKeyArray, points: int, nets: int) -> Growth:
+    """Growth at Q = 0, with its derivatives in the model."""
+    grown = forwards(lambda model, key: _at_zero(model, key, points, nets), model, key)
     # labels that jump have no derivative along the sampled ones
-    return not_differentiable(threshold, model, unless=model.channel.pathwise)
+    return not_differentiable(grown, model, unless=model.channel.pathwise)
 
 
 @eqx.filter_jit
-def _weak_recovery(model: AbstractModel, key: PRNGKeyArray, points: int, nets: int) -> Threshold:
+def _at_zero(model: AbstractModel, key: PRNGKeyArray, points: int, nets: int) -> Growth:
     S = model.prior.second_moment(model.indices)
-    all_directions = jnp.eye(len(S), dtype=S.dtype)
-    at_zero = growth(model, jnp.zeros_like(S), S, all_directions, key, (points, nets))
-    vectors, first_order = at_zero.first_order_directions()
-    trivial = jnp.any(first_order)
-    rate, absent = at_zero.rate, at_zero.absent
-    alpha = jnp.where(trivial, 0.0, jnp.where(absent, jnp.inf, 1.0 / jnp.where(absent, 1.0, rate)))
+    sizes = {"points": points, "nets": nets}
+    sample = weighted_posteriors(model.channel, jnp.zeros_like(S), S, key=key, **sizes)
+    return growth(model, sample, S, jnp.eye(len(S), dtype=S.dtype), nets)
+
+
+@eqx.filter_jit
+def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Array) -> Threshold:
+    """The threshold, from the growth at each of the noises, or at the only one."""
+    # the smallest noise decides: the classes of a threshold do not change on the way to zero
+    last = growths[-1]
+    vectors, first_order = last.first_order_directions()
+    trivial, absent = jnp.any(first_order), last.absent
     exact = trivial | absent
-    squared = jnp.where(exact, 0.0, alpha) ** 2
+    rates = Limit(last.rate, last.each, jnp.zeros_like(last.rate))
+    if steps is not None:
+        # rates, not α: these are averages, and follow the power law in Δ
+        rates = limit(steps, jnp.stack([grown.each for grown in growths], axis=1))
+    rate = jnp.where(exact, 1.0, rates.value)
+    alpha = jnp.where(trivial, 0.0, jnp.where(absent, jnp.inf, 1.0 / rate))
+    squared = jnp.where(exact, 0.0, 1.0 / rate) ** 2
     # the mean of 1/λ_r is biased; 1/λ to first order in λ_r - λ is not
-    replicas = jnp.where(exact, alpha, alpha - (at_zero.each - rate) * squared)
-    stderr = jnp.std(at_zero.each, ddof=1) / np.sqrt(nets) * squared
-    stderr = jnp.where(exact, 0.0, stderr)
+    replicas = jnp.where(exact, alpha, alpha - (rates.replicas - rate) * squared)
+    statistical = jnp.std(rates.replicas, ddof=1) / np.sqrt(len(replicas))
+    stderr = jnp.where(exact, 0.0, jnp.hypot(statistical, rates.error) * squared)
     projector = jnp.where(first_order, vectors, 0.0) @ vectors.T
-    subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, at_zero.subspace))
+    subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, last.subspace))
     root = sqrt_psd(S)
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
     subspace = subspace / clamp_to_tiny(jnp.trace(subspace))
-    finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(at_zero.first_order))
-    inaccurate = at_zero.inaccurate > INACCURATE_SHARE
+    inaccurate = jnp.max(jnp.stack([grown.inaccurate for grown in growths])) > INACCURATE_SHARE
     code = jnp.where(inaccurate, int(Result.INACCURATE), int(Result.SUCCESS))
-    threshold = Threshold(alpha, stderr, replicas, subspace, jnp.zeros_like(S), code)
-    return _masked(threshold, finite, Result.NONFINITE)
-
-
-def _extrapolated(noises: Array, thresholds: Sequence[Threshold]) -> Threshold:
-    """The threshold at zero noise, from those at each of the noises, by their rates 1/α_c."""
-    alphas = jnp.stack([threshold.alpha for threshold in thresholds])
-    replicas = jnp.stack([threshold.replicas for threshold in thresholds], axis=1)
-    # the smallest noise decides: the classes of a threshold do not change on the way to zero
-    trivial, absent = alphas[-1] == 0.0, jnp.isinf(alphas[-1])
-    grows = jnp.isfinite(alphas) & (alphas > 0.0)
-    safe = jnp.where(grows, alphas, 1.0)
-    # the replicas of α are those of 1/α to first order
-    rates = jnp.where(grows, 2.0 / safe - replicas / safe**2, 0.0)
-    # rates, not α: these are averages, and follow the power law in Δ
-    zero = limit(noises, rates)
-    exact = trivial | absent
-    rate = jnp.where(exact, 1.0, zero.value)
-    alpha = jnp.where(trivial, 0.0, jnp.where(absent, jnp.inf, 1.0 / rate))
-    squared = jnp.where(exact, 0.0, 1.0 / rate) ** 2
-    statistical = jnp.std(zero.replicas, ddof=1) / np.sqrt(len(replicas))
-    stderr = jnp.where(exact, 0.0, jnp.hypot(statistical, zero.error) * squared)
-    each = jnp.where(exact, alpha, alpha - (zero.replicas - rate) * squared)
-    last = thresholds[-1]
-    code = worst(jnp.stack([threshold.result for threshold in thresholds]))
-    threshold = Threshold(alpha, stderr, each, last.subspace, last.overlap, code)
-    return _masked(threshold, exact | (jnp.isfinite(rate) & (rate > 0.0)), Result.NONFINITE)
+    finite = exact | (jnp.isfinite(rate) & (rate > 0.0))
+    finite = finite & jnp.all(jnp.isfinite(last.first_order))
+    code = jnp.where(finite, code, int(Result.NONFINITE))
+    code = jnp.where(valid, code, int(Result.INVALID))
+    masked = lambda x: jnp.where(valid & finite, x, nan())
+    alpha, stderr, replicas = masked(alpha), masked(stderr), masked(replicas)
+    return Threshold(alpha, stderr, replicas, subspace, jnp.zeros_like(S), code)

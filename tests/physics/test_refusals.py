@@ -136,7 +136,6 @@ LEARNERS = [
     ("model", lambda: evolve(TALL, NUCLEAR)),
     ("start", lambda: evolve(SQUARE, NUCLEAR, start=0.5)),
     ("start", lambda: evolve(SQUARE, NUCLEAR, start=Start(teacher_overlap=0.5))),
-    ("start", lambda: passing(SQUARE, learner=NUCLEAR, start="informed")),
     ("data.model", lambda: NUCLEAR.risk(jnp.ones((6, 6)), sample(LINEAR))),
     ("weights", lambda: NUCLEAR.risk(jnp.ones((6, 5)), sample(SQUARE))),
 ]  # fmt: skip
