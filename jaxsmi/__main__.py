@@ -2,7 +2,5 @@
 
 from jaxsmi.cli.__main__ import start
 
-__all__ = []
-
 if __name__ == "__main__":
     start()

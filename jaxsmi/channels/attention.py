@@ -44,8 +44,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["DeepAttentionChannel", "SingleAttentionChannel", "shifted_rows"]
-
 # empirical: how far the last block moves with t, per distance between the two tokens of u
 _STEEP = 0.55
 

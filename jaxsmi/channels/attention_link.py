@@ -28,22 +28,6 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import clamp_to_tiny
 
-__all__ = [
-    "Layer",
-    "attention_link",
-    "balanced",
-    "eliminate",
-    "hardmax",
-    "hardmax_link",
-    "invert_attention",
-    "invert_untied_attention",
-    "last_fields",
-    "mixing_matrices",
-    "scores",
-    "transfer",
-    "with_skip",
-]
-
 
 class Layer(NamedTuple):
     """One attention layer: `rank` of a query (and of a key), number of `heads`, query and key

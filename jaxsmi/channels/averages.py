@@ -26,8 +26,6 @@ from jaxsmi.numerics.nets import covariance_and_variance, quotient, randomised_g
 if TYPE_CHECKING:
     from jaxsmi.channels.base import AbstractChannel
 
-__all__ = ["draw_posteriors", "redraw_labels", "response_of", "weighted_posteriors"]
-
 
 def redraw_labels(
     channel: AbstractChannel, omega: Array, V: Array, normal: Array, noise: Array

@@ -29,15 +29,6 @@ from jaxsmi.channels.posterior import Key, Posterior, Response
 from jaxsmi.core import validate
 from jaxsmi.core.validate import check
 
-__all__ = [
-    "AbstractChannel",
-    "AbstractLabels",
-    "ClosedFormChannel",
-    "Posterior",
-    "Response",
-    "check_label_shape",
-]
-
 
 class AbstractLabels(eqx.Module):
     """Labels of fields z (P, M), P `indices` and M `tokens`: a link, and noise."""

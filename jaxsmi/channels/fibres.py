@@ -33,8 +33,6 @@ from jaxsmi.numerics.refining import Budget, Integral, Moments, Respond, self_re
 from jaxsmi.numerics.refining_rules import Nodes, grid_fits
 from jaxsmi.numerics.refining_sums import Branch, moments_of, sums_over
 
-__all__ = ["Fibre", "FibreChannel", "single_suffices", "whitened_response", "with_difference"]
-
 # |τ_i| + |τ_j|, by which an error of the means is one of the second moments: two deviations each
 _SIZE = 4.0
 _BLOCK = 256  # samples at once where there is nothing but integrals inside: some 100 MB

@@ -35,13 +35,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.quadrature import clenshaw, legendre, legendre_panel
 
-__all__ = [
-    "HardmaxScores",
-    "hardmax_response",
-    "sampled_response",
-    "sign_information",
-]
-
 
 class HardmaxScores(AbstractScores):
     """Each token points at the largest of its scores (module docstring).

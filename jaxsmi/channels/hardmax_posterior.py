@@ -23,8 +23,6 @@ from jaxtyping import Array
 from jaxsmi.numerics.refining import Budget, Integral, Moments, self_refining_moments
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["TOLERANCE", "hardmax_moments", "possible"]
-
 TOLERANCE = 1e-2  # of Γ, relative to 1 + max|Γ| (empirical)
 
 

@@ -20,8 +20,6 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
 
-__all__ = ["continuous", "kinked"]
-
 _LINES = 16
 _INTERVALS = 128
 

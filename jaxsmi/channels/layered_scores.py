@@ -32,8 +32,6 @@ from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["LayeredCoordinates", "layered_channel", "layered_scores"]
-
 
 def layered_scores(h: Array, skip: Array, attention: Callable[[Array], Array]) -> Array:
     """B_{L-1} h^L B_{L-1}ᵀ (T, T), of which a label is the attention, from the scores (L, T, T)."""

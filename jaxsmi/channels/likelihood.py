@@ -30,8 +30,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["IntegratedChannel", "Likelihood", "NoInference"]
-
 # the slope of a link: places t, the step of differences in t, and samples at once (empirical: the
 # level that it leads to is then that of the exact slope, or one above)
 _PLACES = 8

@@ -39,14 +39,6 @@ from jaxsmi.channels.posterior import Key
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
 
-__all__ = [
-    "AbstractScores",
-    "LinearField",
-    "LinearScores",
-    "SoftmaxScores",
-    "centred",
-]
-
 
 class AbstractScores(AbstractChannel):
     """A label of the T(T+1)/2 scores of its sample: Γ(y, ω, V), and its mean square over labels, a

@@ -36,8 +36,6 @@ from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["products", "rotations", "scales"]
-
 # empirical, against fine rules at V from 1 to 1e-6 (tests/unit/test_orbits.py):
 _SCAN = 32  # angles among which the maxima are searched: ℓ has few, of its two harmonics
 _DEPTH = 30.0  # e^-30, far below any tolerance: the weight at the ends of an interval

@@ -40,8 +40,6 @@ from jaxsmi.numerics.refining import Integral
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["LastLayers", "PairedAttentionChannel"]
-
 _LARGEST = 40.0  # of an exponent, so that nothing overflows in single precision
 
 

@@ -24,8 +24,6 @@ from jaxsmi.channels.jumps import continuous
 from jaxsmi.core.arrays import clamp_to_tiny, theory_dtype
 from jaxsmi.core.validate import check
 
-__all__ = ["ModulusChannel", "PiecewiseLinearChannel", "linear_channel"]
-
 # relative distance of a label from a flat piece that it belongs to: rounding of labels in float32
 _SAME = 1e-6
 

@@ -14,8 +14,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.numerics.refining import Moments
 
-__all__ = ["Key", "Posterior", "Response", "as_posterior", "unwhiten"]
-
 Key = PRNGKeyArray | None  # of random nodes; None where there are none
 
 

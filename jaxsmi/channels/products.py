@@ -33,8 +33,6 @@ from jaxsmi.numerics.refining import Integral
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
-__all__ = ["ProductChannel", "SquarePlusSignParityChannel"]
-
 
 class ProductChannel(FibreChannel):
     """y = z_1 z_2 (P = 2, M = 1), any V: a hyperbola in the plane of the fields, integrated along

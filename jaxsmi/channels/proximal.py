@@ -28,8 +28,6 @@ from jaxsmi.core.arrays import frozen
 from jaxsmi.numerics.linear_algebra import solve_definite
 from jaxsmi.numerics.minimum import Minimum, hessian, lowest_minima
 
-__all__ = ["LabelOf", "Loss", "Reply", "hinge_point", "points_by_descent", "points_by_formula"]
-
 Loss = Callable[[Array, Array], Array]  # ℓ_y(z) of a label and of its fields
 LabelOf = Callable[[Array, Array], Array]  # the label of teacher fields (P*, M) and its noise
 

@@ -23,8 +23,6 @@ from jaxsmi.channels.base import AbstractChannel, Posterior, Response
 from jaxsmi.channels.posterior import Key
 from jaxsmi.numerics.linear_algebra import symmetric_basis
 
-__all__ = ["PullbackChannel", "frame"]
-
 
 def frame(size: int) -> np.ndarray:
     """B (T², M): an orthonormal basis of the symmetric matrices (T, T), one a column."""

@@ -30,15 +30,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.roots import bisect
 
-__all__ = [
-    "AbstractSignsChannel",
-    "LogisticChannel",
-    "SignChannel",
-    "SignProductChannel",
-    "log_parity",
-    "log_quadrant",
-]
-
 _NODES, _WEIGHTS = legendre(64)
 _PLACKETT_NODES, _PLACKETT_WEIGHTS = legendre(48)
 

@@ -32,13 +32,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.design.blocks import LAWS, Inputs, Law, draw_inputs
 from jaxsmi.design.tokens import Directions
 
-__all__ = [
-    "AbstractDesign",
-    "AbstractOperator",
-    "MessagePassing",
-    "Shapes",
-]
-
 
 class Shapes(NamedTuple):
     """Shapes of the signal and of its fields (N, P, M)."""

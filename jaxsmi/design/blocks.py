@@ -22,22 +22,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Regenerated
 
-__all__ = [
-    "BLOCK",
-    "LAWS",
-    "Inputs",
-    "Law",
-    "as_bits",
-    "draw_inputs",
-    "gaussian",
-    "mapped",
-    "product_dtype",
-    "shifted",
-    "streams",
-    "summed",
-    "widened",
-]
-
 Inputs = Array | Regenerated
 Law = Callable[[PRNGKeyArray, tuple[int, ...], DTypeLike], Array]  # draws iid entries
 

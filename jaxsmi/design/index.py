@@ -37,8 +37,6 @@ from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 from jaxsmi.numerics.nets import covariance_and_variance, quotient
 from jaxsmi.priors.iid import AbstractIidPrior
 
-__all__ = ["IndexDesign", "IndexOperator"]
-
 _LARGE = 2**26  # numbers of inputs (0.5 GB in float64) that `weighted` reads at once
 
 

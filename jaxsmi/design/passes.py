@@ -26,8 +26,6 @@ from jaxtyping import Array
 from jaxsmi.core.data import Regenerated
 from jaxsmi.design.blocks import Inputs, mapped, product_dtype, summed
 
-__all__ = ["back_project", "project"]
-
 # numbers of inputs in a block on a CPU: 1 MiB of float64, the cache of a core. Twice as many, or
 # half, are up to a third slower
 _CACHED = 2**17

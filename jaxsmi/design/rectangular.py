@@ -27,8 +27,6 @@ from jaxsmi.design.passes import back_project, project
 from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.priors.spectral import SpectralPrior
 
-__all__ = ["RectangularDesign", "RectangularOperator"]
-
 
 def symmetric_gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Symmetric matrices (n, d, d): off-diagonal entries of variance 1, diagonal ones of 2."""

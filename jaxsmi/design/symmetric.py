@@ -19,8 +19,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.design.base import AbstractDesign, AbstractOperator, MessagePassing, Shapes
 from jaxsmi.design.blocks import Inputs, mapped, product_dtype, summed
 
-__all__ = ["SymmetricDesign", "SymmetricOperator"]
-
 
 class SymmetricDesign(AbstractDesign):
     """L symmetric matrices S_l (d, d), seen by T tokens: α = N/d².

@@ -32,8 +32,6 @@ from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
 
-__all__ = ["global_minimum"]
-
 _NAMES = ("informed", "uninformed", "directions")
 _REACHED = (Result.SUCCESS, Result.UNSTABLE, Result.INACCURATE)
 _SAME = 1e-3  # relative distance below which two fixed points are one

@@ -57,17 +57,6 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import quotient
 
-__all__ = [
-    "Calibration",
-    "Draws",
-    "Misfit",
-    "calibration",
-    "draws",
-    "misfit",
-    "widened",
-    "with_norm",
-]
-
 _SIGNIFICANT = 3.0  # standard errors: one of 370 steps is calibrated by chance
 _LEAST = 1e-4  # of A: T of a heavy-tailed sum may be negative
 _WIDEST = 1e6  # of one step: where V is rounding, the ratio of distances is infinite

@@ -32,8 +32,6 @@ from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part
 
-__all__ = ["continued", "noiseless_limit"]
-
 
 def noiseless_limit(
     model: AbstractModel,

@@ -28,8 +28,6 @@ from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, model_argument
 
-__all__ = ["state_evolution"]
-
 # empirical: a hundred plain steps next to a threshold, before Newton steps begin
 _MAX_STEPS = 300
 

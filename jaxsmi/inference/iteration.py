@@ -49,8 +49,6 @@ from jaxsmi.inference.observations import EVERYWHERE, SPREAD, Observations, on_d
 from jaxsmi.inference.pace import Pace
 from jaxsmi.learners.base import AbstractResponder
 
-__all__ = ["GampIteration", "GampState", "Position", "SideInformation", "contract", "statistic_of"]
-
 _GROWN = 1e6  # of |W|² at the start: a minimiser has no other bound
 _BEYOND = 10.0  # of tr S: the posterior mean of Bayes is below one of it
 _VANISHED = 1e-5  # of |W| at the start: rounding, of which nothing grows again

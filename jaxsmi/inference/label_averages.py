@@ -29,8 +29,6 @@ from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
 
-__all__ = ["Answers", "LabelAverages", "admissible"]
-
 # Points come with the signs of ξ and of η flipped, so that symmetries of even links hold exactly.
 _SIGNS = ((1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0))
 

@@ -35,8 +35,6 @@ from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.anderson import Anderson, Place
 from jaxsmi.numerics.linear_algebra import spectral_radius
 
-__all__ = ["LearnerMap"]
-
 _POINTS = 16384  # empirical: twice those of Bayes, as each has its mirror images
 _NETS = 8
 

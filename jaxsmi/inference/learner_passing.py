@@ -37,8 +37,6 @@ from jaxsmi.learners.matrix_erm import MatrixErm, believed, residual, student_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.matrix import MatrixModel
 
-__all__ = ["TASKS", "AbstractRisk", "Task", "bayes_task"]
-
 _MORE = 0.8  # damping of a second run, after one that diverged (empirical)
 
 

@@ -27,8 +27,6 @@ from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.descent import SearchEnd, minimise
 
-__all__ = ["LearnerSearch", "search_learner"]
-
 _BUILD = "a function of `start` that makes a learner"
 _OBJECTIVES = ("error", "test_loss")
 _MAX_STEPS = 30

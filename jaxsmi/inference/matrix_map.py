@@ -52,8 +52,6 @@ from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.random_matrix.base import NODES, AbstractSpectrum, band_nodes
 
-__all__ = ["MatrixLearnerMap", "Order", "PrecisionMap"]
-
 _LARGEST_PRECISION = 1e10  # beyond it V is below what the spectra resolve
 _LARGEST = 1e8  # response that the iteration starts with, at most
 _TINY = 1e-14  # an order parameter that counts as zero
@@ -225,7 +223,7 @@ def _seen(law: AbstractSpectrum, aspect: Array, threshold: Array, symmetric: boo
     x = jnp.where(inside, x, lax.stop_gradient(last))
     hilbert, density = law.green(x)
     weight = law.copies * jnp.where(inside, measure * density, 0.0)
-    return _Seen(x, weight, law.best(x, hilbert), law.error, aspect, symmetric)
+    return _Seen(x, weight, law.shrink(x, hilbert), law.error, aspect, symmetric)
 
 
 class _At(NamedTuple):

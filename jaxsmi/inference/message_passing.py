@@ -39,8 +39,6 @@ from jaxsmi.inference.observations import Observations
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, check_data, model_argument
 
-__all__ = ["GampState", "gamp", "warn_of_inputs"]
-
 _MAX_STEPS = 300
 _TOLERANCE = 1e-4
 _SIZE = 0.5  # of a learner's random start: a tiny one fails where the loss is not convex

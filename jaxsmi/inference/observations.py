@@ -20,8 +20,6 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.design.base import AbstractOperator
 from jaxsmi.models.base import AbstractModel
 
-__all__ = ["EVERYWHERE", "SPREAD", "Observations", "on_devices"]
-
 # How an array lies on the devices: one part of the samples each, or the same on all
 SPREAD = "spread"
 EVERYWHERE = "everywhere"

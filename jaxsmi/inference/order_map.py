@@ -29,8 +29,6 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import implicit
 from jaxsmi.numerics.fixed_point import resolvent
 
-__all__ = ["AbstractOrderMap", "End", "Numbers", "Settings", "drive", "finish"]
-
 _State = TypeVar("_State")
 
 Numbers = dict[str, Array]  # fields of a solution by name

@@ -35,8 +35,6 @@ from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.nets import power_of_two
 
-__all__ = ["OverlapMap"]
-
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
 _START = 1e-3  # overlap of an uninformed start: zero is a fixed point of even links
 _POINTS = 8192  # empirical: standard error 1e-3 for two layers at α = .5

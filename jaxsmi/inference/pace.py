@@ -22,8 +22,6 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
-__all__ = ["Pace"]
-
 # Empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is not damped
 _FALLS = 0.99
 _CONVERGES = 0.9

@@ -34,8 +34,6 @@ from jaxsmi.numerics import implicit
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.nets import power_of_two
 
-__all__ = ["free_entropy", "potential_at"]
-
 _POINTS = 8192
 _NETS = 8
 

@@ -54,16 +54,6 @@ from jaxsmi.learners.base import BayesResponder
 from jaxsmi.models.base import CENTRED, AbstractModel, check_data, is_centred, model_argument, title
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 
-__all__ = [
-    "REGULARISATION",
-    "SpectralStart",
-    "new_and_old",
-    "nothing_known",
-    "spectral",
-    "spectral_start",
-    "unknown_directions",
-]
-
 REGULARISATION = 0.95
 _LABELS = 4096  # at most, that theory's averages are made of
 _KNOWN = 0.02  # of S: a direction of which less is known is looked for

@@ -36,8 +36,6 @@ from jaxsmi.inference.spectral_theory import response
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 
-__all__ = ["MOST", "Outlier", "outlier", "transformed"]
-
 MOST = 4  # outliers that are looked for, of P² that there may be
 _NEWTON = 50  # steps to the resolvent at one m
 _HUGE = 1e6  # an eigensolver may not end on larger numbers

@@ -39,16 +39,6 @@ from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
 from jaxsmi.numerics.nets import power_of_two
 
-__all__ = [
-    "LabelMoments",
-    "label_moments",
-    "largest_overlap",
-    "response",
-    "spectral_overlap",
-    "tells_nothing",
-    "token_trace",
-]
-
 _POINTS = 2**14
 _NETS = 16  # G has heavy tails: with fewer the spread is inaccurate
 _ALL = 1e-3  # V/S of the start: everything is learned

@@ -23,8 +23,6 @@ from jaxsmi.inference.observations import EVERYWHERE, Observations, on_devices
 from jaxsmi.inference.spectral_outlier import MOST, Outlier
 from jaxsmi.numerics.linear_algebra import symmetric
 
-__all__ = ["RESIDUAL", "Product", "Search", "combined", "eigenvectors", "orthonormal"]
-
 RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
 _DENSE = 64  # P D up to which the matrix is diagonalised
 _STAGE = 25  # iterations between two looks at the residual

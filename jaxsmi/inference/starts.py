@@ -40,8 +40,6 @@ from jaxsmi.inference.spectral import (
 )
 from jaxsmi.models.base import AbstractModel, is_centred
 
-__all__ = ["TINY", "Start", "further", "is_silent", "ordinary", "spectral", "teacher_signal"]
-
 TINY = 1e-3  # size of a random start: Q = 1e-6 is below what labels tell at any finite D
 _INFORMED = 0.99  # side information λ of an informed start
 _FIELDS = 64  # fields at which the parity of a link is looked at

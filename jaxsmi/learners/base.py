@@ -28,21 +28,6 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
 from jaxsmi.priors.iid import AbstractIidPrior
 
-__all__ = [
-    "AbstractIndexLearner",
-    "AbstractLearner",
-    "AbstractModelResponder",
-    "AbstractResponder",
-    "BayesResponder",
-    "Conjugates",
-    "LabelOf",
-    "Moments",
-    "Overlaps",
-    "Truth",
-    "learner_of",
-    "linear_moments",
-]
-
 
 class Overlaps(eqx.Module):
     """Order parameters: `overlap` Q = W Wᵀ/D (P, P), `teacher_overlap` M = W W*ᵀ/D (P, P*),

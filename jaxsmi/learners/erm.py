@@ -39,8 +39,6 @@ from jaxsmi.learners.base import (
 )
 from jaxsmi.models.index import IndexModel
 
-__all__ = ["Erm"]
-
 Prox = Callable[[Array, Array, Array], Array]
 Starts = Callable[[Array, Array], Array]
 

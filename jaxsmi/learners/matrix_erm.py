@@ -27,8 +27,6 @@ from jaxsmi.models.base import title
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics.linear_algebra import symmetric
 
-__all__ = ["MatrixErm", "Shrinkage", "believed", "residual", "student_of"]
-
 _MATRIX = "a model of one matrix with a linear output, such as smi.Bilinear()"
 _TIE = 1e-7  # of the largest: singular values that are taken for equal
 

@@ -33,8 +33,6 @@ from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 
-__all__ = ["Mismatched"]
-
 _NODES = 2**14  # of the average over weights, of each component of the teacher's prior
 
 

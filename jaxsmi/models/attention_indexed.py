@@ -46,8 +46,6 @@ from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.spectral import SpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 
-__all__ = ["AttentionIndexed"]
-
 OUTPUTS = ("softmax", "hardmax", "linear")
 _TOLERANCE = 1e-3  # of the inner integral of two layers: that of index models with grids
 _BETA = Interval("a finite number > 0 (or output='hardmax')", low=0.0, open_low=True)

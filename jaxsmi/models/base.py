@@ -31,18 +31,6 @@ from jaxsmi.design.blocks import Inputs, product_dtype, shifted, streams
 from jaxsmi.models.symmetry import AbstractSymmetry, cosine_table
 from jaxsmi.priors.base import AbstractPrior
 
-__all__ = [
-    "CENTRED",
-    "AbstractMetric",
-    "AbstractModel",
-    "AbstractStudent",
-    "check_data",
-    "draw_labels",
-    "is_centred",
-    "model_argument",
-    "title",
-]
-
 
 class AbstractModel(eqx.Module):
     """A prior, a design and a channel (module docstring).
@@ -150,7 +138,7 @@ class AbstractModel(eqx.Module):
         key = validate.key("key", key)
         dimension = validate.count("dimension", dimension, design.least_dimension)
         # α by itself first: N = α n of a huge α is no integer, and could not be named in a message
-        check(validate.number("alpha", alpha, POSITIVE) < 2**31, "alpha", alpha, "a number < 2^31")
+        check(validate.number("alpha", alpha, POSITIVE) < 2.0**31, "alpha", alpha, "a number < 2^31")
         law = validate.choice("inputs", inputs, tuple(design.laws))
         dtype = validate.optional(validate.dtype, "dtype", dtype)
         store = validate.flag("store", store)

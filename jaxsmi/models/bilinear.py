@@ -50,8 +50,6 @@ from jaxsmi.priors.product import ProductPrior, gaussian_error
 from jaxsmi.priors.spectral import SpectralPrior
 from jaxsmi.priors.wishart import WishartPrior
 
-__all__ = ["Bilinear"]
-
 OUTPUTS = ("linear", "sign", "absolute")
 
 

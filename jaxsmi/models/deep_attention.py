@@ -42,8 +42,6 @@ from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
 from jaxsmi.priors.gaussian import iid_prior
 
-__all__ = ["DeepAttention"]
-
 ACTIVATIONS = ("softmax", "hardmax")
 
 _Setting = TypeVar("_Setting")

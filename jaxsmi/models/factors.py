@@ -25,8 +25,6 @@ from jaxsmi.models.base import AbstractStudent
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.priors.wishart import WishartLaw
 
-__all__ = ["AbstractFactors", "ProductFactors", "SymmetricFactors"]
-
 
 class AbstractFactors(AbstractStudent):
     """Factors of matrices (module docstring)."""

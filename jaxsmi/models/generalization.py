@@ -16,8 +16,6 @@ from jaxsmi.models.base import AbstractModel, check_data, model_argument, title
 from jaxsmi.models.prediction import error_of_rows
 from jaxsmi.numerics.nets import power_of_two
 
-__all__ = ["generalization_error"]
-
 
 def generalization_error(
     model: AbstractModel,

@@ -22,8 +22,6 @@ from jaxsmi.core import validate
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import hermite_polynomials
 
-__all__ = ["HermiteSeries"]
-
 
 class HermiteSeries(eqx.Module):
     """g(z) = Σ_n a_n Π_l H_{n_l}(z_l), with H = He (probabilists', of norm √n!) or h = He/√n!.

@@ -42,8 +42,6 @@ from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squar
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.priors.iid import AbstractIidPrior
 
-__all__ = ["IndexModel", "align"]
-
 
 class IndexModel(AbstractModel, AbstractTeacher):
     """A sequence multi-index model: prior on W (P, D), fields Z = W x/√D (P, M), channel p(y|Z).

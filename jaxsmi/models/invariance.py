@@ -17,8 +17,6 @@ from jaxtyping import Array
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.models.symmetry import AbstractSymmetry, symmetry_of
 
-__all__ = ["symmetries_of"]
-
 _POINTS = 24  # a link that changes on 10 % of all fields is missed with a probability of 0.08
 _MOST = 8  # rows up to which orders are tested
 # relative difference of labels that counts as rounding, of links with some hundred operations

@@ -35,8 +35,6 @@ from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.roots import bisect
 from jaxsmi.priors.spectral import SpectralPrior
 
-__all__ = ["MatrixMetric", "MatrixModel"]
-
 # q̂ in units of the width, from which on V counts as zero: V falls as 1/q̂ at least, and 1e-10 is
 # beyond what fixed points resolve
 _LARGEST = 1e10

@@ -24,8 +24,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.models import links
 from jaxsmi.models.multi_index import MultiIndex, output_shape
 
-__all__ = ["Labels", "output_model"]
-
 
 class Labels(NamedTuple):
     """How labels scatter: the arguments `noise`, `log_likelihood`, `sampler`, `outcomes`."""

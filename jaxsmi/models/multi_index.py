@@ -31,8 +31,6 @@ from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
 from jaxsmi.priors.gaussian import iid_prior, semi_definite
 
-__all__ = ["MultiIndex", "default_tolerance", "output_shape"]
-
 _MAX_NODES = 2**20  # empirical: bounds time and memory of one label
 _ROUNDING = 1e-4  # of probabilities that add up to one: float32 likelihoods, many outcomes
 

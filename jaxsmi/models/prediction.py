@@ -28,15 +28,6 @@ from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.nets import randomised_gaussians
 
-__all__ = [
-    "Truth",
-    "compiled_prediction_error",
-    "derivative_of_labels",
-    "error_of_rows",
-    "mean_squared_gap",
-    "prediction_error",
-]
-
 
 class Truth(NamedTuple):
     """A teacher that an estimate is compared with.

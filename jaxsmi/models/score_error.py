@@ -26,8 +26,6 @@ from jaxsmi.numerics.linear_algebra import goe, sqrt_psd
 from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
 from jaxsmi.numerics.quadrature import legendre
 
-__all__ = ["hardmax_error", "sampled_error", "softmax_error"]
-
 # Gauss-Legendre nodes over ten standard deviations to either side: an error of 1e-8
 # [theory: attention-indexed, section 5]
 _NODES = 600

@@ -29,19 +29,8 @@ from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import POSITIVE, Interval, check
 from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.multi_index import output_shape
-from jaxsmi.models.students import REDUCTIONS, Attention, LinearAttention, Network
+from jaxsmi.models.students import Attention, Network
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-
-__all__ = [
-    "REDUCTIONS",
-    "Attention",
-    "HermiteSeries",
-    "LinearAttention",
-    "Network",
-    "SequenceLoss",
-    "SequenceSingleIndex",
-    "semantic_positional",
-]
 
 LOSSES = ("squared", "frobenius")
 _FUNCTION = "a JAX function of the fields (L,)"

@@ -22,8 +22,6 @@ from jaxtyping import Array
 from jaxsmi.core import validate
 from jaxsmi.core.validate import check
 
-__all__ = ["REDUCTIONS", "Attention", "LinearAttention", "Network"]
-
 REDUCTIONS = ("trace", "identity", "bilinear")
 
 

@@ -31,20 +31,6 @@ from jaxsmi.core import validate
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import inverse_root
 
-__all__ = [
-    "SYMMETRIES",
-    "AbstractSymmetry",
-    "Block",
-    "Exchange",
-    "QueryAndKey",
-    "Rotation",
-    "SignedOrder",
-    "best_order",
-    "cosine_table",
-    "symmetry_of",
-]
-
-
 # rows of W, or blocks of rows that can be exchanged
 Block = Sequence[int] | Sequence[Sequence[int]]
 

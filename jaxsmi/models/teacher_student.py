@@ -23,8 +23,6 @@ from jaxtyping import Array, PRNGKeyArray
 if TYPE_CHECKING:  # it imports this module
     from jaxsmi.models.sequence_single_index import SequenceLoss
 
-__all__ = ["AbstractTeacher", "TeacherStudent", "squared_loss"]
-
 
 def squared_loss(prediction: Array, label: Array) -> Array:
     """ℓ = ‖ŷ - y‖² of one sample (Frobenius)."""

@@ -28,15 +28,6 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, frozen, nan
 
-__all__ = [
-    "derivative",
-    "differentiable",
-    "forwards",
-    "not_differentiable",
-    "numbers_of",
-    "with_slope",
-]
-
 
 def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array = False) -> PyTree:
     """The answer, with NaN for its derivative along any number of `parameters`, which would be a

@@ -20,8 +20,6 @@ import equinox as eqx
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-__all__ = ["AbstractPrior", "Traits"]
-
 
 class Traits(NamedTuple):
     """Properties of a prior that decide which results exist.

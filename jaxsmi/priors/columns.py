@@ -16,8 +16,6 @@ from jaxtyping import Array, Float
 
 from jaxsmi.priors.nodes import mixture_nodes
 
-__all__ = ["AbstractColumn", "Mixture", "posterior"]
-
 _MEMORY = 2**22  # numbers in the posterior of one batch of columns: 32 MB in float64
 
 

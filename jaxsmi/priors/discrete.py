@@ -24,8 +24,6 @@ from jaxsmi.priors.base import Traits
 from jaxsmi.priors.columns import Mixture
 from jaxsmi.priors.iid import AbstractIidPrior, sizes
 
-__all__ = ["BernoulliGauss", "GaussianMixture", "Rademacher"]
-
 # eight indices of two components each: a posterior of one column takes 2^8 P² operations
 _MAX_COMPONENTS = 2**8
 _DENSITY = validate.Interval("a number in (0, 1]", low=0.0, high=1.0, open_low=True)

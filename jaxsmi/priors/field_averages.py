@@ -32,8 +32,6 @@ from jaxsmi.priors.nodes import CHUNK
 if TYPE_CHECKING:
     from jaxsmi.priors.iid import AbstractIidPrior
 
-__all__ = ["average", "free_entropy", "mmse", "overlap"]
-
 Integrand = Callable[["AbstractIidPrior", Array, Array], Array]  # of the prior, b and Q̂
 
 

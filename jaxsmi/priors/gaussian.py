@@ -26,8 +26,6 @@ from jaxsmi.priors.base import Traits
 from jaxsmi.priors.columns import Mixture
 from jaxsmi.priors.iid import AbstractIidPrior, precision_matrix, sizes
 
-__all__ = ["Gaussian", "iid_prior", "semi_definite"]
-
 
 def semi_definite(name: str, value: object, allowed: str, size: int | None = None) -> Array:
     """Validate a symmetric positive semi-definite matrix (size, size), up to rounding; NaN where it

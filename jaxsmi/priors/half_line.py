@@ -22,8 +22,6 @@ from jaxtyping import Array, Float
 from jaxsmi.priors.columns import AbstractColumn, Mixture
 from jaxsmi.priors.nodes import REACH, on_a_line
 
-__all__ = ["NO_GAUSSIANS", "SWITCH", "HalfLine", "Integral", "far", "integral"]
-
 SWITCH = -3.0  # x below which the fractions are taken: 48 terms are exact to rounding there
 NO_GAUSSIANS = (
     "prior: got Positive; allowed: a mixture of Gaussians, for a learner that is mistaken."

@@ -32,8 +32,6 @@ from jaxsmi.priors import field_averages
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.priors.columns import AbstractColumn, posterior
 
-__all__ = ["AbstractIidPrior", "precision_matrix"]
-
 # a diverging iteration passes fields that are not finite: the posterior is NaN then
 _ANY = validate.Interval("numbers", infinite=True)
 

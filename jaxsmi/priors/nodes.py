@@ -19,8 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-__all__ = ["CHUNK", "REACH", "mixture_nodes", "on_a_line"]
-
 CHUNK = 512  # nodes at a time: small enough for the cache
 REACH = 9.0  # standard deviations spanned, of one index
 

@@ -15,8 +15,6 @@ from jaxsmi.priors.base import Traits
 from jaxsmi.priors.half_line import SWITCH, HalfLine, far
 from jaxsmi.priors.iid import AbstractIidPrior, sizes
 
-__all__ = ["Positive"]
-
 _NEWTON = 30  # steps of `_quantile`: monotone, and exact to rounding for shares from 1e-300
 
 

@@ -31,8 +31,6 @@ from jaxsmi.numerics.random_matrix.rectangular import (
 )
 from jaxsmi.priors.spectral import AbstractMatrixLaw, SmallWidth, SpectralPrior
 
-__all__ = ["ASPECT", "ProductLaw", "ProductPrior", "gaussian_error"]
-
 ASPECT = validate.Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)
 _WIDTH = validate.Interval(
     "a finite number > 0 (for rank_ratio -> 0: small_width_error of the model)",

@@ -23,8 +23,6 @@ from jaxsmi.priors.columns import Mixture
 from jaxsmi.priors.gaussian import Gaussian
 from jaxsmi.priors.iid import AbstractIidPrior, fields, precision_matrix, sizes
 
-__all__ = ["GaussianProfile"]
-
 
 class GaussianProfile(AbstractIidPrior):
     """Gaussian prior whose columns have unequal variances.

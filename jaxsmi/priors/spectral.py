@@ -35,8 +35,6 @@ from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.priors.base import AbstractPrior, Traits
 
-__all__ = ["AbstractMatrixLaw", "SmallWidth", "SpectralPrior"]
-
 _SMALLEST_PRECISION = 1e-12  # a posterior divides by the precision; below this it is the prior
 
 

@@ -27,8 +27,6 @@ from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
 from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
 from jaxsmi.priors.spectral import AbstractMatrixLaw, SmallWidth, SpectralPrior
 
-__all__ = ["WishartLaw", "WishartPrior"]
-
 
 class WishartLaw(AbstractMatrixLaw):
     """S = W Wᵀ/√(r d), W (d, r) iid N(0, 1), at a fixed width ratio ρ = r/d."""

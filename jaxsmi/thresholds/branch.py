@@ -35,8 +35,6 @@ from jaxsmi.numerics.linear_algebra import positive_part, symmetric
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.thresholds.growth import Growth, growth
 
-__all__ = ["NETS", "BranchPoint", "branch_end", "branch_growth", "branch_point", "check_oblique"]
-
 NETS = 4  # nets inside one independent threshold: enough to detect E g gᵀ by its spread
 _PERFECT = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be certain
 # relative changes of V: beyond a half a linear step is no estimate, and V stays positive

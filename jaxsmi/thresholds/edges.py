@@ -29,17 +29,6 @@ from jaxsmi.inference.potential import potential_at
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.thresholds.branch import NETS, branch_end
 
-__all__ = [
-    "HALVINGS",
-    "NEAREST",
-    "SMALL",
-    "Branches",
-    "branches",
-    "first_alpha",
-    "free_entropies",
-    "perfect_free_entropies",
-]
-
 SMALL = 1e-3  # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
 HALVINGS = 9  # of an interval between two points of the grid: to 1/512 of it
 # V/S at the start of the informed branch: a basin of Q = S as small is missed by about its root

@@ -32,8 +32,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
 
-__all__ = ["Growth", "check_model", "growth", "leading", "sizes_of"]
-
 _EQUAL = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
 _EQUAL_SIGMAS = 4.0  # .. and those that agree within so many standard errors
 _FIRST_ORDER_SIGMAS = 5.0  # E g gᵀ is non-zero from so many standard errors: 3e-7 by chance

@@ -14,8 +14,6 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.models.base import AbstractModel, model_argument
 
-__all__ = ["recovery_threshold"]
-
 
 def recovery_threshold(model: AbstractModel) -> Threshold:
     r"""Compute the α above which perfect recovery is stable: P/M for noiseless rank-one attention.

@@ -28,8 +28,6 @@ from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.thresholds.branch import NETS, BranchPoint, branch_growth, branch_point
 
-__all__ = ["Roots", "SearchRegion", "roots"]
-
 _MAX_STEPS = 25  # of Newton; four to eight are usual, more only where the branch folds
 # The last step in log α and in V, relative: what it leaves is of second order. Averages over random
 # nodes are smooth to their tolerance only, far below the error bars.

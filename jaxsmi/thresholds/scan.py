@@ -19,8 +19,6 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.branch import BranchPoint, branch_end, branch_point
 
-__all__ = ["next_crossing", "scan_branch"]
-
 _NETS = 16  # enough for a spread that separates E g gᵀ from zero
 # The scan gives a start, no result: a part of the points is enough, and less where each is costly.
 _SHARE, _SHARE_RANDOM = 32, 128

@@ -31,8 +31,6 @@ from jaxsmi.numerics.descent import SearchEnd, minimise
 from jaxsmi.thresholds.growth import sizes_of
 from jaxsmi.thresholds.stairs import staircase
 
-__all__ = ["Search", "search_threshold"]
-
 _BUILD = "a function of `start` that makes a model"
 
 

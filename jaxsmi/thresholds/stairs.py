@@ -36,8 +36,6 @@ from jaxsmi.thresholds.root import SearchRegion, roots
 from jaxsmi.thresholds.scan import next_crossing, scan_branch
 from jaxsmi.thresholds.weak import weak_recovery
 
-__all__ = ["staircase"]
-
 _LEARNED = 0.05  # eigenvalues of a subspace below this part of the largest are statistical errors
 _INDEPENDENT = 1e-6  # length of a new direction outside of the learned ones that is not rounding
 _ABOVE = 1.0005  # a threshold lies above the one before, by more than its root is accurate to

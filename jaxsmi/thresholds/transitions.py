@@ -41,8 +41,6 @@ from jaxsmi.thresholds.edges import (
 )
 from jaxsmi.thresholds.growth import check_model, sizes_of
 
-__all__ = ["FirstOrder", "first_order"]
-
 _RESOLUTION = 5e-4  # of the end of the uninformed branch, relative, on any grid: below error bars
 # Independent thresholds have fewer samples than the grid, and their branch may end on the other
 # side of one of its points: the interval reaches a tenth beyond its cell.

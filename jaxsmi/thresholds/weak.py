@@ -31,8 +31,6 @@ from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.thresholds.growth import Growth, check_model, growth, sizes_of
 
-__all__ = ["weak_recovery"]
-
 
 def weak_recovery(
     model: AbstractModel,

@@ -25,8 +25,6 @@ import jaxsmi
 if TYPE_CHECKING:
     from jaxsmi.core.results import Solution
 
-__all__ = ["key_data", "parameters", "provenance"]
-
 _LARGEST = 256  # arrays of a model with more entries than this are described by shape and type
 
 

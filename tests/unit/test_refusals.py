@@ -220,7 +220,7 @@ INFERENCE = [
     (r"labels: .*integers >= 0", lambda: gamp(smi.links.poisson(), labels=np.full(6, -1.0))),
     (r"labels: .*counts: integers >= 0", lambda: gamp(smi.links.poisson(), labels=np.full(6, 0.5))),
     ("start", lambda: gamp(LINEAR, start=WIDE)),
-    ("start", lambda: gamp(LINEAR, start=smi.Start(weights=np.ones(7), side_information=0.3))),
+    ("start", lambda: gamp(LINEAR, start=np.ones(7))),
     ("teacher", lambda: gamp(LINEAR, start="informed")),
     ("teacher", lambda: gamp(LINEAR, start=smi.Start(side_information=0.1))),
     ("key", lambda: smi.gamp(LINEAR, DATA)),

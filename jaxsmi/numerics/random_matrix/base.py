@@ -27,7 +27,6 @@ class AbstractSpectrum(eqx.Module):
 
     Attributes:
         edges: The edges (4,) from left to right; the two of the gap are NaN where there is none.
-        critical: The edges (4,) in the coordinate in which they are found.
         gap: There is a gap.
         x: Nodes (192,) of quadrature, band by band.
         density: μ(x).
@@ -38,7 +37,6 @@ class AbstractSpectrum(eqx.Module):
     """
 
     edges: Array
-    critical: Array
     gap: Array
     x: Array
     density: Array
@@ -52,11 +50,6 @@ class AbstractSpectrum(eqx.Module):
         return self.copies * jnp.sum(self.weight * self.density * values)
 
     @property
-    def cubed(self) -> Array:
-        """∫ μ³ dx over the real axis."""
-        return self.copies * jnp.sum(self.weight * self.density**3)
-
-    @property
     @abc.abstractmethod
     def error(self) -> Array:
         """Mean squared error of the best estimate of the matrix."""
@@ -66,12 +59,9 @@ class AbstractSpectrum(eqx.Module):
         """(H, μ) at real points of any shape: on the support, in the gap or outside."""
 
     @abc.abstractmethod
-    def best(self, values: Array, hilbert: Array) -> Array:
-        """Eigenvalues or singular values of the best estimate, from `values` and H there."""
-
-    def shrink(self, values: Array) -> Array:
-        """`best`, with H from the law."""
-        return self.best(values, self.green(values)[0])
+    def shrink(self, values: Array, hilbert: Array | None = None) -> Array:
+        """Eigenvalues or singular values of the best estimate, from `values` and H there, by
+        default that of the law."""
 
 
 def band_nodes(low: Array, high: Array) -> tuple[Array, Array]:

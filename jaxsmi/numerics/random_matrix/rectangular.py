@@ -72,6 +72,7 @@ class RectangularSpectrum(AbstractSpectrum):
 
     copies: ClassVar[float] = 2.0
 
+    critical: Array
     aspect: Array
     rank: Array
     noise: Array
@@ -87,7 +88,7 @@ class RectangularSpectrum(AbstractSpectrum):
         root = jnp.sqrt(a * a + 4.0 * R * R2)
         divisor = root - jnp.where(a < 0.0, a, -1.0)
         mass = jnp.where(a < 0.0, 2.0 * R * R2 / divisor, 0.5 * (a + root))  # 1 + p₀
-        cubed = 4.0 * np.pi**2 / 3.0 * R**2 * R1**-1.5 * self.cubed
+        cubed = 4.0 * np.pi**2 / 3.0 * R**2 * R1**-1.5 * self.mean(self.density**2)
         by_density = R * (1.0 - (R1 - 1.0) / R1 * mass) - cubed
         # the first loses digits for small R, the second for large R and R₁ > 1
         return jnp.where(R > 1.0, by_estimate, by_density)
@@ -118,8 +119,9 @@ class RectangularSpectrum(AbstractSpectrum):
         real = (D + 1.0 - c.rank + c.noise * c.rank - c.noise * c.rank**2 / D) / x
         return jnp.where(off, real, H), jnp.where(off, 0.0, mu)
 
-    def best(self, values: Array, hilbert: Array) -> Array:
+    def shrink(self, values: Array, hilbert: Array | None = None) -> Array:
         """f(x) = x - (2R/k) [(R₁ - 1)/(2x) + H(x)]: the singular values of the best estimate."""
+        hilbert = self.green(values)[0] if hilbert is None else hilbert
         x = jnp.maximum(values, _LEAST)
         faint = _faint(self.aspect, self.rank, 1.0 / self.noise)
         full = _shrunk(x, hilbert, self.aspect, self.noise)

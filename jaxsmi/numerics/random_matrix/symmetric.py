@@ -55,13 +55,14 @@ class Spectrum(AbstractSpectrum):
 
     copies: ClassVar[float] = 1.0
 
+    critical: Array
     rho: Array
     delta: Array
 
     @property
     def error(self) -> Array:
         """V: mean squared error per row of the best estimate of S from R."""
-        return self.delta - 4.0 * np.pi**2 / 3.0 * self.delta**2 * self.cubed
+        return self.delta - 4.0 * np.pi**2 / 3.0 * self.delta**2 * self.mean(self.density**2)
 
     def green(self, points: Array) -> tuple[Array, Array]:
         """(H, μ) at real points of any shape, on the support, in the gap or outside."""
@@ -94,8 +95,9 @@ class Spectrum(AbstractSpectrum):
         u, v = _pair(jnp.where(support, root, 2.0 * a), x, rho, delta)
         return jnp.where(support, u, root), jnp.where(support, v / np.pi, 0.0)
 
-    def best(self, values: Array, hilbert: Array) -> Array:
+    def shrink(self, values: Array, hilbert: Array | None = None) -> Array:
         """f(λ) = λ - 2 Δ H(λ): the eigenvalues of the best estimate of S."""
+        hilbert = self.green(values)[0] if hilbert is None else hilbert
         return values - 2.0 * self.delta * hilbert
 
 
