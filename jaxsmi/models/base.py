@@ -138,7 +138,8 @@ class AbstractModel(eqx.Module):
         key = validate.key("key", key)
         dimension = validate.count("dimension", dimension, design.least_dimension)
         # α by itself first: N = α n of a huge α is no integer, and could not be named in a message
-        check(validate.number("alpha", alpha, POSITIVE) < 2.0**31, "alpha", alpha, "a number < 2^31")
+        size = validate.number("alpha", alpha, POSITIVE)
+        check(size < 2.0**31, "alpha", alpha, "a number < 2^31")
         law = validate.choice("inputs", inputs, tuple(design.laws))
         dtype = validate.optional(validate.dtype, "dtype", dtype)
         store = validate.flag("store", store)
