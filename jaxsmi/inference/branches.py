@@ -94,14 +94,15 @@ def global_minimum(
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
     validate_settings(averages, iteration, progress)
-    student, teacher = learner_of(learner, model)
-    allowed = "smi.Erm(..): the posterior of another model has no energy"
-    check(jnp.isfinite(student.decay), "learner", learner, allowed)
     allowed = f"words of {_NAMES}, or solutions of state_evolution with a learner"
     starts = validate.sequence("starts", starts, allowed)
     for start in starts:
         known = isinstance(start, LearnerSolution) or start in _NAMES
         check(known, "starts", start, allowed)
+    # last: the examination of a loss (smooth, convex) takes seconds
+    student, teacher = learner_of(learner, model)
+    allowed = "smi.Erm(..): the posterior of another model has no energy"
+    check(jnp.isfinite(student.decay), "learner", learner, allowed)
     reached: list[LearnerSolution] = []
     missed: list[LearnerSolution] = []
     words = [s for s in starts if s != "directions" or teacher.inputs is not None]
