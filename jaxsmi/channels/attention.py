@@ -19,6 +19,8 @@ block is a residual r_s(t). The rotation and the scale are integrated at each t 
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -172,7 +174,6 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
         rank = last.indices
         nested = rank > 1
         law = orbits.rotations if last.tied else orbits.scales
-        copies = functools.partial(law, inside=P > 0) if nested else _signs
         u = statistic.reshape(-1, rank, M)
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
@@ -182,13 +183,15 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
             mixing = functools.partial(with_skip, beta=beta)
             matrices = mixing_matrices(z, self.layers[:-1], skip, mixing)
             # Z_L = R u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u, row by row
-            v = u.T[..., None]  # (M, r, S, 1)
+            v = list(u.T[..., None])  # M arrays (r, S, 1)
             # |det B|^{-r}: each of the r rows of the last block is divided by B
             jacobian = jnp.ones((), t.dtype)
             for A in reversed(matrices):
                 v, inverse_det = eliminate(A, v)
                 jacobian = jacobian * inverse_det**rank
-            return jacobian, copies(v.swapaxes(0, 1), centre, L[P:, P:])
+            if nested:
+                return jacobian, law(jnp.stack(v, axis=1), centre, L[P:, P:], inside=P > 0)
+            return jacobian, _signs(v, centre, L[P:, P:])
 
         log_norm = M * (jnp.sum(jnp.log(jnp.diagonal(root)[P:])) + 0.5 * rank * jnp.log(2 * jnp.pi))
         if self.visible_rank < rank or not last.tied:
@@ -211,16 +214,18 @@ def shifted_rows(omega: Array, root: Array, t: Array, free: int) -> tuple[Array,
     (P - free, M, S, n) of the others given them; omega (S, P, M)."""
     rows = t.T.reshape(free, omega.shape[2], len(t))
     # a sum, not a contraction: which would round in single precision on some GPUs
-    shift = jnp.sum(root[:, :free, None, None] * rows, axis=1)
-    z = jnp.moveaxis(omega, 0, -1)[..., None] + shift[:, :, None]
-    return z[:free], z[free:]
+    moved = lambda w, L: (
+        jnp.moveaxis(w, 0, -1)[..., None] + jnp.sum(L[:, :, None, None] * rows, axis=1)[:, :, None]
+    )
+    # two arrays, not parts of one: XLA on a CPU would write that to memory
+    return moved(omega[:, :free], root[:free, :free]), moved(omega[:, free:], root[free:, :free])
 
 
-def _signs(block: Array, centre: Array, root: Array) -> list[Branch]:
-    """Both signs of a last block of rank one (1, M, S, n); `centre` is its mean given the inner
-    fields, `root` (1, 1) its Λ."""
+def _signs(block: Sequence[Array], centre: Array, root: Array) -> list[Branch]:
+    """Both signs of a last block of rank one, M arrays (1, S, n); `centre` is its mean given the
+    inner fields, `root` (1, 1) its Λ."""
     signs = []
     for sign in (1.0, -1.0):
-        r = (sign * block[0] - centre[0]) / root[0, 0]
-        signs.append(Branch(-0.5 * jnp.sum(r * r, axis=0), list(r)))
+        r = [(sign * x[0] - c) / root[0, 0] for x, c in zip(block, centre[0], strict=True)]
+        signs.append(Branch(-0.5 * functools.reduce(operator.add, [x * x for x in r]), r))
     return signs

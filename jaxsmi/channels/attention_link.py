@@ -28,6 +28,9 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import clamp_to_tiny
 
+# entries (...) of a small matrix: nested sequences, or an array (M, M, ...)
+Matrix = Sequence[Sequence[Array]] | Array
+
 
 class Layer(NamedTuple):
     """One attention layer: `rank` of a query (and of a key), number of `heads`, query and key
@@ -55,9 +58,10 @@ def scores(h: Array, layer: Layer) -> Array:
     return jnp.sum(parts[:, 0, :, :, None] * parts[:, -1, :, None], axis=1)
 
 
-def transfer(A: Array, block: Array) -> Array:
+def transfer(A: Matrix, block: Array) -> Array:
     """Z Aᵀ of a block Z (P, M, ...): mixes the tokens of each row."""
-    return jnp.sum(A * block[:, None], axis=2)
+    mixed = [sum(a * block[:, j] for j, a in enumerate(row)) for row in A]
+    return jnp.stack(mixed, axis=1)
 
 
 def softmax(scores: Array, beta: Array) -> Array:
@@ -70,20 +74,21 @@ def hardmax(scores: Array) -> Array:
     return jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=scores.dtype)
 
 
-def with_skip(scores: Array, skip: Array, beta: Array) -> Array:
+def with_skip(scores: Array, skip: Array, beta: Array) -> Matrix:
     """A = c I + the mean of σ_β of the scores (H, M, M, ...) of each head."""
+    # entries by themselves: XLA on a CPU computes a stack anew for each entry that is read
     M = scores.shape[1]
     if M == 2:
         # one logistic function a row: an absolute accuracy of 1e-16 is enough here, and twice as
         # fast
         gaps = (scores[:, i, i] - scores[:, i, 1 - i] for i in range(2))
         p, q = (jnp.mean(0.5 + 0.5 * jnp.tanh(0.5 * beta * gap), axis=0) for gap in gaps)
-        return jnp.stack([jnp.stack([p + skip, 1.0 - p]), jnp.stack([1.0 - q, q + skip])])
+        return [[p + skip, 1.0 - p], [1.0 - q, q + skip]]
     A = softmax(scores, beta)
-    return A + skip * jnp.eye(M, dtype=A.dtype).reshape(M, M, *[1] * (A.ndim - 2))
+    return [[A[i, j] + skip if i == j else A[i, j] for j in range(M)] for i in range(M)]
 
 
-def eliminate(A: Array, right: Array) -> tuple[Array, Array]:
+def eliminate(A: Matrix, right: Sequence[Array] | Array) -> tuple[list[Array], Array]:
     """A^{-1} right, of right sides (M, ...) or (M, K, ...), and 1/|det A|.
 
     No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix. A mean of
@@ -92,7 +97,7 @@ def eliminate(A: Array, right: Array) -> tuple[Array, Array]:
     rows = [list(row) for row in A]
     x = list(right)
     M = len(rows)
-    tiny = 1e-100 if A.dtype == jnp.float64 else 1e-15
+    tiny = 1e-100 if rows[0][0].dtype == jnp.float64 else 1e-15
     pivots = []
     for k in range(M):
         # a pivot is zero where c = 0 and two tokens agree: the weight is zero there
@@ -106,15 +111,15 @@ def eliminate(A: Array, right: Array) -> tuple[Array, Array]:
         for j in range(k + 1, M):
             x[k] = x[k] - rows[k][j] * x[j]
         x[k] = x[k] * pivots[k]
-    return jnp.stack(x), jnp.abs(functools.reduce(operator.mul, pivots))
+    return x, jnp.abs(functools.reduce(operator.mul, pivots))
 
 
 def mixing_matrices(
-    fields: Array, layers: Sequence[Layer], skip: Array, mixing: Callable[[Array, Array], Array]
-) -> list[Array]:
+    fields: Array, layers: Sequence[Layer], skip: Array, mixing: Callable[[Array, Array], Matrix]
+) -> list[Matrix]:
     """A_1, A_2, .. of layers whose fields (P, M, ...) are Z, by `mixing` of the scores of a layer
     and of c_ℓ."""
-    matrices: list[Array] = []
+    matrices: list[Matrix] = []
     for number, (h, layer) in enumerate(zip(split_rows(fields, layers), layers, strict=True)):
         for A in matrices:
             h = transfer(A, h)
@@ -133,7 +138,7 @@ def last_fields(
     layers: Sequence[Layer],
     skip: Array,
     beta: Array | float,
-    mixing: Callable[..., Array] = with_skip,
+    mixing: Callable[..., Matrix] = with_skip,
 ) -> Array:
     """h_L = Z_L B_{L-1}ᵀ (P_L, M) from the fields (P, M)."""
     free = sum(layer.indices for layer in layers[:-1])

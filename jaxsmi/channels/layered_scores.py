@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.channels.attention import shifted_rows
-from jaxsmi.channels.attention_link import eliminate, transfer, with_skip
+from jaxsmi.channels.attention_link import Matrix, eliminate, transfer, with_skip
 from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
 from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
 from jaxsmi.channels.pullback import PullbackChannel, frame
@@ -142,7 +142,7 @@ class LayeredCoordinates(FibreChannel):
         layers (L - 1, T, T, ...)."""
         skip, beta = self.skip.astype(s.dtype), self.readout.beta.astype(s.dtype)
         transposed = lambda X: X.swapaxes(0, 1)
-        matrices: list[Array] = []
+        matrices: list[Matrix] = []
         for h in inner:
             for A in matrices:
                 h = transfer(A, transposed(transfer(A, h)))  # A h Aᵀ of a symmetric h
@@ -150,7 +150,7 @@ class LayeredCoordinates(FibreChannel):
         last, inverse_det = s, jnp.ones((), s.dtype)
         for A in reversed(matrices):
             half, one = eliminate(A, last)
-            last, _ = eliminate(A, transposed(half))
+            last = jnp.stack(eliminate(A, transposed(jnp.stack(half)))[0])
             inverse_det = inverse_det * one
         return last, inverse_det
 

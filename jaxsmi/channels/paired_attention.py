@@ -31,8 +31,10 @@ from jaxtyping import Array
 from jaxsmi.channels.attention import DeepAttentionChannel, shifted_rows
 from jaxsmi.channels.attention_link import (
     Layer,
+    Matrix,
     eliminate,
     mixing_matrices,
+    transfer,
     with_skip,
 )
 from jaxsmi.channels.fibres import Fibre, single_suffices, whitened_response
@@ -122,7 +124,7 @@ class LastLayers(NamedTuple):
     label: Array
     means: tuple[Array, Array]
     root: Array
-    matrices: Sequence[Array]
+    matrices: Sequence[Matrix]
     skip: Array
     beta: Array
 
@@ -134,15 +136,15 @@ class LastLayers(NamedTuple):
     def mixed(self, z: Array) -> Array:
         """B_{L-2} z."""
         for A in self.matrices:
-            z = jnp.sum(A * z, axis=1)
+            z = transfer(A, z[None])[0]
         return z
 
     def unmixed(self, w: Array) -> tuple[Array, Array]:
         """B_{L-2}^{-1} w, and 1/|det B_{L-2}|."""
         inverse_det = jnp.ones((), w.dtype)
         for A in reversed(self.matrices):
-            w, one = eliminate(A, w)
-            inverse_det = inverse_det * one
+            each, one = eliminate(A, w)
+            w, inverse_det = jnp.stack(each), inverse_det * one
         return w, inverse_det
 
     def branches(self, free: Array) -> list[Branch]:
