@@ -8,14 +8,14 @@ smi.setup()
 
 # Examples of docstrings that compile for more than five seconds: they run with the slow tests.
 SLOW_EXAMPLES = {
-    "jaxsmi.descent.order.learned_at",
-    "jaxsmi.descent.stream.Stream",
+    "jaxsmi.descent.analysis.learned_at",
+    "jaxsmi.descent.options.Stream",
     "jaxsmi.inference.branches.global_minimum",
     "jaxsmi.inference.spectral.spectral",
     "jaxsmi.learners.matrix_erm.MatrixErm",
     "jaxsmi.models.links.logistic",
     "jaxsmi.sgd.flow.flow",
-    "jaxsmi.sgd.rates.rates",
+    "jaxsmi.sgd.landscape.rates",
     "jaxsmi.sgd.simulation.simulate",
 }
 

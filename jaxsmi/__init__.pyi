@@ -7,10 +7,8 @@ from .core.options import Averages, Bayes, Iteration, Record, Start
 from .core.results import Solution, Threshold
 from .core.setup import setup
 from .descent import baselines
-from .descent.averaging import averaged
-from .descent.options import Gradient, Monitor
-from .descent.order import learned_at
-from .descent.stream import Stream
+from .descent.analysis import averaged, learned_at
+from .descent.options import Gradient, Monitor, Stream
 from .descent.training import train
 from .inference.branches import global_minimum
 from .inference.continuation import noiseless_limit
@@ -32,10 +30,9 @@ from .models import (
     generalization_error,
     links,
 )
-from .thresholds.recovery import recovery_threshold
 from .thresholds.search import search_threshold
 from .thresholds.stairs import staircase
-from .thresholds.transitions import first_order
+from .thresholds.transitions import first_order, recovery_threshold
 from .thresholds.weak import weak_recovery
 from .workbench.order import learning_order
 from .workbench.sweeps import sweep

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi.sgd.problem import Initial, Rule, pair_of
-from jaxsmi.sgd.starts import beginning_of, begun
+from jaxsmi.sgd.simulation import beginning_of, begun
 
 
 def whole_vectors(model, keys, *, dimension, rate, alpha, start=None, student=None):

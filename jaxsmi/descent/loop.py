@@ -24,8 +24,7 @@ from jaxsmi.core.arrays import PyTree, nan, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver
-from jaxsmi.descent.options import Gradient, Monitor, divisor
-from jaxsmi.descent.stream import Stream
+from jaxsmi.descent.options import Gradient, Monitor, Stream, divisor
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss
 

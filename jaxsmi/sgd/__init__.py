@@ -11,9 +11,8 @@ from jaxsmi.models.students import Attention, LinearAttention, Network
 from jaxsmi.sgd.exponents import exponents
 from jaxsmi.sgd.flow import flow, recovery_time
 from jaxsmi.sgd.hermite import coefficients
-from jaxsmi.sgd.landscape import averages, flatness, hessian, risk
+from jaxsmi.sgd.landscape import averages, flatness, hessian, maximal_rate, rates, risk
 from jaxsmi.sgd.problem import Initial, Rule
-from jaxsmi.sgd.rates import maximal_rate, rates
 from jaxsmi.sgd.simulation import simulate
 
 __all__ = [

@@ -9,8 +9,8 @@ at h = L N_T, z = Y N_T + Z N_Z with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ. A flow, a 
 an `AbstractAverages` and nothing else of a model; there are three of them:
 
     NetAverages      any link: points, an error bar from independent nets
-    GridAverages     one direction on the sphere, up to three tokens: sums on a grid (grid.py)
-    SeriesAverages   a network whose target is a Hermite series: finite sums (hermite.py)
+    GridAverages     one direction on the sphere, up to three tokens: sums on a grid
+    SeriesAverages   a network whose target is a Hermite series: finite sums
 
 Of one direction on the sphere, v = (m, e), and up to a multiple of v that the projection removes,
 
@@ -45,9 +45,10 @@ from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.coordinates import Coordinates, contract, placed, shifted, slopes
-from jaxsmi.sgd.grid import correlation, expectation
 from jaxsmi.sgd.hermite import (
     activation_coefficients,
+    correlation,
+    expectation,
     flat,
     second_moment,
     series_average,

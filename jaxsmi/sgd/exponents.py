@@ -36,8 +36,7 @@ from jaxsmi.models.teacher_student import AbstractTeacher
 from jaxsmi.numerics.nets import randomised_gaussians
 from jaxsmi.numerics.quadrature import hermite_polynomials
 from jaxsmi.sgd.averages import sizes_of
-from jaxsmi.sgd.grid import MAX_TOKENS
-from jaxsmi.sgd.hermite import coefficients, multi_indices, second_moment, terms
+from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_moment, terms
 
 # The highest total order, by the number of fields: on grids what takes seconds, on nets what has no
 # more than 1000 multi-indices (10 000 on request), and never above eight.

@@ -1,19 +1,5 @@
-r"""The branch of state evolution on which only some directions are learned, as a curve (α, V).
-
-Equations here [theory: multi-index, Eqs. (52), (55), (74) to (76)], U a basis of the learned
-directions, Π = U Uᵀ, F(α, V) the map of the branch, J its Jacobian in V, a = δ log α:
-
-    V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π
-    δV = N + a T,   N = (I - J)^{-1} (F - V),   T = (I - J)^{-1} ∂F/∂log α
-
-The unlearned directions keep the covariance S. That is exact for a Gaussian prior, and wherever
-learned and new directions are independent under the prior, as coordinates are. For another prior
-and oblique directions E[C ⊗ C] differs from S ⊗ S: `check_oblique` says so
-[theory: multi-index, section 11].
-
-A posterior is the cost. F, J and the growth rate of new directions are averages over the same
-posteriors, so that a point of the curve costs one average.
-"""
+"""The branch of state evolution on which only some directions are learned, as a curve (α, V), and
+the scan along it from one threshold of the staircase to near the next."""
 
 from __future__ import annotations
 
@@ -22,18 +8,22 @@ import dataclasses
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+import numpy as np
+from jax import lax
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.averages import response_of, weighted_posteriors
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.codes import Result
+from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, roots
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
+from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.thresholds.growth import Growth, growth
+from jaxsmi.thresholds.weak import Growth, growth
 
 NETS = 4  # nets inside one independent threshold: enough to detect E g gᵀ by its spread
 _PERFECT = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be certain
@@ -66,7 +56,16 @@ def branch_end(
 
 
 class BranchPoint(eqx.Module):
-    """One average at (α, V).
+    r"""One average at (α, V), on the branch with the learned directions Π.
+
+    F(α, V) is the map of the branch, J its Jacobian in V, a = δ log α:
+
+        V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π
+        δV = N + a T,   N = (I - J)^{-1} (F - V),   T = (I - J)^{-1} ∂F/∂log α
+
+    A posterior is the cost. F, J and the growth rate of new directions are averages over the same
+    posteriors, so that a point of the curve costs one average.
+    [theory: multi-index, Eqs. (52), (55), (74) to (76)]
 
     Attributes:
         alpha: α.
@@ -174,7 +173,12 @@ def _dependence(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
 
 def check_oblique(model: AbstractModel, learned: Array) -> None:
     """Raise a ValueError where unlearned directions depend on the learned ones (P, k) under the
-    prior."""
+    prior.
+
+    They keep the covariance S: exact for a Gaussian prior, and wherever learned and new directions
+    are independent under the prior, as coordinates are. For another prior and oblique directions
+    E[C ⊗ C] differs from S ⊗ S [theory: multi-index, section 11].
+    """
     overlap, change = _dependence(model.prior, learned)
     check(
         (overlap < _OBLIQUE) & (change < _OBLIQUE),
@@ -184,3 +188,110 @@ def check_oblique(model: AbstractModel, learned: Array) -> None:
         "directions learned here are oblique to the coordinates, and under this prior the others "
         "depend on them",
     )
+
+
+_NETS = 16  # enough for a spread that separates E g gᵀ from zero
+# The scan gives a start, no result: a part of the points is enough, and less where each is costly.
+_SHARE, _SHARE_RANDOM = 32, 128
+# The longest step in V, relative, and in log α. Empirical: with larger ones the next average can
+# lie on another branch.
+_STRIDE = 0.35
+_FACTOR = 0.18
+# A step that moves α by less stalls: V falls to zero at a finite α, and no linear step gets there.
+_STALLED = 0.005
+_NEAR = 0.5  # |h| up to which a guess saves the scan: Newton reaches the root in a few steps
+_BEGUN = 0.9  # V/S of new directions at the start of a branch: a tenth is learned
+# Where the branch folds back or a step stalls, α jumps by this factor, and the fixed point is
+# iterated there to a few per mille.
+_JUMP = 1.1
+_ITERATION = (100, 1e-3)
+
+
+def scan_branch(
+    model: AbstractModel, learned: Array, alpha: Array, key: PRNGKeyArray, points: int
+) -> OverlapMap:
+    """State evolution with some directions (P, k) learned, on the few points of a scan."""
+    share = _SHARE_RANDOM if model.channel.random_nodes else _SHARE
+    size = power_of_two(max(points // share, 2))
+    return OverlapMap(model, alpha, key, size, _NETS, learned=learned)
+
+
+def next_crossing(
+    branch: OverlapMap, Q: Array, guess: Threshold | None, alpha_max: float
+) -> BranchPoint | None:
+    """The point of the branch next to the root of h = log α λ_max(F), or at which labels tell new
+    directions at first order; None up to `alpha_max`. A level that is not finite ends the scan.
+
+    Args:
+        branch: The branch at the last threshold.
+        Q: The overlap (P, P) there.
+        guess: The threshold of a model nearby.
+        alpha_max: Where the scan ends.
+    """
+    S = branch.second_moment
+    lowest = float(branch.alpha)
+    if guess is not None:
+        V = S - branch.restrict(lax.stop_gradient(guess.overlap))
+        alpha = jnp.clip(lax.stop_gradient(guess.alpha), lowest * 1.001, alpha_max)
+        here = _point(branch, V, alpha)
+        if _ends(here) or abs(float(here.level)) < _NEAR:
+            return here
+    values, vectors = jnp.linalg.eigh(S - branch.restrict(Q))
+    most = _BEGUN * jnp.trace(S) / len(S)
+    here = _point(branch, (vectors * jnp.minimum(values, most)) @ vectors.T)
+    last: BranchPoint | None = None
+    jumped = False  # an iterated point is on the stable branch, whatever errors its J has
+    while not _ends(here):
+        alpha = float(here.alpha)
+        stable = jumped or bool(here.perfect) or float(here.spectral_radius) < 1.0
+        if alpha > lowest and stable:
+            if float(here.level) >= 0.0:
+                return here if last is None else _crossing(last, here)
+            if alpha >= (1.0 - 1e-9) * alpha_max:
+                return None
+        stalled = last is not None and np.log(alpha / float(last.alpha)) < _STALLED
+        jumped = not stable or bool(stalled) or bool(here.perfect)
+        if not jumped:
+            last = here
+            here = _step(branch, here, jnp.asarray(alpha_max, S.dtype))
+        else:
+            last = None
+            here = _jumped(branch, jnp.asarray(min(_JUMP * max(alpha, lowest), alpha_max), S.dtype))
+    return here
+
+
+def _ends(point: BranchPoint) -> bool:
+    """The scan ends: labels tell a direction at first order, or the growth is not finite."""
+    _, first_order = point.growth.first_order_directions()
+    return bool(jnp.any(first_order)) or not bool(jnp.isfinite(point.level))
+
+
+_point = eqx.filter_jit(branch_point)
+
+
+@eqx.filter_jit
+def _step(branch: OverlapMap, point: BranchPoint, alpha_max: Array) -> BranchPoint:
+    """The next point upwards in α, at most `alpha_max`."""
+    size = jnp.maximum(point.relative_size(point.tangent), 1e-30)
+    change = jnp.minimum(_FACTOR, _STRIDE / size)
+    change = jnp.clip(change, 0.0, jnp.log(alpha_max / point.alpha))
+    alpha, V = point.moved(change)
+    return branch_point(branch, V, alpha)
+
+
+@eqx.filter_jit
+def _jumped(branch: OverlapMap, alpha: Array) -> BranchPoint:
+    """The stable point at α, by iteration from nearly nothing learned."""
+    branch = eqx.tree_at(lambda b: b.alpha, branch, alpha)
+    V, _ = branch_end(branch, _BEGUN * branch.second_moment, *_ITERATION)
+    return branch_point(branch, V, alpha)
+
+
+def _crossing(last: BranchPoint, here: BranchPoint) -> BranchPoint:
+    """Where h is zero between two points, by a line in log α and in V; the rest as at the second
+    one."""
+    share = last.level / (last.level - here.level)
+    share = jnp.where((share >= 0.0) & (share <= 1.0), share, 1.0)
+    alpha = last.alpha ** (1.0 - share) * here.alpha**share
+    V = (1.0 - share) * last.V + share * here.V
+    return eqx.tree_at(lambda p: (p.alpha, p.V), here, (alpha, V))

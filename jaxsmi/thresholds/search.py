@@ -28,8 +28,8 @@ from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.descent import SearchEnd, minimise
-from jaxsmi.thresholds.growth import sizes_of
 from jaxsmi.thresholds.stairs import staircase
+from jaxsmi.thresholds.weak import sizes_of
 
 _BUILD = "a function of `start` that makes a model"
 

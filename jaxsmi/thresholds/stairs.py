@@ -1,12 +1,12 @@
 r"""The staircase: what is learned first, and at which sample complexity what is learned next.
 
-Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (55), (56)]; F and N as in `growth`:
+Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (55), (56)]; F and N as in weak.py:
 
 * α λ_max(F_{Q(α)}) = 1 along the stable fixed point Q(α) that has only the subspace Π learned,
       V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π;
 * N E[g gᵀ] N ≠ 0 at that fixed point: those directions are learned at once;
-* a scan in α (`scan`) gives the start for the root of each independent threshold (`root`), whose
-  spread is the error bar.
+* a scan in α (branch.py) gives the start for the root of each independent threshold (root.py),
+  whose spread is the error bar.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.nets import power_of_two
-from jaxsmi.thresholds.branch import NETS, BranchPoint, check_oblique
-from jaxsmi.thresholds.growth import check_model, sizes_of
+from jaxsmi.thresholds.branch import NETS, BranchPoint, check_oblique, next_crossing, scan_branch
 from jaxsmi.thresholds.root import SearchRegion, roots
-from jaxsmi.thresholds.scan import next_crossing, scan_branch
-from jaxsmi.thresholds.weak import weak_recovery
+from jaxsmi.thresholds.weak import check_model, sizes_of, weak_recovery
 
 _LEARNED = 0.05  # eigenvalues of a subspace below this part of the largest are statistical errors
 _INDEPENDENT = 1e-6  # length of a new direction outside of the learned ones that is not rounding

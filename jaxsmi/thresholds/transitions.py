@@ -1,45 +1,165 @@
-r"""First-order transitions: two branches of fixed points, which one is optimal, where each ends.
-
-Equations here [theory: multi-index, Eqs. (45), (49), (59)]: the uninformed branch is followed
-upwards in α, the informed one is started next to Q = S at each α. Where they differ there is
-hysteresis, and its ends are bisected (`edges`).
+"""First-order transitions: two branches of fixed points, which one is optimal, where each ends; and
+the α above which perfect recovery is stable [theory: multi-index, Eqs. (45), (49), (57) to (59)].
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import frozen
+from jaxsmi.core.arrays import frozen, nan
 from jaxsmi.core.codes import Result
 from jaxsmi.core.display import describe, format_estimate, safe_repr
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import POSITIVE, check
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.inference.potential import potential_at
+from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two
-from jaxsmi.thresholds.branch import NETS
-from jaxsmi.thresholds.edges import (
-    HALVINGS,
-    NEAREST,
-    SMALL,
-    Branches,
-    branches,
-    first_alpha,
-    free_entropies,
-    perfect_free_entropies,
-)
-from jaxsmi.thresholds.growth import check_model, sizes_of
+from jaxsmi.thresholds.branch import NETS, branch_end
+from jaxsmi.thresholds.weak import check_model, sizes_of
+
+SMALL = 1e-3  # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
+HALVINGS = 9  # of an interval between two points of the grid: to 1/512 of it
+# V/S at the start of the informed branch: a basin of Q = S as small is missed by about its root
+NEAREST = 1e-6
+_NEAR = 1e-3  # V/S at the second start: too few samples resolve a V as small as the first one
+# V that differ by more, relative to the larger one and absolute, are two branches: ten times the
+# tolerance of the fixed points, and far below the jumps of order one of a transition
+_DISTANCE, _ABSOLUTE = 0.02, 1e-4
+_TOLERANCE, _TOLERANCE_NEAR = 1e-5, 1e-2  # of the uninformed branch; relative to V/S of the others
+_PERFECT = 1e-6  # V/S that stands for Q = S in the free entropy
+
+
+class Branches(NamedTuple):
+    """The two branches, for R keys each at its α: state evolution from a small overlap, and from Q
+    near S.
+
+    Attributes:
+        uninformed: V (R, P, P) of the uninformed branch.
+        informed: V (R, P, P) of the informed branch.
+        codes: Result codes (R, 2) of both fixed points.
+    """
+
+    uninformed: Array
+    informed: Array
+    codes: Array
+
+    @property
+    def converged(self) -> Array:
+        """The informed branch ended at a fixed point (R,)."""
+        code = self.codes[:, 1]
+        return (code == Result.SUCCESS) | (code == Result.RECOVERED)
+
+    @property
+    def distinct(self) -> Array:
+        """The branches differ (R,)."""
+        largest = jnp.maximum(jnp.abs(self.uninformed), jnp.abs(self.informed)).max((1, 2))
+        distance = jnp.abs(self.uninformed - self.informed).max((1, 2))
+        return distance > jnp.maximum(_DISTANCE * largest, _ABSOLUTE)
+
+
+@eqx.filter_jit
+def branches(
+    model: AbstractModel, alpha: Array, V: Array, keys: PRNGKeyArray, points: int, max_steps: int
+) -> Branches:
+    """The two branches at one α (R,) for each key, the uninformed one from V (P, P) of a smaller
+    α."""
+
+    def one(pair: tuple[Array, PRNGKeyArray]) -> Branches:
+        return _branches(OverlapMap(model, *pair, points, NETS), V, max_steps)
+
+    return lax.map(one, (alpha, keys))
+
+
+def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
+    """The two branches for one key, the uninformed one from V of a smaller α.
+
+    A little of every direction is learned and unlearned first: Q = 0 and V = 0 are fixed points
+    however unstable. F is monotone, so that from V_t ⪰ V_0 on the iteration only rises, and Q = S
+    is out of its reach. The informed start is as near to V = 0 as the basin of Q = S may ask for,
+    and, where it does not lead there, farther away.
+    """
+    S = problem.second_moment
+    starts = jnp.stack([V + 2.0 * SMALL * (0.5 * S - V), NEAREST * S, _NEAR * S])
+    near = (_TOLERANCE_NEAR * NEAREST, _TOLERANCE_NEAR * _NEAR)
+    tolerances = jnp.asarray((_TOLERANCE, *near), S.dtype)
+    downwards = jnp.asarray((False, True, False))
+
+    def follow(recovered: Array, start: tuple[Array, Array, Array]) -> tuple[Array, tuple]:
+        V0, tolerance, down = start
+        end, code = lax.cond(
+            recovered,
+            lambda: (V0, jnp.asarray(int(Result.RECOVERED))),
+            lambda: branch_end(problem, V0, max_steps, tolerance, downwards=down, fold=True),
+        )
+        return down & (code == Result.RECOVERED), (end, code)
+
+    # a scan, so that the fixed point is compiled once
+    _, (ends, codes) = lax.scan(follow, jnp.asarray(False), (starts, tolerances, downwards))
+    informed = jnp.where(codes[1] == Result.RECOVERED, 1, 2)
+    return Branches(ends[0], ends[informed], jnp.stack([codes[0], codes[informed]]))
+
+
+@eqx.filter_jit
+def free_entropies(
+    model: AbstractModel, alpha: Array, V: Array, keys: PRNGKeyArray, points: int
+) -> Array:
+    """Φ (R,) at V (R, P, P)."""
+    S = model.prior.second_moment(model.indices)
+
+    def one(point: tuple[Array, Array, PRNGKeyArray]) -> Array:
+        alpha, V, key = point
+        return potential_at(model, alpha, S - V, key, points, NETS).value
+
+    return lax.map(one, (alpha, V, keys))
+
+
+@eqx.filter_jit
+def perfect_free_entropies(
+    model: AbstractModel, alpha: Array, keys: PRNGKeyArray, points: int
+) -> Array:
+    """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
+    S = model.prior.second_moment(model.indices)
+    large = jnp.eye(len(S), dtype=S.dtype) / _PERFECT  # the term does not depend on a large Q̂
+    entropy = model.prior.entropy_term(S, large)
+
+    def one(key: PRNGKeyArray) -> Array:
+        # no tangents: Φ needs the partition function alone
+        sizes = {"points": points, "nets": NETS}
+        response = model.channel.response(
+            (1 - _PERFECT) * S, _PERFECT * S, key=key, tangents=False, **sizes
+        )
+        return jnp.mean(response.log_partition)
+
+    return entropy + alpha * lax.map(one, keys)
+
+
+def first_alpha(
+    condition: Callable[[Array], Array], low: Array, high: Array, halvings: int
+) -> tuple[Array, float]:
+    """The smallest α (R,) at which a condition holds, by bisection, and the length of its last
+    cell; on the host, so that all conditions share one program of `branches`."""
+    cell = float(jnp.mean(high - low)) / 2**halvings
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        above = condition(middle)
+        low, high = jnp.where(above, low, middle), jnp.where(above, middle, high)
+    return 0.5 * (low + high), cell
+
 
 _RESOLUTION = 5e-4  # of the end of the uninformed branch, relative, on any grid: below error bars
 # Independent thresholds have fewer samples than the grid, and their branch may end on the other
@@ -289,3 +409,46 @@ def _thresholds(
         threshold(optimal, cell, both.informed, basin),
         threshold(spinodal, cell_start, both.informed, basin),
     )
+
+
+def recovery_threshold(model: AbstractModel) -> Threshold:
+    r"""Compute the α above which perfect recovery is stable: P/M for noiseless rank-one attention.
+
+    tr(V Q̂) → αk for V → 0, so that V falls by P/(αk) a step, for labels that fix k combinations of
+    their fields: k = M where the last layer has rank one, 2M - 1 of rank two, 2 with two tokens,
+    and 2M - 2 where query and key are untied, of rank one.
+
+    Stability does not prove that the branch from small overlap reaches Q = S. Measured for two
+    tokens: it does, and without a jump. Fixed points with a small V lie at α < P/M, which they
+    reach as V → 0: α M/P = 0.955, 0.986, 0.996 at V_11 = 0.1, 0.03, 0.01 for one layer, 0.968(4),
+    0.989(2), 0.997(1) for two, and 0.98(1) at V_11 = 0.1 for three.
+
+    Args:
+        model: A noiseless attention model with a Gaussian prior and a last layer of one head, tied
+            of rank one or two, or untied of rank one, or another link whose labels fix a known
+            number of combinations (phase retrieval, z1 z2), or a matrix model (by counting:
+            D(ρ)/M, inf where nothing is recovered).
+
+    Returns:
+        A `Threshold`, exact, without an error bar; its subspace is everything. Of index models it
+        is a count, whose derivative is zero; of matrix models it is differentiable in the numbers
+        of the model (rank ratio, aspect ratio).
+
+    Raises:
+        ValueError: For models whose labels fix no combination.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> float(smi.recovery_threshold(smi.DeepAttention(3, 2)).alpha)
+        1.5
+
+    Source:
+        [theory: multi-index, Eqs. (57), (58)].
+    """
+    model = model_argument(model)
+    valid = validate.valid(model)
+    # a traced model cannot raise: it gets NaN and a code
+    alpha = jnp.where(valid, model.recovery, nan())
+    S = model.prior.second_moment(model.indices)
+    code = jnp.where(valid, int(Result.SUCCESS), int(Result.INVALID))
+    return Threshold(alpha, jnp.zeros_like(alpha), alpha[None], S / jnp.trace(S), S, code)

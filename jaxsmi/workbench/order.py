@@ -19,8 +19,8 @@ from jaxsmi.core.display import describe, number, safe_repr
 from jaxsmi.core.options import Iteration
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
+from jaxsmi.descent.analysis import learned_at
 from jaxsmi.descent.options import Monitor
-from jaxsmi.descent.order import learned_at
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp

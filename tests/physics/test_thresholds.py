@@ -11,7 +11,7 @@ import pytest
 import jaxsmi as smi
 from helpers import differences, mean_and_error, result
 from jaxsmi import Result
-from jaxsmi.thresholds.growth import _apply, leading
+from jaxsmi.thresholds.weak import _apply, leading
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 PHASE = smi.links.phase_retrieval()

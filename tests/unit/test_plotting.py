@@ -177,7 +177,7 @@ def test_learning_curves_draw_the_mean_of_runs_that_ended_earlier_or_later(ax):
 def test_one_panel_for_each_method():
     from matplotlib.figure import Figure
 
-    from jaxsmi.descent.order import learned_at
+    from jaxsmi.descent.analysis import learned_at
     from jaxsmi.workbench.order import LearningOrder
 
     solutions = {"GAMP": synthetic.solution("gamp"), "Adam": synthetic.solution("gamp", steps=9)}

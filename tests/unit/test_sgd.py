@@ -12,8 +12,7 @@ from jaxsmi.core.codes import Result
 from jaxsmi.numerics import triangular
 from jaxsmi.sgd.averages import net_averages
 from jaxsmi.sgd.exponents import sampled_expansion
-from jaxsmi.sgd.grid import correlation
-from jaxsmi.sgd.hermite import activation_coefficients
+from jaxsmi.sgd.hermite import activation_coefficients, correlation
 from jaxsmi.sgd.problem import pair_of
 
 SGD = smi.sgd

@@ -10,7 +10,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi.core.codes import Result
 from jaxsmi.descent import loop
-from jaxsmi.descent.order import crossing
+from jaxsmi.descent.analysis import crossing
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 MODEL = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]) + z[1, 0] * z[1, 1], indices=2, tokens=2)
